@@ -1,0 +1,133 @@
+"""What an algorithm is: hyper-parameters as values, and pure functions that know no device.
+
+An `Algorithm` is made by a factory (`jaxrl_fast.ppo`, `jaxrl_fast.sac`) before any environment is known;
+``build(spec, num_envs)`` turns it into an `Agent` for one environment and checks, on the host, that the two fit.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxrl_fast.core import Batches, Box, EnvSpec, Metrics, PyTree, Transition
+from jaxrl_fast.normalize import RunningStats, normalize
+
+
+class PartState(NamedTuple):
+    """One separately updated part of an agent. ``params`` is what the other parts and the sampler may read."""
+
+    params: PyTree
+    opt_state: PyTree
+    target: PyTree = ()
+
+
+class Part(NamedTuple):
+    """``init(key) -> PartState``; ``update(state, peers, batch, key, hyper) -> (PartState, Metrics)``, one gradient update.
+
+    ``peers`` maps the name of every part to its params; ``batch`` leaves are ``[L, B, ...]``.
+    """
+
+    init: Callable[[jax.Array], PartState]
+    update: Callable[[PartState, dict[str, PyTree], Any, jax.Array, Any], tuple[PartState, Metrics]]
+
+
+class Statistics(NamedTuple):
+    """What the run has seen so far: of observations, and of discounted returns (the scale of rewards)."""
+
+    obs: RunningStats
+    returns: RunningStats
+
+
+class Experience(NamedTuple):
+    """How rollouts become minibatches.
+
+    ``init(example) -> state`` with ``example`` the shapes of a rollout;
+    ``step(state, rollout, params, statistics, hyper, key) -> (state, Batches)``; ``reads``: the parts whose params it
+    needs.
+    """
+
+    init: Callable[[Transition], PyTree]
+    step: Callable[..., tuple[PyTree, Batches]]
+    reads: tuple[str, ...] = ()
+
+
+class Agent(NamedTuple):
+    """An algorithm bound to the shapes of one environment.
+
+    ``explore(params, carry, obs, first, key) -> (action, carry, extras)`` and ``greedy`` alike without extras act on
+    normalized observations ``[E, ...]``; ``params`` maps part names to params, and only ``acting_parts`` are read.
+    """
+
+    parts: dict[str, Part]
+    experience: Experience
+    explore: Callable[..., tuple[jax.Array, PyTree, PyTree]]
+    greedy: Callable[..., tuple[jax.Array, PyTree]]
+    initial_carry: Callable[[int], PyTree]
+    acting_parts: tuple[str, ...]
+    rollout_length: int
+    updates_per_tick: int
+    batch_size: int
+    warmup_ticks: int
+    normalize_observations: bool
+    normalize_rewards: bool
+
+
+class Algorithm(NamedTuple):
+    """``hyper``: a NamedTuple of rates that may be swept, scheduled or changed on resume;
+    ``options``: the keyword arguments that made it, enough to make its networks again;
+    ``build(spec, num_envs) -> Agent`` raises ``ValueError`` where the two do not fit."""
+
+    name: str
+    hyper: Any
+    options: dict[str, Any]
+    build: Callable[[EnvSpec, int], Agent]
+
+
+def adam_step(
+    loss_fn: Callable[[PyTree], tuple[jax.Array, Metrics]],
+    params: PyTree,
+    opt_state: PyTree,
+    *,
+    learning_rate: jax.Array,
+    max_grad_norm: jax.Array | float,
+) -> tuple[PyTree, PyTree, Metrics]:
+    """One Adam update of ``params``; gradients are first scaled down to a global norm of ``max_grad_norm``."""
+    (_, metrics), grads = jax.value_and_grad(loss_fn, has_aux=True)(params)
+    grad_norm = optax.global_norm(grads)
+    scale = jnp.minimum(1.0, max_grad_norm / jnp.maximum(grad_norm, 1e-8))
+    updates, opt_state = optax.scale_by_adam().update(jax.tree.map(lambda g: g * scale, grads), opt_state)
+    params = jax.tree.map(lambda p, u: p - learning_rate * u, params, updates)
+    return params, opt_state, {**metrics, "grad_norm": grad_norm}
+
+
+def adam_init(params: PyTree) -> PyTree:
+    """The optimizer state that `adam_step` advances."""
+    return optax.scale_by_adam().init(params)
+
+
+def scale_experience(
+    data: Transition, statistics: Statistics | None, reward_scale: jax.Array, normalize_rewards: bool
+) -> Transition:
+    """Observations and rewards as the networks see them; buffers keep the raw ones."""
+    reward = data.reward * reward_scale
+    if statistics is None:
+        return data._replace(reward=reward)
+    if normalize_rewards:
+        count = jnp.maximum(statistics.returns.count, 1.0)
+        variance = jnp.where(statistics.returns.count > 0, statistics.returns.m2 / count, 1.0)
+        reward = reward * jax.lax.rsqrt(variance + 1e-8)
+    obs, next_obs = normalize(statistics.obs, data.obs), normalize(statistics.obs, data.next_obs)
+    return data._replace(obs=obs, next_obs=next_obs, reward=reward)
+
+
+def require_actions(name: str, spec: EnvSpec, kinds: tuple[type, ...], instead: str) -> None:
+    """Refuse an action space that the algorithm does not know.
+
+    Raises:
+        ValueError: with what to write instead.
+    """
+    if not isinstance(spec.action, kinds):
+        kind = "continuous" if isinstance(spec.action, Box) else "discrete"
+        raise ValueError(f"algo={name} does not work with the {kind} actions of {spec.name}: write algo={instead}")

@@ -1,0 +1,9 @@
+"""One file per algorithm. A new one is a new file here and a line in `ALGORITHMS`."""
+
+from collections.abc import Callable
+
+from jaxrl_fast.algorithm import Algorithm
+from jaxrl_fast.algorithms.ppo import ppo
+from jaxrl_fast.algorithms.sac import sac
+
+ALGORITHMS: dict[str, Callable[..., Algorithm]] = {"ppo": ppo, "sac": sac}

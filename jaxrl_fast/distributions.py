@@ -1,0 +1,107 @@
+"""Action distributions: categorical with a mask, and tanh-normal. Tested against SciPy.
+
+A distribution is a NamedTuple of parameters plus free functions. What is sampled and scored is the *raw* action;
+``to_action`` maps it into the environment's range. Keeping the raw action avoids the inverse of tanh, which loses
+all precision near the bounds.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_fast.core import Box, Discrete
+
+MASKED_LOGIT = -1e9
+MIN_SCALE = 1e-3
+_LOG_SQRT_2PI = 0.9189385332046727
+_LOG_2 = 0.6931471805599453
+
+
+class Categorical(NamedTuple):
+    """``logits`` ``[..., num_actions]``; masked actions hold `MASKED_LOGIT`."""
+
+    logits: jax.Array
+
+
+class TanhNormal(NamedTuple):
+    """Independent normals ``[..., A]`` squashed by tanh into (-1, 1) (SAC, arXiv 1801.01290, appendix C)."""
+
+    mean: jax.Array
+    scale: jax.Array
+
+
+Distribution = Categorical | TanhNormal
+
+
+def categorical(logits: jax.Array, mask: jax.Array | None = None) -> Categorical:
+    """``mask`` ``[..., num_actions]`` is true where the action is allowed."""
+    return Categorical(logits if mask is None else jnp.where(mask.astype(bool), logits, MASKED_LOGIT))
+
+
+def tanh_normal(outputs: jax.Array) -> TanhNormal:
+    """From network outputs ``[..., 2 A]``: means, and scales through a softplus."""
+    mean, raw_scale = jnp.split(outputs, 2, axis=-1)
+    return TanhNormal(mean, jax.nn.softplus(raw_scale) + MIN_SCALE)
+
+
+def num_outputs(space: Discrete | Box) -> int:
+    """How many numbers a policy network puts out for one action."""
+    return space.num_actions if isinstance(space, Discrete) else 2 * space.low.size
+
+
+def sample(dist: Distribution, key: jax.Array) -> jax.Array:
+    """One raw action per batch element: int32 ``[...]`` or float32 ``[..., A]``."""
+    if isinstance(dist, Categorical):
+        return jax.random.categorical(key, dist.logits).astype(jnp.int32)
+    return dist.mean + dist.scale * jax.random.normal(key, dist.mean.shape)
+
+
+def mode(dist: Distribution) -> jax.Array:
+    """The greedy raw action."""
+    if isinstance(dist, Categorical):
+        return jnp.argmax(dist.logits, axis=-1).astype(jnp.int32)
+    return dist.mean
+
+
+def log_prob(dist: Distribution, raw: jax.Array) -> jax.Array:
+    """Log-density ``[...]`` of the squashed action, in (-1, 1) units, at raw action ``raw``."""
+    if isinstance(dist, Categorical):
+        log_probs = jax.nn.log_softmax(dist.logits)
+        return jnp.take_along_axis(log_probs, raw[..., None], axis=-1)[..., 0]
+    normal = -0.5 * jnp.square((raw - dist.mean) / dist.scale) - jnp.log(dist.scale) - _LOG_SQRT_2PI
+    return jnp.sum(normal - _log_tanh_slope(raw), axis=-1)
+
+
+def entropy(dist: Distribution, key: jax.Array) -> jax.Array:
+    """Entropy ``[...]``: exact for categorical, an unbiased one-sample estimate for tanh-normal."""
+    if isinstance(dist, Categorical):
+        log_probs = jax.nn.log_softmax(dist.logits)
+        return -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
+    gaussian = 0.5 + _LOG_SQRT_2PI + jnp.log(dist.scale)
+    return jnp.sum(gaussian + _log_tanh_slope(sample(dist, key)), axis=-1)
+
+
+def to_action(space: Discrete | Box, raw: jax.Array) -> jax.Array:
+    """The environment's action: the raw one if discrete, else squashed and scaled into ``[low, high]``."""
+    if isinstance(space, Discrete):
+        return raw
+    low, half_range = _bounds(space, raw)
+    return low + (jnp.tanh(raw) + 1.0) * half_range
+
+
+def to_unit(space: Box, action: jax.Array) -> jax.Array:
+    """The inverse of the scaling: an action in ``[low, high]`` to ``[-1, 1]``."""
+    low, half_range = _bounds(space, action)
+    return (action - low) / half_range - 1.0
+
+
+def _bounds(space: Box, like: jax.Array) -> tuple[jax.Array, jax.Array]:
+    low = jnp.broadcast_to(jnp.asarray(space.low, jnp.float32), like.shape)
+    high = jnp.broadcast_to(jnp.asarray(space.high, jnp.float32), like.shape)
+    return low, 0.5 * (high - low)
+
+
+def _log_tanh_slope(raw: jax.Array) -> jax.Array:
+    """``log(1 - tanh(raw)^2)``, in a form that does not lose precision for large ``|raw|``."""
+    return 2.0 * (_LOG_2 - raw - jax.nn.softplus(-2.0 * raw))

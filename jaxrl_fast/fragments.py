@@ -1,0 +1,212 @@
+"""The fragments of a reinforcement-learning run, and the graph they form.
+
+::
+
+    sample ──rollout──▶ statistics ──statistics──▶ (next tick)
+       │
+       └──rollout──▶ experience ──batches──▶ learn ──actor, critic──▶ (next tick)
+"""
+
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_fast.algorithm import Agent, Algorithm, Part, PartState, Statistics
+from jaxrl_fast.buffers import take_batch
+from jaxrl_fast.core import Batches, Metrics, PyTree, Transition
+from jaxrl_fast.env import VecEnv
+from jaxrl_fast.graph import Channels, Fragment, Graph, check, stable_hash
+from jaxrl_fast.normalize import init_stats, normalize, update_stats
+from jaxrl_fast.rollout import SamplerState, start, unroll
+from jaxrl_fast.schedules import has_schedule, resolve
+
+Overlap = Literal["none", "sampling", "actor_critic", "all"]
+
+
+class StatisticsState(NamedTuple):
+    """``statistics`` so far and each environment's running discounted return ``[E]``."""
+
+    statistics: Statistics
+    discounted: jax.Array
+
+
+def sample_fragment(env: VecEnv, agent: Agent) -> Fragment:
+    """Steps the environments with the exploring policy; writes ``rollout`` ``[T, E, ...]``."""
+    reads = agent.acting_parts + (("statistics",) if agent.normalize_observations else ())
+
+    def init(key: jax.Array) -> SamplerState:
+        return start(env, agent.initial_carry(env.num_envs), key)
+
+    def step(private: SamplerState, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
+        params = {name: inputs[name] for name in agent.acting_parts}
+
+        def act(carry: PyTree, obs: PyTree, first: jax.Array, key: jax.Array) -> tuple:
+            return agent.explore(params, carry, _seen(inputs.get("statistics"), obs), first, key)
+
+        private, rollout, metrics = unroll(env, act, private, key, agent.rollout_length)
+        return private, {"rollout": rollout}, metrics
+
+    return Fragment("sample", init, step, reads, ("rollout",))
+
+
+def statistics_fragment(env: VecEnv, agent: Agent) -> Fragment:
+    """The one writer of ``statistics``: observations and discounted returns, merged over all environments."""
+
+    def init(key: jax.Array) -> StatisticsState:
+        statistics = Statistics(init_stats(env.spec.obs), init_stats(jax.ShapeDtypeStruct((), jnp.float32)))
+        return StatisticsState(statistics, jnp.zeros(env.num_envs, jnp.float32))
+
+    def step(private: StatisticsState, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
+        rollout: Transition = inputs["rollout"]
+        statistics, discounted = private
+        if agent.normalize_rewards:
+            discounted, history = _discounted_returns(discounted, rollout, hyper)
+            statistics = statistics._replace(returns=update_stats(statistics.returns, history, 2))
+        statistics = statistics._replace(obs=update_stats(statistics.obs, rollout.obs, 2))
+        return StatisticsState(statistics, discounted), {"statistics": statistics}, {}
+
+    return Fragment(
+        "statistics", init, step, ("rollout",), ("statistics",), publish=lambda p: {"statistics": p.statistics}
+    )
+
+
+def experience_fragment(env: VecEnv, agent: Agent) -> Fragment:
+    """Turns rollouts into the ``batches`` of a tick's gradient updates; a replay buffer lives here."""
+    reads = ("rollout", *agent.experience.reads) + (("statistics",) if agent.normalize_observations else ())
+
+    def init(key: jax.Array) -> PyTree:
+        return agent.experience.init(rollout_shapes(env, agent))
+
+    def step(private: PyTree, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
+        params = {name: inputs[name] for name in agent.experience.reads}
+        private, batches = agent.experience.step(
+            private, inputs["rollout"], params, inputs.get("statistics"), hyper, key
+        )
+        return private, {"batches": batches}, {}
+
+    return Fragment("experience", init, step, reads, ("batches",))
+
+
+def alternate(parts: dict[str, Part], start: int = 0) -> Fragment:
+    """A learner in which the parts take turns at every gradient update, as SAC and TD3 are published."""
+    names = tuple(parts)
+
+    def init(key: jax.Array) -> dict[str, PartState]:
+        return {name: _init_part(parts[name], name, key) for name in names}
+
+    def step(private: dict[str, PartState], inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
+        batches: Batches = inputs["batches"]
+
+        def update(states: dict[str, PartState], xs: tuple[jax.Array, jax.Array]) -> tuple[dict, Metrics]:
+            index, key = xs
+            batch, metrics = take_batch(batches.data, index), {}
+            for name, part_key in zip(names, jax.random.split(key, len(names)), strict=True):
+                peers = {other: state.params for other, state in states.items()}
+                new, own = parts[name].update(states[name], peers, batch, part_key, hyper)
+                states = {**states, name: new}
+                metrics |= {f"{name}/{metric}": value for metric, value in own.items()}
+            return states, metrics
+
+        keys = jax.random.split(key, batches.index.shape[0])
+        private, metrics = jax.lax.scan(update, private, (batches.index, keys))
+        return private, publish(private), _means(metrics)
+
+    def publish(private: dict[str, PartState]) -> Channels:
+        return {name: private[name].params for name in names}
+
+    return Fragment("learn", init, step, ("batches",), names, publish, start=start)
+
+
+def side_by_side(parts: dict[str, Part], start: int = 0) -> tuple[Fragment, ...]:
+    """A learner of one fragment per part, each making all K updates of a tick against the others' parameters of
+    the last tick, so that they can be placed apart and run at the same time."""
+    return tuple(_part_fragment(name, parts[name], tuple(o for o in parts if o != name), start) for name in parts)
+
+
+def build_graph(
+    env: VecEnv, algorithm: Algorithm, *, overlap: Overlap = "none", total_steps: int | None = None
+) -> tuple[Graph, Agent]:
+    """The graph of one run. ``overlap`` chooses the edges that lag a tick; it changes what is computed, and
+    computes the same under every placement.
+
+    Raises:
+        ValueError: algorithm and environment do not fit, or a schedule has no ``total_steps`` to run over.
+    """
+    agent = algorithm.build(env.spec, env.num_envs)
+    steps_per_tick = env.num_envs * agent.rollout_length
+    if has_schedule(algorithm.hyper) and total_steps is None:
+        raise ValueError(f"a schedule among the rates of {algorithm.name} needs total_steps")
+    lag = overlap in ("sampling", "all")
+    split = overlap in ("actor_critic", "all")
+    start = agent.warmup_ticks + lag
+    learners = side_by_side(agent.parts, start) if split else (alternate(agent.parts, start),)
+    statistics = (statistics_fragment(env, agent),) if agent.normalize_observations else ()
+    fragments = (sample_fragment(env, agent), *statistics, experience_fragment(env, agent), *learners)
+
+    last_tick = {"statistics", *agent.parts}
+    delays = {(f.name, c): 1 for f in fragments for c in f.reads if c in last_tick}
+    delays |= {(f.name, "batches"): 1 for f in learners if lag}
+
+    def hyper_at(hyper: Any, tick: jax.Array) -> Any:
+        return resolve(hyper, jnp.clip(tick * (steps_per_tick / (total_steps or steps_per_tick)), 0.0, 1.0))
+
+    graph = Graph(fragments, delays, hyper_at)
+    check(graph)
+    return graph, agent
+
+
+def rollout_shapes(env: VecEnv, agent: Agent) -> Transition:
+    """The shapes of a rollout ``[T, E, ...]``, found without running anything."""
+
+    def one_rollout(key: jax.Array) -> Transition:
+        params = {name: agent.parts[name].init(key).params for name in agent.acting_parts}
+        state = start(env, agent.initial_carry(env.num_envs), key)
+        return unroll(env, lambda *xs: agent.explore(params, *xs), state, key, agent.rollout_length)[1]
+
+    return jax.eval_shape(one_rollout, jax.random.key(0))
+
+
+def _part_fragment(name: str, part: Part, others: tuple[str, ...], start: int) -> Fragment:
+    def init(key: jax.Array) -> PartState:
+        return _init_part(part, name, key)
+
+    def step(private: PartState, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
+        batches: Batches = inputs["batches"]
+
+        def update(state: PartState, xs: tuple[jax.Array, jax.Array]) -> tuple[PartState, Metrics]:
+            index, key = xs
+            peers = {other: inputs[other] for other in others} | {name: state.params}
+            return part.update(state, peers, take_batch(batches.data, index), key, hyper)
+
+        keys = jax.random.split(key, batches.index.shape[0])
+        private, metrics = jax.lax.scan(update, private, (batches.index, keys))
+        return private, publish(private), _means(metrics)
+
+    def publish(private: PartState) -> Channels:
+        return {name: private.params}
+
+    return Fragment(f"learn_{name}", init, step, ("batches", *others), (name,), publish, start=start)
+
+
+def _init_part(part: Part, name: str, key: jax.Array) -> PartState:
+    return part.init(jax.random.fold_in(key, stable_hash(name)))
+
+
+def _means(metrics: Metrics) -> Metrics:
+    return {name: jnp.mean(values) for name, values in metrics.items()}
+
+
+def _seen(statistics: Statistics | None, obs: PyTree) -> PyTree:
+    return obs if statistics is None else normalize(statistics.obs, obs)
+
+
+def _discounted_returns(before: jax.Array, rollout: Transition, hyper: Any) -> tuple[jax.Array, jax.Array]:
+    """Each environment's discounted return so far at every step ``[T, E]``, carried over from rollout to rollout."""
+
+    def step(total: jax.Array, xs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        reward, done = xs
+        total = total * hyper.discount + reward * hyper.reward_scale
+        return jnp.where(done, 0.0, total), total
+
+    return jax.lax.scan(step, before, (rollout.reward, rollout.terminated | rollout.truncated))

@@ -1,0 +1,213 @@
+"""The dataflow graph: fragments joined by channels. Knows no reinforcement learning and no device.
+
+A fragment is a pure step with private state; it reads and writes named channels. Once a *tick*, every active fragment
+steps, in schedule order. An edge of age 0 carries what was written earlier in the same tick, an edge of age 1 what
+was written in the tick before; only edges of age 1 let their two ends run at the same time. This is the
+fixed topology of the reactor model (arXiv 2312.04704): checked once, scheduled once, no locks.
+"""
+
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_fast.core import Metrics, PyTree
+
+Channels = dict[str, PyTree]
+Step = Callable[[PyTree, Channels, Any, jax.Array], tuple[PyTree, Channels, Metrics]]
+
+
+class GraphError(ValueError):
+    """A graph that cannot run; the message names the culprit."""
+
+
+class Fragment(NamedTuple):
+    """One box of the graph.
+
+    ``init(key) -> private``; ``step(private, inputs, hyper, key) -> (private, outputs, metrics)`` with ``inputs`` and
+    ``outputs`` keyed by channel. ``publish(private) -> outputs`` gives the channels' values before the first tick.
+    The fragment steps in the ticks ``start, start + every, ...``; in between, its channels keep their values and its
+    metrics are zero.
+    """
+
+    name: str
+    init: Callable[[jax.Array], PyTree]
+    step: Step
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    publish: Callable[[PyTree], Channels] | None = None
+    start: int = 0
+    every: int = 1
+    host: bool = False
+
+
+class Graph(NamedTuple):
+    """``fragments`` in schedule order; ``delays``: ``(reader, channel) -> age``, 0 where absent.
+
+    ``hyper_at(hyper, tick)`` turns schedules into the values of a tick.
+    """
+
+    fragments: tuple[Fragment, ...]
+    delays: Mapping[tuple[str, str], int] = {}
+    hyper_at: Callable[[Any, jax.Array], Any] = lambda hyper, tick: hyper
+
+
+class TrainState(NamedTuple):
+    """Everything a run is: fragments' private states, channels that cross a tick, rates, tick and key."""
+
+    private: dict[str, PyTree]
+    channels: Channels
+    hyper: Any
+    tick: jax.Array
+    key: jax.Array
+
+
+def check(graph: Graph) -> None:
+    """Refuse a graph that has no meaning.
+
+    Raises:
+        GraphError: two fragments of one name, two writers of a channel, a read that nothing writes, a delay that
+            belongs to no edge or is not 0 or 1, or a cycle of age 0.
+    """
+    names = [f.name for f in graph.fragments]
+    for name in names:
+        if names.count(name) > 1:
+            raise GraphError(f"two fragments are named '{name}'")
+    writer = _writers(graph)
+    edges = {(f.name, channel) for f in graph.fragments for channel in f.reads}
+    for reader, channel in sorted(edges):
+        if channel not in writer:
+            raise GraphError(f"fragment '{reader}' reads channel '{channel}', which no fragment writes")
+    for edge, age in graph.delays.items():
+        if edge not in edges:
+            raise GraphError(f"delay for {edge}: fragment '{edge[0]}' does not read channel '{edge[1]}'")
+        if age not in (0, 1):
+            raise GraphError(f"delay for {edge} is {age}: an edge's age is 0 or 1")
+    seen: set[str] = set()
+    for fragment in graph.fragments:
+        for channel in fragment.reads:
+            late = writer[channel] not in seen
+            if late and age_of(graph, fragment.name, channel) == 0:
+                raise GraphError(
+                    f"fragment '{fragment.name}' reads channel '{channel}' at age 0, but its writer "
+                    f"'{writer[channel]}' is scheduled later or at the same place: a cycle of age 0"
+                )
+        seen.add(fragment.name)
+
+
+def age_of(graph: Graph, reader: str, channel: str) -> int:
+    """The age at which a fragment sees a channel."""
+    return graph.delays.get((reader, channel), 0)
+
+
+def stored_channels(graph: Graph) -> tuple[str, ...]:
+    """The channels whose values outlive a tick: those read at age 1, or kept by a fragment that skips ticks."""
+    aged = {c for f in graph.fragments for c in f.reads if age_of(graph, f.name, c) == 1}
+    read = {c for f in graph.fragments for c in f.reads}
+    kept = {c for f in graph.fragments if _skips(f) for c in f.writes if c in read}
+    return tuple(sorted(aged | kept))
+
+
+def init(graph: Graph, key: jax.Array, hyper: Any) -> TrainState:
+    """The state before the first tick. No two of its leaves share a buffer, so it can be donated."""
+    private = {f.name: f.init(jax.random.fold_in(key, stable_hash(f.name))) for f in graph.fragments}
+    published: Channels = {}
+    for fragment in graph.fragments:
+        if fragment.publish is not None:
+            published.update(jax.tree.map(jnp.copy, fragment.publish(private[fragment.name])))
+    hyper = jax.tree.map(lambda x: jnp.array(x, jnp.float32), hyper)
+    tick = jnp.zeros((), jnp.int32)
+    state = TrainState(private, {}, hyper, tick, jnp.copy(key))
+    stored = stored_channels(graph)
+    missing = [c for c in stored if c not in published]
+    if missing:
+        shapes = jax.eval_shape(lambda s: _outputs(graph, s, published), state)
+        published.update({c: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[c]) for c in missing})
+    return state._replace(channels={c: published[c] for c in stored})
+
+
+def tick(graph: Graph, state: TrainState) -> tuple[TrainState, Metrics]:
+    """Step every fragment once, in order. Metrics are named ``fragment/metric``."""
+    key = jax.random.fold_in(state.key, state.tick)
+    hyper = graph.hyper_at(state.hyper, state.tick)
+    private, fresh, metrics = dict(state.private), {}, {}
+    for fragment in graph.fragments:
+        inputs = {
+            c: state.channels[c] if age_of(graph, fragment.name, c) else fresh[c] for c in fragment.reads
+        }
+        step_key = jax.random.fold_in(key, stable_hash(fragment.name))
+        held = {c: state.channels[c] for c in fragment.writes if c in state.channels}
+        private[fragment.name], outputs, own = step_fragment(
+            fragment, private[fragment.name], inputs, held, hyper, step_key, state.tick
+        )
+        fresh.update(outputs)
+        metrics.update({f"{fragment.name}/{name}": value for name, value in own.items()})
+    channels = {c: fresh[c] for c in state.channels}
+    return TrainState(private, channels, state.hyper, state.tick + 1, state.key), metrics
+
+
+def step_fragment(
+    fragment: Fragment,
+    private: PyTree,
+    inputs: Channels,
+    held: Channels,
+    hyper: Any,
+    key: jax.Array,
+    tick: jax.Array,
+) -> tuple[PyTree, Channels, Metrics]:
+    """Step one fragment, or leave it as it is in a tick that it skips."""
+    if not _skips(fragment):
+        return fragment.step(private, inputs, hyper, key)
+    metrics_shape = jax.eval_shape(fragment.step, private, inputs, hyper, key)[2]
+
+    def act(private: PyTree, inputs: Channels) -> tuple[PyTree, Channels, Metrics]:
+        private, outputs, metrics = fragment.step(private, inputs, hyper, key)
+        return private, {c: outputs[c] for c in held}, metrics
+
+    def rest(private: PyTree, inputs: Channels) -> tuple[PyTree, Channels, Metrics]:
+        return private, held, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics_shape)
+
+    active = (tick >= fragment.start) & ((tick - fragment.start) % fragment.every == 0)
+    return jax.lax.cond(active, act, rest, private, inputs)
+
+
+def active_ticks(fragment: Fragment, first: int, last: int) -> int:
+    """In how many of the ticks ``first .. last - 1`` the fragment steps."""
+
+    def before(tick: int) -> int:
+        return max(0, -(-(tick - fragment.start) // fragment.every))
+
+    return before(last) - before(first)
+
+
+def stable_hash(name: str) -> int:
+    """The same number for a name in every process."""
+    return zlib.crc32(name.encode())
+
+
+def _skips(fragment: Fragment) -> bool:
+    return fragment.start > 0 or fragment.every > 1
+
+
+def _writers(graph: Graph) -> dict[str, str]:
+    writer: dict[str, str] = {}
+    for fragment in graph.fragments:
+        for channel in fragment.writes:
+            if channel in writer:
+                raise GraphError(
+                    f"channel '{channel}' has two writers, fragments '{writer[channel]}' and '{fragment.name}'"
+                )
+            writer[channel] = fragment.name
+    return writer
+
+
+def _outputs(graph: Graph, state: TrainState, published: Channels) -> Channels:
+    """All channels of a first tick, for their shapes: what is read before it is written comes from ``published``."""
+    key, channels = state.key, dict(published)
+    hyper = graph.hyper_at(state.hyper, state.tick)
+    for fragment in graph.fragments:
+        inputs = {c: channels[c] for c in fragment.reads}
+        channels.update(fragment.step(state.private[fragment.name], inputs, hyper, key)[1])
+    return channels

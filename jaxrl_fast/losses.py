@@ -1,0 +1,39 @@
+"""Losses: arrays in, arrays out, one sample each. The caller vmaps and takes the mean."""
+
+import jax
+import jax.numpy as jnp
+
+
+def clipped_surrogate(log_ratio: jax.Array, advantage: jax.Array, clip_range: jax.Array | float) -> jax.Array:
+    """PPO's pessimistic policy loss, to be minimized (arXiv 1707.06347, equation 7)."""
+    ratio = jnp.exp(log_ratio)
+    clipped = jnp.clip(ratio, 1.0 - clip_range, 1.0 + clip_range)
+    return -jnp.minimum(ratio * advantage, clipped * advantage)
+
+
+def squared_error(prediction: jax.Array, target: jax.Array) -> jax.Array:
+    """Half the squared error, so that its gradient is the error itself."""
+    return 0.5 * jnp.square(prediction - target)
+
+
+def soft_target(
+    reward: jax.Array,
+    discount: jax.Array,
+    next_q: jax.Array,
+    next_log_prob: jax.Array,
+    temperature: jax.Array,
+) -> jax.Array:
+    """SAC's Bellman target (arXiv 1812.05905, equations 2 and 3); ``next_q`` holds the critics' values ``[2]``."""
+    return reward + discount * (jnp.min(next_q) - temperature * next_log_prob)
+
+
+def soft_policy(q: jax.Array, log_prob: jax.Array, temperature: jax.Array) -> jax.Array:
+    """SAC's policy loss (arXiv 1812.05905, equation 7); ``q`` holds the critics' values ``[2]``."""
+    return temperature * log_prob - jnp.min(q)
+
+
+def temperature(
+    log_temperature: jax.Array, log_prob: jax.Array, target_entropy: jax.Array | float
+) -> jax.Array:
+    """SAC's temperature loss (arXiv 1812.05905, equation 18); no gradient reaches the policy."""
+    return -jnp.exp(log_temperature) * jax.lax.stop_gradient(log_prob + target_entropy)

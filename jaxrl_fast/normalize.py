@@ -1,0 +1,72 @@
+"""Running mean and variance of pytrees, merged batch by batch (Chan, Golub and LeVeque, 1979).
+
+Keys named ``action_mask`` and leaves that are not floating point pass through untouched.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_fast.core import PyTree
+
+
+class RunningStats(NamedTuple):
+    """``count`` scalar; ``mean`` and ``m2`` (sum of squared deviations) with the shape of one element."""
+
+    count: jax.Array
+    mean: PyTree
+    m2: PyTree
+
+
+def init_stats(spec: PyTree) -> RunningStats:
+    """No data yet; ``spec`` is a pytree of arrays or ``ShapeDtypeStruct`` of one element."""
+
+    def zeros(x: jax.ShapeDtypeStruct) -> jax.Array:
+        return jnp.zeros(x.shape, jnp.float32)
+
+    return RunningStats(jnp.zeros((), jnp.float32), jax.tree.map(zeros, spec), jax.tree.map(zeros, spec))
+
+
+def update_stats(stats: RunningStats, batch: PyTree, batch_axes: int) -> RunningStats:
+    """Merge a batch whose leaves have ``batch_axes`` leading axes over the elements."""
+    axes = tuple(range(batch_axes))
+    size = float(_size(jax.tree.leaves(batch)[0].shape[:batch_axes]))
+    count = stats.count + size
+
+    def merge(mean: jax.Array, m2: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        x = x.astype(jnp.float32)
+        batch_mean = jnp.mean(x, axis=axes)
+        batch_m2 = jnp.sum(jnp.square(x - jnp.expand_dims(batch_mean, axes)), axis=axes)
+        delta = batch_mean - mean
+        return mean + delta * (size / count), m2 + batch_m2 + jnp.square(delta) * (stats.count * size / count)
+
+    merged = jax.tree.map(merge, stats.mean, stats.m2, batch)
+    mean, m2 = jax.tree.transpose(jax.tree.structure(stats.mean), jax.tree.structure((0, 0)), merged)
+    return RunningStats(count, mean, m2)
+
+
+def normalize(stats: RunningStats, x: PyTree, clip: float = 10.0) -> PyTree:
+    """``(x - mean) / std``, clipped to ``[-clip, clip]``; the identity while there is no data."""
+
+    def apply(path: tuple, mean: jax.Array, m2: jax.Array, leaf: jax.Array) -> jax.Array:
+        if is_mask(path) or not jnp.issubdtype(leaf.dtype, jnp.floating):
+            return leaf
+        std = jnp.where(stats.count > 0, jnp.sqrt(m2 / jnp.maximum(stats.count, 1.0) + 1e-6), 1.0)
+        lead = tuple(range(leaf.ndim - mean.ndim))
+        scaled = (leaf - jnp.expand_dims(mean, lead)) / jnp.expand_dims(std, lead)
+        return jnp.where(stats.count > 0, jnp.clip(scaled, -clip, clip), leaf)
+
+    return jax.tree_util.tree_map_with_path(apply, stats.mean, stats.m2, x)
+
+
+def is_mask(path: tuple) -> bool:
+    """Whether a leaf of an observation is its ``action_mask``."""
+    return bool(path) and getattr(path[-1], "key", None) == "action_mask"
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    size = 1
+    for n in shape:
+        size *= n
+    return size

@@ -1,0 +1,42 @@
+"""Rates that change with progress. A schedule is a value, so it can be swept and stored like a number."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class Linear(NamedTuple):
+    """From ``start`` to ``end`` in a straight line over the run."""
+
+    start: Any
+    end: Any
+
+
+class Cosine(NamedTuple):
+    """From ``start`` to ``end`` along half a cosine wave over the run."""
+
+    start: Any
+    end: Any
+
+
+SCHEDULES = {"linear": Linear, "cosine": Cosine}
+
+
+def value_at(rate: Any, progress: jax.Array) -> jax.Array:
+    """The value of a number or schedule at ``progress`` in [0, 1]."""
+    if isinstance(rate, Linear):
+        return rate.start + (rate.end - rate.start) * progress
+    if isinstance(rate, Cosine):
+        return rate.end + (rate.start - rate.end) * 0.5 * (1.0 + jnp.cos(jnp.pi * progress))
+    return rate
+
+
+def resolve(hyper: Any, progress: jax.Array) -> Any:
+    """Every rate of a NamedTuple of rates at ``progress``."""
+    return type(hyper)(*(value_at(rate, progress) for rate in hyper))
+
+
+def has_schedule(hyper: Any) -> bool:
+    """Whether any rate depends on progress."""
+    return any(isinstance(rate, tuple(SCHEDULES.values())) for rate in hyper)
