@@ -1,0 +1,47 @@
+"""jaxrl_fast: a fast, JAX-native reinforcement-learning trainer.
+
+::
+
+    import jaxrl_fast as jf
+    result = jf.learn(jf.make_env("halfcheetah", num_envs=256), jf.ppo(), total_steps=1_000_000, on_metrics=print)
+
+Importing changes no JAX setting; commands call `setup`.
+"""
+
+from typing import Any
+
+from jaxrl_fast.algorithm import Agent, Algorithm
+from jaxrl_fast.algorithms import ppo, sac
+from jaxrl_fast.core import Box, Discrete, EnvSpec, Timestep, Transition
+from jaxrl_fast.env import Env, VecEnv, vectorize
+from jaxrl_fast.evaluation import evaluate_policy
+from jaxrl_fast.loop import Result, learn, make_train_step
+from jaxrl_fast.policy import Policy, load_policy, save_policy
+from jaxrl_fast.recorder import NonFiniteError
+from jaxrl_fast.runtime import setup
+from jaxrl_fast.schedules import Cosine, Linear
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Agent", "Algorithm", "Box", "Cosine", "Discrete", "Env", "EnvSpec", "Linear", "NonFiniteError", "Policy",
+    "Result", "Timestep", "Transition", "VecEnv", "evaluate_policy", "learn", "load_policy", "make_env",
+    "make_train_step", "ppo", "sac", "save_policy", "setup", "vectorize",
+]  # fmt: skip
+
+
+def make_env(name: str, *, num_envs: int, **options: Any) -> VecEnv:
+    """``num_envs`` copies of a named environment: a short name (``"halfcheetah"``), or a suite with its options
+    (``"brax", id="ant", backend="mjx"``).
+
+    Raises:
+        ValueError: the name or an option is unknown; the message says what to write instead.
+    """
+    import envs
+
+    if not getattr(envs, "JAXRL_FAST", False):
+        raise ImportError(
+            f"`import envs` found {getattr(envs, '__file__', None)}, which is not jaxrl_fast's package of that name: "
+            "remove it or move it behind jaxrl_fast on the path"
+        )
+    return vectorize(envs.make(name, **options), num_envs=num_envs)

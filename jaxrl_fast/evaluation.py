@@ -1,0 +1,69 @@
+"""How good a policy is: undiscounted returns of whole episodes, and what can be said about their mean."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_fast.core import EpisodeTotals, PyTree
+from jaxrl_fast.env import Env, VecEnv, vectorize
+from jaxrl_fast.policy import Policy
+
+STEP_LIMIT = 10_000
+"""Where an evaluation episode of a world without a time limit is cut, in steps."""
+
+
+def evaluate_policy(policy: Policy, env: VecEnv, key: jax.Array, *, episodes: int = 128) -> np.ndarray:
+    """Returns ``[episodes]`` of the greedy policy, every episode from a fresh start.
+
+    Raises:
+        ValueError: ``episodes`` is not positive.
+    """
+    return np.asarray(evaluate_episodes(policy, env, key, episodes=episodes).returns)
+
+
+def evaluate_episodes(policy: Policy, env: VecEnv, key: jax.Array, *, episodes: int) -> EpisodeTotals:
+    """Like `evaluate_policy`, with the episodes' lengths."""
+    if episodes < 1:
+        raise ValueError(f"episodes={episodes}: at least one episode is needed")
+    if env.world is None:
+        raise ValueError("this environment cannot be copied for evaluation")
+    run = partial(play, policy.act, policy.initial_carry, vectorize(env.world, num_envs=episodes))
+    return jax.jit(run)(policy.params, key)
+
+
+def play(act, initial_carry, env: VecEnv, params: PyTree, key: jax.Array) -> EpisodeTotals:
+    """The first episode of every environment, totals ``[E]``; pure, so it may be vmapped over ``params``.
+
+    Runs until the last episode has ended, so short episodes cost little.
+    """
+    reset_key, bank_key, step_key = jax.random.split(key, 3)
+    state, obs = env.reset(reset_key)
+    bank = env.draw_fresh(bank_key, 1)
+    limit = env.spec.max_episode_steps or STEP_LIMIT
+
+    def unfinished(loop: tuple) -> jax.Array:
+        return (loop[0] < limit) & ~jnp.all(loop[1])
+
+    def step(loop: tuple) -> tuple:
+        t, finished, totals, state, obs, first, carry = loop
+        act_key, env_key = jax.random.split(jax.random.fold_in(step_key, t))
+        action, carry = act(params, carry, obs, first, act_key)
+        state, ts = env.step(state, action, env_key, bank, 0)
+        totals = jax.tree.map(lambda old, new: jnp.where(finished, old, new), totals, ts.episode)
+        done = ts.terminated | ts.truncated
+        return t + 1, finished | done, totals, state, ts.obs, done, carry
+
+    n = env.num_envs
+    totals = EpisodeTotals(jnp.zeros(n, jnp.float32), jnp.zeros(n, jnp.int32))
+    loop = (jnp.int32(0), jnp.zeros(n, bool), totals, state, obs, jnp.ones(n, bool), initial_carry(n))
+    return jax.lax.while_loop(unfinished, step, loop)[2]
+
+
+def bootstrap_interval(samples: np.ndarray, *, resamples: int = 10_000, seed: int = 0) -> tuple[float, float]:
+    """The 95 % percentile bootstrap interval of the mean (Efron and Tibshirani, 1993, chapter 13)."""
+    rng = np.random.default_rng(seed)
+    draws = rng.choice(np.asarray(samples), size=(resamples, len(samples)), replace=True)
+    low, high = np.percentile(draws.mean(axis=1), [2.5, 97.5])
+    return float(low), float(high)

@@ -1,0 +1,175 @@
+"""The loop: drives compiled chunks of ticks, and says what happened between them.
+
+A chunk has a fixed size and is compiled once; its state is donated, its metrics come back when it ends. Everything
+slow or with a side effect (evaluation, files, callbacks, signals) happens between chunks.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxrl_fast import placement as placements
+from jaxrl_fast.algorithm import Agent, Algorithm
+from jaxrl_fast.core import EpisodeTotals
+from jaxrl_fast.env import VecEnv
+from jaxrl_fast.evaluation import play, vectorize
+from jaxrl_fast.fragments import Overlap, build_graph
+from jaxrl_fast.graph import TrainState
+from jaxrl_fast.graph import init as init_graph
+from jaxrl_fast.graph import tick as tick_graph
+from jaxrl_fast.policy import Policy, PolicyParams, make_policy
+from jaxrl_fast.recorder import NonFiniteError, Plan, Recorder, Row
+
+CHUNKS_PER_RUN = 100
+
+class Result(NamedTuple):
+    """``state`` has a leading seed axis ``[S, ...]``; ``policy`` is that of the seed with the best last evaluation;
+    ``history`` holds a row a chunk and a row an evaluation; ``summary`` is what ``summary.json`` holds."""
+
+    state: TrainState
+    policy: Policy
+    history: list[Row]
+    summary: Row
+
+
+def make_train_step(
+    env: VecEnv, algorithm: Algorithm, *, overlap: Overlap = "none", total_steps: int | None = None
+) -> tuple[Callable[..., TrainState], Callable[[TrainState], tuple[TrainState, dict[str, jax.Array]]]]:
+    """``(init, train_step)``, both pure: jit, scan, vmap or change them.
+
+    ``init(key, hyper=algorithm.hyper) -> TrainState``; ``train_step(state) -> (state, metrics)`` is one tick: sample,
+    then learn. Donate the state when you jit the step.
+
+    Raises:
+        ValueError: algorithm and environment do not fit.
+    """
+    graph, _ = build_graph(env, algorithm, overlap=overlap, total_steps=total_steps)
+
+    def init(key: jax.Array, hyper: Any = algorithm.hyper) -> TrainState:
+        return init_graph(graph, key, hyper)
+
+    def train_step(state: TrainState) -> tuple[TrainState, dict[str, jax.Array]]:
+        return tick_graph(graph, state)
+
+    return init, train_step
+
+
+def learn(
+    env: VecEnv,
+    algorithm: Algorithm,
+    *,
+    total_steps: int,
+    seed: int = 0,
+    num_seeds: int = 1,
+    overlap: Overlap = "none",
+    placement: str = "fused",
+    eval_every: int | None = None,
+    eval_episodes: int = 32,
+    on_metrics: Callable[[Row], None] | None = None,
+    run_dir: str | Path | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Result:
+    """Train for ``total_steps`` environment steps over all environments, for each of ``num_seeds`` seeds at once.
+
+    ``eval_every`` (environment steps; default a tenth of the run) and ``eval_episodes`` say how often and on how many
+    episodes the greedy policy is judged. ``on_metrics`` gets each row of ``history`` as it comes. Nothing is
+    written unless ``run_dir`` is given. ``should_stop`` is asked between chunks.
+
+    Raises:
+        ValueError: arguments do not fit together, found before anything is compiled.
+        NonFiniteError: the environment or an update gave a NaN or an infinity.
+    """
+    _require_positive(total_steps=total_steps, num_seeds=num_seeds, eval_episodes=eval_episodes)
+    graph, agent = build_graph(env, algorithm, overlap=overlap, total_steps=total_steps)
+    plan = plan_run(env, agent, total_steps, eval_every)
+    if placement not in placements.PLACEMENTS:
+        raise ValueError(f"placement={placement}: write one of {', '.join(placements.PLACEMENTS)}")
+    program = placements.compile(graph, placements.PLACEMENTS[placement](graph, jax.devices()), plan.ticks_per_chunk)
+    made_by = {
+        "algo": algorithm.name, "options": algorithm.options, "num_envs": env.num_envs,
+        "normalize_observations": agent.normalize_observations,
+    }  # fmt: skip
+    recorder = Recorder(env, agent, plan, graph, num_seeds, on_metrics)
+    folder = _open_folder(run_dir)
+
+    keys = jax.random.split(jax.random.key(seed), num_seeds)
+    evaluate = make_evaluation(env, agent, made_by, eval_episodes)
+    state = program.init(keys, algorithm.hyper)
+    _check_start(state, env)
+    recorder.starting()
+    run = program.run.lower(state).compile()
+    recorder.compiled()
+    for chunk in range(plan.num_chunks):
+        state, metrics = run(state)
+        recorder.add_chunk(chunk, jax.device_get(metrics), folder)
+        stopping = should_stop()
+        if (chunk + 1) % plan.chunks_per_eval == 0 or chunk + 1 == plan.num_chunks or stopping:
+            recorder.add_evaluation(jax.device_get(evaluate(policy_params(agent, state), keys)), folder)
+        if stopping:
+            break
+    policy = best_policy(env, agent, state, recorder.scores, made_by)
+    summary = recorder.summary()
+    if folder is not None:
+        folder.finish(summary, policy)
+    return Result(state, policy, recorder.history, summary)
+
+
+def plan_run(env: VecEnv, agent: Agent, total_steps: int, eval_every: int | None) -> Plan:
+    """Cut a run into about a hundred equal chunks, with the least overshoot over ``total_steps``."""
+    steps_per_tick = env.num_envs * agent.rollout_length
+    ticks = -(-total_steps // steps_per_tick)
+    smallest, largest = max(1, ticks // (CHUNKS_PER_RUN * 3 // 2)), max(1, -(-ticks // (CHUNKS_PER_RUN // 2)))
+    ticks_per_chunk = min(range(smallest, largest + 1), key=lambda n: (-(-ticks // n) * n, -n))
+    num_chunks = -(-ticks // ticks_per_chunk)
+    eval_every = eval_every or max(1, total_steps // 10)
+    chunks_per_eval = max(1, round(eval_every / (steps_per_tick * ticks_per_chunk)))
+    return Plan(ticks_per_chunk, num_chunks, chunks_per_eval, steps_per_tick)
+
+
+def policy_params(agent: Agent, state: TrainState) -> PolicyParams:
+    """What acting needs, out of a train state; leaves keep the seed axis if the state has one."""
+    parts = {name: state.channels[name] for name in agent.acting_parts}
+    return PolicyParams(parts, state.channels["statistics"].obs if agent.normalize_observations else None)
+
+
+def make_evaluation(
+    env: VecEnv, agent: Agent, made_by: Row, episodes: int
+) -> Callable[[PolicyParams, jax.Array], EpisodeTotals]:
+    """A compiled evaluation of all seeds: totals ``[S, episodes]``, always from the same starts."""
+    policy = make_policy(env.spec, agent, PolicyParams({}, None), made_by)
+    worlds = vectorize(env.world, num_envs=episodes)
+
+    def one_seed(params: PolicyParams, key: jax.Array) -> EpisodeTotals:
+        return play(policy.act, policy.initial_carry, worlds, params, jax.random.fold_in(key, 0xE7A1))
+
+    return jax.jit(jax.vmap(one_seed))
+
+
+def best_policy(env: VecEnv, agent: Agent, state: TrainState, scores: np.ndarray, made_by: Row) -> Policy:
+    """The policy of the seed with the best score ``[S]``."""
+    best = int(np.argmax(scores)) if scores.size else 0
+    params = jax.tree.map(lambda x: x[best].copy(), policy_params(agent, state))
+    return make_policy(env.spec, agent, params, made_by)
+
+
+def _check_start(state: TrainState, env: VecEnv) -> None:
+    for leaf in jax.tree.leaves(state.private["sample"].obs):
+        if not np.isfinite(np.asarray(leaf, np.float32)).all():
+            raise NonFiniteError(f"environment {env.spec.name} gave a NaN or an infinity in the observation of its reset")
+
+
+def _require_positive(**values: int) -> None:
+    for name, value in values.items():
+        if value < 1:
+            raise ValueError(f"{name}={value}: write a positive number")
+
+
+def _open_folder(run_dir: str | Path | None) -> Any:
+    if run_dir is None:
+        return None
+    from jaxrl_fast.reporting import RunFolder
+
+    return RunFolder(Path(run_dir))

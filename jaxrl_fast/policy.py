@@ -1,0 +1,133 @@
+"""A trained policy as a value: parameters, observation statistics and two pure functions."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import serialization
+
+from jaxrl_fast.algorithm import Agent
+from jaxrl_fast.algorithms import ALGORITHMS
+from jaxrl_fast.core import Box, Discrete, EnvSpec, PyTree
+from jaxrl_fast.normalize import RunningStats, init_stats, normalize
+
+FORMAT_VERSION = 1
+
+
+class PolicyParams(NamedTuple):
+    """``parts``: the params that acting reads; ``obs``: statistics of observations, or None."""
+
+    parts: dict[str, PyTree]
+    obs: RunningStats | None
+
+
+class Policy(NamedTuple):
+    """The greedy policy on raw observations.
+
+    ``act(params, carry, obs, first, key) -> (action, carry)`` takes batches ``[E, ...]``;
+    ``initial_carry(E)`` is its memory before the first step. Calling the policy maps one raw observation to an
+    action, and serves feed-forward policies; a recurrent one is stepped with ``act``.
+    """
+
+    params: PolicyParams
+    act: Callable[..., tuple[jax.Array, PyTree]]
+    initial_carry: Callable[[int], PyTree]
+    spec: EnvSpec
+    made_by: dict[str, Any]
+
+    def __call__(self, obs: PyTree) -> jax.Array:
+        """The action for one observation."""
+        if jax.tree.leaves(self.initial_carry(1)):
+            raise ValueError("this policy has a memory: step it with policy.act and policy.initial_carry")
+        batch = jax.tree.map(lambda s, x: jnp.asarray(x, s.dtype)[None], self.spec.obs, obs)
+        action, _ = self.act(self.params, self.initial_carry(1), batch, jnp.ones(1, bool), jax.random.key(0))
+        return action[0]
+
+
+def make_policy(spec: EnvSpec, agent: Agent, params: PolicyParams, made_by: dict[str, Any]) -> Policy:
+    """Bind an agent's greedy actions to its parameters and statistics."""
+
+    def act(params: PolicyParams, carry: PyTree, obs: PyTree, first: jax.Array, key: jax.Array) -> tuple:
+        seen = obs if params.obs is None else normalize(params.obs, obs)
+        return agent.greedy(params.parts, carry, seen, first, key)
+
+    return Policy(params, act, agent.initial_carry, spec, made_by)
+
+
+def save_policy(policy: Policy, folder: Path) -> None:
+    """Write ``policy.json`` (what it is) and ``params.msgpack`` (its arrays; no code) into ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    description = {"format": FORMAT_VERSION, "spec": _spec_to_json(policy.spec), "made_by": policy.made_by}
+    (folder / "policy.json").write_text(json.dumps(description, indent=2) + "\n")
+    (folder / "params.msgpack").write_bytes(serialization.to_bytes(_plain(policy.params)))
+
+
+def load_policy(path: str | Path) -> Policy:
+    """A policy saved by a run, without the run's configuration.
+
+    Raises:
+        ValueError: the folder holds no policy, or a damaged one.
+    """
+    folder = Path(path)
+    try:
+        description = json.loads((folder / "policy.json").read_text())
+        stored = (folder / "params.msgpack").read_bytes()
+    except FileNotFoundError as error:
+        raise ValueError(f"{folder} holds no policy: write the path of a run's policy folder") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{folder}/policy.json is damaged: {error}") from error
+    if description.get("format") != FORMAT_VERSION:
+        raise ValueError(f"{folder} has format {description.get('format')}; this version reads {FORMAT_VERSION}")
+    spec, made_by = _spec_from_json(description["spec"]), description["made_by"]
+    agent = ALGORITHMS[made_by["algo"]](**made_by["options"]).build(spec, made_by["num_envs"])
+    key = jax.random.key(0)
+    shapes = jax.eval_shape(lambda: {name: agent.parts[name].init(key).params for name in agent.acting_parts})
+    template = PolicyParams(
+        jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shapes),
+        init_stats(spec.obs) if made_by["normalize_observations"] else None,
+    )
+    try:
+        plain = serialization.from_bytes(_plain(template), stored)
+    except (ValueError, KeyError, EOFError) as error:
+        raise ValueError(f"{folder}/params.msgpack is damaged: {error}") from error
+    leaves, wanted = jax.tree.leaves(plain), jax.tree.leaves(template)
+    if [np.shape(leaf) for leaf in leaves] != [leaf.shape for leaf in wanted]:
+        raise ValueError(f"{folder}/params.msgpack does not fit {folder}/policy.json")
+    params = jax.tree.unflatten(jax.tree.structure(template), [jnp.asarray(leaf) for leaf in leaves])
+    return make_policy(spec, agent, params, made_by)
+
+
+def _plain(params: PolicyParams) -> dict[str, Any]:
+    """Leaves by position, so that the file does not depend on how our types are spelled."""
+    return {str(i): leaf for i, leaf in enumerate(jax.tree.leaves(params))}
+
+
+def _spec_to_json(spec: EnvSpec) -> dict[str, Any]:
+    action: dict[str, Any]
+    if isinstance(spec.action, Discrete):
+        action = {"num_actions": spec.action.num_actions}
+    else:
+        action = {"low": np.asarray(spec.action.low).tolist(), "high": np.asarray(spec.action.high).tolist()}
+    obs = jax.tree.map(lambda s: {"shape": list(s.shape), "dtype": str(s.dtype)}, spec.obs)
+    return {"name": spec.name, "obs": obs, "action": action, "max_episode_steps": spec.max_episode_steps}
+
+
+def _spec_from_json(description: dict[str, Any]) -> EnvSpec:
+    action = description["action"]
+    space: Discrete | Box
+    if "num_actions" in action:
+        space = Discrete(action["num_actions"])
+    else:
+        space = Box(np.asarray(action["low"], np.float32), np.asarray(action["high"], np.float32))
+
+    def is_leaf(x: Any) -> bool:
+        return isinstance(x, dict) and set(x) == {"shape", "dtype"}
+
+    obs = jax.tree.map(
+        lambda d: jax.ShapeDtypeStruct(tuple(d["shape"]), d["dtype"]), description["obs"], is_leaf=is_leaf
+    )
+    return EnvSpec(description["name"], obs, space, description["max_episode_steps"])

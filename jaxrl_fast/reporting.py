@@ -1,0 +1,151 @@
+"""What a run leaves behind: the run folder, its tables, its curve and its summary."""
+
+import csv
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxrl_fast.core import EpisodeTotals
+from jaxrl_fast.policy import Policy, save_policy
+
+Row = dict[str, Any]
+
+
+class RunFolder:
+    """Writes one run's files as they come; every row is on disk before the next chunk ends.
+
+    Raises:
+        ValueError: the folder cannot be written to.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            (path / "checkpoints").mkdir(exist_ok=True)
+            self._metrics_file = open(path / "metrics.csv", "w", newline="")
+            self._evals_file = open(path / "evals.csv", "w", newline="")
+        except OSError as error:
+            raise ValueError(
+                f"cannot write to the run folder {path} ({error.strerror}): write another run_dir=..."
+            ) from error
+        self._metrics: csv.DictWriter | None = None
+        self._evals = csv.writer(self._evals_file)
+        self._evals.writerow(["seed", "env_steps", "wall_s", "return", "length"])
+        self._tensorboard = _open_tensorboard(path)
+
+    def add_metrics(self, row: Row) -> None:
+        """One row a chunk; the columns are those of the first row."""
+        row = {name: value for name, value in row.items() if name != "kind"}
+        if self._metrics is None:
+            self._metrics = csv.DictWriter(self._metrics_file, fieldnames=list(row))
+            self._metrics.writeheader()
+        self._metrics.writerow(row)
+        self._metrics_file.flush()
+        for name, value in row.items():
+            if isinstance(value, int | float):
+                self._tensorboard.add_scalar(f"train/{name}", value, row["env_steps"])
+
+    def add_evaluation(self, env_steps: int, wall_s: float, totals: EpisodeTotals) -> None:
+        """One row an episode; totals are ``[S, episodes]``."""
+        for seed, (returns, lengths) in enumerate(zip(totals.returns, totals.length, strict=True)):
+            for value, length in zip(returns, lengths, strict=True):
+                self._evals.writerow([seed, env_steps, f"{wall_s:.2f}", float(value), int(length)])
+        self._evals_file.flush()
+        self._tensorboard.add_scalar("eval/return_mean", float(np.mean(totals.returns)), env_steps)
+        self._tensorboard.add_scalar("eval/length_mean", float(np.mean(totals.length)), env_steps)
+
+    def finish(self, summary: Row, policy: Policy) -> None:
+        """Write summary, policy and curve, and close the tables."""
+        for file in (self._metrics_file, self._evals_file, self._tensorboard):
+            file.close()
+        write_summary(self.path, summary)
+        save_policy(policy, self.path / "policy")
+        draw_curve(self.path, title=f"{policy.spec.name}, {policy.made_by['algo']}")
+
+
+def write_summary(folder: Path, summary: Row) -> None:
+    """Write ``summary.json``, adding to what it holds already."""
+    path = folder / "summary.json"
+    before = json.loads(path.read_text()) if path.exists() else {}
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps({**before, **summary}, indent=2) + "\n")
+    os.replace(temporary, path)
+
+
+def link_latest(folder: Path, runs: Path) -> None:
+    """Point ``runs/latest`` to the newest run, where the file system knows links."""
+    link = runs / "latest"
+    temporary = runs / f".latest-{os.getpid()}"
+    try:
+        temporary.symlink_to(os.path.relpath(folder, runs), target_is_directory=True)
+        if link.is_dir() and not link.is_symlink():
+            shutil.rmtree(link)
+        os.replace(temporary, link)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+
+
+def read_evaluations(folder: Path) -> dict[str, np.ndarray]:
+    """The columns of ``evals.csv``."""
+    with open(folder / "evals.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    return {
+        name: np.array([float(row[name]) for row in rows])
+        for name in ("seed", "env_steps", "wall_s", "return", "length")
+    }
+
+
+def draw_curve(folder: Path, *, title: str) -> None:
+    """``curve.png``: greedy return against environment steps, with its spread over episodes or seeds."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot as plt
+
+    table = read_evaluations(folder)
+    if not table["seed"].size:
+        return
+    steps = np.unique(table["env_steps"])
+    seeds = np.unique(table["seed"])
+    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
+    scores = np.array(
+        [[_mean_where(table, step, seed) for step in steps] for seed in seeds]
+    )
+    if len(seeds) > 1:
+        low, high, label = scores.min(axis=0), scores.max(axis=0), f"mean of {len(seeds)} seeds, range shaded"
+    else:
+        at = [table["return"][table["env_steps"] == step] for step in steps]
+        low, high = np.array([np.percentile(x, [10, 90]) for x in at]).T
+        label = f"mean of {len(at[0])} episodes, 10 to 90 % shaded"
+    axes.fill_between(steps, low, high, alpha=0.25, linewidth=0)
+    axes.plot(steps, scores.mean(axis=0), marker="o", markersize=3.5, label=label)
+    axes.set(title=title, xlabel="environment steps", ylabel="greedy return", xlim=(0, None))
+    axes.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter())
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right", frameon=False)
+    minutes = axes.secondary_xaxis("top", functions=_steps_to_minutes(steps, table))
+    minutes.set_xlabel("wall-clock, minutes", fontsize="small")
+    axes.set_title(title, pad=24)
+    figure.savefig(folder / "curve.png", dpi=130)
+    plt.close(figure)
+
+
+def _mean_where(table: dict[str, np.ndarray], step: float, seed: float) -> float:
+    return float(table["return"][(table["env_steps"] == step) & (table["seed"] == seed)].mean())
+
+
+def _steps_to_minutes(steps: np.ndarray, table: dict[str, np.ndarray]) -> tuple[Any, Any]:
+    """A straight line through the last evaluation: rates are steady."""
+    rate = max(table["wall_s"].max(), 1e-6) / 60.0 / max(steps.max(), 1.0)
+    return (lambda x: x * rate), (lambda x: x / rate)
+
+
+def _open_tensorboard(path: Path) -> Any:
+    from tensorboardX import SummaryWriter
+
+    return SummaryWriter(str(path), write_to_disk=True)

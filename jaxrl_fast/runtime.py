@@ -1,0 +1,52 @@
+"""Settings of the JAX process, made by the commands; importing the library changes none of them."""
+
+import hashlib
+import os
+import platform
+from pathlib import Path
+
+import jax
+
+
+def setup(*, cpu_devices: int | None = None, cache: bool = True) -> None:
+    """Prepare this process for training; call it before anything that touches a device.
+
+    ``cpu_devices``: how many XLA devices to make of the CPU's cores; ``cache``: keep compiled programs on disk, so
+    that a second start is fast (folder: ``JAXRL_FAST_CACHE``, else ``jaxrl_fast`` in the user's cache folder).
+
+    Raises:
+        RuntimeError: JAX has already started, so the settings would have no effect.
+    """
+    if _jax_has_started():
+        raise RuntimeError("jaxrl_fast.setup must be called before JAX is used: move the call to the top of your program")
+    if cpu_devices is not None:
+        if cpu_devices < 1:
+            raise ValueError(f"cpu_devices={cpu_devices}: at least one device is needed")
+        jax.config.update("jax_num_cpu_devices", cpu_devices)
+    if cache:
+        jax.config.update("jax_compilation_cache_dir", str(cache_folder()))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+
+def cache_folder() -> Path:
+    """Where compiled programs are kept: one folder per kind of CPU, since programs hold its instructions."""
+    base = os.environ.get("JAXRL_FAST_CACHE")
+    root = Path(base) if base else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "jaxrl_fast"
+    return root / f"xla-{_cpu_fingerprint()}"
+
+
+def _cpu_fingerprint() -> str:
+    """Machine type and, where the system tells, the CPU's instruction sets."""
+    features = platform.machine() + platform.processor()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        lines = cpuinfo.read_text().splitlines()
+        features += "".join(next((x for x in lines if x.startswith(("flags", "Features"))), ""))
+    return hashlib.sha256(features.encode()).hexdigest()[:12]
+
+
+def _jax_has_started() -> bool:
+    from jax._src import xla_bridge
+
+    return bool(xla_bridge.backends_are_initialized())
