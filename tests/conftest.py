@@ -1,0 +1,45 @@
+"""What every test runs under: two CPU devices, no silent rank promotion, warnings as errors, repeatable examples."""
+
+import os
+from collections.abc import Iterator
+
+import jax
+import pytest
+from hypothesis import HealthCheck, settings
+
+jax.config.update("jax_num_cpu_devices", 2)
+jax.config.update("jax_numpy_rank_promotion", "raise")
+if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+
+settings.register_profile(
+    "laws",
+    deadline=None,
+    max_examples=10,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+settings.load_profile("laws")
+
+THIRD_PARTY_WARNINGS = (
+    # brax 0.14.2 and gymnax 1.0.1 on import and in their physics
+    "ignore::DeprecationWarning:brax.*",
+    "ignore::DeprecationWarning:gymnax.*",
+    "ignore::DeprecationWarning:flax.*",
+    "ignore::DeprecationWarning:tensorboardX.*",
+    "ignore:.*google.protobuf.*:DeprecationWarning",
+    "ignore:.*jax.*deprecated.*:DeprecationWarning:(?!jaxrl_fast|envs)",
+)
+"""Exceptions to warnings-as-errors, each of code that is not ours. Later lines win in pytest."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for line in ("error", *THIRD_PARTY_WARNINGS):
+        config.addinivalue_line("filterwarnings", line)
+
+
+@pytest.fixture
+def strict_dtypes() -> Iterator[None]:
+    """No implicit promotion between dtypes: for the numerics that are our own."""
+    with jax.numpy_dtype_promotion("strict"):
+        yield

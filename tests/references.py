@@ -1,0 +1,94 @@
+"""Slow and obvious NumPy references, in float64 and with loops where a loop is the definition."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+
+def gae(reward, terminated, truncated, value, next_value, discount, gae_lambda) -> np.ndarray:
+    """Advantage of step t: the λ-weighted sum of the TD errors from t to the end of its episode."""
+    steps = len(reward)
+    delta = [
+        reward[t] + (0.0 if terminated[t] else discount * next_value[t]) - value[t] for t in range(steps)
+    ]
+    advantage = np.zeros(steps)
+    for t in range(steps):
+        for k in range(t, steps):
+            advantage[t] += (discount * gae_lambda) ** (k - t) * delta[k]
+            if terminated[k] or truncated[k]:
+                break
+    return advantage
+
+
+def n_step(reward, terminated, truncated, discount) -> tuple[float, float, int]:
+    """Sum of discounted rewards until the window or the episode ends, bootstrap discount, index of the last step."""
+    total = 0.0
+    for k in range(len(reward)):
+        total += discount**k * reward[k]
+        if terminated[k] or truncated[k]:
+            break
+    return total, 0.0 if terminated[k] else discount ** (k + 1), k
+
+
+def tanh_normal_log_prob(mean, scale, raw) -> np.ndarray:
+    """Log-density of ``tanh(raw)``, by the change of variables and the plain formula for its slope; last axis summed."""
+    mean, scale, raw = (np.asarray(x, np.float64) for x in (mean, scale, raw))
+    normal = -0.5 * ((raw - mean) / scale) ** 2 - np.log(scale) - 0.5 * np.log(2 * np.pi)
+    return np.sum(normal - np.log(1.0 - np.tanh(raw) ** 2), axis=-1)
+
+
+def softplus(x) -> np.ndarray:
+    return np.log1p(np.exp(x))
+
+
+def log_softmax(logits) -> np.ndarray:
+    return logits - np.log(np.sum(np.exp(logits), axis=-1, keepdims=True))
+
+
+def mlp(params: dict, x: np.ndarray) -> np.ndarray:
+    """The multi-layer perceptron of `networks.Mlp` with tanh and no layer norm, from its flax parameters."""
+    layers = params["params"]
+    for i in range(len(layers)):
+        layer = layers[f"Dense_{i}"]
+        x = x @ layer["kernel"] + layer["bias"]
+        if i < len(layers) - 1:
+            x = np.tanh(x)
+    return x
+
+
+def gradient(loss: Callable[[list[np.ndarray]], float], leaves: list[np.ndarray]) -> list[np.ndarray]:
+    """Central finite differences of ``loss(leaves)``, one number at a time."""
+    grads = [np.zeros_like(leaf) for leaf in leaves]
+    for leaf, grad in zip(leaves, grads, strict=True):
+        for at in np.ndindex(leaf.shape):
+            before = leaf[at]
+            leaf[at] = before + 1e-6
+            above = loss(leaves)
+            leaf[at] = before - 1e-6
+            grad[at] = (above - loss(leaves)) / 2e-6
+            leaf[at] = before
+    return grads
+
+
+class Adam:
+    """arXiv 1412.6980, algorithm 1, behind a clip of the global gradient norm."""
+
+    def __init__(self, learning_rate: float, max_grad_norm: float) -> None:
+        self.learning_rate, self.max_grad_norm, self.t = learning_rate, max_grad_norm, 0
+        self.m: list[Any] = []
+        self.v: list[Any] = []
+
+    def step(self, leaves: list[np.ndarray], grads: list[np.ndarray]) -> list[np.ndarray]:
+        norm = np.sqrt(sum(np.sum(g**2) for g in grads))
+        grads = [g * min(1.0, self.max_grad_norm / norm) for g in grads]
+        self.t += 1
+        self.m = self.m or [np.zeros_like(g) for g in grads]
+        self.v = self.v or [np.zeros_like(g) for g in grads]
+        self.m = [0.9 * m + 0.1 * g for m, g in zip(self.m, grads, strict=True)]
+        self.v = [0.999 * v + 0.001 * g**2 for v, g in zip(self.v, grads, strict=True)]
+        new = []
+        for leaf, m, v in zip(leaves, self.m, self.v, strict=True):
+            m_hat, v_hat = m / (1 - 0.9**self.t), v / (1 - 0.999**self.t)
+            new.append(leaf - self.learning_rate * m_hat / (np.sqrt(v_hat) + 1e-8))
+        return new
