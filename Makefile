@@ -1,0 +1,54 @@
+# make setup | train | test | check | fmt. Works with GNU make 3.81 (macOS) and later.
+#   make train ARGS="env=cartpole algo=ppo"     train; the default is env=halfcheetah
+#   make train EXTRA=cuda13                     with an accelerator: cuda13, cuda12 or tpu
+#   make setup PYTHON=/path/to/python3.12       with a chosen Python
+
+ARGS ?= env=halfcheetah
+TESTS ?= tests
+WORKERS ?= 2
+EXTRA ?=
+VENV ?= .venv
+
+# The first Python that really runs (a version manager's stand-in may not), is 3.11 to 3.13 and can make environments.
+PROBE := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3 python; do \
+	if $$python -c '$(PROBE)' >/dev/null 2>&1; then echo $$python; break; fi; done)
+
+comma := ,
+EXTRAS := dev$(if $(EXTRA),$(comma)$(EXTRA))
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed-$(EXTRAS)
+
+.PHONY: setup train test check fmt lint types clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml requirements.lock
+	@if [ -z "$(PYTHON)" ]; then \
+		echo "make: no Python 3.11, 3.12 or 3.13 found: install one, or write make $(MAKECMDGOALS) PYTHON=/path/to/python3" >&2; \
+		exit 1; fi
+	@[ -x $(BIN)/python ] || { echo "$(PYTHON) -m venv $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c requirements.lock -e ".[$(EXTRAS)]"
+	@touch $@
+
+train: $(STAMP)
+	@exec $(BIN)/python -m jaxrl_fast.train $(ARGS)
+
+test: $(STAMP)
+	@exec $(BIN)/python -m pytest -p no:cacheprovider -q -n $(WORKERS) $(TESTS)
+
+check: lint types test
+
+lint: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+fmt: $(STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info
