@@ -83,22 +83,25 @@ def entropy(dist: Distribution, key: jax.Array) -> jax.Array:
 
 
 def to_action(space: Discrete | Box, raw: jax.Array) -> jax.Array:
-    """The environment's action: the raw one if discrete, else squashed and scaled into ``[low, high]``."""
+    """The environment's action ``[..., *action_shape]``: the raw one if discrete, else squashed and scaled into
+    ``[low, high]``."""
     if isinstance(space, Discrete):
         return raw
     low, half_range = _bounds(space, raw)
-    return low + (jnp.tanh(raw) + 1.0) * half_range
+    action = low + (jnp.tanh(raw) + 1.0) * half_range
+    return action.reshape(*raw.shape[:-1], *space.low.shape)
 
 
 def to_unit(space: Box, action: jax.Array) -> jax.Array:
-    """The inverse of the scaling: an action in ``[low, high]`` to ``[-1, 1]``."""
-    low, half_range = _bounds(space, action)
-    return (action - low) / half_range - 1.0
+    """The inverse of the scaling: an action in ``[low, high]``, ``[..., *action_shape]``, to ``[-1, 1]``, ``[..., A]``."""
+    flat = action.reshape(*action.shape[: action.ndim - space.low.ndim], -1)
+    low, half_range = _bounds(space, flat)
+    return (flat - low) / half_range - 1.0
 
 
 def _bounds(space: Box, like: jax.Array) -> tuple[jax.Array, jax.Array]:
-    low = jnp.broadcast_to(jnp.asarray(space.low, jnp.float32), like.shape)
-    high = jnp.broadcast_to(jnp.asarray(space.high, jnp.float32), like.shape)
+    low = jnp.broadcast_to(jnp.asarray(space.low.reshape(-1), jnp.float32), like.shape)
+    high = jnp.broadcast_to(jnp.asarray(space.high.reshape(-1), jnp.float32), like.shape)
     return low, 0.5 * (high - low)
 
 
