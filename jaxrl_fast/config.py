@@ -1,0 +1,299 @@
+"""From a command line to a `Run`: every setting known, checked and typed. Config ends here.
+
+Hydra reads the grammar and composes the groups ``env``, ``algo``, ``placement`` and the tuned file of the two; what
+stands later wins: schema < tuned < ``config=<file>`` < command line. Nothing else of Hydra is used: no working
+directory changes, no ``outputs/`` folder, and errors are one line of our own.
+"""
+
+import dataclasses
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hydra import compose as compose_groups
+from hydra import initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from jaxrl_fast import make_env
+from jaxrl_fast.algorithm import Algorithm
+from jaxrl_fast.algorithms import ALGORITHMS
+from jaxrl_fast.env import Env
+from jaxrl_fast.placement import PLACEMENTS
+from jaxrl_fast.schema import ConfigError, Key, algo_keys, nearest, plain, read_value, run_keys
+
+CONFIG_DIR = Path(__file__).parent / "config"
+GROUPS = ("env", "algo", "placement")
+NEEDS = {
+    "brax": ("id", "ant"),
+    "gymnax": ("id", "CartPole-v1"),
+    "probe": ("id", "value"),
+    "custom": ("make", "my_package.make"),
+}
+"""Environments that are a family, what they need to be told, and an example of it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Everything a run was told. ``env`` and ``env_options`` go to ``envs.make``, ``algo_options`` to the factory.
+
+    ``eval_every`` and ``total_steps`` are environment steps over all environments, for each seed; ``tuned_file`` is the
+    file of tuned settings that applied, relative to the config folder.
+    """
+
+    env: str
+    env_options: dict[str, Any]
+    algo: str
+    algo_options: dict[str, Any]
+    placement: str
+    overlap: str
+    total_steps: int
+    num_envs: int
+    seed: int
+    num_seeds: int
+    devices: int | None
+    precision: str
+    eval_every: int
+    eval_episodes: int
+    run_dir: str | None = None
+    name: str | None = None
+    tuned_file: str | None = None
+
+
+class Layer(NamedTuple):
+    """Settings from one source, by dotted key; ``source`` introduces its errors."""
+
+    source: str
+    values: dict[str, Any]
+
+
+def compose(argv: Sequence[str] = ()) -> Run:
+    """The run that the words of a command line ask for, such as ``["env=cartpole", "algo=ppo", "seed=3"]``.
+
+    Raises:
+        ConfigError: one line that names what was wrong and what to write instead.
+    """
+    told = Layer("", {})
+    for word in argv:
+        key, value = read_word(word)
+        told.values[key] = value
+    file = _read_file(told.values.pop("config", None))
+    tuned = _take_tuned(told, file)
+    groups, file = _choose_groups(told, file)
+    defaults, tuned_file = _compose_groups(groups, tuned)
+    env, algo, placement = (defaults.values.pop(f"{group}.name") for group in GROUPS)
+    keys = {**run_keys(), **algo_keys(algo)}
+    values = {name: key.default for name, key in keys.items()}
+    for layer in (defaults, file, told):
+        values.update(_read_layer(layer, keys, f"algo={algo} env={env}"))
+    _check_env(env, values)
+    return _make_run(env, algo, placement, values, tuned_file)
+
+
+def make_algorithm(run: Run) -> Algorithm:
+    """The run's algorithm, before it meets an environment.
+
+    Raises:
+        ValueError: options that do not fit together.
+    """
+    return ALGORITHMS[run.algo](**run.algo_options, precision=run.precision)
+
+
+def make_world(run: Run) -> Env:
+    """The run's environment: one world, without a batch axis.
+
+    Raises:
+        ValueError: the environment refuses its id or an option.
+    """
+    world = make_env(run.env, num_envs=run.num_envs, **run.env_options).world
+    if world is None:
+        raise ConfigError(f"env={run.env} is many worlds at once, of which one cannot be taken out")
+    return world
+
+
+def to_yaml(run: Run) -> str:
+    """The run as a file that ``config=<file>`` repeats. Where its results went is no part of it."""
+    told = {key: value for key, value in run.env_options.items() if f"env.{key}" in run_keys()}
+    options = {key: value for key, value in run.env_options.items() if key not in told}
+    tree = {
+        "env": {"name": run.env, **told, **({"options": options} if options else {})},
+        "algo": {"name": run.algo, **{key: plain(value) for key, value in run.algo_options.items()}},
+        "eval": {"every": run.eval_every, "episodes": run.eval_episodes},
+        "tuned": run.tuned_file is not None,
+    }
+    alone = ("placement", "overlap", "total_steps", "num_envs", "seed", "num_seeds", "devices", "precision", "name")
+    return OmegaConf.to_yaml(OmegaConf.create({**tree, **{key: getattr(run, key) for key in alone}}))
+
+
+def command_line(argv: Sequence[str], command: str = "train") -> str:
+    """The line to type in a shell for these words."""
+    return shlex.join(["python", "-m", f"jaxrl_fast.{command}", *argv])
+
+
+def options_of(group: str) -> list[str]:
+    """The names to choose from in a group."""
+    if group == "algo":
+        return list(ALGORITHMS)
+    if group == "placement":
+        return list(PLACEMENTS)
+    return sorted(path.stem for path in (CONFIG_DIR / group).glob("*.yaml"))
+
+
+def read_word(word: str) -> tuple[str, Any]:
+    """A word of the command line as key and value.
+
+    Raises:
+        ConfigError: it has no key, no value, several values, or is not in Hydra's grammar.
+    """
+    override = parse_word(word)
+    if override.is_sweep_override():
+        raise ConfigError(f"{word}: several values are several runs: add --multirun")
+    return str(override.key_or_group), override.value()
+
+
+def parse_word(word: str) -> Override:
+    """A word of the command line as Hydra reads it, which may be a sweep.
+
+    Raises:
+        ConfigError: as for `read_word`.
+    """
+    key, equals, value = word.partition("=")
+    if word.startswith("~"):
+        raise ConfigError(f"{word}: settings cannot be removed; tuned=false leaves the tuned ones out")
+    if not equals:
+        raise ConfigError(f"cannot read '{word}': write key=value, for example env=halfcheetah (--help lists the keys)")
+    if not value.strip():
+        raise ConfigError(f"{word} has no value: write it behind the equals sign, without a space")
+    try:
+        override = OverridesParser.create().parse_override(word)
+    except HydraException:
+        raise ConfigError(f"cannot read '{word}': quote the value, as in \"{key}='...'\"") from None
+    if override.package is not None:
+        raise ConfigError(f"cannot read '{word}': write key=value, without '@'")
+    if override.is_add() and str(override.key_or_group).startswith("env.") and override.key_or_group not in run_keys():
+        override.key_or_group = f"env.options.{override.key_or_group.removeprefix('env.')}"
+    return override
+
+
+def _read_file(path: Any) -> Layer:
+    """The settings of a config file; of the groups it may say the name only, or a section with ``name``."""
+    if path is None:
+        return Layer("", {})
+    try:
+        tree = OmegaConf.to_container(OmegaConf.load(str(path)))
+    except OSError as error:
+        raise ConfigError(f"config={path}: {error.strerror or error}; write the path of a config.yaml") from None
+    except (OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config={path} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(tree, dict):
+        raise ConfigError(f"config={path}: write keys and values, such as seed: 3")
+    flat = {key.removesuffix(".name") if key[:-5] in GROUPS else key: v for key, v in _flatten(tree).items()}
+    return Layer(f"{path}: ", flat)
+
+
+def _take_tuned(told: Layer, file: Layer) -> bool:
+    asked = file.values.pop("tuned", True)
+    return bool(read_value("tuned", told.values.pop("tuned", asked), Key(bool, True)))
+
+
+def _choose_groups(told: Layer, file: Layer) -> tuple[dict[str, str], Layer]:
+    """The groups asked for, and what the file says of those that are still its own."""
+    groups, values = {}, dict(file.values)
+    for group in GROUPS:
+        from_file, from_words = values.pop(group, None), told.values.pop(group, None)
+        if from_words is not None and from_file is not None and from_words != from_file:
+            values = {key: value for key, value in values.items() if not key.startswith(f"{group}.")}
+        chosen = from_file if from_words is None else from_words
+        if chosen is not None:
+            groups[group] = _known_option(group, str(chosen))
+    return groups, Layer(file.source, values)
+
+
+def _known_option(group: str, name: str) -> str:
+    if name not in options_of(group):
+        more = "; any other id is env=brax env.id=... or env=gymnax env.id=..." if group == "env" else ""
+        raise ConfigError(f"{group}={name} is unknown: {nearest(name, options_of(group))}{more}")
+    return name
+
+
+def _compose_groups(groups: Mapping[str, str], tuned: bool) -> tuple[Layer, str | None]:
+    """The settings of the chosen groups and of the tuned file, if one applies."""
+    store = ConfigStore.instance()
+    for group, names in (("algo", ALGORITHMS), ("placement", PLACEMENTS)):
+        for name in names:
+            store.store(group=group, name=name, node={"name": name})
+    words = [f"{group}={name}" for group, name in groups.items()] + ([] if tuned else ["~tuned"])
+    with initialize_config_dir(str(CONFIG_DIR.resolve()), version_base="1.3"):
+        values = _flatten(OmegaConf.to_container(compose_groups("run", overrides=words)))
+    tuned_file = f"tuned/{values['env.name']}_{values['algo.name']}.yaml"
+    applies = tuned and (CONFIG_DIR / tuned_file).exists()
+    return Layer("jaxrl_fast/config: ", values), tuned_file if applies else None
+
+
+def _read_layer(layer: Layer, keys: Mapping[str, Key], of_what: str) -> dict[str, Any]:
+    """Typed values. What is under ``env.options`` is the environment's own to check."""
+    typed = {}
+    for name, value in layer.values.items():
+        if name.startswith("env.options."):
+            typed[name] = value
+            continue
+        if name not in keys:
+            raise ConfigError(f"{layer.source}unknown key '{name}' for {of_what}: {_nearest_key(name, keys)}")
+        try:
+            typed[name] = read_value(name, value, keys[name])
+        except ConfigError as error:
+            raise ConfigError(f"{layer.source}{error}") from None
+    return typed
+
+
+def _nearest_key(name: str, keys: Mapping[str, Key]) -> str:
+    section = [key for key in keys if key.split(".")[0] == name.split(".")[0]]
+    owners = [f"algo={algo}" for algo in ALGORITHMS if name in algo_keys(algo)]
+    if owners:
+        return f"it belongs to {' or '.join(owners)}"
+    hint = nearest(name, keys)
+    if hint.startswith("write one of"):
+        hint = f"write one of {', '.join(section)}" if section else "--help lists the keys"
+    return f"{hint} (an option of the environment's own is written +{name}=...)" if name.startswith("env.") else hint
+
+
+def _check_env(env: str, values: Mapping[str, Any]) -> None:
+    """Hold what a family of environments needs, and keep it from those that are one environment."""
+    needed, example = NEEDS.get(env, (None, None))
+    if needed is not None and values[f"env.{needed}"] is None:
+        raise ConfigError(f"env={env} needs env.{needed}: write for example env={env} env.{needed}={example}")
+    for key in ("id", "make"):
+        if key != needed and values[f"env.{key}"] is not None:
+            takers = " or ".join(f"env={name}" for name, need in NEEDS.items() if need[0] == key)
+            raise ConfigError(f"env.{key}={values[f'env.{key}']} says nothing beside env={env}: write it with {takers}")
+
+
+def _make_run(env: str, algo: str, placement: str, values: dict[str, Any], tuned_file: str | None) -> Run:
+    def section(prefix: str) -> dict[str, Any]:
+        return {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
+
+    options = section("env.options.")
+    env_options = {k: v for k, v in section("env.").items() if v is not None and not k.startswith("options.")}
+    alone = {key: value for key, value in values.items() if "." not in key}
+    return Run(
+        env=env, env_options={**env_options, **options}, algo=algo, algo_options=section("algo."),
+        placement=placement, eval_every=values["eval.every"] or max(1, values["total_steps"] // 10),
+        eval_episodes=values["eval.episodes"], tuned_file=tuned_file, **alone,
+    )  # fmt: skip
+
+
+def _flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """Leaves by dotted key; an option of an environment stays whole."""
+    flat = {}
+    for key, value in tree.items():
+        if isinstance(value, dict) and prefix != "env.options.":
+            flat.update(_flatten(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

@@ -1,0 +1,198 @@
+"""The keys of a run: their types, defaults and units, and how a value given for one is read.
+
+The keys of a run are dataclasses written here; those of an algorithm are derived from the signature of its factory,
+so no default is written twice.
+"""
+
+import dataclasses
+import difflib
+import inspect
+import math
+from collections.abc import Iterable
+from types import NoneType, UnionType
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+from jaxrl_fast.algorithms import ALGORITHMS
+from jaxrl_fast.fragments import Overlap
+from jaxrl_fast.networks import Precision
+from jaxrl_fast.schedules import SCHEDULES
+
+NOT_OPTIONS = ("precision",)
+"""Factory arguments that are keys of the run, not of the algorithm."""
+
+
+class ConfigError(ValueError):
+    """Settings that make no run; the message is one line that says what to write instead."""
+
+
+class Key(NamedTuple):
+    """A setting: its type, default, least value (of numbers), and what it means, with its unit."""
+
+    type: Any
+    default: Any
+    minimum: int | None = None
+    text: str = ""
+
+
+def setting(default: Any, text: str, minimum: int | None = None) -> Any:
+    """A dataclass field with a line of help and a least value."""
+    return dataclasses.field(default=default, metadata={"text": text, "minimum": minimum})
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalSchema:
+    """``eval.*``"""
+
+    every: int | None = setting(None, "env steps between evaluations; a tenth of the run", 1)
+    episodes: int = setting(32, "episodes in an evaluation", 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvSchema:
+    """``env.*``. Which of them an environment takes is its own to say; further ones are given as ``+env.name=value``."""
+
+    id: str | None = setting(None, "id within env=brax, gymnax or probe")
+    backend: str | None = setting(None, "physics of a brax environment")
+    make: str | None = setting(None, "my_package.make, with env=custom")
+    episode_length: int | None = setting(None, "steps before an episode is cut; its own", 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSchema:
+    """The keys that stand alone."""
+
+    total_steps: int = setting(1_000_000, "env steps over all environments, for each seed", 1)
+    num_envs: int = setting(64, "environments side by side", 1)
+    seed: int = setting(0, "the first random seed", 0)
+    num_seeds: int = setting(1, "seeds trained at once in one program", 1)
+    overlap: Overlap = setting("none", "what may lag a tick: " + "|".join(get_args(Overlap)))
+    devices: int | None = setting(None, "devices to use; as many as the placement needs", 1)
+    precision: Precision = setting("f32", "of matrix products: " + "|".join(get_args(Precision)))
+    run_dir: str | None = setting(None, "folder of results; runs/<env>/<algo>/<time>-...")
+    name: str | None = setting(None, "a label for the run")
+
+
+def run_keys() -> dict[str, Key]:
+    """The keys that every run has, by dotted name."""
+    return {
+        **_keys_of(RunSchema),
+        **_keys_of(EvalSchema, "eval."),
+        **_keys_of(EnvSchema, "env."),
+    }
+
+
+def algo_schema(name: str) -> type:
+    """The dataclass of an algorithm's options, from the signature of its factory; losses are left out."""
+    factory = ALGORITHMS[name]
+    hints = get_type_hints(factory)
+    fields = [
+        (p.name, hints[p.name], dataclasses.field(default=p.default))
+        for p in inspect.signature(factory).parameters.values()
+        if not callable(p.default) and p.name not in NOT_OPTIONS
+    ]
+    return dataclasses.make_dataclass(f"{name.capitalize()}Schema", fields, frozen=True)
+
+
+def algo_keys(name: str) -> dict[str, Key]:
+    """The keys ``algo.*`` of an algorithm; its whole numbers are never negative."""
+    keys = _keys_of(algo_schema(name), "algo.")
+    return {k: key._replace(minimum=0) if key.type is int else key for k, key in keys.items()}
+
+
+def read_value(name: str, value: Any, key: Key) -> Any:
+    """``value`` as the type of ``key``: ``2e5`` is a whole number, ``"linear:3e-4:0"`` a schedule.
+
+    Raises:
+        ConfigError: naming the key, the value and what is wanted.
+    """
+    try:
+        result = _convert(value, key.type)
+    except (TypeError, ValueError, KeyError, OverflowError):
+        raise ConfigError(f"{name}={_written(value)}: write {describe_type(key.type)}") from None
+    if key.minimum is not None and result is not None and result < key.minimum:
+        raise ConfigError(f"{name}={_written(value)}: write a number of at least {key.minimum}")
+    return result
+
+
+def describe_type(wanted: Any) -> str:
+    """A type in words, as it stands after "write"."""
+    if wanted is Any:
+        return f"a number or a schedule such as {next(iter(SCHEDULES))}:3e-4:0 ({', '.join(SCHEDULES)})"
+    if get_origin(wanted) is Literal:
+        return "one of " + ", ".join(get_args(wanted))
+    if get_origin(wanted) in (Union, UnionType):
+        return " or ".join("null" if t is NoneType else describe_type(t) for t in get_args(wanted))
+    if get_origin(wanted) is tuple:
+        return "a list such as [256,256]"
+    return {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}[wanted]
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """``"did you mean ...?"``, or every known word where none is near."""
+    names = {k.lower(): k for k in known}
+    close = [k for low, k in names.items() if low.rpartition(".")[2] == word.lower().rpartition(".")[2]]
+    close = close or [names[low] for low in difflib.get_close_matches(word.lower(), names, n=3, cutoff=0.65)]
+    return f"did you mean {' or '.join(close)}?" if close else f"write one of {', '.join(names.values())}"
+
+
+def plain(value: Any) -> Any:
+    """A value as a config file holds it: schedules as text, tuples as lists."""
+    for name, schedule in SCHEDULES.items():
+        if isinstance(value, schedule):
+            return f"{name}:{float(value.start)!r}:{float(value.end)!r}"
+    return [plain(v) for v in value] if isinstance(value, tuple) else value
+
+
+def _keys_of(schema: type, prefix: str = "") -> dict[str, Key]:
+    hints = get_type_hints(schema)
+    return {
+        prefix + f.name: Key(hints[f.name], f.default, f.metadata.get("minimum"), f.metadata.get("text", ""))
+        for f in dataclasses.fields(schema)
+    }
+
+
+def _convert(value: Any, wanted: Any) -> Any:
+    """Raises one of Python's errors where ``value`` is not of the type."""
+    origin, args = get_origin(wanted), get_args(wanted)
+    if wanted is Any:
+        return _rate(value)
+    if origin in (Union, UnionType):
+        return None if value is None else _convert(value, next(t for t in args if t is not NoneType))
+    if origin is Literal:
+        return args[args.index(value)]
+    if origin is tuple:
+        if not isinstance(value, (list, tuple)):
+            raise TypeError(value)
+        return tuple(_convert(v, args[0]) for v in value)
+    if wanted is str and isinstance(value, (str, int, float)) and not isinstance(value, bool):
+        return str(value)
+    if wanted is bool and isinstance(value, bool):
+        return value
+    if wanted in (int, float) and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return _number(value, wanted)
+    raise TypeError(value)
+
+
+def _number(value: float, wanted: type) -> Any:
+    number = wanted(value)
+    if math.isnan(number) or number != value:
+        raise ValueError(value)
+    return number
+
+
+def _rate(value: Any) -> Any:
+    """A number, or a schedule written ``kind:start:end``."""
+    if isinstance(value, tuple(SCHEDULES.values())):
+        return value
+    if isinstance(value, str):
+        kind, *ends = value.split(":")
+        start, end = (_number(float(text), float) for text in ends)
+        return SCHEDULES[kind.strip()](start, end)
+    return _convert(value, float)
+
+
+def _written(value: Any) -> str:
+    """A value as a person writes it on the command line."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value).replace(" ", "") if isinstance(value, (list, tuple)) else str(value)
