@@ -9,9 +9,7 @@ import numpy as np
 def gae(reward, terminated, truncated, value, next_value, discount, gae_lambda) -> np.ndarray:
     """Advantage of step t: the λ-weighted sum of the TD errors from t to the end of its episode."""
     steps = len(reward)
-    delta = [
-        reward[t] + (0.0 if terminated[t] else discount * next_value[t]) - value[t] for t in range(steps)
-    ]
+    delta = [reward[t] + (0.0 if terminated[t] else discount * next_value[t]) - value[t] for t in range(steps)]
     advantage = np.zeros(steps)
     for t in range(steps):
         for k in range(t, steps):

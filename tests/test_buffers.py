@@ -1,0 +1,170 @@
+"""Buffers: what is sampled was added, in time order, an equal share from every logical shard."""
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxrl_fast.buffers import logical_shards, ring_buffer, shuffled_epochs, take_batch
+from jaxrl_fast.core import Transition
+
+NUM_BATCHES = 3
+
+
+def rollout(start: int, length: int, num_envs: int) -> Transition:
+    """Every element names its environment and its time (counted from 1: a zero would be a hole)."""
+    t, env = np.meshgrid(np.arange(start, start + length) + 1, np.arange(num_envs), indexing="ij")
+    no = np.zeros((length, num_envs), bool)
+    obs = np.stack([t, env], axis=-1).astype(np.int32)
+    return Transition(obs, obs[..., 0] * 10, t.astype(np.float32), {"t": obs[..., 0] + 1}, no, no, no, {"log_prob": t})
+
+
+@cache
+def compiled(capacity_t: int, num_envs: int, batch_size: int, n_step: int):
+    """``init``; ``add(state, start, length)``; ``batches(state, key)``: the time-major minibatches of one draw."""
+    buffer = ring_buffer(
+        capacity=capacity_t * num_envs, num_envs=num_envs, batch_size=batch_size, num_batches=NUM_BATCHES, n_step=n_step
+    )
+
+    def batches(state, key):
+        drawn = buffer.sample(state, key)
+        assert drawn.index.dtype == jnp.int32
+        return [take_batch(drawn.data, index) for index in drawn.index]
+
+    init = jax.jit(lambda: buffer.init(rollout(0, 1, num_envs)))
+    return init, jax.jit(buffer.add), jax.jit(batches)
+
+
+EPOCHS = jax.jit(shuffled_epochs, static_argnames=("num_envs", "sequence_length", "num_epochs", "num_minibatches"))
+TAKE = jax.jit(jax.vmap(take_batch, in_axes=(None, 0)))
+
+
+def filled(capacity_t: int, num_envs: int, batch_size: int, n_step: int, chunks: list[int]):
+    init, add, batches = compiled(capacity_t, num_envs, batch_size, n_step)
+    state, time = init(), 0
+    for length in chunks:
+        state, time = add(state, rollout(time, length, num_envs)), time + length
+    return batches, state, time
+
+
+@settings(max_examples=12)
+@given(
+    sizes=st.sampled_from([(5, 4, 8, 2), (7, 2, 2, 3), (4, 3, 6, 1), (6, 16, 16, 5)]),
+    chunks=st.lists(st.sampled_from([1, 3, 4]), min_size=1, max_size=6),
+    seed=st.integers(0, 99),
+)
+def test_windows_are_consecutive_recent_and_whole(sizes, chunks, seed):
+    capacity_t, num_envs, batch_size, n_step = sizes
+    if sum(chunks) < n_step:
+        chunks = [*chunks, *([1] * n_step)]
+    draw, state, time = filled(capacity_t, num_envs, batch_size, n_step, chunks)
+    for batch in draw(state, jax.random.key(seed)):
+        t, env = np.moveaxis(np.asarray(batch.obs), -1, 0)
+        assert t.shape == (n_step, batch_size)
+        assert (np.diff(t, axis=0) == 1).all()
+        assert (env == env[0]).all()
+        assert t.min() > max(0, time - capacity_t)
+        assert t.max() <= time
+        np.testing.assert_array_equal(batch.action, t * 10)  # leaves stay together
+        np.testing.assert_array_equal(batch.next_obs["t"], t + 1)
+
+
+def test_every_stored_window_is_drawn():
+    draw, state, time = filled(5, 4, 16, 2, [3, 3, 3])
+    drawn = set()
+    for seed in range(20):
+        for batch in draw(state, jax.random.key(seed)):
+            drawn |= {tuple(pair) for pair in np.asarray(batch.obs[0]).tolist()}
+    assert drawn == {(t, env) for t in (5, 6, 7, 8) for env in range(4)}
+
+
+def test_windows_are_drawn_uniformly():
+    draw, state, _ = filled(4, 256, 1024, 1, [3, 3])  # the ring has wrapped in the middle
+    times = np.concatenate([batch.obs[0, :, 0] for batch in draw(state, jax.random.key(0))])
+    np.testing.assert_allclose(np.bincount(times)[3:] / len(times), 0.25, atol=0.03)
+
+
+def test_updates_of_one_tick_get_different_batches():
+    draw, state, _ = filled(50, 4, 8, 1, [50])
+    first, second, _ = draw(state, jax.random.key(0))
+    assert not np.array_equal(first.obs, second.obs)
+
+
+def test_every_batch_takes_the_same_share_of_each_logical_shard():
+    draw, state, _ = filled(6, 16, 32, 1, [6])
+    assert logical_shards(16, 32) == 8
+    for batch in draw(state, jax.random.key(0)):
+        shard = np.asarray(batch.obs[0, :, 1]) // 2  # 16 environments over 8 shards
+        np.testing.assert_array_equal(np.bincount(shard), np.full(8, 4))
+
+
+def test_the_number_of_shards_depends_on_sizes_alone():
+    assert jax.device_count() == 2
+    assert [logical_shards(*sizes) for sizes in ((64, 256), (12, 256), (3, 256), (64, 6))] == [8, 4, 1, 2]
+
+
+def test_replay_does_not_store_what_only_on_policy_methods_need():
+    _, state, _ = filled(5, 4, 8, 1, [2])
+    assert (state.data.extras, state.data.first) == ((), ())
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match=r"batch_size=256 is larger than buffer_size=128: .* at least 256"):
+        ring_buffer(capacity=128, num_envs=4, batch_size=256, num_batches=1)
+    with pytest.raises(ValueError, match=r"n_step=3: write a buffer_size of at least 16"):
+        ring_buffer(capacity=12, num_envs=4, batch_size=4, num_batches=1, n_step=3)
+    with pytest.raises(ValueError, match="9 steps does not fit a buffer of 5"):
+        filled(5, 4, 8, 1, [9])
+
+
+@settings(max_examples=6)
+@given(
+    sizes=st.sampled_from([(8, 4, 1, 4), (8, 8, 8, 2), (6, 6, 3, 3), (4, 3, 1, 2), (8, 16, 4, 1)]),
+    seed=st.integers(0, 99),
+)
+def test_every_epoch_visits_every_sequence_once_in_time_order(sizes, seed):
+    steps, num_envs, length, num_minibatches = sizes
+    data = rollout(0, steps, num_envs).obs
+    drawn = EPOCHS(
+        data, jax.random.key(seed), num_envs=num_envs, sequence_length=length,
+        num_epochs=2, num_minibatches=num_minibatches,
+    )  # fmt: skip
+    assert drawn.index.shape[0] == 2 * num_minibatches
+    for epoch in np.split(np.asarray(TAKE(drawn.data, drawn.index)), 2):
+        starts = []
+        for batch in epoch:
+            t, env = np.moveaxis(batch, -1, 0)
+            assert t.shape == (length, steps * num_envs // length // num_minibatches)
+            assert (np.diff(t, axis=0) == 1).all()
+            assert (env == env[0]).all()
+            starts += zip(t[0].tolist(), env[0].tolist(), strict=True)
+        want = [(t, env) for t in range(1, steps + 1, length) for env in range(num_envs)]
+        assert sorted(starts) == sorted(want)
+
+
+def test_epochs_are_shuffled_anew():
+    drawn = EPOCHS(
+        rollout(0, 8, 4).obs, jax.random.key(0), num_envs=4, sequence_length=1, num_epochs=2, num_minibatches=1
+    )
+    assert not np.array_equal(drawn.index[0], drawn.index[1])
+
+
+def test_a_minibatch_of_epochs_takes_the_same_share_of_each_logical_shard():
+    drawn = EPOCHS(
+        rollout(0, 4, 8).obs, jax.random.key(0), num_envs=8, sequence_length=1, num_epochs=1, num_minibatches=2
+    )
+    for batch in np.asarray(TAKE(drawn.data, drawn.index)):
+        env = batch[0, :, 1]
+        np.testing.assert_array_equal(np.bincount(env), np.full(8, 2))
+
+
+def test_take_batch_is_time_major():
+    data = {"x": jnp.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5)}  # G, N, L, rest
+    batch = take_batch(data, jnp.array([[2, 0], [1, 1]]))["x"]
+    assert batch.shape == (4, 4, 5)
+    for column, (shard, n) in enumerate([(0, 2), (0, 0), (1, 1), (1, 1)]):
+        np.testing.assert_array_equal(batch[:, column], data["x"][shard, n])

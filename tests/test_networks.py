@@ -1,0 +1,110 @@
+"""Networks: dtypes, memory, and nothing passing between elements of a batch."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import references
+
+from jaxrl_fast.networks import action_mask, features, make_network
+
+pytestmark = pytest.mark.usefixtures("strict_dtypes")
+
+KEY = jax.random.key(0)
+SPEC = jax.ShapeDtypeStruct((3,), jnp.float32)
+L, B = 6, 4
+OBS = jax.random.normal(jax.random.key(1), (L, B, 3))
+FIRST = jnp.zeros((L, B), bool).at[3, 1].set(True).at[0].set(True)
+
+
+@pytest.fixture(scope="module", params=[0, 5], ids=["feed_forward", "recurrent"])
+def network(request):
+    net = make_network(SPEC, 2, hidden=(8,), activation="tanh", recurrent_size=request.param)
+    return net._replace(apply=jax.jit(net.apply)), jax.jit(net.init)(KEY), net.initial_carry(B)
+
+
+def test_mlp_equals_numpy():
+    net = make_network(SPEC, 2, hidden=(8, 8), activation="tanh")
+    params = jax.jit(net.init)(KEY)
+    outputs, carry = net.apply(params, (), OBS, FIRST)
+    numbers = jax.tree.map(np.float64, params)
+    np.testing.assert_allclose(outputs, references.mlp(numbers, np.float64(OBS)), rtol=1e-5, atol=1e-5)
+    assert not jax.tree.leaves(carry)
+
+
+def test_a_sequence_equals_its_steps(network):
+    net, params, carry = network
+    whole, end = net.apply(params, carry, OBS, FIRST)
+    for t in range(L):
+        step, carry = net.apply(params, carry, OBS[t : t + 1], FIRST[t : t + 1])
+        np.testing.assert_allclose(step[0], whole[t], atol=1e-6)
+    for leaf, want in zip(jax.tree.leaves(carry), jax.tree.leaves(end), strict=True):
+        np.testing.assert_allclose(leaf, want, atol=1e-6)
+
+
+def test_memory_is_used_and_forgotten_at_first(network):
+    net, params, carry = network
+    if not jax.tree.leaves(carry):
+        pytest.skip("a feed-forward network has no memory")
+    first = jnp.zeros((L, B), bool).at[3, 1].set(True)
+    whole, _ = net.apply(params, carry, OBS, first)
+    fresh, _ = net.apply(params, carry, OBS[3:], jnp.zeros((L - 3, B), bool))
+    np.testing.assert_allclose(whole[3:, 1], fresh[:, 1], atol=1e-6)
+    assert np.abs(whole[3:, 0] - fresh[:, 0]).max() > 1e-3
+
+
+def test_elements_of_a_batch_do_not_leak(network):
+    net, params, carry = network
+    before, _ = net.apply(params, carry, OBS, FIRST)
+    after, _ = net.apply(params, carry, OBS.at[:, 2].set(100.0), FIRST.at[2, 2].set(True))
+    others = np.array([0, 1, 3])
+    np.testing.assert_array_equal(before[:, others], after[:, others])
+    assert np.abs(before[:, 2] - after[:, 2]).max() > 1e-3
+
+
+@pytest.mark.parametrize("recurrent_size", [0, 5])
+def test_bf16_keeps_parameters_gradients_and_outputs_in_f32(recurrent_size):
+    wide = jnp.ones((1, 1, 512))
+    spec = jax.ShapeDtypeStruct((512,), jnp.float32)
+    net = make_network(spec, 2, hidden=(8,), precision="bf16", recurrent_size=recurrent_size)
+    params, carry, first = jax.jit(net.init)(KEY), net.initial_carry(1), jnp.zeros((1, 1), bool)
+
+    def loss(params):
+        return jnp.sum(net.apply(params, carry, wide, first)[0])
+
+    shapes = jax.eval_shape(lambda p: (p, jax.grad(loss)(p), net.apply(p, carry, wide, first)), params)
+    leaves = jax.tree.leaves(shapes)
+    assert {leaf.dtype for leaf in leaves} == {jnp.dtype(jnp.float32)}
+
+
+def test_bf16_multiplies_in_bf16_and_sums_in_f32():
+    net = make_network(jax.ShapeDtypeStruct((512,), jnp.float32), 1, hidden=(), precision="bf16")
+    params = jax.tree.map(jnp.ones_like, jax.jit(net.init)(KEY))
+    x = jnp.full((1, 1, 512), 1.001, jnp.float32)  # bf16 rounds it to 1; a bf16 sum would not reach 513
+    assert net.apply(params, (), x, FIRST[:1, :1])[0] == 513.0
+
+
+def test_layer_norm_forgets_the_scale_of_its_inputs():
+    net = make_network(SPEC, 2, hidden=(16,), layer_norm=True)
+    params = jax.jit(net.init)(KEY)
+    np.testing.assert_allclose(
+        net.apply(params, (), OBS, FIRST)[0], net.apply(params, (), 1000.0 * OBS, FIRST)[0], atol=1e-3
+    )
+
+
+def test_features_flatten_a_dictionary_without_its_mask():
+    obs = {
+        "action_mask": jnp.ones((L, B, 7)),
+        "image": jnp.full((L, B, 2, 2), 2, jnp.uint8),
+        "scalar": jnp.full((L, B), 3.0),
+    }
+    x = features(obs)
+    assert (x.shape, x.dtype) == ((L, B, 5), jnp.float32)
+    np.testing.assert_array_equal(x[0, 0], [2, 2, 2, 2, 3])
+    assert action_mask(obs) is obs["action_mask"]
+    assert action_mask(OBS) is None
+
+
+def test_a_policy_starts_near_the_middle_of_its_actions():
+    net = make_network(SPEC, 2, hidden=(64,), out_scale=0.01)
+    assert np.abs(net.apply(jax.jit(net.init)(KEY), (), OBS, FIRST)[0]).max() < 0.1

@@ -1,0 +1,72 @@
+"""Running statistics against the statistics of all data."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxrl_fast.normalize import init_stats, normalize, update_stats
+
+pytestmark = pytest.mark.usefixtures("strict_dtypes")
+
+DATA = np.random.default_rng(0).normal([100.0, -2.0, 0.0], [5.0, 0.5, 30.0], (24, 3)).astype(np.float32)
+
+UPDATE = jax.jit(update_stats, static_argnums=2)
+
+
+def after(*batches: np.ndarray, shape: tuple[int, ...] = (3,)):
+    stats = init_stats(jax.ShapeDtypeStruct(shape, jnp.float32))
+    for batch in batches:
+        stats = UPDATE(stats, jnp.asarray(batch), 1)
+    return stats
+
+
+@given(st.lists(st.sampled_from([1, 5, 12, 19, 23]), max_size=3, unique=True))
+def test_any_split_into_batches_gives_the_statistics_of_all_data(borders):
+    stats = after(*np.split(DATA, sorted(borders)))
+    assert stats.count == 24
+    np.testing.assert_allclose(stats.mean, DATA.mean(0, dtype=np.float64), rtol=1e-5, atol=1e-4)
+    np.testing.assert_allclose(stats.m2 / stats.count, DATA.var(0, dtype=np.float64), rtol=1e-4)
+
+
+def test_both_axes_of_a_rollout_are_merged():
+    stats = update_stats(init_stats(jnp.zeros(3)), jnp.asarray(DATA.reshape(4, 6, 3)), batch_axes=2)
+    np.testing.assert_allclose(stats.mean, DATA.mean(0), rtol=1e-5, atol=1e-4)
+
+
+def test_a_large_offset_does_not_swallow_the_variance():
+    data = (np.float64(DATA[:, :1]) * 0.01 + 1000.0).astype(np.float32)
+    stats = after(data[:7], data[7:], shape=(1,))
+    np.testing.assert_allclose(stats.m2 / stats.count, np.var(np.float64(data), 0), rtol=0.02)
+
+
+def test_normalized_data_has_mean_zero_and_variance_one():
+    out = normalize(after(DATA), jnp.asarray(DATA))
+    np.testing.assert_allclose(out.mean(0), np.zeros(3), atol=1e-4)
+    np.testing.assert_allclose(out.std(0), np.ones(3), atol=1e-3)
+
+
+def test_normalize_is_the_identity_while_there_is_no_data():
+    x = jnp.float32([1e6, -3.0, 0.0])
+    np.testing.assert_array_equal(normalize(after(), x), x)
+
+
+def test_outliers_are_clipped():
+    out = normalize(after(DATA), jnp.float32([1e9, -1e9, 0.0]), clip=5.0)
+    np.testing.assert_allclose(out[:2], [5.0, -5.0])
+
+
+def test_masks_and_integers_pass_through_a_dictionary_observation():
+    obs = {
+        "action_mask": jnp.float32([[0.0, 1.0], [1.0, 1.0]]),
+        "count": jnp.int32([[3], [9]]),
+        "x": jnp.float32([[1.0], [3.0]]),
+    }
+    spec = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), obs)
+    out = normalize(update_stats(init_stats(spec), obs, batch_axes=1), obs)
+    np.testing.assert_array_equal(out["action_mask"], obs["action_mask"])
+    np.testing.assert_array_equal(out["count"], obs["count"])
+    assert out["count"].dtype == jnp.int32
+    np.testing.assert_allclose(out["x"], [[-1.0], [1.0]], rtol=1e-5)
