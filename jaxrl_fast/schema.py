@@ -49,7 +49,7 @@ class EvalSchema:
 
 @dataclasses.dataclass(frozen=True)
 class EnvSchema:
-    """``env.*``. Which of them an environment takes is its own to say; further ones are given as ``+env.name=value``."""
+    """``env.*``. Which of them an environment takes is its own to say; others are given as ``+env.name=value``."""
 
     id: str | None = setting(None, "id within env=brax, gymnax or probe")
     backend: str | None = setting(None, "physics of a brax environment")
@@ -65,9 +65,9 @@ class RunSchema:
     num_envs: int = setting(64, "environments side by side", 1)
     seed: int = setting(0, "the first random seed", 0)
     num_seeds: int = setting(1, "seeds trained at once in one program", 1)
-    overlap: Overlap = setting("none", "what may lag a tick: " + "|".join(get_args(Overlap)))
+    overlap: Overlap = setting("none", "what lags a tick:")
     devices: int | None = setting(None, "devices to use; as many as the placement needs", 1)
-    precision: Precision = setting("f32", "of matrix products: " + "|".join(get_args(Precision)))
+    precision: Precision = setting("f32", "of matrix products:")
     run_dir: str | None = setting(None, "folder of results; runs/<env>/<algo>/<time>-...")
     name: str | None = setting(None, "a label for the run")
 
@@ -139,7 +139,7 @@ def plain(value: Any) -> Any:
     """A value as a config file holds it: schedules as text, tuples as lists."""
     for name, schedule in SCHEDULES.items():
         if isinstance(value, schedule):
-            return f"{name}:{float(value.start)!r}:{float(value.end)!r}"
+            return ":".join([name, *(repr(float(end)) for end in value)])
     return [plain(v) for v in value] if isinstance(value, tuple) else value
 
 

@@ -1,0 +1,24 @@
+"""``python -m jaxrl_fast``: the list of commands."""
+
+import sys
+
+COMMANDS = {
+    "train": "train a policy: python -m jaxrl_fast.train env=halfcheetah",
+    "evaluate": "judge a trained policy: python -m jaxrl_fast.evaluate <run folder> episodes=100",
+}
+
+
+def main() -> int:
+    """Print the commands; with words, which belong to a command, exit status 2."""
+    words = [word for word in sys.argv[1:] if word not in ("-h", "--help")]
+    if words:
+        print(f"jaxrl_fast: error: '{words[0]}': write python -m jaxrl_fast.train ...", file=sys.stderr)
+        return 2
+    print("python -m jaxrl_fast.<command> --help")
+    for name, text in COMMANDS.items():
+        print(f"  {name:<10} {text}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

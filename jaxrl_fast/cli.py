@@ -1,0 +1,188 @@
+"""What every command shares: ``--help``, ``--version``, ``--multirun``, and errors of one line.
+
+Exit status: 0, 2 for settings that make no run, 130 after Ctrl-C, else what the command says.
+"""
+
+import importlib.metadata
+import itertools
+import os
+import platform
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, get_args, get_origin
+
+from hydra.errors import HydraException
+
+from jaxrl_fast.algorithms import ALGORITHMS
+from jaxrl_fast.config import NEEDS, Run, command_line, compose, parse_word
+from jaxrl_fast.placement import PLACEMENTS
+from jaxrl_fast.schema import ConfigError, Key, run_keys
+
+WIDTH = 80
+INTERRUPTED = (130, 143)
+"""Exit statuses after Ctrl-C and SIGTERM."""
+
+EXAMPLES = (
+    ("", "train a cheetah to run"),
+    ("env=cartpole algo=ppo seed=3", "choose"),
+    ("env=brax env.id=ant env.backend=mjx", "any id of brax or gymnax"),
+    ("algo.learning_rate=linear:3e-4:0", "change a setting"),
+    ("--multirun algo=sac,ppo seed=1,2,3", "six runs, one by one"),
+)
+
+
+def main(
+    command: str,
+    run: Callable[[list[str]], int | None],
+    argv: Sequence[str] | None = None,
+    help_text: Callable[[], str] | None = None,
+) -> int:
+    """Run a command's ``run(words) -> exit status`` and turn its errors into one line on stderr and status 2.
+
+    ``HYDRA_FULL_ERROR=1`` shows the traceback too. ``help_text`` defaults to that of training.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if {"-h", "--help"} & set(words):
+            print((help_text or train_help)())
+            return 0
+        if "--version" in words:
+            print(version_line())
+            return 0
+        if {"-m", "--multirun"} & set(words):
+            return multirun(command, [word for word in words if word not in ("-m", "--multirun")])
+        return run(words) or 0
+    except KeyboardInterrupt:
+        return 130
+    except (ValueError, OSError, ImportError) as error:
+        return fail(error)
+
+
+def fail(error: Exception) -> int:
+    """Say in one line what was wrong; returns exit status 2."""
+    if os.environ.get("HYDRA_FULL_ERROR") == "1":
+        traceback.print_exception(error)
+    message = " ".join(str(error).split()) or type(error).__name__
+    print(f"jaxrl_fast: error: {message}", file=sys.stderr)
+    return 2
+
+
+def version_line() -> str:
+    """This package, and what results depend on."""
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in ("jaxrl_fast", "jax", "brax", "gymnax")]
+    return ", ".join([*versions, f"Python {platform.python_version()}"])
+
+
+def expand(words: Sequence[str]) -> list[list[str]]:
+    """The jobs of a sweep: every combination of the values separated by commas.
+
+    Raises:
+        ConfigError: a word that cannot be read, a sweep without values, or two jobs that would write to one folder.
+    """
+    jobs = [list(job) for job in itertools.product(*(_values(word) for word in words))]
+    if not jobs:
+        raise ConfigError("--multirun: these settings give no run")
+    folders = [folder for folder in (compose(job).run_dir for job in jobs) if folder is not None]
+    if len(set(folders)) < len(folders):
+        raise ConfigError(f"--multirun: several runs would write to run_dir={folders[0]}: leave run_dir out")
+    return jobs
+
+
+def multirun(command: str, words: Sequence[str]) -> int:
+    """Run the jobs of a sweep one after another, each in a fresh process. Returns the worst exit status.
+
+    Raises:
+        ConfigError: as `expand`, before any job starts.
+    """
+    jobs, statuses = expand(words), []
+    for number, job in enumerate(jobs, 1):
+        print(f"[{number}/{len(jobs)}] {command_line(job, command)}", flush=True)
+        statuses.append(_run_job([sys.executable, "-m", f"jaxrl_fast.{command}", *job]))
+        if statuses[-1] in INTERRUPTED:
+            break
+    return max(statuses)
+
+
+def train_help() -> str:
+    """The screen of ``--help``, from the registries and schemas; fits 80 x 50."""
+    run = compose([])
+    return "\n".join(
+        [
+            "python -m jaxrl_fast.train [key=value ...] [--multirun] [--version] [--help]",
+            *(f"  {'train ' + words:<43}{text}" for words, text in EXAMPLES),
+            "environments (env=...)",
+            *_two_columns(_environments()),
+            "algorithms (algo=...); their settings are algo.*",
+            *_described(ALGORITHMS, lambda factory: sys.modules[factory.__module__].__doc__),
+            "placements (placement=...)",
+            *_described(PLACEMENTS, lambda place: place.__doc__),
+            f"keys, with their defaults for env={run.env}",
+            *(_key_line(name, key, run) for name, key in run_keys().items()),
+            f"  {'tuned':<18} {'true':<8} use the settings tuned for env and algo",
+            f"  {'config':<18} {'-':<8} a file of settings: a run's config.yaml repeats it",
+        ]
+    )
+
+
+def _values(word: str) -> list[str]:
+    override = parse_word(word)
+    if not override.is_sweep_override():
+        return [word]
+    try:
+        return [f"{word.partition('=')[0]}={value}" for value in override.sweep_string_iterator()]
+    except HydraException:
+        raise ConfigError(f"{word}: write the values of a sweep with commas, as in seed=1,2,3") from None
+
+
+def _run_job(words: list[str]) -> int:
+    """Exit status of a process, which gets our SIGTERM too (Ctrl-C reaches it by itself)."""
+    with subprocess.Popen(words) as job, _forwarded(signal.SIGTERM, job.send_signal):
+        while True:
+            try:
+                status = job.wait()
+                return status if status >= 0 else 128 - status
+            except KeyboardInterrupt:
+                continue
+
+
+@contextmanager
+def _forwarded(number: signal.Signals, send: Callable[[int], Any]) -> Iterator[None]:
+    before = signal.signal(number, lambda received, _: send(received))
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+def _environments() -> list[str]:
+    from envs import SHORT_NAMES
+
+    short = [f"{name:<14} {description}" for name, (*_, description) in SHORT_NAMES.items()]
+    return short + [f"{name:<8}env.{key}={example}" for name, (key, example) in NEEDS.items()]
+
+
+def _two_columns(entries: list[str]) -> list[str]:
+    """Entries downwards in two columns."""
+    rows, room = -(-len(entries) // 2), WIDTH // 2 - 2
+    pairs = itertools.zip_longest(entries[:rows], entries[rows:], fillvalue="")
+    return [f"  {_cut(left, room):<{room}} {_cut(right, room)}".rstrip() for left, right in pairs]
+
+
+def _described(registry: dict[str, Any], doc: Callable[[Any], str | None]) -> list[str]:
+    """A line for each entry: its name and the first line of its documentation."""
+    first = {name: (doc(entry) or "").strip().partition("\n")[0] for name, entry in registry.items()}
+    return [_cut(f"  {name:<14} {line}", WIDTH) for name, line in first.items()]
+
+
+def _cut(text: str, room: int) -> str:
+    return text if len(text) <= room else text[: room - 1] + "…"
+
+
+def _key_line(name: str, key: Key, run: Run) -> str:
+    default = getattr(run, name.replace(".", "_"), None)
+    choices = " " + "|".join(get_args(key.type)) if get_origin(key.type) is Literal else ""
+    return f"  {name:<18} {'-' if default is None else default!s:<8} {key.text}{choices}"
