@@ -95,7 +95,7 @@ def adam_step(
 ) -> tuple[PyTree, PyTree, Metrics]:
     """One Adam update of ``params``; gradients are first scaled down to a global norm of ``max_grad_norm``."""
     (_, metrics), grads = jax.value_and_grad(loss_fn, has_aux=True)(params)
-    grad_norm = optax.global_norm(grads)
+    grad_norm = optax.tree.norm(grads)
     scale = jnp.minimum(1.0, max_grad_norm / jnp.maximum(grad_norm, 1e-8))
     updates, opt_state = optax.scale_by_adam().update(jax.tree.map(lambda g: g * scale, grads), opt_state)
     params = jax.tree.map(lambda p, u: p - learning_rate * u, params, updates)

@@ -157,14 +157,17 @@ def build_graph(
 
 
 def rollout_shapes(env: VecEnv, agent: Agent) -> Transition:
-    """The shapes of a rollout ``[T, E, ...]``, found without running anything."""
+    """The shapes of a rollout ``[T, E, ...]``, found without tracing the environment, which can take seconds."""
 
-    def one_rollout(key: jax.Array) -> Transition:
+    def one_step(key: jax.Array) -> Transition:
         params = {name: agent.parts[name].init(key).params for name in agent.acting_parts}
-        state = start(env, agent.initial_carry(env.num_envs), key)
-        return unroll(env, lambda *xs: agent.explore(params, *xs), state, key, agent.rollout_length)[1]
+        obs = jax.tree.map(lambda s: jnp.zeros((env.num_envs, *s.shape), s.dtype), env.spec.obs)
+        flag, reward = jnp.zeros(env.num_envs, bool), jnp.zeros(env.num_envs, jnp.float32)
+        action, _, extras = agent.explore(params, agent.initial_carry(env.num_envs), obs, flag, key)
+        return Transition(obs, action, reward, obs, flag, flag, flag, extras)
 
-    return jax.eval_shape(one_rollout, jax.random.key(0))
+    step = jax.eval_shape(one_step, jax.random.key(0))
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((agent.rollout_length, *x.shape), x.dtype), step)
 
 
 def _part_fragment(name: str, part: Part, others: tuple[str, ...], start: int) -> Fragment:

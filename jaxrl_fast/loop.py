@@ -122,7 +122,8 @@ def plan_run(env: VecEnv, agent: Agent, total_steps: int, eval_every: int | None
     steps_per_tick = env.num_envs * agent.rollout_length
     ticks = -(-total_steps // steps_per_tick)
     smallest, largest = max(1, ticks // (CHUNKS_PER_RUN * 3 // 2)), max(1, -(-ticks // (CHUNKS_PER_RUN // 2)))
-    ticks_per_chunk = min(range(smallest, largest + 1), key=lambda n: (-(-ticks // n) * n, -n))
+    wanted = ticks / CHUNKS_PER_RUN
+    ticks_per_chunk = min(range(smallest, largest + 1), key=lambda n: (-(-ticks // n) * n, abs(n - wanted)))
     num_chunks = -(-ticks // ticks_per_chunk)
     eval_every = eval_every or max(1, total_steps // 10)
     chunks_per_eval = max(1, round(eval_every / (steps_per_tick * ticks_per_chunk)))

@@ -1,0 +1,76 @@
+"""``python -m jaxrl_fast.evaluate runs/latest episodes=100``: how good is the policy that a run left behind?"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from jaxrl_fast import cli, config
+from jaxrl_fast.env import vectorize
+from jaxrl_fast.evaluation import bootstrap_interval, evaluate_episodes
+from jaxrl_fast.policy import load_policy
+from jaxrl_fast.runtime import setup
+from jaxrl_fast.schema import ConfigError
+
+HELP = """python -m jaxrl_fast.evaluate RUN [episodes=100] [seed=0]
+  RUN         a run's folder, such as runs/latest
+  episodes    how many episodes to play, each from a fresh start
+  seed        of the starts and of the environment's chance; not one that training used"""
+
+
+def evaluate(words: Sequence[str]) -> int:
+    """Play whole episodes with a run's greedy policy and print what they returned.
+
+    Raises:
+        ValueError: one line that says what was wrong and what to write instead.
+    """
+    folder, numbers = read_words(words)
+    config_file = folder / "config.yaml"
+    if not config_file.exists():
+        raise ConfigError(f"{folder} holds no run: write the path of a run's folder, such as runs/latest")
+    setup()
+    policy = load_policy(folder / "policy")
+    env = vectorize(config.make_world(config.compose([f"config='{config_file}'"])), num_envs=1)
+    key = jax.random.fold_in(jax.random.key(numbers["seed"]), 0xE7A1)
+    totals = jax.device_get(evaluate_episodes(policy, env, key, episodes=numbers["episodes"]))
+    returns = totals.returns
+    low, high = bootstrap_interval(returns)
+    print(f"{folder}: {env.spec.name}, {policy.made_by['algo']}, {len(returns)} episodes, seed {numbers['seed']}")
+    print(f"return  {returns.mean():.1f} ± {returns.std():.1f}  (95 % of the mean [{low:.1f}, {high:.1f}])")
+    print(f"        least {returns.min():.1f}, median {np.median(returns):.1f}, most {returns.max():.1f}")
+    print(f"length  {totals.length.mean():.0f} steps on average")
+    return 0
+
+
+def read_words(words: Sequence[str]) -> tuple[Path, dict[str, int]]:
+    """The run's folder and the numbers given.
+
+    Raises:
+        ConfigError: no folder, several, an unknown key, or not a number.
+    """
+    numbers = {"episodes": 100, "seed": 0}
+    folders = []
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or "/" in key:
+            folders.append(Path(word))
+        elif key not in numbers:
+            raise ConfigError(f"unknown key '{key}': evaluate knows {' and '.join(numbers)}")
+        elif not value.isdigit() or (key == "episodes" and int(value) < 1):
+            raise ConfigError(f"{word}: write a whole number, for example {key}={numbers[key]}")
+        else:
+            numbers[key] = int(value)
+    if len(folders) != 1:
+        raise ConfigError("write the path of one run's folder, such as runs/latest")
+    return folders[0], numbers
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; returns its exit status."""
+    return cli.main("evaluate", evaluate, argv, lambda: HELP)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,167 @@
+"""``python -m jaxrl_fast.train env=halfcheetah``: train, show, and leave a run folder behind."""
+
+import time
+
+PROCESS_START_S = time.perf_counter()
+
+import os  # noqa: E402
+import secrets  # noqa: E402
+import signal  # noqa: E402
+import sys  # noqa: E402
+from collections.abc import Sequence  # noqa: E402
+from pathlib import Path  # noqa: E402
+from types import FrameType  # noqa: E402
+from typing import Any  # noqa: E402
+
+import envs  # noqa: E402
+from jaxrl_fast import cli, config  # noqa: E402
+from jaxrl_fast.config import Run  # noqa: E402
+from jaxrl_fast.env import Env, vectorize  # noqa: E402
+from jaxrl_fast.loop import Result, learn  # noqa: E402
+from jaxrl_fast.progress import ProgressDisplay, clock, si  # noqa: E402
+from jaxrl_fast.reporting import link_latest, write_summary  # noqa: E402
+from jaxrl_fast.runtime import setup  # noqa: E402
+
+RUNS = Path("runs")
+
+
+class StopSignal:
+    """Ctrl-C and SIGTERM: the first ends the run after its chunk, a second ends the process at once."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self.training = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._handle)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.number is not None or not self.training:
+            print("\nstopped before anything was trained" if not self.training else "\nstopped at once", file=sys.stderr)
+            sys.stderr.flush()
+            os._exit(128 + number)
+        self.number = number
+        print("\nstopping after this chunk; once more to stop at once", file=sys.stderr)
+
+    def __call__(self) -> bool:
+        self.training = True
+        return self.number is not None
+
+
+def train(run: Run, argv: Sequence[str]) -> int:
+    """Train as ``run`` says; the exit status is 0, or 130 or 143 after a signal.
+
+    Raises:
+        ValueError: one line that says what was wrong and what to write instead.
+    """
+    stop = StopSignal()
+    setup(cpu_devices=run.devices)
+    world = config.make_world(run)
+    algorithm = config.make_algorithm(run)
+    env = vectorize(world, num_envs=run.num_envs)
+    algorithm.build(env.spec, env.num_envs)
+    folder = new_folder(run)
+    print_opening(run, folder)
+    before_s = time.perf_counter() - PROCESS_START_S
+    with ProgressDisplay(run.total_steps) as progress:
+
+        def on_metrics(row: dict[str, Any]) -> None:
+            stop.training = True
+            progress(row)
+
+        result = learn(
+            env, algorithm, total_steps=run.total_steps, seed=run.seed, num_seeds=run.num_seeds,
+            overlap=run.overlap, placement=run.placement, eval_every=run.eval_every, eval_episodes=run.eval_episodes,
+            on_metrics=on_metrics, run_dir=folder, should_stop=stop,
+        )  # fmt: skip
+    pages = draw_policy(run, world, result, folder)
+    summary = add_to_summary(run, result, folder, before_s, stop.number)
+    print_closing(summary, folder, pages, argv)
+    return 128 + stop.number if stop.number is not None else 0
+
+
+def new_folder(run: Run) -> Path:
+    """Make the run's folder and put ``config.yaml`` into it.
+
+    Raises:
+        ValueError: it holds a run already, or cannot be written to.
+    """
+    label = f"{time.strftime('%Y%m%d-%H%M%S')}{f'-{run.name}' if run.name else ''}-{run.seed}-{secrets.token_hex(2)}"
+    folder = Path(run.run_dir) if run.run_dir else RUNS / run.env / run.algo / label
+    if (folder / "config.yaml").exists():
+        raise ValueError(f"run_dir={folder} holds a run already: write another folder, or leave run_dir out")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.yaml").write_text(config.to_yaml(run))
+    except OSError as error:
+        raise ValueError(
+            f"cannot write to the run folder {folder} ({error.strerror}): write another run_dir=..."
+        ) from None
+    if not run.run_dir:
+        link_latest(folder, RUNS)
+    return folder
+
+
+def print_opening(run: Run, folder: Path) -> None:
+    """What the names stand for, and where the run goes."""
+    print(envs.describe(run.env, run.env_options))
+    print(f"{run.algo}, settings {f'tuned for this environment ({run.tuned_file})' if run.tuned_file else 'untuned'}")
+    seeds = f", {run.num_seeds} seeds from {run.seed}" if run.num_seeds > 1 else f", seed {run.seed}"
+    print(f"{run.total_steps:,} steps of {run.num_envs} environments, placement {run.placement}{seeds}", flush=True)
+    print(f"run folder {folder}", flush=True)
+
+
+def draw_policy(run: Run, world: Env, result: Result, folder: Path) -> list[str]:
+    """``policy.html`` for brax's worlds; a page that cannot be made does not spoil a run that has been trained."""
+    suite, options = envs.resolve(run.env, dict(run.env_options))
+    if suite != "brax":
+        return []
+    from jaxrl_fast.visualization import write_policy_html
+
+    try:
+        write_policy_html(result.policy, world, folder / "policy.html", world_options=options, seed=run.seed)
+    except Exception as error:
+        print(f"no policy.html: {type(error).__name__}: {error}", file=sys.stderr)
+        return []
+    return ["policy.html"]
+
+
+def add_to_summary(run: Run, result: Result, folder: Path, before_s: float, stopped_by: int | None) -> dict[str, Any]:
+    """Complete ``summary.json`` with what only the command knows."""
+    _, options = envs.resolve(run.env, dict(run.env_options))
+    summary = {
+        "env": run.env, "env_id": options.get("id", options.get("make")), "env_backend": options.get("backend"), "algo": run.algo,
+        "placement": run.placement, "overlap": run.overlap, "seed": run.seed, **result.summary,
+        "time_to_first_step_s": result.summary["time_to_first_step_s"] + before_s,
+        "wall_s": time.perf_counter() - PROCESS_START_S,
+        "stopped_by": signal.Signals(stopped_by).name if stopped_by is not None else None,
+    }  # fmt: skip
+    write_summary(folder, summary)
+    return summary
+
+
+def print_closing(summary: dict[str, Any], folder: Path, pages: list[str], argv: Sequence[str]) -> None:
+    """Result, speed, paths, and the command that repeats the run."""
+    interval = summary.get("eval_return_ci95")
+    spread = f"95 % of the mean [{interval[0]:.1f}, {interval[1]:.1f}]" if interval else "std over episodes"
+    value = "" if interval else f" ± {summary['eval_return_std']:.1f}"
+    print(
+        f"\ngreedy return {summary['eval_return_mean']:.1f}{value} ({spread}, {summary['eval_episodes']} episodes) "
+        f"after {summary['env_steps']:,} steps and {summary['updates']:,} updates"
+    )
+    print(
+        f"{clock(summary['wall_s'])} in all, {summary['time_to_first_step_s']:.1f} s to the first step; "
+        f"{si(summary['sampling_hz'])} steps/s, {si(summary['update_hz'])} updates/s of {summary['batch_size']}, "
+        f"update frame rate {si(summary['update_frame_hz'])}"
+    )
+    print(f"{folder}: summary.json, curve.png, {''.join(f'{page}, ' for page in pages)}policy/, metrics.csv, evals.csv")
+    print(f"again:    {config.command_line([f'config={folder}/config.yaml'])}")
+    print(f"evaluate: {config.command_line([str(folder), 'episodes=100'], 'evaluate')}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; returns its exit status."""
+    return cli.main("train", lambda words: train(config.compose(words), words), argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+"""The Python API, every snippet of the design and the README run for real."""
+
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxrl_fast as jf
+
+
+@pytest.fixture(scope="module")
+def env():
+    return jf.make_env("pendulum", num_envs=4)
+
+
+@pytest.fixture(scope="module")
+def algo():
+    return small_sac()
+
+
+def small_sac(**options):
+    sizes = dict(policy_hidden=(16,), critic_hidden=(16,), batch_size=16, buffer_size=1000, updates_per_tick=2)
+    return jf.sac(**{**sizes, "warmup_steps": 4, **options})
+
+
+def test_learn_in_one_call_writes_nothing(env, algo, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = []
+    result = jf.learn(env, algo, total_steps=400, num_seeds=2, eval_episodes=3, on_metrics=rows.append)
+    assert result.history == rows
+    assert {row["kind"] for row in rows} == {"train", "eval"}
+    assert result.summary["env_steps"] == 400
+    assert result.summary["eval_episodes"] == 6 and len(result.summary["eval_return_ci95"]) == 2
+    assert result.policy(np.zeros(3, np.float32)).shape == (1,)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_train_step_jits_scans_and_shows_its_shapes(env, algo):
+    init, train_step = jf.make_train_step(env, algo)
+    state = jax.eval_shape(init, jax.random.key(0))
+    after, metrics = jax.eval_shape(train_step, state)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
+    scan = jax.jit(lambda s: jax.lax.scan(lambda s, _: train_step(s), s, length=3), donate_argnums=0)
+    state, metrics = scan(init(jax.random.key(0)))
+    assert int(state.tick) == 3
+    assert metrics["learn/critic/critic_loss"].shape == (3,)
+
+
+def test_seeds_and_learning_rates_in_one_compilation(env, algo):
+    init, train_step = jf.make_train_step(env, algo)
+    keys = jax.random.split(jax.random.key(0), 3)
+    step = jax.jit(jax.vmap(train_step), donate_argnums=0)
+    states, _ = step(jax.vmap(init)(keys))
+    rates = jnp.array([1e-4, 1e-3, 0.0])
+    states = jax.vmap(lambda k, lr: init(k, algo.hyper._replace(learning_rate=lr)))(keys, rates)
+    before = jax.tree.map(np.asarray, states.channels["actor"].policy)
+    for _ in range(3):
+        states, _ = step(states)
+    after = states.channels["actor"].policy
+    moved = [bool(np.any(a[i] != b[i])) for i in range(3) for a, b in [first_leaves(before, after)]]
+    assert moved == [True, True, False]
+    assert step._cache_size() == 1
+
+
+def first_leaves(*trees):
+    return [np.asarray(jax.tree.leaves(tree)[-1]) for tree in trees]
+
+
+def test_a_loss_of_ones_own_is_used(env):
+    seen = []
+
+    def my_critic_loss(q, target):
+        seen.append(q.shape)
+        return jnp.abs(q - target)
+
+    init, train_step = jf.make_train_step(env, small_sac(critic_loss=my_critic_loss))
+    jax.eval_shape(train_step, jax.eval_shape(init, jax.random.key(0)))
+    assert set(seen) == {()}
+
+
+def test_a_world_of_ones_own():
+    spec = jf.EnvSpec("walk", jax.ShapeDtypeStruct((1,), jnp.float32), jf.Discrete(2), max_episode_steps=10)
+
+    def reset(key, params):
+        position = jax.random.uniform(key, (1,), minval=-1.0, maxval=1.0)
+        return position, position
+
+    def step(position, action, key):
+        position = position + 0.2 * (2.0 * action - 1.0)
+        reward = -jnp.abs(position[0])
+        no = jnp.zeros((), bool)
+        return position, jf.Timestep(position, position, reward, no, no)
+
+    env = jf.vectorize(jf.Env(spec, reset, step), num_envs=16)
+    algo = jf.ppo(rollout_length=20, learning_rate=3e-3, policy_hidden=(32,), value_hidden=(32,))
+    result = jf.learn(env, algo, total_steps=20_000, eval_episodes=32)
+    returns = jf.evaluate_policy(result.policy, env, jax.random.key(5), episodes=64)
+    assert returns.shape == (64,)
+    assert returns.mean() > -3.0
+
+
+def test_a_saved_policy_acts_the_same_without_its_run(env, algo, tmp_path):
+    result = jf.learn(env, algo, total_steps=80, eval_episodes=2, run_dir=tmp_path)
+    policy = jf.load_policy(tmp_path / "policy")
+    for obs in np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32):
+        np.testing.assert_array_equal(policy(obs), result.policy(obs))
+    returns = [jf.evaluate_policy(p, env, jax.random.key(1), episodes=4) for p in (policy, result.policy)]
+    np.testing.assert_array_equal(*returns)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda folder: (folder / "policy.json").unlink(), "holds no policy"),
+        (lambda folder: (folder / "policy.json").write_text("{"), "is damaged"),
+        (lambda folder: (folder / "params.msgpack").write_bytes(b"\x81"), "is damaged"),
+    ],
+)
+def test_a_damaged_policy_is_refused_in_one_line(env, algo, tmp_path, damage, words):
+    jf.learn(env, algo, total_steps=4, eval_episodes=1, run_dir=tmp_path)
+    damage(tmp_path / "policy")
+    with pytest.raises(ValueError, match=words) as error:
+        jf.load_policy(tmp_path / "policy")
+    assert "\n" not in str(error.value)
+
+
+def test_setup_after_jax_has_started_fails_clearly():
+    code = "import jax, jaxrl_fast as jf; jax.devices(); jf.setup(cpu_devices=2)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "before JAX is used" in done.stderr
+
+
+def test_setup_makes_the_devices_and_importing_changes_nothing():
+    code = (
+        "import jax; before = dict(jax.config.values)\n"
+        "import jaxrl_fast as jf; assert dict(jax.config.values) == before\n"
+        "jf.setup(cpu_devices=3, cache=False); print(len(jax.devices()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.split() == ["3"], done.stderr

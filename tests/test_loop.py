@@ -1,0 +1,144 @@
+"""The loop: fixed chunks, compiled once, memory that does not grow, a NaN named with its step, and run files."""
+
+import csv
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxrl_fast as jf
+from jaxrl_fast.loop import plan_run
+from jaxrl_fast.recorder import summarize_metrics
+from jaxrl_fast.fragments import build_graph
+
+
+def counting_world(bad_step: int | None = None) -> jf.Env:
+    """Counts its steps; gives a NaN reward at step ``bad_step`` of an episode."""
+    spec = jf.EnvSpec("counter", jax.ShapeDtypeStruct((1,), jnp.float32), jf.Discrete(2), max_episode_steps=50)
+
+    def reset(key, params):
+        return jnp.zeros((), jnp.int32), jnp.zeros(1)
+
+    def step(state, action, key):
+        state = state + 1
+        reward = jnp.where(state == bad_step, jnp.nan, 1.0) if bad_step else jnp.float32(1.0)
+        obs = state.astype(jnp.float32)[None]
+        no = jnp.zeros((), bool)
+        return state, jf.Timestep(obs, obs, reward, no, no)
+
+    return jf.Env(spec, reset, step)
+
+
+def tiny_ppo(**options) -> jf.Algorithm:
+    return jf.ppo(**{"rollout_length": 8, "policy_hidden": (8,), "value_hidden": (8,), **options})
+
+
+def test_a_nan_is_named_with_its_step():
+    env = jf.vectorize(counting_world(bad_step=21), num_envs=4)
+    with pytest.raises(jf.NonFiniteError, match=r"counter .* at step 21 of each environment, 84 steps over all 4"):
+        jf.learn(env, tiny_ppo(), total_steps=1000)
+
+
+def test_a_nan_at_reset_is_named():
+    world = counting_world()
+    world = world._replace(reset=lambda key, params: (jnp.zeros((), jnp.int32), jnp.full(1, jnp.nan)))
+    with pytest.raises(jf.NonFiniteError, match="observation of its reset"):
+        jf.learn(jf.vectorize(world, num_envs=2), tiny_ppo(), total_steps=1000)
+
+
+def test_a_diverging_update_is_named():
+    with pytest.raises(jf.NonFiniteError, match=r"metric learn/.* in tick .*learning_rate"):
+        jf.learn(jf.vectorize(counting_world(), num_envs=2), tiny_ppo(learning_rate=float("inf")), total_steps=10_000)
+
+
+@pytest.mark.parametrize("total_steps", [1, 31, 32, 33, 1000, 99_999, 3_300_000])
+def test_a_plan_covers_the_steps_with_equal_chunks(total_steps):
+    env = jf.vectorize(counting_world(), num_envs=4)
+    _, agent = build_graph(env, tiny_ppo())
+    plan = plan_run(env, agent, total_steps, None)
+    steps = plan.num_chunks * plan.ticks_per_chunk * plan.steps_per_tick
+    assert total_steps <= steps < total_steps + plan.ticks_per_chunk * plan.steps_per_tick
+    assert plan.num_chunks <= 150
+
+
+def test_one_compilation_whatever_the_number_of_chunks(caplog):
+    def compilations(total_steps: int) -> int:
+        caplog.clear()
+        with jax.log_compiles():
+            jf.learn(jf.vectorize(counting_world(), num_envs=4), tiny_ppo(), total_steps=total_steps, eval_episodes=2)
+        return sum("Finished XLA compilation of jit(chunk)" in r.getMessage() for r in caplog.records)
+
+    assert compilations(32 * 4) == 1
+    assert compilations(32 * 60) == 1
+
+
+def test_memory_does_not_grow_with_the_number_of_steps():
+    live = []
+    env = jf.vectorize(counting_world(), num_envs=4)
+    jf.learn(
+        env, tiny_ppo(), total_steps=32 * 300, eval_every=32 * 30, eval_episodes=2,
+        on_metrics=lambda row: live.append(sum(x.nbytes for x in jax.live_arrays())),
+    )  # fmt: skip
+    assert len(live) > 50
+    assert max(live[len(live) // 2 :]) <= max(live[: len(live) // 2])
+
+
+def test_metrics_count_only_ticks_in_which_a_fragment_was_active():
+    env = jf.vectorize(counting_world(), num_envs=4)
+    graph, _ = build_graph(env, tiny_ppo())
+    graph = graph._replace(fragments=tuple(f._replace(start=2) if f.name == "learn" else f for f in graph.fragments))
+    metrics = {
+        "sample/episodes": np.array([[0, 1, 0, 1]]),
+        "sample/episode_return_sum": np.array([[0.0, 10.0, 0.0, 20.0]]),
+        "sample/episode_length_sum": np.array([[0, 5, 0, 7]]),
+        "learn/loss": np.array([[0.0, 0.0, 1.0, 3.0]]),
+    }
+    row = summarize_metrics(graph, metrics, 0, 4)
+    assert row == {"episodes": 2, "episode_return": 15.0, "episode_length": 6.0, "learn/loss": 2.0}
+
+
+def test_a_run_folder_holds_what_the_design_names(tmp_path):
+    env = jf.vectorize(counting_world(), num_envs=4)
+    result = jf.learn(env, tiny_ppo(), total_steps=320, num_seeds=2, eval_every=160, eval_episodes=3, run_dir=tmp_path)
+    rows = list(csv.DictReader((tmp_path / "metrics.csv").read_text().splitlines()))
+    assert [int(r["env_steps"]) for r in rows] == [32 * (i + 1) for i in range(10)]
+    episodes = list(csv.DictReader((tmp_path / "evals.csv").read_text().splitlines()))
+    assert set(episodes[0]) == {"seed", "env_steps", "wall_s", "return", "length"}
+    assert len(episodes) == 2 * 2 * 3
+    assert {e["return"] for e in episodes} == {"50.0"}
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["eval_return_mean"] == 50.0 and summary["updates"] == result.summary["updates"] == 10 * 16
+    assert summary["update_frame_hz"] == pytest.approx(summary["update_hz"] * summary["batch_size"])
+    assert (tmp_path / "curve.png").stat().st_size > 5000
+    assert (tmp_path / "policy" / "policy.json").exists()
+    assert list(tmp_path.glob("events.out.tfevents*"))
+
+
+def test_stopping_between_chunks_still_evaluates_and_writes(tmp_path):
+    env = jf.vectorize(counting_world(), num_envs=4)
+    rows = []
+    result = jf.learn(
+        env, tiny_ppo(), total_steps=32 * 40, eval_episodes=2, on_metrics=rows.append, run_dir=tmp_path,
+        should_stop=lambda: len(rows) >= 3,
+    )  # fmt: skip
+    assert [row["kind"] for row in rows] == ["train", "train", "train", "eval"]
+    assert result.summary["env_steps"] == 3 * 32
+    assert rows[-1]["kind"] == "eval"
+    assert (tmp_path / "summary.json").exists()
+
+
+@pytest.mark.parametrize("name", ["total_steps", "num_seeds", "eval_episodes"])
+def test_numbers_that_must_be_positive(name):
+    arguments = {"total_steps": 100, name: 0}
+    with pytest.raises(ValueError, match=f"{name}=0"):
+        jf.learn(jf.vectorize(counting_world(), num_envs=2), tiny_ppo(), **arguments)
+
+
+def test_an_unwritable_folder_is_refused_before_anything_slow(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="cannot write to the run folder"):
+        jf.learn(
+            jf.vectorize(counting_world(), num_envs=2), tiny_ppo(), total_steps=100, run_dir=tmp_path / "file" / "run"
+        )
