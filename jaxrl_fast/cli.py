@@ -124,6 +124,7 @@ def train_help() -> str:
             *(_key_line(name, key, run) for name, key in run_keys().items()),
             f"  {'tuned':<18} {'true':<8} use the settings tuned for env and algo",
             f"  {'config':<18} {'-':<8} a file of settings: a run's config.yaml repeats it",
+            "HYDRA_FULL_ERROR=1 shows the traceback of an error.",
         ]
     )
 

@@ -1,0 +1,159 @@
+"""The commands as a person meets them: help, errors of one line, sweeps, exit statuses."""
+
+import os
+import signal
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import envs
+from jaxrl_fast import cli
+from jaxrl_fast.__main__ import COMMANDS
+from jaxrl_fast.algorithms import ALGORITHMS
+from jaxrl_fast.config import compose
+from jaxrl_fast.placement import PLACEMENTS
+from jaxrl_fast.schema import ConfigError, run_keys
+
+ROOT = Path(__file__).parent.parent
+JOB = ["env=probe", "env.id=value", "algo=ppo", "num_envs=4", "total_steps=64", "eval.episodes=4",
+       "algo.rollout_length=8", "algo.policy_hidden=[4]", "algo.value_hidden=[4]"]  # fmt: skip
+
+
+def python_m(module: str, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-m", module, *words]
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
+
+
+def one_error_line(text: str) -> str:
+    (line,) = [line for line in text.splitlines() if line.startswith("jaxrl_fast: error:")]
+    assert "Traceback" not in text
+    return line
+
+
+def test_help_fits_a_screen_and_names_everything(capsys: pytest.CaptureFixture[str]):
+    assert cli.main("train", lambda words: 1, ["env=halfcheetah", "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 50
+    assert max(len(line) for line in lines) <= 80
+    words = " ".join(lines).split()
+    assert {*envs.SHORT_NAMES, *ALGORITHMS, *PLACEMENTS, *run_keys()} <= set(words)
+    examples = [line for line in lines if line.startswith("  train")]
+    assert len(examples) == 5
+
+
+def test_every_example_of_the_help_is_a_run():
+    for words, _ in cli.EXAMPLES:
+        for job in cli.expand([word for word in words.split() if word != "--multirun"]):
+            compose(job)
+
+
+def test_version_names_what_results_depend_on(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "1.2.3")
+    assert cli.main("train", lambda words: 1, ["--version"]) == 0
+    assert "jax 1.2.3" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(ConfigError("say\nthis"), 2), (ValueError("say this"), 2), (PermissionError(13, "say this"), 2),
+     (ImportError("say this"), 2), (KeyboardInterrupt(), 130)],
+)  # fmt: skip
+def test_errors_become_one_line_and_a_status(
+    error: BaseException, status: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+
+    def run(words: list[str]) -> int:
+        raise error
+
+    assert cli.main("train", run, []) == status
+    said = capsys.readouterr().err
+    assert said.count("\n") == (1 if status == 2 else 0)
+    assert ("say this" in said) == (status == 2)
+
+
+def test_the_traceback_is_shown_on_request(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    assert cli.main("train", lambda words: int(words[0]), ["x"]) == 2
+    said = capsys.readouterr().err
+    assert "Traceback" in said
+    assert said.splitlines()[-1].startswith("jaxrl_fast: error:")
+
+
+def test_a_failure_that_is_not_about_the_settings_is_not_hidden():
+    with pytest.raises(ZeroDivisionError):
+        cli.main("train", lambda words: 1 // len(words), [])
+
+
+def test_a_sweep_is_every_combination_in_order():
+    jobs = cli.expand(["env=cartpole", "seed=range(1,3)", "algo=ppo,sac", "algo.policy_hidden=[4],[8]"])
+    assert len(jobs) == 8
+    assert jobs[0] == ["env=cartpole", "seed=1", "algo=ppo", "algo.policy_hidden=[4]"]
+    assert jobs[-1] == ["env=cartpole", "seed=2", "algo=sac", "algo.policy_hidden=[8]"]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["seed=1,x"], "seed=x: write a whole number"),
+        (["algo=glob(*)"], "write the values of a sweep with commas"),
+        (["seed=range(1,1)"], "give no run"),
+        (["seed=1,2", "run_dir=here"], "several runs would write to run_dir=here"),
+    ],
+)
+def test_a_sweep_that_cannot_run_is_refused_before_its_first_job(words: list[str], expected: str):
+    with pytest.raises(ConfigError, match=expected.replace("(", r"\(").replace("*", r"\*")):
+        cli.expand(words)
+
+
+def test_the_status_of_a_sweep_is_its_worst_and_a_signal_ends_it(monkeypatch: pytest.MonkeyPatch):
+    statuses = iter([0, 2, 0, 130, 0])
+    monkeypatch.setattr(cli, "_run_job", lambda words: next(statuses))
+    assert cli.multirun("train", ["seed=1,2,3"]) == 2
+    assert cli.multirun("train", ["seed=1,2"]) == 130
+    assert next(statuses) == 0
+
+
+def test_a_job_passes_on_its_exit_status_and_our_sigterm():
+    assert cli._run_job([sys.executable, "-c", "raise SystemExit(7)"]) == 7
+    parent = os.getpid()
+    ask = f"import os, signal, time; os.kill({parent}, signal.SIGTERM); time.sleep(60)"
+    before = signal.getsignal(signal.SIGTERM)
+    assert cli._run_job([sys.executable, "-c", ask]) == 143
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_the_list_of_commands_names_modules_that_exist(tmp_path: Path):
+    listed = python_m("jaxrl_fast", cwd=tmp_path)
+    assert listed.returncode == 0
+    for name in COMMANDS:
+        assert find_spec(f"jaxrl_fast.{name}") is not None
+        assert any(line.split()[0] == name for line in listed.stdout.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["env=halfchetah"], "did you mean halfcheetah?"),
+        (["env=cartpole", "algo=sac"], "algo=ppo"),
+        (["env=pendulum", "algo=sac", "algo.buffer_size=100", "algo.warmup_steps=0"], "buffer_size"),
+        (["env=brax", "env.id=swimmer"], "swimmer"),
+        (["env=custom", "env.make=no_such_package.make"], "no_such_package"),
+    ],
+)
+def test_bad_input_ends_in_one_line_and_status_2(words: list[str], expected: str, tmp_path: Path):
+    ended = python_m("jaxrl_fast.train", *words, cwd=tmp_path)
+    assert ended.returncode == 2, ended.stderr
+    assert expected in one_error_line(ended.stderr)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sweep_trains_each_job_in_a_folder_of_its_own(tmp_path: Path):
+    ended = python_m("jaxrl_fast.train", "--multirun", *JOB, "seed=1,2", cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert len(list(tmp_path.glob("runs/*/*/*/summary.json"))) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]

@@ -1,0 +1,248 @@
+"""Composition: what wins over what, what a run's file repeats, and what is refused."""
+
+import dataclasses
+import shlex
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+import envs
+from jaxrl_fast import Cosine, Linear
+from jaxrl_fast.algorithms import ALGORITHMS
+from jaxrl_fast.config import CONFIG_DIR, NEEDS, Run, command_line, compose, make_algorithm, options_of, to_yaml
+from jaxrl_fast.schema import ConfigError, algo_keys
+
+TUNED = sorted((CONFIG_DIR / "tuned").glob("*.yaml"))
+
+
+def needed(env: str) -> list[str]:
+    """The words that a family of environments cannot do without."""
+    return [f"env.{NEEDS[env][0]}={NEEDS[env][1]}"] if env in NEEDS else []
+
+
+def refusal(*words: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        compose(words)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_the_default_job_is_halfcheetah_with_the_algorithm_that_trains_it_best():
+    run = compose([])
+    assert (run.env, run.algo, run.placement, run.overlap) == ("halfcheetah", "sac", "fused", "none")
+    assert run.tuned_file == "tuned/halfcheetah_sac.yaml"
+    assert compose(["env=cartpole"]).algo == "ppo"
+
+
+@pytest.mark.parametrize("env", options_of("env"))
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_every_environment_composes_with_every_algorithm(env: str, algo: str):
+    run = compose([f"env={env}", f"algo={algo}", *needed(env)])
+    assert (run.env, run.algo) == (env, algo)
+    assert make_algorithm(run).name == algo
+
+
+def test_the_env_group_and_the_environments_are_the_same():
+    assert set(options_of("env")) == set(envs.SHORT_NAMES) | set(NEEDS)
+
+
+@pytest.mark.parametrize("path", TUNED, ids=lambda path: path.stem)
+def test_every_tuned_file_applies_to_its_environment_and_algorithm(path: Path):
+    env, _, algo = path.stem.rpartition("_")
+    run = compose([f"env={env}", f"algo={algo}"])
+    assert run.tuned_file == f"tuned/{path.name}"
+    for name, value in OmegaConf.load(path).items():
+        if name == "algo":
+            assert {**run.algo_options, **{k: tuple(v) if OmegaConf.is_list(v) else v for k, v in value.items()}} == (
+                run.algo_options
+            )
+        else:
+            assert getattr(run, name) == value
+
+
+def test_precedence_is_schema_then_tuned_then_file_then_command_line(tmp_path: Path):
+    tuned = OmegaConf.load(CONFIG_DIR / "tuned" / "pendulum_sac.yaml").algo
+    schema = {key: value.default for key, value in algo_keys("sac").items()}
+    assert tuned.batch_size != 64
+    assert tuned.learning_rate != schema["algo.learning_rate"]
+    file = tmp_path / "mine.yaml"
+    file.write_text("algo:\n  learning_rate: 0.5\n  batch_size: 32\n")
+
+    words = ["env=pendulum", "algo=sac"]
+    layers = [
+        [*words, "tuned=false"],
+        words,
+        [*words, f"config={file}"],
+        [*words, "algo.learning_rate=0.25", f"config={file}"],
+    ]
+    rates = [compose(layer).algo_options["learning_rate"] for layer in layers]
+    assert rates == [schema["algo.learning_rate"], tuned.learning_rate, 0.5, 0.25]
+    assert compose(layers[0]).tuned_file is None
+    assert compose(layers[-1]).algo_options["batch_size"] == 32
+
+
+def test_the_command_line_chooses_groups_over_the_file_and_leaves_its_sections_behind(tmp_path: Path):
+    file = tmp_path / "run.yaml"
+    file.write_text(to_yaml(compose(["env=pendulum", "algo=sac", "algo.tau=0.5", "seed=7"])))
+    run = compose([f"config={file}", "algo=ppo"])
+    assert (run.env, run.algo, run.seed) == ("pendulum", "ppo", 7)
+    assert "tau" not in run.algo_options
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    rate=st.one_of(
+        st.floats(1e-8, 1.0), st.builds(Linear, st.floats(0, 1), st.floats(0, 1)), st.just(Cosine(1.0, 0.0))
+    ),
+    hidden=st.lists(st.integers(1, 512), min_size=1, max_size=4),
+    words=st.sampled_from(
+        [
+            ["env=brax", "env.id=ant", "env.backend=mjx", "algo=ppo"],
+            ["env=gymnax", "env.id=Pendulum-v1", "algo=sac", "+env.g=9.81", "env.episode_length=100"],
+            ["env=custom", "env.make=my.make", "+env.size=[1,2]", "+env.mode='a b'"],
+            ["env=cartpole", "tuned=false", "name=first", "devices=2", "precision=bf16", "overlap=all"],
+        ]
+    ),
+)
+def test_the_file_of_a_run_repeats_it(tmp_path: Path, seed: int, rate: object, hidden: list[int], words: list[str]):
+    run = compose([*words, f"seed={seed}", f"algo.policy_hidden={hidden}"])
+    run = dataclasses.replace(run, algo_options={**run.algo_options, "learning_rate": rate})
+    file = tmp_path / "config.yaml"
+    file.write_text(to_yaml(run))
+    assert compose([f"config={file}"]) == run
+
+
+def test_a_run_repeated_from_its_file_goes_to_a_folder_of_its_own(tmp_path: Path):
+    (tmp_path / "config.yaml").write_text(to_yaml(compose([f"run_dir={tmp_path}"])))
+    assert compose([f"config={tmp_path}/config.yaml"]).run_dir is None
+
+
+def test_values_are_read_as_the_types_of_their_keys():
+    run = compose(
+        ["total_steps=2e5", "num_envs=1_000", "eval.every=1e4", "name=3", "algo=ppo", "algo.discount=1",
+         "algo.learning_rate=linear:3e-4:0", "algo.clip_range=cosine:1:0", "algo.policy_hidden=[8,8.0]",
+         "algo.layer_norm=true"]
+    )  # fmt: skip
+    assert (run.total_steps, run.num_envs, run.name, run.eval_every) == (200_000, 1000, "3", 10_000)
+    assert type(run.total_steps) is int
+    expected = {"learning_rate": Linear(3e-4, 0.0), "clip_range": Cosine(1.0, 0.0), "discount": 1.0,
+                "policy_hidden": (8, 8), "layer_norm": True}  # fmt: skip
+    assert {key: run.algo_options[key] for key in expected} == expected
+
+
+def test_the_schema_of_an_algorithm_is_the_signature_of_its_factory():
+    for name, factory in ALGORITHMS.items():
+        run = compose([f"algo={name}", "tuned=false"])
+        assert make_algorithm(run).hyper == factory().hyper
+        assert "precision" not in run.algo_options
+        assert not any(callable(value) for value in run.algo_options.values())
+
+
+def test_a_tenth_of_the_run_lies_between_evaluations_unless_told():
+    assert compose(["total_steps=5000"]).eval_every == 500
+    assert compose(["total_steps=3"]).eval_every == 1
+
+
+def test_options_of_an_environment_pass_through():
+    run = compose(["env=gymnax", "env.id=Pendulum-v1", "+env.g=9.81", "env.options.m=2"])
+    assert run.env_options == {"id": "Pendulum-v1", "g": 9.81, "m": 2}
+
+
+def test_composition_is_repeatable_and_leaves_the_folder_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    assert compose(["seed=3"]) == compose(["seed=3"])
+    assert Path.cwd() == tmp_path
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_line_survives_a_shell():
+    words = ["env=cartpole", "name='a b'", "algo.policy_hidden=[8,8]"]
+    assert shlex.split(command_line(words)) == ["python", "-m", "jaxrl_fast.train", *words]
+
+
+REFUSED = [
+    # unknown names, with what is near
+    ("env=halfchetah", "env=halfchetah is unknown: did you mean halfcheetah?"),
+    ("env=HalfCheetah-v5", "did you mean halfcheetah?"),
+    ("env=zzzz", "write one of acrobot, ant"),
+    ("algo=pppo", "algo=pppo is unknown: did you mean ppo?"),
+    ("placement=spread", "placement=spread is unknown: write one of fused"),
+    ("total_step=3", "unknown key 'total_step'"),
+    ("total_step=3", "did you mean total_steps"),
+    ("learning_rate=3", "did you mean algo.learning_rate?"),
+    ("algo.learning_rat=3", "did you mean algo.learning_rate"),
+    ("algo.clip_range=0.1", "it belongs to algo=ppo"),
+    ("eval.evry=3", "did you mean eval.every?"),
+    ("env.bakend=mjx", "did you mean env.backend"),
+    ("env.bakend=mjx", "+env.bakend=..."),
+    ("qqqq=1", "--help lists the keys"),
+    # types and ranges
+    ("overlap=some", "overlap=some: write one of none, sampling, actor_critic, all"),
+    ("precision=f16", "precision=f16: write one of f32, bf16"),
+    ("seed=abc", "seed=abc: write a whole number"),
+    ("num_envs=2.5", "num_envs=2.5: write a whole number"),
+    ("total_steps=inf", "total_steps=inf: write a whole number"),
+    ("total_steps=null", "total_steps=null: write a whole number"),
+    ("num_envs=true", "num_envs=true: write a whole number"),
+    ("algo.learning_rate=abc", "write a number or a schedule such as linear:3e-4:0"),
+    ("algo.learning_rate=linear:1", "write a number or a schedule"),
+    ("algo.learning_rate=square:1:0", "write a number or a schedule"),
+    ("algo.learning_rate=linear:a:b", "write a number or a schedule"),
+    ("algo.discount=nan", "algo.discount=nan: write a number"),
+    ("algo.policy_hidden=256", "write a list such as [256,256]"),
+    ("algo.policy_hidden=[a]", "write a list such as [256,256]"),
+    ("algo.activation=rel", "write one of relu"),
+    ("algo.normalize_observations=1", "write true or false"),
+    ("tuned=maybe", "tuned=maybe: write true or false"),
+    ("num_envs=0", "num_envs=0: write a number of at least 1"),
+    ("total_steps=-5", "total_steps=-5: write a number of at least 1"),
+    ("eval.episodes=0", "eval.episodes=0: write a number of at least 1"),
+    ("eval.every=0", "eval.every=0: write a number of at least 1"),
+    ("num_seeds=0", "num_seeds=0: write a number of at least 1"),
+    ("devices=0", "devices=0: write a number of at least 1"),
+    ("algo.batch_size=-1", "algo.batch_size=-1: write a number of at least 0"),
+    # what an environment needs
+    ("env=brax", "env=brax needs env.id: write for example env=brax env.id=ant"),
+    ("env=gymnax", "env=gymnax needs env.id"),
+    ("env=custom", "env=custom needs env.make: write for example env=custom env.make=my_package.make"),
+    ("env.id=ant", "env.id=ant says nothing beside env=halfcheetah: write it with env=brax"),
+    # grammar
+    ("seed=", "seed= has no value"),
+    ("seed", "cannot read 'seed': write key=value"),
+    ("--fast", "cannot read '--fast'"),
+    ("seed=1,2", "seed=1,2: several values are several runs: add --multirun"),
+    ("run_dir=/a(b)", "quote the value"),
+    ("~algo", "settings cannot be removed"),
+    ("algo@x=sac", "write key=value, without '@'"),
+    ("config=/nowhere.yaml", "config=/nowhere.yaml: No such file or directory"),
+]
+
+
+@pytest.mark.parametrize(("word", "expected"), REFUSED)
+def test_a_bad_word_is_refused_in_one_line_that_says_what_to_write(word: str, expected: str):
+    assert expected in refusal(word)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("algo:\n  learning_rat: 3\n", "mine.yaml: unknown key 'algo.learning_rat'"),
+        ("seed: x\n", "mine.yaml: seed=x: write a whole number"),
+        ("a: [1\nb: 2\n", "mine.yaml is not YAML"),
+        ("- 1\n", "write keys and values"),
+        ("env: nowhere\n", "env=nowhere is unknown"),
+    ],
+)
+def test_a_bad_file_is_refused_by_name(tmp_path: Path, text: str, expected: str):
+    (tmp_path / "mine.yaml").write_text(text)
+    assert expected in refusal(f"config={tmp_path}/mine.yaml")
+
+
+def test_a_run_is_a_value():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        compose([]).seed = 1  # type: ignore[misc]
+    assert isinstance(compose([]), Run)
