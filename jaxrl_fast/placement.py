@@ -8,10 +8,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from jaxrl_fast import graph as graphs
 from jaxrl_fast.core import Metrics
 from jaxrl_fast.graph import Graph, GraphError, TrainState
+
+
+SEED_AXES: Any = TrainState(private=0, channels=0, hyper=0, tick=None, key=0)
+"""All seeds share the tick, so that what is skipped in a tick is skipped by all and costs nothing."""
 
 
 class Group(NamedTuple):
@@ -30,7 +35,7 @@ class Placement(NamedTuple):
 
 class Program(NamedTuple):
     """A graph ready to run. ``init(keys, hyper) -> TrainState`` and ``run(state) -> (state, metrics)``, a chunk of
-    fixed size compiled once. Leaves have a leading seed axis ``[S, ...]``, metrics are ``[S, ticks]``.
+    fixed size compiled once. Leaves have a leading seed axis ``[S, ...]`` (but the tick), metrics are ``[S, ticks]``.
     ``run`` donates its argument and returns before the device has finished."""
 
     init: Callable[[jax.Array, Any], TrainState]
@@ -77,13 +82,17 @@ def compile(graph: Graph, placement: Placement, ticks_per_chunk: int) -> Program
     device = placement.groups[0].devices[0]
 
     def init(keys: jax.Array, hyper: Any) -> TrainState:
-        return jax.vmap(lambda key: graphs.init(graph, key, hyper))(keys)
+        return jax.vmap(lambda key: graphs.init(graph, key, hyper), out_axes=SEED_AXES)(keys)
 
     def chunk(state: TrainState) -> tuple[TrainState, Metrics]:
         def one_seed(state: TrainState) -> tuple[TrainState, Metrics]:
             return jax.lax.scan(lambda s, _: graphs.tick(graph, s), state, length=ticks_per_chunk)
 
-        return jax.vmap(one_seed)(state)
+        # One tick for all seeds: a resting fragment is then skipped, not computed for every seed and thrown away.
+        axes = TrainState(0, 0, 0, None, 0)
+        ticks = state.tick
+        state, metrics = jax.vmap(one_seed, in_axes=(axes,), out_axes=(axes, 0))(state._replace(tick=ticks[0]))
+        return state._replace(tick=jnp.broadcast_to(state.tick, ticks.shape)), metrics
 
     sharding = jax.sharding.SingleDeviceSharding(device)
     return Program(
