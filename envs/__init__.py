@@ -1,0 +1,116 @@
+"""Environments by name. Nothing of brax or gymnax is imported before one of theirs is asked for."""
+
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Any
+
+from jaxrl_fast.env import Env
+
+JAXRL_FAST = True
+"""Tells this package from others that are called ``envs``."""
+
+SHORT_NAMES: dict[str, tuple[str, str, dict[str, Any], str]] = {
+    "halfcheetah": ("brax", "halfcheetah", {"backend": "spring"}, "run with a planar cheetah, 6 joints"),
+    "ant": ("brax", "ant", {"backend": "spring"}, "walk on four legs, 8 joints"),
+    "hopper": ("brax", "hopper", {"backend": "spring"}, "hop on one leg, 3 joints"),
+    "walker2d": ("brax", "walker2d", {"backend": "spring"}, "walk on two legs in a plane, 6 joints"),
+    "humanoid": ("brax", "humanoid", {"backend": "spring"}, "walk upright, 17 joints"),
+    "humanoidstandup": ("brax", "humanoidstandup", {"backend": "spring"}, "get up from the ground, 17 joints"),
+    "reacher": ("brax", "reacher", {"backend": "generalized"}, "reach a point with a two-link arm"),
+    "pusher": ("brax", "pusher", {"backend": "generalized"}, "push a puck to a goal with an arm, 7 joints"),
+    "inverted_pendulum": ("brax", "inverted_pendulum", {"backend": "generalized"}, "balance a pole on a cart"),
+    "inverted_double_pendulum": ("brax", "inverted_double_pendulum", {"backend": "generalized"}, "balance two poles"),
+    "cartpole": ("gymnax", "CartPole-v1", {}, "balance a pole, push left or right"),
+    "pendulum": ("gymnax", "Pendulum-v1", {}, "swing up a pendulum by torque"),
+    "acrobot": ("gymnax", "Acrobot-v1", {}, "swing up a two-link arm"),
+    "mountain_car": ("gymnax", "MountainCar-v0", {}, "drive out of a valley, sparse reward"),
+    "mountain_car_continuous": ("gymnax", "MountainCarContinuous-v0", {}, "the same with real-valued thrust"),
+    "asterix": ("gymnax", "Asterix-MinAtar", {}, "MinAtar, 10 x 10 image"),
+    "breakout": ("gymnax", "Breakout-MinAtar", {}, "MinAtar, 10 x 10 image"),
+    "freeway": ("gymnax", "Freeway-MinAtar", {}, "MinAtar, 10 x 10 image"),
+    "seaquest": ("gymnax", "Seaquest-MinAtar", {}, "MinAtar, 10 x 10 image"),
+    "space_invaders": ("gymnax", "SpaceInvaders-MinAtar", {}, "MinAtar, 10 x 10 image"),
+    "catch": ("gymnax", "Catch-bsuite", {}, "catch a falling ball"),
+    "deep_sea": ("gymnax", "DeepSea-bsuite", {}, "hard exploration"),
+    "memory_chain": ("gymnax", "MemoryChain-bsuite", {}, "remember the first observation"),
+    "frozen_lake": ("gymnax", "FrozenLake-misc", {}, "cross slippery ice"),
+}
+"""Short name -> (suite, id, options, description)."""
+
+GYMNASIUM_NAMESAKES = {
+    "ant": "Ant-v5", "halfcheetah": "HalfCheetah-v5", "hopper": "Hopper-v5", "humanoid": "Humanoid-v5",
+    "humanoidstandup": "HumanoidStandup-v5", "inverted_double_pendulum": "InvertedDoublePendulum-v5",
+    "inverted_pendulum": "InvertedPendulum-v5", "pusher": "Pusher-v5", "reacher": "Reacher-v5",
+    "walker2d": "Walker2d-v5",
+}  # fmt: skip
+"""brax id -> the environment of Gymnasium that carries its name but not its physics."""
+
+EXAMPLE_IDS = {"brax": "ant", "gymnax": "CartPole-v1", "probe": "value"}
+
+
+def make(name: str, **options: Any) -> Env:
+    """The world that a short name or a suite stands for.
+
+    ``make("halfcheetah")``, ``make("brax", id="ant", backend="mjx")``, ``make("gymnax", id="CartPole-v1")``,
+    ``make("probe", id="value")``, ``make("custom", make="my_package.make")``; other options go to the world.
+
+    Raises:
+        ValueError: unknown name, id or option, or a package that is not installed; one line that says what to write.
+    """
+    suite, options = resolve(name, options)
+    try:
+        if suite == "custom":
+            return import_module("envs.custom").make(**options)
+        id = options.pop("id")
+        module = import_module("envs.probes" if suite == "probe" else f"envs.from_{suite}")
+    except ModuleNotFoundError as error:
+        raise ValueError(f"env={name} needs the package '{error.name}': pip install {error.name}") from error
+    known = [*module.ids(), *getattr(module, "REFUSED", ())]
+    if id not in known:
+        raise ValueError(f"env.id={id}: {suite} has no such environment; {_nearest(id, known)}")
+    return module.make(id, **options)
+
+
+def describe(name: str, options: dict[str, Any] | None = None) -> str:
+    """One line on what a name stands for, for the top of a run.
+
+    Raises:
+        ValueError: as `make`, except that the world itself is not made.
+    """
+    suite, options = resolve(name, dict(options or {}))
+    if suite == "custom":
+        return f"custom = {options['make']}"
+    id = options["id"]
+    if suite != "brax":
+        return f"{name} = {suite}, {id}" if name != suite else f"{suite}, {id}"
+    backend = options.get("backend", "spring")
+    text = f"{name} = brax, {backend}" if name != suite else f"{id} = brax, {backend}"
+    if id in GYMNASIUM_NAMESAKES:
+        text += f"; returns are not comparable with Gymnasium's {GYMNASIUM_NAMESAKES[id]}"
+    return text
+
+
+def resolve(name: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The suite, and options with the ``id`` (custom: the ``make``) that a name stands for."""
+    if name in SHORT_NAMES:
+        suite, id, defaults, _ = SHORT_NAMES[name]
+        if options.get("id") not in (None, id):
+            raise ValueError(f"env={name} is {suite}'s {id}: leave env.id out, or write env={suite} with it")
+        return suite, {**defaults, **options, "id": id}
+    if name == "gymnasium":
+        raise ValueError("env=gymnasium is not available yet: write env=brax, env=gymnax or env=custom")
+    if name == "custom":
+        if not options.get("make"):
+            raise ValueError("env=custom needs env.make, for example env.make=my_package.make")
+        return name, options
+    if name not in EXAMPLE_IDS:
+        raise ValueError(f"unknown environment '{name}'; {_nearest(name, [*SHORT_NAMES, *EXAMPLE_IDS, 'custom'])}")
+    if not options.get("id"):
+        raise ValueError(f"env={name} needs env.id, for example env.id={EXAMPLE_IDS[name]}")
+    return name, options
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    lowered: dict[str, str] = {other.lower(): other for other in known}
+    close = [lowered[other] for other in get_close_matches(str(name).lower(), lowered, n=3, cutoff=0.5)]
+    return "nearest: " + ", ".join(close) if close else "write one of " + ", ".join(sorted(known))

@@ -1,29 +1,54 @@
 """brax worlds. The only file that imports brax for its environments (https://github.com/google/brax)."""
 
-from collections.abc import Callable
-from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+import io
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from brax import envs as brax_envs
 
+from envs.foreign import like, relaxed, settled
 from jaxrl_fast.core import Box, EnvSpec, PyTree, Timestep
 from jaxrl_fast.env import Env
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep the notes that brax and MuJoCo give at import and construction (no warp, not maintained, old model files)
+    off the user's screen and out of MUJOCO_LOG.TXT."""
+    with redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import mujoco
+
+        before = mujoco.get_mju_user_warning()
+        mujoco.set_mju_user_warning(lambda message: None)
+        try:
+            yield
+        finally:
+            mujoco.set_mju_user_warning(before)
+
+
+with quiet():
+    from brax import envs as brax_envs
 
 BACKENDS = ("generalized", "positional", "spring", "mjx")
 MAX_EPISODE_STEPS = 1000
 REFUSED = {
     "swimmer": "brax 0.14.2 calls jnp.clip(a_min=), which JAX 0.10 removed",
 }
-
-P = ParamSpec("P")
-R = TypeVar("R")
+SHORTEST_EPISODE = {
+    "ant": 2, "fast": 8, "halfcheetah": 8, "hopper": 6, "humanoid": 2, "humanoidstandup": 8, "pusher": 8, "reacher": 8,
+    "walker2d": 6,
+}  # fmt: skip
+"""Steps that an episode lasts at least: any number where the world never terminates, else what full thrust in any
+direction cannot undercut. Worlds that are not listed are taken to end at any step."""
 
 
 def ids() -> list[str]:
-    """The registered ids that run on current JAX."""
+    """The registered ids that run on current JAX, with every one of `BACKENDS`."""
     return sorted(set(brax_envs._envs) - set(REFUSED))
 
 
@@ -31,26 +56,34 @@ def make(id: str, *, backend: str = "spring", episode_length: int = MAX_EPISODE_
     """A registered brax environment; ``options`` go to its constructor.
 
     Raises:
-        ValueError: the environment is refused, or the backend unknown.
+        ValueError: the environment is unknown or refused, the backend unknown, or an option is not the constructor's.
     """
     if id in REFUSED:
-        raise ValueError(f"brax {id} does not run on this JAX: {REFUSED[id]}")
+        raise ValueError(f"env.id={id}: brax's {id} does not run on this JAX: {REFUSED[id]}")
     if backend not in BACKENDS:
         raise ValueError(f"env.backend={backend}: write one of {', '.join(BACKENDS)}")
-    world = brax_envs.get_environment(id, backend=backend, **options)
-    return adapt(world, name=id, max_episode_steps=episode_length)
+    if episode_length < 1:
+        raise ValueError(f"env.episode_length={episode_length}: an episode has at least one step, write 1000")
+    try:
+        with quiet():
+            world = brax_envs.get_environment(id, backend=backend, **options)
+    except TypeError as error:
+        raise ValueError(f"brax {id} does not take these options: {error}") from error
+    return adapt(world, name=id, max_episode_steps=episode_length, shortest_episode=SHORTEST_EPISODE.get(id, 1))
 
 
-def adapt(world: brax_envs.Env, *, name: str, max_episode_steps: int | None = MAX_EPISODE_STEPS) -> Env:
+def adapt(
+    world: Any, *, name: str, max_episode_steps: int | None = MAX_EPISODE_STEPS, shortest_episode: int = 1
+) -> Env:
     """Any object with brax's interface, unwrapped, as an `Env`. Its actions are taken to lie in [-1, 1]."""
-    reset_world, step_world = _relaxed(world.reset), _relaxed(world.step)
+    reset_world, step_world = relaxed(world.reset), relaxed(world.step)
 
     def reset(key: jax.Array, params: PyTree) -> tuple[PyTree, PyTree]:
-        state = _weak_types_settled(reset_world(jax.random.key_data(key)))
+        state = settled(reset_world(jax.random.key_data(key)))
         return state, state.obs
 
     def step(state: PyTree, action: jax.Array, key: jax.Array) -> tuple[PyTree, Timestep]:
-        following = _like(step_world(state, action), state)
+        following = like(step_world(_copied_containers(state), action), state)
         terminated = following.done.astype(bool)
         return following, Timestep(
             following.obs, following.obs, following.reward, terminated, jnp.zeros_like(terminated)
@@ -58,24 +91,21 @@ def adapt(world: brax_envs.Env, *, name: str, max_episode_steps: int | None = MA
 
     obs = jax.eval_shape(lambda key: reset(key, ())[1], jax.random.key(0))
     bound = np.ones(world.action_size, np.float32)
-    return Env(EnvSpec(name, obs, Box(-bound, bound), max_episode_steps), reset, step)
+    spec = EnvSpec(name, obs, Box(-bound, bound), max_episode_steps)
+    return Env(spec, reset, step, shortest_episode=shortest_episode)
 
 
-def _relaxed(function: Callable[P, R]) -> Callable[P, R]:
-    """brax's physics promotes ranks implicitly; our own code runs with that forbidden."""
-
-    @wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-            return function(*args, **kwargs)
-
-    return call
+def _copied_containers(state: PyTree) -> PyTree:
+    """ant, hopper, humanoid and walker2d write into the ``metrics`` dictionary of the state that they are given."""
+    return jax.tree.map(lambda x: x, state)
 
 
-def _weak_types_settled(state: PyTree) -> PyTree:
-    return jax.tree.map(lambda x: jnp.asarray(x, jnp.asarray(x).dtype), state)
+def render(states: PyTree, *, id: str, backend: str = "spring", **options: Any) -> str:
+    """brax's viewer page for the states of one episode, leaves ``[T, ...]``."""
+    from brax.io import html
 
-
-def _like(state: PyTree, before: PyTree) -> PyTree:
-    """Some worlds answer with another dtype than they reset with, which a scan cannot carry."""
-    return jax.tree.map(lambda x, old: jnp.asarray(x, old.dtype), state, before)
+    options.pop("episode_length", None)
+    sys = brax_envs.get_environment(id, backend=backend, **options).sys
+    host = jax.tree.map(np.asarray, states.pipeline_state)
+    steps = [jax.tree.map(lambda x, i=i: x[i], host) for i in range(states.reward.shape[0])]
+    return str(html.render(sys, steps, colab=False))

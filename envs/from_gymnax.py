@@ -9,12 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 from gymnax.environments import spaces
 
+from envs.foreign import like, relaxed, settled
 from jaxrl_fast.core import Box, Discrete, EnvSpec, PyTree, Timestep
-from jaxrl_fast.env import Env, no_params
+from jaxrl_fast.env import FRESH_INTERVAL, Env, no_params
 
 REFUSED = {
     "MNISTBandit-bsuite": "it downloads a data set when made",
 }
+LONG_EPISODES = (
+    "CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Freeway-MinAtar",
+    "Catch-bsuite", "DeepSea-bsuite", "DiscountingChain-bsuite", "BernoulliBandit-misc", "GaussianBandit-misc",
+    "PointRobot-misc", "Reacher-misc", "Swimmer-misc",
+)  # fmt: skip
+"""Worlds whose episodes, at the default parameters, last at least `FRESH_INTERVAL` steps whatever one does."""
 
 
 class GymnaxState(NamedTuple):
@@ -33,19 +40,21 @@ def make(id: str, *, episode_length: int | None = None, **options: Any) -> Env:
     """A registered gymnax environment; ``options`` override its default parameters.
 
     Raises:
-        ValueError: the environment is refused, or has no such parameter.
+        ValueError: the environment is unknown or refused, or has no such parameter.
     """
     if id in REFUSED:
-        raise ValueError(f"gymnax {id} is not supported: {REFUSED[id]}")
+        raise ValueError(f"env.id={id}: gymnax's {id} is not supported: {REFUSED[id]}")
     world, params = gymnax.make(id)
-    unknown = set(options) - set(vars(params))
+    unknown = sorted(set(options) - set(vars(params)))
     if unknown:
-        raise ValueError(
-            f"gymnax {id} has no parameter '{sorted(unknown)[0]}': write one of {', '.join(sorted(vars(params)))}"
-        )
+        known = ", ".join(sorted(vars(params)))
+        raise ValueError(f"gymnax {id} has no parameter '{unknown[0]}': write one of {known}")
+    shortest = FRESH_INTERVAL if id in LONG_EPISODES and not options else 1
     if episode_length is not None:
+        if episode_length < 1:
+            raise ValueError(f"env.episode_length={episode_length}: an episode has at least one step, write 500")
         options["max_steps_in_episode"] = episode_length
-    return adapt(world, params.replace(**options), name=id)
+    return adapt(world, params.replace(**options), name=id)._replace(shortest_episode=shortest)
 
 
 def adapt(
@@ -56,35 +65,39 @@ def adapt(
     ``sample_params(key)`` returns gymnax parameters, drawn anew for every episode.
     """
     default = world.default_params if params is None else params
+    reset_world, step_world, is_truncated = relaxed(world.reset_env), relaxed(world.step_env), _truncation(world)
+    obs_space = world.observation_space(default)
+
+    def observed(obs: PyTree) -> PyTree:
+        if isinstance(obs_space, spaces.Discrete):
+            return jax.nn.one_hot(obs, obs_space.n, dtype=jnp.float32)
+        return settled(obs)
 
     def reset(key: jax.Array, params: PyTree) -> tuple[GymnaxState, PyTree]:
-        obs, state = world.reset_env(key, default if params == () else params)
-        return GymnaxState(jax.tree.map(_strong, state), params), jax.tree.map(one_hot_or_array, obs)
+        obs, state = reset_world(key, default if params == () else params)
+        return GymnaxState(settled(state), params), observed(obs)
 
     def step(state: GymnaxState, action: jax.Array, key: jax.Array) -> tuple[GymnaxState, Timestep]:
         params = default if state.params == () else state.params
-        obs, following, reward, terminated, _ = world.step_env(key, state.world, action, params)
-        following = jax.tree.map(lambda x, old: jnp.asarray(x, old.dtype), following, state.world)
-        obs = jax.tree.map(one_hot_or_array, obs)
+        obs, following, reward, terminated, *_ = step_world(key, state.world, action, params)
+        following, obs = like(following, state.world), observed(obs)
         terminated = jnp.asarray(terminated, bool).reshape(())
-        truncated = jnp.asarray(world.is_truncated(following, params), bool).reshape(()) & ~terminated
+        truncated = is_truncated(following, params) & ~terminated
         reward = jnp.asarray(reward, jnp.float32).reshape(())
-        return GymnaxState(following, params if state.params != () else ()), Timestep(
-            obs, obs, reward, terminated, truncated
-        )
-
-    obs_space = world.observation_space(default)
-
-    def one_hot_or_array(obs: jax.Array) -> jax.Array:
-        obs = jnp.asarray(obs)
-        if isinstance(obs_space, spaces.Discrete):
-            return jax.nn.one_hot(obs, obs_space.n, dtype=jnp.float32)
-        return _strong(obs)
+        return GymnaxState(following, state.params), Timestep(obs, obs, reward, terminated, truncated)
 
     obs = jax.eval_shape(lambda key: reset(key, sample_params(key))[1], jax.random.key(0))
     limit = getattr(default, "max_steps_in_episode", None)
     spec = EnvSpec(name, obs, _action_space(name, world.action_space(default)), None if limit is None else int(limit))
     return Env(spec, reset, step, sample_params)
+
+
+def _truncation(world: Any) -> Callable[[PyTree, PyTree], jax.Array]:
+    """gymnax 1.0 tells truncation apart; a world written in its style may not."""
+    if not hasattr(world, "is_truncated"):
+        return lambda state, params: jnp.zeros((), bool)
+    is_truncated = relaxed(world.is_truncated)
+    return lambda state, params: jnp.asarray(is_truncated(state, params), bool).reshape(())
 
 
 def _action_space(name: str, space: Any) -> Discrete | Box:
@@ -97,9 +110,3 @@ def _action_space(name: str, space: Any) -> Discrete | Box:
     if not (np.isfinite(low).all() and np.isfinite(high).all()):
         raise ValueError(f"{name} has unbounded actions; write a world with finite bounds")
     return Box(low, high)
-
-
-def _strong(x: Any) -> jax.Array:
-    """An array whose dtype no longer follows what it is combined with."""
-    x = jnp.asarray(x)
-    return jnp.asarray(x, x.dtype)

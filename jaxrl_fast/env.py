@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxrl_fast.core import EnvSpec, EpisodeTotals, PyTree, Timestep
 
 FRESH_INTERVAL = 8
-"""Steps that share one row of the bank of initial states (see `VecEnv.draw_fresh`)."""
+"""At most this many steps share one row of the bank of initial states (see `VecEnv.draw_fresh`)."""
 
 
 def no_params(key: jax.Array) -> tuple[()]:
@@ -31,12 +31,14 @@ class Env(NamedTuple):
     ``reset(key, params) -> (state, obs)`` and ``step(state, action, key) -> (state, Timestep)`` are pure.
     Parameters ride in the state: ``sample_params(key)`` is drawn anew for every episode (domain randomization)
     and handed to ``reset``. A world sets ``obs`` and ``next_obs`` of its `Timestep` alike: it never resets itself.
+    ``shortest_episode``: no episode can be shorter; the larger it is, the fewer initial states need to be drawn.
     """
 
     spec: EnvSpec
     reset: Callable[[jax.Array, PyTree], tuple[PyTree, PyTree]]
     step: Callable[[PyTree, jax.Array, jax.Array], tuple[PyTree, Timestep]]
     sample_params: Callable[[jax.Array], PyTree] = no_params
+    shortest_episode: int = 1
 
 
 class VecState(NamedTuple):
@@ -52,8 +54,8 @@ class VecEnv(NamedTuple):
     ``reset(key) -> (VecState, obs [E, ...])``;
     ``draw_fresh(key, num_steps) -> bank``: initial states for the resets of the next ``num_steps`` steps, drawn
     outside any scan; ``step(state, action [E, ...], key, bank, t) -> (VecState, Timestep)`` with ``t`` the index
-    of the step within those. The row of the bank changes every `FRESH_INTERVAL` steps (every step where episodes are
-    shorter), so that no episode repeats another's start and no step pays for a reset.
+    of the step within those. The row of the bank changes every `FRESH_INTERVAL` steps, or sooner where the world's
+    ``shortest_episode`` is shorter, so that no episode repeats another's start and no step pays for a reset.
     """
 
     spec: EnvSpec
@@ -73,7 +75,7 @@ def vectorize(env: Env, *, num_envs: int) -> VecEnv:
     if num_envs < 1:
         raise ValueError(f"num_envs={num_envs}: at least one environment is needed, for example num_envs=64")
     limit = env.spec.max_episode_steps
-    fresh_interval = min(FRESH_INTERVAL, limit or FRESH_INTERVAL)
+    fresh_interval = max(1, min(FRESH_INTERVAL, env.shortest_episode, limit or FRESH_INTERVAL))
 
     def reset_world(key: jax.Array) -> tuple[PyTree, PyTree]:
         params_key, reset_key = jax.random.split(key)

@@ -1,0 +1,71 @@
+"""A world of one's own: call a function anywhere on the path and make an `Env` of what it returns."""
+
+import os
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from jaxrl_fast.env import Env
+
+
+def make(*, make: str | Callable[..., Any], **options: Any) -> Env:
+    """``make`` is ``my_package.make`` or ``my_package:make``, found from the current directory too, or the function
+    itself. It is called with ``options`` and may return an `Env`, a gymnax-style world (alone or with its parameters)
+    or a brax-style world.
+
+    Raises:
+        ValueError: the function is not found, fails, or returns something else.
+    """
+    name = make if isinstance(make, str) else getattr(make, "__qualname__", "make")
+    function = _find(make) if isinstance(make, str) else make
+    try:
+        made = function(**options)
+    except Exception as error:
+        raise ValueError(f"env.make={name} failed: {type(error).__name__}: {_one_line(error)}") from error
+    return as_env(made, name=name)
+
+
+def as_env(made: Any, *, name: str) -> Env:
+    """An `Env`, or a world in the style of gymnax or brax, as an `Env`.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    if isinstance(made, Env):
+        return made
+    world, params = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if _has(world, "reset_env", "step_env", "default_params", "action_space"):
+        return import_module("envs.from_gymnax").adapt(world, params, name=name)
+    if params is None and _has(world, "reset", "step", "observation_size", "action_size"):
+        return import_module("envs.from_brax").adapt(world, name=name)
+    raise ValueError(
+        f"env.make={name} returned {type(made).__name__}: return a jaxrl_fast.Env, a gymnax-style world "
+        "(reset_env, step_env, default_params) or a brax-style one (reset, step, observation_size, action_size)"
+    )
+
+
+def _find(path: str) -> Callable[..., Any]:
+    module_name, _, attribute = path.replace(":", ".").rpartition(".")
+    if not module_name or not attribute:
+        raise ValueError(f"env.make={path}: write the function with its module, for example my_package.make")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = import_module(module_name)
+    except Exception as error:
+        hint = "; run from the folder that holds it, or install it" if isinstance(error, ModuleNotFoundError) else ""
+        message = f"cannot import {module_name}: {type(error).__name__}: {_one_line(error)}{hint}"
+        raise ValueError(f"env.make={path}: {message}") from error
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        raise ValueError(f"env.make={path}: {module_name} has no function '{attribute}'")
+    return function
+
+
+def _has(world: Any, *names: str) -> bool:
+    return all(hasattr(type(world), name) or hasattr(world, name) for name in names)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

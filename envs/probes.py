@@ -1,0 +1,187 @@
+"""Tiny worlds with known answers. Each fails for one kind of bug, so a red test names it.
+
+The idea is Andy Jones' (https://andyljones.com/posts/rl-debugging.html#probe).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_fast.core import Box, Discrete, EnvSpec, PyTree, Timestep
+from jaxrl_fast.env import Env
+
+UNIT = Box(-np.ones(1, np.float32), np.ones(1, np.float32))
+PAYOFFS = (0.0, 0.5, 1.0)
+"""What the allowed actions of `mask` pay."""
+FORBIDDEN_PAYOFF = 2.0
+"""What a masked action of `mask` would pay."""
+MEMORY_STEPS = 4
+TRUNCATION_STEPS = 3
+
+
+def value() -> Env:
+    """Reward 1, then the end: V = 1. Fails if the value function cannot learn a constant."""
+    return _one_step("value", UNIT, lambda key: jnp.ones(1), lambda obs, action: jnp.ones(()))
+
+
+def reward() -> Env:
+    """Observation ±1, reward the same: V(obs) = obs. Fails if gradients do not reach the observation."""
+    return _one_step("reward", UNIT, _sign, lambda obs, action: obs[0])
+
+
+def discount() -> Env:
+    """Two steps, observations -1 and 1, reward 1 at the end: V(-1) = γ and V(1) = 1. Fails on a wrong discount."""
+    spec = _spec("discount", jax.ShapeDtypeStruct((1,), jnp.float32), UNIT, 2)
+
+    def step(obs: jax.Array, action: jax.Array, key: jax.Array) -> tuple[jax.Array, Timestep]:
+        last, following = obs[0] > 0, jnp.ones(1)
+        return following, _timestep(following, jnp.where(last, 1.0, 0.0), last)
+
+    return Env(spec, lambda key, params: (-jnp.ones(1), -jnp.ones(1)), step, shortest_episode=2)
+
+
+def action() -> Env:
+    """Action 1 of two pays 1, the other nothing. Fails if the policy gradient has the wrong sign."""
+    return _one_step("action", Discrete(2), lambda key: jnp.ones(1), lambda obs, action: action.astype(jnp.float32))
+
+
+def action_continuous() -> Env:
+    """Reward -(a - 1/2)²: best action 1/2."""
+    return _one_step("action_continuous", UNIT, lambda key: jnp.ones(1), lambda obs, action: _miss(action, 0.5))
+
+
+def observation() -> Env:
+    """Observation ±1; action 1 pays 1 at +1, action 0 at -1. Fails if advantages and observations are mixed up."""
+    return _one_step(
+        "observation", Discrete(2), _sign, lambda obs, action: (action == (obs[0] > 0)).astype(jnp.float32)
+    )
+
+
+def observation_continuous() -> Env:
+    """Observation ±1, reward -(a - obs/2)²: best action obs/2."""
+    return _one_step("observation_continuous", UNIT, _sign, lambda obs, action: _miss(action, 0.5 * obs[0]))
+
+
+def dictionary() -> Env:
+    """A dictionary of a cue ±1 and noise, reward -(a - cue/2)²: best action cue/2."""
+
+    def observe(key: jax.Array) -> PyTree:
+        cue_key, noise_key = jax.random.split(key)
+        return {"cue": _sign(cue_key), "noise": jax.random.normal(noise_key, (2,))}
+
+    return _one_step("dictionary", UNIT, observe, lambda obs, action: _miss(action, 0.5 * obs["cue"][0]))
+
+
+def mask() -> Env:
+    """Actions pay `PAYOFFS`, but a masked one would pay `FORBIDDEN_PAYOFF`; at -1 action 2 is masked, at +1 action 1.
+    Best allowed actions 1 and 2. Fails if the mask does not reach the policy."""
+
+    def observe(key: jax.Array) -> PyTree:
+        cue = _sign(key)
+        return {"cue": cue, "action_mask": jnp.arange(3) != jnp.where(cue[0] > 0, 1, 2)}
+
+    def pay(obs: PyTree, action: jax.Array) -> jax.Array:
+        return jnp.where(obs["action_mask"][action], jnp.asarray(PAYOFFS)[action], FORBIDDEN_PAYOFF)
+
+    return _one_step("mask", Discrete(3), observe, pay)
+
+
+def truncation() -> Env:
+    """Reward 1 for ever, cut off by the time limit every few steps: V = 1 / (1 - γ). Fails if a time limit is
+    taken for an end of the task."""
+    spec = _spec("truncation", jax.ShapeDtypeStruct((1,), jnp.float32), UNIT, TRUNCATION_STEPS)
+
+    def step(obs: jax.Array, action: jax.Array, key: jax.Array) -> tuple[jax.Array, Timestep]:
+        return obs, _timestep(obs, jnp.ones(()), jnp.zeros((), bool))
+
+    return Env(spec, lambda key, params: (jnp.ones(1), jnp.ones(1)), step, shortest_episode=TRUNCATION_STEPS)
+
+
+def memory() -> Env:
+    """A cue ±1 is seen only at the first of `MEMORY_STEPS` steps; at the last, action 1 pays 1 if the cue was +1 and
+    action 0 if it was -1. The best policy without memory gets 1/2 on average."""
+    spec = _spec("memory", jax.ShapeDtypeStruct((2,), jnp.float32), Discrete(2), MEMORY_STEPS)
+
+    def observe(cue: jax.Array, t: jax.Array) -> jax.Array:
+        return jnp.stack([jnp.where(t == 0, cue, 0.0), (t == MEMORY_STEPS - 1).astype(jnp.float32)])
+
+    def reset(key: jax.Array, params: PyTree) -> tuple[PyTree, jax.Array]:
+        cue, t = _sign(key)[0], jnp.zeros((), jnp.int32)
+        return (cue, t), observe(cue, t)
+
+    def step(state: PyTree, action: jax.Array, key: jax.Array) -> tuple[PyTree, Timestep]:
+        cue, t = state
+        last = t == MEMORY_STEPS - 1
+        right = (action == (cue > 0)) & last
+        return (cue, t + 1), _timestep(observe(cue, t + 1), right.astype(jnp.float32), last)
+
+    return Env(spec, reset, step, shortest_episode=MEMORY_STEPS)
+
+
+PROBES: dict[str, Callable[[], Env]] = {
+    "value": value,
+    "reward": reward,
+    "discount": discount,
+    "action": action,
+    "action_continuous": action_continuous,
+    "observation": observation,
+    "observation_continuous": observation_continuous,
+    "truncation": truncation,
+    "memory": memory,
+    "mask": mask,
+    "dictionary": dictionary,
+}
+
+
+def ids() -> list[str]:
+    """The names of the probes."""
+    return sorted(PROBES)
+
+
+def make(id: str, **options: Any) -> Env:
+    """A probe by name.
+
+    Raises:
+        ValueError: an option was given; probes have none.
+    """
+    if options:
+        raise ValueError(f"probe {id} has no option '{sorted(options)[0]}': leave it out")
+    return PROBES[id]()
+
+
+def _one_step(
+    name: str,
+    space: Discrete | Box,
+    observe: Callable[[jax.Array], PyTree],
+    pay: Callable[[PyTree, jax.Array], jax.Array],
+) -> Env:
+    """A world of one decision: ``observe(key) -> obs``, ``pay(obs, action) -> reward``, the end."""
+
+    def reset(key: jax.Array, params: PyTree) -> tuple[PyTree, PyTree]:
+        obs = observe(key)
+        return obs, obs
+
+    def step(obs: PyTree, action: jax.Array, key: jax.Array) -> tuple[PyTree, Timestep]:
+        return obs, _timestep(obs, pay(obs, action), jnp.ones((), bool))
+
+    obs = jax.eval_shape(observe, jax.random.key(0))
+    return Env(_spec(name, obs, space, 1), reset, step)
+
+
+def _spec(name: str, obs: PyTree, space: Discrete | Box, limit: int) -> EnvSpec:
+    return EnvSpec(f"probe {name}", obs, space, limit)
+
+
+def _timestep(obs: PyTree, reward: jax.Array, terminated: jax.Array) -> Timestep:
+    return Timestep(obs, obs, reward, terminated, jnp.zeros((), bool))
+
+
+def _sign(key: jax.Array) -> jax.Array:
+    return jax.random.rademacher(key, (1,), jnp.float32)
+
+
+def _miss(action: jax.Array, target: jax.Array | float) -> jax.Array:
+    return -jnp.square(action[0] - target)
