@@ -8,12 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from jaxrl_fast import graph as graphs
 from jaxrl_fast.core import Metrics
 from jaxrl_fast.graph import Graph, GraphError, TrainState
-
 
 SEED_AXES: Any = TrainState(private=0, channels=0, hyper=0, tick=None, key=0)
 """All seeds share the tick, so that what is skipped in a tick is skipped by all and costs nothing."""
@@ -88,11 +86,7 @@ def compile(graph: Graph, placement: Placement, ticks_per_chunk: int) -> Program
         def one_seed(state: TrainState) -> tuple[TrainState, Metrics]:
             return jax.lax.scan(lambda s, _: graphs.tick(graph, s), state, length=ticks_per_chunk)
 
-        # One tick for all seeds: a resting fragment is then skipped, not computed for every seed and thrown away.
-        axes = TrainState(0, 0, 0, None, 0)
-        ticks = state.tick
-        state, metrics = jax.vmap(one_seed, in_axes=(axes,), out_axes=(axes, 0))(state._replace(tick=ticks[0]))
-        return state._replace(tick=jnp.broadcast_to(state.tick, ticks.shape)), metrics
+        return jax.vmap(one_seed, in_axes=(SEED_AXES,), out_axes=(SEED_AXES, 0))(state)
 
     sharding = jax.sharding.SingleDeviceSharding(device)
     return Program(
