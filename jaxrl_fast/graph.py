@@ -68,8 +68,8 @@ def check(graph: Graph) -> None:
     """Refuse a graph that has no meaning.
 
     Raises:
-        GraphError: two fragments of one name, two writers of a channel, a read that nothing writes, a delay that
-            belongs to no edge or is not 0 or 1, or a cycle of age 0.
+        GraphError: two fragments of one name, two writers of a channel, a read that nothing writes or published before
+            the first tick, a delay that belongs to no edge or is not 0 or 1, or a cycle of age 0.
     """
     names = [f.name for f in graph.fragments]
     for name in names:
@@ -85,16 +85,7 @@ def check(graph: Graph) -> None:
             raise GraphError(f"delay for {edge}: fragment '{edge[0]}' does not read channel '{edge[1]}'")
         if age not in (0, 1):
             raise GraphError(f"delay for {edge} is {age}: an edge's age is 0 or 1")
-    seen: set[str] = set()
-    for fragment in graph.fragments:
-        for channel in fragment.reads:
-            late = writer[channel] not in seen
-            if late and age_of(graph, fragment.name, channel) == 0:
-                raise GraphError(
-                    f"fragment '{fragment.name}' reads channel '{channel}' at age 0, but its writer "
-                    f"'{writer[channel]}' is scheduled later or at the same place: a cycle of age 0"
-                )
-        seen.add(fragment.name)
+    _check_order(graph, writer)
 
 
 def age_of(graph: Graph, reader: str, channel: str) -> int:
@@ -113,6 +104,7 @@ def stored_channels(graph: Graph) -> tuple[str, ...]:
 def init(graph: Graph, key: jax.Array, hyper: Any) -> TrainState:
     """The state before the first tick. No two of its leaves share a buffer, so it can be donated."""
     private = {f.name: f.init(jax.random.fold_in(key, stable_hash(f.name))) for f in graph.fragments}
+    private = jax.tree.map(jnp.copy, private)  # a world's state may hold the very array that it shows
     published: Channels = {}
     for fragment in graph.fragments:
         if fragment.publish is not None:
@@ -134,9 +126,7 @@ def tick(graph: Graph, state: TrainState) -> tuple[TrainState, Metrics]:
     hyper = graph.hyper_at(state.hyper, state.tick)
     private, fresh, metrics = dict(state.private), {}, {}
     for fragment in graph.fragments:
-        inputs = {
-            c: state.channels[c] if age_of(graph, fragment.name, c) else fresh[c] for c in fragment.reads
-        }
+        inputs = {c: state.channels[c] if age_of(graph, fragment.name, c) else fresh[c] for c in fragment.reads}
         step_key = jax.random.fold_in(key, stable_hash(fragment.name))
         held = {c: state.channels[c] for c in fragment.writes if c in state.channels}
         private[fragment.name], outputs, own = step_fragment(
@@ -201,6 +191,26 @@ def _writers(graph: Graph) -> dict[str, str]:
                 )
             writer[channel] = fragment.name
     return writer
+
+
+def _check_order(graph: Graph, writer: dict[str, str]) -> None:
+    """Every read must find a value: written earlier in the tick, or at age 1 in the tick before or published."""
+    published = {f.name for f in graph.fragments if f.publish is not None}
+    seen: set[str] = set()
+    for fragment in graph.fragments:
+        for channel in fragment.reads:
+            late = writer[channel] not in seen
+            if late and age_of(graph, fragment.name, channel) == 0:
+                raise GraphError(
+                    f"fragment '{fragment.name}' reads channel '{channel}' at age 0, but its writer "
+                    f"'{writer[channel]}' is scheduled later or at the same place: a cycle of age 0"
+                )
+            if late and writer[channel] not in published:
+                raise GraphError(
+                    f"fragment '{fragment.name}' reads channel '{channel}' in the first tick, before its writer "
+                    f"'{writer[channel]}' has stepped: give that fragment a publish"
+                )
+        seen.add(fragment.name)
 
 
 def _outputs(graph: Graph, state: TrainState, published: Channels) -> Channels:
