@@ -25,6 +25,7 @@ from jaxrl_fast import make_env
 from jaxrl_fast.algorithm import Algorithm
 from jaxrl_fast.algorithms import ALGORITHMS
 from jaxrl_fast.env import Env
+from jaxrl_fast.fragments import Overlap
 from jaxrl_fast.placement import PLACEMENTS
 from jaxrl_fast.schema import ConfigError, Key, algo_keys, nearest, plain, read_value, run_keys
 
@@ -52,7 +53,7 @@ class Run:
     algo: str
     algo_options: dict[str, Any]
     placement: str
-    overlap: str
+    overlap: Overlap
     total_steps: int
     num_envs: int
     seed: int
