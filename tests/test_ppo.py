@@ -1,0 +1,161 @@
+"""PPO's targets, losses and updates against slow NumPy references."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import references
+import tiny
+
+from jaxrl_fast.algorithm import Statistics, scale_experience
+from jaxrl_fast.algorithms import ppo
+from jaxrl_fast.algorithms.ppo import PpoBatch, PpoHyper, targets
+from jaxrl_fast.core import Transition
+from jaxrl_fast.networks import make_network
+from jaxrl_fast.normalize import RunningStats
+
+RNG = np.random.default_rng(3)
+B = 6
+HYPER = PpoHyper(0.01, 2.0, 0.9, 0.8, 0.2, 0.05, 0.1, 1.0)
+
+
+def agent(discrete: bool, **options):
+    algorithm = ppo(rollout_length=4, num_minibatches=1, policy_hidden=(3,), value_hidden=(3,), **options)
+    return algorithm.build(tiny.line(discrete=discrete).spec, 4)
+
+
+def batch(discrete: bool) -> PpoBatch:
+    """Old log-probabilities far enough from the new ones that some ratios are clipped."""
+    raw = RNG.integers(0, 2, (1, B)).astype(np.int32) if discrete else RNG.normal(size=(1, B, 1)).astype(np.float32)
+    numbers = RNG.normal(size=(3, 1, B)).astype(np.float32)
+    obs = RNG.normal(size=(1, B, 2)).astype(np.float32)
+    carry = {"actor": (), "critic": ()}
+    return PpoBatch(obs, np.zeros((1, B), bool), carry, raw, numbers[0] - 1.0, numbers[1], numbers[2])
+
+
+def float64_leaves(tree):
+    return [np.array(leaf, np.float64) for leaf in jax.tree.leaves(tree)]
+
+
+def policy_terms(params, data: PpoBatch, noise) -> tuple[np.ndarray, np.ndarray]:
+    """Log-probability of the taken actions and entropy, each ``[1, B]``."""
+    outputs = references.mlp(params, np.float64(data.obs))
+    if noise is None:
+        log_probs = references.log_softmax(outputs)
+        return np.take_along_axis(log_probs, data.raw_action[..., None], -1)[..., 0], -(np.exp(log_probs) * log_probs).sum(-1)
+    mean, scale = outputs[..., :1], references.softplus(outputs[..., 1:]) + 1e-3
+    slope = 1.0 - np.tanh(mean + scale * noise) ** 2
+    entropy = (0.5 + 0.5 * np.log(2 * np.pi) + np.log(scale) + np.log(slope)).sum(-1)
+    return references.tanh_normal_log_prob(mean, scale, data.raw_action), entropy
+
+
+def actor_loss(params, data: PpoBatch, noise) -> dict[str, float]:
+    log_prob, entropy = policy_terms(params, data, noise)
+    ratio = np.exp(log_prob - data.log_prob)
+    advantage = np.float64(data.advantage)
+    advantage = (advantage - advantage.mean()) / advantage.std()
+    surrogate = np.minimum(ratio * advantage, np.clip(ratio, 0.8, 1.2) * advantage)
+    return {
+        "loss": -surrogate.mean() - 0.05 * entropy.mean(),
+        "policy_loss": -surrogate.mean(),
+        "entropy": entropy.mean(),
+        "approx_kl": (ratio - 1 - np.log(ratio)).mean(),
+        "clip_fraction": (np.abs(ratio - 1) > 0.2).mean(),
+    }
+
+
+@pytest.mark.parametrize("discrete", [True, False], ids=["discrete", "continuous"])
+def test_two_actor_updates_equal_numpy(discrete):
+    part = agent(discrete).parts["actor"]
+    state = jax.jit(part.init)(jax.random.key(0))
+    update = jax.jit(lambda *xs: part.update(xs[0], {}, xs[1], xs[2], HYPER))
+    leaves, treedef = float64_leaves(state.params), jax.tree.structure(state.params)
+    adam = references.Adam(0.01, 0.1)
+    for seed in range(2):
+        data, key = batch(discrete), jax.random.key(seed)
+        noise = None if discrete else np.float64(jax.random.normal(key, (1, B, 1)))
+        state, metrics = update(state, data, key)
+
+        def loss(leaves, data=data, noise=noise):
+            return actor_loss(treedef.unflatten(leaves), data, noise)["loss"]
+
+        for name, value in actor_loss(treedef.unflatten(leaves), data, noise).items():
+            if name != "loss":
+                np.testing.assert_allclose(metrics[name], value, rtol=1e-3, atol=1e-5, err_msg=name)
+        leaves = adam.step(leaves, references.gradient(loss, leaves))
+        for got, want in zip(jax.tree.leaves(state.params), leaves, strict=True):
+            np.testing.assert_allclose(got, want, atol=1e-4)
+
+
+def test_two_critic_updates_equal_numpy():
+    part = agent(True).parts["critic"]
+    state = jax.jit(part.init)(jax.random.key(0))
+    update = jax.jit(lambda *xs: part.update(xs[0], {}, xs[1], jax.random.key(0), HYPER))
+    leaves, treedef = float64_leaves(state.params), jax.tree.structure(state.params)
+    adam = references.Adam(0.01 * 2.0, 0.1)
+    for _ in range(2):
+        data = batch(True)
+        state, metrics = update(state, data)
+
+        def loss(leaves, data=data):
+            values = references.mlp(treedef.unflatten(leaves), np.float64(data.obs))[..., 0]
+            return 0.5 * np.mean((values - data.value_target) ** 2)
+
+        np.testing.assert_allclose(metrics["value_loss"], loss(leaves), rtol=1e-4)
+        leaves = adam.step(leaves, references.gradient(loss, leaves))
+        for got, want in zip(jax.tree.leaves(state.params), leaves, strict=True):
+            np.testing.assert_allclose(got, want, atol=1e-4)
+
+
+def rollout(steps: int, envs: int) -> Transition:
+    obs, next_obs = RNG.normal(size=(2, steps, envs, 2)).astype(np.float32)
+    terminated = RNG.random((steps, envs)) < 0.3
+    truncated = (RNG.random((steps, envs)) < 0.3) & ~terminated
+    reward = RNG.normal(size=(steps, envs)).astype(np.float32)
+    extras = {"carry": {"actor": (), "critic": ()}, "raw_action": reward, "log_prob": reward}
+    return Transition(obs, reward, reward, next_obs, terminated, truncated, truncated, extras)
+
+
+def test_targets_equal_numpy_environment_by_environment():
+    data = rollout(5, 3)
+    value = make_network(tiny.OBS, 1, hidden=(3,), activation="tanh")
+    params = jax.jit(value.init)(jax.random.key(0))
+    got = jax.jit(lambda p, d: targets(value, p, d, HYPER))(params, data)
+    numbers = jax.tree.map(np.float64, params)
+    values, next_values = (references.mlp(numbers, np.float64(x))[..., 0] for x in (data.obs, data.next_obs))
+    for e in range(3):
+        want = references.gae(
+            data.reward[:, e], data.terminated[:, e], data.truncated[:, e], values[:, e], next_values[:, e], 0.9, 0.8
+        )
+        np.testing.assert_allclose(got.advantage[:, e], want, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(got.value_target[:, e], want + values[:, e], rtol=1e-4, atol=1e-5)
+
+
+def test_rewards_are_divided_by_the_deviation_of_returns_and_observations_normalized():
+    data = rollout(2, 2)
+    obs = RunningStats(jnp.float32(4), jnp.float32([1.0, 2.0]), jnp.float32([16.0, 4.0]))
+    statistics = Statistics(obs, RunningStats(jnp.float32(4), jnp.float32(7.0), jnp.float32(36.0)))
+    scaled = scale_experience(data, statistics, jnp.float32(0.5), True)
+    np.testing.assert_allclose(scaled.reward, data.reward * 0.5 / 3.0, rtol=1e-4)
+    np.testing.assert_allclose(scaled.obs, (data.obs - [1.0, 2.0]) / [2.0, 1.0], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(scaled.next_obs, (data.next_obs - [1.0, 2.0]) / [2.0, 1.0], rtol=1e-4, atol=1e-5)
+    raw = scale_experience(data, statistics, jnp.float32(0.5), False)
+    np.testing.assert_allclose(raw.reward, data.reward * 0.5, rtol=1e-6)
+
+
+def test_minibatches_must_divide_the_rollout():
+    with pytest.raises(ValueError, match="16 sequences of 1 steps, which algo.num_minibatches=3 does not divide"):
+        ppo(rollout_length=4, num_minibatches=3).build(tiny.line(discrete=True).spec, 4)
+
+
+def test_masked_actions_are_never_explored_and_never_greedy():
+    spec = tiny.line(discrete=True).spec._replace(
+        obs={"x": tiny.OBS, "action_mask": jax.ShapeDtypeStruct((2,), jnp.bool_)}
+    )
+    built = ppo(rollout_length=4, num_minibatches=1, policy_hidden=(3,), value_hidden=(3,)).build(spec, 64)
+    params = {"actor": jax.jit(built.parts["actor"].init)(jax.random.key(0)).params}
+    allowed = np.arange(64) % 2
+    obs = {"x": jnp.ones((64, 2)), "action_mask": jax.nn.one_hot(allowed, 2, dtype=jnp.bool_)}
+    carry, first, key = built.initial_carry(64), jnp.zeros(64, bool), jax.random.key(1)
+    np.testing.assert_array_equal(jax.jit(built.explore)(params, carry, obs, first, key)[0], allowed)
+    np.testing.assert_array_equal(jax.jit(built.greedy)(params, carry, obs, first, key)[0], allowed)

@@ -1,0 +1,165 @@
+"""SAC's targets and updates against slow NumPy references."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import references
+import tiny
+
+from jaxrl_fast.algorithm import PartState
+from jaxrl_fast.algorithms import sac
+from jaxrl_fast.algorithms.sac import ActorParams, SacHyper
+from jaxrl_fast.core import Transition
+
+RNG = np.random.default_rng(5)
+B, N = 6, 3
+SPEC = tiny.line(discrete=False).spec
+HYPER = SacHyper(0.01, 0.02, 0.9, 0.1, -0.5, 0.2, 1.0)
+LOW, HIGH = -2.0, 1.0
+
+
+def small_sac(**options):
+    defaults = dict(
+        n_step=N, batch_size=8, buffer_size=64, updates_per_tick=1, warmup_steps=0, policy_hidden=(3,),
+        critic_hidden=(3,), activation="tanh", initial_temperature=0.4,
+    )  # fmt: skip
+    return sac(**defaults | options)
+
+
+@pytest.fixture(scope="module")
+def parts():
+    agent = small_sac().build(SPEC, 4)
+    states = {name: jax.jit(part.init)(jax.random.key(i)) for i, (name, part) in enumerate(agent.parts.items())}
+    return agent.parts, states
+
+
+def windows() -> Transition:
+    """``[N, B]``: some windows end early, by termination or by truncation, some never."""
+    terminated, truncated = np.zeros((N, B), bool), np.zeros((N, B), bool)
+    terminated[0, 0] = terminated[1, 1] = truncated[1, 2] = terminated[2, 3] = True
+    obs, next_obs = RNG.normal(size=(2, N, B, 2)).astype(np.float32)
+    action = RNG.uniform(LOW, HIGH, (N, B, 1)).astype(np.float32)
+    reward = RNG.normal(size=(N, B)).astype(np.float32)
+    return Transition(obs, action, reward, next_obs, terminated, truncated, (), ())
+
+
+def numbers(tree):
+    return jax.tree.map(lambda x: np.array(x, np.float64), tree)
+
+
+def policy_sample(params, obs, noise):
+    """Action in (−1, 1) and its log-probability."""
+    outputs = references.mlp(params, obs)
+    mean, scale = outputs[:, :1], references.softplus(outputs[:, 1:]) + 1e-3
+    raw = mean + scale * noise
+    return np.tanh(raw), references.tanh_normal_log_prob(mean, scale, raw)
+
+
+def q_values(params, obs, unit_action):
+    inputs = np.concatenate([unit_action, obs], axis=-1)
+    return np.stack([references.mlp(p, inputs)[:, 0] for p in params])
+
+
+def critic_targets(data: Transition, target, actor: ActorParams, noise) -> np.ndarray:
+    temperature, wanted = np.exp(actor.log_temperature), np.zeros(B)
+    for b in range(B):
+        total, bootstrap, last = references.n_step(
+            data.reward[:, b], data.terminated[:, b], data.truncated[:, b], HYPER.discount
+        )
+        next_obs = np.float64(data.next_obs[last, b])[None]
+        action, log_prob = policy_sample(actor.policy, next_obs, noise[b])
+        next_value = q_values(target, next_obs, action).min(0) - temperature * log_prob
+        wanted[b] = total + bootstrap * next_value[0]
+    return wanted
+
+
+def test_two_critic_updates_equal_numpy(parts):
+    parts, states = parts
+    state = states["critic"]._replace(target=jax.tree.map(lambda x: x + 0.3, states["critic"].target))
+    peers = {name: s.params for name, s in states.items()}
+    update = jax.jit(lambda state, data, key: parts["critic"].update(state, peers, data, key, HYPER))
+    treedef = jax.tree.structure(state.params)
+    leaves, slow = jax.tree.leaves(numbers(state.params)), jax.tree.leaves(numbers(state.target))
+    adam = references.Adam(0.01, 0.2)
+    for seed in range(2):
+        data, key = windows(), jax.random.key(seed)
+        noise = np.float64(jax.random.normal(key, (B, 1)))
+        state, metrics = update(state, data, key)
+        target = critic_targets(data, treedef.unflatten(slow), numbers(peers["actor"]), noise)
+        obs, unit = np.float64(data.obs[0]), (np.float64(data.action[0]) - LOW) / (HIGH - LOW) * 2 - 1
+
+        def loss(leaves, obs=obs, unit=unit, target=target):
+            return 0.5 * ((q_values(treedef.unflatten(leaves), obs, unit) - target) ** 2).mean(1).sum()
+
+        np.testing.assert_allclose(metrics["critic_loss"], loss(leaves), rtol=1e-4)
+        np.testing.assert_allclose(metrics["q_mean"], q_values(treedef.unflatten(leaves), obs, unit).mean(), rtol=1e-3)
+        leaves = adam.step(leaves, references.gradient(loss, leaves))
+        slow = [0.9 * old + 0.1 * new for old, new in zip(slow, leaves, strict=True)]
+        for got, want in zip(jax.tree.leaves((state.params, state.target)), leaves + slow, strict=True):
+            np.testing.assert_allclose(got, want, atol=1e-4)
+
+
+def test_two_actor_updates_equal_numpy(parts):
+    parts, states = parts
+    state, critic = states["actor"], states["critic"].params
+    update = jax.jit(lambda state, data, key: parts["actor"].update(state, {"critic": critic}, data, key, HYPER))
+    treedef = jax.tree.structure(state.params.policy)
+    leaves, log_temperature = jax.tree.leaves(numbers(state.params.policy)), np.float64(state.params.log_temperature)
+    adam, temperature_adam = references.Adam(0.01, 0.2), references.Adam(0.02, 0.2)
+    for seed in range(2):
+        data, key = windows(), jax.random.key(seed)
+        noise = np.float64(jax.random.normal(key, (B, 1)))
+        obs = np.float64(data.obs[0])
+        state, metrics = update(state, data, key)
+
+        def loss(leaves, obs=obs, noise=noise, temperature=np.exp(log_temperature)):
+            action, log_prob = policy_sample(treedef.unflatten(leaves), obs, noise)
+            return (temperature * log_prob - q_values(numbers(critic), obs, action).min(0)).mean()
+
+        log_prob = policy_sample(treedef.unflatten(leaves), obs, noise)[1].mean()
+        np.testing.assert_allclose(metrics["policy_loss"], loss(leaves), rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(metrics["entropy"], -log_prob, rtol=1e-3)
+        np.testing.assert_allclose(metrics["temperature"], np.exp(log_temperature), rtol=1e-5)
+        leaves = adam.step(leaves, references.gradient(loss, leaves))
+        slope = -np.exp(log_temperature) * (log_prob + HYPER.target_entropy_per_action)
+        (log_temperature,) = temperature_adam.step([log_temperature], [slope])
+        for got, want in zip(jax.tree.leaves(state.params), [*leaves, log_temperature], strict=True):
+            np.testing.assert_allclose(got, want, atol=1e-4)
+
+
+def test_a_critic_loss_of_ones_own_is_used(parts):
+    _, states = parts
+    part = small_sac(critic_loss=lambda q, target: 0.0 * q * target + 7.0).build(SPEC, 4).parts["critic"]
+    peers = {name: s.params for name, s in states.items()}
+    state, metrics = jax.jit(lambda d: part.update(states["critic"], peers, d, jax.random.key(0), HYPER))(windows())
+    assert metrics["critic_loss"] == 14.0  # two critics
+    assert isinstance(state, PartState)
+    for got, want in zip(jax.tree.leaves(state.params), jax.tree.leaves(states["critic"].params), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_actions_stay_within_their_bounds_and_greedy_is_the_mode(parts):
+    agent = small_sac().build(SPEC, 4)
+    params = {"actor": parts[1]["actor"].params}
+    obs, first, key = jnp.ones((512, 2)), jnp.zeros(512, bool), jax.random.key(0)
+    action = np.asarray(jax.jit(agent.explore)(params, (), obs, first, key)[0])
+    assert LOW <= action.min() < -1.0
+    assert 0.5 < action.max() <= HIGH
+    greedy = np.asarray(jax.jit(agent.greedy)(params, (), obs, first, key)[0])
+    mean = references.mlp(numbers(params["actor"].policy), np.ones((512, 2)))[:, :1]
+    np.testing.assert_allclose(greedy, LOW + (np.tanh(mean) + 1) * 1.5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(batch_size=65), "batch_size=65 is larger than buffer_size=64"),
+        (dict(warmup_steps=65), "warmup_steps=65 exceeds buffer_size=64"),
+        (dict(n_step=16), "too few for n_step=16"),
+        (dict(rollout_length=17), "rollout_length=17.*buffer_size of at least 68"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused_at_build_time(options, message):
+    with pytest.raises(ValueError, match=message):
+        small_sac(**options).build(SPEC, 4)
