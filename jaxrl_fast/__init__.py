@@ -8,6 +8,11 @@
 Importing changes no JAX setting; commands call `setup`.
 """
 
+import time
+
+IMPORT_START_S = time.perf_counter()
+"""When the import began: what a command counts its start-up from."""
+
 from typing import Any
 
 from jaxrl_fast.algorithm import Agent, Algorithm

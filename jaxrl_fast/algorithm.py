@@ -14,6 +14,9 @@ import optax
 from jaxrl_fast.core import Batches, Box, EnvSpec, Metrics, PyTree, Transition
 from jaxrl_fast.normalize import RunningStats, normalize
 
+MAX_SCALED_REWARD = 10.0
+"""Rewards normalized by the deviation of returns are clipped here, as in Stable-Baselines3's VecNormalize."""
+
 
 class PartState(NamedTuple):
     """One separately updated part of an agent. ``params`` is what the other parts and the sampler may read."""
@@ -24,7 +27,7 @@ class PartState(NamedTuple):
 
 
 class Part(NamedTuple):
-    """``init(key) -> PartState``; ``update(state, peers, batch, key, hyper) -> (PartState, Metrics)``, one gradient update.
+    """``init(key) -> PartState``; ``update(state, peers, batch, key, hyper) -> (PartState, Metrics)``, one update.
 
     ``peers`` maps the name of every part to its params; ``batch`` leaves are ``[L, B, ...]``.
     """
@@ -115,9 +118,10 @@ def scale_experience(
     if statistics is None:
         return data._replace(reward=reward)
     if normalize_rewards:
-        count = jnp.maximum(statistics.returns.count, 1.0)
-        variance = jnp.where(statistics.returns.count > 0, statistics.returns.m2 / count, 1.0)
-        reward = reward * jax.lax.rsqrt(variance + 1e-8)
+        count = jnp.maximum(statistics.returns.samples, 1.0)
+        variance = jnp.where(statistics.returns.samples > 0, statistics.returns.m2 / count, 1.0)
+        # Clipped, since the first reward of a sparse world would be divided by a deviation of 0.
+        reward = jnp.clip(reward * jax.lax.rsqrt(variance + 1e-8), -MAX_SCALED_REWARD, MAX_SCALED_REWARD)
     obs, next_obs = normalize(statistics.obs, data.obs), normalize(statistics.obs, data.next_obs)
     return data._replace(obs=obs, next_obs=next_obs, reward=reward)
 

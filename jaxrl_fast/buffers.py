@@ -38,13 +38,11 @@ def logical_shards(num_envs: int, batch_size: int) -> int:
     return gcd(MAX_SHARDS, num_envs, batch_size)
 
 
-def ring_buffer(
-    *, capacity: int, num_envs: int, batch_size: int, num_batches: int, n_step: int = 1
-) -> Buffer:
+def ring_buffer(*, capacity: int, num_envs: int, batch_size: int, num_batches: int, n_step: int = 1) -> Buffer:
     """A replay buffer of ``capacity`` transitions over all environments.
 
-    ``sample`` draws ``num_batches`` (K) batches of ``batch_size`` windows of ``n_step`` consecutive steps, uniformly and
-    with replacement; the windows' leaves are ``[G, K * B / G, n_step, ...]``.
+    ``sample`` draws ``num_batches`` (K) batches of ``batch_size`` windows of ``n_step`` consecutive steps, uniformly
+    and with replacement; the windows' leaves are ``[G, K * B / G, n_step, ...]``.
 
     Raises:
         ValueError: a batch, or a window in time, does not fit into the buffer.
@@ -104,7 +102,7 @@ def ring_buffer(
 
 def _storable(rollout: Transition) -> Transition:
     """Replay forgets what only on-policy methods need."""
-    return rollout._replace(extras=(), first=())
+    return rollout._replace(extras=(), first=())  # type: ignore[arg-type]  # no leaf at all
 
 
 def shuffled_epochs(

@@ -82,9 +82,9 @@ class Transition(NamedTuple):
 class Batches(NamedTuple):
     """The minibatches of ``K`` gradient updates.
 
-    ``data`` leaves are ``[G, N, ...]``: ``N`` sequences in each of ``G`` logical shards. ``index`` is int32
+    ``data`` leaves are ``[G, N, ...]``: ``N`` sequences in each of ``G`` logical shards. ``indices`` is int32
     ``[K, G, B / G]``: the sequences of each update, the same share from every shard.
     """
 
     data: PyTree
-    index: jax.Array
+    indices: jax.Array

@@ -93,7 +93,7 @@ def to_action(space: Discrete | Box, raw: jax.Array) -> jax.Array:
 
 
 def to_unit(space: Box, action: jax.Array) -> jax.Array:
-    """The inverse of the scaling: an action in ``[low, high]``, ``[..., *action_shape]``, to ``[-1, 1]``, ``[..., A]``."""
+    """The scaling undone: actions ``[..., *action_shape]`` in ``[low, high]`` to ``[..., A]`` in ``[-1, 1]``."""
     flat = action.reshape(*action.shape[: action.ndim - space.low.ndim], -1)
     low, half_range = _bounds(space, flat)
     return (flat - low) / half_range - 1.0

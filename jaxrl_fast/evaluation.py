@@ -1,13 +1,15 @@
 """How good a policy is: undiscounted returns of whole episodes, and what can be said about their mean."""
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_fast.core import EpisodeTotals, PyTree
-from jaxrl_fast.env import Env, VecEnv, vectorize
+from jaxrl_fast.env import VecEnv, vectorize
 from jaxrl_fast.policy import Policy
 
 STEP_LIMIT = 10_000
@@ -33,7 +35,13 @@ def evaluate_episodes(policy: Policy, env: VecEnv, key: jax.Array, *, episodes: 
     return jax.jit(run)(policy.params, key)
 
 
-def play(act, initial_carry, env: VecEnv, params: PyTree, key: jax.Array) -> EpisodeTotals:
+def play(
+    act: Callable[..., Any],
+    initial_carry: Callable[[int], PyTree],
+    env: VecEnv,
+    params: PyTree,
+    key: jax.Array,
+) -> EpisodeTotals:
     """The first episode of every environment, totals ``[E]``; pure, so it may be vmapped over ``params``.
 
     Runs until the last episode has ended, so short episodes cost little.

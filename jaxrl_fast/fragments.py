@@ -63,7 +63,8 @@ def statistics_fragment(env: VecEnv, agent: Agent) -> Fragment:
         if agent.normalize_rewards:
             discounted, history = _discounted_returns(discounted, rollout, hyper)
             statistics = statistics._replace(returns=update_stats(statistics.returns, history, 2))
-        statistics = statistics._replace(obs=update_stats(statistics.obs, rollout.obs, 2))
+        if agent.normalize_observations:
+            statistics = statistics._replace(obs=update_stats(statistics.obs, rollout.obs, 2))
         return StatisticsState(statistics, discounted), {"statistics": statistics}, {}
 
     return Fragment(
@@ -73,7 +74,7 @@ def statistics_fragment(env: VecEnv, agent: Agent) -> Fragment:
 
 def experience_fragment(env: VecEnv, agent: Agent) -> Fragment:
     """Turns rollouts into the ``batches`` of a tick's gradient updates; a replay buffer lives here."""
-    reads = ("rollout", *agent.experience.reads) + (("statistics",) if agent.normalize_observations else ())
+    reads = ("rollout", *agent.experience.reads) + (("statistics",) if _needs_statistics(agent) else ())
 
     def init(key: jax.Array) -> PyTree:
         return agent.experience.init(rollout_shapes(env, agent))
@@ -100,7 +101,8 @@ def alternate(parts: dict[str, Part], start: int = 0) -> Fragment:
 
         def update(states: dict[str, PartState], xs: tuple[jax.Array, jax.Array]) -> tuple[dict, Metrics]:
             index, key = xs
-            batch, metrics = take_batch(batches.data, index), {}
+            batch = take_batch(batches.data, index)
+            metrics: Metrics = {}
             for name, part_key in zip(names, jax.random.split(key, len(names)), strict=True):
                 peers = {other: state.params for other, state in states.items()}
                 new, own = parts[name].update(states[name], peers, batch, part_key, hyper)
@@ -108,8 +110,8 @@ def alternate(parts: dict[str, Part], start: int = 0) -> Fragment:
                 metrics |= {f"{name}/{metric}": value for metric, value in own.items()}
             return states, metrics
 
-        keys = jax.random.split(key, batches.index.shape[0])
-        private, metrics = jax.lax.scan(update, private, (batches.index, keys))
+        keys = jax.random.split(key, batches.indices.shape[0])
+        private, metrics = jax.lax.scan(update, private, (batches.indices, keys))
         return private, publish(private), _means(metrics)
 
     def publish(private: dict[str, PartState]) -> Channels:
@@ -141,7 +143,7 @@ def build_graph(
     split = overlap in ("actor_critic", "all")
     start = agent.warmup_ticks + lag
     learners = side_by_side(agent.parts, start) if split else (alternate(agent.parts, start),)
-    statistics = (statistics_fragment(env, agent),) if agent.normalize_observations else ()
+    statistics = (statistics_fragment(env, agent),) if _needs_statistics(agent) else ()
     fragments = (sample_fragment(env, agent), *statistics, experience_fragment(env, agent), *learners)
 
     last_tick = {"statistics", *agent.parts}
@@ -182,8 +184,8 @@ def _part_fragment(name: str, part: Part, others: tuple[str, ...], start: int) -
             peers = {other: inputs[other] for other in others} | {name: state.params}
             return part.update(state, peers, take_batch(batches.data, index), key, hyper)
 
-        keys = jax.random.split(key, batches.index.shape[0])
-        private, metrics = jax.lax.scan(update, private, (batches.index, keys))
+        keys = jax.random.split(key, batches.indices.shape[0])
+        private, metrics = jax.lax.scan(update, private, (batches.indices, keys))
         return private, publish(private), _means(metrics)
 
     def publish(private: PartState) -> Channels:
@@ -198,6 +200,10 @@ def _init_part(part: Part, name: str, key: jax.Array) -> PartState:
 
 def _means(metrics: Metrics) -> Metrics:
     return {name: jnp.mean(values) for name, values in metrics.items()}
+
+
+def _needs_statistics(agent: Agent) -> bool:
+    return agent.normalize_observations or agent.normalize_rewards
 
 
 def _seen(statistics: Statistics | None, obs: PyTree) -> PyTree:

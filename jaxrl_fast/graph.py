@@ -124,7 +124,9 @@ def tick(graph: Graph, state: TrainState) -> tuple[TrainState, Metrics]:
     """Step every fragment once, in order. Metrics are named ``fragment/metric``."""
     key = jax.random.fold_in(state.key, state.tick)
     hyper = graph.hyper_at(state.hyper, state.tick)
-    private, fresh, metrics = dict(state.private), {}, {}
+    private = dict(state.private)
+    fresh: Channels = {}
+    metrics: Metrics = {}
     for fragment in graph.fragments:
         inputs = {c: state.channels[c] if age_of(graph, fragment.name, c) else fresh[c] for c in fragment.reads}
         step_key = jax.random.fold_in(key, stable_hash(fragment.name))

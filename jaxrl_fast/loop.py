@@ -25,6 +25,7 @@ from jaxrl_fast.recorder import NonFiniteError, Plan, Recorder, Row
 
 CHUNKS_PER_RUN = 100
 
+
 class Result(NamedTuple):
     """``state`` has a leading seed axis ``[S, ...]``; ``policy`` is that of the seed with the best last evaluation;
     ``history`` holds a row a chunk and a row an evaluation; ``summary`` is what ``summary.json`` holds."""
@@ -76,7 +77,7 @@ def learn(
 
     ``eval_every`` (environment steps; default a tenth of the run) and ``eval_episodes`` say how often and on how many
     episodes the greedy policy is judged. ``on_metrics`` gets each row of ``history`` as it comes. Nothing is
-    written unless ``run_dir`` is given. ``should_stop`` is asked between chunks.
+    written unless ``run_dir`` is given. ``should_stop`` is asked before every chunk.
 
     Raises:
         ValueError: arguments do not fit together, found before anything is compiled.
@@ -102,14 +103,17 @@ def learn(
     recorder.starting()
     run = program.run.lower(state).compile()
     recorder.compiled()
+    evaluated = False
     for chunk in range(plan.num_chunks):
-        state, metrics = run(state)
-        recorder.add_chunk(chunk, jax.device_get(metrics), folder)
-        stopping = should_stop()
-        if (chunk + 1) % plan.chunks_per_eval == 0 or chunk + 1 == plan.num_chunks or stopping:
-            recorder.add_evaluation(jax.device_get(evaluate(policy_params(agent, state), keys)), folder)
-        if stopping:
+        if should_stop():
             break
+        state, metrics = run(state)
+        recorder.add_chunk(jax.device_get(metrics), folder)
+        evaluated = (chunk + 1) % plan.chunks_per_eval == 0
+        if evaluated:
+            recorder.add_evaluation(jax.device_get(evaluate(policy_params(agent, state), keys)), folder)
+    if not evaluated:
+        recorder.add_evaluation(jax.device_get(evaluate(policy_params(agent, state), keys)), folder)
     policy = best_policy(env, agent, state, recorder.scores, made_by)
     summary = recorder.summary()
     if folder is not None:
@@ -141,6 +145,8 @@ def make_evaluation(
 ) -> Callable[[PolicyParams, jax.Array], EpisodeTotals]:
     """A compiled evaluation of all seeds: totals ``[S, episodes]``, always from the same starts."""
     policy = make_policy(env.spec, agent, PolicyParams({}, None), made_by)
+    if env.world is None:
+        raise ValueError("this environment cannot be copied for evaluation")
     worlds = vectorize(env.world, num_envs=episodes)
 
     def one_seed(params: PolicyParams, key: jax.Array) -> EpisodeTotals:
@@ -159,7 +165,9 @@ def best_policy(env: VecEnv, agent: Agent, state: TrainState, scores: np.ndarray
 def _check_start(state: TrainState, env: VecEnv) -> None:
     for leaf in jax.tree.leaves(state.private["sample"].obs):
         if not np.isfinite(np.asarray(leaf, np.float32)).all():
-            raise NonFiniteError(f"environment {env.spec.name} gave a NaN or an infinity in the observation of its reset")
+            raise NonFiniteError(
+                f"environment {env.spec.name} gave a NaN or an infinity in the observation of its reset"
+            )
 
 
 def _require_positive(**values: int) -> None:

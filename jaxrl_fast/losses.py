@@ -32,8 +32,6 @@ def soft_policy(q: jax.Array, log_prob: jax.Array, temperature: jax.Array) -> ja
     return temperature * log_prob - jnp.min(q)
 
 
-def temperature(
-    log_temperature: jax.Array, log_prob: jax.Array, target_entropy: jax.Array | float
-) -> jax.Array:
+def temperature(log_temperature: jax.Array, log_prob: jax.Array, target_entropy: jax.Array | float) -> jax.Array:
     """SAC's temperature loss (arXiv 1812.05905, equation 18); no gradient reaches the policy."""
     return -jnp.exp(log_temperature) * jax.lax.stop_gradient(log_prob + target_entropy)

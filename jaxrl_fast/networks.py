@@ -7,7 +7,7 @@ feed-forward and recurrent networks look alike to an algorithm. The memory (*car
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -104,7 +104,8 @@ def make_network(
     def apply(params: PyTree, carry: PyTree, obs: PyTree, first: jax.Array) -> tuple[jax.Array, PyTree]:
         x = features(obs)
         if not recurrent_size:
-            return module.apply(params, x), ()
+            outputs: Any = module.apply(params, x)
+            return outputs, ()
         return module.apply(params, carry, x, first)
 
     return Network(init, apply, initial_carry)
@@ -130,10 +131,8 @@ def dot_of(precision: Precision) -> Callable[..., jax.Array]:
     if precision == "f32":
         return jax.lax.dot_general
 
-    def bf16_dot(x: jax.Array, w: jax.Array, dimension_numbers, precision=None, **_) -> jax.Array:
+    def bf16_dot(x: jax.Array, w: jax.Array, dimension_numbers: Any, precision: Any = None, **_: Any) -> jax.Array:
         x, w = x.astype(jnp.bfloat16), w.astype(jnp.bfloat16)
-        return jax.lax.dot_general(
-            x, w, dimension_numbers, precision=precision, preferred_element_type=jnp.float32
-        )
+        return jax.lax.dot_general(x, w, dimension_numbers, precision=precision, preferred_element_type=jnp.float32)
 
     return bf16_dot

@@ -12,9 +12,9 @@ from jaxrl_fast.core import PyTree
 
 
 class RunningStats(NamedTuple):
-    """``count`` scalar; ``mean`` and ``m2`` (sum of squared deviations) with the shape of one element."""
+    """``samples`` (how many) scalar; ``mean`` and ``m2`` (sum of squared deviations) with the shape of one element."""
 
-    count: jax.Array
+    samples: jax.Array
     mean: PyTree
     m2: PyTree
 
@@ -32,14 +32,14 @@ def update_stats(stats: RunningStats, batch: PyTree, batch_axes: int) -> Running
     """Merge a batch whose leaves have ``batch_axes`` leading axes over the elements."""
     axes = tuple(range(batch_axes))
     size = float(_size(jax.tree.leaves(batch)[0].shape[:batch_axes]))
-    count = stats.count + size
+    count = stats.samples + size
 
     def merge(mean: jax.Array, m2: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         x = x.astype(jnp.float32)
         batch_mean = jnp.mean(x, axis=axes)
         batch_m2 = jnp.sum(jnp.square(x - jnp.expand_dims(batch_mean, axes)), axis=axes)
         delta = batch_mean - mean
-        return mean + delta * (size / count), m2 + batch_m2 + jnp.square(delta) * (stats.count * size / count)
+        return mean + delta * (size / count), m2 + batch_m2 + jnp.square(delta) * (stats.samples * size / count)
 
     merged = jax.tree.map(merge, stats.mean, stats.m2, batch)
     mean, m2 = jax.tree.transpose(jax.tree.structure(stats.mean), jax.tree.structure((0, 0)), merged)
@@ -52,10 +52,10 @@ def normalize(stats: RunningStats, x: PyTree, clip: float = 10.0) -> PyTree:
     def apply(path: tuple, mean: jax.Array, m2: jax.Array, leaf: jax.Array) -> jax.Array:
         if is_mask(path) or not jnp.issubdtype(leaf.dtype, jnp.floating):
             return leaf
-        std = jnp.where(stats.count > 0, jnp.sqrt(m2 / jnp.maximum(stats.count, 1.0) + 1e-6), 1.0)
+        std = jnp.where(stats.samples > 0, jnp.sqrt(m2 / jnp.maximum(stats.samples, 1.0) + 1e-6), 1.0)
         lead = tuple(range(leaf.ndim - mean.ndim))
         scaled = (leaf - jnp.expand_dims(mean, lead)) / jnp.expand_dims(std, lead)
-        return jnp.where(stats.count > 0, jnp.clip(scaled, -clip, clip), leaf)
+        return jnp.where(stats.samples > 0, jnp.clip(scaled, -clip, clip), leaf)
 
     return jax.tree_util.tree_map_with_path(apply, stats.mean, stats.m2, x)
 

@@ -13,7 +13,7 @@ from jaxrl_fast import graph as graphs
 from jaxrl_fast.core import Metrics
 from jaxrl_fast.graph import Graph, GraphError, TrainState
 
-SEED_AXES: Any = TrainState(private=0, channels=0, hyper=0, tick=None, key=0)
+SEED_AXES: Any = TrainState._make((0, 0, 0, None, 0))
 """All seeds share the tick, so that what is skipped in a tick is skipped by all and costs nothing."""
 
 
@@ -37,7 +37,7 @@ class Program(NamedTuple):
     ``run`` donates its argument and returns before the device has finished."""
 
     init: Callable[[jax.Array, Any], TrainState]
-    run: Callable[[TrainState], tuple[TrainState, Metrics]]
+    run: jax.stages.Wrapped
     ticks_per_chunk: int
 
 

@@ -58,7 +58,7 @@ class Recorder:
     def wall_s(self) -> float:
         return time.perf_counter() - self.start_s
 
-    def add_chunk(self, chunk: int, metrics: dict[str, np.ndarray], folder: Any) -> None:
+    def add_chunk(self, metrics: dict[str, np.ndarray], folder: Any) -> None:
         """Take in the metrics ``[S, ticks]`` of a chunk that has just ended."""
         now = time.perf_counter()
         seconds, self.last_s = now - self.last_s, now
@@ -85,7 +85,7 @@ class Recorder:
     def add_evaluation(self, totals: EpisodeTotals, folder: Any) -> None:
         """Take in an evaluation's totals ``[S, episodes]``."""
         env_steps, wall_s = self.ticks * self.plan.steps_per_tick, self.wall_s()
-        self.scores = totals.returns.mean(axis=1)
+        self.scores = np.asarray(totals.returns).mean(axis=1)
         self.eval_row = evaluation_row(totals)
         self._keep({"kind": "eval", "env_steps": env_steps, "wall_s": wall_s, **self.eval_row})
         if folder is not None:
@@ -142,7 +142,7 @@ def summarize_metrics(graph: Graph, metrics: dict[str, np.ndarray], first: int, 
 
 def evaluation_row(totals: EpisodeTotals) -> Row:
     """Mean return and its spread: over episodes for one seed, over seeds (with a 95 % interval) for several."""
-    returns = totals.returns
+    returns = np.asarray(totals.returns)
     scores = returns.mean(axis=1)
     row: Row = {
         "eval_return_mean": float(returns.mean()),

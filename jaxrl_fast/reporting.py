@@ -27,8 +27,8 @@ class RunFolder:
         try:
             path.mkdir(parents=True, exist_ok=True)
             (path / "checkpoints").mkdir(exist_ok=True)
-            self._metrics_file = open(path / "metrics.csv", "w", newline="")
-            self._evals_file = open(path / "evals.csv", "w", newline="")
+            self._metrics_file = (path / "metrics.csv").open("w", newline="")
+            self._evals_file = (path / "evals.csv").open("w", newline="")
         except OSError as error:
             raise ValueError(
                 f"cannot write to the run folder {path} ({error.strerror}): write another run_dir=..."
@@ -113,9 +113,7 @@ def draw_curve(folder: Path, *, title: str) -> None:
     steps = np.unique(table["env_steps"])
     seeds = np.unique(table["seed"])
     figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
-    scores = np.array(
-        [[_mean_where(table, step, seed) for step in steps] for seed in seeds]
-    )
+    scores = np.array([[_mean_where(table, step, seed) for step in steps] for seed in seeds])
     if len(seeds) > 1:
         low, high, label = scores.min(axis=0), scores.max(axis=0), f"mean of {len(seeds)} seeds, range shaded"
     else:

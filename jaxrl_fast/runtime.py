@@ -18,7 +18,9 @@ def setup(*, cpu_devices: int | None = None, cache: bool = True) -> None:
         RuntimeError: JAX has already started, so the settings would have no effect.
     """
     if _jax_has_started():
-        raise RuntimeError("jaxrl_fast.setup must be called before JAX is used: move the call to the top of your program")
+        raise RuntimeError(
+            "jaxrl_fast.setup must be called before JAX is used: move the call to the top of your program"
+        )
     if cpu_devices is not None:
         if cpu_devices < 1:
             raise ValueError(f"cpu_devices={cpu_devices}: at least one device is needed")

@@ -1,32 +1,29 @@
 """``python -m jaxrl_fast.train env=halfcheetah``: train, show, and leave a run folder behind."""
 
+import secrets
+import signal
+import sys
 import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
 
-PROCESS_START_S = time.perf_counter()
-
-import os  # noqa: E402
-import secrets  # noqa: E402
-import signal  # noqa: E402
-import sys  # noqa: E402
-from collections.abc import Sequence  # noqa: E402
-from pathlib import Path  # noqa: E402
-from types import FrameType  # noqa: E402
-from typing import Any  # noqa: E402
-
-import envs  # noqa: E402
-from jaxrl_fast import cli, config  # noqa: E402
-from jaxrl_fast.config import Run  # noqa: E402
-from jaxrl_fast.env import Env, vectorize  # noqa: E402
-from jaxrl_fast.loop import Result, learn  # noqa: E402
-from jaxrl_fast.progress import ProgressDisplay, clock, si  # noqa: E402
-from jaxrl_fast.reporting import link_latest, write_summary  # noqa: E402
-from jaxrl_fast.runtime import setup  # noqa: E402
+import envs
+from jaxrl_fast import IMPORT_START_S, cli, config
+from jaxrl_fast.config import Run
+from jaxrl_fast.env import Env, vectorize
+from jaxrl_fast.loop import Result, learn
+from jaxrl_fast.progress import ProgressDisplay, clock, si
+from jaxrl_fast.reporting import link_latest, write_summary
+from jaxrl_fast.runtime import setup
 
 RUNS = Path("runs")
 
 
 class StopSignal:
-    """Ctrl-C and SIGTERM: the first ends the run after its chunk, a second ends the process at once."""
+    """Ctrl-C and SIGTERM: the first ends the run after its chunk (at once while there is nothing to save), the second
+    ends the process wherever it is."""
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -35,11 +32,12 @@ class StopSignal:
             signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.number is not None or not self.training:
-            print("\nstopped before anything was trained" if not self.training else "\nstopped at once", file=sys.stderr)
-            sys.stderr.flush()
-            os._exit(128 + number)
         self.number = number
+        for again in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(again, signal.SIG_DFL)
+        if not self.training:
+            print("\nstopped before anything was trained", file=sys.stderr)
+            raise SystemExit(128 + number)
         print("\nstopping after this chunk; once more to stop at once", file=sys.stderr)
 
     def __call__(self) -> bool:
@@ -61,17 +59,12 @@ def train(run: Run, argv: Sequence[str]) -> int:
     algorithm.build(env.spec, env.num_envs)
     folder = new_folder(run)
     print_opening(run, folder)
-    before_s = time.perf_counter() - PROCESS_START_S
+    before_s = time.perf_counter() - IMPORT_START_S
     with ProgressDisplay(run.total_steps) as progress:
-
-        def on_metrics(row: dict[str, Any]) -> None:
-            stop.training = True
-            progress(row)
-
         result = learn(
             env, algorithm, total_steps=run.total_steps, seed=run.seed, num_seeds=run.num_seeds,
             overlap=run.overlap, placement=run.placement, eval_every=run.eval_every, eval_episodes=run.eval_episodes,
-            on_metrics=on_metrics, run_dir=folder, should_stop=stop,
+            on_metrics=progress, run_dir=folder, should_stop=stop,
         )  # fmt: skip
     pages = draw_policy(run, world, result, folder)
     summary = add_to_summary(run, result, folder, before_s, stop.number)
@@ -129,10 +122,10 @@ def add_to_summary(run: Run, result: Result, folder: Path, before_s: float, stop
     """Complete ``summary.json`` with what only the command knows."""
     _, options = envs.resolve(run.env, dict(run.env_options))
     summary = {
-        "env": run.env, "env_id": options.get("id", options.get("make")), "env_backend": options.get("backend"), "algo": run.algo,
-        "placement": run.placement, "overlap": run.overlap, "seed": run.seed, **result.summary,
+        "env": run.env, "env_id": options.get("id", options.get("make")), "env_backend": options.get("backend"),
+        "algo": run.algo, "placement": run.placement, "overlap": run.overlap, "seed": run.seed, **result.summary,
         "time_to_first_step_s": result.summary["time_to_first_step_s"] + before_s,
-        "wall_s": time.perf_counter() - PROCESS_START_S,
+        "wall_s": time.perf_counter() - IMPORT_START_S,
         "stopped_by": signal.Signals(stopped_by).name if stopped_by is not None else None,
     }  # fmt: skip
     write_summary(folder, summary)

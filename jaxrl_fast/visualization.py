@@ -25,7 +25,9 @@ def greedy_episode(policy: Policy, world: Env, key: jax.Array, num_steps: int) -
         return (following, timestep.next_obs, jnp.zeros((), bool), carry), (state, done)
 
     start = state, obs, jnp.ones((), bool), policy.initial_carry(1)
-    _, (states, done) = jax.jit(lambda s, keys: jax.lax.scan(step, s, keys))(start, jax.random.split(step_key, num_steps))
+    _, (states, done) = jax.jit(lambda s, keys: jax.lax.scan(step, s, keys))(
+        start, jax.random.split(step_key, num_steps)
+    )
     ended = jnp.flatnonzero(done)
     return states, int(ended[0]) + 1 if ended.size else num_steps
 

@@ -32,8 +32,8 @@ def compiled(capacity_t: int, num_envs: int, batch_size: int, n_step: int):
 
     def batches(state, key):
         drawn = buffer.sample(state, key)
-        assert drawn.index.dtype == jnp.int32
-        return [take_batch(drawn.data, index) for index in drawn.index]
+        assert drawn.indices.dtype == jnp.int32
+        return [take_batch(drawn.data, index) for index in drawn.indices]
 
     init = jax.jit(lambda: buffer.init(rollout(0, 1, num_envs)))
     return init, jax.jit(buffer.add), jax.jit(batches)
@@ -133,8 +133,8 @@ def test_every_epoch_visits_every_sequence_once_in_time_order(sizes, seed):
         data, jax.random.key(seed), num_envs=num_envs, sequence_length=length,
         num_epochs=2, num_minibatches=num_minibatches,
     )  # fmt: skip
-    assert drawn.index.shape[0] == 2 * num_minibatches
-    for epoch in np.split(np.asarray(TAKE(drawn.data, drawn.index)), 2):
+    assert drawn.indices.shape[0] == 2 * num_minibatches
+    for epoch in np.split(np.asarray(TAKE(drawn.data, drawn.indices)), 2):
         starts = []
         for batch in epoch:
             t, env = np.moveaxis(batch, -1, 0)
@@ -150,14 +150,14 @@ def test_epochs_are_shuffled_anew():
     drawn = EPOCHS(
         rollout(0, 8, 4).obs, jax.random.key(0), num_envs=4, sequence_length=1, num_epochs=2, num_minibatches=1
     )
-    assert not np.array_equal(drawn.index[0], drawn.index[1])
+    assert not np.array_equal(drawn.indices[0], drawn.indices[1])
 
 
 def test_a_minibatch_of_epochs_takes_the_same_share_of_each_logical_shard():
     drawn = EPOCHS(
         rollout(0, 4, 8).obs, jax.random.key(0), num_envs=8, sequence_length=1, num_epochs=1, num_minibatches=2
     )
-    for batch in np.asarray(TAKE(drawn.data, drawn.index)):
+    for batch in np.asarray(TAKE(drawn.data, drawn.indices)):
         env = batch[0, :, 1]
         np.testing.assert_array_equal(np.bincount(env), np.full(8, 2))
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import jaxrl_fast as jf
+from jaxrl_fast.fragments import build_graph
 from jaxrl_fast.loop import plan_run
 from jaxrl_fast.recorder import summarize_metrics
-from jaxrl_fast.fragments import build_graph
 
 
 def counting_world(bad_step: int | None = None) -> jf.Env:

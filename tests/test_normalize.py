@@ -26,9 +26,9 @@ def after(*batches: np.ndarray, shape: tuple[int, ...] = (3,)):
 @given(st.lists(st.sampled_from([1, 5, 12, 19, 23]), max_size=3, unique=True))
 def test_any_split_into_batches_gives_the_statistics_of_all_data(borders):
     stats = after(*np.split(DATA, sorted(borders)))
-    assert stats.count == 24
+    assert stats.samples == 24
     np.testing.assert_allclose(stats.mean, DATA.mean(0, dtype=np.float64), rtol=1e-5, atol=1e-4)
-    np.testing.assert_allclose(stats.m2 / stats.count, DATA.var(0, dtype=np.float64), rtol=1e-4)
+    np.testing.assert_allclose(stats.m2 / stats.samples, DATA.var(0, dtype=np.float64), rtol=1e-4)
 
 
 def test_both_axes_of_a_rollout_are_merged():
@@ -39,7 +39,7 @@ def test_both_axes_of_a_rollout_are_merged():
 def test_a_large_offset_does_not_swallow_the_variance():
     data = (np.float64(DATA[:, :1]) * 0.01 + 1000.0).astype(np.float32)
     stats = after(data[:7], data[7:], shape=(1,))
-    np.testing.assert_allclose(stats.m2 / stats.count, np.var(np.float64(data), 0), rtol=0.02)
+    np.testing.assert_allclose(stats.m2 / stats.samples, np.var(np.float64(data), 0), rtol=0.02)
 
 
 def test_normalized_data_has_mean_zero_and_variance_one():

@@ -88,7 +88,7 @@ def ppo(
         learning_rate, critic_learning_rate_ratio, discount, gae_lambda, clip_range, entropy_coef,
         max_grad_norm, reward_scale,
     )  # fmt: skip
-    options = dict(
+    options: dict[str, Any] = dict(
         policy_hidden=tuple(policy_hidden), value_hidden=tuple(value_hidden), activation=activation,
         layer_norm=layer_norm, recurrent_size=recurrent_size, precision=precision,
     )  # fmt: skip

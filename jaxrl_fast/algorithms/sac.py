@@ -79,7 +79,7 @@ def sac(
     hyper = SacHyper(
         learning_rate, temperature_learning_rate, discount, tau, target_entropy_per_action, max_grad_norm, reward_scale
     )
-    options = dict(
+    options: dict[str, Any] = dict(
         policy_hidden=tuple(policy_hidden), critic_hidden=tuple(critic_hidden), activation=activation,
         critic_layer_norm=critic_layer_norm, precision=precision,
     )  # fmt: skip
@@ -89,6 +89,11 @@ def sac(
         steps_per_tick = num_envs * rollout_length
         if warmup_steps > buffer_size:
             raise ValueError(f"warmup_steps={warmup_steps} exceeds buffer_size={buffer_size}: write a smaller warm-up")
+        if rollout_length > buffer_size // num_envs:
+            raise ValueError(
+                f"rollout_length={rollout_length} in {num_envs} environments does not fit buffer_size={buffer_size}: "
+                f"write a buffer_size of at least {steps_per_tick}"
+            )
         buffer = ring_buffer(
             capacity=buffer_size, num_envs=num_envs, batch_size=batch_size,
             num_batches=updates_per_tick, n_step=n_step,
@@ -145,9 +150,9 @@ def critic_part(spec: EnvSpec, policy: Network, critic: Network, critic_loss: Ca
         obs, action = _first_step((batch.obs, batch.action))
 
         def loss_fn(params: PyTree) -> tuple[jax.Array, Metrics]:
-            q = q_values(critic, params, obs, distributions.to_unit(spec.action, action))
+            q = q_values(critic, params, obs, distributions.to_unit(_box(spec), action))
             over_batch = jax.vmap(critic_loss)
-            loss = sum(jnp.mean(over_batch(values, target)) for values in q)
+            loss = sum((jnp.mean(over_batch(values, target)) for values in q), start=jnp.zeros(()))
             return loss, {"critic_loss": loss, "q_mean": jnp.mean(q)}
 
         params, opt_state, metrics = adam_step(
@@ -162,7 +167,7 @@ def critic_part(spec: EnvSpec, policy: Network, critic: Network, critic_loss: Ca
 
 def actor_part(spec: EnvSpec, policy: Network, critic: Network, initial_temperature: float) -> Part:
     """The policy, against the critic it is given, and the temperature, against the target entropy."""
-    target_entropy_sum = spec.action.low.size
+    target_entropy_sum = _box(spec).low.size
 
     def init(key: jax.Array) -> PartState:
         params = ActorParams(policy.init(key), jnp.log(jnp.float32(initial_temperature)))
@@ -219,9 +224,15 @@ def _networks(
     policy = make_network(
         spec.obs, distributions.num_outputs(spec.action), hidden=policy_hidden, out_scale=0.01, **options
     )
-    action = jax.ShapeDtypeStruct(spec.action.low.shape, jnp.float32)
+    action = jax.ShapeDtypeStruct(_box(spec).low.shape, jnp.float32)
     inputs = {"action": action, "obs": spec.obs}
     return policy, make_network(inputs, 1, hidden=critic_hidden, layer_norm=critic_layer_norm, **options)
+
+
+def _box(spec: EnvSpec) -> Box:
+    """The actions, which `require_actions` has found to be continuous."""
+    assert isinstance(spec.action, Box)
+    return spec.action
 
 
 def _policy(policy: Network, params: PyTree, obs: PyTree) -> distributions.TanhNormal:
