@@ -82,9 +82,8 @@ def describe(name: str, options: dict[str, Any] | None = None) -> str:
         return f"custom = {options['make']}"
     id = options["id"]
     if suite != "brax":
-        return f"{name} = {suite}, {id}" if name != suite else f"{suite}, {id}"
-    backend = options.get("backend", "spring")
-    text = f"{name} = brax, {backend}" if name != suite else f"{id} = brax, {backend}"
+        return f"{id} = {suite}" if name == suite else f"{name} = {suite}, {id}"
+    text = f"{id if name == suite else name} = brax, {options.get('backend', 'spring')}"
     if id in GYMNASIUM_NAMESAKES:
         text += f"; returns are not comparable with Gymnasium's {GYMNASIUM_NAMESAKES[id]}"
     return text

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs import from_gymnax
@@ -103,6 +103,7 @@ def test_terminated_and_truncated_are_told_apart(ends_at, limit, terminated):
     np.testing.assert_array_equal(rollout.truncated, expected & (not terminated))
 
 
+@settings(max_examples=6)
 @given(
     ends_at=st.integers(1, 9),
     limit=st.one_of(st.none(), st.integers(1, 9)),
@@ -124,6 +125,7 @@ def whole_episodes(reward, length):
     return [list(c[i : i + length]) for c in columns for i in range(0, len(c) - length + 1, length)]
 
 
+@settings(max_examples=6)
 @given(
     ends_at=st.integers(1, 12),
     shortest=st.integers(1, 12),
@@ -180,7 +182,9 @@ def test_sample_params_varies_gravity_per_environment_and_per_episode():
     gravity = gravity_felt(np.asarray(rollout.obs), np.asarray(rollout.next_obs))
     np.testing.assert_array_equal(np.asarray(rollout.truncated).sum(axis=0), 3)
     per_episode = np.median(gravity.reshape(3, 5, NUM_ENVS), axis=1)
-    np.testing.assert_allclose(gravity.reshape(3, 5, NUM_ENVS), np.broadcast_to(per_episode[:, None], (3, 5, 4)), rtol=0.02)
+    np.testing.assert_allclose(
+        gravity.reshape(3, 5, NUM_ENVS), np.broadcast_to(per_episode[:, None], (3, 5, 4)), rtol=0.02
+    )
     assert len(np.unique(per_episode.round(3))) == 3 * NUM_ENVS
     assert per_episode.min() > 4.9 and per_episode.max() < 15.1
 

@@ -1,5 +1,6 @@
 """PPO and SAC find the known answer of every probe in a few thousand steps."""
 
+from functools import cache
 from typing import NamedTuple
 
 import jax
@@ -10,10 +11,10 @@ import pytest
 from envs.probes import FORBIDDEN_PAYOFF, PROBES
 from jaxrl_fast import graph as graphs
 from jaxrl_fast.algorithm import Agent, Algorithm
-from jaxrl_fast.algorithms import ppo as ppo_module
-from jaxrl_fast.algorithms import sac as sac_module
+from jaxrl_fast.algorithms.ppo import _networks as ppo_networks
 from jaxrl_fast.algorithms.ppo import ppo
-from jaxrl_fast.algorithms.sac import sac
+from jaxrl_fast.algorithms.sac import _networks as sac_networks
+from jaxrl_fast.algorithms.sac import q_values, sac
 from jaxrl_fast.core import Discrete
 from jaxrl_fast.env import VecEnv, vectorize
 from jaxrl_fast.fragments import build_graph
@@ -83,6 +84,7 @@ def play(trained: Trained, mode: str = "greedy", num_steps: int = 32):
     return rollout, float(metrics["episode_return_sum"] / metrics["episodes"])
 
 
+@cache
 def learned_ppo(probe: str) -> Trained:
     recurrent = probe == "memory"
     algorithm = ppo(
@@ -92,6 +94,7 @@ def learned_ppo(probe: str) -> Trained:
     return train(probe, algorithm, 24_000 if recurrent else 12_000)
 
 
+@cache
 def learned_sac(probe: str) -> Trained:
     algorithm = sac(
         learning_rate=3e-3, temperature_learning_rate=1e-2, initial_temperature=0.1, discount=DISCOUNT, tau=0.05,
@@ -102,15 +105,15 @@ def learned_sac(probe: str) -> Trained:
 
 
 def ppo_value(trained: Trained, obs):
-    _, value = ppo_module._networks(trained.env.spec, **trained.algorithm.options)
+    _, value = ppo_networks(trained.env.spec, **trained.algorithm.options)
     obs = trained.seen(jnp.full((1, 1, 1), obs))
     return value.apply(trained.params["critic"], (), obs, jnp.zeros((1, 1), bool))[0].item()
 
 
 def sac_value(trained: Trained, obs):
-    _, critic = sac_module._networks(trained.env.spec, **trained.algorithm.options)
+    _, critic = sac_networks(trained.env.spec, **trained.algorithm.options)
     obs = trained.seen(jnp.full((1, 1), obs))
-    q = sac_module.q_values(critic, trained.params["critic"], obs, jnp.zeros((1, 1)))
+    q = q_values(critic, trained.params["critic"], obs, jnp.zeros((1, 1)))
     return float(jnp.min(q))
 
 
@@ -125,17 +128,13 @@ def test_value_is_learned(probe, learned, value):
 @pytest.mark.parametrize("probe", BEST_RETURN)
 def test_ppo_finds_the_best_policy(probe):
     _, mean_return = play(learned_ppo(probe), num_steps=64)
-    assert mean_return == pytest.approx(expected_best(probe), abs=0.02)
+    assert mean_return == pytest.approx(BEST_RETURN[probe], abs=0.02)
 
 
 @pytest.mark.parametrize("probe", [name for name in BEST_RETURN if name in CONTINUOUS])
 def test_sac_finds_the_best_policy(probe):
     _, mean_return = play(learned_sac(probe))
-    assert mean_return == pytest.approx(expected_best(probe), abs=0.02)
-
-
-def expected_best(probe: str) -> float:
-    return BEST_RETURN[probe]
+    assert mean_return == pytest.approx(BEST_RETURN[probe], abs=0.02)
 
 
 def test_a_masked_action_is_never_sampled():

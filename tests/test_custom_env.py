@@ -1,0 +1,197 @@
+"""A world of one's own, named by a dotted path; and what the names of `envs` refuse."""
+
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import envs
+from jaxrl_fast.core import Discrete
+from jaxrl_fast.env import Env, vectorize
+from jaxrl_fast.rollout import start, unroll
+
+MY_PACKAGE = '''
+import jax, jax.numpy as jnp
+from envs.probes import action
+
+def make():
+    return action()
+
+def bandit(*, arms=2):
+    return action()._replace(shortest_episode=arms)
+
+class Corridor:
+    """gymnax-style, written against no base class."""
+
+    default_params = {"length": 3.0}
+
+    def reset_env(self, key, params):
+        return jnp.zeros(1), {"x": jnp.zeros(())}
+
+    def step_env(self, key, state, action, params):
+        x = state["x"] + 2.0 * action - 1.0
+        return x[None], {"x": x}, x, x >= params["length"], {}
+
+    def observation_space(self, params):
+        from gymnax.environments import spaces
+        return spaces.Box(-jnp.inf, jnp.inf, (1,))
+
+    def action_space(self, params):
+        from gymnax.environments import spaces
+        return spaces.Discrete(2)
+
+def gymnax_style():
+    return Corridor()
+
+def gymnax_pair():
+    return Corridor(), {"length": 1.0}
+
+def gymnax_own():
+    import gymnax
+    return gymnax.make("CartPole-v1")
+
+def brax_own(backend="spring"):
+    from brax import envs as brax_envs
+    return brax_envs.get_environment("fast", backend=backend)
+
+def fails():
+    raise RuntimeError("no such\\nfile")
+
+def number():
+    return 3
+'''
+
+
+@pytest.fixture
+def my_package(tmp_path, monkeypatch):
+    """A module in the current directory, which is not yet on the path."""
+    (tmp_path / "my_package.py").write_text(MY_PACKAGE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(tmp_path))])
+    yield
+    sys.modules.pop("my_package", None)
+
+
+def first_reward(world: Env, action) -> tuple[float, bool]:
+    state, _ = world.reset(jax.random.key(0), world.sample_params(jax.random.key(0)))
+    _, timestep = world.step(state, jnp.asarray(action), jax.random.key(0))
+    return float(timestep.reward), bool(timestep.terminated)
+
+
+@pytest.mark.parametrize("path", ["my_package.make", "my_package:make"])
+def test_an_env_is_taken_as_it_is(my_package, path):
+    world = envs.make("custom", make=path)
+    assert first_reward(world, 1) == (1.0, True)
+
+
+def test_options_reach_the_function(my_package):
+    assert envs.make("custom", make="my_package.bandit", arms=5).shortest_episode == 5
+
+
+def test_a_gymnax_style_world_runs(my_package):
+    world = envs.make("custom", make="my_package.gymnax_style")
+    assert world.spec.action == Discrete(2)
+    env = vectorize(world, num_envs=2)
+
+    def right(carry, obs, first, key):
+        return jnp.ones(2, jnp.int32), carry, ()
+
+    _, rollout, _ = unroll(env, right, start(env, (), jax.random.key(0)), jax.random.key(0), 6)
+    np.testing.assert_array_equal(rollout.reward[:, 0], [1, 2, 3, 1, 2, 3])
+    np.testing.assert_array_equal(rollout.terminated[:, 0], [False, False, True] * 2)
+
+
+def test_a_gymnax_style_world_may_bring_its_parameters(my_package):
+    assert first_reward(envs.make("custom", make="my_package.gymnax_style"), 1) == (1.0, False)
+    assert first_reward(envs.make("custom", make="my_package.gymnax_pair"), 1) == (1.0, True)
+
+
+def test_what_gymnax_and_brax_make_is_taken(my_package):
+    assert envs.make("custom", make="my_package.gymnax_own").spec.action == Discrete(2)
+    assert envs.make("custom", make="my_package.brax_own").spec.obs.shape == (2,)
+
+
+def one_line(**options) -> str:
+    with pytest.raises(ValueError) as caught:
+        envs.make(**options)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, ["needs env.make", "env.make=my_package.make"]),
+        ({"make": "make"}, ["env.make=make", "with its module"]),
+        ({"make": "my_package.nothing"}, ["my_package has no function 'nothing'"]),
+        ({"make": "no_package.make"}, ["cannot import no_package", "No module named 'no_package'"]),
+        ({"make": "my_package.fails"}, ["my_package.fails failed: RuntimeError: no such file"]),
+        ({"make": "my_package.make", "arms": 2}, ["my_package.make failed: TypeError", "'arms'"]),
+        ({"make": "my_package.number"}, ["returned int", "jaxrl_fast.Env", "reset_env", "observation_size"]),
+    ],
+)
+def test_mistakes_in_a_custom_world_end_in_one_line(my_package, options, words):
+    message = one_line(name="custom", **options)
+    assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"name": "halfcheta"}, ["unknown environment 'halfcheta'", "nearest: halfcheetah"]),
+        ({"name": "CartPole-v1"}, ["nearest: cartpole"]),
+        ({"name": "%%%"}, ["write one of acrobot, ant"]),
+        ({"name": "brax"}, ["env=brax needs env.id", "env.id=ant"]),
+        ({"name": "gymnax"}, ["env.id=CartPole-v1"]),
+        ({"name": "gymnax", "id": "cartpole-v1"}, ["gymnax has no such environment", "nearest: CartPole-v1"]),
+        ({"name": "brax", "id": "halfcheeta"}, ["nearest: halfcheetah"]),
+        ({"name": "probe", "id": "values"}, ["nearest: value"]),
+        ({"name": "probe", "id": "value", "x": 1}, ["no option 'x'"]),
+        ({"name": "ant", "id": "hopper"}, ["brax's ant", "write env=brax"]),
+        ({"name": "gymnasium", "id": "CartPole-v1"}, ["env=gymnasium is not available yet"]),
+    ],
+)
+def test_a_wrong_name_ends_in_one_line(options, words):
+    message = one_line(**options)
+    assert all(word in message for word in words), message
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.delitem(sys.modules, "envs.from_gymnax", raising=False)
+    monkeypatch.setitem(sys.modules, "gymnax", None)
+    assert "env=cartpole needs the package 'gymnax': pip install gymnax" in one_line(name="cartpole")
+
+
+@pytest.mark.parametrize("name", envs.SHORT_NAMES)
+def test_every_short_name_names_a_known_world(name):
+    suite, id, _, description = envs.SHORT_NAMES[name]
+    module = pytest.importorskip(f"envs.from_{suite}")
+    assert id in module.ids()
+    assert description and len(description) < 60
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "text"),
+    [
+        ("halfcheetah", {}, "halfcheetah = brax, spring; returns are not comparable with Gymnasium's HalfCheetah-v5"),
+        ("halfcheetah", {"backend": "mjx"}, "halfcheetah = brax, mjx; returns are not"),
+        ("brax", {"id": "fast"}, "fast = brax, spring"),
+        ("cartpole", {}, "cartpole = gymnax, CartPole-v1"),
+        ("gymnax", {"id": "Pong-misc"}, "Pong-misc = gymnax"),
+        ("custom", {"make": "my_package.make"}, "custom = my_package.make"),
+    ],
+)
+def test_describe(name, options, text):
+    assert envs.describe(name, options).startswith(text)
+
+
+def test_importing_envs_imports_no_suite():
+    script = (
+        "import envs, sys; envs.describe('halfcheetah'); print([m for m in ('brax', 'gymnax') if m in sys.modules])"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240)
+    assert ran.stdout == "[]\n", ran.stderr

@@ -1,0 +1,106 @@
+"""brax: every environment traces with every backend, runs with one, and says nothing while it loads."""
+
+import itertools
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import envs
+from envs import from_brax
+from jaxrl_fast.env import vectorize
+from jaxrl_fast.rollout import start, unroll
+
+PAIRS = list(itertools.product(from_brax.ids(), from_brax.BACKENDS))
+NUM_ENVS = 2
+
+
+def default_backend(id: str) -> str:
+    return envs.SHORT_NAMES[id][2]["backend"] if id in envs.SHORT_NAMES else "spring"
+
+
+@pytest.mark.parametrize(("id", "backend"), PAIRS)
+def test_every_pair_traces(id, backend):
+    world = envs.make("brax", id=id, backend=backend)
+    action = jax.ShapeDtypeStruct(world.spec.action.low.shape, jnp.float32)
+
+    def reset_and_step(key, action):
+        state, _ = world.reset(key, ())
+        following, timestep = world.step(state, action, key)
+        return state, following, timestep
+
+    state, following, timestep = jax.eval_shape(reset_and_step, jax.random.key(0), action)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), state) == jax.tree.map(lambda x: (x.shape, x.dtype), following)
+    assert timestep.next_obs == world.spec.obs
+
+
+@pytest.mark.parametrize("id", from_brax.ids())
+def test_every_environment_runs(id):
+    """Finite for a few steps under full thrust, and no episode shorter than declared."""
+    world = envs.make("brax", id=id, backend=default_backend(id))
+    env = vectorize(world, num_envs=NUM_ENVS)
+
+    @jax.jit
+    def few_steps(key):
+        thrust = jnp.sign(jax.random.normal(key, (NUM_ENVS, *world.spec.action.low.shape)))
+        return unroll(env, lambda *_: (thrust, (), ()), start(env, (), key), key, 5)
+
+    _, rollout, metrics = few_steps(jax.random.key(0))
+    assert metrics["nonfinite_step"] == -1
+    assert not np.any(np.asarray(rollout.terminated)[: world.shortest_episode - 1])
+    changed = jax.tree.map(lambda a, b: np.any(np.asarray(a) != np.asarray(b)), rollout.obs, rollout.next_obs)
+    assert any(jax.tree.leaves(changed))
+
+
+def test_a_step_leaves_the_state_it_was_given_alone():
+    """brax's hopper writes into the dictionary of metrics that it is handed."""
+    world = envs.make("hopper")
+
+    def kept(key):
+        state, _ = world.reset(key, ())
+        before = dict(state.metrics)
+        world.step(state, jnp.zeros(3), key)
+        assert all(state.metrics[name] is value for name, value in before.items())
+        return key
+
+    jax.eval_shape(kept, jax.random.key(0))
+
+
+def test_dictionary_observations():
+    world = envs.make("brax", id="fast", obs_mode="dict_state")
+    assert world.spec.obs == {"state": jax.ShapeDtypeStruct((2,), jnp.float32)}
+
+
+def test_loading_is_quiet(tmp_path):
+    script = "import envs; envs.make('halfcheetah')"
+    ran = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}; {script}"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"id": "swimmer"}, "swimmer does not run on this JAX: brax 0.14.2 calls"),
+        ({"id": "ant", "backend": "warp"}, "env.backend=warp: write one of generalized, positional, spring, mjx"),
+        ({"id": "ant", "speed": 1}, "brax ant does not take these options: .*'speed'"),
+        ({"id": "ant", "episode_length": 0}, "episode_length=0"),
+    ],
+)
+def test_what_cannot_run_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        envs.make("brax", **options)
+
+
+def test_swimmer_is_still_broken():
+    """Once this fails, brax has mended it: take it out of `REFUSED`."""
+    with from_brax.quiet():
+        world = from_brax.brax_envs.get_environment("swimmer")
+    with pytest.raises(TypeError, match="a_min"):
+        from_brax.adapt(world, name="swimmer")
