@@ -13,7 +13,7 @@ import envs
 from jaxrl_fast import Cosine, Linear
 from jaxrl_fast.algorithms import ALGORITHMS
 from jaxrl_fast.config import CONFIG_DIR, NEEDS, Run, command_line, compose, make_algorithm, options_of, to_yaml
-from jaxrl_fast.schema import ConfigError, algo_keys
+from jaxrl_fast.schema import ConfigError, algo_keys, plain, read_value
 
 TUNED = sorted((CONFIG_DIR / "tuned").glob("*.yaml"))
 
@@ -31,11 +31,12 @@ def refusal(*words: str) -> str:
     return message
 
 
-def test_the_default_job_is_halfcheetah_with_the_algorithm_that_trains_it_best():
+def test_the_default_job_is_halfcheetah_with_the_algorithm_that_its_file_chooses():
     run = compose([])
-    assert (run.env, run.algo, run.placement, run.overlap) == ("halfcheetah", "sac", "fused", "none")
-    assert run.tuned_file == "tuned/halfcheetah_sac.yaml"
-    assert compose(["env=cartpole"]).algo == "ppo"
+    chosen = OmegaConf.load(CONFIG_DIR / "env" / "halfcheetah.yaml").defaults[0]["override /algo"]
+    assert (run.env, run.algo, run.placement, run.overlap) == ("halfcheetah", chosen, "fused", "none")
+    assert run.tuned_file == f"tuned/halfcheetah_{chosen}.yaml"
+    assert compose(["env=pendulum"]).algo != compose(["env=cartpole"]).algo
 
 
 @pytest.mark.parametrize("env", options_of("env"))
@@ -55,13 +56,11 @@ def test_every_tuned_file_applies_to_its_environment_and_algorithm(path: Path):
     env, _, algo = path.stem.rpartition("_")
     run = compose([f"env={env}", f"algo={algo}"])
     assert run.tuned_file == f"tuned/{path.name}"
-    for name, value in OmegaConf.load(path).items():
-        if name == "algo":
-            assert {**run.algo_options, **{k: tuple(v) if OmegaConf.is_list(v) else v for k, v in value.items()}} == (
-                run.algo_options
-            )
-        else:
-            assert getattr(run, name) == value
+    asked = OmegaConf.to_container(OmegaConf.load(path))
+    algo_options = {key: plain(run.algo_options[key]) for key in asked["algo"]}
+    keys = algo_keys(algo)
+    assert algo_options == {k: plain(read_value(k, v, keys[f"algo.{k}"])) for k, v in asked.pop("algo").items()}
+    assert asked == {key: getattr(run, key) for key in asked}
 
 
 def test_precedence_is_schema_then_tuned_then_file_then_command_line(tmp_path: Path):
@@ -175,7 +174,7 @@ REFUSED = [
     ("total_step=3", "did you mean total_steps"),
     ("learning_rate=3", "did you mean algo.learning_rate?"),
     ("algo.learning_rat=3", "did you mean algo.learning_rate"),
-    ("algo.clip_range=0.1", "it belongs to algo=ppo"),
+    ("algo=sac algo.clip_range=0.1", "it belongs to algo=ppo"),
     ("eval.evry=3", "did you mean eval.every?"),
     ("env.bakend=mjx", "did you mean env.backend"),
     ("env.bakend=mjx", "+env.bakend=..."),
@@ -204,7 +203,7 @@ REFUSED = [
     ("eval.every=0", "eval.every=0: write a number of at least 1"),
     ("num_seeds=0", "num_seeds=0: write a number of at least 1"),
     ("devices=0", "devices=0: write a number of at least 1"),
-    ("algo.batch_size=-1", "algo.batch_size=-1: write a number of at least 0"),
+    ("algo=sac algo.batch_size=-1", "algo.batch_size=-1: write a number of at least 0"),
     # what an environment needs
     ("env=brax", "env=brax needs env.id: write for example env=brax env.id=ant"),
     ("env=gymnax", "env=gymnax needs env.id"),
@@ -222,9 +221,9 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("word", "expected"), REFUSED)
-def test_a_bad_word_is_refused_in_one_line_that_says_what_to_write(word: str, expected: str):
-    assert expected in refusal(word)
+@pytest.mark.parametrize(("words", "expected"), REFUSED)
+def test_a_bad_word_is_refused_in_one_line_that_says_what_to_write(words: str, expected: str):
+    assert expected in refusal(*words.split())
 
 
 @pytest.mark.parametrize(
