@@ -19,9 +19,9 @@ import jax.numpy as jnp
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from envs import make  # noqa: E402
-from jaxrl_fast.env import VecEnv, vectorize  # noqa: E402
-from jaxrl_fast.rollout import SamplerState, start, unroll  # noqa: E402
+from envs import make
+from jaxrl_fast.env import VecEnv, vectorize
+from jaxrl_fast.rollout import SamplerState, start, unroll
 
 ENVIRONMENTS = ("halfcheetah", "hopper")
 NUM_ENVS = 256

@@ -54,7 +54,7 @@ def gymnax_own():
     return gymnax.make("CartPole-v1")
 
 def brax_own(backend="spring"):
-    from brax import envs as brax_envs
+    from envs.from_brax import brax_envs
     return brax_envs.get_environment("fast", backend=backend)
 
 def fails():
