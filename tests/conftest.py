@@ -43,3 +43,11 @@ def strict_dtypes() -> Iterator[None]:
     """No implicit promotion between dtypes: for the numerics that are our own."""
     with jax.numpy_dtype_promotion("strict"):
         yield
+
+
+@pytest.fixture(scope="module")
+def quick_compile() -> Iterator[None]:
+    """Compile with few optimizations: for modules whose programs are compiled once and hardly run."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)

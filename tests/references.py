@@ -30,7 +30,7 @@ def n_step(reward, terminated, truncated, discount) -> tuple[float, float, int]:
 
 
 def tanh_normal_log_prob(mean, scale, raw) -> np.ndarray:
-    """Log-density of ``tanh(raw)``, by the change of variables and the plain formula for its slope; last axis summed."""
+    """Log-density of ``tanh(raw)``, by the change of variables and the plain slope; the last axis is summed."""
     mean, scale, raw = (np.asarray(x, np.float64) for x in (mean, scale, raw))
     normal = -0.5 * ((raw - mean) / scale) ** 2 - np.log(scale) - 0.5 * np.log(2 * np.pi)
     return np.sum(normal - np.log(1.0 - np.tanh(raw) ** 2), axis=-1)

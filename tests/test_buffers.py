@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from jaxrl_fast.buffers import logical_shards, ring_buffer, shuffled_epochs, take_batch
 from jaxrl_fast.core import Transition
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 NUM_BATCHES = 3
 
 
@@ -74,7 +76,7 @@ def test_windows_are_consecutive_recent_and_whole(sizes, chunks, seed):
 
 
 def test_every_stored_window_is_drawn():
-    draw, state, time = filled(5, 4, 16, 2, [3, 3, 3])
+    draw, state, _ = filled(5, 4, 16, 2, [3, 3, 3])
     drawn = set()
     for seed in range(20):
         for batch in draw(state, jax.random.key(seed)):

@@ -8,6 +8,8 @@ import pytest
 from jaxrl_fast import graph as graphs
 from jaxrl_fast.graph import Fragment, Graph, GraphError
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 KEY = jax.random.key(7)
 
 
@@ -17,9 +19,9 @@ def box(name, reads=(), writes=(), *, publish=True, **options) -> Fragment:
     def step(private, inputs, hyper, key):
         private = private + 1
         metrics = {f"saw_{c}": inputs[c] for c in reads} | {"count": private, "draw": jax.random.uniform(key)}
-        return private, {c: private for c in writes}, metrics
+        return private, dict.fromkeys(writes, private), metrics
 
-    first = (lambda private: {c: private for c in writes}) if publish and writes else None
+    first = (lambda private: dict.fromkeys(writes, private)) if publish and writes else None
     return Fragment(name, lambda key: jnp.zeros((), jnp.int32), step, tuple(reads), tuple(writes), first, **options)
 
 

@@ -14,6 +14,8 @@ from jaxrl_fast.core import Transition
 from jaxrl_fast.networks import make_network
 from jaxrl_fast.normalize import RunningStats
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 RNG = np.random.default_rng(3)
 B = 6
 HYPER = PpoHyper(0.01, 2.0, 0.9, 0.8, 0.2, 0.05, 0.1, 1.0)
@@ -42,7 +44,9 @@ def policy_terms(params, data: PpoBatch, noise) -> tuple[np.ndarray, np.ndarray]
     outputs = references.mlp(params, np.float64(data.obs))
     if noise is None:
         log_probs = references.log_softmax(outputs)
-        return np.take_along_axis(log_probs, data.raw_action[..., None], -1)[..., 0], -(np.exp(log_probs) * log_probs).sum(-1)
+        return np.take_along_axis(log_probs, data.raw_action[..., None], -1)[..., 0], -(
+            np.exp(log_probs) * log_probs
+        ).sum(-1)
     mean, scale = outputs[..., :1], references.softplus(outputs[..., 1:]) + 1e-3
     slope = 1.0 - np.tanh(mean + scale * noise) ** 2
     entropy = (0.5 + 0.5 * np.log(2 * np.pi) + np.log(scale) + np.log(slope)).sum(-1)
