@@ -80,13 +80,13 @@ def compile(graph: Graph, placement: Placement, ticks_per_chunk: int) -> Program
     device = placement.groups[0].devices[0]
 
     def init(keys: jax.Array, hyper: Any) -> TrainState:
-        return jax.vmap(lambda key: graphs.init(graph, key, hyper), out_axes=SEED_AXES)(keys)
+        return _over_seeds(lambda key: graphs.init(graph, key, hyper), 0, SEED_AXES)(keys)
 
     def chunk(state: TrainState) -> tuple[TrainState, Metrics]:
         def one_seed(state: TrainState) -> tuple[TrainState, Metrics]:
             return jax.lax.scan(lambda s, _: graphs.tick(graph, s), state, length=ticks_per_chunk)
 
-        return jax.vmap(one_seed, in_axes=(SEED_AXES,), out_axes=(SEED_AXES, 0))(state)
+        return _over_seeds(one_seed, SEED_AXES, (SEED_AXES, 0))(state)
 
     sharding = jax.sharding.SingleDeviceSharding(device)
     return Program(
@@ -94,3 +94,24 @@ def compile(graph: Graph, placement: Placement, ticks_per_chunk: int) -> Program
         jax.jit(chunk, donate_argnums=0, out_shardings=sharding),
         ticks_per_chunk,
     )
+
+
+def _over_seeds(function: Callable[[Any], Any], in_axes: Any, out_axes: Any) -> Callable[[Any], Any]:
+    """``vmap`` over the seed axis. A single seed is taken out and put back instead: tracing a vmapped world takes
+    twice as long, which would be felt at every start."""
+
+    def call(batch: Any) -> Any:
+        if len(jax.tree.leaves(batch)[0]) > 1:
+            return jax.vmap(function, in_axes=(in_axes,), out_axes=out_axes)(batch)
+        return _at_axes(lambda x: x[None], function(_at_axes(lambda x: x[0], batch, in_axes)), out_axes)
+
+    return call
+
+
+def _at_axes(change: Callable[[jax.Array], jax.Array], tree: Any, axes: Any) -> Any:
+    """Change the leaves that have a seed axis; ``axes`` is a prefix of ``tree`` as for ``vmap``."""
+
+    def subtree(axis: int | None, part: Any) -> Any:
+        return part if axis is None else jax.tree.map(change, part)
+
+    return jax.tree.map(subtree, axes, tree, is_leaf=lambda x: x is None)
