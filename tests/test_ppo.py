@@ -151,7 +151,7 @@ def test_rewards_are_divided_by_the_deviation_of_returns_and_observations_normal
 
 
 def test_minibatches_must_divide_the_rollout():
-    with pytest.raises(ValueError, match="16 sequences of 1 steps, which algo.num_minibatches=3 does not divide"):
+    with pytest.raises(ValueError, match=r"16 sequences of 1 steps, which algo\.num_minibatches=3 does not divide"):
         ppo(rollout_length=4, num_minibatches=3).build(tiny.line(discrete=True).spec, 4)
 
 

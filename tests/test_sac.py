@@ -115,9 +115,9 @@ def test_two_actor_updates_equal_numpy(parts):
         obs = np.float64(data.obs[0])
         state, metrics = update(state, data, key)
 
-        def loss(leaves, obs=obs, noise=noise, temperature=np.exp(log_temperature)):
+        def loss(leaves, obs=obs, noise=noise, log_temperature=log_temperature):
             action, log_prob = policy_sample(treedef.unflatten(leaves), obs, noise)
-            return (temperature * log_prob - q_values(numbers(critic), obs, action).min(0)).mean()
+            return (np.exp(log_temperature) * log_prob - q_values(numbers(critic), obs, action).min(0)).mean()
 
         log_prob = policy_sample(treedef.unflatten(leaves), obs, noise)[1].mean()
         np.testing.assert_allclose(metrics["policy_loss"], loss(leaves), rtol=1e-3, atol=1e-5)
