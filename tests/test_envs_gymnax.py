@@ -18,7 +18,7 @@ NUM_ENVS = 2
 def random_actions(space, key, shape):
     if isinstance(space, Discrete):
         return jax.random.randint(key, shape, 0, space.num_actions)
-    return jax.random.uniform(key, (*shape, *space.low.shape), jnp.float32, -1.0, 1.0) * space.high
+    return jax.random.uniform(key, (*shape, *space.low.shape), jnp.float32, space.low.min(), space.high.max())
 
 
 def shapes(obs):
