@@ -73,12 +73,12 @@ def test_a_channel_that_nobody_published_is_zero_before_its_first_tick():
 
 
 def test_fragments_step_from_start_every_so_often_and_rest_in_between():
-    fragments = box("w", writes=["x"], start=2, every=3), box("r", ["x"])
+    fragments = box("w", writes=["x"], start=4, every=3), box("r", ["x"])
     metrics = run(Graph(fragments), 9)
-    assert metrics["w/count"].tolist() == [0, 0, 1, 0, 0, 2, 0, 0, 3]  # metrics of a resting tick are zero
-    assert metrics["r/saw_x"].tolist() == [0, 0, 1, 1, 1, 2, 2, 2, 3]  # its channel keeps its value
+    assert metrics["w/count"].tolist() == [0, 0, 0, 0, 1, 0, 0, 2, 0]  # metrics of a resting tick are zero
+    assert metrics["r/saw_x"].tolist() == [0, 0, 0, 0, 1, 1, 1, 2, 2]  # its channel keeps its value
     counted = [graphs.active_ticks(fragments[0], 0, n) for n in range(10)]
-    assert counted == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3]
+    assert counted == [0, 0, 0, 0, 0, 1, 1, 1, 2, 2]
     assert graphs.active_ticks(fragments[0], 3, 6) == 1
 
 

@@ -7,7 +7,7 @@ import pytest
 import references
 import tiny
 
-from jaxrl_fast.algorithm import Statistics, scale_experience
+from jaxrl_fast.algorithm import Statistics, adam_init, adam_step, scale_experience
 from jaxrl_fast.algorithms import ppo
 from jaxrl_fast.algorithms.ppo import PpoBatch, PpoHyper, targets
 from jaxrl_fast.core import Transition
@@ -72,6 +72,9 @@ def actor_loss(params, data: PpoBatch, noise) -> dict[str, float]:
 def test_two_actor_updates_equal_numpy(discrete):
     part = agent(discrete).parts["actor"]
     state = jax.jit(part.init)(jax.random.key(0))
+    # Away from the near-uniform start, where entropy has no slope.
+    uneven = jax.tree.map(lambda x: x + RNG.normal(size=x.shape).astype(np.float32), state.params)
+    state = state._replace(params=uneven)
     update = jax.jit(lambda *xs: part.update(xs[0], {}, xs[1], xs[2], HYPER))
     leaves, treedef = float64_leaves(state.params), jax.tree.structure(state.params)
     adam = references.Adam(0.01, 0.1)
@@ -89,6 +92,22 @@ def test_two_actor_updates_equal_numpy(discrete):
         leaves = adam.step(leaves, references.gradient(loss, leaves))
         for got, want in zip(jax.tree.leaves(state.params), leaves, strict=True):
             np.testing.assert_allclose(got, want, atol=1e-4)
+
+
+def test_the_global_norm_is_clipped_and_not_each_number():
+    slopes = [[np.float32([3.0, 0.0]), np.float32(4.0)], [np.float32([0.1, 0.2]), np.float32(0.2)]]  # norms 5 and 0.3
+    params = [jnp.zeros(2), jnp.zeros(())]
+    opt_state, adam, want = adam_init(params), references.Adam(0.1, 1.0), [np.zeros(2), np.zeros(())]
+    for grads in slopes:
+
+        def loss(params, grads=grads):
+            return sum(jnp.sum(p * g) for p, g in zip(params, grads, strict=True)), {}
+
+        params, opt_state, metrics = adam_step(loss, params, opt_state, learning_rate=0.1, max_grad_norm=1.0)
+        want = adam.step(want, grads)
+        np.testing.assert_allclose(metrics["grad_norm"], np.sqrt(sum(np.sum(g**2) for g in grads)), rtol=1e-5)
+    for got, leaf in zip(params, want, strict=True):
+        np.testing.assert_allclose(got, leaf, rtol=1e-4)
 
 
 def test_two_critic_updates_equal_numpy():

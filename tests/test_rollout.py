@@ -20,8 +20,8 @@ def always_right(carry, obs, first, key):
 
 @pytest.fixture(scope="module")
 def rollouts():
-    """Two rollouts of 7 steps, one after the other, walking right until falling off or 5 steps."""
-    env = tiny.line(discrete=True)
+    """Two rollouts of 7 steps, one after the other, walking right until falling off or 3 steps."""
+    env = tiny.line(discrete=True, limit=3)
 
     def both(key):
         state = start(env, jnp.zeros(4, jnp.int32), key)
@@ -44,7 +44,8 @@ def test_each_step_follows_from_the_one_before(rollouts):
 def test_first_marks_the_step_after_an_end_and_the_very_first(rollouts):
     whole, _, _ = rollouts
     done = whole.terminated | whole.truncated
-    assert done.sum() >= 8
+    assert whole.terminated.any()
+    assert whole.truncated.any()
     assert whole.first[0].all()
     np.testing.assert_array_equal(whole.first[1:], done[:-1])
     assert (np.abs(whole.obs[whole.first][:, 0]) <= 1.0).all()  # a fresh state, not the one that fell off
