@@ -105,7 +105,8 @@ def render(states: PyTree, *, id: str, backend: str = "spring", **options: Any) 
     from brax.io import html
 
     options.pop("episode_length", None)
-    sys = brax_envs.get_environment(id, backend=backend, **options).sys
+    with quiet():
+        sys = brax_envs.get_environment(id, backend=backend, **options).sys
     host = jax.tree.map(np.asarray, states.pipeline_state)
     steps = [jax.tree.map(lambda x, i=i: x[i], host) for i in range(states.reward.shape[0])]
-    return str(html.render(sys, steps, colab=False))
+    return str(html.render(sys, steps, height="100vh", colab=False))

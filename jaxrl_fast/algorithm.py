@@ -126,6 +126,17 @@ def scale_experience(
     return data._replace(obs=obs, next_obs=next_obs, reward=reward)
 
 
+def require_positive(**sizes: int) -> None:
+    """Refuse a size of zero or less.
+
+    Raises:
+        ValueError: naming the size.
+    """
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name}={size}: write a positive number")
+
+
 def require_actions(name: str, spec: EnvSpec, kinds: tuple[type, ...], instead: str) -> None:
     """Refuse an action space that the algorithm does not know.
 

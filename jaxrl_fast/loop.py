@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from jaxrl_fast import placement as placements
-from jaxrl_fast.algorithm import Agent, Algorithm
+from jaxrl_fast.algorithm import Agent, Algorithm, require_positive
 from jaxrl_fast.core import EpisodeTotals
 from jaxrl_fast.env import VecEnv
 from jaxrl_fast.evaluation import play, vectorize
@@ -83,7 +83,7 @@ def learn(
         ValueError: arguments do not fit together, found before anything is compiled.
         NonFiniteError: the environment or an update gave a NaN or an infinity.
     """
-    _require_positive(total_steps=total_steps, num_seeds=num_seeds, eval_episodes=eval_episodes)
+    require_positive(total_steps=total_steps, num_seeds=num_seeds, eval_episodes=eval_episodes)
     graph, agent = build_graph(env, algorithm, overlap=overlap, total_steps=total_steps)
     plan = plan_run(env, agent, total_steps, eval_every)
     if placement not in placements.PLACEMENTS:
@@ -168,12 +168,6 @@ def _check_start(state: TrainState, env: VecEnv) -> None:
             raise NonFiniteError(
                 f"environment {env.spec.name} gave a NaN or an infinity in the observation of its reset"
             )
-
-
-def _require_positive(**values: int) -> None:
-    for name, value in values.items():
-        if value < 1:
-            raise ValueError(f"{name}={value}: write a positive number")
 
 
 def _open_folder(run_dir: str | Path | None) -> Any:

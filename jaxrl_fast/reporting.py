@@ -26,7 +26,6 @@ class RunFolder:
         self.path = path
         try:
             path.mkdir(parents=True, exist_ok=True)
-            (path / "checkpoints").mkdir(exist_ok=True)
             self._metrics_file = (path / "metrics.csv").open("w", newline="")
             self._evals_file = (path / "evals.csv").open("w", newline="")
         except OSError as error:
@@ -122,13 +121,14 @@ def draw_curve(folder: Path, *, title: str) -> None:
         label = f"mean of {len(at[0])} episodes, 10 to 90 % shaded"
     axes.fill_between(steps, low, high, alpha=0.25, linewidth=0)
     axes.plot(steps, scores.mean(axis=0), marker="o", markersize=3.5, label=label)
-    axes.set(title=title, xlabel="environment steps", ylabel="greedy return", xlim=(0, None))
+    axes.set(xlabel="environment steps", ylabel="greedy return", xlim=(0, None))
     axes.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter())
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right", frameon=False)
-    minutes = axes.secondary_xaxis("top", functions=_steps_to_minutes(steps, table))
-    minutes.set_xlabel("wall-clock, minutes", fontsize="small")
-    axes.set_title(title, pad=24)
+    unit, unit_s = ("minutes", 60.0) if table["wall_s"].max() > 180 else ("seconds", 1.0)
+    clock = axes.secondary_xaxis("top", functions=_steps_to_time(table["env_steps"], table["wall_s"] / unit_s))
+    clock.set_xlabel(f"wall-clock, {unit}", fontsize="small")
+    figure.suptitle(title)
     figure.savefig(folder / "curve.png", dpi=130)
     plt.close(figure)
 
@@ -137,10 +137,11 @@ def _mean_where(table: dict[str, np.ndarray], step: float, seed: float) -> float
     return float(table["return"][(table["env_steps"] == step) & (table["seed"] == seed)].mean())
 
 
-def _steps_to_minutes(steps: np.ndarray, table: dict[str, np.ndarray]) -> tuple[Any, Any]:
-    """A straight line through the last evaluation: rates are steady."""
-    rate = max(table["wall_s"].max(), 1e-6) / 60.0 / max(steps.max(), 1.0)
-    return (lambda x: x * rate), (lambda x: x / rate)
+def _steps_to_time(steps: np.ndarray, time: np.ndarray) -> tuple[Any, Any]:
+    """The straight line that fits the evaluations' times, and its inverse: rates are steady after the start."""
+    rate, start = np.polyfit(steps, time, 1) if len(np.unique(steps)) > 1 else (time.max() / max(steps.max(), 1.0), 0.0)
+    rate = max(rate, 1e-12)
+    return (lambda x: start + x * rate), (lambda x: (x - start) / rate)
 
 
 def _open_tensorboard(path: Path) -> Any:

@@ -21,6 +21,7 @@ from jaxrl_fast.algorithm import (
     adam_init,
     adam_step,
     require_actions,
+    require_positive,
     scale_experience,
 )
 from jaxrl_fast.buffers import shuffled_epochs
@@ -96,6 +97,7 @@ def ppo(
 
     def build(spec: EnvSpec, num_envs: int) -> Agent:
         require_actions("ppo", spec, (Discrete, Box), "sac")
+        require_positive(rollout_length=rollout_length, num_epochs=num_epochs, num_minibatches=num_minibatches)
         batch_size = _minibatch_steps(num_envs, rollout_length, num_minibatches, sequence_length)
         policy, value = _networks(spec, **options)
         explore, greedy = _acting(spec, policy, value, bool(recurrent_size))

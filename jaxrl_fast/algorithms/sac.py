@@ -21,6 +21,7 @@ from jaxrl_fast.algorithm import (
     adam_init,
     adam_step,
     require_actions,
+    require_positive,
     scale_experience,
 )
 from jaxrl_fast.buffers import RingState, ring_buffer
@@ -86,6 +87,9 @@ def sac(
 
     def build(spec: EnvSpec, num_envs: int) -> Agent:
         require_actions("sac", spec, (Box,), "ppo")
+        require_positive(
+            rollout_length=rollout_length, updates_per_tick=updates_per_tick, batch_size=batch_size, n_step=n_step
+        )
         steps_per_tick = num_envs * rollout_length
         if warmup_steps > buffer_size:
             raise ValueError(f"warmup_steps={warmup_steps} exceeds buffer_size={buffer_size}: write a smaller warm-up")
