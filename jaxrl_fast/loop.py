@@ -5,6 +5,8 @@ slow or with a side effect (evaluation, files, callbacks, signals) happens betwe
 """
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +15,7 @@ import numpy as np
 
 from jaxrl_fast import placement as placements
 from jaxrl_fast.algorithm import Agent, Algorithm, require_positive
-from jaxrl_fast.core import EpisodeTotals
+from jaxrl_fast.core import EpisodeTotals, Metrics
 from jaxrl_fast.env import VecEnv
 from jaxrl_fast.evaluation import play, vectorize
 from jaxrl_fast.fragments import Overlap, build_graph
@@ -22,6 +24,7 @@ from jaxrl_fast.graph import init as init_graph
 from jaxrl_fast.graph import tick as tick_graph
 from jaxrl_fast.policy import Policy, PolicyParams, make_policy
 from jaxrl_fast.recorder import NonFiniteError, Plan, Recorder, Row
+from jaxrl_fast.reporting import RunFolder
 
 CHUNKS_PER_RUN = 100
 
@@ -93,32 +96,59 @@ def learn(
         "algo": algorithm.name, "options": algorithm.options, "num_envs": env.num_envs,
         "normalize_observations": agent.normalize_observations,
     }  # fmt: skip
-    recorder = Recorder(env, agent, plan, graph, num_seeds, on_metrics)
-    folder = _open_folder(run_dir)
-
     keys = jax.random.split(jax.random.key(seed), num_seeds)
     evaluate = make_evaluation(env, agent, made_by, eval_episodes)
-    state = program.init(keys, algorithm.hyper)
-    _check_start(state, env)
-    recorder.starting()
-    run = program.run.lower(state).compile()
+    with open_folder(run_dir) as folder:
+        recorder = Recorder(env, agent, plan, graph, num_seeds, on_metrics, folder)
+        state, run = start(program, keys, algorithm.hyper, recorder)
+        check_start(state, env)
+        state = drive(run, state, lambda s: evaluate(policy_params(agent, s), keys), recorder, should_stop)
+        policy = best_policy(env, agent, state, recorder.scores, made_by)
+        summary = recorder.summary()
+        if folder is not None:
+            folder.finish(summary, policy)
+    return Result(state, policy, recorder.history, summary)
+
+
+def start(
+    program: placements.Program, keys: jax.Array, hyper: Any, recorder: Recorder
+) -> tuple[TrainState, Callable[[TrainState], tuple[TrainState, Metrics]]]:
+    """The first state, and the compiled chunk.
+
+    Both programs are compiled at once, in threads, so that a second core helps and a signal is heard meanwhile.
+    """
+    recorder.compiling()
+    shapes = jax.eval_shape(program.init, keys, hyper)
+    pool = ThreadPoolExecutor(2)
+    init = pool.submit(lambda: program.init.lower(keys, hyper).compile())
+    run = pool.submit(lambda: program.run.lower(shapes).compile())
+    state = jax.block_until_ready(init.result()(keys, hyper))
+    compiled = run.result()
+    pool.shutdown(wait=False)
     recorder.compiled()
-    evaluated = False
+    return state, compiled
+
+
+def drive(
+    run: Callable[[TrainState], tuple[TrainState, Metrics]],
+    state: TrainState,
+    evaluate: Callable[[TrainState], EpisodeTotals],
+    recorder: Recorder,
+    should_stop: Callable[[], bool],
+) -> TrainState:
+    """Run all chunks, or until ``should_stop``; the last state is always evaluated."""
+    plan, evaluated = recorder.plan, False
     for chunk in range(plan.num_chunks):
         if should_stop():
             break
         state, metrics = run(state)
-        recorder.add_chunk(jax.device_get(metrics), folder)
+        recorder.add_chunk(jax.device_get(metrics))
         evaluated = (chunk + 1) % plan.chunks_per_eval == 0
         if evaluated:
-            recorder.add_evaluation(jax.device_get(evaluate(policy_params(agent, state), keys)), folder)
+            recorder.add_evaluation(jax.device_get(evaluate(state)))
     if not evaluated:
-        recorder.add_evaluation(jax.device_get(evaluate(policy_params(agent, state), keys)), folder)
-    policy = best_policy(env, agent, state, recorder.scores, made_by)
-    summary = recorder.summary()
-    if folder is not None:
-        folder.finish(summary, policy)
-    return Result(state, policy, recorder.history, summary)
+        recorder.add_evaluation(jax.device_get(evaluate(state)))
+    return state
 
 
 def plan_run(env: VecEnv, agent: Agent, total_steps: int, eval_every: int | None) -> Plan:
@@ -162,7 +192,12 @@ def best_policy(env: VecEnv, agent: Agent, state: TrainState, scores: np.ndarray
     return make_policy(env.spec, agent, params, made_by)
 
 
-def _check_start(state: TrainState, env: VecEnv) -> None:
+def check_start(state: TrainState, env: VecEnv) -> None:
+    """Refuse a first observation that is not finite.
+
+    Raises:
+        NonFiniteError: naming the environment.
+    """
     for leaf in jax.tree.leaves(state.private["sample"].obs):
         if not np.isfinite(np.asarray(leaf, np.float32)).all():
             raise NonFiniteError(
@@ -170,9 +205,6 @@ def _check_start(state: TrainState, env: VecEnv) -> None:
             )
 
 
-def _open_folder(run_dir: str | Path | None) -> Any:
-    if run_dir is None:
-        return None
-    from jaxrl_fast.reporting import RunFolder
-
-    return RunFolder(Path(run_dir))
+def open_folder(run_dir: str | Path | None) -> AbstractContextManager[RunFolder | None]:
+    """The run's files, closed on leaving; None where nothing is to be written."""
+    return nullcontext() if run_dir is None else RunFolder(Path(run_dir))

@@ -36,7 +36,7 @@ class Program(NamedTuple):
     fixed size compiled once. Leaves have a leading seed axis ``[S, ...]`` (but the tick), metrics are ``[S, ticks]``.
     ``run`` donates its argument and returns before the device has finished."""
 
-    init: Callable[[jax.Array, Any], TrainState]
+    init: jax.stages.Wrapped
     run: jax.stages.Wrapped
     ticks_per_chunk: int
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -12,8 +12,7 @@ from jaxrl_fast.core import EpisodeTotals
 from jaxrl_fast.env import VecEnv
 from jaxrl_fast.evaluation import bootstrap_interval
 from jaxrl_fast.graph import Graph, active_ticks
-
-Row = dict[str, Any]
+from jaxrl_fast.reporting import Row, RunFolder
 
 
 class NonFiniteError(ValueError):
@@ -34,10 +33,10 @@ class Recorder:
 
     def __init__(
         self, env: VecEnv, agent: Agent, plan: Plan, graph: Graph, num_seeds: int,
-        on_metrics: Callable[[Row], None] | None,
+        on_metrics: Callable[[Row], None] | None, folder: RunFolder | None,
     ) -> None:  # fmt: skip
         self.env, self.agent, self.plan, self.graph, self.num_seeds = env, agent, plan, graph, num_seeds
-        self.on_metrics = on_metrics
+        self.on_metrics, self.folder = on_metrics, folder
         self.history: list[Row] = []
         self.scores = np.zeros(0)
         self.eval_row: Row = {}
@@ -46,8 +45,8 @@ class Recorder:
         self.rates: list[tuple[float, int]] = []
         self.ticks = 0
 
-    def starting(self) -> None:
-        """Environments are reset; the training program is about to be compiled."""
+    def compiling(self) -> None:
+        """The programs are about to be traced and compiled."""
         self.last_s = time.perf_counter()
 
     def compiled(self) -> None:
@@ -58,7 +57,7 @@ class Recorder:
     def wall_s(self) -> float:
         return time.perf_counter() - self.start_s
 
-    def add_chunk(self, metrics: dict[str, np.ndarray], folder: Any) -> None:
+    def add_chunk(self, metrics: dict[str, np.ndarray]) -> None:
         """Take in the metrics ``[S, ticks]`` of a chunk that has just ended."""
         now = time.perf_counter()
         seconds, self.last_s = now - self.last_s, now
@@ -79,17 +78,17 @@ class Recorder:
             **summarize_metrics(self.graph, metrics, first, self.ticks),
         }
         self._keep(row)
-        if folder is not None:
-            folder.add_metrics(row)
+        if self.folder is not None:
+            self.folder.add_metrics(row)
 
-    def add_evaluation(self, totals: EpisodeTotals, folder: Any) -> None:
+    def add_evaluation(self, totals: EpisodeTotals) -> None:
         """Take in an evaluation's totals ``[S, episodes]``."""
         env_steps, wall_s = self.ticks * self.plan.steps_per_tick, self.wall_s()
         self.scores = np.asarray(totals.returns).mean(axis=1)
         self.eval_row = evaluation_row(totals)
         self._keep({"kind": "eval", "env_steps": env_steps, "wall_s": wall_s, **self.eval_row})
-        if folder is not None:
-            folder.add_evaluation(env_steps, wall_s, totals)
+        if self.folder is not None:
+            self.folder.add_evaluation(env_steps, wall_s, totals)
         self.last_s = time.perf_counter()
 
     def summary(self) -> Row:

@@ -16,7 +16,7 @@ Row = dict[str, Any]
 
 
 class RunFolder:
-    """Writes one run's files as they come; every row is on disk before the next chunk ends.
+    """Writes one run's files as they come; every row is on disk before the next chunk ends. A context manager.
 
     Raises:
         ValueError: the folder cannot be written to.
@@ -58,10 +58,15 @@ class RunFolder:
         self._tensorboard.add_scalar("eval/return_mean", float(np.mean(totals.returns)), env_steps)
         self._tensorboard.add_scalar("eval/length_mean", float(np.mean(totals.length)), env_steps)
 
-    def finish(self, summary: Row, policy: Policy) -> None:
-        """Write summary, policy and curve, and close the tables."""
+    def __enter__(self) -> "RunFolder":
+        return self
+
+    def __exit__(self, *error: object) -> None:
         for file in (self._metrics_file, self._evals_file, self._tensorboard):
             file.close()
+
+    def finish(self, summary: Row, policy: Policy) -> None:
+        """Write summary, policy and curve."""
         write_summary(self.path, summary)
         save_policy(policy, self.path / "policy")
         draw_curve(self.path, title=f"{policy.spec.name}, {policy.made_by['algo']}")

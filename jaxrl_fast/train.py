@@ -1,5 +1,6 @@
 """``python -m jaxrl_fast.train env=halfcheetah``: train, show, and leave a run folder behind."""
 
+import os
 import secrets
 import signal
 import sys
@@ -7,7 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import envs
 from jaxrl_fast import IMPORT_START_S, cli, config
@@ -156,5 +157,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     return cli.main("train", lambda words: train(config.compose(words), words), argv)
 
 
+def run_as_process() -> NoReturn:
+    """Run the command and end the process; a stopped run does not wait for the compiler's threads."""
+    try:
+        status = main()
+    except SystemExit as stop:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(stop.code if isinstance(stop.code, int) else 1)
+    sys.exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    run_as_process()
