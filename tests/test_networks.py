@@ -42,10 +42,9 @@ def test_a_sequence_equals_its_steps(network):
         np.testing.assert_allclose(leaf, want, atol=1e-6)
 
 
+@pytest.mark.parametrize("network", [5], indirect=True, ids=["recurrent"])
 def test_memory_is_used_and_forgotten_at_first(network):
     net, params, carry = network
-    if not jax.tree.leaves(carry):
-        pytest.skip("a feed-forward network has no memory")
     first = jnp.zeros((L, B), bool).at[3, 1].set(True)
     whole, _ = net.apply(params, carry, OBS, first)
     fresh, _ = net.apply(params, carry, OBS[3:], jnp.zeros((L - 3, B), bool))
