@@ -40,7 +40,8 @@ class Network(NamedTuple):
 class Mlp(nn.Module):
     """Dense layers, each followed by an optional layer norm and the activation; the last one is linear.
 
-    Weights start orthogonal (gain √2, as in arXiv 2005.12729) and the last layer with gain ``out_scale``.
+    Weights start as in He et al. (arXiv 1502.01852), those of the last layer with standard deviation
+    ``out_scale / sqrt(inputs)``.
     """
 
     hidden: tuple[int, ...]
@@ -54,9 +55,9 @@ class Mlp(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         dense = partial(nn.Dense, dot_general=dot_of(self.precision))
         for size in self.hidden:
-            x = dense(size, kernel_init=nn.initializers.orthogonal(jnp.sqrt(2.0)))(x)
+            x = dense(size, kernel_init=scaled_normal(2.0))(x)
             x = self.activation(nn.LayerNorm()(x) if self.layer_norm else x)
-        return dense(self.out, kernel_init=nn.initializers.orthogonal(self.out_scale))(x)
+        return dense(self.out, kernel_init=scaled_normal(self.out_scale**2))(x)
 
 
 class GruMlp(nn.Module):
@@ -72,7 +73,8 @@ class GruMlp(nn.Module):
             return cell(select(first_t, jnp.zeros_like(carry), carry), x_t)
 
         scan = nn.scan(step, variable_broadcast="params", split_rngs={"params": False})
-        carry, x = scan(nn.GRUCell(self.cell_size), carry, (x, first))
+        cell = nn.GRUCell(self.cell_size, recurrent_kernel_init=scaled_normal(1.0))
+        carry, x = scan(cell, carry, (x, first))
         return self.head(x), carry
 
 
@@ -109,6 +111,15 @@ def make_network(
         return module.apply(params, carry, x, first)
 
     return Network(init, apply, initial_carry)
+
+
+def scaled_normal(scale: float) -> nn.initializers.Initializer:
+    """Truncated normal weights of variance ``scale / inputs``.
+
+    Not orthogonal ones: they need a QR decomposition, and two of them under ``vmap`` (several seeds) hang for ever on a
+    CPU of two cores, since each blocks a thread of XLA's pool while it waits for another (seen with JAX 0.10.2).
+    """
+    return nn.initializers.variance_scaling(scale, "fan_in", "truncated_normal")
 
 
 def features(obs: PyTree) -> jax.Array:

@@ -142,3 +142,11 @@ def test_setup_makes_the_devices_and_importing_changes_nothing():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.split() == ["3"], done.stderr
+
+
+@pytest.mark.parametrize("algo", [small_sac(), jf.ppo(recurrent_size=8)], ids=["sac", "recurrent ppo"])
+def test_many_seeds_start_without_a_decomposition(env, algo):
+    """Two LAPACK calls under vmap in one program hang a CPU of two cores (JAX 0.10.2)."""
+    init, _ = jf.make_train_step(env, algo)
+    program = jax.jit(jax.vmap(init)).lower(jax.random.split(jax.random.key(0), 3)).as_text()
+    assert "lapack" not in program
