@@ -1,5 +1,6 @@
-"""Proximal policy optimization (arXiv 1707.06347) for discrete and continuous actions, feed-forward or recurrent.
+"""Proximal policy optimization, any actions (arXiv 1707.06347).
 
+Policies are feed-forward or recurrent, and heed an ``action_mask`` in the observation.
 Actor and critic have networks, optimizers and gradient-norm clips of their own and nothing passes between them
 within a tick, so they can be updated apart without changing a number.
 """

@@ -1,4 +1,4 @@
-"""Soft actor-critic with a tuned temperature (arXiv 1812.05905) for continuous actions.
+"""Soft actor-critic, for continuous actions (arXiv 1812.05905).
 
 Two parts: the critic (two Q-networks and their slow targets) and the actor (the policy and the temperature).
 """
