@@ -43,8 +43,10 @@ SHORTEST_EPISODE = {
     "ant": 2, "fast": 8, "halfcheetah": 8, "hopper": 6, "humanoid": 2, "humanoidstandup": 8, "pusher": 8, "reacher": 8,
     "walker2d": 6,
 }  # fmt: skip
-"""Steps that an episode lasts at least: any number where the world never terminates, else what full thrust in any
-direction cannot undercut. Worlds that are not listed are taken to end at any step."""
+"""Steps that an episode lasts at least: any number where the world never terminates; else chosen under the shortest
+of 256 episodes of full thrust (spring: hopper 8, walker2d over 30, ant 4; generalized: hopper 6, walker2d 7), and a
+guess for humanoid. Sampled, not proven: a shorter episode could share its start with the one before. Worlds that are not
+listed are taken to end at any step."""
 
 
 def ids() -> list[str]:
