@@ -45,7 +45,7 @@ SHORTEST_EPISODE = {
 }  # fmt: skip
 """Steps that an episode lasts at least: any number where the world never terminates; else chosen under the shortest
 of 256 episodes of full thrust (spring: hopper 8, walker2d over 30, ant 4; generalized: hopper 6, walker2d 7), and a
-guess for humanoid. Sampled, not proven: a shorter episode could share its start with the one before. Worlds that are not
+guess for humanoid. Sampled, not proven: a shorter episode could share its start with the one before. Worlds not
 listed are taken to end at any step."""
 
 
