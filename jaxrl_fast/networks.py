@@ -53,11 +53,13 @@ class Mlp(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
+        # One batch axis: with two, XLA's CPU compiler makes layer norms and activations slower (SAC by 40 %).
+        lead, x = x.shape[:-1], x.reshape(-1, x.shape[-1])
         dense = partial(nn.Dense, dot_general=dot_of(self.precision))
         for size in self.hidden:
             x = dense(size, kernel_init=scaled_normal(2.0))(x)
             x = self.activation(nn.LayerNorm()(x) if self.layer_norm else x)
-        return dense(self.out, kernel_init=scaled_normal(self.out_scale**2))(x)
+        return dense(self.out, kernel_init=scaled_normal(self.out_scale**2))(x).reshape(*lead, self.out)
 
 
 class GruMlp(nn.Module):
