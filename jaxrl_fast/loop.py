@@ -45,7 +45,8 @@ def make_train_step(
     """``(init, train_step)``, both pure: jit, scan, vmap or change them.
 
     ``init(key, hyper=algorithm.hyper) -> TrainState``; ``train_step(state) -> (state, metrics)`` is one tick: sample,
-    then learn. Donate the state when you jit the step.
+    then learn. Donate the state when you jit the step. Under a ``vmap`` of your own, updates that rest during a warm-up
+    are computed and discarded; `learn` with ``num_seeds`` skips them.
 
     Raises:
         ValueError: algorithm and environment do not fit.

@@ -91,7 +91,10 @@ def make_network(
     recurrent_size: int = 0,
     out_scale: float = 1.0,
 ) -> Network:
-    """A multi-layer perceptron over the flattened observation, behind a GRU if ``recurrent_size`` > 0."""
+    """A multi-layer perceptron over the flattened observation, behind a GRU if ``recurrent_size`` > 0.
+
+    ``precision="bf16"`` concerns the dense layers; the GRU's small products stay in float32.
+    """
     mlp = Mlp(tuple(hidden), out, ACTIVATIONS[activation], layer_norm, precision, out_scale)
     module = GruMlp(recurrent_size, mlp) if recurrent_size else mlp
 

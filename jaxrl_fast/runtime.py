@@ -27,8 +27,9 @@ def setup(*, cpu_devices: int | None = None, cache: bool = True) -> None:
         jax.config.update("jax_num_cpu_devices", cpu_devices)
     if cache:
         jax.config.update("jax_compilation_cache_dir", str(cache_folder()))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
-        jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+        # Everything: building a brax world alone compiles a hundred small programs.
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 def cache_folder() -> Path:

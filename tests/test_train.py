@@ -68,32 +68,12 @@ def test_a_run_leaves_what_the_design_names(trained):
     assert {path.name for path in folder.iterdir()} == {"runs", "c"}
     assert out.startswith("cartpole = gymnax, CartPole-v1\n")
     summary = json.loads((run / "summary.json").read_text())
-    keys = [
-        "env",
-        "env_id",
-        "env_backend",
-        "algo",
-        "placement",
-        "overlap",
-        "seed",
-        "num_seeds",
-        "num_envs",
-        "batch_size",
-        "devices",
-        "jax_version",
-        "env_steps",
-        "updates",
-        "wall_s",
-        "compile_s",
-        "time_to_first_step_s",
-        "sampling_hz",
-        "update_hz",
-        "update_frame_hz",
-        "eval_return_mean",
-        "eval_return_std",
-        "eval_episodes",
-    ]
-    assert set(keys) <= set(summary)
+    keys = {
+        "env", "env_id", "env_backend", "algo", "placement", "overlap", "seed", "num_seeds", "num_envs", "batch_size",
+        "devices", "jax_version", "env_steps", "updates", "wall_s", "compile_s", "time_to_first_step_s", "sampling_hz",
+        "update_hz", "update_frame_hz", "eval_return_mean", "eval_return_std", "eval_episodes",
+    }  # fmt: skip
+    assert keys <= set(summary)
     assert summary["env_steps"] == 20_480
     assert summary["wall_s"] > summary["time_to_first_step_s"] > summary["compile_s"] > 0
 
@@ -152,3 +132,12 @@ def test_a_world_that_gives_a_nan_is_named_with_its_step(tmp_path):
         "jaxrl_fast: error: environment broken gave a NaN or an infinity (observation or reward) at step 9"
     )
     assert err.count("\n") == 1
+
+
+def test_the_world_of_the_readme_trains_from_another_folder(tmp_path):
+    code = (ROOT / "README.md").read_text().partition("# my_package.py\n")[2].partition("```")[0]
+    (tmp_path / "my_package.py").write_text(code)
+    words = ["env=custom", "env.make=my_package.make", "+env.speed=0.1", "num_envs=8", "total_steps=5000"]
+    status, out, err = finish(begin(tmp_path, "train", *words))
+    assert (status, err) == (0, "")
+    assert "greedy return" in out
