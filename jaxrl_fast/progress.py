@@ -17,9 +17,8 @@ class ProgressDisplay:
     def __init__(self, total_steps: int, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False)
         self.total_steps = total_steps
-        self.start_s = self.printed_s = time.perf_counter()
-        self.trained_s, self.first_steps = 0.0, 0
-        self.eval_return: float | None = None
+        self.printed_s = time.perf_counter()
+        self.first: Row | None = None
         self.bar: Progress | None = None
 
     def __enter__(self) -> "ProgressDisplay":
@@ -39,12 +38,12 @@ class ProgressDisplay:
     def __call__(self, row: Row) -> None:
         """Show a row: a chunk's rates, or an evaluation's return."""
         if row["kind"] == "eval":
-            self.eval_return = row["eval_return_mean"]
             interval = row.get("eval_return_ci95")
             spread = f"95 % [{interval[0]:.1f}, {interval[1]:.1f}]" if interval else f"± {row['eval_return_std']:.1f}"
             self.console.print(
                 f"  {row['env_steps']:>11,} steps  {clock(row['wall_s'])}  greedy return "
-                f"{row['eval_return_mean']:.1f} {spread}  ({row['eval_episodes']} episodes)"
+                f"{row['eval_return_mean']:.1f} {spread}  ({row['eval_episodes']} episodes)",
+                soft_wrap=True,
             )
             return
         text = self._describe(row)
@@ -52,15 +51,19 @@ class ProgressDisplay:
             self.bar.update(self.task, completed=min(row["env_steps"], self.total_steps), description=text)
         elif time.perf_counter() - self.printed_s > PLAIN_INTERVAL_S:
             self.printed_s = time.perf_counter()
-            self.console.print(f"  {row['env_steps']:>11,} steps  {clock(row['wall_s'])}  {text}")
+            self.console.print(f"  {row['env_steps']:>11,} steps  {clock(row['wall_s'])}  {text}", soft_wrap=True)
 
     def _describe(self, row: Row) -> str:
         parts = [f"{si(row['sampling_hz'])} steps/s", f"{si(row['update_hz'])} updates/s"]
         if row.get("episode_return") is not None:
             parts.append(f"return {row['episode_return']:.1f}")
-        done = row["env_steps"] / self.total_steps
-        left = row["wall_s"] * (1.0 - done) / max(done, 1e-9)
-        return "  ".join([*parts, f"{clock(max(left, 0.0))} left"])
+        if self.first is None:
+            self.first = row
+        steps = row["env_steps"] - self.first["env_steps"]
+        if steps > 0:
+            seconds_per_step = (row["wall_s"] - self.first["wall_s"]) / steps
+            parts.append(f"{clock(max(self.total_steps - row['env_steps'], 0) * seconds_per_step)} left")
+        return "  ".join(parts)
 
 
 def clock(seconds: float) -> str:
