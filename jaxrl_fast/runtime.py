@@ -12,7 +12,8 @@ def setup(*, cpu_devices: int | None = None, cache: bool = True) -> None:
     """Prepare this process for training; call it before anything that touches a device.
 
     ``cpu_devices``: how many XLA devices to make of the CPU's cores; ``cache``: keep compiled programs on disk, so
-    that a second start is fast (folder: ``JAXRL_FAST_CACHE``, else ``jaxrl_fast`` in the user's cache folder).
+    that a second start is fast (in the folder ``JAXRL_FAST_CACHE``, else ``jaxrl_fast`` in the user's cache folder;
+    ``JAXRL_FAST_CACHE=off`` keeps nothing).
 
     Raises:
         RuntimeError: JAX has already started, so the settings would have no effect.
@@ -25,7 +26,7 @@ def setup(*, cpu_devices: int | None = None, cache: bool = True) -> None:
         if cpu_devices < 1:
             raise ValueError(f"cpu_devices={cpu_devices}: at least one device is needed")
         jax.config.update("jax_num_cpu_devices", cpu_devices)
-    if cache:
+    if cache and os.environ.get("JAXRL_FAST_CACHE") != "off":
         jax.config.update("jax_compilation_cache_dir", str(cache_folder()))
         # Everything: building a brax world alone compiles a hundred small programs.
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

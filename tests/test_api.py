@@ -1,5 +1,6 @@
 """The Python API, every snippet of the design and the README run for real."""
 
+import os
 import subprocess
 import sys
 
@@ -132,6 +133,16 @@ def test_setup_after_jax_has_started_fails_clearly():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 1
     assert "before JAX is used" in done.stderr
+
+
+@pytest.mark.parametrize(("where", "kept"), [("cache", True), ("off", False)])
+def test_compiled_programs_are_kept_unless_switched_off(tmp_path, where, kept):
+    code = "import jax, jaxrl_fast as jf; jf.setup(); jax.jit(lambda x: x + 1)(1.0)"
+    environment = {**os.environ, "JAXRL_FAST_CACHE": where, "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment.pop("JAX_COMPILATION_CACHE_DIR", None)
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True)
+    assert any(tmp_path.glob("cache/xla-*/*")) == kept
+    assert kept or list(tmp_path.iterdir()) == []
 
 
 def test_setup_makes_the_devices_and_importing_changes_nothing():
