@@ -1,12 +1,16 @@
-# make setup | train | test | check | fmt. Works with GNU make 3.81 (macOS) and later.
+# make setup | train | test | check | fmt | bench. Works with GNU make 3.81 (macOS) and later.
 #   make train ARGS="env=cartpole algo=ppo"     train; the default is env=halfcheetah
 #   make train EXTRA=cuda13                     with an accelerator: cuda13, cuda12 or tpu
+#   make bench ROWS="ppo_cartpole"              measure against peers (an hour; run nothing beside it); default: all rows
 #   make setup PYTHON=/path/to/python3.12       with a chosen Python
 
 ARGS ?= env=halfcheetah
 TESTS ?= tests
 WORKERS ?= 2
 EXTRA ?=
+ROWS ?=
+PEERS ?= .venv-peers
+PEERS_PYTHON ?= python3.11
 VENV ?= .venv
 
 # The first Python that really runs (a version manager's stand-in may not), is 3.11 to 3.13 and can make environments.
@@ -19,7 +23,7 @@ EXTRAS := dev$(if $(EXTRA),$(comma)$(EXTRA))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(EXTRAS)
 
-.PHONY: setup train test check fmt lint types clean
+.PHONY: setup train test check fmt lint types bench clean
 
 setup: $(STAMP)
 
@@ -50,5 +54,15 @@ fmt: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+bench: $(STAMP) $(PEERS)/.installed
+	BENCH_PEERS=$(abspath $(PEERS)/bin/python) $(BIN)/python experiments/bench/run.py $(ROWS)
+
+$(PEERS)/.installed: experiments/bench/peers.lock
+	@$(PEERS_PYTHON) -c 'import ensurepip, venv' || { \
+		echo "make: the peers need Python 3.11: write make bench PEERS_PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@[ -x $(PEERS)/bin/python ] || { echo "$(PEERS_PYTHON) -m venv $(PEERS)"; $(PEERS_PYTHON) -m venv $(PEERS); }
+	$(PEERS)/bin/python -m pip install --disable-pip-version-check --quiet -r $<
+	@touch $@
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) $(PEERS) build dist *.egg-info

@@ -4,7 +4,6 @@
 """
 
 import json
-import os
 import platform
 import shutil
 import subprocess
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from describe import machine
 
 from jaxrl_fast.reporting import read_evaluations
 
@@ -59,7 +59,7 @@ def measure(name: str, row: Row) -> str:
         for step in steps
     ]
     result = {
-        "command": " ".join(["python", *words]), "machine": describe_machine(), "python": platform.python_version(),
+        "command": " ".join(["python", *words]), "machine": machine(), "python": platform.python_version(),
         "must_reach": row.must_reach, "reached": summary["eval_return_mean"] >= row.must_reach,
         "summary": summary, "curve": curve,
     }  # fmt: skip
@@ -74,16 +74,6 @@ def measure(name: str, row: Row) -> str:
 def mean_of(table: dict[str, np.ndarray], step: float, seed: float) -> float:
     """The mean return of one seed's episodes in one evaluation."""
     return float(table["return"][(table["env_steps"] == step) & (table["seed"] == seed)].mean())
-
-
-def describe_machine() -> str:
-    """The processor and its number of cores."""
-    name = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        models = [line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
-        name = models[0] if models else name
-    return f"{os.cpu_count()} cores, {name}"
 
 
 if __name__ == "__main__":

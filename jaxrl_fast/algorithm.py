@@ -48,12 +48,15 @@ class Experience(NamedTuple):
 
     ``init(example) -> state`` with ``example`` the shapes of a rollout;
     ``step(state, rollout, params, statistics, hyper, key) -> (state, Batches)``; ``reads``: the parts whose params it
-    needs.
+    needs. ``shards`` is the number of logical shards of its batches, ``state_axes`` the axis of the state's leaves that
+    counts them (a prefix tree; None: kept whole).
     """
 
     init: Callable[[Transition], PyTree]
     step: Callable[..., tuple[PyTree, Batches]]
     reads: tuple[str, ...] = ()
+    shards: int = 1
+    state_axes: Any = None
 
 
 class Agent(NamedTuple):

@@ -19,6 +19,7 @@ from hydra.errors import HydraException
 
 from jaxrl_fast.algorithms import ALGORITHMS
 from jaxrl_fast.config import NEEDS, Run, command_line, compose, parse_word
+from jaxrl_fast.machine import AUTO
 from jaxrl_fast.placement import PLACEMENTS
 from jaxrl_fast.schema import ConfigError, Key, run_keys
 
@@ -119,6 +120,7 @@ def train_help() -> str:
             "algorithms (algo=...); their settings are algo.*",
             *_described(ALGORITHMS, lambda factory: sys.modules[factory.__module__].__doc__),
             "placements (placement=...)",
+            f"  {AUTO:<16} The one that was measured to be fastest for env and algo.",
             *_described(PLACEMENTS, lambda place: place.__doc__),
             f"keys, with their defaults for env={run.env}",
             *(_key_line(name, key, run) for name, key in run_keys().items()),
@@ -176,7 +178,7 @@ def _two_columns(entries: list[str]) -> list[str]:
 def _described(registry: dict[str, Any], doc: Callable[[Any], str | None]) -> list[str]:
     """A line for each entry: its name and the first line of its documentation."""
     first = {name: (doc(entry) or "").strip().partition("\n")[0] for name, entry in registry.items()}
-    return [_cut(f"  {name:<14} {line}", WIDTH) for name, line in first.items()]
+    return [_cut(f"  {name:<16} {line}", WIDTH) for name, line in first.items()]
 
 
 def _cut(text: str, room: int) -> str:

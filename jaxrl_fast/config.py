@@ -26,6 +26,7 @@ from jaxrl_fast.algorithm import Algorithm
 from jaxrl_fast.algorithms import ALGORITHMS
 from jaxrl_fast.env import Env
 from jaxrl_fast.fragments import Overlap
+from jaxrl_fast.machine import AUTO
 from jaxrl_fast.placement import PLACEMENTS
 from jaxrl_fast.schema import ConfigError, Key, algo_keys, nearest, plain, read_value, run_keys
 
@@ -142,7 +143,7 @@ def options_of(group: str) -> list[str]:
     if group == "algo":
         return list(ALGORITHMS)
     if group == "placement":
-        return list(PLACEMENTS)
+        return [AUTO, *PLACEMENTS]
     return sorted(path.stem for path in (CONFIG_DIR / group).glob("*.yaml"))
 
 
@@ -226,7 +227,7 @@ def _known_option(group: str, name: str) -> str:
 def _compose_groups(groups: Mapping[str, str], tuned: bool) -> tuple[Layer, str | None]:
     """The settings of the chosen groups and of the tuned file, if one applies."""
     store = ConfigStore.instance()
-    for group, names in (("algo", ALGORITHMS), ("placement", PLACEMENTS)):
+    for group, names in (("algo", ALGORITHMS), ("placement", options_of("placement"))):
         for name in names:
             store.store(group=group, name=name, node={"name": name})
     words = [f"{group}={name}" for group, name in groups.items()] + ([] if tuned else ["~tuned"])

@@ -87,8 +87,7 @@ def vectorize(env: Env, *, num_envs: int) -> VecEnv:
 
     def draw_fresh(key: jax.Array, num_steps: int) -> PyTree:
         rows = -(-num_steps // fresh_interval)
-        bank = jax.vmap(reset_world)(jax.random.split(key, rows * num_envs))
-        return jax.tree.map(lambda x: x.reshape(rows, num_envs, *x.shape[1:]), bank)
+        return jax.vmap(jax.vmap(reset_world))(jax.random.split(key, (rows, num_envs)))
 
     def step(
         state: VecState, action: jax.Array, key: jax.Array, bank: PyTree, t: jax.Array

@@ -47,7 +47,10 @@ def sample_fragment(env: VecEnv, agent: Agent) -> Fragment:
         private, rollout, metrics = unroll(env, act, private, key, agent.rollout_length)
         return private, {"rollout": rollout}, metrics
 
-    return Fragment("sample", init, step, reads, ("rollout",))
+    return Fragment(
+        "sample", init, step, reads, ("rollout",),
+        private_axes=0, write_axes={"rollout": 1}, width=env.num_envs, unit="environments",
+    )  # fmt: skip
 
 
 def statistics_fragment(env: VecEnv, agent: Agent) -> Fragment:
@@ -68,8 +71,10 @@ def statistics_fragment(env: VecEnv, agent: Agent) -> Fragment:
         return StatisticsState(statistics, discounted), {"statistics": statistics}, {}
 
     return Fragment(
-        "statistics", init, step, ("rollout",), ("statistics",), publish=lambda p: {"statistics": p.statistics}
-    )
+        "statistics", init, step, ("rollout",), ("statistics",), publish=lambda p: {"statistics": p.statistics},
+        private_axes=StatisticsState(statistics=None, discounted=0), width=env.num_envs,  # type: ignore[arg-type]
+        unit="environments",
+    )  # fmt: skip
 
 
 def experience_fragment(env: VecEnv, agent: Agent) -> Fragment:
@@ -86,7 +91,11 @@ def experience_fragment(env: VecEnv, agent: Agent) -> Fragment:
         )
         return private, {"batches": batches}, {}
 
-    return Fragment("experience", init, step, reads, ("batches",))
+    return Fragment(
+        "experience", init, step, reads, ("batches",), private_axes=agent.experience.state_axes,
+        write_axes={"batches": Batches(data=0, indices=1)}, width=agent.experience.shards,  # type: ignore[arg-type]
+        unit="logical shards (common divisor of 8, num_envs and the batch)",
+    )  # fmt: skip
 
 
 def alternate(parts: dict[str, Part], start: int = 0) -> Fragment:

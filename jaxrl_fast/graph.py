@@ -30,6 +30,9 @@ class Fragment(NamedTuple):
     ``outputs`` keyed by channel. ``publish(private) -> outputs`` gives the channels' values before the first tick.
     The fragment steps in the ticks ``start, start + every, ...``; in between, its channels keep their values and its
     metrics are zero.
+
+    ``private_axes`` and ``write_axes`` (by channel) name the axis of each leaf along which it may be divided, as prefix
+    trees like those of ``vmap`` (None: kept whole); ``width`` is how long these axes are, in ``unit``, 0 for none.
     """
 
     name: str
@@ -41,6 +44,10 @@ class Fragment(NamedTuple):
     start: int = 0
     every: int = 1
     host: bool = False
+    private_axes: Any = None
+    write_axes: Mapping[str, Any] = {}
+    width: int = 0
+    unit: str = "parts"
 
 
 class Graph(NamedTuple):
@@ -101,6 +108,11 @@ def stored_channels(graph: Graph) -> tuple[str, ...]:
     return tuple(sorted(aged | kept))
 
 
+def channel_axes(graph: Graph) -> dict[str, Any]:
+    """For each channel the axes along which its leaves may be divided, as its writer names them."""
+    return {c: f.write_axes.get(c) for f in graph.fragments for c in f.writes}
+
+
 def init(graph: Graph, key: jax.Array, hyper: Any) -> TrainState:
     """The state before the first tick. No two of its leaves share a buffer, so it can be donated."""
     private = {f.name: f.init(jax.random.fold_in(key, stable_hash(f.name))) for f in graph.fragments}
@@ -122,22 +134,45 @@ def init(graph: Graph, key: jax.Array, hyper: Any) -> TrainState:
 
 def tick(graph: Graph, state: TrainState) -> tuple[TrainState, Metrics]:
     """Step every fragment once, in order. Metrics are named ``fragment/metric``."""
-    key = jax.random.fold_in(state.key, state.tick)
-    hyper = graph.hyper_at(state.hyper, state.tick)
-    private = dict(state.private)
-    fresh: Channels = {}
-    metrics: Metrics = {}
-    for fragment in graph.fragments:
-        inputs = {c: state.channels[c] if age_of(graph, fragment.name, c) else fresh[c] for c in fragment.reads}
-        step_key = jax.random.fold_in(key, stable_hash(fragment.name))
-        held = {c: state.channels[c] for c in fragment.writes if c in state.channels}
-        private[fragment.name], outputs, own = step_fragment(
-            fragment, private[fragment.name], inputs, held, hyper, step_key, state.tick
-        )
-        fresh.update(outputs)
-        metrics.update({f"{fragment.name}/{name}": value for name, value in own.items()})
+    private, fresh, metrics = step_fragments(
+        graph, graph.fragments, state.private, state.channels, {}, state.hyper, state.key, state.tick
+    )
     channels = {c: fresh[c] for c in state.channels}
     return TrainState(private, channels, state.hyper, state.tick + 1, state.key), metrics
+
+
+def step_fragments(
+    graph: Graph,
+    fragments: tuple[Fragment, ...],
+    private: dict[str, PyTree],
+    stored: Channels,
+    fresh: Channels,
+    hyper: Any,
+    key: jax.Array,
+    tick: jax.Array,
+) -> tuple[dict[str, PyTree], Channels, Metrics]:
+    """Step some of a graph's fragments once, in order; ``key`` is the run's own.
+
+    ``stored`` holds channels as the last tick left them, ``fresh`` what others have written in this one.
+    Returns the fragments' private states, the channels that they wrote, and their metrics.
+    """
+    tick_key = jax.random.fold_in(key, tick)
+    hyper = graph.hyper_at(hyper, tick)
+    after: dict[str, PyTree] = {}
+    written: Channels = {}
+    metrics: Metrics = {}
+    for fragment in fragments:
+        now = fresh | written
+        inputs = {c: stored[c] if age_of(graph, fragment.name, c) else now[c] for c in fragment.reads}
+        held = {c: stored[c] for c in fragment.writes if c in stored}
+        step_key = jax.random.fold_in(tick_key, stable_hash(fragment.name))
+        # No compiler may merge the arithmetic of two fragments: in one program or in several, they round alike.
+        own_private, inputs = jax.lax.optimization_barrier((private[fragment.name], inputs))
+        stepped = step_fragment(fragment, own_private, inputs, held, hyper, step_key, tick)
+        after[fragment.name], outputs, own = jax.lax.optimization_barrier(stepped)
+        written.update(outputs)
+        metrics.update({f"{fragment.name}/{name}": value for name, value in own.items()})
+    return after, written, metrics
 
 
 def step_fragment(

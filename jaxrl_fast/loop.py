@@ -4,29 +4,33 @@ A chunk has a fixed size and is compiled once; its state is donated, its metrics
 slow or with a side effect (evaluation, files, callbacks, signals) happens between chunks.
 """
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_fast import placement as placements
+from jaxrl_fast import program as programs
 from jaxrl_fast.algorithm import Agent, Algorithm, require_positive
-from jaxrl_fast.core import EpisodeTotals, Metrics
+from jaxrl_fast.core import EpisodeTotals
 from jaxrl_fast.env import VecEnv
 from jaxrl_fast.evaluation import play, vectorize
 from jaxrl_fast.fragments import Overlap, build_graph
-from jaxrl_fast.graph import TrainState
+from jaxrl_fast.graph import Graph, TrainState
 from jaxrl_fast.graph import init as init_graph
 from jaxrl_fast.graph import tick as tick_graph
+from jaxrl_fast.placement import PLACEMENTS, Placement
 from jaxrl_fast.policy import Policy, PolicyParams, make_policy
 from jaxrl_fast.recorder import NonFiniteError, Plan, Recorder, Row
 from jaxrl_fast.reporting import RunFolder
 
 CHUNKS_PER_RUN = 100
+
+
+Place = Callable[[Graph, Sequence[jax.Device]], Placement]
 
 
 class Result(NamedTuple):
@@ -70,7 +74,8 @@ def learn(
     seed: int = 0,
     num_seeds: int = 1,
     overlap: Overlap = "none",
-    placement: str = "fused",
+    placement: str | Place = "fused",
+    devices: int | None = None,
     eval_every: int | None = None,
     eval_episodes: int = 32,
     on_metrics: Callable[[Row], None] | None = None,
@@ -80,8 +85,9 @@ def learn(
     """Train for ``total_steps`` environment steps over all environments, for each of ``num_seeds`` seeds at once.
 
     ``eval_every`` (environment steps; default a tenth of the run) and ``eval_episodes`` say how often and on how many
-    episodes the greedy policy is judged. ``on_metrics`` gets each row of ``history`` as it comes. Nothing is
-    written unless ``run_dir`` is given. ``should_stop`` is asked before every chunk.
+    episodes the greedy policy is judged. ``placement`` is a name or a function ``(graph, devices) -> Placement``, and
+    ``devices`` how many of JAX's devices it may use (default all). ``on_metrics`` gets each row of ``history`` as it
+    comes. Nothing is written unless ``run_dir`` is given. ``should_stop`` is asked before every chunk.
 
     Raises:
         ValueError: arguments do not fit together, found before anything is compiled.
@@ -90,9 +96,8 @@ def learn(
     require_positive(total_steps=total_steps, num_seeds=num_seeds, eval_episodes=eval_episodes)
     graph, agent = build_graph(env, algorithm, overlap=overlap, total_steps=total_steps)
     plan = plan_run(env, agent, total_steps, eval_every)
-    if placement not in placements.PLACEMENTS:
-        raise ValueError(f"placement={placement}: write one of {', '.join(placements.PLACEMENTS)}")
-    program = placements.compile(graph, placements.PLACEMENTS[placement](graph, jax.devices()), plan.ticks_per_chunk)
+    placed = place(graph, placement, devices)
+    program = programs.compile(graph, placed, plan.ticks_per_chunk, num_seeds)
     made_by = {
         "algo": algorithm.name, "options": algorithm.options, "num_envs": env.num_envs,
         "normalize_observations": agent.normalize_observations,
@@ -100,38 +105,50 @@ def learn(
     keys = jax.random.split(jax.random.key(seed), num_seeds)
     evaluate = make_evaluation(env, agent, made_by, eval_episodes)
     with open_folder(run_dir) as folder:
-        recorder = Recorder(env, agent, plan, graph, num_seeds, on_metrics, folder)
+        recorder = Recorder(env, agent, plan, graph, placed, num_seeds, on_metrics, folder)
         state, run = start(program, keys, algorithm.hyper, recorder)
         check_start(state, env)
-        state = drive(run, state, lambda s: evaluate(policy_params(agent, s), keys), recorder, should_stop)
-        policy = best_policy(env, agent, state, recorder.scores, made_by)
+        state = drive(
+            run, state, lambda s: evaluate(policy_params(agent, s, num_seeds), keys), recorder, should_stop
+        )  # fmt: skip
+        policy = best_policy(env, agent, policy_params(agent, state, num_seeds), recorder.scores, made_by)
         summary = recorder.summary()
         if folder is not None:
             folder.finish(summary, policy)
-    return Result(state, policy, recorder.history, summary)
+    return Result(programs.with_seed_axis(state, num_seeds), policy, recorder.history, summary)
+
+
+def place(graph: Graph, placement: str | Place, devices: int | None) -> Placement:
+    """A placement by name, or a user's own, on the first ``devices`` of JAX's devices.
+
+    Raises:
+        ValueError: the name is unknown, or there are not so many devices.
+    """
+    if isinstance(placement, str) and placement not in PLACEMENTS:
+        raise ValueError(f"placement={placement}: write one of {', '.join(PLACEMENTS)}")
+    available = jax.devices()
+    if devices is not None and not 1 <= devices <= len(available):
+        raise ValueError(f"devices={devices}: JAX has {len(available)} here, write a number from 1 to {len(available)}")
+    make = PLACEMENTS[placement] if isinstance(placement, str) else placement
+    return make(graph, available[:devices])
 
 
 def start(
-    program: placements.Program, keys: jax.Array, hyper: Any, recorder: Recorder
-) -> tuple[TrainState, Callable[[TrainState], tuple[TrainState, Metrics]]]:
+    program: programs.Program, keys: jax.Array, hyper: Any, recorder: Recorder
+) -> tuple[TrainState, programs.Run]:
     """The first state, and the compiled chunk.
 
     Both programs are compiled at once, in threads, so that a second core helps and a signal is heard meanwhile.
     """
     recorder.compiling()
-    shapes = jax.eval_shape(program.init, keys, hyper)
-    pool = ThreadPoolExecutor(2)
-    init = pool.submit(lambda: program.init.lower(keys, hyper).compile())
-    run = pool.submit(lambda: program.run.lower(shapes).compile())
-    state = jax.block_until_ready(init.result()(keys, hyper))
-    compiled = run.result()
-    pool.shutdown(wait=False)
+    init, run = program.ready(keys, hyper)
+    state = jax.block_until_ready(init(keys, hyper))
     recorder.compiled()
-    return state, compiled
+    return state, run
 
 
 def drive(
-    run: Callable[[TrainState], tuple[TrainState, Metrics]],
+    run: programs.Run,
     state: TrainState,
     evaluate: Callable[[TrainState], EpisodeTotals],
     recorder: Recorder,
@@ -165,10 +182,12 @@ def plan_run(env: VecEnv, agent: Agent, total_steps: int, eval_every: int | None
     return Plan(ticks_per_chunk, num_chunks, chunks_per_eval, steps_per_tick)
 
 
-def policy_params(agent: Agent, state: TrainState) -> PolicyParams:
-    """What acting needs, out of a train state; leaves keep the seed axis if the state has one."""
+def policy_params(agent: Agent, state: TrainState, num_seeds: int) -> PolicyParams:
+    """What acting needs, out of a program's state: leaves ``[S, ...]`` on the host, so that they can act anywhere."""
     parts = {name: state.channels[name] for name in agent.acting_parts}
-    return PolicyParams(parts, state.channels["statistics"].obs if agent.normalize_observations else None)
+    stats = state.channels["statistics"].obs if agent.normalize_observations else None
+    params = PolicyParams(*jax.device_get((parts, stats)))
+    return params if num_seeds > 1 else jax.tree.map(lambda x: np.asarray(x)[None], params)
 
 
 def make_evaluation(
@@ -186,11 +205,10 @@ def make_evaluation(
     return jax.jit(jax.vmap(one_seed))
 
 
-def best_policy(env: VecEnv, agent: Agent, state: TrainState, scores: np.ndarray, made_by: Row) -> Policy:
-    """The policy of the seed with the best score ``[S]``."""
+def best_policy(env: VecEnv, agent: Agent, params: PolicyParams, scores: np.ndarray, made_by: Row) -> Policy:
+    """The policy of the seed with the best score ``[S]``; leaves of ``params`` are ``[S, ...]``."""
     best = int(np.argmax(scores)) if scores.size else 0
-    params = jax.tree.map(lambda x: x[best].copy(), policy_params(agent, state))
-    return make_policy(env.spec, agent, params, made_by)
+    return make_policy(env.spec, agent, jax.tree.map(lambda x: jnp.array(x[best]), params), made_by)
 
 
 def check_start(state: TrainState, env: VecEnv) -> None:

@@ -1,61 +1,63 @@
 """Placements: which fragments are compiled into one program, and the devices each program runs on.
 
-The only file that knows devices. A placement changes numbers only by float rounding, since delays, keys and shards
-belong to the graph. `fused`, one program on one device, is the first; others add groups.
+With `program`, which compiles them, the only file that knows devices. A placement changes numbers only by float
+rounding, since delays, keys and logical shards belong to the graph.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from math import gcd
+from typing import NamedTuple
 
 import jax
 
-from jaxrl_fast import graph as graphs
-from jaxrl_fast.core import Metrics
-from jaxrl_fast.graph import Graph, GraphError, TrainState
-
-SEED_AXES: Any = TrainState._make((0, 0, 0, None, 0))
-"""All seeds share the tick, so that what is skipped in a tick is skipped by all and costs nothing."""
+from jaxrl_fast.graph import Graph, GraphError
 
 
 class Group(NamedTuple):
-    """Fragments compiled into one program, and the devices it runs on."""
+    """Fragments compiled together, and the devices they run on. Several devices divide the seeds first, then the axes
+    that the fragments name."""
 
     fragments: tuple[str, ...]
     devices: tuple[jax.Device, ...]
 
 
 class Placement(NamedTuple):
-    """A name and the groups that together hold every fragment exactly once."""
+    """A name and the groups that together hold every fragment exactly once. Groups may share devices."""
 
     name: str
     groups: tuple[Group, ...]
 
 
-class Program(NamedTuple):
-    """A graph ready to run. ``init(keys, hyper) -> TrainState`` and ``run(state) -> (state, metrics)``, a chunk of
-    fixed size compiled once. Leaves have a leading seed axis ``[S, ...]`` (but the tick), metrics are ``[S, ticks]``.
-    ``run`` donates its argument and returns before the device has finished."""
-
-    init: jax.stages.Wrapped
-    run: jax.stages.Wrapped
-    ticks_per_chunk: int
-
-
 def fused(graph: Graph, devices: Sequence[jax.Device]) -> Placement:
-    """The whole graph as one program on the first device."""
-    return Placement("fused", (Group(tuple(f.name for f in graph.fragments), (devices[0],)),))
+    """The whole graph as one program on one device."""
+    return Placement("fused", (Group(_names(graph), (devices[0],)),))
 
 
-PLACEMENTS: dict[str, Callable[[Graph, Sequence[jax.Device]], Placement]] = {"fused": fused}
+def data_parallel(graph: Graph, devices: Sequence[jax.Device]) -> Placement:
+    """One program over all devices; seeds and batches divided."""
+    return Placement("data_parallel", (Group(_names(graph), tuple(devices)),))
 
 
-def check(graph: Graph, placement: Placement) -> None:
-    """Refuse a placement that does not hold every fragment exactly once.
+def sharded_sampling(graph: Graph, devices: Sequence[jax.Device]) -> Placement:
+    """Sampling divided over all devices, learning on one."""
+    learning = tuple(name for name in _names(graph) if name != "sample")
+    return Placement("sharded_sampling", (Group(("sample",), tuple(devices)), Group(learning, (devices[0],))))
+
+
+PLACEMENTS: dict[str, Callable[[Graph, Sequence[jax.Device]], Placement]] = {
+    "fused": fused,
+    "data_parallel": data_parallel,
+    "sharded_sampling": sharded_sampling,
+}
+
+
+def check(graph: Graph, placement: Placement, num_seeds: int = 1) -> None:
+    """Refuse a placement that does not hold every fragment exactly once, or divides one unevenly.
 
     Raises:
         GraphError: naming the fragment.
     """
-    known = [f.name for f in graph.fragments]
+    known = _names(graph)
     placed = [name for group in placement.groups for name in group.fragments]
     for name in placed:
         if name not in known:
@@ -65,53 +67,28 @@ def check(graph: Graph, placement: Placement) -> None:
     for name in known:
         if name not in placed:
             raise GraphError(f"placement '{placement.name}' leaves fragment '{name}' out")
+    for group in placement.groups:
+        _check_division(graph, placement.name, group, num_seeds)
 
 
-def compile(graph: Graph, placement: Placement, ticks_per_chunk: int) -> Program:
-    """Turn a graph into a program. Only placements of one group on one device can be compiled so far.
-
-    Raises:
-        GraphError: the placement does not fit the graph.
-    """
-    graphs.check(graph)
-    check(graph, placement)
-    if len(placement.groups) != 1 or len(placement.groups[0].devices) != 1:
-        raise GraphError(f"placement '{placement.name}': only one group on one device can be compiled")
-    device = placement.groups[0].devices[0]
-
-    def init(keys: jax.Array, hyper: Any) -> TrainState:
-        return _over_seeds(lambda key: graphs.init(graph, key, hyper), 0, SEED_AXES)(keys)
-
-    def chunk(state: TrainState) -> tuple[TrainState, Metrics]:
-        def one_seed(state: TrainState) -> tuple[TrainState, Metrics]:
-            return jax.lax.scan(lambda s, _: graphs.tick(graph, s), state, length=ticks_per_chunk)
-
-        return _over_seeds(one_seed, SEED_AXES, (SEED_AXES, 0))(state)
-
-    sharding = jax.sharding.SingleDeviceSharding(device)
-    return Program(
-        jax.jit(init, out_shardings=sharding),
-        jax.jit(chunk, donate_argnums=0, out_shardings=sharding),
-        ticks_per_chunk,
-    )
+def shards(group: Group, num_seeds: int) -> tuple[int, int]:
+    """Into how many parts a group divides the seeds, and each seed's own axes."""
+    over_seeds = gcd(num_seeds, len(group.devices))
+    return over_seeds, len(group.devices) // over_seeds
 
 
-def _over_seeds(function: Callable[[Any], Any], in_axes: Any, out_axes: Any) -> Callable[[Any], Any]:
-    """``vmap`` over the seed axis. A single seed is taken out and put back instead: tracing a vmapped world takes
-    twice as long, which would be felt at every start."""
+def _check_division(graph: Graph, placement: str, group: Group, num_seeds: int) -> None:
+    if not group.devices or len(set(group.devices)) < len(group.devices):
+        raise GraphError(f"placement '{placement}' gives fragments {', '.join(group.fragments)} no or repeated devices")
+    parts = shards(group, num_seeds)[1]
+    for fragment in graph.fragments:
+        if fragment.name in group.fragments and fragment.width % parts:
+            raise GraphError(
+                f"placement={placement} divides the {fragment.width} {fragment.unit} of '{fragment.name}' among "
+                f"{parts} devices, which does not come out even: write sizes that {parts} divides, another "
+                "devices=..., or placement=fused"
+            )
 
-    def call(batch: Any) -> Any:
-        if len(jax.tree.leaves(batch)[0]) > 1:
-            return jax.vmap(function, in_axes=(in_axes,), out_axes=out_axes)(batch)
-        return _at_axes(lambda x: x[None], function(_at_axes(lambda x: x[0], batch, in_axes)), out_axes)
 
-    return call
-
-
-def _at_axes(change: Callable[[jax.Array], jax.Array], tree: Any, axes: Any) -> Any:
-    """Change the leaves that have a seed axis; ``axes`` is a prefix of ``tree`` as for ``vmap``."""
-
-    def subtree(axis: int | None, part: Any) -> Any:
-        return part if axis is None else jax.tree.map(change, part)
-
-    return jax.tree.map(subtree, axes, tree, is_leaf=lambda x: x is None)
+def _names(graph: Graph) -> tuple[str, ...]:
+    return tuple(fragment.name for fragment in graph.fragments)

@@ -12,6 +12,7 @@ from jaxrl_fast.core import EpisodeTotals
 from jaxrl_fast.env import VecEnv
 from jaxrl_fast.evaluation import bootstrap_interval
 from jaxrl_fast.graph import Graph, active_ticks
+from jaxrl_fast.placement import Placement
 from jaxrl_fast.reporting import Row, RunFolder
 
 
@@ -32,10 +33,11 @@ class Recorder:
     """The run's clock and memory: rows, rates and the summary. Times in seconds."""
 
     def __init__(
-        self, env: VecEnv, agent: Agent, plan: Plan, graph: Graph, num_seeds: int,
+        self, env: VecEnv, agent: Agent, plan: Plan, graph: Graph, placement: Placement, num_seeds: int,
         on_metrics: Callable[[Row], None] | None, folder: RunFolder | None,
     ) -> None:  # fmt: skip
         self.env, self.agent, self.plan, self.graph, self.num_seeds = env, agent, plan, graph, num_seeds
+        self.devices = sorted({str(device) for group in placement.groups for device in group.devices})
         self.on_metrics, self.folder = on_metrics, folder
         self.history: list[Row] = []
         self.scores = np.zeros(0)
@@ -102,7 +104,7 @@ class Recorder:
             "num_envs": self.env.num_envs,
             "batch_size": self.agent.batch_size,
             "jax_version": jax.__version__,
-            "devices": [str(d) for d in jax.devices()],
+            "devices": self.devices,
             "env_steps": self.ticks * self.plan.steps_per_tick,
             "updates": self._updates(0, self.ticks) // self.num_seeds,
             "wall_s": self.wall_s(),

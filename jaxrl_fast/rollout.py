@@ -48,16 +48,17 @@ def unroll(
         transition = Transition(
             state.obs, action, ts.reward, ts.next_obs, ts.terminated, ts.truncated, state.first, extras
         )
-        return SamplerState(env_state, ts.obs, done, carry), (transition, _episode_sums(done, ts.episode))
+        return SamplerState(env_state, ts.obs, done, carry), (transition, ts.episode)
 
     xs = jnp.arange(num_steps), jax.random.split(scan_key, num_steps)
-    end, (transitions, sums) = jax.lax.scan(step, state, xs)
-    metrics = {name: jnp.sum(value, axis=0) for name, value in sums.items()}
+    end, (transitions, episodes) = jax.lax.scan(step, state, xs)
+    metrics = _episode_sums(transitions.terminated | transitions.truncated, episodes)
     metrics["nonfinite_step"] = _first_nonfinite(transitions)
     return end, transitions, metrics
 
 
 def _episode_sums(done: jax.Array, episode: EpisodeTotals) -> Metrics:
+    """Sums over the ended episodes of a rollout, ``[T, E]``; after the scan, since a sum over E joins devices."""
     return {
         "episodes": jnp.sum(done, dtype=jnp.int32),
         "episode_return_sum": jnp.sum(jnp.where(done, episode.returns, 0.0)),

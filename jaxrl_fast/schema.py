@@ -66,7 +66,7 @@ class RunSchema:
     seed: int = setting(0, "the first random seed", 0)
     num_seeds: int = setting(1, "seeds trained at once in one program", 1)
     overlap: Overlap = setting("none", "what lags a tick:")
-    devices: int | None = setting(None, "devices to use; as many as the placement needs", 1)
+    devices: int | None = setting(None, "devices to use; on a CPU, how many to make", 1)
     precision: Precision = setting("f32", "of matrix products:")
     run_dir: str | None = setting(None, "folder of results; runs/<env>/<algo>/<time>-...")
     name: str | None = setting(None, "a label for the run")

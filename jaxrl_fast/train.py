@@ -1,5 +1,6 @@
 """``python -m jaxrl_fast.train env=halfcheetah``: train, show, and leave a run folder behind."""
 
+import dataclasses
 import os
 import secrets
 import signal
@@ -10,11 +11,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+import jax
+
 import envs
-from jaxrl_fast import IMPORT_START_S, cli, config
+from jaxrl_fast import IMPORT_START_S, cli, config, machine
 from jaxrl_fast.config import Run
 from jaxrl_fast.env import Env, vectorize
-from jaxrl_fast.loop import Result, learn
+from jaxrl_fast.fragments import build_graph
+from jaxrl_fast.loop import Result, learn, place
+from jaxrl_fast.placement import check
 from jaxrl_fast.progress import ProgressDisplay, clock, si
 from jaxrl_fast.reporting import link_latest, write_summary
 from jaxrl_fast.runtime import setup
@@ -53,24 +58,48 @@ def train(run: Run, argv: Sequence[str]) -> int:
         ValueError: one line that says what was wrong and what to write instead.
     """
     stop = StopSignal()
-    setup(cpu_devices=run.devices)
+    run, chosen = settle(run)
     world = config.make_world(run)
     algorithm = config.make_algorithm(run)
     env = vectorize(world, num_envs=run.num_envs)
-    algorithm.build(env.spec, env.num_envs)
+    graph, _ = build_graph(env, algorithm, overlap=run.overlap, total_steps=run.total_steps)
+    check(graph, place(graph, run.placement, run.devices), run.num_seeds)
     folder = new_folder(run)
-    print_opening(run, folder)
+    print_opening(run, chosen, folder)
     before_s = time.perf_counter() - IMPORT_START_S
     with ProgressDisplay(run.total_steps) as progress:
         result = learn(
             env, algorithm, total_steps=run.total_steps, seed=run.seed, num_seeds=run.num_seeds,
-            overlap=run.overlap, placement=run.placement, eval_every=run.eval_every, eval_episodes=run.eval_episodes,
+            overlap=run.overlap, placement=run.placement, devices=run.devices,
+            eval_every=run.eval_every, eval_episodes=run.eval_episodes,
             on_metrics=progress, run_dir=folder, should_stop=stop,
         )  # fmt: skip
     pages = draw_policy(run, world, result, folder)
     summary = add_to_summary(run, result, folder, before_s, stop.number)
     print_closing(summary, folder, pages, argv)
     return 128 + stop.number if stop.number is not None else 0
+
+
+def settle(run: Run) -> tuple[Run, str]:
+    """Start JAX with the devices that the run needs, and fill in what the machine chooses; a few words on that.
+
+    A CPU is cut into one device per core, unless the placement needs one only. An accelerator's other devices rest
+    unless a placement is named: nothing was measured there.
+    """
+    suite, _ = envs.resolve(run.env, dict(run.env_options))
+    choice = machine.Choice(run.placement, run.devices or machine.cpu_cores(), "")
+    if run.placement == machine.AUTO:
+        choice = machine.choose(
+            suite, run.env, run.algo, num_envs=run.num_envs, num_seeds=run.num_seeds, devices=choice.devices
+        )
+    elif run.placement == "fused":
+        choice = choice._replace(devices=1)
+    setup(cpu_devices=choice.devices)
+    if jax.default_backend() != "cpu":
+        available = run.devices or len(jax.devices())
+        auto = machine.Choice("fused", 1, f"{available - 1} other devices rest" if available > 1 else "")
+        choice = auto if run.placement == machine.AUTO else choice._replace(devices=available)
+    return dataclasses.replace(run, placement=choice.placement, devices=choice.devices), choice.reason
 
 
 def new_folder(run: Run) -> Path:
@@ -95,12 +124,14 @@ def new_folder(run: Run) -> Path:
     return folder
 
 
-def print_opening(run: Run, folder: Path) -> None:
-    """What the names stand for, and where the run goes."""
+def print_opening(run: Run, chosen: str, folder: Path) -> None:
+    """What the names stand for, what was chosen for this machine, and where the run goes."""
     print(envs.describe(run.env, run.env_options))
     print(f"{run.algo}, settings {f'tuned for this environment ({run.tuned_file})' if run.tuned_file else 'untuned'}")
     seeds = f", {run.num_seeds} seeds from {run.seed}" if run.num_seeds > 1 else f", seed {run.seed}"
-    print(f"{run.total_steps:,} steps of {run.num_envs} environments, placement {run.placement}{seeds}", flush=True)
+    print(f"{run.total_steps:,} steps of {run.num_envs} environments{seeds}")
+    devices = f"{run.devices} device{'s' if run.devices != 1 else ''}"
+    print(f"placement {run.placement} on {devices}{f' ({chosen})' if chosen else ''}")
     print(f"run folder {folder}", flush=True)
 
 

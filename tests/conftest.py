@@ -1,4 +1,5 @@
-"""What every test runs under: two CPU devices, no silent rank promotion, warnings as errors, repeatable examples."""
+"""What every test runs under: no silent rank promotion, warnings as errors, repeatable examples, and four CPU devices,
+since the laws of placements are to hold on 1, 2 and 4."""
 
 import os
 from collections.abc import Iterator
@@ -7,7 +8,7 @@ import jax
 import pytest
 from hypothesis import HealthCheck, settings
 
-jax.config.update("jax_num_cpu_devices", 2)
+jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)

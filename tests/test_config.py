@@ -34,7 +34,7 @@ def refusal(*words: str) -> str:
 def test_the_default_job_is_halfcheetah_with_the_algorithm_that_its_file_chooses():
     run = compose([])
     chosen = OmegaConf.load(CONFIG_DIR / "env" / "halfcheetah.yaml").defaults[0]["override /algo"]
-    assert (run.env, run.algo, run.placement, run.overlap) == ("halfcheetah", chosen, "fused", "none")
+    assert (run.env, run.algo, run.placement, run.overlap) == ("halfcheetah", chosen, "auto", "none")
     assert run.tuned_file == f"tuned/halfcheetah_{chosen}.yaml"
     assert compose(["env=pendulum"]).algo != compose(["env=cartpole"]).algo
 
@@ -169,7 +169,7 @@ REFUSED = [
     ("env=HalfCheetah-v5", "did you mean halfcheetah?"),
     ("env=zzzz", "write one of acrobot, ant"),
     ("algo=pppo", "algo=pppo is unknown: did you mean ppo?"),
-    ("placement=spread", "placement=spread is unknown: write one of fused"),
+    ("placement=spread", "placement=spread is unknown: write one of auto, fused, data_parallel, sharded_sampling"),
     ("total_step=3", "unknown key 'total_step'"),
     ("total_step=3", "did you mean total_steps"),
     ("learning_rate=3", "did you mean algo.learning_rate?"),

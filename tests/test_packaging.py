@@ -17,8 +17,10 @@ LAYERS = (
     {"core"},
     {"env", "networks", "distributions", "returns", "losses", "normalize", "buffers", "schedules"},
     {"algorithm", "algorithms", "rollout", "evaluation"},
-    {"fragments"},
-    {"loop"},
+    {"fragments", "graph"},
+    {"placement"},
+    {"program"},
+    {"loop", "ceiling"},
 )
 """Rooms of jaxrl_fast from the ground up: a room imports nothing of a floor above it."""
 ONE_ADAPTER = {"brax": "envs.from_brax", "gymnax": "envs.from_gymnax"}
@@ -63,9 +65,9 @@ def test_imports_flow_one_way():
             assert not above, f"{name} imports {above}"
 
 
-@pytest.mark.parametrize("name", ["jaxrl_fast.graph", "jaxrl_fast.placement"])
+@pytest.mark.parametrize("name", ["jaxrl_fast.graph", "jaxrl_fast.placement", "jaxrl_fast.program"])
 def test_graph_and_placement_know_no_reinforcement_learning(name: str):
-    assert rooms(name) <= {"core", "graph"}
+    assert rooms(name) <= {"core", "graph", "placement"}
 
 
 def test_algorithms_name_no_device():

@@ -8,6 +8,7 @@ import tiny
 
 from jaxrl_fast import graph as graphs
 from jaxrl_fast import placement as placements
+from jaxrl_fast import program as programs
 from jaxrl_fast.algorithms import ppo
 from jaxrl_fast.fragments import build_graph
 from jaxrl_fast.graph import Fragment, Graph, GraphError
@@ -41,7 +42,7 @@ def test_a_placement_that_does_not_hold_every_fragment_once_is_refused(placed, m
     graph = Graph((counter("a"), counter("b")))
     groups = tuple(Group(names, (DEVICE,)) for names in placed)
     with pytest.raises(GraphError, match=f"placement 'mine' {message}"):
-        placements.compile(graph, Placement("mine", groups), 1)
+        programs.compile(graph, Placement("mine", groups), 1)
 
 
 def test_fused_holds_the_whole_graph_on_the_first_device():
@@ -52,9 +53,9 @@ def test_fused_holds_the_whole_graph_on_the_first_device():
 @pytest.mark.parametrize("seeds", [1, 3])
 def test_a_resting_fragment_is_skipped_and_not_computed_and_thrown_away(seeds):
     graph = Graph((counter("a", every=2),))
-    program = placements.compile(graph, placements.fused(graph, [DEVICE]), 4)
+    program = programs.compile(graph, placements.fused(graph, [DEVICE]), 4, seeds)
     state = program.init(jax.random.split(jax.random.key(0), seeds), {})
-    assert " cond[" in str(jax.make_jaxpr(program.run)(state))
+    assert " cond[" in str(program.run.trace(state).jaxpr)
     state, metrics = program.run(state)
     np.testing.assert_array_equal(metrics["a/count"], [[1, 0, 2, 0]] * seeds)
     assert state.tick == 4
@@ -63,7 +64,7 @@ def test_a_resting_fragment_is_skipped_and_not_computed_and_thrown_away(seeds):
 @pytest.fixture(scope="module")
 def program():
     graph, _ = build_graph(tiny.line(discrete=True), small_ppo())
-    return graph, placements.compile(graph, placements.fused(graph, jax.devices()), 3)
+    return graph, programs.compile(graph, placements.fused(graph, jax.devices()), 3, 2)
 
 
 def test_a_chunk_equals_its_ticks_for_every_seed(program):

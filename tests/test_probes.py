@@ -20,6 +20,7 @@ from jaxrl_fast.env import VecEnv, vectorize
 from jaxrl_fast.fragments import build_graph
 from jaxrl_fast.normalize import normalize
 from jaxrl_fast.rollout import start, unroll
+from jaxrl_fast.schedules import Linear
 
 DISCOUNT = 0.8
 NUM_ENVS = 16
@@ -86,10 +87,12 @@ def play(trained: Trained, mode: str = "greedy", num_steps: int = 32):
 
 @cache
 def learned_ppo(probe: str) -> Trained:
+    """The rate falls to zero, so that the answer does not hang on the seed: with a constant one a third of 24 seeds
+    missed the best continuous action by more than the tolerance."""
     recurrent = probe == "memory"
     algorithm = ppo(
-        learning_rate=3e-3, discount=DISCOUNT, rollout_length=16, num_epochs=4, num_minibatches=4, entropy_coef=0.001,
-        policy_hidden=(32,), value_hidden=(32,), recurrent_size=16 if recurrent else 0,
+        learning_rate=Linear(3e-3, 0.0), discount=DISCOUNT, rollout_length=16, num_epochs=4, num_minibatches=4,
+        entropy_coef=0.001, policy_hidden=(32,), value_hidden=(32,), recurrent_size=16 if recurrent else 0,
     )  # fmt: skip
     return train(probe, algorithm, 24_000 if recurrent else 12_000)
 

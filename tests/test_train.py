@@ -94,6 +94,37 @@ def test_the_command_it_names_repeats_the_run(trained):
     assert rows(again) == rows(first)
 
 
+def test_what_the_machine_chose_is_shown_and_kept(trained):
+    folder, out = trained
+    run = next((folder / "runs" / "cartpole" / "ppo").iterdir())
+    assert "\nplacement fused on 1 device (measured)\n" in out
+    kept = (run / "config.yaml").read_text()
+    assert "placement: fused\n" in kept
+    assert "devices: 1\n" in kept
+
+
+@pytest.mark.parametrize("placement", ["data_parallel", "sharded_sampling"])
+def test_a_named_placement_trains_on_the_devices_it_is_given(tmp_path, placement):
+    words = [*SMALL, "total_steps=4000", f"placement={placement}", "devices=2", "run_dir=run"]
+    status, out, err = finish(begin(tmp_path, "train", *words))
+    assert (status, err) == (0, "")
+    assert f"placement {placement} on 2 devices\n" in out
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["placement"], len(summary["devices"])) == (placement, 2)
+
+
+def test_a_width_that_the_devices_do_not_divide_is_refused_only_where_the_placement_is_named(tmp_path):
+    words = [*SMALL, "num_envs=5", "algo.num_minibatches=1", "total_steps=1000", "devices=2"]
+    status, _, err = finish(begin(tmp_path, "train", *words, "placement=data_parallel"))
+    assert status == 2
+    assert err.startswith("jaxrl_fast: error: placement=data_parallel divides the 5 environments of 'sample' among 2")
+    assert err.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+    status, out, _ = finish(begin(tmp_path, "train", *words))
+    assert status == 0
+    assert "placement fused on 1 device" in out
+
+
 def test_evaluate_plays_the_policy_of_a_run(trained):
     status, out, _ = finish(begin(trained[0], "evaluate", "runs/latest", "episodes=5"))
     assert status == 0

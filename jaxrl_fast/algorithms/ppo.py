@@ -25,7 +25,7 @@ from jaxrl_fast.algorithm import (
     require_positive,
     scale_experience,
 )
-from jaxrl_fast.buffers import shuffled_epochs
+from jaxrl_fast.buffers import epoch_shards, shuffled_epochs
 from jaxrl_fast.core import Batches, Box, Discrete, EnvSpec, Metrics, PyTree, Transition
 from jaxrl_fast.networks import Activation, Network, Precision, action_mask, make_network
 
@@ -118,7 +118,12 @@ def ppo(
                 "critic": critic_part(value, value_loss),
                 "actor": actor_part(spec, policy, policy_loss, normalize_advantages),
             },
-            experience=Experience(lambda example: (), to_batches, ("critic",)),
+            experience=Experience(
+                lambda example: (),
+                to_batches,
+                ("critic",),
+                shards=epoch_shards(num_envs, rollout_length // sequence_length, num_minibatches),
+            ),
             explore=explore,
             greedy=greedy,
             initial_carry=lambda size: {"actor": policy.initial_carry(size), "critic": value.initial_carry(size)},
@@ -136,15 +141,18 @@ def ppo(
 
 def targets(value: Network, params: PyTree, data: Transition, hyper: PpoHyper) -> PpoBatch:
     """Advantages and value targets of a rollout ``[T, E, ...]``, all with the critic that has not yet seen it."""
-    shape = data.reward.shape
 
     def flat(tree: PyTree) -> PyTree:
-        return jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), tree)
+        # Environments first: where they are divided among devices, merging the two axes then moves nothing.
+        return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(1, -1, *x.shape[2:]), tree)
+
+    def unflat(values: jax.Array) -> jax.Array:
+        return values.reshape(data.reward.shape[::-1]).swapaxes(0, 1)
 
     carry = jax.tree.map(lambda x: x[0], flat(data.extras["carry"]["critic"]))
     values, carry = value.apply(params, carry, flat(data.obs), flat(data.first))
     next_values, _ = value.apply(params, carry, flat(data.next_obs), jnp.zeros((1, data.reward.size), bool))
-    values, next_values = values.reshape(shape), next_values.reshape(shape)
+    values, next_values = unflat(values), unflat(next_values)
     discount = hyper.discount * (1.0 - data.terminated)
     done = data.terminated | data.truncated
     advantage = jax.vmap(returns.gae, in_axes=(1, 1, 1, 1, 1, None), out_axes=1)(

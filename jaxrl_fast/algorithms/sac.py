@@ -117,7 +117,7 @@ def sac(
                 "critic": critic_part(spec, policy, critic, critic_loss),
                 "actor": actor_part(spec, policy, critic, initial_temperature),
             },
-            experience=Experience(buffer.init, to_batches),
+            experience=Experience(buffer.init, to_batches, shards=buffer.shards, state_axes=buffer.state_axes),
             explore=explore,
             greedy=greedy,
             initial_carry=lambda size: (),

@@ -1,0 +1,112 @@
+"""Worker: one row of the benchmark with jaxrl_fast, or one of its bounds. A repeat is one compiled chunk.
+
+``python ours.py <row> train|env|update [placement] [precision]``: the whole train step; the environments alone under
+random actions; the gradient updates alone on batches that stay. ``python ours.py solve ...`` as for `peer_rejax.py`.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from worker import say, serve
+
+import jaxrl_fast as jf
+from jaxrl_fast import program as programs
+from jaxrl_fast.ceiling import environments_only, updates_only
+from jaxrl_fast.fragments import build_graph
+from jaxrl_fast.placement import PLACEMENTS
+
+NOTEBOOK = dict(policy_hidden=(32,) * 4, value_hidden=(256,) * 5, activation="swish")
+
+
+class Row(NamedTuple):
+    """A configuration of ours: the environments, the algorithm, its placement, and ticks in a repeat."""
+
+    env: str
+    num_envs: int
+    algorithm: Callable[..., jf.Algorithm]
+    options: dict[str, Any]
+    placement: str
+    ticks: int
+
+
+ROWS = {
+    # 1,280 steps of 256 environments are the 327,680 of an iteration of brax's notebook, cut into the same minibatches.
+    "ppo_halfcheetah": Row("halfcheetah", 256, jf.ppo, dict(
+        rollout_length=1280, num_epochs=8, num_minibatches=32, learning_rate=3e-4, discount=0.95, entropy_coef=1e-3,
+        clip_range=0.3, **NOTEBOOK,
+    ), "sharded_sampling", 1),
+    "sac_halfcheetah": Row("halfcheetah", 128, jf.sac, dict(
+        rollout_length=1, updates_per_tick=64, batch_size=512, buffer_size=1_048_576, warmup_steps=8192,
+        learning_rate=6e-4,
+    ), "sharded_sampling", 12),
+    "ppo_cartpole": Row("cartpole", 64, jf.ppo, dict(
+        rollout_length=128, num_epochs=4, num_minibatches=4, normalize_observations=False,
+    ), "fused", 50),
+}  # fmt: skip
+
+
+def main(name: str, what: str, placement: str = "", precision: str = "f32", **changes: Any) -> None:
+    """Compile, warm up, and serve."""
+    row = ROWS[name]
+    jf.setup(cpu_devices=2, cache=bool(os.environ.get("BENCH_CACHE")))
+    env = jf.make_env(row.env, num_envs=row.num_envs)
+    algorithm = row.algorithm(**row.options, precision=precision)
+    graph, agent = build_graph(env, algorithm)
+    if what == "env":
+        graph = environments_only(env, agent.rollout_length)
+    if what == "update":
+        graph = updates_only(env, algorithm)
+    place = PLACEMENTS[placement or row.placement]
+    keys = jax.random.split(jax.random.key(0), 1)
+    row = row._replace(ticks=int(os.environ.get("BENCH_TICKS", row.ticks)))
+    program = programs.compile(graph, place(graph, jax.devices()), row.ticks)
+    begin = time.perf_counter()
+    init, run = program.ready(keys, algorithm.hyper)
+    state = init(keys, algorithm.hyper)
+    compile_s = time.perf_counter() - begin
+    warm = 1 + (agent.warmup_ticks // row.ticks if what == "train" else 0)
+    for _ in range(warm):
+        state, metrics = run(state)
+    jax.block_until_ready((state, metrics))
+
+    def repeat() -> dict[str, Any]:
+        nonlocal state
+        begin = time.perf_counter()
+        state, metrics = run(state)
+        jax.block_until_ready((state, metrics))
+        seconds = time.perf_counter() - begin
+        assert all(np.isfinite(np.asarray(m)).all() for m in metrics.values())
+        return {
+            "seconds": seconds, "steps": row.ticks * row.num_envs * agent.rollout_length,
+            "updates": row.ticks * agent.updates_per_tick,
+        }  # fmt: skip
+
+    serve(repeat, compile_s=compile_s, fragments=[f.name for f in graph.fragments])
+
+
+def solve(learning_rate: float, steps: int, evaluations: int, placement: str = "data_parallel") -> None:
+    """Eight seeds of the CartPole row at once; says the seconds from nothing compiled to the last evaluation."""
+    row = ROWS["ppo_cartpole"]
+    jf.setup(cpu_devices=2, cache=False)
+    begin = time.perf_counter()
+    env = jf.make_env(row.env, num_envs=row.num_envs)
+    algorithm = row.algorithm(**row.options, learning_rate=learning_rate)
+    result = jf.learn(
+        env, algorithm, total_steps=steps, num_seeds=8, placement=placement, eval_every=steps // evaluations,
+        eval_episodes=128,
+    )  # fmt: skip
+    seconds = time.perf_counter() - begin
+    curve = [line["eval_return_mean"] for line in result.history if line["kind"] == "eval"]
+    say({"seconds": seconds, "compile_s": result.summary["compile_s"], "steps": steps, "curve": curve})
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "solve":
+        solve(float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), *sys.argv[5:])
+    else:
+        main(*sys.argv[1:])

@@ -1,0 +1,68 @@
+"""Worker: brax.training PPO or SAC on halfcheetah (spring), in the peers' environment. A repeat is a training epoch.
+
+``python peer_brax.py ppo`` with the settings of brax's notebook, ``python peer_brax.py sac`` with 64 updates of 512 per
+128 environment steps. Rates are brax's own ``training/sps``, which leaves evaluation out.
+"""
+
+import sys
+from typing import Any
+
+from brax import envs
+from brax.training import acting
+from brax.training.agents.ppo import train as ppo
+from brax.training.agents.sac import train as sac
+from worker import say, wait_for_turn
+
+MANY = 10_000
+PPO = dict(
+    num_envs=512, batch_size=512, unroll_length=20, num_minibatches=32, num_updates_per_batch=8, episode_length=1000,
+    learning_rate=3e-4, discounting=0.95, entropy_cost=1e-3, normalize_observations=True, reward_scaling=1.0,
+    run_evals=False,
+)  # fmt: skip
+SAC = dict(
+    num_envs=128, batch_size=512, grad_updates_per_step=64, episode_length=1000, learning_rate=6e-4, discounting=0.99,
+    normalize_observations=True, reward_scaling=1.0, min_replay_size=8192, max_replay_size=1_048_576,
+)  # fmt: skip
+STEPS_PER_EPOCH = {"ppo": 327_680, "sac": 128 * 2}
+UPDATES_PER_EPOCH = {"ppo": 256, "sac": 64 * 2}
+
+
+class NoEvaluation:
+    """Stands for brax's evaluator, whose time is not ours to measure."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        del args, kwargs
+
+    def run_evaluation(self, params: Any, training_metrics: dict[str, Any], **_: Any) -> dict[str, Any]:
+        """The training metrics alone."""
+        del params
+        return dict(training_metrics)
+
+
+def main(algorithm: str) -> None:
+    """Train for ever, an epoch at each line from the driver. The first, which compiles, is not counted."""
+    epochs = 0
+
+    def progress(step: int, metrics: dict[str, Any]) -> None:
+        nonlocal epochs
+        if "training/sps" not in metrics:
+            return
+        seconds = STEPS_PER_EPOCH[algorithm] / float(metrics["training/sps"])
+        if epochs == 0:
+            say({"ready": {"first_s": seconds}})
+        else:
+            say({"seconds": seconds, "steps": STEPS_PER_EPOCH[algorithm], "updates": UPDATES_PER_EPOCH[algorithm]})
+        epochs += 1
+        wait_for_turn()
+
+    acting.Evaluator = NoEvaluation
+    train, settings = {"ppo": (ppo.train, PPO), "sac": (sac.train, SAC)}[algorithm]
+    prefill = settings.get("min_replay_size", 0)
+    train(
+        environment=envs.get_environment("halfcheetah", backend="spring"), progress_fn=progress,
+        num_timesteps=prefill + STEPS_PER_EPOCH[algorithm] * MANY, num_evals=MANY + (algorithm == "sac"), **settings,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

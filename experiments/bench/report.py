@@ -1,0 +1,97 @@
+"""The table and the chart of the benchmark, from the JSON of its rows."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+ORDER = ("ppo_halfcheetah", "sac_halfcheetah", "ppo_cartpole", "cartpole_8_seeds")
+
+
+def write_report(folder: Path) -> str:
+    """Write ``table.md`` and ``bench.png`` beside the rows; returns the table."""
+    rows = {
+        name: json.loads((folder / f"{name}.json").read_text()) for name in ORDER if (folder / f"{name}.json").exists()
+    }
+    table = "\n".join([*_rates(rows), "", *_bounds(rows)]) + "\n"
+    (folder / "table.md").write_text(table)
+    _chart(rows, folder / "bench.png")
+    return table
+
+
+def _rates(rows: dict[str, Any]) -> list[str]:
+    lines = [
+        "| work, 2 CPU cores | peer | ours | ratio, median [least, most] | must | aim | compile, peer / ours |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows.values():
+        compile_s = row["compile_s"]
+        rate = row["rate"]
+        lines.append(
+            f"| {row['title']} | {_number(rate['peer'])} | {_number(rate['ours'])} | **{_ratio(row['ratio'])}** "
+            f"| {row['must']} × | {row['aim']} × | {compile_s['peer']:.0f} s / {compile_s['ours']:.0f} s |"
+        )
+        if "ratio_bf16" in row:
+            bf16 = f"{_number(rate['ours, bf16'])} | {_ratio(row['ratio_bf16'])}"
+            lines.append(f"| … with `precision=bf16` | | {bf16} | | | |")
+    return lines
+
+
+def _bounds(rows: dict[str, Any]) -> list[str]:
+    lines = [
+        "| bounds of the same run | environments alone | updates alone | training | share of the bound |",
+        "|---|---|---|---|---|",
+    ]
+    for row in rows.values():
+        if "share_of_bound" in row:
+            rate = row["rate"]
+            lines.append(
+                f"| {row['title']} | {_number(rate['environments alone'])} | {_number(rate['updates alone'])} "
+                f"| {_number(rate['ours'])} | {_percent(row['share_of_bound'])} |"
+            )
+    return lines
+
+
+def _number(spread: dict[str, float]) -> str:
+    digits = 1 if spread["median"] < 1000 else 0
+    return f"{spread['median']:,.{digits}f} [{spread['least']:,.{digits}f}, {spread['most']:,.{digits}f}]"
+
+
+def _ratio(spread: dict[str, float]) -> str:
+    return f"{spread['median']:.2f} × [{spread['least']:.2f}, {spread['most']:.2f}]"
+
+
+def _percent(spread: dict[str, float]) -> str:
+    return f"{spread['median']:.0%} [{spread['least']:.0%}, {spread['most']:.0%}]"
+
+
+def _chart(rows: dict[str, Any], path: Path) -> None:
+    """Ratios to the peer, a bar a row, with the spread and the two goals."""
+    figure, axes = plt.subplots(figsize=(8, 0.9 * len(rows) + 1.2), layout="constrained")
+    for y, row in enumerate(rows.values()):
+        speed = _speed(row, row["ratio"])
+        axes.barh(y, speed["median"], height=0.5, color="#4477aa")
+        error = [[speed["median"] - speed["least"]], [speed["most"] - speed["median"]]]
+        axes.errorbar(speed["median"], y, xerr=error, color="black", capsize=4, linewidth=1)
+        for goal, style in ((row["must"], "-"), (row["aim"], ":")):
+            goal = 1 / goal if row["unit"] == "seconds" else goal
+            axes.plot([goal, goal], [y - 0.38, y + 0.38], color="#cc3311", linestyle=style)
+    axes.axvline(1.0, color="grey", linewidth=0.8)
+    axes.set_yticks(range(len(rows)), [row["title"].replace(", ", ",\n", 1) for row in rows.values()])
+    axes.invert_yaxis()
+    axes.set_xlabel("speed, times the peer's (red: must, dotted: aim)")
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def _speed(row: dict[str, Any], ratio: dict[str, float]) -> dict[str, float]:
+    """A ratio as more is better: of seconds it is turned over."""
+    if row["unit"] != "seconds":
+        return ratio
+    return {"median": 1 / ratio["median"], "least": 1 / ratio["most"], "most": 1 / ratio["least"]}

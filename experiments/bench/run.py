@@ -1,0 +1,192 @@
+"""The benchmark against peers: ours and theirs in turn, with the bounds of the same run beside each row.
+
+``make bench`` makes the peers' environment and runs every row, ``make bench ROWS=sac_halfcheetah`` one. A row's workers
+are compiled and warm before the first repeat, and then measured A B A B ...: a ratio is the median over the repeats of
+rival and ours in the same round, so that a machine that slows down slows both. Run nothing beside it.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent)]
+
+from describe import machine, versions  # noqa: E402
+
+RESULTS = HERE.parent / "results" / "bench"
+PEERS = Path(os.environ.get("BENCH_PEERS", HERE.parent.parent / ".venv-peers" / "bin" / "python"))
+
+
+class Row(NamedTuple):
+    """One line of the table: the peer's worker, what counts (``steps`` or ``updates`` per second), and the goals."""
+
+    title: str
+    peer: tuple[str, ...]
+    unit: str
+    must: float
+    aim: float
+    repeats: int
+
+
+ROWS = {
+    "ppo_halfcheetah": Row("PPO halfcheetah (brax spring), steps/s", ("peer_brax.py", "ppo"), "steps", 1.5, 2.0, 3),
+    "sac_halfcheetah": Row(
+        "SAC halfcheetah (brax spring), updates/s", ("peer_brax.py", "sac"), "updates", 1.0, 1.15, 15
+    ),
+    "ppo_cartpole": Row("PPO CartPole (gymnax), steps/s", ("peer_rejax.py", "rate"), "steps", 1.2, 2.5, 9),
+}
+SOLVE = "cartpole_8_seeds"
+SOLVED = 475.0
+SOLVE_REPEATS = 3
+
+
+class Worker:
+    """A process that compiles one program and measures it when told."""
+
+    def __init__(self, python: str, *words: str) -> None:
+        self.process = subprocess.Popen(
+            [python, *words], cwd=HERE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        self.words = words
+
+    def read(self) -> dict[str, Any]:
+        """The next answer; what a library prints meanwhile is passed over."""
+        assert self.process.stdout is not None and self.process.stderr is not None
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                return json.loads(line)
+        raise SystemExit(f"{' '.join(self.words)} ended:\n{self.process.stderr.read()[-3000:]}")
+
+    def repeat(self) -> dict[str, Any]:
+        """One measurement."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return self.read()
+
+
+def measure(name: str) -> dict[str, Any]:
+    """All workers of a row, in turn, and the figures of each."""
+    row = ROWS[name]
+    words = {
+        "peer": (str(PEERS), *row.peer),
+        "ours": (sys.executable, "ours.py", name, "train"),
+        "environments alone": (sys.executable, "ours.py", name, "env"),
+        "updates alone": (sys.executable, "ours.py", name, "update"),
+        "ours, bf16": (sys.executable, "ours.py", name, "train", "", "bf16"),
+    }
+    workers: dict[str, Worker] = {}
+    ready: dict[str, dict[str, Any]] = {}
+    rounds: dict[str, list[dict[str, Any]]] = {what: [] for what in words}
+    try:
+        for what, command in words.items():
+            workers[what] = Worker(*command)
+            ready[what] = workers[what].read()["ready"]
+            print(f"{name}: {what} ready, {ready[what]}", flush=True)
+        for number in range(row.repeats):
+            for what, worker in workers.items():
+                rounds[what].append(worker.repeat())
+            seconds = ", ".join(f"{what} {times[-1]['seconds']:.2f} s" for what, times in rounds.items())
+            print(f"{name}: round {number + 1} of {row.repeats}: {seconds}", flush=True)
+    finally:
+        for worker in workers.values():
+            worker.process.kill()
+            worker.process.wait()
+    return summarize(name, ready, rounds)
+
+
+def summarize(name: str, ready: dict[str, Any], rounds: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """Medians and spreads; ratios are taken round by round."""
+    row = ROWS[name]
+    rates = {what: [r[row.unit] / r["seconds"] for r in times] for what, times in rounds.items()}
+    per_step = {what: [r["seconds"] / r["steps"] for r in times] for what, times in rounds.items()}
+    bound = [a + b for a, b in zip(per_step["environments alone"], per_step["updates alone"], strict=True)]
+    first = ready["peer"].get("first_s")
+    peer_compile = ready["peer"].get(
+        "compile_s", first and first - statistics.median(r["seconds"] for r in rounds["peer"])
+    )
+    return {
+        "title": row.title, "must": row.must, "aim": row.aim, "unit": row.unit, "repeats": row.repeats,
+        "rate": {what: spread(values) for what, values in rates.items()},
+        "ratio": spread([a / b for a, b in zip(rates["ours"], rates["peer"], strict=True)]),
+        "ratio_bf16": spread([a / b for a, b in zip(rates["ours, bf16"], rates["peer"], strict=True)]),
+        "share_of_bound": spread([b / a for a, b in zip(per_step["ours"], bound, strict=True)]),
+        "compile_s": {"peer": peer_compile, "ours": ready["ours"]["compile_s"]},
+        "rounds": rounds,
+    }  # fmt: skip
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Median, least and most."""
+    return {"median": statistics.median(values), "least": min(values), "most": max(values)}
+
+
+def solve() -> dict[str, Any]:
+    """Wall-clock from nothing compiled to 475 over eight seeds: each side at its best rate and fewest steps.
+
+    The curves come first: each side trains long at three learning rates with an evaluation every 8 iterations. Then it
+    trains just as far as it had to, with one evaluation at the end, in fresh processes, in turn.
+    """
+    sides = {"peer": (str(PEERS), "peer_rejax.py", "solve"), "ours": (sys.executable, "ours.py", "solve")}
+    interval, evaluations = 8 * 64 * 128, 6
+    curves: dict[str, dict[str, list[float]]] = {}
+    best: dict[str, tuple[int, str]] = {}
+    for side, words in sides.items():
+        curves[side] = {
+            rate: once(*words, rate, str(interval * evaluations), str(evaluations))["curve"]
+            for rate in ("5e-4", "1e-3", "2e-3")
+        }
+        reached = [
+            (interval * (1 + next(i for i, score in enumerate(curve) if score >= SOLVED)), rate)
+            for rate, curve in curves[side].items()
+            if max(curve) >= SOLVED
+        ]
+        best[side] = min(reached)
+        print(f"{SOLVE}: {side} reaches {SOLVED:g} after {best[side]}, curves {curves[side]}", flush=True)
+    runs: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
+    for _ in range(SOLVE_REPEATS):
+        for side, words in sides.items():
+            runs[side].append(once(*words, best[side][1], str(best[side][0]), "1"))
+            print(f"{SOLVE}: {side} {runs[side][-1]}", flush=True)
+    ratio = [a["seconds"] / b["seconds"] for a, b in zip(runs["ours"], runs["peer"], strict=True)]
+    return {
+        "title": "8 seeds of PPO CartPole, wall-clock with compile to 475, s", "must": 0.8, "aim": 0.3,
+        "unit": "seconds", "repeats": SOLVE_REPEATS, "best": best, "curves": curves, "runs": runs,
+        "rate": {side: spread([r["seconds"] for r in times]) for side, times in runs.items()}, "ratio": spread(ratio),
+        "compile_s": {side: statistics.median(r["compile_s"] for r in times) for side, times in runs.items()},
+        "reached": {side: [r["curve"][-1] for r in times] for side, times in runs.items()},
+    }  # fmt: skip
+
+
+def once(*words: str) -> dict[str, Any]:
+    """The answer of a worker that does one thing and ends."""
+    return Worker(*words).read()
+
+
+def main(names: list[str]) -> None:
+    """Measure rows, keep each as JSON, and write the table and the chart of all that have been measured."""
+    from report import write_report
+
+    if not PEERS.exists():
+        raise SystemExit(f"{PEERS} is missing: run make bench, which makes the peers' environment")
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    for name in names or [*ROWS, SOLVE]:
+        if name not in (*ROWS, SOLVE):
+            raise SystemExit(f"no row {name}: write one of {', '.join((*ROWS, SOLVE))}")
+        result = solve() if name == SOLVE else measure(name)
+        result |= {
+            "command": f"python experiments/bench/run.py {name}",
+            "machine": machine(),
+            "versions": versions(PEERS),
+        }
+        (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    print(write_report(RESULTS))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

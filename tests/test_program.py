@@ -1,0 +1,224 @@
+"""Programs: a placement changes numbers only by rounding, divides without moving samples, and compiles once."""
+
+import re
+from functools import cache
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+from jaxrl_fast import graph as graphs
+from jaxrl_fast import placement as placements
+from jaxrl_fast import program as programs
+from jaxrl_fast.algorithms import ppo, sac
+from jaxrl_fast.env import vectorize
+from jaxrl_fast.fragments import build_graph
+from jaxrl_fast.graph import GraphError
+from jaxrl_fast.placement import PLACEMENTS, Group, Placement
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+NUM_ENVS = 8
+COLLECTIVE = re.compile(r" (all-\w+|collective-\w+|reduce-scatter|ragged-\S+)\(")
+
+
+@cache
+def built(name: str, overlap: str = "none", num_envs: int = NUM_ENVS, recurrent: int = 0):
+    """``(graph, hyper)`` of a small run in which every fragment has work in every tick."""
+    options = dict(
+        ppo=dict(rollout_length=6, num_epochs=2, num_minibatches=2, policy_hidden=(8,), value_hidden=(8,),
+                 recurrent_size=recurrent, normalize_rewards=True),
+        sac=dict(rollout_length=2, updates_per_tick=3, batch_size=16, buffer_size=128, warmup_steps=1, n_step=2,
+                 policy_hidden=(8,), critic_hidden=(8,), critic_layer_norm=True),
+    )  # fmt: skip
+    algorithm = {"ppo": ppo, "sac": sac}[name](**options[name])
+    env = tiny.line(discrete=name == "ppo", num_envs=num_envs)
+    return build_graph(env, algorithm, overlap=overlap)[0], algorithm.hyper
+
+
+@cache
+def compiled(name: str, placement: str, devices: int, overlap: str = "none", ticks: int = 1, seeds: int = 1):
+    graph, hyper = built(name, overlap)
+    placed = PLACEMENTS[placement](graph, jax.devices()[:devices])
+    program = programs.compile(graph, placed, ticks, seeds)
+    return program, *program.ready(keys(seeds), hyper)
+
+
+def keys(seeds: int) -> jax.Array:
+    return jax.random.split(jax.random.key(3), seeds)
+
+
+@cache
+def warm_state(name: str, overlap: str = "none", seeds: int = 1):
+    """A state in which episodes have ended, statistics have been seen and updates been made; on the host."""
+    _, init, run = compiled(name, "fused", 1, overlap, seeds=seeds)
+    state = init(keys(seeds), built(name)[1])
+    for _ in range(4):
+        state, _ = run(state)
+    return on_host(state)
+
+
+def on_host(state):
+    return jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else np.asarray(x), state)
+
+
+def is_key(x) -> bool:
+    return jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def from_host(state):
+    copy = jax.tree.map(np.array, state)
+    return copy._replace(key=jax.random.wrap_key_data(copy.key))
+
+
+def one_tick(name: str, placement: str, devices: int, overlap: str = "none", seeds: int = 1):
+    program, _, run = compiled(name, placement, devices, overlap, seeds=seeds)
+    state, metrics = run(program.place(from_host(warm_state(name, overlap, seeds))))
+    return on_host(state), metrics
+
+
+def largest_difference(got, want) -> float:
+    """Relative to numbers over 1 and absolute below; a different flag or count is infinitely far."""
+    worst = 0.0
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        a, b = np.asarray(a), np.asarray(b)
+        if not np.issubdtype(b.dtype, np.floating):
+            worst = max(worst, 0.0 if np.array_equal(a, b) else np.inf)
+        elif b.size:
+            worst = max(worst, float(np.max(np.abs(a - b) / np.maximum(np.abs(b), 1.0))))
+    return worst
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4])
+@pytest.mark.parametrize("placement", ["data_parallel", "sharded_sampling"])
+@pytest.mark.parametrize("name", ["ppo", "sac"])
+def test_dividing_among_devices_changes_one_tick_only_by_rounding(name, placement, devices):
+    got, metrics = one_tick(name, placement, devices)
+    want, reference = one_tick(name, "fused", 1)
+    assert largest_difference(got, want) <= 1e-6
+    assert largest_difference(dict(metrics), dict(reference)) <= 1e-5  # ratios of small numbers
+    assert largest_difference(want.private["learn"], warm_state(name).private["learn"]) > 1e-4  # it did learn
+
+
+@pytest.mark.parametrize(
+    ("placement", "overlap"),
+    [("data_parallel", "sampling"), ("data_parallel", "actor_critic"), ("sharded_sampling", "all")],
+)
+def test_every_overlap_means_the_same_under_every_placement(placement, overlap):
+    got, _ = one_tick("sac", placement, 2, overlap)
+    want, _ = one_tick("sac", "fused", 1, overlap)
+    assert largest_difference(got, want) <= 1e-6
+
+
+def apart(graph, devices) -> Placement:
+    """A user's own: every fragment a program of its own, in turns on two devices."""
+    groups = [Group((f.name,), (devices[i % 2],)) for i, f in enumerate(graph.fragments)]
+    return Placement("apart", tuple(groups))
+
+
+@pytest.mark.parametrize(("name", "overlap"), [("ppo", "none"), ("sac", "none"), ("sac", "all")])
+def test_moving_fragments_changes_no_bit_over_many_ticks(name, overlap):
+    graph, hyper = built(name, overlap)
+    ends = []
+    for place in (placements.fused, apart):
+        program = programs.compile(graph, place(graph, jax.devices()), 5)
+        state = program.init(keys(1), hyper)
+        for _ in range(4):
+            state, metrics = program.run(state)
+        ends.append((on_host(state), {k: np.asarray(v) for k, v in metrics.items()}))
+    assert largest_difference(ends[1], ends[0]) == 0.0
+    assert int(ends[0][0].tick) == 20
+
+
+@pytest.mark.parametrize(("name", "recurrent"), [("ppo", 0), ("ppo", 4), ("sac", 0)])
+def test_divided_programs_add_up_but_never_move_samples(name, recurrent):
+    graph, hyper = built(name, recurrent=recurrent)
+    program = programs.compile(graph, placements.data_parallel(graph, jax.devices()[:2]), 2)
+    found = set(COLLECTIVE.findall(program.ready(keys(1), hyper)[1].as_text()))
+    assert found == {"all-reduce"}
+
+
+def test_sampling_on_two_devices_joins_them_only_for_its_metrics():
+    graph, hyper = built("sac")
+    program = programs.compile(graph, placements.sharded_sampling(graph, jax.devices()[:2]), 1)
+    text = program.ready(keys(1), hyper)[1].segments[0].step.as_text()
+    assert set(COLLECTIVE.findall(text)) == {"all-reduce"}
+    assert not COLLECTIVE.findall(text.partition("\nENTRY")[0])  # none in a loop
+
+
+def test_a_replay_buffer_is_updated_in_place_under_every_placement():
+    algorithm = sac(
+        batch_size=16,
+        buffer_size=8 * 50_000,
+        warmup_steps=1,
+        updates_per_tick=1,
+        policy_hidden=(4,),
+        critic_hidden=(4,),
+    )
+    graph, _ = build_graph(tiny.line(discrete=False, num_envs=NUM_ENVS), algorithm)
+    for placement in (placements.data_parallel, placements.sharded_sampling):
+        program = programs.compile(graph, placement(graph, jax.devices()[:2]), 1)
+        _, run = program.ready(keys(1), algorithm.hyper)
+        texts = [s.step.as_text() for s in run.segments] if isinstance(run, programs.Chain) else [run.as_text()]
+        assert not re.findall(r"\[[\d,]*50000[\d,]*\]\S* copy(?:-start)?\(", "".join(texts))
+
+
+@pytest.mark.parametrize("name", ["ppo", "sac"])
+def test_divided_seeds_equal_seeds_on_one_device_and_have_nothing_to_say_to_each_other(name):
+    _, _, run = compiled(name, "data_parallel", 2, seeds=4)
+    assert not COLLECTIVE.findall(run.as_text())
+    got, _ = one_tick(name, "data_parallel", 2, seeds=4)
+    want, _ = one_tick(name, "fused", 1, seeds=4)
+    assert largest_difference(got, want) <= 1e-6
+
+
+def test_more_devices_than_seeds_divide_the_environments_too():
+    got, _ = one_tick("ppo", "data_parallel", 4, seeds=2)
+    want, _ = one_tick("ppo", "fused", 1, seeds=2)
+    assert largest_difference(got, want) <= 1e-6
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_every_program_compiles_once_donates_private_states_and_does_not_grow_memory(placement):
+    graph, hyper = built("ppo")
+    program = programs.compile(graph, PLACEMENTS[placement](graph, jax.devices()[:2]), 2)
+    init, run = program.ready(keys(1), hyper)
+    state = init(keys(1), hyper)
+    sizes = []
+    for _ in range(6):
+        old = state
+        state, metrics = run(state)
+        jax.block_until_ready((state, metrics))
+        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(old.private))
+        del old
+        sizes.append((len(jax.live_arrays()), sum(x.nbytes for x in jax.live_arrays())))
+    assert len(set(sizes[2:])) == 1
+
+
+def test_a_division_that_does_not_come_out_even_is_refused_before_compiling():
+    graph, _ = built("ppo", num_envs=6)
+    with pytest.raises(
+        GraphError, match="placement=data_parallel divides the 6 environments of 'sample' among 4 devices"
+    ):
+        programs.compile(graph, placements.data_parallel(graph, jax.devices()[:4]), 1)
+    graph, _ = built("sac", num_envs=6)
+    with pytest.raises(GraphError, match=r"divides the 2 logical shards .* of 'experience' among 3 devices"):
+        programs.compile(graph, placements.data_parallel(graph, jax.devices()[:3]), 1)
+    with pytest.raises(GraphError, match="no or repeated devices"):
+        programs.compile(graph, placements.data_parallel(graph, jax.devices()[:1] * 2), 1)
+
+
+def test_as_many_keys_as_seeds_are_wanted():
+    graph, hyper = built("ppo")
+    program = programs.compile(graph, placements.fused(graph, jax.devices()), 1, num_seeds=2)
+    with pytest.raises(GraphError, match="3 keys for a program of 2 seeds"):
+        program.init(keys(3), hyper)
+
+
+def test_vectorize_draws_the_same_starts_however_they_are_laid_out():
+    env = tiny.line(discrete=True, num_envs=4)
+    rows = env.draw_fresh(jax.random.key(0), 3)
+    again = vectorize(env.world, num_envs=4).draw_fresh(jax.random.key(0), 3)
+    assert largest_difference(rows, again) == 0.0
+    assert graphs.age_of(built("ppo")[0], "sample", "actor") == 1
