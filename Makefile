@@ -56,6 +56,7 @@ fmt: $(STAMP)
 
 bench: $(STAMP) $(PEERS)/.installed
 	BENCH_PEERS=$(abspath $(PEERS)/bin/python) $(BIN)/python experiments/bench/run.py $(ROWS)
+	$(BIN)/python experiments/bench/profiling.py $(filter-out cartpole_8_seeds,$(ROWS))
 
 $(PEERS)/.installed: experiments/bench/peers.lock
 	@$(PEERS_PYTHON) -c 'import ensurepip, venv' || { \

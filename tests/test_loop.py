@@ -2,6 +2,7 @@
 
 import csv
 import json
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -75,6 +76,34 @@ def test_one_compilation_whatever_the_number_of_chunks(caplog):
         assert compilations(32 * 60) == 1
     finally:
         jax.config.update("jax_log_compiles", False)
+
+
+def test_a_placement_of_ones_own_as_in_the_readme_gives_the_same_numbers():
+    code = (Path(__file__).parent.parent / "README.md").read_text()
+    code = code.partition("from jaxrl_fast.placement import")[1:]
+    names: dict = {}
+    exec("".join(code).partition("\njf.learn")[0], names)
+    env = jf.vectorize(counting_world(), num_envs=4)
+    options = dict(total_steps=32 * 5, eval_episodes=2, devices=2)
+    want = jf.learn(env, tiny_ppo(), **options)
+    got = jf.learn(env, tiny_ppo(), placement=names["learner_apart"], **options)
+    assert len(got.summary["devices"]) == 2
+    for a, b in zip(jax.tree.leaves(got.state.private), jax.tree.leaves(want.state.private), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("placement", "devices", "message"),
+    [
+        ("spread", None, "placement=spread: write one of fused, data_parallel"),
+        ("fused", 99, r"devices=99: JAX has 4 here, write a number from 1 to 4"),
+        ("fused", 0, "devices=0: JAX has 4"),
+    ],
+)
+def test_a_placement_that_cannot_be_made_is_refused(placement, devices, message):
+    env = jf.vectorize(counting_world(), num_envs=4)
+    with pytest.raises(ValueError, match=message):
+        jf.learn(env, tiny_ppo(), total_steps=32, placement=placement, devices=devices)
 
 
 def test_memory_does_not_grow_with_the_number_of_steps():

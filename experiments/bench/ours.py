@@ -1,7 +1,8 @@
 """Worker: one row of the benchmark with jaxrl_fast, or one of its bounds. A repeat is one compiled chunk.
 
-``python ours.py <row> train|env|update [placement] [precision]``: the whole train step; the environments alone under
-random actions; the gradient updates alone on batches that stay. ``python ours.py solve ...`` as for `peer_rejax.py`.
+``python ours.py <row> train|env|update|profile [placement] [precision]``: the whole train step; the environments alone
+under random actions; the gradient updates alone on batches that stay; or, once, where training's time goes.
+``python ours.py solve ...`` as for `peer_rejax.py`.
 """
 
 import os
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import profiling
 from worker import say, serve
 
 import jaxrl_fast as jf
@@ -43,16 +45,22 @@ ROWS = {
     "sac_halfcheetah": Row("halfcheetah", 128, jf.sac, dict(
         rollout_length=1, updates_per_tick=64, batch_size=512, buffer_size=1_048_576, warmup_steps=8192,
         learning_rate=6e-4,
-    ), "sharded_sampling", 12),
+    ), "fused", 2),
     "ppo_cartpole": Row("cartpole", 64, jf.ppo, dict(
         rollout_length=128, num_epochs=4, num_minibatches=4, normalize_observations=False,
     ), "fused", 50),
 }  # fmt: skip
 
 
-def main(name: str, what: str, placement: str = "", precision: str = "f32", **changes: Any) -> None:
+PROFILED = {"ppo_halfcheetah": {"rollout_length": 40, "num_minibatches": 1}}
+"""Where a whole tick has too many events to trace: less of the same."""
+
+
+def main(name: str, what: str, placement: str = "", precision: str = "f32") -> None:
     """Compile, warm up, and serve."""
     row = ROWS[name]
+    if what == "profile":
+        row = row._replace(options={**row.options, **PROFILED.get(name, {})}, ticks=min(row.ticks, 2))
     jf.setup(cpu_devices=2, cache=bool(os.environ.get("BENCH_CACHE")))
     env = jf.make_env(row.env, num_envs=row.num_envs)
     algorithm = row.algorithm(**row.options, precision=precision)
@@ -69,7 +77,7 @@ def main(name: str, what: str, placement: str = "", precision: str = "f32", **ch
     init, run = program.ready(keys, algorithm.hyper)
     state = init(keys, algorithm.hyper)
     compile_s = time.perf_counter() - begin
-    warm = 1 + (agent.warmup_ticks // row.ticks if what == "train" else 0)
+    warm = 1 + (agent.warmup_ticks // row.ticks if what in ("train", "profile") else 0)
     for _ in range(warm):
         state, metrics = run(state)
     jax.block_until_ready((state, metrics))
@@ -86,6 +94,10 @@ def main(name: str, what: str, placement: str = "", precision: str = "f32", **ch
             "updates": row.ticks * agent.updates_per_tick,
         }  # fmt: skip
 
+    if what == "profile":
+        repeat()
+        say(profiling.profile(repeat, repeat()["seconds"]))
+        return
     serve(repeat, compile_s=compile_s, fragments=[f.name for f in graph.fragments])
 
 

@@ -17,7 +17,9 @@ def write_report(folder: Path) -> str:
     rows = {
         name: json.loads((folder / f"{name}.json").read_text()) for name in ORDER if (folder / f"{name}.json").exists()
     }
-    table = "\n".join([*_rates(rows), "", *_bounds(rows)]) + "\n"
+    profiles = {name: folder / f"profile_{name}.json" for name in rows}
+    profiles = {name: json.loads(path.read_text()) for name, path in profiles.items() if path.exists()}
+    table = "\n".join([*_rates(rows), "", *_bounds(rows), "", *_profiles(rows, profiles)]) + "\n"
     (folder / "table.md").write_text(table)
     _chart(rows, folder / "bench.png")
     return table
@@ -53,6 +55,14 @@ def _bounds(rows: dict[str, Any]) -> list[str]:
                 f"| {row['title']} | {_number(rate['environments alone'])} | {_number(rate['updates alone'])} "
                 f"| {_number(rate['ours'])} | {_percent(row['share_of_bound'])} |"
             )
+    return lines
+
+
+def _profiles(rows: dict[str, Any], profiles: dict[str, Any]) -> list[str]:
+    lines = ["| profile of training | thread time by kind of operation | threads busy, of 2 |", "|---|---|---|"]
+    for name, profile in profiles.items():
+        kinds = ", ".join(f"{kind} {share:.0%}" for kind, share in profile["shares"].items() if share >= 0.01)
+        lines.append(f"| {rows[name]['title']} | {kinds} | {profile['busy_threads']:.2f} |")
     return lines
 
 
