@@ -40,8 +40,10 @@ def data_parallel(graph: Graph, devices: Sequence[jax.Device]) -> Placement:
 
 def sharded_sampling(graph: Graph, devices: Sequence[jax.Device]) -> Placement:
     """Sampling divided over all devices, learning on one."""
+    sampling = tuple(name for name in _names(graph) if name == "sample")
     learning = tuple(name for name in _names(graph) if name != "sample")
-    return Placement("sharded_sampling", (Group(("sample",), tuple(devices)), Group(learning, (devices[0],))))
+    groups = Group(sampling, tuple(devices)), Group(learning, (devices[0],))
+    return Placement("sharded_sampling", tuple(group for group in groups if group.fragments))
 
 
 PLACEMENTS: dict[str, Callable[[Graph, Sequence[jax.Device]], Placement]] = {

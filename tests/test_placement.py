@@ -50,6 +50,14 @@ def test_fused_holds_the_whole_graph_on_the_first_device():
     assert placements.fused(graph, jax.devices()).groups == (Group(("a", "b"), (DEVICE,)),)
 
 
+def test_sharded_sampling_divides_the_sampler_alone_and_serves_a_graph_without_one():
+    devices = jax.devices()[:2]
+    graph = Graph((counter("sample"), counter("b")))
+    groups = placements.sharded_sampling(graph, devices).groups
+    assert groups == (Group(("sample",), tuple(devices)), Group(("b",), (DEVICE,)))
+    assert placements.sharded_sampling(Graph((counter("b"),)), devices).groups == (Group(("b",), (DEVICE,)),)
+
+
 @pytest.mark.parametrize("seeds", [1, 3])
 def test_a_resting_fragment_is_skipped_and_not_computed_and_thrown_away(seeds):
     graph = Graph((counter("a", every=2),))
