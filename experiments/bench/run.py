@@ -48,7 +48,7 @@ SOLVED = 475.0
 SOLVE_REPEATS = 3
 SOLVE_RATE = "1e-3"
 SOLVE_INTERVAL = 8 * 64 * 128
-SOLVE_POINTS = {"peer": 12, "ours": 6}
+SOLVE_POINTS = {"peer": 9, "ours": 5}
 """Evaluations of the long run that looks for the fewest steps, `SOLVE_INTERVAL` apart."""
 
 
