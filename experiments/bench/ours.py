@@ -101,13 +101,17 @@ def main(name: str, what: str, placement: str = "", precision: str = "f32") -> N
     serve(repeat, compile_s=compile_s, fragments=[f.name for f in graph.fragments])
 
 
+SOLVE_OPTIONS = {"normalize_observations": True}
+"""The minibatches and the updates per sample stay those of the row."""
+
+
 def solve(learning_rate: float, steps: int, evaluations: int, placement: str = "data_parallel") -> None:
     """Eight seeds of the CartPole row at once; says the seconds from nothing compiled to the last evaluation."""
     row = ROWS["ppo_cartpole"]
     jf.setup(cpu_devices=2, cache=False)
     begin = time.perf_counter()
     env = jf.make_env(row.env, num_envs=row.num_envs)
-    algorithm = row.algorithm(**row.options, learning_rate=learning_rate)
+    algorithm = row.algorithm(**(row.options | SOLVE_OPTIONS), learning_rate=learning_rate)
     result = jf.learn(
         env, algorithm, total_steps=steps, num_seeds=8, placement=placement, eval_every=steps // evaluations,
         eval_episodes=128,
