@@ -135,7 +135,7 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def solve() -> dict[str, Any]:
-    """Wall-clock from nothing compiled to 475 over eight seeds, in fresh processes, in turn, evaluated once at the end."""
+    """Wall-clock from nothing compiled to 475 over eight seeds: fresh processes, in turn, one evaluation at the end."""
     sides = {"peer": (str(PEERS), "peer_rejax.py", "solve"), "ours": (sys.executable, "ours.py", "solve")}
     runs: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
     for _ in range(SOLVE_REPEATS):
