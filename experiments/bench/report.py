@@ -35,7 +35,7 @@ def _rates(rows: dict[str, Any]) -> list[str]:
         rate = row["rate"]
         lines.append(
             f"| {row['title']} | {_number(rate['peer'])} | {_number(rate['ours'])} | **{_ratio(row['ratio'])}** "
-            f"| {row['must']} × | {row['aim']} × | {compile_s['peer']:.0f} s / {compile_s['ours']:.0f} s |"
+            f"| {row['must']} × | {row['aim']} × | {_seconds(compile_s['peer'])} / {_seconds(compile_s['ours'])} |"
         )
         if "ratio_bf16" in row:
             bf16 = f"{_number(rate['ours, bf16'])} | {_ratio(row['ratio_bf16'])}"
@@ -64,6 +64,10 @@ def _profiles(rows: dict[str, Any], profiles: dict[str, Any]) -> list[str]:
         kinds = ", ".join(f"{kind} {share:.0%}" for kind, share in profile["shares"].items() if share >= 0.01)
         lines.append(f"| {rows[name]['title']} | {kinds} | {profile['busy_threads']:.2f} |")
     return lines
+
+
+def _seconds(value: float | None) -> str:
+    return "not separable" if value is None else f"{value:.0f} s"
 
 
 def _number(spread: dict[str, float]) -> str:
