@@ -48,7 +48,8 @@ SOLVE_REPEATS = 3
 SOLVE_AT = {"peer": ("1e-3", 9 * 65_536), "ours": ("2e-3", 6 * 65_536)}
 """Learning rate and the fewest steps, in multiples of 65,536, at which the mean over seeds reached 475. Looked for with
 ``solve <rate> <steps> <evaluations>``: Rejax missed it within 393,216 steps at 5e-4, 1e-3 and 2e-3, and was
-followed further at 1e-3 only. Ours normalizes observations here; without, at 1e-3, it stood at 396 after 327,680 steps (Rejax: 374)."""
+followed further at 1e-3 only. Ours normalizes observations here; without, at 1e-3, it stood at 396 after 327,680 steps
+(Rejax: 374)."""
 
 
 class Worker:
