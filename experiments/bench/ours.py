@@ -1,7 +1,8 @@
 """Worker: one row of the benchmark with jaxrl_fast, or one of its bounds. A repeat is one compiled chunk.
 
-``python ours.py <row> train|env|update|profile [placement] [precision]``: the whole train step; the environments alone
-under random actions; the gradient updates alone on batches that stay; or, once, where training's time goes.
+``python ours.py <row> train|env|update [placement] [precision]``: the whole train step; the environments alone under
+random actions; the gradient updates alone on batches that stay. ``env:profile`` and ``update:profile`` say, once, where
+the time of the two goes.
 ``python ours.py solve ...`` as for `peer_rejax.py`.
 """
 
@@ -52,15 +53,20 @@ ROWS = {
 }  # fmt: skip
 
 
-PROFILED = {"ppo_halfcheetah": {"rollout_length": 40, "num_minibatches": 1}}
-"""Where a whole tick has too many events to trace: less of the same."""
+PROFILED: dict[tuple[str, str], dict[str, Any]] = {
+    ("ppo_halfcheetah", "env"): {"rollout_length": 4},
+    ("ppo_halfcheetah", "update"): {"rollout_length": 40, "num_minibatches": 1},
+    ("sac_halfcheetah", "update"): {"updates_per_tick": 8},
+}
+"""Where a tick has more events than the profiler's buffer holds: less of the same, minibatches as large as ever."""
 
 
 def main(name: str, what: str, placement: str = "", precision: str = "f32") -> None:
     """Compile, warm up, and serve."""
     row = ROWS[name]
-    if what == "profile":
-        row = row._replace(options={**row.options, **PROFILED.get(name, {})}, ticks=min(row.ticks, 2))
+    what, _, profiled = what.partition(":")
+    if profiled:
+        row = row._replace(options={**row.options, **PROFILED.get((name, what), {})}, ticks=1)
     jf.setup(cpu_devices=2, cache=bool(os.environ.get("BENCH_CACHE")))
     env = jf.make_env(row.env, num_envs=row.num_envs)
     algorithm = row.algorithm(**row.options, precision=precision)
@@ -77,7 +83,7 @@ def main(name: str, what: str, placement: str = "", precision: str = "f32") -> N
     init, run = program.ready(keys, algorithm.hyper)
     state = init(keys, algorithm.hyper)
     compile_s = time.perf_counter() - begin
-    warm = 1 + (agent.warmup_ticks // row.ticks if what in ("train", "profile") else 0)
+    warm = 1 + (agent.warmup_ticks // row.ticks if what == "train" else 0)
     for _ in range(warm):
         state, metrics = run(state)
     jax.block_until_ready((state, metrics))
@@ -94,24 +100,23 @@ def main(name: str, what: str, placement: str = "", precision: str = "f32") -> N
             "updates": row.ticks * agent.updates_per_tick,
         }  # fmt: skip
 
-    if what == "profile":
+    if profiled:
         repeat()
-        say(profiling.profile(repeat, repeat()["seconds"]))
+        say(profiling.profile(repeat))
         return
     serve(repeat, compile_s=compile_s, fragments=[f.name for f in graph.fragments])
 
 
-SOLVE_OPTIONS = {"normalize_observations": True}
-"""The minibatches and the updates per sample stay those of the row."""
-
-
-def solve(learning_rate: float, steps: int, evaluations: int, placement: str = "data_parallel") -> None:
+def solve(
+    learning_rate: float, observations: str, steps: int, evaluations: int, placement: str = "data_parallel"
+) -> None:
     """Eight seeds of the CartPole row at once; says the seconds from nothing compiled to the last evaluation."""
     row = ROWS["ppo_cartpole"]
+    options = row.options | {"normalize_observations": observations == "normalized"}
     jf.setup(cpu_devices=2, cache=False)
     begin = time.perf_counter()
     env = jf.make_env(row.env, num_envs=row.num_envs)
-    algorithm = row.algorithm(**(row.options | SOLVE_OPTIONS), learning_rate=learning_rate)
+    algorithm = row.algorithm(**options, learning_rate=learning_rate)
     result = jf.learn(
         env, algorithm, total_steps=steps, num_seeds=8, placement=placement, eval_every=steps // evaluations,
         eval_episodes=128,
@@ -123,6 +128,6 @@ def solve(learning_rate: float, steps: int, evaluations: int, placement: str = "
 
 if __name__ == "__main__":
     if sys.argv[1] == "solve":
-        solve(float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), *sys.argv[5:])
+        solve(float(sys.argv[2]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5]), *sys.argv[6:])
     else:
         main(*sys.argv[1:])

@@ -1,8 +1,9 @@
 """Worker: Rejax PPO on gymnax CartPole. Runs in the peers' environment.
 
 ``python peer_rejax.py rate``: a repeat is 50 iterations of 64 environments x 128 steps, without evaluation.
-``python peer_rejax.py solve <learning rate> <steps> <evaluations>``: once, eight seeds under ``vmap``: says the seconds
-from nothing compiled to the last evaluation, and the mean return over seeds at each.
+``python peer_rejax.py solve <learning rate> <raw|normalized> <steps> <evaluations>``: once, eight seeds under ``vmap``
+on raw or normalized observations: says the seconds from nothing compiled to the last evaluation, and the mean return
+over seeds at each.
 """
 
 import sys
@@ -47,12 +48,13 @@ def rate() -> None:
     serve(repeat, compile_s=compile_s)
 
 
-def solve(learning_rate: float, steps: int, evaluations: int) -> None:
+def solve(learning_rate: float, observations: str, steps: int, evaluations: int) -> None:
     """Eight seeds at once, as Rejax's README trains them."""
     begin = time.perf_counter()
     algo = PPO.create(
         **SETTINGS, agent_kwargs=dict(NETWORKS), learning_rate=learning_rate, total_timesteps=steps,
         eval_freq=steps // evaluations, skip_initial_evaluation=True,
+        normalize_observations=observations == "normalized",
     )  # fmt: skip
     keys = jax.random.split(jax.random.PRNGKey(0), SEEDS)
     run = jax.jit(jax.vmap(algo.train)).lower(keys).compile()
@@ -67,4 +69,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "rate":
         rate()
     else:
-        solve(float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
+        solve(float(sys.argv[2]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5]))

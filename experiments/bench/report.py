@@ -37,9 +37,10 @@ def _rates(rows: dict[str, Any]) -> list[str]:
             f"| {row['title']} | {_number(rate['peer'])} | {_number(rate['ours'])} | **{_ratio(row['ratio'])}** "
             f"| {row['must']} × | {row['aim']} × | {_seconds(compile_s['peer'])} / {_seconds(compile_s['ours'])} |"
         )
-        if "ratio_bf16" in row:
-            bf16 = f"{_number(rate['ours, bf16'])} | {_ratio(row['ratio_bf16'])}"
-            lines.append(f"| … with `precision=bf16` | | {bf16} | | | |")
+        for kind, label in (("bf16", "`precision=bf16`"), ("raw", "raw observations on our side only")):
+            if f"ratio_{kind}" in row:
+                figures = f"{_number(rate[f'ours, {kind}'])} | {_ratio(row[f'ratio_{kind}'])}"
+                lines.append(f"| … with {label} | | {figures} | | | |")
     return lines
 
 
@@ -59,10 +60,16 @@ def _bounds(rows: dict[str, Any]) -> list[str]:
 
 
 def _profiles(rows: dict[str, Any], profiles: dict[str, Any]) -> list[str]:
-    lines = ["| profile of training | thread time by kind of operation | threads busy, of 2 |", "|---|---|---|"]
-    for name, profile in profiles.items():
-        kinds = ", ".join(f"{kind} {share:.0%}" for kind, share in profile["shares"].items() if share >= 0.01)
-        lines.append(f"| {rows[name]['title']} | {kinds} | {profile['busy_threads']:.2f} |")
+    lines = [
+        "| profile | part | share of training | traced time by kind of operation | traced / CPU / wall-clock time |",
+        "|---|---|---|---|---|",
+    ]
+    for name, parts in profiles.items():
+        for part, profile in parts.items():
+            kinds = ", ".join(f"{kind} {share:.0%}" for kind, share in profile["shares"].items() if share >= 0.01)
+            share = f"{profile['share_of_training']:.0%}"
+            times = " / ".join(f"{1e3 * profile[time]:,.0f}" for time in ("traced_s", "cpu_s", "wall_s"))
+            lines.append(f"| {rows[name]['title']} | {part} | {share} | {kinds} | {times} ms |")
     return lines
 
 
