@@ -9,33 +9,33 @@ from jaxrl_fast.env import Env
 JAXRL_FAST = True
 """Tells this package from others that are called ``envs``."""
 
-SHORT_NAMES: dict[str, tuple[str, str, dict[str, Any], str]] = {
-    "halfcheetah": ("brax", "halfcheetah", {"backend": "spring"}, "run, planar, 6 joints"),
-    "ant": ("brax", "ant", {"backend": "spring"}, "walk on four legs"),
-    "hopper": ("brax", "hopper", {"backend": "spring"}, "hop on one leg"),
-    "walker2d": ("brax", "walker2d", {"backend": "spring"}, "walk on two legs"),
-    "humanoid": ("brax", "humanoid", {"backend": "spring"}, "walk, 17 joints"),
-    "humanoidstandup": ("brax", "humanoidstandup", {"backend": "spring"}, "get up, 17 joints"),
-    "reacher": ("brax", "reacher", {"backend": "generalized"}, "reach with an arm"),
-    "pusher": ("brax", "pusher", {"backend": "generalized"}, "push with an arm"),
-    "inverted_pendulum": ("brax", "inverted_pendulum", {"backend": "generalized"}, "balance a pole"),
-    "inverted_double_pendulum": ("brax", "inverted_double_pendulum", {"backend": "generalized"}, "balance two"),
-    "cartpole": ("gymnax", "CartPole-v1", {}, "balance a pole"),
-    "pendulum": ("gymnax", "Pendulum-v1", {}, "swing up by torque"),
-    "acrobot": ("gymnax", "Acrobot-v1", {}, "swing up two links"),
-    "mountain_car": ("gymnax", "MountainCar-v0", {}, "get out of a valley"),
-    "mountain_car_continuous": ("gymnax", "MountainCarContinuous-v0", {}, "by thrust"),
-    "asterix": ("gymnax", "Asterix-MinAtar", {}, "MinAtar, 10 x 10 image"),
-    "breakout": ("gymnax", "Breakout-MinAtar", {}, "MinAtar, 10 x 10 image"),
-    "freeway": ("gymnax", "Freeway-MinAtar", {}, "MinAtar, 10 x 10 image"),
-    "seaquest": ("gymnax", "Seaquest-MinAtar", {}, "MinAtar, 10 x 10 image"),
-    "space_invaders": ("gymnax", "SpaceInvaders-MinAtar", {}, "MinAtar, 10 x 10 image"),
-    "catch": ("gymnax", "Catch-bsuite", {}, "catch a ball"),
-    "deep_sea": ("gymnax", "DeepSea-bsuite", {}, "explore in depth"),
-    "memory_chain": ("gymnax", "MemoryChain-bsuite", {}, "remember a cue"),
-    "frozen_lake": ("gymnax", "FrozenLake-misc", {}, "cross slippery ice"),
+SHORT_NAMES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "halfcheetah": ("brax", "halfcheetah", {"backend": "spring"}),
+    "ant": ("brax", "ant", {"backend": "spring"}),
+    "hopper": ("brax", "hopper", {"backend": "spring"}),
+    "walker2d": ("brax", "walker2d", {"backend": "spring"}),
+    "humanoid": ("brax", "humanoid", {"backend": "spring"}),
+    "humanoidstandup": ("brax", "humanoidstandup", {"backend": "spring"}),
+    "reacher": ("brax", "reacher", {"backend": "generalized"}),
+    "pusher": ("brax", "pusher", {"backend": "generalized"}),
+    "inverted_pendulum": ("brax", "inverted_pendulum", {"backend": "generalized"}),
+    "inverted_double_pendulum": ("brax", "inverted_double_pendulum", {"backend": "generalized"}),
+    "cartpole": ("gymnax", "CartPole-v1", {}),
+    "pendulum": ("gymnax", "Pendulum-v1", {}),
+    "acrobot": ("gymnax", "Acrobot-v1", {}),
+    "mountain_car": ("gymnax", "MountainCar-v0", {}),
+    "mountain_car_continuous": ("gymnax", "MountainCarContinuous-v0", {}),
+    "asterix": ("gymnax", "Asterix-MinAtar", {}),
+    "breakout": ("gymnax", "Breakout-MinAtar", {}),
+    "freeway": ("gymnax", "Freeway-MinAtar", {}),
+    "seaquest": ("gymnax", "Seaquest-MinAtar", {}),
+    "space_invaders": ("gymnax", "SpaceInvaders-MinAtar", {}),
+    "catch": ("gymnax", "Catch-bsuite", {}),
+    "deep_sea": ("gymnax", "DeepSea-bsuite", {}),
+    "memory_chain": ("gymnax", "MemoryChain-bsuite", {}),
+    "frozen_lake": ("gymnax", "FrozenLake-misc", {}),
 }
-"""Short name -> (suite, id, options, description)."""
+"""Short name -> (suite, id, options)."""
 
 GYMNASIUM_NAMESAKES = {
     "ant": "Ant-v5", "halfcheetah": "HalfCheetah-v5", "hopper": "Hopper-v5", "humanoid": "Humanoid-v5",
@@ -92,7 +92,7 @@ def describe(name: str, options: dict[str, Any] | None = None) -> str:
 def resolve(name: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """The suite, and options with the ``id`` (custom: the ``make``) that a name stands for."""
     if name in SHORT_NAMES:
-        suite, id, defaults, _ = SHORT_NAMES[name]
+        suite, id, defaults = SHORT_NAMES[name]
         if options.get("id") not in (None, id):
             raise ValueError(f"env={name} is {suite}'s {id}: leave env.id out, or write env={suite} with it")
         return suite, {**defaults, **options, "id": id}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from jaxrl_fast.env import Env
+from jaxrl_fast.env import Env, check_world
 
 
 def make(*, make: str | Callable[..., Any], **options: Any) -> Env:
@@ -23,7 +23,9 @@ def make(*, make: str | Callable[..., Any], **options: Any) -> Env:
         made = function(**options)
     except Exception as error:
         raise ValueError(f"env.make={name} failed: {type(error).__name__}: {_one_line(error)}") from error
-    return as_env(made, name=name)
+    world = as_env(made, name=name)
+    check_world(world, f"env.make={name}")
+    return world
 
 
 def as_env(made: Any, *, name: str) -> Env:

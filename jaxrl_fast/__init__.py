@@ -17,6 +17,8 @@ from typing import Any
 
 from jaxrl_fast.algorithm import Agent, Algorithm
 from jaxrl_fast.algorithms import ppo, sac
+from jaxrl_fast.checkpoint_files import CheckpointError
+from jaxrl_fast.checkpointing import Checkpoints
 from jaxrl_fast.core import Box, Discrete, EnvSpec, Timestep, Transition
 from jaxrl_fast.env import Env, VecEnv, vectorize
 from jaxrl_fast.evaluation import evaluate_policy
@@ -29,9 +31,9 @@ from jaxrl_fast.schedules import Cosine, Linear
 __version__ = "0.1.0"
 
 __all__ = [
-    "Agent", "Algorithm", "Box", "Cosine", "Discrete", "Env", "EnvSpec", "Linear", "NonFiniteError", "Policy",
-    "Result", "Timestep", "Transition", "VecEnv", "evaluate_policy", "learn", "load_policy", "make_env",
-    "make_train_step", "ppo", "sac", "save_policy", "setup", "vectorize",
+    "Agent", "Algorithm", "Box", "CheckpointError", "Checkpoints", "Cosine", "Discrete", "Env", "EnvSpec", "Linear",
+    "NonFiniteError", "Policy", "Result", "Timestep", "Transition", "VecEnv", "evaluate_policy", "learn", "load_policy",
+    "make_env", "make_train_step", "ppo", "sac", "save_policy", "setup", "vectorize",
 ]  # fmt: skip
 
 

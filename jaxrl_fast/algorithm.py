@@ -113,6 +113,27 @@ def adam_init(params: PyTree) -> PyTree:
     return optax.scale_by_adam().init(params)
 
 
+def drop_nonfinite(part: Part) -> Part:
+    """The part with updates that change nothing where they would give a NaN or an infinity; ``dropped_updates`` is 1
+    for those."""
+
+    def update(
+        state: PartState, peers: dict[str, PyTree], batch: Any, key: jax.Array, hyper: Any
+    ) -> tuple[PartState, Metrics]:
+        new, metrics = part.update(state, peers, batch, key, hyper)
+        sound = all_finite((new, metrics))
+        kept = jax.tree.map(lambda after, before: jnp.where(sound, after, before), new, state)
+        return kept, {**metrics, "dropped_updates": 1.0 - sound}
+
+    return Part(part.init, update)
+
+
+def all_finite(tree: PyTree) -> jax.Array:
+    """Whether there is no NaN and no infinity anywhere in ``tree``; a scalar."""
+    real = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    return jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in real]))
+
+
 def scale_experience(
     data: Transition, statistics: Statistics | None, reward_scale: jax.Array, normalize_rewards: bool
 ) -> Transition:

@@ -10,6 +10,7 @@ import platform
 import signal
 import subprocess
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from typing import Any, Literal, get_args, get_origin
 from hydra.errors import HydraException
 
 from jaxrl_fast.algorithms import ALGORITHMS
-from jaxrl_fast.config import NEEDS, Run, command_line, compose, parse_word
+from jaxrl_fast.config import NEEDS, command_line, compose, parse_word, settings
 from jaxrl_fast.machine import AUTO
 from jaxrl_fast.placement import PLACEMENTS
 from jaxrl_fast.schema import ConfigError, Key, run_keys
@@ -116,14 +117,14 @@ def train_help() -> str:
             "python -m jaxrl_fast.train [key=value ...] [--multirun] [--version] [--help]",
             *(f"  {'train ' + words:<43}{text}" for words, text in EXAMPLES),
             "environments (env=...)",
-            *_two_columns(_environments()),
+            *_environments(),
             "algorithms (algo=...); their settings are algo.*",
             *_described(ALGORITHMS, lambda factory: sys.modules[factory.__module__].__doc__),
             "placements (placement=...)",
             f"  {AUTO:<16} The one that was measured to be fastest for env and algo.",
             *_described(PLACEMENTS, lambda place: place.__doc__),
             f"keys, with their defaults for env={run.env}",
-            *(_key_line(name, key, run) for name, key in run_keys().items()),
+            *(_key_line(name, key, settings(run).get(name)) for name, key in run_keys().items()),
             f"  {'tuned':<18} {'true':<8} use the settings tuned for env and algo",
             f"  {'config':<18} {'-':<8} a file of settings: a run's config.yaml repeats it",
             "HYDRA_FULL_ERROR=1 shows the traceback of an error.",
@@ -162,17 +163,20 @@ def _forwarded(number: signal.Signals, send: Callable[[int], Any]) -> Iterator[N
 
 
 def _environments() -> list[str]:
+    """Short names by suite, and how to ask for any other id."""
     from envs import SHORT_NAMES
 
-    short = [f"{name:<14} {description}" for name, (*_, description) in SHORT_NAMES.items()]
-    return short + [f"{name:<8}env.{key}={example}" for name, (key, example) in NEEDS.items()]
+    names: dict[str, list[str]] = {}
+    for name, (suite, *_) in SHORT_NAMES.items():
+        names.setdefault(suite, []).append(name)
+    asked = ", ".join(f"env={name} env.{key}={example}" for name, (key, example) in NEEDS.items())
+    entries = {**{suite: " ".join(short) for suite, short in names.items()}, "any other": asked}
+    return [line for suite, text in entries.items() for line in _wrapped(suite, text)]
 
 
-def _two_columns(entries: list[str]) -> list[str]:
-    """Entries downwards in two columns."""
-    rows, room = -(-len(entries) // 2), WIDTH // 2 - 2
-    pairs = itertools.zip_longest(entries[:rows], entries[rows:], fillvalue="")
-    return [f"  {_cut(left, room):<{room}} {_cut(right, room)}".rstrip() for left, right in pairs]
+def _wrapped(label: str, text: str) -> list[str]:
+    """Text beside a label, over as many lines as it takes."""
+    return textwrap.wrap(text, WIDTH, initial_indent=f"  {label:<10} ", subsequent_indent=" " * 13)
 
 
 def _described(registry: dict[str, Any], doc: Callable[[Any], str | None]) -> list[str]:
@@ -185,7 +189,7 @@ def _cut(text: str, room: int) -> str:
     return text if len(text) <= room else text[: room - 1] + "…"
 
 
-def _key_line(name: str, key: Key, run: Run) -> str:
-    default = getattr(run, name.replace(".", "_"), None)
+def _key_line(name: str, key: Key, default: Any) -> str:
+    shown = "-" if default is None else str(default).lower() if isinstance(default, bool) else str(default)
     choices = " " + "|".join(get_args(key.type)) if get_origin(key.type) is Literal else ""
-    return f"  {name:<18} {'-' if default is None else default!s:<8} {key.text}{choices}"
+    return f"  {name:<18} {shown:<8} {key.text}{choices}"

@@ -7,6 +7,7 @@ directory changes, no ``outputs/`` folder, and errors are one line of our own.
 
 import dataclasses
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,11 +25,14 @@ from yaml import YAMLError
 from jaxrl_fast import make_env
 from jaxrl_fast.algorithm import Algorithm
 from jaxrl_fast.algorithms import ALGORITHMS
+from jaxrl_fast.checkpoint_files import read_description
+from jaxrl_fast.checkpointing import Checkpoints, find, newest_good
 from jaxrl_fast.env import Env
-from jaxrl_fast.fragments import Overlap
+from jaxrl_fast.fragments import OnNan, Overlap
 from jaxrl_fast.machine import AUTO
 from jaxrl_fast.placement import PLACEMENTS
-from jaxrl_fast.schema import ConfigError, Key, algo_keys, nearest, plain, read_value, run_keys
+from jaxrl_fast.schedules import plain
+from jaxrl_fast.schema import ConfigError, Key, algo_keys, nearest, read_value, run_keys
 
 CONFIG_DIR = Path(__file__).parent / "config"
 GROUPS = ("env", "algo", "placement")
@@ -46,7 +50,8 @@ class Run:
     """Everything a run was told. ``env`` and ``env_options`` go to ``envs.make``, ``algo_options`` to the factory.
 
     ``eval_every`` and ``total_steps`` are environment steps over all environments, for each seed; ``tuned_file`` is the
-    file of tuned settings that applied, relative to the config folder.
+    file of tuned settings that applied, relative to the config folder. ``resume`` is the checkpoint to go on from;
+    ``requeued``: the folder may hold an earlier start of the same run.
     """
 
     env: str
@@ -66,6 +71,11 @@ class Run:
     run_dir: str | None = None
     name: str | None = None
     tuned_file: str | None = None
+    checkpoints: Checkpoints = Checkpoints()
+    resume: str | None = None
+    requeued: bool = False
+    nan: OnNan = "stop"
+    debug: bool = False
 
 
 class Layer(NamedTuple):
@@ -85,7 +95,8 @@ def compose(argv: Sequence[str] = ()) -> Run:
     for word in argv:
         key, value = read_word(word)
         told.values[key] = value
-    file = _read_file(told.values.pop("config", None))
+    requeued = told.values.get("resume") == "auto"
+    file = _read_checkpoint(told) or _read_file(told.values.pop("config", None))
     tuned = _take_tuned(told, file)
     groups, file = _choose_groups(told, file)
     defaults, tuned_file = _compose_groups(groups, tuned)
@@ -95,7 +106,7 @@ def compose(argv: Sequence[str] = ()) -> Run:
     for layer in (defaults, file, told):
         values.update(_read_layer(layer, keys, f"algo={algo} env={env}"))
     _check_env(env, values)
-    return _make_run(env, algo, placement, values, tuned_file)
+    return dataclasses.replace(_make_run(env, algo, placement, values, tuned_file), requeued=requeued)
 
 
 def make_algorithm(run: Run) -> Algorithm:
@@ -121,16 +132,12 @@ def make_world(run: Run) -> Env:
 
 def to_yaml(run: Run) -> str:
     """The run as a file that ``config=<file>`` repeats. Where its results went is no part of it."""
-    told = {key: value for key, value in run.env_options.items() if f"env.{key}" in run_keys()}
-    options = {key: value for key, value in run.env_options.items() if key not in told}
-    tree = {
-        "env": {"name": run.env, **told, **({"options": options} if options else {})},
-        "algo": {"name": run.algo, **{key: plain(value) for key, value in run.algo_options.items()}},
-        "eval": {"every": run.eval_every, "episodes": run.eval_episodes},
-        "tuned": run.tuned_file is not None,
-    }
-    alone = ("placement", "overlap", "total_steps", "num_envs", "seed", "num_seeds", "devices", "precision", "name")
-    return OmegaConf.to_yaml(OmegaConf.create({**tree, **{key: getattr(run, key) for key in alone}}))
+    return OmegaConf.to_yaml(OmegaConf.create(_to_tree(run)))
+
+
+def settings(run: Run) -> dict[str, Any]:
+    """The same by dotted key, as a checkpoint keeps it."""
+    return _flat_settings(_to_tree(run))
 
 
 def command_line(argv: Sequence[str], command: str = "train") -> str:
@@ -183,6 +190,33 @@ def parse_word(word: str) -> Override:
     return override
 
 
+def _read_checkpoint(told: Layer) -> Layer | None:
+    """The settings of the checkpoint that ``resume`` means, which takes its place in ``told``; None if there is none.
+
+    A run goes on in its own folder, unless another is named or an earlier checkpoint than its newest is asked for.
+    """
+    resume, run_dir = told.values.get("resume"), told.values.get("run_dir")
+    if resume is None:
+        return None
+    if "config" in told.values:
+        raise ConfigError("resume brings the run's own settings: leave config out")
+    if resume == "auto" and run_dir is None:
+        raise ConfigError("resume=auto needs to know where: write run_dir=<folder> with it")
+    if resume == "auto":
+        path = newest_good(Path(str(run_dir)), lambda line: print(line, file=sys.stderr))
+    else:
+        path = find(Path(str(resume)))
+    told.values["resume"] = None if path is None else str(path)
+    if path is None:
+        return None
+    if run_dir is None and path.parent.parent.resolve() == Path(str(resume)).resolve():
+        told.values["run_dir"] = str(path.parent.parent)
+    known = read_description(path).settings
+    if "eval.every" not in known:
+        raise ConfigError(f"{path} was written by jf.learn: resume it with jf.learn(resume=...)")
+    return Layer(f"{path}: ", dict(known))
+
+
 def _read_file(path: Any) -> Layer:
     """The settings of a config file; of the groups it may say the name only, or a section with ``name``."""
     if path is None:
@@ -195,8 +229,29 @@ def _read_file(path: Any) -> Layer:
         raise ConfigError(f"config={path} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(tree, dict):
         raise ConfigError(f"config={path}: write keys and values, such as seed: 3")
-    flat = {key.removesuffix(".name") if key[:-5] in GROUPS else key: v for key, v in _flatten(tree).items()}
-    return Layer(f"{path}: ", flat)
+    return Layer(f"{path}: ", _flat_settings(tree))
+
+
+def _to_tree(run: Run) -> dict[str, Any]:
+    told = {key: value for key, value in run.env_options.items() if f"env.{key}" in run_keys()}
+    options = {key: value for key, value in run.env_options.items() if key not in told}
+    alone = (
+        "placement", "overlap", "total_steps", "num_envs", "seed", "num_seeds", "devices", "precision", "name", "nan",
+        "debug",
+    )  # fmt: skip
+    return {
+        "env": {"name": run.env, **told, **({"options": options} if options else {})},
+        "algo": {"name": run.algo, **{key: plain(value) for key, value in run.algo_options.items()}},
+        "eval": {"every": run.eval_every, "episodes": run.eval_episodes},
+        "checkpoint": run.checkpoints._asdict(),
+        "tuned": run.tuned_file is not None,
+        **{key: getattr(run, key) for key in alone},
+    }
+
+
+def _flat_settings(tree: Mapping[Any, Any]) -> dict[str, Any]:
+    """By dotted key; of a group, its own key is its name."""
+    return {key.removesuffix(".name") if key[:-5] in GROUPS else key: v for key, v in _flatten(tree).items()}
 
 
 def _take_tuned(told: Layer, file: Layer) -> bool:
@@ -286,8 +341,13 @@ def _make_run(env: str, algo: str, placement: str, values: dict[str, Any], tuned
     return Run(
         env=env, env_options={**env_options, **options}, algo=algo, algo_options=section("algo."),
         placement=placement, eval_every=values["eval.every"] or max(1, values["total_steps"] // 10),
-        eval_episodes=values["eval.episodes"], tuned_file=tuned_file, **alone,
+        eval_episodes=values["eval.episodes"], tuned_file=tuned_file, checkpoints=_checkpoints(values), **alone,
     )  # fmt: skip
+
+
+def _checkpoints(values: dict[str, Any]) -> Checkpoints:
+    every = values["checkpoint.every"] or max(1, values["total_steps"] // 10)
+    return Checkpoints(every, values["checkpoint.keep"], values["checkpoint.replay"])
 
 
 def _flatten(tree: Any, prefix: str = "") -> dict[str, Any]:

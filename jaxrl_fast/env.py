@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jaxrl_fast.core import EnvSpec, EpisodeTotals, PyTree, Timestep
+from jaxrl_fast.core import Box, Discrete, EnvSpec, EpisodeTotals, PyTree, Timestep
 
 FRESH_INTERVAL = 8
 """At most this many steps share one row of the bank of initial states (see `VecEnv.draw_fresh`)."""
@@ -107,6 +108,67 @@ def vectorize(env: Env, *, num_envs: int) -> VecEnv:
         return VecState(world, running), Timestep(obs, timestep.next_obs, reward, terminated, truncated, episode)
 
     return VecEnv(env.spec, num_envs, reset, draw_fresh, step, env)
+
+
+def check_world(env: Env, name: str) -> None:
+    """Hold a world written by a user to what `vectorize` expects, before anything is compiled but its reset.
+
+    Raises:
+        ValueError: one line that names what is wrong.
+    """
+    key = jax.random.key(0)
+    state, obs = _shapes(name, "reset", lambda: env.reset(key, env.sample_params(key)))
+    _require_like(name, "reset gives an observation", obs, "its spec", env.spec.obs)
+    action = _an_action(name, env.spec)
+    stepped = _shapes(name, "step", lambda state, action: env.step(state, action, key), state, action)
+    if not (isinstance(stepped, tuple) and len(stepped) == 2 and isinstance(stepped[1], Timestep)):
+        raise ValueError(f"{name}: step must return (state, jaxrl_fast.Timestep)")
+    after, timestep = stepped
+    _require_like(name, "step gives a state", after, "reset", state)
+    _require_like(name, "step gives a next_obs", timestep.next_obs, "its spec", env.spec.obs)
+    for field, kinds in (("reward", "real number"), ("terminated", "bool"), ("truncated", "bool")):
+        _require_scalar(name, field, getattr(timestep, field), kinds)
+    first = jax.jit(lambda key: env.reset(key, env.sample_params(key))[1])(key)
+    for leaf in jax.tree.leaves(first):
+        if jnp.issubdtype(leaf.dtype, jnp.floating) and not jnp.all(jnp.isfinite(leaf)):
+            raise ValueError(f"{name}: reset gives a NaN or an infinity in its observation")
+
+
+def _shapes(name: str, what: str, function: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return jax.eval_shape(function, *args)
+    except Exception as error:
+        raise ValueError(f"{name}: {what} failed: {type(error).__name__}: {str(error).splitlines()[0]}") from error
+
+
+def _an_action(name: str, spec: EnvSpec) -> jax.ShapeDtypeStruct:
+    space = spec.action
+    if isinstance(space, Discrete) and space.num_actions >= 1:
+        return jax.ShapeDtypeStruct((), jnp.int32)
+    if isinstance(space, Box):
+        low, high = np.asarray(space.low), np.asarray(space.high)
+        if low.shape == high.shape and np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all():
+            return jax.ShapeDtypeStruct(low.shape, jnp.float32)
+    raise ValueError(
+        f"{name}: actions {space!r} are not supported: write Discrete(n) with n >= 1, or Box(low, high) with finite "
+        "bounds, low < high"
+    )
+
+
+def _require_like(name: str, what: str, given: PyTree, whose: str, wanted: PyTree) -> None:
+    def text(tree: PyTree) -> str:
+        shown = jax.tree.map(lambda x: f"{jnp.result_type(x)}{list(jnp.shape(x))}", tree)
+        return str(shown).replace("'", "")
+
+    if text(given) != text(wanted):
+        raise ValueError(f"{name}: {what} {text(given)}, but {whose} has {text(wanted)}: shapes and dtypes must agree")
+
+
+def _require_scalar(name: str, field: str, value: Any, kind: str) -> None:
+    dtype = jnp.result_type(value)
+    real = jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
+    if jnp.shape(value) != () or not (real if kind == "real number" else jnp.issubdtype(dtype, jnp.bool_)):
+        raise ValueError(f"{name}: step gives {field} {dtype}{list(jnp.shape(value))}: write one {kind}, shape []")
 
 
 def select(mask: jax.Array, on_true: PyTree, on_false: PyTree) -> PyTree:

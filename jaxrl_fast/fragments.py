@@ -11,8 +11,9 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
-from jaxrl_fast.algorithm import Agent, Algorithm, Part, PartState, Statistics
+from jaxrl_fast.algorithm import Agent, Algorithm, Part, PartState, Statistics, all_finite, drop_nonfinite
 from jaxrl_fast.buffers import take_batch
 from jaxrl_fast.core import Batches, Metrics, PyTree, Transition
 from jaxrl_fast.env import VecEnv
@@ -22,6 +23,9 @@ from jaxrl_fast.rollout import SamplerState, start, unroll
 from jaxrl_fast.schedules import has_schedule, resolve
 
 Overlap = Literal["none", "sampling", "actor_critic", "all"]
+OnNan = Literal["stop", "skip"]
+"""What a number that is not finite does: end the run, or be left out of what is learned."""
+DROPPED = "dropped_updates"
 
 
 class StatisticsState(NamedTuple):
@@ -53,8 +57,11 @@ def sample_fragment(env: VecEnv, agent: Agent) -> Fragment:
     )  # fmt: skip
 
 
-def statistics_fragment(env: VecEnv, agent: Agent) -> Fragment:
-    """The one writer of ``statistics``: observations and discounted returns, merged over all environments."""
+def statistics_fragment(env: VecEnv, agent: Agent, nan: OnNan = "stop") -> Fragment:
+    """The one writer of ``statistics``: observations and discounted returns, merged over all environments.
+
+    With ``nan="skip"`` it passes over rollouts that are not finite throughout: one NaN would stay in it for ever.
+    """
 
     def init(key: jax.Array) -> StatisticsState:
         statistics = Statistics(init_stats(env.spec.obs), init_stats(jax.ShapeDtypeStruct((), jnp.float32)))
@@ -68,7 +75,11 @@ def statistics_fragment(env: VecEnv, agent: Agent) -> Fragment:
             statistics = statistics._replace(returns=update_stats(statistics.returns, history, 2))
         if agent.normalize_observations:
             statistics = statistics._replace(obs=update_stats(statistics.obs, rollout.obs, 2))
-        return StatisticsState(statistics, discounted), {"statistics": statistics}, {}
+        after = StatisticsState(statistics, discounted)
+        if nan == "skip":
+            sound = all_finite((rollout.obs, rollout.reward))
+            after = jax.tree.map(lambda new, old: jnp.where(sound, new, old), after, private)
+        return after, {"statistics": after.statistics}, {}
 
     return Fragment(
         "statistics", init, step, ("rollout",), ("statistics",), publish=lambda p: {"statistics": p.statistics},
@@ -98,8 +109,9 @@ def experience_fragment(env: VecEnv, agent: Agent) -> Fragment:
     )  # fmt: skip
 
 
-def alternate(parts: dict[str, Part], start: int = 0) -> Fragment:
+def alternate(parts: dict[str, Part], start: int = 0, nan: OnNan = "stop") -> Fragment:
     """A learner in which the parts take turns at every gradient update, as SAC and TD3 are published."""
+    parts = _guarded(parts, nan)
     names = tuple(parts)
 
     def init(key: jax.Array) -> dict[str, PartState]:
@@ -121,7 +133,8 @@ def alternate(parts: dict[str, Part], start: int = 0) -> Fragment:
 
         keys = jax.random.split(key, batches.indices.shape[0])
         private, metrics = jax.lax.scan(update, private, (batches.indices, keys))
-        return private, publish(private), _means(metrics)
+        norms = {f"{name}/param_norm": optax.tree.norm(private[name].params) for name in names}
+        return private, publish(private), {**_over_updates(metrics, nan), **norms}
 
     def publish(private: dict[str, PartState]) -> Channels:
         return {name: private[name].params for name in names}
@@ -129,17 +142,25 @@ def alternate(parts: dict[str, Part], start: int = 0) -> Fragment:
     return Fragment("learn", init, step, ("batches",), names, publish, start=start)
 
 
-def side_by_side(parts: dict[str, Part], start: int = 0) -> tuple[Fragment, ...]:
+def side_by_side(parts: dict[str, Part], start: int = 0, nan: OnNan = "stop") -> tuple[Fragment, ...]:
     """A learner of one fragment per part, each making all K updates of a tick against the others' parameters of
     the last tick, so that they can be placed apart and run at the same time."""
-    return tuple(_part_fragment(name, parts[name], tuple(o for o in parts if o != name), start) for name in parts)
+    others = {name: tuple(other for other in parts if other != name) for name in parts}
+    return tuple(_part_fragment(name, part, others[name], start, nan) for name, part in _guarded(parts, nan).items())
 
 
 def build_graph(
-    env: VecEnv, algorithm: Algorithm, *, overlap: Overlap = "none", total_steps: int | None = None
+    env: VecEnv,
+    algorithm: Algorithm,
+    *,
+    overlap: Overlap = "none",
+    total_steps: int | None = None,
+    nan: OnNan = "stop",
+    empty_until: int = 0,
 ) -> tuple[Graph, Agent]:
     """The graph of one run. ``overlap`` chooses the edges that lag a tick; it changes what is computed, and
-    computes the same under every placement.
+    computes the same under every placement. ``nan="skip"`` leaves out the updates that would give a number that is not
+    finite. ``empty_until``: the tick at which replay is filled from, later than 0 where a resumed run has lost it.
 
     Raises:
         ValueError: algorithm and environment do not fit, or a schedule has no ``total_steps`` to run over.
@@ -150,9 +171,9 @@ def build_graph(
         raise ValueError(f"a schedule among the rates of {algorithm.name} needs total_steps")
     lag = overlap in ("sampling", "all")
     split = overlap in ("actor_critic", "all")
-    start = agent.warmup_ticks + lag
-    learners = side_by_side(agent.parts, start) if split else (alternate(agent.parts, start),)
-    statistics = (statistics_fragment(env, agent),) if _needs_statistics(agent) else ()
+    start = empty_until + agent.warmup_ticks + lag
+    learners = side_by_side(agent.parts, start, nan) if split else (alternate(agent.parts, start, nan),)
+    statistics = (statistics_fragment(env, agent, nan),) if _needs_statistics(agent) else ()
     fragments = (sample_fragment(env, agent), *statistics, experience_fragment(env, agent), *learners)
 
     last_tick = {"statistics", *agent.parts}
@@ -181,7 +202,7 @@ def rollout_shapes(env: VecEnv, agent: Agent) -> Transition:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct((agent.rollout_length, *x.shape), x.dtype), step)
 
 
-def _part_fragment(name: str, part: Part, others: tuple[str, ...], start: int) -> Fragment:
+def _part_fragment(name: str, part: Part, others: tuple[str, ...], start: int, nan: OnNan) -> Fragment:
     def init(key: jax.Array) -> PartState:
         return _init_part(part, name, key)
 
@@ -195,7 +216,8 @@ def _part_fragment(name: str, part: Part, others: tuple[str, ...], start: int) -
 
         keys = jax.random.split(key, batches.indices.shape[0])
         private, metrics = jax.lax.scan(update, private, (batches.indices, keys))
-        return private, publish(private), _means(metrics)
+        norm = {"param_norm": optax.tree.norm(private.params)}
+        return private, publish(private), {**_over_updates(metrics, nan), **norm}
 
     def publish(private: PartState) -> Channels:
         return {name: private.params}
@@ -207,8 +229,20 @@ def _init_part(part: Part, name: str, key: jax.Array) -> PartState:
     return part.init(jax.random.fold_in(key, stable_hash(name)))
 
 
-def _means(metrics: Metrics) -> Metrics:
-    return {name: jnp.mean(values) for name, values in metrics.items()}
+def _guarded(parts: dict[str, Part], nan: OnNan) -> dict[str, Part]:
+    return {name: drop_nonfinite(part) for name, part in parts.items()} if nan == "skip" else parts
+
+
+def _over_updates(metrics: Metrics, nan: OnNan) -> Metrics:
+    """Means over the updates of a tick, dropped ones left out and counted."""
+    if nan == "stop":
+        return {name: jnp.mean(values) for name, values in metrics.items()}
+
+    def mean(values: jax.Array) -> jax.Array:
+        finite = jnp.isfinite(values)
+        return jnp.sum(jnp.where(finite, values, 0.0)) / jnp.maximum(jnp.sum(finite), 1)
+
+    return {name: jnp.sum(v) if name.endswith(DROPPED) else mean(v) for name, v in metrics.items()}
 
 
 def _needs_statistics(agent: Agent) -> bool:

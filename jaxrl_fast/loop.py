@@ -4,8 +4,9 @@ A chunk has a fixed size and is compiled once; its state is donated, its metrics
 slow or with a side effect (evaluation, files, callbacks, signals) happens between chunks.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,22 +14,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_fast import checkpoint_files, checkpointing, debugging, resuming
 from jaxrl_fast import program as programs
 from jaxrl_fast.algorithm import Agent, Algorithm, require_positive
+from jaxrl_fast.checkpointing import FOLDER, Checkpointer, Checkpoints
 from jaxrl_fast.core import EpisodeTotals
 from jaxrl_fast.env import VecEnv
 from jaxrl_fast.evaluation import play, vectorize
-from jaxrl_fast.fragments import Overlap, build_graph
+from jaxrl_fast.fragments import OnNan, Overlap, build_graph
 from jaxrl_fast.graph import Graph, TrainState
 from jaxrl_fast.graph import init as init_graph
 from jaxrl_fast.graph import tick as tick_graph
 from jaxrl_fast.placement import PLACEMENTS, Placement
+from jaxrl_fast.planning import Plan, plan_run
 from jaxrl_fast.policy import Policy, PolicyParams, make_policy
-from jaxrl_fast.recorder import NonFiniteError, Plan, Recorder, Row
+from jaxrl_fast.recorder import NonFiniteError, Recorder, Row
 from jaxrl_fast.reporting import RunFolder
-
-CHUNKS_PER_RUN = 100
-
 
 Place = Callable[[Graph, Sequence[jax.Device]], Placement]
 
@@ -80,22 +81,40 @@ def learn(
     eval_episodes: int = 32,
     on_metrics: Callable[[Row], None] | None = None,
     run_dir: str | Path | None = None,
+    checkpoints: Checkpoints = Checkpoints(),
+    resume: str | Path | None = None,
+    nan: OnNan = "stop",
+    debug: bool = False,
     should_stop: Callable[[], bool] = lambda: False,
+    settings: Mapping[str, Any] | None = None,
+    tell: Callable[[str], None] = lambda line: print(line, file=sys.stderr),
 ) -> Result:
     """Train for ``total_steps`` environment steps over all environments, for each of ``num_seeds`` seeds at once.
 
     ``eval_every`` (environment steps; default a tenth of the run) and ``eval_episodes`` say how often and on how many
     episodes the greedy policy is judged. ``placement`` is a name or a function ``(graph, devices) -> Placement``, and
     ``devices`` how many of JAX's devices it may use (default all). ``on_metrics`` gets each row of ``history`` as it
-    comes. Nothing is written unless ``run_dir`` is given. ``should_stop`` is asked before every chunk.
+    comes. Nothing is written unless ``run_dir`` is given; then ``checkpoints`` says when the whole state is saved.
+    ``resume`` is a run's folder or one of its checkpoints, to go on from. ``nan="skip"`` leaves out updates that would
+    give a number that is not finite; ``debug`` names the operation that gave one. ``should_stop`` is asked before every
+    chunk. ``settings`` is what a resumed run must have in common with this one (default: taken from the arguments);
+    ``tell`` gets what a person should know, in lines.
 
     Raises:
-        ValueError: arguments do not fit together, found before anything is compiled.
+        ValueError: arguments do not fit together, or a checkpoint does not fit them; before anything is compiled.
         NonFiniteError: the environment or an update gave a NaN or an infinity.
     """
     require_positive(total_steps=total_steps, num_seeds=num_seeds, eval_episodes=eval_episodes)
-    graph, agent = build_graph(env, algorithm, overlap=overlap, total_steps=total_steps)
-    plan = plan_run(env, agent, total_steps, eval_every)
+    agent = algorithm.build(env.spec, env.num_envs)
+    settings = settings or resuming.settings_of(
+        env, algorithm, agent, seed=seed, num_seeds=num_seeds, overlap=overlap, total_steps=total_steps
+    )
+    resumed = None if resume is None else resuming.read(resume, settings, algorithm)
+    empty_until = resumed.empty_until if resumed else 0
+    graph, agent = build_graph(
+        env, algorithm, overlap=overlap, total_steps=total_steps, nan=nan, empty_until=empty_until
+    )
+    plan = plan_run(env, agent, total_steps, eval_every, checkpoints.every, resumed.progress if resumed else None)
     placed = place(graph, placement, devices)
     program = programs.compile(graph, placed, plan.ticks_per_chunk, num_seeds)
     made_by = {
@@ -104,13 +123,19 @@ def learn(
     }  # fmt: skip
     keys = jax.random.split(jax.random.key(seed), num_seeds)
     evaluate = make_evaluation(env, agent, made_by, eval_episodes)
-    with open_folder(run_dir) as folder:
-        recorder = Recorder(env, agent, plan, graph, placed, num_seeds, on_metrics, folder)
-        state, run = start(program, keys, algorithm.hyper, recorder)
+    with open_folder(run_dir, resumed, checkpoints, settings, tell) as (folder, saver):
+        recorder = Recorder(env, agent, plan, graph, placed, num_seeds, on_metrics, folder, nan, empty_until)
+        state, run = start(program, keys, algorithm.hyper, recorder, resumed)
         check_start(state, env)
-        state = drive(
-            run, state, lambda s: evaluate(policy_params(agent, s, num_seeds), keys), recorder, should_stop
-        )  # fmt: skip
+        describe_start(state, resumed, saver, plan, agent, tell)
+        try:
+            state = drive(
+                run, state, lambda s: evaluate(policy_params(agent, s, num_seeds), keys), recorder, saver, should_stop
+            )  # fmt: skip
+        except NonFiniteError as error:
+            raise debugging.explain(
+                error, graph, program, run, keys, algorithm.hyper, saver, name_operation=debug
+            ) from None
         policy = best_policy(env, agent, policy_params(agent, state, num_seeds), recorder.scores, made_by)
         summary = recorder.summary()
         if folder is not None:
@@ -134,15 +159,19 @@ def place(graph: Graph, placement: str | Place, devices: int | None) -> Placemen
 
 
 def start(
-    program: programs.Program, keys: jax.Array, hyper: Any, recorder: Recorder
+    program: programs.Program, keys: jax.Array, hyper: Any, recorder: Recorder, resumed: resuming.Resumed | None
 ) -> tuple[TrainState, programs.Run]:
-    """The first state, and the compiled chunk.
+    """The first state, or that of a checkpoint, and the compiled chunk.
 
     Both programs are compiled at once, in threads, so that a second core helps and a signal is heard meanwhile.
     """
     recorder.compiling()
     init, run = program.ready(keys, hyper)
-    state = jax.block_until_ready(init(keys, hyper))
+    state = init(keys, hyper)
+    if resumed is not None:
+        state = resuming.put_back(state, resumed, program)
+        recorder.go_on_from(resumed.progress)
+    jax.block_until_ready(state)
     recorder.compiled()
     return state, run
 
@@ -152,34 +181,31 @@ def drive(
     state: TrainState,
     evaluate: Callable[[TrainState], EpisodeTotals],
     recorder: Recorder,
+    saver: Checkpointer | None,
     should_stop: Callable[[], bool],
 ) -> TrainState:
-    """Run all chunks, or until ``should_stop``; the last state is always evaluated."""
-    plan, evaluated = recorder.plan, False
-    for chunk in range(plan.num_chunks):
+    """Run all chunks, or until ``should_stop``, and leave a checkpoint of the end.
+
+    The last state of a whole run is always evaluated; a run that is stopped ends as soon as it is saved.
+    """
+    plan = recorder.plan
+    saved = begin = recorder.ticks // plan.ticks_per_chunk
+    for chunk in range(begin + 1, plan.num_chunks + 1):
         if should_stop():
             break
         state, metrics = run(state)
         recorder.add_chunk(jax.device_get(metrics))
-        evaluated = (chunk + 1) % plan.chunks_per_eval == 0
+        last = chunk == plan.num_chunks
+        evaluated = last or chunk % plan.chunks_per_eval == 0
         if evaluated:
             recorder.add_evaluation(jax.device_get(evaluate(state)))
-    if not evaluated:
-        recorder.add_evaluation(jax.device_get(evaluate(state)))
+        if saver is not None and (last or chunk % plan.chunks_per_checkpoint == 0):
+            saver.save(recorder.env_steps(), state, recorder.progress(), recorder.score() if evaluated else None)
+            saved = chunk
+    done = recorder.ticks // plan.ticks_per_chunk
+    if saver is not None and done > saved:
+        saver.save(recorder.env_steps(), state, recorder.progress(), None)
     return state
-
-
-def plan_run(env: VecEnv, agent: Agent, total_steps: int, eval_every: int | None) -> Plan:
-    """Cut a run into about a hundred equal chunks, with the least overshoot over ``total_steps``."""
-    steps_per_tick = env.num_envs * agent.rollout_length
-    ticks = -(-total_steps // steps_per_tick)
-    smallest, largest = max(1, ticks // (CHUNKS_PER_RUN * 3 // 2)), max(1, -(-ticks // (CHUNKS_PER_RUN // 2)))
-    wanted = ticks / CHUNKS_PER_RUN
-    ticks_per_chunk = min(range(smallest, largest + 1), key=lambda n: (-(-ticks // n) * n, abs(n - wanted)))
-    num_chunks = -(-ticks // ticks_per_chunk)
-    eval_every = eval_every or max(1, total_steps // 10)
-    chunks_per_eval = max(1, round(eval_every / (steps_per_tick * ticks_per_chunk)))
-    return Plan(ticks_per_chunk, num_chunks, chunks_per_eval, steps_per_tick)
 
 
 def policy_params(agent: Agent, state: TrainState, num_seeds: int) -> PolicyParams:
@@ -224,6 +250,60 @@ def check_start(state: TrainState, env: VecEnv) -> None:
             )
 
 
-def open_folder(run_dir: str | Path | None) -> AbstractContextManager[RunFolder | None]:
-    """The run's files, closed on leaving; None where nothing is to be written."""
-    return nullcontext() if run_dir is None else RunFolder(Path(run_dir))
+def describe_start(
+    state: TrainState, resumed: resuming.Resumed | None, saver: Checkpointer | None, plan: Plan, agent: Agent,
+    tell: Callable[[str], None],
+) -> None:  # fmt: skip
+    """Tell where a resumed run goes on and what is different, and what the checkpoints will hold."""
+    if resumed is not None:
+        tell(f"goes on from {resumed.description.path}, {resumed.progress['env_steps']:,} steps trained")
+        for line in resumed.changes:
+            tell(f"changed: {line}")
+        if resumed.description.replay_lost:
+            tell(
+                f"the replay buffer was not kept: the next {agent.warmup_ticks * plan.steps_per_tick:,} steps fill a "
+                "new one before anything is learned, and what follows is not what the unbroken run would have computed"
+            )
+    if saver is not None:
+        tell(describe_checkpoints(state, saver.plan, plan))
+
+
+def describe_checkpoints(state: TrainState, wanted: Checkpoints, plan: Plan) -> str:
+    """How often a checkpoint is made, how large it will be, and what it leaves out."""
+    own, replay = (size / 1e6 for size in checkpoint_files.sizes(state))
+    every = plan.chunks_per_checkpoint * plan.ticks_per_chunk * plan.steps_per_tick
+    text = f"checkpoint every {every:,} steps, {own:.1f} MB"
+    if replay and wanted.replay:
+        return f"{text}, the newest with {replay:.1f} MB of replay"
+    if replay:
+        return f"{text}, without replay ({replay:.1f} MB): a resumed run fills a new buffer before it learns again"
+    return text
+
+
+@contextmanager
+def open_folder(
+    run_dir: str | Path | None,
+    resumed: resuming.Resumed | None,
+    checkpoints: Checkpoints,
+    settings: Mapping[str, Any],
+    tell: Callable[[str], None],
+) -> Iterator[tuple[RunFolder | None, Checkpointer | None]]:
+    """The run's files and the writer of its checkpoints, closed on leaving; None where nothing is to be written.
+
+    A run that goes on in its own folder takes back what was written after the checkpoint.
+    """
+    if run_dir is None:
+        yield None, None
+        return
+    path = Path(run_dir)
+    if resumed is None and checkpoint_files.all_steps(path / FOLDER):
+        raise ValueError(f"{path} holds the checkpoints of a run: resume it, or write another run_dir")
+    own = resumed is not None and resumed.description.path.parent.resolve() == (path / FOLDER).resolve()
+    resume_at = resumed.progress["env_steps"] if own and resumed else None
+    with ExitStack() as stack:
+        folder = stack.enter_context(RunFolder(path, resume_at=resume_at, tell=tell))
+        checkpointing.sweep(path / FOLDER, after=resume_at)
+        saver = Checkpointer(path / FOLDER, checkpoints, settings, tell) if checkpoints.keep else None
+        if saver is not None and own and resumed:
+            saver.newest = resumed.description.path
+        yield folder, saver and stack.enter_context(saver)

@@ -53,10 +53,16 @@ class ProgressDisplay:
             self.printed_s = time.perf_counter()
             self.console.print(f"  {row['env_steps']:>11,} steps  {clock(row['wall_s'])}  {text}", soft_wrap=True)
 
+    def tell(self, line: str) -> None:
+        """Show a line beside the bar."""
+        self.console.print(line, soft_wrap=True, markup=False)
+
     def _describe(self, row: Row) -> str:
         parts = [f"{si(row['sampling_hz'])} steps/s", f"{si(row['update_hz'])} updates/s"]
         if row.get("episode_return") is not None:
             parts.append(f"return {row['episode_return']:.1f}")
+        if row.get("dropped_updates"):
+            parts.append(f"{row['dropped_updates']} updates dropped")
         if self.first is None:
             self.first = row
         steps = row["env_steps"] - self.first["env_steps"]

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -11,22 +10,23 @@ from jaxrl_fast.algorithm import Agent
 from jaxrl_fast.core import EpisodeTotals
 from jaxrl_fast.env import VecEnv
 from jaxrl_fast.evaluation import bootstrap_interval
+from jaxrl_fast.fragments import DROPPED, OnNan
 from jaxrl_fast.graph import Graph, active_ticks
 from jaxrl_fast.placement import Placement
+from jaxrl_fast.planning import Plan
 from jaxrl_fast.reporting import Row, RunFolder
 
 
 class NonFiniteError(ValueError):
-    """An environment or an update gave a NaN or an infinity; the message names the step."""
+    """An environment or an update gave a NaN or an infinity; the message names fragment, tick and metric."""
+
+    def __init__(self, message: str, fragment: str = "", tick: int = 0, seed: int = 0) -> None:
+        super().__init__(message)
+        self.fragment, self.tick, self.seed = fragment, tick, seed
 
 
-class Plan(NamedTuple):
-    """Sizes of a run, all in ticks but ``steps_per_tick`` (environment steps over all environments)."""
-
-    ticks_per_chunk: int
-    num_chunks: int
-    chunks_per_eval: int
-    steps_per_tick: int
+NOT_EVALUATED: Row = {"eval_return_mean": None, "eval_return_std": None, "eval_episodes": 0}
+"""What a summary says of a run that was stopped before its first evaluation."""
 
 
 class Recorder:
@@ -34,9 +34,11 @@ class Recorder:
 
     def __init__(
         self, env: VecEnv, agent: Agent, plan: Plan, graph: Graph, placement: Placement, num_seeds: int,
-        on_metrics: Callable[[Row], None] | None, folder: RunFolder | None,
+        on_metrics: Callable[[Row], None] | None, folder: RunFolder | None, nan: OnNan = "stop",
+        empty_until: int = 0,
     ) -> None:  # fmt: skip
         self.env, self.agent, self.plan, self.graph, self.num_seeds = env, agent, plan, graph, num_seeds
+        self.nan, self.empty_until = nan, empty_until
         self.devices = sorted({str(device) for group in placement.groups for device in group.devices})
         self.on_metrics, self.folder = on_metrics, folder
         self.history: list[Row] = []
@@ -45,7 +47,22 @@ class Recorder:
         self.start_s = self.last_s = time.perf_counter()
         self.first_step_s = self.compile_s = 0.0
         self.rates: list[tuple[float, int]] = []
-        self.ticks = 0
+        self.ticks = self.updates = self.dropped = 0
+        self.wall_before_s = 0.0
+
+    def progress(self) -> Row:
+        """Where the run stands, for a checkpoint."""
+        return {
+            "ticks": self.ticks, "env_steps": self.env_steps(), "updates": self.updates, "dropped": self.dropped,
+            "wall_s": self.wall_s(), "ticks_per_chunk": self.plan.ticks_per_chunk, "empty_until": self.empty_until,
+            "scores": self.scores.tolist(), "eval_row": self.eval_row,
+        }  # fmt: skip
+
+    def go_on_from(self, progress: Row) -> None:
+        """Count on from where a checkpoint stood."""
+        self.ticks, self.updates, self.dropped = progress["ticks"], progress["updates"], progress["dropped"]
+        self.wall_before_s = progress["wall_s"]
+        self.scores, self.eval_row = np.array(progress["scores"]), progress["eval_row"]
 
     def compiling(self) -> None:
         """The programs are about to be traced and compiled."""
@@ -57,7 +74,16 @@ class Recorder:
         self.compile_s, self.last_s, self.first_step_s = now - self.last_s, now, now
 
     def wall_s(self) -> float:
-        return time.perf_counter() - self.start_s
+        """Seconds of this run, with those before it was resumed."""
+        return self.wall_before_s + time.perf_counter() - self.start_s
+
+    def score(self) -> float:
+        """The mean return of the last evaluation, over seeds and episodes."""
+        return float(self.scores.mean())
+
+    def env_steps(self) -> int:
+        """Environment steps so far, of each seed."""
+        return self.ticks * self.plan.steps_per_tick
 
     def add_chunk(self, metrics: dict[str, np.ndarray]) -> None:
         """Take in the metrics ``[S, ticks]`` of a chunk that has just ended."""
@@ -65,27 +91,30 @@ class Recorder:
         seconds, self.last_s = now - self.last_s, now
         first = self.ticks
         self.ticks += self.plan.ticks_per_chunk
-        _check_finite(metrics, first, self.plan, self.env)
+        if self.nan == "stop":
+            _check_finite(metrics, first, self.plan, self.env)
         updates = self._updates(first, self.ticks)
+        self.updates += updates // self.num_seeds
         steps = self.plan.ticks_per_chunk * self.plan.steps_per_tick * self.num_seeds
         self.rates.append((seconds, updates))
         row = {
             "kind": "train",
-            "env_steps": self.ticks * self.plan.steps_per_tick,
-            "updates": self._updates(0, self.ticks) // self.num_seeds,
+            "env_steps": self.env_steps(),
+            "updates": self.updates,
             "wall_s": self.wall_s(),
             "sampling_hz": steps / seconds,
             "update_hz": updates / seconds,
             "update_frame_hz": updates * self.agent.batch_size / seconds,
             **summarize_metrics(self.graph, metrics, first, self.ticks),
         }
+        self.dropped += row.get(DROPPED, 0)
         self._keep(row)
         if self.folder is not None:
             self.folder.add_metrics(row)
 
     def add_evaluation(self, totals: EpisodeTotals) -> None:
         """Take in an evaluation's totals ``[S, episodes]``."""
-        env_steps, wall_s = self.ticks * self.plan.steps_per_tick, self.wall_s()
+        env_steps, wall_s = self.env_steps(), self.wall_s()
         self.scores = np.asarray(totals.returns).mean(axis=1)
         self.eval_row = evaluation_row(totals)
         self._keep({"kind": "eval", "env_steps": env_steps, "wall_s": wall_s, **self.eval_row})
@@ -105,14 +134,16 @@ class Recorder:
             "batch_size": self.agent.batch_size,
             "jax_version": jax.__version__,
             "devices": self.devices,
-            "env_steps": self.ticks * self.plan.steps_per_tick,
-            "updates": self._updates(0, self.ticks) // self.num_seeds,
+            "env_steps": self.env_steps(),
+            "updates": self.updates,
+            "dropped_updates": self.dropped,
             "wall_s": self.wall_s(),
             "compile_s": self.compile_s,
             "time_to_first_step_s": self.first_step_s - self.start_s,
             "sampling_hz": len(active) * chunk_steps / seconds if seconds else 0.0,
             "update_hz": update_hz,
             "update_frame_hz": update_hz * self.agent.batch_size,
+            **NOT_EVALUATED,
             **self.eval_row,
         }
 
@@ -133,10 +164,13 @@ def summarize_metrics(graph: Graph, metrics: dict[str, np.ndarray], first: int, 
     row: Row = {"episodes": episodes}
     for name in ("episode_return", "episode_length"):
         row[name] = float(metrics[f"sample/{name}_sum"].sum() / episodes) if episodes else None
+    dropped = [name for name in metrics if name.endswith(DROPPED)]
+    if dropped:
+        row[DROPPED] = int(sum(metrics[name].sum() for name in dropped))
     for fragment in graph.fragments:
         active = active_ticks(fragment, first, last)
         for name, values in metrics.items():
-            if name.startswith(f"{fragment.name}/") and fragment.name != "sample":
+            if name.startswith(f"{fragment.name}/") and fragment.name != "sample" and name not in dropped:
                 row[name] = float(values.sum() / (active * values.shape[0])) if active else None
     return row
 
@@ -165,11 +199,18 @@ def _check_finite(metrics: dict[str, np.ndarray], first_tick: int, plan: Plan, e
         step = (first_tick + tick) * (plan.steps_per_tick // env.num_envs) + int(steps[seed, tick]) + 1
         raise NonFiniteError(
             f"environment {env.spec.name} gave a NaN or an infinity (observation or reward) at step {step} of each "
-            f"environment, {step * env.num_envs} steps over all {env.num_envs} (tick {first_tick + tick}, seed {seed})"
-        )
-    for name, values in metrics.items():
-        if not np.isfinite(values).all():
-            tick = int(np.argwhere(~np.isfinite(values))[0][1])
-            raise NonFiniteError(
-                f"metric {name} became NaN or infinite in tick {first_tick + tick}: try a smaller algo.learning_rate"
-            )
+            f"environment, {step * env.num_envs} steps over all {env.num_envs} (fragment sample, tick "
+            f"{first_tick + tick}, seed {seed})",
+            "sample", first_tick + tick, seed,
+        )  # fmt: skip
+    places = {name: np.argwhere(~np.isfinite(values)) for name, values in metrics.items()}
+    first = {name: min(found.tolist(), key=lambda index: index[1]) for name, found in places.items() if found.size}
+    if first:
+        name = min(first, key=lambda n: first[n][1])
+        seed, tick = first[name]
+        fragment, _, metric = name.partition("/")
+        raise NonFiniteError(
+            f"metric {metric} of fragment {fragment} became NaN or infinite in tick {first_tick + tick}, seed {seed}: "
+            "try a smaller algo.learning_rate, or nan=skip",
+            fragment, first_tick + tick, seed,
+        )  # fmt: skip

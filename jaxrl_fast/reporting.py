@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,63 +14,112 @@ from jaxrl_fast.core import EpisodeTotals
 from jaxrl_fast.policy import Policy, save_policy
 
 Row = dict[str, Any]
+EVAL_COLUMNS = ("seed", "env_steps", "wall_s", "return", "length")
 
 
 class RunFolder:
     """Writes one run's files as they come; every row is on disk before the next chunk ends. A context manager.
 
+    ``resume_at``: go on with the tables that are there, without their rows past this number of environment steps.
+    A table that can no longer be written is told once and does not end training.
+
     Raises:
         ValueError: the folder cannot be written to.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(
+        self, path: Path, *, resume_at: int | None = None, tell: Callable[[str], None] = lambda line: None
+    ) -> None:
+        self.path, self.tell, self.broken = path, tell, False
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._metrics_file = (path / "metrics.csv").open("w", newline="")
-            self._evals_file = (path / "evals.csv").open("w", newline="")
+            self._columns = _cut_table(path / "metrics.csv", resume_at)
+            self._metrics_file = (path / "metrics.csv").open("a", newline="")
+            known = _cut_table(path / "evals.csv", resume_at)
+            self._evals_file = (path / "evals.csv").open("a", newline="")
+            self._evals = csv.writer(self._evals_file)
+            if not known:
+                self._evals.writerow(EVAL_COLUMNS)
+            self._tensorboard = _open_tensorboard(path, resume_at)
         except OSError as error:
             raise ValueError(
                 f"cannot write to the run folder {path} ({error.strerror}): write another run_dir=..."
             ) from error
-        self._metrics: csv.DictWriter | None = None
-        self._evals = csv.writer(self._evals_file)
-        self._evals.writerow(["seed", "env_steps", "wall_s", "return", "length"])
-        self._tensorboard = _open_tensorboard(path)
 
     def add_metrics(self, row: Row) -> None:
         """One row a chunk; the columns are those of the first row."""
         row = {name: value for name, value in row.items() if name != "kind"}
-        if self._metrics is None:
-            self._metrics = csv.DictWriter(self._metrics_file, fieldnames=list(row))
-            self._metrics.writeheader()
-        self._metrics.writerow(row)
-        self._metrics_file.flush()
-        for name, value in row.items():
-            if isinstance(value, int | float):
-                self._tensorboard.add_scalar(f"train/{name}", value, row["env_steps"])
+
+        def add() -> None:
+            if not self._columns:
+                self._columns = list(row)
+                csv.writer(self._metrics_file).writerow(self._columns)
+            csv.writer(self._metrics_file).writerow([row.get(name) for name in self._columns])
+            self._metrics_file.flush()
+            for name, value in row.items():
+                if isinstance(value, int | float):
+                    self._tensorboard.add_scalar(f"train/{name}", value, row["env_steps"])
+
+        self._try(add)
 
     def add_evaluation(self, env_steps: int, wall_s: float, totals: EpisodeTotals) -> None:
         """One row an episode; totals are ``[S, episodes]``."""
-        for seed, (returns, lengths) in enumerate(zip(totals.returns, totals.length, strict=True)):
-            for value, length in zip(returns, lengths, strict=True):
-                self._evals.writerow([seed, env_steps, f"{wall_s:.2f}", float(value), int(length)])
-        self._evals_file.flush()
-        self._tensorboard.add_scalar("eval/return_mean", float(np.mean(totals.returns)), env_steps)
-        self._tensorboard.add_scalar("eval/length_mean", float(np.mean(totals.length)), env_steps)
+
+        def add() -> None:
+            for seed, (returns, lengths) in enumerate(zip(totals.returns, totals.length, strict=True)):
+                for value, length in zip(returns, lengths, strict=True):
+                    self._evals.writerow([seed, env_steps, f"{wall_s:.2f}", float(value), int(length)])
+            self._evals_file.flush()
+            self._tensorboard.add_scalar("eval/return_mean", float(np.mean(totals.returns)), env_steps)
+            self._tensorboard.add_scalar("eval/length_mean", float(np.mean(totals.length)), env_steps)
+
+        self._try(add)
 
     def __enter__(self) -> "RunFolder":
         return self
 
     def __exit__(self, *error: object) -> None:
         for file in (self._metrics_file, self._evals_file, self._tensorboard):
-            file.close()
+            self._try(file.close)
 
     def finish(self, summary: Row, policy: Policy) -> None:
-        """Write summary, policy and curve."""
+        """Write summary, policy and curve.
+
+        Raises:
+            OSError: the folder can no longer be written to.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
         write_summary(self.path, summary)
         save_policy(policy, self.path / "policy")
-        draw_curve(self.path, title=f"{policy.spec.name}, {policy.made_by['algo']}")
+        if (self.path / "evals.csv").exists():
+            draw_curve(self.path, title=f"{policy.spec.name}, {policy.made_by['algo']}")
+
+    def _try(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except OSError as error:
+            if not self.broken:
+                self.tell(f"cannot write to {self.path} ({error.strerror or error}): training goes on without it")
+            self.broken = True
+
+
+def _cut_table(path: Path, env_steps: int | None) -> list[str]:
+    """Drop a table's rows past ``env_steps`` (None: all of it); returns its columns, if it has any."""
+    if env_steps is None or not path.exists():
+        path.unlink(missing_ok=True)
+        return []
+    with path.open(newline="") as file:
+        rows = list(csv.reader(file))
+    if not rows:
+        return []
+    at = rows[0].index("env_steps")
+    # A killed process may have left half a row at the end.
+    kept = [row for row in rows[1:] if len(row) == len(rows[0]) and int(row[at]) <= env_steps]
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("w", newline="") as file:
+        csv.writer(file).writerows([rows[0], *kept])
+    os.replace(temporary, path)
+    return rows[0]
 
 
 def write_summary(folder: Path, summary: Row) -> None:
@@ -98,10 +148,7 @@ def read_evaluations(folder: Path) -> dict[str, np.ndarray]:
     """The columns of ``evals.csv``."""
     with open(folder / "evals.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    return {
-        name: np.array([float(row[name]) for row in rows])
-        for name in ("seed", "env_steps", "wall_s", "return", "length")
-    }
+    return {name: np.array([float(row[name]) for row in rows]) for name in EVAL_COLUMNS}
 
 
 def draw_curve(folder: Path, *, title: str) -> None:
@@ -149,7 +196,8 @@ def _steps_to_time(steps: np.ndarray, time: np.ndarray) -> tuple[Any, Any]:
     return (lambda x: start + x * rate), (lambda x: (x - start) / rate)
 
 
-def _open_tensorboard(path: Path) -> Any:
+def _open_tensorboard(path: Path, resume_at: int | None) -> Any:
     from tensorboardX import SummaryWriter
 
-    return SummaryWriter(str(path), write_to_disk=True)
+    purge_step = None if resume_at is None else resume_at + 1
+    return SummaryWriter(str(path), write_to_disk=True, purge_step=purge_step)

@@ -40,3 +40,11 @@ def resolve(hyper: Any, progress: jax.Array) -> Any:
 def has_schedule(hyper: Any) -> bool:
     """Whether any rate depends on progress."""
     return any(isinstance(rate, tuple(SCHEDULES.values())) for rate in hyper)
+
+
+def plain(value: Any) -> Any:
+    """A value as a config file holds it: schedules as text, tuples as lists."""
+    for name, schedule in SCHEDULES.items():
+        if isinstance(value, schedule):
+            return ":".join([name, *(repr(float(end)) for end in value)])
+    return [plain(v) for v in value] if isinstance(value, tuple) else value

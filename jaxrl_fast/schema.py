@@ -13,7 +13,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from jaxrl_fast.algorithms import ALGORITHMS
-from jaxrl_fast.fragments import Overlap
+from jaxrl_fast.fragments import OnNan, Overlap
 from jaxrl_fast.networks import Precision
 from jaxrl_fast.schedules import SCHEDULES
 
@@ -48,6 +48,15 @@ class EvalSchema:
 
 
 @dataclasses.dataclass(frozen=True)
+class CheckpointSchema:
+    """``checkpoint.*``"""
+
+    every: int | None = setting(None, "env steps between checkpoints; a tenth of the run", 1)
+    keep: int = setting(2, "newest ones to keep beside the best; 0 makes none", 0)
+    replay: bool = setting(True, "save the replay buffer too, in the newest")
+
+
+@dataclasses.dataclass(frozen=True)
 class EnvSchema:
     """``env.*``. Which of them an environment takes is its own to say; others are given as ``+env.name=value``."""
 
@@ -70,6 +79,9 @@ class RunSchema:
     precision: Precision = setting("f32", "of matrix products:")
     run_dir: str | None = setting(None, "folder of results; runs/<env>/<algo>/<time>-...")
     name: str | None = setting(None, "a label for the run")
+    resume: str | None = setting(None, "a run's folder, to go on; auto: run_dir, if it can")
+    nan: OnNan = setting("stop", "what a number that is not finite does:")
+    debug: bool = setting(False, "name the operation that gave a NaN")
 
 
 def run_keys() -> dict[str, Key]:
@@ -77,6 +89,7 @@ def run_keys() -> dict[str, Key]:
     return {
         **_keys_of(RunSchema),
         **_keys_of(EvalSchema, "eval."),
+        **_keys_of(CheckpointSchema, "checkpoint."),
         **_keys_of(EnvSchema, "env."),
     }
 
@@ -133,14 +146,6 @@ def nearest(word: str, known: Iterable[str]) -> str:
     close = [k for low, k in names.items() if low.rpartition(".")[2] == word.lower().rpartition(".")[2]]
     close = close or [names[low] for low in difflib.get_close_matches(word.lower(), names, n=3, cutoff=0.65)]
     return f"did you mean {' or '.join(close)}?" if close else f"write one of {', '.join(names.values())}"
-
-
-def plain(value: Any) -> Any:
-    """A value as a config file holds it: schedules as text, tuples as lists."""
-    for name, schedule in SCHEDULES.items():
-        if isinstance(value, schedule):
-            return ":".join([name, *(repr(float(end)) for end in value)])
-    return [plain(v) for v in value] if isinstance(value, tuple) else value
 
 
 def _keys_of(schema: type, prefix: str = "") -> dict[str, Key]:

@@ -14,7 +14,9 @@ from typing import Any, NoReturn
 import jax
 
 import envs
-from jaxrl_fast import IMPORT_START_S, cli, config, machine
+from jaxrl_fast import IMPORT_START_S, cli, config, machine, resuming
+from jaxrl_fast.checkpoint_files import read_description
+from jaxrl_fast.checkpointing import FOLDER
 from jaxrl_fast.config import Run
 from jaxrl_fast.env import Env, vectorize
 from jaxrl_fast.fragments import build_graph
@@ -58,12 +60,16 @@ def train(run: Run, argv: Sequence[str]) -> int:
         ValueError: one line that says what was wrong and what to write instead.
     """
     stop = StopSignal()
+    if is_complete(run):
+        return 0
     run, chosen = settle(run)
     world = config.make_world(run)
     algorithm = config.make_algorithm(run)
     env = vectorize(world, num_envs=run.num_envs)
     graph, _ = build_graph(env, algorithm, overlap=run.overlap, total_steps=run.total_steps)
     check(graph, place(graph, run.placement, run.devices), run.num_seeds)
+    if run.resume is not None:
+        resuming.read(run.resume, config.settings(run), algorithm)
     folder = new_folder(run)
     print_opening(run, chosen, folder)
     before_s = time.perf_counter() - IMPORT_START_S
@@ -72,9 +78,11 @@ def train(run: Run, argv: Sequence[str]) -> int:
             env, algorithm, total_steps=run.total_steps, seed=run.seed, num_seeds=run.num_seeds,
             overlap=run.overlap, placement=run.placement, devices=run.devices,
             eval_every=run.eval_every, eval_episodes=run.eval_episodes,
-            on_metrics=progress, run_dir=folder, should_stop=stop,
+            on_metrics=progress, run_dir=folder, checkpoints=run.checkpoints, resume=run.resume, nan=run.nan,
+            debug=run.debug, should_stop=stop, settings=config.settings(run), tell=progress.tell,
         )  # fmt: skip
-    pages = draw_policy(run, world, result, folder)
+    # Who has asked for an end gets it at once: a page takes as long to compile as some runs do.
+    pages = draw_policy(run, world, result, folder) if stop.number is None else []
     summary = add_to_summary(run, result, folder, before_s, stop.number)
     print_closing(summary, folder, pages, argv)
     return 128 + stop.number if stop.number is not None else 0
@@ -102,17 +110,30 @@ def settle(run: Run) -> tuple[Run, str]:
     return dataclasses.replace(run, placement=choice.placement, devices=choice.devices), choice.reason
 
 
+def is_complete(run: Run) -> bool:
+    """Whether a run to be resumed has nothing left to do, which is said."""
+    if run.resume is None:
+        return False
+    done = read_description(Path(run.resume)).progress["env_steps"]
+    if done >= run.total_steps:
+        print(f"{run.resume}: all {run.total_steps:,} steps are trained; a larger total_steps=... goes on")
+    return done >= run.total_steps
+
+
 def new_folder(run: Run) -> Path:
-    """Make the run's folder and put ``config.yaml`` into it.
+    """Make the run's folder, or find it again, and put ``config.yaml`` into it.
 
     Raises:
         ValueError: it holds a run already, or cannot be written to.
     """
     label = f"{time.strftime('%Y%m%d-%H%M%S')}{f'-{run.name}' if run.name else ''}-{run.seed}-{secrets.token_hex(2)}"
     folder = Path(run.run_dir) if run.run_dir else RUNS / run.env / run.algo / label
-    if (folder / "config.yaml").exists():
-        raise ValueError(f"run_dir={folder} holds a run already: write another folder, or leave run_dir out")
+    goes_on = run.resume is not None and Path(run.resume).parent.parent.resolve() == folder.resolve()
+    if (folder / "config.yaml").exists() and not (goes_on or run.requeued):
+        raise ValueError(f"run_dir={folder} holds a run already: write resume={folder}, or another run_dir")
     try:
+        if run.requeued and not goes_on and (folder / FOLDER).exists():
+            (folder / FOLDER).rename(folder / f"{FOLDER}-damaged-{secrets.token_hex(2)}")
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.yaml").write_text(config.to_yaml(run))
     except OSError as error:
@@ -157,7 +178,7 @@ def add_to_summary(run: Run, result: Result, folder: Path, before_s: float, stop
         "env": run.env, "env_id": options.get("id", options.get("make")), "env_backend": options.get("backend"),
         "algo": run.algo, "placement": run.placement, "overlap": run.overlap, "seed": run.seed, **result.summary,
         "time_to_first_step_s": result.summary["time_to_first_step_s"] + before_s,
-        "wall_s": time.perf_counter() - IMPORT_START_S,
+        "wall_s": result.summary["wall_s"] + before_s,
         "stopped_by": signal.Signals(stopped_by).name if stopped_by is not None else None,
     }  # fmt: skip
     write_summary(folder, summary)
@@ -166,19 +187,26 @@ def add_to_summary(run: Run, result: Result, folder: Path, before_s: float, stop
 
 def print_closing(summary: dict[str, Any], folder: Path, pages: list[str], argv: Sequence[str]) -> None:
     """Result, speed, paths, and the command that repeats the run."""
+    steps = f"{summary['env_steps']:,} steps and {summary['updates']:,} updates"
     interval = summary.get("eval_return_ci95")
     spread = f"95 % of the mean [{interval[0]:.1f}, {interval[1]:.1f}]" if interval else "std over episodes"
-    value = "" if interval else f" ± {summary['eval_return_std']:.1f}"
-    print(
-        f"\ngreedy return {summary['eval_return_mean']:.1f}{value} ({spread}, {summary['eval_episodes']} episodes) "
-        f"after {summary['env_steps']:,} steps and {summary['updates']:,} updates"
-    )
+    value = "" if interval else f" ± {summary['eval_return_std'] or 0.0:.1f}"
+    if summary["eval_return_mean"] is None:
+        print(f"\nnot evaluated yet, after {steps}")
+    else:
+        mean, episodes = summary["eval_return_mean"], summary["eval_episodes"]
+        last = "last measured " if summary["stopped_by"] else ""
+        print(f"\n{last}greedy return {mean:.1f}{value} ({spread}, {episodes} episodes) after {steps}")
+    if summary["dropped_updates"]:
+        print(f"{summary['dropped_updates']:,} updates were dropped, since they gave a number that is not finite")
     print(
         f"{clock(summary['wall_s'])} in all, {summary['time_to_first_step_s']:.1f} s to the first step; "
         f"{si(summary['sampling_hz'])} steps/s, {si(summary['update_hz'])} updates/s of {summary['batch_size']}, "
         f"update frame rate {si(summary['update_frame_hz'])}"
     )
     print(f"{folder}: summary.json, curve.png, {''.join(f'{page}, ' for page in pages)}policy/, metrics.csv, evals.csv")
+    if summary["stopped_by"]:
+        print(f"go on:    {config.command_line([f'resume={folder}'])}")
     print(f"again:    {config.command_line([f'config={folder}/config.yaml'])}")
     print(f"evaluate: {config.command_line([str(folder), 'episodes=100'], 'evaluate')}")
 

@@ -13,7 +13,8 @@ import envs
 from jaxrl_fast import Cosine, Linear
 from jaxrl_fast.algorithms import ALGORITHMS
 from jaxrl_fast.config import CONFIG_DIR, NEEDS, Run, command_line, compose, make_algorithm, options_of, to_yaml
-from jaxrl_fast.schema import ConfigError, algo_keys, plain, read_value
+from jaxrl_fast.schedules import plain
+from jaxrl_fast.schema import ConfigError, algo_keys, read_value
 
 TUNED = sorted((CONFIG_DIR / "tuned").glob("*.yaml"))
 

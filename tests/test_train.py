@@ -63,7 +63,7 @@ def test_a_run_leaves_what_the_design_names(trained):
     folder, out = trained
     run = next((folder / "runs" / "cartpole" / "ppo").iterdir())
     names = {path.name for path in run.iterdir() if not path.name.startswith("events")}
-    assert names == {"config.yaml", "summary.json", "metrics.csv", "evals.csv", "curve.png", "policy"}
+    assert names == {"config.yaml", "summary.json", "metrics.csv", "evals.csv", "curve.png", "policy", "checkpoints"}
     assert (folder / "runs" / "latest").resolve() == run.resolve()
     assert {path.name for path in folder.iterdir()} == {"runs", "c"}
     assert out.startswith("cartpole = gymnax, CartPole-v1\n")
@@ -139,8 +139,10 @@ def test_a_signal_saves_and_ends_with_a_summary(tmp_path, number, status):
     process.send_signal(number)
     done, out, err = finish(process)
     assert done == status, err
-    assert "greedy return" in out
+    assert "not evaluated yet" in out
+    assert f"go on:    python -m jaxrl_fast.train resume={run}" in out
     assert "Traceback" not in err
+    assert len(list((run / "checkpoints").glob("*/description.json"))) == 1
     assert json.loads((run / "summary.json").read_text())["stopped_by"] == number.name
     assert (run / "policy" / "params.msgpack").exists()
 

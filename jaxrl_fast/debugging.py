@@ -1,0 +1,106 @@
+"""Which operation gave the first number that is not finite: the failing tick once more, with JAX's own checks."""
+
+import os
+import re
+import traceback
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+from jax.experimental import checkify
+
+from jaxrl_fast import checkpoint_files, resuming
+from jaxrl_fast import graph as graphs
+from jaxrl_fast.checkpointing import Checkpointer
+from jaxrl_fast.graph import Channels, Fragment, Graph, TrainState
+from jaxrl_fast.program import Program, Run
+from jaxrl_fast.recorder import NonFiniteError
+
+JAX_FOLDER = os.path.dirname(jax.__file__)
+PLACE = re.compile(r"\S+:\d+ \([^)]+\)")
+"""A line of a traceback as `checkify` writes it: file, line and function."""
+
+
+def explain(
+    error: NonFiniteError, graph: Graph, program: Program, run: Run, keys: jax.Array, hyper: Any,
+    saver: Checkpointer | None, *, name_operation: bool,
+) -> NonFiniteError:  # fmt: skip
+    """The error with the last good checkpoint and, if asked for, the operation that it began with."""
+    if saver is not None:
+        saver.wait()
+    newest = saver.newest if saver is not None else None
+    text = f"{error}; the last good checkpoint is {newest}" if newest else str(error)
+    if name_operation:
+        state = _state_before(error.tick, program, run, keys, hyper, saver)
+        text = f"{text}; {find_operation(graph, _one_seed(state, error.seed, len(keys)), error.tick, error.fragment)}"
+    return NonFiniteError(text, error.fragment, error.tick, error.seed)
+
+
+def find_operation(graph: Graph, state: TrainState, tick: int, fragment: str) -> str:
+    """A line on the operation that gives the first NaN or infinity when ``fragment`` steps in ``tick``. ``state``, that
+    of one seed without an axis for it, may be from some ticks earlier."""
+    one_tick = jax.jit(partial(graphs.tick, graph))
+    while int(state.tick) < tick:
+        state, _ = one_tick(state)
+    names = [f.name for f in graph.fragments]
+    before = graph.fragments[: names.index(fragment)]
+    culprit = graph.fragments[names.index(fragment)]
+    fresh = jax.jit(partial(_step, graph, before))(state, {})[1] if before else {}
+    step = partial(_step, graph, (culprit,))
+    found = _by_checkify(step, state, fresh) or _by_hand(step, state, fresh)
+    return found or f"computed again, fragment {fragment} gave finite numbers in this tick: the operation is not found"
+
+
+def _state_before(
+    tick: int, program: Program, run: Run, keys: jax.Array, hyper: Any, saver: Checkpointer | None
+) -> TrainState:
+    """The state at the start of the chunk that holds ``tick``, computed from the last checkpoint or from nothing."""
+    state = program.init(keys, hyper)
+    if saver is not None and saver.newest is not None:
+        description = checkpoint_files.read_description(saver.newest)
+        resumed = resuming.Resumed(description, checkpoint_files.read_arrays(description), [])
+        state = resuming.put_back(state, resumed, program)
+    while int(state.tick) + program.ticks_per_chunk <= tick:
+        state, _ = run(state)
+    return state
+
+
+def _one_seed(state: TrainState, seed: int, num_seeds: int) -> TrainState:
+    state = jax.device_put(state, jax.devices()[0])
+    if num_seeds == 1:
+        return state
+    picked = jax.tree.map(lambda x: x[seed], state._replace(tick=state.key))
+    return picked._replace(tick=state.tick)
+
+
+def _step(graph: Graph, fragments: tuple[Fragment, ...], state: TrainState, fresh: Channels) -> tuple:
+    return graphs.step_fragments(
+        graph, fragments, state.private, state.channels, fresh, state.hyper, state.key, state.tick
+    )
+
+
+def _by_checkify(step: Callable[..., tuple], state: TrainState, fresh: Channels) -> str | None:
+    """Compiled, so quick; finds NaNs only."""
+    error, _ = jax.jit(checkify.checkify(step, errors=checkify.nan_checks))(state, fresh)
+    found = error.get_exception()
+    if found is None:
+        return None
+    # What it was traced through follows the message, innermost first.
+    places = [
+        place for place in PLACE.findall(str(getattr(found, "traceback_info", ""))) if not place.startswith(JAX_FOLDER)
+    ]
+    return " At ".join([str(error.get()), *places[:1]])
+
+
+def _by_hand(step: Callable[..., tuple], state: TrainState, fresh: Channels) -> str | None:
+    """One operation after another, which is slow; finds what `checkify` passes over."""
+    for checks in (jax.debug_nans, jax.debug_infs):
+        try:
+            with jax.disable_jit(), checks(True):
+                jax.block_until_ready(step(state, fresh))
+        except FloatingPointError as error:
+            frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(JAX_FOLDER)]
+            where = f" At {frames[-1].filename}:{frames[-1].lineno} ({frames[-1].name})" if frames else ""
+            return f"{' '.join(str(error).split())}{where}"
+    return None

@@ -1,0 +1,238 @@
+"""A run that is interrupted and resumed is the run that was never interrupted."""
+
+import csv
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+from tiny import line
+
+import jaxrl_fast as jf
+from jaxrl_fast.checkpoint_files import read_description
+from jaxrl_fast.evaluation import vectorize
+
+pytestmark = pytest.mark.usefixtures("quick_compile", "cached_programs")
+
+
+@pytest.fixture(scope="module")
+def cached_programs(tmp_path_factory) -> Iterator[None]:
+    """A resumed run loads the programs that its first start compiled, as the command does."""
+    names = "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs"
+    before = {name: getattr(jax.config, name) for name in names}
+    for name, value in zip(names, (str(tmp_path_factory.mktemp("programs")), 0.0), strict=True):
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+def tiny_ppo(**options: Any) -> jf.Algorithm:
+    return jf.ppo(**{"rollout_length": 8, "policy_hidden": (8,), "value_hidden": (8,), **options})
+
+
+def tiny_sac(**options: Any) -> jf.Algorithm:
+    return jf.sac(**{
+        "updates_per_tick": 2, "batch_size": 8, "buffer_size": 160, "warmup_steps": 24, "policy_hidden": (8,),
+        "critic_hidden": (8,), "n_step": 2, **options,
+    })  # fmt: skip
+
+
+def quiet(line: str) -> None:
+    pass
+
+
+def stop_after(chunks: int) -> Callable[[], bool]:
+    asked = iter(range(chunks))
+    return lambda: next(asked, None) is None
+
+
+def assert_same_state(a: jf.Result, b: jf.Result) -> None:
+    for x, y in zip(jax.tree.leaves(a.state), jax.tree.leaves(b.state), strict=True):
+        x, y = (jax.random.key_data(z) if jnp.issubdtype(z.dtype, jax.dtypes.prng_key) else z for z in (x, y))
+        np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
+
+
+def table(folder: Path, name: str) -> list[list[str]]:
+    """A table without what a clock says."""
+    rows = list(csv.reader((folder / name).read_text().splitlines()))
+    timed = {i for i, column in enumerate(rows[0]) if column == "wall_s" or column.endswith("_hz")}
+    return [[cell for i, cell in enumerate(row) if i not in timed] for row in rows]
+
+
+def interrupted(folder: Path, env: jf.VecEnv, algorithm: jf.Algorithm, chunks: tuple[int, ...], **options: Any) -> Any:
+    """Stopped after each number of chunks, resumed each time, and let run to its end."""
+    for number, chunk in enumerate(chunks):
+        options["resume"] = folder if number else None
+        jf.learn(env, algorithm, run_dir=folder, should_stop=stop_after(chunk), tell=quiet, **options)
+    return jf.learn(env, algorithm, run_dir=folder, tell=quiet, **{**options, "resume": folder})
+
+
+WORLDS = {
+    "line, recurrent ppo": (lambda: line(discrete=True), lambda: tiny_ppo(recurrent_size=4), 640, {}),
+    "line, ppo, rewards normalized, two seeds": (
+        lambda: line(discrete=False), lambda: tiny_ppo(normalize_rewards=True), 640, {"num_seeds": 2},
+    ),
+    "line, sac, all overlaps": (lambda: line(discrete=False), tiny_sac, 240, {"overlap": "all"}),
+    "probe, ppo": (lambda: jf.make_env("probe", id="observation", num_envs=4), tiny_ppo, 640, {}),
+    "probe, sac, a schedule": (
+        lambda: jf.make_env("probe", id="observation_continuous", num_envs=4),
+        lambda: tiny_sac(tau=jf.Linear(0.1, 0.0)), 240, {},
+    ),
+    "gymnax, ppo": (lambda: jf.make_env("cartpole", num_envs=4), tiny_ppo, 640, {}),
+    "gymnax, sac, two seeds": (lambda: jf.make_env("pendulum", num_envs=4), tiny_sac, 240, {"num_seeds": 2}),
+    "brax without physics, ppo": (lambda: jf.make_env("brax", id="fast", num_envs=4), tiny_ppo, 640, {}),
+    "brax, sac": (lambda: jf.make_env("inverted_pendulum", num_envs=2), tiny_sac, 120, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_resuming_equals_running_through_bit_for_bit(tmp_path, name):
+    make_env, make_algorithm, total_steps, options = WORLDS[name]
+    env, algorithm = make_env(), make_algorithm()
+    options = {"total_steps": total_steps, "eval_episodes": 2, **options}
+    want = jf.learn(env, algorithm, run_dir=tmp_path / "through", tell=quiet, **options)
+    breaks = (5,) if name.startswith("brax") else (3, 14)  # tracing physics takes seconds
+    got = interrupted(tmp_path / "broken", env, algorithm, breaks, **options)
+    assert_same_state(got, want)
+    for file in ("metrics.csv", "evals.csv"):
+        assert table(tmp_path / "broken", file) == table(tmp_path / "through", file)
+    assert got.summary["env_steps"] == want.summary["env_steps"]
+    assert got.summary["updates"] == want.summary["updates"]
+
+
+@pytest.mark.parametrize(("placement", "devices"), [("data_parallel", 2), ("sharded_sampling", 4)])
+def test_under_another_placement_it_goes_on_with_equal_numbers(tmp_path, placement, devices):
+    env, algorithm = line(discrete=False), tiny_sac()
+    options = {"total_steps": 240, "eval_episodes": 2}
+    jf.learn(env, algorithm, run_dir=tmp_path / "run", should_stop=stop_after(20), tell=quiet, **options)
+    one_more = {**options, "should_stop": stop_after(1), "resume": tmp_path / "run", "tell": quiet}
+    want = jf.learn(env, algorithm, **one_more)
+    one_more["should_stop"] = stop_after(1)
+    got = jf.learn(env, algorithm, placement=placement, devices=devices, **one_more)
+    assert len(got.summary["devices"]) == devices
+    for a, b in zip(jax.tree.leaves(got.state.private), jax.tree.leaves(want.state.private), strict=True):
+        if not jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+            np.testing.assert_allclose(np.asarray(a, float), np.asarray(b, float), atol=1e-6)
+
+
+def test_a_run_may_be_made_longer_and_its_rates_changed_which_is_told(tmp_path):
+    env = line(discrete=True)
+    jf.learn(env, tiny_ppo(), total_steps=640, eval_episodes=2, run_dir=tmp_path, tell=quiet)
+    told: list[str] = []
+    longer = jf.learn(
+        env, tiny_ppo(learning_rate=0.0, clip_range=0.1), total_steps=960, eval_episodes=2, run_dir=tmp_path,
+        resume=tmp_path, tell=told.append,
+    )  # fmt: skip
+    assert longer.summary["env_steps"] == 960
+    assert "changed: algo.learning_rate: 0.0003 -> 0.0" in told
+    assert "changed: algo.clip_range: 0.2 -> 0.1" in told
+    assert "changed: total_steps: 640 -> 960" in told
+    steps = [int(row[0]) for row in table(tmp_path, "metrics.csv")[1:]]
+    assert steps == sorted(set(steps)) and steps[-1] == 960
+    norms = [row["learn/actor/param_norm"] for row in longer.history if row["kind"] == "train"]
+    assert len(set(norms)) == 1  # the new rate is the one that counts
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"algorithm": tiny_ppo(rollout_length=16)}, r"algo.rollout_length was 8 in .* and is 16: .* only these may"),
+        ({"algorithm": tiny_ppo(policy_hidden=(9,))}, r"algo.policy_hidden was \[8\] in .* and is \[9\]"),
+        ({"env": line(discrete=True, num_envs=8)}, "num_envs was 4 in .* and is 8"),
+        ({"algorithm": tiny_sac(), "env": line(discrete=False)}, "algo was ppo in .* and is sac"),
+        ({"env": jf.make_env("cartpole", num_envs=4)}, "env was line in .* and is CartPole-v1"),
+        ({"seed": 1}, "seed was 0 in .* and is 1"),
+        ({"num_seeds": 2}, "num_seeds was 1 in .* and is 2"),
+        ({"overlap": "all"}, "overlap was none in .* and is all"),
+        ({"total_steps": 64}, "all of them are trained"),
+    ],
+)
+def test_what_makes_another_run_is_refused_and_named(finished, tmp_path, changes, message):
+    told = {"env": line(discrete=True), "algorithm": tiny_ppo(), "total_steps": 640, "eval_episodes": 2, **changes}
+    with pytest.raises(ValueError, match=message):
+        jf.learn(**told, resume=finished, tell=quiet)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """A run stopped after a tenth."""
+    folder = tmp_path_factory.mktemp("finished")
+    env = line(discrete=True)
+    jf.learn(
+        env, tiny_ppo(), total_steps=640, eval_episodes=2, run_dir=folder, should_stop=stop_after(2), tell=quiet
+    )  # fmt: skip
+    return folder
+
+
+def test_without_its_replay_a_run_fills_a_new_buffer_before_it_learns(tmp_path):
+    env, algorithm = line(discrete=False), tiny_sac()
+    options = {"total_steps": 240, "eval_episodes": 2, "run_dir": tmp_path, "checkpoints": jf.Checkpoints(replay=False)}
+    told: list[str] = []
+    stopped = jf.learn(env, algorithm, should_stop=stop_after(30), tell=told.append, **options)
+    assert "without replay" in told[0] and "fills a new buffer before it learns again" in told[0]
+    told.clear()
+    resumed = jf.learn(env, algorithm, resume=tmp_path, tell=told.append, **options)
+    assert any("the replay buffer was not kept: the next 20 steps fill a new one" in line for line in told)
+    losses = [row["learn/critic/critic_loss"] for row in resumed.history if row["kind"] == "train"]
+    ticks = 24 // 4 - 1  # of the warm-up, which ends with the tick that fills it
+    assert [loss is None for loss in losses] == [True] * ticks + [False] * (len(losses) - ticks)
+    assert resumed.summary["updates"] == stopped.summary["updates"] + 2 * (len(losses) - ticks)
+    assert int(np.asarray(resumed.state.private["experience"].steps).max()) == len(losses)
+
+
+def test_an_earlier_checkpoint_starts_a_branch_and_the_run_stays_as_it_is(tmp_path):
+    env, algorithm = line(discrete=True), tiny_ppo()
+    options = {"total_steps": 640, "eval_episodes": 2, "tell": quiet}
+    through = jf.learn(env, algorithm, run_dir=tmp_path / "run", checkpoints=jf.Checkpoints(keep=99), **options)
+    before = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    branch = jf.learn(
+        env, algorithm, run_dir=tmp_path / "branch", resume=tmp_path / "run" / "checkpoints" / "192", **options
+    )  # fmt: skip
+    assert_same_state(branch, through)
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == before
+    assert int(table(tmp_path / "branch", "metrics.csv")[1][0]) > 192
+
+
+def test_checkpoints_lie_at_the_steps_asked_for_and_remember_their_return(tmp_path):
+    env = line(discrete=True)
+    options = {"eval_every": 160, "eval_episodes": 2, "checkpoints": jf.Checkpoints(every=96, keep=99)}
+    result = jf.learn(env, tiny_ppo(), total_steps=640, run_dir=tmp_path, tell=quiet, **options)
+    steps = sorted(int(path.name) for path in (tmp_path / "checkpoints").iterdir())
+    assert steps == [*range(96, 640, 96), 640]
+    evaluated = {row["env_steps"]: row["eval_return_mean"] for row in result.history if row["kind"] == "eval"}
+    for step in steps:
+        score = read_description(tmp_path / "checkpoints" / str(step)).score
+        assert score == (pytest.approx(evaluated[step]) if step in evaluated else None)
+
+
+def test_a_folder_with_checkpoints_is_not_overwritten_by_a_new_run(finished):
+    with pytest.raises(ValueError, match="holds the checkpoints of a run: resume it, or write another run_dir"):
+        jf.learn(line(discrete=True), tiny_ppo(), total_steps=640, run_dir=finished, tell=quiet)
+
+
+def test_a_world_with_keys_in_its_state_is_resumed(tmp_path):
+    """Typed keys, zero-sized leaves and several dtypes are carried by worlds too."""
+    spec = jf.EnvSpec("keys", jax.ShapeDtypeStruct((1,), jnp.float32), jf.Discrete(2), max_episode_steps=7)
+
+    def reset(key, params):
+        return {"key": key, "count": jnp.uint8(0), "none": jnp.zeros((0,))}, jnp.zeros(1)
+
+    def step(state, action, key):
+        ours, next_key = jax.random.split(state["key"])
+        obs = jax.random.normal(ours, (1,))
+        no = jnp.zeros((), bool)
+        state = {"key": next_key, "count": state["count"] + jnp.uint8(1), "none": state["none"]}
+        return state, jf.Timestep(obs, obs, obs[0] * action, no, no)
+
+    env = vectorize(jf.Env(spec, reset, step), num_envs=4)
+    options = {"total_steps": 640, "eval_episodes": 2}
+    want = jf.learn(env, tiny_ppo(), **options)
+    got = interrupted(tmp_path / "run", env, tiny_ppo(), (4,), **options)
+    assert_same_state(got, want)
