@@ -1,14 +1,15 @@
-"""The files of a checkpoint: written in whole, read back with every bit checked.
+"""The files of a checkpoint: written in whole, and read only once every bit is known to be as it was written.
 
 A checkpoint is a folder ``checkpoints/<environment steps>``, which bears this name only once all of it is on disk::
 
-    description.json   the run's settings, where it stood, and a digest of every array
+    description.json   the run's settings, where it stood, and a digest of every file
     state/             Orbax: parameters, optimizers, statistics, environments, keys, channels that cross a tick
     replay/            Orbax: the replay buffer; only the newest checkpoint keeps it
 
 Nothing read from a checkpoint is ever executed: arrays are numbers, all else is JSON.
 """
 
+import errno
 import hashlib
 import importlib.metadata
 import json
@@ -29,6 +30,8 @@ FORMAT_VERSION = 1
 REPLAY = "private.experience."
 """What the names of a replay buffer's arrays begin with."""
 PARTS = ("state", "replay")
+SMALL_FILES = 65_536
+"""Bytes of a checkpoint that are not arrays, roughly."""
 
 
 class CheckpointError(ValueError):
@@ -37,13 +40,15 @@ class CheckpointError(ValueError):
 
 class Description(NamedTuple):
     """What a checkpoint says of itself. ``progress`` is where the run stood, ``score`` the return of this very state if
-    it was evaluated; ``arrays``: name -> shape, dtype and digest; ``left_out``: whether a replay buffer was."""
+    it was evaluated; ``arrays``: name -> shape and dtype; ``files``: path -> digest; ``left_out``: whether a replay
+    buffer was."""
 
     path: Path
     settings: dict[str, Any]
     progress: dict[str, Any]
     score: float | None
     arrays: dict[str, dict[str, Any]]
+    files: dict[str, str]
     versions: dict[str, str]
     left_out: bool
 
@@ -56,15 +61,18 @@ class Description(NamedTuple):
 
 def write(folder: Path, steps: int, arrays: dict[str, np.ndarray], content: Mapping[str, Any]) -> Path:
     """Write a checkpoint; it gets its name when it is complete. ``content`` is what its `Description` is to say, but
-    for the arrays. Returns its path."""
+    for arrays and files. Returns its path."""
     unfinished, finished = folder / f"{steps}.unfinished", folder / str(steps)
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
     try:
+        _require_room(unfinished / "room", sum(array.nbytes for array in arrays.values()) + SMALL_FILES)
         for part in PARTS:
             _save_arrays(unfinished / part, _of_part(part, arrays))
-        described = {name: _describe(array) for name, array in arrays.items()}
-        content = {**content, "arrays": described, "versions": versions()}
+        described = {name: {"shape": list(a.shape), "dtype": str(a.dtype)} for name, a in arrays.items()}
+        files = {p.relative_to(unfinished).as_posix(): p for p in unfinished.rglob("*") if p.is_file()}
+        digests = {name: _digest_of_file(path) for name, path in files.items()}
+        content = {**content, "arrays": described, "files": digests, "versions": versions()}
         text = json.dumps({"format": FORMAT_VERSION, "digest": _digest_of(content), "content": content})
         with (unfinished / "description.json").open("w") as file:
             file.write(text)
@@ -90,8 +98,10 @@ def read_description(path: Path) -> Description:
         version = stored["format"]
         if version == FORMAT_VERSION and stored["digest"] == _digest_of(stored["content"]):
             return Description(path, **stored["content"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _damaged(path, one_line(error)) from error
+    except FileNotFoundError as error:
+        raise _damaged(path, "description.json is missing") from error
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise _damaged(path, f"description.json cannot be read: {one_line(error)}") from error
     if version != FORMAT_VERSION:
         raise CheckpointError(
             f"checkpoint {path} has format {version}, this version of jaxrl_fast reads format {FORMAT_VERSION}: "
@@ -100,23 +110,39 @@ def read_description(path: Path) -> Description:
     raise _damaged(path, "description.json is not as it was written")
 
 
+def verify(description: Description) -> None:
+    """Refuse a checkpoint with a file that is missing or has changed; those of a lost replay buffer do not count.
+
+    Raises:
+        CheckpointError: naming the file.
+    """
+    for name, digest in description.files.items():
+        if description.replay_lost and name.startswith("replay/"):
+            continue
+        try:
+            found = _digest_of_file(description.path / name)
+        except OSError as error:
+            raise _damaged(description.path, f"{name} cannot be read: {error.strerror or error}") from error
+        if found != digest:
+            raise _damaged(description.path, f"{name} is not as it was written")
+
+
 def read_arrays(description: Description) -> dict[str, np.ndarray]:
     """The arrays of a checkpoint by name, without those of a replay buffer that is gone.
 
     Raises:
-        CheckpointError: an array is missing or not as it was written.
+        CheckpointError: a file is missing or not as it was written.
     """
     path, arrays = description.path, {}
+    # First of all: of what they cannot read, Orbax and TensorStore print long tracebacks from threads of theirs.
+    verify(description)
     wanted = {n: d for n, d in description.arrays.items() if not (description.replay_lost and n.startswith(REPLAY))}
     for part in PARTS:
         names = _of_part(part, wanted)
         try:
             arrays.update(_load_arrays(path / part, names))
-        except Exception as error:  # Orbax and TensorStore raise whatever a damaged file makes them stumble over
+        except Exception as error:  # whatever another version of Orbax may stumble over
             raise _damaged(path, f"{part} cannot be read: {one_line(error)}") from error
-    for name, expected in wanted.items():
-        if _describe(arrays[name]) != expected:
-            raise _damaged(path, f"array {name} is not as it was written")
     return arrays
 
 
@@ -195,6 +221,20 @@ def one_line(error: BaseException) -> str:
     return text if len(text) <= 200 else f"{text[:199]}…"
 
 
+def _require_room(path: Path, size: int) -> None:
+    """Find out whether the disk is full before Orbax does, whose threads print tracebacks of their own.
+
+    Raises:
+        OSError: there is no room for ``size`` bytes.
+    """
+    with path.open("wb") as file:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, size)
+        elif shutil.disk_usage(path.parent).free < size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    path.unlink()
+
+
 def _save_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
     if arrays:
         import orbax.checkpoint as ocp
@@ -247,9 +287,9 @@ def _data(leaf: Any) -> Any:
     return jax.random.key_data(leaf) if _is_key(leaf) else leaf
 
 
-def _describe(array: np.ndarray) -> dict[str, Any]:
-    digest = hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
-    return {"shape": list(array.shape), "dtype": str(array.dtype), "digest": digest}
+def _digest_of_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _digest_of(content: PyTree) -> str:

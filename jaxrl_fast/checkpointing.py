@@ -18,10 +18,10 @@ from jaxrl_fast.checkpoint_files import (
     discard,
     one_line,
     others,
-    read_arrays,
     read_description,
     sizes,
     snapshot,
+    verify,
     write,
 )
 from jaxrl_fast.graph import TrainState
@@ -125,7 +125,7 @@ def newest_good(run_folder: Path, tell: Callable[[str], None]) -> Path | None:
     for steps in reversed(all_steps(run_folder / FOLDER)):
         path = run_folder / FOLDER / str(steps)
         try:
-            read_arrays(read_description(path))
+            verify(read_description(path))
         except CheckpointError as error:
             tell(f"passed over: {error}")
             continue

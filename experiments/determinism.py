@@ -1,0 +1,61 @@
+"""The same ``config.yaml`` again and again: are the numbers the same, bit for bit?
+
+``python experiments/determinism.py [repeats]`` trains each job once, and then its own ``config.yaml`` ``repeats`` times
+(default 20) in fresh processes; ``metrics.csv`` (rates and times apart) and the parameters must be equal to the first.
+The result is written to experiments/results/determinism.json.
+"""
+
+import hashlib
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from describe import machine, versions
+from kill import JOBS, RESULTS, run, without_times
+
+MORE = {
+    "ppo halfcheetah, two devices": (
+        "env=halfcheetah", "algo=ppo", "total_steps=20_000", "placement=sharded_sampling", "devices=2",
+        "eval.episodes=2", "num_envs=64", "algo.rollout_length=32",
+    ),
+    "sac pendulum, two seeds on two devices": (*JOBS["sac pendulum"], "num_seeds=2", "devices=2"),
+}  # fmt: skip
+
+
+def digest(folder: Path) -> str:
+    """Of all numbers that a run leaves, but for what a clock says."""
+    tables = [without_times(folder, name) for name in ("metrics.csv", "evals.csv")]
+    params = (folder / "policy" / "params.msgpack").read_bytes()
+    return hashlib.sha256(json.dumps(tables).encode() + params).hexdigest()
+
+
+def repeat(words: tuple[str, ...], repeats: int, folder: Path) -> list[str]:
+    """The digests of a job and of its repetitions from its ``config.yaml``."""
+    run(*words, f"run_dir={folder / 'first'}")
+    digests = [digest(folder / "first")]
+    for number in range(repeats):
+        run(f"config={folder / 'first' / 'config.yaml'}", f"run_dir={folder / str(number)}")
+        digests.append(digest(folder / str(number)))
+    return digests
+
+
+def main(repeats: int) -> None:
+    """All jobs."""
+    result: dict[str, Any] = {"command": f"python experiments/determinism.py {repeats}", "machine": machine()}
+    result["versions"] = versions()
+    with tempfile.TemporaryDirectory() as folder:
+        for name, words in {**JOBS, **MORE}.items():
+            digests = repeat(words, repeats, Path(folder) / name.replace(" ", "-"))
+            result[name] = {
+                "repeats": repeats,
+                "equal": sum(d == digests[0] for d in digests[1:]),
+                "digest": digests[0],
+            }
+            print(name, result[name], flush=True)
+    (RESULTS / "determinism.json").write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 20)
