@@ -12,6 +12,7 @@ from jax.experimental import checkify
 
 from jaxrl_fast import checkpoint_files, resuming
 from jaxrl_fast import graph as graphs
+from jaxrl_fast.algorithm import all_finite
 from jaxrl_fast.checkpointing import Checkpointer
 from jaxrl_fast.graph import Channels, Fragment, Graph, TrainState
 from jaxrl_fast.program import Program, Run
@@ -48,8 +49,14 @@ def find_operation(graph: Graph, state: TrainState, tick: int, fragment: str) ->
     culprit = graph.fragments[names.index(fragment)]
     fresh = jax.jit(partial(_step, graph, before))(state, {})[1] if before else {}
     step = partial(_step, graph, (culprit,))
-    found = _by_checkify(step, state, fresh) or _by_hand(step, state, fresh)
-    return found or f"computed again, fragment {fragment} gave finite numbers in this tick: the operation is not found"
+    if bool(jax.jit(lambda *args: all_finite(step(*args)))(state, fresh)):
+        return f"computed again, fragment {fragment} gave finite numbers in this tick: the operation is not found"
+    return (
+        _by_checkify(step, state, fresh, checkify.nan_checks)
+        or _by_checkify(step, state, fresh, checkify.div_checks)
+        or _by_hand(step, state, fresh)
+        or f"fragment {fragment} gave an infinity, by no division: a number outgrew float32"
+    )
 
 
 def _state_before(
@@ -80,9 +87,9 @@ def _step(graph: Graph, fragments: tuple[Fragment, ...], state: TrainState, fres
     )
 
 
-def _by_checkify(step: Callable[..., tuple], state: TrainState, fresh: Channels) -> str | None:
-    """Compiled, so quick; finds NaNs only."""
-    error, _ = jax.jit(checkify.checkify(step, errors=checkify.nan_checks))(state, fresh)
+def _by_checkify(step: Callable[..., tuple], state: TrainState, fresh: Channels, errors: Any) -> str | None:
+    """Compiled, so quick."""
+    error, _ = jax.jit(checkify.checkify(step, errors=errors))(state, fresh)
     found = error.get_exception()
     if found is None:
         return None
@@ -94,13 +101,12 @@ def _by_checkify(step: Callable[..., tuple], state: TrainState, fresh: Channels)
 
 
 def _by_hand(step: Callable[..., tuple], state: TrainState, fresh: Channels) -> str | None:
-    """One operation after another, which is slow; finds what `checkify` passes over."""
-    for checks in (jax.debug_nans, jax.debug_infs):
-        try:
-            with jax.disable_jit(), checks(True):
-                jax.block_until_ready(step(state, fresh))
-        except FloatingPointError as error:
-            frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(JAX_FOLDER)]
-            where = f" At {frames[-1].filename}:{frames[-1].lineno} ({frames[-1].name})" if frames else ""
-            return f"{' '.join(str(error).split())}{where}"
+    """One operation after another, which is slow; finds the NaNs that `checkify` passes over, such as chosen ones."""
+    try:
+        with jax.disable_jit(), jax.debug_nans(True):
+            jax.block_until_ready(step(state, fresh))
+    except FloatingPointError as error:
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(JAX_FOLDER)]
+        where = f" At {frames[-1].filename}:{frames[-1].lineno} ({frames[-1].name})" if frames else ""
+        return f"{' '.join(str(error).split())}{where}"
     return None

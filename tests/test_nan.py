@@ -1,0 +1,153 @@
+"""Numbers that are not finite: found in the tick in which they arise and named, or left out and counted."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny import OBS, line
+
+import jaxrl_fast as jf
+from jaxrl_fast.algorithm import Part, PartState, all_finite, drop_nonfinite
+from jaxrl_fast.core import Batches
+from jaxrl_fast.debugging import find_operation
+from jaxrl_fast.fragments import alternate, build_graph, side_by_side
+from jaxrl_fast.graph import init, tick
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+
+def tiny_ppo(**options) -> jf.Algorithm:
+    return jf.ppo(**{"rollout_length": 8, "policy_hidden": (8,), "value_hidden": (8,), **options})
+
+
+def adding(metric_of=lambda new: jnp.sum(new)) -> Part:
+    """Adds its batch to its parameters."""
+
+    def update(state, peers, batch, key, hyper):
+        new = state.params + batch[0, 0]
+        return PartState(new, state.opt_state), {"loss": metric_of(new)}
+
+    return Part(lambda key: PartState(jnp.zeros(2), ()), update)
+
+
+def batches(*values: float) -> Batches:
+    """One update a value, each of one sequence."""
+    data = jnp.array(values, jnp.float32)[None, :, None, None] * jnp.ones((1, 1, 1, 2))
+    return Batches(data, jnp.arange(len(values))[:, None, None])
+
+
+def step(fragment, *values: float) -> tuple:
+    private = fragment.init(jax.random.key(0))
+    return fragment.step(private, {"batches": batches(*values)}, (), jax.random.key(0))
+
+
+@pytest.mark.parametrize(("tree", "sound"), [
+    ({"a": jnp.ones(3), "n": jnp.int32(4)}, True), ({"a": jnp.array([1.0, jnp.nan])}, False),
+    ((jnp.ones(2), jnp.float32(-jnp.inf)), False), ((), True),
+])  # fmt: skip
+def test_all_finite_looks_at_every_real_number(tree, sound):
+    assert bool(all_finite(tree)) == sound
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("build", [alternate, lambda parts, nan: side_by_side(parts, nan=nan)[0]])
+def test_a_bad_update_changes_nothing_is_counted_and_leaves_the_means_alone(build, bad):
+    private, _, metrics = step(build({"part": adding()}, nan="skip"), 1.0, bad, 2.0)
+    params = private["part"].params if isinstance(private, dict) else private.params
+    np.testing.assert_array_equal(params, [3.0, 3.0])
+    named = {name.removeprefix("part/"): float(value) for name, value in metrics.items()}
+    assert named["dropped_updates"] == 1
+    assert named["loss"] == (2.0 + 6.0) / 2
+
+
+def test_parameters_that_overflow_show_in_the_same_tick_even_if_no_loss_does():
+    fine = adding(metric_of=lambda new: jnp.zeros(()))
+    _, _, metrics = step(alternate({"part": fine}), 1.0, np.inf)
+    assert float(metrics["part/loss"]) == 0.0
+    assert not np.isfinite(metrics["part/param_norm"])
+
+
+def test_a_dropped_update_is_one_that_would_have_been_bad():
+    part = drop_nonfinite(adding())
+    state = PartState(jnp.ones(2), ())
+    kept, metrics = part.update(state, {}, jnp.full((1, 1, 2), 2.0), jax.random.key(0), ())
+    np.testing.assert_array_equal(kept.params, [3.0, 3.0])
+    assert float(metrics["dropped_updates"]) == 0
+
+
+def poisoned(step_number: int) -> jf.VecEnv:
+    """Gives a NaN observation and reward at one step of every tenth environment's episodes, and is fine afterwards."""
+    spec = jf.EnvSpec("poisoned", OBS, jf.Discrete(2), max_episode_steps=20)
+
+    def reset(key, params):
+        return (jnp.int32(0), jax.random.bernoulli(key, 0.1)), jnp.zeros(2)
+
+    def move(state, action, key):
+        count, bad = state[0] + 1, state[1]
+        obs = jnp.where(bad & (count == step_number), jnp.nan, jnp.sin(count + jnp.arange(2.0)))
+        no = jnp.zeros((), bool)
+        return (count, bad), jf.Timestep(obs, obs, obs[0], no, no)
+
+    return jf.vectorize(jf.Env(spec, reset, move), num_envs=8)
+
+
+def test_with_nan_skip_a_run_goes_on_counts_what_it_drops_and_stays_finite():
+    result = jf.learn(poisoned(5), tiny_ppo(normalize_rewards=True), total_steps=6400, eval_episodes=2, nan="skip")
+    assert 0 < result.summary["dropped_updates"] < result.summary["updates"]
+    assert bool(all_finite((result.state.private["learn"], result.state.private["statistics"])))
+    assert sum(row.get("dropped_updates", 0) for row in result.history) == result.summary["dropped_updates"]
+    with pytest.raises(jf.NonFiniteError, match=r"environment poisoned .* \(fragment sample, tick \d+, seed 0\)"):
+        jf.learn(poisoned(5), tiny_ppo(), total_steps=6400, eval_episodes=2)
+
+
+def test_where_nothing_is_wrong_nan_skip_changes_numbers_by_rounding_only():
+    def end(nan: str) -> jf.Result:
+        return jf.learn(line(discrete=True), tiny_ppo(), total_steps=640, eval_episodes=2, nan=nan)
+
+    stop, skip = end("stop"), end("skip")
+    assert skip.summary["dropped_updates"] == 0
+    for a, b in zip(jax.tree.leaves(skip.state.private), jax.tree.leaves(stop.state.private), strict=True):
+        np.testing.assert_allclose(np.asarray(a, float), np.asarray(b, float), atol=1e-5)
+
+
+def test_the_error_names_fragment_tick_and_seed():
+    algorithm = tiny_ppo(value_loss=lambda value, target: jnp.sqrt(-jnp.abs(value - target)))
+    with pytest.raises(jf.NonFiniteError, match=r"metric critic/\S+ of fragment learn .* in tick 0, seed 0") as caught:
+        jf.learn(line(discrete=True), algorithm, total_steps=640, eval_episodes=2, num_seeds=2)
+    assert (caught.value.fragment, caught.value.tick, caught.value.seed) == ("learn", 0, 0)
+
+
+def test_the_operation_that_gave_a_nan_is_found_and_its_line():
+    algorithm = tiny_ppo(value_loss=lambda value, target: jnp.log(-jnp.abs(value - target)))
+    graph, _ = build_graph(line(discrete=True), algorithm)
+    found = find_operation(graph, init(graph, jax.random.key(0), algorithm.hyper), 0, "learn")
+    assert "nan generated by primitive: log" in found
+    assert "test_nan.py:" in found
+
+
+@pytest.mark.parametrize(
+    ("reward", "found"),
+    [
+        (lambda count: 1.0 / (count - 3.0), "division by zero"),
+        (lambda count: jnp.where(count == 3, jnp.nan, 1.0), "nan"),
+        (lambda count: jnp.exp(100.0 * (count - 2.0)), "outgrew float32"),
+    ],
+)
+def test_what_a_world_does_is_found_some_ticks_later(reward, found):
+    spec = jf.EnvSpec("bad", OBS, jf.Discrete(2), max_episode_steps=20)
+
+    def move(count, action, key):
+        no = jnp.zeros((), bool)
+        return count + 1, jf.Timestep(jnp.zeros(2), jnp.zeros(2), reward(count.astype(jnp.float32)), no, no)
+
+    world = jf.Env(spec, lambda key, params: (jnp.int32(0), jnp.zeros(2)), move)
+    algorithm = tiny_ppo(rollout_length=2, num_minibatches=1)
+    graph, _ = build_graph(jf.vectorize(world, num_envs=2), algorithm)
+    assert found in find_operation(graph, init(graph, jax.random.key(0), algorithm.hyper), 1, "sample")
+
+
+def test_an_operation_that_is_not_found_is_said_to_be_so():
+    graph, _ = build_graph(line(discrete=True), tiny_ppo())
+    start = init(graph, jax.random.key(0), tiny_ppo().hyper)
+    assert int(tick(graph, start)[0].tick) == 1
+    assert "gave finite numbers in this tick" in find_operation(graph, start, 1, "sample")
