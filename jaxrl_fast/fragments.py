@@ -133,7 +133,7 @@ def alternate(parts: dict[str, Part], start: int = 0, nan: OnNan = "stop") -> Fr
 
         keys = jax.random.split(key, batches.indices.shape[0])
         private, metrics = jax.lax.scan(update, private, (batches.indices, keys))
-        norms = {f"{name}/param_norm": optax.tree.norm(private[name].params) for name in names}
+        norms = {f"{name}/param_norm": _norm(private[name].params) for name in names}
         return private, publish(private), {**_over_updates(metrics, nan), **norms}
 
     def publish(private: dict[str, PartState]) -> Channels:
@@ -216,8 +216,7 @@ def _part_fragment(name: str, part: Part, others: tuple[str, ...], start: int, n
 
         keys = jax.random.split(key, batches.indices.shape[0])
         private, metrics = jax.lax.scan(update, private, (batches.indices, keys))
-        norm = {"param_norm": optax.tree.norm(private.params)}
-        return private, publish(private), {**_over_updates(metrics, nan), **norm}
+        return private, publish(private), {**_over_updates(metrics, nan), "param_norm": _norm(private.params)}
 
     def publish(private: PartState) -> Channels:
         return {name: private.params}
@@ -227,6 +226,11 @@ def _part_fragment(name: str, part: Part, others: tuple[str, ...], start: int, n
 
 def _init_part(part: Part, name: str, key: jax.Array) -> PartState:
     return part.init(jax.random.fold_in(key, stable_hash(name)))
+
+
+def _norm(params: PyTree) -> jax.Array:
+    """Of parameters at the end of a tick: not finite if any of them is not, whatever the losses say."""
+    return optax.tree.norm(params)
 
 
 def _guarded(parts: dict[str, Part], nan: OnNan) -> dict[str, Part]:
