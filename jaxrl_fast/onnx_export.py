@@ -1,0 +1,258 @@
+"""A function as an ONNX graph, primitive by primitive out of its jaxpr.
+
+It knows what policies are made of and names any other primitive. What no input reaches is computed here and kept as a
+constant, what no output reads is left out.
+
+Our own because jax2onnx 0.13, the last version that installs beside our other packages, reads neither a GRU nor many of
+the jaxprs of JAX 0.11, and brings 25 packages along.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.extend.core import Literal
+
+OPSET = 18
+IR_VERSION = 8
+"""Of 2022 and before, so that any runtime since then reads the file."""
+
+Value = str | np.ndarray
+"""A tensor of the graph by its name, or a constant."""
+
+
+class Graph(NamedTuple):
+    """An ONNX graph being written. ``batched`` names an input whose first axis is the batch."""
+
+    nodes: list[Any]
+    constants: dict[str, np.ndarray]
+    batched: str
+
+
+def to_onnx(
+    function: Callable[..., Any],
+    arguments: Sequence[Any],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    metadata: dict[str, str],
+) -> bytes:
+    """``function`` as a serialized ONNX model.
+
+    ``arguments`` are pytrees of ``ShapeDtypeStruct`` whose first axis is one symbolic batch size; ``inputs`` and
+    ``outputs`` name the leaves of what goes in and comes out.
+
+    Raises:
+        ValueError: the function uses a primitive, or a form of one, that is not known here.
+        ImportError: the package onnx is missing.
+    """
+    import onnx
+    from onnx import helper
+
+    closed = jax.make_jaxpr(function)(*arguments)
+    graph = Graph([], {}, inputs[0])
+    results = _convert(graph, closed, inputs)
+    for name, value in zip(outputs, results, strict=True):
+        graph.nodes.append(helper.make_node("Identity", [_name(graph, value)], [name]))
+    onnx_graph = helper.make_graph(
+        graph.nodes,
+        metadata["env"],
+        [_described(name, shape) for name, shape in zip(inputs, closed.in_avals, strict=True)],
+        [_described(name, shape) for name, shape in zip(outputs, closed.out_avals, strict=True)],
+        [onnx.numpy_helper.from_array(array, name) for name, array in graph.constants.items()],
+    )
+    opsets = [helper.make_opsetid("", OPSET)]
+    model = helper.make_model(onnx_graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="jaxrl_fast")
+    helper.set_model_props(model, metadata)
+    onnx.checker.check_model(model, full_check=True)
+    return model.SerializeToString()
+
+
+def _convert(graph: Graph, closed: Any, values: Sequence[Value]) -> list[Value]:
+    """Write a jaxpr's equations into the graph; its results."""
+    jaxpr = closed.jaxpr
+    known: dict[Any, Value] = dict(zip(jaxpr.constvars, map(np.asarray, closed.consts), strict=True))
+    known |= zip(jaxpr.invars, values, strict=True)
+
+    def read(atom: Any) -> Value:
+        aval = atom.aval
+        return np.asarray(atom.val, aval.dtype) if isinstance(atom, Literal) else known[atom]
+
+    for eqn in _live(jaxpr):
+        known |= zip(eqn.outvars, _equation(graph, eqn, [read(atom) for atom in eqn.invars]), strict=True)
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _live(jaxpr: Any) -> list[Any]:
+    """The equations that the results depend on, in order."""
+    needed, live = set(_variables(jaxpr.outvars)), []
+    for eqn in reversed(jaxpr.eqns):
+        if needed & set(eqn.outvars):
+            needed |= set(_variables(eqn.invars))
+            live.append(eqn)
+    return live[::-1]
+
+
+def _variables(atoms: Sequence[Any]) -> list[Any]:
+    return [atom for atom in atoms if not isinstance(atom, Literal)]
+
+
+def _equation(graph: Graph, eqn: Any, values: list[Value]) -> Sequence[Value]:
+    name = eqn.primitive.name
+    if name in CALLS:
+        return _convert(graph, eqn.params[CALLS[name]], values)
+    constant = [value for value in values if isinstance(value, np.ndarray)]
+    if len(constant) == len(values) and not any(_symbolic(var.aval.shape) for var in eqn.outvars):
+        results = eqn.primitive.bind(*constant, **eqn.params)
+        return [np.asarray(result) for result in (results if eqn.primitive.multiple_results else [results])]
+    if name in SAME:
+        return [_emit(graph, SAME[name], *values)]
+    if name not in RULES:
+        raise _unknown(eqn)
+    results = RULES[name](graph, eqn, *values)
+    return results if isinstance(results, list) else [results]
+
+
+def _unknown(eqn: Any) -> ValueError:
+    return ValueError(f"no ONNX form is known here for '{eqn.primitive.name}', which this policy uses: use formats=jax")
+
+
+def _emit(graph: Graph, op: str, *values: Value, **attributes: Any) -> str:
+    return _emit_many(graph, op, 1, *values, **attributes)[0]
+
+
+def _emit_many(graph: Graph, op: str, count: int, *values: Value, **attributes: Any) -> list[str]:
+    from onnx import helper
+
+    names = [f"{op.lower()}_{len(graph.nodes)}" + (f"_{i}" if i else "") for i in range(count)]
+    inputs = [_name(graph, value) for value in values]
+    graph.nodes.append(helper.make_node(op, inputs, names, **attributes))
+    return names
+
+
+def _name(graph: Graph, value: Value) -> str:
+    """The name of a value; a constant gets one."""
+    if isinstance(value, str):
+        return value
+    name = f"constant_{len(graph.constants)}"
+    graph.constants[name] = value
+    return name
+
+
+def _described(name: str, aval: Any) -> Any:
+    from onnx import helper
+
+    shape = ["batch" if _symbolic((size,)) else size for size in aval.shape]
+    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(aval.dtype)), shape)
+
+
+def _symbolic(shape: Sequence[Any]) -> bool:
+    return any(not isinstance(size, int) for size in shape)
+
+
+def _integers(numbers: Sequence[int]) -> np.ndarray:
+    return np.asarray(numbers, np.int64)
+
+
+def _cast(graph: Graph, value: Value, dtype: Any) -> str:
+    from onnx import helper
+
+    return _emit(graph, "Cast", value, to=helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
+
+
+def _reshape(graph: Graph, value: Value, shape: Sequence[Any]) -> str:
+    return _emit(graph, "Reshape", value, _integers([-1 if _symbolic((size,)) else size for size in shape]))
+
+
+def _broadcast(graph: Graph, eqn: Any, x: Value) -> str:
+    shape, old = eqn.params["shape"], eqn.invars[0].aval.shape
+    aligned = [1] * len(shape)
+    for axis, size in zip(eqn.params["broadcast_dimensions"], old, strict=True):
+        aligned[axis] = size
+    x = _reshape(graph, x, aligned)
+    if tuple(aligned) == tuple(shape):
+        return x
+    batch = _emit(graph, "Shape", graph.batched, start=0, end=1)
+    sizes: list[Value] = [batch if _symbolic((size,)) else _integers([size]) for size in shape]
+    return _emit(graph, "Expand", x, _emit(graph, "Concat", *sizes, axis=0))
+
+
+def _dot(graph: Graph, eqn: Any, x: Value, w: Value) -> str:
+    """``x @ w``, in float32 also where the operands were rounded to bf16."""
+    shapes = [var.aval.shape for var in eqn.invars]
+    if eqn.params["dimension_numbers"] != (((len(shapes[0]) - 1,), (0,)), ((), ())) or len(shapes[1]) != 2:
+        raise _unknown(eqn)
+    dtype = eqn.outvars[0].aval.dtype
+
+    def widened(value: Value, var: Any) -> Value:
+        if isinstance(value, np.ndarray):
+            return value.astype(dtype)
+        return value if var.aval.dtype == dtype else _cast(graph, value, dtype)
+
+    return _emit(graph, "MatMul", widened(x, eqn.invars[0]), widened(w, eqn.invars[1]))
+
+
+def _select(graph: Graph, eqn: Any, which: Value, *cases: Value) -> Value:
+    if len(cases) != 2 or eqn.invars[0].aval.dtype != bool:
+        raise _unknown(eqn)
+    if isinstance(which, np.ndarray) and which.ndim == 0:
+        return cases[int(which)]
+    return _emit(graph, "Where", which, cases[1], cases[0])
+
+
+def _gather(graph: Graph, eqn: Any, x: Value, index: Value) -> str:
+    """Only ``x[i]`` along one axis, for an ``i`` that is known."""
+    numbers, shape = eqn.params["dimension_numbers"], eqn.invars[0].aval.shape
+    axes = numbers.collapsed_slice_dims
+    whole = tuple(1 if axis in axes else size for axis, size in enumerate(shape))
+    one_axis = len(axes) == 1 and axes == numbers.start_index_map and eqn.params["slice_sizes"] == whole
+    if not one_axis or not isinstance(index, np.ndarray) or index.shape != (1,):
+        raise _unknown(eqn)
+    return _emit(graph, "Gather", x, _integers(index.item()), axis=axes[0])
+
+
+def _scan(graph: Graph, eqn: Any, *values: Value) -> list[Value]:
+    """One step, as acting takes it: the loop's body without a loop. What is stacked over steps has one axis more."""
+    if eqn.params["length"] != 1:
+        raise _unknown(eqn)
+    body = eqn.params["jaxpr"]
+
+    def fit(value: Value, old: Any, new: Any) -> Value:
+        return value if len(old.shape) == len(new.shape) else _reshape(graph, value, new.shape)
+
+    inputs = [fit(x, var.aval, a) for x, var, a in zip(values, eqn.invars, body.in_avals, strict=True)]
+    results = _convert(graph, body, inputs)
+    return [fit(y, a, var.aval) for y, a, var in zip(results, body.out_avals, eqn.outvars, strict=True)]
+
+
+CALLS = {"jit": "jaxpr", "custom_jvp_call": "call_jaxpr"}
+"""Primitives that call a jaxpr, and the parameter that holds it."""
+
+SAME = {
+    "abs": "Abs", "add": "Add", "div": "Div", "exp": "Exp", "gt": "Greater", "logistic": "Sigmoid", "max": "Max",
+    "min": "Min", "mul": "Mul", "neg": "Neg", "sqrt": "Sqrt", "sub": "Sub", "tanh": "Tanh",
+}  # fmt: skip
+"""Primitives that ONNX has under another name."""
+
+RULES: dict[str, Callable[..., Any]] = {
+    "argmax": lambda g, e, x: _cast(
+        g, _emit(g, "ArgMax", x, axis=e.params["axes"][0], keepdims=0), e.params["index_dtype"]
+    ),
+    "broadcast_in_dim": _broadcast,
+    "concatenate": lambda g, e, *xs: _emit(g, "Concat", *xs, axis=e.params["dimension"]),
+    "convert_element_type": lambda g, e, x: _cast(g, x, e.params["new_dtype"]),
+    "dot_general": _dot,
+    "expm1": lambda g, e, x: _emit(g, "Sub", _emit(g, "Exp", x), np.ones((), e.invars[0].aval.dtype)),
+    "gather": _gather,
+    "integer_pow": lambda g, e, x: _emit(g, "Pow", x, np.asarray(e.params["y"], e.invars[0].aval.dtype)),
+    "reduce_sum": lambda g, e, x: _emit(g, "ReduceSum", x, _integers(e.params["axes"]), keepdims=0),
+    "reshape": lambda g, e, x: _reshape(g, x, e.params["new_sizes"]),
+    "rsqrt": lambda g, e, x: _emit(g, "Reciprocal", _emit(g, "Sqrt", x)),
+    "scan": _scan,
+    "select_n": _select,
+    "split": lambda g, e, x: _emit_many(
+        g, "Split", len(e.params["sizes"]), x, _integers(e.params["sizes"]), axis=e.params["axis"]
+    ),
+    "square": lambda g, e, x: _emit(g, "Mul", x, x),
+    "transpose": lambda g, e, x: _emit(g, "Transpose", x, perm=e.params["permutation"]),
+}
