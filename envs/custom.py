@@ -21,9 +21,15 @@ def make(*, make: str | Callable[..., Any], **options: Any) -> Env:
     function = _find(make) if isinstance(make, str) else make
     try:
         made = function(**options)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"env.make={name} failed: {type(error).__name__}: {_one_line(error)}") from error
-    world = as_env(made, name=name)
+    try:
+        world = as_env(made, name=name)
+    except ValueError:
+        raise
+    except Exception as error:  # the world's own, called to learn its shapes
+        what = f"env.make={name}: the {type(made).__name__} that it returned"
+        raise ValueError(f"{what} failed: {type(error).__name__}: {_one_line(error)}") from error
     check_world(world, f"env.make={name}")
     return world
 
@@ -55,7 +61,7 @@ def _find(path: str) -> Callable[..., Any]:
         sys.path.insert(0, os.getcwd())
     try:
         module = import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         hint = "; run from the folder that holds it, or install it" if isinstance(error, ModuleNotFoundError) else ""
         message = f"cannot import {module_name}: {type(error).__name__}: {_one_line(error)}{hint}"
         raise ValueError(f"env.make={path}: {message}") from error
@@ -69,5 +75,5 @@ def _has(world: Any, *names: str) -> bool:
     return all(hasattr(type(world), name) or hasattr(world, name) for name in names)
 
 
-def _one_line(error: Exception) -> str:
+def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())

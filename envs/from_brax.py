@@ -1,5 +1,6 @@
 """brax worlds. The only file that imports brax for its environments (https://github.com/google/brax)."""
 
+import inspect
 import io
 import warnings
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import numpy as np
 
 from envs.foreign import like, relaxed, settled
 from jaxrl_fast.core import Box, EnvSpec, PyTree, Timestep
-from jaxrl_fast.env import Env
+from jaxrl_fast.env import Env, check_option, check_shapes
 
 
 @contextmanager
@@ -66,12 +67,21 @@ def make(id: str, *, backend: str = "spring", episode_length: int = MAX_EPISODE_
         raise ValueError(f"env.backend={backend}: write one of {', '.join(BACKENDS)}")
     if episode_length < 1:
         raise ValueError(f"env.episode_length={episode_length}: an episode has at least one step, write 1000")
+    parameters = inspect.signature(brax_envs._envs[id]).parameters.items()
+    known = {name: p.default for name, p in parameters if name not in ("backend", "kwargs")}
+    for option in set(options) & set(known):
+        check_option(f"env.{option}", options[option], known[option])
     try:
         with quiet():
             world = brax_envs.get_environment(id, backend=backend, **options)
-    except TypeError as error:
-        raise ValueError(f"brax {id} does not take these options: {error}") from error
-    return adapt(world, name=id, max_episode_steps=episode_length, shortest_episode=SHORTEST_EPISODE.get(id, 1))
+        env = adapt(world, name=id, max_episode_steps=episode_length, shortest_episode=SHORTEST_EPISODE.get(id, 1))
+    except Exception as error:  # whatever an option makes brax stumble over
+        said = " ".join(str(error).split())
+        hint = f"write some of {', '.join(known)}" if known else "leave them out"
+        raise ValueError(f"brax {id} does not take these options: {said}: {hint}") from error
+    if options:
+        check_shapes(env, f"brax {id} with these options")
+    return env
 
 
 def adapt(

@@ -11,7 +11,7 @@ from gymnax.environments import spaces
 
 from envs.foreign import like, relaxed, settled
 from jaxrl_fast.core import Box, Discrete, EnvSpec, PyTree, Timestep
-from jaxrl_fast.env import FRESH_INTERVAL, Env, no_params
+from jaxrl_fast.env import FRESH_INTERVAL, Env, check_option, check_shapes, no_params
 
 REFUSED = {
     "MNISTBandit-bsuite": "it downloads a data set when made",
@@ -40,7 +40,7 @@ def make(id: str, *, episode_length: int | None = None, **options: Any) -> Env:
     """A registered gymnax environment; ``options`` override its default parameters.
 
     Raises:
-        ValueError: the environment is unknown or refused, or has no such parameter.
+        ValueError: the environment is unknown or refused, or has no such parameter, or not of this kind.
     """
     if id in REFUSED:
         raise ValueError(f"env.id={id}: gymnax's {id} is not supported: {REFUSED[id]}")
@@ -49,12 +49,17 @@ def make(id: str, *, episode_length: int | None = None, **options: Any) -> Env:
     if unknown:
         known = ", ".join(sorted(vars(params)))
         raise ValueError(f"gymnax {id} has no parameter '{unknown[0]}': write one of {known}")
+    for option, value in options.items():
+        check_option(f"env.{option}", value, getattr(params, option))
     shortest = FRESH_INTERVAL if id in LONG_EPISODES and not options else 1
     if episode_length is not None:
         if episode_length < 1:
             raise ValueError(f"env.episode_length={episode_length}: an episode has at least one step, write 500")
         options["max_steps_in_episode"] = episode_length
-    return adapt(world, params.replace(**options), name=id)._replace(shortest_episode=shortest)
+    env = adapt(world, params.replace(**options), name=id)._replace(shortest_episode=shortest)
+    if options:
+        check_shapes(env, f"gymnax {id} with these options")
+    return env
 
 
 def adapt(

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import Any, Literal, get_args, get_origin
 
 from hydra.errors import HydraException
+from jax.errors import JaxRuntimeError
 
 from jaxrl_fast.algorithms import ALGORITHMS
 from jaxrl_fast.config import NEEDS, command_line, compose, parse_word, settings
@@ -56,19 +57,25 @@ def main(
             print(version_line())
             return 0
         if {"-m", "--multirun"} & set(words):
+            if command != "train":
+                raise ConfigError(f"--multirun is for training: run {command} once for each run")
             return multirun(command, [word for word in words if word not in ("-m", "--multirun")])
         return run(words) or 0
     except KeyboardInterrupt:
         return 130
     except (ValueError, OSError, ImportError) as error:
         return fail(error)
+    except JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return fail(error, "this does not fit into memory: write a smaller num_envs, num_seeds, batch or buffer_size")
 
 
-def fail(error: Exception) -> int:
-    """Say in one line what was wrong; returns exit status 2."""
+def fail(error: Exception, message: str | None = None) -> int:
+    """Say in one line what was wrong, the error's own unless ``message`` is given; returns exit status 2."""
     if os.environ.get("HYDRA_FULL_ERROR") == "1":
         traceback.print_exception(error)
-    message = " ".join(str(error).split()) or type(error).__name__
+    message = message or " ".join(str(error).split()) or type(error).__name__
     print(f"jaxrl_fast: error: {message}", file=sys.stderr)
     return 2
 

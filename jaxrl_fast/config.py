@@ -32,7 +32,7 @@ from jaxrl_fast.fragments import OnNan, Overlap
 from jaxrl_fast.machine import AUTO
 from jaxrl_fast.placement import PLACEMENTS
 from jaxrl_fast.schedules import plain
-from jaxrl_fast.schema import ConfigError, Key, algo_keys, nearest, read_value, run_keys
+from jaxrl_fast.schema import ConfigError, Key, algo_keys, nearest, read_value, run_keys, written
 
 CONFIG_DIR = Path(__file__).parent / "config"
 GROUPS = ("env", "algo", "placement")
@@ -106,6 +106,8 @@ def compose(argv: Sequence[str] = ()) -> Run:
     for layer in (defaults, file, told):
         values.update(_read_layer(layer, keys, f"algo={algo} env={env}"))
     _check_env(env, values)
+    if "/" in (values["name"] or ""):
+        raise ConfigError(f"name={values['name']}: it is part of a folder's name, so write it without a slash")
     return dataclasses.replace(_make_run(env, algo, placement, values, tuned_file), requeued=requeued)
 
 
@@ -175,7 +177,7 @@ def parse_word(word: str) -> Override:
     key, equals, value = word.partition("=")
     if word.startswith("~"):
         raise ConfigError(f"{word}: settings cannot be removed; tuned=false leaves the tuned ones out")
-    if not equals:
+    if not equals or not key.strip():
         raise ConfigError(f"cannot read '{word}': write key=value, for example env=halfcheetah (--help lists the keys)")
     if not value.strip():
         raise ConfigError(f"{word} has no value: write it behind the equals sign, without a space")
@@ -195,7 +197,8 @@ def _read_checkpoint(told: Layer) -> Layer | None:
 
     A run goes on in its own folder, unless another is named or an earlier checkpoint than its newest is asked for.
     """
-    resume, run_dir = told.values.get("resume"), told.values.get("run_dir")
+    keys = run_keys()
+    resume, run_dir = (read_value(name, told.values.get(name), keys[name]) for name in ("resume", "run_dir"))
     if resume is None:
         return None
     if "config" in told.values:
@@ -203,13 +206,13 @@ def _read_checkpoint(told: Layer) -> Layer | None:
     if resume == "auto" and run_dir is None:
         raise ConfigError("resume=auto needs to know where: write run_dir=<folder> with it")
     if resume == "auto":
-        path = newest_good(Path(str(run_dir)), lambda line: print(line, file=sys.stderr))
+        path = newest_good(Path(run_dir), lambda line: print(line, file=sys.stderr))
     else:
-        path = find(Path(str(resume)))
+        path = find(Path(resume))
     told.values["resume"] = None if path is None else str(path)
     if path is None:
         return None
-    if run_dir is None and path.parent.parent.resolve() == Path(str(resume)).resolve():
+    if run_dir is None and path.parent.parent.resolve() == Path(resume).resolve():
         told.values["run_dir"] = str(path.parent.parent)
     known = read_description(path).settings
     if "eval.every" not in known:
@@ -224,11 +227,15 @@ def _read_file(path: Any) -> Layer:
     try:
         tree = OmegaConf.to_container(OmegaConf.load(str(path)))
     except OSError as error:
-        raise ConfigError(f"config={path}: {error.strerror or error}; write the path of a config.yaml") from None
-    except (OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
+        if error.strerror is None:  # OmegaConf's own: a number, or a text of a kind
+            raise ConfigError(f"config={path}: write keys and values, such as seed: 3") from None
+        raise ConfigError(f"config={path}: {error.strerror}; write the path of a config.yaml") from None
+    except (OmegaConfBaseException, YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"config={path} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(tree, dict):
         raise ConfigError(f"config={path}: write keys and values, such as seed: 3")
+    if "resume" in tree:
+        raise ConfigError(f"{path}: resume stands on the command line: write it there")
     return Layer(f"{path}: ", _flat_settings(tree))
 
 
@@ -263,16 +270,18 @@ def _choose_groups(told: Layer, file: Layer) -> tuple[dict[str, str], Layer]:
     """The groups asked for, and what the file says of those that are still its own."""
     groups, values = {}, dict(file.values)
     for group in GROUPS:
-        from_file, from_words = values.pop(group, None), told.values.pop(group, None)
-        if from_words is not None and from_file is not None and from_words != from_file:
+        chosen = [layer.pop(group) for layer in (values, told.values) if group in layer]
+        names = [_known_option(group, written(value)) for value in chosen]
+        if len(set(names)) > 1:
             values = {key: value for key, value in values.items() if not key.startswith(f"{group}.")}
-        chosen = from_file if from_words is None else from_words
-        if chosen is not None:
-            groups[group] = _known_option(group, str(chosen))
+        if names:
+            groups[group] = names[-1]
     return groups, Layer(file.source, values)
 
 
 def _known_option(group: str, name: str) -> str:
+    if name == "gymnasium" and group == "env":
+        raise ConfigError("env=gymnasium is not available yet: write env=brax, env=gymnax or env=custom")
     if name not in options_of(group):
         more = "; any other id is env=brax env.id=... or env=gymnax env.id=..." if group == "env" else ""
         raise ConfigError(f"{group}={name} is unknown: {nearest(name, options_of(group))}{more}")
@@ -310,6 +319,8 @@ def _read_layer(layer: Layer, keys: Mapping[str, Key], of_what: str) -> dict[str
 
 
 def _nearest_key(name: str, keys: Mapping[str, Key]) -> str:
+    if name.removesuffix(".name") in GROUPS:
+        return f"did you mean {name.removesuffix('.name')}?"
     section = [key for key in keys if key.split(".")[0] == name.split(".")[0]]
     owners = [f"algo={algo}" for algo in ALGORITHMS if name in algo_keys(algo)]
     if owners:

@@ -10,9 +10,9 @@ import numpy as np
 from jaxrl_fast import cli, config
 from jaxrl_fast.env import vectorize
 from jaxrl_fast.evaluation import bootstrap_interval, evaluate_episodes
-from jaxrl_fast.policy import load_policy
+from jaxrl_fast.policy import load_policy, same_spaces
 from jaxrl_fast.runtime import setup
-from jaxrl_fast.schema import ConfigError
+from jaxrl_fast.schema import MAX_SEED, MAX_SIZE, ConfigError
 
 HELP = """python -m jaxrl_fast.evaluate RUN [episodes=100] [seed=0]
   RUN         a run's folder, such as runs/latest
@@ -33,6 +33,11 @@ def evaluate(words: Sequence[str]) -> int:
     setup()
     policy = load_policy(folder / "policy")
     env = vectorize(config.make_world(config.compose([f"config='{config_file}'"])), num_envs=1)
+    if not same_spaces(policy.spec, env.spec):
+        raise ConfigError(
+            f"{folder}/policy was trained on {policy.spec.name}, whose observations or actions are not those of the "
+            f"{env.spec.name} in {config_file}: put the files of one run together"
+        )
     key = jax.random.fold_in(jax.random.key(numbers["seed"]), 0xE7A1)
     totals = jax.device_get(evaluate_episodes(policy, env, key, episodes=numbers["episodes"]))
     returns = totals.returns
@@ -48,9 +53,10 @@ def read_words(words: Sequence[str]) -> tuple[Path, dict[str, int]]:
     """The run's folder and the numbers given.
 
     Raises:
-        ConfigError: no folder, several, an unknown key, or not a number.
+        ConfigError: no folder, several, an unknown key, or not a number in its range.
     """
     numbers = {"episodes": 100, "seed": 0}
+    least, most = {"episodes": 1, "seed": 0}, {"episodes": MAX_SIZE, "seed": MAX_SEED}
     folders = []
     for word in words:
         key, equals, value = word.partition("=")
@@ -58,8 +64,10 @@ def read_words(words: Sequence[str]) -> tuple[Path, dict[str, int]]:
             folders.append(Path(word))
         elif key not in numbers:
             raise ConfigError(f"unknown key '{key}': evaluate knows {' and '.join(numbers)}")
-        elif not value.isdigit() or (key == "episodes" and int(value) < 1):
-            raise ConfigError(f"{word}: write a whole number, for example {key}={numbers[key]}")
+        elif not value.isdecimal() or not least[key] <= int(value) <= most[key]:
+            raise ConfigError(
+                f"{word}: write a whole number from {least[key]} to {most[key]}, for example {key}={numbers[key]}"
+            )
         else:
             numbers[key] = int(value)
     if len(folders) != 1:

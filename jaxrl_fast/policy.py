@@ -43,7 +43,7 @@ class Policy(NamedTuple):
         """The action for one observation."""
         if jax.tree.leaves(self.initial_carry(1)):
             raise ValueError("this policy has a memory: step it with policy.act and policy.initial_carry")
-        batch = jax.tree.map(lambda s, x: jnp.asarray(x, s.dtype)[None], self.spec.obs, obs)
+        batch = jax.tree.map(lambda s, x: jnp.asarray(x, s.dtype)[None], self.spec.obs, _like(self.spec.obs, obs))
         action, _ = self.act(self.params, self.initial_carry(1), batch, jnp.ones(1, bool), jax.random.key(0))
         return action[0]
 
@@ -52,6 +52,7 @@ def make_policy(spec: EnvSpec, agent: Agent, params: PolicyParams, made_by: dict
     """Bind an agent's greedy actions to its parameters and statistics."""
 
     def act(params: PolicyParams, carry: PyTree, obs: PyTree, first: jax.Array, key: jax.Array) -> tuple:
+        obs = _like(spec.obs, obs)
         seen = obs if params.obs is None else normalize(params.obs, obs)
         return agent.greedy(params.parts, carry, seen, first, key)
 
@@ -73,32 +74,63 @@ def load_policy(path: str | Path) -> Policy:
         ValueError: the folder holds no policy, or a damaged one.
     """
     folder = Path(path)
+    description, stored = _read_files(folder)
+    try:
+        spec, made_by = _spec_from_json(description["spec"]), description["made_by"]
+        if made_by["algo"] not in ALGORITHMS:
+            raise ValueError(f"this version has no algo={made_by['algo']}, by which it was made")
+        # Sizes of learning are not kept and do not matter here; their defaults fit this many environments.
+        agent = ALGORITHMS[made_by["algo"]](**made_by["options"]).build(spec, 64)
+        template = _template(spec, agent, made_by["normalize_observations"])
+    except Exception as error:  # whatever may stand where our own description should
+        raise ValueError(f"{folder}/policy.json cannot be used: {type(error).__name__}: {error}") from error
+    try:
+        plain = serialization.from_bytes(_plain(template), stored)
+        leaves = [plain[str(i)] for i in range(len(plain))]
+    except Exception as error:  # msgpack and flax raise whatever damaged bytes make them stumble over
+        raise ValueError(f"{folder}/params.msgpack is damaged: {type(error).__name__}: {error}") from error
+    wanted = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(template)]
+    if [(np.shape(leaf), getattr(leaf, "dtype", None)) for leaf in leaves] != wanted:
+        raise ValueError(f"{folder}/params.msgpack does not fit {folder}/policy.json: they are of different runs")
+    params = jax.tree.unflatten(jax.tree.structure(template), [jnp.asarray(leaf) for leaf in leaves])
+    return make_policy(spec, agent, params, made_by)
+
+
+def same_spaces(one: EnvSpec, other: EnvSpec) -> bool:
+    """Whether two environments have the same observations and the same actions."""
+    a, b = _spec_to_json(one), _spec_to_json(other)
+    return json.dumps([a["obs"], a["action"]], sort_keys=True) == json.dumps([b["obs"], b["action"]], sort_keys=True)
+
+
+def _like(spec: PyTree, obs: PyTree) -> PyTree:
+    """An observation in the containers of its spec: read from a file, tuples have become lists."""
+    return jax.tree.unflatten(jax.tree.structure(spec), jax.tree.leaves(obs))
+
+
+def _read_files(folder: Path) -> tuple[dict[str, Any], bytes]:
+    """What a policy says of itself, and its arrays' bytes."""
     try:
         description = json.loads((folder / "policy.json").read_text())
         stored = (folder / "params.msgpack").read_bytes()
-    except FileNotFoundError as error:
-        raise ValueError(f"{folder} holds no policy: write the path of a run's policy folder") from error
-    except json.JSONDecodeError as error:
+    except OSError as error:
+        raise ValueError(f"{folder} holds no policy ({error.strerror}): write the path of a run's policy") from error
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{folder}/policy.json is damaged: {error}") from error
-    if description.get("format") != FORMAT_VERSION:
-        raise ValueError(f"{folder} has format {description.get('format')}; this version reads {FORMAT_VERSION}")
-    spec, made_by = _spec_from_json(description["spec"]), description["made_by"]
-    agent = ALGORITHMS[made_by["algo"]](**made_by["options"]).build(spec, made_by["num_envs"])
+    version = description.get("format") if isinstance(description, dict) else None
+    if version != FORMAT_VERSION:
+        raise ValueError(
+            f"{folder}/policy.json has format {version}, this version of jaxrl_fast reads {FORMAT_VERSION}: use the "
+            "version that wrote it"
+        )
+    return description, stored
+
+
+def _template(spec: EnvSpec, agent: Agent, normalized: bool) -> PolicyParams:
+    """Arrays of the shapes and dtypes that a policy's parameters have."""
     key = jax.random.key(0)
     shapes = jax.eval_shape(lambda: {name: agent.parts[name].init(key).params for name in agent.acting_parts})
-    template = PolicyParams(
-        jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shapes),
-        init_stats(spec.obs) if made_by["normalize_observations"] else None,
-    )
-    try:
-        plain = serialization.from_bytes(_plain(template), stored)
-    except (ValueError, KeyError, EOFError) as error:
-        raise ValueError(f"{folder}/params.msgpack is damaged: {error}") from error
-    leaves, wanted = jax.tree.leaves(plain), jax.tree.leaves(template)
-    if [np.shape(leaf) for leaf in leaves] != [leaf.shape for leaf in wanted]:
-        raise ValueError(f"{folder}/params.msgpack does not fit {folder}/policy.json")
-    params = jax.tree.unflatten(jax.tree.structure(template), [jnp.asarray(leaf) for leaf in leaves])
-    return make_policy(spec, agent, params, made_by)
+    parts = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shapes)
+    return PolicyParams(parts, init_stats(spec.obs) if normalized else None)
 
 
 def _plain(params: PolicyParams) -> dict[str, Any]:

@@ -17,6 +17,10 @@ from jaxrl_fast.fragments import OnNan, Overlap
 from jaxrl_fast.networks import Precision
 from jaxrl_fast.schedules import SCHEDULES
 
+MAX_SEED = 2**32 - 1
+"""JAX forgets what a larger seed has above its lowest 32 bits."""
+MAX_SIZE = 2**31 - 1
+"""What JAX counts with."""
 NOT_OPTIONS = ("precision",)
 """Factory arguments that are keys of the run, not of the algorithm."""
 
@@ -26,17 +30,19 @@ class ConfigError(ValueError):
 
 
 class Key(NamedTuple):
-    """A setting: its type, default, least value (of numbers), and what it means, with its unit."""
+    """A setting: its type, default, least and largest value (of numbers, also in a list), and what it means, with its
+    unit."""
 
     type: Any
     default: Any
     minimum: int | None = None
     text: str = ""
+    maximum: int | None = None
 
 
-def setting(default: Any, text: str, minimum: int | None = None) -> Any:
-    """A dataclass field with a line of help and a least value."""
-    return dataclasses.field(default=default, metadata={"text": text, "minimum": minimum})
+def setting(default: Any, text: str, minimum: int | None = None, maximum: int | None = None) -> Any:
+    """A dataclass field with a line of help, a least and a largest value."""
+    return dataclasses.field(default=default, metadata={"text": text, "minimum": minimum, "maximum": maximum})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +50,7 @@ class EvalSchema:
     """``eval.*``"""
 
     every: int | None = setting(None, "env steps between evaluations; a tenth of the run", 1)
-    episodes: int = setting(32, "episodes in an evaluation", 1)
+    episodes: int = setting(32, "episodes in an evaluation", 1, MAX_SIZE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +69,7 @@ class EnvSchema:
     id: str | None = setting(None, "id within env=brax, gymnax or probe")
     backend: str | None = setting(None, "physics of a brax environment")
     make: str | None = setting(None, "my_package.make, with env=custom")
-    episode_length: int | None = setting(None, "steps before an episode is cut; its own", 1)
+    episode_length: int | None = setting(None, "steps before an episode is cut; its own", 1, MAX_SIZE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,11 +77,11 @@ class RunSchema:
     """The keys that stand alone."""
 
     total_steps: int = setting(1_000_000, "env steps over all environments, for each seed", 1)
-    num_envs: int = setting(64, "environments side by side", 1)
-    seed: int = setting(0, "the first random seed", 0)
-    num_seeds: int = setting(1, "seeds trained at once in one program", 1)
+    num_envs: int = setting(64, "environments side by side", 1, MAX_SIZE)
+    seed: int = setting(0, "the first random seed", 0, MAX_SEED)
+    num_seeds: int = setting(1, "seeds trained at once in one program", 1, MAX_SIZE)
     overlap: Overlap = setting("none", "what lags a tick:")
-    devices: int | None = setting(None, "devices to use; on a CPU, how many to make", 1)
+    devices: int | None = setting(None, "devices to use; on a CPU, how many to make", 1, 1024)
     precision: Precision = setting("f32", "of matrix products:")
     run_dir: str | None = setting(None, "folder of results; runs/<env>/<algo>/<time>-...")
     name: str | None = setting(None, "a label for the run")
@@ -107,9 +113,13 @@ def algo_schema(name: str) -> type:
 
 
 def algo_keys(name: str) -> dict[str, Key]:
-    """The keys ``algo.*`` of an algorithm; its whole numbers are never negative."""
+    """The keys ``algo.*`` of an algorithm; its whole numbers are never negative, and those in a list never 0."""
     keys = _keys_of(algo_schema(name), "algo.")
-    return {k: key._replace(minimum=0) if key.type is int else key for k, key in keys.items()}
+    least = {int: 0, tuple[int, ...]: 1}
+    return {
+        name: key._replace(minimum=least[key.type], maximum=MAX_SIZE) if key.type in least else key
+        for name, key in keys.items()
+    }
 
 
 def read_value(name: str, value: Any, key: Key) -> Any:
@@ -121,9 +131,12 @@ def read_value(name: str, value: Any, key: Key) -> Any:
     try:
         result = _convert(value, key.type)
     except (TypeError, ValueError, KeyError, OverflowError):
-        raise ConfigError(f"{name}={_written(value)}: write {describe_type(key.type)}") from None
-    if key.minimum is not None and result is not None and result < key.minimum:
-        raise ConfigError(f"{name}={_written(value)}: write a number of at least {key.minimum}")
+        raise ConfigError(f"{name}={written(value)}: write {describe_type(key.type)}") from None
+    numbers = [] if result is None else result if isinstance(result, tuple) else [result]
+    if key.minimum is not None and any(n < key.minimum for n in numbers):
+        raise ConfigError(f"{name}={written(value)}: write a number of at least {key.minimum}")
+    if key.maximum is not None and any(n > key.maximum for n in numbers):
+        raise ConfigError(f"{name}={written(value)}: write a number of at most {key.maximum}")
     return result
 
 
@@ -151,7 +164,9 @@ def nearest(word: str, known: Iterable[str]) -> str:
 def _keys_of(schema: type, prefix: str = "") -> dict[str, Key]:
     hints = get_type_hints(schema)
     return {
-        prefix + f.name: Key(hints[f.name], f.default, f.metadata.get("minimum"), f.metadata.get("text", ""))
+        prefix + f.name: Key(
+            hints[f.name], f.default, f.metadata.get("minimum"), f.metadata.get("text", ""), f.metadata.get("maximum")
+        )
         for f in dataclasses.fields(schema)
     }
 
@@ -192,12 +207,18 @@ def _rate(value: Any) -> Any:
     if isinstance(value, str):
         kind, *ends = value.split(":")
         start, end = (_number(float(text), float) for text in ends)
+        if not math.isfinite(start + end):
+            raise ValueError(value)
         return SCHEDULES[kind.strip()](start, end)
     return _convert(value, float)
 
 
-def _written(value: Any) -> str:
+def written(value: Any) -> str:
     """A value as a person writes it on the command line."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    return str(value).replace(" ", "") if isinstance(value, (list, tuple)) else str(value)
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(map(written, value))}]"
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{k}:{written(v)}' for k, v in value.items())}}}"
+    return str(value)
