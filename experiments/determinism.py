@@ -1,8 +1,8 @@
 """The same ``config.yaml`` again and again: are the numbers the same, bit for bit?
 
-``python experiments/determinism.py [repeats]`` trains each job once, and then its own ``config.yaml`` ``repeats`` times
-(default 20) in fresh processes; ``metrics.csv`` (rates and times apart) and the parameters must be equal to the first.
-The result is written to experiments/results/determinism.json.
+``python experiments/determinism.py [repeats [job ...]]`` trains each job once, and then its own ``config.yaml``
+``repeats`` times (default 20) in fresh processes; ``metrics.csv`` (rates and times apart) and the parameters must be
+equal to the first. The result is written to experiments/results/determinism.json.
 """
 
 import hashlib
@@ -16,11 +16,11 @@ from describe import machine, versions
 from kill import JOBS, RESULTS, run, without_times
 
 MORE = {
-    "ppo halfcheetah, two devices": (
+    "ppo halfcheetah on two devices": (
         "env=halfcheetah", "algo=ppo", "total_steps=20_000", "placement=sharded_sampling", "devices=2",
         "eval.episodes=2", "num_envs=64", "algo.rollout_length=32",
     ),
-    "sac pendulum, two seeds on two devices": (*JOBS["sac pendulum"], "num_seeds=2", "devices=2"),
+    "two seeds of sac pendulum on two devices": (*JOBS["sac pendulum"], "num_seeds=2", "devices=2"),
 }  # fmt: skip
 
 
@@ -41,21 +41,19 @@ def repeat(words: tuple[str, ...], repeats: int, folder: Path) -> list[str]:
     return digests
 
 
-def main(repeats: int) -> None:
-    """All jobs."""
-    result: dict[str, Any] = {"command": f"python experiments/determinism.py {repeats}", "machine": machine()}
-    result["versions"] = versions()
+def main(repeats: int, names: list[str]) -> None:
+    """The jobs named, or all; results of the others stay in the file."""
+    file, jobs = RESULTS / "determinism.json", {**JOBS, **MORE}
+    result: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    result |= {"command": f"python experiments/determinism.py {repeats}", "machine": machine(), "versions": versions()}
     with tempfile.TemporaryDirectory() as folder:
-        for name, words in {**JOBS, **MORE}.items():
-            digests = repeat(words, repeats, Path(folder) / name.replace(" ", "-"))
-            result[name] = {
-                "repeats": repeats,
-                "equal": sum(d == digests[0] for d in digests[1:]),
-                "digest": digests[0],
-            }
+        for name in names or jobs:
+            digests = repeat(jobs[name], repeats, Path(folder) / name.replace(" ", "-"))
+            equal = sum(digest == digests[0] for digest in digests[1:])
+            result[name] = {"repeats": repeats, "equal": equal, "digest": digests[0]}
             print(name, result[name], flush=True)
-    (RESULTS / "determinism.json").write_text(json.dumps(result, indent=1) + "\n")
+            file.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 20)
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 20, sys.argv[2:])

@@ -112,7 +112,7 @@ def find(path: Path) -> Path:
     """
     if (path / "description.json").exists() or path.parent.name == FOLDER:
         if not (path / "description.json").exists():
-            raise CheckpointError(f"{path} is no complete checkpoint: {others(path.parent)}")
+            raise CheckpointError(f"{path} is no complete checkpoint: {others(path.parent, but=path.name)}")
         return path
     steps = all_steps(path / FOLDER)
     if not steps:

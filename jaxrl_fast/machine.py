@@ -51,4 +51,4 @@ def choose(suite: str, name: str, algo: str, *, num_envs: int, num_seeds: int, d
 
 def largest_divisor(number: int, limit: int) -> int:
     """The largest divisor of ``number`` that is at most ``limit``."""
-    return max(d for d in range(1, limit + 1) if number % d == 0)
+    return max(d for d in range(1, min(number, limit) + 1) if number % d == 0)

@@ -14,6 +14,7 @@ from jaxrl_fast.core import EpisodeTotals
 from jaxrl_fast.policy import Policy, save_policy
 
 Row = dict[str, Any]
+TABLES = ("metrics.csv", "evals.csv")
 EVAL_COLUMNS = ("seed", "env_steps", "wall_s", "return", "length")
 
 
@@ -89,8 +90,8 @@ class RunFolder:
             OSError: the folder can no longer be written to.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        write_summary(self.path, summary)
         save_policy(policy, self.path / "policy")
+        write_summary(self.path, summary)
         if (self.path / "evals.csv").exists():
             draw_curve(self.path, title=f"{policy.spec.name}, {policy.made_by['algo']}")
 
@@ -103,13 +104,23 @@ class RunFolder:
             self.broken = True
 
 
+def check_tables(folder: Path) -> None:
+    """Hold the tables of a run that is to go on to what they should be.
+
+    Raises:
+        ValueError: naming the one that cannot be read.
+    """
+    for name in TABLES:
+        if (folder / name).exists():
+            _read_table(folder / name)
+
+
 def _cut_table(path: Path, env_steps: int | None) -> list[str]:
     """Drop a table's rows past ``env_steps`` (None: all of it); returns its columns, if it has any."""
     if env_steps is None or not path.exists():
         path.unlink(missing_ok=True)
         return []
-    with path.open(newline="") as file:
-        rows = list(csv.reader(file))
+    rows = _read_table(path)
     if not rows:
         return []
     at = rows[0].index("env_steps")
@@ -122,10 +133,27 @@ def _cut_table(path: Path, env_steps: int | None) -> list[str]:
     return rows[0]
 
 
+def _read_table(path: Path) -> list[list[str]]:
+    try:
+        with path.open(newline="") as file:
+            rows = list(csv.reader(file))
+        if rows:
+            at = rows[0].index("env_steps")
+            _ = [int(row[at]) for row in rows[1:] if len(row) == len(rows[0])]
+    except (ValueError, csv.Error) as error:
+        raise ValueError(
+            f"{path} is not the table that a run writes ({error}): move it away, and the run goes on with a new one"
+        ) from error
+    return rows
+
+
 def write_summary(folder: Path, summary: Row) -> None:
-    """Write ``summary.json``, adding to what it holds already."""
+    """Write ``summary.json``, adding to what it holds already; what cannot be read is replaced."""
     path = folder / "summary.json"
-    before = json.loads(path.read_text()) if path.exists() else {}
+    try:
+        before = dict(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):
+        before = {}
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps({**before, **summary}, indent=2) + "\n")
     os.replace(temporary, path)

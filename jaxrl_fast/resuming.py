@@ -87,7 +87,8 @@ def compare(description: Description, settings: Mapping[str, Any], rates: Iterab
         if key not in free:
             raise CheckpointError(
                 f"{key} was {before.get(key)} in {description.path} and is {now.get(key)}: a run goes on with the "
-                f"settings it was started with; only these may change: {', '.join(free)}"
+                "settings it was started with; only rates, placement, devices, total_steps, eval.*, checkpoint.*, nan "
+                "and debug may change"
             )
     changes = [f"{key}: {before.get(key)} -> {now.get(key)}" for key in differing]
     if description.versions != checkpoint_files.versions():

@@ -15,7 +15,7 @@ import jax
 
 import envs
 from jaxrl_fast import IMPORT_START_S, cli, config, machine, resuming
-from jaxrl_fast.checkpoint_files import read_description
+from jaxrl_fast.checkpoint_files import all_steps, read_description
 from jaxrl_fast.checkpointing import FOLDER
 from jaxrl_fast.config import Run
 from jaxrl_fast.env import Env, vectorize
@@ -23,7 +23,7 @@ from jaxrl_fast.fragments import build_graph
 from jaxrl_fast.loop import Result, learn, place
 from jaxrl_fast.placement import check
 from jaxrl_fast.progress import ProgressDisplay, clock, si
-from jaxrl_fast.reporting import link_latest, write_summary
+from jaxrl_fast.reporting import check_tables, link_latest, write_summary
 from jaxrl_fast.runtime import setup
 
 RUNS = Path("runs")
@@ -129,7 +129,10 @@ def new_folder(run: Run) -> Path:
     label = f"{time.strftime('%Y%m%d-%H%M%S')}{f'-{run.name}' if run.name else ''}-{run.seed}-{secrets.token_hex(2)}"
     folder = Path(run.run_dir) if run.run_dir else RUNS / run.env / run.algo / label
     goes_on = run.resume is not None and Path(run.resume).parent.parent.resolve() == folder.resolve()
-    if (folder / "config.yaml").exists() and not (goes_on or run.requeued):
+    if goes_on:
+        check_tables(folder)
+    holds_a_run = (folder / "config.yaml").exists() or all_steps(folder / FOLDER)
+    if holds_a_run and not (goes_on or run.requeued):
         raise ValueError(f"run_dir={folder} holds a run already: write resume={folder}, or another run_dir")
     try:
         if run.requeued and not goes_on and (folder / FOLDER).exists():

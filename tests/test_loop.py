@@ -13,6 +13,7 @@ import jaxrl_fast as jf
 from jaxrl_fast.fragments import build_graph
 from jaxrl_fast.planning import plan_run
 from jaxrl_fast.recorder import summarize_metrics
+from jaxrl_fast.reporting import write_summary
 
 
 def counting_world(bad_step: int | None = None) -> jf.Env:
@@ -160,6 +161,12 @@ def test_stopping_between_chunks_saves_at_once_and_writes_without_an_evaluation(
     assert result.summary["eval_return_mean"] is None
     assert (tmp_path / "summary.json").exists()
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["96"]
+
+
+def test_a_damaged_summary_of_an_earlier_start_is_replaced(tmp_path):
+    (tmp_path / "summary.json").write_text("{")
+    write_summary(tmp_path, {"env_steps": 3})
+    assert json.loads((tmp_path / "summary.json").read_text()) == {"env_steps": 3}
 
 
 @pytest.mark.parametrize("name", ["total_steps", "num_seeds", "eval_episodes"])

@@ -143,7 +143,10 @@ def test_a_run_may_be_made_longer_and_its_rates_changed_which_is_told(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"algorithm": tiny_ppo(rollout_length=16)}, r"algo.rollout_length was 8 in .* and is 16: .* only these may"),
+        (
+            {"algorithm": tiny_ppo(rollout_length=16)},
+            r"algo.rollout_length was 8 in .* and is 16: .* only rates",
+        ),
         ({"algorithm": tiny_ppo(policy_hidden=(9,))}, r"algo.policy_hidden was \[8\] in .* and is \[9\]"),
         ({"env": line(discrete=True, num_envs=8)}, "num_envs was 4 in .* and is 8"),
         ({"algorithm": tiny_sac(), "env": line(discrete=False)}, "algo was ppo in .* and is sac"),

@@ -3,6 +3,7 @@
 Two parts: the critic (two Q-networks and their slow targets) and the actor (the policy and the temperature).
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -90,6 +91,8 @@ def sac(
         require_positive(
             rollout_length=rollout_length, updates_per_tick=updates_per_tick, batch_size=batch_size, n_step=n_step
         )
+        if not 0.0 < initial_temperature < math.inf:
+            raise ValueError(f"initial_temperature={initial_temperature}: write a positive number, such as 1.0")
         steps_per_tick = num_envs * rollout_length
         if warmup_steps > buffer_size:
             raise ValueError(f"warmup_steps={warmup_steps} exceeds buffer_size={buffer_size}: write a smaller warm-up")
