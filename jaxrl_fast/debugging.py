@@ -5,6 +5,7 @@ import re
 import traceback
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -25,15 +26,16 @@ PLACE = re.compile(r"\S+:\d+ \([^)]+\)")
 
 def explain(
     error: NonFiniteError, graph: Graph, program: Program, run: Run, keys: jax.Array, hyper: Any,
-    saver: Checkpointer | None, *, name_operation: bool,
+    saver: Checkpointer | None, origin: Path | None, *, name_operation: bool,
 ) -> NonFiniteError:  # fmt: skip
-    """The error with the last good checkpoint and, if asked for, the operation that it began with."""
+    """The error with the last good checkpoint and, if asked for, the operation that it began with. ``origin`` is the
+    checkpoint from which the run was resumed."""
     if saver is not None:
         saver.wait()
     newest = saver.newest if saver is not None else None
     text = f"{error}; the last good checkpoint is {newest}" if newest else str(error)
     if name_operation:
-        state = _state_before(error.tick, program, run, keys, hyper, saver)
+        state = _state_before(error.tick, program, run, keys, hyper, newest or origin)
         text = f"{text}; {find_operation(graph, _one_seed(state, error.seed, len(keys)), error.tick, error.fragment)}"
     return NonFiniteError(text, error.fragment, error.tick, error.seed)
 
@@ -60,12 +62,12 @@ def find_operation(graph: Graph, state: TrainState, tick: int, fragment: str) ->
 
 
 def _state_before(
-    tick: int, program: Program, run: Run, keys: jax.Array, hyper: Any, saver: Checkpointer | None
+    tick: int, program: Program, run: Run, keys: jax.Array, hyper: Any, checkpoint: Path | None
 ) -> TrainState:
-    """The state at the start of the chunk that holds ``tick``, computed from the last checkpoint or from nothing."""
+    """The state at the start of the chunk that holds ``tick``, computed from a checkpoint or from nothing."""
     state = program.init(keys, hyper)
-    if saver is not None and saver.newest is not None:
-        description = checkpoint_files.read_description(saver.newest)
+    description = checkpoint_files.read_description(checkpoint) if checkpoint else None
+    if description is not None and not description.replay_lost:
         resumed = resuming.Resumed(description, checkpoint_files.read_arrays(description), [])
         state = resuming.put_back(state, resumed, program)
     while int(state.tick) + program.ticks_per_chunk <= tick:

@@ -6,9 +6,10 @@ slow or with a side effect (evaluation, files, callbacks, signals) happens betwe
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +32,8 @@ from jaxrl_fast.policy import Policy, PolicyParams, make_policy
 from jaxrl_fast.recorder import NonFiniteError, Recorder, Row
 from jaxrl_fast.reporting import RunFolder
 
+T = TypeVar("T")
+POLL_S = 0.5
 Place = Callable[[Graph, Sequence[jax.Device]], Placement]
 
 
@@ -97,7 +100,8 @@ def learn(
     comes. Nothing is written unless ``run_dir`` is given; then ``checkpoints`` says when the whole state is saved.
     ``resume`` is a run's folder or one of its checkpoints, to go on from. ``nan="skip"`` leaves out updates that would
     give a number that is not finite; ``debug`` names the operation that gave one. ``should_stop`` is asked before every
-    chunk. ``settings`` is what a resumed run must have in common with this one (default: taken from the arguments);
+    chunk, and now and then during an evaluation, which is then left for the resumed run to make. ``settings`` is what a
+    resumed run must have in common with this one (default: taken from the arguments);
     ``tell`` gets what a person should know, in lines.
 
     Raises:
@@ -126,15 +130,17 @@ def learn(
     with open_folder(run_dir, resumed, checkpoints, settings, tell) as (folder, saver):
         recorder = Recorder(env, agent, plan, graph, placed, num_seeds, on_metrics, folder, nan, empty_until)
         state, run = start(program, keys, algorithm.hyper, recorder, resumed)
-        check_start(state, env)
+        if nan == "stop":
+            check_start(state, env)
         describe_start(state, resumed, saver, plan, agent, tell)
         try:
             state = drive(
                 run, state, lambda s: evaluate(policy_params(agent, s, num_seeds), keys), recorder, saver, should_stop
             )  # fmt: skip
         except NonFiniteError as error:
+            origin = resumed.description.path if resumed else None
             raise debugging.explain(
-                error, graph, program, run, keys, algorithm.hyper, saver, name_operation=debug
+                error, graph, program, run, keys, algorithm.hyper, saver, origin, name_operation=debug
             ) from None
         policy = best_policy(env, agent, policy_params(agent, state, num_seeds), recorder.scores, made_by)
         summary = recorder.summary()
@@ -189,6 +195,15 @@ def drive(
     The last state of a whole run is always evaluated; a run that is stopped ends as soon as it is saved.
     """
     plan = recorder.plan
+
+    def judge() -> None:
+        totals = unless_stopped(lambda: jax.device_get(evaluate(state)), should_stop)
+        recorder.evaluation_due = totals is None
+        if totals is not None:
+            recorder.add_evaluation(totals)
+
+    if recorder.evaluation_due:
+        judge()
     saved = begin = recorder.ticks // plan.ticks_per_chunk
     for chunk in range(begin + 1, plan.num_chunks + 1):
         if should_stop():
@@ -198,14 +213,26 @@ def drive(
         last = chunk == plan.num_chunks
         evaluated = last or chunk % plan.chunks_per_eval == 0
         if evaluated:
-            recorder.add_evaluation(jax.device_get(evaluate(state)))
+            judge()
         if saver is not None and (last or chunk % plan.chunks_per_checkpoint == 0):
-            saver.save(recorder.env_steps(), state, recorder.progress(), recorder.score() if evaluated else None)
+            score = recorder.score() if evaluated and not recorder.evaluation_due else None
+            saver.save(recorder.env_steps(), state, recorder.progress(), score)
             saved = chunk
-    done = recorder.ticks // plan.ticks_per_chunk
-    if saver is not None and done > saved:
+    if saver is not None and recorder.ticks // plan.ticks_per_chunk > saved:
         saver.save(recorder.env_steps(), state, recorder.progress(), None)
     return state
+
+
+def unless_stopped(work: Callable[[], T], should_stop: Callable[[], bool]) -> T | None:
+    """What ``work`` gives; None, without waiting for it, once the run is to stop. An evaluation may take longer to
+    compile than a cluster waits after its signal."""
+    pool = ThreadPoolExecutor(1, thread_name_prefix="evaluation")
+    future = pool.submit(work)
+    pool.shutdown(wait=False)
+    while not wait([future], timeout=POLL_S).done:
+        if should_stop():
+            return None
+    return future.result()
 
 
 def policy_params(agent: Agent, state: TrainState, num_seeds: int) -> PolicyParams:

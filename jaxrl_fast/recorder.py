@@ -49,19 +49,21 @@ class Recorder:
         self.rates: list[tuple[float, int]] = []
         self.ticks = self.updates = self.dropped = 0
         self.wall_before_s = 0.0
+        self.evaluation_due = False
 
     def progress(self) -> Row:
         """Where the run stands, for a checkpoint."""
         return {
             "ticks": self.ticks, "env_steps": self.env_steps(), "updates": self.updates, "dropped": self.dropped,
             "wall_s": self.wall_s(), "ticks_per_chunk": self.plan.ticks_per_chunk, "empty_until": self.empty_until,
+            "evaluation_due": self.evaluation_due,
             "scores": self.scores.tolist(), "eval_row": self.eval_row,
         }  # fmt: skip
 
     def go_on_from(self, progress: Row) -> None:
         """Count on from where a checkpoint stood."""
         self.ticks, self.updates, self.dropped = progress["ticks"], progress["updates"], progress["dropped"]
-        self.wall_before_s = progress["wall_s"]
+        self.wall_before_s, self.evaluation_due = progress["wall_s"], progress["evaluation_due"]
         self.scores, self.eval_row = np.array(progress["scores"]), progress["eval_row"]
 
     def compiling(self) -> None:

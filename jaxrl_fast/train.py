@@ -220,13 +220,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_as_process() -> NoReturn:
-    """Run the command and end the process; a stopped run does not wait for the compiler's threads."""
+    """Run the command and end the process; a stopped run does not wait for threads that compile or evaluate."""
     try:
         status = main()
     except SystemExit as stop:
+        status = stop.code if isinstance(stop.code, int) else 1
+    if status in cli.INTERRUPTED:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(stop.code if isinstance(stop.code, int) else 1)
+        os._exit(status)
     sys.exit(status)
 
 

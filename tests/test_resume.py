@@ -1,7 +1,7 @@
 """A run that is interrupted and resumed is the run that was never interrupted."""
 
 import csv
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +48,10 @@ def quiet(line: str) -> None:
     pass
 
 
-def stop_after(chunks: int) -> Callable[[], bool]:
-    asked = iter(range(chunks))
-    return lambda: next(asked, None) is None
+def stop_after(chunks: int) -> dict[str, Any]:
+    """Arguments of `learn` that end a run after so many chunks."""
+    seen: list[str] = []
+    return {"should_stop": lambda: seen.count("train") >= chunks, "on_metrics": lambda row: seen.append(row["kind"])}
 
 
 def assert_same_state(a: jf.Result, b: jf.Result) -> None:
@@ -70,7 +71,7 @@ def interrupted(folder: Path, env: jf.VecEnv, algorithm: jf.Algorithm, chunks: t
     """Stopped after each number of chunks, resumed each time, and let run to its end."""
     for number, chunk in enumerate(chunks):
         options["resume"] = folder if number else None
-        jf.learn(env, algorithm, run_dir=folder, should_stop=stop_after(chunk), tell=quiet, **options)
+        jf.learn(env, algorithm, run_dir=folder, tell=quiet, **stop_after(chunk), **options)
     return jf.learn(env, algorithm, run_dir=folder, tell=quiet, **{**options, "resume": folder})
 
 
@@ -107,15 +108,37 @@ def test_resuming_equals_running_through_bit_for_bit(tmp_path, name):
     assert got.summary["updates"] == want.summary["updates"]
 
 
+def test_an_evaluation_that_a_signal_cut_short_is_made_up_for(tmp_path, monkeypatch):
+    env, options = line(discrete=True), {"total_steps": 640, "eval_episodes": 2, "tell": quiet}
+    want = jf.learn(env, tiny_ppo(), run_dir=tmp_path / "through", **options)
+    seen: list[str] = []
+    told: list[bool] = []
+    monkeypatch.setattr("jaxrl_fast.loop.POLL_S", 0.0)
+
+    def should_stop() -> bool:
+        """Asked before every chunk, and then while the first evaluation compiles, which takes long enough."""
+        told.append(seen.count("train") >= 2)
+        return told[-1]
+
+    stopped = jf.learn(
+        env, tiny_ppo(), run_dir=tmp_path / "broken", should_stop=should_stop,
+        on_metrics=lambda row: seen.append(row["kind"]), **options,
+    )  # fmt: skip
+    assert seen == ["train", "train"] and told.count(True) == 2
+    assert stopped.summary["eval_return_mean"] is None
+    got = jf.learn(env, tiny_ppo(), run_dir=tmp_path / "broken", resume=tmp_path / "broken", **options)
+    assert_same_state(got, want)
+    assert table(tmp_path / "broken", "evals.csv") == table(tmp_path / "through", "evals.csv")
+
+
 @pytest.mark.parametrize(("placement", "devices"), [("data_parallel", 2), ("sharded_sampling", 4)])
 def test_under_another_placement_it_goes_on_with_equal_numbers(tmp_path, placement, devices):
     env, algorithm = line(discrete=False), tiny_sac()
     options = {"total_steps": 240, "eval_episodes": 2}
-    jf.learn(env, algorithm, run_dir=tmp_path / "run", should_stop=stop_after(20), tell=quiet, **options)
-    one_more = {**options, "should_stop": stop_after(1), "resume": tmp_path / "run", "tell": quiet}
-    want = jf.learn(env, algorithm, **one_more)
-    one_more["should_stop"] = stop_after(1)
-    got = jf.learn(env, algorithm, placement=placement, devices=devices, **one_more)
+    jf.learn(env, algorithm, run_dir=tmp_path / "run", tell=quiet, **stop_after(20), **options)
+    one_more = {**options, "resume": tmp_path / "run", "tell": quiet}
+    want = jf.learn(env, algorithm, **one_more, **stop_after(1))
+    got = jf.learn(env, algorithm, placement=placement, devices=devices, **one_more, **stop_after(1))
     assert len(got.summary["devices"]) == devices
     for a, b in zip(jax.tree.leaves(got.state.private), jax.tree.leaves(want.state.private), strict=True):
         if not jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
@@ -169,7 +192,7 @@ def finished(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("finished")
     env = line(discrete=True)
     jf.learn(
-        env, tiny_ppo(), total_steps=640, eval_episodes=2, run_dir=folder, should_stop=stop_after(2), tell=quiet
+        env, tiny_ppo(), total_steps=640, eval_episodes=2, run_dir=folder, tell=quiet, **stop_after(2)
     )  # fmt: skip
     return folder
 
@@ -178,7 +201,7 @@ def test_without_its_replay_a_run_fills_a_new_buffer_before_it_learns(tmp_path):
     env, algorithm = line(discrete=False), tiny_sac()
     options = {"total_steps": 240, "eval_episodes": 2, "run_dir": tmp_path, "checkpoints": jf.Checkpoints(replay=False)}
     told: list[str] = []
-    stopped = jf.learn(env, algorithm, should_stop=stop_after(30), tell=told.append, **options)
+    stopped = jf.learn(env, algorithm, tell=told.append, **stop_after(30), **options)
     assert "without replay" in told[0] and "fills a new buffer before it learns again" in told[0]
     told.clear()
     resumed = jf.learn(env, algorithm, resume=tmp_path, tell=told.append, **options)
