@@ -219,7 +219,9 @@ def _mean_where(table: dict[str, np.ndarray], step: float, seed: float) -> float
 
 def _steps_to_time(steps: np.ndarray, time: np.ndarray) -> tuple[Any, Any]:
     """The straight line that fits the evaluations' times, and its inverse: rates are steady after the start."""
-    rate, start = np.polyfit(steps, time, 1) if len(np.unique(steps)) > 1 else (time.max() / max(steps.max(), 1.0), 0.0)
+    rate, start = np.polyfit(steps, time, 1) if len(np.unique(steps)) > 1 else (0.0, -1.0)
+    if start < 0:  # a fast warm-up, or a single evaluation: no time before the run
+        rate, start = float(steps @ time) / max(float(steps @ steps), 1.0), 0.0
     rate = max(rate, 1e-12)
     return (lambda x: start + x * rate), (lambda x: (x - start) / rate)
 

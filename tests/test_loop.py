@@ -13,7 +13,7 @@ import jaxrl_fast as jf
 from jaxrl_fast.fragments import build_graph
 from jaxrl_fast.planning import plan_run
 from jaxrl_fast.recorder import summarize_metrics
-from jaxrl_fast.reporting import write_summary
+from jaxrl_fast.reporting import _steps_to_time, write_summary
 
 
 def counting_world(bad_step: int | None = None) -> jf.Env:
@@ -182,3 +182,11 @@ def test_an_unwritable_folder_is_refused_before_anything_slow(tmp_path):
         jf.learn(
             jf.vectorize(counting_world(), num_envs=2), tiny_ppo(), total_steps=100, run_dir=tmp_path / "file" / "run"
         )
+
+
+@pytest.mark.parametrize("times", [[30.0, 74.0], [10.0, 74.0], [50.0]])
+def test_the_clock_of_a_curve_never_shows_a_time_before_the_run(times):
+    steps = np.array([16_000.0, 32_000.0])[: len(times)]
+    to_time, to_steps = _steps_to_time(steps, np.array(times))
+    assert to_time(0.0) >= 0.0
+    assert to_steps(to_time(8000.0)) == pytest.approx(8000.0)
