@@ -13,7 +13,7 @@ import jaxrl_fast as jf
 from jaxrl_fast.fragments import build_graph
 from jaxrl_fast.planning import plan_run
 from jaxrl_fast.recorder import summarize_metrics
-from jaxrl_fast.reporting import _steps_to_time, write_summary
+from jaxrl_fast.reporting import RunFolder, _steps_to_time, write_summary
 
 
 def counting_world(bad_step: int | None = None) -> jf.Env:
@@ -161,6 +161,15 @@ def test_stopping_between_chunks_saves_at_once_and_writes_without_an_evaluation(
     assert result.summary["eval_return_mean"] is None
     assert (tmp_path / "summary.json").exists()
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["96"]
+
+
+def test_a_resumed_table_has_no_row_past_the_checkpoint_and_no_half_row(tmp_path):
+    (tmp_path / "metrics.csv").write_text("env_steps,updates\n32,1\n64,2\n96,3\n12")
+    (tmp_path / "evals.csv").write_text("seed,env_steps,wall_s,return,length\n0,64,1.0,5.0,5\n0,96,1.5,6.0,6\n")
+    with RunFolder(tmp_path, resume_at=64) as folder:
+        folder.add_metrics({"kind": "train", "env_steps": 96, "updates": 30})
+    assert (tmp_path / "metrics.csv").read_text().splitlines() == ["env_steps,updates", "32,1", "64,2", "96,30"]
+    assert (tmp_path / "evals.csv").read_text().splitlines()[1:] == ["0,64,1.0,5.0,5"]
 
 
 def test_a_damaged_summary_of_an_earlier_start_is_replaced(tmp_path):
