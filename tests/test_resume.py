@@ -81,6 +81,9 @@ WORLDS = {
         lambda: line(discrete=False), lambda: tiny_ppo(normalize_rewards=True), 640, {"num_seeds": 2},
     ),
     "line, sac, all overlaps": (lambda: line(discrete=False), tiny_sac, 240, {"overlap": "all"}),
+    "line, ppo, a chain of programs": (
+        lambda: line(discrete=True), tiny_ppo, 640, {"placement": "sharded_sampling", "devices": 2},
+    ),
     "probe, ppo": (lambda: jf.make_env("probe", id="observation", num_envs=4), tiny_ppo, 640, {}),
     "probe, sac, a schedule": (
         lambda: jf.make_env("probe", id="observation_continuous", num_envs=4),
