@@ -62,15 +62,26 @@ def settings_of(env: VecEnv, algorithm: Algorithm, agent: Agent, **run: Any) -> 
     }  # fmt: skip
 
 
+def check(path: str | Path, settings: Mapping[str, Any], algorithm: Algorithm) -> tuple[Description, list[str]]:
+    """Hold the checkpoint that ``path`` means to its digests and to a run with ``settings``, without loading it; what
+    it says of itself, and the settings that are no longer as they were.
+
+    Raises:
+        CheckpointError: it is missing or damaged, or a setting differs that may not.
+    """
+    description = checkpoint_files.read_description(checkpointing.find(Path(path)))
+    changes = compare(description, settings, [f"algo.{name}" for name in algorithm.hyper._fields])
+    checkpoint_files.verify(description)
+    return description, changes
+
+
 def read(path: str | Path, settings: Mapping[str, Any], algorithm: Algorithm) -> Resumed:
     """Read the checkpoint that ``path`` means, for a run with ``settings``.
 
     Raises:
         CheckpointError: it is missing or damaged, or a setting differs that may not.
     """
-    description = checkpoint_files.read_description(checkpointing.find(Path(path)))
-    rates = [f"algo.{name}" for name in algorithm.hyper._fields]
-    changes = compare(description, settings, rates)
+    description, changes = check(path, settings, algorithm)
     return Resumed(description, checkpoint_files.read_arrays(description), changes)
 
 

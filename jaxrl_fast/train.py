@@ -69,7 +69,7 @@ def train(run: Run, argv: Sequence[str]) -> int:
     graph, _ = build_graph(env, algorithm, overlap=run.overlap, total_steps=run.total_steps)
     check(graph, place(graph, run.placement, run.devices), run.num_seeds)
     if run.resume is not None:
-        resuming.read(run.resume, config.settings(run), algorithm)
+        resuming.check(run.resume, config.settings(run), algorithm)
     folder = new_folder(run)
     print_opening(run, chosen, folder)
     before_s = time.perf_counter() - IMPORT_START_S
