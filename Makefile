@@ -39,7 +39,7 @@ train: $(STAMP)
 	@exec $(BIN)/python -m jaxrl_fast.train $(ARGS)
 
 test: $(STAMP)
-	@exec $(BIN)/python -m pytest -p no:cacheprovider -q -n $(WORKERS) $(TESTS)
+	@exec $(BIN)/python -m pytest -p no:cacheprovider -q -n $(WORKERS) --dist worksteal $(TESTS)
 
 check: lint types test
 

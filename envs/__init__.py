@@ -1,10 +1,12 @@
-"""Environments by name. Nothing of brax or gymnax is imported before one of theirs is asked for."""
+"""Environments by name. Nothing of brax, gymnax or Gymnasium is imported before one of theirs is asked for."""
 
 from difflib import get_close_matches
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jaxrl_fast.env import Env
+if TYPE_CHECKING:  # the pool's workers import this package, and must not load JAX
+    from jaxrl_fast.env import Env
+    from jaxrl_fast.host_env import HostEnv
 
 JAXRL_FAST = True
 """Tells this package from others that are called ``envs``."""
@@ -45,10 +47,12 @@ GYMNASIUM_NAMESAKES = {
 }  # fmt: skip
 """brax id -> the environment of Gymnasium that carries its name but not its physics."""
 
-EXAMPLE_IDS = {"brax": "ant", "gymnax": "CartPole-v1", "probe": "value"}
+EXAMPLE_IDS = {"brax": "ant", "gymnax": "CartPole-v1", "gymnasium": "HalfCheetah-v5", "probe": "value"}
+HOST_SUITES = ("gymnasium",)
+"""Suites whose environments are stepped on the host (`make_host`), not compiled (`make`)."""
 
 
-def make(name: str, **options: Any) -> Env:
+def make(name: str, **options: Any) -> "Env":
     """The world that a short name or a suite stands for.
 
     ``make("halfcheetah")``, ``make("brax", id="ant", backend="mjx")``, ``make("gymnax", id="CartPole-v1")``,
@@ -58,6 +62,8 @@ def make(name: str, **options: Any) -> Env:
         ValueError: unknown name, id or option, or a package that is not installed; one line that says what to write.
     """
     suite, options = resolve(name, options)
+    if suite in HOST_SUITES:
+        raise ValueError(f"env={name} is stepped on the host and has no compiled world: write jaxrl_fast.make_env(...)")
     try:
         if suite == "custom":
             return import_module("envs.custom").make(**options)
@@ -71,6 +77,25 @@ def make(name: str, **options: Any) -> Env:
     return module.make(id, **options)
 
 
+def make_host(name: str, *, num_envs: int, pool: dict[str, Any] | None = None, **options: Any) -> "HostEnv":
+    """``num_envs`` environments of a suite that is stepped on the host; ``pool`` as `envs.pool.host.PoolOptions`.
+
+    Raises:
+        ValueError: as `make`, or an option of the pool is wrong.
+    """
+    suite, options = resolve(name, options)
+    module, host = import_module(f"envs.from_{suite}"), import_module("envs.pool.host")
+    for option in pool or {}:
+        if option not in host.PoolOptions._fields:
+            raise ValueError(f"unknown pool option '{option}': write one of {', '.join(host.PoolOptions._fields)}")
+    return module.make_host(options.pop("id"), num_envs=num_envs, pool=host.PoolOptions(**(pool or {})), **options)
+
+
+def is_host(name: str) -> bool:
+    """Whether an environment is stepped on the host."""
+    return name in HOST_SUITES
+
+
 def describe(name: str, options: dict[str, Any] | None = None) -> str:
     """One line on what a name stands for, for the top of a run.
 
@@ -81,6 +106,8 @@ def describe(name: str, options: dict[str, Any] | None = None) -> str:
     if suite == "custom":
         return f"custom = {options['make']}"
     id = options["id"]
+    if suite in HOST_SUITES:
+        return f"{id} = {suite}, stepped on the host"
     if suite != "brax":
         return f"{id} = {suite}" if name == suite else f"{name} = {suite}, {id}"
     text = f"{id if name == suite else name} = brax, {options.get('backend', 'spring')}"
@@ -96,8 +123,6 @@ def resolve(name: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         if options.get("id") not in (None, id):
             raise ValueError(f"env={name} is {suite}'s {id}: leave env.id out, or write env={suite} with it")
         return suite, {**defaults, **options, "id": id}
-    if name == "gymnasium":
-        raise ValueError("env=gymnasium is not available yet: write env=brax, env=gymnax or env=custom")
     if name == "custom":
         if not options.get("make"):
             raise ValueError("env=custom needs env.make, for example env.make=my_package.make")

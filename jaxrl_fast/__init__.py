@@ -22,6 +22,7 @@ from jaxrl_fast.checkpointing import Checkpoints
 from jaxrl_fast.core import Box, Discrete, EnvSpec, Timestep, Transition
 from jaxrl_fast.env import Env, VecEnv, vectorize
 from jaxrl_fast.evaluation import evaluate_policy
+from jaxrl_fast.host_env import HostEnv, HostStep
 from jaxrl_fast.loop import Result, learn, make_train_step
 from jaxrl_fast.policy import Policy, load_policy, save_policy
 from jaxrl_fast.recorder import NonFiniteError
@@ -31,15 +32,17 @@ from jaxrl_fast.schedules import Cosine, Linear
 __version__ = "0.1.0"
 
 __all__ = [
-    "Agent", "Algorithm", "Box", "CheckpointError", "Checkpoints", "Cosine", "Discrete", "Env", "EnvSpec", "Linear",
+    "Agent", "Algorithm", "Box", "CheckpointError", "Checkpoints", "Cosine", "Discrete", "Env", "EnvSpec", "HostEnv",
+    "HostStep", "Linear",
     "NonFiniteError", "Policy", "Result", "Timestep", "Transition", "VecEnv", "evaluate_policy", "learn", "load_policy",
     "make_env", "make_train_step", "ppo", "sac", "save_policy", "setup", "vectorize",
 ]  # fmt: skip
 
 
-def make_env(name: str, *, num_envs: int, **options: Any) -> VecEnv:
+def make_env(name: str, *, num_envs: int, **options: Any) -> VecEnv | HostEnv:
     """``num_envs`` copies of a named environment: a short name (``"halfcheetah"``), or a suite with its options
-    (``"brax", id="ant", backend="mjx"``).
+    (``"brax", id="ant", backend="mjx"``; ``"gymnasium", id="HalfCheetah-v5", pool={"workers": 2}``, stepped on the
+    host: close it when done).
 
     Raises:
         ValueError: the name or an option is unknown; the message says what to write instead.
@@ -51,4 +54,6 @@ def make_env(name: str, *, num_envs: int, **options: Any) -> VecEnv:
             f"`import envs` found {getattr(envs, '__file__', None)}, which is not jaxrl_fast's package of that name: "
             "remove it or move it behind jaxrl_fast on the path"
         )
+    if envs.is_host(name):
+        return envs.make_host(name, num_envs=num_envs, **options)
     return vectorize(envs.make(name, **options), num_envs=num_envs)

@@ -27,13 +27,19 @@ class PartState(NamedTuple):
 
 
 class Part(NamedTuple):
-    """``init(key) -> PartState``; ``update(state, peers, batch, key, hyper) -> (PartState, Metrics)``, one update.
+    """``init(key) -> PartState``; one update is ``gradients`` and then ``apply``, so that the gradients of several
+    learners can be averaged in between.
 
-    ``peers`` maps the name of every part to its params; ``batch`` leaves are ``[L, B, ...]``.
+    ``gradients(state, peers, batch, key, hyper) -> (grads, Metrics)`` uses ``params`` and ``target`` of the state
+    only; ``peers`` maps the parts that it ``reads`` (and may map others) to their params; ``batch`` leaves are
+    ``[L, B, ...]``.
+    ``apply(state, grads, hyper) -> (PartState, Metrics)``.
     """
 
     init: Callable[[jax.Array], PartState]
-    update: Callable[[PartState, dict[str, PyTree], Any, jax.Array, Any], tuple[PartState, Metrics]]
+    gradients: Callable[[PartState, dict[str, PyTree], Any, jax.Array, Any], tuple[PyTree, Metrics]]
+    apply: Callable[[PartState, PyTree, Any], tuple[PartState, Metrics]]
+    reads: tuple[str, ...] = ()
 
 
 class Statistics(NamedTuple):
@@ -91,21 +97,21 @@ class Algorithm(NamedTuple):
     build: Callable[[EnvSpec, int], Agent]
 
 
+def gradients_of(loss_fn: Callable[[PyTree], tuple[jax.Array, Metrics]], params: PyTree) -> tuple[PyTree, Metrics]:
+    """Gradients and metrics of ``loss_fn(params) -> (loss, metrics)``."""
+    (_, metrics), grads = jax.value_and_grad(loss_fn, has_aux=True)(params)
+    return grads, metrics
+
+
 def adam_step(
-    loss_fn: Callable[[PyTree], tuple[jax.Array, Metrics]],
-    params: PyTree,
-    opt_state: PyTree,
-    *,
-    learning_rate: jax.Array,
-    max_grad_norm: jax.Array | float,
+    params: PyTree, grads: PyTree, opt_state: PyTree, *, learning_rate: jax.Array, max_grad_norm: jax.Array | float
 ) -> tuple[PyTree, PyTree, Metrics]:
     """One Adam update of ``params``; gradients are first scaled down to a global norm of ``max_grad_norm``."""
-    (_, metrics), grads = jax.value_and_grad(loss_fn, has_aux=True)(params)
     grad_norm = optax.tree.norm(grads)
     scale = jnp.minimum(1.0, max_grad_norm / jnp.maximum(grad_norm, 1e-8))
     updates, opt_state = optax.scale_by_adam().update(jax.tree.map(lambda g: g * scale, grads), opt_state)
     params = jax.tree.map(lambda p, u: p - learning_rate * u, params, updates)
-    return params, opt_state, {**metrics, "grad_norm": grad_norm}
+    return params, opt_state, {"grad_norm": grad_norm}
 
 
 def adam_init(params: PyTree) -> PyTree:
@@ -113,19 +119,30 @@ def adam_init(params: PyTree) -> PyTree:
     return optax.scale_by_adam().init(params)
 
 
-def drop_nonfinite(part: Part) -> Part:
-    """The part with updates that change nothing where they would give a NaN or an infinity; ``dropped_updates`` is 1
-    for those."""
+def update(
+    part: Part, state: PartState, peers: dict[str, PyTree], batch: Any, key: jax.Array, hyper: Any, *,
+    drop_nonfinite: bool = False,
+) -> tuple[PartState, Metrics]:  # fmt: skip
+    """One gradient update of a part by one learner."""
+    grads, metrics = part.gradients(state, peers, batch, key, hyper)
+    return apply_gradients(part, state, grads, metrics, hyper, drop_nonfinite=drop_nonfinite)
 
-    def update(
-        state: PartState, peers: dict[str, PyTree], batch: Any, key: jax.Array, hyper: Any
-    ) -> tuple[PartState, Metrics]:
-        new, metrics = part.update(state, peers, batch, key, hyper)
-        sound = all_finite((new, metrics))
-        kept = jax.tree.map(lambda after, before: jnp.where(sound, after, before), new, state)
-        return kept, {**metrics, "dropped_updates": 1.0 - sound}
 
-    return Part(part.init, update)
+def apply_gradients(
+    part: Part, state: PartState, grads: PyTree, metrics: Metrics, hyper: Any, *, drop_nonfinite: bool = False
+) -> tuple[PartState, Metrics]:
+    """The part after a step along ``grads``; ``metrics``, those of the gradients, with those of the step.
+
+    With ``drop_nonfinite`` nothing changes where the step would give a NaN or an infinity; ``dropped_updates`` is 1
+    then.
+    """
+    new, more = part.apply(state, grads, hyper)
+    metrics = {**metrics, **more}
+    if not drop_nonfinite:
+        return new, metrics
+    sound = all_finite((new, metrics))
+    kept = jax.tree.map(lambda after, before: jnp.where(sound, after, before), new, state)
+    return kept, {**metrics, "dropped_updates": 1.0 - sound}
 
 
 def all_finite(tree: PyTree) -> jax.Array:

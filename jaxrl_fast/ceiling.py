@@ -12,8 +12,9 @@ import jax.numpy as jnp
 from jaxrl_fast.algorithm import Algorithm, Statistics
 from jaxrl_fast.core import Batches, Discrete, PyTree
 from jaxrl_fast.env import VecEnv
-from jaxrl_fast.fragments import alternate, experience_fragment, rollout_shapes
+from jaxrl_fast.fragments import experience_fragment, rollout_shapes
 from jaxrl_fast.graph import Channels, Fragment, Graph
+from jaxrl_fast.learners import learn_fragment
 from jaxrl_fast.normalize import init_stats
 from jaxrl_fast.rollout import SamplerState, start, unroll
 from jaxrl_fast.schedules import resolve
@@ -56,7 +57,7 @@ def updates_only(env: VecEnv, algorithm: Algorithm) -> Graph:
         "batches", init, step, (), ("batches",), private_axes=axes, write_axes={"batches": axes},
         width=source.width, unit=source.unit,
     )  # fmt: skip
-    return Graph((batches, alternate(agent.parts)), hyper_at=lambda hyper, tick: resolve(hyper, jnp.zeros(())))
+    return Graph((batches, learn_fragment(agent.parts)), hyper_at=lambda hyper, tick: resolve(hyper, jnp.zeros(())))
 
 
 def random_actions(env: VecEnv, key: jax.Array) -> jax.Array:

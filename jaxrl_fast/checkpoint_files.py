@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_fast.core import PyTree
+from jaxrl_fast.distributed import to_host
 from jaxrl_fast.graph import TrainState
 
 FORMAT_VERSION = 1
@@ -147,11 +148,13 @@ def read_arrays(description: Description) -> dict[str, np.ndarray]:
 
 
 def snapshot(state: TrainState, *, replay: bool = True) -> dict[str, np.ndarray]:
-    """Copies of a state's arrays on the host, by name. The rates are no part of it: they are settings."""
+    """Copies of a state's arrays on the host, by name. The rates are no part of it: they are settings. Collective, an
+    array at a time, since each is then for a moment whole on every device."""
     leaves = {name: leaf for name, leaf in _leaves(state).items() if replay or not name.startswith(REPLAY)}
     for leaf in leaves.values():
-        leaf.copy_to_host_async()
-    return {name: np.array(leaf) for name, leaf in leaves.items()}
+        if isinstance(leaf, jax.Array) and leaf.is_fully_addressable:
+            leaf.copy_to_host_async()
+    return {name: np.array(to_host(leaf)) for name, leaf in leaves.items()}
 
 
 def restore(state: TrainState, description: Description, arrays: Mapping[str, np.ndarray]) -> TrainState:
@@ -261,8 +264,12 @@ def _load_arrays(path: Path, described: dict[str, dict[str, Any]]) -> dict[str, 
 def _checkpointer() -> Any:
     import orbax.checkpoint as ocp
 
+    # By itself: it would wait for the other processes, which write nothing, and read each when it comes to it.
+    own = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(primary_host=own, active_processes={own})
     # Uncompressed: what is printed beforehand is the true size, and compressing would take cores from training.
-    return ocp.PyTreeCheckpointer(use_compression=False)
+    handler = ocp.PyTreeCheckpointHandler(use_compression=False, multiprocessing_options=alone)
+    return ocp.Checkpointer(handler, multiprocessing_options=alone)
 
 
 def _of_part(part: str, by_name: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxrl_fast import distributed
 from jaxrl_fast.checkpoint_files import (
     CheckpointError,
     all_steps,
@@ -53,9 +54,12 @@ class Checkpointer:
         self._pending: Future | None = None
 
     def save(self, steps: int, state: TrainState, progress: Mapping[str, Any], score: float | None) -> None:
-        """Copy the state, whose buffers the next chunk will overwrite, and write it while training goes on."""
+        """Copy the state, whose buffers the next chunk will overwrite, and write it while training goes on. Every
+        process must call it; process 0 writes."""
         self.wait()
         arrays = snapshot(state, replay=self.plan.replay)
+        if not distributed.is_first():
+            return
         left_out = not self.plan.replay and sizes(state)[1] > 0
         content = {"settings": self.settings, "progress": dict(progress), "score": score, "left_out": left_out}
         self._pending = self._worker.submit(self._write, steps, arrays, content)

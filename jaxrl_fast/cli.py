@@ -26,6 +26,8 @@ from jaxrl_fast.placement import PLACEMENTS
 from jaxrl_fast.schema import ConfigError, Key, run_keys
 
 WIDTH = 80
+UNDESCRIBED = ("checkpoint.", "env.", "distributed.", "pool.")
+"""Keys that have one line of help together; README and docs say more."""
 INTERRUPTED = (130, 143)
 """Exit statuses after Ctrl-C and SIGTERM."""
 
@@ -131,7 +133,12 @@ def train_help() -> str:
             f"  {AUTO:<16} The one that was measured to be fastest for env and algo.",
             *_described(PLACEMENTS, lambda place: place.__doc__),
             f"keys, with their defaults for env={run.env}",
-            *(_key_line(name, key, settings(run).get(name)) for name, key in run_keys().items()),
+            *(
+                _key_line(name, key, settings(run).get(name, key.default))
+                for name, key in run_keys().items()
+                if not name.startswith(UNDESCRIBED)
+            ),
+            *(f"  {' '.join(name for name in run_keys() if name.startswith(section))}" for section in UNDESCRIBED),
             f"  {'tuned':<18} {'true':<8} use the settings tuned for env and algo",
             f"  {'config':<18} {'-':<8} a file of settings: a run's config.yaml repeats it",
             "HYDRA_FULL_ERROR=1 shows the traceback of an error.",
@@ -176,7 +183,8 @@ def _environments() -> list[str]:
     names: dict[str, list[str]] = {}
     for name, (suite, *_) in SHORT_NAMES.items():
         names.setdefault(suite, []).append(name)
-    asked = ", ".join(f"env={name} env.{key}={example}" for name, (key, example) in NEEDS.items())
+    by_id = "|".join(name for name, (key, _) in NEEDS.items() if key == "id")
+    asked = f"env={by_id} env.id=... env=custom env.make=..."
     entries = {**{suite: " ".join(short) for suite, short in names.items()}, "any other": asked}
     return [line for suite, text in entries.items() for line in _wrapped(suite, text)]
 

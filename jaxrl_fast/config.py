@@ -10,7 +10,7 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from hydra import compose as compose_groups
 from hydra import initialize_config_dir
@@ -22,15 +22,19 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from jaxrl_fast import make_env
+import envs
+from jaxrl_fast import processes
 from jaxrl_fast.algorithm import Algorithm
 from jaxrl_fast.algorithms import ALGORITHMS
 from jaxrl_fast.checkpoint_files import read_description
 from jaxrl_fast.checkpointing import Checkpoints, find, newest_good
-from jaxrl_fast.env import Env
-from jaxrl_fast.fragments import OnNan, Overlap
+from jaxrl_fast.env import Env, VecEnv, vectorize
+from jaxrl_fast.fragments import Overlap
+from jaxrl_fast.host_env import HostEnv
+from jaxrl_fast.learners import Average, OnNan
 from jaxrl_fast.machine import AUTO
 from jaxrl_fast.placement import PLACEMENTS
+from jaxrl_fast.processes import Processes
 from jaxrl_fast.schedules import plain
 from jaxrl_fast.schema import ConfigError, Key, algo_keys, nearest, read_value, run_keys, written
 
@@ -39,6 +43,7 @@ GROUPS = ("env", "algo", "placement")
 NEEDS = {
     "brax": ("id", "ant"),
     "gymnax": ("id", "CartPole-v1"),
+    "gymnasium": ("id", "HalfCheetah-v5"),
     "probe": ("id", "value"),
     "custom": ("make", "my_package.make"),
 }
@@ -51,7 +56,8 @@ class Run:
 
     ``eval_every`` and ``total_steps`` are environment steps over all environments, for each seed; ``tuned_file`` is the
     file of tuned settings that applied, relative to the config folder. ``resume`` is the checkpoint to go on from;
-    ``requeued``: the folder may hold an earlier start of the same run.
+    ``requeued``: the folder may hold an earlier start of the same run. ``processes`` are those that were named, and
+    ``distributed`` says whether to look for those of a cluster.
     """
 
     env: str
@@ -72,10 +78,15 @@ class Run:
     name: str | None = None
     tuned_file: str | None = None
     checkpoints: Checkpoints = Checkpoints()
+    pool: dict[str, Any] = dataclasses.field(default_factory=dict)
+    learners: int = 1
+    average: Average = "gradients"
     resume: str | None = None
     requeued: bool = False
     nan: OnNan = "stop"
     debug: bool = False
+    distributed: Literal["auto", "off"] = "auto"
+    processes: Processes | None = None
 
 
 class Layer(NamedTuple):
@@ -106,6 +117,7 @@ def compose(argv: Sequence[str] = ()) -> Run:
     for layer in (defaults, file, told):
         values.update(_read_layer(layer, keys, f"algo={algo} env={env}"))
     _check_env(env, values)
+    _check_pool(env, told)
     if "/" in (values["name"] or ""):
         raise ConfigError(f"name={values['name']}: it is part of a folder's name, so write it without a slash")
     return dataclasses.replace(_make_run(env, algo, placement, values, tuned_file), requeued=requeued)
@@ -126,14 +138,24 @@ def make_world(run: Run) -> Env:
     Raises:
         ValueError: the environment refuses its id or an option.
     """
-    world = make_env(run.env, num_envs=run.num_envs, **run.env_options).world
-    if world is None:
-        raise ConfigError(f"env={run.env} is many worlds at once, of which one cannot be taken out")
-    return world
+    return envs.make(run.env, **run.env_options)
+
+
+def make_envs(run: Run) -> VecEnv | HostEnv:
+    """The run's environments side by side; those on the host are to be closed.
+
+    Raises:
+        ValueError: the environment refuses its id or an option.
+    """
+    if not envs.is_host(run.env):
+        return vectorize(make_world(run), num_envs=run.num_envs)
+    pool = {name: value for name, value in run.pool.items() if value is not None}
+    return envs.make_host(run.env, num_envs=run.num_envs, pool=pool, **run.env_options)
 
 
 def to_yaml(run: Run) -> str:
-    """The run as a file that ``config=<file>`` repeats. Where its results went is no part of it."""
+    """The run as a file that ``config=<file>`` repeats. Where its results went is no part of it, nor which processes
+    shared the work: a single one with as many devices computes the same."""
     return OmegaConf.to_yaml(OmegaConf.create(_to_tree(run)))
 
 
@@ -243,7 +265,8 @@ def _to_tree(run: Run) -> dict[str, Any]:
     told = {key: value for key, value in run.env_options.items() if f"env.{key}" in run_keys()}
     options = {key: value for key, value in run.env_options.items() if key not in told}
     alone = (
-        "placement", "overlap", "total_steps", "num_envs", "seed", "num_seeds", "devices", "precision", "name", "nan",
+        "placement", "overlap", "learners", "average", "total_steps", "num_envs", "seed", "num_seeds", "devices",
+        "precision", "name", "nan",
         "debug",
     )  # fmt: skip
     return {
@@ -251,6 +274,7 @@ def _to_tree(run: Run) -> dict[str, Any]:
         "algo": {"name": run.algo, **{key: plain(value) for key, value in run.algo_options.items()}},
         "eval": {"every": run.eval_every, "episodes": run.eval_episodes},
         "checkpoint": run.checkpoints._asdict(),
+        **({"pool": run.pool} if envs.is_host(run.env) else {}),
         "tuned": run.tuned_file is not None,
         **{key: getattr(run, key) for key in alone},
     }
@@ -280,8 +304,6 @@ def _choose_groups(told: Layer, file: Layer) -> tuple[dict[str, str], Layer]:
 
 
 def _known_option(group: str, name: str) -> str:
-    if name == "gymnasium" and group == "env":
-        raise ConfigError("env=gymnasium is not available yet: write env=brax, env=gymnax or env=custom")
     if name not in options_of(group):
         more = "; any other id is env=brax env.id=... or env=gymnax env.id=..." if group == "env" else ""
         raise ConfigError(f"{group}={name} is unknown: {nearest(name, options_of(group))}{more}")
@@ -342,6 +364,12 @@ def _check_env(env: str, values: Mapping[str, Any]) -> None:
             raise ConfigError(f"env.{key}={values[f'env.{key}']} says nothing beside env={env}: write it with {takers}")
 
 
+def _check_pool(env: str, told: Layer) -> None:
+    for name in told.values:
+        if name.startswith("pool.") and not envs.is_host(env):
+            raise ConfigError(f"{name} says nothing beside env={env}, which is compiled: write it with env=gymnasium")
+
+
 def _make_run(env: str, algo: str, placement: str, values: dict[str, Any], tuned_file: str | None) -> Run:
     def section(prefix: str) -> dict[str, Any]:
         return {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
@@ -349,10 +377,14 @@ def _make_run(env: str, algo: str, placement: str, values: dict[str, Any], tuned
     options = section("env.options.")
     env_options = {k: v for k, v in section("env.").items() if v is not None and not k.startswith("options.")}
     alone = {key: value for key, value in values.items() if "." not in key}
+    named = processes.told(**section("distributed."))
+    if named is not None and values["distributed"] == "off":
+        raise ConfigError("distributed=off means a single process: leave it out, or the other distributed.* keys")
     return Run(
         env=env, env_options={**env_options, **options}, algo=algo, algo_options=section("algo."),
         placement=placement, eval_every=values["eval.every"] or max(1, values["total_steps"] // 10),
-        eval_episodes=values["eval.episodes"], tuned_file=tuned_file, checkpoints=_checkpoints(values), **alone,
+        eval_episodes=values["eval.episodes"], tuned_file=tuned_file, checkpoints=_checkpoints(values),
+        processes=named, pool=section("pool."), **alone,
     )  # fmt: skip
 
 

@@ -46,11 +46,11 @@ def find_operation(graph: Graph, state: TrainState, tick: int, fragment: str) ->
     one_tick = jax.jit(partial(graphs.tick, graph))
     while int(state.tick) < tick:
         state, _ = one_tick(state)
-    names = [f.name for f in graph.fragments]
-    before = graph.fragments[: names.index(fragment)]
-    culprit = graph.fragments[names.index(fragment)]
+    stages = graphs.stages(graph.fragments)
+    place = next(i for i, stage in enumerate(stages) if fragment in [f.name for f in stage])
+    before = tuple(f for stage in stages[:place] for f in stage)
     fresh = jax.jit(partial(_step, graph, before))(state, {})[1] if before else {}
-    step = partial(_step, graph, (culprit,))
+    step = partial(_step, graph, stages[place])
     if bool(jax.jit(lambda *args: all_finite(step(*args)))(state, fresh)):
         return f"computed again, fragment {fragment} gave finite numbers in this tick: the operation is not found"
     return (

@@ -1,5 +1,6 @@
 """``python -m jaxrl_fast.evaluate runs/latest episodes=100``: how good is the policy that a run left behind?"""
 
+import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,8 +9,9 @@ import jax
 import numpy as np
 
 from jaxrl_fast import cli, config
-from jaxrl_fast.env import vectorize
 from jaxrl_fast.evaluation import bootstrap_interval, evaluate_episodes
+from jaxrl_fast.host import evaluation_on_host
+from jaxrl_fast.host_env import HostEnv
 from jaxrl_fast.policy import load_policy, same_spaces
 from jaxrl_fast.runtime import setup
 from jaxrl_fast.schema import MAX_SEED, MAX_SIZE, ConfigError
@@ -32,14 +34,20 @@ def evaluate(words: Sequence[str]) -> int:
         raise ConfigError(f"{folder} holds no run: write the path of a run's folder, such as runs/latest")
     setup()
     policy = load_policy(folder / "policy")
-    env = vectorize(config.make_world(config.compose([f"config='{config_file}'"])), num_envs=1)
+    run = config.compose([f"config='{config_file}'"])
+    env = config.make_envs(dataclasses.replace(run, num_envs=run.pool["num_groups"]))
     if not same_spaces(policy.spec, env.spec):
         raise ConfigError(
             f"{folder}/policy was trained on {policy.spec.name}, whose observations or actions are not those of the "
             f"{env.spec.name} in {config_file}: put the files of one run together"
         )
     key = jax.random.fold_in(jax.random.key(numbers["seed"]), 0xE7A1)
-    totals = jax.device_get(evaluate_episodes(policy, env, key, episodes=numbers["episodes"]))
+    if isinstance(env, HostEnv):
+        params = jax.tree.map(lambda x: x[None], policy.params)
+        first = evaluation_on_host(policy, env, numbers["episodes"])(params, key[None])
+        totals = jax.tree.map(lambda x: x[0], first)
+    else:
+        totals = jax.device_get(evaluate_episodes(policy, env, key, episodes=numbers["episodes"]))
     returns = totals.returns
     low, high = bootstrap_interval(returns)
     print(f"{folder}: {env.spec.name}, {policy.made_by['algo']}, {len(returns)} episodes, seed {numbers['seed']}")

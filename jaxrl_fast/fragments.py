@@ -5,27 +5,27 @@
     sample ──rollout──▶ statistics ──statistics──▶ (next tick)
        │
        └──rollout──▶ experience ──batches──▶ learn ──actor, critic──▶ (next tick)
+
+`jaxrl_fast.learners` has the other ways to learn.
 """
 
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
-from jaxrl_fast.algorithm import Agent, Algorithm, Part, PartState, Statistics, all_finite, drop_nonfinite
-from jaxrl_fast.buffers import take_batch
-from jaxrl_fast.core import Batches, Metrics, PyTree, Transition
+from jaxrl_fast.algorithm import Agent, Algorithm, Statistics, all_finite
+from jaxrl_fast.core import Batches, PyTree, Transition
 from jaxrl_fast.env import VecEnv
-from jaxrl_fast.graph import Channels, Fragment, Graph, check, stable_hash
+from jaxrl_fast.graph import Channels, Fragment, Graph, check
+from jaxrl_fast.host import host_sample_fragment
+from jaxrl_fast.host_env import HostEnv
+from jaxrl_fast.learners import Average, OnNan, build_learners
 from jaxrl_fast.normalize import init_stats, normalize, update_stats
 from jaxrl_fast.rollout import SamplerState, start, unroll
 from jaxrl_fast.schedules import has_schedule, resolve
 
 Overlap = Literal["none", "sampling", "actor_critic", "all"]
-OnNan = Literal["stop", "skip"]
-"""What a number that is not finite does: end the run, or be left out of what is learned."""
-DROPPED = "dropped_updates"
 
 
 class StatisticsState(NamedTuple):
@@ -57,7 +57,7 @@ def sample_fragment(env: VecEnv, agent: Agent) -> Fragment:
     )  # fmt: skip
 
 
-def statistics_fragment(env: VecEnv, agent: Agent, nan: OnNan = "stop") -> Fragment:
+def statistics_fragment(env: VecEnv | HostEnv, agent: Agent, nan: OnNan = "stop") -> Fragment:
     """The one writer of ``statistics``: observations and discounted returns, merged over all environments.
 
     With ``nan="skip"`` it passes over rollouts that are not finite throughout: one NaN would stay in it for ever.
@@ -88,7 +88,7 @@ def statistics_fragment(env: VecEnv, agent: Agent, nan: OnNan = "stop") -> Fragm
     )  # fmt: skip
 
 
-def experience_fragment(env: VecEnv, agent: Agent) -> Fragment:
+def experience_fragment(env: VecEnv | HostEnv, agent: Agent) -> Fragment:
     """Turns rollouts into the ``batches`` of a tick's gradient updates; a replay buffer lives here."""
     reads = ("rollout", *agent.experience.reads) + (("statistics",) if _needs_statistics(agent) else ())
 
@@ -109,86 +109,54 @@ def experience_fragment(env: VecEnv, agent: Agent) -> Fragment:
     )  # fmt: skip
 
 
-def alternate(parts: dict[str, Part], start: int = 0, nan: OnNan = "stop") -> Fragment:
-    """A learner in which the parts take turns at every gradient update, as SAC and TD3 are published."""
-    parts = _guarded(parts, nan)
-    names = tuple(parts)
-
-    def init(key: jax.Array) -> dict[str, PartState]:
-        return {name: _init_part(parts[name], name, key) for name in names}
-
-    def step(private: dict[str, PartState], inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
-        batches: Batches = inputs["batches"]
-
-        def update(states: dict[str, PartState], xs: tuple[jax.Array, jax.Array]) -> tuple[dict, Metrics]:
-            index, key = xs
-            batch = take_batch(batches.data, index)
-            metrics: Metrics = {}
-            for name, part_key in zip(names, jax.random.split(key, len(names)), strict=True):
-                peers = {other: state.params for other, state in states.items()}
-                new, own = parts[name].update(states[name], peers, batch, part_key, hyper)
-                states = {**states, name: new}
-                metrics |= {f"{name}/{metric}": value for metric, value in own.items()}
-            return states, metrics
-
-        keys = jax.random.split(key, batches.indices.shape[0])
-        private, metrics = jax.lax.scan(update, private, (batches.indices, keys))
-        norms = {f"{name}/param_norm": _norm(private[name].params) for name in names}
-        return private, publish(private), {**_over_updates(metrics, nan), **norms}
-
-    def publish(private: dict[str, PartState]) -> Channels:
-        return {name: private[name].params for name in names}
-
-    return Fragment("learn", init, step, ("batches",), names, publish, start=start)
-
-
-def side_by_side(parts: dict[str, Part], start: int = 0, nan: OnNan = "stop") -> tuple[Fragment, ...]:
-    """A learner of one fragment per part, each making all K updates of a tick against the others' parameters of
-    the last tick, so that they can be placed apart and run at the same time."""
-    others = {name: tuple(other for other in parts if other != name) for name in parts}
-    return tuple(_part_fragment(name, part, others[name], start, nan) for name, part in _guarded(parts, nan).items())
-
-
 def build_graph(
-    env: VecEnv,
+    env: VecEnv | HostEnv,
     algorithm: Algorithm,
     *,
     overlap: Overlap = "none",
+    learners: int = 1,
+    average: Average = "gradients",
     total_steps: int | None = None,
     nan: OnNan = "stop",
     empty_until: int = 0,
 ) -> tuple[Graph, Agent]:
-    """The graph of one run. ``overlap`` chooses the edges that lag a tick; it changes what is computed, and
-    computes the same under every placement. ``nan="skip"`` leaves out the updates that would give a number that is not
-    finite. ``empty_until``: the tick at which replay is filled from, later than 0 where a resumed run has lost it.
+    """The graph of one run. ``overlap`` chooses the edges that lag a tick, ``learners`` and ``average`` how many share
+    the gradient updates, and how; they change what is computed, and compute the same under every placement.
+    ``nan="skip"`` leaves out the updates that would give a number that is not finite. ``empty_until``: the tick at
+    which replay is filled from, later than 0 where a resumed run has lost it.
 
     Raises:
-        ValueError: algorithm and environment do not fit, or a schedule has no ``total_steps`` to run over.
+        ValueError: algorithm and environment do not fit, batches cannot be shared by so many learners, or a schedule
+            has no ``total_steps`` to run over.
     """
     agent = algorithm.build(env.spec, env.num_envs)
     steps_per_tick = env.num_envs * agent.rollout_length
     if has_schedule(algorithm.hyper) and total_steps is None:
         raise ValueError(f"a schedule among the rates of {algorithm.name} needs total_steps")
     lag = overlap in ("sampling", "all")
-    split = overlap in ("actor_critic", "all")
-    start = empty_until + agent.warmup_ticks + lag
-    learners = side_by_side(agent.parts, start, nan) if split else (alternate(agent.parts, start, nan),)
+    learning = build_learners(
+        agent, side_by_side=overlap in ("actor_critic", "all"), learners=learners, average=average,
+        start=empty_until + agent.warmup_ticks + lag, nan=nan,
+    )  # fmt: skip
     statistics = (statistics_fragment(env, agent, nan),) if _needs_statistics(agent) else ()
-    fragments = (sample_fragment(env, agent), *statistics, experience_fragment(env, agent), *learners)
-
+    if isinstance(env, HostEnv):
+        sample = host_sample_fragment(env, agent, rollout_shapes(env, agent))
+    else:
+        sample = sample_fragment(env, agent)
+    before = (sample, *statistics, experience_fragment(env, agent))
     last_tick = {"statistics", *agent.parts}
-    delays = {(f.name, c): 1 for f in fragments for c in f.reads if c in last_tick}
-    delays |= {(f.name, "batches"): 1 for f in learners if lag}
+    delays = {(f.name, c): 1 for f in before for c in f.reads if c in last_tick} | learning.delays
+    delays |= {(f.name, "batches"): 1 for f in learning.fragments if lag and "batches" in f.reads}
 
     def hyper_at(hyper: Any, tick: jax.Array) -> Any:
         return resolve(hyper, jnp.clip(tick * (steps_per_tick / (total_steps or steps_per_tick)), 0.0, 1.0))
 
-    graph = Graph(fragments, delays, hyper_at)
+    graph = Graph(before + learning.fragments, delays, hyper_at)
     check(graph)
     return graph, agent
 
 
-def rollout_shapes(env: VecEnv, agent: Agent) -> Transition:
+def rollout_shapes(env: VecEnv | HostEnv, agent: Agent) -> Transition:
     """The shapes of a rollout ``[T, E, ...]``, found without tracing the environment, which can take seconds."""
 
     def one_step(key: jax.Array) -> Transition:
@@ -200,53 +168,6 @@ def rollout_shapes(env: VecEnv, agent: Agent) -> Transition:
 
     step = jax.eval_shape(one_step, jax.random.key(0))
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct((agent.rollout_length, *x.shape), x.dtype), step)
-
-
-def _part_fragment(name: str, part: Part, others: tuple[str, ...], start: int, nan: OnNan) -> Fragment:
-    def init(key: jax.Array) -> PartState:
-        return _init_part(part, name, key)
-
-    def step(private: PartState, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
-        batches: Batches = inputs["batches"]
-
-        def update(state: PartState, xs: tuple[jax.Array, jax.Array]) -> tuple[PartState, Metrics]:
-            index, key = xs
-            peers = {other: inputs[other] for other in others} | {name: state.params}
-            return part.update(state, peers, take_batch(batches.data, index), key, hyper)
-
-        keys = jax.random.split(key, batches.indices.shape[0])
-        private, metrics = jax.lax.scan(update, private, (batches.indices, keys))
-        return private, publish(private), {**_over_updates(metrics, nan), "param_norm": _norm(private.params)}
-
-    def publish(private: PartState) -> Channels:
-        return {name: private.params}
-
-    return Fragment(f"learn_{name}", init, step, ("batches", *others), (name,), publish, start=start)
-
-
-def _init_part(part: Part, name: str, key: jax.Array) -> PartState:
-    return part.init(jax.random.fold_in(key, stable_hash(name)))
-
-
-def _norm(params: PyTree) -> jax.Array:
-    """Of parameters at the end of a tick: not finite if any of them is not, whatever the losses say."""
-    return optax.tree.norm(params)
-
-
-def _guarded(parts: dict[str, Part], nan: OnNan) -> dict[str, Part]:
-    return {name: drop_nonfinite(part) for name, part in parts.items()} if nan == "skip" else parts
-
-
-def _over_updates(metrics: Metrics, nan: OnNan) -> Metrics:
-    """Means over the updates of a tick, dropped ones left out and counted."""
-    if nan == "stop":
-        return {name: jnp.mean(values) for name, values in metrics.items()}
-
-    def mean(values: jax.Array) -> jax.Array:
-        finite = jnp.isfinite(values)
-        return jnp.sum(jnp.where(finite, values, 0.0)) / jnp.maximum(jnp.sum(finite), 1)
-
-    return {name: jnp.sum(v) if name.endswith(DROPPED) else mean(v) for name, v in metrics.items()}
 
 
 def _needs_statistics(agent: Agent) -> bool:

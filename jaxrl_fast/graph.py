@@ -8,6 +8,7 @@ fixed topology of the reactor model (arXiv 2312.04704): checked once, scheduled 
 
 import zlib
 from collections.abc import Callable, Mapping
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import jax
@@ -29,7 +30,12 @@ class Fragment(NamedTuple):
     ``init(key) -> private``; ``step(private, inputs, hyper, key) -> (private, outputs, metrics)`` with ``inputs`` and
     ``outputs`` keyed by channel. ``publish(private) -> outputs`` gives the channels' values before the first tick.
     The fragment steps in the ticks ``start, start + every, ...``; in between, its channels keep their values and its
-    metrics are zero.
+    metrics are zero. Neighbours with the same ``rounds`` > 1 are a *cycle*: they take turns that many times in a tick,
+    an edge of age 1 between two of them is one round old, and their metrics are summed over the rounds.
+
+    ``init``'s key comes from ``init_name`` (default: the fragment's own name), so that fragments of different graphs
+    can begin alike. ``host``: the step is ordinary Python, called between the compiled ones, and may hold a world
+    outside JAX; ``publish`` then tells the shapes of what it writes.
 
     ``private_axes`` and ``write_axes`` (by channel) name the axis of each leaf along which it may be divided, as prefix
     trees like those of ``vmap`` (None: kept whole); ``width`` is how long these axes are, in ``unit``, 0 for none.
@@ -43,6 +49,8 @@ class Fragment(NamedTuple):
     publish: Callable[[PyTree], Channels] | None = None
     start: int = 0
     every: int = 1
+    rounds: int = 1
+    init_name: str = ""
     host: bool = False
     private_axes: Any = None
     write_axes: Mapping[str, Any] = {}
@@ -76,7 +84,8 @@ def check(graph: Graph) -> None:
 
     Raises:
         GraphError: two fragments of one name, two writers of a channel, a read that nothing writes or published before
-            the first tick, a delay that belongs to no edge or is not 0 or 1, or a cycle of age 0.
+            the first tick, a delay that belongs to no edge or is not 0 or 1, a cycle of age 0, or a read at age 0 of
+            what is written in rounds.
     """
     names = [f.name for f in graph.fragments]
     for name in names:
@@ -93,6 +102,7 @@ def check(graph: Graph) -> None:
         if age not in (0, 1):
             raise GraphError(f"delay for {edge} is {age}: an edge's age is 0 or 1")
     _check_order(graph, writer)
+    _check_rounds(graph)
 
 
 def age_of(graph: Graph, reader: str, channel: str) -> int:
@@ -108,6 +118,12 @@ def stored_channels(graph: Graph) -> tuple[str, ...]:
     return tuple(sorted(aged | kept))
 
 
+def stages(fragments: tuple[Fragment, ...]) -> list[tuple[Fragment, ...]]:
+    """Fragments in schedule order, one by one or, where they are a cycle, together."""
+    runs = [(rounds, tuple(run)) for rounds, run in groupby(fragments, lambda f: f.rounds)]
+    return [stage for rounds, run in runs for stage in ([run] if rounds > 1 else [(f,) for f in run])]
+
+
 def channel_axes(graph: Graph) -> dict[str, Any]:
     """For each channel the axes along which its leaves may be divided, as its writer names them."""
     return {c: f.write_axes.get(c) for f in graph.fragments for c in f.writes}
@@ -115,7 +131,7 @@ def channel_axes(graph: Graph) -> dict[str, Any]:
 
 def init(graph: Graph, key: jax.Array, hyper: Any) -> TrainState:
     """The state before the first tick. No two of its leaves share a buffer, so it can be donated."""
-    private = {f.name: f.init(jax.random.fold_in(key, stable_hash(f.name))) for f in graph.fragments}
+    private = {f.name: f.init(jax.random.fold_in(key, stable_hash(f.init_name or f.name))) for f in graph.fragments}
     private = jax.tree.map(jnp.copy, private)  # a world's state may hold the very array that it shows
     published: Channels = {}
     for fragment in graph.fragments:
@@ -151,12 +167,37 @@ def step_fragments(
     key: jax.Array,
     tick: jax.Array,
 ) -> tuple[dict[str, PyTree], Channels, Metrics]:
-    """Step some of a graph's fragments once, in order; ``key`` is the run's own.
+    """Step some of a graph's fragments in order: once, or all rounds of a cycle; ``key`` is the run's own.
 
     ``stored`` holds channels as the last tick left them, ``fresh`` what others have written in this one.
     Returns the fragments' private states, the channels that they wrote, and their metrics.
     """
-    tick_key = jax.random.fold_in(key, tick)
+    after: dict[str, PyTree] = {}
+    written: Channels = {}
+    metrics: Metrics = {}
+    for stage in stages(fragments):
+        step = step_round if stage[0].rounds == 1 else _step_cycle
+        own = {f.name: private[f.name] for f in stage}
+        own, outputs, more = step(graph, stage, own, stored, fresh | written, hyper, key, tick)
+        after |= own
+        written |= outputs
+        metrics |= more
+    return after, written, metrics
+
+
+def step_round(
+    graph: Graph,
+    fragments: tuple[Fragment, ...],
+    private: dict[str, PyTree],
+    stored: Channels,
+    fresh: Channels,
+    hyper: Any,
+    key: jax.Array,
+    tick: jax.Array,
+    round: jax.Array | int = 0,
+) -> tuple[dict[str, PyTree], Channels, Metrics]:
+    """Step each fragment once, as `step_fragments`; of a cycle, the given round, with ``stored`` as the last round left
+    it."""
     hyper = graph.hyper_at(hyper, tick)
     after: dict[str, PyTree] = {}
     written: Channels = {}
@@ -165,14 +206,41 @@ def step_fragments(
         now = fresh | written
         inputs = {c: stored[c] if age_of(graph, fragment.name, c) else now[c] for c in fragment.reads}
         held = {c: stored[c] for c in fragment.writes if c in stored}
-        step_key = jax.random.fold_in(tick_key, stable_hash(fragment.name))
         # No compiler may merge the arithmetic of two fragments: in one program or in several, they round alike.
         own_private, inputs = jax.lax.optimization_barrier((private[fragment.name], inputs))
-        stepped = step_fragment(fragment, own_private, inputs, held, hyper, step_key, tick)
+        stepped = step_fragment(fragment, own_private, inputs, held, hyper, step_key(fragment, key, tick, round), tick)
         after[fragment.name], outputs, own = jax.lax.optimization_barrier(stepped)
         written.update(outputs)
         metrics.update({f"{fragment.name}/{name}": value for name, value in own.items()})
     return after, written, metrics
+
+
+def step_key(fragment: Fragment, key: jax.Array, tick: jax.Array, round: jax.Array | int = 0) -> jax.Array:
+    """A fragment's key in a tick (of a cycle: and round), from the run's: it depends on nothing else."""
+    own = jax.random.fold_in(jax.random.fold_in(key, tick), stable_hash(fragment.name))
+    return jax.random.fold_in(own, round) if fragment.rounds > 1 else own
+
+
+def _step_cycle(
+    graph: Graph,
+    cycle: tuple[Fragment, ...],
+    private: dict[str, PyTree],
+    stored: Channels,
+    fresh: Channels,
+    hyper: Any,
+    key: jax.Array,
+    tick: jax.Array,
+) -> tuple[dict[str, PyTree], Channels, Metrics]:
+    """All rounds of a cycle; of its channels, those are handed on that outlive a tick."""
+    own = {c: stored[c] for f in cycle for c in f.writes if c in stored}
+
+    def one_round(carry: tuple, round: jax.Array) -> tuple[tuple, Metrics]:
+        private, last = carry
+        after, written, metrics = step_round(graph, cycle, private, stored | last, fresh, hyper, key, tick, round)
+        return (after, {c: written[c] for c in last}), metrics
+
+    (after, last), metrics = jax.lax.scan(one_round, (private, own), jnp.arange(cycle[0].rounds))
+    return after, last, jax.tree.map(lambda values: jnp.sum(values, axis=0), metrics)
 
 
 def step_fragment(
@@ -250,11 +318,28 @@ def _check_order(graph: Graph, writer: dict[str, str]) -> None:
         seen.add(fragment.name)
 
 
+def _check_rounds(graph: Graph) -> None:
+    """What a cycle writes changes from round to round: only its own members may see that."""
+    cycle_of = {f.name: stage for stage in stages(graph.fragments) for f in stage if f.rounds > 1}
+    writer = {c: f.name for f in graph.fragments for c in f.writes}
+    for fragment in graph.fragments:
+        for channel in fragment.reads:
+            cycle = cycle_of.get(writer[channel], ())
+            if cycle and fragment not in cycle and age_of(graph, fragment.name, channel) == 0:
+                raise GraphError(
+                    f"fragment '{fragment.name}' reads channel '{channel}' at age 0, which '{writer[channel]}' writes "
+                    f"{cycle[0].rounds} times a tick: give the edge age 1"
+                )
+
+
 def _outputs(graph: Graph, state: TrainState, published: Channels) -> Channels:
     """All channels of a first tick, for their shapes: what is read before it is written comes from ``published``."""
     key, channels = state.key, dict(published)
     hyper = graph.hyper_at(state.hyper, state.tick)
     for fragment in graph.fragments:
-        inputs = {c: channels[c] for c in fragment.reads}
-        channels.update(fragment.step(state.private[fragment.name], inputs, hyper, key)[1])
+        private, inputs = state.private[fragment.name], {c: channels[c] for c in fragment.reads}
+        if fragment.host and fragment.publish is not None:
+            channels.update(fragment.publish(private))
+        else:
+            channels.update(fragment.step(private, inputs, hyper, key)[1])
     return channels

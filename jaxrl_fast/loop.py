@@ -6,29 +6,31 @@ slow or with a side effect (evaluation, files, callbacks, signals) happens betwe
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_fast import checkpoint_files, checkpointing, debugging, resuming
+from jaxrl_fast import checkpoint_files, checkpointing, debugging, distributed, resuming
 from jaxrl_fast import program as programs
 from jaxrl_fast.algorithm import Agent, Algorithm, require_positive
 from jaxrl_fast.checkpointing import FOLDER, Checkpointer, Checkpoints
 from jaxrl_fast.core import EpisodeTotals
+from jaxrl_fast.drawing import draw_run
 from jaxrl_fast.env import VecEnv
-from jaxrl_fast.evaluation import play, vectorize
-from jaxrl_fast.fragments import OnNan, Overlap, build_graph
+from jaxrl_fast.fragments import Overlap, build_graph
 from jaxrl_fast.graph import Graph, TrainState
 from jaxrl_fast.graph import init as init_graph
 from jaxrl_fast.graph import tick as tick_graph
+from jaxrl_fast.host import telling
+from jaxrl_fast.host_env import HostEnv
+from jaxrl_fast.judging import make_judge
+from jaxrl_fast.learners import Average, OnNan
 from jaxrl_fast.placement import PLACEMENTS, Placement
 from jaxrl_fast.planning import Plan, plan_run
-from jaxrl_fast.policy import Policy, PolicyParams, make_policy
+from jaxrl_fast.policy import Policy
 from jaxrl_fast.recorder import NonFiniteError, Recorder, Row
 from jaxrl_fast.reporting import RunFolder
 
@@ -48,7 +50,13 @@ class Result(NamedTuple):
 
 
 def make_train_step(
-    env: VecEnv, algorithm: Algorithm, *, overlap: Overlap = "none", total_steps: int | None = None
+    env: VecEnv,
+    algorithm: Algorithm,
+    *,
+    overlap: Overlap = "none",
+    learners: int = 1,
+    average: Average = "gradients",
+    total_steps: int | None = None,
 ) -> tuple[Callable[..., TrainState], Callable[[TrainState], tuple[TrainState, dict[str, jax.Array]]]]:
     """``(init, train_step)``, both pure: jit, scan, vmap or change them.
 
@@ -59,7 +67,7 @@ def make_train_step(
     Raises:
         ValueError: algorithm and environment do not fit.
     """
-    graph, _ = build_graph(env, algorithm, overlap=overlap, total_steps=total_steps)
+    graph, _ = build_graph(env, algorithm, overlap=overlap, learners=learners, average=average, total_steps=total_steps)
 
     def init(key: jax.Array, hyper: Any = algorithm.hyper) -> TrainState:
         return init_graph(graph, key, hyper)
@@ -71,13 +79,15 @@ def make_train_step(
 
 
 def learn(
-    env: VecEnv,
+    env: VecEnv | HostEnv,
     algorithm: Algorithm,
     *,
     total_steps: int,
     seed: int = 0,
     num_seeds: int = 1,
     overlap: Overlap = "none",
+    learners: int = 1,
+    average: Average = "gradients",
     placement: str | Place = "fused",
     devices: int | None = None,
     eval_every: int | None = None,
@@ -104,64 +114,89 @@ def learn(
     resumed run must have in common with this one (default: taken from the arguments);
     ``tell`` gets what a person should know, in lines.
 
+    In a program that has called `jax.distributed.initialize`, every process calls this alike, with
+    ``placement="data_parallel"``; process 0 writes, and calls ``on_metrics`` and ``tell``.
+
     Raises:
         ValueError: arguments do not fit together, or a checkpoint does not fit them; before anything is compiled.
         NonFiniteError: the environment or an update gave a NaN or an infinity.
     """
     require_positive(total_steps=total_steps, num_seeds=num_seeds, eval_episodes=eval_episodes)
-    agent = algorithm.build(env.spec, env.num_envs)
     settings = settings or resuming.settings_of(
-        env, algorithm, agent, seed=seed, num_seeds=num_seeds, overlap=overlap, total_steps=total_steps
-    )
+        env, algorithm, algorithm.build(env.spec, env.num_envs), seed=seed, num_seeds=num_seeds, overlap=overlap,
+        learners=learners, average=average, total_steps=total_steps,
+    )  # fmt: skip
+    check_processes(env, {**settings, "resume": resume, "debug": debug})
+    if not distributed.is_first():
+        on_metrics, tell = None, lambda line: None
     resumed = None if resume is None else resuming.read(resume, settings, algorithm)
     empty_until = resumed.empty_until if resumed else 0
     graph, agent = build_graph(
-        env, algorithm, overlap=overlap, total_steps=total_steps, nan=nan, empty_until=empty_until
-    )
+        env, algorithm, overlap=overlap, learners=learners, average=average, total_steps=total_steps, nan=nan,
+        empty_until=empty_until,
+    )  # fmt: skip
     plan = plan_run(env, agent, total_steps, eval_every, checkpoints.every, resumed.progress if resumed else None)
     placed = place(graph, placement, devices)
     program = programs.compile(graph, placed, plan.ticks_per_chunk, num_seeds)
-    made_by = {
-        "algo": algorithm.name, "options": algorithm.options, "num_envs": env.num_envs,
-        "normalize_observations": agent.normalize_observations,
-    }  # fmt: skip
     keys = jax.random.split(jax.random.key(seed), num_seeds)
-    evaluate = make_evaluation(env, agent, made_by, eval_episodes)
+    judge = make_judge(env, algorithm, agent, keys, eval_episodes, should_stop)
     with open_folder(run_dir, resumed, checkpoints, settings, tell) as (folder, saver):
         recorder = Recorder(env, agent, plan, graph, placed, num_seeds, on_metrics, folder, nan, empty_until)
         state, run = start(program, keys, algorithm.hyper, recorder, resumed)
         if nan == "stop":
             check_start(state, env)
         describe_start(state, resumed, saver, plan, agent, tell)
+        if folder is not None:
+            title = f"{env.spec.name}, {algorithm.name}, placement {placed.name}, overlap {overlap}"
+            draw_run(folder.path / "graph.svg", title, graph, placed, state, run, num_seeds, tell)
         try:
-            state = drive(
-                run, state, lambda s: evaluate(policy_params(agent, s, num_seeds), keys), recorder, saver, should_stop
-            )  # fmt: skip
+            told = telling(run, env, tell) if isinstance(env, HostEnv) else run
+            state = drive(told, state, judge.totals, recorder, saver, should_stop)
         except NonFiniteError as error:
             origin = resumed.description.path if resumed else None
             raise debugging.explain(
                 error, graph, program, run, keys, algorithm.hyper, saver, origin, name_operation=debug
             ) from None
-        policy = best_policy(env, agent, policy_params(agent, state, num_seeds), recorder.scores, made_by)
+        policy = judge.best_policy(state, recorder.scores)
         summary = recorder.summary()
         if folder is not None:
             folder.finish(summary, policy)
     return Result(programs.with_seed_axis(state, num_seeds), policy, recorder.history, summary)
 
 
+def check_processes(env: VecEnv | HostEnv, told: Mapping[str, Any]) -> None:
+    """Refuse processes of one run that were ``told`` different things, or one that cannot share it.
+
+    Raises:
+        ValueError: naming the setting.
+    """
+    distributed.check_agreement(told)
+    if told["debug"]:
+        distributed.require_one("debug=true", jax.process_count())
+    if isinstance(env, HostEnv):
+        distributed.require_one(f"environment {env.spec.name}, which steps on the host,", jax.process_count())
+
+
 def place(graph: Graph, placement: str | Place, devices: int | None) -> Placement:
     """A placement by name, or a user's own, on the first ``devices`` of JAX's devices.
 
     Raises:
-        ValueError: the name is unknown, or there are not so many devices.
+        ValueError: the name is unknown, there are not so many devices, or it does not span all processes.
     """
     if isinstance(placement, str) and placement not in PLACEMENTS:
         raise ValueError(f"placement={placement}: write one of {', '.join(PLACEMENTS)}")
-    available = jax.devices()
-    if devices is not None and not 1 <= devices <= len(available):
-        raise ValueError(f"devices={devices}: JAX has {len(available)} here, write a number from 1 to {len(available)}")
     make = PLACEMENTS[placement] if isinstance(placement, str) else placement
-    return make(graph, available[:devices])
+    available = distributed.devices(devices)
+    try:
+        placed = make(graph, available)
+    except IndexError:
+        name = placement if isinstance(placement, str) else getattr(placement, "__name__", "placement")
+        raise ValueError(
+            f"placement {name} asks for more devices than the {len(available)} there are: write a larger devices=..., "
+            "or let groups share devices"
+        ) from None
+    distributed.check_placement(placed.name, [group.devices for group in placed.groups])
+    return placed
 
 
 def start(
@@ -178,6 +213,7 @@ def start(
         state = resuming.put_back(state, resumed, program)
         recorder.go_on_from(resumed.progress)
     jax.block_until_ready(state)
+    distributed.join()  # the first chunk's rate is not to hold what another process still compiles
     recorder.compiled()
     return state, run
 
@@ -185,19 +221,19 @@ def start(
 def drive(
     run: programs.Run,
     state: TrainState,
-    evaluate: Callable[[TrainState], EpisodeTotals],
+    evaluate: Callable[[TrainState], EpisodeTotals | None],
     recorder: Recorder,
     saver: Checkpointer | None,
     should_stop: Callable[[], bool],
 ) -> TrainState:
-    """Run all chunks, or until ``should_stop``, and leave a checkpoint of the end.
+    """Run all chunks, or until ``should_stop`` in any process, and leave a checkpoint of the end.
 
     The last state of a whole run is always evaluated; a run that is stopped ends as soon as it is saved.
     """
     plan = recorder.plan
 
     def judge() -> None:
-        totals = unless_stopped(lambda: jax.device_get(evaluate(state)), should_stop)
+        totals = evaluate(state)
         recorder.evaluation_due = totals is None
         if totals is not None:
             recorder.add_evaluation(totals)
@@ -206,10 +242,10 @@ def drive(
         judge()
     saved = begin = recorder.ticks // plan.ticks_per_chunk
     for chunk in range(begin + 1, plan.num_chunks + 1):
-        if should_stop():
+        if distributed.any_process(should_stop()):
             break
         state, metrics = run(state)
-        recorder.add_chunk(jax.device_get(metrics))
+        recorder.add_chunk(distributed.to_host(metrics))
         last = chunk == plan.num_chunks
         evaluated = last or chunk % plan.chunks_per_eval == 0
         if evaluated:
@@ -223,54 +259,13 @@ def drive(
     return state
 
 
-def unless_stopped(work: Callable[[], T], should_stop: Callable[[], bool]) -> T | None:
-    """What ``work`` gives; None, without waiting for it, once the run is to stop. An evaluation may take longer to
-    compile than a cluster waits after its signal."""
-    pool = ThreadPoolExecutor(1, thread_name_prefix="evaluation")
-    future = pool.submit(work)
-    pool.shutdown(wait=False)
-    while not wait([future], timeout=POLL_S).done:
-        if should_stop():
-            return None
-    return future.result()
-
-
-def policy_params(agent: Agent, state: TrainState, num_seeds: int) -> PolicyParams:
-    """What acting needs, out of a program's state: leaves ``[S, ...]`` on the host, so that they can act anywhere."""
-    parts = {name: state.channels[name] for name in agent.acting_parts}
-    stats = state.channels["statistics"].obs if agent.normalize_observations else None
-    params = PolicyParams(*jax.device_get((parts, stats)))
-    return params if num_seeds > 1 else jax.tree.map(lambda x: np.asarray(x)[None], params)
-
-
-def make_evaluation(
-    env: VecEnv, agent: Agent, made_by: Row, episodes: int
-) -> Callable[[PolicyParams, jax.Array], EpisodeTotals]:
-    """A compiled evaluation of all seeds: totals ``[S, episodes]``, always from the same starts."""
-    policy = make_policy(env.spec, agent, PolicyParams({}, None), made_by)
-    if env.world is None:
-        raise ValueError("this environment cannot be copied for evaluation")
-    worlds = vectorize(env.world, num_envs=episodes)
-
-    def one_seed(params: PolicyParams, key: jax.Array) -> EpisodeTotals:
-        return play(policy.act, policy.initial_carry, worlds, params, jax.random.fold_in(key, 0xE7A1))
-
-    return jax.jit(jax.vmap(one_seed))
-
-
-def best_policy(env: VecEnv, agent: Agent, params: PolicyParams, scores: np.ndarray, made_by: Row) -> Policy:
-    """The policy of the seed with the best score ``[S]``; leaves of ``params`` are ``[S, ...]``."""
-    best = int(np.argmax(scores)) if scores.size else 0
-    return make_policy(env.spec, agent, jax.tree.map(lambda x: jnp.array(x[best]), params), made_by)
-
-
-def check_start(state: TrainState, env: VecEnv) -> None:
+def check_start(state: TrainState, env: VecEnv | HostEnv) -> None:
     """Refuse a first observation that is not finite.
 
     Raises:
         NonFiniteError: naming the environment.
     """
-    for leaf in jax.tree.leaves(state.private["sample"].obs):
+    for leaf in jax.tree.leaves(distributed.to_host(state.private["sample"].obs)):
         if not np.isfinite(np.asarray(leaf, np.float32)).all():
             raise NonFiniteError(
                 f"environment {env.spec.name} gave a NaN or an infinity in the observation of its reset"
@@ -315,7 +310,8 @@ def open_folder(
     settings: Mapping[str, Any],
     tell: Callable[[str], None],
 ) -> Iterator[tuple[RunFolder | None, Checkpointer | None]]:
-    """The run's files and the writer of its checkpoints, closed on leaving; None where nothing is to be written.
+    """The run's files and the writer of its checkpoints, closed on leaving; None where nothing is to be written. The
+    files are process 0's alone.
 
     A run that goes on in its own folder takes back what was written after the checkpoint.
     """
@@ -328,8 +324,10 @@ def open_folder(
     own = resumed is not None and resumed.description.path.parent.resolve() == (path / FOLDER).resolve()
     resume_at = resumed.progress["env_steps"] if own and resumed else None
     with ExitStack() as stack:
-        folder = stack.enter_context(RunFolder(path, resume_at=resume_at, tell=tell))
-        checkpointing.sweep(path / FOLDER, after=resume_at)
+        folder = None
+        if distributed.is_first():
+            folder = stack.enter_context(RunFolder(path, resume_at=resume_at, tell=tell))
+            checkpointing.sweep(path / FOLDER, after=resume_at)
         saver = Checkpointer(path / FOLDER, checkpoints, settings, tell) if checkpoints.keep else None
         if saver is not None and own and resumed:
             saver.newest = resumed.description.path

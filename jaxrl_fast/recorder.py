@@ -10,8 +10,9 @@ from jaxrl_fast.algorithm import Agent
 from jaxrl_fast.core import EpisodeTotals
 from jaxrl_fast.env import VecEnv
 from jaxrl_fast.evaluation import bootstrap_interval
-from jaxrl_fast.fragments import DROPPED, OnNan
 from jaxrl_fast.graph import Graph, active_ticks
+from jaxrl_fast.host_env import HostEnv
+from jaxrl_fast.learners import DROPPED, OnNan
 from jaxrl_fast.placement import Placement
 from jaxrl_fast.planning import Plan
 from jaxrl_fast.reporting import Row, RunFolder
@@ -33,7 +34,7 @@ class Recorder:
     """The run's clock and memory: rows, rates and the summary. Times in seconds."""
 
     def __init__(
-        self, env: VecEnv, agent: Agent, plan: Plan, graph: Graph, placement: Placement, num_seeds: int,
+        self, env: VecEnv | HostEnv, agent: Agent, plan: Plan, graph: Graph, placement: Placement, num_seeds: int,
         on_metrics: Callable[[Row], None] | None, folder: RunFolder | None, nan: OnNan = "stop",
         empty_until: int = 0,
     ) -> None:  # fmt: skip
@@ -156,7 +157,7 @@ class Recorder:
 
     def _updates(self, first: int, last: int) -> int:
         """Gradient updates of all seeds in the ticks ``first .. last - 1``."""
-        learner = next(f for f in self.graph.fragments if f.name.startswith("learn"))
+        learner = next(f for f in self.graph.fragments if set(f.writes) & set(self.agent.parts))
         return active_ticks(learner, first, last) * self.agent.updates_per_tick * self.num_seeds
 
 
@@ -193,7 +194,7 @@ def evaluation_row(totals: EpisodeTotals) -> Row:
     return row
 
 
-def _check_finite(metrics: dict[str, np.ndarray], first_tick: int, plan: Plan, env: VecEnv) -> None:
+def _check_finite(metrics: dict[str, np.ndarray], first_tick: int, plan: Plan, env: VecEnv | HostEnv) -> None:
     steps = metrics["sample/nonfinite_step"]
     bad = np.argwhere(steps >= 0)
     if bad.size:

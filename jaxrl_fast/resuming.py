@@ -19,12 +19,13 @@ from jaxrl_fast.algorithm import Agent, Algorithm
 from jaxrl_fast.checkpoint_files import CheckpointError, Description
 from jaxrl_fast.env import VecEnv
 from jaxrl_fast.graph import TrainState
+from jaxrl_fast.host_env import HostEnv
 from jaxrl_fast.program import Program
 from jaxrl_fast.schedules import plain
 
 FREE = (
     "placement", "devices", "total_steps", "eval.every", "eval.episodes", "checkpoint.every", "checkpoint.keep",
-    "checkpoint.replay", "nan", "debug", "name", "tuned",
+    "checkpoint.replay", "nan", "debug", "name", "tuned", "pool.workers", "pool.step_timeout_s",
 )  # fmt: skip
 """Settings that may change on resume, beside the rates of the algorithm."""
 SILENT = ("name", "tuned")
@@ -49,7 +50,7 @@ class Resumed(NamedTuple):
         return self.progress["ticks"] if self.description.replay_lost else self.progress["empty_until"]
 
 
-def settings_of(env: VecEnv, algorithm: Algorithm, agent: Agent, **run: Any) -> dict[str, Any]:
+def settings_of(env: VecEnv | HostEnv, algorithm: Algorithm, agent: Agent, **run: Any) -> dict[str, Any]:
     """What a run made in a program of one's own is known by, by key of the command line where there is one."""
     options = {
         **algorithm.options, **algorithm.hyper._asdict(), "rollout_length": agent.rollout_length,

@@ -13,7 +13,8 @@ from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from jaxrl_fast.algorithms import ALGORITHMS
-from jaxrl_fast.fragments import OnNan, Overlap
+from jaxrl_fast.fragments import Overlap
+from jaxrl_fast.learners import Average, OnNan
 from jaxrl_fast.networks import Precision
 from jaxrl_fast.schedules import SCHEDULES
 
@@ -63,6 +64,15 @@ class CheckpointSchema:
 
 
 @dataclasses.dataclass(frozen=True)
+class DistributedSchema:
+    """``distributed.*``: what `processes.told` takes; beside them, ``distributed`` itself stands alone."""
+
+    coordinator: str | None = setting(None, "host:port where process 0 listens")
+    num_processes: int | None = setting(None, "processes of the run", 1)
+    process_id: int | None = setting(None, "which of them this one is, from 0", 0)
+
+
+@dataclasses.dataclass(frozen=True)
 class EnvSchema:
     """``env.*``. Which of them an environment takes is its own to say; others are given as ``+env.name=value``."""
 
@@ -70,6 +80,17 @@ class EnvSchema:
     backend: str | None = setting(None, "physics of a brax environment")
     make: str | None = setting(None, "my_package.make, with env=custom")
     episode_length: int | None = setting(None, "steps before an episode is cut; its own", 1, MAX_SIZE)
+
+
+@dataclasses.dataclass(frozen=True)
+class PoolSchema:
+    """``pool.*``: how environments on the host are stepped, as `envs.pool.host.PoolOptions`."""
+
+    workers: int | None = setting(None, "worker processes, 0 none; measured", 0, 4096)
+    num_groups: int = setting(2, "groups that take turns", 1, MAX_SIZE)
+    order: Literal["fixed"] = setting("fixed", "who is served first:")
+    step_timeout_s: float = setting(60.0, "seconds after which a silent worker is started anew", 0)
+    backend: Literal["workers", "envpool"] = setting("workers", "who steps:")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +102,8 @@ class RunSchema:
     seed: int = setting(0, "the first random seed", 0, MAX_SEED)
     num_seeds: int = setting(1, "seeds trained at once in one program", 1, MAX_SIZE)
     overlap: Overlap = setting("none", "what lags a tick:")
+    learners: int = setting(1, "how many share the gradient updates", 1, MAX_SIZE)
+    average: Average = setting("gradients", "what they average:")
     devices: int | None = setting(None, "devices to use; on a CPU, how many to make", 1, 1024)
     precision: Precision = setting("f32", "of matrix products:")
     run_dir: str | None = setting(None, "folder of results; runs/<env>/<algo>/<time>-...")
@@ -88,6 +111,7 @@ class RunSchema:
     resume: str | None = setting(None, "a run's folder, to go on; auto: run_dir, if it can")
     nan: OnNan = setting("stop", "what a number that is not finite does:")
     debug: bool = setting(False, "name the operation that gave a NaN")
+    distributed: Literal["auto", "off"] = setting("auto", "join the processes of a cluster:")
 
 
 def run_keys() -> dict[str, Key]:
@@ -96,7 +120,9 @@ def run_keys() -> dict[str, Key]:
         **_keys_of(RunSchema),
         **_keys_of(EvalSchema, "eval."),
         **_keys_of(CheckpointSchema, "checkpoint."),
+        **_keys_of(DistributedSchema, "distributed."),
         **_keys_of(EnvSchema, "env."),
+        **_keys_of(PoolSchema, "pool."),
     }
 
 
@@ -179,7 +205,7 @@ def _convert(value: Any, wanted: Any) -> Any:
     if origin in (Union, UnionType):
         return None if value is None else _convert(value, next(t for t in args if t is not NoneType))
     if origin is Literal:
-        return args[args.index(value)]
+        return args[args.index("off" if value is False else value)]  # in YAML, off is false
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
             raise TypeError(value)

@@ -1,30 +1,31 @@
 """``python -m jaxrl_fast.train env=halfcheetah``: train, show, and leave a run folder behind."""
 
-import dataclasses
 import os
 import secrets
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-import jax
+from rich.console import Console
 
 import envs
-from jaxrl_fast import IMPORT_START_S, cli, config, machine, resuming
+from jaxrl_fast import IMPORT_START_S, cli, config, distributed, processes, resuming
 from jaxrl_fast.checkpoint_files import all_steps, read_description
 from jaxrl_fast.checkpointing import FOLDER
 from jaxrl_fast.config import Run
-from jaxrl_fast.env import Env, vectorize
+from jaxrl_fast.env import VecEnv
 from jaxrl_fast.fragments import build_graph
+from jaxrl_fast.host_env import HostEnv
 from jaxrl_fast.loop import Result, learn, place
 from jaxrl_fast.placement import check
 from jaxrl_fast.progress import ProgressDisplay, clock, si
 from jaxrl_fast.reporting import check_tables, link_latest, write_summary
-from jaxrl_fast.runtime import setup
+from jaxrl_fast.settling import print_if_serial, settle
 
 RUNS = Path("runs")
 
@@ -53,7 +54,7 @@ class StopSignal:
         return self.number is not None
 
 
-def train(run: Run, argv: Sequence[str]) -> int:
+def train(run: Run) -> int:
     """Train as ``run`` says; the exit status is 0, or 130 or 143 after a signal.
 
     Raises:
@@ -63,51 +64,49 @@ def train(run: Run, argv: Sequence[str]) -> int:
     if is_complete(run):
         return 0
     run, chosen = settle(run)
-    world = config.make_world(run)
+    distributed.check_agreement({**config.settings(run), "resume": run.resume})
+    env = config.make_envs(run)
+    try:
+        return train_on(env, run, chosen, stop)
+    finally:
+        if isinstance(env, HostEnv):
+            env.close()
+
+
+def train_on(env: VecEnv | HostEnv, run: Run, chosen: str, stop: StopSignal) -> int:
+    """As `train`, when the machine and the environments are there; ``chosen``: what `settle` said."""
     algorithm = config.make_algorithm(run)
-    env = vectorize(world, num_envs=run.num_envs)
-    graph, _ = build_graph(env, algorithm, overlap=run.overlap, total_steps=run.total_steps)
-    check(graph, place(graph, run.placement, run.devices), run.num_seeds)
+    graph, _ = build_graph(
+        env, algorithm, overlap=run.overlap, learners=run.learners, average=run.average, total_steps=run.total_steps
+    )
+    placed = place(graph, run.placement, run.devices)
+    check(graph, placed, run.num_seeds)
+    earlier_s = 0.0
     if run.resume is not None:
-        resuming.check(run.resume, config.settings(run), algorithm)
-    folder = new_folder(run)
-    print_opening(run, chosen, folder)
+        earlier_s = resuming.check(run.resume, config.settings(run), algorithm)[0].progress["wall_s"]
+    folder = Path(distributed.decide(lambda: str(new_folder(run))))
+    if distributed.is_first():
+        print_opening(run, chosen, folder)
+        if len({device for group in placed.groups for device in group.devices}) > 1:
+            print_if_serial(run, env, algorithm)
     before_s = time.perf_counter() - IMPORT_START_S
-    with ProgressDisplay(run.total_steps) as progress:
+    with ProgressDisplay(run.total_steps, None if distributed.is_first() else Console(quiet=True)) as progress:
         result = learn(
             env, algorithm, total_steps=run.total_steps, seed=run.seed, num_seeds=run.num_seeds,
-            overlap=run.overlap, placement=run.placement, devices=run.devices,
+            overlap=run.overlap, learners=run.learners, average=run.average, placement=run.placement,
+            devices=run.devices,
             eval_every=run.eval_every, eval_episodes=run.eval_episodes,
             on_metrics=progress, run_dir=folder, checkpoints=run.checkpoints, resume=run.resume, nan=run.nan,
             debug=run.debug, should_stop=stop, settings=config.settings(run), tell=progress.tell,
         )  # fmt: skip
-    # Who has asked for an end gets it at once: a page takes as long to compile as some runs do.
-    pages = draw_policy(run, world, result, folder) if stop.number is None else []
-    summary = add_to_summary(run, result, folder, before_s, stop.number)
-    print_closing(summary, folder, pages, argv)
-    return 128 + stop.number if stop.number is not None else 0
-
-
-def settle(run: Run) -> tuple[Run, str]:
-    """Start JAX with the devices that the run needs, and fill in what the machine chooses; a few words on that.
-
-    A CPU is cut into one device per core, unless the placement needs one only. An accelerator's other devices rest
-    unless a placement is named: nothing was measured there.
-    """
-    suite, _ = envs.resolve(run.env, dict(run.env_options))
-    choice = machine.Choice(run.placement, run.devices or machine.cpu_cores(), "")
-    if run.placement == machine.AUTO:
-        choice = machine.choose(
-            suite, run.env, run.algo, num_envs=run.num_envs, num_seeds=run.num_seeds, devices=choice.devices
-        )
-    elif run.placement == "fused":
-        choice = choice._replace(devices=1)
-    setup(cpu_devices=choice.devices)
-    if jax.default_backend() != "cpu":
-        available = run.devices or len(jax.devices())
-        auto = machine.Choice("fused", 1, f"{available - 1} other devices rest" if available > 1 else "")
-        choice = auto if run.placement == machine.AUTO else choice._replace(devices=available)
-    return dataclasses.replace(run, placement=choice.placement, devices=choice.devices), choice.reason
+    stopped_by = distributed.highest(stop.number or 0) or None
+    if distributed.is_first():
+        # Who has asked for an end gets it at once: a page takes as long to compile as some runs do.
+        pages = draw_policy(run, env, result, folder) if stopped_by is None else []
+        summary = add_to_summary(run, result, folder, before_s, earlier_s, stopped_by)
+        print_closing(summary, folder, pages)
+    processes.finish()
+    return 128 + stopped_by if stopped_by is not None else 0
 
 
 def is_complete(run: Run) -> bool:
@@ -159,36 +158,39 @@ def print_opening(run: Run, chosen: str, folder: Path) -> None:
     print(f"run folder {folder}", flush=True)
 
 
-def draw_policy(run: Run, world: Env, result: Result, folder: Path) -> list[str]:
+def draw_policy(run: Run, env: VecEnv | HostEnv, result: Result, folder: Path) -> list[str]:
     """``policy.html`` for brax's worlds; a page that cannot be made does not spoil a run that has been trained."""
     suite, options = envs.resolve(run.env, dict(run.env_options))
-    if suite != "brax":
+    if suite != "brax" or isinstance(env, HostEnv) or env.world is None:
         return []
     from jaxrl_fast.visualization import write_policy_html
 
     try:
-        write_policy_html(result.policy, world, folder / "policy.html", world_options=options, seed=run.seed)
+        write_policy_html(result.policy, env.world, folder / "policy.html", world_options=options, seed=run.seed)
     except Exception as error:
         print(f"no policy.html: {type(error).__name__}: {error}", file=sys.stderr)
         return []
     return ["policy.html"]
 
 
-def add_to_summary(run: Run, result: Result, folder: Path, before_s: float, stopped_by: int | None) -> dict[str, Any]:
-    """Complete ``summary.json`` with what only the command knows."""
+def add_to_summary(
+    run: Run, result: Result, folder: Path, before_s: float, earlier_s: float, stopped_by: int | None
+) -> dict[str, Any]:
+    """Complete ``summary.json`` with what only the command knows: the seconds before training, those of earlier starts
+    of a resumed run up to its checkpoint, and all until now."""
     _, options = envs.resolve(run.env, dict(run.env_options))
     summary = {
         "env": run.env, "env_id": options.get("id", options.get("make")), "env_backend": options.get("backend"),
         "algo": run.algo, "placement": run.placement, "overlap": run.overlap, "seed": run.seed, **result.summary,
         "time_to_first_step_s": result.summary["time_to_first_step_s"] + before_s,
-        "wall_s": result.summary["wall_s"] + before_s,
+        "wall_s": earlier_s + time.perf_counter() - IMPORT_START_S,
         "stopped_by": signal.Signals(stopped_by).name if stopped_by is not None else None,
     }  # fmt: skip
     write_summary(folder, summary)
     return summary
 
 
-def print_closing(summary: dict[str, Any], folder: Path, pages: list[str], argv: Sequence[str]) -> None:
+def print_closing(summary: dict[str, Any], folder: Path, pages: list[str]) -> None:
     """Result, speed, paths, and the command that repeats the run."""
     steps = f"{summary['env_steps']:,} steps and {summary['updates']:,} updates"
     interval = summary.get("eval_return_ci95")
@@ -207,7 +209,8 @@ def print_closing(summary: dict[str, Any], folder: Path, pages: list[str], argv:
         f"{si(summary['sampling_hz'])} steps/s, {si(summary['update_hz'])} updates/s of {summary['batch_size']}, "
         f"update frame rate {si(summary['update_frame_hz'])}"
     )
-    print(f"{folder}: summary.json, curve.png, {''.join(f'{page}, ' for page in pages)}policy/, metrics.csv, evals.csv")
+    files = ["summary.json", "curve.png", "graph.svg", *pages, "policy/", "metrics.csv", "evals.csv"]
+    print(f"{folder}: {', '.join(files)}")
     if summary["stopped_by"]:
         print(f"go on:    {config.command_line([f'resume={folder}'])}")
     print(f"again:    {config.command_line([f'config={folder}/config.yaml'])}")
@@ -216,18 +219,37 @@ def print_closing(summary: dict[str, Any], folder: Path, pages: list[str], argv:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit status."""
-    return cli.main("train", lambda words: train(config.compose(words), words), argv)
+    return cli.main("train", lambda words: train_with_others(config.compose(words)), argv)
+
+
+def train_with_others(run: Run) -> int:
+    """As `train`; the loss of another process is said in one line and ends in status 1."""
+    try:
+        return train(run)
+    except Exception as error:
+        if not processes.is_lost(error):
+            raise
+        print(f"jaxrl_fast: error: {processes.lost_line()}", file=sys.stderr)
+        return 1
 
 
 def run_as_process() -> NoReturn:
-    """Run the command and end the process; a stopped run does not wait for threads that compile or evaluate."""
+    """Run the command and end the process; a stopped run does not wait for threads that compile or evaluate, and none
+    waits for other processes that it has not agreed with on an end."""
     try:
         status = main()
     except SystemExit as stop:
         status = stop.code if isinstance(stop.code, int) else 1
+    except Exception:
+        if not processes.last_word.armed:
+            raise
+        traceback.print_exc()
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if processes.last_word.armed:
+        processes.leave(status)
     if status in cli.INTERRUPTED:
-        sys.stdout.flush()
-        sys.stderr.flush()
         os._exit(status)
     sys.exit(status)
 

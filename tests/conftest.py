@@ -2,16 +2,16 @@
 since the laws of placements are to hold on 1, 2 and 4."""
 
 import os
+import tempfile
 from collections.abc import Iterator
 
 import jax
 import pytest
 from hypothesis import HealthCheck, settings
+from many_commands import Commands
 
 jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_numpy_rank_promotion", "raise")
-if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 settings.register_profile(
     "laws",
@@ -35,8 +35,28 @@ THIRD_PARTY_WARNINGS = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    keep_compiled_programs(config)
     for line in ("error", *THIRD_PARTY_WARNINGS):
         config.addinivalue_line("filterwarnings", line)
+
+
+def keep_compiled_programs(config: pytest.Config) -> None:
+    """For as long as this process lives, for itself and for the commands that it starts.
+
+    Each worker of pytest-xdist has a folder of its own: JAX does not write its files in one piece, so that a process
+    may read half of what another one writes.
+    """
+    folder = tempfile.TemporaryDirectory(prefix="jaxrl_fast-tests-")
+    config.add_cleanup(folder.cleanup)
+    os.environ["JAXRL_FAST_CACHE"] = folder.name
+    jax.config.update("jax_compilation_cache_dir", folder.name)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
+
+@pytest.fixture(scope="session")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
+    with Commands(tmp_path_factory.mktemp("notes")) as commands:
+        yield commands
 
 
 @pytest.fixture

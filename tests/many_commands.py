@@ -4,6 +4,7 @@ JAX must not be forked once it has started, so that process imports and never co
 from stdin, a line of JSON each, and answers with exit statuses.
 """
 
+import functools
 import json
 import os
 import signal
@@ -29,13 +30,13 @@ class Ended(NamedTuple):
 
 
 class Commands:
-    """A context manager; ``notes`` is a folder for what the commands print, and for compiled programs."""
+    """A context manager; ``notes`` is a folder for what the commands print."""
 
     def __init__(self, notes: Path) -> None:
         self.notes = notes
         variables = {
             **os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "JAX_PLATFORMS": "cpu",
-            "JAXRL_FAST_CACHE": str(notes / "cache"), "HYDRA_FULL_ERROR": "",
+            "HYDRA_FULL_ERROR": "",
         }  # fmt: skip
         self.process = subprocess.Popen(
             [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=variables
@@ -44,14 +45,24 @@ class Commands:
     def run(self, cwd: Path, command: str, *words: str, trains: bool = False, **variables: str) -> Ended:
         """``train``, ``evaluate`` or ``python`` (the words are then lines of a program). Unless it ``trains`` it is
         ended where training, or an evaluation, would be compiled, with the status `TRAINED`."""
-        job = {
-            "cwd": str(cwd), "notes": str(self.notes), "command": command, "words": words, "trains": trains,
-            "variables": variables,
-        }  # fmt: skip
+        (ended,) = self.run_all(cwd, [[command, *words]], trains=trains, **variables)
+        return ended
+
+    def run_all(self, cwd: Path, lines: list[list[str]], *, trains: bool = False, **variables: str) -> list[Ended]:
+        """Commands with their words one after another in one process, which starts JAX once, with one
+        device: much quicker, for commands of which none trains."""
+        job = {"cwd": str(cwd), "notes": str(self.notes), "lines": lines, "trains": trains, "variables": variables}
+        (self.notes / "statuses").write_text("")
         assert self.process.stdin is not None and self.process.stdout is not None
         print(json.dumps(job), file=self.process.stdin, flush=True)
-        status = int(self.process.stdout.readline())
-        return Ended(status, *((self.notes / name).read_text() for name in ("out", "err")))
+        last = int(self.process.stdout.readline())
+        statuses = [*map(int, (self.notes / "statuses").read_text().split()), last]
+        ended = [
+            Ended(status, *((self.notes / f"{name}-{number}").read_text() for name in ("out", "err")))
+            for number, status in enumerate(statuses)
+        ]
+        assert len(ended) == len(lines), f"{lines[len(ended) - 1]} ended the process: {ended[-1]}"
+        return ended
 
     def __enter__(self) -> "Commands":
         return self
@@ -86,34 +97,84 @@ def import_commands() -> None:
 
 
 def work(job: dict[str, Any]) -> None:
-    """One job in a process of its own, which ends here."""
+    """One job in a process of its own, which ends here, with the status of its last command."""
     signal.alarm(LIMIT_S)
     os.chdir(job["cwd"])
     os.environ.update(job["variables"])
-    for number, name in ((1, "out"), (2, "err")):
-        file = os.open(Path(job["notes"]) / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(file, number)
-    status = 1
+    if not job["trains"]:
+        stop_before_training()
+    if len(job["lines"]) > 1:
+        start_jax_once()
+    for number, (command, *words) in enumerate(job["lines"]):
+        status = redirected(Path(job["notes"]), number, command, words)
+        if number < len(job["lines"]) - 1:
+            with open(Path(job["notes"]) / "statuses", "a") as file:
+                print(status, file=file)
+    os._exit(status)
+
+
+def redirected(notes: Path, number: int, command: str, words: list[str]) -> int:
+    """The exit status of a command that prints into ``out-<number>`` and ``err-<number>``."""
+    for descriptor, name in ((1, "out"), (2, "err")):
+        file = os.open(notes / f"{name}-{number}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(file, descriptor)
+        os.close(file)
     try:
-        status = call(job)
+        return call(command, words)
     except BaseException:
         traceback.print_exc()
+        return 1
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(status)
 
 
-def call(job: dict[str, Any]) -> int:
+def call(command: str, words: list[str]) -> int:
     """The exit status of a command."""
-    from jaxrl_fast import evaluate, loop, train
+    from jaxrl_fast import evaluate, train
 
-    if job["command"] == "python":
-        exec("\n".join(job["words"]), {})
+    if command == "python":
+        exec("\n".join(words), {})
         return 0
-    if not job["trains"]:
-        loop.start = evaluate.evaluate_episodes = lambda *args, **kwargs: os._exit(TRAINED)
-    return {"train": train.main, "evaluate": evaluate.main}[job["command"]](job["words"])
+    return {"train": train.main, "evaluate": evaluate.main}[command](words)
+
+
+def stop_before_training() -> None:
+    """From here on what would be trained or evaluated ends the process."""
+    from jaxrl_fast import evaluate, loop
+
+    loop.start = evaluate.evaluate_episodes = lambda *args, **kwargs: os._exit(TRAINED)
+
+
+def start_jax_once() -> None:
+    """From here on only the first command sets JAX up."""
+    from jaxrl_fast import evaluate, settling
+    from jaxrl_fast.runtime import setup
+
+    once = functools.cache(setup)
+    settling.setup = evaluate.setup = lambda **options: once()
+
+
+def everything(folder: Path) -> dict[str, bytes | None]:
+    """What lies in a folder: contents by path, None for a folder."""
+    return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in folder.rglob("*")}
+
+
+def refusal(ended: Ended) -> str:
+    """What a command said, once it is certain that it was refused as it should be."""
+    assert ended.status == 2, ended
+    assert ended.out == ""
+    assert ended.err.startswith("jaxrl_fast: error: ") and ended.err.count("\n") == 1, ended.err
+    assert ended.err.endswith("\n") and len(ended.err) < 700
+    return ended.err
+
+
+def refused(commands: Commands, cwd: Path, command: str, *words: str) -> str:
+    """What a command said that was refused and left the folder as it was."""
+    before = everything(cwd)
+    said = refusal(commands.run(cwd, command, *words))
+    assert everything(cwd) == before
+    return said
 
 
 if __name__ == "__main__":

@@ -140,9 +140,6 @@ def test_the_list_of_commands_names_modules_that_exist(tmp_path: Path):
     [
         (["env=halfchetah"], "did you mean halfcheetah?"),
         (["env=cartpole", "algo=sac"], "algo=ppo"),
-        (["env=pendulum", "algo=sac", "algo.buffer_size=100", "algo.warmup_steps=0"], "buffer_size"),
-        (["env=brax", "env.id=swimmer"], "swimmer"),
-        (["env=custom", "env.make=no_such_package.make"], "no_such_package"),
     ],
 )
 def test_bad_input_ends_in_one_line_and_status_2(words: list[str], expected: str, tmp_path: Path):

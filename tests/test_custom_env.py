@@ -152,7 +152,7 @@ def test_mistakes_in_a_custom_world_end_in_one_line(my_package, options, words):
         ({"name": "probe", "id": "values"}, ["nearest: value"]),
         ({"name": "probe", "id": "value", "x": 1}, ["no option 'x'"]),
         ({"name": "ant", "id": "hopper"}, ["brax's ant", "write env=brax"]),
-        ({"name": "gymnasium", "id": "CartPole-v1"}, ["env=gymnasium is not available yet"]),
+        ({"name": "gymnasium", "id": "CartPole-v1"}, ["env=gymnasium is stepped on the host", "make_env"]),
     ],
 )
 def test_a_wrong_name_ends_in_one_line(options, words):

@@ -261,7 +261,7 @@ def test_observations_are_drawn_as_the_policy_may_meet_them():
 def command(folder: Path, *words: str, without_onnx: bool = False) -> tuple[int, str, str]:
     (folder / "sitecustomize.py").write_text("import sys; sys.modules['onnx'] = None\n" if without_onnx else "")
     paths = os.pathsep.join([str(folder), str(ROOT)])
-    environment = {**os.environ, "PYTHONPATH": paths, "JAXRL_FAST_CACHE": "off", "PYTHONWARNINGS": "error"}
+    environment = {**os.environ, "PYTHONPATH": paths, "PYTHONWARNINGS": "error"}
     done = subprocess.run(
         [sys.executable, "-m", "jaxrl_fast.export", *words],
         cwd=folder, env=environment, capture_output=True, text=True, timeout=240,

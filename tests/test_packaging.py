@@ -14,12 +14,17 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted([*ROOT.glob("jaxrl_fast/**/*.py"), *ROOT.glob("envs/**/*.py")])
 LAYERS = (
-    {"core"},
-    {"env", "networks", "distributions", "returns", "losses", "normalize", "buffers", "schedules"},
+    {"core", "processes", "distributed"},
+    {"env", "host_env", "networks", "distributions", "returns", "losses", "normalize", "buffers", "schedules"},
     {"algorithm", "algorithms", "rollout", "evaluation"},
-    {"fragments", "graph"},
+    {"graph"},
+    {"host", "learners"},
+    {"fragments"},
     {"placement"},
-    {"program"},
+    {"layout"},
+    {"chain"},
+    {"program", "timeline"},
+    {"hlo", "inspection", "labels", "diagram", "drawing"},
     {"loop", "ceiling"},
 )
 """Rooms of jaxrl_fast from the ground up: a room imports nothing of a floor above it."""
@@ -65,17 +70,26 @@ def test_imports_flow_one_way():
             assert not above, f"{name} imports {above}"
 
 
-@pytest.mark.parametrize("name", ["jaxrl_fast.graph", "jaxrl_fast.placement", "jaxrl_fast.program"])
+@pytest.mark.parametrize("name", ["graph", "placement", "layout", "chain", "program", "timeline"])
 def test_graph_and_placement_know_no_reinforcement_learning(name: str):
-    assert rooms(name) <= {"core", "graph", "placement"}
+    assert rooms(f"jaxrl_fast.{name}") <= {"core", "distributed", "graph", "placement", "layout", "chain"}
 
 
-def test_algorithms_name_no_device():
+NAMES_A_PLACE = re.compile(
+    r"jax\.(local_)?devices|device_put|[Ss]harding|PartitionSpec|Mesh|shard_map|pmap|axis_name|pmean|psum|all_gather|"
+    r"all_to_all|ppermute|axis_index|process_(index|count)"
+)
+
+
+def test_algorithms_and_learners_name_no_device_no_mapped_axis_and_no_collective():
+    placed = {"placement", "layout", "chain", "program", "distributed", "loop"}
     for path in SOURCES:
         name = module_name(path)
+        if re.fullmatch(r"jaxrl_fast\.(algorithm.*|fragments|learners|losses|returns|buffers|networks)", name):
+            assert not rooms(name) & placed, name
+            assert not NAMES_A_PLACE.search(path.read_text()), name
         if name.startswith("jaxrl_fast.algorithm"):
-            assert not rooms(name) & {"placement", "graph", "fragments", "loop"}, name
-            assert not re.search(r"jax\.(local_)?devices|device_put|sharding|pmean|psum", path.read_text()), name
+            assert not rooms(name) & {"graph", "fragments", "learners"}, name
 
 
 def test_the_numeric_rooms_know_no_config_and_no_environment():
@@ -89,7 +103,7 @@ def test_the_numeric_rooms_know_no_config_and_no_environment():
 def test_environments_know_only_what_a_world_is():
     for name in IMPORTS:
         if name.split(".")[0] == "envs":
-            assert rooms(name) <= {"core", "env"}, name
+            assert rooms(name) <= {"core", "env", "host_env"}, name
 
 
 @pytest.mark.parametrize("package", ONE_ADAPTER)
@@ -97,6 +111,17 @@ def test_each_suite_is_imported_in_one_adapter(package: str):
     worlds = {name for name in importers(package) if name.startswith("envs")}
     assert worlds == {ONE_ADAPTER[package]}
     assert importers(package) - worlds <= {"jaxrl_fast.visualization"}
+
+
+def test_gymnasium_is_known_to_its_adapter_and_the_pool_only():
+    for name in importers("gymnasium"):
+        assert name == "envs.from_gymnasium" or name.startswith("envs.pool."), name
+
+
+def test_a_worker_of_the_pool_loads_no_jax():
+    code = "import sys, envs.pool.worker; assert not {'jax', 'jaxlib', 'jaxrl_fast', 'flax'} & set(sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 def test_importing_the_library_is_light_and_changes_no_jax_setting():

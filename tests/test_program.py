@@ -12,6 +12,7 @@ from jaxrl_fast import graph as graphs
 from jaxrl_fast import placement as placements
 from jaxrl_fast import program as programs
 from jaxrl_fast.algorithms import ppo, sac
+from jaxrl_fast.chain import Chain
 from jaxrl_fast.env import vectorize
 from jaxrl_fast.fragments import build_graph
 from jaxrl_fast.graph import GraphError
@@ -24,8 +25,9 @@ COLLECTIVE = re.compile(r" (all-\w+|collective-\w+|reduce-scatter|ragged-\S+)\("
 
 
 @cache
-def built(name: str, overlap: str = "none", num_envs: int = NUM_ENVS, recurrent: int = 0):
-    """``(graph, hyper)`` of a small run in which every fragment has work in every tick."""
+def built(name: str, overlap: str = "none", num_envs: int = NUM_ENVS, recurrent: int = 0, **learning):
+    """``(graph, hyper)`` of a small run in which every fragment has work in every tick; the worlds of PPO and SAC
+    differ in their observations and actions."""
     options = dict(
         ppo=dict(rollout_length=6, num_epochs=2, num_minibatches=2, policy_hidden=(8,), value_hidden=(8,),
                  recurrent_size=recurrent, normalize_rewards=True),
@@ -34,12 +36,14 @@ def built(name: str, overlap: str = "none", num_envs: int = NUM_ENVS, recurrent:
     )  # fmt: skip
     algorithm = {"ppo": ppo, "sac": sac}[name](**options[name])
     env = tiny.line(discrete=name == "ppo", num_envs=num_envs)
-    return build_graph(env, algorithm, overlap=overlap)[0], algorithm.hyper
+    return build_graph(env, algorithm, overlap=overlap, **learning)[0], algorithm.hyper
 
 
 @cache
-def compiled(name: str, placement: str, devices: int, overlap: str = "none", ticks: int = 1, seeds: int = 1):
-    graph, hyper = built(name, overlap)
+def compiled(
+    name: str, placement: str, devices: int, overlap: str = "none", ticks: int = 1, seeds: int = 1, **learning
+):
+    graph, hyper = built(name, overlap, **learning)
     placed = PLACEMENTS[placement](graph, jax.devices()[:devices])
     program = programs.compile(graph, placed, ticks, seeds)
     return program, *program.ready(keys(seeds), hyper)
@@ -50,9 +54,9 @@ def keys(seeds: int) -> jax.Array:
 
 
 @cache
-def warm_state(name: str, overlap: str = "none", seeds: int = 1):
+def warm_state(name: str, overlap: str = "none", seeds: int = 1, **learning):
     """A state in which episodes have ended, statistics have been seen and updates been made; on the host."""
-    _, init, run = compiled(name, "fused", 1, overlap, seeds=seeds)
+    _, init, run = compiled(name, "fused", 1, overlap, seeds=seeds, **learning)
     state = init(keys(seeds), built(name)[1])
     for _ in range(4):
         state, _ = run(state)
@@ -72,9 +76,10 @@ def from_host(state):
     return copy._replace(key=jax.random.wrap_key_data(copy.key))
 
 
-def one_tick(name: str, placement: str, devices: int, overlap: str = "none", seeds: int = 1):
-    program, _, run = compiled(name, placement, devices, overlap, seeds=seeds)
-    state, metrics = run(program.place(from_host(warm_state(name, overlap, seeds))))
+@cache
+def one_tick(name: str, placement: str, devices: int, overlap: str = "none", seeds: int = 1, **learning):
+    program, _, run = compiled(name, placement, devices, overlap, seeds=seeds, **learning)
+    state, metrics = run(program.place(from_host(warm_state(name, overlap, seeds, **learning))))
     return on_host(state), metrics
 
 
@@ -90,9 +95,13 @@ def largest_difference(got, want) -> float:
     return worst
 
 
-@pytest.mark.parametrize("devices", [1, 2, 4])
-@pytest.mark.parametrize("placement", ["data_parallel", "sharded_sampling"])
-@pytest.mark.parametrize("name", ["ppo", "sac"])
+@pytest.mark.parametrize(
+    ("name", "placement", "devices"),
+    [
+        ("ppo", "data_parallel", 1), ("ppo", "data_parallel", 4), ("sac", "data_parallel", 2),
+        ("ppo", "sharded_sampling", 2), ("sac", "sharded_sampling", 4),
+    ],
+)  # fmt: skip
 def test_dividing_among_devices_changes_one_tick_only_by_rounding(name, placement, devices):
     got, metrics = one_tick(name, placement, devices)
     want, reference = one_tick(name, "fused", 1)
@@ -102,12 +111,27 @@ def test_dividing_among_devices_changes_one_tick_only_by_rounding(name, placemen
 
 
 @pytest.mark.parametrize(
-    ("placement", "overlap"),
-    [("data_parallel", "sampling"), ("data_parallel", "actor_critic"), ("sharded_sampling", "all")],
+    ("name", "placement", "devices", "overlap"),
+    [
+        ("ppo", "data_parallel", 4, "actor_critic"),
+        ("sac", "sharded_sampling", 2, "all"),
+        ("sac", "sampler_learner", 4, "none"),
+    ],
 )
-def test_every_overlap_means_the_same_under_every_placement(placement, overlap):
-    got, _ = one_tick("sac", placement, 2, overlap)
-    want, _ = one_tick("sac", "fused", 1, overlap)
+def test_every_overlap_means_the_same_under_every_placement(name, placement, devices, overlap):
+    got, _ = one_tick(name, placement, devices, overlap)
+    want, _ = one_tick(name, "fused", 1, overlap)
+    assert largest_difference(got, want) <= 1e-6
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "overlap", "average"),
+    [("sac", 2, "none", "gradients"), ("ppo", 4, "all", "gradients"), ("ppo", 2, "sampling", "parameters")],
+)
+def test_a_parameter_server_computes_what_one_program_does(name, devices, overlap, average):
+    learning = dict(learners=devices, average=average)
+    got, _ = one_tick(name, "parameter_server", devices, overlap, **learning)
+    want, _ = one_tick(name, "fused", 1, overlap, **learning)
     assert largest_difference(got, want) <= 1e-6
 
 
@@ -117,15 +141,24 @@ def apart(graph, devices) -> Placement:
     return Placement("apart", tuple(groups))
 
 
-@pytest.mark.parametrize(("name", "overlap"), [("ppo", "none"), ("sac", "none"), ("sac", "all")])
-def test_moving_fragments_changes_no_bit_over_many_ticks(name, overlap):
-    graph, hyper = built(name, overlap)
+@pytest.mark.parametrize(
+    ("name", "overlap", "place", "learning"),
+    [
+        ("sac", "all", apart, {}),
+        ("ppo", "actor_critic", placements.actor_critic, {}),
+        ("sac", "all", placements.actor_critic, {}),
+        ("sac", "sampling", placements.sampler_learner, {}),
+    ],
+)
+def test_moving_fragments_changes_no_bit_over_many_ticks(name, overlap, place, learning):
+    graph, hyper = built(name, overlap, **learning)
     ends = []
-    for place in (placements.fused, apart):
-        program = programs.compile(graph, place(graph, jax.devices()), 5)
-        state = program.init(keys(1), hyper)
+    for move in (placements.fused, place):
+        program = programs.compile(graph, move(graph, jax.devices()[:2]), 5)
+        init, run = program.ready(keys(1), hyper)
+        state = init(keys(1), hyper)
         for _ in range(4):
-            state, metrics = program.run(state)
+            state, metrics = run(state)
         ends.append((on_host(state), {k: np.asarray(v) for k, v in metrics.items()}))
     assert largest_difference(ends[1], ends[0]) == 0.0
     assert int(ends[0][0].tick) == 20
@@ -160,7 +193,7 @@ def test_a_replay_buffer_is_updated_in_place_under_every_placement():
     for placement in (placements.data_parallel, placements.sharded_sampling):
         program = programs.compile(graph, placement(graph, jax.devices()[:2]), 1)
         _, run = program.ready(keys(1), algorithm.hyper)
-        texts = [s.step.as_text() for s in run.segments] if isinstance(run, programs.Chain) else [run.as_text()]
+        texts = [s.step.as_text() for s in run.segments] if isinstance(run, Chain) else [run.as_text()]
         assert not re.findall(r"\[[\d,]*50000[\d,]*\]\S* copy(?:-start)?\(", "".join(texts))
 
 
@@ -179,7 +212,7 @@ def test_more_devices_than_seeds_divide_the_environments_too():
     assert largest_difference(got, want) <= 1e-6
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("placement", ["fused", "data_parallel", "actor_critic"])
 def test_every_program_compiles_once_donates_private_states_and_does_not_grow_memory(placement):
     graph, hyper = built("ppo")
     program = programs.compile(graph, PLACEMENTS[placement](graph, jax.devices()[:2]), 2)

@@ -8,6 +8,7 @@ import references
 import tiny
 
 from jaxrl_fast.algorithm import PartState
+from jaxrl_fast.algorithm import update as update_part
 from jaxrl_fast.algorithms import sac
 from jaxrl_fast.algorithms.sac import ActorParams, SacHyper
 from jaxrl_fast.core import Transition
@@ -80,7 +81,7 @@ def test_two_critic_updates_equal_numpy(parts):
     parts, states = parts
     state = states["critic"]._replace(target=jax.tree.map(lambda x: x + 0.3, states["critic"].target))
     peers = {name: s.params for name, s in states.items()}
-    update = jax.jit(lambda state, data, key: parts["critic"].update(state, peers, data, key, HYPER))
+    update = jax.jit(lambda state, data, key: update_part(parts["critic"], state, peers, data, key, HYPER))
     treedef = jax.tree.structure(state.params)
     leaves, slow = jax.tree.leaves(numbers(state.params)), jax.tree.leaves(numbers(state.target))
     adam = references.Adam(0.01, 0.2)
@@ -105,7 +106,7 @@ def test_two_critic_updates_equal_numpy(parts):
 def test_two_actor_updates_equal_numpy(parts):
     parts, states = parts
     state, critic = states["actor"], states["critic"].params
-    update = jax.jit(lambda state, data, key: parts["actor"].update(state, {"critic": critic}, data, key, HYPER))
+    update = jax.jit(lambda state, data, key: update_part(parts["actor"], state, {"critic": critic}, data, key, HYPER))
     treedef = jax.tree.structure(state.params.policy)
     leaves, log_temperature = jax.tree.leaves(numbers(state.params.policy)), np.float64(state.params.log_temperature)
     adam, temperature_adam = references.Adam(0.01, 0.2), references.Adam(0.02, 0.2)
@@ -134,7 +135,9 @@ def test_a_critic_loss_of_ones_own_is_used(parts):
     _, states = parts
     part = small_sac(critic_loss=lambda q, target: 0.0 * q * target + 7.0).build(SPEC, 4).parts["critic"]
     peers = {name: s.params for name, s in states.items()}
-    state, metrics = jax.jit(lambda d: part.update(states["critic"], peers, d, jax.random.key(0), HYPER))(windows())
+    state, metrics = jax.jit(lambda d: update_part(part, states["critic"], peers, d, jax.random.key(0), HYPER))(
+        windows()
+    )
     assert metrics["critic_loss"] == 14.0  # two critics
     assert isinstance(state, PartState)
     for got, want in zip(jax.tree.leaves(state.params), jax.tree.leaves(states["critic"].params), strict=True):

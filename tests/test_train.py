@@ -10,19 +10,12 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
-SMALL = ["env=cartpole", "algo=ppo", "tuned=false", "num_envs=4", "eval.episodes=2", "algo.num_epochs=1"]
-WORLD = """
-import jax, jax.numpy as jnp, jaxrl_fast as jf
+sys.path.insert(0, str(Path(__file__).parent.parent / "experiments"))
+from determinism import digest
 
-def make(bad_step=7):
-    def step(count, action, key):
-        count = count + 1
-        obs = jnp.where(count == bad_step, jnp.nan, 1.0) * jnp.ones(2)
-        return count, jf.Timestep(obs, obs, jnp.float32(0.0), jnp.bool_(False), jnp.bool_(False))
-    spec = jf.EnvSpec("broken", jax.ShapeDtypeStruct((2,), jnp.float32), jf.Discrete(2), max_episode_steps=50)
-    return jf.Env(spec, lambda key, params: (jnp.int32(0), jnp.ones(2)), step)
-"""
+ROOT = Path(__file__).parent.parent
+
+SMALL = ["env=cartpole", "algo=ppo", "tuned=false", "num_envs=4", "eval.episodes=2", "algo.num_epochs=1"]
 
 
 def begin(folder: Path, command: str, *words: str) -> subprocess.Popen:
@@ -30,7 +23,6 @@ def begin(folder: Path, command: str, *words: str) -> subprocess.Popen:
         **os.environ,
         "PYTHONPATH": str(ROOT),
         "PYTHONUNBUFFERED": "1",
-        "JAXRL_FAST_CACHE": os.environ.get("JAXRL_FAST_CACHE", str(folder / "c")),
     }
     return subprocess.Popen(
         [sys.executable, "-m", f"jaxrl_fast.{command}", *words],
@@ -63,9 +55,18 @@ def test_a_run_leaves_what_the_design_names(trained):
     folder, out = trained
     run = next((folder / "runs" / "cartpole" / "ppo").iterdir())
     names = {path.name for path in run.iterdir() if not path.name.startswith("events")}
-    assert names == {"config.yaml", "summary.json", "metrics.csv", "evals.csv", "curve.png", "policy", "checkpoints"}
+    assert names == {
+        "config.yaml",
+        "summary.json",
+        "metrics.csv",
+        "evals.csv",
+        "curve.png",
+        "graph.svg",
+        "policy",
+        "checkpoints",
+    }
     assert (folder / "runs" / "latest").resolve() == run.resolve()
-    assert {path.name for path in folder.iterdir()} == {"runs", "c"}
+    assert {path.name for path in folder.iterdir()} == {"runs"}
     assert out.startswith("cartpole = gymnax, CartPole-v1\n")
     summary = json.loads((run / "summary.json").read_text())
     keys = {
@@ -78,20 +79,13 @@ def test_a_run_leaves_what_the_design_names(trained):
     assert summary["wall_s"] > summary["time_to_first_step_s"] > summary["compile_s"] > 0
 
 
-def test_the_command_it_names_repeats_the_run(trained):
+def test_the_command_it_names_repeats_the_run_bit_for_bit(trained):
     folder, out = trained
     words = next(line for line in out.splitlines() if line.startswith("again:")).split()[4:]
-    again = folder / "again"
-    status, _, _ = finish(begin(folder, "train", *words, f"run_dir={again}"))
+    status, _, _ = finish(begin(folder, "train", *words, f"run_dir={folder / 'again'}"))
     assert status == 0
     first = next((folder / "runs" / "cartpole" / "ppo").iterdir())
-
-    def rows(run: Path) -> list[list[str]]:
-        table = [line.split(",") for line in (run / "metrics.csv").read_text().splitlines()]
-        timed = {i for i, name in enumerate(table[0]) if name == "wall_s" or name.endswith("_hz")}
-        return [[cell for i, cell in enumerate(row) if i not in timed] for row in table]
-
-    assert rows(again) == rows(first)
+    assert digest(folder / "again") == digest(first)
 
 
 def test_what_the_machine_chose_is_shown_and_kept(trained):
@@ -103,26 +97,13 @@ def test_what_the_machine_chose_is_shown_and_kept(trained):
     assert "devices: 1\n" in kept
 
 
-@pytest.mark.parametrize("placement", ["data_parallel", "sharded_sampling"])
-def test_a_named_placement_trains_on_the_devices_it_is_given(tmp_path, placement):
-    words = [*SMALL, "total_steps=4000", f"placement={placement}", "devices=2", "run_dir=run"]
+def test_a_named_placement_trains_on_the_devices_it_is_given(tmp_path):
+    words = [*SMALL, "total_steps=4000", "placement=sharded_sampling", "devices=2", "run_dir=run"]
     status, out, err = finish(begin(tmp_path, "train", *words))
     assert (status, err) == (0, "")
-    assert f"placement {placement} on 2 devices\n" in out
+    assert "placement sharded_sampling on 2 devices\n" in out
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert (summary["placement"], len(summary["devices"])) == (placement, 2)
-
-
-def test_a_width_that_the_devices_do_not_divide_is_refused_only_where_the_placement_is_named(tmp_path):
-    words = [*SMALL, "num_envs=5", "algo.num_minibatches=1", "total_steps=1000", "devices=2"]
-    status, _, err = finish(begin(tmp_path, "train", *words, "placement=data_parallel"))
-    assert status == 2
-    assert err.startswith("jaxrl_fast: error: placement=data_parallel divides the 5 environments of 'sample' among 2")
-    assert err.count("\n") == 1
-    assert not (tmp_path / "runs").exists()
-    status, out, _ = finish(begin(tmp_path, "train", *words))
-    assert status == 0
-    assert "placement fused on 1 device" in out
+    assert (summary["placement"], len(summary["devices"])) == ("sharded_sampling", 2)
 
 
 def test_evaluate_plays_the_policy_of_a_run(trained):
@@ -138,17 +119,6 @@ def test_a_signal_before_training_ends_at_once(tmp_path):
     status, _, err = finish(process)
     assert status == 130
     assert err.strip() == "stopped before anything was trained"
-
-
-def test_a_world_that_gives_a_nan_is_named_with_its_step(tmp_path):
-    (tmp_path / "my_package.py").write_text(WORLD)
-    words = ["env=custom", "env.make=my_package.make", "+env.bad_step=9", "num_envs=4", "total_steps=1000"]
-    status, _, err = finish(begin(tmp_path, "train", *words))
-    assert status == 2
-    assert err.startswith(
-        "jaxrl_fast: error: environment broken gave a NaN or an infinity (observation or reward) at step 9"
-    )
-    assert err.count("\n") == 1
 
 
 def test_the_world_of_the_readme_trains_from_another_folder(tmp_path):

@@ -21,6 +21,7 @@ from jaxrl_fast.algorithm import (
     Statistics,
     adam_init,
     adam_step,
+    gradients_of,
     require_actions,
     require_positive,
     scale_experience,
@@ -171,9 +172,9 @@ def actor_part(spec: EnvSpec, policy: Network, policy_loss: Callable, normalize_
         params = policy.init(key)
         return PartState(params, adam_init(params))
 
-    def update(
+    def gradients(
         state: PartState, peers: dict, batch: PpoBatch, key: jax.Array, hyper: PpoHyper
-    ) -> tuple[PartState, Metrics]:
+    ) -> tuple[PyTree, Metrics]:
         advantage = batch.advantage
         if normalize_advantages:
             advantage = (advantage - jnp.mean(advantage)) / (jnp.std(advantage) + 1e-8)
@@ -192,13 +193,16 @@ def actor_part(spec: EnvSpec, policy: Network, policy_loss: Callable, normalize_
             }
             return jnp.mean(surrogate) - hyper.entropy_coef * entropy, metrics
 
+        return gradients_of(loss_fn, state.params)
+
+    def apply(state: PartState, grads: PyTree, hyper: PpoHyper) -> tuple[PartState, Metrics]:
         params, opt_state, metrics = adam_step(
-            loss_fn, state.params, state.opt_state,
+            state.params, grads, state.opt_state,
             learning_rate=hyper.learning_rate, max_grad_norm=hyper.max_grad_norm,
         )  # fmt: skip
         return PartState(params, opt_state), metrics
 
-    return Part(init, update)
+    return Part(init, gradients, apply)
 
 
 def critic_part(value: Network, value_loss: Callable) -> Part:
@@ -208,21 +212,24 @@ def critic_part(value: Network, value_loss: Callable) -> Part:
         params = value.init(key)
         return PartState(params, adam_init(params))
 
-    def update(
+    def gradients(
         state: PartState, peers: dict, batch: PpoBatch, key: jax.Array, hyper: PpoHyper
-    ) -> tuple[PartState, Metrics]:
+    ) -> tuple[PyTree, Metrics]:
         def loss_fn(params: PyTree) -> tuple[jax.Array, Metrics]:
             outputs, _ = value.apply(params, _first_step(batch.carry["critic"]), batch.obs, batch.first)
             loss = jnp.mean(_elementwise(value_loss, outputs[..., 0], batch.value_target))
             return loss, {"value_loss": loss}
 
+        return gradients_of(loss_fn, state.params)
+
+    def apply(state: PartState, grads: PyTree, hyper: PpoHyper) -> tuple[PartState, Metrics]:
         params, opt_state, metrics = adam_step(
-            loss_fn, state.params, state.opt_state,
+            state.params, grads, state.opt_state,
             learning_rate=hyper.learning_rate * hyper.critic_learning_rate_ratio, max_grad_norm=hyper.max_grad_norm,
         )  # fmt: skip
         return PartState(params, opt_state), metrics
 
-    return Part(init, update)
+    return Part(init, gradients, apply)
 
 
 def action_distribution(spec: EnvSpec, outputs: jax.Array, obs: PyTree) -> distributions.Distribution:

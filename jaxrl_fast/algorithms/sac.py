@@ -21,6 +21,7 @@ from jaxrl_fast.algorithm import (
     Statistics,
     adam_init,
     adam_step,
+    gradients_of,
     require_actions,
     require_positive,
     scale_experience,
@@ -143,9 +144,9 @@ def critic_part(spec: EnvSpec, policy: Network, critic: Network, critic_loss: Ca
         params = tuple(critic.init(k) for k in jax.random.split(key))
         return PartState(params, adam_init(params), jax.tree.map(jnp.copy, params))
 
-    def update(
+    def gradients(
         state: PartState, peers: dict, batch: Transition, key: jax.Array, hyper: SacHyper
-    ) -> tuple[PartState, Metrics]:
+    ) -> tuple[PyTree, Metrics]:
         actor: ActorParams = peers["actor"]
         reward, bootstrap, next_obs = _n_step(batch, hyper.discount)
         dist = _policy(policy, actor.policy, next_obs)
@@ -162,14 +163,17 @@ def critic_part(spec: EnvSpec, policy: Network, critic: Network, critic_loss: Ca
             loss = sum((jnp.mean(over_batch(values, target)) for values in q), start=jnp.zeros(()))
             return loss, {"critic_loss": loss, "q_mean": jnp.mean(q)}
 
+        return gradients_of(loss_fn, state.params)
+
+    def apply(state: PartState, grads: PyTree, hyper: SacHyper) -> tuple[PartState, Metrics]:
         params, opt_state, metrics = adam_step(
-            loss_fn, state.params, state.opt_state,
+            state.params, grads, state.opt_state,
             learning_rate=hyper.learning_rate, max_grad_norm=hyper.max_grad_norm,
         )  # fmt: skip
         slow = optax.incremental_update(params, state.target, hyper.tau)
         return PartState(params, opt_state, slow), metrics
 
-    return Part(init, update)
+    return Part(init, gradients, apply, reads=("actor",))
 
 
 def actor_part(spec: EnvSpec, policy: Network, critic: Network, initial_temperature: float) -> Part:
@@ -180,9 +184,9 @@ def actor_part(spec: EnvSpec, policy: Network, critic: Network, initial_temperat
         params = ActorParams(policy.init(key), jnp.log(jnp.float32(initial_temperature)))
         return PartState(params, (adam_init(params.policy), adam_init(params.log_temperature)))
 
-    def update(
+    def gradients(
         state: PartState, peers: dict, batch: Transition, key: jax.Array, hyper: SacHyper
-    ) -> tuple[PartState, Metrics]:
+    ) -> tuple[ActorParams, Metrics]:
         obs = _first_step(batch.obs)
         temperature = jnp.exp(state.params.log_temperature)
 
@@ -194,23 +198,27 @@ def actor_part(spec: EnvSpec, policy: Network, critic: Network, initial_temperat
             loss = jnp.mean(jax.vmap(losses.soft_policy, in_axes=(1, 0, None))(q, log_prob, temperature))
             return loss, {"policy_loss": loss, "entropy": -jnp.mean(log_prob)}
 
-        params, policy_opt, metrics = adam_step(
-            policy_loss, state.params.policy, state.opt_state[0],
-            learning_rate=hyper.learning_rate, max_grad_norm=hyper.max_grad_norm,
-        )  # fmt: skip
+        policy_grads, metrics = gradients_of(policy_loss, state.params.policy)
 
         def temperature_loss(log_temperature: jax.Array) -> tuple[jax.Array, Metrics]:
             target_entropy = hyper.target_entropy_per_action * target_entropy_sum
             return losses.temperature(log_temperature, -metrics["entropy"], target_entropy), {}
 
+        temperature_grad, _ = gradients_of(temperature_loss, state.params.log_temperature)
+        return ActorParams(policy_grads, temperature_grad), {**metrics, "temperature": temperature}
+
+    def apply(state: PartState, grads: ActorParams, hyper: SacHyper) -> tuple[PartState, Metrics]:
+        params, policy_opt, metrics = adam_step(
+            state.params.policy, grads.policy, state.opt_state[0],
+            learning_rate=hyper.learning_rate, max_grad_norm=hyper.max_grad_norm,
+        )  # fmt: skip
         log_temperature, temperature_opt, _ = adam_step(
-            temperature_loss, state.params.log_temperature, state.opt_state[1],
+            state.params.log_temperature, grads.log_temperature, state.opt_state[1],
             learning_rate=hyper.temperature_learning_rate, max_grad_norm=hyper.max_grad_norm,
         )  # fmt: skip
-        new = PartState(ActorParams(params, log_temperature), (policy_opt, temperature_opt))
-        return new, {**metrics, "temperature": temperature}
+        return PartState(ActorParams(params, log_temperature), (policy_opt, temperature_opt)), metrics
 
-    return Part(init, update)
+    return Part(init, gradients, apply, reads=("critic",))
 
 
 def q_values(critic: Network, params: tuple, obs: PyTree, action: jax.Array) -> jax.Array:

@@ -1,0 +1,100 @@
+"""Gymnasium environments (https://gymnasium.farama.org, 1.1 and later), stepped on the host by `envs.pool`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from envs.pool import from_envpool, worlds
+from envs.pool.host import PoolOptions, check_options, make_pool
+from envs.pool.stepping import World, describe
+from jaxrl_fast.core import Box, Discrete, EnvSpec
+from jaxrl_fast.host_env import HostEnv
+
+Wrappers = Sequence[str | Mapping[str, Mapping[str, Any]]]
+
+
+def make_host(
+    id: str,
+    *,
+    num_envs: int,
+    pool: PoolOptions = PoolOptions(),
+    wrappers: Wrappers = (),
+    max_episode_steps: int | None = None,
+    **options: Any,
+) -> HostEnv:
+    """``num_envs`` of any environment that Gymnasium knows, ``my_package:MyEnv-v0`` importing ``my_package`` first.
+
+    ``wrappers`` by name, in order: ``["FlattenObservation", {"my_package.Scale": {"factor": 2}}]``; ``options`` go to
+    the environment. Observations that are a Box keep their shape and dtype (64 bits become 32); others are flattened
+    to one float32 vector, in the order of `gymnasium.spaces.flatten`, Discrete parts one-hot. MultiDiscrete and
+    MultiBinary actions of at most 4,096 combinations are numbered, as one Discrete.
+
+    Raises:
+        ValueError: unknown id, option or wrapper, or spaces that are not supported; one line that says what to write.
+    """
+    check_options(pool, num_envs)
+    make = worlds.recipe(id, wrappers=wrappers, max_episode_steps=max_episode_steps, **options)
+    limit = max_episode_steps or worlds.find(id).max_episode_steps
+    if pool.backend == "envpool":
+        if wrappers or pool.order != "fixed":
+            raise ValueError("pool.backend=envpool takes no wrappers and no pool.order: write pool.backend=workers")
+        return from_envpool.make(id, num_envs=num_envs, num_groups=pool.num_groups, max_episode_steps=limit, **options)
+    return _host(make, id, limit, num_envs, pool, _could_envpool(id, wrappers))
+
+
+def make_atari_host(game: str, *, num_envs: int, pool: PoolOptions = PoolOptions(), **options: Any) -> HostEnv:
+    """``num_envs`` of an Atari game, ``Pong`` or ``ALE/Pong-v5``: one grey frame ``[84, 84]`` uint8 a step, unstacked.
+
+    ``options`` are those of `envs.pool.worlds.atari`: ``sticky``, ``life_loss``, ``frame_skip``, ``noop_max``,
+    ``screen_size``, ``max_episode_steps``, and ALE's own.
+
+    Raises:
+        ValueError: unknown game or option, or a package of the extra ``atari`` is not installed.
+    """
+    check_options(pool, num_envs)
+    if pool.backend == "envpool":
+        raise ValueError("pool.backend=envpool is for env=gymnasium: leave it out for env=atari")
+    make = worlds.atari(game, **options)
+    return _host(make, game, options.get("max_episode_steps", worlds.ATARI_EPISODE_STEPS), num_envs, pool)
+
+
+def make_custom_host(
+    make: Callable[[], Any], *, num_envs: int, name: str = "", pool: PoolOptions = PoolOptions()
+) -> HostEnv:
+    """``num_envs`` of what ``make()`` returns, a `gymnasium.Env`; a closure or a lambda of a notebook will do.
+
+    Raises:
+        ValueError: it fails, returns something else, or cannot be sent to worker processes.
+    """
+    check_options(pool, num_envs)
+    if pool.backend == "envpool":
+        raise ValueError("pool.backend=envpool is for env=gymnasium: leave it out for env=custom")
+    return _host(make, name or getattr(make, "__qualname__", "make"), None, num_envs, pool)
+
+
+def env_spec(world: World, max_episode_steps: int | None = None) -> EnvSpec:
+    """What an algorithm may know of a world. The worlds count ``max_episode_steps`` themselves."""
+    act = world.act
+    action = Discrete(act.num_actions) if act.num_actions else Box(act.low, act.high)
+    obs = jax.ShapeDtypeStruct(world.observe.shape, world.observe.dtype)
+    return EnvSpec(world.name, obs, action, max_episode_steps)
+
+
+def _host(
+    make: Callable[[], Any], name: str, limit: int | None, num_envs: int, pool: PoolOptions, hint: str = ""
+) -> HostEnv:
+    world = describe(make, name)
+    host = make_pool(world, env_spec(world, limit), num_envs=num_envs, options=pool)
+    return host._replace(events=_with_hint(host.events, hint)) if hint else host
+
+
+def _with_hint(events: Callable[[], list[str]], hint: str) -> Callable[[], list[str]]:
+    hints = [hint]
+    return lambda: [*events(), *(hints.pop() for _ in range(len(hints)))]
+
+
+def _could_envpool(id: str, wrappers: Wrappers) -> str:
+    """One line where EnvPool could serve ``id`` too."""
+    served = id.rpartition("-v")[0] in from_envpool.SERVES and not wrappers
+    return f"EnvPool has {id} too: pool.backend=envpool, pip install 'jaxrl_fast[envpool]'" if served else ""

@@ -1,0 +1,97 @@
+"""Groups of environments in the parent: their rows and seeds, actions in, results out."""
+
+from itertools import accumulate, pairwise
+
+import numpy as np
+
+from envs.pool.stepping import Arrays
+from envs.pool.worker import RESET
+from jaxrl_fast.host_env import HostStep
+
+
+def env_seed(seed: int, index: int, restarts: int = 0) -> int:
+    """The seed of one environment: of 31 bits, since some games take no more."""
+    return int(np.random.SeedSequence(seed, spawn_key=(index, restarts)).generate_state(1)[0]) >> 1
+
+
+def check_seed(seed: int) -> int:
+    """Raises ValueError where ``seed`` is not a whole number from 0 on."""
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+        raise ValueError(f"seed={seed}: write a whole number of at least 0")
+    return int(seed)
+
+
+def split(rows: slice, parts: int, turn: int = 0) -> list[slice]:
+    """``parts`` slices of ``rows``, as equal as can be; those with one row more begin with part ``turn``."""
+    count = rows.stop - rows.start
+    sizes = [count // parts + ((part - turn) % parts < count % parts) for part in range(parts)]
+    return [slice(*pair) for pair in pairwise(accumulate(sizes, initial=rows.start))]
+
+
+def check_groups(num_envs: int, num_groups: int) -> None:
+    """Raises ValueError where ``num_envs`` do not make ``num_groups`` equal groups."""
+    for what, value in (("num_envs", num_envs), ("pool.num_groups", num_groups)):
+        if type(value) is not int or value < 1:
+            raise ValueError(f"{what}={value}: write a whole number of at least 1")
+    if num_groups > RESET:
+        raise ValueError(f"pool.num_groups={num_groups}: write at most {RESET}")
+    if num_envs % num_groups:
+        up = num_envs + num_groups - num_envs % num_groups
+        raise ValueError(
+            f"num_envs={num_envs} does not divide into pool.num_groups={num_groups} equal groups: "
+            f"write num_envs={up} or pool.num_groups=1"
+        )
+
+
+def put_actions(arrays: Arrays, rows: slice, actions: np.ndarray) -> None:
+    """Copy actions ``[n, ...]`` into ``rows``. Raises ValueError where they are of another shape."""
+    wanted = (rows.stop - rows.start, *arrays.action.shape[1:])
+    if np.shape(actions) != wanted:
+        raise ValueError(
+            f"actions of shape {list(np.shape(actions))} were sent: these environments take {list(wanted)}"
+        )
+    arrays.action[rows] = actions
+
+
+def gather(arrays: Arrays, rows: slice) -> HostStep:
+    """The results of one step of ``rows``, copied; where no episode ended, ``next_obs`` is the array ``obs``."""
+    obs = next_obs = arrays.obs[rows].copy()
+    terminated, truncated = arrays.terminated[rows].copy(), arrays.truncated[rows].copy()
+    ended = terminated | truncated
+    if ended.any():
+        next_obs = obs.copy()
+        next_obs[ended] = arrays.final_obs[rows][ended]
+    returns, lengths = arrays.episode_return[rows].copy(), arrays.episode_length[rows].copy()
+    return HostStep(obs, next_obs, arrays.reward[rows].copy(), terminated, truncated, returns, lengths)
+
+
+def just_reset(obs: np.ndarray) -> HostStep:
+    """What is known of environments that have not been stepped yet."""
+    count = len(obs)
+    nothing, no = np.zeros(count, np.float32), np.zeros(count, bool)
+    return HostStep(obs, obs, nothing, no, no, nothing, np.zeros(count, np.int32))
+
+
+def mark_lost(step: HostStep, part: slice, known: HostStep, known_part: slice) -> HostStep:
+    """Where a worker was lost: the episodes of ``part`` end, truncated, as they were when last received (``known``);
+    the step that was under way does not count."""
+    if step.next_obs is step.obs:
+        step = step._replace(next_obs=step.obs.copy())
+    ended = (known.terminated | known.truncated)[known_part]
+    step.next_obs[part] = known.obs[known_part]
+    step.reward[part], step.terminated[part], step.truncated[part] = 0.0, False, True
+    step.episode_return[part] = np.where(ended, 0.0, known.episode_return[known_part])
+    step.episode_length[part] = np.where(ended, 0, known.episode_length[known_part])
+    return step
+
+
+def sealed(step: HostStep) -> HostStep:
+    """The same arrays, read-only: the pool keeps them as what it last gave, in case a worker is lost."""
+    for array in step:
+        array.setflags(write=False)
+    return step
+
+
+def joined(steps: list[HostStep]) -> HostStep:
+    """Steps of several shares as one."""
+    return HostStep(*map(np.concatenate, zip(*steps, strict=True)))

@@ -1,0 +1,170 @@
+"""How Gymnasium's spaces lie in arrays: observations in rows, actions out of them. No JAX: the workers import this."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import spaces
+
+MAX_JOINT_ACTIONS = 4096
+NARROWED = {"float64": np.float32, "int64": np.int32, "uint64": np.uint32}
+"""JAX computes in 32 bits; every other dtype is kept as it is."""
+
+
+class ObsCodec(NamedTuple):
+    """One observation as an array: ``write(row [*shape], obs)`` puts it into ``row``."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    write: Callable[[np.ndarray, Any], None]
+
+
+class ActionCodec(NamedTuple):
+    """One action as an array ``[*shape]``; ``decode(actions [n, *shape])`` gives what ``n`` environments take, nothing
+    of it a view. ``num_actions`` is 0 and ``low``, ``high`` are float32 ``[*shape]`` where actions are real numbers."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    decode: Callable[[np.ndarray], Any]
+    num_actions: int
+    low: np.ndarray
+    high: np.ndarray
+
+
+def encode_obs(space: spaces.Space, name: str) -> ObsCodec:
+    """A Box is kept as it is, its dtype narrowed to 32 bits. Everything else becomes one float32 vector, in the order
+    of `gymnasium.spaces.flatten`: a Dict by key, a Tuple by position, Discrete and MultiDiscrete one-hot.
+
+    Raises:
+        ValueError: a space that has no fixed size.
+    """
+    if isinstance(space, spaces.Box):
+        dtype = np.dtype(space.dtype)
+        return ObsCodec(space.shape, np.dtype(NARROWED.get(dtype.name, dtype)), _write_box)
+    size, write = _flat(space, 0, name)
+    return ObsCodec((size,), np.dtype(np.float32), write)
+
+
+def encode_action(space: spaces.Space, name: str) -> ActionCodec:
+    """A bounded Box of floats, Discrete, or a MultiDiscrete or MultiBinary of few joint actions, numbered with the last
+    part running fastest.
+
+    Raises:
+        ValueError: any other space; one line that says what to write.
+    """
+    if isinstance(space, spaces.Box):
+        return _box_action(space, name)
+    if isinstance(space, spaces.Discrete):
+        start = int(space.start)
+        return _numbered(int(space.n), lambda actions: (actions + start).tolist())
+    if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
+        return _joint_action(space, name)
+    raise ValueError(
+        f"{name} has actions of kind {type(space).__name__}: Box, Discrete, MultiDiscrete and MultiBinary are "
+        "supported; a wrapper may change it, as gymnasium.wrappers.TransformAction"
+    )
+
+
+def sample(codec: ActionCodec, rng: np.random.Generator, size: int) -> np.ndarray:
+    """Random actions ``[size, *shape]``."""
+    if codec.num_actions:
+        return rng.integers(codec.num_actions, size=size, dtype=np.int32)
+    return (codec.low + rng.random((size, *codec.shape), np.float32) * (codec.high - codec.low)).astype(np.float32)
+
+
+def _write_box(row: np.ndarray, obs: Any) -> None:
+    if getattr(obs, "shape", None) != row.shape and np.shape(obs) != row.shape:
+        raise ValueError(f"an observation has shape {np.shape(obs)}; observation_space says {row.shape}")
+    row[...] = obs
+
+
+def _flat(space: spaces.Space, start: int, name: str) -> tuple[int, Callable[[np.ndarray, Any], None]]:
+    """The length of a space once flattened, and a function that writes it into a row from ``start`` on."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        return _flat_parts(space, start, name)
+    if isinstance(space, spaces.Discrete):
+        return int(space.n), _one_hot(start, start + int(space.n), np.asarray(start - int(space.start)))
+    if isinstance(space, spaces.MultiDiscrete):
+        sizes = space.nvec.ravel()
+        firsts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+        return int(sizes.sum()), _one_hot(start, start + int(sizes.sum()), start + firsts - space.start.ravel())
+    if isinstance(space, spaces.Box | spaces.MultiBinary):
+        size = math.prod(space.shape)
+        return size, _plain(slice(start, start + size))
+    raise ValueError(
+        f"{name} has observations of kind {type(space).__name__}: Box, Discrete, MultiDiscrete, MultiBinary, and Dict "
+        "and Tuple of these are supported; a wrapper may change it, as gymnasium.wrappers.TransformObservation"
+    )
+
+
+def _flat_parts(space: spaces.Dict | spaces.Tuple, start: int, name: str) -> tuple[int, Callable]:
+    named = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+    parts, end = [], start
+    for key, inner in named:
+        size, write = _flat(inner, end, name)
+        parts.append((key, write))
+        end += size
+
+    def write_parts(row: np.ndarray, obs: Any) -> None:
+        for key, write in parts:
+            write(row, obs[key])
+
+    return end - start, write_parts
+
+
+def _one_hot(start: int, stop: int, offset: np.ndarray) -> Callable[[np.ndarray, Any], None]:
+    """``offset``: where the hot element of each part is when its value is 0; a scalar where there is one part."""
+    whole, one = slice(start, stop), int(offset) if offset.ndim == 0 else None
+
+    def write_one(row: np.ndarray, obs: Any) -> None:
+        row[whole] = 0
+        row[obs + one] = 1
+
+    def write_each(row: np.ndarray, obs: Any) -> None:
+        row[whole] = 0
+        row[np.ravel(obs) + offset] = 1
+
+    return write_each if one is None else write_one
+
+
+def _plain(part: slice) -> Callable[[np.ndarray, Any], None]:
+    def write(row: np.ndarray, obs: Any) -> None:
+        row[part] = np.ravel(obs)
+
+    return write
+
+
+def _box_action(space: spaces.Box, name: str) -> ActionCodec:
+    low, high = space.low.astype(np.float32), space.high.astype(np.float32)
+    if np.dtype(space.dtype).kind != "f":
+        raise ValueError(f"{name} has actions of kind Box with {space.dtype}: Box with floats is supported")
+    if not (np.isfinite(low).all() and np.isfinite(high).all()):
+        raise ValueError(
+            f"{name} has unbounded actions: bound them with a wrapper, as gymnasium.wrappers.TransformAction"
+        )
+    return ActionCodec(space.shape, np.dtype(np.float32), lambda actions: actions.astype(space.dtype), 0, low, high)
+
+
+def _joint_action(space: spaces.MultiDiscrete | spaces.MultiBinary, name: str) -> ActionCodec:
+    sizes = (
+        [int(n) for n in space.nvec.ravel()]
+        if isinstance(space, spaces.MultiDiscrete)
+        else [2] * math.prod(space.shape)
+    )
+    count = math.prod(sizes)
+    if count > MAX_JOINT_ACTIONS:
+        raise ValueError(
+            f"{name} has {type(space).__name__} actions with {count:,} combinations: at most {MAX_JOINT_ACTIONS:,} can "
+            "be numbered; offer fewer with a wrapper, as gymnasium.wrappers.TransformAction"
+        )
+    table = np.stack(np.unravel_index(np.arange(count), sizes), axis=-1).reshape(count, *space.shape)
+    if isinstance(space, spaces.MultiDiscrete):
+        table = table + space.start
+    table = table.astype(space.dtype)
+    return _numbered(count, lambda actions: table[actions])
+
+
+def _numbered(count: int, decode: Callable[[np.ndarray], Any]) -> ActionCodec:
+    none = np.zeros((), np.float32)
+    return ActionCodec((), np.dtype(np.int32), decode, count, none, none)

@@ -1,0 +1,154 @@
+"""EnvPool (https://github.com/sail-sg/envpool, extra ``envpool``) as a `HostEnv`: environments written in C++, stepped
+by threads of this process. The only file that imports it, which takes seconds."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+import jax
+import numpy as np
+from gymnasium import spaces
+
+from envs.pool.batches import check_groups, check_seed, env_seed, sealed, split
+from envs.pool.codec import encode_action, encode_obs
+from jaxrl_fast.core import Box, Discrete, EnvSpec
+from jaxrl_fast.host_env import HostEnv, HostStep
+
+SERVES = (
+    "Acrobot", "Ant", "BipedalWalker", "BipedalWalkerHardcore", "CarRacing", "CartPole", "HalfCheetah", "Hopper",
+    "Humanoid", "HumanoidStandup", "InvertedDoublePendulum", "InvertedPendulum", "LunarLander", "LunarLanderContinuous",
+    "MountainCar", "MountainCarContinuous", "Pendulum", "Pusher", "Reacher", "Swimmer", "Walker2d",
+)  # fmt: skip
+"""Environments of Gymnasium that EnvPool has too, in their newest version; known without importing it."""
+
+
+def make(id: str, *, num_envs: int, num_groups: int = 1, **options: Any) -> HostEnv:
+    """``num_envs`` of EnvPool's ``id``; ``options`` go to EnvPool.
+
+    Raises:
+        ValueError: EnvPool is not installed, or does not know the id or an option, or its spaces are not supported.
+    """
+    check_groups(num_envs, num_groups)
+    pool = _EnvPool(id, num_envs, num_groups, options)
+
+    def another(num_envs: int) -> HostEnv:
+        return make(id, num_envs=num_envs, **options)
+
+    return HostEnv(
+        pool.spec, num_envs, num_groups, pool.reset, pool.send, pool.recv, lambda: pool.steps, pool.events, another,
+        pool.close,
+    )  # fmt: skip
+
+
+class _EnvPool:
+    """One EnvPool for each group. It resets an environment on the step after an episode's last, whose action it
+    ignores: those that ended are stepped once more at once, so that the policy never sees that step."""
+
+    def __init__(self, id: str, num_envs: int, num_groups: int, options: dict[str, Any]) -> None:
+        self.id, self.options = id, {name: value for name, value in options.items() if value is not None}
+        one = self._start([0])
+        observed, acted = one.observation_space, one.action_space
+        limit = one.config.get("max_episode_steps")
+        one.close()
+        if not isinstance(observed, spaces.Box):
+            raise ValueError(
+                f"EnvPool's {id} has observations of kind {type(observed).__name__}: write pool.backend=workers"
+            )
+        observe, self.act = encode_obs(observed, id), encode_action(acted, id)
+        self.action_dtype = acted.dtype
+        action = Discrete(self.act.num_actions) if self.act.num_actions else Box(self.act.low, self.act.high)
+        self.spec = EnvSpec(id, jax.ShapeDtypeStruct(observe.shape, observe.dtype), action, limit)
+        self.groups = split(slice(0, num_envs), num_groups)
+        self.dtype = observe.dtype
+        self.returns, self.lengths = np.zeros(num_envs), np.zeros(num_envs, np.int32)
+        self.pools: list[Any] = []
+        self.in_flight: set[int] = set()
+        self.steps, self.is_open = 0, True
+
+    def reset(self, seed: int) -> np.ndarray:
+        self._require_open()
+        self._close_pools()
+        seeds = [env_seed(check_seed(seed), i) for i in range(len(self.lengths))]
+        self.pools = [self._start(seeds[rows]) for rows in self.groups]
+        self.returns[:], self.lengths[:], self.steps = 0.0, 0, 0
+        self.in_flight.clear()
+        return np.concatenate([pool.reset()[0] for pool in self.pools]).astype(self.dtype)
+
+    def send(self, actions: np.ndarray, group: int) -> None:
+        self._require_open()
+        if not 0 <= group < len(self.pools) or group in self.in_flight:
+            raise ValueError(f"send to group {group}: there are groups 0 to {len(self.groups) - 1}, each sent to once")
+        rows = self.groups[group]
+        wanted = (rows.stop - rows.start, *self.act.shape)
+        if np.shape(actions) != wanted:
+            raise ValueError(f"actions of shape {list(np.shape(actions))} were sent: these take {list(wanted)}")
+        pool = self.pools[group]
+        pool.send(np.asarray(self.act.decode(np.asarray(actions)), self.action_dtype))
+        self.in_flight.add(group)
+
+    def recv(self, group: int) -> HostStep:
+        self._require_open()
+        if group not in self.in_flight:
+            raise ValueError(f"recv({group}): nothing was sent to group {group} since it was last received")
+        self.in_flight.discard(group)
+        rows, pool = self.groups[group], self.pools[group]
+        raw, reward, terminated, truncated, info = pool.recv()
+        order = np.argsort(info["env_id"])
+        obs, reward, terminated = raw[order].astype(self.dtype), reward[order].astype(np.float32), terminated[order]
+        truncated = truncated[order] & ~terminated
+        returns, lengths = self.returns[rows], self.lengths[rows]
+        returns += reward
+        lengths += 1
+        totals = returns.astype(np.float32), lengths.copy()
+        next_obs, ended = obs, np.flatnonzero(terminated | truncated)
+        if ended.size:
+            obs = obs.copy()
+            returns[ended], lengths[ended] = 0.0, 0
+            self._begin_anew(pool, obs, ended)
+        self.steps += len(reward)
+        return sealed(HostStep(obs, next_obs, reward, terminated, truncated, *totals))
+
+    def _begin_anew(self, pool: Any, obs: np.ndarray, ended: np.ndarray) -> None:
+        """Put the first observations of new episodes into the rows of those that ended."""
+        pool.send(np.zeros((len(ended), *self.act.shape), self.action_dtype), ended.astype(np.int32))
+        fresh, _, _, _, info = pool.recv()
+        obs[info["env_id"]] = fresh
+
+    def events(self) -> list[str]:
+        return []
+
+    def close(self) -> None:
+        self.is_open = False
+        self._close_pools()
+
+    def _close_pools(self) -> None:
+        while self.pools:
+            self.pools.pop().close()
+
+    def _start(self, seeds: list[int]) -> Any:
+        try:
+            with _quiet():
+                envpool = import_module("envpool")
+                pool = envpool.make(self.id, env_type="gymnasium", num_envs=len(seeds), env_seed=seeds, **self.options)
+                _ = pool.observation_space, pool.action_space  # it keeps them
+                return pool
+        except ModuleNotFoundError as error:
+            needed = "'jaxrl_fast[envpool]'" if error.name == "envpool" else error.name
+            raise ValueError(f"pool.backend=envpool needs the package '{error.name}': pip install {needed}") from error
+        except Exception as error:
+            message = " ".join(str(error).split()) or type(error).__name__
+            raise ValueError(f"EnvPool cannot make env.id={self.id} ({message}): write pool.backend=workers") from error
+
+    def _require_open(self) -> None:
+        if not self.is_open:
+            raise ValueError(f"the EnvPool of {self.id} is closed: make another")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """EnvPool's spaces make Gymnasium warn of their precision."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

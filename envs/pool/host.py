@@ -1,0 +1,196 @@
+"""`HostEnv` of Gymnasium environments: options, the choice between processes and this one, and stepping in this one."""
+
+import os
+import time
+from typing import NamedTuple
+
+import gymnasium
+import numpy as np
+
+from envs.pool.batches import check_groups, check_seed, env_seed, gather, put_actions, sealed, split
+from envs.pool.codec import sample
+from envs.pool.processes import make_workers
+from envs.pool.stepping import World, explain, layout, make_stepper, place, size_bytes
+from jaxrl_fast.core import EnvSpec
+from jaxrl_fast.host_env import HostEnv, HostStep
+
+WAKE_UP_S = 60e-6
+"""What it costs to have a batch stepped by workers, beside the steps (experiments/pool.py measures it)."""
+MEASURE_S, MEASURE_STEPS, CHUNK = 0.05, 1000, 20
+"""How long and how often a step is measured; the median over chunks leaves out what other programs took."""
+
+
+class PoolOptions(NamedTuple):
+    """How environments are stepped. Only ``num_groups``, ``order`` and ``backend`` can change a number.
+
+    ``workers``: processes; 0 steps in this one; ``"auto"`` measures a few steps and chooses. ``num_groups`` groups of
+    environments take turns, so that one is stepped while the other's actions are computed. ``order="arrival"`` serves
+    what is ready first, for environments of very uneven speed: the same seed then no longer gives the same run. A
+    worker that is silent for ``step_timeout_s`` is started anew. ``backend="envpool"``: EnvPool's own environments.
+    """
+
+    workers: int | str = "auto"
+    num_groups: int = 2
+    order: str = "fixed"
+    step_timeout_s: float = 60.0
+    backend: str = "workers"
+
+
+def check_options(options: PoolOptions, num_envs: int) -> None:
+    """Raises ValueError, in one line, where an option makes no pool of ``num_envs`` environments."""
+    check_groups(num_envs, options.num_groups)
+    workers, size = options.workers, num_envs // options.num_groups
+    if workers != "auto" and not (type(workers) is int and workers >= 0):
+        raise ValueError(f"pool.workers={workers}: write auto, 0 (in this process) or a number of processes")
+    if workers != "auto" and int(workers) > size:
+        raise ValueError(f"pool.workers={workers}: a group has {size} environments: write at most {size}")
+    if options.order not in ("fixed", "arrival"):
+        raise ValueError(f"pool.order={options.order}: write fixed or arrival")
+    if options.order == "arrival" and workers == 0:
+        raise ValueError("pool.order=arrival needs worker processes: write pool.workers=auto or at least 1")
+    if options.order == "arrival" and workers != "auto" and size % int(workers):
+        raise ValueError(f"pool.order=arrival: {workers} workers do not divide a group of {size} environments evenly")
+    timeout_s = options.step_timeout_s
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not timeout_s > 0:
+        raise ValueError(f"pool.step_timeout_s={timeout_s}: write seconds, such as 60")
+    if options.backend not in ("workers", "envpool"):
+        raise ValueError(f"pool.backend={options.backend}: write workers or envpool")
+
+
+def make_pool(world: World, spec: EnvSpec, *, num_envs: int, options: PoolOptions) -> HostEnv:
+    """``num_envs`` environments, stepped as ``options`` say.
+
+    Raises:
+        ValueError: an option is wrong, or the environments cannot be sent to other processes.
+    """
+    check_options(options, num_envs)
+    by_arrival, reason = options.order == "arrival", ""
+    workers = options.workers
+    if workers == "auto":
+        workers, reason = _choose(world, num_envs // options.num_groups, by_arrival)
+    if by_arrival:
+        reason = f"{reason}{'; ' if reason else ''}pool.order=arrival: the same seed does not give the same run"
+    if workers == 0:
+        return in_process(world, spec, num_envs=num_envs, num_groups=options.num_groups, reason=reason)
+    return make_workers(
+        world, spec, num_envs=num_envs, num_groups=options.num_groups, num_workers=int(workers), reason=reason,
+        step_timeout_s=options.step_timeout_s, by_arrival=by_arrival,
+        another=lambda num_envs: in_process(world, spec, num_envs=num_envs),
+    )  # fmt: skip
+
+
+def in_process(world: World, spec: EnvSpec, *, num_envs: int, num_groups: int = 1, reason: str = "") -> HostEnv:
+    """Environments stepped one after another in this process, a group when it is received.
+
+    Raises:
+        ValueError: the groups do not divide the environments.
+    """
+    check_groups(num_envs, num_groups)
+    pool = _InProcess(world, num_envs, num_groups, reason)
+    return HostEnv(
+        spec, num_envs, num_groups, pool.reset, pool.send, pool.recv, lambda: pool.steps, pool.events,
+        lambda num_envs: in_process(world, spec, num_envs=num_envs), pool.close,
+    )  # fmt: skip
+
+
+class _InProcess:
+    def __init__(self, world: World, num_envs: int, num_groups: int, reason: str) -> None:
+        fields = layout(num_envs, world.observe, world.act)
+        self.arrays = place(fields, np.zeros(size_bytes(fields), np.uint8))
+        self.stepper = make_stepper(world, self.arrays, range(num_envs))
+        self.groups = split(slice(0, num_envs), num_groups)
+        self.in_flight: set[int] = set()
+        self.told = [reason] if reason else []
+        self.name, self.steps, self.is_open = world.name, 0, True
+
+    def reset(self, seed: int) -> np.ndarray:
+        self._require_open()
+        seed, self.steps = check_seed(seed), 0
+        self.in_flight.clear()
+        self.arrays.seed[:] = [env_seed(seed, i) for i in range(len(self.arrays.seed))]
+        self.stepper.reset()
+        return self.arrays.obs.copy()
+
+    def send(self, actions: np.ndarray, group: int) -> None:
+        self._require_open()
+        if not 0 <= group < len(self.groups):
+            raise ValueError(f"group {group}: there are groups 0 to {len(self.groups) - 1}")
+        if group in self.in_flight:
+            raise ValueError(f"send to group {group}: its last step is still to be received")
+        put_actions(self.arrays, self.groups[group], actions)
+        self.in_flight.add(group)
+
+    def recv(self, group: int) -> HostStep:
+        self._require_open()
+        if group not in self.in_flight:
+            raise ValueError(f"recv({group}): nothing was sent to group {group} since it was last received")
+        rows = self.groups[group]
+        self.in_flight.discard(group)
+        self.stepper.step(rows)
+        self.steps += rows.stop - rows.start
+        return sealed(gather(self.arrays, rows))
+
+    def events(self) -> list[str]:
+        told, self.told = self.told, []
+        return told
+
+    def close(self) -> None:
+        self.is_open = False
+        self.stepper.close()
+
+    def _require_open(self) -> None:
+        if not self.is_open:
+            raise ValueError(f"the pool of {self.name} is closed: make another")
+
+
+def _choose(world: World, group_size: int, by_arrival: bool) -> tuple[int, str]:
+    """The number of workers, and why: processes where they save more than their wake-ups cost."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    workers = min(cores, group_size)
+    if by_arrival:
+        workers = max(n for n in range(1, workers + 1) if group_size % n == 0)
+        return workers, f"{world.name} is stepped by {workers} worker processes"
+    step_s = step_cost_s(world)
+    alone_s, shared_s = group_size * step_s, -(-group_size // workers) * step_s + WAKE_UP_S
+    work = f"{group_size} steps of {world.name} take {1e3 * alone_s:.2g} ms"
+    if workers > 1 and shared_s < alone_s:
+        return workers, f"{world.name} is stepped by {workers} worker processes: {work}"
+    why = f"a wake-up of workers about {1e3 * WAKE_UP_S:.2g} ms" if workers > 1 else "one core or one environment"
+    return 0, f"{world.name} is stepped in this process: {work}, {why}"
+
+
+def step_cost_s(world: World) -> float:
+    """Seconds that one step takes, with random actions and an environment made for this.
+
+    Raises:
+        PoolError: the environment raised.
+    """
+    env = world.make()
+    try:
+        return _median_step_s(env, world)
+    except Exception as error:
+        raise explain(error, world.name, 0, "while its steps were measured") from error
+    finally:
+        env.close()
+
+
+def _median_step_s(env: gymnasium.Env, world: World) -> float:
+    actions = world.act.decode(sample(world.act, np.random.default_rng(0), MEASURE_STEPS))
+    env.reset(seed=0)
+    env.step(actions[0])  # the first may load and compile things
+    env.reset()
+    took_s: list[float] = []
+    end_s = time.perf_counter() + MEASURE_S
+    for first in range(0, MEASURE_STEPS, CHUNK):
+        began_s, steps = time.perf_counter(), 0
+        for action in actions[first : first + CHUNK]:
+            _, _, terminated, truncated, _ = env.step(action)
+            steps += 1
+            if terminated or truncated:
+                env.reset()
+            if time.perf_counter() > end_s:
+                break
+        took_s.append((time.perf_counter() - began_s) / steps)
+        if time.perf_counter() > end_s:
+            break
+    return float(np.median(took_s))

@@ -1,0 +1,292 @@
+"""`HostEnv` from worker processes: who steps which rows, what is in flight, and what happens when a worker is lost."""
+
+import mmap
+import pickle
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+
+import cloudpickle
+import numpy as np
+
+from envs.pool.batches import check_seed, env_seed, gather, joined, just_reset, mark_lost, put_actions, sealed, split
+from envs.pool.stepping import PoolError, World, layout, place, size_bytes
+from envs.pool.supervision import Died, anonymous_file, start_crew
+from envs.pool.worker import RESET, Job
+from jaxrl_fast.core import EnvSpec
+from jaxrl_fast.host_env import HostEnv, HostStep
+
+START_TIMEOUT_S = 120.0
+"""How long a worker may take to make and reset its environments, unless a step may take longer."""
+MAX_DEATHS, DEATH_WINDOW = 3, 10_000
+"""A worker that dies this often within so many batches is not started again."""
+
+
+def make_workers(
+    world: World,
+    spec: EnvSpec,
+    *,
+    num_envs: int,
+    num_groups: int,
+    num_workers: int,
+    step_timeout_s: float,
+    by_arrival: bool,
+    another: Callable[[int], HostEnv],
+    reason: str,
+) -> HostEnv:
+    """Environments stepped by worker processes, each of which owns a share of every group.
+
+    Raises:
+        ValueError: the environments cannot be sent to other processes.
+    """
+    pool = _Pool(world, num_envs, num_groups, num_workers, step_timeout_s, reason)
+    host = HostEnv(
+        spec,
+        num_envs,
+        num_groups,
+        pool.reset,
+        pool.send,
+        pool.recv,
+        lambda: pool.steps,
+        pool.events,
+        another,
+        pool.close,
+    )
+    return host._replace(send_to=pool.send_to, recv_any=pool.recv_any) if by_arrival else host
+
+
+class _Pool:
+    """A share is what one worker steps of one group: ``(worker, group)``.
+
+    ``known`` is what was last received of a share, as (step, its rows there); ``lost`` are the shares whose
+    environments were reset unasked since: their next step is told as a truncation, and not made.
+    """
+
+    def __init__(
+        self, world: World, num_envs: int, num_groups: int, num_workers: int, step_timeout_s: float, reason: str
+    ) -> None:
+        self.world, self.num_workers, self.step_timeout_s = world, num_workers, step_timeout_s
+        self.groups = split(slice(0, num_envs), num_groups)
+        extra = num_envs // num_groups % num_workers
+        parts = [split(rows, num_workers, turn=g * extra) for g, rows in enumerate(self.groups)]
+        self.shares = {(w, g): parts[g][w] for g in range(num_groups) for w in range(num_workers)}
+        fields = layout(num_envs, world.observe, world.act)
+        make = _portable(world)
+        memory_fd = anonymous_file(size_bytes=size_bytes(fields))
+        self.arrays = place(fields, mmap.mmap(memory_fd, 0))
+        shares = [[parts[g][w] for g in range(num_groups)] for w in range(num_workers)]
+        self.crew = start_crew(Job(world.name, make, num_envs, fields, shares), memory_fd)
+        self.told = [reason] if reason else []
+        self.is_open = True
+        self.steps = self.batches = self.seed = 0
+        self.in_flight: set[tuple[int, int]] = set()
+        self.lost: set[tuple[int, int]] = set()
+        self.known: dict[tuple[int, int], tuple[HostStep, slice]] = {}
+        self.arrived: deque[tuple[int, int]] = deque()
+        self.heard_s = [0.0] * num_workers
+        self.deaths: dict[int, list[int]] = {w: [] for w in range(num_workers)}
+        weakref.finalize(self, self.crew.close)  # when nothing holds the pool any more, or as Python ends
+
+    def reset(self, seed: int) -> np.ndarray:
+        self._require_open()
+        self.seed, self.steps = check_seed(seed), 0
+        self.arrays.seed[:] = [env_seed(self.seed, i) for i in range(len(self.arrays.seed))]
+        self.lost.clear()
+        self.in_flight.clear()
+        self.arrived.clear()
+        for worker in range(self.num_workers):
+            self.crew.tell(worker, RESET)
+        for worker in range(self.num_workers):
+            self._await(worker, RESET)
+        self.lost.clear()  # whoever died meanwhile was reset all the same
+        first = just_reset(self.arrays.obs.copy())
+        self.known = {share: (first, rows) for share, rows in self.shares.items()}
+        return first.obs.copy()
+
+    def send(self, actions: np.ndarray, group: int) -> None:
+        self._require_open()
+        put_actions(self.arrays, self._idle_rows(group), actions)
+        for worker in range(self.num_workers):
+            self._begin((worker, group))
+
+    def recv(self, group: int) -> HostStep:
+        self._require_open()
+        if (0, group) not in self.in_flight:
+            raise ValueError(f"recv({group}): nothing was sent to group {group} since it was last received")
+        for worker in range(self.num_workers):
+            if (worker, group) not in self.lost:
+                self._await(worker, group)
+        return self._take([(worker, group) for worker in range(self.num_workers)], self.groups[group])
+
+    def send_to(self, actions: np.ndarray, indices: np.ndarray) -> None:
+        """Step the environments ``indices``, whole shares as `recv_any` gives them, or all of them, in order."""
+        self._require_open()
+        shares = self._shares_of(np.asarray(indices))
+        size = len(indices) // len(shares)
+        for i, share in enumerate(shares):
+            put_actions(self.arrays, self.shares[share], actions[i * size : (i + 1) * size])
+        for share in shares:
+            self._begin(share)
+            if share in self.lost:
+                self.arrived.append(share)
+
+    def recv_any(self) -> tuple[np.ndarray, HostStep]:
+        """``(indices [E / G], step)`` of the shares that were ready first."""
+        self._require_open()
+        if len(self.in_flight) < self.num_workers:
+            raise ValueError("recv_any(): fewer environments are under way than one group has: send_to them first")
+        while len(self.arrived) < self.num_workers:
+            self._listen()
+        shares = [self.arrived.popleft() for _ in range(self.num_workers)]
+        steps = [self._take([share], self.shares[share]) for share in shares]
+        return np.concatenate([_indices(self.shares[share]) for share in shares]), joined(steps)
+
+    def events(self) -> list[str]:
+        told, self.told = self.told, []
+        return told
+
+    def close(self) -> None:
+        self.is_open = False
+        self.crew.close()
+
+    def _begin(self, share: tuple[int, int]) -> None:
+        if not self._waiting_for(share[0]):
+            self.heard_s[share[0]] = time.monotonic()
+        self.in_flight.add(share)
+        if share not in self.lost:
+            self.crew.tell(*share)
+
+    def _take(self, shares: list[tuple[int, int]], rows: slice) -> HostStep:
+        """The results of ``shares``, which make up ``rows``."""
+        step = gather(self.arrays, rows)
+        self.steps += rows.stop - rows.start
+        self.batches += 1
+        parts = [
+            slice(own.start - rows.start, own.stop - rows.start) for own in (self.shares[share] for share in shares)
+        ]
+        for share, part in zip(shares, parts, strict=True):
+            if share in self.lost:
+                step = mark_lost(step, part, *self.known[share])
+                self.steps -= part.stop - part.start
+        self.known.update((share, (step, part)) for share, part in zip(shares, parts, strict=True))
+        self.lost.difference_update(shares)
+        self.in_flight.difference_update(shares)
+        return sealed(step)
+
+    def _await(self, worker: int, reply: int) -> None:
+        timeout_s = max(START_TIMEOUT_S, self.step_timeout_s) if reply == RESET else self.step_timeout_s
+        try:
+            self.crew.wait(worker, reply, timeout_s)
+        except Died as death:
+            self._revive(death)
+        except PoolError:
+            self.close()
+            raise
+
+    def _listen(self) -> None:
+        """Note which shares are ready, waiting for the first."""
+        try:
+            came = self.crew.arrivals(self.step_timeout_s)
+        except Died as death:
+            self._lose(death)
+            return
+        except PoolError:
+            self.close()
+            raise
+        self.arrived.extend(came)
+        now_s = time.monotonic()
+        for worker, _ in came:
+            self.heard_s[worker] = now_s
+        for worker, heard_s in enumerate(self.heard_s):
+            if now_s - heard_s > self.step_timeout_s and self._waiting_for(worker):
+                self._lose(self.crew.give_up(worker, self.step_timeout_s))
+
+    def _lose(self, death: Died) -> None:
+        waiting = self._waiting_for(death.worker)
+        self._revive(death)
+        self.arrived.extend(waiting)
+
+    def _waiting_for(self, worker: int) -> list[tuple[int, int]]:
+        return [share for share in self.in_flight if share[0] == worker and share not in self.arrived]
+
+    def _revive(self, death: Died) -> None:
+        """Start a worker anew, its environments from seeds of their own; what it had under way is lost."""
+        began = time.monotonic()
+        worker, first = death.worker, death
+        mine = [share for share in self.shares if share[0] == worker]
+        while True:
+            self._note(death)
+            for share in mine:
+                rows = self.shares[share]
+                seeds = [env_seed(self.seed, i, len(self.deaths[worker])) for i in range(rows.start, rows.stop)]
+                self.arrays.seed[rows] = seeds
+            self.crew.replace(worker)
+            self.crew.tell(worker, RESET)
+            try:
+                self.crew.wait(worker, RESET, max(START_TIMEOUT_S, self.step_timeout_s))
+                break
+            except Died as again:
+                death = again
+            except PoolError:
+                self.close()
+                raise
+        steps = sum(self._count(share) for share in mine if share in self.in_flight and share not in self.lost)
+        self.lost.update(mine)
+        self.told.append(
+            f"worker {worker} of {self.world.name} {first.how} and was started anew in {time.monotonic() - began:.1f} "
+            f"s: {sum(map(self._count, mine))} environments begin new episodes, {steps} steps are lost; "
+            f"{sum(map(len, self.deaths.values()))} restarts so far"
+        )
+
+    def _note(self, death: Died) -> None:
+        deaths = self.deaths[death.worker]
+        deaths.append(self.batches)
+        recent = [batch for batch in deaths if batch > self.batches - DEATH_WINDOW]
+        if len(recent) < MAX_DEATHS:
+            return
+        self.close()
+        words = f"Its last words:\n{death.words}" if death.words else "It left no traceback; is there enough memory?"
+        raise PoolError(
+            f"worker {death.worker} of {self.world.name} {death.how}, the {len(recent)}. time within {DEATH_WINDOW:,} "
+            f"batches, and is not started again. {words}"
+        )
+
+    def _count(self, share: tuple[int, int]) -> int:
+        return self.shares[share].stop - self.shares[share].start
+
+    def _idle_rows(self, group: int) -> slice:
+        if not 0 <= group < len(self.groups):
+            raise ValueError(f"group {group}: there are groups 0 to {len(self.groups) - 1}")
+        if (0, group) in self.in_flight:
+            raise ValueError(f"send to group {group}: its last step is still to be received")
+        return self.groups[group]
+
+    def _shares_of(self, indices: np.ndarray) -> list[tuple[int, int]]:
+        size = self._count((0, 0))
+        by_start = {rows.start: share for share, rows in self.shares.items()}
+        shares = [by_start.get(int(start)) for start in indices[::size]]
+        whole = [share for share in shares if share is not None and share not in self.in_flight]
+        if len(whole) != len(shares) or not np.array_equal(
+            np.concatenate([_indices(self.shares[share]) for share in whole]), indices
+        ):
+            raise ValueError("send_to: write indices as recv_any gave them, or all of them in order, not under way")
+        return whole
+
+    def _require_open(self) -> None:
+        if not self.is_open:
+            raise ValueError(f"the pool of {self.world.name} is closed: make another")
+
+
+def _indices(rows: slice) -> np.ndarray:
+    return np.arange(rows.start, rows.stop)
+
+
+def _portable(world: World) -> bytes:
+    try:
+        return cloudpickle.dumps(world.make)
+    except (TypeError, AttributeError, pickle.PicklingError) as error:
+        message = " ".join(str(error).split())
+        raise ValueError(
+            f"{world.name} cannot be sent to worker processes ({message}): write pool.workers=0"
+        ) from error

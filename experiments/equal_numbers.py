@@ -1,0 +1,124 @@
+"""The law of equal numbers, whole: every placement against one fused program on the same graph.
+
+``python experiments/equal_numbers.py`` (CPU, four virtual devices; about a quarter of an hour) takes PPO and SAC, two
+environments each with different observations and actions, every ``overlap``, one and several learners, and 1, 2 and 4
+devices. Placements that move fragments are compared after 20 ticks (0.0), those that divide them after one tick from
+the same state (1e-6, relative to numbers over 1). Written to experiments/results/equal_numbers.json.
+"""
+
+import itertools
+import json
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+import jax
+import numpy as np
+from describe import machine, versions
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import jaxrl_fast as jf
+from jaxrl_fast import program as programs
+from jaxrl_fast.fragments import Overlap, build_graph
+from jaxrl_fast.graph import Graph, TrainState
+from jaxrl_fast.placement import PLACEMENTS
+
+RESULT = Path(__file__).parent / "results" / "equal_numbers.json"
+ENVIRONMENTS = {"ppo": ("cartpole", "pendulum"), "sac": ("pendulum", "mountain_car_continuous")}
+MOVING = (("actor_critic", 2, 1), ("sampler_learner", 2, 1))
+DIVIDING = (
+    *((name, devices, 1) for name in ("data_parallel", "sharded_sampling") for devices in (1, 2, 4)),
+    ("sampler_learner", 4, 1), ("parameter_server", 2, 2), ("parameter_server", 4, 4),
+)  # fmt: skip
+"""Placement, devices, learners."""
+KEYS = jax.random.split(jax.random.key(3), 1)
+
+
+def algorithm(name: str) -> jf.Algorithm:
+    """Small, and with work in every tick."""
+    if name == "ppo":
+        return jf.ppo(rollout_length=8, num_epochs=2, num_minibatches=2, policy_hidden=(16,), value_hidden=(16,))
+    return jf.sac(
+        rollout_length=2, updates_per_tick=4, batch_size=16, buffer_size=1_024, warmup_steps=16, policy_hidden=(16,),
+        critic_hidden=(16,),
+    )  # fmt: skip
+
+
+def end(graph: Graph, hyper: Any, placement: str, devices: int, ticks: int, start: Any = None) -> Any:
+    """The state and metrics after some ticks, from the beginning or from a state on the host; on the host."""
+    placed = PLACEMENTS[placement](graph, jax.devices()[:devices])
+    program = programs.compile(graph, placed, ticks)
+    init, run = program.ready(KEYS, hyper)
+    state = init(KEYS, hyper) if start is None else program.place(from_host(start))
+    return jax.tree.map(to_host, run(state))
+
+
+def to_host(leaf: Any) -> np.ndarray:
+    """A copy; random keys as numbers."""
+    typed = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return np.array(jax.random.key_data(leaf) if typed else leaf)
+
+
+def from_host(state: TrainState) -> TrainState:
+    """What `to_host` made of a state, as a state."""
+    copy = jax.tree.map(np.array, state)
+    return copy._replace(key=jax.random.wrap_key_data(copy.key))
+
+
+def difference(got: Any, want: Any) -> float:
+    """The largest over all leaves, relative to numbers over 1; a different flag or count is infinitely far."""
+    worst = 0.0
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        if not np.issubdtype(b.dtype, np.floating):
+            worst = max(worst, 0.0 if np.array_equal(a, b) else float("inf"))
+        elif b.size:
+            worst = max(worst, float(np.max(np.abs(a - b) / np.maximum(np.abs(b), 1.0))))
+    return worst
+
+
+def compare(algo: str, env_name: str, overlap: Overlap) -> list[dict[str, Any]]:
+    """All placements of one graph (and of that with several learners)."""
+    env, rows = jf.make_env(env_name, num_envs=8), []
+    for learners, average in ((1, "gradients"), (2, "gradients"), (4, "gradients"), (2, "parameters")):
+        chosen = algorithm(algo)
+        graph, _ = build_graph(env, chosen, overlap=overlap, learners=learners, average=average)  # type: ignore[arg-type]
+        jobs = [(job, 20) for job in MOVING if job[2] == learners] + [
+            (job, 1) for job in DIVIDING if job[2] == learners
+        ]
+        warm = end(graph, chosen.hyper, "fused", 1, 20)
+        want = {20: warm, 1: end(graph, chosen.hyper, "fused", 1, 1, warm[0])}
+        for (placement, devices, _), ticks in jobs:
+            got = end(graph, chosen.hyper, placement, devices, ticks, None if ticks == 20 else warm[0])
+            rows.append({
+                "algo": algo, "env": env_name, "overlap": overlap, "learners": learners, "average": average,
+                "placement": placement, "devices": devices, "ticks": ticks,
+                "difference": difference(got[0], want[ticks][0]), "allowed": 0.0 if ticks == 20 else 1e-6,
+            })  # fmt: skip
+        jax.clear_caches()
+    return rows
+
+
+def main() -> None:
+    """Compare everything, print a line for each, write the JSON; the exit status is that of the law."""
+    jax.config.update("jax_num_cpu_devices", 4)
+    jax.config.update("jax_disable_most_optimizations", "--fast" in sys.argv)
+    rows: list[dict[str, Any]] = []
+    for algo, names in ENVIRONMENTS.items():
+        for name, overlap in itertools.product(names, get_args(Overlap)):
+            for row in compare(algo, name, overlap):
+                rows.append(row)
+                holds = row["difference"] <= row["allowed"]
+                print(
+                    f"{algo} {name:24} overlap={overlap:13} {row['placement']:17} {row['devices']} devices "
+                    f"{row['learners']} learners ({row['average']}) {row['ticks']:2} ticks: {row['difference']:.1e}"
+                    f"{'' if holds else '   BROKEN'}",
+                    flush=True,
+                )
+            document = {"machine": machine(), "versions": versions(), "rows": rows}
+            RESULT.write_text(json.dumps(document, indent=1) + "\n")
+    sys.exit(any(row["difference"] > row["allowed"] for row in rows))
+
+
+if __name__ == "__main__":
+    main()

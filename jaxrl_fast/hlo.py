@@ -1,0 +1,127 @@
+"""What XLA says of a compiled program: its operations, its memory, and the collectives that it put in.
+
+The collectives are read from the text of the compiled program, which XLA's own analysis leaves out.
+"""
+
+import re
+from math import nan, prod
+from typing import NamedTuple
+
+from jax.stages import Compiled
+
+COMPUTATION = re.compile(r"^(?:ENTRY )?%([\w.\-]+) \(.*\{$")
+CALLEES = re.compile(r"\b(body|condition|to_apply|calls|\w+_computations?)=\{?(%[\w.\-]+(?:, %[\w.\-]+)*)")
+TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+ARRAY = re.compile(r"\b(?:pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
+COLLECTIVE = re.compile(
+    r"= (.*?) (all-reduce|all-gather|(?:ragged-)?all-to-all|reduce-scatter|collective-(?:permute|broadcast))"
+    r"(?:-done)?\("
+)
+"""An instruction that moves data between devices; of an asynchronous pair, the one that ends it."""
+
+
+class Collective(NamedTuple):
+    """``instructions`` of one kind that each run ``runs`` times a tick (None: in a loop of unknown length).
+
+    ``size_bytes`` is what one run of all of them gives each device. A branch counts as taken.
+    """
+
+    kind: str
+    instructions: int
+    runs: float | None
+    size_bytes: int
+
+
+class ProgramFacts(NamedTuple):
+    """A compiled program, for each of its devices.
+
+    ``flops`` and ``accessed_bytes`` are XLA's, which counts the body of every loop once. ``loops`` says of those
+    whose bodies run more than once a tick how often they do (None where XLA does not know).
+    ``aliased_bytes`` are outputs in the memory of arguments. None is what the device does not tell.
+    """
+
+    flops: float | None
+    accessed_bytes: float | None
+    argument_bytes: int | None
+    output_bytes: int | None
+    aliased_bytes: int | None
+    temporary_bytes: int | None
+    code_bytes: int | None
+    loops: tuple[float | None, ...]
+    collectives: tuple[Collective, ...]
+
+
+def inspect_program(compiled: Compiled, ticks: float = 1) -> ProgramFacts:
+    """Read a program of which one call is ``ticks`` ticks (a half: it is called twice a tick)."""
+    cost, memory = compiled.cost_analysis() or {}, compiled.memory_analysis()
+    text = compiled.as_text() or ""
+    # The loop over ticks is none of them: its body runs once a tick.
+    loops = sorted(count / ticks for count in loop_runs(text) if not count <= ticks)
+
+    def size(name: str) -> int | None:
+        return getattr(memory, f"{name}_size_in_bytes", None)
+
+    return ProgramFacts(
+        cost.get("flops"), cost.get("bytes accessed"), size("argument"), size("output"), size("alias"), size("temp"),
+        size("generated_code"), tuple(map(_known, loops)), find_collectives(text, ticks),
+    )  # fmt: skip
+
+
+def find_collectives(text: str, ticks: float = 1) -> tuple[Collective, ...]:
+    """The collectives in a program's text, those that run equally often together."""
+    computations = _read(text)
+    runs = _runs(computations)
+    found: dict[tuple[str, float | None], list[int]] = {}
+    for name, lines in computations.items():
+        for result, kind in COLLECTIVE.findall("\n".join(lines)):
+            found.setdefault((kind, _known(runs[name] / ticks)), []).append(_size(result))
+    return tuple(Collective(kind, len(sizes), often, sum(sizes)) for (kind, often), sizes in found.items())
+
+
+def loop_runs(text: str) -> list[float]:
+    """How often the body of each loop in a program's text runs in one call; NaN where XLA does not know."""
+    computations = _read(text)
+    runs = _runs(computations)
+    bodies = [callee for lines in computations.values() for line in lines for callee, loop in _calls(line) if loop]
+    return [runs[body] for body in bodies]
+
+
+def _read(text: str) -> dict[str, list[str]]:
+    """The instructions of each computation; a computation stands before those that call it."""
+    computations: dict[str, list[str]] = {}
+    lines: list[str] = []
+    for line in text.splitlines():
+        if header := COMPUTATION.match(line):
+            lines = computations[header[1]] = []
+        elif line.startswith("  "):
+            lines.append(line)
+    return computations
+
+
+def _runs(computations: dict[str, list[str]]) -> dict[str, float]:
+    """How often each computation runs in one call of the program."""
+    runs = dict.fromkeys(computations, 0.0)
+    if runs:
+        runs[next(reversed(computations))] = 1.0
+    for name in reversed(computations):
+        for line in computations[name]:
+            trips = TRIPS.search(line)
+            for callee, loop in _calls(line):
+                times = (float(trips[1]) if trips else nan) if loop else 1.0
+                runs[callee] += runs[name] * times
+    return runs
+
+
+def _calls(line: str) -> list[tuple[str, bool]]:
+    """The computations that an instruction calls, and whether as the body of a loop."""
+    return [(name[1:], role == "body") for role, names in CALLEES.findall(line) for name in names.split(", ")]
+
+
+def _size(shape: str) -> int:
+    """Bytes of an array or a tuple of them, as in ``(f32[256]{0}, pred[])``."""
+    arrays = ARRAY.findall(shape)
+    return sum(prod(int(n) for n in dims.split(",") if n) * max(1, int(bits or 8) // 8) for bits, dims in arrays)
+
+
+def _known(number: float) -> float | None:
+    return None if number != number else number

@@ -1,0 +1,97 @@
+"""What a run leaves to the machine: JAX is started with the devices that it needs, and what is ``auto`` is chosen."""
+
+import dataclasses
+import sys
+from typing import get_args
+
+import jax
+
+import envs
+from jaxrl_fast import distributed, machine, processes
+from jaxrl_fast.algorithm import Algorithm
+from jaxrl_fast.config import Run
+from jaxrl_fast.env import VecEnv
+from jaxrl_fast.fragments import Overlap, build_graph
+from jaxrl_fast.host_env import HostEnv
+from jaxrl_fast.loop import place
+from jaxrl_fast.placement import runs_in_parallel
+from jaxrl_fast.processes import Processes
+from jaxrl_fast.runtime import setup
+
+
+def settle(run: Run) -> tuple[Run, str]:
+    """Start JAX with the devices that the run needs, and fill in what the machine chooses; a few words on that. A
+    visible accelerator that is left unused is warned of.
+
+    Raises:
+        ValueError: the run does not fit the processes that were started for it.
+    """
+    several = run.processes or (processes.find() if run.distributed == "auto" else None)
+    run, chosen = settle_alone(run) if several is None else settle_among(run, several)
+    warning = distributed.unused_devices(run.devices or 1)
+    if warning is not None:
+        print(warning, file=sys.stderr)
+    return run, chosen
+
+
+def settle_among(run: Run, several: Processes) -> tuple[Run, str]:
+    """As `settle`, for one of several processes. On a CPU each has one device unless ``devices`` says otherwise, which
+    counts those of all processes.
+
+    Raises:
+        ValueError: the placement does not span processes, or they cannot share the devices evenly.
+    """
+    if run.placement not in (machine.AUTO, distributed.PLACEMENT):
+        raise ValueError(distributed.refusal(run.placement, several.num_processes))
+    if run.debug:
+        distributed.require_one("debug=true", several.num_processes)
+    devices = run.devices or several.num_processes
+    setup(cpu_devices=distributed.share_of(devices, several.num_processes))
+    processes.start(several)
+    if jax.default_backend() != "cpu":
+        devices = run.devices or len(jax.devices())
+    print(distributed.describe_devices(), flush=True)
+    distributed.join()
+    run = dataclasses.replace(run, placement=distributed.PLACEMENT, devices=devices)
+    return run, f"of {several.num_processes} processes"
+
+
+def settle_alone(run: Run) -> tuple[Run, str]:
+    """As `settle`, for a single process.
+
+    A CPU is cut into one device per core, unless the placement needs one only. An accelerator's other devices rest
+    unless a placement is named: nothing was measured there.
+    """
+    suite, _ = envs.resolve(run.env, dict(run.env_options))
+    choice = machine.Choice(run.placement, run.devices or machine.cpu_cores(), "")
+    if run.placement == machine.AUTO and envs.is_host(run.env):
+        choice = machine.Choice("fused", 1, "actions and learning on one device, environments on the host")
+    elif run.placement == machine.AUTO:
+        choice = machine.choose(
+            suite, run.env, run.algo, num_envs=run.num_envs, num_seeds=run.num_seeds, devices=choice.devices
+        )
+    elif run.placement == "fused":
+        choice = choice._replace(devices=1)
+    setup(cpu_devices=choice.devices)
+    if jax.default_backend() != "cpu":
+        available = run.devices or len(jax.devices())
+        auto = machine.Choice("fused", 1, f"{available - 1} other devices rest" if available > 1 else "")
+        choice = auto if run.placement == machine.AUTO else choice._replace(devices=available)
+    return dataclasses.replace(run, placement=choice.placement, devices=choice.devices), choice.reason
+
+
+def print_if_serial(run: Run, env: VecEnv | HostEnv, algorithm: Algorithm) -> None:
+    """Say so if the placement runs its groups one after another, and with which delays it would not."""
+
+    def parallel(overlap: Overlap) -> bool:
+        graph, _ = build_graph(
+            env, algorithm, overlap=overlap, learners=run.learners, average=run.average, total_steps=run.total_steps
+        )
+        return runs_in_parallel(graph, place(graph, run.placement, run.devices))
+
+    if not parallel(run.overlap):
+        instead = [f"overlap={overlap}" for overlap in get_args(Overlap) if parallel(overlap)]
+        print(
+            f"placement {run.placement} runs one device after the other at overlap={run.overlap}"
+            + (f"; {' or '.join(instead)} lets them run at the same time" if instead else "")
+        )

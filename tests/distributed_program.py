@@ -1,0 +1,70 @@
+"""A process of a run that a program of one's own makes: ``distributed_program.py ADDRESS PROCESS_ID FOLDER``."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import jaxrl_fast as jf
+from jaxrl_fast import VecEnv, distributed
+from jaxrl_fast.algorithm import Algorithm
+from jaxrl_fast.checkpointing import Checkpoints
+
+
+def jobs() -> dict[str, tuple[VecEnv, Algorithm, dict[str, Any]]]:
+    """What is trained, by name: on four environments, a few ticks. PPO is trained by the commands."""
+    from tiny import line
+
+    sac = jf.sac(batch_size=8, buffer_size=64, warmup_steps=8, updates_per_tick=2, critic_hidden=(8,),
+                 policy_hidden=(8,), normalize_observations=True)  # fmt: skip
+    return {"sac": (line(discrete=False), sac, {"total_steps": 60})}
+
+
+def train(name: str, folder: Path, **arguments: Any) -> jf.Result:
+    """Train one of the jobs on two devices and leave its files in ``folder``."""
+    env, algorithm, told = jobs()[name]
+    return jf.learn(
+        env, algorithm, eval_episodes=4, run_dir=folder / name, tell=lambda line: None,
+        checkpoints=Checkpoints(every=told["total_steps"] // 2),
+        **{"placement": "data_parallel", **told, **arguments},
+    )  # fmt: skip
+
+
+def refused(**arguments: Any) -> str:
+    """What is said of arguments that several processes cannot share."""
+    try:
+        train("sac", Path("nowhere"), **arguments)
+    except ValueError as error:
+        return str(error)
+    return "not refused"
+
+
+def spread_and_read() -> bool:
+    """Whether numbers and keys, laid out over both processes as those of two seeds are, are read back whole."""
+    mesh = Mesh(np.array(jax.devices()), ("seed",))
+    keys, numbers = jax.random.split(jax.random.key(0), 2), np.arange(8.0, dtype=np.float32).reshape(2, 4)
+    placed = distributed.put((keys, numbers), NamedSharding(mesh, PartitionSpec("seed")))
+    read = distributed.to_host((jax.random.key_data(placed[0]), placed[1]))
+    assert not placed[1].is_fully_addressable
+    return bool((read[0] == jax.random.key_data(keys)).all() and (read[1] == numbers).all())
+
+
+def main(address: str, process_id: int, folder: Path) -> None:
+    """All jobs, and what is refused."""
+    jax.config.update("jax_num_cpu_devices", 1)
+    jax.config.update("jax_disable_most_optimizations", True)
+    jax.distributed.initialize(address, 2, process_id, cluster_detection_method="deactivate")
+    print("spread and read:", spread_and_read())
+    print(refused(seed=process_id))
+    print(refused(placement="fused"))
+    print(refused(debug=True))
+    for name in jobs():
+        result = train(name, folder, on_metrics=lambda row: print(row["kind"]))
+        print(name, result.summary["eval_return_mean"], len(result.history), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))

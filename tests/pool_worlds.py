@@ -1,0 +1,77 @@
+"""Small environments for the tests of the pool."""
+
+import os
+import random
+import sys
+import time
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+
+
+class Walk(gymnasium.Env):
+    """A random walk that ends after a random number of steps, terminated or truncated by turns.
+
+    Observes [position, steps of the episode, episodes, process id, 1 if JAX is loaded]. Action 9 does what ``on_nine``
+    says, in the process ``culprit`` only where one is given.
+    """
+
+    def __init__(self, jitter_s: float = 0.0, on_nine: str = "nothing") -> None:
+        self.observation_space = Box(-np.inf, np.inf, (5,), np.float64)
+        self.action_space = Discrete(10)
+        self.jitter_s, self.on_nine = jitter_s, on_nine
+        self.position, self.steps, self.episodes, self.length = 0.0, 0, 0, 1
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self.episodes = 0 if seed is not None else self.episodes + 1
+        self.position, self.steps = float(self.np_random.normal()), 0
+        self.length = int(self.np_random.integers(2, 12))
+        return self._observe(), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
+        if action == 9:
+            misbehave(self.on_nine)
+        if self.jitter_s:
+            time.sleep(self.jitter_s * random.random())
+        self.position += action + float(self.np_random.normal())
+        self.steps += 1
+        over = self.steps >= self.length
+        terminated = over and self.episodes % 2 == 0
+        return self._observe(), self.position, terminated, over and not terminated, {}
+
+    def _observe(self) -> np.ndarray:
+        return np.array([self.position, self.steps, self.episodes, os.getpid(), "jax" in sys.modules])
+
+
+def misbehave(how: str) -> None:
+    if how == "raise":
+        raise KeyError("no such thing")
+    if how == "hang":
+        time.sleep(1000)
+    if how == "abort":
+        os.abort()
+    if how == "kill":
+        os.kill(os.getpid(), 9)
+
+
+class Uneven(gymnasium.Env):
+    """Counts its steps; a quarter of the seeds give an environment that is slow."""
+
+    observation_space = Box(0, 1e6, (2,), np.float32)
+    action_space = Discrete(3)
+
+    def __init__(self, slow_s: float) -> None:
+        self.slow_s, self.slow, self.steps = slow_s, False, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
+        self.slow, self.steps = seed is not None and seed % 4 == 0, 0
+        return np.array([0, self.slow], np.float32), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
+        if self.slow:
+            time.sleep(self.slow_s)
+        self.steps += 1
+        return np.array([self.steps, self.slow], np.float32), float(action), False, False, {}

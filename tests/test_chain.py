@@ -1,0 +1,145 @@
+"""Chains: what is dispatched when, cycles across groups, and devices that really work at the same time."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_fast import graph as graphs
+from jaxrl_fast import program as programs
+from jaxrl_fast.chain import Chain, dispatch_order
+from jaxrl_fast.graph import Fragment, Graph
+from jaxrl_fast.layout import homes
+from jaxrl_fast.placement import Group, Placement
+from jaxrl_fast.timeline import Span, Timeline, record
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+CPU = jax.devices()
+
+
+def box(name: str, reads=(), writes=(), **options) -> Fragment:
+    """Adds up what it reads and a draw from its key."""
+
+    def step(private, inputs, hyper, key):
+        private = private + jax.random.uniform(key) + sum((inputs[c] for c in reads), start=jnp.zeros(()))
+        return private, dict.fromkeys(writes, private), {"sum": private}
+
+    return Fragment(
+        name,
+        lambda key: jnp.zeros(()),
+        step,
+        tuple(reads),
+        tuple(writes),
+        lambda p: dict.fromkeys(writes, p),
+        **options,
+    )
+
+
+def names(graph: Graph, *groups: tuple[str, ...]) -> list[str]:
+    """The segments in order of dispatch, with these groups on a device each."""
+    placed = Placement("mine", tuple(Group(group, (CPU[i],)) for i, group in enumerate(groups)))
+    return [" ".join(f.name for f in segment) for segment in dispatch_order(graph, homes(placed, 1))]
+
+
+SAMPLE, BATCH = box("sample", ["weights"], ["rollout"]), box("experience", ["rollout"], ["batches"])
+LEARN = box("learn", ["batches"], ["weights"])
+LATE = {("sample", "weights"): 1}
+
+
+def test_what_waits_for_no_other_group_goes_first():
+    graph = Graph((SAMPLE, BATCH, LEARN), LATE)
+    assert names(graph, ("sample",), ("experience", "learn")) == ["sample", "experience learn"]
+    overlapped = Graph((SAMPLE, BATCH, LEARN), LATE | {("learn", "batches"): 1})
+    assert names(overlapped, ("sample",), ("experience", "learn")) == ["sample", "learn", "experience"]
+    assert names(overlapped, ("sample", "experience", "learn")) == ["sample experience learn"]
+
+
+def test_a_segment_ends_where_another_group_waits_for_it():
+    actor, critic = box("actor", ["batches"], ["weights"]), box("critic", ["batches"], ["values"])
+    graph = Graph((SAMPLE, BATCH, critic, actor), LATE)
+    assert names(graph, ("experience", "critic"), ("sample", "actor")) == ["sample", "experience", "critic", "actor"]
+
+
+def test_a_host_fragment_is_called_after_what_does_not_wait_for_it():
+    host = SAMPLE._replace(host=True)
+    graph = Graph((host, BATCH, LEARN), LATE | {("learn", "batches"): 1})
+    assert names(graph, ("sample", "experience", "learn")) == ["learn", "sample", "experience"]
+    graph = Graph((host, BATCH, LEARN), LATE)
+    assert names(graph, ("sample", "experience", "learn")) == ["sample", "experience learn"]
+
+
+@pytest.mark.parametrize("rest", [{}, {"start": 2}, {"every": 2}])
+def test_a_cycle_computes_the_same_bits_in_one_program_and_across_groups(rest):
+    worker = box("worker", ["batches", "weights"], ["found"], rounds=3, **rest)
+    server = box("server", ["found"], ["weights"], rounds=3, **rest)
+    graph = Graph((SAMPLE, BATCH, worker, server), LATE | {("worker", "weights"): 1})
+    ends = []
+    for groups in ([("sample", "experience", "worker", "server")], [("sample", "experience", "worker"), ("server",)]):
+        placed = Placement("mine", tuple(Group(group, (CPU[i],)) for i, group in enumerate(groups)))
+        program = programs.compile(graph, placed, 5)
+        keys = jax.random.split(jax.random.key(0), 1)
+        init, run = program.ready(keys, ())
+        state, metrics = run(init(keys, ()))
+        ends.append(jax.device_get((state.private, state.channels, dict(metrics))))
+    jax.tree.map(np.testing.assert_array_equal, *ends)
+    assert isinstance(run, Chain)
+    assert [(stage.rounds, len(stage.segments)) for stage in run.stages] == [(1, 1), (3, 2)]
+
+
+def test_within_a_cycle_an_edge_of_age_1_is_one_round_old():
+    def step(private, inputs, hyper, key):
+        return private + 1, {"count": private + 1}, {"saw": inputs["count"]}
+
+    def reader(private, inputs, hyper, key):
+        return private, {}, {"saw": inputs["count"]}
+
+    writer = Fragment("w", lambda key: jnp.zeros(()), step, ("count",), ("count",), lambda p: {"count": p}, rounds=3)
+    outside = Fragment("r", lambda key: (), reader, ("count",), ())
+    graph = Graph((writer, outside), {("w", "count"): 1, ("r", "count"): 1})
+    graphs.check(graph)
+    state = graphs.init(graph, jax.random.key(0), ())
+    sums = []
+    for _ in range(2):
+        state, metrics = jax.jit(lambda s: graphs.tick(graph, s))(state)
+        sums.append((float(metrics["w/saw"]), float(metrics["r/saw"])))
+    assert sums == [(0 + 1 + 2, 0.0), (3 + 4 + 5, 3.0)]
+    with pytest.raises(graphs.GraphError, match="'r' reads channel 'count' at age 0, which 'w' writes 3 times a tick"):
+        graphs.check(Graph((writer, outside), {("w", "count"): 1}))
+
+
+def heavy(name: str, reads=(), writes=(), size: int = 400) -> Fragment:
+    def step(private, inputs, hyper, key):
+        x = jax.lax.fori_loop(0, 40, lambda i, x: x @ x / jnp.linalg.norm(x), private)
+        return x, dict.fromkeys(writes, x[0, 0]), {}
+
+    return Fragment(
+        name, lambda key: jnp.ones((size, size)), step, reads, writes, lambda p: dict.fromkeys(writes, p[0, 0])
+    )
+
+
+def chained(graph: Graph, ticks: int):
+    placed = Placement("mine", tuple(Group((f.name,), (CPU[i],)) for i, f in enumerate(graph.fragments)))
+    keys = jax.random.split(jax.random.key(0), 1)
+    init, run = programs.compile(graph, placed, ticks).ready(keys, ())
+    return run, init(keys, ())
+
+
+@pytest.mark.parametrize("overlapped", [False, True])
+def test_the_timeline_shows_two_devices_at_work_together_only_where_a_delay_lets_them(overlapped):
+    reader = heavy("b", ("x",), ("y",))
+    graph = Graph((heavy("a", ("y",), ("x",)), reader), {("a", "y"): 1} | ({("b", "x"): 1} if overlapped else {}))
+    placed_run, state = chained(graph, 4)
+    state, timeline = record(placed_run, state)
+    assert [span.segment for span in timeline.spans] == ["a", "b"] * 4
+    together = timeline.together_share()
+    assert together > 0.3 if overlapped else together < 0.2
+    assert set(timeline.idle_share()) == {str(CPU[0]), str(CPU[1])}
+    assert 0 < timeline.dispatch_s <= timeline.wall_s
+
+
+def test_shares_of_a_timeline_by_hand():
+    spans = [Span("a", ("0",), 0.0, 4.0), Span("b", ("1",), 2.0, 6.0), Span("a", ("0", "1"), 7.0, 8.0)]
+    timeline = Timeline(spans, 2, 10.0, 1.0)
+    assert timeline.idle_share() == {"0": pytest.approx(0.5), "1": pytest.approx(0.5)}
+    assert timeline.together_share() == pytest.approx(0.3)

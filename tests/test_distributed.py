@@ -1,0 +1,255 @@
+"""One run over several real processes on loopback: the numbers of one process, one end for all, and no hang."""
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import distributed_program
+import numpy as np
+import pytest
+from test_train import ROOT, finish, wait_for
+
+from jaxrl_fast import cli, distributed, processes
+from jaxrl_fast.__main__ import COMMANDS
+from jaxrl_fast.checkpoint_files import all_steps, read_arrays, read_description
+from jaxrl_fast.processes import Processes
+
+SMALL = [
+    "env=probe", "env.id=value", "algo=ppo", "num_envs=4", "algo.rollout_length=8", "algo.policy_hidden=[4]",
+    "algo.value_hidden=[4]", "algo.num_epochs=1", "algo.num_minibatches=1", "eval.episodes=2",
+    "eval.every=1_000_000_000",
+]  # fmt: skip
+LONG = [*SMALL, "total_steps=12_800", "run_dir=run"]
+"""Long enough to be disturbed, in chunks of 4 ticks: in each the processes exchange several messages."""
+NODE = {"SLURM_JOB_ID": "77", "SLURM_STEP_NODELIST": "node[03-04]", "SLURM_NTASKS": "4", "SLURM_PROCID": "3"}
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def spawn(folder: Path, *words: str, **variables: str) -> subprocess.Popen[str]:
+    """Python with these words, without a cluster around it but the one in ``variables``."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "OMPI_"))}
+    environment = {**kept, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "PYTHONUNBUFFERED": "1", "JAX_PLATFORMS": "cpu"}
+    return subprocess.Popen(
+        [sys.executable, *words], cwd=folder, env={**environment, **variables}, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def keys(port: int, process_id: int) -> list[str]:
+    return [
+        f"distributed.coordinator=127.0.0.1:{port}", "distributed.num_processes=2",
+        f"distributed.process_id={process_id}",
+    ]  # fmt: skip
+
+
+def start_two(folder: Path, *words: str) -> list[subprocess.Popen[str]]:
+    port = free_port()
+    return [spawn(folder, "-m", "jaxrl_fast.train", *words, *keys(port, i)) for i in (0, 1)]
+
+
+def end_all(started: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
+    try:
+        return [finish(process) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+
+
+def arrays(folder: Path, steps: int) -> dict[str, np.ndarray]:
+    return read_arrays(read_description(folder / "checkpoints" / str(steps)))
+
+
+def assert_same_end(one: Path, other: Path) -> None:
+    """The whole states of the last checkpoints are equal, bit for bit."""
+    (last,) = {all_steps(folder / "checkpoints")[-1] for folder in (one, other)}
+    a, b = arrays(one, last), arrays(other, last)
+    assert a.keys() == b.keys()
+    assert not [name for name in a if not np.array_equal(a[name], b[name])]
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory) -> tuple[Path, list[str]]:
+    """The folder of runs that two processes of a program made together, and what each printed."""
+    folder = tmp_path_factory.mktemp("together")
+    address = f"127.0.0.1:{free_port()}"
+    script = str(ROOT / "tests" / "distributed_program.py")
+    ended = end_all([spawn(folder, script, address, str(i), str(folder)) for i in (0, 1)])
+    assert [status for status, _, _ in ended] == [0, 0], ended
+    return folder, [out for _, out, _ in ended]
+
+
+@pytest.mark.parametrize("name", distributed_program.jobs())
+def test_two_processes_compute_what_one_does_with_two_devices(programs, name, tmp_path, quick_compile):
+    result = distributed_program.train(name, tmp_path, devices=2)
+    assert_same_end(programs[0] / name, tmp_path / name)
+    for file in ("policy/params.msgpack", "checkpoints"):
+        assert (programs[0] / name / file).exists()
+    assert (programs[0] / name / "policy/params.msgpack").read_bytes() == (
+        tmp_path / name / "policy/params.msgpack"
+    ).read_bytes()
+    said = f"{name} {result.summary['eval_return_mean']} {len(result.history)}"
+    assert all(said in out for out in programs[1])
+
+
+def test_a_program_speaks_through_process_0_and_is_refused_what_processes_cannot_share(programs):
+    first, second = programs[1]
+    for out in programs[1]:
+        assert "spread and read: True\n" in out
+        assert "process 1 was started with seed=1, process 0 with seed=0: start all of them with the same" in out
+        assert "placement=fused stays within one process: write placement=data_parallel" in out
+        assert "debug=true works in a single process only, not in 2: write distributed=off" in out
+    assert "train\n" in first and "eval\n" in first
+    assert "train\n" not in second and "eval\n" not in second
+    assert not (programs[0] / "nowhere").exists()
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory) -> Iterator[tuple[Path, list[tuple[int, str, str]]]]:
+    """A run of two processes that SLURM seems to have started, ended by a SIGTERM to the second of them."""
+    folder = tmp_path_factory.mktemp("stopped")
+    slurm = {
+        "SLURM_JOB_ID": "77", "SLURM_STEP_NODELIST": "127.0.0.1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0",
+        "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "JAX_COORDINATOR_PORT": str(free_port()),
+    }  # fmt: skip
+    words = ["-m", "jaxrl_fast.train", *LONG]
+    started = [spawn(folder, *words, **slurm, SLURM_PROCID=str(i)) for i in (0, 1)]
+    wait_for(folder / "run" / "metrics.csv")
+    started[1].send_signal(signal.SIGTERM)
+    yield folder, end_all(started)
+
+
+def test_a_signal_to_one_process_ends_all_at_the_same_chunk_saved(stopped):
+    folder, ended = stopped
+    (first, out, err), (second, other_out, other_err) = ended
+    assert (first, second) == (143, 143), ended
+    assert err == "" and "stopping after this chunk; once more to stop at once" in other_err
+    assert "placement data_parallel on 2 devices (of 2 processes)\n" in out and "go on:" in out
+    lines = other_out.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("process 1 of 2 on ")
+    assert lines[0].endswith("drives 1 device (cpu 2048)")
+    table = (folder / "run" / "metrics.csv").read_text().splitlines()
+    trained = table[-1].split(",")[table[0].split(",").index("env_steps")]
+    assert all_steps(folder / "run" / "checkpoints")[-1] == int(trained)
+
+
+def test_it_goes_on_as_one_process_would_and_a_killed_process_ends_the_other(stopped, tmp_path):
+    shutil.copytree(stopped[0] / "run", tmp_path / "run")
+    shutil.copytree(stopped[0] / "run", tmp_path / "alone")
+    steps = all_steps(tmp_path / "run" / "checkpoints")[-1]
+    chunk = (tmp_path / "run" / "metrics.csv").read_text().count("\n") - 1
+    interval = f"checkpoint.every={steps // chunk}"
+    started = start_two(tmp_path, "resume=run", interval, "checkpoint.keep=1000000")
+    wait_for(tmp_path / "run" / "checkpoints" / str(steps + steps // chunk) / "description.json")
+    started[1].send_signal(signal.SIGKILL)
+    (status, _, err), (killed, _, _) = end_all(started)
+    assert killed == -signal.SIGKILL
+    assert status != 0
+    assert "jaxrl_fast: error: process 0 of 2 ended before the run did: another process died" in err
+    assert "Traceback" not in err
+
+    goal = steps + steps // chunk
+    words = ["resume=alone", f"total_steps={goal}", "placement=data_parallel", "devices=2", interval]
+    status, _, err = finish(spawn(tmp_path, "-m", "jaxrl_fast.train", *words))
+    assert (status, err) == (0, "")
+    one, other = arrays(tmp_path / "run", goal), arrays(tmp_path / "alone", goal)
+    assert not [name for name in one if not np.array_equal(one[name], other[name])]
+
+
+def test_commands_that_differ_and_folders_that_cannot_be_written_end_all_in_one_line(tmp_path):
+    (tmp_path / "file").touch()
+    port = free_port()
+    words = ["-m", "jaxrl_fast.train", *SMALL, "total_steps=64"]
+    ended = end_all([spawn(tmp_path, *words, f"seed={i}", *keys(port, i)) for i in (0, 1)])
+    ended += end_all(start_two(tmp_path, *words[2:], "run_dir=file/run"))
+    for status, _, err in ended:
+        assert status == 2, ended
+        assert err.startswith("jaxrl_fast: error: ") and err.count("\n") == 1, err
+    assert all("with seed=0: start all of them with the same command" in err for _, _, err in ended[:2])
+    assert all("cannot write to the run folder file/run" in err for _, _, err in ended[2:])
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_port_that_is_taken_and_a_host_that_is_unknown_are_said_before_anything_is_waited_for():
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(ValueError, match=f"process 0 cannot listen at port {port} .* write another"):
+            processes.start(Processes(f"127.0.0.1:{port}", 2, 0))
+    with pytest.raises(ValueError, match=r"no host no_such_host.invalid is known here"):
+        processes.start(Processes("no_such_host.invalid:4321", 2, 1))
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ({}, Processes("node03:61517", 4, 3, None)),
+        ({"SLURM_STEP_TASKS_PER_NODE": "2(x2)"}, Processes("node03:61517", 4, 3, (1,))),
+        ({"SLURM_STEP_TASKS_PER_NODE": "2(x2)", "CUDA_VISIBLE_DEVICES": "1"}, Processes("node03:61517", 4, 3, None)),
+        ({"JAX_COORDINATOR_PORT": "4321"}, Processes("node03:4321", 4, 3, None)),
+        ({"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, None),
+    ],
+)
+def test_slurm_tells_who_takes_part_and_one_process_a_node_drives_all_its_devices(told, expected, monkeypatch):
+    for name, value in {**NODE, "SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "1(x4)", **told}.items():
+        monkeypatch.setenv(name, value)
+    assert processes.find() == expected
+
+
+def test_open_mpi_tells_who_takes_part(monkeypatch):
+    monkeypatch.setenv("OMPI_MCA_orte_hnp_uri", "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911")
+    for name, value in {"SIZE": "2", "RANK": "1", "LOCAL_RANK": "0", "LOCAL_SIZE": "1"}.items():
+        monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", value)
+    found = processes.find()
+    assert found is not None and found[1:] == (2, 1, None)
+    assert found.coordinator.startswith("10.96.0.1:")
+
+
+def test_without_a_cluster_there_is_one_process_and_half_a_cluster_is_named(monkeypatch):
+    assert processes.find() is None
+    monkeypatch.setenv("OMPI_MCA_orte_hnp_uri", "nonsense")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="several processes were started, but not how they find one another"):
+        processes.find()
+
+
+def test_devices_are_shared_evenly():
+    assert distributed.share_of(8, 4) == 2
+    with pytest.raises(ValueError, match="devices=3 cannot be shared evenly by 2 processes: write a multiple of 2"):
+        distributed.share_of(3, 2)
+
+
+def test_the_last_word_is_said_only_by_who_is_ended_from_outside_and_did_not_take_it_back():
+    script = (
+        "import os, sys; from jaxrl_fast.processes import last_word; last_word.say('one'); last_word.say(sys.argv[1]);"
+        "os.abort()"
+    )
+    for word, expected in (("two", "jaxrl_fast: error: two\n"), ("", "")):
+        status, _, err = finish(spawn(ROOT, "-c", script, word))
+        assert (status, err) == (-signal.SIGABRT, expected)
+
+
+def commands_of_the_docs() -> list[str]:
+    text = "\n".join(path.read_text() for path in [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))])
+    lines = re.findall(r"python -m jaxrl_fast\.\w+[^\n`#|]*(?:\\\n[^\n`#|]*)*", text)
+    return sorted({re.sub(r"\s*\\\n\s*", " ", line).strip() for line in lines})
+
+
+@pytest.mark.parametrize("line", commands_of_the_docs())
+def test_the_commands_of_the_docs_name_keys_that_exist(line, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command, *words = line.removeprefix("python -m jaxrl_fast.").split()
+    assert command in COMMANDS
+    if command != "train" or not words or words[-1] == "...":
+        return
+    plain = [re.sub(r"['\"]", "", re.sub(r"\$\(.*?\)|\$\{?\w+\}?", "1", word)) for word in words]
+    known = [w for w in plain if w and not w.startswith(("--", "config=runs", "resume=runs", "+env.")) and w != "..."]
+    assert cli.expand(known)

@@ -1,0 +1,386 @@
+"""Explain: figures are those of the layouts and the compiled programs, and in the picture nothing meets anything."""
+
+import json
+import re
+import subprocess
+import sys
+from functools import cache
+from itertools import combinations, pairwise
+from pathlib import Path
+from xml.etree import ElementTree
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxrl_fast import explain, inspection
+from jaxrl_fast import program as programs
+from jaxrl_fast.diagram import arrange, text_width
+from jaxrl_fast.drawing import draw_run, to_mermaid, to_svg
+from jaxrl_fast.graph import Fragment, Graph
+from jaxrl_fast.hlo import find_collectives, loop_runs
+from jaxrl_fast.inspection import ChannelFacts, Description, FragmentFacts, GroupFacts, bytes_moved, plain
+from jaxrl_fast.placement import Group, Placement, data_parallel, fused
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+TICKS, UPDATES, HYPER = 3, 4, 0.01
+KEYS = jax.random.split(jax.random.key(0), 1)
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def apart(graph, devices) -> Placement:
+    """Every fragment a program of its own, in turns on two devices."""
+    groups = [Group((f.name,), (devices[i % 2],)) for i, f in enumerate(graph.fragments)]
+    return Placement("apart", tuple(groups))
+
+
+def toy_graph() -> Graph:
+    """Rows divided over devices, and a learner of ``UPDATES`` steps on their mean; compiles in no time."""
+
+    def sample(private, inputs, hyper, key):
+        rows = private + jnp.sum(inputs["weights"]) + inputs["scale"]
+        return rows, {"rows": {"x": rows, "flag": rows > 0}}, {}
+
+    def learn(private, inputs, hyper, key):
+        def update(w, _):
+            return w - hyper * jax.grad(lambda w: jnp.mean((inputs["rows"]["x"] @ w) ** 2))(w), None
+
+        w, _ = jax.lax.scan(update, private, length=UPDATES)
+        return w, {"weights": w, "unread": w * 2}, {}
+
+    sampler = Fragment(
+        "sample", lambda key: jnp.ones((8, 6)), sample, ("weights", "scale"), ("rows",), private_axes=0,
+        write_axes={"rows": 0}, width=8, unit="rows (made up)",
+    )  # fmt: skip
+    scaler = Fragment(
+        "scale", lambda key: jnp.ones(()), lambda p, i, h, k: (p, {"scale": p + jnp.mean(i["rows"]["x"])}, {}),
+        ("rows",), ("scale",), publish=lambda p: {"scale": p},
+    )  # fmt: skip
+    learner = Fragment(
+        "learn", lambda key: jnp.ones(6), learn, ("rows",), ("weights", "unread"),
+        publish=lambda w: {"weights": w, "unread": w}, start=1,
+    )  # fmt: skip
+    return Graph((sampler, scaler, learner), {("sample", "weights"): 1, ("sample", "scale"): 1})
+
+
+def cycle_graph() -> Graph:
+    """A worker and a server that take turns three times a tick, the server's word being a round old."""
+
+    def work(private, inputs, hyper, key):
+        return private, {"gradient": inputs["weights"] * hyper}, {}
+
+    def serve(private, inputs, hyper, key):
+        return private - inputs["gradient"], {"weights": private - inputs["gradient"]}, {}
+
+    worker = Fragment("worker", lambda key: jnp.zeros(()), work, ("weights",), ("gradient",), rounds=3)
+    server = Fragment(
+        "server", lambda key: jnp.ones(5), serve, ("gradient",), ("weights",), lambda w: {"weights": w}, rounds=3
+    )
+    return Graph((worker, server), {("worker", "weights"): 1})
+
+
+@cache
+def looked_at(placement, make=toy_graph) -> tuple:
+    """``(description, run, state shapes)`` of two devices, compiled."""
+    graph = make()
+    placed = placement(graph, jax.devices()[:2])
+    program = programs.compile(graph, placed, TICKS)
+    run = program.ready(KEYS, HYPER)[1]
+    state = jax.eval_shape(program.init, KEYS, HYPER)
+    shapes = inspection.trace_shapes(graph, state, {})
+    return inspection.describe(graph, placed, state, shapes=shapes, run=run, ticks_per_chunk=TICKS), run, state
+
+
+@st.composite
+def descriptions(draw) -> Description:
+    """Graphs of 4 to 12 fragments in 1 to 6 groups, with every kind of edge."""
+    names = [f"fragment_{i}" for i in range(draw(st.integers(4, 12)))]
+    group = [draw(st.integers(0, 5)) for _ in names]
+    used = sorted(set(group))
+    channels = []
+    for i, writer in enumerate(names):
+        for j in range(draw(st.integers(0, 2))):
+            later = names[i + 1 :]
+            ages = [(0, later), (1, names)] if later else [(1, names)]
+            for age, readers in draw(st.lists(st.sampled_from(ages), max_size=2, unique_by=lambda a: a[0])):
+                some = tuple(draw(st.lists(st.sampled_from(readers), min_size=1, max_size=3, unique=True)))
+                size = draw(st.none() | st.integers(0, 10**10))
+                channels.append(ChannelFacts(f"channel_{i}_{j}", writer, some, age, False, None, size, size, None))
+    facts = tuple(
+        FragmentFacts(
+            name, (), (), used.index(group[i]), draw(st.sampled_from([0, 0, 99])), 1, 1, i == 3, 64, "environments",
+            draw(st.sampled_from([1, 1, 2])), 0,
+        )
+        for i, name in enumerate(names)
+    )  # fmt: skip
+    groups = tuple(
+        GroupFacts(
+            tuple(n for n, g in zip(names, group, strict=True) if g == number), ("cpu:0", f"cpu:{number + 1}"), 1
+        )
+        for number in used
+    )
+    return Description("some", 1, facts, tuple(channels), groups, ())
+
+
+def segments(path) -> list[tuple[float, float, float, float]]:
+    """Straight pieces ``(left, top, right, bottom)``."""
+    return [(min(a, c), min(b, d), max(a, c), max(b, d)) for (a, b), (c, d) in pairwise(path)]
+
+
+def meet(a, b) -> bool:
+    """Whether two rectangles (or lines) have a point in common that is not on an edge of both."""
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+def texts(svg: str) -> dict[tuple[float, float, float, float], str]:
+    """The space that each text takes."""
+    found = {}
+    for text in ElementTree.fromstring(svg).iter(f"{SVG}text"):
+        x, y, size = (float(text.get(name)) for name in ("x", "y", "font-size"))
+        width = text_width(text.text or "", size, bold=text.get("font-weight") is not None)
+        found[x, y - 0.8 * size, x + width, y + 0.22 * size] = text.text or ""
+    return found
+
+
+@given(descriptions())
+@settings(max_examples=40)
+def test_in_the_picture_nothing_meets_anything(description: Description):
+    svg = to_svg(description, "a title")
+    diagram = arrange(description, "a title", ())
+    words = texts(svg)
+    for a, b in combinations(words, 2):
+        assert not meet(a, b), (words[a], words[b])
+    width, height = (float(ElementTree.fromstring(svg).get(name)) for name in ("width", "height"))
+    assert all(x >= 0 and y >= 0 and right <= width and low <= height for x, y, right, low in words)
+    boxes = {b.fragment.name: (b.x, b.y, b.x + b.width, b.y + b.height) for b in diagram.boxes}
+    for (x, y, right, low), other in combinations(boxes.values(), 2):
+        assert not meet((x - 8, y - 8, right + 8, low + 8), other)
+    lines = [(wire.label, wire.channel.age, s) for wire in diagram.wires for path in wire.paths for s in segments(path)]
+    for name, age, line in lines:
+        for place, word in words.items():
+            assert not meet(line, place), f"the line of {name} (age {age}) through '{word}'"
+        for fragment, box in boxes.items():
+            assert not meet(line, box), f"the line of {name} (age {age}) through the box of {fragment}"
+    for (name, age, a), (other, other_age, b) in combinations(lines, 2):
+        if (name, age) != (other, other_age):
+            along = (a[0] == a[2] == b[0] == b[2]) or (a[1] == a[3] == b[1] == b[3])
+            assert not along or a[2] < b[0] or b[2] < a[0] or a[3] < b[1] or b[3] < a[1], f"{name} along {other}"
+
+
+@given(descriptions())
+@settings(max_examples=20)
+def test_every_line_goes_from_its_writer_to_each_reader_and_every_box_is_in_its_groups_frame(description: Description):
+    diagram = arrange(description, "a title", ())
+    boxes = {b.fragment.name: b for b in diagram.boxes}
+    for wire in diagram.wires:
+        writer = boxes[wire.channel.writer]
+        for reader, path in zip(wire.channel.readers, wire.paths, strict=True):
+            assert path[0][0] == writer.x + writer.width and writer.y < path[0][1] < writer.y + writer.height
+            assert (wire.label, path[-1]) in boxes[reader].inputs
+            assert wire.channel.age or writer.x + writer.width < boxes[reader].x
+    for number, frame in enumerate(diagram.frames):
+        space = frame.x, frame.y, frame.x + frame.width, frame.y + frame.height
+        for box in diagram.boxes:
+            inside = meet(space, (box.x, box.y, box.x + box.width, box.y + box.height))
+            assert inside == (box.fragment.group == number)
+
+
+def test_texts_are_not_wider_than_they_are_taken_for():
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import TextPath
+
+    for text in ("learn_critic", "WWW mmm @%", "1.44 kB, age 1", "8 logical shards over 4 devices", "cpu:0 to cpu:11"):
+        for bold in (False, True):
+            face = FontProperties(family="DejaVu Sans", weight="semibold" if bold else "normal")
+            assert TextPath((0, 0), text, size=12, prop=face).get_extents().width <= text_width(text, 12, bold=bold)
+
+
+def test_mermaid_has_every_fragment_in_its_group_and_every_edge():
+    description = looked_at(apart)[0]
+    text = to_mermaid(description, "a title")
+    assert re.findall(r'subgraph group\d\["(.*)"\]', text) == [g.devices[0] for g in description.groups]
+    edges = re.findall(r"(f_\w+) (-->|-\.->)\|\"(\w+)[^|]*\| (f_\w+)", text)
+    wanted = [
+        (f"f_{c.writer}", "-.->" if c.age else "-->", c.name, f"f_{r}")
+        for c in description.channels for r in c.readers
+    ]  # fmt: skip
+    assert edges == wanted and len(edges) == 4
+
+
+def test_sizes_are_those_of_the_arrays_that_were_compiled():
+    description, run, state = looked_at(apart)
+    sizes = {c.name: c.size_bytes for c in description.channels}
+    compiled = inspection.run_shapes(run)
+    assert set(compiled) == {"rows", "scale", "weights"}
+    for name, value in {**compiled, **state.channels}.items():
+        assert sizes[name] == sum(x.dtype.itemsize * int(np.prod(x.shape)) for x in jax.tree.leaves(value))
+    assert sizes["rows"] == 8 * 6 * (4 + 1) and sizes["unread"] == 24
+    assert {c.name: (c.readers, c.age) for c in description.channels} == {
+        "rows": (("scale", "learn"), 0), "scale": (("sample",), 1), "weights": (("sample",), 1), "unread": ((), 0),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("make", [toy_graph, cycle_graph])
+def test_what_crosses_is_what_the_chain_copies(make):
+    description, run, _ = looked_at(apart, make)
+    graph = make()
+    moved = {c.name: 0 for c in description.channels}
+
+    def watch(segment, *arguments) -> None:
+        for given_, names in zip(arguments[-2], segment.moved, strict=True):
+            for name in names:
+                moved[name] += sum(x.nbytes for x in jax.tree.leaves(given_[name]))
+
+    program = programs.compile(graph, apart(graph, jax.devices()[:2]), TICKS)
+    run._replace(watch=watch)(program.init(KEYS, HYPER))
+    assert {c.name: c.crossing_bytes * TICKS for c in description.channels} == moved
+    assert moved["rows" if make is toy_graph else "gradient"] > 0
+
+
+def test_bytes_moved_counts_what_a_device_does_not_hold_already():
+    devices = jax.devices()
+    mesh = jax.sharding.Mesh(np.array(devices[:2]), ("x",))
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    here, there = (jax.sharding.SingleDeviceSharding(d) for d in devices[:2])
+    tree = {"a": jax.ShapeDtypeStruct((4, 6), np.float32), "b": jax.ShapeDtypeStruct((2,), np.int8)}
+    total = 4 * 6 * 4 + 2
+    for source, target, wanted in (
+        (here, here, 0), (here, there, total), (here, rows, total // 2), (rows, here, total // 2), (whole, rows, 0),
+        (here, whole, total), (rows, whole, total), (rows, jax.sharding.SingleDeviceSharding(devices[3]), total),
+    ):  # fmt: skip
+        assert bytes_moved(tree, source, target) == wanted
+    assert bytes_moved(tree, {"a": here, "b": rows}, {"a": there, "b": here}) == 4 * 6 * 4 + 1
+
+
+def test_collectives_are_counted_by_tick_and_flops_are_xlas_own():
+    description, run, _ = looked_at(data_parallel)
+    (program,) = description.programs
+    assert program.calls == 1 / TICKS
+    assert program.facts.flops == run.cost_analysis()["flops"]
+    assert program.facts.argument_bytes == run.memory_analysis().argument_size_in_bytes
+    (gradients,) = (c for c in program.facts.collectives if c.runs == UPDATES)
+    assert (gradients.kind, gradients.instructions, gradients.size_bytes) == ("all-reduce", 1, 24)
+    assert {c.runs for c in program.facts.collectives} == {UPDATES, 1.0}
+    assert program.facts.loops == (UPDATES,)
+    assert all(c.crossing_bytes == 0 for c in description.channels)
+
+
+def test_loops_of_a_program_are_multiplied_out_and_unknown_ones_are_said_to_be_unknown():
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("x",))
+
+    def local(x, n):
+        inner = lambda c, _: (jax.lax.psum(c, "x") * 0.5, None)  # noqa: E731
+        x, _ = jax.lax.scan(lambda c, _: jax.lax.scan(inner, c, length=5), x, length=7)
+        return jax.lax.fori_loop(0, n, lambda _, c: c & jax.lax.ppermute(c, "x", [(0, 1), (1, 0)]), x > 0)
+
+    specs = jax.sharding.PartitionSpec("x"), jax.sharding.PartitionSpec()
+    mapped = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=specs[0], check_vma=False)
+    text = jax.jit(mapped).lower(np.zeros((2, 3), np.float32), np.int32(4)).compile().as_text()
+    found = {(c.kind, c.runs, c.instructions, c.size_bytes) for c in find_collectives(text)}
+    assert found == {("all-reduce", 35.0, 1, 12), ("collective-permute", None, 1, 3)}
+    assert sorted(n for n in loop_runs(text) if n == n) == [7.0, 35.0]
+
+
+def test_a_description_is_json_and_a_run_is_drawn_without_its_programs(tmp_path: Path):
+    graph, (description, run, state) = toy_graph(), looked_at(data_parallel)
+    told: list[str] = []
+    draw_run(tmp_path / "graph.svg", "toy", graph, fused(graph, jax.devices()), state, run, 1, told.append)
+    svg = (tmp_path / "graph.svg").read_text()
+    assert {"sample", "learn", "rows", "weights", "24 B, age 1", "cpu:0", "from tick 1"} <= set(texts(svg).values())
+    assert svg.count("stroke-dasharray") == 2
+    divided = set(texts(to_svg(description, "toy")).values())
+    assert {"cpu:0, cpu:1", "8 rows over 2 devices", "the same on 2 devices"} <= divided
+    draw_run(tmp_path / "no" / "graph.svg", "toy", graph, fused(graph, jax.devices()), state, run, 1, told.append)
+    assert told == ["no graph.svg (No such file or directory)"]
+    again = json.loads(json.dumps(plain(description), allow_nan=False))
+    assert [f["name"] for f in again["fragments"]] == ["sample", "scale", "learn"]
+    assert again["programs"][0]["facts"]["flops"] > 0
+
+
+def test_only_files_of_our_own_are_replaced(tmp_path: Path):
+    (tmp_path / "graph.svg").write_text(to_svg(looked_at(apart)[0], "a title"))
+    explain.open_folder(tmp_path)
+    explain.open_folder(tmp_path / "not" / "yet")
+    (tmp_path / "graph.json").write_text("{}")
+    with pytest.raises(
+        ValueError, match=r"graph\.json was not written by this command: move it, or write another out="
+    ):
+        explain.open_folder(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"cannot write to out=.* \(Not a directory\): write another folder"):
+        explain.open_folder(tmp_path / "file" / "below")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["out="], "out= has no value"),
+        (["out=a", "out=b"], "out=a out=b: write one folder"),
+        (["env=nowhere"], "env=nowhere is unknown"),
+        (["episodes=3"], "unknown key 'episodes'"),
+        (["--multirun", "seed=1,2"], "--multirun is for training"),
+    ],
+)
+def test_bad_input_ends_in_one_line_and_status_2(words, message, capsys):
+    assert explain.main(words) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_a_cycle_is_told_by_the_round():
+    description = looked_at(apart, cycle_graph)[0]
+    assert [program.calls for program in description.programs] == [3, 3]
+    facts = {c.name: (c.age, c.per_round, c.size_bytes, c.tick_bytes, c.crossing_bytes) for c in description.channels}
+    assert facts == {"gradient": (0, True, 20, 60, 60), "weights": (1, True, 20, 60, 60)}
+    assert {"20 B a round", "20 B a round, one round old", "3 rounds a tick"} <= set(
+        texts(to_svg(description, "")).values()
+    )
+
+
+def test_help_names_the_keys(capsys):
+    assert explain.main(["--help"]) == 0
+    assert "out " in capsys.readouterr().out
+
+
+WORLD = """
+import jax, jax.numpy as jnp, jaxrl_fast as jf
+
+def make():
+    def reset(key, params):
+        x = jax.random.uniform(key, (1,))
+        return x, x
+    def step(x, action, key):
+        x, no = x + action - 0.5, jnp.zeros((), bool)
+        return x, jf.Timestep(obs=x, next_obs=x, reward=-abs(x[0]), terminated=no, truncated=no)
+    return jf.Env(jf.EnvSpec("walk", jax.ShapeDtypeStruct((1,), jnp.float32), jf.Discrete(2), 50), reset, step)
+"""
+
+
+def test_the_command_prints_and_writes_what_would_run(tmp_path: Path):
+    (tmp_path / "world.py").write_text(WORLD)
+    words = ["env=custom", "env.make=world.make", "algo=ppo", "num_envs=4", "placement=data_parallel", "devices=2",
+             "algo.rollout_length=8", "algo.num_epochs=1", "algo.num_minibatches=2", "algo.policy_hidden=[4]",
+             "algo.value_hidden=[4]", "out=here"]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "jaxrl_fast.explain", *words], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    for wanted in (
+        "sample",
+        "rollout",
+        "4 environments over 2 devices",
+        "all-reduce",
+        "compiled in",
+        "FLOPs",
+    ):
+        assert wanted in done.stdout
+    assert done.stdout.splitlines()[-1] == "written: here/graph.svg, here/graph.mmd, here/graph.json"
+    assert {path.name for path in (tmp_path / "here").iterdir()} == {"graph.svg", "graph.mmd", "graph.json"}
+    figures = json.loads((tmp_path / "here" / "graph.json").read_text())
+    assert figures["run"]["placement"] == "data_parallel" and figures["run"]["compile_s"] > 0
+    ElementTree.fromstring((tmp_path / "here" / "graph.svg").read_text())

@@ -1,0 +1,228 @@
+"""Gymnasium's spaces and environments as the pool takes them; Atari and EnvPool where they are installed."""
+
+from itertools import pairwise
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envs.from_gymnasium import make_atari_host, make_custom_host, make_host
+from envs.pool import from_envpool
+from envs.pool.batches import env_seed
+from envs.pool.codec import encode_action, encode_obs
+from envs.pool.host import PoolOptions
+from jaxrl_fast.core import Box, Discrete
+
+HERE = PoolOptions(workers=0, num_groups=1)
+
+LEAVES = st.one_of(
+    st.builds(spaces.Discrete, st.integers(1, 5), start=st.integers(-2, 2)),
+    st.builds(
+        lambda sizes: spaces.MultiDiscrete(sizes, start=[3] * len(sizes)), st.lists(st.integers(1, 4), min_size=1)
+    ),
+    st.builds(spaces.MultiBinary, st.integers(1, 4)),
+    st.builds(lambda shape: spaces.Box(-2, 2, shape), st.lists(st.integers(1, 3), max_size=2).map(tuple)),
+    st.just(spaces.Box(0, 255, (2, 2), np.uint8)),
+)
+SPACES = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.lists(inner, min_size=1, max_size=3).map(spaces.Tuple),
+        st.dictionaries(st.sampled_from("zyxab"), inner, min_size=1, max_size=3).map(spaces.Dict),
+    ),
+    max_leaves=5,
+)
+
+
+class OneStep(gymnasium.Env):
+    """Any spaces; observes a sample, and rewards with what ``judge`` makes of the action."""
+
+    def __init__(self, observed: spaces.Space, acted: spaces.Space, judge: Any = lambda action: 0.0) -> None:
+        self.observation_space, self.action_space, self.judge = observed, acted, judge
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
+        self.observation_space.seed(seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        return self.observation_space.sample(), self.judge(action), True, True, {}
+
+
+@given(space=SPACES, seed=st.integers(0, 2**16))
+def test_observations_are_flattened_as_gymnasium_does(space: spaces.Space, seed: int):
+    space.seed(seed)
+    codec = encode_obs(spaces.Tuple([space]), "world")
+    assert codec.dtype == np.float32
+    row = np.full(codec.shape, np.nan, codec.dtype)
+    for _ in range(2):  # a row is written over and over
+        obs = space.sample()
+        codec.write(row, (obs,))
+        np.testing.assert_array_equal(row, spaces.flatten(space, obs).astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kept"),
+    [("uint8", "uint8"), ("float64", "float32"), ("int64", "int32"), ("float16", "float16"), ("int16", "int16")],
+)
+def test_a_box_keeps_its_shape_and_its_dtype_up_to_32_bits(dtype: str, kept: str):
+    space = spaces.Box(0, 100, (3, 2, 1), dtype)
+    host = make_custom_host(lambda: OneStep(space, spaces.Discrete(2)), num_envs=2, name="world", pool=HERE)
+    assert (host.spec.obs.shape, host.spec.obs.dtype) == ((3, 2, 1), kept)
+    obs = host.reset(3)
+    space.seed(env_seed(3, 1))
+    np.testing.assert_array_equal(obs[1], space.sample().astype(kept))
+    assert obs.dtype == kept
+    host.close()
+
+
+def test_an_observation_of_another_shape_is_told():
+    wrong = OneStep(spaces.Box(0, 1, (3,)), spaces.Discrete(2))
+    wrong.observation_space.sample = lambda: np.zeros(1)  # NumPy would spread it over all three
+    host = make_custom_host(lambda: wrong, num_envs=1, name="world", pool=HERE)
+    with pytest.raises(RuntimeError, match=r"an observation has shape \(1,\); observation_space says \(3,\)"):
+        host.reset(0)
+
+
+@pytest.mark.parametrize(
+    ("space", "count"),
+    [
+        (spaces.Discrete(3, start=-1), 3),
+        (spaces.MultiDiscrete([2, 3, 4], start=[0, 5, 0]), 24),
+        (spaces.MultiDiscrete([[2, 3], [1, 2]]), 12),
+        (spaces.MultiBinary(3), 8),
+        (spaces.MultiBinary((2, 2)), 16),
+    ],
+)
+def test_every_action_of_a_finite_space_has_a_number(space: spaces.Space, count: int):
+    codec = encode_action(space, "world")
+    decoded = codec.decode(np.arange(count, dtype=np.int32))
+    assert codec.num_actions == count
+    assert all(space.contains(action) for action in decoded)
+    assert len({np.asarray(action).tobytes() for action in decoded}) == count
+    again = codec.decode(np.zeros(2, np.int32))
+    if isinstance(again, np.ndarray):
+        again[0] = 99  # an environment may keep and change what it was given
+        np.testing.assert_array_equal(codec.decode(np.zeros(1, np.int32))[0], again[1])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_real_actions_come_in_the_dtype_of_their_space(dtype: type):
+    space = spaces.Box(np.array([-1, 0], dtype), np.array([1, 3], dtype), dtype=dtype)
+    seen: list[np.ndarray] = []
+    judge = lambda action: (seen.append(action), 0.0)[1]  # noqa: E731
+    host = make_custom_host(lambda: OneStep(spaces.Box(0, 1), space, judge), num_envs=2, name="world", pool=HERE)
+    assert isinstance(host.spec.action, Box)
+    np.testing.assert_array_equal(host.spec.action.high, np.array([1, 3], np.float32))
+    host.reset(0)
+    for value in (0.25, 0.5):
+        host.send(np.full((2, 2), value, np.float32), 0)
+        step = host.recv(0)
+    assert step.terminated.all() and not step.truncated.any()  # never both
+    assert [action.dtype for action in seen] == [dtype] * 4
+    np.testing.assert_array_equal(np.stack(seen), np.repeat([0.25, 0.5], 4).reshape(4, 2))  # none is a view
+    host.close()
+
+
+@pytest.mark.parametrize(
+    ("observed", "acted", "says"),
+    [
+        (spaces.Graph(spaces.Box(0, 1), None), spaces.Discrete(2), "observations of kind Graph"),
+        (spaces.Dict(text=spaces.Text(5)), spaces.Discrete(2), "observations of kind Text"),
+        (spaces.Box(0, 1), spaces.Box(-np.inf, 1), "unbounded actions"),
+        (spaces.Box(0, 1), spaces.Box(0, 9, dtype=np.int32), "Box with floats is supported"),
+        (spaces.Box(0, 1), spaces.MultiDiscrete([5000, 2]), "10,000 combinations: at most 4,096"),
+        (spaces.Box(0, 1), spaces.Tuple([spaces.Discrete(2)]), "actions of kind Tuple"),
+        (None, spaces.Discrete(2), "a gymnasium.Env has observation_space"),
+    ],
+)
+def test_spaces_that_are_not_supported_are_refused_in_one_line(observed: Any, acted: Any, says: str):
+    with pytest.raises(ValueError) as caught:
+        make_custom_host(lambda: OneStep(observed, acted), num_envs=1, name="world", pool=HERE)
+    message = str(caught.value)
+    assert says in message and message.startswith("world ") and "\n" not in message
+
+
+def test_wrappers_options_and_time_limits_reach_the_environment():
+    host = make_host(
+        "MountainCar-v0", num_envs=1, pool=HERE, max_episode_steps=3, goal_velocity=0.01,
+        wrappers=["FlattenObservation", {"gymnasium.wrappers.TransformReward": {"func": float.__abs__}}],
+    )  # fmt: skip
+    assert (host.spec.name, host.spec.max_episode_steps, host.spec.action) == ("MountainCar-v0", 3, Discrete(3))
+    host.reset(0)
+    for _ in range(3):
+        host.send(np.zeros(1, int), 0)
+        step = host.recv(0)
+    assert (step.truncated[0], step.reward[0], step.episode_return[0], step.episode_length[0]) == (True, 1, 3, 3)
+    host.close()
+
+
+@pytest.mark.parametrize(
+    ("id", "options", "says"),
+    [
+        ("CartPole-v9", {}, "env.id=CartPole-v9: Gymnasium: Environment version `v9`"),
+        ("cartpole-v1", {}, "Did you mean: `CartPole`?"),
+        ("nowhere:Mine-v0", {}, "needs the package 'nowhere': pip install nowhere"),
+        ("CartPole-v1", {"wings": 2}, "CartPole-v1 cannot be made: TypeError"),
+        ("CartPole-v1", {"max_episode_steps": 0}, "max_episode_steps=0: write a whole number"),
+        ("CartPole-v1", {"wrappers": ["NoSuch"]}, "there is no NoSuch: write a name of gymnasium.wrappers"),
+        ("CartPole-v1", {"wrappers": [3]}, "wrappers: 3: write a name"),
+    ],
+)
+def test_wrong_ids_options_and_wrappers_are_refused_in_one_line(id: str, options: dict, says: str):
+    with pytest.raises(ValueError) as caught:
+        make_host(id, num_envs=2, pool=HERE, **options)
+    assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_it_is_said_where_envpool_could_serve():
+    for id, served in [("CartPole-v1", True), ("FrozenLake-v1", False)]:
+        host = make_host(id, num_envs=1, pool=HERE)
+        assert any("pool.backend=envpool" in line for line in host.events()) == served
+        assert not host.events()
+        host.close()
+
+
+def test_envpool_obeys_the_same_laws():
+    envpool = pytest.importorskip("envpool")
+    newest = {id.rpartition("-v")[0] for id in envpool.list_all_envs()}
+    assert set(from_envpool.SERVES) <= newest
+    host = make_host("CartPole-v1", num_envs=6, pool=PoolOptions(backend="envpool"), max_episode_steps=30)
+    runs = []
+    for _ in range(2):
+        first, steps = host.reset(3), []
+        for t in range(60):
+            for group in (0, 1):
+                host.send(np.full(3, t % 2) if group else np.ones(3, int), group)
+            steps.append([host.recv(1), host.recv(0)])
+        runs.append([first, *(np.asarray(array) for pair in steps for step in pair for array in step)])
+    for left, right in zip(*runs, strict=True):
+        np.testing.assert_array_equal(left, right)
+    for before, after in pairwise(steps):
+        for one, following in zip(before, after, strict=True):
+            ended = one.terminated | one.truncated
+            np.testing.assert_array_equal(following.episode_length, np.where(ended, 1, one.episode_length + 1))
+            assert (np.abs(one.obs[ended]) <= 0.05).all()  # the first of an episode
+            np.testing.assert_array_equal(one.obs[~ended], one.next_obs[~ended])
+            assert (one.episode_length[one.truncated] == 30).all()
+    assert host.steps() == 6 * 60 and any(one.truncated.any() for one, _ in steps)
+    host.close()
+
+
+def test_atari_frames_are_preprocessed_in_the_worker():
+    pytest.importorskip("ale_py")
+    pytest.importorskip("cv2")
+    host = make_atari_host("Breakout", num_envs=2, pool=HERE, sticky=False, life_loss=True, noop_max=5)
+    assert (host.spec.obs.shape, host.spec.obs.dtype, host.spec.action) == ((84, 84), np.uint8, Discrete(4))
+    host.reset(0)
+    lengths, returned = [], []
+    for t in range(400):
+        host.send(np.full(2, 1 if t % 20 == 0 else 2 + t % 2), 0)
+        step = host.recv(0)
+        lengths += list(step.episode_length[step.terminated])
+        returned.append(step.reward)
+    assert len(lengths) > 2 and max(lengths) < 400  # lives were lost
+    host.close()

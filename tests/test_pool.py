@@ -1,0 +1,302 @@
+"""The sampler pool: what a seed gives is the same however it is stepped, and nothing is lost, invented or shared."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+from pool_worlds import Uneven, Walk
+
+from envs.from_gymnasium import make_custom_host, make_host
+from envs.pool.batches import env_seed
+from envs.pool.host import PoolOptions
+from jaxrl_fast.host_env import HostEnv, HostStep
+
+ROOT = Path(__file__).parent.parent
+NUM_ENVS = 6
+STEPS = 40
+PID, JAX = 3, 4
+"""Where `Walk` observes its process, and whether JAX is loaded there."""
+
+
+def walks(workers: int, num_groups: int = 2, jitter_s: float = 0.0) -> HostEnv:
+    options = PoolOptions(workers=workers, num_groups=num_groups)
+    return make_custom_host(partial(Walk, jitter_s=jitter_s), num_envs=NUM_ENVS, name="walk", pool=options)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[HostEnv]:
+    host = walks(2)
+    yield host
+    host.close()
+
+
+def actions_at(t: int) -> np.ndarray:
+    return (np.arange(NUM_ENVS) * 7 + t * 3) % 9
+
+
+def roll(host: HostEnv, seed: int, steps: int = STEPS) -> tuple[np.ndarray, list[HostStep]]:
+    """First observations and steps ``[E]`` of all groups, double buffered."""
+    obs, size = host.reset(seed), host.num_envs // host.num_groups
+    parts: list[list[HostStep]] = [[] for _ in range(host.num_groups)]
+    for t in range(steps + 1):
+        for group in range(host.num_groups):
+            if t > 0:
+                parts[group].append(host.recv(group))
+            if t < steps:
+                host.send(actions_at(t)[group * size : (group + 1) * size], group)
+    return obs, [HostStep(*map(np.concatenate, zip(*together, strict=True))) for together in zip(*parts, strict=True)]
+
+
+def without_pid(first: np.ndarray, steps: list[HostStep]) -> list[np.ndarray]:
+    same = [first[:, :PID]]
+    for step in steps:
+        obs, next_obs, *others = step
+        same += [obs[:, :PID], next_obs[:, :PID], *others]
+    return same
+
+
+def by_hand(seed: int) -> tuple[np.ndarray, list[HostStep]]:
+    """The same, with nothing but Gymnasium."""
+    envs = [Walk() for _ in range(NUM_ENVS)]
+    first = np.stack([env.reset(seed=env_seed(seed, i))[0] for i, env in enumerate(envs)]).astype(np.float32)
+    steps, returns, lengths = [], np.zeros(NUM_ENVS), np.zeros(NUM_ENVS, np.int32)
+    for t in range(STEPS):
+        results = [env.step(int(action)) for env, action in zip(envs, actions_at(t), strict=True)]
+        next_obs, reward, terminated, truncated = (np.array(column) for column in list(zip(*results, strict=True))[:4])
+        ended = terminated | truncated
+        returns, lengths = returns + reward.astype(np.float32), lengths + 1
+        obs = next_obs.copy()
+        for i in np.flatnonzero(ended):
+            obs[i] = envs[i].reset()[0]
+        totals = returns.astype(np.float32), lengths.astype(np.int32)
+        narrow = obs.astype(np.float32), next_obs.astype(np.float32), reward.astype(np.float32)
+        steps.append(HostStep(*narrow, terminated, truncated, *totals))
+        returns, lengths = np.where(ended, 0, returns), np.where(ended, 0, lengths)
+    return first, steps
+
+
+def assert_equal(a: list[np.ndarray], b: list[np.ndarray]) -> None:
+    assert len(a) == len(b)
+    for left, right in zip(a, b, strict=True):
+        assert left.dtype == right.dtype
+        np.testing.assert_array_equal(left, right)
+
+
+def test_a_pool_gives_what_its_environments_give_step_by_step(pool: HostEnv):
+    expected = without_pid(*by_hand(5))
+    assert_equal(without_pid(*roll(pool, 5)), expected)
+    assert pool.steps() == NUM_ENVS * STEPS
+    ends = np.array([step.terminated | step.truncated for step in by_hand(5)[1]])
+    assert ends.sum() > NUM_ENVS  # or the law would say little about episode ends
+
+
+@pytest.mark.parametrize(("workers", "num_groups"), [(0, 1), (0, 3), (1, 2), (3, 2), (2, 1)])
+def test_neither_workers_nor_groups_change_a_number(workers: int, num_groups: int):
+    host = walks(workers, num_groups)
+    try:
+        assert_equal(without_pid(*roll(host, 5)), without_pid(*by_hand(5)))
+        if workers:
+            assert len({int(pid) for pid in host.reset(0)[:, PID]}) == workers
+    finally:
+        host.close()
+
+
+def test_workers_have_equal_work_over_all_groups(pool: HostEnv):
+    _, counts = np.unique(pool.reset(0)[:, PID], return_counts=True)
+    assert list(counts) == [3, 3]  # each of the two groups has three
+
+
+def test_timing_does_not_change_a_number():
+    host = walks(2, jitter_s=2e-4)
+    try:
+        expected = without_pid(*by_hand(3))
+        for _ in range(20):
+            assert_equal(without_pid(*roll(host, 3)), expected)
+    finally:
+        host.close()
+
+
+def test_every_environment_has_a_seed_of_its_own_and_another_seed_gives_others(pool: HostEnv):
+    positions = np.concatenate([pool.reset(seed)[:, 0] for seed in (0, 1)])
+    assert len(np.unique(positions)) == 2 * NUM_ENVS
+
+
+def test_a_reset_drops_what_is_in_flight(pool: HostEnv):
+    pool.reset(1)
+    pool.send(np.zeros(3, int), 0)
+    pool.send(np.zeros(3, int), 1)
+    assert_equal(without_pid(*roll(pool, 5)), without_pid(*by_hand(5)))
+
+
+def test_what_was_received_is_never_overwritten(pool: HostEnv):
+    first = pool.reset(2)
+    pool.send(np.ones(3, int), 0)
+    received = [first, *pool.recv(0)]
+    copies = [np.copy(array) for array in received]
+    roll(pool, 9, steps=10)
+    assert_equal(received, copies)
+
+
+def test_groups_are_received_in_any_order(pool: HostEnv):
+    pool.reset(0)
+    pool.send(np.full(3, 1), 0)
+    pool.send(np.full(3, 2), 1)
+    late, early = pool.recv(1), pool.recv(0)
+    pool.reset(0)
+    pool.send(np.full(3, 1), 0)
+    np.testing.assert_array_equal(pool.recv(0).reward, early.reward)
+    pool.send(np.full(3, 2), 1)
+    np.testing.assert_array_equal(pool.recv(1).reward, late.reward)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_calls_out_of_turn_are_refused_in_one_line(workers: int):
+    host = walks(workers)
+    host.reset(0)
+    for call, says in [
+        (lambda: host.recv(0), "nothing was sent"),
+        (lambda: host.send(np.zeros(4, int), 0), "shape [4]"),
+        (lambda: host.send(np.zeros(3, int), 2), "there are groups 0 to 1"),
+        (lambda: host.reset(-1), "seed=-1"),
+    ]:
+        with pytest.raises(ValueError) as caught:
+            call()
+        assert says in str(caught.value) and "\n" not in str(caught.value)
+    host.send(np.zeros(3, int), 0)
+    with pytest.raises(ValueError, match="still to be received"):
+        host.send(np.zeros(3, int), 0)
+    host.close()
+    host.close()
+    with pytest.raises(ValueError, match="closed"):
+        host.recv(0)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (PoolOptions(num_groups=4), "write num_envs=8 or pool.num_groups=1"),
+        (PoolOptions(workers=4), "write at most 3"),
+        (PoolOptions(workers=-1), "pool.workers=-1"),
+        (PoolOptions(order="random"), "write fixed or arrival"),
+        (PoolOptions(order="arrival", workers=0), "needs worker processes"),
+        (PoolOptions(order="arrival", workers=2), "do not divide"),
+        (PoolOptions(step_timeout_s=0), "step_timeout_s=0"),
+        (PoolOptions(backend="ray"), "write workers or envpool"),
+    ],
+)
+def test_wrong_options_are_refused_in_one_line(options: PoolOptions, says: str):
+    with pytest.raises(ValueError) as caught:
+        make_custom_host(Walk, num_envs=NUM_ENVS, pool=options)
+    assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_workers_never_load_jax(pool: HostEnv):
+    assert not pool.reset(0)[:, JAX].any()
+
+
+def test_it_is_measured_whether_workers_pay_and_said_in_one_line():
+    for make, where in [(partial(Uneven, 0.0), "in this process"), (partial(Walk, 0.02), "by 2 worker processes")]:
+        host = make_custom_host(make, num_envs=2, name="world", pool=PoolOptions(num_groups=1))
+        (line,) = host.events()
+        assert where in line or os.cpu_count() == 1
+        assert host.events() == []
+        host.close()
+
+
+def test_by_arrival_the_fast_do_not_wait_for_the_slow():
+    options = PoolOptions(workers=2, num_groups=2, order="arrival")
+    host = make_custom_host(partial(Uneven, 0.05), num_envs=8, name="uneven", pool=options)
+    assert "the same seed does not give the same run" in host.events()[0]
+    assert host.send_to is not None and host.recv_any is not None
+    seed = next(s for s in range(1000) if [env_seed(s, i) % 4 == 0 for i in range(8)] == [True] + 7 * [False])
+    steps = np.zeros(8, int)
+    host.reset(seed)
+    host.send_to(np.zeros(8, int), np.arange(8))
+    for _ in range(30):
+        indices, step = host.recv_any()
+        assert len(indices) == 4
+        steps[indices] += 1
+        np.testing.assert_array_equal(step.obs[:, 0], steps[indices])  # nothing lost, nothing twice
+        np.testing.assert_array_equal(step.reward, np.where(steps[indices] == 1, 0, 1 + indices % 2))
+        with pytest.raises(ValueError, match="as recv_any gave them"):
+            host.send_to(np.zeros(4, int), indices[::-1])
+        host.send_to(1 + indices % 2, indices)
+    assert steps[0] < steps.max()  # the worker of the slow one was not waited for
+    assert host.steps() == steps.sum() == 30 * 4
+    host.close()
+
+
+def test_ten_thousand_batches_on_two_groups_do_not_deadlock():
+    host = make_custom_host(partial(Uneven, 0.0), num_envs=4, name="fast", pool=PoolOptions(workers=2, num_groups=2))
+    obs = host.reset(0)
+    for group in (0, 1):
+        host.send(np.zeros(2, int), group)
+    for _ in range(5_000):
+        for group in (0, 1):
+            obs = host.recv(group).obs
+            host.send(np.zeros(2, int), group)
+    assert host.steps() == 20_000
+    np.testing.assert_array_equal(obs[:, 0], 5_000)
+    host.close()
+
+
+def test_evaluation_environments_are_of_the_same_kind_and_in_this_process(pool: HostEnv):
+    other = pool.another(3)
+    assert (other.num_envs, other.num_groups, other.spec) == (3, 1, pool.spec)
+    assert set(other.reset(0)[:, PID]) == {np.float32(os.getpid())}
+    np.testing.assert_array_equal(other.reset(4)[:, 0], pool.reset(4)[:3, 0])
+    other.close()
+
+
+def test_a_closure_of_a_script_without_a_main_guard_works(tmp_path):
+    (tmp_path / "script.py").write_text(
+        """
+import gymnasium, numpy as np
+from envs.from_gymnasium import make_custom_host
+from envs.pool.host import PoolOptions
+
+print("started")
+scale = 3.0
+
+class Mine(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,))
+    action_space = gymnasium.spaces.Discrete(2)
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2), {}
+    def step(self, action):
+        return np.ones(2), scale * action, False, False, {}
+
+host = make_custom_host(lambda: Mine(), num_envs=4, pool=PoolOptions(workers=2, num_groups=1))
+host.reset(0)
+host.send(np.arange(4) % 2, 0)
+print(host.recv(0).reward.tolist())
+"""
+    )
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+        timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "started\n[0.0, 3.0, 0.0, 3.0]\n"
+
+
+def test_images_keep_their_bytes_and_a_pool_of_gymnasium_gives_what_gymnasium_gives():
+    host = make_host("CartPole-v1", num_envs=2, pool=PoolOptions(workers=2, num_groups=1))
+    obs = host.reset(7)
+    env = gymnasium.make("CartPole-v1")
+    np.testing.assert_array_equal(obs[1], env.reset(seed=env_seed(7, 1))[0])
+    for _ in range(30):
+        host.send(np.ones(2, int), 0)
+        step = host.recv(0)
+        following, reward, terminated, truncated, _ = env.step(1)
+        np.testing.assert_array_equal(step.next_obs[1], following)
+        assert (step.reward[1], step.terminated[1], step.truncated[1]) == (reward, terminated, truncated)
+        if terminated:
+            np.testing.assert_array_equal(step.obs[1], env.reset()[0])
+    host.close()

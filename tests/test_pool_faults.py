@@ -1,0 +1,251 @@
+"""Workers that are killed, hang or fail, and parents that are: real processes and signals."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from pool_worlds import Walk
+
+from envs.from_gymnasium import make_custom_host
+from envs.pool.host import PoolOptions
+from envs.pool.stepping import PoolError
+from jaxrl_fast.host_env import HostEnv, HostStep
+
+ROOT = Path(__file__).parent.parent
+PID = 3
+IN_TIME_S = 30.0
+"""Far more than anything here takes; only what would never end is caught."""
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., HostEnv]]:
+    hosts: list[HostEnv] = []
+
+    def start(on_nine: str = "nothing", num_envs: int = 8, **options: object) -> HostEnv:
+        pool = PoolOptions(**{"workers": 2, "num_groups": 2, **options})  # type: ignore[arg-type]
+        hosts.append(make_custom_host(partial(Walk, on_nine=on_nine), num_envs=num_envs, name="walk", pool=pool))
+        return hosts[-1]
+
+    yield start
+    for host in hosts:
+        host.close()
+
+
+def step(host: HostEnv, group: int, action: int | list[int] = 1) -> HostStep:
+    host.send(np.broadcast_to(action, host.num_envs // host.num_groups), group)
+    return host.recv(group)
+
+
+def alive(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def gone(pids: list[int]) -> bool:
+    deadline = time.monotonic() + IN_TIME_S
+    while time.monotonic() < deadline:
+        if not any(map(alive, pids)):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_a_killed_worker_is_replaced_and_its_episodes_are_truncated_as_last_seen(start):
+    host, undisturbed = start(), start(workers=0)
+    for each in (host, undisturbed):
+        each.reset(0)
+        before = [step(each, group) for group in (0, 1)]
+    before = [step(host, group) for group in (0, 1)]
+    for group in (0, 1):
+        step(undisturbed, group)
+    victim = int(before[0].obs[2, PID])
+    assert [int(pid) == victim for pid in before[0].obs[:, PID]] == [False, False, True, True]
+    os.kill(victim, signal.SIGKILL)
+    for group in (0, 1):  # the worker served both groups: neither may go on from an observation of a lost episode
+        after, expected = step(host, group), step(undisturbed, group)
+        np.testing.assert_array_equal(after.next_obs[:2, :PID], expected.next_obs[:2, :PID])
+        np.testing.assert_array_equal(after.next_obs[2:], before[group].obs[2:])
+        assert after.truncated[2:].all() and not after.terminated[2:].any() and not after.reward[2:].any()
+        over = (before[group].terminated | before[group].truncated)[2:]
+        np.testing.assert_array_equal(after.episode_length[2:], np.where(over, 0, before[group].episode_length[2:]))
+        np.testing.assert_array_equal(after.episode_return[2:], np.where(over, 0, before[group].episode_return[2:]))
+        np.testing.assert_array_equal(after.obs[2:, 1:PID], 0)  # first step of the first episode of a new process
+        assert victim not in after.obs[:, PID]
+        again = step(host, group)
+        np.testing.assert_array_equal(again.next_obs[:2, :PID], step(undisturbed, group).next_obs[:2, :PID])
+        np.testing.assert_array_equal(again.next_obs[2:, 1], 1)
+        np.testing.assert_array_equal(again.episode_length[2:], 1)
+    assert host.steps() == undisturbed.steps() - 4
+    (line,) = host.events()
+    assert "worker 1 of walk was killed by SIGKILL and was started anew" in line
+    assert "4 environments begin new episodes" in line and "1 restarts so far" in line
+
+
+def test_a_worker_killed_with_steps_under_way_loses_them_in_every_group(start):
+    host = start()
+    first = host.reset(0)
+    for group in (0, 1):
+        host.send(np.ones(4, int), group)
+    os.kill(int(first[0, PID]), signal.SIGKILL)
+    for group in (1, 0):
+        result = host.recv(group)
+        lost = result.truncated & (result.episode_length == 0)
+        # the worker may have finished some before it was killed: none, or all of its share
+        assert lost[:2].all() or not lost[:2].any()
+        assert not lost[2:].any()
+    for _ in range(5):
+        for group in (0, 1):
+            step(host, group)
+
+
+def test_by_arrival_workers_are_replaced_too(start):
+    host = start("hang", order="arrival", step_timeout_s=0.5)
+    first = host.reset(0)
+    actions = np.ones(8, int)
+    actions[5] = 9
+    host.send_to(actions, np.arange(8))
+    lengths, seen = np.zeros(8, int), []
+    while not (np.isin([4, 5], seen).all() and (lengths > 0).all()):
+        indices, result = host.recv_any()
+        lengths[indices] = result.episode_length
+        seen += list(indices)
+        assert all(result.truncated[result.episode_length == 0])
+        host.send_to(np.ones(4, int), indices)
+    assert "did not answer within 0.5 s" in host.events()[-1]
+    os.kill(int(result.obs[0, PID]), signal.SIGKILL)
+    for _ in range(8):
+        indices, result = host.recv_any()
+        host.send_to(np.ones(4, int), indices)
+    assert "was killed by SIGKILL" in host.events()[0]
+    assert not alive(int(first[5, PID]))
+
+
+def test_a_pool_that_is_forgotten_ends_its_workers(start):
+    host = make_custom_host(Walk, num_envs=2, pool=PoolOptions(workers=2, num_groups=1))
+    pids = [int(pid) for pid in host.reset(0)[:, PID]]
+    del host
+    gc.collect()
+    assert gone(pids)
+
+
+def test_new_worlds_do_not_repeat_the_lost_ones(start):
+    host = start(num_groups=1)
+    first = host.reset(0)
+    os.kill(int(first[0, PID]), signal.SIGKILL)
+    fresh = step(host, 0).obs
+    assert not np.isin(fresh[:4, 0], first[:, 0]).any()
+
+
+def test_a_worker_that_hangs_is_replaced(start):
+    host = start("hang", step_timeout_s=0.5)
+    first = host.reset(0)
+    result = step(host, 0, [9, 1, 1, 1])
+    assert result.truncated[:2].all()
+    assert "did not answer within 0.5 s" in host.events()[0]
+    assert not alive(int(first[0, PID]))
+    assert (step(host, 0).next_obs[:2, 1] == 1).all()
+
+
+@pytest.mark.parametrize("how", ["abort", "hang"])
+def test_a_worker_that_dies_again_and_again_ends_in_its_own_traceback(start, how: str):
+    host = start(how, num_envs=2, workers=1, num_groups=1, step_timeout_s=0.3)
+    host.reset(0)
+    with pytest.raises(PoolError) as caught:
+        for _ in range(9):
+            step(host, 0, [1, 9])
+    message = str(caught.value)
+    assert {"abort": "worker 0 of walk was killed by SIGABRT", "hang": "did not answer within 0.3 s"}[how] in message
+    assert "the 3. time within 10,000 batches" in message
+    assert 'pool_worlds.py", line' in message and "in misbehave" in message
+    assert len(host.events()) == 2
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_environment_that_raises_shows_its_traceback_and_seed(start, workers: int):
+    host = start("raise", workers=workers)
+    pids = [int(pid) for pid in host.reset(0)[:, PID]]
+    step(host, 1)
+    with pytest.raises(PoolError) as caught:
+        step(host, 1, [1, 1, 1, 9])
+    message = str(caught.value)
+    assert message.startswith("environment 7 of walk raised KeyError: 'no such thing' (step 2 of an episode, seed ")
+    assert 'raise KeyError("no such thing")' in message and "pool_worlds.py" in message
+    if workers:
+        assert gone(pids)
+        with pytest.raises(ValueError, match="closed"):
+            host.recv(0)
+
+
+def test_an_environment_that_raises_while_it_is_measured_shows_its_traceback():
+    with pytest.raises(PoolError, match=r"raised KeyError: 'no such thing' .while its steps were measured"):
+        make_custom_host(partial(Walk, on_nine="raise"), num_envs=4, name="walk")
+
+
+def test_worlds_that_differ_between_processes_or_cannot_be_made_there_say_so():
+    parent = os.getpid()
+
+    def fails_elsewhere() -> Walk:
+        if os.getpid() != parent:
+            raise OSError("no display here")
+        return Walk()
+
+    host = make_custom_host(fails_elsewhere, num_envs=2, name="walk", pool=PoolOptions(workers=1))
+    with pytest.raises(PoolError, match="OSError: no display here"):
+        host.reset(0)
+    locked = partial(lambda lock: Walk(), threading.Lock())
+    with pytest.raises(ValueError, match="cannot be sent to worker processes"):
+        make_custom_host(locked, num_envs=2, name="walk", pool=PoolOptions(workers=1))
+
+
+PARENT = """
+import os, sys, time
+from functools import partial
+import numpy as np
+from pool_worlds import Walk
+from envs.from_gymnasium import make_custom_host
+from envs.pool.host import PoolOptions
+
+host = make_custom_host(partial(Walk, on_nine="hang"), num_envs=4, pool=PoolOptions(workers=2, num_groups=2))
+print(*{int(pid) for pid in host.reset(0)[:, 3]}, flush=True)
+how = sys.argv[1]
+host.send(np.array([9, 1]) if how == "stuck" else np.ones(2, int), 0)
+print("sent", flush=True)
+if how == "raise":
+    raise RuntimeError("the parent's own")
+if how in ("stuck", "wait"):
+    host.recv(0)
+    time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "number"),
+    [
+        ("stuck", signal.SIGKILL), ("wait", signal.SIGINT), ("wait", signal.SIGTERM), ("raise", None)
+    ],
+)  # fmt: skip
+def test_no_worker_and_no_shared_memory_outlives_the_parent(how: str, number: signal.Signals | None):
+    shared = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+    process = subprocess.Popen(
+        [sys.executable, "-c", PARENT, how], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True, env={"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
+    )  # fmt: skip
+    pids = [int(pid) for pid in process.stdout.readline().split()]
+    assert len(pids) == 2 and process.stdout.readline() == "sent\n"
+    if number is not None:
+        os.killpg(process.pid, number)  # as a terminal does
+    _, err = process.communicate(timeout=IN_TIME_S)
+    assert gone(pids)
+    if os.path.isdir("/dev/shm"):
+        assert set(os.listdir("/dev/shm")) <= shared
+    tracebacks = 1 if how == "raise" or number == signal.SIGINT else 0  # the parent's, and no worker's
+    assert err.count("Traceback") == tracebacks, err
