@@ -30,7 +30,7 @@ from jaxrl_fast.placement import PLACEMENTS
 from jaxrl_fast.timeline import Timeline, record
 
 RESULTS = Path(__file__).parent / "results"
-REPEATS = 1
+REPEATS = 5
 JOBS = {
     "ppo-pendulum": 2, "sac-pendulum": 100, "ppo-halfcheetah": 1, "sac-halfcheetah": 4,
 }  # fmt: skip
