@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -34,8 +34,6 @@ from jaxrl_fast.policy import Policy
 from jaxrl_fast.recorder import NonFiniteError, Recorder, Row
 from jaxrl_fast.reporting import RunFolder
 
-T = TypeVar("T")
-POLL_S = 0.5
 Place = Callable[[Graph, Sequence[jax.Device]], Placement]
 
 

@@ -100,7 +100,7 @@ def test_an_evaluation_that_a_signal_cut_short_is_made_up_for(tmp_path, monkeypa
     want = jf.learn(env, tiny_ppo(), run_dir=tmp_path / "through", **options)
     seen: list[str] = []
     told: list[bool] = []
-    monkeypatch.setattr("jaxrl_fast.loop.POLL_S", 0.0)
+    monkeypatch.setattr("jaxrl_fast.judging.POLL_S", 0.0)
 
     def should_stop() -> bool:
         """Asked before every chunk, and then while the first evaluation compiles, which takes long enough."""
