@@ -5,7 +5,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the pool's workers import this package, and must not load JAX
-    from jaxrl_fast.env import Env
+    from jaxrl_fast.env import Env, VecEnv
     from jaxrl_fast.host_env import HostEnv
 
 JAXRL_FAST = True
@@ -49,7 +49,7 @@ GYMNASIUM_NAMESAKES = {
 
 EXAMPLE_IDS = {"brax": "ant", "gymnax": "CartPole-v1", "gymnasium": "HalfCheetah-v5", "probe": "value"}
 HOST_SUITES = ("gymnasium",)
-"""Suites whose environments are stepped on the host (`make_host`), not compiled (`make`)."""
+"""Suites whose environments are stepped on the host, not compiled (`make`)."""
 
 
 def make(name: str, **options: Any) -> "Env":
@@ -77,22 +77,37 @@ def make(name: str, **options: Any) -> "Env":
     return module.make(id, **options)
 
 
-def make_host(name: str, *, num_envs: int, pool: dict[str, Any] | None = None, **options: Any) -> "HostEnv":
-    """``num_envs`` environments of a suite that is stepped on the host; ``pool`` as `envs.pool.host.PoolOptions`.
+def make_vec(
+    name: str, *, num_envs: int, num_seeds: int = 1, pool: dict[str, Any] | None = None, **options: Any
+) -> "VecEnv | HostEnv":
+    """``num_envs`` environments side by side, compiled or stepped on the host: those on the host once for each of
+    ``num_seeds``, and as ``pool`` says (`envs.pool.host.PoolOptions`).
 
     Raises:
         ValueError: as `make`, or an option of the pool is wrong.
     """
     suite, options = resolve(name, options)
-    module, host = import_module(f"envs.from_{suite}"), import_module("envs.pool.host")
+    if suite == "custom":
+        return import_module("envs.custom").make_vec(num_envs=num_envs, num_seeds=num_seeds, pool=pool, **options)
+    if suite in HOST_SUITES:
+        module, told = import_module(f"envs.from_{suite}"), pool_options(pool)
+        return module.make_host(options.pop("id"), num_envs=num_envs, num_seeds=num_seeds, pool=told, **options)
+    if pool:
+        raise ValueError(f"env={name} is compiled and has no pool: leave pool out")
+    return import_module("jaxrl_fast.env").vectorize(make(name, **options), num_envs=num_envs)
+
+
+def pool_options(pool: dict[str, Any] | None) -> Any:
+    """`envs.pool.host.PoolOptions` of a dictionary. Raises ValueError where an option is unknown."""
+    host = import_module("envs.pool.host")
     for option in pool or {}:
         if option not in host.PoolOptions._fields:
             raise ValueError(f"unknown pool option '{option}': write one of {', '.join(host.PoolOptions._fields)}")
-    return module.make_host(options.pop("id"), num_envs=num_envs, pool=host.PoolOptions(**(pool or {})), **options)
+    return host.PoolOptions(**(pool or {}))
 
 
 def is_host(name: str) -> bool:
-    """Whether an environment is stepped on the host."""
+    """Whether an environment is stepped on the host; one of a user's own (``custom``) may be, too."""
     return name in HOST_SUITES
 
 

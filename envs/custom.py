@@ -3,10 +3,12 @@
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Any
 
-from jaxrl_fast.env import Env, check_world
+from jaxrl_fast.env import Env, VecEnv, check_world, vectorize
+from jaxrl_fast.host_env import HostEnv
 
 
 def make(*, make: str | Callable[..., Any], **options: Any) -> Env:
@@ -17,12 +19,47 @@ def make(*, make: str | Callable[..., Any], **options: Any) -> Env:
     Raises:
         ValueError: the function is not found, fails, or returns something else.
     """
+    name, _, made = _call(make, options)
+    if _is_gymnasium(made):
+        made.close()
+        raise ValueError(f"env.make={name} is stepped on the host and has no compiled world: write make_env(...)")
+    return _compiled(made, name)
+
+
+def make_vec(
+    *, make: str | Callable[..., Any], num_envs: int, num_seeds: int, pool: dict[str, Any] | None, **options: Any
+) -> VecEnv | HostEnv:
+    """``num_envs`` of what ``make`` returns, as `make`, or of a `gymnasium.Env`, which is stepped on the host.
+
+    Raises:
+        ValueError: as `make`, or an option of the pool is wrong.
+    """
+    name, function, made = _call(make, options)
+    if _is_gymnasium(made):
+        made.close()
+        told = import_module("envs").pool_options(pool)
+        host = import_module("envs.from_gymnasium")
+        again = partial(function, **options)
+        return host.make_custom_host(again, num_envs=num_envs, num_seeds=num_seeds, name=name, pool=told)
+    return vectorize(_compiled(made, name), num_envs=num_envs)
+
+
+def _call(make: str | Callable[..., Any], options: dict[str, Any]) -> tuple[str, Callable[..., Any], Any]:
     name = make if isinstance(make, str) else getattr(make, "__qualname__", "make")
     function = _find(make) if isinstance(make, str) else make
     try:
-        made = function(**options)
+        return name, function, function(**options)
     except (Exception, SystemExit) as error:
         raise ValueError(f"env.make={name} failed: {type(error).__name__}: {_one_line(error)}") from error
+
+
+def _is_gymnasium(made: Any) -> bool:
+    """Whether this is a `gymnasium.Env`; Gymnasium is not imported for the question."""
+    known = sys.modules.get("gymnasium")
+    return known is not None and isinstance(made, known.Env)
+
+
+def _compiled(made: Any, name: str) -> Env:
     try:
         world = as_env(made, name=name)
     except ValueError:
@@ -48,8 +85,8 @@ def as_env(made: Any, *, name: str) -> Env:
     if params is None and _has(world, "reset", "step", "observation_size", "action_size"):
         return import_module("envs.from_brax").adapt(world, name=name)
     raise ValueError(
-        f"env.make={name} returned {type(made).__name__}: return a jaxrl_fast.Env, a gymnax-style world "
-        "(reset_env, step_env, default_params) or a brax-style one (reset, step, observation_size, action_size)"
+        f"env.make={name} returned {type(made).__name__}: return a jaxrl_fast.Env, one gymnasium.Env, a gymnax-style "
+        "world (reset_env, step_env, default_params) or a brax-style one (reset, step, observation_size, action_size)"
     )
 
 

@@ -18,12 +18,14 @@ def make_host(
     id: str,
     *,
     num_envs: int,
+    num_seeds: int = 1,
     pool: PoolOptions = PoolOptions(),
     wrappers: Wrappers = (),
     max_episode_steps: int | None = None,
     **options: Any,
 ) -> HostEnv:
-    """``num_envs`` of any environment that Gymnasium knows, ``my_package:MyEnv-v0`` importing ``my_package`` first.
+    """``num_envs`` of any environment that Gymnasium knows, for each of ``num_seeds``; ``my_package:MyEnv-v0`` imports
+    ``my_package`` first.
 
     ``wrappers`` by name, in order: ``["FlattenObservation", {"my_package.Scale": {"factor": 2}}]``; ``options`` go to
     the environment. Observations that are a Box keep their shape and dtype (64 bits become 32); others are flattened
@@ -33,17 +35,22 @@ def make_host(
     Raises:
         ValueError: unknown id, option or wrapper, or spaces that are not supported; one line that says what to write.
     """
-    check_options(pool, num_envs)
+    check_options(pool, num_envs, num_seeds)
     make = worlds.recipe(id, wrappers=wrappers, max_episode_steps=max_episode_steps, **options)
     limit = max_episode_steps or worlds.find(id).max_episode_steps
     if pool.backend == "envpool":
+        if num_seeds > 1:
+            raise ValueError(f"num_seeds={num_seeds}: pool.backend=envpool serves one: write pool.backend=workers")
         if wrappers or pool.order != "fixed":
             raise ValueError("pool.backend=envpool takes no wrappers and no pool.order: write pool.backend=workers")
-        return from_envpool.make(id, num_envs=num_envs, num_groups=pool.num_groups, max_episode_steps=limit, **options)
-    return _host(make, id, limit, num_envs, pool, _could_envpool(id, wrappers))
+        host = from_envpool.make(id, num_envs=num_envs, num_groups=pool.num_groups, max_episode_steps=limit, **options)
+        return host._replace(bridge=pool.bridge)
+    return _host(make, id, limit, num_envs, num_seeds, pool, _could_envpool(id, wrappers))
 
 
-def make_atari_host(game: str, *, num_envs: int, pool: PoolOptions = PoolOptions(), **options: Any) -> HostEnv:
+def make_atari_host(
+    game: str, *, num_envs: int, num_seeds: int = 1, pool: PoolOptions = PoolOptions(), **options: Any
+) -> HostEnv:
     """``num_envs`` of an Atari game, ``Pong`` or ``ALE/Pong-v5``: one grey frame ``[84, 84]`` uint8 a step, unstacked.
 
     ``options`` are those of `envs.pool.worlds.atari`: ``sticky``, ``life_loss``, ``frame_skip``, ``noop_max``,
@@ -52,25 +59,25 @@ def make_atari_host(game: str, *, num_envs: int, pool: PoolOptions = PoolOptions
     Raises:
         ValueError: unknown game or option, or a package of the extra ``atari`` is not installed.
     """
-    check_options(pool, num_envs)
+    check_options(pool, num_envs, num_seeds)
     if pool.backend == "envpool":
         raise ValueError("pool.backend=envpool is for env=gymnasium: leave it out for env=atari")
     make = worlds.atari(game, **options)
-    return _host(make, game, options.get("max_episode_steps", worlds.ATARI_EPISODE_STEPS), num_envs, pool)
+    return _host(make, game, options.get("max_episode_steps", worlds.ATARI_EPISODE_STEPS), num_envs, num_seeds, pool)
 
 
 def make_custom_host(
-    make: Callable[[], Any], *, num_envs: int, name: str = "", pool: PoolOptions = PoolOptions()
+    make: Callable[[], Any], *, num_envs: int, num_seeds: int = 1, name: str = "", pool: PoolOptions = PoolOptions()
 ) -> HostEnv:
     """``num_envs`` of what ``make()`` returns, a `gymnasium.Env`; a closure or a lambda of a notebook will do.
 
     Raises:
         ValueError: it fails, returns something else, or cannot be sent to worker processes.
     """
-    check_options(pool, num_envs)
+    check_options(pool, num_envs, num_seeds)
     if pool.backend == "envpool":
         raise ValueError("pool.backend=envpool is for env=gymnasium: leave it out for env=custom")
-    return _host(make, name or getattr(make, "__qualname__", "make"), None, num_envs, pool)
+    return _host(make, name or getattr(make, "__qualname__", "make"), None, num_envs, num_seeds, pool)
 
 
 def env_spec(world: World, max_episode_steps: int | None = None) -> EnvSpec:
@@ -82,15 +89,16 @@ def env_spec(world: World, max_episode_steps: int | None = None) -> EnvSpec:
 
 
 def _host(
-    make: Callable[[], Any], name: str, limit: int | None, num_envs: int, pool: PoolOptions, hint: str = ""
-) -> HostEnv:
+    make: Callable[[], Any], name: str, limit: int | None, num_envs: int, num_seeds: int, pool: PoolOptions,
+    hint: str = "",
+) -> HostEnv:  # fmt: skip
     world = describe(make, name)
-    host = make_pool(world, env_spec(world, limit), num_envs=num_envs, options=pool)
-    return host._replace(events=_with_hint(host.events, hint)) if hint else host
+    host = make_pool(world, env_spec(world, limit), num_envs=num_envs, num_seeds=num_seeds, options=pool)
+    return host._replace(events=_with_hint(host.events, hint), bridge=pool.bridge)
 
 
 def _with_hint(events: Callable[[], list[str]], hint: str) -> Callable[[], list[str]]:
-    hints = [hint]
+    hints = [hint] if hint else []
     return lambda: [*events(), *(hints.pop() for _ in range(len(hints)))]
 
 

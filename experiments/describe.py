@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-PACKAGES = ("jax", "jaxlib", "flax", "brax", "gymnax", "rejax")
+PACKAGES = (
+    "jax", "jaxlib", "flax", "brax", "gymnax", "rejax", "gymnasium", "mujoco", "ale-py", "envpool", "ray", "sbx-rl",
+    "stable-baselines3", "torch",
+)  # fmt: skip
 
 
 def machine() -> str:

@@ -41,8 +41,8 @@ __all__ = [
 
 def make_env(name: str, *, num_envs: int, **options: Any) -> VecEnv | HostEnv:
     """``num_envs`` copies of a named environment: a short name (``"halfcheetah"``), or a suite with its options
-    (``"brax", id="ant", backend="mjx"``; ``"gymnasium", id="HalfCheetah-v5", pool={"workers": 2}``, stepped on the
-    host: close it when done).
+    (``"brax", id="ant", backend="mjx"``; ``"gymnasium", id="HalfCheetah-v5", num_seeds=4, pool={"workers": 2}``,
+    stepped on the host, for each of four seeds: close it when done; ``"custom", make=make_my_env``).
 
     Raises:
         ValueError: the name or an option is unknown; the message says what to write instead.
@@ -54,6 +54,4 @@ def make_env(name: str, *, num_envs: int, **options: Any) -> VecEnv | HostEnv:
             f"`import envs` found {getattr(envs, '__file__', None)}, which is not jaxrl_fast's package of that name: "
             "remove it or move it behind jaxrl_fast on the path"
         )
-    if envs.is_host(name):
-        return envs.make_host(name, num_envs=num_envs, **options)
-    return vectorize(envs.make(name, **options), num_envs=num_envs)
+    return envs.make_vec(name, num_envs=num_envs, **options)

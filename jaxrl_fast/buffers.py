@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxrl_fast.core import Batches, PyTree, Transition
 
@@ -100,6 +101,18 @@ def ring_buffer(*, capacity: int, num_envs: int, batch_size: int, num_batches: i
         return Batches(data, jnp.broadcast_to(index, (num_batches, shards, shape[1] // num_batches)))
 
     return Buffer(init, add, sample, shards, RingState(data=0, steps=None))  # type: ignore[arg-type]  # axes
+
+
+def end_episodes(state: PyTree) -> PyTree:
+    """A buffer's state (seeds first if there are several) whose newest steps end their episodes, truncated: what will
+    be added next does not follow them. The states of other buffers stay as they are."""
+    if not isinstance(state, RingState):
+        return state
+    steps = np.asarray(state.steps)[..., None, None, None]
+    capacity_t = state.data.truncated.shape[-2]
+    newest = (np.arange(capacity_t)[:, None] == (steps - 1) % capacity_t) & (steps > 0)
+    truncated = np.asarray(state.data.truncated) | (newest & ~np.asarray(state.data.terminated))
+    return state._replace(data=state.data._replace(truncated=truncated))
 
 
 def _storable(rollout: Transition) -> Transition:

@@ -144,7 +144,7 @@ def make_chain(graph: Graph, home: dict[str, Mesh], ticks_per_chunk: int, num_se
             if segment.host:
                 publish = segment.fragments[0].publish
                 assert publish is not None  # held by `placement.check`
-                fresh |= jax.eval_shape(publish, state.private[segment.name])
+                fresh |= jax.eval_shape(over_seeds(publish, num_seeds, (0,), 0), state.private[segment.name])
                 continue
             traced = segment.step.trace(*_arguments(segment, state, fresh))
             fresh |= jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), traced.out_info[1])
@@ -262,9 +262,10 @@ def _compiled(
 
 
 def _called(graph: Graph, fragment: Fragment, written: dict[str, Any], num_seeds: int) -> Any:
-    """The step of a host fragment: rates and key are computed for it, what it writes goes to its group's devices."""
-    rates = jax.jit(graph.hyper_at)
-    own_key = jax.jit(lambda key, tick: graphs.step_key(fragment, key, tick))
+    """The step of a host fragment: rates and keys (of all seeds) are computed for it, what it writes goes to its
+    group's devices."""
+    rates = jax.jit(over_seeds(graph.hyper_at, num_seeds, (0, None), 0))
+    own_key = jax.jit(over_seeds(lambda key, tick: graphs.step_key(fragment, key, tick), num_seeds, (0, None), 0))
 
     def step(
         private: Any, stored: Channels, fresh: Channels, hyper: Any, key: jax.Array, tick: Any, round: Any

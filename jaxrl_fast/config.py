@@ -28,7 +28,7 @@ from jaxrl_fast.algorithm import Algorithm
 from jaxrl_fast.algorithms import ALGORITHMS
 from jaxrl_fast.checkpoint_files import read_description
 from jaxrl_fast.checkpointing import Checkpoints, find, newest_good
-from jaxrl_fast.env import Env, VecEnv, vectorize
+from jaxrl_fast.env import Env, VecEnv
 from jaxrl_fast.fragments import Overlap
 from jaxrl_fast.host_env import HostEnv
 from jaxrl_fast.learners import Average, OnNan
@@ -147,10 +147,18 @@ def make_envs(run: Run) -> VecEnv | HostEnv:
     Raises:
         ValueError: the environment refuses its id or an option.
     """
-    if not envs.is_host(run.env):
-        return vectorize(make_world(run), num_envs=run.num_envs)
-    pool = {name: value for name, value in run.pool.items() if value is not None}
-    return envs.make_host(run.env, num_envs=run.num_envs, pool=pool, **run.env_options)
+    pool = {name: value for name, value in run.pool.items() if value is not None and may_be_host(run.env)}
+    return envs.make_vec(run.env, num_envs=run.num_envs, num_seeds=run.num_seeds, pool=pool, **run.env_options)
+
+
+def pool_defaults() -> dict[str, Any]:
+    """``pool.*`` where nothing is told."""
+    return {name.removeprefix("pool."): key.default for name, key in run_keys().items() if name.startswith("pool.")}
+
+
+def may_be_host(env: str) -> bool:
+    """Whether ``pool.*`` may mean something: the environments are on the host, or a user's own."""
+    return envs.is_host(env) or env == "custom"
 
 
 def to_yaml(run: Run) -> str:
@@ -274,7 +282,7 @@ def _to_tree(run: Run) -> dict[str, Any]:
         "algo": {"name": run.algo, **{key: plain(value) for key, value in run.algo_options.items()}},
         "eval": {"every": run.eval_every, "episodes": run.eval_episodes},
         "checkpoint": run.checkpoints._asdict(),
-        **({"pool": run.pool} if envs.is_host(run.env) else {}),
+        **({"pool": run.pool} if may_be_host(run.env) else {}),
         "tuned": run.tuned_file is not None,
         **{key: getattr(run, key) for key in alone},
     }
@@ -366,7 +374,7 @@ def _check_env(env: str, values: Mapping[str, Any]) -> None:
 
 def _check_pool(env: str, told: Layer) -> None:
     for name in told.values:
-        if name.startswith("pool.") and not envs.is_host(env):
+        if name.startswith("pool.") and not may_be_host(env):
             raise ConfigError(f"{name} says nothing beside env={env}, which is compiled: write it with env=gymnasium")
 
 

@@ -36,7 +36,8 @@ def evaluate(words: Sequence[str]) -> int:
     policy = load_policy(folder / "policy")
     run = config.compose([f"config='{config_file}'"])
     # The environments that are played come from this one; those of training may have had more workers than it can use.
-    env = config.make_envs(dataclasses.replace(run, num_envs=1, pool={**run.pool, "workers": 0, "num_groups": 1}))
+    alone = {"workers": 0, "num_groups": 1, "order": "fixed"}
+    env = config.make_envs(dataclasses.replace(run, num_envs=1, num_seeds=1, pool={**run.pool, **alone}))
     if not same_spaces(policy.spec, env.spec):
         raise ConfigError(
             f"{folder}/policy was trained on {policy.spec.name}, whose observations or actions are not those of the "

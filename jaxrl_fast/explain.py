@@ -15,6 +15,7 @@ from rich.table import Table
 import envs
 from jaxrl_fast import cli, config
 from jaxrl_fast import program as programs
+from jaxrl_fast.bridge import check_placement, in_graph
 from jaxrl_fast.config import Run
 from jaxrl_fast.drawing import MARK, to_mermaid, to_svg
 from jaxrl_fast.env import VecEnv
@@ -28,7 +29,7 @@ from jaxrl_fast.placement import Placement
 from jaxrl_fast.planning import plan_run
 from jaxrl_fast.progress import si
 from jaxrl_fast.schema import ConfigError
-from jaxrl_fast.settling import settle
+from jaxrl_fast.settling import made_ready
 
 WIDTH = 118
 """Columns of text where nobody looks at a terminal."""
@@ -49,23 +50,20 @@ def explain(words: Sequence[str]) -> int:
         ValueError: one line that says what was wrong and what to write instead.
     """
     out, words = take_out(words)
-    run, chosen = settle(dataclasses.replace(config.compose(words), distributed="off", processes=None))
-    env = config.make_envs(run)
-    try:
+    asked = dataclasses.replace(config.compose(words), distributed="off", processes=None)
+    with made_ready(asked) as (run, chosen, env):
         return explain_on(env, run, chosen, Path(out or default_folder(run)))
-    finally:
-        if isinstance(env, HostEnv):
-            env.close()
 
 
 def explain_on(env: VecEnv | HostEnv, run: Run, chosen: str, folder: Path) -> int:
-    """As `explain`, when the machine and the environments are there; ``chosen``: what `settle` said."""
+    """As `explain`, when the machine and the environments are there; ``chosen``: what `made_ready` said."""
     algorithm = config.make_algorithm(run)
     graph, agent = build_graph(
-        env, algorithm, overlap=run.overlap, learners=run.learners, average=run.average, total_steps=run.total_steps,
-        nan=run.nan,
+        in_graph(env).env, algorithm, overlap=run.overlap, learners=run.learners, average=run.average,
+        total_steps=run.total_steps, nan=run.nan,
     )  # fmt: skip
     placed = place(graph, run.placement, run.devices)
+    check_placement(env, placed)
     ticks = plan_run(env, agent, run.total_steps, run.eval_every, run.checkpoints.every).ticks_per_chunk
     program = programs.compile(graph, placed, ticks, run.num_seeds)
     open_folder(folder)

@@ -19,6 +19,7 @@ from jaxrl_fast.core import Batches, PyTree, Transition
 from jaxrl_fast.env import VecEnv
 from jaxrl_fast.graph import Channels, Fragment, Graph, check
 from jaxrl_fast.host import host_sample_fragment
+from jaxrl_fast.host_arrival import arrival_sample_fragment
 from jaxrl_fast.host_env import HostEnv
 from jaxrl_fast.learners import Average, OnNan, build_learners
 from jaxrl_fast.normalize import init_stats, normalize, update_stats
@@ -140,7 +141,8 @@ def build_graph(
     )  # fmt: skip
     statistics = (statistics_fragment(env, agent, nan),) if _needs_statistics(agent) else ()
     if isinstance(env, HostEnv):
-        sample = host_sample_fragment(env, agent, rollout_shapes(env, agent))
+        make_sample = host_sample_fragment if env.recv_any is None else arrival_sample_fragment
+        sample = make_sample(env, agent, rollout_shapes(env, agent))
     else:
         sample = sample_fragment(env, agent)
     before = (sample, *statistics, experience_fragment(env, agent))

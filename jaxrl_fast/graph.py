@@ -35,7 +35,7 @@ class Fragment(NamedTuple):
 
     ``init``'s key comes from ``init_name`` (default: the fragment's own name), so that fragments of different graphs
     can begin alike. ``host``: the step is ordinary Python, called between the compiled ones, and may hold a world
-    outside JAX; ``publish`` then tells the shapes of what it writes.
+    outside JAX; it gets all seeds at once, and ``publish`` tells the shapes of what it writes for one.
 
     ``private_axes`` and ``write_axes`` (by channel) name the axis of each leaf along which it may be divided, as prefix
     trees like those of ``vmap`` (None: kept whole); ``width`` is how long these axes are, in ``unit``, 0 for none.

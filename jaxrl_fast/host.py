@@ -6,6 +6,7 @@ are being stepped (double buffering, as in Sample Factory, arXiv 2006.11751, sec
 
 from collections.abc import Callable
 from functools import partial
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -15,7 +16,7 @@ import numpy as np
 from jaxrl_fast.algorithm import Agent
 from jaxrl_fast.core import EpisodeTotals, PyTree, Transition
 from jaxrl_fast.graph import Channels, Fragment
-from jaxrl_fast.host_env import HostEnv, HostStep
+from jaxrl_fast.host_env import MAX_STEPS, HostEnv, HostStep
 from jaxrl_fast.normalize import normalize
 from jaxrl_fast.policy import Policy, PolicyParams
 
@@ -25,12 +26,9 @@ STEP_LIMIT = 100_000
 """Where an evaluation episode of an environment without a time limit is cut, in steps."""
 
 
-MAX_STEPS = 2**31
-"""Where the count of steps begins anew: it is an int32."""
-
-
 class HostSamplerState(NamedTuple):
-    """As `rollout.SamplerState`; ``steps`` over all environments since they were last started, int32."""
+    """As `rollout.SamplerState`, with several seeds ``[S, E, ...]``; ``steps`` over all environments of the pool since
+    they were last started, int32."""
 
     steps: Any
     obs: PyTree
@@ -49,19 +47,54 @@ class HostRecord(NamedTuple):
 
 
 def host_sample_fragment(env: HostEnv, agent: Agent, rollout_shapes: Transition) -> Fragment:
-    """As `fragments.sample_fragment` for environments outside JAX.
+    """As `fragments.sample_fragment` for environments outside JAX; of a pool of several slices, those of all seeds.
 
     The environments are started anew in the first tick, and wherever their count of steps is not that of the state:
     after a resume, episodes begin again.
     """
-    reads = agent.acting_parts + (("statistics",) if agent.normalize_observations else ())
-    groups, size = env.num_groups, env.num_envs // env.num_groups
+    groups, size, axis = env.num_groups, env.num_envs // env.num_groups, env_axis(env)
+    act = jax.jit(over_slices(env, make_act(agent), (0, 0, 0, 0, 0, None)))
 
-    @jax.jit
+    def step(private: HostSamplerState, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
+        now = begin(env, agent, private, key)
+        now = now._replace(obs=jax.device_get(now.obs), first=np.asarray(now.first))
+        waiting: list[tuple] = [_slice(now, group, size, axis) for group in range(groups)]
+        records: list[list[HostRecord]] = []
+        for t in range(agent.rollout_length + 1):
+            row = []
+            for group in range(groups):
+                obs, first, carry, sent = waiting[group]
+                if sent is not None:
+                    result = _by_slice(env, env.recv(group))
+                    row.append(HostRecord(obs, first, sent[0], sent[1], result))
+                    obs, first = result.obs, result.terminated | result.truncated
+                if t < agent.rollout_length:
+                    action, carry, extras = act(inputs, carry, obs, first, key, t * groups + group)
+                    sent = np.asarray(action), extras
+                    env.send(_in_rows(env, sent[0]), group)
+                waiting[group] = obs, first, carry, sent
+            records += [row] if row else []
+        rollout, metrics = _collect(records, axis)
+        steps = np.full(now.steps.shape, env.steps() % MAX_STEPS, np.int32)
+        return HostSamplerState(steps, *_join([w[:3] for w in waiting], axis)), {"rollout": rollout}, metrics
+
+    return host_fragment(env, agent, rollout_shapes, step)
+
+
+def make_act(agent: Agent) -> Callable[..., tuple]:
+    """``act(inputs, carry, obs, first, key, i) -> (action, carry, extras)``: the ``i``-th decision of a tick."""
+
     def act(inputs: Channels, carry: PyTree, obs: PyTree, first: jax.Array, key: jax.Array, i: int) -> tuple:
         params = {name: inputs[name] for name in agent.acting_parts}
         seen = normalize(inputs["statistics"].obs, obs) if agent.normalize_observations else obs
         return agent.explore(params, carry, seen, first, jax.random.fold_in(key, i))
+
+    return act
+
+
+def host_fragment(env: HostEnv, agent: Agent, rollout_shapes: Transition, step: Callable[..., tuple]) -> Fragment:
+    """``sample`` with this ``step``, before its environments are started."""
+    reads = agent.acting_parts + (("statistics",) if agent.normalize_observations else ())
 
     def init(key: jax.Array) -> HostSamplerState:
         obs = jax.tree.map(lambda s: jnp.zeros((env.num_envs, *s.shape), s.dtype), env.spec.obs)
@@ -70,29 +103,6 @@ def host_sample_fragment(env: HostEnv, agent: Agent, rollout_shapes: Transition)
 
     def publish(private: HostSamplerState) -> Channels:
         return {"rollout": jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), rollout_shapes)}
-
-    def step(private: HostSamplerState, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
-        now = _begin(env, agent, private, key)
-        now = now._replace(obs=jax.device_get(now.obs), first=np.asarray(now.first))
-        waiting: list[tuple] = [_slice(now, group, size) for group in range(groups)]
-        records: list[list[HostRecord]] = []
-        for t in range(agent.rollout_length + 1):
-            row = []
-            for group in range(groups):
-                obs, first, carry, sent = waiting[group]
-                if sent is not None:
-                    result = env.recv(group)
-                    row.append(HostRecord(obs, first, sent[0], sent[1], result))
-                    obs, first = result.obs, result.terminated | result.truncated
-                if t < agent.rollout_length:
-                    action, carry, extras = act(inputs, carry, obs, first, key, t * groups + group)
-                    sent = np.asarray(action), extras
-                    env.send(sent[0], group)
-                waiting[group] = obs, first, carry, sent
-            records += [row] if row else []
-        rollout, metrics = _collect(records)
-        steps = np.int32(env.steps() % MAX_STEPS)
-        return HostSamplerState(steps, *_join([w[:3] for w in waiting])), {"rollout": rollout}, metrics
 
     return Fragment("sample", init, step, reads, ("rollout",), publish, host=True)
 
@@ -122,18 +132,19 @@ def play_on_host(
 def evaluation_on_host(
     policy: Policy, env: HostEnv, episodes: int
 ) -> Callable[[PolicyParams, jax.Array], EpisodeTotals]:
-    """``evaluate(params, keys)``: totals ``[1, episodes]``, always from the same starts, in environments of its own."""
+    """``evaluate(params, keys)``: totals ``[S, episodes]``, always from the same starts, in environments of its own."""
     act = jax.jit(policy.act)
 
     def evaluate(params: PolicyParams, keys: jax.Array) -> EpisodeTotals:
-        worlds = env.another(episodes)
+        worlds, rows = env.another(episodes), []
         try:
-            seed = int(jax.random.bits(jax.random.fold_in(keys[0], 0xE7A1), (), jnp.uint32))
-            one = jax.tree.map(lambda x: x[0], params)
-            totals = play_on_host(act, policy.initial_carry, worlds, one, seed)
+            for i, key in enumerate(keys):
+                seed = int(jax.random.bits(jax.random.fold_in(key, 0xE7A1), (), jnp.uint32))
+                one = jax.tree.map(itemgetter(i), params)
+                rows.append(play_on_host(act, policy.initial_carry, worlds, one, seed))
         finally:
             worlds.close()
-        return jax.tree.map(lambda x: x[None], totals)
+        return jax.tree.map(lambda *totals: np.stack(totals), *rows)
 
     return evaluate
 
@@ -150,43 +161,74 @@ def telling(run: Callable[[T], R], env: HostEnv, tell: Callable[[str], None]) ->
     return call
 
 
-def _begin(env: HostEnv, agent: Agent, private: HostSamplerState, key: jax.Array) -> HostSamplerState:
+def env_axis(env: HostEnv) -> int:
+    """Which axis of a fragment's arrays counts environments: that of the seeds comes first, where there are several."""
+    return int(env.num_seeds > 1)
+
+
+def over_slices(env: HostEnv, function: Callable, in_axes: tuple) -> Callable:
+    """``function`` of one seed, for the seeds of all slices."""
+    return jax.vmap(function, in_axes) if env.num_seeds > 1 else function
+
+
+def begin(env: HostEnv, agent: Agent, private: HostSamplerState, key: jax.Array) -> HostSamplerState:
     """Where the environments stand, if that is where the state left them; else their start."""
-    taken = int(private.steps)
-    if taken and env.steps() % MAX_STEPS == taken:
+    taken = np.asarray(private.steps)
+    if taken.all() and (taken == env.steps() % MAX_STEPS).all():
         return private
-    seed = int(jax.random.bits(key, (), jnp.uint32))
-    first = np.ones(env.num_envs, bool)
-    return HostSamplerState(np.int32(0), env.reset(seed), first, agent.initial_carry(env.num_envs))
+    seeds = np.asarray(over_slices(env, partial(jax.random.bits, shape=(), dtype=jnp.uint32), (0,))(key))
+    obs = env.reset(seeds.tolist())
+    shape = (*taken.shape, env.num_envs)
+    if env.num_seeds > 1:
+        parts = obs.reshape(env.num_groups, env.num_seeds, -1, *obs.shape[1:])
+        obs = np.moveaxis(parts, 0, 1).reshape(*shape, *obs.shape[1:])
+    carry = jax.tree.map(lambda x: np.broadcast_to(x, (*taken.shape, *x.shape)), agent.initial_carry(env.num_envs))
+    return HostSamplerState(np.zeros_like(taken), obs, np.ones(shape, bool), carry)
 
 
-def _slice(state: HostSamplerState, group: int, size: int) -> tuple[PyTree, Any, PyTree, None]:
-    def part(leaf: Any) -> Any:
-        return leaf[group * size : (group + 1) * size]
+def _by_slice(env: HostEnv, step: HostStep) -> HostStep:
+    """A group's step, rows ``[S * E / G, ...]``, with an axis of its own for the seeds."""
+    if env.num_seeds == 1:
+        return step
+    return HostStep(*(x.reshape(env.num_seeds, -1, *x.shape[1:]) for x in step))
 
-    return *jax.tree.map(part, (state.obs, state.first, state.carry)), None
+
+def _in_rows(env: HostEnv, actions: np.ndarray) -> np.ndarray:
+    """Actions ``[S, E / G, ...]`` as the pool takes them."""
+    return actions if env.num_seeds == 1 else actions.reshape(-1, *actions.shape[2:])
 
 
-def _join(groups: list[PyTree]) -> PyTree:
+def _slice(state: HostSamplerState, group: int, size: int, axis: int) -> tuple[PyTree, Any, PyTree, None]:
+    own = (*[slice(None)] * axis, slice(group * size, (group + 1) * size))
+    return *jax.tree.map(itemgetter(own), (state.obs, state.first, state.carry)), None
+
+
+def _join(groups: list[PyTree], axis: int) -> PyTree:
     """Groups side by side again, leaves ``[E, ...]``."""
-    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *jax.device_get(groups))
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves, axis), *jax.device_get(groups))
 
 
-def _collect(records: list[list[HostRecord]]) -> tuple[Transition, dict[str, Any]]:
-    """The rollout ``[T, E, ...]`` and its sums, as `rollout.unroll` gives them, in memory of its own."""
-    rows = [_join(row) for row in jax.device_get(records)]
-    all_: HostRecord = jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
-    step = all_.step
+def _collect(records: list[list[HostRecord]], axis: int) -> tuple[Transition, dict[str, Any]]:
+    """As `collect`, from the steps of all groups."""
+    rows = [_join(row, axis) for row in jax.device_get(records)]
+    return collect(jax.tree.map(lambda *leaves: np.stack(leaves, axis), *rows), axis)
+
+
+def collect(record: HostRecord, axis: int = 0) -> tuple[Transition, dict[str, Any]]:
+    """The rollout ``[T, E, ...]`` and its sums, as `rollout.unroll` gives them; time is axis ``axis``."""
+    step = record.step
     fields: Any = (
-        all_.obs, all_.action, step.reward, step.next_obs, step.terminated, step.truncated, all_.first, all_.extras
+        record.obs, record.action, step.reward, step.next_obs, step.terminated, step.truncated, record.first,
+        record.extras,
     )  # fmt: skip
     done = (step.terminated | step.truncated) & (step.episode_length > 0)  # not a step that was lost
     real = [x for x in jax.tree.leaves((step.next_obs, step.reward)) if np.issubdtype(x.dtype, np.floating)]
-    bad = np.any([~np.isfinite(x).reshape(len(x), -1).all(axis=1) for x in real], axis=0)
+    bad = np.any([~np.isfinite(x).reshape(*x.shape[: axis + 1], -1).all(axis=-1) for x in real], axis=0)
+    both = (axis, axis + 1)
     metrics = {
-        "episodes": np.int32(done.sum()),
-        "episode_return_sum": np.float32(np.where(done, step.episode_return, 0.0).sum()),
-        "episode_length_sum": np.int32(np.where(done, step.episode_length, 0).sum()),
-        "nonfinite_step": np.int32(np.argmax(bad) if bad.any() else -1),
+        "episodes": done.sum(both, dtype=np.int32),
+        "episode_return_sum": np.where(done, step.episode_return, 0.0).sum(both, dtype=np.float32),
+        "episode_length_sum": np.where(done, step.episode_length, 0).sum(both, dtype=np.int32),
+        "nonfinite_step": np.where(bad.any(axis), bad.argmax(axis), -1).astype(np.int32),
     }
     return Transition(*fields), metrics

@@ -4,12 +4,15 @@ A `HostEnv` is what the sampler pool (`envs.pool`) and EnvPool give. Nothing in 
 to the graph.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxrl_fast.core import EnvSpec
+
+MAX_STEPS = 2**31
+"""Where a state's count of steps begins anew: it is an int32."""
 
 
 class HostStep(NamedTuple):
@@ -34,23 +37,29 @@ class HostStep(NamedTuple):
 class HostEnv(NamedTuple):
     """``num_envs`` environments in ``num_groups`` groups of equal size, which are stepped independently.
 
+    One pool may serve several runs: ``num_seeds`` slices of ``num_envs`` environments each, of which every group holds
+    an equal part, slice by slice; where shapes say ``E`` they then mean ``S * E``.
+
     ``reset(seed) -> obs [E, ...]`` starts every environment anew, environment ``i`` from a seed that depends on
-    ``seed`` and ``i`` alone, and drops what was in flight. ``send(actions [E / G, ...], group)`` starts a step and
-    returns at once; ``recv(group) -> HostStep`` waits for it. What a seed gives depends neither on workers nor on
-    timing. ``steps()`` counts the environment steps since the last ``reset``, over all environments. ``events()``
-    gives, and forgets, what a person should know (a worker restarted ...), in lines. ``another(num_envs)`` makes
-    environments of the same kind, in one group and stepped in this process, as for evaluation. ``close()`` may be
-    called twice.
+    ``seed`` and ``i`` alone (with several slices: seeds ``[S]``, and ``i`` within the slice), and drops what was in
+    flight. ``send(actions [E / G, ...], group)`` starts a step and returns at once; ``recv(group) -> HostStep`` waits
+    for it. What a seed gives depends neither on workers nor on timing. ``steps()``
+    counts the environment steps since the last ``reset``, over all environments. ``events()`` gives, and forgets, what
+    a person should know (a worker restarted ...), in lines. ``another(num_envs)`` makes environments of the same kind,
+    in one group and stepped in this process, as for evaluation. ``close()`` may be called twice.
 
     Where environments are served by arrival (``pool.order=arrival``) there is also ``recv_any() -> (indices [E / G],
-    HostStep)``, those that were ready first, and ``send_to(actions [n, ...], indices [n])``, which steps the
-    environments that ``recv_any`` gave, or all with ``indices = arange(E)``. What a seed gives then depends on timing.
+    HostStep)``, those that were ready first (fewer where fewer are under way), and ``send_to(actions [n, ...], indices
+    [n])``, which steps the environments that ``recv_any`` gave, or all with ``indices = arange(E)``. What a seed gives
+    then depends on timing.
+
+    ``bridge``: how they are joined to compiled programs, ``host`` (called between these) or ``callback`` (from within).
     """
 
     spec: EnvSpec
     num_envs: int
     num_groups: int
-    reset: Callable[[int], Any]
+    reset: Callable[[int | Sequence[int]], Any]
     send: Callable[[np.ndarray, int], None]
     recv: Callable[[int], HostStep]
     steps: Callable[[], int]
@@ -59,3 +68,5 @@ class HostEnv(NamedTuple):
     close: Callable[[], None]
     send_to: Callable[[np.ndarray, np.ndarray], None] | None = None
     recv_any: Callable[[], tuple[np.ndarray, HostStep]] | None = None
+    num_seeds: int = 1
+    bridge: str = "host"

@@ -16,6 +16,7 @@ import numpy as np
 from jaxrl_fast import checkpoint_files, checkpointing, debugging, distributed, resuming
 from jaxrl_fast import program as programs
 from jaxrl_fast.algorithm import Agent, Algorithm, require_positive
+from jaxrl_fast.bridge import check_placement, in_graph, make_bridge, told_by_name
 from jaxrl_fast.checkpointing import FOLDER, Checkpointer, Checkpoints
 from jaxrl_fast.core import EpisodeTotals
 from jaxrl_fast.drawing import draw_run
@@ -48,7 +49,7 @@ class Result(NamedTuple):
 
 
 def make_train_step(
-    env: VecEnv,
+    env: VecEnv | HostEnv,
     algorithm: Algorithm,
     *,
     overlap: Overlap = "none",
@@ -60,12 +61,16 @@ def make_train_step(
 
     ``init(key, hyper=algorithm.hyper) -> TrainState``; ``train_step(state) -> (state, metrics)`` is one tick: sample,
     then learn. Donate the state when you jit the step. Under a ``vmap`` of your own, updates that rest during a warm-up
-    are computed and discarded; `learn` with ``num_seeds`` skips them.
+    are computed and discarded; `learn` with ``num_seeds`` skips them. Environments on the host are stepped by ordered
+    callbacks: on one device, each state once and in order, and not under a ``vmap`` of your own.
 
     Raises:
         ValueError: algorithm and environment do not fit.
     """
-    graph, _ = build_graph(env, algorithm, overlap=overlap, learners=learners, average=average, total_steps=total_steps)
+    worlds = make_bridge(env).env if isinstance(env, HostEnv) else env
+    graph, _ = build_graph(
+        worlds, algorithm, overlap=overlap, learners=learners, average=average, total_steps=total_steps
+    )
 
     def init(key: jax.Array, hyper: Any = algorithm.hyper) -> TrainState:
         return init_graph(graph, key, hyper)
@@ -125,16 +130,19 @@ def learn(
         learners=learners, average=average, total_steps=total_steps,
     )  # fmt: skip
     check_processes(env, {**settings, "resume": resume, "debug": debug})
+    check_host(env, num_seeds, debug)
+    worlds, failures = in_graph(env)
     if not distributed.is_first():
         on_metrics, tell = None, lambda line: None
     resumed = None if resume is None else resuming.read(resume, settings, algorithm)
     empty_until = resumed.empty_until if resumed else 0
     graph, agent = build_graph(
-        env, algorithm, overlap=overlap, learners=learners, average=average, total_steps=total_steps, nan=nan,
+        worlds, algorithm, overlap=overlap, learners=learners, average=average, total_steps=total_steps, nan=nan,
         empty_until=empty_until,
     )  # fmt: skip
     plan = plan_run(env, agent, total_steps, eval_every, checkpoints.every, resumed.progress if resumed else None)
     placed = place(graph, placement, devices)
+    check_placement(env, placed)
     program = programs.compile(graph, placed, plan.ticks_per_chunk, num_seeds)
     keys = jax.random.split(jax.random.key(seed), num_seeds)
     judge = make_judge(env, algorithm, agent, keys, eval_episodes, should_stop)
@@ -149,7 +157,8 @@ def learn(
             draw_run(folder.path / "graph.svg", title, graph, placed, state, run, num_seeds, tell)
         try:
             told = telling(run, env, tell) if isinstance(env, HostEnv) else run
-            state = drive(told, state, judge.totals, recorder, saver, should_stop)
+            with told_by_name(failures):
+                state = drive(told, state, judge.totals, recorder, saver, should_stop)
         except NonFiniteError as error:
             origin = resumed.description.path if resumed else None
             raise debugging.explain(
@@ -160,6 +169,17 @@ def learn(
         if folder is not None:
             folder.finish(summary, policy)
     return Result(programs.with_seed_axis(state, num_seeds), policy, recorder.history, summary)
+
+
+def check_host(env: VecEnv | HostEnv, num_seeds: int, debug: bool) -> None:
+    """Raises ValueError where environments on the host were not made for so many seeds, or should step again."""
+    if isinstance(env, HostEnv) and debug:
+        raise ValueError("debug=true computes a tick again, which environments on the host cannot: leave it out")
+    if isinstance(env, HostEnv) and env.num_seeds != num_seeds:
+        raise ValueError(
+            f"num_seeds={num_seeds}: these environments on the host serve {env.num_seeds}: write "
+            f"make_env(..., num_seeds={num_seeds})"
+        )
 
 
 def check_processes(env: VecEnv | HostEnv, told: Mapping[str, Any]) -> None:
@@ -208,7 +228,9 @@ def start(
     init, run = program.ready(keys, hyper)
     state = init(keys, hyper)
     if resumed is not None:
-        state = resuming.put_back(state, resumed, program)
+        first, state = state, resuming.put_back(state, resumed, program)
+        if isinstance(recorder.env, HostEnv):
+            state = resuming.begin_anew(state, first)
         recorder.go_on_from(resumed.progress)
     jax.block_until_ready(state)
     distributed.join()  # the first chunk's rate is not to hold what another process still compiles

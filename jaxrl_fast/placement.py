@@ -112,7 +112,7 @@ def check(graph: Graph, placement: Placement, num_seeds: int = 1) -> None:
             raise GraphError(f"placement '{placement.name}' leaves fragment '{name}' out")
     for group in placement.groups:
         _check_division(graph, placement.name, group, num_seeds)
-        _check_host(graph, placement.name, group, num_seeds)
+        _check_host(graph, placement.name, group)
 
 
 def runs_in_parallel(graph: Graph, placement: Placement) -> bool:
@@ -148,7 +148,7 @@ def _check_division(graph: Graph, placement: str, group: Group, num_seeds: int) 
             )
 
 
-def _check_host(graph: Graph, placement: str, group: Group, num_seeds: int) -> None:
+def _check_host(graph: Graph, placement: str, group: Group) -> None:
     for fragment in graph.fragments:
         if not fragment.host or fragment.name not in group.fragments:
             continue
@@ -157,8 +157,6 @@ def _check_host(graph: Graph, placement: str, group: Group, num_seeds: int) -> N
                 f"placement={placement} divides '{fragment.name}' among {len(group.devices)} devices, but it runs on "
                 "the host: write placement=fused, sampler_learner or central_inference"
             )
-        if num_seeds > 1:
-            raise GraphError(f"num_seeds={num_seeds}: '{fragment.name}' runs on the host, for one seed: use --multirun")
         if fragment.publish is None or fragment.start or fragment.every > 1 or fragment.rounds > 1:
             raise GraphError(f"host fragment '{fragment.name}' must publish its channels and step once in every tick")
 

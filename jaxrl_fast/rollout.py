@@ -59,6 +59,7 @@ def unroll(
 
 def _episode_sums(done: jax.Array, episode: EpisodeTotals) -> Metrics:
     """Sums over the ended episodes of a rollout, ``[T, E]``; after the scan, since a sum over E joins devices."""
+    done &= episode.length > 0  # not a step that a pool has lost
     return {
         "episodes": jnp.sum(done, dtype=jnp.int32),
         "episode_return_sum": jnp.sum(jnp.where(done, episode.returns, 0.0)),

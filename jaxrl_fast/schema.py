@@ -88,9 +88,10 @@ class PoolSchema:
 
     workers: int | None = setting(None, "worker processes, 0 none; measured", 0, 4096)
     num_groups: int = setting(2, "groups that take turns", 1, MAX_SIZE)
-    order: Literal["fixed"] = setting("fixed", "who is served first:")
+    order: Literal["fixed", "arrival"] = setting("fixed", "who is served first:")
     step_timeout_s: float = setting(60.0, "seconds after which a silent worker is started anew", 0)
     backend: Literal["workers", "envpool"] = setting("workers", "who steps:")
+    bridge: Literal["host", "callback"] = setting("host", "called between programs, or from within:")
 
 
 @dataclasses.dataclass(frozen=True)

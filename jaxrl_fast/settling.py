@@ -2,13 +2,16 @@
 
 import dataclasses
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import get_args
 
 import jax
 
 import envs
-from jaxrl_fast import distributed, machine, processes
+from jaxrl_fast import config, distributed, machine, processes
 from jaxrl_fast.algorithm import Algorithm
+from jaxrl_fast.bridge import in_graph
 from jaxrl_fast.config import Run
 from jaxrl_fast.env import VecEnv
 from jaxrl_fast.fragments import Overlap, build_graph
@@ -17,6 +20,30 @@ from jaxrl_fast.loop import place
 from jaxrl_fast.placement import runs_in_parallel
 from jaxrl_fast.processes import Processes
 from jaxrl_fast.runtime import setup
+
+HOST = machine.Choice("fused", 1, "actions and learning on one device, environments on the host")
+
+
+@contextmanager
+def made_ready(run: Run) -> Iterator[tuple[Run, str, VecEnv | HostEnv]]:
+    """The run settled, a few words on that, and its environments, which are closed on leaving.
+
+    Raises:
+        ValueError: the run does not fit its processes, or an environment refuses its id or an option.
+    """
+    settled, chosen = settle(run)
+    distributed.check_agreement({**config.settings(settled), "resume": settled.resume})
+    env = config.make_envs(settled)
+    try:
+        if not isinstance(env, HostEnv) and settled.pool != config.pool_defaults():
+            raise ValueError(f"pool.* says nothing beside env={run.env}, which is compiled here: leave it out")
+        if run.placement == machine.AUTO and isinstance(env, HostEnv):  # only now known of a user's own environment
+            settled = dataclasses.replace(settled, placement=HOST.placement, devices=HOST.devices)
+            chosen = HOST.reason
+        yield settled, chosen, env
+    finally:
+        if isinstance(env, HostEnv):
+            env.close()
 
 
 def settle(run: Run) -> tuple[Run, str]:
@@ -65,7 +92,7 @@ def settle_alone(run: Run) -> tuple[Run, str]:
     suite, _ = envs.resolve(run.env, dict(run.env_options))
     choice = machine.Choice(run.placement, run.devices or machine.cpu_cores(), "")
     if run.placement == machine.AUTO and envs.is_host(run.env):
-        choice = machine.Choice("fused", 1, "actions and learning on one device, environments on the host")
+        choice = HOST
     elif run.placement == machine.AUTO:
         choice = machine.choose(
             suite, run.env, run.algo, num_envs=run.num_envs, num_seeds=run.num_seeds, devices=choice.devices
@@ -85,7 +112,12 @@ def print_if_serial(run: Run, env: VecEnv | HostEnv, algorithm: Algorithm) -> No
 
     def parallel(overlap: Overlap) -> bool:
         graph, _ = build_graph(
-            env, algorithm, overlap=overlap, learners=run.learners, average=run.average, total_steps=run.total_steps
+            in_graph(env).env,
+            algorithm,
+            overlap=overlap,
+            learners=run.learners,
+            average=run.average,
+            total_steps=run.total_steps,
         )
         return runs_in_parallel(graph, place(graph, run.placement, run.devices))
 

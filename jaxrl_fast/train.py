@@ -15,6 +15,7 @@ from rich.console import Console
 
 import envs
 from jaxrl_fast import IMPORT_START_S, cli, config, distributed, processes, resuming
+from jaxrl_fast.bridge import check_placement, in_graph
 from jaxrl_fast.checkpoint_files import all_steps, read_description
 from jaxrl_fast.checkpointing import FOLDER
 from jaxrl_fast.config import Run
@@ -25,7 +26,7 @@ from jaxrl_fast.loop import Result, learn, place
 from jaxrl_fast.placement import check
 from jaxrl_fast.progress import ProgressDisplay, clock, si
 from jaxrl_fast.reporting import check_tables, link_latest, write_summary
-from jaxrl_fast.settling import print_if_serial, settle
+from jaxrl_fast.settling import made_ready, print_if_serial
 
 RUNS = Path("runs")
 
@@ -63,23 +64,19 @@ def train(run: Run) -> int:
     stop = StopSignal()
     if is_complete(run):
         return 0
-    run, chosen = settle(run)
-    distributed.check_agreement({**config.settings(run), "resume": run.resume})
-    env = config.make_envs(run)
-    try:
-        return train_on(env, run, chosen, stop)
-    finally:
-        if isinstance(env, HostEnv):
-            env.close()
+    with made_ready(run) as (settled, chosen, env):
+        return train_on(env, settled, chosen, stop)
 
 
 def train_on(env: VecEnv | HostEnv, run: Run, chosen: str, stop: StopSignal) -> int:
-    """As `train`, when the machine and the environments are there; ``chosen``: what `settle` said."""
+    """As `train`, when the machine and the environments are there; ``chosen``: what `made_ready` said."""
     algorithm = config.make_algorithm(run)
     graph, _ = build_graph(
-        env, algorithm, overlap=run.overlap, learners=run.learners, average=run.average, total_steps=run.total_steps
-    )
+        in_graph(env).env, algorithm, overlap=run.overlap, learners=run.learners, average=run.average,
+        total_steps=run.total_steps,
+    )  # fmt: skip
     placed = place(graph, run.placement, run.devices)
+    check_placement(env, placed)
     check(graph, placed, run.num_seeds)
     earlier_s = 0.0
     if run.resume is not None:

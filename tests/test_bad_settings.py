@@ -9,6 +9,7 @@ from jaxrl_fast import cli
 
 SAC = "env=probe env.id=value algo=sac"
 PPO = "env=probe env.id=value algo=ppo"
+HOST = "env=gymnasium env.id=CartPole-v1 algo=ppo"
 TWO = "distributed.coordinator=localhost:4321 distributed.num_processes=2 distributed.process_id="
 
 
@@ -21,9 +22,15 @@ COMMANDS = [
     ("env=gymnasium", "env=gymnasium needs env.id: write for example env=gymnasium env.id=HalfCheetah-v5"),
     ("env=gymnasium env.id=Nope-v1", "env.id=Nope-v1: Gymnasium: "),
     ("env=gymnasium env.id=CartPole-v1", "algo=sac does not work with the discrete actions of CartPole-v1"),
-    ("env=gymnasium env.id=CartPole-v1 algo=ppo pool.workers=40", "a group has 8 environments: write at most 8"),
-    ("env=gymnasium env.id=CartPole-v1 algo=ppo num_seeds=2", "num_seeds=2: 'sample' runs on the host, for one seed"),
-    ("env=gymnasium env.id=CartPole-v1 algo=ppo num_envs=3", "num_envs=3"),
+    (f"{HOST} pool.workers=40", "a group has 8 environments: write at most 8"),
+    (f"{HOST} pool.bridge=callback num_seeds=2", "num_seeds=2: an ordered callback serves one seed: write pool.bridge"),
+    (f"{HOST} pool.order=arrival num_seeds=2", "num_seeds=2: pool.order=arrival serves one: write pool.order=fixed"),
+    (f"{HOST} pool.order=arrival pool.workers=0", "pool.order=arrival needs worker processes"),
+    (f"{HOST} pool.order=arrival pool.workers=1 pool.bridge=callback", "has no fixed order to compile: write pool.bri"),
+    (f"{HOST} debug=true", "debug=true computes a tick again, which environments on the host cannot: leave it out"),
+    (f"{HOST} pool.bridge=call", "pool.bridge=call: write one of host, callback"),
+    (f"{HOST} placement=central_inference num_seeds=0", "num_seeds=0: write a number of at least 1"),
+    (f"{HOST} num_envs=3", "num_envs=3"),
     ("env=cartpole pool.workers=2", "pool.workers says nothing beside env=cartpole, which is compiled"),
     (
         "env=cartpole algo=ppo placement=central_inference devices=1",

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import envs
+import jaxrl_fast as jf
 from jaxrl_fast.core import Discrete
 from jaxrl_fast.env import Env, vectorize
 from jaxrl_fast.rollout import start, unroll
@@ -56,6 +57,14 @@ def gymnax_own():
 def brax_own(backend="spring"):
     from envs.from_brax import brax_envs
     return brax_envs.get_environment("fast", backend=backend)
+
+def gymnasium_own(**options):
+    import gymnasium
+    return gymnasium.make("CartPole-v1", **options)
+
+def several():
+    import gymnasium
+    return gymnasium.make_vec("CartPole-v1", num_envs=2)
 
 def fails():
     raise RuntimeError("no such\\nfile")
@@ -114,6 +123,30 @@ def test_what_gymnax_and_brax_make_is_taken(my_package):
     assert envs.make("custom", make="my_package.brax_own").spec.obs.shape == (2,)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_gymnasium_environment_is_stepped_on_the_host(my_package, workers):
+    pool = {"workers": workers}
+    env = jf.make_env("custom", make="my_package.gymnasium_own", num_envs=4, pool=pool, max_episode_steps=7)
+    assert isinstance(env, jf.HostEnv) and env.spec.action == Discrete(2)
+    env.reset(0)
+    env.send(np.zeros(2, np.int32), 1)
+    assert env.recv(1).reward.tolist() == [1.0, 1.0]
+    env.close()
+
+
+def test_a_closure_of_a_notebook_is_stepped_by_workers():
+    length = 7
+
+    def make():
+        import gymnasium
+
+        return gymnasium.make("Blackjack-v1", max_episode_steps=length)
+
+    env = jf.make_env("custom", make=make, num_envs=2, pool={"workers": 1})
+    assert env.reset(0).shape == (2, 32 + 11 + 2)
+    env.close()
+
+
 def one_line(**options) -> str:
     with pytest.raises(ValueError) as caught:
         envs.make(**options)
@@ -132,6 +165,8 @@ def one_line(**options) -> str:
         ({"make": "my_package.fails"}, ["my_package.fails failed: RuntimeError: no such file"]),
         ({"make": "my_package.make", "arms": 2}, ["my_package.make failed: TypeError", "'arms'"]),
         ({"make": "my_package.number"}, ["returned int", "jaxrl_fast.Env", "reset_env", "observation_size"]),
+        ({"make": "my_package.several"}, ["returned CartPoleVectorEnv", "one gymnasium.Env"]),
+        ({"make": "my_package.gymnasium_own"}, ["is stepped on the host", "write make_env(...)"]),
     ],
 )
 def test_mistakes_in_a_custom_world_end_in_one_line(my_package, options, words):

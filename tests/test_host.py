@@ -1,6 +1,6 @@
 """Host environments in the graph: rollouts tell what happened, placements change no bit, actions never wait in vain."""
 
-from functools import cache
+from functools import cache, partial
 
 import jax
 import numpy as np
@@ -28,14 +28,15 @@ def algorithm(name: str):
     )
 
 
-def chunks(name: str, placement: str, overlap: str = "none", num: int = 3):
+def chunks(name: str, placement: str, overlap: str = "none", num: int = 3, seeds: tuple[int, ...] = (0,)):
     """Rollouts and the end of three chunks of two ticks."""
-    env = tiny.host_line(discrete=name == "ppo")
+    env = tiny.host_line(discrete=name == "ppo", num_seeds=len(seeds))
+    keys = jax.vmap(jax.random.key)(np.array(seeds))
     graph, _ = build_graph(env, algorithm(name), overlap=overlap)
     placed = placements.PLACEMENTS[placement](graph, jax.devices()[:2])
-    program = programs.compile(graph, placed, 2)
-    init, run = program.ready(jax.random.split(jax.random.key(0), 1), algorithm(name).hyper)
-    state = init(jax.random.split(jax.random.key(0), 1), algorithm(name).hyper)
+    program = programs.compile(graph, placed, 2, len(seeds))
+    init, run = program.ready(keys, algorithm(name).hyper)
+    state = init(keys, algorithm(name).hyper)
     rows = []
     for _ in range(num):
         state, metrics = run(state)
@@ -62,6 +63,22 @@ def test_every_placement_computes_the_same_bits_from_a_host_environment(name, pl
     jax.tree.map(np.testing.assert_array_equal, got, want)
     jax.tree.map(np.testing.assert_array_equal, rows, want_rows)
     assert sum(int(row["sample/episodes"].sum()) for row in rows) > 0
+
+
+close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "placement"), [("ppo", "fused"), ("sac", "sampler_learner")])
+def test_each_seed_of_a_shared_pool_learns_as_it_does_alone(name, placement):
+    _, together, rows = chunks(name, placement, "sampling", num=2, seeds=(3, 5))
+    for i, seed in enumerate((3, 5)):
+        _, alone, own_rows = chunks(name, placement, "sampling", num=2, seeds=(seed,))
+        mine = jax.tree.map(lambda x, i=i: x[i], together._replace(tick=(), hyper=()))
+        steps = mine.private["sample"].steps
+        assert steps == 2 * alone.private["sample"].steps  # the pool counts those of all its slices
+        mine.private["sample"] = mine.private["sample"]._replace(steps=alone.private["sample"].steps)
+        jax.tree.map(close, mine, alone._replace(tick=(), hyper=()))
+        jax.tree.map(lambda x, y, i=i: close(x[i], y[0]), rows, own_rows)
 
 
 def test_a_rollout_tells_what_happened_in_the_environments():
@@ -122,8 +139,11 @@ def test_what_the_host_cannot_do_is_refused_in_a_line():
     graph, _ = build_graph(tiny.host_line(discrete=True), algorithm("ppo"))
     with pytest.raises(GraphError, match="data_parallel divides 'sample' among 2 devices, but it runs on the host"):
         programs.compile(graph, placements.data_parallel(graph, jax.devices()[:2]), 1)
-    with pytest.raises(GraphError, match="num_seeds=2: 'sample' runs on the host, for one seed: use --multirun"):
-        programs.compile(graph, placements.fused(graph, jax.devices()), 1, num_seeds=2)
+    for env, num_seeds in ((tiny.host_line(discrete=True), 2), (tiny.host_line(discrete=True, num_seeds=2), 1)):
+        with pytest.raises(
+            ValueError, match=rf"num_seeds={num_seeds}: .* write make_env\(..., num_seeds={num_seeds}\)"
+        ):
+            jf.learn(env, algorithm("ppo"), total_steps=24, num_seeds=num_seeds)
     compiled, _ = build_graph(tiny.line(discrete=True), algorithm("ppo"))
     with pytest.raises(GraphError, match="central_inference is for environments on the host"):
         placements.central_inference(compiled, jax.devices())

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import gymnasium
+import jax
 import numpy as np
 import pytest
 from pool_worlds import Uneven, Walk
@@ -15,6 +16,8 @@ from pool_worlds import Uneven, Walk
 from envs.from_gymnasium import make_custom_host, make_host
 from envs.pool.batches import env_seed
 from envs.pool.host import PoolOptions
+from jaxrl_fast.algorithms import ppo
+from jaxrl_fast.fragments import build_graph
 from jaxrl_fast.host_env import HostEnv, HostStep
 
 ROOT = Path(__file__).parent.parent
@@ -209,6 +212,30 @@ def test_it_is_measured_whether_workers_pay_and_said_in_one_line():
         host.close()
 
 
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_each_slice_of_a_pool_is_what_a_pool_of_its_own_would_be(workers):
+    options = PoolOptions(workers=workers, num_groups=2)
+    both = make_custom_host(Walk, num_envs=NUM_ENVS, num_seeds=2, name="walk", pool=options)
+    assert (both.num_envs, both.num_seeds) == (NUM_ENVS, 2)
+    halves = [slice(0, NUM_ENVS // 2), slice(NUM_ENVS // 2, NUM_ENVS)]
+    first, steps = both.reset([3, 5]), []
+    for t in range(STEPS):
+        for group, rows in enumerate(halves):
+            both.send(np.tile(actions_at(t)[rows], 2), group)
+        steps.append(HostStep(*map(np.concatenate, zip(both.recv(0), both.recv(1), strict=True))))
+    for i, seed in enumerate((3, 5)):
+        rows = np.concatenate([np.arange(3) + group * NUM_ENVS + i * 3 for group in range(2)])
+        alone = walks(0)
+        want = without_pid(*roll(alone, seed))
+        got = without_pid(first[rows], [HostStep(*(leaf[rows] for leaf in step)) for step in steps])
+        for a, b in zip(got, want, strict=True):
+            np.testing.assert_array_equal(a, b)
+        alone.close()
+    with pytest.raises(ValueError, match="1 seeds for a pool of 2 slices"):
+        both.reset(3)
+    both.close()
+
+
 def test_by_arrival_the_fast_do_not_wait_for_the_slow():
     options = PoolOptions(workers=2, num_groups=2, order="arrival")
     host = make_custom_host(partial(Uneven, 0.05), num_envs=8, name="uneven", pool=options)
@@ -229,6 +256,26 @@ def test_by_arrival_the_fast_do_not_wait_for_the_slow():
         host.send_to(1 + indices % 2, indices)
     assert steps[0] < steps.max()  # the worker of the slow one was not waited for
     assert host.steps() == steps.sum() == 30 * 4
+    host.close()
+
+
+def test_learning_by_arrival_gives_every_environment_its_steps_in_order():
+    options = PoolOptions(workers=2, num_groups=2, order="arrival")
+    host = make_custom_host(partial(Uneven, 0.002), num_envs=8, name="uneven", pool=options)
+    graph, agent = build_graph(host, ppo(rollout_length=10, num_minibatches=2, policy_hidden=(4,), value_hidden=(4,)))
+    sample, key = graph.fragments[0], jax.random.key(0)
+    inputs = {name: agent.parts[name].init(key).params for name in agent.acting_parts}
+    inputs["statistics"] = graph.fragments[1].publish(graph.fragments[1].init(key))["statistics"]
+    private = sample.init(key)
+    for tick in range(3):
+        private, outputs, _ = sample.step(private, inputs, (), jax.random.key(tick))
+        rollout = outputs["rollout"]
+        counted = np.broadcast_to(tick * 10 + np.arange(10, dtype=np.float32)[:, None], (10, 8))
+        np.testing.assert_array_equal(rollout.obs[..., 0], counted)
+        np.testing.assert_array_equal(rollout.next_obs[..., 0], counted + 1)
+        np.testing.assert_array_equal(rollout.reward, rollout.action)
+        assert rollout.first.sum() == (8 if tick == 0 else 0)
+    assert host.steps() == 240 == int(private.steps)
     host.close()
 
 

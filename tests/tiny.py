@@ -1,5 +1,7 @@
 """Worlds small enough that compiling them costs next to nothing."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,9 +34,12 @@ def line(*, discrete: bool, num_envs: int = 4, limit: int = 5) -> VecEnv:
     return vectorize(Env(EnvSpec("line", OBS, action, limit), reset, step), num_envs=num_envs)
 
 
-def host_line(*, discrete: bool, num_envs: int = 4, num_groups: int = 2, limit: int = 5) -> HostEnv:
+def host_line(
+    *, discrete: bool, num_envs: int = 4, num_groups: int = 2, num_seeds: int = 1, limit: int = 5, bridge: str = "host"
+) -> HostEnv:
     """The same point in NumPy, as an environment on the host; a fault in the order of calls raises."""
     spec = line(discrete=discrete, limit=limit).spec
+    per_seed, num_envs = num_envs, num_envs * num_seeds
     size = num_envs // num_groups
     x, length, total = np.zeros(num_envs), np.zeros(num_envs, np.int32), np.zeros(num_envs, np.float32)
     count, flying, rngs = [0], dict[int, np.ndarray](), list[np.random.Generator]()
@@ -42,8 +47,11 @@ def host_line(*, discrete: bool, num_envs: int = 4, num_groups: int = 2, limit: 
     def observe(x: np.ndarray) -> np.ndarray:
         return np.stack([x, 5.0 + 2.0 * x], axis=-1).astype(np.float32)
 
-    def reset(seed: int) -> np.ndarray:
-        rngs[:] = [np.random.default_rng((seed, i)) for i in range(num_envs)]
+    def reset(seed: int | Sequence[int]) -> np.ndarray:
+        seeds = seed if isinstance(seed, list) else [seed]
+        part = size // num_seeds
+        own = [(seeds[row % size // part], row // size * part + row % part) for row in range(num_envs)]
+        rngs[:] = [np.random.default_rng(words) for words in own]
         x[:], length[:], total[:], count[0] = [rng.uniform(-1, 1) for rng in rngs], 0, 0.0, 0
         flying.clear()
         return observe(x)
@@ -70,4 +78,7 @@ def host_line(*, discrete: bool, num_envs: int = 4, num_groups: int = 2, limit: 
     def another(num_envs: int) -> HostEnv:
         return host_line(discrete=discrete, num_envs=num_envs, num_groups=1, limit=limit)
 
-    return HostEnv(spec, num_envs, num_groups, reset, send, recv, lambda: count[0], list, another, lambda: None)
+    return HostEnv(
+        spec, per_seed, num_groups, reset, send, recv, lambda: count[0], list, another, lambda: None,
+        num_seeds=num_seeds, bridge=bridge,
+    )  # fmt: skip

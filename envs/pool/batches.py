@@ -1,5 +1,6 @@
 """Groups of environments in the parent: their rows and seeds, actions in, results out."""
 
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -14,11 +15,25 @@ def env_seed(seed: int, index: int, restarts: int = 0) -> int:
     return int(np.random.SeedSequence(seed, spawn_key=(index, restarts)).generate_state(1)[0]) >> 1
 
 
-def check_seed(seed: int) -> int:
-    """Raises ValueError where ``seed`` is not a whole number from 0 on."""
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-        raise ValueError(f"seed={seed}: write a whole number of at least 0")
-    return int(seed)
+def row_seeds(
+    seeds: Sequence[int], rows: Iterable[int], *, num_rows: int, num_groups: int, restarts: int = 0
+) -> list[int]:
+    """The seeds of the environments in ``rows``, each from the seed of its slice and its index among the environments
+    of that slice. Every group holds a part of each slice, one slice after the other."""
+    part = num_rows // (num_groups * len(seeds))
+    place = ((*divmod(row // part, len(seeds)), row % part) for row in rows)
+    return [env_seed(seeds[which], group * part + i, restarts) for group, which, i in place]
+
+
+def check_seeds(seed: int | Sequence[int], num_seeds: int) -> tuple[int, ...]:
+    """One seed for each slice. Raises ValueError where they are not as many, or no whole numbers from 0 on."""
+    seeds = tuple(seed) if isinstance(seed, list | tuple) else (seed,)
+    for one in seeds:
+        if isinstance(one, bool) or not isinstance(one, int | np.integer) or one < 0:
+            raise ValueError(f"seed={one}: write a whole number of at least 0")
+    if len(seeds) != num_seeds:
+        raise ValueError(f"{len(seeds)} seeds for a pool of {num_seeds} slices: write one for each")
+    return tuple(map(int, seeds))
 
 
 def split(rows: slice, parts: int, turn: int = 0) -> list[slice]:

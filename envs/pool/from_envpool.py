@@ -2,7 +2,7 @@
 by threads of this process. The only file that imports it, which takes seconds."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from gymnasium import spaces
 
-from envs.pool.batches import check_groups, check_seed, env_seed, sealed, split
+from envs.pool.batches import check_groups, check_seeds, env_seed, sealed, split
 from envs.pool.codec import encode_action, encode_obs
 from jaxrl_fast.core import Box, Discrete, EnvSpec
 from jaxrl_fast.host_env import HostEnv, HostStep
@@ -67,10 +67,10 @@ class _EnvPool:
         self.in_flight: set[int] = set()
         self.steps, self.is_open = 0, True
 
-    def reset(self, seed: int) -> np.ndarray:
+    def reset(self, seed: int | Sequence[int]) -> np.ndarray:
         self._require_open()
         self._close_pools()
-        seeds = [env_seed(check_seed(seed), i) for i in range(len(self.lengths))]
+        seeds = [env_seed(check_seeds(seed, 1)[0], i) for i in range(len(self.lengths))]
         self.pools = [self._start(seeds[rows]) for rows in self.groups]
         self.returns[:], self.lengths[:], self.steps = 0.0, 0, 0
         self.in_flight.clear()

@@ -2,12 +2,13 @@
 
 import os
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import gymnasium
 import numpy as np
 
-from envs.pool.batches import check_groups, check_seed, env_seed, gather, put_actions, sealed, split
+from envs.pool.batches import check_groups, check_seeds, gather, put_actions, row_seeds, sealed, split
 from envs.pool.codec import sample
 from envs.pool.processes import make_workers
 from envs.pool.stepping import World, explain, layout, make_stepper, place, size_bytes
@@ -21,12 +22,14 @@ MEASURE_S, MEASURE_STEPS, CHUNK = 0.05, 1000, 20
 
 
 class PoolOptions(NamedTuple):
-    """How environments are stepped. Only ``num_groups``, ``order`` and ``backend`` can change a number.
+    """How environments are stepped. Only ``num_groups``, ``order``, ``backend`` and ``bridge`` can change a number.
 
     ``workers``: processes; 0 steps in this one; ``"auto"`` measures a few steps and chooses. ``num_groups`` groups of
     environments take turns, so that one is stepped while the other's actions are computed. ``order="arrival"`` serves
     what is ready first, for environments of very uneven speed: the same seed then no longer gives the same run. A
     worker that is silent for ``step_timeout_s`` is started anew. ``backend="envpool"``: EnvPool's own environments.
+    ``bridge="host"``: a fragment of the graph that is called between compiled programs; ``"callback"``: called from
+    within the one program of a run, on one device.
     """
 
     workers: int | str = "auto"
@@ -34,18 +37,23 @@ class PoolOptions(NamedTuple):
     order: str = "fixed"
     step_timeout_s: float = 60.0
     backend: str = "workers"
+    bridge: str = "host"
 
 
-def check_options(options: PoolOptions, num_envs: int) -> None:
-    """Raises ValueError, in one line, where an option makes no pool of ``num_envs`` environments."""
+def check_options(options: PoolOptions, num_envs: int, num_seeds: int = 1) -> None:
+    """Raises ValueError, in one line, where an option makes no pool of ``num_envs`` environments for each seed."""
     check_groups(num_envs, options.num_groups)
-    workers, size = options.workers, num_envs // options.num_groups
+    if type(num_seeds) is not int or num_seeds < 1:
+        raise ValueError(f"num_seeds={num_seeds}: write a whole number of at least 1")
+    workers, size = options.workers, num_envs * num_seeds // options.num_groups
     if workers != "auto" and not (type(workers) is int and workers >= 0):
         raise ValueError(f"pool.workers={workers}: write auto, 0 (in this process) or a number of processes")
     if workers != "auto" and int(workers) > size:
         raise ValueError(f"pool.workers={workers}: a group has {size} environments: write at most {size}")
     if options.order not in ("fixed", "arrival"):
         raise ValueError(f"pool.order={options.order}: write fixed or arrival")
+    if options.order == "arrival" and num_seeds > 1:
+        raise ValueError(f"num_seeds={num_seeds}: pool.order=arrival serves one: write pool.order=fixed")
     if options.order == "arrival" and workers == 0:
         raise ValueError("pool.order=arrival needs worker processes: write pool.workers=auto or at least 1")
     if options.order == "arrival" and workers != "auto" and size % int(workers):
@@ -55,59 +63,68 @@ def check_options(options: PoolOptions, num_envs: int) -> None:
         raise ValueError(f"pool.step_timeout_s={timeout_s}: write seconds, such as 60")
     if options.backend not in ("workers", "envpool"):
         raise ValueError(f"pool.backend={options.backend}: write workers or envpool")
+    if options.bridge not in ("host", "callback"):
+        raise ValueError(f"pool.bridge={options.bridge}: write host or callback")
 
 
-def make_pool(world: World, spec: EnvSpec, *, num_envs: int, options: PoolOptions) -> HostEnv:
-    """``num_envs`` environments, stepped as ``options`` say.
+def make_pool(world: World, spec: EnvSpec, *, num_envs: int, num_seeds: int, options: PoolOptions) -> HostEnv:
+    """``num_envs`` environments for each of ``num_seeds``, stepped as ``options`` say.
 
     Raises:
         ValueError: an option is wrong, or the environments cannot be sent to other processes.
     """
-    check_options(options, num_envs)
+    check_options(options, num_envs, num_seeds)
+    num_rows = num_envs * num_seeds
     by_arrival, reason = options.order == "arrival", ""
     workers = options.workers
     if workers == "auto":
-        workers, reason = _choose(world, num_envs // options.num_groups, by_arrival)
+        workers, reason = _choose(world, num_rows // options.num_groups, by_arrival)
     if by_arrival:
         reason = f"{reason}{'; ' if reason else ''}pool.order=arrival: the same seed does not give the same run"
     if workers == 0:
-        return in_process(world, spec, num_envs=num_envs, num_groups=options.num_groups, reason=reason)
+        return in_process(
+            world, spec, num_envs=num_rows, num_groups=options.num_groups, num_seeds=num_seeds, reason=reason
+        )
     return make_workers(
-        world, spec, num_envs=num_envs, num_groups=options.num_groups, num_workers=int(workers), reason=reason,
+        world, spec, num_envs=num_rows, num_groups=options.num_groups, num_seeds=num_seeds, num_workers=int(workers),
+        reason=reason,
         step_timeout_s=options.step_timeout_s, by_arrival=by_arrival,
         another=lambda num_envs: in_process(world, spec, num_envs=num_envs),
     )  # fmt: skip
 
 
-def in_process(world: World, spec: EnvSpec, *, num_envs: int, num_groups: int = 1, reason: str = "") -> HostEnv:
-    """Environments stepped one after another in this process, a group when it is received.
+def in_process(
+    world: World, spec: EnvSpec, *, num_envs: int, num_groups: int = 1, num_seeds: int = 1, reason: str = ""
+) -> HostEnv:
+    """``num_envs`` environments over all seeds, stepped one after another in this process, a group when it is received.
 
     Raises:
         ValueError: the groups do not divide the environments.
     """
     check_groups(num_envs, num_groups)
-    pool = _InProcess(world, num_envs, num_groups, reason)
+    pool = _InProcess(world, num_envs, num_groups, num_seeds, reason)
     return HostEnv(
-        spec, num_envs, num_groups, pool.reset, pool.send, pool.recv, lambda: pool.steps, pool.events,
-        lambda num_envs: in_process(world, spec, num_envs=num_envs), pool.close,
+        spec, num_envs // num_seeds, num_groups, pool.reset, pool.send, pool.recv, lambda: pool.steps, pool.events,
+        lambda num_envs: in_process(world, spec, num_envs=num_envs), pool.close, num_seeds=num_seeds,
     )  # fmt: skip
 
 
 class _InProcess:
-    def __init__(self, world: World, num_envs: int, num_groups: int, reason: str) -> None:
+    def __init__(self, world: World, num_envs: int, num_groups: int, num_seeds: int, reason: str) -> None:
         fields = layout(num_envs, world.observe, world.act)
         self.arrays = place(fields, np.zeros(size_bytes(fields), np.uint8))
         self.stepper = make_stepper(world, self.arrays, range(num_envs))
         self.groups = split(slice(0, num_envs), num_groups)
+        self.num_seeds = num_seeds
         self.in_flight: set[int] = set()
         self.told = [reason] if reason else []
         self.name, self.steps, self.is_open = world.name, 0, True
 
-    def reset(self, seed: int) -> np.ndarray:
+    def reset(self, seed: int | Sequence[int]) -> np.ndarray:
         self._require_open()
-        seed, self.steps = check_seed(seed), 0
+        seeds, self.steps, num_rows = check_seeds(seed, self.num_seeds), 0, len(self.arrays.seed)
         self.in_flight.clear()
-        self.arrays.seed[:] = [env_seed(seed, i) for i in range(len(self.arrays.seed))]
+        self.arrays.seed[:] = row_seeds(seeds, range(num_rows), num_rows=num_rows, num_groups=len(self.groups))
         self.stepper.reset()
         return self.arrays.obs.copy()
 

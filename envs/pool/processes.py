@@ -5,12 +5,12 @@ import pickle
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import cloudpickle
 import numpy as np
 
-from envs.pool.batches import check_seed, env_seed, gather, joined, just_reset, mark_lost, put_actions, sealed, split
+from envs.pool.batches import check_seeds, gather, joined, just_reset, mark_lost, put_actions, row_seeds, sealed, split
 from envs.pool.stepping import PoolError, World, layout, place, size_bytes
 from envs.pool.supervision import Died, anonymous_file, start_crew
 from envs.pool.worker import RESET, Job
@@ -29,21 +29,22 @@ def make_workers(
     *,
     num_envs: int,
     num_groups: int,
+    num_seeds: int,
     num_workers: int,
     step_timeout_s: float,
     by_arrival: bool,
     another: Callable[[int], HostEnv],
     reason: str,
 ) -> HostEnv:
-    """Environments stepped by worker processes, each of which owns a share of every group.
+    """``num_envs`` environments over all seeds, stepped by worker processes, each of which owns a share of every group.
 
     Raises:
         ValueError: the environments cannot be sent to other processes.
     """
-    pool = _Pool(world, num_envs, num_groups, num_workers, step_timeout_s, reason)
+    pool = _Pool(world, num_envs, num_groups, num_seeds, num_workers, step_timeout_s, reason)
     host = HostEnv(
         spec,
-        num_envs,
+        num_envs // num_seeds,
         num_groups,
         pool.reset,
         pool.send,
@@ -52,6 +53,7 @@ def make_workers(
         pool.events,
         another,
         pool.close,
+        num_seeds=num_seeds,
     )
     return host._replace(send_to=pool.send_to, recv_any=pool.recv_any) if by_arrival else host
 
@@ -64,8 +66,9 @@ class _Pool:
     """
 
     def __init__(
-        self, world: World, num_envs: int, num_groups: int, num_workers: int, step_timeout_s: float, reason: str
-    ) -> None:
+        self, world: World, num_envs: int, num_groups: int, num_seeds: int, num_workers: int, step_timeout_s: float,
+        reason: str,
+    ) -> None:  # fmt: skip
         self.world, self.num_workers, self.step_timeout_s = world, num_workers, step_timeout_s
         self.groups = split(slice(0, num_envs), num_groups)
         extra = num_envs // num_groups % num_workers
@@ -79,7 +82,8 @@ class _Pool:
         self.crew = start_crew(Job(world.name, make, num_envs, fields, shares), memory_fd)
         self.told = [reason] if reason else []
         self.is_open = True
-        self.steps = self.batches = self.seed = 0
+        self.steps = self.batches = 0
+        self.seeds = (0,) * num_seeds
         self.in_flight: set[tuple[int, int]] = set()
         self.lost: set[tuple[int, int]] = set()
         self.known: dict[tuple[int, int], tuple[HostStep, slice]] = {}
@@ -88,10 +92,10 @@ class _Pool:
         self.deaths: dict[int, list[int]] = {w: [] for w in range(num_workers)}
         weakref.finalize(self, self.crew.close)  # when nothing holds the pool any more, or as Python ends
 
-    def reset(self, seed: int) -> np.ndarray:
+    def reset(self, seed: int | Sequence[int]) -> np.ndarray:
         self._require_open()
-        self.seed, self.steps = check_seed(seed), 0
-        self.arrays.seed[:] = [env_seed(self.seed, i) for i in range(len(self.arrays.seed))]
+        self.seeds, self.steps = check_seeds(seed, len(self.seeds)), 0
+        self._seed_rows(slice(0, len(self.arrays.seed)))
         self.lost.clear()
         self.in_flight.clear()
         self.arrived.clear()
@@ -132,13 +136,14 @@ class _Pool:
                 self.arrived.append(share)
 
     def recv_any(self) -> tuple[np.ndarray, HostStep]:
-        """``(indices [E / G], step)`` of the shares that were ready first."""
+        """``(indices, step)`` of the shares that were ready first: as many as make a group, or all under way."""
         self._require_open()
-        if len(self.in_flight) < self.num_workers:
-            raise ValueError("recv_any(): fewer environments are under way than one group has: send_to them first")
-        while len(self.arrived) < self.num_workers:
+        if not self.in_flight:
+            raise ValueError("recv_any(): nothing is under way: send_to environments first")
+        wanted = min(self.num_workers, len(self.in_flight))
+        while len(self.arrived) < wanted:
             self._listen()
-        shares = [self.arrived.popleft() for _ in range(self.num_workers)]
+        shares = [self.arrived.popleft() for _ in range(wanted)]
         steps = [self._take([share], self.shares[share]) for share in shares]
         return np.concatenate([_indices(self.shares[share]) for share in shares]), joined(steps)
 
@@ -218,9 +223,7 @@ class _Pool:
         while True:
             self._note(death)
             for share in mine:
-                rows = self.shares[share]
-                seeds = [env_seed(self.seed, i, len(self.deaths[worker])) for i in range(rows.start, rows.stop)]
-                self.arrays.seed[rows] = seeds
+                self._seed_rows(self.shares[share], restarts=len(self.deaths[worker]))
             self.crew.replace(worker)
             self.crew.tell(worker, RESET)
             try:
@@ -251,6 +254,10 @@ class _Pool:
             f"worker {death.worker} of {self.world.name} {death.how}, the {len(recent)}. time within {DEATH_WINDOW:,} "
             f"batches, and is not started again. {words}"
         )
+
+    def _seed_rows(self, rows: slice, restarts: int = 0) -> None:
+        size = {"num_rows": len(self.arrays.seed), "num_groups": len(self.groups)}
+        self.arrays.seed[rows] = row_seeds(self.seeds, range(rows.start, rows.stop), **size, restarts=restarts)
 
     def _count(self, share: tuple[int, int]) -> int:
         return self.shares[share].stop - self.shares[share].start
