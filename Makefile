@@ -2,6 +2,7 @@
 #   make train ARGS="env=cartpole algo=ppo"     train; the default is env=halfcheetah
 #   make train EXTRA=cuda13                     with an accelerator: cuda13, cuda12 or tpu
 #   make bench ROWS="ppo_cartpole"              measure against peers (an hour; run nothing beside it); default: all rows
+#   make bench-host                             the same for environments on the host: the pool, SAC on HalfCheetah-v5
 #   make setup PYTHON=/path/to/python3.12       with a chosen Python
 
 ARGS ?= env=halfcheetah
@@ -10,6 +11,7 @@ WORKERS ?= 2
 EXTRA ?=
 ROWS ?=
 PEERS ?= .venv-peers
+PEERS_HOST ?= .venv-peers-host
 PEERS_PYTHON ?= python3.11
 VENV ?= .venv
 
@@ -23,7 +25,7 @@ EXTRAS := dev$(if $(EXTRA),$(comma)$(EXTRA))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(EXTRAS)
 
-.PHONY: setup train test check fmt lint types bench clean
+.PHONY: setup train test check fmt lint types bench bench-host clean
 
 setup: $(STAMP)
 
@@ -58,12 +60,18 @@ bench: $(STAMP) $(PEERS)/.installed
 	BENCH_PEERS=$(abspath $(PEERS)/bin/python) $(BIN)/python experiments/bench/run.py $(ROWS)
 	$(BIN)/python experiments/bench/profiling.py $(filter-out cartpole_8_seeds,$(ROWS))
 
+bench-host: $(STAMP) $(PEERS_HOST)/.installed
+	$(PEERS_HOST)/bin/python experiments/pool.py
+	BENCH_PEERS=$(abspath $(PEERS_HOST)/bin/python) $(BIN)/python experiments/bench/host_sac.py
+
 $(PEERS)/.installed: experiments/bench/peers.lock
+$(PEERS_HOST)/.installed: experiments/bench/peers_host.lock
+$(PEERS)/.installed $(PEERS_HOST)/.installed:
 	@$(PEERS_PYTHON) -c 'import ensurepip, venv' || { \
 		echo "make: the peers need Python 3.11: write make bench PEERS_PYTHON=/path/to/python3.11" >&2; exit 1; }
-	@[ -x $(PEERS)/bin/python ] || { echo "$(PEERS_PYTHON) -m venv $(PEERS)"; $(PEERS_PYTHON) -m venv $(PEERS); }
-	$(PEERS)/bin/python -m pip install --disable-pip-version-check --quiet -r $<
+	@[ -x $(@D)/bin/python ] || { echo "$(PEERS_PYTHON) -m venv $(@D)"; $(PEERS_PYTHON) -m venv $(@D); }
+	$(@D)/bin/python -m pip install --disable-pip-version-check --quiet -r $<
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(PEERS) build dist *.egg-info
+	rm -rf $(VENV) $(PEERS) $(PEERS_HOST) build dist *.egg-info

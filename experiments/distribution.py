@@ -190,12 +190,13 @@ def draw(jobs: dict[str, Any]) -> None:
     ]
     if not found:
         return
+    known = sorted({span["segment"] for _, row in found for span in row["spans"]})
     figure, axes = plt.subplots(len(found), 1, figsize=(10, 1.9 * len(found)), layout="constrained", squeeze=False)
     for (job, row), plot in zip(found, axes[:, 0], strict=True):
         names = sorted({span["segment"] for span in row["spans"]})
         devices = sorted({device for span in row["spans"] for device in span["devices"]})
         for span in row["spans"]:
-            color = f"C{names.index(span['segment'])}"
+            color = f"C{known.index(span['segment'])}"
             for device in span["devices"]:
                 plot.barh(
                     devices.index(device),
@@ -205,8 +206,8 @@ def draw(jobs: dict[str, Any]) -> None:
                     edgecolor="white",
                     linewidth=0.5,
                 )
-        for i, name in enumerate(names):
-            plot.barh(0, 0, color=f"C{i}", label=name)
+        for name in names:
+            plot.barh(0, 0, color=f"C{known.index(name)}", label=name)
         plot.set(
             yticks=range(len(devices)),
             yticklabels=devices,

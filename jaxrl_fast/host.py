@@ -37,13 +37,28 @@ class HostSamplerState(NamedTuple):
 
 
 class HostRecord(NamedTuple):
-    """What happened at one step of one group; ``extras`` are still on the device."""
+    """What happened at one step of some environments, beside the ``extras`` of the decision."""
 
     obs: PyTree
     first: Any
     action: np.ndarray
-    extras: PyTree
     step: HostStep
+
+
+class Recording:
+    """A rollout in the making: arrays ``[T, E, ...]``, with several seeds ``[S, T, E, ...]``."""
+
+    def __init__(self, length: int, num_envs: int, axis: int, num_seeds: int = 1) -> None:
+        self.shape, self.axis = (*[num_seeds] * axis, length, num_envs), axis
+        self.arrays: Any = None
+
+    def put(self, t: Any, rows: Any, record: HostRecord) -> None:
+        """Step ``t`` of the environments ``rows``: a number and a slice, or as many of each."""
+        if self.arrays is None:
+            self.arrays = jax.tree.map(lambda x: np.empty((*self.shape, *x.shape[self.axis + 1 :]), x.dtype), record)
+        at = (*[slice(None)] * self.axis, t, rows)
+        for whole, part in zip(jax.tree.leaves(self.arrays), jax.tree.leaves(record), strict=True):
+            whole[at] = part
 
 
 def host_sample_fragment(env: HostEnv, agent: Agent, rollout_shapes: Transition) -> Fragment:
@@ -52,31 +67,41 @@ def host_sample_fragment(env: HostEnv, agent: Agent, rollout_shapes: Transition)
     The environments are started anew in the first tick, and wherever their count of steps is not that of the state:
     after a resume, episodes begin again.
     """
-    groups, size, axis = env.num_groups, env.num_envs // env.num_groups, env_axis(env)
-    act = jax.jit(over_slices(env, make_act(agent), (0, 0, 0, 0, 0, None)))
+    axis, length = env_axis(env), agent.rollout_length
+    rows = _slices(env.num_envs, env.num_groups)
+    groups = range(env.num_groups)
+    turns = [[group] for group in groups] if env.overlaps else [list(groups)]  # who is decided on in one call
+    act = over_slices(env, _remembering(make_act(agent)), (0, 0, 0, 0, 0, None, 0, None))
+    no_extras = _extras_of_a_group(env, rollout_shapes.extras)
+
+    @partial(jax.jit, donate_argnums=2)
+    def decide(inputs: Channels, given: list[tuple], extras: list[PyTree], key: Any, counts: list[int], t: int) -> list:
+        return [act(inputs, *g, key, i, e, t) for g, e, i in zip(given, extras, counts, strict=True)]
 
     def step(private: HostSamplerState, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
         now = begin(env, agent, private, key)
         now = now._replace(obs=jax.device_get(now.obs), first=np.asarray(now.first))
-        waiting: list[tuple] = [_slice(now, group, size, axis) for group in range(groups)]
-        records: list[list[HostRecord]] = []
-        for t in range(agent.rollout_length + 1):
-            row = []
-            for group in range(groups):
-                obs, first, carry, sent = waiting[group]
-                if sent is not None:
+        given, extras = [_part(now, own, axis) for own in rows], [no_extras() for _ in groups]
+        sent: list[Any] = [None] * env.num_groups
+        recording = Recording(length, env.num_envs, axis, env.num_seeds)
+        for t in range(length + 1):
+            for turn in turns:
+                for group in turn if t > 0 else ():
                     result = _by_slice(env, env.recv(group))
-                    row.append(HostRecord(obs, first, sent[0], sent[1], result))
-                    obs, first = result.obs, result.terminated | result.truncated
-                if t < agent.rollout_length:
-                    action, carry, extras = act(inputs, carry, obs, first, key, t * groups + group)
-                    sent = np.asarray(action), extras
-                    env.send(_in_rows(env, sent[0]), group)
-                waiting[group] = obs, first, carry, sent
-            records += [row] if row else []
-        rollout, metrics = _collect(records, axis)
+                    carry, obs, first = given[group]
+                    recording.put(t - 1, rows[group], HostRecord(obs, first, sent[group], result))
+                    given[group] = carry, result.obs, result.terminated | result.truncated
+                if t == length:
+                    continue
+                counts = [t * env.num_groups + group for group in turn]
+                decided = decide(inputs, [given[g] for g in turn], [extras[g] for g in turn], key, counts, t)
+                for group, (action, carry, extras[group]) in zip(turn, decided, strict=True):
+                    given[group], sent[group] = (carry, *given[group][1:]), np.asarray(action)
+                    env.send(_in_rows(env, sent[group]), group)
+        rollout, metrics = collect(recording.arrays, _join(extras, axis + 1), axis)
+        carry, obs, first = _join(given, axis)
         steps = np.full(now.steps.shape, env.steps() % MAX_STEPS, np.int32)
-        return HostSamplerState(steps, *_join([w[:3] for w in waiting], axis)), {"rollout": rollout}, metrics
+        return HostSamplerState(steps, obs, first, carry), {"rollout": rollout}, metrics
 
     return host_fragment(env, agent, rollout_shapes, step)
 
@@ -198,28 +223,45 @@ def _in_rows(env: HostEnv, actions: np.ndarray) -> np.ndarray:
     return actions if env.num_seeds == 1 else actions.reshape(-1, *actions.shape[2:])
 
 
-def _slice(state: HostSamplerState, group: int, size: int, axis: int) -> tuple[PyTree, Any, PyTree, None]:
-    own = (*[slice(None)] * axis, slice(group * size, (group + 1) * size))
-    return *jax.tree.map(itemgetter(own), (state.obs, state.first, state.carry)), None
+def _slices(num_envs: int, groups: int) -> list[slice]:
+    size = num_envs // groups
+    return [slice(group * size, (group + 1) * size) for group in range(groups)]
+
+
+def _part(state: HostSamplerState, own: slice, axis: int) -> tuple[PyTree, PyTree, Any]:
+    """What a group is decided on: carry, obs and first."""
+    at = (*[slice(None)] * axis, own)
+    return jax.tree.map(itemgetter(at), (state.carry, state.obs, state.first))
+
+
+def _remembering(act: Callable[..., tuple]) -> Callable[..., tuple]:
+    """``act`` that puts its extras at ``t`` of those of a whole rollout ``[T, E, ...]``: fetched one by one, they would
+    cost as much as the decisions."""
+
+    def call(*args: Any) -> tuple:
+        *given, remembered, t = args
+        action, carry, extras = act(*given)
+        return action, carry, jax.tree.map(lambda all_, new: all_.at[t].set(new), remembered, extras)
+
+    return call
+
+
+def _extras_of_a_group(env: HostEnv, shapes: PyTree) -> Callable[[], PyTree]:
+    """Makes room for the extras ``[T, E / G, ...]`` of a group, with several seeds ``[S, T, E / G, ...]``."""
+    seeds, size = (env.num_seeds,) * env_axis(env), env.num_envs // env.num_groups
+    return lambda: jax.tree.map(lambda s: jnp.zeros((*seeds, s.shape[0], size, *s.shape[2:]), s.dtype), shapes)
 
 
 def _join(groups: list[PyTree], axis: int) -> PyTree:
-    """Groups side by side again, leaves ``[E, ...]``."""
+    """Groups side by side again, along ``axis``."""
     return jax.tree.map(lambda *leaves: np.concatenate(leaves, axis), *jax.device_get(groups))
 
 
-def _collect(records: list[list[HostRecord]], axis: int) -> tuple[Transition, dict[str, Any]]:
-    """As `collect`, from the steps of all groups."""
-    rows = [_join(row, axis) for row in jax.device_get(records)]
-    return collect(jax.tree.map(lambda *leaves: np.stack(leaves, axis), *rows), axis)
-
-
-def collect(record: HostRecord, axis: int = 0) -> tuple[Transition, dict[str, Any]]:
+def collect(record: HostRecord, extras: PyTree, axis: int = 0) -> tuple[Transition, dict[str, Any]]:
     """The rollout ``[T, E, ...]`` and its sums, as `rollout.unroll` gives them; time is axis ``axis``."""
     step = record.step
     fields: Any = (
-        record.obs, record.action, step.reward, step.next_obs, step.terminated, step.truncated, record.first,
-        record.extras,
+        record.obs, record.action, step.reward, step.next_obs, step.terminated, step.truncated, record.first, extras
     )  # fmt: skip
     done = (step.terminated | step.truncated) & (step.episode_length > 0)  # not a step that was lost
     real = [x for x in jax.tree.leaves((step.next_obs, step.reward)) if np.issubdtype(x.dtype, np.floating)]

@@ -53,6 +53,7 @@ class HostEnv(NamedTuple):
     [n])``, which steps the environments that ``recv_any`` gave, or all with ``indices = arange(E)``. What a seed gives
     then depends on timing.
 
+    ``overlaps``: groups are stepped elsewhere, while this process computes the actions of others.
     ``bridge``: how they are joined to compiled programs, ``host`` (called between these) or ``callback`` (from within).
     """
 
@@ -70,3 +71,4 @@ class HostEnv(NamedTuple):
     recv_any: Callable[[], tuple[np.ndarray, HostStep]] | None = None
     num_seeds: int = 1
     bridge: str = "host"
+    overlaps: bool = True

@@ -28,9 +28,9 @@ def algorithm(name: str):
     )
 
 
-def chunks(name: str, placement: str, overlap: str = "none", num: int = 3, seeds: tuple[int, ...] = (0,)):
+def chunks(name: str, placement: str, overlap: str = "none", num: int = 3, seeds: tuple[int, ...] = (0,), **how):
     """Rollouts and the end of three chunks of two ticks."""
-    env = tiny.host_line(discrete=name == "ppo", num_seeds=len(seeds))
+    env = tiny.host_line(discrete=name == "ppo", num_seeds=len(seeds))._replace(**how)
     keys = jax.vmap(jax.random.key)(np.array(seeds))
     graph, _ = build_graph(env, algorithm(name), overlap=overlap)
     placed = placements.PLACEMENTS[placement](graph, jax.devices()[:2])
@@ -63,6 +63,12 @@ def test_every_placement_computes_the_same_bits_from_a_host_environment(name, pl
     jax.tree.map(np.testing.assert_array_equal, got, want)
     jax.tree.map(np.testing.assert_array_equal, rows, want_rows)
     assert sum(int(row["sample/episodes"].sum()) for row in rows) > 0
+
+
+def test_deciding_on_all_groups_at_once_changes_no_bit():
+    _, want, _ = fused("ppo")
+    _, got, _ = chunks("ppo", "fused", overlaps=False)
+    jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
 close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)

@@ -17,6 +17,8 @@ from jaxrl_fast.host_env import HostEnv, HostStep
 
 WAKE_UP_S = 60e-6
 """What it costs to have a batch stepped by workers, beside the steps (experiments/pool.py measures it)."""
+DECISION_S = 250e-6
+"""What computing the actions of a group costs this process at the least, which takes a core."""
 MEASURE_S, MEASURE_STEPS, CHUNK = 0.05, 1000, 20
 """How long and how often a step is measured; the median over chunks leaves out what other programs took."""
 
@@ -78,7 +80,7 @@ def make_pool(world: World, spec: EnvSpec, *, num_envs: int, num_seeds: int, opt
     by_arrival, reason = options.order == "arrival", ""
     workers = options.workers
     if workers == "auto":
-        workers, reason = _choose(world, num_rows // options.num_groups, by_arrival)
+        workers, reason = _choose(world, num_rows // options.num_groups, options)
     if by_arrival:
         reason = f"{reason}{'; ' if reason else ''}pool.order=arrival: the same seed does not give the same run"
     if workers == 0:
@@ -105,7 +107,7 @@ def in_process(
     pool = _InProcess(world, num_envs, num_groups, num_seeds, reason)
     return HostEnv(
         spec, num_envs // num_seeds, num_groups, pool.reset, pool.send, pool.recv, lambda: pool.steps, pool.events,
-        lambda num_envs: in_process(world, spec, num_envs=num_envs), pool.close, num_seeds=num_seeds,
+        lambda num_envs: in_process(world, spec, num_envs=num_envs), pool.close, num_seeds=num_seeds, overlaps=False,
     )  # fmt: skip
 
 
@@ -160,20 +162,31 @@ class _InProcess:
             raise ValueError(f"the pool of {self.name} is closed: make another")
 
 
-def _choose(world: World, group_size: int, by_arrival: bool) -> tuple[int, str]:
-    """The number of workers, and why: processes where they save more than their wake-ups cost."""
+def _choose(world: World, group_size: int, options: PoolOptions) -> tuple[int, str]:
+    """The number of workers, and why: processes where they save more than their wake-ups cost. One core is left for the
+    actions."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    workers = min(cores, group_size)
-    if by_arrival:
+    workers = max(1, min(cores - 1, group_size))
+    if options.order == "arrival":
         workers = max(n for n in range(1, workers + 1) if group_size % n == 0)
-        return workers, f"{world.name} is stepped by {workers} worker processes"
+        return workers, f"{world.name} is stepped by {_processes(workers)}"
     step_s = step_cost_s(world)
-    alone_s, shared_s = group_size * step_s, -(-group_size // workers) * step_s + WAKE_UP_S
-    work = f"{group_size} steps of {world.name} take {1e3 * alone_s:.2g} ms"
-    if workers > 1 and shared_s < alone_s:
-        return workers, f"{world.name} is stepped by {workers} worker processes: {work}"
-    why = f"a wake-up of workers about {1e3 * WAKE_UP_S:.2g} ms" if workers > 1 else "one core or one environment"
-    return 0, f"{world.name} is stepped in this process: {work}, {why}"
+    alone_s = options.num_groups * group_size * step_s + DECISION_S
+    share_s = -(-group_size // workers) * step_s
+    overlaps = options.num_groups > 1 and options.bridge == "host"
+    shared_s = options.num_groups * (WAKE_UP_S + (max(share_s, DECISION_S) if overlaps else share_s + DECISION_S))
+    work = f"a step takes {1e6 * step_s:.2g} µs, so a step of all"
+    if cores > 1 and shared_s < alone_s:
+        return workers, (
+            f"{world.name} is stepped by {_processes(workers)}: {work} about {1e3 * shared_s:.2g} ms with its actions, "
+            f"{1e3 * alone_s:.2g} ms in this process"
+        )
+    why = f"{1e3 * shared_s:.2g} ms by {_processes(workers)}" if cores > 1 else "there is one core"
+    return 0, f"{world.name} is stepped in this process: {work} about {1e3 * alone_s:.2g} ms with its actions, {why}"
+
+
+def _processes(workers: int) -> str:
+    return f"{workers} worker process{'es' if workers > 1 else ''}"
 
 
 def step_cost_s(world: World) -> float:
