@@ -163,26 +163,30 @@ class _InProcess:
 
 
 def _choose(world: World, group_size: int, options: PoolOptions) -> tuple[int, str]:
-    """The number of workers, and why: processes where they save more than their wake-ups cost. One core is left for the
-    actions."""
+    """The number of workers, and why: what is expected to step all environments once, actions included, the soonest."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    workers = max(1, min(cores - 1, group_size))
+    known = sorted({min(n, group_size) for n in (cores - 1, cores) if n > 0 and cores > 1})
     if options.order == "arrival":
-        workers = max(n for n in range(1, workers + 1) if group_size % n == 0)
+        workers = max(n for n in range(1, min(cores, group_size) + 1) if group_size % n == 0)
         return workers, f"{world.name} is stepped by {_processes(workers)}"
     step_s = step_cost_s(world)
-    alone_s = options.num_groups * group_size * step_s + DECISION_S
-    share_s = -(-group_size // workers) * step_s
-    overlaps = options.num_groups > 1 and options.bridge == "host"
-    shared_s = options.num_groups * (WAKE_UP_S + (max(share_s, DECISION_S) if overlaps else share_s + DECISION_S))
-    work = f"a step takes {1e6 * step_s:.2g} µs, so a step of all"
-    if cores > 1 and shared_s < alone_s:
-        return workers, (
-            f"{world.name} is stepped by {_processes(workers)}: {work} about {1e3 * shared_s:.2g} ms with its actions, "
-            f"{1e3 * alone_s:.2g} ms in this process"
-        )
-    why = f"{1e3 * shared_s:.2g} ms by {_processes(workers)}" if cores > 1 else "there is one core"
-    return 0, f"{world.name} is stepped in this process: {work} about {1e3 * alone_s:.2g} ms with its actions, {why}"
+    took_s = {n: _turn_s(n, cores, group_size, step_s, options) for n in (0, *known)}
+    best = min(took_s, key=lambda n: took_s[n])
+    by = f"by {_processes(best)}" if best else "in this process"
+    others = ", ".join(f"{1e3 * s:.2g} ms {f'by {n}' if n else 'here'}" for n, s in took_s.items() if n != best)
+    return best, (
+        f"{world.name} is stepped {by}: a step takes {1e6 * step_s:.2g} µs, one of all environments and its actions "
+        f"about {1e3 * took_s[best]:.2g} ms ({others or 'there is one core'})"
+    )
+
+
+def _turn_s(workers: int, cores: int, group_size: int, step_s: float, options: PoolOptions) -> float:
+    """Seconds of a step of all groups with their actions; as many workers as cores compete with what computes these."""
+    if workers == 0:
+        return options.num_groups * group_size * step_s + DECISION_S
+    share_s, decision_s = -(-group_size // workers) * step_s, DECISION_S * (1.5 if workers >= cores else 1.0)
+    overlaps = options.num_groups > 1 and options.bridge == "host" and workers < cores
+    return options.num_groups * (WAKE_UP_S + (max(share_s, decision_s) if overlaps else share_s + decision_s))
 
 
 def _processes(workers: int) -> str:
