@@ -32,7 +32,7 @@ DIVIDING = (
     ("sampler_learner", 4, 1), ("parameter_server", 2, 2), ("parameter_server", 4, 4),
 )  # fmt: skip
 """Placement, devices, learners."""
-KEYS = jax.random.split(jax.random.key(3), 1)
+SEEDS = [3]
 
 
 def algorithm(name: str) -> jf.Algorithm:
@@ -49,8 +49,9 @@ def end(graph: Graph, hyper: Any, placement: str, devices: int, ticks: int, star
     """The state and metrics after some ticks, from the beginning or from a state on the host; on the host."""
     placed = PLACEMENTS[placement](graph, jax.devices()[:devices])
     program = programs.compile(graph, placed, ticks)
-    init, run = program.ready(KEYS, hyper)
-    state = init(KEYS, hyper) if start is None else program.place(from_host(start))
+    keys = jax.vmap(jax.random.key)(np.array(SEEDS))
+    init, run = program.ready(keys, hyper)
+    state = init(keys, hyper) if start is None else program.place(from_host(start))
     return jax.tree.map(to_host, run(state))
 
 
