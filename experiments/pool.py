@@ -38,8 +38,8 @@ LIGHT = ("CartPole-v1", "Pendulum-v1", "Blackjack-v1")
 ROWS = {
     **{f"{id} 16": (id, 16, ("one process", "pool", "pool, one group", "envpool backend", "envpool")) for id in
        ("HalfCheetah-v5", "Hopper-v5")},
-    **{f"{id} {n}": (id, n, ("auto", "sync", "async", "ray")) for id in LIGHT for n in (15, 64)},
-    **{f"{id} 15": (id, 15, ("auto", "sync", "async", "ray")) for id in
+    **{f"{id} {n}": (id, n, ("auto", "pool", "sync", "async", "ray")) for id in LIGHT for n in (15, 64)},
+    **{f"{id} 15": (id, 15, ("auto", "pool", "sync", "async", "ray")) for id in
        ("ALE/Pong-v5", "ALE/Pacman-v5", "ALE/SpaceInvaders-v5")},
 }  # fmt: skip
 """Row -> environment, number of environments, contenders."""
@@ -227,9 +227,10 @@ def ratios(rates: dict[str, float]) -> dict[str, float]:
     found = {}
     if "pool" in rates and "one process" in rates:
         found["pool / (cores x one process)"] = rates["pool"] / (CORES * rates["one process"])
-    if "auto" in rates and "sync" in rates:
-        found["auto / better of sync and async"] = rates["auto"] / max(rates["sync"], rates["async"])
-    for one, other in (("auto", "ray"), ("pool", "envpool"), ("envpool backend", "envpool")):
+    for one in ("auto", "pool"):
+        if one in rates and "sync" in rates:
+            found[f"{one} / better of sync and async"] = rates[one] / max(rates["sync"], rates["async"])
+    for one, other in (("auto", "ray"), ("pool", "ray"), ("pool", "envpool"), ("envpool backend", "envpool")):
         if one in rates and other in rates:
             found[f"{one} / {other}"] = rates[one] / rates[other]
     return found
