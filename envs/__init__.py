@@ -47,16 +47,20 @@ GYMNASIUM_NAMESAKES = {
 }  # fmt: skip
 """brax id -> the environment of Gymnasium that carries its name but not its physics."""
 
-EXAMPLE_IDS = {"brax": "ant", "gymnax": "CartPole-v1", "gymnasium": "HalfCheetah-v5", "probe": "value"}
-HOST_SUITES = ("gymnasium",)
-"""Suites whose environments are stepped on the host (`make_host`), not compiled (`make`)."""
+EXAMPLE_IDS = {"brax": "ant", "gymnax": "CartPole-v1", "gymnasium": "HalfCheetah-v5", "atari": "Pong", "probe": "value"}
+HOST_SUITES = {"gymnasium": "make_host", "atari": "make_atari_host"}
+"""Suites whose environments are stepped on the host (`make_host`), not compiled (`make`), and what makes them in
+`envs.from_gymnasium`."""
+FRAME_STACK = {"atari": 4}
+"""How many frames a policy sees at once, where it is not told."""
 
 
 def make(name: str, **options: Any) -> "Env":
     """The world that a short name or a suite stands for.
 
     ``make("halfcheetah")``, ``make("brax", id="ant", backend="mjx")``, ``make("gymnax", id="CartPole-v1")``,
-    ``make("probe", id="value")``, ``make("custom", make="my_package.make")``; other options go to the world.
+    ``make("probe", id="value")``, ``make("custom", make="my_package.make")``; other options go to the world, but
+    ``frame_stack``: how many of its images the policy is to see at once.
 
     Raises:
         ValueError: unknown name, id or option, or a package that is not installed; one line that says what to write.
@@ -64,9 +68,10 @@ def make(name: str, **options: Any) -> "Env":
     suite, options = resolve(name, options)
     if suite in HOST_SUITES:
         raise ValueError(f"env={name} is stepped on the host and has no compiled world: write jaxrl_fast.make_env(...)")
+    frame_stack = options.pop("frame_stack", None)
     try:
         if suite == "custom":
-            return import_module("envs.custom").make(**options)
+            return _seen(import_module("envs.custom").make(**options), frame_stack)
         id = options.pop("id")
         module = import_module("envs.probes" if suite == "probe" else f"envs.from_{suite}")
     except ModuleNotFoundError as error:
@@ -74,7 +79,7 @@ def make(name: str, **options: Any) -> "Env":
     known = [*module.ids(), *getattr(module, "REFUSED", ())]
     if id not in known:
         raise ValueError(f"env.id={id}: {suite} has no such environment; {_nearest(id, known)}")
-    return module.make(id, **options)
+    return _seen(module.make(id, **options), frame_stack)
 
 
 def make_host(name: str, *, num_envs: int, pool: dict[str, Any] | None = None, **options: Any) -> "HostEnv":
@@ -84,11 +89,14 @@ def make_host(name: str, *, num_envs: int, pool: dict[str, Any] | None = None, *
         ValueError: as `make`, or an option of the pool is wrong.
     """
     suite, options = resolve(name, options)
-    module, host = import_module(f"envs.from_{suite}"), import_module("envs.pool.host")
+    frame_stack = options.pop("frame_stack", FRAME_STACK.get(suite))
+    module, host = import_module("envs.from_gymnasium"), import_module("envs.pool.host")
     for option in pool or {}:
         if option not in host.PoolOptions._fields:
             raise ValueError(f"unknown pool option '{option}': write one of {', '.join(host.PoolOptions._fields)}")
-    return module.make_host(options.pop("id"), num_envs=num_envs, pool=host.PoolOptions(**(pool or {})), **options)
+    make_suite = getattr(module, HOST_SUITES[suite])
+    made = make_suite(options.pop("id"), num_envs=num_envs, pool=host.PoolOptions(**(pool or {})), **options)
+    return _seen(made, frame_stack)
 
 
 def is_host(name: str) -> bool:
@@ -132,6 +140,11 @@ def resolve(name: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     if not options.get("id"):
         raise ValueError(f"env={name} needs env.id, for example env.id={EXAMPLE_IDS[name]}")
     return name, options
+
+
+def _seen(env: Any, frame_stack: int | None) -> Any:
+    """An `Env` or `HostEnv` whose last ``frame_stack`` images are seen at once; None: as it says itself."""
+    return env if frame_stack is None else env._replace(spec=env.spec._replace(frame_stack=frame_stack))
 
 
 def _nearest(name: str, known: list[str]) -> str:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, get_args, get_origin
 
@@ -138,7 +138,11 @@ def train_help() -> str:
                 for name, key in run_keys().items()
                 if not name.startswith(UNDESCRIBED)
             ),
-            *(f"  {' '.join(name for name in run_keys() if name.startswith(section))}" for section in UNDESCRIBED),
+            *(
+                line
+                for section in UNDESCRIBED
+                for line in _listed(name for name in run_keys() if name.startswith(section))
+            ),
             f"  {'tuned':<18} {'true':<8} use the settings tuned for env and algo",
             f"  {'config':<18} {'-':<8} a file of settings: a run's config.yaml repeats it",
             "HYDRA_FULL_ERROR=1 shows the traceback of an error.",
@@ -187,6 +191,10 @@ def _environments() -> list[str]:
     asked = f"env={by_id} env.id=... env=custom env.make=..."
     entries = {**{suite: " ".join(short) for suite, short in names.items()}, "any other": asked}
     return [line for suite, text in entries.items() for line in _wrapped(suite, text)]
+
+
+def _listed(names: Iterable[str]) -> list[str]:
+    return textwrap.wrap(" ".join(names), WIDTH, initial_indent="  ", subsequent_indent="  ")
 
 
 def _wrapped(label: str, text: str) -> list[str]:
