@@ -84,7 +84,7 @@ def on_stacks(agent: Agent, spec: EnvSpec) -> Agent:
         def act_on_frame(params: PyTree, carry: PyTree, obs: jax.Array, first: jax.Array, key: jax.Array) -> tuple:
             stack = push(carry["frames"], obs, first)
             action, own, *extras = act(params, carry["policy"], stack, first, key)
-            return action, {"frames": stack[..., channels:], "policy": own}, *extras
+            return action, {"frames": without_oldest(stack, channels), "policy": own}, *extras
 
         return act_on_frame
 
@@ -102,6 +102,11 @@ def push(before: jax.Array, frame: jax.Array, first: jax.Array) -> jax.Array:
     ``[E, H, W, (k - 1) * C]``, which is forgotten where ``first`` ``[E]``."""
     repeated = jnp.concatenate([frame] * (before.shape[-1] // frame.shape[-1]), axis=-1)
     return jnp.concatenate([jnp.where(first[:, None, None, None], repeated, before), frame], axis=-1)
+
+
+def without_oldest(stack: jax.Array, channels: int) -> jax.Array:
+    """All but the oldest frame of stacks ``[..., k * C]``; a slice also where the batch is symbolic (`export`)."""
+    return jax.lax.slice_in_dim(stack, channels, None, axis=-1)
 
 
 def frame_history(*, frame_stack: int, num_envs: int, shards: int) -> History:

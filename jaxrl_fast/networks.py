@@ -213,10 +213,15 @@ def patches(x: jax.Array, size: int, stride: int) -> jax.Array:
     tiles = size // stride
     rows, columns = ((side - size) // stride + 1 for side in (height, width))
     high, wide = rows + tiles - 1, columns + tiles - 1
-    x = x[:, : high * stride, : wide * stride].reshape(number, high, stride, wide, stride * channels)
+    x = _cut(x, 0, high * stride, 0, wide * stride).reshape(number, high, stride, wide, stride * channels)
     x = x.swapaxes(2, 3).reshape(number, high, wide, stride * stride * channels)
     corners = [(i, j) for i in range(tiles) for j in range(tiles)]
-    return jnp.concatenate([x[:, i : i + rows, j : j + columns] for i, j in corners], axis=-1)
+    return jnp.concatenate([_cut(x, i, i + rows, j, j + columns) for i, j in corners], axis=-1)
+
+
+def _cut(x: jax.Array, top: int, bottom: int, left: int, right: int) -> jax.Array:
+    """A part of images ``[N, H, W, C]``; indexing would be a gather where ``N`` is symbolic, as in an exported file."""
+    return jax.lax.slice_in_dim(jax.lax.slice_in_dim(x, top, bottom, axis=1), left, right, axis=2)
 
 
 def is_image(leaf: Any, *, axes: int = 0) -> bool:

@@ -38,6 +38,7 @@ from jaxrl_fast.frames import (
     stacked,
     take_stacks,
     with_rows,
+    without_oldest,
 )
 from jaxrl_fast.networks import Activation, Cnn, Network, Precision, action_mask, make_network
 
@@ -192,7 +193,8 @@ def values_of_stacks(value: Network, params: PyTree, data: Transition, frames: F
     def one_step(xs: tuple) -> tuple[jax.Array, jax.Array]:
         rows, next_frame, first, carry = xs
         stack = make_stacks(frames.table, rows[None])
-        following = jnp.concatenate([stack[..., next_frame.shape[-1] :], next_frame[None]], axis=-1)
+        older = without_oldest(stack, next_frame.shape[-1])
+        following = jnp.concatenate([older, next_frame[None]], axis=-1)
         values, carry = value.apply(params, carry, stack, first[None])
         next_values, _ = value.apply(params, carry, following, jnp.zeros_like(first)[None])
         return values[0, :, 0], next_values[0, :, 0]
