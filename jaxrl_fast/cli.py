@@ -143,8 +143,7 @@ def train_help() -> str:
                 for section in UNDESCRIBED
                 for line in _listed(name for name in run_keys() if name.startswith(section))
             ),
-            f"  {'tuned':<18} {'true':<8} use the settings tuned for env and algo",
-            f"  {'config':<18} {'-':<8} a file of settings: a run's config.yaml repeats it",
+            "  tuned=false leaves tuned settings out; config=<file>, a run's own, repeats it",
             "HYDRA_FULL_ERROR=1 shows the traceback of an error.",
         ]
     )
@@ -188,7 +187,7 @@ def _environments() -> list[str]:
     for name, (suite, *_) in SHORT_NAMES.items():
         names.setdefault(suite, []).append(name)
     by_id = "|".join(name for name, (key, _) in NEEDS.items() if key == "id")
-    asked = f"env={by_id} env.id=... env=custom env.make=..."
+    asked = f"env={by_id} env.id= env=custom env.make="
     entries = {**{suite: " ".join(short) for suite, short in names.items()}, "any other": asked}
     return [line for suite, text in entries.items() for line in _wrapped(suite, text)]
 

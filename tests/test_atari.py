@@ -49,8 +49,10 @@ def test_a_step_gives_one_grey_frame_and_a_policy_sees_four(id: str):
 
 def test_the_last_two_frames_of_a_step_are_joined():
     """Sprites of many games are drawn in every other frame only."""
-    joined, alone = (np.stack([s.obs for s in played(game("SpaceInvaders", 1, frame_skip=n, noop_max=0, sticky=False), 60)])
-                     for n in (2, 1))  # fmt: skip
+    options = dict(noop_max=0, sticky=False)
+    joined, alone = (
+        np.stack([step.obs for step in played(game("SpaceInvaders", 1, frame_skip=n, **options), 60)]) for n in (2, 1)
+    )
     assert joined.mean() >= alone.mean()
     assert not np.array_equal(joined[:30], alone[1:60:2])
 
@@ -113,10 +115,11 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(monkeypatch: p
 
 
 def test_the_commands_train_resume_and_evaluate_a_game(commands: Commands, tmp_path):
-    small = (
-        "num_envs=4 +env.screen_size=36 env.noop_max=1 env.episode_length=40 algo.rollout_length=8 algo.num_epochs=1 "
-        "algo.num_minibatches=1 algo.policy_hidden=[8] algo.value_hidden=[8] eval.episodes=2"
-    ).split()
+    small = [
+        "num_envs=4", "+env.screen_size=36", "env.noop_max=1", "env.episode_length=40", "algo.rollout_length=8",
+        "algo.num_epochs=1", "algo.num_minibatches=1", "algo.policy_hidden=[8]", "algo.value_hidden=[8]",
+        "eval.episodes=2", "eval.every=1000", "checkpoint.every=1000", "pool.workers=2",
+    ]  # fmt: skip
     words = ["env=atari", "env.id=Pong", *small, "total_steps=256", "run_dir=run"]
     trained = commands.run(tmp_path, "train", *words, trains=True)
     assert (trained.status, "settings tuned for this environment (tuned/atari_ppo.yaml)" in trained.out) == (0, True)
