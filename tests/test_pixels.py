@@ -9,6 +9,7 @@ import pixel_worlds
 import pytest
 
 import jaxrl_fast as jf
+from jaxrl_fast import checkpoint_files
 from jaxrl_fast import graph as graphs
 from jaxrl_fast.algorithm import Algorithm
 from jaxrl_fast.fragments import build_graph
@@ -125,6 +126,17 @@ def trained(env: jf.Env, algorithm: Algorithm, ticks: int, num_envs: int = 8, **
         state, more = tick(state)
         metrics.append(more)
     return state, metrics
+
+
+@pytest.mark.parametrize(("algorithm", "left_out"), [(small_ppo(), False), (small_sac(), True)], ids=["ppo", "sac"])
+def test_the_images_before_a_rollout_are_kept_where_replay_is_not(algorithm: Algorithm, left_out: bool):
+    graph, _ = build_graph(jf.vectorize(pixel_worlds.walk(), num_envs=8), algorithm)
+    state = jax.eval_shape(lambda: graphs.init(graph, KEY, algorithm.hyper))
+    state = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), state._replace(key=()))
+    own, replay = checkpoint_files.sizes(state)
+    assert (replay > 0, own > 0) == (left_out, True)
+    names = checkpoint_files.snapshot(state, replay=False)
+    assert any(name.startswith("private.experience") for name in names) != left_out
 
 
 @pytest.mark.parametrize(
