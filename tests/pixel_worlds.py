@@ -1,4 +1,4 @@
-"""Worlds of 8 x 8 pixels: one whose image must be read, and two in which only the movement between images tells."""
+"""Worlds of images: one in which only what moved between two of them tells, and one of random bytes."""
 
 import jax
 import jax.numpy as jnp
@@ -14,20 +14,6 @@ UNIT = Box(-jnp.ones(1), jnp.ones(1))
 def dot(row: jax.Array, column: jax.Array) -> jax.Array:
     """A bright pixel on black."""
     return jnp.zeros((SIDE, SIDE, 1), jnp.uint8).at[row, column].set(255)
-
-
-def sight() -> Env:
-    """One step: a dot somewhere; action 1 pays 1 where it is in the right half, action 0 where it is in the left."""
-
-    def reset(key, params):
-        row, column = jax.random.randint(key, (2,), 0, SIDE)
-        return column, dot(row, column)
-
-    def step(column, action, key):
-        obs, right = dot(0, column), (action == (column >= SIDE // 2)).astype(jnp.float32)
-        return column, Timestep(obs, obs, right, jnp.ones((), bool), jnp.zeros((), bool))
-
-    return Env(EnvSpec("sight", IMAGE, Discrete(2), 1), reset, step)
 
 
 def motion(*, discrete: bool = True, frame_stack: int = 2) -> Env:

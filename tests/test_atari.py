@@ -92,11 +92,8 @@ def test_workers_clip_as_this_process_does_and_evaluation_plays_whole_games():
     ("words", "says"),
     [
         ("env.id=Pongg", "env.id=Pongg: Atari has no such game; nearest: Pong"),
-        ("env.id=pacman", "nearest: Pacman"),
-        ("env.id=Pong env.frame_skip=0", "env.frame_skip=0: write a number of at least 1"),
         ("env.id=Pong +env.screen_size=no", "env.screen_size=no: write a whole number of at least 1"),
         ("env.id=Pong +env.wings=2", "Pong cannot be made: TypeError"),
-        ("env.id=Pong algo=sac", "algo=sac does not work with the discrete actions of Pong"),
         ("env.id=Pong algo.normalize_observations=true", "Pong observes images"),
         ("env.id=Pong pool.backend=envpool", "leave it out for env=atari"),
     ],
@@ -114,19 +111,17 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(monkeypatch: p
             game("Pong")
 
 
-def test_the_commands_train_resume_and_evaluate_a_game(commands: Commands, tmp_path):
+def test_the_commands_train_and_evaluate_a_game(commands: Commands, tmp_path):
     small = [
         "num_envs=4", "+env.screen_size=36", "env.noop_max=1", "env.episode_length=40", "algo.rollout_length=8",
         "algo.num_epochs=1", "algo.num_minibatches=1", "algo.policy_hidden=[8]", "algo.value_hidden=[8]",
         "eval.episodes=2", "eval.every=1000", "checkpoint.every=1000", "pool.workers=2",
     ]  # fmt: skip
-    words = ["env=atari", "env.id=Pong", *small, "total_steps=256", "run_dir=run"]
+    words = ["env=atari", "env.id=Pong", *small, "total_steps=128", "run_dir=run"]
     trained = commands.run(tmp_path, "train", *words, trains=True)
     assert (trained.status, "settings tuned for this environment (tuned/atari_ppo.yaml)" in trained.out) == (0, True)
-    resumed = commands.run(tmp_path, "train", "resume=run", "total_steps=320", trains=True)
-    assert resumed.status == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert (summary["env_steps"], summary["env_id"]) == (320, "Pong")
+    assert (summary["env_steps"], summary["env_id"]) == (128, "Pong")
     assert summary["eval_return_mean"] <= 0
     judged = commands.run(tmp_path, "evaluate", "run", "episodes=3", trains=True)
     assert (judged.status, "3 episodes" in judged.out) == (0, True)

@@ -140,9 +140,9 @@ def assert_same(got: Transition, want: Transition) -> None:
         np.testing.assert_array_equal(a[mask], b[mask], err_msg=name)
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(
-    sizes=st.sampled_from([(4, 40, 4, 8, 1, 1), (3, 33, 4, 8, 3, 4), (1, 36, 3, 6, 2, 2), (2, 48, 8, 8, 5, 6)]),
+    sizes=st.sampled_from([(4, 40, 4, 8, 1, 1), (3, 33, 4, 8, 3, 4), (1, 36, 3, 6, 2, 2)]),
     steps=st.sampled_from([24, 72, 144]),
     seed=st.integers(0, 999),
 )
@@ -161,9 +161,9 @@ def test_replay_equals_one_that_stores_whole_stacks(sizes: tuple[int, ...], step
             assert_same(got, want)
 
 
-@settings(max_examples=15)
+@settings(max_examples=12)
 @given(
-    sizes=st.sampled_from([(4, 40, 4, 8, 1, 1), (3, 33, 4, 8, 3, 4), (2, 48, 8, 8, 5, 6)]),
+    sizes=st.sampled_from([(4, 40, 4, 8, 1, 1), (3, 33, 4, 8, 3, 4)]),
     often=st.sampled_from([0.1, 0.4, 1.0]),
     seed=st.integers(0, 999),
 )

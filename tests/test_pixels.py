@@ -33,7 +33,7 @@ def small_sac(**options) -> Algorithm:
     return jf.sac(**defaults | options)
 
 
-@pytest.mark.parametrize(("size", "stride"), [(8, 4), (4, 2), (3, 1), (2, 2)])
+@pytest.mark.parametrize(("size", "stride"), [(4, 2), (3, 1)])
 def test_a_product_of_patches_is_a_convolution(size: int, stride: int):
     image, filters = jax.random.normal(KEY, (2, 21, 14, 3)), jax.random.normal(jax.random.key(1), (size, size, 3, 5))
     want = jax.lax.conv_general_dilated(
@@ -53,22 +53,23 @@ def test_an_image_of_84_pixels_goes_through_the_published_layers():
 
 def test_brightness_is_scaled_and_a_white_image_is_not_a_black_one():
     network = make_network(jax.ShapeDtypeStruct((10, 10, 1), jnp.uint8), 3, hidden=(8,))
-    params, first = network.init(KEY), jnp.zeros((1, 1), bool)
-    black, white = (network.apply(params, (), jnp.full((1, 1, 10, 10, 1), x, jnp.uint8), first)[0] for x in (0, 255))
+    params, first = jax.jit(network.init)(KEY), jnp.zeros((1, 2), bool)
+    images = jnp.stack([jnp.full((10, 10, 1), byte, jnp.uint8) for byte in (0, 255)])[None]
+    black, white = jax.jit(network.apply)(params, (), images, first)[0][0]
     assert black.dtype == jnp.float32
     assert 0.01 < np.abs(white - black).max() < 10.0
 
 
-@pytest.mark.parametrize("recurrent_size", [0, 5])
-@pytest.mark.parametrize("precision", ["f32", "bf16"])
+@pytest.mark.parametrize(("recurrent_size", "precision"), [(5, "f32"), (0, "bf16")])
 def test_images_stand_beside_other_numbers_in_any_network(recurrent_size: int, precision):
     spec = {"action_mask": jax.ShapeDtypeStruct((3,), bool), "image": jax.ShapeDtypeStruct((10, 10, 2), jnp.uint8),
             "speed": jax.ShapeDtypeStruct((2,), jnp.float32)}  # fmt: skip
     network = make_network(spec, 3, hidden=(8,), recurrent_size=recurrent_size, precision=precision)
-    params = network.init(KEY)
+    params = jax.jit(network.init)(KEY)
     obs = jax.tree.map(lambda s: jnp.ones((4, 2, *s.shape), s.dtype), spec)
     first, carry = jnp.zeros((4, 2), bool), network.initial_carry(2)
 
+    @jax.jit
     def run(obs):
         return network.apply(params, carry, obs, first)[0]
 
@@ -118,8 +119,8 @@ def test_only_images_are_not_normalized_by_default():
         assert [make().build(s, 8).normalize_observations for s in (spec, mixed)] == [False, True]
 
 
-def trained(env: jf.Env, algorithm: Algorithm, ticks: int, num_envs: int = 8, **options):
-    graph, _ = build_graph(jf.vectorize(env, num_envs=num_envs), algorithm, **options)
+def trained(env: jf.Env, algorithm: Algorithm, ticks: int, num_envs: int = 8):
+    graph, _ = build_graph(jf.vectorize(env, num_envs=num_envs), algorithm)
     tick = jax.jit(lambda state: graphs.tick(graph, state))
     state, metrics = jax.jit(lambda: graphs.init(graph, KEY, algorithm.hyper))(), []
     for _ in range(ticks):
@@ -139,21 +140,13 @@ def test_the_images_before_a_rollout_are_kept_where_replay_is_not(algorithm: Alg
     assert any(name.startswith("private.experience") for name in names) != left_out
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "options"),
-    [
-        (small_ppo(), {}),
-        (small_ppo(recurrent_size=4, num_minibatches=1), {}),
-        (small_sac(n_step=2), {"learners": 2, "average": "parameters"}),
-    ],
-    ids=["ppo", "recurrent ppo", "sac, two learners"],
-)
+@pytest.mark.parametrize("algorithm", [small_ppo(), small_sac(n_step=2)], ids=["ppo", "sac"])
 @pytest.mark.usefixtures("quick_compile")
-def test_stacks_made_here_teach_what_stacks_of_the_world_teach(algorithm: Algorithm, options: dict):
+def test_stacks_made_here_teach_what_stacks_of_the_world_teach(algorithm: Algorithm):
     """Acting, rollouts, replay and learners: all see the stacks that a world would show which made them itself."""
     env = pixel_worlds.walk()
-    ours, metrics = trained(env, algorithm, 3, **options)
-    theirs, _ = trained(pixel_worlds.stacking(env), algorithm, 3, **options)
+    ours, metrics = trained(env, algorithm, 3)
+    theirs, _ = trained(pixel_worlds.stacking(env), algorithm, 3)
     for got, want in zip(*(jax.tree.leaves(learned(state)) for state in (ours, theirs)), strict=True):
         np.testing.assert_allclose(got, want, atol=1e-5)
     assert np.isfinite(metrics[-1]["sample/episode_return_sum"])
@@ -184,10 +177,6 @@ def score(world: Callable[..., jf.Env], algorithm: Algorithm, total_steps: int, 
     env = jf.vectorize(world(**options), num_envs=16)
     result = jf.learn(env, algorithm, total_steps=total_steps, seed=1, eval_every=total_steps, eval_episodes=128)
     return result.summary["eval_return_mean"]
-
-
-def test_ppo_reads_an_image():
-    assert score(pixel_worlds.sight, SIGHTED_PPO, 12_000) > 0.97
 
 
 def test_ppo_sees_motion_in_a_stack():
