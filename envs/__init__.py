@@ -47,16 +47,20 @@ GYMNASIUM_NAMESAKES = {
 }  # fmt: skip
 """brax id -> the environment of Gymnasium that carries its name but not its physics."""
 
-EXAMPLE_IDS = {"brax": "ant", "gymnax": "CartPole-v1", "gymnasium": "HalfCheetah-v5", "probe": "value"}
-HOST_SUITES = ("gymnasium",)
-"""Suites whose environments are stepped on the host, not compiled (`make`)."""
+EXAMPLE_IDS = {"brax": "ant", "gymnax": "CartPole-v1", "gymnasium": "HalfCheetah-v5", "atari": "Pong", "probe": "value"}
+HOST_SUITES = {"gymnasium": "make_host", "atari": "make_atari_host"}
+"""Suites whose environments are stepped on the host not compiled (`make`), and what makes them in
+`envs.from_gymnasium`."""
+FRAME_STACK = {"atari": 4}
+"""How many frames a policy sees at once, where it is not told."""
 
 
 def make(name: str, **options: Any) -> "Env":
     """The world that a short name or a suite stands for.
 
     ``make("halfcheetah")``, ``make("brax", id="ant", backend="mjx")``, ``make("gymnax", id="CartPole-v1")``,
-    ``make("probe", id="value")``, ``make("custom", make="my_package.make")``; other options go to the world.
+    ``make("probe", id="value")``, ``make("custom", make="my_package.make")``; other options go to the world, but
+    ``frame_stack``: how many of its images the policy is to see at once.
 
     Raises:
         ValueError: unknown name, id or option, or a package that is not installed; one line that says what to write.
@@ -64,9 +68,10 @@ def make(name: str, **options: Any) -> "Env":
     suite, options = resolve(name, options)
     if suite in HOST_SUITES:
         raise ValueError(f"env={name} is stepped on the host and has no compiled world: write jaxrl_fast.make_env(...)")
+    frame_stack = options.pop("frame_stack", None)
     try:
         if suite == "custom":
-            return import_module("envs.custom").make(**options)
+            return _seen(import_module("envs.custom").make(**options), frame_stack)
         id = options.pop("id")
         module = import_module("envs.probes" if suite == "probe" else f"envs.from_{suite}")
     except ModuleNotFoundError as error:
@@ -74,7 +79,7 @@ def make(name: str, **options: Any) -> "Env":
     known = [*module.ids(), *getattr(module, "REFUSED", ())]
     if id not in known:
         raise ValueError(f"env.id={id}: {suite} has no such environment; {_nearest(id, known)}")
-    return module.make(id, **options)
+    return _seen(module.make(id, **options), frame_stack)
 
 
 def make_vec(
@@ -87,14 +92,21 @@ def make_vec(
         ValueError: as `make`, or an option of the pool is wrong.
     """
     suite, options = resolve(name, options)
-    if suite == "custom":
-        return import_module("envs.custom").make_vec(num_envs=num_envs, num_seeds=num_seeds, pool=pool, **options)
+    frame_stack = options.pop("frame_stack", FRAME_STACK.get(suite))
     if suite in HOST_SUITES:
-        module, told = import_module(f"envs.from_{suite}"), pool_options(pool)
-        return module.make_host(options.pop("id"), num_envs=num_envs, num_seeds=num_seeds, pool=told, **options)
-    if pool:
+        make_suite = getattr(import_module("envs.from_gymnasium"), HOST_SUITES[suite])
+        sizes = {"num_envs": num_envs, "num_seeds": num_seeds}
+        return _seen(make_suite(options.pop("id"), **sizes, pool=pool_options(pool), **options), frame_stack)
+    if suite == "custom":
+        custom = import_module("envs.custom")
+        made = custom.make_any(num_envs=num_envs, num_seeds=num_seeds, pool=pool, **options)
+    elif pool:
         raise ValueError(f"env={name} is compiled and has no pool: leave pool out")
-    return import_module("jaxrl_fast.env").vectorize(make(name, **options), num_envs=num_envs)
+    else:
+        made = make(name, **options)
+    env = import_module("jaxrl_fast.env")
+    seen = _seen(made, frame_stack)
+    return env.vectorize(seen, num_envs=num_envs) if isinstance(seen, env.Env) else seen
 
 
 def pool_options(pool: dict[str, Any] | None) -> Any:
@@ -147,6 +159,11 @@ def resolve(name: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     if not options.get("id"):
         raise ValueError(f"env={name} needs env.id, for example env.id={EXAMPLE_IDS[name]}")
     return name, options
+
+
+def _seen(env: Any, frame_stack: int | None) -> Any:
+    """An `Env` or `HostEnv` whose last ``frame_stack`` images are seen at once; None: as it says itself."""
+    return env if frame_stack is None else env._replace(spec=env.spec._replace(frame_stack=frame_stack))
 
 
 def _nearest(name: str, known: list[str]) -> str:

@@ -7,7 +7,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from jaxrl_fast.env import Env, VecEnv, check_world, vectorize
+from jaxrl_fast.env import Env, check_world
 from jaxrl_fast.host_env import HostEnv
 
 
@@ -26,10 +26,10 @@ def make(*, make: str | Callable[..., Any], **options: Any) -> Env:
     return _compiled(made, name)
 
 
-def make_vec(
+def make_any(
     *, make: str | Callable[..., Any], num_envs: int, num_seeds: int, pool: dict[str, Any] | None, **options: Any
-) -> VecEnv | HostEnv:
-    """``num_envs`` of what ``make`` returns, as `make`, or of a `gymnasium.Env`, which is stepped on the host.
+) -> Env | HostEnv:
+    """As `make`; ``num_envs`` of a `gymnasium.Env`, which is stepped on the host.
 
     Raises:
         ValueError: as `make`, or an option of the pool is wrong.
@@ -41,7 +41,7 @@ def make_vec(
         host = import_module("envs.from_gymnasium")
         again = partial(function, **options)
         return host.make_custom_host(again, num_envs=num_envs, num_seeds=num_seeds, name=name, pool=told)
-    return vectorize(_compiled(made, name), num_envs=num_envs)
+    return _compiled(made, name)
 
 
 def _call(make: str | Callable[..., Any], options: dict[str, Any]) -> tuple[str, Callable[..., Any], Any]:

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from envs.pool import from_envpool, worlds
-from envs.pool.host import PoolOptions, check_options, make_pool
+from envs.pool.host import PoolOptions, check_options, in_process, make_pool
 from envs.pool.stepping import World, describe
 from jaxrl_fast.core import Box, Discrete, EnvSpec
 from jaxrl_fast.host_env import HostEnv
@@ -49,12 +49,15 @@ def make_host(
 
 
 def make_atari_host(
-    game: str, *, num_envs: int, num_seeds: int = 1, pool: PoolOptions = PoolOptions(), **options: Any
-) -> HostEnv:
-    """``num_envs`` of an Atari game, ``Pong`` or ``ALE/Pong-v5``: one grey frame ``[84, 84]`` uint8 a step, unstacked.
+    game: str, *, num_envs: int, num_seeds: int = 1, pool: PoolOptions = PoolOptions(), clip_rewards: bool = True,
+    life_loss: bool = False, **options: Any,
+) -> HostEnv:  # fmt: skip
+    """``num_envs`` of an Atari game, ``Pong`` or ``ALE/Pong-v5``: a grey frame ``[84, 84, 1]`` uint8 a step, unstacked.
 
-    ``options`` are those of `envs.pool.worlds.atari`: ``sticky``, ``life_loss``, ``frame_skip``, ``noop_max``,
-    ``screen_size``, ``max_episode_steps``, and ALE's own.
+    With ``clip_rewards`` learning gets the signs of rewards; ``life_loss`` ends an episode for it with each life.
+    Returns of episodes are always the true scores of whole games, and ``another``, for evaluation, gives games without
+    either. ``options`` are those of `envs.pool.worlds.atari`: ``sticky``, ``frame_skip``, ``noop_max``,
+    ``screen_size``, ``episode_length``, and ALE's own.
 
     Raises:
         ValueError: unknown game or option, or a package of the extra ``atari`` is not installed.
@@ -62,8 +65,11 @@ def make_atari_host(
     check_options(pool, num_envs, num_seeds)
     if pool.backend == "envpool":
         raise ValueError("pool.backend=envpool is for env=gymnasium: leave it out for env=atari")
-    make = worlds.atari(game, **options)
-    return _host(make, game, options.get("max_episode_steps", worlds.ATARI_EPISODE_STEPS), num_envs, num_seeds, pool)
+    whole = describe(worlds.atari(game, **options), game)
+    played = whole._replace(make=worlds.atari(game, life_loss=life_loss, **options), clip_rewards=clip_rewards)
+    spec = env_spec(whole, options.get("episode_length", worlds.ATARI_EPISODE_STEPS))
+    host = make_pool(played, spec, num_envs=num_envs, num_seeds=num_seeds, options=pool)
+    return host._replace(bridge=pool.bridge, another=lambda num_envs: in_process(whole, spec, num_envs=num_envs))
 
 
 def make_custom_host(

@@ -11,7 +11,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxrl_fast.buffers import take_batch
 from jaxrl_fast.core import Batches, Box, EnvSpec, Metrics, PyTree, Transition
+from jaxrl_fast.networks import is_image
 from jaxrl_fast.normalize import RunningStats, normalize
 
 MAX_SCALED_REWARD = 10.0
@@ -55,7 +57,8 @@ class Experience(NamedTuple):
     ``init(example) -> state`` with ``example`` the shapes of a rollout;
     ``step(state, rollout, params, statistics, hyper, key) -> (state, Batches)``; ``reads``: the parts whose params it
     needs. ``shards`` is the number of logical shards of its batches, ``state_axes`` the axis of the state's leaves that
-    counts them (a prefix tree; None: kept whole).
+    counts them (a prefix tree; None: kept whole). ``take(data, index)`` makes one minibatch, as `buffers.take_batch`;
+    ``metrics(state)`` says what a person should know of the state.
     """
 
     init: Callable[[Transition], PyTree]
@@ -63,6 +66,8 @@ class Experience(NamedTuple):
     reads: tuple[str, ...] = ()
     shards: int = 1
     state_axes: Any = None
+    take: Callable[[PyTree, jax.Array], Any] = take_batch
+    metrics: Callable[[PyTree], Metrics] = lambda state: {}
 
 
 class Agent(NamedTuple):
@@ -165,6 +170,21 @@ def scale_experience(
         reward = jnp.clip(reward * jax.lax.rsqrt(variance + 1e-8), -MAX_SCALED_REWARD, MAX_SCALED_REWARD)
     obs, next_obs = normalize(statistics.obs, data.obs), normalize(statistics.obs, data.next_obs)
     return data._replace(obs=obs, next_obs=next_obs, reward=reward)
+
+
+def normalizes(asked: bool | None, spec: EnvSpec) -> bool:
+    """Whether observations are normalized: as ``asked``, and if nothing was (None), unless they are images.
+
+    Raises:
+        ValueError: it was asked for, and there are only images.
+    """
+    only_images = all(is_image(leaf) for leaf in jax.tree.leaves(spec.obs))
+    if asked and only_images:
+        raise ValueError(
+            f"normalize_observations=true is for real numbers, and {spec.name} observes images, whose bytes are scaled "
+            "to 0..1 as they are: leave it out"
+        )
+    return not only_images if asked is None else asked
 
 
 def require_positive(**sizes: int) -> None:

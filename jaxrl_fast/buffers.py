@@ -7,26 +7,38 @@ of samples however the shards are spread over devices, and drawing it moves noth
 
 from collections.abc import Callable
 from math import gcd
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from jaxrl_fast.core import Batches, PyTree, Transition
+from jaxrl_fast.core import Batches, Metrics, PyTree, Transition
 
 MAX_SHARDS = 8
 
 
+def take_batch(data: PyTree, index: jax.Array) -> PyTree:
+    """The minibatch that ``index`` ``[G, B / G]`` names, time-major: leaves ``[L, B, ...]``."""
+
+    def take(leaf: jax.Array) -> jax.Array:
+        rows = jax.vmap(lambda shard, i: shard[i])(leaf, index)
+        return rows.reshape(-1, *rows.shape[2:]).swapaxes(0, 1)
+
+    return jax.tree.map(take, data)
+
+
 class Buffer(NamedTuple):
     """``init(example) -> state`` with ``example`` a rollout's shapes; ``add(state, rollout) -> state``;
-    ``sample(state, key) -> Batches``. ``shards`` is ``G``, ``state_axes`` where the state's leaves have it."""
+    ``sample(state, key) -> Batches``. ``shards`` is ``G``, ``state_axes`` where the state's leaves have it;
+    ``take(data, index)`` gives a minibatch, as `take_batch`; ``metrics(state)``: what a person should know of it."""
 
     init: Callable[[Transition], PyTree]
     add: Callable[[PyTree, Transition], PyTree]
     sample: Callable[[PyTree, jax.Array], Batches]
     shards: int
     state_axes: PyTree
+    take: Callable[[PyTree, jax.Array], Any] = take_batch
+    metrics: Callable[[PyTree], Metrics] = lambda state: {}
 
 
 class RingState(NamedTuple):
@@ -81,38 +93,53 @@ def ring_buffer(*, capacity: int, num_envs: int, batch_size: int, num_batches: i
             sharded = leaf.reshape(length, shards, per_shard, *leaf.shape[2:]).swapaxes(0, 1)
             return ring.at[:, slots].set(sharded, unique_indices=True)
 
-        return RingState(jax.tree.map(write, state.data, new), state.steps + length)
+        return RingState(jax.tree.map(write, _cut(state, rollout.first[0]), new), state.steps + length)
+
+    def _cut(state: RingState, first: jax.Array) -> Transition:
+        """The data, truncated where an episode did not end but was lost: its environment begins anew, as in a resumed
+        run, where those on the host cannot be put back. No n-step return may reach across."""
+        last = (state.steps - 1) % capacity_t
+        lost = first.reshape(shards, per_shard) & ~state.data.terminated[:, last] & (state.steps > 0)
+        return state.data._replace(truncated=state.data.truncated.at[:, last].max(lost))
 
     def sample(state: RingState, key: jax.Array) -> Batches:
-        time_key, env_key = jax.random.split(key)
-        shape = (shards, num_batches * (batch_size // shards))
         filled = jnp.minimum(state.steps, capacity_t)
-        oldest = state.steps - filled
-        windows = jnp.maximum(filled - n_step + 1, 1)
-        start = jax.random.randint(time_key, shape, 0, windows)
-        env = jax.random.randint(env_key, shape, 0, per_shard)
-        slot = (oldest + start[..., None] + jnp.arange(n_step)[None, None]) % capacity_t
-
-        def gather(ring: jax.Array) -> jax.Array:
-            return jax.vmap(lambda shard, t, e: shard[t, e[:, None]])(ring, slot, env)
-
-        index = jnp.arange(shape[1], dtype=jnp.int32).reshape(num_batches, 1, -1)
-        data = jax.tree.map(gather, state.data)
-        return Batches(data, jnp.broadcast_to(index, (num_batches, shards, shape[1] // num_batches)))
+        shape = (shards, num_batches * (batch_size // shards))
+        slot, env = draw_windows(key, state.steps, filled, shape, capacity_t, per_shard, n_step)
+        return in_batches(gather_windows(state.data, slot, env), num_batches)
 
     return Buffer(init, add, sample, shards, RingState(data=0, steps=None))  # type: ignore[arg-type]  # axes
 
 
-def end_episodes(state: PyTree) -> PyTree:
-    """A buffer's state (seeds first if there are several) whose newest steps end their episodes, truncated: what will
-    be added next does not follow them. The states of other buffers stay as they are."""
-    if not isinstance(state, RingState):
-        return state
-    steps = np.asarray(state.steps)[..., None, None, None]
-    capacity_t = state.data.truncated.shape[-2]
-    newest = (np.arange(capacity_t)[:, None] == (steps - 1) % capacity_t) & (steps > 0)
-    truncated = np.asarray(state.data.truncated) | (newest & ~np.asarray(state.data.terminated))
-    return state._replace(data=state.data._replace(truncated=truncated))
+def draw_windows(
+    key: jax.Array,
+    steps: jax.Array,
+    usable: jax.Array,
+    shape: tuple[int, int],
+    capacity_t: int,
+    per_shard: int,
+    n_step: int,
+) -> tuple[jax.Array, jax.Array]:
+    """Windows of ``n_step`` consecutive steps among the newest ``usable``, a scalar or ``[G, 1]``, of ``steps`` ever
+    added: their slots ``[*shape, n_step]`` in a ring of ``capacity_t``, and environments of the shard ``[*shape]``."""
+    time_key, env_key = jax.random.split(key)
+    windows = jnp.maximum(usable - n_step + 1, 1)
+    start = jax.random.randint(time_key, shape, 0, windows)
+    env = jax.random.randint(env_key, shape, 0, per_shard)
+    oldest = jnp.broadcast_to(steps - usable, (shape[0], 1))
+    return ((oldest + start)[..., None] + jnp.arange(n_step)[None, None]) % capacity_t, env
+
+
+def gather_windows(data: PyTree, slot: jax.Array, env: jax.Array) -> PyTree:
+    """What stands at ``slot`` ``[G, N, n]`` of ``env`` ``[G, N]`` in leaves ``[G, slots, E / G, ...]``."""
+    return jax.tree.map(lambda leaf: jax.vmap(lambda shard, t, e: shard[t, e[:, None]])(leaf, slot, env), data)
+
+
+def in_batches(data: Transition, num_batches: int) -> Batches:
+    """Windows ``[G, N, n]`` that were drawn at random, as ``num_batches`` batches one after another."""
+    shards, size = data.reward.shape[:2]
+    index = jnp.arange(size, dtype=jnp.int32).reshape(num_batches, 1, -1)
+    return Batches(data, jnp.broadcast_to(index, (num_batches, shards, size // num_batches)))
 
 
 def _storable(rollout: Transition) -> Transition:
@@ -162,13 +189,3 @@ def random_order(key: jax.Array, size: int) -> jax.Array:
     low = max(1, (size - 1).bit_length())
     words = (jax.random.bits(key, (size,), jnp.uint32) << low) | jnp.arange(size, dtype=jnp.uint32)
     return (jnp.sort(words) & jnp.uint32(2**low - 1)).astype(jnp.int32)
-
-
-def take_batch(data: PyTree, index: jax.Array) -> PyTree:
-    """The minibatch that ``index`` ``[G, B / G]`` names, time-major: leaves ``[L, B, ...]``."""
-
-    def take(leaf: jax.Array) -> jax.Array:
-        rows = jax.vmap(lambda shard, i: shard[i])(leaf, index)
-        return rows.reshape(-1, *rows.shape[2:]).swapaxes(0, 1)
-
-    return jax.tree.map(take, data)

@@ -57,7 +57,10 @@ def updates_only(env: VecEnv, algorithm: Algorithm) -> Graph:
         "batches", init, step, (), ("batches",), private_axes=axes, write_axes={"batches": axes},
         width=source.width, unit=source.unit,
     )  # fmt: skip
-    return Graph((batches, learn_fragment(agent.parts)), hyper_at=lambda hyper, tick: resolve(hyper, jnp.zeros(())))
+    return Graph(
+        (batches, learn_fragment(agent.parts, take=agent.experience.take)),
+        hyper_at=lambda hyper, tick: resolve(hyper, jnp.zeros(())),
+    )
 
 
 def random_actions(env: VecEnv, key: jax.Array) -> jax.Array:

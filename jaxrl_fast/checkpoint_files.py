@@ -28,8 +28,8 @@ from jaxrl_fast.distributed import to_host
 from jaxrl_fast.graph import TrainState
 
 FORMAT_VERSION = 1
-REPLAY = "private.experience."
-"""What the names of a replay buffer's arrays begin with."""
+REPLAY, RECENT = "private.experience.", "private.experience.recent."
+"""What the names of a replay buffer's arrays begin with, and of those that no run can do without."""
 PARTS = ("state", "replay")
 SMALL_FILES = 65_536
 """Bytes of a checkpoint that are not arrays, roughly."""
@@ -37,6 +37,11 @@ SMALL_FILES = 65_536
 
 class CheckpointError(ValueError):
     """A checkpoint that cannot be used; the message is one line."""
+
+
+def is_replay(name: str) -> bool:
+    """Whether an array of a run's state belongs to its replay buffer."""
+    return name.startswith(REPLAY) and not name.startswith(RECENT)
 
 
 class Description(NamedTuple):
@@ -56,7 +61,7 @@ class Description(NamedTuple):
     @property
     def replay_lost(self) -> bool:
         """Whether the run has a replay buffer that cannot be read from here."""
-        kept = any(name.startswith(REPLAY) for name in self.arrays)
+        kept = any(map(is_replay, self.arrays))
         return self.left_out or (kept and not (self.path / "replay").exists())
 
 
@@ -137,7 +142,7 @@ def read_arrays(description: Description) -> dict[str, np.ndarray]:
     path, arrays = description.path, {}
     # First of all: of what they cannot read, Orbax and TensorStore print long tracebacks from threads of theirs.
     verify(description)
-    wanted = {n: d for n, d in description.arrays.items() if not (description.replay_lost and n.startswith(REPLAY))}
+    wanted = {n: d for n, d in description.arrays.items() if not (description.replay_lost and is_replay(n))}
     for part in PARTS:
         names = _of_part(part, wanted)
         try:
@@ -150,7 +155,7 @@ def read_arrays(description: Description) -> dict[str, np.ndarray]:
 def snapshot(state: TrainState, *, replay: bool = True) -> dict[str, np.ndarray]:
     """Copies of a state's arrays on the host, by name. The rates are no part of it: they are settings. Collective, an
     array at a time, since each is then for a moment whole on every device."""
-    leaves = {name: leaf for name, leaf in _leaves(state).items() if replay or not name.startswith(REPLAY)}
+    leaves = {name: leaf for name, leaf in _leaves(state).items() if replay or not is_replay(name)}
     for leaf in leaves.values():
         if isinstance(leaf, jax.Array) and leaf.is_fully_addressable:
             leaf.copy_to_host_async()
@@ -164,7 +169,7 @@ def restore(state: TrainState, description: Description, arrays: Mapping[str, np
     Raises:
         CheckpointError: the checkpoint's arrays are not those of this run.
     """
-    missing = {n for n in _leaves(state) if n not in arrays and not n.startswith(REPLAY)}
+    missing = {n for n in _leaves(state) if n not in arrays and not is_replay(n)}
     strange = {n for n in arrays if n not in _leaves(state)}
     for name in sorted(missing | strange)[:1]:
         owner, other = ("this run", "the checkpoint") if name in missing else ("the checkpoint", "this run")
@@ -203,7 +208,7 @@ def all_steps(folder: Path) -> list[int]:
 
 def sizes(state: TrainState) -> tuple[int, int]:
     """Bytes of a checkpoint's state, and of its replay buffer."""
-    replay = {name: leaf.nbytes for name, leaf in _leaves(state).items() if name.startswith(REPLAY)}
+    replay = {name: leaf.nbytes for name, leaf in _leaves(state).items() if is_replay(name)}
     return sum(leaf.nbytes for leaf in _leaves(state).values()) - sum(replay.values()), sum(replay.values())
 
 
@@ -273,7 +278,7 @@ def _checkpointer() -> Any:
 
 
 def _of_part(part: str, by_name: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in by_name.items() if name.startswith(REPLAY) == (part == "replay")}
+    return {name: value for name, value in by_name.items() if is_replay(name) == (part == "replay")}
 
 
 def _leaves(state: TrainState) -> dict[str, Any]:

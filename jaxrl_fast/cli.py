@@ -12,7 +12,7 @@ import subprocess
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, get_args, get_origin
 
@@ -138,9 +138,12 @@ def train_help() -> str:
                 for name, key in run_keys().items()
                 if not name.startswith(UNDESCRIBED)
             ),
-            *(f"  {' '.join(name for name in run_keys() if name.startswith(section))}" for section in UNDESCRIBED),
-            f"  {'tuned':<18} {'true':<8} use the settings tuned for env and algo",
-            f"  {'config':<18} {'-':<8} a file of settings: a run's config.yaml repeats it",
+            *(
+                line
+                for section in UNDESCRIBED
+                for line in _listed(name for name in run_keys() if name.startswith(section))
+            ),
+            "  tuned=false leaves tuned settings out; config=<file>, a run's own, repeats it",
             "HYDRA_FULL_ERROR=1 shows the traceback of an error.",
         ]
     )
@@ -184,9 +187,13 @@ def _environments() -> list[str]:
     for name, (suite, *_) in SHORT_NAMES.items():
         names.setdefault(suite, []).append(name)
     by_id = "|".join(name for name, (key, _) in NEEDS.items() if key == "id")
-    asked = f"env={by_id} env.id=... env=custom env.make=..."
+    asked = f"env={by_id} env.id= env=custom env.make="
     entries = {**{suite: " ".join(short) for suite, short in names.items()}, "any other": asked}
     return [line for suite, text in entries.items() for line in _wrapped(suite, text)]
+
+
+def _listed(names: Iterable[str]) -> list[str]:
+    return textwrap.wrap(" ".join(names), WIDTH, initial_indent="  ", subsequent_indent="  ")
 
 
 def _wrapped(label: str, text: str) -> list[str]:

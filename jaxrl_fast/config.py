@@ -44,6 +44,7 @@ NEEDS = {
     "brax": ("id", "ant"),
     "gymnax": ("id", "CartPole-v1"),
     "gymnasium": ("id", "HalfCheetah-v5"),
+    "atari": ("id", "Pong"),
     "probe": ("id", "value"),
     "custom": ("make", "my_package.make"),
 }
@@ -375,7 +376,9 @@ def _check_env(env: str, values: Mapping[str, Any]) -> None:
 def _check_pool(env: str, told: Layer) -> None:
     for name in told.values:
         if name.startswith("pool.") and not may_be_host(env):
-            raise ConfigError(f"{name} says nothing beside env={env}, which is compiled: write it with env=gymnasium")
+            raise ConfigError(
+                f"{name} says nothing beside env={env}, which is compiled: write it with env=gymnasium or atari"
+            )
 
 
 def _make_run(env: str, algo: str, placement: str, values: dict[str, Any], tuned_file: str | None) -> Run:

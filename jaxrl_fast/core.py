@@ -31,13 +31,15 @@ class EnvSpec(NamedTuple):
     """What an algorithm may know of an environment before it runs.
 
     ``obs`` is a pytree of ``jax.ShapeDtypeStruct``; ``max_episode_steps`` is the time limit that
-    ``vectorize`` enforces (``None``: no limit).
+    ``vectorize`` enforces (``None``: no limit). ``frame_stack``: how many of the last observations, then images, the
+    networks see at once (0 and 1: the last one); `jaxrl_fast.frames` makes the stacks.
     """
 
     name: str
     obs: PyTree
     action: Discrete | Box
     max_episode_steps: int | None = None
+    frame_stack: int = 0
 
 
 class EpisodeTotals(NamedTuple):

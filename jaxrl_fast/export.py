@@ -19,7 +19,7 @@ from jaxrl_fast import __version__, cli
 from jaxrl_fast.core import Discrete, PyTree
 from jaxrl_fast.export_check import NUM_OBSERVATIONS, Step, compare
 from jaxrl_fast.onnx_export import to_onnx
-from jaxrl_fast.policy import Policy, load_policy
+from jaxrl_fast.policy import Policy, load_policy, memory_of, with_memory
 from jaxrl_fast.runtime import setup
 from jaxrl_fast.schema import ConfigError
 
@@ -107,23 +107,24 @@ def signature(policy: Policy) -> Signature:
 
     params = policy.params._replace(parts={"actor": policy.params.parts["actor"]})
     obs = jax.tree.map(lambda s: batched(s.shape, s.dtype), policy.spec.obs)
-    inputs = {_name(path): f"obs{jax.tree_util.keystr(path)}" for path, _ in jax.tree.leaves_with_path(obs)}
+    inputs = _spellings("obs", obs)
 
     def act(obs: PyTree) -> jax.Array:
         first = jnp.ones(jax.tree.leaves(obs)[0].shape[:1], bool)
         return policy.act(params, policy.initial_carry(1), obs, first, jax.random.key(0))[0]
 
-    def act_with_memory(carry: jax.Array, obs: PyTree, first: jax.Array) -> tuple[jax.Array, jax.Array]:
-        carries = {**policy.initial_carry(first.shape[0]), "actor": carry}
-        action, carries = policy.act(params, carries, obs, first, jax.random.key(0))
-        return action, carries["actor"]
+    def act_with_memory(carry: PyTree, obs: PyTree, first: jax.Array) -> tuple[jax.Array, PyTree]:
+        whole = with_memory(policy.initial_carry(first.shape[0]), carry)
+        action, whole = policy.act(params, whole, obs, first, jax.random.key(0))
+        return action, memory_of(whole)
 
-    memory = _memory(policy)
+    memory = memory_of(policy.initial_carry(1))
     if memory is None:
         return Signature(act, (obs,), inputs, ("action",))
-    arguments = (batched(memory, jnp.float32), obs, batched((), bool))
-    inputs = {"carry": "carry", **inputs, "first": "first"}
-    return Signature(act_with_memory, arguments, inputs, ("action", "next_carry"))
+    carry = jax.tree.map(lambda x: batched(x.shape[1:], x.dtype), memory)
+    carried = _spellings("carry", carry)
+    outputs = ("action", *(f"next_{name}" for name in carried))
+    return Signature(act_with_memory, (carry, obs, batched((), bool)), {**carried, **inputs, "first": "first"}, outputs)
 
 
 def describe(policy: Policy) -> dict[str, str]:
@@ -137,17 +138,18 @@ def describe(policy: Policy) -> dict[str, str]:
     about = {
         "env": policy.spec.name,
         "algo": policy.made_by["algo"],
-        "observation": ", ".join(array(_name(path), s.shape, s.dtype) for path, s in leaves),
+        "observation": ", ".join(array(_name("obs", path), s.shape, s.dtype) for path, s in leaves),
     }
     if isinstance(space, Discrete):
         about["action"] = f"{array('action', (), jnp.int32)} from 0 to {space.num_actions - 1}"
     else:
         low, high = (str(np.unique(x)[0] if np.unique(x).size == 1 else x.tolist()) for x in (space.low, space.high))
         about["action"] = f"{array('action', space.low.shape, jnp.float32)} from {low} to {high}"
-    memory = _memory(policy)
+    memory = memory_of(policy.initial_carry(1))
     if memory is not None:
-        carry, first = array("carry", memory, jnp.float32), array("first", (), bool)
-        about["memory"] = f"{carry}, zeros to begin with; {first}, true where an episode begins, forgets it"
+        parts = [array(_name("carry", path), x.shape[1:], x.dtype) for path, x in jax.tree.leaves_with_path(memory)]
+        begins = f"{array('first', (), bool)}, true where an episode begins, forgets it"
+        about["memory"] = f"{' and '.join(parts)}, zeros to begin with; {begins}"
     return about
 
 
@@ -208,36 +210,36 @@ def _load_onnx(content: bytes) -> Step:
     names = [tensor.name for tensor in session.get_inputs()]
 
     def step(carry: PyTree, obs: PyTree, first: np.ndarray) -> tuple[np.ndarray, PyTree]:
-        leaves = jax.tree.leaves((carry, obs, first) if "carry" in names else obs)
+        leaves = jax.tree.leaves((carry, obs, first) if names[-1] == "first" else obs)
         action, *rest = session.run(None, dict(zip(names, map(np.asarray, leaves), strict=True)))
-        return action, rest[0] if rest else carry
+        return action, jax.tree.unflatten(jax.tree.structure(carry), rest) if rest else carry
 
     return step
 
 
 def _jax_usage(signature: Signature, path: Path) -> list[str]:
     arguments = ", ".join(dict.fromkeys(spelling.partition("[")[0] for spelling in signature.inputs.values()))
-    results = ", ".join(name.removeprefix("next_") for name in signature.outputs)
+    results = ", ".join(dict.fromkeys(name.removeprefix("next_").partition(".")[0] for name in signature.outputs))
     return [f'act = jax.export.deserialize(pathlib.Path("{path}").read_bytes()).call', f"{results} = act({arguments})"]
 
 
 def _onnx_usage(signature: Signature, path: Path) -> list[str]:
     feed = ", ".join(f'"{name}": {spelling}' for name, spelling in signature.inputs.items())
-    results = ", ".join(name.removeprefix("next_") for name in signature.outputs)
+    carried = [name.removeprefix("next_") for name in signature.outputs]
+    results = ", ".join(signature.inputs.get(name, name) for name in carried)
     return [f'session = onnxruntime.InferenceSession("{path}")', f"[{results}] = session.run(None, {{{feed}}})"]
 
 
 FORMATS = {"jax": Format(_write_jax, _load_jax, _jax_usage), "onnx": Format(_write_onnx, _load_onnx, _onnx_usage)}
 
 
-def _name(path: tuple) -> str:
-    return ".".join(["obs", *([jax.tree_util.keystr(path, simple=True, separator=".")] if path else [])])
+def _name(root: str, path: tuple) -> str:
+    return ".".join([root, *([jax.tree_util.keystr(path, simple=True, separator=".")] if path else [])])
 
 
-def _memory(policy: Policy) -> tuple[int, ...] | None:
-    """The shape of what the policy remembers of one episode, or None."""
-    carry = policy.initial_carry(1)
-    return carry["actor"].shape[1:] if jax.tree.leaves(carry) else None
+def _spellings(root: str, tree: PyTree) -> dict[str, str]:
+    """The name of each leaf of an input, and how it is written in Python."""
+    return {_name(root, path): f"{root}{jax.tree_util.keystr(path)}" for path, _ in jax.tree.leaves_with_path(tree)}
 
 
 def _has_onnx() -> bool:

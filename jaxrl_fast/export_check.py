@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxrl_fast.core import Discrete, PyTree
 from jaxrl_fast.normalize import is_mask
-from jaxrl_fast.policy import Policy
+from jaxrl_fast.policy import Policy, memory_of
 
 NUM_STEPS, NUM_ENVS = 10, 100
 NUM_OBSERVATIONS = NUM_STEPS * NUM_ENVS
@@ -43,7 +43,7 @@ def compare(policy: Policy, step: Step) -> str:
         return _play(lambda carry, obs, first: act(params, carry, obs, first, key), carry, obs, first)
 
     expected = play_with(policy.params)
-    actual = _play(step, carry["actor"] if isinstance(carry, dict) else carry, obs, first)
+    actual = _play(step, memory_of(carry), obs, first)
     if (actual.shape, actual.dtype) != (expected.shape, expected.dtype):
         raise ValueError(f"actions {actual.dtype}{actual.shape[1:]} instead of {expected.dtype}{expected.shape[1:]}")
     perturbed = np.stack([play_with(_perturb(policy.params, rng, change)) for _ in range(NUM_PERTURBED)])

@@ -101,7 +101,7 @@ def experience_fragment(env: VecEnv | HostEnv, agent: Agent) -> Fragment:
         private, batches = agent.experience.step(
             private, inputs["rollout"], params, inputs.get("statistics"), hyper, key
         )
-        return private, {"batches": batches}, {}
+        return private, {"batches": batches}, agent.experience.metrics(private)
 
     return Fragment(
         "experience", init, step, reads, ("batches",), private_axes=agent.experience.state_axes,

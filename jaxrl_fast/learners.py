@@ -4,6 +4,7 @@ One learner is a fragment ``learn`` that makes all K updates of a tick, or a fra
 equal shares of every batch; what they find is averaged by a ``server``, after every update or once a tick.
 """
 
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -24,6 +25,7 @@ DROPPED = "dropped_updates"
 Parts = dict[str, Part]
 States = dict[str, PartState]
 Delays = dict[tuple[str, str], int]
+Take = Callable[[PyTree, jax.Array], Any]
 
 
 class Learners(NamedTuple):
@@ -58,10 +60,13 @@ def build_learners(
     if learners > 1:
         pairs = [_averaging_parameters(agent, team, learners, start, nan) for team in teams]
         return _delayed(tuple(pair[0] for pair in pairs) + tuple(pair[1] for pair in pairs), agent.parts)
-    return _delayed(tuple(learn_fragment(agent.parts, team, start, nan) for team in teams), agent.parts)
+    take = agent.experience.take
+    return _delayed(tuple(learn_fragment(agent.parts, team, start, nan, take) for team in teams), agent.parts)
 
 
-def learn_fragment(parts: Parts, team: tuple[str, ...] | None = None, start: int = 0, nan: OnNan = "stop") -> Fragment:
+def learn_fragment(
+    parts: Parts, team: tuple[str, ...] | None = None, start: int = 0, nan: OnNan = "stop", take: Take = take_batch
+) -> Fragment:
     """One learner that makes all updates of a tick for the parts of ``team`` (default: all), which take turns."""
     team = team or tuple(parts)
     outside = _read_outside(parts, team)
@@ -71,7 +76,7 @@ def learn_fragment(parts: Parts, team: tuple[str, ...] | None = None, start: int
 
     def step(private: States, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
         peers = {name: inputs[name] for name in outside}
-        private, metrics = _make_updates(parts, team, private, peers, inputs["batches"], key, hyper, nan)
+        private, metrics = _make_updates(parts, team, private, peers, inputs["batches"], key, hyper, nan, take)
         norms = {_metric(team, name, "param_norm"): optax.tree.norm(private[name].params) for name in team}
         return private, publish(private), {**_over_updates(metrics, nan), **norms}
 
@@ -100,7 +105,7 @@ def _averaging_parameters(
 
         def one_learner(states: States, batches: Batches, key: jax.Array) -> tuple[States, Metrics]:
             states = {name: state._replace(params=inputs[name]) for name, state in states.items()}
-            return _make_updates(parts, team, states, peers, batches, key, hyper, nan)
+            return _make_updates(parts, team, states, peers, batches, key, hyper, nan, agent.experience.take)
 
         keys = jax.random.split(key, learners)
         private, metrics = jax.vmap(one_learner)(private, _shares(inputs["batches"], learners), keys)
@@ -153,7 +158,8 @@ def _gradients_and_server(agent: Agent, name: str, learners: int, start: int, na
         batches = _shares(inputs["batches"], learners)
 
         def one_learner(share: Batches, key: jax.Array) -> tuple[PyTree, Metrics]:
-            return part.gradients(state, peers, take_batch(share.data, share.indices[private]), key, hyper)
+            batch = agent.experience.take(share.data, share.indices[private])
+            return part.gradients(state, peers, batch, key, hyper)
 
         found = jax.vmap(one_learner)(batches, jax.random.split(key, learners))
         return (private + 1) % rounds, {_gradients(name): found}, {}
@@ -183,13 +189,13 @@ def _gradients_and_server(agent: Agent, name: str, learners: int, start: int, na
 
 def _make_updates(
     parts: Parts, team: tuple[str, ...], states: States, peers: Channels, batches: Batches, key: jax.Array, hyper: Any,
-    nan: OnNan,
+    nan: OnNan, take: Take,
 ) -> tuple[States, Metrics]:  # fmt: skip
     """K updates of the parts in ``team``, in turns in this order, against ``peers``; metrics ``[K]``."""
 
     def one_update(states: States, xs: tuple[jax.Array, jax.Array]) -> tuple[States, Metrics]:
         index, key = xs
-        batch = take_batch(batches.data, index)
+        batch = take(batches.data, index)
         metrics: Metrics = {}
         for name, part_key in zip(team, jax.random.split(key, len(team)), strict=True):
             seen = peers | {other: state.params for other, state in states.items()}

@@ -211,6 +211,16 @@ def _gather(graph: Graph, eqn: Any, x: Value, index: Value) -> str:
     return _emit(graph, "Gather", x, _integers(index.item()), axis=axes[0])
 
 
+def _slice(graph: Graph, eqn: Any, x: Value) -> str:
+    starts, ends, shape = eqn.params["start_indices"], eqn.params["limit_indices"], eqn.invars[0].aval.shape
+    cut = [axis for axis, size in enumerate(shape) if (starts[axis], ends[axis]) != (0, size)]
+    steps = eqn.params["strides"] or (1,) * len(shape)
+    if any(steps[axis] != 1 for axis in range(len(shape)) if axis not in cut):
+        raise _unknown(eqn)
+    parts = [_integers([numbers[axis] for axis in cut]) for numbers in (starts, ends)]
+    return _emit(graph, "Slice", x, *parts, _integers(cut), _integers([steps[axis] for axis in cut]))
+
+
 def _scan(graph: Graph, eqn: Any, *values: Value) -> list[Value]:
     """One step, as acting takes it: the loop's body without a loop. What is stacked over steps has one axis more."""
     if eqn.params["length"] != 1:
@@ -250,6 +260,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "rsqrt": lambda g, e, x: _emit(g, "Reciprocal", _emit(g, "Sqrt", x)),
     "scan": _scan,
     "select_n": _select,
+    "slice": _slice,
     "split": lambda g, e, x: _emit_many(
         g, "Split", len(e.params["sizes"]), x, _integers(e.params["sizes"]), axis=e.params["axis"]
     ),

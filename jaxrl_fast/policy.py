@@ -96,6 +96,26 @@ def load_policy(path: str | Path) -> Policy:
     return make_policy(spec, agent, params, made_by)
 
 
+def memory_of(carry: PyTree) -> PyTree:
+    """What of a carry decides the actions: the actor's memory (not the critic's), the frames before the last, or both;
+    None where a policy remembers nothing."""
+    if not jax.tree.leaves(carry):
+        return None
+    if "frames" not in carry:
+        return carry["actor"]
+    own = memory_of(carry["policy"])
+    return carry["frames"] if own is None else {"actor": own, "frames": carry["frames"]}
+
+
+def with_memory(carry: PyTree, memory: PyTree) -> PyTree:
+    """A carry in which `memory_of` finds ``memory``."""
+    if "frames" not in carry:
+        return {**carry, "actor": memory}
+    if not isinstance(memory, dict):
+        return {**carry, "frames": memory}
+    return {"frames": memory["frames"], "policy": with_memory(carry["policy"], memory["actor"])}
+
+
 def same_spaces(one: EnvSpec, other: EnvSpec) -> bool:
     """Whether two environments have the same observations and the same actions."""
     a, b = _spec_to_json(one), _spec_to_json(other)
@@ -145,7 +165,8 @@ def _spec_to_json(spec: EnvSpec) -> dict[str, Any]:
     else:
         action = {"low": np.asarray(spec.action.low).tolist(), "high": np.asarray(spec.action.high).tolist()}
     obs = jax.tree.map(lambda s: {"shape": list(s.shape), "dtype": str(s.dtype)}, spec.obs)
-    return {"name": spec.name, "obs": obs, "action": action, "max_episode_steps": spec.max_episode_steps}
+    alone = {"max_episode_steps": spec.max_episode_steps, "frame_stack": spec.frame_stack}
+    return {"name": spec.name, "obs": obs, "action": action, **alone}
 
 
 def _spec_from_json(description: dict[str, Any]) -> EnvSpec:
@@ -162,4 +183,5 @@ def _spec_from_json(description: dict[str, Any]) -> EnvSpec:
     obs = jax.tree.map(
         lambda d: jax.ShapeDtypeStruct(tuple(d["shape"]), d["dtype"]), description["obs"], is_leaf=is_leaf
     )
-    return EnvSpec(description["name"], obs, space, description["max_episode_steps"])
+    stack = description.get("frame_stack", 0)  # policies of older versions have none
+    return EnvSpec(description["name"], obs, space, description["max_episode_steps"], stack)

@@ -16,7 +16,6 @@ import numpy as np
 
 from jaxrl_fast import checkpoint_files, checkpointing
 from jaxrl_fast.algorithm import Agent, Algorithm
-from jaxrl_fast.buffers import end_episodes
 from jaxrl_fast.checkpoint_files import CheckpointError, Description
 from jaxrl_fast.env import VecEnv
 from jaxrl_fast.graph import TrainState
@@ -122,10 +121,5 @@ def put_back(state: TrainState, resumed: Resumed, program: Program) -> TrainStat
 
 def begin_anew(state: TrainState, first: TrainState) -> TrainState:
     """A resumed ``state`` whose environments, which live on the host, begin new episodes as in a run's ``first`` state;
-    what replay holds of the old ones ends there, truncated."""
-    private = dict(state.private)
-    before = private["experience"]
-    private["experience"] = jax.tree.map(
-        lambda new, old: jnp.copy(jax.device_put(new, old.sharding)), end_episodes(before), before
-    )
-    return state._replace(private=private | {"sample": first.private["sample"]})
+    replay sees that and ends the old ones, truncated."""
+    return state._replace(private={**state.private, "sample": first.private["sample"]})

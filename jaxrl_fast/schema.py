@@ -76,10 +76,16 @@ class DistributedSchema:
 class EnvSchema:
     """``env.*``. Which of them an environment takes is its own to say; others are given as ``+env.name=value``."""
 
-    id: str | None = setting(None, "id within env=brax, gymnax or probe")
+    id: str | None = setting(None, "id within env=brax, gymnax, gymnasium, atari or probe")
     backend: str | None = setting(None, "physics of a brax environment")
     make: str | None = setting(None, "my_package.make, with env=custom")
     episode_length: int | None = setting(None, "steps before an episode is cut; its own", 1, MAX_SIZE)
+    frame_stack: int | None = setting(None, "images that the policy sees at once; 4 with env=atari", 0, 255)
+    frame_skip: int | None = setting(None, "frames of a game that an action lasts; 4", 1, MAX_SIZE)
+    sticky: bool | None = setting(None, "repeat a game's last action now and then; true")
+    life_loss: bool | None = setting(None, "end episodes of learning with each life; false")
+    noop_max: int | None = setting(None, "idle frames at most as a game begins; 30", 0, MAX_SIZE)
+    clip_rewards: bool | None = setting(None, "learn from the signs of a game's rewards; true")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -157,7 +157,6 @@ def test_ten_thousand_steps_of_pictures_by_a_host_fragment_do_not_deadlock():
     state = program.init(keys, algorithm.hyper)
     sample = graph.fragments[0]
     inputs = {name: agent.parts[name].init(keys[0]).params for name in agent.acting_parts}
-    inputs["statistics"] = graph.fragments[1].publish(graph.fragments[1].init(keys[0]))["statistics"]
     private = state.private["sample"]
     for tick in range(100):
         private, outputs, _ = sample.step(private, inputs, (), jax.random.fold_in(keys[0], tick))

@@ -55,12 +55,14 @@ def test_the_env_group_and_the_environments_are_the_same():
 @pytest.mark.parametrize("path", TUNED, ids=lambda path: path.stem)
 def test_every_tuned_file_applies_to_its_environment_and_algorithm(path: Path):
     env, _, algo = path.stem.rpartition("_")
-    run = compose([f"env={env}", f"algo={algo}"])
+    run = compose([f"env={env}", f"algo={algo}", *needed(env)])
     assert run.tuned_file == f"tuned/{path.name}"
     asked = OmegaConf.to_container(OmegaConf.load(path))
     algo_options = {key: plain(run.algo_options[key]) for key in asked["algo"]}
     keys = algo_keys(algo)
     assert algo_options == {k: plain(read_value(k, v, keys[f"algo.{k}"])) for k, v in asked.pop("algo").items()}
+    assert asked.pop("env", {}).items() <= run.env_options.items()
+    assert asked.pop("eval", {"episodes": run.eval_episodes}) == {"episodes": run.eval_episodes}
     assert asked == {key: getattr(run, key) for key in asked}
 
 

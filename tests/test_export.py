@@ -17,7 +17,7 @@ from jaxrl_fast.export import FORMATS, describe, export_policy, main, signature
 from jaxrl_fast.export_check import NUM_OBSERVATIONS, compare, draw_observations
 from jaxrl_fast.normalize import RunningStats
 from jaxrl_fast.onnx_export import to_onnx
-from jaxrl_fast.policy import Policy, PolicyParams, make_policy, save_policy
+from jaxrl_fast.policy import Policy, PolicyParams, make_policy, memory_of, save_policy
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -29,10 +29,12 @@ PUSHES = jf.Box(np.full((2, 2), -0.4, np.float32), np.full((2, 2), 0.4, np.float
 BOARD = {"action_mask": ((3,), bool), "board": ((3, 3), jnp.int8), "where": {"x": ((2,), jnp.float32)}}
 
 
-def policy_of(obs, action, algo="ppo", *, normalized=True, seed=0, **options) -> Policy:
+def policy_of(obs, action, algo="ppo", *, normalized=True, seed=0, frame_stack=0, **options) -> Policy:
     """A policy that has learned nothing but acts differently here and there; ``obs``: (shape, dtype), or a tree."""
     is_leaf = lambda x: isinstance(x, tuple)  # noqa: E731
-    spec = jf.EnvSpec("world", jax.tree.map(lambda s: jax.ShapeDtypeStruct(*s), obs, is_leaf=is_leaf), action)
+    spec = jf.EnvSpec(
+        "world", jax.tree.map(lambda s: jax.ShapeDtypeStruct(*s), obs, is_leaf=is_leaf), action, None, frame_stack
+    )
     sizes = {"num_minibatches": 1, "value_hidden": (8,)} if algo == "ppo" else {"critic_hidden": (8,)}
     made = getattr(jf, algo)(policy_hidden=(16, 8), **sizes, **options)
     agent, rng = made.build(spec, 4), np.random.default_rng(seed)
@@ -58,6 +60,10 @@ KINDS = {
     "sac swish raw": (FLOATS, BOX, dict(algo="sac", activation="swish", normalized=False)),
     "dictionary with a mask": (BOARD, jf.Discrete(3), {}),
     "bytes of an image": (((4, 4, 3), jnp.uint8), jf.Discrete(3), dict(normalized=False)),
+    "pixels of an image": (((4, 4, 3), jnp.uint8), BOX, dict(normalized=False, cnn="none")),
+    "large image": (((36, 38, 2), jnp.uint8), BOX, dict(algo="sac", normalized=False)),
+    "stack": (((5, 4, 2), jnp.uint8), BOX, dict(normalized=False, frame_stack=3)),
+    "recurrent stack": (((5, 4, 1), jnp.uint8), BOX, dict(normalized=False, frame_stack=2, recurrent_size=6)),
     "numbers of an image": (((4, 4, 3), jnp.float32), jf.Discrete(3), {}),
     "one whole number": (((), jnp.int32), jf.Discrete(3), {}),
     "truths": (((6,), bool), jf.Discrete(3), {}),
@@ -99,7 +105,7 @@ def assert_same_actions(policy: Policy, actual: np.ndarray, expected: np.ndarray
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if "recurrent" not in kind])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "recurrent" not in kind and "stack" not in kind])
 def test_a_file_acts_as_its_policy_on_batches_of_any_size(tmp_path, kind, name):
     policy = policy_named(kind)
     path, difference = export_policy(policy, tmp_path, name)
@@ -114,22 +120,22 @@ def test_a_file_acts_as_its_policy_on_batches_of_any_size(tmp_path, kind, name):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("kind", ["recurrent", "recurrent dictionary"])
+@pytest.mark.parametrize("kind", ["recurrent", "recurrent dictionary", "stack", "recurrent stack"])
 def test_a_file_carries_the_memory_of_its_policy(tmp_path, kind, name):
     policy = policy_named(kind)
     path, _ = export_policy(policy, tmp_path, name)
-    act, obs, carry, theirs = (
-        opened(path),
-        some_observations(policy, 20),
-        policy.initial_carry(20),
-        np.zeros((20, 6), np.float32),
-    )
+    act, carry = opened(path), policy.initial_carry(20)
+    theirs = jax.tree.map(np.asarray, memory_of(carry))
+    observations = draw_observations(policy, np.random.default_rng(5))
     for t in range(4):
+        obs = jax.tree.map(lambda x, t=t: x[t, :20], observations)
         first = np.arange(20) < (20 if t == 0 else t)
         expected, carry = original(policy, carry, obs, first)
-        actual, theirs = act(theirs, obs, first)
+        actual, *theirs = act(theirs, obs, first)
         assert_same_actions(policy, actual, np.asarray(expected))
-        np.testing.assert_allclose(theirs, carry["actor"], atol=1e-5)
+        wanted = memory_of(carry)
+        theirs = jax.tree.unflatten(jax.tree.structure(wanted), theirs)
+        jax.tree.map(lambda got, want: np.testing.assert_allclose(got, want, atol=1e-5), theirs, wanted)
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -1,4 +1,4 @@
-"""Gymnasium's spaces and environments as the pool takes them; Atari and EnvPool where they are installed."""
+"""Gymnasium's spaces and environments as the pool takes them; EnvPool where it is installed."""
 
 from itertools import pairwise
 from typing import Any
@@ -10,7 +10,7 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envs.from_gymnasium import make_atari_host, make_custom_host, make_host
+from envs.from_gymnasium import make_custom_host, make_host
 from envs.pool import from_envpool
 from envs.pool.batches import env_seed
 from envs.pool.codec import encode_action, encode_obs
@@ -209,20 +209,4 @@ def test_envpool_obeys_the_same_laws():
             np.testing.assert_array_equal(one.obs[~ended], one.next_obs[~ended])
             assert (one.episode_length[one.truncated] == 30).all()
     assert host.steps() == 6 * 60 and any(one.truncated.any() for one, _ in steps)
-    host.close()
-
-
-def test_atari_frames_are_preprocessed_in_the_worker():
-    pytest.importorskip("ale_py")
-    pytest.importorskip("cv2")
-    host = make_atari_host("Breakout", num_envs=2, pool=HERE, sticky=False, life_loss=True, noop_max=5)
-    assert (host.spec.obs.shape, host.spec.obs.dtype, host.spec.action) == ((84, 84), np.uint8, Discrete(4))
-    host.reset(0)
-    lengths, returned = [], []
-    for t in range(400):
-        host.send(np.full(2, 1 if t % 20 == 0 else 2 + t % 2), 0)
-        step = host.recv(0)
-        lengths += list(step.episode_length[step.terminated])
-        returned.append(step.reward)
-    assert len(lengths) > 2 and max(lengths) < 400  # lives were lost
     host.close()

@@ -7,7 +7,7 @@ import pytest
 import tiny
 
 from jaxrl_fast import graph as graphs
-from jaxrl_fast.algorithm import Part, PartState
+from jaxrl_fast.algorithm import Experience, Part, PartState
 from jaxrl_fast.algorithms import ppo, sac
 from jaxrl_fast.core import Batches
 from jaxrl_fast.fragments import build_graph
@@ -76,7 +76,7 @@ class Toy:
     def __init__(self, shards: int = 2, updates: int = 3) -> None:
         self.parts = {"critic": quadratic("actor"), "actor": quadratic("critic")}
         self.updates_per_tick = updates
-        self.experience = type("Shards", (), {"shards": shards})
+        self.experience = Experience(lambda example: (), lambda *args: ((), None), shards=shards)
 
 
 def learn_toy(ticks: int = 2, **options):

@@ -16,7 +16,7 @@ SOURCES = sorted([*ROOT.glob("jaxrl_fast/**/*.py"), *ROOT.glob("envs/**/*.py")])
 LAYERS = (
     {"core", "processes", "distributed"},
     {"env", "host_env", "networks", "distributions", "returns", "losses", "normalize", "buffers", "schedules"},
-    {"algorithm", "algorithms", "rollout", "evaluation"},
+    {"algorithm", "algorithms", "frames", "frame_buffer", "rollout", "evaluation"},
     {"graph"},
     {"host", "learners"},
     {"fragments"},
@@ -85,7 +85,7 @@ def test_algorithms_and_learners_name_no_device_no_mapped_axis_and_no_collective
     placed = {"placement", "layout", "chain", "program", "distributed", "loop"}
     for path in SOURCES:
         name = module_name(path)
-        if re.fullmatch(r"jaxrl_fast\.(algorithm.*|fragments|learners|losses|returns|buffers|networks)", name):
+        if re.fullmatch(r"jaxrl_fast\.(algorithm.*|fragments|learners|losses|returns|buffers|networks|frame.*)", name):
             assert not rooms(name) & placed, name
             assert not NAMES_A_PLACE.search(path.read_text()), name
         if name.startswith("jaxrl_fast.algorithm"):

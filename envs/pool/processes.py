@@ -79,7 +79,7 @@ class _Pool:
         memory_fd = anonymous_file(size_bytes=size_bytes(fields))
         self.arrays = place(fields, mmap.mmap(memory_fd, 0))
         shares = [[parts[g][w] for g in range(num_groups)] for w in range(num_workers)]
-        self.crew = start_crew(Job(world.name, make, num_envs, fields, shares), memory_fd)
+        self.crew = start_crew(Job(world.name, make, num_envs, fields, shares, world.clip_rewards), memory_fd)
         self.told = [reason] if reason else []
         self.is_open = True
         self.steps = self.batches = 0

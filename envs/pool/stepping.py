@@ -11,6 +11,9 @@ import numpy as np
 from envs.pool.codec import ActionCodec, ObsCodec, encode_action, encode_obs
 
 ALIGNMENT_BYTES = 64
+GOES_ON = "jaxrl_fast.goes_on"
+"""In the ``info`` of a step that ends an episode for who learns, while the totals of the episode run on: a life was
+lost, and the game goes on. The step says then, with a length of 0, that no episode is to be counted."""
 
 
 class PoolError(RuntimeError):
@@ -18,12 +21,14 @@ class PoolError(RuntimeError):
 
 
 class World(NamedTuple):
-    """What is stepped: ``make()`` gives one environment; ``observe`` and ``act`` say how it lies in arrays."""
+    """What is stepped: ``make()`` gives one environment; ``observe`` and ``act`` say how it lies in arrays.
+    ``clip_rewards``: learning gets the signs of rewards, while an episode's totals add up the rewards themselves."""
 
     name: str
     make: Callable[[], gymnasium.Env]
     observe: ObsCodec
     act: ActionCodec
+    clip_rewards: bool = False
 
 
 class Arrays(NamedTuple):
@@ -116,6 +121,7 @@ def make_stepper(world: World, arrays: Arrays, owned: Sequence[int]) -> Stepper:
     envs: dict[int, gymnasium.Env] = {}
     steps: list[Callable] = [_not_ours] * len(arrays.seed)
     returns, lengths = np.zeros(len(arrays.seed)), np.zeros(len(arrays.seed), np.int32)
+    goes_on = np.zeros(len(arrays.seed), bool)
     write, decode = world.observe.write, world.act.decode
     obs_rows, final_rows = list(arrays.obs), list(arrays.final_obs)
 
@@ -140,9 +146,9 @@ def make_stepper(world: World, arrays: Arrays, owned: Sequence[int]) -> Stepper:
         rewards: list[Any] = []
         try:
             for step_one, row, action in zip(steps[rows], obs_rows[rows], decode(arrays.action[rows]), strict=True):
-                obs, reward, terminated, truncated, _ = step_one(action)
+                obs, reward, terminated, truncated, info = step_one(action)
                 if terminated or truncated:
-                    obs = end(rows.start + len(rewards), obs, terminated)
+                    obs = end(rows.start + len(rewards), obs, terminated, info)
                 write(row, obs)
                 rewards.append(reward)
             arrays.reward[rows] = rewards
@@ -152,9 +158,10 @@ def make_stepper(world: World, arrays: Arrays, owned: Sequence[int]) -> Stepper:
             raise explain(error, world.name, i, where) from error
         settle(rows)
 
-    def end(i: int, obs: Any, terminated: Any) -> Any:
+    def end(i: int, obs: Any, terminated: Any, info: dict) -> Any:
         """Note the end of an episode and begin the next."""
         arrays.terminated[i], arrays.truncated[i] = terminated, not terminated
+        goes_on[i] = GOES_ON in info
         write(final_rows[i], obs)
         return envs[i].reset()[0]
 
@@ -166,7 +173,11 @@ def make_stepper(world: World, arrays: Arrays, owned: Sequence[int]) -> Stepper:
         arrays.episode_return[rows], arrays.episode_length[rows] = running, counts
         ended = arrays.terminated[rows] | arrays.truncated[rows]
         if ended.any():
-            running[ended], counts[ended] = 0.0, 0
+            over, lost = ended & ~goes_on[rows], ended & goes_on[rows]
+            running[over], counts[over] = 0.0, 0
+            arrays.episode_return[rows][lost], arrays.episode_length[rows][lost] = 0.0, 0
+        if world.clip_rewards:
+            np.sign(arrays.reward[rows], out=arrays.reward[rows])
 
     def close() -> None:
         while envs:

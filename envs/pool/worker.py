@@ -29,6 +29,7 @@ class Job(NamedTuple):
     num_envs: int
     fields: dict[str, Any]
     shares: list[list[slice]]
+    clip_rewards: bool = False
 
 
 def main(index: int, memory_fd: int, command_fd: int, reply_fd: int, lifeline_fd: int, job: bytes) -> None:
@@ -73,7 +74,8 @@ def _stepper(job: Job, arrays: Arrays, index: int) -> Stepper:
             f"{job.name} has other spaces in worker {index} than in the parent: make must always give the same"
         )
     first = [probe]
-    return make_stepper(world._replace(make=lambda: first.pop() if first else make()), arrays, owned)
+    world = world._replace(make=lambda: first.pop() if first else make(), clip_rewards=job.clip_rewards)
+    return make_stepper(world, arrays, owned)
 
 
 def _die_with_parent(lifeline_fd: int) -> None:

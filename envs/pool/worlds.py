@@ -3,11 +3,14 @@
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from typing import Any
 
 import gymnasium
+
+from envs.pool.stepping import GOES_ON
 
 ATARI_EPISODE_STEPS = 27_000
 """Half an hour at 60 frames a second, four frames a step (Machado et al., 2018)."""
@@ -74,31 +77,29 @@ def find(id: str) -> gymnasium.envs.registration.EnvSpec:
         raise ValueError(f"env.id={id}: Gymnasium: {' '.join(str(error).split())}") from error
 
 
-class EpisodicLife(gymnasium.Wrapper):
-    """Each life is an episode for the learner; the game itself begins anew only when it is over (Mnih et al., 2015)."""
+class LifeLoss(gymnasium.Wrapper):
+    """The loss of a life ends an episode for who learns (Mnih et al., 2015), while the game goes on where it stands: no
+    step is made and no reward is lost, and the score is that of the whole game."""
 
     def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)
-        self.lives = 0
-        self.over = True
+        self.lives, self.over, self.last = 0, True, None
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """As the game's, with ``terminated`` also where a life was lost."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         lives = self.env.unwrapped.ale.lives()  # type: ignore[attr-defined]
         self.over = terminated or truncated
-        lost, self.lives = lives < self.lives, lives
-        return obs, reward, terminated or lost, truncated, info
+        lost = 0 < lives < self.lives and not self.over  # with none left, some games take a while to end
+        self.lives, self.last = lives, obs
+        return obs, reward, terminated or lost, truncated, {**info, GOES_ON: True} if lost else info
 
     def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
-        """A new game where the last is over or a seed is given, else one idle step into the next life."""
-        if self.over or options.get("seed") is not None:
-            obs, info = self.env.reset(**options)
-        else:
-            obs, _, terminated, truncated, info = self.env.step(0)
-            if terminated or truncated:
-                obs, info = self.env.reset(**options)
-        self.over = False
+        """A new game where the last is over or a seed is given, else the next life."""
+        if not self.over and options.get("seed") is None:
+            return self.last, {}
+        obs, info = self.env.reset(**options)
+        self.over, self.last = False, obs
         self.lives = self.env.unwrapped.ale.lives()  # type: ignore[attr-defined]
         return obs, info
 
@@ -111,35 +112,51 @@ def atari(
     frame_skip: int = 4,
     noop_max: int = 30,
     screen_size: int = 84,
-    max_episode_steps: int | None = ATARI_EPISODE_STEPS,
+    episode_length: int | None = ATARI_EPISODE_STEPS,
     **options: Any,
 ) -> Callable[[], gymnasium.Env]:
-    """A function that makes an Atari game with the usual preprocessing: one grey frame ``[84, 84]`` uint8 a step.
+    """A function that makes an Atari game with the usual preprocessing: one grey frame ``[84, 84, 1]`` uint8 a step.
 
     Each action is repeated for ``frame_skip`` frames, the last two are joined by their maximum; a game begins with up
     to ``noop_max`` idle frames. ``sticky`` repeats the last action with probability 0.25 (Machado et al., 2018).
-    ``max_episode_steps`` counts the policy's steps; ``options`` go to ALE. Frames are stacked by whoever learns.
+    ``episode_length`` counts the policy's steps; ``options`` go to ALE. Frames are stacked by whoever learns.
 
     Raises:
-        ValueError: unknown game, or ``ale-py`` or OpenCV is not installed.
+        ValueError: unknown game, a size out of range, or ``ale-py`` or OpenCV is not installed.
     """
-    id = game if "/" in game else f"ALE/{game}-v5"
-    spec = copy.deepcopy(find(id))
+    least = {"frame_skip": 1, "noop_max": 0, "screen_size": 1, "episode_length": 1}
+    sizes = {"frame_skip": frame_skip, "noop_max": noop_max, "screen_size": screen_size}
+    for name, size in {**sizes, "episode_length": episode_length or ATARI_EPISODE_STEPS}.items():
+        if not (type(size) is int and size >= least[name]):
+            raise ValueError(f"env.{name}={size}: write a whole number of at least {least[name]}")
+    spec = copy.deepcopy(_game(game))
     try:
         import_module("cv2")
     except ModuleNotFoundError as error:
-        raise ValueError(f"env.id={id} needs OpenCV: pip install 'jaxrl_fast[atari]'") from error
+        raise ValueError(f"env.id={game} needs OpenCV: pip install 'jaxrl_fast[atari]'") from error
     spec.order_enforce, spec.max_episode_steps = False, None
     ale = {"frameskip": 1, "repeat_action_probability": 0.25 if sticky else 0.0, "obs_type": "grayscale", **options}
-    preprocessing = {"frame_skip": frame_skip, "noop_max": noop_max, "screen_size": screen_size}
     wrappers: list[tuple[Callable[..., gymnasium.Env], dict[str, Any]]] = [
-        (gymnasium.wrappers.AtariPreprocessing, preprocessing)
+        (gymnasium.wrappers.AtariPreprocessing, {**sizes, "grayscale_newaxis": True})
     ]
-    if max_episode_steps is not None:
-        wrappers.append((gymnasium.wrappers.TimeLimit, {"max_episode_steps": max_episode_steps}))
+    if episode_length is not None:
+        wrappers.append((gymnasium.wrappers.TimeLimit, {"max_episode_steps": episode_length}))
     if life_loss:
-        wrappers.append((EpisodicLife, {}))
+        wrappers.append((LifeLoss, {}))
     return partial(build, spec, tuple(wrappers), ale)
+
+
+def _game(name: str) -> gymnasium.envs.registration.EnvSpec:
+    """What ``Pong`` or ``ALE/Pong-v5`` is registered as."""
+    short = str(name).removeprefix("ALE/").removesuffix("-v5")
+    find("ALE/Pong-v5")  # registers all of them
+    games = {spec.name: spec for spec in gymnasium.registry.values() if spec.namespace == "ALE"}
+    if short in games:
+        return games[short]
+    lowered = {game.lower(): game for game in games}
+    near = [lowered[game] for game in get_close_matches(short.lower(), lowered, n=3, cutoff=0.5)]
+    hint = f"nearest: {', '.join(near)}" if near else "write one such as Pong, Breakout or SpaceInvaders"
+    raise ValueError(f"env.id={name}: Atari has no such game; {hint}")
 
 
 @contextmanager

@@ -22,13 +22,25 @@ from jaxrl_fast.algorithm import (
     adam_init,
     adam_step,
     gradients_of,
+    normalizes,
     require_actions,
     require_positive,
     scale_experience,
 )
 from jaxrl_fast.buffers import epoch_shards, shuffled_epochs
 from jaxrl_fast.core import Batches, Box, Discrete, EnvSpec, Metrics, PyTree, Transition
-from jaxrl_fast.networks import Activation, Network, Precision, action_mask, make_network
+from jaxrl_fast.frames import (
+    Frames,
+    HistoryState,
+    frame_history,
+    make_stacks,
+    on_stacks,
+    stacked,
+    take_stacks,
+    with_rows,
+    without_oldest,
+)
+from jaxrl_fast.networks import Activation, Cnn, Network, Precision, action_mask, make_network
 
 
 class PpoHyper(NamedTuple):
@@ -69,7 +81,7 @@ def ppo(
     rollout_length: int = 128,
     num_epochs: int = 4,
     num_minibatches: int = 4,
-    normalize_observations: bool = True,
+    normalize_observations: bool | None = None,
     normalize_rewards: bool = False,
     normalize_advantages: bool = True,
     policy_hidden: tuple[int, ...] = (64, 64),
@@ -77,6 +89,7 @@ def ppo(
     activation: Activation = "tanh",
     layer_norm: bool = False,
     recurrent_size: int = 0,
+    cnn: Cnn = "auto",
     precision: Precision = "f32",
     policy_loss: Callable[..., jax.Array] = losses.clipped_surrogate,
     value_loss: Callable[..., jax.Array] = losses.squared_error,
@@ -85,6 +98,8 @@ def ppo(
     ``num_epochs * num_minibatches`` times.
 
     ``recurrent_size`` > 0 puts a GRU in front of both networks; minibatches are then whole sequences.
+    ``normalize_observations`` defaults to true, except for images; those go through the convolutions named ``cnn``
+    (`networks.make_network`).
     ``policy_loss(log_ratio, advantage, clip_range)`` and ``value_loss(value, target)`` take and give scalars.
     """
     hyper = PpoHyper(
@@ -93,7 +108,7 @@ def ppo(
     )  # fmt: skip
     options: dict[str, Any] = dict(
         policy_hidden=tuple(policy_hidden), value_hidden=tuple(value_hidden), activation=activation,
-        layer_norm=layer_norm, recurrent_size=recurrent_size, precision=precision,
+        layer_norm=layer_norm, recurrent_size=recurrent_size, cnn=cnn, precision=precision,
     )  # fmt: skip
     sequence_length = rollout_length if recurrent_size else 1
 
@@ -101,30 +116,44 @@ def ppo(
         require_actions("ppo", spec, (Discrete, Box), "sac")
         require_positive(rollout_length=rollout_length, num_epochs=num_epochs, num_minibatches=num_minibatches)
         batch_size = _minibatch_steps(num_envs, rollout_length, num_minibatches, sequence_length)
-        policy, value = _networks(spec, **options)
+        policy, value = _networks(stacked(spec), **options)
         explore, greedy = _acting(spec, policy, value, bool(recurrent_size))
+        shards = epoch_shards(num_envs, rollout_length // sequence_length, num_minibatches)
+        history = frame_history(frame_stack=spec.frame_stack, num_envs=num_envs, shards=shards)
+
+        def shuffled(data: PpoBatch, key: jax.Array) -> Batches:
+            return shuffled_epochs(
+                data, key, num_envs=num_envs, sequence_length=sequence_length, num_epochs=num_epochs,
+                num_minibatches=num_minibatches,
+            )  # fmt: skip
 
         def to_batches(
             state: tuple[()], rollout: Transition, params: dict, statistics: Statistics, hyper: PpoHyper, key: jax.Array
         ) -> tuple[tuple[()], Batches]:
             data = scale_experience(rollout, statistics, hyper.reward_scale, normalize_rewards)
-            return state, shuffled_epochs(
-                targets(value, params["critic"], data, hyper), key,
-                num_envs=num_envs, sequence_length=sequence_length,
-                num_epochs=num_epochs, num_minibatches=num_minibatches,
-            )  # fmt: skip
+            return state, shuffled(targets(value, params["critic"], data, hyper), key)
 
-        return Agent(
+        def to_batches_of_stacks(
+            state: HistoryState, rollout: Transition, params: dict, statistics: Statistics, hyper: PpoHyper,
+            key: jax.Array,
+        ) -> tuple[HistoryState, Batches]:  # fmt: skip
+            state, frames = history.add(state, rollout.obs, rollout.first)
+            data = scale_experience(rollout, statistics, hyper.reward_scale, normalize_rewards)
+            values = values_of_stacks(value, params["critic"], data, frames)
+            return state, with_rows(
+                shuffled(targets_of(data._replace(obs=frames.rows), *values, hyper), key), frames.table
+            )
+
+        agent = Agent(
             parts={
                 "critic": critic_part(value, value_loss),
                 "actor": actor_part(spec, policy, policy_loss, normalize_advantages),
             },
             experience=Experience(
-                lambda example: (),
-                to_batches,
-                ("critic",),
-                shards=epoch_shards(num_envs, rollout_length // sequence_length, num_minibatches),
-            ),
+                lambda example: history.init(example.obs), to_batches_of_stacks, ("critic",), shards, 0, take_stacks
+            )
+            if spec.frame_stack > 1
+            else Experience(lambda example: (), to_batches, ("critic",), shards),
             explore=explore,
             greedy=greedy,
             initial_carry=lambda size: {"actor": policy.initial_carry(size), "critic": value.initial_carry(size)},
@@ -133,9 +162,10 @@ def ppo(
             updates_per_tick=num_epochs * num_minibatches,
             batch_size=batch_size,
             warmup_ticks=0,
-            normalize_observations=normalize_observations,
+            normalize_observations=normalizes(normalize_observations, spec),
             normalize_rewards=normalize_rewards,
         )
+        return on_stacks(agent, spec)
 
     return Algorithm("ppo", hyper, options, build)
 
@@ -153,7 +183,27 @@ def targets(value: Network, params: PyTree, data: Transition, hyper: PpoHyper) -
     carry = jax.tree.map(lambda x: x[0], flat(data.extras["carry"]["critic"]))
     values, carry = value.apply(params, carry, flat(data.obs), flat(data.first))
     next_values, _ = value.apply(params, carry, flat(data.next_obs), jnp.zeros((1, data.reward.size), bool))
-    values, next_values = unflat(values), unflat(next_values)
+    return targets_of(data, unflat(values), unflat(next_values), hyper)
+
+
+def values_of_stacks(value: Network, params: PyTree, data: Transition, frames: Frames) -> tuple[jax.Array, jax.Array]:
+    """The critic's values ``[T, E]`` of the stacks of a rollout and of those that follow, a time step after another:
+    stacks of all steps at once would take more memory than the rollout."""
+
+    def one_step(xs: tuple) -> tuple[jax.Array, jax.Array]:
+        rows, next_frame, first, carry = xs
+        stack = make_stacks(frames.table, rows[None])
+        older = without_oldest(stack, next_frame.shape[-1])
+        following = jnp.concatenate([older, next_frame[None]], axis=-1)
+        values, carry = value.apply(params, carry, stack, first[None])
+        next_values, _ = value.apply(params, carry, following, jnp.zeros_like(first)[None])
+        return values[0, :, 0], next_values[0, :, 0]
+
+    return jax.lax.map(one_step, (frames.rows, data.next_obs, data.first, data.extras["carry"]["critic"]))
+
+
+def targets_of(data: Transition, values: jax.Array, next_values: jax.Array, hyper: PpoHyper) -> PpoBatch:
+    """As `targets`, with the critic's values ``[T, E]`` of each observation and of its true successor."""
     discount = hyper.discount * (1.0 - data.terminated)
     done = data.terminated | data.truncated
     advantage = jax.vmap(returns.gae, in_axes=(1, 1, 1, 1, 1, None), out_axes=1)(

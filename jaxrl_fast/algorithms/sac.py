@@ -22,13 +22,16 @@ from jaxrl_fast.algorithm import (
     adam_init,
     adam_step,
     gradients_of,
+    normalizes,
     require_actions,
     require_positive,
     scale_experience,
 )
-from jaxrl_fast.buffers import RingState, ring_buffer
+from jaxrl_fast.buffers import Buffer, ring_buffer
 from jaxrl_fast.core import Batches, Box, EnvSpec, Metrics, PyTree, Transition
-from jaxrl_fast.networks import Activation, Network, Precision, make_network
+from jaxrl_fast.frame_buffer import frame_buffer
+from jaxrl_fast.frames import on_stacks, stacked
+from jaxrl_fast.networks import Activation, Cnn, Network, Precision, is_image, make_network
 
 
 class SacHyper(NamedTuple):
@@ -65,26 +68,29 @@ def sac(
     buffer_size: int = 1_000_000,
     warmup_steps: int = 5_000,
     n_step: int = 1,
-    normalize_observations: bool = True,
+    normalize_observations: bool | None = None,
     policy_hidden: tuple[int, ...] = (256, 256),
     critic_hidden: tuple[int, ...] = (256, 256),
     activation: Activation = "relu",
     critic_layer_norm: bool = False,
     initial_temperature: float = 1.0,
+    cnn: Cnn = "auto",
     precision: Precision = "f32",
     critic_loss: Callable[[jax.Array, jax.Array], jax.Array] = losses.squared_error,
 ) -> Algorithm:
     """SAC. A tick samples ``rollout_length`` steps in every environment, then makes ``updates_per_tick`` updates
     of ``batch_size`` transitions each, once ``warmup_steps`` steps over all environments are in the buffer.
 
-    ``critic_loss(q, target)`` takes and gives scalars.
+    ``normalize_observations`` defaults to true, except for images; those go through the convolutions named ``cnn``
+    (`networks.make_network`) and are stored once each (`frame_buffer`). ``critic_loss(q, target)`` takes and gives
+    scalars.
     """
     hyper = SacHyper(
         learning_rate, temperature_learning_rate, discount, tau, target_entropy_per_action, max_grad_norm, reward_scale
     )
     options: dict[str, Any] = dict(
         policy_hidden=tuple(policy_hidden), critic_hidden=tuple(critic_hidden), activation=activation,
-        critic_layer_norm=critic_layer_norm, precision=precision,
+        critic_layer_norm=critic_layer_norm, cnn=cnn, precision=precision,
     )  # fmt: skip
 
     def build(spec: EnvSpec, num_envs: int) -> Agent:
@@ -102,26 +108,34 @@ def sac(
                 f"rollout_length={rollout_length} in {num_envs} environments does not fit buffer_size={buffer_size}: "
                 f"write a buffer_size of at least {steps_per_tick}"
             )
-        buffer = ring_buffer(
-            capacity=buffer_size, num_envs=num_envs, batch_size=batch_size,
-            num_batches=updates_per_tick, n_step=n_step,
+        seen = stacked(spec)
+        buffer = _buffer(
+            spec, capacity=buffer_size, num_envs=num_envs, batch_size=batch_size, num_batches=updates_per_tick,
+            n_step=n_step,
         )  # fmt: skip
-        policy, critic = _networks(spec, **options)
+        policy, critic = _networks(seen, **options)
         explore, greedy = _acting(spec, policy)
 
         def to_batches(
-            state: RingState, rollout: Transition, params: dict, statistics: Statistics, hyper: SacHyper, key: jax.Array
-        ) -> tuple[RingState, Batches]:
+            state: PyTree, rollout: Transition, params: dict, statistics: Statistics, hyper: SacHyper, key: jax.Array
+        ) -> tuple[PyTree, Batches]:
             state = buffer.add(state, rollout)
             batches = buffer.sample(state, key)
             return state, batches._replace(data=scale_experience(batches.data, statistics, hyper.reward_scale, False))
 
-        return Agent(
+        agent = Agent(
             parts={
                 "critic": critic_part(spec, policy, critic, critic_loss),
                 "actor": actor_part(spec, policy, critic, initial_temperature),
             },
-            experience=Experience(buffer.init, to_batches, shards=buffer.shards, state_axes=buffer.state_axes),
+            experience=Experience(
+                buffer.init,
+                to_batches,
+                shards=buffer.shards,
+                state_axes=buffer.state_axes,
+                take=buffer.take,
+                metrics=buffer.metrics,
+            ),
             explore=explore,
             greedy=greedy,
             initial_carry=lambda size: (),
@@ -130,11 +144,19 @@ def sac(
             updates_per_tick=updates_per_tick,
             batch_size=batch_size,
             warmup_ticks=max(-(-warmup_steps // steps_per_tick), -(-n_step // rollout_length)) - 1,
-            normalize_observations=normalize_observations,
+            normalize_observations=normalizes(normalize_observations, spec),
             normalize_rewards=False,
         )
+        return on_stacks(agent, spec)
 
     return Algorithm("sac", hyper, options, build)
+
+
+def _buffer(spec: EnvSpec, **sizes: int) -> Buffer:
+    """Replay, in which an observation that is an image is kept once."""
+    if isinstance(spec.obs, jax.ShapeDtypeStruct) and is_image(spec.obs):
+        return frame_buffer(frame_stack=spec.frame_stack, **sizes)
+    return ring_buffer(**sizes)
 
 
 def critic_part(spec: EnvSpec, policy: Network, critic: Network, critic_loss: Callable) -> Part:

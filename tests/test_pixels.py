@@ -1,0 +1,197 @@
+"""Agents that see images: the networks, what stacks change (nothing but what is stored), and worlds that need them."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pixel_worlds
+import pytest
+
+import jaxrl_fast as jf
+from jaxrl_fast import checkpoint_files
+from jaxrl_fast import graph as graphs
+from jaxrl_fast.algorithm import Algorithm
+from jaxrl_fast.fragments import build_graph
+from jaxrl_fast.networks import CNNS, choose_convolutions, make_network, patches
+from jaxrl_fast.schedules import Linear
+
+KEY = jax.random.key(0)
+IMAGE = jax.ShapeDtypeStruct((84, 84, 4), jnp.uint8)
+
+
+def small_ppo(**options) -> Algorithm:
+    defaults = dict(rollout_length=6, num_epochs=2, num_minibatches=2, policy_hidden=(8,), value_hidden=(8,))
+    return jf.ppo(**defaults | options)
+
+
+def small_sac(**options) -> Algorithm:
+    defaults = dict(
+        updates_per_tick=2, batch_size=8, buffer_size=160, warmup_steps=0, policy_hidden=(8,), critic_hidden=(8,),
+        rollout_length=3,
+    )  # fmt: skip
+    return jf.sac(**defaults | options)
+
+
+@pytest.mark.parametrize(("size", "stride"), [(4, 2), (3, 1)])
+def test_a_product_of_patches_is_a_convolution(size: int, stride: int):
+    image, filters = jax.random.normal(KEY, (2, 21, 14, 3)), jax.random.normal(jax.random.key(1), (size, size, 3, 5))
+    want = jax.lax.conv_general_dilated(
+        image, filters, (stride, stride), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    tiles = size // stride
+    kernel = filters.reshape(tiles, stride, tiles, stride, 3, 5).swapaxes(1, 2).reshape(-1, 5)
+    np.testing.assert_allclose(patches(image, size, stride) @ kernel, want, rtol=1e-4, atol=1e-4)
+
+
+def test_an_image_of_84_pixels_goes_through_the_published_layers():
+    network = make_network(IMAGE, 6, hidden=(512,))
+    shapes = jax.eval_shape(network.init, KEY)
+    inputs = sorted(leaf.shape for path, leaf in jax.tree.leaves_with_path(shapes) if path[-1].key == "kernel")
+    assert inputs == [(256, 32), (512, 6), (512, 64), (576, 64), (3136, 512)]
+
+
+def test_brightness_is_scaled_and_a_white_image_is_not_a_black_one():
+    network = make_network(jax.ShapeDtypeStruct((10, 10, 1), jnp.uint8), 3, hidden=(8,))
+    params, first = jax.jit(network.init)(KEY), jnp.zeros((1, 2), bool)
+    images = jnp.stack([jnp.full((10, 10, 1), byte, jnp.uint8) for byte in (0, 255)])[None]
+    black, white = jax.jit(network.apply)(params, (), images, first)[0][0]
+    assert black.dtype == jnp.float32
+    assert 0.01 < np.abs(white - black).max() < 10.0
+
+
+@pytest.mark.parametrize(("recurrent_size", "precision"), [(5, "f32"), (0, "bf16")])
+def test_images_stand_beside_other_numbers_in_any_network(recurrent_size: int, precision):
+    spec = {"action_mask": jax.ShapeDtypeStruct((3,), bool), "image": jax.ShapeDtypeStruct((10, 10, 2), jnp.uint8),
+            "speed": jax.ShapeDtypeStruct((2,), jnp.float32)}  # fmt: skip
+    network = make_network(spec, 3, hidden=(8,), recurrent_size=recurrent_size, precision=precision)
+    params = jax.jit(network.init)(KEY)
+    obs = jax.tree.map(lambda s: jnp.ones((4, 2, *s.shape), s.dtype), spec)
+    first, carry = jnp.zeros((4, 2), bool), network.initial_carry(2)
+
+    @jax.jit
+    def run(obs):
+        return network.apply(params, carry, obs, first)[0]
+
+    before = run(obs)
+    assert (before.shape, before.dtype) == ((4, 2, 3), jnp.float32)
+    for key in ("image", "speed"):
+        changed = run({**obs, key: obs[key].at[:, 1].mul(100)})
+        np.testing.assert_array_equal(changed[:, 0], before[:, 0])
+        assert np.abs(changed[:, 1] - before[:, 1]).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "chosen"),
+    [
+        ((84, 84, 4), jnp.uint8, "nature"),
+        ((36, 96, 3), jnp.uint8, "nature"),
+        ((35, 96, 3), jnp.uint8, "small"),
+        ((2, 9, 3), jnp.uint8, None),
+        ((10, 10, 4), jnp.float32, None),
+        ((10, 10, 4), jnp.bool_, None),
+        ((84, 84), jnp.uint8, None),
+    ],
+)
+def test_convolutions_are_chosen_for_bytes_with_channels_alone(shape, dtype, chosen):
+    assert choose_convolutions({"x": jax.ShapeDtypeStruct(shape, dtype)}, "auto") == CNNS.get(chosen, ())
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "says"),
+    [
+        (small_ppo(cnn="nature"), "cnn=nature does not fit images with a side of 8 pixels: write cnn=auto"),
+        (small_ppo(normalize_observations=True), "motion observes images.*leave it out"),
+        (small_sac(), "algo=sac does not work with the discrete actions of motion: write algo=ppo"),
+    ],
+)
+def test_what_images_do_not_go_with_is_refused(algorithm: Algorithm, says: str):
+    with pytest.raises(ValueError, match=says):
+        algorithm.build(pixel_worlds.motion().spec, 8)
+    with pytest.raises(ValueError, match=r"cnn=small reads images, .* hold none: write cnn=auto"):
+        small_ppo(cnn="small").build(jf.EnvSpec("x", jax.ShapeDtypeStruct((4,), jnp.float32), jf.Discrete(2)), 8)
+
+
+def test_only_images_are_not_normalized_by_default():
+    spec = pixel_worlds.walk().spec
+    mixed = spec._replace(obs={"a": spec.obs, "b": jax.ShapeDtypeStruct((2,), jnp.float32)}, frame_stack=0)
+    for make in (small_ppo, small_sac):
+        assert [make().build(s, 8).normalize_observations for s in (spec, mixed)] == [False, True]
+
+
+def trained(env: jf.Env, algorithm: Algorithm, ticks: int, num_envs: int = 8):
+    graph, _ = build_graph(jf.vectorize(env, num_envs=num_envs), algorithm)
+    tick = jax.jit(lambda state: graphs.tick(graph, state))
+    state, metrics = jax.jit(lambda: graphs.init(graph, KEY, algorithm.hyper))(), []
+    for _ in range(ticks):
+        state, more = tick(state)
+        metrics.append(more)
+    return state, metrics
+
+
+@pytest.mark.parametrize(("algorithm", "left_out"), [(small_ppo(), False), (small_sac(), True)], ids=["ppo", "sac"])
+def test_the_images_before_a_rollout_are_kept_where_replay_is_not(algorithm: Algorithm, left_out: bool):
+    graph, _ = build_graph(jf.vectorize(pixel_worlds.walk(), num_envs=8), algorithm)
+    state = jax.eval_shape(lambda: graphs.init(graph, KEY, algorithm.hyper))
+    state = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), state._replace(key=()))
+    own, replay = checkpoint_files.sizes(state)
+    assert (replay > 0, own > 0) == (left_out, True)
+    names = checkpoint_files.snapshot(state, replay=False)
+    assert any(name.startswith("private.experience") for name in names) != left_out
+
+
+@pytest.mark.parametrize("algorithm", [small_ppo(), small_sac(n_step=2)], ids=["ppo", "sac"])
+@pytest.mark.usefixtures("quick_compile")
+def test_stacks_made_here_teach_what_stacks_of_the_world_teach(algorithm: Algorithm):
+    """Acting, rollouts, replay and learners: all see the stacks that a world would show which made them itself."""
+    env = pixel_worlds.walk()
+    ours, metrics = trained(env, algorithm, 3)
+    theirs, _ = trained(pixel_worlds.stacking(env), algorithm, 3)
+    for got, want in zip(*(jax.tree.leaves(learned(state)) for state in (ours, theirs)), strict=True):
+        np.testing.assert_allclose(got, want, atol=1e-5)
+    assert np.isfinite(metrics[-1]["sample/episode_return_sum"])
+
+
+def learned(state: graphs.TrainState) -> list:
+    return [
+        part.params
+        for name in sorted(state.private)
+        if name.startswith("learn")
+        for part in state.private[name].values()
+    ]
+
+
+SIGHTED_PPO = jf.ppo(
+    learning_rate=Linear(3e-3, 0.0), rollout_length=16, num_minibatches=4, entropy_coef=0.001, policy_hidden=(32,),
+    value_hidden=(32,),
+)  # fmt: skip
+SIGHTED_SAC = jf.sac(
+    learning_rate=2e-3, temperature_learning_rate=1e-2, initial_temperature=0.1, discount=0.8, tau=0.05,
+    target_entropy_per_action=-2.0, updates_per_tick=8, batch_size=64, buffer_size=4_000, warmup_steps=256,
+    policy_hidden=(32,), critic_hidden=(32,),
+)  # fmt: skip
+
+
+def score(world: Callable[..., jf.Env], algorithm: Algorithm, total_steps: int, **options) -> float:
+    """The mean return of the greedy policy."""
+    env = jf.vectorize(world(**options), num_envs=16)
+    result = jf.learn(env, algorithm, total_steps=total_steps, seed=1, eval_every=total_steps, eval_episodes=128)
+    return result.summary["eval_return_mean"]
+
+
+def test_ppo_sees_motion_in_a_stack():
+    assert score(pixel_worlds.motion, SIGHTED_PPO, 16_000) > 0.97
+
+
+def test_sac_sees_motion_in_a_stack():
+    assert score(pixel_worlds.motion, SIGHTED_SAC, 4_000, discrete=False) > -0.02
+
+
+def test_a_single_image_of_that_world_says_nothing():
+    env = pixel_worlds.motion()
+    key, right = jax.random.split(KEY), []
+    for direction in (-1, 1):
+        state, _ = env.reset(key[0], ())
+        (*_, _), step = env.step((state[0], state[1], jnp.int32(direction), jnp.int32(0)), jnp.int32(0), key[1])
+        right.append(step.obs)
+    np.testing.assert_array_equal(*right)
