@@ -150,7 +150,7 @@ def test_ten_thousand_steps_of_pictures_by_callback_do_not_deadlock():
 
 def test_ten_thousand_steps_of_pictures_by_a_host_fragment_do_not_deadlock():
     host = pictures(16, "host")
-    algorithm = ppo(rollout_length=100, num_epochs=1, num_minibatches=1, policy_hidden=(1,), value_hidden=(1,))
+    algorithm = ppo(rollout_length=100, num_minibatches=1, policy_hidden=(1,), value_hidden=(1,), cnn="none")
     graph, agent = build_graph(host, algorithm)
     program = programs.compile(graph, placements.fused(graph, jax.devices()), 1)
     keys = jax.random.split(jax.random.key(0), 1)
