@@ -29,6 +29,7 @@ from jaxrl_fast.planning import plan_run
 from jaxrl_fast.progress import si
 from jaxrl_fast.schema import ConfigError
 from jaxrl_fast.settling import settle
+from jaxrl_fast.tuning import auto
 
 WIDTH = 118
 """Columns of text where nobody looks at a terminal."""
@@ -49,7 +50,8 @@ def explain(words: Sequence[str]) -> int:
         ValueError: one line that says what was wrong and what to write instead.
     """
     out, words = take_out(words)
-    run, chosen = settle(dataclasses.replace(config.compose(words), distributed="off", processes=None))
+    run = dataclasses.replace(config.compose(words), distributed="off", processes=None)
+    run, chosen = settle(auto.resolve(run, may_measure=False))
     env = config.make_envs(run)
     try:
         return explain_on(env, run, chosen, Path(out or default_folder(run)))

@@ -26,6 +26,7 @@ from jaxrl_fast.placement import check
 from jaxrl_fast.progress import ProgressDisplay, clock, si
 from jaxrl_fast.reporting import check_tables, link_latest, write_summary
 from jaxrl_fast.settling import print_if_serial, settle
+from jaxrl_fast.tuning import auto
 
 RUNS = Path("runs")
 
@@ -63,7 +64,7 @@ def train(run: Run) -> int:
     stop = StopSignal()
     if is_complete(run):
         return 0
-    run, chosen = settle(run)
+    run, chosen = settle(auto.resolve(run, may_measure=True))
     distributed.check_agreement({**config.settings(run), "resume": run.resume})
     env = config.make_envs(run)
     try:
