@@ -19,6 +19,7 @@ from jaxrl_fast.schema import ConfigError, Key, nearest, read_value
 from jaxrl_fast.tuning import cache, comparing, report
 from jaxrl_fast.tuning.cache import Finding
 from jaxrl_fast.tuning.candidates import KNOBS
+from jaxrl_fast.tuning.child import Stopped
 from jaxrl_fast.tuning.measuring import Row, Settings
 from jaxrl_fast.tuning.picture import draw
 from jaxrl_fast.tuning.sweep import Objective, Plan, Record, left_open, sweep
@@ -35,8 +36,25 @@ KEYS = {
 """The keys that this command has beside those of training."""
 
 
-class Stopped(Exception):
-    """Ctrl-C or SIGTERM, with its number."""
+class StopSignal:
+    """Ctrl-C and SIGTERM: the first ends the sweep, the second the process."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._handle)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.number = number
+        self.ignore()
+
+    def ignore(self) -> None:
+        """From here on a signal ends the process as always."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+
+    def __call__(self) -> bool:
+        return self.number != 0
 
 
 def help_text() -> str:
@@ -76,35 +94,25 @@ def run_sweep(plan: Plan, settings: Settings, stem: Path, argv: Sequence[str]) -
         print(report.line(row, row is record.best), flush=True)
         report.write(report.document(plan, record, settings, argv, interrupted=True), stem)
 
-    record, stopped_by = Record(keep), 0
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
+    record, stop = Record(keep), StopSignal()
     try:
-        sweep(plan, record, settings)
-    except Stopped as signalled:
-        stopped_by = signalled.args[0]
+        sweep(plan, record, settings._replace(stopped=stop))
+    except Stopped:
         print("\nstopped; what was measured is kept", file=sys.stderr)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
-    doc = report.document(plan, record, settings, argv, interrupted=bool(stopped_by))
+    stop.ignore()
+    doc = report.document(plan, record, settings, argv, interrupted=stop())
     report.write(doc, stem)
     draw(doc, stem.with_suffix(".png"))
     console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False, markup=False)
     console.print(report.table(doc))
     print("\n".join(["", *report.closing(doc)]))
     print(f"written: {', '.join(str(stem.with_suffix(end)) for end in ('.json', '.csv', '.png'))}")
-    if stopped_by:
-        return 128 + stopped_by
+    if stop():
+        return 128 + stop.number
     if record.best is None:
         raise ConfigError(f"no candidate ran; the last one: {record.rows[-1].status}: {record.rows[-1].why}")
     print_use(plan, record, remember(plan, record), doc)
     return 0
-
-
-def stop(number: int, frame: FrameType | None) -> None:
-    """Handle a signal: the next one ends the process as always."""
-    signal.signal(number, signal.SIG_DFL)
-    raise Stopped(number)
 
 
 def remember(plan: Plan, record: Record) -> Path | None:

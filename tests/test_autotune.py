@@ -26,11 +26,11 @@ QUICK = ["repeats=2", "repeat_s=0.01"]
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory from which the worlds are found, and a cache of findings of its own; programs that are
-    compiled stay where those of the other tests are."""
+    """A working directory from which the worlds are found, a cache of its own, and programs that compile quickly."""
     (tmp_path / "tests").symlink_to(ROOT / "tests")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")
     monkeypatch.setenv("JAXRL_FAST_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -81,12 +81,13 @@ def test_bad_input_ends_in_one_line_and_status_2(words, expected, here: Path, ca
 
 
 def test_a_sweep_outlives_its_candidates_and_keeps_draws_and_remembers_what_it_found(here: Path):
-    words = [*WALK, "+env.abort_at=64", "+env.starve_at=1000", *QUICK, "objective=sampling", "knobs=num_envs"]
+    words = [*WALK, "+env.abort_at=64", "+env.starve_at=256", *QUICK, "objective=sampling", "knobs=num_envs"]
     done = subprocess.run(command(*words, "max_num_envs=256"), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     doc = json.loads((here / "sweeps" / "custom_ppo_sampling.json").read_text())
     rows = {row["value"]: row for row in doc["rows"]}
     assert rows[16]["status"] == "measured" and rows[64]["status"] == "crashed" and "SIGABRT" in rows[64]["why"]
+    assert rows[256]["status"] in ("crashed", "out of memory", "killed") and rows[256]["why"]
     assert all(row["status"] == "measured" for width, row in rows.items() if width < 64)
     assert rows[16]["memory_bytes"] > 1e6 and rows[16]["repeats"] == 2
     assert doc["chosen"]["num_envs"] < 64 and not doc["interrupted"]
@@ -99,11 +100,6 @@ def test_a_sweep_outlives_its_candidates_and_keeps_draws_and_remembers_what_it_f
     assert "crashed" in done.stdout and f"num_envs={doc['chosen']['num_envs']}" in done.stdout
     shown = subprocess.run(command("show"), capture_output=True, text=True, timeout=100)
     assert "1 findings" in shown.stdout and "sampling" in shown.stdout
-
-
-def test_a_candidate_that_runs_out_of_memory_is_a_result(here: Path):
-    row = one(compose([*WALK, "+env.starve_at=16"]), here)
-    assert row.status in ("crashed", "out of memory") and row.why and not row.tick_hz
 
 
 def test_a_candidate_over_the_cap_is_skipped_before_it_runs(here: Path):
@@ -151,7 +147,7 @@ def test_ctrl_c_keeps_what_was_measured_prints_the_best_and_leaves_nobody_behind
         pass
     wait_for(here / "pids")
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=100)
+    out, err = process.communicate(timeout=200)
     assert process.returncode == 130, err
     assert "best so far: " in out and "Traceback" not in err
     doc = json.loads((here / "sweeps" / "custom_ppo.json").read_text())

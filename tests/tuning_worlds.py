@@ -13,8 +13,8 @@ from jaxrl_fast.env import Env
 
 
 def walk(abort_at: int = 0, starve_at: int = 0, hang_in_make: bool = False, leave_pid: str = "") -> Env:
-    """A point on a line. With as many environments as ``abort_at`` a step calls abort(); with ``starve_at`` the process
-    denies itself more memory, and then asks for some."""
+    """A point on a line. With ``abort_at`` environments a step calls abort(); with ``starve_at`` the process denies
+    itself more memory, and then asks for some."""
     if leave_pid:
         with open(leave_pid, "a") as file:
             print(os.getpid(), file=file)
@@ -33,9 +33,9 @@ def walk(abort_at: int = 0, starve_at: int = 0, hang_in_make: bool = False, leav
         return x, Timestep(x, x, -jnp.abs(x[0]), no, no)
 
     def fate(x: np.ndarray) -> np.ndarray:
-        if abort_at and len(x) >= abort_at:
+        if len(x) == abort_at:
             os.abort()
-        if starve_at and len(x) >= starve_at:
+        if len(x) == starve_at:
             resource.setrlimit(resource.RLIMIT_AS, (1 << 20, 1 << 20))
             return np.ones((1 << 30,), np.float32)[: len(x), None]
         return np.asarray(x)

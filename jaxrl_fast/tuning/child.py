@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +20,7 @@ from jaxrl_fast.tuning.talk import Request, What
 
 SILENCE_S = 900.0
 """A trial that says nothing for so long is ended: the longest compilation or repeat that is waited for."""
+POLL_S = 0.1
 LAST_WORDS = 2000
 """Characters of a crashed trial's stderr that are looked at."""
 
@@ -35,15 +38,21 @@ class Failure(NamedTuple):
         return self.status in ("skipped", "out of memory", "killed")
 
 
+class Stopped(Exception):
+    """Somebody has asked for an end while a trial was waited for."""
+
+
 class Child:
     """A trial in a process and a session of its own. A context manager: on leaving, it and what it started are gone.
 
-    ``folder`` gets its settings and what it writes to stderr.
+    ``folder`` gets its settings and what it writes to stderr. ``stopped`` is asked while it is waited for.
     """
 
     def __init__(
-        self, run: Run, what: What, folder: Path, *, memory_cap: float | None = None, repeat_s: float = 1.0
-    ) -> None:
+        self, run: Run, what: What, folder: Path, *, memory_cap: float | None = None, repeat_s: float = 1.0,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:  # fmt: skip
+        self.stopped = stopped
         number = len(list(folder.glob("*.yaml")))
         path = folder / f"{number}.yaml"
         path.write_text(config.to_yaml(run))
@@ -62,21 +71,34 @@ class Child:
         threading.Thread(target=_hand_on, args=(self.process.stdout, self.answers), daemon=True).start()
 
     def ready(self) -> dict[str, Any] | Failure:
-        """What the candidate is, once it is compiled and warm."""
+        """What the candidate is, once it is compiled and warm.
+
+        Raises:
+            Stopped: an end was asked for meanwhile.
+        """
         return self._answer()
 
     def repeat(self) -> dict[str, Any] | Failure:
-        """One repeat: ``seconds`` of ``ticks`` ticks."""
+        """One repeat: ``seconds`` of ``ticks`` ticks.
+
+        Raises:
+            Stopped: an end was asked for meanwhile.
+        """
         assert self.process.stdin is not None
         with suppress(OSError):  # it has ended, as the answer will show
             print("again", file=self.process.stdin, flush=True)
         return self._answer()
 
     def _answer(self) -> dict[str, Any] | Failure:
-        try:
-            line = self.answers.get(timeout=SILENCE_S)
-        except queue.Empty:
-            return Failure("silent", f"said nothing for {SILENCE_S:.0f} s")
+        until = time.monotonic() + SILENCE_S
+        line: str | None = ""
+        while line == "":
+            if self.stopped():
+                raise Stopped
+            if time.monotonic() > until:
+                return Failure("silent", f"said nothing for {SILENCE_S:.0f} s")
+            with suppress(queue.Empty):
+                line = self.answers.get(timeout=POLL_S)
         if line is None:
             self.answers.put(None)  # for whoever asks again
             return self._ended()

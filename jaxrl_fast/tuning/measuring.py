@@ -3,7 +3,7 @@
 import dataclasses
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,13 +57,15 @@ class Spread(NamedTuple):
 
 class Settings(NamedTuple):
     """How trials are made: where their files go, the memory that each may use in bytes (None: a share of what is free),
-    how often and how long each is repeated; once a candidate's repeats took ``enough_s`` seconds, two are enough."""
+    how often and how long each is repeated; once a candidate's repeats took ``enough_s`` seconds, two are enough.
+    ``stopped`` is asked all the time, and ends a measurement with `child.Stopped`."""
 
     folder: Path
     memory_cap: float | None = None
     repeats: int = 5
     repeat_s: float = 1.0
     enough_s: float = 20.0
+    stopped: Callable[[], bool] = lambda: False
 
 
 def measure(candidate: Candidate, what: What, go_on: GoOn, settings: Settings, unit: str = "sampling_hz") -> Row:
@@ -97,7 +99,9 @@ def measure_in_turn(candidates: Sequence[tuple[Candidate, What]], settings: Sett
 
 def start(run: Run, what: What, settings: Settings) -> Child:
     """The process of a trial."""
-    return Child(run, what, settings.folder, memory_cap=settings.memory_cap, repeat_s=settings.repeat_s)
+    return Child(
+        run, what, settings.folder, memory_cap=settings.memory_cap, repeat_s=settings.repeat_s, stopped=settings.stopped
+    )
 
 
 def spread(rates: Sequence[float]) -> Spread:
