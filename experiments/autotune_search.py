@@ -24,7 +24,7 @@ from jaxrl_fast.tuning.search import GoOn, Outcome, chosen, find_size, patience
 
 RESULT = Path(__file__).resolve().parent / "results" / "autotune_search.json"
 JOBS = {
-    "pendulum_ppo": ["env=pendulum", "algo=ppo", "total_steps=1_500_000"],
+    "pendulum_ppo": ["env=pendulum", "algo=ppo"],
     "halfcheetah_sac": ["env=halfcheetah", "algo=sac"],
     "halfcheetah_ppo": ["env=halfcheetah", "algo=ppo"],
 }
@@ -85,7 +85,7 @@ def keep(results: dict[str, Any]) -> None:
 
 
 def report(results: dict[str, Any]) -> None:
-    """For each search: its choice against the best of the grid, as the grid measured both, and the time that it took."""
+    """For each search: its choice against the best of the grid, as the grid measured both, and the time it took."""
     for job in JOBS:
         rates = {row["width"]: Outcome(tuple(row["rates"])).rate for row in results.get(job, {}).get("grid", ())}
         grid_s = sum(row["took_s"] for row in results.get(job, {}).get("grid", ()))

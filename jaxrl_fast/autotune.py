@@ -5,7 +5,8 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -79,12 +80,12 @@ def autotune(words: list[str]) -> int:
         return {"show": show, "clear": clear, "compare": compare}[words[0]](words[1:])
     options, others = take_own(words)
     plan = make_plan(config.compose(others), options)
-    stem = open_folder(Path(options["out"]), plan)
     cap = options["memory_cap_gb"]
-    print(f"{envs.describe(plan.asked.env, plan.asked.env_options)}; {plan.asked.algo}, objective {plan.objective}")
-    with tempfile.TemporaryDirectory(prefix="autotune-") as folder:
+    with results_folder(Path(options["out"])) as out, tempfile.TemporaryDirectory(prefix="autotune-") as folder:
+        print(f"{envs.describe(plan.asked.env, plan.asked.env_options)}; {plan.asked.algo}, objective {plan.objective}")
         settings = Settings(Path(folder), cap and cap * 1e9, options["repeats"], options["repeat_s"])
-        return run_sweep(plan, settings, stem, words)
+        suffix = "" if plan.objective == "training" else f"_{plan.objective}"
+        return run_sweep(plan, settings, out / f"{world_name(plan.asked)}_{plan.asked.algo}{suffix}", words)
 
 
 def run_sweep(plan: Plan, settings: Settings, stem: Path, argv: Sequence[str]) -> int:
@@ -130,8 +131,10 @@ def remember(plan: Plan, record: Record) -> Path | None:
 
 def print_use(plan: Plan, record: Record, path: Path | None, doc: report.Document) -> None:
     """How to train with what was found."""
-    if path is not None and plan.objective == "training":
-        print(f"remembered in {path}: num_envs=auto takes it")
+    if path is not None:
+        print(f"remembered in {path}{': num_envs=auto takes it' if plan.objective == 'training' else ''}")
+    elif not record.complete:
+        print("not remembered: num_envs was not among the knobs")
     own = [word for word in doc["command"].split()[3:] if word.partition("=")[0] not in KEYS]
     chosen = {word.partition("=")[0] for word in doc["chosen"]["words"]}
     told = [word for word in own if word.partition("=")[0] not in chosen]
@@ -175,19 +178,24 @@ def make_plan(run: config.Run, options: dict[str, Any]) -> Plan:
     return Plan(asked, options["objective"], knobs, options["knobs"], options["max_num_envs"])
 
 
-def open_folder(folder: Path, plan: Plan) -> Path:
-    """The path of the results, without their endings.
+@contextmanager
+def results_folder(path: Path) -> Iterator[Path]:
+    """A folder that can be written to; it is not left behind empty.
 
     Raises:
-        ConfigError: the folder cannot be written to.
+        ConfigError: it cannot be written to.
     """
-    suffix = "" if plan.objective == "training" else f"_{plan.objective}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return folder / f"{world_name(plan.asked)}_{plan.asked.algo}{suffix}"
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
     except OSError as error:
-        raise ConfigError(f"cannot write to out={folder} ({error.strerror}): write another folder") from None
+        raise ConfigError(f"cannot write to out={path} ({error.strerror}): write another folder") from None
+    try:
+        yield path
+    finally:
+        with suppress(OSError):
+            path.rmdir()
 
 
 def show(words: Sequence[str]) -> int:

@@ -78,6 +78,7 @@ def test_bad_input_ends_in_one_line_and_status_2(words, expected, here: Path, ca
     said = capsys.readouterr().err
     assert said.startswith("jaxrl_fast: error: ") and said.count("\n") == 1
     assert expected in said
+    assert [path.name for path in here.iterdir()] == ["tests"]
 
 
 def test_a_sweep_outlives_its_candidates_and_keeps_draws_and_remembers_what_it_found(here: Path):

@@ -85,6 +85,7 @@ def try_widths(plan: Plan, record: Record, settings: Settings) -> None:
         row = measure(at_width(plan.asked, width, learns=learns), plan.objective, go_on, settings)
         if not rows and row.status == "refused":
             raise ValueError(row.why)
+        record.notes += row.facts.get("told", []) if not rows else []
         rows[width] = row
         best = chosen({w: r.outcome() for w, r in rows.items()}, own)
         record.best = record.width = rows.get(best or 0)
