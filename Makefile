@@ -1,8 +1,12 @@
-# make setup | train | test | check | fmt | bench. Works with GNU make 3.81 (macOS) and later.
+# make setup | train | test | check | fmt | bench | sweep. Works with GNU make 3.81 (macOS) and later.
 #   make train ARGS="env=cartpole algo=ppo"     train; the default is env=halfcheetah
 #   make train EXTRA=cuda13                     with an accelerator: cuda13, cuda12 or tpu
 #   make bench ROWS="ppo_cartpole"              measure against peers (an hour; run nothing beside it); default: all rows
 #   make bench-host                             the same for environments on the host: the pool, SAC on HalfCheetah-v5
+#   make sweep ENV="cartpole algo=ppo"          find the fastest settings here (minutes; run nothing beside it)
+#   make sweep SWEEP="objective=sampling"       more words for the autotuner
+#   make sweep-all                              the same for one environment of every suite (an hour)
+#   make sweep-compare A=one.json B=other.json  two results of sweeps side by side
 #   make setup PYTHON=/path/to/python3.12       with a chosen Python
 
 ARGS ?= env=halfcheetah
@@ -10,6 +14,13 @@ TESTS ?= tests
 WORKERS ?= 2
 EXTRA ?=
 ROWS ?=
+ENV ?= halfcheetah
+SWEEP ?=
+SWEEPS ?= experiments/results/sweeps
+SWEEP_ALL ?= "halfcheetah algo=sac" "halfcheetah algo=ppo" "cartpole algo=ppo" "pendulum algo=sac" \
+	"gymnasium env.id=HalfCheetah-v5 algo=ppo algo.rollout_length=128"
+A ?=
+B ?=
 PEERS ?= .venv-peers
 PEERS_HOST ?= .venv-peers-host
 PEERS_PYTHON ?= python3.11
@@ -25,7 +36,7 @@ EXTRAS := dev$(if $(EXTRA),$(comma)$(EXTRA))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(EXTRAS)
 
-.PHONY: setup train test check fmt lint types bench bench-host clean
+.PHONY: setup train test check fmt lint types bench bench-host sweep sweep-all sweep-compare clean
 
 setup: $(STAMP)
 
@@ -63,6 +74,17 @@ bench: $(STAMP) $(PEERS)/.installed
 bench-host: $(STAMP) $(PEERS_HOST)/.installed
 	$(PEERS_HOST)/bin/python experiments/pool.py
 	BENCH_PEERS=$(abspath $(PEERS_HOST)/bin/python) $(BIN)/python experiments/bench/host_sac.py
+
+sweep: $(STAMP)
+	@exec $(BIN)/python -m jaxrl_fast.autotune env=$(ENV) out=$(SWEEPS) $(SWEEP)
+
+sweep-all: $(STAMP)
+	@for env in $(SWEEP_ALL); do \
+		$(BIN)/python -m jaxrl_fast.autotune env=$$env out=$(SWEEPS) $(SWEEP) || exit $$?; done
+
+sweep-compare: $(STAMP)
+	@[ -n "$(A)" ] && [ -n "$(B)" ] || { echo "make: write make sweep-compare A=one.json B=other.json" >&2; exit 2; }
+	@exec $(BIN)/python -m jaxrl_fast.autotune compare $(A) $(B)
 
 $(PEERS)/.installed: experiments/bench/peers.lock
 $(PEERS_HOST)/.installed: experiments/bench/peers_host.lock

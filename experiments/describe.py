@@ -2,10 +2,14 @@
 
 import json
 import os
-import platform
 import subprocess
 import sys
 from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from jaxrl_fast.machine import processor  # noqa: E402
 
 PACKAGES = (
     "jax", "jaxlib", "flax", "brax", "gymnax", "rejax", "gymnasium", "mujoco", "ale-py", "envpool", "ray", "sbx-rl",
@@ -15,12 +19,7 @@ PACKAGES = (
 
 def machine() -> str:
     """The processor and its number of cores."""
-    name = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        models = [line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
-        name = models[0] if models else name
-    return f"{os.cpu_count()} cores, {name}"
+    return f"{os.cpu_count()} cores, {processor()}"
 
 
 def versions(*others: Path) -> dict[str, dict[str, str]]:

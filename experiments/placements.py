@@ -8,7 +8,6 @@ step of each environment and algorithm, with its tuned settings, under every pla
 import json
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,7 @@ from describe import machine, versions
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import jaxrl_fast as jf
-from jaxrl_fast import config
-from jaxrl_fast import program as programs
+from jaxrl_fast import config, stopwatch
 from jaxrl_fast.ceiling import environments_only
 from jaxrl_fast.fragments import build_graph
 from jaxrl_fast.graph import Graph
@@ -41,23 +39,10 @@ Repeat = Callable[[], float]
 
 
 def ready(graph: Graph, place: Any, ticks: int, hyper: Any, warm: int = 1, seeds: int = 1) -> Repeat:
-    """A compiled and warm program; calling it gives the seconds of one chunk."""
-    program = programs.compile(graph, place(graph, jax.devices()), ticks, seeds)
-    keys = jax.random.split(jax.random.key(0), seeds)
-    init, run = program.ready(keys, hyper)
-    state = init(keys, hyper)
-    for _ in range(warm):
-        state, _ = run(state)
-    jax.block_until_ready(state)
-
-    def repeat() -> float:
-        nonlocal state
-        begin = time.perf_counter()
-        state, metrics = run(state)
-        jax.block_until_ready((state, metrics))
-        return time.perf_counter() - begin
-
-    return repeat
+    """A compiled program that has run ``warm`` chunks; calling it gives the seconds of one more."""
+    compiled = stopwatch.compile_timed(graph, place(graph, jax.devices()), hyper, ticks=ticks, num_seeds=seeds)
+    timed = stopwatch.warm(compiled, (warm - 1) * ticks)
+    return lambda: timed(1)[0]
 
 
 def in_turn(repeats: dict[str, Repeat], steps: int) -> dict[str, Any]:

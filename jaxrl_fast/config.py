@@ -58,7 +58,8 @@ class Run:
     ``eval_every`` and ``total_steps`` are environment steps over all environments, for each seed; ``tuned_file`` is the
     file of tuned settings that applied, relative to the config folder. ``resume`` is the checkpoint to go on from;
     ``requeued``: the folder may hold an earlier start of the same run. ``processes`` are those that were named, and
-    ``distributed`` says whether to look for those of a cluster.
+    ``distributed`` says whether to look for those of a cluster. ``auto_width``: ``num_envs`` is to be replaced by what
+    is fastest here, with the samples per update that it stands for.
     """
 
     env: str
@@ -88,6 +89,7 @@ class Run:
     debug: bool = False
     distributed: Literal["auto", "off"] = "auto"
     processes: Processes | None = None
+    auto_width: bool = False
 
 
 class Layer(NamedTuple):
@@ -108,7 +110,9 @@ def compose(argv: Sequence[str] = ()) -> Run:
         key, value = read_word(word)
         told.values[key] = value
     requeued = told.values.get("resume") == "auto"
-    file = _read_checkpoint(told) or _read_file(told.values.pop("config", None))
+    checkpoint = _read_checkpoint(told)
+    file = checkpoint or _read_file(told.values.pop("config", None))
+    auto_width = _take_auto_width(told, file) and checkpoint is None
     tuned = _take_tuned(told, file)
     groups, file = _choose_groups(told, file)
     defaults, tuned_file = _compose_groups(groups, tuned)
@@ -121,7 +125,8 @@ def compose(argv: Sequence[str] = ()) -> Run:
     _check_pool(env, told)
     if "/" in (values["name"] or ""):
         raise ConfigError(f"name={values['name']}: it is part of a folder's name, so write it without a slash")
-    return dataclasses.replace(_make_run(env, algo, placement, values, tuned_file), requeued=requeued)
+    run = _make_run(env, algo, placement, values, tuned_file)
+    return dataclasses.replace(run, requeued=requeued, auto_width=auto_width)
 
 
 def make_algorithm(run: Run) -> Algorithm:
@@ -297,6 +302,15 @@ def _flat_settings(tree: Mapping[Any, Any]) -> dict[str, Any]:
 def _take_tuned(told: Layer, file: Layer) -> bool:
     asked = file.values.pop("tuned", True)
     return bool(read_value("tuned", told.values.pop("tuned", asked), Key(bool, True)))
+
+
+def _take_auto_width(told: Layer, file: Layer) -> bool:
+    """Whether ``num_envs=auto`` was asked for last; what stands before it says for which samples per update."""
+    asked = told.values.get("num_envs", file.values.get("num_envs"))
+    for layer in (told, file):
+        if layer.values.get("num_envs") == AUTO:
+            del layer.values["num_envs"]
+    return bool(asked == AUTO)
 
 
 def _choose_groups(told: Layer, file: Layer) -> tuple[dict[str, str], Layer]:

@@ -30,6 +30,7 @@ from jaxrl_fast.planning import plan_run
 from jaxrl_fast.progress import si
 from jaxrl_fast.schema import ConfigError
 from jaxrl_fast.settling import made_ready
+from jaxrl_fast.tuning import auto
 
 WIDTH = 118
 """Columns of text where nobody looks at a terminal."""
@@ -51,7 +52,7 @@ def explain(words: Sequence[str]) -> int:
     """
     out, words = take_out(words)
     asked = dataclasses.replace(config.compose(words), distributed="off", processes=None)
-    with made_ready(asked) as (run, chosen, env):
+    with made_ready(auto.resolve(asked, may_measure=False)) as (run, chosen, env):
         return explain_on(env, run, chosen, Path(out or default_folder(run)))
 
 

@@ -65,8 +65,7 @@ def statistics_fragment(env: VecEnv | HostEnv, agent: Agent, nan: OnNan = "stop"
     """
 
     def init(key: jax.Array) -> StatisticsState:
-        statistics = Statistics(init_stats(env.spec.obs), init_stats(jax.ShapeDtypeStruct((), jnp.float32)))
-        return StatisticsState(statistics, jnp.zeros(env.num_envs, jnp.float32))
+        return StatisticsState(init_statistics(env), jnp.zeros(env.num_envs, jnp.float32))
 
     def step(private: StatisticsState, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
         rollout: Transition = inputs["rollout"]
@@ -140,12 +139,7 @@ def build_graph(
         start=empty_until + agent.warmup_ticks + lag, nan=nan,
     )  # fmt: skip
     statistics = (statistics_fragment(env, agent, nan),) if _needs_statistics(agent) else ()
-    if isinstance(env, HostEnv):
-        make_sample = host_sample_fragment if env.recv_any is None else arrival_sample_fragment
-        sample = make_sample(env, agent, rollout_shapes(env, agent))
-    else:
-        sample = sample_fragment(env, agent)
-    before = (sample, *statistics, experience_fragment(env, agent))
+    before = (sampler(env, agent), *statistics, experience_fragment(env, agent))
     last_tick = {"statistics", *agent.parts}
     delays = {(f.name, c): 1 for f in before for c in f.reads if c in last_tick} | learning.delays
     delays |= {(f.name, "batches"): 1 for f in learning.fragments if lag and "batches" in f.reads}
@@ -156,6 +150,19 @@ def build_graph(
     graph = Graph(before + learning.fragments, delays, hyper_at)
     check(graph)
     return graph, agent
+
+
+def sampler(env: VecEnv | HostEnv, agent: Agent) -> Fragment:
+    """The fragment ``sample``, wherever the environments live."""
+    if isinstance(env, HostEnv):
+        make_sample = host_sample_fragment if env.recv_any is None else arrival_sample_fragment
+        return make_sample(env, agent, rollout_shapes(env, agent))
+    return sample_fragment(env, agent)
+
+
+def init_statistics(env: VecEnv | HostEnv) -> Statistics:
+    """Statistics of nothing seen."""
+    return Statistics(init_stats(env.spec.obs), init_stats(jax.ShapeDtypeStruct((), jnp.float32)))
 
 
 def rollout_shapes(env: VecEnv | HostEnv, agent: Agent) -> Transition:

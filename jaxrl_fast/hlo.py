@@ -67,6 +67,16 @@ def inspect_program(compiled: Compiled, ticks: float = 1) -> ProgramFacts:
     )  # fmt: skip
 
 
+def program_bytes(compiled: Compiled) -> int | None:
+    """Memory on each device while the program runs: arguments, outputs that lie in none of them, temporaries and code.
+    None where the device does not tell."""
+    memory = compiled.memory_analysis()
+    if memory is None:
+        return None
+    kinds = ("argument", "output", "temp", "generated_code")
+    return sum(getattr(memory, f"{kind}_size_in_bytes") for kind in kinds) - memory.alias_size_in_bytes
+
+
 def find_collectives(text: str, ticks: float = 1) -> tuple[Collective, ...]:
     """The collectives in a program's text, those that run equally often together."""
     computations = _read(text)

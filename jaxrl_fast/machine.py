@@ -5,6 +5,9 @@
 """
 
 import os
+import platform
+import re
+from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +33,35 @@ def cpu_cores() -> int:
         return os.cpu_count() or 1
 
 
+def processor() -> str:
+    """What the processor calls itself."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor() or platform.machine()
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of the packages that speed depends on."""
+    names = ("jaxrl_fast", "jax", "jaxlib", "flax", "brax", "gymnax", "gymnasium", "numpy")
+    return {"python": platform.python_version(), **{name: metadata.version(name) for name in names}}
+
+
+def free_memory_bytes() -> int:
+    """Memory that programs can still get, within the limit of a container; all there is where only that is known."""
+    free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    meminfo, group = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
+    if meminfo.exists():
+        kilobytes = re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text())
+        free = 1024 * int(kilobytes[1]) if kilobytes else free
+    try:
+        used = int((group / "memory.current").read_text()) - _file_cache_bytes(group / "memory.stat")
+        limit = int((group / "memory.max").read_text())
+    except (OSError, ValueError):  # no container, or one without a limit
+        return free
+    return max(0, min(free, limit - used))
+
+
 def choose(suite: str, name: str, algo: str, *, num_envs: int, num_seeds: int, devices: int) -> Choice:
     """The fastest placement for an environment (its suite and short name) and an algorithm on ``devices`` cores.
 
@@ -47,6 +79,12 @@ def choose(suite: str, name: str, algo: str, *, num_envs: int, num_seeds: int, d
     if measured == "fused" or even == 1:
         return Choice("fused", 1, "measured" if measured == "fused" else "one device, or an odd number of environments")
     return Choice(measured, even, "measured")
+
+
+def _file_cache_bytes(statistics: Path) -> int:
+    """What a container uses for files only, which is given back when programs want it."""
+    found = re.search(r"^inactive_file (\d+)$", statistics.read_text(), re.MULTILINE)
+    return int(found[1]) if found else 0
 
 
 def largest_divisor(number: int, limit: int) -> int:

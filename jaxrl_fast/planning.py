@@ -50,8 +50,15 @@ def plan_run(
     return Plan(ticks_per_chunk, num_chunks, chunks(eval_every), chunks(checkpoint_every), steps_per_tick)
 
 
+def ticks_within(
+    steps_per_tick: int, frames_per_tick: int, *, max_steps: int = MAX_CHUNK_STEPS, max_frames: int = MAX_CHUNK_FRAMES
+) -> int:
+    """Ticks of a chunk that stays within both limits, if a single tick does."""
+    return max(1, min(max_steps // steps_per_tick, max_frames // frames_per_tick))
+
+
 def _chunk_size(ticks: int, steps_per_tick: int, frames_per_tick: int) -> int:
-    cap = max(1, min(MAX_CHUNK_STEPS // steps_per_tick, MAX_CHUNK_FRAMES // frames_per_tick))
+    cap = ticks_within(steps_per_tick, frames_per_tick)
     largest = min(cap, max(1, -(-ticks // (CHUNKS_PER_RUN // 2))))
     smallest = min(largest, max(1, ticks // (CHUNKS_PER_RUN * 3 // 2)))
     wanted = ticks / CHUNKS_PER_RUN

@@ -26,18 +26,26 @@ def setup(*, cpu_devices: int | None = None, cache: bool = True) -> None:
         if cpu_devices < 1:
             raise ValueError(f"cpu_devices={cpu_devices}: at least one device is needed")
         jax.config.update("jax_num_cpu_devices", cpu_devices)
-    if cache and os.environ.get("JAXRL_FAST_CACHE") != "off":
-        jax.config.update("jax_compilation_cache_dir", str(cache_folder()))
+    folder = cache_folder() if cache else None
+    if folder is not None:
+        jax.config.update("jax_compilation_cache_dir", str(folder))
         # Everything: building a brax world alone compiles a hundred small programs.
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def cache_folder() -> Path:
-    """Where compiled programs are kept: one folder per kind of CPU, since programs hold its instructions."""
+def cache_root() -> Path | None:
+    """The folder of all that is kept between runs; None with ``JAXRL_FAST_CACHE=off``."""
     base = os.environ.get("JAXRL_FAST_CACHE")
-    root = Path(base) if base else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "jaxrl_fast"
-    return root / f"xla-{_cpu_fingerprint()}"
+    if base == "off":
+        return None
+    return Path(base) if base else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxrl_fast"
+
+
+def cache_folder() -> Path | None:
+    """Where compiled programs are kept: one folder per kind of CPU, since programs hold its instructions."""
+    root = cache_root()
+    return None if root is None else root / f"xla-{_cpu_fingerprint()}"
 
 
 def _cpu_fingerprint() -> str:

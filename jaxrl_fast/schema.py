@@ -105,7 +105,7 @@ class RunSchema:
     """The keys that stand alone."""
 
     total_steps: int = setting(1_000_000, "env steps over all environments, for each seed", 1)
-    num_envs: int = setting(64, "environments side by side", 1, MAX_SIZE)
+    num_envs: int | Literal["auto"] = setting(64, "environments side by side; auto: as measured here", 1, MAX_SIZE)
     seed: int = setting(0, "the first random seed", 0, MAX_SEED)
     num_seeds: int = setting(1, "seeds trained at once in one program", 1, MAX_SIZE)
     overlap: Overlap = setting("none", "what lags a tick:")
@@ -165,7 +165,7 @@ def read_value(name: str, value: Any, key: Key) -> Any:
         result = _convert(value, key.type)
     except (TypeError, ValueError, KeyError, OverflowError):
         raise ConfigError(f"{name}={written(value)}: write {describe_type(key.type)}") from None
-    numbers = [] if result is None else result if isinstance(result, tuple) else [result]
+    numbers = [n for n in (result if isinstance(result, tuple) else (result,)) if isinstance(n, int | float)]
     if key.minimum is not None and any(n < key.minimum for n in numbers):
         raise ConfigError(f"{name}={written(value)}: write a number of at least {key.minimum}")
     if key.maximum is not None and any(n > key.maximum for n in numbers):
@@ -178,7 +178,7 @@ def describe_type(wanted: Any) -> str:
     if wanted is Any:
         return f"a number or a schedule such as {next(iter(SCHEDULES))}:3e-4:0 ({', '.join(SCHEDULES)})"
     if get_origin(wanted) is Literal:
-        return "one of " + ", ".join(get_args(wanted))
+        return ("one of " if len(get_args(wanted)) > 1 else "") + ", ".join(get_args(wanted))
     if get_origin(wanted) in (Union, UnionType):
         return " or ".join("null" if t is NoneType else describe_type(t) for t in get_args(wanted))
     if get_origin(wanted) is tuple:
@@ -210,7 +210,7 @@ def _convert(value: Any, wanted: Any) -> Any:
     if wanted is Any:
         return _rate(value)
     if origin in (Union, UnionType):
-        return None if value is None else _convert(value, next(t for t in args if t is not NoneType))
+        return None if value is None and NoneType in args else _convert_to_one(value, args)
     if origin is Literal:
         return args[args.index("off" if value is False else value)]  # in YAML, off is false
     if origin is tuple:
@@ -224,6 +224,17 @@ def _convert(value: Any, wanted: Any) -> Any:
     if wanted in (int, float) and isinstance(value, (int, float)) and not isinstance(value, bool):
         return _number(value, wanted)
     raise TypeError(value)
+
+
+def _convert_to_one(value: Any, kinds: tuple[Any, ...]) -> Any:
+    """As the first of several types that fits."""
+    *others, last = (kind for kind in kinds if kind is not NoneType)
+    for kind in others:
+        try:
+            return _convert(value, kind)
+        except (TypeError, ValueError):
+            continue
+    return _convert(value, last)
 
 
 def _number(value: float, wanted: type) -> Any:

@@ -20,6 +20,7 @@ from jaxrl_fast.loop import place
 from jaxrl_fast.placement import runs_in_parallel
 from jaxrl_fast.processes import Processes
 from jaxrl_fast.runtime import setup
+from jaxrl_fast.tuning import cache
 
 HOST = machine.Choice("fused", 1, "actions and learning on one device, environments on the host")
 
@@ -83,28 +84,65 @@ def settle_among(run: Run, several: Processes) -> tuple[Run, str]:
     return run, f"of {several.num_processes} processes"
 
 
-def settle_alone(run: Run) -> tuple[Run, str]:
-    """As `settle`, for a single process.
+def settle_alone(run: Run, *, look_up: bool = True) -> tuple[Run, str]:
+    """As `settle`, for a single process. With ``look_up``, what the autotuner has measured here stands before what the
+    package knows.
 
     A CPU is cut into one device per core, unless the placement needs one only. An accelerator's other devices rest
-    unless a placement is named: nothing was measured there.
+    unless a placement is named or was measured.
     """
-    suite, _ = envs.resolve(run.env, dict(run.env_options))
+    envs.resolve(run.env, dict(run.env_options))  # what it does not know is refused before anything slow starts
+    finding = remembered(run, cache.cpu_device()) if look_up else None
     choice = machine.Choice(run.placement, run.devices or machine.cpu_cores(), "")
-    if run.placement == machine.AUTO and envs.is_host(run.env):
-        choice = HOST
-    elif run.placement == machine.AUTO:
-        choice = machine.choose(
-            suite, run.env, run.algo, num_envs=run.num_envs, num_seeds=run.num_seeds, devices=choice.devices
-        )
+    if run.placement == machine.AUTO:
+        choice = as_measured(run, finding) or choose(run, choice.devices)
     elif run.placement == "fused":
         choice = choice._replace(devices=1)
     setup(cpu_devices=choice.devices)
     if jax.default_backend() != "cpu":
         available = run.devices or len(jax.devices())
+        device = cache.Device(jax.default_backend(), jax.devices()[0].device_kind, len(jax.devices()))
+        finding = remembered(run, device) if look_up else None
         auto = machine.Choice("fused", 1, f"{available - 1} other devices rest" if available > 1 else "")
-        choice = auto if run.placement == machine.AUTO else choice._replace(devices=available)
-    return dataclasses.replace(run, placement=choice.placement, devices=choice.devices), choice.reason
+        choice = (
+            as_measured(run, finding) or auto if run.placement == machine.AUTO else choice._replace(devices=available)
+        )
+    run = dataclasses.replace(run, placement=choice.placement, devices=choice.devices)
+    return with_workers(run, finding), choice.reason
+
+
+def remembered(run: Run, device: cache.Device) -> cache.Finding | None:
+    """What the autotuner found here for such a run, if this one leaves something to the machine."""
+    workers_open = envs.is_host(run.env) and run.pool["workers"] is None
+    if run.placement != machine.AUTO and not workers_open:
+        return None
+    return cache.look_up_free(cache.make_key(run, device), lambda line: print(line, file=sys.stderr))
+
+
+def as_measured(run: Run, finding: cache.Finding | None) -> machine.Choice | None:
+    """The placement of a finding, where it fits: what was found at other sizes may not come out even at these."""
+    if finding is None or "placement" not in finding.free or run.devices is not None:
+        return None
+    placement, devices = finding.free["placement"], finding.free["devices"]
+    if placement not in ("fused", "sharded_sampling") or run.num_envs % devices:
+        return None
+    return machine.Choice(placement, devices, f"measured here by the autotuner, {finding.found}")
+
+
+def with_workers(run: Run, finding: cache.Finding | None) -> Run:
+    """The worker processes of a finding, where they fit and none were asked for."""
+    workers = finding.free.get("pool.workers") if finding else None
+    if workers is None or run.pool["workers"] is not None or workers > run.num_envs // run.pool["num_groups"]:
+        return run
+    return cache.apply(run, {"pool.workers": workers})
+
+
+def choose(run: Run, devices: int) -> machine.Choice:
+    """The placement of a run on a CPU as the package knows it."""
+    suite, _ = envs.resolve(run.env, dict(run.env_options))
+    if envs.is_host(run.env):
+        return HOST
+    return machine.choose(suite, run.env, run.algo, num_envs=run.num_envs, num_seeds=run.num_seeds, devices=devices)
 
 
 def print_if_serial(run: Run, env: VecEnv | HostEnv, algorithm: Algorithm) -> None:

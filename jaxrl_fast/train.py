@@ -27,6 +27,7 @@ from jaxrl_fast.placement import check
 from jaxrl_fast.progress import ProgressDisplay, clock, si
 from jaxrl_fast.reporting import check_tables, link_latest, write_summary
 from jaxrl_fast.settling import made_ready, print_if_serial
+from jaxrl_fast.tuning import auto
 
 RUNS = Path("runs")
 
@@ -64,7 +65,7 @@ def train(run: Run) -> int:
     stop = StopSignal()
     if is_complete(run):
         return 0
-    with made_ready(run) as (settled, chosen, env):
+    with made_ready(auto.resolve(run, may_measure=True)) as (settled, chosen, env):
         return train_on(env, settled, chosen, stop)
 
 

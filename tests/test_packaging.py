@@ -25,7 +25,7 @@ LAYERS = (
     {"chain"},
     {"program", "timeline"},
     {"hlo", "inspection", "labels", "diagram", "drawing"},
-    {"loop", "ceiling"},
+    {"loop", "ceiling", "stopwatch"},
 )
 """Rooms of jaxrl_fast from the ground up: a room imports nothing of a floor above it."""
 ONE_ADAPTER = {"brax": "envs.from_brax", "gymnax": "envs.from_gymnax"}
@@ -73,6 +73,11 @@ def test_imports_flow_one_way():
 @pytest.mark.parametrize("name", ["graph", "placement", "layout", "chain", "program", "timeline"])
 def test_graph_and_placement_know_no_reinforcement_learning(name: str):
     assert rooms(f"jaxrl_fast.{name}") <= {"core", "distributed", "graph", "placement", "layout", "chain"}
+
+
+def test_the_search_knows_no_process_and_no_device():
+    packages = {used.split(".")[0] for used in IMPORTS["jaxrl_fast.tuning.search"]}
+    assert packages <= {"statistics", "collections", "itertools", "math", "typing"}
 
 
 NAMES_A_PLACE = re.compile(

@@ -18,7 +18,7 @@ import profiling
 from worker import say, serve
 
 import jaxrl_fast as jf
-from jaxrl_fast import program as programs
+from jaxrl_fast import stopwatch
 from jaxrl_fast.ceiling import environments_only, updates_only
 from jaxrl_fast.fragments import build_graph
 from jaxrl_fast.placement import PLACEMENTS
@@ -76,24 +76,12 @@ def main(name: str, what: str, placement: str = "", precision: str = "f32") -> N
     if what == "update":
         graph = updates_only(env, algorithm)
     place = PLACEMENTS[placement or row.placement]
-    keys = jax.random.split(jax.random.key(0), 1)
     row = row._replace(ticks=int(os.environ.get("BENCH_TICKS", row.ticks)))
-    program = programs.compile(graph, place(graph, jax.devices()), row.ticks)
-    begin = time.perf_counter()
-    init, run = program.ready(keys, algorithm.hyper)
-    state = init(keys, algorithm.hyper)
-    compile_s = time.perf_counter() - begin
-    warm = 1 + (agent.warmup_ticks // row.ticks if what == "train" else 0)
-    for _ in range(warm):
-        state, metrics = run(state)
-    jax.block_until_ready((state, metrics))
+    ready = stopwatch.compile_timed(graph, place(graph, jax.devices()), algorithm.hyper, ticks=row.ticks)
+    timed = stopwatch.warm(ready, agent.warmup_ticks if what == "train" else 0)
 
     def repeat() -> dict[str, Any]:
-        nonlocal state
-        begin = time.perf_counter()
-        state, metrics = run(state)
-        jax.block_until_ready((state, metrics))
-        seconds = time.perf_counter() - begin
+        seconds, metrics = timed(1)
         assert all(np.isfinite(np.asarray(m)).all() for m in metrics.values())
         return {
             "seconds": seconds, "steps": row.ticks * row.num_envs * agent.rollout_length,
@@ -104,7 +92,7 @@ def main(name: str, what: str, placement: str = "", precision: str = "f32") -> N
         repeat()
         say(profiling.profile(repeat))
         return
-    serve(repeat, compile_s=compile_s, fragments=[f.name for f in graph.fragments])
+    serve(repeat, compile_s=ready.compile_s, fragments=[f.name for f in graph.fragments])
 
 
 def solve(

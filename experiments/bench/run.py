@@ -18,6 +18,8 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent)]
 
 from describe import machine, versions  # noqa: E402
 
+from jaxrl_fast.ceiling import share_of_bound  # noqa: E402
+
 RESULTS = HERE.parent / "results" / "bench"
 PEERS = Path(os.environ.get("BENCH_PEERS", HERE.parent.parent / ".venv-peers" / "bin" / "python"))
 
@@ -118,7 +120,7 @@ def summarize(name: str, ready: dict[str, Any], rounds: dict[str, list[dict[str,
     row = ROWS[name]
     rates = {what: [r[row.unit] / r["seconds"] for r in times] for what, times in rounds.items()}
     per_step = {what: [r["seconds"] / r["steps"] for r in times] for what, times in rounds.items()}
-    bound = [a + b for a, b in zip(per_step["environments alone"], per_step["updates alone"], strict=True)]
+    parts = (per_step[what] for what in ("ours", "environments alone", "updates alone"))
     peer_s = [r["seconds"] for r in rounds["peer"]]
     peer_compile = ready["peer"].get("compile_s")
     if peer_compile is None:
@@ -129,7 +131,7 @@ def summarize(name: str, ready: dict[str, Any], rounds: dict[str, list[dict[str,
         "title": row.title, "must": row.must, "aim": row.aim, "unit": row.unit, "repeats": row.repeats,
         "rate": {what: spread(values) for what, values in rates.items()},
         "ratio": spread([a / b for a, b in zip(rates["ours"], rates["peer"], strict=True)]),
-        "share_of_bound": spread([b / a for a, b in zip(per_step["ours"], bound, strict=True)]),
+        "share_of_bound": spread([share_of_bound(*seconds) for seconds in zip(*parts, strict=True)]),
         "compile_s": {"peer": peer_compile, "ours": ready["ours"]["compile_s"]},
         "rounds": rounds,
     }  # fmt: skip

@@ -1,0 +1,114 @@
+"""Does the autotuner's search land near the best of a full grid, and in which share of its time?
+
+``python experiments/autotune_search.py grid <job> [seconds]`` measures every width that the search may choose from,
+with all repeats, and goes on where an earlier call stopped after so many seconds; ``search <job>`` searches; both
+compile everything anew. ``report`` prints what came of it. The result is experiments/results/autotune_search.json.
+"""
+
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from describe import machine, versions
+
+from jaxrl_fast import config
+from jaxrl_fast.tuning.candidates import at_width, widths
+from jaxrl_fast.tuning.measuring import Row, Settings, measure
+from jaxrl_fast.tuning.search import GoOn, Outcome, chosen, find_size, patience
+
+RESULT = Path(__file__).resolve().parent / "results" / "autotune_search.json"
+JOBS = {
+    "pendulum_ppo": ["env=pendulum", "algo=ppo"],
+    "halfcheetah_sac": ["env=halfcheetah", "algo=sac"],
+    "halfcheetah_ppo": ["env=halfcheetah", "algo=ppo"],
+}
+REPEATS, REPEAT_S = 5, 1.0
+
+
+def one(job: str, width: int, go_on: GoOn, folder: Path) -> Row:
+    """A width in a process that finds no compiled programs on disk."""
+    asked = config.compose(JOBS[job])
+    with tempfile.TemporaryDirectory() as programs:
+        os.environ["JAXRL_FAST_CACHE"] = programs
+        settings = Settings(folder, repeats=REPEATS, repeat_s=REPEAT_S)
+        return measure(at_width(asked, width), "training", go_on, settings)
+
+
+def facts(row: Row) -> dict[str, Any]:
+    """What is kept of a width."""
+    return {"width": row.value, "status": row.status, "rates": row.rates("sampling_hz"), "took_s": row.took_s}
+
+
+def grid(job: str, results: dict[str, Any], seconds: float) -> None:
+    """Measure the widths that are still missing, for about so many seconds."""
+    legal = widths(config.compose(JOBS[job]), learns=True).legal
+    rows = results.setdefault(job, {}).setdefault("grid", [])
+    until = time.monotonic() + seconds
+    with tempfile.TemporaryDirectory() as folder:
+        for width in legal:
+            if width in [row["width"] for row in rows] or time.monotonic() > until:
+                continue
+            rows.append(facts(one(job, width, patience([], REPEATS), Path(folder))))
+            print(rows[-1], flush=True)
+            keep(results)
+    print(f"{job}: {len(rows)} of {len(legal)} widths")
+
+
+def search(job: str, results: dict[str, Any]) -> None:
+    """Search, and keep what was measured on the way."""
+    asked = config.compose(JOBS[job])
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+
+        def ask(width: int, go_on: GoOn) -> Outcome:
+            row = one(job, width, go_on, Path(folder))
+            rows.append(facts(row))
+            print(rows[-1], flush=True)
+            return row.outcome()
+
+        measured = find_size(ask, widths(asked, learns=True).legal, asked.num_envs, repeats=REPEATS)
+    found = chosen(measured, asked.num_envs)
+    results.setdefault(job, {}).setdefault("searches", []).append({"rows": rows, "chosen": found})
+    keep(results)
+
+
+def keep(results: dict[str, Any]) -> None:
+    """Write what there is, with what it was measured on."""
+    described = {"machine": machine(), "versions": versions(), "repeats": REPEATS, "repeat_s": REPEAT_S, "words": JOBS}
+    RESULT.write_text(json.dumps({**results, "measured with": described}, indent=1) + "\n")
+
+
+def report(results: dict[str, Any]) -> None:
+    """For each search: its choice against the best of the grid, as the grid measured both, and the time it took."""
+    for job in JOBS:
+        rates = {row["width"]: Outcome(tuple(row["rates"])).rate for row in results.get(job, {}).get("grid", ())}
+        grid_s = sum(row["took_s"] for row in results.get(job, {}).get("grid", ()))
+        for found in results.get(job, {}).get("searches", ()):
+            took_s = sum(row["took_s"] for row in found["rows"])
+            best = max(rates, key=lambda width: rates[width])
+            share = rates[found["chosen"]] / rates[best]
+            print(
+                f"{job}: grid of {len(rates)} widths {grid_s:.0f} s, best {best} at {rates[best]:,.0f} steps/s; "
+                f"search of {len(found['rows'])} widths {took_s:.0f} s ({took_s / grid_s:.0%}), "
+                f"chose {found['chosen']}, in the grid {share:.1%} of the best"
+            )
+
+
+def main(command: str, job: str = "", seconds: str = "1e9") -> None:
+    """One step of the measurement."""
+    results = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    if command == "grid":
+        grid(job, results, float(seconds))
+    if command == "search":
+        search(job, results)
+    report(results)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,93 @@
+"""``num_envs=auto``: what was found here before, or else a short look at a few widths, where the run is worth it."""
+
+import dataclasses
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from math import log2
+from pathlib import Path
+
+from jaxrl_fast import machine, processes
+from jaxrl_fast.config import Run
+from jaxrl_fast.progress import clock
+from jaxrl_fast.tuning import cache
+from jaxrl_fast.tuning.cache import Finding
+from jaxrl_fast.tuning.candidates import at_width, widths
+from jaxrl_fast.tuning.measuring import Row, Settings, measure, measure_in_turn
+from jaxrl_fast.tuning.search import chosen, patience
+
+WORTH_S = 600.0
+"""A run that would end sooner is not tuned for."""
+REPEATS, REPEAT_S = 3, 0.5
+FACTORS = (0.25, 4.0)
+"""Widths that are looked at beside the environment's own, as multiples of it."""
+
+Tell = Callable[[str], None]
+
+
+def resolve(run: Run, *, may_measure: bool, tell: Tell = lambda line: print(line, flush=True)) -> Run:
+    """The run with the number of environments that is fastest here, and with what that brings with it; one line says
+    which. Without a finding, and without leave to measure, the environment's own number stays.
+
+    Raises:
+        ValueError: the run is shared by several processes, which might choose differently.
+    """
+    if not run.auto_width:
+        return run
+    if run.processes or (run.distributed == "auto" and processes.find()):
+        raise ValueError(
+            "num_envs=auto is for a single process: write a number (python -m jaxrl_fast.autotune finds one)"
+        )
+    asked = dataclasses.replace(run, auto_width=False)
+    finding = cache.look_up(cache.make_key(asked, cache.this_device()))
+    if finding is None and not may_measure:
+        tell(f"num_envs=auto: nothing was measured here: {asked.num_envs} environments, as without it")
+    if finding is None and may_measure:
+        finding = look_around(asked, tell)
+    if finding is None:
+        return asked
+    tell(
+        f"num_envs=auto: {finding.learning['num_envs']} environments, measured here {finding.found} ({finding.effect})"
+    )
+    return apply(asked, finding)
+
+
+def apply(asked: Run, finding: Finding) -> Run:
+    """The run as found: its sizes, and what changes no learning setting where the run leaves it open."""
+    run = cache.apply(asked, finding.learning)
+    if asked.placement == machine.AUTO and asked.devices is None and "placement" in finding.free:
+        run = cache.apply(run, {key: finding.free[key] for key in ("placement", "devices")})
+    return run
+
+
+def look_around(asked: Run, tell: Tell) -> Finding | None:
+    """Measure the environment's own number and, if the run is long enough to be worth it, a few around it."""
+    legal = widths(asked, learns=True).legal
+    with tempfile.TemporaryDirectory() as folder:
+        settings = Settings(Path(folder), repeats=REPEATS, repeat_s=REPEAT_S)
+        own = measure(at_width(asked, asked.num_envs), "training", patience([], 1), settings)
+        if not own.tick_hz:
+            return None
+        run_s = asked.total_steps * asked.num_seeds / own.outcome().rate
+        if run_s < WORTH_S:
+            tell(
+                f"num_envs=auto: nothing was measured here, and the run takes about {clock(run_s)}: "
+                f"{asked.num_envs} environments, as without it"
+            )
+            return None
+        nearest = {min(legal, key=lambda w: (abs(log2(w / asked.num_envs / factor)), w)) for factor in FACTORS}
+        others = sorted({asked.num_envs, *nearest})
+        tell(f"num_envs=auto: the run takes about {clock(run_s)}: looks at {', '.join(map(str, others))} environments")
+        rows = measure_in_turn([(at_width(asked, width), "training") for width in others], settings)
+    return conclude(asked, rows)
+
+
+def conclude(asked: Run, rows: Sequence[Row]) -> Finding | None:
+    """What a short look has found, remembered."""
+    best = chosen({row.value: row.outcome() for row in rows}, asked.num_envs)
+    if best is None:
+        return None
+    row = next(row for row in rows if row.value == best)
+    finding = Finding(cache.sizes_of(row.run), {}, row.effect, time.strftime("on %Y-%m-%d by a short look"), True)
+    cache.remember(cache.make_key(asked, cache.device_of(row.facts)), finding)
+    return finding

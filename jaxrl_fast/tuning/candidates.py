@@ -1,0 +1,236 @@
+"""What the autotuner varies, within learning settings that stay as they were asked for, and what it does to learning.
+
+The samples per update and the updates per sample are held: another number of environments brings another rollout
+length with it, or, where a rollout is a single step already, more updates in a tick.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from math import log2
+from typing import Any, NamedTuple
+
+import envs
+from jaxrl_fast import config
+from jaxrl_fast.config import Run
+from jaxrl_fast.machine import largest_divisor
+from jaxrl_fast.schema import written
+
+KNOBS = ("num_envs", "placement", "devices", "pool", "updates_per_tick", "batch_size")
+"""What may be varied, in the order in which it is."""
+ON_REQUEST = ("updates_per_tick", "batch_size")
+"""Of these, what is measured and shown but chosen only where it was named: it changes what is learned, for nothing that
+another number of environments asks for."""
+FREE = ("placement", "devices", "pool")
+"""Those that change no learning setting."""
+NO_EFFECT = "none: the same numbers but for rounding"
+FIRST_WIDTH, MAX_WIDTH, MAX_HOST_WIDTH = 4, 65_536, 1024
+PER_OCTAVE = (4, 5, 6, 7)
+"""Widths between a power of two and the next, in quarters of it."""
+MIN_ROLLOUT_STEPS = 8
+"""An on-policy rollout is not made shorter: advantages look no further ahead."""
+MIN_STEPS_PER_ENV = 100
+"""Nor are there so many environments that each takes fewer steps than this in the whole run."""
+BATCHES = (256, 1024, 4096, 8192)
+
+
+class Candidate(NamedTuple):
+    """A run like the one that was asked for but for ``knob``, and in a sentence what that does to learning."""
+
+    knob: str
+    value: Any
+    run: Run
+    effect: str
+
+
+class Widths(NamedTuple):
+    """Numbers of environments that can be tried, sorted, and a line for each reason why others cannot."""
+
+    legal: list[int]
+    notes: list[str]
+
+
+def widths(asked: Run, *, learns: bool, max_num_envs: int | None = None) -> Widths:
+    """About four to the octave, from what was asked for divided by a power of four up to the limit; with ``learns``
+    only those that keep the samples per update and the updates per sample."""
+    own, notes = asked.num_envs, []
+    limit = max_num_envs or (MAX_HOST_WIDTH if envs.is_host(asked.env) else MAX_WIDTH)
+    steps_limit = asked.total_steps // MIN_STEPS_PER_ENV
+    if learns and steps_limit < limit:
+        limit = steps_limit
+        notes.append(
+            f"no more than {max(limit, own):,} environments: each would take fewer than {MIN_STEPS_PER_ENV} of the "
+            f"run's {asked.total_steps:,} steps"
+        )
+    if learns and _on_policy(asked) and _samples(asked) // _least_rollout(asked) < limit:
+        limit = _samples(asked) // _least_rollout(asked)
+        notes.append(
+            f"no more than {max(limit, own):,} environments: rollouts would be under {_least_rollout(asked)} steps"
+        )
+    first = own / 4.0 ** max(0, int(log2(own / FIRST_WIDTH) / 2)) if own > FIRST_WIDTH else own
+    legal, left_out = {own}, []
+    for nominal in _round_numbers(first, max(limit, own)):
+        near = next((w for w in _around(nominal, min(first, own), max(limit, own)) if fits(asked, w, learns)), None)
+        if near is None:
+            left_out.append(nominal)
+        else:
+            legal.add(near)
+    if left_out:
+        notes.append(f"left out, since they do not keep the samples per update: {', '.join(map(str, left_out))}")
+    return Widths(sorted(legal), notes)
+
+
+def at_width(asked: Run, width: int, *, learns: bool = True) -> Candidate:
+    """``width`` environments, with the rollout length and the updates that keep what is learned from.
+
+    Raises:
+        ValueError: they cannot be kept.
+    """
+    if not fits(asked, width, learns):
+        raise ValueError(f"num_envs={width} does not keep the {_samples(asked):,} samples per update")
+    length = max(1, _samples(asked) // width)
+    options = {**asked.algo_options, "rollout_length": length}
+    if not _on_policy(asked):
+        options["updates_per_tick"] = max(1, asked.algo_options["updates_per_tick"] * width * length // _samples(asked))
+    run = dataclasses.replace(asked, num_envs=width, algo_options=options)
+    effect = _width_effect(asked, run) if learns else "nothing is learned here"
+    return Candidate("num_envs", width, run, effect)
+
+
+def fits(asked: Run, width: int, learns: bool) -> bool:
+    """Whether so many environments can keep what is learned from, and divide into the groups of a pool."""
+    length = max(1, _samples(asked) // width)
+    if envs.is_host(asked.env) and (width % asked.pool["num_groups"] or _too_many_workers(asked, width)):
+        return False
+    if not learns:
+        return True
+    if not _on_policy(asked):
+        return asked.algo_options["updates_per_tick"] * width * length % _samples(asked) == 0
+    sequences_fit = not asked.algo_options["recurrent_size"] or width % asked.algo_options["num_minibatches"] == 0
+    return width * length == _samples(asked) and length >= _least_rollout(asked) and sequences_fit
+
+
+def placements(run: Run, devices: int) -> Iterator[Candidate]:
+    """The other placements that can run something at the same time, on as many of ``devices`` as come out even."""
+    host, even = envs.is_host(run.env), largest_divisor(run.num_envs, devices)
+    names = {"fused": 1}
+    if even > 1 and not host:
+        names |= {"sharded_sampling": even, "data_parallel": even}
+    if devices > 1 and run.overlap in ("actor_critic", "all") and not host:
+        names["actor_critic"] = 2
+    if devices > 1 and run.overlap in ("sampling", "all"):
+        names["sampler_learner"] = 2 if host else devices
+    if devices > 1 and run.learners > 1 and not host:
+        names["parameter_server"] = devices
+    for name, count in names.items():
+        if (name, count) != (run.placement, run.devices):
+            placed = dataclasses.replace(run, placement=name, devices=count)
+            yield Candidate("placement", name, placed, NO_EFFECT)
+
+
+def device_counts(run: Run, devices: int) -> Iterator[Candidate]:
+    """The chosen placement on other numbers of devices, where it takes any number."""
+    if run.placement not in ("sharded_sampling", "data_parallel", "sampler_learner", "parameter_server"):
+        return
+    count = devices
+    while count > 1:
+        if count != run.devices and run.num_envs % count == 0:
+            yield Candidate("devices", count, dataclasses.replace(run, devices=count), NO_EFFECT)
+        count //= 2
+
+
+def pools(run: Run, cores: int) -> Iterator[Candidate]:
+    """Other numbers of worker processes, each with its share of a group's environments."""
+    if not envs.is_host(run.env) or run.pool["backend"] != "workers":
+        return
+    size = run.num_envs // run.pool["num_groups"]
+    for workers in sorted({0, 1, *(cores >> shift for shift in range(cores.bit_length())), 2 * cores}):
+        if workers <= size and workers != run.pool["workers"]:
+            share = f"{-(-size // workers)} environments of a group to a worker" if workers else "in the main process"
+            changed = dataclasses.replace(run, pool={**run.pool, "workers": workers})
+            yield Candidate("pool", workers, changed, f"none: {share}; a seed gives the same however they are stepped")
+
+
+def bursts(run: Run) -> Iterator[Candidate]:
+    """Longer rollouts and as many more updates after them; off-policy methods only."""
+    if _on_policy(run):
+        return
+    for factor in (2, 4):
+        length, updates = (factor * run.algo_options[name] for name in ("rollout_length", "updates_per_tick"))
+        options = {**run.algo_options, "rollout_length": length, "updates_per_tick": updates}
+        changed = dataclasses.replace(run, algo_options=options)
+        effect = f"same updates per step; {_age(run, changed)}"
+        yield Candidate("updates_per_tick", updates, changed, effect)
+
+
+def batches(run: Run, sizes: Sequence[int] = BATCHES) -> Iterator[Candidate]:
+    """Other batch sizes; rates of learning stay, which is seldom what a larger batch wants."""
+    for size in sizes:
+        options = dict(run.algo_options)
+        if not _on_policy(run):
+            options["batch_size"] = size
+            fits_in = size <= options["buffer_size"]
+        else:
+            options["num_minibatches"] = max(1, _samples(run) // size)
+            fits_in = options["num_minibatches"] * size == _samples(run) and not options["recurrent_size"]
+        if fits_in and size != batch_size(run):
+            effect = f"changes learning: an update averages {size:,} samples instead of {batch_size(run):,}"
+            yield Candidate("batch_size", size, dataclasses.replace(run, algo_options=options), effect)
+
+
+def batch_size(run: Run) -> int:
+    """Samples of a gradient update."""
+    options = run.algo_options
+    return _samples(run) // options["num_minibatches"] if _on_policy(run) else options["batch_size"]
+
+
+def words(asked: Run, run: Run) -> list[str]:
+    """What to add to a command line that asks for one run to get the other."""
+    before, after = config.settings(asked), config.settings(run)
+    return [f"{key}={written(value)}" for key, value in after.items() if before.get(key) != value]
+
+
+def _on_policy(run: Run) -> bool:
+    return "updates_per_tick" not in run.algo_options
+
+
+def _samples(run: Run) -> int:
+    """Environment steps of a tick."""
+    return run.num_envs * run.algo_options["rollout_length"]
+
+
+def _least_rollout(run: Run) -> int:
+    return min(MIN_ROLLOUT_STEPS, run.algo_options["rollout_length"])
+
+
+def _too_many_workers(run: Run, width: int) -> bool:
+    return (run.pool["workers"] or 0) > width // run.pool["num_groups"]
+
+
+def _width_effect(asked: Run, run: Run) -> str:
+    if run.num_envs == asked.num_envs:
+        return "none: as asked for"
+    before, after = (r.algo_options["rollout_length"] for r in (asked, run))
+    if _on_policy(run):
+        text = f"same samples per update and updates per step; advantages over {after} steps instead of {before}"
+    elif run.algo_options["updates_per_tick"] == asked.algo_options["updates_per_tick"]:
+        text = f"same updates per step, in the same bursts; rollouts of {after} steps instead of {before}"
+    else:
+        text = f"same updates per step; {_age(asked, run)}"
+    own, other = (r.total_steps // r.num_envs for r in (run, asked))
+    return f"{text}; each environment takes {own:,} steps of the run instead of {other:,}"
+
+
+def _age(before: Run, after: Run) -> str:
+    old, new = (run.algo_options["updates_per_tick"] for run in (before, after))
+    return f"acts on parameters up to {new} updates old instead of {old}"
+
+
+def _round_numbers(first: float, last: int) -> list[int]:
+    numbers = {2**k * part // 4 for k in range(last.bit_length() + 1) for part in PER_OCTAVE if 2**k * part % 4 == 0}
+    return sorted(number for number in numbers if first <= number <= last)
+
+
+def _around(nominal: int, first: float, last: int) -> list[int]:
+    """Whole numbers within an eighth of an octave of ``nominal``, the nearest first."""
+    near = range(max(1, round(nominal / 2**0.125)), round(nominal * 2**0.125) + 1)
+    return sorted((w for w in near if first <= w <= last), key=lambda w: (abs(w - nominal), w))

@@ -1,0 +1,138 @@
+"""The parent's end of a `trial`: start it, ask it for repeats, and learn of its end, whatever that is."""
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, NamedTuple
+
+from jaxrl_fast import config
+from jaxrl_fast.config import Run
+from jaxrl_fast.tuning.talk import Request, What
+
+SILENCE_S = 900.0
+"""A trial that says nothing for so long is ended: the longest compilation or repeat that is waited for."""
+POLL_S = 0.1
+LAST_WORDS = 2000
+"""Characters of a crashed trial's stderr that are looked at."""
+
+
+class Failure(NamedTuple):
+    """Why a candidate gave no rate. ``status`` is ``skipped``, ``refused``, ``out of memory``, ``killed``, ``crashed``
+    or ``silent``."""
+
+    status: str
+    why: str
+
+    @property
+    def larger_fails(self) -> bool:
+        """Whether a larger candidate would fail in the same way: for want of memory."""
+        return self.status in ("skipped", "out of memory", "killed")
+
+
+class Stopped(Exception):
+    """Somebody has asked for an end while a trial was waited for."""
+
+
+class Child:
+    """A trial in a process and a session of its own. A context manager: on leaving, it and what it started are gone.
+
+    ``folder`` gets its settings and what it writes to stderr. ``stopped`` is asked while it is waited for.
+    """
+
+    def __init__(
+        self, run: Run, what: What, folder: Path, *, memory_cap: float | None = None, repeat_s: float = 1.0,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:  # fmt: skip
+        self.stopped = stopped
+        number = len(list(folder.glob("*.yaml")))
+        path = folder / f"{number}.yaml"
+        path.write_text(config.to_yaml(run))
+        self.errors = folder / f"{number}.txt"
+        request = Request(str(path), what, memory_cap, repeat_s)
+        with self.errors.open("w") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "jaxrl_fast.tuning.trial", json.dumps(request)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
+                start_new_session=True,  # Ctrl-C in a terminal is for the parent
+                # An accelerator's memory is to show what is free, also to the trials beside this one.
+                env={**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
+            )  # fmt: skip
+        assert self.process.stdout is not None
+        self.answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        threading.Thread(target=_hand_on, args=(self.process.stdout, self.answers), daemon=True).start()
+
+    def ready(self) -> dict[str, Any] | Failure:
+        """What the candidate is, once it is compiled and warm.
+
+        Raises:
+            Stopped: an end was asked for meanwhile.
+        """
+        return self._answer()
+
+    def repeat(self) -> dict[str, Any] | Failure:
+        """One repeat: ``seconds`` of ``ticks`` ticks.
+
+        Raises:
+            Stopped: an end was asked for meanwhile.
+        """
+        assert self.process.stdin is not None
+        with suppress(OSError):  # it has ended, as the answer will show
+            print("again", file=self.process.stdin, flush=True)
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any] | Failure:
+        until = time.monotonic() + SILENCE_S
+        line: str | None = ""
+        while line == "":
+            if self.stopped():
+                raise Stopped
+            if time.monotonic() > until:
+                return Failure("silent", f"said nothing for {SILENCE_S:.0f} s")
+            with suppress(queue.Empty):
+                line = self.answers.get(timeout=POLL_S)
+        if line is None:
+            self.answers.put(None)  # for whoever asks again
+            return self._ended()
+        answer = json.loads(line)
+        return answer if answer["kind"] in ("ready", "repeat") else Failure(answer["kind"], answer["why"])
+
+    def _ended(self) -> Failure:
+        status = self.process.wait()
+        lines = self.errors.read_text(errors="replace")[-LAST_WORDS:].strip().splitlines()
+        last = f": {lines[-1]}" if lines else ""
+        if status == -signal.SIGKILL:
+            return Failure("killed", "ended by SIGKILL, as the system does where memory runs out")
+        how = f"ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        return Failure("crashed", f"{how}{last}")
+
+    def __enter__(self) -> "Child":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with suppress(ProcessLookupError):  # it has ended already
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+def _hand_on(answers: IO[str], to: "queue.SimpleQueue[str | None]") -> None:
+    """Lines as they come, then None. What is no line of JSON is no answer."""
+    try:
+        for line in answers:
+            if line.startswith("{"):
+                to.put(line)
+    finally:
+        to.put(None)

@@ -1,0 +1,213 @@
+"""What a sweep found, as JSON, CSV and text."""
+
+import csv
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from jaxrl_fast import machine
+from jaxrl_fast.ceiling import share_of_bound
+from jaxrl_fast.config import command_line
+from jaxrl_fast.explain import new_table
+from jaxrl_fast.labels import byte_size
+from jaxrl_fast.progress import si
+from jaxrl_fast.tuning.candidates import words
+from jaxrl_fast.tuning.measuring import Row, Settings, Spread, spread
+from jaxrl_fast.tuning.sweep import Plan, Record
+
+UNITS = ("sampling_hz", "update_hz", "update_frame_hz")
+"""Spreeze's measures: environment steps/s, gradient updates/s, and these times the batch size."""
+SPREEZE_NAMES = ("sampling Hz", "update Hz", "update frame rate")
+EQUAL_BATCHES = (256, 8192)
+"""Batch sizes at which Spreeze compares."""
+
+ALONE = (
+    ("sampling", "sampling_hz", "steps/s"), ("environments", "sampling_hz", "steps/s"),
+    ("updates", "update_hz", "updates/s"),
+)  # fmt: skip
+"""Parts, and what is counted of them."""
+SHARES = {
+    "sampling_of_environments": "the rate of the environments alone",
+    "updates_of_bare_updates": "the rate of the updates alone",
+    "share_of_bounds": "what environments and updates alone allow together, one after the other",
+    "share_of_parts": "what sampling and updates alone allow together, one after the other",
+}
+OF_THE_DEVICE = ("platform", "device_kind", "available")
+
+Document = dict[str, Any]
+
+
+def document(plan: Plan, record: Record, settings: Settings, argv: Sequence[str], *, interrupted: bool) -> Document:
+    """Everything, for the JSON file: also what the other files and the picture are made from."""
+    return {
+        "command": command_line(argv, "autotune"),
+        "machine": f"{machine.cpu_cores()} cores, {machine.processor()}",
+        "device": {key: record.own.facts.get(key) for key in OF_THE_DEVICE} if record.own else {},
+        "versions": machine.versions(),
+        "measured": time.strftime("%Y-%m-%d %H:%M"),
+        "env": plan.asked.env, "algo": plan.asked.algo, "objective": plan.objective, "interrupted": interrupted,
+        "repeats": settings.repeats, "repeat_s": settings.repeat_s,
+        "memory_cap_gb": settings.memory_cap and settings.memory_cap / 1e9,
+        "took_s": sum(row.took_s for row in record.rows) + max((row.took_s for row in record.bounds), default=0.0),
+        "notes": record.notes,
+        "rows": [row_facts(plan, row) for row in record.rows],
+        "chosen": choice(plan, record),
+        "bounds": bounds(record),
+        "spreeze": spreeze(record),
+    }  # fmt: skip
+
+
+def row_facts(plan: Plan, row: Row) -> dict[str, Any]:
+    """A row in plain numbers; rates are medians and quartiles over ``repeats`` repeats."""
+    told = {key: value for key, value in row.facts.items() if key not in ("kind", "told", *OF_THE_DEVICE)}
+    rates = {unit: spread(row.rates(unit))._asdict() if row.tick_hz else None for unit in UNITS}
+    return {
+        "knob": row.knob, "value": row.value, "status": row.status, "why": row.why, "effect": row.effect,
+        "words": words(plan.asked, row.run), **told, "workers": row.run.pool.get("workers"),
+        "repeats": len(row.tick_hz), **rates, "tick_hz": list(row.tick_hz),
+        "peak_bytes": row.peak_bytes, "took_s": row.took_s,
+    }  # fmt: skip
+
+
+def choice(plan: Plan, record: Record) -> dict[str, Any] | None:
+    """What to write on a command line, how much faster that is than what was asked for, and at what price."""
+    if record.best is None:
+        return None
+    taken = [row for row in (record.width, record.best) if row is not None]
+    effects = dict.fromkeys(row.effect for row in taken if not row.effect.startswith("none"))
+    own = record.own.outcome().rate if record.own else 0.0
+    rate = record.best.outcome().rate
+    return {
+        "num_envs": record.best.facts["num_envs"], "words": words(plan.asked, record.best.run),
+        "effect": "; ".join(effects) or "none", "sampling_hz": rate, "speedup": rate / own if own else None,
+    }  # fmt: skip
+
+
+def bounds(record: Record) -> dict[str, Any] | None:
+    """The parts of the best candidate, each alone, measured in turn, and how near the whole is to what they allow."""
+    rows = {row.what: row for row in record.bounds if row.tick_hz}
+    result: dict[str, Any] = {
+        what: {unit: spread(row.rates(unit))._asdict() for unit in _units(what)} for what, row in rows.items()
+    }
+    result["failed"] = {row.what: f"{row.status}: {row.why}" for row in record.bounds if not row.tick_hz}
+    whole = "training" if "training" in rows else "sampling"
+    if whole not in rows or "environments" not in rows:
+        return result if record.bounds else None
+    result["sampling_of_environments"] = _ratio(rows[whole], rows["environments"])
+    if {"training", "updates"} <= set(rows):
+        result["updates_of_bare_updates"] = _ratio(rows["training"], rows["updates"])
+        for name, part in (("environments", "share_of_bounds"), ("sampling", "share_of_parts")):
+            if name in rows:
+                rounds = zip(*(rows[what].tick_hz for what in ("training", name, "updates")), strict=False)
+                result[part] = spread([share_of_bound(1 / a, 1 / b, 1 / c) for a, b, c in rounds])._asdict()
+    return result
+
+
+def spreeze(record: Record) -> list[dict[str, Any]]:
+    """Rates at the batch sizes that Spreeze compares at, and at the one with the highest update frame rate."""
+    rows = {row.facts["batch_size"]: row for row in record.rows if row.tick_hz and row.knob == "batch_size"}
+    if record.best is not None and record.best.what == "training" and rows:
+        rows.setdefault(record.best.facts["batch_size"], record.best)
+    best = max(rows, key=lambda size: rows[size].outcome("update_frame_hz").rate, default=0)
+    return [
+        {"batch_size": size, "best": size == best, **{unit: spread(rows[size].rates(unit))._asdict() for unit in UNITS}}
+        for size in sorted(rows) if size in EQUAL_BATCHES or size == best
+    ]  # fmt: skip
+
+
+def write(doc: Document, stem: Path) -> None:
+    """``<stem>.json`` and ``<stem>.csv``, each in one piece."""
+    columns = (
+        "knob", "value", "status", "num_envs", "rollout_length", "updates_per_tick", "batch_size", "placement",
+        "devices", "workers", "repeats", "memory_bytes", "peak_bytes", "compile_s", "took_s", "effect", "why",
+    )  # fmt: skip
+    rates = [f"{unit}_{part}" for unit in UNITS for part in Spread._fields]
+    temporary = stem.with_suffix(f".{os.getpid()}")
+    with temporary.open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow([*columns, *rates])
+        for row in doc["rows"]:
+            values = [(row[unit] or {}).get(part) for unit in UNITS for part in Spread._fields]
+            table.writerow([*(row.get(column) for column in columns), *values])
+    os.replace(temporary, stem.with_suffix(".csv"))
+    temporary.write_text(json.dumps(doc, indent=1) + "\n")
+    os.replace(temporary, stem.with_suffix(".json"))
+
+
+def line(row: Row, best: bool) -> str:
+    """A row as it is said when it has been measured."""
+    name = f"{row.knob}={row.value}"
+    if not row.tick_hz:
+        return f"  {name:<32} {row.status}: {row.why}"
+    rate, updates = (spread(row.rates(unit)) for unit in ("sampling_hz", "update_hz"))
+    seconds = f"{row.took_s:.0f} s, {row.facts['compile_s']:.0f} s of it to compile"
+    text = f"  {name:<32} {_shown(rate):>28} steps/s  {si(updates.median):>6} updates/s  {seconds}"
+    return f"{text}{'  best so far' if best else ''}"
+
+
+def table(doc: Document) -> Table:
+    """All rows for the terminal; what is chosen is marked."""
+    title = f"{doc['env']}, {doc['algo']}, objective {doc['objective']}"
+    columns = (">steps/s [quartiles]", ">updates/s", ">frames/s", ">memory", ">compile", ">took")
+    result = new_table(title, *columns)
+    chosen = doc["chosen"]["words"] if doc["chosen"] else None
+    for row in doc["rows"]:
+        mark = "→ " if row["words"] == chosen and row["status"] == "measured" else "  "
+        name = f"{mark}{row['knob']}={row['value']}"
+        if row["sampling_hz"] is None:
+            result.add_row(name, row["status"])
+            continue
+        memory = "?" if row["memory_bytes"] is None else byte_size(row["memory_bytes"])
+        rates = _shown(Spread(**row["sampling_hz"])), *(si(row[unit]["median"]) for unit in UNITS[1:])
+        result.add_row(name, *rates, memory, f"{row['compile_s']:.0f} s", f"{row['took_s']:.0f} s")
+    return result
+
+
+def closing(doc: Document) -> list[str]:
+    """Effects on learning, ceilings, Spreeze's measures and the choice, in lines."""
+    lines = ["effect on learning, and why a candidate did not run:"]
+    lines += [f"  {row['knob']}={row['value']}: {row['why'] or row['effect']}" for row in doc["rows"]]
+    lines += [f"  {note}" for note in doc["notes"]]
+    found = doc["bounds"] or {}
+    for what, unit, word in ALONE:
+        if what in found and what != doc["objective"]:
+            lines.append(f"{what} alone: {_shown(Spread(**found[what][unit]))} {word}")
+    lines += [f"{what} alone: {why}" for what, why in found.get("failed", {}).items()]
+    for key, text in SHARES.items():
+        if key in found:
+            lines.append(f"{doc['objective']} reaches {_percent(Spread(**found[key]))} of {text}")
+    for row in doc["spreeze"]:
+        rates = (f"{name} {si(row[unit]['median'])}" for unit, name in zip(UNITS, SPREEZE_NAMES, strict=True))
+        lines.append(f"batch {row['batch_size']:,}{' (best)' if row['best'] else ''}: {', '.join(rates)}")
+    return [*lines, *_verdict(doc)]
+
+
+def _verdict(doc: Document) -> list[str]:
+    chosen = doc["chosen"]
+    if chosen is None:
+        return ["nothing ran"]
+    faster = f", {chosen['speedup']:.2f} × what was asked for" if chosen["speedup"] else ""
+    best = "best so far" if doc["interrupted"] else "chosen"
+    what = " ".join(chosen["words"]) or "what was asked for"
+    return [f"{best}: {what}: {si(chosen['sampling_hz'])} steps/s{faster}", f"effect on learning: {chosen['effect']}"]
+
+
+def _units(what: str) -> tuple[str, ...]:
+    return {"updates": UNITS[1:], "training": UNITS}.get(what, UNITS[:1])
+
+
+def _ratio(a: Row, b: Row) -> dict[str, float]:
+    return spread([x / y for x, y in zip(a.tick_hz, b.tick_hz, strict=False)])._asdict()
+
+
+def _shown(rate: Spread) -> str:
+    return f"{si(rate.median)} [{si(rate.low)}, {si(rate.high)}]"
+
+
+def _percent(share: Spread) -> str:
+    return f"{share.median:.0%} [{share.low:.0%}, {share.high:.0%}]"

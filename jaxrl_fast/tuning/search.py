@@ -1,0 +1,152 @@
+"""Which size is fastest: a search over sorted sizes with the measurement passed in. It knows no process and no device.
+
+Throughput over the logarithm of the size is taken to have one top, which may be flat. The size that was asked for comes
+first: it shows whether anything runs at all, and what is far behind it need not be repeated. From there sizes a factor
+of four apart are measured, up to the knee and then down; then the gap beside the best in which more can still hide, as
+judged by the straight lines through its neighbors, is halved until none is left. Powers of two are what the first
+halving gives; all of them would take more than a quarter of the time of a full grid where the knee is far up.
+"""
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from math import log2
+from typing import NamedTuple, TypeVar
+
+CLIMB = 4
+"""Factor between the sizes that are measured first."""
+GAIN = 0.02
+"""What counts as faster; of sizes that differ by less, the nearest to the one that was asked for is chosen."""
+BEHIND = 0.15
+"""How far the first repeat of a candidate may be behind the best median before the others are spared."""
+HALVINGS = 4
+"""At most so many sizes are measured after the climb."""
+
+T = TypeVar("T")
+GoOn = Callable[[Sequence[float]], bool]
+
+
+class Outcome(NamedTuple):
+    """What came of a candidate: the ``rates`` of its repeats, more is better. There are none where it did not run;
+    ``larger_fails`` says that anything larger would not run either, as for want of memory."""
+
+    rates: tuple[float, ...] = ()
+    larger_fails: bool = False
+
+    @property
+    def rate(self) -> float:
+        """The median, 0 where it did not run."""
+        return statistics.median(self.rates) if self.rates else 0.0
+
+
+Measure = Callable[[T, GoOn], Outcome]
+"""``measure(candidate, go_on)`` repeats the measurement as long as ``go_on(rates so far)`` says so."""
+Results = dict[int, Outcome]
+
+
+def find_size(measure: Measure[int], sizes: Sequence[int], own: int, *, repeats: int) -> Results:
+    """Measure few of ``sizes`` (sorted), beginning with ``own``; outcomes in the order in which they were measured.
+    `chosen` says which one to take."""
+    results: Results = {}
+
+    def ask(size: int) -> None:
+        results[size] = measure(size, patience(results.values(), repeats))
+
+    ladder = rungs(sizes, own)
+    at = ladder.index(own)
+    _climb(ask, ladder[at:], results, upwards=True)
+    _climb(ask, ladder[:at][::-1], results, upwards=False)
+    for _ in range(HALVINGS):
+        size = _next_between(sizes, results)
+        if size is None:
+            break
+        ask(size)
+    return results
+
+
+def find_option(measure: Measure[T], options: Iterable[T], incumbent: Outcome, *, repeats: int) -> list[Outcome]:
+    """Measure each of ``options`` against what is best so far, ``incumbent``."""
+    seen = [incumbent]
+    for option in options:
+        seen.append(measure(option, patience(seen, repeats)))
+    return seen[1:]
+
+
+def patience(seen: Iterable[Outcome], repeats: int) -> GoOn:
+    """All ``repeats``, unless the first one is clearly behind the best of what was ``seen``."""
+    best = max((outcome.rate for outcome in seen), default=0.0)
+
+    def go_on(rates: Sequence[float]) -> bool:
+        return len(rates) < repeats and (not rates or max(rates) >= best * (1 - BEHIND))
+
+    return go_on
+
+
+def chosen(results: Results, own: int) -> int | None:
+    """Of the sizes that are as fast as the fastest, or nearly, the nearest to ``own``; None where nothing ran."""
+    best = max((outcome.rate for outcome in results.values()), default=0.0)
+    near = [size for size, outcome in results.items() if outcome.rate and outcome.rate >= best * (1 - GAIN)]
+    return min(near, key=lambda size: (abs(log2(size / own)), size), default=None)
+
+
+def rungs(sizes: Sequence[int], own: int) -> list[int]:
+    """The sizes nearest to ``own`` times or divided by powers of `CLIMB`, within the range of ``sizes``."""
+    down = range(-int(log2(own / sizes[0]) / log2(CLIMB)), 0) if own > sizes[0] else range(0)
+    up = range(int(log2(sizes[-1] / own) / log2(CLIMB)) + 1)
+    wanted = [own * CLIMB ** float(k) for k in (*down, *up)]
+    if sizes[-1] / wanted[-1] >= CLIMB / 2:
+        wanted.append(sizes[-1])
+    return sorted({min(sizes, key=lambda size: abs(log2(size / target))) for target in wanted})
+
+
+def _climb(ask: Callable[[int], None], ladder: Sequence[int], results: Results, *, upwards: bool) -> None:
+    """Measure along the ladder: upwards until two in a row bring nothing more, or one fails that larger ones would fail
+    with; downwards until one brings nothing more, but at least until something runs."""
+    in_vain = 0
+    for size in ladder:
+        before = max((outcome.rate for outcome in results.values()), default=0.0)
+        ask(size)
+        in_vain = 0 if results[size].rate > before * (1 + GAIN) else in_vain + 1
+        if upwards and (in_vain == 2 or results[size].larger_fails):
+            return
+        if not upwards and in_vain and before:
+            return
+
+
+def _next_between(sizes: Sequence[int], results: Results) -> int | None:
+    """The middle of that gap beside the best in which most may hide, if it is enough to matter."""
+    ran = sorted(size for size, outcome in results.items() if outcome.rate)
+    if not ran:
+        return _middle(sizes, sizes[0] / 2, min(results), results)
+    best = max(ran, key=lambda size: results[size].rate)
+    known = [sizes[0] / 2, *sorted(results), sizes[-1] * 2]
+    at = known.index(best)
+    gaps = [gap for gap in pairwise(known[at - 1 : at + 2]) if _middle(sizes, *gap, results) is not None]
+    rooms = {gap: headroom(gap, ran, results) for gap in gaps}
+    wide = [gap for gap in gaps if rooms[gap] > 1 + GAIN]
+    return _middle(sizes, *max(wide, key=lambda gap: rooms[gap]), results) if wide else None
+
+
+def headroom(gap: tuple[float, float], ran: Sequence[int], results: Results) -> float:
+    """How many times the rate of its faster end may be reached inside a gap, were the logarithm of the rate concave
+    over that of the size: the lines through the two sizes on either side bound it. Infinite where neither is known."""
+    low, high = gap
+    below, above = [size for size in ran if size <= low][-2:], [size for size in ran if size >= high][:2]
+    lines = [_line(pair, results) for pair in (below, above) if len(pair) == 2]
+    if not lines:
+        return float("inf")
+    places = [log2(low) + share * log2(high / low) / 16 for share in range(17)]
+    bound = max(min(line(place) for line in lines) for place in places)
+    return 2**bound / max(results[size].rate for size in (*below[-1:], *above[:1]))
+
+
+def _line(pair: Sequence[int], results: Results) -> Callable[[float], float]:
+    (x0, x1), (y0, y1) = map(log2, pair), (log2(results[size].rate) for size in pair)
+    return lambda place: y0 + (y1 - y0) * (place - x0) / (x1 - x0)
+
+
+def _middle(sizes: Sequence[int], low: float, high: float, results: Results) -> int | None:
+    """The size in the middle between two, on a scale of logarithms; None where there is none left."""
+    inside = [size for size in sizes if low < size < high and size not in results]
+    target = log2(low * high) / 2
+    return min(inside, key=lambda size: (abs(log2(size) - target), size), default=None)

@@ -1,0 +1,238 @@
+"""One candidate, measured in this process alone: `child` starts it and talks with it, a line of JSON each way.
+
+Said first is either ``ready``, with what the candidate is and wants of memory, or why it does not run; then each line
+that is read is answered with the seconds of one repeat. When the parent is gone, so is this process.
+"""
+
+import dataclasses
+import json
+import math
+import os
+import queue
+import resource
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import jax
+import numpy as np
+from jax.errors import JaxRuntimeError
+
+from jaxrl_fast import ceiling, config, machine, stopwatch
+from jaxrl_fast.algorithm import Agent, Algorithm
+from jaxrl_fast.bridge import in_graph
+from jaxrl_fast.config import Run
+from jaxrl_fast.env import VecEnv
+from jaxrl_fast.fragments import build_graph
+from jaxrl_fast.graph import Graph
+from jaxrl_fast.host_env import HostEnv
+from jaxrl_fast.loop import place
+from jaxrl_fast.placement import check
+from jaxrl_fast.planning import ticks_within
+from jaxrl_fast.settling import settle_alone
+from jaxrl_fast.tuning.talk import Request, What
+
+CHUNK_STEPS, CHUNK_FRAMES = 8192, 65_536
+"""A chunk is kept shorter than in training, since a repeat is made of whole ones."""
+ENOUGH = 0.8
+"""The share of the free memory that may be used unless a cap is given."""
+
+
+class Part(NamedTuple):
+    """``repeat(chunks)`` gives the seconds of so many chunks of ``ticks`` ticks; ``memory_bytes`` are those that XLA
+    predicts for this process, None where it does not."""
+
+    repeat: Callable[[int], float]
+    ticks: int
+    memory_bytes: int | None
+    compile_s: float
+
+
+class DoesNotFit(Exception):
+    """A candidate wants more memory than it may have."""
+
+
+def measure(request: Request, say: Callable[..., None], wait: Callable[[], None]) -> None:
+    """Compile, look at the memory, warm up, and repeat as often as asked.
+
+    Raises:
+        DoesNotFit: before anything has run.
+        ValueError: the settings make no run.
+    """
+    run, _ = settle_alone(config.compose([f"config={request.path}"]), look_up=False)
+    run = without_warm_up(run)
+    env = config.make_envs(run)
+    try:
+        algorithm = config.make_algorithm(run)
+        agent = algorithm.build(env.spec, env.num_envs)
+        facts = describe(run, env, agent)
+        if request.what == "environments" and isinstance(env, HostEnv):
+            part = on_host(env, agent.rollout_length)
+        else:
+            part = compiled(request, run, env, algorithm, agent)
+        chunks = max(1, math.ceil(request.repeat_s / max(part.repeat(1), 1e-6)))
+        say("ready", **facts, memory_bytes=part.memory_bytes, compile_s=part.compile_s)
+        while True:
+            wait()
+            say("repeat", seconds=part.repeat(chunks), ticks=part.ticks * chunks, peak_bytes=peak_bytes())
+    finally:
+        if isinstance(env, HostEnv):
+            env.close()
+
+
+def on_host(env: HostEnv, rollout_length: int) -> Part:
+    """Environments alone that are stepped outside JAX, a tick at a time."""
+    steps = ceiling.host_environments_only(env)
+
+    def repeat(ticks: int) -> float:
+        begin_s = time.perf_counter()
+        steps(ticks * rollout_length)
+        return time.perf_counter() - begin_s
+
+    repeat(1)
+    return Part(repeat, 1, None, 0.0)
+
+
+def compiled(request: Request, run: Run, env: VecEnv | HostEnv, algorithm: Algorithm, agent: Agent) -> Part:
+    """A part compiled and warm.
+
+    Raises:
+        DoesNotFit: this process would have too much of the memory, and nothing has run.
+    """
+    graph = part_of(request.what, run, env, algorithm)
+    placed = place(graph, run.placement, run.devices)
+    check(graph, placed, run.num_seeds)
+    frames = agent.updates_per_tick * agent.batch_size if request.what in ("training", "updates") else 1
+    steps = env.num_envs * agent.rollout_length
+    ticks = ticks_within(steps, frames, max_steps=CHUNK_STEPS, max_frames=CHUNK_FRAMES)
+    ready = stopwatch.compile_timed(graph, placed, algorithm.hyper, ticks=ticks, num_seeds=run.num_seeds)
+    wanted = stopwatch.memory_bytes(ready, placed)
+    device = placed.groups[0].devices[0]
+    cap = request.memory_cap if request.memory_cap is not None else ENOUGH * free_bytes(device)
+    if wanted is not None and device.platform == "cpu":
+        wanted += current_bytes()
+    if wanted is not None and wanted > cap:
+        raise DoesNotFit(f"wants {wanted / 1e9:.3g} GB of memory, and {cap / 1e9:.3g} GB are allowed")
+    timed = stopwatch.warm(ready, agent.warmup_ticks + 1 if request.what == "training" else 0)
+    return Part(lambda chunks: _checked(*timed(chunks)), ticks, wanted, ready.compile_s)
+
+
+def part_of(what: What, run: Run, env: VecEnv | HostEnv, algorithm: Algorithm) -> Graph:
+    """The graph of the whole run, or of what bounds it."""
+    joined = in_graph(env).env
+    if what == "sampling":
+        return ceiling.sampling_only(joined, algorithm)
+    if what == "updates":
+        return ceiling.updates_only(env, algorithm)
+    if what == "environments" and not isinstance(env, HostEnv):
+        return ceiling.environments_only(env, run.algo_options["rollout_length"])
+    return build_graph(
+        joined, algorithm, overlap=run.overlap, learners=run.learners, average=run.average, total_steps=run.total_steps,
+        nan=run.nan,
+    )[0]  # fmt: skip
+
+
+def without_warm_up(run: Run) -> Run:
+    """The same with the shortest warm-up of replay that there can be: its rate is not what is asked for. None at all
+    would be another program."""
+    if "warmup_steps" not in run.algo_options:
+        return run
+    shortest = run.num_envs * run.algo_options["rollout_length"] + 1
+    steps = min(shortest, run.algo_options["warmup_steps"])
+    return dataclasses.replace(run, algo_options={**run.algo_options, "warmup_steps": steps})
+
+
+def describe(run: Run, env: VecEnv | HostEnv, agent: Agent) -> dict[str, Any]:
+    """What the candidate is, as settled on this machine."""
+    return {
+        "num_envs": run.num_envs, "rollout_length": agent.rollout_length, "updates_per_tick": agent.updates_per_tick,
+        "batch_size": agent.batch_size, "num_seeds": run.num_seeds, "placement": run.placement, "devices": run.devices,
+        "platform": jax.default_backend(), "device_kind": jax.devices()[0].device_kind,
+        "available": machine.cpu_cores() if jax.default_backend() == "cpu" else len(jax.devices()),
+        "told": env.events() if isinstance(env, HostEnv) else [],
+    }  # fmt: skip
+
+
+def free_bytes(device: jax.Device) -> int:
+    """Memory that is free where the program will run."""
+    stats = (device.memory_stats() or {}) if device.platform != "cpu" else {}
+    if "bytes_limit" in stats:
+        return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+    return machine.free_memory_bytes() + current_bytes()
+
+
+def current_bytes() -> int:
+    """What this process has of the memory now, at most so much where the system tells only the peak."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return peak_bytes()
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has had so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def _checked(seconds: float, metrics: dict[str, Any]) -> float:
+    for name, values in metrics.items():
+        if not np.isfinite(np.asarray(values)).all():
+            raise ValueError(f"metric {name} became NaN or infinite")
+    return seconds
+
+
+def main(argument: str) -> NoReturn:
+    """The process: answers on its first standard output, which nothing else writes to."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    asked: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(asked,), daemon=True).start()
+    _be_the_first_to_go()
+
+    def say(kind: str, **facts: Any) -> None:
+        print(json.dumps({"kind": kind, **facts}), file=answers, flush=True)
+
+    def wait() -> None:
+        asked.get()
+
+    status = 0
+    try:
+        measure(Request(*json.loads(argument)), say, wait)
+    except DoesNotFit as error:
+        say("skipped", why=str(error))
+    except (ValueError, OSError, ImportError) as error:
+        say("refused", why=" ".join(str(error).split()))
+    except (MemoryError, JaxRuntimeError) as error:
+        if isinstance(error, JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
+            traceback.print_exc()
+            status = 1
+        else:
+            say("out of memory", why=" ".join(str(error).split())[:200])
+    except Exception:
+        traceback.print_exc()
+        status = 1
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _listen(asked: queue.SimpleQueue[str]) -> None:
+    """Hand on what the parent asks; end the process, wherever it is, when the parent has closed the pipe or is gone."""
+    for line in sys.stdin:
+        asked.put(line)
+    os._exit(0)
+
+
+def _be_the_first_to_go() -> None:
+    """Should memory run out all the same, the system is to end this process and no other (Linux)."""
+    try:
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    except OSError:
+        return
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

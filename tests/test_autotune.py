@@ -1,0 +1,194 @@
+"""The command and its processes: crashes are results, signals keep what was measured, nobody is left behind."""
+
+import csv
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from jaxrl_fast import autotune
+from jaxrl_fast.config import compose
+from jaxrl_fast.tuning import auto, cache, comparing
+from jaxrl_fast.tuning.candidates import at_width
+from jaxrl_fast.tuning.child import Child, Failure
+from jaxrl_fast.tuning.measuring import Row, Settings, measure
+from jaxrl_fast.tuning.search import patience
+
+ROOT = Path(__file__).parent.parent
+WALK = ["env=custom", "env.make=tests.tuning_worlds.walk", "algo=ppo", "num_envs=16", "algo.rollout_length=32",
+        "algo.num_minibatches=1", "algo.num_epochs=1", "algo.policy_hidden=[4]", "algo.value_hidden=[4]"]  # fmt: skip
+QUICK = ["repeats=2", "repeat_s=0.01"]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory from which the worlds are found, a cache of its own, and programs that compile quickly."""
+    (tmp_path / "tests").symlink_to(ROOT / "tests")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")
+    monkeypatch.setenv("JAXRL_FAST_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "jaxrl_fast.autotune", *words]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until_gone(*pids: int) -> None:
+    until = time.monotonic() + 60
+    while any(map(is_alive, pids)):
+        assert time.monotonic() < until, "a process was left behind"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["knobs=width"], "knobs=width: write one of num_envs, placement"),
+        (["knobs=num_env"], "did you mean num_envs?"),
+        (["objective=learning"], "objective=learning: write one of training, sampling"),
+        (["repeats=0"], "repeats=0: write a number of at least 1"),
+        (["memory_cap_gb=lots"], "memory_cap_gb=lots: write a number or null"),
+        (["env=halfchetah"], "did you mean halfcheetah?"),
+        (["algo.gamma=1"], "unknown key 'algo.gamma'"),
+        (["resume=runs/latest"], "autotune goes on with no run: write config="),
+        (["out=/proc/nowhere"], "cannot write to out=/proc/nowhere"),
+        (["show", "all"], "show all: write python -m jaxrl_fast.autotune show"),
+        (["compare", "a.json"], "compare needs two files"),
+        (["compare", "a.json", "b.json"], "a.json is no result of a sweep"),
+        (["--multirun", "seed=1,2"], "--multirun is for training"),
+        (["knobs"], "cannot read 'knobs'"),
+    ],
+)
+def test_bad_input_ends_in_one_line_and_status_2(words, expected, here: Path, capsys: pytest.CaptureFixture[str]):
+    assert autotune.main(words) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("jaxrl_fast: error: ") and said.count("\n") == 1
+    assert expected in said
+    assert [path.name for path in here.iterdir()] == ["tests"]
+
+
+def test_a_sweep_outlives_its_candidates_and_keeps_draws_and_remembers_what_it_found(here: Path):
+    words = [*WALK, "+env.abort_at=64", "+env.starve_at=256", *QUICK, "objective=sampling", "knobs=num_envs"]
+    done = subprocess.run(command(*words, "max_num_envs=256"), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    doc = json.loads((here / "sweeps" / "custom_ppo_sampling.json").read_text())
+    rows = {row["value"]: row for row in doc["rows"]}
+    assert rows[16]["status"] == "measured" and rows[64]["status"] == "crashed" and "SIGABRT" in rows[64]["why"]
+    assert rows[256]["status"] in ("crashed", "out of memory", "killed") and rows[256]["why"]
+    assert all(row["status"] == "measured" for width, row in rows.items() if width < 64)
+    assert rows[16]["memory_bytes"] > 1e6 and rows[16]["repeats"] == 2
+    assert doc["chosen"]["num_envs"] < 64 and not doc["interrupted"]
+    assert {"jax", "jaxrl_fast", "python"} <= set(doc["versions"]) and doc["machine"]
+    assert doc["command"].endswith("max_num_envs=256") and "env.make=tests.tuning_worlds.walk" in doc["command"]
+    assert doc["bounds"]["sampling_of_environments"]["median"] > 0
+    with open(here / "sweeps" / "custom_ppo_sampling.csv", newline="") as file:
+        assert [row["value"] for row in csv.DictReader(file)] == [str(value) for value in rows]
+    assert (here / "sweeps" / "custom_ppo_sampling.png").stat().st_size > 10_000
+    assert "crashed" in done.stdout and f"num_envs={doc['chosen']['num_envs']}" in done.stdout
+    shown = subprocess.run(command("show"), capture_output=True, text=True, timeout=100)
+    assert "1 findings" in shown.stdout and "sampling" in shown.stdout
+
+
+def test_a_candidate_over_the_cap_is_skipped_before_it_runs(here: Path):
+    row = one(compose([*WALK, "+env.abort_at=1"]), here, memory_cap=1e6)  # it would abort, if it ran
+    assert row.status == "skipped" and "0.001 GB are allowed" in row.why
+    assert row.outcome().larger_fails
+
+
+def test_settings_that_make_no_run_are_refused_in_their_own_words(here: Path):
+    row = one(compose([*WALK, "learners=3"]), here)
+    assert row.status == "refused" and "learners=3 cannot share" in row.why
+
+
+def one(run, folder: Path, memory_cap: float | None = None) -> Row:
+    """One candidate, measured in this very process's child."""
+    files = folder / "files"
+    files.mkdir()
+    settings = Settings(files, memory_cap, repeats=1, repeat_s=0.01)
+    return measure(at_width(run, run.num_envs), "training", patience([], 1), settings)
+
+
+def test_a_trial_ends_with_its_parent_wherever_it_is(here: Path):
+    child = Child(compose([*WALK, "+env.hang_in_make=true", "+env.leave_pid=pid"]), "training", here)
+    wait_for(here / "pid")
+    child.process.stdin.close()  # as the system does for a parent that was killed
+    wait_until_gone(child.process.pid)
+    with child:
+        assert isinstance(child.ready(), Failure)
+
+
+def wait_for(path: Path) -> str:
+    until = time.monotonic() + 100
+    while not (path.exists() and path.read_text().endswith("\n")):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    return path.read_text()
+
+
+def test_ctrl_c_keeps_what_was_measured_prints_the_best_and_leaves_nobody_behind(here: Path):
+    words = [*WALK, "+env.leave_pid=pids", *QUICK, "repeats=1000", "knobs=num_envs"]
+    process = subprocess.Popen(command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    until = time.monotonic() + 100
+    while time.monotonic() < until and "best so far" not in process.stdout.readline():
+        pass
+    wait_for(here / "pids")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 130, err
+    assert "best so far: " in out and "Traceback" not in err
+    doc = json.loads((here / "sweeps" / "custom_ppo.json").read_text())
+    assert doc["interrupted"] and doc["rows"][0]["status"] == "measured"
+    assert not cache.read()
+    wait_until_gone(*map(int, (here / "pids").read_text().split()))
+
+
+def test_num_envs_auto_looks_around_only_where_the_run_is_worth_it(here: Path):
+    told: list[str] = []
+    short = auto.resolve(compose([*WALK, "num_envs=auto", "total_steps=10_000"]), may_measure=True, tell=told.append)
+    assert short == compose([*WALK[:3], *WALK[4:], "total_steps=10_000"])
+    assert len(told) == 1 and "the run takes about 0:0" in told[0]
+    told.clear()
+    words = [*WALK, "num_envs=auto", "total_steps=1_000_000_000_000"]
+    long = auto.resolve(compose(words), may_measure=True, tell=told.append)
+    assert [line.partition(":")[0] for line in told] == ["num_envs=auto"] * 2
+    assert "looks at 4, 16, 64 environments" in told[0] and f"{long.num_envs} environments" in told[1]
+    assert long.num_envs in (4, 16, 64) and long.num_envs * long.algo_options["rollout_length"] == 512
+    (finding,) = cache.read().values()
+    assert finding.quick
+    assert auto.resolve(compose(words), may_measure=False, tell=told.append) == long
+
+
+def test_two_sweeps_side_by_side(here: Path, capsys: pytest.CaptureFixture[str]):
+    def doc(chosen: int, rates: dict[int, float]) -> dict:
+        spread = {width: {"median": rate, "low": 0.99 * rate, "high": 1.01 * rate} for width, rate in rates.items()}
+        rows = [{"knob": "num_envs", "value": w, "num_envs": w, "status": "measured", "sampling_hz": s}
+                for w, s in spread.items()]  # fmt: skip
+        return {
+            "env": "e", "algo": "a", "objective": "training", "machine": "m", "measured": "today",
+            "versions": {"jax": "1"}, "rows": rows, "chosen": {"num_envs": chosen, "words": [f"num_envs={chosen}"]},
+        }  # fmt: skip
+
+    a, b = doc(64, {64: 100.0, 128: 99.0}), doc(128, {64: 99.5, 128: 100.0})
+    (here / "a.json").write_text(json.dumps(a))
+    (here / "b.json").write_text(json.dumps(b))
+    assert autotune.main(["compare", "a.json", "b.json"]) == 0
+    said = capsys.readouterr().out
+    assert "1.01" in said and "within the spread" in said
+    assert comparing.verdict(a, a)[-1] == "the same choice"
+    assert comparing.verdict(a, doc(128, {64: 50.0, 128: 100.0}))[-1] == "different choices"
+    assert "not comparable" in comparing.verdict(a, {**b, "env": "other"})[-1]
