@@ -66,13 +66,13 @@ def environments_only(env: VecEnv, rollout_length: int) -> Graph:
 
 def host_environments_only(env: HostEnv) -> Callable[[int], None]:
     """``run(num_steps)`` steps every environment so often under uniform random actions, its groups taking turns."""
-    size, rng = env.num_envs // env.num_groups, np.random.default_rng(0)
+    size, rng = env.num_seeds * env.num_envs // env.num_groups, np.random.default_rng(0)
     space = env.spec.action
     if isinstance(space, Discrete):
         actions = rng.integers(0, space.num_actions, (64, size), np.int32)
     else:
         actions = rng.uniform(space.low, space.high, (64, size, *space.low.shape)).astype(np.float32)
-    env.reset(0)
+    env.reset(list(range(env.num_seeds)))
 
     def run(num_steps: int) -> None:
         for t in range(num_steps + 1):
