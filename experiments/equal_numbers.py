@@ -2,9 +2,10 @@
 
 ``python experiments/equal_numbers.py [--fast] [ppo] [sac]`` (CPU, four virtual devices; about half an hour) takes PPO
 and SAC, two environments each with different observations and actions, every ``overlap``, one and several learners, and
-1, 2 and 4 devices. ``--fast`` compiles with few of XLA's optimizations, as the tests do. The two algorithms may be
-computed by two processes at once. Placements that move fragments are compared after 20 ticks (0.0), those that divide them after one tick from
-the same state (1e-6, relative to numbers over 1). Written to experiments/results/equal_numbers.json.
+1, 2 and 4 devices. ``--fast`` compiles with few of XLA's optimizations, as the tests do; the two algorithms may be
+computed by two processes at once. Placements that move fragments are compared after 20 ticks (0.0), those that divide
+them after one tick from the same state (1e-6, relative to numbers over 1). Written to
+experiments/results/equal_numbers.json.
 """
 
 import itertools
