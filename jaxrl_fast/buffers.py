@@ -93,14 +93,7 @@ def ring_buffer(*, capacity: int, num_envs: int, batch_size: int, num_batches: i
             sharded = leaf.reshape(length, shards, per_shard, *leaf.shape[2:]).swapaxes(0, 1)
             return ring.at[:, slots].set(sharded, unique_indices=True)
 
-        return RingState(jax.tree.map(write, _cut(state, rollout.first[0]), new), state.steps + length)
-
-    def _cut(state: RingState, first: jax.Array) -> Transition:
-        """The data, truncated where an episode did not end but was lost: its environment begins anew, as in a resumed
-        run, where those on the host cannot be put back. No n-step return may reach across."""
-        last = (state.steps - 1) % capacity_t
-        lost = first.reshape(shards, per_shard) & ~state.data.terminated[:, last] & (state.steps > 0)
-        return state.data._replace(truncated=state.data.truncated.at[:, last].max(lost))
+        return RingState(jax.tree.map(write, state.data, new), state.steps + length)
 
     def sample(state: RingState, key: jax.Array) -> Batches:
         filled = jnp.minimum(state.steps, capacity_t)
@@ -109,6 +102,17 @@ def ring_buffer(*, capacity: int, num_envs: int, batch_size: int, num_batches: i
         return in_batches(gather_windows(state.data, slot, env), num_batches)
 
     return Buffer(init, add, sample, shards, RingState(data=0, steps=None))  # type: ignore[arg-type]  # axes
+
+
+def end_episodes(state: RingState) -> RingState:
+    """A buffer's state (seeds first if there are several) whose newest steps end their episodes, truncated: what will
+    be added next does not follow them, and no n-step return may reach across."""
+    steps = state.steps[..., None, None, None]
+    time = jnp.arange(state.data.truncated.shape[-2])[:, None]
+    newest = (time.reshape((1,) * (state.data.truncated.ndim - 2) + time.shape) == (steps - 1) % len(time)) & (
+        steps > 0
+    )
+    return state._replace(data=state.data._replace(truncated=state.data.truncated | (newest & ~state.data.terminated)))
 
 
 def draw_windows(

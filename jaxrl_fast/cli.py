@@ -138,11 +138,7 @@ def train_help() -> str:
                 for name, key in run_keys().items()
                 if not name.startswith(UNDESCRIBED)
             ),
-            *(
-                line
-                for section in UNDESCRIBED
-                for line in _listed(name for name in run_keys() if name.startswith(section))
-            ),
+            *_listed(name for section in UNDESCRIBED for name in run_keys() if name.startswith(section)),
             "  tuned=false leaves tuned settings out; config=<file>, a run's own, repeats it",
             "HYDRA_FULL_ERROR=1 shows the traceback of an error.",
         ]

@@ -16,6 +16,7 @@ import numpy as np
 
 from jaxrl_fast import checkpoint_files, checkpointing
 from jaxrl_fast.algorithm import Agent, Algorithm
+from jaxrl_fast.buffers import RingState, end_episodes
 from jaxrl_fast.checkpoint_files import CheckpointError, Description
 from jaxrl_fast.env import VecEnv
 from jaxrl_fast.graph import TrainState
@@ -121,5 +122,10 @@ def put_back(state: TrainState, resumed: Resumed, program: Program) -> TrainStat
 
 def begin_anew(state: TrainState, first: TrainState) -> TrainState:
     """A resumed ``state`` whose environments, which live on the host, begin new episodes as in a run's ``first`` state;
-    replay sees that and ends the old ones, truncated."""
-    return state._replace(private={**state.private, "sample": first.private["sample"]})
+    in replay the old ones end there, truncated."""
+    experience = jax.tree.map(
+        lambda part: end_episodes(part) if isinstance(part, RingState) else part, state.private["experience"],
+        is_leaf=lambda part: isinstance(part, RingState),
+    )  # fmt: skip
+    private = {**state.private, "sample": first.private["sample"], "experience": experience}
+    return state._replace(private=private)

@@ -22,7 +22,7 @@ from jaxrl_fast.config import Run
 from jaxrl_fast.env import VecEnv
 from jaxrl_fast.fragments import build_graph
 from jaxrl_fast.host_env import HostEnv
-from jaxrl_fast.loop import Result, learn, place
+from jaxrl_fast.loop import Result, check_host, learn, place
 from jaxrl_fast.placement import check
 from jaxrl_fast.progress import ProgressDisplay, clock, si
 from jaxrl_fast.reporting import check_tables, link_latest, write_summary
@@ -76,6 +76,7 @@ def train_on(env: VecEnv | HostEnv, run: Run, chosen: str, stop: StopSignal) -> 
         in_graph(env).env, algorithm, overlap=run.overlap, learners=run.learners, average=run.average,
         total_steps=run.total_steps,
     )  # fmt: skip
+    check_host(env, run.num_seeds, run.debug)
     placed = place(graph, run.placement, run.devices)
     check_placement(env, placed)
     check(graph, placed, run.num_seeds)

@@ -102,7 +102,7 @@ NAN = 'float("nan")'
 NO_ACTION = "are not supported: write Discrete(n) with n >= 1, or Box(low, high) with arrays of finite bounds"
 NO_OBS = "write jax.ShapeDtypeStruct(shape, dtype)"
 MADE = [
-    ("None", "returned NoneType: return a jaxrl_fast.Env, a gymnax-style world"),
+    ("None", "returned NoneType: return a jaxrl_fast.Env, one gymnasium.Env, a gymnax-style world"),
     ("3", "returned int"),
     ("world().spec", "returned EnvSpec"),
     ("jf.vectorize(world(), num_envs=4)", "returned VecEnv"),

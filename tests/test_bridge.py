@@ -77,7 +77,8 @@ def test_learning_through_callbacks_is_repeatable_and_resumes_with_new_episodes(
     assert on.summary["env_steps"] == 192
     assert int(on.state.private["sample"].env.world[0]) == 96  # counted from the new start
     ring = on.state.private["experience"]
-    assert ring.data.truncated[0, :, 23].all(where=~ring.data.terminated[0, :, 23])  # the newest of the first 96
+    newest = 96 // 4 - 1  # of the first run
+    assert (ring.data.truncated | ring.data.terminated)[0, :, newest].all()
 
 
 def test_what_a_callback_raised_is_raised_by_learn():
@@ -149,7 +150,7 @@ def test_ten_thousand_steps_of_pictures_by_callback_do_not_deadlock():
 
 
 def test_ten_thousand_steps_of_pictures_by_a_host_fragment_do_not_deadlock():
-    host = pictures(16, "host")
+    host = pictures(6, "host")
     algorithm = ppo(rollout_length=100, num_minibatches=1, policy_hidden=(1,), value_hidden=(1,), cnn="none")
     graph, agent = build_graph(host, algorithm)
     program = programs.compile(graph, placements.fused(graph, jax.devices()), 1)
@@ -164,7 +165,7 @@ def test_ten_thousand_steps_of_pictures_by_a_host_fragment_do_not_deadlock():
         np.testing.assert_array_equal(
             seen, np.broadcast_to(np.arange(tick * 100, tick * 100 + 100)[:, None] % 251, seen.shape)
         )
-    assert host.steps() == 160_000
+    assert host.steps() == 60_000
 
 
 def test_the_error_of_a_stale_state_has_a_name_of_its_own():
