@@ -42,10 +42,12 @@ class Buffer(NamedTuple):
 
 
 class RingState(NamedTuple):
-    """``data``: leaves ``[G, capacity_T, E / G, ...]``, oldest overwritten first; ``steps``: time steps ever added."""
+    """``data``: leaves ``[G, capacity_T, E / G, ...]``, oldest overwritten first; ``steps``: time steps ever added;
+    ``open``: where the last one ended no episode, bool ``[G, E / G]``."""
 
     data: Transition
     steps: jax.Array
+    open: jax.Array
 
 
 def logical_shards(num_envs: int, batch_size: int) -> int:
@@ -80,7 +82,8 @@ def ring_buffer(*, capacity: int, num_envs: int, batch_size: int, num_batches: i
         def empty(leaf: jax.ShapeDtypeStruct) -> jax.Array:
             return jnp.zeros((shards, capacity_t, per_shard, *leaf.shape[2:]), leaf.dtype)
 
-        return RingState(jax.tree.map(empty, _storable(example)), jnp.zeros((), jnp.int32))
+        data = jax.tree.map(empty, _storable(example))
+        return RingState(data, jnp.zeros((), jnp.int32), jnp.zeros((shards, per_shard), bool))
 
     def add(state: RingState, rollout: Transition) -> RingState:
         new = _storable(rollout)
@@ -93,13 +96,15 @@ def ring_buffer(*, capacity: int, num_envs: int, batch_size: int, num_batches: i
             sharded = leaf.reshape(length, shards, per_shard, *leaf.shape[2:]).swapaxes(0, 1)
             return ring.at[:, slots].set(sharded, unique_indices=True)
 
-        return RingState(jax.tree.map(write, _cut(state, rollout.first[0]), new), state.steps + length)
+        last_open = ~(new.terminated | new.truncated)[-1].reshape(shards, per_shard)
+        data = jax.tree.map(write, _cut(state, rollout.first[0]), new)
+        return RingState(data, state.steps + length, last_open)
 
     def _cut(state: RingState, first: jax.Array) -> Transition:
         """The data, truncated where an episode did not end but was lost: its environment begins anew, as in a resumed
         run, where those on the host cannot be put back. No n-step return may reach across."""
         last = (state.steps - 1) % capacity_t
-        lost = first.reshape(shards, per_shard) & ~state.data.terminated[:, last] & (state.steps > 0)
+        lost = first.reshape(shards, per_shard) & state.open
         return state.data._replace(truncated=state.data.truncated.at[:, last].max(lost))
 
     def sample(state: RingState, key: jax.Array) -> Batches:
@@ -108,7 +113,7 @@ def ring_buffer(*, capacity: int, num_envs: int, batch_size: int, num_batches: i
         slot, env = draw_windows(key, state.steps, filled, shape, capacity_t, per_shard, n_step)
         return in_batches(gather_windows(state.data, slot, env), num_batches)
 
-    return Buffer(init, add, sample, shards, RingState(data=0, steps=None))  # type: ignore[arg-type]  # axes
+    return Buffer(init, add, sample, shards, RingState(data=0, steps=None, open=0))  # type: ignore[arg-type]  # axes
 
 
 def draw_windows(
