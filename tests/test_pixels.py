@@ -148,13 +148,13 @@ def test_replay_of_images_is_updated_in_place():
     graph, _ = build_graph(jf.vectorize(pixel_worlds.walk(), num_envs=8), algorithm)
     keys = jax.random.split(KEY, 1)
     program = programs.compile(graph, placements.data_parallel(graph, jax.devices()[:2]), 1)
-    init, run = program.ready(keys, algorithm.hyper)
-    state = jax.eval_shape(init, keys, algorithm.hyper).private["experience"]
-    slots = 5_000, state.frames.shape[-5]
-    for size in slots:
-        assert re.search(rf"\[[\d,]*\b{size}\b[\d,]*\]", run.as_text())
-        assert not re.findall(rf"\[[\d,]*\b{size}\b[\d,]*\]\S* copy(?:-start)?\(", run.as_text())
-    assert set(re.findall(r" (all-reduce|all-gather|all-to-all|collective-permute)\(", run.as_text())) == {"all-reduce"}
+    text = program.ready(keys, algorithm.hyper)[1].as_text()
+    frames = jax.eval_shape(lambda: graphs.init(graph, KEY, algorithm.hyper)).private["experience"].frames
+    for slots in (5_000, frames.shape[1]):
+        ring = rf"\[[\d,]*\b{slots}\b[\d,]*\]\S*"
+        assert re.search(ring, text)
+        assert not re.findall(rf"{ring} copy(?:-start)?\(", text)
+    assert set(re.findall(r" (all-reduce|all-gather|all-to-all|collective-permute)\(", text)) == {"all-reduce"}
 
 
 @pytest.mark.parametrize("algorithm", [small_ppo(), small_sac(n_step=2)], ids=["ppo", "sac"])
