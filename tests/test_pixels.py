@@ -1,5 +1,6 @@
 """Agents that see images: the networks, what stacks change (nothing but what is stored), and worlds that need them."""
 
+import re
 from collections.abc import Callable
 
 import jax
@@ -11,6 +12,8 @@ import pytest
 import jaxrl_fast as jf
 from jaxrl_fast import checkpoint_files
 from jaxrl_fast import graph as graphs
+from jaxrl_fast import placement as placements
+from jaxrl_fast import program as programs
 from jaxrl_fast.algorithm import Algorithm
 from jaxrl_fast.fragments import build_graph
 from jaxrl_fast.networks import CNNS, choose_convolutions, make_network, patches
@@ -138,6 +141,20 @@ def test_the_images_before_a_rollout_are_kept_where_replay_is_not(algorithm: Alg
     assert (replay > 0, own > 0) == (left_out, True)
     names = checkpoint_files.snapshot(state, replay=False)
     assert any(name.startswith("private.experience") for name in names) != left_out
+
+
+def test_replay_of_images_is_updated_in_place():
+    algorithm = small_sac(buffer_size=8 * 5_000)
+    graph, _ = build_graph(jf.vectorize(pixel_worlds.walk(), num_envs=8), algorithm)
+    keys = jax.random.split(KEY, 1)
+    program = programs.compile(graph, placements.data_parallel(graph, jax.devices()[:2]), 1)
+    text = program.ready(keys, algorithm.hyper)[1].as_text()
+    frames = jax.eval_shape(lambda: graphs.init(graph, KEY, algorithm.hyper)).private["experience"].frames
+    for slots in (5_000, frames.shape[1]):
+        ring = rf"\[[\d,]*\b{slots}\b[\d,]*\]\S*"
+        assert re.search(ring, text)
+        assert not re.findall(rf"{ring} copy(?:-start)?\(", text)
+    assert set(re.findall(r" (all-reduce|all-gather|all-to-all|collective-permute)\(", text)) == {"all-reduce"}
 
 
 @pytest.mark.parametrize("algorithm", [small_ppo(), small_sac(n_step=2)], ids=["ppo", "sac"])
