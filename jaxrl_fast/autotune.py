@@ -135,6 +135,8 @@ def print_use(plan: Plan, record: Record, path: Path | None, doc: report.Documen
         print(f"remembered in {path}{': num_envs=auto takes it' if plan.objective == 'training' else ''}")
     elif not record.complete:
         print("not remembered: num_envs was not among the knobs")
+    if plan.objective != "training":
+        return
     own = [word for word in doc["command"].split()[3:] if word.partition("=")[0] not in KEYS]
     chosen = {word.partition("=")[0] for word in doc["chosen"]["words"]}
     told = [word for word in own if word.partition("=")[0] not in chosen]

@@ -7,6 +7,7 @@
 import os
 import platform
 import re
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
@@ -60,6 +61,23 @@ def free_memory_bytes() -> int:
     except (OSError, ValueError):  # no container, or one without a limit
         return free
     return max(0, min(free, limit - used))
+
+
+def busy_seconds() -> tuple[float, float] | None:
+    """CPU seconds that all programs have taken on this machine so far, and those of this process, its session and its
+    children that live; None where the system does not tell (it does on Linux)."""
+    ticks, tick_s = Path("/proc/stat"), 1 / os.sysconf("SC_CLK_TCK")
+    if not ticks.exists():
+        return None
+    user, nice, system, _, _, *interrupts = map(int, ticks.read_text().splitlines()[0].split()[1:8])
+    own, me, session = 0, os.getpid(), os.getsid(0)
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended meanwhile
+            # behind the name in brackets: state, parent, group, session ...; the 12th and 13th are the times
+            fields = path.read_text().rpartition(")")[2].split()
+            if int(fields[1]) == me or int(fields[3]) == session:
+                own += int(fields[11]) + int(fields[12])
+    return (user + nice + system + sum(interrupts)) * tick_s, own * tick_s
 
 
 def choose(suite: str, name: str, algo: str, *, num_envs: int, num_seeds: int, devices: int) -> Choice:

@@ -10,13 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl_fast import autotune
+from jaxrl_fast import autotune, machine
 from jaxrl_fast.config import compose
-from jaxrl_fast.tuning import auto, cache, comparing
+from jaxrl_fast.tuning import auto, cache, comparing, report
 from jaxrl_fast.tuning.candidates import at_width
 from jaxrl_fast.tuning.child import Child, Failure
 from jaxrl_fast.tuning.measuring import Row, Settings, measure
 from jaxrl_fast.tuning.search import patience
+from jaxrl_fast.tuning.sweep import Record
+from jaxrl_fast.tuning.trial import share_of_others
 
 ROOT = Path(__file__).parent.parent
 WALK = ["env=custom", "env.make=tests.tuning_worlds.walk", "algo=ppo", "num_envs=16", "algo.rollout_length=32",
@@ -171,6 +173,18 @@ def test_num_envs_auto_looks_around_only_where_the_run_is_worth_it(here: Path):
     (finding,) = cache.read().values()
     assert finding.quick
     assert auto.resolve(compose(words), may_measure=False, tell=told.append) == long
+
+
+def test_a_row_that_others_disturbed_is_named(here: Path):
+    run = compose(WALK)
+    quiet = Row("num_envs", 16, "none", run, "training", "measured", "", {}, (1.0,), None, 0.05, 1.0)
+    record = Record()
+    record.rows = [quiet]
+    assert report.disturbed(record) == []
+    record.rows.append(quiet._replace(value=64, others=0.4))
+    assert "up to 40% of the CPU meanwhile (num_envs=64)" in report.disturbed(record)[0]
+    assert share_of_others((10.0, 1.0), (14.0, 3.0), 2.0) == pytest.approx(1.0 / machine.cpu_cores())
+    assert share_of_others(None, None, 2.0) is None
 
 
 def test_two_sweeps_side_by_side(here: Path, capsys: pytest.CaptureFixture[str]):

@@ -2,11 +2,13 @@
 
 import dataclasses
 import json
+import time
 from pathlib import Path
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from tiny import line
 
 from jaxrl_fast import config, machine
 from jaxrl_fast.config import Run, compose
@@ -54,6 +56,15 @@ def test_an_on_policy_width_keeps_the_samples_of_an_update(num_envs, length, min
         assert width % minibatches == 0 or not recurrent
         same = {**run.algo_options, "rollout_length": length}
         assert dataclasses.replace(run, num_envs=num_envs, algo_options=same) == asked
+
+
+@given(words=st.sampled_from([PPO, SAC]), num_envs=st.integers(1, 300), length=st.integers(1, 200))
+def test_any_width_can_sample(words, num_envs, length):
+    asked = compose([*words, f"num_envs={num_envs}", f"algo.rollout_length={length}"])
+    for width in widths(asked, learns=False).legal:
+        run = at_width(asked, width, learns=False).run
+        spec = line(discrete=words is PPO).spec
+        assert config.make_algorithm(run).build(spec, width).rollout_length == run.algo_options["rollout_length"]
 
 
 @given(num_envs=st.integers(1, 300), length=st.integers(1, 8), updates=st.integers(1, 64))
@@ -261,6 +272,17 @@ def test_workers_that_were_found_are_used_where_they_fit_and_none_were_asked_for
     assert with_workers(compose(GYM), found).pool["workers"] == 4
     assert with_workers(compose([*GYM, "pool.workers=1"]), found).pool["workers"] == 1
     assert with_workers(compose([*GYM, "num_envs=4"]), found).pool["workers"] is None
+
+
+def test_the_machine_tells_what_this_process_takes_of_it():
+    before = machine.busy_seconds()
+    if before is None:
+        pytest.skip("only Linux tells")
+    end = time.process_time() + 0.2
+    while time.process_time() < end:
+        pass
+    after = machine.busy_seconds()
+    assert after[1] - before[1] > 0.1 and after[0] - before[0] > 0.1
 
 
 def test_free_memory_is_what_the_machine_has():

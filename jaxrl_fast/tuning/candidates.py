@@ -91,6 +91,10 @@ def at_width(asked: Run, width: int, *, learns: bool = True) -> Candidate:
     options = {**asked.algo_options, "rollout_length": length}
     if not _on_policy(asked):
         options["updates_per_tick"] = max(1, asked.algo_options["updates_per_tick"] * width * length // _samples(asked))
+    if not learns and _on_policy(asked):
+        options["num_minibatches"] = 1  # sizes of what is not done are not to stand in the way
+    elif not learns:
+        options["buffer_size"] = max(options["buffer_size"], 2 * width * (length + options["n_step"]))
     run = dataclasses.replace(asked, num_envs=width, algo_options=options)
     effect = _width_effect(asked, run) if learns else "nothing is learned here"
     return Candidate("num_envs", width, run, effect)

@@ -17,7 +17,8 @@ from jaxrl_fast.tuning.talk import What
 
 class Row(NamedTuple):
     """One candidate as measured. ``facts`` are what its trial said of it; ``tick_hz`` are ticks/s, a number a repeat,
-    none where it did not run (``why``). ``took_s`` is everything, with the start of its process."""
+    none where it did not run (``why``). ``others`` is the largest share of the CPU that other programs took during a
+    repeat, ``took_s`` everything, with the start of the process."""
 
     knob: str
     value: Any
@@ -29,6 +30,7 @@ class Row(NamedTuple):
     facts: dict[str, Any]
     tick_hz: tuple[float, ...]
     peak_bytes: int | None
+    others: float
     took_s: float
 
     def rates(self, unit: str) -> tuple[float, ...]:
@@ -113,7 +115,7 @@ def spread(rates: Sequence[float]) -> Spread:
 
 
 def _first_row(candidate: Candidate, what: What, answer: dict[str, Any] | Failure, began_s: float) -> Row:
-    row = Row(*candidate[:2], candidate.effect, candidate.run, what, "measured", "", {}, (), None, 0.0)
+    row = Row(*candidate[:2], candidate.effect, candidate.run, what, "measured", "", {}, (), None, 0.0, 0.0)
     row = row._replace(took_s=time.perf_counter() - began_s)
     if isinstance(answer, Failure):
         return row._replace(status=answer.status, why=answer.why)
@@ -127,4 +129,5 @@ def _with_repeat(row: Row, answer: dict[str, Any] | Failure, began_s: float) -> 
     if isinstance(answer, Failure):
         return row._replace(status=answer.status, why=answer.why, tick_hz=(), took_s=took_s)
     tick_hz = (*row.tick_hz, answer["ticks"] / answer["seconds"])
-    return row._replace(tick_hz=tick_hz, peak_bytes=answer["peak_bytes"], took_s=took_s)
+    others = max(row.others, answer["others"] or 0.0)
+    return row._replace(tick_hz=tick_hz, peak_bytes=answer["peak_bytes"], others=others, took_s=took_s)

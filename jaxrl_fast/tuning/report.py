@@ -37,6 +37,8 @@ SHARES = {
     "share_of_bounds": "what environments and updates alone allow together, one after the other",
     "share_of_parts": "what sampling and updates alone allow together, one after the other",
 }
+DISTURBED = 0.1
+"""The share of the CPU that other programs may take before figures are called disturbed."""
 OF_THE_DEVICE = ("platform", "device_kind", "available")
 
 Document = dict[str, Any]
@@ -54,7 +56,7 @@ def document(plan: Plan, record: Record, settings: Settings, argv: Sequence[str]
         "repeats": settings.repeats, "repeat_s": settings.repeat_s,
         "memory_cap_gb": settings.memory_cap and settings.memory_cap / 1e9,
         "took_s": sum(row.took_s for row in record.rows) + max((row.took_s for row in record.bounds), default=0.0),
-        "notes": record.notes,
+        "notes": [*record.notes, *disturbed(record)],
         "rows": [row_facts(plan, row) for row in record.rows],
         "chosen": choice(plan, record),
         "bounds": bounds(record),
@@ -70,8 +72,18 @@ def row_facts(plan: Plan, row: Row) -> dict[str, Any]:
         "knob": row.knob, "value": row.value, "status": row.status, "why": row.why, "effect": row.effect,
         "words": words(plan.asked, row.run), **told, "workers": row.run.pool.get("workers"),
         "repeats": len(row.tick_hz), **rates, "tick_hz": list(row.tick_hz),
-        "peak_bytes": row.peak_bytes, "took_s": row.took_s,
+        "peak_bytes": row.peak_bytes, "others": row.others, "took_s": row.took_s,
     }  # fmt: skip
+
+
+def disturbed(record: Record) -> list[str]:
+    """A line where other programs took the machine's time while it was measured."""
+    names = [f"{row.knob}={row.value}" for row in record.rows if row.others > DISTURBED]
+    most = max((row.others for row in (*record.rows, *record.bounds)), default=0.0)
+    if most <= DISTURBED:
+        return []
+    which = f" ({', '.join(names)})" if names else ""
+    return [f"other programs took up to {most:.0%} of the CPU meanwhile{which}: run it again when they are done"]
 
 
 def choice(plan: Plan, record: Record) -> dict[str, Any] | None:

@@ -17,8 +17,9 @@ CLIMB = 4
 """Factor between the sizes that are measured first."""
 GAIN = 0.02
 """What counts as faster; of sizes that differ by less, the nearest to the one that was asked for is chosen."""
-BEHIND = 0.15
-"""How far the first repeat of a candidate may be behind the best median before the others are spared."""
+BEHIND = (0.15, 0.05)
+"""How far a candidate may be behind the best median after its first and its second repeat before the others are spared;
+after more it is `GAIN`."""
 HALVINGS = 4
 """At most so many sizes are measured after the climb."""
 
@@ -73,11 +74,12 @@ def find_option(measure: Measure[T], options: Iterable[T], incumbent: Outcome, *
 
 
 def patience(seen: Iterable[Outcome], repeats: int) -> GoOn:
-    """All ``repeats``, unless the first one is clearly behind the best of what was ``seen``."""
+    """All ``repeats``, unless even the fastest of the first ones is clearly behind the best of what was ``seen``."""
     best = max((outcome.rate for outcome in seen), default=0.0)
 
     def go_on(rates: Sequence[float]) -> bool:
-        return len(rates) < repeats and (not rates or max(rates) >= best * (1 - BEHIND))
+        behind = dict(enumerate(BEHIND, 1)).get(len(rates), GAIN)
+        return len(rates) < repeats and (not rates or max(rates) >= best * (1 - behind))
 
     return go_on
 

@@ -78,7 +78,10 @@ def measure(request: Request, say: Callable[..., None], wait: Callable[[], None]
         say("ready", **facts, memory_bytes=part.memory_bytes, compile_s=part.compile_s)
         while True:
             wait()
-            say("repeat", seconds=part.repeat(chunks), ticks=part.ticks * chunks, peak_bytes=peak_bytes())
+            before = machine.busy_seconds()
+            seconds = part.repeat(chunks)
+            others = share_of_others(before, machine.busy_seconds(), seconds)
+            say("repeat", seconds=seconds, ticks=part.ticks * chunks, peak_bytes=peak_bytes(), others=others)
     finally:
         if isinstance(env, HostEnv):
             env.close()
@@ -155,6 +158,16 @@ def describe(run: Run, env: VecEnv | HostEnv, agent: Agent) -> dict[str, Any]:
         "available": machine.cpu_cores() if jax.default_backend() == "cpu" else len(jax.devices()),
         "told": env.events() if isinstance(env, HostEnv) else [],
     }  # fmt: skip
+
+
+def share_of_others(
+    before: tuple[float, float] | None, after: tuple[float, float] | None, seconds: float
+) -> float | None:
+    """The share of the machine's CPU time that other programs took meanwhile."""
+    if before is None or after is None:
+        return None
+    all_s, own_s = (b - a for a, b in zip(before, after, strict=True))
+    return max(0.0, all_s - own_s) / (seconds * machine.cpu_cores())
 
 
 def free_bytes(device: jax.Device) -> int:
