@@ -47,14 +47,17 @@ def algorithm(name: str) -> jf.Algorithm:
     )  # fmt: skip
 
 
-def end(graph: Graph, hyper: Any, placement: str, devices: int, ticks: int, start: Any = None) -> Any:
-    """The state and metrics after some ticks, from the beginning or from a state on the host; on the host."""
-    placed = PLACEMENTS[placement](graph, jax.devices()[:devices])
-    program = programs.compile(graph, placed, ticks)
-    keys = jax.vmap(jax.random.key)(np.array(SEEDS))
-    init, run = program.ready(keys, hyper)
-    state = init(keys, hyper) if start is None else program.place(from_host(start))
-    return jax.tree.map(to_host, run(state))
+def make(graph: Graph, placement: str, devices: int) -> programs.Program:
+    """A program of one tick."""
+    return programs.compile(graph, PLACEMENTS[placement](graph, jax.devices()[:devices]), 1)
+
+
+def end(program: programs.Program, ticks: int, start: Any) -> Any:
+    """The state after some ticks and the metrics of the last, from a state on the host; on the host."""
+    state, metrics = program.place(from_host(start)), {}
+    for _ in range(ticks):
+        state, metrics = program.run(state)
+    return jax.tree.map(to_host, (state, metrics))
 
 
 def to_host(leaf: Any) -> np.ndarray:
@@ -89,10 +92,13 @@ def compare(algo: str, env_name: str, overlap: Overlap) -> list[dict[str, Any]]:
         jobs = [(job, 20) for job in MOVING if job[2] == learners] + [
             (job, 1) for job in DIVIDING if job[2] == learners
         ]
-        warm = end(graph, chosen.hyper, "fused", 1, 20)
-        want = {20: warm, 1: end(graph, chosen.hyper, "fused", 1, 1, warm[0])}
+        fused = make(graph, "fused", 1)
+        keys = jax.vmap(jax.random.key)(np.array(SEEDS))
+        first = jax.tree.map(to_host, fused.init(keys, chosen.hyper))
+        warm = end(fused, 20, first)
+        start, want = {20: first, 1: warm[0]}, {20: warm, 1: end(fused, 1, warm[0])}
         for (placement, devices, _), ticks in jobs:
-            got = end(graph, chosen.hyper, placement, devices, ticks, None if ticks == 20 else warm[0])
+            got = end(make(graph, placement, devices), ticks, start[ticks])
             rows.append({
                 "algo": algo, "env": env_name, "overlap": overlap, "learners": learners, "average": average,
                 "placement": placement, "devices": devices, "ticks": ticks,

@@ -122,10 +122,12 @@ def test_by_arrival_workers_are_replaced_too(start):
         host.send_to(np.ones(4, int), indices)
     assert "did not answer within 0.5 s" in host.events()[-1]
     os.kill(int(result.obs[0, PID]), signal.SIGKILL)
-    for _ in range(8):
-        indices, result = host.recv_any()
-        host.send_to(np.ones(4, int), indices)
-    assert "was killed by SIGKILL" in host.events()[0]
+    told, deadline_s = list[str](), time.monotonic() + 60
+    while not told and time.monotonic() < deadline_s:  # a busy machine lets the killed one live a while
+        indices, _ = host.recv_any()
+        host.send_to(np.ones(len(indices), int), indices)
+        told = host.events()
+    assert "was killed by SIGKILL" in told[0]
     assert not alive(int(first[5, PID]))
 
 
