@@ -17,9 +17,8 @@ import envs
 from jaxrl_fast import cli, config
 from jaxrl_fast.explain import WIDTH, new_table, world_name
 from jaxrl_fast.schema import ConfigError, Key, nearest, read_value
-from jaxrl_fast.tuning import cache, comparing, report
+from jaxrl_fast.tuning import cache, candidates, comparing, report
 from jaxrl_fast.tuning.cache import Finding
-from jaxrl_fast.tuning.candidates import KNOBS
 from jaxrl_fast.tuning.child import Stopped
 from jaxrl_fast.tuning.measuring import Row, Settings
 from jaxrl_fast.tuning.picture import draw
@@ -27,7 +26,7 @@ from jaxrl_fast.tuning.sweep import Objective, Plan, Record, left_open, sweep
 
 KEYS = {
     "objective": Key(Objective, "training", text="what is to be fast: training, or sampling alone"),
-    "knobs": Key(tuple[str, ...], (), text=f"what to vary, of {', '.join(KNOBS)}; all that the run leaves open"),
+    "knobs": Key(tuple[str, ...], (), text=f"what to vary, of {', '.join(candidates.KNOBS)}; what is open"),
     "repeats": Key(int, 5, 1, "measurements of a candidate that is not clearly behind", 1000),
     "repeat_s": Key(float, 1.0, 0, "seconds that each takes at least", 3600),
     "max_num_envs": Key(int | None, None, 1, "no more environments than this"),
@@ -112,7 +111,7 @@ def run_sweep(plan: Plan, settings: Settings, stem: Path, argv: Sequence[str]) -
         return 128 + stop.number
     if record.best is None:
         raise ConfigError(f"no candidate ran; the last one: {record.rows[-1].status}: {record.rows[-1].why}")
-    print_use(plan, record, remember(plan, record), doc)
+    print_use(plan, record, remember(plan, record), argv)
     return 0
 
 
@@ -120,27 +119,27 @@ def remember(plan: Plan, record: Record) -> Path | None:
     """Keep what a whole sweep has found for runs to come; returns the file."""
     if record.width is None or record.best is None or not record.complete:
         return None
-    learning = cache.sizes_of(record.width.run)
-    free: dict[str, Any] = {"placement": record.best.run.placement, "devices": record.best.run.devices}
-    workers = record.best.run.pool.get("workers")
-    if workers is not None:
-        free["pool.workers"] = workers
+    run, free = record.best.run, dict[str, Any]()
+    if "placement" in plan.knobs:
+        free |= {"placement": run.placement, "devices": run.devices}
+    if "pool" in plan.knobs and run.pool["workers"] is not None:
+        free |= {"pool.workers": run.pool["workers"]}
+    learning, when = cache.sizes_of(record.width.run), time.strftime("on %Y-%m-%d")
     key = cache.make_key(plan.asked, cache.device_of(record.best.facts), plan.objective)
-    return cache.remember(key, Finding(learning, free, record.width.effect, time.strftime("on %Y-%m-%d"), False))
+    return cache.remember(key, Finding(learning, free, record.width.effect, when, False))
 
 
-def print_use(plan: Plan, record: Record, path: Path | None, doc: report.Document) -> None:
+def print_use(plan: Plan, record: Record, path: Path | None, argv: Sequence[str]) -> None:
     """How to train with what was found."""
     if path is not None:
         print(f"remembered in {path}{': num_envs=auto takes it' if plan.objective == 'training' else ''}")
     elif not record.complete:
         print("not remembered: num_envs was not among the knobs")
-    if plan.objective != "training":
-        return
-    own = [word for word in doc["command"].split()[3:] if word.partition("=")[0] not in KEYS]
-    chosen = {word.partition("=")[0] for word in doc["chosen"]["words"]}
-    told = [word for word in own if word.partition("=")[0] not in chosen]
-    print(f"train: {config.command_line([*told, *doc['chosen']['words']])}")
+    if plan.objective == "training" and record.best is not None:
+        found = candidates.words(plan.asked, record.best.run)
+        replaced = {*KEYS, *(word.partition("=")[0] for word in found)}
+        told = [word for word in argv if word.partition("=")[0] not in replaced]
+        print(f"train: {config.command_line([*told, *found])}")
 
 
 def take_own(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
@@ -162,8 +161,8 @@ def take_own(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         else:
             others.append(word)
     for knob in values["knobs"]:
-        if knob not in KNOBS:
-            raise ConfigError(f"knobs={knob}: {nearest(knob, KNOBS)}")
+        if knob not in candidates.KNOBS:
+            raise ConfigError(f"knobs={knob}: {nearest(knob, candidates.KNOBS)}")
     return values, others
 
 

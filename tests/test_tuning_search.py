@@ -82,9 +82,17 @@ def test_where_memory_ends_is_a_result_and_what_fits_below_is_searched(surface, 
         return  # two sizes at most, far below what was asked for
     assert best is not None and best < limit
     failed = [size for size in bench.asked if size >= limit]
-    assert len(failed) <= 6
+    assert failed == sorted(failed, reverse=True)  # nothing larger than what has failed is tried
     if own < limit:
         assert surface(best) >= 0.9 * max(map(surface, fits))
+
+
+@given(surface=surfaces, own=st.sampled_from(SIZES), seed=st.integers(0, 1000))
+def test_noise_does_not_prolong_the_search(surface, own, seed):
+    bench = Bench(surface, noise=0.3)
+    bench.random.seed(seed)
+    results = find_size(bench, SIZES, own, repeats=REPEATS)
+    assert len(results) <= len(rungs(SIZES, own)) + 4
 
 
 def test_nothing_runs_and_the_search_ends():

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from math import log2
 from pathlib import Path
 
-from jaxrl_fast import machine, processes
+from jaxrl_fast import processes
 from jaxrl_fast.config import Run
 from jaxrl_fast.progress import clock
 from jaxrl_fast.tuning import cache
@@ -53,11 +53,9 @@ def resolve(run: Run, *, may_measure: bool, tell: Tell = lambda line: print(line
 
 
 def apply(asked: Run, finding: Finding) -> Run:
-    """The run as found: its sizes, and what changes no learning setting where the run leaves it open."""
-    run = cache.apply(asked, finding.learning)
-    if asked.placement == machine.AUTO and asked.devices is None and "placement" in finding.free:
-        run = cache.apply(run, {key: finding.free[key] for key in ("placement", "devices")})
-    return run
+    """The run as found: its sizes, and the placement, if that was looked for."""
+    placed = {key: value for key, value in finding.free.items() if key in ("placement", "devices")}
+    return cache.apply(asked, {**finding.learning, **placed})
 
 
 def look_around(asked: Run, tell: Tell) -> Finding | None:

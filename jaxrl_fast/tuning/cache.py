@@ -27,18 +27,10 @@ from jaxrl_fast.runtime import cache_root
 SIZES = ("num_envs", "algo.rollout_length", "algo.updates_per_tick", "algo.batch_size", "algo.num_minibatches")
 """Settings that say how much is done at once."""
 WORK = (
-    "algo",
-    "num_seeds",
-    "overlap",
-    "learners",
-    "average",
-    "precision",
-    "pool.num_groups",
-    "pool.backend",
-    "pool.order",
-    "pool.bridge",
-)
-"""Settings that say what is done, beside those of environment and algorithm."""
+    "algo", "num_seeds", "overlap", "learners", "average", "precision", "placement", "devices", "pool.num_groups",
+    "pool.backend", "pool.order", "pool.bridge",
+)  # fmt: skip
+"""Settings that say what is done, and where if that was told, beside those of environment and algorithm."""
 
 Tell = Callable[[str], None]
 
