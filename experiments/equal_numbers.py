@@ -1,11 +1,11 @@
 """The law of equal numbers, whole: every placement against one fused program on the same graph.
 
-``python experiments/equal_numbers.py [--fast] [ppo] [sac]`` (CPU, four virtual devices; about half an hour) takes PPO
-and SAC, two environments each with different observations and actions, every ``overlap``, one and several learners, and
-1, 2 and 4 devices. ``--fast`` compiles with few of XLA's optimizations, as the tests do; the two algorithms may be
-computed by two processes at once. Placements that move fragments are compared after 20 ticks (0.0), those that divide
-them after one tick from the same state (1e-6, relative to numbers over 1). Written to
-experiments/results/equal_numbers.json.
+``python experiments/equal_numbers.py [--fast] [ppo] [sac/pendulum] [sac/pendulum/none]`` (CPU, four virtual devices;
+about half an hour) takes PPO and SAC, two environments each with different observations and actions, every ``overlap``,
+one and several learners, and 1, 2 and 4 devices; words choose parts of that. ``--fast`` compiles with few of XLA's
+optimizations, as the tests do; two processes may compute parts at once. Placements that move fragments are compared
+after 20 ticks (0.0), those that divide them after one tick from the same state (1e-6, relative to numbers over 1).
+Written to experiments/results/equal_numbers.json.
 """
 
 import itertools
@@ -113,21 +113,30 @@ def main() -> None:
     """Compare everything, print a line for each, write the JSON; the exit status is that of the law."""
     jax.config.update("jax_num_cpu_devices", 4)
     jax.config.update("jax_disable_most_optimizations", "--fast" in sys.argv)
-    broken, wanted = False, [word for word in sys.argv[1:] if word != "--fast"] or list(ENVIRONMENTS)
-    for algo in wanted:
-        for name, overlap in itertools.product(ENVIRONMENTS[algo], get_args(Overlap)):
-            rows = compare(algo, name, overlap)
-            for row in rows:
-                holds = row["difference"] <= row["allowed"]
-                print(
-                    f"{algo} {name:24} overlap={overlap:13} {row['placement']:17} {row['devices']} devices "
-                    f"{row['learners']} learners ({row['average']}) {row['ticks']:2} ticks: {row['difference']:.1e}"
-                    f"{'' if holds else '   BROKEN'}",
-                    flush=True,
-                )
-                broken |= not holds
-            keep(rows)
+    broken = False
+    for algo, name, overlap in parts([word for word in sys.argv[1:] if word != "--fast"]):
+        rows = compare(algo, name, overlap)
+        for row in rows:
+            holds = row["difference"] <= row["allowed"]
+            print(
+                f"{algo} {name:24} overlap={overlap:13} {row['placement']:17} {row['devices']} devices "
+                f"{row['learners']} learners ({row['average']}) {row['ticks']:2} ticks: {row['difference']:.1e}"
+                f"{'' if holds else '   BROKEN'}",
+                flush=True,
+            )
+            broken |= not holds
+        keep(rows)
     sys.exit(broken)
+
+
+def parts(words: list[str]) -> list[tuple[str, str, Overlap]]:
+    """(algorithm, environment, overlap) of every part that begins with one of the words; all parts without words."""
+    known = [
+        (algo, name, overlap)
+        for algo, names in ENVIRONMENTS.items()
+        for name, overlap in itertools.product(names, get_args(Overlap))
+    ]
+    return [part for part in known if not words or any(f"{'/'.join(part)}/".startswith(f"{word}/") for word in words)]
 
 
 def keep(rows: list[dict[str, Any]]) -> None:
