@@ -69,15 +69,19 @@ def put_actions(arrays: Arrays, rows: slice, actions: np.ndarray) -> None:
 
 
 def gather(arrays: Arrays, rows: slice) -> HostStep:
-    """The results of one step of ``rows``, copied; where no episode ended, ``next_obs`` is the array ``obs``."""
+    """The results of one step of ``rows``, copied and read-only; where no episode ended, ``next_obs`` is ``obs``."""
     obs = next_obs = arrays.obs[rows].copy()
-    terminated, truncated = arrays.terminated[rows].copy(), arrays.truncated[rows].copy()
+    facts = arrays.facts[rows].copy()
+    facts.setflags(write=False)
+    terminated, truncated = facts["terminated"], facts["truncated"]
     ended = terminated | truncated
     if ended.any():
         next_obs = obs.copy()
         next_obs[ended] = arrays.final_obs[rows][ended]
-    returns, lengths = arrays.episode_return[rows].copy(), arrays.episode_length[rows].copy()
-    return HostStep(obs, next_obs, arrays.reward[rows].copy(), terminated, truncated, returns, lengths)
+        next_obs.setflags(write=False)
+    obs.setflags(write=False)
+    returns, lengths = facts["episode_return"], facts["episode_length"]
+    return HostStep(obs, next_obs, facts["reward"], terminated, truncated, returns, lengths)
 
 
 def just_reset(obs: np.ndarray) -> HostStep:
@@ -90,18 +94,17 @@ def just_reset(obs: np.ndarray) -> HostStep:
 def mark_lost(step: HostStep, part: slice, known: HostStep, known_part: slice) -> HostStep:
     """Where a worker was lost: the episodes of ``part`` end, truncated, as they were when last received (``known``);
     the step that was under way does not count."""
-    if step.next_obs is step.obs:
-        step = step._replace(next_obs=step.obs.copy())
+    step = HostStep(*(array.copy() for array in step))
     ended = (known.terminated | known.truncated)[known_part]
     step.next_obs[part] = known.obs[known_part]
     step.reward[part], step.terminated[part], step.truncated[part] = 0.0, False, True
     step.episode_return[part] = np.where(ended, 0.0, known.episode_return[known_part])
     step.episode_length[part] = np.where(ended, 0, known.episode_length[known_part])
-    return step
+    return sealed(step)
 
 
 def sealed(step: HostStep) -> HostStep:
-    """The same arrays, read-only: the pool keeps them as what it last gave, in case a worker is lost."""
+    """The same arrays, read-only."""
     for array in step:
         array.setflags(write=False)
     return step

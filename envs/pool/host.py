@@ -8,7 +8,7 @@ from typing import NamedTuple
 import gymnasium
 import numpy as np
 
-from envs.pool.batches import check_groups, check_seeds, gather, put_actions, row_seeds, sealed, split
+from envs.pool.batches import check_groups, check_seeds, gather, put_actions, row_seeds, split
 from envs.pool.codec import sample
 from envs.pool.processes import make_workers
 from envs.pool.stepping import World, explain, layout, make_stepper, place, size_bytes
@@ -147,7 +147,7 @@ class _InProcess:
         self.in_flight.discard(group)
         self.stepper.step(rows)
         self.steps += rows.stop - rows.start
-        return sealed(gather(self.arrays, rows))
+        return gather(self.arrays, rows)
 
     def events(self) -> list[str]:
         told, self.told = self.told, []

@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 import cloudpickle
 import numpy as np
 
-from envs.pool.batches import check_seeds, gather, joined, just_reset, mark_lost, put_actions, row_seeds, sealed, split
+from envs.pool.batches import check_seeds, gather, joined, just_reset, mark_lost, put_actions, row_seeds, split
+from envs.pool.signals import anonymous_file
 from envs.pool.stepping import PoolError, World, layout, place, size_bytes
-from envs.pool.supervision import Died, anonymous_file, start_crew
+from envs.pool.supervision import Crew, Died
 from envs.pool.worker import RESET, Job
 from jaxrl_fast.core import EnvSpec
 from jaxrl_fast.host_env import HostEnv, HostStep
@@ -41,7 +42,7 @@ def make_workers(
     Raises:
         ValueError: the environments cannot be sent to other processes.
     """
-    pool = _Pool(world, num_envs, num_groups, num_seeds, num_workers, step_timeout_s, reason)
+    pool = _Pool(world, num_envs, num_groups, num_seeds, num_workers, step_timeout_s, by_arrival, reason)
     host = HostEnv(
         spec,
         num_envs // num_seeds,
@@ -61,13 +62,13 @@ def make_workers(
 class _Pool:
     """A share is what one worker steps of one group: ``(worker, group)``.
 
-    ``known`` is what was last received of a share, as (step, its rows there); ``lost`` are the shares whose
+    ``known`` is what was last received of a share, as (step, the rows of that step); ``lost`` are the shares whose
     environments were reset unasked since: their next step is told as a truncation, and not made.
     """
 
     def __init__(
         self, world: World, num_envs: int, num_groups: int, num_seeds: int, num_workers: int, step_timeout_s: float,
-        reason: str,
+        by_arrival: bool, reason: str,
     ) -> None:  # fmt: skip
         self.world, self.num_workers, self.step_timeout_s = world, num_workers, step_timeout_s
         self.groups = split(slice(0, num_envs), num_groups)
@@ -79,7 +80,7 @@ class _Pool:
         memory_fd = anonymous_file(size_bytes=size_bytes(fields))
         self.arrays = place(fields, mmap.mmap(memory_fd, 0))
         shares = [[parts[g][w] for g in range(num_groups)] for w in range(num_workers)]
-        self.crew = start_crew(Job(world.name, make, num_envs, fields, shares, world.clip_rewards), memory_fd)
+        self.crew = Crew(Job(world.name, make, num_envs, fields, shares, memory_fd, world.clip_rewards, by_arrival))
         self.told = [reason] if reason else []
         self.is_open = True
         self.steps = self.batches = 0
@@ -105,7 +106,7 @@ class _Pool:
             self._await(worker, RESET)
         self.lost.clear()  # whoever died meanwhile was reset all the same
         first = just_reset(self.arrays.obs.copy())
-        self.known = {share: (first, rows) for share, rows in self.shares.items()}
+        self.known = dict.fromkeys(self.shares, (first, slice(0, len(self.arrays.seed))))
         return first.obs.copy()
 
     def send(self, actions: np.ndarray, group: int) -> None:
@@ -130,6 +131,8 @@ class _Pool:
         size = len(indices) // len(shares)
         for i, share in enumerate(shares):
             put_actions(self.arrays, self.shares[share], actions[i * size : (i + 1) * size])
+            if not self._waiting_for(share[0]):
+                self.heard_s[share[0]] = time.monotonic()
         for share in shares:
             self._begin(share)
             if share in self.lost:
@@ -156,28 +159,29 @@ class _Pool:
         self.crew.close()
 
     def _begin(self, share: tuple[int, int]) -> None:
-        if not self._waiting_for(share[0]):
-            self.heard_s[share[0]] = time.monotonic()
         self.in_flight.add(share)
         if share not in self.lost:
             self.crew.tell(*share)
 
     def _take(self, shares: list[tuple[int, int]], rows: slice) -> HostStep:
-        """The results of ``shares``, which make up ``rows``."""
+        """The results of ``shares``, which make up ``rows``; read-only, since they are kept as what is known."""
         step = gather(self.arrays, rows)
         self.steps += rows.stop - rows.start
         self.batches += 1
-        parts = [
-            slice(own.start - rows.start, own.stop - rows.start) for own in (self.shares[share] for share in shares)
-        ]
-        for share, part in zip(shares, parts, strict=True):
-            if share in self.lost:
-                step = mark_lost(step, part, *self.known[share])
-                self.steps -= part.stop - part.start
-        self.known.update((share, (step, part)) for share, part in zip(shares, parts, strict=True))
+        for share in self.lost.intersection(shares) if self.lost else ():
+            known, of_rows = self.known[share]
+            step = mark_lost(step, self._within(share, rows), known, self._within(share, of_rows))
+            self.steps -= self._count(share)
+        for share in shares:
+            self.known[share] = step, rows
         self.lost.difference_update(shares)
         self.in_flight.difference_update(shares)
-        return sealed(step)
+        return step
+
+    def _within(self, share: tuple[int, int], rows: slice) -> slice:
+        """Where the rows of a share are in an array of ``rows``."""
+        own = self.shares[share]
+        return slice(own.start - rows.start, own.stop - rows.start)
 
     def _await(self, worker: int, reply: int) -> None:
         timeout_s = max(START_TIMEOUT_S, self.step_timeout_s) if reply == RESET else self.step_timeout_s

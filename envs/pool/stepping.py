@@ -31,13 +31,22 @@ class World(NamedTuple):
     clip_rewards: bool = False
 
 
+FACTS = np.dtype(
+    [("reward", np.float32), ("episode_return", np.float32), ("episode_length", np.int32), ("terminated", bool),
+     ("truncated", bool)],
+    align=True,
+)  # fmt: skip
+
+
 class Arrays(NamedTuple):
     """Rows of ``E`` environments. ``obs`` is what the policy sees next; ``final_obs`` is the last observation of an
-    episode and valid only where one has just ended. ``seed`` is what `Stepper.reset` starts from."""
+    episode and valid only where one has just ended. ``seed`` is what `Stepper.reset` starts from. ``facts`` are all the
+    others that a step leaves, in one record a row, so that they are copied at once."""
 
     obs: np.ndarray
     final_obs: np.ndarray
     action: np.ndarray
+    facts: np.ndarray
     reward: np.ndarray
     terminated: np.ndarray
     truncated: np.ndarray
@@ -88,13 +97,11 @@ def of_env(env: Any, make: Callable[[], gymnasium.Env], name: str) -> World:
 
 
 def layout(num_envs: int, observe: ObsCodec, act: ActionCodec) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-    """Shape and dtype of each of `Arrays`."""
+    """Shape and dtype of what `place` places."""
     obs, scalar = ((num_envs, *observe.shape), observe.dtype), (num_envs,)
     return {
-        "obs": obs, "final_obs": obs, "action": ((num_envs, *act.shape), act.dtype),
-        "reward": (scalar, np.dtype(np.float32)), "terminated": (scalar, np.dtype(bool)),
-        "truncated": (scalar, np.dtype(bool)), "episode_return": (scalar, np.dtype(np.float32)),
-        "episode_length": (scalar, np.dtype(np.int32)), "seed": (scalar, np.dtype(np.int64)),
+        "obs": obs, "final_obs": obs, "action": ((num_envs, *act.shape), act.dtype), "facts": (scalar, FACTS),
+        "seed": (scalar, np.dtype(np.int64)),
     }  # fmt: skip
 
 
@@ -109,7 +116,7 @@ def place(fields: dict[str, tuple[tuple[int, ...], np.dtype]], buffer: Any) -> A
     for name, (shape, dtype) in fields.items():
         placed[name] = np.ndarray(shape, dtype, buffer, offset)
         offset += _aligned_bytes(shape, dtype)
-    return Arrays(**placed)
+    return Arrays(**placed, **{name: placed["facts"][name] for name in FACTS.names or ()})
 
 
 def make_stepper(world: World, arrays: Arrays, owned: Sequence[int]) -> Stepper:

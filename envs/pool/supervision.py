@@ -2,8 +2,8 @@
 
 A worker is a plain ``python -c`` process: never a fork of one in which JAX runs, and never a second run of the user's
 script, so neither a notebook nor a script needs a ``__main__`` guard. Its memory is an anonymous file that both hold by
-descriptor: no name, so nothing can be left behind. Pipes carry one byte per batch each way; their end tells either side
-that the other is gone.
+descriptor: no name, so nothing can be left behind. Semaphores there wake either side once a batch; a pipe each way
+tells, by its end, that the other is gone.
 """
 
 import os
@@ -12,18 +12,18 @@ import select
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
+from envs.pool.signals import anonymous_file, make_signals, open_signals
 from envs.pool.stepping import PoolError
-from envs.pool.worker import MAX_LAST_WORDS, RESET, Job
+from envs.pool.worker import BACKLOG, END, MAX_LAST_WORDS, NEWS, RESET, Job
 
 BOOT = (
-    "import mmap, pickle, sys; job, *rest = map(int, sys.argv[1:7]); "
+    "import mmap, pickle, sys; job, *rest = map(int, sys.argv[1:5]); "
     "sys.path[:], told = pickle.loads(mmap.mmap(job, 0, access=mmap.ACCESS_READ)); "
     "from envs.pool.worker import main; main(*rest, told)"
 )
@@ -31,6 +31,10 @@ ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUM
 """The workers are the parallelism: libraries inside of them must not add threads of their own."""
 GRACE_S = 2.0
 """How long a worker may take to close its environments."""
+AWAKE_S = 20e-6
+"""How long a parent that waits stays awake: its core is wanted by the workers and by XLA."""
+NOTICE_S = 0.05
+"""How often a parent that waits looks whether the worker is still there."""
 
 
 class Died(Exception):
@@ -43,146 +47,143 @@ class Died(Exception):
 
 @dataclass
 class Worker:
-    """A process and the parent's ends of its pipes. ``replies`` have come and were not waited for yet."""
+    """A process and the parent's ends of its pipes. ``replies`` have come and were not waited for yet.
+
+    ``told`` counts the commands.
+    """
 
     index: int
     process: subprocess.Popen
-    command: int
-    reply: int
+    last_words: int
     lifeline: int
     poll: Any  # select.poll, which is a function
     replies: set[int] = field(default_factory=set)
     words: bytes = b""
+    told: int = 0
 
 
-class Crew(NamedTuple):
-    """``tell(worker, command)``; ``wait(worker, reply, timeout_s)`` for the answer, the time running anew with each
-    answer; ``arrivals(timeout_s) -> [(worker, reply)]``, those that answer next, none if the time runs out. Both raise
-    `Died`, and `PoolError` where an environment raised. ``give_up(worker, timeout_s)`` ends one that did not answer in
-    time, ``replace(worker)`` starts it anew, ``close()`` ends all.
-    """
+class Crew:
+    """The workers of a job, one for each of its shares; ``close`` closes ``job.memory`` too.
 
-    tell: Callable[[int, int], None]
-    wait: Callable[[int, int, float], None]
-    arrivals: Callable[[float], list[tuple[int, int]]]
-    give_up: Callable[[int, float], Died]
-    replace: Callable[[int], None]
-    close: Callable[[], None]
-
-
-def anonymous_file(content: bytes = b"", size_bytes: int = 0) -> int:
-    """A descriptor of memory that no name leads to: it is gone when the last process that holds it is."""
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("jaxrl_fast_pool")
-    else:
-        with tempfile.TemporaryFile() as file:
-            fd = os.dup(file.fileno())
-    os.truncate(fd, max(size_bytes, len(content), 1))
-    if content:
-        os.pwrite(fd, content, 0)
-    return fd
-
-
-def start_crew(job: Job, memory_fd: int) -> Crew:
-    """Start a worker for each of the job's shares; returns before they have begun.
-
-    ``memory_fd`` holds the arrays of the job and is closed by ``close``.
+    `wait` and `arrivals` raise `Died`, and `PoolError` where an environment raised.
 
     Raises:
         ValueError: this system has no such processes.
     """
-    if os.name != "posix":
-        raise ValueError("worker processes need Linux or macOS: write pool.workers=0")
-    job_fd = anonymous_file(pickle.dumps((sys.path, pickle.dumps(job))))
-    workers = [_start(job.name, index, job_fd, memory_fd) for index in range(len(job.shares))]
-    owner = os.getpid()
 
-    def tell(index: int, command: int) -> None:
-        with suppress(BrokenPipeError):  # `wait` finds out
-            os.write(workers[index].command, bytes((command,)))
+    def __init__(self, job: Job) -> None:
+        if os.name != "posix":
+            raise ValueError("worker processes need Linux or macOS: write pool.workers=0")
+        self.job = job._replace(signals=make_signals(job.num_signals, len(job.shares) * BACKLOG))
+        self.signals = open_signals(self.job.signals, job.num_signals, awake_s=AWAKE_S)
+        self.commands = (*range(len(job.shares[0])), RESET)
+        self.job_fd = anonymous_file(pickle.dumps((sys.path, pickle.dumps(self.job))))
+        self.workers = [_start(self.job, index, self.job_fd) for index in range(len(job.shares))]
+        self.owner, self.looked_s = os.getpid(), time.monotonic()
 
-    def wait(index: int, reply: int, timeout_s: float) -> None:
-        worker = workers[index]
-        while reply not in worker.replies:
-            if not worker.poll.poll(1000 * timeout_s):
+    def tell(self, index: int, command: int) -> None:
+        """Have a worker do something; returns at once."""
+        worker = self.workers[index]
+        self.signals.board[index * BACKLOG + worker.told % BACKLOG] = command
+        worker.told += 1
+        self.signals.post(self.job.go(index))
+
+    def wait(self, index: int, reply: int, timeout_s: float) -> None:
+        """Return when a worker has done what it was told; the time runs anew with each of its answers."""
+        worker, heard_s, done = self.workers[index], time.monotonic(), self.job.done(index, reply)
+        while reply not in worker.replies and not self.signals.acquire(done, min(NOTICE_S, timeout_s)):
+            _hear(worker)
+            if others := self._replies(index):
+                worker.replies |= others
+                heard_s = time.monotonic()
+            elif time.monotonic() - heard_s > timeout_s:
                 raise _hung(worker, timeout_s)
-            _listen(worker)
         worker.replies.discard(reply)
         if reply == RESET:
-            worker.replies.clear()  # of steps that were sent before it
+            self._forget(index)  # the answers to steps that were sent before it
 
-    def replace(index: int) -> None:
-        _end([workers[index]], grace_s=0.0)
-        workers[index] = _start(job.name, index, job_fd, memory_fd)
+    def arrivals(self, timeout_s: float) -> list[tuple[int, int]]:
+        """``[(worker, reply)]``, those that answer next; none if the time runs out. Needs ``job.by_arrival``."""
+        until_s = time.monotonic() + timeout_s
+        while (now_s := time.monotonic()) < until_s:
+            if now_s - self.looked_s > NOTICE_S:
+                self.looked_s = now_s
+                for worker in self.workers:
+                    _hear(worker)
+            if came := [(i, reply) for i in range(len(self.workers)) for reply in self._replies(i)]:
+                for _ in came:
+                    self.signals.acquire(NEWS, 0)
+                return came
+            self.signals.acquire(NEWS, min(NOTICE_S, timeout_s))
+        return []
 
-    def close() -> None:
-        nonlocal job_fd
-        if not workers or os.getpid() != owner:  # a fork of the parent must leave the workers alone
+    def give_up(self, index: int, timeout_s: float) -> Died:
+        """End a worker that did not answer in time; what to say of it."""
+        return _hung(self.workers[index], timeout_s)
+
+    def replace(self, index: int) -> None:
+        """Start a worker anew; what it was told is forgotten."""
+        _end([self.workers[index]], grace_s=0.0)
+        self.signals.clear(self.job.go(index))
+        self.workers[index] = _start(self.job, index, self.job_fd)
+        self._forget(index)
+
+    def close(self) -> None:
+        """End all."""
+        if not self.workers or os.getpid() != self.owner:  # a fork of the parent must leave the workers alone
             return
-        _end(workers, grace_s=GRACE_S)
-        workers.clear()
-        os.close(job_fd)
-        os.close(memory_fd)
+        for worker in self.workers:
+            self.tell(worker.index, END)
+        _end(self.workers, grace_s=GRACE_S)
+        self.workers.clear()
+        for fd in (self.job_fd, self.job.memory, *self.job.signals):
+            os.close(fd)
 
-    def give_up(index: int, timeout_s: float) -> Died:
-        return _hung(workers[index], timeout_s)
+    def _replies(self, index: int) -> set[int]:
+        return {reply for reply in self.commands if self.signals.acquire(self.job.done(index, reply), 0)}
 
-    return Crew(tell, wait, _arrivals(workers), give_up, replace, close)
-
-
-def _arrivals(workers: list[Worker]) -> Callable[[float], list[tuple[int, int]]]:
-    def arrivals(timeout_s: float) -> list[tuple[int, int]]:
-        poll, index_of = select.poll(), {worker.reply: i for i, worker in enumerate(workers)}
-        for fd in index_of:
-            poll.register(fd, select.POLLIN)
-        ready = [index_of[fd] for fd, _ in poll.poll(1000 * timeout_s)]
-        for i in ready:
-            _listen(workers[i])
-        came = [(i, reply) for i in ready for reply in workers[i].replies]
-        for i in ready:
-            workers[i].replies.clear()
-        return came
-
-    return arrivals
+    def _forget(self, index: int) -> None:
+        self.workers[index].replies.clear()
+        for reply in self.commands:
+            self.signals.clear(self.job.done(index, reply))
 
 
-def _start(name: str, index: int, job_fd: int, memory_fd: int) -> Worker:
-    (commands, command), (reply, replies), (lifeline_end, lifeline) = os.pipe(), os.pipe(), os.pipe()
-    fds = (memory_fd, commands, replies, lifeline_end)
-    numbers = [str(number) for number in (job_fd, index, *fds)]
+def _start(job: Job, index: int, job_fd: int) -> Worker:
+    (last_words, words_end), (lifeline_end, lifeline) = os.pipe(), os.pipe()
+    numbers = [str(number) for number in (job_fd, index, words_end, lifeline_end)]
     quiet = {"JAX_PLATFORMS": "cpu", **dict.fromkeys(ONE_THREAD, "1")}
     process = subprocess.Popen(
-        [sys.executable, "-c", BOOT, *numbers, f"worker {index} of {name}"],
-        stdin=subprocess.DEVNULL, pass_fds=(job_fd, *fds), env={**quiet, **os.environ},
-        start_new_session=True,  # Ctrl-C in a terminal is for the parent
+        [sys.executable, "-c", BOOT, *numbers, f"worker {index} of {job.name}"],
+        stdin=subprocess.DEVNULL, pass_fds=(job_fd, job.memory, *job.signals, words_end, lifeline_end),
+        env={**quiet, **os.environ},
+        process_group=0,  # Ctrl-C is for the parent; in a session of its own it would be scheduled without regard to it
     )  # fmt: skip
-    for fd in (commands, replies, lifeline_end):
+    for fd in (words_end, lifeline_end):
         os.close(fd)
     poll = select.poll()
-    poll.register(reply, select.POLLIN)
-    return Worker(index, process, command, reply, lifeline, poll)
+    poll.register(last_words, select.POLLIN)
+    return Worker(index, process, last_words, lifeline, poll)
 
 
-def _listen(worker: Worker) -> None:
-    """Take in what a worker wrote. Raises `Died` at the end of it, `PoolError` where an environment raised."""
-    heard = os.read(worker.reply, MAX_LAST_WORDS)
-    while heard and heard[0] <= RESET and not worker.words:
-        worker.replies.add(heard[0])
-        heard = heard[1:]
+def _hear(worker: Worker) -> None:
+    """Take in a worker's last words, if any. Raises `Died` at their end, `PoolError` where an environment raised."""
+    while worker.poll.poll(0):
+        heard = os.read(worker.last_words, MAX_LAST_WORDS)
         if not heard:
-            return
-    if heard:
+            raise _gone(worker)
         worker.words += heard
-        return
+
+
+def _gone(worker: Worker) -> Exception:
     try:
         status = worker.process.wait(GRACE_S)
     except subprocess.TimeoutExpired:
         worker.process.kill()
         status = worker.process.wait()
     if status == 1 and worker.words:
-        raise PoolError(worker.words.decode(errors="replace"))
+        return PoolError(worker.words.decode(errors="replace"))
     how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
-    raise Died(worker.index, how, worker.words)
+    return Died(worker.index, how, worker.words)
 
 
 def _hung(worker: Worker, timeout_s: float) -> Died:
@@ -193,22 +194,19 @@ def _hung(worker: Worker, timeout_s: float) -> Died:
     worker.process.kill()
     worker.process.wait()
     with suppress(Died, PoolError):
-        while worker.poll.poll(0):
-            _listen(worker)
+        _hear(worker)
     return Died(worker.index, f"did not answer within {timeout_s:g} s", worker.words)
 
 
 def _end(workers: Sequence[Worker], *, grace_s: float) -> None:
-    """Let workers close their environments, for a while; then kill them."""
+    """Give workers a while to close their environments; then kill them."""
     deadline = time.monotonic() + grace_s
-    for worker in workers:
-        os.close(worker.command)
-        if grace_s == 0.0:
-            worker.process.kill()
+    for worker in workers if grace_s == 0.0 else ():
+        worker.process.kill()
     for worker in workers:
         with suppress(subprocess.TimeoutExpired):
             worker.process.wait(max(deadline - time.monotonic(), 0.0))
         worker.process.kill()
         worker.process.wait()
-        os.close(worker.reply)
+        os.close(worker.last_words)
         os.close(worker.lifeline)
