@@ -27,6 +27,7 @@ from jaxrl_fast.tuning.search import GoOn, Outcome, chosen, find_size, patience
 RESULT = Path(__file__).resolve().parent / "results" / "autotune_search.json"
 JOBS = {
     "pendulum_ppo": ["env=pendulum", "algo=ppo", "num_envs=96", "algo.rollout_length=105"],
+    "mountain_car_sac": ["env=mountain_car_continuous", "algo=sac"],
     "halfcheetah_sac": ["env=halfcheetah", "algo=sac"],
     "halfcheetah_ppo": ["env=halfcheetah", "algo=ppo"],
 }

@@ -5,6 +5,8 @@ import os
 import tempfile
 from collections.abc import Iterator
 
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "true"  # most programs here, and in commands, run for a moment only
+
 import jax
 import pytest
 from hypothesis import HealthCheck, settings
@@ -66,9 +68,9 @@ def strict_dtypes() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
-def quick_compile() -> Iterator[None]:
-    """Compile with few optimizations: for modules whose programs are compiled once and hardly run."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
+@pytest.fixture
+def optimized() -> Iterator[None]:
+    """Compile as users do: where programs run for long, or what was compiled is looked at."""
     jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)

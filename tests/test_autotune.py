@@ -28,11 +28,10 @@ QUICK = ["repeats=2", "repeat_s=0.01"]
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory from which the worlds are found, a cache of its own, and programs that compile quickly."""
+    """A working directory from which the worlds are found, and a cache of its own."""
     (tmp_path / "tests").symlink_to(ROOT / "tests")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")
     monkeypatch.setenv("JAXRL_FAST_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     return tmp_path

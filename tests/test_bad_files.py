@@ -19,8 +19,6 @@ import jaxrl_fast as jf
 from jaxrl_fast.normalize import init_stats
 from jaxrl_fast.policy import PolicyParams, make_policy, same_spaces
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 SMALL = [
     "env=probe", "env.id=action_continuous", "algo=sac", "num_envs=4", "total_steps=200", "eval.episodes=1",
     "algo.buffer_size=400", "algo.warmup_steps=40", "algo.updates_per_tick=1", "algo.batch_size=8",

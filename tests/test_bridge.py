@@ -16,8 +16,6 @@ from jaxrl_fast.fragments import build_graph
 from jaxrl_fast.host_env import HostEnv, HostStep
 from jaxrl_fast.rollout import start, unroll
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 PPO = ppo(rollout_length=6, num_epochs=1, num_minibatches=2, policy_hidden=(4,), value_hidden=(4,))
 SAC = sac(
     rollout_length=2, updates_per_tick=1, batch_size=8, buffer_size=200, warmup_steps=8, policy_hidden=(4,),

@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 from jaxrl_fast.buffers import logical_shards, random_order, ring_buffer, shuffled_epochs, take_batch
 from jaxrl_fast.core import Transition
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 NUM_BATCHES = 3
 
 

@@ -13,8 +13,6 @@ from jaxrl_fast.layout import homes
 from jaxrl_fast.placement import Group, Placement
 from jaxrl_fast.timeline import Span, Timeline, record
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 CPU = jax.devices()
 
 

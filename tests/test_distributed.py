@@ -89,7 +89,7 @@ def programs(tmp_path_factory) -> tuple[Path, list[str]]:
 
 
 @pytest.mark.parametrize("name", distributed_program.jobs())
-def test_two_processes_compute_what_one_does_with_two_devices(programs, name, tmp_path, quick_compile):
+def test_two_processes_compute_what_one_does_with_two_devices(programs, name, tmp_path):
     result = distributed_program.train(name, tmp_path, devices=2)
     assert_same_end(programs[0] / name, tmp_path / name)
     for file in ("policy/params.msgpack", "checkpoints"):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jaxrl_fast import distributions as d
 from jaxrl_fast.core import Box, Discrete
 
-pytestmark = pytest.mark.usefixtures("quick_compile", "strict_dtypes")
+pytestmark = pytest.mark.usefixtures("strict_dtypes")
 
 KEY = jax.random.key(0)
 MEAN, SCALE = jnp.float32([0.3, -1.0]), jnp.float32([0.5, 1.5])

@@ -11,8 +11,6 @@ import pytest
 import envs
 from envs import from_brax
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 
 def default_backend(id: str) -> str:
     return envs.SHORT_NAMES[id][2]["backend"] if id in envs.SHORT_NAMES else "spring"

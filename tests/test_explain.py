@@ -25,8 +25,6 @@ from jaxrl_fast.hlo import find_collectives, loop_runs
 from jaxrl_fast.inspection import ChannelFacts, Description, FragmentFacts, GroupFacts, bytes_moved, plain
 from jaxrl_fast.placement import Group, Placement, data_parallel, fused
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 TICKS, UPDATES, HYPER = 3, 4, 0.01
 KEYS = jax.random.split(jax.random.key(0), 1)
 SVG = "{http://www.w3.org/2000/svg}"

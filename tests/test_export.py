@@ -21,7 +21,6 @@ from jaxrl_fast.policy import Policy, PolicyParams, make_policy, memory_of, save
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
-pytestmark = pytest.mark.usefixtures("quick_compile")
 
 ROOT = Path(__file__).parent.parent
 BOX = jf.Box(np.array([-2.0, -1.0], np.float32), np.array([1.0, 3.0], np.float32))

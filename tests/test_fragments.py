@@ -14,8 +14,6 @@ from jaxrl_fast.core import Transition
 from jaxrl_fast.fragments import build_graph
 from jaxrl_fast.schedules import Linear
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 KEY = jax.random.key(0)
 
 

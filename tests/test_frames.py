@@ -15,8 +15,6 @@ from jaxrl_fast.core import Discrete, EnvSpec, Transition
 from jaxrl_fast.frame_buffer import frame_buffer
 from jaxrl_fast.frames import frame_history, make_stacks, push, stacked, take_stacks
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 FRAME = (2, 1, 3)
 """Height, width and channels."""
 

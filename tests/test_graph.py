@@ -8,8 +8,6 @@ import pytest
 from jaxrl_fast import graph as graphs
 from jaxrl_fast.graph import Fragment, Graph, GraphError
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 KEY = jax.random.key(7)
 
 

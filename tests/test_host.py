@@ -15,8 +15,6 @@ from jaxrl_fast.chain import Chain
 from jaxrl_fast.fragments import build_graph
 from jaxrl_fast.graph import GraphError
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 SMALL = dict(policy_hidden=(4,), learning_rate=0.02)
 
 

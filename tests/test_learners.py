@@ -13,8 +13,6 @@ from jaxrl_fast.core import Batches
 from jaxrl_fast.fragments import build_graph
 from jaxrl_fast.learners import build_learners
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 KEY = jax.random.key(0)
 
 

@@ -15,8 +15,6 @@ from jaxrl_fast.planning import plan_run
 from jaxrl_fast.recorder import summarize_metrics
 from jaxrl_fast.reporting import RunFolder, _steps_to_time, write_summary
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 
 def counting_world(bad_step: int | None = None) -> jf.Env:
     """Counts its steps; gives a NaN reward at step ``bad_step`` of an episode."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from jaxrl_fast import losses
 
-pytestmark = pytest.mark.usefixtures("quick_compile", "strict_dtypes")
+pytestmark = pytest.mark.usefixtures("strict_dtypes")
 
 NUMBER = st.floats(-3, 3, width=32)
 

@@ -16,8 +16,6 @@ from jaxrl_fast.fragments import build_graph
 from jaxrl_fast.graph import init
 from jaxrl_fast.learners import learn_fragment
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 SHORT = {"rollout_length": 2, "num_minibatches": 1, "num_epochs": 1}
 
 

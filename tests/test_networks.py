@@ -8,7 +8,7 @@ import references
 
 from jaxrl_fast.networks import action_mask, features, make_network
 
-pytestmark = pytest.mark.usefixtures("quick_compile", "strict_dtypes")
+pytestmark = pytest.mark.usefixtures("strict_dtypes")
 
 KEY = jax.random.key(0)
 SPEC = jax.ShapeDtypeStruct((3,), jnp.float32)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from jaxrl_fast.normalize import init_stats, normalize, update_stats
 
-pytestmark = pytest.mark.usefixtures("quick_compile", "strict_dtypes")
+pytestmark = pytest.mark.usefixtures("strict_dtypes")
 
 DATA = np.random.default_rng(0).normal([100.0, -2.0, 0.0], [5.0, 0.5, 30.0], (24, 3)).astype(np.float32)
 

@@ -143,6 +143,7 @@ def test_the_images_before_a_rollout_are_kept_where_replay_is_not(algorithm: Alg
     assert any(name.startswith("private.experience") for name in names) != left_out
 
 
+@pytest.mark.usefixtures("optimized")
 def test_replay_of_images_is_updated_in_place():
     algorithm = small_sac(buffer_size=8 * 5_000)
     graph, _ = build_graph(jf.vectorize(pixel_worlds.walk(), num_envs=8), algorithm)
@@ -158,7 +159,6 @@ def test_replay_of_images_is_updated_in_place():
 
 
 @pytest.mark.parametrize("algorithm", [small_ppo(), small_sac(n_step=2)], ids=["ppo", "sac"])
-@pytest.mark.usefixtures("quick_compile")
 def test_stacks_made_here_teach_what_stacks_of_the_world_teach(algorithm: Algorithm):
     """Acting, rollouts, replay and learners: all see the stacks that a world would show which made them itself."""
     env = pixel_worlds.walk()
@@ -196,14 +196,17 @@ def score(world: Callable[..., jf.Env], algorithm: Algorithm, total_steps: int, 
     return result.summary["eval_return_mean"]
 
 
+@pytest.mark.usefixtures("optimized")
 def test_ppo_sees_motion_in_a_stack():
     assert score(pixel_worlds.motion, SIGHTED_PPO, 16_000) > 0.97
 
 
+@pytest.mark.usefixtures("optimized")
 def test_sac_sees_motion_in_a_stack():
     assert score(pixel_worlds.motion, SIGHTED_SAC, 4_000, discrete=False) > -0.02
 
 
+@pytest.mark.usefixtures("optimized")
 def test_a_single_image_of_that_world_says_nothing():
     env = pixel_worlds.motion()
     key, right = jax.random.split(KEY), []

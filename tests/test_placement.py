@@ -14,8 +14,6 @@ from jaxrl_fast.fragments import build_graph
 from jaxrl_fast.graph import Fragment, Graph, GraphError
 from jaxrl_fast.placement import Group, Placement
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 DEVICE = jax.devices()[0]
 
 

@@ -15,8 +15,6 @@ from jaxrl_fast.core import Transition
 from jaxrl_fast.networks import make_network
 from jaxrl_fast.normalize import RunningStats
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 RNG = np.random.default_rng(3)
 B = 6
 HYPER = PpoHyper(0.01, 2.0, 0.9, 0.8, 0.2, 0.05, 0.1, 1.0)

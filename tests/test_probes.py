@@ -23,6 +23,8 @@ from jaxrl_fast.normalize import normalize
 from jaxrl_fast.rollout import start, unroll
 from jaxrl_fast.schedules import Linear
 
+pytestmark = pytest.mark.usefixtures("optimized")
+
 DISCOUNT = 0.8
 NUM_ENVS = 16
 CONTINUOUS = [name for name, make in PROBES.items() if not isinstance(make().spec.action, Discrete)]

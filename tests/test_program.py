@@ -18,8 +18,6 @@ from jaxrl_fast.fragments import build_graph
 from jaxrl_fast.graph import GraphError
 from jaxrl_fast.placement import PLACEMENTS, Group, Placement
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 NUM_ENVS = 8
 COLLECTIVE = re.compile(r" (all-\w+|collective-\w+|reduce-scatter|ragged-\S+)\(")
 

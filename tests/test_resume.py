@@ -15,8 +15,6 @@ import jaxrl_fast as jf
 from jaxrl_fast.checkpoint_files import read_description
 from jaxrl_fast.evaluation import vectorize
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 
 def tiny_ppo(**options: Any) -> jf.Algorithm:
     return jf.ppo(**{"rollout_length": 8, "policy_hidden": (8,), "value_hidden": (8,), **options})

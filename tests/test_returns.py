@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from jaxrl_fast import returns
 
-pytestmark = pytest.mark.usefixtures("quick_compile", "strict_dtypes")
+pytestmark = pytest.mark.usefixtures("strict_dtypes")
 
 NUMBER = st.floats(-10, 10, width=32)
 GAE = jax.jit(returns.gae)

@@ -10,8 +10,6 @@ from jaxrl_fast.core import Discrete, EnvSpec, Timestep
 from jaxrl_fast.env import Env, vectorize
 from jaxrl_fast.rollout import start, unroll
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 
 def always_right(carry, obs, first, key):
     action = jnp.ones(first.shape, jnp.int32)

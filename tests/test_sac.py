@@ -13,8 +13,6 @@ from jaxrl_fast.algorithms import sac
 from jaxrl_fast.algorithms.sac import ActorParams, SacHyper
 from jaxrl_fast.core import Transition
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 RNG = np.random.default_rng(5)
 B, N = 6, 3
 SPEC = tiny.line(discrete=False).spec

@@ -9,7 +9,7 @@ import pytest
 
 from jaxrl_fast.schedules import Cosine, Linear, has_schedule, resolve, value_at
 
-pytestmark = pytest.mark.usefixtures("quick_compile", "strict_dtypes")
+pytestmark = pytest.mark.usefixtures("strict_dtypes")
 
 
 class Rates(NamedTuple):

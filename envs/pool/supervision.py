@@ -76,9 +76,11 @@ class Crew:
             raise ValueError("worker processes need Linux or macOS: write pool.workers=0")
         self.job = job._replace(signals=make_signals(job.num_signals, len(job.shares) * BACKLOG))
         self.signals = open_signals(self.job.signals, job.num_signals, awake_s=AWAKE_S)
-        self.commands = (*range(len(job.shares[0])), RESET)
+        indices, commands = range(len(job.shares)), (*range(len(job.shares[0])), RESET)
+        self.go = [job.go(index) for index in indices]
+        self.done = [{command: job.done(index, command) for command in commands} for index in indices]
         self.job_fd = anonymous_file(pickle.dumps((sys.path, pickle.dumps(self.job))))
-        self.workers = [_start(self.job, index, self.job_fd) for index in range(len(job.shares))]
+        self.workers = [_start(self.job, index, self.job_fd) for index in indices]
         self.owner, self.looked_s = os.getpid(), time.monotonic()
 
     def tell(self, index: int, command: int) -> None:
@@ -86,11 +88,11 @@ class Crew:
         worker = self.workers[index]
         self.signals.board[index * BACKLOG + worker.told % BACKLOG] = command
         worker.told += 1
-        self.signals.post(self.job.go(index))
+        self.signals.post(self.go[index])
 
     def wait(self, index: int, reply: int, timeout_s: float) -> None:
         """Return when a worker has done what it was told; the time runs anew with each of its answers."""
-        worker, heard_s, done = self.workers[index], time.monotonic(), self.job.done(index, reply)
+        worker, heard_s, done = self.workers[index], time.monotonic(), self.done[index][reply]
         while reply not in worker.replies and not self.signals.acquire(done, min(NOTICE_S, timeout_s)):
             _hear(worker)
             if others := self._replies(index):
@@ -124,7 +126,7 @@ class Crew:
     def replace(self, index: int) -> None:
         """Start a worker anew; what it was told is forgotten."""
         _end([self.workers[index]], grace_s=0.0)
-        self.signals.clear(self.job.go(index))
+        self.signals.clear(self.go[index])
         self.workers[index] = _start(self.job, index, self.job_fd)
         self._forget(index)
 
@@ -140,12 +142,12 @@ class Crew:
             os.close(fd)
 
     def _replies(self, index: int) -> set[int]:
-        return {reply for reply in self.commands if self.signals.acquire(self.job.done(index, reply), 0)}
+        return {reply for reply, done in self.done[index].items() if self.signals.acquire(done, 0)}
 
     def _forget(self, index: int) -> None:
         self.workers[index].replies.clear()
-        for reply in self.commands:
-            self.signals.clear(self.job.done(index, reply))
+        for done in self.done[index].values():
+            self.signals.clear(done)
 
 
 def _start(job: Job, index: int, job_fd: int) -> Worker:
