@@ -27,11 +27,13 @@ from jaxrl_fast.tuning.search import GoOn, Outcome, chosen, find_size, patience
 RESULT = Path(__file__).resolve().parent / "results" / "autotune_search.json"
 JOBS = {
     "pendulum_ppo": ["env=pendulum", "algo=ppo", "num_envs=96", "algo.rollout_length=105"],
-    "mountain_car_sac": ["env=mountain_car_continuous", "algo=sac"],
+    "inverted_pendulum_ppo": [
+        "env=inverted_pendulum", "algo=ppo", "num_envs=96", "algo.rollout_length=105", "total_steps=1_000_000",
+    ],
     "halfcheetah_sac": ["env=halfcheetah", "algo=sac"],
     "halfcheetah_ppo": ["env=halfcheetah", "algo=ppo"],
-}
-"""The tuned settings; of pendulum with 10,080 samples per update instead of 10,000, which many more widths divide."""
+}  # fmt: skip
+"""The tuned settings; of the pendulums with 10,080 samples per update, which many widths divide."""
 REPEATS, REPEAT_S, QUIET_S = 5, 1.0, 3.0
 
 

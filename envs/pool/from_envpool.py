@@ -61,6 +61,7 @@ class _EnvPool:
         action = Discrete(self.act.num_actions) if self.act.num_actions else Box(self.act.low, self.act.high)
         self.spec = EnvSpec(id, jax.ShapeDtypeStruct(observe.shape, observe.dtype), action, limit)
         self.groups = split(slice(0, num_envs), num_groups)
+        self.in_order = np.arange(num_envs // num_groups)
         self.dtype = observe.dtype
         self.returns, self.lengths = np.zeros(num_envs), np.zeros(num_envs, np.int32)
         self.pools: list[Any] = []
@@ -94,17 +95,17 @@ class _EnvPool:
             raise ValueError(f"recv({group}): nothing was sent to group {group} since it was last received")
         self.in_flight.discard(group)
         rows, pool = self.groups[group], self.pools[group]
-        raw, reward, terminated, truncated, info = pool.recv()
-        order = np.argsort(info["env_id"])
-        obs, reward, terminated = raw[order].astype(self.dtype), reward[order].astype(np.float32), terminated[order]
-        truncated = truncated[order] & ~terminated
+        obs, *facts, info = pool.recv()
+        if (info["env_id"] != self.in_order).any():
+            obs, *facts = (array[np.argsort(info["env_id"])] for array in (obs, *facts))
+        obs, reward, terminated = obs.astype(self.dtype), facts[0].astype(np.float32), facts[1]
+        truncated = facts[2] > terminated
         returns, lengths = self.returns[rows], self.lengths[rows]
         returns += reward
         lengths += 1
-        totals = returns.astype(np.float32), lengths.copy()
-        next_obs, ended = obs, np.flatnonzero(terminated | truncated)
-        if ended.size:
-            obs = obs.copy()
+        totals, next_obs = (returns.astype(np.float32), lengths.copy()), obs
+        if (terminated | truncated).any():
+            ended, obs = np.flatnonzero(terminated | truncated), obs.copy()
             returns[ended], lengths[ended] = 0.0, 0
             self._begin_anew(pool, obs, ended)
         self.steps += len(reward)
