@@ -59,7 +59,7 @@ class Spread(NamedTuple):
 
 class Settings(NamedTuple):
     """How trials are made: where their files go, the memory that each may use in bytes (None: a share of what is free),
-    how often and how long each is repeated; once a candidate's repeats took ``enough_s`` seconds, two are enough.
+    how often and how long each is repeated; once a candidate's repeats took ``enough_s`` seconds, there are enough.
     ``stopped`` is asked all the time, and ends a measurement with `child.Stopped`."""
 
     folder: Path
@@ -78,7 +78,7 @@ def measure(candidate: Candidate, what: What, go_on: GoOn, settings: Settings, u
         ready_s = row.took_s
         while row.status == "measured" and go_on(row.rates(unit)):
             row = _with_repeat(row, child.repeat(), began_s)
-            if len(row.tick_hz) >= 2 and row.took_s - ready_s > settings.enough_s:
+            if row.took_s - ready_s > settings.enough_s:
                 break
     return row
 

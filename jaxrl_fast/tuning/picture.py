@@ -90,15 +90,19 @@ def _memory(axes: Any, rows: list[dict[str, Any]], x: np.ndarray) -> None:
 
 
 def _ceilings(doc: dict[str, Any]) -> dict[str, float]:
-    """Steps/s that no width can exceed, measured at the chosen one."""
+    """Steps/s that no width can exceed. They were measured in turn with training at the chosen width, and are drawn in
+    proportion to that, since the machine is not always equally fast."""
     found = doc["bounds"] or {}
     rates = {
         what: found[what]["sampling_hz"]["median"]
         for what in ("environments", "sampling") if what in found and what != doc["objective"]
     }  # fmt: skip
-    if "share_of_parts" in found and "training" in found:
-        rates["both"] = found["training"]["sampling_hz"]["median"] / found["share_of_parts"]["median"]
-    return rates
+    if "training" not in found or not doc["chosen"]:
+        return rates
+    training = found["training"]["sampling_hz"]["median"]
+    if "share_of_parts" in found:
+        rates["both"] = training / found["share_of_parts"]["median"]
+    return {what: rate * doc["chosen"]["sampling_hz"] / training for what, rate in rates.items()}
 
 
 def _mark(axes: Any, chosen: dict[str, Any]) -> None:

@@ -74,17 +74,26 @@ def measure(request: Request, say: Callable[..., None], wait: Callable[[], None]
             part = on_host(env, agent.rollout_length)
         else:
             part = compiled(request, run, env, algorithm, agent)
-        chunks = max(1, math.ceil(request.repeat_s / max(part.repeat(1), 1e-6)))
+        first = repeat(part, 1)
+        chunks = max(1, math.ceil(request.repeat_s / max(first["seconds"], 1e-6)))
         say("ready", **facts, memory_bytes=part.memory_bytes, compile_s=part.compile_s)
+        if chunks == 1:  # long enough to be the first repeat, and too long to be made for nothing
+            wait()
+            say("repeat", **first)
         while True:
             wait()
-            before = machine.busy_seconds()
-            seconds = part.repeat(chunks)
-            others = share_of_others(before, machine.busy_seconds(), seconds)
-            say("repeat", seconds=seconds, ticks=part.ticks * chunks, peak_bytes=peak_bytes(), others=others)
+            say("repeat", **repeat(part, chunks))
     finally:
         if isinstance(env, HostEnv):
             env.close()
+
+
+def repeat(part: Part, chunks: int) -> dict[str, Any]:
+    """What is said of so many chunks."""
+    before = machine.busy_seconds()
+    seconds = part.repeat(chunks)
+    others = share_of_others(before, machine.busy_seconds(), seconds)
+    return {"seconds": seconds, "ticks": part.ticks * chunks, "peak_bytes": peak_bytes(), "others": others}
 
 
 def on_host(env: HostEnv, rollout_length: int) -> Part:
