@@ -97,7 +97,8 @@ class _EnvPool:
         rows, pool = self.groups[group], self.pools[group]
         obs, *facts, info = pool.recv()
         if (info["env_id"] != self.in_order).any():
-            obs, *facts = (array[np.argsort(info["env_id"])] for array in (obs, *facts))
+            order = np.argsort(info["env_id"])
+            obs, *facts = (array[order] for array in (obs, *facts))
         obs, reward, terminated = obs.astype(self.dtype), facts[0].astype(np.float32), facts[1]
         truncated = facts[2] > terminated
         returns, lengths = self.returns[rows], self.lengths[rows]
