@@ -22,7 +22,9 @@ from jaxrl_fast.machine import busy_seconds, cpu_cores
 from jaxrl_fast.tuning.candidates import at_width, widths
 from jaxrl_fast.tuning.measuring import Row, Settings, measure
 from jaxrl_fast.tuning.report import DISTURBED
-from jaxrl_fast.tuning.search import GoOn, Outcome, chosen, find_size, patience
+from jaxrl_fast.tuning.report import line as report_line
+from jaxrl_fast.tuning.search import GoOn, Outcome, patience
+from jaxrl_fast.tuning.sweep import Plan, Record, try_widths
 
 RESULT = Path(__file__).resolve().parent / "results" / "autotune_search.json"
 JOBS = {
@@ -68,7 +70,8 @@ def wait_until_quiet() -> None:
 
 def facts(row: Row) -> dict[str, Any]:
     """What is kept of a width."""
-    return {"width": row.value, "status": row.status, "rates": row.rates("sampling_hz"), "took_s": row.took_s}
+    return {"width": row.value, "status": row.status, "rates": row.rates("sampling_hz"), "took_s": row.took_s,
+            "in_turn": row.in_turn}  # fmt: skip
 
 
 def grid(job: str, results: dict[str, Any], seconds: float) -> None:
@@ -87,20 +90,19 @@ def grid(job: str, results: dict[str, Any], seconds: float) -> None:
 
 
 def search(job: str, results: dict[str, Any]) -> None:
-    """Search, and keep what was measured on the way."""
+    """Search as a sweep does, with an empty cache of compiled programs, and keep what was measured on the way."""
     asked = config.compose(JOBS[job])
-    rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as folder:
-
-        def ask(width: int, go_on: GoOn) -> Outcome:
-            row = one(job, width, go_on, Path(folder))
-            rows.append(facts(row))
-            print(rows[-1], flush=True)
-            return row.outcome()
-
-        measured = find_size(ask, widths(asked, learns=True).legal, asked.num_envs, repeats=REPEATS)
-    found = chosen(measured, asked.num_envs)
-    results.setdefault(job, {}).setdefault("searches", []).append({"rows": rows, "chosen": found})
+    record = Record(lambda record, row: print(report_line(row, row is record.best), flush=True))
+    began_s = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as programs:
+        os.environ["JAXRL_FAST_CACHE"] = programs
+        settings = Settings(Path(folder), repeats=REPEATS, repeat_s=REPEAT_S)
+        try_widths(Plan(asked, "training", ("num_envs",)), record, settings)
+    took_s = time.perf_counter() - began_s
+    if record.width is None or any(row.others > DISTURBED for row in record.rows):
+        raise SystemExit("other programs disturbed it: run this again when they are done")
+    found = {"rows": [facts(row) for row in record.rows], "chosen": record.width.value, "took_s": took_s}
+    results.setdefault(job, {}).setdefault("searches", []).append(found)
     keep(results)
 
 
@@ -116,7 +118,7 @@ def report(results: dict[str, Any]) -> None:
         rates = {row["width"]: Outcome(tuple(row["rates"])).rate for row in results.get(job, {}).get("grid", ())}
         grid_s = sum(row["took_s"] for row in results.get(job, {}).get("grid", ()))
         for found in results.get(job, {}).get("searches", ()) if rates else ():
-            took_s = sum(row["took_s"] for row in found["rows"])
+            took_s = found["took_s"]
             best = max(rates, key=lambda width: rates[width])
             share = rates[found["chosen"]] / rates[best]
             print(

@@ -18,7 +18,7 @@ from jaxrl_fast.tuning.talk import What
 class Row(NamedTuple):
     """One candidate as measured. ``facts`` are what its trial said of it; ``tick_hz`` are ticks/s, a number a repeat,
     none where it did not run (``why``). ``others`` is the largest share of the CPU that other programs took during a
-    repeat, ``took_s`` everything, with the start of the process."""
+    repeat, ``took_s`` everything, with the start of the process; ``in_turn`` says that others took turns with it."""
 
     knob: str
     value: Any
@@ -32,6 +32,7 @@ class Row(NamedTuple):
     peak_bytes: int | None
     others: float
     took_s: float
+    in_turn: bool = False
 
     def rates(self, unit: str) -> tuple[float, ...]:
         """Of every repeat, over all seeds: ``sampling_hz`` (environment steps/s), ``update_hz`` or ``update_frame_hz``
@@ -91,7 +92,7 @@ def measure_in_turn(candidates: Sequence[tuple[Candidate, What]], settings: Sett
         children = [stack.enter_context(start(c.run, what, settings)) for c, what in candidates]
         rows = []
         for (candidate, what), child in zip(candidates, children, strict=True):
-            rows.append(_first_row(candidate, what, child.ready(), began_s))
+            rows.append(_first_row(candidate, what, child.ready(), began_s)._replace(in_turn=True))
         for _ in range(settings.repeats):
             for i, child in enumerate(children):
                 if rows[i].status == "measured":

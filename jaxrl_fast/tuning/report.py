@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -71,7 +72,7 @@ def row_facts(plan: Plan, row: Row) -> dict[str, Any]:
     return {
         "knob": row.knob, "value": row.value, "status": row.status, "why": row.why, "effect": row.effect,
         "words": words(plan.asked, row.run), **told, "workers": row.run.pool.get("workers"),
-        "repeats": len(row.tick_hz), **rates, "tick_hz": list(row.tick_hz),
+        "repeats": len(row.tick_hz), "in_turn": row.in_turn, **rates, "tick_hz": list(row.tick_hz),
         "peak_bytes": row.peak_bytes, "others": row.others, "took_s": row.took_s,
     }  # fmt: skip
 
@@ -92,12 +93,19 @@ def choice(plan: Plan, record: Record) -> dict[str, Any] | None:
         return None
     taken = [row for row in (record.width, record.best) if row is not None]
     effects = dict.fromkeys(row.effect for row in taken if not row.effect.startswith("none"))
-    own = record.own.outcome().rate if record.own else 0.0
-    rate = record.best.outcome().rate
     return {
         "num_envs": record.best.facts["num_envs"], "words": words(plan.asked, record.best.run),
-        "effect": "; ".join(effects) or "none", "sampling_hz": rate, "speedup": rate / own if own else None,
+        "effect": "; ".join(effects) or "none", "sampling_hz": record.best.outcome().rate, "speedup": speedup(record),
     }  # fmt: skip
+
+
+def speedup(record: Record) -> float | None:
+    """How many times as fast the best is as what was asked for: in turn, where that was measured."""
+    if record.asked is not None and record.asked.tick_hz and record.bounds[0].tick_hz:
+        pairs = zip(record.bounds[0].rates("sampling_hz"), record.asked.rates("sampling_hz"), strict=True)
+        return statistics.median(best / own for best, own in pairs)
+    own = record.own.outcome().rate if record.own else 0.0
+    return record.best.outcome().rate / own if own and record.best else None
 
 
 def bounds(record: Record) -> dict[str, Any] | None:
@@ -136,7 +144,8 @@ def write(doc: Document, stem: Path) -> None:
     """``<stem>.json`` and ``<stem>.csv``, each in one piece."""
     columns = (
         "knob", "value", "status", "num_envs", "rollout_length", "updates_per_tick", "batch_size", "placement",
-        "devices", "workers", "repeats", "memory_bytes", "peak_bytes", "compile_s", "took_s", "effect", "why",
+        "devices", "workers", "repeats", "in_turn", "memory_bytes", "peak_bytes", "compile_s", "took_s",
+        "effect", "why",
     )  # fmt: skip
     rates = [f"{unit}_{part}" for unit in UNITS for part in Spread._fields]
     temporary = stem.with_suffix(f".{os.getpid()}")
@@ -158,8 +167,10 @@ def line(row: Row, best: bool) -> str:
         return f"  {name:<32} {row.status}: {row.why}"
     rate, updates = (spread(row.rates(unit)) for unit in ("sampling_hz", "update_hz"))
     seconds = f"{row.took_s:.0f} s, {row.facts['compile_s']:.0f} s of it to compile"
-    text = f"  {name:<32} {_shown(rate):>28} steps/s  {si(updates.median):>6} updates/s  {seconds}"
-    return f"{text}{'  best so far' if best else ''}"
+    text = f"  {name:<32} {_shown(rate):>28} steps/s  {si(updates.median):>6} updates/s  "
+    if row.in_turn:
+        return f"{text}again, in turn with what is close"
+    return f"{text}{seconds}{'  best so far' if best else ''}"
 
 
 def table(doc: Document) -> Table:

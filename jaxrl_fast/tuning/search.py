@@ -22,6 +22,8 @@ BEHIND = (0.15, 0.05)
 after more it is `GAIN`."""
 HALVINGS = 4
 """At most so many sizes are measured after the climb."""
+CLOSE, FINALISTS = 0.1, 3
+"""What was measured minutes apart and differs by less is not told apart by that: so many are measured again in turn."""
 
 T = TypeVar("T")
 GoOn = Callable[[Sequence[float]], bool]
@@ -89,6 +91,16 @@ def chosen(results: Results, own: int) -> int | None:
     best = max((outcome.rate for outcome in results.values()), default=0.0)
     near = [size for size, outcome in results.items() if outcome.rate and outcome.rate >= best * (1 - GAIN)]
     return min(near, key=lambda size: (abs(log2(size / own)), size), default=None)
+
+
+def finalists(results: dict[T, Outcome], own: T) -> list[T]:
+    """``own``, which was measured longest ago and is what a gain is told against, and the fastest, as far as they are
+    close; empty where that is one alone."""
+    best = max((outcome.rate for outcome in results.values()), default=0.0)
+    ran = {name: outcome.rate for name, outcome in results.items() if outcome.rate}
+    close = [name for name, rate in ran.items() if name == own or rate >= best * (1 - CLOSE)]
+    close.sort(key=lambda name: (name != own, -ran[name]))
+    return close[:FINALISTS] if len(close) > 1 else []
 
 
 def rungs(sizes: Sequence[int], own: int) -> list[int]:

@@ -8,7 +8,7 @@ from jaxrl_fast.config import Run
 from jaxrl_fast.tuning import candidates
 from jaxrl_fast.tuning.candidates import FREE, ON_REQUEST, Candidate, at_width, widths
 from jaxrl_fast.tuning.measuring import Row, Settings, measure, measure_in_turn
-from jaxrl_fast.tuning.search import GAIN, GoOn, Outcome, chosen, find_option, find_size
+from jaxrl_fast.tuning.search import GAIN, GoOn, Outcome, T, chosen, finalists, find_option, find_size
 from jaxrl_fast.tuning.talk import What
 
 Objective = Literal["training", "sampling"]
@@ -31,12 +31,14 @@ class Plan(NamedTuple):
 
 
 class Record:
-    """All that a sweep has measured so far: what was asked for (``own``), the best ``width``, the best of all, and the
-    parts that bound it. ``keep`` is told of every row; ``complete`` says that the search for a width has ended."""
+    """All that a sweep has measured so far: what was asked for (``own``), the best ``width``, the best of all, the
+    parts that bound it, and ``asked``, what was asked for in turn with these. ``keep`` is told of every row;
+    ``complete`` says that the search for a width has ended."""
 
     def __init__(self, keep: Callable[["Record", Row], None] = lambda record, row: None) -> None:
         self.rows: list[Row] = []
         self.bounds: list[Row] = []
+        self.asked: Row | None = None
         self.notes: list[str] = []
         self.own: Row | None = None
         self.width: Row | None = None
@@ -44,9 +46,15 @@ class Record:
         self.complete = False
         self.keep = keep
 
-    def add(self, row: Row) -> None:
-        """Take in a row."""
-        self.rows.append(row)
+    def add(self, row: Row, instead_of: Row | None = None) -> None:
+        """Take in a row, or put it where another one was."""
+        if instead_of is None:
+            self.rows.append(row)
+        else:
+            self.rows[self.rows.index(instead_of)] = row
+            self.own, self.width, self.best = (
+                row if known is instead_of else known for known in (self.own, self.width, self.best)
+            )
         self.keep(self, row)
 
 
@@ -69,8 +77,19 @@ def sweep(plan: Plan, record: Record, settings: Settings) -> None:
     for knob, make in options.items():
         if knob in plan.knobs and not (plan.objective == "sampling" and knob in ON_REQUEST):
             try_options(plan, record, settings, list(make(record.best.run, record.best.facts["available"])))
-    best = Candidate("bound", "", record.best.run, record.best.effect)
-    record.bounds = measure_in_turn([(best, what) for what in PARTS[plan.objective]], settings)
+    measure_bounds(plan, record, settings)
+
+
+def measure_bounds(plan: Plan, record: Record, settings: Settings) -> None:
+    """The best again and its parts alone, in turn, with what was asked for beside them where that is something else."""
+    assert record.best is not None
+    best, own = Candidate("bound", "", record.best.run, record.best.effect), record.own
+    turns: list[tuple[Candidate, What]] = [(best, what) for what in PARTS[plan.objective]]
+    if own is not None and own.tick_hz and own.run != record.best.run:
+        turns.append((Candidate("asked", "", own.run, own.effect), plan.objective))
+    rows = measure_in_turn(turns, settings)
+    record.bounds = [row for row in rows if row.knob == "bound"]
+    record.asked = next((row for row in rows if row.knob == "asked"), None)
 
 
 def try_widths(plan: Plan, record: Record, settings: Settings) -> None:
@@ -81,19 +100,24 @@ def try_widths(plan: Plan, record: Record, settings: Settings) -> None:
     record.notes += found.notes if len(legal) > 1 else []
     rows: dict[int, Row] = {}
 
+    def take() -> None:
+        best = chosen({width: row.outcome() for width, row in rows.items()}, own)
+        record.best = record.width = rows.get(best or 0)
+        record.own = rows.get(own, record.own)
+
     def ask(width: int, go_on: GoOn) -> Outcome:
         row = measure(at_width(plan.asked, width, learns=learns), plan.objective, go_on, settings)
         if not rows and row.status == "refused":
             raise ValueError(row.why)
         record.notes += row.facts.get("told", []) if not rows else []
         rows[width] = row
-        best = chosen({w: r.outcome() for w, r in rows.items()}, own)
-        record.best = record.width = rows.get(best or 0)
-        record.own = rows[own]
+        take()
         record.add(row)
         return row.outcome()
 
-    find_size(ask, legal, own, repeats=settings.repeats)
+    find_size(ask, legal, own, repeats=settings.repeats if len(legal) == 1 else screening(settings))
+    rows = play_off(record, rows, own, settings)
+    take()
     record.complete = len(legal) > 1
 
 
@@ -101,16 +125,51 @@ def try_options(plan: Plan, record: Record, settings: Settings, options: list[Ca
     """Measure other values of a knob against the best so far, and take one that is clearly faster, if it may be."""
     assert record.best is not None
     unit = "update_frame_hz" if options and options[0].knob == "batch_size" else "sampling_hz"
+    incumbent = (record.best.knob, record.best.value)
+    rows = {incumbent: record.best}
+
+    def take() -> None:
+        fastest = max(rows.values(), key=lambda row: row.outcome(unit).rate)
+        before = rows[incumbent].outcome(unit).rate if incumbent in rows else 0.0
+        record.best = fastest if fastest.outcome(unit).rate > before * (1 + GAIN) else rows[incumbent]
 
     def ask(candidate: Candidate, go_on: GoOn) -> Outcome:
         row = measure(candidate, plan.objective, go_on, settings, unit)
-        allowed = candidate.knob in FREE or candidate.knob in plan.requested
-        if allowed and record.best and row.outcome(unit).rate > record.best.outcome(unit).rate * (1 + GAIN):
-            record.best = row
+        if candidate.knob in FREE or candidate.knob in plan.requested:
+            rows[candidate.knob, candidate.value] = row
+            take()
         record.add(row)
         return row.outcome(unit)
 
-    find_option(ask, options, record.best.outcome(unit), repeats=settings.repeats)
+    find_option(ask, options, record.best.outcome(unit), repeats=screening(settings))
+    rows = play_off(record, rows, incumbent, settings, unit)
+    take()
+
+
+def screening(settings: Settings) -> int:
+    """Repeats of a candidate until it is known which ones to measure in turn."""
+    return (settings.repeats + 1) // 2
+
+
+def play_off(record: Record, rows: dict[T, Row], own: T, settings: Settings, unit: str = "sampling_hz") -> dict[T, Row]:
+    """Measure the fastest again, in turn, as between their first measurements the machine may have drifted by more than
+    they differ; returns these alone. Where nothing is close, or one of them ends on the way, everything as it was."""
+    names = finalists({name: row.outcome(unit) for name, row in rows.items()}, own)
+    if not names:
+        return rows
+    before = [rows[name] for name in names]
+    asked = [(Candidate(row.knob, row.value, row.run, row.effect), row.what) for row in before]
+    again = measure_in_turn(asked, settings)
+    if not all(row.tick_hz for row in again):
+        record.notes += [f"{row.knob}={row.value} beside others: {row.status}: {row.why}" for row in again if row.why]
+        return rows
+    after: dict[T, Row] = {}
+    for name, old, new in zip(names, before, again, strict=True):
+        after[name] = old._replace(
+            tick_hz=new.tick_hz, in_turn=True, others=new.others, took_s=old.took_s + new.took_s / len(again)
+        )
+        record.add(after[name], instead_of=old)
+    return after
 
 
 def left_open(asked: Run, named: tuple[str, ...]) -> tuple[str, ...]:
