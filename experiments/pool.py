@@ -37,8 +37,8 @@ from jaxrl_fast.host_env import HostEnv
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 LIGHT = ("CartPole-v1", "Pendulum-v1", "Blackjack-v1")
 ROWS = {
-    **{f"{id} 16": (id, 16, ("one process", "at once", "pool", "pool, one group", "envpool backend", "envpool")) for id
-       in ("HalfCheetah-v5", "Hopper-v5")},
+    **{f"{id} {n}": (id, n, ("one process", "at once", "pool", "pool, one group", "envpool backend", "envpool"))
+       for id in ("HalfCheetah-v5", "Hopper-v5") for n in (16, 64)},
     **{f"{id} {n}": (id, n, ("auto", "pool", "pool, one group", "sync", "async", "ray")) for id in LIGHT
        for n in (15, 64)},
     **{f"{id} 15": (id, 15, ("auto", "pool, one group", "sync", "async", "ray")) for id in
