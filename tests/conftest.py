@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from importlib.metadata import version
 
-# Most programs here, and in commands, run for a moment only; without XLA's newer emitters they compile in half the time.
+# Most programs here, and in commands, run for a moment only; XLA's older emitters compile them in half the time.
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "true"
 if version("jaxlib").startswith("0.10."):  # it ends the process of whoever names a flag that it does not know
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false".strip()
