@@ -148,8 +148,11 @@ def leave(status: int) -> NoReturn:
     """The end of one that did not go well: wait for nobody who may hang, but for a moment, since all of them may be
     about to say the same."""
     last_word.say("")
-    if status > 1 and joined.is_set():
-        _meet("error", SHORT_MEETING_S)
+    if status > 1 and joined.is_set() and _meet("error", SHORT_MEETING_S):
+        # All are here: part in order, or process 0, gone first, would look like one that died.
+        parting = threading.Thread(target=jax.distributed.shutdown, daemon=True)
+        parting.start()
+        parting.join(SHORT_MEETING_S)
     os._exit(status)
 
 
@@ -192,14 +195,15 @@ joined = threading.Event()
 """Set from when this process has found the others until they part."""
 
 
-def _meet(name: str, timeout_s: int) -> None:
-    """Wait until all processes have come here, or for ``timeout_s``."""
+def _meet(name: str, timeout_s: int) -> bool:
+    """Wait until all processes have come here, or for ``timeout_s``; whether they came."""
     from jax._src.distributed import global_state
 
     try:
         global_state.client.wait_at_barrier(f"jaxrl_fast_{name}", timeout_s * 1000)  # type: ignore[union-attr]
     except Exception:  # somebody did not come: nothing that can be mended here
-        return
+        return False
+    return True
 
 
 def _check_address(processes: Processes) -> None:

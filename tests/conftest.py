@@ -4,16 +4,13 @@ since the laws of placements are to hold on 1, 2 and 4."""
 import os
 import tempfile
 from collections.abc import Iterator
-from importlib.metadata import version
 
-# Most programs here, and in commands, run for a moment only; XLA's older emitters compile them in half the time.
-os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "true"
-if version("jaxlib").startswith("0.10."):  # it ends the process of whoever names a flag that it does not know
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false".strip()
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "true"  # most programs here, and in commands, run for a moment only
 
 import jax
 import pytest
 from hypothesis import HealthCheck, settings
+from jax._src import cache_key, compiler
 from many_commands import Commands
 
 jax.config.update("jax_num_cpu_devices", 4)
@@ -42,6 +39,7 @@ THIRD_PARTY_WARNINGS = (
 
 def pytest_configure(config: pytest.Config) -> None:
     keep_compiled_programs(config)
+    compile_in_half_the_time()
     for line in ("error", *THIRD_PARTY_WARNINGS):
         config.addinivalue_line("filterwarnings", line)
 
@@ -57,6 +55,29 @@ def keep_compiled_programs(config: pytest.Config) -> None:
     os.environ["JAXRL_FAST_CACHE"] = folder.name
     jax.config.update("jax_compilation_cache_dir", folder.name)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
+
+quick = True
+"""Whether programs are compiled by XLA's older emitters, in half the time; to be changed by `same_bits` alone."""
+
+
+def compile_in_half_the_time() -> None:
+    """Here and in commands, to which a flag says it. A flag here would hold for the whole process."""
+    usual_options = compiler.get_compile_options
+
+    def options(*args, **kwargs):
+        made = usual_options(*args, **kwargs)
+        if quick:
+            made.env_option_overrides = [*made.env_option_overrides, ("xla_cpu_use_fusion_emitters", False)]
+        return made
+
+    compiler.get_compile_options = options
+    cache_key.custom_hook = lambda: str(quick)  # else what was kept of one kind would be found for the other
+    flag = "--xla_cpu_use_fusion_emitters=false"
+    flags = os.environ.get("XLA_FLAGS", "").replace(flag, "").strip()  # of pytest-xdist, who set it
+    os.environ["XLA_FLAGS"] = flags
+    usual_options(num_replicas=1, num_partitions=1)  # XLA reads its flags, once
+    os.environ["XLA_FLAGS"] = f"{flags} {flag}".strip()
 
 
 @pytest.fixture(scope="session")
@@ -78,3 +99,12 @@ def optimized() -> Iterator[None]:
     jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", True)
+
+
+@pytest.fixture
+def same_bits() -> Iterator[None]:
+    """Compile by the emitters that users have, which round alike however fragments are cut into programs."""
+    global quick
+    quick = False
+    yield
+    quick = True

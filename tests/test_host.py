@@ -55,7 +55,7 @@ def fused(name: str, overlap: str = "none"):
         ("sac", "actor_critic", "all"),
     ],
 )
-def test_every_placement_computes_the_same_bits_from_a_host_environment(name, placement, overlap):
+def test_every_placement_computes_the_same_bits_from_a_host_environment(same_bits, name, placement, overlap):
     _, want, want_rows = fused(name, overlap)
     _, got, rows = chunks(name, placement, overlap)
     jax.tree.map(np.testing.assert_array_equal, got, want)

@@ -148,7 +148,7 @@ def apart(graph, devices) -> Placement:
         ("sac", "sampling", placements.sampler_learner, {}),
     ],
 )
-def test_moving_fragments_changes_no_bit_over_many_ticks(name, overlap, place, learning):
+def test_moving_fragments_changes_no_bit_over_many_ticks(same_bits, name, overlap, place, learning):
     graph, hyper = built(name, overlap, **learning)
     ends = []
     for move in (placements.fused, place):
