@@ -77,7 +77,7 @@ def test_what_decides_is_measured_in_turn_and_stands_in_the_table(monkeypatch: p
     assert record.own.value == ASKED.num_envs and {record.own.value, 128} <= set(machine.turns[0])
     in_turn = [row for row in record.rows if row.in_turn]
     assert sorted(row.value for row in in_turn) == sorted(machine.turns[0])
-    assert all(len(row.tick_hz) == 5 for row in in_turn)
+    assert all(len(row.tick_hz) == 6 for row in in_turn)
     assert record.own in record.rows and record.best in record.rows and len(record.rows) > len(in_turn)
     assert report.speedup(record) == pytest.approx(1.06)
 

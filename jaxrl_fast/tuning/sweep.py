@@ -18,6 +18,8 @@ PARTS: dict[Objective, tuple[What, ...]] = {
     "sampling": ("sampling", "environments"),
 }
 """What is measured side by side at the end, beginning with the objective."""
+STARTS = 2
+"""How often what is close is started, to be measured in turn."""
 
 
 class Plan(NamedTuple):
@@ -153,21 +155,24 @@ def screening(settings: Settings) -> int:
 
 def play_off(record: Record, rows: dict[T, Row], own: T, settings: Settings, unit: str = "sampling_hz") -> dict[T, Row]:
     """Measure the fastest again, in turn, as between their first measurements the machine may have drifted by more than
-    they differ; returns these alone. Where nothing is close, or one of them ends on the way, everything as it was."""
+    they differ; in processes started twice, as one may be slower than the next for all its life. Returns these alone.
+    Where nothing is close, or one of them ends on the way, everything as it was."""
     names = finalists({name: row.outcome(unit) for name, row in rows.items()}, own)
     if not names:
         return rows
     before = [rows[name] for name in names]
     asked = [(Candidate(row.knob, row.value, row.run, row.effect), row.what) for row in before]
-    again = measure_in_turn(asked, settings)
-    if not all(row.tick_hz for row in again):
-        record.notes += [f"{row.knob}={row.value} beside others: {row.status}: {row.why}" for row in again if row.why]
+    starts = [measure_in_turn(asked, settings._replace(repeats=screening(settings))) for _ in range(STARTS)]
+    ended = [row for rows in starts for row in rows if not row.tick_hz]
+    if ended:
+        record.notes += [f"{row.knob}={row.value} beside others: {row.status}: {row.why}" for row in ended]
         return rows
     after: dict[T, Row] = {}
-    for name, old, new in zip(names, before, again, strict=True):
+    for name, old, *new in zip(names, before, *starts, strict=True):
         after[name] = old._replace(
-            tick_hz=new.tick_hz, in_turn=True, others=new.others, took_s=old.took_s + new.took_s / len(again)
-        )
+            tick_hz=tuple(hz for row in new for hz in row.tick_hz), in_turn=True, others=max(row.others for row in new),
+            took_s=old.took_s + sum(row.took_s for row in new) / len(before),
+        )  # fmt: skip
         record.add(after[name], instead_of=old)
     return after
 
