@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_fast.tuning.search import Outcome, chosen, finalists, find_option, find_size, rungs
+from jaxrl_fast.tuning.sweep import STARTS
 
 SIZES = sorted({2**k * part // 4 for k in range(4, 14) for part in (4, 5, 6, 7)} | {2**14})
 REPEATS, SCREENING = 5, 3
@@ -51,9 +52,10 @@ class Bench:
         return Outcome(tuple(rates))
 
     def in_turn(self, sizes: Sequence[int]) -> dict[int, Outcome]:
-        """Repeats of what is compiled already, free of drift."""
-        self.time += REPEATS * len(sizes)
-        noise = [1 + self.noise * self.random.uniform(-1, 1) for _ in range(REPEATS)]
+        """Repeats of what is compiled already, free of drift; the starts of these processes are not counted."""
+        repeats = STARTS * SCREENING
+        self.time += repeats * len(sizes)
+        noise = [1 + self.noise * self.random.uniform(-1, 1) for _ in range(repeats)]
         return {size: Outcome(tuple(self.surface(size) * part for part in noise)) for size in sizes}
 
     def grid_time(self) -> float:
