@@ -4,6 +4,7 @@ import os
 import secrets
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Sequence
@@ -48,8 +49,22 @@ class StopSignal:
             signal.signal(again, signal.SIG_DFL)
         if not self.training:
             print("\nstopped before anything was trained", file=sys.stderr)
-            raise SystemExit(128 + number)
+            self._leave(number, frame)
         print("\nstopping after this chunk; once more to stop at once", file=sys.stderr)
+
+    def _leave(self, number: int, frame: FrameType | None) -> NoReturn:
+        """Python drops what is raised within a finalizer, or a callback of its garbage collector (JAX has one)."""
+
+        def raise_later(dropped: "sys.UnraisableHookArgs") -> None:
+            if dropped.exc_value is leaving:
+                signal.signal(number, self._leave)
+                threading.Timer(0.01, os.kill, [os.getpid(), number]).start()
+            else:
+                sys.__unraisablehook__(dropped)
+
+        leaving = SystemExit(128 + number)
+        sys.unraisablehook = raise_later
+        raise leaving
 
     def __call__(self) -> bool:
         self.training = True

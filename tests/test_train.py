@@ -121,6 +121,33 @@ def test_a_signal_before_training_ends_at_once(tmp_path):
     assert err.strip() == "stopped before anything was trained"
 
 
+def test_a_signal_ends_the_process_even_where_python_drops_exceptions(tmp_path):
+    (tmp_path / "collected.py").write_text("""
+import gc, os, signal, time
+from jaxrl_fast.train import StopSignal
+
+def interrupt(phase, info):
+    gc.callbacks.remove(interrupt)
+    os.kill(os.getpid(), signal.SIGTERM)
+    return [i for i in range(10)]
+
+class Unrelated:
+    def __del__(self):
+        raise OSError("another's")
+
+stop = StopSignal()
+gc.callbacks.append(interrupt)
+gc.collect()
+Unrelated()
+time.sleep(60)
+""")
+    done = subprocess.run([sys.executable, "collected.py"], cwd=tmp_path, capture_output=True, text=True, timeout=50)
+    assert done.returncode == 128 + signal.SIGTERM
+    assert done.stderr.startswith("\nstopped before anything was trained\n")
+    assert "SystemExit" not in done.stderr
+    assert "OSError: another's" in done.stderr
+
+
 def test_the_world_of_the_readme_trains_from_another_folder(tmp_path):
     code = (ROOT / "README.md").read_text().partition("# my_package.py\n")[2].partition("```")[0]
     (tmp_path / "my_package.py").write_text(code)
