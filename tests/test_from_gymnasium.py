@@ -208,5 +208,6 @@ def test_envpool_obeys_the_same_laws():
             assert (np.abs(one.obs[ended]) <= 0.05).all()  # the first of an episode
             np.testing.assert_array_equal(one.obs[~ended], one.next_obs[~ended])
             assert (one.episode_length[one.truncated] == 30).all()
+            np.testing.assert_array_equal(one.episode_return, one.episode_length)  # CartPole gives 1 a step
     assert host.steps() == 6 * 60 and any(one.truncated.any() for one, _ in steps)
     host.close()

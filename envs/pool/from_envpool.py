@@ -61,9 +61,9 @@ class _EnvPool:
         action = Discrete(self.act.num_actions) if self.act.num_actions else Box(self.act.low, self.act.high)
         self.spec = EnvSpec(id, jax.ShapeDtypeStruct(observe.shape, observe.dtype), action, limit)
         self.groups = split(slice(0, num_envs), num_groups)
-        self.in_order = np.arange(num_envs // num_groups)
+        self.in_order = np.arange(num_envs // num_groups, dtype=np.int32).tobytes()
         self.dtype = observe.dtype
-        self.returns, self.lengths = np.zeros(num_envs), np.zeros(num_envs, np.int32)
+        self.returns = np.zeros((num_groups, num_envs // num_groups))
         self.pools: list[Any] = []
         self.in_flight: set[int] = set()
         self.steps, self.is_open = 0, True
@@ -71,9 +71,9 @@ class _EnvPool:
     def reset(self, seed: int | Sequence[int]) -> np.ndarray:
         self._require_open()
         self._close_pools()
-        seeds = [env_seed(check_seeds(seed, 1)[0], i) for i in range(len(self.lengths))]
+        seeds = [env_seed(check_seeds(seed, 1)[0], i) for i in range(self.returns.size)]
         self.pools = [self._start(seeds[rows]) for rows in self.groups]
-        self.returns[:], self.lengths[:], self.steps = 0.0, 0, 0
+        self.returns[:], self.steps = 0.0, 0
         self.in_flight.clear()
         return np.concatenate([pool.reset()[0] for pool in self.pools]).astype(self.dtype)
 
@@ -81,8 +81,7 @@ class _EnvPool:
         self._require_open()
         if not 0 <= group < len(self.pools) or group in self.in_flight:
             raise ValueError(f"send to group {group}: there are groups 0 to {len(self.groups) - 1}, each sent to once")
-        rows = self.groups[group]
-        wanted = (rows.stop - rows.start, *self.act.shape)
+        wanted = (self.returns.shape[1], *self.act.shape)
         if np.shape(actions) != wanted:
             raise ValueError(f"actions of shape {list(np.shape(actions))} were sent: these take {list(wanted)}")
         pool = self.pools[group]
@@ -94,23 +93,22 @@ class _EnvPool:
         if group not in self.in_flight:
             raise ValueError(f"recv({group}): nothing was sent to group {group} since it was last received")
         self.in_flight.discard(group)
-        rows, pool = self.groups[group], self.pools[group]
+        pool, returns = self.pools[group], self.returns[group]
         obs, *facts, info = pool.recv()
-        if (info["env_id"] != self.in_order).any():
+        facts.append(info["elapsed_step"])
+        if info["env_id"].tobytes() != self.in_order:
             order = np.argsort(info["env_id"])
             obs, *facts = (array[order] for array in (obs, *facts))
-        obs, reward, terminated = obs.astype(self.dtype), facts[0].astype(np.float32), facts[1]
-        truncated = facts[2] > terminated
-        returns, lengths = self.returns[rows], self.lengths[rows]
+        reward, terminated, truncated, lengths = facts
+        obs = next_obs = obs.astype(self.dtype)
         returns += reward
-        lengths += 1
-        totals, next_obs = (returns.astype(np.float32), lengths.copy()), obs
-        if (terminated | truncated).any():
+        totals = returns.astype(np.float32)
+        if np.count_nonzero(terminated | truncated):
             ended, obs = np.flatnonzero(terminated | truncated), obs.copy()
-            returns[ended], lengths[ended] = 0.0, 0
+            returns[ended] = 0.0
             self._begin_anew(pool, obs, ended)
         self.steps += len(reward)
-        return sealed(HostStep(obs, next_obs, reward, terminated, truncated, *totals))
+        return sealed(HostStep(obs, next_obs, reward.astype(np.float32), terminated, truncated, totals, lengths))
 
     def _begin_anew(self, pool: Any, obs: np.ndarray, ended: np.ndarray) -> None:
         """Put the first observations of new episodes into the rows of those that ended."""
