@@ -15,10 +15,13 @@ from envs.pool.stepping import World, explain, layout, make_stepper, place, size
 from jaxrl_fast.core import EnvSpec
 from jaxrl_fast.host_env import HostEnv, HostStep
 
-WAKE_UP_S = 60e-6
-"""What it costs to have a batch stepped by workers, beside the steps (experiments/pool.py measures it)."""
+HERE_S, WAKE_UP_S = 20e-6, 40e-6
+"""What a batch costs beside its steps, in this process and by workers (experiments/pool.py measures it)."""
 DECISION_S = 250e-6
 """What computing the actions of a group costs this process at the least, which takes a core."""
+COLD = 1.5
+"""How much longer both take on a core, or in turn, where each finds its caches used by the other. From PPO's rates with
+0, 1 and 2 workers on 2 cores, 4 to 64 environments of CartPole, Pendulum and HalfCheetah."""
 MEASURE_S, MEASURE_STEPS, CHUNK = 0.05, 1000, 20
 """How long and how often a step is measured; the median over chunks leaves out what other programs took."""
 
@@ -165,12 +168,11 @@ class _InProcess:
 def _choose(world: World, group_size: int, options: PoolOptions) -> tuple[int, str]:
     """The number of workers, and why: what is expected to step all environments once, actions included, the soonest."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    known = sorted({min(n, group_size) for n in (cores - 1, cores) if n > 0 and cores > 1})
     if options.order == "arrival":
         workers = max(n for n in range(1, min(cores, group_size) + 1) if group_size % n == 0)
         return workers, f"{world.name} is stepped by {_processes(workers)}"
     step_s = step_cost_s(world)
-    took_s = {n: _turn_s(n, cores, group_size, step_s, options) for n in (0, *known)}
+    took_s = turns_s(cores, group_size, step_s, options)
     best = min(took_s, key=lambda n: took_s[n])
     by = f"by {_processes(best)}" if best else "in this process"
     others = ", ".join(f"{1e3 * s:.2g} ms {f'by {n}' if n else 'here'}" for n, s in took_s.items() if n != best)
@@ -180,13 +182,23 @@ def _choose(world: World, group_size: int, options: PoolOptions) -> tuple[int, s
     )
 
 
+def turns_s(cores: int, group_size: int, step_s: float, options: PoolOptions) -> dict[int, float]:
+    """Workers -> seconds that a step of all groups and its actions are expected to take, for those worth a thought."""
+    workers = sorted({min(n, group_size) for n in (cores - 1, cores) if n > 0 and cores > 1})
+    return {n: _turn_s(n, cores, group_size, step_s, options) for n in (0, *workers)}
+
+
 def _turn_s(workers: int, cores: int, group_size: int, step_s: float, options: PoolOptions) -> float:
-    """Seconds of a step of all groups with their actions; as many workers as cores compete with what computes these."""
+    """Seconds of a step of all groups with their actions."""
     if workers == 0:
-        return options.num_groups * group_size * step_s + DECISION_S
-    share_s, decision_s = -(-group_size // workers) * step_s, DECISION_S * (1.5 if workers >= cores else 1.0)
-    overlaps = options.num_groups > 1 and options.bridge == "host" and workers < cores
-    return options.num_groups * (WAKE_UP_S + (max(share_s, decision_s) if overlaps else share_s + decision_s))
+        return COLD * (options.num_groups * (HERE_S + group_size * step_s) + DECISION_S)
+    share_s = -(-group_size // workers) * step_s
+    if options.num_groups == 1 or options.bridge == "callback":
+        return options.num_groups * (WAKE_UP_S + COLD * (share_s + DECISION_S))
+    if workers < cores:
+        return options.num_groups * (WAKE_UP_S + max(share_s, DECISION_S))
+    all_cores_s = (group_size * step_s + COLD * DECISION_S) / cores
+    return options.num_groups * (WAKE_UP_S + max(share_s, COLD * DECISION_S, all_cores_s))
 
 
 def _processes(workers: int) -> str:
@@ -210,6 +222,7 @@ def step_cost_s(world: World) -> float:
 
 def _median_step_s(env: gymnasium.Env, world: World) -> float:
     actions = world.act.decode(sample(world.act, np.random.default_rng(0), MEASURE_STEPS))
+    row = np.zeros(world.observe.shape, world.observe.dtype)
     env.reset(seed=0)
     env.step(actions[0])  # the first may load and compile things
     env.reset()
@@ -218,7 +231,8 @@ def _median_step_s(env: gymnasium.Env, world: World) -> float:
     for first in range(0, MEASURE_STEPS, CHUNK):
         began_s, steps = time.perf_counter(), 0
         for action in actions[first : first + CHUNK]:
-            _, _, terminated, truncated, _ = env.step(action)
+            obs, _, terminated, truncated, _ = env.step(action)
+            world.observe.write(row, obs)
             steps += 1
             if terminated or truncated:
                 env.reset()
