@@ -189,6 +189,39 @@ def test_a_row_that_others_disturbed_is_named(here: Path):
     assert share_of_others(None, None, 2.0) is None
 
 
+TRIAL = """
+import sys
+from jaxrl_fast.config import compose, to_yaml
+from jaxrl_fast.tuning import trial
+from jaxrl_fast.tuning.talk import Request
+
+happened, repeat = [], trial.repeat
+
+def timed(*args):
+    happened.append("timed")
+    return repeat(*args)
+
+def wait():
+    happened.append("asked")
+    if happened.count("asked") == 3:
+        print(*happened)
+        sys.exit()
+
+trial.repeat = timed
+with open("run.yaml", "w") as file:
+    file.write(to_yaml(compose(["env=cartpole", "algo=ppo", "num_envs=4", "placement=fused", "devices=1"])))
+trial.measure(Request("run.yaml", "environments", None, float(sys.argv[1])), lambda w, **_: happened.append(w), wait)
+"""
+
+
+@pytest.mark.parametrize(
+    ("repeat_s", "first"), [("0", "timed"), ("0.2", "timed timed")]
+)  # one to see how long it takes
+def test_nothing_is_timed_before_it_is_asked_for_since_others_may_be_compiling(repeat_s, first, here: Path):
+    out = subprocess.run([sys.executable, "-c", TRIAL, repeat_s], check=True, capture_output=True, text=True).stdout
+    assert out == f"ready asked {first} repeat asked timed repeat asked\n"
+
+
 def test_two_sweeps_side_by_side(here: Path, capsys: pytest.CaptureFixture[str]):
     def doc(chosen: int, rates: dict[int, float]) -> dict:
         spread = {width: {"median": rate, "low": 0.99 * rate, "high": 1.01 * rate} for width, rate in rates.items()}

@@ -74,12 +74,11 @@ def measure(request: Request, say: Callable[..., None], wait: Callable[[], None]
             part = on_host(env, agent.rollout_length)
         else:
             part = compiled(request, run, env, algorithm, agent)
+        say("ready", **facts, memory_bytes=part.memory_bytes, compile_s=part.compile_s)
+        wait()  # until then others may be compiling
         first = repeat(part, 1)
         chunks = max(1, math.ceil(request.repeat_s / max(first["seconds"], 1e-6)))
-        say("ready", **facts, memory_bytes=part.memory_bytes, compile_s=part.compile_s)
-        if chunks == 1:  # long enough to be the first repeat, and too long to be made for nothing
-            wait()
-            say("repeat", **first)
+        say("repeat", **(first if chunks == 1 else repeat(part, chunks)))
         while True:
             wait()
             say("repeat", **repeat(part, chunks))
