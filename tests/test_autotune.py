@@ -92,7 +92,7 @@ def test_a_sweep_outlives_its_candidates_and_keeps_draws_and_remembers_what_it_f
     assert rows[64]["status"] in ("crashed", "out of memory", "killed") and rows[64]["why"]
     assert rows[32]["status"] == "crashed" and "SIGABRT" in rows[32]["why"]
     assert all(row["status"] == "measured" for width, row in rows.items() if width < 32)
-    assert rows[16]["memory_bytes"] > 1e6
+    assert 1e4 < rows[16]["memory_bytes"] < 1e6  # of its arrays, not of the process
     assert {row["repeats"] for row in rows.values() if row["sampling_hz"]} <= {1, 2}
     assert all(row["in_turn"] == (row["repeats"] == 2) for row in rows.values() if row["sampling_hz"])
     assert doc["chosen"]["num_envs"] < 32 and not doc["interrupted"]

@@ -44,7 +44,7 @@ ENOUGH = 0.8
 
 class Part(NamedTuple):
     """``repeat(chunks)`` gives the seconds of so many chunks of ``ticks`` ticks; ``memory_bytes`` are those that XLA
-    predicts for this process, None where it does not."""
+    predicts for its arrays, None where it does not."""
 
     repeat: Callable[[int], float]
     ticks: int
@@ -124,10 +124,9 @@ def compiled(request: Request, run: Run, env: VecEnv | HostEnv, algorithm: Algor
     wanted = stopwatch.memory_bytes(ready, placed)
     device = placed.groups[0].devices[0]
     cap = request.memory_cap if request.memory_cap is not None else ENOUGH * free_bytes(device)
-    if wanted is not None and device.platform == "cpu":
-        wanted += current_bytes()
-    if wanted is not None and wanted > cap:
-        raise DoesNotFit(f"wants {wanted / 1e9:.3g} GB of memory, and {cap / 1e9:.3g} GB are allowed")
+    taken = current_bytes() if device.platform == "cpu" else 0  # more where it was compiled than where it was kept
+    if wanted is not None and wanted + taken > cap:
+        raise DoesNotFit(f"wants {(wanted + taken) / 1e9:.3g} GB of memory, and {cap / 1e9:.3g} GB are allowed")
     timed = stopwatch.warm(ready, agent.warmup_ticks + 1 if request.what == "training" else 0)
     return Part(lambda chunks: _checked(*timed(chunks)), ticks, wanted, ready.compile_s)
 
