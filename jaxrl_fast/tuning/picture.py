@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl_fast.labels import byte_size
 from jaxrl_fast.progress import si
 
 TRAINING, MEMORY, CHOSEN = "#1f5fa8", "#b8b8b8", "#c8402f"
@@ -78,9 +79,10 @@ def _rates(axes: Any, rows: list[dict[str, Any]], x: np.ndarray) -> None:
 
 def _memory(axes: Any, rows: list[dict[str, Any]], x: np.ndarray) -> None:
     """On a second axis, behind everything."""
-    known = [(width, row["memory_bytes"] / 1e9) for width, row in zip(x, rows, strict=True) if row.get("memory_bytes")]
+    known = [(width, row["memory_bytes"]) for width, row in zip(x, rows, strict=True) if row.get("memory_bytes")]
     axes.set_zorder(-1)
-    axes.set_ylabel("memory as XLA predicts it, GB", color="#8a8a8a")
+    axes.set_ylabel("memory as XLA predicts it", color="#8a8a8a")
+    axes.yaxis.set_major_formatter(lambda number, _: byte_size(number))
     axes.tick_params(axis="y", colors="#8a8a8a")
     axes.spines["top"].set_visible(False)
     if known:
