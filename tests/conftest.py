@@ -2,6 +2,7 @@
 since the laws of placements are to hold on 1, 2 and 4."""
 
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 
@@ -13,6 +14,7 @@ from hypothesis import HealthCheck, settings
 from jax._src import cache_key, compiler
 from many_commands import Commands
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has its background jobs, and theirs, ignore Ctrl-C
 jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
