@@ -214,10 +214,9 @@ trial.measure(Request("run.yaml", "environments", None, float(sys.argv[1])), lam
 """
 
 
-@pytest.mark.parametrize(
-    ("repeat_s", "first"), [("0", "timed"), ("0.2", "timed timed")]
-)  # one to see how long it takes
+@pytest.mark.parametrize(("repeat_s", "first"), [("0", "timed"), ("0.2", "timed timed")])
 def test_nothing_is_timed_before_it_is_asked_for_since_others_may_be_compiling(repeat_s, first, here: Path):
+    """Where a repeat has to hold several chunks, one is timed to see how many."""
     out = subprocess.run([sys.executable, "-c", TRIAL, repeat_s], check=True, capture_output=True, text=True).stdout
     assert out == f"ready asked {first} repeat asked timed repeat asked\n"
 

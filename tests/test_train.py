@@ -129,7 +129,7 @@ from jaxrl_fast.train import StopSignal
 def interrupt(phase, info):
     gc.callbacks.remove(interrupt)
     os.kill(os.getpid(), signal.SIGTERM)
-    return [i for i in range(10)]
+    time.sleep(0.1)  # here it is heard
 
 class Unrelated:
     def __del__(self):
