@@ -23,6 +23,7 @@ import jaxrl_fast as jf
 from jaxrl_fast import config
 from jaxrl_fast import program as programs
 from jaxrl_fast.chain import Chain
+from jaxrl_fast.experience.bind import bind
 from jaxrl_fast.fragments import build_graph
 from jaxrl_fast.inspection import describe, run_shapes, trace_shapes
 from jaxrl_fast.machine import cpu_cores
@@ -107,7 +108,7 @@ def make_ready(env: Any, algorithm: jf.Algorithm, case: Case, ticks: int) -> Rea
 
 def measure(env: Any, algorithm: jf.Algorithm, cases: tuple[Case, ...], ticks: int) -> list[dict[str, Any]]:
     """Every case, in turn, ``REPEATS`` times; speeds are against the first case of the same round."""
-    agent = algorithm.build(env.spec, env.num_envs)
+    agent = bind(algorithm, env.spec, env.num_envs)
     ready = {case: make_ready(env, algorithm, case, ticks) for case in cases}
     rounds = [{case: one.repeat() for case, one in ready.items()} for _ in range(REPEATS)]
     steps, updates = ticks * env.num_envs * agent.rollout_length, ticks * agent.updates_per_tick

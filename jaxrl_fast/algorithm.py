@@ -1,99 +1,192 @@
-"""What an algorithm is: hyper-parameters as values, and pure functions that know no device.
+"""What an algorithm says: its rates, its networks by name, how an action is chosen, its losses, and what data it wants.
 
-An `Algorithm` is made by a factory (`jaxrl_fast.ppo`, `jaxrl_fast.sac`) before any environment is known;
-``build(spec, num_envs)`` turns it into an `Agent` for one environment and checks, on the host, that the two fit.
+An `Algorithm` is made by a factory (`jaxrl_fast.ppo`, `jaxrl_fast.sac`, `jaxrl_fast.dqn`) before any environment is
+known; ``build(spec, num_envs)`` gives its `Agent` for one environment and checks, on the host, that the two fit.
+Everything around it is done once for all algorithms by `experience.bind`: normalization, stacks of frames, replay,
+n-step returns, memory.
+
+Axes: ``T`` time, ``E`` environments, ``L`` steps of a training sequence, ``B`` batch. Environments of several agents
+will have their axis ``A`` behind ``E`` and ``B``.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 import jax
-import jax.numpy as jnp
-import optax
 
-from jaxrl_fast.buffers import take_batch
-from jaxrl_fast.core import Batches, Box, EnvSpec, Metrics, PyTree, Transition
-from jaxrl_fast.networks import is_image
-from jaxrl_fast.normalize import RunningStats, normalize
-
-MAX_SCALED_REWARD = 10.0
-"""Rewards normalized by the deviation of returns are clipped here, as in Stable-Baselines3's VecNormalize."""
+from jaxrl_fast.core import Box, EnvSpec, Metrics, PyTree, Transition, stable_hash
+from jaxrl_fast.networks.network import Network
+from jaxrl_fast.optimizers import MakeOptimizer
 
 
-class PartState(NamedTuple):
-    """One separately updated part of an agent. ``params`` is what the other parts and the sampler may read."""
+class Learned(NamedTuple):
+    """What a part has learned, and others may read: ``params`` by network, with the statistics of normalization layers,
+    and ``target``, slow copies of those networks that have one."""
 
-    params: PyTree
-    opt_state: PyTree
-    target: PyTree = ()
+    params: dict[str, PyTree]
+    target: Mapping[str, PyTree] = {}
+
+
+class Found(NamedTuple):
+    """What a part found in a batch.
+
+    ``grads`` by network, like its params; ``metrics`` are scalars; ``statistics``: new values of the collection
+    ``batch_stats`` of the networks that have one, by network; ``priorities`` ``[B]``: how much each sample is worth
+    being drawn again, where replay is prioritized.
+    """
+
+    grads: dict[str, PyTree]
+    metrics: Metrics
+    statistics: Mapping[str, PyTree] = {}
+    priorities: Any = ()
+
+
+class FindGradients(Protocol):
+    """The losses of a part."""
+
+    def __call__(self, own: Learned, peers: dict[str, Learned], batch: Any, key: jax.Array, hyper: Any) -> Found:
+        """``own``: what the part has learned; ``peers``: what those have that it reads (there may be more); ``batch``:
+        `OnPolicyBatch` or `ReplayBatch`, leaves ``[L, B, ...]``; ``hyper``: the rates of this tick."""
 
 
 class Part(NamedTuple):
-    """``init(key) -> PartState``; one update is ``gradients`` and then ``apply``, so that the gradients of several
-    learners can be averaged in between.
+    """Networks that are updated together, apart from other parts.
 
-    ``gradients(state, peers, batch, key, hyper) -> (grads, Metrics)`` uses ``params`` and ``target`` of the state
-    only; ``peers`` maps the parts that it ``reads`` (and may map others) to their params; ``batch`` leaves are
-    ``[L, B, ...]``.
-    ``apply(state, grads, hyper) -> (PartState, Metrics)``.
+    The first of ``networks`` begins as it would alone. ``optimizers``: one for each network, with a clip of its own.
+    ``reads``: the parts whose `Learned` its losses need. ``targets``: the networks with slow copies, which move towards
+    the params by ``target_rate(hyper, updates)`` after each step, ``updates`` counting the updates of the run before
+    this one. ``project(params) -> params`` holds them to a constraint after each step, and after averaging.
+    ``every``: the part steps at one update in so many.
     """
 
-    init: Callable[[jax.Array], PartState]
-    gradients: Callable[[PartState, dict[str, PyTree], Any, jax.Array, Any], tuple[PyTree, Metrics]]
-    apply: Callable[[PartState, PyTree, Any], tuple[PartState, Metrics]]
+    networks: dict[str, Network]
+    gradients: FindGradients
+    optimizers: Mapping[str, MakeOptimizer]
     reads: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
+    target_rate: Callable[[Any, jax.Array], Any] = lambda hyper, updates: hyper.tau
+    project: Callable[[dict[str, PyTree]], dict[str, PyTree]] = lambda params: params
+    every: int = 1
 
 
-class Statistics(NamedTuple):
-    """What the run has seen so far: of observations, and of discounted returns (the scale of rewards)."""
+class Values(NamedTuple):
+    """Values ``[T, E]`` of the observations of a rollout, and of the true successors of each."""
 
-    obs: RunningStats
-    returns: RunningStats
+    now: jax.Array
+    next: jax.Array
 
 
-class Experience(NamedTuple):
-    """How rollouts become minibatches.
+class OnPolicy(NamedTuple):
+    """Each rollout is learned from ``num_epochs`` times, in ``num_minibatches`` minibatches of sequences of
+    ``sequence_length`` steps, and forgotten.
 
-    ``init(example) -> state`` with ``example`` the shapes of a rollout;
-    ``step(state, rollout, params, statistics, hyper, key) -> (state, Batches)``; ``reads``: the parts whose params it
-    needs. ``shards`` is the number of logical shards of its batches, ``state_axes`` the axis of the state's leaves that
-    counts them (a prefix tree; None: kept whole). ``take(data, index)`` makes one minibatch, as `buffers.take_batch`;
-    ``metrics(state)`` says what a person should know of the state.
+    ``targets(values, rollout, hyper) -> dict`` of arrays ``[T, E, ...]``, computed once a tick from what the part
+    ``critic`` says before it learns from the rollout (`Values`): ``value(outputs, obs, action) -> [...]`` makes values
+    of the outputs ``[..., out]`` of its ``network``; at successors ``action`` is None. Without ``targets`` batches hold
+    rewards and ends of episodes instead, and the losses compute what they need with the params that learn
+    (`experience.sequences`).
     """
 
-    init: Callable[[Transition], PyTree]
-    step: Callable[..., tuple[PyTree, Batches]]
-    reads: tuple[str, ...] = ()
-    shards: int = 1
-    state_axes: Any = None
-    take: Callable[[PyTree, jax.Array], Any] = take_batch
-    metrics: Callable[[PyTree], Metrics] = lambda state: {}
+    num_epochs: int
+    num_minibatches: int
+    sequence_length: int = 1
+    critic: str = ""
+    network: str = ""
+    value: Callable[[PyTree, PyTree, Any], jax.Array] = lambda outputs, obs, action: outputs[..., 0]
+    targets: Callable[[Any, Transition, Any], dict[str, jax.Array]] | None = None
+
+
+class Replay(NamedTuple):
+    """Steps are stored, ``capacity`` over all environments, and each tick ``num_batches`` batches of ``batch_size``
+    sequences are drawn from them, uniformly and with replacement.
+
+    Nothing is learned before ``warmup_steps`` steps. Rewards are added up over ``n_step`` steps. With a memory, a
+    sequence is ``burn_in`` steps that only fill it and ``sequence_length`` that are learned from. ``keep``: names of
+    the decision's extras that are stored.
+    """
+
+    capacity: int
+    batch_size: int
+    num_batches: int
+    warmup_steps: int
+    n_step: int = 1
+    sequence_length: int = 1
+    burn_in: int = 0
+    keep: tuple[str, ...] = ()
+
+
+class OnPolicyBatch(NamedTuple):
+    """Sequences of a rollout, leaves ``[L, B, ...]``.
+
+    ``memory``: that of each acting network, by part, before every step; ``extras`` of the decisions; ``targets`` as
+    `OnPolicy` makes them. Without these: ``transition``, all else that is known of the steps; else ``()``.
+    """
+
+    obs: PyTree
+    action: jax.Array
+    first: jax.Array
+    memory: dict[str, PyTree]
+    extras: dict[str, jax.Array]
+    targets: dict[str, jax.Array]
+    transition: Any = ()
+
+
+class ReplayBatch(NamedTuple):
+    """Steps out of replay, leaves ``[L, B, ...]``; ``L`` is 1 without a memory.
+
+    ``reward``: the sum over n steps; ``bootstrap``: what the value at ``next_obs``, the observation after them, counts
+    for: γ^n, or 0 where the task ended. ``extras``: what `Replay.keep` names.
+
+    With a memory, ``obs`` and ``first`` cover ``W`` steps, those of the burn-in before and n - 1 after the others;
+    ``memory``, by part, is that before the first of them, ``[1, B, ...]``, and ``last`` ``[L, B]`` says which of the
+    ``W`` steps ``next_obs`` follows. Else these three are ``()``. `experience.sequences` runs networks over either.
+    """
+
+    obs: PyTree
+    action: jax.Array
+    reward: jax.Array
+    bootstrap: jax.Array
+    next_obs: PyTree
+    extras: dict[str, jax.Array]
+    first: Any = ()
+    memory: Any = ()
+    last: Any = ()
+
+
+class Decide(Protocol):
+    """How an action is chosen."""
+
+    def __call__(
+        self, outputs: dict[str, Any], obs: PyTree, state: PyTree, key: jax.Array, hyper: Any, explore: bool
+    ) -> tuple[jax.Array, PyTree, dict[str, jax.Array]]:
+        """``outputs``: those of each acting part, ``[E, ...]``; ``obs`` ``[E, ...]`` as the networks saw it; ``state``:
+        what it keeps of each environment. Returns actions ``[E, ...]``, the state, and extras ``[E, ...]`` that
+        training wants to remember. Without ``explore`` the action is the best one, and ``hyper`` None."""
 
 
 class Agent(NamedTuple):
-    """An algorithm bound to the shapes of one environment.
+    """An algorithm bound to the shapes of one environment, before `experience.bind` does the rest.
 
-    ``explore(params, carry, obs, first, key) -> (action, carry, extras)`` and ``greedy`` alike without extras act on
-    normalized observations ``[E, ...]``; ``params`` maps part names to params, and only ``acting_parts`` are read.
+    ``acts``: the parts that choose actions, each with the name of the network that runs; ``remembers``: parts whose
+    networks run beside them in training, so that their memory at the starts of sequences is known.
+    ``decide`` as `Decide`; ``init_decide(num_envs) -> state``. ``rollout_length``: steps of each environment in a tick.
+    ``normalize_observations``: None means all but images.
     """
 
     parts: dict[str, Part]
-    experience: Experience
-    explore: Callable[..., tuple[jax.Array, PyTree, PyTree]]
-    greedy: Callable[..., tuple[jax.Array, PyTree]]
-    initial_carry: Callable[[int], PyTree]
-    acting_parts: tuple[str, ...]
+    data: OnPolicy | Replay
+    acts: Mapping[str, str]
+    decide: Decide
     rollout_length: int
-    updates_per_tick: int
-    batch_size: int
-    warmup_ticks: int
-    normalize_observations: bool
-    normalize_rewards: bool
+    remembers: Mapping[str, str] = {}
+    init_decide: Callable[[int], PyTree] = lambda num_envs: ()
+    normalize_observations: bool | None = None
+    normalize_rewards: bool = False
 
 
 class Algorithm(NamedTuple):
-    """``hyper``: a NamedTuple of rates that may be swept, scheduled or changed on resume;
-    ``options``: the keyword arguments that made it, enough to make its networks again;
+    """``hyper``: a NamedTuple of rates that may be swept, scheduled or changed on resume; it has at least ``discount``
+    and ``reward_scale``. ``options``: the keyword arguments that made it, enough to make its networks again;
     ``build(spec, num_envs) -> Agent`` raises ``ValueError`` where the two do not fit."""
 
     name: str
@@ -102,89 +195,21 @@ class Algorithm(NamedTuple):
     build: Callable[[EnvSpec, int], Agent]
 
 
+def init_params(part: Part, key: jax.Array) -> dict[str, PyTree]:
+    """The params of a part's networks, by name; the first network has the key that it would have alone."""
+    others = {name: jax.random.fold_in(key, stable_hash(name)) for name in list(part.networks)[1:]}
+    return {name: network.init(others.get(name, key)) for name, network in part.networks.items()}
+
+
 def gradients_of(loss_fn: Callable[[PyTree], tuple[jax.Array, Metrics]], params: PyTree) -> tuple[PyTree, Metrics]:
     """Gradients and metrics of ``loss_fn(params) -> (loss, metrics)``."""
     (_, metrics), grads = jax.value_and_grad(loss_fn, has_aux=True)(params)
     return grads, metrics
 
 
-def adam_step(
-    params: PyTree, grads: PyTree, opt_state: PyTree, *, learning_rate: jax.Array, max_grad_norm: jax.Array | float
-) -> tuple[PyTree, PyTree, Metrics]:
-    """One Adam update of ``params``; gradients are first scaled down to a global norm of ``max_grad_norm``."""
-    grad_norm = optax.tree.norm(grads)
-    scale = jnp.minimum(1.0, max_grad_norm / jnp.maximum(grad_norm, 1e-8))
-    updates, opt_state = optax.scale_by_adam().update(jax.tree.map(lambda g: g * scale, grads), opt_state)
-    params = jax.tree.map(lambda p, u: p - learning_rate * u, params, updates)
-    return params, opt_state, {"grad_norm": grad_norm}
-
-
-def adam_init(params: PyTree) -> PyTree:
-    """The optimizer state that `adam_step` advances."""
-    return optax.scale_by_adam().init(params)
-
-
-def update(
-    part: Part, state: PartState, peers: dict[str, PyTree], batch: Any, key: jax.Array, hyper: Any, *,
-    drop_nonfinite: bool = False,
-) -> tuple[PartState, Metrics]:  # fmt: skip
-    """One gradient update of a part by one learner."""
-    grads, metrics = part.gradients(state, peers, batch, key, hyper)
-    return apply_gradients(part, state, grads, metrics, hyper, drop_nonfinite=drop_nonfinite)
-
-
-def apply_gradients(
-    part: Part, state: PartState, grads: PyTree, metrics: Metrics, hyper: Any, *, drop_nonfinite: bool = False
-) -> tuple[PartState, Metrics]:
-    """The part after a step along ``grads``; ``metrics``, those of the gradients, with those of the step.
-
-    With ``drop_nonfinite`` nothing changes where the step would give a NaN or an infinity; ``dropped_updates`` is 1
-    then.
-    """
-    new, more = part.apply(state, grads, hyper)
-    metrics = {**metrics, **more}
-    if not drop_nonfinite:
-        return new, metrics
-    sound = all_finite((new, metrics))
-    kept = jax.tree.map(lambda after, before: jnp.where(sound, after, before), new, state)
-    return kept, {**metrics, "dropped_updates": 1.0 - sound}
-
-
-def all_finite(tree: PyTree) -> jax.Array:
-    """Whether there is no NaN and no infinity anywhere in ``tree``; a scalar."""
-    real = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
-    return jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in real]))
-
-
-def scale_experience(
-    data: Transition, statistics: Statistics | None, reward_scale: jax.Array, normalize_rewards: bool
-) -> Transition:
-    """Observations and rewards as the networks see them; buffers keep the raw ones."""
-    reward = data.reward * reward_scale
-    if statistics is None:
-        return data._replace(reward=reward)
-    if normalize_rewards:
-        count = jnp.maximum(statistics.returns.samples, 1.0)
-        variance = jnp.where(statistics.returns.samples > 0, statistics.returns.m2 / count, 1.0)
-        # Clipped, since the first reward of a sparse world would be divided by a deviation of 0.
-        reward = jnp.clip(reward * jax.lax.rsqrt(variance + 1e-8), -MAX_SCALED_REWARD, MAX_SCALED_REWARD)
-    obs, next_obs = normalize(statistics.obs, data.obs), normalize(statistics.obs, data.next_obs)
-    return data._replace(obs=obs, next_obs=next_obs, reward=reward)
-
-
-def normalizes(asked: bool | None, spec: EnvSpec) -> bool:
-    """Whether observations are normalized: as ``asked``, and if nothing was (None), unless they are images.
-
-    Raises:
-        ValueError: it was asked for, and there are only images.
-    """
-    only_images = all(is_image(leaf) for leaf in jax.tree.leaves(spec.obs))
-    if asked and only_images:
-        raise ValueError(
-            f"normalize_observations=true is for real numbers, and {spec.name} observes images, whose bytes are scaled "
-            "to 0..1 as they are: leave it out"
-        )
-    return not only_images if asked is None else asked
+def elementwise(loss: Callable[..., jax.Array], x: jax.Array, y: jax.Array, *values: Any) -> jax.Array:
+    """Apply a loss on scalars to arrays ``[L, B]``."""
+    return jax.vmap(jax.vmap(lambda a, b: loss(a, b, *values)))(x, y)
 
 
 def require_positive(**sizes: int) -> None:

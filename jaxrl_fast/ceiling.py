@@ -14,22 +14,22 @@ import numpy as np
 from jaxrl_fast.algorithm import Algorithm
 from jaxrl_fast.core import Batches, Discrete, PyTree
 from jaxrl_fast.env import VecEnv
+from jaxrl_fast.experience.bind import bind
 from jaxrl_fast.fragments import experience_fragment, init_statistics, rollout_shapes, sampler
 from jaxrl_fast.graph import Channels, Fragment, Graph
 from jaxrl_fast.host_env import HostEnv
-from jaxrl_fast.learners import learn_fragment
+from jaxrl_fast.learners import Learning, init_learned, learn_fragment
 from jaxrl_fast.rollout import SamplerState, start, unroll
 from jaxrl_fast.schedules import resolve
 
 
 def sampling_only(env: VecEnv | HostEnv, algorithm: Algorithm) -> Graph:
     """A tick samples as training does, with a policy that stays as it is; the rollout is stored and not used."""
-    agent = algorithm.build(env.spec, env.num_envs)
+    agent = bind(algorithm, env.spec, env.num_envs)
     sample = sampler(env, agent)
 
     def init(key: jax.Array) -> dict[str, PyTree]:
-        params = {name: agent.parts[name].init(key).params for name in agent.acting_parts}
-        return {**params, "statistics": init_statistics(env)}
+        return {**init_learned(agent, agent.acting.parts, key), "statistics": init_statistics(env)}
 
     def step(private: dict[str, PyTree], inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
         return private, {channel: private[channel] for channel in sample.reads}, {}
@@ -87,16 +87,16 @@ def host_environments_only(env: HostEnv) -> Callable[[int], None]:
 
 def updates_only(env: VecEnv | HostEnv, algorithm: Algorithm) -> Graph:
     """A tick makes the gradient updates of one tick of training, always on the same batches of noise."""
-    agent = algorithm.build(env.spec, env.num_envs)
+    agent = bind(algorithm, env.spec, env.num_envs)
     source = experience_fragment(env, agent)
     statistics = init_statistics(env)
     hyper = resolve(algorithm.hyper, jnp.zeros(()))
 
     def init(key: jax.Array) -> Batches:
         shapes = rollout_shapes(env, agent)
-        params = {name: agent.parts[name].init(key).params for name in agent.experience.reads}
+        learned = init_learned(agent, agent.experience.reads, key)
         state = agent.experience.init(shapes)
-        return agent.experience.step(state, _noise(shapes, key), params, statistics, hyper, key)[1]
+        return agent.experience.step(state, _noise(shapes, key), learned, statistics, hyper, key)[1]
 
     def step(private: Batches, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
         return private, {"batches": private}, {}
@@ -107,7 +107,7 @@ def updates_only(env: VecEnv | HostEnv, algorithm: Algorithm) -> Graph:
         width=source.width, unit=source.unit,
     )  # fmt: skip
     return Graph(
-        (batches, learn_fragment(agent.parts, take=agent.experience.take)),
+        (batches, learn_fragment(Learning(agent))),
         hyper_at=lambda hyper, tick: resolve(hyper, jnp.zeros(())),
     )
 

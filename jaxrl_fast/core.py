@@ -5,6 +5,7 @@ Axis letters, the same everywhere: ``T`` time, ``E`` environments, ``B`` batch, 
 Observations are pytrees: one array in the common case, a dictionary where an ``action_mask`` rides along.
 """
 
+import zlib
 from typing import Any, NamedTuple
 
 import jax
@@ -32,7 +33,7 @@ class EnvSpec(NamedTuple):
 
     ``obs`` is a pytree of ``jax.ShapeDtypeStruct``; ``max_episode_steps`` is the time limit that
     ``vectorize`` enforces (``None``: no limit). ``frame_stack``: how many of the last observations, then images, the
-    networks see at once (0 and 1: the last one); `jaxrl_fast.frames` makes the stacks.
+    networks see at once (0 and 1: the last one); `experience.view` makes the stacks.
     """
 
     name: str
@@ -65,10 +66,18 @@ class Timestep(NamedTuple):
     episode: Any = ()
 
 
+class Extras(NamedTuple):
+    """What is remembered of a decision: what the algorithm asked for, by name, and the memory of its networks before
+    it, by part."""
+
+    decision: dict[str, jax.Array]
+    memory: dict[str, PyTree]
+
+
 class Transition(NamedTuple):
     """One decision and what came of it; a *rollout* is a `Transition` with leaves ``[T, E, ...]``.
 
-    ``first`` marks the first step of an episode; ``extras`` is what the algorithm wants to remember of its decision.
+    ``first`` marks the first step of an episode; ``extras`` are `Extras`.
     """
 
     obs: PyTree
@@ -90,3 +99,8 @@ class Batches(NamedTuple):
 
     data: PyTree
     indices: jax.Array
+
+
+def stable_hash(name: str) -> int:
+    """The same number for a name in every process."""
+    return zlib.crc32(name.encode())

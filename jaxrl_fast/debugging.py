@@ -13,11 +13,11 @@ from jax.experimental import checkify
 
 from jaxrl_fast import checkpoint_files, resuming
 from jaxrl_fast import graph as graphs
-from jaxrl_fast.algorithm import all_finite
 from jaxrl_fast.checkpointing import Checkpointer
 from jaxrl_fast.graph import Channels, Fragment, Graph, TrainState
 from jaxrl_fast.program import Program, Run
 from jaxrl_fast.recorder import NonFiniteError
+from jaxrl_fast.updates import all_finite
 
 JAX_FOLDER = os.path.dirname(jax.__file__)
 PLACE = re.compile(r"\S+:\d+ \([^)]+\)")

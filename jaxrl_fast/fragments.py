@@ -14,9 +14,11 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.algorithm import Agent, Algorithm, Statistics, all_finite
+from jaxrl_fast.algorithm import Algorithm, Learned, init_params
 from jaxrl_fast.core import Batches, PyTree, Transition
 from jaxrl_fast.env import VecEnv
+from jaxrl_fast.experience.bind import Bound, bind
+from jaxrl_fast.experience.scale import Statistics
 from jaxrl_fast.graph import Channels, Fragment, Graph, check
 from jaxrl_fast.host import host_sample_fragment
 from jaxrl_fast.host_arrival import arrival_sample_fragment
@@ -25,6 +27,7 @@ from jaxrl_fast.learners import Average, OnNan, build_learners
 from jaxrl_fast.normalize import init_stats, normalize, update_stats
 from jaxrl_fast.rollout import SamplerState, start, unroll
 from jaxrl_fast.schedules import has_schedule, resolve
+from jaxrl_fast.updates import all_finite
 
 Overlap = Literal["none", "sampling", "actor_critic", "all"]
 
@@ -36,18 +39,18 @@ class StatisticsState(NamedTuple):
     discounted: jax.Array
 
 
-def sample_fragment(env: VecEnv, agent: Agent) -> Fragment:
+def sample_fragment(env: VecEnv, agent: Bound) -> Fragment:
     """Steps the environments with the exploring policy; writes ``rollout`` ``[T, E, ...]``."""
-    reads = agent.acting_parts + (("statistics",) if agent.normalize_observations else ())
+    reads = agent.acting.parts + (("statistics",) if agent.normalize_observations else ())
 
     def init(key: jax.Array) -> SamplerState:
-        return start(env, agent.initial_carry(env.num_envs), key)
+        return start(env, agent.acting.initial_carry(env.num_envs), key)
 
     def step(private: SamplerState, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
-        params = {name: inputs[name] for name in agent.acting_parts}
+        learned = {name: inputs[name] for name in agent.acting.parts}
 
         def act(carry: PyTree, obs: PyTree, first: jax.Array, key: jax.Array) -> tuple:
-            return agent.explore(params, carry, _seen(inputs.get("statistics"), obs), first, key)
+            return agent.acting.explore(learned, carry, _seen(inputs.get("statistics"), obs), first, key, hyper)
 
         private, rollout, metrics = unroll(env, act, private, key, agent.rollout_length)
         return private, {"rollout": rollout}, metrics
@@ -58,7 +61,7 @@ def sample_fragment(env: VecEnv, agent: Agent) -> Fragment:
     )  # fmt: skip
 
 
-def statistics_fragment(env: VecEnv | HostEnv, agent: Agent, nan: OnNan = "stop") -> Fragment:
+def statistics_fragment(env: VecEnv | HostEnv, agent: Bound, nan: OnNan = "stop") -> Fragment:
     """The one writer of ``statistics``: observations and discounted returns, merged over all environments.
 
     With ``nan="skip"`` it passes over rollouts that are not finite throughout: one NaN would stay in it for ever.
@@ -88,7 +91,7 @@ def statistics_fragment(env: VecEnv | HostEnv, agent: Agent, nan: OnNan = "stop"
     )  # fmt: skip
 
 
-def experience_fragment(env: VecEnv | HostEnv, agent: Agent) -> Fragment:
+def experience_fragment(env: VecEnv | HostEnv, agent: Bound) -> Fragment:
     """Turns rollouts into the ``batches`` of a tick's gradient updates; a replay buffer lives here."""
     reads = ("rollout", *agent.experience.reads) + (("statistics",) if _needs_statistics(agent) else ())
 
@@ -96,9 +99,9 @@ def experience_fragment(env: VecEnv | HostEnv, agent: Agent) -> Fragment:
         return agent.experience.init(rollout_shapes(env, agent))
 
     def step(private: PyTree, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
-        params = {name: inputs[name] for name in agent.experience.reads}
+        learned = {name: inputs[name] for name in agent.experience.reads}
         private, batches = agent.experience.step(
-            private, inputs["rollout"], params, inputs.get("statistics"), hyper, key
+            private, inputs["rollout"], learned, inputs.get("statistics"), hyper, key
         )
         return private, {"batches": batches}, agent.experience.metrics(private)
 
@@ -119,7 +122,7 @@ def build_graph(
     total_steps: int | None = None,
     nan: OnNan = "stop",
     empty_until: int = 0,
-) -> tuple[Graph, Agent]:
+) -> tuple[Graph, Bound]:
     """The graph of one run. ``overlap`` chooses the edges that lag a tick, ``learners`` and ``average`` how many share
     the gradient updates, and how; they change what is computed, and compute the same under every placement.
     ``nan="skip"`` leaves out the updates that would give a number that is not finite. ``empty_until``: the tick at
@@ -129,7 +132,7 @@ def build_graph(
         ValueError: algorithm and environment do not fit, batches cannot be shared by so many learners, or a schedule
             has no ``total_steps`` to run over.
     """
-    agent = algorithm.build(env.spec, env.num_envs)
+    agent = bind(algorithm, env.spec, env.num_envs)
     steps_per_tick = env.num_envs * agent.rollout_length
     if has_schedule(algorithm.hyper) and total_steps is None:
         raise ValueError(f"a schedule among the rates of {algorithm.name} needs total_steps")
@@ -152,7 +155,7 @@ def build_graph(
     return graph, agent
 
 
-def sampler(env: VecEnv | HostEnv, agent: Agent) -> Fragment:
+def sampler(env: VecEnv | HostEnv, agent: Bound) -> Fragment:
     """The fragment ``sample``, wherever the environments live."""
     if isinstance(env, HostEnv):
         make_sample = host_sample_fragment if env.recv_any is None else arrival_sample_fragment
@@ -165,21 +168,22 @@ def init_statistics(env: VecEnv | HostEnv) -> Statistics:
     return Statistics(init_stats(env.spec.obs), init_stats(jax.ShapeDtypeStruct((), jnp.float32)))
 
 
-def rollout_shapes(env: VecEnv | HostEnv, agent: Agent) -> Transition:
+def rollout_shapes(env: VecEnv | HostEnv, agent: Bound) -> Transition:
     """The shapes of a rollout ``[T, E, ...]``, found without tracing the environment, which can take seconds."""
 
     def one_step(key: jax.Array) -> Transition:
-        params = {name: agent.parts[name].init(key).params for name in agent.acting_parts}
+        learned = {name: Learned(init_params(agent.parts[name], key)) for name in agent.acting.parts}
         obs = jax.tree.map(lambda s: jnp.zeros((env.num_envs, *s.shape), s.dtype), env.spec.obs)
         flag, reward = jnp.zeros(env.num_envs, bool), jnp.zeros(env.num_envs, jnp.float32)
-        action, _, extras = agent.explore(params, agent.initial_carry(env.num_envs), obs, flag, key)
+        carry = agent.acting.initial_carry(env.num_envs)
+        action, _, extras = agent.acting.explore(learned, carry, obs, flag, key, agent.hyper)
         return Transition(obs, action, reward, obs, flag, flag, flag, extras)
 
     step = jax.eval_shape(one_step, jax.random.key(0))
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct((agent.rollout_length, *x.shape), x.dtype), step)
 
 
-def _needs_statistics(agent: Agent) -> bool:
+def _needs_statistics(agent: Bound) -> bool:
     return agent.normalize_observations or agent.normalize_rewards
 
 

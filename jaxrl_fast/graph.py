@@ -6,7 +6,6 @@ was written in the tick before; only edges of age 1 let their two ends run at th
 fixed topology of the reactor model (arXiv 2312.04704): checked once, scheduled once, no locks.
 """
 
-import zlib
 from collections.abc import Callable, Mapping
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -14,10 +13,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.core import Metrics, PyTree
+from jaxrl_fast.core import Metrics, PyTree, stable_hash
 
 Channels = dict[str, PyTree]
-Step = Callable[[PyTree, Channels, Any, jax.Array], tuple[PyTree, Channels, Metrics]]
+Step = Callable[..., tuple[PyTree, Channels, Metrics]]
 
 
 class GraphError(ValueError):
@@ -35,7 +34,8 @@ class Fragment(NamedTuple):
 
     ``init``'s key comes from ``init_name`` (default: the fragment's own name), so that fragments of different graphs
     can begin alike. ``host``: the step is ordinary Python, called between the compiled ones, and may hold a world
-    outside JAX; it gets all seeds at once, and ``publish`` tells the shapes of what it writes for one.
+    outside JAX; it gets all seeds at once, and ``publish`` tells the shapes of what it writes for one. ``counts``:
+    ``step`` takes a fifth argument, how many times its turn has come before (an int32 that is the same for all seeds).
 
     ``private_axes`` and ``write_axes`` (by channel) name the axis of each leaf along which it may be divided, as prefix
     trees like those of ``vmap`` (None: kept whole); ``width`` is how long these axes are, in ``unit``, 0 for none.
@@ -52,6 +52,7 @@ class Fragment(NamedTuple):
     rounds: int = 1
     init_name: str = ""
     host: bool = False
+    counts: bool = False
     private_axes: Any = None
     write_axes: Mapping[str, Any] = {}
     width: int = 0
@@ -208,7 +209,8 @@ def step_round(
         held = {c: stored[c] for c in fragment.writes if c in stored}
         # No compiler may merge the arithmetic of two fragments: in one program or in several, they round alike.
         own_private, inputs = jax.lax.optimization_barrier((private[fragment.name], inputs))
-        stepped = step_fragment(fragment, own_private, inputs, held, hyper, step_key(fragment, key, tick, round), tick)
+        own_key, turn = step_key(fragment, key, tick, round), tick * fragment.rounds + round
+        stepped = step_fragment(fragment, own_private, inputs, held, hyper, own_key, tick, turn)
         after[fragment.name], outputs, own = jax.lax.optimization_barrier(stepped)
         written.update(outputs)
         metrics.update({f"{fragment.name}/{name}": value for name, value in own.items()})
@@ -251,14 +253,16 @@ def step_fragment(
     hyper: Any,
     key: jax.Array,
     tick: jax.Array,
+    turn: jax.Array,
 ) -> tuple[PyTree, Channels, Metrics]:
     """Step one fragment, or leave it as it is in a tick that it skips."""
+    step = step_of(fragment, turn)
     if not _skips(fragment):
-        return fragment.step(private, inputs, hyper, key)
-    metrics_shape = jax.eval_shape(fragment.step, private, inputs, hyper, key)[2]
+        return step(private, inputs, hyper, key)
+    metrics_shape = jax.eval_shape(step, private, inputs, hyper, key)[2]
 
     def act(private: PyTree, inputs: Channels) -> tuple[PyTree, Channels, Metrics]:
-        private, outputs, metrics = fragment.step(private, inputs, hyper, key)
+        private, outputs, metrics = step(private, inputs, hyper, key)
         return private, {c: outputs[c] for c in held}, metrics
 
     def rest(private: PyTree, inputs: Channels) -> tuple[PyTree, Channels, Metrics]:
@@ -268,6 +272,13 @@ def step_fragment(
     return jax.lax.cond(active, act, rest, private, inputs)
 
 
+def step_of(fragment: Fragment, turn: jax.Array) -> Step:
+    """A fragment's step at its ``turn``, whether it counts them or not."""
+    if not fragment.counts:
+        return fragment.step
+    return lambda private, inputs, hyper, key: fragment.step(private, inputs, hyper, key, turn)
+
+
 def active_ticks(fragment: Fragment, first: int, last: int) -> int:
     """In how many of the ticks ``first .. last - 1`` the fragment steps."""
 
@@ -275,11 +286,6 @@ def active_ticks(fragment: Fragment, first: int, last: int) -> int:
         return max(0, -(-(tick - fragment.start) // fragment.every))
 
     return before(last) - before(first)
-
-
-def stable_hash(name: str) -> int:
-    """The same number for a name in every process."""
-    return zlib.crc32(name.encode())
 
 
 def _skips(fragment: Fragment) -> bool:
@@ -341,5 +347,5 @@ def _outputs(graph: Graph, state: TrainState, published: Channels) -> Channels:
         if fragment.host and fragment.publish is not None:
             channels.update(fragment.publish(private))
         else:
-            channels.update(fragment.step(private, inputs, hyper, key)[1])
+            channels.update(step_of(fragment, state.tick)(private, inputs, hyper, key)[1])
     return channels

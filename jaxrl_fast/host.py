@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_fast.algorithm import Agent
 from jaxrl_fast.core import EpisodeTotals, PyTree, Transition
+from jaxrl_fast.experience.bind import Bound
 from jaxrl_fast.graph import Channels, Fragment
 from jaxrl_fast.host_env import MAX_STEPS, HostEnv, HostStep
 from jaxrl_fast.normalize import normalize
@@ -61,7 +61,7 @@ class Recording:
             whole[at] = part
 
 
-def host_sample_fragment(env: HostEnv, agent: Agent, rollout_shapes: Transition) -> Fragment:
+def host_sample_fragment(env: HostEnv, agent: Bound, rollout_shapes: Transition) -> Fragment:
     """As `fragments.sample_fragment` for environments outside JAX; of a pool of several slices, those of all seeds.
 
     The environments are started anew in the first tick, and wherever their count of steps is not that of the state:
@@ -71,12 +71,14 @@ def host_sample_fragment(env: HostEnv, agent: Agent, rollout_shapes: Transition)
     rows = _slices(env.num_envs, env.num_groups)
     groups = range(env.num_groups)
     turns = [[group] for group in groups] if env.overlaps else [list(groups)]  # who is decided on in one call
-    act = over_slices(env, _remembering(make_act(agent)), (0, 0, 0, 0, 0, None, 0, None))
+    act = over_slices(env, _remembering(make_act(agent)), (0, 0, 0, 0, 0, 0, None, 0, None))
     no_extras = _extras_of_a_group(env, rollout_shapes.extras)
 
     @partial(jax.jit, donate_argnums=2)
-    def decide(inputs: Channels, given: list[tuple], extras: list[PyTree], key: Any, counts: list[int], t: int) -> list:
-        return [act(inputs, *g, key, i, e, t) for g, e, i in zip(given, extras, counts, strict=True)]
+    def decide(
+        inputs: Channels, given: list[tuple], extras: list[PyTree], key: Any, hyper: Any, counts: list[int], t: int
+    ) -> list:
+        return [act(inputs, *g, key, hyper, i, e, t) for g, e, i in zip(given, extras, counts, strict=True)]
 
     def step(private: HostSamplerState, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
         now = begin(env, agent, private, key)
@@ -94,7 +96,7 @@ def host_sample_fragment(env: HostEnv, agent: Agent, rollout_shapes: Transition)
                 if t == length:
                     continue
                 counts = [t * env.num_groups + group for group in turn]
-                decided = decide(inputs, [given[g] for g in turn], [extras[g] for g in turn], key, counts, t)
+                decided = decide(inputs, [given[g] for g in turn], [extras[g] for g in turn], key, hyper, counts, t)
                 for group, (action, carry, extras[group]) in zip(turn, decided, strict=True):
                     given[group], sent[group] = (carry, *given[group][1:]), np.asarray(action)
                     env.send(_in_rows(env, sent[group]), group)
@@ -106,25 +108,27 @@ def host_sample_fragment(env: HostEnv, agent: Agent, rollout_shapes: Transition)
     return host_fragment(env, agent, rollout_shapes, step)
 
 
-def make_act(agent: Agent) -> Callable[..., tuple]:
-    """``act(inputs, carry, obs, first, key, i) -> (action, carry, extras)``: the ``i``-th decision of a tick."""
+def make_act(agent: Bound) -> Callable[..., tuple]:
+    """``act(inputs, carry, obs, first, key, hyper, i) -> (action, carry, extras)``: the ``i``-th decision of a tick."""
 
-    def act(inputs: Channels, carry: PyTree, obs: PyTree, first: jax.Array, key: jax.Array, i: int) -> tuple:
-        params = {name: inputs[name] for name in agent.acting_parts}
+    def act(
+        inputs: Channels, carry: PyTree, obs: PyTree, first: jax.Array, key: jax.Array, hyper: Any, i: int
+    ) -> tuple:
+        learned = {name: inputs[name] for name in agent.acting.parts}
         seen = normalize(inputs["statistics"].obs, obs) if agent.normalize_observations else obs
-        return agent.explore(params, carry, seen, first, jax.random.fold_in(key, i))
+        return agent.acting.explore(learned, carry, seen, first, jax.random.fold_in(key, i), hyper)
 
     return act
 
 
-def host_fragment(env: HostEnv, agent: Agent, rollout_shapes: Transition, step: Callable[..., tuple]) -> Fragment:
+def host_fragment(env: HostEnv, agent: Bound, rollout_shapes: Transition, step: Callable[..., tuple]) -> Fragment:
     """``sample`` with this ``step``, before its environments are started."""
-    reads = agent.acting_parts + (("statistics",) if agent.normalize_observations else ())
+    reads = agent.acting.parts + (("statistics",) if agent.normalize_observations else ())
 
     def init(key: jax.Array) -> HostSamplerState:
         obs = jax.tree.map(lambda s: jnp.zeros((env.num_envs, *s.shape), s.dtype), env.spec.obs)
         first = jnp.ones(env.num_envs, bool)
-        return HostSamplerState(jnp.zeros((), jnp.int32), obs, first, agent.initial_carry(env.num_envs))
+        return HostSamplerState(jnp.zeros((), jnp.int32), obs, first, agent.acting.initial_carry(env.num_envs))
 
     def publish(private: HostSamplerState) -> Channels:
         return {"rollout": jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), rollout_shapes)}
@@ -196,7 +200,7 @@ def over_slices(env: HostEnv, function: Callable, in_axes: tuple) -> Callable:
     return jax.vmap(function, in_axes) if env.num_seeds > 1 else function
 
 
-def begin(env: HostEnv, agent: Agent, private: HostSamplerState, key: jax.Array) -> HostSamplerState:
+def begin(env: HostEnv, agent: Bound, private: HostSamplerState, key: jax.Array) -> HostSamplerState:
     """Where the environments stand, if that is where the state left them; else their start."""
     taken = np.asarray(private.steps)
     if taken.all() and (taken == env.steps() % MAX_STEPS).all():
@@ -207,7 +211,9 @@ def begin(env: HostEnv, agent: Agent, private: HostSamplerState, key: jax.Array)
     if env.num_seeds > 1:
         parts = obs.reshape(env.num_groups, env.num_seeds, -1, *obs.shape[1:])
         obs = np.moveaxis(parts, 0, 1).reshape(*shape, *obs.shape[1:])
-    carry = jax.tree.map(lambda x: np.broadcast_to(x, (*taken.shape, *x.shape)), agent.initial_carry(env.num_envs))
+    carry = jax.tree.map(
+        lambda x: np.broadcast_to(x, (*taken.shape, *x.shape)), agent.acting.initial_carry(env.num_envs)
+    )
     return HostSamplerState(np.zeros_like(taken), obs, np.ones(shape, bool), carry)
 
 

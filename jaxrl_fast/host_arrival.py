@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_fast.algorithm import Agent
 from jaxrl_fast.core import PyTree, Transition
+from jaxrl_fast.experience.bind import Bound
 from jaxrl_fast.graph import Channels, Fragment
 from jaxrl_fast.host import HostRecord, HostSamplerState, Recording, begin, collect, host_fragment, make_act
 from jaxrl_fast.host_env import MAX_STEPS, HostEnv
@@ -25,7 +25,7 @@ class _Under(NamedTuple):
     extras: Any
 
 
-def arrival_sample_fragment(env: HostEnv, agent: Agent, rollout_shapes: Transition) -> Fragment:
+def arrival_sample_fragment(env: HostEnv, agent: Bound, rollout_shapes: Transition) -> Fragment:
     """As `host.host_sample_fragment`, by ``recv_any`` and ``send_to``."""
     num_envs, batch, length = env.num_envs, env.num_envs // env.num_groups, agent.rollout_length
     act = jax.jit(make_act(agent))
@@ -46,7 +46,7 @@ def arrival_sample_fragment(env: HostEnv, agent: Agent, rollout_shapes: Transiti
             nonlocal calls
             padded = np.resize(indices, batch)  # one compiled program, however few are asked
             seen = jax.tree.map(lambda x: x[padded], (carry, now.obs, now.first))
-            action, after, more = jax.device_get(act(inputs, *seen, key, calls))
+            action, after, more = jax.device_get(act(inputs, *seen, key, hyper, calls))
             calls += 1
             decided = jax.tree.map(lambda x: x[: len(indices)], (after, action, more))
             _set((carry, now.action, now.extras), indices, decided)

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_fast import distributed
-from jaxrl_fast.algorithm import Agent, Algorithm
+from jaxrl_fast.algorithm import Algorithm
 from jaxrl_fast.core import EpisodeTotals
 from jaxrl_fast.env import VecEnv, vectorize
 from jaxrl_fast.evaluation import play
+from jaxrl_fast.experience.bind import Bound
 from jaxrl_fast.graph import TrainState
 from jaxrl_fast.host import evaluation_on_host
 from jaxrl_fast.host_env import HostEnv
@@ -31,7 +32,7 @@ class Judge(NamedTuple):
 
 
 def make_judge(
-    env: VecEnv | HostEnv, algorithm: Algorithm, agent: Agent, keys: jax.Array, episodes: int,
+    env: VecEnv | HostEnv, algorithm: Algorithm, agent: Bound, keys: jax.Array, episodes: int,
     should_stop: Callable[[], bool],
 ) -> Judge:  # fmt: skip
     """How the policies of a run's seeds, one for each of ``keys``, are judged, and kept in the end."""
@@ -40,7 +41,7 @@ def make_judge(
         "algo": algorithm.name, "options": algorithm.options, "num_envs": env.num_envs,
         "normalize_observations": agent.normalize_observations,
     }  # fmt: skip
-    evaluate = make_evaluation(env, make_policy(env.spec, agent, PolicyParams({}, None), made_by), episodes)
+    evaluate = make_evaluation(env, make_policy(env.spec, agent.acting, PolicyParams({}, None), made_by), episodes)
 
     def totals(state: TrainState) -> EpisodeTotals | None:
         params = policy_params(agent, state, num_seeds)
@@ -49,7 +50,7 @@ def make_judge(
     def best_policy(state: TrainState, scores: np.ndarray) -> Policy:
         best = int(np.argmax(scores)) if scores.size else 0
         params = jax.tree.map(lambda x: jnp.array(x[best]), policy_params(agent, state, num_seeds))
-        return make_policy(env.spec, agent, params, made_by)
+        return make_policy(env.spec, agent.acting, params, made_by)
 
     return Judge(totals, best_policy)
 
@@ -93,9 +94,9 @@ def unless_stopped(work: Callable[[], T], should_stop: Callable[[], bool]) -> T 
     return future.result()
 
 
-def policy_params(agent: Agent, state: TrainState, num_seeds: int) -> PolicyParams:
+def policy_params(agent: Bound, state: TrainState, num_seeds: int) -> PolicyParams:
     """What acting needs, out of a program's state: leaves ``[S, ...]`` on the host, so that they can act anywhere."""
-    parts = {name: state.channels[name] for name in agent.acting_parts}
+    parts = agent.acting.greedy_weights(state.channels)
     stats = state.channels["statistics"].obs if agent.normalize_observations else None
     params = PolicyParams(*distributed.to_host((parts, stats)))
     return params if num_seeds > 1 else jax.tree.map(lambda x: np.asarray(x)[None], params)

@@ -15,12 +15,13 @@ import numpy as np
 
 from jaxrl_fast import checkpoint_files, checkpointing, debugging, distributed, resuming
 from jaxrl_fast import program as programs
-from jaxrl_fast.algorithm import Agent, Algorithm, require_positive
+from jaxrl_fast.algorithm import Algorithm, require_positive
 from jaxrl_fast.bridge import check_placement, in_graph, make_bridge, told_by_name
 from jaxrl_fast.checkpointing import FOLDER, Checkpointer, Checkpoints
 from jaxrl_fast.core import EpisodeTotals
 from jaxrl_fast.drawing import draw_run
 from jaxrl_fast.env import VecEnv
+from jaxrl_fast.experience.bind import Bound, bind
 from jaxrl_fast.fragments import Overlap, build_graph
 from jaxrl_fast.graph import Graph, TrainState
 from jaxrl_fast.graph import init as init_graph
@@ -126,7 +127,7 @@ def learn(
     """
     require_positive(total_steps=total_steps, num_seeds=num_seeds, eval_episodes=eval_episodes)
     settings = settings or resuming.settings_of(
-        env, algorithm, algorithm.build(env.spec, env.num_envs), seed=seed, num_seeds=num_seeds, overlap=overlap,
+        env, algorithm, bind(algorithm, env.spec, env.num_envs), seed=seed, num_seeds=num_seeds, overlap=overlap,
         learners=learners, average=average, total_steps=total_steps,
     )  # fmt: skip
     check_processes(env, {**settings, "resume": resume, "debug": debug})
@@ -230,7 +231,7 @@ def start(
     if resumed is not None:
         first, state = state, resuming.put_back(state, resumed, program)
         if isinstance(recorder.env, HostEnv):
-            state = resuming.begin_anew(state, first)
+            state = resuming.begin_anew(state, first, recorder.agent)
         recorder.go_on_from(resumed.progress)
     jax.block_until_ready(state)
     distributed.join()  # the first chunk's rate is not to hold what another process still compiles
@@ -293,7 +294,7 @@ def check_start(state: TrainState, env: VecEnv | HostEnv) -> None:
 
 
 def describe_start(
-    state: TrainState, resumed: resuming.Resumed | None, saver: Checkpointer | None, plan: Plan, agent: Agent,
+    state: TrainState, resumed: resuming.Resumed | None, saver: Checkpointer | None, plan: Plan, agent: Bound,
     tell: Callable[[str], None],
 ) -> None:  # fmt: skip
     """Tell where a resumed run goes on and what is different, and what the checkpoints will hold."""

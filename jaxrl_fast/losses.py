@@ -16,6 +16,13 @@ def squared_error(prediction: jax.Array, target: jax.Array) -> jax.Array:
     return 0.5 * jnp.square(prediction - target)
 
 
+def huber(prediction: jax.Array, target: jax.Array) -> jax.Array:
+    """Half the squared error within 1 of the target, and beyond it a line of slope 1 (DQN's clipped error; Mnih et al.,
+    Nature 2015, methods)."""
+    error = jnp.abs(prediction - target)
+    return jnp.where(error <= 1.0, 0.5 * jnp.square(error), error - 0.5)
+
+
 def soft_target(
     reward: jax.Array,
     discount: jax.Array,

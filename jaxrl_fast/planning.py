@@ -2,8 +2,8 @@
 
 from typing import Any, NamedTuple
 
-from jaxrl_fast.algorithm import Agent
 from jaxrl_fast.env import VecEnv
+from jaxrl_fast.experience.bind import Bound
 from jaxrl_fast.host_env import HostEnv
 
 CHUNKS_PER_RUN = 100
@@ -24,7 +24,7 @@ class Plan(NamedTuple):
 
 
 def plan_run(
-    env: VecEnv | HostEnv, agent: Agent, total_steps: int, eval_every: int | None, checkpoint_every: int | None = None,
+    env: VecEnv | HostEnv, agent: Bound, total_steps: int, eval_every: int | None, checkpoint_every: int | None = None,
     progress: dict[str, Any] | None = None,
 ) -> Plan:  # fmt: skip
     """Cut a run into about a hundred equal chunks, or more if these would be long, with the least overshoot over

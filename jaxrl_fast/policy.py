@@ -9,17 +9,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import serialization
+from jax.tree_util import keystr
 
-from jaxrl_fast.algorithm import Agent
+from jaxrl_fast.algorithm import Agent, Learned, init_params
 from jaxrl_fast.algorithms import ALGORITHMS
 from jaxrl_fast.core import Box, Discrete, EnvSpec, PyTree
+from jaxrl_fast.experience.acting import Acting, Carry, make_acting
+from jaxrl_fast.experience.view import make_view
 from jaxrl_fast.normalize import RunningStats, init_stats, normalize
 
-FORMAT_VERSION = 1
+FORMAT_VERSION, BY_POSITION = 2, 1
+"""What is written, and the older format that is read too, in which arrays were numbered."""
 
 
 class PolicyParams(NamedTuple):
-    """``parts``: the params that acting reads; ``obs``: statistics of observations, or None."""
+    """``parts``: the weights of the networks that choose actions, by part; ``obs``: statistics of observations, or
+    None."""
 
     parts: dict[str, PyTree]
     obs: RunningStats | None
@@ -48,15 +53,18 @@ class Policy(NamedTuple):
         return action[0]
 
 
-def make_policy(spec: EnvSpec, agent: Agent, params: PolicyParams, made_by: dict[str, Any]) -> Policy:
-    """Bind an agent's greedy actions to its parameters and statistics."""
+def make_policy(spec: EnvSpec, acting: Acting, params: PolicyParams, made_by: dict[str, Any]) -> Policy:
+    """Bind greedy actions to parameters and statistics."""
+    remembers = bool(jax.tree.leaves(acting.greedy_carry(1)))
 
     def act(params: PolicyParams, carry: PyTree, obs: PyTree, first: jax.Array, key: jax.Array) -> tuple:
         obs = _like(spec.obs, obs)
         seen = obs if params.obs is None else normalize(params.obs, obs)
-        return agent.greedy(params.parts, carry, seen, first, key)
+        if not remembers:  # any carry will do, also ()
+            return acting.greedy(params.parts, acting.greedy_carry(1), seen, first, key)[0], carry
+        return acting.greedy(params.parts, carry, seen, first, key)
 
-    return Policy(params, act, agent.initial_carry, spec, made_by)
+    return Policy(params, act, acting.greedy_carry, spec, made_by)
 
 
 def save_policy(policy: Policy, folder: Path) -> None:
@@ -64,7 +72,9 @@ def save_policy(policy: Policy, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     description = {"format": FORMAT_VERSION, "spec": _spec_to_json(policy.spec), "made_by": policy.made_by}
     (folder / "policy.json").write_text(json.dumps(description, indent=2) + "\n")
-    (folder / "params.msgpack").write_bytes(serialization.to_bytes(_plain(policy.params)))
+    (folder / "params.msgpack").write_bytes(
+        serialization.msgpack_serialize(jax.tree.map(np.asarray, _by_name(policy.params)))
+    )
 
 
 def load_policy(path: str | Path) -> Policy:
@@ -80,40 +90,38 @@ def load_policy(path: str | Path) -> Policy:
         if made_by["algo"] not in ALGORITHMS:
             raise ValueError(f"this version has no algo={made_by['algo']}, by which it was made")
         # Sizes of learning are not kept and do not matter here; their defaults fit this many environments.
-        agent = ALGORITHMS[made_by["algo"]](**made_by["options"]).build(spec, 64)
-        template = _template(spec, agent, made_by["normalize_observations"])
+        view = make_view(spec)
+        agent = ALGORITHMS[made_by["algo"]](**made_by["options"]).build(view.spec, 64)
+        acting = make_acting(agent, view)
+        template = _template(spec, agent, acting, made_by["normalize_observations"])
     except Exception as error:  # whatever may stand where our own description should
         raise ValueError(f"{folder}/policy.json cannot be used: {type(error).__name__}: {error}") from error
+    wanted = _by_name(template)
     try:
-        plain = serialization.from_bytes(_plain(template), stored)
-        leaves = [plain[str(i)] for i in range(len(plain))]
+        found = serialization.msgpack_restore(stored)
+        found = _named_by_position(found, wanted) if description["format"] == BY_POSITION else found
+        leaves = [found[name] for name in wanted]
     except Exception as error:  # msgpack and flax raise whatever damaged bytes make them stumble over
         raise ValueError(f"{folder}/params.msgpack is damaged: {type(error).__name__}: {error}") from error
-    wanted = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(template)]
-    if [(np.shape(leaf), getattr(leaf, "dtype", None)) for leaf in leaves] != wanted:
+    shapes = [(leaf.shape, leaf.dtype) for leaf in wanted.values()]
+    if [(np.shape(leaf), getattr(leaf, "dtype", None)) for leaf in leaves] != shapes or set(found) != set(wanted):
         raise ValueError(f"{folder}/params.msgpack does not fit {folder}/policy.json: they are of different runs")
     params = jax.tree.unflatten(jax.tree.structure(template), [jnp.asarray(leaf) for leaf in leaves])
-    return make_policy(spec, agent, params, made_by)
+    return make_policy(spec, acting, params, made_by)
 
 
-def memory_of(carry: PyTree) -> PyTree:
-    """What of a carry decides the actions: the actor's memory (not the critic's), the frames before the last, or both;
-    None where a policy remembers nothing."""
-    if not jax.tree.leaves(carry):
-        return None
-    if "frames" not in carry:
-        return carry["actor"]
-    own = memory_of(carry["policy"])
-    return carry["frames"] if own is None else {"actor": own, "frames": carry["frames"]}
+def memory_of(carry: Carry) -> PyTree:
+    """What of a carry decides the actions: the networks' memory, the frames before the last, or both by name; None
+    where a policy remembers nothing."""
+    parts = dict(carry.memory) | ({"frames": carry.frames} if jax.tree.leaves(carry.frames) else {})
+    return next(iter(parts.values())) if len(parts) == 1 else parts or None
 
 
-def with_memory(carry: PyTree, memory: PyTree) -> PyTree:
+def with_memory(carry: Carry, memory: PyTree) -> Carry:
     """A carry in which `memory_of` finds ``memory``."""
-    if "frames" not in carry:
-        return {**carry, "actor": memory}
-    if not isinstance(memory, dict):
-        return {**carry, "frames": memory}
-    return {"frames": memory["frames"], "policy": with_memory(carry["policy"], memory["actor"])}
+    names = [*carry.memory, *(["frames"] if jax.tree.leaves(carry.frames) else [])]
+    parts = {names[0]: memory} if len(names) == 1 else memory
+    return carry._replace(frames=parts.get("frames", carry.frames), memory={n: parts[n] for n in carry.memory})
 
 
 def same_spaces(one: EnvSpec, other: EnvSpec) -> bool:
@@ -137,7 +145,7 @@ def _read_files(folder: Path) -> tuple[dict[str, Any], bytes]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{folder}/policy.json is damaged: {error}") from error
     version = description.get("format") if isinstance(description, dict) else None
-    if version != FORMAT_VERSION:
+    if version not in (FORMAT_VERSION, BY_POSITION):
         raise ValueError(
             f"{folder}/policy.json has format {version}, this version of jaxrl_fast reads {FORMAT_VERSION}: use the "
             "version that wrote it"
@@ -145,17 +153,30 @@ def _read_files(folder: Path) -> tuple[dict[str, Any], bytes]:
     return description, stored
 
 
-def _template(spec: EnvSpec, agent: Agent, normalized: bool) -> PolicyParams:
+def _template(spec: EnvSpec, agent: Agent, acting: Acting, normalized: bool) -> PolicyParams:
     """Arrays of the shapes and dtypes that a policy's parameters have."""
-    key = jax.random.key(0)
-    shapes = jax.eval_shape(lambda: {name: agent.parts[name].init(key).params for name in agent.acting_parts})
-    parts = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shapes)
+
+    def weights() -> dict[str, PyTree]:
+        return acting.greedy_weights({p: Learned(init_params(agent.parts[p], jax.random.key(0))) for p in agent.acts})
+
+    parts = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), jax.eval_shape(weights))
     return PolicyParams(parts, init_stats(spec.obs) if normalized else None)
 
 
-def _plain(params: PolicyParams) -> dict[str, Any]:
-    """Leaves by position, so that the file does not depend on how our types are spelled."""
-    return {str(i): leaf for i, leaf in enumerate(jax.tree.leaves(params))}
+def _by_name(params: PolicyParams) -> dict[str, Any]:
+    """Leaves by their path, such as ``parts/actor/params/Dense_0/kernel``."""
+    return {keystr(path, simple=True, separator="/"): leaf for path, leaf in jax.tree.leaves_with_path(params)}
+
+
+def _named_by_position(stored: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
+    """The arrays of a file of the first format, which numbered them: the actor's first, the statistics last, and
+    between them what chooses no action (SAC's temperature, the critic of a PPO with a memory)."""
+    leaves = [stored[str(i)] for i in range(len(stored))]
+    weights = [name for name in wanted if name.startswith("parts/")]
+    statistics = [name for name in wanted if not name.startswith("parts/")]
+    return dict(zip(weights, leaves, strict=False)) | dict(
+        zip(statistics, leaves[len(leaves) - len(statistics) :], strict=True)
+    )
 
 
 def _spec_to_json(spec: EnvSpec) -> dict[str, Any]:

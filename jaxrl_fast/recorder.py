@@ -6,16 +6,17 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from jaxrl_fast.algorithm import Agent
 from jaxrl_fast.core import EpisodeTotals
 from jaxrl_fast.env import VecEnv
 from jaxrl_fast.evaluation import bootstrap_interval
+from jaxrl_fast.experience.bind import Bound
 from jaxrl_fast.graph import Graph, active_ticks
 from jaxrl_fast.host_env import HostEnv
-from jaxrl_fast.learners import DROPPED, OnNan
+from jaxrl_fast.learners import OnNan
 from jaxrl_fast.placement import Placement
 from jaxrl_fast.planning import Plan
 from jaxrl_fast.reporting import Row, RunFolder
+from jaxrl_fast.updates import DROPPED
 
 
 class NonFiniteError(ValueError):
@@ -34,7 +35,7 @@ class Recorder:
     """The run's clock and memory: rows, rates and the summary. Times in seconds."""
 
     def __init__(
-        self, env: VecEnv | HostEnv, agent: Agent, plan: Plan, graph: Graph, placement: Placement, num_seeds: int,
+        self, env: VecEnv | HostEnv, agent: Bound, plan: Plan, graph: Graph, placement: Placement, num_seeds: int,
         on_metrics: Callable[[Row], None] | None, folder: RunFolder | None, nan: OnNan = "stop",
         empty_until: int = 0,
     ) -> None:  # fmt: skip

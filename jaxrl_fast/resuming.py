@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_fast import checkpoint_files, checkpointing
-from jaxrl_fast.algorithm import Agent, Algorithm
-from jaxrl_fast.buffers import RingState, end_episodes
+from jaxrl_fast.algorithm import Algorithm
 from jaxrl_fast.checkpoint_files import CheckpointError, Description
 from jaxrl_fast.env import VecEnv
+from jaxrl_fast.experience.bind import Bound
 from jaxrl_fast.graph import TrainState
 from jaxrl_fast.host_env import HostEnv
 from jaxrl_fast.program import Program
@@ -51,7 +51,7 @@ class Resumed(NamedTuple):
         return self.progress["ticks"] if self.description.replay_lost else self.progress["empty_until"]
 
 
-def settings_of(env: VecEnv | HostEnv, algorithm: Algorithm, agent: Agent, **run: Any) -> dict[str, Any]:
+def settings_of(env: VecEnv | HostEnv, algorithm: Algorithm, agent: Bound, **run: Any) -> dict[str, Any]:
     """What a run made in a program of one's own is known by, by key of the command line where there is one."""
     options = {
         **algorithm.options, **algorithm.hyper._asdict(), "rollout_length": agent.rollout_length,
@@ -120,12 +120,9 @@ def put_back(state: TrainState, resumed: Resumed, program: Program) -> TrainStat
     return jax.tree.map(jnp.copy, program.place(restored))
 
 
-def begin_anew(state: TrainState, first: TrainState) -> TrainState:
+def begin_anew(state: TrainState, first: TrainState, agent: Bound) -> TrainState:
     """A resumed ``state`` whose environments, which live on the host, begin new episodes as in a run's ``first`` state;
     in replay the old ones end there, truncated."""
-    experience = jax.tree.map(
-        lambda part: end_episodes(part) if isinstance(part, RingState) else part, state.private["experience"],
-        is_leaf=lambda part: isinstance(part, RingState),
-    )  # fmt: skip
+    experience = agent.experience.end_episodes(state.private["experience"])
     private = {**state.private, "sample": first.private["sample"], "experience": experience}
     return state._replace(private=private)

@@ -7,24 +7,29 @@ import jax.numpy as jnp
 
 
 class Linear(NamedTuple):
-    """From ``start`` to ``end`` in a straight line over the run."""
+    """From ``start`` to ``end`` in a straight line over the run, or over its first part, the share ``until``."""
 
     start: Any
     end: Any
+    until: Any = 1.0
 
 
 class Cosine(NamedTuple):
-    """From ``start`` to ``end`` along half a cosine wave over the run."""
+    """From ``start`` to ``end`` along half a cosine wave over the run, or over its first part, the share ``until``."""
 
     start: Any
     end: Any
+    until: Any = 1.0
 
 
-SCHEDULES = {"linear": Linear, "cosine": Cosine}
+Schedule = Linear | Cosine
+SCHEDULES: dict[str, type[Linear] | type[Cosine]] = {"linear": Linear, "cosine": Cosine}
 
 
 def value_at(rate: Any, progress: jax.Array) -> jax.Array:
     """The value of a number or schedule at ``progress`` in [0, 1]."""
+    if isinstance(rate, Schedule):
+        progress = jnp.minimum(progress / rate.until, 1.0)
     if isinstance(rate, Linear):
         return rate.start + (rate.end - rate.start) * progress
     if isinstance(rate, Cosine):
@@ -39,12 +44,13 @@ def resolve(hyper: Any, progress: jax.Array) -> Any:
 
 def has_schedule(hyper: Any) -> bool:
     """Whether any rate depends on progress."""
-    return any(isinstance(rate, tuple(SCHEDULES.values())) for rate in hyper)
+    return any(isinstance(rate, Schedule) for rate in hyper)
 
 
 def plain(value: Any) -> Any:
     """A value as a config file holds it: schedules as text, tuples as lists."""
-    for name, schedule in SCHEDULES.items():
-        if isinstance(value, schedule):
-            return ":".join([name, *(repr(float(end)) for end in value)])
+    if isinstance(value, Schedule):
+        name = next(name for name, schedule in SCHEDULES.items() if isinstance(value, schedule))
+        numbers = value if value.until != 1.0 else value[:2]
+        return ":".join([name, *(repr(float(number)) for number in numbers)])
     return [plain(v) for v in value] if isinstance(value, tuple) else value

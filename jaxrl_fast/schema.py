@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_ty
 from jaxrl_fast.algorithms import ALGORITHMS
 from jaxrl_fast.fragments import Overlap
 from jaxrl_fast.learners import Average, OnNan
-from jaxrl_fast.networks import Precision
+from jaxrl_fast.networks.dense import Precision
 from jaxrl_fast.schedules import SCHEDULES
 
 MAX_SEED = 2**32 - 1
@@ -245,15 +245,15 @@ def _number(value: float, wanted: type) -> Any:
 
 
 def _rate(value: Any) -> Any:
-    """A number, or a schedule written ``kind:start:end``."""
+    """A number, or a schedule written ``kind:start:end``, or ``kind:start:end:until``."""
     if isinstance(value, tuple(SCHEDULES.values())):
         return value
     if isinstance(value, str):
         kind, *ends = value.split(":")
-        start, end = (_number(float(text), float) for text in ends)
-        if not math.isfinite(start + end):
+        schedule = SCHEDULES[kind.strip()](*(_number(float(text), float) for text in ends))
+        if not math.isfinite(schedule.start + schedule.end) or not 0.0 < schedule.until <= 1.0:
             raise ValueError(value)
-        return SCHEDULES[kind.strip()](start, end)
+        return schedule
     return _convert(value, float)
 
 

@@ -129,4 +129,4 @@ def test_the_commands_train_and_evaluate_a_game(commands: Commands, tmp_path):
     assert policy.spec.frame_stack == 4
     frame = np.zeros((1, 36, 36, 1), np.uint8)
     action, carry = policy.act(policy.params, policy.initial_carry(1), frame, np.ones(1, bool), None)
-    assert action.shape == (1,) and carry["frames"].shape == (1, 36, 36, 3)
+    assert action.shape == (1,) and carry.frames.shape == (1, 36, 36, 3)

@@ -16,6 +16,8 @@ import pytest
 from many_commands import TRAINED, refused
 
 import jaxrl_fast as jf
+from jaxrl_fast.algorithm import Learned, init_params
+from jaxrl_fast.experience.bind import bind
 from jaxrl_fast.normalize import init_stats
 from jaxrl_fast.policy import PolicyParams, make_policy, same_spaces
 
@@ -236,10 +238,10 @@ def test_a_damaged_run_folder(commands, made, tmp_path, name: str):
 )
 def test_a_good_policy_is_not_refused(tmp_path, algorithm: jf.Algorithm, obs: Any):
     spec = jf.EnvSpec("world", obs, jf.Discrete(2))
-    agent = algorithm.build(spec, 5)
-    parts = {name: agent.parts[name].init(jax.random.key(1)).params for name in agent.acting_parts}
+    agent = bind(algorithm, spec, 5)
+    parts = agent.acting.greedy_weights({"actor": Learned(init_params(agent.parts["actor"], jax.random.key(1)))})
     made_by = {"algo": "ppo", "options": algorithm.options, "num_envs": 5, "normalize_observations": True}
-    policy = make_policy(spec, agent, PolicyParams(parts, init_stats(obs)), made_by)
+    policy = make_policy(spec, agent.acting, PolicyParams(parts, init_stats(obs)), made_by)
     jf.save_policy(policy, tmp_path)
     loaded = jf.load_policy(tmp_path)
     assert same_spaces(loaded.spec, spec)

@@ -14,6 +14,7 @@ from jaxrl_fast.bridge import BridgeError, make_bridge, told_by_name
 from jaxrl_fast.core import Discrete, EnvSpec
 from jaxrl_fast.fragments import build_graph
 from jaxrl_fast.host_env import HostEnv, HostStep
+from jaxrl_fast.learners import init_learned
 from jaxrl_fast.rollout import start, unroll
 
 PPO = ppo(rollout_length=6, num_epochs=1, num_minibatches=2, policy_hidden=(4,), value_hidden=(4,))
@@ -155,7 +156,7 @@ def test_ten_thousand_steps_of_pictures_by_a_host_fragment_do_not_deadlock():
     keys = jax.random.split(jax.random.key(0), 1)
     state = program.init(keys, algorithm.hyper)
     sample = graph.fragments[0]
-    inputs = {name: agent.parts[name].init(keys[0]).params for name in agent.acting_parts}
+    inputs = init_learned(agent, agent.acting.parts, keys[0])
     private = state.private["sample"]
     for tick in range(100):
         private, outputs, _ = sample.step(private, inputs, (), jax.random.fold_in(keys[0], tick))

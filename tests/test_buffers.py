@@ -9,8 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_fast.buffers import logical_shards, random_order, ring_buffer, shuffled_epochs, take_batch
-from jaxrl_fast.core import Transition
+from jaxrl_fast.algorithm import Replay
+from jaxrl_fast.core import Extras, Transition
+from jaxrl_fast.experience.batches import logical_shards, take_batch
+from jaxrl_fast.experience.epochs import random_order, shuffled_epochs
+from jaxrl_fast.experience.off_policy import in_turn
+from jaxrl_fast.experience.replay import Window, ring_buffer
 
 NUM_BATCHES = 3
 
@@ -20,31 +24,42 @@ def rollout(start: int, length: int, num_envs: int) -> Transition:
     t, env = np.meshgrid(np.arange(start, start + length) + 1, np.arange(num_envs), indexing="ij")
     no = np.zeros((length, num_envs), bool)
     obs = np.stack([t, env], axis=-1).astype(np.int32)
-    return Transition(obs, obs[..., 0] * 10, t.astype(np.float32), {"t": obs[..., 0] + 1}, no, no, no, {"log_prob": t})
+    extras = Extras({"log_prob": t.astype(np.float32), "noise": -t}, {"actor": obs[..., :1] * 100})
+    return Transition(obs, obs[..., 0] * 10, t.astype(np.float32), {"t": obs[..., 0] + 1}, no, no, t % 5 == 1, extras)
 
 
 @cache
-def compiled(capacity_t: int, num_envs: int, batch_size: int, n_step: int):
+def compiled(capacity_t: int, num_envs: int, batch_size: int, window: Window):
     """``init``; ``add(state, start, length)``; ``batches(state, key)``: the time-major minibatches of one draw."""
     buffer = ring_buffer(
-        capacity=capacity_t * num_envs, num_envs=num_envs, batch_size=batch_size, num_batches=NUM_BATCHES, n_step=n_step
+        capacity=capacity_t * num_envs, num_envs=num_envs, batch_size=batch_size, num_batches=NUM_BATCHES, window=window
     )
 
     def batches(state, key):
         drawn = buffer.sample(state, key)
-        assert drawn.indices.dtype == jnp.int32
-        return [take_batch(drawn.data, index) for index in drawn.indices]
+        assert drawn.tables is None
+        data = drawn.steps, jax.tree.map(lambda x: x[:, :, None], drawn.memory)
+        taken = [take_batch(data, index) for index in indices(buffer.shards, batch_size)]
+        return [(steps, jax.tree.map(lambda x: x[0], memory)) for steps, memory in taken]
 
-    init = jax.jit(lambda: buffer.init(rollout(0, 1, num_envs)))
+    init = jax.jit(lambda: buffer.init(jax.tree.map(jnp.asarray, rollout(0, 1, num_envs))))
     return init, jax.jit(buffer.add), jax.jit(batches)
+
+
+def indices(shards: int, batch_size: int) -> jax.Array:
+    sizes = Replay(capacity=0, batch_size=batch_size, num_batches=NUM_BATCHES, warmup_steps=0)
+    index = in_turn(sizes, shards)
+    assert index.dtype == jnp.int32
+    return index
 
 
 EPOCHS = jax.jit(shuffled_epochs, static_argnames=("num_envs", "sequence_length", "num_epochs", "num_minibatches"))
 TAKE = jax.jit(jax.vmap(take_batch, in_axes=(None, 0)))
 
 
-def filled(capacity_t: int, num_envs: int, batch_size: int, n_step: int, chunks: list[int]):
-    init, add, batches = compiled(capacity_t, num_envs, batch_size, n_step)
+def filled(capacity_t: int, num_envs: int, batch_size: int, window: Window | int, chunks: list[int]):
+    window = Window(window) if isinstance(window, int) else window
+    init, add, batches = compiled(capacity_t, num_envs, batch_size, window)
     state, time = init(), 0
     for length in chunks:
         state, time = add(state, rollout(time, length, num_envs)), time + length
@@ -62,7 +77,7 @@ def test_windows_are_consecutive_recent_and_whole(sizes, chunks, seed):
     if sum(chunks) < n_step:
         chunks = [*chunks, *([1] * n_step)]
     draw, state, time = filled(capacity_t, num_envs, batch_size, n_step, chunks)
-    for batch in draw(state, jax.random.key(seed)):
+    for batch, _ in draw(state, jax.random.key(seed)):
         t, env = np.moveaxis(np.asarray(batch.obs), -1, 0)
         assert t.shape == (n_step, batch_size)
         assert (np.diff(t, axis=0) == 1).all()
@@ -77,27 +92,27 @@ def test_every_stored_window_is_drawn():
     draw, state, _ = filled(5, 4, 16, 2, [3, 3, 3])
     drawn = set()
     for seed in range(20):
-        for batch in draw(state, jax.random.key(seed)):
+        for batch, _ in draw(state, jax.random.key(seed)):
             drawn |= {tuple(pair) for pair in np.asarray(batch.obs[0]).tolist()}
     assert drawn == {(t, env) for t in (5, 6, 7, 8) for env in range(4)}
 
 
 def test_windows_are_drawn_uniformly():
     draw, state, _ = filled(4, 256, 1024, 1, [3, 3])  # the ring has wrapped in the middle
-    times = np.concatenate([batch.obs[0, :, 0] for batch in draw(state, jax.random.key(0))])
+    times = np.concatenate([batch.obs[0, :, 0] for batch, _ in draw(state, jax.random.key(0))])
     np.testing.assert_allclose(np.bincount(times)[3:] / len(times), 0.25, atol=0.03)
 
 
 def test_updates_of_one_tick_get_different_batches():
     draw, state, _ = filled(50, 4, 8, 1, [50])
-    first, second, _ = draw(state, jax.random.key(0))
+    (first, _), (second, _), _ = draw(state, jax.random.key(0))
     assert not np.array_equal(first.obs, second.obs)
 
 
 def test_every_batch_takes_the_same_share_of_each_logical_shard():
     draw, state, _ = filled(6, 16, 32, 1, [6])
     assert logical_shards(16, 32) == 8
-    for batch in draw(state, jax.random.key(0)):
+    for batch, _ in draw(state, jax.random.key(0)):
         shard = np.asarray(batch.obs[0, :, 1]) // 2  # 16 environments over 8 shards
         np.testing.assert_array_equal(np.bincount(shard), np.full(8, 4))
 
@@ -107,16 +122,41 @@ def test_the_number_of_shards_depends_on_sizes_alone():
     assert [logical_shards(*sizes) for sizes in ((64, 256), (12, 256), (3, 256), (64, 6))] == [8, 4, 1, 2]
 
 
-def test_replay_does_not_store_what_only_on_policy_methods_need():
+def test_replay_stores_of_a_decision_what_it_is_asked_to():
     _, state, _ = filled(5, 4, 8, 1, [2])
-    assert (state.data.extras, state.data.first) == ((), ())
+    assert (state.data.extras, state.data.first, state.memory) == ((), (), ())
+    draw, state, _ = filled(5, 4, 8, Window(keep=("noise",)), [5])
+    for batch, memory in draw(state, jax.random.key(0)):
+        assert list(batch.extras.decision) == ["noise"] and memory == ()
+        np.testing.assert_array_equal(batch.extras.decision["noise"], -batch.obs[..., 0])
+
+
+@settings(max_examples=12)
+@given(
+    sizes=st.sampled_from([(12, 4, 8, 6, 3), (10, 2, 4, 7, 2), (9, 3, 6, 3, 3)]),
+    chunks=st.lists(st.sampled_from([1, 3, 4]), min_size=1, max_size=9),
+    seed=st.integers(0, 99),
+)
+def test_sequences_begin_where_the_memory_is_known(sizes, chunks, seed):
+    """Each at a multiple of the stride, with the memory of just that step, whole and recent."""
+    capacity_t, num_envs, batch_size, length, stride = sizes
+    if sum(chunks) < length + stride - 1:
+        chunks = [*chunks, *([1] * (length + stride - 1))]
+    draw, state, time = filled(capacity_t, num_envs, batch_size, Window(length, stride, memory=True), chunks)
+    for batch, memory in draw(state, jax.random.key(seed)):
+        t, env = np.moveaxis(np.asarray(batch.obs), -1, 0)
+        assert (np.diff(t, axis=0) == 1).all() and (env == env[0]).all()
+        assert ((t[0] - 1) % stride == 0).all()
+        assert max(0, time - capacity_t) < t.min() and t.max() <= time
+        np.testing.assert_array_equal(memory["actor"], t[0][:, None] * 100)
+        np.testing.assert_array_equal(batch.first, t % 5 == 1)
 
 
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match=r"batch_size=256 is larger than buffer_size=128: .* at least 256"):
         ring_buffer(capacity=128, num_envs=4, batch_size=256, num_batches=1)
-    with pytest.raises(ValueError, match=r"n_step=3: write a buffer_size of at least 16"):
-        ring_buffer(capacity=12, num_envs=4, batch_size=4, num_batches=1, n_step=3)
+    with pytest.raises(ValueError, match=r"windows of 3 .*: write a buffer_size of at least 16"):
+        ring_buffer(capacity=12, num_envs=4, batch_size=4, num_batches=1, window=Window(3))
     with pytest.raises(ValueError, match="9 steps does not fit a buffer of 5"):
         filled(5, 4, 8, 1, [9])
 

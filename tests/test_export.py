@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 import jaxrl_fast as jf
+from jaxrl_fast.algorithm import Learned, init_params
+from jaxrl_fast.experience.bind import bind
 from jaxrl_fast.export import FORMATS, describe, export_policy, main, signature
 from jaxrl_fast.export_check import NUM_OBSERVATIONS, compare, draw_observations
 from jaxrl_fast.normalize import RunningStats
@@ -36,17 +38,18 @@ def policy_of(obs, action, algo="ppo", *, normalized=True, seed=0, frame_stack=0
     )
     sizes = {"num_minibatches": 1, "value_hidden": (8,)} if algo == "ppo" else {"critic_hidden": (8,)}
     made = getattr(jf, algo)(policy_hidden=(16, 8), **sizes, **options)
-    agent, rng = made.build(spec, 4), np.random.default_rng(seed)
+    agent, rng = bind(made, spec, 4), np.random.default_rng(seed)
 
     def numbers(mean: float, deviation: float, like):
         return jax.tree.map(lambda s: jnp.asarray(rng.normal(mean, deviation, s.shape), jnp.float32), like)
 
-    shapes = {name: jax.eval_shape(agent.parts[name].init, jax.random.key(0)).params for name in agent.acting_parts}
+    learned = jax.eval_shape(lambda key: {"actor": Learned(init_params(agent.parts["actor"], key))}, jax.random.key(0))
+    shapes = agent.acting.greedy_weights(learned)
     parts = numbers(0.0, 0.7, shapes)
     stats = RunningStats(jnp.float32(50.0), numbers(3.0, 0.3, spec.obs), numbers(200.0, 20.0, spec.obs))
     stats = stats if normalized else None
     made_by = {"algo": algo, "options": made.options, "num_envs": 4, "normalize_observations": normalized}
-    return make_policy(spec, agent, PolicyParams(parts, stats), made_by)
+    return make_policy(spec, agent.acting, PolicyParams(parts, stats), made_by)
 
 
 FLOATS = ((5,), jnp.float32)

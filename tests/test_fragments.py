@@ -96,7 +96,7 @@ def test_overlapped_sampling_learns_from_the_batches_of_the_last_tick():
     assert not moved(learners(states[0]), learners(states[1]))  # nothing has been sampled before the first tick
     step_key = jax.random.fold_in(jax.random.fold_in(states[1].key, 1), graphs.stable_hash("learn"))
     old = {"batches": states[1].channels["batches"]}  # written in tick 0
-    private, _, _ = jax.jit(learn.step)(states[1].private["learn"], old, states[1].hyper, step_key)
+    private, _, _ = jax.jit(learn.step)(states[1].private["learn"], old, states[1].hyper, step_key, states[1].tick)
     assert moved(states[1].private["learn"], private)
     assert_close(private, states[2].private["learn"], atol=1e-6)
     assert moved(states[1].channels["batches"].data, states[2].channels["batches"].data)
@@ -163,7 +163,7 @@ def test_a_scheduled_rate_changes_with_progress():
     np.testing.assert_allclose(rates, [0.02, 0.01, 0.0, 0.0], atol=1e-8)
     tick = jax.jit(lambda state: graphs.tick(graph, state))
     states, _ = run(jax.jit(lambda: graphs.init(graph, KEY, algorithm.hyper))(), tick, 5)
-    params = [state.private["learn"]["actor"].params for state in states]
+    params = [state.private["learn"]["actor"].learned.params for state in states]
     assert moved(params[3], params[4])
     assert not moved(params[4], params[5])
 

@@ -10,13 +10,35 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_fast.buffers import end_episodes, ring_buffer, take_batch
 from jaxrl_fast.core import Discrete, EnvSpec, Transition
-from jaxrl_fast.frame_buffer import frame_buffer
-from jaxrl_fast.frames import frame_history, make_stacks, push, stacked, take_stacks
+from jaxrl_fast.experience.batches import take_batch
+from jaxrl_fast.experience.image_replay import image_buffer
+from jaxrl_fast.experience.replay import Window, ring_buffer
+from jaxrl_fast.experience.view import (
+    View,
+    add_rollout,
+    init_recent,
+    initial_frames,
+    look,
+    make_view,
+    put_rows,
+    put_stacks,
+)
 
 FRAME = (2, 1, 3)
 """Height, width and channels."""
+
+
+def view_of(k: int, *, beside: bool = False) -> View:
+    """Stacks of ``k`` frames, alone or in a dictionary beside two numbers."""
+    frame = jax.ShapeDtypeStruct(FRAME, jnp.uint8)
+    obs = {"image": frame, "speed": jax.ShapeDtypeStruct((2,), jnp.float32)} if beside else frame
+    return make_view(EnvSpec("world", obs, Discrete(2), None, k))
+
+
+def with_speed(obs: np.ndarray, beside: bool):
+    """Observations of images ``[T, E, ...]``, in a dictionary beside numbers that tell the image."""
+    return {"image": obs, "speed": obs[..., 0, 0, :2].astype(np.float32)} if beside else obs
 
 
 def streams(
@@ -50,38 +72,46 @@ def ends(steps: int, num_envs: int, seed: int, often: float) -> np.ndarray:
     return np.random.default_rng(seed + 1).random((steps, num_envs)) < often
 
 
+@pytest.mark.parametrize("beside", [False, True], ids=["image", "dictionary"])
 @given(seed=st.integers(0, 99), often=st.sampled_from([0.0, 0.2, 0.6, 1.0]))
-def test_who_acts_sees_the_stacks(seed: int, often: float):
+def test_who_acts_sees_the_stacks(beside: bool, seed: int, often: float):
+    view = view_of(3, beside=beside)
     obs, next_obs, first = streams(ends(9, 4, seed, often), seed)
     want, _ = slow_stacks(obs, next_obs, first, 3)
-    before = jnp.full((4, 2, 1, 6), 7, jnp.uint8)
+    frames = jax.tree.map(lambda x: jnp.full_like(x, 7), initial_frames(view, 4))
     for t in range(9):
-        stack = push(before, obs[t], first[t])
-        np.testing.assert_array_equal(stack, want[t])
-        before = stack[..., 3:]
+        own = with_speed(obs[t], beside)
+        seen, frames = look(view, frames, own, first[t])
+        np.testing.assert_array_equal(seen["image"] if beside else seen, want[t])
+        if beside:
+            np.testing.assert_array_equal(seen["speed"], own["speed"])
 
 
 @cache
-def history_of(k: int, num_envs: int, shards: int):
-    history = frame_history(frame_stack=k, num_envs=num_envs, shards=shards)
+def history_of(k: int, num_envs: int, shards: int, beside: bool):
+    view = view_of(k, beside=beside)
 
-    def add(state, obs, first):
-        state, frames = history.add(state, obs, first)
-        return state, make_stacks(frames.table, frames.rows), frames
+    def add(recent, obs, first):
+        recent, tables, rows = add_rollout(view, recent, obs, first, shards)
+        return recent, put_stacks(tables, put_rows(view, obs, rows)), tables
 
-    return history, jax.jit(add)
+    return init_recent(view, num_envs, shards), jax.jit(add)
 
 
+@pytest.mark.parametrize("beside", [False, True], ids=["image", "dictionary"])
 @given(seed=st.integers(0, 99), often=st.sampled_from([0.0, 0.2, 0.6, 1.0]), k=st.sampled_from([2, 4]))
-def test_a_learner_of_rollouts_sees_the_same_stacks(seed: int, often: float, k: int):
-    history, add = history_of(k, 6, 3)
+def test_a_learner_of_rollouts_sees_the_same_stacks(beside: bool, seed: int, often: float, k: int):
+    state, add = history_of(k, 6, 3, beside)
     obs, next_obs, first = streams(ends(6, 6, seed, often), seed)
     want, _ = slow_stacks(obs, next_obs, first, k)
-    state = history.init(jax.ShapeDtypeStruct((2, 6, *FRAME), jnp.uint8))
     for t in range(0, 6, 2):
-        state, stacks, frames = add(state, obs[t : t + 2], first[t : t + 2])
-        np.testing.assert_array_equal(stacks, want[t : t + 2])
-        assert frames.table.size == (2 + k - 1) * 6 * np.prod(FRAME)  # each frame once, and the few before them
+        own = with_speed(obs[t : t + 2], beside)
+        state, seen, tables = add(state, own, first[t : t + 2])
+        np.testing.assert_array_equal(seen["image"] if beside else seen, want[t : t + 2])
+        if beside:
+            np.testing.assert_array_equal(seen["speed"], own["speed"])
+        (table,) = jax.tree.leaves(tables)
+        assert table.size == (2 + k - 1) * 6 * np.prod(FRAME)  # each frame once, and the few before them
 
 
 class Both:
@@ -89,21 +119,25 @@ class Both:
 
     def __init__(self, k: int, capacity_t: int, num_envs: int, batch_size: int, n_step: int, length: int) -> None:
         sizes = dict(
-            capacity=capacity_t * num_envs, num_envs=num_envs, batch_size=batch_size, num_batches=2, n_step=n_step
-        )
-        self.k, self.n_step, self.num_envs = k, n_step, num_envs
-        self.ours, self.plain = frame_buffer(frame_stack=k, **sizes), ring_buffer(**sizes)
-        self.length = length
+            capacity=capacity_t * num_envs, num_envs=num_envs, batch_size=batch_size, num_batches=2,
+            window=Window(n_step),
+        )  # fmt: skip
+        self.k, self.n_step, self.num_envs, self.length = k, n_step, num_envs, length
+        self.ours, self.plain = image_buffer(view_of(k), **sizes), ring_buffer(**sizes)
         self.add_ours, self.add_plain = jax.jit(self.ours.add), jax.jit(self.plain.add)
         self.take_ours, self.take_plain = jax.jit(self._taken(self.ours)), jax.jit(self._taken(self.plain))
 
     @staticmethod
     def _taken(buffer):
-        def batches(state, key):
+        def windows(state, key):
             drawn = buffer.sample(state, key)
-            return [buffer.take(drawn.data, index) for index in drawn.indices]
+            every = jnp.broadcast_to(jnp.arange(drawn.steps.reward.shape[1]), drawn.steps.reward.shape[:2])
+            batch = take_batch(drawn.steps, every)
+            if drawn.tables is None:
+                return [batch]
+            return [batch._replace(**{f: put_stacks(drawn.tables, getattr(batch, f)) for f in ("obs", "next_obs")})]
 
-        return batches
+        return windows
 
     def fill(self, done: np.ndarray, truncated: np.ndarray, seed: int, restarts=None, before=lambda t, states: states):
         obs, next_obs, first = streams(done, seed, restarts)
@@ -193,7 +227,7 @@ def test_an_environment_that_begins_anew_without_an_end_counts_as_cut_off():
 
     def resumed(t: int, states: tuple) -> tuple:
         ours, plain = states
-        return states if t != 4 else (ours._replace(ring=end_episodes(ours.ring)), end_episodes(plain))
+        return states if t != 4 else (pair.ours.end_episodes(ours), pair.plain.end_episodes(plain))
 
     (ours, plain), _ = pair.fill(np.zeros((8, 4), bool), np.zeros((8, 4), bool), 3, restarts, resumed)
     seen = set()
@@ -208,7 +242,8 @@ def test_an_environment_that_begins_anew_without_an_end_counts_as_cut_off():
 
 def test_replay_takes_one_frame_a_step_and_bytes_until_a_batch_is_made():
     k, num_envs, capacity = 4, 8, 12_800
-    buffer = frame_buffer(frame_stack=k, capacity=capacity, num_envs=num_envs, batch_size=16, num_batches=3)
+    view = make_view(EnvSpec("world", jax.ShapeDtypeStruct((84, 84, 1), jnp.uint8), Discrete(2), None, k))
+    buffer = image_buffer(view, capacity=capacity, num_envs=num_envs, batch_size=16, num_batches=3)
     frame, flag = jax.ShapeDtypeStruct((1, num_envs, 84, 84, 1), jnp.uint8), jax.ShapeDtypeStruct((1, num_envs), bool)
     number = jax.ShapeDtypeStruct((1, num_envs), jnp.float32)
     example = Transition(frame, number, number, frame, flag, flag, flag, ())
@@ -219,7 +254,7 @@ def test_replay_takes_one_frame_a_step_and_bytes_until_a_batch_is_made():
     avals = [var.aval for eqn in equations(drawn.jaxpr) for var in eqn.outvars]
     images = [aval for aval in avals if 84 in aval.shape]
     assert images and {aval.dtype for aval in images} == {np.dtype(np.uint8)}
-    table = jax.eval_shape(buffer.sample, state, jax.random.key(0)).data.obs.table
+    (table,) = jax.tree.leaves(jax.eval_shape(buffer.sample, state, jax.random.key(0)).tables)
     assert table.size == 3 * 16 * (k + 1) * 84 * 84  # not two stacks of four
 
 
@@ -231,22 +266,17 @@ def equations(jaxpr):
                 yield from equations(getattr(inner, "jaxpr", inner))
 
 
-def test_plain_and_stacked_minibatches_are_taken_alike():
-    assert both(4, 40, 4, 8, 1, 1).plain.take is take_batch
-    assert both(4, 40, 4, 8, 1, 1).ours.take is take_stacks
-
-
 @pytest.mark.parametrize(
     ("obs", "k", "says"),
     [
         (jax.ShapeDtypeStruct((4,), jnp.float32), 4, r"its observations are float32\[4\]: leave frame_stack out"),
         (jax.ShapeDtypeStruct((8, 8), jnp.uint8), 2, r"uint8\[8, 8\]"),
-        ({"image": pixel_worlds.IMAGE}, 2, "its observations are dict"),
+        ({"speed": jax.ShapeDtypeStruct((4,), jnp.float32)}, 2, r"its observations are \{'speed': 'float32\[4\]'\}"),
         (pixel_worlds.IMAGE, -1, "frame_stack=-1: write how many"),
         (pixel_worlds.IMAGE, 2.5, "frame_stack=2.5: write how many"),
     ],
 )
 def test_only_images_are_stacked(obs, k, says):
     with pytest.raises(ValueError, match=says):
-        stacked(EnvSpec("world", obs, Discrete(2), None, k))
-    assert stacked(EnvSpec("world", obs, Discrete(2), None, 1)).obs is obs
+        make_view(EnvSpec("world", obs, Discrete(2), None, k))
+    assert make_view(EnvSpec("world", obs, Discrete(2), None, 1)).spec.obs == obs

@@ -3,15 +3,18 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import tiny
 
 from jaxrl_fast import graph as graphs
-from jaxrl_fast.algorithm import Experience, Part, PartState
+from jaxrl_fast.algorithm import Found, Learned, Part
 from jaxrl_fast.algorithms import ppo, sac
 from jaxrl_fast.core import Batches
+from jaxrl_fast.experience.batches import Experience, take_batch
 from jaxrl_fast.fragments import build_graph
 from jaxrl_fast.learners import build_learners
+from jaxrl_fast.networks.network import Network
 
 KEY = jax.random.key(0)
 
@@ -52,44 +55,42 @@ def test_learners_that_average_gradients_learn_what_one_learns_from_whole_batche
     assert {f.rounds for f in graph.fragments} == {1, 4}
 
 
-def quadratic(target: str | None = None) -> Part:
+NUMBER = Network(lambda key: jnp.zeros(()), lambda params, memory, obs, first, action=None: (params, ()))
+
+
+def quadratic(other: str) -> Part:
     """A number that goes to the mean of its batch and of its peer, by steps of a tenth."""
 
-    def gradients(state, peers, batch, key, hyper):
-        pull = 0.0 if target is None else state.params - peers[target]
-        return state.params - jnp.mean(batch) + pull, {"loss": state.params}
+    def gradients(own, peers, batch, key, hyper):
+        x = own.params["x"]
+        return Found({"x": 2 * x - jnp.mean(batch) - peers[other].params["x"]}, {"loss": x})
 
-    def apply(state, grads, hyper):
-        return PartState(state.params - 0.1 * grads, (), state.target * 0.5), {}
-
-    def init(key):
-        return PartState(jnp.zeros(()), (), jnp.ones(()))
-
-    return Part(init, gradients, apply, reads=() if target is None else (target,))
+    return Part({"x": NUMBER}, gradients, {"x": lambda hyper: optax.sgd(0.1)}, reads=(other,))
 
 
 class Toy:
     """As much of an agent as learners look at: two parts that read each other, batches of two shards."""
 
-    def __init__(self, shards: int = 2, updates: int = 3) -> None:
-        self.parts = {"critic": quadratic("actor"), "actor": quadratic("critic")}
-        self.updates_per_tick = updates
-        self.experience = Experience(lambda example: (), lambda *args: ((), None), shards=shards)
+    def __init__(self, parts: dict[str, Part] | None = None, updates: int = 3) -> None:
+        self.parts = parts or {"critic": quadratic("actor"), "actor": quadratic("critic")}
+        self.updates_per_tick, self.hyper = updates, ()
+        self.experience = Experience(lambda example: (), lambda *args: ((), None), take_batch, 2)
 
 
-def learn_toy(ticks: int = 2, **options):
-    """The channels after some ticks; the shards' batches have means 1 and 3."""
-    learning = build_learners(Toy(), **options)
-    data, index = jnp.float32([[[1.0]], [[3.0]]]), jnp.zeros((3, 2, 1), jnp.int32)
+def learn_toy(ticks: int = 2, toy: Toy | None = None, **options):
+    """State and metrics after some ticks; the shards' batches have means 1 and 3."""
+    toy = toy or Toy()
+    learning = build_learners(toy, **options)
+    data, index = jnp.float32([[[1.0]], [[3.0]]]), jnp.zeros((toy.updates_per_tick, 2, 1), jnp.int32)
 
     def step(private, inputs, hyper, key):
         return private, {"batches": Batches(data, index)}, {}
 
-    source = graphs.Fragment("experience", lambda key: (), step, ("critic", "actor"), ("batches",))
-    late = {("experience", "critic"): 1, ("experience", "actor"): 1}
+    source = graphs.Fragment("experience", lambda key: (), step, tuple(toy.parts), ("batches",))
+    late = {("experience", name): 1 for name in toy.parts}
     graph = graphs.Graph((source, *learning.fragments), learning.delays | late)
     graphs.check(graph)
-    return after(graph, (), ticks)[0].channels
+    return after(graph, (), ticks)
 
 
 def reference(ticks: int, *, side_by_side: bool, exchange_every: int, means: list[float]) -> dict[str, float]:
@@ -111,27 +112,90 @@ def reference(ticks: int, *, side_by_side: bool, exchange_every: int, means: lis
 @pytest.mark.parametrize("learners", [1, 2])
 @pytest.mark.parametrize("average", ["gradients", "parameters"])
 def test_every_learner_computes_what_plain_python_does(side_by_side, learners, average):
-    channels = learn_toy(side_by_side=side_by_side, learners=learners, average=average)
+    channels = learn_toy(side_by_side=side_by_side, learners=learners, average=average)[0].channels
     exchange_every = 1 if average == "gradients" and learners > 1 else 3
     means = [2.0] if learners == 1 else [1.0, 3.0]
     want = reference(2, side_by_side=side_by_side, exchange_every=exchange_every, means=means)
-    got = {name: channels[name] for name in want}
+    got = {name: channels[name].params["x"] for name in want}
     assert_close(got, want, atol=1e-6)
 
 
-def test_slow_targets_go_to_the_learners_that_need_them():
+HOW = [
+    dict(), dict(side_by_side=True), dict(learners=2, average="gradients"), dict(learners=2, average="parameters")
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("how", HOW, ids=["alone", "side_by_side", "gradients", "parameters"])
+@pytest.mark.parametrize(("updates", "ticks"), [(4, 2), (1, 5), (3, 3)])
+def test_a_delayed_part_steps_at_every_nth_update_of_the_run(how, updates, ticks):
+    """Also where a tick has fewer updates; its metrics are means over its own steps."""
+    parts = {"critic": counting(1), "actor": counting(2)}
+    state, metrics = learn_toy(ticks, Toy(parts, updates), **how)
+    steps = {name: float(channel.params["x"]) for name, channel in state.channels.items() if name in parts}
+    total = updates * ticks
+    assert steps == {"critic": total, "actor": -(-total // 2)}
+    if updates == 4:
+        means = {float(v) for name, v in metrics.items() if name.endswith("/one")}
+        assert means == {1.0}
+
+
+def counting(every: int) -> Part:
+    """A number that counts its steps."""
+
+    def gradients(own, peers, batch, key, hyper):
+        return Found({"x": -jnp.ones(())}, {"one": jnp.ones(())})
+
+    return Part({"x": NUMBER}, gradients, {"x": lambda hyper: optax.sgd(1.0)}, every=every)
+
+
+@pytest.mark.parametrize("how", HOW, ids=["alone", "side_by_side", "gradients", "parameters"])
+def test_statistics_targets_and_constraints_are_published_with_the_params(how):
+    """A network with batch statistics, a slow copy and a bound: its readers see all of it, averaged where averaged."""
+
+    def gradients(own, peers, batch, key, hyper):
+        variables = own.params["x"]
+        grads = {"params": -10.0 * jnp.ones(()), "batch_stats": jnp.full((), jnp.nan)}
+        return Found({"x": grads}, {}, {"x": variables["batch_stats"] + jnp.mean(batch)})
+
+    network = NUMBER._replace(init=lambda key: {"params": jnp.zeros(()), "batch_stats": jnp.zeros(())})
+    part = Part(
+        {"x": network}, gradients, {"x": lambda hyper: optax.adam(10.0)}, targets=("x",),
+        target_rate=lambda hyper, updates: 0.5,
+        project=lambda params: {"x": {**params["x"], "params": jnp.minimum(params["x"]["params"], 1.0)}},
+    )  # fmt: skip
+    state, _ = learn_toy(2, Toy({"critic": part}, 1), **how)
+    learned = state.channels["critic"]
+    assert isinstance(learned, Learned)
+    assert_close(learned.params["x"], {"params": 1.0, "batch_stats": 4.0}, atol=1e-6)  # batches have the mean 2
+    assert_close(learned.target["x"], {"params": 0.75, "batch_stats": 2.5}, atol=1e-6)
+
+
+def test_a_delayed_part_is_skipped_under_several_seeds_and_not_computed_for_nothing():
+    """Its step stands in a conditional of the compiled program, where a select would compute it at every update."""
+    parts = {"critic": counting(1), "actor": counting(2)}
+    (fragment,) = build_learners(Toy(parts, 4)).fragments
+    states = jax.vmap(fragment.init)(jax.random.split(KEY, 2))
+    batches = Batches(jnp.ones((2, 1, 1)), jnp.zeros((4, 2, 1), jnp.int32))
+
+    def step(state, key, turn):
+        return fragment.step(state, {"batches": batches}, (), key, turn)[0]
+
+    text = str(jax.make_jaxpr(jax.vmap(step, in_axes=(0, 0, None)))(states, jax.random.split(KEY, 2), jnp.int32(0)))
+    assert text.count(" cond[") == 1
+
+
+def test_readers_of_a_part_see_its_slow_target():
     algorithm = sac(
         batch_size=8, buffer_size=64, warmup_steps=1, updates_per_tick=2, policy_hidden=(4,), critic_hidden=(4,)
     )
     graph, _ = build_graph(tiny.line(discrete=False), algorithm, learners=2)
     reads = {f.name: f.reads for f in graph.fragments}
-    assert reads["gradients_critic"] == ("batches", "critic", "critic_target", "actor")
+    assert reads["gradients_critic"] == ("batches", "critic", "actor")
     assert reads["gradients_actor"] == ("batches", "actor", "critic")
     state, metrics = after(graph, algorithm.hyper, 1)
-    np.testing.assert_array_equal(
-        state.channels["critic_target"][0]["params"]["Dense_0"]["kernel"],
-        state.private["server_critic"]["critic"].target[0]["params"]["Dense_0"]["kernel"],
-    )
+    published, kept = state.channels["critic"], state.private["server_critic"]["critic"].learned
+    jax.tree.map(np.testing.assert_array_equal, published, kept)
+    assert jax.tree.leaves(published.target)
     assert np.isfinite(jax.tree.leaves(metrics)).all()
 
 

@@ -5,16 +5,21 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from tiny import OBS, line
 
 import jaxrl_fast as jf
-from jaxrl_fast.algorithm import Part, PartState, all_finite, update
+from jaxrl_fast.algorithm import Found, Part
 from jaxrl_fast.core import Batches
 from jaxrl_fast.debugging import find_operation
+from jaxrl_fast.experience.batches import Experience, take_batch
+from jaxrl_fast.experience.bind import Bound
 from jaxrl_fast.fragments import build_graph
-from jaxrl_fast.graph import init
-from jaxrl_fast.learners import learn_fragment
+from jaxrl_fast.graph import Fragment, init
+from jaxrl_fast.learners import Learning, OnNan, learn_fragment
+from jaxrl_fast.networks.network import Network
+from jaxrl_fast.updates import all_finite, init_part, update
 
 SHORT = {"rollout_length": 2, "num_minibatches": 1, "num_epochs": 1}
 
@@ -26,14 +31,19 @@ def tiny_ppo(**options) -> jf.Algorithm:
 def adding(metric_of=lambda new: jnp.sum(new)) -> Part:
     """Adds its batch to its parameters."""
 
-    def gradients(state, peers, batch, key, hyper):
-        return batch[0, 0], {}
+    def gradients(own, peers, batch, key, hyper):
+        return Found({"x": -batch[0, 0]}, {"loss": metric_of(own.params["x"] + batch[0, 0])})
 
-    def apply(state, grads, hyper):
-        new = state.params + grads
-        return PartState(new, state.opt_state), {"loss": metric_of(new)}
+    network = Network(lambda key: jnp.zeros(2), lambda params, memory, obs, first, action=None: (params, ()))
+    return Part({"x": network}, gradients, {"x": lambda hyper: optax.sgd(1.0)})
 
-    return Part(lambda key: PartState(jnp.zeros(2), ()), gradients, apply)
+
+def learning(part: Part, nan: OnNan = "stop") -> Fragment:
+    """The fragment that learns it."""
+    sizes = dict(rollout_length=1, updates_per_tick=3, batch_size=1, warmup_ticks=0)
+    experience = Experience(lambda example: (), lambda *args: ((), None), take_batch, 1)
+    agent = Bound({"part": part}, None, experience, (), normalize_observations=False, normalize_rewards=False, **sizes)
+    return learn_fragment(Learning(agent, nan=nan))
 
 
 def batches(*values: float) -> Batches:
@@ -44,7 +54,7 @@ def batches(*values: float) -> Batches:
 
 def step(fragment, *values: float) -> tuple:
     private = fragment.init(jax.random.key(0))
-    return fragment.step(private, {"batches": batches(*values)}, (), jax.random.key(0))
+    return fragment.step(private, {"batches": batches(*values)}, (), jax.random.key(0), jnp.int32(0))
 
 
 @pytest.mark.parametrize(("tree", "sound"), [
@@ -57,23 +67,23 @@ def test_all_finite_looks_at_every_real_number(tree, sound):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_bad_update_changes_nothing_is_counted_and_leaves_the_means_alone(bad):
-    private, _, metrics = step(learn_fragment({"part": adding()}, nan="skip"), 1.0, bad, 2.0)
-    np.testing.assert_array_equal(private["part"].params, [3.0, 3.0])
+    private, _, metrics = step(learning(adding(), nan="skip"), 1.0, bad, 2.0)
+    np.testing.assert_array_equal(private["part"].learned.params["x"], [3.0, 3.0])
     assert float(metrics["dropped_updates"]) == 1
     assert float(metrics["loss"]) == (2.0 + 6.0) / 2
 
 
 def test_parameters_that_overflow_show_in_the_same_tick_even_if_no_loss_does():
     fine = adding(metric_of=lambda new: jnp.zeros(()))
-    _, _, metrics = step(learn_fragment({"part": fine}), 1.0, np.inf)
+    _, _, metrics = step(learning(fine), 1.0, np.inf)
     assert float(metrics["loss"]) == 0.0
     assert not np.isfinite(metrics["param_norm"])
 
 
 def test_a_dropped_update_is_one_that_would_have_been_bad():
-    state = PartState(jnp.ones(2), ())
+    state = init_part(adding(), jax.random.key(0), ())
     kept, metrics = update(adding(), state, {}, jnp.full((1, 1, 2), 2.0), jax.random.key(0), (), drop_nonfinite=True)
-    np.testing.assert_array_equal(kept.params, [3.0, 3.0])
+    np.testing.assert_array_equal(kept.learned.params["x"], [2.0, 2.0])
     assert float(metrics["dropped_updates"]) == 0
 
 

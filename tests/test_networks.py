@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import references
 
-from jaxrl_fast.networks import action_mask, features, make_network
+from jaxrl_fast.networks.dense import Head
+from jaxrl_fast.networks.inputs import action_mask, features
+from jaxrl_fast.networks.network import ensemble, make_network
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 
@@ -20,7 +22,7 @@ FIRST = jnp.zeros((L, B), bool).at[3, 1].set(True).at[0].set(True)
 @pytest.fixture(scope="module", params=[0, 5], ids=["feed_forward", "recurrent"])
 def network(request):
     net = make_network(SPEC, 2, hidden=(8,), activation="tanh", recurrent_size=request.param)
-    return net._replace(apply=jax.jit(net.apply)), jax.jit(net.init)(KEY), net.initial_carry(B)
+    return net._replace(apply=jax.jit(net.apply)), jax.jit(net.init)(KEY), net.initial_memory(B)
 
 
 def test_mlp_equals_numpy():
@@ -34,12 +36,13 @@ def test_mlp_equals_numpy():
 
 def test_a_sequence_equals_its_steps(network):
     net, params, carry = network
-    whole, end = net.apply(params, carry, OBS, FIRST)
+    whole, after = net.apply(params, carry, OBS, FIRST)
     for t in range(L):
-        step, carry = net.apply(params, carry, OBS[t : t + 1], FIRST[t : t + 1])
+        step, memories = net.apply(params, carry, OBS[t : t + 1], FIRST[t : t + 1])
+        carry = jax.tree.map(lambda x: x[0], memories)
         np.testing.assert_allclose(step[0], whole[t], atol=1e-6)
-    for leaf, want in zip(jax.tree.leaves(carry), jax.tree.leaves(end), strict=True):
-        np.testing.assert_allclose(leaf, want, atol=1e-6)
+        for leaf, want in zip(jax.tree.leaves(carry), jax.tree.leaves(after), strict=True):
+            np.testing.assert_allclose(leaf, want[t], atol=1e-6)
 
 
 @pytest.mark.parametrize("network", [5], indirect=True, ids=["recurrent"])
@@ -66,7 +69,7 @@ def test_bf16_keeps_parameters_gradients_and_outputs_in_f32(recurrent_size):
     wide = jnp.ones((1, 1, 512))
     spec = jax.ShapeDtypeStruct((512,), jnp.float32)
     net = make_network(spec, 2, hidden=(8,), precision="bf16", recurrent_size=recurrent_size)
-    params, carry, first = jax.jit(net.init)(KEY), net.initial_carry(1), jnp.zeros((1, 1), bool)
+    params, carry, first = jax.jit(net.init)(KEY), net.initial_memory(1), jnp.zeros((1, 1), bool)
 
     def loss(params):
         return jnp.sum(net.apply(params, carry, wide, first)[0])
@@ -107,3 +110,46 @@ def test_features_flatten_a_dictionary_without_its_mask():
 def test_a_policy_starts_near_the_middle_of_its_actions():
     net = make_network(SPEC, 2, hidden=(64,), out_scale=0.01)
     assert np.abs(net.apply(jax.jit(net.init)(KEY), (), OBS, FIRST)[0]).max() < 0.1
+
+
+def test_heads_share_all_but_the_last_layer_and_start_at_their_own_scale():
+    heads = {"policy": Head(3, 0.01), "value": Head(1)}
+    net = make_network(SPEC, heads, hidden=(64,))
+    params = jax.jit(net.init)(KEY)
+    outputs, _ = net.apply(params, (), OBS, FIRST)
+    assert {name: out.shape for name, out in outputs.items()} == {"policy": (L, B, 3), "value": (L, B, 1)}
+    last = params["params"]["Dense_1"]["kernel"]
+    assert last.shape == (64, 4)
+    np.testing.assert_allclose(last[:, :3].std() * 8, 0.01, rtol=0.2)
+    np.testing.assert_allclose(last[:, 3:].std() * 8, 1.0, rtol=0.3)
+    hidden = np.maximum(np.float64(OBS) @ params["params"]["Dense_0"]["kernel"], 0.0)
+    np.testing.assert_allclose(outputs["value"], hidden @ last[:, 3:], atol=1e-5)
+
+
+def test_a_network_reads_the_keys_that_it_is_told():
+    spec = {"action_mask": jax.ShapeDtypeStruct((3,), jnp.bool_), "a": SPEC, "b": SPEC}
+    net = make_network(spec, 2, hidden=(8,), keys=("b",))
+    params = jax.jit(net.init)(KEY)
+    obs = {"action_mask": jnp.ones((L, B, 3), bool), "a": OBS, "b": 2.0 * OBS}
+    before, _ = net.apply(params, (), obs, FIRST)
+    np.testing.assert_array_equal(net.apply(params, (), {**obs, "a": 0.0 * OBS}, FIRST)[0], before)
+    assert np.abs(net.apply(params, (), {**obs, "b": 0.0 * OBS}, FIRST)[0] - before).max() > 1e-3
+    with pytest.raises(ValueError, match=r"no key 'c': write some of a, b"):
+        make_network(spec, 2, hidden=(8,), keys=("c",))
+    with pytest.raises(ValueError, match=r"no key 'c': they are no dictionary: leave the keys out"):
+        make_network(SPEC, 2, hidden=(8,), keys=("c",))
+
+
+@pytest.mark.parametrize("recurrent_size", [0, 5])
+def test_a_network_of_actions_remembers_observations_alone(recurrent_size):
+    net = ensemble(make_network(SPEC, 1, hidden=(8,), action_shape=(2,), recurrent_size=recurrent_size), 2)
+    params, memory = jax.jit(net.init)(KEY), net.initial_memory(B)
+    action = jax.random.normal(jax.random.key(2), (L, B, 2))
+    q, after = net.apply(params, memory, OBS, FIRST, action)
+    other_q, other_after = net.apply(params, memory, OBS, FIRST, -action)
+    assert q.shape == (2, L, B, 1)
+    assert np.abs(q - other_q).max() > 1e-3
+    assert np.abs(q[0] - q[1]).max() > 1e-3  # two networks
+    for ours, theirs in zip(jax.tree.leaves(after), jax.tree.leaves(other_after), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert len(jax.tree.leaves(after)) == (2 if recurrent_size else 0)

@@ -15,8 +15,10 @@ from jaxrl_fast import graph as graphs
 from jaxrl_fast import placement as placements
 from jaxrl_fast import program as programs
 from jaxrl_fast.algorithm import Algorithm
+from jaxrl_fast.experience.bind import bind
 from jaxrl_fast.fragments import build_graph
-from jaxrl_fast.networks import CNNS, choose_convolutions, make_network, patches
+from jaxrl_fast.networks.images import CNNS, choose_convolutions, patches
+from jaxrl_fast.networks.network import make_network
 from jaxrl_fast.schedules import Linear
 
 KEY = jax.random.key(0)
@@ -70,7 +72,7 @@ def test_images_stand_beside_other_numbers_in_any_network(recurrent_size: int, p
     network = make_network(spec, 3, hidden=(8,), recurrent_size=recurrent_size, precision=precision)
     params = jax.jit(network.init)(KEY)
     obs = jax.tree.map(lambda s: jnp.ones((4, 2, *s.shape), s.dtype), spec)
-    first, carry = jnp.zeros((4, 2), bool), network.initial_carry(2)
+    first, carry = jnp.zeros((4, 2), bool), network.initial_memory(2)
 
     @jax.jit
     def run(obs):
@@ -100,6 +102,17 @@ def test_convolutions_are_chosen_for_bytes_with_channels_alone(shape, dtype, cho
     assert choose_convolutions({"x": jax.ShapeDtypeStruct(shape, dtype)}, "auto") == CNNS.get(chosen, ())
 
 
+@pytest.mark.parametrize("dtype", [jnp.bool_, jnp.float32])
+def test_small_images_of_truth_values_and_real_numbers_are_convolved_where_a_convolution_is_named(dtype):
+    network = make_network(jax.ShapeDtypeStruct((10, 10, 4), dtype), 6, hidden=(32,), cnn="small")
+    shapes = jax.eval_shape(network.init, KEY)
+    inputs = sorted(leaf.shape for path, leaf in jax.tree.leaves_with_path(shapes) if path[-1].key == "kernel")
+    assert inputs == [(32, 6), (36, 16), (1024, 32)]
+    obs = jnp.ones((1, 2, 10, 10, 4), dtype).at[0, 1].set(0)
+    one, zero = jax.jit(network.apply)(jax.jit(network.init)(KEY), (), obs, jnp.zeros((1, 2), bool))[0][0]
+    assert np.abs(one - zero).max() > 1e-3
+
+
 @pytest.mark.parametrize(
     ("algorithm", "says"),
     [
@@ -110,16 +123,16 @@ def test_convolutions_are_chosen_for_bytes_with_channels_alone(shape, dtype, cho
 )
 def test_what_images_do_not_go_with_is_refused(algorithm: Algorithm, says: str):
     with pytest.raises(ValueError, match=says):
-        algorithm.build(pixel_worlds.motion().spec, 8)
+        bind(algorithm, pixel_worlds.motion().spec, 8)
     with pytest.raises(ValueError, match=r"cnn=small reads images, .* hold none: write cnn=auto"):
-        small_ppo(cnn="small").build(jf.EnvSpec("x", jax.ShapeDtypeStruct((4,), jnp.float32), jf.Discrete(2)), 8)
+        bind(small_ppo(cnn="small"), jf.EnvSpec("x", jax.ShapeDtypeStruct((4,), jnp.float32), jf.Discrete(2)), 8)
 
 
 def test_only_images_are_not_normalized_by_default():
     spec = pixel_worlds.walk().spec
     mixed = spec._replace(obs={"a": spec.obs, "b": jax.ShapeDtypeStruct((2,), jnp.float32)}, frame_stack=0)
     for make in (small_ppo, small_sac):
-        assert [make().build(s, 8).normalize_observations for s in (spec, mixed)] == [False, True]
+        assert [bind(make(), s, 8).normalize_observations for s in (spec, mixed)] == [False, True]
 
 
 def trained(env: jf.Env, algorithm: Algorithm, ticks: int, num_envs: int = 8):
@@ -171,7 +184,7 @@ def test_stacks_made_here_teach_what_stacks_of_the_world_teach(algorithm: Algori
 
 def learned(state: graphs.TrainState) -> list:
     return [
-        part.params
+        part.learned.params
         for name in sorted(state.private)
         if name.startswith("learn")
         for part in state.private[name].values()

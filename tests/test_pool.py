@@ -19,6 +19,7 @@ from envs.pool.host import PoolOptions, turns_s
 from jaxrl_fast.algorithms import ppo
 from jaxrl_fast.fragments import build_graph
 from jaxrl_fast.host_env import HostEnv, HostStep
+from jaxrl_fast.learners import init_learned
 
 ROOT = Path(__file__).parent.parent
 NUM_ENVS = 6
@@ -276,7 +277,7 @@ def test_learning_by_arrival_gives_every_environment_its_steps_in_order():
     host = make_custom_host(partial(Uneven, 0.002), num_envs=8, name="uneven", pool=options)
     graph, agent = build_graph(host, ppo(rollout_length=10, num_minibatches=2, policy_hidden=(4,), value_hidden=(4,)))
     sample, key = graph.fragments[0], jax.random.key(0)
-    inputs = {name: agent.parts[name].init(key).params for name in agent.acting_parts}
+    inputs = init_learned(agent, agent.acting.parts, key)
     inputs["statistics"] = graph.fragments[1].publish(graph.fragments[1].init(key))["statistics"]
     private = sample.init(key)
     for tick in range(3):

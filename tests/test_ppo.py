@@ -3,17 +3,22 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import references
 import tiny
 
-from jaxrl_fast.algorithm import Statistics, adam_init, adam_step, gradients_of, scale_experience
-from jaxrl_fast.algorithm import update as update_part
+from jaxrl_fast.algorithm import Learned, OnPolicyBatch
 from jaxrl_fast.algorithms import ppo
-from jaxrl_fast.algorithms.ppo import PpoBatch, PpoHyper, targets
-from jaxrl_fast.core import Transition
-from jaxrl_fast.networks import make_network
+from jaxrl_fast.algorithms.ppo import PpoHyper
+from jaxrl_fast.core import Extras, Transition
+from jaxrl_fast.experience.bind import bind
+from jaxrl_fast.experience.on_policy import make_batch, values_of
+from jaxrl_fast.experience.scale import Statistics, scale_experience
 from jaxrl_fast.normalize import RunningStats
+from jaxrl_fast.optimizers import make_optimizer
+from jaxrl_fast.updates import init_part
+from jaxrl_fast.updates import update as update_part
 
 RNG = np.random.default_rng(3)
 B = 6
@@ -25,37 +30,38 @@ def agent(discrete: bool, **options):
     return algorithm.build(tiny.line(discrete=discrete).spec, 4)
 
 
-def batch(discrete: bool) -> PpoBatch:
+def batch(discrete: bool) -> OnPolicyBatch:
     """Old log-probabilities far enough from the new ones that some ratios are clipped."""
     raw = RNG.integers(0, 2, (1, B)).astype(np.int32) if discrete else RNG.normal(size=(1, B, 1)).astype(np.float32)
     numbers = RNG.normal(size=(3, 1, B)).astype(np.float32)
     obs = RNG.normal(size=(1, B, 2)).astype(np.float32)
-    carry = {"actor": (), "critic": ()}
-    return PpoBatch(obs, np.zeros((1, B), bool), carry, raw, numbers[0] - 1.0, numbers[1], numbers[2])
+    extras = {"raw_action": raw, "log_prob": numbers[0] - 1.0}
+    targets = {"advantage": numbers[1], "value_target": numbers[2]}
+    return OnPolicyBatch(obs, raw, np.zeros((1, B), bool), {}, extras, targets)
 
 
 def float64_leaves(tree):
     return [np.array(leaf, np.float64) for leaf in jax.tree.leaves(tree)]
 
 
-def policy_terms(params, data: PpoBatch, noise) -> tuple[np.ndarray, np.ndarray]:
+def policy_terms(params, data: OnPolicyBatch, noise) -> tuple[np.ndarray, np.ndarray]:
     """Log-probability of the taken actions and entropy, each ``[1, B]``."""
     outputs = references.mlp(params, np.float64(data.obs))
     if noise is None:
         log_probs = references.log_softmax(outputs)
-        return np.take_along_axis(log_probs, data.raw_action[..., None], -1)[..., 0], -(
+        return np.take_along_axis(log_probs, data.extras["raw_action"][..., None], -1)[..., 0], -(
             np.exp(log_probs) * log_probs
         ).sum(-1)
     mean, scale = outputs[..., :1], references.softplus(outputs[..., 1:]) + 1e-3
     slope = 1.0 - np.tanh(mean + scale * noise) ** 2
     entropy = (0.5 + 0.5 * np.log(2 * np.pi) + np.log(scale) + np.log(slope)).sum(-1)
-    return references.tanh_normal_log_prob(mean, scale, data.raw_action), entropy
+    return references.tanh_normal_log_prob(mean, scale, data.extras["raw_action"]), entropy
 
 
-def actor_loss(params, data: PpoBatch, noise) -> dict[str, float]:
+def actor_loss(params, data: OnPolicyBatch, noise) -> dict[str, float]:
     log_prob, entropy = policy_terms(params, data, noise)
-    ratio = np.exp(log_prob - data.log_prob)
-    advantage = np.float64(data.advantage)
+    ratio = np.exp(log_prob - data.extras["log_prob"])
+    advantage = np.float64(data.targets["advantage"])
     advantage = (advantage - advantage.mean()) / advantage.std()
     surrogate = np.minimum(ratio * advantage, np.clip(ratio, 0.8, 1.2) * advantage)
     return {
@@ -70,12 +76,12 @@ def actor_loss(params, data: PpoBatch, noise) -> dict[str, float]:
 @pytest.mark.parametrize("discrete", [True, False], ids=["discrete", "continuous"])
 def test_two_actor_updates_equal_numpy(discrete):
     part = agent(discrete).parts["actor"]
-    state = jax.jit(part.init)(jax.random.key(0))
+    state = jax.jit(lambda key: init_part(part, key, HYPER))(jax.random.key(0))
     # Away from the near-uniform start, where entropy has no slope.
-    uneven = jax.tree.map(lambda x: x + RNG.normal(size=x.shape).astype(np.float32), state.params)
-    state = state._replace(params=uneven)
+    uneven = jax.tree.map(lambda x: x + RNG.normal(size=x.shape).astype(np.float32), state.learned.params)
+    state = state._replace(learned=Learned(uneven))
     update = jax.jit(lambda *xs: update_part(part, xs[0], {}, xs[1], xs[2], HYPER))
-    leaves, treedef = float64_leaves(state.params), jax.tree.structure(state.params)
+    leaves, treedef = float64_leaves(state.learned.params), jax.tree.structure(state.learned.params)
     adam = references.Adam(0.01, 0.1)
     for seed in range(2):
         data, key = batch(discrete), jax.random.key(seed)
@@ -83,50 +89,58 @@ def test_two_actor_updates_equal_numpy(discrete):
         state, metrics = update(state, data, key)
 
         def loss(leaves, data=data, noise=noise):
-            return actor_loss(treedef.unflatten(leaves), data, noise)["loss"]
+            return actor_loss(treedef.unflatten(leaves)["policy"], data, noise)["loss"]
 
-        for name, value in actor_loss(treedef.unflatten(leaves), data, noise).items():
+        for name, value in actor_loss(treedef.unflatten(leaves)["policy"], data, noise).items():
             if name != "loss":
                 np.testing.assert_allclose(metrics[name], value, rtol=1e-3, atol=1e-5, err_msg=name)
         leaves = adam.step(leaves, references.gradient(loss, leaves))
-        for got, want in zip(jax.tree.leaves(state.params), leaves, strict=True):
+        for got, want in zip(jax.tree.leaves(state.learned.params), leaves, strict=True):
             np.testing.assert_allclose(got, want, atol=1e-4)
 
 
 def test_the_global_norm_is_clipped_and_not_each_number():
     slopes = [[np.float32([3.0, 0.0]), np.float32(4.0)], [np.float32([0.1, 0.2]), np.float32(0.2)]]  # norms 5 and 0.3
     params = [jnp.zeros(2), jnp.zeros(())]
-    opt_state, adam, want = adam_init(params), references.Adam(0.1, 1.0), [np.zeros(2), np.zeros(())]
+    optimizer = make_optimizer("adam", learning_rate=0.1, max_grad_norm=1.0)
+    opt_state, adam, want = optimizer.init(params), references.Adam(0.1, 1.0), [np.zeros(2), np.zeros(())]
     for grads in slopes:
-
-        def loss(params, grads=grads):
-            return sum(jnp.sum(p * g) for p, g in zip(params, grads, strict=True)), {}
-
-        found, _ = gradients_of(loss, params)
-        params, opt_state, metrics = adam_step(params, found, opt_state, learning_rate=0.1, max_grad_norm=1.0)
+        change, opt_state = optimizer.update(grads, opt_state, params)
+        params = optax.apply_updates(params, change)
         want = adam.step(want, grads)
-        np.testing.assert_allclose(metrics["grad_norm"], np.sqrt(sum(np.sum(g**2) for g in grads)), rtol=1e-5)
     for got, leaf in zip(params, want, strict=True):
         np.testing.assert_allclose(got, leaf, rtol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (dict(optimizer="lion"), "optimizer=lion: write one of adam, adamw, radam, rmsprop"),
+        (dict(weight_decay=0.1), "optimizer=adam has no weight decay: write optimizer=adamw"),
+    ],
+)
+def test_an_optimizer_that_does_not_fit_is_refused(options, says):
+    with pytest.raises(ValueError, match=says):
+        agent(True, **options)
+
+
 def test_two_critic_updates_equal_numpy():
     part = agent(True).parts["critic"]
-    state = jax.jit(part.init)(jax.random.key(0))
+    state = jax.jit(lambda key: init_part(part, key, HYPER))(jax.random.key(0))
     update = jax.jit(lambda *xs: update_part(part, xs[0], {}, xs[1], jax.random.key(0), HYPER))
-    leaves, treedef = float64_leaves(state.params), jax.tree.structure(state.params)
+    leaves, treedef = float64_leaves(state.learned.params), jax.tree.structure(state.learned.params)
     adam = references.Adam(0.01 * 2.0, 0.1)
     for _ in range(2):
         data = batch(True)
         state, metrics = update(state, data)
 
         def loss(leaves, data=data):
-            values = references.mlp(treedef.unflatten(leaves), np.float64(data.obs))[..., 0]
-            return 0.5 * np.mean((values - data.value_target) ** 2)
+            values = references.mlp(treedef.unflatten(leaves)["value"], np.float64(data.obs))[..., 0]
+            return 0.5 * np.mean((values - data.targets["value_target"]) ** 2)
 
         np.testing.assert_allclose(metrics["value_loss"], loss(leaves), rtol=1e-4)
         leaves = adam.step(leaves, references.gradient(loss, leaves))
-        for got, want in zip(jax.tree.leaves(state.params), leaves, strict=True):
+        for got, want in zip(jax.tree.leaves(state.learned.params), leaves, strict=True):
             np.testing.assert_allclose(got, want, atol=1e-4)
 
 
@@ -135,23 +149,27 @@ def rollout(steps: int, envs: int) -> Transition:
     terminated = RNG.random((steps, envs)) < 0.3
     truncated = (RNG.random((steps, envs)) < 0.3) & ~terminated
     reward = RNG.normal(size=(steps, envs)).astype(np.float32)
-    extras = {"carry": {"actor": (), "critic": ()}, "raw_action": reward, "log_prob": reward}
+    extras = Extras({"raw_action": reward, "log_prob": reward}, {})
     return Transition(obs, reward, reward, next_obs, terminated, truncated, truncated, extras)
 
 
 def test_targets_equal_numpy_environment_by_environment():
-    data = rollout(5, 3)
-    value = make_network(tiny.OBS, 1, hidden=(3,), activation="tanh")
-    params = jax.jit(value.init)(jax.random.key(0))
-    got = jax.jit(lambda p, d: targets(value, p, d, HYPER))(params, data)
-    numbers = jax.tree.map(np.float64, params)
+    data, built = rollout(5, 3), agent(True)
+    learned = {"critic": jax.jit(lambda key: init_part(built.parts["critic"], key, HYPER))(jax.random.key(0)).learned}
+
+    @jax.jit
+    def targets(learned, data):
+        return make_batch(built.data, data, values_of(built, built.data, data, learned), HYPER).targets
+
+    got = targets(learned, data)
+    numbers = jax.tree.map(np.float64, learned["critic"].params["value"])
     values, next_values = (references.mlp(numbers, np.float64(x))[..., 0] for x in (data.obs, data.next_obs))
     for e in range(3):
         want = references.gae(
             data.reward[:, e], data.terminated[:, e], data.truncated[:, e], values[:, e], next_values[:, e], 0.9, 0.8
         )
-        np.testing.assert_allclose(got.advantage[:, e], want, rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(got.value_target[:, e], want + values[:, e], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(got["advantage"][:, e], want, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(got["value_target"][:, e], want + values[:, e], rtol=1e-4, atol=1e-5)
 
 
 def test_rewards_are_divided_by_the_deviation_of_returns_and_observations_normalized():
@@ -171,17 +189,20 @@ def test_rewards_are_divided_by_the_deviation_of_returns_and_observations_normal
 
 def test_minibatches_must_divide_the_rollout():
     with pytest.raises(ValueError, match=r"16 sequences of 1 steps, which algo\.num_minibatches=3 does not divide"):
-        ppo(rollout_length=4, num_minibatches=3).build(tiny.line(discrete=True).spec, 4)
+        bind(ppo(rollout_length=4, num_minibatches=3), tiny.line(discrete=True).spec, 4)
 
 
 def test_masked_actions_are_never_explored_and_never_greedy():
     spec = tiny.line(discrete=True).spec._replace(
         obs={"x": tiny.OBS, "action_mask": jax.ShapeDtypeStruct((2,), jnp.bool_)}
     )
-    built = ppo(rollout_length=4, num_minibatches=1, policy_hidden=(3,), value_hidden=(3,)).build(spec, 64)
-    params = {"actor": jax.jit(built.parts["actor"].init)(jax.random.key(0)).params}
+    algorithm = ppo(rollout_length=4, num_minibatches=1, policy_hidden=(3,), value_hidden=(3,))
+    built = bind(algorithm, spec, 64)
+    learned = {"actor": jax.jit(lambda key: init_part(built.parts["actor"], key, HYPER))(jax.random.key(0)).learned}
     allowed = np.arange(64) % 2
     obs = {"x": jnp.ones((64, 2)), "action_mask": jax.nn.one_hot(allowed, 2, dtype=jnp.bool_)}
-    carry, first, key = built.initial_carry(64), jnp.zeros(64, bool), jax.random.key(1)
-    np.testing.assert_array_equal(jax.jit(built.explore)(params, carry, obs, first, key)[0], allowed)
-    np.testing.assert_array_equal(jax.jit(built.greedy)(params, carry, obs, first, key)[0], allowed)
+    first, key, acting = jnp.zeros(64, bool), jax.random.key(1), built.acting
+    explored = jax.jit(acting.explore)(learned, acting.initial_carry(64), obs, first, key, HYPER)[0]
+    np.testing.assert_array_equal(explored, allowed)
+    weights = acting.greedy_weights(learned)
+    np.testing.assert_array_equal(jax.jit(acting.greedy)(weights, acting.greedy_carry(64), obs, first, key)[0], allowed)

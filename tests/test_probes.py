@@ -11,13 +11,12 @@ import pytest
 
 from envs.probes import FORBIDDEN_PAYOFF, PROBES
 from jaxrl_fast import graph as graphs
-from jaxrl_fast.algorithm import Agent, Algorithm, Statistics
-from jaxrl_fast.algorithms.ppo import _networks as ppo_networks
-from jaxrl_fast.algorithms.ppo import ppo
-from jaxrl_fast.algorithms.sac import _networks as sac_networks
-from jaxrl_fast.algorithms.sac import q_values, sac
+from jaxrl_fast.algorithm import Algorithm
+from jaxrl_fast.algorithms import ppo, sac
 from jaxrl_fast.core import Discrete
 from jaxrl_fast.env import Env, VecEnv, vectorize
+from jaxrl_fast.experience.bind import Bound, bind
+from jaxrl_fast.experience.scale import Statistics
 from jaxrl_fast.fragments import build_graph
 from jaxrl_fast.normalize import normalize
 from jaxrl_fast.rollout import start, unroll
@@ -58,19 +57,19 @@ SIDE_BY_SIDE = (
 
 
 class Trained(NamedTuple):
-    """``params`` and ``statistics`` have a leading axis of the probes ``names``."""
+    """``learned`` (by part) and ``statistics`` have a leading axis of the probes ``names``."""
 
     names: tuple[str, ...]
-    agent: Agent
+    agent: Bound
     algorithm: Algorithm
-    params: dict
+    learned: dict
     statistics: Statistics | None
 
     def of(self, probe: str) -> "Trained":
         """Without that axis."""
         index = self.names.index(probe)
-        params, statistics = jax.tree.map(lambda x: x[index], (self.params, self.statistics))
-        return self._replace(names=(probe,), params=params, statistics=statistics)
+        learned, statistics = jax.tree.map(lambda x: x[index], (self.learned, self.statistics))
+        return self._replace(names=(probe,), learned=learned, statistics=statistics)
 
     def seen(self, obs):
         return obs if self.statistics is None else normalize(self.statistics.obs, obs)
@@ -95,7 +94,7 @@ def one_of(names: tuple[str, ...], which: jax.Array) -> VecEnv:
 
 
 def train(names: tuple[str, ...], algorithm: Algorithm, total_steps: int) -> Trained:
-    agent = algorithm.build(PROBES[names[0]]().spec, NUM_ENVS)
+    agent = bind(algorithm, PROBES[names[0]]().spec, NUM_ENVS)
     ticks = total_steps // (NUM_ENVS * agent.rollout_length)
 
     def run(which, key):
@@ -104,9 +103,9 @@ def train(names: tuple[str, ...], algorithm: Algorithm, total_steps: int) -> Tra
         return jax.lax.scan(lambda s, _: (graphs.tick(graph, s)[0], None), state, length=ticks)[0].private
 
     private = jax.jit(jax.vmap(run, in_axes=(0, None)))(jnp.arange(len(names)), jax.random.key(1))
-    params = {name: part.params for name, part in private["learn"].items()}
+    learned = {name: part.learned for name, part in private["learn"].items()}
     statistics = private["statistics"].statistics if "statistics" in private else None
-    return Trained(names, agent, algorithm, params, statistics)
+    return Trained(names, agent, algorithm, learned, statistics)
 
 
 @cache
@@ -142,44 +141,44 @@ def play(learned: Callable[[tuple[str, ...]], Trained], names: tuple[str, ...], 
     """Rollouts ``[P, T, E]`` of the policies of P probes, and the mean return of the whole episodes of each."""
     trained = learned(names)
 
-    def one(which, params, statistics):
-        env, agent = one_of(names, which), trained.agent
-        mine = trained._replace(params=params, statistics=statistics)
+    def one(which, own, statistics):
+        env, acting = one_of(names, which), trained.agent.acting
+        mine, hyper = trained._replace(learned=own, statistics=statistics), trained.agent.hyper
 
-        def act(carry, obs, first, key):
-            action, carry, *_ = getattr(agent, mode)(params, carry, mine.seen(obs), first, key)
+        def explore(carry, obs, first, key):
+            action, carry, _ = acting.explore(own, carry, mine.seen(obs), first, key, hyper)
             return action, carry, ()
 
+        def greedy(carry, obs, first, key):
+            action, carry = acting.greedy(acting.greedy_weights(own), carry, mine.seen(obs), first, key)
+            return action, carry, ()
+
+        act, carry = (greedy, acting.greedy_carry) if mode == "greedy" else (explore, acting.initial_carry)
         key = jax.random.key(2)
-        _, rollout, metrics = unroll(env, act, start(env, agent.initial_carry(NUM_ENVS), key), key, 64)
+        _, rollout, metrics = unroll(env, act, start(env, carry(NUM_ENVS), key), key, 64)
         return rollout, metrics["episode_return_sum"] / metrics["episodes"]
 
-    return jax.jit(jax.vmap(one))(jnp.arange(len(names)), trained.params, trained.statistics)
+    return jax.jit(jax.vmap(one))(jnp.arange(len(names)), trained.learned, trained.statistics)
 
 
 def mean_return(learned: Callable[[tuple[str, ...]], Trained], probe: str) -> float:
     return float(play(learned, together(probe))[1][together(probe).index(probe)])
 
 
-def ppo_value(trained: Trained, obs):
-    _, value = ppo_networks(PROBES[trained.names[0]]().spec, **trained.algorithm.options)
-    obs = trained.seen(jnp.full((1, 1, 1), obs))
-    return value.apply(trained.params["critic"], (), obs, jnp.zeros((1, 1), bool))[0].item()
-
-
-def sac_value(trained: Trained, obs):
-    _, critic = sac_networks(PROBES[trained.names[0]]().spec, **trained.algorithm.options)
-    obs = trained.seen(jnp.full((1, 1), obs))
-    q = q_values(critic, trained.params["critic"], obs, jnp.zeros((1, 1)))
-    return float(jnp.min(q))
+def value_of(trained: Trained, obs) -> float:
+    """What the critic says: PPO's of the observation, SAC's lower one of it and the action 0."""
+    ((name, network),) = trained.agent.parts["critic"].networks.items()
+    params, first = trained.learned["critic"].params[name], jnp.zeros((1, 1), bool)
+    action = None if network.action_shape is None else jnp.zeros((1, 1, *network.action_shape))
+    return float(jnp.min(network.apply(params, (), trained.seen(jnp.full((1, 1, 1), obs)), first, action)[0]))
 
 
 @pytest.mark.parametrize("probe", VALUES)
-@pytest.mark.parametrize(("learned", "value"), [(learned_ppo, ppo_value), (learned_sac, sac_value)], ids=["ppo", "sac"])
-def test_value_is_learned(probe, learned, value):
+@pytest.mark.parametrize("learned", [learned_ppo, learned_sac], ids=["ppo", "sac"])
+def test_value_is_learned(probe, learned):
     trained = learned(together(probe)).of(probe)
     for obs, expected in VALUES[probe].items():
-        assert value(trained, obs) == pytest.approx(expected, rel=0.05, abs=0.05)
+        assert value_of(trained, obs) == pytest.approx(expected, rel=0.05, abs=0.05)
 
 
 @pytest.mark.parametrize("probe", BEST_RETURN)

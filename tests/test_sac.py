@@ -7,11 +7,15 @@ import pytest
 import references
 import tiny
 
-from jaxrl_fast.algorithm import PartState
-from jaxrl_fast.algorithm import update as update_part
+from jaxrl_fast.algorithm import Replay, ReplayBatch
 from jaxrl_fast.algorithms import sac
-from jaxrl_fast.algorithms.sac import ActorParams, SacHyper
+from jaxrl_fast.algorithms.sac import SacHyper
 from jaxrl_fast.core import Transition
+from jaxrl_fast.experience.bind import bind
+from jaxrl_fast.experience.fold import fold
+from jaxrl_fast.experience.replay import Drawn
+from jaxrl_fast.updates import PartState, init_part
+from jaxrl_fast.updates import update as update_part
 
 RNG = np.random.default_rng(5)
 B, N = 6, 3
@@ -31,7 +35,10 @@ def small_sac(**options):
 @pytest.fixture(scope="module")
 def parts():
     agent = small_sac().build(SPEC, 4)
-    states = {name: jax.jit(part.init)(jax.random.key(i)) for i, (name, part) in enumerate(agent.parts.items())}
+    states = {
+        name: jax.jit(lambda key, part=part: init_part(part, key, HYPER))(jax.random.key(i))
+        for i, (name, part) in enumerate(agent.parts.items())
+    }
     return agent.parts, states
 
 
@@ -43,6 +50,14 @@ def windows() -> Transition:
     action = RNG.uniform(LOW, HIGH, (N, B, 1)).astype(np.float32)
     reward = RNG.normal(size=(N, B)).astype(np.float32)
     return Transition(obs, action, reward, next_obs, terminated, truncated, (), ())
+
+
+def folded(data: Transition) -> ReplayBatch:
+    """What the losses see of them, leaves ``[1, B, ...]``."""
+    sizes = Replay(capacity=0, batch_size=B, num_batches=1, warmup_steps=0, n_step=N)
+    steps = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1)[None], data)
+    batch = fold(Drawn(steps, (), None), HYPER.discount, sizes, memory=False)
+    return jax.tree.map(lambda x: x[0].swapaxes(0, 1), batch)
 
 
 def numbers(tree):
@@ -62,14 +77,14 @@ def q_values(params, obs, unit_action):
     return np.stack([references.mlp(p, inputs)[:, 0] for p in params])
 
 
-def critic_targets(data: Transition, target, actor: ActorParams, noise) -> np.ndarray:
-    temperature, wanted = np.exp(actor.log_temperature), np.zeros(B)
+def critic_targets(data: Transition, target, actor: dict, noise) -> np.ndarray:
+    temperature, wanted = np.exp(actor["temperature"]), np.zeros(B)
     for b in range(B):
         total, bootstrap, last = references.n_step(
             data.reward[:, b], data.terminated[:, b], data.truncated[:, b], HYPER.discount
         )
         next_obs = np.float64(data.next_obs[last, b])[None]
-        action, log_prob = policy_sample(actor.policy, next_obs, noise[b])
+        action, log_prob = policy_sample(actor["policy"], next_obs, noise[b])
         next_value = q_values(target, next_obs, action).min(0) - temperature * log_prob
         wanted[b] = total + bootstrap * next_value[0]
     return wanted
@@ -77,17 +92,18 @@ def critic_targets(data: Transition, target, actor: ActorParams, noise) -> np.nd
 
 def test_two_critic_updates_equal_numpy(parts):
     parts, states = parts
-    state = states["critic"]._replace(target=jax.tree.map(lambda x: x + 0.3, states["critic"].target))
-    peers = {name: s.params for name, s in states.items()}
-    update = jax.jit(lambda state, data, key: update_part(parts["critic"], state, peers, data, key, HYPER))
-    treedef = jax.tree.structure(state.params)
-    leaves, slow = jax.tree.leaves(numbers(state.params)), jax.tree.leaves(numbers(state.target))
+    learned = states["critic"].learned
+    learned = learned._replace(target=jax.tree.map(lambda x: x + 0.3, learned.target))
+    state, peers = states["critic"]._replace(learned=learned), {name: s.learned for name, s in states.items()}
+    update = jax.jit(lambda state, data, key: update_part(parts["critic"], state, peers, folded(data), key, HYPER))
+    treedef = jax.tree.structure(learned.params["q"])
+    leaves, slow = jax.tree.leaves(numbers(learned.params)), jax.tree.leaves(numbers(learned.target))
     adam = references.Adam(0.01, 0.2)
     for seed in range(2):
         data, key = windows(), jax.random.key(seed)
         noise = np.float64(jax.random.normal(key, (B, 1)))
         state, metrics = update(state, data, key)
-        target = critic_targets(data, treedef.unflatten(slow), numbers(peers["actor"]), noise)
+        target = critic_targets(data, treedef.unflatten(slow), numbers(peers["actor"].params), noise)
         obs, unit = np.float64(data.obs[0]), (np.float64(data.action[0]) - LOW) / (HIGH - LOW) * 2 - 1
 
         def loss(leaves, obs=obs, unit=unit, target=target):
@@ -97,16 +113,18 @@ def test_two_critic_updates_equal_numpy(parts):
         np.testing.assert_allclose(metrics["q_mean"], q_values(treedef.unflatten(leaves), obs, unit).mean(), rtol=1e-3)
         leaves = adam.step(leaves, references.gradient(loss, leaves))
         slow = [0.9 * old + 0.1 * new for old, new in zip(slow, leaves, strict=True)]
-        for got, want in zip(jax.tree.leaves((state.params, state.target)), leaves + slow, strict=True):
+        for got, want in zip(jax.tree.leaves(tuple(state.learned)), leaves + slow, strict=True):
             np.testing.assert_allclose(got, want, atol=1e-4)
 
 
 def test_two_actor_updates_equal_numpy(parts):
     parts, states = parts
-    state, critic = states["actor"], states["critic"].params
-    update = jax.jit(lambda state, data, key: update_part(parts["actor"], state, {"critic": critic}, data, key, HYPER))
-    treedef = jax.tree.structure(state.params.policy)
-    leaves, log_temperature = jax.tree.leaves(numbers(state.params.policy)), np.float64(state.params.log_temperature)
+    state, critic = states["actor"], states["critic"].learned
+    peers = {"critic": critic}
+    update = jax.jit(lambda state, data, key: update_part(parts["actor"], state, peers, folded(data), key, HYPER))
+    first = state.learned.params
+    treedef = jax.tree.structure(first["policy"])
+    leaves, log_temperature = jax.tree.leaves(numbers(first["policy"])), np.float64(first["temperature"])
     adam, temperature_adam = references.Adam(0.01, 0.2), references.Adam(0.02, 0.2)
     for seed in range(2):
         data, key = windows(), jax.random.key(seed)
@@ -116,7 +134,9 @@ def test_two_actor_updates_equal_numpy(parts):
 
         def loss(leaves, obs=obs, noise=noise, log_temperature=log_temperature):
             action, log_prob = policy_sample(treedef.unflatten(leaves), obs, noise)
-            return (np.exp(log_temperature) * log_prob - q_values(numbers(critic), obs, action).min(0)).mean()
+            return (
+                np.exp(log_temperature) * log_prob - q_values(numbers(critic.params["q"]), obs, action).min(0)
+            ).mean()
 
         log_prob = policy_sample(treedef.unflatten(leaves), obs, noise)[1].mean()
         np.testing.assert_allclose(metrics["policy_loss"], loss(leaves), rtol=1e-3, atol=1e-5)
@@ -125,32 +145,36 @@ def test_two_actor_updates_equal_numpy(parts):
         leaves = adam.step(leaves, references.gradient(loss, leaves))
         slope = -np.exp(log_temperature) * (log_prob + HYPER.target_entropy_per_action)
         (log_temperature,) = temperature_adam.step([log_temperature], [slope])
-        for got, want in zip(jax.tree.leaves(state.params), [*leaves, log_temperature], strict=True):
+        for got, want in zip(jax.tree.leaves(state.learned.params), [*leaves, log_temperature], strict=True):
             np.testing.assert_allclose(got, want, atol=1e-4)
 
 
 def test_a_critic_loss_of_ones_own_is_used(parts):
     _, states = parts
     part = small_sac(critic_loss=lambda q, target: 0.0 * q * target + 7.0).build(SPEC, 4).parts["critic"]
-    peers = {name: s.params for name, s in states.items()}
-    state, metrics = jax.jit(lambda d: update_part(part, states["critic"], peers, d, jax.random.key(0), HYPER))(
+    peers = {name: s.learned for name, s in states.items()}
+    state, metrics = jax.jit(lambda d: update_part(part, states["critic"], peers, folded(d), jax.random.key(0), HYPER))(
         windows()
     )
     assert metrics["critic_loss"] == 14.0  # two critics
     assert isinstance(state, PartState)
-    for got, want in zip(jax.tree.leaves(state.params), jax.tree.leaves(states["critic"].params), strict=True):
+    for got, want in zip(
+        jax.tree.leaves(state.learned.params), jax.tree.leaves(states["critic"].learned.params), strict=True
+    ):
         np.testing.assert_array_equal(got, want)
 
 
 def test_actions_stay_within_their_bounds_and_greedy_is_the_mode(parts):
-    agent = small_sac().build(SPEC, 4)
-    params = {"actor": parts[1]["actor"].params}
+    acting = bind(small_sac(), SPEC, 4).acting
+    learned = {"actor": parts[1]["actor"].learned}
     obs, first, key = jnp.ones((512, 2)), jnp.zeros(512, bool), jax.random.key(0)
-    action = np.asarray(jax.jit(agent.explore)(params, (), obs, first, key)[0])
+    action = np.asarray(jax.jit(acting.explore)(learned, acting.initial_carry(512), obs, first, key, HYPER)[0])
     assert LOW <= action.min() < -1.0
     assert 0.5 < action.max() <= HIGH
-    greedy = np.asarray(jax.jit(agent.greedy)(params, (), obs, first, key)[0])
-    mean = references.mlp(numbers(params["actor"].policy), np.ones((512, 2)))[:, :1]
+    greedy = np.asarray(
+        jax.jit(acting.greedy)(acting.greedy_weights(learned), acting.greedy_carry(512), obs, first, key)[0]
+    )
+    mean = references.mlp(numbers(learned["actor"].params["policy"]), np.ones((512, 2)))[:, :1]
     np.testing.assert_allclose(greedy, LOW + (np.tanh(mean) + 1) * 1.5, rtol=1e-5)
 
 
@@ -159,10 +183,10 @@ def test_actions_stay_within_their_bounds_and_greedy_is_the_mode(parts):
     [
         (dict(batch_size=65), "batch_size=65 is larger than buffer_size=64"),
         (dict(warmup_steps=65), "warmup_steps=65 exceeds buffer_size=64"),
-        (dict(n_step=16), "too few for n_step=16"),
+        (dict(n_step=16), r"too few for windows of 16 \(burn-in, sequence and n_step\)"),
         (dict(rollout_length=17), "rollout_length=17.*buffer_size of at least 68"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused_at_build_time(options, message):
     with pytest.raises(ValueError, match=message):
-        small_sac(**options).build(SPEC, 4)
+        bind(small_sac(**options), SPEC, 4)

@@ -26,6 +26,11 @@ def test_a_schedule_runs_from_start_to_end(schedule, halfway, quarter):
     np.testing.assert_allclose(values, [1.0, quarter, halfway, 0.2], rtol=1e-5)
 
 
+def test_a_schedule_may_end_before_the_run_does():
+    values = [value_at(Linear(1.0, 0.2, 0.5), jnp.float32(p)) for p in (0.0, 0.25, 0.5, 1.0)]
+    np.testing.assert_allclose(values, [1.0, 0.6, 0.2, 0.2], rtol=1e-6)
+
+
 def test_resolve_leaves_numbers_alone():
     rates = resolve(Rates(Linear(1.0, 0.0), 3.0), jnp.float32(0.5))
     assert rates == Rates(0.5, 3.0)

@@ -12,6 +12,7 @@ from tiny import line
 
 from jaxrl_fast import config, machine
 from jaxrl_fast.config import Run, compose
+from jaxrl_fast.experience.bind import bind
 from jaxrl_fast.schema import ConfigError
 from jaxrl_fast.settling import as_measured, with_workers
 from jaxrl_fast.tuning import auto, cache, candidates
@@ -64,7 +65,7 @@ def test_any_width_can_sample(words, num_envs, length):
     for width in widths(asked, learns=False).legal:
         run = at_width(asked, width, learns=False).run
         spec = line(discrete=words is PPO).spec
-        assert config.make_algorithm(run).build(spec, width).rollout_length == run.algo_options["rollout_length"]
+        assert bind(config.make_algorithm(run), spec, width).rollout_length == run.algo_options["rollout_length"]
 
 
 @given(num_envs=st.integers(1, 300), length=st.integers(1, 8), updates=st.integers(1, 64))

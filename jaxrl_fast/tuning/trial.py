@@ -23,10 +23,11 @@ import numpy as np
 from jax.errors import JaxRuntimeError
 
 from jaxrl_fast import ceiling, config, machine, stopwatch
-from jaxrl_fast.algorithm import Agent, Algorithm
+from jaxrl_fast.algorithm import Algorithm
 from jaxrl_fast.bridge import in_graph
 from jaxrl_fast.config import Run
 from jaxrl_fast.env import VecEnv
+from jaxrl_fast.experience.bind import Bound, bind
 from jaxrl_fast.fragments import build_graph
 from jaxrl_fast.graph import Graph
 from jaxrl_fast.host_env import HostEnv
@@ -68,7 +69,7 @@ def measure(request: Request, say: Callable[..., None], wait: Callable[[], None]
     env = config.make_envs(run)
     try:
         algorithm = config.make_algorithm(run)
-        agent = algorithm.build(env.spec, env.num_envs)
+        agent = bind(algorithm, env.spec, env.num_envs)
         facts = describe(run, env, agent)
         if request.what == "environments" and isinstance(env, HostEnv):
             part = on_host(env, agent.rollout_length)
@@ -108,7 +109,7 @@ def on_host(env: HostEnv, rollout_length: int) -> Part:
     return Part(repeat, 1, None, 0.0)
 
 
-def compiled(request: Request, run: Run, env: VecEnv | HostEnv, algorithm: Algorithm, agent: Agent) -> Part:
+def compiled(request: Request, run: Run, env: VecEnv | HostEnv, algorithm: Algorithm, agent: Bound) -> Part:
     """A part compiled and warm.
 
     Raises:
@@ -156,7 +157,7 @@ def without_warm_up(run: Run) -> Run:
     return dataclasses.replace(run, algo_options={**run.algo_options, "warmup_steps": steps})
 
 
-def describe(run: Run, env: VecEnv | HostEnv, agent: Agent) -> dict[str, Any]:
+def describe(run: Run, env: VecEnv | HostEnv, agent: Bound) -> dict[str, Any]:
     """What the candidate is, as settled on this machine."""
     return {
         "num_envs": run.num_envs, "rollout_length": agent.rollout_length, "updates_per_tick": agent.updates_per_tick,

@@ -1,0 +1,1 @@
+"""What becomes of rollouts on their way to the learners."""

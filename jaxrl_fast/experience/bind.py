@@ -1,0 +1,83 @@
+"""`bind`: everything around an algorithm, once for all of them.
+
+What it says of data is answered here: acting with memory and stacks of frames, values over rollouts, the kind of
+replay, n-step returns, normalization.
+"""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from jaxrl_fast.algorithm import Agent, Algorithm, OnPolicy, Part, require_positive
+from jaxrl_fast.core import EnvSpec
+from jaxrl_fast.experience.acting import Acting, make_acting
+from jaxrl_fast.experience.batches import Experience
+from jaxrl_fast.experience.off_policy import off_policy, warmup_ticks
+from jaxrl_fast.experience.on_policy import on_policy
+from jaxrl_fast.experience.scale import normalizes
+from jaxrl_fast.experience.view import make_view
+from jaxrl_fast.schedules import resolve
+
+
+class Bound(NamedTuple):
+    """An algorithm that fits an environment, with all that surrounds it.
+
+    ``hyper``: the rates at the start of the run, from which optimizers get the shapes of their state. A tick samples
+    ``rollout_length`` steps of each environment and makes ``updates_per_tick`` updates of ``batch_size`` steps;
+    the first ``warmup_ticks`` make none.
+    """
+
+    parts: dict[str, Part]
+    acting: Acting
+    experience: Experience
+    hyper: Any
+    rollout_length: int
+    updates_per_tick: int
+    batch_size: int
+    warmup_ticks: int
+    normalize_observations: bool
+    normalize_rewards: bool
+
+
+def bind(algorithm: Algorithm, spec: EnvSpec, num_envs: int) -> Bound:
+    """Fit an algorithm to ``num_envs`` environments.
+
+    Raises:
+        ValueError: the two, or sizes among each other, do not fit.
+    """
+    view = make_view(spec)
+    agent = algorithm.build(view.spec, num_envs)
+    data = agent.data
+    agent = agent._replace(normalize_observations=normalizes(agent.normalize_observations, spec))
+    require_positive(rollout_length=agent.rollout_length, sequence_length=data.sequence_length)
+    acting = make_acting(agent, view)
+    if isinstance(data, OnPolicy):
+        sizes = data.num_epochs * data.num_minibatches, _minibatch_steps(agent, data, num_envs), 0
+        experience = on_policy(agent, data, view, num_envs)
+    else:
+        require_positive(updates_per_tick=data.num_batches, batch_size=data.batch_size, n_step=data.n_step)
+        sizes = data.num_batches, data.batch_size * data.sequence_length, warmup_ticks(agent, data, num_envs)
+        experience = off_policy(agent, data, view, num_envs, memory=bool(acting.initial_carry(1).memory))
+    return Bound(
+        agent.parts, acting, experience, resolve(algorithm.hyper, jnp.zeros(())), agent.rollout_length, *sizes,
+        bool(agent.normalize_observations), agent.normalize_rewards,
+    )  # fmt: skip
+
+
+def _minibatch_steps(agent: Agent, data: OnPolicy, num_envs: int) -> int:
+    """Steps per minibatch.
+
+    Raises:
+        ValueError: the rollout does not divide into the minibatches.
+    """
+    require_positive(num_epochs=data.num_epochs, num_minibatches=data.num_minibatches)
+    length = data.sequence_length
+    if agent.rollout_length % length:
+        raise ValueError(f"rollout_length={agent.rollout_length} does not divide into sequences of {length} steps")
+    sequences = num_envs * agent.rollout_length // length
+    if sequences % data.num_minibatches:
+        raise ValueError(
+            f"num_envs={num_envs} with rollout_length={agent.rollout_length} gives {sequences} sequences of "
+            f"{length} steps, which algo.num_minibatches={data.num_minibatches} does not divide"
+        )
+    return sequences // data.num_minibatches * length

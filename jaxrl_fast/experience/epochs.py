@@ -1,0 +1,56 @@
+"""One rollout, cut into sequences and shuffled anew for each epoch."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_fast.core import Batches, PyTree
+from jaxrl_fast.experience.batches import logical_shards
+
+
+def epoch_shards(num_envs: int, sequences_per_env: int, num_minibatches: int) -> int:
+    """``G`` of `shuffled_epochs`."""
+    return logical_shards(num_envs, num_envs * sequences_per_env // num_minibatches)
+
+
+def shuffled_epochs(
+    data: PyTree, key: jax.Array, *, num_envs: int, sequence_length: int, num_epochs: int, num_minibatches: int
+) -> Batches:
+    """Cut one rollout, leaves ``[T, E, ...]``, into sequences and shuffle them anew for each epoch.
+
+    The sequences' leaves are ``[G, N, L, ...]``. Every epoch visits each sequence once; a minibatch takes
+    ``N / num_minibatches`` of each logical shard's own sequences.
+    """
+    per_env = jax.tree.leaves(data)[0].shape[0] // sequence_length
+    shards = epoch_shards(num_envs, per_env, num_minibatches)
+    sequences = per_env * num_envs // shards
+
+    def permutations(key: jax.Array) -> jax.Array:
+        return jax.vmap(lambda k: random_order(k, sequences))(jax.random.split(key, shards))
+
+    order = jax.vmap(permutations)(jax.random.split(key, num_epochs))
+    index = order.reshape(num_epochs, shards, num_minibatches, -1).swapaxes(1, 2)
+    return Batches(cut(data, shards, sequence_length), index.reshape(num_epochs * num_minibatches, shards, -1))
+
+
+def cut(data: PyTree, shards: int, sequence_length: int) -> PyTree:
+    """Leaves ``[T, E, ...]`` as sequences ``[G, N, L, ...]``."""
+
+    def cut_leaf(leaf: jax.Array) -> jax.Array:
+        steps, num_envs, *rest = leaf.shape
+        leaf = leaf.reshape(steps // sequence_length, sequence_length, shards, num_envs // shards, *rest)
+        order = (2, 0, 3, 1, *range(4, leaf.ndim))
+        return leaf.transpose(order).reshape(shards, -1, sequence_length, *rest)
+
+    return jax.tree.map(cut_leaf, data)
+
+
+def random_order(key: jax.Array, size: int) -> jax.Array:
+    """The numbers ``0 .. size - 1`` (int32) in random order.
+
+    Random bits with the number in their low bits are sorted: one array, which XLA sorts 6 to 12 times faster on a CPU
+    than the pairs of `jax.random.permutation`. Numbers whose random bits agree, one pair in ``2^32 / size``, keep
+    their order.
+    """
+    low = max(1, (size - 1).bit_length())
+    words = (jax.random.bits(key, (size,), jnp.uint32) << low) | jnp.arange(size, dtype=jnp.uint32)
+    return (jnp.sort(words) & jnp.uint32(2**low - 1)).astype(jnp.int32)

@@ -1,0 +1,166 @@
+"""Replay of images: each frame is stored once, as bytes, with the true successors at the ends of episodes."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_fast.core import Metrics, PyTree, Transition
+from jaxrl_fast.experience.batches import by_shard
+from jaxrl_fast.experience.replay import (
+    Buffer,
+    Drawn,
+    RingState,
+    Window,
+    draw_windows,
+    end_episodes,
+    gather,
+    gather_windows,
+    ring_buffer,
+)
+from jaxrl_fast.experience.view import View, only_images, put_rows, without_images
+
+ROOM_FOR_ENDS = 32
+"""There is room for one successor at an end in so many steps, before the memory reaches less far back."""
+
+
+class Place(NamedTuple):
+    """Where a step's frame stands in its environment's stream, and where that of its episode's first step does; both
+    count from the beginning of the run, int32."""
+
+    position: jax.Array
+    start: jax.Array
+
+
+class Placed(NamedTuple):
+    """A stored observation: the place of its images, and ``rest``, the observation without them."""
+
+    place: Place
+    rest: PyTree
+
+
+class ImageRingState(NamedTuple):
+    """``ring``: steps, with `Placed` observations; ``frames``: a tree of images uint8 ``[G, F, E / G, H, W, C]``, each
+    environment's stream of frames, oldest overwritten first; ``head`` and ``start``, ``[G, E / G]``: where the stream
+    ends, which is the successor of the last step, and where the running episode began."""
+
+    ring: RingState
+    frames: PyTree
+    head: jax.Array
+    start: jax.Array
+
+
+def image_buffer(
+    view: View, *, capacity: int, num_envs: int, batch_size: int, num_batches: int, window: Window = Window()
+) -> Buffer:
+    """As `replay.ring_buffer`, for observations with images.
+
+    The successor of a step is the next frame of its environment's stream: the observation of the next step or, where
+    the episode ended, a frame of its own. With more ends than one in `ROOM_FOR_ENDS` steps the streams are overwritten
+    sooner than the steps: what is drawn then comes from the newest steps, as many as are whole in all environments of a
+    shard, in the worst case half of ``capacity``. Nothing is drawn whose frames are gone; the metric ``lost_steps``
+    counts the steps, over all environments, that can no longer be.
+
+    Without a memory, frames stand in a window up to the step that ends its first episode; those of later steps, which
+    no n-step return reads, are arbitrary.
+
+    Raises:
+        ValueError: as `replay.ring_buffer`.
+    """
+    k = view.stack
+    plain = ring_buffer(
+        capacity=capacity, num_envs=num_envs, batch_size=batch_size, num_batches=num_batches, window=window
+    )
+    shards, per_shard = plain.shards, num_envs // plain.shards
+    capacity_t = capacity // num_envs // window.stride * window.stride
+    # Every end that a window passes takes a frame more.
+    width = k + window.length * (2 if window.memory else 1)
+
+    def init(example: Transition) -> ImageRingState:
+        steps = example.reward.shape[0]
+        size = max(capacity_t + -(-capacity_t // ROOM_FOR_ENDS), 2 * max(steps, window.length)) + k
+        count = jax.ShapeDtypeStruct(example.reward.shape, jnp.int32)
+        ring = plain.init(_placed(view, example, Place(count, count)))  # type: ignore[arg-type]  # shapes
+        frames = jax.tree.map(lambda s: jnp.zeros((shards, size, per_shard, *s.shape), s.dtype), view.images)
+        return ImageRingState(ring, frames, *(jnp.zeros((shards, per_shard), jnp.int32) for _ in range(2)))
+
+    def add(state: ImageRingState, rollout: Transition) -> ImageRingState:
+        steps, first = rollout.reward.shape[0], by_shard(rollout.first, shards)
+        time = jnp.arange(steps, dtype=jnp.int32)[None, :, None]
+        position = state.head[:, None] + jnp.cumsum(first, axis=1, dtype=jnp.int32) + time
+        start = jax.lax.cummax(jnp.where(first, position, state.start[:, None]), axis=1)
+        # A step that goes on has been given its frame as the successor of the step before.
+        new = first | (time == 0)
+
+        def write(stream: jax.Array, frame: jax.Array, successor: jax.Array) -> jax.Array:
+            stream = _write(stream, position, by_shard(frame, shards), new)
+            return _write(stream, position + 1, by_shard(successor, shards), jnp.ones_like(new))
+
+        images = only_images(view, rollout.obs), only_images(view, rollout.next_obs)
+        frames = jax.tree.map(write, state.frames, *images)
+        place = Place(*(leaf.swapaxes(0, 1).reshape(steps, num_envs) for leaf in (position, start)))
+        return ImageRingState(
+            plain.add(state.ring, _placed(view, rollout, place)), frames, position[:, -1] + 1, start[:, -1]
+        )
+
+    def usable(state: ImageRingState) -> jax.Array:
+        """How many of the newest steps of each shard have all their frames, ``[G]``; older ones have lost some."""
+        place: Place = state.ring.data.obs.place
+        oldest = jnp.maximum(place.position - (k - 1), place.start)
+        whole = oldest > (state.head - jax.tree.leaves(state.frames)[0].shape[1])[:, None]
+        count = jnp.min(jnp.sum(whole, axis=1, dtype=jnp.int32), axis=1)
+        return jnp.minimum(count, jnp.minimum(state.ring.steps, capacity_t))
+
+    def sample(state: ImageRingState, key: jax.Array) -> Drawn:
+        shape = (shards, num_batches * (batch_size // shards))
+        start, env = draw_windows(key, state.ring.steps, usable(state)[:, None], shape, per_shard, window)
+        drawn = gather_windows(state.ring, start, env, window)
+        return _with_frames(view, state.frames, drawn, env, width)
+
+    def metrics(state: ImageRingState) -> Metrics:
+        lost = jnp.minimum(state.ring.steps, capacity_t) - usable(state)
+        return {"lost_steps": jnp.sum(lost).astype(jnp.float32) * per_shard}
+
+    def end(state: ImageRingState) -> ImageRingState:
+        return state._replace(ring=end_episodes(state.ring))
+
+    axes = ImageRingState(plain.state_axes, 0, 0, 0)  # type: ignore[arg-type]  # axes
+    return Buffer(init, add, sample, end, shards, axes, metrics)
+
+
+def _with_frames(view: View, frames: PyTree, drawn: Drawn, env: jax.Array, width: int) -> Drawn:
+    """Windows with observations in which rows stand for images, and the ``width`` frames of each as tables."""
+    k, (place, rest) = view.stack, drawn.steps.obs
+    base = place.position[..., :1] - (k - 1)
+    ring_size = jax.tree.leaves(frames)[0].shape[1]
+    tables = gather(frames, (base + jnp.arange(width)[None, None]) % ring_size, env)
+    offset = jnp.arange(base.shape[1], dtype=jnp.int32)[None, :, None, None] * width
+
+    def rows(last: jax.Array) -> jax.Array:
+        """The stacks that end at ``last`` ``[G, N, W]``, as rows of the table ``[G, N, W, k]``."""
+        lag = jnp.arange(k - 1, -1, -1, dtype=jnp.int32)[None, None, None]
+        position = jnp.maximum(last[..., None] - lag, place.start[..., None])
+        return jnp.clip(position - base[..., None], 0, width - 1) + offset
+
+    steps = drawn.steps._replace(
+        obs=put_rows(view, rest, rows(place.position)),
+        next_obs=put_rows(view, drawn.steps.next_obs, rows(place.position + 1)),
+    )
+    return drawn._replace(steps=steps, tables=jax.tree.map(lambda t: t.reshape(t.shape[0], -1, *t.shape[3:]), tables))
+
+
+def _placed(view: View, rollout: Transition, place: Place) -> Transition:
+    obs = Placed(place, without_images(view, rollout.obs))
+    return rollout._replace(obs=obs, next_obs=without_images(view, rollout.next_obs))
+
+
+def _write(frames: jax.Array, position: jax.Array, values: jax.Array, mask: jax.Array) -> jax.Array:
+    """``values`` ``[G, T, E / G, ...]`` at ``position`` of the streams ``[G, F, E / G, ...]``, where ``mask``."""
+    size = frames.shape[1]
+    slot = jnp.where(mask, position % size, size)  # out of bounds: dropped
+    env = jnp.arange(frames.shape[2])[None]
+
+    def write(stream: jax.Array, slot: jax.Array, values: jax.Array) -> jax.Array:
+        return stream.at[slot, env].set(values, mode="drop")
+
+    return jax.vmap(write)(frames, slot, values)

@@ -1,0 +1,72 @@
+"""Steps that are stored, and drawn again and again."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_fast.algorithm import Agent, Learned, Replay
+from jaxrl_fast.core import Batches, PyTree, Transition
+from jaxrl_fast.experience.batches import Experience, take_batch
+from jaxrl_fast.experience.fold import fold, window_length
+from jaxrl_fast.experience.image_replay import image_buffer
+from jaxrl_fast.experience.replay import Window, ring_buffer
+from jaxrl_fast.experience.scale import Statistics, scale_experience
+from jaxrl_fast.experience.view import Tabled, View, take_tabled
+
+
+def off_policy(agent: Agent, data: Replay, view: View, num_envs: int, *, memory: bool) -> Experience:
+    """The batches of `Replay`; images are stored once. ``memory``: whether an acting network has one.
+
+    Raises:
+        ValueError: sizes do not fit.
+    """
+    check_sizes(agent, data, num_envs)
+    window = Window(window_length(data), data.sequence_length if memory else 1, data.keep, memory)
+    images = bool(jax.tree.leaves(view.images))
+    sizes: dict[str, Any] = dict(
+        capacity=data.capacity, num_envs=num_envs, batch_size=data.batch_size, num_batches=data.num_batches,
+        window=window,
+    )  # fmt: skip
+    buffer = image_buffer(view, **sizes) if images else ring_buffer(**sizes)
+
+    def step(
+        state: PyTree, rollout: Transition, learned: dict[str, Learned], statistics: Statistics | None, hyper: Any,
+        key: jax.Array,
+    ) -> tuple[PyTree, Batches]:  # fmt: skip
+        state = buffer.add(state, rollout)
+        drawn = buffer.sample(state, key)
+        steps = scale_experience(drawn.steps, statistics, hyper.reward_scale, agent.normalize_rewards)
+        batch = fold(drawn._replace(steps=steps), hyper.discount, data, memory=memory)
+        return state, Batches(Tabled(batch, drawn.tables) if images else batch, in_turn(data, buffer.shards))
+
+    return Experience(
+        buffer.init, step, take_tabled if images else take_batch, buffer.shards, state_axes=buffer.state_axes,
+        metrics=buffer.metrics, end_episodes=buffer.end_episodes, refills=True,
+    )  # fmt: skip
+
+
+def in_turn(data: Replay, shards: int) -> jax.Array:
+    """Indices ``[K, G, B / G]`` of sequences that were drawn at random: one batch after another."""
+    size = data.num_batches * data.batch_size // shards
+    index = jnp.arange(size, dtype=jnp.int32).reshape(data.num_batches, 1, -1)
+    return jnp.broadcast_to(index, (data.num_batches, shards, size // data.num_batches))
+
+
+def warmup_ticks(agent: Agent, data: Replay, num_envs: int) -> int:
+    """Ticks that only fill the buffer, before the first in which there is enough to draw from."""
+    longest = window_length(data) + data.sequence_length - 1  # a window begins at a multiple of the sequence's length
+    enough = -(-data.warmup_steps // (num_envs * agent.rollout_length))
+    return max(enough, -(-longest // agent.rollout_length)) - 1
+
+
+def check_sizes(agent: Agent, data: Replay, num_envs: int) -> None:
+    """Raises ValueError where warm-up, rollout or sequences do not fit the buffer or the batch."""
+    capacity, steps_per_tick = data.capacity, num_envs * agent.rollout_length
+    if data.warmup_steps > capacity:
+        raise ValueError(f"warmup_steps={data.warmup_steps} exceeds buffer_size={capacity}: write a smaller warm-up")
+    if agent.rollout_length > capacity // num_envs:
+        raise ValueError(
+            f"rollout_length={agent.rollout_length} in {num_envs} environments does not fit buffer_size={capacity}: "
+            f"write a buffer_size of at least {steps_per_tick}"
+        )

@@ -1,0 +1,109 @@
+"""Rollouts that are learned from and forgotten."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_fast.algorithm import Agent, Learned, OnPolicy, OnPolicyBatch, Values
+from jaxrl_fast.core import Batches, PyTree, Transition
+from jaxrl_fast.experience.batches import Experience, take_batch
+from jaxrl_fast.experience.epochs import cut, epoch_shards, shuffled_epochs
+from jaxrl_fast.experience.scale import Statistics, scale_experience
+from jaxrl_fast.experience.sequences import apply_apart
+from jaxrl_fast.experience.view import (
+    History,
+    Tabled,
+    View,
+    add_rollout,
+    init_recent,
+    put_next_stacks,
+    put_rows,
+    put_stacks,
+    take_tabled,
+)
+from jaxrl_fast.networks.network import Network
+
+
+def on_policy(agent: Agent, data: OnPolicy, view: View, num_envs: int) -> Experience:
+    """The batches of `OnPolicy`."""
+    shards = epoch_shards(num_envs, agent.rollout_length // data.sequence_length, data.num_minibatches)
+    stacks = view.stack > 1
+
+    def batches_of(rollout: Transition, values: Any, hyper: Any, key: jax.Array) -> Batches:
+        batch = make_batch(data, rollout, values, hyper)
+        shuffled = shuffled_epochs(
+            batch, key, num_envs=num_envs, sequence_length=data.sequence_length, num_epochs=data.num_epochs,
+            num_minibatches=data.num_minibatches,
+        )  # fmt: skip
+        starts = jax.tree.map(lambda x: x[:: data.sequence_length], rollout.extras.memory)
+        return shuffled._replace(data=shuffled.data._replace(memory=cut(starts, shards, 1)))
+
+    def step(
+        state: PyTree, rollout: Transition, learned: dict[str, Learned], statistics: Statistics | None, hyper: Any,
+        key: jax.Array,
+    ) -> tuple[PyTree, Batches]:  # fmt: skip
+        scaled = scale_experience(rollout, statistics, hyper.reward_scale, agent.normalize_rewards)
+        if not stacks:
+            return state, batches_of(scaled, values_of(agent, data, scaled, learned), hyper, key)
+        recent, tables, rows = add_rollout(view, state.recent, rollout.obs, rollout.first, shards)
+        scaled = scaled._replace(obs=put_rows(view, scaled.obs, rows))
+        batches = batches_of(scaled, values_of_stacks(agent, data, scaled, tables, learned), hyper, key)
+        return History(recent), batches._replace(data=Tabled(batches.data, tables))
+
+    return Experience(
+        lambda example: History(init_recent(view, num_envs, shards)) if stacks else (),
+        step,
+        take_tabled if stacks else take_batch,
+        shards,
+        reads=(data.critic,) if data.targets is not None else (),
+        state_axes=0,
+    )
+
+
+def make_batch(data: OnPolicy, rollout: Transition, values: Values | None, hyper: Any) -> OnPolicyBatch:
+    """What losses see of a rollout, ``[T, E, ...]``, but for the memory."""
+    batch = OnPolicyBatch(rollout.obs, rollout.action, rollout.first, {}, rollout.extras.decision, {})
+    if data.targets is not None:
+        return batch._replace(targets=data.targets(values, rollout, hyper))
+    return batch._replace(transition=rollout._replace(obs=(), action=(), first=(), extras=()))  # type: ignore[arg-type]
+
+
+def values_of(agent: Agent, data: OnPolicy, rollout: Transition, learned: dict[str, Learned]) -> Values | None:
+    """The critic's values of a rollout, all with what it had learned before."""
+    if data.targets is None:
+        return None
+    network, params, memory = _critic(agent, data, rollout, learned)
+    outputs, memory = apply_apart(network, params, memory, rollout.obs, rollout.first)
+    following, _ = apply_apart(network, params, memory, rollout.next_obs, jnp.zeros_like(rollout.first))
+    return Values(data.value(outputs, rollout.obs, rollout.action), data.value(following, rollout.next_obs, None))
+
+
+def values_of_stacks(
+    agent: Agent, data: OnPolicy, rollout: Transition, tables: PyTree, learned: dict[str, Learned]
+) -> Values | None:
+    """As `values_of` where the observations are rows of tables, a time step after another: stacks of all steps at once
+    would take more memory than the rollout."""
+    if data.targets is None:
+        return None
+    network, params, memory = _critic(agent, data, rollout, learned)
+
+    def one_step(xs: tuple) -> tuple[jax.Array, jax.Array]:
+        obs, next_obs, action, first, memory = jax.tree.map(lambda x: x[None], xs)
+        stack = put_stacks(tables, obs)
+        next_stack = put_next_stacks(tables, stack, next_obs)
+        outputs, memory = network.apply(params, jax.tree.map(lambda x: x[0], memory), stack, first)
+        after = jax.tree.map(lambda x: x[0], memory)
+        following, _ = network.apply(params, after, next_stack, jnp.zeros_like(first))
+        return data.value(outputs, stack, action)[0], data.value(following, next_stack, None)[0]
+
+    return Values(*jax.lax.map(one_step, (rollout.obs, rollout.next_obs, rollout.action, rollout.first, memory)))
+
+
+def _critic(
+    agent: Agent, data: OnPolicy, rollout: Transition, learned: dict[str, Learned]
+) -> tuple[Network, PyTree, PyTree]:
+    """The network that values, its params, and its memory before every step of the rollout."""
+    network = agent.parts[data.critic].networks[data.network]
+    memory = rollout.extras.memory[data.critic] if network.recurrent else ()
+    return network, learned[data.critic].params[data.network], memory

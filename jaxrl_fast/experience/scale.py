@@ -1,0 +1,51 @@
+"""Observations and rewards as the networks see them; what is stored stays raw."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_fast.core import EnvSpec, Transition
+from jaxrl_fast.networks.images import is_image
+from jaxrl_fast.normalize import RunningStats, normalize
+
+MAX_SCALED_REWARD = 10.0
+"""Rewards normalized by the deviation of returns are clipped here, as in Stable-Baselines3's VecNormalize."""
+
+
+class Statistics(NamedTuple):
+    """What the run has seen so far: of observations, and of discounted returns (the scale of rewards)."""
+
+    obs: RunningStats
+    returns: RunningStats
+
+
+def scale_experience(
+    data: Transition, statistics: Statistics | None, reward_scale: jax.Array, normalize_rewards: bool
+) -> Transition:
+    """Steps with observations and rewards normalized, by whatever statistics there are, and rewards scaled."""
+    reward = data.reward * reward_scale
+    if statistics is None:
+        return data._replace(reward=reward)
+    if normalize_rewards:
+        count = jnp.maximum(statistics.returns.samples, 1.0)
+        variance = jnp.where(statistics.returns.samples > 0, statistics.returns.m2 / count, 1.0)
+        # Clipped, since the first reward of a sparse world would be divided by a deviation of 0.
+        reward = jnp.clip(reward * jax.lax.rsqrt(variance + 1e-8), -MAX_SCALED_REWARD, MAX_SCALED_REWARD)
+    obs, next_obs = normalize(statistics.obs, data.obs), normalize(statistics.obs, data.next_obs)
+    return data._replace(obs=obs, next_obs=next_obs, reward=reward)
+
+
+def normalizes(asked: bool | None, spec: EnvSpec) -> bool:
+    """Whether observations are normalized: as ``asked``, and if nothing was (None), unless they are images.
+
+    Raises:
+        ValueError: it was asked for, and there are only images.
+    """
+    only_images = all(is_image(leaf) for leaf in jax.tree.leaves(spec.obs))
+    if asked and only_images:
+        raise ValueError(
+            f"normalize_observations=true is for real numbers, and {spec.name} observes images, whose bytes are scaled "
+            "to 0..1 as they are: leave it out"
+        )
+    return not only_images if asked is None else asked

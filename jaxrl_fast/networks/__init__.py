@@ -1,0 +1,1 @@
+"""Networks: an input stage, a torso, heads."""

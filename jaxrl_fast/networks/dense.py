@@ -1,0 +1,56 @@
+"""What every dense layer shares: its initial weights and its matrix product."""
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+Precision = Literal["f32", "bf16"]
+
+
+class Head(NamedTuple):
+    """``size`` outputs whose weights start with standard deviation ``scale / sqrt(inputs)``."""
+
+    size: int
+    scale: float = 1.0
+
+
+Heads = dict[str, Head]
+
+
+def scaled_normal(scale: float) -> nn.initializers.Initializer:
+    """Truncated normal weights of variance ``scale / inputs``.
+
+    Not orthogonal ones: they need a QR decomposition, and two of them under ``vmap`` (several seeds) hang for ever on a
+    CPU of two cores, since each blocks a thread of XLA's pool while it waits for another (seen with JAX 0.10.2).
+    """
+    return nn.initializers.variance_scaling(scale, "fan_in", "truncated_normal")
+
+
+def normal_of_heads(heads: tuple[Head, ...]) -> nn.initializers.Initializer:
+    """Weights ``[inputs, out]`` of several heads side by side, each of its own scale."""
+    if len(heads) == 1:
+        return scaled_normal(heads[0].scale ** 2)
+
+    def init(key: jax.Array, shape: tuple[int, int], dtype: Any = jnp.float32) -> jax.Array:
+        keys = jax.random.split(key, len(heads))
+        blocks = [
+            scaled_normal(head.scale**2)(k, (shape[0], head.size), dtype) for k, head in zip(keys, heads, strict=True)
+        ]
+        return jnp.concatenate(blocks, axis=1)
+
+    return init
+
+
+def dot_of(precision: Precision) -> Callable[..., jax.Array]:
+    """The matrix product of a dense layer: bf16 operands keep a float32 sum and float32 parameters."""
+    if precision == "f32":
+        return jax.lax.dot_general
+
+    def bf16_dot(x: jax.Array, w: jax.Array, dimension_numbers: Any, precision: Any = None, **_: Any) -> jax.Array:
+        x, w = x.astype(jnp.bfloat16), w.astype(jnp.bfloat16)
+        return jax.lax.dot_general(x, w, dimension_numbers, precision=precision, preferred_element_type=jnp.float32)
+
+    return bf16_dot

@@ -1,0 +1,40 @@
+"""What of an observation a network reads: chosen keys, flattened features, never the ``action_mask``."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_fast.core import PyTree
+from jaxrl_fast.networks.images import is_image, to_real
+from jaxrl_fast.normalize import is_mask
+
+
+def choose_keys(obs: PyTree, keys: tuple[str, ...]) -> PyTree:
+    """The entries ``keys`` of a dictionary, with its ``action_mask``; all of it where none is named.
+
+    Raises:
+        ValueError: it lacks one of them, or is no dictionary.
+    """
+    if not keys:
+        return obs
+    known = sorted(set(obs) - {"action_mask"}) if isinstance(obs, dict) else []
+    for key in keys:
+        if key not in known:
+            there = f"write some of {', '.join(known)}" if known else "they are no dictionary: leave the keys out"
+            raise ValueError(f"the observations have no key '{key}': {there}")
+    return {key: value for key, value in obs.items() if key in keys or key == "action_mask"}
+
+
+def features(obs: PyTree) -> jax.Array:
+    """Flatten an observation ``[L, B, ...]`` into float32 ``[L, B, features]``, its ``action_mask`` left out and its
+    images scaled to 0..1."""
+    leaves = [
+        (to_real(leaf) if is_image(leaf, axes=2) else leaf.astype(jnp.float32)).reshape(*leaf.shape[:2], -1)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(obs)
+        if not is_mask(path)
+    ]
+    return leaves[0] if len(leaves) == 1 else jnp.concatenate(leaves, axis=-1)
+
+
+def action_mask(obs: PyTree) -> jax.Array | None:
+    """The mask of allowed actions that rides in a dictionary observation, or None."""
+    return obs.get("action_mask") if isinstance(obs, dict) else None

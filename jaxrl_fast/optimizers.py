@@ -1,0 +1,55 @@
+"""Optimizers: optax's, by name, each behind a clip of the gradients' global norm."""
+
+from collections.abc import Callable
+from typing import Any, Literal, Protocol
+
+import jax
+import jax.numpy as jnp
+import optax
+
+Rate = jax.Array | float
+OptimizerName = Literal["adam", "adamw", "radam", "rmsprop"]
+OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
+    "adam": optax.adam,
+    "adamw": optax.adamw,
+    "radam": optax.radam,
+    "rmsprop": optax.rmsprop,
+}
+
+
+class MakeOptimizer(Protocol):
+    """The optimizer of one network."""
+
+    def __call__(self, hyper: Any) -> optax.GradientTransformation:
+        """``hyper``: the rates of this tick. The shapes of the optimizer's state must not depend on their values."""
+
+
+def make_optimizer(
+    name: OptimizerName, *, learning_rate: Rate, max_grad_norm: Rate, weight_decay: Rate = 0.0
+) -> optax.GradientTransformation:
+    """Gradients are scaled down to a global norm of ``max_grad_norm``, then given to optax's optimizer ``name``;
+    ``weight_decay`` is AdamW's alone."""
+    options = {"weight_decay": weight_decay} if name == "adamw" else {}
+    return optax.chain(clip_by_global_norm(max_grad_norm), OPTIMIZERS[name](learning_rate, **options))
+
+
+def check_optimizer(name: str, weight_decay: Any) -> None:
+    """Refuse an optimizer that there is not, and a weight decay that would not be used.
+
+    Raises:
+        ValueError: with what to write instead.
+    """
+    if name not in OPTIMIZERS:
+        raise ValueError(f"optimizer={name}: write one of {', '.join(OPTIMIZERS)}")
+    if name != "adamw" and weight_decay != 0.0:
+        raise ValueError(f"optimizer={name} has no weight decay: write optimizer=adamw, or leave weight_decay out")
+
+
+def clip_by_global_norm(max_norm: Rate) -> optax.GradientTransformation:
+    """As optax's, by one factor for all numbers: optax's own divides, multiplies and selects for each of them."""
+
+    def clip(grads: Any, params: Any) -> Any:
+        scale = jnp.minimum(1.0, max_norm / jnp.maximum(optax.tree.norm(grads), 1e-8))
+        return jax.tree.map(lambda g: g * scale, grads)
+
+    return optax.stateless(clip)
