@@ -4,12 +4,13 @@ The collectives are read from the text of the compiled program, which XLA's own 
 """
 
 import re
+from functools import cache
 from math import nan, prod
 from typing import NamedTuple
 
 from jax.stages import Compiled
 
-COMPUTATION = re.compile(r"^(?:ENTRY )?%([\w.\-]+) \(.*\{$")
+COMPUTATION = re.compile(r"^(ENTRY )?%([\w.\-]+) \(.*\{$")
 CALLEES = re.compile(r"\b(body|condition|to_apply|calls|\w+_computations?)=\{?(%[\w.\-]+(?:, %[\w.\-]+)*)")
 TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 ARRAY = re.compile(r"\b(?:pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
@@ -79,47 +80,54 @@ def program_bytes(compiled: Compiled) -> int | None:
 
 def find_collectives(text: str, ticks: float = 1) -> tuple[Collective, ...]:
     """The collectives in a program's text, those that run equally often together."""
-    computations = _read(text)
-    runs = _runs(computations)
+    computations, entry = _read(text)
+    runs = _runs(computations, entry)
     found: dict[tuple[str, float | None], list[int]] = {}
-    for name, lines in computations.items():
-        for result, kind in COLLECTIVE.findall("\n".join(lines)):
-            found.setdefault((kind, _known(runs[name] / ticks)), []).append(_size(result))
+    for name, often in runs.items():
+        for result, kind in COLLECTIVE.findall("\n".join(computations[name])):
+            found.setdefault((kind, _known(often / ticks)), []).append(_size(result))
     return tuple(Collective(kind, len(sizes), often, sum(sizes)) for (kind, often), sizes in found.items())
 
 
 def loop_runs(text: str) -> list[float]:
     """How often the body of each loop in a program's text runs in one call; NaN where XLA does not know."""
-    computations = _read(text)
-    runs = _runs(computations)
-    bodies = [callee for lines in computations.values() for line in lines for callee, loop in _calls(line) if loop]
-    return [runs[body] for body in bodies]
+    computations, entry = _read(text)
+    runs = _runs(computations, entry)
+    return [
+        runs.get(callee, 0.0) for name in runs for line in computations[name] for callee, loop in _calls(line) if loop
+    ]
 
 
-def _read(text: str) -> dict[str, list[str]]:
-    """The instructions of each computation; a computation stands before those that call it."""
+def _read(text: str) -> tuple[dict[str, list[str]], str]:
+    """The instructions of each computation, and the name of the one that the program begins with."""
     computations: dict[str, list[str]] = {}
-    lines: list[str] = []
+    entry, lines = "", []
     for line in text.splitlines():
         if header := COMPUTATION.match(line):
-            lines = computations[header[1]] = []
+            lines = computations[header[2]] = []
+            entry = header[2] if header[1] else entry
         elif line.startswith("  "):
             lines.append(line)
-    return computations
+    return computations, entry
 
 
-def _runs(computations: dict[str, list[str]]) -> dict[str, float]:
-    """How often each computation runs in one call of the program."""
-    runs = dict.fromkeys(computations, 0.0)
-    if runs:
-        runs[next(reversed(computations))] = 1.0
-    for name in reversed(computations):
-        for line in computations[name]:
+def _runs(computations: dict[str, list[str]], entry: str) -> dict[str, float]:
+    """How often each computation runs in one call of the program. Those that nothing calls, of which XLA leaves some
+    behind, are left out."""
+    callers: dict[str, list[tuple[str, float]]] = {name: [] for name in computations}
+    for name, lines in computations.items():
+        for line in lines:
             trips = TRIPS.search(line)
             for callee, loop in _calls(line):
-                times = (float(trips[1]) if trips else nan) if loop else 1.0
-                runs[callee] += runs[name] * times
-    return runs
+                callers[callee].append((name, (float(trips[1]) if trips else nan) if loop else 1.0))
+
+    @cache
+    def runs(name: str) -> float:
+        if name == entry:
+            return 1.0
+        return sum(runs(caller) * times for caller, times in callers[name] if runs(caller))
+
+    return {name: runs(name) for name in computations if runs(name)}
 
 
 def _calls(line: str) -> list[tuple[str, bool]]:

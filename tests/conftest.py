@@ -3,6 +3,8 @@ since the laws of placements are to hold on 1, 2 and 4."""
 
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 
@@ -11,7 +13,6 @@ os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "true"  # most programs here, and
 import jax
 import pytest
 from hypothesis import HealthCheck, settings
-from jax._src import cache_key, compiler
 from many_commands import Commands
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has its background jobs, and theirs, ignore Ctrl-C
@@ -59,27 +60,20 @@ def keep_compiled_programs(config: pytest.Config) -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
-quick = True
-"""Whether programs are compiled by XLA's older emitters, in half the time; to be changed by `same_bits` alone."""
+EMITTERS = "xla_cpu_use_fusion_emitters"
 
 
 def compile_in_half_the_time() -> None:
-    """Here and in commands, to which a flag says it. A flag here would hold for the whole process."""
-    usual_options = compiler.get_compile_options
-
-    def options(*args, **kwargs):
-        made = usual_options(*args, **kwargs)
-        if quick:
-            made.env_option_overrides = [*made.env_option_overrides, ("xla_cpu_use_fusion_emitters", False)]
-        return made
-
-    compiler.get_compile_options = options
-    cache_key.custom_hook = lambda: str(quick)  # else what was kept of one kind would be found for the other
-    flag = "--xla_cpu_use_fusion_emitters=false"
-    flags = os.environ.get("XLA_FLAGS", "").replace(flag, "").strip()  # of pytest-xdist, who set it
-    os.environ["XLA_FLAGS"] = flags
-    usual_options(num_replicas=1, num_partitions=1)  # XLA reads its flags, once
-    os.environ["XLA_FLAGS"] = f"{flags} {flag}".strip()
+    """By XLA's older emitters, here and in commands, where this version of XLA has them: JAX 0.10 does."""
+    flag = f"--{EMITTERS}=false"
+    flags = os.environ.get("XLA_FLAGS", "")
+    if flag in flags:  # of pytest-xdist, who set it
+        return
+    # XLA reads its flags once, and ends a process with a flag that it does not know.
+    variables = {**os.environ, "XLA_FLAGS": f"{flags} {flag}".strip(), "JAX_PLATFORMS": "cpu"}
+    known = subprocess.run([sys.executable, "-c", "import jax; jax.devices()"], env=variables, capture_output=True)
+    if known.returncode == 0:
+        os.environ["XLA_FLAGS"] = variables["XLA_FLAGS"]
 
 
 @pytest.fixture(scope="session")
@@ -104,9 +98,9 @@ def optimized() -> Iterator[None]:
 
 
 @pytest.fixture
-def same_bits() -> Iterator[None]:
-    """Compile by the emitters that users have, which round alike however fragments are cut into programs."""
-    global quick
-    quick = False
-    yield
-    quick = True
+def same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compile programs by the emitters that users have, which round alike however fragments are cut into programs."""
+    from jaxrl_fast import layout
+
+    if EMITTERS in os.environ.get("XLA_FLAGS", ""):
+        monkeypatch.setitem(layout.CPU_OPTIONS, EMITTERS, True)
