@@ -19,6 +19,8 @@ from describe import machine, versions
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from timeline import Timeline, record
+
 import jaxrl_fast as jf
 from jaxrl_fast import config
 from jaxrl_fast import program as programs
@@ -27,7 +29,6 @@ from jaxrl_fast.fragments import build_graph
 from jaxrl_fast.inspection import describe, run_shapes, trace_shapes
 from jaxrl_fast.machine import cpu_cores
 from jaxrl_fast.placement import PLACEMENTS
-from jaxrl_fast.timeline import Timeline, record
 
 RESULTS = Path(__file__).parent / "results"
 REPEATS = 5

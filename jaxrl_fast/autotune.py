@@ -11,14 +11,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from rich.console import Console
-
 import envs
-from jaxrl_fast import cli, config
-from jaxrl_fast.explain import WIDTH, new_table, world_name
+from jaxrl_fast import cli, config, findings
+from jaxrl_fast.findings import Finding
 from jaxrl_fast.schema import ConfigError, Key, nearest, read_value
-from jaxrl_fast.tuning import cache, candidates, comparing, report
-from jaxrl_fast.tuning.cache import Finding
+from jaxrl_fast.tables import new_console, new_table
+from jaxrl_fast.tuning import candidates, comparing, report
 from jaxrl_fast.tuning.child import Stopped
 from jaxrl_fast.tuning.measuring import Row, Settings
 from jaxrl_fast.tuning.picture import draw
@@ -84,7 +82,7 @@ def autotune(words: list[str]) -> int:
         print(f"{envs.describe(plan.asked.env, plan.asked.env_options)}; {plan.asked.algo}, objective {plan.objective}")
         settings = Settings(Path(folder), cap and cap * 1e9, options["repeats"], options["repeat_s"])
         suffix = "" if plan.objective == "training" else f"_{plan.objective}"
-        return run_sweep(plan, settings, out / f"{world_name(plan.asked)}_{plan.asked.algo}{suffix}", words)
+        return run_sweep(plan, settings, out / f"{config.env_name(plan.asked)}_{plan.asked.algo}{suffix}", words)
 
 
 def run_sweep(plan: Plan, settings: Settings, stem: Path, argv: Sequence[str]) -> int:
@@ -103,7 +101,7 @@ def run_sweep(plan: Plan, settings: Settings, stem: Path, argv: Sequence[str]) -
     doc = report.document(plan, record, settings, argv, interrupted=stop())
     report.write(doc, stem)
     draw(doc, stem.with_suffix(".png"))
-    console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False, markup=False)
+    console = new_console()
     console.print(report.table(doc))
     print("\n".join(["", *report.closing(doc)]))
     print(f"written: {', '.join(str(stem.with_suffix(end)) for end in ('.json', '.csv', '.png'))}")
@@ -124,9 +122,9 @@ def remember(plan: Plan, record: Record) -> Path | None:
         free |= {"placement": run.placement, "devices": run.devices}
     if "pool" in plan.knobs and run.pool["workers"] is not None:
         free |= {"pool.workers": run.pool["workers"]}
-    learning, when = cache.sizes_of(record.width.run), time.strftime("on %Y-%m-%d")
-    key = cache.make_key(plan.asked, cache.device_of(record.best.facts), plan.objective)
-    return cache.remember(key, Finding(learning, free, record.width.effect, when, False))
+    learning, when = findings.sizes_of(record.width.run), time.strftime("on %Y-%m-%d")
+    key = findings.make_key(plan.asked, findings.device_of(record.best.facts), plan.objective)
+    return findings.remember(key, Finding(learning, free, record.width.effect, when, False))
 
 
 def print_use(plan: Plan, record: Record, path: Path | None, argv: Sequence[str]) -> None:
@@ -206,15 +204,15 @@ def show(words: Sequence[str]) -> int:
         ConfigError: words were given.
     """
     refuse(words, "show")
-    findings = cache.read()
-    console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False, markup=False)
+    known = findings.read()
+    console = new_console()
     columns = ("objective", "asked for", "found", "device, versions", "when")
     table = new_table("environment, algorithm", *columns)
-    for key, finding in findings.items():
-        table.add_row(*cache.describe(key, finding))
-    if findings:
+    for key, finding in known.items():
+        table.add_row(*findings.describe(key, finding))
+    if known:
         console.print(table)
-    print(f"{len(findings)} findings in {cache.file() or 'no file: JAXRL_FAST_CACHE=off keeps none'}")
+    print(f"{len(known)} findings in {findings.file() or 'no file: JAXRL_FAST_CACHE=off keeps none'}")
     return 0
 
 
@@ -225,7 +223,7 @@ def clear(words: Sequence[str]) -> int:
         ConfigError: words were given.
     """
     refuse(words, "clear")
-    print(f"{cache.clear()} findings forgotten")
+    print(f"{findings.clear()} findings forgotten")
     return 0
 
 
@@ -238,9 +236,7 @@ def compare(words: Sequence[str]) -> int:
     if len(words) != 2:
         raise ConfigError("compare needs two files: write compare A.json B.json")
     a, b = map(comparing.read, words)
-    Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False, markup=False).print(
-        comparing.side_by_side(a, b)
-    )
+    new_console().print(comparing.side_by_side(a, b))
     print("\n".join(comparing.verdict(a, b)))
     return 0
 

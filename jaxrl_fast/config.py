@@ -167,6 +167,11 @@ def may_be_host(env: str) -> bool:
     return envs.is_host(env) or env == "custom"
 
 
+def env_name(run: Run) -> str:
+    """The environment's short name, or its id in a family of them, as part of a file's name."""
+    return str(run.env_options.get("id", run.env)).replace("/", "-")
+
+
 def to_yaml(run: Run) -> str:
     """The run as a file that ``config=<file>`` repeats. Where its results went is no part of it, nor which processes
     shared the work: a single one with as many devices computes the same."""

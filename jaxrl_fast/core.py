@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+__version__ = "0.1.0"
+
 PyTree = Any
 Metrics = dict[str, jax.Array]
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from rich.console import Console
 from rich.table import Table
 
 import envs
@@ -27,13 +26,12 @@ from jaxrl_fast.labels import axes_note, byte_size, device_names, group_label, t
 from jaxrl_fast.loop import place
 from jaxrl_fast.placement import Placement
 from jaxrl_fast.planning import plan_run
+from jaxrl_fast.prepare import prepare_run
 from jaxrl_fast.progress import si
 from jaxrl_fast.schema import ConfigError
-from jaxrl_fast.settling import made_ready
+from jaxrl_fast.tables import new_console, new_table
 from jaxrl_fast.tuning import auto
 
-WIDTH = 118
-"""Columns of text where nobody looks at a terminal."""
 FILES = ("graph.svg", "graph.mmd", "graph.json")
 
 HELP = """python -m jaxrl_fast.explain [key=value ...] [out=FOLDER]
@@ -52,12 +50,12 @@ def explain(words: Sequence[str]) -> int:
     """
     out, words = take_out(words)
     asked = dataclasses.replace(config.compose(words), distributed="off", processes=None)
-    with made_ready(auto.resolve(asked, may_measure=False)) as (run, chosen, env):
+    with prepare_run(auto.resolve(asked, may_measure=False)) as (run, chosen, env):
         return explain_on(env, run, chosen, Path(out or default_folder(run)))
 
 
 def explain_on(env: VecEnv | HostEnv, run: Run, chosen: str, folder: Path) -> int:
-    """As `explain`, when the machine and the environments are there; ``chosen``: what `made_ready` said."""
+    """As `explain`, when the machine and the environments are there; ``chosen``: what `prepare_run` said."""
     algorithm = config.make_algorithm(run)
     graph, agent = build_graph(
         in_graph(env).env, algorithm, overlap=run.overlap, learners=run.learners, average=run.average,
@@ -69,7 +67,7 @@ def explain_on(env: VecEnv | HostEnv, run: Run, chosen: str, folder: Path) -> in
     program = programs.compile(graph, placed, ticks, run.num_seeds)
     open_folder(folder)
     print(envs.describe(run.env, run.env_options))
-    title = f"{world_name(run)}, {run.algo}, placement {run.placement}, overlap {run.overlap}"
+    title = f"{config.env_name(run)}, {run.algo}, placement {run.placement}, overlap {run.overlap}"
     print(f"{title}{f' ({chosen})' if chosen else ''}: compiling ...", flush=True)
     description, facts = look_at(run, graph, placed, program, algorithm.hyper)
     print_tables(description, facts)
@@ -83,7 +81,7 @@ def explain_on(env: VecEnv | HostEnv, run: Run, chosen: str, folder: Path) -> in
 
 def print_tables(description: Description, facts: dict[str, Any]) -> None:
     """Everything for the terminal."""
-    console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False, markup=False)
+    console = new_console()
     for table in (fragment_table, channel_table, program_table):
         console.print(table(description))
     for line in (*collective_lines(description), *closing_lines(description, facts)):
@@ -103,15 +101,10 @@ def take_out(words: Sequence[str]) -> tuple[str | None, list[str]]:
     return folder, [word for word in words if word not in given]
 
 
-def world_name(run: Run) -> str:
-    """The environment's short name, or its id in a family of them."""
-    return str(run.env_options.get("id", run.env)).replace("/", "-")
-
-
 def default_folder(run: Run) -> str:
     """A folder for each kind of run, so that several can be compared."""
     overlap = "" if run.overlap == "none" else f"_overlap_{run.overlap}"
-    return f"explain/{world_name(run)}_{run.algo}_{run.placement}{overlap}"
+    return f"explain/{config.env_name(run)}_{run.algo}_{run.placement}{overlap}"
 
 
 def open_folder(folder: Path) -> None:
@@ -227,15 +220,6 @@ def program_row(program: PlacedProgram, devices: str) -> list[str]:
         names, devices, "?" if facts.flops is None else si(facts.flops),
         *("?" if size is None else byte_size(size) for size in sizes), loops or "-",
     ]  # fmt: skip
-
-
-def new_table(title: str, *columns: str) -> Table:
-    """A table without frame; a column that begins with ``>`` is aligned to the right."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column(f"\n{title}", overflow="fold")
-    for name in columns:
-        table.add_column(f"\n{name.lstrip('>')}", justify="right" if name.startswith(">") else "left", overflow="fold")
-    return table
 
 
 def collective_lines(description: Description) -> list[str]:

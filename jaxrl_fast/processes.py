@@ -13,6 +13,8 @@ from typing import Any, NamedTuple, NoReturn
 
 import jax
 
+from jaxrl_fast.distributed import PLACEMENT
+
 HEARTBEAT_TIMEOUT_S = 20
 """After how long without a sign of life JAX takes a process for dead, and ends the others."""
 LAST_MEETING_S = 7 * 24 * 3600
@@ -154,6 +156,26 @@ def leave(status: int) -> NoReturn:
         parting.start()
         parting.join(SHORT_MEETING_S)
     os._exit(status)
+
+
+def describe_devices() -> str:
+    """Which devices this process drives."""
+    own = jax.local_devices()
+    return (
+        f"process {jax.process_index()} of {jax.process_count()} on {socket.gethostname()} drives {len(own)} "
+        f"device{'s' if len(own) != 1 else ''} ({own[0].device_kind} {', '.join(str(device.id) for device in own)})"
+    )
+
+
+def unused_devices(used: int) -> str | None:
+    """A warning if a run on ``used`` devices of all processes leaves accelerators unused that this one sees."""
+    own = jax.local_devices()
+    resting = len(own) - used // jax.process_count()
+    hidden = (visible_devices() or 0) - len(own) * tasks_on_node()
+    if own[0].platform == "cpu" or (resting <= 0 and hidden <= 0):
+        return None
+    advice = f"write placement={PLACEMENT} devices={len(jax.devices())}" if resting > 0 else "start one process a node"
+    return f"warning: {max(resting, hidden)} visible {own[0].platform} devices are left unused: {advice} to use them"
 
 
 def tasks_on_node() -> int:

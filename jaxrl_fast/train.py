@@ -25,9 +25,9 @@ from jaxrl_fast.fragments import build_graph
 from jaxrl_fast.host_env import HostEnv
 from jaxrl_fast.loop import Result, check_host, learn, place
 from jaxrl_fast.placement import check
+from jaxrl_fast.prepare import prepare_run, print_if_serial
 from jaxrl_fast.progress import ProgressDisplay, clock, si
 from jaxrl_fast.reporting import check_tables, link_latest, write_summary
-from jaxrl_fast.settling import made_ready, print_if_serial
 from jaxrl_fast.tuning import auto
 
 RUNS = Path("runs")
@@ -80,12 +80,12 @@ def train(run: Run) -> int:
     stop = StopSignal()
     if is_complete(run):
         return 0
-    with made_ready(auto.resolve(run, may_measure=True)) as (settled, chosen, env):
-        return train_on(env, settled, chosen, stop)
+    with prepare_run(auto.resolve(run, may_measure=True)) as (complete, chosen, env):
+        return train_on(env, complete, chosen, stop)
 
 
 def train_on(env: VecEnv | HostEnv, run: Run, chosen: str, stop: StopSignal) -> int:
-    """As `train`, when the machine and the environments are there; ``chosen``: what `made_ready` said."""
+    """As `train`, when the machine and the environments are there; ``chosen``: what `prepare_run` said."""
     algorithm = config.make_algorithm(run)
     graph, _ = build_graph(
         in_graph(env).env, algorithm, overlap=run.overlap, learners=run.learners, average=run.average,

@@ -148,11 +148,11 @@ def stop_before_training() -> None:
 
 def start_jax_once() -> None:
     """From here on only the first command sets JAX up."""
-    from jaxrl_fast import evaluate, settling
+    from jaxrl_fast import evaluate, prepare
     from jaxrl_fast.runtime import setup
 
     once = functools.cache(setup)
-    settling.setup = evaluate.setup = lambda **options: once()
+    prepare.setup = evaluate.setup = lambda **options: once()
 
 
 def everything(folder: Path) -> dict[str, bytes | None]:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl_fast import autotune, machine
+from jaxrl_fast import autotune, findings, machine
 from jaxrl_fast.config import compose
-from jaxrl_fast.tuning import auto, cache, comparing, report
+from jaxrl_fast.tuning import auto, comparing, report
 from jaxrl_fast.tuning.candidates import at_width
 from jaxrl_fast.tuning.child import Child, Failure
 from jaxrl_fast.tuning.measuring import Row, Settings, measure
@@ -157,7 +157,7 @@ def test_ctrl_c_keeps_what_was_measured_prints_the_best_and_leaves_nobody_behind
     assert "best so far: " in out and "Traceback" not in err
     doc = json.loads((here / "sweeps" / "custom_ppo.json").read_text())
     assert doc["interrupted"] and doc["rows"][0]["status"] == "measured"
-    assert not cache.read()
+    assert not findings.read()
     wait_until_gone(*map(int, (here / "pids").read_text().split()))
 
 
@@ -172,7 +172,7 @@ def test_num_envs_auto_looks_around_only_where_the_run_is_worth_it(here: Path):
     assert [line.partition(":")[0] for line in told] == ["num_envs=auto"] * 2
     assert "looks at 4, 16, 64 environments" in told[0] and f"{long.num_envs} environments" in told[1]
     assert long.num_envs in (4, 16, 64) and long.num_envs * long.algo_options["rollout_length"] == 512
-    (finding,) = cache.read().values()
+    (finding,) = findings.read().values()
     assert finding.quick
     assert auto.resolve(compose(words), may_measure=False, tell=told.append) == long
 

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 import jaxrl_fast as jf
-from jaxrl_fast.export import FORMATS, describe, export_policy, main, signature
+from jaxrl_fast.export import main
 from jaxrl_fast.export_check import NUM_OBSERVATIONS, compare, draw_observations
+from jaxrl_fast.exporting import FORMATS, describe, export_policy, signature
 from jaxrl_fast.normalize import RunningStats
 from jaxrl_fast.onnx_export import to_onnx
 from jaxrl_fast.policy import Policy, PolicyParams, make_policy, memory_of, save_policy

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted([*ROOT.glob("jaxrl_fast/**/*.py"), *ROOT.glob("envs/**/*.py")])
 LAYERS = (
-    {"core", "processes", "distributed"},
+    {"core", "distributed"},
     {"env", "host_env", "networks", "distributions", "returns", "losses", "normalize", "buffers", "schedules"},
     {"algorithm", "algorithms", "frames", "frame_buffer", "rollout", "evaluation"},
     {"graph"},
@@ -23,7 +23,7 @@ LAYERS = (
     {"placement"},
     {"layout"},
     {"chain"},
-    {"program", "timeline"},
+    {"program"},
     {"hlo", "inspection", "labels", "diagram", "drawing"},
     {"loop", "ceiling", "stopwatch"},
 )
@@ -70,7 +70,7 @@ def test_imports_flow_one_way():
             assert not above, f"{name} imports {above}"
 
 
-@pytest.mark.parametrize("name", ["graph", "placement", "layout", "chain", "program", "timeline"])
+@pytest.mark.parametrize("name", ["graph", "placement", "layout", "chain", "program"])
 def test_graph_and_placement_know_no_reinforcement_learning(name: str):
     assert rooms(f"jaxrl_fast.{name}") <= {"core", "distributed", "graph", "placement", "layout", "chain"}
 

@@ -10,12 +10,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tiny import line
 
-from jaxrl_fast import config, machine
+from jaxrl_fast import config, findings, machine
 from jaxrl_fast.config import Run, compose
+from jaxrl_fast.findings import Device, Finding
+from jaxrl_fast.prepare import as_measured, with_workers
 from jaxrl_fast.schema import ConfigError
-from jaxrl_fast.settling import as_measured, with_workers
-from jaxrl_fast.tuning import auto, cache, candidates
-from jaxrl_fast.tuning.cache import Device, Finding
+from jaxrl_fast.tuning import auto, candidates
 from jaxrl_fast.tuning.candidates import at_width, batch_size, batches, bursts, placements, pools, widths
 
 PPO = ["env=cartpole", "algo=ppo", "num_envs=32", "algo.rollout_length=64", "algo.num_minibatches=8"]
@@ -135,41 +135,41 @@ def test_bursts_keep_the_ratio_and_batches_say_what_they_change():
 
 def test_what_was_found_is_found_again_and_by_nothing_that_computes_something_else(empty: Path):
     asked = compose(PPO)
-    here = cache.cpu_device()
-    cache.remember(cache.make_key(asked, here), FINDING)
+    here = findings.cpu_device()
+    findings.remember(findings.make_key(asked, here), FINDING)
     for words in ([], ["seed=3"], ["algo.learning_rate=1e-2"], ["total_steps=77"]):
-        assert cache.look_up(cache.make_key(compose([*PPO, *words]), here)) == FINDING
+        assert findings.look_up(findings.make_key(compose([*PPO, *words]), here)) == FINDING
     others = [
         ["num_envs=64"], ["algo.rollout_length=128"], ["algo.policy_hidden=[8]"], ["overlap=sampling"],
         ["num_seeds=2"], ["precision=bf16"], ["env=acrobot"], ["env.episode_length=10"], ["+env.x=1"],
         ["placement=fused"], ["devices=1"],
     ]  # fmt: skip
     for words in others:
-        assert cache.look_up(cache.make_key(compose([*PPO, *words]), here)) is None, words
-    assert cache.look_up(cache.make_key(asked, GPU)) is None
-    assert cache.look_up(cache.make_key(asked, here, "sampling")) is None
+        assert findings.look_up(findings.make_key(compose([*PPO, *words]), here)) is None, words
+    assert findings.look_up(findings.make_key(asked, GPU)) is None
+    assert findings.look_up(findings.make_key(asked, here, "sampling")) is None
     for part, name in (("machine", "jax"), ("machine", "jaxrl_fast"), ("machine", "cores"), ("machine", "kind")):
-        key = cache.make_key(asked, here)
+        key = findings.make_key(asked, here)
         changed = json.dumps({**json.loads(getattr(key, part)), name: "other"}, sort_keys=True)
-        assert cache.look_up(key._replace(**{part: changed})) is None
+        assert findings.look_up(key._replace(**{part: changed})) is None
 
 
 def test_what_does_not_learn_is_found_for_other_sizes_too(empty: Path):
-    here = cache.cpu_device()
-    cache.remember(cache.make_key(compose(PPO), here), FINDING)
-    assert cache.look_up_free(cache.make_key(compose([*PPO, "num_envs=64"]), here)) == FINDING
-    assert cache.look_up_free(cache.make_key(compose([*PPO, "algo.policy_hidden=[8]"]), here)) is None
+    here = findings.cpu_device()
+    findings.remember(findings.make_key(compose(PPO), here), FINDING)
+    assert findings.look_up_free(findings.make_key(compose([*PPO, "num_envs=64"]), here)) == FINDING
+    assert findings.look_up_free(findings.make_key(compose([*PPO, "algo.policy_hidden=[8]"]), here)) is None
 
 
 def test_a_short_look_does_not_replace_a_whole_sweep(empty: Path):
-    key = cache.make_key(compose(PPO), GPU)
+    key = findings.make_key(compose(PPO), GPU)
     quick = FINDING._replace(quick=True, found="on 2026-02-02")
-    cache.remember(key, quick)
-    assert cache.look_up(key) == quick
-    cache.remember(key, FINDING)
-    cache.remember(key, quick)
-    assert cache.look_up(key) == FINDING
-    assert cache.clear() == 1 and cache.look_up(key) is None and not empty.exists()
+    findings.remember(key, quick)
+    assert findings.look_up(key) == quick
+    findings.remember(key, FINDING)
+    findings.remember(key, quick)
+    assert findings.look_up(key) == FINDING
+    assert findings.clear() == 1 and findings.look_up(key) is None and not empty.exists()
 
 
 @pytest.mark.parametrize(
@@ -182,22 +182,22 @@ def test_a_damaged_file_is_told_of_in_one_line_and_taken_to_be_empty(text: str, 
     empty.parent.mkdir()
     empty.write_text(text)
     told: list[str] = []
-    key = cache.make_key(compose(PPO), GPU)
-    assert cache.look_up(key, told.append) is None
+    key = findings.make_key(compose(PPO), GPU)
+    assert findings.look_up(key, told.append) is None
     assert len(told) == 1 and str(empty) in told[0] and "\n" not in told[0]
-    assert cache.remember(key, FINDING, told.append) == empty
-    assert cache.look_up(key) == FINDING
+    assert findings.remember(key, FINDING, told.append) == empty
+    assert findings.look_up(key) == FINDING
     assert [path.name for path in empty.parent.iterdir()] == [empty.name]
 
 
 def test_nothing_is_kept_where_the_cache_is_off_or_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     told: list[str] = []
-    key = cache.make_key(compose(PPO), GPU)
+    key = findings.make_key(compose(PPO), GPU)
     monkeypatch.setenv("JAXRL_FAST_CACHE", "off")
-    assert cache.remember(key, FINDING) is None and cache.look_up(key) is None
+    assert findings.remember(key, FINDING) is None and findings.look_up(key) is None
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("JAXRL_FAST_CACHE", str(tmp_path / "file" / "below"))
-    assert cache.remember(key, FINDING, told.append) is None
+    assert findings.remember(key, FINDING, told.append) is None
     assert len(told) == 1 and "nothing is remembered" in told[0]
 
 
@@ -219,7 +219,7 @@ def test_num_envs_auto_is_read_and_stands_for_the_number_before_it(tmp_path: Pat
 
 
 def test_num_envs_auto_takes_what_was_found_says_so_in_a_line_and_the_file_repeats_it(empty: Path, tmp_path: Path):
-    cache.remember(cache.make_key(compose(PPO), cache.cpu_device()), FINDING)
+    findings.remember(findings.make_key(compose(PPO), findings.cpu_device()), FINDING)
     told: list[str] = []
     run = auto.resolve(
         compose([*PPO, "num_envs=auto", f"config={_file(tmp_path)}"]), may_measure=False, tell=told.append
@@ -229,7 +229,7 @@ def test_num_envs_auto_takes_what_was_found_says_so_in_a_line_and_the_file_repea
     assert len(told) == 1 and "256 environments" in told[0] and FINDING.effect in told[0] and "2026-01-01" in told[0]
     path = tmp_path / "config.yaml"
     path.write_text(config.to_yaml(run))
-    cache.clear()
+    findings.clear()
     assert compose([f"config={path}"]) == run
 
 

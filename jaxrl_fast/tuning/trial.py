@@ -33,7 +33,7 @@ from jaxrl_fast.host_env import HostEnv
 from jaxrl_fast.loop import place
 from jaxrl_fast.placement import check
 from jaxrl_fast.planning import ticks_within
-from jaxrl_fast.settling import settle_alone
+from jaxrl_fast.prepare import fill_in_alone
 from jaxrl_fast.tuning.talk import Request, What
 
 CHUNK_STEPS, CHUNK_FRAMES = 8192, 65_536
@@ -63,7 +63,7 @@ def measure(request: Request, say: Callable[..., None], wait: Callable[[], None]
         DoesNotFit: before anything has run.
         ValueError: the settings make no run.
     """
-    run, _ = settle_alone(config.compose([f"config={request.path}"]), look_up=False)
+    run, _ = fill_in_alone(config.compose([f"config={request.path}"]), look_up=False)
     run = without_warm_up(run)
     env = config.make_envs(run)
     try:
@@ -157,7 +157,7 @@ def without_warm_up(run: Run) -> Run:
 
 
 def describe(run: Run, env: VecEnv | HostEnv, agent: Agent) -> dict[str, Any]:
-    """What the candidate is, as settled on this machine."""
+    """What the candidate is, as prepared on this machine."""
     return {
         "num_envs": run.num_envs, "rollout_length": agent.rollout_length, "updates_per_tick": agent.updates_per_tick,
         "batch_size": agent.batch_size, "num_seeds": run.num_seeds, "placement": run.placement, "devices": run.devices,
