@@ -6,7 +6,9 @@ from typing import Any
 import jax
 
 from envs.pool import from_envpool, worlds
-from envs.pool.host import PoolOptions, check_options, in_process, make_pool
+from envs.pool.making import make_pool
+from envs.pool.options import PoolOptions, check_options
+from envs.pool.serial import in_process
 from envs.pool.stepping import World, describe
 from jaxrl_fast.core import Box, Discrete, EnvSpec
 from jaxrl_fast.host_env import HostEnv

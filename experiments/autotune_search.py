@@ -24,7 +24,7 @@ from jaxrl_fast.tuning.measuring import Row, Settings, measure
 from jaxrl_fast.tuning.report import DISTURBED
 from jaxrl_fast.tuning.report import line as report_line
 from jaxrl_fast.tuning.search import GoOn, Outcome, patience
-from jaxrl_fast.tuning.sweep import Plan, Record, try_widths
+from jaxrl_fast.tuning.sweep import Record, SweepPlan, try_widths
 
 RESULT = Path(__file__).resolve().parent / "results" / "autotune_search.json"
 JOBS = {
@@ -97,7 +97,7 @@ def search(job: str, results: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as programs:
         os.environ["JAXRL_FAST_CACHE"] = programs
         settings = Settings(Path(folder), repeats=REPEATS, repeat_s=REPEAT_S)
-        try_widths(Plan(asked, "training", ("num_envs",)), record, settings)
+        try_widths(SweepPlan(asked, "training", ("num_envs",)), record, settings)
     took_s = time.perf_counter() - began_s
     if record.width is None or any(row.others > DISTURBED for row in record.rows):
         raise SystemExit("other programs disturbed it: run this again when they are done")

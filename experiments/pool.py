@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from envs.from_gymnasium import make_custom_host, make_host
 from envs.pool import worlds
 from envs.pool.codec import sample
-from envs.pool.host import PoolOptions
+from envs.pool.options import PoolOptions
 from envs.pool.stepping import World, describe
 from jaxrl_fast.host_env import HostEnv
 

@@ -20,7 +20,7 @@ from jaxrl_fast.tuning import candidates, comparing, report
 from jaxrl_fast.tuning.child import Stopped
 from jaxrl_fast.tuning.measuring import Row, Settings
 from jaxrl_fast.tuning.picture import draw
-from jaxrl_fast.tuning.sweep import Objective, Plan, Record, left_open, sweep
+from jaxrl_fast.tuning.sweep import Objective, Record, SweepPlan, left_open, run_knobs
 
 KEYS = {
     "objective": Key(Objective, "training", text="what is to be fast: training, or sampling alone"),
@@ -34,7 +34,7 @@ KEYS = {
 """The keys that this command has beside those of training."""
 
 
-class StopSignal:
+class SweepStop:
     """Ctrl-C and SIGTERM: the first ends the sweep, the second the process."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ def help_text() -> str:
     ])  # fmt: skip
 
 
-def autotune(words: list[str]) -> int:
+def tune(words: list[str]) -> int:
     """Do what the words of the command line say; the exit status.
 
     Raises:
@@ -85,16 +85,16 @@ def autotune(words: list[str]) -> int:
         return run_sweep(plan, settings, out / f"{config.env_name(plan.asked)}_{plan.asked.algo}{suffix}", words)
 
 
-def run_sweep(plan: Plan, settings: Settings, stem: Path, argv: Sequence[str]) -> int:
+def run_sweep(plan: SweepPlan, settings: Settings, stem: Path, argv: Sequence[str]) -> int:
     """Sweep, print and write; what was measured before a signal is kept, and the exit status says so."""
 
     def keep(record: Record, row: Row) -> None:
         print(report.line(row, row is record.best), flush=True)
         report.write(report.document(plan, record, settings, argv, interrupted=True), stem)
 
-    record, stop = Record(keep), StopSignal()
+    record, stop = Record(keep), SweepStop()
     try:
-        sweep(plan, record, settings._replace(stopped=stop))
+        run_knobs(plan, record, settings._replace(stopped=stop))
     except Stopped:
         print("\nstopped; what was measured is kept", file=sys.stderr)
     stop.ignore()
@@ -113,7 +113,7 @@ def run_sweep(plan: Plan, settings: Settings, stem: Path, argv: Sequence[str]) -
     return 0
 
 
-def remember(plan: Plan, record: Record) -> Path | None:
+def remember(plan: SweepPlan, record: Record) -> Path | None:
     """Keep what a whole sweep has found for runs to come; returns the file."""
     if record.width is None or record.best is None or not record.complete:
         return None
@@ -127,7 +127,7 @@ def remember(plan: Plan, record: Record) -> Path | None:
     return findings.remember(key, Finding(learning, free, record.width.effect, when, False))
 
 
-def print_use(plan: Plan, record: Record, path: Path | None, argv: Sequence[str]) -> None:
+def print_use(plan: SweepPlan, record: Record, path: Path | None, argv: Sequence[str]) -> None:
     """How to train with what was found."""
     if path is not None:
         print(f"remembered in {path}{': num_envs=auto takes it' if plan.objective == 'training' else ''}")
@@ -164,7 +164,7 @@ def take_own(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     return values, others
 
 
-def make_plan(run: config.Run, options: dict[str, Any]) -> Plan:
+def make_plan(run: config.Run, options: dict[str, Any]) -> SweepPlan:
     """What to vary, and in which run.
 
     Raises:
@@ -174,7 +174,7 @@ def make_plan(run: config.Run, options: dict[str, Any]) -> Plan:
     envs.resolve(run.env, dict(run.env_options))
     asked = dataclasses.replace(run, auto_width=False, distributed="off", processes=None)
     knobs = left_open(asked, options["knobs"])
-    return Plan(asked, options["objective"], knobs, options["knobs"], options["max_num_envs"])
+    return SweepPlan(asked, options["objective"], knobs, options["knobs"], options["max_num_envs"])
 
 
 @contextmanager
@@ -251,7 +251,7 @@ def refuse(words: Sequence[str], command: str) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit status."""
-    return cli.main("autotune", autotune, argv, help_text)
+    return cli.main("autotune", tune, argv, help_text)
 
 
 if __name__ == "__main__":

@@ -116,7 +116,7 @@ class Chain(NamedTuple):
         return out
 
 
-class Parts(NamedTuple):
+class ChainParts(NamedTuple):
     """A chain before it is compiled, with what `jaxrl_fast.program` makes a program of."""
 
     init: Callable[[jax.Array, Any], TrainState]
@@ -125,7 +125,7 @@ class Parts(NamedTuple):
     place: Callable[[TrainState], TrainState]
 
 
-def make_chain(graph: Graph, home: dict[str, Mesh], ticks_per_chunk: int, num_seeds: int) -> Parts:
+def make_chain(graph: Graph, home: dict[str, Mesh], ticks_per_chunk: int, num_seeds: int) -> ChainParts:
     """The chain of a graph whose fragments have their devices in ``home``."""
     layout = state_layout(graph, home, num_seeds)
     stages = _stages(graph, home, num_seeds)
@@ -157,7 +157,7 @@ def make_chain(graph: Graph, home: dict[str, Mesh], ticks_per_chunk: int, num_se
         done = tuple(stage._replace(segments=tuple(map(compiled, stage.segments))) for stage in stages)
         return lambda keys, hyper: place(init.result()(keys, hyper)), Chain(done, ticks_per_chunk)
 
-    return Parts(lambda keys, hyper: place(first(keys, hyper)), Chain(stages, ticks_per_chunk), ready, place)
+    return ChainParts(lambda keys, hyper: place(first(keys, hyper)), Chain(stages, ticks_per_chunk), ready, place)
 
 
 def dispatch_order(graph: Graph, home: dict[str, Mesh]) -> list[tuple[Fragment, ...]]:

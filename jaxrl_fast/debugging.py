@@ -24,7 +24,7 @@ PLACE = re.compile(r"\S+:\d+ \([^)]+\)")
 """A line of a traceback as `checkify` writes it: file, line and function."""
 
 
-def explain(
+def explain_nonfinite(
     error: NonFiniteError, graph: Graph, program: Program, run: Run, keys: jax.Array, hyper: Any,
     saver: Checkpointer | None, origin: Path | None, *, name_operation: bool,
 ) -> NonFiniteError:  # fmt: skip

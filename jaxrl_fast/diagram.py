@@ -22,7 +22,7 @@ FRAME_HEADER, MARGIN, TITLE, CAPTION = 30, 24, 36, 20
 Point = tuple[float, float]
 
 
-class Box(NamedTuple):
+class Rectangle(NamedTuple):
     """A fragment's box; ``inputs`` are the points where its channels arrive, with their names."""
 
     fragment: FragmentFacts
@@ -63,7 +63,7 @@ class Diagram(NamedTuple):
     title: str
     captions: tuple[str, ...]
     frames: tuple[Frame, ...]
-    boxes: tuple[Box, ...]
+    boxes: tuple[Rectangle, ...]
     wires: tuple[Wire, ...]
 
 
@@ -122,7 +122,7 @@ def arrange(description: Description, title: str, captions: Sequence[str]) -> Di
     left, track_x, end = _across(widths, nets, column, tracks)
 
     boxes = tuple(
-        Box(
+        Rectangle(
             f, notes_of(f, description), left[column[f.name]], tops[f.name], widths[column[f.name]], heights[f.name],
             tuple((net.name, (left[column[f.name]], ys[f.name, net])) for net in ports[f.name][0]),
         )
@@ -294,7 +294,7 @@ def _across(
 
 
 def _wire(
-    net: ChannelFacts, column: dict[str, int], box_of: dict[str, Box], ys: dict[tuple[str, ChannelFacts], float],
+    net: ChannelFacts, column: dict[str, int], box_of: dict[str, Rectangle], ys: dict[tuple[str, ChannelFacts], float],
     track_x: dict[tuple[int, ChannelFacts], float], lane_y: dict[ChannelFacts, float],
 ) -> Wire:  # fmt: skip
     leaves, box = column[net.writer] + 1, box_of[net.writer]
@@ -313,7 +313,7 @@ def _wire(
     return Wire(net, net.name, label_of(net), (start[0] + PAD + STUB / 2, start[1]), tuple(paths))
 
 
-def _frames(description: Description, box_of: dict[str, Box]) -> tuple[Frame, ...]:
+def _frames(description: Description, box_of: dict[str, Rectangle]) -> tuple[Frame, ...]:
     kinds = list(dict.fromkeys(group.devices for group in description.groups))
     frames = []
     for group in description.groups:

@@ -6,7 +6,7 @@ from math import copysign
 from pathlib import Path
 from typing import Any
 
-from jaxrl_fast.diagram import CAPTION, MARGIN, Box, Diagram, Frame, Point, Wire, arrange
+from jaxrl_fast.diagram import CAPTION, MARGIN, Diagram, Frame, Point, Rectangle, Wire, arrange
 from jaxrl_fast.graph import Graph, TrainState
 from jaxrl_fast.inspection import Description, describe, run_shapes
 from jaxrl_fast.labels import device_names, label_of, notes_of
@@ -87,7 +87,7 @@ def _frame(frame: Frame) -> str:
     return f'<rect {box} rx="10" fill="{fill}" stroke="{edge}"/>\n{label}'
 
 
-def _box(box: Box) -> str:
+def _box(box: Rectangle) -> str:
     size = f'x="{box.x:g}" y="{box.y:g}" width="{box.width:g}" height="{box.height:g}"'
     parts = [f'<rect {size} rx="8" fill="#ffffff" stroke="#7c8b9b" stroke-width="1.2"/>']
     parts.append(_text((box.x + 14, box.y + 24), box.fragment.name, size=15, bold=True))

@@ -22,7 +22,7 @@ HELP = """python -m jaxrl_fast.evaluate RUN [episodes=100] [seed=0]
   seed        of the starts and of the environment's chance; not one that training used"""
 
 
-def evaluate(words: Sequence[str]) -> int:
+def evaluate_run(words: Sequence[str]) -> int:
     """Play whole episodes with a run's greedy policy and print what they returned.
 
     Raises:
@@ -87,7 +87,7 @@ def read_words(words: Sequence[str]) -> tuple[Path, dict[str, int]]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit status."""
-    return cli.main("evaluate", evaluate, argv, lambda: HELP)
+    return cli.main("evaluate", evaluate_run, argv, lambda: HELP)
 
 
 if __name__ == "__main__":

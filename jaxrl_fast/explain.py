@@ -42,7 +42,7 @@ and memory. Trains nothing, and looks at a single process.
               default explain/<env>_<algo>_<placement>"""
 
 
-def explain(words: Sequence[str]) -> int:
+def explain_run(words: Sequence[str]) -> int:
     """Print and draw the graph that ``train`` would run with these words, in a single process.
 
     Raises:
@@ -55,7 +55,7 @@ def explain(words: Sequence[str]) -> int:
 
 
 def explain_on(env: VecEnv | HostEnv, run: Run, chosen: str, folder: Path) -> int:
-    """As `explain`, when the machine and the environments are there; ``chosen``: what `prepare_run` said."""
+    """As `explain_run`, when the machine and the environments are there; ``chosen``: what `prepare_run` said."""
     algorithm = config.make_algorithm(run)
     graph, agent = build_graph(
         in_graph(env).env, algorithm, overlap=run.overlap, learners=run.learners, average=run.average,
@@ -256,7 +256,7 @@ def closing_lines(description: Description, facts: dict[str, Any]) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit status."""
-    return cli.main("explain", explain, argv, lambda: HELP)
+    return cli.main("explain", explain_run, argv, lambda: HELP)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ HELP = """python -m jaxrl_fast.export RUN [formats=jax,onnx]
 A file is compared with the policy on 1,000 observations, and is left only if they agree."""
 
 
-def export(words: Sequence[str]) -> int:
+def export_run(words: Sequence[str]) -> int:
     """Write a run's policy in the formats asked for and say what was written.
 
     Raises:
@@ -77,7 +77,7 @@ def read_words(words: Sequence[str]) -> tuple[Path, list[str]]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit status."""
-    return cli.main("export", export, argv, lambda: HELP)
+    return cli.main("export", export_run, argv, lambda: HELP)
 
 
 if __name__ == "__main__":

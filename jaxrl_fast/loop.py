@@ -161,7 +161,7 @@ def learn(
                 state = drive(told, state, judge.totals, recorder, saver, should_stop)
         except NonFiniteError as error:
             origin = resumed.description.path if resumed else None
-            raise debugging.explain(
+            raise debugging.explain_nonfinite(
                 error, graph, program, run, keys, algorithm.hyper, saver, origin, name_operation=debug
             ) from None
         policy = judge.best_policy(state, recorder.scores)
@@ -347,7 +347,7 @@ def open_folder(
         folder = None
         if distributed.is_first():
             folder = stack.enter_context(RunFolder(path, resume_at=resume_at, tell=tell))
-            checkpointing.sweep(path / FOLDER, after=resume_at)
+            checkpointing.remove_stale(path / FOLDER, after=resume_at)
         saver = Checkpointer(path / FOLDER, checkpoints, settings, tell) if checkpoints.keep else None
         if saver is not None and own and resumed:
             saver.newest = resumed.description.path

@@ -17,7 +17,7 @@ import numpy as np
 from jaxrl_fast import checkpoint_files, checkpointing
 from jaxrl_fast.algorithm import Agent, Algorithm
 from jaxrl_fast.buffers import RingState, end_episodes
-from jaxrl_fast.checkpoint_files import CheckpointError, Description
+from jaxrl_fast.checkpoint_files import CheckpointError, CheckpointFacts
 from jaxrl_fast.env import VecEnv
 from jaxrl_fast.graph import TrainState
 from jaxrl_fast.host_env import HostEnv
@@ -36,7 +36,7 @@ SILENT = ("name", "tuned")
 class Resumed(NamedTuple):
     """A checkpoint, read and checked; ``changes``: the settings that are no longer as they were, a line each."""
 
-    description: Description
+    description: CheckpointFacts
     arrays: dict[str, np.ndarray]
     changes: list[str]
 
@@ -64,7 +64,7 @@ def settings_of(env: VecEnv | HostEnv, algorithm: Algorithm, agent: Agent, **run
     }  # fmt: skip
 
 
-def check(path: str | Path, settings: Mapping[str, Any], algorithm: Algorithm) -> tuple[Description, list[str]]:
+def check(path: str | Path, settings: Mapping[str, Any], algorithm: Algorithm) -> tuple[CheckpointFacts, list[str]]:
     """Hold the checkpoint that ``path`` means to its digests and to a run with ``settings``, without loading it; what
     it says of itself, and the settings that are no longer as they were.
 
@@ -87,7 +87,7 @@ def read(path: str | Path, settings: Mapping[str, Any], algorithm: Algorithm) ->
     return Resumed(description, checkpoint_files.read_arrays(description), changes)
 
 
-def compare(description: Description, settings: Mapping[str, Any], rates: Iterable[str]) -> list[str]:
+def compare(description: CheckpointFacts, settings: Mapping[str, Any], rates: Iterable[str]) -> list[str]:
     """The settings that differ from those of a checkpoint and may, each as a line.
 
     Raises:

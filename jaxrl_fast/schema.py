@@ -90,7 +90,7 @@ class EnvSchema:
 
 @dataclasses.dataclass(frozen=True)
 class PoolSchema:
-    """``pool.*``: how environments on the host are stepped, as `envs.pool.host.PoolOptions`."""
+    """``pool.*``: how environments on the host are stepped, as `envs.pool.options.PoolOptions`."""
 
     workers: int | None = setting(None, "worker processes, 0 none; measured", 0, 4096)
     num_groups: int = setting(2, "groups that take turns", 1, MAX_SIZE)

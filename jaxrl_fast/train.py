@@ -71,7 +71,7 @@ class StopSignal:
         return self.number is not None
 
 
-def train(run: Run) -> int:
+def train_run(run: Run) -> int:
     """Train as ``run`` says; the exit status is 0, or 130 or 143 after a signal.
 
     Raises:
@@ -85,7 +85,7 @@ def train(run: Run) -> int:
 
 
 def train_on(env: VecEnv | HostEnv, run: Run, chosen: str, stop: StopSignal) -> int:
-    """As `train`, when the machine and the environments are there; ``chosen``: what `prepare_run` said."""
+    """As `train_run`, when the machine and the environments are there; ``chosen``: what `prepare_run` said."""
     algorithm = config.make_algorithm(run)
     graph, _ = build_graph(
         in_graph(env).env, algorithm, overlap=run.overlap, learners=run.learners, average=run.average,
@@ -237,9 +237,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def train_with_others(run: Run) -> int:
-    """As `train`; the loss of another process is said in one line and ends in status 1."""
+    """As `train_run`; the loss of another process is said in one line and ends in status 1."""
     try:
-        return train(run)
+        return train_run(run)
     except Exception as error:
         if not processes.is_lost(error):
             raise

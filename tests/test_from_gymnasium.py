@@ -14,7 +14,7 @@ from envs.from_gymnasium import make_custom_host, make_host
 from envs.pool import from_envpool
 from envs.pool.batches import env_seed
 from envs.pool.codec import encode_action, encode_obs
-from envs.pool.host import PoolOptions
+from envs.pool.options import PoolOptions
 from jaxrl_fast.core import Box, Discrete
 
 HERE = PoolOptions(workers=0, num_groups=1)

@@ -15,7 +15,8 @@ from pool_worlds import Uneven, Walk
 
 from envs.from_gymnasium import make_custom_host, make_host
 from envs.pool.batches import env_seed
-from envs.pool.host import PoolOptions, turns_s
+from envs.pool.cost import turns_s
+from envs.pool.options import PoolOptions
 from jaxrl_fast.algorithms import ppo
 from jaxrl_fast.fragments import build_graph
 from jaxrl_fast.host_env import HostEnv, HostStep
@@ -318,7 +319,7 @@ def test_a_closure_of_a_script_without_a_main_guard_works(tmp_path):
         """
 import gymnasium, numpy as np
 from envs.from_gymnasium import make_custom_host
-from envs.pool.host import PoolOptions
+from envs.pool.options import PoolOptions
 
 print("started")
 scale = 3.0

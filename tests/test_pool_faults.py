@@ -17,7 +17,7 @@ import pytest
 from pool_worlds import Walk
 
 from envs.from_gymnasium import make_custom_host
-from envs.pool.host import PoolOptions
+from envs.pool.options import PoolOptions
 from envs.pool.stepping import PoolError
 from jaxrl_fast.host_env import HostEnv, HostStep
 
@@ -214,7 +214,7 @@ from functools import partial
 import numpy as np
 from pool_worlds import Walk
 from envs.from_gymnasium import make_custom_host
-from envs.pool.host import PoolOptions
+from envs.pool.options import PoolOptions
 
 host = make_custom_host(partial(Walk, on_nine="hang"), num_envs=4, pool=PoolOptions(workers=2, num_groups=2))
 print(*{int(pid) for pid in host.reset(0)[:, 3]}, flush=True)

@@ -16,7 +16,7 @@ from jaxrl_fast.findings import Device, Finding
 from jaxrl_fast.prepare import as_measured, with_workers
 from jaxrl_fast.schema import ConfigError
 from jaxrl_fast.tuning import auto, candidates
-from jaxrl_fast.tuning.candidates import at_width, batch_size, batches, bursts, placements, pools, widths
+from jaxrl_fast.tuning.candidates import at_width, batch_size, batch_sizes, bursts, placements, pools, widths
 
 PPO = ["env=cartpole", "algo=ppo", "num_envs=32", "algo.rollout_length=64", "algo.num_minibatches=8"]
 SAC = ["env=pendulum", "algo=sac", "num_envs=64", "algo.updates_per_tick=32", "total_steps=1_000_000"]
@@ -128,9 +128,9 @@ def test_bursts_keep_the_ratio_and_batches_say_what_they_change():
         options = candidate.run.algo_options
         assert options["updates_per_tick"] * samples(sac) == 32 * samples(candidate.run)
     assert not list(bursts(compose(PPO)))
-    assert {c.value: batch_size(c.run) for c in batches(sac)} == {c.value: c.value for c in batches(sac)}
-    assert all("changes learning" in c.effect for c in batches(sac))
-    assert [c.value for c in batches(compose([*PPO, "num_envs=128"]))] == [256, 4096, 8192]
+    assert {c.value: batch_size(c.run) for c in batch_sizes(sac)} == {c.value: c.value for c in batch_sizes(sac)}
+    assert all("changes learning" in c.effect for c in batch_sizes(sac))
+    assert [c.value for c in batch_sizes(compose([*PPO, "num_envs=128"]))] == [256, 4096, 8192]
 
 
 def test_what_was_found_is_found_again_and_by_nothing_that_computes_something_else(empty: Path):

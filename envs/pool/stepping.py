@@ -96,7 +96,7 @@ def of_env(env: Any, make: Callable[[], gymnasium.Env], name: str) -> World:
     return World(name, make, encode_obs(observed, name), encode_action(acted, name))
 
 
-def layout(num_envs: int, observe: ObsCodec, act: ActionCodec) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+def array_fields(num_envs: int, observe: ObsCodec, act: ActionCodec) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
     """Shape and dtype of what `place` places."""
     obs, scalar = ((num_envs, *observe.shape), observe.dtype), (num_envs,)
     return {
@@ -111,7 +111,7 @@ def size_bytes(fields: dict[str, tuple[tuple[int, ...], np.dtype]]) -> int:
 
 
 def place(fields: dict[str, tuple[tuple[int, ...], np.dtype]], buffer: Any) -> Arrays:
-    """The arrays of a `layout` one after another in ``buffer``, each beginning a cache line of its own."""
+    """The arrays of `array_fields` one after another in ``buffer``, each beginning a cache line of its own."""
     placed, offset = {}, 0
     for name, (shape, dtype) in fields.items():
         placed[name] = np.ndarray(shape, dtype, buffer, offset)
@@ -137,7 +137,7 @@ def make_stepper(world: World, arrays: Arrays, owned: Sequence[int]) -> Stepper:
             try:
                 envs[i] = world.make()
             except (Exception, SystemExit) as error:
-                raise explain(error, world.name, i, "making it") from error
+                raise describe_failure(error, world.name, i, "making it") from error
             steps[i] = envs[i].step
 
     def reset() -> None:
@@ -145,7 +145,7 @@ def make_stepper(world: World, arrays: Arrays, owned: Sequence[int]) -> Stepper:
             try:
                 write(obs_rows[i], envs[i].reset(seed=int(arrays.seed[i]))[0])
             except (Exception, SystemExit) as error:
-                raise explain(error, world.name, i, f"reset, seed {arrays.seed[i]}") from error
+                raise describe_failure(error, world.name, i, f"reset, seed {arrays.seed[i]}") from error
         returns[:], lengths[:] = 0.0, 0
 
     def step(rows: slice) -> None:
@@ -162,7 +162,7 @@ def make_stepper(world: World, arrays: Arrays, owned: Sequence[int]) -> Stepper:
         except (Exception, SystemExit) as error:
             i = min(rows.start + len(rewards), rows.stop - 1)
             where = f"step {lengths[i] + 1} of an episode, seed {arrays.seed[i]}"
-            raise explain(error, world.name, i, where) from error
+            raise describe_failure(error, world.name, i, where) from error
         settle(rows)
 
     def end(i: int, obs: Any, terminated: Any, info: dict) -> Any:
@@ -198,7 +198,7 @@ def _not_ours(action: Any) -> Any:
     raise AssertionError("this environment is another worker's")
 
 
-def explain(error: BaseException, name: str, index: int, where: str) -> PoolError:
+def describe_failure(error: BaseException, name: str, index: int, where: str) -> PoolError:
     """The error that a user sees in place of the environment's own."""
     what = traceback.format_exception_only(error)[-1].strip()
     told = "".join(traceback.format_exception(error)).rstrip()

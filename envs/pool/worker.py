@@ -16,7 +16,7 @@ import sys
 from typing import Any, NamedTuple
 
 from envs.pool.signals import open_signals
-from envs.pool.stepping import Arrays, PoolError, Stepper, World, layout, make_stepper, of_env, place
+from envs.pool.stepping import Arrays, PoolError, Stepper, World, array_fields, make_stepper, of_env, place
 
 RESET, END = 8, 9
 """The commands to reset and to close; smaller bytes are groups."""
@@ -112,7 +112,7 @@ def _stepper(job: Job, arrays: Arrays, index: int) -> Stepper:
     owned = [i for rows in job.shares[index] for i in range(rows.start, rows.stop)]
     probe = make()
     world: World = of_env(probe, make, job.name)
-    if layout(job.num_envs, world.observe, world.act) != job.fields:
+    if array_fields(job.num_envs, world.observe, world.act) != job.fields:
         raise PoolError(
             f"{job.name} has other spaces in worker {index} than in the parent: make must always give the same"
         )

@@ -166,7 +166,7 @@ def bursts(run: Run) -> Iterator[Candidate]:
         yield Candidate("updates_per_tick", updates, changed, effect)
 
 
-def batches(run: Run, sizes: Sequence[int] = BATCHES) -> Iterator[Candidate]:
+def batch_sizes(run: Run, sizes: Sequence[int] = BATCHES) -> Iterator[Candidate]:
     """Other batch sizes; rates of learning stay, which is seldom what a larger batch wants."""
     for size in sizes:
         options = dict(run.algo_options)

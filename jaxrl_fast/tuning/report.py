@@ -19,7 +19,7 @@ from jaxrl_fast.progress import si
 from jaxrl_fast.tables import new_table
 from jaxrl_fast.tuning.candidates import words
 from jaxrl_fast.tuning.measuring import Row, Settings, Spread, spread
-from jaxrl_fast.tuning.sweep import Plan, Record
+from jaxrl_fast.tuning.sweep import Record, SweepPlan
 
 UNITS = ("sampling_hz", "update_hz", "update_frame_hz")
 """Spreeze's measures: environment steps/s, gradient updates/s, and these times the batch size."""
@@ -45,7 +45,9 @@ OF_THE_DEVICE = ("platform", "device_kind", "available")
 Document = dict[str, Any]
 
 
-def document(plan: Plan, record: Record, settings: Settings, argv: Sequence[str], *, interrupted: bool) -> Document:
+def document(
+    plan: SweepPlan, record: Record, settings: Settings, argv: Sequence[str], *, interrupted: bool
+) -> Document:
     """Everything, for the JSON file: also what the other files and the picture are made from."""
     return {
         "command": command_line(argv, "autotune"),
@@ -65,7 +67,7 @@ def document(plan: Plan, record: Record, settings: Settings, argv: Sequence[str]
     }  # fmt: skip
 
 
-def row_facts(plan: Plan, row: Row) -> dict[str, Any]:
+def row_facts(plan: SweepPlan, row: Row) -> dict[str, Any]:
     """A row in plain numbers; rates are medians and quartiles over ``repeats`` repeats."""
     told = {key: value for key, value in row.facts.items() if key not in ("kind", "told", *OF_THE_DEVICE)}
     rates = {unit: spread(row.rates(unit))._asdict() if row.tick_hz else None for unit in UNITS}
@@ -87,7 +89,7 @@ def disturbed(record: Record) -> list[str]:
     return [f"other programs took up to {most:.0%} of the CPU meanwhile{which}: run it again when they are done"]
 
 
-def choice(plan: Plan, record: Record) -> dict[str, Any] | None:
+def choice(plan: SweepPlan, record: Record) -> dict[str, Any] | None:
     """What to write on a command line, how much faster that is than what was asked for, and at what price."""
     if record.best is None:
         return None

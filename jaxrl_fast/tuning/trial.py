@@ -42,7 +42,7 @@ ENOUGH = 0.8
 """The share of the free memory that may be used unless a cap is given."""
 
 
-class Part(NamedTuple):
+class Measured(NamedTuple):
     """``repeat(chunks)`` gives the seconds of so many chunks of ``ticks`` ticks; ``memory_bytes`` are those that XLA
     predicts for its arrays, None where it does not."""
 
@@ -71,31 +71,31 @@ def measure(request: Request, say: Callable[..., None], wait: Callable[[], None]
         agent = algorithm.build(env.spec, env.num_envs)
         facts = describe(run, env, agent)
         if request.what == "environments" and isinstance(env, HostEnv):
-            part = on_host(env, agent.rollout_length)
+            measured = on_host(env, agent.rollout_length)
         else:
-            part = compiled(request, run, env, algorithm, agent)
-        say("ready", **facts, memory_bytes=part.memory_bytes, compile_s=part.compile_s)
+            measured = compiled(request, run, env, algorithm, agent)
+        say("ready", **facts, memory_bytes=measured.memory_bytes, compile_s=measured.compile_s)
         wait()  # until then others may be compiling
-        first = repeat(part, 1)
+        first = repeat(measured, 1)
         chunks = max(1, math.ceil(request.repeat_s / max(first["seconds"], 1e-6)))
-        say("repeat", **(first if chunks == 1 else repeat(part, chunks)))
+        say("repeat", **(first if chunks == 1 else repeat(measured, chunks)))
         while True:
             wait()
-            say("repeat", **repeat(part, chunks))
+            say("repeat", **repeat(measured, chunks))
     finally:
         if isinstance(env, HostEnv):
             env.close()
 
 
-def repeat(part: Part, chunks: int) -> dict[str, Any]:
+def repeat(measured: Measured, chunks: int) -> dict[str, Any]:
     """What is said of so many chunks."""
     before = machine.busy_seconds()
-    seconds = part.repeat(chunks)
+    seconds = measured.repeat(chunks)
     others = share_of_others(before, machine.busy_seconds(), seconds)
-    return {"seconds": seconds, "ticks": part.ticks * chunks, "peak_bytes": peak_bytes(), "others": others}
+    return {"seconds": seconds, "ticks": measured.ticks * chunks, "peak_bytes": peak_bytes(), "others": others}
 
 
-def on_host(env: HostEnv, rollout_length: int) -> Part:
+def on_host(env: HostEnv, rollout_length: int) -> Measured:
     """Environments alone that are stepped outside JAX, a tick at a time."""
     steps = ceiling.host_environments_only(env)
 
@@ -105,10 +105,10 @@ def on_host(env: HostEnv, rollout_length: int) -> Part:
         return time.perf_counter() - begin_s
 
     repeat(1)
-    return Part(repeat, 1, None, 0.0)
+    return Measured(repeat, 1, None, 0.0)
 
 
-def compiled(request: Request, run: Run, env: VecEnv | HostEnv, algorithm: Algorithm, agent: Agent) -> Part:
+def compiled(request: Request, run: Run, env: VecEnv | HostEnv, algorithm: Algorithm, agent: Agent) -> Measured:
     """A part compiled and warm.
 
     Raises:
@@ -128,7 +128,7 @@ def compiled(request: Request, run: Run, env: VecEnv | HostEnv, algorithm: Algor
     if wanted is not None and wanted + taken > cap:
         raise DoesNotFit(f"wants {(wanted + taken) / 1e9:.3g} GB of memory, and {cap / 1e9:.3g} GB are allowed")
     timed = stopwatch.warm(ready, agent.warmup_ticks + 1 if request.what == "training" else 0)
-    return Part(lambda chunks: _checked(*timed(chunks)), ticks, wanted, ready.compile_s)
+    return Measured(lambda chunks: _checked(*timed(chunks)), ticks, wanted, ready.compile_s)
 
 
 def part_of(what: What, run: Run, env: VecEnv | HostEnv, algorithm: Algorithm) -> Graph:

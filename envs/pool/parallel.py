@@ -12,7 +12,7 @@ import numpy as np
 
 from envs.pool.batches import check_seeds, gather, joined, just_reset, mark_lost, put_actions, row_seeds, split
 from envs.pool.signals import anonymous_file
-from envs.pool.stepping import PoolError, World, layout, place, size_bytes
+from envs.pool.stepping import PoolError, World, array_fields, place, size_bytes
 from envs.pool.supervision import Crew, Died
 from envs.pool.worker import RESET, Job
 from jaxrl_fast.core import EnvSpec
@@ -75,7 +75,7 @@ class _Pool:
         extra = num_envs // num_groups % num_workers
         parts = [split(rows, num_workers, turn=g * extra) for g, rows in enumerate(self.groups)]
         self.shares = {(w, g): parts[g][w] for g in range(num_groups) for w in range(num_workers)}
-        fields = layout(num_envs, world.observe, world.act)
+        fields = array_fields(num_envs, world.observe, world.act)
         make = _portable(world)
         memory_fd = anonymous_file(size_bytes=size_bytes(fields))
         self.arrays = place(fields, mmap.mmap(memory_fd, 0))
