@@ -178,7 +178,7 @@ def to_yaml(run: Run) -> str:
     return OmegaConf.to_yaml(OmegaConf.create(_to_tree(run)))
 
 
-def settings(run: Run) -> dict[str, Any]:
+def flat_settings(run: Run) -> dict[str, Any]:
     """The same by dotted key, as a checkpoint keeps it."""
     return _flat_settings(_to_tree(run))
 

@@ -64,7 +64,7 @@ class FindingKey(NamedTuple):
 
 def make_key(asked: Run, device: Device, objective: str = "training") -> FindingKey:
     """The key of a run as it was asked for, before anything was chosen for it."""
-    settings = config.settings(asked)
+    settings = config.flat_settings(asked)
     rates = set(config.make_algorithm(asked).hyper._fields)
     options = {
         k: v for k, v in settings.items() if k.startswith(("env", "algo.")) and k.removeprefix("algo.") not in rates
@@ -103,7 +103,7 @@ def this_device() -> Device:
 
 def sizes_of(run: Run) -> dict[str, Any]:
     """The settings of a run that say how much is done at once."""
-    settings = config.settings(run)
+    settings = config.flat_settings(run)
     return {key: settings[key] for key in SIZES if key in settings}
 
 

@@ -32,7 +32,7 @@ def prepare_run(run: Run) -> Iterator[tuple[Run, str, VecEnv | HostEnv]]:
         ValueError: the run does not fit its processes, or an environment refuses its id or an option.
     """
     complete, chosen = fill_in(run)
-    distributed.check_agreement({**config.settings(complete), "resume": complete.resume})
+    distributed.check_agreement({**config.flat_settings(complete), "resume": complete.resume})
     env = config.make_envs(complete)
     try:
         if not isinstance(env, HostEnv) and complete.pool != config.pool_defaults():

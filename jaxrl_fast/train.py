@@ -97,7 +97,7 @@ def train_on(env: VecEnv | HostEnv, run: Run, chosen: str, stop: StopSignal) -> 
     check(graph, placed, run.num_seeds)
     earlier_s = 0.0
     if run.resume is not None:
-        earlier_s = resuming.check(run.resume, config.settings(run), algorithm)[0].progress["wall_s"]
+        earlier_s = resuming.check(run.resume, config.flat_settings(run), algorithm)[0].progress["wall_s"]
     folder = Path(distributed.decide(lambda: str(new_folder(run))))
     if distributed.is_first():
         print_opening(run, chosen, folder)
@@ -111,7 +111,7 @@ def train_on(env: VecEnv | HostEnv, run: Run, chosen: str, stop: StopSignal) -> 
             devices=run.devices,
             eval_every=run.eval_every, eval_episodes=run.eval_episodes,
             on_metrics=progress, run_dir=folder, checkpoints=run.checkpoints, resume=run.resume, nan=run.nan,
-            debug=run.debug, should_stop=stop, settings=config.settings(run), tell=progress.tell,
+            debug=run.debug, should_stop=stop, settings=config.flat_settings(run), tell=progress.tell,
         )  # fmt: skip
     stopped_by = distributed.highest(stop.number or 0) or None
     if distributed.is_first():

@@ -229,8 +229,8 @@ def test_devices_are_shared_evenly():
 
 def test_the_last_word_is_said_only_by_who_is_ended_from_outside_and_did_not_take_it_back():
     script = (
-        "import os, sys; from jaxrl_fast.processes import last_word; last_word.say('one'); last_word.say(sys.argv[1]);"
-        "os.abort()"
+        "import os, sys; from jaxrl_fast.processes import last_word; "
+        "last_word.say('one'); last_word.say(sys.argv[1]); os.abort()"
     )
     for word, expected in (("two", "jaxrl_fast: error: two\n"), ("", "")):
         status, _, err = finish(spawn(ROOT, "-c", script, word))

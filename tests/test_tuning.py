@@ -16,7 +16,7 @@ from jaxrl_fast.findings import Device, Finding
 from jaxrl_fast.prepare import as_measured, with_workers
 from jaxrl_fast.schema import ConfigError
 from jaxrl_fast.tuning import auto, candidates
-from jaxrl_fast.tuning.candidates import at_width, batch_size, batch_sizes, bursts, placements, pools, widths
+from jaxrl_fast.tuning.candidates import at_width, batch_size, batch_sizes, bursts, placement_choices, pools, widths
 
 PPO = ["env=cartpole", "algo=ppo", "num_envs=32", "algo.rollout_length=64", "algo.num_minibatches=8"]
 SAC = ["env=pendulum", "algo=sac", "num_envs=64", "algo.updates_per_tick=32", "total_steps=1_000_000"]
@@ -113,11 +113,14 @@ def test_host_environments_keep_their_groups_and_workers():
 
 def test_only_placements_that_can_help_are_tried_and_none_touches_learning():
     run = dataclasses.replace(compose([*PPO, "num_envs=36"]), placement="fused", devices=1)
-    assert {(c.value, c.run.devices) for c in placements(run, 8)} == {("sharded_sampling", 6), ("data_parallel", 6)}
+    assert {(c.value, c.run.devices) for c in placement_choices(run, 8)} == {
+        ("sharded_sampling", 6),
+        ("data_parallel", 6),
+    }
     lagging = dataclasses.replace(run, overlap="all")
-    assert {"actor_critic", "sampler_learner"} < {c.value for c in placements(lagging, 2)}
-    assert not list(placements(run, 1))
-    for candidate in placements(lagging, 4):
+    assert {"actor_critic", "sampler_learner"} < {c.value for c in placement_choices(lagging, 2)}
+    assert not list(placement_choices(run, 1))
+    for candidate in placement_choices(lagging, 4):
         assert candidate.effect == candidates.NO_EFFECT
         assert dataclasses.replace(candidate.run, placement="fused", devices=1) == lagging
 

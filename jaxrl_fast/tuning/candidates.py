@@ -113,7 +113,7 @@ def fits(asked: Run, width: int, learns: bool) -> bool:
     return width * length == _samples(asked) and length >= _least_rollout(asked) and sequences_fit
 
 
-def placements(run: Run, devices: int) -> Iterator[Candidate]:
+def placement_choices(run: Run, devices: int) -> Iterator[Candidate]:
     """The other placements that can run something at the same time, on as many of ``devices`` as come out even."""
     host, even = envs.is_host(run.env), largest_divisor(run.num_envs, devices)
     names = {"fused": 1}
@@ -189,7 +189,7 @@ def batch_size(run: Run) -> int:
 
 def words(asked: Run, run: Run) -> list[str]:
     """What to add to a command line that asks for one run to get the other."""
-    before, after = config.settings(asked), config.settings(run)
+    before, after = config.flat_settings(asked), config.flat_settings(run)
     return [f"{key}={written(value)}" for key, value in after.items() if before.get(key) != value]
 
 

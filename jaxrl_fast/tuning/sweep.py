@@ -70,7 +70,7 @@ def run_knobs(plan: SweepPlan, record: Record, settings: Settings) -> None:
     if record.best is None:
         return
     options: dict[str, Callable[[Run, int], Iterable[Candidate]]] = {
-        "placement": candidates.placements,
+        "placement": candidates.placement_choices,
         "devices": candidates.device_counts,
         "pool": lambda run, _: candidates.pools(run, machine.cpu_cores()),
         "updates_per_tick": lambda run, _: candidates.bursts(run),
