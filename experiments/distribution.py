@@ -29,6 +29,7 @@ from jaxrl_fast.fragments import build_graph
 from jaxrl_fast.inspection import describe, run_shapes, trace_shapes
 from jaxrl_fast.machine import cpu_cores
 from jaxrl_fast.placement import PLACEMENTS
+from jaxrl_fast.run_settings import make_algorithm
 
 RESULTS = Path(__file__).parent / "results"
 REPEATS = 5
@@ -158,7 +159,7 @@ def main() -> None:
         else:
             run = config.compose([f"env={name}", f"algo={algo}"])
             env, cases, ticks = jf.make_env(name, num_envs=run.num_envs), CASES, JOBS[job]
-        jobs[job] = measure(env, config.make_algorithm(run), cases, ticks)
+        jobs[job] = measure(env, make_algorithm(run), cases, ticks)
         for row in jobs[job]:
             print(show(job, row), flush=True)
         document = {"machine": machine(), "versions": versions(), "repeats": REPEATS, "jobs": jobs}

@@ -14,6 +14,8 @@ from typing import Any
 import envs
 from jaxrl_fast import cli, config, findings
 from jaxrl_fast.findings import Finding
+from jaxrl_fast.grammar import command_line, read_word
+from jaxrl_fast.run_settings import Run, env_name, make_algorithm
 from jaxrl_fast.schema import ConfigError, Key, nearest, read_value
 from jaxrl_fast.tables import new_console, new_table
 from jaxrl_fast.tuning import candidates, comparing, report
@@ -82,7 +84,7 @@ def tune(words: list[str]) -> int:
         print(f"{envs.describe(plan.asked.env, plan.asked.env_options)}; {plan.asked.algo}, objective {plan.objective}")
         settings = Settings(Path(folder), cap and cap * 1e9, options["repeats"], options["repeat_s"])
         suffix = "" if plan.objective == "training" else f"_{plan.objective}"
-        return run_sweep(plan, settings, out / f"{config.env_name(plan.asked)}_{plan.asked.algo}{suffix}", words)
+        return run_sweep(plan, settings, out / f"{env_name(plan.asked)}_{plan.asked.algo}{suffix}", words)
 
 
 def run_sweep(plan: SweepPlan, settings: Settings, stem: Path, argv: Sequence[str]) -> int:
@@ -137,7 +139,7 @@ def print_use(plan: SweepPlan, record: Record, path: Path | None, argv: Sequence
         found = candidates.words(plan.asked, record.best.run)
         replaced = {*KEYS, *(word.partition("=")[0] for word in found)}
         told = [word for word in argv if word.partition("=")[0] not in replaced]
-        print(f"train: {config.command_line([*told, *found])}")
+        print(f"train: {command_line([*told, *found])}")
 
 
 def take_own(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
@@ -155,7 +157,7 @@ def take_own(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         elif name == "resume":
             raise ConfigError(f"{word}: autotune goes on with no run: write config=<its folder>/config.yaml instead")
         elif name in KEYS:
-            values[name] = read_value(name, config.read_word(word)[1], KEYS[name])
+            values[name] = read_value(name, read_word(word)[1], KEYS[name])
         else:
             others.append(word)
     for knob in values["knobs"]:
@@ -164,13 +166,13 @@ def take_own(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     return values, others
 
 
-def make_plan(run: config.Run, options: dict[str, Any]) -> SweepPlan:
+def make_plan(run: Run, options: dict[str, Any]) -> SweepPlan:
     """What to vary, and in which run.
 
     Raises:
         ValueError: an option of the environment or the algorithm is wrong.
     """
-    config.make_algorithm(run)
+    make_algorithm(run)
     envs.resolve(run.env, dict(run.env_options))
     asked = dataclasses.replace(run, auto_width=False, distributed="off", processes=None)
     knobs = left_open(asked, options["knobs"])

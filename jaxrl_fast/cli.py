@@ -20,9 +20,11 @@ from hydra.errors import HydraException
 from jax.errors import JaxRuntimeError
 
 from jaxrl_fast.algorithms import ALGORITHMS
-from jaxrl_fast.config import NEEDS, command_line, compose, flat_settings, parse_word
+from jaxrl_fast.config import NEEDS, compose
+from jaxrl_fast.grammar import command_line, parse_word
 from jaxrl_fast.machine import AUTO
 from jaxrl_fast.placement import PLACEMENTS
+from jaxrl_fast.run_settings import flat_settings
 from jaxrl_fast.schema import ConfigError, Key, run_keys
 
 WIDTH = 80

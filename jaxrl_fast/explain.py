@@ -15,10 +15,10 @@ import envs
 from jaxrl_fast import cli, config
 from jaxrl_fast import program as programs
 from jaxrl_fast.bridge import check_placement, in_graph
-from jaxrl_fast.config import Run
 from jaxrl_fast.drawing import MARK, to_mermaid, to_svg
 from jaxrl_fast.env import VecEnv
 from jaxrl_fast.fragments import build_graph
+from jaxrl_fast.grammar import read_word
 from jaxrl_fast.graph import Graph
 from jaxrl_fast.host_env import HostEnv
 from jaxrl_fast.inspection import ChannelFacts, Description, PlacedProgram, describe, plain, run_shapes, trace_shapes
@@ -28,6 +28,7 @@ from jaxrl_fast.placement import Placement
 from jaxrl_fast.planning import plan_run
 from jaxrl_fast.prepare import prepare_run
 from jaxrl_fast.progress import si
+from jaxrl_fast.run_settings import Run, env_name, make_algorithm
 from jaxrl_fast.schema import ConfigError
 from jaxrl_fast.tables import new_console, new_table
 from jaxrl_fast.tuning import auto
@@ -56,7 +57,7 @@ def explain_run(words: Sequence[str]) -> int:
 
 def explain_on(env: VecEnv | HostEnv, run: Run, chosen: str, folder: Path) -> int:
     """As `explain_run`, when the machine and the environments are there; ``chosen``: what `prepare_run` said."""
-    algorithm = config.make_algorithm(run)
+    algorithm = make_algorithm(run)
     graph, agent = build_graph(
         in_graph(env).env, algorithm, overlap=run.overlap, learners=run.learners, average=run.average,
         total_steps=run.total_steps, nan=run.nan,
@@ -67,7 +68,7 @@ def explain_on(env: VecEnv | HostEnv, run: Run, chosen: str, folder: Path) -> in
     program = programs.compile(graph, placed, ticks, run.num_seeds)
     open_folder(folder)
     print(envs.describe(run.env, run.env_options))
-    title = f"{config.env_name(run)}, {run.algo}, placement {run.placement}, overlap {run.overlap}"
+    title = f"{env_name(run)}, {run.algo}, placement {run.placement}, overlap {run.overlap}"
     print(f"{title}{f' ({chosen})' if chosen else ''}: compiling ...", flush=True)
     description, facts = look_at(run, graph, placed, program, algorithm.hyper)
     print_tables(description, facts)
@@ -97,14 +98,14 @@ def take_out(words: Sequence[str]) -> tuple[str | None, list[str]]:
     given = [word for word in words if word.partition("=")[0] == "out"]
     if len(given) > 1:
         raise ConfigError(f"{' '.join(given)}: write one folder")
-    folder = str(config.read_word(given[0])[1]) if given else None
+    folder = str(read_word(given[0])[1]) if given else None
     return folder, [word for word in words if word not in given]
 
 
 def default_folder(run: Run) -> str:
     """A folder for each kind of run, so that several can be compared."""
     overlap = "" if run.overlap == "none" else f"_overlap_{run.overlap}"
-    return f"explain/{config.env_name(run)}_{run.algo}_{run.placement}{overlap}"
+    return f"explain/{env_name(run)}_{run.algo}_{run.placement}{overlap}"
 
 
 def open_folder(folder: Path) -> None:

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxrl_fast import config, machine
-from jaxrl_fast.config import Run
+from jaxrl_fast import machine
 from jaxrl_fast.core import __version__
+from jaxrl_fast.run_settings import Run, flat_settings, make_algorithm
 from jaxrl_fast.runtime import cache_root
 
 SIZES = ("num_envs", "algo.rollout_length", "algo.updates_per_tick", "algo.batch_size", "algo.num_minibatches")
@@ -64,8 +64,8 @@ class FindingKey(NamedTuple):
 
 def make_key(asked: Run, device: Device, objective: str = "training") -> FindingKey:
     """The key of a run as it was asked for, before anything was chosen for it."""
-    settings = config.flat_settings(asked)
-    rates = set(config.make_algorithm(asked).hyper._fields)
+    settings = flat_settings(asked)
+    rates = set(make_algorithm(asked).hyper._fields)
     options = {
         k: v for k, v in settings.items() if k.startswith(("env", "algo.")) and k.removeprefix("algo.") not in rates
     }
@@ -103,7 +103,7 @@ def this_device() -> Device:
 
 def sizes_of(run: Run) -> dict[str, Any]:
     """The settings of a run that say how much is done at once."""
-    settings = config.flat_settings(run)
+    settings = flat_settings(run)
     return {key: settings[key] for key in SIZES if key in settings}
 
 

@@ -9,16 +9,16 @@ from typing import get_args
 import jax
 
 import envs
-from jaxrl_fast import config, distributed, findings, machine, processes
+from jaxrl_fast import distributed, findings, machine, processes
 from jaxrl_fast.algorithm import Algorithm
 from jaxrl_fast.bridge import in_graph
-from jaxrl_fast.config import Run
 from jaxrl_fast.env import VecEnv
 from jaxrl_fast.fragments import Overlap, build_graph
 from jaxrl_fast.host_env import HostEnv
 from jaxrl_fast.loop import place
 from jaxrl_fast.placement import runs_in_parallel
 from jaxrl_fast.processes import Processes
+from jaxrl_fast.run_settings import Run, flat_settings, make_envs, pool_defaults
 from jaxrl_fast.runtime import setup
 
 HOST = machine.Choice("fused", 1, "actions and learning on one device, environments on the host")
@@ -32,10 +32,10 @@ def prepare_run(run: Run) -> Iterator[tuple[Run, str, VecEnv | HostEnv]]:
         ValueError: the run does not fit its processes, or an environment refuses its id or an option.
     """
     complete, chosen = fill_in(run)
-    distributed.check_agreement({**config.flat_settings(complete), "resume": complete.resume})
-    env = config.make_envs(complete)
+    distributed.check_agreement({**flat_settings(complete), "resume": complete.resume})
+    env = make_envs(complete)
     try:
-        if not isinstance(env, HostEnv) and complete.pool != config.pool_defaults():
+        if not isinstance(env, HostEnv) and complete.pool != pool_defaults():
             raise ValueError(f"pool.* says nothing beside env={run.env}, which is compiled here: leave it out")
         if run.placement == machine.AUTO and isinstance(env, HostEnv):  # only now known of a user's own environment
             complete = dataclasses.replace(complete, placement=HOST.placement, devices=HOST.devices)

@@ -19,15 +19,16 @@ from jaxrl_fast import IMPORT_START_S, cli, config, distributed, processes, resu
 from jaxrl_fast.bridge import check_placement, in_graph
 from jaxrl_fast.checkpoint_files import all_steps, read_description
 from jaxrl_fast.checkpointing import FOLDER
-from jaxrl_fast.config import Run
 from jaxrl_fast.env import VecEnv
 from jaxrl_fast.fragments import build_graph
+from jaxrl_fast.grammar import command_line
 from jaxrl_fast.host_env import HostEnv
 from jaxrl_fast.loop import Result, check_host, learn, place
 from jaxrl_fast.placement import check
 from jaxrl_fast.prepare import prepare_run, print_if_serial
 from jaxrl_fast.progress import ProgressDisplay, clock, si
 from jaxrl_fast.reporting import check_tables, link_latest, write_summary
+from jaxrl_fast.run_settings import Run, flat_settings, make_algorithm, to_yaml
 from jaxrl_fast.tuning import auto
 
 RUNS = Path("runs")
@@ -86,7 +87,7 @@ def train_run(run: Run) -> int:
 
 def train_on(env: VecEnv | HostEnv, run: Run, chosen: str, stop: StopSignal) -> int:
     """As `train_run`, when the machine and the environments are there; ``chosen``: what `prepare_run` said."""
-    algorithm = config.make_algorithm(run)
+    algorithm = make_algorithm(run)
     graph, _ = build_graph(
         in_graph(env).env, algorithm, overlap=run.overlap, learners=run.learners, average=run.average,
         total_steps=run.total_steps,
@@ -97,7 +98,7 @@ def train_on(env: VecEnv | HostEnv, run: Run, chosen: str, stop: StopSignal) -> 
     check(graph, placed, run.num_seeds)
     earlier_s = 0.0
     if run.resume is not None:
-        earlier_s = resuming.check(run.resume, config.flat_settings(run), algorithm)[0].progress["wall_s"]
+        earlier_s = resuming.check(run.resume, flat_settings(run), algorithm)[0].progress["wall_s"]
     folder = Path(distributed.decide(lambda: str(new_folder(run))))
     if distributed.is_first():
         print_opening(run, chosen, folder)
@@ -111,7 +112,7 @@ def train_on(env: VecEnv | HostEnv, run: Run, chosen: str, stop: StopSignal) -> 
             devices=run.devices,
             eval_every=run.eval_every, eval_episodes=run.eval_episodes,
             on_metrics=progress, run_dir=folder, checkpoints=run.checkpoints, resume=run.resume, nan=run.nan,
-            debug=run.debug, should_stop=stop, settings=config.flat_settings(run), tell=progress.tell,
+            debug=run.debug, should_stop=stop, settings=flat_settings(run), tell=progress.tell,
         )  # fmt: skip
     stopped_by = distributed.highest(stop.number or 0) or None
     if distributed.is_first():
@@ -151,7 +152,7 @@ def new_folder(run: Run) -> Path:
         if run.requeued and not goes_on and (folder / FOLDER).exists():
             (folder / FOLDER).rename(folder / f"{FOLDER}-damaged-{secrets.token_hex(2)}")
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.yaml").write_text(config.to_yaml(run))
+        (folder / "config.yaml").write_text(to_yaml(run))
     except OSError as error:
         raise ValueError(
             f"cannot write to the run folder {folder} ({error.strerror}): write another run_dir=..."
@@ -226,9 +227,9 @@ def print_closing(summary: dict[str, Any], folder: Path, pages: list[str]) -> No
     files = ["summary.json", "curve.png", "graph.svg", *pages, "policy/", "metrics.csv", "evals.csv"]
     print(f"{folder}: {', '.join(files)}")
     if summary["stopped_by"]:
-        print(f"go on:    {config.command_line([f'resume={folder}'])}")
-    print(f"again:    {config.command_line([f'config={folder}/config.yaml'])}")
-    print(f"evaluate: {config.command_line([str(folder), 'episodes=100'], 'evaluate')}")
+        print(f"go on:    {command_line([f'resume={folder}'])}")
+    print(f"again:    {command_line([f'config={folder}/config.yaml'])}")
+    print(f"evaluate: {command_line([str(folder), 'episodes=100'], 'evaluate')}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -191,7 +191,8 @@ def test_a_row_that_others_disturbed_is_named(here: Path):
 
 TRIAL = """
 import sys
-from jaxrl_fast.config import compose, to_yaml
+from jaxrl_fast.config import compose
+from jaxrl_fast.run_settings import to_yaml
 from jaxrl_fast.tuning import trial
 from jaxrl_fast.tuning.talk import Request
 

@@ -12,7 +12,9 @@ from omegaconf import OmegaConf
 import envs
 from jaxrl_fast import Cosine, Linear
 from jaxrl_fast.algorithms import ALGORITHMS
-from jaxrl_fast.config import CONFIG_DIR, NEEDS, Run, command_line, compose, make_algorithm, options_of, to_yaml
+from jaxrl_fast.config import CONFIG_DIR, NEEDS, compose, options_of
+from jaxrl_fast.grammar import command_line
+from jaxrl_fast.run_settings import Run, make_algorithm, to_yaml
 from jaxrl_fast.schedules import plain
 from jaxrl_fast.schema import ConfigError, algo_keys, read_value
 
@@ -32,9 +34,9 @@ def refusal(*words: str) -> str:
     return message
 
 
-def test_the_default_job_is_halfcheetah_with_the_algorithm_that_its_file_chooses():
+def test_the_default_job_is_halfcheetah_with_the_algorithm_that_the_table_names():
     run = compose([])
-    chosen = OmegaConf.load(CONFIG_DIR / "env" / "halfcheetah.yaml").defaults[0]["override /algo"]
+    chosen = OmegaConf.load(CONFIG_DIR / "envs.yaml").halfcheetah.algo
     assert (run.env, run.algo, run.placement, run.overlap) == ("halfcheetah", chosen, "auto", "none")
     assert run.tuned_file == f"tuned/halfcheetah_{chosen}.yaml"
     assert compose(["env=pendulum"]).algo != compose(["env=cartpole"]).algo

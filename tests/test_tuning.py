@@ -10,10 +10,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tiny import line
 
-from jaxrl_fast import config, findings, machine
-from jaxrl_fast.config import Run, compose
+from jaxrl_fast import findings, machine
+from jaxrl_fast.config import compose
 from jaxrl_fast.findings import Device, Finding
 from jaxrl_fast.prepare import as_measured, with_workers
+from jaxrl_fast.run_settings import Run, make_algorithm, to_yaml
 from jaxrl_fast.schema import ConfigError
 from jaxrl_fast.tuning import auto, candidates
 from jaxrl_fast.tuning.candidates import at_width, batch_size, batch_sizes, bursts, placement_choices, pools, widths
@@ -64,7 +65,7 @@ def test_any_width_can_sample(words, num_envs, length):
     for width in widths(asked, learns=False).legal:
         run = at_width(asked, width, learns=False).run
         spec = line(discrete=words is PPO).spec
-        assert config.make_algorithm(run).build(spec, width).rollout_length == run.algo_options["rollout_length"]
+        assert make_algorithm(run).build(spec, width).rollout_length == run.algo_options["rollout_length"]
 
 
 @given(num_envs=st.integers(1, 300), length=st.integers(1, 8), updates=st.integers(1, 64))
@@ -231,7 +232,7 @@ def test_num_envs_auto_takes_what_was_found_says_so_in_a_line_and_the_file_repea
     assert (run.placement, run.devices) == ("sharded_sampling", 2)
     assert len(told) == 1 and "256 environments" in told[0] and FINDING.effect in told[0] and "2026-01-01" in told[0]
     path = tmp_path / "config.yaml"
-    path.write_text(config.to_yaml(run))
+    path.write_text(to_yaml(run))
     findings.clear()
     assert compose([f"config={path}"]) == run
 

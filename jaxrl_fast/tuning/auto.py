@@ -8,9 +8,9 @@ from math import log2
 from pathlib import Path
 
 from jaxrl_fast import findings, processes
-from jaxrl_fast.config import Run
 from jaxrl_fast.findings import Finding
 from jaxrl_fast.progress import clock
+from jaxrl_fast.run_settings import Run
 from jaxrl_fast.tuning.candidates import at_width, widths
 from jaxrl_fast.tuning.measuring import Row, Settings, measure, measure_in_turn
 from jaxrl_fast.tuning.search import chosen, patience

@@ -10,9 +10,8 @@ from math import log2
 from typing import Any, NamedTuple
 
 import envs
-from jaxrl_fast import config
-from jaxrl_fast.config import Run
 from jaxrl_fast.machine import largest_divisor
+from jaxrl_fast.run_settings import Run, flat_settings
 from jaxrl_fast.schema import written
 
 KNOBS = ("num_envs", "placement", "devices", "pool", "updates_per_tick", "batch_size")
@@ -189,7 +188,7 @@ def batch_size(run: Run) -> int:
 
 def words(asked: Run, run: Run) -> list[str]:
     """What to add to a command line that asks for one run to get the other."""
-    before, after = config.flat_settings(asked), config.flat_settings(run)
+    before, after = flat_settings(asked), flat_settings(run)
     return [f"{key}={written(value)}" for key, value in after.items() if before.get(key) != value]
 
 

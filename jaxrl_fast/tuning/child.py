@@ -14,8 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, NamedTuple
 
-from jaxrl_fast import config
-from jaxrl_fast.config import Run
+from jaxrl_fast.run_settings import Run, to_yaml
 from jaxrl_fast.tuning.talk import Request, What
 
 SILENCE_S = 900.0
@@ -55,7 +54,7 @@ class Child:
         self.stopped = stopped
         number = len(list(folder.glob("*.yaml")))
         path = folder / f"{number}.yaml"
-        path.write_text(config.to_yaml(run))
+        path.write_text(to_yaml(run))
         self.errors = folder / f"{number}.txt"
         request = Request(str(path), what, memory_cap, repeat_s)
         with self.errors.open("w") as errors:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from jaxrl_fast import machine
 from jaxrl_fast.ceiling import share_of_bound
-from jaxrl_fast.config import command_line
+from jaxrl_fast.grammar import command_line
 from jaxrl_fast.labels import byte_size
 from jaxrl_fast.progress import si
 from jaxrl_fast.tables import new_table

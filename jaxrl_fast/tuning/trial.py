@@ -25,7 +25,6 @@ from jax.errors import JaxRuntimeError
 from jaxrl_fast import ceiling, config, machine, stopwatch
 from jaxrl_fast.algorithm import Agent, Algorithm
 from jaxrl_fast.bridge import in_graph
-from jaxrl_fast.config import Run
 from jaxrl_fast.env import VecEnv
 from jaxrl_fast.fragments import build_graph
 from jaxrl_fast.graph import Graph
@@ -34,6 +33,7 @@ from jaxrl_fast.loop import place
 from jaxrl_fast.placement import check
 from jaxrl_fast.planning import ticks_within
 from jaxrl_fast.prepare import fill_in_alone
+from jaxrl_fast.run_settings import Run, make_algorithm, make_envs
 from jaxrl_fast.tuning.talk import Request, What
 
 CHUNK_STEPS, CHUNK_FRAMES = 8192, 65_536
@@ -65,9 +65,9 @@ def measure(request: Request, say: Callable[..., None], wait: Callable[[], None]
     """
     run, _ = fill_in_alone(config.compose([f"config={request.path}"]), look_up=False)
     run = without_warm_up(run)
-    env = config.make_envs(run)
+    env = make_envs(run)
     try:
-        algorithm = config.make_algorithm(run)
+        algorithm = make_algorithm(run)
         agent = algorithm.build(env.spec, env.num_envs)
         facts = describe(run, env, agent)
         if request.what == "environments" and isinstance(env, HostEnv):
