@@ -23,8 +23,7 @@ from jaxrl_fast.graph import Graph
 from jaxrl_fast.host_env import HostEnv
 from jaxrl_fast.inspection import ChannelFacts, Description, PlacedProgram, describe, plain, run_shapes, trace_shapes
 from jaxrl_fast.labels import axes_note, byte_size, device_names, group_label, time_note
-from jaxrl_fast.loop import place
-from jaxrl_fast.placement import Placement
+from jaxrl_fast.placement import Placement, place
 from jaxrl_fast.planning import plan_run
 from jaxrl_fast.prepare import prepare_run
 from jaxrl_fast.progress import si

@@ -15,8 +15,7 @@ from jaxrl_fast.bridge import in_graph
 from jaxrl_fast.env import VecEnv
 from jaxrl_fast.fragments import Overlap, build_graph
 from jaxrl_fast.host_env import HostEnv
-from jaxrl_fast.loop import place
-from jaxrl_fast.placement import runs_in_parallel
+from jaxrl_fast.placement import place, runs_in_parallel
 from jaxrl_fast.processes import Processes
 from jaxrl_fast.run_settings import Run, flat_settings, make_envs, pool_defaults
 from jaxrl_fast.runtime import setup

@@ -6,14 +6,13 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from jaxrl_fast.algorithm import Agent
 from jaxrl_fast.core import EpisodeTotals
 from jaxrl_fast.env import VecEnv
 from jaxrl_fast.evaluation import bootstrap_interval
 from jaxrl_fast.graph import Graph, active_ticks
 from jaxrl_fast.host_env import HostEnv
-from jaxrl_fast.learners import DROPPED, OnNan
-from jaxrl_fast.placement import Placement
+from jaxrl_fast.job import Job
+from jaxrl_fast.learners import DROPPED
 from jaxrl_fast.planning import Plan
 from jaxrl_fast.reporting import Row, RunFolder
 
@@ -33,14 +32,10 @@ NOT_EVALUATED: Row = {"eval_return_mean": None, "eval_return_std": None, "eval_e
 class Recorder:
     """The run's clock and memory: rows, rates and the summary. Times in seconds."""
 
-    def __init__(
-        self, env: VecEnv | HostEnv, agent: Agent, plan: Plan, graph: Graph, placement: Placement, num_seeds: int,
-        on_metrics: Callable[[Row], None] | None, folder: RunFolder | None, nan: OnNan = "stop",
-        empty_until: int = 0,
-    ) -> None:  # fmt: skip
-        self.env, self.agent, self.plan, self.graph, self.num_seeds = env, agent, plan, graph, num_seeds
-        self.nan, self.empty_until = nan, empty_until
-        self.devices = sorted({str(device) for group in placement.groups for device in group.devices})
+    def __init__(self, job: Job, on_metrics: Callable[[Row], None] | None, folder: RunFolder | None) -> None:
+        self.env, self.agent, self.plan, self.graph = job.env, job.agent, job.plan, job.graph
+        self.num_seeds, self.nan, self.empty_until = job.num_seeds, job.nan, job.empty_until
+        self.devices = sorted({str(device) for group in job.placement.groups for device in group.devices})
         self.on_metrics, self.folder = on_metrics, folder
         self.history: list[Row] = []
         self.scores = np.zeros(0)

@@ -19,12 +19,13 @@ from jaxrl_fast import IMPORT_START_S, cli, config, distributed, processes, resu
 from jaxrl_fast.bridge import check_placement, in_graph
 from jaxrl_fast.checkpoint_files import all_steps, read_description
 from jaxrl_fast.checkpointing import FOLDER
+from jaxrl_fast.checks import check_host
 from jaxrl_fast.env import VecEnv
 from jaxrl_fast.fragments import build_graph
 from jaxrl_fast.grammar import command_line
 from jaxrl_fast.host_env import HostEnv
-from jaxrl_fast.loop import Result, check_host, learn, place
-from jaxrl_fast.placement import check
+from jaxrl_fast.loop import Result, learn
+from jaxrl_fast.placement import check, place
 from jaxrl_fast.prepare import prepare_run, print_if_serial
 from jaxrl_fast.progress import ProgressDisplay, clock, si
 from jaxrl_fast.reporting import check_tables, link_latest, write_summary

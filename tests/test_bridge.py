@@ -10,7 +10,7 @@ import jaxrl_fast as jf
 from jaxrl_fast import placement as placements
 from jaxrl_fast import program as programs
 from jaxrl_fast.algorithms import ppo, sac
-from jaxrl_fast.bridge import BridgeError, make_bridge, told_by_name
+from jaxrl_fast.bridge import BridgeError, make_bridge, reraise_callback_error
 from jaxrl_fast.core import Discrete, EnvSpec
 from jaxrl_fast.fragments import build_graph
 from jaxrl_fast.host_env import HostEnv, HostStep
@@ -87,7 +87,7 @@ def test_what_a_callback_raised_is_raised_by_learn():
 
     with pytest.raises(KeyError, match="no such thing"):
         jf.learn(env._replace(recv=fail), PPO, total_steps=96, eval_episodes=1)
-    with pytest.raises(jax.errors.JaxRuntimeError, match="elsewhere"), told_by_name([]):
+    with pytest.raises(jax.errors.JaxRuntimeError, match="elsewhere"), reraise_callback_error([]):
         raise jax.errors.JaxRuntimeError("elsewhere")
 
 
@@ -172,5 +172,5 @@ def test_the_error_of_a_stale_state_has_a_name_of_its_own():
     state, _ = bridge.env.reset(jax.random.key(0))
     step = jax.jit(lambda state: bridge.env.step(state, jnp.zeros(4, jnp.int32), jax.random.key(0), (), 0))
     jax.block_until_ready(step(state))
-    with pytest.raises(BridgeError, match="each state can be stepped once"), told_by_name(bridge.failures):
+    with pytest.raises(BridgeError, match="each state can be stepped once"), reraise_callback_error(bridge.failures):
         jax.block_until_ready(step(state))

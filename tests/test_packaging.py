@@ -163,6 +163,31 @@ def test_a_wheel_carries_the_settings_and_no_experiment(tmp_path: Path):
     assert {name.split("/")[0] for name in held if ".dist-info" not in name} == {"jaxrl_fast", "envs"}
 
 
+MAX_FILE, MAX_FUNCTION, MAX_ARGUMENTS = 350, 60, 10
+"""Lines of a file; of a function without its docstring; arguments beside ``self``."""
+FACTORIES = {"ppo", "sac", "learn"}
+"""Public functions of many keyword arguments, each with a default."""
+TO_MEND = {"jaxrl_fast.frame_buffer.frame_buffer", "jaxrl_fast.algorithms.ppo.ppo", "jaxrl_fast.algorithms.sac.sac"}
+"""Functions that are still too long."""
+
+
+def own_lines(function: ast.FunctionDef) -> int:
+    """Lines of a function without its docstring."""
+    docstring = function.body[0] if ast.get_docstring(function) else None
+    return function.end_lineno - function.lineno + 1 - (docstring.end_lineno - docstring.lineno + 1 if docstring else 0)
+
+
+def test_files_functions_and_signatures_are_short():
+    for path in SOURCES:
+        assert len(path.read_text().splitlines()) <= MAX_FILE, path
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                names = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+                mended = f"{module_name(path)}.{node.name}" not in TO_MEND
+                assert own_lines(node) <= MAX_FUNCTION or not mended, (path, node.name, own_lines(node))
+                assert len([n for n in names if n != "self"]) <= MAX_ARGUMENTS or node.name in FACTORIES, node.name
+
+
 def test_the_lock_holds_names_and_versions_only_for_every_dependency():
     lines = [line for line in (ROOT / "requirements.lock").read_text().splitlines() if not line.startswith("#")]
     pattern = re.compile(r'([A-Za-z0-9._-]+)==([A-Za-z0-9.+!]+)(; python_version (<|>=) "3\.12")?')

@@ -163,7 +163,9 @@ def make_stepper(world: World, arrays: Arrays, owned: Sequence[int]) -> Stepper:
             i = min(rows.start + len(rewards), rows.stop - 1)
             where = f"step {lengths[i] + 1} of an episode, seed {arrays.seed[i]}"
             raise describe_failure(error, world.name, i, where) from error
-        settle(rows)
+        add_up(arrays, rows, returns, lengths, goes_on)
+        if world.clip_rewards:
+            np.sign(arrays.reward[rows], out=arrays.reward[rows])
 
     def end(i: int, obs: Any, terminated: Any, info: dict) -> Any:
         """Note the end of an episode and begin the next."""
@@ -172,26 +174,27 @@ def make_stepper(world: World, arrays: Arrays, owned: Sequence[int]) -> Stepper:
         write(final_rows[i], obs)
         return envs[i].reset()[0]
 
-    def settle(rows: slice) -> None:
-        """Add up the totals, and begin anew where an episode ended."""
-        running, counts = returns[rows], lengths[rows]
-        running += arrays.reward[rows]
-        counts += 1
-        arrays.episode_return[rows], arrays.episode_length[rows] = running, counts
-        ended = arrays.terminated[rows] | arrays.truncated[rows]
-        if ended.any():
-            over, lost = ended & ~goes_on[rows], ended & goes_on[rows]
-            running[over], counts[over] = 0.0, 0
-            arrays.episode_return[rows][lost], arrays.episode_length[rows][lost] = 0.0, 0
-        if world.clip_rewards:
-            np.sign(arrays.reward[rows], out=arrays.reward[rows])
-
     def close() -> None:
         while envs:
             envs.popitem()[1].close()
 
     make_all()
     return Stepper(reset, step, close)
+
+
+def add_up(arrays: Arrays, rows: slice, returns: np.ndarray, lengths: np.ndarray, goes_on: np.ndarray) -> None:
+    """Add a step to the totals of ``rows``, and begin anew where an episode ended. ``returns``, ``lengths``: running
+    totals ``[E]``; ``goes_on``: where the environment plays on behind the end (a life of a game), so that no episode
+    is counted."""
+    running, counts = returns[rows], lengths[rows]
+    running += arrays.reward[rows]
+    counts += 1
+    arrays.episode_return[rows], arrays.episode_length[rows] = running, counts
+    ended = arrays.terminated[rows] | arrays.truncated[rows]
+    if ended.any():
+        over, lost = ended & ~goes_on[rows], ended & goes_on[rows]
+        running[over], counts[over] = 0.0, 0
+        arrays.episode_return[rows][lost], arrays.episode_length[rows][lost] = 0.0, 0
 
 
 def _not_ours(action: Any) -> Any:

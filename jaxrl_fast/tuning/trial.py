@@ -29,8 +29,7 @@ from jaxrl_fast.env import VecEnv
 from jaxrl_fast.fragments import build_graph
 from jaxrl_fast.graph import Graph
 from jaxrl_fast.host_env import HostEnv
-from jaxrl_fast.loop import place
-from jaxrl_fast.placement import check
+from jaxrl_fast.placement import check, place
 from jaxrl_fast.planning import ticks_within
 from jaxrl_fast.prepare import fill_in_alone
 from jaxrl_fast.run_settings import Run, make_algorithm, make_envs
