@@ -40,11 +40,17 @@ SHORT_NAMES: dict[str, tuple[str, str, dict[str, Any]]] = {
 """Short name -> (suite, id, options)."""
 
 GYMNASIUM_NAMESAKES = {
-    "ant": "Ant-v5", "halfcheetah": "HalfCheetah-v5", "hopper": "Hopper-v5", "humanoid": "Humanoid-v5",
-    "humanoidstandup": "HumanoidStandup-v5", "inverted_double_pendulum": "InvertedDoublePendulum-v5",
-    "inverted_pendulum": "InvertedPendulum-v5", "pusher": "Pusher-v5", "reacher": "Reacher-v5",
+    "ant": "Ant-v5",
+    "halfcheetah": "HalfCheetah-v5",
+    "hopper": "Hopper-v5",
+    "humanoid": "Humanoid-v5",
+    "humanoidstandup": "HumanoidStandup-v5",
+    "inverted_double_pendulum": "InvertedDoublePendulum-v5",
+    "inverted_pendulum": "InvertedPendulum-v5",
+    "pusher": "Pusher-v5",
+    "reacher": "Reacher-v5",
     "walker2d": "Walker2d-v5",
-}  # fmt: skip
+}
 """brax id -> the environment of Gymnasium that carries its name but not its physics."""
 
 EXAMPLE_IDS = {"brax": "ant", "gymnax": "CartPole-v1", "gymnasium": "HalfCheetah-v5", "atari": "Pong", "probe": "value"}

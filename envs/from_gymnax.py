@@ -17,10 +17,21 @@ REFUSED = {
     "MNISTBandit-bsuite": "it downloads a data set when made",
 }
 LONG_EPISODES = (
-    "CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Freeway-MinAtar",
-    "Catch-bsuite", "DeepSea-bsuite", "DiscountingChain-bsuite", "BernoulliBandit-misc", "GaussianBandit-misc",
-    "PointRobot-misc", "Reacher-misc", "Swimmer-misc",
-)  # fmt: skip
+    "CartPole-v1",
+    "Pendulum-v1",
+    "Acrobot-v1",
+    "MountainCar-v0",
+    "MountainCarContinuous-v0",
+    "Freeway-MinAtar",
+    "Catch-bsuite",
+    "DeepSea-bsuite",
+    "DiscountingChain-bsuite",
+    "BernoulliBandit-misc",
+    "GaussianBandit-misc",
+    "PointRobot-misc",
+    "Reacher-misc",
+    "Swimmer-misc",
+)
 """Worlds whose episodes, at the default parameters, last at least `FRESH_INTERVAL` steps whatever one does."""
 
 

@@ -15,8 +15,11 @@ from describe import machine, versions
 RESULTS = Path(__file__).parent / "results"
 JOBS = (("cartpole", "ppo"), ("pendulum", "sac"))
 LAYOUTS = {
-    "none": "fused", "sampling": "sampler_learner", "actor_critic": "actor_critic", "all": "actor_critic",
-}  # fmt: skip
+    "none": "fused",
+    "sampling": "sampler_learner",
+    "actor_critic": "actor_critic",
+    "all": "actor_critic",
+}
 NUM_SEEDS = 4
 
 
@@ -36,10 +39,16 @@ def curve(env: str, algo: str, overlap: str) -> dict[str, Any]:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     found = json.loads(done.stdout.splitlines()[-1])
     return {
-        "env": env, "algo": algo, "overlap": overlap, "placement": LAYOUTS[overlap], "num_seeds": NUM_SEEDS,
-        "env_steps": [row["env_steps"] for row in found["rows"]], "wall_s": [row["wall_s"] for row in found["rows"]],
-        "returns": [row["eval_return_seeds"] for row in found["rows"]], "summary": found["summary"],
-    }  # fmt: skip
+        "env": env,
+        "algo": algo,
+        "overlap": overlap,
+        "placement": LAYOUTS[overlap],
+        "num_seeds": NUM_SEEDS,
+        "env_steps": [row["env_steps"] for row in found["rows"]],
+        "wall_s": [row["wall_s"] for row in found["rows"]],
+        "returns": [row["eval_return_seeds"] for row in found["rows"]],
+        "summary": found["summary"],
+    }
 
 
 def draw(rows: list[dict[str, Any]]) -> None:

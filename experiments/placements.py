@@ -31,9 +31,11 @@ REPEATS = 5
 WIDTHS = (64, 256)
 SAMPLING_STEPS = 16_384
 RUNS = (
-    ("halfcheetah", "ppo", 1), ("halfcheetah", "sac", 4), ("cartpole", "ppo", 16),
+    ("halfcheetah", "ppo", 1),
+    ("halfcheetah", "sac", 4),
+    ("cartpole", "ppo", 16),
     ("pendulum", "sac", 64),
-)  # fmt: skip
+)
 """Environment, algorithm, and ticks in a repeat."""
 
 Repeat = Callable[[], float]

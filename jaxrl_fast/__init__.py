@@ -59,7 +59,7 @@ __all__ = [
     "save_policy",
     "setup",
     "vectorize",
-]  # fmt: skip
+]
 
 
 def make_env(name: str, *, num_envs: int, **options: Any) -> VecEnv | HostEnv:

@@ -32,7 +32,7 @@ KEYS = {
     "max_num_envs": Key(int | None, None, 1, "no more environments than this"),
     "memory_cap_gb": Key(float | None, None, 0, "memory for a candidate; 80 % of what is free"),
     "out": Key(str, "sweeps", text="folder of <env>_<algo>.json, .csv and .png"),
-}  # fmt: skip
+}
 """The keys that this command has beside those of training."""
 
 
@@ -57,16 +57,16 @@ class SweepStop:
         return self.number != 0
 
 
+HELP = """python -m jaxrl_fast.autotune [key=value ...]     find the fastest settings for a run on this machine
+python -m jaxrl_fast.autotune show | clear        what was found here; forget it
+python -m jaxrl_fast.autotune compare A.json B.json
+Trains nothing that is kept; says of every candidate what it does to learning. num_envs=auto takes what was
+found, and so does placement=auto. Keys, beside every key of train:"""
+
+
 def help_text() -> str:
     """The screen of ``--help``."""
-    return "\n".join([
-        "python -m jaxrl_fast.autotune [key=value ...]     find the fastest settings for a run on this machine",
-        "python -m jaxrl_fast.autotune show | clear        what was found here; forget it",
-        "python -m jaxrl_fast.autotune compare A.json B.json",
-        "Trains nothing that is kept; says of every candidate what it does to learning. num_envs=auto takes what was",
-        "found, and so does placement=auto. Keys, beside every key of train:",
-        *(f"  {name:<14} {key.text}" for name, key in KEYS.items()),
-    ])  # fmt: skip
+    return "\n".join([HELP, *(f"  {name:<14} {key.text}" for name, key in KEYS.items())])
 
 
 def tune(words: list[str]) -> int:

@@ -99,16 +99,20 @@ class Chain(NamedTuple):
         return state._replace(private=private, channels={c: fresh[c] for c in state.channels}), metrics
 
     def _run(
-        self, segment: Segment, private: dict[str, Any], stored: Channels, fresh: Channels, shared: Any,
-        tick: np.int32, round: int,
-    ) -> tuple[dict[str, Any], Channels, Metrics]:  # fmt: skip
+        self,
+        segment: Segment,
+        private: dict[str, Any],
+        stored: Channels,
+        fresh: Channels,
+        shared: Any,
+        tick: np.int32,
+        round: int,
+    ) -> tuple[dict[str, Any], Channels, Metrics]:
         own = {f.name: private[f.name] for f in segment.fragments}
         inputs = [
             {c: given[c] for c in names} | jax.device_put({c: given[c] for c in moved}, moved)
-            for given, names, moved in zip(
-                (stored, fresh), (segment.stored, segment.fresh), segment.moved, strict=True
-            )
-        ]  # fmt: skip
+            for given, names, moved in zip((stored, fresh), (segment.stored, segment.fresh), segment.moved, strict=True)
+        ]
         called_s = time.perf_counter()
         out = segment.step(own, *inputs, *shared, tick, np.int32(round))
         if self.watch is not None:
@@ -238,9 +242,14 @@ def _segment(
 
 
 def _compiled(
-    graph: Graph, mesh: Mesh, fragments: tuple[Fragment, ...], channels: tuple[tuple[str, ...], ...],
-    at: dict[str, Any], num_seeds: int, one_round: bool,
-) -> Any:  # fmt: skip
+    graph: Graph,
+    mesh: Mesh,
+    fragments: tuple[Fragment, ...],
+    channels: tuple[tuple[str, ...], ...],
+    at: dict[str, Any],
+    num_seeds: int,
+    one_round: bool,
+) -> Any:
     stored, fresh, written = channels
 
     def one_seed(

@@ -243,11 +243,19 @@ def _make_run(env: str, algo: str, placement: str, values: dict[str, Any], tuned
     if named is not None and values["distributed"] == "off":
         raise ConfigError("distributed=off means a single process: leave it out, or the other distributed.* keys")
     return Run(
-        env=env, env_options={**env_options, **options}, algo=algo, algo_options=section("algo."),
-        placement=placement, eval_every=values["eval.every"] or max(1, values["total_steps"] // 10),
-        eval_episodes=values["eval.episodes"], tuned_file=tuned_file, checkpoints=_checkpoints(values),
-        processes=named, pool=section("pool."), **alone,
-    )  # fmt: skip
+        env=env,
+        env_options={**env_options, **options},
+        algo=algo,
+        algo_options=section("algo."),
+        placement=placement,
+        eval_every=values["eval.every"] or max(1, values["total_steps"] // 10),
+        eval_episodes=values["eval.episodes"],
+        tuned_file=tuned_file,
+        checkpoints=_checkpoints(values),
+        processes=named,
+        pool=section("pool."),
+        **alone,
+    )
 
 
 def _checkpoints(values: dict[str, Any]) -> Checkpoints:

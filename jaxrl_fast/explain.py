@@ -58,9 +58,14 @@ def explain_on(env: VecEnv | HostEnv, run: Run, chosen: str, folder: Path) -> in
     """As `explain_run`, when the machine and the environments are there; ``chosen``: what `prepare_run` said."""
     algorithm = make_algorithm(run)
     graph, agent = build_graph(
-        in_graph(env).env, algorithm, overlap=run.overlap, learners=run.learners, average=run.average,
-        total_steps=run.total_steps, nan=run.nan,
-    )  # fmt: skip
+        in_graph(env).env,
+        algorithm,
+        overlap=run.overlap,
+        learners=run.learners,
+        average=run.average,
+        total_steps=run.total_steps,
+        nan=run.nan,
+    )
     placed = place(graph, run.placement, run.devices)
     check_placement(env, placed)
     ticks = plan_run(env, agent, run.total_steps, run.eval_every, run.checkpoints.every).ticks_per_chunk
@@ -139,10 +144,18 @@ def look_at(
     shapes = trace_shapes(graph, state, run_shapes(compiled), run.num_seeds)
     ticks = program.ticks_per_chunk
     facts = {
-        "env": run.env, "algo": run.algo, "placement": run.placement, "overlap": run.overlap, "num_envs": run.num_envs,
-        "num_seeds": run.num_seeds, "devices": run.devices, "ticks_per_chunk": ticks, "compile_s": compile_s,
-        "programs_from_disk": from_disk, "jax_version": jax.__version__,
-    }  # fmt: skip
+        "env": run.env,
+        "algo": run.algo,
+        "placement": run.placement,
+        "overlap": run.overlap,
+        "num_envs": run.num_envs,
+        "num_seeds": run.num_seeds,
+        "devices": run.devices,
+        "ticks_per_chunk": ticks,
+        "compile_s": compile_s,
+        "programs_from_disk": from_disk,
+        "jax_version": jax.__version__,
+    }
     return describe(graph, placed, state, run.num_seeds, shapes=shapes, run=compiled, ticks_per_chunk=ticks), facts
 
 
@@ -153,14 +166,19 @@ def fragment_table(description: Description) -> Table:
     for fragment in description.fragments:
         reads = [
             f"{name} ({'last round' if ages[fragment.name, name].per_round else 'last tick'})"
-            if (fragment.name, name) in ages else name
+            if (fragment.name, name) in ages
+            else name
             for name in fragment.reads
-        ]  # fmt: skip
+        ]
         table.add_row(
-            fragment.name, device_names(description.groups[fragment.group].devices), "\n".join(reads),
-            "\n".join(fragment.writes), axes_note(fragment, description), time_note(fragment),
+            fragment.name,
+            device_names(description.groups[fragment.group].devices),
+            "\n".join(reads),
+            "\n".join(fragment.writes),
+            axes_note(fragment, description),
+            time_note(fragment),
             byte_size(fragment.state_bytes),
-        )  # fmt: skip
+        )
     return table
 
 
@@ -171,10 +189,12 @@ def channel_table(description: Description) -> Table:
         age = "1 round" if channel.age and channel.per_round else str(channel.age)
         sizes = channel.size_bytes, channel.tick_bytes, channel.crossing_bytes
         table.add_row(
-            channel.name, f"{channel.writer} → {', '.join(channel.readers) or 'nobody in the graph'}",
-            age if channel.readers else "-", arrays_of(channel),
+            channel.name,
+            f"{channel.writer} → {', '.join(channel.readers) or 'nobody in the graph'}",
+            age if channel.readers else "-",
+            arrays_of(channel),
             *("?" if size is None else byte_size(size) for size in sizes),
-        )  # fmt: skip
+        )
     return table
 
 
@@ -212,14 +232,15 @@ def program_row(program: PlacedProgram, devices: str) -> list[str]:
         return [names, "the host, in Python"]
     if program.calls > 1:
         names += f" ({program.calls:g} calls a tick)"
-    sizes = (
-        facts.accessed_bytes, facts.argument_bytes, facts.output_bytes, facts.aliased_bytes, facts.temporary_bytes
-    )  # fmt: skip
+    sizes = (facts.accessed_bytes, facts.argument_bytes, facts.output_bytes, facts.aliased_bytes, facts.temporary_bytes)
     loops = ", ".join("?" if runs is None else f"{runs:g}" for runs in dict.fromkeys(facts.loops))
     return [
-        names, devices, "?" if facts.flops is None else si(facts.flops),
-        *("?" if size is None else byte_size(size) for size in sizes), loops or "-",
-    ]  # fmt: skip
+        names,
+        devices,
+        "?" if facts.flops is None else si(facts.flops),
+        *("?" if size is None else byte_size(size) for size in sizes),
+        loops or "-",
+    ]
 
 
 def collective_lines(description: Description) -> list[str]:

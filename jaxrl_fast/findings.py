@@ -27,9 +27,19 @@ from jaxrl_fast.runtime import cache_root
 SIZES = ("num_envs", "algo.rollout_length", "algo.updates_per_tick", "algo.batch_size", "algo.num_minibatches")
 """Settings that say how much is done at once."""
 WORK = (
-    "algo", "num_seeds", "overlap", "learners", "average", "precision", "placement", "devices", "pool.num_groups",
-    "pool.backend", "pool.order", "pool.bridge",
-)  # fmt: skip
+    "algo",
+    "num_seeds",
+    "overlap",
+    "learners",
+    "average",
+    "precision",
+    "placement",
+    "devices",
+    "pool.num_groups",
+    "pool.backend",
+    "pool.order",
+    "pool.bridge",
+)
 """Settings that say what is done, and where if that was told, beside those of environment and algorithm."""
 
 Tell = Callable[[str], None]
@@ -71,9 +81,7 @@ def make_key(asked: Run, device: Device, objective: str = "training") -> Finding
     }
     work = {**options, **{k: settings[k] for k in WORK if k in settings}, "objective": objective}
     sizes = {k: work.pop(k, settings.get(k)) for k in SIZES}
-    here = {
-        **device._asdict(), "cores": machine.cpu_cores(), "jax": jax.__version__, "jaxrl_fast": __version__
-    }  # fmt: skip
+    here = {**device._asdict(), "cores": machine.cpu_cores(), "jax": jax.__version__, "jaxrl_fast": __version__}
     return FindingKey(*(json.dumps(part, sort_keys=True, default=str) for part in (here, work, sizes)))
 
 
@@ -185,10 +193,13 @@ def describe(key: FindingKey, finding: Finding) -> list[str]:
     found = {k: v for k, v in finding.learning.items() if v != sizes.get(k)} | finding.free
     world = work.get("env.id") or work["env"]
     return [
-        f"{world}, {work['algo']}", work["objective"], f"num_envs={sizes['num_envs']}",
+        f"{world}, {work['algo']}",
+        work["objective"],
+        f"num_envs={sizes['num_envs']}",
         " ".join(f"{k}={v}" for k, v in found.items()) or "the same",
-        f"{here['number']} × {here['kind']}, jax {here['jax']}", finding.found,
-    ]  # fmt: skip
+        f"{here['number']} × {here['kind']}, jax {here['jax']}",
+        finding.found,
+    ]
 
 
 def clear() -> int:

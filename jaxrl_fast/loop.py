@@ -124,10 +124,10 @@ def learn(
         NonFiniteError: the environment or an update gave a NaN or an infinity.
     """
     require_positive(total_steps=total_steps, num_seeds=num_seeds, eval_episodes=eval_episodes)
+    shared: dict[str, Any] = dict(overlap=overlap, learners=learners, average=average, total_steps=total_steps)
     settings = settings or resuming.settings_of(
-        env, algorithm, algorithm.build(env.spec, env.num_envs), seed=seed, num_seeds=num_seeds, overlap=overlap,
-        learners=learners, average=average, total_steps=total_steps,
-    )  # fmt: skip
+        env, algorithm, algorithm.build(env.spec, env.num_envs), seed=seed, num_seeds=num_seeds, **shared
+    )
     check_processes(env, {**settings, "resume": resume, "debug": debug})
     check_host(env, num_seeds, debug)
     worlds, failures = in_graph(env)
@@ -135,10 +135,7 @@ def learn(
         on_metrics, tell = None, lambda line: None
     resumed = None if resume is None else resuming.read(resume, settings, algorithm)
     empty_until = resumed.empty_until if resumed else 0
-    graph, agent = build_graph(
-        worlds, algorithm, overlap=overlap, learners=learners, average=average, total_steps=total_steps, nan=nan,
-        empty_until=empty_until,
-    )  # fmt: skip
+    graph, agent = build_graph(worlds, algorithm, nan=nan, empty_until=empty_until, **shared)
     plan = plan_run(env, agent, total_steps, eval_every, checkpoints.every, resumed.progress if resumed else None)
     placed = place(graph, placement, devices)
     check_placement(env, placed)

@@ -239,9 +239,20 @@ CALLS = {"jit": "jaxpr", "custom_jvp_call": "call_jaxpr"}
 """Primitives that call a jaxpr, and the parameter that holds it."""
 
 SAME = {
-    "abs": "Abs", "add": "Add", "div": "Div", "exp": "Exp", "gt": "Greater", "logistic": "Sigmoid", "max": "Max",
-    "min": "Min", "mul": "Mul", "neg": "Neg", "sqrt": "Sqrt", "sub": "Sub", "tanh": "Tanh",
-}  # fmt: skip
+    "abs": "Abs",
+    "add": "Add",
+    "div": "Div",
+    "exp": "Exp",
+    "gt": "Greater",
+    "logistic": "Sigmoid",
+    "max": "Max",
+    "min": "Min",
+    "mul": "Mul",
+    "neg": "Neg",
+    "sqrt": "Sqrt",
+    "sub": "Sub",
+    "tanh": "Tanh",
+}
 """Primitives that ONNX has under another name."""
 
 RULES: dict[str, Callable[..., Any]] = {

@@ -148,8 +148,10 @@ def runs_in_parallel(graph: Graph, placement: Placement) -> bool:
     names = _names(graph)
     return any(
         home[a] != home[b] and (a, 0) not in waits[b, t] and (b, t) not in waits[a, 0]
-        for a in names for b in names for t in range(3)
-    )  # fmt: skip
+        for a in names
+        for b in names
+        for t in range(3)
+    )
 
 
 def shards(group: Group, num_seeds: int) -> tuple[int, int]:

@@ -110,10 +110,14 @@ def start(processes: Processes) -> None:
     # In a thread, so that Ctrl-C is heard while the others are waited for.
     pool = ThreadPoolExecutor(1, thread_name_prefix="connect")
     connected = pool.submit(
-        jax.distributed.initialize, processes.coordinator, processes.num_processes, processes.process_id,
-        local_device_ids=processes.local_devices, cluster_detection_method="deactivate",
+        jax.distributed.initialize,
+        processes.coordinator,
+        processes.num_processes,
+        processes.process_id,
+        local_device_ids=processes.local_devices,
+        cluster_detection_method="deactivate",
         heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT_S,
-    )  # fmt: skip
+    )
     pool.shutdown(wait=False)
     while not wait([connected], timeout=POLL_S).done:
         pass
@@ -204,9 +208,12 @@ class LastWord:
         if self._shell is None:
             script = 'while IFS= read -r line; do last=$line; done; [ -z "$last" ] || printf "%s\\n" "$last" >&2'
             self._shell = subprocess.Popen(
-                ["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+                ["sh", "-c", script],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                text=True,
                 start_new_session=True,
-            )  # fmt: skip
+            )
         if self._shell.stdin is not None:
             self._shell.stdin.write(f"jaxrl_fast: error: {text}\n" if text else "\n")
             self._shell.stdin.flush()

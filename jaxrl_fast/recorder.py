@@ -50,11 +50,17 @@ class Recorder:
     def progress(self) -> Row:
         """Where the run stands, for a checkpoint."""
         return {
-            "ticks": self.ticks, "env_steps": self.env_steps(), "updates": self.updates, "dropped": self.dropped,
-            "wall_s": self.wall_s(), "ticks_per_chunk": self.plan.ticks_per_chunk, "empty_until": self.empty_until,
+            "ticks": self.ticks,
+            "env_steps": self.env_steps(),
+            "updates": self.updates,
+            "dropped": self.dropped,
+            "wall_s": self.wall_s(),
+            "ticks_per_chunk": self.plan.ticks_per_chunk,
+            "empty_until": self.empty_until,
             "evaluation_due": self.evaluation_due,
-            "scores": self.scores.tolist(), "eval_row": self.eval_row,
-        }  # fmt: skip
+            "scores": self.scores.tolist(),
+            "eval_row": self.eval_row,
+        }
 
     def go_on_from(self, progress: Row) -> None:
         """Count on from where a checkpoint stood."""
@@ -199,8 +205,10 @@ def _check_finite(metrics: dict[str, np.ndarray], first_tick: int, plan: Plan, e
             f"environment {env.spec.name} gave a NaN or an infinity (observation or reward) at step {step} of each "
             f"environment, {step * env.num_envs} steps over all {env.num_envs} (fragment sample, tick "
             f"{first_tick + tick}, seed {seed})",
-            "sample", first_tick + tick, seed,
-        )  # fmt: skip
+            "sample",
+            first_tick + tick,
+            seed,
+        )
     places = {name: np.argwhere(~np.isfinite(values)) for name, values in metrics.items()}
     first = {name: min(found.tolist(), key=lambda index: index[1]) for name, found in places.items() if found.size}
     if first:
@@ -210,5 +218,7 @@ def _check_finite(metrics: dict[str, np.ndarray], first_tick: int, plan: Plan, e
         raise NonFiniteError(
             f"metric {metric} of fragment {fragment} became NaN or infinite in tick {first_tick + tick}, seed {seed}: "
             "try a smaller algo.learning_rate, or nan=skip",
-            fragment, first_tick + tick, seed,
-        )  # fmt: skip
+            fragment,
+            first_tick + tick,
+            seed,
+        )

@@ -25,9 +25,21 @@ from jaxrl_fast.program import Program
 from jaxrl_fast.schedules import plain
 
 FREE = (
-    "placement", "devices", "total_steps", "eval.every", "eval.episodes", "checkpoint.every", "checkpoint.keep",
-    "checkpoint.replay", "nan", "debug", "name", "tuned", "pool.workers", "pool.step_timeout_s",
-)  # fmt: skip
+    "placement",
+    "devices",
+    "total_steps",
+    "eval.every",
+    "eval.episodes",
+    "checkpoint.every",
+    "checkpoint.keep",
+    "checkpoint.replay",
+    "nan",
+    "debug",
+    "name",
+    "tuned",
+    "pool.workers",
+    "pool.step_timeout_s",
+)
 """Settings that may change on resume, beside the rates of the algorithm."""
 SILENT = ("name", "tuned")
 """Those of them that nobody needs to be told of."""
@@ -54,14 +66,21 @@ class Resumed(NamedTuple):
 def settings_of(env: VecEnv | HostEnv, algorithm: Algorithm, agent: Agent, **run: Any) -> dict[str, Any]:
     """What a run made in a program of one's own is known by, by key of the command line where there is one."""
     options = {
-        **algorithm.options, **algorithm.hyper._asdict(), "rollout_length": agent.rollout_length,
-        "updates_per_tick": agent.updates_per_tick, "batch_size": agent.batch_size,
-        "normalize_observations": agent.normalize_observations, "normalize_rewards": agent.normalize_rewards,
-    }  # fmt: skip
+        **algorithm.options,
+        **algorithm.hyper._asdict(),
+        "rollout_length": agent.rollout_length,
+        "updates_per_tick": agent.updates_per_tick,
+        "batch_size": agent.batch_size,
+        "normalize_observations": agent.normalize_observations,
+        "normalize_rewards": agent.normalize_rewards,
+    }
     return {
-        "env": env.spec.name, "num_envs": env.num_envs, "algo": algorithm.name, **run,
+        "env": env.spec.name,
+        "num_envs": env.num_envs,
+        "algo": algorithm.name,
+        **run,
         **{f"algo.{key}": plain(value) for key, value in options.items()},
-    }  # fmt: skip
+    }
 
 
 def check(path: str | Path, settings: Mapping[str, Any], algorithm: Algorithm) -> tuple[CheckpointFacts, list[str]]:
@@ -124,8 +143,9 @@ def begin_anew(state: TrainState, first: TrainState) -> TrainState:
     """A resumed ``state`` whose environments, which live on the host, begin new episodes as in a run's ``first`` state;
     in replay the old ones end there, truncated."""
     experience = jax.tree.map(
-        lambda part: end_episodes(part) if isinstance(part, RingState) else part, state.private["experience"],
+        lambda part: end_episodes(part) if isinstance(part, RingState) else part,
+        state.private["experience"],
         is_leaf=lambda part: isinstance(part, RingState),
-    )  # fmt: skip
+    )
     private = {**state.private, "sample": first.private["sample"], "experience": experience}
     return state._replace(private=private)

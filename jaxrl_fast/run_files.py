@@ -14,9 +14,13 @@ from jaxrl_fast.reporting import RunFolder
 
 
 def describe_start(
-    state: TrainState, resumed: resuming.Resumed | None, saver: Checkpointer | None, plan: Plan, agent: Agent,
+    state: TrainState,
+    resumed: resuming.Resumed | None,
+    saver: Checkpointer | None,
+    plan: Plan,
+    agent: Agent,
     tell: Callable[[str], None],
-) -> None:  # fmt: skip
+) -> None:
     """Tell where a resumed run goes on and what is different, and what the checkpoints will hold."""
     if resumed is not None:
         tell(f"goes on from {resumed.description.path}, {resumed.progress['env_steps']:,} steps trained")

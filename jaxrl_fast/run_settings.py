@@ -120,10 +120,20 @@ def _to_tree(run: Run) -> dict[str, Any]:
     told = {key: value for key, value in run.env_options.items() if f"env.{key}" in run_keys()}
     options = {key: value for key, value in run.env_options.items() if key not in told}
     alone = (
-        "placement", "overlap", "learners", "average", "total_steps", "num_envs", "seed", "num_seeds", "devices",
-        "precision", "name", "nan",
+        "placement",
+        "overlap",
+        "learners",
+        "average",
+        "total_steps",
+        "num_envs",
+        "seed",
+        "num_seeds",
+        "devices",
+        "precision",
+        "name",
+        "nan",
         "debug",
-    )  # fmt: skip
+    )
     return {
         "env": {"name": run.env, **told, **({"options": options} if options else {})},
         "algo": {"name": run.algo, **{key: plain(value) for key, value in run.algo_options.items()}},

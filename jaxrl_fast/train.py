@@ -90,9 +90,13 @@ def train_on(env: VecEnv | HostEnv, run: Run, chosen: str, stop: StopSignal) -> 
     """As `train_run`, when the machine and the environments are there; ``chosen``: what `prepare_run` said."""
     algorithm = make_algorithm(run)
     graph, _ = build_graph(
-        in_graph(env).env, algorithm, overlap=run.overlap, learners=run.learners, average=run.average,
+        in_graph(env).env,
+        algorithm,
+        overlap=run.overlap,
+        learners=run.learners,
+        average=run.average,
         total_steps=run.total_steps,
-    )  # fmt: skip
+    )
     check_host(env, run.num_seeds, run.debug)
     placed = place(graph, run.placement, run.devices)
     check_placement(env, placed)
@@ -108,13 +112,28 @@ def train_on(env: VecEnv | HostEnv, run: Run, chosen: str, stop: StopSignal) -> 
     before_s = time.perf_counter() - IMPORT_START_S
     with ProgressDisplay(run.total_steps, None if distributed.is_first() else Console(quiet=True)) as progress:
         result = learn(
-            env, algorithm, total_steps=run.total_steps, seed=run.seed, num_seeds=run.num_seeds,
-            overlap=run.overlap, learners=run.learners, average=run.average, placement=run.placement,
+            env,
+            algorithm,
+            total_steps=run.total_steps,
+            seed=run.seed,
+            num_seeds=run.num_seeds,
+            overlap=run.overlap,
+            learners=run.learners,
+            average=run.average,
+            placement=run.placement,
             devices=run.devices,
-            eval_every=run.eval_every, eval_episodes=run.eval_episodes,
-            on_metrics=progress, run_dir=folder, checkpoints=run.checkpoints, resume=run.resume, nan=run.nan,
-            debug=run.debug, should_stop=stop, settings=flat_settings(run), tell=progress.tell,
-        )  # fmt: skip
+            eval_every=run.eval_every,
+            eval_episodes=run.eval_episodes,
+            on_metrics=progress,
+            run_dir=folder,
+            checkpoints=run.checkpoints,
+            resume=run.resume,
+            nan=run.nan,
+            debug=run.debug,
+            should_stop=stop,
+            settings=flat_settings(run),
+            tell=progress.tell,
+        )
     stopped_by = distributed.highest(stop.number or 0) or None
     if distributed.is_first():
         # Who has asked for an end gets it at once: a page takes as long to compile as some runs do.
@@ -196,12 +215,18 @@ def add_to_summary(
     of a resumed run up to its checkpoint, and all until now."""
     _, options = envs.resolve(run.env, dict(run.env_options))
     summary = {
-        "env": run.env, "env_id": options.get("id", options.get("make")), "env_backend": options.get("backend"),
-        "algo": run.algo, "placement": run.placement, "overlap": run.overlap, "seed": run.seed, **result.summary,
+        "env": run.env,
+        "env_id": options.get("id", options.get("make")),
+        "env_backend": options.get("backend"),
+        "algo": run.algo,
+        "placement": run.placement,
+        "overlap": run.overlap,
+        "seed": run.seed,
+        **result.summary,
         "time_to_first_step_s": result.summary["time_to_first_step_s"] + before_s,
         "wall_s": earlier_s + time.perf_counter() - IMPORT_START_S,
         "stopped_by": signal.Signals(stopped_by).name if stopped_by is not None else None,
-    }  # fmt: skip
+    }
     write_summary(folder, summary)
     return summary
 

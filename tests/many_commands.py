@@ -35,9 +35,12 @@ class Commands:
     def __init__(self, notes: Path) -> None:
         self.notes = notes
         variables = {
-            **os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "JAX_PLATFORMS": "cpu",
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "JAX_PLATFORMS": "cpu",
             "HYDRA_FULL_ERROR": "",
-        }  # fmt: skip
+        }
         self.process = subprocess.Popen(
             [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=variables
         )

@@ -21,8 +21,17 @@ from jaxrl_fast.tuning.sweep import Record
 from jaxrl_fast.tuning.trial import share_of_others
 
 ROOT = Path(__file__).parent.parent
-WALK = ["env=custom", "env.make=tests.tuning_worlds.walk", "algo=ppo", "num_envs=16", "algo.rollout_length=32",
-        "algo.num_minibatches=1", "algo.num_epochs=1", "algo.policy_hidden=[4]", "algo.value_hidden=[4]"]  # fmt: skip
+WALK = [
+    "env=custom",
+    "env.make=tests.tuning_worlds.walk",
+    "algo=ppo",
+    "num_envs=16",
+    "algo.rollout_length=32",
+    "algo.num_minibatches=1",
+    "algo.num_epochs=1",
+    "algo.policy_hidden=[4]",
+    "algo.value_hidden=[4]",
+]
 QUICK = ["repeats=2", "repeat_s=0.01"]
 
 
@@ -225,12 +234,20 @@ def test_nothing_is_timed_before_it_is_asked_for_since_others_may_be_compiling(r
 def test_two_sweeps_side_by_side(here: Path, capsys: pytest.CaptureFixture[str]):
     def doc(chosen: int, rates: dict[int, float]) -> dict:
         spread = {width: {"median": rate, "low": 0.99 * rate, "high": 1.01 * rate} for width, rate in rates.items()}
-        rows = [{"knob": "num_envs", "value": w, "num_envs": w, "status": "measured", "sampling_hz": s}
-                for w, s in spread.items()]  # fmt: skip
+        rows = [
+            {"knob": "num_envs", "value": w, "num_envs": w, "status": "measured", "sampling_hz": s}
+            for w, s in spread.items()
+        ]
         return {
-            "env": "e", "algo": "a", "objective": "training", "machine": "m", "measured": "today",
-            "versions": {"jax": "1"}, "rows": rows, "chosen": {"num_envs": chosen, "words": [f"num_envs={chosen}"]},
-        }  # fmt: skip
+            "env": "e",
+            "algo": "a",
+            "objective": "training",
+            "machine": "m",
+            "measured": "today",
+            "versions": {"jax": "1"},
+            "rows": rows,
+            "chosen": {"num_envs": chosen, "words": [f"num_envs={chosen}"]},
+        }
 
     a, b = doc(64, {64: 100.0, 128: 99.0}), doc(128, {64: 99.5, 128: 100.0})
     (here / "a.json").write_text(json.dumps(a))

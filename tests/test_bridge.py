@@ -18,9 +18,15 @@ from jaxrl_fast.rollout import start, unroll
 
 PPO = ppo(rollout_length=6, num_epochs=1, num_minibatches=2, policy_hidden=(4,), value_hidden=(4,))
 SAC = sac(
-    rollout_length=2, updates_per_tick=1, batch_size=8, buffer_size=200, warmup_steps=8, policy_hidden=(4,),
-    critic_hidden=(4,), n_step=2,
-)  # fmt: skip
+    rollout_length=2,
+    updates_per_tick=1,
+    batch_size=8,
+    buffer_size=200,
+    warmup_steps=8,
+    policy_hidden=(4,),
+    critic_hidden=(4,),
+    n_step=2,
+)
 
 
 def push(carry, obs, first, key):
@@ -123,9 +129,18 @@ def pictures(num_envs: int, bridge: str) -> HostEnv:
 
     spec = EnvSpec("pictures", jax.ShapeDtypeStruct((84, 84, 4), np.uint8), Discrete(7))
     return HostEnv(
-        spec, num_envs, 1, reset, lambda actions, group: sent.append(np.array(actions)), recv, lambda: int(count.sum()),
-        list, lambda num_envs: pictures(num_envs, bridge), lambda: None, bridge=bridge,
-    )  # fmt: skip
+        spec,
+        num_envs,
+        1,
+        reset,
+        lambda actions, group: sent.append(np.array(actions)),
+        recv,
+        lambda: int(count.sum()),
+        list,
+        lambda num_envs: pictures(num_envs, bridge),
+        lambda: None,
+        bridge=bridge,
+    )
 
 
 def test_ten_thousand_steps_of_pictures_by_callback_do_not_deadlock():

@@ -148,8 +148,9 @@ def test_the_newest_and_the_best_stay_and_only_the_newest_keeps_replay(tmp_path)
     old, new = (files.read_description(tmp_path / steps) for steps in ("4", "5"))
     assert old.replay_lost and not new.replay_lost
     assert set(files.read_arrays(new)) - set(files.read_arrays(old)) == {
-        "private.experience.ring", "private.experience.steps"
-    }  # fmt: skip
+        "private.experience.ring",
+        "private.experience.steps",
+    }
     kept = files.restore(state(0.0), old, files.read_arrays(old))
     assert kept.private["learn"][0][0, 0] == 1.0
 

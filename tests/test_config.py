@@ -127,14 +127,28 @@ def test_a_run_repeated_from_its_file_goes_to_a_folder_of_its_own(tmp_path: Path
 
 def test_values_are_read_as_the_types_of_their_keys():
     run = compose(
-        ["total_steps=2e5", "num_envs=1_000", "eval.every=1e4", "name=3", "algo=ppo", "algo.discount=1",
-         "algo.learning_rate=linear:3e-4:0", "algo.clip_range=cosine:1:0", "algo.policy_hidden=[8,8.0]",
-         "algo.layer_norm=true"]
-    )  # fmt: skip
+        [
+            "total_steps=2e5",
+            "num_envs=1_000",
+            "eval.every=1e4",
+            "name=3",
+            "algo=ppo",
+            "algo.discount=1",
+            "algo.learning_rate=linear:3e-4:0",
+            "algo.clip_range=cosine:1:0",
+            "algo.policy_hidden=[8,8.0]",
+            "algo.layer_norm=true",
+        ]
+    )
     assert (run.total_steps, run.num_envs, run.name, run.eval_every) == (200_000, 1000, "3", 10_000)
     assert type(run.total_steps) is int
-    expected = {"learning_rate": Linear(3e-4, 0.0), "clip_range": Cosine(1.0, 0.0), "discount": 1.0,
-                "policy_hidden": (8, 8), "layer_norm": True}  # fmt: skip
+    expected = {
+        "learning_rate": Linear(3e-4, 0.0),
+        "clip_range": Cosine(1.0, 0.0),
+        "discount": 1.0,
+        "policy_hidden": (8, 8),
+        "layer_norm": True,
+    }
     assert {key: run.algo_options[key] for key in expected} == expected
 
 

@@ -270,8 +270,12 @@ def command(folder: Path, *words: str, without_onnx: bool = False) -> tuple[int,
     environment = {**os.environ, "PYTHONPATH": paths, "PYTHONWARNINGS": "error"}
     done = subprocess.run(
         [sys.executable, "-m", "jaxrl_fast.export", *words],
-        cwd=folder, env=environment, capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
     return done.returncode, done.stdout, done.stderr
 
 

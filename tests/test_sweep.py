@@ -29,9 +29,14 @@ class SlowingMachine:
     def row(self, candidate: Candidate, what: What) -> Row:
         options = candidate.run.algo_options
         facts = {
-            "num_envs": candidate.run.num_envs, "rollout_length": options["rollout_length"], "num_seeds": 1,
-            "updates_per_tick": 1, "batch_size": options.get("batch_size", 1), "available": 2, "compile_s": 1.0,
-        }  # fmt: skip
+            "num_envs": candidate.run.num_envs,
+            "rollout_length": options["rollout_length"],
+            "num_seeds": 1,
+            "updates_per_tick": 1,
+            "batch_size": options.get("batch_size", 1),
+            "available": 2,
+            "compile_s": 1.0,
+        }
         return Row(*candidate[:2], candidate.effect, candidate.run, what, "measured", "", facts, (), None, 0.0, 2.0)
 
     def repeat(self, row: Row, candidate: Candidate) -> Row:

@@ -24,9 +24,12 @@ SAC = ["env=pendulum", "algo=sac", "num_envs=64", "algo.updates_per_tick=32", "t
 GYM = ["env=gymnasium", "env.id=CartPole-v1", "algo=ppo", "num_envs=16"]
 GPU = Device("gpu", "Some GPU", 2)
 FINDING = Finding(
-    {"num_envs": 256, "algo.rollout_length": 8}, {"placement": "sharded_sampling", "devices": 2},
-    "advantages over 8 steps instead of 64", "on 2026-01-01", False,
-)  # fmt: skip
+    {"num_envs": 256, "algo.rollout_length": 8},
+    {"placement": "sharded_sampling", "devices": 2},
+    "advantages over 8 steps instead of 64",
+    "on 2026-01-01",
+    False,
+)
 
 
 @pytest.fixture
@@ -41,9 +44,11 @@ def samples(run: Run) -> int:
 
 
 @given(
-    num_envs=st.integers(1, 400), length=st.integers(1, 200), minibatches=st.sampled_from([1, 2, 4, 8]),
+    num_envs=st.integers(1, 400),
+    length=st.integers(1, 200),
+    minibatches=st.sampled_from([1, 2, 4, 8]),
     recurrent=st.booleans(),
-)  # fmt: skip
+)
 def test_an_on_policy_width_keeps_the_samples_of_an_update(num_envs, length, minibatches, recurrent):
     assume((num_envs if recurrent else num_envs * length) % minibatches == 0)
     words = [f"num_envs={num_envs}", f"algo.rollout_length={length}", f"algo.num_minibatches={minibatches}"]
@@ -144,10 +149,18 @@ def test_what_was_found_is_found_again_and_by_nothing_that_computes_something_el
     for words in ([], ["seed=3"], ["algo.learning_rate=1e-2"], ["total_steps=77"]):
         assert findings.look_up(findings.make_key(compose([*PPO, *words]), here)) == FINDING
     others = [
-        ["num_envs=64"], ["algo.rollout_length=128"], ["algo.policy_hidden=[8]"], ["overlap=sampling"],
-        ["num_seeds=2"], ["precision=bf16"], ["env=acrobot"], ["env.episode_length=10"], ["+env.x=1"],
-        ["placement=fused"], ["devices=1"],
-    ]  # fmt: skip
+        ["num_envs=64"],
+        ["algo.rollout_length=128"],
+        ["algo.policy_hidden=[8]"],
+        ["overlap=sampling"],
+        ["num_seeds=2"],
+        ["precision=bf16"],
+        ["env=acrobot"],
+        ["env.episode_length=10"],
+        ["+env.x=1"],
+        ["placement=fused"],
+        ["devices=1"],
+    ]
     for words in others:
         assert findings.look_up(findings.make_key(compose([*PPO, *words]), here)) is None, words
     assert findings.look_up(findings.make_key(asked, GPU)) is None
@@ -178,10 +191,17 @@ def test_a_short_look_does_not_replace_a_whole_sweep(empty: Path):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", '{"findings": 3}', '{"findings": [{}]}', "\x00\xff",
-     '{"findings": [{"key": {"machine": "", "work": "", "sizes": ""}, "finding": {"learning": {"num_envs": "rm"}, '
-     '"free": {}, "effect": "", "found": "", "quick": false}}]}'],
-)  # fmt: skip
+    [
+        "",
+        "{",
+        "[]",
+        '{"findings": 3}',
+        '{"findings": [{}]}',
+        "\x00\xff",
+        '{"findings": [{"key": {"machine": "", "work": "", "sizes": ""}, "finding": {"learning": {"num_envs": "rm"}, '
+        '"free": {}, "effect": "", "found": "", "quick": false}}]}',
+    ],
+)
 def test_a_damaged_file_is_told_of_in_one_line_and_taken_to_be_empty(text: str, empty: Path):
     empty.parent.mkdir()
     empty.write_text(text)

@@ -28,8 +28,14 @@ def make_pool(world: World, spec: EnvSpec, *, num_envs: int, num_seeds: int, opt
             world, spec, num_envs=num_rows, num_groups=options.num_groups, num_seeds=num_seeds, reason=reason
         )
     return make_workers(
-        world, spec, num_envs=num_rows, num_groups=options.num_groups, num_seeds=num_seeds, num_workers=int(workers),
+        world,
+        spec,
+        num_envs=num_rows,
+        num_groups=options.num_groups,
+        num_seeds=num_seeds,
+        num_workers=int(workers),
         reason=reason,
-        step_timeout_s=options.step_timeout_s, by_arrival=by_arrival,
+        step_timeout_s=options.step_timeout_s,
+        by_arrival=by_arrival,
         another=lambda num_envs: in_process(world, spec, num_envs=num_envs),
-    )  # fmt: skip
+    )

@@ -67,9 +67,16 @@ class _Pool:
     """
 
     def __init__(
-        self, world: World, num_envs: int, num_groups: int, num_seeds: int, num_workers: int, step_timeout_s: float,
-        by_arrival: bool, reason: str,
-    ) -> None:  # fmt: skip
+        self,
+        world: World,
+        num_envs: int,
+        num_groups: int,
+        num_seeds: int,
+        num_workers: int,
+        step_timeout_s: float,
+        by_arrival: bool,
+        reason: str,
+    ) -> None:
         self.world, self.num_workers, self.step_timeout_s = world, num_workers, step_timeout_s
         self.groups = split(slice(0, num_envs), num_groups)
         extra = num_envs // num_groups % num_workers

@@ -21,9 +21,19 @@ def in_process(
     check_groups(num_envs, num_groups)
     pool = _InProcess(world, num_envs, num_groups, num_seeds, reason)
     return HostEnv(
-        spec, num_envs // num_seeds, num_groups, pool.reset, pool.send, pool.recv, lambda: pool.steps, pool.events,
-        lambda num_envs: in_process(world, spec, num_envs=num_envs), pool.close, num_seeds=num_seeds, overlaps=False,
-    )  # fmt: skip
+        spec,
+        num_envs // num_seeds,
+        num_groups,
+        pool.reset,
+        pool.send,
+        pool.recv,
+        lambda: pool.steps,
+        pool.events,
+        lambda num_envs: in_process(world, spec, num_envs=num_envs),
+        pool.close,
+        num_seeds=num_seeds,
+        overlaps=False,
+    )
 
 
 class _InProcess:

@@ -32,10 +32,15 @@ class World(NamedTuple):
 
 
 FACTS = np.dtype(
-    [("reward", np.float32), ("episode_return", np.float32), ("episode_length", np.int32), ("terminated", bool),
-     ("truncated", bool)],
+    [
+        ("reward", np.float32),
+        ("episode_return", np.float32),
+        ("episode_length", np.int32),
+        ("terminated", bool),
+        ("truncated", bool),
+    ],
     align=True,
-)  # fmt: skip
+)
 
 
 class Arrays(NamedTuple):
@@ -100,9 +105,12 @@ def array_fields(num_envs: int, observe: ObsCodec, act: ActionCodec) -> dict[str
     """Shape and dtype of what `place` places."""
     obs, scalar = ((num_envs, *observe.shape), observe.dtype), (num_envs,)
     return {
-        "obs": obs, "final_obs": obs, "action": ((num_envs, *act.shape), act.dtype), "facts": (scalar, FACTS),
+        "obs": obs,
+        "final_obs": obs,
+        "action": ((num_envs, *act.shape), act.dtype),
+        "facts": (scalar, FACTS),
         "seed": (scalar, np.dtype(np.int64)),
-    }  # fmt: skip
+    }
 
 
 def size_bytes(fields: dict[str, tuple[tuple[int, ...], np.dtype]]) -> int:

@@ -156,10 +156,11 @@ def _start(job: Job, index: int, job_fd: int) -> Worker:
     quiet = {"JAX_PLATFORMS": "cpu", **dict.fromkeys(ONE_THREAD, "1")}
     process = subprocess.Popen(
         [sys.executable, "-c", BOOT, *numbers, f"worker {index} of {job.name}"],
-        stdin=subprocess.DEVNULL, pass_fds=(job_fd, job.memory, *job.signals, words_end, lifeline_end),
+        stdin=subprocess.DEVNULL,
+        pass_fds=(job_fd, job.memory, *job.signals, words_end, lifeline_end),
         env={**quiet, **os.environ},
         process_group=0,  # Ctrl-C is for the parent; in a session of its own it would be scheduled without regard to it
-    )  # fmt: skip
+    )
     for fd in (words_end, lifeline_end):
         os.close(fd)
     poll = select.poll()

@@ -35,9 +35,11 @@ def operations(function: Callable[[], Any]) -> dict[str, float]:
         data = jax.profiler.ProfileData.from_file(file)
         events = [
             (event.name, event.start_ns, event.duration_ns)
-            for plane in data.planes for line in plane.lines for event in line.events
+            for plane in data.planes
+            for line in plane.lines
+            for event in line.events
             if any(name == "hlo_op" for name, _ in event.stats)
-        ]  # fmt: skip
+        ]
     covered = (max(start + length for _, start, length in events) - min(start for _, start, _ in events)) * 1e-9
     if covered < COVERED * wall_s:
         raise SystemExit(f"the trace covers {covered:.3f} of {wall_s:.3f} s: profile a smaller part")
@@ -69,6 +71,9 @@ def profile(function: Callable[[], Any]) -> dict[str, Any]:
     seconds = operations(function)
     top = sorted(seconds.items(), key=lambda item: -item[1])[:TOP]
     return {
-        "shares": shares(seconds), "traced_s": sum(seconds.values()), "cpu_s": cpu_s, "wall_s": wall_s,
+        "shares": shares(seconds),
+        "traced_s": sum(seconds.values()),
+        "cpu_s": cpu_s,
+        "wall_s": wall_s,
         "top_s": dict(top),
-    }  # fmt: skip
+    }

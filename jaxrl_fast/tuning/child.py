@@ -48,9 +48,15 @@ class Child:
     """
 
     def __init__(
-        self, run: Run, what: What, folder: Path, *, memory_cap: float | None = None, repeat_s: float = 1.0,
+        self,
+        run: Run,
+        what: What,
+        folder: Path,
+        *,
+        memory_cap: float | None = None,
+        repeat_s: float = 1.0,
         stopped: Callable[[], bool] = lambda: False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.stopped = stopped
         number = len(list(folder.glob("*.yaml")))
         path = folder / f"{number}.yaml"
@@ -60,11 +66,14 @@ class Child:
         with self.errors.open("w") as errors:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "jaxrl_fast.tuning.trial", json.dumps(request)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
                 start_new_session=True,  # Ctrl-C in a terminal is for the parent
                 # An accelerator's memory is to show what is free, also to the trials beside this one.
                 env={**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
-            )  # fmt: skip
+            )
         assert self.process.stdout is not None
         self.answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         threading.Thread(target=_hand_on, args=(self.process.stdout, self.answers), daemon=True).start()

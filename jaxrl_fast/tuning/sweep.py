@@ -170,9 +170,11 @@ def play_off(record: Record, rows: dict[T, Row], own: T, settings: Settings, uni
     after: dict[T, Row] = {}
     for name, old, *new in zip(names, before, *starts, strict=True):
         after[name] = old._replace(
-            tick_hz=tuple(hz for row in new for hz in row.tick_hz), in_turn=True, others=max(row.others for row in new),
+            tick_hz=tuple(hz for row in new for hz in row.tick_hz),
+            in_turn=True,
+            others=max(row.others for row in new),
             took_s=old.took_s + sum(row.took_s for row in new) / len(before),
-        )  # fmt: skip
+        )
         record.add(after[name], instead_of=old)
     return after
 

@@ -140,9 +140,14 @@ def part_of(what: What, run: Run, env: VecEnv | HostEnv, algorithm: Algorithm) -
     if what == "environments" and not isinstance(env, HostEnv):
         return ceiling.environments_only(env, run.algo_options["rollout_length"])
     return build_graph(
-        joined, algorithm, overlap=run.overlap, learners=run.learners, average=run.average, total_steps=run.total_steps,
+        joined,
+        algorithm,
+        overlap=run.overlap,
+        learners=run.learners,
+        average=run.average,
+        total_steps=run.total_steps,
         nan=run.nan,
-    )[0]  # fmt: skip
+    )[0]
 
 
 def without_warm_up(run: Run) -> Run:
@@ -158,12 +163,18 @@ def without_warm_up(run: Run) -> Run:
 def describe(run: Run, env: VecEnv | HostEnv, agent: Agent) -> dict[str, Any]:
     """What the candidate is, as prepared on this machine."""
     return {
-        "num_envs": run.num_envs, "rollout_length": agent.rollout_length, "updates_per_tick": agent.updates_per_tick,
-        "batch_size": agent.batch_size, "num_seeds": run.num_seeds, "placement": run.placement, "devices": run.devices,
-        "platform": jax.default_backend(), "device_kind": jax.devices()[0].device_kind,
+        "num_envs": run.num_envs,
+        "rollout_length": agent.rollout_length,
+        "updates_per_tick": agent.updates_per_tick,
+        "batch_size": agent.batch_size,
+        "num_seeds": run.num_seeds,
+        "placement": run.placement,
+        "devices": run.devices,
+        "platform": jax.default_backend(),
+        "device_kind": jax.devices()[0].device_kind,
         "available": machine.cpu_cores() if jax.default_backend() == "cpu" else len(jax.devices()),
         "told": env.events() if isinstance(env, HostEnv) else [],
-    }  # fmt: skip
+    }
 
 
 def share_of_others(
