@@ -13,7 +13,8 @@ import numpy as np
 
 from envs.foreign import like, relaxed, settled
 from jaxrl_fast.core import Box, EnvSpec, PyTree, Timestep
-from jaxrl_fast.env import Env, check_option, check_shapes
+from jaxrl_fast.env import Env
+from jaxrl_fast.env_laws import check_option, check_shapes
 
 
 @contextmanager

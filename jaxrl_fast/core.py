@@ -8,6 +8,7 @@ Observations are pytrees: one array in the common case, a dictionary where an ``
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 __version__ = "0.1.0"
@@ -92,3 +93,13 @@ class Batches(NamedTuple):
 
     data: PyTree
     indices: jax.Array
+
+
+def select(mask: jax.Array, on_true: PyTree, on_false: PyTree) -> PyTree:
+    """Choose whole elements of the leading axis: ``mask`` ``[E]``, leaves ``[E, ...]``."""
+
+    def choose(a: jax.Array, b: jax.Array) -> jax.Array:
+        b = jnp.asarray(b)
+        return jnp.where(mask.reshape(mask.shape + (1,) * (b.ndim - mask.ndim)), jnp.asarray(a, b.dtype), b)
+
+    return jax.tree.map(choose, on_true, on_false)

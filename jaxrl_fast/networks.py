@@ -15,8 +15,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.core import PyTree
-from jaxrl_fast.env import select
+from jaxrl_fast.core import PyTree, select
 from jaxrl_fast.normalize import is_mask
 
 Activation = Literal["relu", "tanh", "swish", "elu", "gelu"]
