@@ -1,14 +1,17 @@
 """Moving pictures of a trained policy: a page with one greedy episode, for worlds that have a body."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+import envs
 from jaxrl_fast.core import PyTree
-from jaxrl_fast.env import Env, vectorize
+from jaxrl_fast.env import Env, VecEnv, vectorize
 from jaxrl_fast.evaluation import player
+from jaxrl_fast.host_env import HostEnv
 from jaxrl_fast.policy import Policy
 
 
@@ -32,3 +35,19 @@ def write_policy_html(policy: Policy, world: Env, path: Path, *, world_options: 
     limit = world.spec.max_episode_steps or from_brax.MAX_EPISODE_STEPS
     states, length = greedy_episode(policy, world, jax.random.key(seed), limit)
     path.write_text(from_brax.render(jax.tree.map(lambda x: x[:length], states), **world_options))
+
+
+def draw_policy(
+    policy: Policy, env: VecEnv | HostEnv, name: str, options: dict[str, Any], seed: int, folder: Path
+) -> bool:
+    """Write ``policy.html`` for brax's worlds, and say whether there is one; a page that cannot be made does not spoil
+    a run that has been trained. ``name`` and ``options`` are those of ``envs.make``."""
+    suite, options = envs.resolve(name, dict(options))
+    if suite != "brax" or isinstance(env, HostEnv) or env.world is None:
+        return False
+    try:
+        write_policy_html(policy, env.world, folder / "policy.html", world_options=options, seed=seed)
+    except Exception as error:
+        print(f"no policy.html: {type(error).__name__}: {error}", file=sys.stderr)
+        return False
+    return True
