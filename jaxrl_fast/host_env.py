@@ -1,7 +1,7 @@
 """Environments that live on the host: many at once, stepped outside JAX, in NumPy.
 
-A `HostEnv` is what the sampler pool (`envs.pool`) and EnvPool give. Nothing in it knows JAX: `jaxrl_fast.host`
-joins it to the graph.
+A `HostEnv` is what the sampler pool (`envs.pool`) and EnvPool give. Nothing in it knows JAX: a fragment joins it to
+the graph.
 """
 
 from collections.abc import Callable, Sequence

@@ -14,7 +14,7 @@ from envs.pool.batches import check_seeds, gather, joined, just_reset, mark_lost
 from envs.pool.signals import anonymous_file
 from envs.pool.stepping import PoolError, World, array_fields, place, size_bytes
 from envs.pool.supervision import Crew, Died
-from envs.pool.worker import RESET, Job
+from envs.pool.worker import RESET, WorkerJob
 from jaxrl_fast.core import EnvSpec
 from jaxrl_fast.host_env import HostEnv, HostStep
 
@@ -87,7 +87,9 @@ class _Pool:
         memory_fd = anonymous_file(size_bytes=size_bytes(fields))
         self.arrays = place(fields, mmap.mmap(memory_fd, 0))
         shares = [[parts[g][w] for g in range(num_groups)] for w in range(num_workers)]
-        self.crew = Crew(Job(world.name, make, num_envs, fields, shares, memory_fd, world.clip_rewards, by_arrival))
+        self.crew = Crew(
+            WorkerJob(world.name, make, num_envs, fields, shares, memory_fd, world.clip_rewards, by_arrival)
+        )
         self.told = [reason] if reason else []
         self.is_open = True
         self.steps = self.batches = 0
