@@ -34,7 +34,7 @@ NEEDS = {
     "probe": ("id", "value"),
     "custom": ("make", "my_package.make"),
 }
-"""Environments that are a family, what they need to be told, and an example of it."""
+"""Environments that are a family, what they need to be given, and an example of it."""
 
 
 class Layer(NamedTuple):
@@ -50,24 +50,24 @@ def compose(argv: Sequence[str] = ()) -> Run:
     Raises:
         ConfigError: one line that names what was wrong and what to write instead.
     """
-    told = Layer("", {})
+    given = Layer("", {})
     for word in argv:
         key, value = read_word(word)
-        told.values[key] = value
-    requeued = told.values.get("resume") == "auto"
-    checkpoint = _read_checkpoint(told)
-    file = checkpoint or _read_file(told.values.pop("config", None))
-    auto_width = _take_auto_width(told, file) and checkpoint is None
-    tuned = _take_tuned(told, file)
-    groups, file = _choose_groups(told, file)
+        given.values[key] = value
+    requeued = given.values.get("resume") == "auto"
+    checkpoint = _read_checkpoint(given)
+    file = checkpoint or _read_file(given.values.pop("config", None))
+    auto_width = _take_auto_width(given, file) and checkpoint is None
+    tuned = _take_tuned(given, file)
+    groups, file = _choose_groups(given, file)
     defaults, tuned_file = _group_settings(groups, tuned)
     env, algo, placement = (defaults.values.pop(f"{group}.name") for group in GROUPS)
     keys = {**run_keys(), **algo_keys(algo)}
     values = {name: key.default for name, key in keys.items()}
-    for layer in (defaults, file, told):
+    for layer in (defaults, file, given):
         values.update(_read_layer(layer, keys, f"algo={algo} env={env}"))
     _check_env(env, values)
-    _check_pool(env, told)
+    _check_pool(env, given)
     if "/" in (values["name"] or ""):
         raise ConfigError(f"name={values['name']}: it is part of a folder's name, so write it without a slash")
     run = _make_run(env, algo, placement, values, tuned_file)
@@ -83,16 +83,16 @@ def options_of(group: str) -> list[str]:
     return sorted(_environments())
 
 
-def _read_checkpoint(told: Layer) -> Layer | None:
-    """The settings of the checkpoint that ``resume`` means, which takes its place in ``told``; None if there is none.
+def _read_checkpoint(given: Layer) -> Layer | None:
+    """The settings of the checkpoint that ``resume`` means, which takes its place in ``given``; None if there is none.
 
     A run goes on in its own folder, unless another is named or an earlier checkpoint than its newest is asked for.
     """
     keys = run_keys()
-    resume, run_dir = (read_value(name, told.values.get(name), keys[name]) for name in ("resume", "run_dir"))
+    resume, run_dir = (read_value(name, given.values.get(name), keys[name]) for name in ("resume", "run_dir"))
     if resume is None:
         return None
-    if "config" in told.values:
+    if "config" in given.values:
         raise ConfigError("resume brings the run's own settings: leave config out")
     if resume == "auto" and run_dir is None:
         raise ConfigError("resume=auto needs to know where: write run_dir=<folder> with it")
@@ -100,11 +100,11 @@ def _read_checkpoint(told: Layer) -> Layer | None:
         path = newest_good(Path(run_dir), lambda line: print(line, file=sys.stderr))
     else:
         path = find(Path(resume))
-    told.values["resume"] = None if path is None else str(path)
+    given.values["resume"] = None if path is None else str(path)
     if path is None:
         return None
     if run_dir is None and path.parent.parent.resolve() == Path(resume).resolve():
-        told.values["run_dir"] = str(path.parent.parent)
+        given.values["run_dir"] = str(path.parent.parent)
     known = read_description(path).settings
     if "eval.every" not in known:
         raise ConfigError(f"{path} was written by jf.learn: resume it with jf.learn(resume=...)")
@@ -130,25 +130,25 @@ def _read_file(path: Any) -> Layer:
     return Layer(f"{path}: ", by_dotted_key(tree))
 
 
-def _take_tuned(told: Layer, file: Layer) -> bool:
+def _take_tuned(given: Layer, file: Layer) -> bool:
     asked = file.values.pop("tuned", True)
-    return bool(read_value("tuned", told.values.pop("tuned", asked), Key(bool, True)))
+    return bool(read_value("tuned", given.values.pop("tuned", asked), Key(bool, True)))
 
 
-def _take_auto_width(told: Layer, file: Layer) -> bool:
+def _take_auto_width(given: Layer, file: Layer) -> bool:
     """Whether ``num_envs=auto`` was asked for last; what stands before it says for which samples per update."""
-    asked = told.values.get("num_envs", file.values.get("num_envs"))
-    for layer in (told, file):
+    asked = given.values.get("num_envs", file.values.get("num_envs"))
+    for layer in (given, file):
         if layer.values.get("num_envs") == AUTO:
             del layer.values["num_envs"]
     return bool(asked == AUTO)
 
 
-def _choose_groups(told: Layer, file: Layer) -> tuple[dict[str, str], Layer]:
+def _choose_groups(given: Layer, file: Layer) -> tuple[dict[str, str], Layer]:
     """The groups asked for, and what the file says of those that are still its own."""
     groups, values = {}, dict(file.values)
     for group in GROUPS:
-        chosen = [layer.pop(group) for layer in (values, told.values) if group in layer]
+        chosen = [layer.pop(group) for layer in (values, given.values) if group in layer]
         names = [_known_option(group, written(value)) for value in chosen]
         if len(set(names)) > 1:
             values = {key: value for key, value in values.items() if not key.startswith(f"{group}.")}
@@ -224,8 +224,8 @@ def _check_env(env: str, values: Mapping[str, Any]) -> None:
             raise ConfigError(f"env.{key}={values[f'env.{key}']} says nothing beside env={env}: write it with {takers}")
 
 
-def _check_pool(env: str, told: Layer) -> None:
-    for name in told.values:
+def _check_pool(env: str, given: Layer) -> None:
+    for name in given.values:
         if name.startswith("pool.") and not may_be_host(env):
             raise ConfigError(
                 f"{name} says nothing beside env={env}, which is compiled: write it with env=gymnasium or atari"
@@ -239,7 +239,7 @@ def _make_run(env: str, algo: str, placement: str, values: dict[str, Any], tuned
     options = section("env.options.")
     env_options = {k: v for k, v in section("env.").items() if v is not None and not k.startswith("options.")}
     alone = {key: value for key, value in values.items() if "." not in key}
-    named = processes.told(**section("distributed."))
+    named = processes.named_processes(**section("distributed."))
     if named is not None and values["distributed"] == "off":
         raise ConfigError("distributed=off means a single process: leave it out, or the other distributed.* keys")
     return Run(

@@ -27,7 +27,7 @@ from jaxrl_fast.graph import tick as tick_graph
 from jaxrl_fast.host import telling
 from jaxrl_fast.host_env import HostEnv
 from jaxrl_fast.job import Job
-from jaxrl_fast.judging import Judge, make_judge
+from jaxrl_fast.judging import PeriodicEvaluation, make_periodic_evaluation
 from jaxrl_fast.learners import Average, OnNan
 from jaxrl_fast.placement import Make, place
 from jaxrl_fast.planning import plan_run
@@ -107,14 +107,14 @@ def learn(
     """Train for ``total_steps`` environment steps over all environments, for each of ``num_seeds`` seeds at once.
 
     ``eval_every`` (environment steps; default a tenth of the run) and ``eval_episodes`` say how often and on how many
-    episodes the greedy policy is judged. ``placement`` is a name or a function ``(graph, devices) -> Placement``, and
-    ``devices`` how many of JAX's devices it may use (default all). ``on_metrics`` gets each row of ``history`` as it
-    comes. Nothing is written unless ``run_dir`` is given; then ``checkpoints`` says when the whole state is saved.
+    episodes the greedy policy is evaluated. ``placement`` is a name or a function ``(graph, devices) -> Placement``,
+    and ``devices`` how many of JAX's devices it may use (default all). ``on_metrics`` gets each row of ``history`` as
+    it comes. Nothing is written unless ``run_dir`` is given; then ``checkpoints`` says when the whole state is saved.
     ``resume`` is a run's folder or one of its checkpoints, to go on from. ``nan="skip"`` leaves out updates that would
     give a number that is not finite; ``debug`` names the operation that gave one. ``should_stop`` is asked before every
     chunk, and now and then during an evaluation, which is then left for the resumed run to make. ``settings`` is what a
-    resumed run must have in common with this one (default: taken from the arguments);
-    ``tell`` gets what a person should know, in lines.
+    resumed run must have in common with this one (default: taken from the arguments); ``tell`` gets what a person
+    should know, in lines.
 
     In a program that has called `jax.distributed.initialize`, every process calls this alike, with
     ``placement="data_parallel"``; process 0 writes, and calls ``on_metrics`` and ``tell``.
@@ -142,14 +142,14 @@ def learn(
     program = programs.compile(graph, placed, plan.ticks_per_chunk, num_seeds)
     keys = jax.random.split(jax.random.key(seed), num_seeds)
     job = Job(env, algorithm, agent, graph, placed, program, plan, keys, failures, overlap, nan, debug, empty_until)
-    judge = make_judge(env, algorithm, agent, keys, eval_episodes, should_stop)
+    evaluation = make_periodic_evaluation(env, algorithm, agent, keys, eval_episodes, should_stop)
     with open_folder(run_dir, resumed, checkpoints, settings, tell) as (folder, saver):
-        return run_job(job, judge, folder, saver, on_metrics, resumed, should_stop, tell)
+        return run_job(job, evaluation, folder, saver, on_metrics, resumed, should_stop, tell)
 
 
 def run_job(
     job: Job,
-    judge: Judge,
+    evaluation: PeriodicEvaluation,
     folder: RunFolder | None,
     saver: Checkpointer | None,
     on_metrics: Callable[[Row], None] | None,
@@ -171,11 +171,11 @@ def run_job(
     call = telling(run, job.env, tell) if isinstance(job.env, HostEnv) else run
     try:
         with reraise_callback_error(job.failures):
-            state = drive(call, state, judge.totals, recorder, saver, should_stop)
+            state = drive(call, state, evaluation.totals, recorder, saver, should_stop)
     except NonFiniteError as error:
         origin = resumed.description.path if resumed else None
         raise debugging.explain_nonfinite(error, job, run, saver, origin) from None
-    policy = judge.best_policy(state, recorder.scores)
+    policy = evaluation.best_policy(state, recorder.scores)
     summary = recorder.summary()
     if folder is not None:
         folder.finish(summary, policy)
@@ -220,14 +220,14 @@ def drive(
     """
     plan = recorder.plan
 
-    def judge() -> None:
+    def evaluate_now() -> None:
         totals = evaluate(state)
         recorder.evaluation_due = totals is None
         if totals is not None:
             recorder.add_evaluation(totals)
 
     if recorder.evaluation_due:
-        judge()
+        evaluate_now()
     saved = begin = recorder.ticks // plan.ticks_per_chunk
     for chunk in range(begin + 1, plan.num_chunks + 1):
         if distributed.any_process(should_stop()):
@@ -237,7 +237,7 @@ def drive(
         last = chunk == plan.num_chunks
         evaluated = last or chunk % plan.chunks_per_eval == 0
         if evaluated:
-            judge()
+            evaluate_now()
         if saver is not None and (last or chunk % plan.chunks_per_checkpoint == 0):
             score = recorder.score() if evaluated and not recorder.evaluation_due else None
             saver.save(recorder.env_steps(), state, recorder.progress(), score)

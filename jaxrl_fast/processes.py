@@ -37,7 +37,7 @@ class Processes(NamedTuple):
     local_devices: tuple[int, ...] | None = None
 
 
-def told(coordinator: str | None, num_processes: int | None, process_id: int | None) -> Processes | None:
+def named_processes(coordinator: str | None, num_processes: int | None, process_id: int | None) -> Processes | None:
     """The processes that a user names; None where none are.
 
     Raises:

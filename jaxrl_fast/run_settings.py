@@ -10,7 +10,7 @@ import envs
 from jaxrl_fast.algorithm import Algorithm
 from jaxrl_fast.algorithms import ALGORITHMS
 from jaxrl_fast.checkpointing import Checkpoints
-from jaxrl_fast.env import Env, VecEnv
+from jaxrl_fast.env import VecEnv
 from jaxrl_fast.fragments import Overlap
 from jaxrl_fast.host_env import HostEnv
 from jaxrl_fast.learners import Average, OnNan
@@ -69,15 +69,6 @@ def make_algorithm(run: Run) -> Algorithm:
         ValueError: options that do not fit together.
     """
     return ALGORITHMS[run.algo](**run.algo_options, precision=run.precision)
-
-
-def make_world(run: Run) -> Env:
-    """The run's environment: one world, without a batch axis.
-
-    Raises:
-        ValueError: the environment refuses its id or an option.
-    """
-    return envs.make(run.env, **run.env_options)
 
 
 def make_envs(run: Run) -> VecEnv | HostEnv:

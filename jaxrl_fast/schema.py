@@ -65,7 +65,7 @@ class CheckpointSchema:
 
 @dataclasses.dataclass(frozen=True)
 class DistributedSchema:
-    """``distributed.*``: what `processes.told` takes; beside them, ``distributed`` itself stands alone."""
+    """``distributed.*``: what `processes.named_processes` takes; beside them, ``distributed`` itself stands alone."""
 
     coordinator: str | None = setting(None, "host:port where process 0 listens")
     num_processes: int | None = setting(None, "processes of the run", 1)
