@@ -116,7 +116,7 @@ class RunSchema:
     run_dir: str | None = setting(None, "folder of results; runs/<env>/<algo>/<time>-...")
     name: str | None = setting(None, "a label for the run")
     resume: str | None = setting(None, "a run's folder, to go on; auto: run_dir, if it can")
-    nan: OnNan = setting("stop", "what a number that is not finite does:")
+    nan: OnNan = setting("stop", "on NaN or Inf:")
     debug: bool = setting(False, "name the operation that gave a NaN")
     distributed: Literal["auto", "off"] = setting("auto", "join the processes of a cluster:")
 

@@ -17,8 +17,7 @@ from jaxrl_fast.schema import written
 KNOBS = ("num_envs", "placement", "devices", "pool", "updates_per_tick", "batch_size")
 """What may be varied, in the order in which it is."""
 ON_REQUEST = ("updates_per_tick", "batch_size")
-"""Of these, what is measured and shown but chosen only where it was named: it changes what is learned, for nothing that
-another number of environments asks for."""
+"""Of these, adopted only if named: it changes learning."""
 FREE = ("placement", "devices", "pool")
 """Those that change no learning setting."""
 NO_EFFECT = "none: the same numbers but for rounding"
