@@ -69,7 +69,7 @@ fmt: $(STAMP)
 
 bench: $(STAMP) $(PEERS)/.installed
 	BENCH_PEERS=$(abspath $(PEERS)/bin/python) $(BIN)/python experiments/bench/run.py $(ROWS)
-	$(BIN)/python experiments/bench/profiling.py $(filter-out cartpole_8_seeds,$(ROWS))
+	$(BIN)/python experiments/bench/profile_rows.py $(filter-out cartpole_8_seeds,$(ROWS))
 
 bench-host: $(STAMP) $(PEERS_HOST)/.installed
 	$(PEERS_HOST)/bin/python experiments/pool.py

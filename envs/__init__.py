@@ -40,11 +40,17 @@ SHORT_NAMES: dict[str, tuple[str, str, dict[str, Any]]] = {
 """Short name -> (suite, id, options)."""
 
 GYMNASIUM_NAMESAKES = {
-    "ant": "Ant-v5", "halfcheetah": "HalfCheetah-v5", "hopper": "Hopper-v5", "humanoid": "Humanoid-v5",
-    "humanoidstandup": "HumanoidStandup-v5", "inverted_double_pendulum": "InvertedDoublePendulum-v5",
-    "inverted_pendulum": "InvertedPendulum-v5", "pusher": "Pusher-v5", "reacher": "Reacher-v5",
+    "ant": "Ant-v5",
+    "halfcheetah": "HalfCheetah-v5",
+    "hopper": "Hopper-v5",
+    "humanoid": "Humanoid-v5",
+    "humanoidstandup": "HumanoidStandup-v5",
+    "inverted_double_pendulum": "InvertedDoublePendulum-v5",
+    "inverted_pendulum": "InvertedPendulum-v5",
+    "pusher": "Pusher-v5",
+    "reacher": "Reacher-v5",
     "walker2d": "Walker2d-v5",
-}  # fmt: skip
+}
 """brax id -> the environment of Gymnasium that carries its name but not its physics."""
 
 EXAMPLE_IDS = {"brax": "ant", "gymnax": "CartPole-v1", "gymnasium": "HalfCheetah-v5", "atari": "Pong", "probe": "value"}
@@ -86,7 +92,7 @@ def make_vec(
     name: str, *, num_envs: int, num_seeds: int = 1, pool: dict[str, Any] | None = None, **options: Any
 ) -> "VecEnv | HostEnv":
     """``num_envs`` environments side by side, compiled or stepped on the host: those on the host once for each of
-    ``num_seeds``, and as ``pool`` says (`envs.pool.host.PoolOptions`).
+    ``num_seeds``, and as ``pool`` says (`envs.pool.options.PoolOptions`).
 
     Raises:
         ValueError: as `make`, or an option of the pool is wrong.
@@ -110,12 +116,12 @@ def make_vec(
 
 
 def pool_options(pool: dict[str, Any] | None) -> Any:
-    """`envs.pool.host.PoolOptions` of a dictionary. Raises ValueError where an option is unknown."""
-    host = import_module("envs.pool.host")
+    """`envs.pool.options.PoolOptions` of a dictionary. Raises ValueError where an option is unknown."""
+    options = import_module("envs.pool.options").PoolOptions
     for option in pool or {}:
-        if option not in host.PoolOptions._fields:
-            raise ValueError(f"unknown pool option '{option}': write one of {', '.join(host.PoolOptions._fields)}")
-    return host.PoolOptions(**(pool or {}))
+        if option not in options._fields:
+            raise ValueError(f"unknown pool option '{option}': write one of {', '.join(options._fields)}")
+    return options(**(pool or {}))
 
 
 def is_host(name: str) -> bool:

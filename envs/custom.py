@@ -7,7 +7,8 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from jaxrl_fast.env import Env, check_world
+from jaxrl_fast.env import Env
+from jaxrl_fast.env_laws import check_world
 from jaxrl_fast.host_env import HostEnv
 
 

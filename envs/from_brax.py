@@ -13,7 +13,8 @@ import numpy as np
 
 from envs.foreign import like, relaxed, settled
 from jaxrl_fast.core import Box, EnvSpec, PyTree, Timestep
-from jaxrl_fast.env import Env, check_option, check_shapes
+from jaxrl_fast.env import Env
+from jaxrl_fast.env_laws import check_option, check_shapes
 
 
 @contextmanager
@@ -41,9 +42,16 @@ REFUSED = {
     "swimmer": "brax 0.14.2 calls jnp.clip(a_min=), which JAX 0.10 removed",
 }
 SHORTEST_EPISODE = {
-    "ant": 2, "fast": 8, "halfcheetah": 8, "hopper": 6, "humanoid": 2, "humanoidstandup": 8, "pusher": 8, "reacher": 8,
+    "ant": 2,
+    "fast": 8,
+    "halfcheetah": 8,
+    "hopper": 6,
+    "humanoid": 2,
+    "humanoidstandup": 8,
+    "pusher": 8,
+    "reacher": 8,
     "walker2d": 6,
-}  # fmt: skip
+}
 """Steps that an episode lasts at least: any number where the world never terminates; else chosen under the shortest
 of 256 episodes of full thrust (spring: hopper 8, walker2d over 30, ant 4; generalized: hopper 6, walker2d 7), and a
 guess for humanoid. Sampled, not proven: a shorter episode could share its start with the one before. Worlds not

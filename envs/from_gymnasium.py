@@ -6,7 +6,9 @@ from typing import Any
 import jax
 
 from envs.pool import from_envpool, worlds
-from envs.pool.host import PoolOptions, check_options, in_process, make_pool
+from envs.pool.making import make_pool
+from envs.pool.options import PoolOptions, check_options
+from envs.pool.serial import in_process
 from envs.pool.stepping import World, describe
 from jaxrl_fast.core import Box, Discrete, EnvSpec
 from jaxrl_fast.host_env import HostEnv
@@ -49,9 +51,15 @@ def make_host(
 
 
 def make_atari_host(
-    game: str, *, num_envs: int, num_seeds: int = 1, pool: PoolOptions = PoolOptions(), clip_rewards: bool = True,
-    life_loss: bool = False, **options: Any,
-) -> HostEnv:  # fmt: skip
+    game: str,
+    *,
+    num_envs: int,
+    num_seeds: int = 1,
+    pool: PoolOptions = PoolOptions(),
+    clip_rewards: bool = True,
+    life_loss: bool = False,
+    **options: Any,
+) -> HostEnv:
     """``num_envs`` of an Atari game, ``Pong`` or ``ALE/Pong-v5``: a grey frame ``[84, 84, 1]`` uint8 a step, unstacked.
 
     With ``clip_rewards`` learning gets the signs of rewards; ``life_loss`` ends an episode for it with each life.
@@ -95,9 +103,14 @@ def env_spec(world: World, max_episode_steps: int | None = None) -> EnvSpec:
 
 
 def _host(
-    make: Callable[[], Any], name: str, limit: int | None, num_envs: int, num_seeds: int, pool: PoolOptions,
+    make: Callable[[], Any],
+    name: str,
+    limit: int | None,
+    num_envs: int,
+    num_seeds: int,
+    pool: PoolOptions,
     hint: str = "",
-) -> HostEnv:  # fmt: skip
+) -> HostEnv:
     world = describe(make, name)
     host = make_pool(world, env_spec(world, limit), num_envs=num_envs, num_seeds=num_seeds, options=pool)
     return host._replace(events=_with_hint(host.events, hint), bridge=pool.bridge)

@@ -11,16 +11,28 @@ from gymnax.environments import spaces
 
 from envs.foreign import like, relaxed, settled
 from jaxrl_fast.core import Box, Discrete, EnvSpec, PyTree, Timestep
-from jaxrl_fast.env import FRESH_INTERVAL, Env, check_option, check_shapes, no_params
+from jaxrl_fast.env import FRESH_INTERVAL, Env, no_params
+from jaxrl_fast.env_laws import check_option, check_shapes
 
 REFUSED = {
     "MNISTBandit-bsuite": "it downloads a data set when made",
 }
 LONG_EPISODES = (
-    "CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Freeway-MinAtar",
-    "Catch-bsuite", "DeepSea-bsuite", "DiscountingChain-bsuite", "BernoulliBandit-misc", "GaussianBandit-misc",
-    "PointRobot-misc", "Reacher-misc", "Swimmer-misc",
-)  # fmt: skip
+    "CartPole-v1",
+    "Pendulum-v1",
+    "Acrobot-v1",
+    "MountainCar-v0",
+    "MountainCarContinuous-v0",
+    "Freeway-MinAtar",
+    "Catch-bsuite",
+    "DeepSea-bsuite",
+    "DiscountingChain-bsuite",
+    "BernoulliBandit-misc",
+    "GaussianBandit-misc",
+    "PointRobot-misc",
+    "Reacher-misc",
+    "Swimmer-misc",
+)
 """Worlds whose episodes, at the default parameters, last at least `FRESH_INTERVAL` steps whatever one does."""
 
 

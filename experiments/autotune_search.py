@@ -24,17 +24,21 @@ from jaxrl_fast.tuning.measuring import Row, Settings, measure
 from jaxrl_fast.tuning.report import DISTURBED
 from jaxrl_fast.tuning.report import line as report_line
 from jaxrl_fast.tuning.search import GoOn, Outcome, patience
-from jaxrl_fast.tuning.sweep import Plan, Record, try_widths
+from jaxrl_fast.tuning.sweep import Record, SweepPlan, try_widths
 
 RESULT = Path(__file__).resolve().parent / "results" / "autotune_search.json"
 JOBS = {
     "pendulum_ppo": ["env=pendulum", "algo=ppo", "num_envs=96", "algo.rollout_length=105"],
     "inverted_pendulum_ppo": [
-        "env=inverted_pendulum", "algo=ppo", "num_envs=96", "algo.rollout_length=105", "total_steps=1_000_000",
+        "env=inverted_pendulum",
+        "algo=ppo",
+        "num_envs=96",
+        "algo.rollout_length=105",
+        "total_steps=1_000_000",
     ],
     "halfcheetah_sac": ["env=halfcheetah", "algo=sac"],
     "halfcheetah_ppo": ["env=halfcheetah", "algo=ppo"],
-}  # fmt: skip
+}
 """The tuned settings; of the pendulums with 10,080 samples per update, which many widths divide."""
 REPEATS, REPEAT_S, QUIET_S = 5, 1.0, 3.0
 
@@ -70,8 +74,13 @@ def wait_until_quiet() -> None:
 
 def facts(row: Row) -> dict[str, Any]:
     """What is kept of a width."""
-    return {"width": row.value, "status": row.status, "rates": row.rates("sampling_hz"), "took_s": row.took_s,
-            "in_turn": row.in_turn}  # fmt: skip
+    return {
+        "width": row.value,
+        "status": row.status,
+        "rates": row.rates("sampling_hz"),
+        "took_s": row.took_s,
+        "in_turn": row.in_turn,
+    }
 
 
 def grid(job: str, results: dict[str, Any], seconds: float) -> None:
@@ -97,7 +106,7 @@ def search(job: str, results: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as programs:
         os.environ["JAXRL_FAST_CACHE"] = programs
         settings = Settings(Path(folder), repeats=REPEATS, repeat_s=REPEAT_S)
-        try_widths(Plan(asked, "training", ("num_envs",)), record, settings)
+        try_widths(SweepPlan(asked, "training", ("num_envs",)), record, settings)
     took_s = time.perf_counter() - began_s
     if record.width is None or any(row.others > DISTURBED for row in record.rows):
         raise SystemExit("other programs disturbed it: run this again when they are done")

@@ -20,11 +20,13 @@ import jax
 import jax.numpy as jnp
 from describe import machine, versions
 
+import envs
 import jaxrl_fast as jf
 from jaxrl_fast import checkpoint_files, config, fragments, rollout
 from jaxrl_fast import program as programs
 from jaxrl_fast.fragments import build_graph
 from jaxrl_fast.placement import fused
+from jaxrl_fast.run_settings import make_algorithm
 
 RESULTS = Path(__file__).resolve().parent / "results"
 JOBS = {"sac halfcheetah": (["env=halfcheetah", "algo=sac"], 25), "ppo cartpole": (["env=cartpole", "algo=ppo"], 40)}
@@ -34,8 +36,8 @@ JOBS = {"sac halfcheetah": (["env=halfcheetah", "algo=sac"], 25), "ppo cartpole"
 def prepare(words: list[str], ticks: int, *, checked: bool) -> tuple[Callable[[], float], list[Any]]:
     """A warm program; calling it runs a chunk and says its seconds. The state is in the list."""
     run = config.compose(words)
-    env = jf.vectorize(config.make_world(run), num_envs=run.num_envs)
-    algorithm = config.make_algorithm(run)
+    env = jf.vectorize(envs.make(run.env, **run.env_options), num_envs=run.num_envs)
+    algorithm = make_algorithm(run)
     without = [
         mock.patch.object(fragments, "_norm", lambda params: jnp.float32(0.0)),
         mock.patch.object(rollout, "_first_nonfinite", lambda transitions: jnp.int32(-1)),

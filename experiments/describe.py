@@ -12,9 +12,21 @@ sys.path.insert(0, str(ROOT))
 from jaxrl_fast.machine import processor  # noqa: E402
 
 PACKAGES = (
-    "jax", "jaxlib", "flax", "brax", "gymnax", "rejax", "gymnasium", "mujoco", "ale-py", "envpool", "ray", "sbx-rl",
-    "stable-baselines3", "torch",
-)  # fmt: skip
+    "jax",
+    "jaxlib",
+    "flax",
+    "brax",
+    "gymnax",
+    "rejax",
+    "gymnasium",
+    "mujoco",
+    "ale-py",
+    "envpool",
+    "ray",
+    "sbx-rl",
+    "stable-baselines3",
+    "torch",
+)
 
 
 def machine() -> str:

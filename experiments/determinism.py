@@ -17,11 +17,17 @@ from kill import JOBS, RESULTS, run, without_times
 
 MORE = {
     "ppo halfcheetah on two devices": (
-        "env=halfcheetah", "algo=ppo", "total_steps=20_000", "placement=sharded_sampling", "devices=2",
-        "eval.episodes=2", "num_envs=64", "algo.rollout_length=32",
+        "env=halfcheetah",
+        "algo=ppo",
+        "total_steps=20_000",
+        "placement=sharded_sampling",
+        "devices=2",
+        "eval.episodes=2",
+        "num_envs=64",
+        "algo.rollout_length=32",
     ),
     "two seeds of sac pendulum on two devices": (*JOBS["sac pendulum"], "num_seeds=2", "devices=2"),
-}  # fmt: skip
+}
 
 
 def digest(folder: Path) -> str:

@@ -19,6 +19,8 @@ from describe import machine, versions
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from timeline import Timeline, record
+
 import jaxrl_fast as jf
 from jaxrl_fast import config
 from jaxrl_fast import program as programs
@@ -28,13 +30,16 @@ from jaxrl_fast.fragments import build_graph
 from jaxrl_fast.inspection import describe, run_shapes, trace_shapes
 from jaxrl_fast.machine import cpu_cores
 from jaxrl_fast.placement import PLACEMENTS
-from jaxrl_fast.timeline import Timeline, record
+from jaxrl_fast.run_settings import make_algorithm
 
 RESULTS = Path(__file__).parent / "results"
 REPEATS = 5
 JOBS = {
-    "ppo-pendulum": 2, "sac-pendulum": 100, "ppo-halfcheetah": 1, "sac-halfcheetah": 4,
-}  # fmt: skip
+    "ppo-pendulum": 2,
+    "sac-pendulum": 100,
+    "ppo-halfcheetah": 1,
+    "sac-halfcheetah": 4,
+}
 """Algorithm and environment, and ticks in a repeat."""
 HOST_JOBS = {"ppo-Pendulum-v1": 2, "sac-Pendulum-v1": 20, "ppo-HalfCheetah-v5": 1, "sac-HalfCheetah-v5": 4}
 
@@ -54,14 +59,24 @@ class Case(NamedTuple):
 
 
 CASES = (
-    Case("fused"), Case("data_parallel"), Case("sharded_sampling"), Case("actor_critic"),
-    Case("actor_critic", "actor_critic"), Case("actor_critic", "all"), Case("sampler_learner"),
-    Case("sampler_learner", "sampling"), Case("fused", "none", 2), Case("parameter_server", "none", 2),
-)  # fmt: skip
-HOST_CASES = (
-    Case("fused"), Case("central_inference"), Case("central_inference", "sampling"), Case("sampler_learner"),
+    Case("fused"),
+    Case("data_parallel"),
+    Case("sharded_sampling"),
+    Case("actor_critic"),
+    Case("actor_critic", "actor_critic"),
+    Case("actor_critic", "all"),
+    Case("sampler_learner"),
     Case("sampler_learner", "sampling"),
-)  # fmt: skip
+    Case("fused", "none", 2),
+    Case("parameter_server", "none", 2),
+)
+HOST_CASES = (
+    Case("fused"),
+    Case("central_inference"),
+    Case("central_inference", "sampling"),
+    Case("sampler_learner"),
+    Case("sampler_learner", "sampling"),
+)
 
 
 class Ready(NamedTuple):
@@ -117,16 +132,25 @@ def measure(env: Any, algorithm: jf.Algorithm, cases: tuple[Case, ...], ticks: i
         wall_s = statistics.median(r[case][0] for r in rounds)
         speeds = [r[cases[0]][0] / r[case][0] for r in rounds]
         timeline = one.trace()
-        rows.append({
-            **case._asdict(), "sampling_hz": steps / wall_s, "update_hz": updates / wall_s,
-            "update_frame_hz": updates * agent.batch_size / wall_s, "batch_size": agent.batch_size,
-            "speed": statistics.median(speeds), "speed_least": min(speeds), "speed_most": max(speeds),
-            "tick_s": wall_s / ticks, "cores_used": statistics.median(r[case][1] / r[case][0] for r in rounds),
-            "crossing_bytes_per_tick": one.crossing_bytes,
-            "idle_share": timeline and timeline.idle_share(), "together_share": timeline and timeline.together_share(),
-            "dispatch_s_per_tick": timeline and timeline.dispatch_s / ticks,
-            "spans": timeline and [span._asdict() for span in timeline.spans[:200]],
-        })  # fmt: skip
+        rows.append(
+            {
+                **case._asdict(),
+                "sampling_hz": steps / wall_s,
+                "update_hz": updates / wall_s,
+                "update_frame_hz": updates * agent.batch_size / wall_s,
+                "batch_size": agent.batch_size,
+                "speed": statistics.median(speeds),
+                "speed_least": min(speeds),
+                "speed_most": max(speeds),
+                "tick_s": wall_s / ticks,
+                "cores_used": statistics.median(r[case][1] / r[case][0] for r in rounds),
+                "crossing_bytes_per_tick": one.crossing_bytes,
+                "idle_share": timeline and timeline.idle_share(),
+                "together_share": timeline and timeline.together_share(),
+                "dispatch_s_per_tick": timeline and timeline.dispatch_s / ticks,
+                "spans": timeline and [span._asdict() for span in timeline.spans[:200]],
+            }
+        )
     return rows
 
 
@@ -158,7 +182,7 @@ def main() -> None:
         else:
             run = config.compose([f"env={name}", f"algo={algo}"])
             env, cases, ticks = jf.make_env(name, num_envs=run.num_envs), CASES, JOBS[job]
-        jobs[job] = measure(env, config.make_algorithm(run), cases, ticks)
+        jobs[job] = measure(env, make_algorithm(run), cases, ticks)
         for row in jobs[job]:
             print(show(job, row), flush=True)
         document = {"machine": machine(), "versions": versions(), "repeats": REPEATS, "jobs": jobs}

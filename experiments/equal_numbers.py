@@ -31,8 +31,10 @@ ENVIRONMENTS = {"ppo": ("cartpole", "pendulum"), "sac": ("pendulum", "mountain_c
 MOVING = (("actor_critic", 2, 1), ("sampler_learner", 2, 1))
 DIVIDING = (
     *((name, devices, 1) for name in ("data_parallel", "sharded_sampling") for devices in (1, 2, 4)),
-    ("sampler_learner", 4, 1), ("parameter_server", 2, 2), ("parameter_server", 4, 4),
-)  # fmt: skip
+    ("sampler_learner", 4, 1),
+    ("parameter_server", 2, 2),
+    ("parameter_server", 4, 4),
+)
 """Placement, devices, learners."""
 SEEDS = [3]
 
@@ -42,9 +44,14 @@ def algorithm(name: str) -> jf.Algorithm:
     if name == "ppo":
         return jf.ppo(rollout_length=8, num_epochs=2, num_minibatches=2, policy_hidden=(16,), value_hidden=(16,))
     return jf.sac(
-        rollout_length=2, updates_per_tick=4, batch_size=16, buffer_size=1_024, warmup_steps=16, policy_hidden=(16,),
+        rollout_length=2,
+        updates_per_tick=4,
+        batch_size=16,
+        buffer_size=1_024,
+        warmup_steps=16,
+        policy_hidden=(16,),
         critic_hidden=(16,),
-    )  # fmt: skip
+    )
 
 
 def make(graph: Graph, placement: str, devices: int) -> programs.Program:
@@ -99,12 +106,21 @@ def compare(algo: str, env_name: str, overlap: Overlap) -> list[dict[str, Any]]:
         start, want = {20: first, 1: warm[0]}, {20: warm, 1: end(fused, 1, warm[0])}
         for (placement, devices, _), ticks in jobs:
             got = end(make(graph, placement, devices), ticks, start[ticks])
-            rows.append({
-                "algo": algo, "env": env_name, "overlap": overlap, "learners": learners, "average": average,
-                "placement": placement, "devices": devices, "ticks": ticks,
-                "difference": difference(got[0], want[ticks][0]), "allowed": 0.0 if ticks == 20 else 1e-6,
-                "few_optimizations": "--fast" in sys.argv,
-            })  # fmt: skip
+            rows.append(
+                {
+                    "algo": algo,
+                    "env": env_name,
+                    "overlap": overlap,
+                    "learners": learners,
+                    "average": average,
+                    "placement": placement,
+                    "devices": devices,
+                    "ticks": ticks,
+                    "difference": difference(got[0], want[ticks][0]),
+                    "allowed": 0.0 if ticks == 20 else 1e-6,
+                    "few_optimizations": "--fast" in sys.argv,
+                }
+            )
         jax.clear_caches()
     return rows
 

@@ -25,15 +25,31 @@ from jaxrl_fast.checkpoint_files import all_steps, read_arrays, read_description
 RESULTS = Path(__file__).resolve().parent / "results"
 JOBS = {
     "sac pendulum": (
-        "env=pendulum", "algo=sac", "tuned=false", "num_envs=4", "total_steps=40_000", "algo.updates_per_tick=2",
-        "algo.batch_size=64", "algo.buffer_size=20_000", "algo.warmup_steps=400", "algo.policy_hidden=[32,32]",
-        "algo.critic_hidden=[32,32]", "eval.episodes=2", "checkpoint.every=4000",
+        "env=pendulum",
+        "algo=sac",
+        "tuned=false",
+        "num_envs=4",
+        "total_steps=40_000",
+        "algo.updates_per_tick=2",
+        "algo.batch_size=64",
+        "algo.buffer_size=20_000",
+        "algo.warmup_steps=400",
+        "algo.policy_hidden=[32,32]",
+        "algo.critic_hidden=[32,32]",
+        "eval.episodes=2",
+        "checkpoint.every=4000",
     ),
     "ppo cartpole": (
-        "env=cartpole", "algo=ppo", "tuned=false", "num_envs=8", "total_steps=1_000_000", "algo.rollout_length=32",
-        "eval.episodes=2", "checkpoint.every=100_000",
+        "env=cartpole",
+        "algo=ppo",
+        "tuned=false",
+        "num_envs=8",
+        "total_steps=1_000_000",
+        "algo.rollout_length=32",
+        "eval.episodes=2",
+        "checkpoint.every=100_000",
     ),
-}  # fmt: skip
+}
 HOW = ("training", "saving", "training", "saving", "starting")
 """What the process is doing when it is killed, in turn."""
 
@@ -41,9 +57,12 @@ HOW = ("training", "saving", "training", "saving", "starting")
 def command(*words: str) -> subprocess.Popen:
     """A training process."""
     return subprocess.Popen(
-        [sys.executable, "-m", "jaxrl_fast.train", *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-        text=True, env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent)},
-    )  # fmt: skip
+        [sys.executable, "-m", "jaxrl_fast.train", *words],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent)},
+    )
 
 
 def rows(folder: Path) -> list[list[str]]:

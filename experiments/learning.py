@@ -59,10 +59,14 @@ def measure(name: str, row: Row) -> str:
         for step in steps
     ]
     result = {
-        "command": " ".join(["python", *words]), "machine": machine(), "python": platform.python_version(),
-        "must_reach": row.must_reach, "reached": summary["eval_return_mean"] >= row.must_reach,
-        "summary": summary, "curve": curve,
-    }  # fmt: skip
+        "command": " ".join(["python", *words]),
+        "machine": machine(),
+        "python": platform.python_version(),
+        "must_reach": row.must_reach,
+        "reached": summary["eval_return_mean"] >= row.must_reach,
+        "summary": summary,
+        "curve": curve,
+    }
     (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
     low, high = summary["eval_return_ci95"]
     return (

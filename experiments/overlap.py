@@ -15,8 +15,11 @@ from describe import machine, versions
 RESULTS = Path(__file__).parent / "results"
 JOBS = (("cartpole", "ppo"), ("pendulum", "sac"))
 LAYOUTS = {
-    "none": "fused", "sampling": "sampler_learner", "actor_critic": "actor_critic", "all": "actor_critic",
-}  # fmt: skip
+    "none": "fused",
+    "sampling": "sampler_learner",
+    "actor_critic": "actor_critic",
+    "all": "actor_critic",
+}
 NUM_SEEDS = 4
 
 
@@ -24,9 +27,10 @@ def curve(env: str, algo: str, overlap: str) -> dict[str, Any]:
     """Train with tuned settings, in a process of its own: returns of every seed by steps and seconds."""
     script = (
         "import json, sys; import jaxrl_fast as jf; from jaxrl_fast import config\n"
+        "from jaxrl_fast.run_settings import make_algorithm\n"
         f"jf.setup(cpu_devices={1 if overlap == 'none' else 2})\n"
         f"run = config.compose(['env={env}', 'algo={algo}'])\n"
-        f"env, algo = jf.make_env('{env}', num_envs=run.num_envs), config.make_algorithm(run)\n"
+        f"env, algo = jf.make_env('{env}', num_envs=run.num_envs), make_algorithm(run)\n"
         f"result = jf.learn(env, algo, total_steps=run.total_steps, num_seeds={NUM_SEEDS}, overlap='{overlap}',\n"
         f"                  placement='{LAYOUTS[overlap]}', eval_every=run.total_steps // 20)\n"
         "rows = [row for row in result.history if row['kind'] == 'eval']\n"
@@ -35,10 +39,16 @@ def curve(env: str, algo: str, overlap: str) -> dict[str, Any]:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     found = json.loads(done.stdout.splitlines()[-1])
     return {
-        "env": env, "algo": algo, "overlap": overlap, "placement": LAYOUTS[overlap], "num_seeds": NUM_SEEDS,
-        "env_steps": [row["env_steps"] for row in found["rows"]], "wall_s": [row["wall_s"] for row in found["rows"]],
-        "returns": [row["eval_return_seeds"] for row in found["rows"]], "summary": found["summary"],
-    }  # fmt: skip
+        "env": env,
+        "algo": algo,
+        "overlap": overlap,
+        "placement": LAYOUTS[overlap],
+        "num_seeds": NUM_SEEDS,
+        "env_steps": [row["env_steps"] for row in found["rows"]],
+        "wall_s": [row["wall_s"] for row in found["rows"]],
+        "returns": [row["eval_return_seeds"] for row in found["rows"]],
+        "summary": found["summary"],
+    }
 
 
 def draw(rows: list[dict[str, Any]]) -> None:

@@ -24,15 +24,18 @@ from jaxrl_fast.fragments import build_graph
 from jaxrl_fast.graph import Graph
 from jaxrl_fast.machine import cpu_cores
 from jaxrl_fast.placement import PLACEMENTS, data_parallel, fused
+from jaxrl_fast.run_settings import make_algorithm
 
 RESULT = Path(__file__).parent / "results" / "placements.json"
 REPEATS = 5
 WIDTHS = (64, 256)
 SAMPLING_STEPS = 16_384
 RUNS = (
-    ("halfcheetah", "ppo", 1), ("halfcheetah", "sac", 4), ("cartpole", "ppo", 16),
+    ("halfcheetah", "ppo", 1),
+    ("halfcheetah", "sac", 4),
+    ("cartpole", "ppo", 16),
     ("pendulum", "sac", 64),
-)  # fmt: skip
+)
 """Environment, algorithm, and ticks in a repeat."""
 
 Repeat = Callable[[], float]
@@ -71,7 +74,7 @@ def sampling(name: str, num_envs: int) -> dict[str, Any]:
 def training(name: str, algo: str, ticks: int, seeds: int = 1) -> dict[str, Any]:
     """The whole train step with its tuned settings under every placement."""
     run = config.compose([f"env={name}", f"algo={algo}"])
-    env, algorithm = jf.make_env(name, num_envs=run.num_envs), config.make_algorithm(run)
+    env, algorithm = jf.make_env(name, num_envs=run.num_envs), make_algorithm(run)
     graph, agent = build_graph(env, algorithm, total_steps=run.total_steps)
     warm = 1 + -(-agent.warmup_ticks // ticks)
     repeats = {label: ready(graph, place, ticks, algorithm.hyper, warm, seeds) for label, place in PLACEMENTS.items()}

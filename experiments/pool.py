@@ -30,20 +30,28 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from envs.from_gymnasium import make_custom_host, make_host
 from envs.pool import worlds
 from envs.pool.codec import sample
-from envs.pool.host import PoolOptions
+from envs.pool.options import PoolOptions
 from envs.pool.stepping import World, describe
 from jaxrl_fast.host_env import HostEnv
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 LIGHT = ("CartPole-v1", "Pendulum-v1", "Blackjack-v1")
 ROWS = {
-    **{f"{id} {n}": (id, n, ("one process", "at once", "pool", "pool, one group", "envpool backend", "envpool"))
-       for id in ("HalfCheetah-v5", "Hopper-v5") for n in (16, 64)},
-    **{f"{id} {n}": (id, n, ("auto", "pool", "pool, one group", "sync", "async", "ray")) for id in LIGHT
-       for n in (15, 64)},
-    **{f"{id} 15": (id, 15, ("auto", "pool, one group", "pool, three groups", "sync", "async", "ray")) for id in
-       ("ALE/Pong-v5", "ALE/Pacman-v5", "ALE/SpaceInvaders-v5")},
-}  # fmt: skip
+    **{
+        f"{id} {n}": (id, n, ("one process", "at once", "pool", "pool, one group", "envpool backend", "envpool"))
+        for id in ("HalfCheetah-v5", "Hopper-v5")
+        for n in (16, 64)
+    },
+    **{
+        f"{id} {n}": (id, n, ("auto", "pool", "pool, one group", "sync", "async", "ray"))
+        for id in LIGHT
+        for n in (15, 64)
+    },
+    **{
+        f"{id} 15": (id, 15, ("auto", "pool, one group", "pool, three groups", "sync", "async", "ray"))
+        for id in ("ALE/Pong-v5", "ALE/Pacman-v5", "ALE/SpaceInvaders-v5")
+    },
+}
 """Row -> environment, number of environments, contenders. A pool has two groups, where they divide the environments.
 With pictures three are faster than one: the parent copies 1.5 MB while the other groups are stepped."""
 NEEDS = {"envpool": "envpool", "envpool backend": "envpool", "ray": "ray"}
@@ -245,9 +253,15 @@ def row(name: str, rounds: int, seconds: float) -> dict[str, Any]:
         notes += [note for one in entered.values() for note in one.notes]
     medians = {n: statistics.median(values) for n, values in rates.items()}
     return {
-        "row": name, "env": id, "num_envs": num_envs, "rates": medians, "ratios": ratios(medians), "rounds": rates,
-        "not installed": missing, "notes": notes,
-    }  # fmt: skip
+        "row": name,
+        "env": id,
+        "num_envs": num_envs,
+        "rates": medians,
+        "ratios": ratios(medians),
+        "rounds": rates,
+        "not installed": missing,
+        "notes": notes,
+    }
 
 
 def take_turns(
@@ -367,13 +381,18 @@ def main() -> None:
         print(f"{name:24}", *(f"{n} {value:,.0f}" for n, value in rows[-1].get("rates", {}).items()), sep="  ")
         print(" " * 24, *(f"{n} {value:.2f}" for n, value in rows[-1].get("ratios", {}).items()), sep="  ", flush=True)
     setting = {
-        "cores": CORES, "rounds": asked.rounds, "seconds": asked.seconds, "python": platform.python_version(),
-        "gymnasium": gymnasium.__version__, "unit": "environment steps per second, median over rounds",
-    }  # fmt: skip
+        "cores": CORES,
+        "rounds": asked.rounds,
+        "seconds": asked.seconds,
+        "python": platform.python_version(),
+        "gymnasium": gymnasium.__version__,
+        "unit": "environment steps per second, median over rounds",
+    }
     beside = {
-        "batch_us": round_trip(asked.seconds), "memory": {"HalfCheetah-v5 16": memory("HalfCheetah-v5", 16)},
+        "batch_us": round_trip(asked.seconds),
+        "memory": {"HalfCheetah-v5 16": memory("HalfCheetah-v5", 16)},
         "start_s": {id: start_s(id, 16) for id in ("CartPole-v1", "HalfCheetah-v5")},
-    }  # fmt: skip
+    }
     print(json.dumps(beside, indent=2))
     if not asked.rows:
         RESULT.write_text(json.dumps({"setting": setting, "rows": rows, **beside}, indent=2) + "\n")

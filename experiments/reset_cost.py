@@ -97,9 +97,13 @@ def main() -> None:
         rates = f"{row['bank_steps_per_s']:12,.0f} {row['floor_steps_per_s']:12,.0f}"
         print(f"{row['env']:12} {rates} {row['cost_median']:7.1%}  {low:.1%} to {high:.1%}")
     setting = {
-        "num_envs": NUM_ENVS, "num_steps": NUM_STEPS, "repeats": REPEATS, "jax": jax.__version__,
-        "device": jax.devices()[0].device_kind, "unit": "agent decisions per second over all environments",
-    }  # fmt: skip
+        "num_envs": NUM_ENVS,
+        "num_steps": NUM_STEPS,
+        "repeats": REPEATS,
+        "jax": jax.__version__,
+        "device": jax.devices()[0].device_kind,
+        "unit": "agent decisions per second over all environments",
+    }
     RESULT.parent.mkdir(exist_ok=True)
     RESULT.write_text(json.dumps({"setting": setting, "rows": rows}, indent=2) + "\n")
 

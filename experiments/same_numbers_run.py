@@ -46,9 +46,9 @@ RENAMES: dict[str, list[tuple[str, str]]] = {
         (r"\.temperature$", ".log_temperature"),
     ],
 }
-"""By algorithm: (regex, replacement), all applied in turn with `re.sub` to names of leaves and columns: from this tree's
-names to those of commits before "algorithm files that know neither pixels, nor memory, nor replay". Where the names of
-the other commit are this tree's, nothing is renamed."""
+"""By algorithm: (regex, replacement), all applied in turn with `re.sub` to names of leaves: from this tree's names to
+those of commits before "An algorithm file says its rates ...". Where the other commit's names are this tree's, nothing
+is renamed."""
 LEARNED = re.compile(r"private\.(learn|server)\w*\.|channels\.(actor|critic)\w*\.")
 """Leaves that hold parameters, targets and optimizers, by their names at the other commit."""
 OPTIONAL = re.compile(r"\.opt_state\b|^channels\.critic_target\.|^private\.server\.critic\.target\.")

@@ -19,7 +19,7 @@ from jaxrl_fast.algorithm import Agent, Algorithm
 from jaxrl_fast.algorithms import ppo, sac
 from jaxrl_fast.checkpoint_files import CheckpointError
 from jaxrl_fast.checkpointing import Checkpoints
-from jaxrl_fast.core import Box, Discrete, EnvSpec, Timestep, Transition
+from jaxrl_fast.core import Box, Discrete, EnvSpec, Timestep, Transition, __version__
 from jaxrl_fast.env import Env, VecEnv, vectorize
 from jaxrl_fast.evaluation import evaluate_policy
 from jaxrl_fast.host_env import HostEnv, HostStep
@@ -29,14 +29,37 @@ from jaxrl_fast.recorder import NonFiniteError
 from jaxrl_fast.runtime import setup
 from jaxrl_fast.schedules import Cosine, Linear
 
-__version__ = "0.1.0"
-
 __all__ = [
-    "Agent", "Algorithm", "Box", "CheckpointError", "Checkpoints", "Cosine", "Discrete", "Env", "EnvSpec", "HostEnv",
-    "HostStep", "Linear",
-    "NonFiniteError", "Policy", "Result", "Timestep", "Transition", "VecEnv", "evaluate_policy", "learn", "load_policy",
-    "make_env", "make_train_step", "ppo", "sac", "save_policy", "setup", "vectorize",
-]  # fmt: skip
+    "Agent",
+    "Algorithm",
+    "Box",
+    "CheckpointError",
+    "Checkpoints",
+    "Cosine",
+    "Discrete",
+    "Env",
+    "EnvSpec",
+    "HostEnv",
+    "HostStep",
+    "Linear",
+    "NonFiniteError",
+    "Policy",
+    "Result",
+    "Timestep",
+    "Transition",
+    "VecEnv",
+    "__version__",
+    "evaluate_policy",
+    "learn",
+    "load_policy",
+    "make_env",
+    "make_train_step",
+    "ppo",
+    "sac",
+    "save_policy",
+    "setup",
+    "vectorize",
+]
 
 
 def make_env(name: str, *, num_envs: int, **options: Any) -> VecEnv | HostEnv:

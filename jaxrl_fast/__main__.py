@@ -6,7 +6,7 @@ COMMANDS = {
     "train": "train a policy: python -m jaxrl_fast.train env=halfcheetah",
     "explain": "what a run is made of, and where: python -m jaxrl_fast.explain env=halfcheetah",
     "autotune": "find the fastest settings here: python -m jaxrl_fast.autotune env=halfcheetah",
-    "evaluate": "judge a trained policy: python -m jaxrl_fast.evaluate <run folder> episodes=100",
+    "evaluate": "evaluate a trained policy: python -m jaxrl_fast.evaluate <run folder> episodes=100",
     "export": "write a policy as JAX and ONNX files: python -m jaxrl_fast.export <run folder>",
 }
 

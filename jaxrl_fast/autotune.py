@@ -1,28 +1,22 @@
 """``python -m jaxrl_fast.autotune env=halfcheetah``: find this machine's throughput ceiling, keep it and draw it."""
 
 import dataclasses
-import signal
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-from rich.console import Console
-
 import envs
-from jaxrl_fast import cli, config
-from jaxrl_fast.explain import WIDTH, new_table, world_name
+from jaxrl_fast import cli, config, findings
+from jaxrl_fast.grammar import read_word
+from jaxrl_fast.run_settings import Run, env_name, make_algorithm
 from jaxrl_fast.schema import ConfigError, Key, nearest, read_value
-from jaxrl_fast.tuning import cache, candidates, comparing, report
-from jaxrl_fast.tuning.cache import Finding
-from jaxrl_fast.tuning.child import Stopped
-from jaxrl_fast.tuning.measuring import Row, Settings
-from jaxrl_fast.tuning.picture import draw
-from jaxrl_fast.tuning.sweep import Objective, Plan, Record, left_open, sweep
+from jaxrl_fast.tables import new_console, new_table
+from jaxrl_fast.tuning import candidates, comparing
+from jaxrl_fast.tuning.measuring import Settings
+from jaxrl_fast.tuning.running import results_folder, run_sweep
+from jaxrl_fast.tuning.sweep import Objective, SweepPlan, left_open
 
 KEYS = {
     "objective": Key(Objective, "training", text="what is to be fast: training, or sampling alone"),
@@ -32,44 +26,23 @@ KEYS = {
     "max_num_envs": Key(int | None, None, 1, "no more environments than this"),
     "memory_cap_gb": Key(float | None, None, 0, "memory for a candidate; 80 % of what is free"),
     "out": Key(str, "sweeps", text="folder of <env>_<algo>.json, .csv and .png"),
-}  # fmt: skip
+}
 """The keys that this command has beside those of training."""
 
 
-class StopSignal:
-    """Ctrl-C and SIGTERM: the first ends the sweep, the second the process."""
-
-    def __init__(self) -> None:
-        self.number = 0
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._handle)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.number = number
-        self.ignore()
-
-    def ignore(self) -> None:
-        """From here on a signal ends the process as always."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_DFL)
-
-    def __call__(self) -> bool:
-        return self.number != 0
+HELP = """python -m jaxrl_fast.autotune [key=value ...]     find the fastest settings for a run on this machine
+python -m jaxrl_fast.autotune show | clear        what was found here; forget it
+python -m jaxrl_fast.autotune compare A.json B.json
+Trains nothing that is kept; says of every candidate what it does to learning. num_envs=auto takes what was
+found, and so does placement=auto. Keys, beside every key of train:"""
 
 
 def help_text() -> str:
     """The screen of ``--help``."""
-    return "\n".join([
-        "python -m jaxrl_fast.autotune [key=value ...]     find the fastest settings for a run on this machine",
-        "python -m jaxrl_fast.autotune show | clear        what was found here; forget it",
-        "python -m jaxrl_fast.autotune compare A.json B.json",
-        "Trains nothing that is kept; says of every candidate what it does to learning. num_envs=auto takes what was",
-        "found, and so does placement=auto. Keys, beside every key of train:",
-        *(f"  {name:<14} {key.text}" for name, key in KEYS.items()),
-    ])  # fmt: skip
+    return "\n".join([HELP, *(f"  {name:<14} {key.text}" for name, key in KEYS.items())])
 
 
-def autotune(words: list[str]) -> int:
+def tune(words: list[str]) -> int:
     """Do what the words of the command line say; the exit status.
 
     Raises:
@@ -84,62 +57,7 @@ def autotune(words: list[str]) -> int:
         print(f"{envs.describe(plan.asked.env, plan.asked.env_options)}; {plan.asked.algo}, objective {plan.objective}")
         settings = Settings(Path(folder), cap and cap * 1e9, options["repeats"], options["repeat_s"])
         suffix = "" if plan.objective == "training" else f"_{plan.objective}"
-        return run_sweep(plan, settings, out / f"{world_name(plan.asked)}_{plan.asked.algo}{suffix}", words)
-
-
-def run_sweep(plan: Plan, settings: Settings, stem: Path, argv: Sequence[str]) -> int:
-    """Sweep, print and write; what was measured before a signal is kept, and the exit status says so."""
-
-    def keep(record: Record, row: Row) -> None:
-        print(report.line(row, row is record.best), flush=True)
-        report.write(report.document(plan, record, settings, argv, interrupted=True), stem)
-
-    record, stop = Record(keep), StopSignal()
-    try:
-        sweep(plan, record, settings._replace(stopped=stop))
-    except Stopped:
-        print("\nstopped; what was measured is kept", file=sys.stderr)
-    stop.ignore()
-    doc = report.document(plan, record, settings, argv, interrupted=stop())
-    report.write(doc, stem)
-    draw(doc, stem.with_suffix(".png"))
-    console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False, markup=False)
-    console.print(report.table(doc))
-    print("\n".join(["", *report.closing(doc)]))
-    print(f"written: {', '.join(str(stem.with_suffix(end)) for end in ('.json', '.csv', '.png'))}")
-    if stop():
-        return 128 + stop.number
-    if record.best is None:
-        raise ConfigError(f"no candidate ran; the last one: {record.rows[-1].status}: {record.rows[-1].why}")
-    print_use(plan, record, remember(plan, record), argv)
-    return 0
-
-
-def remember(plan: Plan, record: Record) -> Path | None:
-    """Keep what a whole sweep has found for runs to come; returns the file."""
-    if record.width is None or record.best is None or not record.complete:
-        return None
-    run, free = record.best.run, dict[str, Any]()
-    if "placement" in plan.knobs:
-        free |= {"placement": run.placement, "devices": run.devices}
-    if "pool" in plan.knobs and run.pool["workers"] is not None:
-        free |= {"pool.workers": run.pool["workers"]}
-    learning, when = cache.sizes_of(record.width.run), time.strftime("on %Y-%m-%d")
-    key = cache.make_key(plan.asked, cache.device_of(record.best.facts), plan.objective)
-    return cache.remember(key, Finding(learning, free, record.width.effect, when, False))
-
-
-def print_use(plan: Plan, record: Record, path: Path | None, argv: Sequence[str]) -> None:
-    """How to train with what was found."""
-    if path is not None:
-        print(f"remembered in {path}{': num_envs=auto takes it' if plan.objective == 'training' else ''}")
-    elif not record.complete:
-        print("not remembered: num_envs was not among the knobs")
-    if plan.objective == "training" and record.best is not None:
-        found = candidates.words(plan.asked, record.best.run)
-        replaced = {*KEYS, *(word.partition("=")[0] for word in found)}
-        told = [word for word in argv if word.partition("=")[0] not in replaced]
-        print(f"train: {config.command_line([*told, *found])}")
+        return run_sweep(plan, settings, out / f"{env_name(plan.asked)}_{plan.asked.algo}{suffix}", words, tuple(KEYS))
 
 
 def take_own(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
@@ -157,7 +75,7 @@ def take_own(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         elif name == "resume":
             raise ConfigError(f"{word}: autotune goes on with no run: write config=<its folder>/config.yaml instead")
         elif name in KEYS:
-            values[name] = read_value(name, config.read_word(word)[1], KEYS[name])
+            values[name] = read_value(name, read_word(word)[1], KEYS[name])
         else:
             others.append(word)
     for knob in values["knobs"]:
@@ -166,37 +84,17 @@ def take_own(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     return values, others
 
 
-def make_plan(run: config.Run, options: dict[str, Any]) -> Plan:
+def make_plan(run: Run, options: dict[str, Any]) -> SweepPlan:
     """What to vary, and in which run.
 
     Raises:
         ValueError: an option of the environment or the algorithm is wrong.
     """
-    config.make_algorithm(run)
+    make_algorithm(run)
     envs.resolve(run.env, dict(run.env_options))
     asked = dataclasses.replace(run, auto_width=False, distributed="off", processes=None)
     knobs = left_open(asked, options["knobs"])
-    return Plan(asked, options["objective"], knobs, options["knobs"], options["max_num_envs"])
-
-
-@contextmanager
-def results_folder(path: Path) -> Iterator[Path]:
-    """A folder that can be written to; it is not left behind empty.
-
-    Raises:
-        ConfigError: it cannot be written to.
-    """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):
-            pass
-    except OSError as error:
-        raise ConfigError(f"cannot write to out={path} ({error.strerror}): write another folder") from None
-    try:
-        yield path
-    finally:
-        with suppress(OSError):
-            path.rmdir()
+    return SweepPlan(asked, options["objective"], knobs, options["knobs"], options["max_num_envs"])
 
 
 def show(words: Sequence[str]) -> int:
@@ -206,15 +104,15 @@ def show(words: Sequence[str]) -> int:
         ConfigError: words were given.
     """
     refuse(words, "show")
-    findings = cache.read()
-    console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False, markup=False)
+    known = findings.read()
+    console = new_console()
     columns = ("objective", "asked for", "found", "device, versions", "when")
     table = new_table("environment, algorithm", *columns)
-    for key, finding in findings.items():
-        table.add_row(*cache.describe(key, finding))
-    if findings:
+    for key, finding in known.items():
+        table.add_row(*findings.describe(key, finding))
+    if known:
         console.print(table)
-    print(f"{len(findings)} findings in {cache.file() or 'no file: JAXRL_FAST_CACHE=off keeps none'}")
+    print(f"{len(known)} findings in {findings.file() or 'no file: JAXRL_FAST_CACHE=off keeps none'}")
     return 0
 
 
@@ -225,7 +123,7 @@ def clear(words: Sequence[str]) -> int:
         ConfigError: words were given.
     """
     refuse(words, "clear")
-    print(f"{cache.clear()} findings forgotten")
+    print(f"{findings.clear()} findings forgotten")
     return 0
 
 
@@ -238,9 +136,7 @@ def compare(words: Sequence[str]) -> int:
     if len(words) != 2:
         raise ConfigError("compare needs two files: write compare A.json B.json")
     a, b = map(comparing.read, words)
-    Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False, markup=False).print(
-        comparing.side_by_side(a, b)
-    )
+    new_console().print(comparing.side_by_side(a, b))
     print("\n".join(comparing.verdict(a, b)))
     return 0
 
@@ -255,7 +151,7 @@ def refuse(words: Sequence[str], command: str) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit status."""
-    return cli.main("autotune", autotune, argv, help_text)
+    return cli.main("autotune", tune, argv, help_text)
 
 
 if __name__ == "__main__":

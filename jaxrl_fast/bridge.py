@@ -76,8 +76,8 @@ def make_bridge(host: HostEnv) -> Bridge:
 
 
 @contextmanager
-def told_by_name(failures: list[Exception]) -> Iterator[None]:
-    """What was raised in a callback is raised here, in place of JAX's error."""
+def reraise_callback_error(failures: list[Exception]) -> Iterator[None]:
+    """Raise what was raised in a callback, in place of JAX's error."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:

@@ -99,16 +99,20 @@ class Chain(NamedTuple):
         return state._replace(private=private, channels={c: fresh[c] for c in state.channels}), metrics
 
     def _run(
-        self, segment: Segment, private: dict[str, Any], stored: Channels, fresh: Channels, shared: Any,
-        tick: np.int32, round: int,
-    ) -> tuple[dict[str, Any], Channels, Metrics]:  # fmt: skip
+        self,
+        segment: Segment,
+        private: dict[str, Any],
+        stored: Channels,
+        fresh: Channels,
+        shared: Any,
+        tick: np.int32,
+        round: int,
+    ) -> tuple[dict[str, Any], Channels, Metrics]:
         own = {f.name: private[f.name] for f in segment.fragments}
         inputs = [
             {c: given[c] for c in names} | jax.device_put({c: given[c] for c in moved}, moved)
-            for given, names, moved in zip(
-                (stored, fresh), (segment.stored, segment.fresh), segment.moved, strict=True
-            )
-        ]  # fmt: skip
+            for given, names, moved in zip((stored, fresh), (segment.stored, segment.fresh), segment.moved, strict=True)
+        ]
         called_s = time.perf_counter()
         out = segment.step(own, *inputs, *shared, tick, np.int32(round))
         if self.watch is not None:
@@ -116,7 +120,7 @@ class Chain(NamedTuple):
         return out
 
 
-class Parts(NamedTuple):
+class ChainParts(NamedTuple):
     """A chain before it is compiled, with what `jaxrl_fast.program` makes a program of."""
 
     init: Callable[[jax.Array, Any], TrainState]
@@ -125,7 +129,7 @@ class Parts(NamedTuple):
     place: Callable[[TrainState], TrainState]
 
 
-def make_chain(graph: Graph, home: dict[str, Mesh], ticks_per_chunk: int, num_seeds: int) -> Parts:
+def make_chain(graph: Graph, home: dict[str, Mesh], ticks_per_chunk: int, num_seeds: int) -> ChainParts:
     """The chain of a graph whose fragments have their devices in ``home``."""
     layout = state_layout(graph, home, num_seeds)
     stages = _stages(graph, home, num_seeds)
@@ -157,7 +161,7 @@ def make_chain(graph: Graph, home: dict[str, Mesh], ticks_per_chunk: int, num_se
         done = tuple(stage._replace(segments=tuple(map(compiled, stage.segments))) for stage in stages)
         return lambda keys, hyper: place(init.result()(keys, hyper)), Chain(done, ticks_per_chunk)
 
-    return Parts(lambda keys, hyper: place(first(keys, hyper)), Chain(stages, ticks_per_chunk), ready, place)
+    return ChainParts(lambda keys, hyper: place(first(keys, hyper)), Chain(stages, ticks_per_chunk), ready, place)
 
 
 def dispatch_order(graph: Graph, home: dict[str, Mesh]) -> list[tuple[Fragment, ...]]:
@@ -238,9 +242,14 @@ def _segment(
 
 
 def _compiled(
-    graph: Graph, mesh: Mesh, fragments: tuple[Fragment, ...], channels: tuple[tuple[str, ...], ...],
-    at: dict[str, Any], num_seeds: int, one_round: bool,
-) -> Any:  # fmt: skip
+    graph: Graph,
+    mesh: Mesh,
+    fragments: tuple[Fragment, ...],
+    channels: tuple[tuple[str, ...], ...],
+    at: dict[str, Any],
+    num_seeds: int,
+    one_round: bool,
+) -> Any:
     stored, fresh, written = channels
 
     def one_seed(

@@ -44,7 +44,7 @@ def is_replay(name: str) -> bool:
     return name.startswith(REPLAY) and not name.startswith(RECENT)
 
 
-class Description(NamedTuple):
+class CheckpointFacts(NamedTuple):
     """What a checkpoint says of itself. ``progress`` is where the run stood, ``score`` the return of this very state if
     it was evaluated; ``arrays``: name -> shape and dtype; ``files``: path -> digest; ``left_out``: whether a replay
     buffer was."""
@@ -66,8 +66,8 @@ class Description(NamedTuple):
 
 
 def write(folder: Path, steps: int, arrays: dict[str, np.ndarray], content: Mapping[str, Any]) -> Path:
-    """Write a checkpoint; it gets its name when it is complete. ``content`` is what its `Description` is to say, but
-    for arrays and files. Returns its path."""
+    """Write a checkpoint; it gets its name when it is complete. ``content`` is what its `CheckpointFacts` is to say,
+    but for arrays and files. Returns its path."""
     unfinished, finished = folder / f"{steps}.unfinished", folder / str(steps)
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
@@ -93,7 +93,7 @@ def write(folder: Path, steps: int, arrays: dict[str, np.ndarray], content: Mapp
     return finished
 
 
-def read_description(path: Path) -> Description:
+def read_description(path: Path) -> CheckpointFacts:
     """What a checkpoint says of itself.
 
     Raises:
@@ -103,7 +103,7 @@ def read_description(path: Path) -> Description:
         stored = json.loads((path / "description.json").read_text())
         version = stored["format"]
         if version == FORMAT_VERSION and stored["digest"] == _digest_of(stored["content"]):
-            return Description(path, **stored["content"])
+            return CheckpointFacts(path, **stored["content"])
     except FileNotFoundError as error:
         raise _damaged(path, "description.json is missing") from error
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -116,7 +116,7 @@ def read_description(path: Path) -> Description:
     raise _damaged(path, "description.json is not as it was written")
 
 
-def verify(description: Description) -> None:
+def verify(description: CheckpointFacts) -> None:
     """Refuse a checkpoint with a file that is missing or has changed; those of a lost replay buffer do not count.
 
     Raises:
@@ -133,7 +133,7 @@ def verify(description: Description) -> None:
             raise _damaged(description.path, f"{name} is not as it was written")
 
 
-def read_arrays(description: Description) -> dict[str, np.ndarray]:
+def read_arrays(description: CheckpointFacts) -> dict[str, np.ndarray]:
     """The arrays of a checkpoint by name, without those of a replay buffer that is gone.
 
     Raises:
@@ -162,7 +162,7 @@ def snapshot(state: TrainState, *, replay: bool = True) -> dict[str, np.ndarray]
     return {name: np.array(to_host(leaf)) for name, leaf in leaves.items()}
 
 
-def restore(state: TrainState, description: Description, arrays: Mapping[str, np.ndarray]) -> TrainState:
+def restore(state: TrainState, description: CheckpointFacts, arrays: Mapping[str, np.ndarray]) -> TrainState:
     """``state``, a run's first, with every array of a checkpoint in its place (still on the host); arrays of a replay
     buffer that was not kept stay as they are.
 

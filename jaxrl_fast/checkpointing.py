@@ -97,7 +97,7 @@ def prune(folder: Path, keep: int) -> None:
             discard(folder / str(step) / "replay")
 
 
-def sweep(folder: Path, after: int | None = None) -> None:
+def remove_stale(folder: Path, after: int | None = None) -> None:
     """Remove what a killed process left unfinished, and the checkpoints later than ``after`` environment steps."""
     for path in folder.glob("*.unfinished"):
         shutil.rmtree(path, ignore_errors=True)

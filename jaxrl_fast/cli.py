@@ -20,9 +20,11 @@ from hydra.errors import HydraException
 from jax.errors import JaxRuntimeError
 
 from jaxrl_fast.algorithms import ALGORITHMS
-from jaxrl_fast.config import NEEDS, command_line, compose, parse_word, settings
+from jaxrl_fast.config import NEEDS, compose
+from jaxrl_fast.grammar import command_line, parse_word
 from jaxrl_fast.machine import AUTO
 from jaxrl_fast.placement import PLACEMENTS
+from jaxrl_fast.run_settings import flat_settings
 from jaxrl_fast.schema import ConfigError, Key, run_keys
 
 WIDTH = 80
@@ -134,7 +136,7 @@ def train_help() -> str:
             *_described(PLACEMENTS, lambda place: place.__doc__),
             f"keys, with their defaults for env={run.env}",
             *(
-                _key_line(name, key, settings(run).get(name, key.default))
+                _key_line(name, key, flat_settings(run).get(name, key.default))
                 for name, key in run_keys().items()
                 if not name.startswith(UNDESCRIBED)
             ),

@@ -9,7 +9,10 @@ import zlib
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+
+__version__ = "0.1.0"
 
 PyTree = Any
 Metrics = dict[str, jax.Array]
@@ -104,3 +107,13 @@ class Batches(NamedTuple):
 def stable_hash(name: str) -> int:
     """The same number for a name in every process."""
     return zlib.crc32(name.encode())
+
+
+def select(mask: jax.Array, on_true: PyTree, on_false: PyTree) -> PyTree:
+    """Choose whole elements of the leading axis: ``mask`` ``[E]``, leaves ``[E, ...]``."""
+
+    def choose(a: jax.Array, b: jax.Array) -> jax.Array:
+        b = jnp.asarray(b)
+        return jnp.where(mask.reshape(mask.shape + (1,) * (b.ndim - mask.ndim)), jnp.asarray(a, b.dtype), b)
+
+    return jax.tree.map(choose, on_true, on_false)

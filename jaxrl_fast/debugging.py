@@ -15,7 +15,8 @@ from jaxrl_fast import checkpoint_files, resuming
 from jaxrl_fast import graph as graphs
 from jaxrl_fast.checkpointing import Checkpointer
 from jaxrl_fast.graph import Channels, Fragment, Graph, TrainState
-from jaxrl_fast.program import Program, Run
+from jaxrl_fast.job import Job
+from jaxrl_fast.program import Run
 from jaxrl_fast.recorder import NonFiniteError
 from jaxrl_fast.updates import all_finite
 
@@ -24,19 +25,18 @@ PLACE = re.compile(r"\S+:\d+ \([^)]+\)")
 """A line of a traceback as `checkify` writes it: file, line and function."""
 
 
-def explain(
-    error: NonFiniteError, graph: Graph, program: Program, run: Run, keys: jax.Array, hyper: Any,
-    saver: Checkpointer | None, origin: Path | None, *, name_operation: bool,
-) -> NonFiniteError:  # fmt: skip
-    """The error with the last good checkpoint and, if asked for, the operation that it began with. ``origin`` is the
+def explain_nonfinite(
+    error: NonFiniteError, job: Job, run: Run, saver: Checkpointer | None, origin: Path | None
+) -> NonFiniteError:
+    """The error with the last good checkpoint and, with ``debug``, the operation that it began with. ``origin`` is the
     checkpoint from which the run was resumed."""
     if saver is not None:
         saver.wait()
     newest = saver.newest if saver is not None else None
     text = f"{error}; the last good checkpoint is {newest}" if newest else str(error)
-    if name_operation:
-        state = _state_before(error.tick, program, run, keys, hyper, newest or origin)
-        text = f"{text}; {find_operation(graph, _one_seed(state, error.seed, len(keys)), error.tick, error.fragment)}"
+    if job.debug:
+        state = _one_seed(_state_before(error.tick, job, run, newest or origin), error.seed, job.num_seeds)
+        text = f"{text}; {find_operation(job.graph, state, error.tick, error.fragment)}"
     return NonFiniteError(text, error.fragment, error.tick, error.seed)
 
 
@@ -61,16 +61,14 @@ def find_operation(graph: Graph, state: TrainState, tick: int, fragment: str) ->
     )
 
 
-def _state_before(
-    tick: int, program: Program, run: Run, keys: jax.Array, hyper: Any, checkpoint: Path | None
-) -> TrainState:
+def _state_before(tick: int, job: Job, run: Run, checkpoint: Path | None) -> TrainState:
     """The state at the start of the chunk that holds ``tick``, computed from a checkpoint or from nothing."""
-    state = program.init(keys, hyper)
+    state = job.program.init(job.keys, job.algorithm.hyper)
     description = checkpoint_files.read_description(checkpoint) if checkpoint else None
     if description is not None and not description.replay_lost:
         resumed = resuming.Resumed(description, checkpoint_files.read_arrays(description), [])
-        state = resuming.put_back(state, resumed, program)
-    while int(state.tick) + program.ticks_per_chunk <= tick:
+        state = resuming.put_back(state, resumed, job.program)
+    while int(state.tick) + job.program.ticks_per_chunk <= tick:
         state, _ = run(state)
     return state
 

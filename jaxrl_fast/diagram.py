@@ -22,7 +22,7 @@ FRAME_HEADER, MARGIN, TITLE, CAPTION = 30, 24, 36, 20
 Point = tuple[float, float]
 
 
-class Box(NamedTuple):
+class Rectangle(NamedTuple):
     """A fragment's box; ``inputs`` are the points where its channels arrive, with their names."""
 
     fragment: FragmentFacts
@@ -63,7 +63,7 @@ class Diagram(NamedTuple):
     title: str
     captions: tuple[str, ...]
     frames: tuple[Frame, ...]
-    boxes: tuple[Box, ...]
+    boxes: tuple[Rectangle, ...]
     wires: tuple[Wire, ...]
 
 
@@ -90,9 +90,10 @@ def shelves_of(description: Description, column: dict[str, int]) -> list[int]:
     spans = [_span([column[name] for name in group.fragments]) for group in description.groups]
     for index in sorted(range(len(spans)), key=lambda i: (spans[i].start, i)):
         free = (
-            n for n, held in enumerate(taken)
+            n
+            for n, held in enumerate(taken)
             if all(spans[index].stop <= other.start or other.stop <= spans[index].start for other in held)
-        )  # fmt: skip
+        )
         shelf[index] = next(free, len(taken))
         if shelf[index] == len(taken):
             taken.append([])
@@ -122,20 +123,30 @@ def arrange(description: Description, title: str, captions: Sequence[str]) -> Di
     left, track_x, end = _across(widths, nets, column, tracks)
 
     boxes = tuple(
-        Box(
-            f, notes_of(f, description), left[column[f.name]], tops[f.name], widths[column[f.name]], heights[f.name],
+        Rectangle(
+            f,
+            notes_of(f, description),
+            left[column[f.name]],
+            tops[f.name],
+            widths[column[f.name]],
+            heights[f.name],
             tuple((net.name, (left[column[f.name]], ys[f.name, net])) for net in ports[f.name][0]),
         )
         for f in description.fragments
-    )  # fmt: skip
+    )
     box_of = {box.fragment.name: box for box in boxes}
     wires = tuple(_wire(net, column, box_of, ys, track_x, lane_y) for net in nets)
     below = bottom + LANE * (1 + len(lanes) - above)
     lines = [text_width(title, 17, bold=True), *(text_width(line, 12) for line in captions)]
     return Diagram(
-        max(end, *lines) + 2 * MARGIN, below + CAPTION * len(captions) + MARGIN, title, tuple(captions),
-        _frames(description, box_of), boxes, wires,
-    )  # fmt: skip
+        max(end, *lines) + 2 * MARGIN,
+        below + CAPTION * len(captions) + MARGIN,
+        title,
+        tuple(captions),
+        _frames(description, box_of),
+        boxes,
+        wires,
+    )
 
 
 def _lanes(nets: list[ChannelFacts], column: dict[str, int]) -> dict[ChannelFacts, int]:
@@ -294,9 +305,13 @@ def _across(
 
 
 def _wire(
-    net: ChannelFacts, column: dict[str, int], box_of: dict[str, Box], ys: dict[tuple[str, ChannelFacts], float],
-    track_x: dict[tuple[int, ChannelFacts], float], lane_y: dict[ChannelFacts, float],
-) -> Wire:  # fmt: skip
+    net: ChannelFacts,
+    column: dict[str, int],
+    box_of: dict[str, Rectangle],
+    ys: dict[tuple[str, ChannelFacts], float],
+    track_x: dict[tuple[int, ChannelFacts], float],
+    lane_y: dict[ChannelFacts, float],
+) -> Wire:
     leaves, box = column[net.writer] + 1, box_of[net.writer]
     start = box.x + box.width, ys[f"{net.writer} out", net]
     x = track_x[leaves, net]
@@ -313,7 +328,7 @@ def _wire(
     return Wire(net, net.name, label_of(net), (start[0] + PAD + STUB / 2, start[1]), tuple(paths))
 
 
-def _frames(description: Description, box_of: dict[str, Box]) -> tuple[Frame, ...]:
+def _frames(description: Description, box_of: dict[str, Rectangle]) -> tuple[Frame, ...]:
     kinds = list(dict.fromkeys(group.devices for group in description.groups))
     frames = []
     for group in description.groups:

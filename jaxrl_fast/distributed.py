@@ -6,7 +6,6 @@ the same order. How processes find one another and end is in `processes`.
 
 import json
 import os
-import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,7 +15,6 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from jaxrl_fast.core import PyTree
-from jaxrl_fast.processes import tasks_on_node, visible_devices
 
 PLACEMENT = "data_parallel"
 """The one placement that spans processes."""
@@ -30,26 +28,6 @@ def is_first() -> bool:
 def is_alone() -> bool:
     """Whether there is no other process."""
     return jax.process_count() == 1
-
-
-def describe_devices() -> str:
-    """Which devices this process drives."""
-    own = jax.local_devices()
-    return (
-        f"process {jax.process_index()} of {jax.process_count()} on {socket.gethostname()} drives {len(own)} "
-        f"device{'s' if len(own) != 1 else ''} ({own[0].device_kind} {', '.join(str(device.id) for device in own)})"
-    )
-
-
-def unused_devices(used: int) -> str | None:
-    """A warning if a run on ``used`` devices of all processes leaves accelerators unused that this one sees."""
-    own = jax.local_devices()
-    resting = len(own) - used // jax.process_count()
-    hidden = (visible_devices() or 0) - len(own) * tasks_on_node()
-    if own[0].platform == "cpu" or (resting <= 0 and hidden <= 0):
-        return None
-    advice = f"write placement={PLACEMENT} devices={len(jax.devices())}" if resting > 0 else "start one process a node"
-    return f"warning: {max(resting, hidden)} visible {own[0].platform} devices are left unused: {advice} to use them"
 
 
 def devices(count: int | None) -> list[jax.Device]:

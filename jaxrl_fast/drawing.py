@@ -6,16 +6,20 @@ from math import copysign
 from pathlib import Path
 from typing import Any
 
-from jaxrl_fast.diagram import CAPTION, MARGIN, Box, Diagram, Frame, Point, Wire, arrange
+from jaxrl_fast.diagram import CAPTION, MARGIN, Diagram, Frame, Point, Rectangle, Wire, arrange
 from jaxrl_fast.graph import Graph, TrainState
 from jaxrl_fast.inspection import Description, describe, run_shapes
 from jaxrl_fast.labels import device_names, label_of, notes_of
 from jaxrl_fast.placement import Placement
 
 TINTS = (
-    ("#e9f1fe", "#9dbbe8"), ("#e9f6ec", "#97cba6"), ("#fdf4e0", "#e0c07a"),
-    ("#f2edfb", "#bfa9e4"), ("#fdecec", "#e2a6a6"), ("#e4f4f5", "#8dc6cc"),
-)  # fmt: skip
+    ("#e9f1fe", "#9dbbe8"),
+    ("#e9f6ec", "#97cba6"),
+    ("#fdf4e0", "#e0c07a"),
+    ("#f2edfb", "#bfa9e4"),
+    ("#fdecec", "#e2a6a6"),
+    ("#e4f4f5", "#8dc6cc"),
+)
 """Fill and edge of a group's frame."""
 SOLID, DASHED, INK, FAINT = "#33475b", "#b5532a", "#1d2733", "#5d6b7a"
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
@@ -66,9 +70,15 @@ def to_mermaid(description: Description, title: str) -> str:
 
 
 def draw_run(
-    path: Path, title: str, graph: Graph, placement: Placement, state: TrainState, run: Any, num_seeds: int,
+    path: Path,
+    title: str,
+    graph: Graph,
+    placement: Placement,
+    state: TrainState,
+    run: Any,
+    num_seeds: int,
     tell: Callable[[str], None],
-) -> None:  # fmt: skip
+) -> None:
     """The graph of a run that is about to start; traces and compiles nothing, so some sizes are left out.
 
     A picture that cannot be written is told and does not stop the run.
@@ -87,7 +97,7 @@ def _frame(frame: Frame) -> str:
     return f'<rect {box} rx="10" fill="{fill}" stroke="{edge}"/>\n{label}'
 
 
-def _box(box: Box) -> str:
+def _box(box: Rectangle) -> str:
     size = f'x="{box.x:g}" y="{box.y:g}" width="{box.width:g}" height="{box.height:g}"'
     parts = [f'<rect {size} rx="8" fill="#ffffff" stroke="#7c8b9b" stroke-width="1.2"/>']
     parts.append(_text((box.x + 14, box.y + 24), box.fragment.name, size=15, bold=True))

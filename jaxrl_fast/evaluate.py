@@ -13,6 +13,7 @@ from jaxrl_fast.evaluation import bootstrap_interval, evaluate_episodes
 from jaxrl_fast.host import evaluation_on_host
 from jaxrl_fast.host_env import HostEnv
 from jaxrl_fast.policy import load_policy, same_spaces
+from jaxrl_fast.run_settings import make_envs
 from jaxrl_fast.runtime import setup
 from jaxrl_fast.schema import MAX_SEED, MAX_SIZE, ConfigError
 
@@ -22,7 +23,7 @@ HELP = """python -m jaxrl_fast.evaluate RUN [episodes=100] [seed=0]
   seed        of the starts and of the environment's chance; not one that training used"""
 
 
-def evaluate(words: Sequence[str]) -> int:
+def evaluate_run(words: Sequence[str]) -> int:
     """Play whole episodes with a run's greedy policy and print what they returned.
 
     Raises:
@@ -37,7 +38,7 @@ def evaluate(words: Sequence[str]) -> int:
     run = config.compose([f"config='{config_file}'"])
     # The environments that are played come from this one; those of training may have had more workers than it can use.
     alone = {"workers": 0, "num_groups": 1, "order": "fixed"}
-    env = config.make_envs(dataclasses.replace(run, num_envs=1, num_seeds=1, pool={**run.pool, **alone}))
+    env = make_envs(dataclasses.replace(run, num_envs=1, num_seeds=1, pool={**run.pool, **alone}))
     if not same_spaces(policy.spec, env.spec):
         raise ConfigError(
             f"{folder}/policy was trained on {policy.spec.name}, whose observations or actions are not those of the "
@@ -87,7 +88,7 @@ def read_words(words: Sequence[str]) -> tuple[Path, dict[str, int]]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit status."""
-    return cli.main("evaluate", evaluate, argv, lambda: HELP)
+    return cli.main("evaluate", evaluate_run, argv, lambda: HELP)
 
 
 if __name__ == "__main__":

@@ -9,31 +9,27 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from rich.console import Console
-from rich.table import Table
 
 import envs
 from jaxrl_fast import cli, config
 from jaxrl_fast import program as programs
 from jaxrl_fast.bridge import check_placement, in_graph
-from jaxrl_fast.config import Run
 from jaxrl_fast.drawing import MARK, to_mermaid, to_svg
 from jaxrl_fast.env import VecEnv
 from jaxrl_fast.fragments import build_graph
+from jaxrl_fast.grammar import read_word
 from jaxrl_fast.graph import Graph
+from jaxrl_fast.graph_tables import channel_table, closing_lines, collective_lines, fragment_table, program_table
 from jaxrl_fast.host_env import HostEnv
-from jaxrl_fast.inspection import ChannelFacts, Description, PlacedProgram, describe, plain, run_shapes, trace_shapes
-from jaxrl_fast.labels import axes_note, byte_size, device_names, group_label, time_note
-from jaxrl_fast.loop import place
-from jaxrl_fast.placement import Placement
+from jaxrl_fast.inspection import Description, describe, plain, run_shapes, trace_shapes
+from jaxrl_fast.placement import Placement, place
 from jaxrl_fast.planning import plan_run
-from jaxrl_fast.progress import si
+from jaxrl_fast.prepare import prepare_run
+from jaxrl_fast.run_settings import Run, env_name, make_algorithm
 from jaxrl_fast.schema import ConfigError
-from jaxrl_fast.settling import made_ready
+from jaxrl_fast.tables import new_console
 from jaxrl_fast.tuning import auto
 
-WIDTH = 118
-"""Columns of text where nobody looks at a terminal."""
 FILES = ("graph.svg", "graph.mmd", "graph.json")
 
 HELP = """python -m jaxrl_fast.explain [key=value ...] [out=FOLDER]
@@ -44,7 +40,7 @@ and memory. Trains nothing, and looks at a single process.
               default explain/<env>_<algo>_<placement>"""
 
 
-def explain(words: Sequence[str]) -> int:
+def explain_run(words: Sequence[str]) -> int:
     """Print and draw the graph that ``train`` would run with these words, in a single process.
 
     Raises:
@@ -52,24 +48,29 @@ def explain(words: Sequence[str]) -> int:
     """
     out, words = take_out(words)
     asked = dataclasses.replace(config.compose(words), distributed="off", processes=None)
-    with made_ready(auto.resolve(asked, may_measure=False)) as (run, chosen, env):
+    with prepare_run(auto.resolve(asked, may_measure=False)) as (run, chosen, env):
         return explain_on(env, run, chosen, Path(out or default_folder(run)))
 
 
 def explain_on(env: VecEnv | HostEnv, run: Run, chosen: str, folder: Path) -> int:
-    """As `explain`, when the machine and the environments are there; ``chosen``: what `made_ready` said."""
-    algorithm = config.make_algorithm(run)
+    """As `explain_run`, when the machine and the environments are there; ``chosen``: what `prepare_run` said."""
+    algorithm = make_algorithm(run)
     graph, agent = build_graph(
-        in_graph(env).env, algorithm, overlap=run.overlap, learners=run.learners, average=run.average,
-        total_steps=run.total_steps, nan=run.nan,
-    )  # fmt: skip
+        in_graph(env).env,
+        algorithm,
+        overlap=run.overlap,
+        learners=run.learners,
+        average=run.average,
+        total_steps=run.total_steps,
+        nan=run.nan,
+    )
     placed = place(graph, run.placement, run.devices)
     check_placement(env, placed)
     ticks = plan_run(env, agent, run.total_steps, run.eval_every, run.checkpoints.every).ticks_per_chunk
     program = programs.compile(graph, placed, ticks, run.num_seeds)
     open_folder(folder)
     print(envs.describe(run.env, run.env_options))
-    title = f"{world_name(run)}, {run.algo}, placement {run.placement}, overlap {run.overlap}"
+    title = f"{env_name(run)}, {run.algo}, placement {run.placement}, overlap {run.overlap}"
     print(f"{title}{f' ({chosen})' if chosen else ''}: compiling ...", flush=True)
     description, facts = look_at(run, graph, placed, program, algorithm.hyper)
     print_tables(description, facts)
@@ -83,7 +84,7 @@ def explain_on(env: VecEnv | HostEnv, run: Run, chosen: str, folder: Path) -> in
 
 def print_tables(description: Description, facts: dict[str, Any]) -> None:
     """Everything for the terminal."""
-    console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False, markup=False)
+    console = new_console()
     for table in (fragment_table, channel_table, program_table):
         console.print(table(description))
     for line in (*collective_lines(description), *closing_lines(description, facts)):
@@ -99,19 +100,14 @@ def take_out(words: Sequence[str]) -> tuple[str | None, list[str]]:
     given = [word for word in words if word.partition("=")[0] == "out"]
     if len(given) > 1:
         raise ConfigError(f"{' '.join(given)}: write one folder")
-    folder = str(config.read_word(given[0])[1]) if given else None
+    folder = str(read_word(given[0])[1]) if given else None
     return folder, [word for word in words if word not in given]
-
-
-def world_name(run: Run) -> str:
-    """The environment's short name, or its id in a family of them."""
-    return str(run.env_options.get("id", run.env)).replace("/", "-")
 
 
 def default_folder(run: Run) -> str:
     """A folder for each kind of run, so that several can be compared."""
     overlap = "" if run.overlap == "none" else f"_overlap_{run.overlap}"
-    return f"explain/{world_name(run)}_{run.algo}_{run.placement}{overlap}"
+    return f"explain/{env_name(run)}_{run.algo}_{run.placement}{overlap}"
 
 
 def open_folder(folder: Path) -> None:
@@ -146,133 +142,24 @@ def look_at(
     shapes = trace_shapes(graph, state, run_shapes(compiled), run.num_seeds)
     ticks = program.ticks_per_chunk
     facts = {
-        "env": run.env, "algo": run.algo, "placement": run.placement, "overlap": run.overlap, "num_envs": run.num_envs,
-        "num_seeds": run.num_seeds, "devices": run.devices, "ticks_per_chunk": ticks, "compile_s": compile_s,
-        "programs_from_disk": from_disk, "jax_version": jax.__version__,
-    }  # fmt: skip
+        "env": run.env,
+        "algo": run.algo,
+        "placement": run.placement,
+        "overlap": run.overlap,
+        "num_envs": run.num_envs,
+        "num_seeds": run.num_seeds,
+        "devices": run.devices,
+        "ticks_per_chunk": ticks,
+        "compile_s": compile_s,
+        "programs_from_disk": from_disk,
+        "jax_version": jax.__version__,
+    }
     return describe(graph, placed, state, run.num_seeds, shapes=shapes, run=compiled, ticks_per_chunk=ticks), facts
-
-
-def fragment_table(description: Description) -> Table:
-    """A row a fragment, in the order of a tick."""
-    table = new_table("fragments", "devices", "reads", "writes", "axes", "steps", ">state")
-    ages = {(reader, c.name): c for c in description.channels for reader in c.readers if c.age}
-    for fragment in description.fragments:
-        reads = [
-            f"{name} ({'last round' if ages[fragment.name, name].per_round else 'last tick'})"
-            if (fragment.name, name) in ages else name
-            for name in fragment.reads
-        ]  # fmt: skip
-        table.add_row(
-            fragment.name, device_names(description.groups[fragment.group].devices), "\n".join(reads),
-            "\n".join(fragment.writes), axes_note(fragment, description), time_note(fragment),
-            byte_size(fragment.state_bytes),
-        )  # fmt: skip
-    return table
-
-
-def channel_table(description: Description) -> Table:
-    """A row a channel and age."""
-    table = new_table("channels", "from → to", "age", "arrays", ">size", ">a tick", ">between devices")
-    for channel in description.channels:
-        age = "1 round" if channel.age and channel.per_round else str(channel.age)
-        sizes = channel.size_bytes, channel.tick_bytes, channel.crossing_bytes
-        table.add_row(
-            channel.name, f"{channel.writer} → {', '.join(channel.readers) or 'nobody in the graph'}",
-            age if channel.readers else "-", arrays_of(channel),
-            *("?" if size is None else byte_size(size) for size in sizes),
-        )  # fmt: skip
-    return table
-
-
-def arrays_of(channel: ChannelFacts) -> str:
-    """How many arrays, of what types, and the largest one."""
-    if not channel.leaves:
-        return "?"
-    largest = max(channel.leaves, key=lambda leaf: leaf.size_bytes)
-    kinds = ", ".join(sorted({leaf.dtype for leaf in channel.leaves}))
-    name = ".".join(largest.path.split(".")[-2:])
-    shape = ", ".join(map(str, largest.shape))
-    return f"{len(channel.leaves)} {kinds}\nlargest {name} [{shape}]"
-
-
-def program_table(description: Description) -> Table:
-    """The programs of each group, with XLA's figures for each of its devices."""
-    columns = ("devices", ">FLOPs*", ">accessed*", ">arguments", ">outputs", ">in place", ">temporaries", ">loops run")
-    table = new_table("programs", *columns)
-    for number, group in enumerate(description.groups):
-        programs = [program for program in description.programs if program.group == number]
-        for program in programs:
-            table.add_row(*program_row(program, group_label(group)))
-        known = [(program.calls, program.facts) for program in programs if program.facts is not None]
-        if len(known) > 1:
-            flops = sum(calls * (facts.flops or 0) for calls, facts in known)
-            accessed = sum(calls * (facts.accessed_bytes or 0) for calls, facts in known)
-            table.add_row("  together, a tick", group_label(group), si(flops), byte_size(accessed))
-    return table
-
-
-def program_row(program: PlacedProgram, devices: str) -> list[str]:
-    """A program's figures, as far as its device tells them."""
-    names, facts = ", ".join(program.fragments), program.facts
-    if facts is None:
-        return [names, "the host, in Python"]
-    if program.calls > 1:
-        names += f" ({program.calls:g} calls a tick)"
-    sizes = (
-        facts.accessed_bytes, facts.argument_bytes, facts.output_bytes, facts.aliased_bytes, facts.temporary_bytes
-    )  # fmt: skip
-    loops = ", ".join("?" if runs is None else f"{runs:g}" for runs in dict.fromkeys(facts.loops))
-    return [
-        names, devices, "?" if facts.flops is None else si(facts.flops),
-        *("?" if size is None else byte_size(size) for size in sizes), loops or "-",
-    ]  # fmt: skip
-
-
-def new_table(title: str, *columns: str) -> Table:
-    """A table without frame; a column that begins with ``>`` is aligned to the right."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column(f"\n{title}", overflow="fold")
-    for name in columns:
-        table.add_column(f"\n{name.lstrip('>')}", justify="right" if name.startswith(">") else "left", overflow="fold")
-    return table
-
-
-def collective_lines(description: Description) -> list[str]:
-    """What the compiler put in to move data between the devices of a program."""
-    lines = ["", "collectives, as found in the compiled programs"]
-    for program in description.programs:
-        lines += [f"  {', '.join(program.fragments)}: {text}" for text in _collectives(program)]
-    return lines if len(lines) > 2 else [*lines, "  none"]
-
-
-def _collectives(program: PlacedProgram) -> list[str]:
-    texts = []
-    for found in program.facts.collectives if program.facts else ():
-        often = {None: "in a loop of unknown length", 1.0: "once a tick"}.get(
-            found.runs, f"in a loop, {found.runs or 0:g} times a tick"
-        )
-        texts.append(f"{found.instructions} {found.kind}, {often}, {byte_size(found.size_bytes)} in all each time")
-    return texts
-
-
-def closing_lines(description: Description, facts: dict[str, Any]) -> list[str]:
-    """How the figures are to be read, and how long compiling took."""
-    disk = facts["programs_from_disk"]
-    cached = f", {disk} program{'s' if disk > 1 else ''} found compiled on disk" if disk else ""
-    seeds = f"; shapes and sizes are of all {description.num_seeds} seeds" if description.num_seeds > 1 else ""
-    return [
-        "",
-        "* XLA's own analysis, for one device and one tick (or call). The body of a loop counts once, however often it",
-        "  runs, so the true work is more where there are loops: how often their bodies run in a tick stands under",
-        f"  'loops run'{seeds}.",
-        f"traced and compiled in {facts['compile_s']:.1f} s{cached}",
-    ]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit status."""
-    return cli.main("explain", explain, argv, lambda: HELP)
+    return cli.main("explain", explain_run, argv, lambda: HELP)
 
 
 if __name__ == "__main__":

@@ -63,9 +63,16 @@ def inspect_program(compiled: Compiled, ticks: float = 1) -> ProgramFacts:
         return getattr(memory, f"{name}_size_in_bytes", None)
 
     return ProgramFacts(
-        cost.get("flops"), cost.get("bytes accessed"), size("argument"), size("output"), size("alias"), size("temp"),
-        size("generated_code"), tuple(map(_known, loops)), find_collectives(text, ticks),
-    )  # fmt: skip
+        cost.get("flops"),
+        cost.get("bytes accessed"),
+        size("argument"),
+        size("output"),
+        size("alias"),
+        size("temp"),
+        size("generated_code"),
+        tuple(map(_known, loops)),
+        find_collectives(text, ticks),
+    )
 
 
 def program_bytes(compiled: Compiled) -> int | None:

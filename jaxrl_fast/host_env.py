@@ -1,7 +1,7 @@
 """Environments that live on the host: many at once, stepped outside JAX, in NumPy.
 
-A `HostEnv` is what the sampler pool (`envs.pool`) and EnvPool give. Nothing in it knows JAX: `jaxrl_fast.host` joins it
-to the graph.
+A `HostEnv` is what the sampler pool (`envs.pool`) and EnvPool give. Nothing in it knows JAX: a fragment joins it to
+the graph.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,9 +21,9 @@ class HostStep(NamedTuple):
 
     ``obs`` is what the policy sees next, after any reset; ``next_obs`` is the true successor, and may be the same array
     where no episode ended: all are read-only. ``terminated`` and
-    ``truncated`` are bool and never both; ``episode_return`` and ``episode_length`` are the running totals up to and
-    including this step, so those of the whole episode where it has ended; a length of 0 where none is to be counted,
-    since a worker was lost, or only a life of a game.
+    ``truncated`` are bool and never both. ``episode_return`` and ``episode_length`` are the running totals up to and
+    including this step, so those of the whole episode where it has ended; a length of 0: do not count this episode (a
+    worker was lost, or only a life of a game).
     """
 
     obs: Any

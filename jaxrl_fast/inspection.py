@@ -96,9 +96,15 @@ class Description(NamedTuple):
 
 
 def describe(
-    graph: Graph, placement: Placement, state: TrainState, num_seeds: int = 1, *,
-    shapes: Channels | None = None, run: Any = None, ticks_per_chunk: int = 1,
-) -> Description:  # fmt: skip
+    graph: Graph,
+    placement: Placement,
+    state: TrainState,
+    num_seeds: int = 1,
+    *,
+    shapes: Channels | None = None,
+    run: Any = None,
+    ticks_per_chunk: int = 1,
+) -> Description:
     """Describe a graph; without ``run``, what `Program.ready` compiled, at next to no cost.
 
     ``state`` is a program's, or its shapes; ``shapes`` those of channels that do not outlive a tick, as far as known.
@@ -176,9 +182,19 @@ def _fragment(fragment: Fragment, placement: Placement, group: int, state: Train
     parts = shards(placement.groups[group], num_seeds)[1] if fragment.width else 1
     own = [leaf.size_bytes for leaf in _leaves(state.private[fragment.name])]
     return FragmentFacts(
-        fragment.name, fragment.reads, fragment.writes, group, fragment.start, fragment.every, fragment.rounds,
-        fragment.host, fragment.width, fragment.unit, parts, sum(own),
-    )  # fmt: skip
+        fragment.name,
+        fragment.reads,
+        fragment.writes,
+        group,
+        fragment.start,
+        fragment.every,
+        fragment.rounds,
+        fragment.host,
+        fragment.width,
+        fragment.unit,
+        parts,
+        sum(own),
+    )
 
 
 def _readers(graph: Graph, writer: Fragment, channel: str) -> dict[tuple[int, bool], tuple[str, ...]]:
@@ -203,9 +219,13 @@ def _channel(
 
 
 def _crossing(
-    channel: ChannelFacts, graph: Graph, placement: Placement, shapes: Channels, num_seeds: int,
+    channel: ChannelFacts,
+    graph: Graph,
+    placement: Placement,
+    shapes: Channels,
+    num_seeds: int,
     programs: tuple[PlacedProgram, ...],
-) -> float | None:  # fmt: skip
+) -> float | None:
     """Bytes a tick: each call of a program copies what it reads from elsewhere."""
     if channel.leaves is None:
         return None
@@ -248,8 +268,10 @@ def _box(index: Any, shape: tuple[int, ...]) -> list[tuple[int, int]]:
 def _leaves(tree: PyTree) -> tuple[Leaf, ...]:
     return tuple(
         Leaf(
-            jax.tree_util.keystr(path, simple=True, separator="."), tuple(leaf.shape), str(leaf.dtype),
+            jax.tree_util.keystr(path, simple=True, separator="."),
+            tuple(leaf.shape),
+            str(leaf.dtype),
             math.prod(leaf.shape) * leaf.dtype.itemsize,
         )
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    )  # fmt: skip
+    )

@@ -1,4 +1,4 @@
-"""Judging a policy during a run: an evaluation of all seeds, by process 0, given up once the run is to stop."""
+"""Periodic evaluation during a run: of all seeds, by process 0, given up once the run is to stop."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -23,7 +23,7 @@ T = TypeVar("T")
 POLL_S = 0.5
 
 
-class Judge(NamedTuple):
+class PeriodicEvaluation(NamedTuple):
     """``totals(state)``: those of all seeds ``[S, episodes]``, always from the same starts, or None once the run is to
     stop; ``best_policy(state, scores [S])``: the policy of the seed with the best score, on the host."""
 
@@ -31,11 +31,11 @@ class Judge(NamedTuple):
     best_policy: Callable[[TrainState, np.ndarray], Policy]
 
 
-def make_judge(
+def make_periodic_evaluation(
     env: VecEnv | HostEnv, algorithm: Algorithm, agent: Bound, keys: jax.Array, episodes: int,
     should_stop: Callable[[], bool],
-) -> Judge:  # fmt: skip
-    """How the policies of a run's seeds, one for each of ``keys``, are judged, and kept in the end."""
+) -> PeriodicEvaluation:  # fmt: skip
+    """How the policies of a run's seeds, one for each of ``keys``, are evaluated, and which is stored in the end."""
     num_seeds = len(keys)
     made_by = {
         "algo": algorithm.name, "options": algorithm.options, "num_envs": env.num_envs,
@@ -52,7 +52,7 @@ def make_judge(
         params = jax.tree.map(lambda x: jnp.array(x[best]), policy_params(agent, state, num_seeds))
         return make_policy(env.spec, agent.acting, params, made_by)
 
-    return Judge(totals, best_policy)
+    return PeriodicEvaluation(totals, best_policy)
 
 
 def make_evaluation(

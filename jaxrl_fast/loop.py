@@ -5,38 +5,37 @@ slow or with a side effect (evaluation, files, callbacks, signals) happens betwe
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
-from jaxrl_fast import checkpoint_files, checkpointing, debugging, distributed, resuming
+from jaxrl_fast import debugging, distributed, resuming
 from jaxrl_fast import program as programs
 from jaxrl_fast.algorithm import Algorithm, require_positive
-from jaxrl_fast.bridge import check_placement, in_graph, make_bridge, told_by_name
-from jaxrl_fast.checkpointing import FOLDER, Checkpointer, Checkpoints
+from jaxrl_fast.bridge import check_placement, in_graph, make_bridge, reraise_callback_error
+from jaxrl_fast.checkpointing import Checkpointer, Checkpoints
+from jaxrl_fast.checks import check_host, check_processes, check_start
 from jaxrl_fast.core import EpisodeTotals
 from jaxrl_fast.drawing import draw_run
 from jaxrl_fast.env import VecEnv
-from jaxrl_fast.experience.bind import Bound, bind
+from jaxrl_fast.experience.bind import bind
 from jaxrl_fast.fragments import Overlap, build_graph
-from jaxrl_fast.graph import Graph, TrainState
+from jaxrl_fast.graph import TrainState
 from jaxrl_fast.graph import init as init_graph
 from jaxrl_fast.graph import tick as tick_graph
 from jaxrl_fast.host import telling
 from jaxrl_fast.host_env import HostEnv
-from jaxrl_fast.judging import make_judge
+from jaxrl_fast.job import Job
+from jaxrl_fast.judging import PeriodicEvaluation, make_periodic_evaluation
 from jaxrl_fast.learners import Average, OnNan
-from jaxrl_fast.placement import PLACEMENTS, Placement
-from jaxrl_fast.planning import Plan, plan_run
+from jaxrl_fast.placement import Make, place
+from jaxrl_fast.planning import plan_run
 from jaxrl_fast.policy import Policy
 from jaxrl_fast.recorder import NonFiniteError, Recorder, Row
 from jaxrl_fast.reporting import RunFolder
-
-Place = Callable[[Graph, Sequence[jax.Device]], Placement]
+from jaxrl_fast.run_files import describe_start, open_folder
 
 
 class Result(NamedTuple):
@@ -92,7 +91,7 @@ def learn(
     overlap: Overlap = "none",
     learners: int = 1,
     average: Average = "gradients",
-    placement: str | Place = "fused",
+    placement: str | Make = "fused",
     devices: int | None = None,
     eval_every: int | None = None,
     eval_episodes: int = 32,
@@ -109,14 +108,14 @@ def learn(
     """Train for ``total_steps`` environment steps over all environments, for each of ``num_seeds`` seeds at once.
 
     ``eval_every`` (environment steps; default a tenth of the run) and ``eval_episodes`` say how often and on how many
-    episodes the greedy policy is judged. ``placement`` is a name or a function ``(graph, devices) -> Placement``, and
-    ``devices`` how many of JAX's devices it may use (default all). ``on_metrics`` gets each row of ``history`` as it
-    comes. Nothing is written unless ``run_dir`` is given; then ``checkpoints`` says when the whole state is saved.
+    episodes the greedy policy is evaluated. ``placement`` is a name or a function ``(graph, devices) -> Placement``,
+    and ``devices`` how many of JAX's devices it may use (default all). ``on_metrics`` gets each row of ``history`` as
+    it comes. Nothing is written unless ``run_dir`` is given; then ``checkpoints`` says when the whole state is saved.
     ``resume`` is a run's folder or one of its checkpoints, to go on from. ``nan="skip"`` leaves out updates that would
     give a number that is not finite; ``debug`` names the operation that gave one. ``should_stop`` is asked before every
     chunk, and now and then during an evaluation, which is then left for the resumed run to make. ``settings`` is what a
-    resumed run must have in common with this one (default: taken from the arguments);
-    ``tell`` gets what a person should know, in lines.
+    resumed run must have in common with this one (default: taken from the arguments); ``tell`` gets what a person
+    should know, in lines.
 
     In a program that has called `jax.distributed.initialize`, every process calls this alike, with
     ``placement="data_parallel"``; process 0 writes, and calls ``on_metrics`` and ``tell``.
@@ -126,10 +125,10 @@ def learn(
         NonFiniteError: the environment or an update gave a NaN or an infinity.
     """
     require_positive(total_steps=total_steps, num_seeds=num_seeds, eval_episodes=eval_episodes)
+    shared: dict[str, Any] = dict(overlap=overlap, learners=learners, average=average, total_steps=total_steps)
     settings = settings or resuming.settings_of(
-        env, algorithm, bind(algorithm, env.spec, env.num_envs), seed=seed, num_seeds=num_seeds, overlap=overlap,
-        learners=learners, average=average, total_steps=total_steps,
-    )  # fmt: skip
+        env, algorithm, bind(algorithm, env.spec, env.num_envs), seed=seed, num_seeds=num_seeds, **shared
+    )
     check_processes(env, {**settings, "resume": resume, "debug": debug})
     check_host(env, num_seeds, debug)
     worlds, failures = in_graph(env)
@@ -137,105 +136,74 @@ def learn(
         on_metrics, tell = None, lambda line: None
     resumed = None if resume is None else resuming.read(resume, settings, algorithm)
     empty_until = resumed.empty_until if resumed else 0
-    graph, agent = build_graph(
-        worlds, algorithm, overlap=overlap, learners=learners, average=average, total_steps=total_steps, nan=nan,
-        empty_until=empty_until,
-    )  # fmt: skip
+    graph, agent = build_graph(worlds, algorithm, nan=nan, empty_until=empty_until, **shared)
     plan = plan_run(env, agent, total_steps, eval_every, checkpoints.every, resumed.progress if resumed else None)
     placed = place(graph, placement, devices)
     check_placement(env, placed)
     program = programs.compile(graph, placed, plan.ticks_per_chunk, num_seeds)
     keys = jax.random.split(jax.random.key(seed), num_seeds)
-    judge = make_judge(env, algorithm, agent, keys, eval_episodes, should_stop)
+    job = Job(env, algorithm, agent, graph, placed, program, plan, keys, failures, overlap, nan, debug, empty_until)
+    evaluation = make_periodic_evaluation(env, algorithm, agent, keys, eval_episodes, should_stop)
     with open_folder(run_dir, resumed, checkpoints, settings, tell) as (folder, saver):
-        recorder = Recorder(env, agent, plan, graph, placed, num_seeds, on_metrics, folder, nan, empty_until)
-        state, run = start(program, keys, algorithm.hyper, recorder, resumed)
-        if nan == "stop":
-            check_start(state, env)
-        describe_start(state, resumed, saver, plan, agent, tell)
-        if folder is not None:
-            title = f"{env.spec.name}, {algorithm.name}, placement {placed.name}, overlap {overlap}"
-            draw_run(folder.path / "graph.svg", title, graph, placed, state, run, num_seeds, tell)
-        try:
-            told = telling(run, env, tell) if isinstance(env, HostEnv) else run
-            with told_by_name(failures):
-                state = drive(told, state, judge.totals, recorder, saver, should_stop)
-        except NonFiniteError as error:
-            origin = resumed.description.path if resumed else None
-            raise debugging.explain(
-                error, graph, program, run, keys, algorithm.hyper, saver, origin, name_operation=debug
-            ) from None
-        policy = judge.best_policy(state, recorder.scores)
-        summary = recorder.summary()
-        if folder is not None:
-            folder.finish(summary, policy)
-    return Result(programs.with_seed_axis(state, num_seeds), policy, recorder.history, summary)
+        return run_job(job, evaluation, folder, saver, on_metrics, resumed, should_stop, tell)
 
 
-def check_host(env: VecEnv | HostEnv, num_seeds: int, debug: bool) -> None:
-    """Raises ValueError where environments on the host were not made for so many seeds, or should step again."""
-    if isinstance(env, HostEnv) and debug:
-        raise ValueError("debug=true computes a tick again, which environments on the host cannot: leave it out")
-    if isinstance(env, HostEnv) and env.num_seeds != num_seeds:
-        raise ValueError(
-            f"num_seeds={num_seeds}: these environments on the host serve {env.num_seeds}: write "
-            f"make_env(..., num_seeds={num_seeds})"
-        )
-
-
-def check_processes(env: VecEnv | HostEnv, told: Mapping[str, Any]) -> None:
-    """Refuse processes of one run that were ``told`` different things, or one that cannot share it.
+def run_job(
+    job: Job,
+    evaluation: PeriodicEvaluation,
+    folder: RunFolder | None,
+    saver: Checkpointer | None,
+    on_metrics: Callable[[Row], None] | None,
+    resumed: resuming.Resumed | None,
+    should_stop: Callable[[], bool],
+    tell: Callable[[str], None],
+) -> Result:
+    """As `learn`, when everything is checked and the files are open.
 
     Raises:
-        ValueError: naming the setting.
+        NonFiniteError: the environment or an update gave a NaN or an infinity.
     """
-    distributed.check_agreement(told)
-    if told["debug"]:
-        distributed.require_one("debug=true", jax.process_count())
-    if isinstance(env, HostEnv):
-        distributed.require_one(f"environment {env.spec.name}, which steps on the host,", jax.process_count())
-
-
-def place(graph: Graph, placement: str | Place, devices: int | None) -> Placement:
-    """A placement by name, or a user's own, on the first ``devices`` of JAX's devices.
-
-    Raises:
-        ValueError: the name is unknown, there are not so many devices, or it does not span all processes.
-    """
-    if isinstance(placement, str) and placement not in PLACEMENTS:
-        raise ValueError(f"placement={placement}: write one of {', '.join(PLACEMENTS)}")
-    make = PLACEMENTS[placement] if isinstance(placement, str) else placement
-    available = distributed.devices(devices)
+    recorder = Recorder(job, on_metrics, folder)
+    state, run = start(job, recorder, resumed)
+    describe_start(state, resumed, saver, job.plan, job.agent, tell)
+    if folder is not None:
+        title = f"{job.env.spec.name}, {job.algorithm.name}, placement {job.placement.name}, overlap {job.overlap}"
+        draw_run(folder.path / "graph.svg", title, job.graph, job.placement, state, run, job.num_seeds, tell)
+    call = telling(run, job.env, tell) if isinstance(job.env, HostEnv) else run
     try:
-        placed = make(graph, available)
-    except IndexError:
-        name = placement if isinstance(placement, str) else getattr(placement, "__name__", "placement")
-        raise ValueError(
-            f"placement {name} asks for more devices than the {len(available)} there are: write a larger devices=..., "
-            "or let groups share devices"
-        ) from None
-    distributed.check_placement(placed.name, [group.devices for group in placed.groups])
-    return placed
+        with reraise_callback_error(job.failures):
+            state = drive(call, state, evaluation.totals, recorder, saver, should_stop)
+    except NonFiniteError as error:
+        origin = resumed.description.path if resumed else None
+        raise debugging.explain_nonfinite(error, job, run, saver, origin) from None
+    policy = evaluation.best_policy(state, recorder.scores)
+    summary = recorder.summary()
+    if folder is not None:
+        folder.finish(summary, policy)
+    return Result(programs.with_seed_axis(state, job.num_seeds), policy, recorder.history, summary)
 
 
-def start(
-    program: programs.Program, keys: jax.Array, hyper: Any, recorder: Recorder, resumed: resuming.Resumed | None
-) -> tuple[TrainState, programs.Run]:
+def start(job: Job, recorder: Recorder, resumed: resuming.Resumed | None) -> tuple[TrainState, programs.Run]:
     """The first state, or that of a checkpoint, and the compiled chunk.
 
     Both programs are compiled at once, in threads, so that a second core helps and a signal is heard meanwhile.
+
+    Raises:
+        NonFiniteError: the first observation is not finite, and ``nan`` is "stop".
     """
     recorder.compiling()
-    init, run = program.ready(keys, hyper)
-    state = init(keys, hyper)
+    init, run = job.program.ready(job.keys, job.algorithm.hyper)
+    state = init(job.keys, job.algorithm.hyper)
     if resumed is not None:
-        first, state = state, resuming.put_back(state, resumed, program)
-        if isinstance(recorder.env, HostEnv):
-            state = resuming.begin_anew(state, first, recorder.agent)
+        first, state = state, resuming.put_back(state, resumed, job.program)
+        if isinstance(job.env, HostEnv):
+            state = resuming.begin_anew(state, first, job.agent)
         recorder.go_on_from(resumed.progress)
     jax.block_until_ready(state)
     distributed.join()  # the first chunk's rate is not to hold what another process still compiles
     recorder.compiled()
+    if job.nan == "stop":
+        check_start(state, job.env)
     return state, run
 
 
@@ -253,14 +221,14 @@ def drive(
     """
     plan = recorder.plan
 
-    def judge() -> None:
+    def evaluate_now() -> None:
         totals = evaluate(state)
         recorder.evaluation_due = totals is None
         if totals is not None:
             recorder.add_evaluation(totals)
 
     if recorder.evaluation_due:
-        judge()
+        evaluate_now()
     saved = begin = recorder.ticks // plan.ticks_per_chunk
     for chunk in range(begin + 1, plan.num_chunks + 1):
         if distributed.any_process(should_stop()):
@@ -270,7 +238,7 @@ def drive(
         last = chunk == plan.num_chunks
         evaluated = last or chunk % plan.chunks_per_eval == 0
         if evaluated:
-            judge()
+            evaluate_now()
         if saver is not None and (last or chunk % plan.chunks_per_checkpoint == 0):
             score = recorder.score() if evaluated and not recorder.evaluation_due else None
             saver.save(recorder.env_steps(), state, recorder.progress(), score)
@@ -278,78 +246,3 @@ def drive(
     if saver is not None and recorder.ticks // plan.ticks_per_chunk > saved:
         saver.save(recorder.env_steps(), state, recorder.progress(), None)
     return state
-
-
-def check_start(state: TrainState, env: VecEnv | HostEnv) -> None:
-    """Refuse a first observation that is not finite.
-
-    Raises:
-        NonFiniteError: naming the environment.
-    """
-    for leaf in jax.tree.leaves(distributed.to_host(state.private["sample"].obs)):
-        if not np.isfinite(np.asarray(leaf, np.float32)).all():
-            raise NonFiniteError(
-                f"environment {env.spec.name} gave a NaN or an infinity in the observation of its reset"
-            )
-
-
-def describe_start(
-    state: TrainState, resumed: resuming.Resumed | None, saver: Checkpointer | None, plan: Plan, agent: Bound,
-    tell: Callable[[str], None],
-) -> None:  # fmt: skip
-    """Tell where a resumed run goes on and what is different, and what the checkpoints will hold."""
-    if resumed is not None:
-        tell(f"goes on from {resumed.description.path}, {resumed.progress['env_steps']:,} steps trained")
-        for line in resumed.changes:
-            tell(f"changed: {line}")
-        if resumed.description.replay_lost:
-            tell(
-                f"the replay buffer was not kept: the next {agent.warmup_ticks * plan.steps_per_tick:,} steps fill a "
-                "new one before anything is learned, and what follows is not what the unbroken run would have computed"
-            )
-    if saver is not None:
-        tell(describe_checkpoints(state, saver.plan, plan))
-
-
-def describe_checkpoints(state: TrainState, wanted: Checkpoints, plan: Plan) -> str:
-    """How often a checkpoint is made, how large it will be, and what it leaves out."""
-    own, replay = (size / 1e6 for size in checkpoint_files.sizes(state))
-    every = plan.chunks_per_checkpoint * plan.ticks_per_chunk * plan.steps_per_tick
-    text = f"checkpoint every {every:,} steps, {own:.1f} MB"
-    if replay and wanted.replay:
-        return f"{text}, the newest with {replay:.1f} MB of replay"
-    if replay:
-        return f"{text}, without replay ({replay:.1f} MB): a resumed run fills a new buffer before it learns again"
-    return text
-
-
-@contextmanager
-def open_folder(
-    run_dir: str | Path | None,
-    resumed: resuming.Resumed | None,
-    checkpoints: Checkpoints,
-    settings: Mapping[str, Any],
-    tell: Callable[[str], None],
-) -> Iterator[tuple[RunFolder | None, Checkpointer | None]]:
-    """The run's files and the writer of its checkpoints, closed on leaving; None where nothing is to be written. The
-    files are process 0's alone.
-
-    A run that goes on in its own folder takes back what was written after the checkpoint.
-    """
-    if run_dir is None:
-        yield None, None
-        return
-    path = Path(run_dir)
-    if resumed is None and checkpoint_files.all_steps(path / FOLDER):
-        raise ValueError(f"{path} holds the checkpoints of a run: resume it, or write another run_dir")
-    own = resumed is not None and resumed.description.path.parent.resolve() == (path / FOLDER).resolve()
-    resume_at = resumed.progress["env_steps"] if own and resumed else None
-    with ExitStack() as stack:
-        folder = None
-        if distributed.is_first():
-            folder = stack.enter_context(RunFolder(path, resume_at=resume_at, tell=tell))
-            checkpointing.sweep(path / FOLDER, after=resume_at)
-        saver = Checkpointer(path / FOLDER, checkpoints, settings, tell) if checkpoints.keep else None
-        if saver is not None and own and resumed:
-            saver.newest = resumed.description.path
-        yield folder, saver and stack.enter_context(saver)

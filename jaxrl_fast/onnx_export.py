@@ -22,7 +22,7 @@ Value = str | np.ndarray
 """A tensor of the graph by its name, or a constant."""
 
 
-class Graph(NamedTuple):
+class OnnxGraph(NamedTuple):
     """An ONNX graph being written. ``batched`` names an input whose first axis is the batch."""
 
     nodes: list[Any]
@@ -50,7 +50,7 @@ def to_onnx(
     from onnx import helper
 
     closed = jax.make_jaxpr(function)(*arguments)
-    graph = Graph([], {}, inputs[0])
+    graph = OnnxGraph([], {}, inputs[0])
     results = _convert(graph, closed, inputs)
     for name, value in zip(outputs, results, strict=True):
         graph.nodes.append(helper.make_node("Identity", [_name(graph, value)], [name]))
@@ -68,7 +68,7 @@ def to_onnx(
     return model.SerializeToString()
 
 
-def _convert(graph: Graph, closed: Any, values: Sequence[Value]) -> list[Value]:
+def _convert(graph: OnnxGraph, closed: Any, values: Sequence[Value]) -> list[Value]:
     """Write a jaxpr's equations into the graph; its results."""
     jaxpr = closed.jaxpr
     known: dict[Any, Value] = dict(zip(jaxpr.constvars, map(np.asarray, closed.consts), strict=True))
@@ -97,7 +97,7 @@ def _variables(atoms: Sequence[Any]) -> list[Any]:
     return [atom for atom in atoms if not isinstance(atom, Literal)]
 
 
-def _equation(graph: Graph, eqn: Any, values: list[Value]) -> Sequence[Value]:
+def _equation(graph: OnnxGraph, eqn: Any, values: list[Value]) -> Sequence[Value]:
     name = eqn.primitive.name
     if name in CALLS:
         return _convert(graph, eqn.params[CALLS[name]], values)
@@ -117,11 +117,11 @@ def _unknown(eqn: Any) -> ValueError:
     return ValueError(f"no ONNX form is known here for '{eqn.primitive.name}', which this policy uses: use formats=jax")
 
 
-def _emit(graph: Graph, op: str, *values: Value, **attributes: Any) -> str:
+def _emit(graph: OnnxGraph, op: str, *values: Value, **attributes: Any) -> str:
     return _emit_many(graph, op, 1, *values, **attributes)[0]
 
 
-def _emit_many(graph: Graph, op: str, count: int, *values: Value, **attributes: Any) -> list[str]:
+def _emit_many(graph: OnnxGraph, op: str, count: int, *values: Value, **attributes: Any) -> list[str]:
     from onnx import helper
 
     names = [f"{op.lower()}_{len(graph.nodes)}" + (f"_{i}" if i else "") for i in range(count)]
@@ -130,7 +130,7 @@ def _emit_many(graph: Graph, op: str, count: int, *values: Value, **attributes: 
     return names
 
 
-def _name(graph: Graph, value: Value) -> str:
+def _name(graph: OnnxGraph, value: Value) -> str:
     """The name of a value; a constant gets one."""
     if isinstance(value, str):
         return value
@@ -154,17 +154,17 @@ def _integers(numbers: Sequence[int]) -> np.ndarray:
     return np.asarray(numbers, np.int64)
 
 
-def _cast(graph: Graph, value: Value, dtype: Any) -> str:
+def _cast(graph: OnnxGraph, value: Value, dtype: Any) -> str:
     from onnx import helper
 
     return _emit(graph, "Cast", value, to=helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
 
 
-def _reshape(graph: Graph, value: Value, shape: Sequence[Any]) -> str:
+def _reshape(graph: OnnxGraph, value: Value, shape: Sequence[Any]) -> str:
     return _emit(graph, "Reshape", value, _integers([-1 if _symbolic((size,)) else size for size in shape]))
 
 
-def _broadcast(graph: Graph, eqn: Any, x: Value) -> str:
+def _broadcast(graph: OnnxGraph, eqn: Any, x: Value) -> str:
     shape, old = eqn.params["shape"], eqn.invars[0].aval.shape
     aligned = [1] * len(shape)
     for axis, size in zip(eqn.params["broadcast_dimensions"], old, strict=True):
@@ -177,7 +177,7 @@ def _broadcast(graph: Graph, eqn: Any, x: Value) -> str:
     return _emit(graph, "Expand", x, _emit(graph, "Concat", *sizes, axis=0))
 
 
-def _dot(graph: Graph, eqn: Any, x: Value, w: Value) -> str:
+def _dot(graph: OnnxGraph, eqn: Any, x: Value, w: Value) -> str:
     """``x @ w``, in float32 also where the operands were rounded to bf16."""
     shapes = [var.aval.shape for var in eqn.invars]
     if eqn.params["dimension_numbers"] != (((len(shapes[0]) - 1,), (0,)), ((), ())) or len(shapes[1]) != 2:
@@ -192,7 +192,7 @@ def _dot(graph: Graph, eqn: Any, x: Value, w: Value) -> str:
     return _emit(graph, "MatMul", widened(x, eqn.invars[0]), widened(w, eqn.invars[1]))
 
 
-def _select(graph: Graph, eqn: Any, which: Value, *cases: Value) -> Value:
+def _select(graph: OnnxGraph, eqn: Any, which: Value, *cases: Value) -> Value:
     if len(cases) != 2 or eqn.invars[0].aval.dtype != bool:
         raise _unknown(eqn)
     if isinstance(which, np.ndarray) and which.ndim == 0:
@@ -200,7 +200,7 @@ def _select(graph: Graph, eqn: Any, which: Value, *cases: Value) -> Value:
     return _emit(graph, "Where", which, cases[1], cases[0])
 
 
-def _gather(graph: Graph, eqn: Any, x: Value, index: Value) -> str:
+def _gather(graph: OnnxGraph, eqn: Any, x: Value, index: Value) -> str:
     """Only ``x[i]`` along one axis, for an ``i`` that is known."""
     numbers, shape = eqn.params["dimension_numbers"], eqn.invars[0].aval.shape
     axes = numbers.collapsed_slice_dims
@@ -211,7 +211,7 @@ def _gather(graph: Graph, eqn: Any, x: Value, index: Value) -> str:
     return _emit(graph, "Gather", x, _integers(index.item()), axis=axes[0])
 
 
-def _slice(graph: Graph, eqn: Any, x: Value) -> str:
+def _slice(graph: OnnxGraph, eqn: Any, x: Value) -> str:
     starts, ends, shape = eqn.params["start_indices"], eqn.params["limit_indices"], eqn.invars[0].aval.shape
     cut = [axis for axis, size in enumerate(shape) if (starts[axis], ends[axis]) != (0, size)]
     steps = eqn.params["strides"] or (1,) * len(shape)
@@ -221,7 +221,7 @@ def _slice(graph: Graph, eqn: Any, x: Value) -> str:
     return _emit(graph, "Slice", x, *parts, _integers(cut), _integers([steps[axis] for axis in cut]))
 
 
-def _scan(graph: Graph, eqn: Any, *values: Value) -> list[Value]:
+def _scan(graph: OnnxGraph, eqn: Any, *values: Value) -> list[Value]:
     """One step, as acting takes it: the loop's body without a loop. What is stacked over steps has one axis more."""
     if eqn.params["length"] != 1:
         raise _unknown(eqn)
@@ -239,9 +239,20 @@ CALLS = {"jit": "jaxpr", "custom_jvp_call": "call_jaxpr"}
 """Primitives that call a jaxpr, and the parameter that holds it."""
 
 SAME = {
-    "abs": "Abs", "add": "Add", "div": "Div", "exp": "Exp", "gt": "Greater", "logistic": "Sigmoid", "max": "Max",
-    "min": "Min", "mul": "Mul", "neg": "Neg", "sqrt": "Sqrt", "sub": "Sub", "tanh": "Tanh",
-}  # fmt: skip
+    "abs": "Abs",
+    "add": "Add",
+    "div": "Div",
+    "exp": "Exp",
+    "gt": "Greater",
+    "logistic": "Sigmoid",
+    "max": "Max",
+    "min": "Min",
+    "mul": "Mul",
+    "neg": "Neg",
+    "sqrt": "Sqrt",
+    "sub": "Sub",
+    "tanh": "Tanh",
+}
 """Primitives that ONNX has under another name."""
 
 RULES: dict[str, Callable[..., Any]] = {

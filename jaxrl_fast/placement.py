@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import jax
 
+from jaxrl_fast import distributed
 from jaxrl_fast.graph import Graph, GraphError, age_of
 
 
@@ -94,6 +95,28 @@ PLACEMENTS: dict[str, Make] = {
 }
 
 
+def place(graph: Graph, placement: str | Make, devices: int | None) -> Placement:
+    """A placement by name, or a user's own, on the first ``devices`` of JAX's devices.
+
+    Raises:
+        ValueError: the name is unknown, there are not so many devices, or it does not span all processes.
+    """
+    if isinstance(placement, str) and placement not in PLACEMENTS:
+        raise ValueError(f"placement={placement}: write one of {', '.join(PLACEMENTS)}")
+    make = PLACEMENTS[placement] if isinstance(placement, str) else placement
+    available = distributed.devices(devices)
+    try:
+        placed = make(graph, available)
+    except IndexError:
+        name = placement if isinstance(placement, str) else getattr(placement, "__name__", "placement")
+        raise ValueError(
+            f"placement {name} asks for more devices than the {len(available)} there are: write a larger devices=..., "
+            "or let groups share devices"
+        ) from None
+    distributed.check_placement(placed.name, [group.devices for group in placed.groups])
+    return placed
+
+
 def check(graph: Graph, placement: Placement, num_seeds: int = 1) -> None:
     """Refuse a placement that does not hold every fragment exactly once, divides one unevenly, or a host fragment.
 
@@ -125,8 +148,10 @@ def runs_in_parallel(graph: Graph, placement: Placement) -> bool:
     names = _names(graph)
     return any(
         home[a] != home[b] and (a, 0) not in waits[b, t] and (b, t) not in waits[a, 0]
-        for a in names for b in names for t in range(3)
-    )  # fmt: skip
+        for a in names
+        for b in names
+        for t in range(3)
+    )
 
 
 def shards(group: Group, num_seeds: int) -> tuple[int, int]:

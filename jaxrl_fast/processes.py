@@ -13,6 +13,8 @@ from typing import Any, NamedTuple, NoReturn
 
 import jax
 
+from jaxrl_fast.distributed import PLACEMENT
+
 HEARTBEAT_TIMEOUT_S = 20
 """After how long without a sign of life JAX takes a process for dead, and ends the others."""
 LAST_MEETING_S = 7 * 24 * 3600
@@ -35,7 +37,7 @@ class Processes(NamedTuple):
     local_devices: tuple[int, ...] | None = None
 
 
-def told(coordinator: str | None, num_processes: int | None, process_id: int | None) -> Processes | None:
+def named_processes(coordinator: str | None, num_processes: int | None, process_id: int | None) -> Processes | None:
     """The processes that a user names; None where none are.
 
     Raises:
@@ -108,10 +110,14 @@ def start(processes: Processes) -> None:
     # In a thread, so that Ctrl-C is heard while the others are waited for.
     pool = ThreadPoolExecutor(1, thread_name_prefix="connect")
     connected = pool.submit(
-        jax.distributed.initialize, processes.coordinator, processes.num_processes, processes.process_id,
-        local_device_ids=processes.local_devices, cluster_detection_method="deactivate",
+        jax.distributed.initialize,
+        processes.coordinator,
+        processes.num_processes,
+        processes.process_id,
+        local_device_ids=processes.local_devices,
+        cluster_detection_method="deactivate",
         heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT_S,
-    )  # fmt: skip
+    )
     pool.shutdown(wait=False)
     while not wait([connected], timeout=POLL_S).done:
         pass
@@ -156,6 +162,26 @@ def leave(status: int) -> NoReturn:
     os._exit(status)
 
 
+def describe_devices() -> str:
+    """Which devices this process drives."""
+    own = jax.local_devices()
+    return (
+        f"process {jax.process_index()} of {jax.process_count()} on {socket.gethostname()} drives {len(own)} "
+        f"device{'s' if len(own) != 1 else ''} ({own[0].device_kind} {', '.join(str(device.id) for device in own)})"
+    )
+
+
+def unused_devices(used: int) -> str | None:
+    """A warning if a run on ``used`` devices of all processes leaves accelerators unused that this one sees."""
+    own = jax.local_devices()
+    resting = len(own) - used // jax.process_count()
+    hidden = (visible_devices() or 0) - len(own) * tasks_on_node()
+    if own[0].platform == "cpu" or (resting <= 0 and hidden <= 0):
+        return None
+    advice = f"write placement={PLACEMENT} devices={len(jax.devices())}" if resting > 0 else "start one process a node"
+    return f"warning: {max(resting, hidden)} visible {own[0].platform} devices are left unused: {advice} to use them"
+
+
 def tasks_on_node() -> int:
     """How many processes SLURM or Open MPI started on this node; 1 where neither did."""
     slurm = re.match(r"\d+", os.environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
@@ -182,9 +208,12 @@ class LastWord:
         if self._shell is None:
             script = 'while IFS= read -r line; do last=$line; done; [ -z "$last" ] || printf "%s\\n" "$last" >&2'
             self._shell = subprocess.Popen(
-                ["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+                ["sh", "-c", script],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                text=True,
                 start_new_session=True,
-            )  # fmt: skip
+            )
         if self._shell.stdin is not None:
             self._shell.stdin.write(f"jaxrl_fast: error: {text}\n" if text else "\n")
             self._shell.stdin.flush()

@@ -74,16 +74,20 @@ def _one_program(graph: Graph, home: dict[str, Mesh], ticks_per_chunk: int, num_
 
     init = jax.jit(init_seeds(graph, num_seeds), out_shardings=layout)
     run = jax.jit(
-        chunk, donate_argnums=0, in_shardings=(layout,), out_shardings=(layout, layout.key),
+        chunk,
+        donate_argnums=0,
+        in_shardings=(layout,),
+        out_shardings=(layout, layout.key),
         compiler_options=compiler_options(home[graph.fragments[0].name]),
-    )  # fmt: skip
+    )
 
     def ready(keys: jax.Array, hyper: Any) -> tuple[Callable[[jax.Array, Any], TrainState], Run]:
         shapes = jax.eval_shape(init, keys, hyper)
         pool = ThreadPoolExecutor(2)
         compiled = [
-            pool.submit(lambda: init.lower(keys, hyper).compile()), pool.submit(lambda: run.lower(shapes).compile())
-        ]  # fmt: skip
+            pool.submit(lambda: init.lower(keys, hyper).compile()),
+            pool.submit(lambda: run.lower(shapes).compile()),
+        ]
         pool.shutdown(wait=False)
         return compiled[0].result(), compiled[1].result()
 

@@ -9,11 +9,9 @@ import numpy as np
 from jaxrl_fast.core import EpisodeTotals
 from jaxrl_fast.env import VecEnv
 from jaxrl_fast.evaluation import bootstrap_interval
-from jaxrl_fast.experience.bind import Bound
 from jaxrl_fast.graph import Graph, active_ticks
 from jaxrl_fast.host_env import HostEnv
-from jaxrl_fast.learners import OnNan
-from jaxrl_fast.placement import Placement
+from jaxrl_fast.job import Job
 from jaxrl_fast.planning import Plan
 from jaxrl_fast.reporting import Row, RunFolder
 from jaxrl_fast.updates import DROPPED
@@ -34,14 +32,10 @@ NOT_EVALUATED: Row = {"eval_return_mean": None, "eval_return_std": None, "eval_e
 class Recorder:
     """The run's clock and memory: rows, rates and the summary. Times in seconds."""
 
-    def __init__(
-        self, env: VecEnv | HostEnv, agent: Bound, plan: Plan, graph: Graph, placement: Placement, num_seeds: int,
-        on_metrics: Callable[[Row], None] | None, folder: RunFolder | None, nan: OnNan = "stop",
-        empty_until: int = 0,
-    ) -> None:  # fmt: skip
-        self.env, self.agent, self.plan, self.graph, self.num_seeds = env, agent, plan, graph, num_seeds
-        self.nan, self.empty_until = nan, empty_until
-        self.devices = sorted({str(device) for group in placement.groups for device in group.devices})
+    def __init__(self, job: Job, on_metrics: Callable[[Row], None] | None, folder: RunFolder | None) -> None:
+        self.env, self.agent, self.plan, self.graph = job.env, job.agent, job.plan, job.graph
+        self.num_seeds, self.nan, self.empty_until = job.num_seeds, job.nan, job.empty_until
+        self.devices = sorted({str(device) for group in job.placement.groups for device in group.devices})
         self.on_metrics, self.folder = on_metrics, folder
         self.history: list[Row] = []
         self.scores = np.zeros(0)
@@ -56,11 +50,17 @@ class Recorder:
     def progress(self) -> Row:
         """Where the run stands, for a checkpoint."""
         return {
-            "ticks": self.ticks, "env_steps": self.env_steps(), "updates": self.updates, "dropped": self.dropped,
-            "wall_s": self.wall_s(), "ticks_per_chunk": self.plan.ticks_per_chunk, "empty_until": self.empty_until,
+            "ticks": self.ticks,
+            "env_steps": self.env_steps(),
+            "updates": self.updates,
+            "dropped": self.dropped,
+            "wall_s": self.wall_s(),
+            "ticks_per_chunk": self.plan.ticks_per_chunk,
+            "empty_until": self.empty_until,
             "evaluation_due": self.evaluation_due,
-            "scores": self.scores.tolist(), "eval_row": self.eval_row,
-        }  # fmt: skip
+            "scores": self.scores.tolist(),
+            "eval_row": self.eval_row,
+        }
 
     def go_on_from(self, progress: Row) -> None:
         """Count on from where a checkpoint stood."""
@@ -205,8 +205,10 @@ def _check_finite(metrics: dict[str, np.ndarray], first_tick: int, plan: Plan, e
             f"environment {env.spec.name} gave a NaN or an infinity (observation or reward) at step {step} of each "
             f"environment, {step * env.num_envs} steps over all {env.num_envs} (fragment sample, tick "
             f"{first_tick + tick}, seed {seed})",
-            "sample", first_tick + tick, seed,
-        )  # fmt: skip
+            "sample",
+            first_tick + tick,
+            seed,
+        )
     places = {name: np.argwhere(~np.isfinite(values)) for name, values in metrics.items()}
     first = {name: min(found.tolist(), key=lambda index: index[1]) for name, found in places.items() if found.size}
     if first:
@@ -216,5 +218,7 @@ def _check_finite(metrics: dict[str, np.ndarray], first_tick: int, plan: Plan, e
         raise NonFiniteError(
             f"metric {metric} of fragment {fragment} became NaN or infinite in tick {first_tick + tick}, seed {seed}: "
             "try a smaller algo.learning_rate, or nan=skip",
-            fragment, first_tick + tick, seed,
-        )  # fmt: skip
+            fragment,
+            first_tick + tick,
+            seed,
+        )

@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxrl_fast import checkpoint_files, checkpointing
 from jaxrl_fast.algorithm import Algorithm
-from jaxrl_fast.checkpoint_files import CheckpointError, Description
+from jaxrl_fast.checkpoint_files import CheckpointError, CheckpointFacts
 from jaxrl_fast.env import VecEnv
 from jaxrl_fast.experience.bind import Bound
 from jaxrl_fast.graph import TrainState
@@ -25,9 +25,21 @@ from jaxrl_fast.program import Program
 from jaxrl_fast.schedules import plain
 
 FREE = (
-    "placement", "devices", "total_steps", "eval.every", "eval.episodes", "checkpoint.every", "checkpoint.keep",
-    "checkpoint.replay", "nan", "debug", "name", "tuned", "pool.workers", "pool.step_timeout_s",
-)  # fmt: skip
+    "placement",
+    "devices",
+    "total_steps",
+    "eval.every",
+    "eval.episodes",
+    "checkpoint.every",
+    "checkpoint.keep",
+    "checkpoint.replay",
+    "nan",
+    "debug",
+    "name",
+    "tuned",
+    "pool.workers",
+    "pool.step_timeout_s",
+)
 """Settings that may change on resume, beside the rates of the algorithm."""
 SILENT = ("name", "tuned")
 """Those of them that nobody needs to be told of."""
@@ -36,7 +48,7 @@ SILENT = ("name", "tuned")
 class Resumed(NamedTuple):
     """A checkpoint, read and checked; ``changes``: the settings that are no longer as they were, a line each."""
 
-    description: Description
+    description: CheckpointFacts
     arrays: dict[str, np.ndarray]
     changes: list[str]
 
@@ -54,17 +66,24 @@ class Resumed(NamedTuple):
 def settings_of(env: VecEnv | HostEnv, algorithm: Algorithm, agent: Bound, **run: Any) -> dict[str, Any]:
     """What a run made in a program of one's own is known by, by key of the command line where there is one."""
     options = {
-        **algorithm.options, **algorithm.hyper._asdict(), "rollout_length": agent.rollout_length,
-        "updates_per_tick": agent.updates_per_tick, "batch_size": agent.batch_size,
-        "normalize_observations": agent.normalize_observations, "normalize_rewards": agent.normalize_rewards,
-    }  # fmt: skip
+        **algorithm.options,
+        **algorithm.hyper._asdict(),
+        "rollout_length": agent.rollout_length,
+        "updates_per_tick": agent.updates_per_tick,
+        "batch_size": agent.batch_size,
+        "normalize_observations": agent.normalize_observations,
+        "normalize_rewards": agent.normalize_rewards,
+    }
     return {
-        "env": env.spec.name, "num_envs": env.num_envs, "algo": algorithm.name, **run,
+        "env": env.spec.name,
+        "num_envs": env.num_envs,
+        "algo": algorithm.name,
+        **run,
         **{f"algo.{key}": plain(value) for key, value in options.items()},
-    }  # fmt: skip
+    }
 
 
-def check(path: str | Path, settings: Mapping[str, Any], algorithm: Algorithm) -> tuple[Description, list[str]]:
+def check(path: str | Path, settings: Mapping[str, Any], algorithm: Algorithm) -> tuple[CheckpointFacts, list[str]]:
     """Hold the checkpoint that ``path`` means to its digests and to a run with ``settings``, without loading it; what
     it says of itself, and the settings that are no longer as they were.
 
@@ -87,7 +106,7 @@ def read(path: str | Path, settings: Mapping[str, Any], algorithm: Algorithm) ->
     return Resumed(description, checkpoint_files.read_arrays(description), changes)
 
 
-def compare(description: Description, settings: Mapping[str, Any], rates: Iterable[str]) -> list[str]:
+def compare(description: CheckpointFacts, settings: Mapping[str, Any], rates: Iterable[str]) -> list[str]:
     """The settings that differ from those of a checkpoint and may, each as a line.
 
     Raises:

@@ -65,7 +65,7 @@ class CheckpointSchema:
 
 @dataclasses.dataclass(frozen=True)
 class DistributedSchema:
-    """``distributed.*``: what `processes.told` takes; beside them, ``distributed`` itself stands alone."""
+    """``distributed.*``: what `processes.named_processes` takes; beside them, ``distributed`` itself stands alone."""
 
     coordinator: str | None = setting(None, "host:port where process 0 listens")
     num_processes: int | None = setting(None, "processes of the run", 1)
@@ -90,7 +90,7 @@ class EnvSchema:
 
 @dataclasses.dataclass(frozen=True)
 class PoolSchema:
-    """``pool.*``: how environments on the host are stepped, as `envs.pool.host.PoolOptions`."""
+    """``pool.*``: how environments on the host are stepped, as `envs.pool.options.PoolOptions`."""
 
     workers: int | None = setting(None, "worker processes, 0 none; measured", 0, 4096)
     num_groups: int = setting(2, "groups that take turns", 1, MAX_SIZE)
@@ -116,7 +116,7 @@ class RunSchema:
     run_dir: str | None = setting(None, "folder of results; runs/<env>/<algo>/<time>-...")
     name: str | None = setting(None, "a label for the run")
     resume: str | None = setting(None, "a run's folder, to go on; auto: run_dir, if it can")
-    nan: OnNan = setting("stop", "what a number that is not finite does:")
+    nan: OnNan = setting("stop", "on NaN or Inf:")
     debug: bool = setting(False, "name the operation that gave a NaN")
     distributed: Literal["auto", "off"] = setting("auto", "join the processes of a cluster:")
 

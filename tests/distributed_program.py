@@ -18,8 +18,15 @@ def jobs() -> dict[str, tuple[VecEnv, Algorithm, dict[str, Any]]]:
     """What is trained, by name: on four environments, a few ticks. PPO is trained by the commands."""
     from tiny import line
 
-    sac = jf.sac(batch_size=8, buffer_size=64, warmup_steps=8, updates_per_tick=2, critic_hidden=(8,),
-                 policy_hidden=(8,), normalize_observations=True)  # fmt: skip
+    sac = jf.sac(
+        batch_size=8,
+        buffer_size=64,
+        warmup_steps=8,
+        updates_per_tick=2,
+        critic_hidden=(8,),
+        policy_hidden=(8,),
+        normalize_observations=True,
+    )
     return {"sac": (line(discrete=False), sac, {"total_steps": 60})}
 
 
@@ -27,10 +34,14 @@ def train(name: str, folder: Path, **arguments: Any) -> jf.Result:
     """Train one of the jobs on two devices and leave its files in ``folder``."""
     env, algorithm, told = jobs()[name]
     return jf.learn(
-        env, algorithm, eval_episodes=4, run_dir=folder / name, tell=lambda line: None,
+        env,
+        algorithm,
+        eval_episodes=4,
+        run_dir=folder / name,
+        tell=lambda line: None,
         checkpoints=Checkpoints(every=told["total_steps"] // 2),
         **{"placement": "data_parallel", **told, **arguments},
-    )  # fmt: skip
+    )
 
 
 def refused(**arguments: Any) -> str:

@@ -35,9 +35,12 @@ class Commands:
     def __init__(self, notes: Path) -> None:
         self.notes = notes
         variables = {
-            **os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "JAX_PLATFORMS": "cpu",
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "JAX_PLATFORMS": "cpu",
             "HYDRA_FULL_ERROR": "",
-        }  # fmt: skip
+        }
         self.process = subprocess.Popen(
             [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=variables
         )
@@ -148,11 +151,11 @@ def stop_before_training() -> None:
 
 def start_jax_once() -> None:
     """From here on only the first command sets JAX up."""
-    from jaxrl_fast import evaluate, settling
+    from jaxrl_fast import evaluate, prepare
     from jaxrl_fast.runtime import setup
 
     once = functools.cache(setup)
-    settling.setup = evaluate.setup = lambda **options: once()
+    prepare.setup = evaluate.setup = lambda **options: once()
 
 
 def everything(folder: Path) -> dict[str, bytes | None]:

@@ -113,10 +113,20 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(monkeypatch: p
 
 def test_the_commands_train_and_evaluate_a_game(commands: Commands, tmp_path):
     small = [
-        "num_envs=4", "+env.screen_size=36", "env.noop_max=1", "env.episode_length=40", "algo.rollout_length=8",
-        "algo.num_epochs=1", "algo.num_minibatches=1", "algo.policy_hidden=[8]", "algo.value_hidden=[8]",
-        "eval.episodes=2", "eval.every=1000", "checkpoint.every=1000", "pool.workers=2",
-    ]  # fmt: skip
+        "num_envs=4",
+        "+env.screen_size=36",
+        "env.noop_max=1",
+        "env.episode_length=40",
+        "algo.rollout_length=8",
+        "algo.num_epochs=1",
+        "algo.num_minibatches=1",
+        "algo.policy_hidden=[8]",
+        "algo.value_hidden=[8]",
+        "eval.episodes=2",
+        "eval.every=1000",
+        "checkpoint.every=1000",
+        "pool.workers=2",
+    ]
     words = ["env=atari", "env.id=Pong", *small, "total_steps=128", "run_dir=run"]
     trained = commands.run(tmp_path, "train", *words, trains=True)
     assert (trained.status, "settings tuned for this environment (tuned/atari_ppo.yaml)" in trained.out) == (0, True)

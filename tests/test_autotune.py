@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl_fast import autotune, machine
+from jaxrl_fast import autotune, findings, machine
 from jaxrl_fast.config import compose
-from jaxrl_fast.tuning import auto, cache, comparing, report
+from jaxrl_fast.tuning import auto, comparing, report
 from jaxrl_fast.tuning.candidates import at_width
 from jaxrl_fast.tuning.child import Child, Failure
 from jaxrl_fast.tuning.measuring import Row, Settings, measure
@@ -21,8 +21,17 @@ from jaxrl_fast.tuning.sweep import Record
 from jaxrl_fast.tuning.trial import share_of_others
 
 ROOT = Path(__file__).parent.parent
-WALK = ["env=custom", "env.make=tests.tuning_worlds.walk", "algo=ppo", "num_envs=16", "algo.rollout_length=32",
-        "algo.num_minibatches=1", "algo.num_epochs=1", "algo.policy_hidden=[4]", "algo.value_hidden=[4]"]  # fmt: skip
+WALK = [
+    "env=custom",
+    "env.make=tests.tuning_worlds.walk",
+    "algo=ppo",
+    "num_envs=16",
+    "algo.rollout_length=32",
+    "algo.num_minibatches=1",
+    "algo.num_epochs=1",
+    "algo.policy_hidden=[4]",
+    "algo.value_hidden=[4]",
+]
 QUICK = ["repeats=2", "repeat_s=0.01"]
 
 
@@ -157,7 +166,7 @@ def test_ctrl_c_keeps_what_was_measured_prints_the_best_and_leaves_nobody_behind
     assert "best so far: " in out and "Traceback" not in err
     doc = json.loads((here / "sweeps" / "custom_ppo.json").read_text())
     assert doc["interrupted"] and doc["rows"][0]["status"] == "measured"
-    assert not cache.read()
+    assert not findings.read()
     wait_until_gone(*map(int, (here / "pids").read_text().split()))
 
 
@@ -172,7 +181,7 @@ def test_num_envs_auto_looks_around_only_where_the_run_is_worth_it(here: Path):
     assert [line.partition(":")[0] for line in told] == ["num_envs=auto"] * 2
     assert "looks at 4, 16, 64 environments" in told[0] and f"{long.num_envs} environments" in told[1]
     assert long.num_envs in (4, 16, 64) and long.num_envs * long.algo_options["rollout_length"] == 512
-    (finding,) = cache.read().values()
+    (finding,) = findings.read().values()
     assert finding.quick
     assert auto.resolve(compose(words), may_measure=False, tell=told.append) == long
 
@@ -191,7 +200,8 @@ def test_a_row_that_others_disturbed_is_named(here: Path):
 
 TRIAL = """
 import sys
-from jaxrl_fast.config import compose, to_yaml
+from jaxrl_fast.config import compose
+from jaxrl_fast.run_settings import to_yaml
 from jaxrl_fast.tuning import trial
 from jaxrl_fast.tuning.talk import Request
 
@@ -224,12 +234,20 @@ def test_nothing_is_timed_before_it_is_asked_for_since_others_may_be_compiling(r
 def test_two_sweeps_side_by_side(here: Path, capsys: pytest.CaptureFixture[str]):
     def doc(chosen: int, rates: dict[int, float]) -> dict:
         spread = {width: {"median": rate, "low": 0.99 * rate, "high": 1.01 * rate} for width, rate in rates.items()}
-        rows = [{"knob": "num_envs", "value": w, "num_envs": w, "status": "measured", "sampling_hz": s}
-                for w, s in spread.items()]  # fmt: skip
+        rows = [
+            {"knob": "num_envs", "value": w, "num_envs": w, "status": "measured", "sampling_hz": s}
+            for w, s in spread.items()
+        ]
         return {
-            "env": "e", "algo": "a", "objective": "training", "machine": "m", "measured": "today",
-            "versions": {"jax": "1"}, "rows": rows, "chosen": {"num_envs": chosen, "words": [f"num_envs={chosen}"]},
-        }  # fmt: skip
+            "env": "e",
+            "algo": "a",
+            "objective": "training",
+            "machine": "m",
+            "measured": "today",
+            "versions": {"jax": "1"},
+            "rows": rows,
+            "chosen": {"num_envs": chosen, "words": [f"num_envs={chosen}"]},
+        }
 
     a, b = doc(64, {64: 100.0, 128: 99.0}), doc(128, {64: 99.5, 128: 100.0})
     (here / "a.json").write_text(json.dumps(a))

@@ -22,10 +22,19 @@ from jaxrl_fast.normalize import init_stats
 from jaxrl_fast.policy import PolicyParams, make_policy, same_spaces
 
 SMALL = [
-    "env=probe", "env.id=action_continuous", "algo=sac", "num_envs=4", "total_steps=200", "eval.episodes=1",
-    "algo.buffer_size=400", "algo.warmup_steps=40", "algo.updates_per_tick=1", "algo.batch_size=8",
-    "algo.policy_hidden=[8]", "algo.critic_hidden=[8]",
-]  # fmt: skip
+    "env=probe",
+    "env.id=action_continuous",
+    "algo=sac",
+    "num_envs=4",
+    "total_steps=200",
+    "eval.episodes=1",
+    "algo.buffer_size=400",
+    "algo.warmup_steps=40",
+    "algo.updates_per_tick=1",
+    "algo.batch_size=8",
+    "algo.policy_hidden=[8]",
+    "algo.critic_hidden=[8]",
+]
 OBS = jax.ShapeDtypeStruct((2,), jnp.float32)
 
 

@@ -10,7 +10,7 @@ import jaxrl_fast as jf
 from jaxrl_fast import placement as placements
 from jaxrl_fast import program as programs
 from jaxrl_fast.algorithms import ppo, sac
-from jaxrl_fast.bridge import BridgeError, make_bridge, told_by_name
+from jaxrl_fast.bridge import BridgeError, make_bridge, reraise_callback_error
 from jaxrl_fast.core import Discrete, EnvSpec
 from jaxrl_fast.fragments import build_graph
 from jaxrl_fast.host_env import HostEnv, HostStep
@@ -19,9 +19,15 @@ from jaxrl_fast.rollout import start, unroll
 
 PPO = ppo(rollout_length=6, num_epochs=1, num_minibatches=2, policy_hidden=(4,), value_hidden=(4,))
 SAC = sac(
-    rollout_length=2, updates_per_tick=1, batch_size=8, buffer_size=200, warmup_steps=8, policy_hidden=(4,),
-    critic_hidden=(4,), n_step=2,
-)  # fmt: skip
+    rollout_length=2,
+    updates_per_tick=1,
+    batch_size=8,
+    buffer_size=200,
+    warmup_steps=8,
+    policy_hidden=(4,),
+    critic_hidden=(4,),
+    n_step=2,
+)
 
 
 def push(carry, obs, first, key):
@@ -88,7 +94,7 @@ def test_what_a_callback_raised_is_raised_by_learn():
 
     with pytest.raises(KeyError, match="no such thing"):
         jf.learn(env._replace(recv=fail), PPO, total_steps=96, eval_episodes=1)
-    with pytest.raises(jax.errors.JaxRuntimeError, match="elsewhere"), told_by_name([]):
+    with pytest.raises(jax.errors.JaxRuntimeError, match="elsewhere"), reraise_callback_error([]):
         raise jax.errors.JaxRuntimeError("elsewhere")
 
 
@@ -124,9 +130,18 @@ def pictures(num_envs: int, bridge: str) -> HostEnv:
 
     spec = EnvSpec("pictures", jax.ShapeDtypeStruct((84, 84, 4), np.uint8), Discrete(7))
     return HostEnv(
-        spec, num_envs, 1, reset, lambda actions, group: sent.append(np.array(actions)), recv, lambda: int(count.sum()),
-        list, lambda num_envs: pictures(num_envs, bridge), lambda: None, bridge=bridge,
-    )  # fmt: skip
+        spec,
+        num_envs,
+        1,
+        reset,
+        lambda actions, group: sent.append(np.array(actions)),
+        recv,
+        lambda: int(count.sum()),
+        list,
+        lambda num_envs: pictures(num_envs, bridge),
+        lambda: None,
+        bridge=bridge,
+    )
 
 
 def test_ten_thousand_steps_of_pictures_by_callback_do_not_deadlock():
@@ -173,5 +188,5 @@ def test_the_error_of_a_stale_state_has_a_name_of_its_own():
     state, _ = bridge.env.reset(jax.random.key(0))
     step = jax.jit(lambda state: bridge.env.step(state, jnp.zeros(4, jnp.int32), jax.random.key(0), (), 0))
     jax.block_until_ready(step(state))
-    with pytest.raises(BridgeError, match="each state can be stepped once"), told_by_name(bridge.failures):
+    with pytest.raises(BridgeError, match="each state can be stepped once"), reraise_callback_error(bridge.failures):
         jax.block_until_ready(step(state))

@@ -1,5 +1,8 @@
 """Chains: what is dispatched when, cycles across groups, and devices that really work at the same time."""
 
+import sys
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +14,9 @@ from jaxrl_fast.chain import Chain, dispatch_order
 from jaxrl_fast.graph import Fragment, Graph
 from jaxrl_fast.layout import homes
 from jaxrl_fast.placement import Group, Placement
-from jaxrl_fast.timeline import Span, Timeline, record
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "experiments"))
+from timeline import Span, Timeline, record
 
 CPU = jax.devices()
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrl_fast import checkpoint_files as files
-from jaxrl_fast.checkpointing import Checkpointer, Checkpoints, find, newest_good, prune, sweep
+from jaxrl_fast.checkpointing import Checkpointer, Checkpoints, find, newest_good, prune, remove_stale
 from jaxrl_fast.graph import TrainState
 
 SETTINGS = {"env": "line", "algo.hidden": [8], "algo.learning_rate": 3e-4}
@@ -135,7 +135,7 @@ def test_an_unfinished_checkpoint_is_never_taken_for_a_good_one(tmp_path, monkey
     monkeypatch.undo()
     assert {path.name for path in (run / "checkpoints").iterdir()} == {"10", "20.unfinished"}
     assert find(run) == newest_good(run, print) == run / "checkpoints" / "10"
-    sweep(run / "checkpoints")
+    remove_stale(run / "checkpoints")
     assert {path.name for path in (run / "checkpoints").iterdir()} == {"10"}
 
 
@@ -148,8 +148,9 @@ def test_the_newest_and_the_best_stay_and_only_the_newest_keeps_replay(tmp_path)
     old, new = (files.read_description(tmp_path / steps) for steps in ("4", "5"))
     assert old.replay_lost and not new.replay_lost
     assert set(files.read_arrays(new)) - set(files.read_arrays(old)) == {
-        "private.experience.ring", "private.experience.steps"
-    }  # fmt: skip
+        "private.experience.ring",
+        "private.experience.steps",
+    }
     kept = files.restore(state(0.0), old, files.read_arrays(old))
     assert kept.private["learn"][0][0, 0] == 1.0
 

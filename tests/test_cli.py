@@ -18,8 +18,17 @@ from jaxrl_fast.placement import PLACEMENTS
 from jaxrl_fast.schema import ConfigError, run_keys
 
 ROOT = Path(__file__).parent.parent
-JOB = ["env=probe", "env.id=value", "algo=ppo", "num_envs=4", "total_steps=64", "eval.episodes=4",
-       "algo.rollout_length=8", "algo.policy_hidden=[4]", "algo.value_hidden=[4]"]  # fmt: skip
+JOB = [
+    "env=probe",
+    "env.id=value",
+    "algo=ppo",
+    "num_envs=4",
+    "total_steps=64",
+    "eval.episodes=4",
+    "algo.rollout_length=8",
+    "algo.policy_hidden=[4]",
+    "algo.value_hidden=[4]",
+]
 
 
 def python_m(module: str, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -59,9 +68,14 @@ def test_version_names_what_results_depend_on(capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize(
     ("error", "status"),
-    [(ConfigError("say\nthis"), 2), (ValueError("say this"), 2), (PermissionError(13, "say this"), 2),
-     (ImportError("say this"), 2), (KeyboardInterrupt(), 130)],
-)  # fmt: skip
+    [
+        (ConfigError("say\nthis"), 2),
+        (ValueError("say this"), 2),
+        (PermissionError(13, "say this"), 2),
+        (ImportError("say this"), 2),
+        (KeyboardInterrupt(), 130),
+    ],
+)
 def test_errors_become_one_line_and_a_status(
     error: BaseException, status: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):

@@ -12,7 +12,9 @@ from omegaconf import OmegaConf
 import envs
 from jaxrl_fast import Cosine, Linear
 from jaxrl_fast.algorithms import ALGORITHMS
-from jaxrl_fast.config import CONFIG_DIR, NEEDS, Run, command_line, compose, make_algorithm, options_of, to_yaml
+from jaxrl_fast.config import CONFIG_DIR, NEEDS, compose, options_of
+from jaxrl_fast.grammar import command_line
+from jaxrl_fast.run_settings import Run, make_algorithm, to_yaml
 from jaxrl_fast.schedules import plain
 from jaxrl_fast.schema import ConfigError, algo_keys, read_value
 
@@ -32,9 +34,9 @@ def refusal(*words: str) -> str:
     return message
 
 
-def test_the_default_job_is_halfcheetah_with_the_algorithm_that_its_file_chooses():
+def test_the_default_job_is_halfcheetah_with_the_algorithm_that_the_table_names():
     run = compose([])
-    chosen = OmegaConf.load(CONFIG_DIR / "env" / "halfcheetah.yaml").defaults[0]["override /algo"]
+    chosen = OmegaConf.load(CONFIG_DIR / "envs.yaml").halfcheetah.algo
     assert (run.env, run.algo, run.placement, run.overlap) == ("halfcheetah", chosen, "auto", "none")
     assert run.tuned_file == f"tuned/halfcheetah_{chosen}.yaml"
     assert compose(["env=pendulum"]).algo != compose(["env=cartpole"]).algo
@@ -125,14 +127,28 @@ def test_a_run_repeated_from_its_file_goes_to_a_folder_of_its_own(tmp_path: Path
 
 def test_values_are_read_as_the_types_of_their_keys():
     run = compose(
-        ["total_steps=2e5", "num_envs=1_000", "eval.every=1e4", "name=3", "algo=ppo", "algo.discount=1",
-         "algo.learning_rate=linear:3e-4:0", "algo.clip_range=cosine:1:0", "algo.policy_hidden=[8,8.0]",
-         "algo.layer_norm=true"]
-    )  # fmt: skip
+        [
+            "total_steps=2e5",
+            "num_envs=1_000",
+            "eval.every=1e4",
+            "name=3",
+            "algo=ppo",
+            "algo.discount=1",
+            "algo.learning_rate=linear:3e-4:0",
+            "algo.clip_range=cosine:1:0",
+            "algo.policy_hidden=[8,8.0]",
+            "algo.layer_norm=true",
+        ]
+    )
     assert (run.total_steps, run.num_envs, run.name, run.eval_every) == (200_000, 1000, "3", 10_000)
     assert type(run.total_steps) is int
-    expected = {"learning_rate": Linear(3e-4, 0.0), "clip_range": Cosine(1.0, 0.0), "discount": 1.0,
-                "policy_hidden": (8, 8), "layer_norm": True}  # fmt: skip
+    expected = {
+        "learning_rate": Linear(3e-4, 0.0),
+        "clip_range": Cosine(1.0, 0.0),
+        "discount": 1.0,
+        "policy_hidden": (8, 8),
+        "layer_norm": True,
+    }
     assert {key: run.algo_options[key] for key in expected} == expected
 
 

@@ -21,10 +21,18 @@ from jaxrl_fast.checkpoint_files import all_steps, read_arrays, read_description
 from jaxrl_fast.processes import Processes
 
 SMALL = [
-    "env=probe", "env.id=value", "algo=ppo", "num_envs=4", "algo.rollout_length=8", "algo.policy_hidden=[4]",
-    "algo.value_hidden=[4]", "algo.num_epochs=1", "algo.num_minibatches=1", "eval.episodes=2",
+    "env=probe",
+    "env.id=value",
+    "algo=ppo",
+    "num_envs=4",
+    "algo.rollout_length=8",
+    "algo.policy_hidden=[4]",
+    "algo.value_hidden=[4]",
+    "algo.num_epochs=1",
+    "algo.num_minibatches=1",
+    "eval.episodes=2",
     "eval.every=1_000_000_000",
-]  # fmt: skip
+]
 LONG = [*SMALL, "total_steps=12_800", "run_dir=run"]
 """Long enough to be disturbed, in chunks of 4 ticks: in each the processes exchange several messages."""
 NODE = {"SLURM_JOB_ID": "77", "SLURM_STEP_NODELIST": "node[03-04]", "SLURM_NTASKS": "4", "SLURM_PROCID": "3"}
@@ -40,16 +48,21 @@ def spawn(folder: Path, *words: str, **variables: str) -> subprocess.Popen[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "OMPI_"))}
     environment = {**kept, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "PYTHONUNBUFFERED": "1", "JAX_PLATFORMS": "cpu"}
     return subprocess.Popen(
-        [sys.executable, *words], cwd=folder, env={**environment, **variables}, text=True, stdout=subprocess.PIPE,
+        [sys.executable, *words],
+        cwd=folder,
+        env={**environment, **variables},
+        text=True,
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-    )  # fmt: skip
+    )
 
 
 def keys(port: int, process_id: int) -> list[str]:
     return [
-        f"distributed.coordinator=127.0.0.1:{port}", "distributed.num_processes=2",
+        f"distributed.coordinator=127.0.0.1:{port}",
+        "distributed.num_processes=2",
         f"distributed.process_id={process_id}",
-    ]  # fmt: skip
+    ]
 
 
 def start_two(folder: Path, *words: str) -> list[subprocess.Popen[str]]:
@@ -118,9 +131,13 @@ def stopped(tmp_path_factory) -> Iterator[tuple[Path, list[tuple[int, str, str]]
     """A run of two processes that SLURM seems to have started, ended by a SIGTERM to the second of them."""
     folder = tmp_path_factory.mktemp("stopped")
     slurm = {
-        "SLURM_JOB_ID": "77", "SLURM_STEP_NODELIST": "127.0.0.1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0",
-        "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "JAX_COORDINATOR_PORT": str(free_port()),
-    }  # fmt: skip
+        "SLURM_JOB_ID": "77",
+        "SLURM_STEP_NODELIST": "127.0.0.1",
+        "SLURM_NTASKS": "2",
+        "SLURM_LOCALID": "0",
+        "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+        "JAX_COORDINATOR_PORT": str(free_port()),
+    }
     words = ["-m", "jaxrl_fast.train", *LONG]
     started = [spawn(folder, *words, **slurm, SLURM_PROCID=str(i)) for i in (0, 1)]
     wait_for(folder / "run" / "metrics.csv")
@@ -229,8 +246,8 @@ def test_devices_are_shared_evenly():
 
 def test_the_last_word_is_said_only_by_who_is_ended_from_outside_and_did_not_take_it_back():
     script = (
-        "import os, sys; from jaxrl_fast.processes import last_word; last_word.say('one'); last_word.say(sys.argv[1]);"
-        "os.abort()"
+        "import os, sys; from jaxrl_fast.processes import last_word; "
+        "last_word.say('one'); last_word.say(sys.argv[1]); os.abort()"
     )
     for word, expected in (("two", "jaxrl_fast: error: two\n"), ("", "")):
         status, _, err = finish(spawn(ROOT, "-c", script, word))

@@ -1,4 +1,4 @@
-"""The laws of `jaxrl_fast.env`: batches do not leak, resets are fresh, ends are told apart, totals are right."""
+"""The laws of many environments: batches do not leak, resets are fresh, ends are told apart, totals are right."""
 
 from typing import NamedTuple
 

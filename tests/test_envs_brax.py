@@ -81,8 +81,11 @@ def test_loading_is_quiet(tmp_path):
     script = "import envs; envs.make('halfcheetah')"
     ran = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}; {script}"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
     assert list(tmp_path.iterdir()) == []
 

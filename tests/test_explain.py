@@ -51,17 +51,33 @@ def toy_graph() -> Graph:
         return w, {"weights": w, "unread": w * 2}, {}
 
     sampler = Fragment(
-        "sample", lambda key: jnp.ones((8, 6)), sample, ("weights", "scale"), ("rows",), private_axes=0,
-        write_axes={"rows": 0}, width=8, unit="rows (made up)",
-    )  # fmt: skip
+        "sample",
+        lambda key: jnp.ones((8, 6)),
+        sample,
+        ("weights", "scale"),
+        ("rows",),
+        private_axes=0,
+        write_axes={"rows": 0},
+        width=8,
+        unit="rows (made up)",
+    )
     scaler = Fragment(
-        "scale", lambda key: jnp.ones(()), lambda p, i, h, k: (p, {"scale": p + jnp.mean(i["rows"]["x"])}, {}),
-        ("rows",), ("scale",), publish=lambda p: {"scale": p},
-    )  # fmt: skip
+        "scale",
+        lambda key: jnp.ones(()),
+        lambda p, i, h, k: (p, {"scale": p + jnp.mean(i["rows"]["x"])}, {}),
+        ("rows",),
+        ("scale",),
+        publish=lambda p: {"scale": p},
+    )
     learner = Fragment(
-        "learn", lambda key: jnp.ones(6), learn, ("rows",), ("weights", "unread"),
-        publish=lambda w: {"weights": w, "unread": w}, start=1,
-    )  # fmt: skip
+        "learn",
+        lambda key: jnp.ones(6),
+        learn,
+        ("rows",),
+        ("weights", "unread"),
+        publish=lambda w: {"weights": w, "unread": w},
+        start=1,
+    )
     return Graph((sampler, scaler, learner), {("sample", "weights"): 1, ("sample", "scale"): 1})
 
 
@@ -110,11 +126,21 @@ def descriptions(draw) -> Description:
                 channels.append(ChannelFacts(f"channel_{i}_{j}", writer, some, age, False, None, size, size, None))
     facts = tuple(
         FragmentFacts(
-            name, (), (), used.index(group[i]), draw(st.sampled_from([0, 0, 99])), 1, 1, i == 3, 64, "environments",
-            draw(st.sampled_from([1, 1, 2])), 0,
+            name,
+            (),
+            (),
+            used.index(group[i]),
+            draw(st.sampled_from([0, 0, 99])),
+            1,
+            1,
+            i == 3,
+            64,
+            "environments",
+            draw(st.sampled_from([1, 1, 2])),
+            0,
         )
         for i, name in enumerate(names)
-    )  # fmt: skip
+    )
     groups = tuple(
         GroupFacts(
             tuple(n for n, g in zip(names, group, strict=True) if g == number), ("cpu:0", f"cpu:{number + 1}"), 1
@@ -203,9 +229,8 @@ def test_mermaid_has_every_fragment_in_its_group_and_every_edge():
     assert re.findall(r'subgraph group\d\["(.*)"\]', text) == [g.devices[0] for g in description.groups]
     edges = re.findall(r"(f_\w+) (-->|-\.->)\|\"(\w+)[^|]*\| (f_\w+)", text)
     wanted = [
-        (f"f_{c.writer}", "-.->" if c.age else "-->", c.name, f"f_{r}")
-        for c in description.channels for r in c.readers
-    ]  # fmt: skip
+        (f"f_{c.writer}", "-.->" if c.age else "-->", c.name, f"f_{r}") for c in description.channels for r in c.readers
+    ]
     assert edges == wanted and len(edges) == 4
 
 
@@ -218,8 +243,11 @@ def test_sizes_are_those_of_the_arrays_that_were_compiled():
         assert sizes[name] == sum(x.dtype.itemsize * int(np.prod(x.shape)) for x in jax.tree.leaves(value))
     assert sizes["rows"] == 8 * 6 * (4 + 1) and sizes["unread"] == 24
     assert {c.name: (c.readers, c.age) for c in description.channels} == {
-        "rows": (("scale", "learn"), 0), "scale": (("sample",), 1), "weights": (("sample",), 1), "unread": ((), 0),
-    }  # fmt: skip
+        "rows": (("scale", "learn"), 0),
+        "scale": (("sample",), 1),
+        "weights": (("sample",), 1),
+        "unread": ((), 0),
+    }
 
 
 @pytest.mark.parametrize("make", [toy_graph, cycle_graph])
@@ -248,9 +276,15 @@ def test_bytes_moved_counts_what_a_device_does_not_hold_already():
     tree = {"a": jax.ShapeDtypeStruct((4, 6), np.float32), "b": jax.ShapeDtypeStruct((2,), np.int8)}
     total = 4 * 6 * 4 + 2
     for source, target, wanted in (
-        (here, here, 0), (here, there, total), (here, rows, total // 2), (rows, here, total // 2), (whole, rows, 0),
-        (here, whole, total), (rows, whole, total), (rows, jax.sharding.SingleDeviceSharding(devices[3]), total),
-    ):  # fmt: skip
+        (here, here, 0),
+        (here, there, total),
+        (here, rows, total // 2),
+        (rows, here, total // 2),
+        (whole, rows, 0),
+        (here, whole, total),
+        (rows, whole, total),
+        (rows, jax.sharding.SingleDeviceSharding(devices[3]), total),
+    ):
         assert bytes_moved(tree, source, target) == wanted
     assert bytes_moved(tree, {"a": here, "b": rows}, {"a": there, "b": here}) == 4 * 6 * 4 + 1
 
@@ -361,9 +395,20 @@ def make():
 
 def test_the_command_prints_and_writes_what_would_run(tmp_path: Path):
     (tmp_path / "world.py").write_text(WORLD)
-    words = ["env=custom", "env.make=world.make", "algo=ppo", "num_envs=4", "placement=data_parallel", "devices=2",
-             "algo.rollout_length=8", "algo.num_epochs=1", "algo.num_minibatches=2", "algo.policy_hidden=[4]",
-             "algo.value_hidden=[4]", "out=here"]  # fmt: skip
+    words = [
+        "env=custom",
+        "env.make=world.make",
+        "algo=ppo",
+        "num_envs=4",
+        "placement=data_parallel",
+        "devices=2",
+        "algo.rollout_length=8",
+        "algo.num_epochs=1",
+        "algo.num_minibatches=2",
+        "algo.policy_hidden=[4]",
+        "algo.value_hidden=[4]",
+        "out=here",
+    ]
     done = subprocess.run(
         [sys.executable, "-m", "jaxrl_fast.explain", *words], cwd=tmp_path, capture_output=True, text=True, timeout=300
     )

@@ -15,8 +15,9 @@ import pytest
 import jaxrl_fast as jf
 from jaxrl_fast.algorithm import Learned, init_params
 from jaxrl_fast.experience.bind import bind
-from jaxrl_fast.export import FORMATS, describe, export_policy, main, signature
+from jaxrl_fast.export import main
 from jaxrl_fast.export_check import NUM_OBSERVATIONS, compare, draw_observations
+from jaxrl_fast.exporting import FORMATS, describe, export_policy, signature
 from jaxrl_fast.normalize import RunningStats
 from jaxrl_fast.onnx_export import to_onnx
 from jaxrl_fast.policy import Policy, PolicyParams, make_policy, memory_of, save_policy
@@ -272,8 +273,12 @@ def command(folder: Path, *words: str, without_onnx: bool = False) -> tuple[int,
     environment = {**os.environ, "PYTHONPATH": paths, "PYTHONWARNINGS": "error"}
     done = subprocess.run(
         [sys.executable, "-m", "jaxrl_fast.export", *words],
-        cwd=folder, env=environment, capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
     return done.returncode, done.stdout, done.stderr
 
 

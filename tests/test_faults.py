@@ -89,10 +89,20 @@ def limited(limit_bytes: int) -> None:
 def test_a_full_disk_does_not_end_training_nor_harm_the_last_good_checkpoint(tmp_path):
     """The replay buffer outgrows what a file may hold, and the tables soon after."""
     words = [
-        "env=pendulum", "algo=sac", "tuned=false", "num_envs=4", "total_steps=4000", "algo.updates_per_tick=1",
-        "algo.batch_size=8", "algo.buffer_size=4000", "algo.warmup_steps=40", "algo.policy_hidden=[8]",
-        "algo.critic_hidden=[8]", "eval.episodes=1", "run_dir=run",
-    ]  # fmt: skip
+        "env=pendulum",
+        "algo=sac",
+        "tuned=false",
+        "num_envs=4",
+        "total_steps=4000",
+        "algo.updates_per_tick=1",
+        "algo.batch_size=8",
+        "algo.buffer_size=4000",
+        "algo.warmup_steps=40",
+        "algo.policy_hidden=[8]",
+        "algo.critic_hidden=[8]",
+        "eval.episodes=1",
+        "run_dir=run",
+    ]
     status, _, err = finish(begin(tmp_path, "train", *words))
     assert (status, err) == (0, "")
     good = read_description(tmp_path / "run" / "checkpoints" / "4000")
@@ -102,9 +112,13 @@ def test_a_full_disk_does_not_end_training_nor_harm_the_last_good_checkpoint(tmp
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TESTS": str(ROOT / "tests")}
     full = subprocess.run(
-        [sys.executable, "-c", code, "resume=run", "total_steps=6000"], cwd=tmp_path, env=environment, text=True,
-        capture_output=True, timeout=240,
-    )  # fmt: skip
+        [sys.executable, "-c", code, "resume=run", "total_steps=6000"],
+        cwd=tmp_path,
+        env=environment,
+        text=True,
+        capture_output=True,
+        timeout=240,
+    )
     assert "Traceback" not in full.stderr
     assert "a checkpoint could not be written to run/checkpoints" in full.stdout
     assert "the last good checkpoint is run/checkpoints/4000" in full.stdout
@@ -129,9 +143,16 @@ def test_a_run_folder_that_is_deleted_does_not_end_training(tmp_path):
 def test_a_nan_keeps_the_last_good_checkpoint_and_debug_names_the_operation(tmp_path):
     (tmp_path / "my_package.py").write_text(Path(__file__).with_name("overflowing.py").read_text())
     words = [
-        "env=custom", "env.make=my_package.make", "algo=ppo", "num_envs=4", "total_steps=4000", "run_dir=run",
-        "checkpoint.every=400", "algo.rollout_length=8", "debug=true",
-    ]  # fmt: skip
+        "env=custom",
+        "env.make=my_package.make",
+        "algo=ppo",
+        "num_envs=4",
+        "total_steps=4000",
+        "run_dir=run",
+        "checkpoint.every=400",
+        "algo.rollout_length=8",
+        "debug=true",
+    ]
     status, _, err = finish(begin(tmp_path, "train", *words))
     assert status == 2
     assert err.count("\n") == 1

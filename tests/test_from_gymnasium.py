@@ -14,7 +14,7 @@ from envs.from_gymnasium import make_custom_host, make_host
 from envs.pool import from_envpool
 from envs.pool.batches import env_seed
 from envs.pool.codec import encode_action, encode_obs
-from envs.pool.host import PoolOptions
+from envs.pool.options import PoolOptions
 from jaxrl_fast.core import Box, Discrete
 
 HERE = PoolOptions(workers=0, num_groups=1)
@@ -148,9 +148,13 @@ def test_spaces_that_are_not_supported_are_refused_in_one_line(observed: Any, ac
 
 def test_wrappers_options_and_time_limits_reach_the_environment():
     host = make_host(
-        "MountainCar-v0", num_envs=1, pool=HERE, max_episode_steps=3, goal_velocity=0.01,
+        "MountainCar-v0",
+        num_envs=1,
+        pool=HERE,
+        max_episode_steps=3,
+        goal_velocity=0.01,
         wrappers=["FlattenObservation", {"gymnasium.wrappers.TransformReward": {"func": float.__abs__}}],
-    )  # fmt: skip
+    )
     assert (host.spec.name, host.spec.max_episode_steps, host.spec.action) == ("MountainCar-v0", 3, Discrete(3))
     host.reset(0)
     for _ in range(3):

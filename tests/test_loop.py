@@ -111,9 +111,13 @@ def test_memory_does_not_grow_with_the_number_of_steps():
     live = []
     env = jf.vectorize(counting_world(), num_envs=4)
     jf.learn(
-        env, tiny_ppo(), total_steps=32 * 300, eval_every=32 * 30, eval_episodes=2,
+        env,
+        tiny_ppo(),
+        total_steps=32 * 300,
+        eval_every=32 * 30,
+        eval_episodes=2,
         on_metrics=lambda row: live.append(sum(x.nbytes for x in jax.live_arrays())),
-    )  # fmt: skip
+    )
     assert len(live) > 50
     assert max(live[len(live) // 2 :]) <= max(live[: len(live) // 2])
 
@@ -153,9 +157,14 @@ def test_stopping_between_chunks_saves_at_once_and_writes_without_an_evaluation(
     env = jf.vectorize(counting_world(), num_envs=4)
     rows = []
     result = jf.learn(
-        env, tiny_ppo(), total_steps=32 * 40, eval_episodes=2, on_metrics=rows.append, run_dir=tmp_path,
+        env,
+        tiny_ppo(),
+        total_steps=32 * 40,
+        eval_episodes=2,
+        on_metrics=rows.append,
+        run_dir=tmp_path,
         should_stop=lambda: len(rows) >= 3,
-    )  # fmt: skip
+    )
     assert [row["kind"] for row in rows] == ["train", "train", "train"]
     assert result.summary["env_steps"] == 3 * 32
     assert result.summary["eval_return_mean"] is None

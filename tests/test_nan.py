@@ -57,10 +57,15 @@ def step(fragment, *values: float) -> tuple:
     return fragment.step(private, {"batches": batches(*values)}, (), jax.random.key(0), jnp.int32(0))
 
 
-@pytest.mark.parametrize(("tree", "sound"), [
-    ({"a": jnp.ones(3), "n": jnp.int32(4)}, True), ({"a": jnp.array([1.0, jnp.nan])}, False),
-    ((jnp.ones(2), jnp.float32(-jnp.inf)), False), ((), True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("tree", "sound"),
+    [
+        ({"a": jnp.ones(3), "n": jnp.int32(4)}, True),
+        ({"a": jnp.array([1.0, jnp.nan])}, False),
+        ((jnp.ones(2), jnp.float32(-jnp.inf)), False),
+        ((), True),
+    ],
+)
 def test_all_finite_looks_at_every_real_number(tree, sound):
     assert bool(all_finite(tree)) == sound
 

@@ -15,7 +15,8 @@ from pool_worlds import Uneven, Walk
 
 from envs.from_gymnasium import make_custom_host, make_host
 from envs.pool.batches import env_seed
-from envs.pool.host import PoolOptions, turns_s
+from envs.pool.cost import turns_s
+from envs.pool.options import PoolOptions
 from jaxrl_fast.algorithms import ppo
 from jaxrl_fast.fragments import build_graph
 from jaxrl_fast.host_env import HostEnv, HostStep
@@ -215,9 +216,18 @@ def test_it_is_measured_whether_workers_pay_and_said_in_one_line():
 
 @pytest.mark.parametrize(
     ("cores", "num_envs", "num_groups", "step_us", "fastest"),
-    [(2, 4, 2, 6, 0), (2, 1, 1, 20, 0), (2, 64, 2, 6, 1), (2, 16, 2, 43, 1), (2, 64, 2, 43, 2), (2, 15, 1, 40, 2),
-     (1, 64, 2, 43, 0), (16, 64, 2, 43, 15), (16, 512, 2, 400, 16)],
-)  # fmt: skip
+    [
+        (2, 4, 2, 6, 0),
+        (2, 1, 1, 20, 0),
+        (2, 64, 2, 6, 1),
+        (2, 16, 2, 43, 1),
+        (2, 64, 2, 43, 2),
+        (2, 15, 1, 40, 2),
+        (1, 64, 2, 43, 0),
+        (16, 64, 2, 43, 15),
+        (16, 512, 2, 400, 16),
+    ],
+)
 def test_what_was_fastest_is_expected_to_be(cores, num_envs, num_groups, step_us, fastest):
     """Measured in training with 4 and 64 light environments and 16 and 64 of HalfCheetah on 2 cores. Elsewhere it is
     what the costs say: with many cores one is left for the actions until steps take far longer than these."""
@@ -319,7 +329,7 @@ def test_a_closure_of_a_script_without_a_main_guard_works(tmp_path):
         """
 import gymnasium, numpy as np
 from envs.from_gymnasium import make_custom_host
-from envs.pool.host import PoolOptions
+from envs.pool.options import PoolOptions
 
 print("started")
 scale = 3.0
@@ -339,9 +349,13 @@ print(host.recv(0).reward.tolist())
 """
     )
     done = subprocess.run(
-        [sys.executable, "script.py"], cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+        [sys.executable, "script.py"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
         timeout=60,
-    )  # fmt: skip
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "started\n[0.0, 3.0, 0.0, 3.0]\n"
 

@@ -17,7 +17,7 @@ import pytest
 from pool_worlds import Walk
 
 from envs.from_gymnasium import make_custom_host
-from envs.pool.host import PoolOptions
+from envs.pool.options import PoolOptions
 from envs.pool.stepping import PoolError
 from jaxrl_fast.host_env import HostEnv, HostStep
 
@@ -214,7 +214,7 @@ from functools import partial
 import numpy as np
 from pool_worlds import Walk
 from envs.from_gymnasium import make_custom_host
-from envs.pool.host import PoolOptions
+from envs.pool.options import PoolOptions
 
 host = make_custom_host(partial(Walk, on_nine="hang"), num_envs=4, pool=PoolOptions(workers=2, num_groups=2))
 print(*{int(pid) for pid in host.reset(0)[:, 3]}, flush=True)
@@ -231,16 +231,18 @@ if how in ("stuck", "wait"):
 
 @pytest.mark.parametrize(
     ("how", "number"),
-    [
-        ("stuck", signal.SIGKILL), ("wait", signal.SIGINT), ("wait", signal.SIGTERM), ("raise", None)
-    ],
-)  # fmt: skip
+    [("stuck", signal.SIGKILL), ("wait", signal.SIGINT), ("wait", signal.SIGTERM), ("raise", None)],
+)
 def test_no_worker_and_no_shared_memory_outlives_the_parent(how: str, number: signal.Signals | None):
     shared = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
     process = subprocess.Popen(
-        [sys.executable, "-c", PARENT, how], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        start_new_session=True, env={"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
-    )  # fmt: skip
+        [sys.executable, "-c", PARENT, how],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
+    )
     pids = [int(pid) for pid in process.stdout.readline().split()]
     assert len(pids) == 2 and process.stdout.readline() == "sent\n"
     if number is not None:

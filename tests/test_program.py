@@ -27,11 +27,27 @@ def built(name: str, overlap: str = "none", num_envs: int = NUM_ENVS, recurrent:
     """``(graph, hyper)`` of a small run in which every fragment has work in every tick; the worlds of PPO and SAC
     differ in their observations and actions."""
     options = dict(
-        ppo=dict(rollout_length=6, num_epochs=2, num_minibatches=2, policy_hidden=(8,), value_hidden=(8,),
-                 recurrent_size=recurrent, normalize_rewards=True),
-        sac=dict(rollout_length=2, updates_per_tick=3, batch_size=16, buffer_size=128, warmup_steps=1, n_step=2,
-                 policy_hidden=(8,), critic_hidden=(8,), critic_layer_norm=True),
-    )  # fmt: skip
+        ppo=dict(
+            rollout_length=6,
+            num_epochs=2,
+            num_minibatches=2,
+            policy_hidden=(8,),
+            value_hidden=(8,),
+            recurrent_size=recurrent,
+            normalize_rewards=True,
+        ),
+        sac=dict(
+            rollout_length=2,
+            updates_per_tick=3,
+            batch_size=16,
+            buffer_size=128,
+            warmup_steps=1,
+            n_step=2,
+            policy_hidden=(8,),
+            critic_hidden=(8,),
+            critic_layer_norm=True,
+        ),
+    )
     algorithm = {"ppo": ppo, "sac": sac}[name](**options[name])
     env = tiny.line(discrete=name == "ppo", num_envs=num_envs)
     return build_graph(env, algorithm, overlap=overlap, **learning)[0], algorithm.hyper
@@ -96,10 +112,13 @@ def largest_difference(got, want) -> float:
 @pytest.mark.parametrize(
     ("name", "placement", "devices"),
     [
-        ("ppo", "data_parallel", 1), ("ppo", "data_parallel", 4), ("sac", "data_parallel", 2),
-        ("ppo", "sharded_sampling", 2), ("sac", "sharded_sampling", 4),
+        ("ppo", "data_parallel", 1),
+        ("ppo", "data_parallel", 4),
+        ("sac", "data_parallel", 2),
+        ("ppo", "sharded_sampling", 2),
+        ("sac", "sharded_sampling", 4),
     ],
-)  # fmt: skip
+)
 def test_dividing_among_devices_changes_one_tick_only_by_rounding(name, placement, devices):
     got, metrics = one_tick(name, placement, devices)
     want, reference = one_tick(name, "fused", 1)

@@ -21,10 +21,18 @@ def tiny_ppo(**options: Any) -> jf.Algorithm:
 
 
 def tiny_sac(**options: Any) -> jf.Algorithm:
-    return jf.sac(**{
-        "updates_per_tick": 2, "batch_size": 8, "buffer_size": 160, "warmup_steps": 24, "policy_hidden": (8,),
-        "critic_hidden": (8,), "n_step": 2, **options,
-    })  # fmt: skip
+    return jf.sac(
+        **{
+            "updates_per_tick": 2,
+            "batch_size": 8,
+            "buffer_size": 160,
+            "warmup_steps": 24,
+            "policy_hidden": (8,),
+            "critic_hidden": (8,),
+            "n_step": 2,
+            **options,
+        }
+    )
 
 
 def quiet(line: str) -> None:
@@ -60,22 +68,32 @@ def interrupted(folder: Path, env: jf.VecEnv, algorithm: jf.Algorithm, chunks: t
 
 WORLDS = {
     "gymnax, recurrent ppo": (
-        lambda: jf.make_env("cartpole", num_envs=4), lambda: tiny_ppo(recurrent_size=4), 640, {},
+        lambda: jf.make_env("cartpole", num_envs=4),
+        lambda: tiny_ppo(recurrent_size=4),
+        640,
+        {},
     ),
     "gymnax, sac, two seeds": (lambda: jf.make_env("pendulum", num_envs=4), tiny_sac, 240, {"num_seeds": 2}),
     "line, ppo, rewards normalized, a chain of programs": (
-        lambda: line(discrete=True), lambda: tiny_ppo(normalize_rewards=True), 640,
+        lambda: line(discrete=True),
+        lambda: tiny_ppo(normalize_rewards=True),
+        640,
         {"placement": "sharded_sampling", "devices": 2},
     ),
     "probe, sac, a schedule, all overlaps": (
         lambda: jf.make_env("probe", id="observation_continuous", num_envs=4),
-        lambda: tiny_sac(tau=jf.Linear(0.1, 0.0)), 240, {"overlap": "all"},
+        lambda: tiny_sac(tau=jf.Linear(0.1, 0.0)),
+        240,
+        {"overlap": "all"},
     ),
     "brax without physics, ppo, two seeds": (
-        lambda: jf.make_env("brax", id="fast", num_envs=4), tiny_ppo, 640, {"num_seeds": 2},
+        lambda: jf.make_env("brax", id="fast", num_envs=4),
+        tiny_ppo,
+        640,
+        {"num_seeds": 2},
     ),
     "brax, sac": (lambda: jf.make_env("inverted_pendulum", num_envs=2), tiny_sac, 120, {}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", WORLDS)
@@ -106,9 +124,13 @@ def test_an_evaluation_that_a_signal_cut_short_is_made_up_for(tmp_path, monkeypa
         return told[-1]
 
     stopped = jf.learn(
-        env, tiny_ppo(), run_dir=tmp_path / "broken", should_stop=should_stop,
-        on_metrics=lambda row: seen.append(row["kind"]), **options,
-    )  # fmt: skip
+        env,
+        tiny_ppo(),
+        run_dir=tmp_path / "broken",
+        should_stop=should_stop,
+        on_metrics=lambda row: seen.append(row["kind"]),
+        **options,
+    )
     assert seen == ["train", "train"] and told.count(True) == 2
     assert stopped.summary["eval_return_mean"] is None
     got = jf.learn(env, tiny_ppo(), run_dir=tmp_path / "broken", resume=tmp_path / "broken", **options)
@@ -144,9 +166,14 @@ def test_a_run_may_be_made_longer_and_its_rates_changed_which_is_told(tmp_path):
     jf.learn(env, tiny_ppo(), total_steps=640, eval_episodes=2, run_dir=tmp_path, tell=quiet)
     told: list[str] = []
     longer = jf.learn(
-        env, tiny_ppo(learning_rate=0.0, clip_range=0.1), total_steps=960, eval_episodes=2, run_dir=tmp_path,
-        resume=tmp_path, tell=told.append,
-    )  # fmt: skip
+        env,
+        tiny_ppo(learning_rate=0.0, clip_range=0.1),
+        total_steps=960,
+        eval_episodes=2,
+        run_dir=tmp_path,
+        resume=tmp_path,
+        tell=told.append,
+    )
     assert longer.summary["env_steps"] == 960
     assert "changed: algo.learning_rate: 0.0003 -> 0.0" in told
     assert "changed: algo.clip_range: 0.2 -> 0.1" in told
@@ -185,9 +212,7 @@ def finished(tmp_path_factory) -> Path:
     """A run stopped after a tenth."""
     folder = tmp_path_factory.mktemp("finished")
     env = line(discrete=True)
-    jf.learn(
-        env, tiny_ppo(), total_steps=640, eval_episodes=2, run_dir=folder, tell=quiet, **stop_after(2)
-    )  # fmt: skip
+    jf.learn(env, tiny_ppo(), total_steps=640, eval_episodes=2, run_dir=folder, tell=quiet, **stop_after(2))
     return folder
 
 
@@ -214,7 +239,7 @@ def test_an_earlier_checkpoint_starts_a_branch_and_the_run_stays_as_it_is(tmp_pa
     before = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
     branch = jf.learn(
         env, algorithm, run_dir=tmp_path / "branch", resume=tmp_path / "run" / "checkpoints" / "192", **options
-    )  # fmt: skip
+    )
     assert_same_state(branch, through)
     assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == before
     assert int(table(tmp_path / "branch", "metrics.csv")[1][0]) > 192

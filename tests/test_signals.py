@@ -12,7 +12,7 @@ from pool_worlds import Walk
 
 from envs.from_gymnasium import make_custom_host
 from envs.pool import supervision
-from envs.pool.host import PoolOptions
+from envs.pool.options import PoolOptions
 from envs.pool.signals import make_signals, open_signals
 
 KINDS = ["posix", "pipes"] if sys.platform == "linux" else ["pipes"]

@@ -9,7 +9,7 @@ from jaxrl_fast.tuning import report, sweep
 from jaxrl_fast.tuning.candidates import Candidate
 from jaxrl_fast.tuning.measuring import Row, Settings
 from jaxrl_fast.tuning.search import GoOn
-from jaxrl_fast.tuning.sweep import Plan, Record
+from jaxrl_fast.tuning.sweep import Record, SweepPlan
 from jaxrl_fast.tuning.talk import What
 
 ASKED = compose(["env=cartpole", "algo=ppo"])
@@ -29,9 +29,14 @@ class SlowingMachine:
     def row(self, candidate: Candidate, what: What) -> Row:
         options = candidate.run.algo_options
         facts = {
-            "num_envs": candidate.run.num_envs, "rollout_length": options["rollout_length"], "num_seeds": 1,
-            "updates_per_tick": 1, "batch_size": options.get("batch_size", 1), "available": 2, "compile_s": 1.0,
-        }  # fmt: skip
+            "num_envs": candidate.run.num_envs,
+            "rollout_length": options["rollout_length"],
+            "num_seeds": 1,
+            "updates_per_tick": 1,
+            "batch_size": options.get("batch_size", 1),
+            "available": 2,
+            "compile_s": 1.0,
+        }
         return Row(*candidate[:2], candidate.effect, candidate.run, what, "measured", "", facts, (), None, 0.0, 2.0)
 
     def repeat(self, row: Row, candidate: Candidate) -> Row:
@@ -71,7 +76,7 @@ def flat_but_for(value: int | str | None = None, gain: float = 1.0):
 def test_what_decides_is_measured_in_turn_and_stands_in_the_table(monkeypatch: pytest.MonkeyPatch):
     machine = SlowingMachine(monkeypatch, flat_but_for(128, 1.06))
     record = Record()
-    sweep.sweep(Plan(ASKED, "training", ("num_envs",)), record, SETTINGS)
+    sweep.run_knobs(SweepPlan(ASKED, "training", ("num_envs",)), record, SETTINGS)
     assert record.own is not None and record.width is not None and record.best is record.width
     assert record.best.value == 128  # as first measured, later, it was slower than what was asked for
     assert record.own.value == ASKED.num_envs and {record.own.value, 128} <= set(machine.turns[0])
@@ -83,14 +88,14 @@ def test_what_decides_is_measured_in_turn_and_stands_in_the_table(monkeypatch: p
 
 
 def test_of_placements_only_one_that_is_faster_in_turn_is_taken(monkeypatch: pytest.MonkeyPatch):
-    plan = Plan(ASKED, "training", ("placement",))
+    plan = SweepPlan(ASKED, "training", ("placement",))
     SlowingMachine(monkeypatch, flat_but_for("data_parallel", 1.05))
     record = Record()
-    sweep.sweep(plan, record, SETTINGS)
+    sweep.run_knobs(plan, record, SETTINGS)
     assert record.best is not None and record.best.value == "data_parallel" and record.best.in_turn
     machine = SlowingMachine(monkeypatch, flat_but_for("sharded_sampling", 1.01))
     record = Record()
-    sweep.sweep(plan, record, SETTINGS)
+    sweep.run_knobs(plan, record, SETTINGS)
     assert record.best is record.own and record.best in record.rows and "sharded_sampling" in machine.turns[0]
     assert record.width is record.own
 
@@ -98,6 +103,6 @@ def test_of_placements_only_one_that_is_faster_in_turn_is_taken(monkeypatch: pyt
 def test_where_one_ends_beside_the_others_everything_stays_as_it_was(monkeypatch: pytest.MonkeyPatch):
     SlowingMachine(monkeypatch, flat_but_for(), fails_beside=ASKED.num_envs)
     record = Record()
-    sweep.try_widths(Plan(ASKED, "training", ("num_envs",)), record, SETTINGS)
+    sweep.try_widths(SweepPlan(ASKED, "training", ("num_envs",)), record, SETTINGS)
     assert record.best is record.own and not any(row.in_turn for row in record.rows)
     assert any("beside others: killed: no memory" in note for note in record.notes)

@@ -26,8 +26,12 @@ def begin(folder: Path, command: str, *words: str) -> subprocess.Popen:
     }
     return subprocess.Popen(
         [sys.executable, "-m", f"jaxrl_fast.{command}", *words],
-        cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        cwd=folder,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
 def finish(process: subprocess.Popen) -> tuple[int, str, str]:
@@ -70,10 +74,30 @@ def test_a_run_leaves_what_the_design_names(trained):
     assert out.startswith("cartpole = gymnax, CartPole-v1\n")
     summary = json.loads((run / "summary.json").read_text())
     keys = {
-        "env", "env_id", "env_backend", "algo", "placement", "overlap", "seed", "num_seeds", "num_envs", "batch_size",
-        "devices", "jax_version", "env_steps", "updates", "wall_s", "compile_s", "time_to_first_step_s", "sampling_hz",
-        "update_hz", "update_frame_hz", "eval_return_mean", "eval_return_std", "eval_episodes",
-    }  # fmt: skip
+        "env",
+        "env_id",
+        "env_backend",
+        "algo",
+        "placement",
+        "overlap",
+        "seed",
+        "num_seeds",
+        "num_envs",
+        "batch_size",
+        "devices",
+        "jax_version",
+        "env_steps",
+        "updates",
+        "wall_s",
+        "compile_s",
+        "time_to_first_step_s",
+        "sampling_hz",
+        "update_hz",
+        "update_frame_hz",
+        "eval_return_mean",
+        "eval_return_std",
+        "eval_episodes",
+    }
     assert keys <= set(summary)
     assert summary["env_steps"] == 20_480
     assert summary["wall_s"] > summary["time_to_first_step_s"] > summary["compile_s"] > 0
@@ -124,7 +148,7 @@ def test_a_signal_before_training_ends_at_once(tmp_path):
 def test_a_signal_ends_the_process_even_where_python_drops_exceptions(tmp_path):
     (tmp_path / "collected.py").write_text("""
 import gc, os, signal, time
-from jaxrl_fast.train import StopSignal
+from jaxrl_fast.stop_signal import StopSignal
 
 def interrupt(phase, info):
     gc.callbacks.remove(interrupt)

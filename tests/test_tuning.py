@@ -10,23 +10,27 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tiny import line
 
-from jaxrl_fast import config, machine
-from jaxrl_fast.config import Run, compose
+from jaxrl_fast import findings, machine
+from jaxrl_fast.config import compose
 from jaxrl_fast.experience.bind import bind
+from jaxrl_fast.findings import Device, Finding
+from jaxrl_fast.prepare import as_measured, with_workers
+from jaxrl_fast.run_settings import Run, make_algorithm, to_yaml
 from jaxrl_fast.schema import ConfigError
-from jaxrl_fast.settling import as_measured, with_workers
-from jaxrl_fast.tuning import auto, cache, candidates
-from jaxrl_fast.tuning.cache import Device, Finding
-from jaxrl_fast.tuning.candidates import at_width, batch_size, batches, bursts, placements, pools, widths
+from jaxrl_fast.tuning import auto, candidates
+from jaxrl_fast.tuning.candidates import at_width, batch_size, batch_sizes, bursts, placement_choices, pools, widths
 
 PPO = ["env=cartpole", "algo=ppo", "num_envs=32", "algo.rollout_length=64", "algo.num_minibatches=8"]
 SAC = ["env=pendulum", "algo=sac", "num_envs=64", "algo.updates_per_tick=32", "total_steps=1_000_000"]
 GYM = ["env=gymnasium", "env.id=CartPole-v1", "algo=ppo", "num_envs=16"]
 GPU = Device("gpu", "Some GPU", 2)
 FINDING = Finding(
-    {"num_envs": 256, "algo.rollout_length": 8}, {"placement": "sharded_sampling", "devices": 2},
-    "advantages over 8 steps instead of 64", "on 2026-01-01", False,
-)  # fmt: skip
+    {"num_envs": 256, "algo.rollout_length": 8},
+    {"placement": "sharded_sampling", "devices": 2},
+    "advantages over 8 steps instead of 64",
+    "on 2026-01-01",
+    False,
+)
 
 
 @pytest.fixture
@@ -41,9 +45,11 @@ def samples(run: Run) -> int:
 
 
 @given(
-    num_envs=st.integers(1, 400), length=st.integers(1, 200), minibatches=st.sampled_from([1, 2, 4, 8]),
+    num_envs=st.integers(1, 400),
+    length=st.integers(1, 200),
+    minibatches=st.sampled_from([1, 2, 4, 8]),
     recurrent=st.booleans(),
-)  # fmt: skip
+)
 def test_an_on_policy_width_keeps_the_samples_of_an_update(num_envs, length, minibatches, recurrent):
     assume((num_envs if recurrent else num_envs * length) % minibatches == 0)
     words = [f"num_envs={num_envs}", f"algo.rollout_length={length}", f"algo.num_minibatches={minibatches}"]
@@ -65,7 +71,7 @@ def test_any_width_can_sample(words, num_envs, length):
     for width in widths(asked, learns=False).legal:
         run = at_width(asked, width, learns=False).run
         spec = line(discrete=words is PPO).spec
-        assert bind(config.make_algorithm(run), spec, width).rollout_length == run.algo_options["rollout_length"]
+        assert bind(make_algorithm(run), spec, width).rollout_length == run.algo_options["rollout_length"]
 
 
 @given(num_envs=st.integers(1, 300), length=st.integers(1, 8), updates=st.integers(1, 64))
@@ -114,11 +120,14 @@ def test_host_environments_keep_their_groups_and_workers():
 
 def test_only_placements_that_can_help_are_tried_and_none_touches_learning():
     run = dataclasses.replace(compose([*PPO, "num_envs=36"]), placement="fused", devices=1)
-    assert {(c.value, c.run.devices) for c in placements(run, 8)} == {("sharded_sampling", 6), ("data_parallel", 6)}
+    assert {(c.value, c.run.devices) for c in placement_choices(run, 8)} == {
+        ("sharded_sampling", 6),
+        ("data_parallel", 6),
+    }
     lagging = dataclasses.replace(run, overlap="all")
-    assert {"actor_critic", "sampler_learner"} < {c.value for c in placements(lagging, 2)}
-    assert not list(placements(run, 1))
-    for candidate in placements(lagging, 4):
+    assert {"actor_critic", "sampler_learner"} < {c.value for c in placement_choices(lagging, 2)}
+    assert not list(placement_choices(run, 1))
+    for candidate in placement_choices(lagging, 4):
         assert candidate.effect == candidates.NO_EFFECT
         assert dataclasses.replace(candidate.run, placement="fused", devices=1) == lagging
 
@@ -129,76 +138,91 @@ def test_bursts_keep_the_ratio_and_batches_say_what_they_change():
         options = candidate.run.algo_options
         assert options["updates_per_tick"] * samples(sac) == 32 * samples(candidate.run)
     assert not list(bursts(compose(PPO)))
-    assert {c.value: batch_size(c.run) for c in batches(sac)} == {c.value: c.value for c in batches(sac)}
-    assert all("changes learning" in c.effect for c in batches(sac))
-    assert [c.value for c in batches(compose([*PPO, "num_envs=128"]))] == [256, 4096, 8192]
+    assert {c.value: batch_size(c.run) for c in batch_sizes(sac)} == {c.value: c.value for c in batch_sizes(sac)}
+    assert all("changes learning" in c.effect for c in batch_sizes(sac))
+    assert [c.value for c in batch_sizes(compose([*PPO, "num_envs=128"]))] == [256, 4096, 8192]
 
 
 def test_what_was_found_is_found_again_and_by_nothing_that_computes_something_else(empty: Path):
     asked = compose(PPO)
-    here = cache.cpu_device()
-    cache.remember(cache.make_key(asked, here), FINDING)
+    here = findings.cpu_device()
+    findings.remember(findings.make_key(asked, here), FINDING)
     for words in ([], ["seed=3"], ["algo.learning_rate=1e-2"], ["total_steps=77"]):
-        assert cache.look_up(cache.make_key(compose([*PPO, *words]), here)) == FINDING
+        assert findings.look_up(findings.make_key(compose([*PPO, *words]), here)) == FINDING
     others = [
-        ["num_envs=64"], ["algo.rollout_length=128"], ["algo.policy_hidden=[8]"], ["overlap=sampling"],
-        ["num_seeds=2"], ["precision=bf16"], ["env=acrobot"], ["env.episode_length=10"], ["+env.x=1"],
-        ["placement=fused"], ["devices=1"],
-    ]  # fmt: skip
+        ["num_envs=64"],
+        ["algo.rollout_length=128"],
+        ["algo.policy_hidden=[8]"],
+        ["overlap=sampling"],
+        ["num_seeds=2"],
+        ["precision=bf16"],
+        ["env=acrobot"],
+        ["env.episode_length=10"],
+        ["+env.x=1"],
+        ["placement=fused"],
+        ["devices=1"],
+    ]
     for words in others:
-        assert cache.look_up(cache.make_key(compose([*PPO, *words]), here)) is None, words
-    assert cache.look_up(cache.make_key(asked, GPU)) is None
-    assert cache.look_up(cache.make_key(asked, here, "sampling")) is None
+        assert findings.look_up(findings.make_key(compose([*PPO, *words]), here)) is None, words
+    assert findings.look_up(findings.make_key(asked, GPU)) is None
+    assert findings.look_up(findings.make_key(asked, here, "sampling")) is None
     for part, name in (("machine", "jax"), ("machine", "jaxrl_fast"), ("machine", "cores"), ("machine", "kind")):
-        key = cache.make_key(asked, here)
+        key = findings.make_key(asked, here)
         changed = json.dumps({**json.loads(getattr(key, part)), name: "other"}, sort_keys=True)
-        assert cache.look_up(key._replace(**{part: changed})) is None
+        assert findings.look_up(key._replace(**{part: changed})) is None
 
 
 def test_what_does_not_learn_is_found_for_other_sizes_too(empty: Path):
-    here = cache.cpu_device()
-    cache.remember(cache.make_key(compose(PPO), here), FINDING)
-    assert cache.look_up_free(cache.make_key(compose([*PPO, "num_envs=64"]), here)) == FINDING
-    assert cache.look_up_free(cache.make_key(compose([*PPO, "algo.policy_hidden=[8]"]), here)) is None
+    here = findings.cpu_device()
+    findings.remember(findings.make_key(compose(PPO), here), FINDING)
+    assert findings.look_up_free(findings.make_key(compose([*PPO, "num_envs=64"]), here)) == FINDING
+    assert findings.look_up_free(findings.make_key(compose([*PPO, "algo.policy_hidden=[8]"]), here)) is None
 
 
 def test_a_short_look_does_not_replace_a_whole_sweep(empty: Path):
-    key = cache.make_key(compose(PPO), GPU)
+    key = findings.make_key(compose(PPO), GPU)
     quick = FINDING._replace(quick=True, found="on 2026-02-02")
-    cache.remember(key, quick)
-    assert cache.look_up(key) == quick
-    cache.remember(key, FINDING)
-    cache.remember(key, quick)
-    assert cache.look_up(key) == FINDING
-    assert cache.clear() == 1 and cache.look_up(key) is None and not empty.exists()
+    findings.remember(key, quick)
+    assert findings.look_up(key) == quick
+    findings.remember(key, FINDING)
+    findings.remember(key, quick)
+    assert findings.look_up(key) == FINDING
+    assert findings.clear() == 1 and findings.look_up(key) is None and not empty.exists()
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", '{"findings": 3}', '{"findings": [{}]}', "\x00\xff",
-     '{"findings": [{"key": {"machine": "", "work": "", "sizes": ""}, "finding": {"learning": {"num_envs": "rm"}, '
-     '"free": {}, "effect": "", "found": "", "quick": false}}]}'],
-)  # fmt: skip
+    [
+        "",
+        "{",
+        "[]",
+        '{"findings": 3}',
+        '{"findings": [{}]}',
+        "\x00\xff",
+        '{"findings": [{"key": {"machine": "", "work": "", "sizes": ""}, "finding": {"learning": {"num_envs": "rm"}, '
+        '"free": {}, "effect": "", "found": "", "quick": false}}]}',
+    ],
+)
 def test_a_damaged_file_is_told_of_in_one_line_and_taken_to_be_empty(text: str, empty: Path):
     empty.parent.mkdir()
     empty.write_text(text)
     told: list[str] = []
-    key = cache.make_key(compose(PPO), GPU)
-    assert cache.look_up(key, told.append) is None
+    key = findings.make_key(compose(PPO), GPU)
+    assert findings.look_up(key, told.append) is None
     assert len(told) == 1 and str(empty) in told[0] and "\n" not in told[0]
-    assert cache.remember(key, FINDING, told.append) == empty
-    assert cache.look_up(key) == FINDING
+    assert findings.remember(key, FINDING, told.append) == empty
+    assert findings.look_up(key) == FINDING
     assert [path.name for path in empty.parent.iterdir()] == [empty.name]
 
 
 def test_nothing_is_kept_where_the_cache_is_off_or_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     told: list[str] = []
-    key = cache.make_key(compose(PPO), GPU)
+    key = findings.make_key(compose(PPO), GPU)
     monkeypatch.setenv("JAXRL_FAST_CACHE", "off")
-    assert cache.remember(key, FINDING) is None and cache.look_up(key) is None
+    assert findings.remember(key, FINDING) is None and findings.look_up(key) is None
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("JAXRL_FAST_CACHE", str(tmp_path / "file" / "below"))
-    assert cache.remember(key, FINDING, told.append) is None
+    assert findings.remember(key, FINDING, told.append) is None
     assert len(told) == 1 and "nothing is remembered" in told[0]
 
 
@@ -220,7 +244,7 @@ def test_num_envs_auto_is_read_and_stands_for_the_number_before_it(tmp_path: Pat
 
 
 def test_num_envs_auto_takes_what_was_found_says_so_in_a_line_and_the_file_repeats_it(empty: Path, tmp_path: Path):
-    cache.remember(cache.make_key(compose(PPO), cache.cpu_device()), FINDING)
+    findings.remember(findings.make_key(compose(PPO), findings.cpu_device()), FINDING)
     told: list[str] = []
     run = auto.resolve(
         compose([*PPO, "num_envs=auto", f"config={_file(tmp_path)}"]), may_measure=False, tell=told.append
@@ -229,8 +253,8 @@ def test_num_envs_auto_takes_what_was_found_says_so_in_a_line_and_the_file_repea
     assert (run.placement, run.devices) == ("sharded_sampling", 2)
     assert len(told) == 1 and "256 environments" in told[0] and FINDING.effect in told[0] and "2026-01-01" in told[0]
     path = tmp_path / "config.yaml"
-    path.write_text(config.to_yaml(run))
-    cache.clear()
+    path.write_text(to_yaml(run))
+    findings.clear()
     assert compose([f"config={path}"]) == run
 
 

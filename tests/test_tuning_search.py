@@ -64,8 +64,10 @@ class Bench:
 
 surfaces = st.builds(
     lambda shape, top, slope: shape(top, slope),
-    st.sampled_from([tent, hill, plateau, saturating]), st.floats(4.0, 14.0), st.floats(0.02, 0.3),
-)  # fmt: skip
+    st.sampled_from([tent, hill, plateau, saturating]),
+    st.floats(4.0, 14.0),
+    st.floats(0.02, 0.3),
+)
 
 
 @settings(max_examples=300)
@@ -82,9 +84,10 @@ def test_within_5_percent_of_a_full_grid_in_a_quarter_of_its_time(surface, own, 
 
 
 @given(
-    surface=surfaces, own=st.sampled_from(SIZES),
+    surface=surfaces,
+    own=st.sampled_from(SIZES),
     drifts=st.lists(st.floats(0.95, 1.05), min_size=len(SIZES), max_size=len(SIZES)),
-)  # fmt: skip
+)
 def test_on_a_machine_that_drifts_the_choice_is_of_those_that_took_turns(surface, own, drifts):
     drifting = dict(zip(SIZES, drifts, strict=True))
     bench = Bench(lambda size: surface(size) * drifting[size])

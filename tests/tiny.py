@@ -79,6 +79,16 @@ def host_line(
         return host_line(discrete=discrete, num_envs=num_envs, num_groups=1, limit=limit)
 
     return HostEnv(
-        spec, per_seed, num_groups, reset, send, recv, lambda: count[0], list, another, lambda: None,
-        num_seeds=num_seeds, bridge=bridge,
-    )  # fmt: skip
+        spec,
+        per_seed,
+        num_groups,
+        reset,
+        send,
+        recv,
+        lambda: count[0],
+        list,
+        another,
+        lambda: None,
+        num_seeds=num_seeds,
+        bridge=bridge,
+    )

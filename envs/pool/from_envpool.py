@@ -17,10 +17,28 @@ from jaxrl_fast.core import Box, Discrete, EnvSpec
 from jaxrl_fast.host_env import HostEnv, HostStep
 
 SERVES = (
-    "Acrobot", "Ant", "BipedalWalker", "BipedalWalkerHardcore", "CarRacing", "CartPole", "HalfCheetah", "Hopper",
-    "Humanoid", "HumanoidStandup", "InvertedDoublePendulum", "InvertedPendulum", "LunarLander", "LunarLanderContinuous",
-    "MountainCar", "MountainCarContinuous", "Pendulum", "Pusher", "Reacher", "Swimmer", "Walker2d",
-)  # fmt: skip
+    "Acrobot",
+    "Ant",
+    "BipedalWalker",
+    "BipedalWalkerHardcore",
+    "CarRacing",
+    "CartPole",
+    "HalfCheetah",
+    "Hopper",
+    "Humanoid",
+    "HumanoidStandup",
+    "InvertedDoublePendulum",
+    "InvertedPendulum",
+    "LunarLander",
+    "LunarLanderContinuous",
+    "MountainCar",
+    "MountainCarContinuous",
+    "Pendulum",
+    "Pusher",
+    "Reacher",
+    "Swimmer",
+    "Walker2d",
+)
 """Environments of Gymnasium that EnvPool has too, in their newest version; known without importing it."""
 
 
@@ -37,9 +55,17 @@ def make(id: str, *, num_envs: int, num_groups: int = 1, **options: Any) -> Host
         return make(id, num_envs=num_envs, **options)
 
     return HostEnv(
-        pool.spec, num_envs, num_groups, pool.reset, pool.send, pool.recv, lambda: pool.steps, pool.events, another,
+        pool.spec,
+        num_envs,
+        num_groups,
+        pool.reset,
+        pool.send,
+        pool.recv,
+        lambda: pool.steps,
+        pool.events,
+        another,
         pool.close,
-    )  # fmt: skip
+    )
 
 
 class _EnvPool:

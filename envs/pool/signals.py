@@ -94,9 +94,7 @@ def _posix(memory: mmap.mmap, count: int) -> tuple[Callable[..., Any], ...]:
         until_ns = time.time_ns() + int(1e9 * timeout_s)  # the only clock that it knows
         return sem_timedwait(at[i], ctypes.byref(_Timespec(*divmod(until_ns, 10**9)))) == 0
 
-    return (
-        lambda i: sem_post(at[i]), lambda i: sem_trywait(at[i]) == 0, sleep, lambda i: c.sem_init(at[i], 1, 0)
-    )  # fmt: skip
+    return (lambda i: sem_post(at[i]), lambda i: sem_trywait(at[i]) == 0, sleep, lambda i: c.sem_init(at[i], 1, 0))
 
 
 def _piped(ends: Sequence[int]) -> tuple[Callable[..., Any], ...]:

@@ -32,10 +32,15 @@ class World(NamedTuple):
 
 
 FACTS = np.dtype(
-    [("reward", np.float32), ("episode_return", np.float32), ("episode_length", np.int32), ("terminated", bool),
-     ("truncated", bool)],
+    [
+        ("reward", np.float32),
+        ("episode_return", np.float32),
+        ("episode_length", np.int32),
+        ("terminated", bool),
+        ("truncated", bool),
+    ],
     align=True,
-)  # fmt: skip
+)
 
 
 class Arrays(NamedTuple):
@@ -96,13 +101,16 @@ def of_env(env: Any, make: Callable[[], gymnasium.Env], name: str) -> World:
     return World(name, make, encode_obs(observed, name), encode_action(acted, name))
 
 
-def layout(num_envs: int, observe: ObsCodec, act: ActionCodec) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+def array_fields(num_envs: int, observe: ObsCodec, act: ActionCodec) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
     """Shape and dtype of what `place` places."""
     obs, scalar = ((num_envs, *observe.shape), observe.dtype), (num_envs,)
     return {
-        "obs": obs, "final_obs": obs, "action": ((num_envs, *act.shape), act.dtype), "facts": (scalar, FACTS),
+        "obs": obs,
+        "final_obs": obs,
+        "action": ((num_envs, *act.shape), act.dtype),
+        "facts": (scalar, FACTS),
         "seed": (scalar, np.dtype(np.int64)),
-    }  # fmt: skip
+    }
 
 
 def size_bytes(fields: dict[str, tuple[tuple[int, ...], np.dtype]]) -> int:
@@ -111,7 +119,7 @@ def size_bytes(fields: dict[str, tuple[tuple[int, ...], np.dtype]]) -> int:
 
 
 def place(fields: dict[str, tuple[tuple[int, ...], np.dtype]], buffer: Any) -> Arrays:
-    """The arrays of a `layout` one after another in ``buffer``, each beginning a cache line of its own."""
+    """The arrays of `array_fields` one after another in ``buffer``, each beginning a cache line of its own."""
     placed, offset = {}, 0
     for name, (shape, dtype) in fields.items():
         placed[name] = np.ndarray(shape, dtype, buffer, offset)
@@ -137,7 +145,7 @@ def make_stepper(world: World, arrays: Arrays, owned: Sequence[int]) -> Stepper:
             try:
                 envs[i] = world.make()
             except (Exception, SystemExit) as error:
-                raise explain(error, world.name, i, "making it") from error
+                raise describe_failure(error, world.name, i, "making it") from error
             steps[i] = envs[i].step
 
     def reset() -> None:
@@ -145,7 +153,7 @@ def make_stepper(world: World, arrays: Arrays, owned: Sequence[int]) -> Stepper:
             try:
                 write(obs_rows[i], envs[i].reset(seed=int(arrays.seed[i]))[0])
             except (Exception, SystemExit) as error:
-                raise explain(error, world.name, i, f"reset, seed {arrays.seed[i]}") from error
+                raise describe_failure(error, world.name, i, f"reset, seed {arrays.seed[i]}") from error
         returns[:], lengths[:] = 0.0, 0
 
     def step(rows: slice) -> None:
@@ -162,8 +170,10 @@ def make_stepper(world: World, arrays: Arrays, owned: Sequence[int]) -> Stepper:
         except (Exception, SystemExit) as error:
             i = min(rows.start + len(rewards), rows.stop - 1)
             where = f"step {lengths[i] + 1} of an episode, seed {arrays.seed[i]}"
-            raise explain(error, world.name, i, where) from error
-        settle(rows)
+            raise describe_failure(error, world.name, i, where) from error
+        add_up(arrays, rows, returns, lengths, goes_on)
+        if world.clip_rewards:
+            np.sign(arrays.reward[rows], out=arrays.reward[rows])
 
     def end(i: int, obs: Any, terminated: Any, info: dict) -> Any:
         """Note the end of an episode and begin the next."""
@@ -171,20 +181,6 @@ def make_stepper(world: World, arrays: Arrays, owned: Sequence[int]) -> Stepper:
         goes_on[i] = GOES_ON in info
         write(final_rows[i], obs)
         return envs[i].reset()[0]
-
-    def settle(rows: slice) -> None:
-        """Add up the totals, and begin anew where an episode ended."""
-        running, counts = returns[rows], lengths[rows]
-        running += arrays.reward[rows]
-        counts += 1
-        arrays.episode_return[rows], arrays.episode_length[rows] = running, counts
-        ended = arrays.terminated[rows] | arrays.truncated[rows]
-        if ended.any():
-            over, lost = ended & ~goes_on[rows], ended & goes_on[rows]
-            running[over], counts[over] = 0.0, 0
-            arrays.episode_return[rows][lost], arrays.episode_length[rows][lost] = 0.0, 0
-        if world.clip_rewards:
-            np.sign(arrays.reward[rows], out=arrays.reward[rows])
 
     def close() -> None:
         while envs:
@@ -194,11 +190,26 @@ def make_stepper(world: World, arrays: Arrays, owned: Sequence[int]) -> Stepper:
     return Stepper(reset, step, close)
 
 
+def add_up(arrays: Arrays, rows: slice, returns: np.ndarray, lengths: np.ndarray, goes_on: np.ndarray) -> None:
+    """Add a step to the totals of ``rows``, and begin anew where an episode ended. ``returns``, ``lengths``: running
+    totals ``[E]``; ``goes_on``: where the environment plays on behind the end (a life of a game), so that no episode
+    is counted."""
+    running, counts = returns[rows], lengths[rows]
+    running += arrays.reward[rows]
+    counts += 1
+    arrays.episode_return[rows], arrays.episode_length[rows] = running, counts
+    ended = arrays.terminated[rows] | arrays.truncated[rows]
+    if ended.any():
+        over, lost = ended & ~goes_on[rows], ended & goes_on[rows]
+        running[over], counts[over] = 0.0, 0
+        arrays.episode_return[rows][lost], arrays.episode_length[rows][lost] = 0.0, 0
+
+
 def _not_ours(action: Any) -> Any:
     raise AssertionError("this environment is another worker's")
 
 
-def explain(error: BaseException, name: str, index: int, where: str) -> PoolError:
+def describe_failure(error: BaseException, name: str, index: int, where: str) -> PoolError:
     """The error that a user sees in place of the environment's own."""
     what = traceback.format_exception_only(error)[-1].strip()
     told = "".join(traceback.format_exception(error)).rstrip()

@@ -20,7 +20,7 @@ from typing import Any
 
 from envs.pool.signals import anonymous_file, make_signals, open_signals
 from envs.pool.stepping import PoolError
-from envs.pool.worker import BACKLOG, END, MAX_LAST_WORDS, NEWS, RESET, Job
+from envs.pool.worker import BACKLOG, END, MAX_LAST_WORDS, NEWS, RESET, WorkerJob
 
 BOOT = (
     "import mmap, pickle, sys; job, *rest = map(int, sys.argv[1:5]); "
@@ -71,7 +71,7 @@ class Crew:
         ValueError: this system has no such processes.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: WorkerJob) -> None:
         if os.name != "posix":
             raise ValueError("worker processes need Linux or macOS: write pool.workers=0")
         self.job = job._replace(signals=make_signals(job.num_signals, len(job.shares) * BACKLOG))
@@ -150,16 +150,17 @@ class Crew:
             self.signals.clear(done)
 
 
-def _start(job: Job, index: int, job_fd: int) -> Worker:
+def _start(job: WorkerJob, index: int, job_fd: int) -> Worker:
     (last_words, words_end), (lifeline_end, lifeline) = os.pipe(), os.pipe()
     numbers = [str(number) for number in (job_fd, index, words_end, lifeline_end)]
     quiet = {"JAX_PLATFORMS": "cpu", **dict.fromkeys(ONE_THREAD, "1")}
     process = subprocess.Popen(
         [sys.executable, "-c", BOOT, *numbers, f"worker {index} of {job.name}"],
-        stdin=subprocess.DEVNULL, pass_fds=(job_fd, job.memory, *job.signals, words_end, lifeline_end),
+        stdin=subprocess.DEVNULL,
+        pass_fds=(job_fd, job.memory, *job.signals, words_end, lifeline_end),
         env={**quiet, **os.environ},
         process_group=0,  # Ctrl-C is for the parent; in a session of its own it would be scheduled without regard to it
-    )  # fmt: skip
+    )
     for fd in (words_end, lifeline_end):
         os.close(fd)
     poll = select.poll()

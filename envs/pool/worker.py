@@ -16,7 +16,7 @@ import sys
 from typing import Any, NamedTuple
 
 from envs.pool.signals import open_signals
-from envs.pool.stepping import Arrays, PoolError, Stepper, World, layout, make_stepper, of_env, place
+from envs.pool.stepping import Arrays, PoolError, Stepper, World, array_fields, make_stepper, of_env, place
 
 RESET, END = 8, 9
 """The commands to reset and to close; smaller bytes are groups."""
@@ -31,7 +31,7 @@ MAX_LAST_WORDS = 30_000
 """Characters; fewer than a pipe holds, so that a worker never waits to be heard."""
 
 
-class Job(NamedTuple):
+class WorkerJob(NamedTuple):
     """What every worker of a pool is told. ``shares[worker][group]`` are the rows it steps; ``make`` is pickled.
 
     ``memory`` and ``signals`` are descriptors, the same in every process. ``by_arrival``: the parent waits for whoever
@@ -73,7 +73,7 @@ def main(index: int, words_fd: int, lifeline_fd: int, job: bytes) -> None:
     faulthandler.enable(words_fd)
     status = 0
     try:
-        told: Job = pickle.loads(job)
+        told: WorkerJob = pickle.loads(job)
         for fd in (words_fd, lifeline_fd, told.memory, *told.signals):
             os.set_inheritable(fd, False)  # a game server that an environment starts must not hold them open
         arrays = place(told.fields, mmap.mmap(told.memory, 0))
@@ -89,7 +89,7 @@ def main(index: int, words_fd: int, lifeline_fd: int, job: bytes) -> None:
     os._exit(status)  # an environment's threads or exit handlers must not keep the process
 
 
-def _serve(stepper: Stepper, job: Job, index: int, lifeline_fd: int) -> None:
+def _serve(stepper: Stepper, job: WorkerJob, index: int, lifeline_fd: int) -> None:
     signals, shares, go = open_signals(job.signals, job.num_signals, awake_s=AWAKE_S), job.shares[index], job.go(index)
     for turn in itertools.count():
         while not signals.acquire(go, LOOK_S):
@@ -107,12 +107,12 @@ def _serve(stepper: Stepper, job: Job, index: int, lifeline_fd: int) -> None:
             signals.post(NEWS)
 
 
-def _stepper(job: Job, arrays: Arrays, index: int) -> Stepper:
+def _stepper(job: WorkerJob, arrays: Arrays, index: int) -> Stepper:
     make = pickle.loads(job.make)
     owned = [i for rows in job.shares[index] for i in range(rows.start, rows.stop)]
     probe = make()
     world: World = of_env(probe, make, job.name)
-    if layout(job.num_envs, world.observe, world.act) != job.fields:
+    if array_fields(job.num_envs, world.observe, world.act) != job.fields:
         raise PoolError(
             f"{job.name} has other spaces in worker {index} than in the parent: make must always give the same"
         )

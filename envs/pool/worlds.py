@@ -37,10 +37,10 @@ def recipe(
     spec = copy.deepcopy(find(id))
     spec.order_enforce = False  # the pool resets before it steps
     spec.max_episode_steps = max_episode_steps or spec.max_episode_steps
-    return partial(build, spec, tuple(_wrapper(one) for one in wrappers), options)
+    return partial(build_world, spec, tuple(_wrapper(one) for one in wrappers), options)
 
 
-def build(
+def build_world(
     spec: gymnasium.envs.registration.EnvSpec,
     wrappers: Sequence[tuple[Callable[..., gymnasium.Env], Mapping[str, Any]]],
     options: Mapping[str, Any],
@@ -143,7 +143,7 @@ def atari(
         wrappers.append((gymnasium.wrappers.TimeLimit, {"max_episode_steps": episode_length}))
     if life_loss:
         wrappers.append((LifeLoss, {}))
-    return partial(build, spec, tuple(wrappers), ale)
+    return partial(build_world, spec, tuple(wrappers), ale)
 
 
 def _game(name: str) -> gymnasium.envs.registration.EnvSpec:

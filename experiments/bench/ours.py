@@ -39,18 +39,52 @@ class Row(NamedTuple):
 
 ROWS = {
     # 1,280 steps of 256 environments are the 327,680 of an iteration of brax's notebook, cut into the same minibatches.
-    "ppo_halfcheetah": Row("halfcheetah", 256, jf.ppo, dict(
-        rollout_length=1280, num_epochs=8, num_minibatches=32, learning_rate=3e-4, discount=0.95, entropy_coef=1e-3,
-        clip_range=0.3, **NOTEBOOK,
-    ), "sharded_sampling", 1),
-    "sac_halfcheetah": Row("halfcheetah", 128, jf.sac, dict(
-        rollout_length=1, updates_per_tick=64, batch_size=512, buffer_size=1_048_576, warmup_steps=8192,
-        learning_rate=6e-4,
-    ), "fused", 2),
-    "ppo_cartpole": Row("cartpole", 64, jf.ppo, dict(
-        rollout_length=128, num_epochs=4, num_minibatches=4, normalize_observations=False,
-    ), "fused", 50),
-}  # fmt: skip
+    "ppo_halfcheetah": Row(
+        "halfcheetah",
+        256,
+        jf.ppo,
+        dict(
+            rollout_length=1280,
+            num_epochs=8,
+            num_minibatches=32,
+            learning_rate=3e-4,
+            discount=0.95,
+            entropy_coef=1e-3,
+            clip_range=0.3,
+            **NOTEBOOK,
+        ),
+        "sharded_sampling",
+        1,
+    ),
+    "sac_halfcheetah": Row(
+        "halfcheetah",
+        128,
+        jf.sac,
+        dict(
+            rollout_length=1,
+            updates_per_tick=64,
+            batch_size=512,
+            buffer_size=1_048_576,
+            warmup_steps=8192,
+            learning_rate=6e-4,
+        ),
+        "fused",
+        2,
+    ),
+    "ppo_cartpole": Row(
+        "cartpole",
+        64,
+        jf.ppo,
+        dict(
+            rollout_length=128,
+            num_epochs=4,
+            num_minibatches=4,
+            normalize_observations=False,
+        ),
+        "fused",
+        50,
+    ),
+}
 
 
 PROFILED: dict[tuple[str, str], dict[str, Any]] = {
@@ -84,9 +118,10 @@ def main(name: str, what: str, placement: str = "", precision: str = "f32") -> N
         seconds, metrics = timed(1)
         assert all(np.isfinite(np.asarray(m)).all() for m in metrics.values())
         return {
-            "seconds": seconds, "steps": row.ticks * row.num_envs * agent.rollout_length,
+            "seconds": seconds,
+            "steps": row.ticks * row.num_envs * agent.rollout_length,
             "updates": row.ticks * agent.updates_per_tick,
-        }  # fmt: skip
+        }
 
     if profiled:
         repeat()
@@ -106,9 +141,14 @@ def solve(
     env = jf.make_env(row.env, num_envs=row.num_envs)
     algorithm = row.algorithm(**options, learning_rate=learning_rate)
     result = jf.learn(
-        env, algorithm, total_steps=steps, num_seeds=8, placement=placement, eval_every=steps // evaluations,
+        env,
+        algorithm,
+        total_steps=steps,
+        num_seeds=8,
+        placement=placement,
+        eval_every=steps // evaluations,
         eval_episodes=128,
-    )  # fmt: skip
+    )
     seconds = time.perf_counter() - begin
     curve = [line["eval_return_mean"] for line in result.history if line["kind"] == "eval"]
     say({"seconds": seconds, "compile_s": result.summary["compile_s"], "steps": steps, "curve": curve})

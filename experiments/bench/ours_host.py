@@ -65,9 +65,14 @@ def solve(seed: str, total_steps: str, every: str) -> None:
 
     env = jf.make_env("gymnasium", id="HalfCheetah-v5", num_envs=NUM_ENVS)
     jf.learn(
-        env, jf.sac(**TUNED), total_steps=int(total_steps), seed=int(seed), eval_every=int(every), eval_episodes=10,
+        env,
+        jf.sac(**TUNED),
+        total_steps=int(total_steps),
+        seed=int(seed),
+        eval_every=int(every),
+        eval_episodes=10,
         on_metrics=note,
-    )  # fmt: skip
+    )
     env.close()
     say({"curve": curve, "seconds": time.perf_counter() - begin})
 

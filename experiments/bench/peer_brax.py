@@ -15,14 +15,31 @@ from worker import say, wait_for_turn
 
 MANY = 10_000
 PPO = dict(
-    num_envs=512, batch_size=512, unroll_length=20, num_minibatches=32, num_updates_per_batch=8, episode_length=1000,
-    learning_rate=3e-4, discounting=0.95, entropy_cost=1e-3, normalize_observations=True, reward_scaling=1.0,
+    num_envs=512,
+    batch_size=512,
+    unroll_length=20,
+    num_minibatches=32,
+    num_updates_per_batch=8,
+    episode_length=1000,
+    learning_rate=3e-4,
+    discounting=0.95,
+    entropy_cost=1e-3,
+    normalize_observations=True,
+    reward_scaling=1.0,
     run_evals=False,
-)  # fmt: skip
+)
 SAC = dict(
-    num_envs=128, batch_size=512, grad_updates_per_step=64, episode_length=1000, learning_rate=6e-4, discounting=0.99,
-    normalize_observations=True, reward_scaling=1.0, min_replay_size=8192, max_replay_size=1_048_576,
-)  # fmt: skip
+    num_envs=128,
+    batch_size=512,
+    grad_updates_per_step=64,
+    episode_length=1000,
+    learning_rate=6e-4,
+    discounting=0.99,
+    normalize_observations=True,
+    reward_scaling=1.0,
+    min_replay_size=8192,
+    max_replay_size=1_048_576,
+)
 STEPS_PER_EPOCH = {"ppo": 327_680, "sac": 128 * 2}
 UPDATES_PER_EPOCH = {"ppo": 256, "sac": 64 * 2}
 
@@ -59,9 +76,12 @@ def main(algorithm: str) -> None:
     train, settings = {"ppo": (ppo.train, PPO), "sac": (sac.train, SAC)}[algorithm]
     prefill = settings.get("min_replay_size", 0)
     train(
-        environment=envs.get_environment("halfcheetah", backend="spring"), progress_fn=progress,
-        num_timesteps=prefill + STEPS_PER_EPOCH[algorithm] * MANY, num_evals=MANY + (algorithm == "sac"), **settings,
-    )  # fmt: skip
+        environment=envs.get_environment("halfcheetah", backend="spring"),
+        progress_fn=progress,
+        num_timesteps=prefill + STEPS_PER_EPOCH[algorithm] * MANY,
+        num_evals=MANY + (algorithm == "sac"),
+        **settings,
+    )
 
 
 if __name__ == "__main__":

@@ -17,9 +17,17 @@ from worker import say, serve
 
 # Rejax scales the critic's loss by vf_coef and clips element by element; neither changes the work done.
 SETTINGS = dict(
-    env="CartPole-v1", num_envs=64, num_steps=128, num_epochs=4, num_minibatches=4, gamma=0.99, gae_lambda=0.95,
-    clip_eps=0.2, ent_coef=0.01, max_grad_norm=0.5,
-)  # fmt: skip
+    env="CartPole-v1",
+    num_envs=64,
+    num_steps=128,
+    num_epochs=4,
+    num_minibatches=4,
+    gamma=0.99,
+    gae_lambda=0.95,
+    clip_eps=0.2,
+    ent_coef=0.01,
+    max_grad_norm=0.5,
+)
 NETWORKS = dict(activation="tanh", hidden_layer_sizes=(64, 64))
 ITERATIONS = 50
 SEEDS = 8
@@ -52,10 +60,14 @@ def solve(learning_rate: float, observations: str, steps: int, evaluations: int)
     """Eight seeds at once, as Rejax's README trains them."""
     begin = time.perf_counter()
     algo = PPO.create(
-        **SETTINGS, agent_kwargs=dict(NETWORKS), learning_rate=learning_rate, total_timesteps=steps,
-        eval_freq=steps // evaluations, skip_initial_evaluation=True,
+        **SETTINGS,
+        agent_kwargs=dict(NETWORKS),
+        learning_rate=learning_rate,
+        total_timesteps=steps,
+        eval_freq=steps // evaluations,
+        skip_initial_evaluation=True,
         normalize_observations=observations == "normalized",
-    )  # fmt: skip
+    )
     keys = jax.random.split(jax.random.PRNGKey(0), SEEDS)
     run = jax.jit(jax.vmap(algo.train)).lower(keys).compile()
     compiled = time.perf_counter()

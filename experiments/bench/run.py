@@ -128,13 +128,17 @@ def summarize(name: str, ready: dict[str, Any], rounds: dict[str, list[dict[str,
         # brax compiles within its first epoch: what is less than the spread of epochs says nothing.
         peer_compile = peer_compile if peer_compile > max(peer_s) - min(peer_s) else None
     result = {
-        "title": row.title, "must": row.must, "aim": row.aim, "unit": row.unit, "repeats": row.repeats,
+        "title": row.title,
+        "must": row.must,
+        "aim": row.aim,
+        "unit": row.unit,
+        "repeats": row.repeats,
         "rate": {what: spread(values) for what, values in rates.items()},
         "ratio": spread([a / b for a, b in zip(rates["ours"], rates["peer"], strict=True)]),
         "share_of_bound": spread([share_of_bound(*seconds) for seconds in zip(*parts, strict=True)]),
         "compile_s": {"peer": peer_compile, "ours": ready["ours"]["compile_s"]},
         "rounds": rounds,
-    }  # fmt: skip
+    }
     if row.bf16:
         result["ratio_bf16"] = spread([a / b for a, b in zip(rates["ours, bf16"], rates["peer"], strict=True)])
     return result
@@ -158,13 +162,19 @@ def solve() -> dict[str, Any]:
         for side, times in runs.items()
     }
     return {
-        "title": "8 seeds of PPO CartPole, wall-clock with compile to 475, s", "must": 0.8, "aim": 0.3,
-        "unit": "seconds", "repeats": SOLVE_REPEATS, "settings": SOLVE_AT, "runs": runs,
+        "title": "8 seeds of PPO CartPole, wall-clock with compile to 475, s",
+        "must": 0.8,
+        "aim": 0.3,
+        "unit": "seconds",
+        "repeats": SOLVE_REPEATS,
+        "settings": SOLVE_AT,
+        "runs": runs,
         "rate": {side: spread([r["seconds"] for r in times]) for side, times in runs.items()},
-        "ratio": ratio["ours"], "ratio_raw": ratio["ours, raw"],
+        "ratio": ratio["ours"],
+        "ratio_raw": ratio["ours, raw"],
         "compile_s": {side: statistics.median(r["compile_s"] for r in times) for side, times in runs.items()},
         "reached": {side: [r["curve"][-1] for r in times] for side, times in runs.items()},
-    }  # fmt: skip
+    }
 
 
 def once(*words: str) -> dict[str, Any]:

@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 from math import log2
 from pathlib import Path
 
-from jaxrl_fast import processes
-from jaxrl_fast.config import Run
+from jaxrl_fast import findings, processes
+from jaxrl_fast.findings import Finding
 from jaxrl_fast.progress import clock
-from jaxrl_fast.tuning import cache
-from jaxrl_fast.tuning.cache import Finding
+from jaxrl_fast.run_settings import Run
 from jaxrl_fast.tuning.candidates import at_width, widths
 from jaxrl_fast.tuning.measuring import Row, Settings, measure, measure_in_turn
 from jaxrl_fast.tuning.search import chosen, patience
@@ -39,7 +38,7 @@ def resolve(run: Run, *, may_measure: bool, tell: Tell = lambda line: print(line
             "num_envs=auto is for a single process: write a number (python -m jaxrl_fast.autotune finds one)"
         )
     asked = dataclasses.replace(run, auto_width=False)
-    finding = cache.look_up(cache.make_key(asked, cache.this_device()))
+    finding = findings.look_up(findings.make_key(asked, findings.this_device()))
     if finding is None and not may_measure:
         tell(f"num_envs=auto: nothing was measured here: {asked.num_envs} environments, as without it")
     if finding is None and may_measure:
@@ -55,7 +54,7 @@ def resolve(run: Run, *, may_measure: bool, tell: Tell = lambda line: print(line
 def apply(asked: Run, finding: Finding) -> Run:
     """The run as found: its sizes, and the placement, if that was looked for."""
     placed = {key: value for key, value in finding.free.items() if key in ("placement", "devices")}
-    return cache.apply(asked, {**finding.learning, **placed})
+    return findings.apply(asked, {**finding.learning, **placed})
 
 
 def look_around(asked: Run, tell: Tell) -> Finding | None:
@@ -86,6 +85,6 @@ def conclude(asked: Run, rows: Sequence[Row]) -> Finding | None:
     if best is None:
         return None
     row = next(row for row in rows if row.value == best)
-    finding = Finding(cache.sizes_of(row.run), {}, row.effect, time.strftime("on %Y-%m-%d by a short look"), True)
-    cache.remember(cache.make_key(asked, cache.device_of(row.facts)), finding)
+    finding = Finding(findings.sizes_of(row.run), {}, row.effect, time.strftime("on %Y-%m-%d by a short look"), True)
+    findings.remember(findings.make_key(asked, findings.device_of(row.facts)), finding)
     return finding

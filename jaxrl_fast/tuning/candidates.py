@@ -10,16 +10,14 @@ from math import log2
 from typing import Any, NamedTuple
 
 import envs
-from jaxrl_fast import config
-from jaxrl_fast.config import Run
 from jaxrl_fast.machine import largest_divisor
+from jaxrl_fast.run_settings import Run, flat_settings
 from jaxrl_fast.schema import written
 
 KNOBS = ("num_envs", "placement", "devices", "pool", "updates_per_tick", "batch_size")
 """What may be varied, in the order in which it is."""
 ON_REQUEST = ("updates_per_tick", "batch_size")
-"""Of these, what is measured and shown but chosen only where it was named: it changes what is learned, for nothing that
-another number of environments asks for."""
+"""Of these, adopted only if named: it changes learning."""
 FREE = ("placement", "devices", "pool")
 """Those that change no learning setting."""
 NO_EFFECT = "none: the same numbers but for rounding"
@@ -113,7 +111,7 @@ def fits(asked: Run, width: int, learns: bool) -> bool:
     return width * length == _samples(asked) and length >= _least_rollout(asked) and sequences_fit
 
 
-def placements(run: Run, devices: int) -> Iterator[Candidate]:
+def placement_choices(run: Run, devices: int) -> Iterator[Candidate]:
     """The other placements that can run something at the same time, on as many of ``devices`` as come out even."""
     host, even = envs.is_host(run.env), largest_divisor(run.num_envs, devices)
     names = {"fused": 1}
@@ -166,7 +164,7 @@ def bursts(run: Run) -> Iterator[Candidate]:
         yield Candidate("updates_per_tick", updates, changed, effect)
 
 
-def batches(run: Run, sizes: Sequence[int] = BATCHES) -> Iterator[Candidate]:
+def batch_sizes(run: Run, sizes: Sequence[int] = BATCHES) -> Iterator[Candidate]:
     """Other batch sizes; rates of learning stay, which is seldom what a larger batch wants."""
     for size in sizes:
         options = dict(run.algo_options)
@@ -189,7 +187,7 @@ def batch_size(run: Run) -> int:
 
 def words(asked: Run, run: Run) -> list[str]:
     """What to add to a command line that asks for one run to get the other."""
-    before, after = config.settings(asked), config.settings(run)
+    before, after = flat_settings(asked), flat_settings(run)
     return [f"{key}={written(value)}" for key, value in after.items() if before.get(key) != value]
 
 

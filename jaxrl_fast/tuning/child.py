@@ -14,8 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, NamedTuple
 
-from jaxrl_fast import config
-from jaxrl_fast.config import Run
+from jaxrl_fast.run_settings import Run, to_yaml
 from jaxrl_fast.tuning.talk import Request, What
 
 SILENCE_S = 900.0
@@ -49,23 +48,32 @@ class Child:
     """
 
     def __init__(
-        self, run: Run, what: What, folder: Path, *, memory_cap: float | None = None, repeat_s: float = 1.0,
+        self,
+        run: Run,
+        what: What,
+        folder: Path,
+        *,
+        memory_cap: float | None = None,
+        repeat_s: float = 1.0,
         stopped: Callable[[], bool] = lambda: False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.stopped = stopped
         number = len(list(folder.glob("*.yaml")))
         path = folder / f"{number}.yaml"
-        path.write_text(config.to_yaml(run))
+        path.write_text(to_yaml(run))
         self.errors = folder / f"{number}.txt"
         request = Request(str(path), what, memory_cap, repeat_s)
         with self.errors.open("w") as errors:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "jaxrl_fast.tuning.trial", json.dumps(request)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
                 start_new_session=True,  # Ctrl-C in a terminal is for the parent
                 # An accelerator's memory is to show what is free, also to the trials beside this one.
                 env={**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
-            )  # fmt: skip
+            )
         assert self.process.stdout is not None
         self.answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         threading.Thread(target=_hand_on, args=(self.process.stdout, self.answers), daemon=True).start()

@@ -97,8 +97,9 @@ def _ceilings(doc: dict[str, Any]) -> dict[str, float]:
     found = doc["bounds"] or {}
     rates = {
         what: found[what]["sampling_hz"]["median"]
-        for what in ("environments", "sampling") if what in found and what != doc["objective"]
-    }  # fmt: skip
+        for what in ("environments", "sampling")
+        if what in found and what != doc["objective"]
+    }
     if "training" not in found or not doc["chosen"]:
         return rates
     training = found["training"]["sampling_hz"]["median"]
@@ -112,10 +113,17 @@ def _mark(axes: Any, chosen: dict[str, Any]) -> None:
     axes.scatter([width], [rate], s=190, facecolors="none", edgecolors=CHOSEN, linewidths=2.2, zorder=6, label="chosen")
     speedup = f"\n{chosen['speedup']:.2f} × as asked for" if chosen["speedup"] else ""
     axes.annotate(
-        f"{width:,} environments{speedup}", (width, rate), xytext=(0, -16), textcoords="offset points",
-        ha="center", va="top", color=CHOSEN, fontsize="small", zorder=7,
+        f"{width:,} environments{speedup}",
+        (width, rate),
+        xytext=(0, -16),
+        textcoords="offset points",
+        ha="center",
+        va="top",
+        color=CHOSEN,
+        fontsize="small",
+        zorder=7,
         bbox=dict(boxstyle="round,pad=0.2", facecolor="white", edgecolor="none", alpha=0.8),
-    )  # fmt: skip
+    )
 
 
 def _ticks(x: np.ndarray) -> list[int]:

@@ -13,13 +13,13 @@ from rich.table import Table
 
 from jaxrl_fast import machine
 from jaxrl_fast.ceiling import share_of_bound
-from jaxrl_fast.config import command_line
-from jaxrl_fast.explain import new_table
+from jaxrl_fast.grammar import command_line
 from jaxrl_fast.labels import byte_size
 from jaxrl_fast.progress import si
+from jaxrl_fast.tables import new_table
 from jaxrl_fast.tuning.candidates import words
 from jaxrl_fast.tuning.measuring import Row, Settings, Spread, spread
-from jaxrl_fast.tuning.sweep import Plan, Record
+from jaxrl_fast.tuning.sweep import Record, SweepPlan
 
 UNITS = ("sampling_hz", "update_hz", "update_frame_hz")
 """Spreeze's measures: environment steps/s, gradient updates/s, and these times the batch size."""
@@ -28,9 +28,10 @@ EQUAL_BATCHES = (256, 8192)
 """Batch sizes at which Spreeze compares."""
 
 ALONE = (
-    ("sampling", "sampling_hz", "steps/s"), ("environments", "sampling_hz", "steps/s"),
+    ("sampling", "sampling_hz", "steps/s"),
+    ("environments", "sampling_hz", "steps/s"),
     ("updates", "update_hz", "updates/s"),
-)  # fmt: skip
+)
 """Parts, and what is counted of them."""
 SHARES = {
     "sampling_of_environments": "the rate of the environments alone",
@@ -45,7 +46,9 @@ OF_THE_DEVICE = ("platform", "device_kind", "available")
 Document = dict[str, Any]
 
 
-def document(plan: Plan, record: Record, settings: Settings, argv: Sequence[str], *, interrupted: bool) -> Document:
+def document(
+    plan: SweepPlan, record: Record, settings: Settings, argv: Sequence[str], *, interrupted: bool
+) -> Document:
     """Everything, for the JSON file: also what the other files and the picture are made from."""
     return {
         "command": command_line(argv, "autotune"),
@@ -53,8 +56,12 @@ def document(plan: Plan, record: Record, settings: Settings, argv: Sequence[str]
         "device": {key: record.own.facts.get(key) for key in OF_THE_DEVICE} if record.own else {},
         "versions": machine.versions(),
         "measured": time.strftime("%Y-%m-%d %H:%M"),
-        "env": plan.asked.env, "algo": plan.asked.algo, "objective": plan.objective, "interrupted": interrupted,
-        "repeats": settings.repeats, "repeat_s": settings.repeat_s,
+        "env": plan.asked.env,
+        "algo": plan.asked.algo,
+        "objective": plan.objective,
+        "interrupted": interrupted,
+        "repeats": settings.repeats,
+        "repeat_s": settings.repeat_s,
         "memory_cap_gb": settings.memory_cap and settings.memory_cap / 1e9,
         "took_s": sum(row.took_s for row in record.rows) + max((row.took_s for row in record.bounds), default=0.0),
         "notes": [*record.notes, *disturbed(record)],
@@ -62,19 +69,30 @@ def document(plan: Plan, record: Record, settings: Settings, argv: Sequence[str]
         "chosen": choice(plan, record),
         "bounds": bounds(record),
         "spreeze": spreeze(record),
-    }  # fmt: skip
+    }
 
 
-def row_facts(plan: Plan, row: Row) -> dict[str, Any]:
+def row_facts(plan: SweepPlan, row: Row) -> dict[str, Any]:
     """A row in plain numbers; rates are medians and quartiles over ``repeats`` repeats."""
     told = {key: value for key, value in row.facts.items() if key not in ("kind", "told", *OF_THE_DEVICE)}
     rates = {unit: spread(row.rates(unit))._asdict() if row.tick_hz else None for unit in UNITS}
     return {
-        "knob": row.knob, "value": row.value, "status": row.status, "why": row.why, "effect": row.effect,
-        "words": words(plan.asked, row.run), **told, "workers": row.run.pool.get("workers"),
-        "repeats": len(row.tick_hz), "in_turn": row.in_turn, **rates, "tick_hz": list(row.tick_hz),
-        "peak_bytes": row.peak_bytes, "others": row.others, "took_s": row.took_s,
-    }  # fmt: skip
+        "knob": row.knob,
+        "value": row.value,
+        "status": row.status,
+        "why": row.why,
+        "effect": row.effect,
+        "words": words(plan.asked, row.run),
+        **told,
+        "workers": row.run.pool.get("workers"),
+        "repeats": len(row.tick_hz),
+        "in_turn": row.in_turn,
+        **rates,
+        "tick_hz": list(row.tick_hz),
+        "peak_bytes": row.peak_bytes,
+        "others": row.others,
+        "took_s": row.took_s,
+    }
 
 
 def disturbed(record: Record) -> list[str]:
@@ -87,16 +105,19 @@ def disturbed(record: Record) -> list[str]:
     return [f"other programs took up to {most:.0%} of the CPU meanwhile{which}: run it again when they are done"]
 
 
-def choice(plan: Plan, record: Record) -> dict[str, Any] | None:
+def choice(plan: SweepPlan, record: Record) -> dict[str, Any] | None:
     """What to write on a command line, how much faster that is than what was asked for, and at what price."""
     if record.best is None:
         return None
     taken = [row for row in (record.width, record.best) if row is not None]
     effects = dict.fromkeys(row.effect for row in taken if not row.effect.startswith("none"))
     return {
-        "num_envs": record.best.facts["num_envs"], "words": words(plan.asked, record.best.run),
-        "effect": "; ".join(effects) or "none", "sampling_hz": record.best.outcome().rate, "speedup": speedup(record),
-    }  # fmt: skip
+        "num_envs": record.best.facts["num_envs"],
+        "words": words(plan.asked, record.best.run),
+        "effect": "; ".join(effects) or "none",
+        "sampling_hz": record.best.outcome().rate,
+        "speedup": speedup(record),
+    }
 
 
 def speedup(record: Record) -> float | None:
@@ -136,17 +157,33 @@ def spreeze(record: Record) -> list[dict[str, Any]]:
     best = max(rows, key=lambda size: rows[size].outcome("update_frame_hz").rate, default=0)
     return [
         {"batch_size": size, "best": size == best, **{unit: spread(rows[size].rates(unit))._asdict() for unit in UNITS}}
-        for size in sorted(rows) if size in EQUAL_BATCHES or size == best
-    ]  # fmt: skip
+        for size in sorted(rows)
+        if size in EQUAL_BATCHES or size == best
+    ]
 
 
 def write(doc: Document, stem: Path) -> None:
     """``<stem>.json`` and ``<stem>.csv``, each in one piece."""
     columns = (
-        "knob", "value", "status", "num_envs", "rollout_length", "updates_per_tick", "batch_size", "placement",
-        "devices", "workers", "repeats", "in_turn", "memory_bytes", "peak_bytes", "compile_s", "took_s",
-        "effect", "why",
-    )  # fmt: skip
+        "knob",
+        "value",
+        "status",
+        "num_envs",
+        "rollout_length",
+        "updates_per_tick",
+        "batch_size",
+        "placement",
+        "devices",
+        "workers",
+        "repeats",
+        "in_turn",
+        "memory_bytes",
+        "peak_bytes",
+        "compile_s",
+        "took_s",
+        "effect",
+        "why",
+    )
     rates = [f"{unit}_{part}" for unit in UNITS for part in Spread._fields]
     temporary = stem.with_suffix(f".{os.getpid()}")
     with temporary.open("w", newline="") as file:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
 
 from jaxrl_fast import machine
-from jaxrl_fast.config import Run
+from jaxrl_fast.run_settings import Run
 from jaxrl_fast.tuning import candidates
 from jaxrl_fast.tuning.candidates import FREE, ON_REQUEST, Candidate, at_width, widths
 from jaxrl_fast.tuning.measuring import Row, Settings, measure, measure_in_turn
@@ -22,7 +22,7 @@ STARTS = 2
 """How often what is close is started, to be measured in turn."""
 
 
-class Plan(NamedTuple):
+class SweepPlan(NamedTuple):
     """What to vary in the run that was asked for. Knobs that were ``requested`` may be chosen whatever they do."""
 
     asked: Run
@@ -60,7 +60,7 @@ class Record:
         self.keep(self, row)
 
 
-def sweep(plan: Plan, record: Record, settings: Settings) -> None:
+def run_knobs(plan: SweepPlan, record: Record, settings: Settings) -> None:
     """Measure everything that the plan asks for, into ``record``.
 
     Raises:
@@ -70,11 +70,11 @@ def sweep(plan: Plan, record: Record, settings: Settings) -> None:
     if record.best is None:
         return
     options: dict[str, Callable[[Run, int], Iterable[Candidate]]] = {
-        "placement": candidates.placements,
+        "placement": candidates.placement_choices,
         "devices": candidates.device_counts,
         "pool": lambda run, _: candidates.pools(run, machine.cpu_cores()),
         "updates_per_tick": lambda run, _: candidates.bursts(run),
-        "batch_size": lambda run, _: candidates.batches(run),
+        "batch_size": lambda run, _: candidates.batch_sizes(run),
     }
     for knob, make in options.items():
         if knob in plan.knobs and not (plan.objective == "sampling" and knob in ON_REQUEST):
@@ -82,7 +82,7 @@ def sweep(plan: Plan, record: Record, settings: Settings) -> None:
     measure_bounds(plan, record, settings)
 
 
-def measure_bounds(plan: Plan, record: Record, settings: Settings) -> None:
+def measure_bounds(plan: SweepPlan, record: Record, settings: Settings) -> None:
     """The best again and its parts alone, in turn, with what was asked for beside them where that is something else."""
     assert record.best is not None
     best, own = Candidate("bound", "", record.best.run, record.best.effect), record.own
@@ -94,7 +94,7 @@ def measure_bounds(plan: Plan, record: Record, settings: Settings) -> None:
     record.asked = next((row for row in rows if row.knob == "asked"), None)
 
 
-def try_widths(plan: Plan, record: Record, settings: Settings) -> None:
+def try_widths(plan: SweepPlan, record: Record, settings: Settings) -> None:
     """Find the fastest number of environments; without the knob, measure the one that was asked for."""
     learns, own = plan.objective == "training", plan.asked.num_envs
     found = widths(plan.asked, learns=learns, max_num_envs=plan.max_num_envs)
@@ -123,7 +123,7 @@ def try_widths(plan: Plan, record: Record, settings: Settings) -> None:
     record.complete = len(legal) > 1
 
 
-def try_options(plan: Plan, record: Record, settings: Settings, options: list[Candidate]) -> None:
+def try_options(plan: SweepPlan, record: Record, settings: Settings, options: list[Candidate]) -> None:
     """Measure other values of a knob against the best so far, and take one that is clearly faster, if it may be."""
     assert record.best is not None
     unit = "update_frame_hz" if options and options[0].knob == "batch_size" else "sampling_hz"
@@ -170,9 +170,11 @@ def play_off(record: Record, rows: dict[T, Row], own: T, settings: Settings, uni
     after: dict[T, Row] = {}
     for name, old, *new in zip(names, before, *starts, strict=True):
         after[name] = old._replace(
-            tick_hz=tuple(hz for row in new for hz in row.tick_hz), in_turn=True, others=max(row.others for row in new),
+            tick_hz=tuple(hz for row in new for hz in row.tick_hz),
+            in_turn=True,
+            others=max(row.others for row in new),
             took_s=old.took_s + sum(row.took_s for row in new) / len(before),
-        )  # fmt: skip
+        )
         record.add(after[name], instead_of=old)
     return after
 

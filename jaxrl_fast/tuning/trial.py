@@ -25,16 +25,15 @@ from jax.errors import JaxRuntimeError
 from jaxrl_fast import ceiling, config, machine, stopwatch
 from jaxrl_fast.algorithm import Algorithm
 from jaxrl_fast.bridge import in_graph
-from jaxrl_fast.config import Run
 from jaxrl_fast.env import VecEnv
 from jaxrl_fast.experience.bind import Bound, bind
 from jaxrl_fast.fragments import build_graph
 from jaxrl_fast.graph import Graph
 from jaxrl_fast.host_env import HostEnv
-from jaxrl_fast.loop import place
-from jaxrl_fast.placement import check
+from jaxrl_fast.placement import check, place
 from jaxrl_fast.planning import ticks_within
-from jaxrl_fast.settling import settle_alone
+from jaxrl_fast.prepare import fill_in_alone
+from jaxrl_fast.run_settings import Run, make_algorithm, make_envs
 from jaxrl_fast.tuning.talk import Request, What
 
 CHUNK_STEPS, CHUNK_FRAMES = 8192, 65_536
@@ -43,7 +42,7 @@ ENOUGH = 0.8
 """The share of the free memory that may be used unless a cap is given."""
 
 
-class Part(NamedTuple):
+class Measured(NamedTuple):
     """``repeat(chunks)`` gives the seconds of so many chunks of ``ticks`` ticks; ``memory_bytes`` are those that XLA
     predicts for its arrays, None where it does not."""
 
@@ -64,39 +63,39 @@ def measure(request: Request, say: Callable[..., None], wait: Callable[[], None]
         DoesNotFit: before anything has run.
         ValueError: the settings make no run.
     """
-    run, _ = settle_alone(config.compose([f"config={request.path}"]), look_up=False)
+    run, _ = fill_in_alone(config.compose([f"config={request.path}"]), look_up=False)
     run = without_warm_up(run)
-    env = config.make_envs(run)
+    env = make_envs(run)
     try:
-        algorithm = config.make_algorithm(run)
+        algorithm = make_algorithm(run)
         agent = bind(algorithm, env.spec, env.num_envs)
         facts = describe(run, env, agent)
         if request.what == "environments" and isinstance(env, HostEnv):
-            part = on_host(env, agent.rollout_length)
+            measured = on_host(env, agent.rollout_length)
         else:
-            part = compiled(request, run, env, algorithm, agent)
-        say("ready", **facts, memory_bytes=part.memory_bytes, compile_s=part.compile_s)
+            measured = compiled(request, run, env, algorithm, agent)
+        say("ready", **facts, memory_bytes=measured.memory_bytes, compile_s=measured.compile_s)
         wait()  # until then others may be compiling
-        first = repeat(part, 1)
+        first = repeat(measured, 1)
         chunks = max(1, math.ceil(request.repeat_s / max(first["seconds"], 1e-6)))
-        say("repeat", **(first if chunks == 1 else repeat(part, chunks)))
+        say("repeat", **(first if chunks == 1 else repeat(measured, chunks)))
         while True:
             wait()
-            say("repeat", **repeat(part, chunks))
+            say("repeat", **repeat(measured, chunks))
     finally:
         if isinstance(env, HostEnv):
             env.close()
 
 
-def repeat(part: Part, chunks: int) -> dict[str, Any]:
+def repeat(measured: Measured, chunks: int) -> dict[str, Any]:
     """What is said of so many chunks."""
     before = machine.busy_seconds()
-    seconds = part.repeat(chunks)
+    seconds = measured.repeat(chunks)
     others = share_of_others(before, machine.busy_seconds(), seconds)
-    return {"seconds": seconds, "ticks": part.ticks * chunks, "peak_bytes": peak_bytes(), "others": others}
+    return {"seconds": seconds, "ticks": measured.ticks * chunks, "peak_bytes": peak_bytes(), "others": others}
 
 
-def on_host(env: HostEnv, rollout_length: int) -> Part:
+def on_host(env: HostEnv, rollout_length: int) -> Measured:
     """Environments alone that are stepped outside JAX, a tick at a time."""
     steps = ceiling.host_environments_only(env)
 
@@ -106,10 +105,10 @@ def on_host(env: HostEnv, rollout_length: int) -> Part:
         return time.perf_counter() - begin_s
 
     repeat(1)
-    return Part(repeat, 1, None, 0.0)
+    return Measured(repeat, 1, None, 0.0)
 
 
-def compiled(request: Request, run: Run, env: VecEnv | HostEnv, algorithm: Algorithm, agent: Bound) -> Part:
+def compiled(request: Request, run: Run, env: VecEnv | HostEnv, algorithm: Algorithm, agent: Bound) -> Measured:
     """A part compiled and warm.
 
     Raises:
@@ -129,7 +128,7 @@ def compiled(request: Request, run: Run, env: VecEnv | HostEnv, algorithm: Algor
     if wanted is not None and wanted + taken > cap:
         raise DoesNotFit(f"wants {(wanted + taken) / 1e9:.3g} GB of memory, and {cap / 1e9:.3g} GB are allowed")
     timed = stopwatch.warm(ready, agent.warmup_ticks + 1 if request.what == "training" else 0)
-    return Part(lambda chunks: _checked(*timed(chunks)), ticks, wanted, ready.compile_s)
+    return Measured(lambda chunks: _checked(*timed(chunks)), ticks, wanted, ready.compile_s)
 
 
 def part_of(what: What, run: Run, env: VecEnv | HostEnv, algorithm: Algorithm) -> Graph:
@@ -142,9 +141,14 @@ def part_of(what: What, run: Run, env: VecEnv | HostEnv, algorithm: Algorithm) -
     if what == "environments" and not isinstance(env, HostEnv):
         return ceiling.environments_only(env, run.algo_options["rollout_length"])
     return build_graph(
-        joined, algorithm, overlap=run.overlap, learners=run.learners, average=run.average, total_steps=run.total_steps,
+        joined,
+        algorithm,
+        overlap=run.overlap,
+        learners=run.learners,
+        average=run.average,
+        total_steps=run.total_steps,
         nan=run.nan,
-    )[0]  # fmt: skip
+    )[0]
 
 
 def without_warm_up(run: Run) -> Run:
@@ -158,14 +162,20 @@ def without_warm_up(run: Run) -> Run:
 
 
 def describe(run: Run, env: VecEnv | HostEnv, agent: Bound) -> dict[str, Any]:
-    """What the candidate is, as settled on this machine."""
+    """What the candidate is, as prepared on this machine."""
     return {
-        "num_envs": run.num_envs, "rollout_length": agent.rollout_length, "updates_per_tick": agent.updates_per_tick,
-        "batch_size": agent.batch_size, "num_seeds": run.num_seeds, "placement": run.placement, "devices": run.devices,
-        "platform": jax.default_backend(), "device_kind": jax.devices()[0].device_kind,
+        "num_envs": run.num_envs,
+        "rollout_length": agent.rollout_length,
+        "updates_per_tick": agent.updates_per_tick,
+        "batch_size": agent.batch_size,
+        "num_seeds": run.num_seeds,
+        "placement": run.placement,
+        "devices": run.devices,
+        "platform": jax.default_backend(),
+        "device_kind": jax.devices()[0].device_kind,
         "available": machine.cpu_cores() if jax.default_backend() == "cpu" else len(jax.devices()),
         "told": env.events() if isinstance(env, HostEnv) else [],
-    }  # fmt: skip
+    }
 
 
 def share_of_others(

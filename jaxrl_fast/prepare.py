@@ -9,45 +9,43 @@ from typing import get_args
 import jax
 
 import envs
-from jaxrl_fast import config, distributed, machine, processes
+from jaxrl_fast import distributed, findings, machine, processes
 from jaxrl_fast.algorithm import Algorithm
 from jaxrl_fast.bridge import in_graph
-from jaxrl_fast.config import Run
 from jaxrl_fast.env import VecEnv
 from jaxrl_fast.fragments import Overlap, build_graph
 from jaxrl_fast.host_env import HostEnv
-from jaxrl_fast.loop import place
-from jaxrl_fast.placement import runs_in_parallel
+from jaxrl_fast.placement import place, runs_in_parallel
 from jaxrl_fast.processes import Processes
+from jaxrl_fast.run_settings import Run, flat_settings, make_envs, pool_defaults
 from jaxrl_fast.runtime import setup
-from jaxrl_fast.tuning import cache
 
 HOST = machine.Choice("fused", 1, "actions and learning on one device, environments on the host")
 
 
 @contextmanager
-def made_ready(run: Run) -> Iterator[tuple[Run, str, VecEnv | HostEnv]]:
-    """The run settled, a few words on that, and its environments, which are closed on leaving.
+def prepare_run(run: Run) -> Iterator[tuple[Run, str, VecEnv | HostEnv]]:
+    """The run with everything chosen, a few words on that, and its environments, which are closed on leaving.
 
     Raises:
         ValueError: the run does not fit its processes, or an environment refuses its id or an option.
     """
-    settled, chosen = settle(run)
-    distributed.check_agreement({**config.settings(settled), "resume": settled.resume})
-    env = config.make_envs(settled)
+    complete, chosen = fill_in(run)
+    distributed.check_agreement({**flat_settings(complete), "resume": complete.resume})
+    env = make_envs(complete)
     try:
-        if not isinstance(env, HostEnv) and settled.pool != config.pool_defaults():
+        if not isinstance(env, HostEnv) and complete.pool != pool_defaults():
             raise ValueError(f"pool.* says nothing beside env={run.env}, which is compiled here: leave it out")
         if run.placement == machine.AUTO and isinstance(env, HostEnv):  # only now known of a user's own environment
-            settled = dataclasses.replace(settled, placement=HOST.placement, devices=HOST.devices)
+            complete = dataclasses.replace(complete, placement=HOST.placement, devices=HOST.devices)
             chosen = HOST.reason
-        yield settled, chosen, env
+        yield complete, chosen, env
     finally:
         if isinstance(env, HostEnv):
             env.close()
 
 
-def settle(run: Run) -> tuple[Run, str]:
+def fill_in(run: Run) -> tuple[Run, str]:
     """Start JAX with the devices that the run needs, and fill in what the machine chooses; a few words on that. A
     visible accelerator that is left unused is warned of.
 
@@ -55,15 +53,15 @@ def settle(run: Run) -> tuple[Run, str]:
         ValueError: the run does not fit the processes that were started for it.
     """
     several = run.processes or (processes.find() if run.distributed == "auto" else None)
-    run, chosen = settle_alone(run) if several is None else settle_among(run, several)
-    warning = distributed.unused_devices(run.devices or 1)
+    run, chosen = fill_in_alone(run) if several is None else fill_in_among(run, several)
+    warning = processes.unused_devices(run.devices or 1)
     if warning is not None:
         print(warning, file=sys.stderr)
     return run, chosen
 
 
-def settle_among(run: Run, several: Processes) -> tuple[Run, str]:
-    """As `settle`, for one of several processes. On a CPU each has one device unless ``devices`` says otherwise, which
+def fill_in_among(run: Run, several: Processes) -> tuple[Run, str]:
+    """As `fill_in`, for one of several processes. On a CPU each has one device unless ``devices`` says otherwise, which
     counts those of all processes.
 
     Raises:
@@ -78,21 +76,21 @@ def settle_among(run: Run, several: Processes) -> tuple[Run, str]:
     processes.start(several)
     if jax.default_backend() != "cpu":
         devices = run.devices or len(jax.devices())
-    print(distributed.describe_devices(), flush=True)
+    print(processes.describe_devices(), flush=True)
     distributed.join()
     run = dataclasses.replace(run, placement=distributed.PLACEMENT, devices=devices)
     return run, f"of {several.num_processes} processes"
 
 
-def settle_alone(run: Run, *, look_up: bool = True) -> tuple[Run, str]:
-    """As `settle`, for a single process. With ``look_up``, what the autotuner has measured here stands before what the
+def fill_in_alone(run: Run, *, look_up: bool = True) -> tuple[Run, str]:
+    """As `fill_in`, for a single process. With ``look_up``, what the autotuner has measured here stands before what the
     package knows.
 
     A CPU is cut into one device per core, unless the placement needs one only. An accelerator's other devices rest
     unless a placement is named or was measured.
     """
     envs.resolve(run.env, dict(run.env_options))  # what it does not know is refused before anything slow starts
-    finding = remembered(run, cache.cpu_device()) if look_up else None
+    finding = remembered(run, findings.cpu_device()) if look_up else None
     choice = machine.Choice(run.placement, run.devices or machine.cpu_cores(), "")
     if run.placement == machine.AUTO:
         choice = as_measured(run, finding) or choose(run, choice.devices)
@@ -101,7 +99,7 @@ def settle_alone(run: Run, *, look_up: bool = True) -> tuple[Run, str]:
     setup(cpu_devices=choice.devices)
     if jax.default_backend() != "cpu":
         available = run.devices or len(jax.devices())
-        device = cache.Device(jax.default_backend(), jax.devices()[0].device_kind, len(jax.devices()))
+        device = findings.Device(jax.default_backend(), jax.devices()[0].device_kind, len(jax.devices()))
         finding = remembered(run, device) if look_up else None
         auto = machine.Choice("fused", 1, f"{available - 1} other devices rest" if available > 1 else "")
         choice = (
@@ -111,15 +109,15 @@ def settle_alone(run: Run, *, look_up: bool = True) -> tuple[Run, str]:
     return with_workers(run, finding), choice.reason
 
 
-def remembered(run: Run, device: cache.Device) -> cache.Finding | None:
+def remembered(run: Run, device: findings.Device) -> findings.Finding | None:
     """What the autotuner found here for such a run, if this one leaves something to the machine."""
     workers_open = envs.is_host(run.env) and run.pool["workers"] is None
     if run.placement != machine.AUTO and not workers_open:
         return None
-    return cache.look_up_free(cache.make_key(run, device), lambda line: print(line, file=sys.stderr))
+    return findings.look_up_free(findings.make_key(run, device), lambda line: print(line, file=sys.stderr))
 
 
-def as_measured(run: Run, finding: cache.Finding | None) -> machine.Choice | None:
+def as_measured(run: Run, finding: findings.Finding | None) -> machine.Choice | None:
     """The placement of a finding, where it fits: what was found at other sizes may not come out even at these."""
     if finding is None or "placement" not in finding.free or run.devices is not None:
         return None
@@ -129,12 +127,12 @@ def as_measured(run: Run, finding: cache.Finding | None) -> machine.Choice | Non
     return machine.Choice(placement, devices, f"measured here by the autotuner, {finding.found}")
 
 
-def with_workers(run: Run, finding: cache.Finding | None) -> Run:
+def with_workers(run: Run, finding: findings.Finding | None) -> Run:
     """The worker processes of a finding, where they fit and none were asked for."""
     workers = finding.free.get("pool.workers") if finding else None
     if workers is None or run.pool["workers"] is not None or workers > run.num_envs // run.pool["num_groups"]:
         return run
-    return cache.apply(run, {"pool.workers": workers})
+    return findings.apply(run, {"pool.workers": workers})
 
 
 def choose(run: Run, devices: int) -> machine.Choice:

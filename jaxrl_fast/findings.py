@@ -19,17 +19,27 @@ from typing import Any, NamedTuple
 
 import jax
 
-import jaxrl_fast
-from jaxrl_fast import config, machine
-from jaxrl_fast.config import Run
+from jaxrl_fast import machine
+from jaxrl_fast.core import __version__
+from jaxrl_fast.run_settings import Run, flat_settings, make_algorithm
 from jaxrl_fast.runtime import cache_root
 
 SIZES = ("num_envs", "algo.rollout_length", "algo.updates_per_tick", "algo.batch_size", "algo.num_minibatches")
 """Settings that say how much is done at once."""
 WORK = (
-    "algo", "num_seeds", "overlap", "learners", "average", "precision", "placement", "devices", "pool.num_groups",
-    "pool.backend", "pool.order", "pool.bridge",
-)  # fmt: skip
+    "algo",
+    "num_seeds",
+    "overlap",
+    "learners",
+    "average",
+    "precision",
+    "placement",
+    "devices",
+    "pool.num_groups",
+    "pool.backend",
+    "pool.order",
+    "pool.bridge",
+)
 """Settings that say what is done, and where if that was told, beside those of environment and algorithm."""
 
 Tell = Callable[[str], None]
@@ -54,7 +64,7 @@ class Finding(NamedTuple):
     quick: bool
 
 
-class Key(NamedTuple):
+class FindingKey(NamedTuple):
     """What a finding is looked up by; each part is JSON."""
 
     machine: str
@@ -62,19 +72,17 @@ class Key(NamedTuple):
     sizes: str
 
 
-def make_key(asked: Run, device: Device, objective: str = "training") -> Key:
+def make_key(asked: Run, device: Device, objective: str = "training") -> FindingKey:
     """The key of a run as it was asked for, before anything was chosen for it."""
-    settings = config.settings(asked)
-    rates = set(config.make_algorithm(asked).hyper._fields)
+    settings = flat_settings(asked)
+    rates = set(make_algorithm(asked).hyper._fields)
     options = {
         k: v for k, v in settings.items() if k.startswith(("env", "algo.")) and k.removeprefix("algo.") not in rates
     }
     work = {**options, **{k: settings[k] for k in WORK if k in settings}, "objective": objective}
     sizes = {k: work.pop(k, settings.get(k)) for k in SIZES}
-    here = {
-        **device._asdict(), "cores": machine.cpu_cores(), "jax": jax.__version__, "jaxrl_fast": jaxrl_fast.__version__
-    }  # fmt: skip
-    return Key(*(json.dumps(part, sort_keys=True, default=str) for part in (here, work, sizes)))
+    here = {**device._asdict(), "cores": machine.cpu_cores(), "jax": jax.__version__, "jaxrl_fast": __version__}
+    return FindingKey(*(json.dumps(part, sort_keys=True, default=str) for part in (here, work, sizes)))
 
 
 def cpu_device() -> Device:
@@ -103,7 +111,7 @@ def this_device() -> Device:
 
 def sizes_of(run: Run) -> dict[str, Any]:
     """The settings of a run that say how much is done at once."""
-    settings = config.settings(run)
+    settings = flat_settings(run)
     return {key: settings[key] for key in SIZES if key in settings}
 
 
@@ -113,32 +121,32 @@ def file() -> Path | None:
     return None if root is None else root / "autotune.json"
 
 
-def look_up(key: Key, tell: Tell = lambda line: None) -> Finding | None:
+def look_up(key: FindingKey, tell: Tell = lambda line: None) -> Finding | None:
     """What was found for exactly this work."""
     return read(tell).get(key)
 
 
-def look_up_free(key: Key, tell: Tell = lambda line: None) -> Finding | None:
+def look_up_free(key: FindingKey, tell: Tell = lambda line: None) -> Finding | None:
     """What was found for this work, if need be at other sizes, the last first; for settings that do not learn."""
     findings = read(tell)
     others = [known for known in findings if known[:2] == key[:2]]
     return findings.get(key) or (findings[others[-1]] if others else None)
 
 
-def read(tell: Tell = lambda line: print(line, file=sys.stderr)) -> dict[Key, Finding]:
+def read(tell: Tell = lambda line: print(line, file=sys.stderr)) -> dict[FindingKey, Finding]:
     """All findings, the oldest first. A damaged file is told of in a line and holds none."""
     path = file()
     if path is None or not path.exists():
         return {}
     try:
         entries = json.loads(path.read_text())["findings"]
-        return {Key(**entry["key"]): _checked(Finding(**entry["finding"])) for entry in entries}
+        return {FindingKey(**entry["key"]): _checked(Finding(**entry["finding"])) for entry in entries}
     except (OSError, ValueError, TypeError, KeyError) as error:
         tell(f"{path} cannot be read ({type(error).__name__}) and is taken to be empty; autotune clear removes it")
         return {}
 
 
-def remember(key: Key, finding: Finding, tell: Tell = lambda line: print(line, file=sys.stderr)) -> Path | None:
+def remember(key: FindingKey, finding: Finding, tell: Tell = lambda line: print(line, file=sys.stderr)) -> Path | None:
     """Keep a finding instead of what was known; a quick one does not replace a thorough one. Returns the file."""
     path = file()
     if path is None:
@@ -156,7 +164,7 @@ def remember(key: Key, finding: Finding, tell: Tell = lambda line: print(line, f
     return path
 
 
-def write(path: Path, findings: dict[Key, Finding]) -> None:
+def write(path: Path, findings: dict[FindingKey, Finding]) -> None:
     """In one piece: a process that is killed leaves the old file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     entries = [{"key": key._asdict(), "finding": finding._asdict()} for key, finding in findings.items()]
@@ -179,16 +187,19 @@ def apply(run: Run, settings: dict[str, Any]) -> Run:
     )
 
 
-def describe(key: Key, finding: Finding) -> list[str]:
+def describe(key: FindingKey, finding: Finding) -> list[str]:
     """A finding in a few words each: what was asked for, what was found, and where."""
     here, work, sizes = (json.loads(part) for part in key)
     found = {k: v for k, v in finding.learning.items() if v != sizes.get(k)} | finding.free
     world = work.get("env.id") or work["env"]
     return [
-        f"{world}, {work['algo']}", work["objective"], f"num_envs={sizes['num_envs']}",
+        f"{world}, {work['algo']}",
+        work["objective"],
+        f"num_envs={sizes['num_envs']}",
         " ".join(f"{k}={v}" for k, v in found.items()) or "the same",
-        f"{here['number']} × {here['kind']}, jax {here['jax']}", finding.found,
-    ]  # fmt: skip
+        f"{here['number']} × {here['kind']}, jax {here['jax']}",
+        finding.found,
+    ]
 
 
 def clear() -> int:

@@ -12,9 +12,9 @@ import numpy as np
 
 from envs.pool.batches import check_seeds, gather, joined, just_reset, mark_lost, put_actions, row_seeds, split
 from envs.pool.signals import anonymous_file
-from envs.pool.stepping import PoolError, World, layout, place, size_bytes
+from envs.pool.stepping import PoolError, World, array_fields, place, size_bytes
 from envs.pool.supervision import Crew, Died
-from envs.pool.worker import RESET, Job
+from envs.pool.worker import RESET, WorkerJob
 from jaxrl_fast.core import EnvSpec
 from jaxrl_fast.host_env import HostEnv, HostStep
 
@@ -67,20 +67,29 @@ class _Pool:
     """
 
     def __init__(
-        self, world: World, num_envs: int, num_groups: int, num_seeds: int, num_workers: int, step_timeout_s: float,
-        by_arrival: bool, reason: str,
-    ) -> None:  # fmt: skip
+        self,
+        world: World,
+        num_envs: int,
+        num_groups: int,
+        num_seeds: int,
+        num_workers: int,
+        step_timeout_s: float,
+        by_arrival: bool,
+        reason: str,
+    ) -> None:
         self.world, self.num_workers, self.step_timeout_s = world, num_workers, step_timeout_s
         self.groups = split(slice(0, num_envs), num_groups)
         extra = num_envs // num_groups % num_workers
         parts = [split(rows, num_workers, turn=g * extra) for g, rows in enumerate(self.groups)]
         self.shares = {(w, g): parts[g][w] for g in range(num_groups) for w in range(num_workers)}
-        fields = layout(num_envs, world.observe, world.act)
+        fields = array_fields(num_envs, world.observe, world.act)
         make = _portable(world)
         memory_fd = anonymous_file(size_bytes=size_bytes(fields))
         self.arrays = place(fields, mmap.mmap(memory_fd, 0))
         shares = [[parts[g][w] for g in range(num_groups)] for w in range(num_workers)]
-        self.crew = Crew(Job(world.name, make, num_envs, fields, shares, memory_fd, world.clip_rewards, by_arrival))
+        self.crew = Crew(
+            WorkerJob(world.name, make, num_envs, fields, shares, memory_fd, world.clip_rewards, by_arrival)
+        )
         self.told = [reason] if reason else []
         self.is_open = True
         self.steps = self.batches = 0

@@ -1,0 +1,40 @@
+"""What a run is made of, before its programs are compiled."""
+
+from typing import NamedTuple
+
+import jax
+
+from jaxrl_fast.algorithm import Algorithm
+from jaxrl_fast.env import VecEnv
+from jaxrl_fast.experience.bind import Bound
+from jaxrl_fast.fragments import Overlap
+from jaxrl_fast.graph import Graph
+from jaxrl_fast.host_env import HostEnv
+from jaxrl_fast.learners import OnNan
+from jaxrl_fast.placement import Placement
+from jaxrl_fast.planning import Plan
+from jaxrl_fast.program import Program
+
+
+class Job(NamedTuple):
+    """``keys`` ``[S]``, one for each seed; ``failures`` collects what environments on the host raise in a callback;
+    ``overlap``, ``nan`` and ``debug`` are those of `learn`; replay is empty until tick ``empty_until``."""
+
+    env: VecEnv | HostEnv
+    algorithm: Algorithm
+    agent: Bound
+    graph: Graph
+    placement: Placement
+    program: Program
+    plan: Plan
+    keys: jax.Array
+    failures: list[Exception]
+    overlap: Overlap
+    nan: OnNan
+    debug: bool
+    empty_until: int
+
+    @property
+    def num_seeds(self) -> int:
+        """How many seeds are trained at once."""
+        return len(self.keys)

@@ -1,0 +1,46 @@
+"""Ctrl-C and SIGTERM while a run goes on."""
+
+import os
+import signal
+import sys
+import threading
+from types import FrameType
+from typing import NoReturn
+
+
+class StopSignal:
+    """Ctrl-C and SIGTERM: the first ends the run after its chunk (at once while there is nothing to save), the second
+    ends the process wherever it is."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self.training = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._handle)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.number = number
+        for again in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(again, signal.SIG_DFL)
+        if not self.training:
+            print("\nstopped before anything was trained", file=sys.stderr)
+            self._leave(number, frame)
+        print("\nstopping after this chunk; once more to stop at once", file=sys.stderr)
+
+    def _leave(self, number: int, frame: FrameType | None) -> NoReturn:
+        """Python drops what is raised within a finalizer, or a callback of its garbage collector (JAX has one)."""
+
+        def raise_later(dropped: "sys.UnraisableHookArgs") -> None:
+            if dropped.exc_value is leaving:
+                signal.signal(number, self._leave)
+                threading.Timer(0.01, os.kill, [os.getpid(), number]).start()
+            else:
+                sys.__unraisablehook__(dropped)
+
+        leaving = SystemExit(128 + number)
+        sys.unraisablehook = raise_later
+        raise leaving
+
+    def __call__(self) -> bool:
+        self.training = True
+        return self.number is not None

@@ -1,0 +1,118 @@
+"""A sweep from its first line to what is kept of it: files, the picture, and the finding."""
+
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from jaxrl_fast import findings
+from jaxrl_fast.findings import Finding
+from jaxrl_fast.grammar import command_line
+from jaxrl_fast.schema import ConfigError
+from jaxrl_fast.tables import new_console
+from jaxrl_fast.tuning import candidates, report
+from jaxrl_fast.tuning.child import Stopped
+from jaxrl_fast.tuning.measuring import Row, Settings
+from jaxrl_fast.tuning.picture import draw
+from jaxrl_fast.tuning.sweep import Record, SweepPlan, run_knobs
+
+
+class SweepStop:
+    """Ctrl-C and SIGTERM: the first ends the sweep, the second the process."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._handle)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.number = number
+        self.ignore()
+
+    def ignore(self) -> None:
+        """From here on a signal ends the process as always."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+
+    def __call__(self) -> bool:
+        return self.number != 0
+
+
+def run_sweep(plan: SweepPlan, settings: Settings, stem: Path, argv: Sequence[str], own_keys: Sequence[str]) -> int:
+    """Sweep, print and write; what was measured before a signal is kept, and the exit status says so."""
+
+    def keep(record: Record, row: Row) -> None:
+        print(report.line(row, row is record.best), flush=True)
+        report.write(report.document(plan, record, settings, argv, interrupted=True), stem)
+
+    record, stop = Record(keep), SweepStop()
+    try:
+        run_knobs(plan, record, settings._replace(stopped=stop))
+    except Stopped:
+        print("\nstopped; what was measured is kept", file=sys.stderr)
+    stop.ignore()
+    doc = report.document(plan, record, settings, argv, interrupted=stop())
+    report.write(doc, stem)
+    draw(doc, stem.with_suffix(".png"))
+    console = new_console()
+    console.print(report.table(doc))
+    print("\n".join(["", *report.closing(doc)]))
+    print(f"written: {', '.join(str(stem.with_suffix(end)) for end in ('.json', '.csv', '.png'))}")
+    if stop():
+        return 128 + stop.number
+    if record.best is None:
+        raise ConfigError(f"no candidate ran; the last one: {record.rows[-1].status}: {record.rows[-1].why}")
+    print_use(plan, record, remember(plan, record), argv, own_keys)
+    return 0
+
+
+def remember(plan: SweepPlan, record: Record) -> Path | None:
+    """Keep what a whole sweep has found for runs to come; returns the file."""
+    if record.width is None or record.best is None or not record.complete:
+        return None
+    run, free = record.best.run, dict[str, Any]()
+    if "placement" in plan.knobs:
+        free |= {"placement": run.placement, "devices": run.devices}
+    if "pool" in plan.knobs and run.pool["workers"] is not None:
+        free |= {"pool.workers": run.pool["workers"]}
+    learning, when = findings.sizes_of(record.width.run), time.strftime("on %Y-%m-%d")
+    key = findings.make_key(plan.asked, findings.device_of(record.best.facts), plan.objective)
+    return findings.remember(key, Finding(learning, free, record.width.effect, when, False))
+
+
+def print_use(plan: SweepPlan, record: Record, path: Path | None, argv: Sequence[str], own_keys: Sequence[str]) -> None:
+    """How to train with what was found."""
+    if path is not None:
+        print(f"remembered in {path}{': num_envs=auto takes it' if plan.objective == 'training' else ''}")
+    elif not record.complete:
+        print("not remembered: num_envs was not among the knobs")
+    if plan.objective == "training" and record.best is not None:
+        found = candidates.words(plan.asked, record.best.run)
+        replaced = {*own_keys, *(word.partition("=")[0] for word in found)}
+        told = [word for word in argv if word.partition("=")[0] not in replaced]
+        print(f"train: {command_line([*told, *found])}")
+
+
+@contextmanager
+def results_folder(path: Path) -> Iterator[Path]:
+    """A folder that can be written to; it is not left behind empty.
+
+    Raises:
+        ConfigError: it cannot be written to.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise ConfigError(f"cannot write to out={path} ({error.strerror}): write another folder") from None
+    try:
+        yield path
+    finally:
+        with suppress(OSError):
+            path.rmdir()
