@@ -15,8 +15,9 @@ IMPORT_START_S = time.perf_counter()
 
 from typing import Any
 
+from jaxrl_fast import algorithms
 from jaxrl_fast.algorithm import Agent, Algorithm
-from jaxrl_fast.algorithms import ppo, sac
+from jaxrl_fast.algorithms import *  # noqa: F403  # a new algorithm is public by its line there
 from jaxrl_fast.checkpoint_files import CheckpointError
 from jaxrl_fast.checkpointing import Checkpoints
 from jaxrl_fast.core import Box, Discrete, EnvSpec, Timestep, Transition, __version__
@@ -54,12 +55,11 @@ __all__ = [
     "load_policy",
     "make_env",
     "make_train_step",
-    "ppo",
-    "sac",
     "save_policy",
     "setup",
     "vectorize",
 ]
+__all__ += algorithms.__all__
 
 
 def make_env(name: str, *, num_envs: int, **options: Any) -> VecEnv | HostEnv:

@@ -78,7 +78,7 @@ class Values(NamedTuple):
 
 class OnPolicy(NamedTuple):
     """Each rollout is learned from ``num_epochs`` times, in ``num_minibatches`` minibatches of sequences of
-    ``sequence_length`` steps, and forgotten.
+    ``sequence_length`` steps (None: with a memory whole rollouts, else single steps), and forgotten.
 
     ``targets(values, rollout, hyper) -> dict`` of arrays ``[T, E, ...]``, computed once a tick from what the part
     ``critic`` says before it learns from the rollout (`Values`): ``value(outputs, obs, action) -> [...]`` makes values
@@ -89,7 +89,7 @@ class OnPolicy(NamedTuple):
 
     num_epochs: int
     num_minibatches: int
-    sequence_length: int = 1
+    sequence_length: int | None = None
     critic: str = ""
     network: str = ""
     value: Callable[[PyTree, PyTree, Any], jax.Array] = lambda outputs, obs, action: outputs[..., 0]
@@ -101,8 +101,8 @@ class Replay(NamedTuple):
     sequences are drawn from them, uniformly and with replacement.
 
     Nothing is learned before ``warmup_steps`` steps. Rewards are added up over ``n_step`` steps. With a memory, a
-    sequence is ``burn_in`` steps that only fill it and ``sequence_length`` that are learned from. ``keep``: names of
-    the decision's extras that are stored.
+    sequence is ``burn_in`` steps that only fill it and ``sequence_length`` that are learned from; without, one step.
+    ``keep``: names of the decision's extras that are stored.
     """
 
     capacity: int
@@ -223,8 +223,8 @@ def require_positive(**sizes: int) -> None:
             raise ValueError(f"{name}={size}: write a positive number")
 
 
-def require_actions(name: str, spec: EnvSpec, kinds: tuple[type, ...], instead: str) -> None:
-    """Refuse an action space that the algorithm does not know.
+def require_actions(name: str, spec: EnvSpec, kinds: tuple[type, ...], instead: str) -> Any:
+    """The action space, if it is one that the algorithm knows.
 
     Raises:
         ValueError: with what to write instead.
@@ -232,3 +232,4 @@ def require_actions(name: str, spec: EnvSpec, kinds: tuple[type, ...], instead: 
     if not isinstance(spec.action, kinds):
         kind = "continuous" if isinstance(spec.action, Box) else "discrete"
         raise ValueError(f"algo={name} does not work with the {kind} actions of {spec.name}: write algo={instead}")
+    return spec.action

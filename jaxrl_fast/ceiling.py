@@ -106,10 +106,7 @@ def updates_only(env: VecEnv | HostEnv, algorithm: Algorithm) -> Graph:
         "batches", init, step, (), ("batches",), private_axes=axes, write_axes={"batches": axes},
         width=source.width, unit=source.unit,
     )  # fmt: skip
-    return Graph(
-        (batches, learn_fragment(Learning(agent))),
-        hyper_at=lambda hyper, tick: resolve(hyper, jnp.zeros(())),
-    )
+    return Graph((batches, learn_fragment(Learning(agent))), hyper_at=lambda hyper, tick: resolve(hyper, jnp.zeros(())))
 
 
 def share_of_bound(training_s: float, environments_s: float, updates_s: float) -> float:

@@ -265,9 +265,7 @@ def _untangle(ends: dict[ChannelFacts, tuple[list[float], list[float]]]) -> list
 
 
 def _column_widths(
-    description: Description,
-    column: dict[str, int],
-    ports: dict[str, tuple[list[ChannelFacts], list[ChannelFacts]]],
+    description: Description, column: dict[str, int], ports: dict[str, tuple[list[ChannelFacts], list[ChannelFacts]]]
 ) -> list[float]:
     widths = [120.0] * (max(column.values()) + 1)
     for fragment in description.fragments:

@@ -45,6 +45,11 @@ def tanh_normal(outputs: jax.Array) -> TanhNormal:
     return TanhNormal(mean, jax.nn.softplus(raw_scale) + MIN_SCALE)
 
 
+def of_outputs(space: Discrete | Box, outputs: jax.Array, mask: jax.Array | None = None) -> Distribution:
+    """The policy at network outputs ``[..., num_outputs(space)]``."""
+    return categorical(outputs, mask) if isinstance(space, Discrete) else tanh_normal(outputs)
+
+
 def num_outputs(space: Discrete | Box) -> int:
     """How many numbers a policy network puts out for one action."""
     return space.num_actions if isinstance(space, Discrete) else 2 * space.low.size

@@ -62,8 +62,7 @@ def export_policy(policy: Policy, folder: Path, name: str) -> tuple[Path, str]:
 
 
 def signature(policy: Policy) -> Signature:
-    """The function that is exported, and what goes in and comes out. A memory is the actor's: that of PPO's critic
-    changes no action."""
+    """The function that is exported, and what goes in and comes out."""
     (batch,) = jax.export.symbolic_shape("batch")
 
     def batched(shape: Sequence[int], dtype: Any) -> jax.ShapeDtypeStruct:

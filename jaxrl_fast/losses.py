@@ -24,11 +24,7 @@ def huber(prediction: jax.Array, target: jax.Array) -> jax.Array:
 
 
 def soft_target(
-    reward: jax.Array,
-    discount: jax.Array,
-    next_q: jax.Array,
-    next_log_prob: jax.Array,
-    temperature: jax.Array,
+    reward: jax.Array, discount: jax.Array, next_q: jax.Array, next_log_prob: jax.Array, temperature: jax.Array
 ) -> jax.Array:
     """SAC's Bellman target (arXiv 1812.05905, equations 2 and 3); ``next_q`` holds the critics' values ``[2]``."""
     return reward + discount * (jnp.min(next_q) - temperature * next_log_prob)

@@ -25,12 +25,16 @@ class MakeOptimizer(Protocol):
 
 
 def make_optimizer(
-    name: OptimizerName, *, learning_rate: Rate, max_grad_norm: Rate, weight_decay: Rate = 0.0
-) -> optax.GradientTransformation:
-    """Gradients are scaled down to a global norm of ``max_grad_norm``, then given to optax's optimizer ``name``;
-    ``weight_decay`` is AdamW's alone."""
-    options = {"weight_decay": weight_decay} if name == "adamw" else {}
-    return optax.chain(clip_by_global_norm(max_grad_norm), OPTIMIZERS[name](learning_rate, **options))
+    name: OptimizerName, *, rate: Callable[[Any], Rate] = lambda hyper: hyper.learning_rate
+) -> MakeOptimizer:
+    """optax's optimizer ``name``, by the learning rate that ``rate`` picks, behind a clip to the global norm
+    ``hyper.max_grad_norm``; AdamW decays weights by ``hyper.weight_decay``."""
+
+    def make(hyper: Any) -> optax.GradientTransformation:
+        options = {"weight_decay": hyper.weight_decay} if name == "adamw" else {}
+        return optax.chain(clip_by_global_norm(hyper.max_grad_norm), OPTIMIZERS[name](rate(hyper), **options))
+
+    return make
 
 
 def check_optimizer(name: str, weight_decay: Any) -> None:

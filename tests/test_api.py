@@ -57,10 +57,10 @@ def test_seeds_and_learning_rates_in_one_compilation(env, algo):
     states, _ = step(jax.vmap(init)(keys))
     rates = jnp.array([1e-4, 1e-3, 0.0])
     states = jax.vmap(lambda k, lr: init(k, algo.hyper._replace(learning_rate=lr)))(keys, rates)
-    before = jax.tree.map(np.asarray, states.channels["actor"].policy)
+    before = jax.tree.map(np.asarray, states.channels["actor"].params["policy"])
     for _ in range(3):
         states, _ = step(states)
-    after = states.channels["actor"].policy
+    after = states.channels["actor"].params["policy"]
     moved = [bool(np.any(a[i] != b[i])) for i in range(3) for a, b in [first_leaves(before, after)]]
     assert moved == [True, True, False]
     assert step._cache_size() == 1

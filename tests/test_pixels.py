@@ -108,7 +108,7 @@ def test_small_images_of_truth_values_and_real_numbers_are_convolved_where_a_con
     shapes = jax.eval_shape(network.init, KEY)
     inputs = sorted(leaf.shape for path, leaf in jax.tree.leaves_with_path(shapes) if path[-1].key == "kernel")
     assert inputs == [(32, 6), (36, 16), (1024, 32)]
-    obs = jnp.ones((1, 2, 10, 10, 4), dtype).at[0, 1].set(0)
+    obs = jnp.ones((1, 2, 10, 10, 4), dtype).at[0, 1].set(jnp.zeros((), dtype))
     one, zero = jax.jit(network.apply)(jax.jit(network.init)(KEY), (), obs, jnp.zeros((1, 2), bool))[0][0]
     assert np.abs(one - zero).max() > 1e-3
 
@@ -124,7 +124,7 @@ def test_small_images_of_truth_values_and_real_numbers_are_convolved_where_a_con
 def test_what_images_do_not_go_with_is_refused(algorithm: Algorithm, says: str):
     with pytest.raises(ValueError, match=says):
         bind(algorithm, pixel_worlds.motion().spec, 8)
-    with pytest.raises(ValueError, match=r"cnn=small reads images, .* hold none: write cnn=auto"):
+    with pytest.raises(ValueError, match=r"cnn=small reads images .* hold none: write cnn=auto"):
         bind(small_ppo(cnn="small"), jf.EnvSpec("x", jax.ShapeDtypeStruct((4,), jnp.float32), jf.Discrete(2)), 8)
 
 

@@ -102,7 +102,7 @@ def test_two_actor_updates_equal_numpy(discrete):
 def test_the_global_norm_is_clipped_and_not_each_number():
     slopes = [[np.float32([3.0, 0.0]), np.float32(4.0)], [np.float32([0.1, 0.2]), np.float32(0.2)]]  # norms 5 and 0.3
     params = [jnp.zeros(2), jnp.zeros(())]
-    optimizer = make_optimizer("adam", learning_rate=0.1, max_grad_norm=1.0)
+    optimizer = make_optimizer("adam")(HYPER._replace(learning_rate=0.1, max_grad_norm=1.0))
     opt_state, adam, want = optimizer.init(params), references.Adam(0.1, 1.0), [np.zeros(2), np.zeros(())]
     for grads in slopes:
         change, opt_state = optimizer.update(grads, opt_state, params)

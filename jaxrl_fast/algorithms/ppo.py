@@ -14,7 +14,6 @@ from jaxrl_fast import distributions, losses, returns
 from jaxrl_fast.algorithm import (
     Agent,
     Algorithm,
-    Decide,
     Found,
     Learned,
     OnPolicy,
@@ -25,13 +24,10 @@ from jaxrl_fast.algorithm import (
     gradients_of,
     require_actions,
 )
+from jaxrl_fast.algorithms.policies import policy_of, sample_action
 from jaxrl_fast.core import Box, Discrete, EnvSpec, Metrics, PyTree, Transition
 from jaxrl_fast.experience.sequences import over_rollout
-from jaxrl_fast.networks.dense import Precision
-from jaxrl_fast.networks.images import Cnn
-from jaxrl_fast.networks.inputs import action_mask
-from jaxrl_fast.networks.modules import Activation
-from jaxrl_fast.networks.network import Network, make_network
+from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision, make_network
 from jaxrl_fast.optimizers import OptimizerName, check_optimizer, make_optimizer
 
 
@@ -90,41 +86,54 @@ def ppo(
     default. ``policy_loss(log_ratio, advantage, clip_range)`` and ``value_loss(value, target)`` take and give scalars.
     """
     hyper = PpoHyper(
-        learning_rate, critic_learning_rate_ratio, discount, gae_lambda, clip_range, entropy_coef, max_grad_norm,
-        reward_scale, weight_decay,
-    )  # fmt: skip
-    networks: dict[str, Any] = dict(
-        policy_hidden=tuple(policy_hidden), value_hidden=tuple(value_hidden), policy_keys=tuple(policy_keys),
-        critic_keys=tuple(critic_keys), activation=activation, layer_norm=layer_norm, recurrent_size=recurrent_size,
-        cnn=cnn, precision=precision,
-    )  # fmt: skip
+        learning_rate,
+        critic_learning_rate_ratio,
+        discount,
+        gae_lambda,
+        clip_range,
+        entropy_coef,
+        max_grad_norm,
+        reward_scale,
+        weight_decay,
+    )
+    shared: dict[str, Any] = dict(
+        activation=activation, layer_norm=layer_norm, recurrent_size=recurrent_size, cnn=cnn, precision=precision
+    )
+    options = shared | dict(
+        policy_hidden=tuple(policy_hidden),
+        value_hidden=tuple(value_hidden),
+        policy_keys=tuple(policy_keys),
+        critic_keys=tuple(critic_keys),
+        optimizer=optimizer,
+    )
 
     def build(spec: EnvSpec, num_envs: int) -> Agent:
-        require_actions("ppo", spec, (Discrete, Box), "sac")
+        space = require_actions("ppo", spec, (Discrete, Box), "sac")
         check_optimizer(optimizer, weight_decay)
-        policy, value = make_networks(spec, **networks)
+        size = distributions.num_outputs(space)
+        policy = make_network(spec.obs, size, hidden=policy_hidden, keys=policy_keys, out_scale=0.01, **shared)
+        value = make_network(spec.obs, 1, hidden=value_hidden, keys=critic_keys, **shared)
         return Agent(
             parts={
                 "critic": critic_part(value, value_loss, optimizer),
-                "actor": actor_part(spec, policy, policy_loss, normalize_advantages, optimizer),
+                "actor": actor_part(space, policy, policy_loss, normalize_advantages, optimizer),
             },
             data=OnPolicy(
                 num_epochs=num_epochs,
                 num_minibatches=num_minibatches,
-                sequence_length=rollout_length if recurrent_size else 1,
                 critic="critic",
                 network="value",
                 targets=targets,
             ),
             acts={"actor": "policy"},
             remembers={"critic": "value"} if recurrent_size else {},
-            decide=make_decide(spec),
+            decide=sample_action(space, remember=True),
             rollout_length=rollout_length,
             normalize_observations=normalize_observations,
             normalize_rewards=normalize_rewards,
         )
 
-    return Algorithm("ppo", hyper, {**networks, "optimizer": optimizer}, build)
+    return Algorithm("ppo", hyper, options, build)
 
 
 def targets(values: Values, rollout: Transition, hyper: PpoHyper) -> dict[str, jax.Array]:
@@ -138,7 +147,7 @@ def targets(values: Values, rollout: Transition, hyper: PpoHyper) -> dict[str, j
 
 
 def actor_part(
-    spec: EnvSpec, policy: Network, policy_loss: Callable, normalize_advantages: bool, optimizer: OptimizerName
+    space: Discrete | Box, policy: Network, policy_loss: Callable, normalize_advantages: bool, optimizer: OptimizerName
 ) -> Part:
     """The policy's update: clipped surrogate with an entropy bonus."""
 
@@ -149,7 +158,7 @@ def actor_part(
 
         def loss_fn(params: PyTree) -> tuple[jax.Array, Metrics]:
             outputs, _ = over_rollout(policy, params, batch, "actor")
-            dist = action_distribution(spec, outputs, batch.obs)
+            dist = policy_of(space, outputs, batch.obs)
             log_ratio = distributions.log_prob(dist, batch.extras["raw_action"]) - batch.extras["log_prob"]
             surrogate = elementwise(policy_loss, log_ratio, advantage, hyper.clip_range)
             entropy = jnp.mean(distributions.entropy(dist, key))
@@ -164,7 +173,7 @@ def actor_part(
         grads, metrics = gradients_of(loss_fn, own.params["policy"])
         return Found({"policy": grads}, metrics)
 
-    return Part({"policy": policy}, gradients, {"policy": lambda hyper: _optimizer(optimizer, hyper, 1.0)})
+    return Part({"policy": policy}, gradients, {"policy": make_optimizer(optimizer)})
 
 
 def critic_part(value: Network, value_loss: Callable, optimizer: OptimizerName) -> Part:
@@ -179,45 +188,5 @@ def critic_part(value: Network, value_loss: Callable, optimizer: OptimizerName) 
         grads, metrics = gradients_of(loss_fn, own.params["value"])
         return Found({"value": grads}, metrics)
 
-    def make(hyper: PpoHyper) -> Any:
-        return _optimizer(optimizer, hyper, hyper.critic_learning_rate_ratio)
-
-    return Part({"value": value}, gradients, {"value": make})
-
-
-def make_decide(spec: EnvSpec) -> Decide:
-    """Sample from the policy, and remember what its update needs; greedily, take its mode."""
-
-    def decide(outputs: dict, obs: PyTree, state: PyTree, key: jax.Array, hyper: Any, explore: bool) -> tuple:
-        dist = action_distribution(spec, outputs["actor"], obs)
-        if not explore:
-            return distributions.to_action(spec.action, distributions.mode(dist)), state, {}
-        raw = distributions.sample(dist, key)
-        extras = {"raw_action": raw, "log_prob": distributions.log_prob(dist, raw)}
-        return distributions.to_action(spec.action, raw), state, extras
-
-    return decide
-
-
-def action_distribution(spec: EnvSpec, outputs: jax.Array, obs: PyTree) -> distributions.Distribution:
-    """The policy at network outputs ``[..., out]``."""
-    if isinstance(spec.action, Discrete):
-        return distributions.categorical(outputs, action_mask(obs))
-    return distributions.tanh_normal(outputs)
-
-
-def make_networks(
-    spec: EnvSpec, *, policy_hidden: tuple[int, ...], value_hidden: tuple[int, ...], policy_keys: tuple[str, ...],
-    critic_keys: tuple[str, ...], **options: Any,
-) -> tuple[Network, Network]:  # fmt: skip
-    """Policy and value function."""
-    outputs = distributions.num_outputs(spec.action)
-    policy = make_network(spec.obs, outputs, hidden=policy_hidden, keys=policy_keys, out_scale=0.01, **options)
-    return policy, make_network(spec.obs, 1, hidden=value_hidden, keys=critic_keys, **options)
-
-
-def _optimizer(name: OptimizerName, hyper: PpoHyper, ratio: Any) -> Any:
-    return make_optimizer(
-        name, learning_rate=hyper.learning_rate * ratio, max_grad_norm=hyper.max_grad_norm,
-        weight_decay=hyper.weight_decay,
-    )  # fmt: skip
+    own_rate = make_optimizer(optimizer, rate=lambda hyper: hyper.learning_rate * hyper.critic_learning_rate_ratio)
+    return Part({"value": value}, gradients, {"value": own_rate})

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from jaxrl_fast.algorithm import Agent, Algorithm, OnPolicy, Part, require_positive
+from jaxrl_fast.algorithm import Agent, Algorithm, OnPolicy, Part, Replay, require_positive
 from jaxrl_fast.core import EnvSpec
 from jaxrl_fast.experience.acting import Acting, make_acting
 from jaxrl_fast.experience.batches import Experience
@@ -47,21 +47,31 @@ def bind(algorithm: Algorithm, spec: EnvSpec, num_envs: int) -> Bound:
     """
     view = make_view(spec)
     agent = algorithm.build(view.spec, num_envs)
-    data = agent.data
     agent = agent._replace(normalize_observations=normalizes(agent.normalize_observations, spec))
-    require_positive(rollout_length=agent.rollout_length, sequence_length=data.sequence_length)
     acting = make_acting(agent, view)
+    memory = bool(acting.initial_carry(1).memory)
+    data = with_sequences(agent, memory=memory)
+    require_positive(rollout_length=agent.rollout_length, sequence_length=data.sequence_length or 1)
     if isinstance(data, OnPolicy):
         sizes = data.num_epochs * data.num_minibatches, _minibatch_steps(agent, data, num_envs), 0
         experience = on_policy(agent, data, view, num_envs)
     else:
         require_positive(updates_per_tick=data.num_batches, batch_size=data.batch_size, n_step=data.n_step)
         sizes = data.num_batches, data.batch_size * data.sequence_length, warmup_ticks(agent, data, num_envs)
-        experience = off_policy(agent, data, view, num_envs, memory=bool(acting.initial_carry(1).memory))
+        experience = off_policy(agent, data, view, num_envs, memory=memory)
     return Bound(
         agent.parts, acting, experience, resolve(algorithm.hyper, jnp.zeros(())), agent.rollout_length, *sizes,
         bool(agent.normalize_observations), agent.normalize_rewards,
     )  # fmt: skip
+
+
+def with_sequences(agent: Agent, *, memory: bool) -> OnPolicy | Replay:
+    """The data that an agent wants, with the length of its sequences."""
+    data = agent.data
+    if isinstance(data, Replay):
+        return data if memory else data._replace(sequence_length=1, burn_in=0)
+    length = data.sequence_length or (agent.rollout_length if memory else 1)
+    return data._replace(sequence_length=length)
 
 
 def _minibatch_steps(agent: Agent, data: OnPolicy, num_envs: int) -> int:
@@ -71,7 +81,7 @@ def _minibatch_steps(agent: Agent, data: OnPolicy, num_envs: int) -> int:
         ValueError: the rollout does not divide into the minibatches.
     """
     require_positive(num_epochs=data.num_epochs, num_minibatches=data.num_minibatches)
-    length = data.sequence_length
+    length = data.sequence_length or 1
     if agent.rollout_length % length:
         raise ValueError(f"rollout_length={agent.rollout_length} does not divide into sequences of {length} steps")
     sequences = num_envs * agent.rollout_length // length

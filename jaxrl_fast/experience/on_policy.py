@@ -27,16 +27,18 @@ from jaxrl_fast.networks.network import Network
 
 def on_policy(agent: Agent, data: OnPolicy, view: View, num_envs: int) -> Experience:
     """The batches of `OnPolicy`."""
-    shards = epoch_shards(num_envs, agent.rollout_length // data.sequence_length, data.num_minibatches)
+    assert data.sequence_length is not None  # `bind` has set it
+    length = data.sequence_length
+    shards = epoch_shards(num_envs, agent.rollout_length // length, data.num_minibatches)
     stacks = view.stack > 1
 
     def batches_of(rollout: Transition, values: Any, hyper: Any, key: jax.Array) -> Batches:
         batch = make_batch(data, rollout, values, hyper)
         shuffled = shuffled_epochs(
-            batch, key, num_envs=num_envs, sequence_length=data.sequence_length, num_epochs=data.num_epochs,
+            batch, key, num_envs=num_envs, sequence_length=length, num_epochs=data.num_epochs,
             num_minibatches=data.num_minibatches,
         )  # fmt: skip
-        starts = jax.tree.map(lambda x: x[:: data.sequence_length], rollout.extras.memory)
+        starts = jax.tree.map(lambda x: x[::length], rollout.extras.memory)
         return shuffled._replace(data=shuffled.data._replace(memory=cut(starts, shards, 1)))
 
     def step(

@@ -19,8 +19,22 @@ import jax.numpy as jnp
 from jaxrl_fast.core import PyTree
 from jaxrl_fast.networks.dense import Head, Heads, Precision
 from jaxrl_fast.networks.images import Cnn, choose_convolutions, convolved_by
-from jaxrl_fast.networks.inputs import choose_keys, features
+from jaxrl_fast.networks.inputs import action_mask, choose_keys, features
 from jaxrl_fast.networks.modules import ACTIVATIONS, Activation, GruMlp, Mlp, PixelNetwork
+
+__all__ = [
+    "Activation",
+    "Apply",
+    "Cnn",
+    "Head",
+    "Heads",
+    "Network",
+    "Precision",
+    "action_mask",
+    "ensemble",
+    "make_network",
+    "scalar",
+]  # what an algorithm needs of this room
 
 
 class Apply(Protocol):
