@@ -25,7 +25,7 @@ import jaxrl_fast as jf
 from jaxrl_fast import config
 from jaxrl_fast import program as programs
 from jaxrl_fast.chain import Chain
-from jaxrl_fast.experience.bind import bind
+from jaxrl_fast.experience.binding import bind
 from jaxrl_fast.fragments import build_graph
 from jaxrl_fast.inspection import describe, run_shapes, trace_shapes
 from jaxrl_fast.machine import cpu_cores

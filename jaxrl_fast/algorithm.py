@@ -2,7 +2,7 @@
 
 An `Algorithm` is made by a factory (`jaxrl_fast.ppo`, `jaxrl_fast.sac`, `jaxrl_fast.dqn`) before any environment is
 known; ``build(spec, num_envs)`` gives its `Agent` for one environment and checks, on the host, that the two fit.
-Everything around it is done once for all algorithms by `experience.bind`: normalization, stacks of frames, replay,
+Everything around it is done once for all algorithms by `experience.binding`: normalization, stacks of frames, replay,
 n-step returns, memory.
 
 Axes: ``T`` time, ``E`` environments, ``L`` steps of a training sequence, ``B`` batch. Environments of several agents
@@ -84,7 +84,7 @@ class OnPolicy(NamedTuple):
     ``critic`` says before it learns from the rollout (`Values`): ``value(outputs, obs, action) -> [...]`` makes values
     of the outputs ``[..., out]`` of its ``network``; at successors ``action`` is None. Without ``targets`` batches hold
     rewards and ends of episodes instead, and the losses compute what they need with the params that learn
-    (`experience.sequences`).
+    (`algorithms.sequences`).
     """
 
     num_epochs: int
@@ -139,7 +139,7 @@ class ReplayBatch(NamedTuple):
 
     With a memory, ``obs`` and ``first`` cover ``W`` steps, those of the burn-in before and n - 1 after the others;
     ``memory``, by part, is that before the first of them, ``[1, B, ...]``, and ``last`` ``[L, B]`` says which of the
-    ``W`` steps ``next_obs`` follows. Else these three are ``()``. `experience.sequences` runs networks over either.
+    ``W`` steps ``next_obs`` follows. Else these three are ``()``. `algorithms.sequences` runs networks over either.
     """
 
     obs: PyTree
@@ -165,7 +165,7 @@ class Decide(Protocol):
 
 
 class Agent(NamedTuple):
-    """An algorithm bound to the shapes of one environment, before `experience.bind` does the rest.
+    """An algorithm bound to the shapes of one environment, before `experience.binding` does the rest.
 
     ``acts``: the parts that choose actions, each with the name of the network that runs; ``remembers``: parts whose
     networks run beside them in training, so that their memory at the starts of sequences is known.

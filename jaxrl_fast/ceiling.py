@@ -14,7 +14,7 @@ import numpy as np
 from jaxrl_fast.algorithm import Algorithm
 from jaxrl_fast.core import Batches, Discrete, PyTree
 from jaxrl_fast.env import VecEnv
-from jaxrl_fast.experience.bind import bind
+from jaxrl_fast.experience.binding import bind
 from jaxrl_fast.fragments import experience_fragment, init_statistics, rollout_shapes, sampler
 from jaxrl_fast.graph import Channels, Fragment, Graph
 from jaxrl_fast.host_env import HostEnv

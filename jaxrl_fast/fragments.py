@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxrl_fast.algorithm import Algorithm, Learned, init_params
 from jaxrl_fast.core import Batches, PyTree, Transition
 from jaxrl_fast.env import VecEnv
-from jaxrl_fast.experience.bind import Bound, bind
+from jaxrl_fast.experience.binding import Bound, bind
 from jaxrl_fast.experience.scale import Statistics
 from jaxrl_fast.graph import Channels, Fragment, Graph, check
 from jaxrl_fast.host import host_sample_fragment

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_fast.core import EpisodeTotals, PyTree, Transition
-from jaxrl_fast.experience.bind import Bound
+from jaxrl_fast.experience.binding import Bound
 from jaxrl_fast.graph import Channels, Fragment
 from jaxrl_fast.host_env import MAX_STEPS, HostEnv, HostStep
 from jaxrl_fast.normalize import normalize

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jaxrl_fast.core import PyTree, Transition
-from jaxrl_fast.experience.bind import Bound
+from jaxrl_fast.experience.binding import Bound
 from jaxrl_fast.graph import Channels, Fragment
 from jaxrl_fast.host import HostRecord, HostSamplerState, Recording, begin, collect, host_fragment, make_act
 from jaxrl_fast.host_env import MAX_STEPS, HostEnv

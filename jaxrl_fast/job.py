@@ -6,7 +6,7 @@ import jax
 
 from jaxrl_fast.algorithm import Algorithm
 from jaxrl_fast.env import VecEnv
-from jaxrl_fast.experience.bind import Bound
+from jaxrl_fast.experience.binding import Bound
 from jaxrl_fast.fragments import Overlap
 from jaxrl_fast.graph import Graph
 from jaxrl_fast.host_env import HostEnv

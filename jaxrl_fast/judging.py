@@ -13,7 +13,7 @@ from jaxrl_fast.algorithm import Algorithm
 from jaxrl_fast.core import EpisodeTotals
 from jaxrl_fast.env import VecEnv, vectorize
 from jaxrl_fast.evaluation import play
-from jaxrl_fast.experience.bind import Bound
+from jaxrl_fast.experience.binding import Bound
 from jaxrl_fast.graph import TrainState
 from jaxrl_fast.host import evaluation_on_host
 from jaxrl_fast.host_env import HostEnv

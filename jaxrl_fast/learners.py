@@ -12,7 +12,7 @@ import optax
 
 from jaxrl_fast.algorithm import Found, Learned, Part, init_params
 from jaxrl_fast.core import Batches, Metrics, PyTree, stable_hash
-from jaxrl_fast.experience.bind import Bound
+from jaxrl_fast.experience.binding import Bound
 from jaxrl_fast.graph import Channels, Fragment
 from jaxrl_fast.updates import DROPPED, PartState, apply_gradients, init_part, step_or_rest, update
 

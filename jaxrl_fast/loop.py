@@ -20,7 +20,7 @@ from jaxrl_fast.checks import check_host, check_processes, check_start
 from jaxrl_fast.core import EpisodeTotals
 from jaxrl_fast.drawing import draw_run
 from jaxrl_fast.env import VecEnv
-from jaxrl_fast.experience.bind import bind
+from jaxrl_fast.experience.binding import bind
 from jaxrl_fast.fragments import Overlap, build_graph
 from jaxrl_fast.graph import TrainState
 from jaxrl_fast.graph import init as init_graph

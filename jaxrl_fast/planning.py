@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 from jaxrl_fast.env import VecEnv
-from jaxrl_fast.experience.bind import Bound
+from jaxrl_fast.experience.binding import Bound
 from jaxrl_fast.host_env import HostEnv
 
 CHUNKS_PER_RUN = 100

@@ -18,7 +18,7 @@ from jaxrl_fast import checkpoint_files, checkpointing
 from jaxrl_fast.algorithm import Algorithm
 from jaxrl_fast.checkpoint_files import CheckpointError, CheckpointFacts
 from jaxrl_fast.env import VecEnv
-from jaxrl_fast.experience.bind import Bound
+from jaxrl_fast.experience.binding import Bound
 from jaxrl_fast.graph import TrainState
 from jaxrl_fast.host_env import HostEnv
 from jaxrl_fast.program import Program

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxrl_fast import checkpoint_files, checkpointing, distributed, resuming
 from jaxrl_fast.checkpointing import FOLDER, Checkpointer, Checkpoints
-from jaxrl_fast.experience.bind import Bound
+from jaxrl_fast.experience.binding import Bound
 from jaxrl_fast.graph import TrainState
 from jaxrl_fast.planning import Plan
 from jaxrl_fast.reporting import RunFolder

@@ -17,7 +17,7 @@ from many_commands import TRAINED, refused
 
 import jaxrl_fast as jf
 from jaxrl_fast.algorithm import Learned, init_params
-from jaxrl_fast.experience.bind import bind
+from jaxrl_fast.experience.binding import bind
 from jaxrl_fast.normalize import init_stats
 from jaxrl_fast.policy import PolicyParams, make_policy, same_spaces
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from jaxrl_fast.algorithm import Replay
 from jaxrl_fast.core import Extras, Transition
-from jaxrl_fast.experience.batches import logical_shards, take_batch
 from jaxrl_fast.experience.epochs import random_order, shuffled_epochs
+from jaxrl_fast.experience.minibatches import logical_shards, take_batch
 from jaxrl_fast.experience.off_policy import in_turn
 from jaxrl_fast.experience.replay import Window, ring_buffer
 

@@ -14,7 +14,7 @@ import pytest
 
 import jaxrl_fast as jf
 from jaxrl_fast.algorithm import Learned, init_params
-from jaxrl_fast.experience.bind import bind
+from jaxrl_fast.experience.binding import bind
 from jaxrl_fast.export import main
 from jaxrl_fast.export_check import NUM_OBSERVATIONS, compare, draw_observations
 from jaxrl_fast.exporting import FORMATS, describe, export_policy, signature

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_fast.core import Discrete, EnvSpec, Transition
-from jaxrl_fast.experience.batches import take_batch
 from jaxrl_fast.experience.image_replay import image_buffer
+from jaxrl_fast.experience.minibatches import take_batch
 from jaxrl_fast.experience.replay import Window, ring_buffer
 from jaxrl_fast.experience.view import (
     View,

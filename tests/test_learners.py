@@ -11,7 +11,7 @@ from jaxrl_fast import graph as graphs
 from jaxrl_fast.algorithm import Found, Learned, Part
 from jaxrl_fast.algorithms import ppo, sac
 from jaxrl_fast.core import Batches
-from jaxrl_fast.experience.batches import Experience, take_batch
+from jaxrl_fast.experience.minibatches import Experience, take_batch
 from jaxrl_fast.fragments import build_graph
 from jaxrl_fast.learners import build_learners
 from jaxrl_fast.networks.network import Network

@@ -13,8 +13,8 @@ import jaxrl_fast as jf
 from jaxrl_fast.algorithm import Found, Part
 from jaxrl_fast.core import Batches
 from jaxrl_fast.debugging import find_operation
-from jaxrl_fast.experience.batches import Experience, take_batch
-from jaxrl_fast.experience.bind import Bound
+from jaxrl_fast.experience.binding import Bound
+from jaxrl_fast.experience.minibatches import Experience, take_batch
 from jaxrl_fast.fragments import build_graph
 from jaxrl_fast.graph import Fragment, init
 from jaxrl_fast.learners import Learning, OnNan, learn_fragment

@@ -15,7 +15,7 @@ from jaxrl_fast import graph as graphs
 from jaxrl_fast import placement as placements
 from jaxrl_fast import program as programs
 from jaxrl_fast.algorithm import Algorithm
-from jaxrl_fast.experience.bind import bind
+from jaxrl_fast.experience.binding import bind
 from jaxrl_fast.fragments import build_graph
 from jaxrl_fast.networks.images import CNNS, choose_convolutions, patches
 from jaxrl_fast.networks.network import make_network

@@ -12,7 +12,7 @@ from jaxrl_fast.algorithm import Learned, OnPolicyBatch
 from jaxrl_fast.algorithms import ppo
 from jaxrl_fast.algorithms.ppo import PpoHyper
 from jaxrl_fast.core import Extras, Transition
-from jaxrl_fast.experience.bind import bind
+from jaxrl_fast.experience.binding import bind
 from jaxrl_fast.experience.on_policy import make_batch, values_of
 from jaxrl_fast.experience.scale import Statistics, scale_experience
 from jaxrl_fast.normalize import RunningStats

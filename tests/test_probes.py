@@ -15,7 +15,7 @@ from jaxrl_fast.algorithm import Algorithm
 from jaxrl_fast.algorithms import ppo, sac
 from jaxrl_fast.core import Discrete
 from jaxrl_fast.env import Env, VecEnv, vectorize
-from jaxrl_fast.experience.bind import Bound, bind
+from jaxrl_fast.experience.binding import Bound, bind
 from jaxrl_fast.experience.scale import Statistics
 from jaxrl_fast.fragments import build_graph
 from jaxrl_fast.normalize import normalize

@@ -11,8 +11,8 @@ from jaxrl_fast.algorithm import Replay, ReplayBatch
 from jaxrl_fast.algorithms import sac
 from jaxrl_fast.algorithms.sac import SacHyper
 from jaxrl_fast.core import Transition
-from jaxrl_fast.experience.bind import bind
-from jaxrl_fast.experience.fold import fold
+from jaxrl_fast.experience.binding import bind
+from jaxrl_fast.experience.folding import fold
 from jaxrl_fast.experience.replay import Drawn
 from jaxrl_fast.updates import PartState, init_part
 from jaxrl_fast.updates import update as update_part

@@ -12,7 +12,7 @@ from tiny import line
 
 from jaxrl_fast import findings, machine
 from jaxrl_fast.config import compose
-from jaxrl_fast.experience.bind import bind
+from jaxrl_fast.experience.binding import bind
 from jaxrl_fast.findings import Device, Finding
 from jaxrl_fast.prepare import as_measured, with_workers
 from jaxrl_fast.run_settings import Run, make_algorithm, to_yaml

@@ -24,9 +24,9 @@ from jaxrl_fast.algorithm import (
     gradients_of,
     require_actions,
 )
-from jaxrl_fast.algorithms.policies import policy_of, sample_action
+from jaxrl_fast.algorithms.choosing import policy_of, sample_action
+from jaxrl_fast.algorithms.sequences import over_rollout
 from jaxrl_fast.core import Box, Discrete, EnvSpec, Metrics, PyTree, Transition
-from jaxrl_fast.experience.sequences import over_rollout
 from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision, make_network
 from jaxrl_fast.optimizers import OptimizerName, check_optimizer, make_optimizer
 

@@ -23,9 +23,9 @@ from jaxrl_fast.algorithm import (
     gradients_of,
     require_actions,
 )
-from jaxrl_fast.algorithms.policies import sample_action
+from jaxrl_fast.algorithms.choosing import sample_action
+from jaxrl_fast.algorithms.sequences import over_replay, over_successors
 from jaxrl_fast.core import Box, EnvSpec, Metrics, PyTree
-from jaxrl_fast.experience.sequences import over_replay, over_successors
 from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision, ensemble, make_network, scalar
 from jaxrl_fast.optimizers import OptimizerName, check_optimizer, make_optimizer
 

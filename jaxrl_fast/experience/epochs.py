@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.core import Batches, PyTree
-from jaxrl_fast.experience.batches import logical_shards
+from jaxrl_fast.experience.minibatches import logical_shards
 
 
 def epoch_shards(num_envs: int, sequences_per_env: int, num_minibatches: int) -> int:

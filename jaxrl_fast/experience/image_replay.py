@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.core import Metrics, PyTree, Transition
-from jaxrl_fast.experience.batches import by_shard
+from jaxrl_fast.experience.minibatches import by_shard
 from jaxrl_fast.experience.replay import (
     Buffer,
     Drawn,

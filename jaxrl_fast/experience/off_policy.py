@@ -7,15 +7,15 @@ import jax.numpy as jnp
 
 from jaxrl_fast.algorithm import Agent, Learned, Replay
 from jaxrl_fast.core import Batches, PyTree, Transition
-from jaxrl_fast.experience.batches import Experience, take_batch
-from jaxrl_fast.experience.fold import fold, window_length
+from jaxrl_fast.experience.folding import fold, window_length
 from jaxrl_fast.experience.image_replay import image_buffer
+from jaxrl_fast.experience.minibatches import Experience, take_batch
 from jaxrl_fast.experience.replay import Window, ring_buffer
 from jaxrl_fast.experience.scale import Statistics, scale_experience
 from jaxrl_fast.experience.view import Tabled, View, take_tabled
 
 
-def off_policy(agent: Agent, data: Replay, view: View, num_envs: int, *, memory: bool) -> Experience:
+def off_policy_experience(agent: Agent, data: Replay, view: View, num_envs: int, *, memory: bool) -> Experience:
     """The batches of `Replay`; images are stored once. ``memory``: whether an acting network has one.
 
     Raises:

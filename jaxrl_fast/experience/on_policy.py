@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.algorithm import Agent, Learned, OnPolicy, OnPolicyBatch, Values
+from jaxrl_fast.algorithms.sequences import apply_apart
 from jaxrl_fast.core import Batches, PyTree, Transition
-from jaxrl_fast.experience.batches import Experience, take_batch
 from jaxrl_fast.experience.epochs import cut, epoch_shards, shuffled_epochs
+from jaxrl_fast.experience.minibatches import Experience, take_batch
 from jaxrl_fast.experience.scale import Statistics, scale_experience
-from jaxrl_fast.experience.sequences import apply_apart
 from jaxrl_fast.experience.view import (
     History,
     Tabled,
@@ -25,7 +25,7 @@ from jaxrl_fast.experience.view import (
 from jaxrl_fast.networks.network import Network
 
 
-def on_policy(agent: Agent, data: OnPolicy, view: View, num_envs: int) -> Experience:
+def on_policy_experience(agent: Agent, data: OnPolicy, view: View, num_envs: int) -> Experience:
     """The batches of `OnPolicy`."""
     assert data.sequence_length is not None  # `bind` has set it
     length = data.sequence_length

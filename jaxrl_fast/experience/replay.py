@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.core import Extras, Metrics, PyTree, Transition
-from jaxrl_fast.experience.batches import by_shard, logical_shards
+from jaxrl_fast.experience.minibatches import by_shard, logical_shards
 
 
 class Window(NamedTuple):

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from jaxrl_fast.algorithm import ReplayBatch
 from jaxrl_fast.core import EnvSpec, PyTree
-from jaxrl_fast.experience.batches import by_shard, take_batch
+from jaxrl_fast.experience.minibatches import by_shard, take_batch
 from jaxrl_fast.networks.images import is_image
 
 
@@ -188,7 +188,7 @@ def make_stacks(table: jax.Array, rows: jax.Array) -> jax.Array:
 
 
 def take_tabled(data: Tabled, index: jax.Array) -> Any:
-    """As `batches.take_batch`, with stacks in the observations."""
+    """As `minibatches.take_batch`, with stacks in the observations."""
     batch = take_batch(data.batch, index)
     obs = put_stacks(data.tables, batch.obs)
     if isinstance(batch, ReplayBatch):

@@ -26,7 +26,7 @@ from jaxrl_fast import ceiling, config, machine, stopwatch
 from jaxrl_fast.algorithm import Algorithm
 from jaxrl_fast.bridge import in_graph
 from jaxrl_fast.env import VecEnv
-from jaxrl_fast.experience.bind import Bound, bind
+from jaxrl_fast.experience.binding import Bound, bind
 from jaxrl_fast.fragments import build_graph
 from jaxrl_fast.graph import Graph
 from jaxrl_fast.host_env import HostEnv

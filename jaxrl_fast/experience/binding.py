@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jaxrl_fast.algorithm import Agent, Algorithm, OnPolicy, Part, Replay, require_positive
 from jaxrl_fast.core import EnvSpec
 from jaxrl_fast.experience.acting import Acting, make_acting
-from jaxrl_fast.experience.batches import Experience
-from jaxrl_fast.experience.off_policy import off_policy, warmup_ticks
-from jaxrl_fast.experience.on_policy import on_policy
+from jaxrl_fast.experience.minibatches import Experience
+from jaxrl_fast.experience.off_policy import off_policy_experience, warmup_ticks
+from jaxrl_fast.experience.on_policy import on_policy_experience
 from jaxrl_fast.experience.scale import normalizes
 from jaxrl_fast.experience.view import make_view
 from jaxrl_fast.schedules import resolve
@@ -54,11 +54,11 @@ def bind(algorithm: Algorithm, spec: EnvSpec, num_envs: int) -> Bound:
     require_positive(rollout_length=agent.rollout_length, sequence_length=data.sequence_length or 1)
     if isinstance(data, OnPolicy):
         sizes = data.num_epochs * data.num_minibatches, _minibatch_steps(agent, data, num_envs), 0
-        experience = on_policy(agent, data, view, num_envs)
+        experience = on_policy_experience(agent, data, view, num_envs)
     else:
         require_positive(updates_per_tick=data.num_batches, batch_size=data.batch_size, n_step=data.n_step)
         sizes = data.num_batches, data.batch_size * data.sequence_length, warmup_ticks(agent, data, num_envs)
-        experience = off_policy(agent, data, view, num_envs, memory=memory)
+        experience = off_policy_experience(agent, data, view, num_envs, memory=memory)
     return Bound(
         agent.parts, acting, experience, resolve(algorithm.hyper, jnp.zeros(())), agent.rollout_length, *sizes,
         bool(agent.normalize_observations), agent.normalize_rewards,
