@@ -61,16 +61,19 @@ def run(name: str, tree: Path, folder: Path, *words: str | Path) -> None:
     Raises:
         RuntimeError: it failed; with the last lines of what it said.
     """
-    kept = {
+    settings = {
+        "PYTHONPATH": str(tree),
+        "JAX_PLATFORMS": "cpu",
+        "JAX_TRACEBACK_FILTERING": "off",  # or JAX's own words would stand last
         "JAX_COMPILATION_CACHE_DIR": str(folder.parent / "cache"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
     ended = subprocess.run(
         [sys.executable, "-P", SCRIPT, name, tree, folder, *words], cwd=folder.parent, capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": str(tree), "JAX_PLATFORMS": "cpu", **kept},
+        env={**os.environ, **settings},
     )  # fmt: skip
     if ended.returncode:
-        said = "\n".join(ended.stderr.strip().splitlines()[-5:])
+        said = "\n".join(ended.stderr.strip().splitlines()[-3:])
         raise RuntimeError(f"{name}, by the code of {tree.name}:\n{said}")
 
 
@@ -171,8 +174,9 @@ def describe(name: str, result: dict[str, Any]) -> str:
 
 
 def first_rows(differences: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those of tables, the earliest first."""
-    return sorted((found for found in differences if found["row"]), key=lambda found: found["row"])
+    """Those of tables, the earliest first, ``metrics.csv`` before ``evals.csv``."""
+    tables = [found for found in differences if found["row"]]
+    return sorted(tables, key=lambda found: (found["where"].startswith("evals"), found["row"]))
 
 
 def keep(commits: dict[str, Any], name: str, result: dict[str, Any]) -> None:
@@ -188,7 +192,7 @@ def main(commit: str, words: Iterable[str]) -> None:
     """Do the jobs, print the table, write the JSON; the exit status is that of the law."""
     chosen = {name: job for name, job in JOBS.items() if not words or name.startswith(tuple(words))}
     if not chosen:
-        sys.exit(f"no job begins so: write the beginning of one of {', '.join(JOBS)}")
+        sys.exit(f"no job begins so: write the beginning of one of {'; '.join(JOBS)}")
     changed = bool(git("status", "--porcelain", "--", "jaxrl_fast", "envs"))
     commits = {"other": git("rev-parse", commit), "this": git("rev-parse", "HEAD"), "this_has_changes": changed}
     all_equal = True
