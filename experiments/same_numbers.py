@@ -177,8 +177,9 @@ def describe(name: str, result: dict[str, Any]) -> str:
 
 
 def first_rows(differences: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those of tables, the earliest first."""
-    return sorted((found for found in differences if found["row"]), key=lambda found: found["row"])
+    """Those of tables, the earliest first, ``metrics.csv`` before ``evals.csv``."""
+    tables = [found for found in differences if found["row"]]
+    return sorted(tables, key=lambda found: (found["where"].startswith("evals"), found["row"]))
 
 
 def keep(commits: dict[str, Any], name: str, result: dict[str, Any]) -> None:
@@ -194,7 +195,7 @@ def main(commit: str, words: Iterable[str]) -> None:
     """Do the jobs, print the table, write the JSON; the exit status is that of the law."""
     chosen = {name: job for name, job in JOBS.items() if not words or name.startswith(tuple(words))}
     if not chosen:
-        sys.exit(f"no job begins so: write the beginning of one of {', '.join(JOBS)}")
+        sys.exit(f"no job begins so: write the beginning of one of {'; '.join(JOBS)}")
     changed = bool(git("status", "--porcelain", "--", "jaxrl_fast", "envs"))
     commits = {"other": git("rev-parse", commit), "this": git("rev-parse", "HEAD"), "this_has_changes": changed}
     all_equal = True
