@@ -5,8 +5,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the pool's workers import this package, and must not load JAX
-    from jaxrl_fast.env import Env, VecEnv
-    from jaxrl_fast.host_env import HostEnv
+    from jaxrl_fast.environments.env import Env, VecEnv
+    from jaxrl_fast.environments.host_env import HostEnv
 
 JAXRL_FAST = True
 """Tells this package from others that are called ``envs``."""
@@ -110,7 +110,7 @@ def make_vec(
         raise ValueError(f"env={name} is compiled and has no pool: leave pool out")
     else:
         made = make(name, **options)
-    env = import_module("jaxrl_fast.env")
+    env = import_module("jaxrl_fast.environments.env")
     seen = _seen(made, frame_stack)
     return env.vectorize(seen, num_envs=num_envs) if isinstance(seen, env.Env) else seen
 

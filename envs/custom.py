@@ -7,9 +7,9 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from jaxrl_fast.env import Env
-from jaxrl_fast.env_laws import check_world
-from jaxrl_fast.host_env import HostEnv
+from jaxrl_fast.environments.env import Env
+from jaxrl_fast.environments.env_laws import check_world
+from jaxrl_fast.environments.host_env import HostEnv
 
 
 def make(*, make: str | Callable[..., Any], **options: Any) -> Env:

@@ -13,8 +13,8 @@ import numpy as np
 
 from envs.foreign import like, relaxed, settled
 from jaxrl_fast.core import Box, EnvSpec, PyTree, Timestep
-from jaxrl_fast.env import Env
-from jaxrl_fast.env_laws import check_option, check_shapes
+from jaxrl_fast.environments.env import Env
+from jaxrl_fast.environments.env_laws import check_option, check_shapes
 
 
 @contextmanager
@@ -38,9 +38,7 @@ with quiet():
 
 BACKENDS = ("generalized", "positional", "spring", "mjx")
 MAX_EPISODE_STEPS = 1000
-REFUSED = {
-    "swimmer": "brax 0.14.2 calls jnp.clip(a_min=), which JAX 0.10 removed",
-}
+REFUSED = {"swimmer": "brax 0.14.2 calls jnp.clip(a_min=), which JAX 0.10 removed"}
 SHORTEST_EPISODE = {
     "ant": 2,
     "fast": 8,

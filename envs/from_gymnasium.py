@@ -11,7 +11,7 @@ from envs.pool.options import PoolOptions, check_options
 from envs.pool.serial import in_process
 from envs.pool.stepping import World, describe
 from jaxrl_fast.core import Box, Discrete, EnvSpec
-from jaxrl_fast.host_env import HostEnv
+from jaxrl_fast.environments.host_env import HostEnv
 
 Wrappers = Sequence[str | Mapping[str, Mapping[str, Any]]]
 

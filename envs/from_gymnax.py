@@ -11,12 +11,10 @@ from gymnax.environments import spaces
 
 from envs.foreign import like, relaxed, settled
 from jaxrl_fast.core import Box, Discrete, EnvSpec, PyTree, Timestep
-from jaxrl_fast.env import FRESH_INTERVAL, Env, no_params
-from jaxrl_fast.env_laws import check_option, check_shapes
+from jaxrl_fast.environments.env import FRESH_INTERVAL, Env, no_params
+from jaxrl_fast.environments.env_laws import check_option, check_shapes
 
-REFUSED = {
-    "MNISTBandit-bsuite": "it downloads a data set when made",
-}
+REFUSED = {"MNISTBandit-bsuite": "it downloads a data set when made"}
 LONG_EPISODES = (
     "CartPole-v1",
     "Pendulum-v1",

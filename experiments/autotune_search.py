@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from describe import machine, versions
 
-from jaxrl_fast import config
-from jaxrl_fast.machine import busy_seconds, cpu_cores
+from jaxrl_fast.settings import config
+from jaxrl_fast.settings.machine import busy_seconds, cpu_cores
 from jaxrl_fast.tuning.candidates import at_width, widths
 from jaxrl_fast.tuning.measuring import Row, Settings, measure
 from jaxrl_fast.tuning.report import DISTURBED

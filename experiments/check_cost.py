@@ -22,11 +22,13 @@ from describe import machine, versions
 
 import envs
 import jaxrl_fast as jf
-from jaxrl_fast import checkpoint_files, config, fragments, rollout
-from jaxrl_fast import program as programs
-from jaxrl_fast.fragments import build_graph
-from jaxrl_fast.placement import fused
-from jaxrl_fast.run_settings import make_algorithm
+from jaxrl_fast.fragments import build, rollout
+from jaxrl_fast.fragments.build import build_graph
+from jaxrl_fast.graph import program as programs
+from jaxrl_fast.graph.placements import fused
+from jaxrl_fast.runs import checkpoint_files
+from jaxrl_fast.settings import config
+from jaxrl_fast.settings.run_settings import make_algorithm
 
 RESULTS = Path(__file__).resolve().parent / "results"
 JOBS = {"sac halfcheetah": (["env=halfcheetah", "algo=sac"], 25), "ppo cartpole": (["env=cartpole", "algo=ppo"], 40)}
@@ -39,7 +41,7 @@ def prepare(words: list[str], ticks: int, *, checked: bool) -> tuple[Callable[[]
     env = jf.vectorize(envs.make(run.env, **run.env_options), num_envs=run.num_envs)
     algorithm = make_algorithm(run)
     without = [
-        mock.patch.object(fragments, "_norm", lambda params: jnp.float32(0.0)),
+        mock.patch.object(build, "_norm", lambda params: jnp.float32(0.0)),
         mock.patch.object(rollout, "_first_nonfinite", lambda transitions: jnp.int32(-1)),
     ]
     with ExitStack() as stack:

@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from jaxrl_fast.machine import processor  # noqa: E402
+from jaxrl_fast.settings.machine import processor  # noqa: E402
 
 PACKAGES = (
     "jax",

@@ -22,24 +22,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from timeline import Timeline, record
 
 import jaxrl_fast as jf
-from jaxrl_fast import config
-from jaxrl_fast import program as programs
-from jaxrl_fast.chain import Chain
 from jaxrl_fast.experience.binding import bind
-from jaxrl_fast.fragments import build_graph
-from jaxrl_fast.inspection import describe, run_shapes, trace_shapes
-from jaxrl_fast.machine import cpu_cores
-from jaxrl_fast.placement import PLACEMENTS
-from jaxrl_fast.run_settings import make_algorithm
+from jaxrl_fast.fragments.build import build_graph
+from jaxrl_fast.graph import program as programs
+from jaxrl_fast.graph.chain import Chain
+from jaxrl_fast.graph.placements import PLACEMENTS
+from jaxrl_fast.inspection.description import describe, run_shapes, trace_shapes
+from jaxrl_fast.settings import config
+from jaxrl_fast.settings.machine import cpu_cores
+from jaxrl_fast.settings.run_settings import make_algorithm
 
 RESULTS = Path(__file__).parent / "results"
 REPEATS = 5
-JOBS = {
-    "ppo-pendulum": 2,
-    "sac-pendulum": 100,
-    "ppo-halfcheetah": 1,
-    "sac-halfcheetah": 4,
-}
+JOBS = {"ppo-pendulum": 2, "sac-pendulum": 100, "ppo-halfcheetah": 1, "sac-halfcheetah": 4}
 """Algorithm and environment, and ticks in a repeat."""
 HOST_JOBS = {"ppo-Pendulum-v1": 2, "sac-Pendulum-v1": 20, "ppo-HalfCheetah-v5": 1, "sac-HalfCheetah-v5": 4}
 

@@ -21,10 +21,10 @@ from describe import machine, versions
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import jaxrl_fast as jf
-from jaxrl_fast import program as programs
-from jaxrl_fast.fragments import Overlap, build_graph
-from jaxrl_fast.graph import Graph, TrainState
-from jaxrl_fast.placement import PLACEMENTS
+from jaxrl_fast.fragments.build import Overlap, build_graph
+from jaxrl_fast.graph import program as programs
+from jaxrl_fast.graph.dataflow import Graph, TrainState
+from jaxrl_fast.graph.placements import PLACEMENTS
 
 RESULT = Path(__file__).parent / "results" / "equal_numbers.json"
 ENVIRONMENTS = {"ppo": ("cartpole", "pendulum"), "sac": ("pendulum", "mountain_car_continuous")}

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from describe import machine
 
-from jaxrl_fast.reporting import read_evaluations
+from jaxrl_fast.runs.folder import read_evaluations
 
 RESULTS = Path(__file__).parent / "results"
 

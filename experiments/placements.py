@@ -18,24 +18,20 @@ from describe import machine, versions
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import jaxrl_fast as jf
-from jaxrl_fast import config, stopwatch
-from jaxrl_fast.ceiling import environments_only
-from jaxrl_fast.fragments import build_graph
-from jaxrl_fast.graph import Graph
-from jaxrl_fast.machine import cpu_cores
-from jaxrl_fast.placement import PLACEMENTS, data_parallel, fused
-from jaxrl_fast.run_settings import make_algorithm
+from jaxrl_fast.fragments.build import build_graph
+from jaxrl_fast.graph.dataflow import Graph
+from jaxrl_fast.graph.placements import PLACEMENTS, data_parallel, fused
+from jaxrl_fast.settings import config
+from jaxrl_fast.settings.machine import cpu_cores
+from jaxrl_fast.settings.run_settings import make_algorithm
+from jaxrl_fast.tuning import stopwatch
+from jaxrl_fast.tuning.ceiling import environments_only
 
 RESULT = Path(__file__).parent / "results" / "placements.json"
 REPEATS = 5
 WIDTHS = (64, 256)
 SAMPLING_STEPS = 16_384
-RUNS = (
-    ("halfcheetah", "ppo", 1),
-    ("halfcheetah", "sac", 4),
-    ("cartpole", "ppo", 16),
-    ("pendulum", "sac", 64),
-)
+RUNS = (("halfcheetah", "ppo", 1), ("halfcheetah", "sac", 4), ("cartpole", "ppo", 16), ("pendulum", "sac", 64))
 """Environment, algorithm, and ticks in a repeat."""
 
 Repeat = Callable[[], float]

@@ -32,7 +32,7 @@ from envs.pool import worlds
 from envs.pool.codec import sample
 from envs.pool.options import PoolOptions
 from envs.pool.stepping import World, describe
-from jaxrl_fast.host_env import HostEnv
+from jaxrl_fast.environments.host_env import HostEnv
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 LIGHT = ("CartPole-v1", "Pendulum-v1", "Blackjack-v1")

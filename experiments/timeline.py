@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxrl_fast.chain import Chain, Segment
-from jaxrl_fast.graph import TrainState
+from jaxrl_fast.graph.chain import Chain, Segment
+from jaxrl_fast.graph.dataflow import TrainState
 
 
 class Span(NamedTuple):

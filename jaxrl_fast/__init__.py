@@ -15,20 +15,20 @@ IMPORT_START_S = time.perf_counter()
 
 from typing import Any
 
-from jaxrl_fast import algorithms
-from jaxrl_fast.algorithm import Agent, Algorithm
-from jaxrl_fast.algorithms import *  # noqa: F403  # a new algorithm is public by its line there
-from jaxrl_fast.checkpoint_files import CheckpointError
-from jaxrl_fast.checkpointing import Checkpoints
+from jaxrl_fast.algorithms import registry
+from jaxrl_fast.algorithms.interface import Agent, Algorithm
+from jaxrl_fast.algorithms.registry import *  # noqa: F403  # a new algorithm is public by its line there
 from jaxrl_fast.core import Box, Discrete, EnvSpec, Timestep, Transition, __version__
-from jaxrl_fast.env import Env, VecEnv, vectorize
-from jaxrl_fast.evaluation import evaluate_policy
-from jaxrl_fast.host_env import HostEnv, HostStep
-from jaxrl_fast.loop import Result, learn, make_train_step
-from jaxrl_fast.policy import Policy, load_policy, save_policy
-from jaxrl_fast.recorder import NonFiniteError
-from jaxrl_fast.runtime import setup
-from jaxrl_fast.schedules import Cosine, Linear
+from jaxrl_fast.environments.env import Env, VecEnv, vectorize
+from jaxrl_fast.environments.host_env import HostEnv, HostStep
+from jaxrl_fast.evaluation.episodes import evaluate_policy
+from jaxrl_fast.numerics.schedules import Cosine, Linear
+from jaxrl_fast.policy.policies import Policy, load_policy, save_policy
+from jaxrl_fast.runs.checkpoint_files import CheckpointError
+from jaxrl_fast.runs.checkpointing import Checkpoints
+from jaxrl_fast.settings.runtime import setup
+from jaxrl_fast.training.loop import Result, learn, make_train_step
+from jaxrl_fast.training.recorder import NonFiniteError
 
 __all__ = [
     "Agent",
@@ -59,7 +59,7 @@ __all__ = [
     "setup",
     "vectorize",
 ]
-__all__ += algorithms.__all__
+__all__ += registry.__all__
 
 
 def make_env(name: str, *, num_envs: int, **options: Any) -> VecEnv | HostEnv:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import envs
-from jaxrl_fast import cli, config, findings
-from jaxrl_fast.grammar import read_word
-from jaxrl_fast.run_settings import Run, env_name, make_algorithm
-from jaxrl_fast.schema import ConfigError, Key, nearest, read_value
-from jaxrl_fast.tables import new_console, new_table
+from jaxrl_fast.inspection.tables import new_console, new_table
+from jaxrl_fast.settings import cli, config, findings
+from jaxrl_fast.settings.grammar import read_word
+from jaxrl_fast.settings.run_settings import Run, env_name, make_algorithm
+from jaxrl_fast.settings.schema import ConfigError, Key, nearest, read_value
 from jaxrl_fast.tuning import candidates, comparing
 from jaxrl_fast.tuning.measuring import Settings
 from jaxrl_fast.tuning.running import results_folder, run_sweep

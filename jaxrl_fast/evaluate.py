@@ -8,14 +8,14 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from jaxrl_fast import cli, config
-from jaxrl_fast.evaluation import bootstrap_interval, evaluate_episodes
-from jaxrl_fast.host import evaluation_on_host
-from jaxrl_fast.host_env import HostEnv
-from jaxrl_fast.policy import load_policy, same_spaces
-from jaxrl_fast.run_settings import make_envs
-from jaxrl_fast.runtime import setup
-from jaxrl_fast.schema import MAX_SEED, MAX_SIZE, ConfigError
+from jaxrl_fast.environments.host_env import HostEnv
+from jaxrl_fast.evaluation.episodes import bootstrap_interval, evaluate_episodes
+from jaxrl_fast.fragments.host_sampling import evaluation_on_host
+from jaxrl_fast.policy.policies import load_policy, same_spaces
+from jaxrl_fast.settings import cli, config
+from jaxrl_fast.settings.run_settings import make_envs
+from jaxrl_fast.settings.runtime import setup
+from jaxrl_fast.settings.schema import MAX_SEED, MAX_SIZE, ConfigError
 
 HELP = """python -m jaxrl_fast.evaluate RUN [episodes=100] [seed=0]
   RUN         a run's folder, such as runs/latest

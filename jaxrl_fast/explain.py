@@ -11,23 +11,29 @@ from typing import Any
 import jax
 
 import envs
-from jaxrl_fast import cli, config
-from jaxrl_fast import program as programs
-from jaxrl_fast.bridge import check_placement, in_graph
-from jaxrl_fast.drawing import MARK, to_mermaid, to_svg
-from jaxrl_fast.env import VecEnv
-from jaxrl_fast.fragments import build_graph
-from jaxrl_fast.grammar import read_word
-from jaxrl_fast.graph import Graph
-from jaxrl_fast.graph_tables import channel_table, closing_lines, collective_lines, fragment_table, program_table
-from jaxrl_fast.host_env import HostEnv
-from jaxrl_fast.inspection import Description, describe, plain, run_shapes, trace_shapes
-from jaxrl_fast.placement import Placement, place
-from jaxrl_fast.planning import plan_run
-from jaxrl_fast.prepare import prepare_run
-from jaxrl_fast.run_settings import Run, env_name, make_algorithm
-from jaxrl_fast.schema import ConfigError
-from jaxrl_fast.tables import new_console
+from jaxrl_fast.environments.env import VecEnv
+from jaxrl_fast.environments.host_env import HostEnv
+from jaxrl_fast.fragments.build import build_graph
+from jaxrl_fast.fragments.callbacks import check_placement, in_graph
+from jaxrl_fast.graph import program as programs
+from jaxrl_fast.graph.dataflow import Graph
+from jaxrl_fast.graph.placements import Placement, place
+from jaxrl_fast.inspection.description import Description, describe, plain, run_shapes, trace_shapes
+from jaxrl_fast.inspection.drawing import MARK, to_mermaid, to_svg
+from jaxrl_fast.inspection.graph_tables import (
+    channel_table,
+    closing_lines,
+    collective_lines,
+    fragment_table,
+    program_table,
+)
+from jaxrl_fast.inspection.tables import new_console
+from jaxrl_fast.settings import cli, config
+from jaxrl_fast.settings.grammar import read_word
+from jaxrl_fast.settings.prepare import prepare_run
+from jaxrl_fast.settings.run_settings import Run, env_name, make_algorithm
+from jaxrl_fast.settings.schema import ConfigError
+from jaxrl_fast.training.planning import plan_run
 from jaxrl_fast.tuning import auto
 
 FILES = ("graph.svg", "graph.mmd", "graph.json")

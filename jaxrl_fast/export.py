@@ -6,12 +6,12 @@ from pathlib import Path
 
 import jax
 
-from jaxrl_fast import cli
-from jaxrl_fast.export_check import NUM_OBSERVATIONS
-from jaxrl_fast.exporting import FORMATS, describe, export_policy, has_onnx, signature
-from jaxrl_fast.policy import load_policy
-from jaxrl_fast.runtime import setup
-from jaxrl_fast.schema import ConfigError
+from jaxrl_fast.policy.export_check import NUM_OBSERVATIONS
+from jaxrl_fast.policy.exporting import FORMATS, describe, export_policy, has_onnx, signature
+from jaxrl_fast.policy.policies import load_policy
+from jaxrl_fast.settings import cli
+from jaxrl_fast.settings.runtime import setup
+from jaxrl_fast.settings.schema import ConfigError
 
 HELP = """python -m jaxrl_fast.export RUN [formats=jax,onnx]
   RUN         a run's folder, such as runs/latest, or a policy's; the files join the policy's

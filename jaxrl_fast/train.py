@@ -10,22 +10,25 @@ from typing import NoReturn
 
 from rich.console import Console
 
-from jaxrl_fast import IMPORT_START_S, cli, config, distributed, processes, resuming
-from jaxrl_fast.bridge import check_placement, in_graph
-from jaxrl_fast.checkpoint_files import read_description
-from jaxrl_fast.checks import check_host
-from jaxrl_fast.env import VecEnv
-from jaxrl_fast.fragments import build_graph
-from jaxrl_fast.host_env import HostEnv
-from jaxrl_fast.loop import learn
-from jaxrl_fast.placement import check, place
-from jaxrl_fast.prepare import prepare_run, print_if_serial
-from jaxrl_fast.progress import ProgressDisplay
-from jaxrl_fast.run_report import add_to_summary, new_folder, print_closing, print_opening
-from jaxrl_fast.run_settings import Run, flat_settings, make_algorithm
-from jaxrl_fast.stop_signal import StopSignal
+from jaxrl_fast import IMPORT_START_S
+from jaxrl_fast.environments.env import VecEnv
+from jaxrl_fast.environments.host_env import HostEnv
+from jaxrl_fast.evaluation.viewer import draw_policy
+from jaxrl_fast.fragments.build import build_graph
+from jaxrl_fast.fragments.callbacks import check_placement, in_graph
+from jaxrl_fast.graph import distributed
+from jaxrl_fast.graph.placements import check, place
+from jaxrl_fast.runs.checkpoint_files import read_description
+from jaxrl_fast.runs.progress import ProgressDisplay
+from jaxrl_fast.settings import cli, config
+from jaxrl_fast.settings.prepare import prepare_run, print_if_serial
+from jaxrl_fast.settings.run_report import add_to_summary, new_folder, print_closing, print_opening
+from jaxrl_fast.settings.run_settings import Run, flat_settings, make_algorithm
+from jaxrl_fast.training import cluster, resuming
+from jaxrl_fast.training.checks import check_host
+from jaxrl_fast.training.loop import learn
+from jaxrl_fast.training.stop_signal import StopSignal
 from jaxrl_fast.tuning import auto
-from jaxrl_fast.visualization import draw_policy
 
 
 def train_run(run: Run) -> int:
@@ -96,7 +99,7 @@ def train_on(env: VecEnv | HostEnv, run: Run, chosen: str, stop: StopSignal) -> 
         wall_s = earlier_s + time.perf_counter() - IMPORT_START_S
         summary = add_to_summary(run, result.summary, folder, before_s, wall_s, stopped_by)
         print_closing(summary, folder, ["policy.html"] if page else [])
-    processes.finish()
+    cluster.finish()
     return 128 + stopped_by if stopped_by is not None else 0
 
 
@@ -120,9 +123,9 @@ def train_with_others(run: Run) -> int:
     try:
         return train_run(run)
     except Exception as error:
-        if not processes.is_lost(error):
+        if not cluster.is_lost(error):
             raise
-        print(f"jaxrl_fast: error: {processes.lost_line()}", file=sys.stderr)
+        print(f"jaxrl_fast: error: {cluster.lost_line()}", file=sys.stderr)
         return 1
 
 
@@ -134,14 +137,14 @@ def run_as_process() -> NoReturn:
     except SystemExit as stop:
         status = stop.code if isinstance(stop.code, int) else 1
     except Exception:
-        if not processes.last_word.armed:
+        if not cluster.last_word.armed:
             raise
         traceback.print_exc()
         status = 1
     sys.stdout.flush()
     sys.stderr.flush()
-    if processes.last_word.armed:
-        processes.leave(status)
+    if cluster.last_word.armed:
+        cluster.leave(status)
     if status in cli.INTERRUPTED:
         os._exit(status)
     sys.exit(status)

@@ -9,9 +9,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxrl_fast as jf
-from jaxrl_fast import VecEnv, distributed
-from jaxrl_fast.algorithm import Algorithm
-from jaxrl_fast.checkpointing import Checkpoints
+from jaxrl_fast import VecEnv
+from jaxrl_fast.algorithms.interface import Algorithm
+from jaxrl_fast.graph import distributed
+from jaxrl_fast.runs.checkpointing import Checkpoints
 
 
 def jobs() -> dict[str, tuple[VecEnv, Algorithm, dict[str, Any]]]:

@@ -144,15 +144,17 @@ def call(command: str, words: list[str]) -> int:
 
 def stop_before_training() -> None:
     """From here on what would be trained or evaluated ends the process."""
-    from jaxrl_fast import evaluate, loop
+    from jaxrl_fast import evaluate
+    from jaxrl_fast.training import loop
 
     loop.start = evaluate.evaluate_episodes = lambda *args, **kwargs: os._exit(TRAINED)
 
 
 def start_jax_once() -> None:
     """From here on only the first command sets JAX up."""
-    from jaxrl_fast import evaluate, prepare
-    from jaxrl_fast.runtime import setup
+    from jaxrl_fast import evaluate
+    from jaxrl_fast.settings import prepare
+    from jaxrl_fast.settings.runtime import setup
 
     once = functools.cache(setup)
     prepare.setup = evaluate.setup = lambda **options: once()

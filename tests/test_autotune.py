@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl_fast import autotune, findings, machine
-from jaxrl_fast.config import compose
+from jaxrl_fast import autotune
+from jaxrl_fast.settings import findings, machine
+from jaxrl_fast.settings.config import compose
 from jaxrl_fast.tuning import auto, comparing, report
 from jaxrl_fast.tuning.candidates import at_width
 from jaxrl_fast.tuning.child import Child, Failure
@@ -200,8 +201,8 @@ def test_a_row_that_others_disturbed_is_named(here: Path):
 
 TRIAL = """
 import sys
-from jaxrl_fast.config import compose
-from jaxrl_fast.run_settings import to_yaml
+from jaxrl_fast.settings.config import compose
+from jaxrl_fast.settings.run_settings import to_yaml
 from jaxrl_fast.tuning import trial
 from jaxrl_fast.tuning.talk import Request
 

@@ -16,10 +16,10 @@ import pytest
 from many_commands import TRAINED, refused
 
 import jaxrl_fast as jf
-from jaxrl_fast.algorithm import Learned, init_params
+from jaxrl_fast.algorithms.interface import Learned, init_params
 from jaxrl_fast.experience.binding import bind
-from jaxrl_fast.normalize import init_stats
-from jaxrl_fast.policy import PolicyParams, make_policy, same_spaces
+from jaxrl_fast.numerics.running_stats import init_stats
+from jaxrl_fast.policy.policies import PolicyParams, make_policy, same_spaces
 
 SMALL = [
     "env=probe",

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_fast.algorithm import Replay
+from jaxrl_fast.algorithms.interface import Replay
 from jaxrl_fast.core import Extras, Transition
 from jaxrl_fast.experience.epochs import random_order, shuffled_epochs
 from jaxrl_fast.experience.minibatches import logical_shards, take_batch

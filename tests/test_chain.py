@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_fast import graph as graphs
-from jaxrl_fast import program as programs
-from jaxrl_fast.chain import Chain, dispatch_order
-from jaxrl_fast.graph import Fragment, Graph
-from jaxrl_fast.layout import homes
-from jaxrl_fast.placement import Group, Placement
+from jaxrl_fast.graph import dataflow as graphs
+from jaxrl_fast.graph import program as programs
+from jaxrl_fast.graph.chain import Chain, dispatch_order
+from jaxrl_fast.graph.dataflow import Fragment, Graph
+from jaxrl_fast.graph.layout import homes
+from jaxrl_fast.graph.placements import Group, Placement
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "experiments"))
 from timeline import Span, Timeline, record

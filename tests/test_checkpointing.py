@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrl_fast import checkpoint_files as files
-from jaxrl_fast.checkpointing import Checkpointer, Checkpoints, find, newest_good, prune, remove_stale
-from jaxrl_fast.graph import TrainState
+from jaxrl_fast.graph.dataflow import TrainState
+from jaxrl_fast.runs import checkpoint_files as files
+from jaxrl_fast.runs.checkpointing import Checkpointer, Checkpoints, find, newest_good, prune, remove_stale
 
 SETTINGS = {"env": "line", "algo.hidden": [8], "algo.learning_rate": 3e-4}
 PROGRESS = {"ticks": 3, "env_steps": 12, "wall_s": 0.5}

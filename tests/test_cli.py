@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 import envs
-from jaxrl_fast import cli
 from jaxrl_fast.__main__ import COMMANDS
-from jaxrl_fast.algorithms import ALGORITHMS
-from jaxrl_fast.config import compose
-from jaxrl_fast.placement import PLACEMENTS
-from jaxrl_fast.schema import ConfigError, run_keys
+from jaxrl_fast.algorithms.registry import ALGORITHMS
+from jaxrl_fast.graph.placements import PLACEMENTS
+from jaxrl_fast.settings import cli
+from jaxrl_fast.settings.config import compose
+from jaxrl_fast.settings.schema import ConfigError, run_keys
 
 ROOT = Path(__file__).parent.parent
 JOB = [
@@ -151,10 +151,7 @@ def test_the_list_of_commands_names_modules_that_exist(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("words", "expected"),
-    [
-        (["env=halfchetah"], "did you mean halfcheetah?"),
-        (["env=cartpole", "algo=sac"], "algo=ppo"),
-    ],
+    [(["env=halfchetah"], "did you mean halfcheetah?"), (["env=cartpole", "algo=sac"], "algo=ppo")],
 )
 def test_bad_input_ends_in_one_line_and_status_2(words: list[str], expected: str, tmp_path: Path):
     ended = python_m("jaxrl_fast.train", *words, cwd=tmp_path)

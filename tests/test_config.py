@@ -11,12 +11,12 @@ from omegaconf import OmegaConf
 
 import envs
 from jaxrl_fast import Cosine, Linear
-from jaxrl_fast.algorithms import ALGORITHMS
-from jaxrl_fast.config import CONFIG_DIR, NEEDS, compose, options_of
-from jaxrl_fast.grammar import command_line
-from jaxrl_fast.run_settings import Run, make_algorithm, to_yaml
-from jaxrl_fast.schedules import plain
-from jaxrl_fast.schema import ConfigError, algo_keys, read_value
+from jaxrl_fast.algorithms.registry import ALGORITHMS
+from jaxrl_fast.numerics.schedules import plain
+from jaxrl_fast.settings.config import CONFIG_DIR, NEEDS, compose, options_of
+from jaxrl_fast.settings.grammar import command_line
+from jaxrl_fast.settings.run_settings import Run, make_algorithm, to_yaml
+from jaxrl_fast.settings.schema import ConfigError, algo_keys, read_value
 
 TUNED = sorted((CONFIG_DIR / "tuned").glob("*.yaml"))
 

@@ -11,8 +11,8 @@ import pytest
 import envs
 import jaxrl_fast as jf
 from jaxrl_fast.core import Discrete
-from jaxrl_fast.env import Env, vectorize
-from jaxrl_fast.rollout import start, unroll
+from jaxrl_fast.environments.env import Env, vectorize
+from jaxrl_fast.fragments.rollout import start, unroll
 
 MY_PACKAGE = '''
 import jax, jax.numpy as jnp

@@ -15,10 +15,12 @@ import numpy as np
 import pytest
 from test_train import ROOT, finish, wait_for
 
-from jaxrl_fast import cli, distributed, processes
 from jaxrl_fast.__main__ import COMMANDS
-from jaxrl_fast.checkpoint_files import all_steps, read_arrays, read_description
-from jaxrl_fast.processes import Processes
+from jaxrl_fast.graph import distributed
+from jaxrl_fast.runs.checkpoint_files import all_steps, read_arrays, read_description
+from jaxrl_fast.settings import cli
+from jaxrl_fast.training import cluster
+from jaxrl_fast.training.cluster import Processes
 
 SMALL = [
     "env=probe",
@@ -200,9 +202,9 @@ def test_a_port_that_is_taken_and_a_host_that_is_unknown_are_said_before_anythin
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(ValueError, match=f"process 0 cannot listen at port {port} .* write another"):
-            processes.start(Processes(f"127.0.0.1:{port}", 2, 0))
+            cluster.start(Processes(f"127.0.0.1:{port}", 2, 0))
     with pytest.raises(ValueError, match=r"no host no_such_host.invalid is known here"):
-        processes.start(Processes("no_such_host.invalid:4321", 2, 1))
+        cluster.start(Processes("no_such_host.invalid:4321", 2, 1))
 
 
 @pytest.mark.parametrize(
@@ -218,24 +220,24 @@ def test_a_port_that_is_taken_and_a_host_that_is_unknown_are_said_before_anythin
 def test_slurm_tells_who_takes_part_and_one_process_a_node_drives_all_its_devices(told, expected, monkeypatch):
     for name, value in {**NODE, "SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "1(x4)", **told}.items():
         monkeypatch.setenv(name, value)
-    assert processes.find() == expected
+    assert cluster.find() == expected
 
 
 def test_open_mpi_tells_who_takes_part(monkeypatch):
     monkeypatch.setenv("OMPI_MCA_orte_hnp_uri", "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911")
     for name, value in {"SIZE": "2", "RANK": "1", "LOCAL_RANK": "0", "LOCAL_SIZE": "1"}.items():
         monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", value)
-    found = processes.find()
+    found = cluster.find()
     assert found is not None and found[1:] == (2, 1, None)
     assert found.coordinator.startswith("10.96.0.1:")
 
 
 def test_without_a_cluster_there_is_one_process_and_half_a_cluster_is_named(monkeypatch):
-    assert processes.find() is None
+    assert cluster.find() is None
     monkeypatch.setenv("OMPI_MCA_orte_hnp_uri", "nonsense")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="several processes were started, but not how they find one another"):
-        processes.find()
+        cluster.find()
 
 
 def test_devices_are_shared_evenly():
@@ -246,7 +248,7 @@ def test_devices_are_shared_evenly():
 
 def test_the_last_word_is_said_only_by_who_is_ended_from_outside_and_did_not_take_it_back():
     script = (
-        "import os, sys; from jaxrl_fast.processes import last_word; "
+        "import os, sys; from jaxrl_fast.training.cluster import last_word; "
         "last_word.say('one'); last_word.say(sys.argv[1]); os.abort()"
     )
     for word, expected in (("two", "jaxrl_fast: error: two\n"), ("", "")):

@@ -9,8 +9,8 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrl_fast import distributions as d
 from jaxrl_fast.core import Box, Discrete
+from jaxrl_fast.numerics import distributions as d
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 

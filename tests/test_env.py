@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from envs import from_gymnax
 from jaxrl_fast.core import Discrete, EnvSpec, Timestep
-from jaxrl_fast.env import FRESH_INTERVAL, Env, vectorize
-from jaxrl_fast.rollout import start, unroll
+from jaxrl_fast.environments.env import FRESH_INTERVAL, Env, vectorize
+from jaxrl_fast.fragments.rollout import start, unroll
 
 NUM_ENVS = 4
 

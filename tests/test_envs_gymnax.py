@@ -9,8 +9,8 @@ import pytest
 import envs
 from envs import from_gymnax
 from jaxrl_fast.core import Discrete
-from jaxrl_fast.env import FRESH_INTERVAL, vectorize
-from jaxrl_fast.rollout import start, unroll
+from jaxrl_fast.environments.env import FRESH_INTERVAL, vectorize
+from jaxrl_fast.fragments.rollout import start, unroll
 
 NUM_ENVS = 2
 

@@ -16,14 +16,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_fast import explain, inspection
-from jaxrl_fast import program as programs
-from jaxrl_fast.diagram import arrange, text_width
-from jaxrl_fast.drawing import draw_run, to_mermaid, to_svg
-from jaxrl_fast.graph import Fragment, Graph
-from jaxrl_fast.hlo import find_collectives, loop_runs
-from jaxrl_fast.inspection import ChannelFacts, Description, FragmentFacts, GroupFacts, bytes_moved, plain
-from jaxrl_fast.placement import Group, Placement, data_parallel, fused
+from jaxrl_fast import explain
+from jaxrl_fast.graph import program as programs
+from jaxrl_fast.graph.dataflow import Fragment, Graph
+from jaxrl_fast.graph.placements import Group, Placement, data_parallel, fused
+from jaxrl_fast.inspection import description as inspection
+from jaxrl_fast.inspection.description import ChannelFacts, Description, FragmentFacts, GroupFacts, bytes_moved, plain
+from jaxrl_fast.inspection.diagram import arrange, text_width
+from jaxrl_fast.inspection.drawing import draw_run, to_mermaid, to_svg
+from jaxrl_fast.inspection.hlo import find_collectives, loop_runs
 
 TICKS, UPDATES, HYPER = 3, 4, 0.01
 KEYS = jax.random.split(jax.random.key(0), 1)
@@ -413,14 +414,7 @@ def test_the_command_prints_and_writes_what_would_run(tmp_path: Path):
         [sys.executable, "-m", "jaxrl_fast.explain", *words], cwd=tmp_path, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
-    for wanted in (
-        "sample",
-        "rollout",
-        "4 environments over 2 devices",
-        "all-reduce",
-        "compiled in",
-        "FLOPs",
-    ):
+    for wanted in ("sample", "rollout", "4 environments over 2 devices", "all-reduce", "compiled in", "FLOPs"):
         assert wanted in done.stdout
     assert done.stdout.splitlines()[-1] == "written: here/graph.svg, here/graph.mmd, here/graph.json"
     assert {path.name for path in (tmp_path / "here").iterdir()} == {"graph.svg", "graph.mmd", "graph.json"}

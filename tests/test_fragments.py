@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import tiny
 
-from jaxrl_fast import graph as graphs
-from jaxrl_fast.algorithms import ppo, sac
+from jaxrl_fast.algorithms.ppo import ppo
+from jaxrl_fast.algorithms.sac import sac
 from jaxrl_fast.core import Transition
-from jaxrl_fast.fragments import build_graph
-from jaxrl_fast.schedules import Linear
+from jaxrl_fast.fragments.build import build_graph
+from jaxrl_fast.graph import dataflow as graphs
+from jaxrl_fast.numerics.schedules import Linear
 
 KEY = jax.random.key(0)
 

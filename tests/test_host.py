@@ -8,12 +8,13 @@ import pytest
 import tiny
 
 import jaxrl_fast as jf
-from jaxrl_fast import placement as placements
-from jaxrl_fast import program as programs
-from jaxrl_fast.algorithms import ppo, sac
-from jaxrl_fast.chain import Chain
-from jaxrl_fast.fragments import build_graph
-from jaxrl_fast.graph import GraphError
+from jaxrl_fast.algorithms.ppo import ppo
+from jaxrl_fast.algorithms.sac import sac
+from jaxrl_fast.fragments.build import build_graph
+from jaxrl_fast.graph import placements
+from jaxrl_fast.graph import program as programs
+from jaxrl_fast.graph.chain import Chain
+from jaxrl_fast.graph.dataflow import GraphError
 
 SMALL = dict(policy_hidden=(4,), learning_rate=0.02)
 
@@ -49,11 +50,7 @@ def fused(name: str, overlap: str = "none"):
 
 @pytest.mark.parametrize(
     ("name", "placement", "overlap"),
-    [
-        ("ppo", "central_inference", "none"),
-        ("ppo", "sampler_learner", "sampling"),
-        ("sac", "actor_critic", "all"),
-    ],
+    [("ppo", "central_inference", "none"), ("ppo", "sampler_learner", "sampling"), ("sac", "actor_critic", "all")],
 )
 def test_every_placement_computes_the_same_bits_from_a_host_environment(same_bits, name, placement, overlap):
     _, want, want_rows = fused(name, overlap)

@@ -7,13 +7,14 @@ import optax
 import pytest
 import tiny
 
-from jaxrl_fast import graph as graphs
-from jaxrl_fast.algorithm import Found, Learned, Part
-from jaxrl_fast.algorithms import ppo, sac
+from jaxrl_fast.algorithms.interface import Found, Learned, Part
+from jaxrl_fast.algorithms.ppo import ppo
+from jaxrl_fast.algorithms.sac import sac
 from jaxrl_fast.core import Batches
 from jaxrl_fast.experience.minibatches import Experience, take_batch
-from jaxrl_fast.fragments import build_graph
-from jaxrl_fast.learners import build_learners
+from jaxrl_fast.fragments.build import build_graph
+from jaxrl_fast.fragments.learners import build_learners
+from jaxrl_fast.graph import dataflow as graphs
 from jaxrl_fast.networks.network import Network
 
 KEY = jax.random.key(0)

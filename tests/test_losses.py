@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrl_fast import losses
+from jaxrl_fast.numerics import losses
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 

@@ -4,9 +4,9 @@ import pytest
 import yaml
 
 from envs import SHORT_NAMES
-from jaxrl_fast.algorithms import ALGORITHMS
-from jaxrl_fast.machine import TABLE, choose, cpu_cores, largest_divisor
-from jaxrl_fast.placement import PLACEMENTS
+from jaxrl_fast.algorithms.registry import ALGORITHMS
+from jaxrl_fast.graph.placements import PLACEMENTS
+from jaxrl_fast.settings.machine import TABLE, choose, cpu_cores, largest_divisor
 
 
 def chosen(suite: str, name: str, algo: str, **sizes: int) -> tuple[str, int]:

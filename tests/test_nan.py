@@ -10,16 +10,16 @@ import pytest
 from tiny import OBS, line
 
 import jaxrl_fast as jf
-from jaxrl_fast.algorithm import Found, Part
+from jaxrl_fast.algorithms.interface import Found, Part
 from jaxrl_fast.core import Batches
-from jaxrl_fast.debugging import find_operation
 from jaxrl_fast.experience.binding import Bound
 from jaxrl_fast.experience.minibatches import Experience, take_batch
-from jaxrl_fast.fragments import build_graph
-from jaxrl_fast.graph import Fragment, init
-from jaxrl_fast.learners import Learning, OnNan, learn_fragment
+from jaxrl_fast.fragments.build import build_graph
+from jaxrl_fast.fragments.learners import Learning, OnNan, learn_fragment
+from jaxrl_fast.fragments.updates import all_finite, init_part, update
+from jaxrl_fast.graph.dataflow import Fragment, init
 from jaxrl_fast.networks.network import Network
-from jaxrl_fast.updates import all_finite, init_part, update
+from jaxrl_fast.training.find_nan import find_operation
 
 SHORT = {"rollout_length": 2, "num_minibatches": 1, "num_epochs": 1}
 

@@ -10,16 +10,16 @@ import pixel_worlds
 import pytest
 
 import jaxrl_fast as jf
-from jaxrl_fast import checkpoint_files
-from jaxrl_fast import graph as graphs
-from jaxrl_fast import placement as placements
-from jaxrl_fast import program as programs
-from jaxrl_fast.algorithm import Algorithm
+from jaxrl_fast.algorithms.interface import Algorithm
 from jaxrl_fast.experience.binding import bind
-from jaxrl_fast.fragments import build_graph
+from jaxrl_fast.fragments.build import build_graph
+from jaxrl_fast.graph import dataflow as graphs
+from jaxrl_fast.graph import placements
+from jaxrl_fast.graph import program as programs
 from jaxrl_fast.networks.images import CNNS, choose_convolutions, patches
 from jaxrl_fast.networks.network import make_network
-from jaxrl_fast.schedules import Linear
+from jaxrl_fast.numerics.schedules import Linear
+from jaxrl_fast.runs import checkpoint_files
 
 KEY = jax.random.key(0)
 IMAGE = jax.ShapeDtypeStruct((84, 84, 4), jnp.uint8)

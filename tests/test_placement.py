@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import tiny
 
-from jaxrl_fast import graph as graphs
-from jaxrl_fast import placement as placements
-from jaxrl_fast import program as programs
-from jaxrl_fast.algorithms import ppo
-from jaxrl_fast.fragments import build_graph
-from jaxrl_fast.graph import Fragment, Graph, GraphError
-from jaxrl_fast.placement import Group, Placement
+from jaxrl_fast.algorithms.ppo import ppo
+from jaxrl_fast.fragments.build import build_graph
+from jaxrl_fast.graph import dataflow as graphs
+from jaxrl_fast.graph import placements
+from jaxrl_fast.graph import program as programs
+from jaxrl_fast.graph.dataflow import Fragment, Graph, GraphError
+from jaxrl_fast.graph.placements import Group, Placement
 
 DEVICE = jax.devices()[0]
 

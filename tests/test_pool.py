@@ -17,10 +17,10 @@ from envs.from_gymnasium import make_custom_host, make_host
 from envs.pool.batches import env_seed
 from envs.pool.cost import turns_s
 from envs.pool.options import PoolOptions
-from jaxrl_fast.algorithms import ppo
-from jaxrl_fast.fragments import build_graph
-from jaxrl_fast.host_env import HostEnv, HostStep
-from jaxrl_fast.learners import init_learned
+from jaxrl_fast.algorithms.ppo import ppo
+from jaxrl_fast.environments.host_env import HostEnv, HostStep
+from jaxrl_fast.fragments.build import build_graph
+from jaxrl_fast.fragments.learners import init_learned
 
 ROOT = Path(__file__).parent.parent
 NUM_ENVS = 6

@@ -19,7 +19,7 @@ from pool_worlds import Walk
 from envs.from_gymnasium import make_custom_host
 from envs.pool.options import PoolOptions
 from envs.pool.stepping import PoolError
-from jaxrl_fast.host_env import HostEnv, HostStep
+from jaxrl_fast.environments.host_env import HostEnv, HostStep
 
 ROOT = Path(__file__).parent.parent
 PID = 3
@@ -230,8 +230,7 @@ if how in ("stuck", "wait"):
 
 
 @pytest.mark.parametrize(
-    ("how", "number"),
-    [("stuck", signal.SIGKILL), ("wait", signal.SIGINT), ("wait", signal.SIGTERM), ("raise", None)],
+    ("how", "number"), [("stuck", signal.SIGKILL), ("wait", signal.SIGINT), ("wait", signal.SIGTERM), ("raise", None)]
 )
 def test_no_worker_and_no_shared_memory_outlives_the_parent(how: str, number: signal.Signals | None):
     shared = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()

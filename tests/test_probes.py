@@ -10,17 +10,18 @@ import numpy as np
 import pytest
 
 from envs.probes import FORBIDDEN_PAYOFF, PROBES
-from jaxrl_fast import graph as graphs
-from jaxrl_fast.algorithm import Algorithm
-from jaxrl_fast.algorithms import ppo, sac
+from jaxrl_fast.algorithms.interface import Algorithm
+from jaxrl_fast.algorithms.ppo import ppo
+from jaxrl_fast.algorithms.sac import sac
 from jaxrl_fast.core import Discrete
-from jaxrl_fast.env import Env, VecEnv, vectorize
+from jaxrl_fast.environments.env import Env, VecEnv, vectorize
 from jaxrl_fast.experience.binding import Bound, bind
 from jaxrl_fast.experience.scale import Statistics
-from jaxrl_fast.fragments import build_graph
-from jaxrl_fast.normalize import normalize
-from jaxrl_fast.rollout import start, unroll
-from jaxrl_fast.schedules import Linear
+from jaxrl_fast.fragments.build import build_graph
+from jaxrl_fast.fragments.rollout import start, unroll
+from jaxrl_fast.graph import dataflow as graphs
+from jaxrl_fast.numerics.running_stats import normalize
+from jaxrl_fast.numerics.schedules import Linear
 
 pytestmark = pytest.mark.usefixtures("optimized")
 

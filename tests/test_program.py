@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 import tiny
 
-from jaxrl_fast import graph as graphs
-from jaxrl_fast import placement as placements
-from jaxrl_fast import program as programs
-from jaxrl_fast.algorithms import ppo, sac
-from jaxrl_fast.chain import Chain
-from jaxrl_fast.env import vectorize
-from jaxrl_fast.fragments import build_graph
-from jaxrl_fast.graph import GraphError
-from jaxrl_fast.placement import PLACEMENTS, Group, Placement
+from jaxrl_fast.algorithms.ppo import ppo
+from jaxrl_fast.algorithms.sac import sac
+from jaxrl_fast.environments.env import vectorize
+from jaxrl_fast.fragments.build import build_graph
+from jaxrl_fast.graph import dataflow as graphs
+from jaxrl_fast.graph import placements
+from jaxrl_fast.graph import program as programs
+from jaxrl_fast.graph.chain import Chain
+from jaxrl_fast.graph.dataflow import GraphError
+from jaxrl_fast.graph.placements import PLACEMENTS, Group, Placement
 
 NUM_ENVS = 8
 COLLECTIVE = re.compile(r" (all-\w+|collective-\w+|reduce-scatter|ragged-\S+)\(")

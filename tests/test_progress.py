@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from jaxrl_fast import progress
-from jaxrl_fast.progress import ProgressDisplay, clock, si
+from jaxrl_fast.runs import progress
+from jaxrl_fast.runs.progress import ProgressDisplay, clock, si
 
 
 def train_row(env_steps: int, wall_s: float) -> dict:

@@ -12,8 +12,8 @@ import pytest
 from tiny import line
 
 import jaxrl_fast as jf
-from jaxrl_fast.checkpoint_files import read_description
-from jaxrl_fast.evaluation import vectorize
+from jaxrl_fast.evaluation.episodes import vectorize
+from jaxrl_fast.runs.checkpoint_files import read_description
 
 
 def tiny_ppo(**options: Any) -> jf.Algorithm:
@@ -67,12 +67,7 @@ def interrupted(folder: Path, env: jf.VecEnv, algorithm: jf.Algorithm, chunks: t
 
 
 WORLDS = {
-    "gymnax, recurrent ppo": (
-        lambda: jf.make_env("cartpole", num_envs=4),
-        lambda: tiny_ppo(recurrent_size=4),
-        640,
-        {},
-    ),
+    "gymnax, recurrent ppo": (lambda: jf.make_env("cartpole", num_envs=4), lambda: tiny_ppo(recurrent_size=4), 640, {}),
     "gymnax, sac, two seeds": (lambda: jf.make_env("pendulum", num_envs=4), tiny_sac, 240, {"num_seeds": 2}),
     "line, ppo, rewards normalized, a chain of programs": (
         lambda: line(discrete=True),
@@ -116,7 +111,7 @@ def test_an_evaluation_that_a_signal_cut_short_is_made_up_for(tmp_path, monkeypa
     want = jf.learn(env, tiny_ppo(), run_dir=tmp_path / "through", **options)
     seen: list[str] = []
     told: list[bool] = []
-    monkeypatch.setattr("jaxrl_fast.judging.POLL_S", 0.0)
+    monkeypatch.setattr("jaxrl_fast.evaluation.periodic.POLL_S", 0.0)
 
     def should_stop() -> bool:
         """Asked before every chunk, and then while the first evaluation compiles, which takes long enough."""
@@ -187,10 +182,7 @@ def test_a_run_may_be_made_longer_and_its_rates_changed_which_is_told(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"algorithm": tiny_ppo(rollout_length=16)},
-            r"algo.rollout_length was 8 in .* and is 16: .* only rates",
-        ),
+        ({"algorithm": tiny_ppo(rollout_length=16)}, r"algo.rollout_length was 8 in .* and is 16: .* only rates"),
         ({"algorithm": tiny_ppo(policy_hidden=(9,))}, r"algo.policy_hidden was \[8\] in .* and is \[9\]"),
         ({"env": line(discrete=True, num_envs=8)}, "num_envs was 4 in .* and is 8"),
         ({"algorithm": tiny_sac(), "env": line(discrete=False)}, "algo was ppo in .* and is sac"),

@@ -8,7 +8,7 @@ import references
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrl_fast import returns
+from jaxrl_fast.numerics import returns
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 

@@ -7,15 +7,14 @@ import pytest
 import references
 import tiny
 
-from jaxrl_fast.algorithm import Replay, ReplayBatch
-from jaxrl_fast.algorithms import sac
-from jaxrl_fast.algorithms.sac import SacHyper
+from jaxrl_fast.algorithms.interface import Replay, ReplayBatch
+from jaxrl_fast.algorithms.sac import SacHyper, sac
 from jaxrl_fast.core import Transition
 from jaxrl_fast.experience.binding import bind
 from jaxrl_fast.experience.folding import fold
 from jaxrl_fast.experience.replay import Drawn
-from jaxrl_fast.updates import PartState, init_part
-from jaxrl_fast.updates import update as update_part
+from jaxrl_fast.fragments.updates import PartState, init_part
+from jaxrl_fast.fragments.updates import update as update_part
 
 RNG = np.random.default_rng(5)
 B, N = 6, 3

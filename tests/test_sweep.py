@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl_fast.config import compose
+from jaxrl_fast.settings.config import compose
 from jaxrl_fast.tuning import report, sweep
 from jaxrl_fast.tuning.candidates import Candidate
 from jaxrl_fast.tuning.measuring import Row, Settings

@@ -19,11 +19,7 @@ SMALL = ["env=cartpole", "algo=ppo", "tuned=false", "num_envs=4", "eval.episodes
 
 
 def begin(folder: Path, command: str, *words: str) -> subprocess.Popen:
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "PYTHONUNBUFFERED": "1",
-    }
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
     return subprocess.Popen(
         [sys.executable, "-m", f"jaxrl_fast.{command}", *words],
         cwd=folder,
@@ -148,7 +144,7 @@ def test_a_signal_before_training_ends_at_once(tmp_path):
 def test_a_signal_ends_the_process_even_where_python_drops_exceptions(tmp_path):
     (tmp_path / "collected.py").write_text("""
 import gc, os, signal, time
-from jaxrl_fast.stop_signal import StopSignal
+from jaxrl_fast.training.stop_signal import StopSignal
 
 def interrupt(phase, info):
     gc.callbacks.remove(interrupt)

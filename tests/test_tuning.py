@@ -10,13 +10,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tiny import line
 
-from jaxrl_fast import findings, machine
-from jaxrl_fast.config import compose
 from jaxrl_fast.experience.binding import bind
-from jaxrl_fast.findings import Device, Finding
-from jaxrl_fast.prepare import as_measured, with_workers
-from jaxrl_fast.run_settings import Run, make_algorithm, to_yaml
-from jaxrl_fast.schema import ConfigError
+from jaxrl_fast.settings import findings, machine
+from jaxrl_fast.settings.config import compose
+from jaxrl_fast.settings.findings import Device, Finding
+from jaxrl_fast.settings.prepare import as_measured, with_workers
+from jaxrl_fast.settings.run_settings import Run, make_algorithm, to_yaml
+from jaxrl_fast.settings.schema import ConfigError
 from jaxrl_fast.tuning import auto, candidates
 from jaxrl_fast.tuning.candidates import at_width, batch_size, batch_sizes, bursts, placement_choices, pools, widths
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from envs.pool.stepping import Arrays
 from envs.pool.worker import RESET
-from jaxrl_fast.host_env import HostStep
+from jaxrl_fast.environments.host_env import HostStep
 
 
 def env_seed(seed: int, index: int, restarts: int = 0) -> int:

@@ -14,7 +14,7 @@ from gymnasium import spaces
 from envs.pool.batches import check_groups, check_seeds, env_seed, sealed, split
 from envs.pool.codec import encode_action, encode_obs
 from jaxrl_fast.core import Box, Discrete, EnvSpec
-from jaxrl_fast.host_env import HostEnv, HostStep
+from jaxrl_fast.environments.host_env import HostEnv, HostStep
 
 SERVES = (
     "Acrobot",

@@ -6,7 +6,7 @@ from envs.pool.parallel import make_workers
 from envs.pool.serial import in_process
 from envs.pool.stepping import World
 from jaxrl_fast.core import EnvSpec
-from jaxrl_fast.host_env import HostEnv
+from jaxrl_fast.environments.host_env import HostEnv
 
 
 def make_pool(world: World, spec: EnvSpec, *, num_envs: int, num_seeds: int, options: PoolOptions) -> HostEnv:

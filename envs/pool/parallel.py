@@ -16,7 +16,7 @@ from envs.pool.stepping import PoolError, World, array_fields, place, size_bytes
 from envs.pool.supervision import Crew, Died
 from envs.pool.worker import RESET, WorkerJob
 from jaxrl_fast.core import EnvSpec
-from jaxrl_fast.host_env import HostEnv, HostStep
+from jaxrl_fast.environments.host_env import HostEnv, HostStep
 
 START_TIMEOUT_S = 120.0
 """How long a worker may take to make and reset its environments, unless a step may take longer."""

@@ -7,7 +7,7 @@ import numpy as np
 from envs.pool.batches import check_groups, check_seeds, gather, put_actions, row_seeds, split
 from envs.pool.stepping import World, array_fields, make_stepper, place, size_bytes
 from jaxrl_fast.core import EnvSpec
-from jaxrl_fast.host_env import HostEnv, HostStep
+from jaxrl_fast.environments.host_env import HostEnv, HostStep
 
 
 def in_process(

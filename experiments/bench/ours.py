@@ -18,10 +18,10 @@ import profiling
 from worker import say, serve
 
 import jaxrl_fast as jf
-from jaxrl_fast import stopwatch
-from jaxrl_fast.ceiling import environments_only, updates_only
-from jaxrl_fast.fragments import build_graph
-from jaxrl_fast.placement import PLACEMENTS
+from jaxrl_fast.fragments.build import build_graph
+from jaxrl_fast.graph.placements import PLACEMENTS
+from jaxrl_fast.tuning import stopwatch
+from jaxrl_fast.tuning.ceiling import environments_only, updates_only
 
 NOTEBOOK = dict(policy_hidden=(32,) * 4, value_hidden=(256,) * 5, activation="swish")
 
@@ -75,12 +75,7 @@ ROWS = {
         "cartpole",
         64,
         jf.ppo,
-        dict(
-            rollout_length=128,
-            num_epochs=4,
-            num_minibatches=4,
-            normalize_observations=False,
-        ),
+        dict(rollout_length=128, num_epochs=4, num_minibatches=4, normalize_observations=False),
         "fused",
         50,
     ),

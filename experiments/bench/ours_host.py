@@ -13,11 +13,11 @@ import numpy as np
 from worker import say, serve
 
 import jaxrl_fast as jf
-from jaxrl_fast import program as programs
-from jaxrl_fast.bridge import in_graph
-from jaxrl_fast.ceiling import updates_only
-from jaxrl_fast.fragments import build_graph
-from jaxrl_fast.placement import fused
+from jaxrl_fast.fragments.build import build_graph
+from jaxrl_fast.fragments.callbacks import in_graph
+from jaxrl_fast.graph import program as programs
+from jaxrl_fast.graph.placements import fused
+from jaxrl_fast.tuning.ceiling import updates_only
 
 NUM_ENVS, TICKS = 16, 32
 SAC = dict(rollout_length=1, updates_per_tick=NUM_ENVS, batch_size=256, buffer_size=1_000_000, warmup_steps=1_000)

@@ -18,7 +18,7 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent)]
 
 from describe import machine, versions  # noqa: E402
 
-from jaxrl_fast.ceiling import share_of_bound  # noqa: E402
+from jaxrl_fast.tuning.ceiling import share_of_bound  # noqa: E402
 
 RESULTS = HERE.parent / "results" / "bench"
 PEERS = Path(os.environ.get("BENCH_PEERS", HERE.parent.parent / ".venv-peers" / "bin" / "python"))

@@ -1,10 +1,1 @@
-"""One file per algorithm. A new one is a new file here and a line in `ALGORITHMS` and ``__all__``."""
-
-from collections.abc import Callable
-
-from jaxrl_fast.algorithm import Algorithm
-from jaxrl_fast.algorithms.ppo import ppo
-from jaxrl_fast.algorithms.sac import sac
-
-__all__ = ["ppo", "sac"]
-ALGORITHMS: dict[str, Callable[..., Algorithm]] = {"ppo": ppo, "sac": sac}
+"""A file each: hyper-parameters, networks, how an action is chosen, losses, what data is wanted."""

@@ -5,11 +5,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast import distributions
-from jaxrl_fast.algorithm import Decide
+from jaxrl_fast.algorithms.interface import Decide
 from jaxrl_fast.core import Box, Discrete, PyTree
-from jaxrl_fast.distributions import Distribution
 from jaxrl_fast.networks.network import action_mask
+from jaxrl_fast.numerics import distributions
+from jaxrl_fast.numerics.distributions import Distribution
 
 
 def policy_of(space: Discrete | Box, outputs: jax.Array, obs: PyTree) -> Distribution:

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast import distributions, losses, returns
-from jaxrl_fast.algorithm import (
+from jaxrl_fast.algorithms.choosing import policy_of, sample_action
+from jaxrl_fast.algorithms.interface import (
     Agent,
     Algorithm,
     Found,
@@ -24,11 +24,11 @@ from jaxrl_fast.algorithm import (
     gradients_of,
     require_actions,
 )
-from jaxrl_fast.algorithms.choosing import policy_of, sample_action
 from jaxrl_fast.algorithms.sequences import over_rollout
 from jaxrl_fast.core import Box, Discrete, EnvSpec, Metrics, PyTree, Transition
 from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision, make_network
-from jaxrl_fast.optimizers import OptimizerName, check_optimizer, make_optimizer
+from jaxrl_fast.numerics import distributions, losses, returns
+from jaxrl_fast.numerics.optimizers import OptimizerName, check_optimizer, make_optimizer
 
 
 class PpoHyper(NamedTuple):

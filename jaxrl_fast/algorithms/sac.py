@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast import distributions, losses
-from jaxrl_fast.algorithm import (
+from jaxrl_fast.algorithms.choosing import sample_action
+from jaxrl_fast.algorithms.interface import (
     Agent,
     Algorithm,
     Found,
@@ -23,11 +23,11 @@ from jaxrl_fast.algorithm import (
     gradients_of,
     require_actions,
 )
-from jaxrl_fast.algorithms.choosing import sample_action
 from jaxrl_fast.algorithms.sequences import over_replay, over_successors
 from jaxrl_fast.core import Box, EnvSpec, Metrics, PyTree
 from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision, ensemble, make_network, scalar
-from jaxrl_fast.optimizers import OptimizerName, check_optimizer, make_optimizer
+from jaxrl_fast.numerics import distributions, losses
+from jaxrl_fast.numerics.optimizers import OptimizerName, check_optimizer, make_optimizer
 
 
 class SacHyper(NamedTuple):

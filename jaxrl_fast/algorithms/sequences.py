@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.algorithm import OnPolicyBatch, Replay, ReplayBatch
+from jaxrl_fast.algorithms.interface import OnPolicyBatch, Replay, ReplayBatch
 from jaxrl_fast.core import PyTree
 from jaxrl_fast.networks.network import Network
 

@@ -1,1 +1,1 @@
-"""What becomes of rollouts on their way to the learners."""
+"""What is stored of rollouts and handed to learning, and how observations are seen."""

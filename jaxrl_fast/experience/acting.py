@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.algorithm import Agent, Learned
+from jaxrl_fast.algorithms.interface import Agent, Learned
 from jaxrl_fast.core import Extras, PyTree
 from jaxrl_fast.experience.view import View, initial_frames, look
 from jaxrl_fast.networks.network import Network

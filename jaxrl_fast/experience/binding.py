@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from jaxrl_fast.algorithm import Agent, Algorithm, OnPolicy, Part, Replay, require_positive
+from jaxrl_fast.algorithms.interface import Agent, Algorithm, OnPolicy, Part, Replay, require_positive
 from jaxrl_fast.core import EnvSpec
 from jaxrl_fast.experience.acting import Acting, make_acting
 from jaxrl_fast.experience.minibatches import Experience
@@ -16,7 +16,7 @@ from jaxrl_fast.experience.off_policy import off_policy_experience, warmup_ticks
 from jaxrl_fast.experience.on_policy import on_policy_experience
 from jaxrl_fast.experience.scale import normalizes
 from jaxrl_fast.experience.view import make_view
-from jaxrl_fast.schedules import resolve
+from jaxrl_fast.numerics.schedules import resolve
 
 
 class Bound(NamedTuple):

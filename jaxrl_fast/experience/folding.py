@@ -5,10 +5,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast import returns
-from jaxrl_fast.algorithm import Replay, ReplayBatch
+from jaxrl_fast.algorithms.interface import Replay, ReplayBatch
 from jaxrl_fast.core import PyTree
 from jaxrl_fast.experience.replay import Drawn
+from jaxrl_fast.numerics import returns
 
 
 def window_length(data: Replay) -> int:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 
-from jaxrl_fast.algorithm import Learned
+from jaxrl_fast.algorithms.interface import Learned
 from jaxrl_fast.core import Batches, Metrics, PyTree, Transition
 from jaxrl_fast.experience.scale import Statistics
 

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.algorithm import Agent, Learned, Replay
+from jaxrl_fast.algorithms.interface import Agent, Learned, Replay
 from jaxrl_fast.core import Batches, PyTree, Transition
 from jaxrl_fast.experience.folding import fold, window_length
 from jaxrl_fast.experience.image_replay import image_buffer

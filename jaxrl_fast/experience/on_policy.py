@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.algorithm import Agent, Learned, OnPolicy, OnPolicyBatch, Values
+from jaxrl_fast.algorithms.interface import Agent, Learned, OnPolicy, OnPolicyBatch, Values
 from jaxrl_fast.algorithms.sequences import apply_apart
 from jaxrl_fast.core import Batches, PyTree, Transition
 from jaxrl_fast.experience.epochs import cut, epoch_shards, shuffled_epochs

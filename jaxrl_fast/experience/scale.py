@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxrl_fast.core import EnvSpec, Transition
 from jaxrl_fast.networks.images import is_image
-from jaxrl_fast.normalize import RunningStats, normalize
+from jaxrl_fast.numerics.running_stats import RunningStats, normalize
 
 MAX_SCALED_REWARD = 10.0
 """Rewards normalized by the deviation of returns are clipped here, as in Stable-Baselines3's VecNormalize."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.algorithm import ReplayBatch
+from jaxrl_fast.algorithms.interface import ReplayBatch
 from jaxrl_fast.core import EnvSpec, PyTree
 from jaxrl_fast.experience.minibatches import by_shard, take_batch
 from jaxrl_fast.networks.images import is_image

@@ -1,1 +1,1 @@
-"""Networks: an input stage, a torso, heads."""
+"""Networks from observations to numbers."""

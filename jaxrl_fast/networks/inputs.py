@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from jaxrl_fast.core import PyTree
 from jaxrl_fast.networks.images import is_image, to_real
-from jaxrl_fast.normalize import is_mask
+from jaxrl_fast.numerics.running_stats import is_mask
 
 
 def choose_keys(obs: PyTree, keys: tuple[str, ...]) -> PyTree:

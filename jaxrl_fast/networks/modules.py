@@ -12,7 +12,7 @@ from jaxrl_fast.core import PyTree
 from jaxrl_fast.networks.dense import Head, Precision, dot_of, normal_of_heads, scaled_normal
 from jaxrl_fast.networks.images import Convolution, Convolutions
 from jaxrl_fast.networks.inputs import features
-from jaxrl_fast.normalize import is_mask
+from jaxrl_fast.numerics.running_stats import is_mask
 
 Activation = Literal["relu", "tanh", "swish", "elu", "gelu"]
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {

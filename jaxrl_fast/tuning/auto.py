@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from math import log2
 from pathlib import Path
 
-from jaxrl_fast import findings, processes
-from jaxrl_fast.findings import Finding
-from jaxrl_fast.progress import clock
-from jaxrl_fast.run_settings import Run
+from jaxrl_fast.runs.progress import clock
+from jaxrl_fast.settings import findings
+from jaxrl_fast.settings.findings import Finding
+from jaxrl_fast.settings.run_settings import Run
+from jaxrl_fast.training import cluster
 from jaxrl_fast.tuning.candidates import at_width, widths
 from jaxrl_fast.tuning.measuring import Row, Settings, measure, measure_in_turn
 from jaxrl_fast.tuning.search import chosen, patience
@@ -33,7 +34,7 @@ def resolve(run: Run, *, may_measure: bool, tell: Tell = lambda line: print(line
     """
     if not run.auto_width:
         return run
-    if run.processes or (run.distributed == "auto" and processes.find()):
+    if run.processes or (run.distributed == "auto" and cluster.find()):
         raise ValueError(
             "num_envs=auto is for a single process: write a number (python -m jaxrl_fast.autotune finds one)"
         )

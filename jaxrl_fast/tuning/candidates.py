@@ -10,9 +10,9 @@ from math import log2
 from typing import Any, NamedTuple
 
 import envs
-from jaxrl_fast.machine import largest_divisor
-from jaxrl_fast.run_settings import Run, flat_settings
-from jaxrl_fast.schema import written
+from jaxrl_fast.settings.machine import largest_divisor
+from jaxrl_fast.settings.run_settings import Run, flat_settings
+from jaxrl_fast.settings.schema import written
 
 KNOBS = ("num_envs", "placement", "devices", "pool", "updates_per_tick", "batch_size")
 """What may be varied, in the order in which it is."""

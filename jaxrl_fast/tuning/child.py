@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, NamedTuple
 
-from jaxrl_fast.run_settings import Run, to_yaml
+from jaxrl_fast.settings.run_settings import Run, to_yaml
 from jaxrl_fast.tuning.talk import Request, What
 
 SILENCE_S = 900.0

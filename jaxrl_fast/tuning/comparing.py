@@ -6,9 +6,9 @@ from typing import Any
 
 from rich.table import Table
 
-from jaxrl_fast.progress import si
-from jaxrl_fast.schema import ConfigError
-from jaxrl_fast.tables import new_table
+from jaxrl_fast.inspection.tables import new_table
+from jaxrl_fast.runs.progress import si
+from jaxrl_fast.settings.schema import ConfigError
 from jaxrl_fast.tuning.search import GAIN
 
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxrl_fast.run_settings import Run
+from jaxrl_fast.settings.run_settings import Run
 from jaxrl_fast.tuning.candidates import Candidate
 from jaxrl_fast.tuning.child import Child, Failure
 from jaxrl_fast.tuning.search import GoOn, Outcome

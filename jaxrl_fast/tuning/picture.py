@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_fast.labels import byte_size
-from jaxrl_fast.progress import si
+from jaxrl_fast.inspection.labels import byte_size
+from jaxrl_fast.runs.progress import si
 
 TRAINING, MEMORY, CHOSEN = "#1f5fa8", "#b8b8b8", "#c8402f"
 CEILINGS = {

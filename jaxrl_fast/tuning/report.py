@@ -11,13 +11,13 @@ from typing import Any
 
 from rich.table import Table
 
-from jaxrl_fast import machine
-from jaxrl_fast.ceiling import share_of_bound
-from jaxrl_fast.grammar import command_line
-from jaxrl_fast.labels import byte_size
-from jaxrl_fast.progress import si
-from jaxrl_fast.tables import new_table
+from jaxrl_fast.inspection.labels import byte_size
+from jaxrl_fast.inspection.tables import new_table
+from jaxrl_fast.runs.progress import si
+from jaxrl_fast.settings import machine
+from jaxrl_fast.settings.grammar import command_line
 from jaxrl_fast.tuning.candidates import words
+from jaxrl_fast.tuning.ceiling import share_of_bound
 from jaxrl_fast.tuning.measuring import Row, Settings, Spread, spread
 from jaxrl_fast.tuning.sweep import Record, SweepPlan
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from jaxrl_fast import findings
-from jaxrl_fast.findings import Finding
-from jaxrl_fast.grammar import command_line
-from jaxrl_fast.schema import ConfigError
-from jaxrl_fast.tables import new_console
+from jaxrl_fast.inspection.tables import new_console
+from jaxrl_fast.settings import findings
+from jaxrl_fast.settings.findings import Finding
+from jaxrl_fast.settings.grammar import command_line
+from jaxrl_fast.settings.schema import ConfigError
 from jaxrl_fast.tuning import candidates, report
 from jaxrl_fast.tuning.child import Stopped
 from jaxrl_fast.tuning.measuring import Row, Settings

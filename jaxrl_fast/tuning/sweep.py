@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
 
-from jaxrl_fast import machine
-from jaxrl_fast.run_settings import Run
+from jaxrl_fast.settings import machine
+from jaxrl_fast.settings.run_settings import Run
 from jaxrl_fast.tuning import candidates
 from jaxrl_fast.tuning.candidates import FREE, ON_REQUEST, Candidate, at_width, widths
 from jaxrl_fast.tuning.measuring import Row, Settings, measure, measure_in_turn

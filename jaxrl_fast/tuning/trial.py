@@ -22,18 +22,19 @@ import jax
 import numpy as np
 from jax.errors import JaxRuntimeError
 
-from jaxrl_fast import ceiling, config, machine, stopwatch
-from jaxrl_fast.algorithm import Algorithm
-from jaxrl_fast.bridge import in_graph
-from jaxrl_fast.env import VecEnv
+from jaxrl_fast.algorithms.interface import Algorithm
+from jaxrl_fast.environments.env import VecEnv
+from jaxrl_fast.environments.host_env import HostEnv
 from jaxrl_fast.experience.binding import Bound, bind
-from jaxrl_fast.fragments import build_graph
-from jaxrl_fast.graph import Graph
-from jaxrl_fast.host_env import HostEnv
-from jaxrl_fast.placement import check, place
-from jaxrl_fast.planning import ticks_within
-from jaxrl_fast.prepare import fill_in_alone
-from jaxrl_fast.run_settings import Run, make_algorithm, make_envs
+from jaxrl_fast.fragments.build import build_graph
+from jaxrl_fast.fragments.callbacks import in_graph
+from jaxrl_fast.graph.dataflow import Graph
+from jaxrl_fast.graph.placements import check, place
+from jaxrl_fast.settings import config, machine
+from jaxrl_fast.settings.prepare import fill_in_alone
+from jaxrl_fast.settings.run_settings import Run, make_algorithm, make_envs
+from jaxrl_fast.training.planning import ticks_within
+from jaxrl_fast.tuning import ceiling, stopwatch
 from jaxrl_fast.tuning.talk import Request, What
 
 CHUNK_STEPS, CHUNK_FRAMES = 8192, 65_536

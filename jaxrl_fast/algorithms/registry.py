@@ -1,0 +1,10 @@
+"""One file per algorithm. A new one is a new file here and a line in `ALGORITHMS` and ``__all__``."""
+
+from collections.abc import Callable
+
+from jaxrl_fast.algorithms.interface import Algorithm
+from jaxrl_fast.algorithms.ppo import ppo
+from jaxrl_fast.algorithms.sac import sac
+
+__all__ = ["ppo", "sac"]
+ALGORITHMS: dict[str, Callable[..., Algorithm]] = {"ppo": ppo, "sac": sac}

@@ -1,0 +1,1 @@
+"""What an environment is: one, many side by side, and those on the host."""

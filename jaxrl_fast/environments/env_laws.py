@@ -1,0 +1,138 @@
+"""What every environment obeys: a user's own is held to its spec, in shapes and types, before anything is compiled."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_fast.core import Box, Discrete, EnvSpec, PyTree, Timestep
+from jaxrl_fast.environments.env import Env, is_count
+from jaxrl_fast.numerics.running_stats import is_mask
+
+
+def check_world(env: Env, name: str) -> None:
+    """Hold a world written by a user to what `vectorize` expects, before anything is compiled but its reset.
+
+    Raises:
+        ValueError: one line that names what is wrong.
+    """
+    check_shapes(env, name)
+    first = jax.jit(lambda key: env.reset(key, env.sample_params(key))[1])(jax.random.key(0))
+    for leaf in jax.tree.leaves(first):
+        if jnp.issubdtype(leaf.dtype, jnp.floating) and not jnp.all(jnp.isfinite(leaf)):
+            raise ValueError(f"{name}: reset gives a NaN or an infinity in its observation")
+
+
+def check_shapes(env: Env, name: str) -> None:
+    """As `check_world`, without computing anything.
+
+    Raises:
+        ValueError: one line that names what is wrong.
+    """
+    _check_observations(name, env.spec)
+    action, key = _an_action(name, env.spec), jax.random.key(0)
+    params = _shapes(name, "sample_params", env.sample_params, key)
+    began = _shapes(name, "reset", env.reset, key, params)
+    if not (isinstance(began, tuple) and len(began) == 2):
+        raise ValueError(f"{name}: reset must return (state, observation)")
+    state, obs = began
+    _require_like(name, "reset gives an observation", obs, "its spec", env.spec.obs)
+    stepped = _shapes(name, "step", env.step, state, action, key)
+    if not (isinstance(stepped, tuple) and len(stepped) == 2 and isinstance(stepped[1], Timestep)):
+        raise ValueError(f"{name}: step must return (state, jaxrl_fast.Timestep)")
+    after, timestep = stepped
+    _require_like(name, "step gives a state", after, "reset", state)
+    _require_like(name, "step gives a next_obs", timestep.next_obs, "its spec", env.spec.obs)
+    for field, kinds in (("reward", "real number"), ("terminated", "bool"), ("truncated", "bool")):
+        _require_scalar(name, field, getattr(timestep, field), kinds)
+
+
+def check_option(name: str, value: Any, default: Any) -> None:
+    """Refuse an option of a world that is not of the kind of its default, where that is a truth value or a number.
+
+    Raises:
+        ValueError: naming the option.
+    """
+    if isinstance(default, bool) and not isinstance(value, bool):
+        raise ValueError(f"{name}={value}: write true or false")
+    number = isinstance(default, int | float) and not isinstance(default, bool)
+    if number and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise ValueError(f"{name}={value}: write a number, such as {default}")
+
+
+def _shapes(name: str, what: str, function: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return jax.eval_shape(function, *args)
+    except Exception as error:
+        message = (str(error).splitlines() or [""])[0]
+        raise ValueError(f"{name}: {what} failed: {type(error).__name__}: {message}") from error
+
+
+def _check_observations(name: str, spec: EnvSpec) -> None:
+    if not isinstance(spec, EnvSpec):
+        raise ValueError(f"{name}: its spec is {type(spec).__name__}: write a jaxrl_fast.EnvSpec")
+    odd = _odd_observation(spec.obs)
+    if odd is not None:
+        raise ValueError(
+            f"{name}: its spec has an observation {odd!r}: write jax.ShapeDtypeStruct(shape, dtype) with a dtype such "
+            "as jnp.float32, or a dictionary, list or tuple of them"
+        )
+    leaves = jax.tree_util.tree_leaves_with_path(spec.obs)
+    if sum(math.prod(leaf.shape) for path, leaf in leaves if not is_mask(path)) < 1:
+        raise ValueError(f"{name}: its spec has no numbers to observe: write jax.ShapeDtypeStruct(shape, dtype)")
+    for mask in [leaf for path, leaf in leaves if is_mask(path)]:
+        if isinstance(spec.action, Discrete) and mask.shape != (spec.action.num_actions,):
+            raise ValueError(
+                f"{name}: action_mask has shape {list(mask.shape)}: write one bool for each of the "
+                f"{spec.action.num_actions} actions"
+            )
+
+
+def _odd_observation(spec: PyTree) -> Any:
+    """What in the spec of an observation neither training nor a policy's file can hold, or None."""
+    if isinstance(spec, dict | list | tuple):
+        inside = list(spec.values()) if isinstance(spec, dict) else spec
+        keys = [key for key in spec if not isinstance(key, str)] if isinstance(spec, dict) else []
+        return next((odd for odd in (*keys, *map(_odd_observation, inside)) if odd is not None), None)
+    known = isinstance(spec, jax.ShapeDtypeStruct) and _is_real(spec.dtype) and jnp.result_type(spec) == spec.dtype
+    return None if known or spec is None else spec
+
+
+def _an_action(name: str, spec: EnvSpec) -> jax.ShapeDtypeStruct:
+    space = spec.action
+    if isinstance(space, Discrete) and is_count(space.num_actions):
+        return jax.ShapeDtypeStruct((), jnp.int32)
+    if isinstance(space, Box) and all(isinstance(x, np.ndarray | np.generic | jax.Array) for x in space):
+        low, high = np.asarray(space.low), np.asarray(space.high)
+        real = _is_real(low.dtype) and _is_real(high.dtype)
+        if real and low.shape == high.shape and low.size and np.isfinite([low, high]).all() and (low < high).all():
+            return jax.ShapeDtypeStruct(low.shape, jnp.float32)
+    raise ValueError(
+        f"{name}: actions {space!r} are not supported: write Discrete(n) with n >= 1, or "
+        "Box(low, high) with arrays of finite bounds, low < high"
+    )
+
+
+def _require_like(name: str, what: str, given: PyTree, whose: str, wanted: PyTree) -> None:
+    def text(tree: PyTree) -> str:
+        shown = jax.tree.map(lambda x: f"{jnp.result_type(x)}{list(jnp.shape(x))}", tree)
+        return str(shown).replace("'", "")
+
+    if text(given) != text(wanted):
+        raise ValueError(f"{name}: {what} {text(given)}, but {whose} has {text(wanted)}: shapes and dtypes must agree")
+
+
+def _require_scalar(name: str, field: str, value: Any, kind: str) -> None:
+    if not isinstance(value, jax.ShapeDtypeStruct):
+        raise ValueError(f"{name}: step gives {field} {value}: write one {kind}, shape []")
+    fits = jnp.issubdtype(value.dtype, jnp.bool_) if kind == "bool" else _is_real(value.dtype) and value.dtype != bool
+    if value.shape != () or not fits:
+        raise ValueError(f"{name}: step gives {field} {value.dtype}{list(value.shape)}: write one {kind}, shape []")
+
+
+def _is_real(dtype: Any) -> bool:
+    """Whether numbers, or truth values, of this type can be observed."""
+    return any(jnp.issubdtype(dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_))

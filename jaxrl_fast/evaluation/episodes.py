@@ -1,0 +1,90 @@
+"""How good a policy is: undiscounted returns of whole episodes, and what can be said about their mean."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_fast.core import EpisodeTotals, PyTree
+from jaxrl_fast.environments.env import VecEnv, VecState, vectorize
+from jaxrl_fast.policy.policies import Policy
+
+STEP_LIMIT = 10_000
+"""Where an evaluation episode of a world without a time limit is cut, in steps."""
+
+
+def evaluate_policy(policy: Policy, env: VecEnv, key: jax.Array, *, episodes: int = 128) -> np.ndarray:
+    """Returns ``[episodes]`` of the greedy policy, every episode from a fresh start.
+
+    Raises:
+        ValueError: ``episodes`` is not positive.
+    """
+    return np.asarray(evaluate_episodes(policy, env, key, episodes=episodes).returns)
+
+
+def evaluate_episodes(policy: Policy, env: VecEnv, key: jax.Array, *, episodes: int) -> EpisodeTotals:
+    """Like `evaluate_policy`, with the episodes' lengths."""
+    if episodes < 1:
+        raise ValueError(f"episodes={episodes}: at least one episode is needed")
+    if env.world is None:
+        raise ValueError("this environment cannot be copied for evaluation")
+    run = partial(play, policy.act, policy.initial_carry, vectorize(env.world, num_envs=episodes))
+    return jax.jit(run)(policy.params, key)
+
+
+class Playing(NamedTuple):
+    """Episodes under way in ``E`` environments: the step ``t``, which of them have ``finished`` their first episode
+    ``[E]``, ``totals`` so far, the environments' state, what the policy sees, whether an episode begins there, and the
+    policy's memory."""
+
+    t: jax.Array
+    finished: jax.Array
+    totals: EpisodeTotals
+    state: VecState
+    obs: PyTree
+    first: jax.Array
+    carry: PyTree
+
+
+def player(
+    act: Callable[..., Any], initial_carry: Callable[[int], PyTree], env: VecEnv, params: PyTree, key: jax.Array
+) -> tuple[Playing, Callable[[Playing], Playing]]:
+    """The start of an episode in every environment, and the step from there; pure."""
+    reset_key, step_key = jax.random.split(key)
+    state, obs = env.reset(reset_key)
+    bank = jax.tree.map(lambda x: x[None], (state.world, obs))  # only first episodes count: any start will do
+
+    def step(now: Playing) -> Playing:
+        act_key, env_key = jax.random.split(jax.random.fold_in(step_key, now.t))
+        action, carry = act(params, now.carry, now.obs, now.first, act_key)
+        state, ts = env.step(now.state, action, env_key, bank, 0)
+        totals = jax.tree.map(lambda old, new: jnp.where(now.finished, old, new), now.totals, ts.episode)
+        done = ts.terminated | ts.truncated
+        return Playing(now.t + 1, now.finished | done, totals, state, ts.obs, done, carry)
+
+    n = env.num_envs
+    totals = EpisodeTotals(jnp.zeros(n, jnp.float32), jnp.zeros(n, jnp.int32))
+    return Playing(jnp.int32(0), jnp.zeros(n, bool), totals, state, obs, jnp.ones(n, bool), initial_carry(n)), step
+
+
+def play(
+    act: Callable[..., Any], initial_carry: Callable[[int], PyTree], env: VecEnv, params: PyTree, key: jax.Array
+) -> EpisodeTotals:
+    """The first episode of every environment, totals ``[E]``; pure, so it may be vmapped over ``params``.
+
+    Runs until the last episode has ended, so short episodes cost little.
+    """
+    limit = env.spec.max_episode_steps or STEP_LIMIT
+    start, step = player(act, initial_carry, env, params, key)
+    return jax.lax.while_loop(lambda now: (now.t < limit) & ~jnp.all(now.finished), step, start).totals
+
+
+def bootstrap_interval(samples: np.ndarray, *, resamples: int = 10_000, seed: int = 0) -> tuple[float, float]:
+    """The 95 % percentile bootstrap interval of the mean (Efron and Tibshirani, 1993, chapter 13)."""
+    rng = np.random.default_rng(seed)
+    draws = rng.choice(np.asarray(samples), size=(resamples, len(samples)), replace=True)
+    low, high = np.percentile(draws.mean(axis=1), [2.5, 97.5])
+    return float(low), float(high)

@@ -1,0 +1,1 @@
+"""The fragments of a run: sampling, learning, statistics, and environments on the host."""

@@ -1,0 +1,202 @@
+"""The fragments of a reinforcement-learning run, and the graph they form.
+
+::
+
+    sample ──rollout──▶ statistics ──statistics──▶ (next tick)
+       │
+       └──rollout──▶ experience ──batches──▶ learn ──actor, critic──▶ (next tick)
+
+`jaxrl_fast.fragments.learners` has the other ways to learn.
+"""
+
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_fast.algorithms.interface import Algorithm, Learned, init_params
+from jaxrl_fast.core import Batches, PyTree, Transition
+from jaxrl_fast.environments.env import VecEnv
+from jaxrl_fast.environments.host_env import HostEnv
+from jaxrl_fast.experience.binding import Bound, bind
+from jaxrl_fast.experience.scale import Statistics
+from jaxrl_fast.fragments.host_arrival import arrival_sample_fragment
+from jaxrl_fast.fragments.host_sampling import host_sample_fragment
+from jaxrl_fast.fragments.learners import Average, OnNan, build_learners
+from jaxrl_fast.fragments.rollout import SamplerState, start, unroll
+from jaxrl_fast.fragments.updates import all_finite
+from jaxrl_fast.graph.dataflow import Channels, Fragment, Graph, check
+from jaxrl_fast.numerics.running_stats import init_stats, normalize, update_stats
+from jaxrl_fast.numerics.schedules import has_schedule, resolve
+
+Overlap = Literal["none", "sampling", "actor_critic", "all"]
+
+
+class StatisticsState(NamedTuple):
+    """``statistics`` so far and each environment's running discounted return ``[E]``."""
+
+    statistics: Statistics
+    discounted: jax.Array
+
+
+def sample_fragment(env: VecEnv, agent: Bound) -> Fragment:
+    """Steps the environments with the exploring policy; writes ``rollout`` ``[T, E, ...]``."""
+    reads = agent.acting.parts + (("statistics",) if agent.normalize_observations else ())
+
+    def init(key: jax.Array) -> SamplerState:
+        return start(env, agent.acting.initial_carry(env.num_envs), key)
+
+    def step(private: SamplerState, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
+        learned = {name: inputs[name] for name in agent.acting.parts}
+
+        def act(carry: PyTree, obs: PyTree, first: jax.Array, key: jax.Array) -> tuple:
+            return agent.acting.explore(learned, carry, _seen(inputs.get("statistics"), obs), first, key, hyper)
+
+        private, rollout, metrics = unroll(env, act, private, key, agent.rollout_length)
+        return private, {"rollout": rollout}, metrics
+
+    return Fragment(
+        "sample", init, step, reads, ("rollout",),
+        private_axes=0, write_axes={"rollout": 1}, width=env.num_envs, unit="environments",
+    )  # fmt: skip
+
+
+def statistics_fragment(env: VecEnv | HostEnv, agent: Bound, nan: OnNan = "stop") -> Fragment:
+    """The one writer of ``statistics``: observations and discounted returns, merged over all environments.
+
+    With ``nan="skip"`` it passes over rollouts that are not finite throughout: one NaN would stay in it for ever.
+    """
+
+    def init(key: jax.Array) -> StatisticsState:
+        return StatisticsState(init_statistics(env), jnp.zeros(env.num_envs, jnp.float32))
+
+    def step(private: StatisticsState, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
+        rollout: Transition = inputs["rollout"]
+        statistics, discounted = private
+        if agent.normalize_rewards:
+            discounted, history = _discounted_returns(discounted, rollout, hyper)
+            statistics = statistics._replace(returns=update_stats(statistics.returns, history, 2))
+        if agent.normalize_observations:
+            statistics = statistics._replace(obs=update_stats(statistics.obs, rollout.obs, 2))
+        after = StatisticsState(statistics, discounted)
+        if nan == "skip":
+            sound = all_finite((rollout.obs, rollout.reward))
+            after = jax.tree.map(lambda new, old: jnp.where(sound, new, old), after, private)
+        return after, {"statistics": after.statistics}, {}
+
+    return Fragment(
+        "statistics", init, step, ("rollout",), ("statistics",), publish=lambda p: {"statistics": p.statistics},
+        private_axes=StatisticsState(statistics=None, discounted=0), width=env.num_envs,  # type: ignore[arg-type]
+        unit="environments",
+    )  # fmt: skip
+
+
+def experience_fragment(env: VecEnv | HostEnv, agent: Bound) -> Fragment:
+    """Turns rollouts into the ``batches`` of a tick's gradient updates; a replay buffer lives here."""
+    reads = ("rollout", *agent.experience.reads) + (("statistics",) if _needs_statistics(agent) else ())
+
+    def init(key: jax.Array) -> PyTree:
+        return agent.experience.init(rollout_shapes(env, agent))
+
+    def step(private: PyTree, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
+        learned = {name: inputs[name] for name in agent.experience.reads}
+        private, batches = agent.experience.step(
+            private, inputs["rollout"], learned, inputs.get("statistics"), hyper, key
+        )
+        return private, {"batches": batches}, agent.experience.metrics(private)
+
+    return Fragment(
+        "experience", init, step, reads, ("batches",), private_axes=agent.experience.state_axes,
+        write_axes={"batches": Batches(data=0, indices=1)}, width=agent.experience.shards,  # type: ignore[arg-type]
+        unit="logical shards (common divisor of 8, num_envs and the batch)",
+    )  # fmt: skip
+
+
+def build_graph(
+    env: VecEnv | HostEnv,
+    algorithm: Algorithm,
+    *,
+    overlap: Overlap = "none",
+    learners: int = 1,
+    average: Average = "gradients",
+    total_steps: int | None = None,
+    nan: OnNan = "stop",
+    empty_until: int = 0,
+) -> tuple[Graph, Bound]:
+    """The graph of one run. ``overlap`` chooses the edges that lag a tick, ``learners`` and ``average`` how many share
+    the gradient updates, and how; they change what is computed, and compute the same under every placement.
+    ``nan="skip"`` leaves out the updates that would give a number that is not finite. ``empty_until``: the tick at
+    which replay is filled from, later than 0 where a resumed run has lost it.
+
+    Raises:
+        ValueError: algorithm and environment do not fit, batches cannot be shared by so many learners, or a schedule
+            has no ``total_steps`` to run over.
+    """
+    agent = bind(algorithm, env.spec, env.num_envs)
+    steps_per_tick = env.num_envs * agent.rollout_length
+    if has_schedule(algorithm.hyper) and total_steps is None:
+        raise ValueError(f"a schedule among the rates of {algorithm.name} needs total_steps")
+    lag = overlap in ("sampling", "all")
+    learning = build_learners(
+        agent, side_by_side=overlap in ("actor_critic", "all"), learners=learners, average=average,
+        start=empty_until + agent.warmup_ticks + lag, nan=nan,
+    )  # fmt: skip
+    statistics = (statistics_fragment(env, agent, nan),) if _needs_statistics(agent) else ()
+    before = (sampler(env, agent), *statistics, experience_fragment(env, agent))
+    last_tick = {"statistics", *agent.parts}
+    delays = {(f.name, c): 1 for f in before for c in f.reads if c in last_tick} | learning.delays
+    delays |= {(f.name, "batches"): 1 for f in learning.fragments if lag and "batches" in f.reads}
+
+    def hyper_at(hyper: Any, tick: jax.Array) -> Any:
+        return resolve(hyper, jnp.clip(tick * (steps_per_tick / (total_steps or steps_per_tick)), 0.0, 1.0))
+
+    graph = Graph(before + learning.fragments, delays, hyper_at)
+    check(graph)
+    return graph, agent
+
+
+def sampler(env: VecEnv | HostEnv, agent: Bound) -> Fragment:
+    """The fragment ``sample``, wherever the environments live."""
+    if isinstance(env, HostEnv):
+        make_sample = host_sample_fragment if env.recv_any is None else arrival_sample_fragment
+        return make_sample(env, agent, rollout_shapes(env, agent))
+    return sample_fragment(env, agent)
+
+
+def init_statistics(env: VecEnv | HostEnv) -> Statistics:
+    """Statistics of nothing seen."""
+    return Statistics(init_stats(env.spec.obs), init_stats(jax.ShapeDtypeStruct((), jnp.float32)))
+
+
+def rollout_shapes(env: VecEnv | HostEnv, agent: Bound) -> Transition:
+    """The shapes of a rollout ``[T, E, ...]``, found without tracing the environment, which can take seconds."""
+
+    def one_step(key: jax.Array) -> Transition:
+        learned = {name: Learned(init_params(agent.parts[name], key)) for name in agent.acting.parts}
+        obs = jax.tree.map(lambda s: jnp.zeros((env.num_envs, *s.shape), s.dtype), env.spec.obs)
+        flag, reward = jnp.zeros(env.num_envs, bool), jnp.zeros(env.num_envs, jnp.float32)
+        carry = agent.acting.initial_carry(env.num_envs)
+        action, _, extras = agent.acting.explore(learned, carry, obs, flag, key, agent.hyper)
+        return Transition(obs, action, reward, obs, flag, flag, flag, extras)
+
+    step = jax.eval_shape(one_step, jax.random.key(0))
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((agent.rollout_length, *x.shape), x.dtype), step)
+
+
+def _needs_statistics(agent: Bound) -> bool:
+    return agent.normalize_observations or agent.normalize_rewards
+
+
+def _seen(statistics: Statistics | None, obs: PyTree) -> PyTree:
+    return obs if statistics is None else normalize(statistics.obs, obs)
+
+
+def _discounted_returns(before: jax.Array, rollout: Transition, hyper: Any) -> tuple[jax.Array, jax.Array]:
+    """Each environment's discounted return so far at every step ``[T, E]``, carried over from rollout to rollout."""
+
+    def step(total: jax.Array, xs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        reward, done = xs
+        total = total * hyper.discount + reward * hyper.reward_scale
+        return jnp.where(done, 0.0, total), total
+
+    return jax.lax.scan(step, before, (rollout.reward, rollout.terminated | rollout.truncated))

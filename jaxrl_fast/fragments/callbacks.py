@@ -1,0 +1,158 @@
+"""Host environments inside a compiled program: ordered callbacks, so that an imported train step and ``scan`` work.
+
+The state counts the pool's steps, and a step that does not continue where the pool stands is refused: a callback that
+was dropped, repeated or given an old state cannot go unseen. No callback calls JAX, and what it returns is the pool's
+copy, never a view of shared memory. For one device: in programs of two, JAX 0.10 hangs on operands of 147 KB and more.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import io_callback
+
+from jaxrl_fast.core import EpisodeTotals, PyTree, Timestep
+from jaxrl_fast.environments.env import VecEnv, VecState
+from jaxrl_fast.environments.host_env import MAX_STEPS, HostEnv, HostStep
+from jaxrl_fast.graph.placements import Placement
+
+
+class BridgeError(RuntimeError):
+    """A compiled program and its host environments are no longer in step."""
+
+
+class Bridge(NamedTuple):
+    """``env`` steps host environments by callbacks. ``failures``: what was raised in one, which JAX hides in an error
+    of its own."""
+
+    env: VecEnv
+    failures: list[Exception]
+
+
+def in_graph(env: VecEnv | HostEnv) -> Bridge:
+    """The environments as a graph is built of them: these, or a bridge to them where they ask for callbacks.
+
+    Raises:
+        ValueError: as `make_bridge`.
+    """
+    if isinstance(env, HostEnv) and env.bridge == "callback":
+        return make_bridge(env)
+    return Bridge(env, [])  # type: ignore[arg-type]
+
+
+def check_placement(env: VecEnv | HostEnv, placement: Placement) -> None:
+    """Raises ValueError where callbacks would be part of a program of several devices, or one of several programs."""
+    alone = len(placement.groups) == 1 and len(placement.groups[0].devices) == 1
+    if isinstance(env, HostEnv) and env.bridge == "callback" and not alone:
+        raise ValueError(
+            "pool.bridge=callback is compiled into one program for one device: write pool.bridge=host with "
+            f"placement={placement.name}, or placement=fused"
+        )
+
+
+def make_bridge(host: HostEnv) -> Bridge:
+    """The environments of ``host`` as a `VecEnv`, whose ``reset`` and ``step`` may be compiled, but not vmapped.
+
+    Raises:
+        ValueError: a pool that cannot be stepped in the order of a program.
+    """
+    if host.num_seeds > 1:
+        raise ValueError(
+            f"num_seeds={host.num_seeds}: an ordered callback serves one seed: write pool.bridge=host, or make the "
+            "environments with num_seeds=1"
+        )
+    if host.recv_any is not None:
+        raise ValueError(
+            "pool.order=arrival has no fixed order to compile: write pool.bridge=host, or pool.order=fixed"
+        )
+    failures: list[Exception] = []
+    env = VecEnv(
+        host.spec, host.num_envs, _make_reset(host, failures), lambda key, num_steps: (), _make_step(host, failures)
+    )
+    return Bridge(env, failures)
+
+
+@contextmanager
+def reraise_callback_error(failures: list[Exception]) -> Iterator[None]:
+    """Raise what was raised in a callback, in place of JAX's error."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if failures:
+            raise failures.pop() from error
+        raise
+
+
+def _make_reset(host: HostEnv, failures: list[Exception]) -> Any:
+    def call(seed: Any) -> np.ndarray:
+        return _noting(failures, lambda: host.reset(int(seed)))
+
+    def reset(key: jax.Array) -> tuple[VecState, PyTree]:
+        seed = _one_at_a_time(jax.random.bits(key, (), jnp.uint32))
+        obs = io_callback(call, _like(host, host.spec.obs), seed, ordered=True)
+        return VecState(jnp.zeros((), jnp.int32), ()), obs  # type: ignore[arg-type]  # the pool has the totals
+
+    return reset
+
+
+def _make_step(host: HostEnv, failures: list[Exception]) -> Any:
+    rows, flag = host.num_envs // host.num_groups, jax.ShapeDtypeStruct((host.num_envs,), bool)
+    real, whole = jax.ShapeDtypeStruct(flag.shape, jnp.float32), jax.ShapeDtypeStruct(flag.shape, jnp.int32)
+    obs = _like(host, host.spec.obs)
+    shapes = HostStep(obs, obs, real, flag, flag, real, whole), jax.ShapeDtypeStruct((), jnp.int32)  # type: ignore[arg-type]
+
+    def call(count: Any, action: Any) -> tuple[HostStep, Any]:
+        return _noting(failures, lambda: _step_all(host, int(count), np.asarray(action), rows))
+
+    def step(
+        state: VecState, action: jax.Array, key: jax.Array, bank: PyTree, t: jax.Array
+    ) -> tuple[VecState, Timestep]:
+        result, count = io_callback(call, shapes, _one_at_a_time(state.world), action, ordered=True)
+        totals = EpisodeTotals(result.episode_return, result.episode_length)
+        return VecState(count, ()), Timestep(  # type: ignore[arg-type]
+            result.obs, result.next_obs, result.reward, result.terminated, result.truncated, totals
+        )
+
+    return step
+
+
+def _step_all(host: HostEnv, count: int, action: np.ndarray, rows: int) -> tuple[HostStep, Any]:
+    stands = host.steps() % MAX_STEPS
+    if count != stands:
+        raise BridgeError(
+            f"{host.spec.name}: this state was left after {count} steps, and the environments stand at {stands}: each "
+            "state can be stepped once, in order, and a new init starts the environments anew for all"
+        )
+    for group in range(host.num_groups):
+        host.send(action[group * rows : (group + 1) * rows], group)
+    steps = [host.recv(group) for group in range(host.num_groups)]
+    whole = steps[0] if len(steps) == 1 else HostStep(*map(np.concatenate, zip(*steps, strict=True)))
+    return whole, np.int32(host.steps() % MAX_STEPS)
+
+
+def _noting(failures: list[Exception], work: Any) -> Any:
+    try:
+        return work()
+    except Exception as error:
+        failures.append(error)
+        raise
+
+
+def _like(host: HostEnv, spec: PyTree) -> PyTree:
+    return jax.tree.map(lambda s: jax.ShapeDtypeStruct((host.num_envs, *s.shape), s.dtype), spec)
+
+
+@jax.custom_batching.custom_vmap
+def _one_at_a_time(x: jax.Array) -> jax.Array:
+    return x
+
+
+@_one_at_a_time.def_vmap
+def _refuse(axis_size: int, in_batched: Any, x: jax.Array) -> Any:
+    raise ValueError(
+        f"an environment on the host cannot be vmapped ({axis_size} times here): its steps have one order; for several "
+        "seeds write learn(num_seeds=...), for several environments make_env(num_envs=...)"
+    )

@@ -1,0 +1,282 @@
+"""Host environments in the graph: sampling driven from Python, and whole episodes for evaluation.
+
+Actions are computed on the devices of the sampling fragment's group, for one group of environments while the others
+are being stepped (double buffering, as in Sample Factory, arXiv 2006.11751, section 3.1).
+"""
+
+from collections.abc import Callable
+from functools import partial
+from operator import itemgetter
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_fast.core import EpisodeTotals, PyTree, Transition
+from jaxrl_fast.environments.host_env import MAX_STEPS, HostEnv, HostStep
+from jaxrl_fast.experience.binding import Bound
+from jaxrl_fast.graph.dataflow import Channels, Fragment
+from jaxrl_fast.numerics.running_stats import normalize
+from jaxrl_fast.policy.policies import Policy, PolicyParams
+
+T = TypeVar("T")
+R = TypeVar("R")
+STEP_LIMIT = 100_000
+"""Where an evaluation episode of an environment without a time limit is cut, in steps."""
+
+
+class HostSamplerState(NamedTuple):
+    """As `rollout.SamplerState`, with several seeds ``[S, E, ...]``; ``steps`` over all environments of the pool since
+    they were last started, int32."""
+
+    steps: Any
+    obs: PyTree
+    first: Any
+    carry: PyTree
+
+
+class HostRecord(NamedTuple):
+    """What happened at one step of some environments, beside the ``extras`` of the decision."""
+
+    obs: PyTree
+    first: Any
+    action: np.ndarray
+    step: HostStep
+
+
+class Recording:
+    """A rollout in the making: arrays ``[T, E, ...]``, with several seeds ``[S, T, E, ...]``."""
+
+    def __init__(self, length: int, num_envs: int, axis: int, num_seeds: int = 1) -> None:
+        self.shape, self.axis = (*[num_seeds] * axis, length, num_envs), axis
+        self.arrays: Any = None
+
+    def put(self, t: Any, rows: Any, record: HostRecord) -> None:
+        """Step ``t`` of the environments ``rows``: a number and a slice, or as many of each."""
+        if self.arrays is None:
+            self.arrays = jax.tree.map(lambda x: np.empty((*self.shape, *x.shape[self.axis + 1 :]), x.dtype), record)
+        at = (*[slice(None)] * self.axis, t, rows)
+        for whole, part in zip(jax.tree.leaves(self.arrays), jax.tree.leaves(record), strict=True):
+            whole[at] = part
+
+
+def host_sample_fragment(env: HostEnv, agent: Bound, rollout_shapes: Transition) -> Fragment:
+    """As `fragments.sample_fragment` for environments outside JAX; of a pool of several slices, those of all seeds.
+
+    The environments are started anew in the first tick, and wherever their count of steps is not that of the state:
+    after a resume, episodes begin again.
+    """
+    axis, length = env_axis(env), agent.rollout_length
+    rows = _slices(env.num_envs, env.num_groups)
+    groups = range(env.num_groups)
+    turns = [[group] for group in groups] if env.overlaps else [list(groups)]  # who is decided on in one call
+    act = over_slices(env, _remembering(make_act(agent)), (0, 0, 0, 0, 0, 0, None, 0, None))
+    no_extras = _extras_of_a_group(env, rollout_shapes.extras)
+
+    @partial(jax.jit, donate_argnums=2)
+    def decide(
+        inputs: Channels, given: list[tuple], extras: list[PyTree], key: Any, hyper: Any, counts: list[int], t: int
+    ) -> list:
+        return [act(inputs, *g, key, hyper, i, e, t) for g, e, i in zip(given, extras, counts, strict=True)]
+
+    def step(private: HostSamplerState, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
+        now = begin(env, agent, private, key)
+        now = now._replace(obs=jax.device_get(now.obs), first=np.asarray(now.first))
+        given, extras = [_part(now, own, axis) for own in rows], [no_extras() for _ in groups]
+        sent: list[Any] = [None] * env.num_groups
+        recording = Recording(length, env.num_envs, axis, env.num_seeds)
+        for t in range(length + 1):
+            for turn in turns:
+                for group in turn if t > 0 else ():
+                    result = _by_slice(env, env.recv(group))
+                    carry, obs, first = given[group]
+                    recording.put(t - 1, rows[group], HostRecord(obs, first, sent[group], result))
+                    given[group] = carry, result.obs, result.terminated | result.truncated
+                if t == length:
+                    continue
+                counts = [t * env.num_groups + group for group in turn]
+                decided = decide(inputs, [given[g] for g in turn], [extras[g] for g in turn], key, hyper, counts, t)
+                for group, (action, carry, extras[group]) in zip(turn, decided, strict=True):
+                    given[group], sent[group] = (carry, *given[group][1:]), np.asarray(action)
+                    env.send(_in_rows(env, sent[group]), group)
+        rollout, metrics = collect(recording.arrays, _join(extras, axis + 1), axis)
+        carry, obs, first = _join(given, axis)
+        steps = np.full(now.steps.shape, env.steps() % MAX_STEPS, np.int32)
+        return HostSamplerState(steps, obs, first, carry), {"rollout": rollout}, metrics
+
+    return host_fragment(env, agent, rollout_shapes, step)
+
+
+def make_act(agent: Bound) -> Callable[..., tuple]:
+    """``act(inputs, carry, obs, first, key, hyper, i) -> (action, carry, extras)``: the ``i``-th decision of a tick."""
+
+    def act(
+        inputs: Channels, carry: PyTree, obs: PyTree, first: jax.Array, key: jax.Array, hyper: Any, i: int
+    ) -> tuple:
+        learned = {name: inputs[name] for name in agent.acting.parts}
+        seen = normalize(inputs["statistics"].obs, obs) if agent.normalize_observations else obs
+        return agent.acting.explore(learned, carry, seen, first, jax.random.fold_in(key, i), hyper)
+
+    return act
+
+
+def host_fragment(env: HostEnv, agent: Bound, rollout_shapes: Transition, step: Callable[..., tuple]) -> Fragment:
+    """``sample`` with this ``step``, before its environments are started."""
+    reads = agent.acting.parts + (("statistics",) if agent.normalize_observations else ())
+
+    def init(key: jax.Array) -> HostSamplerState:
+        obs = jax.tree.map(lambda s: jnp.zeros((env.num_envs, *s.shape), s.dtype), env.spec.obs)
+        first = jnp.ones(env.num_envs, bool)
+        return HostSamplerState(jnp.zeros((), jnp.int32), obs, first, agent.acting.initial_carry(env.num_envs))
+
+    def publish(private: HostSamplerState) -> Channels:
+        return {"rollout": jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), rollout_shapes)}
+
+    return Fragment("sample", init, step, reads, ("rollout",), publish, host=True)
+
+
+def play_on_host(
+    act: Callable[..., Any], initial_carry: Callable[[int], PyTree], env: HostEnv, params: PyTree, seed: int
+) -> EpisodeTotals:
+    """The first episode of every environment, totals ``[E]``, as `evaluation.play`. ``act`` should be compiled."""
+    obs = env.reset(seed)
+    finished = np.zeros(env.num_envs, bool)
+    totals = EpisodeTotals(np.zeros(env.num_envs, np.float32), np.zeros(env.num_envs, np.int32))  # type: ignore[arg-type]
+    carry, first = initial_carry(env.num_envs), ~finished
+    key = jax.random.key(seed)
+    for _ in range(env.spec.max_episode_steps or STEP_LIMIT):
+        action, carry = act(params, carry, obs, first, key)
+        env.send(np.asarray(action), 0)
+        step = env.recv(0)
+        obs, first = step.obs, step.terminated | step.truncated
+        own = EpisodeTotals(step.episode_return, step.episode_length)  # type: ignore[arg-type]
+        totals = jax.tree.map(partial(np.where, finished), totals, own)
+        finished = finished | first
+        if finished.all():
+            break
+    return totals
+
+
+def evaluation_on_host(
+    policy: Policy, env: HostEnv, episodes: int
+) -> Callable[[PolicyParams, jax.Array], EpisodeTotals]:
+    """``evaluate(params, keys)``: totals ``[S, episodes]``, always from the same starts, in environments of its own."""
+    act = jax.jit(policy.act)
+
+    def evaluate(params: PolicyParams, keys: jax.Array) -> EpisodeTotals:
+        worlds, rows = env.another(episodes), []
+        try:
+            for i, key in enumerate(keys):
+                seed = int(jax.random.bits(jax.random.fold_in(key, 0xE7A1), (), jnp.uint32))
+                one = jax.tree.map(itemgetter(i), params)
+                rows.append(play_on_host(act, policy.initial_carry, worlds, one, seed))
+        finally:
+            worlds.close()
+        return jax.tree.map(lambda *totals: np.stack(totals), *rows)
+
+    return evaluate
+
+
+def telling(run: Callable[[T], R], env: HostEnv, tell: Callable[[str], None]) -> Callable[[T], R]:
+    """``run``, after which what has happened in the environments is told."""
+
+    def call(state: T) -> R:
+        result = run(state)
+        for line in env.events():
+            tell(line)
+        return result
+
+    return call
+
+
+def env_axis(env: HostEnv) -> int:
+    """Which axis of a fragment's arrays counts environments: that of the seeds comes first, where there are several."""
+    return int(env.num_seeds > 1)
+
+
+def over_slices(env: HostEnv, function: Callable, in_axes: tuple) -> Callable:
+    """``function`` of one seed, for the seeds of all slices."""
+    return jax.vmap(function, in_axes) if env.num_seeds > 1 else function
+
+
+def begin(env: HostEnv, agent: Bound, private: HostSamplerState, key: jax.Array) -> HostSamplerState:
+    """Where the environments stand, if that is where the state left them; else their start."""
+    taken = np.asarray(private.steps)
+    if taken.all() and (taken == env.steps() % MAX_STEPS).all():
+        return private
+    seeds = np.asarray(over_slices(env, partial(jax.random.bits, shape=(), dtype=jnp.uint32), (0,))(key))
+    obs = env.reset(seeds.tolist())
+    shape = (*taken.shape, env.num_envs)
+    if env.num_seeds > 1:
+        parts = obs.reshape(env.num_groups, env.num_seeds, -1, *obs.shape[1:])
+        obs = np.moveaxis(parts, 0, 1).reshape(*shape, *obs.shape[1:])
+    carry = jax.tree.map(
+        lambda x: np.broadcast_to(x, (*taken.shape, *x.shape)), agent.acting.initial_carry(env.num_envs)
+    )
+    return HostSamplerState(np.zeros_like(taken), obs, np.ones(shape, bool), carry)
+
+
+def _by_slice(env: HostEnv, step: HostStep) -> HostStep:
+    """A group's step, rows ``[S * E / G, ...]``, with an axis of its own for the seeds."""
+    if env.num_seeds == 1:
+        return step
+    return HostStep(*(x.reshape(env.num_seeds, -1, *x.shape[1:]) for x in step))
+
+
+def _in_rows(env: HostEnv, actions: np.ndarray) -> np.ndarray:
+    """Actions ``[S, E / G, ...]`` as the pool takes them."""
+    return actions if env.num_seeds == 1 else actions.reshape(-1, *actions.shape[2:])
+
+
+def _slices(num_envs: int, groups: int) -> list[slice]:
+    size = num_envs // groups
+    return [slice(group * size, (group + 1) * size) for group in range(groups)]
+
+
+def _part(state: HostSamplerState, own: slice, axis: int) -> tuple[PyTree, PyTree, Any]:
+    """What a group is decided on: carry, obs and first."""
+    at = (*[slice(None)] * axis, own)
+    return jax.tree.map(itemgetter(at), (state.carry, state.obs, state.first))
+
+
+def _remembering(act: Callable[..., tuple]) -> Callable[..., tuple]:
+    """``act`` that puts its extras at ``t`` of those of a whole rollout ``[T, E, ...]``: fetched one by one, they would
+    cost as much as the decisions."""
+
+    def call(*args: Any) -> tuple:
+        *given, remembered, t = args
+        action, carry, extras = act(*given)
+        return action, carry, jax.tree.map(lambda all_, new: all_.at[t].set(new), remembered, extras)
+
+    return call
+
+
+def _extras_of_a_group(env: HostEnv, shapes: PyTree) -> Callable[[], PyTree]:
+    """Makes room for the extras ``[T, E / G, ...]`` of a group, with several seeds ``[S, T, E / G, ...]``."""
+    seeds, size = (env.num_seeds,) * env_axis(env), env.num_envs // env.num_groups
+    return lambda: jax.tree.map(lambda s: jnp.zeros((*seeds, s.shape[0], size, *s.shape[2:]), s.dtype), shapes)
+
+
+def _join(groups: list[PyTree], axis: int) -> PyTree:
+    """Groups side by side again, along ``axis``."""
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves, axis), *jax.device_get(groups))
+
+
+def collect(record: HostRecord, extras: PyTree, axis: int = 0) -> tuple[Transition, dict[str, Any]]:
+    """The rollout ``[T, E, ...]`` and its sums, as `rollout.unroll` gives them; time is axis ``axis``."""
+    step = record.step
+    fields: Any = (
+        record.obs, record.action, step.reward, step.next_obs, step.terminated, step.truncated, record.first, extras
+    )  # fmt: skip
+    done = (step.terminated | step.truncated) & (step.episode_length > 0)  # not a step that was lost
+    real = [x for x in jax.tree.leaves((step.next_obs, step.reward)) if np.issubdtype(x.dtype, np.floating)]
+    bad = np.any([~np.isfinite(x).reshape(*x.shape[: axis + 1], -1).all(axis=-1) for x in real], axis=0)
+    both = (axis, axis + 1)
+    metrics = {
+        "episodes": done.sum(both, dtype=np.int32),
+        "episode_return_sum": np.where(done, step.episode_return, 0.0).sum(both, dtype=np.float32),
+        "episode_length_sum": np.where(done, step.episode_length, 0).sum(both, dtype=np.int32),
+        "nonfinite_step": np.where(bad.any(axis), bad.argmax(axis), -1).astype(np.int32),
+    }
+    return Transition(*fields), metrics

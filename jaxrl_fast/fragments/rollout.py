@@ -1,0 +1,77 @@
+"""`unroll`: the only scan over an environment."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_fast.core import EpisodeTotals, Metrics, PyTree, Transition
+from jaxrl_fast.environments.env import VecEnv, VecState
+
+Act = Callable[[PyTree, PyTree, jax.Array, jax.Array], tuple[jax.Array, PyTree, PyTree]]
+
+
+class SamplerState(NamedTuple):
+    """Everything sampling needs to go on: worlds, last observation ``[E, ...]``, first-step flags, policy memory."""
+
+    env: VecState
+    obs: PyTree
+    first: jax.Array
+    carry: PyTree
+
+
+def start(env: VecEnv, carry: PyTree, key: jax.Array) -> SamplerState:
+    """Reset every world; ``carry`` is the policy's initial memory ``[E, ...]``."""
+    state, obs = env.reset(key)
+    return SamplerState(state, obs, jnp.ones(env.num_envs, bool), carry)
+
+
+def unroll(
+    env: VecEnv, act: Act, state: SamplerState, key: jax.Array, num_steps: int
+) -> tuple[SamplerState, Transition, Metrics]:
+    """Take ``num_steps`` (T) decisions in every environment.
+
+    ``act(carry, obs, first, key) -> (action, carry, extras)`` sees batches ``[E, ...]``. Returns the state to go on
+    from, the rollout ``[T, E, ...]``, and sums over the episodes that ended in it, with ``nonfinite_step``: the first
+    step at which an observation or reward was not finite, or -1.
+    """
+    bank_key, scan_key = jax.random.split(key)
+    bank = env.draw_fresh(bank_key, num_steps)
+
+    def step(state: SamplerState, xs: tuple[jax.Array, jax.Array]) -> tuple[SamplerState, tuple]:
+        t, key = xs
+        act_key, env_key = jax.random.split(key)
+        action, carry, extras = act(state.carry, state.obs, state.first, act_key)
+        env_state, ts = env.step(state.env, action, env_key, bank, t)
+        done = ts.terminated | ts.truncated
+        transition = Transition(
+            state.obs, action, ts.reward, ts.next_obs, ts.terminated, ts.truncated, state.first, extras
+        )
+        return SamplerState(env_state, ts.obs, done, carry), (transition, ts.episode)
+
+    xs = jnp.arange(num_steps), jax.random.split(scan_key, num_steps)
+    end, (transitions, episodes) = jax.lax.scan(step, state, xs)
+    metrics = _episode_sums(transitions.terminated | transitions.truncated, episodes)
+    metrics["nonfinite_step"] = _first_nonfinite(transitions)
+    return end, transitions, metrics
+
+
+def _episode_sums(done: jax.Array, episode: EpisodeTotals) -> Metrics:
+    """Sums over the ended episodes of a rollout, ``[T, E]``; after the scan, since a sum over E joins devices."""
+    done &= episode.length > 0  # not a step that a pool has lost
+    return {
+        "episodes": jnp.sum(done, dtype=jnp.int32),
+        "episode_return_sum": jnp.sum(jnp.where(done, episode.returns, 0.0)),
+        "episode_length_sum": jnp.sum(jnp.where(done, episode.length, 0)),
+    }
+
+
+def _first_nonfinite(transitions: Transition) -> jax.Array:
+    """Index of the first step with a NaN or infinity in its true successor or reward, or -1."""
+    leaves = jax.tree.leaves((transitions.next_obs, transitions.reward))
+    bad = jnp.zeros(transitions.reward.shape[0], bool)
+    for leaf in leaves:
+        if jnp.issubdtype(leaf.dtype, jnp.floating):
+            bad |= ~jnp.all(jnp.isfinite(leaf), axis=tuple(range(1, leaf.ndim)))
+    return jnp.where(jnp.any(bad), jnp.argmax(bad), -1).astype(jnp.int32)

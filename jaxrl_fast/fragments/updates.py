@@ -1,0 +1,120 @@
+"""One gradient update of a part: gradients, the optimizer's step, its constraint, its slow copies."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxrl_fast.algorithms.interface import Found, Learned, Part, init_params
+from jaxrl_fast.core import Metrics, PyTree
+
+DROPPED = "dropped_updates"
+"""The metric that counts updates that were left out."""
+STATISTICS = "batch_stats"
+"""Flax's collection of what normalization layers have seen: published with the weights, and no optimizer's business."""
+
+
+class PartState(NamedTuple):
+    """A part in training: ``learned``, and the state of the optimizer of each network."""
+
+    learned: Learned
+    opt_state: dict[str, PyTree]
+
+
+def init_part(part: Part, key: jax.Array, hyper: Any) -> PartState:
+    """A part before its first update; no two of its leaves share a buffer."""
+    params = init_params(part, key)
+    opt_state = {name: part.optimizers[name](hyper).init(trainable(params[name])) for name in part.networks}
+    return PartState(Learned(params, jax.tree.map(jnp.copy, {name: params[name] for name in part.targets})), opt_state)
+
+
+def update(
+    part: Part, state: PartState, peers: dict[str, Learned], batch: Any, key: jax.Array, hyper: Any,
+    updates: jax.Array | int = 0, *, drop_nonfinite: bool = False,
+) -> tuple[PartState, Metrics]:  # fmt: skip
+    """One gradient update of a part by one learner; ``updates`` were made in the run before it."""
+    found = part.gradients(state.learned, peers, batch, key, hyper)
+    return apply_gradients(part, state, found, hyper, updates, drop_nonfinite=drop_nonfinite)
+
+
+def apply_gradients(
+    part: Part, state: PartState, found: Found, hyper: Any, updates: jax.Array | int = 0, *,
+    drop_nonfinite: bool = False,
+) -> tuple[PartState, Metrics]:  # fmt: skip
+    """The part after a step along the gradients, and the metrics of both.
+
+    With ``drop_nonfinite`` nothing changes where the step would give a NaN or an infinity; ``dropped_updates`` is 1
+    then.
+    """
+    params, opt_state, metrics = {}, {}, dict(found.metrics)
+    for i, name in enumerate(part.networks):
+        grads, weights = trainable(found.grads[name]), trainable(state.learned.params[name])
+        optimizer = part.optimizers[name](hyper)
+        change, opt_state[name] = optimizer.update(grads, state.opt_state[name], weights)
+        params[name] = _with_weights(state.learned.params[name], optax.apply_updates(weights, change))
+        metrics["grad_norm" if i == 0 else f"{name}_grad_norm"] = optax.tree.norm(grads)
+    params = {name: _with_statistics(own, found.statistics.get(name)) for name, own in params.items()}
+    new = PartState(_after_step(part, part.project(params), state.learned.target, hyper, updates), opt_state)
+    if not drop_nonfinite:
+        return new, metrics
+    sound = all_finite((new, metrics))
+    kept = jax.tree.map(lambda after, before: jnp.where(sound, after, before), new, state)
+    return kept, {**metrics, DROPPED: 1.0 - sound}
+
+
+def step_or_rest(
+    part: Part, make: Callable[[PartState], tuple[PartState, Metrics]], state: PartState, updates: jax.Array
+) -> tuple[PartState, Metrics]:
+    """``make(state)`` where it is the part's turn after so many ``updates``, else the state as it is.
+
+    Skipped, not computed and thrown away, as long as ``updates`` is the same for all seeds. Metrics are 0 at a rest and
+    larger by as much else, so that their mean over updates is that over the part's own.
+    """
+    if part.every == 1:
+        return make(state)
+    shapes = jax.eval_shape(make, state)[1]
+
+    def act(state: PartState) -> tuple[PartState, Metrics]:
+        state, metrics = make(state)
+        return state, {k: v if k == DROPPED else v * part.every for k, v in metrics.items()}
+
+    def rest(state: PartState) -> tuple[PartState, Metrics]:
+        return state, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
+    return jax.lax.cond(updates % part.every == 0, act, rest, state)
+
+
+def trainable(params: PyTree) -> PyTree:
+    """A network's params without the statistics of its normalization layers."""
+    if isinstance(params, dict) and STATISTICS in params:
+        return {name: value for name, value in params.items() if name != STATISTICS}
+    return params
+
+
+def all_finite(tree: PyTree) -> jax.Array:
+    """Whether there is no NaN and no infinity anywhere in ``tree``; a scalar."""
+    real = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    return jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in real]))
+
+
+def _after_step(
+    part: Part, params: dict[str, PyTree], target: Mapping[str, PyTree], hyper: Any, updates: jax.Array | int
+) -> Learned:
+    if not part.targets:
+        return Learned(params)
+    rate = part.target_rate(hyper, jnp.asarray(updates))
+    return Learned(params, optax.incremental_update({name: params[name] for name in part.targets}, target, rate))
+
+
+def _with_weights(params: PyTree, weights: PyTree) -> PyTree:
+    return {**weights, STATISTICS: params[STATISTICS]} if weights is not None and _has_statistics(params) else weights
+
+
+def _with_statistics(params: PyTree, statistics: PyTree | None) -> PyTree:
+    return params if statistics is None else {**params, STATISTICS: statistics}
+
+
+def _has_statistics(params: PyTree) -> bool:
+    return isinstance(params, dict) and STATISTICS in params

@@ -1,0 +1,1 @@
+"""Fragments and channels, where they run, and the compiled program. Knows no reinforcement learning."""

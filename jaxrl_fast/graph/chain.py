@@ -1,0 +1,309 @@
+"""Chains: the programs of several groups, dispatched tick by tick from Python without waiting for any of them.
+
+Channels are copied between devices where a reader is placed elsewhere than the writer. A host fragment is a link of
+the chain that is called instead of dispatched; what does not wait for it is dispatched first, so that devices work
+meanwhile.
+"""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, Sharding
+
+from jaxrl_fast.core import Metrics
+from jaxrl_fast.graph import dataflow as graphs
+from jaxrl_fast.graph.dataflow import Channels, Fragment, Graph, TrainState
+from jaxrl_fast.graph.layout import compiler_options, init_seeds, lay, over_seeds, state_layout
+
+
+class Segment(NamedTuple):
+    """Neighbours in the schedule that belong to one group: one program of a chain, or one host fragment.
+
+    ``step(private, stored, fresh, hyper, key, tick, round) -> (private, written, metrics)`` takes channels as the last
+    tick left them, and those written by earlier segments. ``stored`` and ``fresh`` name those that lie where they are
+    wanted, ``moved`` says where the others are copied to, and ``whole`` where the rates and the key go.
+    """
+
+    fragments: tuple[Fragment, ...]
+    step: Any
+    stored: tuple[str, ...]
+    fresh: tuple[str, ...]
+    written: tuple[str, ...]
+    moved: tuple[dict[str, Any], dict[str, Any]]
+    whole: Sharding
+    devices: tuple[jax.Device, ...]
+
+    @property
+    def name(self) -> str:
+        """The names of its fragments."""
+        return ", ".join(f.name for f in self.fragments)
+
+    @property
+    def host(self) -> bool:
+        """Whether it is called, not dispatched."""
+        return self.fragments[0].host
+
+
+class Stage(NamedTuple):
+    """Segments that take turns ``rounds`` times in a tick: the parts of a cycle that spans groups, or one segment."""
+
+    segments: tuple[Segment, ...]
+    rounds: int = 1
+
+
+class Chain(NamedTuple):
+    """Stages in the order of dispatch, called like one program: a chunk of ``ticks_per_chunk`` ticks.
+
+    Only the end of the chunk waits for the devices, to fetch the metrics. ``watch(segment, called_s, inputs,
+    outputs)``, if given, is told of everything that is dispatched and when (`time.perf_counter`).
+    """
+
+    stages: tuple[Stage, ...]
+    ticks_per_chunk: int
+    watch: Callable[[Segment, float, Any, Any], None] | None = None
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The links of the chain, in order."""
+        return tuple(segment for stage in self.stages for segment in stage.segments)
+
+    def __call__(self, state: TrainState) -> tuple[TrainState, dict[str, Any]]:
+        """Run a chunk, as `Program.run`."""
+        first_tick = int(state.tick)
+        shared = {id(s): jax.device_put((state.hyper, state.key), s.whole) for s in self.segments}
+        now, rows = state, []
+        for tick in range(first_tick, first_tick + self.ticks_per_chunk):
+            now, metrics = self._tick(now, np.int32(tick), shared)
+            rows.append(metrics)
+        columns = _columns(jax.device_get(rows))
+        return now._replace(tick=state.tick + self.ticks_per_chunk), columns
+
+    def _tick(self, state: TrainState, tick: np.int32, shared: dict[int, Any]) -> tuple[TrainState, list[Metrics]]:
+        """``shared``: the rates and the key where each segment wants them. Metrics come as the segments gave them."""
+        private, fresh, metrics = dict(state.private), Channels(), []
+        for stage in self.stages:
+            stored = dict(state.channels)
+            for round in range(stage.rounds):
+                for segment in stage.segments:
+                    own, written, more = self._run(segment, private, stored, fresh, shared[id(segment)], tick, round)
+                    private |= own
+                    fresh |= written
+                    metrics.append(more)
+                if stage.rounds > 1:  # an edge of age 1 within a cycle is one round old
+                    stored |= {c: fresh[c] for s in stage.segments for c in s.written if c in stored}
+        return state._replace(private=private, channels={c: fresh[c] for c in state.channels}), metrics
+
+    def _run(
+        self,
+        segment: Segment,
+        private: dict[str, Any],
+        stored: Channels,
+        fresh: Channels,
+        shared: Any,
+        tick: np.int32,
+        round: int,
+    ) -> tuple[dict[str, Any], Channels, Metrics]:
+        own = {f.name: private[f.name] for f in segment.fragments}
+        inputs = [
+            {c: given[c] for c in names} | jax.device_put({c: given[c] for c in moved}, moved)
+            for given, names, moved in zip((stored, fresh), (segment.stored, segment.fresh), segment.moved, strict=True)
+        ]
+        called_s = time.perf_counter()
+        out = segment.step(own, *inputs, *shared, tick, np.int32(round))
+        if self.watch is not None:
+            self.watch(segment, called_s, inputs, out[1:])
+        return out
+
+
+class ChainParts(NamedTuple):
+    """A chain before it is compiled, with what `jaxrl_fast.graph.program` makes a program of."""
+
+    init: Callable[[jax.Array, Any], TrainState]
+    run: Chain
+    ready: Callable[[jax.Array, Any], tuple[Callable[[jax.Array, Any], TrainState], Chain]]
+    place: Callable[[TrainState], TrainState]
+
+
+def make_chain(graph: Graph, home: dict[str, Mesh], ticks_per_chunk: int, num_seeds: int) -> ChainParts:
+    """The chain of a graph whose fragments have their devices in ``home``."""
+    layout = state_layout(graph, home, num_seeds)
+    stages = _stages(graph, home, num_seeds)
+    first = jax.jit(init_seeds(graph, num_seeds))
+
+    def place(state: TrainState) -> TrainState:
+        return jax.device_put(state, layout)
+
+    def ready(keys: jax.Array, hyper: Any) -> tuple[Callable[[jax.Array, Any], TrainState], Chain]:
+        state = jax.eval_shape(first, keys, hyper)
+        pool = ThreadPoolExecutor()
+        init = pool.submit(lambda: first.lower(keys, hyper).compile())
+        fresh: Channels = {}
+        steps: dict[int, Any] = {}
+        for segment in (s for stage in stages for s in stage.segments):
+            if segment.host:
+                publish = segment.fragments[0].publish
+                assert publish is not None  # held by `placement.check`
+                fresh |= jax.eval_shape(over_seeds(publish, num_seeds, (0,), 0), state.private[segment.name])
+                continue
+            traced = segment.step.trace(*_arguments(segment, state, fresh))
+            fresh |= jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), traced.out_info[1])
+            steps[id(segment)] = pool.submit(_compile, traced)
+        pool.shutdown(wait=False)
+
+        def compiled(segment: Segment) -> Segment:
+            return segment if segment.host else segment._replace(step=steps[id(segment)].result())
+
+        done = tuple(stage._replace(segments=tuple(map(compiled, stage.segments))) for stage in stages)
+        return lambda keys, hyper: place(init.result()(keys, hyper)), Chain(done, ticks_per_chunk)
+
+    return ChainParts(lambda keys, hyper: place(first(keys, hyper)), Chain(stages, ticks_per_chunk), ready, place)
+
+
+def dispatch_order(graph: Graph, home: dict[str, Mesh]) -> list[tuple[Fragment, ...]]:
+    """The fragments of a tick, cut into the segments of a chain, in an order that lets groups run at the same time.
+
+    What waits for the fewest other groups comes first, host fragments last among equals, since they block. A segment
+    ends where another group waits for what it has written: a program hands nothing on before it ends. A cycle that
+    spans groups is cut into one segment per turn.
+    """
+    writer = {c: f.name for f in graph.fragments for c in f.writes}
+    hosts = {f.name for f in graph.fragments if f.host}
+    now = {f.name: {writer[c] for c in f.reads if not graphs.age_of(graph, f.name, c)} for f in graph.fragments}
+    waits: dict[str, int] = {}
+    exports: set[str] = set()
+    for stage in graphs.stages(graph.fragments):
+        names = {f.name for f in stage}
+        apart = {(w, n) for n in names for w in now[n] if w in hosts or home[w] is not home[n]}
+        exports |= {w for w, _ in apart}
+        before = [waits[w] + ((w, n) in apart) for n in names for w in now[n] - names]
+        waits |= dict.fromkeys(names, max(before, default=0))
+    spans = _spanning(graph, home)
+    segments: list[tuple[Fragment, ...]] = []
+    label: Any = None
+    for fragment in sorted(graph.fragments, key=lambda f: (waits[f.name], f.host)):
+        name = fragment.name
+        last, label = label, (id(home[name]), waits[name], spans.get(name), fragment.host)
+        if label == last and segments[-1][-1].name not in exports:
+            segments[-1] += (fragment,)
+        else:
+            segments.append((fragment,))
+    return segments
+
+
+def _spanning(graph: Graph, home: dict[str, Mesh]) -> dict[str, int]:
+    """The members of cycles that span several groups, with a number for each cycle."""
+    cycles = [stage for stage in graphs.stages(graph.fragments) if len({id(home[f.name]) for f in stage}) > 1]
+    return {f.name: i for i, cycle in enumerate(cycles) for f in cycle}
+
+
+def _stages(graph: Graph, home: dict[str, Mesh], num_seeds: int) -> tuple[Stage, ...]:
+    spans = _spanning(graph, home)
+    cut = dispatch_order(graph, home)
+    segments = [_segment(graph, home, run, num_seeds, one_round=run[0].name in spans) for run in cut]
+    stages: list[Stage] = []
+    for cycle, members in groupby(segments, lambda s: spans.get(s.fragments[0].name)):
+        together = tuple(members)
+        rounds = together[0].fragments[0].rounds
+        stages += [Stage((s,)) for s in together] if cycle is None else [Stage(together, rounds)]
+    return tuple(stages)
+
+
+def _segment(
+    graph: Graph, home: dict[str, Mesh], fragments: tuple[Fragment, ...], num_seeds: int, *, one_round: bool
+) -> Segment:
+    mesh = home[fragments[0].name]
+    own = {c for f in fragments for c in f.writes}
+    aged = {c for f in fragments for c in f.reads if graphs.age_of(graph, f.name, c) == 1}
+    now = {c for f in fragments for c in f.reads if graphs.age_of(graph, f.name, c) == 0} - own
+    kept = own & set(graphs.stored_channels(graph))
+    outside = set(graphs.stored_channels(graph)) | {c for f in graph.fragments if f not in fragments for c in f.reads}
+    stored, fresh, written = (tuple(sorted(names)) for names in (aged | kept, now, own & outside))
+    axes = graphs.channel_axes(graph)
+    writer = {c: f.name for f in graph.fragments for c in f.writes}
+    at = {c: lay(mesh, axes[c], num_seeds) for c in (*stored, *fresh, *written)}
+    step = (
+        _called(graph, fragments[0], {c: at[c] for c in written}, num_seeds)
+        if fragments[0].host
+        else _compiled(graph, mesh, fragments, (stored, fresh, written), at, num_seeds, one_round)
+    )
+
+    def come(names: tuple[str, ...]) -> dict[str, Any]:
+        return {c: at[c] for c in names if home[writer[c]] is not mesh}
+
+    moved = come(stored), come(fresh)
+    stay = [tuple(c for c in names if c not in moves) for names, moves in zip((stored, fresh), moved, strict=True)]
+    whole, devices = lay(mesh, None, num_seeds), tuple(mesh.devices.flat)
+    return Segment(fragments, step, stay[0], stay[1], written, moved, whole, devices)
+
+
+def _compiled(
+    graph: Graph,
+    mesh: Mesh,
+    fragments: tuple[Fragment, ...],
+    channels: tuple[tuple[str, ...], ...],
+    at: dict[str, Any],
+    num_seeds: int,
+    one_round: bool,
+) -> Any:
+    stored, fresh, written = channels
+
+    def one_seed(
+        private: Any, stored: Channels, fresh: Channels, hyper: Any, key: jax.Array, tick: jax.Array, round: jax.Array
+    ) -> tuple:
+        args = graph, fragments, private, stored, fresh, hyper, key, tick
+        after, outputs, metrics = graphs.step_round(*args, round) if one_round else graphs.step_fragments(*args)
+        return after, {c: outputs[c] for c in written}, metrics
+
+    private = {f.name: lay(mesh, f.private_axes, num_seeds) for f in fragments}
+    whole = lay(mesh, None, num_seeds)
+    return jax.jit(
+        over_seeds(one_seed, num_seeds, (0, 0, 0, 0, 0, None, None), 0),
+        donate_argnums=0,
+        in_shardings=(private, {c: at[c] for c in stored}, {c: at[c] for c in fresh}, whole, whole, None, None),
+        out_shardings=(private, {c: at[c] for c in written}, whole),
+        compiler_options=compiler_options(mesh),
+    )
+
+
+def _called(graph: Graph, fragment: Fragment, written: dict[str, Any], num_seeds: int) -> Any:
+    """The step of a host fragment: rates and keys (of all seeds) are computed for it, what it writes goes to its
+    group's devices."""
+    rates = jax.jit(over_seeds(graph.hyper_at, num_seeds, (0, None), 0))
+    own_key = jax.jit(over_seeds(lambda key, tick: graphs.step_key(fragment, key, tick), num_seeds, (0, None), 0))
+
+    def step(
+        private: Any, stored: Channels, fresh: Channels, hyper: Any, key: jax.Array, tick: Any, round: Any
+    ) -> tuple:
+        inputs = {c: (stored if graphs.age_of(graph, fragment.name, c) else fresh)[c] for c in fragment.reads}
+        after, outputs, metrics = fragment.step(private[fragment.name], inputs, rates(hyper, tick), own_key(key, tick))
+        named = {f"{fragment.name}/{name}": value for name, value in metrics.items()}
+        return {fragment.name: after}, jax.device_put({c: outputs[c] for c in written}, written), named
+
+    return step
+
+
+def _compile(traced: Any) -> jax.stages.Compiled:
+    return traced.lower().compile()
+
+
+def _arguments(segment: Segment, state: TrainState, fresh: Channels) -> tuple:
+    private = {f.name: state.private[f.name] for f in segment.fragments}
+    stored = {c: state.channels[c] for c in (*segment.stored, *segment.moved[0])}
+    given = {c: fresh[c] for c in (*segment.fresh, *segment.moved[1])}
+    return private, stored, given, state.hyper, state.key, state.tick, jax.ShapeDtypeStruct((), np.int32)
+
+
+def _columns(rows: list[list[Metrics]]) -> dict[str, np.ndarray]:
+    """Metrics ``[S, ticks]`` from what the segments gave in each tick; what a cycle gave in each round is added up."""
+    ticks = []
+    for row in rows:
+        total: dict[str, Any] = {}
+        for metrics in row:
+            total |= {name: total[name] + value if name in total else value for name, value in metrics.items()}
+        ticks.append(total)
+    return {name: np.stack([np.atleast_1d(total[name]) for total in ticks], axis=1) for name in ticks[0]}

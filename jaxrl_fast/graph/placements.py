@@ -1,0 +1,229 @@
+"""Placements: which fragments are compiled into one program, and the devices each program runs on.
+
+With `program`, which compiles them, the only file that knows devices. A placement changes numbers only by float
+rounding, since delays, keys and logical shards belong to the graph.
+"""
+
+from collections.abc import Callable, Sequence
+from math import gcd
+from typing import NamedTuple
+
+import jax
+
+from jaxrl_fast.graph import distributed
+from jaxrl_fast.graph.dataflow import Graph, GraphError, age_of
+
+
+class Group(NamedTuple):
+    """Fragments compiled together, and the devices they run on. Several devices divide the seeds first, then the axes
+    that the fragments name."""
+
+    fragments: tuple[str, ...]
+    devices: tuple[jax.Device, ...]
+
+
+class Placement(NamedTuple):
+    """A name and the groups that together hold every fragment exactly once. Groups may share devices."""
+
+    name: str
+    groups: tuple[Group, ...]
+
+
+Make = Callable[[Graph, Sequence[jax.Device]], Placement]
+
+
+def fused(graph: Graph, devices: Sequence[jax.Device]) -> Placement:
+    """The whole graph as one program on one device."""
+    return Placement("fused", (Group(_names(graph), (devices[0],)),))
+
+
+def data_parallel(graph: Graph, devices: Sequence[jax.Device]) -> Placement:
+    """One program over all devices; seeds and batches divided."""
+    return Placement("data_parallel", (Group(_names(graph), tuple(devices)),))
+
+
+def sharded_sampling(graph: Graph, devices: Sequence[jax.Device]) -> Placement:
+    """Sampling divided over all devices, learning on one."""
+    return _two_groups("sharded_sampling", graph, lambda name: name == "sample", devices, devices[:1])
+
+
+def actor_critic(graph: Graph, devices: Sequence[jax.Device]) -> Placement:
+    """Critic on one device, actor and sampling on another."""
+    _require_devices("actor_critic", devices, 2)
+    return _two_groups(
+        "actor_critic", graph, lambda name: name == "sample" or name.endswith("_actor"), devices[1:2], devices[:1]
+    )
+
+
+def sampler_learner(graph: Graph, devices: Sequence[jax.Device]) -> Placement:
+    """Learning on the first device, sampling on the others."""
+    _require_devices("sampler_learner", devices, 2)
+    samplers = _even(graph, ("sample",), devices[1:])
+    return _two_groups("sampler_learner", graph, lambda name: name == "sample", samplers, devices[:1])
+
+
+def parameter_server(graph: Graph, devices: Sequence[jax.Device]) -> Placement:
+    """Learners on all devices, one server that averages."""
+    workers = tuple(name for name in _names(graph) if not name.startswith("server"))
+    if len(workers) == len(graph.fragments):
+        raise GraphError(
+            "placement=parameter_server: with one learner there is nothing for a server to average: write learners=2 "
+            "or more with it"
+        )
+    learners = _even(graph, workers, devices)
+    return _two_groups("parameter_server", graph, lambda name: name in workers, learners, devices[:1])
+
+
+def central_inference(graph: Graph, devices: Sequence[jax.Device]) -> Placement:
+    """Environments on the host, actions by the learner's device."""
+    if not any(f.host for f in graph.fragments):
+        raise GraphError(
+            "placement=central_inference is for environments on the host; these are compiled, and computing their "
+            "actions elsewhere would cost a transfer a step: write placement=fused or placement=sampler_learner"
+        )
+    return Placement("central_inference", (Group(_names(graph), (devices[0],)),))
+
+
+PLACEMENTS: dict[str, Make] = {
+    "fused": fused,
+    "data_parallel": data_parallel,
+    "sharded_sampling": sharded_sampling,
+    "actor_critic": actor_critic,
+    "sampler_learner": sampler_learner,
+    "parameter_server": parameter_server,
+    "central_inference": central_inference,
+}
+
+
+def place(graph: Graph, placement: str | Make, devices: int | None) -> Placement:
+    """A placement by name, or a user's own, on the first ``devices`` of JAX's devices.
+
+    Raises:
+        ValueError: the name is unknown, there are not so many devices, or it does not span all processes.
+    """
+    if isinstance(placement, str) and placement not in PLACEMENTS:
+        raise ValueError(f"placement={placement}: write one of {', '.join(PLACEMENTS)}")
+    make = PLACEMENTS[placement] if isinstance(placement, str) else placement
+    available = distributed.devices(devices)
+    try:
+        placed = make(graph, available)
+    except IndexError:
+        name = placement if isinstance(placement, str) else getattr(placement, "__name__", "placement")
+        raise ValueError(
+            f"placement {name} asks for more devices than the {len(available)} there are: write a larger devices=..., "
+            "or let groups share devices"
+        ) from None
+    distributed.check_placement(placed.name, [group.devices for group in placed.groups])
+    return placed
+
+
+def check(graph: Graph, placement: Placement, num_seeds: int = 1) -> None:
+    """Refuse a placement that does not hold every fragment exactly once, divides one unevenly, or a host fragment.
+
+    Raises:
+        GraphError: naming the fragment.
+    """
+    known = _names(graph)
+    placed = [name for group in placement.groups for name in group.fragments]
+    for name in placed:
+        if name not in known:
+            raise GraphError(f"placement '{placement.name}' places fragment '{name}', which the graph does not have")
+        if placed.count(name) > 1:
+            raise GraphError(f"placement '{placement.name}' places fragment '{name}' twice")
+    for name in known:
+        if name not in placed:
+            raise GraphError(f"placement '{placement.name}' leaves fragment '{name}' out")
+    for group in placement.groups:
+        _check_division(graph, placement.name, group, num_seeds)
+        _check_host(graph, placement.name, group)
+
+
+def runs_in_parallel(graph: Graph, placement: Placement) -> bool:
+    """Whether anything can run at the same time: a group on several devices, or two fragments on different ones of
+    which neither, in whatever ticks, waits for the other."""
+    if any(len(group.devices) > 1 for group in placement.groups):
+        return True
+    home = {name: group.devices for group in placement.groups for name in group.fragments}
+    waits = _waits_within(graph, ticks=3)
+    names = _names(graph)
+    return any(
+        home[a] != home[b] and (a, 0) not in waits[b, t] and (b, t) not in waits[a, 0]
+        for a in names
+        for b in names
+        for t in range(3)
+    )
+
+
+def shards(group: Group, num_seeds: int) -> tuple[int, int]:
+    """Into how many parts a group divides the seeds, and each seed's own axes."""
+    over_seeds = gcd(num_seeds, len(group.devices))
+    return over_seeds, len(group.devices) // over_seeds
+
+
+def _check_division(graph: Graph, placement: str, group: Group, num_seeds: int) -> None:
+    if not group.devices or len(set(group.devices)) < len(group.devices):
+        raise GraphError(f"placement '{placement}' gives fragments {', '.join(group.fragments)} no or repeated devices")
+    parts = shards(group, num_seeds)[1]
+    for fragment in graph.fragments:
+        if fragment.name in group.fragments and fragment.width % parts:
+            raise GraphError(
+                f"placement={placement} divides the {fragment.width} {fragment.unit} of '{fragment.name}' among "
+                f"{parts} devices, which does not come out even: write sizes that {parts} divides, another "
+                "devices=..., or placement=fused"
+            )
+
+
+def _check_host(graph: Graph, placement: str, group: Group) -> None:
+    for fragment in graph.fragments:
+        if not fragment.host or fragment.name not in group.fragments:
+            continue
+        if len(group.devices) > 1:
+            raise GraphError(
+                f"placement={placement} divides '{fragment.name}' among {len(group.devices)} devices, but it runs on "
+                "the host: write placement=fused, sampler_learner or central_inference"
+            )
+        if fragment.publish is None or fragment.start or fragment.every > 1 or fragment.rounds > 1:
+            raise GraphError(f"host fragment '{fragment.name}' must publish its channels and step once in every tick")
+
+
+def _waits_within(graph: Graph, ticks: int) -> dict[tuple[str, int], set[tuple[str, int]]]:
+    """For each fragment and tick, the fragments and ticks that must have ended before."""
+    writer = {c: f.name for f in graph.fragments for c in f.writes}
+    waits: dict[tuple[str, int], set[tuple[str, int]]] = {}
+    for tick in range(ticks):
+        for fragment in graph.fragments:
+            edges = {(writer[c], tick - age_of(graph, fragment.name, c)) for c in fragment.reads}
+            known = [node for node in edges | {(fragment.name, tick - 1)} if node in waits]
+            waits[fragment.name, tick] = set(known).union(*(waits[node] for node in known))
+    return waits
+
+
+def _two_groups(
+    name: str, graph: Graph, first: Callable[[str], bool], devices: Sequence[jax.Device], others: Sequence[jax.Device]
+) -> Placement:
+    """The fragments for which ``first`` holds on ``devices``, the rest on ``others``; a group may be empty."""
+    names = _names(graph)
+    groups = (
+        Group(tuple(n for n in names if first(n)), tuple(devices)),
+        Group(tuple(n for n in names if not first(n)), tuple(others)),
+    )
+    return Placement(name, tuple(group for group in groups if group.fragments))
+
+
+def _require_devices(placement: str, devices: Sequence[jax.Device], least: int) -> None:
+    if len(devices) < least:
+        raise GraphError(
+            f"placement={placement} needs {least} devices and has {len(devices)}: write devices={least}, or "
+            "placement=fused"
+        )
+
+
+def _even(graph: Graph, names: Sequence[str], devices: Sequence[jax.Device]) -> Sequence[jax.Device]:
+    """As many of the devices as divide the widths of the fragments ``names``."""
+    widths = [f.width for f in graph.fragments if f.name in names]
+    count = next(n for n in range(len(devices), 0, -1) if not any(width % n for width in widths))
+    return devices[:count]
+
+
+def _names(graph: Graph) -> tuple[str, ...]:
+    return tuple(fragment.name for fragment in graph.fragments)

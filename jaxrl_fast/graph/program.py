@@ -1,0 +1,93 @@
+"""Programs: a graph under a placement, compiled. With `placement`, `layout` and `chain`, all that knows devices.
+
+A placement of one group becomes one program that scans over the ticks of a chunk. Several groups, or a host fragment,
+become a chain of programs.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import Mesh
+
+from jaxrl_fast.core import Metrics
+from jaxrl_fast.graph import dataflow as graphs
+from jaxrl_fast.graph import distributed, placements
+from jaxrl_fast.graph.chain import make_chain
+from jaxrl_fast.graph.dataflow import Graph, TrainState
+from jaxrl_fast.graph.layout import SEED_AXES, compiler_options, homes, init_seeds, over_seeds, state_layout
+from jaxrl_fast.graph.placements import Placement
+
+Run = Callable[[TrainState], tuple[TrainState, Metrics]]
+
+
+class Program(NamedTuple):
+    """A graph ready to run.
+
+    ``init(keys, hyper) -> TrainState`` and ``run(state) -> (state, metrics)``, a chunk of fixed size compiled once.
+    Leaves have a leading axis ``[S, ...]`` (but the tick) if there are several seeds: for a single one, an axis of
+    length 1 would make XLA copy what it could update in place. Metrics are ``[S, ticks]`` always. ``run`` donates the
+    private states that it is given. ``ready(keys, hyper) -> (init, run)`` compiles both ahead of time. ``place(state)``
+    puts a state from elsewhere where ``run`` wants it.
+    """
+
+    init: Callable[[jax.Array, Any], TrainState]
+    run: Run
+    ready: Callable[[jax.Array, Any], tuple[Callable[[jax.Array, Any], TrainState], Run]]
+    place: Callable[[TrainState], TrainState]
+    ticks_per_chunk: int
+
+
+def compile(graph: Graph, placement: Placement, ticks_per_chunk: int, num_seeds: int = 1) -> Program:
+    """Turn a graph into a program for ``num_seeds`` seeds.
+
+    Raises:
+        GraphError: the placement does not fit the graph.
+    """
+    graphs.check(graph)
+    placements.check(graph, placement, num_seeds)
+    home = homes(placement, num_seeds)
+    if len(placement.groups) == 1 and not any(f.host for f in graph.fragments):
+        return _one_program(graph, home, ticks_per_chunk, num_seeds)
+    # mypy does not see that a NamedTuple can be called
+    return Program(*make_chain(graph, home, ticks_per_chunk, num_seeds), ticks_per_chunk)  # type: ignore[arg-type]
+
+
+def with_seed_axis(state: TrainState, num_seeds: int) -> TrainState:
+    """A program's state with the leading axis ``[S, ...]`` that a single seed's lacks."""
+    if num_seeds > 1:
+        return state
+    return jax.tree.map(lambda x: x[None], state)._replace(tick=state.tick)
+
+
+def _one_program(graph: Graph, home: dict[str, Mesh], ticks_per_chunk: int, num_seeds: int) -> Program:
+    layout = state_layout(graph, home, num_seeds)
+
+    def one_seed(state: TrainState) -> tuple[TrainState, Metrics]:
+        return jax.lax.scan(lambda s, _: graphs.tick(graph, s), state, length=ticks_per_chunk)
+
+    def chunk(state: TrainState) -> tuple[TrainState, Metrics]:
+        state, metrics = over_seeds(one_seed, num_seeds, (SEED_AXES,), (SEED_AXES, 0))(state)
+        return state, {name: value.reshape(num_seeds, ticks_per_chunk) for name, value in metrics.items()}
+
+    init = jax.jit(init_seeds(graph, num_seeds), out_shardings=layout)
+    run = jax.jit(
+        chunk,
+        donate_argnums=0,
+        in_shardings=(layout,),
+        out_shardings=(layout, layout.key),
+        compiler_options=compiler_options(home[graph.fragments[0].name]),
+    )
+
+    def ready(keys: jax.Array, hyper: Any) -> tuple[Callable[[jax.Array, Any], TrainState], Run]:
+        shapes = jax.eval_shape(init, keys, hyper)
+        pool = ThreadPoolExecutor(2)
+        compiled = [
+            pool.submit(lambda: init.lower(keys, hyper).compile()),
+            pool.submit(lambda: run.lower(shapes).compile()),
+        ]
+        pool.shutdown(wait=False)
+        return compiled[0].result(), compiled[1].result()
+
+    return Program(init, run, ready, lambda state: distributed.put(state, layout), ticks_per_chunk)

@@ -1,0 +1,1 @@
+"""What a graph is made of, in tables and pictures."""

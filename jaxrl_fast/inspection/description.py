@@ -1,0 +1,277 @@
+"""What a graph is under a placement, in plain numbers: read from its layouts, its shapes and its compiled programs.
+
+Nothing here is kept by hand. What is not known, as in a run's folder what only a trace would show, is None.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Sharding
+from jax.stages import Compiled
+
+from jaxrl_fast.core import PyTree
+from jaxrl_fast.graph import dataflow as graphs
+from jaxrl_fast.graph.dataflow import Channels, Fragment, Graph, TrainState
+from jaxrl_fast.graph.layout import homes, lay, over_seeds
+from jaxrl_fast.graph.placements import Placement, shards
+from jaxrl_fast.inspection.hlo import ProgramFacts, inspect_program
+
+
+class Leaf(NamedTuple):
+    """One array of a channel, over all seeds."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    size_bytes: int
+
+
+class ChannelFacts(NamedTuple):
+    """A channel as those of its readers see it that read at one age; ``per_round``: within a cycle, where age 1 is one
+    round.
+
+    ``tick_bytes`` are what is handed on in a tick, counted once however many read it; ``crossing_bytes`` what is copied
+    from one device to another in a tick, for all of these readers.
+    """
+
+    name: str
+    writer: str
+    readers: tuple[str, ...]
+    age: int
+    per_round: bool
+    leaves: tuple[Leaf, ...] | None
+    size_bytes: int | None
+    tick_bytes: float | None
+    crossing_bytes: float | None
+
+
+class FragmentFacts(NamedTuple):
+    """A fragment and the group that it belongs to. Its axes are ``width`` long, in ``unit`` (0: none), and divided into
+    ``parts``; ``state_bytes`` is what it keeps to itself."""
+
+    name: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    group: int
+    start: int
+    every: int
+    rounds: int
+    host: bool
+    width: int
+    unit: str
+    parts: int
+    state_bytes: int
+
+
+class GroupFacts(NamedTuple):
+    """Fragments that are placed together, and their devices, such as ``cpu:0``, which divide the seeds into
+    ``seed_parts``."""
+
+    fragments: tuple[str, ...]
+    devices: tuple[str, ...]
+    seed_parts: int
+
+
+class PlacedProgram(NamedTuple):
+    """A program of a group, called ``calls`` times a tick (less than 1: several ticks in one call); ``facts`` is None
+    where Python steps the fragments."""
+
+    fragments: tuple[str, ...]
+    group: int
+    calls: float
+    facts: ProgramFacts | None
+
+
+class Description(NamedTuple):
+    """A graph under a placement; ``programs`` is empty where none were looked at."""
+
+    placement: str
+    num_seeds: int
+    fragments: tuple[FragmentFacts, ...]
+    channels: tuple[ChannelFacts, ...]
+    groups: tuple[GroupFacts, ...]
+    programs: tuple[PlacedProgram, ...]
+
+
+def describe(
+    graph: Graph,
+    placement: Placement,
+    state: TrainState,
+    num_seeds: int = 1,
+    *,
+    shapes: Channels | None = None,
+    run: Any = None,
+    ticks_per_chunk: int = 1,
+) -> Description:
+    """Describe a graph; without ``run``, what `Program.ready` compiled, at next to no cost.
+
+    ``state`` is a program's, or its shapes; ``shapes`` those of channels that do not outlive a tick, as far as known.
+    """
+    shapes = {**(shapes or {}), **state.channels}
+    group_of = {name: index for index, group in enumerate(placement.groups) for name in group.fragments}
+    fragments = tuple(_fragment(f, placement, group_of[f.name], state, num_seeds) for f in graph.fragments)
+    groups = tuple(
+        GroupFacts(group.fragments, tuple(f"{d.platform}:{d.id}" for d in group.devices), shards(group, num_seeds)[0])
+        for group in placement.groups
+    )
+    parts = [] if run is None else _parts(run, tuple(group_of), ticks_per_chunk)
+    programs = tuple(
+        PlacedProgram(
+            names, group_of[names[0]], calls, inspect_program(step, 1 / calls) if isinstance(step, Compiled) else None
+        )
+        for names, step, calls in parts
+    )
+    channels = tuple(
+        _channel(graph, writer, name, age, per_round, readers, shapes.get(name))
+        for writer in graph.fragments
+        for name in writer.writes
+        for (age, per_round), readers in _readers(graph, writer, name).items()
+    )
+    if programs:
+        channels = tuple(
+            c._replace(crossing_bytes=_crossing(c, graph, placement, shapes, num_seeds, programs)) for c in channels
+        )
+    return Description(placement.name, num_seeds, fragments, channels, groups, programs)
+
+
+def trace_shapes(graph: Graph, state: TrainState, known: Channels, num_seeds: int = 1) -> Channels:
+    """The shapes of all channels: those of ``known`` and of ``state``, and more found by tracing the fragments that
+    write them, which takes seconds for some worlds. Host fragments cannot be traced."""
+    known = {**known, **state.channels}
+    for fragment in graph.fragments:
+        if fragment.host or set(fragment.writes) <= set(known) or not set(fragment.reads) <= set(known):
+            continue
+
+        def outputs(private: PyTree, inputs: Channels, hyper: Any, key: Any, step: Any = fragment.step) -> Channels:
+            return step(private, inputs, graph.hyper_at(hyper, jnp.zeros((), jnp.int32)), key)[1]
+
+        inputs = {channel: known[channel] for channel in fragment.reads}
+        over = over_seeds(outputs, num_seeds, (0, 0, 0, 0), 0)
+        written = jax.eval_shape(over, state.private[fragment.name], inputs, state.hyper, state.key)
+        known = {**written, **known}
+    return known
+
+
+def run_shapes(run: Any) -> Channels:
+    """The shapes of the channels between the programs of a chain, as they were compiled."""
+    steps = [segment.step for segment in getattr(run, "segments", ()) if isinstance(segment.step, Compiled)]
+    return {name: value for step in steps for given in step.args_info[0][1:3] for name, value in given.items()}
+
+
+def plain(value: Any) -> Any:
+    """The same in dictionaries, lists, numbers and words, as JSON has them."""
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return {name: plain(item) for name, item in value._asdict().items()}
+    return [plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _parts(run: Any, names: tuple[str, ...], ticks_per_chunk: int) -> list[tuple[tuple[str, ...], Any, float]]:
+    """Fragments, program and calls a tick: of one program for all, or of each link of a chain."""
+    if isinstance(run, Compiled):
+        return [(names, run, 1 / ticks_per_chunk)]
+    return [
+        (tuple(f.name for f in segment.fragments), segment.step, stage.rounds)
+        for stage in run.stages
+        for segment in stage.segments
+    ]
+
+
+def _fragment(fragment: Fragment, placement: Placement, group: int, state: TrainState, num_seeds: int) -> FragmentFacts:
+    parts = shards(placement.groups[group], num_seeds)[1] if fragment.width else 1
+    own = [leaf.size_bytes for leaf in _leaves(state.private[fragment.name])]
+    return FragmentFacts(
+        fragment.name,
+        fragment.reads,
+        fragment.writes,
+        group,
+        fragment.start,
+        fragment.every,
+        fragment.rounds,
+        fragment.host,
+        fragment.width,
+        fragment.unit,
+        parts,
+        sum(own),
+    )
+
+
+def _readers(graph: Graph, writer: Fragment, channel: str) -> dict[tuple[int, bool], tuple[str, ...]]:
+    """Who reads a channel, by age, and whether in rounds; what nobody reads is an output all the same."""
+    cycle = next(stage for stage in graphs.stages(graph.fragments) if writer in stage)
+    readers: dict[tuple[int, bool], tuple[str, ...]] = {}
+    for fragment in graph.fragments:
+        if channel in fragment.reads:
+            seen = graphs.age_of(graph, fragment.name, channel), writer.rounds > 1 and fragment in cycle
+            readers[seen] = (*readers.get(seen, ()), fragment.name)
+    return readers or {(0, False): ()}
+
+
+def _channel(
+    graph: Graph, writer: Fragment, name: str, age: int, per_round: bool, readers: tuple[str, ...], shapes: PyTree
+) -> ChannelFacts:
+    leaves = None if shapes is None else _leaves(shapes)
+    size = None if leaves is None else sum(leaf.size_bytes for leaf in leaves)
+    times = (writer.rounds if per_round else 1) / writer.every
+    tick_bytes = None if size is None else size * times
+    return ChannelFacts(name, writer.name, readers, age, per_round, leaves, size, tick_bytes, None)
+
+
+def _crossing(
+    channel: ChannelFacts,
+    graph: Graph,
+    placement: Placement,
+    shapes: Channels,
+    num_seeds: int,
+    programs: tuple[PlacedProgram, ...],
+) -> float | None:
+    """Bytes a tick: each call of a program copies what it reads from elsewhere."""
+    if channel.leaves is None:
+        return None
+    home, axes = homes(placement, num_seeds), graphs.channel_axes(graph)[channel.name]
+    here = lay(home[channel.writer], axes, num_seeds)
+    total = 0.0
+    for program in programs:
+        if set(channel.readers) & set(program.fragments):
+            there = lay(home[program.fragments[0]], axes, num_seeds)
+            total += program.calls * bytes_moved(shapes[channel.name], here, there)
+    return total
+
+
+def bytes_moved(shapes: PyTree, source: PyTree, target: PyTree) -> int:
+    """Bytes that devices of one layout need and do not have in another; layouts are prefix trees of shardings."""
+    leaves = jax.tree.leaves(shapes)
+    layouts = zip(*(jax.tree.leaves(jax.tree.broadcast(layout, shapes)) for layout in (source, target)), strict=True)
+    return sum(_missing(leaf, *pair) for leaf, pair in zip(leaves, layouts, strict=True))
+
+
+def _missing(leaf: Any, source: Sharding, target: Sharding) -> int:
+    held = source.devices_indices_map(leaf.shape)
+    missing = 0
+    for device, wanted in target.devices_indices_map(leaf.shape).items():
+        box = _box(wanted, leaf.shape)
+        common = 0
+        if device in held:
+            overlap = [
+                (max(a, c), min(b, d)) for (a, b), (c, d) in zip(box, _box(held[device], leaf.shape), strict=True)
+            ]
+            common = math.prod(max(0, stop - start) for start, stop in overlap)
+        missing += math.prod(stop - start for start, stop in box) - common
+    return missing * leaf.dtype.itemsize
+
+
+def _box(index: Any, shape: tuple[int, ...]) -> list[tuple[int, int]]:
+    return [part.indices(length)[:2] for part, length in zip(index, shape, strict=True)]
+
+
+def _leaves(tree: PyTree) -> tuple[Leaf, ...]:
+    return tuple(
+        Leaf(
+            jax.tree_util.keystr(path, simple=True, separator="."),
+            tuple(leaf.shape),
+            str(leaf.dtype),
+            math.prod(leaf.shape) * leaf.dtype.itemsize,
+        )
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    )

@@ -1,0 +1,1 @@
+"""Arrays in, arrays out: distributions, losses, returns, running statistics, schedules, optimizers."""

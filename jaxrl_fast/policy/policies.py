@@ -1,0 +1,208 @@
+"""A trained policy as a value: parameters, observation statistics and two pure functions."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import serialization
+from jax.tree_util import keystr
+
+from jaxrl_fast.algorithms.interface import Agent, Learned, init_params
+from jaxrl_fast.algorithms.registry import ALGORITHMS
+from jaxrl_fast.core import Box, Discrete, EnvSpec, PyTree
+from jaxrl_fast.experience.acting import Acting, Carry, make_acting
+from jaxrl_fast.experience.view import make_view
+from jaxrl_fast.numerics.running_stats import RunningStats, init_stats, normalize
+
+FORMAT_VERSION, BY_POSITION = 2, 1
+"""What is written, and the older format that is read too, in which arrays were numbered."""
+
+
+class PolicyParams(NamedTuple):
+    """``parts``: the weights of the networks that choose actions, by part; ``obs``: statistics of observations, or
+    None."""
+
+    parts: dict[str, PyTree]
+    obs: RunningStats | None
+
+
+class Policy(NamedTuple):
+    """The greedy policy on raw observations.
+
+    ``act(params, carry, obs, first, key) -> (action, carry)`` takes batches ``[E, ...]``;
+    ``initial_carry(E)`` is its memory before the first step. Calling the policy maps one raw observation to an
+    action, and serves feed-forward policies; a recurrent one is stepped with ``act``.
+    """
+
+    params: PolicyParams
+    act: Callable[..., tuple[jax.Array, PyTree]]
+    initial_carry: Callable[[int], PyTree]
+    spec: EnvSpec
+    made_by: dict[str, Any]
+
+    def __call__(self, obs: PyTree) -> jax.Array:
+        """The action for one observation."""
+        if jax.tree.leaves(self.initial_carry(1)):
+            raise ValueError("this policy has a memory: step it with policy.act and policy.initial_carry")
+        batch = jax.tree.map(lambda s, x: jnp.asarray(x, s.dtype)[None], self.spec.obs, _like(self.spec.obs, obs))
+        action, _ = self.act(self.params, self.initial_carry(1), batch, jnp.ones(1, bool), jax.random.key(0))
+        return action[0]
+
+
+def make_policy(spec: EnvSpec, acting: Acting, params: PolicyParams, made_by: dict[str, Any]) -> Policy:
+    """Bind greedy actions to parameters and statistics."""
+    remembers = bool(jax.tree.leaves(acting.greedy_carry(1)))
+
+    def act(params: PolicyParams, carry: PyTree, obs: PyTree, first: jax.Array, key: jax.Array) -> tuple:
+        obs = _like(spec.obs, obs)
+        seen = obs if params.obs is None else normalize(params.obs, obs)
+        if not remembers:  # any carry will do, also ()
+            return acting.greedy(params.parts, acting.greedy_carry(1), seen, first, key)[0], carry
+        return acting.greedy(params.parts, carry, seen, first, key)
+
+    return Policy(params, act, acting.greedy_carry, spec, made_by)
+
+
+def save_policy(policy: Policy, folder: Path) -> None:
+    """Write ``policy.json`` (what it is) and ``params.msgpack`` (its arrays; no code) into ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    description = {"format": FORMAT_VERSION, "spec": _spec_to_json(policy.spec), "made_by": policy.made_by}
+    (folder / "policy.json").write_text(json.dumps(description, indent=2) + "\n")
+    (folder / "params.msgpack").write_bytes(
+        serialization.msgpack_serialize(jax.tree.map(np.asarray, _by_name(policy.params)))
+    )
+
+
+def load_policy(path: str | Path) -> Policy:
+    """A policy saved by a run, without the run's configuration.
+
+    Raises:
+        ValueError: the folder holds no policy, or a damaged one.
+    """
+    folder = Path(path)
+    description, stored = _read_files(folder)
+    try:
+        spec, made_by = _spec_from_json(description["spec"]), description["made_by"]
+        if made_by["algo"] not in ALGORITHMS:
+            raise ValueError(f"this version has no algo={made_by['algo']}, by which it was made")
+        # Sizes of learning are not kept and do not matter here; their defaults fit this many environments.
+        view = make_view(spec)
+        agent = ALGORITHMS[made_by["algo"]](**made_by["options"]).build(view.spec, 64)
+        acting = make_acting(agent, view)
+        template = _template(spec, agent, acting, made_by["normalize_observations"])
+    except Exception as error:  # whatever may stand where our own description should
+        raise ValueError(f"{folder}/policy.json cannot be used: {type(error).__name__}: {error}") from error
+    wanted = _by_name(template)
+    try:
+        found = serialization.msgpack_restore(stored)
+        found = _named_by_position(found, wanted) if description["format"] == BY_POSITION else found
+        leaves = [found[name] for name in wanted]
+    except Exception as error:  # msgpack and flax raise whatever damaged bytes make them stumble over
+        raise ValueError(f"{folder}/params.msgpack is damaged: {type(error).__name__}: {error}") from error
+    shapes = [(leaf.shape, leaf.dtype) for leaf in wanted.values()]
+    if [(np.shape(leaf), getattr(leaf, "dtype", None)) for leaf in leaves] != shapes or set(found) != set(wanted):
+        raise ValueError(f"{folder}/params.msgpack does not fit {folder}/policy.json: they are of different runs")
+    params = jax.tree.unflatten(jax.tree.structure(template), [jnp.asarray(leaf) for leaf in leaves])
+    return make_policy(spec, acting, params, made_by)
+
+
+def memory_of(carry: Carry) -> PyTree:
+    """What of a carry decides the actions: the networks' memory, the frames before the last, or both by name; None
+    where a policy remembers nothing."""
+    parts = dict(carry.memory) | ({"frames": carry.frames} if jax.tree.leaves(carry.frames) else {})
+    return next(iter(parts.values())) if len(parts) == 1 else parts or None
+
+
+def with_memory(carry: Carry, memory: PyTree) -> Carry:
+    """A carry in which `memory_of` finds ``memory``."""
+    names = [*carry.memory, *(["frames"] if jax.tree.leaves(carry.frames) else [])]
+    parts = {names[0]: memory} if len(names) == 1 else memory
+    return carry._replace(frames=parts.get("frames", carry.frames), memory={n: parts[n] for n in carry.memory})
+
+
+def same_spaces(one: EnvSpec, other: EnvSpec) -> bool:
+    """Whether two environments have the same observations and the same actions."""
+    a, b = _spec_to_json(one), _spec_to_json(other)
+    return json.dumps([a["obs"], a["action"]], sort_keys=True) == json.dumps([b["obs"], b["action"]], sort_keys=True)
+
+
+def _like(spec: PyTree, obs: PyTree) -> PyTree:
+    """An observation in the containers of its spec: read from a file, tuples have become lists."""
+    return jax.tree.unflatten(jax.tree.structure(spec), jax.tree.leaves(obs))
+
+
+def _read_files(folder: Path) -> tuple[dict[str, Any], bytes]:
+    """What a policy says of itself, and its arrays' bytes."""
+    try:
+        description = json.loads((folder / "policy.json").read_text())
+        stored = (folder / "params.msgpack").read_bytes()
+    except OSError as error:
+        raise ValueError(f"{folder} holds no policy ({error.strerror}): write the path of a run's policy") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{folder}/policy.json is damaged: {error}") from error
+    version = description.get("format") if isinstance(description, dict) else None
+    if version not in (FORMAT_VERSION, BY_POSITION):
+        raise ValueError(
+            f"{folder}/policy.json has format {version}, this version of jaxrl_fast reads {FORMAT_VERSION}: use the "
+            "version that wrote it"
+        )
+    return description, stored
+
+
+def _template(spec: EnvSpec, agent: Agent, acting: Acting, normalized: bool) -> PolicyParams:
+    """Arrays of the shapes and dtypes that a policy's parameters have."""
+
+    def weights() -> dict[str, PyTree]:
+        return acting.greedy_weights({p: Learned(init_params(agent.parts[p], jax.random.key(0))) for p in agent.acts})
+
+    parts = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), jax.eval_shape(weights))
+    return PolicyParams(parts, init_stats(spec.obs) if normalized else None)
+
+
+def _by_name(params: PolicyParams) -> dict[str, Any]:
+    """Leaves by their path, such as ``parts/actor/params/Dense_0/kernel``."""
+    return {keystr(path, simple=True, separator="/"): leaf for path, leaf in jax.tree.leaves_with_path(params)}
+
+
+def _named_by_position(stored: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
+    """The arrays of a file of the first format, which numbered them: the actor's first, the statistics last, and
+    between them what chooses no action (SAC's temperature, the critic of a PPO with a memory)."""
+    leaves = [stored[str(i)] for i in range(len(stored))]
+    weights = [name for name in wanted if name.startswith("parts/")]
+    statistics = [name for name in wanted if not name.startswith("parts/")]
+    return dict(zip(weights, leaves, strict=False)) | dict(
+        zip(statistics, leaves[len(leaves) - len(statistics) :], strict=True)
+    )
+
+
+def _spec_to_json(spec: EnvSpec) -> dict[str, Any]:
+    action: dict[str, Any]
+    if isinstance(spec.action, Discrete):
+        action = {"num_actions": spec.action.num_actions}
+    else:
+        action = {"low": np.asarray(spec.action.low).tolist(), "high": np.asarray(spec.action.high).tolist()}
+    obs = jax.tree.map(lambda s: {"shape": list(s.shape), "dtype": str(s.dtype)}, spec.obs)
+    alone = {"max_episode_steps": spec.max_episode_steps, "frame_stack": spec.frame_stack}
+    return {"name": spec.name, "obs": obs, "action": action, **alone}
+
+
+def _spec_from_json(description: dict[str, Any]) -> EnvSpec:
+    action = description["action"]
+    space: Discrete | Box
+    if "num_actions" in action:
+        space = Discrete(action["num_actions"])
+    else:
+        space = Box(np.asarray(action["low"], np.float32), np.asarray(action["high"], np.float32))
+
+    def is_leaf(x: Any) -> bool:
+        return isinstance(x, dict) and set(x) == {"shape", "dtype"}
+
+    obs = jax.tree.map(
+        lambda d: jax.ShapeDtypeStruct(tuple(d["shape"]), d["dtype"]), description["obs"], is_leaf=is_leaf
+    )
+    stack = description.get("frame_stack", 0)  # policies of older versions have none
+    return EnvSpec(description["name"], obs, space, description["max_episode_steps"], stack)

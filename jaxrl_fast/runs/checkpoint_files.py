@@ -1,0 +1,312 @@
+"""The files of a checkpoint: written in whole, and read only once every bit is known to be as it was written.
+
+A checkpoint is a folder ``checkpoints/<environment steps>``, which bears this name only once all of it is on disk::
+
+    description.json   the run's settings, where it stood, and a digest of every file
+    state/             Orbax: parameters, optimizers, statistics, environments, keys, channels that cross a tick
+    replay/            Orbax: the replay buffer; only the newest checkpoint keeps it
+
+Nothing read from a checkpoint is ever executed: arrays are numbers, all else is JSON.
+"""
+
+import errno
+import hashlib
+import importlib.metadata
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_fast.core import PyTree
+from jaxrl_fast.graph.dataflow import TrainState
+from jaxrl_fast.graph.distributed import to_host
+
+FORMAT_VERSION = 1
+REPLAY, RECENT = "private.experience.", "private.experience.recent."
+"""What the names of a replay buffer's arrays begin with, and of those that no run can do without."""
+PARTS = ("state", "replay")
+SMALL_FILES = 65_536
+"""Bytes of a checkpoint that are not arrays, roughly."""
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be used; the message is one line."""
+
+
+def is_replay(name: str) -> bool:
+    """Whether an array of a run's state belongs to its replay buffer."""
+    return name.startswith(REPLAY) and not name.startswith(RECENT)
+
+
+class CheckpointFacts(NamedTuple):
+    """What a checkpoint says of itself. ``progress`` is where the run stood, ``score`` the return of this very state if
+    it was evaluated; ``arrays``: name -> shape and dtype; ``files``: path -> digest; ``left_out``: whether a replay
+    buffer was."""
+
+    path: Path
+    settings: dict[str, Any]
+    progress: dict[str, Any]
+    score: float | None
+    arrays: dict[str, dict[str, Any]]
+    files: dict[str, str]
+    versions: dict[str, str]
+    left_out: bool
+
+    @property
+    def replay_lost(self) -> bool:
+        """Whether the run has a replay buffer that cannot be read from here."""
+        kept = any(map(is_replay, self.arrays))
+        return self.left_out or (kept and not (self.path / "replay").exists())
+
+
+def write(folder: Path, steps: int, arrays: dict[str, np.ndarray], content: Mapping[str, Any]) -> Path:
+    """Write a checkpoint; it gets its name when it is complete. ``content`` is what its `CheckpointFacts` is to say,
+    but for arrays and files. Returns its path."""
+    unfinished, finished = folder / f"{steps}.unfinished", folder / str(steps)
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    try:
+        _require_room(unfinished / "room", sum(array.nbytes for array in arrays.values()) + SMALL_FILES)
+        for part in PARTS:
+            _save_arrays(unfinished / part, _of_part(part, arrays))
+        described = {name: {"shape": list(a.shape), "dtype": str(a.dtype)} for name, a in arrays.items()}
+        files = {p.relative_to(unfinished).as_posix(): p for p in unfinished.rglob("*") if p.is_file()}
+        digests = {name: _digest_of_file(path) for name, path in files.items()}
+        content = {**content, "arrays": described, "files": digests, "versions": versions()}
+        text = json.dumps({"format": FORMAT_VERSION, "digest": _digest_of(content), "content": content})
+        with (unfinished / "description.json").open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        if finished.exists():
+            discard(finished)
+        os.replace(unfinished, finished)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+    return finished
+
+
+def read_description(path: Path) -> CheckpointFacts:
+    """What a checkpoint says of itself.
+
+    Raises:
+        CheckpointError: it is missing, damaged, or of another version.
+    """
+    try:
+        stored = json.loads((path / "description.json").read_text())
+        version = stored["format"]
+        if version == FORMAT_VERSION and stored["digest"] == _digest_of(stored["content"]):
+            return CheckpointFacts(path, **stored["content"])
+    except FileNotFoundError as error:
+        raise _damaged(path, "description.json is missing") from error
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise _damaged(path, f"description.json cannot be read: {one_line(error)}") from error
+    if version != FORMAT_VERSION:
+        raise CheckpointError(
+            f"checkpoint {path} has format {version}, this version of jaxrl_fast reads format {FORMAT_VERSION}: "
+            "resume it with the version that wrote it"
+        )
+    raise _damaged(path, "description.json is not as it was written")
+
+
+def verify(description: CheckpointFacts) -> None:
+    """Refuse a checkpoint with a file that is missing or has changed; those of a lost replay buffer do not count.
+
+    Raises:
+        CheckpointError: naming the file.
+    """
+    for name, digest in description.files.items():
+        if description.replay_lost and name.startswith("replay/"):
+            continue
+        try:
+            found = _digest_of_file(description.path / name)
+        except OSError as error:
+            raise _damaged(description.path, f"{name} cannot be read: {error.strerror or error}") from error
+        if found != digest:
+            raise _damaged(description.path, f"{name} is not as it was written")
+
+
+def read_arrays(description: CheckpointFacts) -> dict[str, np.ndarray]:
+    """The arrays of a checkpoint by name, without those of a replay buffer that is gone.
+
+    Raises:
+        CheckpointError: a file is missing or not as it was written.
+    """
+    path, arrays = description.path, {}
+    # First of all: of what they cannot read, Orbax and TensorStore print long tracebacks from threads of theirs.
+    verify(description)
+    wanted = {n: d for n, d in description.arrays.items() if not (description.replay_lost and is_replay(n))}
+    for part in PARTS:
+        names = _of_part(part, wanted)
+        try:
+            arrays.update(_load_arrays(path / part, names))
+        except Exception as error:  # whatever another version of Orbax may stumble over
+            raise _damaged(path, f"{part} cannot be read: {one_line(error)}") from error
+    return arrays
+
+
+def snapshot(state: TrainState, *, replay: bool = True) -> dict[str, np.ndarray]:
+    """Copies of a state's arrays on the host, by name. The rates are no part of it: they are settings. Collective, an
+    array at a time, since each is then for a moment whole on every device."""
+    leaves = {name: leaf for name, leaf in _leaves(state).items() if replay or not is_replay(name)}
+    for leaf in leaves.values():
+        if isinstance(leaf, jax.Array) and leaf.is_fully_addressable:
+            leaf.copy_to_host_async()
+    return {name: np.array(to_host(leaf)) for name, leaf in leaves.items()}
+
+
+def restore(state: TrainState, description: CheckpointFacts, arrays: Mapping[str, np.ndarray]) -> TrainState:
+    """``state``, a run's first, with every array of a checkpoint in its place (still on the host); arrays of a replay
+    buffer that was not kept stay as they are.
+
+    Raises:
+        CheckpointError: the checkpoint's arrays are not those of this run.
+    """
+    missing = {n for n in _leaves(state) if n not in arrays and not is_replay(n)}
+    strange = {n for n in arrays if n not in _leaves(state)}
+    for name in sorted(missing | strange)[:1]:
+        owner, other = ("this run", "the checkpoint") if name in missing else ("the checkpoint", "this run")
+        raise CheckpointError(f"checkpoint {description.path} does not fit: {owner} has {name}, {other} does not")
+
+    def put(path: tuple, leaf: jax.Array) -> Any:
+        name = _name(path)
+        if name not in arrays:
+            return leaf
+        given, wanted = arrays[name], _data(leaf)
+        if (given.shape, given.dtype) != (wanted.shape, wanted.dtype):
+            raise CheckpointError(
+                f"checkpoint {description.path} does not fit: {name} is {given.dtype}{list(given.shape)} there and "
+                f"{wanted.dtype}{list(wanted.shape)} in this run"
+            )
+        if _is_key(leaf):
+            return jax.random.wrap_key_data(jnp.asarray(given), impl=jax.random.key_impl(leaf))
+        return given
+
+    restored = jax.tree_util.tree_map_with_path(put, state._replace(hyper=()))
+    return restored._replace(hyper=state.hyper)
+
+
+def discard(path: Path) -> None:
+    """Remove a folder in such a way that no half of it is ever seen under its name."""
+    rubbish = path.with_name(f"{path.name}.rubbish")
+    shutil.rmtree(rubbish, ignore_errors=True)
+    os.replace(path, rubbish)
+    shutil.rmtree(rubbish, ignore_errors=True)
+
+
+def all_steps(folder: Path) -> list[int]:
+    """The environment steps of the complete checkpoints in ``folder``, in order."""
+    return sorted(int(path.name) for path in folder.glob("*") if path.name.isdigit())
+
+
+def sizes(state: TrainState) -> tuple[int, int]:
+    """Bytes of a checkpoint's state, and of its replay buffer."""
+    replay = {name: leaf.nbytes for name, leaf in _leaves(state).items() if is_replay(name)}
+    return sum(leaf.nbytes for leaf in _leaves(state).values()) - sum(replay.values()), sum(replay.values())
+
+
+def versions() -> dict[str, str]:
+    """What the numbers of a run depend on."""
+    return {name: importlib.metadata.version(name) for name in ("jax", "jaxlib")}
+
+
+def others(folder: Path, but: str = "") -> str:
+    """What to resume instead of the checkpoint ``but``."""
+    found = [str(folder / str(steps)) for steps in reversed(all_steps(folder)) if str(steps) != but]
+    return f"resume another, such as resume={found[0]}" if found else "there is no other beside it"
+
+
+def one_line(error: BaseException) -> str:
+    """An error in a line of moderate length."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 200 else f"{text[:199]}…"
+
+
+def _require_room(path: Path, size: int) -> None:
+    """Find out whether the disk is full before Orbax does, whose threads print tracebacks of their own.
+
+    Raises:
+        OSError: there is no room for ``size`` bytes.
+    """
+    with path.open("wb") as file:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, size)
+        elif shutil.disk_usage(path.parent).free < size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    path.unlink()
+
+
+def _save_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    if arrays:
+        import orbax.checkpoint as ocp
+
+        with _checkpointer() as orbax:
+            orbax.save(path.absolute(), args=ocp.args.PyTreeSave({n: a for n, a in arrays.items() if a.size}))
+
+
+def _load_arrays(path: Path, described: dict[str, dict[str, Any]]) -> dict[str, np.ndarray]:
+    empty = {n: np.zeros(d["shape"], d["dtype"]) for n, d in described.items() if 0 in d["shape"]}
+    if len(empty) == len(described):
+        return empty
+    import orbax.checkpoint as ocp
+
+    as_numpy = ocp.RestoreArgs(restore_type=np.ndarray)
+    with _checkpointer() as orbax:
+        names = [name for name in described if name not in empty]
+        restored = orbax.restore(
+            path.absolute(), args=ocp.args.PyTreeRestore(restore_args=dict.fromkeys(names, as_numpy))
+        )
+    return empty | {name: restored[name] for name in names}
+
+
+def _checkpointer() -> Any:
+    import orbax.checkpoint as ocp
+
+    # By itself: it would wait for the other processes, which write nothing, and read each when it comes to it.
+    own = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(primary_host=own, active_processes={own})
+    # Uncompressed: what is printed beforehand is the true size, and compressing would take cores from training.
+    handler = ocp.PyTreeCheckpointHandler(use_compression=False, multiprocessing_options=alone)
+    return ocp.Checkpointer(handler, multiprocessing_options=alone)
+
+
+def _of_part(part: str, by_name: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in by_name.items() if is_replay(name) == (part == "replay")}
+
+
+def _leaves(state: TrainState) -> dict[str, Any]:
+    """A state's arrays by name, keys as the numbers they are made of."""
+    leaves = jax.tree_util.tree_leaves_with_path(state._replace(hyper=()))
+    return {_name(path): _data(leaf) for path, leaf in leaves}
+
+
+def _name(path: tuple) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def _is_key(leaf: Any) -> bool:
+    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _data(leaf: Any) -> Any:
+    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
+
+
+def _digest_of_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest_of(content: PyTree) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _damaged(path: Path, why: str) -> CheckpointError:
+    return CheckpointError(f"checkpoint {path} is damaged ({why}): {others(path.parent, but=path.name)}")

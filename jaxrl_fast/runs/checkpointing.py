@@ -1,0 +1,144 @@
+"""When a run is saved, what is kept, and where to go on from.
+
+The arrays are written by Orbax (see `checkpoint_files`). Its `CheckpointManager` is not used, since it can neither drop
+a part of an older checkpoint nor tell a flipped bit.
+"""
+
+import shutil
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxrl_fast.graph import distributed
+from jaxrl_fast.graph.dataflow import TrainState
+from jaxrl_fast.runs.checkpoint_files import (
+    CheckpointError,
+    all_steps,
+    discard,
+    one_line,
+    others,
+    read_description,
+    sizes,
+    snapshot,
+    verify,
+    write,
+)
+
+FOLDER = "checkpoints"
+
+
+class Checkpoints(NamedTuple):
+    """When to save, and what to keep.
+
+    ``every``: environment steps between two checkpoints (None: a tenth of the run); ``keep``: how many of the newest
+    stay, beside the best (0: none is ever made); ``replay``: whether the newest holds the replay buffer.
+    """
+
+    every: int | None = None
+    keep: int = 2
+    replay: bool = True
+
+
+class Checkpointer:
+    """Writes one run's checkpoints in a thread, one at a time. What goes wrong is told and does not end training."""
+
+    def __init__(
+        self, folder: Path, plan: Checkpoints, settings: Mapping[str, Any], tell: Callable[[str], None]
+    ) -> None:
+        self.folder, self.plan, self.settings, self.tell = folder, plan, dict(settings), tell
+        self.newest: Path | None = None
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: Future | None = None
+
+    def save(self, steps: int, state: TrainState, progress: Mapping[str, Any], score: float | None) -> None:
+        """Copy the state, whose buffers the next chunk will overwrite, and write it while training goes on. Every
+        process must call it; process 0 writes."""
+        self.wait()
+        arrays = snapshot(state, replay=self.plan.replay)
+        if not distributed.is_first():
+            return
+        left_out = not self.plan.replay and sizes(state)[1] > 0
+        content = {"settings": self.settings, "progress": dict(progress), "score": score, "left_out": left_out}
+        self._pending = self._worker.submit(self._write, steps, arrays, content)
+
+    def wait(self) -> None:
+        """Let the write that is under way end."""
+        if self._pending is None:
+            return
+        error, self._pending = self._pending.exception(), None
+        if error is not None:
+            last = f"the last good checkpoint is {self.newest}" if self.newest else "there is no checkpoint yet"
+            self.tell(f"a checkpoint could not be written to {self.folder} ({one_line(error)}): {last}")
+
+    def __enter__(self) -> "Checkpointer":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.wait()
+        self._worker.shutdown()
+
+    def _write(self, steps: int, arrays: dict[str, np.ndarray], content: dict[str, Any]) -> None:
+        self.newest = write(self.folder, steps, arrays, content)
+        prune(self.folder, self.plan.keep)
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Leave the ``keep`` newest checkpoints and the one with the best score, and a replay buffer in the newest only."""
+    steps = all_steps(folder)
+    scores = {s: score for s in steps if (score := _score(folder / str(s))) is not None}
+    best = [max(scores, key=lambda s: (scores[s], s))] if scores else []
+    for step in steps:
+        if step not in (*steps[-keep:], *best):
+            discard(folder / str(step))
+        elif step != steps[-1] and (folder / str(step) / "replay").exists():
+            discard(folder / str(step) / "replay")
+
+
+def remove_stale(folder: Path, after: int | None = None) -> None:
+    """Remove what a killed process left unfinished, and the checkpoints later than ``after`` environment steps."""
+    for path in folder.glob("*.unfinished"):
+        shutil.rmtree(path, ignore_errors=True)
+    for path in [*folder.glob("*.rubbish"), *folder.glob("*/*.rubbish")]:
+        shutil.rmtree(path, ignore_errors=True)
+    for steps in all_steps(folder):
+        if after is not None and steps > after:
+            discard(folder / str(steps))
+
+
+def find(path: Path) -> Path:
+    """The checkpoint that ``path`` means: itself, or the newest of a run's folder.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    if (path / "description.json").exists() or path.parent.name == FOLDER:
+        if not (path / "description.json").exists():
+            raise CheckpointError(f"{path} is no complete checkpoint: {others(path.parent, but=path.name)}")
+        return path
+    steps = all_steps(path / FOLDER)
+    if not steps:
+        raise CheckpointError(f"{path} holds no checkpoint: write the folder of a run, such as runs/latest")
+    return path / FOLDER / str(steps[-1])
+
+
+def newest_good(run_folder: Path, tell: Callable[[str], None]) -> Path | None:
+    """The newest checkpoint of a run in which every bit is as it was written; each damaged one is told."""
+    for steps in reversed(all_steps(run_folder / FOLDER)):
+        path = run_folder / FOLDER / str(steps)
+        try:
+            verify(read_description(path))
+        except CheckpointError as error:
+            tell(f"passed over: {error}")
+            continue
+        return path
+    return None
+
+
+def _score(path: Path) -> float | None:
+    try:
+        return read_description(path).score
+    except CheckpointError:
+        return None

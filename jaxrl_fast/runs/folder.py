@@ -1,0 +1,233 @@
+"""What a run leaves behind: the run folder, its tables, its curve and its summary."""
+
+import csv
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxrl_fast.core import EpisodeTotals
+from jaxrl_fast.policy.policies import Policy, save_policy
+
+Row = dict[str, Any]
+TABLES = ("metrics.csv", "evals.csv")
+EVAL_COLUMNS = ("seed", "env_steps", "wall_s", "return", "length")
+
+
+class RunFolder:
+    """Writes one run's files as they come; every row is on disk before the next chunk ends. A context manager.
+
+    ``resume_at``: go on with the tables that are there, without their rows past this number of environment steps.
+    A table that can no longer be written is told once and does not end training.
+
+    Raises:
+        ValueError: the folder cannot be written to.
+    """
+
+    def __init__(
+        self, path: Path, *, resume_at: int | None = None, tell: Callable[[str], None] = lambda line: None
+    ) -> None:
+        self.path, self.tell, self.broken = path, tell, False
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._columns = _cut_table(path / "metrics.csv", resume_at)
+            self._metrics_file = (path / "metrics.csv").open("a", newline="")
+            known = _cut_table(path / "evals.csv", resume_at)
+            self._evals_file = (path / "evals.csv").open("a", newline="")
+            self._evals = csv.writer(self._evals_file)
+            if not known:
+                self._evals.writerow(EVAL_COLUMNS)
+            self._tensorboard = _open_tensorboard(path, resume_at)
+        except OSError as error:
+            raise ValueError(
+                f"cannot write to the run folder {path} ({error.strerror}): write another run_dir=..."
+            ) from error
+
+    def add_metrics(self, row: Row) -> None:
+        """One row a chunk; the columns are those of the first row."""
+        row = {name: value for name, value in row.items() if name != "kind"}
+
+        def add() -> None:
+            if not self._columns:
+                self._columns = list(row)
+                csv.writer(self._metrics_file).writerow(self._columns)
+            csv.writer(self._metrics_file).writerow([row.get(name) for name in self._columns])
+            self._metrics_file.flush()
+            for name, value in row.items():
+                if isinstance(value, int | float):
+                    self._tensorboard.add_scalar(f"train/{name}", value, row["env_steps"])
+
+        self._try(add)
+
+    def add_evaluation(self, env_steps: int, wall_s: float, totals: EpisodeTotals) -> None:
+        """One row an episode; totals are ``[S, episodes]``."""
+
+        def add() -> None:
+            for seed, (returns, lengths) in enumerate(zip(totals.returns, totals.length, strict=True)):
+                for value, length in zip(returns, lengths, strict=True):
+                    self._evals.writerow([seed, env_steps, f"{wall_s:.2f}", float(value), int(length)])
+            self._evals_file.flush()
+            self._tensorboard.add_scalar("eval/return_mean", float(np.mean(totals.returns)), env_steps)
+            self._tensorboard.add_scalar("eval/length_mean", float(np.mean(totals.length)), env_steps)
+
+        self._try(add)
+
+    def __enter__(self) -> "RunFolder":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for file in (self._metrics_file, self._evals_file, self._tensorboard):
+            self._try(file.close)
+
+    def finish(self, summary: Row, policy: Policy) -> None:
+        """Write summary, policy and curve.
+
+        Raises:
+            OSError: the folder can no longer be written to.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        save_policy(policy, self.path / "policy")
+        write_summary(self.path, summary)
+        if (self.path / "evals.csv").exists():
+            draw_curve(self.path, title=f"{policy.spec.name}, {policy.made_by['algo']}")
+
+    def _try(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except OSError as error:
+            if not self.broken:
+                self.tell(f"cannot write to {self.path} ({error.strerror or error}): training goes on without it")
+            self.broken = True
+
+
+def check_tables(folder: Path) -> None:
+    """Hold the tables of a run that is to go on to what they should be.
+
+    Raises:
+        ValueError: naming the one that cannot be read.
+    """
+    for name in TABLES:
+        if (folder / name).exists():
+            _read_table(folder / name)
+
+
+def _cut_table(path: Path, env_steps: int | None) -> list[str]:
+    """Drop a table's rows past ``env_steps`` (None: all of it); returns its columns, if it has any."""
+    if env_steps is None or not path.exists():
+        path.unlink(missing_ok=True)
+        return []
+    rows = _read_table(path)
+    if not rows:
+        return []
+    at = rows[0].index("env_steps")
+    # A killed process may have left half a row at the end.
+    kept = [row for row in rows[1:] if len(row) == len(rows[0]) and int(row[at]) <= env_steps]
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("w", newline="") as file:
+        csv.writer(file).writerows([rows[0], *kept])
+    os.replace(temporary, path)
+    return rows[0]
+
+
+def _read_table(path: Path) -> list[list[str]]:
+    try:
+        with path.open(newline="") as file:
+            rows = list(csv.reader(file))
+        if rows:
+            at = rows[0].index("env_steps")
+            _ = [int(row[at]) for row in rows[1:] if len(row) == len(rows[0])]
+    except (ValueError, csv.Error) as error:
+        raise ValueError(
+            f"{path} is not the table that a run writes ({error}): move it away, and the run goes on with a new one"
+        ) from error
+    return rows
+
+
+def write_summary(folder: Path, summary: Row) -> None:
+    """Write ``summary.json``, adding to what it holds already; what cannot be read is replaced."""
+    path = folder / "summary.json"
+    try:
+        before = dict(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):
+        before = {}
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps({**before, **summary}, indent=2) + "\n")
+    os.replace(temporary, path)
+
+
+def link_latest(folder: Path, runs: Path) -> None:
+    """Point ``runs/latest`` to the newest run, where the file system knows links."""
+    link = runs / "latest"
+    temporary = runs / f".latest-{os.getpid()}"
+    try:
+        temporary.symlink_to(os.path.relpath(folder, runs), target_is_directory=True)
+        if link.is_dir() and not link.is_symlink():
+            shutil.rmtree(link)
+        os.replace(temporary, link)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+
+
+def read_evaluations(folder: Path) -> dict[str, np.ndarray]:
+    """The columns of ``evals.csv``."""
+    with open(folder / "evals.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    return {name: np.array([float(row[name]) for row in rows]) for name in EVAL_COLUMNS}
+
+
+def draw_curve(folder: Path, *, title: str) -> None:
+    """``curve.png``: greedy return against environment steps, with its spread over episodes or seeds."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot as plt
+
+    table = read_evaluations(folder)
+    if not table["seed"].size:
+        return
+    steps = np.unique(table["env_steps"])
+    seeds = np.unique(table["seed"])
+    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
+    scores = np.array([[_mean_where(table, step, seed) for step in steps] for seed in seeds])
+    if len(seeds) > 1:
+        low, high, label = scores.min(axis=0), scores.max(axis=0), f"mean of {len(seeds)} seeds, range shaded"
+    else:
+        at = [table["return"][table["env_steps"] == step] for step in steps]
+        low, high = np.array([np.percentile(x, [10, 90]) for x in at]).T
+        label = f"mean of {len(at[0])} episodes, 10 to 90 % shaded"
+    axes.fill_between(steps, low, high, alpha=0.25, linewidth=0)
+    axes.plot(steps, scores.mean(axis=0), marker="o", markersize=3.5, label=label)
+    axes.set(xlabel="environment steps", ylabel="greedy return", xlim=(0, None))
+    axes.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter())
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right", frameon=False)
+    unit, unit_s = ("minutes", 60.0) if table["wall_s"].max() > 180 else ("seconds", 1.0)
+    clock = axes.secondary_xaxis("top", functions=_steps_to_time(table["env_steps"], table["wall_s"] / unit_s))
+    clock.set_xlabel(f"wall-clock, {unit}", fontsize="small")
+    figure.suptitle(title)
+    figure.savefig(folder / "curve.png", dpi=130)
+    plt.close(figure)
+
+
+def _mean_where(table: dict[str, np.ndarray], step: float, seed: float) -> float:
+    return float(table["return"][(table["env_steps"] == step) & (table["seed"] == seed)].mean())
+
+
+def _steps_to_time(steps: np.ndarray, time: np.ndarray) -> tuple[Any, Any]:
+    """The straight line that fits the evaluations' times, and its inverse: rates are steady after the start."""
+    rate, start = np.polyfit(steps, time, 1) if len(np.unique(steps)) > 1 else (0.0, -1.0)
+    if start < 0:  # a fast warm-up, or a single evaluation: no time before the run
+        rate, start = float(steps @ time) / max(float(steps @ steps), 1.0), 0.0
+    rate = max(rate, 1e-12)
+    return (lambda x: start + x * rate), (lambda x: (x - start) / rate)
+
+
+def _open_tensorboard(path: Path, resume_at: int | None) -> Any:
+    from tensorboardX import SummaryWriter
+
+    purge_step = None if resume_at is None else resume_at + 1
+    return SummaryWriter(str(path), write_to_disk=True, purge_step=purge_step)

@@ -1,0 +1,215 @@
+"""What every command shares: ``--help``, ``--version``, ``--multirun``, and errors of one line.
+
+Exit status: 0, 2 for settings that make no run, 130 after Ctrl-C, else what the command says.
+"""
+
+import importlib.metadata
+import itertools
+import os
+import platform
+import signal
+import subprocess
+import sys
+import textwrap
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, get_args, get_origin
+
+from hydra.errors import HydraException
+from jax.errors import JaxRuntimeError
+
+from jaxrl_fast.algorithms.registry import ALGORITHMS
+from jaxrl_fast.graph.placements import PLACEMENTS
+from jaxrl_fast.settings.config import NEEDS, compose
+from jaxrl_fast.settings.grammar import command_line, parse_word
+from jaxrl_fast.settings.machine import AUTO
+from jaxrl_fast.settings.run_settings import flat_settings
+from jaxrl_fast.settings.schema import ConfigError, Key, run_keys
+
+WIDTH = 80
+UNDESCRIBED = ("checkpoint.", "env.", "distributed.", "pool.")
+"""Keys that have one line of help together; README and docs say more."""
+INTERRUPTED = (130, 143)
+"""Exit statuses after Ctrl-C and SIGTERM."""
+
+EXAMPLES = (
+    ("", "train a cheetah to run"),
+    ("env=cartpole algo=ppo seed=3", "choose"),
+    ("env=brax env.id=ant env.backend=mjx", "any id of brax or gymnax"),
+    ("algo.learning_rate=linear:3e-4:0", "change a setting"),
+    ("--multirun algo=sac,ppo seed=1,2,3", "six runs, one by one"),
+)
+
+
+def main(
+    command: str,
+    run: Callable[[list[str]], int | None],
+    argv: Sequence[str] | None = None,
+    help_text: Callable[[], str] | None = None,
+) -> int:
+    """Run a command's ``run(words) -> exit status`` and turn its errors into one line on stderr and status 2.
+
+    ``HYDRA_FULL_ERROR=1`` shows the traceback too. ``help_text`` defaults to that of training.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if {"-h", "--help"} & set(words):
+            print((help_text or train_help)())
+            return 0
+        if "--version" in words:
+            print(version_line())
+            return 0
+        if {"-m", "--multirun"} & set(words):
+            if command != "train":
+                raise ConfigError(f"--multirun is for training: run {command} once for each run")
+            return multirun(command, [word for word in words if word not in ("-m", "--multirun")])
+        return run(words) or 0
+    except KeyboardInterrupt:
+        return 130
+    except (ValueError, OSError, ImportError) as error:
+        return fail(error)
+    except JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return fail(error, "this does not fit into memory: write a smaller num_envs, num_seeds, batch or buffer_size")
+
+
+def fail(error: Exception, message: str | None = None) -> int:
+    """Say in one line what was wrong, the error's own unless ``message`` is given; returns exit status 2."""
+    if os.environ.get("HYDRA_FULL_ERROR") == "1":
+        traceback.print_exception(error)
+    message = message or " ".join(str(error).split()) or type(error).__name__
+    print(f"jaxrl_fast: error: {message}", file=sys.stderr)
+    return 2
+
+
+def version_line() -> str:
+    """This package, and what results depend on."""
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in ("jaxrl_fast", "jax", "brax", "gymnax")]
+    return ", ".join([*versions, f"Python {platform.python_version()}"])
+
+
+def expand(words: Sequence[str]) -> list[list[str]]:
+    """The jobs of a sweep: every combination of the values separated by commas.
+
+    Raises:
+        ConfigError: a word that cannot be read, a sweep without values, or two jobs that would write to one folder.
+    """
+    jobs = [list(job) for job in itertools.product(*(_values(word) for word in words))]
+    if not jobs:
+        raise ConfigError("--multirun: these settings give no run")
+    folders = [folder for folder in (compose(job).run_dir for job in jobs) if folder is not None]
+    if len(set(folders)) < len(folders):
+        raise ConfigError(f"--multirun: several runs would write to run_dir={folders[0]}: leave run_dir out")
+    return jobs
+
+
+def multirun(command: str, words: Sequence[str]) -> int:
+    """Run the jobs of a sweep one after another, each in a fresh process. Returns the worst exit status.
+
+    Raises:
+        ConfigError: as `expand`, before any job starts.
+    """
+    jobs, statuses = expand(words), []
+    for number, job in enumerate(jobs, 1):
+        print(f"[{number}/{len(jobs)}] {command_line(job, command)}", flush=True)
+        statuses.append(_run_job([sys.executable, "-m", f"jaxrl_fast.{command}", *job]))
+        if statuses[-1] in INTERRUPTED:
+            break
+    return max(statuses)
+
+
+def train_help() -> str:
+    """The screen of ``--help``, from the registries and schemas; fits 80 x 50."""
+    run = compose([])
+    return "\n".join(
+        [
+            "python -m jaxrl_fast.train [key=value ...] [--multirun] [--version] [--help]",
+            *(f"  {'train ' + words:<43}{text}" for words, text in EXAMPLES),
+            "environments (env=...)",
+            *_environments(),
+            "algorithms (algo=...); their settings are algo.*",
+            *_described(ALGORITHMS, lambda factory: sys.modules[factory.__module__].__doc__),
+            "placements (placement=...)",
+            f"  {AUTO:<16} The one that was measured to be fastest for env and algo.",
+            *_described(PLACEMENTS, lambda place: place.__doc__),
+            f"keys, with their defaults for env={run.env}",
+            *(
+                _key_line(name, key, flat_settings(run).get(name, key.default))
+                for name, key in run_keys().items()
+                if not name.startswith(UNDESCRIBED)
+            ),
+            *_listed(name for section in UNDESCRIBED for name in run_keys() if name.startswith(section)),
+            "  tuned=false leaves tuned settings out; config=<file>, a run's own, repeats it",
+            "HYDRA_FULL_ERROR=1 shows the traceback of an error.",
+        ]
+    )
+
+
+def _values(word: str) -> list[str]:
+    override = parse_word(word)
+    if not override.is_sweep_override():
+        return [word]
+    try:
+        return [f"{word.partition('=')[0]}={value}" for value in override.sweep_string_iterator()]
+    except HydraException:
+        raise ConfigError(f"{word}: write the values of a sweep with commas, as in seed=1,2,3") from None
+
+
+def _run_job(words: list[str]) -> int:
+    """Exit status of a process, which gets our SIGTERM too (Ctrl-C reaches it by itself)."""
+    with subprocess.Popen(words) as job, _forwarded(signal.SIGTERM, job.send_signal):
+        while True:
+            try:
+                status = job.wait()
+                return status if status >= 0 else 128 - status
+            except KeyboardInterrupt:
+                continue
+
+
+@contextmanager
+def _forwarded(number: signal.Signals, send: Callable[[int], Any]) -> Iterator[None]:
+    before = signal.signal(number, lambda received, _: send(received))
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+def _environments() -> list[str]:
+    """Short names by suite, and how to ask for any other id."""
+    from envs import SHORT_NAMES
+
+    names: dict[str, list[str]] = {}
+    for name, (suite, *_) in SHORT_NAMES.items():
+        names.setdefault(suite, []).append(name)
+    by_id = "|".join(name for name, (key, _) in NEEDS.items() if key == "id")
+    asked = f"env={by_id} env.id= env=custom env.make="
+    entries = {**{suite: " ".join(short) for suite, short in names.items()}, "any other": asked}
+    return [line for suite, text in entries.items() for line in _wrapped(suite, text)]
+
+
+def _listed(names: Iterable[str]) -> list[str]:
+    return textwrap.wrap(" ".join(names), WIDTH, initial_indent="  ", subsequent_indent="  ")
+
+
+def _wrapped(label: str, text: str) -> list[str]:
+    """Text beside a label, over as many lines as it takes."""
+    return textwrap.wrap(text, WIDTH, initial_indent=f"  {label:<10} ", subsequent_indent=" " * 13)
+
+
+def _described(registry: dict[str, Any], doc: Callable[[Any], str | None]) -> list[str]:
+    """A line for each entry: its name and the first line of its documentation."""
+    first = {name: (doc(entry) or "").strip().partition("\n")[0] for name, entry in registry.items()}
+    return [_cut(f"  {name:<16} {line}", WIDTH) for name, line in first.items()]
+
+
+def _cut(text: str, room: int) -> str:
+    return text if len(text) <= room else text[: room - 1] + "…"
+
+
+def _key_line(name: str, key: Key, default: Any) -> str:
+    shown = "-" if default is None else str(default).lower() if isinstance(default, bool) else str(default)
+    choices = " " + "|".join(get_args(key.type)) if get_origin(key.type) is Literal else ""
+    return f"  {name:<18} {shown:<8} {key.text}{choices}"

@@ -1,0 +1,263 @@
+"""From a command line to a `Run`: every setting known, checked and typed. Config ends here.
+
+What stands later wins: schema < environment's own < tuned < ``config=<file>`` < command line.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from jaxrl_fast.algorithms.registry import ALGORITHMS
+from jaxrl_fast.graph.placements import PLACEMENTS
+from jaxrl_fast.runs.checkpoint_files import read_description
+from jaxrl_fast.runs.checkpointing import Checkpoints, find, newest_good
+from jaxrl_fast.settings.grammar import read_word
+from jaxrl_fast.settings.machine import AUTO
+from jaxrl_fast.settings.run_settings import GROUPS, Run, by_dotted_key, flatten, may_be_host
+from jaxrl_fast.settings.schema import ConfigError, Key, algo_keys, nearest, read_value, run_keys, written
+from jaxrl_fast.training import cluster
+
+CONFIG_DIR = Path(__file__).parent.parent / "config"
+DEFAULT_ENV = "halfcheetah"
+NEEDS = {
+    "brax": ("id", "ant"),
+    "gymnax": ("id", "CartPole-v1"),
+    "gymnasium": ("id", "HalfCheetah-v5"),
+    "atari": ("id", "Pong"),
+    "probe": ("id", "value"),
+    "custom": ("make", "my_package.make"),
+}
+"""Environments that are a family, what they need to be given, and an example of it."""
+
+
+class Layer(NamedTuple):
+    """Settings from one source, by dotted key; ``source`` introduces its errors."""
+
+    source: str
+    values: dict[str, Any]
+
+
+def compose(argv: Sequence[str] = ()) -> Run:
+    """The run that the words of a command line ask for, such as ``["env=cartpole", "algo=ppo", "seed=3"]``.
+
+    Raises:
+        ConfigError: one line that names what was wrong and what to write instead.
+    """
+    given = Layer("", {})
+    for word in argv:
+        key, value = read_word(word)
+        given.values[key] = value
+    requeued = given.values.get("resume") == "auto"
+    checkpoint = _read_checkpoint(given)
+    file = checkpoint or _read_file(given.values.pop("config", None))
+    auto_width = _take_auto_width(given, file) and checkpoint is None
+    tuned = _take_tuned(given, file)
+    groups, file = _choose_groups(given, file)
+    defaults, tuned_file = _group_settings(groups, tuned)
+    env, algo, placement = (defaults.values.pop(f"{group}.name") for group in GROUPS)
+    keys = {**run_keys(), **algo_keys(algo)}
+    values = {name: key.default for name, key in keys.items()}
+    for layer in (defaults, file, given):
+        values.update(_read_layer(layer, keys, f"algo={algo} env={env}"))
+    _check_env(env, values)
+    _check_pool(env, given)
+    if "/" in (values["name"] or ""):
+        raise ConfigError(f"name={values['name']}: it is part of a folder's name, so write it without a slash")
+    run = _make_run(env, algo, placement, values, tuned_file)
+    return dataclasses.replace(run, requeued=requeued, auto_width=auto_width)
+
+
+def options_of(group: str) -> list[str]:
+    """The names to choose from in a group."""
+    if group == "algo":
+        return list(ALGORITHMS)
+    if group == "placement":
+        return [AUTO, *PLACEMENTS]
+    return sorted(_environments())
+
+
+def _read_checkpoint(given: Layer) -> Layer | None:
+    """The settings of the checkpoint that ``resume`` means, which takes its place in ``given``; None if there is none.
+
+    A run goes on in its own folder, unless another is named or an earlier checkpoint than its newest is asked for.
+    """
+    keys = run_keys()
+    resume, run_dir = (read_value(name, given.values.get(name), keys[name]) for name in ("resume", "run_dir"))
+    if resume is None:
+        return None
+    if "config" in given.values:
+        raise ConfigError("resume brings the run's own settings: leave config out")
+    if resume == "auto" and run_dir is None:
+        raise ConfigError("resume=auto needs to know where: write run_dir=<folder> with it")
+    if resume == "auto":
+        path = newest_good(Path(run_dir), lambda line: print(line, file=sys.stderr))
+    else:
+        path = find(Path(resume))
+    given.values["resume"] = None if path is None else str(path)
+    if path is None:
+        return None
+    if run_dir is None and path.parent.parent.resolve() == Path(resume).resolve():
+        given.values["run_dir"] = str(path.parent.parent)
+    known = read_description(path).settings
+    if "eval.every" not in known:
+        raise ConfigError(f"{path} was written by jf.learn: resume it with jf.learn(resume=...)")
+    return Layer(f"{path}: ", dict(known))
+
+
+def _read_file(path: Any) -> Layer:
+    """The settings of a config file; of the groups it may say the name only, or a section with ``name``."""
+    if path is None:
+        return Layer("", {})
+    try:
+        tree = OmegaConf.to_container(OmegaConf.load(str(path)))
+    except OSError as error:
+        if error.strerror is None:  # OmegaConf's own: a number, or a text of a kind
+            raise ConfigError(f"config={path}: write keys and values, such as seed: 3") from None
+        raise ConfigError(f"config={path}: {error.strerror}; write the path of a config.yaml") from None
+    except (OmegaConfBaseException, YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"config={path} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(tree, dict):
+        raise ConfigError(f"config={path}: write keys and values, such as seed: 3")
+    if "resume" in tree:
+        raise ConfigError(f"{path}: resume stands on the command line: write it there")
+    return Layer(f"{path}: ", by_dotted_key(tree))
+
+
+def _take_tuned(given: Layer, file: Layer) -> bool:
+    asked = file.values.pop("tuned", True)
+    return bool(read_value("tuned", given.values.pop("tuned", asked), Key(bool, True)))
+
+
+def _take_auto_width(given: Layer, file: Layer) -> bool:
+    """Whether ``num_envs=auto`` was asked for last; what stands before it says for which samples per update."""
+    asked = given.values.get("num_envs", file.values.get("num_envs"))
+    for layer in (given, file):
+        if layer.values.get("num_envs") == AUTO:
+            del layer.values["num_envs"]
+    return bool(asked == AUTO)
+
+
+def _choose_groups(given: Layer, file: Layer) -> tuple[dict[str, str], Layer]:
+    """The groups asked for, and what the file says of those that are still its own."""
+    groups, values = {}, dict(file.values)
+    for group in GROUPS:
+        chosen = [layer.pop(group) for layer in (values, given.values) if group in layer]
+        names = [_known_option(group, written(value)) for value in chosen]
+        if len(set(names)) > 1:
+            values = {key: value for key, value in values.items() if not key.startswith(f"{group}.")}
+        if names:
+            groups[group] = names[-1]
+    return groups, Layer(file.source, values)
+
+
+def _known_option(group: str, name: str) -> str:
+    if name not in options_of(group):
+        more = "; any other id is env=brax env.id=... or env=gymnax env.id=..." if group == "env" else ""
+        raise ConfigError(f"{group}={name} is unknown: {nearest(name, options_of(group))}{more}")
+    return name
+
+
+def _group_settings(groups: Mapping[str, str], tuned: bool) -> tuple[Layer, str | None]:
+    """The settings of the chosen groups and of the tuned file, if one applies."""
+    env = groups.get("env", DEFAULT_ENV)
+    row = _environments()[env]
+    algo = groups.get("algo", row["algo"])
+    tuned_file = f"tuned/{env}_{algo}.yaml"
+    applies = tuned and (CONFIG_DIR / tuned_file).exists()
+    values = {"num_envs": row["num_envs"], "total_steps": row["total_steps"]}
+    if applies:
+        values |= flatten(OmegaConf.to_container(OmegaConf.load(CONFIG_DIR / tuned_file)))
+    names = {"env.name": env, "algo.name": algo, "placement.name": groups.get("placement", AUTO)}
+    return Layer("jaxrl_fast/config: ", {**values, **names}), tuned_file if applies else None
+
+
+@cache
+def _environments() -> dict[str, dict[str, Any]]:
+    """``config/envs.yaml``: what each environment takes where nothing else is said."""
+    return OmegaConf.to_container(OmegaConf.load(CONFIG_DIR / "envs.yaml"))  # type: ignore[return-value]
+
+
+def _read_layer(layer: Layer, keys: Mapping[str, Key], of_what: str) -> dict[str, Any]:
+    """Typed values. What is under ``env.options`` is the environment's own to check."""
+    typed = {}
+    for name, value in layer.values.items():
+        if name.startswith("env.options."):
+            typed[name] = value
+            continue
+        if name not in keys:
+            raise ConfigError(f"{layer.source}unknown key '{name}' for {of_what}: {_nearest_key(name, keys)}")
+        try:
+            typed[name] = read_value(name, value, keys[name])
+        except ConfigError as error:
+            raise ConfigError(f"{layer.source}{error}") from None
+    return typed
+
+
+def _nearest_key(name: str, keys: Mapping[str, Key]) -> str:
+    if name.removesuffix(".name") in GROUPS:
+        return f"did you mean {name.removesuffix('.name')}?"
+    section = [key for key in keys if key.split(".")[0] == name.split(".")[0]]
+    owners = [f"algo={algo}" for algo in ALGORITHMS if name in algo_keys(algo)]
+    if owners:
+        return f"it belongs to {' or '.join(owners)}"
+    hint = nearest(name, keys)
+    if hint.startswith("write one of"):
+        hint = f"write one of {', '.join(section)}" if section else "--help lists the keys"
+    return f"{hint} (an option of the environment's own is written +{name}=...)" if name.startswith("env.") else hint
+
+
+def _check_env(env: str, values: Mapping[str, Any]) -> None:
+    """Hold what a family of environments needs, and keep it from those that are one environment."""
+    needed, example = NEEDS.get(env, (None, None))
+    if needed is not None and values[f"env.{needed}"] is None:
+        raise ConfigError(f"env={env} needs env.{needed}: write for example env={env} env.{needed}={example}")
+    for key in ("id", "make"):
+        if key != needed and values[f"env.{key}"] is not None:
+            takers = " or ".join(f"env={name}" for name, need in NEEDS.items() if need[0] == key)
+            raise ConfigError(f"env.{key}={values[f'env.{key}']} says nothing beside env={env}: write it with {takers}")
+
+
+def _check_pool(env: str, given: Layer) -> None:
+    for name in given.values:
+        if name.startswith("pool.") and not may_be_host(env):
+            raise ConfigError(
+                f"{name} says nothing beside env={env}, which is compiled: write it with env=gymnasium or atari"
+            )
+
+
+def _make_run(env: str, algo: str, placement: str, values: dict[str, Any], tuned_file: str | None) -> Run:
+    def section(prefix: str) -> dict[str, Any]:
+        return {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
+
+    options = section("env.options.")
+    env_options = {k: v for k, v in section("env.").items() if v is not None and not k.startswith("options.")}
+    alone = {key: value for key, value in values.items() if "." not in key}
+    named = cluster.named_processes(**section("distributed."))
+    if named is not None and values["distributed"] == "off":
+        raise ConfigError("distributed=off means a single process: leave it out, or the other distributed.* keys")
+    return Run(
+        env=env,
+        env_options={**env_options, **options},
+        algo=algo,
+        algo_options=section("algo."),
+        placement=placement,
+        eval_every=values["eval.every"] or max(1, values["total_steps"] // 10),
+        eval_episodes=values["eval.episodes"],
+        tuned_file=tuned_file,
+        checkpoints=_checkpoints(values),
+        processes=named,
+        pool=section("pool."),
+        **alone,
+    )
+
+
+def _checkpoints(values: dict[str, Any]) -> Checkpoints:
+    every = values["checkpoint.every"] or max(1, values["total_steps"] // 10)
+    return Checkpoints(every, values["checkpoint.keep"], values["checkpoint.replay"])

@@ -1,0 +1,167 @@
+"""What a run leaves to the machine: JAX is started with the devices that it needs, and what is ``auto`` is chosen."""
+
+import dataclasses
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import get_args
+
+import jax
+
+import envs
+from jaxrl_fast.algorithms.interface import Algorithm
+from jaxrl_fast.environments.env import VecEnv
+from jaxrl_fast.environments.host_env import HostEnv
+from jaxrl_fast.fragments.build import Overlap, build_graph
+from jaxrl_fast.fragments.callbacks import in_graph
+from jaxrl_fast.graph import distributed
+from jaxrl_fast.graph.placements import place, runs_in_parallel
+from jaxrl_fast.settings import findings, machine
+from jaxrl_fast.settings.run_settings import Run, flat_settings, make_envs, pool_defaults
+from jaxrl_fast.settings.runtime import setup
+from jaxrl_fast.training import cluster
+from jaxrl_fast.training.cluster import Processes
+
+HOST = machine.Choice("fused", 1, "actions and learning on one device, environments on the host")
+
+
+@contextmanager
+def prepare_run(run: Run) -> Iterator[tuple[Run, str, VecEnv | HostEnv]]:
+    """The run with everything chosen, a few words on that, and its environments, which are closed on leaving.
+
+    Raises:
+        ValueError: the run does not fit its processes, or an environment refuses its id or an option.
+    """
+    complete, chosen = fill_in(run)
+    distributed.check_agreement({**flat_settings(complete), "resume": complete.resume})
+    env = make_envs(complete)
+    try:
+        if not isinstance(env, HostEnv) and complete.pool != pool_defaults():
+            raise ValueError(f"pool.* says nothing beside env={run.env}, which is compiled here: leave it out")
+        if run.placement == machine.AUTO and isinstance(env, HostEnv):  # only now known of a user's own environment
+            complete = dataclasses.replace(complete, placement=HOST.placement, devices=HOST.devices)
+            chosen = HOST.reason
+        yield complete, chosen, env
+    finally:
+        if isinstance(env, HostEnv):
+            env.close()
+
+
+def fill_in(run: Run) -> tuple[Run, str]:
+    """Start JAX with the devices that the run needs, and fill in what the machine chooses; a few words on that. A
+    visible accelerator that is left unused is warned of.
+
+    Raises:
+        ValueError: the run does not fit the processes that were started for it.
+    """
+    several = run.processes or (cluster.find() if run.distributed == "auto" else None)
+    run, chosen = fill_in_alone(run) if several is None else fill_in_among(run, several)
+    warning = cluster.unused_devices(run.devices or 1)
+    if warning is not None:
+        print(warning, file=sys.stderr)
+    return run, chosen
+
+
+def fill_in_among(run: Run, several: Processes) -> tuple[Run, str]:
+    """As `fill_in`, for one of several processes. On a CPU each has one device unless ``devices`` says otherwise, which
+    counts those of all processes.
+
+    Raises:
+        ValueError: the placement does not span processes, or they cannot share the devices evenly.
+    """
+    if run.placement not in (machine.AUTO, distributed.PLACEMENT):
+        raise ValueError(distributed.refusal(run.placement, several.num_processes))
+    if run.debug:
+        distributed.require_one("debug=true", several.num_processes)
+    devices = run.devices or several.num_processes
+    setup(cpu_devices=distributed.share_of(devices, several.num_processes))
+    cluster.start(several)
+    if jax.default_backend() != "cpu":
+        devices = run.devices or len(jax.devices())
+    print(cluster.describe_devices(), flush=True)
+    distributed.join()
+    run = dataclasses.replace(run, placement=distributed.PLACEMENT, devices=devices)
+    return run, f"of {several.num_processes} processes"
+
+
+def fill_in_alone(run: Run, *, look_up: bool = True) -> tuple[Run, str]:
+    """As `fill_in`, for a single process. With ``look_up``, what the autotuner has measured here stands before what the
+    package knows.
+
+    A CPU is cut into one device per core, unless the placement needs one only. An accelerator's other devices rest
+    unless a placement is named or was measured.
+    """
+    envs.resolve(run.env, dict(run.env_options))  # what it does not know is refused before anything slow starts
+    finding = remembered(run, findings.cpu_device()) if look_up else None
+    choice = machine.Choice(run.placement, run.devices or machine.cpu_cores(), "")
+    if run.placement == machine.AUTO:
+        choice = as_measured(run, finding) or choose(run, choice.devices)
+    elif run.placement == "fused":
+        choice = choice._replace(devices=1)
+    setup(cpu_devices=choice.devices)
+    if jax.default_backend() != "cpu":
+        available = run.devices or len(jax.devices())
+        device = findings.Device(jax.default_backend(), jax.devices()[0].device_kind, len(jax.devices()))
+        finding = remembered(run, device) if look_up else None
+        auto = machine.Choice("fused", 1, f"{available - 1} other devices rest" if available > 1 else "")
+        choice = (
+            as_measured(run, finding) or auto if run.placement == machine.AUTO else choice._replace(devices=available)
+        )
+    run = dataclasses.replace(run, placement=choice.placement, devices=choice.devices)
+    return with_workers(run, finding), choice.reason
+
+
+def remembered(run: Run, device: findings.Device) -> findings.Finding | None:
+    """What the autotuner found here for such a run, if this one leaves something to the machine."""
+    workers_open = envs.is_host(run.env) and run.pool["workers"] is None
+    if run.placement != machine.AUTO and not workers_open:
+        return None
+    return findings.look_up_free(findings.make_key(run, device), lambda line: print(line, file=sys.stderr))
+
+
+def as_measured(run: Run, finding: findings.Finding | None) -> machine.Choice | None:
+    """The placement of a finding, where it fits: what was found at other sizes may not come out even at these."""
+    if finding is None or "placement" not in finding.free or run.devices is not None:
+        return None
+    placement, devices = finding.free["placement"], finding.free["devices"]
+    if placement not in ("fused", "sharded_sampling") or run.num_envs % devices:
+        return None
+    return machine.Choice(placement, devices, f"measured here by the autotuner, {finding.found}")
+
+
+def with_workers(run: Run, finding: findings.Finding | None) -> Run:
+    """The worker processes of a finding, where they fit and none were asked for."""
+    workers = finding.free.get("pool.workers") if finding else None
+    if workers is None or run.pool["workers"] is not None or workers > run.num_envs // run.pool["num_groups"]:
+        return run
+    return findings.apply(run, {"pool.workers": workers})
+
+
+def choose(run: Run, devices: int) -> machine.Choice:
+    """The placement of a run on a CPU as the package knows it."""
+    suite, _ = envs.resolve(run.env, dict(run.env_options))
+    if envs.is_host(run.env):
+        return HOST
+    return machine.choose(suite, run.env, run.algo, num_envs=run.num_envs, num_seeds=run.num_seeds, devices=devices)
+
+
+def print_if_serial(run: Run, env: VecEnv | HostEnv, algorithm: Algorithm) -> None:
+    """Say so if the placement runs its groups one after another, and with which delays it would not."""
+
+    def parallel(overlap: Overlap) -> bool:
+        graph, _ = build_graph(
+            in_graph(env).env,
+            algorithm,
+            overlap=overlap,
+            learners=run.learners,
+            average=run.average,
+            total_steps=run.total_steps,
+        )
+        return runs_in_parallel(graph, place(graph, run.placement, run.devices))
+
+    if not parallel(run.overlap):
+        instead = [f"overlap={overlap}" for overlap in get_args(Overlap) if parallel(overlap)]
+        print(
+            f"placement {run.placement} runs one device after the other at overlap={run.overlap}"
+            + (f"; {' or '.join(instead)} lets them run at the same time" if instead else "")
+        )

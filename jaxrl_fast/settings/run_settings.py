@@ -1,0 +1,152 @@
+"""Everything that a run was told, and what is made of it."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from omegaconf import OmegaConf
+
+import envs
+from jaxrl_fast.algorithms.interface import Algorithm
+from jaxrl_fast.algorithms.registry import ALGORITHMS
+from jaxrl_fast.environments.env import VecEnv
+from jaxrl_fast.environments.host_env import HostEnv
+from jaxrl_fast.fragments.build import Overlap
+from jaxrl_fast.fragments.learners import Average, OnNan
+from jaxrl_fast.numerics.schedules import plain
+from jaxrl_fast.runs.checkpointing import Checkpoints
+from jaxrl_fast.settings.schema import run_keys
+from jaxrl_fast.training.cluster import Processes
+
+GROUPS = ("env", "algo", "placement")
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Everything a run was told. ``env`` and ``env_options`` go to ``envs.make``, ``algo_options`` to the factory.
+
+    ``eval_every`` and ``total_steps`` are environment steps over all environments, for each seed; ``tuned_file`` is the
+    file of tuned settings that applied, relative to the config folder. ``resume`` is the checkpoint to go on from;
+    ``requeued``: the folder may hold an earlier start of the same run. ``processes`` are those that were named, and
+    ``distributed`` says whether to look for those of a cluster. ``auto_width``: ``num_envs`` is to be replaced by what
+    is fastest here, with the samples per update that it stands for.
+    """
+
+    env: str
+    env_options: dict[str, Any]
+    algo: str
+    algo_options: dict[str, Any]
+    placement: str
+    overlap: Overlap
+    total_steps: int
+    num_envs: int
+    seed: int
+    num_seeds: int
+    devices: int | None
+    precision: str
+    eval_every: int
+    eval_episodes: int
+    run_dir: str | None = None
+    name: str | None = None
+    tuned_file: str | None = None
+    checkpoints: Checkpoints = Checkpoints()
+    pool: dict[str, Any] = dataclasses.field(default_factory=dict)
+    learners: int = 1
+    average: Average = "gradients"
+    resume: str | None = None
+    requeued: bool = False
+    nan: OnNan = "stop"
+    debug: bool = False
+    distributed: Literal["auto", "off"] = "auto"
+    processes: Processes | None = None
+    auto_width: bool = False
+
+
+def make_algorithm(run: Run) -> Algorithm:
+    """The run's algorithm, before it meets an environment.
+
+    Raises:
+        ValueError: options that do not fit together.
+    """
+    return ALGORITHMS[run.algo](**run.algo_options, precision=run.precision)
+
+
+def make_envs(run: Run) -> VecEnv | HostEnv:
+    """The run's environments side by side; those on the host are to be closed.
+
+    Raises:
+        ValueError: the environment refuses its id or an option.
+    """
+    pool = {name: value for name, value in run.pool.items() if value is not None and may_be_host(run.env)}
+    return envs.make_vec(run.env, num_envs=run.num_envs, num_seeds=run.num_seeds, pool=pool, **run.env_options)
+
+
+def pool_defaults() -> dict[str, Any]:
+    """``pool.*`` where nothing is told."""
+    return {name.removeprefix("pool."): key.default for name, key in run_keys().items() if name.startswith("pool.")}
+
+
+def may_be_host(env: str) -> bool:
+    """Whether ``pool.*`` may mean something: the environments are on the host, or a user's own."""
+    return envs.is_host(env) or env == "custom"
+
+
+def env_name(run: Run) -> str:
+    """The environment's short name, or its id in a family of them, as part of a file's name."""
+    return str(run.env_options.get("id", run.env)).replace("/", "-")
+
+
+def to_yaml(run: Run) -> str:
+    """The run as a file that ``config=<file>`` repeats. Where its results went is no part of it, nor which processes
+    shared the work: a single one with as many devices computes the same."""
+    return OmegaConf.to_yaml(OmegaConf.create(_to_tree(run)))
+
+
+def flat_settings(run: Run) -> dict[str, Any]:
+    """The same by dotted key, as a checkpoint keeps it."""
+    return by_dotted_key(_to_tree(run))
+
+
+def _to_tree(run: Run) -> dict[str, Any]:
+    told = {key: value for key, value in run.env_options.items() if f"env.{key}" in run_keys()}
+    options = {key: value for key, value in run.env_options.items() if key not in told}
+    alone = (
+        "placement",
+        "overlap",
+        "learners",
+        "average",
+        "total_steps",
+        "num_envs",
+        "seed",
+        "num_seeds",
+        "devices",
+        "precision",
+        "name",
+        "nan",
+        "debug",
+    )
+    return {
+        "env": {"name": run.env, **told, **({"options": options} if options else {})},
+        "algo": {"name": run.algo, **{key: plain(value) for key, value in run.algo_options.items()}},
+        "eval": {"every": run.eval_every, "episodes": run.eval_episodes},
+        "checkpoint": run.checkpoints._asdict(),
+        **({"pool": run.pool} if may_be_host(run.env) else {}),
+        "tuned": run.tuned_file is not None,
+        **{key: getattr(run, key) for key in alone},
+    }
+
+
+def by_dotted_key(tree: Mapping[Any, Any]) -> dict[str, Any]:
+    """By dotted key; of a group, its own key is its name."""
+    return {key.removesuffix(".name") if key[:-5] in GROUPS else key: v for key, v in flatten(tree).items()}
+
+
+def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """Leaves by dotted key; an option of an environment stays whole."""
+    flat = {}
+    for key, value in tree.items():
+        if isinstance(value, dict) and prefix != "env.options.":
+            flat.update(flatten(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

@@ -1,0 +1,268 @@
+"""The keys of a run: their types, defaults and units, and how a value given for one is read.
+
+The keys of a run are dataclasses written here; those of an algorithm are derived from the signature of its factory,
+so no default is written twice.
+"""
+
+import dataclasses
+import difflib
+import inspect
+import math
+from collections.abc import Iterable
+from types import NoneType, UnionType
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+from jaxrl_fast.algorithms.registry import ALGORITHMS
+from jaxrl_fast.fragments.build import Overlap
+from jaxrl_fast.fragments.learners import Average, OnNan
+from jaxrl_fast.networks.dense import Precision
+from jaxrl_fast.numerics.schedules import SCHEDULES
+
+MAX_SEED = 2**32 - 1
+"""JAX forgets what a larger seed has above its lowest 32 bits."""
+MAX_SIZE = 2**31 - 1
+"""What JAX counts with."""
+NOT_OPTIONS = ("precision",)
+"""Factory arguments that are keys of the run, not of the algorithm."""
+
+
+class ConfigError(ValueError):
+    """Settings that make no run; the message is one line that says what to write instead."""
+
+
+class Key(NamedTuple):
+    """A setting: its type, default, least and largest value (of numbers, also in a list), and what it means, with its
+    unit."""
+
+    type: Any
+    default: Any
+    minimum: int | None = None
+    text: str = ""
+    maximum: int | None = None
+
+
+def setting(default: Any, text: str, minimum: int | None = None, maximum: int | None = None) -> Any:
+    """A dataclass field with a line of help, a least and a largest value."""
+    return dataclasses.field(default=default, metadata={"text": text, "minimum": minimum, "maximum": maximum})
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalSchema:
+    """``eval.*``"""
+
+    every: int | None = setting(None, "env steps between evaluations; a tenth of the run", 1)
+    episodes: int = setting(32, "episodes in an evaluation", 1, MAX_SIZE)
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointSchema:
+    """``checkpoint.*``"""
+
+    every: int | None = setting(None, "env steps between checkpoints; a tenth of the run", 1)
+    keep: int = setting(2, "newest ones to keep beside the best; 0 makes none", 0)
+    replay: bool = setting(True, "save the replay buffer too, in the newest")
+
+
+@dataclasses.dataclass(frozen=True)
+class DistributedSchema:
+    """``distributed.*``: what `processes.named_processes` takes; beside them, ``distributed`` itself stands alone."""
+
+    coordinator: str | None = setting(None, "host:port where process 0 listens")
+    num_processes: int | None = setting(None, "processes of the run", 1)
+    process_id: int | None = setting(None, "which of them this one is, from 0", 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvSchema:
+    """``env.*``. Which of them an environment takes is its own to say; others are given as ``+env.name=value``."""
+
+    id: str | None = setting(None, "id within env=brax, gymnax, gymnasium, atari or probe")
+    backend: str | None = setting(None, "physics of a brax environment")
+    make: str | None = setting(None, "my_package.make, with env=custom")
+    episode_length: int | None = setting(None, "steps before an episode is cut; its own", 1, MAX_SIZE)
+    frame_stack: int | None = setting(None, "images that the policy sees at once; 4 with env=atari", 0, 255)
+    frame_skip: int | None = setting(None, "frames of a game that an action lasts; 4", 1, MAX_SIZE)
+    sticky: bool | None = setting(None, "repeat a game's last action now and then; true")
+    life_loss: bool | None = setting(None, "end episodes of learning with each life; false")
+    noop_max: int | None = setting(None, "idle frames at most as a game begins; 30", 0, MAX_SIZE)
+    clip_rewards: bool | None = setting(None, "learn from the signs of a game's rewards; true")
+
+
+@dataclasses.dataclass(frozen=True)
+class PoolSchema:
+    """``pool.*``: how environments on the host are stepped, as `envs.pool.options.PoolOptions`."""
+
+    workers: int | None = setting(None, "worker processes, 0 none; measured", 0, 4096)
+    num_groups: int = setting(2, "groups that take turns", 1, MAX_SIZE)
+    order: Literal["fixed", "arrival"] = setting("fixed", "who is served first:")
+    step_timeout_s: float = setting(60.0, "seconds after which a silent worker is started anew", 0)
+    backend: Literal["workers", "envpool"] = setting("workers", "who steps:")
+    bridge: Literal["host", "callback"] = setting("host", "called between programs, or from within:")
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSchema:
+    """The keys that stand alone."""
+
+    total_steps: int = setting(1_000_000, "env steps over all environments, for each seed", 1)
+    num_envs: int | Literal["auto"] = setting(64, "environments side by side; auto: as measured here", 1, MAX_SIZE)
+    seed: int = setting(0, "the first random seed", 0, MAX_SEED)
+    num_seeds: int = setting(1, "seeds trained at once in one program", 1, MAX_SIZE)
+    overlap: Overlap = setting("none", "what lags a tick:")
+    learners: int = setting(1, "how many share the gradient updates", 1, MAX_SIZE)
+    average: Average = setting("gradients", "what they average:")
+    devices: int | None = setting(None, "devices to use; on a CPU, how many to make", 1, 1024)
+    precision: Precision = setting("f32", "of matrix products:")
+    run_dir: str | None = setting(None, "folder of results; runs/<env>/<algo>/<time>-...")
+    name: str | None = setting(None, "a label for the run")
+    resume: str | None = setting(None, "a run's folder, to go on; auto: run_dir, if it can")
+    nan: OnNan = setting("stop", "on NaN or Inf:")
+    debug: bool = setting(False, "name the operation that gave a NaN")
+    distributed: Literal["auto", "off"] = setting("auto", "join the processes of a cluster:")
+
+
+def run_keys() -> dict[str, Key]:
+    """The keys that every run has, by dotted name."""
+    return {
+        **_keys_of(RunSchema),
+        **_keys_of(EvalSchema, "eval."),
+        **_keys_of(CheckpointSchema, "checkpoint."),
+        **_keys_of(DistributedSchema, "distributed."),
+        **_keys_of(EnvSchema, "env."),
+        **_keys_of(PoolSchema, "pool."),
+    }
+
+
+def algo_schema(name: str) -> type:
+    """The dataclass of an algorithm's options, from the signature of its factory; losses are left out."""
+    factory = ALGORITHMS[name]
+    hints = get_type_hints(factory)
+    fields = [
+        (p.name, hints[p.name], dataclasses.field(default=p.default))
+        for p in inspect.signature(factory).parameters.values()
+        if not callable(p.default) and p.name not in NOT_OPTIONS
+    ]
+    return dataclasses.make_dataclass(f"{name.capitalize()}Schema", fields, frozen=True)
+
+
+def algo_keys(name: str) -> dict[str, Key]:
+    """The keys ``algo.*`` of an algorithm; its whole numbers are never negative, and those in a list never 0."""
+    keys = _keys_of(algo_schema(name), "algo.")
+    least = {int: 0, tuple[int, ...]: 1}
+    return {
+        name: key._replace(minimum=least[key.type], maximum=MAX_SIZE) if key.type in least else key
+        for name, key in keys.items()
+    }
+
+
+def read_value(name: str, value: Any, key: Key) -> Any:
+    """``value`` as the type of ``key``: ``2e5`` is a whole number, ``"linear:3e-4:0"`` a schedule.
+
+    Raises:
+        ConfigError: naming the key, the value and what is wanted.
+    """
+    try:
+        result = _convert(value, key.type)
+    except (TypeError, ValueError, KeyError, OverflowError):
+        raise ConfigError(f"{name}={written(value)}: write {describe_type(key.type)}") from None
+    numbers = [n for n in (result if isinstance(result, tuple) else (result,)) if isinstance(n, int | float)]
+    if key.minimum is not None and any(n < key.minimum for n in numbers):
+        raise ConfigError(f"{name}={written(value)}: write a number of at least {key.minimum}")
+    if key.maximum is not None and any(n > key.maximum for n in numbers):
+        raise ConfigError(f"{name}={written(value)}: write a number of at most {key.maximum}")
+    return result
+
+
+def describe_type(wanted: Any) -> str:
+    """A type in words, as it stands after "write"."""
+    if wanted is Any:
+        return f"a number or a schedule such as {next(iter(SCHEDULES))}:3e-4:0 ({', '.join(SCHEDULES)})"
+    if get_origin(wanted) is Literal:
+        return ("one of " if len(get_args(wanted)) > 1 else "") + ", ".join(get_args(wanted))
+    if get_origin(wanted) in (Union, UnionType):
+        return " or ".join("null" if t is NoneType else describe_type(t) for t in get_args(wanted))
+    if get_origin(wanted) is tuple:
+        return "a list such as [256,256]"
+    return {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}[wanted]
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """``"did you mean ...?"``, or every known word where none is near."""
+    names = {k.lower(): k for k in known}
+    close = [k for low, k in names.items() if low.rpartition(".")[2] == word.lower().rpartition(".")[2]]
+    close = close or [names[low] for low in difflib.get_close_matches(word.lower(), names, n=3, cutoff=0.65)]
+    return f"did you mean {' or '.join(close)}?" if close else f"write one of {', '.join(names.values())}"
+
+
+def _keys_of(schema: type, prefix: str = "") -> dict[str, Key]:
+    hints = get_type_hints(schema)
+    return {
+        prefix + f.name: Key(
+            hints[f.name], f.default, f.metadata.get("minimum"), f.metadata.get("text", ""), f.metadata.get("maximum")
+        )
+        for f in dataclasses.fields(schema)
+    }
+
+
+def _convert(value: Any, wanted: Any) -> Any:
+    """Raises one of Python's errors where ``value`` is not of the type."""
+    origin, args = get_origin(wanted), get_args(wanted)
+    if wanted is Any:
+        return _rate(value)
+    if origin in (Union, UnionType):
+        return None if value is None and NoneType in args else _convert_to_one(value, args)
+    if origin is Literal:
+        return args[args.index("off" if value is False else value)]  # in YAML, off is false
+    if origin is tuple:
+        if not isinstance(value, (list, tuple)):
+            raise TypeError(value)
+        return tuple(_convert(v, args[0]) for v in value)
+    if wanted is str and isinstance(value, (str, int, float)) and not isinstance(value, bool):
+        return str(value)
+    if wanted is bool and isinstance(value, bool):
+        return value
+    if wanted in (int, float) and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return _number(value, wanted)
+    raise TypeError(value)
+
+
+def _convert_to_one(value: Any, kinds: tuple[Any, ...]) -> Any:
+    """As the first of several types that fits."""
+    *others, last = (kind for kind in kinds if kind is not NoneType)
+    for kind in others:
+        try:
+            return _convert(value, kind)
+        except (TypeError, ValueError):
+            continue
+    return _convert(value, last)
+
+
+def _number(value: float, wanted: type) -> Any:
+    number = wanted(value)
+    if math.isnan(number) or number != value:
+        raise ValueError(value)
+    return number
+
+
+def _rate(value: Any) -> Any:
+    """A number, or a schedule written ``kind:start:end``, or ``kind:start:end:until``."""
+    if isinstance(value, tuple(SCHEDULES.values())):
+        return value
+    if isinstance(value, str):
+        kind, *ends = value.split(":")
+        schedule = SCHEDULES[kind.strip()](*(_number(float(text), float) for text in ends))
+        if not math.isfinite(schedule.start + schedule.end) or not 0.0 < schedule.until <= 1.0:
+            raise ValueError(value)
+        return schedule
+    return _convert(value, float)
+
+
+def written(value: Any) -> str:
+    """A value as a person writes it on the command line."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(map(written, value))}]"
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{k}:{written(v)}' for k, v in value.items())}}}"
+    return str(value)

@@ -1,0 +1,1 @@
+"""The loop around the graph: chunks, records, checkpoints, processes, errors."""

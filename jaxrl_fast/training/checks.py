@@ -1,0 +1,50 @@
+"""What is refused before a run begins: processes, environments and first observations that do not fit."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl_fast.environments.env import VecEnv
+from jaxrl_fast.environments.host_env import HostEnv
+from jaxrl_fast.graph import distributed
+from jaxrl_fast.graph.dataflow import TrainState
+from jaxrl_fast.training.recorder import NonFiniteError
+
+
+def check_host(env: VecEnv | HostEnv, num_seeds: int, debug: bool) -> None:
+    """Raises ValueError where environments on the host were not made for so many seeds, or should step again."""
+    if isinstance(env, HostEnv) and debug:
+        raise ValueError("debug=true computes a tick again, which environments on the host cannot: leave it out")
+    if isinstance(env, HostEnv) and env.num_seeds != num_seeds:
+        raise ValueError(
+            f"num_seeds={num_seeds}: these environments on the host serve {env.num_seeds}: write "
+            f"make_env(..., num_seeds={num_seeds})"
+        )
+
+
+def check_processes(env: VecEnv | HostEnv, told: Mapping[str, Any]) -> None:
+    """Refuse processes of one run that were ``told`` different things, or one that cannot share it.
+
+    Raises:
+        ValueError: naming the setting.
+    """
+    distributed.check_agreement(told)
+    if told["debug"]:
+        distributed.require_one("debug=true", jax.process_count())
+    if isinstance(env, HostEnv):
+        distributed.require_one(f"environment {env.spec.name}, which steps on the host,", jax.process_count())
+
+
+def check_start(state: TrainState, env: VecEnv | HostEnv) -> None:
+    """Refuse a first observation that is not finite.
+
+    Raises:
+        NonFiniteError: naming the environment.
+    """
+    for leaf in jax.tree.leaves(distributed.to_host(state.private["sample"].obs)):
+        if not np.isfinite(np.asarray(leaf, np.float32)).all():
+            raise NonFiniteError(
+                f"environment {env.spec.name} gave a NaN or an infinity in the observation of its reset"
+            )

@@ -1,0 +1,113 @@
+"""Which operation gave the first number that is not finite: the failing tick once more, with JAX's own checks."""
+
+import os
+import re
+import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.experimental import checkify
+
+from jaxrl_fast.fragments.updates import all_finite
+from jaxrl_fast.graph import dataflow as graphs
+from jaxrl_fast.graph.dataflow import Channels, Fragment, Graph, TrainState
+from jaxrl_fast.graph.program import Run
+from jaxrl_fast.runs import checkpoint_files
+from jaxrl_fast.runs.checkpointing import Checkpointer
+from jaxrl_fast.training import resuming
+from jaxrl_fast.training.job import Job
+from jaxrl_fast.training.recorder import NonFiniteError
+
+JAX_FOLDER = os.path.dirname(jax.__file__)
+PLACE = re.compile(r"\S+:\d+ \([^)]+\)")
+"""A line of a traceback as `checkify` writes it: file, line and function."""
+
+
+def explain_nonfinite(
+    error: NonFiniteError, job: Job, run: Run, saver: Checkpointer | None, origin: Path | None
+) -> NonFiniteError:
+    """The error with the last good checkpoint and, with ``debug``, the operation that it began with. ``origin`` is the
+    checkpoint from which the run was resumed."""
+    if saver is not None:
+        saver.wait()
+    newest = saver.newest if saver is not None else None
+    text = f"{error}; the last good checkpoint is {newest}" if newest else str(error)
+    if job.debug:
+        state = _one_seed(_state_before(error.tick, job, run, newest or origin), error.seed, job.num_seeds)
+        text = f"{text}; {find_operation(job.graph, state, error.tick, error.fragment)}"
+    return NonFiniteError(text, error.fragment, error.tick, error.seed)
+
+
+def find_operation(graph: Graph, state: TrainState, tick: int, fragment: str) -> str:
+    """A line on the operation that gives the first NaN or infinity when ``fragment`` steps in ``tick``. ``state``, that
+    of one seed without an axis for it, may be from some ticks earlier."""
+    one_tick = jax.jit(partial(graphs.tick, graph))
+    while int(state.tick) < tick:
+        state, _ = one_tick(state)
+    stages = graphs.stages(graph.fragments)
+    place = next(i for i, stage in enumerate(stages) if fragment in [f.name for f in stage])
+    before = tuple(f for stage in stages[:place] for f in stage)
+    fresh = jax.jit(partial(_step, graph, before))(state, {})[1] if before else {}
+    step = partial(_step, graph, stages[place])
+    if bool(jax.jit(lambda *args: all_finite(step(*args)))(state, fresh)):
+        return f"computed again, fragment {fragment} gave finite numbers in this tick: the operation is not found"
+    return (
+        _by_checkify(step, state, fresh, checkify.nan_checks)
+        or _by_checkify(step, state, fresh, checkify.div_checks)
+        or _by_hand(step, state, fresh)
+        or f"fragment {fragment} gave an infinity, by no division: a number outgrew float32"
+    )
+
+
+def _state_before(tick: int, job: Job, run: Run, checkpoint: Path | None) -> TrainState:
+    """The state at the start of the chunk that holds ``tick``, computed from a checkpoint or from nothing."""
+    state = job.program.init(job.keys, job.algorithm.hyper)
+    description = checkpoint_files.read_description(checkpoint) if checkpoint else None
+    if description is not None and not description.replay_lost:
+        resumed = resuming.Resumed(description, checkpoint_files.read_arrays(description), [])
+        state = resuming.put_back(state, resumed, job.program)
+    while int(state.tick) + job.program.ticks_per_chunk <= tick:
+        state, _ = run(state)
+    return state
+
+
+def _one_seed(state: TrainState, seed: int, num_seeds: int) -> TrainState:
+    state = jax.device_put(state, jax.devices()[0])
+    if num_seeds == 1:
+        return state
+    picked = jax.tree.map(lambda x: x[seed], state._replace(tick=state.key))
+    return picked._replace(tick=state.tick)
+
+
+def _step(graph: Graph, fragments: tuple[Fragment, ...], state: TrainState, fresh: Channels) -> tuple:
+    return graphs.step_fragments(
+        graph, fragments, state.private, state.channels, fresh, state.hyper, state.key, state.tick
+    )
+
+
+def _by_checkify(step: Callable[..., tuple], state: TrainState, fresh: Channels, errors: Any) -> str | None:
+    """Compiled, so quick."""
+    error, _ = jax.jit(checkify.checkify(step, errors=errors))(state, fresh)
+    found = error.get_exception()
+    if found is None:
+        return None
+    # What it was traced through follows the message, innermost first.
+    places = [
+        place for place in PLACE.findall(str(getattr(found, "traceback_info", ""))) if not place.startswith(JAX_FOLDER)
+    ]
+    return " At ".join([str(error.get()), *places[:1]])
+
+
+def _by_hand(step: Callable[..., tuple], state: TrainState, fresh: Channels) -> str | None:
+    """One operation after another, which is slow; finds the NaNs that `checkify` passes over, such as chosen ones."""
+    try:
+        with jax.disable_jit(), jax.debug_nans(True):
+            jax.block_until_ready(step(state, fresh))
+    except FloatingPointError as error:
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(JAX_FOLDER)]
+        where = f" At {frames[-1].filename}:{frames[-1].lineno} ({frames[-1].name})" if frames else ""
+        return f"{' '.join(str(error).split())}{where}"
+    return None

@@ -1,0 +1,249 @@
+"""The loop: drives compiled chunks of ticks, and says what happened between them.
+
+A chunk has a fixed size and is compiled once; its state is donated, its metrics come back when it ends. Everything
+slow or with a side effect (evaluation, files, callbacks, signals) happens between chunks.
+"""
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxrl_fast.algorithms.interface import Algorithm, require_positive
+from jaxrl_fast.core import EpisodeTotals
+from jaxrl_fast.environments.env import VecEnv
+from jaxrl_fast.environments.host_env import HostEnv
+from jaxrl_fast.evaluation.periodic import PeriodicEvaluation, make_periodic_evaluation
+from jaxrl_fast.experience.binding import bind
+from jaxrl_fast.fragments.build import Overlap, build_graph
+from jaxrl_fast.fragments.callbacks import check_placement, in_graph, make_bridge, reraise_callback_error
+from jaxrl_fast.fragments.host_sampling import telling
+from jaxrl_fast.fragments.learners import Average, OnNan
+from jaxrl_fast.graph import distributed
+from jaxrl_fast.graph import program as programs
+from jaxrl_fast.graph.dataflow import TrainState
+from jaxrl_fast.graph.dataflow import init as init_graph
+from jaxrl_fast.graph.dataflow import tick as tick_graph
+from jaxrl_fast.graph.placements import Make, place
+from jaxrl_fast.inspection.drawing import draw_run
+from jaxrl_fast.policy.policies import Policy
+from jaxrl_fast.runs.checkpointing import Checkpointer, Checkpoints
+from jaxrl_fast.runs.folder import RunFolder
+from jaxrl_fast.training import find_nan, resuming
+from jaxrl_fast.training.checks import check_host, check_processes, check_start
+from jaxrl_fast.training.job import Job
+from jaxrl_fast.training.planning import plan_run
+from jaxrl_fast.training.recorder import NonFiniteError, Recorder, Row
+from jaxrl_fast.training.run_files import describe_start, open_folder
+
+
+class Result(NamedTuple):
+    """``state`` has a leading seed axis ``[S, ...]``; ``policy`` is that of the seed with the best last evaluation;
+    ``history`` holds a row a chunk and a row an evaluation; ``summary`` is what ``summary.json`` holds."""
+
+    state: TrainState
+    policy: Policy
+    history: list[Row]
+    summary: Row
+
+
+def make_train_step(
+    env: VecEnv | HostEnv,
+    algorithm: Algorithm,
+    *,
+    overlap: Overlap = "none",
+    learners: int = 1,
+    average: Average = "gradients",
+    total_steps: int | None = None,
+) -> tuple[Callable[..., TrainState], Callable[[TrainState], tuple[TrainState, dict[str, jax.Array]]]]:
+    """``(init, train_step)``, both pure: jit, scan, vmap or change them.
+
+    ``init(key, hyper=algorithm.hyper) -> TrainState``; ``train_step(state) -> (state, metrics)`` is one tick: sample,
+    then learn. Donate the state when you jit the step. Under a ``vmap`` of your own, updates that rest during a warm-up
+    are computed and discarded; `learn` with ``num_seeds`` skips them. Environments on the host are stepped by ordered
+    callbacks: on one device, each state once and in order, and not under a ``vmap`` of your own.
+
+    Raises:
+        ValueError: algorithm and environment do not fit.
+    """
+    worlds = make_bridge(env).env if isinstance(env, HostEnv) else env
+    graph, _ = build_graph(
+        worlds, algorithm, overlap=overlap, learners=learners, average=average, total_steps=total_steps
+    )
+
+    def init(key: jax.Array, hyper: Any = algorithm.hyper) -> TrainState:
+        return init_graph(graph, key, hyper)
+
+    def train_step(state: TrainState) -> tuple[TrainState, dict[str, jax.Array]]:
+        return tick_graph(graph, state)
+
+    return init, train_step
+
+
+def learn(
+    env: VecEnv | HostEnv,
+    algorithm: Algorithm,
+    *,
+    total_steps: int,
+    seed: int = 0,
+    num_seeds: int = 1,
+    overlap: Overlap = "none",
+    learners: int = 1,
+    average: Average = "gradients",
+    placement: str | Make = "fused",
+    devices: int | None = None,
+    eval_every: int | None = None,
+    eval_episodes: int = 32,
+    on_metrics: Callable[[Row], None] | None = None,
+    run_dir: str | Path | None = None,
+    checkpoints: Checkpoints = Checkpoints(),
+    resume: str | Path | None = None,
+    nan: OnNan = "stop",
+    debug: bool = False,
+    should_stop: Callable[[], bool] = lambda: False,
+    settings: Mapping[str, Any] | None = None,
+    tell: Callable[[str], None] = lambda line: print(line, file=sys.stderr),
+) -> Result:
+    """Train for ``total_steps`` environment steps over all environments, for each of ``num_seeds`` seeds at once.
+
+    ``eval_every`` (environment steps; default a tenth of the run) and ``eval_episodes`` say how often and on how many
+    episodes the greedy policy is evaluated. ``placement`` is a name or a function ``(graph, devices) -> Placement``,
+    and ``devices`` how many of JAX's devices it may use (default all). ``on_metrics`` gets each row of ``history`` as
+    it comes. Nothing is written unless ``run_dir`` is given; then ``checkpoints`` says when the whole state is saved.
+    ``resume`` is a run's folder or one of its checkpoints, to go on from. ``nan="skip"`` leaves out updates that would
+    give a number that is not finite; ``debug`` names the operation that gave one. ``should_stop`` is asked before every
+    chunk, and now and then during an evaluation, which is then left for the resumed run to make. ``settings`` is what a
+    resumed run must have in common with this one (default: taken from the arguments); ``tell`` gets what a person
+    should know, in lines.
+
+    In a program that has called `jax.distributed.initialize`, every process calls this alike, with
+    ``placement="data_parallel"``; process 0 writes, and calls ``on_metrics`` and ``tell``.
+
+    Raises:
+        ValueError: arguments do not fit together, or a checkpoint does not fit them; before anything is compiled.
+        NonFiniteError: the environment or an update gave a NaN or an infinity.
+    """
+    require_positive(total_steps=total_steps, num_seeds=num_seeds, eval_episodes=eval_episodes)
+    shared: dict[str, Any] = dict(overlap=overlap, learners=learners, average=average, total_steps=total_steps)
+    settings = settings or resuming.settings_of(
+        env, algorithm, bind(algorithm, env.spec, env.num_envs), seed=seed, num_seeds=num_seeds, **shared
+    )
+    check_processes(env, {**settings, "resume": resume, "debug": debug})
+    check_host(env, num_seeds, debug)
+    worlds, failures = in_graph(env)
+    if not distributed.is_first():
+        on_metrics, tell = None, lambda line: None
+    resumed = None if resume is None else resuming.read(resume, settings, algorithm)
+    empty_until = resumed.empty_until if resumed else 0
+    graph, agent = build_graph(worlds, algorithm, nan=nan, empty_until=empty_until, **shared)
+    plan = plan_run(env, agent, total_steps, eval_every, checkpoints.every, resumed.progress if resumed else None)
+    placed = place(graph, placement, devices)
+    check_placement(env, placed)
+    program = programs.compile(graph, placed, plan.ticks_per_chunk, num_seeds)
+    keys = jax.random.split(jax.random.key(seed), num_seeds)
+    job = Job(env, algorithm, agent, graph, placed, program, plan, keys, failures, overlap, nan, debug, empty_until)
+    evaluation = make_periodic_evaluation(env, algorithm, agent, keys, eval_episodes, should_stop)
+    with open_folder(run_dir, resumed, checkpoints, settings, tell) as (folder, saver):
+        return run_job(job, evaluation, folder, saver, on_metrics, resumed, should_stop, tell)
+
+
+def run_job(
+    job: Job,
+    evaluation: PeriodicEvaluation,
+    folder: RunFolder | None,
+    saver: Checkpointer | None,
+    on_metrics: Callable[[Row], None] | None,
+    resumed: resuming.Resumed | None,
+    should_stop: Callable[[], bool],
+    tell: Callable[[str], None],
+) -> Result:
+    """As `learn`, when everything is checked and the files are open.
+
+    Raises:
+        NonFiniteError: the environment or an update gave a NaN or an infinity.
+    """
+    recorder = Recorder(job, on_metrics, folder)
+    state, run = start(job, recorder, resumed)
+    describe_start(state, resumed, saver, job.plan, job.agent, tell)
+    if folder is not None:
+        title = f"{job.env.spec.name}, {job.algorithm.name}, placement {job.placement.name}, overlap {job.overlap}"
+        draw_run(folder.path / "graph.svg", title, job.graph, job.placement, state, run, job.num_seeds, tell)
+    call = telling(run, job.env, tell) if isinstance(job.env, HostEnv) else run
+    try:
+        with reraise_callback_error(job.failures):
+            state = drive(call, state, evaluation.totals, recorder, saver, should_stop)
+    except NonFiniteError as error:
+        origin = resumed.description.path if resumed else None
+        raise find_nan.explain_nonfinite(error, job, run, saver, origin) from None
+    policy = evaluation.best_policy(state, recorder.scores)
+    summary = recorder.summary()
+    if folder is not None:
+        folder.finish(summary, policy)
+    return Result(programs.with_seed_axis(state, job.num_seeds), policy, recorder.history, summary)
+
+
+def start(job: Job, recorder: Recorder, resumed: resuming.Resumed | None) -> tuple[TrainState, programs.Run]:
+    """The first state, or that of a checkpoint, and the compiled chunk.
+
+    Both programs are compiled at once, in threads, so that a second core helps and a signal is heard meanwhile.
+
+    Raises:
+        NonFiniteError: the first observation is not finite, and ``nan`` is "stop".
+    """
+    recorder.compiling()
+    init, run = job.program.ready(job.keys, job.algorithm.hyper)
+    state = init(job.keys, job.algorithm.hyper)
+    if resumed is not None:
+        first, state = state, resuming.put_back(state, resumed, job.program)
+        if isinstance(job.env, HostEnv):
+            state = resuming.begin_anew(state, first, job.agent)
+        recorder.go_on_from(resumed.progress)
+    jax.block_until_ready(state)
+    distributed.join()  # the first chunk's rate is not to hold what another process still compiles
+    recorder.compiled()
+    if job.nan == "stop":
+        check_start(state, job.env)
+    return state, run
+
+
+def drive(
+    run: programs.Run,
+    state: TrainState,
+    evaluate: Callable[[TrainState], EpisodeTotals | None],
+    recorder: Recorder,
+    saver: Checkpointer | None,
+    should_stop: Callable[[], bool],
+) -> TrainState:
+    """Run all chunks, or until ``should_stop`` in any process, and leave a checkpoint of the end.
+
+    The last state of a whole run is always evaluated; a run that is stopped ends as soon as it is saved.
+    """
+    plan = recorder.plan
+
+    def evaluate_now() -> None:
+        totals = evaluate(state)
+        recorder.evaluation_due = totals is None
+        if totals is not None:
+            recorder.add_evaluation(totals)
+
+    if recorder.evaluation_due:
+        evaluate_now()
+    saved = begin = recorder.ticks // plan.ticks_per_chunk
+    for chunk in range(begin + 1, plan.num_chunks + 1):
+        if distributed.any_process(should_stop()):
+            break
+        state, metrics = run(state)
+        recorder.add_chunk(distributed.to_host(metrics))
+        last = chunk == plan.num_chunks
+        evaluated = last or chunk % plan.chunks_per_eval == 0
+        if evaluated:
+            evaluate_now()
+        if saver is not None and (last or chunk % plan.chunks_per_checkpoint == 0):
+            score = recorder.score() if evaluated and not recorder.evaluation_due else None
+            saver.save(recorder.env_steps(), state, recorder.progress(), score)
+            saved = chunk
+    if saver is not None and recorder.ticks // plan.ticks_per_chunk > saved:
+        saver.save(recorder.env_steps(), state, recorder.progress(), None)
+    return state

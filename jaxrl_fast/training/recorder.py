@@ -1,0 +1,224 @@
+"""The run's clock and memory: what the chunks and evaluations say, as rows, rates and a summary."""
+
+import time
+from collections.abc import Callable
+
+import jax
+import numpy as np
+
+from jaxrl_fast.core import EpisodeTotals
+from jaxrl_fast.environments.env import VecEnv
+from jaxrl_fast.environments.host_env import HostEnv
+from jaxrl_fast.evaluation.episodes import bootstrap_interval
+from jaxrl_fast.fragments.updates import DROPPED
+from jaxrl_fast.graph.dataflow import Graph, active_ticks
+from jaxrl_fast.runs.folder import Row, RunFolder
+from jaxrl_fast.training.job import Job
+from jaxrl_fast.training.planning import Plan
+
+
+class NonFiniteError(ValueError):
+    """An environment or an update gave a NaN or an infinity; the message names fragment, tick and metric."""
+
+    def __init__(self, message: str, fragment: str = "", tick: int = 0, seed: int = 0) -> None:
+        super().__init__(message)
+        self.fragment, self.tick, self.seed = fragment, tick, seed
+
+
+NOT_EVALUATED: Row = {"eval_return_mean": None, "eval_return_std": None, "eval_episodes": 0}
+"""What a summary says of a run that was stopped before its first evaluation."""
+
+
+class Recorder:
+    """The run's clock and memory: rows, rates and the summary. Times in seconds."""
+
+    def __init__(self, job: Job, on_metrics: Callable[[Row], None] | None, folder: RunFolder | None) -> None:
+        self.env, self.agent, self.plan, self.graph = job.env, job.agent, job.plan, job.graph
+        self.num_seeds, self.nan, self.empty_until = job.num_seeds, job.nan, job.empty_until
+        self.devices = sorted({str(device) for group in job.placement.groups for device in group.devices})
+        self.on_metrics, self.folder = on_metrics, folder
+        self.history: list[Row] = []
+        self.scores = np.zeros(0)
+        self.eval_row: Row = {}
+        self.start_s = self.last_s = time.perf_counter()
+        self.first_step_s = self.compile_s = 0.0
+        self.rates: list[tuple[float, int]] = []
+        self.ticks = self.updates = self.dropped = 0
+        self.wall_before_s = 0.0
+        self.evaluation_due = False
+
+    def progress(self) -> Row:
+        """Where the run stands, for a checkpoint."""
+        return {
+            "ticks": self.ticks,
+            "env_steps": self.env_steps(),
+            "updates": self.updates,
+            "dropped": self.dropped,
+            "wall_s": self.wall_s(),
+            "ticks_per_chunk": self.plan.ticks_per_chunk,
+            "empty_until": self.empty_until,
+            "evaluation_due": self.evaluation_due,
+            "scores": self.scores.tolist(),
+            "eval_row": self.eval_row,
+        }
+
+    def go_on_from(self, progress: Row) -> None:
+        """Count on from where a checkpoint stood."""
+        self.ticks, self.updates, self.dropped = progress["ticks"], progress["updates"], progress["dropped"]
+        self.wall_before_s, self.evaluation_due = progress["wall_s"], progress["evaluation_due"]
+        self.scores, self.eval_row = np.array(progress["scores"]), progress["eval_row"]
+
+    def compiling(self) -> None:
+        """The programs are about to be traced and compiled."""
+        self.last_s = time.perf_counter()
+
+    def compiled(self) -> None:
+        """The first training step starts now."""
+        now = time.perf_counter()
+        self.compile_s, self.last_s, self.first_step_s = now - self.last_s, now, now
+
+    def wall_s(self) -> float:
+        """Seconds of this run, with those before it was resumed."""
+        return self.wall_before_s + time.perf_counter() - self.start_s
+
+    def score(self) -> float:
+        """The mean return of the last evaluation, over seeds and episodes."""
+        return float(self.scores.mean())
+
+    def env_steps(self) -> int:
+        """Environment steps so far, of each seed."""
+        return self.ticks * self.plan.steps_per_tick
+
+    def add_chunk(self, metrics: dict[str, np.ndarray]) -> None:
+        """Take in the metrics ``[S, ticks]`` of a chunk that has just ended."""
+        now = time.perf_counter()
+        seconds, self.last_s = now - self.last_s, now
+        first = self.ticks
+        self.ticks += self.plan.ticks_per_chunk
+        if self.nan == "stop":
+            _check_finite(metrics, first, self.plan, self.env)
+        updates = self._updates(first, self.ticks)
+        self.updates += updates // self.num_seeds
+        steps = self.plan.ticks_per_chunk * self.plan.steps_per_tick * self.num_seeds
+        self.rates.append((seconds, updates))
+        row = {
+            "kind": "train",
+            "env_steps": self.env_steps(),
+            "updates": self.updates,
+            "wall_s": self.wall_s(),
+            "sampling_hz": steps / seconds,
+            "update_hz": updates / seconds,
+            "update_frame_hz": updates * self.agent.batch_size / seconds,
+            **summarize_metrics(self.graph, metrics, first, self.ticks),
+        }
+        self.dropped += row.get(DROPPED, 0)
+        self._keep(row)
+        if self.folder is not None:
+            self.folder.add_metrics(row)
+
+    def add_evaluation(self, totals: EpisodeTotals) -> None:
+        """Take in an evaluation's totals ``[S, episodes]``."""
+        env_steps, wall_s = self.env_steps(), self.wall_s()
+        self.scores = np.asarray(totals.returns).mean(axis=1)
+        self.eval_row = evaluation_row(totals)
+        self._keep({"kind": "eval", "env_steps": env_steps, "wall_s": wall_s, **self.eval_row})
+        if self.folder is not None:
+            self.folder.add_evaluation(env_steps, wall_s, totals)
+        self.last_s = time.perf_counter()
+
+    def summary(self) -> Row:
+        """The figures of the whole run; steady rates leave compilation and evaluation out."""
+        active = [(s, u) for s, u in self.rates if u] or self.rates
+        seconds = sum(s for s, _ in active)
+        chunk_steps = self.plan.ticks_per_chunk * self.plan.steps_per_tick * self.num_seeds
+        update_hz = sum(u for _, u in active) / seconds if seconds else 0.0
+        return {
+            "num_seeds": self.num_seeds,
+            "num_envs": self.env.num_envs,
+            "batch_size": self.agent.batch_size,
+            "jax_version": jax.__version__,
+            "devices": self.devices,
+            "env_steps": self.env_steps(),
+            "updates": self.updates,
+            "dropped_updates": self.dropped,
+            "wall_s": self.wall_s(),
+            "compile_s": self.compile_s,
+            "time_to_first_step_s": self.first_step_s - self.start_s,
+            "sampling_hz": len(active) * chunk_steps / seconds if seconds else 0.0,
+            "update_hz": update_hz,
+            "update_frame_hz": update_hz * self.agent.batch_size,
+            **NOT_EVALUATED,
+            **self.eval_row,
+        }
+
+    def _keep(self, row: Row) -> None:
+        self.history.append(row)
+        if self.on_metrics is not None:
+            self.on_metrics(row)
+
+    def _updates(self, first: int, last: int) -> int:
+        """Gradient updates of all seeds in the ticks ``first .. last - 1``."""
+        learner = next(f for f in self.graph.fragments if set(f.writes) & set(self.agent.parts))
+        return active_ticks(learner, first, last) * self.agent.updates_per_tick * self.num_seeds
+
+
+def summarize_metrics(graph: Graph, metrics: dict[str, np.ndarray], first: int, last: int) -> Row:
+    """One number a metric: episode statistics are per ended episode, others the mean over active ticks and seeds."""
+    episodes = int(metrics["sample/episodes"].sum())
+    row: Row = {"episodes": episodes}
+    for name in ("episode_return", "episode_length"):
+        row[name] = float(metrics[f"sample/{name}_sum"].sum() / episodes) if episodes else None
+    dropped = [name for name in metrics if name.endswith(DROPPED)]
+    if dropped:
+        row[DROPPED] = int(sum(metrics[name].sum() for name in dropped))
+    for fragment in graph.fragments:
+        active = active_ticks(fragment, first, last)
+        for name, values in metrics.items():
+            if name.startswith(f"{fragment.name}/") and fragment.name != "sample" and name not in dropped:
+                row[name] = float(values.sum() / (active * values.shape[0])) if active else None
+    return row
+
+
+def evaluation_row(totals: EpisodeTotals) -> Row:
+    """Mean return and its spread: over episodes for one seed, over seeds (with a 95 % interval) for several."""
+    returns = np.asarray(totals.returns)
+    scores = returns.mean(axis=1)
+    row: Row = {
+        "eval_return_mean": float(returns.mean()),
+        "eval_return_std": float(scores.std(ddof=1) if len(scores) > 1 else returns.std()),
+        "eval_length_mean": float(totals.length.mean()),
+        "eval_episodes": int(returns.size),
+    }
+    if len(scores) > 1:
+        row["eval_return_ci95"] = list(bootstrap_interval(scores))
+        row["eval_return_seeds"] = [float(s) for s in scores]
+    return row
+
+
+def _check_finite(metrics: dict[str, np.ndarray], first_tick: int, plan: Plan, env: VecEnv | HostEnv) -> None:
+    steps = metrics["sample/nonfinite_step"]
+    bad = np.argwhere(steps >= 0)
+    if bad.size:
+        seed, tick = min(bad.tolist(), key=lambda index: index[1])
+        step = (first_tick + tick) * (plan.steps_per_tick // env.num_envs) + int(steps[seed, tick]) + 1
+        raise NonFiniteError(
+            f"environment {env.spec.name} gave a NaN or an infinity (observation or reward) at step {step} of each "
+            f"environment, {step * env.num_envs} steps over all {env.num_envs} (fragment sample, tick "
+            f"{first_tick + tick}, seed {seed})",
+            "sample",
+            first_tick + tick,
+            seed,
+        )
+    places = {name: np.argwhere(~np.isfinite(values)) for name, values in metrics.items()}
+    first = {name: min(found.tolist(), key=lambda index: index[1]) for name, found in places.items() if found.size}
+    if first:
+        name = min(first, key=lambda n: first[n][1])
+        seed, tick = first[name]
+        fragment, _, metric = name.partition("/")
+        raise NonFiniteError(
+            f"metric {metric} of fragment {fragment} became NaN or infinite in tick {first_tick + tick}, seed {seed}: "
+            "try a smaller algo.learning_rate, or nan=skip",
+            fragment,
+            first_tick + tick,
+            seed,
+        )

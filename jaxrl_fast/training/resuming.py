@@ -1,0 +1,147 @@
+"""Going on from a checkpoint: what must be as it was, what may change, and the state put back.
+
+A run that is resumed with nothing changed computes, on the same machine and placement, bit for bit what it would have
+computed without the break. ``placement``, ``devices``, ``total_steps``, rates and what concerns only evaluation and
+saving may change; anything else makes another run.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_fast.algorithms.interface import Algorithm
+from jaxrl_fast.environments.env import VecEnv
+from jaxrl_fast.environments.host_env import HostEnv
+from jaxrl_fast.experience.binding import Bound
+from jaxrl_fast.graph.dataflow import TrainState
+from jaxrl_fast.graph.program import Program
+from jaxrl_fast.numerics.schedules import plain
+from jaxrl_fast.runs import checkpoint_files, checkpointing
+from jaxrl_fast.runs.checkpoint_files import CheckpointError, CheckpointFacts
+
+FREE = (
+    "placement",
+    "devices",
+    "total_steps",
+    "eval.every",
+    "eval.episodes",
+    "checkpoint.every",
+    "checkpoint.keep",
+    "checkpoint.replay",
+    "nan",
+    "debug",
+    "name",
+    "tuned",
+    "pool.workers",
+    "pool.step_timeout_s",
+)
+"""Settings that may change on resume, beside the rates of the algorithm."""
+SILENT = ("name", "tuned")
+"""Those of them that nobody needs to be told of."""
+
+
+class Resumed(NamedTuple):
+    """A checkpoint, read and checked; ``changes``: the settings that are no longer as they were, a line each."""
+
+    description: CheckpointFacts
+    arrays: dict[str, np.ndarray]
+    changes: list[str]
+
+    @property
+    def progress(self) -> dict[str, Any]:
+        """Where the run stood."""
+        return self.description.progress
+
+    @property
+    def empty_until(self) -> int:
+        """The tick from which replay is filled: this one, if the buffer is lost."""
+        return self.progress["ticks"] if self.description.replay_lost else self.progress["empty_until"]
+
+
+def settings_of(env: VecEnv | HostEnv, algorithm: Algorithm, agent: Bound, **run: Any) -> dict[str, Any]:
+    """What a run made in a program of one's own is known by, by key of the command line where there is one."""
+    options = {
+        **algorithm.options,
+        **algorithm.hyper._asdict(),
+        "rollout_length": agent.rollout_length,
+        "updates_per_tick": agent.updates_per_tick,
+        "batch_size": agent.batch_size,
+        "normalize_observations": agent.normalize_observations,
+        "normalize_rewards": agent.normalize_rewards,
+    }
+    return {
+        "env": env.spec.name,
+        "num_envs": env.num_envs,
+        "algo": algorithm.name,
+        **run,
+        **{f"algo.{key}": plain(value) for key, value in options.items()},
+    }
+
+
+def check(path: str | Path, settings: Mapping[str, Any], algorithm: Algorithm) -> tuple[CheckpointFacts, list[str]]:
+    """Hold the checkpoint that ``path`` means to its digests and to a run with ``settings``, without loading it; what
+    it says of itself, and the settings that are no longer as they were.
+
+    Raises:
+        CheckpointError: it is missing or damaged, or a setting differs that may not.
+    """
+    description = checkpoint_files.read_description(checkpointing.find(Path(path)))
+    changes = compare(description, settings, [f"algo.{name}" for name in algorithm.hyper._fields])
+    checkpoint_files.verify(description)
+    return description, changes
+
+
+def read(path: str | Path, settings: Mapping[str, Any], algorithm: Algorithm) -> Resumed:
+    """Read the checkpoint that ``path`` means, for a run with ``settings``.
+
+    Raises:
+        CheckpointError: it is missing or damaged, or a setting differs that may not.
+    """
+    description, changes = check(path, settings, algorithm)
+    return Resumed(description, checkpoint_files.read_arrays(description), changes)
+
+
+def compare(description: CheckpointFacts, settings: Mapping[str, Any], rates: Iterable[str]) -> list[str]:
+    """The settings that differ from those of a checkpoint and may, each as a line.
+
+    Raises:
+        CheckpointError: one differs that may not.
+    """
+    before, now = description.settings, json.loads(json.dumps(settings))
+    free = [key for key in FREE if key not in SILENT] + list(rates)
+    differing = [key for key in {**before, **now} if before.get(key) != now.get(key) and key not in SILENT]
+    for key in differing:
+        if key not in free:
+            raise CheckpointError(
+                f"{key} was {before.get(key)} in {description.path} and is {now.get(key)}: a run goes on with the "
+                "settings it was started with; only rates, placement, devices, total_steps, eval.*, checkpoint.*, nan "
+                "and debug may change"
+            )
+    changes = [f"{key}: {before.get(key)} -> {now.get(key)}" for key in differing]
+    if description.versions != checkpoint_files.versions():
+        changes.append(f"versions: {description.versions} -> {checkpoint_files.versions()}; rounding may differ")
+    return changes
+
+
+def put_back(state: TrainState, resumed: Resumed, program: Program) -> TrainState:
+    """A run's first state with everything of the checkpoint in place, where the program wants it.
+
+    Raises:
+        CheckpointError: the checkpoint's arrays are not those of this run.
+    """
+    restored = checkpoint_files.restore(state, resumed.description, resumed.arrays)
+    # Copied: on a CPU a device may use the memory of a NumPy array as it is, and a chunk overwrites what it is given.
+    return jax.tree.map(jnp.copy, program.place(restored))
+
+
+def begin_anew(state: TrainState, first: TrainState, agent: Bound) -> TrainState:
+    """A resumed ``state`` whose environments, which live on the host, begin new episodes as in a run's ``first`` state;
+    in replay the old ones end there, truncated."""
+    experience = agent.experience.end_episodes(state.private["experience"])
+    private = {**state.private, "sample": first.private["sample"], "experience": experience}
+    return state._replace(private=private)

@@ -1,0 +1,81 @@
+"""The files of a run while it goes on, and what is told of them as it begins."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from jaxrl_fast.experience.binding import Bound
+from jaxrl_fast.graph import distributed
+from jaxrl_fast.graph.dataflow import TrainState
+from jaxrl_fast.runs import checkpoint_files, checkpointing
+from jaxrl_fast.runs.checkpointing import FOLDER, Checkpointer, Checkpoints
+from jaxrl_fast.runs.folder import RunFolder
+from jaxrl_fast.training import resuming
+from jaxrl_fast.training.planning import Plan
+
+
+def describe_start(
+    state: TrainState,
+    resumed: resuming.Resumed | None,
+    saver: Checkpointer | None,
+    plan: Plan,
+    agent: Bound,
+    tell: Callable[[str], None],
+) -> None:
+    """Tell where a resumed run goes on and what is different, and what the checkpoints will hold."""
+    if resumed is not None:
+        tell(f"goes on from {resumed.description.path}, {resumed.progress['env_steps']:,} steps trained")
+        for line in resumed.changes:
+            tell(f"changed: {line}")
+        if resumed.description.replay_lost:
+            tell(
+                f"the replay buffer was not kept: the next {agent.warmup_ticks * plan.steps_per_tick:,} steps fill a "
+                "new one before anything is learned, and what follows is not what the unbroken run would have computed"
+            )
+    if saver is not None:
+        tell(describe_checkpoints(state, saver.plan, plan))
+
+
+def describe_checkpoints(state: TrainState, wanted: Checkpoints, plan: Plan) -> str:
+    """How often a checkpoint is made, how large it will be, and what it leaves out."""
+    own, replay = (size / 1e6 for size in checkpoint_files.sizes(state))
+    every = plan.chunks_per_checkpoint * plan.ticks_per_chunk * plan.steps_per_tick
+    text = f"checkpoint every {every:,} steps, {own:.1f} MB"
+    if replay and wanted.replay:
+        return f"{text}, the newest with {replay:.1f} MB of replay"
+    if replay:
+        return f"{text}, without replay ({replay:.1f} MB): a resumed run fills a new buffer before it learns again"
+    return text
+
+
+@contextmanager
+def open_folder(
+    run_dir: str | Path | None,
+    resumed: resuming.Resumed | None,
+    checkpoints: Checkpoints,
+    settings: Mapping[str, Any],
+    tell: Callable[[str], None],
+) -> Iterator[tuple[RunFolder | None, Checkpointer | None]]:
+    """The run's files and the writer of its checkpoints, closed on leaving; None where nothing is to be written. The
+    files are process 0's alone.
+
+    A run that goes on in its own folder takes back what was written after the checkpoint.
+    """
+    if run_dir is None:
+        yield None, None
+        return
+    path = Path(run_dir)
+    if resumed is None and checkpoint_files.all_steps(path / FOLDER):
+        raise ValueError(f"{path} holds the checkpoints of a run: resume it, or write another run_dir")
+    own = resumed is not None and resumed.description.path.parent.resolve() == (path / FOLDER).resolve()
+    resume_at = resumed.progress["env_steps"] if own and resumed else None
+    with ExitStack() as stack:
+        folder = None
+        if distributed.is_first():
+            folder = stack.enter_context(RunFolder(path, resume_at=resume_at, tell=tell))
+            checkpointing.remove_stale(path / FOLDER, after=resume_at)
+        saver = Checkpointer(path / FOLDER, checkpoints, settings, tell) if checkpoints.keep else None
+        if saver is not None and own and resumed:
+            saver.newest = resumed.description.path
+        yield folder, saver and stack.enter_context(saver)

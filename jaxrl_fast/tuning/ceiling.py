@@ -1,0 +1,134 @@
+"""What bounds training: sampling alone, the environments alone, and the gradient updates alone, as graphs of their own.
+
+They are compiled and placed like any graph, so that they stand beside training on equal terms: on a machine that both
+must share, a tick of training needs at least the time of the one and then of the other.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_fast.algorithms.interface import Algorithm
+from jaxrl_fast.core import Batches, Discrete, PyTree
+from jaxrl_fast.environments.env import VecEnv
+from jaxrl_fast.environments.host_env import HostEnv
+from jaxrl_fast.experience.binding import bind
+from jaxrl_fast.fragments.build import experience_fragment, init_statistics, rollout_shapes, sampler
+from jaxrl_fast.fragments.learners import Learning, init_learned, learn_fragment
+from jaxrl_fast.fragments.rollout import SamplerState, start, unroll
+from jaxrl_fast.graph.dataflow import Channels, Fragment, Graph
+from jaxrl_fast.numerics.schedules import resolve
+
+
+def sampling_only(env: VecEnv | HostEnv, algorithm: Algorithm) -> Graph:
+    """A tick samples as training does, with a policy that stays as it is; the rollout is stored and not used."""
+    agent = bind(algorithm, env.spec, env.num_envs)
+    sample = sampler(env, agent)
+
+    def init(key: jax.Array) -> dict[str, PyTree]:
+        return {**init_learned(agent, agent.acting.parts, key), "statistics": init_statistics(env)}
+
+    def step(private: dict[str, PyTree], inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
+        return private, {channel: private[channel] for channel in sample.reads}, {}
+
+    def init_store(key: jax.Array) -> PyTree:
+        return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), rollout_shapes(env, agent))
+
+    def store(private: PyTree, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
+        return inputs["rollout"], {}, {}
+
+    policy = Fragment("policy", init, step, (), sample.reads)
+    # Without a reader the compiler would leave out what only the learner wants of a rollout.
+    stored = Fragment(
+        "stored", init_store, store, ("rollout",), (), private_axes=1, width=env.num_envs, unit="environments"
+    )
+    return Graph((policy, sample, stored))
+
+
+def environments_only(env: VecEnv, rollout_length: int) -> Graph:
+    """A tick steps every environment ``rollout_length`` times under uniform random actions."""
+
+    def act(carry: PyTree, obs: PyTree, first: jax.Array, key: jax.Array) -> tuple:
+        return random_actions(env, key), carry, ()
+
+    def init(key: jax.Array) -> SamplerState:
+        return start(env, (), key)
+
+    def step(private: SamplerState, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
+        private, rollout, metrics = unroll(env, act, private, key, rollout_length)
+        return private, {}, {**metrics, "reward_sum": jnp.sum(rollout.reward)}
+
+    return Graph((Fragment("sample", init, step, (), (), private_axes=0, width=env.num_envs, unit="environments"),))
+
+
+def host_environments_only(env: HostEnv) -> Callable[[int], None]:
+    """``run(num_steps)`` steps every environment so often under uniform random actions, its groups taking turns."""
+    size, rng = env.num_seeds * env.num_envs // env.num_groups, np.random.default_rng(0)
+    space = env.spec.action
+    if isinstance(space, Discrete):
+        actions = rng.integers(0, space.num_actions, (64, size), np.int32)
+    else:
+        actions = rng.uniform(space.low, space.high, (64, size, *space.low.shape)).astype(np.float32)
+    env.reset(list(range(env.num_seeds)))
+
+    def run(num_steps: int) -> None:
+        for t in range(num_steps + 1):
+            for group in range(env.num_groups):
+                if t > 0:
+                    env.recv(group)
+                if t < num_steps:
+                    env.send(actions[t % len(actions)], group)
+
+    return run
+
+
+def updates_only(env: VecEnv | HostEnv, algorithm: Algorithm) -> Graph:
+    """A tick makes the gradient updates of one tick of training, always on the same batches of noise."""
+    agent = bind(algorithm, env.spec, env.num_envs)
+    source = experience_fragment(env, agent)
+    statistics = init_statistics(env)
+    hyper = resolve(algorithm.hyper, jnp.zeros(()))
+
+    def init(key: jax.Array) -> Batches:
+        shapes = rollout_shapes(env, agent)
+        learned = init_learned(agent, agent.experience.reads, key)
+        state = agent.experience.init(shapes)
+        return agent.experience.step(state, _noise(shapes, key), learned, statistics, hyper, key)[1]
+
+    def step(private: Batches, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
+        return private, {"batches": private}, {}
+
+    axes = source.write_axes["batches"]
+    batches = Fragment(
+        "batches", init, step, (), ("batches",), private_axes=axes, write_axes={"batches": axes},
+        width=source.width, unit=source.unit,
+    )  # fmt: skip
+    return Graph((batches, learn_fragment(Learning(agent))), hyper_at=lambda hyper, tick: resolve(hyper, jnp.zeros(())))
+
+
+def share_of_bound(training_s: float, environments_s: float, updates_s: float) -> float:
+    """How much of the rate that the two bounds allow together training reaches, from the seconds that each takes for
+    the same number of ticks: were they done one after the other, and nothing else, it would be 1."""
+    return (environments_s + updates_s) / training_s
+
+
+def random_actions(env: VecEnv, key: jax.Array) -> jax.Array:
+    """Uniform actions for every environment, ``[E, ...]``."""
+    space = env.spec.action
+    if isinstance(space, Discrete):
+        return jax.random.randint(key, (env.num_envs,), 0, space.num_actions)
+    shape = (env.num_envs, *space.low.shape)
+    return jax.random.uniform(key, shape, jnp.float32, jnp.asarray(space.low)[None], jnp.asarray(space.high)[None])
+
+
+def _noise(shapes: PyTree, key: jax.Array) -> PyTree:
+    """Normal numbers where there are real ones, zeros elsewhere."""
+
+    def fill(leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        real = jnp.issubdtype(leaf.dtype, jnp.floating)
+        return jax.random.normal(key, leaf.shape, leaf.dtype) if real else jnp.zeros(leaf.shape, leaf.dtype)
+
+    return jax.tree.map(fill, shapes)
