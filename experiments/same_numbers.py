@@ -70,9 +70,12 @@ def run(name: str, tree: Path, folder: Path, *words: str | Path) -> None:
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
     ended = subprocess.run(
-        [sys.executable, "-P", SCRIPT, name, tree, folder, *words], cwd=folder.parent, capture_output=True, text=True,
+        [sys.executable, "-P", SCRIPT, name, tree, folder, *words],
+        cwd=folder.parent,
+        capture_output=True,
+        text=True,
         env={**os.environ, **settings},
-    )  # fmt: skip
+    )
     if ended.returncode:
         said = "\n".join(ended.stderr.strip().splitlines()[-3:])
         raise RuntimeError(f"{name}, by the code of {tree.name}:\n{said}")
@@ -146,9 +149,12 @@ def compare(other: Path, own: Path, job: Job) -> dict[str, Any]:
         differences, columns = differences + more, columns + compared
     differences.sort(key=lambda found: -found.size)
     return {
-        "leaves": leaves, "columns": columns, "unmapped": unmapped, "equal": not differences,
+        "leaves": leaves,
+        "columns": columns,
+        "unmapped": unmapped,
+        "equal": not differences,
         "differences": [found._asdict() for found in differences],
-    }  # fmt: skip
+    }
 
 
 def do(name: str, job: Job, trees: tuple[Path, Path], folder: Path) -> dict[str, Any]:

@@ -14,10 +14,15 @@ NUM_ENVS = 8
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "ppo": dict(rollout_length=16, num_epochs=2, num_minibatches=2, policy_hidden=(32, 32), value_hidden=(32, 32)),
     "sac": dict(
-        rollout_length=2, updates_per_tick=4, batch_size=32, buffer_size=256, warmup_steps=48, policy_hidden=(32, 32),
+        rollout_length=2,
+        updates_per_tick=4,
+        batch_size=32,
+        buffer_size=256,
+        warmup_steps=48,
+        policy_hidden=(32, 32),
         critic_hidden=(32, 32),
     ),
-}  # fmt: skip
+}
 
 
 class Job(NamedTuple):

@@ -155,15 +155,24 @@ def train(job: Job, folder: Path, broken: bool) -> Any:
     """The last state; a broken run is stopped half-way and resumed."""
     seen: list[str] = []
     common: dict[str, Any] = dict(
-        total_steps=total_steps(job), seed=SEED, eval_every=total_steps(job), eval_episodes=2, run_dir=folder,
-        checkpoints=jf.Checkpoints(keep=int(broken)), tell=lambda line: None, **job.run,
-    )  # fmt: skip
+        total_steps=total_steps(job),
+        seed=SEED,
+        eval_every=total_steps(job),
+        eval_episodes=2,
+        run_dir=folder,
+        checkpoints=jf.Checkpoints(keep=int(broken)),
+        tell=lambda line: None,
+        **job.run,
+    )
     env = job.make_env()
     if broken:
         jf.learn(
-            env, algorithm(job), on_metrics=lambda row: seen.append(row["kind"]),
-            should_stop=lambda: seen.count("train") >= job.ticks // 2, **common,
-        )  # fmt: skip
+            env,
+            algorithm(job),
+            on_metrics=lambda row: seen.append(row["kind"]),
+            should_stop=lambda: seen.count("train") >= job.ticks // 2,
+            **common,
+        )
     state = jf.learn(env, algorithm(job), resume=folder if broken else None, **common).state
     close(env)
     return state

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxrl_fast.environments.host_env import HostEnv
 from jaxrl_fast.evaluation.episodes import bootstrap_interval, evaluate_episodes
-from jaxrl_fast.fragments.host_sampling import evaluation_on_host
+from jaxrl_fast.evaluation.on_host import evaluation_on_host
 from jaxrl_fast.policy.policies import load_policy, same_spaces
 from jaxrl_fast.settings import cli, config
 from jaxrl_fast.settings.run_settings import make_envs

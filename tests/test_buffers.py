@@ -170,9 +170,13 @@ def test_every_epoch_visits_every_sequence_once_in_time_order(sizes, seed):
     steps, num_envs, length, num_minibatches = sizes
     data = rollout(0, steps, num_envs).obs
     drawn = EPOCHS(
-        data, jax.random.key(seed), num_envs=num_envs, sequence_length=length,
-        num_epochs=2, num_minibatches=num_minibatches,
-    )  # fmt: skip
+        data,
+        jax.random.key(seed),
+        num_envs=num_envs,
+        sequence_length=length,
+        num_epochs=2,
+        num_minibatches=num_minibatches,
+    )
     assert drawn.indices.shape[0] == 2 * num_minibatches
     for epoch in np.split(np.asarray(TAKE(drawn.data, drawn.indices)), 2):
         starts = []

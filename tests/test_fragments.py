@@ -27,9 +27,15 @@ def small_ppo(**options):
 
 def small_sac(**options):
     defaults = dict(
-        rollout_length=1, updates_per_tick=2, batch_size=4, buffer_size=40, warmup_steps=12, policy_hidden=(4,),
-        critic_hidden=(4,), learning_rate=0.02,
-    )  # fmt: skip
+        rollout_length=1,
+        updates_per_tick=2,
+        batch_size=4,
+        buffer_size=40,
+        warmup_steps=12,
+        policy_hidden=(4,),
+        critic_hidden=(4,),
+        learning_rate=0.02,
+    )
     return sac(**defaults | options)
 
 

@@ -119,9 +119,12 @@ class Both:
 
     def __init__(self, k: int, capacity_t: int, num_envs: int, batch_size: int, n_step: int, length: int) -> None:
         sizes = dict(
-            capacity=capacity_t * num_envs, num_envs=num_envs, batch_size=batch_size, num_batches=2,
+            capacity=capacity_t * num_envs,
+            num_envs=num_envs,
+            batch_size=batch_size,
+            num_batches=2,
             window=Window(n_step),
-        )  # fmt: skip
+        )
         self.k, self.n_step, self.num_envs, self.length = k, n_step, num_envs, length
         self.ours, self.plain = image_buffer(view_of(k), **sizes), ring_buffer(**sizes)
         self.add_ours, self.add_plain = jax.jit(self.ours.add), jax.jit(self.plain.add)

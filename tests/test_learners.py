@@ -22,9 +22,14 @@ KEY = jax.random.key(0)
 
 def small_ppo(**options):
     defaults = dict(
-        rollout_length=4, num_epochs=2, num_minibatches=2, policy_hidden=(4,), value_hidden=(4,), learning_rate=0.02,
+        rollout_length=4,
+        num_epochs=2,
+        num_minibatches=2,
+        policy_hidden=(4,),
+        value_hidden=(4,),
+        learning_rate=0.02,
         normalize_advantages=False,
-    )  # fmt: skip
+    )
     return ppo(**defaults | options)
 
 
@@ -51,8 +56,11 @@ def test_learners_that_average_gradients_learn_what_one_learns_from_whole_batche
         assert_close(several.channels[name], one.channels[name], atol=1e-5)
     assert_close(own["server_critic/value_loss"], metrics["learn/critic/value_loss"], atol=1e-5)
     assert [f.name for f in graph.fragments][-4:] == [
-        "gradients_critic", "gradients_actor", "server_critic", "server_actor"
-    ]  # fmt: skip
+        "gradients_critic",
+        "gradients_actor",
+        "server_critic",
+        "server_actor",
+    ]
     assert {f.rounds for f in graph.fragments} == {1, 4}
 
 
@@ -121,9 +129,7 @@ def test_every_learner_computes_what_plain_python_does(side_by_side, learners, a
     assert_close(got, want, atol=1e-6)
 
 
-HOW = [
-    dict(), dict(side_by_side=True), dict(learners=2, average="gradients"), dict(learners=2, average="parameters")
-]  # fmt: skip
+HOW = [dict(), dict(side_by_side=True), dict(learners=2, average="gradients"), dict(learners=2, average="parameters")]
 
 
 @pytest.mark.parametrize("how", HOW, ids=["alone", "side_by_side", "gradients", "parameters"])
@@ -160,10 +166,13 @@ def test_statistics_targets_and_constraints_are_published_with_the_params(how):
 
     network = NUMBER._replace(init=lambda key: {"params": jnp.zeros(()), "batch_stats": jnp.zeros(())})
     part = Part(
-        {"x": network}, gradients, {"x": lambda hyper: optax.adam(10.0)}, targets=("x",),
+        {"x": network},
+        gradients,
+        {"x": lambda hyper: optax.adam(10.0)},
+        targets=("x",),
         target_rate=lambda hyper, updates: 0.5,
         project=lambda params: {"x": {**params["x"], "params": jnp.minimum(params["x"]["params"], 1.0)}},
-    )  # fmt: skip
+    )
     state, _ = learn_toy(2, Toy({"critic": part}, 1), **how)
     learned = state.channels["critic"]
     assert isinstance(learned, Learned)

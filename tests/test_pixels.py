@@ -32,9 +32,14 @@ def small_ppo(**options) -> Algorithm:
 
 def small_sac(**options) -> Algorithm:
     defaults = dict(
-        updates_per_tick=2, batch_size=8, buffer_size=160, warmup_steps=0, policy_hidden=(8,), critic_hidden=(8,),
+        updates_per_tick=2,
+        batch_size=8,
+        buffer_size=160,
+        warmup_steps=0,
+        policy_hidden=(8,),
+        critic_hidden=(8,),
         rollout_length=3,
-    )  # fmt: skip
+    )
     return jf.sac(**defaults | options)
 
 
@@ -67,8 +72,11 @@ def test_brightness_is_scaled_and_a_white_image_is_not_a_black_one():
 
 @pytest.mark.parametrize(("recurrent_size", "precision"), [(5, "f32"), (0, "bf16")])
 def test_images_stand_beside_other_numbers_in_any_network(recurrent_size: int, precision):
-    spec = {"action_mask": jax.ShapeDtypeStruct((3,), bool), "image": jax.ShapeDtypeStruct((10, 10, 2), jnp.uint8),
-            "speed": jax.ShapeDtypeStruct((2,), jnp.float32)}  # fmt: skip
+    spec = {
+        "action_mask": jax.ShapeDtypeStruct((3,), bool),
+        "image": jax.ShapeDtypeStruct((10, 10, 2), jnp.uint8),
+        "speed": jax.ShapeDtypeStruct((2,), jnp.float32),
+    }
     network = make_network(spec, 3, hidden=(8,), recurrent_size=recurrent_size, precision=precision)
     params = jax.jit(network.init)(KEY)
     obs = jax.tree.map(lambda s: jnp.ones((4, 2, *s.shape), s.dtype), spec)
@@ -192,14 +200,27 @@ def learned(state: graphs.TrainState) -> list:
 
 
 SIGHTED_PPO = jf.ppo(
-    learning_rate=Linear(3e-3, 0.0), rollout_length=16, num_minibatches=4, entropy_coef=0.001, policy_hidden=(32,),
+    learning_rate=Linear(3e-3, 0.0),
+    rollout_length=16,
+    num_minibatches=4,
+    entropy_coef=0.001,
+    policy_hidden=(32,),
     value_hidden=(32,),
-)  # fmt: skip
+)
 SIGHTED_SAC = jf.sac(
-    learning_rate=2e-3, temperature_learning_rate=1e-2, initial_temperature=0.1, discount=0.8, tau=0.05,
-    target_entropy_per_action=-2.0, updates_per_tick=8, batch_size=64, buffer_size=4_000, warmup_steps=256,
-    policy_hidden=(32,), critic_hidden=(32,),
-)  # fmt: skip
+    learning_rate=2e-3,
+    temperature_learning_rate=1e-2,
+    initial_temperature=0.1,
+    discount=0.8,
+    tau=0.05,
+    target_entropy_per_action=-2.0,
+    updates_per_tick=8,
+    batch_size=64,
+    buffer_size=4_000,
+    warmup_steps=256,
+    policy_hidden=(32,),
+    critic_hidden=(32,),
+)
 
 
 def score(world: Callable[..., jf.Env], algorithm: Algorithm, total_steps: int, **options) -> float:

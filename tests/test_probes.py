@@ -115,9 +115,16 @@ def learned_ppo(names: tuple[str, ...]) -> Trained:
     missed the best continuous action by more than the tolerance."""
     recurrent = names == ("memory",)
     algorithm = ppo(
-        learning_rate=Linear(3e-3, 0.0), discount=DISCOUNT, rollout_length=16, num_epochs=4, num_minibatches=4,
-        entropy_coef=0.001, policy_hidden=(32,), value_hidden=(32,), recurrent_size=16 if recurrent else 0,
-    )  # fmt: skip
+        learning_rate=Linear(3e-3, 0.0),
+        discount=DISCOUNT,
+        rollout_length=16,
+        num_epochs=4,
+        num_minibatches=4,
+        entropy_coef=0.001,
+        policy_hidden=(32,),
+        value_hidden=(32,),
+        recurrent_size=16 if recurrent else 0,
+    )
     return train(names, algorithm, 24_000 if recurrent else 12_000)
 
 
@@ -130,10 +137,19 @@ def learned_forgetful_ppo(names: tuple[str, ...]) -> Trained:
 @cache
 def learned_sac(names: tuple[str, ...]) -> Trained:
     algorithm = sac(
-        learning_rate=3e-3, temperature_learning_rate=1e-2, initial_temperature=0.1, discount=DISCOUNT, tau=0.05,
-        target_entropy_per_action=-2.0, updates_per_tick=16, batch_size=64, buffer_size=8_000, warmup_steps=256,
-        policy_hidden=(32, 32), critic_hidden=(32, 32),
-    )  # fmt: skip
+        learning_rate=3e-3,
+        temperature_learning_rate=1e-2,
+        initial_temperature=0.1,
+        discount=DISCOUNT,
+        tau=0.05,
+        target_entropy_per_action=-2.0,
+        updates_per_tick=16,
+        batch_size=64,
+        buffer_size=8_000,
+        warmup_steps=256,
+        policy_hidden=(32, 32),
+        critic_hidden=(32, 32),
+    )
     return train(names, algorithm, 4_000)
 
 

@@ -25,9 +25,16 @@ LOW, HIGH = -2.0, 1.0
 
 def small_sac(**options):
     defaults = dict(
-        n_step=N, batch_size=8, buffer_size=64, updates_per_tick=1, warmup_steps=0, policy_hidden=(3,),
-        critic_hidden=(3,), activation="tanh", initial_temperature=0.4,
-    )  # fmt: skip
+        n_step=N,
+        batch_size=8,
+        buffer_size=64,
+        updates_per_tick=1,
+        warmup_steps=0,
+        policy_hidden=(3,),
+        critic_hidden=(3,),
+        activation="tanh",
+        initial_temperature=0.4,
+    )
     return sac(**defaults | options)
 
 

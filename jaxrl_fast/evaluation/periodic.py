@@ -13,8 +13,8 @@ from jaxrl_fast.core import EpisodeTotals
 from jaxrl_fast.environments.env import VecEnv, vectorize
 from jaxrl_fast.environments.host_env import HostEnv
 from jaxrl_fast.evaluation.episodes import play
+from jaxrl_fast.evaluation.on_host import evaluation_on_host
 from jaxrl_fast.experience.binding import Bound
-from jaxrl_fast.fragments.host_sampling import evaluation_on_host
 from jaxrl_fast.graph import distributed
 from jaxrl_fast.graph.dataflow import TrainState
 from jaxrl_fast.policy.policies import Policy, PolicyParams, make_policy
@@ -32,15 +32,21 @@ class PeriodicEvaluation(NamedTuple):
 
 
 def make_periodic_evaluation(
-    env: VecEnv | HostEnv, algorithm: Algorithm, agent: Bound, keys: jax.Array, episodes: int,
+    env: VecEnv | HostEnv,
+    algorithm: Algorithm,
+    agent: Bound,
+    keys: jax.Array,
+    episodes: int,
     should_stop: Callable[[], bool],
-) -> PeriodicEvaluation:  # fmt: skip
+) -> PeriodicEvaluation:
     """How the policies of a run's seeds, one for each of ``keys``, are evaluated, and which is stored in the end."""
     num_seeds = len(keys)
     made_by = {
-        "algo": algorithm.name, "options": algorithm.options, "num_envs": env.num_envs,
+        "algo": algorithm.name,
+        "options": algorithm.options,
+        "num_envs": env.num_envs,
         "normalize_observations": agent.normalize_observations,
-    }  # fmt: skip
+    }
     evaluate = make_evaluation(env, make_policy(env.spec, agent.acting, PolicyParams({}, None), made_by), episodes)
 
     def totals(state: TrainState) -> EpisodeTotals | None:

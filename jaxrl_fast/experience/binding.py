@@ -60,9 +60,15 @@ def bind(algorithm: Algorithm, spec: EnvSpec, num_envs: int) -> Bound:
         sizes = data.num_batches, data.batch_size * data.sequence_length, warmup_ticks(agent, data, num_envs)
         experience = off_policy_experience(agent, data, view, num_envs, memory=memory)
     return Bound(
-        agent.parts, acting, experience, resolve(algorithm.hyper, jnp.zeros(())), agent.rollout_length, *sizes,
-        bool(agent.normalize_observations), agent.normalize_rewards,
-    )  # fmt: skip
+        agent.parts,
+        acting,
+        experience,
+        resolve(algorithm.hyper, jnp.zeros(())),
+        agent.rollout_length,
+        *sizes,
+        bool(agent.normalize_observations),
+        agent.normalize_rewards,
+    )
 
 
 def with_sequences(agent: Agent, *, memory: bool) -> OnPolicy | Replay:

@@ -96,8 +96,7 @@ def image_buffer(
             stream = _write(stream, position, by_shard(frame, shards), new)
             return _write(stream, position + 1, by_shard(successor, shards), jnp.ones_like(new))
 
-        images = only_images(view, rollout.obs), only_images(view, rollout.next_obs)
-        frames = jax.tree.map(write, state.frames, *images)
+        frames = jax.tree.map(write, state.frames, only_images(view, rollout.obs), only_images(view, rollout.next_obs))
         place = Place(*(leaf.swapaxes(0, 1).reshape(steps, num_envs) for leaf in (position, start)))
         return ImageRingState(
             plain.add(state.ring, _placed(view, rollout, place)), frames, position[:, -1] + 1, start[:, -1]
@@ -121,11 +120,12 @@ def image_buffer(
         lost = jnp.minimum(state.ring.steps, capacity_t) - usable(state)
         return {"lost_steps": jnp.sum(lost).astype(jnp.float32) * per_shard}
 
-    def end(state: ImageRingState) -> ImageRingState:
-        return state._replace(ring=end_episodes(state.ring))
-
     axes = ImageRingState(plain.state_axes, 0, 0, 0)  # type: ignore[arg-type]  # axes
-    return Buffer(init, add, sample, end, shards, axes, metrics)
+    return Buffer(init, add, sample, _end_episodes, shards, axes, metrics)
+
+
+def _end_episodes(state: ImageRingState) -> ImageRingState:
+    return state._replace(ring=end_episodes(state.ring))
 
 
 def _with_frames(view: View, frames: PyTree, drawn: Drawn, env: jax.Array, width: int) -> Drawn:

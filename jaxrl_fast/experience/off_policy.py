@@ -25,15 +25,22 @@ def off_policy_experience(agent: Agent, data: Replay, view: View, num_envs: int,
     window = Window(window_length(data), data.sequence_length if memory else 1, data.keep, memory)
     images = bool(jax.tree.leaves(view.images))
     sizes: dict[str, Any] = dict(
-        capacity=data.capacity, num_envs=num_envs, batch_size=data.batch_size, num_batches=data.num_batches,
+        capacity=data.capacity,
+        num_envs=num_envs,
+        batch_size=data.batch_size,
+        num_batches=data.num_batches,
         window=window,
-    )  # fmt: skip
+    )
     buffer = image_buffer(view, **sizes) if images else ring_buffer(**sizes)
 
     def step(
-        state: PyTree, rollout: Transition, learned: dict[str, Learned], statistics: Statistics | None, hyper: Any,
+        state: PyTree,
+        rollout: Transition,
+        learned: dict[str, Learned],
+        statistics: Statistics | None,
+        hyper: Any,
         key: jax.Array,
-    ) -> tuple[PyTree, Batches]:  # fmt: skip
+    ) -> tuple[PyTree, Batches]:
         state = buffer.add(state, rollout)
         drawn = buffer.sample(state, key)
         steps = scale_experience(drawn.steps, statistics, hyper.reward_scale, agent.normalize_rewards)
@@ -41,9 +48,15 @@ def off_policy_experience(agent: Agent, data: Replay, view: View, num_envs: int,
         return state, Batches(Tabled(batch, drawn.tables) if images else batch, in_turn(data, buffer.shards))
 
     return Experience(
-        buffer.init, step, take_tabled if images else take_batch, buffer.shards, state_axes=buffer.state_axes,
-        metrics=buffer.metrics, end_episodes=buffer.end_episodes, refills=True,
-    )  # fmt: skip
+        buffer.init,
+        step,
+        take_tabled if images else take_batch,
+        buffer.shards,
+        state_axes=buffer.state_axes,
+        metrics=buffer.metrics,
+        end_episodes=buffer.end_episodes,
+        refills=True,
+    )
 
 
 def in_turn(data: Replay, shards: int) -> jax.Array:

@@ -35,16 +35,24 @@ def on_policy_experience(agent: Agent, data: OnPolicy, view: View, num_envs: int
     def batches_of(rollout: Transition, values: Any, hyper: Any, key: jax.Array) -> Batches:
         batch = make_batch(data, rollout, values, hyper)
         shuffled = shuffled_epochs(
-            batch, key, num_envs=num_envs, sequence_length=length, num_epochs=data.num_epochs,
+            batch,
+            key,
+            num_envs=num_envs,
+            sequence_length=length,
+            num_epochs=data.num_epochs,
             num_minibatches=data.num_minibatches,
-        )  # fmt: skip
+        )
         starts = jax.tree.map(lambda x: x[::length], rollout.extras.memory)
         return shuffled._replace(data=shuffled.data._replace(memory=cut(starts, shards, 1)))
 
     def step(
-        state: PyTree, rollout: Transition, learned: dict[str, Learned], statistics: Statistics | None, hyper: Any,
+        state: PyTree,
+        rollout: Transition,
+        learned: dict[str, Learned],
+        statistics: Statistics | None,
+        hyper: Any,
         key: jax.Array,
-    ) -> tuple[PyTree, Batches]:  # fmt: skip
+    ) -> tuple[PyTree, Batches]:
         scaled = scale_experience(rollout, statistics, hyper.reward_scale, agent.normalize_rewards)
         if not stacks:
             return state, batches_of(scaled, values_of(agent, data, scaled, learned), hyper, key)

@@ -56,9 +56,16 @@ def sample_fragment(env: VecEnv, agent: Bound) -> Fragment:
         return private, {"rollout": rollout}, metrics
 
     return Fragment(
-        "sample", init, step, reads, ("rollout",),
-        private_axes=0, write_axes={"rollout": 1}, width=env.num_envs, unit="environments",
-    )  # fmt: skip
+        "sample",
+        init,
+        step,
+        reads,
+        ("rollout",),
+        private_axes=0,
+        write_axes={"rollout": 1},
+        width=env.num_envs,
+        unit="environments",
+    )
 
 
 def statistics_fragment(env: VecEnv | HostEnv, agent: Bound, nan: OnNan = "stop") -> Fragment:
@@ -85,10 +92,16 @@ def statistics_fragment(env: VecEnv | HostEnv, agent: Bound, nan: OnNan = "stop"
         return after, {"statistics": after.statistics}, {}
 
     return Fragment(
-        "statistics", init, step, ("rollout",), ("statistics",), publish=lambda p: {"statistics": p.statistics},
-        private_axes=StatisticsState(statistics=None, discounted=0), width=env.num_envs,  # type: ignore[arg-type]
+        "statistics",
+        init,
+        step,
+        ("rollout",),
+        ("statistics",),
+        publish=lambda p: {"statistics": p.statistics},
+        private_axes=StatisticsState(statistics=None, discounted=0),
+        width=env.num_envs,  # type: ignore[arg-type]
         unit="environments",
-    )  # fmt: skip
+    )
 
 
 def experience_fragment(env: VecEnv | HostEnv, agent: Bound) -> Fragment:
@@ -106,10 +119,16 @@ def experience_fragment(env: VecEnv | HostEnv, agent: Bound) -> Fragment:
         return private, {"batches": batches}, agent.experience.metrics(private)
 
     return Fragment(
-        "experience", init, step, reads, ("batches",), private_axes=agent.experience.state_axes,
-        write_axes={"batches": Batches(data=0, indices=1)}, width=agent.experience.shards,  # type: ignore[arg-type]
+        "experience",
+        init,
+        step,
+        reads,
+        ("batches",),
+        private_axes=agent.experience.state_axes,
+        write_axes={"batches": Batches(data=0, indices=1)},
+        width=agent.experience.shards,  # type: ignore[arg-type]
         unit="logical shards (common divisor of 8, num_envs and the batch)",
-    )  # fmt: skip
+    )
 
 
 def build_graph(
@@ -138,9 +157,13 @@ def build_graph(
         raise ValueError(f"a schedule among the rates of {algorithm.name} needs total_steps")
     lag = overlap in ("sampling", "all")
     learning = build_learners(
-        agent, side_by_side=overlap in ("actor_critic", "all"), learners=learners, average=average,
-        start=empty_until + agent.warmup_ticks + lag, nan=nan,
-    )  # fmt: skip
+        agent,
+        side_by_side=overlap in ("actor_critic", "all"),
+        learners=learners,
+        average=average,
+        start=empty_until + agent.warmup_ticks + lag,
+        nan=nan,
+    )
     statistics = (statistics_fragment(env, agent, nan),) if _needs_statistics(agent) else ()
     before = (sampler(env, agent), *statistics, experience_fragment(env, agent))
     last_tick = {"statistics", *agent.parts}

@@ -24,7 +24,7 @@ from jaxrl_fast.fragments.host_sampling import (
 from jaxrl_fast.graph.dataflow import Channels, Fragment
 
 
-class _Under(NamedTuple):
+class Pending(NamedTuple):
     """Where each environment stands, ``[E, ...]``, and what was decided for it last: what `HostRecord` needs."""
 
     obs: Any
@@ -45,7 +45,7 @@ def arrival_sample_fragment(env: HostEnv, agent: Bound, rollout_shapes: Transiti
         # Copied: what a tick was given is not to change.
         obs, first, carry = jax.tree.map(np.array, jax.device_get((start.obs, start.first, start.carry)))
         one = jax.tree.map(lambda s: np.zeros(s.shape[1:], s.dtype), (rollout_shapes.action, rollout_shapes.extras))
-        now = _Under(obs, first, *one)
+        now = Pending(obs, first, *one)
         recording = Recording(length, num_envs, 0)
         extras = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), rollout_shapes.extras)
         taken, calls = np.zeros(num_envs, np.int32), 0

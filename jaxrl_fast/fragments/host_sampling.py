@@ -1,4 +1,4 @@
-"""Host environments in the graph: sampling driven from Python, and whole episodes for evaluation.
+"""Host environments in the graph: sampling driven from Python.
 
 Actions are computed on the devices of the sampling fragment's group, for one group of environments while the others
 are being stepped (double buffering, as in Sample Factory, arXiv 2006.11751, section 3.1).
@@ -13,17 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_fast.core import EpisodeTotals, PyTree, Transition
+from jaxrl_fast.core import PyTree, Transition
 from jaxrl_fast.environments.host_env import MAX_STEPS, HostEnv, HostStep
 from jaxrl_fast.experience.binding import Bound
 from jaxrl_fast.graph.dataflow import Channels, Fragment
 from jaxrl_fast.numerics.running_stats import normalize
-from jaxrl_fast.policy.policies import Policy, PolicyParams
 
 T = TypeVar("T")
 R = TypeVar("R")
-STEP_LIMIT = 100_000
-"""Where an evaluation episode of an environment without a time limit is cut, in steps."""
 
 
 class HostSamplerState(NamedTuple):
@@ -136,50 +133,8 @@ def host_fragment(env: HostEnv, agent: Bound, rollout_shapes: Transition, step: 
     return Fragment("sample", init, step, reads, ("rollout",), publish, host=True)
 
 
-def play_on_host(
-    act: Callable[..., Any], initial_carry: Callable[[int], PyTree], env: HostEnv, params: PyTree, seed: int
-) -> EpisodeTotals:
-    """The first episode of every environment, totals ``[E]``, as `evaluation.play`. ``act`` should be compiled."""
-    obs = env.reset(seed)
-    finished = np.zeros(env.num_envs, bool)
-    totals = EpisodeTotals(np.zeros(env.num_envs, np.float32), np.zeros(env.num_envs, np.int32))  # type: ignore[arg-type]
-    carry, first = initial_carry(env.num_envs), ~finished
-    key = jax.random.key(seed)
-    for _ in range(env.spec.max_episode_steps or STEP_LIMIT):
-        action, carry = act(params, carry, obs, first, key)
-        env.send(np.asarray(action), 0)
-        step = env.recv(0)
-        obs, first = step.obs, step.terminated | step.truncated
-        own = EpisodeTotals(step.episode_return, step.episode_length)  # type: ignore[arg-type]
-        totals = jax.tree.map(partial(np.where, finished), totals, own)
-        finished = finished | first
-        if finished.all():
-            break
-    return totals
-
-
-def evaluation_on_host(
-    policy: Policy, env: HostEnv, episodes: int
-) -> Callable[[PolicyParams, jax.Array], EpisodeTotals]:
-    """``evaluate(params, keys)``: totals ``[S, episodes]``, always from the same starts, in environments of its own."""
-    act = jax.jit(policy.act)
-
-    def evaluate(params: PolicyParams, keys: jax.Array) -> EpisodeTotals:
-        worlds, rows = env.another(episodes), []
-        try:
-            for i, key in enumerate(keys):
-                seed = int(jax.random.bits(jax.random.fold_in(key, 0xE7A1), (), jnp.uint32))
-                one = jax.tree.map(itemgetter(i), params)
-                rows.append(play_on_host(act, policy.initial_carry, worlds, one, seed))
-        finally:
-            worlds.close()
-        return jax.tree.map(lambda *totals: np.stack(totals), *rows)
-
-    return evaluate
-
-
-def telling(run: Callable[[T], R], env: HostEnv, tell: Callable[[str], None]) -> Callable[[T], R]:
-    """``run``, after which what has happened in the environments is told."""
+def print_events_after(run: Callable[[T], R], env: HostEnv, tell: Callable[[str], None]) -> Callable[[T], R]:
+    """``run``, after which ``tell`` gets what has happened in the environments, in lines."""
 
     def call(state: T) -> R:
         result = run(state)
@@ -267,8 +222,15 @@ def collect(record: HostRecord, extras: PyTree, axis: int = 0) -> tuple[Transiti
     """The rollout ``[T, E, ...]`` and its sums, as `rollout.unroll` gives them; time is axis ``axis``."""
     step = record.step
     fields: Any = (
-        record.obs, record.action, step.reward, step.next_obs, step.terminated, step.truncated, record.first, extras
-    )  # fmt: skip
+        record.obs,
+        record.action,
+        step.reward,
+        step.next_obs,
+        step.terminated,
+        step.truncated,
+        record.first,
+        extras,
+    )
     done = (step.terminated | step.truncated) & (step.episode_length > 0)  # not a step that was lost
     real = [x for x in jax.tree.leaves((step.next_obs, step.reward)) if np.issubdtype(x.dtype, np.floating)]
     bad = np.any([~np.isfinite(x).reshape(*x.shape[: axis + 1], -1).all(axis=-1) for x in real], axis=0)

@@ -46,9 +46,14 @@ class Learning(NamedTuple):
 
 
 def build_learners(
-    agent: Bound, *, side_by_side: bool = False, learners: int = 1, average: Average = "gradients", start: int = 0,
+    agent: Bound,
+    *,
+    side_by_side: bool = False,
+    learners: int = 1,
+    average: Average = "gradients",
+    start: int = 0,
     nan: OnNan = "stop",
-) -> Learners:  # fmt: skip
+) -> Learners:
     """The learning half of a graph; its fragments read ``batches`` and write a channel of `Learned` for each part.
 
     In turns, each part sees what the others have just learned, at every update (SAC and TD3 as published);
@@ -93,9 +98,16 @@ def learn_fragment(learning: Learning, team: tuple[str, ...] | None = None) -> F
         return {name: private[name].learned for name in team}
 
     return Fragment(
-        _named("learn", parts, team), init, step, ("batches", *outside), team, publish, start=learning.start,
-        init_name="learn", counts=True,
-    )  # fmt: skip
+        _named("learn", parts, team),
+        init,
+        step,
+        ("batches", *outside),
+        team,
+        publish,
+        start=learning.start,
+        init_name="learn",
+        counts=True,
+    )
 
 
 def _averaging_parameters(learning: Learning, team: tuple[str, ...], learners: int) -> tuple[Fragment, Fragment]:
@@ -132,11 +144,21 @@ def _averaging_parameters(learning: Learning, team: tuple[str, ...], learners: i
     local = tuple(_local(name) for name in team)
     return (
         Fragment(
-            learn, init, step, ("batches", *team, *outside), local, start=learning.start, init_name="learn",
-            counts=True, private_axes=0, write_axes=dict.fromkeys(local, 0), width=learners, unit="learners",
+            learn,
+            init,
+            step,
+            ("batches", *team, *outside),
+            local,
+            start=learning.start,
+            init_name="learn",
+            counts=True,
+            private_axes=0,
+            write_axes=dict.fromkeys(local, 0),
+            width=learners,
+            unit="learners",
         ),
         Fragment(server, init_server, step_server, local, team, lambda p: p, start=learning.start, init_name="learn"),
-    )  # fmt: skip
+    )
 
 
 def _averaging_gradients(learning: Learning, side_by_side: bool, learners: int) -> Learners:
@@ -189,20 +211,43 @@ def _gradients_and_server(learning: Learning, name: str, learners: int) -> tuple
     own = _gradients(name)
     return (
         Fragment(
-            own, lambda key: (), step, ("batches", name, *part.reads), (own,), start=learning.start, rounds=rounds,
-            counts=True, write_axes={own: 0}, width=learners, unit="learners",
+            own,
+            lambda key: (),
+            step,
+            ("batches", name, *part.reads),
+            (own,),
+            start=learning.start,
+            rounds=rounds,
+            counts=True,
+            write_axes={own: 0},
+            width=learners,
+            unit="learners",
         ),
         Fragment(
-            f"server_{name}", init_server, step_server, (own,), (name,), publish, start=learning.start, rounds=rounds,
-            counts=True, init_name="learn",
+            f"server_{name}",
+            init_server,
+            step_server,
+            (own,),
+            (name,),
+            publish,
+            start=learning.start,
+            rounds=rounds,
+            counts=True,
+            init_name="learn",
         ),
-    )  # fmt: skip
+    )
 
 
 def _make_updates(
-    learning: Learning, team: tuple[str, ...], states: States, peers: Channels, batches: Batches, key: jax.Array,
-    hyper: Any, turn: jax.Array,
-) -> tuple[States, Metrics]:  # fmt: skip
+    learning: Learning,
+    team: tuple[str, ...],
+    states: States,
+    peers: Channels,
+    batches: Batches,
+    key: jax.Array,
+    hyper: Any,
+    turn: jax.Array,
+) -> tuple[States, Metrics]:
     """K updates of the parts in ``team``, in turns in this order, against ``peers``; metrics ``[K]``."""
     parts, take, drop = learning.parts, learning.agent.experience.take, learning.nan == "skip"
     rounds = batches.indices.shape[0]

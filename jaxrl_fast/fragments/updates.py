@@ -31,18 +31,30 @@ def init_part(part: Part, key: jax.Array, hyper: Any) -> PartState:
 
 
 def update(
-    part: Part, state: PartState, peers: dict[str, Learned], batch: Any, key: jax.Array, hyper: Any,
-    updates: jax.Array | int = 0, *, drop_nonfinite: bool = False,
-) -> tuple[PartState, Metrics]:  # fmt: skip
+    part: Part,
+    state: PartState,
+    peers: dict[str, Learned],
+    batch: Any,
+    key: jax.Array,
+    hyper: Any,
+    updates: jax.Array | int = 0,
+    *,
+    drop_nonfinite: bool = False,
+) -> tuple[PartState, Metrics]:
     """One gradient update of a part by one learner; ``updates`` were made in the run before it."""
     found = part.gradients(state.learned, peers, batch, key, hyper)
     return apply_gradients(part, state, found, hyper, updates, drop_nonfinite=drop_nonfinite)
 
 
 def apply_gradients(
-    part: Part, state: PartState, found: Found, hyper: Any, updates: jax.Array | int = 0, *,
+    part: Part,
+    state: PartState,
+    found: Found,
+    hyper: Any,
+    updates: jax.Array | int = 0,
+    *,
     drop_nonfinite: bool = False,
-) -> tuple[PartState, Metrics]:  # fmt: skip
+) -> tuple[PartState, Metrics]:
     """The part after a step along the gradients, and the metrics of both.
 
     With ``drop_nonfinite`` nothing changes where the step would give a NaN or an infinity; ``dropped_updates`` is 1

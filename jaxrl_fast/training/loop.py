@@ -19,7 +19,7 @@ from jaxrl_fast.evaluation.periodic import PeriodicEvaluation, make_periodic_eva
 from jaxrl_fast.experience.binding import bind
 from jaxrl_fast.fragments.build import Overlap, build_graph
 from jaxrl_fast.fragments.callbacks import check_placement, in_graph, make_bridge, reraise_callback_error
-from jaxrl_fast.fragments.host_sampling import telling
+from jaxrl_fast.fragments.host_sampling import print_events_after
 from jaxrl_fast.fragments.learners import Average, OnNan
 from jaxrl_fast.graph import distributed
 from jaxrl_fast.graph import program as programs
@@ -170,7 +170,7 @@ def run_job(
     if folder is not None:
         title = f"{job.env.spec.name}, {job.algorithm.name}, placement {job.placement.name}, overlap {job.overlap}"
         draw_run(folder.path / "graph.svg", title, job.graph, job.placement, state, run, job.num_seeds, tell)
-    call = telling(run, job.env, tell) if isinstance(job.env, HostEnv) else run
+    call = print_events_after(run, job.env, tell) if isinstance(job.env, HostEnv) else run
     try:
         with reraise_callback_error(job.failures):
             state = drive(call, state, evaluation.totals, recorder, saver, should_stop)

@@ -24,9 +24,13 @@ class Plan(NamedTuple):
 
 
 def plan_run(
-    env: VecEnv | HostEnv, agent: Bound, total_steps: int, eval_every: int | None, checkpoint_every: int | None = None,
+    env: VecEnv | HostEnv,
+    agent: Bound,
+    total_steps: int,
+    eval_every: int | None,
+    checkpoint_every: int | None = None,
     progress: dict[str, Any] | None = None,
-) -> Plan:  # fmt: skip
+) -> Plan:
     """Cut a run into about a hundred equal chunks, or more if these would be long, with the least overshoot over
     ``total_steps``. A resumed run keeps the chunks that it had, according to the ``progress`` of its checkpoint.
 

@@ -103,9 +103,16 @@ def updates_only(env: VecEnv | HostEnv, algorithm: Algorithm) -> Graph:
 
     axes = source.write_axes["batches"]
     batches = Fragment(
-        "batches", init, step, (), ("batches",), private_axes=axes, write_axes={"batches": axes},
-        width=source.width, unit=source.unit,
-    )  # fmt: skip
+        "batches",
+        init,
+        step,
+        (),
+        ("batches",),
+        private_axes=axes,
+        write_axes={"batches": axes},
+        width=source.width,
+        unit=source.unit,
+    )
     return Graph((batches, learn_fragment(Learning(agent))), hyper_at=lambda hyper, tick: resolve(hyper, jnp.zeros(())))
 
 

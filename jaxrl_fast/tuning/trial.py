@@ -72,7 +72,7 @@ def measure(request: Request, say: Callable[..., None], wait: Callable[[], None]
         agent = bind(algorithm, env.spec, env.num_envs)
         facts = describe(run, env, agent)
         if request.what == "environments" and isinstance(env, HostEnv):
-            measured = on_host(env, agent.rollout_length)
+            measured = measure_on_host(env, agent.rollout_length)
         else:
             measured = compiled(request, run, env, algorithm, agent)
         say("ready", **facts, memory_bytes=measured.memory_bytes, compile_s=measured.compile_s)
@@ -96,7 +96,7 @@ def repeat(measured: Measured, chunks: int) -> dict[str, Any]:
     return {"seconds": seconds, "ticks": measured.ticks * chunks, "peak_bytes": peak_bytes(), "others": others}
 
 
-def on_host(env: HostEnv, rollout_length: int) -> Measured:
+def measure_on_host(env: HostEnv, rollout_length: int) -> Measured:
     """Environments alone that are stepped outside JAX, a tick at a time."""
     steps = ceiling.host_environments_only(env)
 
