@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tomllib
 import zipfile
 from pathlib import Path
 
@@ -242,12 +241,10 @@ FACTORIES = {"ppo", "sac", "dqn", "learn"}
 
 def own_lines(function: ast.FunctionDef) -> int:
     """Lines of a function without its docstring, of a factory without its signature."""
-    first = function.body[1 if ast.get_docstring(function) else 0]
-    docstring = function.body[0]
+    docstring = function.body[0] if ast.get_docstring(function) else None
     if function.name in FACTORIES:
-        return function.end_lineno - first.lineno + 1
-    apart = docstring.end_lineno - docstring.lineno + 1 if first is not docstring else 0
-    return function.end_lineno - function.lineno + 1 - apart
+        return function.end_lineno - (docstring.end_lineno if docstring else function.lineno)
+    return function.end_lineno - function.lineno + 1 - (docstring.end_lineno - docstring.lineno + 1 if docstring else 0)
 
 
 def test_files_functions_and_signatures_are_short():
