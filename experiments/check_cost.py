@@ -23,7 +23,7 @@ from describe import machine, versions
 import envs
 import jaxrl_fast as jf
 from jaxrl_fast.fragments import build, rollout
-from jaxrl_fast.fragments.build import build_graph
+from jaxrl_fast.fragments.build import GraphOptions, build_graph
 from jaxrl_fast.graph import program as programs
 from jaxrl_fast.graph.placements import fused
 from jaxrl_fast.runs import checkpoint_files
@@ -47,7 +47,7 @@ def prepare(words: list[str], ticks: int, *, checked: bool) -> tuple[Callable[[]
     with ExitStack() as stack:
         for patch in [] if checked else without:
             stack.enter_context(patch)
-        graph, agent = build_graph(env, algorithm, total_steps=run.total_steps)
+        graph, agent = build_graph(env, algorithm, GraphOptions(total_steps=run.total_steps))
         program = programs.compile(graph, fused(graph, jax.devices()), ticks)
         init, chunk = program.ready(jax.random.split(jax.random.key(0), 1), algorithm.hyper)
     state = [init(jax.random.split(jax.random.key(0), 1), algorithm.hyper)]
@@ -71,17 +71,17 @@ def spread(values: list[float]) -> dict[str, float]:
 
 def checkpoint_cost(state: Any, repeats: int) -> dict[str, Any]:
     """Seconds of the copy, for which training waits, and of the write, for which it does not."""
-    copies, writes = [], []
-    content = {"settings": {}, "progress": {}, "score": None, "left_out": False}
+    copies, writes, refills = [], [], ["experience"]
+    content = {"settings": {}, "progress": {}, "score": None, "refills": refills, "left_out": False}
     with tempfile.TemporaryDirectory() as folder:
         for number in range(repeats):
             begin = time.perf_counter()
-            arrays = checkpoint_files.snapshot(state)
+            arrays = checkpoint_files.snapshot(state, refills)
             copied = time.perf_counter()
             checkpoint_files.write(Path(folder), number, arrays, content)
             copies.append(copied - begin)
             writes.append(time.perf_counter() - copied)
-    return {"bytes": sum(checkpoint_files.sizes(state)), "copy_s": spread(copies), "write_s": spread(writes)}
+    return {"bytes": sum(checkpoint_files.sizes(state, refills)), "copy_s": spread(copies), "write_s": spread(writes)}
 
 
 def main(repeats: int) -> None:

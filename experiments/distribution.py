@@ -23,7 +23,7 @@ from timeline import Timeline, record
 
 import jaxrl_fast as jf
 from jaxrl_fast.experience.binding import bind
-from jaxrl_fast.fragments.build import build_graph
+from jaxrl_fast.fragments.build import GraphOptions, build_graph
 from jaxrl_fast.graph import program as programs
 from jaxrl_fast.graph.chain import Chain
 from jaxrl_fast.graph.placements import PLACEMENTS
@@ -84,7 +84,9 @@ class Ready(NamedTuple):
 
 def make_ready(env: Any, algorithm: jf.Algorithm, case: Case, ticks: int) -> Ready:
     """Compile and warm up one case."""
-    graph, agent = build_graph(env, algorithm, overlap=case.overlap, learners=case.learners, total_steps=10**9)  # type: ignore[arg-type]
+    graph, agent = build_graph(
+        env, algorithm, GraphOptions(overlap=case.overlap, learners=case.learners, total_steps=10**9)
+    )  # type: ignore[arg-type]
     placed = PLACEMENTS[case.placement](graph, jax.devices())
     program = programs.compile(graph, placed, ticks)
     keys = jax.random.split(jax.random.key(0), 1)

@@ -21,7 +21,7 @@ from describe import machine, versions
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import jaxrl_fast as jf
-from jaxrl_fast.fragments.build import Overlap, build_graph
+from jaxrl_fast.fragments.build import GraphOptions, Overlap, build_graph
 from jaxrl_fast.graph import program as programs
 from jaxrl_fast.graph.dataflow import Graph, TrainState
 from jaxrl_fast.graph.placements import PLACEMENTS
@@ -95,7 +95,7 @@ def compare(algo: str, env_name: str, overlap: Overlap) -> list[dict[str, Any]]:
     env, rows = jf.make_env(env_name, num_envs=8), []
     for learners, average in ((1, "gradients"), (2, "gradients"), (4, "gradients"), (2, "parameters")):
         chosen = algorithm(algo)
-        graph, _ = build_graph(env, chosen, overlap=overlap, learners=learners, average=average)  # type: ignore[arg-type]
+        graph, _ = build_graph(env, chosen, GraphOptions(overlap=overlap, learners=learners, average=average))  # type: ignore[arg-type]
         jobs = [(job, 20) for job in MOVING if job[2] == learners] + [
             (job, 1) for job in DIVIDING if job[2] == learners
         ]

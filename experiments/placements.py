@@ -18,7 +18,7 @@ from describe import machine, versions
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import jaxrl_fast as jf
-from jaxrl_fast.fragments.build import build_graph
+from jaxrl_fast.fragments.build import GraphOptions, build_graph
 from jaxrl_fast.graph.dataflow import Graph
 from jaxrl_fast.graph.placements import PLACEMENTS, data_parallel, fused
 from jaxrl_fast.settings import config
@@ -71,7 +71,7 @@ def training(name: str, algo: str, ticks: int, seeds: int = 1) -> dict[str, Any]
     """The whole train step with its tuned settings under every placement."""
     run = config.compose([f"env={name}", f"algo={algo}"])
     env, algorithm = jf.make_env(name, num_envs=run.num_envs), make_algorithm(run)
-    graph, agent = build_graph(env, algorithm, total_steps=run.total_steps)
+    graph, agent = build_graph(env, algorithm, GraphOptions(total_steps=run.total_steps))
     warm = 1 + -(-agent.warmup_ticks // ticks)
     repeats = {label: ready(graph, place, ticks, algorithm.hyper, warm, seeds) for label, place in PLACEMENTS.items()}
     return in_turn(repeats, ticks * seeds * env.num_envs * agent.rollout_length)

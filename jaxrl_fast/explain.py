@@ -31,7 +31,7 @@ from jaxrl_fast.inspection.tables import new_console
 from jaxrl_fast.settings import cli, config
 from jaxrl_fast.settings.grammar import read_word
 from jaxrl_fast.settings.prepare import prepare_run
-from jaxrl_fast.settings.run_settings import Run, env_name, make_algorithm
+from jaxrl_fast.settings.run_settings import Run, env_name, graph_options, make_algorithm
 from jaxrl_fast.settings.schema import ConfigError
 from jaxrl_fast.training.planning import plan_run
 from jaxrl_fast.tuning import auto
@@ -61,15 +61,7 @@ def explain_run(words: Sequence[str]) -> int:
 def explain_on(env: VecEnv | HostEnv, run: Run, chosen: str, folder: Path) -> int:
     """As `explain_run`, when the machine and the environments are there; ``chosen``: what `prepare_run` said."""
     algorithm = make_algorithm(run)
-    graph, agent = build_graph(
-        in_graph(env).env,
-        algorithm,
-        overlap=run.overlap,
-        learners=run.learners,
-        average=run.average,
-        total_steps=run.total_steps,
-        nan=run.nan,
-    )
+    graph, agent = build_graph(in_graph(env).env, algorithm, graph_options(run))
     placed = place(graph, run.placement, run.devices)
     check_placement(env, placed)
     ticks = plan_run(env, agent, run.total_steps, run.eval_every, run.checkpoints.every).ticks_per_chunk

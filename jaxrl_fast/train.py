@@ -23,7 +23,7 @@ from jaxrl_fast.runs.progress import ProgressDisplay
 from jaxrl_fast.settings import cli, config
 from jaxrl_fast.settings.prepare import prepare_run, print_if_serial
 from jaxrl_fast.settings.run_report import add_to_summary, new_folder, print_closing, print_opening
-from jaxrl_fast.settings.run_settings import Run, flat_settings, make_algorithm
+from jaxrl_fast.settings.run_settings import Run, flat_settings, graph_options, make_algorithm
 from jaxrl_fast.training import cluster, resuming
 from jaxrl_fast.training.checks import check_host
 from jaxrl_fast.training.loop import learn
@@ -47,14 +47,7 @@ def train_run(run: Run) -> int:
 def train_on(env: VecEnv | HostEnv, run: Run, chosen: str, stop: StopSignal) -> int:
     """As `train_run`, when the machine and the environments are there; ``chosen``: what `prepare_run` said."""
     algorithm = make_algorithm(run)
-    graph, _ = build_graph(
-        in_graph(env).env,
-        algorithm,
-        overlap=run.overlap,
-        learners=run.learners,
-        average=run.average,
-        total_steps=run.total_steps,
-    )
+    graph, _ = build_graph(in_graph(env).env, algorithm, graph_options(run))
     check_host(env, run.num_seeds, run.debug)
     placed = place(graph, run.placement, run.devices)
     check_placement(env, placed)

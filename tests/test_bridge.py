@@ -13,7 +13,7 @@ from jaxrl_fast.core import Discrete, EnvSpec
 from jaxrl_fast.environments.host_env import HostEnv, HostStep
 from jaxrl_fast.fragments.build import build_graph
 from jaxrl_fast.fragments.callbacks import BridgeError, make_bridge, reraise_callback_error
-from jaxrl_fast.fragments.learners import init_learned
+from jaxrl_fast.fragments.learning import init_learned
 from jaxrl_fast.fragments.rollout import start, unroll
 from jaxrl_fast.graph import placements
 from jaxrl_fast.graph import program as programs

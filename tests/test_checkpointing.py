@@ -16,6 +16,7 @@ from jaxrl_fast.runs import checkpoint_files as files
 from jaxrl_fast.runs.checkpointing import Checkpointer, Checkpoints, find, newest_good, prune, remove_stale
 
 SETTINGS = {"env": "line", "algo.hidden": [8], "algo.learning_rate": 3e-4}
+REFILLS = ["experience"]
 PROGRESS = {"ticks": 3, "env_steps": 12, "wall_s": 0.5}
 
 
@@ -30,12 +31,12 @@ def state(value: float = 1.0) -> TrainState:
 
 
 def save(folder: Path, steps: int = 12, value: float = 1.0, score: float | None = None) -> Path:
-    content = {"settings": SETTINGS, "progress": PROGRESS, "score": score, "left_out": False}
-    return files.write(folder, steps, files.snapshot(state(value)), content)
+    content = {"settings": SETTINGS, "progress": PROGRESS, "score": score, "refills": REFILLS, "left_out": False}
+    return files.write(folder, steps, files.snapshot(state(value), REFILLS), content)
 
 
 def same(a: TrainState, b: TrainState) -> bool:
-    names = files.snapshot(jax.tree.map(jnp.asarray, a)), files.snapshot(b)
+    names = files.snapshot(jax.tree.map(jnp.asarray, a), REFILLS), files.snapshot(b, REFILLS)
     return names[0].keys() == names[1].keys() and all(
         x.dtype == y.dtype and x.tobytes() == y.tobytes()
         for x, y in zip(names[0].values(), names[1].values(), strict=True)
@@ -57,7 +58,7 @@ def test_what_is_read_is_what_was_written(saved):
 
 
 def test_the_size_that_is_announced_is_the_size_on_disk(saved):
-    announced = files.sizes(state())
+    announced = files.sizes(state(), REFILLS)
     for part, size in zip(("state", "replay"), announced, strict=True):
         on_disk = sum(f.stat().st_size for f in (saved / part).rglob("*") if f.is_file())
         assert size <= on_disk <= size + 30_000, part
@@ -106,7 +107,7 @@ def test_another_version_is_named(saved, tmp_path):
     copy = Path(shutil.copytree(saved, tmp_path / "12"))
     stored = json.loads((copy / "description.json").read_text())
     (copy / "description.json").write_text(json.dumps({**stored, "format": 99}))
-    with pytest.raises(files.CheckpointError, match="has format 99, this version of jaxrl_fast reads format 1"):
+    with pytest.raises(files.CheckpointError, match="has format 99, this version of jaxrl_fast reads format 2"):
         files.read_description(copy)
 
 
@@ -168,7 +169,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_newest_good_one(tmp_path):
 def test_the_writer_copies_what_it_is_given_before_it_returns(tmp_path):
     ours = {"sample": np.zeros(100_000, np.float32)}
     before = state()._replace(private={"sample": jax.device_put(ours["sample"])})
-    with Checkpointer(tmp_path, Checkpoints(), SETTINGS, print) as saver:
+    with Checkpointer(tmp_path, Checkpoints(), SETTINGS, REFILLS, print) as saver:
         saver.save(12, before, PROGRESS, None)
         jax.jit(lambda s: jax.tree.map(lambda x: x + 1, s), donate_argnums=0)(before.private)
     assert not files.read_arrays(files.read_description(tmp_path / "12"))["private.sample"].any()
@@ -177,7 +178,7 @@ def test_the_writer_copies_what_it_is_given_before_it_returns(tmp_path):
 def test_a_checkpoint_that_cannot_be_written_is_told_and_the_last_good_one_stays(tmp_path):
     told: list[str] = []
     folder = tmp_path / "checkpoints"
-    with Checkpointer(folder, Checkpoints(), SETTINGS, told.append) as saver:
+    with Checkpointer(folder, Checkpoints(), SETTINGS, REFILLS, told.append) as saver:
         saver.save(10, state(), PROGRESS, None)
         saver.wait()
         (folder / "20.unfinished").write_text("a file where a folder is to be made")

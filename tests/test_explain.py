@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from jaxrl_fast import explain
 from jaxrl_fast.graph import program as programs
 from jaxrl_fast.graph.dataflow import Fragment, Graph
+from jaxrl_fast.graph.division import Division
 from jaxrl_fast.graph.placements import Group, Placement, data_parallel, fused
 from jaxrl_fast.inspection import description as inspection
 from jaxrl_fast.inspection.description import ChannelFacts, Description, FragmentFacts, GroupFacts, bytes_moved, plain
@@ -57,10 +58,7 @@ def toy_graph() -> Graph:
         sample,
         ("weights", "scale"),
         ("rows",),
-        private_axes=0,
-        write_axes={"rows": 0},
-        width=8,
-        unit="rows (made up)",
+        division=Division(0, {"rows": 0}, 8, "rows (made up)"),
     )
     scaler = Fragment(
         "scale",

@@ -11,7 +11,7 @@ import tiny
 from jaxrl_fast.algorithms.ppo import ppo
 from jaxrl_fast.algorithms.sac import sac
 from jaxrl_fast.core import Transition
-from jaxrl_fast.fragments.build import build_graph
+from jaxrl_fast.fragments.build import GraphOptions, build_graph
 from jaxrl_fast.graph import dataflow as graphs
 from jaxrl_fast.numerics.schedules import Linear
 
@@ -43,7 +43,7 @@ def small_sac(**options):
 def train_step(name: str, overlap: str = "none"):
     """``(graph, init, jitted tick)``, made once for all tests."""
     algorithm = {"ppo": small_ppo, "sac": small_sac}[name]()
-    graph, _ = build_graph(tiny.line(discrete=name == "ppo"), algorithm, overlap=overlap)
+    graph, _ = build_graph(tiny.line(discrete=name == "ppo"), algorithm, GraphOptions(overlap=overlap))
     init = jax.jit(lambda key, hyper: graphs.init(graph, key, hyper))
     tick = jax.jit(lambda state: graphs.tick(graph, state))
     return graph, lambda key=KEY, hyper=algorithm.hyper: init(key, hyper), tick
@@ -165,7 +165,7 @@ def test_an_eagerly_made_state_can_be_donated(name):
 def test_a_scheduled_rate_changes_with_progress():
     env = tiny.line(discrete=True)  # 4 environments x 4 steps: 16 steps a tick
     algorithm = small_ppo(learning_rate=Linear(0.02, 0.0))
-    graph, _ = build_graph(env, algorithm, total_steps=64)
+    graph, _ = build_graph(env, algorithm, GraphOptions(total_steps=64))
     rates = [float(graph.hyper_at(algorithm.hyper, jnp.int32(t)).learning_rate) for t in (0, 2, 4, 9)]
     np.testing.assert_allclose(rates, [0.02, 0.01, 0.0, 0.0], atol=1e-8)
     tick = jax.jit(lambda state: graphs.tick(graph, state))

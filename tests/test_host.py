@@ -10,7 +10,7 @@ import tiny
 import jaxrl_fast as jf
 from jaxrl_fast.algorithms.ppo import ppo
 from jaxrl_fast.algorithms.sac import sac
-from jaxrl_fast.fragments.build import build_graph
+from jaxrl_fast.fragments.build import GraphOptions, build_graph
 from jaxrl_fast.graph import placements
 from jaxrl_fast.graph import program as programs
 from jaxrl_fast.graph.chain import Chain
@@ -31,7 +31,7 @@ def chunks(name: str, placement: str, overlap: str = "none", num: int = 3, seeds
     """Rollouts and the end of three chunks of two ticks."""
     env = tiny.host_line(discrete=name == "ppo", num_seeds=len(seeds))._replace(**how)
     keys = jax.vmap(jax.random.key)(np.array(seeds))
-    graph, _ = build_graph(env, algorithm(name), overlap=overlap)
+    graph, _ = build_graph(env, algorithm(name), GraphOptions(overlap=overlap))
     placed = placements.PLACEMENTS[placement](graph, jax.devices()[:2])
     program = programs.compile(graph, placed, 2, len(seeds))
     init, run = program.ready(keys, algorithm(name).hyper)

@@ -1,5 +1,7 @@
 """Learners: several that average gradients learn what one learns; several that average parameters, their mean."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +14,7 @@ from jaxrl_fast.algorithms.ppo import ppo
 from jaxrl_fast.algorithms.sac import sac
 from jaxrl_fast.core import Batches
 from jaxrl_fast.experience.minibatches import Experience, take_batch
-from jaxrl_fast.fragments.build import build_graph
+from jaxrl_fast.fragments.build import GraphOptions, build_graph
 from jaxrl_fast.fragments.learners import build_learners
 from jaxrl_fast.graph import dataflow as graphs
 from jaxrl_fast.networks.network import Network
@@ -49,7 +51,7 @@ def assert_close(got, want, atol: float):
 def test_learners_that_average_gradients_learn_what_one_learns_from_whole_batches():
     env, algorithm = tiny.line(discrete=True), small_ppo()
     one, metrics = after(build_graph(env, algorithm)[0], algorithm.hyper, 3)
-    graph, _ = build_graph(env, algorithm, learners=4)
+    graph, _ = build_graph(env, algorithm, GraphOptions(learners=4))
     several, own = after(graph, algorithm.hyper, 3)
     for name in ("actor", "critic"):
         assert_close(several.private[f"server_{name}"][name], one.private["learn"][name], atol=1e-5)
@@ -82,7 +84,7 @@ class Toy:
 
     def __init__(self, parts: dict[str, Part] | None = None, updates: int = 3) -> None:
         self.parts = parts or {"critic": quadratic("actor"), "actor": quadratic("critic")}
-        self.updates_per_tick, self.hyper = updates, ()
+        self.updates_per_tick, self.hyper, self.acting = updates, (), SimpleNamespace(chooses=("actor",))
         self.experience = Experience(lambda example: (), lambda *args: ((), None), take_batch, 2)
 
 
@@ -198,7 +200,7 @@ def test_readers_of_a_part_see_its_slow_target():
     algorithm = sac(
         batch_size=8, buffer_size=64, warmup_steps=1, updates_per_tick=2, policy_hidden=(4,), critic_hidden=(4,)
     )
-    graph, _ = build_graph(tiny.line(discrete=False), algorithm, learners=2)
+    graph, _ = build_graph(tiny.line(discrete=False), algorithm, GraphOptions(learners=2))
     reads = {f.name: f.reads for f in graph.fragments}
     assert reads["gradients_critic"] == ("batches", "critic", "actor")
     assert reads["gradients_actor"] == ("batches", "actor", "critic")
@@ -215,7 +217,7 @@ def test_gradients_that_are_not_finite_are_dropped_by_the_server_and_counted(ave
         return jnp.where(target > 0.5, jnp.inf, 1.0) * (value - target) ** 2
 
     algorithm = small_ppo(value_loss=broken, num_epochs=1)
-    graph, _ = build_graph(tiny.line(discrete=True), algorithm, learners=2, average=average, nan="skip")
+    graph, _ = build_graph(tiny.line(discrete=True), algorithm, GraphOptions(learners=2, average=average, nan="skip"))
     state, metrics = after(graph, algorithm.hyper, 1)
     dropped = sum(float(np.sum(v)) for name, v in metrics.items() if name.endswith("dropped_updates"))
     assert 0 < dropped == round(dropped)
@@ -225,4 +227,4 @@ def test_gradients_that_are_not_finite_are_dropped_by_the_server_and_counted(ave
 @pytest.mark.parametrize(("learners", "instead"), [(3, 2), (0, 1), (16, 4)])
 def test_learners_that_cannot_share_the_batches_are_refused(learners, instead):
     with pytest.raises(ValueError, match=f"learners={learners} cannot share .* write learners={instead}"):
-        build_graph(tiny.line(discrete=True), small_ppo(), learners=learners)
+        build_graph(tiny.line(discrete=True), small_ppo(), GraphOptions(learners=learners))

@@ -15,7 +15,7 @@ from jaxrl_fast.core import Batches
 from jaxrl_fast.experience.binding import Bound
 from jaxrl_fast.experience.minibatches import Experience, take_batch
 from jaxrl_fast.fragments.build import build_graph
-from jaxrl_fast.fragments.learners import Learning, OnNan, learn_fragment
+from jaxrl_fast.fragments.learning import Learning, OnNan, learn_fragment
 from jaxrl_fast.fragments.updates import all_finite, init_part, update
 from jaxrl_fast.graph.dataflow import Fragment, init
 from jaxrl_fast.networks.network import Network

@@ -158,9 +158,10 @@ def test_the_images_before_a_rollout_are_kept_where_replay_is_not(algorithm: Alg
     graph, _ = build_graph(jf.vectorize(pixel_worlds.walk(), num_envs=8), algorithm)
     state = jax.eval_shape(lambda: graphs.init(graph, KEY, algorithm.hyper))
     state = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), state._replace(key=()))
-    own, replay = checkpoint_files.sizes(state)
+    refills = graphs.tagged(graph, placements.REPLAY)
+    own, replay = checkpoint_files.sizes(state, refills)
     assert (replay > 0, own > 0) == (left_out, True)
-    names = checkpoint_files.snapshot(state, replay=False)
+    names = checkpoint_files.snapshot(state, refills, replay=False)
     assert any(name.startswith("private.experience") for name in names) != left_out
 
 

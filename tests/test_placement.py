@@ -50,7 +50,7 @@ def test_fused_holds_the_whole_graph_on_the_first_device():
 
 def test_sharded_sampling_divides_the_sampler_alone_and_serves_a_graph_without_one():
     devices = jax.devices()[:2]
-    graph = Graph((counter("sample"), counter("b")))
+    graph = Graph((counter("sample", tags=(placements.SAMPLING,)), counter("b")))
     groups = placements.sharded_sampling(graph, devices).groups
     assert groups == (Group(("sample",), tuple(devices)), Group(("b",), (DEVICE,)))
     assert placements.sharded_sampling(Graph((counter("b"),)), devices).groups == (Group(("b",), (DEVICE,)),)

@@ -20,7 +20,7 @@ from envs.pool.options import PoolOptions
 from jaxrl_fast.algorithms.ppo import ppo
 from jaxrl_fast.environments.host_env import HostEnv, HostStep
 from jaxrl_fast.fragments.build import build_graph
-from jaxrl_fast.fragments.learners import init_learned
+from jaxrl_fast.fragments.learning import init_learned
 
 ROOT = Path(__file__).parent.parent
 NUM_ENVS = 6

@@ -17,7 +17,7 @@ from jaxrl_fast.core import Discrete
 from jaxrl_fast.environments.env import Env, VecEnv, vectorize
 from jaxrl_fast.experience.binding import Bound, bind
 from jaxrl_fast.experience.scale import Statistics
-from jaxrl_fast.fragments.build import build_graph
+from jaxrl_fast.fragments.build import GraphOptions, build_graph
 from jaxrl_fast.fragments.rollout import start, unroll
 from jaxrl_fast.graph import dataflow as graphs
 from jaxrl_fast.numerics.running_stats import normalize
@@ -99,7 +99,7 @@ def train(names: tuple[str, ...], algorithm: Algorithm, total_steps: int) -> Tra
     ticks = total_steps // (NUM_ENVS * agent.rollout_length)
 
     def run(which, key):
-        graph, _ = build_graph(one_of(names, which), algorithm, total_steps=total_steps)
+        graph, _ = build_graph(one_of(names, which), algorithm, GraphOptions(total_steps=total_steps))
         state = graphs.init(graph, key, algorithm.hyper)
         return jax.lax.scan(lambda s, _: (graphs.tick(graph, s)[0], None), state, length=ticks)[0].private
 

@@ -11,7 +11,7 @@ import tiny
 from jaxrl_fast.algorithms.ppo import ppo
 from jaxrl_fast.algorithms.sac import sac
 from jaxrl_fast.environments.env import vectorize
-from jaxrl_fast.fragments.build import build_graph
+from jaxrl_fast.fragments.build import GraphOptions, build_graph
 from jaxrl_fast.graph import dataflow as graphs
 from jaxrl_fast.graph import placements
 from jaxrl_fast.graph import program as programs
@@ -51,7 +51,7 @@ def built(name: str, overlap: str = "none", num_envs: int = NUM_ENVS, recurrent:
     )
     algorithm = {"ppo": ppo, "sac": sac}[name](**options[name])
     env = tiny.line(discrete=name == "ppo", num_envs=num_envs)
-    return build_graph(env, algorithm, overlap=overlap, **learning)[0], algorithm.hyper
+    return build_graph(env, algorithm, GraphOptions(overlap=overlap, **learning))[0], algorithm.hyper
 
 
 @cache

@@ -13,7 +13,7 @@ import numpy as np
 from worker import say, serve
 
 import jaxrl_fast as jf
-from jaxrl_fast.fragments.build import build_graph
+from jaxrl_fast.fragments.build import GraphOptions, build_graph
 from jaxrl_fast.fragments.callbacks import in_graph
 from jaxrl_fast.graph import program as programs
 from jaxrl_fast.graph.placements import fused
@@ -29,7 +29,7 @@ def main(what: str, bridge: str = "host", overlap: str = "none") -> None:
     jf.setup(cpu_devices=1, cache=False)
     algorithm = jf.sac(**SAC)
     env = jf.make_env("gymnasium", id="HalfCheetah-v5", num_envs=NUM_ENVS, pool={"bridge": bridge})
-    graph, agent = build_graph(in_graph(env).env, algorithm, overlap=overlap)  # type: ignore[arg-type]
+    graph, agent = build_graph(in_graph(env).env, algorithm, GraphOptions(overlap=overlap))  # type: ignore[arg-type]
     if what == "update":
         graph = updates_only(env, algorithm)  # type: ignore[arg-type]  # shapes are all that it needs
     keys = jax.random.split(jax.random.key(0), 1)

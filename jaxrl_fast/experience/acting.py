@@ -26,15 +26,17 @@ class Carry(NamedTuple):
 
 
 class Acting(NamedTuple):
-    """Acting on normalized observations ``[E, ...]``.
+    """Acting on normalized observations ``[E, ...]`` with what the ``parts`` have learned; some of them, ``chooses``,
+    say which action.
 
-    ``explore(learned, carry, obs, first, key, hyper) -> (action, carry, Extras)`` with what the ``parts`` have learned;
+    ``explore(learned, carry, obs, first, key, hyper) -> (action, carry, Extras)`` in training;
     ``greedy(weights, carry, obs, first, key) -> (action, carry)`` with the weights, by part, of the networks that
     choose: ``greedy_weights(learned)``. Each has a carry of its own, before the first step ``initial_carry(E)`` and
     ``greedy_carry(E)``.
     """
 
     parts: tuple[str, ...]
+    chooses: tuple[str, ...]
     greedy_weights: Callable[[dict[str, Learned]], dict[str, PyTree]]
     explore: Callable[..., tuple[jax.Array, Carry, Extras]]
     greedy: Callable[..., tuple[jax.Array, Carry]]
@@ -71,6 +73,7 @@ def make_acting(agent: Agent, view: View) -> Acting:
 
     return Acting(
         tuple(both),
+        tuple(chosen_by),
         partial(weights_of, chosen_by),
         explore,
         greedy,

@@ -12,7 +12,6 @@ from jaxrl_fast.experience.epochs import cut, epoch_shards, shuffled_epochs
 from jaxrl_fast.experience.minibatches import Experience, take_batch
 from jaxrl_fast.experience.scale import Statistics, scale_experience
 from jaxrl_fast.experience.view import (
-    History,
     Tabled,
     View,
     add_rollout,
@@ -56,13 +55,13 @@ def on_policy_experience(agent: Agent, data: OnPolicy, view: View, num_envs: int
         scaled = scale_experience(rollout, statistics, hyper.reward_scale, agent.normalize_rewards)
         if not stacks:
             return state, batches_of(scaled, values_of(agent, data, scaled, learned), hyper, key)
-        recent, tables, rows = add_rollout(view, state.recent, rollout.obs, rollout.first, shards)
+        state, tables, rows = add_rollout(view, state, rollout.obs, rollout.first, shards)
         scaled = scaled._replace(obs=put_rows(view, scaled.obs, rows))
         batches = batches_of(scaled, values_of_stacks(agent, data, scaled, tables, learned), hyper, key)
-        return History(recent), batches._replace(data=Tabled(batches.data, tables))
+        return state, batches._replace(data=Tabled(batches.data, tables))
 
     return Experience(
-        lambda example: History(init_recent(view, num_envs, shards)) if stacks else (),
+        lambda example: init_recent(view, num_envs, shards) if stacks else (),
         step,
         take_tabled if stacks else take_batch,
         shards,

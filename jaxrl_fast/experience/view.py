@@ -37,13 +37,6 @@ class Recent(NamedTuple):
     age: jax.Array
 
 
-class History(NamedTuple):
-    """What on-policy batches of stacks keep between rollouts. A checkpoint knows it by this name
-    (`checkpoint_files.RECENT`)."""
-
-    recent: Recent
-
-
 class Tabled(NamedTuple):
     """Sequences ``batch`` whose images stand in ``tables``, a tree of images ``[G, F, H, W, C]``: in their place are
     rows int32 ``[..., k]`` of their shard's table, oldest first."""

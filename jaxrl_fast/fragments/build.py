@@ -22,10 +22,13 @@ from jaxrl_fast.experience.binding import Bound, bind
 from jaxrl_fast.experience.scale import Statistics
 from jaxrl_fast.fragments.host_arrival import arrival_sample_fragment
 from jaxrl_fast.fragments.host_sampling import host_sample_fragment
-from jaxrl_fast.fragments.learners import Average, OnNan, build_learners
+from jaxrl_fast.fragments.learners import build_learners
+from jaxrl_fast.fragments.learning import Average, OnNan
 from jaxrl_fast.fragments.rollout import SamplerState, start, unroll
 from jaxrl_fast.fragments.updates import all_finite
 from jaxrl_fast.graph.dataflow import Channels, Fragment, Graph, check
+from jaxrl_fast.graph.division import Division
+from jaxrl_fast.graph.placements import REPLAY, SAMPLING
 from jaxrl_fast.numerics.running_stats import init_stats, normalize, update_stats
 from jaxrl_fast.numerics.schedules import has_schedule, resolve
 
@@ -61,10 +64,8 @@ def sample_fragment(env: VecEnv, agent: Bound) -> Fragment:
         step,
         reads,
         ("rollout",),
-        private_axes=0,
-        write_axes={"rollout": 1},
-        width=env.num_envs,
-        unit="environments",
+        tags=(SAMPLING,),
+        division=Division(0, {"rollout": 1}, env.num_envs, "environments"),
     )
 
 
@@ -91,6 +92,7 @@ def statistics_fragment(env: VecEnv | HostEnv, agent: Bound, nan: OnNan = "stop"
             after = jax.tree.map(lambda new, old: jnp.where(sound, new, old), after, private)
         return after, {"statistics": after.statistics}, {}
 
+    axes = StatisticsState(statistics=None, discounted=0)  # type: ignore[arg-type]
     return Fragment(
         "statistics",
         init,
@@ -98,9 +100,7 @@ def statistics_fragment(env: VecEnv | HostEnv, agent: Bound, nan: OnNan = "stop"
         ("rollout",),
         ("statistics",),
         publish=lambda p: {"statistics": p.statistics},
-        private_axes=StatisticsState(statistics=None, discounted=0),
-        width=env.num_envs,  # type: ignore[arg-type]
-        unit="environments",
+        division=Division(axes, {}, env.num_envs, "environments"),
     )
 
 
@@ -118,34 +118,40 @@ def experience_fragment(env: VecEnv | HostEnv, agent: Bound) -> Fragment:
         )
         return private, {"batches": batches}, agent.experience.metrics(private)
 
+    unit = "logical shards (common divisor of 8, num_envs and the batch)"
+    axes = {"batches": Batches(data=0, indices=1)}  # type: ignore[arg-type]
     return Fragment(
         "experience",
         init,
         step,
         reads,
         ("batches",),
-        private_axes=agent.experience.state_axes,
-        write_axes={"batches": Batches(data=0, indices=1)},
-        width=agent.experience.shards,  # type: ignore[arg-type]
-        unit="logical shards (common divisor of 8, num_envs and the batch)",
+        tags=(REPLAY,) if agent.experience.refills else (),
+        division=Division(agent.experience.state_axes, axes, agent.experience.shards, unit),
     )
 
 
+class GraphOptions(NamedTuple):
+    """What of a graph is no part of the algorithm.
+
+    ``overlap`` chooses the edges that lag a tick, ``learners`` and ``average`` how many share the gradient updates, and
+    how; they change what is computed, and compute the same under every placement. ``total_steps``, over all
+    environments, is what schedules run over. ``nan="skip"`` leaves out updates on NaN or Inf. ``empty_until``: the tick
+    at which replay is filled from, later than 0 where a resumed run has lost it.
+    """
+
+    overlap: Overlap = "none"
+    learners: int = 1
+    average: Average = "gradients"
+    total_steps: int | None = None
+    nan: OnNan = "stop"
+    empty_until: int = 0
+
+
 def build_graph(
-    env: VecEnv | HostEnv,
-    algorithm: Algorithm,
-    *,
-    overlap: Overlap = "none",
-    learners: int = 1,
-    average: Average = "gradients",
-    total_steps: int | None = None,
-    nan: OnNan = "stop",
-    empty_until: int = 0,
+    env: VecEnv | HostEnv, algorithm: Algorithm, options: GraphOptions = GraphOptions()
 ) -> tuple[Graph, Bound]:
-    """The graph of one run. ``overlap`` chooses the edges that lag a tick, ``learners`` and ``average`` how many share
-    the gradient updates, and how; they change what is computed, and compute the same under every placement.
-    ``nan="skip"`` leaves out the updates that would give a number that is not finite. ``empty_until``: the tick at
-    which replay is filled from, later than 0 where a resumed run has lost it.
+    """The graph of one run, and the algorithm bound to its environments.
 
     Raises:
         ValueError: algorithm and environment do not fit, batches cannot be shared by so many learners, or a schedule
@@ -153,25 +159,25 @@ def build_graph(
     """
     agent = bind(algorithm, env.spec, env.num_envs)
     steps_per_tick = env.num_envs * agent.rollout_length
-    if has_schedule(algorithm.hyper) and total_steps is None:
+    if has_schedule(algorithm.hyper) and options.total_steps is None:
         raise ValueError(f"a schedule among the rates of {algorithm.name} needs total_steps")
-    lag = overlap in ("sampling", "all")
+    lag = options.overlap in ("sampling", "all")
     learning = build_learners(
         agent,
-        side_by_side=overlap in ("actor_critic", "all"),
-        learners=learners,
-        average=average,
-        start=empty_until + agent.warmup_ticks + lag,
-        nan=nan,
+        side_by_side=options.overlap in ("actor_critic", "all"),
+        learners=options.learners,
+        average=options.average,
+        start=options.empty_until + agent.warmup_ticks + lag,
+        nan=options.nan,
     )
-    statistics = (statistics_fragment(env, agent, nan),) if _needs_statistics(agent) else ()
+    statistics = (statistics_fragment(env, agent, options.nan),) if _needs_statistics(agent) else ()
     before = (sampler(env, agent), *statistics, experience_fragment(env, agent))
     last_tick = {"statistics", *agent.parts}
     delays = {(f.name, c): 1 for f in before for c in f.reads if c in last_tick} | learning.delays
     delays |= {(f.name, "batches"): 1 for f in learning.fragments if lag and "batches" in f.reads}
 
     def hyper_at(hyper: Any, tick: jax.Array) -> Any:
-        return resolve(hyper, jnp.clip(tick * (steps_per_tick / (total_steps or steps_per_tick)), 0.0, 1.0))
+        return resolve(hyper, jnp.clip(tick * (steps_per_tick / (options.total_steps or steps_per_tick)), 0.0, 1.0))
 
     graph = Graph(before + learning.fragments, delays, hyper_at)
     check(graph)

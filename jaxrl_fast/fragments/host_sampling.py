@@ -17,6 +17,7 @@ from jaxrl_fast.core import PyTree, Transition
 from jaxrl_fast.environments.host_env import MAX_STEPS, HostEnv, HostStep
 from jaxrl_fast.experience.binding import Bound
 from jaxrl_fast.graph.dataflow import Channels, Fragment
+from jaxrl_fast.graph.placements import SAMPLING
 from jaxrl_fast.numerics.running_stats import normalize
 
 T = TypeVar("T")
@@ -130,7 +131,7 @@ def host_fragment(env: HostEnv, agent: Bound, rollout_shapes: Transition, step: 
     def publish(private: HostSamplerState) -> Channels:
         return {"rollout": jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), rollout_shapes)}
 
-    return Fragment("sample", init, step, reads, ("rollout",), publish, host=True)
+    return Fragment("sample", init, step, reads, ("rollout",), publish, host=True, tags=(SAMPLING,))
 
 
 def print_events_after(run: Callable[[T], R], env: HostEnv, tell: Callable[[str], None]) -> Callable[[T], R]:

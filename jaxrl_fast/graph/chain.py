@@ -18,7 +18,7 @@ from jax.sharding import Mesh, Sharding
 from jaxrl_fast.core import Metrics
 from jaxrl_fast.graph import dataflow as graphs
 from jaxrl_fast.graph.dataflow import Channels, Fragment, Graph, TrainState
-from jaxrl_fast.graph.layout import compiler_options, init_seeds, lay, over_seeds, state_layout
+from jaxrl_fast.graph.layout import channel_axes, compiler_options, init_seeds, lay, over_seeds, state_layout
 
 
 class Segment(NamedTuple):
@@ -223,7 +223,7 @@ def _segment(
     kept = own & set(graphs.stored_channels(graph))
     outside = set(graphs.stored_channels(graph)) | {c for f in graph.fragments if f not in fragments for c in f.reads}
     stored, fresh, written = (tuple(sorted(names)) for names in (aged | kept, now, own & outside))
-    axes = graphs.channel_axes(graph)
+    axes = channel_axes(graph)
     writer = {c: f.name for f in graph.fragments for c in f.writes}
     at = {c: lay(mesh, axes[c], num_seeds) for c in (*stored, *fresh, *written)}
     step = (
@@ -259,7 +259,7 @@ def _compiled(
         after, outputs, metrics = graphs.step_round(*args, round) if one_round else graphs.step_fragments(*args)
         return after, {c: outputs[c] for c in written}, metrics
 
-    private = {f.name: lay(mesh, f.private_axes, num_seeds) for f in fragments}
+    private = {f.name: lay(mesh, f.division.private, num_seeds) for f in fragments}
     whole = lay(mesh, None, num_seeds)
     return jax.jit(
         over_seeds(one_seed, num_seeds, (0, 0, 0, 0, 0, None, None), 0),

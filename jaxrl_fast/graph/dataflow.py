@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.core import Metrics, PyTree, stable_hash
+from jaxrl_fast.graph.division import WHOLE, Division
 
 Channels = dict[str, PyTree]
 Step = Callable[..., tuple[PyTree, Channels, Metrics]]
@@ -37,8 +38,8 @@ class Fragment(NamedTuple):
     outside JAX; it gets all seeds at once, and ``publish`` tells the shapes of what it writes for one. ``counts``:
     ``step`` takes a fifth argument, how many times its turn has come before (an int32 that is the same for all seeds).
 
-    ``private_axes`` and ``write_axes`` (by channel) name the axis of each leaf along which it may be divided, as prefix
-    trees like those of ``vmap`` (None: kept whole); ``width`` is how long these axes are, in ``unit``, 0 for none.
+    ``tags``: words by which placements, reports and checkpoints find fragments of a kind. ``division``: how it may be
+    divided among devices.
     """
 
     name: str
@@ -53,10 +54,8 @@ class Fragment(NamedTuple):
     init_name: str = ""
     host: bool = False
     counts: bool = False
-    private_axes: Any = None
-    write_axes: Mapping[str, Any] = {}
-    width: int = 0
-    unit: str = "parts"
+    tags: tuple[str, ...] = ()
+    division: Division = WHOLE
 
 
 class Graph(NamedTuple):
@@ -125,9 +124,9 @@ def stages(fragments: tuple[Fragment, ...]) -> list[tuple[Fragment, ...]]:
     return [stage for rounds, run in runs for stage in ([run] if rounds > 1 else [(f,) for f in run])]
 
 
-def channel_axes(graph: Graph) -> dict[str, Any]:
-    """For each channel the axes along which its leaves may be divided, as its writer names them."""
-    return {c: f.write_axes.get(c) for f in graph.fragments for c in f.writes}
+def tagged(graph: Graph, tag: str) -> tuple[str, ...]:
+    """The names of the fragments with a tag."""
+    return tuple(f.name for f in graph.fragments if tag in f.tags)
 
 
 def init(graph: Graph, key: jax.Array, hyper: Any) -> TrainState:

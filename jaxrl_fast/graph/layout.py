@@ -52,9 +52,9 @@ def lay(mesh: Mesh, axes: PyTree, num_seeds: int) -> Any:
 
 def state_layout(graph: Graph, home: dict[str, Mesh], num_seeds: int) -> TrainState:
     """Where each part of a `TrainState` lies: with the fragment that owns or writes it, the rest with the first."""
-    axes = graphs.channel_axes(graph)
+    axes = channel_axes(graph)
     writer = {c: f.name for f in graph.fragments for c in f.writes}
-    private = {f.name: lay(home[f.name], f.private_axes, num_seeds) for f in graph.fragments}
+    private = {f.name: lay(home[f.name], f.division.private, num_seeds) for f in graph.fragments}
     channels = {c: lay(home[writer[c]], axes[c], num_seeds) for c in graphs.stored_channels(graph)}
     mesh = home[graph.fragments[0].name]
     alone = lay(mesh, None, num_seeds)
@@ -81,3 +81,8 @@ def over_seeds(function: Callable, num_seeds: int, in_axes: tuple, out_axes: Any
 def _mesh(group: Group, num_seeds: int) -> Mesh:
     devices = np.array(group.devices).reshape(placements.shards(group, num_seeds))
     return Mesh(devices, ("seed", "batch"), axis_types=(AxisType.Auto, AxisType.Auto))
+
+
+def channel_axes(graph: Graph) -> dict[str, Any]:
+    """For each channel the axes along which its leaves may be divided, as its writer names them."""
+    return {c: f.division.writes.get(c) for f in graph.fragments for c in f.writes}

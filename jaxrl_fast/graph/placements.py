@@ -11,7 +11,11 @@ from typing import NamedTuple
 import jax
 
 from jaxrl_fast.graph import distributed
-from jaxrl_fast.graph.dataflow import Graph, GraphError, age_of
+from jaxrl_fast.graph.dataflow import Graph, GraphError, age_of, tagged
+
+SAMPLING, LEARNING, ACTING, SERVER, REPLAY = "sampling", "learning", "acting", "server", "replay"
+"""Tags of fragments that placements, reports and checkpoints ask for: those that step environments; that make gradient
+updates; of these, those that learn nothing but how to act; that average; and whose state fills again by itself."""
 
 
 class Group(NamedTuple):
@@ -44,34 +48,33 @@ def data_parallel(graph: Graph, devices: Sequence[jax.Device]) -> Placement:
 
 def sharded_sampling(graph: Graph, devices: Sequence[jax.Device]) -> Placement:
     """Sampling divided over all devices, learning on one."""
-    return _two_groups("sharded_sampling", graph, lambda name: name == "sample", devices, devices[:1])
+    return _two_groups("sharded_sampling", graph, tagged(graph, SAMPLING), devices, devices[:1])
 
 
 def actor_critic(graph: Graph, devices: Sequence[jax.Device]) -> Placement:
     """Critic on one device, actor and sampling on another."""
     _require_devices("actor_critic", devices, 2)
-    return _two_groups(
-        "actor_critic", graph, lambda name: name == "sample" or name.endswith("_actor"), devices[1:2], devices[:1]
-    )
+    acting = tagged(graph, SAMPLING) + tagged(graph, ACTING)
+    return _two_groups("actor_critic", graph, acting, devices[1:2], devices[:1])
 
 
 def sampler_learner(graph: Graph, devices: Sequence[jax.Device]) -> Placement:
     """Learning on the first device, sampling on the others."""
     _require_devices("sampler_learner", devices, 2)
-    samplers = _even(graph, ("sample",), devices[1:])
-    return _two_groups("sampler_learner", graph, lambda name: name == "sample", samplers, devices[:1])
+    samplers = _even(graph, tagged(graph, SAMPLING), devices[1:])
+    return _two_groups("sampler_learner", graph, tagged(graph, SAMPLING), samplers, devices[:1])
 
 
 def parameter_server(graph: Graph, devices: Sequence[jax.Device]) -> Placement:
     """Learners on all devices, one server that averages."""
-    workers = tuple(name for name in _names(graph) if not name.startswith("server"))
+    workers = tuple(name for name in _names(graph) if name not in tagged(graph, SERVER))
     if len(workers) == len(graph.fragments):
         raise GraphError(
             "placement=parameter_server: with one learner there is nothing for a server to average: write learners=2 "
             "or more with it"
         )
     learners = _even(graph, workers, devices)
-    return _two_groups("parameter_server", graph, lambda name: name in workers, learners, devices[:1])
+    return _two_groups("parameter_server", graph, workers, learners, devices[:1])
 
 
 def central_inference(graph: Graph, devices: Sequence[jax.Device]) -> Placement:
@@ -165,9 +168,10 @@ def _check_division(graph: Graph, placement: str, group: Group, num_seeds: int) 
         raise GraphError(f"placement '{placement}' gives fragments {', '.join(group.fragments)} no or repeated devices")
     parts = shards(group, num_seeds)[1]
     for fragment in graph.fragments:
-        if fragment.name in group.fragments and fragment.width % parts:
+        width, unit = fragment.division.width, fragment.division.unit
+        if fragment.name in group.fragments and width % parts:
             raise GraphError(
-                f"placement={placement} divides the {fragment.width} {fragment.unit} of '{fragment.name}' among "
+                f"placement={placement} divides the {width} {unit} of '{fragment.name}' among "
                 f"{parts} devices, which does not come out even: write sizes that {parts} divides, another "
                 "devices=..., or placement=fused"
             )
@@ -199,13 +203,13 @@ def _waits_within(graph: Graph, ticks: int) -> dict[tuple[str, int], set[tuple[s
 
 
 def _two_groups(
-    name: str, graph: Graph, first: Callable[[str], bool], devices: Sequence[jax.Device], others: Sequence[jax.Device]
+    name: str, graph: Graph, first: tuple[str, ...], devices: Sequence[jax.Device], others: Sequence[jax.Device]
 ) -> Placement:
-    """The fragments for which ``first`` holds on ``devices``, the rest on ``others``; a group may be empty."""
+    """The fragments ``first`` on ``devices``, the rest on ``others``; a group may be empty."""
     names = _names(graph)
     groups = (
-        Group(tuple(n for n in names if first(n)), tuple(devices)),
-        Group(tuple(n for n in names if not first(n)), tuple(others)),
+        Group(tuple(n for n in names if n in first), tuple(devices)),
+        Group(tuple(n for n in names if n not in first), tuple(others)),
     )
     return Placement(name, tuple(group for group in groups if group.fragments))
 
@@ -220,7 +224,7 @@ def _require_devices(placement: str, devices: Sequence[jax.Device], least: int) 
 
 def _even(graph: Graph, names: Sequence[str], devices: Sequence[jax.Device]) -> Sequence[jax.Device]:
     """As many of the devices as divide the widths of the fragments ``names``."""
-    widths = [f.width for f in graph.fragments if f.name in names]
+    widths = [f.division.width for f in graph.fragments if f.name in names]
     count = next(n for n in range(len(devices), 0, -1) if not any(width % n for width in widths))
     return devices[:count]
 

@@ -14,7 +14,7 @@ from jax.stages import Compiled
 from jaxrl_fast.core import PyTree
 from jaxrl_fast.graph import dataflow as graphs
 from jaxrl_fast.graph.dataflow import Channels, Fragment, Graph, TrainState
-from jaxrl_fast.graph.layout import homes, lay, over_seeds
+from jaxrl_fast.graph.layout import channel_axes, homes, lay, over_seeds
 from jaxrl_fast.graph.placements import Placement, shards
 from jaxrl_fast.inspection.hlo import ProgramFacts, inspect_program
 
@@ -179,7 +179,7 @@ def _parts(run: Any, names: tuple[str, ...], ticks_per_chunk: int) -> list[tuple
 
 
 def _fragment(fragment: Fragment, placement: Placement, group: int, state: TrainState, num_seeds: int) -> FragmentFacts:
-    parts = shards(placement.groups[group], num_seeds)[1] if fragment.width else 1
+    parts = shards(placement.groups[group], num_seeds)[1] if fragment.division.width else 1
     own = [leaf.size_bytes for leaf in _leaves(state.private[fragment.name])]
     return FragmentFacts(
         fragment.name,
@@ -190,8 +190,8 @@ def _fragment(fragment: Fragment, placement: Placement, group: int, state: Train
         fragment.every,
         fragment.rounds,
         fragment.host,
-        fragment.width,
-        fragment.unit,
+        fragment.division.width,
+        fragment.division.unit,
         parts,
         sum(own),
     )
@@ -229,7 +229,7 @@ def _crossing(
     """Bytes a tick: each call of a program copies what it reads from elsewhere."""
     if channel.leaves is None:
         return None
-    home, axes = homes(placement, num_seeds), graphs.channel_axes(graph)[channel.name]
+    home, axes = homes(placement, num_seeds), channel_axes(graph)[channel.name]
     here = lay(home[channel.writer], axes, num_seeds)
     total = 0.0
     for program in programs:

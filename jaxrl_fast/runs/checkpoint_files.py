@@ -15,7 +15,7 @@ import importlib.metadata
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,9 +27,7 @@ from jaxrl_fast.core import PyTree
 from jaxrl_fast.graph.dataflow import TrainState
 from jaxrl_fast.graph.distributed import to_host
 
-FORMAT_VERSION = 1
-REPLAY, RECENT = "private.experience.", "private.experience.recent."
-"""What the names of a replay buffer's arrays begin with, and of those that no run can do without."""
+FORMAT_VERSION = 2
 PARTS = ("state", "replay")
 SMALL_FILES = 65_536
 """Bytes of a checkpoint that are not arrays, roughly."""
@@ -39,15 +37,15 @@ class CheckpointError(ValueError):
     """A checkpoint that cannot be used; the message is one line."""
 
 
-def is_replay(name: str) -> bool:
-    """Whether an array of a run's state belongs to its replay buffer."""
-    return name.startswith(REPLAY) and not name.startswith(RECENT)
+def is_replay(name: str, refills: Iterable[str]) -> bool:
+    """Whether an array of a run's state belongs to a fragment that ``refills``: a replay buffer."""
+    return name.startswith(tuple(f"private.{fragment}." for fragment in refills))
 
 
 class CheckpointFacts(NamedTuple):
     """What a checkpoint says of itself. ``progress`` is where the run stood, ``score`` the return of this very state if
-    it was evaluated; ``arrays``: name -> shape and dtype; ``files``: path -> digest; ``left_out``: whether a replay
-    buffer was."""
+    it was evaluated; ``arrays``: name -> shape and dtype; ``files``: path -> digest; ``refills``: the
+    fragments that hold a replay buffer; ``left_out``: whether that was."""
 
     path: Path
     settings: dict[str, Any]
@@ -56,12 +54,13 @@ class CheckpointFacts(NamedTuple):
     arrays: dict[str, dict[str, Any]]
     files: dict[str, str]
     versions: dict[str, str]
+    refills: list[str]
     left_out: bool
 
     @property
     def replay_lost(self) -> bool:
         """Whether the run has a replay buffer that cannot be read from here."""
-        kept = any(map(is_replay, self.arrays))
+        kept = any(is_replay(name, self.refills) for name in self.arrays)
         return self.left_out or (kept and not (self.path / "replay").exists())
 
 
@@ -74,7 +73,7 @@ def write(folder: Path, steps: int, arrays: dict[str, np.ndarray], content: Mapp
     try:
         _require_room(unfinished / "room", sum(array.nbytes for array in arrays.values()) + SMALL_FILES)
         for part in PARTS:
-            _save_arrays(unfinished / part, _of_part(part, arrays))
+            _save_arrays(unfinished / part, _of_part(part, arrays, content["refills"]))
         described = {name: {"shape": list(a.shape), "dtype": str(a.dtype)} for name, a in arrays.items()}
         files = {p.relative_to(unfinished).as_posix(): p for p in unfinished.rglob("*") if p.is_file()}
         digests = {name: _digest_of_file(path) for name, path in files.items()}
@@ -142,9 +141,10 @@ def read_arrays(description: CheckpointFacts) -> dict[str, np.ndarray]:
     path, arrays = description.path, {}
     # First of all: of what they cannot read, Orbax and TensorStore print long tracebacks from threads of theirs.
     verify(description)
-    wanted = {n: d for n, d in description.arrays.items() if not (description.replay_lost and is_replay(n))}
+    refills, lost = description.refills, description.replay_lost
+    wanted = {n: d for n, d in description.arrays.items() if not (lost and is_replay(n, refills))}
     for part in PARTS:
-        names = _of_part(part, wanted)
+        names = _of_part(part, wanted, refills)
         try:
             arrays.update(_load_arrays(path / part, names))
         except Exception as error:  # whatever another version of Orbax may stumble over
@@ -152,25 +152,30 @@ def read_arrays(description: CheckpointFacts) -> dict[str, np.ndarray]:
     return arrays
 
 
-def snapshot(state: TrainState, *, replay: bool = True) -> dict[str, np.ndarray]:
-    """Copies of a state's arrays on the host, by name. The rates are no part of it: they are settings. Collective, an
-    array at a time, since each is then for a moment whole on every device."""
-    leaves = {name: leaf for name, leaf in _leaves(state).items() if replay or not is_replay(name)}
+def snapshot(state: TrainState, refills: Iterable[str], *, replay: bool = True) -> dict[str, np.ndarray]:
+    """Copies of a state's arrays on the host, by name. Collective, an array at a time, since each is then for a moment
+    whole on every device."""
+    leaves = {name: leaf for name, leaf in _leaves(state).items() if replay or not is_replay(name, refills)}
     for leaf in leaves.values():
         if isinstance(leaf, jax.Array) and leaf.is_fully_addressable:
             leaf.copy_to_host_async()
     return {name: np.array(to_host(leaf)) for name, leaf in leaves.items()}
 
 
-def restore(state: TrainState, description: CheckpointFacts, arrays: Mapping[str, np.ndarray]) -> TrainState:
+def restore(
+    state: TrainState, description: CheckpointFacts, arrays: Mapping[str, np.ndarray], new_rates: Iterable[str] = ()
+) -> TrainState:
     """``state``, a run's first, with every array of a checkpoint in its place (still on the host); arrays of a replay
-    buffer that was not kept stay as they are.
+    buffer that was not kept stay as they are, and so do the rates ``new_rates``.
 
     Raises:
         CheckpointError: the checkpoint's arrays are not those of this run.
     """
-    missing = {n for n in _leaves(state) if n not in arrays and not is_replay(n)}
-    strange = {n for n in arrays if n not in _leaves(state)}
+    ours = tuple(f"hyper.{rate}." for rate in new_rates)  # a schedule's name goes on behind the point
+    arrays = {name: array for name, array in arrays.items() if not f"{name}.".startswith(ours)}
+    leaves = [name for name in _leaves(state) if not f"{name}.".startswith(ours)]
+    missing = {n for n in leaves if n not in arrays and not is_replay(n, description.refills)}
+    strange = {n for n in arrays if n not in leaves}
     for name in sorted(missing | strange)[:1]:
         owner, other = ("this run", "the checkpoint") if name in missing else ("the checkpoint", "this run")
         raise CheckpointError(f"checkpoint {description.path} does not fit: {owner} has {name}, {other} does not")
@@ -189,8 +194,7 @@ def restore(state: TrainState, description: CheckpointFacts, arrays: Mapping[str
             return jax.random.wrap_key_data(jnp.asarray(given), impl=jax.random.key_impl(leaf))
         return given
 
-    restored = jax.tree_util.tree_map_with_path(put, state._replace(hyper=()))
-    return restored._replace(hyper=state.hyper)
+    return jax.tree_util.tree_map_with_path(put, state)
 
 
 def discard(path: Path) -> None:
@@ -206,9 +210,9 @@ def all_steps(folder: Path) -> list[int]:
     return sorted(int(path.name) for path in folder.glob("*") if path.name.isdigit())
 
 
-def sizes(state: TrainState) -> tuple[int, int]:
+def sizes(state: TrainState, refills: Iterable[str]) -> tuple[int, int]:
     """Bytes of a checkpoint's state, and of its replay buffer."""
-    replay = {name: leaf.nbytes for name, leaf in _leaves(state).items() if is_replay(name)}
+    replay = {name: leaf.nbytes for name, leaf in _leaves(state).items() if is_replay(name, refills)}
     return sum(leaf.nbytes for leaf in _leaves(state).values()) - sum(replay.values()), sum(replay.values())
 
 
@@ -277,13 +281,13 @@ def _checkpointer() -> Any:
     return ocp.Checkpointer(handler, multiprocessing_options=alone)
 
 
-def _of_part(part: str, by_name: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in by_name.items() if is_replay(name) == (part == "replay")}
+def _of_part(part: str, by_name: Mapping[str, Any], refills: Iterable[str]) -> dict[str, Any]:
+    return {name: value for name, value in by_name.items() if is_replay(name, refills) == (part == "replay")}
 
 
 def _leaves(state: TrainState) -> dict[str, Any]:
     """A state's arrays by name, keys as the numbers they are made of."""
-    leaves = jax.tree_util.tree_leaves_with_path(state._replace(hyper=()))
+    leaves = jax.tree_util.tree_leaves_with_path(state)
     return {_name(path): _data(leaf) for path, leaf in leaves}
 
 

@@ -5,7 +5,7 @@ a part of an older checkpoint nor tell a flipped bit.
 """
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,12 +43,19 @@ class Checkpoints(NamedTuple):
 
 
 class Checkpointer:
-    """Writes one run's checkpoints in a thread, one at a time. What goes wrong is told and does not end training."""
+    """Writes one run's checkpoints in a thread, one at a time. What goes wrong is told and does not end training.
+    ``refills``: the fragments that hold a replay buffer."""
 
     def __init__(
-        self, folder: Path, plan: Checkpoints, settings: Mapping[str, Any], tell: Callable[[str], None]
+        self,
+        folder: Path,
+        plan: Checkpoints,
+        settings: Mapping[str, Any],
+        refills: Sequence[str],
+        tell: Callable[[str], None],
     ) -> None:
         self.folder, self.plan, self.settings, self.tell = folder, plan, dict(settings), tell
+        self.refills = list(refills)
         self.newest: Path | None = None
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future | None = None
@@ -57,11 +64,17 @@ class Checkpointer:
         """Copy the state, whose buffers the next chunk will overwrite, and write it while training goes on. Every
         process must call it; process 0 writes."""
         self.wait()
-        arrays = snapshot(state, replay=self.plan.replay)
+        arrays = snapshot(state, self.refills, replay=self.plan.replay)
         if not distributed.is_first():
             return
-        left_out = not self.plan.replay and sizes(state)[1] > 0
-        content = {"settings": self.settings, "progress": dict(progress), "score": score, "left_out": left_out}
+        left_out = not self.plan.replay and sizes(state, self.refills)[1] > 0
+        content = {
+            "settings": self.settings,
+            "progress": dict(progress),
+            "score": score,
+            "refills": self.refills,
+            "left_out": left_out,
+        }
         self._pending = self._worker.submit(self._write, steps, arrays, content)
 
     def wait(self) -> None:

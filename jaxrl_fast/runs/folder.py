@@ -4,7 +4,7 @@ import csv
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from jaxrl_fast.core import EpisodeTotals
 from jaxrl_fast.policy.policies import Policy, save_policy
 
 Row = dict[str, Any]
-TABLES = ("metrics.csv", "evals.csv")
+TABLES = ("metrics.csv", "metrics_seeds.csv", "evals.csv")
 EVAL_COLUMNS = ("seed", "env_steps", "wall_s", "return", "length")
 
 
@@ -34,8 +34,8 @@ class RunFolder:
         self.path, self.tell, self.broken = path, tell, False
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._columns = _cut_table(path / "metrics.csv", resume_at)
-            self._metrics_file = (path / "metrics.csv").open("a", newline="")
+            self._metrics = GrowingTable(path / "metrics.csv", resume_at)
+            self._of_seeds = GrowingTable(path / "metrics_seeds.csv", resume_at)
             known = _cut_table(path / "evals.csv", resume_at)
             self._evals_file = (path / "evals.csv").open("a", newline="")
             self._evals = csv.writer(self._evals_file)
@@ -48,15 +48,13 @@ class RunFolder:
             ) from error
 
     def add_metrics(self, row: Row) -> None:
-        """One row a chunk; the columns are those of the first row."""
-        row = {name: value for name, value in row.items() if name != "kind"}
+        """One row a chunk, and one for each of its ``seeds`` where there are several."""
+        of_seeds = row.get("seeds", [])
+        row = {name: value for name, value in row.items() if name not in ("kind", "seeds")}
 
         def add() -> None:
-            if not self._columns:
-                self._columns = list(row)
-                csv.writer(self._metrics_file).writerow(self._columns)
-            csv.writer(self._metrics_file).writerow([row.get(name) for name in self._columns])
-            self._metrics_file.flush()
+            self._metrics.add([row])
+            self._of_seeds.add(of_seeds)
             for name, value in row.items():
                 if isinstance(value, int | float):
                     self._tensorboard.add_scalar(f"train/{name}", value, row["env_steps"])
@@ -80,7 +78,7 @@ class RunFolder:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for file in (self._metrics_file, self._evals_file, self._tensorboard):
+        for file in (self._metrics, self._of_seeds, self._evals_file, self._tensorboard):
             self._try(file.close)
 
     def finish(self, summary: Row, policy: Policy) -> None:
@@ -102,6 +100,33 @@ class RunFolder:
             if not self.broken:
                 self.tell(f"cannot write to {self.path} ({error.strerror or error}): training goes on without it")
             self.broken = True
+
+
+class GrowingTable:
+    """A CSV file that is made with its first rows, whose names are its columns; ``resume_at`` as in `RunFolder`."""
+
+    def __init__(self, path: Path, resume_at: int | None) -> None:
+        self.path = path
+        self._file: Any = None
+        self.columns = _cut_table(path, resume_at)
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Write rows, and have them on disk."""
+        if not rows:
+            return
+        if self._file is None:
+            self._file = self.path.open("a", newline="")
+        writer = csv.writer(self._file)
+        if not self.columns:
+            self.columns = list(rows[0])
+            writer.writerow(self.columns)
+        writer.writerows([row.get(name) for name in self.columns] for row in rows)
+        self._file.flush()
+
+    def close(self) -> None:
+        """Once it is complete."""
+        if self._file is not None:
+            self._file.close()
 
 
 def check_tables(folder: Path) -> None:

@@ -17,7 +17,7 @@ from jaxrl_fast.fragments.callbacks import in_graph
 from jaxrl_fast.graph import distributed
 from jaxrl_fast.graph.placements import place, runs_in_parallel
 from jaxrl_fast.settings import findings, machine
-from jaxrl_fast.settings.run_settings import Run, flat_settings, make_envs, pool_defaults
+from jaxrl_fast.settings.run_settings import Run, flat_settings, graph_options, make_envs, pool_defaults
 from jaxrl_fast.settings.runtime import setup
 from jaxrl_fast.training import cluster
 from jaxrl_fast.training.cluster import Processes
@@ -149,14 +149,7 @@ def print_if_serial(run: Run, env: VecEnv | HostEnv, algorithm: Algorithm) -> No
     """Say so if the placement runs its groups one after another, and with which delays it would not."""
 
     def parallel(overlap: Overlap) -> bool:
-        graph, _ = build_graph(
-            in_graph(env).env,
-            algorithm,
-            overlap=overlap,
-            learners=run.learners,
-            average=run.average,
-            total_steps=run.total_steps,
-        )
+        graph, _ = build_graph(in_graph(env).env, algorithm, graph_options(run)._replace(overlap=overlap))
         return runs_in_parallel(graph, place(graph, run.placement, run.devices))
 
     if not parallel(run.overlap):

@@ -11,8 +11,8 @@ from jaxrl_fast.algorithms.interface import Algorithm
 from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.environments.env import VecEnv
 from jaxrl_fast.environments.host_env import HostEnv
-from jaxrl_fast.fragments.build import Overlap
-from jaxrl_fast.fragments.learners import Average, OnNan
+from jaxrl_fast.fragments.build import GraphOptions, Overlap
+from jaxrl_fast.fragments.learning import Average, OnNan
 from jaxrl_fast.numerics.schedules import plain
 from jaxrl_fast.runs.checkpointing import Checkpoints
 from jaxrl_fast.settings.schema import run_keys
@@ -60,6 +60,11 @@ class Run:
     distributed: Literal["auto", "off"] = "auto"
     processes: Processes | None = None
     auto_width: bool = False
+
+
+def graph_options(run: Run) -> GraphOptions:
+    """What of the run's graph is no part of its algorithm."""
+    return GraphOptions(run.overlap, run.learners, run.average, run.total_steps, run.nan)
 
 
 def make_algorithm(run: Run) -> Algorithm:

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_ty
 
 from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.fragments.build import Overlap
-from jaxrl_fast.fragments.learners import Average, OnNan
+from jaxrl_fast.fragments.learning import Average, OnNan
 from jaxrl_fast.networks.dense import Precision
 from jaxrl_fast.numerics.schedules import SCHEDULES
 

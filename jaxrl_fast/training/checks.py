@@ -9,7 +9,8 @@ import numpy as np
 from jaxrl_fast.environments.env import VecEnv
 from jaxrl_fast.environments.host_env import HostEnv
 from jaxrl_fast.graph import distributed
-from jaxrl_fast.graph.dataflow import TrainState
+from jaxrl_fast.graph.dataflow import Graph, TrainState, tagged
+from jaxrl_fast.graph.placements import SAMPLING
 from jaxrl_fast.training.recorder import NonFiniteError
 
 
@@ -37,13 +38,14 @@ def check_processes(env: VecEnv | HostEnv, told: Mapping[str, Any]) -> None:
         distributed.require_one(f"environment {env.spec.name}, which steps on the host,", jax.process_count())
 
 
-def check_start(state: TrainState, env: VecEnv | HostEnv) -> None:
+def check_start(state: TrainState, graph: Graph, env: VecEnv | HostEnv) -> None:
     """Refuse a first observation that is not finite.
 
     Raises:
         NonFiniteError: naming the environment.
     """
-    for leaf in jax.tree.leaves(distributed.to_host(state.private["sample"].obs)):
+    (sampling,) = tagged(graph, SAMPLING)
+    for leaf in jax.tree.leaves(distributed.to_host(state.private[sampling].obs)):
         if not np.isfinite(np.asarray(leaf, np.float32)).all():
             raise NonFiniteError(
                 f"environment {env.spec.name} gave a NaN or an infinity in the observation of its reset"

@@ -8,8 +8,7 @@ from jaxrl_fast.algorithms.interface import Algorithm
 from jaxrl_fast.environments.env import VecEnv
 from jaxrl_fast.environments.host_env import HostEnv
 from jaxrl_fast.experience.binding import Bound
-from jaxrl_fast.fragments.build import Overlap
-from jaxrl_fast.fragments.learners import OnNan
+from jaxrl_fast.fragments.build import GraphOptions
 from jaxrl_fast.graph.dataflow import Graph
 from jaxrl_fast.graph.placements import Placement
 from jaxrl_fast.graph.program import Program
@@ -18,7 +17,7 @@ from jaxrl_fast.training.planning import Plan
 
 class Job(NamedTuple):
     """``keys`` ``[S]``, one for each seed; ``failures`` collects what environments on the host raise in a callback;
-    ``overlap``, ``nan`` and ``debug`` are those of `learn`; replay is empty until tick ``empty_until``."""
+    ``options`` made the ``graph``; ``debug`` is that of `learn`."""
 
     env: VecEnv | HostEnv
     algorithm: Algorithm
@@ -29,10 +28,8 @@ class Job(NamedTuple):
     plan: Plan
     keys: jax.Array
     failures: list[Exception]
-    overlap: Overlap
-    nan: OnNan
+    options: GraphOptions
     debug: bool
-    empty_until: int
 
     @property
     def num_seeds(self) -> int:

@@ -7,9 +7,11 @@ slow or with a side effect (evaluation, files, callbacks, signals) happens betwe
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from jaxrl_fast.algorithms.interface import Algorithm, require_positive
 from jaxrl_fast.core import EpisodeTotals
@@ -17,16 +19,16 @@ from jaxrl_fast.environments.env import VecEnv
 from jaxrl_fast.environments.host_env import HostEnv
 from jaxrl_fast.evaluation.periodic import PeriodicEvaluation, make_periodic_evaluation
 from jaxrl_fast.experience.binding import bind
-from jaxrl_fast.fragments.build import Overlap, build_graph
+from jaxrl_fast.fragments.build import GraphOptions, Overlap, build_graph
 from jaxrl_fast.fragments.callbacks import check_placement, in_graph, make_bridge, reraise_callback_error
 from jaxrl_fast.fragments.host_sampling import print_events_after
-from jaxrl_fast.fragments.learners import Average, OnNan
+from jaxrl_fast.fragments.learning import Average, OnNan
 from jaxrl_fast.graph import distributed
 from jaxrl_fast.graph import program as programs
-from jaxrl_fast.graph.dataflow import TrainState
+from jaxrl_fast.graph.dataflow import TrainState, tagged
 from jaxrl_fast.graph.dataflow import init as init_graph
 from jaxrl_fast.graph.dataflow import tick as tick_graph
-from jaxrl_fast.graph.placements import Make, place
+from jaxrl_fast.graph.placements import REPLAY, Make, place
 from jaxrl_fast.inspection.drawing import draw_run
 from jaxrl_fast.policy.policies import Policy
 from jaxrl_fast.runs.checkpointing import Checkpointer, Checkpoints
@@ -37,6 +39,25 @@ from jaxrl_fast.training.job import Job
 from jaxrl_fast.training.planning import plan_run
 from jaxrl_fast.training.recorder import NonFiniteError, Recorder, Row
 from jaxrl_fast.training.run_files import describe_start, open_folder
+
+
+class BetweenChunks(Protocol):
+    """What is called after every chunk, before its checkpoint."""
+
+    def __call__(self, state: TrainState, scores: np.ndarray) -> TrainState | None:
+        """``state``: all that the run is, leaves ``[S, ...]`` with several seeds, else without that axis; its buffers
+        are overwritten by the next chunk, so copy what you keep. ``scores`` ``[S]``: the mean returns of the last
+        evaluation, empty before the first. Returns the state to go on from, with other rates (``state.hyper``) or
+        params for instance, or None for the same."""
+
+
+class Calls(NamedTuple):
+    """What `learn` calls while it runs."""
+
+    on_metrics: Callable[[Row], None] | None
+    should_stop: Callable[[], bool]
+    between_chunks: BetweenChunks
+    tell: Callable[[str], None]
 
 
 class Result(NamedTuple):
@@ -69,9 +90,7 @@ def make_train_step(
         ValueError: algorithm and environment do not fit.
     """
     worlds = make_bridge(env).env if isinstance(env, HostEnv) else env
-    graph, _ = build_graph(
-        worlds, algorithm, overlap=overlap, learners=learners, average=average, total_steps=total_steps
-    )
+    graph, _ = build_graph(worlds, algorithm, GraphOptions(overlap, learners, average, total_steps))
 
     def init(key: jax.Array, hyper: Any = algorithm.hyper) -> TrainState:
         return init_graph(graph, key, hyper)
@@ -103,6 +122,7 @@ def learn(
     nan: OnNan = "stop",
     debug: bool = False,
     should_stop: Callable[[], bool] = lambda: False,
+    between_chunks: BetweenChunks = lambda state, scores: None,
     settings: Mapping[str, Any] | None = None,
     tell: Callable[[str], None] = lambda line: print(line, file=sys.stderr),
 ) -> Result:
@@ -114,7 +134,8 @@ def learn(
     it comes. Nothing is written unless ``run_dir`` is given; then ``checkpoints`` says when the whole state is saved.
     ``resume`` is a run's folder or one of its checkpoints, to go on from. ``nan="skip"`` leaves out updates that would
     give a number that is not finite; ``debug`` names the operation that gave one. ``should_stop`` is asked before every
-    chunk, and now and then during an evaluation, which is then left for the resumed run to make. ``settings`` is what a
+    chunk, and now and then during an evaluation, which is then left for the resumed run to make. ``between_chunks`` as
+    `BetweenChunks`. ``settings`` is what a
     resumed run must have in common with this one (default: taken from the arguments); ``tell`` gets what a person
     should know, in lines.
 
@@ -126,9 +147,16 @@ def learn(
         NonFiniteError: the environment or an update gave a NaN or an infinity.
     """
     require_positive(total_steps=total_steps, num_seeds=num_seeds, eval_episodes=eval_episodes)
-    shared: dict[str, Any] = dict(overlap=overlap, learners=learners, average=average, total_steps=total_steps)
     settings = settings or resuming.settings_of(
-        env, algorithm, bind(algorithm, env.spec, env.num_envs), seed=seed, num_seeds=num_seeds, **shared
+        env,
+        algorithm,
+        bind(algorithm, env.spec, env.num_envs),
+        seed=seed,
+        num_seeds=num_seeds,
+        overlap=overlap,
+        learners=learners,
+        average=average,
+        total_steps=total_steps,
     )
     check_processes(env, {**settings, "resume": resume, "debug": debug})
     check_host(env, num_seeds, debug)
@@ -137,16 +165,18 @@ def learn(
         on_metrics, tell = None, lambda line: None
     resumed = None if resume is None else resuming.read(resume, settings, algorithm)
     empty_until = resumed.empty_until if resumed else 0
-    graph, agent = build_graph(worlds, algorithm, nan=nan, empty_until=empty_until, **shared)
+    options = GraphOptions(overlap, learners, average, total_steps, nan, empty_until)
+    graph, agent = build_graph(worlds, algorithm, options)
     plan = plan_run(env, agent, total_steps, eval_every, checkpoints.every, resumed.progress if resumed else None)
     placed = place(graph, placement, devices)
     check_placement(env, placed)
     program = programs.compile(graph, placed, plan.ticks_per_chunk, num_seeds)
     keys = jax.random.split(jax.random.key(seed), num_seeds)
-    job = Job(env, algorithm, agent, graph, placed, program, plan, keys, failures, overlap, nan, debug, empty_until)
+    job = Job(env, algorithm, agent, graph, placed, program, plan, keys, failures, options, debug)
     evaluation = make_periodic_evaluation(env, algorithm, agent, keys, eval_episodes, should_stop)
-    with open_folder(run_dir, resumed, checkpoints, settings, tell) as (folder, saver):
-        return run_job(job, evaluation, folder, saver, on_metrics, resumed, should_stop, tell)
+    with open_folder(run_dir, resumed, checkpoints, settings, tagged(graph, REPLAY), tell) as (folder, saver):
+        calls = Calls(on_metrics, should_stop, between_chunks, tell)
+        return run_job(job, evaluation, folder, saver, resumed, calls)
 
 
 def run_job(
@@ -154,26 +184,25 @@ def run_job(
     evaluation: PeriodicEvaluation,
     folder: RunFolder | None,
     saver: Checkpointer | None,
-    on_metrics: Callable[[Row], None] | None,
     resumed: resuming.Resumed | None,
-    should_stop: Callable[[], bool],
-    tell: Callable[[str], None],
+    calls: Calls,
 ) -> Result:
     """As `learn`, when everything is checked and the files are open.
 
     Raises:
         NonFiniteError: the environment or an update gave a NaN or an infinity.
     """
-    recorder = Recorder(job, on_metrics, folder)
+    recorder, tell = Recorder(job, calls.on_metrics, folder), calls.tell
     state, run = start(job, recorder, resumed)
     describe_start(state, resumed, saver, job.plan, job.agent, tell)
     if folder is not None:
-        title = f"{job.env.spec.name}, {job.algorithm.name}, placement {job.placement.name}, overlap {job.overlap}"
+        how = f"placement {job.placement.name}, overlap {job.options.overlap}"
+        title = f"{job.env.spec.name}, {job.algorithm.name}, {how}"
         draw_run(folder.path / "graph.svg", title, job.graph, job.placement, state, run, job.num_seeds, tell)
     call = print_events_after(run, job.env, tell) if isinstance(job.env, HostEnv) else run
     try:
         with reraise_callback_error(job.failures):
-            state = drive(call, state, evaluation.totals, recorder, saver, should_stop)
+            state = drive(call, state, evaluation.totals, recorder, saver, job, calls)
     except NonFiniteError as error:
         origin = resumed.description.path if resumed else None
         raise find_nan.explain_nonfinite(error, job, run, saver, origin) from None
@@ -198,13 +227,13 @@ def start(job: Job, recorder: Recorder, resumed: resuming.Resumed | None) -> tup
     if resumed is not None:
         first, state = state, resuming.put_back(state, resumed, job.program)
         if isinstance(job.env, HostEnv):
-            state = resuming.begin_anew(state, first, job.agent)
+            state = resuming.begin_anew(state, first, job.graph, job.agent)
         recorder.go_on_from(resumed.progress)
     jax.block_until_ready(state)
     distributed.join()  # the first chunk's rate is not to hold what another process still compiles
     recorder.compiled()
-    if job.nan == "stop":
-        check_start(state, job.env)
+    if job.options.nan == "stop":
+        check_start(state, job.graph, job.env)
     return state, run
 
 
@@ -214,13 +243,14 @@ def drive(
     evaluate: Callable[[TrainState], EpisodeTotals | None],
     recorder: Recorder,
     saver: Checkpointer | None,
-    should_stop: Callable[[], bool],
+    job: Job,
+    calls: Calls,
 ) -> TrainState:
-    """Run all chunks, or until ``should_stop`` in any process, and leave a checkpoint of the end.
+    """Run all chunks, or until ``calls.should_stop`` in any process, and leave a checkpoint of the end.
 
     The last state of a whole run is always evaluated; a run that is stopped ends as soon as it is saved.
     """
-    plan = recorder.plan
+    plan, rates_at = job.plan, make_rates(job)
 
     def evaluate_now() -> None:
         totals = evaluate(state)
@@ -232,14 +262,17 @@ def drive(
         evaluate_now()
     saved = begin = recorder.ticks // plan.ticks_per_chunk
     for chunk in range(begin + 1, plan.num_chunks + 1):
-        if distributed.any_process(should_stop()):
+        if distributed.any_process(calls.should_stop()):
             break
         state, metrics = run(state)
-        recorder.add_chunk(distributed.to_host(metrics))
+        recorder.add_chunk(distributed.to_host(metrics), rates_at(state))
         last = chunk == plan.num_chunks
         evaluated = last or chunk % plan.chunks_per_eval == 0
         if evaluated:
             evaluate_now()
+        changed = calls.between_chunks(state, recorder.scores)
+        if changed is not None:
+            state = job.program.place(jax.tree.map(jnp.copy, changed))
         if saver is not None and (last or chunk % plan.chunks_per_checkpoint == 0):
             score = recorder.score() if evaluated and not recorder.evaluation_due else None
             saver.save(recorder.env_steps(), state, recorder.progress(), score)
@@ -247,3 +280,15 @@ def drive(
     if saver is not None and recorder.ticks // plan.ticks_per_chunk > saved:
         saver.save(recorder.env_steps(), state, recorder.progress(), None)
     return state
+
+
+def make_rates(job: Job) -> Callable[[TrainState], dict[str, np.ndarray]]:
+    """The rates of each seed ``[S]`` by name, as they are in the tick that a state is in."""
+    axes = (0, None)
+    rates_at = jax.jit(jax.vmap(job.graph.hyper_at, axes) if job.num_seeds > 1 else job.graph.hyper_at)
+
+    def rates(state: TrainState) -> dict[str, np.ndarray]:
+        found = distributed.to_host(rates_at(*distributed.to_host((state.hyper, state.tick))))
+        return {name: np.atleast_1d(value) for name, value in found._asdict().items()}
+
+    return rates

@@ -11,7 +11,8 @@ from jaxrl_fast.environments.env import VecEnv
 from jaxrl_fast.environments.host_env import HostEnv
 from jaxrl_fast.evaluation.episodes import bootstrap_interval
 from jaxrl_fast.fragments.updates import DROPPED
-from jaxrl_fast.graph.dataflow import Graph, active_ticks
+from jaxrl_fast.graph.dataflow import Graph, active_ticks, tagged
+from jaxrl_fast.graph.placements import LEARNING, SAMPLING
 from jaxrl_fast.runs.folder import Row, RunFolder
 from jaxrl_fast.training.job import Job
 from jaxrl_fast.training.planning import Plan
@@ -34,7 +35,7 @@ class Recorder:
 
     def __init__(self, job: Job, on_metrics: Callable[[Row], None] | None, folder: RunFolder | None) -> None:
         self.env, self.agent, self.plan, self.graph = job.env, job.agent, job.plan, job.graph
-        self.num_seeds, self.nan, self.empty_until = job.num_seeds, job.nan, job.empty_until
+        self.num_seeds, self.nan, self.empty_until = job.num_seeds, job.options.nan, job.options.empty_until
         self.devices = sorted({str(device) for group in job.placement.groups for device in group.devices})
         self.on_metrics, self.folder = on_metrics, folder
         self.history: list[Row] = []
@@ -89,14 +90,15 @@ class Recorder:
         """Environment steps so far, of each seed."""
         return self.ticks * self.plan.steps_per_tick
 
-    def add_chunk(self, metrics: dict[str, np.ndarray]) -> None:
-        """Take in the metrics ``[S, ticks]`` of a chunk that has just ended."""
+    def add_chunk(self, metrics: dict[str, np.ndarray], rates: dict[str, np.ndarray] | None = None) -> None:
+        """Take in the metrics ``[S, ticks]`` of a chunk that has just ended, and the ``rates`` ``[S]`` by then."""
+        rates = rates or {}
         now = time.perf_counter()
         seconds, self.last_s = now - self.last_s, now
         first = self.ticks
         self.ticks += self.plan.ticks_per_chunk
         if self.nan == "stop":
-            _check_finite(metrics, first, self.plan, self.env)
+            _check_finite(metrics, first, self.plan, self.graph, self.env)
         updates = self._updates(first, self.ticks)
         self.updates += updates // self.num_seeds
         steps = self.plan.ticks_per_chunk * self.plan.steps_per_tick * self.num_seeds
@@ -110,7 +112,10 @@ class Recorder:
             "update_hz": updates / seconds,
             "update_frame_hz": updates * self.agent.batch_size / seconds,
             **summarize_metrics(self.graph, metrics, first, self.ticks),
+            **{f"rate/{name}": float(np.mean(values)) for name, values in rates.items()},
         }
+        if self.num_seeds > 1:
+            row["seeds"] = [self._row_of_seed(seed, metrics, rates, first) for seed in range(self.num_seeds)]
         self.dropped += row.get(DROPPED, 0)
         self._keep(row)
         if self.folder is not None:
@@ -151,6 +156,15 @@ class Recorder:
             **self.eval_row,
         }
 
+    def _row_of_seed(self, seed: int, metrics: dict[str, np.ndarray], rates: dict[str, np.ndarray], first: int) -> Row:
+        own = {name: values[seed : seed + 1] for name, values in metrics.items()}
+        return {
+            "seed": seed,
+            "env_steps": self.env_steps(),
+            **summarize_metrics(self.graph, own, first, self.ticks),
+            **{f"rate/{name}": float(values[seed]) for name, values in rates.items()},
+        }
+
     def _keep(self, row: Row) -> None:
         self.history.append(row)
         if self.on_metrics is not None:
@@ -158,23 +172,24 @@ class Recorder:
 
     def _updates(self, first: int, last: int) -> int:
         """Gradient updates of all seeds in the ticks ``first .. last - 1``."""
-        learner = next(f for f in self.graph.fragments if set(f.writes) & set(self.agent.parts))
+        learner = next(f for f in self.graph.fragments if LEARNING in f.tags)
         return active_ticks(learner, first, last) * self.agent.updates_per_tick * self.num_seeds
 
 
 def summarize_metrics(graph: Graph, metrics: dict[str, np.ndarray], first: int, last: int) -> Row:
     """One number a metric: episode statistics are per ended episode, others the mean over active ticks and seeds."""
-    episodes = int(metrics["sample/episodes"].sum())
+    (sampling,) = tagged(graph, SAMPLING)
+    episodes = int(metrics[f"{sampling}/episodes"].sum())
     row: Row = {"episodes": episodes}
     for name in ("episode_return", "episode_length"):
-        row[name] = float(metrics[f"sample/{name}_sum"].sum() / episodes) if episodes else None
+        row[name] = float(metrics[f"{sampling}/{name}_sum"].sum() / episodes) if episodes else None
     dropped = [name for name in metrics if name.endswith(DROPPED)]
     if dropped:
         row[DROPPED] = int(sum(metrics[name].sum() for name in dropped))
     for fragment in graph.fragments:
         active = active_ticks(fragment, first, last)
         for name, values in metrics.items():
-            if name.startswith(f"{fragment.name}/") and fragment.name != "sample" and name not in dropped:
+            if name.startswith(f"{fragment.name}/") and fragment.name != sampling and name not in dropped:
                 row[name] = float(values.sum() / (active * values.shape[0])) if active else None
     return row
 
@@ -195,17 +210,20 @@ def evaluation_row(totals: EpisodeTotals) -> Row:
     return row
 
 
-def _check_finite(metrics: dict[str, np.ndarray], first_tick: int, plan: Plan, env: VecEnv | HostEnv) -> None:
-    steps = metrics["sample/nonfinite_step"]
+def _check_finite(
+    metrics: dict[str, np.ndarray], first_tick: int, plan: Plan, graph: Graph, env: VecEnv | HostEnv
+) -> None:
+    (sampling,) = tagged(graph, SAMPLING)
+    steps = metrics[f"{sampling}/nonfinite_step"]
     bad = np.argwhere(steps >= 0)
     if bad.size:
         seed, tick = min(bad.tolist(), key=lambda index: index[1])
         step = (first_tick + tick) * (plan.steps_per_tick // env.num_envs) + int(steps[seed, tick]) + 1
         raise NonFiniteError(
             f"environment {env.spec.name} gave a NaN or an infinity (observation or reward) at step {step} of each "
-            f"environment, {step * env.num_envs} steps over all {env.num_envs} (fragment sample, tick "
+            f"environment, {step * env.num_envs} steps over all {env.num_envs} (fragment {sampling}, tick "
             f"{first_tick + tick}, seed {seed})",
-            "sample",
+            sampling,
             first_tick + tick,
             seed,
         )

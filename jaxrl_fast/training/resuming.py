@@ -6,7 +6,7 @@ saving may change; anything else makes another run.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +18,8 @@ from jaxrl_fast.algorithms.interface import Algorithm
 from jaxrl_fast.environments.env import VecEnv
 from jaxrl_fast.environments.host_env import HostEnv
 from jaxrl_fast.experience.binding import Bound
-from jaxrl_fast.graph.dataflow import TrainState
+from jaxrl_fast.graph.dataflow import Graph, TrainState, tagged
+from jaxrl_fast.graph.placements import REPLAY, SAMPLING
 from jaxrl_fast.graph.program import Program
 from jaxrl_fast.numerics.schedules import plain
 from jaxrl_fast.runs import checkpoint_files, checkpointing
@@ -46,11 +47,13 @@ SILENT = ("name", "tuned")
 
 
 class Resumed(NamedTuple):
-    """A checkpoint, read and checked; ``changes``: the settings that are no longer as they were, a line each."""
+    """A checkpoint, read and checked; ``changes``: the settings that are no longer as they were, a line each;
+    ``new_rates``: the rates among them, which the checkpoint's do not replace."""
 
     description: CheckpointFacts
     arrays: dict[str, np.ndarray]
     changes: list[str]
+    new_rates: Sequence[str] = ()
 
     @property
     def progress(self) -> dict[str, Any]:
@@ -103,7 +106,9 @@ def read(path: str | Path, settings: Mapping[str, Any], algorithm: Algorithm) ->
         CheckpointError: it is missing or damaged, or a setting differs that may not.
     """
     description, changes = check(path, settings, algorithm)
-    return Resumed(description, checkpoint_files.read_arrays(description), changes)
+    before, now = description.settings, json.loads(json.dumps(settings))
+    rates = [name for name in algorithm.hyper._fields if before.get(f"algo.{name}") != now.get(f"algo.{name}")]
+    return Resumed(description, checkpoint_files.read_arrays(description), changes, rates)
 
 
 def compare(description: CheckpointFacts, settings: Mapping[str, Any], rates: Iterable[str]) -> list[str]:
@@ -134,14 +139,14 @@ def put_back(state: TrainState, resumed: Resumed, program: Program) -> TrainStat
     Raises:
         CheckpointError: the checkpoint's arrays are not those of this run.
     """
-    restored = checkpoint_files.restore(state, resumed.description, resumed.arrays)
+    restored = checkpoint_files.restore(state, resumed.description, resumed.arrays, resumed.new_rates)
     # Copied: on a CPU a device may use the memory of a NumPy array as it is, and a chunk overwrites what it is given.
     return jax.tree.map(jnp.copy, program.place(restored))
 
 
-def begin_anew(state: TrainState, first: TrainState, agent: Bound) -> TrainState:
+def begin_anew(state: TrainState, first: TrainState, graph: Graph, agent: Bound) -> TrainState:
     """A resumed ``state`` whose environments, which live on the host, begin new episodes as in a run's ``first`` state;
     in replay the old ones end there, truncated."""
-    experience = agent.experience.end_episodes(state.private["experience"])
-    private = {**state.private, "sample": first.private["sample"], "experience": experience}
-    return state._replace(private=private)
+    anew = {name: first.private[name] for name in tagged(graph, SAMPLING)}
+    ended = {name: agent.experience.end_episodes(state.private[name]) for name in tagged(graph, REPLAY)}
+    return state._replace(private={**state.private, **anew, **ended})

@@ -1,6 +1,6 @@
 """The files of a run while it goes on, and what is told of them as it begins."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,15 +34,15 @@ def describe_start(
                 "new one before anything is learned, and what follows is not what the unbroken run would have computed"
             )
     if saver is not None:
-        tell(describe_checkpoints(state, saver.plan, plan))
+        tell(describe_checkpoints(state, saver, plan))
 
 
-def describe_checkpoints(state: TrainState, wanted: Checkpoints, plan: Plan) -> str:
+def describe_checkpoints(state: TrainState, saver: Checkpointer, plan: Plan) -> str:
     """How often a checkpoint is made, how large it will be, and what it leaves out."""
-    own, replay = (size / 1e6 for size in checkpoint_files.sizes(state))
+    own, replay = (size / 1e6 for size in checkpoint_files.sizes(state, saver.refills))
     every = plan.chunks_per_checkpoint * plan.ticks_per_chunk * plan.steps_per_tick
     text = f"checkpoint every {every:,} steps, {own:.1f} MB"
-    if replay and wanted.replay:
+    if replay and saver.plan.replay:
         return f"{text}, the newest with {replay:.1f} MB of replay"
     if replay:
         return f"{text}, without replay ({replay:.1f} MB): a resumed run fills a new buffer before it learns again"
@@ -55,6 +55,7 @@ def open_folder(
     resumed: resuming.Resumed | None,
     checkpoints: Checkpoints,
     settings: Mapping[str, Any],
+    refills: Sequence[str],
     tell: Callable[[str], None],
 ) -> Iterator[tuple[RunFolder | None, Checkpointer | None]]:
     """The run's files and the writer of its checkpoints, closed on leaving; None where nothing is to be written. The
@@ -75,7 +76,7 @@ def open_folder(
         if distributed.is_first():
             folder = stack.enter_context(RunFolder(path, resume_at=resume_at, tell=tell))
             checkpointing.remove_stale(path / FOLDER, after=resume_at)
-        saver = Checkpointer(path / FOLDER, checkpoints, settings, tell) if checkpoints.keep else None
+        saver = Checkpointer(path / FOLDER, checkpoints, settings, refills, tell) if checkpoints.keep else None
         if saver is not None and own and resumed:
             saver.newest = resumed.description.path
         yield folder, saver and stack.enter_context(saver)

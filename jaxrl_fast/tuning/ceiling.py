@@ -17,9 +17,10 @@ from jaxrl_fast.environments.env import VecEnv
 from jaxrl_fast.environments.host_env import HostEnv
 from jaxrl_fast.experience.binding import bind
 from jaxrl_fast.fragments.build import experience_fragment, init_statistics, rollout_shapes, sampler
-from jaxrl_fast.fragments.learners import Learning, init_learned, learn_fragment
+from jaxrl_fast.fragments.learning import Learning, init_learned, learn_fragment
 from jaxrl_fast.fragments.rollout import SamplerState, start, unroll
 from jaxrl_fast.graph.dataflow import Channels, Fragment, Graph
+from jaxrl_fast.graph.division import Division
 from jaxrl_fast.numerics.schedules import resolve
 
 
@@ -43,7 +44,7 @@ def sampling_only(env: VecEnv | HostEnv, algorithm: Algorithm) -> Graph:
     policy = Fragment("policy", init, step, (), sample.reads)
     # Without a reader the compiler would leave out what only the learner wants of a rollout.
     stored = Fragment(
-        "stored", init_store, store, ("rollout",), (), private_axes=1, width=env.num_envs, unit="environments"
+        "stored", init_store, store, ("rollout",), (), division=Division(1, {}, env.num_envs, "environments")
     )
     return Graph((policy, sample, stored))
 
@@ -61,7 +62,7 @@ def environments_only(env: VecEnv, rollout_length: int) -> Graph:
         private, rollout, metrics = unroll(env, act, private, key, rollout_length)
         return private, {}, {**metrics, "reward_sum": jnp.sum(rollout.reward)}
 
-    return Graph((Fragment("sample", init, step, (), (), private_axes=0, width=env.num_envs, unit="environments"),))
+    return Graph((Fragment("sample", init, step, (), (), division=Division(0, {}, env.num_envs, "environments")),))
 
 
 def host_environments_only(env: HostEnv) -> Callable[[int], None]:
@@ -101,18 +102,8 @@ def updates_only(env: VecEnv | HostEnv, algorithm: Algorithm) -> Graph:
     def step(private: Batches, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
         return private, {"batches": private}, {}
 
-    axes = source.write_axes["batches"]
-    batches = Fragment(
-        "batches",
-        init,
-        step,
-        (),
-        ("batches",),
-        private_axes=axes,
-        write_axes={"batches": axes},
-        width=source.width,
-        unit=source.unit,
-    )
+    division = source.division._replace(private=source.division.writes["batches"])
+    batches = Fragment("batches", init, step, (), ("batches",), division=division)
     return Graph((batches, learn_fragment(Learning(agent))), hyper_at=lambda hyper, tick: resolve(hyper, jnp.zeros(())))
 
 

@@ -32,7 +32,7 @@ from jaxrl_fast.graph.dataflow import Graph
 from jaxrl_fast.graph.placements import check, place
 from jaxrl_fast.settings import config, machine
 from jaxrl_fast.settings.prepare import fill_in_alone
-from jaxrl_fast.settings.run_settings import Run, make_algorithm, make_envs
+from jaxrl_fast.settings.run_settings import Run, graph_options, make_algorithm, make_envs
 from jaxrl_fast.training.planning import ticks_within
 from jaxrl_fast.tuning import ceiling, stopwatch
 from jaxrl_fast.tuning.talk import Request, What
@@ -141,15 +141,7 @@ def part_of(what: What, run: Run, env: VecEnv | HostEnv, algorithm: Algorithm) -
         return ceiling.updates_only(env, algorithm)
     if what == "environments" and not isinstance(env, HostEnv):
         return ceiling.environments_only(env, run.algo_options["rollout_length"])
-    return build_graph(
-        joined,
-        algorithm,
-        overlap=run.overlap,
-        learners=run.learners,
-        average=run.average,
-        total_steps=run.total_steps,
-        nan=run.nan,
-    )[0]
+    return build_graph(joined, algorithm, graph_options(run))[0]
 
 
 def without_warm_up(run: Run) -> Run:

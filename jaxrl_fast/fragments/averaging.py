@@ -1,0 +1,189 @@
+"""Several learners, with equal shares of every batch: what they find is averaged by a ``server``, after every update or
+once a tick."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxrl_fast.algorithms.interface import Found
+from jaxrl_fast.core import Batches, Metrics, PyTree
+from jaxrl_fast.fragments.learning import (
+    Delays,
+    Learning,
+    States,
+    init_states,
+    make_updates,
+    metric_name,
+    named,
+    over_updates,
+    read_outside,
+    tags_of,
+)
+from jaxrl_fast.fragments.updates import DROPPED, PartState, apply_gradients, step_or_rest
+from jaxrl_fast.graph.dataflow import Channels, Fragment
+from jaxrl_fast.graph.division import Division
+from jaxrl_fast.graph.placements import SERVER
+
+
+def averaging_parameters(learning: Learning, team: tuple[str, ...], learners: int) -> tuple[Fragment, Fragment]:
+    """Learners that each make the updates of a tick on their own shares, and the server that averages their params."""
+    parts = learning.parts
+    outside = read_outside(parts, team)
+    learn, server = (named(role, parts, team) for role in ("learn", "server"))
+
+    def init(key: jax.Array) -> States:
+        alike = init_states(learning, team, key)
+        return jax.tree.map(lambda x: jnp.broadcast_to(x[None], (learners, *x.shape)), alike)
+
+    def step(private: States, inputs: Channels, hyper: Any, key: jax.Array, turn: jax.Array) -> tuple:
+        peers = {name: inputs[name] for name in outside}
+
+        def one_learner(states: States, batches: Batches, key: jax.Array) -> tuple[States, Metrics]:
+            states = {name: _with_params(state, inputs[name].params) for name, state in states.items()}
+            return make_updates(learning, team, states, peers, batches, key, hyper, turn)
+
+        keys = jax.random.split(key, learners)
+        private, metrics = jax.vmap(one_learner)(private, _shares(inputs["batches"], learners), keys)
+        own = {_local(name): private[name].learned for name in team}
+        return private, own, over_updates(metrics, learning.nan)
+
+    def init_server(key: jax.Array) -> Channels:
+        return {name: state.learned for name, state in init_states(learning, team, key).items()}
+
+    def step_server(private: Channels, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
+        means = {name: _mean(inputs[_local(name)]) for name in team}
+        learned = {name: mean._replace(params=parts[name].project(mean.params)) for name, mean in means.items()}
+        norms = {metric_name(team, name, "param_norm"): optax.tree.norm(learned[name].params) for name in team}
+        return learned, learned, norms
+
+    local = tuple(_local(name) for name in team)
+    return (
+        Fragment(
+            learn,
+            init,
+            step,
+            ("batches", *team, *outside),
+            local,
+            start=learning.start,
+            init_name="learn",
+            counts=True,
+            tags=tags_of(learning, team),
+            division=Division(0, dict.fromkeys(local, 0), learners, "learners"),
+        ),
+        Fragment(
+            server,
+            init_server,
+            step_server,
+            local,
+            team,
+            lambda p: p,
+            start=learning.start,
+            init_name="learn",
+            tags=(SERVER, *tags_of(learning, team)[1:]),
+        ),
+    )
+
+
+def averaging_gradients(learning: Learning, side_by_side: bool, learners: int) -> tuple[tuple[Fragment, ...], Delays]:
+    """A cycle of one round per update: the learners' gradients for a part, and the server's step along their mean."""
+    parts = learning.parts
+    pairs = {name: _gradients_and_server(learning, name, learners) for name in parts}
+    together = side_by_side or not any(part.reads for part in parts.values())
+    if together:
+        fragments = tuple(pair[i] for i in (0, 1) for pair in pairs.values())
+    else:
+        fragments = tuple(fragment for pair in pairs.values() for fragment in pair)
+    delays: Delays = {}
+    seen: set[str] = set()
+    for fragment in fragments:
+        delays |= {(fragment.name, c): 1 for c in fragment.reads if c in parts and c not in seen}
+        seen |= set(fragment.writes)
+    return fragments, delays
+
+
+def _gradients_and_server(learning: Learning, name: str, learners: int) -> tuple[Fragment, Fragment]:
+    part, rounds, take = learning.parts[name], learning.agent.updates_per_tick, learning.agent.experience.take
+
+    def step(private: tuple, inputs: Channels, hyper: Any, key: jax.Array, turn: jax.Array) -> tuple:
+        peers = {other: inputs[other] for other in part.reads}
+        batches = _shares(inputs["batches"], learners)
+
+        def one_learner(share: Batches, key: jax.Array) -> Found:
+            batch = take(share.data, share.indices[turn % rounds])
+            return part.gradients(inputs[name], peers, batch, key, hyper)
+
+        found = jax.vmap(one_learner)(batches, jax.random.split(key, learners))
+        return private, {_gradients(name): found}, {}
+
+    def init_server(key: jax.Array) -> States:
+        return init_states(learning, (name,), key)
+
+    def step_server(private: States, inputs: Channels, hyper: Any, key: jax.Array, turn: jax.Array) -> tuple:
+        def make(state: PartState) -> tuple[PartState, Metrics]:
+            found = _mean(inputs[_gradients(name)])
+            return apply_gradients(part, state, found, hyper, turn, drop_nonfinite=learning.nan == "skip")
+
+        state, metrics = step_or_rest(part, make, private[name], turn)
+        metrics["param_norm"] = optax.tree.norm(state.learned.params)
+        # A cycle's metrics are summed over its rounds.
+        return {name: state}, publish({name: state}), {k: v if k == DROPPED else v / rounds for k, v in metrics.items()}
+
+    def publish(private: States) -> Channels:
+        return {name: private[name].learned}
+
+    own = _gradients(name)
+    return (
+        Fragment(
+            own,
+            lambda key: (),
+            step,
+            ("batches", name, *part.reads),
+            (own,),
+            start=learning.start,
+            rounds=rounds,
+            counts=True,
+            tags=tags_of(learning, (name,)),
+            division=Division(None, {own: 0}, learners, "learners"),
+        ),
+        Fragment(
+            f"server_{name}",
+            init_server,
+            step_server,
+            (own,),
+            (name,),
+            publish,
+            start=learning.start,
+            rounds=rounds,
+            counts=True,
+            init_name="learn",
+            tags=(SERVER, *tags_of(learning, (name,))[1:]),
+        ),
+    )
+
+
+def _with_params(state: PartState, params: dict[str, PyTree]) -> PartState:
+    return state._replace(learned=state.learned._replace(params=params))
+
+
+def _shares(batches: Batches, learners: int) -> Batches:
+    """Each learner's share of the batches, its own logical shards: leaves ``[N, ...]``."""
+
+    def split(leaf: jax.Array, axis: int) -> jax.Array:
+        shape = (*leaf.shape[:axis], learners, leaf.shape[axis] // learners, *leaf.shape[axis + 1 :])
+        return jnp.moveaxis(leaf.reshape(shape), axis, 0)
+
+    return Batches(jax.tree.map(lambda leaf: split(leaf, 0), batches.data), split(batches.indices, 1))
+
+
+def _mean(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: jnp.mean(x, axis=0), tree)
+
+
+def _local(name: str) -> str:
+    return f"{name}_local"
+
+
+def _gradients(name: str) -> str:
+    return f"gradients_{name}"

@@ -1,0 +1,142 @@
+"""One learner: the K gradient updates of a tick, the parts in turn or by themselves."""
+
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxrl_fast.algorithms.interface import Learned, Part, init_params
+from jaxrl_fast.core import Batches, Metrics, stable_hash
+from jaxrl_fast.experience.binding import Bound
+from jaxrl_fast.fragments.updates import DROPPED, PartState, init_part, step_or_rest, update
+from jaxrl_fast.graph.dataflow import Channels, Fragment
+from jaxrl_fast.graph.placements import ACTING, LEARNING
+
+OnNan = Literal["stop", "skip"]
+"""On NaN or Inf: end the run, or leave it out of what is learned."""
+Average = Literal["gradients", "parameters"]
+"""What several learners average: gradients at every update, or parameters after the updates of a tick."""
+
+States = dict[str, PartState]
+Delays = dict[tuple[str, str], int]
+
+
+class Learning(NamedTuple):
+    """What every learner needs: who learns, from the tick ``start`` on, and what it does on ``nan``."""
+
+    agent: Bound
+    start: int = 0
+    nan: OnNan = "stop"
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        """By name."""
+        return self.agent.parts
+
+
+def learn_fragment(learning: Learning, team: tuple[str, ...] | None = None) -> Fragment:
+    """One learner that makes all updates of a tick for the parts of ``team`` (default: all), which take turns."""
+    parts = learning.parts
+    team = team or tuple(parts)
+    outside = read_outside(parts, team)
+
+    def init(key: jax.Array) -> States:
+        return init_states(learning, team, key)
+
+    def step(private: States, inputs: Channels, hyper: Any, key: jax.Array, turn: jax.Array) -> tuple:
+        peers = {name: inputs[name] for name in outside}
+        private, metrics = make_updates(learning, team, private, peers, inputs["batches"], key, hyper, turn)
+        norms = {metric_name(team, name, "param_norm"): optax.tree.norm(private[name].learned.params) for name in team}
+        return private, publish(private), {**over_updates(metrics, learning.nan), **norms}
+
+    def publish(private: States) -> Channels:
+        return {name: private[name].learned for name in team}
+
+    return Fragment(
+        named("learn", parts, team),
+        init,
+        step,
+        ("batches", *outside),
+        team,
+        publish,
+        start=learning.start,
+        init_name="learn",
+        counts=True,
+        tags=tags_of(learning, team),
+    )
+
+
+def make_updates(
+    learning: Learning,
+    team: tuple[str, ...],
+    states: States,
+    peers: Channels,
+    batches: Batches,
+    key: jax.Array,
+    hyper: Any,
+    turn: jax.Array,
+) -> tuple[States, Metrics]:
+    """K updates of the parts in ``team``, in turns in this order, against ``peers``; metrics ``[K]``."""
+    parts, take, drop = learning.parts, learning.agent.experience.take, learning.nan == "skip"
+    rounds = batches.indices.shape[0]
+
+    def one_update(states: States, xs: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[States, Metrics]:
+        index, key, count = xs
+        batch = take(batches.data, index)
+        metrics: Metrics = {}
+        for name, part_key in zip(team, jax.random.split(key, len(team)), strict=True):
+            seen = peers | {other: state.learned for other, state in states.items()}
+
+            def make(
+                state: PartState, name: str = name, seen: Channels = seen, part_key: jax.Array = part_key
+            ) -> tuple:
+                return update(parts[name], state, seen, batch, part_key, hyper, count, drop_nonfinite=drop)
+
+            new, own = step_or_rest(parts[name], make, states[name], count)
+            states = {**states, name: new}
+            metrics |= {metric_name(team, name, metric): value for metric, value in own.items()}
+        return states, metrics
+
+    keys, counts = jax.random.split(key, rounds), turn * rounds + jnp.arange(rounds)
+    return jax.lax.scan(one_update, states, (batches.indices, keys, counts))
+
+
+def init_states(learning: Learning, team: tuple[str, ...], key: jax.Array) -> States:
+    parts, hyper = learning.parts, learning.agent.hyper
+    return {name: init_part(parts[name], jax.random.fold_in(key, stable_hash(name)), hyper) for name in team}
+
+
+def init_learned(agent: Bound, names: tuple[str, ...], key: jax.Array) -> Channels:
+    """What parts have learned before the first update, for what runs without training."""
+    return {name: Learned(init_params(agent.parts[name], jax.random.fold_in(key, stable_hash(name)))) for name in names}
+
+
+def over_updates(metrics: Metrics, nan: OnNan) -> Metrics:
+    """Means over the updates of a tick (and over learners), dropped ones left out and counted."""
+    if nan == "stop":
+        return {name: jnp.mean(values) for name, values in metrics.items()}
+
+    def mean(values: jax.Array) -> jax.Array:
+        finite = jnp.isfinite(values)
+        return jnp.sum(jnp.where(finite, values, 0.0)) / jnp.maximum(jnp.sum(finite), 1)
+
+    return {name: jnp.sum(v) if name.endswith(DROPPED) else mean(v) for name, v in metrics.items()}
+
+
+def read_outside(parts: dict[str, Part], team: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(other for other in parts if other not in team and any(other in parts[name].reads for name in team))
+
+
+def tags_of(learning: Learning, team: tuple[str, ...]) -> tuple[str, ...]:
+    """That of learning, and where these parts do nothing but choose actions while others learn, that of acting."""
+    chooses = len(team) < len(learning.parts) and set(team) <= set(learning.agent.acting.chooses)
+    return (LEARNING, ACTING) if chooses else (LEARNING,)
+
+
+def named(role: str, parts: dict[str, Part], team: tuple[str, ...]) -> str:
+    return role if len(team) == len(parts) else "_".join((role, *team))
+
+
+def metric_name(team: tuple[str, ...], name: str, metric: str) -> str:
+    return f"{name}/{metric}" if len(team) > 1 else metric
