@@ -29,6 +29,8 @@ class Row(NamedTuple):
 
 ROWS = {
     "cartpole_ppo": Row(("env=cartpole", "algo=ppo", "num_seeds=8"), 475.0),
+    "cartpole_dqn": Row(("env=cartpole", "algo=dqn", "num_seeds=8"), 475.0),
+    "breakout_dqn": Row(("env=breakout", "algo=dqn"), 10.0),
     "pendulum_sac": Row(("env=pendulum", "algo=sac", "num_seeds=8"), -180.0),
     "halfcheetah_ppo": Row(("env=halfcheetah", "algo=ppo", "num_seeds=3", "total_steps=819_200"), 1000.0),
     "halfcheetah_sac": Row(("env=halfcheetah", "algo=sac", "num_seeds=3", "total_steps=150_400"), 2000.0),

@@ -1,7 +1,6 @@
 """Agents that see images: the networks, what stacks change (nothing but what is stored), and worlds that need them."""
 
 import re
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +17,6 @@ from jaxrl_fast.graph import placements
 from jaxrl_fast.graph import program as programs
 from jaxrl_fast.networks.images import CNNS, choose_convolutions, patches
 from jaxrl_fast.networks.network import make_network
-from jaxrl_fast.numerics.schedules import Linear
 from jaxrl_fast.runs import checkpoint_files
 
 KEY = jax.random.key(0)
@@ -198,47 +196,6 @@ def learned(state: graphs.TrainState) -> list:
         if name.startswith("learn")
         for part in state.private[name].values()
     ]
-
-
-SIGHTED_PPO = jf.ppo(
-    learning_rate=Linear(3e-3, 0.0),
-    rollout_length=16,
-    num_minibatches=4,
-    entropy_coef=0.001,
-    policy_hidden=(32,),
-    value_hidden=(32,),
-)
-SIGHTED_SAC = jf.sac(
-    learning_rate=2e-3,
-    temperature_learning_rate=1e-2,
-    initial_temperature=0.1,
-    discount=0.8,
-    tau=0.05,
-    target_entropy_per_action=-2.0,
-    updates_per_tick=8,
-    batch_size=64,
-    buffer_size=4_000,
-    warmup_steps=256,
-    policy_hidden=(32,),
-    critic_hidden=(32,),
-)
-
-
-def score(world: Callable[..., jf.Env], algorithm: Algorithm, total_steps: int, **options) -> float:
-    """The mean return of the greedy policy."""
-    env = jf.vectorize(world(**options), num_envs=16)
-    result = jf.learn(env, algorithm, total_steps=total_steps, seed=1, eval_every=total_steps, eval_episodes=128)
-    return result.summary["eval_return_mean"]
-
-
-@pytest.mark.usefixtures("optimized")
-def test_ppo_sees_motion_in_a_stack():
-    assert score(pixel_worlds.motion, SIGHTED_PPO, 16_000) > 0.97
-
-
-@pytest.mark.usefixtures("optimized")
-def test_sac_sees_motion_in_a_stack():
-    assert score(pixel_worlds.motion, SIGHTED_SAC, 4_000, discrete=False) > -0.02
 
 
 @pytest.mark.usefixtures("optimized")

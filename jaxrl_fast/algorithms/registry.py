@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 
+from jaxrl_fast.algorithms.dqn import dqn
 from jaxrl_fast.algorithms.interface import Algorithm
 from jaxrl_fast.algorithms.ppo import ppo
 from jaxrl_fast.algorithms.sac import sac
 
-__all__ = ["ppo", "sac"]
-ALGORITHMS: dict[str, Callable[..., Algorithm]] = {"ppo": ppo, "sac": sac}
+__all__ = ["dqn", "ppo", "sac"]
+ALGORITHMS: dict[str, Callable[..., Algorithm]] = {"dqn": dqn, "ppo": ppo, "sac": sac}

@@ -1,0 +1,148 @@
+"""Deep Q-learning, for discrete actions (Mnih et al., Nature 2015).
+
+Options: double Q-learning (arXiv 1509.06461, equation 4), dueling heads (arXiv 1511.06581, equation 9), n-step returns.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_fast.algorithms.choosing import epsilon_greedy, greedy_action, value_of
+from jaxrl_fast.algorithms.interface import (
+    Agent,
+    Algorithm,
+    Found,
+    Learned,
+    Part,
+    Replay,
+    ReplayBatch,
+    elementwise,
+    gradients_of,
+    require_actions,
+    require_positive,
+)
+from jaxrl_fast.algorithms.sequences import over_replay, over_successors
+from jaxrl_fast.core import Discrete, EnvSpec, Metrics, PyTree
+from jaxrl_fast.networks.network import Activation, Cnn, Head, Network, Precision, make_network
+from jaxrl_fast.numerics import losses
+from jaxrl_fast.numerics.optimizers import OptimizerName, check_optimizer, make_optimizer
+
+
+class DqnHyper(NamedTuple):
+    """Rates; each a number, or a schedule such as ``Linear(1.0, 0.05)``. ``epsilon``: the share of random actions;
+    ``tau``: how far the slow target moves, every ``target_period`` updates; ``weight_decay`` is AdamW's."""
+
+    learning_rate: Any
+    discount: Any
+    epsilon: Any
+    tau: Any
+    max_grad_norm: Any
+    reward_scale: Any
+    weight_decay: Any
+
+
+def dqn(
+    *,
+    learning_rate: Any = 3e-4,
+    discount: Any = 0.99,
+    epsilon: Any = 0.1,
+    tau: Any = 0.005,
+    max_grad_norm: Any = 10.0,
+    reward_scale: Any = 1.0,
+    weight_decay: Any = 0.0,
+    rollout_length: int = 4,
+    updates_per_tick: int = 16,
+    batch_size: int = 128,
+    buffer_size: int = 100_000,
+    warmup_steps: int = 2_000,
+    n_step: int = 1,
+    sequence_length: int = 8,
+    burn_in: int = 4,
+    target_period: int = 1,
+    double: bool = True,
+    dueling: bool = False,
+    normalize_observations: bool | None = None,
+    q_hidden: tuple[int, ...] = (128, 128),
+    q_keys: tuple[str, ...] = (),
+    activation: Activation = "relu",
+    layer_norm: bool = False,
+    recurrent_size: int = 0,
+    cnn: Cnn = "auto",
+    optimizer: OptimizerName = "adam",
+    precision: Precision = "f32",
+    q_loss: Callable[[jax.Array, jax.Array], jax.Array] = losses.huber,
+) -> Algorithm:
+    """DQN. A tick samples ``rollout_length`` steps in every environment, then makes ``updates_per_tick`` updates of
+    ``batch_size`` transitions each, once ``warmup_steps`` steps over all environments are in the buffer.
+
+    ``recurrent_size`` > 0 puts a GRU in front (DRQN); a batch is then ``batch_size`` sequences of ``sequence_length``
+    steps, behind ``burn_in`` steps that only fill the memory. ``q_keys``: which entries of a dictionary observation are
+    read, all by default. ``q_loss(q, target)`` takes and gives scalars.
+    """
+    hyper = DqnHyper(learning_rate, discount, epsilon, tau, max_grad_norm, reward_scale, weight_decay)
+    shared: dict[str, Any] = dict(
+        activation=activation, layer_norm=layer_norm, recurrent_size=recurrent_size, cnn=cnn, precision=precision
+    )
+    options = shared | dict(q_hidden=tuple(q_hidden), q_keys=tuple(q_keys), dueling=dueling, optimizer=optimizer)
+    data = Replay(
+        capacity=buffer_size,
+        batch_size=batch_size,
+        num_batches=updates_per_tick,
+        warmup_steps=warmup_steps,
+        n_step=n_step,
+        sequence_length=sequence_length,
+        burn_in=burn_in,
+    )
+
+    def build(spec: EnvSpec, num_envs: int) -> Agent:
+        size = require_actions("dqn", spec, (Discrete,), "sac").num_actions
+        require_positive(target_period=target_period)
+        check_optimizer(optimizer, weight_decay)
+        heads = {"value": Head(1), "advantage": Head(size)}
+        q = make_network(spec.obs, heads if dueling else size, hidden=q_hidden, keys=q_keys, **shared)
+        parts = {"critic": critic_part(q, data, double, target_period, optimizer, q_loss)}
+        agent = Agent(parts, data, acts={"critic": "q"}, decide=decide, rollout_length=rollout_length)
+        return agent._replace(normalize_observations=normalize_observations)
+
+    return Algorithm("dqn", hyper, options, build)
+
+
+def critic_part(
+    q_network: Network, data: Replay, double: bool, target_period: int, optimizer: OptimizerName, q_loss: Callable
+) -> Part:
+    """Regression on the Bellman target, then a step of the slow target."""
+
+    def gradients(own: Learned, peers: dict, batch: ReplayBatch, key: jax.Array, hyper: DqnHyper) -> Found:
+        next_q = q_values(over_successors(data, q_network, own.target["q"], batch, "critic"))
+        online = q_values(over_successors(data, q_network, own.params["q"], batch, "critic")) if double else next_q
+        best = greedy_action(online, batch.next_obs)
+        target = batch.reward + batch.bootstrap * value_of(next_q, best)
+
+        def loss_fn(params: PyTree) -> tuple[jax.Array, Metrics]:
+            q = value_of(q_values(over_replay(data, q_network, params, batch, "critic")), batch.action)
+            loss = jnp.mean(elementwise(q_loss, q, target))
+            return loss, {"q_loss": loss, "q_mean": jnp.mean(q), "epsilon": jnp.asarray(hyper.epsilon)}
+
+        grads, metrics = gradients_of(loss_fn, own.params["q"])
+        return Found({"q": grads}, metrics)
+
+    def target_rate(hyper: DqnHyper, updates: jax.Array) -> jax.Array:
+        return jnp.where((updates + 1) % target_period == 0, hyper.tau, 0.0)
+
+    return Part({"q": q_network}, gradients, {"q": make_optimizer(optimizer)}, targets=("q",), target_rate=target_rate)
+
+
+def decide(outputs: dict, obs: PyTree, state: PyTree, key: jax.Array, hyper: Any, explore: bool) -> tuple:
+    """ε-greedy (`Decide`)."""
+    q = q_values(outputs["critic"])
+    return (epsilon_greedy(q, obs, hyper.epsilon, key) if explore else greedy_action(q, obs)), state, {}
+
+
+def q_values(outputs: Any) -> jax.Array:
+    """Values ``[..., num_actions]`` of network outputs, which may be dueling heads."""
+    if not isinstance(outputs, dict):
+        return outputs
+    advantage = outputs["advantage"]
+    return outputs["value"] + advantage - jnp.mean(advantage, axis=-1, keepdims=True)

@@ -1,0 +1,136 @@
+"""DQN's updates against slow NumPy references, its exploration, and its slow target."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import references
+import tiny
+
+import jaxrl_fast as jf
+from jaxrl_fast.algorithms.interface import ReplayBatch
+from jaxrl_fast.experience.binding import bind
+from jaxrl_fast.fragments.updates import init_part, update
+
+RNG = np.random.default_rng(7)
+B, GAMMA = 6, 0.9
+SPEC = tiny.line(discrete=True).spec
+SIZES = dict(q_hidden=(3,), activation="tanh", batch_size=8, buffer_size=64, warmup_steps=0, updates_per_tick=1)
+
+
+def small_dqn(**options):
+    return jf.dqn(**dict(learning_rate=0.01, discount=GAMMA, tau=0.1, max_grad_norm=0.5) | SIZES | options)
+
+
+def batch() -> ReplayBatch:
+    obs, next_obs = RNG.normal(size=(2, 1, B, 2)).astype(np.float32)
+    action = RNG.integers(0, 2, (1, B)).astype(np.int32)
+    reward = 3.0 * RNG.normal(size=(1, B)).astype(np.float32)
+    bootstrap = np.float32(GAMMA) * (RNG.random((1, B)) < 0.7)
+    return ReplayBatch(obs, action, reward, bootstrap.astype(np.float32), next_obs, {})
+
+
+def q_values(params, obs, dueling: bool) -> np.ndarray:
+    outputs = references.mlp(params, np.float64(obs))
+    if not dueling:
+        return outputs
+    value, advantage = outputs[..., :1], outputs[..., 1:]
+    return value + advantage - advantage.mean(-1, keepdims=True)
+
+
+def taken(q, action):
+    return np.take_along_axis(q, action[..., None], -1)[..., 0]
+
+
+def huber(error):
+    return np.where(np.abs(error) <= 1, 0.5 * error**2, np.abs(error) - 0.5)
+
+
+@pytest.mark.parametrize("double", [False, True])
+@pytest.mark.parametrize("dueling", [False, True])
+def test_two_updates_equal_numpy(double: bool, dueling: bool):
+    algorithm = small_dqn(double=double, dueling=dueling)
+    part, hyper = algorithm.build(SPEC, 4).parts["critic"], algorithm.hyper
+    state = jax.jit(lambda key: init_part(part, key, hyper))(jax.random.key(0))
+    target = jax.tree.map(lambda x: x + RNG.normal(size=x.shape).astype(np.float32), state.learned.target)
+    state = state._replace(learned=state.learned._replace(target=target))
+    step = jax.jit(lambda state, data: update(part, state, {}, data, jax.random.key(0), hyper))
+    treedef = jax.tree.structure(state.learned.params["q"])
+    leaves, slow = ([np.float64(x) for x in jax.tree.leaves(tree)] for tree in state.learned)
+    adam = references.Adam(0.01, 0.5)
+    for _ in range(2):
+        data = batch()
+        state, metrics = step(state, data)
+        next_q = q_values(treedef.unflatten(slow), data.next_obs, dueling)
+        chooser = q_values(treedef.unflatten(leaves), data.next_obs, dueling) if double else next_q
+        wanted = data.reward + data.bootstrap * taken(next_q, chooser.argmax(-1))
+
+        def loss(leaves, data=data, wanted=wanted):
+            return huber(taken(q_values(treedef.unflatten(leaves), data.obs, dueling), data.action) - wanted).mean()
+
+        np.testing.assert_allclose(metrics["q_loss"], loss(leaves), rtol=1e-4)
+        leaves = adam.step(leaves, references.gradient(loss, leaves))
+        slow = [0.9 * old + 0.1 * new for old, new in zip(slow, leaves, strict=True)]
+        for got, want in zip(jax.tree.leaves(tuple(state.learned)), leaves + slow, strict=True):
+            np.testing.assert_allclose(got, want, atol=1e-4)
+
+
+def test_the_slow_target_moves_every_so_many_updates_of_the_run():
+    algorithm = small_dqn(tau=1.0, target_period=3)
+    part, hyper = algorithm.build(SPEC, 4).parts["critic"], algorithm.hyper
+    state = jax.jit(lambda key: init_part(part, key, hyper))(jax.random.key(0))
+    step = jax.jit(lambda state, count: update(part, state, {}, batch(), jax.random.key(0), hyper, count)[0])
+    for count in range(7):
+        before, state = state.learned, step(state, jnp.int32(count))
+        moved = jax.tree.leaves(state.learned.params if count % 3 == 2 else before.target)
+        for got, want in zip(jax.tree.leaves(state.learned.target), moved, strict=True):
+            np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.25, 1.0])
+def test_a_share_of_actions_is_random_and_none_is_forbidden(epsilon: float):
+    obs = {"x": tiny.OBS, "action_mask": jax.ShapeDtypeStruct((4,), jnp.bool_)}
+    algorithm = small_dqn(epsilon=epsilon, rollout_length=1, buffer_size=8000)
+    agent = bind(algorithm, SPEC._replace(obs=obs, action=jf.Discrete(4)), 4000)
+    learned = {"critic": init_part(agent.parts["critic"], jax.random.key(0), algorithm.hyper).learned}
+    mask = np.array([True, False, True, True])
+    seen = {"x": jnp.ones((4000, 2)), "action_mask": jnp.broadcast_to(mask, (4000, 4))}
+    first, acting = jnp.zeros(4000, bool), agent.acting
+    carry, key = acting.initial_carry(4000), jax.random.key(1)
+    action = np.asarray(jax.jit(acting.explore)(learned, carry, seen, first, key, algorithm.hyper)[0])
+    weights = acting.greedy_weights(learned)
+    greedy = np.asarray(jax.jit(acting.greedy)(weights, acting.greedy_carry(4000), seen, first, key)[0])
+    assert len(set(greedy)) == 1 and mask[greedy[0]]
+    share = np.bincount(action, minlength=4) / 4000
+    wanted = epsilon * mask / 3 + (1.0 - epsilon) * np.eye(4)[greedy[0]]
+    np.testing.assert_allclose(share, wanted, atol=0.03)
+    assert share[1] == 0.0
+
+
+def test_epsilon_may_be_a_schedule_of_the_run():
+    algorithm = small_dqn(epsilon=jf.Linear(1.0, 0.2, 0.5), rollout_length=1)
+    seen: list[float] = []
+    jf.learn(
+        tiny.line(discrete=True),
+        algorithm,
+        total_steps=48,
+        eval_episodes=2,
+        tell=lambda line: None,
+        on_metrics=lambda row: seen.append(row["learn/epsilon"]) if row["kind"] == "train" else None,
+    )
+    np.testing.assert_allclose(seen, [1.0 - 0.8 * min(tick / 6, 1.0) for tick in range(12)], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (dict(target_period=0), "target_period=0: write a positive number"),
+        (dict(batch_size=65), "batch_size=65 is larger than buffer_size=64"),
+        (dict(optimizer="lion"), "optimizer=lion: write one of"),
+    ],
+)
+def test_what_does_not_fit_is_refused(options, says):
+    with pytest.raises(ValueError, match=says):
+        bind(small_dqn(**options), SPEC, 4)
+    with pytest.raises(ValueError, match="algo=dqn does not work with the continuous actions of line: write algo=sac"):
+        bind(small_dqn(), tiny.line(discrete=False).spec, 4)

@@ -1,0 +1,202 @@
+"""Every algorithm with every kind of observation: it learns the probe of that kind, or says why it cannot."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import pixel_worlds
+import pytest
+
+import jaxrl_fast as jf
+from envs import probes
+from jaxrl_fast.core import Box, Discrete, EnvSpec, Timestep
+from jaxrl_fast.environments.env import Env
+from jaxrl_fast.numerics.schedules import Linear
+
+pytestmark = pytest.mark.usefixtures("optimized")
+
+UNIT = Box(-jnp.ones(1), jnp.ones(1))
+STEPS = 3
+"""Of an episode in which a cue must be remembered."""
+
+
+def paid(action: jax.Array, side: jax.Array, *, discrete: bool) -> jax.Array:
+    """1 for action 1 where the side is +1 and for action 0 where it is -1, else 0; or -(a - side / 2)²."""
+    return (action == (side > 0)).astype(jnp.float32) if discrete else -jnp.square(action[0] - 0.5 * side)
+
+
+def shown(observe, obs, *, discrete: bool) -> Env:
+    """A single decision about the side ±1 that ``observe(key, side)`` shows."""
+
+    def reset(key, params):
+        side_key, obs_key = jax.random.split(key)
+        side = jax.random.rademacher(side_key, (), jnp.float32)
+        seen = observe(obs_key, side)
+        return (side, seen), seen
+
+    def step(state, action, key):
+        side, seen = state
+        over = jnp.ones((), bool)
+        return state, Timestep(seen, seen, paid(action, side, discrete=discrete), over, ~over)
+
+    return Env(EnvSpec("shown", obs, Discrete(2) if discrete else UNIT, 1), reset, step)
+
+
+def vector(*, discrete: bool) -> Env:
+    return shown(lambda key, side: side[None], jax.ShapeDtypeStruct((1,), jnp.float32), discrete=discrete)
+
+
+def dictionary(*, discrete: bool) -> Env:
+    obs = {"cue": jax.ShapeDtypeStruct((1,), jnp.float32), "noise": jax.ShapeDtypeStruct((2,), jnp.float32)}
+    return shown(lambda key, side: {"cue": side[None], "noise": jax.random.normal(key, (2,))}, obs, discrete=discrete)
+
+
+def image_in_dictionary(*, discrete: bool) -> Env:
+    """`pixel_worlds.motion` beside a sign: at +1 the motion must be told, at -1 the answer is action 1; or the best
+    action is a quarter of both. Neither image nor sign says enough alone."""
+    inner = pixel_worlds.motion(discrete=discrete)
+    obs = {"image": inner.spec.obs, "sign": jax.ShapeDtypeStruct((1,), jnp.float32)}
+
+    def reset(key, params):
+        sign_key, inner_key = jax.random.split(key)
+        sign = jax.random.rademacher(sign_key, (), jnp.float32)
+        state, image = inner.reset(inner_key, params)
+        return (state, sign), {"image": image, "sign": sign[None]}
+
+    def step(state, action, key):
+        (*rest, direction, t), sign = state
+        inner_state, timestep = inner.step((*rest, direction, t), action, key)
+        asked = jnp.where(sign > 0, direction, 1) if discrete else 0.5 * (direction + sign)
+        reward = jnp.where(t == 1, paid(action, asked, discrete=discrete), 0.0)
+        seen = {"image": timestep.next_obs, "sign": sign[None]}
+        return (inner_state, sign), timestep._replace(obs=seen, next_obs=seen, reward=reward)
+
+    return Env(inner.spec._replace(name="image in dictionary", obs=obs), reset, step, shortest_episode=2)
+
+
+def memory(*, discrete: bool) -> Env:
+    """The side is shown at the first step and asked for at the last."""
+
+    def observe(side, t):
+        return jnp.stack([jnp.where(t == 0, side, 0.0), (t == STEPS - 1).astype(jnp.float32)])
+
+    def reset(key, params):
+        side, t = jax.random.rademacher(key, (), jnp.float32), jnp.zeros((), jnp.int32)
+        return (side, t), observe(side, t)
+
+    def step(state, action, key):
+        side, t = state
+        last = t == STEPS - 1
+        reward = jnp.where(last, paid(action, side, discrete=discrete), 0.0)
+        seen = observe(side, t + 1)
+        return (side, t + 1), Timestep(seen, seen, reward, last, jnp.zeros((), bool))
+
+    obs = jax.ShapeDtypeStruct((2,), jnp.float32)
+    return Env(EnvSpec("memory", obs, Discrete(2) if discrete else UNIT, STEPS), reset, step, shortest_episode=STEPS)
+
+
+WORLDS = {
+    "vector": vector,
+    "dictionary": dictionary,
+    "image stack": pixel_worlds.motion,
+    "dictionary with an image": image_in_dictionary,
+    "action mask": lambda discrete: probes.mask(),
+    "memory": memory,
+}
+MASKED_BEST = 0.75
+FALLING = Linear(3e-3, 0.0)
+
+
+def ppo(**options) -> jf.Algorithm:
+    return jf.ppo(
+        learning_rate=FALLING,
+        discount=0.8,
+        rollout_length=18,
+        num_minibatches=4,
+        entropy_coef=0.001,
+        policy_hidden=(32,),
+        value_hidden=(32,),
+        **options,
+    )
+
+
+def sac(**options) -> jf.Algorithm:
+    return jf.sac(
+        learning_rate=2e-3,
+        temperature_learning_rate=1e-2,
+        initial_temperature=0.1,
+        discount=0.8,
+        tau=0.05,
+        target_entropy_per_action=-2.0,
+        rollout_length=STEPS,
+        updates_per_tick=24,
+        batch_size=64,
+        buffer_size=6_000,
+        warmup_steps=256,
+        policy_hidden=(32,),
+        critic_hidden=(32,),
+        sequence_length=STEPS,
+        burn_in=2,
+        **options,
+    )
+
+
+def dqn(**options) -> jf.Algorithm:
+    return jf.dqn(
+        learning_rate=FALLING,
+        discount=0.8,
+        epsilon=0.3,
+        tau=0.05,
+        rollout_length=STEPS,
+        updates_per_tick=24,
+        batch_size=64,
+        buffer_size=6_000,
+        warmup_steps=256,
+        q_hidden=(32,),
+        sequence_length=STEPS,
+        burn_in=2,
+        **options,
+    )
+
+
+ALGORITHMS = {"ppo": (ppo, True, 16_000), "sac": (sac, False, 4_800), "dqn": (dqn, True, 4_800)}
+"""Factory, whether it is tried with discrete actions, and environment steps."""
+
+
+def score(world: Env, algorithm: jf.Algorithm, total_steps: int) -> float:
+    """The mean return of the greedy policy."""
+    env = jf.vectorize(world, num_envs=16)
+    result = jf.learn(env, algorithm, total_steps=total_steps, seed=1, eval_every=total_steps, eval_episodes=128)
+    return result.summary["eval_return_mean"]
+
+
+@pytest.mark.parametrize("kind", WORLDS)
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_an_algorithm_learns_from_every_kind_of_observation(name: str, kind: str):
+    make, discrete, total_steps = ALGORITHMS[name]
+    algorithm = make(recurrent_size=16) if kind == "memory" else make()
+    world = WORLDS[kind](discrete=discrete)
+    if (name, kind) == ("sac", "action mask"):
+        with pytest.raises(ValueError, match=r"algo=sac does not work with the discrete actions .*: write algo=ppo"):
+            score(world, algorithm, total_steps)
+        return
+    best = MASKED_BEST if kind == "action mask" else float(discrete)
+    assert score(world, algorithm, total_steps) == pytest.approx(best, abs=0.03)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_without_a_memory_the_side_is_not_known(name: str):
+    make, discrete, total_steps = ALGORITHMS[name]
+    best_guess = 0.5 if discrete else -0.25
+    assert score(memory(discrete=discrete), make(), total_steps // 2) < best_guess + 0.15
+
+
+ONE_KEY = {"ppo": ("policy_keys", "critic_keys"), "sac": ("policy_keys", "critic_keys"), "dqn": ("q_keys",)}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_key_that_is_not_there_is_refused(name: str):
+    make, discrete, _ = ALGORITHMS[name]
+    for option in ONE_KEY[name]:
+        with pytest.raises(ValueError, match="no key 'speed': write some of cue, noise"):
+            score(dictionary(discrete=discrete), partial(make, **{option: ("speed",)})(), 16)
