@@ -243,7 +243,7 @@ def train_with_others(run: Run) -> int:
     except Exception as error:
         if not processes.is_lost(error):
             raise
-        print(f"jaxrl_fast: error: {processes.lost_line()}", file=sys.stderr)
+        print(f"jaxrl_fast: error: {processes.last_word.text}", file=sys.stderr)
         return 1
 
 
@@ -255,13 +255,13 @@ def run_as_process() -> NoReturn:
     except SystemExit as stop:
         status = stop.code if isinstance(stop.code, int) else 1
     except Exception:
-        if not processes.last_word.armed:
+        if not processes.last_word.text:
             raise
         traceback.print_exc()
         status = 1
     sys.stdout.flush()
     sys.stderr.flush()
-    if processes.last_word.armed:
+    if processes.last_word.text:
         processes.leave(status)
     if status in cli.INTERRUPTED:
         os._exit(status)

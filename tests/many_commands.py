@@ -88,12 +88,12 @@ def import_commands() -> None:
     """All that starts no JAX; gymnax does when it is imported."""
     import gymnasium  # noqa: F401
     import orbax.checkpoint  # noqa: F401
-    from jax._src import xla_bridge
 
     import jaxrl_fast.evaluate
     import jaxrl_fast.train  # noqa: F401
+    from jaxrl_fast.runtime import jax_has_started
 
-    assert not xla_bridge.backends_are_initialized()
+    assert not jax_has_started()
 
 
 def work(job: dict[str, Any]) -> None:
