@@ -58,7 +58,14 @@ listed are taken to end at any step."""
 
 def ids() -> list[str]:
     """The registered ids that run on current JAX, with every one of `BACKENDS`."""
-    return sorted(set(brax_envs._envs) - set(REFUSED))
+    return sorted(set(_worlds()) - set(REFUSED))
+
+
+def _worlds() -> dict[str, Any]:
+    """The constructors of brax's worlds by id, which brax keeps to itself."""
+    if not hasattr(brax_envs, "_envs"):
+        raise ValueError("this version of brax does not say which worlds it has (brax.envs._envs): install brax 0.14")
+    return dict(brax_envs._envs)
 
 
 def make(id: str, *, backend: str = "spring", episode_length: int = MAX_EPISODE_STEPS, **options: Any) -> Env:
@@ -73,7 +80,7 @@ def make(id: str, *, backend: str = "spring", episode_length: int = MAX_EPISODE_
         raise ValueError(f"env.backend={backend}: write one of {', '.join(BACKENDS)}")
     if episode_length < 1:
         raise ValueError(f"env.episode_length={episode_length}: an episode has at least one step, write 1000")
-    parameters = inspect.signature(brax_envs._envs[id]).parameters.items()
+    parameters = inspect.signature(_worlds()[id]).parameters.items()
     known = {name: p.default for name, p in parameters if name not in ("backend", "kwargs")}
     for option in set(options) & set(known):
         check_option(f"env.{option}", options[option], known[option])

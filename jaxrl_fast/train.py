@@ -118,7 +118,7 @@ def train_with_others(run: Run) -> int:
     except Exception as error:
         if not cluster.is_lost(error):
             raise
-        print(f"jaxrl_fast: error: {cluster.lost_line()}", file=sys.stderr)
+        print(f"jaxrl_fast: error: {cluster.last_word.text}", file=sys.stderr)
         return 1
 
 
@@ -130,13 +130,13 @@ def run_as_process() -> NoReturn:
     except SystemExit as stop:
         status = stop.code if isinstance(stop.code, int) else 1
     except Exception:
-        if not cluster.last_word.armed:
+        if not cluster.last_word.text:
             raise
         traceback.print_exc()
         status = 1
     sys.stdout.flush()
     sys.stderr.flush()
-    if cluster.last_word.armed:
+    if cluster.last_word.text:
         cluster.leave(status)
     if status in cli.INTERRUPTED:
         os._exit(status)

@@ -91,12 +91,12 @@ def import_commands() -> None:
     """All that starts no JAX; gymnax does when it is imported."""
     import gymnasium  # noqa: F401
     import orbax.checkpoint  # noqa: F401
-    from jax._src import xla_bridge
+    from jaxrl_fast.settings.runtime import jax_has_started
 
     import jaxrl_fast.evaluate
     import jaxrl_fast.train  # noqa: F401
 
-    assert not xla_bridge.backends_are_initialized()
+    assert not jax_has_started()
 
 
 def work(job: dict[str, Any]) -> None:

@@ -240,6 +240,18 @@ def test_without_a_cluster_there_is_one_process_and_half_a_cluster_is_named(monk
         cluster.find()
 
 
+def test_a_jax_without_what_several_processes_need_is_named(monkeypatch):
+    monkeypatch.setattr(cluster, "CLUSTERS", {"SLURM_JOB_ID": "jax.clusters.NoSuchCluster"})
+    assert cluster.find() is None
+    for name, value in NODE.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=r"JAX \S+ has no jax.clusters.NoSuchCluster.*distributed=off"):
+        cluster.find()
+    monkeypatch.setattr(cluster, "MEETING", "jax.no_such_meeting")
+    with pytest.raises(ValueError, match=r"JAX \S+ has no jax.no_such_meeting.*install another version"):
+        cluster.start(Processes("localhost:4321", 2, 1))
+
+
 def test_devices_are_shared_evenly():
     assert distributed.share_of(8, 4) == 2
     with pytest.raises(ValueError, match="devices=3 cannot be shared evenly by 2 processes: write a multiple of 2"):

@@ -13,7 +13,7 @@ from jaxrl_fast.algorithms.sac import sac
 from jaxrl_fast.environments.env import vectorize
 from jaxrl_fast.fragments.build import GraphOptions, build_graph
 from jaxrl_fast.graph import dataflow as graphs
-from jaxrl_fast.graph import placements
+from jaxrl_fast.graph import layout, placements
 from jaxrl_fast.graph import program as programs
 from jaxrl_fast.graph.chain import Chain
 from jaxrl_fast.graph.dataflow import GraphError
@@ -273,3 +273,10 @@ def test_vectorize_draws_the_same_starts_however_they_are_laid_out():
     again = vectorize(env.world, num_envs=4).draw_fresh(jax.random.key(0), 3)
     assert largest_difference(rows, again) == 0.0
     assert graphs.age_of(built("ppo")[0], "sample", "actor") == 1
+
+
+def test_an_option_that_xla_does_not_know_is_left_out(monkeypatch):
+    monkeypatch.setitem(layout.CPU_OPTIONS, "no_such_option", True)
+    graph, _ = built("ppo")
+    told = layout.compiler_options(layout.homes(PLACEMENTS["fused"](graph, jax.devices()[:1]), 1)["sample"])
+    assert set(told) == {name for name in layout.CPU_OPTIONS if name != "no_such_option"}

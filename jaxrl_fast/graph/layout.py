@@ -1,6 +1,7 @@
 """Layouts: where the arrays of a group of fragments lie on its devices. Shared by `program` and `chain`."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ SEED_AXES: Any = TrainState._make((0, 0, 0, None, 0))
 NO_AXIS = -1
 """In a tree of axes: leaves that have no axis to divide and none for the seeds."""
 
-CPU_OPTIONS = {"xla_cpu_experimental_ynn_fusion_type": ""}
+CPU_OPTIONS: dict[str, str | bool] = {"xla_cpu_experimental_ynn_fusion_type": ""}
 """Matrix products by Eigen, not by YNNPACK: on 2 cores 5 % more SAC updates of 512, 6 % more PPO updates of 10,240
 (medians of 8 and 4 rounds in turn, JAX 0.10.2)."""
 
@@ -30,9 +31,22 @@ def homes(placement: Placement, num_seeds: int) -> dict[str, Mesh]:
     return {name: mesh for group, mesh in zip(placement.groups, meshes, strict=True) for name in group.fragments}
 
 
-def compiler_options(mesh: Mesh) -> dict[str, str]:
-    """What to tell XLA for these devices."""
-    return CPU_OPTIONS if mesh.devices.flat[0].platform == "cpu" else {}
+def compiler_options(mesh: Mesh) -> dict[str, str | bool]:
+    """What to tell XLA for these devices, as far as this version of it has such options."""
+    options = CPU_OPTIONS if mesh.devices.flat[0].platform == "cpu" else {}
+    return {name: value for name, value in options.items() if xla_knows(name, value)}
+
+
+@cache
+def xla_knows(option: str, value: str | bool) -> bool:
+    """Whether XLA compiles a program for the CPU with this option."""
+    cpu = SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
+    lowered = jax.jit(lambda x: x).lower(jax.ShapeDtypeStruct((), np.float32, sharding=cpu))
+    try:
+        lowered.compile(compiler_options={option: value})
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
 
 
 def lay(mesh: Mesh, axes: PyTree, num_seeds: int) -> Any:

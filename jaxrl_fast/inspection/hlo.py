@@ -4,9 +4,9 @@ The collectives are read from the text of the compiled program, which XLA's own 
 """
 
 import re
-from functools import cache
+from functools import cache, partial
 from math import nan, prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jax.stages import Compiled
 
@@ -54,14 +54,10 @@ class ProgramFacts(NamedTuple):
 
 def inspect_program(compiled: Compiled, ticks: float = 1) -> ProgramFacts:
     """Read a program of which one call is ``ticks`` ticks (a half: it is called twice a tick)."""
-    cost, memory = compiled.cost_analysis() or {}, compiled.memory_analysis()
+    cost, size = compiled.cost_analysis() or {}, partial(_memory_size, compiled.memory_analysis())
     text = compiled.as_text() or ""
     # The loop over ticks is none of them: its body runs once a tick.
     loops = sorted(count / ticks for count in loop_runs(text) if not count <= ticks)
-
-    def size(name: str) -> int | None:
-        return getattr(memory, f"{name}_size_in_bytes", None)
-
     return ProgramFacts(
         cost.get("flops"),
         cost.get("bytes accessed"),
@@ -78,11 +74,9 @@ def inspect_program(compiled: Compiled, ticks: float = 1) -> ProgramFacts:
 def program_bytes(compiled: Compiled) -> int | None:
     """Memory on each device while the program runs: arguments, outputs that lie in none of them, temporaries and code.
     None where the device does not tell."""
-    memory = compiled.memory_analysis()
-    if memory is None:
-        return None
-    kinds = ("argument", "output", "temp", "generated_code")
-    return sum(getattr(memory, f"{kind}_size_in_bytes") for kind in kinds) - memory.alias_size_in_bytes
+    memory, kinds = compiled.memory_analysis(), ("argument", "output", "temp", "generated_code", "alias")
+    sizes = [size for kind in kinds if (size := _memory_size(memory, kind)) is not None]
+    return sum(sizes[:-1]) - sizes[-1] if len(sizes) == len(kinds) else None
 
 
 def find_collectives(text: str, ticks: float = 1) -> tuple[Collective, ...]:
@@ -146,6 +140,10 @@ def _size(shape: str) -> int:
     """Bytes of an array or a tuple of them, as in ``(f32[256]{0}, pred[])``."""
     arrays = ARRAY.findall(shape)
     return sum(prod(int(n) for n in dims.split(",") if n) * max(1, int(bits or 8) // 8) for bits, dims in arrays)
+
+
+def _memory_size(memory: Any, kind: str) -> int | None:
+    return getattr(memory, f"{kind}_size_in_bytes", None)
 
 
 def _known(number: float) -> float | None:

@@ -18,7 +18,7 @@ def setup(*, cpu_devices: int | None = None, cache: bool = True) -> None:
     Raises:
         RuntimeError: JAX has already started, so the settings would have no effect.
     """
-    if _jax_has_started():
+    if jax_has_started():
         raise RuntimeError(
             "jaxrl_fast.setup must be called before JAX is used: move the call to the top of your program"
         )
@@ -58,7 +58,12 @@ def _cpu_fingerprint() -> str:
     return hashlib.sha256(features.encode()).hexdigest()[:12]
 
 
-def _jax_has_started() -> bool:
-    from jax._src import xla_bridge
-
-    return bool(xla_bridge.backends_are_initialized())
+def jax_has_started() -> bool:
+    """Whether JAX has made its devices: it then refuses to be told another number of them."""
+    devices = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]
+    try:
+        jax.config.update("jax_num_cpu_devices", devices + 1)
+    except RuntimeError:
+        return True
+    jax.config.update("jax_num_cpu_devices", devices)
+    return False

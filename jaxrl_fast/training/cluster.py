@@ -4,6 +4,7 @@ What they do together meanwhile is in `distributed`.
 """
 
 import os
+import pkgutil
 import re
 import socket
 import subprocess
@@ -21,6 +22,14 @@ LAST_MEETING_S = 7 * 24 * 3600
 """How long the others wait for process 0, which may still be drawing; should it die, they end all the same."""
 SHORT_MEETING_S = 5
 POLL_S = 0.5
+CLUSTERS = {
+    "OMPI_COMM_WORLD_SIZE": "jax._src.clusters.OmpiCluster",
+    "SLURM_JOB_ID": "jax._src.clusters.SlurmCluster",
+    "JOB_COMPLETION_INDEX": "jax._src.clusters.K8sCluster",  # any other pod, a notebook say, is a process of its own
+}
+"""A variable that each kind of cluster sets, and what JAX knows of that kind."""
+CONNECTED = "jax._src.distributed.global_state"
+MEETING = "jax._src.lib._jax.DistributedRuntimeClient.wait_at_barrier"
 LOST = re.compile(r"gloo|nccl|coordination service", re.IGNORECASE)
 """In an error of JAX: another process did not take part."""
 
@@ -73,12 +82,8 @@ def find() -> Processes | None:
     Raises:
         ValueError: the cluster does not say what is needed.
     """
-    from jax._src import clusters
-
-    kinds: list[Any] = [clusters.OmpiCluster, clusters.SlurmCluster]
-    if "JOB_COMPLETION_INDEX" in os.environ:  # any other pod, a notebook say, is a process of its own
-        kinds.append(clusters.K8sCluster)
     try:
+        kinds = [_private(name) for variable, name in CLUSTERS.items() if variable in os.environ]
         cluster = next((kind for kind in kinds if kind.is_env_present()), None)
         if cluster is None or cluster.get_process_count() == 1:
             return None
@@ -99,6 +104,7 @@ def start(processes: Processes) -> None:
     Raises:
         ValueError: process 0 cannot listen at its address, or another process does not know its host.
     """
+    _private(CONNECTED), _private(MEETING)
     _check_address(processes)
     last_word.say(
         f"process {processes.process_id} was not joined by the others at {processes.coordinator}: start all "
@@ -123,16 +129,9 @@ def start(processes: Processes) -> None:
         pass
     connected.result()
     joined.set()
-    last_word.say(lost_line())
-
-
-def lost_line() -> str:
-    """What a process says that ends because another one is gone."""
-    from jax._src.distributed import global_state
-
-    return (
-        f"process {global_state.process_id} of {global_state.num_processes} ended before the run did: another process "
-        "died or cannot be reached, or this one was killed; start all of them again, with resume=<run folder> to go on"
+    last_word.say(
+        f"process {processes.process_id} of {processes.num_processes} ended before the run did: another process died "
+        "or cannot be reached, or this one was killed; start all of them again, with resume=<run folder> to go on"
     )
 
 
@@ -199,12 +198,12 @@ class LastWord:
     of its own, calls abort() after a page of text when another process is lost."""
 
     def __init__(self) -> None:
-        self.armed = False
+        self.text = ""
         self._shell: subprocess.Popen[str] | None = None
 
     def say(self, text: str) -> None:
         """From now on it is ``text``, one line; nothing if it is empty."""
-        self.armed = bool(text)
+        self.text = text
         if self._shell is None:
             script = 'while IFS= read -r line; do last=$line; done; [ -z "$last" ] || printf "%s\\n" "$last" >&2'
             self._shell = subprocess.Popen(
@@ -226,13 +225,25 @@ joined = threading.Event()
 
 def _meet(name: str, timeout_s: int) -> bool:
     """Wait until all processes have come here, or for ``timeout_s``; whether they came."""
-    from jax._src.distributed import global_state
-
     try:
-        global_state.client.wait_at_barrier(f"jaxrl_fast_{name}", timeout_s * 1000)  # type: ignore[union-attr]
+        _private(CONNECTED).client.wait_at_barrier(f"jaxrl_fast_{name}", timeout_s * 1000)
     except Exception:  # somebody did not come: nothing that can be mended here
         return False
     return True
+
+
+def _private(name: str) -> Any:
+    """What JAX calls so, and promises to nobody.
+
+    Raises:
+        ValueError: this version has it not.
+    """
+    try:
+        return pkgutil.resolve_name(name)
+    except (ImportError, AttributeError):
+        raise ValueError(
+            f"JAX {jax.__version__} has no {name}, which a run of several processes needs: install another version"
+        ) from None
 
 
 def _check_address(processes: Processes) -> None:

@@ -1,0 +1,143 @@
+"""What we use of other packages without their word that the next version has it: private names, options of XLA,
+settings of JAX, an event, arguments. Each is asked for by name, before the tests that would fail for want of it."""
+
+import ast
+import inspect
+import pkgutil
+import re
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import jax
+import pytest
+
+from jaxrl_fast.graph.layout import xla_knows
+
+ROOT = Path(__file__).parent.parent
+SOURCES = [p for folder in ("jaxrl_fast", "envs", "tests", "experiments") for p in ROOT.glob(f"{folder}/**/*.py")]
+TEXTS = [*SOURCES, *ROOT.glob("docs/*.md"), ROOT / "README.md", ROOT / "Makefile", ROOT / ".ci" / "run"]
+
+NAMES = {
+    "jax._src.clusters.K8sCluster": "several processes under Kubernetes",
+    "jax._src.clusters.OmpiCluster": "several processes under Open MPI",
+    "jax._src.clusters.SlurmCluster": "several processes under SLURM",
+    "jax._src.distributed.global_state": "the end of several processes",
+    "jax._src.lib._jax.DistributedRuntimeClient.wait_at_barrier": "the end of several processes",
+    "brax.envs._envs": "the list of brax's worlds",
+}
+"""Private names, and what is not to be had without them."""
+MEMBERS = {"_cache_size": jax.jit(lambda x: x)}
+"""Private names of objects, such as this one: in tests, how often a function was compiled."""
+OPTIONS = {
+    "xla_cpu_experimental_ynn_fusion_type": "",
+    "xla_gpu_deterministic_ops": True,
+    "xla_cpu_use_fusion_emitters": False,
+}
+"""Options of XLA, with a value of theirs."""
+SETTINGS = {
+    "jax_compilation_cache_dir", "jax_cpu_collectives_implementation", "jax_disable_most_optimizations",
+    "jax_enable_preemption_service", "jax_log_compiles", "jax_num_cpu_devices", "jax_numpy_rank_promotion",
+    "jax_persistent_cache_min_compile_time_secs", "jax_persistent_cache_min_entry_size_bytes", "jax_platforms",
+}  # fmt: skip
+"""Settings of JAX, by `jax.config` or as variables."""
+ARGUMENTS = {
+    "jax.distributed.initialize": {"cluster_detection_method", "heartbeat_timeout_seconds", "local_device_ids"},
+    "orbax.checkpoint.PyTreeCheckpointHandler": {"use_compression", "multiprocessing_options"},
+    "orbax.checkpoint.Checkpointer": {"multiprocessing_options"},
+    "orbax.checkpoint.options.MultiprocessingOptions": {"primary_host", "active_processes"},
+    "orbax.checkpoint.args.PyTreeRestore": {"restore_args"},
+    "orbax.checkpoint.RestoreArgs": {"restore_type"},
+}
+EVENT = "/jax/compilation_cache/cache_hits"
+GONE = {"xla_cpu_use_fusion_emitters": (0, 11)}
+"""From which JAX on the tests do without."""
+
+
+def missing() -> Iterator[str]:
+    """What the installed versions do not have."""
+    for name in {**NAMES, **ARGUMENTS}:
+        try:
+            found = pkgutil.resolve_name(name)
+        except (ImportError, AttributeError):
+            yield name
+        else:
+            known = inspect.signature(found).parameters if name in ARGUMENTS else {}
+            yield from (f"{name}({argument}=)" for argument in ARGUMENTS.get(name, set()) - set(known))
+    yield from (name for name, owner in MEMBERS.items() if not hasattr(owner, name))
+    yield from (f"option {name}" for name, value in OPTIONS.items() if not _gone(name) and not xla_knows(name, value))
+    yield from (f"setting {name}" for name in SETTINGS if name not in jax.config.values)
+
+
+def _gone(option: str) -> bool:
+    return jax.__version_info__ >= GONE.get(option, (99,))
+
+
+def test_what_nobody_promises_is_there():
+    from envs.from_brax import quiet
+
+    with quiet():
+        lacking = list(missing())
+    versions = ", ".join(f"{name} {version(name)}" for name in ("jax", "jaxlib", "orbax-checkpoint", "brax"))
+    assert not lacking, f"{versions} lack {', '.join(lacking)}: mend this first, other tests fail for want of it"
+
+
+@pytest.mark.parametrize("option", GONE)
+def test_what_is_done_without_is_really_gone(option: str):
+    assert xla_knows(option, OPTIONS[option]) != _gone(option)
+
+
+def test_programs_found_on_disk_are_told_of():
+    told: list[str] = []
+    listen = lambda event, **_: told.append(event)  # noqa: E731
+    jax.monitoring.register_event_listener(listen)
+    least = jax.config.jax_persistent_cache_min_compile_time_secs
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    try:
+        for _ in range(2):
+            jax.jit(lambda x: x + 15).lower(1.0).compile()
+    finally:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", least)
+        jax.monitoring.unregister_event_listener(listen)
+    assert EVENT in told, f"JAX {jax.__version__} does not tell of {EVENT}"
+
+
+def test_the_lists_are_complete():
+    text = "\n".join(path.read_text() for path in TEXTS if path != Path(__file__))
+    private = {name for name in re.findall(r"\bjax\._src[\w.]*", text) if name.rpartition(".")[2] != "_src"}
+    assert private == {name for name in NAMES if name.startswith("jax.")}
+    assert set(re.findall(r"\bxla_\w+", text)) - {"xla_knows"} == set(OPTIONS)
+    settings = re.findall(r'config\.update\(\s*"(\w+)"', text) + re.findall(r"jax\.config\.(jax_\w+)", text)
+    variables = set(re.findall(r"\b(JAX_[A-Z_]+)(?:\"|=\w)", text)) - {"JAX_COORDINATOR_PORT"}
+    assert {*settings, *map(str.lower, variables)} == SETTINGS
+    assert set(re.findall(r'"(/jax/[\w/]+)"', text)) == {EVENT}
+
+
+PEERS = sorted(ROOT.glob("experiments/bench/peer_*.py"))
+"""They run with the exact versions of a lock file."""
+DOCUMENTED = {"_asdict", "_exit", "_fields", "_make", "_replace"}
+
+
+def test_no_other_private_name_is_used():
+    listed = {name.rpartition(".")[2] for name in NAMES} | set(MEMBERS)
+    sources = {path: ast.parse(path.read_text()) for path in SOURCES if path not in PEERS}
+    used = {(path.name, name) for path, tree in sources.items() for name in private_names(tree)}
+    assert {(path, name) for path, name in used if name not in listed | DOCUMENTED} == set()
+    assert {name for _, name in used if name in MEMBERS} == set(MEMBERS)
+
+
+def private_names(tree: ast.Module) -> Iterator[str]:
+    """Names with an underscore that a file takes from anything but itself, this project and its own objects."""
+    nodes = list(ast.walk(tree))
+    imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+    own = {a.asname or a.name for node in imports for a in node.names if _is_ours(node.module or "")} | {"self", "cls"}
+    for node in imports:
+        parts = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
+        yield from (p for p in parts if p.startswith("_") and p != "__future__" and not _is_ours(node.module or ""))
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and not (isinstance(node.value, ast.Name) and node.value.id in own):
+            yield from re.findall(r"^_[a-z]\w*", node.attr)
+
+
+def _is_ours(module: str) -> bool:
+    return module.split(".")[0] in ("jaxrl_fast", "envs")
