@@ -91,10 +91,10 @@ def import_commands() -> None:
     """All that starts no JAX; gymnax does when it is imported."""
     import gymnasium  # noqa: F401
     import orbax.checkpoint  # noqa: F401
-    from jaxrl_fast.settings.runtime import jax_has_started
 
     import jaxrl_fast.evaluate
     import jaxrl_fast.train  # noqa: F401
+    from jaxrl_fast.settings.runtime import jax_has_started
 
     assert not jax_has_started()
 
