@@ -17,6 +17,7 @@ from jaxrl_fast.experience.minibatches import Experience, take_batch
 from jaxrl_fast.fragments.build import GraphOptions, build_graph
 from jaxrl_fast.fragments.learners import build_learners
 from jaxrl_fast.graph import dataflow as graphs
+from jaxrl_fast.graph.checking import check
 from jaxrl_fast.networks.network import Network
 
 KEY = jax.random.key(0)
@@ -100,7 +101,7 @@ def learn_toy(ticks: int = 2, toy: Toy | None = None, **options):
     source = graphs.Fragment("experience", lambda key: (), step, tuple(toy.parts), ("batches",))
     late = {("experience", name): 1 for name in toy.parts}
     graph = graphs.Graph((source, *learning.fragments), learning.delays | late)
-    graphs.check(graph)
+    check(graph)
     return after(graph, (), ticks)
 
 

@@ -49,14 +49,27 @@ class FindGradients(Protocol):
         `OnPolicyBatch` or `ReplayBatch`, leaves ``[L, B, ...]``; ``hyper``: the rates of this tick."""
 
 
+class TargetRate(Protocol):
+    """How far slow copies move after a step."""
+
+    def __call__(self, hyper: Any, updates: jax.Array, /) -> Any:
+        """``updates``: how many the run has made before this one. Returns the share of the new params, 0 to 1."""
+
+
+class Project(Protocol):
+    """Holds params to a constraint, such as weights of unit norm."""
+
+    def __call__(self, params: dict[str, PyTree], /) -> dict[str, PyTree]:
+        """``params`` by network, after a step or after averaging; returns those that the part goes on with."""
+
+
 class Part(NamedTuple):
     """Networks that are updated together, apart from other parts.
 
     The first of ``networks`` begins as it would alone. ``optimizers``: one for each network, with a clip of its own.
     ``reads``: the parts whose `Learned` its losses need. ``targets``: the networks with slow copies, which move towards
-    the params by ``target_rate(hyper, updates)`` after each step, ``updates`` counting the updates of the run before
-    this one. ``project(params) -> params`` holds them to a constraint after each step, and after averaging.
-    ``every``: the part steps at one update in so many.
+    the params by ``target_rate`` (`TargetRate`) after each step. ``project``: `Project`. ``every``: the part steps at
+    one update in so many.
     """
 
     networks: dict[str, Network]
@@ -64,8 +77,8 @@ class Part(NamedTuple):
     optimizers: Mapping[str, MakeOptimizer]
     reads: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
-    target_rate: Callable[[Any, jax.Array], Any] = lambda hyper, updates: hyper.tau
-    project: Callable[[dict[str, PyTree]], dict[str, PyTree]] = lambda params: params
+    target_rate: TargetRate = lambda hyper, updates: hyper.tau
+    project: Project = lambda params: params
     every: int = 1
 
 
@@ -74,6 +87,22 @@ class Values(NamedTuple):
 
     now: jax.Array
     next: jax.Array
+
+
+class ValueOf(Protocol):
+    """Makes values of a critic's outputs."""
+
+    def __call__(self, outputs: PyTree, obs: PyTree, action: jax.Array | None, /) -> jax.Array:
+        """``outputs`` ``[..., out]``, ``obs`` and ``action`` ``[..., ...]``, the action None at a true successor.
+        Returns values ``[...]``."""
+
+
+class MakeTargets(Protocol):
+    """What a rollout's updates learn towards, computed once a tick."""
+
+    def __call__(self, values: Values, rollout: Transition, hyper: Any, /) -> dict[str, jax.Array]:
+        """``values`` and ``rollout`` ``[T, E, ...]``, observations and rewards normalized. Returns arrays ``[T, E,
+        ...]`` by name."""
 
 
 class OnPolicy(NamedTuple):
@@ -92,8 +121,8 @@ class OnPolicy(NamedTuple):
     sequence_length: int | None = None
     critic: str = ""
     network: str = ""
-    value: Callable[[PyTree, PyTree, Any], jax.Array] = lambda outputs, obs, action: outputs[..., 0]
-    targets: Callable[[Any, Transition, Any], dict[str, jax.Array]] | None = None
+    value: ValueOf = lambda outputs, obs, action: outputs[..., 0]
+    targets: MakeTargets | None = None
 
 
 class Replay(NamedTuple):
@@ -164,6 +193,13 @@ class Decide(Protocol):
         training wants to remember. Without ``explore`` the action is the best one, and ``hyper`` None."""
 
 
+class InitDecide(Protocol):
+    """What a choice of actions keeps of each environment."""
+
+    def __call__(self, num_envs: int, /) -> PyTree:
+        """Returns its state before the first step, ``[num_envs, ...]``."""
+
+
 class Agent(NamedTuple):
     """An algorithm bound to the shapes of one environment, before `experience.binding` does the rest.
 
@@ -179,20 +215,28 @@ class Agent(NamedTuple):
     decide: Decide
     rollout_length: int
     remembers: Mapping[str, str] = {}
-    init_decide: Callable[[int], PyTree] = lambda num_envs: ()
+    init_decide: InitDecide = lambda num_envs: ()
     normalize_observations: bool | None = None
     normalize_rewards: bool = False
+
+
+class Build(Protocol):
+    """Binds an algorithm to the shapes of one environment."""
+
+    def __call__(self, spec: EnvSpec, num_envs: int, /) -> Agent:
+        """``spec``: observations as networks see them, with whole stacks. Raises ``ValueError`` where they do not
+        fit."""
 
 
 class Algorithm(NamedTuple):
     """``hyper``: a NamedTuple of rates that may be swept, scheduled or changed on resume; it has at least ``discount``
     and ``reward_scale``. ``options``: the keyword arguments that made it, enough to make its networks again;
-    ``build(spec, num_envs) -> Agent`` raises ``ValueError`` where the two do not fit."""
+    ``build``: `Build`."""
 
     name: str
     hyper: Any
     options: dict[str, Any]
-    build: Callable[[EnvSpec, int], Agent]
+    build: Build
 
 
 def init_params(part: Part, key: jax.Array) -> dict[str, PyTree]:

@@ -7,8 +7,7 @@ Laws that every `VecEnv` obeys, each held by a test:
 * an episode's totals survive the border between two rollouts.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -26,19 +25,38 @@ def no_params(key: jax.Array) -> tuple[()]:
     return ()
 
 
-class Env(NamedTuple):
-    """One world, written without a batch axis.
+class Reset(Protocol):
+    """Begins an episode; pure."""
 
-    ``reset(key, params) -> (state, obs)`` and ``step(state, action, key) -> (state, Timestep)`` are pure.
-    Parameters ride in the state: ``sample_params(key)`` is drawn anew for every episode (domain randomization)
-    and handed to ``reset``. A world sets ``obs`` and ``next_obs`` of its `Timestep` alike: it never resets itself.
-    ``shortest_episode``: no episode can be shorter; the larger it is, the fewer initial states need to be drawn.
+    def __call__(self, key: jax.Array, params: PyTree, /) -> tuple[PyTree, PyTree]:
+        """``params``: what `SampleParams` drew for this episode. Returns ``(state, obs)``."""
+
+
+class StepOne(Protocol):
+    """Takes one step; pure."""
+
+    def __call__(self, state: PyTree, action: jax.Array, key: jax.Array, /) -> tuple[PyTree, Timestep]:
+        """``action`` as the spec says. Returns ``(state, Timestep)``, whose ``obs`` and ``next_obs`` are alike: an
+        environment never resets itself."""
+
+
+class SampleParams(Protocol):
+    """Draws what differs from episode to episode (domain randomization)."""
+
+    def __call__(self, key: jax.Array, /) -> PyTree:
+        """Returns the parameters of an episode, which ride in its state."""
+
+
+class Env(NamedTuple):
+    """One environment, written without a batch axis: ``reset`` (`Reset`), ``step`` (`StepOne`), ``sample_params``
+    (`SampleParams`). ``shortest_episode``: no episode can be shorter; the larger it is, the fewer initial states need
+    to be drawn.
     """
 
     spec: EnvSpec
-    reset: Callable[[jax.Array, PyTree], tuple[PyTree, PyTree]]
-    step: Callable[[PyTree, jax.Array, jax.Array], tuple[PyTree, Timestep]]
-    sample_params: Callable[[jax.Array], PyTree] = no_params
+    reset: Reset
+    step: StepOne
+    sample_params: SampleParams = no_params
     shortest_episode: int = 1
 
 
@@ -49,21 +67,40 @@ class VecState(NamedTuple):
     episode: EpisodeTotals
 
 
-class VecEnv(NamedTuple):
-    """``num_envs`` worlds with time limit, auto-reset and episode statistics.
+class ResetAll(Protocol):
+    """Begins an episode in every environment."""
 
-    ``reset(key) -> (VecState, obs [E, ...])``;
-    ``draw_fresh(key, num_steps) -> bank``: initial states for the resets of the next ``num_steps`` steps, drawn
-    outside any scan; ``step(state, action [E, ...], key, bank, t) -> (VecState, Timestep)`` with ``t`` the index
-    of the step within those. The row of the bank changes every `FRESH_INTERVAL` steps, or sooner where the world's
-    ``shortest_episode`` is shorter, so that no episode repeats another's start and no step pays for a reset.
-    """
+    def __call__(self, key: jax.Array, /) -> tuple[VecState, PyTree]:
+        """Returns ``(state, obs [E, ...])``."""
+
+
+class DrawFresh(Protocol):
+    """Draws the initial states for the resets of the next steps, outside any scan."""
+
+    def __call__(self, key: jax.Array, num_steps: int, /) -> PyTree:
+        """Returns the bank for ``num_steps`` steps. Its row changes every `FRESH_INTERVAL` steps, or sooner where the
+        environment's ``shortest_episode`` is shorter, so that no episode repeats another's start and no step pays for a
+        reset."""
+
+
+class StepAll(Protocol):
+    """Takes one step in every environment, and begins anew where an episode ends."""
+
+    def __call__(
+        self, state: VecState, action: jax.Array, key: jax.Array, bank: PyTree, t: jax.Array | int, /
+    ) -> tuple[VecState, Timestep]:
+        """``action`` ``[E, ...]``; ``t``: which of the bank's steps this is. Returns ``(state, Timestep [E, ...])``."""
+
+
+class VecEnv(NamedTuple):
+    """``num_envs`` environments with time limit, auto-reset and episode statistics: ``reset`` (`ResetAll`),
+    ``draw_fresh`` (`DrawFresh`), ``step`` (`StepAll`). ``world``: one of them, where there is such a thing."""
 
     spec: EnvSpec
     num_envs: int
-    reset: Callable[[jax.Array], tuple[VecState, PyTree]]
-    draw_fresh: Callable[[jax.Array, int], Any]
-    step: Callable[..., tuple[VecState, Timestep]]
+    reset: ResetAll
+    draw_fresh: DrawFresh
+    step: StepAll
     world: Env | None = None
 
 
@@ -94,7 +131,7 @@ def vectorize(env: Env, *, num_envs: int) -> VecEnv:
         return jax.vmap(jax.vmap(reset_world))(jax.random.split(key, (rows, num_envs)))
 
     def step(
-        state: VecState, action: jax.Array, key: jax.Array, bank: PyTree, t: jax.Array
+        state: VecState, action: jax.Array, key: jax.Array, bank: PyTree, t: jax.Array | int
     ) -> tuple[VecState, Timestep]:
         world, timestep = jax.vmap(env.step)(state.world, action, jax.random.split(key, num_envs))
         reward = timestep.reward.astype(jnp.float32)

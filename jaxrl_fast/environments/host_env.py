@@ -5,7 +5,7 @@ the graph.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -35,24 +35,55 @@ class HostStep(NamedTuple):
     episode_length: np.ndarray
 
 
+class ResetHosts(Protocol):
+    """Starts every environment anew, and drops what was in flight."""
+
+    def __call__(self, seed: int | Sequence[int], /) -> Any:
+        """Environment ``i`` begins from a seed that depends on ``seed`` and ``i`` alone (with several slices: seeds
+        ``[S]``, and ``i`` within the slice). Returns observations ``[E, ...]``."""
+
+
+class Send(Protocol):
+    """Starts a step of a group, and returns at once."""
+
+    def __call__(self, actions: np.ndarray, group: int, /) -> None:
+        """``actions`` ``[E / G, ...]``."""
+
+
+class Receive(Protocol):
+    """Waits for the step of a group."""
+
+    def __call__(self, group: int, /) -> HostStep:
+        """What a seed gives depends neither on workers nor on timing."""
+
+
+class Another(Protocol):
+    """Makes environments of the same kind, as for evaluation."""
+
+    def __call__(self, num_envs: int, /) -> "HostEnv":
+        """In one group, and stepped in this process."""
+
+
+class SendTo(Protocol):
+    """Steps the environments that ``recv_any`` gave, or all to begin with."""
+
+    def __call__(self, actions: np.ndarray, indices: np.ndarray, /) -> None:
+        """``actions`` ``[n, ...]`` for the environments ``indices`` ``[n]``."""
+
+
 class HostEnv(NamedTuple):
     """``num_envs`` environments in ``num_groups`` groups of equal size, which are stepped independently.
 
     One pool may serve several runs: ``num_seeds`` slices of ``num_envs`` environments each, of which every group holds
     an equal part, slice by slice; where shapes say ``E`` they then mean ``S * E``.
 
-    ``reset(seed) -> obs [E, ...]`` starts every environment anew, environment ``i`` from a seed that depends on
-    ``seed`` and ``i`` alone (with several slices: seeds ``[S]``, and ``i`` within the slice), and drops what was in
-    flight. ``send(actions [E / G, ...], group)`` starts a step and returns at once; ``recv(group) -> HostStep`` waits
-    for it. What a seed gives depends neither on workers nor on timing. ``steps()``
-    counts the environment steps since the last ``reset``, over all environments. ``events()`` gives, and forgets, what
-    a person should know (a worker restarted ...), in lines. ``another(num_envs)`` makes environments of the same kind,
-    in one group and stepped in this process, as for evaluation. ``close()`` may be called twice.
+    ``reset``, ``send``, ``recv`` and ``another``: `ResetHosts`, `Send`, `Receive`, `Another`. ``steps()`` counts the
+    environment steps since the last ``reset``, over all environments. ``events()`` gives, and forgets, what a person
+    should know (a worker restarted ...), in lines. ``close()`` may be called twice.
 
-    Where environments are served by arrival (``pool.order=arrival``) there is also ``recv_any() -> (indices [E / G],
-    HostStep)``, those that were ready first (fewer where fewer are under way), and ``send_to(actions [n, ...], indices
-    [n])``, which steps the environments that ``recv_any`` gave, or all with ``indices = arange(E)``. What a seed gives
-    then depends on timing.
+    Where environments are served by arrival (``pool.order=arrival``) there are also ``recv_any() -> (indices [E / G],
+    HostStep)``, those that were ready first (fewer where fewer are under way), and ``send_to`` (`SendTo`). What a seed
+    gives then depends on timing.
 
     ``overlaps``: groups are stepped elsewhere, while this process computes the actions of others.
     ``bridge``: how they are joined to compiled programs, ``host`` (called between these) or ``callback`` (from within).
@@ -61,14 +92,14 @@ class HostEnv(NamedTuple):
     spec: EnvSpec
     num_envs: int
     num_groups: int
-    reset: Callable[[int | Sequence[int]], Any]
-    send: Callable[[np.ndarray, int], None]
-    recv: Callable[[int], HostStep]
+    reset: ResetHosts
+    send: Send
+    recv: Receive
     steps: Callable[[], int]
     events: Callable[[], list[str]]
-    another: Callable[[int], "HostEnv"]
+    another: Another
     close: Callable[[], None]
-    send_to: Callable[[np.ndarray, np.ndarray], None] | None = None
+    send_to: SendTo | None = None
     recv_any: Callable[[], tuple[np.ndarray, HostStep]] | None = None
     num_seeds: int = 1
     bridge: str = "host"

@@ -74,6 +74,7 @@ def make_batch(data: OnPolicy, rollout: Transition, values: Values | None, hyper
     """What losses see of a rollout, ``[T, E, ...]``, but for the memory."""
     batch = OnPolicyBatch(rollout.obs, rollout.action, rollout.first, {}, rollout.extras.decision, {})
     if data.targets is not None:
+        assert values is not None
         return batch._replace(targets=data.targets(values, rollout, hyper))
     return batch._replace(transition=rollout._replace(obs=(), action=(), first=(), extras=()))  # type: ignore[arg-type]
 

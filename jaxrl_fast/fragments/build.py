@@ -26,7 +26,8 @@ from jaxrl_fast.fragments.learners import build_learners
 from jaxrl_fast.fragments.learning import Average, OnNan
 from jaxrl_fast.fragments.rollout import SamplerState, start, unroll
 from jaxrl_fast.fragments.updates import all_finite
-from jaxrl_fast.graph.dataflow import Channels, Fragment, Graph, check
+from jaxrl_fast.graph.checking import check
+from jaxrl_fast.graph.dataflow import Channels, Fragment, Graph
 from jaxrl_fast.graph.division import Division
 from jaxrl_fast.graph.placements import REPLAY, SAMPLING
 from jaxrl_fast.numerics.running_stats import init_stats, normalize, update_stats

@@ -15,6 +15,7 @@ from jaxrl_fast.core import Metrics
 from jaxrl_fast.graph import dataflow as graphs
 from jaxrl_fast.graph import distributed, placements
 from jaxrl_fast.graph.chain import make_chain
+from jaxrl_fast.graph.checking import check
 from jaxrl_fast.graph.dataflow import Graph, TrainState
 from jaxrl_fast.graph.layout import SEED_AXES, compiler_options, homes, init_seeds, over_seeds, state_layout
 from jaxrl_fast.graph.placements import Placement
@@ -45,7 +46,7 @@ def compile(graph: Graph, placement: Placement, ticks_per_chunk: int, num_seeds:
     Raises:
         GraphError: the placement does not fit the graph.
     """
-    graphs.check(graph)
+    check(graph)
     placements.check(graph, placement, num_seeds)
     home = homes(placement, num_seeds)
     if len(placement.groups) == 1 and not any(f.host for f in graph.fragments):

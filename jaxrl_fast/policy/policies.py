@@ -1,9 +1,8 @@
 """A trained policy as a value: parameters, observation statistics and two pure functions."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -30,17 +29,32 @@ class PolicyParams(NamedTuple):
     obs: RunningStats | None
 
 
-class Policy(NamedTuple):
-    """The greedy policy on raw observations.
+class Act(Protocol):
+    """Chooses the greedy action for a batch of raw observations."""
 
-    ``act(params, carry, obs, first, key) -> (action, carry)`` takes batches ``[E, ...]``;
-    ``initial_carry(E)`` is its memory before the first step. Calling the policy maps one raw observation to an
-    action, and serves feed-forward policies; a recurrent one is stepped with ``act``.
+    def __call__(
+        self, params: PolicyParams, carry: PyTree, obs: PyTree, first: jax.Array, key: jax.Array, /
+    ) -> tuple[jax.Array, PyTree]:
+        """``carry`` ``[E, ...]``: what it remembers, from ``initial_carry`` or the last call (without a memory: any);
+        ``obs`` ``[E, ...]``; ``first`` ``[E]``: whether an episode begins. Returns actions ``[E, ...]`` and carry."""
+
+
+class InitialCarry(Protocol):
+    """What a policy remembers before the first step."""
+
+    def __call__(self, num_envs: int, /) -> PyTree:
+        """Returns leaves ``[num_envs, ...]``; none without a memory."""
+
+
+class Policy(NamedTuple):
+    """The greedy policy on raw observations: ``act`` (`Act`), ``initial_carry`` (`InitialCarry`), and what it was
+    ``made_by``. Calling it maps one raw observation to an action, and serves feed-forward policies; a recurrent one is
+    stepped with ``act``.
     """
 
     params: PolicyParams
-    act: Callable[..., tuple[jax.Array, PyTree]]
-    initial_carry: Callable[[int], PyTree]
+    act: Act
+    initial_carry: InitialCarry
     spec: EnvSpec
     made_by: dict[str, Any]
 
