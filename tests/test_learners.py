@@ -18,7 +18,7 @@ from jaxrl_fast.fragments.build import GraphOptions, build_graph
 from jaxrl_fast.fragments.learners import build_learners
 from jaxrl_fast.graph import dataflow as graphs
 from jaxrl_fast.graph.checking import check
-from jaxrl_fast.networks.network import Network
+from jaxrl_fast.networks.network import scalar
 
 KEY = jax.random.key(0)
 
@@ -67,7 +67,7 @@ def test_learners_that_average_gradients_learn_what_one_learns_from_whole_batche
     assert {f.rounds for f in graph.fragments} == {1, 4}
 
 
-NUMBER = Network(lambda key: jnp.zeros(()), lambda params, memory, obs, first, action=None: (params, ()))
+NUMBER = scalar(lambda: jnp.zeros(()))
 
 
 def quadratic(other: str) -> Part:

@@ -18,7 +18,7 @@ from jaxrl_fast.fragments.build import build_graph
 from jaxrl_fast.fragments.learning import Learning, OnNan, learn_fragment
 from jaxrl_fast.fragments.updates import all_finite, init_part, update
 from jaxrl_fast.graph.dataflow import Fragment, init
-from jaxrl_fast.networks.network import Network
+from jaxrl_fast.networks.network import scalar
 from jaxrl_fast.training.find_nan import find_operation
 
 SHORT = {"rollout_length": 2, "num_minibatches": 1, "num_epochs": 1}
@@ -34,7 +34,7 @@ def adding(metric_of=lambda new: jnp.sum(new)) -> Part:
     def gradients(own, peers, batch, key, hyper):
         return Found({"x": -batch[0, 0]}, {"loss": metric_of(own.params["x"] + batch[0, 0])})
 
-    network = Network(lambda key: jnp.zeros(2), lambda params, memory, obs, first, action=None: (params, ()))
+    network = scalar(lambda: jnp.zeros(2))
     return Part({"x": network}, gradients, {"x": lambda hyper: optax.sgd(1.0)})
 
 

@@ -153,3 +153,29 @@ def test_a_network_of_actions_remembers_observations_alone(recurrent_size):
     for ours, theirs in zip(jax.tree.leaves(after), jax.tree.leaves(other_after), strict=True):
         np.testing.assert_array_equal(ours, theirs)
     assert len(jax.tree.leaves(after)) == (2 if recurrent_size else 0)
+
+
+def test_a_batch_norm_sees_the_batch_while_it_learns_and_what_it_has_seen_elsewhere():
+    net = make_network(SPEC, 2, hidden=(16,), batch_norm=True)
+    params, big = jax.jit(net.init)(KEY), 1000.0 * OBS
+    outputs, _, statistics = net.apply_learning(params, (), big, FIRST)
+    other, _, _ = net.apply_learning(params, (), OBS, FIRST)
+    np.testing.assert_allclose(outputs, other, atol=1e-3)  # scale is forgotten, with the batch's own statistics
+    assert np.abs(net.apply(params, (), big, FIRST)[0] - outputs).max() > 1.0
+
+    def see(_, stats):
+        return net.apply_learning({**params, "batch_stats": stats}, (), big, FIRST)[2]
+
+    params = {**params, "batch_stats": jax.lax.fori_loop(0, 1000, see, params["batch_stats"])}
+    np.testing.assert_allclose(net.apply(params, (), big, FIRST)[0], outputs, atol=1e-2)
+    before = net.apply(params, (), OBS, FIRST)[0]
+    after = net.apply(params, (), OBS.at[:, 2].set(100.0), FIRST)[0]
+    np.testing.assert_array_equal(before[:, :2], after[:, :2])  # acting, no element leaks into another
+    assert jax.tree.leaves(statistics) and not net.apply_learning(params, (), OBS, FIRST)[1]
+
+
+def test_without_a_batch_norm_learning_is_applying():
+    net = ensemble(make_network(SPEC, 2, hidden=(8,), layer_norm=True), 2)
+    params = jax.jit(net.init)(KEY)
+    np.testing.assert_array_equal(net.apply_learning(params, (), OBS, FIRST)[0], net.apply(params, (), OBS, FIRST)[0])
+    assert not jax.tree.leaves(net.apply_learning(params, (), OBS, FIRST)[2])

@@ -21,7 +21,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "algorithms": {"core", "numerics", "networks"},
     "experience": {"core", "numerics", "networks", "algorithms"},
     "policy": {"core", "numerics", "algorithms", "experience"},
-    "fragments": {"core", "numerics", "environments", "graph", "algorithms", "experience"},
+    "fragments": {"core", "numerics", "networks", "environments", "graph", "algorithms", "experience"},
     "evaluation": {"core", "environments", "graph", "algorithms", "experience", "policy", "envs"},
     "runs": {"core", "graph", "policy"},
     "inspection": {"core", "graph", "runs"},

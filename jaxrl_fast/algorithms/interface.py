@@ -30,9 +30,9 @@ class Learned(NamedTuple):
 class Found(NamedTuple):
     """What a part found in a batch.
 
-    ``grads`` by network, like its params; ``metrics`` are scalars; ``statistics``: new values of the collection
-    ``batch_stats`` of the networks that have one, by network; ``priorities`` ``[B]``: how much each sample is worth
-    being drawn again, where replay is prioritized.
+    ``grads`` by network, like its params; ``metrics`` are scalars; ``statistics``: what batch norms have seen by
+    now, of the networks that have any (`ApplyLearning`), by network; ``priorities`` ``[B]``: how much each sample
+    is worth being drawn again, where replay is prioritized.
     """
 
     grads: dict[str, PyTree]

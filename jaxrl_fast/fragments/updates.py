@@ -9,11 +9,10 @@ import optax
 
 from jaxrl_fast.algorithms.interface import Found, Learned, Part, init_params
 from jaxrl_fast.core import Metrics, PyTree
+from jaxrl_fast.networks.dense import STATISTICS
 
 DROPPED = "dropped_updates"
 """The metric that counts updates that were left out."""
-STATISTICS = "batch_stats"
-"""Flax's collection of what normalization layers have seen: published with the weights, and no optimizer's business."""
 
 
 class PartState(NamedTuple):
@@ -65,9 +64,9 @@ def apply_gradients(
         grads, weights = trainable(found.grads[name]), trainable(state.learned.params[name])
         optimizer = part.optimizers[name](hyper)
         change, opt_state[name] = optimizer.update(grads, state.opt_state[name], weights)
-        params[name] = _with_weights(state.learned.params[name], optax.apply_updates(weights, change))
+        statistics = found.statistics.get(name, statistics_of(state.learned.params[name]))
+        params[name] = together(optax.apply_updates(weights, change), statistics)
         metrics["grad_norm" if i == 0 else f"{name}_grad_norm"] = optax.tree.norm(grads)
-    params = {name: _with_statistics(own, found.statistics.get(name)) for name, own in params.items()}
     new = PartState(_after_step(part, part.project(params), state.learned.target, hyper, updates), opt_state)
     if not drop_nonfinite:
         return new, metrics
@@ -99,10 +98,26 @@ def step_or_rest(
 
 
 def trainable(params: PyTree) -> PyTree:
-    """A network's params without the statistics of its normalization layers."""
+    """A network's params, or those of an ensemble, without the statistics of batch norms."""
+    if isinstance(params, tuple):
+        return tuple(map(trainable, params))
     if isinstance(params, dict) and STATISTICS in params:
         return {name: value for name, value in params.items() if name != STATISTICS}
     return params
+
+
+def statistics_of(params: PyTree) -> PyTree:
+    """What `trainable` leaves out; empty without a batch norm."""
+    if isinstance(params, tuple):
+        return tuple(map(statistics_of, params))
+    return params.get(STATISTICS, {}) if isinstance(params, dict) else {}
+
+
+def together(weights: PyTree, statistics: PyTree) -> PyTree:
+    """The params whose `trainable` and `statistics_of` these are."""
+    if isinstance(weights, tuple):
+        return tuple(map(together, weights, statistics))
+    return {**weights, STATISTICS: statistics} if jax.tree.leaves(statistics) else weights
 
 
 def all_finite(tree: PyTree) -> jax.Array:
@@ -118,15 +133,3 @@ def _after_step(
         return Learned(params)
     rate = part.target_rate(hyper, jnp.asarray(updates))
     return Learned(params, optax.incremental_update({name: params[name] for name in part.targets}, target, rate))
-
-
-def _with_weights(params: PyTree, weights: PyTree) -> PyTree:
-    return {**weights, STATISTICS: params[STATISTICS]} if weights is not None and _has_statistics(params) else weights
-
-
-def _with_statistics(params: PyTree, statistics: PyTree | None) -> PyTree:
-    return params if statistics is None else {**params, STATISTICS: statistics}
-
-
-def _has_statistics(params: PyTree) -> bool:
-    return isinstance(params, dict) and STATISTICS in params

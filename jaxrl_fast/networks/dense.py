@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 
 Precision = Literal["f32", "bf16"]
+STATISTICS = "batch_stats"
+"""Flax's collection of what batch norms have seen: published with the weights, and no optimizer's business."""
 
 
 class Head(NamedTuple):

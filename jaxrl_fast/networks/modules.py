@@ -25,8 +25,9 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 class Mlp(nn.Module):
-    """Dense layers over ``[L, B, F]``, each followed by an optional layer norm and the activation; the last, which is
-    all heads side by side, is linear.
+    """Dense layers over ``[L, B, F]``, each followed by an optional normalization and the activation; the last, which
+    is all heads side by side, is linear. While ``learning``, a batch norm takes the statistics of the batch and adds
+    them to its own (arXiv 1502.03167).
 
     Weights start as in He et al. (arXiv 1502.01852).
     """
@@ -35,10 +36,11 @@ class Mlp(nn.Module):
     heads: tuple[Head, ...]
     activation: Callable[[jax.Array], jax.Array]
     layer_norm: bool
+    batch_norm: bool
     precision: Precision
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, *, learning: bool = False) -> jax.Array:
         # One batch axis: with two, XLA's CPU compiler makes layer norms and activations slower (SAC by 40 %). The batch
         # stands before the sequence, so that a batch divided among devices stays where it is.
         length, batch, _ = x.shape
@@ -46,7 +48,11 @@ class Mlp(nn.Module):
         dense = partial(nn.Dense, dot_general=dot_of(self.precision))
         for size in self.hidden:
             x = dense(size, kernel_init=scaled_normal(2.0))(x)
-            x = self.activation(nn.LayerNorm()(x) if self.layer_norm else x)
+            if self.layer_norm:
+                x = nn.LayerNorm()(x)
+            if self.batch_norm:
+                x = nn.BatchNorm(use_running_average=not learning)(x)
+            x = self.activation(x)
         out = sum(head.size for head in self.heads)
         x = dense(out, kernel_init=normal_of_heads(self.heads))(x)
         return x.reshape(batch, length, out).swapaxes(0, 1)
@@ -60,7 +66,13 @@ class GruMlp(nn.Module):
 
     @nn.compact
     def __call__(
-        self, memory: jax.Array, x: jax.Array, first: jax.Array, action: jax.Array | None = None
+        self,
+        memory: jax.Array,
+        x: jax.Array,
+        first: jax.Array,
+        action: jax.Array | None = None,
+        *,
+        learning: bool = False,
     ) -> tuple[jax.Array, jax.Array]:
         def step(cell: nn.GRUCell, memory: jax.Array, xs: tuple) -> tuple[jax.Array, jax.Array]:
             x_t, first_t = xs
@@ -70,7 +82,7 @@ class GruMlp(nn.Module):
         cell = nn.GRUCell(self.cell_size, recurrent_kernel_init=scaled_normal(1.0))
         _, memories = scan(cell, memory, (x, first))
         seen = memories if action is None else jnp.concatenate([features(action), memories], axis=-1)
-        return self.head(seen), memories
+        return self.head(seen, learning=learning), memories
 
 
 class PixelNetwork(nn.Module):
@@ -83,7 +95,7 @@ class PixelNetwork(nn.Module):
     precision: Precision
 
     @nn.compact
-    def __call__(self, *inputs: PyTree) -> Any:
+    def __call__(self, *inputs: PyTree, learning: bool = False) -> Any:
         """``(obs)``, or ``(memory, obs, first, action)`` with a memory."""
         recurrent = len(inputs) > 1
         obs = inputs[1] if recurrent else inputs[0]
@@ -91,4 +103,5 @@ class PixelNetwork(nn.Module):
         seen = [Convolutions(self.layers, self.precision)(leaf) for leaf in leaves if self.convolves(leaf, axes=2)]
         rest = [leaf for leaf in leaves if not self.convolves(leaf, axes=2)]
         x = jnp.concatenate([*seen, features(rest)] if rest else seen, axis=-1)
-        return self.body(inputs[0], x, *inputs[2:]) if recurrent else self.body(x)
+        given = (inputs[0], x, *inputs[2:]) if recurrent else (x,)
+        return self.body(*given, learning=learning)

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.core import PyTree
-from jaxrl_fast.networks.dense import Head, Heads, Precision
+from jaxrl_fast.networks.dense import STATISTICS, Head, Heads, Precision
 from jaxrl_fast.networks.images import Cnn, choose_convolutions, convolved_by
 from jaxrl_fast.networks.inputs import action_mask, choose_keys, features
 from jaxrl_fast.networks.modules import ACTIVATIONS, Activation, GruMlp, Mlp, PixelNetwork
@@ -48,16 +48,27 @@ class Apply(Protocol):
         heads) and the memory after every step, ``[L, B, ...]``."""
 
 
+class ApplyLearning(Protocol):
+    """As `Apply`, while the network learns: a batch norm sees the batch."""
+
+    def __call__(
+        self, params: PyTree, memory: PyTree, obs: PyTree, first: jax.Array, action: jax.Array | None = None
+    ) -> tuple[Any, PyTree, PyTree]:
+        """Returns outputs, memory, and what the collection ``batch_stats`` of the params is from now on (empty without
+        a batch norm)."""
+
+
 class Network(NamedTuple):
     """Pure functions of one network.
 
-    ``init(key) -> params``: Flax variables, with the statistics of normalization layers beside the weights;
-    ``apply`` as `Apply`; ``initial_memory(batch_size) -> memory`` ``[B, ...]``, ``()`` unless it is ``recurrent``;
-    ``action_shape``: that of the action, for a network of observation and action.
+    ``init(key) -> params``: Flax variables, with the statistics of normalization layers beside the weights; ``apply``:
+    `Apply`; ``apply_learning``: `ApplyLearning`; ``initial_memory(batch_size) -> memory`` ``[B, ...]``, ``()`` unless it
+    is ``recurrent``; ``action_shape``: that of the action, for a network of observation and action.
     """
 
     init: Callable[[jax.Array], PyTree]
     apply: Apply
+    apply_learning: ApplyLearning
     initial_memory: Callable[[int], PyTree] = lambda batch_size: ()
     recurrent: bool = False
     action_shape: tuple[int, ...] | None = None
@@ -72,6 +83,7 @@ def make_network(
     action_shape: tuple[int, ...] | None = None,
     activation: Activation = "relu",
     layer_norm: bool = False,
+    batch_norm: bool = False,
     precision: Precision = "f32",
     recurrent_size: int = 0,
     out_scale: float = 1.0,
@@ -92,7 +104,7 @@ def make_network(
     seen_spec = choose_keys(obs_spec, keys)
     layers = choose_convolutions(seen_spec, cnn)
     heads = out if isinstance(out, dict) else {"": Head(out, out_scale)}
-    mlp = Mlp(tuple(hidden), tuple(heads.values()), ACTIVATIONS[activation], layer_norm, precision)
+    mlp = Mlp(tuple(hidden), tuple(heads.values()), ACTIVATIONS[activation], layer_norm, batch_norm, precision)
     body = GruMlp(recurrent_size, mlp) if recurrent_size else mlp
     module: nn.Module = PixelNetwork(layers, convolved_by(cnn), body, precision) if layers else body
 
@@ -118,7 +130,17 @@ def make_network(
         outputs, memories = result if recurrent_size else (result, ())
         return (_by_head(outputs, heads) if isinstance(out, dict) else outputs), memories
 
-    return Network(init, apply, initial_memory, recurrent_size > 0, action_shape)
+    def apply_learning(
+        params: PyTree, memory: PyTree, obs: PyTree, first: jax.Array, action: jax.Array | None = None
+    ) -> tuple[Any, PyTree, PyTree]:
+        if not batch_norm:
+            return *apply(params, memory, obs, first, action), {}
+        given = inputs(obs, memory, first, action)
+        result, changed = module.apply(params, *given, learning=True, mutable=[STATISTICS])
+        outputs, memories = result if recurrent_size else (result, ())
+        return (_by_head(outputs, heads) if isinstance(out, dict) else outputs), memories, changed[STATISTICS]
+
+    return Network(init, apply, apply_learning, initial_memory, recurrent_size > 0, action_shape)
 
 
 def ensemble(network: Network, size: int) -> Network:
@@ -135,10 +157,18 @@ def ensemble(network: Network, size: int) -> Network:
         outputs, memories = zip(*results, strict=True)
         return jnp.stack(outputs), memories if network.recurrent else ()
 
+    def apply_learning(
+        params: PyTree, memory: PyTree, obs: PyTree, first: jax.Array, action: jax.Array | None = None
+    ) -> tuple[jax.Array, PyTree, PyTree]:
+        own = memory if network.recurrent else ((),) * size
+        results = [network.apply_learning(p, m, obs, first, action) for p, m in zip(params, own, strict=True)]
+        outputs, memories, statistics = zip(*results, strict=True)
+        return jnp.stack(outputs), memories if network.recurrent else (), statistics
+
     def initial_memory(batch_size: int) -> PyTree:
         return tuple(network.initial_memory(batch_size) for _ in range(size)) if network.recurrent else ()
 
-    return network._replace(init=init, apply=apply, initial_memory=initial_memory)
+    return network._replace(init=init, apply=apply, apply_learning=apply_learning, initial_memory=initial_memory)
 
 
 def scalar(init: Callable[[], jax.Array]) -> Network:
@@ -149,7 +179,7 @@ def scalar(init: Callable[[], jax.Array]) -> Network:
     ) -> tuple[jax.Array, PyTree]:
         return params, ()
 
-    return Network(lambda key: init(), apply)
+    return Network(lambda key: init(), apply, lambda *given: (*apply(*given), {}))
 
 
 def step(network: Network, params: PyTree, memory: PyTree, obs: PyTree, first: jax.Array) -> tuple[Any, PyTree]:
