@@ -62,8 +62,8 @@ class Network(NamedTuple):
     """Pure functions of one network.
 
     ``init(key) -> params``: Flax variables, with the statistics of normalization layers beside the weights; ``apply``:
-    `Apply`; ``apply_learning``: `ApplyLearning`; ``initial_memory(batch_size) -> memory`` ``[B, ...]``, ``()`` unless it
-    is ``recurrent``; ``action_shape``: that of the action, for a network of observation and action.
+    `Apply`; ``apply_learning``: `ApplyLearning`; ``initial_memory(batch_size) -> memory`` ``[B, ...]``, ``()`` unless
+    it is ``recurrent``; ``action_shape``: that of the action, for a network of observation and action.
     """
 
     init: Callable[[jax.Array], PyTree]
