@@ -1,4 +1,4 @@
-# make setup | train | test | check | fmt | bench | sweep. Works with GNU make 3.81 (macOS) and later.
+# make setup | train | test | test-part | check | fmt | bench | sweep. Works with GNU make 3.81 (macOS) and later.
 #   make train ARGS="env=cartpole algo=ppo"     train; the default is env=halfcheetah
 #   make train EXTRA=cuda13                     with an accelerator: cuda13, cuda12 or tpu
 #   make bench ROWS="ppo_cartpole"              measure against peers (an hour; run nothing beside it); default: all rows
@@ -8,9 +8,12 @@
 #   make sweep-all                              the same for one environment of every suite (an hour)
 #   make sweep-compare A=one.json B=other.json  two results of sweeps side by side
 #   make setup PYTHON=/path/to/python3.12       with a chosen Python
+#   make test-part VENV=.venv-3.12 PYTHON=/path/to/python3.12   a part of the tests, with a second Python
 
 ARGS ?= env=halfcheetah
 TESTS ?= tests
+PARTS := third_party api graph chain program placement explain hlo ppo sac dqn learners between_chunks old_policies losses returns buffers networks \
+	distributions pool from_gymnasium cli config train custom_env signals checkpointing packaging ci
 WORKERS ?= 2
 EXTRA ?=
 ROWS ?=
@@ -36,7 +39,7 @@ EXTRAS := dev$(if $(EXTRA),$(comma)$(EXTRA))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(EXTRAS)
 
-.PHONY: setup train test check fmt lint types bench bench-host sweep sweep-all sweep-compare clean
+.PHONY: setup train test test-part check fmt lint types bench bench-host sweep sweep-all sweep-compare clean
 
 setup: $(STAMP)
 
@@ -53,6 +56,9 @@ train: $(STAMP)
 
 test: $(STAMP)
 	@exec $(BIN)/python -m pytest -p no:cacheprovider -q -n $(WORKERS) --dist worksteal $(TESTS)
+
+test-part: TESTS := $(PARTS:%=tests/test_%.py)
+test-part: test
 
 check: lint types test
 

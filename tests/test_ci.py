@@ -1,0 +1,88 @@
+"""Which Pythons `.ci/run` takes; make and the Pythons are stand-ins."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+RUN = Path(__file__).parent.parent / ".ci" / "run"
+MAKE = """\
+echo "make $*"
+mkdir -p .venv/bin && cp "$DEFAULT" .venv/bin/python
+"""
+WORKS = """\
+case "$*" in *print*) echo {0}; exit 0;; *"'{0}'"*) exit 0;; esac
+exit 1
+"""
+STAND_IN = "echo 'not installed' >&2; exit 127\n"
+
+
+def put(path: Path, script: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}")
+    path.chmod(0o755)
+    return path
+
+
+def run(folder: Path, *stand_ins: str, manager: str = "", managed: tuple[str, ...] = ()) -> tuple[int, str, str]:
+    """How it ends where Python 3.11 is on the PATH, with ``stand_ins`` that do not run, and a version manager."""
+    programs = folder / "bin"
+    default = put(programs / "python3.11", WORKS.format("3.11"))
+    put(programs / "make", MAKE)
+    for name in ("bash", "cp", "dirname", "mkdir", "sh", "wc"):
+        (programs / name).symlink_to(shutil.which(name) or name)
+    for version in stand_ins:
+        put(programs / f"python{version}", STAND_IN)
+    for version in managed:
+        put(folder / manager.format(version) / "bin" / "python", WORKS.format(version))
+    copied = put(folder / "repository" / ".ci" / "run", "")
+    shutil.copy(RUN, copied)
+    done = subprocess.run(
+        ["bash", copied], env={"PATH": str(programs), "HOME": str(folder), "DEFAULT": str(default)},
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
+
+
+MANAGERS = (
+    ".pyenv/versions/{}.1", ".asdf/installs/python/{}.1", ".local/share/mise/installs/python/{}.1",
+    ".local/share/uv/python/cpython-{}.1-linux-x86_64-gnu",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("manager", MANAGERS)
+def test_pythons_of_a_version_manager_whose_stand_ins_do_not_run_are_found(tmp_path: Path, manager: str):
+    status, out, err = run(tmp_path, "3.12", "3.13", manager=manager, managed=("3.12", "3.13"))
+    assert (status, err) == (0, "")
+    parts = [
+        f"make test-part PYTHON={tmp_path / manager.format(v)}/bin/python VENV=.venv-{v}" for v in ("3.12", "3.13")
+    ]
+    made = [line for line in out.splitlines() if line.startswith("make")]
+    assert made == ["make setup", "make test", *parts]
+    last = ".ci/run: passed: the whole suite on Python 3.11, a part of it on 3.12, a part of it on 3.13"
+    assert out.splitlines()[-1] == last
+
+
+def test_one_python_alone_is_enough_where_no_other_is_installed(tmp_path: Path):
+    status, out, err = run(tmp_path)
+    assert (status, err) == (0, "")
+    assert out.splitlines()[-1] == ".ci/run: passed: the whole suite on Python 3.11"
+
+
+def test_one_python_of_several_that_are_installed_is_too_few(tmp_path: Path):
+    status, out, err = run(tmp_path, "3.12", "3.13")
+    assert (status, out) == (1, "")
+    assert err == ".ci/run: of the Pythons installed here (3.11 3.12 3.13) only this runs: 3.11\n"
+
+
+def test_a_file_of_another_version_is_no_python(tmp_path: Path):
+    put(tmp_path / ".pyenv/versions/3.12.1/bin/python", WORKS.format("3.10"))
+    assert run(tmp_path)[0] == 1
+
+
+def test_the_part_names_files_that_exist():
+    done = subprocess.run(["make", "--dry-run", "test-part"], cwd=RUN.parent.parent, capture_output=True, text=True)
+    names = re.findall(r"tests/test_\w+\.py", done.stdout)
+    assert names and all((RUN.parent.parent / name).exists() for name in names)
