@@ -97,7 +97,7 @@ DAMAGES = {
     "description of another version": (
         "description.json",
         lambda path: edit(path, format=99),
-        "has format 99, this version of jaxrl_fast reads format 1: resume it with the version that wrote it",
+        "has format 99, this version of jaxrl_fast reads format 2: resume it with the version that wrote it",
     ),
     "description a folder": ("description.json", lambda path: (delete(path), path.mkdir()), "is damaged"),
     "state truncated": ("state", lambda path: truncate(largest(path / "d")), "is damaged (state/d/"),
@@ -265,7 +265,8 @@ def test_a_good_policy_is_not_refused(tmp_path, algorithm: jf.Algorithm, obs: An
 
 RESTORE = """
 import builtins, marshal, pathlib, pickle
-from jaxrl_fast import checkpoint_files, checkpointing, load_policy
+from jaxrl_fast import load_policy
+from jaxrl_fast.runs import checkpoint_files, checkpointing
 
 def restore():
     description = checkpoint_files.read_description(checkpointing.find(pathlib.Path("run")))

@@ -36,24 +36,16 @@ VALUES = {
     "truncation": {1.0: 1.0 / (1.0 - DISCOUNT)},
 }
 """Probe -> observation -> value."""
-BEST_RETURN = {
-    "action": 1.0,
-    "action_continuous": 0.0,
-    "observation": 1.0,
-    "observation_continuous": 0.0,
-    "memory": 1.0,
-    "mask": 0.75,
-    "dictionary": 0.0,
-}
+BEST_RETURN = {"action": 1.0, "action_continuous": 0.0, "observation": 1.0, "observation_continuous": 0.0, "mask": 0.75}
 """Probe -> mean return of the best policy."""
 
 
+ELSEWHERE = {"memory", "dictionary"}
+"""Whose kinds `test_observations` has for every algorithm."""
 SIDE_BY_SIDE = (
     ("value", "reward", "discount", "truncation", "action_continuous", "observation_continuous"),
     ("action", "observation"),
-    ("memory",),
     ("mask",),
-    ("dictionary",),
 )
 """The probes, those of equal spaces together: one program trains them all, since compiling it takes the time."""
 
@@ -120,7 +112,6 @@ def train(names: tuple[str, ...], algorithm: Algorithm, total_steps: int) -> Tra
 def learned_ppo(names: tuple[str, ...]) -> Trained:
     """The rate falls to zero, so that the answer does not hang on the seed: with a constant one 5 to 9 of 24 seeds
     missed the best continuous action by more than the tolerance."""
-    recurrent = names == ("memory",)
     algorithm = ppo(
         learning_rate=Linear(3e-3, 0.0),
         discount=DISCOUNT,
@@ -130,14 +121,7 @@ def learned_ppo(names: tuple[str, ...]) -> Trained:
         entropy_coef=0.001,
         policy_hidden=(32,),
         value_hidden=(32,),
-        recurrent_size=16 if recurrent else 0,
     )
-    return train(names, algorithm, 24_000 if recurrent else 12_000)
-
-
-@cache
-def learned_forgetful_ppo(names: tuple[str, ...]) -> Trained:
-    algorithm = ppo(learning_rate=3e-3, rollout_length=16, policy_hidden=(32,), value_hidden=(32,))
     return train(names, algorithm, 12_000)
 
 
@@ -163,7 +147,7 @@ def learned_sac(names: tuple[str, ...]) -> Trained:
 @cache
 def learned_dqn(names: tuple[str, ...]) -> Trained:
     algorithm = dqn(
-        learning_rate=Linear(3e-3, 0.0),
+        learning_rate=Linear(1e-2, 0.0),
         discount=DISCOUNT,
         epsilon=0.3,
         tau=0.05,
@@ -173,9 +157,6 @@ def learned_dqn(names: tuple[str, ...]) -> Trained:
         buffer_size=8_000,
         warmup_steps=256,
         q_hidden=(32, 32),
-        recurrent_size=16 if names == ("memory",) else 0,
-        sequence_length=4,
-        burn_in=0,
     )
     return train(names, algorithm, 6_000)
 
@@ -252,9 +233,6 @@ def test_a_masked_action_is_never_sampled():
     assert not np.any(np.asarray(rollout.reward) == FORBIDDEN_PAYOFF)
 
 
-def test_memory_is_needed():
-    assert mean_return(learned_forgetful_ppo, "memory") < 0.7
-
-
 def test_every_probe_has_a_known_answer():
-    assert set(PROBES) == {*VALUES, *BEST_RETURN} == {name for names in SIDE_BY_SIDE for name in names}
+    here = {*VALUES, *BEST_RETURN}
+    assert here == {name for names in SIDE_BY_SIDE for name in names} == set(PROBES) - ELSEWHERE

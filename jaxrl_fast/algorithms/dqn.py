@@ -1,4 +1,4 @@
-"""Deep Q-learning, for discrete actions (Mnih et al., Nature 2015).
+"""Deep Q-learning, for discrete actions (DQN, arXiv 1312.5602).
 
 Options: double Q-learning (arXiv 1509.06461, equation 4), dueling heads (arXiv 1511.06581, equation 9), n-step returns.
 """

@@ -56,7 +56,7 @@ class RunFolder:
             self._metrics.add([row])
             self._of_seeds.add(of_seeds)
             for name, value in row.items():
-                if isinstance(value, int | float):
+                if isinstance(value, int | float) and not name.startswith("rate/"):
                     self._tensorboard.add_scalar(f"train/{name}", value, row["env_steps"])
 
         self._try(add)

@@ -36,7 +36,6 @@ INTERRUPTED = (130, 143)
 EXAMPLES = (
     ("", "train a cheetah to run"),
     ("env=cartpole algo=ppo seed=3", "choose"),
-    ("env=brax env.id=ant env.backend=mjx", "any id of brax or gymnax"),
     ("algo.learning_rate=linear:3e-4:0", "change a setting"),
     ("--multirun algo=sac,ppo seed=1,2,3", "six runs, one by one"),
 )
