@@ -51,7 +51,7 @@ def test_help_fits_a_screen_and_names_everything(capsys: pytest.CaptureFixture[s
     words = " ".join(lines).split()
     assert {*envs.SHORT_NAMES, *ALGORITHMS, *PLACEMENTS, *run_keys()} <= set(words)
     examples = [line for line in lines if line.startswith("  train")]
-    assert len(examples) == 5
+    assert len(examples) == 4
 
 
 def test_every_example_of_the_help_is_a_run():

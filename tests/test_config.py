@@ -100,7 +100,9 @@ def test_the_command_line_chooses_groups_over_the_file_and_leaves_its_sections_b
 @given(
     seed=st.integers(0, 2**31),
     rate=st.one_of(
-        st.floats(1e-8, 1.0), st.builds(Linear, st.floats(0, 1), st.floats(0, 1), st.sampled_from([1.0, 0.3])), st.just(Cosine(1.0, 0.0))
+        st.floats(1e-8, 1.0),
+        st.builds(Linear, st.floats(0, 1), st.floats(0, 1), st.sampled_from([1.0, 0.3])),
+        st.just(Cosine(1.0, 0.0)),
     ),
     hidden=st.lists(st.integers(1, 512), min_size=1, max_size=4),
     words=st.sampled_from(
