@@ -97,11 +97,13 @@ class Batches(NamedTuple):
     """The minibatches of ``K`` gradient updates.
 
     ``data`` leaves are ``[G, N, ...]``: ``N`` sequences in each of ``G`` logical shards. ``indices`` is int32
-    ``[K, G, B / G]``: the sequences of each update, the same share from every shard.
+    ``[K, G, B / G]``: the sequences of each update, the same share from every shard. ``places``, with prioritized
+    replay: where the sequences stand in it, leaves ``[G, N]``; else ``()``.
     """
 
     data: PyTree
     indices: jax.Array
+    places: PyTree = ()
 
 
 def stable_hash(name: str) -> int:

@@ -14,7 +14,7 @@ from jaxrl_fast.core import Extras, Transition
 from jaxrl_fast.experience.epochs import random_order, shuffled_epochs
 from jaxrl_fast.experience.minibatches import logical_shards, take_batch
 from jaxrl_fast.experience.off_policy import in_turn
-from jaxrl_fast.experience.replay import Window, ring_buffer
+from jaxrl_fast.experience.replay import Window, ring_buffer, uniform_source
 
 NUM_BATCHES = 3
 
@@ -31,12 +31,11 @@ def rollout(start: int, length: int, num_envs: int) -> Transition:
 @cache
 def compiled(capacity_t: int, num_envs: int, batch_size: int, window: Window):
     """``init``; ``add(state, start, length)``; ``batches(state, key)``: the time-major minibatches of one draw."""
-    buffer = ring_buffer(
-        capacity=capacity_t * num_envs, num_envs=num_envs, batch_size=batch_size, num_batches=NUM_BATCHES, window=window
-    )
+    buffer = ring_buffer(capacity=capacity_t * num_envs, num_envs=num_envs, batch_size=batch_size, window=window)
+    source = uniform_source(buffer, NUM_BATCHES * (batch_size // buffer.shards), window)
 
     def batches(state, key):
-        drawn = buffer.sample(state, key)
+        drawn = source.sample(state, key, None).drawn
         assert drawn.tables is None
         data = drawn.steps, jax.tree.map(lambda x: x[:, :, None], drawn.memory)
         taken = [take_batch(data, index) for index in indices(buffer.shards, batch_size)]
@@ -154,9 +153,9 @@ def test_sequences_begin_where_the_memory_is_known(sizes, chunks, seed):
 
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match=r"batch_size=256 is larger than buffer_size=128: .* at least 256"):
-        ring_buffer(capacity=128, num_envs=4, batch_size=256, num_batches=1)
+        ring_buffer(capacity=128, num_envs=4, batch_size=256)
     with pytest.raises(ValueError, match=r"windows of 3 .*: write a buffer_size of at least 16"):
-        ring_buffer(capacity=12, num_envs=4, batch_size=4, num_batches=1, window=Window(3))
+        ring_buffer(capacity=12, num_envs=4, batch_size=4, window=Window(3))
     with pytest.raises(ValueError, match="9 steps does not fit a buffer of 5"):
         filled(5, 4, 8, 1, [9])
 

@@ -60,7 +60,7 @@ def test_two_updates_equal_numpy(double: bool, dueling: bool):
     adam = references.Adam(0.01, 0.5)
     for _ in range(2):
         data = batch()
-        state, metrics = step(state, data)
+        state, metrics, _ = step(state, data)
         next_q = q_values(treedef.unflatten(slow), data.next_obs, dueling)
         chooser = q_values(treedef.unflatten(leaves), data.next_obs, dueling) if double else next_q
         wanted = data.reward + data.bootstrap * taken(next_q, chooser.argmax(-1))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jaxrl_fast.core import Discrete, EnvSpec, Transition
 from jaxrl_fast.experience.image_replay import image_buffer
 from jaxrl_fast.experience.minibatches import take_batch
-from jaxrl_fast.experience.replay import Window, ring_buffer
+from jaxrl_fast.experience.replay import Window, ring_buffer, uniform_source
 from jaxrl_fast.experience.view import (
     View,
     add_rollout,
@@ -118,22 +118,18 @@ class Both:
     """A buffer of frames, and a plain one in which whole stacks lie, fed alike."""
 
     def __init__(self, k: int, capacity_t: int, num_envs: int, batch_size: int, n_step: int, length: int) -> None:
-        sizes = dict(
-            capacity=capacity_t * num_envs,
-            num_envs=num_envs,
-            batch_size=batch_size,
-            num_batches=2,
-            window=Window(n_step),
-        )
+        sizes = dict(capacity=capacity_t * num_envs, num_envs=num_envs, batch_size=batch_size, window=Window(n_step))
         self.k, self.n_step, self.num_envs, self.length = k, n_step, num_envs, length
+        self.batch_size = batch_size
         self.ours, self.plain = image_buffer(view_of(k), **sizes), ring_buffer(**sizes)
         self.add_ours, self.add_plain = jax.jit(self.ours.add), jax.jit(self.plain.add)
         self.take_ours, self.take_plain = jax.jit(self._taken(self.ours)), jax.jit(self._taken(self.plain))
 
-    @staticmethod
-    def _taken(buffer):
+    def _taken(self, buffer):
+        source = uniform_source(buffer, 2 * (self.batch_size // buffer.shards), Window(self.n_step))
+
         def windows(state, key):
-            drawn = buffer.sample(state, key)
+            drawn = source.sample(state, key, None).drawn
             every = jnp.broadcast_to(jnp.arange(drawn.steps.reward.shape[1]), drawn.steps.reward.shape[:2])
             batch = take_batch(drawn.steps, every)
             if drawn.tables is None:
@@ -246,18 +242,23 @@ def test_an_environment_that_begins_anew_without_an_end_counts_as_cut_off():
 def test_replay_takes_one_frame_a_step_and_bytes_until_a_batch_is_made():
     k, num_envs, capacity = 4, 8, 12_800
     view = make_view(EnvSpec("world", jax.ShapeDtypeStruct((84, 84, 1), jnp.uint8), Discrete(2), None, k))
-    buffer = image_buffer(view, capacity=capacity, num_envs=num_envs, batch_size=16, num_batches=3)
+    buffer = image_buffer(view, capacity=capacity, num_envs=num_envs, batch_size=16)
+    source = uniform_source(buffer, 6)
     frame, flag = jax.ShapeDtypeStruct((1, num_envs, 84, 84, 1), jnp.uint8), jax.ShapeDtypeStruct((1, num_envs), bool)
     number = jax.ShapeDtypeStruct((1, num_envs), jnp.float32)
     example = Transition(frame, number, number, frame, flag, flag, flag, ())
     state = jax.eval_shape(buffer.init, example)
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
     assert capacity * 84 * 84 <= size <= 1.04 * capacity * 84 * 84
-    drawn = jax.make_jaxpr(lambda s, r, key: buffer.sample(buffer.add(s, r), key))(state, example, jax.random.key(0))
+
+    def add_and_sample(state, rollout, key):
+        return source.sample(buffer.add(state, rollout), key, None).drawn
+
+    drawn = jax.make_jaxpr(add_and_sample)(state, example, jax.random.key(0))
     avals = [var.aval for eqn in equations(drawn.jaxpr) for var in eqn.outvars]
     images = [aval for aval in avals if 84 in aval.shape]
     assert images and {aval.dtype for aval in images} == {np.dtype(np.uint8)}
-    (table,) = jax.tree.leaves(jax.eval_shape(buffer.sample, state, jax.random.key(0)).tables)
+    (table,) = jax.tree.leaves(jax.eval_shape(add_and_sample, state, example, jax.random.key(0)).tables)
     assert table.size == 3 * 16 * (k + 1) * 84 * 84  # not two stacks of four
 
 

@@ -40,7 +40,7 @@ def adding(metric_of=lambda new: jnp.sum(new)) -> Part:
 
 def learning(part: Part, nan: OnNan = "stop") -> Fragment:
     """The fragment that learns it."""
-    sizes = dict(rollout_length=1, updates_per_tick=3, batch_size=1, warmup_ticks=0)
+    sizes = dict(rollout_length=1, updates_per_tick=3, batch_size=1, batch_sequences=1, warmup_ticks=0)
     experience = Experience(lambda example: (), lambda *args: ((), None), take_batch, 1)
     agent = Bound({"part": part}, None, experience, (), normalize_observations=False, normalize_rewards=False, **sizes)
     return learn_fragment(Learning(agent, nan=nan))
@@ -87,7 +87,7 @@ def test_parameters_that_overflow_show_in_the_same_tick_even_if_no_loss_does():
 
 def test_a_dropped_update_is_one_that_would_have_been_bad():
     state = init_part(adding(), jax.random.key(0), ())
-    kept, metrics = update(adding(), state, {}, jnp.full((1, 1, 2), 2.0), jax.random.key(0), (), drop_nonfinite=True)
+    kept, metrics, _ = update(adding(), state, {}, jnp.full((1, 1, 2), 2.0), jax.random.key(0), (), drop_nonfinite=True)
     np.testing.assert_array_equal(kept.learned.params["x"], [2.0, 2.0])
     assert float(metrics["dropped_updates"]) == 0
 

@@ -85,7 +85,7 @@ def test_two_actor_updates_equal_numpy(discrete):
     for seed in range(2):
         data, key = batch(discrete), jax.random.key(seed)
         noise = None if discrete else np.float64(jax.random.normal(key, (1, B, 1)))
-        state, metrics = update(state, data, key)
+        state, metrics, _ = update(state, data, key)
 
         def loss(leaves, data=data, noise=noise):
             return actor_loss(treedef.unflatten(leaves)["policy"], data, noise)["loss"]
@@ -131,7 +131,7 @@ def test_two_critic_updates_equal_numpy():
     adam = references.Adam(0.01 * 2.0, 0.1)
     for _ in range(2):
         data = batch(True)
-        state, metrics = update(state, data)
+        state, metrics, _ = update(state, data)
 
         def loss(leaves, data=data):
             values = references.mlp(treedef.unflatten(leaves)["value"], np.float64(data.obs))[..., 0]

@@ -108,7 +108,7 @@ def test_two_critic_updates_equal_numpy(parts):
     for seed in range(2):
         data, key = windows(), jax.random.key(seed)
         noise = np.float64(jax.random.normal(key, (B, 1)))
-        state, metrics = update(state, data, key)
+        state, metrics, _ = update(state, data, key)
         target = critic_targets(data, treedef.unflatten(slow), numbers(peers["actor"].params), noise)
         obs, unit = np.float64(data.obs[0]), (np.float64(data.action[0]) - LOW) / (HIGH - LOW) * 2 - 1
 
@@ -136,7 +136,7 @@ def test_two_actor_updates_equal_numpy(parts):
         data, key = windows(), jax.random.key(seed)
         noise = np.float64(jax.random.normal(key, (B, 1)))
         obs = np.float64(data.obs[0])
-        state, metrics = update(state, data, key)
+        state, metrics, _ = update(state, data, key)
 
         def loss(leaves, obs=obs, noise=noise, log_temperature=log_temperature):
             action, log_prob = policy_sample(treedef.unflatten(leaves), obs, noise)
@@ -159,9 +159,9 @@ def test_a_critic_loss_of_ones_own_is_used(parts):
     _, states = parts
     part = small_sac(critic_loss=lambda q, target: 0.0 * q * target + 7.0).build(SPEC, 4).parts["critic"]
     peers = {name: s.learned for name, s in states.items()}
-    state, metrics = jax.jit(lambda d: update_part(part, states["critic"], peers, folded(d), jax.random.key(0), HYPER))(
-        windows()
-    )
+    state, metrics, _ = jax.jit(
+        lambda d: update_part(part, states["critic"], peers, folded(d), jax.random.key(0), HYPER)
+    )(windows())
     assert metrics["critic_loss"] == 14.0  # two critics
     assert isinstance(state, PartState)
     for got, want in zip(

@@ -1,6 +1,7 @@
 """Deep Q-learning, for discrete actions (DQN, arXiv 1312.5602).
 
-Options: double Q-learning (arXiv 1509.06461, equation 4), dueling heads (arXiv 1511.06581, equation 9), n-step returns.
+Options: double Q-learning (arXiv 1509.06461, equation 4), dueling heads (arXiv 1511.06581, equation 9), n-step returns,
+prioritized replay (arXiv 1511.05952).
 """
 
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from jaxrl_fast.algorithms.interface import (
     Found,
     Learned,
     Part,
+    Prioritize,
     Replay,
     ReplayBatch,
     elementwise,
@@ -23,7 +25,7 @@ from jaxrl_fast.algorithms.interface import (
     require_actions,
     require_positive,
 )
-from jaxrl_fast.algorithms.sequences import over_replay, over_successors
+from jaxrl_fast.algorithms.sequences import mean_loss, over_replay, over_successors, sequence_priority
 from jaxrl_fast.core import Discrete, EnvSpec, Metrics, PyTree
 from jaxrl_fast.networks.network import Activation, Cnn, Head, Network, Precision, make_network
 from jaxrl_fast.numerics import losses
@@ -32,7 +34,8 @@ from jaxrl_fast.numerics.optimizers import OptimizerName, check_optimizer, make_
 
 class DqnHyper(NamedTuple):
     """Rates; each a number, or a schedule such as ``Linear(1.0, 0.05)``. ``epsilon``: the share of random actions;
-    ``tau``: how far the slow target moves, every ``target_period`` updates; ``weight_decay`` is AdamW's."""
+    ``tau``: how far the slow target moves, every ``target_period`` updates; ``weight_decay`` is AdamW's;
+    ``importance_exponent``: how much of what priorities do the weights undo, 0 to 1."""
 
     learning_rate: Any
     discount: Any
@@ -41,6 +44,7 @@ class DqnHyper(NamedTuple):
     max_grad_norm: Any
     reward_scale: Any
     weight_decay: Any
+    importance_exponent: Any
 
 
 def dqn(
@@ -60,6 +64,8 @@ def dqn(
     n_step: int = 1,
     sequence_length: int = 8,
     burn_in: int = 4,
+    priority_exponent: float = 0.0,
+    importance_exponent: Any = 0.4,
     target_period: int = 1,
     double: bool = True,
     dueling: bool = False,
@@ -77,11 +83,13 @@ def dqn(
     """DQN. A tick samples ``rollout_length`` steps in every environment, then makes ``updates_per_tick`` updates of
     ``batch_size`` transitions each, once ``warmup_steps`` steps over all environments are in the buffer.
 
+    ``priority_exponent`` > 0 prioritizes replay; ``importance_exponent`` says how much of that the weights undo.
     ``recurrent_size`` > 0 puts a GRU in front (DRQN); a batch is then ``batch_size`` sequences of ``sequence_length``
     steps, behind ``burn_in`` steps that only fill the memory. ``q_keys``: which entries of a dictionary observation are
     read, all by default. ``q_loss(q, target)`` takes and gives scalars.
     """
-    hyper = DqnHyper(learning_rate, discount, epsilon, tau, max_grad_norm, reward_scale, weight_decay)
+    rates = learning_rate, discount, epsilon, tau, max_grad_norm, reward_scale, weight_decay, importance_exponent
+    hyper = DqnHyper(*rates)
     shared: dict[str, Any] = dict(
         activation=activation, layer_norm=layer_norm, recurrent_size=recurrent_size, cnn=cnn, precision=precision
     )
@@ -94,6 +102,7 @@ def dqn(
         n_step=n_step,
         sequence_length=sequence_length,
         burn_in=burn_in,
+        prioritize=Prioritize("critic", priority_exponent, importance) if priority_exponent else None,
     )
 
     def build(spec: EnvSpec, num_envs: int) -> Agent:
@@ -120,18 +129,24 @@ def critic_part(
         best = greedy_action(online, batch.next_obs)
         target = batch.reward + batch.bootstrap * value_of(next_q, best)
 
-        def loss_fn(params: PyTree) -> tuple[jax.Array, Metrics]:
+        def loss_fn(params: PyTree) -> tuple[jax.Array, tuple[Metrics, jax.Array]]:
             q = value_of(q_values(over_replay(data, q_network, params, batch, "critic")), batch.action)
-            loss = jnp.mean(elementwise(q_loss, q, target))
-            return loss, {"q_loss": loss, "q_mean": jnp.mean(q), "epsilon": jnp.asarray(hyper.epsilon)}
+            loss = mean_loss(elementwise(q_loss, q, target), batch)
+            metrics = {"q_loss": loss, "q_mean": jnp.mean(q), "epsilon": jnp.asarray(hyper.epsilon)}
+            return loss, (metrics, sequence_priority(q - target))
 
-        grads, metrics = gradients_of(loss_fn, own.params["q"])
-        return Found({"q": grads}, metrics)
+        grads, (metrics, priorities) = gradients_of(loss_fn, own.params["q"])
+        return Found({"q": grads}, metrics, priorities=priorities)
 
     def target_rate(hyper: DqnHyper, updates: jax.Array) -> jax.Array:
         return jnp.where((updates + 1) % target_period == 0, hyper.tau, 0.0)
 
     return Part({"q": q_network}, gradients, {"q": make_optimizer(optimizer)}, targets=("q",), target_rate=target_rate)
+
+
+def importance(hyper: DqnHyper) -> Any:
+    """`Correction`."""
+    return hyper.importance_exponent
 
 
 def decide(outputs: dict, obs: PyTree, state: PyTree, key: jax.Array, hyper: Any, explore: bool) -> tuple:

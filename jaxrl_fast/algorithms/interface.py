@@ -125,13 +125,30 @@ class OnPolicy(NamedTuple):
     targets: MakeTargets | None = None
 
 
+class Correction(Protocol):
+    """How far importance weights undo what priorities do to the distribution of samples."""
+
+    def __call__(self, hyper: Any, /) -> Any:
+        """``hyper``: the rates of a tick. Returns the exponent of the weights, from 0 (not) to 1 (wholly)."""
+
+
+class Prioritize(NamedTuple):
+    """Sequences are sampled with a probability in proportion to their priority, ``Found.priorities`` of ``part``, to
+    the power of ``exponent``; `Correction` says how much of that the weights of the losses undo."""
+
+    part: str
+    exponent: float
+    correction: Correction
+
+
 class Replay(NamedTuple):
     """Steps are stored, ``capacity`` over all environments, and each tick ``num_batches`` batches of ``batch_size``
     sequences are drawn from them, uniformly and with replacement.
 
     Nothing is learned before ``warmup_steps`` steps. Rewards are added up over ``n_step`` steps. With a memory, a
     sequence is ``burn_in`` steps that only fill it and ``sequence_length`` that are learned from; without, one step.
-    ``keep``: names of the decision's extras that are stored.
+    ``keep``: names of the decision's extras that are stored. ``prioritize``: `Prioritize`, or None for all alike; the
+    priorities that an update finds reach replay in the next tick, those of one sequence as their maximum.
     """
 
     capacity: int
@@ -142,6 +159,7 @@ class Replay(NamedTuple):
     sequence_length: int = 1
     burn_in: int = 0
     keep: tuple[str, ...] = ()
+    prioritize: Prioritize | None = None
 
 
 class OnPolicyBatch(NamedTuple):
@@ -164,7 +182,8 @@ class ReplayBatch(NamedTuple):
     """Steps out of replay, leaves ``[L, B, ...]``; ``L`` is 1 without a memory.
 
     ``reward``: the sum over n steps; ``bootstrap``: what the value at ``next_obs``, the observation after them, counts
-    for: γ^n, or 0 where the task ended. ``extras``: what `Replay.keep` names.
+    for: γ^n, or 0 where the task ended. ``extras``: what `Replay.keep` names. ``weight``: what the loss of each step
+    counts for, with priorities; else ``()``. `algorithms.sequences.mean_loss` heeds it.
 
     With a memory, ``obs`` and ``first`` cover ``W`` steps, those of the burn-in before and n - 1 after the others;
     ``memory``, by part, is that before the first of them, ``[1, B, ...]``, and ``last`` ``[L, B]`` says which of the
@@ -180,6 +199,7 @@ class ReplayBatch(NamedTuple):
     first: Any = ()
     memory: Any = ()
     last: Any = ()
+    weight: Any = ()
 
 
 class Decide(Protocol):
@@ -245,10 +265,10 @@ def init_params(part: Part, key: jax.Array) -> dict[str, PyTree]:
     return {name: network.init(others.get(name, key)) for name, network in part.networks.items()}
 
 
-def gradients_of(loss_fn: Callable[[PyTree], tuple[jax.Array, Metrics]], params: PyTree) -> tuple[PyTree, Metrics]:
-    """Gradients and metrics of ``loss_fn(params) -> (loss, metrics)``."""
-    (_, metrics), grads = jax.value_and_grad(loss_fn, has_aux=True)(params)
-    return grads, metrics
+def gradients_of(loss_fn: Callable[[PyTree], tuple[jax.Array, Any]], params: PyTree) -> tuple[PyTree, Any]:
+    """Gradients of ``loss_fn(params) -> (loss, metrics)``, and the metrics or whatever else it gives."""
+    (_, beside), grads = jax.value_and_grad(loss_fn, has_aux=True)(params)
+    return grads, beside
 
 
 def elementwise(loss: Callable[..., jax.Array], x: jax.Array, y: jax.Array, *values: Any) -> jax.Array:

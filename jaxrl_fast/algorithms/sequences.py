@@ -46,6 +46,19 @@ def over_successors(
     return apply_apart(network, params, memory, batch.next_obs, jnp.zeros(batch.reward.shape, bool), action)[0]
 
 
+def mean_loss(losses: jax.Array, batch: ReplayBatch) -> jax.Array:
+    """The mean of losses ``[L, B]``, each with its importance weight where replay is prioritized (arXiv 1511.05952,
+    section 3.4)."""
+    return jnp.mean(losses if isinstance(batch.weight, tuple) else batch.weight * losses)
+
+
+def sequence_priority(errors: jax.Array) -> jax.Array:
+    """The priority ``[B]`` of sequences with errors ``[L, B]``: of more than one step, nine parts of the largest and
+    one of the mean (Kapturowski et al., ICLR 2019, section 2.3)."""
+    size = jnp.abs(errors)
+    return 0.9 * jnp.max(size, axis=0) + 0.1 * jnp.mean(size, axis=0)
+
+
 def apply_apart(
     network: Network, params: PyTree, memory: PyTree, obs: PyTree, first: jax.Array, action: jax.Array | None = None
 ) -> tuple[Any, PyTree]:

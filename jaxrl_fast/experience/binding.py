@@ -23,8 +23,8 @@ class Bound(NamedTuple):
     """An algorithm that fits an environment, with all that surrounds it.
 
     ``hyper``: the rates at the start of the run, from which optimizers get the shapes of their state. A tick samples
-    ``rollout_length`` steps of each environment and makes ``updates_per_tick`` updates of ``batch_size`` steps;
-    the first ``warmup_ticks`` make none.
+    ``rollout_length`` steps of each environment and makes ``updates_per_tick`` updates of ``batch_size`` steps, in
+    ``batch_sequences`` sequences; the first ``warmup_ticks`` make none.
     """
 
     parts: dict[str, Part]
@@ -34,6 +34,7 @@ class Bound(NamedTuple):
     rollout_length: int
     updates_per_tick: int
     batch_size: int
+    batch_sequences: int
     warmup_ticks: int
     normalize_observations: bool
     normalize_rewards: bool
@@ -53,11 +54,13 @@ def bind(algorithm: Algorithm, spec: EnvSpec, num_envs: int) -> Bound:
     data = with_sequences(agent, memory=memory)
     require_positive(rollout_length=agent.rollout_length, sequence_length=data.sequence_length or 1)
     if isinstance(data, OnPolicy):
-        sizes = data.num_epochs * data.num_minibatches, _minibatch_steps(agent, data, num_envs), 0
+        steps = _minibatch_steps(agent, data, num_envs)
+        sizes = data.num_epochs * data.num_minibatches, steps, steps // (data.sequence_length or 1), 0
         experience = on_policy_experience(agent, data, view, num_envs)
     else:
         require_positive(updates_per_tick=data.num_batches, batch_size=data.batch_size, n_step=data.n_step)
-        sizes = data.num_batches, data.batch_size * data.sequence_length, warmup_ticks(agent, data, num_envs)
+        steps = data.batch_size * data.sequence_length
+        sizes = data.num_batches, steps, data.batch_size, warmup_ticks(agent, data, num_envs)
         experience = off_policy_experience(agent, data, view, num_envs, memory=memory)
     return Bound(
         agent.parts,

@@ -12,7 +12,6 @@ from jaxrl_fast.experience.replay import (
     Drawn,
     RingState,
     Window,
-    draw_windows,
     end_episodes,
     gather,
     gather_windows,
@@ -50,9 +49,7 @@ class ImageRingState(NamedTuple):
     start: jax.Array
 
 
-def image_buffer(
-    view: View, *, capacity: int, num_envs: int, batch_size: int, num_batches: int, window: Window = Window()
-) -> Buffer:
+def image_buffer(view: View, *, capacity: int, num_envs: int, batch_size: int, window: Window = Window()) -> Buffer:
     """As `replay.ring_buffer`, for observations with images.
 
     The successor of a step is the next frame of its environment's stream: the observation of the next step or, where
@@ -68,10 +65,8 @@ def image_buffer(
         ValueError: as `replay.ring_buffer`.
     """
     k = view.stack
-    plain = ring_buffer(
-        capacity=capacity, num_envs=num_envs, batch_size=batch_size, num_batches=num_batches, window=window
-    )
-    shards, per_shard = plain.shards, num_envs // plain.shards
+    plain = ring_buffer(capacity=capacity, num_envs=num_envs, batch_size=batch_size, window=window)
+    shards, per_shard = plain.shards, plain.envs_per_shard
     capacity_t = capacity // num_envs // window.stride * window.stride
     # Every end that a window passes takes a frame more.
     width = k + window.length * (2 if window.memory else 1)
@@ -110,9 +105,10 @@ def image_buffer(
         count = jnp.min(jnp.sum(whole, axis=1, dtype=jnp.int32), axis=1)
         return jnp.minimum(count, jnp.minimum(state.ring.steps, capacity_t))
 
-    def sample(state: ImageRingState, key: jax.Array) -> Drawn:
-        shape = (shards, num_batches * (batch_size // shards))
-        start, env = draw_windows(key, state.ring.steps, usable(state)[:, None], shape, per_shard, window)
+    def available(state: ImageRingState) -> tuple[jax.Array, jax.Array]:
+        return state.ring.steps, usable(state)[:, None]
+
+    def windows(state: ImageRingState, start: jax.Array, env: jax.Array) -> Drawn:
         drawn = gather_windows(state.ring, start, env, window)
         return _with_frames(view, state.frames, drawn, env, width)
 
@@ -121,7 +117,7 @@ def image_buffer(
         return {"lost_steps": jnp.sum(lost).astype(jnp.float32) * per_shard}
 
     axes = ImageRingState(plain.state_axes, 0, 0, 0)  # type: ignore[arg-type]  # axes
-    return Buffer(init, add, sample, _end_episodes, shards, axes, metrics)
+    return Buffer(init, add, available, windows, _end_episodes, shards, per_shard, plain.slots, axes, metrics)
 
 
 def _end_episodes(state: ImageRingState) -> ImageRingState:

@@ -33,6 +33,13 @@ class MakeBatches(Protocol):
         """``rollout`` ``[T, E, ...]`` as the environments gave it; ``learned``: that of the parts it ``reads``."""
 
 
+class LearnPriorities(Protocol):
+    """Takes in what learners have found of the sequences that they were given."""
+
+    def __call__(self, state: PyTree, feedback: PyTree, /) -> PyTree:
+        """``feedback``: `prioritized.Feedback`. Returns the state."""
+
+
 class Experience(NamedTuple):
     """How rollouts become minibatches.
 
@@ -41,6 +48,8 @@ class Experience(NamedTuple):
     leaves that counts them (a prefix tree; None: kept whole). ``take(data, index)`` makes one minibatch, as
     `take_batch`; ``metrics(state)`` says what a person should know of the state; ``end_episodes(state)``: the next
     rollout does not follow the last. ``refills``: whether the state fills again by itself, as a replay buffer does.
+    ``prioritized_by``: the part whose priorities decide what is sampled, None without such; the state takes them in by
+    ``learn_priorities(state, feedback)``.
     """
 
     init: Callable[[Transition], PyTree]
@@ -52,6 +61,8 @@ class Experience(NamedTuple):
     metrics: Callable[[PyTree], Metrics] = lambda state: {}
     end_episodes: Callable[[PyTree], PyTree] = lambda state: state
     refills: bool = False
+    prioritized_by: str | None = None
+    learn_priorities: LearnPriorities = lambda state, feedback: state
 
 
 def logical_shards(num_envs: int, batch_size: int) -> int:

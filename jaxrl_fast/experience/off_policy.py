@@ -10,7 +10,8 @@ from jaxrl_fast.core import Batches, PyTree, Transition
 from jaxrl_fast.experience.folding import fold, window_length
 from jaxrl_fast.experience.image_replay import image_buffer
 from jaxrl_fast.experience.minibatches import Experience, take_batch
-from jaxrl_fast.experience.replay import Window, ring_buffer
+from jaxrl_fast.experience.prioritized import prioritized_source
+from jaxrl_fast.experience.replay import Window, ring_buffer, uniform_source
 from jaxrl_fast.experience.scale import Statistics, scale_experience
 from jaxrl_fast.experience.view import Tabled, View, take_tabled
 
@@ -24,14 +25,12 @@ def off_policy_experience(agent: Agent, data: Replay, view: View, num_envs: int,
     check_sizes(agent, data, num_envs)
     window = Window(window_length(data), data.sequence_length if memory else 1, data.keep, memory)
     images = bool(jax.tree.leaves(view.images))
-    sizes: dict[str, Any] = dict(
-        capacity=data.capacity,
-        num_envs=num_envs,
-        batch_size=data.batch_size,
-        num_batches=data.num_batches,
-        window=window,
-    )
+    sizes: dict[str, Any] = dict(capacity=data.capacity, num_envs=num_envs, batch_size=data.batch_size, window=window)
     buffer = image_buffer(view, **sizes) if images else ring_buffer(**sizes)
+    number, prioritize = data.num_batches * (data.batch_size // buffer.shards), data.prioritize
+    source = uniform_source(buffer, number, window)
+    if prioritize:
+        source = prioritized_source(buffer, number, prioritize, window)
 
     def step(
         state: PyTree,
@@ -41,21 +40,25 @@ def off_policy_experience(agent: Agent, data: Replay, view: View, num_envs: int,
         hyper: Any,
         key: jax.Array,
     ) -> tuple[PyTree, Batches]:
-        state = buffer.add(state, rollout)
-        drawn = buffer.sample(state, key)
+        state = source.add(state, rollout)
+        drawn, weight, places = source.sample(state, key, hyper)
         steps = scale_experience(drawn.steps, statistics, hyper.reward_scale, agent.normalize_rewards)
         batch = fold(drawn._replace(steps=steps), hyper.discount, data, memory=memory)
-        return state, Batches(Tabled(batch, drawn.tables) if images else batch, in_turn(data, buffer.shards))
+        if prioritize:
+            batch = batch._replace(weight=jnp.broadcast_to(weight[..., None], batch.reward.shape))
+        return state, Batches(Tabled(batch, drawn.tables) if images else batch, in_turn(data, buffer.shards), places)
 
     return Experience(
-        buffer.init,
+        source.init,
         step,
         take_tabled if images else take_batch,
         buffer.shards,
-        state_axes=buffer.state_axes,
-        metrics=buffer.metrics,
-        end_episodes=buffer.end_episodes,
+        state_axes=source.state_axes,
+        metrics=source.metrics,
+        end_episodes=source.end_episodes,
         refills=True,
+        prioritized_by=prioritize.part if prioritize else None,
+        learn_priorities=source.learn_priorities,
     )
 
 

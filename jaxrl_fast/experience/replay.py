@@ -1,13 +1,13 @@
 """Replay: a ring of steps, from which windows of consecutive ones are drawn."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.core import Extras, Metrics, PyTree, Transition
-from jaxrl_fast.experience.minibatches import by_shard, logical_shards
+from jaxrl_fast.experience.minibatches import LearnPriorities, by_shard, logical_shards
 
 
 class Window(NamedTuple):
@@ -32,17 +32,59 @@ class Drawn(NamedTuple):
 
 class Buffer(NamedTuple):
     """``init(example) -> state`` with ``example`` a rollout's shapes; ``add(state, rollout) -> state``;
-    ``sample(state, key) -> Drawn``, the windows of all batches. ``shards`` is ``G``, ``state_axes`` where the state's
-    leaves have it; ``end_episodes(state)``: what is added next does not follow the newest steps; ``metrics(state)``:
-    what a person should know of it."""
+    ``available(state) -> (steps, usable)``: how many time steps were ever added, and how many of the newest can be
+    sampled, a scalar or ``[G, 1]``; ``windows(state, start, env) -> Drawn``: those of ``env`` ``[G, N]`` of a shard
+    that begin at the steps ``start`` ``[G, N]``. ``shards`` is ``G``, with ``envs_per_shard`` environments each and
+    room for ``slots`` windows of each; ``state_axes``: where the state's leaves have ``G``; ``end_episodes(state)``:
+    what is added next does not follow the newest steps; ``metrics(state)``: what a person should know of it."""
 
     init: Callable[[Transition], PyTree]
     add: Callable[[PyTree, Transition], PyTree]
-    sample: Callable[[PyTree, jax.Array], Drawn]
+    available: Callable[[PyTree], tuple[jax.Array, jax.Array]]
+    windows: Callable[[PyTree, jax.Array, jax.Array], Drawn]
     end_episodes: Callable[[PyTree], PyTree]
     shards: int
+    envs_per_shard: int
+    slots: int
     state_axes: PyTree
     metrics: Callable[[PyTree], Metrics] = lambda state: {}
+
+
+class Sampled(NamedTuple):
+    """The windows of a tick's batches; with priorities, ``weight`` ``[G, N]`` of their losses and the `Places` where
+    they stand, else ``()``."""
+
+    drawn: Drawn
+    weight: PyTree = ()
+    places: PyTree = ()
+
+
+class Places(NamedTuple):
+    """Where windows stand in a buffer, leaves ``[G, N]``: the ``number`` of the step at which each begins, counted from
+    1 (0: there is none), and its environment of the shard."""
+
+    number: jax.Array
+    env: jax.Array
+
+
+class SampleTick(Protocol):
+    """Samples the windows of all batches of a tick."""
+
+    def __call__(self, state: PyTree, key: jax.Array, hyper: Any, /) -> Sampled:
+        """``hyper``: the rates of the tick."""
+
+
+class Source(NamedTuple):
+    """A buffer, and which of its windows are sampled: ``sample`` as `SampleTick`. ``learn_priorities``
+    as `LearnPriorities`; the others as those of `Buffer`, of a state that may hold more."""
+
+    init: Callable[[Transition], PyTree]
+    add: Callable[[PyTree, Transition], PyTree]
+    sample: SampleTick
+    end_episodes: Callable[[PyTree], PyTree]
+    state_axes: PyTree
+    metrics: Callable[[PyTree], Metrics]
+    learn_priorities: LearnPriorities = lambda state, feedback: state
 
 
 class RingState(NamedTuple):
@@ -54,12 +96,8 @@ class RingState(NamedTuple):
     memory: PyTree
 
 
-def ring_buffer(
-    *, capacity: int, num_envs: int, batch_size: int, num_batches: int, window: Window = Window()
-) -> Buffer:
-    """A replay buffer of ``capacity`` transitions over all environments.
-
-    ``sample`` draws ``num_batches`` (K) times ``batch_size`` windows, uniformly and with replacement.
+def ring_buffer(*, capacity: int, num_envs: int, batch_size: int, window: Window = Window()) -> Buffer:
+    """A replay buffer of ``capacity`` transitions over all environments, for batches of ``batch_size`` windows.
 
     Raises:
         ValueError: a batch, or a window in time, does not fit into the buffer.
@@ -96,14 +134,14 @@ def ring_buffer(
         memory = jax.tree.map(write_memory, state.memory, rollout.extras.memory) if window.memory else ()
         return RingState(jax.tree.map(write, state.data, new), state.steps + length, memory)
 
-    def sample(state: RingState, key: jax.Array) -> Drawn:
-        filled = jnp.minimum(state.steps, capacity_t)
-        shape = (shards, num_batches * (batch_size // shards))
-        start, env = draw_windows(key, state.steps, filled, shape, per_shard, window)
+    def available(state: RingState) -> tuple[jax.Array, jax.Array]:
+        return state.steps, jnp.minimum(state.steps, capacity_t)
+
+    def windows(state: RingState, start: jax.Array, env: jax.Array) -> Drawn:
         return gather_windows(state, start, env, window)
 
     axes = RingState(data=0, steps=None, memory=0 if window.memory else ())  # type: ignore[arg-type]  # axes
-    return Buffer(init, add, sample, end_episodes, shards, axes)
+    return Buffer(init, add, available, windows, end_episodes, shards, per_shard, capacity_t // window.stride, axes)
 
 
 def end_episodes(state: RingState) -> RingState:
@@ -117,17 +155,26 @@ def end_episodes(state: RingState) -> RingState:
     return state._replace(data=state.data._replace(truncated=state.data.truncated | (newest & ~state.data.terminated)))
 
 
-def draw_windows(
-    key: jax.Array, steps: jax.Array, usable: jax.Array, shape: tuple[int, int], per_shard: int, window: Window
-) -> tuple[jax.Array, jax.Array]:
-    """Windows among the newest ``usable``, a scalar or ``[G, 1]``, of ``steps`` ever added: the number of the step at
-    which each begins, and its environment of the shard, ``[*shape]``."""
-    time_key, env_key = jax.random.split(key)
+def uniform_source(buffer: Buffer, num_windows: int, window: Window = Window()) -> Source:
+    """``num_windows`` (N) windows of each shard in a tick, uniformly and with replacement."""
+    shape = (buffer.shards, num_windows)
+
+    def sample(state: PyTree, key: jax.Array, hyper: Any) -> Sampled:
+        time_key, env_key = jax.random.split(key)
+        oldest, newest = window_range(*buffer.available(state), window)
+        number = jax.random.randint(time_key, shape, 0, jnp.maximum(newest - oldest + 1, 1))
+        env = jax.random.randint(env_key, shape, 0, buffer.envs_per_shard)
+        start = (jnp.broadcast_to(oldest, (shape[0], 1)) + number) * window.stride
+        return Sampled(buffer.windows(state, start, env))
+
+    return Source(buffer.init, buffer.add, sample, buffer.end_episodes, buffer.state_axes, buffer.metrics)
+
+
+def window_range(steps: jax.Array, usable: jax.Array, window: Window) -> tuple[jax.Array, jax.Array]:
+    """The first and the last window among the newest ``usable``, a scalar or ``[G, 1]``, of ``steps`` ever added;
+    windows are counted from the start of the run."""
     oldest = -((usable - steps) // window.stride)  # rounded up
-    newest = (steps - window.length) // window.stride
-    start = jax.random.randint(time_key, shape, 0, jnp.maximum(newest - oldest + 1, 1))
-    env = jax.random.randint(env_key, shape, 0, per_shard)
-    return (jnp.broadcast_to(oldest, (shape[0], 1)) + start) * window.stride, env
+    return oldest, (steps - window.length) // window.stride
 
 
 def gather_windows(state: RingState, start: jax.Array, env: jax.Array, window: Window) -> Drawn:

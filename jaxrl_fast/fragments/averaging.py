@@ -9,6 +9,7 @@ import optax
 
 from jaxrl_fast.algorithms.interface import Found
 from jaxrl_fast.core import Batches, Metrics, PyTree
+from jaxrl_fast.experience.prioritized import add_feedback, make_feedback
 from jaxrl_fast.fragments.learning import (
     Delays,
     Learning,
@@ -21,7 +22,7 @@ from jaxrl_fast.fragments.learning import (
     read_outside,
     tags_of,
 )
-from jaxrl_fast.fragments.updates import DROPPED, PartState, apply_gradients, step_or_rest
+from jaxrl_fast.fragments.updates import DROPPED, PartState, Updated, apply_gradients, step_or_rest
 from jaxrl_fast.graph.dataflow import Channels, Fragment
 from jaxrl_fast.graph.division import Division
 from jaxrl_fast.graph.placements import SERVER
@@ -40,14 +41,16 @@ def averaging_parameters(learning: Learning, team: tuple[str, ...], learners: in
     def step(private: States, inputs: Channels, hyper: Any, key: jax.Array, turn: jax.Array) -> tuple:
         peers = {name: inputs[name] for name in outside}
 
-        def one_learner(states: States, batches: Batches, key: jax.Array) -> tuple[States, Metrics]:
+        def one_learner(states: States, batches: Batches, key: jax.Array) -> tuple[States, Channels, Metrics]:
             states = {name: _with_params(state, inputs[name].params) for name, state in states.items()}
-            return make_updates(learning, team, states, peers, batches, key, hyper, turn)
+            states, metrics, priorities = make_updates(learning, team, states, peers, batches, key, hyper, turn)
+            feedback = {channel: make_feedback(batches, priorities) for channel in learning.feeds_back(team)}
+            return states, feedback, metrics
 
         keys = jax.random.split(key, learners)
-        private, metrics = jax.vmap(one_learner)(private, _shares(inputs["batches"], learners), keys)
+        private, feedback, metrics = jax.vmap(one_learner)(private, _shares(inputs["batches"], learners), keys)
         own = {_local(name): private[name].learned for name in team}
-        return private, own, over_updates(metrics, learning.nan)
+        return private, own | feedback, over_updates(metrics, learning.nan)
 
     def init_server(key: jax.Array) -> Channels:
         return {name: state.learned for name, state in init_states(learning, team, key).items()}
@@ -59,18 +62,20 @@ def averaging_parameters(learning: Learning, team: tuple[str, ...], learners: in
         return learned, learned, norms
 
     local = tuple(_local(name) for name in team)
+    written = local + learning.feeds_back(team)
     return (
         Fragment(
             learn,
             init,
             step,
             ("batches", *team, *outside),
-            local,
+            written,
+            lambda private: learning.no_feedback(team, learners),
             start=learning.start,
             init_name="learn",
             counts=True,
             tags=tags_of(learning, team),
-            division=Division(0, dict.fromkeys(local, 0), learners, "learners"),
+            division=Division(0, dict.fromkeys(written, 0), learners, "learners"),
         ),
         Fragment(
             server,
@@ -105,27 +110,35 @@ def averaging_gradients(learning: Learning, side_by_side: bool, learners: int) -
 
 def _gradients_and_server(learning: Learning, name: str, learners: int) -> tuple[Fragment, Fragment]:
     part, rounds, take = learning.parts[name], learning.agent.updates_per_tick, learning.agent.experience.take
+    own = _gradients(name)
 
-    def step(private: tuple, inputs: Channels, hyper: Any, key: jax.Array, turn: jax.Array) -> tuple:
+    back = learning.feeds_back((name,))
+
+    def init(key: jax.Array) -> Channels:
+        return learning.no_feedback((name,), learners)
+
+    def step(private: Channels, inputs: Channels, hyper: Any, key: jax.Array, turn: jax.Array) -> tuple:
         peers = {other: inputs[other] for other in part.reads}
         batches = _shares(inputs["batches"], learners)
 
-        def one_learner(share: Batches, key: jax.Array) -> Found:
-            batch = take(share.data, share.indices[turn % rounds])
-            return part.gradients(inputs[name], peers, batch, key, hyper)
+        def one_learner(share: Batches, feedback: Channels, key: jax.Array) -> tuple[Found, Channels]:
+            index = share.indices[turn % rounds]
+            found = part.gradients(inputs[name], peers, take(share.data, index), key, hyper)
+            seen = {c: add_feedback(feedback[c], share, index, found.priorities, turn % rounds) for c in back}
+            return found._replace(priorities=()), seen
 
-        found = jax.vmap(one_learner)(batches, jax.random.split(key, learners))
-        return private, {_gradients(name): found}, {}
+        found, private = jax.vmap(one_learner)(batches, private, jax.random.split(key, learners))
+        return private, {own: found, **private}, {}
 
     def init_server(key: jax.Array) -> States:
         return init_states(learning, (name,), key)
 
     def step_server(private: States, inputs: Channels, hyper: Any, key: jax.Array, turn: jax.Array) -> tuple:
-        def make(state: PartState) -> tuple[PartState, Metrics]:
+        def make(state: PartState) -> Updated:
             found = _mean(inputs[_gradients(name)])
             return apply_gradients(part, state, found, hyper, turn, drop_nonfinite=learning.nan == "skip")
 
-        state, metrics = step_or_rest(part, make, private[name], turn)
+        state, metrics, _ = step_or_rest(part, make, private[name], turn)
         metrics["param_norm"] = optax.tree.norm(state.learned.params)
         # A cycle's metrics are summed over its rounds.
         return {name: state}, publish({name: state}), {k: v if k == DROPPED else v / rounds for k, v in metrics.items()}
@@ -133,19 +146,19 @@ def _gradients_and_server(learning: Learning, name: str, learners: int) -> tuple
     def publish(private: States) -> Channels:
         return {name: private[name].learned}
 
-    own = _gradients(name)
     return (
         Fragment(
             own,
-            lambda key: (),
+            init,
             step,
             ("batches", name, *part.reads),
-            (own,),
+            (own, *back),
+            lambda private: private,
             start=learning.start,
             rounds=rounds,
             counts=True,
             tags=tags_of(learning, (name,)),
-            division=Division(None, {own: 0}, learners, "learners"),
+            division=Division(0, dict.fromkeys((own, *back), 0), learners, "learners"),
         ),
         Fragment(
             f"server_{name}",
@@ -174,7 +187,8 @@ def _shares(batches: Batches, learners: int) -> Batches:
         shape = (*leaf.shape[:axis], learners, leaf.shape[axis] // learners, *leaf.shape[axis + 1 :])
         return jnp.moveaxis(leaf.reshape(shape), axis, 0)
 
-    return Batches(jax.tree.map(lambda leaf: split(leaf, 0), batches.data), split(batches.indices, 1))
+    data, places = jax.tree.map(lambda leaf: split(leaf, 0), (batches.data, batches.places))
+    return Batches(data, split(batches.indices, 1), places)
 
 
 def _mean(tree: PyTree) -> PyTree:

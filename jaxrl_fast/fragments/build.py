@@ -23,7 +23,7 @@ from jaxrl_fast.experience.scale import Statistics
 from jaxrl_fast.fragments.host_arrival import arrival_sample_fragment
 from jaxrl_fast.fragments.host_sampling import host_sample_fragment
 from jaxrl_fast.fragments.learners import build_learners
-from jaxrl_fast.fragments.learning import Average, OnNan
+from jaxrl_fast.fragments.learning import PRIORITIES, Average, OnNan
 from jaxrl_fast.fragments.rollout import SamplerState, start, unroll
 from jaxrl_fast.fragments.updates import all_finite
 from jaxrl_fast.graph.checking import check
@@ -108,24 +108,27 @@ def statistics_fragment(env: VecEnv | HostEnv, agent: Bound, nan: OnNan = "stop"
 def experience_fragment(env: VecEnv | HostEnv, agent: Bound) -> Fragment:
     """Turns rollouts into the ``batches`` of a tick's gradient updates; a replay buffer lives here."""
     reads = ("rollout", *agent.experience.reads) + (("statistics",) if _needs_statistics(agent) else ())
+    prioritized = agent.experience.prioritized_by is not None
 
     def init(key: jax.Array) -> PyTree:
         return agent.experience.init(rollout_shapes(env, agent))
 
     def step(private: PyTree, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
         learned = {name: inputs[name] for name in agent.experience.reads}
+        if prioritized:
+            private = agent.experience.learn_priorities(private, inputs[PRIORITIES])
         private, batches = agent.experience.step(
             private, inputs["rollout"], learned, inputs.get("statistics"), hyper, key
         )
         return private, {"batches": batches}, agent.experience.metrics(private)
 
     unit = "logical shards (common divisor of 8, num_envs and the batch)"
-    axes = {"batches": Batches(data=0, indices=1)}  # type: ignore[arg-type]
+    axes = {"batches": Batches(data=0, indices=1, places=0)}  # type: ignore[arg-type]
     return Fragment(
         "experience",
         init,
         step,
-        reads,
+        reads + ((PRIORITIES,) if prioritized else ()),
         ("batches",),
         tags=(REPLAY,) if agent.experience.refills else (),
         division=Division(agent.experience.state_axes, axes, agent.experience.shards, unit),
@@ -173,7 +176,7 @@ def build_graph(
     )
     statistics = (statistics_fragment(env, agent, options.nan),) if _needs_statistics(agent) else ()
     before = (sampler(env, agent), *statistics, experience_fragment(env, agent))
-    last_tick = {"statistics", *agent.parts}
+    last_tick = {"statistics", PRIORITIES, *agent.parts}
     delays = {(f.name, c): 1 for f in before for c in f.reads if c in last_tick} | learning.delays
     delays |= {(f.name, "batches"): 1 for f in learning.fragments if lag and "batches" in f.reads}
 

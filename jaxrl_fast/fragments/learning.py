@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_fast.algorithms.interface import Learned, Part, init_params
-from jaxrl_fast.core import Batches, Metrics, stable_hash
+from jaxrl_fast.core import Batches, Metrics, PyTree, stable_hash
 from jaxrl_fast.experience.binding import Bound
-from jaxrl_fast.fragments.updates import DROPPED, PartState, init_part, step_or_rest, update
+from jaxrl_fast.experience.prioritized import empty_feedback, make_feedback
+from jaxrl_fast.fragments.updates import DROPPED, PartState, Updated, init_part, step_or_rest, update
 from jaxrl_fast.graph.dataflow import Channels, Fragment
 from jaxrl_fast.graph.placements import ACTING, LEARNING
 
@@ -17,6 +18,9 @@ OnNan = Literal["stop", "skip"]
 """On NaN or Inf: end the run, or leave it out of what is learned."""
 Average = Literal["gradients", "parameters"]
 """What several learners average: gradients at every update, or parameters after the updates of a tick."""
+
+PRIORITIES = "priorities"
+"""The channel by which priorities go back to replay."""
 
 States = dict[str, PartState]
 Delays = dict[tuple[str, str], int]
@@ -34,6 +38,18 @@ class Learning(NamedTuple):
         """By name."""
         return self.agent.parts
 
+    def feeds_back(self, team: tuple[str, ...]) -> tuple[str, ...]:
+        """The channel of priorities, if replay is prioritized by one of these parts."""
+        return (PRIORITIES,) if self.agent.experience.prioritized_by in team else ()
+
+    def no_feedback(self, team: tuple[str, ...], learners: int = 1) -> Channels:
+        """What stands in that channel before the first update."""
+        if not self.feeds_back(team):
+            return {}
+        shards = self.agent.experience.shards
+        sequences = self.agent.updates_per_tick * self.agent.batch_sequences // shards
+        return {PRIORITIES: empty_feedback((learners, shards // learners, sequences))}
+
 
 def learn_fragment(learning: Learning, team: tuple[str, ...] | None = None) -> Fragment:
     """One learner that makes all updates of a tick for the parts of ``team`` (default: all), which take turns."""
@@ -46,19 +62,23 @@ def learn_fragment(learning: Learning, team: tuple[str, ...] | None = None) -> F
 
     def step(private: States, inputs: Channels, hyper: Any, key: jax.Array, turn: jax.Array) -> tuple:
         peers = {name: inputs[name] for name in outside}
-        private, metrics = make_updates(learning, team, private, peers, inputs["batches"], key, hyper, turn)
+        batches = inputs["batches"]
+        private, metrics, priorities = make_updates(learning, team, private, peers, batches, key, hyper, turn)
         norms = {metric_name(team, name, "param_norm"): optax.tree.norm(private[name].learned.params) for name in team}
-        return private, publish(private), {**over_updates(metrics, learning.nan), **norms}
+        outputs = publish(private)
+        for channel in learning.feeds_back(team):
+            outputs[channel] = jax.tree.map(lambda x: x[None], make_feedback(batches, priorities))
+        return private, outputs, {**over_updates(metrics, learning.nan), **norms}
 
     def publish(private: States) -> Channels:
-        return {name: private[name].learned for name in team}
+        return {name: private[name].learned for name in team} | learning.no_feedback(team)
 
     return Fragment(
         named("learn", parts, team),
         init,
         step,
         ("batches", *outside),
-        team,
+        team + learning.feeds_back(team),
         publish,
         start=learning.start,
         init_name="learn",
@@ -76,30 +96,34 @@ def make_updates(
     key: jax.Array,
     hyper: Any,
     turn: jax.Array,
-) -> tuple[States, Metrics]:
-    """K updates of the parts in ``team``, in turns in this order, against ``peers``; metrics ``[K]``."""
+) -> tuple[States, Metrics, PyTree]:
+    """K updates of the parts in ``team``, in turns in this order, against ``peers``; metrics ``[K]``, and the
+    priorities ``[K, B]`` of the part that decides what is sampled, or ()."""
     parts, take, drop = learning.parts, learning.agent.experience.take, learning.nan == "skip"
     rounds = batches.indices.shape[0]
 
-    def one_update(states: States, xs: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[States, Metrics]:
+    def one_update(states: States, xs: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[States, tuple]:
         index, key, count = xs
         batch = take(batches.data, index)
         metrics: Metrics = {}
+        found: PyTree = ()
         for name, part_key in zip(team, jax.random.split(key, len(team)), strict=True):
             seen = peers | {other: state.learned for other, state in states.items()}
 
             def make(
                 state: PartState, name: str = name, seen: Channels = seen, part_key: jax.Array = part_key
-            ) -> tuple:
+            ) -> Updated:
                 return update(parts[name], state, seen, batch, part_key, hyper, count, drop_nonfinite=drop)
 
-            new, own = step_or_rest(parts[name], make, states[name], count)
+            new, own, priorities = step_or_rest(parts[name], make, states[name], count)
             states = {**states, name: new}
             metrics |= {metric_name(team, name, metric): value for metric, value in own.items()}
-        return states, metrics
+            found = priorities if name == learning.agent.experience.prioritized_by else found
+        return states, (metrics, found)
 
     keys, counts = jax.random.split(key, rounds), turn * rounds + jnp.arange(rounds)
-    return jax.lax.scan(one_update, states, (batches.indices, keys, counts))
+    states, (metrics, priorities) = jax.lax.scan(one_update, states, (batches.indices, keys, counts))
+    return states, metrics, priorities
 
 
 def init_states(learning: Learning, team: tuple[str, ...], key: jax.Array) -> States:

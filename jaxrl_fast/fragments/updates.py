@@ -15,6 +15,14 @@ DROPPED = "dropped_updates"
 """The metric that counts updates that were left out."""
 
 
+class Updated(NamedTuple):
+    """A part after an update: its ``state``, the ``metrics``, and the ``priorities`` ``[B]`` that it found, or ()."""
+
+    state: "PartState"
+    metrics: Metrics
+    priorities: Any = ()
+
+
 class PartState(NamedTuple):
     """A part in training: ``learned``, and the state of the optimizer of each network."""
 
@@ -39,7 +47,7 @@ def update(
     updates: jax.Array | int = 0,
     *,
     drop_nonfinite: bool = False,
-) -> tuple[PartState, Metrics]:
+) -> Updated:
     """One gradient update of a part by one learner; ``updates`` were made in the run before it."""
     found = part.gradients(state.learned, peers, batch, key, hyper)
     return apply_gradients(part, state, found, hyper, updates, drop_nonfinite=drop_nonfinite)
@@ -53,7 +61,7 @@ def apply_gradients(
     updates: jax.Array | int = 0,
     *,
     drop_nonfinite: bool = False,
-) -> tuple[PartState, Metrics]:
+) -> Updated:
     """The part after a step along the gradients, and the metrics of both.
 
     With ``drop_nonfinite`` nothing changes where the step would give a NaN or an infinity; ``dropped_updates`` is 1
@@ -69,30 +77,29 @@ def apply_gradients(
         metrics["grad_norm" if i == 0 else f"{name}_grad_norm"] = optax.tree.norm(grads)
     new = PartState(_after_step(part, part.project(params), state.learned.target, hyper, updates), opt_state)
     if not drop_nonfinite:
-        return new, metrics
-    sound = all_finite((new, metrics))
-    kept = jax.tree.map(lambda after, before: jnp.where(sound, after, before), new, state)
-    return kept, {**metrics, DROPPED: 1.0 - sound}
+        return Updated(new, metrics, found.priorities)
+    finite = all_finite((new, metrics))
+    chosen = jax.tree.map(lambda after, before: jnp.where(finite, after, before), new, state)
+    return Updated(chosen, {**metrics, DROPPED: 1.0 - finite}, found.priorities)
 
 
-def step_or_rest(
-    part: Part, make: Callable[[PartState], tuple[PartState, Metrics]], state: PartState, updates: jax.Array
-) -> tuple[PartState, Metrics]:
+def step_or_rest(part: Part, make: Callable[[PartState], Updated], state: PartState, updates: jax.Array) -> Updated:
     """``make(state)`` where it is the part's turn after so many ``updates``, else the state as it is.
 
     Skipped, not computed and thrown away, as long as ``updates`` is the same for all seeds. Metrics are 0 at a rest and
-    larger by as much else, so that their mean over updates is that over the part's own.
+    larger by as much else, so that their mean over updates is that over the part's own; priorities are NaN at a rest.
     """
     if part.every == 1:
         return make(state)
-    shapes = jax.eval_shape(make, state)[1]
+    _, metric_shapes, priority_shape = jax.eval_shape(make, state)
 
-    def act(state: PartState) -> tuple[PartState, Metrics]:
-        state, metrics = make(state)
-        return state, {k: v if k == DROPPED else v * part.every for k, v in metrics.items()}
+    def act(state: PartState) -> Updated:
+        state, metrics, priorities = make(state)
+        return Updated(state, {k: v if k == DROPPED else v * part.every for k, v in metrics.items()}, priorities)
 
-    def rest(state: PartState) -> tuple[PartState, Metrics]:
-        return state, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    def rest(state: PartState) -> Updated:
+        metrics = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metric_shapes)
+        return Updated(state, metrics, jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan, x.dtype), priority_shape))
 
     return jax.lax.cond(updates % part.every == 0, act, rest, state)
 
