@@ -18,8 +18,12 @@ Cnn = Literal["auto", "nature", "small", "none"]
 
 
 class Convolution(NamedTuple):
-    """``channels`` filters of ``size`` x ``size`` pixels, ``stride`` pixels apart, without padding; ``stride`` divides
-    ``size``."""
+    """A convolution without padding.
+
+    - ``channels``: filters.
+    - ``size``: width and height of a filter, in pixels.
+    - ``stride``: pixels between two of its places; divides ``size``.
+    """
 
     channels: int
     size: int
@@ -69,7 +73,8 @@ def patches(x: jax.Array, size: int, stride: int) -> jax.Array:
 
 
 def _cut(x: jax.Array, top: int, bottom: int, left: int, right: int) -> jax.Array:
-    """A part of images ``[N, H, W, C]``; indexing would be a gather where ``N`` is symbolic, as in an exported file."""
+    """A rectangle of images ``[N, H, W, C]``; indexing would be a gather where ``N`` is symbolic, as in an exported
+    policy."""
     return jax.lax.slice_in_dim(jax.lax.slice_in_dim(x, top, bottom, axis=1), left, right, axis=2)
 
 

@@ -19,13 +19,16 @@ _LOG_2 = 0.6931471805599453
 
 
 class Categorical(NamedTuple):
-    """``logits`` ``[..., num_actions]``; masked actions hold `MASKED_LOGIT`."""
+    """A distribution over discrete actions: ``logits`` ``[..., num_actions]``, `MASKED_LOGIT` for masked actions."""
 
     logits: jax.Array
 
 
 class TanhNormal(NamedTuple):
-    """Independent normals ``[..., A]`` squashed by tanh into (-1, 1) (SAC, arXiv 1801.01290, appendix C)."""
+    """Independent normals squashed by tanh into (-1, 1) (SAC, arXiv 1801.01290, appendix C).
+
+    - ``mean``, ``scale``: mean and standard deviation before the squashing, ``[..., A]`` for ``A`` action dimensions.
+    """
 
     mean: jax.Array
     scale: jax.Array
@@ -51,7 +54,7 @@ def of_outputs(space: Discrete | Box, outputs: jax.Array, mask: jax.Array | None
 
 
 def num_outputs(space: Discrete | Box) -> int:
-    """How many numbers a policy network puts out for one action."""
+    """The number of outputs of a policy network."""
     return space.num_actions if isinstance(space, Discrete) else 2 * space.low.size
 
 

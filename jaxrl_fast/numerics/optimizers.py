@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 Rate = jax.Array | float
+"""A number at one tick, after schedules."""
 OptimizerName = Literal["adam", "adamw", "radam", "rmsprop"]
 OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
     "adam": optax.adam,
@@ -18,7 +19,7 @@ OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
 
 
 class MakeOptimizer(Protocol):
-    """The optimizer of one network."""
+    """Makes the optimizer of one network."""
 
     def __call__(self, hyper: Any) -> optax.GradientTransformation:
         """``hyper``: the rates of this tick. The shapes of the optimizer's state must not depend on their values."""
@@ -27,7 +28,7 @@ class MakeOptimizer(Protocol):
 def make_optimizer(
     name: OptimizerName, *, rate: Callable[[Any], Rate] = lambda hyper: hyper.learning_rate
 ) -> MakeOptimizer:
-    """optax's optimizer ``name``, by the learning rate that ``rate`` picks, behind a clip to the global norm
+    """optax's optimizer ``name``, with the learning rate that ``rate`` picks, behind a clip to the global norm
     ``hyper.max_grad_norm``; AdamW decays weights by ``hyper.weight_decay``."""
 
     def make(hyper: Any) -> optax.GradientTransformation:
@@ -38,7 +39,7 @@ def make_optimizer(
 
 
 def check_optimizer(name: str, weight_decay: Any) -> None:
-    """Refuse an optimizer that there is not, and a weight decay that would not be used.
+    """Check that an optimizer exists, and that it uses the weight decay.
 
     Raises:
         ValueError: with what to write instead.
