@@ -1,4 +1,4 @@
-"""Replay of images: each frame is stored once, as bytes, with the true successors at the ends of episodes."""
+"""Replay of images: each frame is stored once, as bytes, and so is the true successor at the end of an episode."""
 
 from typing import NamedTuple
 
@@ -9,40 +9,53 @@ from jaxrl_fast.core import Metrics, PyTree, Transition
 from jaxrl_fast.experience.minibatches import by_shard
 from jaxrl_fast.experience.replay import (
     Buffer,
-    Drawn,
     RingState,
+    SampledWindows,
     Window,
-    draw_windows,
     end_episodes,
     gather,
     gather_windows,
     ring_buffer,
+    sample_windows,
 )
 from jaxrl_fast.experience.view import View, only_images, put_rows, without_images
 
-ROOM_FOR_ENDS = 32
-"""There is room for one successor at an end in so many steps, before the memory reaches less far back."""
+STEPS_PER_END = 32
+"""The streams of frames have space for one end of an episode in so many steps; with more ends, fewer steps can be
+sampled."""
 
 
 class Place(NamedTuple):
-    """Where a step's frame stands in its environment's stream, and where that of its episode's first step does; both
-    count from the beginning of the run, int32."""
+    """Where a step's frame is in its environment's stream of frames; int32, counted from the start of the run.
+
+    - ``position``: of this step's frame.
+    - ``start``: of the first frame of its episode.
+    """
 
     position: jax.Array
     start: jax.Array
 
 
 class Placed(NamedTuple):
-    """A stored observation: the place of its images, and ``rest``, the observation without them."""
+    """A stored observation.
+
+    - ``place``: where its images are.
+    - ``rest``: the observation without them.
+    """
 
     place: Place
     rest: PyTree
 
 
 class ImageRingState(NamedTuple):
-    """``ring``: steps, with `Placed` observations; ``frames``: a tree of images uint8 ``[G, F, E / G, H, W, C]``, each
-    environment's stream of frames, oldest overwritten first; ``head`` and ``start``, ``[G, E / G]``: where the stream
-    ends, which is the successor of the last step, and where the running episode began."""
+    """The state of an `image_buffer`.
+
+    - ``ring``: stored steps, with `Placed` observations.
+    - ``frames``: each environment's stream of frames, a tree of images uint8 ``[G, F, E / G, H, W, C]``; the oldest are
+      overwritten first.
+    - ``head``: the position of the newest frame, the successor of the last step, ``[G, E / G]``.
+    - ``start``: the position at which the episode under way began, ``[G, E / G]``.
+    """
 
     ring: RingState
     frames: PyTree
@@ -56,13 +69,13 @@ def image_buffer(
     """As `replay.ring_buffer`, for observations with images.
 
     The successor of a step is the next frame of its environment's stream: the observation of the next step or, where
-    the episode ended, a frame of its own. With more ends than one in `ROOM_FOR_ENDS` steps the streams are overwritten
-    sooner than the steps: what is drawn then comes from the newest steps, as many as are whole in all environments of a
-    shard, in the worst case half of ``capacity``. Nothing is drawn whose frames are gone; the metric ``lost_steps``
-    counts the steps, over all environments, that can no longer be.
+    the episode ended, a frame of its own. With more ends than one in `STEPS_PER_END` steps the frames are overwritten
+    sooner than the steps. Then only the newest steps are sampled, as many as have all their frames in every environment
+    of a shard, in the worst case half of ``capacity``. The metric ``lost_steps`` counts the stored steps, over all
+    environments, that can no longer be sampled.
 
-    Without a memory, frames stand in a window up to the step that ends its first episode; those of later steps, which
-    no n-step return reads, are arbitrary.
+    Without a memory, a window's frames are right up to the step that ends its first episode; those of later steps,
+    which no n-step return reads, are arbitrary.
 
     Raises:
         ValueError: as `replay.ring_buffer`.
@@ -78,7 +91,7 @@ def image_buffer(
 
     def init(example: Transition) -> ImageRingState:
         steps = example.reward.shape[0]
-        size = max(capacity_t + -(-capacity_t // ROOM_FOR_ENDS), 2 * max(steps, window.length)) + k
+        size = max(capacity_t + -(-capacity_t // STEPS_PER_END), 2 * max(steps, window.length)) + k
         count = jax.ShapeDtypeStruct(example.reward.shape, jnp.int32)
         ring = plain.init(_placed(view, example, Place(count, count)))  # type: ignore[arg-type]  # shapes
         frames = jax.tree.map(lambda s: jnp.zeros((shards, size, per_shard, *s.shape), s.dtype), view.images)
@@ -89,7 +102,7 @@ def image_buffer(
         time = jnp.arange(steps, dtype=jnp.int32)[None, :, None]
         position = state.head[:, None] + jnp.cumsum(first, axis=1, dtype=jnp.int32) + time
         start = jax.lax.cummax(jnp.where(first, position, state.start[:, None]), axis=1)
-        # A step that goes on has been given its frame as the successor of the step before.
+        # Within an episode, a step's frame was written as the successor of the step before.
         new = first | (time == 0)
 
         def write(stream: jax.Array, frame: jax.Array, successor: jax.Array) -> jax.Array:
@@ -110,11 +123,11 @@ def image_buffer(
         count = jnp.min(jnp.sum(whole, axis=1, dtype=jnp.int32), axis=1)
         return jnp.minimum(count, jnp.minimum(state.ring.steps, capacity_t))
 
-    def sample(state: ImageRingState, key: jax.Array) -> Drawn:
+    def sample(state: ImageRingState, key: jax.Array) -> SampledWindows:
         shape = (shards, num_batches * (batch_size // shards))
-        start, env = draw_windows(key, state.ring.steps, usable(state)[:, None], shape, per_shard, window)
-        drawn = gather_windows(state.ring, start, env, window)
-        return _with_frames(view, state.frames, drawn, env, width)
+        start, env = sample_windows(key, state.ring.steps, usable(state)[:, None], shape, per_shard, window)
+        sampled = gather_windows(state.ring, start, env, window)
+        return _with_frames(view, state.frames, sampled, env, width)
 
     def metrics(state: ImageRingState) -> Metrics:
         lost = jnp.minimum(state.ring.steps, capacity_t) - usable(state)
@@ -128,9 +141,9 @@ def _end_episodes(state: ImageRingState) -> ImageRingState:
     return state._replace(ring=end_episodes(state.ring))
 
 
-def _with_frames(view: View, frames: PyTree, drawn: Drawn, env: jax.Array, width: int) -> Drawn:
-    """Windows with observations in which rows stand for images, and the ``width`` frames of each as tables."""
-    k, (place, rest) = view.stack, drawn.steps.obs
+def _with_frames(view: View, frames: PyTree, sampled: SampledWindows, env: jax.Array, width: int) -> SampledWindows:
+    """The windows with rows in place of images, and with the tables that these refer to: ``width`` frames for each."""
+    k, (place, rest) = view.stack, sampled.steps.obs
     base = place.position[..., :1] - (k - 1)
     ring_size = jax.tree.leaves(frames)[0].shape[1]
     tables = gather(frames, (base + jnp.arange(width)[None, None]) % ring_size, env)
@@ -142,11 +155,11 @@ def _with_frames(view: View, frames: PyTree, drawn: Drawn, env: jax.Array, width
         position = jnp.maximum(last[..., None] - lag, place.start[..., None])
         return jnp.clip(position - base[..., None], 0, width - 1) + offset
 
-    steps = drawn.steps._replace(
+    steps = sampled.steps._replace(
         obs=put_rows(view, rest, rows(place.position)),
-        next_obs=put_rows(view, drawn.steps.next_obs, rows(place.position + 1)),
+        next_obs=put_rows(view, sampled.steps.next_obs, rows(place.position + 1)),
     )
-    return drawn._replace(steps=steps, tables=jax.tree.map(lambda t: t.reshape(t.shape[0], -1, *t.shape[3:]), tables))
+    return sampled._replace(steps=steps, tables=jax.tree.map(lambda t: t.reshape(t.shape[0], -1, *t.shape[3:]), tables))
 
 
 def _placed(view: View, rollout: Transition, place: Place) -> Transition:
@@ -155,7 +168,7 @@ def _placed(view: View, rollout: Transition, place: Place) -> Transition:
 
 
 def _write(frames: jax.Array, position: jax.Array, values: jax.Array, mask: jax.Array) -> jax.Array:
-    """``values`` ``[G, T, E / G, ...]`` at ``position`` of the streams ``[G, F, E / G, ...]``, where ``mask``."""
+    """Streams ``[G, F, E / G, ...]`` with ``values`` ``[G, T, E / G, ...]`` written at ``position`` where ``mask``."""
     size = frames.shape[1]
     slot = jnp.where(mask, position % size, size)  # out of bounds: dropped
     env = jnp.arange(frames.shape[2])[None]

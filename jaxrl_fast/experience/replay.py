@@ -1,19 +1,22 @@
-"""Replay: a ring of steps, from which windows of consecutive ones are drawn."""
+"""Replay: a ring buffer of steps, from which windows of consecutive steps are sampled."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.core import Extras, Metrics, PyTree, Transition
-from jaxrl_fast.experience.minibatches import by_shard, logical_shards
+from jaxrl_fast.core import Extras, PyTree, Transition
+from jaxrl_fast.experience.minibatches import EndEpisodes, InitStorage, StorageMetrics, by_shard, logical_shards
 
 
 class Window(NamedTuple):
-    """What is drawn: ``length`` consecutive steps, beginning at multiples of ``stride`` steps since the start of the
-    run. ``keep``: the names of the decision's extras that are stored; ``memory``: whether episodes' first steps, and
-    the memory before each step at which a window may begin, are stored too."""
+    """What is sampled and what must be stored for it.
+
+    - ``length``: consecutive steps in a window (``W``).
+    - ``stride``: windows begin at multiples of so many steps since the start of the run.
+    - ``keep``: names of the decision's extras that are stored.
+    - ``memory``: whether ``first``, and the recurrent memory at each step where a window may begin, are stored too.
+    """
 
     length: int = 1
     stride: int = 1
@@ -21,33 +24,59 @@ class Window(NamedTuple):
     memory: bool = False
 
 
-class Drawn(NamedTuple):
-    """Windows: ``steps``, leaves ``[G, N, W, ...]``; ``memory`` before the first of each, ``[G, N, ...]``, or ``()``;
-    ``tables``: where the images of the observations stand (`view.Tabled`), or None."""
+class SampledWindows(NamedTuple):
+    """``N`` windows from each logical shard.
+
+    - ``steps``: leaves ``[G, N, W, ...]``.
+    - ``memory``: the recurrent memory before the first step of each, ``[G, N, ...]``, or ``()``.
+    - ``tables``: the images that the observations' rows refer to (`view.Tabled`), or None.
+    """
 
     steps: Transition
     memory: PyTree
     tables: PyTree
 
 
-class Buffer(NamedTuple):
-    """``init(example) -> state`` with ``example`` a rollout's shapes; ``add(state, rollout) -> state``;
-    ``sample(state, key) -> Drawn``, the windows of all batches. ``shards`` is ``G``, ``state_axes`` where the state's
-    leaves have it; ``end_episodes(state)``: what is added next does not follow the newest steps; ``metrics(state)``:
-    what a person should know of it."""
+class AddRollout(Protocol):
+    """Stores a rollout, over the oldest steps where the buffer is full."""
 
-    init: Callable[[Transition], PyTree]
-    add: Callable[[PyTree, Transition], PyTree]
-    sample: Callable[[PyTree, jax.Array], Drawn]
-    end_episodes: Callable[[PyTree], PyTree]
+    def __call__(self, state: PyTree, rollout: Transition, /) -> PyTree:
+        """``rollout`` ``[T, E, ...]``. Returns the next state."""
+
+
+class SampleBatches(Protocol):
+    """Samples the windows of all batches of a tick."""
+
+    def __call__(self, state: PyTree, key: jax.Array, /) -> SampledWindows:
+        """Windows are sampled uniformly, with replacement."""
+
+
+class Buffer(NamedTuple):
+    """A replay buffer: pure functions of its state.
+
+    - ``init``, ``add``, ``sample``: make it, store a rollout, sample the windows of a tick.
+    - ``end_episodes``: marks that what is added next does not continue the newest steps.
+    - ``shards``: the number of logical shards, ``G``.
+    - ``state_axes``: the axis of the logical shards in the state's leaves, as `Experience.state_axes`.
+    - ``metrics``: what to report of the state.
+    """
+
+    init: InitStorage
+    add: AddRollout
+    sample: SampleBatches
+    end_episodes: EndEpisodes
     shards: int
     state_axes: PyTree
-    metrics: Callable[[PyTree], Metrics] = lambda state: {}
+    metrics: StorageMetrics = lambda state: {}
 
 
 class RingState(NamedTuple):
-    """``data``: leaves ``[G, capacity_T, E / G, ...]``, oldest overwritten first; ``steps``: time steps ever added;
-    ``memory``: as ``data``, one for each stride, or ``()``."""
+    """The state of a `ring_buffer`.
+
+    - ``data``: stored steps, leaves ``[G, capacity_T, E / G, ...]``; the oldest are overwritten first.
+    - ``steps``: time steps added since the start of the run, int32.
+    - ``memory``: recurrent memory at every ``stride``-th step, ``[G, capacity_T / stride, E / G, ...]``, or ``()``.
+    """
 
     data: Transition
     steps: jax.Array
@@ -59,7 +88,7 @@ def ring_buffer(
 ) -> Buffer:
     """A replay buffer of ``capacity`` transitions over all environments.
 
-    ``sample`` draws ``num_batches`` (K) times ``batch_size`` windows, uniformly and with replacement.
+    ``sample`` gives ``num_batches`` (K) times ``batch_size`` windows, uniformly and with replacement.
 
     Raises:
         ValueError: a batch, or a window in time, does not fit into the buffer.
@@ -96,10 +125,10 @@ def ring_buffer(
         memory = jax.tree.map(write_memory, state.memory, rollout.extras.memory) if window.memory else ()
         return RingState(jax.tree.map(write, state.data, new), state.steps + length, memory)
 
-    def sample(state: RingState, key: jax.Array) -> Drawn:
+    def sample(state: RingState, key: jax.Array) -> SampledWindows:
         filled = jnp.minimum(state.steps, capacity_t)
         shape = (shards, num_batches * (batch_size // shards))
-        start, env = draw_windows(key, state.steps, filled, shape, per_shard, window)
+        start, env = sample_windows(key, state.steps, filled, shape, per_shard, window)
         return gather_windows(state, start, env, window)
 
     axes = RingState(data=0, steps=None, memory=0 if window.memory else ())  # type: ignore[arg-type]  # axes
@@ -107,8 +136,8 @@ def ring_buffer(
 
 
 def end_episodes(state: RingState) -> RingState:
-    """A buffer's state (seeds first if there are several) whose newest steps end their episodes, truncated: what will
-    be added next does not follow them, and no n-step return may reach across."""
+    """The state (with the seeds first if there are several) with the newest steps marked as truncated: what is added
+    next does not continue them, and no n-step return may reach across."""
     steps = state.steps[..., None, None, None]
     time = jnp.arange(state.data.truncated.shape[-2])[:, None]
     newest = (time.reshape((1,) * (state.data.truncated.ndim - 2) + time.shape) == (steps - 1) % len(time)) & (
@@ -117,11 +146,11 @@ def end_episodes(state: RingState) -> RingState:
     return state._replace(data=state.data._replace(truncated=state.data.truncated | (newest & ~state.data.terminated)))
 
 
-def draw_windows(
+def sample_windows(
     key: jax.Array, steps: jax.Array, usable: jax.Array, shape: tuple[int, int], per_shard: int, window: Window
 ) -> tuple[jax.Array, jax.Array]:
-    """Windows among the newest ``usable``, a scalar or ``[G, 1]``, of ``steps`` ever added: the number of the step at
-    which each begins, and its environment of the shard, ``[*shape]``."""
+    """Sample windows among the newest ``usable`` (a scalar or ``[G, 1]``) of all ``steps`` added: the number of the
+    step at which each begins, counted from the start of the run, and its environment in the shard, ``[*shape]``."""
     time_key, env_key = jax.random.split(key)
     oldest = -((usable - steps) // window.stride)  # rounded up
     newest = (steps - window.length) // window.stride
@@ -130,22 +159,22 @@ def draw_windows(
     return (jnp.broadcast_to(oldest, (shape[0], 1)) + start) * window.stride, env
 
 
-def gather_windows(state: RingState, start: jax.Array, env: jax.Array, window: Window) -> Drawn:
+def gather_windows(state: RingState, start: jax.Array, env: jax.Array, window: Window) -> SampledWindows:
     """The windows of ``env`` that begin at the steps ``start``, both ``[G, N]``."""
     capacity_t = state.data.reward.shape[1]
     slot = (start[..., None] + jnp.arange(window.length)[None, None]) % capacity_t
     stride = (start // window.stride % (capacity_t // window.stride))[..., None]
     memory = jax.tree.map(lambda leaf: leaf[:, :, 0], gather(state.memory, stride, env))
-    return Drawn(gather(state.data, slot, env), memory, None)
+    return SampledWindows(gather(state.data, slot, env), memory, None)
 
 
 def gather(data: PyTree, slot: jax.Array, env: jax.Array) -> PyTree:
-    """What stands at ``slot`` ``[G, N, W]`` of ``env`` ``[G, N]`` in leaves ``[G, slots, E / G, ...]``."""
+    """The entries at ``slot`` ``[G, N, W]`` of ``env`` ``[G, N]``, out of leaves ``[G, slots, E / G, ...]``."""
     return jax.tree.map(lambda leaf: jax.vmap(lambda shard, t, e: shard[t, e[:, None]])(leaf, slot, env), data)
 
 
 def _storable(rollout: Transition, window: Window) -> Transition:
-    """What replay keeps of a rollout: not what only on-policy methods need."""
+    """A rollout without what only on-policy methods need."""
     decision = {name: rollout.extras.decision[name] for name in window.keep}
     extras: Any = Extras(decision, {}) if decision else ()
     return rollout._replace(extras=extras, first=rollout.first if window.memory else ())  # type: ignore[arg-type]
