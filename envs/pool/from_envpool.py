@@ -69,8 +69,8 @@ def make(id: str, *, num_envs: int, num_groups: int = 1, **options: Any) -> Host
 
 
 class _EnvPool:
-    """One EnvPool for each group. It resets an environment on the step after an episode's last, whose action it
-    ignores: those that ended are stepped once more at once, so that the policy never sees that step."""
+    """One EnvPool for each group. EnvPool resets an environment on the step after an episode's last, and ignores that
+    step's action: environments whose episode ended are stepped once more at once, so that the policy never sees it."""
 
     def __init__(self, id: str, num_envs: int, num_groups: int, options: dict[str, Any]) -> None:
         self.id, self.options = id, {name: value for name, value in options.items() if value is not None}
@@ -158,7 +158,7 @@ class _EnvPool:
             with _quiet():
                 envpool = import_module("envpool")
                 pool = envpool.make(self.id, env_type="gymnasium", num_envs=len(seeds), env_seed=seeds, **self.options)
-                _ = pool.observation_space, pool.action_space  # it keeps them
+                _ = pool.observation_space, pool.action_space  # EnvPool caches them
                 return pool
         except ModuleNotFoundError as error:
             needed = "'jaxrl_fast[envpool]'" if error.name == "envpool" else error.name

@@ -1,4 +1,4 @@
-"""One gradient update of a part: gradients, the optimizer's step, its constraint, its slow copies."""
+"""One gradient update of a part: gradients, the optimizer's step, the constraint on params, the target networks."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -12,11 +12,15 @@ from jaxrl_fast.core import Metrics, PyTree
 from jaxrl_fast.networks.dense import STATISTICS
 
 DROPPED = "dropped_updates"
-"""The metric that counts updates that were left out."""
+"""The metric that counts skipped updates."""
 
 
 class PartState(NamedTuple):
-    """A part in training: ``learned``, and the state of the optimizer of each network."""
+    """A part in training.
+
+    - ``learned``: its params and target networks.
+    - ``opt_state``: the optimizer's state, by network.
+    """
 
     learned: Learned
     opt_state: dict[str, PyTree]
@@ -40,7 +44,7 @@ def update(
     *,
     drop_nonfinite: bool = False,
 ) -> tuple[PartState, Metrics]:
-    """One gradient update of a part by one learner; ``updates`` were made in the run before it."""
+    """One gradient update of a part by one learner; ``updates``: how many the run has made before it."""
     found = part.gradients(state.learned, peers, batch, key, hyper)
     return apply_gradients(part, state, found, hyper, updates, drop_nonfinite=drop_nonfinite)
 
@@ -56,8 +60,7 @@ def apply_gradients(
 ) -> tuple[PartState, Metrics]:
     """The part after a step along the gradients, and the metrics of both.
 
-    With ``drop_nonfinite`` nothing changes where the step would give a NaN or an infinity; ``dropped_updates`` is 1
-    then.
+    With ``drop_nonfinite`` a step that would give a NaN or an infinity is skipped, and ``dropped_updates`` is 1.
     """
     params, opt_state, metrics = {}, {}, dict(found.metrics)
     for i, name in enumerate(part.networks):
@@ -70,18 +73,18 @@ def apply_gradients(
     new = PartState(_after_step(part, part.project(params), state.learned.target, hyper, updates), opt_state)
     if not drop_nonfinite:
         return new, metrics
-    sound = all_finite((new, metrics))
-    kept = jax.tree.map(lambda after, before: jnp.where(sound, after, before), new, state)
-    return kept, {**metrics, DROPPED: 1.0 - sound}
+    finite = all_finite((new, metrics))
+    chosen = jax.tree.map(lambda after, before: jnp.where(finite, after, before), new, state)
+    return chosen, {**metrics, DROPPED: 1.0 - finite}
 
 
 def step_or_rest(
     part: Part, make: Callable[[PartState], tuple[PartState, Metrics]], state: PartState, updates: jax.Array
 ) -> tuple[PartState, Metrics]:
-    """``make(state)`` where it is the part's turn after so many ``updates``, else the state as it is.
+    """``make(state)`` where the part is due (`Part.every`) after ``updates`` updates, else the state as it is.
 
-    Skipped, not computed and thrown away, as long as ``updates`` is the same for all seeds. Metrics are 0 at a rest and
-    larger by as much else, so that their mean over updates is that over the part's own.
+    Where it is not due nothing is computed, as long as ``updates`` is the same for all seeds. Metrics are then 0, and
+    multiplied by ``part.every`` otherwise, so that their mean over all updates is that over the part's own.
     """
     if part.every == 1:
         return make(state)
@@ -107,7 +110,7 @@ def trainable(params: PyTree) -> PyTree:
 
 
 def statistics_of(params: PyTree) -> PyTree:
-    """What `trainable` leaves out; empty without a batch norm."""
+    """The statistics of batch norms, which `trainable` leaves out; empty without one."""
     if isinstance(params, tuple):
         return tuple(map(statistics_of, params))
     return params.get(STATISTICS, {}) if isinstance(params, dict) else {}
