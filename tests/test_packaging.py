@@ -177,7 +177,7 @@ def test_only_settings_and_what_stands_on_them_know_config_and_environments_by_n
             assert "envs" not in packages or name in KNOW_ENVS, name
 
 
-def test_environments_know_only_what_an_environment_is():
+def test_environments_know_only_what_a_world_is():
     for name in IMPORTS:
         if name.split(".")[0] == "envs":
             assert rooms(name) <= {"core", "environments"}, name
