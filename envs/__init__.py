@@ -118,7 +118,7 @@ def make_vec(
 
 
 def pool_options(pool: dict[str, Any] | None) -> Any:
-    """`envs.pool.options.PoolOptions` of a dictionary. Raises ValueError where an option is unknown."""
+    """A dictionary as `envs.pool.options.PoolOptions`. Raises ValueError where an option is unknown."""
     options = import_module("envs.pool.options").PoolOptions
     for option in pool or {}:
         if option not in options._fields:

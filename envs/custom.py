@@ -13,7 +13,9 @@ from jaxrl_fast.environments.host_env import HostEnv
 
 
 def make(*, make: str | Callable[..., Any], **options: Any) -> Env:
-    """``make`` is ``my_package.make`` or ``my_package:make``, found from the current directory too, or the function
+    """A user's own environment.
+
+    ``make`` is ``my_package.make`` or ``my_package:make``, also found from the current directory, or the function
     itself. It is called with ``options`` and may return an `Env`, a gymnax-style environment (alone or with its
     parameters) or a brax-style one.
 
@@ -55,7 +57,7 @@ def _call(make: str | Callable[..., Any], options: dict[str, Any]) -> tuple[str,
 
 
 def _is_gymnasium(made: Any) -> bool:
-    """Whether this is a `gymnasium.Env`; Gymnasium is not imported for the question."""
+    """Whether this is a `gymnasium.Env`; does not import Gymnasium, which whoever made one has done."""
     known = sys.modules.get("gymnasium")
     return known is not None and isinstance(made, known.Env)
 

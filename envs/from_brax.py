@@ -119,7 +119,7 @@ def adapt(env: Any, *, name: str, max_episode_steps: int | None = MAX_EPISODE_ST
 
 
 def _copied_containers(state: PyTree) -> PyTree:
-    """ant, hopper, humanoid and walker2d write into the ``metrics`` dictionary of the state that they are given."""
+    """``state`` with its dictionaries copied: ant, hopper, humanoid and walker2d write into ``state.metrics``."""
     return jax.tree.map(lambda x: x, state)
 
 

@@ -122,6 +122,6 @@ def _with_hint(events: TakeEvents, hint: str) -> TakeEvents:
 
 
 def _could_envpool(id: str, wrappers: Wrappers) -> str:
-    """One line where EnvPool could serve ``id`` too."""
+    """A hint for the user where EnvPool has ``id`` too, else an empty string."""
     served = id.rpartition("-v")[0] in from_envpool.SERVES and not wrappers
     return f"EnvPool has {id} too: pool.backend=envpool, pip install 'jaxrl_fast[envpool]'" if served else ""

@@ -122,12 +122,12 @@ class Batches(NamedTuple):
 
 
 def stable_hash(name: str) -> int:
-    """The same number for a name in every process."""
+    """A hash of ``name`` that is the same in every process, unlike `hash`."""
     return zlib.crc32(name.encode())
 
 
 def select(mask: jax.Array, on_true: PyTree, on_false: PyTree) -> PyTree:
-    """Choose whole elements of the leading axis: ``mask`` ``[E]``, leaves ``[E, ...]``."""
+    """`jnp.where` for whole elements of the leading axis: ``mask`` ``[E]``, leaves ``[E, ...]``."""
 
     def choose(a: jax.Array, b: jax.Array) -> jax.Array:
         b = jnp.asarray(b)

@@ -37,7 +37,7 @@ def check_seeds(seed: int | Sequence[int], num_seeds: int) -> tuple[int, ...]:
 
 
 def split(rows: slice, parts: int, turn: int = 0) -> list[slice]:
-    """``parts`` slices of ``rows``, as equal as can be; those with one row more begin with part ``turn``."""
+    """``parts`` slices of ``rows``, as equal as possible; the longer ones are number ``turn`` and those after it."""
     count = rows.stop - rows.start
     sizes = [count // parts + ((part - turn) % parts < count % parts) for part in range(parts)]
     return [slice(*pair) for pair in pairwise(accumulate(sizes, initial=rows.start))]

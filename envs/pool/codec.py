@@ -57,7 +57,7 @@ class ActionCodec(NamedTuple):
 
 
 def encode_obs(space: spaces.Space, name: str) -> ObsCodec:
-    """A Box keeps its shape, and its dtype up to 32 bits. Everything else becomes one float32 vector, in the order of
+    """A Box keeps its shape and dtype (64 bits become 32). Everything else becomes one float32 vector, in the order of
     `gymnasium.spaces.flatten`: a Dict by key, a Tuple by position, Discrete and MultiDiscrete one-hot.
 
     Raises:

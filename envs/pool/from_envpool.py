@@ -106,10 +106,12 @@ class _EnvPool:
     def send(self, actions: np.ndarray, group: int) -> None:
         self._require_open()
         if not 0 <= group < len(self.pools) or group in self.in_flight:
-            raise ValueError(f"send to group {group}: there are groups 0 to {len(self.groups) - 1}, each sent to once")
+            raise ValueError(f"send to group {group}: write one of 0 to {len(self.groups) - 1} that is not under way")
         wanted = (self.returns.shape[1], *self.act.shape)
         if np.shape(actions) != wanted:
-            raise ValueError(f"actions of shape {list(np.shape(actions))} were sent: these take {list(wanted)}")
+            raise ValueError(
+                f"actions of shape {list(np.shape(actions))} were sent: these environments take {list(wanted)}"
+            )
         pool = self.pools[group]
         pool.send(np.asarray(self.act.decode(np.asarray(actions)), self.action_dtype))
         self.in_flight.add(group)

@@ -204,7 +204,7 @@ class _Pool:
             raise
 
     def _listen(self) -> None:
-        """Note which shares are ready, waiting for the first."""
+        """Wait until some share is ready, and note which are."""
         try:
             came = self.crew.arrivals(self.step_timeout_s)
         except Died as death:

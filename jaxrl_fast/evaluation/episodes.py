@@ -28,9 +28,9 @@ def evaluate_policy(policy: Policy, env: VecEnv, key: jax.Array, *, episodes: in
 def evaluate_episodes(policy: Policy, env: VecEnv, key: jax.Array, *, episodes: int) -> EpisodeTotals:
     """As `evaluate_policy`: returns and lengths of the episodes, ``[episodes]``."""
     if episodes < 1:
-        raise ValueError(f"episodes={episodes}: at least one episode is needed")
+        raise ValueError(f"episodes={episodes}: write a whole number of at least 1")
     if env.env is None:
-        raise ValueError("this environment cannot be copied for evaluation")
+        raise ValueError("this environment cannot be copied for evaluation: make it with jaxrl_fast.vectorize")
     run = partial(play, policy.act, policy.initial_carry, vectorize(env.env, num_envs=episodes))
     return jax.jit(run)(policy.params, key)
 

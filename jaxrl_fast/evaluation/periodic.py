@@ -89,7 +89,7 @@ def make_evaluation(
     if isinstance(env, HostEnv):
         return evaluation_on_host(policy, env, episodes)
     if env.env is None:
-        raise ValueError("this environment cannot be copied for evaluation")
+        raise ValueError("this environment cannot be copied for evaluation: make it with jaxrl_fast.vectorize")
     own_envs = vectorize(env.env, num_envs=episodes)
 
     def one_seed(params: PolicyParams, key: jax.Array) -> EpisodeTotals:

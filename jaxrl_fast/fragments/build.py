@@ -110,7 +110,7 @@ def statistics_fragment(env: VecEnv | HostEnv, agent: Bound, nan: OnNan = "stop"
 
 
 def experience_fragment(env: VecEnv | HostEnv, agent: Bound) -> Fragment:
-    """Turns rollouts into the ``batches`` of a tick's gradient updates; a replay buffer lives here."""
+    """Turns rollouts into the ``batches`` of a tick's gradient updates; its state is the replay buffer, if any."""
     reads = ("rollout", *agent.experience.reads) + (("statistics",) if _needs_statistics(agent) else ())
 
     def init(key: jax.Array) -> PyTree:
@@ -161,7 +161,7 @@ def build_graph(
 
     Raises:
         ValueError: algorithm and environment do not fit, batches cannot be shared by so many learners, or a schedule
-            has no ``total_steps`` to run over.
+            lacks ``total_steps``.
     """
     agent = bind(algorithm, env.spec, env.num_envs)
     steps_per_tick = env.num_envs * agent.rollout_length
@@ -191,7 +191,7 @@ def build_graph(
 
 
 def sampler(env: VecEnv | HostEnv, agent: Bound) -> Fragment:
-    """The fragment ``sample``, wherever the environments live."""
+    """The fragment ``sample``, for compiled environments or those on the host."""
     if isinstance(env, HostEnv):
         make_sample = host_sample_fragment if env.recv_any is None else arrival_sample_fragment
         return make_sample(env, agent, rollout_shapes(env, agent))

@@ -121,7 +121,7 @@ def init_learned(agent: Bound, names: tuple[str, ...], key: jax.Array) -> Channe
 
 
 def over_updates(metrics: Metrics, nan: OnNan) -> Metrics:
-    """Means over the updates of a tick (and over learners), dropped ones left out and counted."""
+    """Means over the updates of a tick (and over learners); dropped updates are counted and left out of the means."""
     if nan == "stop":
         return {name: jnp.mean(values) for name, values in metrics.items()}
 

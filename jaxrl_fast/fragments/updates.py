@@ -117,7 +117,7 @@ def statistics_of(params: PyTree) -> PyTree:
 
 
 def together(weights: PyTree, statistics: PyTree) -> PyTree:
-    """The params whose `trainable` and `statistics_of` these are."""
+    """A network's params, put together from its `trainable` weights and its `statistics_of` batch norms."""
     if isinstance(weights, tuple):
         return tuple(map(together, weights, statistics))
     return {**weights, STATISTICS: statistics} if jax.tree.leaves(statistics) else weights

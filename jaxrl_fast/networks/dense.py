@@ -30,7 +30,7 @@ Heads = dict[str, Head]
 def scaled_normal(scale: float) -> nn.initializers.Initializer:
     """Truncated normal weights of variance ``scale / inputs``.
 
-    Not orthogonal ones: they need a QR decomposition, and two of them under ``vmap`` (several seeds) hang for ever on a
+    Not orthogonal ones: they need a QR decomposition, and two of them under ``vmap`` (several seeds) hang on a
     CPU of two cores, since each blocks a thread of XLA's pool while it waits for another (seen with JAX 0.10.2).
     """
     return nn.initializers.variance_scaling(scale, "fan_in", "truncated_normal")

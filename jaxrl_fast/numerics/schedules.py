@@ -1,4 +1,4 @@
-"""Rates that change with progress. A schedule is a value, so it can be swept and stored like a number."""
+"""Schedules: rates that change over a run. A schedule is a value, so it can be swept and stored like a number."""
 
 from typing import Any, NamedTuple
 
