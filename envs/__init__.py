@@ -1,4 +1,4 @@
-"""Environments by name. Nothing of brax, gymnax or Gymnasium is imported before one of theirs is asked for."""
+"""Environments by name. brax, gymnax and Gymnasium are imported only when one of their environments is made."""
 
 from difflib import get_close_matches
 from importlib import import_module
@@ -9,7 +9,7 @@ if TYPE_CHECKING:  # the pool's workers import this package, and must not load J
     from jaxrl_fast.environments.host_env import HostEnv
 
 JAXRL_FAST = True
-"""Tells this package from others that are called ``envs``."""
+"""Distinguishes this package from others that are called ``envs``."""
 
 SHORT_NAMES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "halfcheetah": ("brax", "halfcheetah", {"backend": "spring"}),
@@ -51,29 +51,29 @@ GYMNASIUM_NAMESAKES = {
     "reacher": "Reacher-v5",
     "walker2d": "Walker2d-v5",
 }
-"""brax id -> the environment of Gymnasium that carries its name but not its physics."""
+"""brax id -> Gymnasium's environment of the same name, whose physics differ."""
 
 EXAMPLE_IDS = {"brax": "ant", "gymnax": "CartPole-v1", "gymnasium": "HalfCheetah-v5", "atari": "Pong", "probe": "value"}
 HOST_SUITES = {"gymnasium": "make_host", "atari": "make_atari_host"}
-"""Suites whose environments are stepped on the host not compiled (`make`), and what makes them in
-`envs.from_gymnasium`."""
+"""Suites whose environments are stepped on the host, not compiled -> the function of `envs.from_gymnasium` that makes
+them."""
 FRAME_STACK = {"atari": 4}
-"""How many frames a policy sees at once, where it is not told."""
+"""How many frames a policy sees at once by default, by suite."""
 
 
 def make(name: str, **options: Any) -> "Env":
-    """The world that a short name or a suite stands for.
+    """The compiled environment that a short name or a suite stands for.
 
     ``make("halfcheetah")``, ``make("brax", id="ant", backend="mjx")``, ``make("gymnax", id="CartPole-v1")``,
-    ``make("probe", id="value")``, ``make("custom", make="my_package.make")``; other options go to the world, but
-    ``frame_stack``: how many of its images the policy is to see at once.
+    ``make("probe", id="value")``, ``make("custom", make="my_package.make")``; other options go to the environment,
+    except for ``frame_stack``: how many of its images the policy sees at once.
 
     Raises:
         ValueError: unknown name, id or option, or a package that is not installed; one line that says what to write.
     """
     suite, options = resolve(name, options)
     if suite in HOST_SUITES:
-        raise ValueError(f"env={name} is stepped on the host and has no compiled world: write jaxrl_fast.make_env(...)")
+        raise ValueError(f"env={name} is stepped on the host and cannot be compiled: write jaxrl_fast.make_env(...)")
     frame_stack = options.pop("frame_stack", None)
     try:
         if suite == "custom":
@@ -91,8 +91,10 @@ def make(name: str, **options: Any) -> "Env":
 def make_vec(
     name: str, *, num_envs: int, num_seeds: int = 1, pool: dict[str, Any] | None = None, **options: Any
 ) -> "VecEnv | HostEnv":
-    """``num_envs`` environments side by side, compiled or stepped on the host: those on the host once for each of
-    ``num_seeds``, and as ``pool`` says (`envs.pool.options.PoolOptions`).
+    """``num_envs`` environments side by side, compiled or stepped on the host.
+
+    For those on the host: ``num_seeds`` times as many, and ``pool`` are their options
+    (`envs.pool.options.PoolOptions`).
 
     Raises:
         ValueError: as `make`, or an option of the pool is wrong.
@@ -116,7 +118,7 @@ def make_vec(
 
 
 def pool_options(pool: dict[str, Any] | None) -> Any:
-    """`envs.pool.options.PoolOptions` of a dictionary. Raises ValueError where an option is unknown."""
+    """A dictionary as `envs.pool.options.PoolOptions`. Raises ValueError where an option is unknown."""
     options = import_module("envs.pool.options").PoolOptions
     for option in pool or {}:
         if option not in options._fields:
@@ -133,7 +135,7 @@ def describe(name: str, options: dict[str, Any] | None = None) -> str:
     """One line on what a name stands for, for the top of a run.
 
     Raises:
-        ValueError: as `make`, except that the world itself is not made.
+        ValueError: as `make`, except that the environment itself is not made.
     """
     suite, options = resolve(name, dict(options or {}))
     if suite == "custom":
@@ -168,7 +170,7 @@ def resolve(name: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def _seen(env: Any, frame_stack: int | None) -> Any:
-    """An `Env` or `HostEnv` whose last ``frame_stack`` images are seen at once; None: as it says itself."""
+    """An `Env` or `HostEnv` with ``frame_stack`` in its spec; None: unchanged."""
     return env if frame_stack is None else env._replace(spec=env.spec._replace(frame_stack=frame_stack))
 
 

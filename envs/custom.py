@@ -1,4 +1,4 @@
-"""A world of one's own: call a function anywhere on the path and make an `Env` of what it returns."""
+"""A user's own environment: call a function anywhere on the path, and make an `Env` of what it returns."""
 
 import os
 import sys
@@ -8,14 +8,16 @@ from importlib import import_module
 from typing import Any
 
 from jaxrl_fast.environments.env import Env
-from jaxrl_fast.environments.env_laws import check_world
+from jaxrl_fast.environments.env_laws import check_env
 from jaxrl_fast.environments.host_env import HostEnv
 
 
 def make(*, make: str | Callable[..., Any], **options: Any) -> Env:
-    """``make`` is ``my_package.make`` or ``my_package:make``, found from the current directory too, or the function
-    itself. It is called with ``options`` and may return an `Env`, a gymnax-style world (alone or with its parameters)
-    or a brax-style world.
+    """A user's own environment.
+
+    ``make`` is ``my_package.make`` or ``my_package:make``, also found from the current directory, or the function
+    itself. It is called with ``options`` and may return an `Env`, a gymnax-style environment (alone or with its
+    parameters) or a brax-style one.
 
     Raises:
         ValueError: the function is not found, fails, or returns something else.
@@ -23,14 +25,14 @@ def make(*, make: str | Callable[..., Any], **options: Any) -> Env:
     name, _, made = _call(make, options)
     if _is_gymnasium(made):
         made.close()
-        raise ValueError(f"env.make={name} is stepped on the host and has no compiled world: write make_env(...)")
+        raise ValueError(f"env.make={name} is stepped on the host and cannot be compiled: write make_env(...)")
     return _compiled(made, name)
 
 
 def make_any(
     *, make: str | Callable[..., Any], num_envs: int, num_seeds: int, pool: dict[str, Any] | None, **options: Any
 ) -> Env | HostEnv:
-    """As `make`; ``num_envs`` of a `gymnasium.Env`, which is stepped on the host.
+    """As `make`; or ``num_envs`` of a `gymnasium.Env`, stepped on the host, if ``make`` returns that.
 
     Raises:
         ValueError: as `make`, or an option of the pool is wrong.
@@ -38,10 +40,10 @@ def make_any(
     name, function, made = _call(make, options)
     if _is_gymnasium(made):
         made.close()
-        told = import_module("envs").pool_options(pool)
+        given = import_module("envs").pool_options(pool)
         host = import_module("envs.from_gymnasium")
         again = partial(function, **options)
-        return host.make_custom_host(again, num_envs=num_envs, num_seeds=num_seeds, name=name, pool=told)
+        return host.make_custom_host(again, num_envs=num_envs, num_seeds=num_seeds, name=name, pool=given)
     return _compiled(made, name)
 
 
@@ -55,39 +57,40 @@ def _call(make: str | Callable[..., Any], options: dict[str, Any]) -> tuple[str,
 
 
 def _is_gymnasium(made: Any) -> bool:
-    """Whether this is a `gymnasium.Env`; Gymnasium is not imported for the question."""
+    """Whether this is a `gymnasium.Env`; does not import Gymnasium, which whoever made one has done."""
     known = sys.modules.get("gymnasium")
     return known is not None and isinstance(made, known.Env)
 
 
 def _compiled(made: Any, name: str) -> Env:
     try:
-        world = as_env(made, name=name)
+        env = as_env(made, name=name)
     except ValueError:
         raise
-    except Exception as error:  # the world's own, called to learn its shapes
+    except Exception as error:  # raised in the environment, which is called to learn its shapes
         what = f"env.make={name}: the {type(made).__name__} that it returned"
         raise ValueError(f"{what} failed: {type(error).__name__}: {_one_line(error)}") from error
-    check_world(world, f"env.make={name}")
-    return world
+    check_env(env, f"env.make={name}")
+    return env
 
 
 def as_env(made: Any, *, name: str) -> Env:
-    """An `Env`, or a world in the style of gymnax or brax, as an `Env`.
+    """An `Env`, or an environment in the style of gymnax or brax, as an `Env`.
 
     Raises:
         ValueError: it is none of these.
     """
     if isinstance(made, Env):
         return made
-    world, params = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
-    if _has(world, "reset_env", "step_env", "default_params", "action_space"):
-        return import_module("envs.from_gymnax").adapt(world, params, name=name)
-    if params is None and _has(world, "reset", "step", "observation_size", "action_size"):
-        return import_module("envs.from_brax").adapt(world, name=name)
+    env, params = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if _has(env, "reset_env", "step_env", "default_params", "action_space"):
+        return import_module("envs.from_gymnax").adapt(env, params, name=name)
+    if params is None and _has(env, "reset", "step", "observation_size", "action_size"):
+        return import_module("envs.from_brax").adapt(env, name=name)
     raise ValueError(
         f"env.make={name} returned {type(made).__name__}: return a jaxrl_fast.Env, one gymnasium.Env, a gymnax-style "
-        "world (reset_env, step_env, default_params) or a brax-style one (reset, step, observation_size, action_size)"
+        "environment (reset_env, step_env, default_params) or a brax-style one (reset, step, observation_size, "
+        "action_size)"
     )
 
 
@@ -109,8 +112,8 @@ def _find(path: str) -> Callable[..., Any]:
     return function
 
 
-def _has(world: Any, *names: str) -> bool:
-    return all(hasattr(type(world), name) or hasattr(world, name) for name in names)
+def _has(env: Any, *names: str) -> bool:
+    return all(hasattr(type(env), name) or hasattr(env, name) for name in names)
 
 
 def _one_line(error: BaseException) -> str:

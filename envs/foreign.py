@@ -1,4 +1,4 @@
-"""What the adapters share: calling physics written by others from code that is stricter than theirs."""
+"""What the adapters share: calling other libraries' environments, whose code is laxer about dtypes than JAX here."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -14,7 +14,7 @@ R = TypeVar("R")
 
 
 def relaxed(function: Callable[P, R]) -> Callable[P, R]:
-    """Let others' code promote ranks and dtypes implicitly; our own runs with that forbidden."""
+    """Let ``function`` promote ranks and dtypes implicitly, which may be forbidden elsewhere."""
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -25,7 +25,7 @@ def relaxed(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def settled(tree: PyTree) -> PyTree:
-    """Every leaf as an array whose dtype no longer follows what it is combined with."""
+    """Every leaf as an array of a definite (not weak) dtype."""
 
     def settle(x: Any) -> jax.Array:
         x = jnp.asarray(x)
@@ -35,5 +35,6 @@ def settled(tree: PyTree) -> PyTree:
 
 
 def like(tree: PyTree, before: PyTree) -> PyTree:
-    """Some worlds step to other dtypes than they reset with, which a scan cannot carry."""
+    """``tree`` with the dtypes of ``before``: some environments change them between reset and step, which a scan cannot
+    carry."""
     return jax.tree.map(lambda x, old: jnp.asarray(x, old.dtype), tree, before)

@@ -1,4 +1,4 @@
-"""brax worlds. The only file that imports brax for its environments (https://github.com/google/brax)."""
+"""brax's environments. The only file that imports brax for its environments (https://github.com/google/brax)."""
 
 import inspect
 import io
@@ -19,8 +19,8 @@ from jaxrl_fast.environments.env_laws import check_option, check_shapes
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep the notes that brax and MuJoCo give at import and construction (no warp, not maintained, old model files)
-    off the user's screen and out of MUJOCO_LOG.TXT."""
+    """Suppress what brax and MuJoCo print at import and construction (no warp, not maintained, old model files), and
+    keep it out of MUJOCO_LOG.TXT."""
     with redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import mujoco
@@ -50,21 +50,21 @@ SHORTEST_EPISODE = {
     "reacher": 8,
     "walker2d": 6,
 }
-"""Steps that an episode lasts at least: any number where the world never terminates; else chosen under the shortest
-of 256 episodes of full thrust (spring: hopper 8, walker2d over 30, ant 4; generalized: hopper 6, walker2d 7), and a
-guess for humanoid. Sampled, not proven: a shorter episode could share its start with the one before. Worlds not
-listed are taken to end at any step."""
+"""Steps that an episode lasts at least: any number where the environment never terminates; else a bit less than the
+shortest of 256 episodes of full thrust (spring: hopper 8, walker2d over 30, ant 4; generalized: hopper 6, walker2d 7),
+and a guess for humanoid. Sampled, not proven: a shorter episode could start from the same state as the one before.
+Those not listed may end at any step."""
 
 
 def ids() -> list[str]:
     """The registered ids that run on current JAX, with every one of `BACKENDS`."""
-    return sorted(set(_worlds()) - set(REFUSED))
+    return sorted(set(_constructors()) - set(REFUSED))
 
 
-def _worlds() -> dict[str, Any]:
-    """The constructors of brax's worlds by id, which brax keeps to itself."""
+def _constructors() -> dict[str, Any]:
+    """The constructors of brax's environments by id, from a private name of brax."""
     if not hasattr(brax_envs, "_envs"):
-        raise ValueError("this version of brax does not say which worlds it has (brax.envs._envs): install brax 0.14")
+        raise ValueError("this version of brax does not list its environments (brax.envs._envs): install brax 0.14")
     return dict(brax_envs._envs)
 
 
@@ -80,48 +80,46 @@ def make(id: str, *, backend: str = "spring", episode_length: int = MAX_EPISODE_
         raise ValueError(f"env.backend={backend}: write one of {', '.join(BACKENDS)}")
     if episode_length < 1:
         raise ValueError(f"env.episode_length={episode_length}: an episode has at least one step, write 1000")
-    parameters = inspect.signature(_worlds()[id]).parameters.items()
+    parameters = inspect.signature(_constructors()[id]).parameters.items()
     known = {name: p.default for name, p in parameters if name not in ("backend", "kwargs")}
     for option in set(options) & set(known):
         check_option(f"env.{option}", options[option], known[option])
     try:
         with quiet():
-            world = brax_envs.get_environment(id, backend=backend, **options)
-        env = adapt(world, name=id, max_episode_steps=episode_length, shortest_episode=SHORTEST_EPISODE.get(id, 1))
-    except Exception as error:  # whatever an option makes brax stumble over
-        said = " ".join(str(error).split())
+            physics = brax_envs.get_environment(id, backend=backend, **options)
+        env = adapt(physics, name=id, max_episode_steps=episode_length, shortest_episode=SHORTEST_EPISODE.get(id, 1))
+    except Exception as error:  # any error that an option causes inside brax
+        message = " ".join(str(error).split())
         hint = f"write some of {', '.join(known)}" if known else "leave them out"
-        raise ValueError(f"brax {id} does not take these options: {said}: {hint}") from error
+        raise ValueError(f"brax {id} does not take these options: {message}: {hint}") from error
     if options:
         check_shapes(env, f"brax {id} with these options")
     return env
 
 
-def adapt(
-    world: Any, *, name: str, max_episode_steps: int | None = MAX_EPISODE_STEPS, shortest_episode: int = 1
-) -> Env:
+def adapt(env: Any, *, name: str, max_episode_steps: int | None = MAX_EPISODE_STEPS, shortest_episode: int = 1) -> Env:
     """Any object with brax's interface, unwrapped, as an `Env`. Its actions are taken to lie in [-1, 1]."""
-    reset_world, step_world = relaxed(world.reset), relaxed(world.step)
+    reset_one, step_one = relaxed(env.reset), relaxed(env.step)
 
     def reset(key: jax.Array, params: PyTree) -> tuple[PyTree, PyTree]:
-        state = settled(reset_world(jax.random.key_data(key)))
+        state = settled(reset_one(jax.random.key_data(key)))
         return state, state.obs
 
     def step(state: PyTree, action: jax.Array, key: jax.Array) -> tuple[PyTree, Timestep]:
-        following = like(step_world(_copied_containers(state), action), state)
+        following = like(step_one(_copied_containers(state), action), state)
         terminated = following.done.astype(bool)
         return following, Timestep(
             following.obs, following.obs, following.reward, terminated, jnp.zeros_like(terminated)
         )
 
     obs = jax.eval_shape(lambda key: reset(key, ())[1], jax.random.key(0))
-    bound = np.ones(world.action_size, np.float32)
+    bound = np.ones(env.action_size, np.float32)
     spec = EnvSpec(name, obs, Box(-bound, bound), max_episode_steps)
     return Env(spec, reset, step, shortest_episode=shortest_episode)
 
 
 def _copied_containers(state: PyTree) -> PyTree:
-    """ant, hopper, humanoid and walker2d write into the ``metrics`` dictionary of the state that they are given."""
+    """``state`` with its dictionaries copied: ant, hopper, humanoid and walker2d write into ``state.metrics``."""
     return jax.tree.map(lambda x: x, state)
 
 

@@ -5,13 +5,13 @@ from typing import Any
 
 import jax
 
-from envs.pool import from_envpool, worlds
+from envs.pool import from_envpool, recipes
 from envs.pool.making import make_pool
 from envs.pool.options import PoolOptions, check_options
 from envs.pool.serial import in_process
-from envs.pool.stepping import World, describe
+from envs.pool.stepping import HostEnvSpec, describe
 from jaxrl_fast.core import Box, Discrete, EnvSpec
-from jaxrl_fast.environments.host_env import HostEnv
+from jaxrl_fast.environments.host_env import HostEnv, TakeEvents
 
 Wrappers = Sequence[str | Mapping[str, Mapping[str, Any]]]
 
@@ -38,8 +38,8 @@ def make_host(
         ValueError: unknown id, option or wrapper, or spaces that are not supported; one line that says what to write.
     """
     check_options(pool, num_envs, num_seeds)
-    make = worlds.recipe(id, wrappers=wrappers, max_episode_steps=max_episode_steps, **options)
-    limit = max_episode_steps or worlds.find(id).max_episode_steps
+    make = recipes.recipe(id, wrappers=wrappers, max_episode_steps=max_episode_steps, **options)
+    limit = max_episode_steps or recipes.find(id).max_episode_steps
     if pool.backend == "envpool":
         if num_seeds > 1:
             raise ValueError(f"num_seeds={num_seeds}: pool.backend=envpool serves one: write pool.backend=workers")
@@ -62,9 +62,9 @@ def make_atari_host(
 ) -> HostEnv:
     """``num_envs`` of an Atari game, ``Pong`` or ``ALE/Pong-v5``: a grey frame ``[84, 84, 1]`` uint8 a step, unstacked.
 
-    With ``clip_rewards`` learning gets the signs of rewards; ``life_loss`` ends an episode for it with each life.
-    Returns of episodes are always the true scores of whole games, and ``another``, for evaluation, gives games without
-    either. ``options`` are those of `envs.pool.worlds.atari`: ``sticky``, ``frame_skip``, ``noop_max``,
+    ``clip_rewards`` replaces rewards by their signs, for learning; ``life_loss`` ends an episode, for learning, with
+    each life. Reported returns are always the true scores of whole games, and ``another``, for evaluation, makes games
+    without either. ``options`` are those of `envs.pool.recipes.atari`: ``sticky``, ``frame_skip``, ``noop_max``,
     ``screen_size``, ``episode_length``, and ALE's own.
 
     Raises:
@@ -73,9 +73,9 @@ def make_atari_host(
     check_options(pool, num_envs, num_seeds)
     if pool.backend == "envpool":
         raise ValueError("pool.backend=envpool is for env=gymnasium: leave it out for env=atari")
-    whole = describe(worlds.atari(game, **options), game)
-    played = whole._replace(make=worlds.atari(game, life_loss=life_loss, **options), clip_rewards=clip_rewards)
-    spec = env_spec(whole, options.get("episode_length", worlds.ATARI_EPISODE_STEPS))
+    whole = describe(recipes.atari(game, **options), game)
+    played = whole._replace(make=recipes.atari(game, life_loss=life_loss, **options), clip_rewards=clip_rewards)
+    spec = env_spec(whole, options.get("episode_length", recipes.ATARI_EPISODE_STEPS))
     host = make_pool(played, spec, num_envs=num_envs, num_seeds=num_seeds, options=pool)
     return host._replace(bridge=pool.bridge, another=lambda num_envs: in_process(whole, spec, num_envs=num_envs))
 
@@ -94,12 +94,12 @@ def make_custom_host(
     return _host(make, name or getattr(make, "__qualname__", "make"), None, num_envs, num_seeds, pool)
 
 
-def env_spec(world: World, max_episode_steps: int | None = None) -> EnvSpec:
-    """What an algorithm may know of a world. The worlds count ``max_episode_steps`` themselves."""
-    act = world.act
+def env_spec(host_spec: HostEnvSpec, max_episode_steps: int | None = None) -> EnvSpec:
+    """The `EnvSpec` of environments on the host, which enforce the limit ``max_episode_steps`` themselves."""
+    act = host_spec.act
     action = Discrete(act.num_actions) if act.num_actions else Box(act.low, act.high)
-    obs = jax.ShapeDtypeStruct(world.observe.shape, world.observe.dtype)
-    return EnvSpec(world.name, obs, action, max_episode_steps)
+    obs = jax.ShapeDtypeStruct(host_spec.observe.shape, host_spec.observe.dtype)
+    return EnvSpec(host_spec.name, obs, action, max_episode_steps)
 
 
 def _host(
@@ -111,17 +111,17 @@ def _host(
     pool: PoolOptions,
     hint: str = "",
 ) -> HostEnv:
-    world = describe(make, name)
-    host = make_pool(world, env_spec(world, limit), num_envs=num_envs, num_seeds=num_seeds, options=pool)
+    host_spec = describe(make, name)
+    host = make_pool(host_spec, env_spec(host_spec, limit), num_envs=num_envs, num_seeds=num_seeds, options=pool)
     return host._replace(events=_with_hint(host.events, hint), bridge=pool.bridge)
 
 
-def _with_hint(events: Callable[[], list[str]], hint: str) -> Callable[[], list[str]]:
+def _with_hint(events: TakeEvents, hint: str) -> TakeEvents:
     hints = [hint] if hint else []
     return lambda: [*events(), *(hints.pop() for _ in range(len(hints)))]
 
 
 def _could_envpool(id: str, wrappers: Wrappers) -> str:
-    """One line where EnvPool could serve ``id`` too."""
+    """A hint for the user where EnvPool has ``id`` too, else an empty string."""
     served = id.rpartition("-v")[0] in from_envpool.SERVES and not wrappers
     return f"EnvPool has {id} too: pool.backend=envpool, pip install 'jaxrl_fast[envpool]'" if served else ""

@@ -1,4 +1,4 @@
-"""gymnax worlds. The only file that imports gymnax (https://github.com/RobertTLange/gymnax, 1.0 and later)."""
+"""gymnax's environments. The only file that imports gymnax (https://github.com/RobertTLange/gymnax, 1.0 and later)."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from gymnax.environments import spaces
 
 from envs.foreign import like, relaxed, settled
 from jaxrl_fast.core import Box, Discrete, EnvSpec, PyTree, Timestep
-from jaxrl_fast.environments.env import FRESH_INTERVAL, Env, no_params
+from jaxrl_fast.environments.env import FRESH_INTERVAL, Env, SampleParams, no_params
 from jaxrl_fast.environments.env_laws import check_option, check_shapes
 
 REFUSED = {"MNISTBandit-bsuite": "it downloads a data set when made"}
@@ -31,13 +31,17 @@ LONG_EPISODES = (
     "Reacher-misc",
     "Swimmer-misc",
 )
-"""Worlds whose episodes, at the default parameters, last at least `FRESH_INTERVAL` steps whatever one does."""
+"""Environments whose episodes last at least `FRESH_INTERVAL` steps with default parameters, whatever the actions."""
 
 
 class GymnaxState(NamedTuple):
-    """gymnax's own state, and the parameters of this episode (``()``: the defaults)."""
+    """An environment's state.
 
-    world: PyTree
+    - ``state``: gymnax's own.
+    - ``params``: the gymnax parameters of this episode; ``()``: the defaults.
+    """
+
+    state: PyTree
     params: PyTree
 
 
@@ -54,7 +58,7 @@ def make(id: str, *, episode_length: int | None = None, **options: Any) -> Env:
     """
     if id in REFUSED:
         raise ValueError(f"env.id={id}: gymnax's {id} is not supported: {REFUSED[id]}")
-    world, params = gymnax.make(id)
+    env, params = gymnax.make(id)
     unknown = sorted(set(options) - set(vars(params)))
     if unknown:
         known = ", ".join(sorted(vars(params)))
@@ -66,22 +70,20 @@ def make(id: str, *, episode_length: int | None = None, **options: Any) -> Env:
         if episode_length < 1:
             raise ValueError(f"env.episode_length={episode_length}: an episode has at least one step, write 500")
         options["max_steps_in_episode"] = episode_length
-    env = adapt(world, params.replace(**options), name=id)._replace(shortest_episode=shortest)
+    adapted = adapt(env, params.replace(**options), name=id)._replace(shortest_episode=shortest)
     if options:
-        check_shapes(env, f"gymnax {id} with these options")
-    return env
+        check_shapes(adapted, f"gymnax {id} with these options")
+    return adapted
 
 
-def adapt(
-    world: Any, params: Any = None, *, name: str, sample_params: Callable[[jax.Array], PyTree] = no_params
-) -> Env:
+def adapt(env: Any, params: Any = None, *, name: str, sample_params: SampleParams = no_params) -> Env:
     """Any object with gymnax's interface as an `Env`.
 
-    ``sample_params(key)`` returns gymnax parameters, drawn anew for every episode.
+    ``sample_params(key)`` returns the gymnax parameters of an episode.
     """
-    default = world.default_params if params is None else params
-    reset_world, step_world, is_truncated = relaxed(world.reset_env), relaxed(world.step_env), _truncation(world)
-    obs_space = world.observation_space(default)
+    default = env.default_params if params is None else params
+    reset_one, step_one, is_truncated = relaxed(env.reset_env), relaxed(env.step_env), _truncation(env)
+    obs_space = env.observation_space(default)
 
     def observed(obs: PyTree) -> PyTree:
         if isinstance(obs_space, spaces.Discrete):
@@ -89,13 +91,13 @@ def adapt(
         return settled(obs)
 
     def reset(key: jax.Array, params: PyTree) -> tuple[GymnaxState, PyTree]:
-        obs, state = reset_world(key, default if params == () else params)
+        obs, state = reset_one(key, default if params == () else params)
         return GymnaxState(settled(state), params), observed(obs)
 
     def step(state: GymnaxState, action: jax.Array, key: jax.Array) -> tuple[GymnaxState, Timestep]:
         params = default if state.params == () else state.params
-        obs, following, reward, terminated, *_ = step_world(key, state.world, action, params)
-        following, obs = like(following, state.world), observed(obs)
+        obs, following, reward, terminated, *_ = step_one(key, state.state, action, params)
+        following, obs = like(following, state.state), observed(obs)
         terminated = jnp.asarray(terminated, bool).reshape(())
         truncated = is_truncated(following, params) & ~terminated
         reward = jnp.asarray(reward, jnp.float32).reshape(())
@@ -103,15 +105,15 @@ def adapt(
 
     obs = jax.eval_shape(lambda key: reset(key, sample_params(key))[1], jax.random.key(0))
     limit = getattr(default, "max_steps_in_episode", None)
-    spec = EnvSpec(name, obs, _action_space(name, world.action_space(default)), None if limit is None else int(limit))
+    spec = EnvSpec(name, obs, _action_space(name, env.action_space(default)), None if limit is None else int(limit))
     return Env(spec, reset, step, sample_params)
 
 
-def _truncation(world: Any) -> Callable[[PyTree, PyTree], jax.Array]:
-    """gymnax 1.0 tells truncation apart; a world written in its style may not."""
-    if not hasattr(world, "is_truncated"):
+def _truncation(env: Any) -> Callable[[PyTree, PyTree], jax.Array]:
+    """``is_truncated(state, params)``: gymnax 1.0 has it, an environment written in its style may not."""
+    if not hasattr(env, "is_truncated"):
         return lambda state, params: jnp.zeros((), bool)
-    is_truncated = relaxed(world.is_truncated)
+    is_truncated = relaxed(env.is_truncated)
     return lambda state, params: jnp.asarray(is_truncated(state, params), bool).reshape(())
 
 
@@ -123,5 +125,5 @@ def _action_space(name: str, space: Any) -> Discrete | Box:
     low = np.broadcast_to(np.asarray(space.low, np.float32), space.shape)
     high = np.broadcast_to(np.asarray(space.high, np.float32), space.shape)
     if not (np.isfinite(low).all() and np.isfinite(high).all()):
-        raise ValueError(f"{name} has unbounded actions; write a world with finite bounds")
+        raise ValueError(f"{name} has unbounded actions; write an environment with finite bounds")
     return Box(low, high)

@@ -1,4 +1,4 @@
-"""Tiny worlds with known answers. Each fails for one kind of bug, so a red test names it.
+"""Probes: tiny environments with known best returns. Each fails for one kind of bug, so that a failing test names it.
 
 The idea is Andy Jones' (https://andyljones.com/posts/rl-debugging.html#probe).
 """
@@ -158,7 +158,7 @@ def _one_step(
     observe: Callable[[jax.Array], PyTree],
     pay: Callable[[PyTree, jax.Array], jax.Array],
 ) -> Env:
-    """A world of one decision: ``observe(key) -> obs``, ``pay(obs, action) -> reward``, the end."""
+    """An environment with episodes of one step: ``observe(key) -> obs``, ``pay(obs, action) -> reward``."""
 
     def reset(key: jax.Array, params: PyTree) -> tuple[PyTree, PyTree]:
         obs = observe(key)

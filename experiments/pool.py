@@ -28,10 +28,10 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from envs.from_gymnasium import make_custom_host, make_host
-from envs.pool import worlds
+from envs.pool import recipes
 from envs.pool.codec import sample
 from envs.pool.options import PoolOptions
-from envs.pool.stepping import World, describe
+from envs.pool.stepping import HostEnvSpec, describe
 from jaxrl_fast.environments.host_env import HostEnv
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -99,14 +99,14 @@ def of_host(host: HostEnv) -> Contender:
     return Contender(batch, host.close, host.events())
 
 
-def one_process(world: World, num_envs: int) -> Contender:
+def one_process(host_spec: HostEnvSpec, num_envs: int) -> Contender:
     """The environments alone: a loop, nothing kept of what they give."""
-    envs = [world.make() for _ in range(num_envs)]
+    envs = [host_spec.make() for _ in range(num_envs)]
     for i, env in enumerate(envs):
         env.reset(seed=i)
 
     def batch(actions: np.ndarray) -> int:
-        for env, action in zip(envs, world.act.decode(actions), strict=True):
+        for env, action in zip(envs, host_spec.act.decode(actions), strict=True):
             _, _, terminated, truncated, _ = env.step(action)
             if terminated or truncated:
                 env.reset()
@@ -120,8 +120,8 @@ def at_once(id: str, num_envs: int) -> Contender:
     turns, share = 1000, num_envs // CORES
     code = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import pool, numpy\n"
-        f"world = pool.describe(pool.worlds.recipe({id!r}), {id!r}); one = pool.one_process(world, {share})\n"
-        f"actions = [pool.sample(world.act, numpy.random.default_rng(i), {share}) for i in range({turns})]\n"
+        f"host_spec = pool.describe(pool.recipes.recipe({id!r}), {id!r}); one = pool.one_process(host_spec, {share})\n"
+        f"actions = [pool.sample(host_spec.act, numpy.random.default_rng(i), {share}) for i in range({turns})]\n"
         "for _ in sys.stdin: [one.batch(a) for a in actions]; print(1, flush=True)"
     )
     processes = [
@@ -140,9 +140,9 @@ def at_once(id: str, num_envs: int) -> Contender:
     return Contender(batch, lambda: [process.communicate() for process in processes] and None, [])
 
 
-def gymnasium_vector(world: World, num_envs: int, kind: str) -> Contender:
+def gymnasium_vector(host_spec: HostEnvSpec, num_envs: int, kind: str) -> Contender:
     """SyncVectorEnv, or AsyncVectorEnv with shared memory, as they are by default."""
-    makers = [world.make] * num_envs
+    makers = [host_spec.make] * num_envs
     if kind == "sync":
         vector = gymnasium.vector.SyncVectorEnv(makers)
     else:
@@ -154,7 +154,7 @@ def gymnasium_vector(world: World, num_envs: int, kind: str) -> Contender:
 
     def batch(actions: np.ndarray) -> int:
         nonlocal ended
-        _, _, terminated, truncated, _ = vector.step(np.asarray(world.act.decode(actions)))
+        _, _, terminated, truncated, _ = vector.step(np.asarray(host_spec.act.decode(actions)))
         steps = num_envs - int(ended.sum())
         ended = terminated | truncated
         return steps
@@ -178,7 +178,7 @@ def envpool_alone(id: str, num_envs: int) -> Contender:
     return Contender(batch, envpool.close, [])
 
 
-def ray_actors(world: World, num_envs: int) -> Contender:
+def ray_actors(host_spec: HostEnvSpec, num_envs: int) -> Contender:
     """One actor an environment, each called once a step, as the Reactor paper counts it."""
     ray = import_module("ray")
     ray.init(num_cpus=CORES, include_dashboard=False, log_to_driver=False)
@@ -194,30 +194,30 @@ def ray_actors(world: World, num_envs: int) -> Contender:
                 self.env.reset()
             return result[:4]
 
-    actors = [ray.remote(num_cpus=0)(Actor).remote(world.make) for _ in range(num_envs)]
+    actors = [ray.remote(num_cpus=0)(Actor).remote(host_spec.make) for _ in range(num_envs)]
 
     def batch(actions: np.ndarray) -> int:
-        decoded = world.act.decode(actions)
+        decoded = host_spec.act.decode(actions)
         ray.get([actor.step.remote(action) for actor, action in zip(actors, decoded, strict=True)])
         return num_envs
 
     return Contender(batch, ray.shutdown, [])
 
 
-def contender(name: str, id: str, num_envs: int, world: World) -> Contender:
+def contender(name: str, id: str, num_envs: int, host_spec: HostEnvSpec) -> Contender:
     """One by its name in `ROWS`."""
     workers = min(CORES, num_envs)
     groups = 1 if num_envs % 2 else 2
     if name == "one process":
-        return one_process(world, num_envs)
+        return one_process(host_spec, num_envs)
     if name == "at once":
         return at_once(id, num_envs)
     if name in ("sync", "async"):
-        return gymnasium_vector(world, num_envs, name)
+        return gymnasium_vector(host_spec, num_envs, name)
     if name == "envpool":
         return envpool_alone(id, num_envs)
     if name == "ray":
-        return ray_actors(world, num_envs)
+        return ray_actors(host_spec, num_envs)
     options = {
         "auto": PoolOptions(num_groups=groups),
         "pool": PoolOptions(workers=workers, num_groups=groups),
@@ -243,12 +243,12 @@ def row(name: str, rounds: int, seconds: float) -> dict[str, Any]:
     missing = [n for n in names if n in NEEDS and find_spec(NEEDS[n]) is None]
     if id.startswith("ALE/") and find_spec("ale_py") is None:
         return {"row": name, "left out": "ale-py is not installed"}
-    world = describe(worlds.recipe(id), id)
+    host_spec = describe(recipes.recipe(id), id)
     rng = np.random.default_rng(0)
-    actions = np.stack([sample(world.act, rng, num_envs) for _ in range(64)])
+    actions = np.stack([sample(host_spec.act, rng, num_envs) for _ in range(64)])
     rates, notes = dict[str, list[float]](), list[str]()
     for together in ([n for n in names if n not in sum(APART, ())], *APART):
-        entered = {n: contender(n, id, num_envs, world) for n in together if n in names and n not in missing}
+        entered = {n: contender(n, id, num_envs, host_spec) for n in together if n in names and n not in missing}
         rates |= take_turns(entered, actions, rounds, seconds)
         notes += [note for one in entered.values() for note in one.notes]
     medians = {n: statistics.median(values) for n, values in rates.items()}
@@ -329,8 +329,8 @@ def memory(id: str, num_envs: int) -> dict[str, float]:
     before = set(children())
     host = make_host(id, num_envs=num_envs, pool=PoolOptions(workers=CORES, num_groups=1))
     one = of_host(host)
-    world = describe(worlds.recipe(id), id)
-    rate(one, sample(world.act, np.random.default_rng(0), num_envs)[None], 0.2)
+    host_spec = describe(recipes.recipe(id), id)
+    rate(one, sample(host_spec.act, np.random.default_rng(0), num_envs)[None], 0.2)
     workers = set(children()) - before
     found = {"pool_mib": sum(map(pss_mib, workers)), "plain_mib": sum(pss_mib(process.pid) for process in plain)}
     one.close()

@@ -78,7 +78,7 @@ def measure(name: str) -> dict[str, Any]:
     return {
         "env": name,
         "backend": "spring",
-        "shortest_episode": env.world.shortest_episode,
+        "shortest_episode": env.env.shortest_episode,
         "bank_steps_per_s": steps / statistics.median(a for a, _ in pairs),
         "floor_steps_per_s": steps / statistics.median(b for _, b in pairs),
         "cost_median": statistics.median(costs),

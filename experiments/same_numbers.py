@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from describe import ROOT, machine, versions
 from same_numbers_jobs import JOBS, Job
-from same_numbers_run import mapped, required
+from same_numbers_run import mapped, mapped_env, required
 
 SCRIPT = Path(__file__).with_name("same_numbers_run.py")
 RESULT = Path(__file__).parent / "results" / "same_numbers.json"
@@ -147,7 +147,11 @@ def compare(other: Path, own: Path, job: Job) -> dict[str, Any]:
     """The results of a job, from the folders of both trees."""
     states = [dict(np.load(folder / "final.npz")) for folder in (other, own)]
     old = not any(".learned." in name for name in states[0])
-    differences, leaves, unmapped = compare_states(*states, partial(mapped, job=job) if old else str)
+    rename = partial(mapped, job=job) if old else str
+    before_env_state = any(".env.world" in name for name in states[0])
+    differences, leaves, unmapped = compare_states(
+        *states, lambda name: mapped_env(rename(name)) if before_env_state else rename(name)
+    )
     columns = 0
     for table in TABLES:
         more, compared = compare_tables(table, *(rows(folder / "run" / table) for folder in (other, own)))

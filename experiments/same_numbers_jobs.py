@@ -1,5 +1,5 @@
-"""The jobs of `same_numbers`, and the worlds that they need; made with nothing but the public API, since the code of
-any commit runs them."""
+"""The jobs of `same_numbers`, and the environments that they need; made with nothing but the public API, since the code
+of any commit runs them."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -51,7 +51,7 @@ def pendulum() -> Any:
 
 
 def halfcheetah() -> Any:
-    """A world of brax."""
+    """An environment of brax."""
     return jf.make_env("halfcheetah", num_envs=NUM_ENVS)
 
 

@@ -49,6 +49,8 @@ RENAMES: dict[str, list[tuple[str, str]]] = {
 """By algorithm: (regex, replacement), all applied in turn with `re.sub` to names of leaves: from this tree's names to
 those of commits before "An algorithm file says its rates ...". Where the other commit's names are this tree's, nothing
 is renamed."""
+ENV_STATE = [(r"\.env\.env_state\b", ".env.world"), (r"\.env\.world\.state\b", ".env.world.world")]
+"""The same for the states of environments, to those of commits before `VecState.env_state`."""
 LEARNED = re.compile(r"private\.(learn|server)\w*\.|channels\.(actor|critic)\w*\.")
 """Leaves that hold parameters, targets and optimizers, by their names at the other commit."""
 OPTIONAL = re.compile(r"\.opt_state\b|^channels\.critic_target\.|^private\.server\.critic\.target\.")
@@ -59,6 +61,13 @@ SEED = 7
 def mapped(name: str, job: Job) -> str:
     """The name that a leaf or a column of this tree has at the other commit."""
     for pattern, replacement in RENAMES[job.algorithm]:
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def mapped_env(name: str) -> str:
+    """The name that a leaf of this tree has at a commit before `VecState.env_state`."""
+    for pattern, replacement in ENV_STATE:
         name = re.sub(pattern, replacement, name)
     return name
 

@@ -1,8 +1,8 @@
-"""The types that every room shares.
+"""The types that all packages share: action spaces, steps, rollouts, minibatches.
 
 Axis letters, the same everywhere: ``T`` time, ``E`` environments, ``B`` batch, ``K`` gradient updates,
-``S`` seeds, ``L`` steps of a training sequence. Arrays are time-major: ``[T, E, ...]``.
-Observations are pytrees: one array in the common case, a dictionary where an ``action_mask`` rides along.
+``S`` seeds, ``L`` steps of a training sequence, ``G`` logical shards (`experience.minibatches`). Arrays are time-major:
+``[T, E, ...]``. An observation is a pytree: usually one array, a dictionary where it has an ``action_mask`` too.
 """
 
 import zlib
@@ -15,17 +15,19 @@ import numpy as np
 __version__ = "0.1.0"
 
 PyTree = Any
+"""Nested dictionaries, lists and (named) tuples of arrays, as JAX maps over them."""
 Metrics = dict[str, jax.Array]
+"""Numbers to report, by the name of their column in ``metrics.csv``."""
 
 
 class Discrete(NamedTuple):
-    """Actions ``0 .. num_actions - 1`` (int32 scalars)."""
+    """Discrete actions: int32 scalars ``0 .. num_actions - 1``."""
 
     num_actions: int
 
 
 class Box(NamedTuple):
-    """Real actions between ``low`` and ``high``, both float32 ``[*action_shape]`` and finite."""
+    """Continuous actions between ``low`` and ``high``, both float32 ``[*action_shape]`` and finite."""
 
     low: np.ndarray
     high: np.ndarray
@@ -34,9 +36,12 @@ class Box(NamedTuple):
 class EnvSpec(NamedTuple):
     """What an algorithm may know of an environment before it runs.
 
-    ``obs`` is a pytree of ``jax.ShapeDtypeStruct``; ``max_episode_steps`` is the time limit that
-    ``vectorize`` enforces (``None``: no limit). ``frame_stack``: how many of the last observations, then images, the
-    networks see at once (0 and 1: the last one); `experience.view` makes the stacks.
+    - ``name``: for messages, tables and files.
+    - ``obs``: shapes and dtypes of one observation, a pytree of ``jax.ShapeDtypeStruct``.
+    - ``action``: the action space.
+    - ``max_episode_steps``: the time limit in steps, which `vectorize` enforces by truncation; None: no limit.
+    - ``frame_stack``: how many of the last images the networks see at once (0 and 1: only the newest). The environment
+      itself gives single images; `experience.view` stacks them.
     """
 
     name: str
@@ -47,18 +52,23 @@ class EnvSpec(NamedTuple):
 
 
 class EpisodeTotals(NamedTuple):
-    """Undiscounted return and number of steps of an episode, up to and including this step."""
+    """Totals of an episode up to and including this step, ``[E]``: ``returns``, the undiscounted return (float32), and
+    ``length``, the number of steps (int32)."""
 
     returns: jax.Array
     length: jax.Array
 
 
 class Timestep(NamedTuple):
-    """What one step of an environment gives back.
+    """What one step of an environment returns.
 
-    ``obs`` is what the policy sees next, after any reset; ``next_obs`` is the true successor, the one to
-    bootstrap from. ``terminated`` (the task ended: no future reward) and ``truncated`` (only the recording
-    ended) are never merged. ``episode`` is filled by ``vectorize``; a world leaves it empty.
+    - ``obs``: what the policy sees next; after the end of an episode, the first observation of the next one.
+    - ``next_obs``: the true successor, the one to bootstrap from; after the end of an episode, its last observation.
+    - ``reward``: of this step.
+    - ``terminated``: the task ended, so there is no future reward.
+    - ``truncated``: the episode was cut, as by a time limit; its future reward is still worth the value of
+      ``next_obs``. Never true together with ``terminated``.
+    - ``episode``: `EpisodeTotals`, filled by `vectorize`; a single environment leaves it empty.
     """
 
     obs: PyTree
@@ -70,8 +80,12 @@ class Timestep(NamedTuple):
 
 
 class Extras(NamedTuple):
-    """What is remembered of a decision: what the algorithm asked for, by name, and the memory of its networks before
-    it, by part."""
+    """What is stored of a decision for the updates.
+
+    - ``decision``: arrays that the algorithm's choice of actions wants back (`interface.Decide`), by name, such as
+      ``log_prob``.
+    - ``memory``: the recurrent memory of the networks before this step, by part.
+    """
 
     decision: dict[str, jax.Array]
     memory: dict[str, PyTree]
@@ -80,7 +94,10 @@ class Extras(NamedTuple):
 class Transition(NamedTuple):
     """One decision and what came of it; a *rollout* is a `Transition` with leaves ``[T, E, ...]``.
 
-    ``first`` marks the first step of an episode; ``extras`` are `Extras`.
+    - ``obs``: what the policy saw; ``action``: what it chose.
+    - ``reward``, ``next_obs``, ``terminated``, ``truncated``: as in `Timestep`.
+    - ``first``: whether ``obs`` is the first observation of an episode.
+    - ``extras``: `Extras`.
     """
 
     obs: PyTree
@@ -96,9 +113,9 @@ class Transition(NamedTuple):
 class Batches(NamedTuple):
     """The minibatches of ``K`` gradient updates.
 
-    ``data`` leaves are ``[G, N, ...]``: ``N`` sequences in each of ``G`` logical shards. ``indices`` is int32
-    ``[K, G, B / G]``: the sequences of each update, the same share from every shard. ``places``, with prioritized
-    replay: where the sequences stand in it, leaves ``[G, N]``; else ``()``.
+    - ``data``: leaves ``[G, N, ...]``, ``N`` sequences in each of ``G`` logical shards.
+    - ``indices``: int32 ``[K, G, B / G]``, the sequences of each update, the same share from every shard.
+    - ``places``: where the sequences stand in prioritized replay, leaves ``[G, N]``; else ``()``.
     """
 
     data: PyTree
@@ -107,12 +124,12 @@ class Batches(NamedTuple):
 
 
 def stable_hash(name: str) -> int:
-    """The same number for a name in every process."""
+    """A hash of ``name`` that is the same in every process, unlike `hash`."""
     return zlib.crc32(name.encode())
 
 
 def select(mask: jax.Array, on_true: PyTree, on_false: PyTree) -> PyTree:
-    """Choose whole elements of the leading axis: ``mask`` ``[E]``, leaves ``[E, ...]``."""
+    """`jnp.where` for whole elements of the leading axis: ``mask`` ``[E]``, leaves ``[E, ...]``."""
 
     def choose(a: jax.Array, b: jax.Array) -> jax.Array:
         b = jnp.asarray(b)

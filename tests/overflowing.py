@@ -1,4 +1,5 @@
-"""A world whose observation, after 200 steps of an episode, is the logarithm of a number that is not positive."""
+"""An environment whose observation, after 200 steps of an episode, is the logarithm of a number that is
+not positive."""
 
 import jax
 import jax.numpy as jnp

@@ -24,7 +24,7 @@ from jaxrl_fast.tuning.trial import share_of_others
 ROOT = Path(__file__).parent.parent
 WALK = [
     "env=custom",
-    "env.make=tests.tuning_worlds.walk",
+    "env.make=tests.tuning_envs.walk",
     "algo=ppo",
     "num_envs=16",
     "algo.rollout_length=32",
@@ -38,7 +38,7 @@ QUICK = ["repeats=2", "repeat_s=0.01"]
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory from which the worlds are found, and a cache of its own."""
+    """A working directory from which the environments are found, and a cache of its own."""
     (tmp_path / "tests").symlink_to(ROOT / "tests")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
@@ -107,7 +107,7 @@ def test_a_sweep_outlives_its_candidates_and_keeps_draws_and_remembers_what_it_f
     assert all(row["in_turn"] == (row["repeats"] == 2) for row in rows.values() if row["sampling_hz"])
     assert doc["chosen"]["num_envs"] < 32 and not doc["interrupted"]
     assert {"jax", "jaxrl_fast", "python"} <= set(doc["versions"]) and doc["machine"]
-    assert doc["command"].endswith("max_num_envs=64") and "env.make=tests.tuning_worlds.walk" in doc["command"]
+    assert doc["command"].endswith("max_num_envs=64") and "env.make=tests.tuning_envs.walk" in doc["command"]
     assert doc["bounds"]["sampling_of_environments"]["median"] > 0
     with open(here / "sweeps" / "custom_ppo_sampling.csv", newline="") as file:
         assert [row["value"] for row in csv.DictReader(file)] == [str(value) for value in rows]

@@ -246,7 +246,7 @@ def test_a_damaged_run_folder(commands, made, tmp_path, name: str):
     ids=["deep", "recurrent", "tuple"],
 )
 def test_a_good_policy_is_not_refused(tmp_path, algorithm: jf.Algorithm, obs: Any):
-    spec = jf.EnvSpec("world", obs, jf.Discrete(2))
+    spec = jf.EnvSpec("toy", obs, jf.Discrete(2))
     agent = bind(algorithm, spec, 5)
     parts = agent.acting.greedy_weights({"actor": Learned(init_params(agent.parts["actor"], jax.random.key(1)))})
     made_by = {"algo": "ppo", "options": algorithm.options, "num_envs": 5, "normalize_observations": True}

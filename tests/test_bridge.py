@@ -50,7 +50,7 @@ def test_a_compiled_rollout_tells_what_happened_in_the_environments():
     np.testing.assert_array_equal(rollout.obs[1:][~done[:-1]], rollout.next_obs[:-1][~done[:-1]])
     np.testing.assert_array_equal(rollout.first[1:], done[:-1])
     assert int(metrics["episodes"]) == done.sum()
-    assert int(end.env.world) == host.steps() == done.size
+    assert int(end.env.env_state) == host.steps() == done.size
 
 
 def test_the_train_step_jits_scans_and_donates_and_each_state_is_stepped_once():
@@ -64,7 +64,7 @@ def test_the_train_step_jits_scans_and_donates_and_each_state_is_stepped_once():
         jax.block_until_ready(step(first))
     many = jax.jit(lambda state: jax.lax.scan(lambda s, _: train_step(s), state, length=3), donate_argnums=0)
     end, metrics = many(second)
-    assert int(end.private["sample"].env.world) == host.steps() == 4 * 24
+    assert int(end.private["sample"].env.env_state) == host.steps() == 4 * 24
     assert np.isfinite(jax.tree.leaves(jax.device_get(metrics))).all() and metrics["sample/episodes"].sum() > 0
     with pytest.raises(ValueError, match=r"cannot be vmapped \(2 times here\): .* learn\(num_seeds=...\)"):
         jax.vmap(train_step)(jax.tree.map(lambda x: jnp.stack([x, x]), end))
@@ -81,7 +81,7 @@ def test_learning_through_callbacks_is_repeatable_and_resumes_with_new_episodes(
     jax.tree.map(np.testing.assert_array_equal, first.state.private["learn"], again.state.private["learn"])
     on = learn(192, resume=tmp_path / "run")
     assert on.summary["env_steps"] == 192
-    assert int(on.state.private["sample"].env.world[0]) == 96  # counted from the new start
+    assert int(on.state.private["sample"].env.env_state[0]) == 96  # counted from the new start
     ring = on.state.private["experience"]
     newest = 96 // 4 - 1  # of the first run
     assert (ring.data.truncated | ring.data.terminated)[0, :, newest].all()

@@ -35,9 +35,9 @@ def compiled(capacity_t: int, num_envs: int, batch_size: int, window: Window):
     source = uniform_source(buffer, NUM_BATCHES * (batch_size // buffer.shards), window)
 
     def batches(state, key):
-        drawn = source.sample(state, key, None).drawn
-        assert drawn.tables is None
-        data = drawn.steps, jax.tree.map(lambda x: x[:, :, None], drawn.memory)
+        sampled = source.sample(state, key, None).windows
+        assert sampled.tables is None
+        data = sampled.steps, jax.tree.map(lambda x: x[:, :, None], sampled.memory)
         taken = [take_batch(data, index) for index in indices(buffer.shards, batch_size)]
         return [(steps, jax.tree.map(lambda x: x[0], memory)) for steps, memory in taken]
 
@@ -89,11 +89,11 @@ def test_windows_are_consecutive_recent_and_whole(sizes, chunks, seed):
 
 def test_every_stored_window_is_drawn():
     draw, state, _ = filled(5, 4, 16, 2, [3, 3, 3])
-    drawn = set()
+    sampled = set()
     for seed in range(20):
         for batch, _ in draw(state, jax.random.key(seed)):
-            drawn |= {tuple(pair) for pair in np.asarray(batch.obs[0]).tolist()}
-    assert drawn == {(t, env) for t in (5, 6, 7, 8) for env in range(4)}
+            sampled |= {tuple(pair) for pair in np.asarray(batch.obs[0]).tolist()}
+    assert sampled == {(t, env) for t in (5, 6, 7, 8) for env in range(4)}
 
 
 def test_windows_are_drawn_uniformly():
@@ -168,7 +168,7 @@ def test_what_does_not_fit_is_refused():
 def test_every_epoch_visits_every_sequence_once_in_time_order(sizes, seed):
     steps, num_envs, length, num_minibatches = sizes
     data = rollout(0, steps, num_envs).obs
-    drawn = EPOCHS(
+    sampled = EPOCHS(
         data,
         jax.random.key(seed),
         num_envs=num_envs,
@@ -176,8 +176,8 @@ def test_every_epoch_visits_every_sequence_once_in_time_order(sizes, seed):
         num_epochs=2,
         num_minibatches=num_minibatches,
     )
-    assert drawn.indices.shape[0] == 2 * num_minibatches
-    for epoch in np.split(np.asarray(TAKE(drawn.data, drawn.indices)), 2):
+    assert sampled.indices.shape[0] == 2 * num_minibatches
+    for epoch in np.split(np.asarray(TAKE(sampled.data, sampled.indices)), 2):
         starts = []
         for batch in epoch:
             t, env = np.moveaxis(batch, -1, 0)
@@ -190,17 +190,17 @@ def test_every_epoch_visits_every_sequence_once_in_time_order(sizes, seed):
 
 
 def test_epochs_are_shuffled_anew():
-    drawn = EPOCHS(
+    sampled = EPOCHS(
         rollout(0, 8, 4).obs, jax.random.key(0), num_envs=4, sequence_length=1, num_epochs=2, num_minibatches=1
     )
-    assert not np.array_equal(drawn.indices[0], drawn.indices[1])
+    assert not np.array_equal(sampled.indices[0], sampled.indices[1])
 
 
 def test_a_minibatch_of_epochs_takes_the_same_share_of_each_logical_shard():
-    drawn = EPOCHS(
+    sampled = EPOCHS(
         rollout(0, 4, 8).obs, jax.random.key(0), num_envs=8, sequence_length=1, num_epochs=1, num_minibatches=2
     )
-    for batch in np.asarray(TAKE(drawn.data, drawn.indices)):
+    for batch in np.asarray(TAKE(sampled.data, sampled.indices)):
         env = batch[0, :, 1]
         np.testing.assert_array_equal(np.bincount(env), np.full(8, 2))
 

@@ -1,4 +1,4 @@
-"""A world of one's own, named by a dotted path; and what the names of `envs` refuse."""
+"""An environment of one's own, named by a dotted path; and what the names of `envs` refuse."""
 
 import subprocess
 import sys
@@ -84,16 +84,16 @@ def my_package(tmp_path, monkeypatch):
     sys.modules.pop("my_package", None)
 
 
-def first_reward(world: Env, action) -> tuple[float, bool]:
-    state, _ = world.reset(jax.random.key(0), world.sample_params(jax.random.key(0)))
-    _, timestep = world.step(state, jnp.asarray(action), jax.random.key(0))
+def first_reward(single: Env, action) -> tuple[float, bool]:
+    state, _ = single.reset(jax.random.key(0), single.sample_params(jax.random.key(0)))
+    _, timestep = single.step(state, jnp.asarray(action), jax.random.key(0))
     return float(timestep.reward), bool(timestep.terminated)
 
 
 @pytest.mark.parametrize("path", ["my_package.make", "my_package:make"])
 def test_an_env_is_taken_as_it_is(my_package, path):
-    world = envs.make("custom", make=path)
-    assert first_reward(world, 1) == (1.0, True)
+    single = envs.make("custom", make=path)
+    assert first_reward(single, 1) == (1.0, True)
 
 
 def test_options_reach_the_function(my_package):
@@ -101,9 +101,9 @@ def test_options_reach_the_function(my_package):
 
 
 def test_a_gymnax_style_world_runs(my_package):
-    world = envs.make("custom", make="my_package.gymnax_style")
-    assert world.spec.action == Discrete(2)
-    env = vectorize(world, num_envs=2)
+    single = envs.make("custom", make="my_package.gymnax_style")
+    assert single.spec.action == Discrete(2)
+    env = vectorize(single, num_envs=2)
 
     def right(carry, obs, first, key):
         return jnp.ones(2, jnp.int32), carry, ()
@@ -202,7 +202,7 @@ def test_a_missing_package_is_named(monkeypatch):
 
 
 @pytest.mark.parametrize("name", envs.SHORT_NAMES)
-def test_every_short_name_names_a_known_world(name):
+def test_every_short_name_names_a_known_environment(name):
     suite, id, _ = envs.SHORT_NAMES[name]
     module = pytest.importorskip(f"envs.from_{suite}")
     assert id in module.ids()

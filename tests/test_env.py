@@ -54,10 +54,10 @@ def scripted(actions):
 def play(env: Env, actions, seed: int = 0, num_steps: int | None = None):
     """The end and every rollout of ``num_steps`` steps (default: one rollout) under scripted actions, joined."""
     num_envs = np.shape(actions)[1]
-    world = vectorize(env, num_envs=num_envs)
+    vec_env = vectorize(env, num_envs=num_envs)
     num_steps = num_steps or len(actions)
-    state = start(world, jnp.zeros(num_envs, jnp.int32), jax.random.key(seed))
-    step = jax.jit(lambda s, k: unroll(world, scripted(actions), s, k, num_steps))
+    state = start(vec_env, jnp.zeros(num_envs, jnp.int32), jax.random.key(seed))
+    step = jax.jit(lambda s, k: unroll(vec_env, scripted(actions), s, k, num_steps))
     rollouts, metrics = [], []
     for i in range(len(actions) // num_steps):
         state, rollout, own = step(state, jax.random.key(100 * seed + i))
@@ -133,7 +133,7 @@ def whole_episodes(reward, length):
     seed=st.integers(0, 99),
 )
 def test_no_episode_repeats_the_start_of_another(ends_at, shortest, num_steps, seed):
-    """Also where a rollout is no multiple of the interval, and in worlds of one step."""
+    """Also where a rollout is no multiple of the interval, and in environments of one step."""
     env = walk(ends_at=ends_at, shortest=min(shortest, ends_at))
     rollout, _ = play(env, np.zeros((num_steps * (24 // num_steps), 3), int), seed, num_steps=num_steps)
     names = rollout.obs[..., 0][rollout.first]
@@ -167,12 +167,12 @@ def test_no_environment_at_all_is_refused():
 
 def test_sample_params_varies_gravity_per_environment_and_per_episode():
     """Domain randomization: Pendulum under a gravity of its own for every episode."""
-    world, default = gymnax.make("Pendulum-v1")
+    theirs, default = gymnax.make("Pendulum-v1")
 
     def sample_params(key):
         return default.replace(g=jax.random.uniform(key, minval=5.0, maxval=15.0), max_steps_in_episode=5)
 
-    env = vectorize(from_gymnax.adapt(world, default, name="pendulum", sample_params=sample_params), num_envs=NUM_ENVS)
+    env = vectorize(from_gymnax.adapt(theirs, default, name="pendulum", sample_params=sample_params), num_envs=NUM_ENVS)
     state = start(env, (), jax.random.key(0))
 
     def act(carry, obs, first, key):

@@ -17,7 +17,7 @@ def default_backend(id: str) -> str:
 
 
 def another_backend(number: int, id: str) -> str:
-    """A backend that is not the default, which runs below; in turn, so that each of them traces several worlds."""
+    """A backend that is not the default, which runs below; in turn, so that each traces several environments."""
     others = [backend for backend in from_brax.BACKENDS if backend != default_backend(id)]
     return others[number % len(others)]
 
@@ -27,45 +27,45 @@ PAIRS = [(id, another_backend(number, id)) for number, id in enumerate(from_brax
 
 @pytest.mark.parametrize(("id", "backend"), PAIRS)
 def test_every_world_traces_on_another_backend_too(id, backend):
-    world = envs.make("brax", id=id, backend=backend)
-    action = jax.ShapeDtypeStruct(world.spec.action.low.shape, jnp.float32)
+    single = envs.make("brax", id=id, backend=backend)
+    action = jax.ShapeDtypeStruct(single.spec.action.low.shape, jnp.float32)
 
     def reset_and_step(key, action):
-        state, _ = world.reset(key, ())
-        following, timestep = world.step(state, action, key)
+        state, _ = single.reset(key, ())
+        following, timestep = single.step(state, action, key)
         return state, following, timestep
 
     state, following, timestep = jax.eval_shape(reset_and_step, jax.random.key(0), action)
     assert jax.tree.map(lambda x: (x.shape, x.dtype), state) == jax.tree.map(lambda x: (x.shape, x.dtype), following)
-    assert timestep.next_obs == world.spec.obs
+    assert timestep.next_obs == single.spec.obs
 
 
 @pytest.mark.parametrize("id", from_brax.ids())
 def test_every_environment_runs(id):
     """Finite for a few steps under full thrust, moving, and no episode shorter than declared."""
-    world = envs.make("brax", id=id, backend=default_backend(id))
+    single = envs.make("brax", id=id, backend=default_backend(id))
 
     @jax.jit
     def few_steps(key):
-        thrust = jnp.sign(jax.random.normal(key, world.spec.action.low.shape))
-        state, obs = world.reset(key, ())
-        return obs, jax.lax.scan(lambda state, _: world.step(state, thrust, key), state, length=7)[1]
+        thrust = jnp.sign(jax.random.normal(key, single.spec.action.low.shape))
+        state, obs = single.reset(key, ())
+        return obs, jax.lax.scan(lambda state, _: single.step(state, thrust, key), state, length=7)[1]
 
     obs, steps = few_steps(jax.random.key(0))
-    assert jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), obs) == world.spec.obs
+    assert jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), obs) == single.spec.obs
     assert all(np.isfinite(x).all() for x in (*jax.tree.leaves(steps.next_obs), steps.reward))
-    assert not steps.terminated[: world.shortest_episode - 1].any()
+    assert not steps.terminated[: single.shortest_episode - 1].any()
     assert np.any(np.asarray(steps.next_obs[0]) != np.asarray(obs))
 
 
 def test_a_step_leaves_the_state_it_was_given_alone():
     """brax's hopper writes into the dictionary of metrics that it is handed."""
-    world = envs.make("hopper")
+    single = envs.make("hopper")
 
     def kept(key):
-        state, _ = world.reset(key, ())
+        state, _ = single.reset(key, ())
         before = dict(state.metrics)
-        world.step(state, jnp.zeros(3), key)
+        single.step(state, jnp.zeros(3), key)
         assert all(state.metrics[name] is value for name, value in before.items())
         return key
 
@@ -73,8 +73,8 @@ def test_a_step_leaves_the_state_it_was_given_alone():
 
 
 def test_dictionary_observations():
-    world = envs.make("brax", id="fast", obs_mode="dict_state")
-    assert world.spec.obs == {"state": jax.ShapeDtypeStruct((2,), jnp.float32)}
+    single = envs.make("brax", id="fast", obs_mode="dict_state")
+    assert single.spec.obs == {"state": jax.ShapeDtypeStruct((2,), jnp.float32)}
 
 
 def test_loading_is_quiet(tmp_path):
@@ -107,7 +107,7 @@ def test_what_cannot_run_is_refused(options, message):
 def test_swimmer_is_still_broken():
     """Once this fails, brax has mended it: take it out of `REFUSED`."""
     with from_brax.quiet():
-        world = from_brax.brax_envs.get_environment("swimmer")
-    world = from_brax.adapt(world, name="swimmer")
+        single = from_brax.brax_envs.get_environment("swimmer")
+    single = from_brax.adapt(single, name="swimmer")
     with pytest.raises(TypeError, match="a_min"):
-        jax.eval_shape(lambda key: world.step(world.reset(key, ())[0], jnp.zeros(2), key), jax.random.key(0))
+        jax.eval_shape(lambda key: single.step(single.reset(key, ())[0], jnp.zeros(2), key), jax.random.key(0))

@@ -27,18 +27,18 @@ def shapes(obs):
 
 @pytest.mark.parametrize("id", from_gymnax.ids())
 def test_every_id_steps(id):
-    world = envs.make("gymnax", id=id)
-    env = vectorize(world, num_envs=NUM_ENVS)
+    single = envs.make("gymnax", id=id)
+    env = vectorize(single, num_envs=NUM_ENVS)
 
     @jax.jit
     def few_steps(key):
         def act(carry, obs, first, key):
-            return random_actions(world.spec.action, key, (NUM_ENVS,)), carry, ()
+            return random_actions(single.spec.action, key, (NUM_ENVS,)), carry, ()
 
         return unroll(env, act, start(env, (), key), key, 3)
 
     _, rollout, metrics = few_steps(jax.random.key(0))
-    expected = jax.tree.map(lambda s: ((3, NUM_ENVS, *s.shape), s.dtype), world.spec.obs)
+    expected = jax.tree.map(lambda s: ((3, NUM_ENVS, *s.shape), s.dtype), single.spec.obs)
     assert shapes(rollout.obs) == expected
     assert metrics["nonfinite_step"] == -1
 
@@ -46,13 +46,13 @@ def test_every_id_steps(id):
 @pytest.mark.parametrize("id", ["CartPole-v1", "Pendulum-v1"])
 def test_a_step_is_gymnax_own(id):
     """The same keys and actions give what gymnax's `step_env` gives."""
-    world, params = gymnax.make(id)
+    single, params = gymnax.make(id)
     ours = envs.make("gymnax", id=id)
     key = jax.random.key(3)
-    obs, theirs = world.reset_env(key, params)
+    obs, theirs = single.reset_env(key, params)
     state, our_obs = ours.reset(key, ())
     np.testing.assert_array_equal(our_obs, obs)
-    step, their_step = jax.jit(ours.step), jax.jit(world.step_env)
+    step, their_step = jax.jit(ours.step), jax.jit(single.step_env)
     for i in range(30):
         action = random_actions(ours.spec.action, jax.random.fold_in(key, i), ())
         obs, theirs, reward, terminated, _ = their_step(key, theirs, action, params)
@@ -68,21 +68,21 @@ def test_a_step_is_gymnax_own(id):
 @pytest.mark.parametrize("id", ["CartPole-v1", "Catch-bsuite", "DeepSea-bsuite"])
 def test_long_episodes_are_as_long_as_declared(id):
     """What `LONG_EPISODES` promises, under every constant action."""
-    world = envs.make("gymnax", id=id)
-    assert world.shortest_episode == FRESH_INTERVAL
+    single = envs.make("gymnax", id=id)
+    assert single.shortest_episode == FRESH_INTERVAL
 
     @jax.jit
     def ended_early(key, action):
-        state, _ = world.reset(key, ())
+        state, _ = single.reset(key, ())
 
         def step(state, key):
-            state, timestep = world.step(state, action, key)
+            state, timestep = single.step(state, action, key)
             return state, timestep.terminated
 
         return jax.lax.scan(step, state, jax.random.split(key, FRESH_INTERVAL - 1))[1]
 
     keys = jax.random.split(jax.random.key(0), 500)
-    for action in range(world.spec.action.num_actions):
+    for action in range(single.spec.action.num_actions):
         assert not np.any(jax.vmap(ended_early, (0, None))(keys, jnp.int32(action)))
 
 
@@ -92,14 +92,14 @@ def test_discrete_observations_are_one_hot():
 
 
 def test_the_time_limit_truncates():
-    world = envs.make("cartpole", episode_length=3)
-    state, _ = world.reset(jax.random.key(0), ())
+    single = envs.make("cartpole", episode_length=3)
+    state, _ = single.reset(jax.random.key(0), ())
     ends = []
     for _ in range(3):
-        state, timestep = world.step(state, jnp.int32(0), jax.random.key(0))
+        state, timestep = single.step(state, jnp.int32(0), jax.random.key(0))
         ends.append((bool(timestep.terminated), bool(timestep.truncated)))
     assert ends == [(False, False), (False, False), (False, True)]
-    assert world.spec.max_episode_steps == 3
+    assert single.spec.max_episode_steps == 3
 
 
 def test_options_are_gymnax_parameters():

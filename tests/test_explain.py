@@ -378,7 +378,7 @@ def test_help_names_the_keys(capsys):
     assert "out " in capsys.readouterr().out
 
 
-WORLD = """
+MY_ENV = """
 import jax, jax.numpy as jnp, jaxrl_fast as jf
 
 def make():
@@ -393,10 +393,10 @@ def make():
 
 
 def test_the_command_prints_and_writes_what_would_run(tmp_path: Path):
-    (tmp_path / "world.py").write_text(WORLD)
+    (tmp_path / "my_env.py").write_text(MY_ENV)
     words = [
         "env=custom",
-        "env.make=world.make",
+        "env.make=my_env.make",
         "algo=ppo",
         "num_envs=4",
         "placement=data_parallel",

@@ -35,7 +35,7 @@ def policy_of(obs, action, algo="ppo", *, normalized=True, seed=0, frame_stack=0
     """A policy that has learned nothing but acts differently here and there; ``obs``: (shape, dtype), or a tree."""
     is_leaf = lambda x: isinstance(x, tuple)  # noqa: E731
     spec = jf.EnvSpec(
-        "world", jax.tree.map(lambda s: jax.ShapeDtypeStruct(*s), obs, is_leaf=is_leaf), action, None, frame_stack
+        "toy", jax.tree.map(lambda s: jax.ShapeDtypeStruct(*s), obs, is_leaf=is_leaf), action, None, frame_stack
     )
     sizes = {"num_minibatches": 1, "value_hidden": (8,)} if algo == "ppo" else {"critic_hidden": (8,)}
     made = getattr(jf, algo)(policy_hidden=(16, 8), **sizes, **options)
@@ -172,7 +172,7 @@ def test_the_onnx_file_says_what_it_is(tmp_path):
     model = onnx.load(path)
     onnx.checker.check_model(model, full_check=True)
     told = {entry.key: entry.value for entry in model.metadata_props}
-    assert (told["env"], told["algo"]) == ("world", "ppo")
+    assert (told["env"], told["algo"]) == ("toy", "ppo")
     assert told["observation"] == (
         "obs.action_mask bool[batch, 3], obs.board int8[batch, 3, 3], obs.where.x float32[batch, 2]"
     )
@@ -188,7 +188,7 @@ def test_a_primitive_without_a_form_is_named_in_one_line():
     (batch,) = jax.export.symbolic_shape("batch")
     obs = jax.ShapeDtypeStruct((batch, 3), jnp.float32)
     with pytest.raises(ValueError, match=r"^no ONNX form is known here for 'sort'.*formats=jax$"):
-        to_onnx(lambda x: jnp.sort(x, axis=-1), (obs,), ["obs"], ["action"], {"env": "world"})
+        to_onnx(lambda x: jnp.sort(x, axis=-1), (obs,), ["obs"], ["action"], {"env": "toy"})
 
 
 @pytest.mark.parametrize("kind", ["ppo tanh", "sac", "recurrent"])
@@ -289,7 +289,7 @@ def test_the_command_writes_both_files_and_says_how_to_use_them(tmp_path, kind):
     status, out, err = command(tmp_path, "run")
     assert (status, err) == (0, "")
     assert out.startswith(
-        f"run/policy: world, {policy.made_by['algo']}\nobservation  {describe(policy)['observation']}\n"
+        f"run/policy: toy, {policy.made_by['algo']}\nobservation  {describe(policy)['observation']}\n"
     )
     assert out.count("1,000 observations: actions differ from the policy's by at most ") == 2
     for name in FORMATS:

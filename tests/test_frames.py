@@ -5,7 +5,7 @@ from functools import cache
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pixel_worlds
+import pixel_envs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -33,7 +33,7 @@ def view_of(k: int, *, beside: bool = False) -> View:
     """Stacks of ``k`` frames, alone or in a dictionary beside two numbers."""
     frame = jax.ShapeDtypeStruct(FRAME, jnp.uint8)
     obs = {"image": frame, "speed": jax.ShapeDtypeStruct((2,), jnp.float32)} if beside else frame
-    return make_view(EnvSpec("world", obs, Discrete(2), None, k))
+    return make_view(EnvSpec("toy", obs, Discrete(2), None, k))
 
 
 def with_speed(obs: np.ndarray, beside: bool):
@@ -129,12 +129,12 @@ class Both:
         source = uniform_source(buffer, 2 * (self.batch_size // buffer.shards), Window(self.n_step))
 
         def windows(state, key):
-            drawn = source.sample(state, key, None).drawn
-            every = jnp.broadcast_to(jnp.arange(drawn.steps.reward.shape[1]), drawn.steps.reward.shape[:2])
-            batch = take_batch(drawn.steps, every)
-            if drawn.tables is None:
+            sampled = source.sample(state, key, None).windows
+            every = jnp.broadcast_to(jnp.arange(sampled.steps.reward.shape[1]), sampled.steps.reward.shape[:2])
+            batch = take_batch(sampled.steps, every)
+            if sampled.tables is None:
                 return [batch]
-            return [batch._replace(**{f: put_stacks(drawn.tables, getattr(batch, f)) for f in ("obs", "next_obs")})]
+            return [batch._replace(**{f: put_stacks(sampled.tables, getattr(batch, f)) for f in ("obs", "next_obs")})]
 
         return windows
 
@@ -241,7 +241,7 @@ def test_an_environment_that_begins_anew_without_an_end_counts_as_cut_off():
 
 def test_replay_takes_one_frame_a_step_and_bytes_until_a_batch_is_made():
     k, num_envs, capacity = 4, 8, 12_800
-    view = make_view(EnvSpec("world", jax.ShapeDtypeStruct((84, 84, 1), jnp.uint8), Discrete(2), None, k))
+    view = make_view(EnvSpec("toy", jax.ShapeDtypeStruct((84, 84, 1), jnp.uint8), Discrete(2), None, k))
     buffer = image_buffer(view, capacity=capacity, num_envs=num_envs, batch_size=16)
     source = uniform_source(buffer, 6)
     frame, flag = jax.ShapeDtypeStruct((1, num_envs, 84, 84, 1), jnp.uint8), jax.ShapeDtypeStruct((1, num_envs), bool)
@@ -252,10 +252,10 @@ def test_replay_takes_one_frame_a_step_and_bytes_until_a_batch_is_made():
     assert capacity * 84 * 84 <= size <= 1.04 * capacity * 84 * 84
 
     def add_and_sample(state, rollout, key):
-        return source.sample(buffer.add(state, rollout), key, None).drawn
+        return source.sample(buffer.add(state, rollout), key, None).windows
 
-    drawn = jax.make_jaxpr(add_and_sample)(state, example, jax.random.key(0))
-    avals = [var.aval for eqn in equations(drawn.jaxpr) for var in eqn.outvars]
+    sampled = jax.make_jaxpr(add_and_sample)(state, example, jax.random.key(0))
+    avals = [var.aval for eqn in equations(sampled.jaxpr) for var in eqn.outvars]
     images = [aval for aval in avals if 84 in aval.shape]
     assert images and {aval.dtype for aval in images} == {np.dtype(np.uint8)}
     (table,) = jax.tree.leaves(jax.eval_shape(add_and_sample, state, example, jax.random.key(0)).tables)
@@ -276,11 +276,11 @@ def equations(jaxpr):
         (jax.ShapeDtypeStruct((4,), jnp.float32), 4, r"its observations are float32\[4\]: leave frame_stack out"),
         (jax.ShapeDtypeStruct((8, 8), jnp.uint8), 2, r"uint8\[8, 8\]"),
         ({"speed": jax.ShapeDtypeStruct((4,), jnp.float32)}, 2, r"its observations are \{'speed': 'float32\[4\]'\}"),
-        (pixel_worlds.IMAGE, -1, "frame_stack=-1: write how many"),
-        (pixel_worlds.IMAGE, 2.5, "frame_stack=2.5: write how many"),
+        (pixel_envs.IMAGE, -1, "frame_stack=-1: write how many"),
+        (pixel_envs.IMAGE, 2.5, "frame_stack=2.5: write how many"),
     ],
 )
 def test_only_images_are_stacked(obs, k, says):
     with pytest.raises(ValueError, match=says):
-        make_view(EnvSpec("world", obs, Discrete(2), None, k))
-    assert make_view(EnvSpec("world", obs, Discrete(2), None, 1)).spec.obs == obs
+        make_view(EnvSpec("toy", obs, Discrete(2), None, k))
+    assert make_view(EnvSpec("toy", obs, Discrete(2), None, 1)).spec.obs == obs

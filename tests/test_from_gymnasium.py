@@ -55,7 +55,7 @@ class OneStep(gymnasium.Env):
 @given(space=SPACES, seed=st.integers(0, 2**16))
 def test_observations_are_flattened_as_gymnasium_does(space: spaces.Space, seed: int):
     space.seed(seed)
-    codec = encode_obs(spaces.Tuple([space]), "world")
+    codec = encode_obs(spaces.Tuple([space]), "toy")
     assert codec.dtype == np.float32
     row = np.full(codec.shape, np.nan, codec.dtype)
     for _ in range(2):  # a row is written over and over
@@ -70,7 +70,7 @@ def test_observations_are_flattened_as_gymnasium_does(space: spaces.Space, seed:
 )
 def test_a_box_keeps_its_shape_and_its_dtype_up_to_32_bits(dtype: str, kept: str):
     space = spaces.Box(0, 100, (3, 2, 1), dtype)
-    host = make_custom_host(lambda: OneStep(space, spaces.Discrete(2)), num_envs=2, name="world", pool=HERE)
+    host = make_custom_host(lambda: OneStep(space, spaces.Discrete(2)), num_envs=2, name="toy", pool=HERE)
     assert (host.spec.obs.shape, host.spec.obs.dtype) == ((3, 2, 1), kept)
     obs = host.reset(3)
     space.seed(env_seed(3, 1))
@@ -82,7 +82,7 @@ def test_a_box_keeps_its_shape_and_its_dtype_up_to_32_bits(dtype: str, kept: str
 def test_an_observation_of_another_shape_is_told():
     wrong = OneStep(spaces.Box(0, 1, (3,)), spaces.Discrete(2))
     wrong.observation_space.sample = lambda: np.zeros(1)  # NumPy would spread it over all three
-    host = make_custom_host(lambda: wrong, num_envs=1, name="world", pool=HERE)
+    host = make_custom_host(lambda: wrong, num_envs=1, name="toy", pool=HERE)
     with pytest.raises(RuntimeError, match=r"an observation has shape \(1,\); observation_space says \(3,\)"):
         host.reset(0)
 
@@ -98,7 +98,7 @@ def test_an_observation_of_another_shape_is_told():
     ],
 )
 def test_every_action_of_a_finite_space_has_a_number(space: spaces.Space, count: int):
-    codec = encode_action(space, "world")
+    codec = encode_action(space, "toy")
     decoded = codec.decode(np.arange(count, dtype=np.int32))
     assert codec.num_actions == count
     assert all(space.contains(action) for action in decoded)
@@ -114,7 +114,7 @@ def test_real_actions_come_in_the_dtype_of_their_space(dtype: type):
     space = spaces.Box(np.array([-1, 0], dtype), np.array([1, 3], dtype), dtype=dtype)
     seen: list[np.ndarray] = []
     judge = lambda action: (seen.append(action), 0.0)[1]  # noqa: E731
-    host = make_custom_host(lambda: OneStep(spaces.Box(0, 1), space, judge), num_envs=2, name="world", pool=HERE)
+    host = make_custom_host(lambda: OneStep(spaces.Box(0, 1), space, judge), num_envs=2, name="toy", pool=HERE)
     assert isinstance(host.spec.action, Box)
     np.testing.assert_array_equal(host.spec.action.high, np.array([1, 3], np.float32))
     host.reset(0)
@@ -141,9 +141,9 @@ def test_real_actions_come_in_the_dtype_of_their_space(dtype: type):
 )
 def test_spaces_that_are_not_supported_are_refused_in_one_line(observed: Any, acted: Any, says: str):
     with pytest.raises(ValueError) as caught:
-        make_custom_host(lambda: OneStep(observed, acted), num_envs=1, name="world", pool=HERE)
+        make_custom_host(lambda: OneStep(observed, acted), num_envs=1, name="toy", pool=HERE)
     message = str(caught.value)
-    assert says in message and message.startswith("world ") and "\n" not in message
+    assert says in message and message.startswith("toy ") and "\n" not in message
 
 
 def test_wrappers_options_and_time_limits_reach_the_environment():

@@ -16,7 +16,7 @@ from jaxrl_fast.training.planning import plan_run
 from jaxrl_fast.training.recorder import summarize_metrics
 
 
-def counting_world(bad_step: int | None = None) -> jf.Env:
+def counting_env(bad_step: int | None = None) -> jf.Env:
     """Counts its steps; gives a NaN reward at step ``bad_step`` of an episode."""
     spec = jf.EnvSpec("counter", jax.ShapeDtypeStruct((1,), jnp.float32), jf.Discrete(2), max_episode_steps=50)
 
@@ -38,26 +38,26 @@ def tiny_ppo(**options) -> jf.Algorithm:
 
 
 def test_a_nan_is_named_with_its_step():
-    env = jf.vectorize(counting_world(bad_step=21), num_envs=4)
+    env = jf.vectorize(counting_env(bad_step=21), num_envs=4)
     with pytest.raises(jf.NonFiniteError, match=r"counter .* at step 21 of each environment, 84 steps over all 4"):
         jf.learn(env, tiny_ppo(), total_steps=1000)
 
 
 def test_a_nan_at_reset_is_named():
-    world = counting_world()
-    world = world._replace(reset=lambda key, params: (jnp.zeros((), jnp.int32), jnp.full(1, jnp.nan)))
+    single = counting_env()
+    single = single._replace(reset=lambda key, params: (jnp.zeros((), jnp.int32), jnp.full(1, jnp.nan)))
     with pytest.raises(jf.NonFiniteError, match="observation of its reset"):
-        jf.learn(jf.vectorize(world, num_envs=2), tiny_ppo(), total_steps=1000)
+        jf.learn(jf.vectorize(single, num_envs=2), tiny_ppo(), total_steps=1000)
 
 
 def test_a_diverging_update_is_named():
     with pytest.raises(jf.NonFiniteError, match=r"metric \S+ of fragment learn .* in tick .*learning_rate"):
-        jf.learn(jf.vectorize(counting_world(), num_envs=2), tiny_ppo(learning_rate=float("inf")), total_steps=10_000)
+        jf.learn(jf.vectorize(counting_env(), num_envs=2), tiny_ppo(learning_rate=float("inf")), total_steps=10_000)
 
 
 @pytest.mark.parametrize("total_steps", [1, 31, 32, 33, 1000, 99_999, 3_300_000])
 def test_a_plan_covers_the_steps_with_equal_chunks(total_steps):
-    env = jf.vectorize(counting_world(), num_envs=4)
+    env = jf.vectorize(counting_env(), num_envs=4)
     _, agent = build_graph(env, tiny_ppo())
     plan = plan_run(env, agent, total_steps, None)
     steps = plan.num_chunks * plan.ticks_per_chunk * plan.steps_per_tick
@@ -68,7 +68,7 @@ def test_a_plan_covers_the_steps_with_equal_chunks(total_steps):
 def test_one_compilation_whatever_the_number_of_chunks(caplog):
     def compilations(total_steps: int) -> int:
         caplog.clear()
-        jf.learn(jf.vectorize(counting_world(), num_envs=4), tiny_ppo(), total_steps=total_steps, eval_episodes=2)
+        jf.learn(jf.vectorize(counting_env(), num_envs=4), tiny_ppo(), total_steps=total_steps, eval_episodes=2)
         return sum("Finished XLA compilation of jit(chunk)" in r.getMessage() for r in caplog.records)
 
     jax.config.update("jax_log_compiles", True)
@@ -84,7 +84,7 @@ def test_a_placement_of_ones_own_as_in_the_readme_gives_the_same_numbers():
     code = code.partition("from jaxrl_fast.placement import")[1:]
     names: dict = {}
     exec("".join(code).partition("\njf.learn")[0], names)
-    env = jf.vectorize(counting_world(), num_envs=4)
+    env = jf.vectorize(counting_env(), num_envs=4)
     options = dict(total_steps=32 * 5, eval_episodes=2, devices=2)
     want = jf.learn(env, tiny_ppo(), **options)
     got = jf.learn(env, tiny_ppo(), placement=names["learner_apart"], **options)
@@ -102,14 +102,14 @@ def test_a_placement_of_ones_own_as_in_the_readme_gives_the_same_numbers():
     ],
 )
 def test_a_placement_that_cannot_be_made_is_refused(placement, devices, message):
-    env = jf.vectorize(counting_world(), num_envs=4)
+    env = jf.vectorize(counting_env(), num_envs=4)
     with pytest.raises(ValueError, match=message):
         jf.learn(env, tiny_ppo(), total_steps=32, placement=placement, devices=devices)
 
 
 def test_memory_does_not_grow_with_the_number_of_steps():
     live = []
-    env = jf.vectorize(counting_world(), num_envs=4)
+    env = jf.vectorize(counting_env(), num_envs=4)
     jf.learn(
         env,
         tiny_ppo(),
@@ -123,7 +123,7 @@ def test_memory_does_not_grow_with_the_number_of_steps():
 
 
 def test_metrics_count_only_ticks_in_which_a_fragment_was_active():
-    env = jf.vectorize(counting_world(), num_envs=4)
+    env = jf.vectorize(counting_env(), num_envs=4)
     graph, _ = build_graph(env, tiny_ppo())
     graph = graph._replace(fragments=tuple(f._replace(start=2) if f.name == "learn" else f for f in graph.fragments))
     metrics = {
@@ -137,7 +137,7 @@ def test_metrics_count_only_ticks_in_which_a_fragment_was_active():
 
 
 def test_a_run_folder_holds_what_the_design_names(tmp_path):
-    env = jf.vectorize(counting_world(), num_envs=4)
+    env = jf.vectorize(counting_env(), num_envs=4)
     result = jf.learn(env, tiny_ppo(), total_steps=320, num_seeds=2, eval_every=160, eval_episodes=3, run_dir=tmp_path)
     rows = list(csv.DictReader((tmp_path / "metrics.csv").read_text().splitlines()))
     assert [int(r["env_steps"]) for r in rows] == [32 * (i + 1) for i in range(10)]
@@ -154,7 +154,7 @@ def test_a_run_folder_holds_what_the_design_names(tmp_path):
 
 
 def test_stopping_between_chunks_saves_at_once_and_writes_without_an_evaluation(tmp_path):
-    env = jf.vectorize(counting_world(), num_envs=4)
+    env = jf.vectorize(counting_env(), num_envs=4)
     rows = []
     result = jf.learn(
         env,
@@ -191,14 +191,14 @@ def test_a_damaged_summary_of_an_earlier_start_is_replaced(tmp_path):
 def test_numbers_that_must_be_positive(name):
     arguments = {"total_steps": 100, name: 0}
     with pytest.raises(ValueError, match=f"{name}=0"):
-        jf.learn(jf.vectorize(counting_world(), num_envs=2), tiny_ppo(), **arguments)
+        jf.learn(jf.vectorize(counting_env(), num_envs=2), tiny_ppo(), **arguments)
 
 
 def test_an_unwritable_folder_is_refused_before_anything_slow(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="cannot write to the run folder"):
         jf.learn(
-            jf.vectorize(counting_world(), num_envs=2), tiny_ppo(), total_steps=100, run_dir=tmp_path / "file" / "run"
+            jf.vectorize(counting_env(), num_envs=2), tiny_ppo(), total_steps=100, run_dir=tmp_path / "file" / "run"
         )
 
 

@@ -162,8 +162,8 @@ def test_what_a_world_does_is_found_some_ticks_later(reward, found):
         no = jnp.zeros((), bool)
         return count + 1, jf.Timestep(jnp.zeros(2), jnp.zeros(2), reward(count.astype(jnp.float32)), no, no)
 
-    world = jf.Env(spec, lambda key, params: (jnp.int32(0), jnp.zeros(2)), move)
-    assert found in found_in(jf.vectorize(world, num_envs=2), tiny_ppo(**SHORT), 1, "sample")
+    single = jf.Env(spec, lambda key, params: (jnp.int32(0), jnp.zeros(2)), move)
+    assert found in found_in(jf.vectorize(single, num_envs=2), tiny_ppo(**SHORT), 1, "sample")
 
 
 def test_an_operation_that_is_not_found_is_said_to_be_so():

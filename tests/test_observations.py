@@ -1,11 +1,11 @@
-"""Every algorithm with every kind of observation: it learns a world of that kind, or says why it cannot. Vectors and
-action masks are those of `test_probes`."""
+"""Every algorithm with every kind of observation: it learns an environment of that kind, or says why it cannot. Vectors
+and action masks are those of `test_probes`."""
 
 from functools import partial
 
 import jax
 import jax.numpy as jnp
-import pixel_worlds
+import pixel_envs
 import pytest
 
 import jaxrl_fast as jf
@@ -49,9 +49,9 @@ def dictionary(*, discrete: bool) -> Env:
 
 
 def image_in_dictionary(*, discrete: bool) -> Env:
-    """`pixel_worlds.motion` beside a sign: at +1 the motion must be told, at -1 the answer is action 1; or the best
+    """`pixel_envs.motion` beside a sign: at +1 the motion must be told, at -1 the answer is action 1; or the best
     action is a quarter of both. Neither image nor sign says enough alone."""
-    inner = pixel_worlds.motion(discrete=discrete)
+    inner = pixel_envs.motion(discrete=discrete)
     obs = {"image": inner.spec.obs, "sign": jax.ShapeDtypeStruct((1,), jnp.float32)}
 
     def reset(key, params):
@@ -92,9 +92,9 @@ def memory(*, discrete: bool) -> Env:
     return Env(EnvSpec("memory", obs, Discrete(2) if discrete else UNIT, STEPS), reset, step, shortest_episode=STEPS)
 
 
-WORLDS = {
+ENVS = {
     "dictionary": dictionary,
-    "image stack": pixel_worlds.motion,
+    "image stack": pixel_envs.motion,
     "dictionary with an image": image_in_dictionary,
     "memory": memory,
 }
@@ -157,20 +157,20 @@ ALGORITHMS = {"ppo": (ppo, True, 16_000), "sac": (sac, False, 4_800), "dqn": (dq
 """Factory, whether it is tried with discrete actions, and environment steps."""
 
 
-def score(world: Env, algorithm: jf.Algorithm, total_steps: int) -> float:
+def score(single: Env, algorithm: jf.Algorithm, total_steps: int) -> float:
     """The mean return of the greedy policy."""
-    env = jf.vectorize(world, num_envs=16)
+    env = jf.vectorize(single, num_envs=16)
     result = jf.learn(env, algorithm, total_steps=total_steps, seed=1, eval_every=total_steps, eval_episodes=128)
     return result.summary["eval_return_mean"]
 
 
-@pytest.mark.parametrize("kind", WORLDS)
+@pytest.mark.parametrize("kind", ENVS)
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_an_algorithm_learns_from_every_kind_of_observation(name: str, kind: str):
     make, discrete, total_steps = ALGORITHMS[name]
     algorithm = make(recurrent_size=16) if kind == "memory" else make()
-    world = WORLDS[kind](discrete=discrete)
-    assert score(world, algorithm, total_steps) == pytest.approx(float(discrete), abs=0.03)
+    single = ENVS[kind](discrete=discrete)
+    assert score(single, algorithm, total_steps) == pytest.approx(float(discrete), abs=0.03)
 
 
 def test_actions_that_a_mask_forbids_are_discrete_and_not_sacs():

@@ -1,11 +1,12 @@
-"""Agents that see images: the networks, what stacks change (nothing but what is stored), and worlds that need them."""
+"""Agents that see images: the networks, what stacks change (nothing but what is stored), and environments that need
+them."""
 
 import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pixel_worlds
+import pixel_envs
 import pytest
 
 import jaxrl_fast as jf
@@ -129,13 +130,13 @@ def test_small_images_of_truth_values_and_real_numbers_are_convolved_where_a_con
 )
 def test_what_images_do_not_go_with_is_refused(algorithm: Algorithm, says: str):
     with pytest.raises(ValueError, match=says):
-        bind(algorithm, pixel_worlds.motion().spec, 8)
+        bind(algorithm, pixel_envs.motion().spec, 8)
     with pytest.raises(ValueError, match=r"cnn=small reads images .* hold none: write cnn=auto"):
         bind(small_ppo(cnn="small"), jf.EnvSpec("x", jax.ShapeDtypeStruct((4,), jnp.float32), jf.Discrete(2)), 8)
 
 
 def test_only_images_are_not_normalized_by_default():
-    spec = pixel_worlds.walk().spec
+    spec = pixel_envs.walk().spec
     mixed = spec._replace(obs={"a": spec.obs, "b": jax.ShapeDtypeStruct((2,), jnp.float32)}, frame_stack=0)
     for make in (small_ppo, small_sac):
         assert [bind(make(), s, 8).normalize_observations for s in (spec, mixed)] == [False, True]
@@ -153,7 +154,7 @@ def trained(env: jf.Env, algorithm: Algorithm, ticks: int, num_envs: int = 8):
 
 @pytest.mark.parametrize(("algorithm", "left_out"), [(small_ppo(), False), (small_sac(), True)], ids=["ppo", "sac"])
 def test_the_images_before_a_rollout_are_kept_where_replay_is_not(algorithm: Algorithm, left_out: bool):
-    graph, _ = build_graph(jf.vectorize(pixel_worlds.walk(), num_envs=8), algorithm)
+    graph, _ = build_graph(jf.vectorize(pixel_envs.walk(), num_envs=8), algorithm)
     state = jax.eval_shape(lambda: graphs.init(graph, KEY, algorithm.hyper))
     state = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), state._replace(key=()))
     refills = graphs.tagged(graph, placements.REPLAY)
@@ -166,7 +167,7 @@ def test_the_images_before_a_rollout_are_kept_where_replay_is_not(algorithm: Alg
 @pytest.mark.usefixtures("optimized")
 def test_replay_of_images_is_updated_in_place():
     algorithm = small_sac(buffer_size=8 * 5_000)
-    graph, _ = build_graph(jf.vectorize(pixel_worlds.walk(), num_envs=8), algorithm)
+    graph, _ = build_graph(jf.vectorize(pixel_envs.walk(), num_envs=8), algorithm)
     keys = jax.random.split(KEY, 1)
     program = programs.compile(graph, placements.data_parallel(graph, jax.devices()[:2]), 1)
     text = program.ready(keys, algorithm.hyper)[1].as_text()
@@ -179,11 +180,11 @@ def test_replay_of_images_is_updated_in_place():
 
 
 @pytest.mark.parametrize("algorithm", [small_ppo(), small_sac(n_step=2)], ids=["ppo", "sac"])
-def test_stacks_made_here_teach_what_stacks_of_the_world_teach(algorithm: Algorithm):
-    """Acting, rollouts, replay and learners: all see the stacks that a world would show which made them itself."""
-    env = pixel_worlds.walk()
+def test_stacks_made_here_teach_what_stacks_of_the_environment_teach(algorithm: Algorithm):
+    """Acting, rollouts, replay and learners: all see the stacks that an environment would make itself."""
+    env = pixel_envs.walk()
     ours, metrics = trained(env, algorithm, 3)
-    theirs, _ = trained(pixel_worlds.stacking(env), algorithm, 3)
+    theirs, _ = trained(pixel_envs.stacking(env), algorithm, 3)
     for got, want in zip(*(jax.tree.leaves(learned(state)) for state in (ours, theirs)), strict=True):
         np.testing.assert_allclose(got, want, atol=1e-5)
     assert np.isfinite(metrics[-1]["sample/episode_return_sum"])
@@ -200,7 +201,7 @@ def learned(state: graphs.TrainState) -> list:
 
 @pytest.mark.usefixtures("optimized")
 def test_a_single_image_of_that_world_says_nothing():
-    env = pixel_worlds.motion()
+    env = pixel_envs.motion()
     key, right = jax.random.split(KEY), []
     for direction in (-1, 1):
         state, _ = env.reset(key[0], ())

@@ -11,7 +11,7 @@ import gymnasium
 import jax
 import numpy as np
 import pytest
-from pool_worlds import Uneven, Walk
+from pool_envs import Uneven, Walk
 
 from envs.from_gymnasium import make_custom_host, make_host
 from envs.pool.batches import env_seed
@@ -207,7 +207,7 @@ def test_workers_never_load_jax(pool: HostEnv):
 
 def test_it_is_measured_whether_workers_pay_and_said_in_one_line():
     for make, where in [(partial(Uneven, 0.0), "in this process"), (partial(Walk, 0.02), "by 2 worker processes")]:
-        host = make_custom_host(make, num_envs=2, name="world", pool=PoolOptions(num_groups=1))
+        host = make_custom_host(make, num_envs=2, name="toy", pool=PoolOptions(num_groups=1))
         (line,) = host.events()
         assert where in line or os.cpu_count() == 1
         assert host.events() == []

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from pool_worlds import Walk
+from pool_envs import Walk
 
 from envs.from_gymnasium import make_custom_host
 from envs.pool.options import PoolOptions
@@ -139,7 +139,7 @@ def test_a_pool_that_is_forgotten_ends_its_workers(start):
     assert gone(pids)
 
 
-def test_new_worlds_do_not_repeat_the_lost_ones(start):
+def test_new_environments_do_not_repeat_the_lost_ones(start):
     host = start(num_groups=1)
     first = host.reset(0)
     os.kill(int(first[0, PID]), signal.SIGKILL)
@@ -167,7 +167,7 @@ def test_a_worker_that_dies_again_and_again_ends_in_its_own_traceback(start, how
     message = str(caught.value)
     assert {"abort": "worker 0 of walk was killed by SIGABRT", "hang": "did not answer within 0.3 s"}[how] in message
     assert "the 3. time within 10,000 batches" in message
-    assert 'pool_worlds.py", line' in message and "in misbehave" in message
+    assert 'pool_envs.py", line' in message and "in misbehave" in message
     assert len(host.events()) == 2
 
 
@@ -180,7 +180,7 @@ def test_an_environment_that_raises_shows_its_traceback_and_seed(start, workers:
         step(host, 1, [1, 1, 1, 9])
     message = str(caught.value)
     assert message.startswith("environment 7 of walk raised KeyError: 'no such thing' (step 2 of an episode, seed ")
-    assert 'raise KeyError("no such thing")' in message and "pool_worlds.py" in message
+    assert 'raise KeyError("no such thing")' in message and "pool_envs.py" in message
     if workers:
         assert gone(pids)
         with pytest.raises(ValueError, match="closed"):
@@ -192,7 +192,7 @@ def test_an_environment_that_raises_while_it_is_measured_shows_its_traceback():
         make_custom_host(partial(Walk, on_nine="raise"), num_envs=4, name="walk")
 
 
-def test_worlds_that_differ_between_processes_or_cannot_be_made_there_say_so():
+def test_environments_that_differ_between_processes_or_cannot_be_made_there_say_so():
     parent = os.getpid()
 
     def fails_elsewhere() -> Walk:
@@ -212,7 +212,7 @@ PARENT = """
 import os, sys, time
 from functools import partial
 import numpy as np
-from pool_worlds import Walk
+from pool_envs import Walk
 from envs.from_gymnasium import make_custom_host
 from envs.pool.options import PoolOptions
 

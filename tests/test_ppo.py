@@ -181,7 +181,7 @@ def test_rewards_are_divided_by_the_deviation_of_returns_and_observations_normal
     np.testing.assert_allclose(scaled.next_obs, (data.next_obs - [1.0, 2.0]) / [2.0, 1.0], rtol=1e-4, atol=1e-5)
     silent = statistics._replace(returns=RunningStats(jnp.float32(4), jnp.float32(0.0), jnp.float32(0.0)))
     first = scale_experience(data._replace(reward=np.float32([[1.0, -1.0]])), silent, jnp.float32(1.0), True).reward
-    np.testing.assert_array_equal(first, [[10.0, -10.0]])  # a sparse world's first reward does not explode
+    np.testing.assert_array_equal(first, [[10.0, -10.0]])  # a sparse environment's first reward does not explode
     raw = scale_experience(data, statistics, jnp.float32(0.5), False)
     np.testing.assert_allclose(raw.reward, data.reward * 0.5, rtol=1e-6)
 

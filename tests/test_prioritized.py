@@ -179,10 +179,10 @@ def test_the_transition_is_what_a_place_names():
     named = jnp.asarray(np.stack([t, e], -1), jnp.int32)
     rollout = Transition(named, named[..., 0], jnp.zeros((5, 4)), named, no, no, no, ())
     state = jax.jit(lambda rollout: source.add(source.init(rollout), rollout))(rollout)
-    drawn, weight, places = jax.jit(source.sample)(state, jax.random.key(0), small(importance_exponent=0.4).hyper)
-    np.testing.assert_array_equal(drawn.steps.obs[:, :, 0, 0], places.number - 1)
+    sampled, weight, places = jax.jit(source.sample)(state, jax.random.key(0), small(importance_exponent=0.4).hyper)
+    np.testing.assert_array_equal(sampled.steps.obs[:, :, 0, 0], places.number - 1)
     per_shard = 4 // buffer.shards
     np.testing.assert_array_equal(
-        drawn.steps.obs[:, :, 0, 1], places.env + per_shard * np.arange(buffer.shards)[:, None]
+        sampled.steps.obs[:, :, 0, 1], places.env + per_shard * np.arange(buffer.shards)[:, None]
     )
     np.testing.assert_array_equal(weight, np.ones_like(weight))

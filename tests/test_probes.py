@@ -81,14 +81,14 @@ def spec_of(names: tuple[str, ...]) -> EnvSpec:
 
 def one_of(names: tuple[str, ...], which: jax.Array) -> VecEnv:
     """The probe ``names[which]``, where only the compiled program knows which."""
-    worlds = [PROBES[name]() for name in names]
-    limits = [world.spec.max_episode_steps for world in worlds]
+    singles = [PROBES[name]() for name in names]
+    limits = [single.spec.max_episode_steps for single in singles]
 
     def reset(key, params):
-        return jax.lax.switch(which, [world.reset for world in worlds], key, params)
+        return jax.lax.switch(which, [single.reset for single in singles], key, params)
 
     def step(state, action, key):
-        return jax.lax.switch(which, [world.step for world in worlds], state, action, key)
+        return jax.lax.switch(which, [single.step for single in singles], state, action, key)
 
     return vectorize(Env(spec_of(names)._replace(max_episode_steps=max(limits)), reset, step), num_envs=NUM_ENVS)
 

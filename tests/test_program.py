@@ -25,7 +25,7 @@ COLLECTIVE = re.compile(r" (all-\w+|collective-\w+|reduce-scatter|ragged-\S+)\("
 
 @cache
 def built(name: str, overlap: str = "none", num_envs: int = NUM_ENVS, recurrent: int = 0, **learning):
-    """``(graph, hyper)`` of a small run in which every fragment has work in every tick; the worlds of PPO and SAC
+    """``(graph, hyper)`` of a small run in which every fragment has work in every tick; the environments of PPO and SAC
     differ in their observations and actions."""
     options = dict(
         ppo=dict(
@@ -270,7 +270,7 @@ def test_as_many_keys_as_seeds_are_wanted():
 def test_vectorize_draws_the_same_starts_however_they_are_laid_out():
     env = tiny.line(discrete=True, num_envs=4)
     rows = env.draw_fresh(jax.random.key(0), 3)
-    again = vectorize(env.world, num_envs=4).draw_fresh(jax.random.key(0), 3)
+    again = vectorize(env.env, num_envs=4).draw_fresh(jax.random.key(0), 3)
     assert largest_difference(rows, again) == 0.0
     assert graphs.age_of(built("ppo")[0], "sample", "actor") == 1
 

@@ -66,7 +66,7 @@ def interrupted(folder: Path, env: jf.VecEnv, algorithm: jf.Algorithm, chunks: t
     return jf.learn(env, algorithm, run_dir=folder, tell=quiet, **{**options, "resume": folder})
 
 
-WORLDS = {
+ENVS = {
     "gymnax, recurrent ppo": (lambda: jf.make_env("cartpole", num_envs=4), lambda: tiny_ppo(recurrent_size=4), 640, {}),
     "gymnax, sac, two seeds": (lambda: jf.make_env("pendulum", num_envs=4), tiny_sac, 240, {"num_seeds": 2}),
     "line, ppo, rewards normalized, a chain of programs": (
@@ -91,9 +91,9 @@ WORLDS = {
 }
 
 
-@pytest.mark.parametrize("name", WORLDS)
+@pytest.mark.parametrize("name", ENVS)
 def test_resuming_equals_running_through_bit_for_bit(tmp_path, name):
-    make_env, make_algorithm, total_steps, options = WORLDS[name]
+    make_env, make_algorithm, total_steps, options = ENVS[name]
     env, algorithm = make_env(), make_algorithm()
     options = {"total_steps": total_steps, "eval_episodes": 2, **options}
     want = jf.learn(env, algorithm, run_dir=tmp_path / "through", tell=quiet, **options)
@@ -255,7 +255,7 @@ def test_a_folder_with_checkpoints_is_not_overwritten_by_a_new_run(finished):
 
 
 def test_a_world_with_keys_in_its_state_is_resumed(tmp_path):
-    """Typed keys, zero-sized leaves and several dtypes are carried by worlds too."""
+    """Typed keys, zero-sized leaves and several dtypes are carried by environments too."""
     spec = jf.EnvSpec("keys", jax.ShapeDtypeStruct((1,), jnp.float32), jf.Discrete(2), max_episode_steps=7)
 
     def reset(key, params):

@@ -12,7 +12,7 @@ from jaxrl_fast.algorithms.sac import SacHyper, sac
 from jaxrl_fast.core import Transition
 from jaxrl_fast.experience.binding import bind
 from jaxrl_fast.experience.folding import fold
-from jaxrl_fast.experience.replay import Drawn
+from jaxrl_fast.experience.replay import SampledWindows
 from jaxrl_fast.fragments.updates import PartState, init_part
 from jaxrl_fast.fragments.updates import update as update_part
 
@@ -62,7 +62,7 @@ def folded(data: Transition) -> ReplayBatch:
     """What the losses see of them, leaves ``[1, B, ...]``."""
     sizes = Replay(capacity=0, batch_size=B, num_batches=1, warmup_steps=0, n_step=N)
     steps = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1)[None], data)
-    batch = fold(Drawn(steps, (), None), HYPER.discount, sizes, memory=False)
+    batch = fold(SampledWindows(steps, (), None), HYPER.discount, sizes, memory=False)
     return jax.tree.map(lambda x: x[0].swapaxes(0, 1), batch)
 
 

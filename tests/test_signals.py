@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from pool_worlds import Walk
+from pool_envs import Walk
 
 from envs.from_gymnasium import make_custom_host
 from envs.pool import supervision

@@ -24,7 +24,7 @@ NAMES = {
     "jax._src.clusters.SlurmCluster": "several processes under SLURM",
     "jax._src.distributed.global_state": "the end of several processes",
     "jax._src.lib._jax.DistributedRuntimeClient.wait_at_barrier": "the end of several processes",
-    "brax.envs._envs": "the list of brax's worlds",
+    "brax.envs._envs": "the list of brax's environments",
 }
 """Private names, and what is not to be had without them."""
 MEMBERS = {"_cache_size": jax.jit(lambda x: x)}

@@ -1,4 +1,4 @@
-"""Worlds small enough that compiling them costs next to nothing."""
+"""Environments small enough that compiling them costs next to nothing."""
 
 from collections.abc import Sequence
 

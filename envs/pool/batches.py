@@ -1,4 +1,4 @@
-"""Groups of environments in the parent: their rows and seeds, actions in, results out."""
+"""Groups of environments in the parent: their rows and seeds, writing actions, reading results."""
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
@@ -26,7 +26,7 @@ def row_seeds(
 
 
 def check_seeds(seed: int | Sequence[int], num_seeds: int) -> tuple[int, ...]:
-    """One seed for each slice. Raises ValueError where they are not as many, or no whole numbers from 0 on."""
+    """One seed for each slice. Raises ValueError where their number is wrong, or one is no whole number from 0 on."""
     seeds = tuple(seed) if isinstance(seed, list | tuple) else (seed,)
     for one in seeds:
         if isinstance(one, bool) or not isinstance(one, int | np.integer) or one < 0:
@@ -37,7 +37,7 @@ def check_seeds(seed: int | Sequence[int], num_seeds: int) -> tuple[int, ...]:
 
 
 def split(rows: slice, parts: int, turn: int = 0) -> list[slice]:
-    """``parts`` slices of ``rows``, as equal as can be; those with one row more begin with part ``turn``."""
+    """``parts`` slices of ``rows``, as equal as possible; the longer ones are number ``turn`` and those after it."""
     count = rows.stop - rows.start
     sizes = [count // parts + ((part - turn) % parts < count % parts) for part in range(parts)]
     return [slice(*pair) for pair in pairwise(accumulate(sizes, initial=rows.start))]
@@ -85,15 +85,15 @@ def gather(arrays: Arrays, rows: slice) -> HostStep:
 
 
 def just_reset(obs: np.ndarray) -> HostStep:
-    """What is known of environments that have not been stepped yet."""
+    """A `HostStep` of environments that have not been stepped since their reset."""
     count = len(obs)
     nothing, no = np.zeros(count, np.float32), np.zeros(count, bool)
     return HostStep(obs, obs, nothing, no, no, nothing, np.zeros(count, np.int32))
 
 
 def mark_lost(step: HostStep, part: slice, known: HostStep, known_part: slice) -> HostStep:
-    """Where a worker was lost: the episodes of ``part`` end, truncated, as they were when last received (``known``);
-    the step that was under way does not count."""
+    """``step`` with the episodes of ``part``, whose worker was lost, ended: truncated, with the observations and totals
+    last received (``known``). The step under way does not count."""
     step = HostStep(*(array.copy() for array in step))
     ended = (known.terminated | known.truncated)[known_part]
     step.next_obs[part] = known.obs[known_part]
@@ -111,5 +111,5 @@ def sealed(step: HostStep) -> HostStep:
 
 
 def joined(steps: list[HostStep]) -> HostStep:
-    """Steps of several shares as one."""
+    """The steps of several shares as one."""
     return HostStep(*map(np.concatenate, zip(*steps, strict=True)))

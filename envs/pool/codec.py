@@ -1,40 +1,64 @@
-"""How Gymnasium's spaces lie in arrays: observations in rows, actions out of them. No JAX: the workers import this."""
+"""Gymnasium's spaces as arrays: observations are written into rows, actions read from them. No JAX: the workers import
+this."""
 
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from gymnasium import spaces
 
 MAX_JOINT_ACTIONS = 4096
+"""The most combinations of a MultiDiscrete or MultiBinary space that are numbered as one Discrete."""
 NARROWED = {"float64": np.float32, "int64": np.int32, "uint64": np.uint32}
-"""JAX computes in 32 bits; every other dtype is kept as it is."""
+"""The dtypes that JAX, which computes in 32 bits, cannot hold, and what they become."""
+
+
+class WriteObs(Protocol):
+    """Writes an observation into an array."""
+
+    def __call__(self, row: np.ndarray, obs: Any, /) -> None:
+        """``row`` ``[*shape]`` is overwritten; ``obs``: as the environment returned it."""
+
+
+class DecodeActions(Protocol):
+    """Turns arrays into the actions that environments take."""
+
+    def __call__(self, actions: np.ndarray, /) -> Any:
+        """``actions`` ``[n, *shape]``. Returns a sequence of ``n`` actions, none of them a view of ``actions``."""
 
 
 class ObsCodec(NamedTuple):
-    """One observation as an array: ``write(row [*shape], obs)`` puts it into ``row``."""
+    """One observation as an array.
+
+    - ``shape``, ``dtype``: of the array.
+    - ``write``: puts an observation into it.
+    """
 
     shape: tuple[int, ...]
     dtype: np.dtype
-    write: Callable[[np.ndarray, Any], None]
+    write: WriteObs
 
 
 class ActionCodec(NamedTuple):
-    """One action as an array ``[*shape]``; ``decode(actions [n, *shape])`` gives what ``n`` environments take, nothing
-    of it a view. ``num_actions`` is 0 and ``low``, ``high`` are float32 ``[*shape]`` where actions are real numbers."""
+    """One action as an array.
+
+    - ``shape``, ``dtype``: of the array.
+    - ``decode``: from arrays to what environments take.
+    - ``num_actions``: of a discrete space; 0 where actions are continuous.
+    - ``low``, ``high``: the bounds of continuous actions, float32 ``[*shape]``.
+    """
 
     shape: tuple[int, ...]
     dtype: np.dtype
-    decode: Callable[[np.ndarray], Any]
+    decode: DecodeActions
     num_actions: int
     low: np.ndarray
     high: np.ndarray
 
 
 def encode_obs(space: spaces.Space, name: str) -> ObsCodec:
-    """A Box is kept as it is, its dtype narrowed to 32 bits. Everything else becomes one float32 vector, in the order
-    of `gymnasium.spaces.flatten`: a Dict by key, a Tuple by position, Discrete and MultiDiscrete one-hot.
+    """A Box keeps its shape and dtype (64 bits become 32). Everything else becomes one float32 vector, in the order of
+    `gymnasium.spaces.flatten`: a Dict by key, a Tuple by position, Discrete and MultiDiscrete one-hot.
 
     Raises:
         ValueError: a space that has no fixed size.
@@ -79,7 +103,7 @@ def _write_box(row: np.ndarray, obs: Any) -> None:
     row[...] = obs
 
 
-def _flat(space: spaces.Space, start: int, name: str) -> tuple[int, Callable[[np.ndarray, Any], None]]:
+def _flat(space: spaces.Space, start: int, name: str) -> tuple[int, WriteObs]:
     """The length of a space once flattened, and a function that writes it into a row from ``start`` on."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         return _flat_parts(space, start, name)
@@ -98,7 +122,7 @@ def _flat(space: spaces.Space, start: int, name: str) -> tuple[int, Callable[[np
     )
 
 
-def _flat_parts(space: spaces.Dict | spaces.Tuple, start: int, name: str) -> tuple[int, Callable]:
+def _flat_parts(space: spaces.Dict | spaces.Tuple, start: int, name: str) -> tuple[int, WriteObs]:
     named = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
     parts, end = [], start
     for key, inner in named:
@@ -113,7 +137,7 @@ def _flat_parts(space: spaces.Dict | spaces.Tuple, start: int, name: str) -> tup
     return end - start, write_parts
 
 
-def _one_hot(start: int, stop: int, offset: np.ndarray) -> Callable[[np.ndarray, Any], None]:
+def _one_hot(start: int, stop: int, offset: np.ndarray) -> WriteObs:
     """``offset``: where the hot element of each part is when its value is 0; a scalar where there is one part."""
     whole, one = slice(start, stop), int(offset) if offset.ndim == 0 else None
 
@@ -128,7 +152,7 @@ def _one_hot(start: int, stop: int, offset: np.ndarray) -> Callable[[np.ndarray,
     return write_each if one is None else write_one
 
 
-def _plain(part: slice) -> Callable[[np.ndarray, Any], None]:
+def _plain(part: slice) -> WriteObs:
     def write(row: np.ndarray, obs: Any) -> None:
         row[part] = np.ravel(obs)
 
@@ -165,6 +189,6 @@ def _joint_action(space: spaces.MultiDiscrete | spaces.MultiBinary, name: str) -
     return _numbered(count, lambda actions: table[actions])
 
 
-def _numbered(count: int, decode: Callable[[np.ndarray], Any]) -> ActionCodec:
+def _numbered(count: int, decode: DecodeActions) -> ActionCodec:
     none = np.zeros((), np.float32)
     return ActionCodec((), np.dtype(np.int32), decode, count, none, none)

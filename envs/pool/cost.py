@@ -1,4 +1,4 @@
-"""How many worker processes are fastest: a few steps are measured, and what a batch costs beside them is known."""
+"""The choice of how many worker processes to use: from the measured time of a step and known costs of a batch."""
 
 import os
 import time
@@ -8,44 +8,48 @@ import numpy as np
 
 from envs.pool.codec import sample
 from envs.pool.options import PoolOptions
-from envs.pool.stepping import World, describe_failure
+from envs.pool.stepping import HostEnvSpec, describe_failure
 
 HERE_S, WAKE_UP_S = 20e-6, 40e-6
-"""What a batch costs beside its steps, in this process and by workers (experiments/pool.py measures it)."""
+"""The cost of a batch beside its steps: in this process, and by workers (experiments/pool.py measures it)."""
 DECISION_S = 250e-6
-"""What computing the actions of a group costs this process at the least, which takes a core."""
+"""The least that computing the actions of a group takes; it occupies a core."""
 COLD = 1.5
-"""How much longer both take on a core, or in turn, where each finds its caches used by the other. From PPO's rates with
-0, 1 and 2 workers on 2 cores, 4 to 64 environments of CartPole, Pendulum and HalfCheetah."""
+"""The factor by which steps and decisions are slower where they share a core or take turns, and so evict each other
+from caches. From PPO's rates with 0, 1 and 2 workers on 2 cores, 4 to 64 environments of CartPole, Pendulum and
+HalfCheetah."""
 MEASURE_S, MEASURE_STEPS, CHUNK = 0.05, 1000, 20
-"""How long and how often a step is measured; the median over chunks leaves out what other programs took."""
+"""The time and the number of steps of a measurement, and steps in a chunk of it; the median over chunks ignores what
+other programs took."""
 
 
-def choose_workers(world: World, group_size: int, options: PoolOptions) -> tuple[int, str]:
-    """The number of workers, and why: what is expected to step all environments once, actions included, the soonest."""
+def choose_workers(host_spec: HostEnvSpec, group_size: int, options: PoolOptions) -> tuple[int, str]:
+    """The number of workers expected to step all environments once, actions included, in the least time, and a line
+    that says why."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if options.order == "arrival":
         workers = max(n for n in range(1, min(cores, group_size) + 1) if group_size % n == 0)
-        return workers, f"{world.name} is stepped by {_processes(workers)}"
-    step_s = step_cost_s(world)
+        return workers, f"{host_spec.name} is stepped by {_processes(workers)}"
+    step_s = step_cost_s(host_spec)
     took_s = turns_s(cores, group_size, step_s, options)
     best = min(took_s, key=lambda n: took_s[n])
     by = f"by {_processes(best)}" if best else "in this process"
     others = ", ".join(f"{1e3 * s:.2g} ms {f'by {n}' if n else 'here'}" for n, s in took_s.items() if n != best)
     return best, (
-        f"{world.name} is stepped {by}: a step takes {1e6 * step_s:.2g} µs, one of all environments and its actions "
-        f"about {1e3 * took_s[best]:.2g} ms ({others or 'there is one core'})"
+        f"{host_spec.name} is stepped {by}: a step takes {1e6 * step_s:.2g} µs, one of all environments and its "
+        f"actions about {1e3 * took_s[best]:.2g} ms ({others or 'there is one core'})"
     )
 
 
 def turns_s(cores: int, group_size: int, step_s: float, options: PoolOptions) -> dict[int, float]:
-    """Workers -> seconds that a step of all groups and its actions are expected to take, for those worth a thought."""
+    """By number of workers, those worth considering: the seconds that a step of all groups and its actions should
+    take."""
     workers = sorted({min(n, group_size) for n in (cores - 1, cores) if n > 0 and cores > 1})
     return {n: _turn_s(n, cores, group_size, step_s, options) for n in (0, *workers)}
 
 
 def _turn_s(workers: int, cores: int, group_size: int, step_s: float, options: PoolOptions) -> float:
-    """Seconds of a step of all groups with their actions."""
+    """Seconds that a step of all groups and its actions should take."""
     if workers == 0:
         return COLD * (options.num_groups * (HERE_S + group_size * step_s) + DECISION_S)
     share_s = -(-group_size // workers) * step_s
@@ -61,24 +65,24 @@ def _processes(workers: int) -> str:
     return f"{workers} worker process{'es' if workers > 1 else ''}"
 
 
-def step_cost_s(world: World) -> float:
-    """Seconds that one step takes, with random actions and an environment made for this.
+def step_cost_s(host_spec: HostEnvSpec) -> float:
+    """Seconds that one step takes, with random actions, in an environment made for this measurement.
 
     Raises:
         PoolError: the environment raised.
     """
-    env = world.make()
+    env = host_spec.make()
     try:
-        return _median_step_s(env, world)
+        return _median_step_s(env, host_spec)
     except Exception as error:
-        raise describe_failure(error, world.name, 0, "while its steps were measured") from error
+        raise describe_failure(error, host_spec.name, 0, "while its steps were measured") from error
     finally:
         env.close()
 
 
-def _median_step_s(env: gymnasium.Env, world: World) -> float:
-    actions = world.act.decode(sample(world.act, np.random.default_rng(0), MEASURE_STEPS))
-    row = np.zeros(world.observe.shape, world.observe.dtype)
+def _median_step_s(env: gymnasium.Env, host_spec: HostEnvSpec) -> float:
+    actions = host_spec.act.decode(sample(host_spec.act, np.random.default_rng(0), MEASURE_STEPS))
+    row = np.zeros(host_spec.observe.shape, host_spec.observe.dtype)
     env.reset(seed=0)
     env.step(actions[0])  # the first may load and compile things
     env.reset()
@@ -88,7 +92,7 @@ def _median_step_s(env: gymnasium.Env, world: World) -> float:
         began_s, steps = time.perf_counter(), 0
         for action in actions[first : first + CHUNK]:
             obs, _, terminated, truncated, _ = env.step(action)
-            world.observe.write(row, obs)
+            host_spec.observe.write(row, obs)
             steps += 1
             if terminated or truncated:
                 env.reset()

@@ -69,8 +69,8 @@ def make(id: str, *, num_envs: int, num_groups: int = 1, **options: Any) -> Host
 
 
 class _EnvPool:
-    """One EnvPool for each group. It resets an environment on the step after an episode's last, whose action it
-    ignores: those that ended are stepped once more at once, so that the policy never sees that step."""
+    """One EnvPool for each group. EnvPool resets an environment on the step after an episode's last, and ignores that
+    step's action: environments whose episode ended are stepped once more at once, so that the policy never sees it."""
 
     def __init__(self, id: str, num_envs: int, num_groups: int, options: dict[str, Any]) -> None:
         self.id, self.options = id, {name: value for name, value in options.items() if value is not None}
@@ -106,10 +106,12 @@ class _EnvPool:
     def send(self, actions: np.ndarray, group: int) -> None:
         self._require_open()
         if not 0 <= group < len(self.pools) or group in self.in_flight:
-            raise ValueError(f"send to group {group}: there are groups 0 to {len(self.groups) - 1}, each sent to once")
+            raise ValueError(f"send to group {group}: write one of 0 to {len(self.groups) - 1} that is not under way")
         wanted = (self.returns.shape[1], *self.act.shape)
         if np.shape(actions) != wanted:
-            raise ValueError(f"actions of shape {list(np.shape(actions))} were sent: these take {list(wanted)}")
+            raise ValueError(
+                f"actions of shape {list(np.shape(actions))} were sent: these environments take {list(wanted)}"
+            )
         pool = self.pools[group]
         pool.send(np.asarray(self.act.decode(np.asarray(actions)), self.action_dtype))
         self.in_flight.add(group)
@@ -158,7 +160,7 @@ class _EnvPool:
             with _quiet():
                 envpool = import_module("envpool")
                 pool = envpool.make(self.id, env_type="gymnasium", num_envs=len(seeds), env_seed=seeds, **self.options)
-                _ = pool.observation_space, pool.action_space  # it keeps them
+                _ = pool.observation_space, pool.action_space  # EnvPool caches them
                 return pool
         except ModuleNotFoundError as error:
             needed = "'jaxrl_fast[envpool]'" if error.name == "envpool" else error.name

@@ -1,4 +1,4 @@
-"""How a pool steps its environments: the options, and which of them fit together."""
+"""The options of a pool, and which of them fit together."""
 
 from typing import NamedTuple
 
@@ -6,14 +6,17 @@ from envs.pool.batches import check_groups
 
 
 class PoolOptions(NamedTuple):
-    """How environments are stepped. Only ``num_groups``, ``order``, ``backend`` and ``bridge`` can change a number.
+    """How environments on the host are stepped. Only ``num_groups``, ``order``, ``backend`` and ``bridge`` can change a
+    number.
 
-    ``workers``: processes; 0 steps in this one; ``"auto"`` measures a few steps and chooses. ``num_groups`` groups of
-    environments take turns, so that one is stepped while the other's actions are computed. ``order="arrival"`` serves
-    what is ready first, for environments of very uneven speed: the same seed then no longer gives the same run. A
-    worker that is silent for ``step_timeout_s`` is started anew. ``backend="envpool"``: EnvPool's own environments.
-    ``bridge="host"``: a fragment of the graph that is called between compiled programs; ``"callback"``: called from
-    within the one program of a run, on one device.
+    - ``workers``: worker processes; 0: step in this process; ``"auto"``: measure a few steps and choose.
+    - ``num_groups``: groups of environments that take turns: one is stepped while another's actions are computed.
+    - ``order``: ``"fixed"``, or ``"arrival"``: whoever is ready first, for environments of very uneven speed; the same
+      seed then no longer gives the same run.
+    - ``step_timeout_s``: a worker that does not answer for so many seconds is restarted.
+    - ``backend``: ``"workers"``, or ``"envpool"``: EnvPool's own environments.
+    - ``bridge``: ``"host"``: called between compiled programs; ``"callback"``: called from within the one program of a
+      run, on one device.
     """
 
     workers: int | str = "auto"
@@ -25,7 +28,7 @@ class PoolOptions(NamedTuple):
 
 
 def check_options(options: PoolOptions, num_envs: int, num_seeds: int = 1) -> None:
-    """Raises ValueError, in one line, where an option makes no pool of ``num_envs`` environments for each seed."""
+    """Raises ValueError, in one line, where an option does not fit another, or ``num_envs`` environments per seed."""
     check_groups(num_envs, options.num_groups)
     if type(num_seeds) is not int or num_seeds < 1:
         raise ValueError(f"num_seeds={num_seeds}: write a whole number of at least 1")

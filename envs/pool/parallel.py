@@ -1,4 +1,4 @@
-"""`HostEnv` from worker processes: who steps which rows, what is in flight, and what happens when a worker is lost."""
+"""`HostEnv` stepped by worker processes: who steps which rows, which steps are in flight, what if a worker dies."""
 
 import mmap
 import pickle
@@ -12,7 +12,7 @@ import numpy as np
 
 from envs.pool.batches import check_seeds, gather, joined, just_reset, mark_lost, put_actions, row_seeds, split
 from envs.pool.signals import anonymous_file
-from envs.pool.stepping import PoolError, World, array_fields, place, size_bytes
+from envs.pool.stepping import HostEnvSpec, PoolError, array_fields, place, size_bytes
 from envs.pool.supervision import Crew, Died
 from envs.pool.worker import RESET, WorkerJob
 from jaxrl_fast.core import EnvSpec
@@ -21,11 +21,11 @@ from jaxrl_fast.environments.host_env import HostEnv, HostStep
 START_TIMEOUT_S = 120.0
 """How long a worker may take to make and reset its environments, unless a step may take longer."""
 MAX_DEATHS, DEATH_WINDOW = 3, 10_000
-"""A worker that dies this often within so many batches is not started again."""
+"""A worker that dies so often within so many batches is not restarted."""
 
 
 def make_workers(
-    world: World,
+    host_spec: HostEnvSpec,
     spec: EnvSpec,
     *,
     num_envs: int,
@@ -42,7 +42,7 @@ def make_workers(
     Raises:
         ValueError: the environments cannot be sent to other processes.
     """
-    pool = _Pool(world, num_envs, num_groups, num_seeds, num_workers, step_timeout_s, by_arrival, reason)
+    pool = _Pool(host_spec, num_envs, num_groups, num_seeds, num_workers, step_timeout_s, by_arrival, reason)
     host = HostEnv(
         spec,
         num_envs // num_seeds,
@@ -60,15 +60,16 @@ def make_workers(
 
 
 class _Pool:
-    """A share is what one worker steps of one group: ``(worker, group)``.
+    """A share is the part of a group that one worker steps: ``(worker, group)``.
 
-    ``known`` is what was last received of a share, as (step, the rows of that step); ``lost`` are the shares whose
-    environments were reset unasked since: their next step is told as a truncation, and not made.
+    ``known`` is the last result received of a share, as (step, the rows of that step). ``lost`` are the shares whose
+    environments were reset since, because their worker was restarted: their next step is not made but reported as a
+    truncation.
     """
 
     def __init__(
         self,
-        world: World,
+        host_spec: HostEnvSpec,
         num_envs: int,
         num_groups: int,
         num_seeds: int,
@@ -77,20 +78,20 @@ class _Pool:
         by_arrival: bool,
         reason: str,
     ) -> None:
-        self.world, self.num_workers, self.step_timeout_s = world, num_workers, step_timeout_s
+        self.host_spec, self.num_workers, self.step_timeout_s = host_spec, num_workers, step_timeout_s
         self.groups = split(slice(0, num_envs), num_groups)
         extra = num_envs // num_groups % num_workers
         parts = [split(rows, num_workers, turn=g * extra) for g, rows in enumerate(self.groups)]
         self.shares = {(w, g): parts[g][w] for g in range(num_groups) for w in range(num_workers)}
-        fields = array_fields(num_envs, world.observe, world.act)
-        make = _portable(world)
+        fields = array_fields(num_envs, host_spec.observe, host_spec.act)
+        make = _portable(host_spec)
         memory_fd = anonymous_file(size_bytes=size_bytes(fields))
         self.arrays = place(fields, mmap.mmap(memory_fd, 0))
         shares = [[parts[g][w] for g in range(num_groups)] for w in range(num_workers)]
         self.crew = Crew(
-            WorkerJob(world.name, make, num_envs, fields, shares, memory_fd, world.clip_rewards, by_arrival)
+            WorkerJob(host_spec.name, make, num_envs, fields, shares, memory_fd, host_spec.clip_rewards, by_arrival)
         )
-        self.told = [reason] if reason else []
+        self.lines = [reason] if reason else []
         self.is_open = True
         self.steps = self.batches = 0
         self.seeds = (0,) * num_seeds
@@ -110,10 +111,10 @@ class _Pool:
         self.in_flight.clear()
         self.arrived.clear()
         for worker in range(self.num_workers):
-            self.crew.tell(worker, RESET)
+            self.crew.order(worker, RESET)
         for worker in range(self.num_workers):
             self._await(worker, RESET)
-        self.lost.clear()  # whoever died meanwhile was reset all the same
+        self.lost.clear()  # workers that died meanwhile were reset too
         first = just_reset(self.arrays.obs.copy())
         self.known = dict.fromkeys(self.shares, (first, slice(0, len(self.arrays.seed))))
         return first.obs.copy()
@@ -160,8 +161,8 @@ class _Pool:
         return np.concatenate([_indices(self.shares[share]) for share in shares]), joined(steps)
 
     def events(self) -> list[str]:
-        told, self.told = self.told, []
-        return told
+        lines, self.lines = self.lines, []
+        return lines
 
     def close(self) -> None:
         self.is_open = False
@@ -170,10 +171,10 @@ class _Pool:
     def _begin(self, share: tuple[int, int]) -> None:
         self.in_flight.add(share)
         if share not in self.lost:
-            self.crew.tell(*share)
+            self.crew.order(*share)
 
     def _take(self, shares: list[tuple[int, int]], rows: slice) -> HostStep:
-        """The results of ``shares``, which make up ``rows``; read-only, since they are kept as what is known."""
+        """The results of ``shares``, which make up ``rows``; read-only, since they are stored as ``known``."""
         step = gather(self.arrays, rows)
         self.steps += rows.stop - rows.start
         self.batches += 1
@@ -203,7 +204,7 @@ class _Pool:
             raise
 
     def _listen(self) -> None:
-        """Note which shares are ready, waiting for the first."""
+        """Wait until some share is ready, and note which are."""
         try:
             came = self.crew.arrivals(self.step_timeout_s)
         except Died as death:
@@ -229,7 +230,7 @@ class _Pool:
         return [share for share in self.in_flight if share[0] == worker and share not in self.arrived]
 
     def _revive(self, death: Died) -> None:
-        """Start a worker anew, its environments from seeds of their own; what it had under way is lost."""
+        """Restart a worker, its environments from new seeds; the steps that it had under way are lost."""
         began = time.monotonic()
         worker, first = death.worker, death
         mine = [share for share in self.shares if share[0] == worker]
@@ -238,7 +239,7 @@ class _Pool:
             for share in mine:
                 self._seed_rows(self.shares[share], restarts=len(self.deaths[worker]))
             self.crew.replace(worker)
-            self.crew.tell(worker, RESET)
+            self.crew.order(worker, RESET)
             try:
                 self.crew.wait(worker, RESET, max(START_TIMEOUT_S, self.step_timeout_s))
                 break
@@ -249,10 +250,10 @@ class _Pool:
                 raise
         steps = sum(self._count(share) for share in mine if share in self.in_flight and share not in self.lost)
         self.lost.update(mine)
-        self.told.append(
-            f"worker {worker} of {self.world.name} {first.how} and was started anew in {time.monotonic() - began:.1f} "
-            f"s: {sum(map(self._count, mine))} environments begin new episodes, {steps} steps are lost; "
-            f"{sum(map(len, self.deaths.values()))} restarts so far"
+        self.lines.append(
+            f"worker {worker} of {self.host_spec.name} {first.how} and was started anew in "
+            f"{time.monotonic() - began:.1f} s: {sum(map(self._count, mine))} environments begin new episodes, "
+            f"{steps} steps are lost; {sum(map(len, self.deaths.values()))} restarts so far"
         )
 
     def _note(self, death: Died) -> None:
@@ -264,8 +265,8 @@ class _Pool:
         self.close()
         words = f"Its last words:\n{death.words}" if death.words else "It left no traceback; is there enough memory?"
         raise PoolError(
-            f"worker {death.worker} of {self.world.name} {death.how}, the {len(recent)}. time within {DEATH_WINDOW:,} "
-            f"batches, and is not started again. {words}"
+            f"worker {death.worker} of {self.host_spec.name} {death.how}, the {len(recent)}. time within "
+            f"{DEATH_WINDOW:,} batches, and is not started again. {words}"
         )
 
     def _seed_rows(self, rows: slice, restarts: int = 0) -> None:
@@ -295,18 +296,18 @@ class _Pool:
 
     def _require_open(self) -> None:
         if not self.is_open:
-            raise ValueError(f"the pool of {self.world.name} is closed: make another")
+            raise ValueError(f"the pool of {self.host_spec.name} is closed: make another")
 
 
 def _indices(rows: slice) -> np.ndarray:
     return np.arange(rows.start, rows.stop)
 
 
-def _portable(world: World) -> bytes:
+def _portable(host_spec: HostEnvSpec) -> bytes:
     try:
-        return cloudpickle.dumps(world.make)
+        return cloudpickle.dumps(host_spec.make)
     except (TypeError, AttributeError, pickle.PicklingError) as error:
         message = " ".join(str(error).split())
         raise ValueError(
-            f"{world.name} cannot be sent to worker processes ({message}): write pool.workers=0"
+            f"{host_spec.name} cannot be sent to worker processes ({message}): write pool.workers=0"
         ) from error

@@ -1,17 +1,17 @@
-"""Environments of the host stepped one after another in this process."""
+"""`HostEnv` stepped in this process, one environment after another."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
 from envs.pool.batches import check_groups, check_seeds, gather, put_actions, row_seeds, split
-from envs.pool.stepping import World, array_fields, make_stepper, place, size_bytes
+from envs.pool.stepping import HostEnvSpec, array_fields, make_stepper, place, size_bytes
 from jaxrl_fast.core import EnvSpec
 from jaxrl_fast.environments.host_env import HostEnv, HostStep
 
 
 def in_process(
-    world: World, spec: EnvSpec, *, num_envs: int, num_groups: int = 1, num_seeds: int = 1, reason: str = ""
+    host_spec: HostEnvSpec, spec: EnvSpec, *, num_envs: int, num_groups: int = 1, num_seeds: int = 1, reason: str = ""
 ) -> HostEnv:
     """``num_envs`` environments over all seeds, stepped one after another in this process, a group when it is received.
 
@@ -19,7 +19,7 @@ def in_process(
         ValueError: the groups do not divide the environments.
     """
     check_groups(num_envs, num_groups)
-    pool = _InProcess(world, num_envs, num_groups, num_seeds, reason)
+    pool = _InProcess(host_spec, num_envs, num_groups, num_seeds, reason)
     return HostEnv(
         spec,
         num_envs // num_seeds,
@@ -29,7 +29,7 @@ def in_process(
         pool.recv,
         lambda: pool.steps,
         pool.events,
-        lambda num_envs: in_process(world, spec, num_envs=num_envs),
+        lambda num_envs: in_process(host_spec, spec, num_envs=num_envs),
         pool.close,
         num_seeds=num_seeds,
         overlaps=False,
@@ -37,15 +37,15 @@ def in_process(
 
 
 class _InProcess:
-    def __init__(self, world: World, num_envs: int, num_groups: int, num_seeds: int, reason: str) -> None:
-        fields = array_fields(num_envs, world.observe, world.act)
+    def __init__(self, host_spec: HostEnvSpec, num_envs: int, num_groups: int, num_seeds: int, reason: str) -> None:
+        fields = array_fields(num_envs, host_spec.observe, host_spec.act)
         self.arrays = place(fields, np.zeros(size_bytes(fields), np.uint8))
-        self.stepper = make_stepper(world, self.arrays, range(num_envs))
+        self.stepper = make_stepper(host_spec, self.arrays, range(num_envs))
         self.groups = split(slice(0, num_envs), num_groups)
         self.num_seeds = num_seeds
         self.in_flight: set[int] = set()
-        self.told = [reason] if reason else []
-        self.name, self.steps, self.is_open = world.name, 0, True
+        self.lines = [reason] if reason else []
+        self.name, self.steps, self.is_open = host_spec.name, 0, True
 
     def reset(self, seed: int | Sequence[int]) -> np.ndarray:
         self._require_open()
@@ -75,8 +75,8 @@ class _InProcess:
         return gather(self.arrays, rows)
 
     def events(self) -> list[str]:
-        told, self.told = self.told, []
-        return told
+        lines, self.lines = self.lines, []
+        return lines
 
     def close(self) -> None:
         self.is_open = False

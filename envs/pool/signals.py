@@ -1,7 +1,7 @@
-"""How a pool and its workers wake each other: semaphores in shared memory, with no name that could be left behind.
+"""Semaphores by which a pool and its workers wake each other, in shared memory whose name cannot be left behind.
 
-On Linux they are POSIX semaphores, called through ctypes: to post one that nobody sleeps on, and to look whether one
-was posted, are no system calls. Elsewhere (macOS has none without a name) each is a pipe.
+On Linux they are POSIX semaphores, called through ctypes: posting one that nobody sleeps on, and looking whether one
+was posted, need no system call. Elsewhere (macOS has none without a name) each is a pipe.
 """
 
 import ctypes
@@ -13,28 +13,50 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 SLOT_BYTES = 64
-"""A cache line for each, which is more than a ``sem_t`` takes."""
+"""The space of a semaphore: a cache line, which is more than a ``sem_t`` takes."""
 _yield: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
 
 
-class Signals(NamedTuple):
-    """Semaphores by number, and a board: the bytes behind them.
+class Post(Protocol):
+    """Posts a semaphore."""
 
-    ``post(i)``; ``acquire(i, timeout_s) -> bool``: False if none was posted in that time or a signal came, 0 looks
-    once; ``clear(i)``, while nobody else uses it.
+    def __call__(self, i: int, /) -> Any:
+        """``i``: the number of the semaphore."""
+
+
+class Acquire(Protocol):
+    """Waits for a semaphore."""
+
+    def __call__(self, i: int, timeout_s: float, /) -> bool:
+        """``timeout_s``: 0 looks once. Returns False if it was not posted in that time, or a signal of the system
+        interrupted the wait."""
+
+
+class ClearSemaphore(Protocol):
+    """Sets a semaphore to "not posted"."""
+
+    def __call__(self, i: int, /) -> Any:
+        """Only while nobody else uses semaphore ``i``."""
+
+
+class Signals(NamedTuple):
+    """Semaphores by number, and bytes of shared memory.
+
+    - ``post``, ``acquire``, ``clear``: post a semaphore, wait for one, reset one.
+    - ``board``: the bytes behind the semaphores, for commands.
     """
 
-    post: Callable[[int], None]
-    acquire: Callable[[int, float], bool]
-    clear: Callable[[int], None]
+    post: Post
+    acquire: Acquire
+    clear: ClearSemaphore
     board: memoryview
 
 
 def anonymous_file(content: bytes = b"", size_bytes: int = 0) -> int:
-    """A descriptor of memory that no name leads to: it is gone when the last process that holds it is."""
+    """The descriptor of a file in memory without a name, which is freed when the last process that holds it ends."""
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("jaxrl_fast_pool")
     else:
@@ -60,8 +82,8 @@ def make_signals(count: int, board_bytes: int, *, pipes: bool = sys.platform != 
 def open_signals(fds: Sequence[int], count: int, *, awake_s: float = 0.0) -> Signals:
     """The semaphores of `make_signals`, in any process that holds its descriptors.
 
-    Who waits looks again and again for ``awake_s`` before it sleeps: being woken costs 50 µs, and where its core went
-    idle meanwhile, who wakes it pays 20 µs too.
+    A process that waits polls for ``awake_s`` seconds before it sleeps: being woken costs it 50 µs and, where its core
+    went idle meanwhile, 20 µs of the process that wakes it.
     """
     memory = mmap.mmap(fds[0], 0)
     post, look, sleep, clear = _piped(fds[1:]) if len(fds) > 1 else _posix(memory, count)

@@ -1,9 +1,9 @@
-"""The tight loop: some environments stepped one after another, their results put into rows of shared arrays. No JAX."""
+"""The inner loop: steps environments one after another and writes the results into rows of shared arrays. No JAX."""
 
 import math
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import gymnasium
 import numpy as np
@@ -12,20 +12,32 @@ from envs.pool.codec import ActionCodec, ObsCodec, encode_action, encode_obs
 
 ALIGNMENT_BYTES = 64
 GOES_ON = "jaxrl_fast.goes_on"
-"""In the ``info`` of a step that ends an episode for who learns, while the totals of the episode run on: a life was
-lost, and the game goes on. The step says then, with a length of 0, that no episode is to be counted."""
+"""A key in the ``info`` of a step that ends an episode for learning only: a life was lost, and the game goes on. The
+totals go on too, and the step has length 0, so that no episode is counted."""
 
 
 class PoolError(RuntimeError):
     """The environments cannot be stepped any more: one of them raised, or its worker died again and again."""
 
 
-class World(NamedTuple):
-    """What is stepped: ``make()`` gives one environment; ``observe`` and ``act`` say how it lies in arrays.
-    ``clip_rewards``: learning gets the signs of rewards, while an episode's totals add up the rewards themselves."""
+class MakeGymnasium(Protocol):
+    """Makes a Gymnasium environment, in the parent or in a worker."""
+
+    def __call__(self) -> gymnasium.Env:
+        """Returns a new one at each call, always with the same spaces."""
+
+
+class HostEnvSpec(NamedTuple):
+    """What a pool must know of the environments that it steps.
+
+    - ``name``: for messages.
+    - ``make``: makes one environment.
+    - ``observe``, ``act``: how its observations and actions are stored in arrays.
+    - ``clip_rewards``: learning gets the signs of rewards, while totals of episodes add up the rewards themselves.
+    """
 
     name: str
-    make: Callable[[], gymnasium.Env]
+    make: MakeGymnasium
     observe: ObsCodec
     act: ActionCodec
     clip_rewards: bool = False
@@ -44,9 +56,15 @@ FACTS = np.dtype(
 
 
 class Arrays(NamedTuple):
-    """Rows of ``E`` environments. ``obs`` is what the policy sees next; ``final_obs`` is the last observation of an
-    episode and valid only where one has just ended. ``seed`` is what `Stepper.reset` starts from. ``facts`` are all the
-    others that a step leaves, in one record a row, so that they are copied at once."""
+    """Shared arrays with a row for each of ``E`` environments.
+
+    - ``obs``: what the policy sees next.
+    - ``final_obs``: the last observation of an episode, valid only where one has just ended.
+    - ``action``: what the next step takes.
+    - ``facts``: all other results of a step, one record a row, so that they are copied at once. Views of its fields:
+      ``reward``, ``terminated``, ``truncated``, ``episode_return``, ``episode_length`` (as in `HostStep`).
+    - ``seed``: for `Stepper.reset`.
+    """
 
     obs: np.ndarray
     final_obs: np.ndarray
@@ -60,18 +78,40 @@ class Arrays(NamedTuple):
     seed: np.ndarray
 
 
+class ResetOwned(Protocol):
+    """Resets all environments of a `Stepper` with the seeds in its arrays."""
+
+    def __call__(self) -> None:
+        """Writes ``obs``."""
+
+
+class StepRows(Protocol):
+    """Takes one step of some environments, and resets those whose episode ended."""
+
+    def __call__(self, rows: slice, /) -> None:
+        """Reads ``action`` of ``rows``, and writes everything else but ``seed``."""
+
+
+class CloseOwned(Protocol):
+    """Closes all environments of a `Stepper`."""
+
+    def __call__(self) -> None:
+        """May be called twice."""
+
+
 class Stepper(NamedTuple):
-    """Environments ``[E]``: ``reset()`` starts all of those that it owns from their seeds, ``step(rows)`` takes the
-    actions of ``rows``, one step each, and starts a new episode where one ended; both leave their results in the
-    arrays. ``close()`` closes the environments."""
+    """The environments that one process owns; their actions and results are rows of `Arrays`.
 
-    reset: Callable[[], None]
-    step: Callable[[slice], None]
-    close: Callable[[], None]
+    - ``reset``, ``step``, ``close``: start episodes, take a step, close the environments.
+    """
+
+    reset: ResetOwned
+    step: StepRows
+    close: CloseOwned
 
 
-def describe(make: Callable[[], gymnasium.Env], name: str) -> World:
-    """Make one environment to learn its spaces.
+def describe(make: MakeGymnasium, name: str) -> HostEnvSpec:
+    """The `HostEnvSpec` of what ``make`` makes; one environment is made to learn its spaces, and closed.
 
     Raises:
         ValueError: it cannot be made, or its spaces are not supported.
@@ -83,14 +123,14 @@ def describe(make: Callable[[], gymnasium.Env], name: str) -> World:
     except Exception as error:
         raise ValueError(f"{name} cannot be made: {type(error).__name__}: {' '.join(str(error).split())}") from error
     try:
-        world = of_env(env, make, name)
+        host_spec = of_env(env, make, name)
     finally:
         env.close()
-    return world
+    return host_spec
 
 
-def of_env(env: Any, make: Callable[[], gymnasium.Env], name: str) -> World:
-    """The `World` whose spaces are those of ``env``.
+def of_env(env: Any, make: MakeGymnasium, name: str) -> HostEnvSpec:
+    """The `HostEnvSpec` whose spaces are those of ``env``.
 
     Raises:
         ValueError: they are not supported, or ``env`` has none.
@@ -98,11 +138,11 @@ def of_env(env: Any, make: Callable[[], gymnasium.Env], name: str) -> World:
     observed, acted = getattr(env, "observation_space", None), getattr(env, "action_space", None)
     if not (isinstance(observed, gymnasium.Space) and isinstance(acted, gymnasium.Space)):
         raise ValueError(f"{name} is {type(env).__name__}: a gymnasium.Env has observation_space and action_space")
-    return World(name, make, encode_obs(observed, name), encode_action(acted, name))
+    return HostEnvSpec(name, make, encode_obs(observed, name), encode_action(acted, name))
 
 
 def array_fields(num_envs: int, observe: ObsCodec, act: ActionCodec) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-    """Shape and dtype of what `place` places."""
+    """Shapes and dtypes of the arrays that `place` allocates, by name."""
     obs, scalar = ((num_envs, *observe.shape), observe.dtype), (num_envs,)
     return {
         "obs": obs,
@@ -114,7 +154,7 @@ def array_fields(num_envs: int, observe: ObsCodec, act: ActionCodec) -> dict[str
 
 
 def size_bytes(fields: dict[str, tuple[tuple[int, ...], np.dtype]]) -> int:
-    """What `place` needs."""
+    """The bytes that `place` needs."""
     return sum(_aligned_bytes(shape, dtype) for shape, dtype in fields.values())
 
 
@@ -127,7 +167,7 @@ def place(fields: dict[str, tuple[tuple[int, ...], np.dtype]], buffer: Any) -> A
     return Arrays(**placed, **{name: placed["facts"][name] for name in FACTS.names or ()})
 
 
-def make_stepper(world: World, arrays: Arrays, owned: Sequence[int]) -> Stepper:
+def make_stepper(host_spec: HostEnvSpec, arrays: Arrays, owned: Sequence[int]) -> Stepper:
     """Make the environments ``owned``, indices into the rows of ``arrays``.
 
     Raises (here and from ``reset`` and ``step``):
@@ -137,15 +177,15 @@ def make_stepper(world: World, arrays: Arrays, owned: Sequence[int]) -> Stepper:
     steps: list[Callable] = [_not_ours] * len(arrays.seed)
     returns, lengths = np.zeros(len(arrays.seed)), np.zeros(len(arrays.seed), np.int32)
     goes_on = np.zeros(len(arrays.seed), bool)
-    write, decode = world.observe.write, world.act.decode
+    write, decode = host_spec.observe.write, host_spec.act.decode
     obs_rows, final_rows = list(arrays.obs), list(arrays.final_obs)
 
     def make_all() -> None:
         for i in owned:
             try:
-                envs[i] = world.make()
+                envs[i] = host_spec.make()
             except (Exception, SystemExit) as error:
-                raise describe_failure(error, world.name, i, "making it") from error
+                raise describe_failure(error, host_spec.name, i, "making it") from error
             steps[i] = envs[i].step
 
     def reset() -> None:
@@ -153,7 +193,7 @@ def make_stepper(world: World, arrays: Arrays, owned: Sequence[int]) -> Stepper:
             try:
                 write(obs_rows[i], envs[i].reset(seed=int(arrays.seed[i]))[0])
             except (Exception, SystemExit) as error:
-                raise describe_failure(error, world.name, i, f"reset, seed {arrays.seed[i]}") from error
+                raise describe_failure(error, host_spec.name, i, f"reset, seed {arrays.seed[i]}") from error
         returns[:], lengths[:] = 0.0, 0
 
     def step(rows: slice) -> None:
@@ -170,13 +210,13 @@ def make_stepper(world: World, arrays: Arrays, owned: Sequence[int]) -> Stepper:
         except (Exception, SystemExit) as error:
             i = min(rows.start + len(rewards), rows.stop - 1)
             where = f"step {lengths[i] + 1} of an episode, seed {arrays.seed[i]}"
-            raise describe_failure(error, world.name, i, where) from error
+            raise describe_failure(error, host_spec.name, i, where) from error
         add_up(arrays, rows, returns, lengths, goes_on)
-        if world.clip_rewards:
+        if host_spec.clip_rewards:
             np.sign(arrays.reward[rows], out=arrays.reward[rows])
 
     def end(i: int, obs: Any, terminated: Any, info: dict) -> Any:
-        """Note the end of an episode and begin the next."""
+        """Write the end of an episode, and reset the environment."""
         arrays.terminated[i], arrays.truncated[i] = terminated, not terminated
         goes_on[i] = GOES_ON in info
         write(final_rows[i], obs)
@@ -191,9 +231,8 @@ def make_stepper(world: World, arrays: Arrays, owned: Sequence[int]) -> Stepper:
 
 
 def add_up(arrays: Arrays, rows: slice, returns: np.ndarray, lengths: np.ndarray, goes_on: np.ndarray) -> None:
-    """Add a step to the totals of ``rows``, and begin anew where an episode ended. ``returns``, ``lengths``: running
-    totals ``[E]``; ``goes_on``: where the environment plays on behind the end (a life of a game), so that no episode
-    is counted."""
+    """Add a step to the totals of ``rows``, and reset them where an episode ended. ``returns``, ``lengths``: running
+    totals ``[E]``; ``goes_on``: where only a life was lost and the game goes on, so that no episode is counted."""
     running, counts = returns[rows], lengths[rows]
     running += arrays.reward[rows]
     counts += 1
@@ -212,8 +251,8 @@ def _not_ours(action: Any) -> Any:
 def describe_failure(error: BaseException, name: str, index: int, where: str) -> PoolError:
     """The error that a user sees in place of the environment's own."""
     what = traceback.format_exception_only(error)[-1].strip()
-    told = "".join(traceback.format_exception(error)).rstrip()
-    return PoolError(f"environment {index} of {name} raised {what} ({where}). Its traceback:\n{told}")
+    lines = "".join(traceback.format_exception(error)).rstrip()
+    return PoolError(f"environment {index} of {name} raised {what} ({where}). Its traceback:\n{lines}")
 
 
 def _aligned_bytes(shape: tuple[int, ...], dtype: np.dtype) -> int:

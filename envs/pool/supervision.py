@@ -1,9 +1,10 @@
-"""Worker processes: how they are started, told, heard, replaced and ended. It knows bytes, not environments.
+"""Worker processes: starting them, sending commands, waiting for answers, restarting and ending them. Nothing here
+knows what an environment is.
 
 A worker is a plain ``python -c`` process: never a fork of one in which JAX runs, and never a second run of the user's
 script, so neither a notebook nor a script needs a ``__main__`` guard. Its memory is an anonymous file that both hold by
-descriptor: no name, so nothing can be left behind. Semaphores there wake either side once a batch; a pipe each way
-tells, by its end, that the other is gone.
+descriptor: no name, so nothing can be left behind. Semaphores there wake either side once a batch; a pipe in each
+direction, when it closes, shows that the other side is gone.
 """
 
 import os
@@ -24,21 +25,21 @@ from envs.pool.worker import BACKLOG, END, MAX_LAST_WORDS, NEWS, RESET, WorkerJo
 
 BOOT = (
     "import mmap, pickle, sys; job, *rest = map(int, sys.argv[1:5]); "
-    "sys.path[:], told = pickle.loads(mmap.mmap(job, 0, access=mmap.ACCESS_READ)); "
-    "from envs.pool.worker import main; main(*rest, told)"
+    "sys.path[:], given = pickle.loads(mmap.mmap(job, 0, access=mmap.ACCESS_READ)); "
+    "from envs.pool.worker import main; main(*rest, given)"
 )
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-"""The workers are the parallelism: libraries inside of them must not add threads of their own."""
+"""The workers are the parallelism: libraries inside them must not add threads."""
 GRACE_S = 2.0
 """How long a worker may take to close its environments."""
 AWAKE_S = 20e-6
-"""How long a parent that waits stays awake: its core is wanted by the workers and by XLA."""
+"""How long a parent that waits polls before it sleeps: the workers and XLA need its core."""
 NOTICE_S = 0.05
-"""How often a parent that waits looks whether the worker is still there."""
+"""How often a parent that waits checks whether the worker is still alive."""
 
 
 class Died(Exception):
-    """``worker`` is gone, ``how`` says why; ``words`` are its last, possibly none."""
+    """A worker process has ended: ``worker``, its index; ``how`` it ended; ``words``: its last output, if any."""
 
     def __init__(self, worker: int, how: str, words: bytes) -> None:
         super().__init__(how)
@@ -47,9 +48,9 @@ class Died(Exception):
 
 @dataclass
 class Worker:
-    """A process and the parent's ends of its pipes. ``replies`` have come and were not waited for yet.
+    """A worker process, the parent's ends of its pipes, and the ``words`` that came by them.
 
-    ``told`` counts the commands.
+    ``replies`` have arrived and were not waited for yet; ``commands`` counts those that were sent.
     """
 
     index: int
@@ -59,7 +60,7 @@ class Worker:
     poll: Any  # select.poll, which is a function
     replies: set[int] = field(default_factory=set)
     words: bytes = b""
-    told: int = 0
+    commands: int = 0
 
 
 class Crew:
@@ -83,15 +84,15 @@ class Crew:
         self.workers = [_start(self.job, index, self.job_fd) for index in indices]
         self.owner, self.looked_s = os.getpid(), time.monotonic()
 
-    def tell(self, index: int, command: int) -> None:
-        """Have a worker do something; returns at once."""
+    def order(self, index: int, command: int) -> None:
+        """Send a worker a command; returns at once."""
         worker = self.workers[index]
-        self.signals.board[index * BACKLOG + worker.told % BACKLOG] = command
-        worker.told += 1
+        self.signals.board[index * BACKLOG + worker.commands % BACKLOG] = command
+        worker.commands += 1
         self.signals.post(self.go[index])
 
     def wait(self, index: int, reply: int, timeout_s: float) -> None:
-        """Return when a worker has done what it was told; the time runs anew with each of its answers."""
+        """Wait until a worker has answered the command ``reply``; each of its answers restarts the timeout."""
         worker, heard_s, done = self.workers[index], time.monotonic(), self.done[index][reply]
         while reply not in worker.replies and not self.signals.acquire(done, min(NOTICE_S, timeout_s)):
             _hear(worker)
@@ -105,7 +106,7 @@ class Crew:
             self._forget(index)  # the answers to steps that were sent before it
 
     def arrivals(self, timeout_s: float) -> list[tuple[int, int]]:
-        """``[(worker, reply)]``, those that answer next; none if the time runs out. Needs ``job.by_arrival``."""
+        """The answers that arrive next, ``[(worker, reply)]``; none after the timeout. Needs ``job.by_arrival``."""
         until_s = time.monotonic() + timeout_s
         while (now_s := time.monotonic()) < until_s:
             if now_s - self.looked_s > NOTICE_S:
@@ -120,22 +121,22 @@ class Crew:
         return []
 
     def give_up(self, index: int, timeout_s: float) -> Died:
-        """End a worker that did not answer in time; what to say of it."""
+        """End a worker that did not answer in time; returns the error to report."""
         return _hung(self.workers[index], timeout_s)
 
     def replace(self, index: int) -> None:
-        """Start a worker anew; what it was told is forgotten."""
+        """Restart a worker; its pending commands are dropped."""
         _end([self.workers[index]], grace_s=0.0)
         self.signals.clear(self.go[index])
         self.workers[index] = _start(self.job, index, self.job_fd)
         self._forget(index)
 
     def close(self) -> None:
-        """End all."""
+        """End all workers."""
         if not self.workers or os.getpid() != self.owner:  # a fork of the parent must leave the workers alone
             return
         for worker in self.workers:
-            self.tell(worker.index, END)
+            self.order(worker.index, END)
         _end(self.workers, grace_s=GRACE_S)
         self.workers.clear()
         for fd in (self.job_fd, self.job.memory, *self.job.signals):
@@ -169,7 +170,7 @@ def _start(job: WorkerJob, index: int, job_fd: int) -> Worker:
 
 
 def _hear(worker: Worker) -> None:
-    """Take in a worker's last words, if any. Raises `Died` at their end, `PoolError` where an environment raised."""
+    """Read a worker's last words, if any. Raises `Died` at their end, `PoolError` where an environment raised."""
     while worker.poll.poll(0):
         heard = os.read(worker.last_words, MAX_LAST_WORDS)
         if not heard:
@@ -190,7 +191,7 @@ def _gone(worker: Worker) -> Exception:
 
 
 def _hung(worker: Worker, timeout_s: float) -> Died:
-    """Have ``faulthandler`` say where it hangs, by SIGABRT, then kill it."""
+    """Have ``faulthandler`` write where it hangs, by SIGABRT, then kill it."""
     worker.process.send_signal(signal.SIGABRT)
     with suppress(subprocess.TimeoutExpired):
         worker.process.wait(GRACE_S / 2)
@@ -202,7 +203,7 @@ def _hung(worker: Worker, timeout_s: float) -> Died:
 
 
 def _end(workers: Sequence[Worker], *, grace_s: float) -> None:
-    """Give workers a while to close their environments; then kill them."""
+    """Give workers ``grace_s`` seconds to close their environments, then kill them; 0 kills at once."""
     deadline = time.monotonic() + grace_s
     for worker in workers if grace_s == 0.0 else ():
         worker.process.kill()

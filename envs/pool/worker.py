@@ -16,26 +16,30 @@ import sys
 from typing import Any, NamedTuple
 
 from envs.pool.signals import open_signals
-from envs.pool.stepping import Arrays, PoolError, Stepper, World, array_fields, make_stepper, of_env, place
+from envs.pool.stepping import Arrays, HostEnvSpec, PoolError, Stepper, array_fields, make_stepper, of_env, place
 
 RESET, END = 8, 9
 """The commands to reset and to close; smaller bytes are groups."""
 BACKLOG = 16
-"""Commands for which a worker's part of the board has room: one for every group, and more."""
+"""How many commands a worker's part of the board can hold: one for every group, and more."""
 AWAKE_S = 300e-6
-"""How long a worker without a command stays awake: PPO on HalfCheetah was 5 to 15 % faster by that with one worker on
-two cores, and 20 % with two, than with workers that sleep at once."""
+"""How long a worker polls for a command before it sleeps: PPO on HalfCheetah was 5 to 15 % faster that way with one
+worker on two cores, and 20 % with two, than with workers that sleep at once."""
 LOOK_S = 1.0
-"""How often an idle worker looks whether its parent is still there; Linux tells it at once."""
+"""How often an idle worker checks whether its parent is still alive; on Linux it is notified at once."""
 MAX_LAST_WORDS = 30_000
-"""Characters; fewer than a pipe holds, so that a worker never waits to be heard."""
+"""In characters: fewer than a pipe holds, so that a dying worker never waits for a reader."""
 
 
 class WorkerJob(NamedTuple):
-    """What every worker of a pool is told. ``shares[worker][group]`` are the rows it steps; ``make`` is pickled.
+    """What every worker of a pool is given.
 
-    ``memory`` and ``signals`` are descriptors, the same in every process. ``by_arrival``: the parent waits for whoever
-    is next, by a semaphore that all workers post.
+    - ``name``, ``clip_rewards``: as in `HostEnvSpec`; ``make``: the same, pickled.
+    - ``num_envs``: environments of the whole pool, over all seeds.
+    - ``fields``: shapes and dtypes of the shared arrays, from `array_fields`.
+    - ``shares``: ``shares[worker][group]`` are the rows that a worker steps.
+    - ``memory``, ``signals``: file descriptors of shared memory and semaphores, the same in every process.
+    - ``by_arrival``: the parent waits for whoever is ready first, by a semaphore that all workers post.
     """
 
     name: str
@@ -50,10 +54,11 @@ class WorkerJob(NamedTuple):
 
     @property
     def num_signals(self) -> int:
+        """How many semaphores the pool needs."""
         return 1 + len(self.shares) * (len(self.shares[0]) + 2)
 
     def go(self, worker: int) -> int:
-        """The number of the semaphore that says: there is a command."""
+        """The number of the semaphore that announces a command."""
         return 1 + worker * (len(self.shares[0]) + 2)
 
     def done(self, worker: int, command: int) -> int:
@@ -66,19 +71,19 @@ NEWS = 0
 
 
 def main(index: int, words_fd: int, lifeline_fd: int, job: bytes) -> None:
-    """Serve until the parent says `END`, or dies."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's affair
+    """Serve until the parent commands `END`, or dies."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to handle
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # an environment that prints must not be stopped for it
     _die_with_parent(lifeline_fd)
     faulthandler.enable(words_fd)
     status = 0
     try:
-        told: WorkerJob = pickle.loads(job)
-        for fd in (words_fd, lifeline_fd, told.memory, *told.signals):
+        given: WorkerJob = pickle.loads(job)
+        for fd in (words_fd, lifeline_fd, given.memory, *given.signals):
             os.set_inheritable(fd, False)  # a game server that an environment starts must not hold them open
-        arrays = place(told.fields, mmap.mmap(told.memory, 0))
-        stepper = _stepper(told, arrays, index)
-        _serve(stepper, told, index, lifeline_fd)
+        arrays = place(given.fields, mmap.mmap(given.memory, 0))
+        stepper = _stepper(given, arrays, index)
+        _serve(stepper, given, index, lifeline_fd)
         stepper.close()
     except BaseException as error:
         words = str(error) if isinstance(error, PoolError) else f"{type(error).__name__}: {error}"
@@ -111,20 +116,20 @@ def _stepper(job: WorkerJob, arrays: Arrays, index: int) -> Stepper:
     make = pickle.loads(job.make)
     owned = [i for rows in job.shares[index] for i in range(rows.start, rows.stop)]
     probe = make()
-    world: World = of_env(probe, make, job.name)
-    if array_fields(job.num_envs, world.observe, world.act) != job.fields:
+    host_spec: HostEnvSpec = of_env(probe, make, job.name)
+    if array_fields(job.num_envs, host_spec.observe, host_spec.act) != job.fields:
         raise PoolError(
             f"{job.name} has other spaces in worker {index} than in the parent: make must always give the same"
         )
     first = [probe]
-    world = world._replace(make=lambda: first.pop() if first else make(), clip_rewards=job.clip_rewards)
-    return make_stepper(world, arrays, owned)
+    host_spec = host_spec._replace(make=lambda: first.pop() if first else make(), clip_rewards=job.clip_rewards)
+    return make_stepper(host_spec, arrays, owned)
 
 
 def _die_with_parent(lifeline_fd: int) -> None:
-    """Have the kernel end this process when the other end closes, even in an environment that never returns."""
+    """Have the kernel end this process when the parent dies, even in an environment that never returns."""
     if sys.platform != "linux":
-        return  # it looks for itself, between two steps
+        return  # `_serve` checks it between two steps
     import fcntl
 
     fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, os.getpid())

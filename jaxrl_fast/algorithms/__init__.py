@@ -1,1 +1,1 @@
-"""A file each: hyper-parameters, networks, how an action is chosen, losses, what data is wanted."""
+"""The algorithms, a file each: hyper-parameters, networks, choice of actions, losses, and the data they need."""

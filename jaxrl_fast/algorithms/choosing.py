@@ -1,4 +1,4 @@
-"""Choosing actions: by a stochastic policy, or by their values."""
+"""Choosing actions: from a stochastic policy, or by Q-values."""
 
 from typing import Any
 
@@ -18,8 +18,8 @@ def policy_of(space: Discrete | Box, outputs: jax.Array, obs: PyTree) -> Distrib
 
 
 def sample_action(space: Discrete | Box, *, remember: bool) -> Decide:
-    """Sample from the policy of the part ``actor``; greedily, take its mode. ``remember``: the raw action and its
-    log-probability are kept for the update, as ``raw_action`` and ``log_prob``."""
+    """Sample from the policy of the part ``actor``; greedily, take its mode. ``remember``: store the raw action and its
+    log-probability for the update, as ``raw_action`` and ``log_prob``."""
 
     def decide(outputs: dict, obs: PyTree, state: PyTree, key: jax.Array, hyper: Any, explore: bool) -> tuple:
         dist = policy_of(space, outputs["actor"], obs)
@@ -31,12 +31,12 @@ def sample_action(space: Discrete | Box, *, remember: bool) -> Decide:
 
 
 def greedy_action(q: jax.Array, obs: PyTree) -> jax.Array:
-    """The allowed action ``[...]`` of the largest value, of ``[..., num_actions]``."""
+    """The allowed action ``[...]`` with the largest of the Q-values ``[..., num_actions]``."""
     return distributions.mode(distributions.categorical(q, action_mask(obs)))
 
 
 def epsilon_greedy(q: jax.Array, obs: PyTree, epsilon: jax.Array, key: jax.Array) -> jax.Array:
-    """`greedy_action`, or with probability ``epsilon`` any that is allowed."""
+    """`greedy_action`, or with probability ``epsilon`` an allowed action, uniformly."""
     best, (which_key, action_key) = greedy_action(q, obs), jax.random.split(key)
     any_allowed = distributions.categorical(jnp.zeros_like(q), action_mask(obs))
     at_random = jax.random.uniform(which_key, best.shape) < epsilon
@@ -44,5 +44,5 @@ def epsilon_greedy(q: jax.Array, obs: PyTree, epsilon: jax.Array, key: jax.Array
 
 
 def value_of(q: jax.Array, action: jax.Array) -> jax.Array:
-    """The value ``[...]`` of an action, out of ``[..., num_actions]``."""
+    """The Q-value ``[...]`` of ``action``, out of ``[..., num_actions]``."""
     return jnp.take_along_axis(q, action[..., None], axis=-1)[..., 0]

@@ -33,9 +33,10 @@ from jaxrl_fast.numerics.optimizers import OptimizerName, check_optimizer, make_
 
 
 class DqnHyper(NamedTuple):
-    """Rates; each a number, or a schedule such as ``Linear(1.0, 0.05)``. ``epsilon``: the share of random actions;
-    ``tau``: how far the slow target moves, every ``target_period`` updates; ``weight_decay`` is AdamW's;
-    ``importance_exponent``: how much of what priorities do the weights undo, 0 to 1."""
+    """Rates, each a number or a schedule such as ``Linear(1.0, 0.05)``: ``learning_rate``; ``discount`` γ per step;
+    ``epsilon``, the share of random actions; ``tau``, how far the target network moves (0 to 1) every
+    ``target_period`` updates; ``max_grad_norm``, to which gradients are clipped; ``reward_scale``, a factor of rewards;
+    ``weight_decay``, of AdamW; ``importance_exponent``, how far weights undo what priorities do (0 to 1)."""
 
     learning_rate: Any
     discount: Any
@@ -121,7 +122,7 @@ def dqn(
 def critic_part(
     q_network: Network, data: Replay, double: bool, target_period: int, optimizer: OptimizerName, q_loss: Callable
 ) -> Part:
-    """Regression on the Bellman target, then a step of the slow target."""
+    """The Q-network: regression on the Bellman target, then a step of the target network."""
 
     def gradients(own: Learned, peers: dict, batch: ReplayBatch, key: jax.Array, hyper: DqnHyper) -> Found:
         next_q = q_values(over_successors(data, q_network, own.target["q"], batch, "critic"))
@@ -145,18 +146,18 @@ def critic_part(
 
 
 def importance(hyper: DqnHyper) -> Any:
-    """`Correction`."""
+    """How far importance weights undo what priorities do (`Correction`)."""
     return hyper.importance_exponent
 
 
 def decide(outputs: dict, obs: PyTree, state: PyTree, key: jax.Array, hyper: Any, explore: bool) -> tuple:
-    """ε-greedy (`Decide`)."""
+    """ε-greedy actions (`Decide`)."""
     q = q_values(outputs["critic"])
     return (epsilon_greedy(q, obs, hyper.epsilon, key) if explore else greedy_action(q, obs)), state, {}
 
 
 def q_values(outputs: Any) -> jax.Array:
-    """Values ``[..., num_actions]`` of network outputs, which may be dueling heads."""
+    """Q-values ``[..., num_actions]`` of network outputs, which may be dueling heads."""
     if not isinstance(outputs, dict):
         return outputs
     advantage = outputs["advantage"]

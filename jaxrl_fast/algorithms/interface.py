@@ -1,9 +1,10 @@
-"""What an algorithm says: its rates, its networks by name, how an action is chosen, its losses, and what data it wants.
+"""The interface of an algorithm: its rates, its networks by name, how an action is chosen, its losses, and the data it
+needs.
 
 An `Algorithm` is made by a factory (`jaxrl_fast.ppo`, `jaxrl_fast.sac`, `jaxrl_fast.dqn`) before any environment is
-known; ``build(spec, num_envs)`` gives its `Agent` for one environment and checks, on the host, that the two fit.
-Everything around it is done once for all algorithms by `experience.binding`: normalization, stacks of frames, replay,
-n-step returns, memory.
+known; ``build(spec, num_envs)`` returns its `Agent` for one environment, or raises where the two do not fit.
+Everything else is done once for all algorithms by `experience.binding`: normalization, stacks of frames, replay,
+n-step returns, recurrent memory.
 
 Axes: ``T`` time, ``E`` environments, ``L`` steps of a training sequence, ``B`` batch. Environments of several agents
 will have their axis ``A`` behind ``E`` and ``B``.
@@ -20,19 +21,23 @@ from jaxrl_fast.numerics.optimizers import MakeOptimizer
 
 
 class Learned(NamedTuple):
-    """What a part has learned, and others may read: ``params`` by network, with the statistics of normalization layers,
-    and ``target``, slow copies of those networks that have one."""
+    """What a part has learned, and others may read.
+
+    - ``params``: by network, with the statistics of normalization layers.
+    - ``target``: the params of the target networks (slow copies), for those networks that have one.
+    """
 
     params: dict[str, PyTree]
     target: Mapping[str, PyTree] = {}
 
 
 class Found(NamedTuple):
-    """What a part found in a batch.
+    """What a part computed from a batch.
 
-    ``grads`` by network, like its params; ``metrics`` are scalars; ``statistics``: what batch norms have seen by
-    now, of the networks that have any (`ApplyLearning`), by network; ``priorities`` ``[B]``: how much each sample
-    is worth being drawn again, where replay is prioritized.
+    - ``grads``: by network, like its params.
+    - ``metrics``: scalars to report, by name.
+    - ``statistics``: the new statistics of batch norms (`ApplyLearning`), by network, for those that have any.
+    - ``priorities``: how likely each sample is to be sampled again, ``[B]``, for prioritized replay; ``()`` otherwise.
     """
 
     grads: dict[str, PyTree]
@@ -45,31 +50,35 @@ class FindGradients(Protocol):
     """The losses of a part."""
 
     def __call__(self, own: Learned, peers: dict[str, Learned], batch: Any, key: jax.Array, hyper: Any) -> Found:
-        """``own``: what the part has learned; ``peers``: what those have that it reads (there may be more); ``batch``:
-        `OnPolicyBatch` or `ReplayBatch`, leaves ``[L, B, ...]``; ``hyper``: the rates of this tick."""
+        """``own``: what the part has learned; ``peers``: the same of at least the parts that it ``reads``, by name;
+        ``batch``: `OnPolicyBatch` or `ReplayBatch`, leaves ``[L, B, ...]``; ``hyper``: the rates of this tick."""
 
 
 class TargetRate(Protocol):
-    """How far slow copies move after a step."""
+    """How far target networks move after a step."""
 
     def __call__(self, hyper: Any, updates: jax.Array, /) -> Any:
-        """``updates``: how many the run has made before this one. Returns the share of the new params, 0 to 1."""
+        """``updates``: how many the run has made before this one. Returns the weight of the new params, 0 to 1."""
 
 
 class Project(Protocol):
     """Holds params to a constraint, such as weights of unit norm."""
 
     def __call__(self, params: dict[str, PyTree], /) -> dict[str, PyTree]:
-        """``params`` by network, after a step or after averaging; returns those that the part goes on with."""
+        """``params`` by network, after a step or after averaging. Returns those to go on with."""
 
 
 class Part(NamedTuple):
-    """Networks that are updated together, apart from other parts.
+    """Networks that are updated together, and separately from other parts, such as an actor or a critic.
 
-    The first of ``networks`` begins as it would alone. ``optimizers``: one for each network, with a clip of its own.
-    ``reads``: the parts whose `Learned` its losses need. ``targets``: the networks with slow copies, which move towards
-    the params by ``target_rate`` (`TargetRate`) after each step. ``project``: `Project`. ``every``: the part steps at
-    one update in so many.
+    - ``networks``: by name. The first is initialized from the part's key itself, the others from keys derived of it.
+    - ``gradients``: the losses of the part.
+    - ``optimizers``: one for each network, with its own clip of the gradient norm.
+    - ``reads``: the other parts whose `Learned` its losses need.
+    - ``targets``: the networks that have a target network.
+    - ``target_rate``: how far these move towards the params after each step.
+    - ``project``: a constraint on the params, applied after each step.
+    - ``every``: the part is updated at one of so many updates.
     """
 
     networks: dict[str, Network]
@@ -83,22 +92,26 @@ class Part(NamedTuple):
 
 
 class Values(NamedTuple):
-    """Values ``[T, E]`` of the observations of a rollout, and of the true successors of each."""
+    """The critic's values of a rollout, ``[T, E]``.
+
+    - ``now``: at the observations.
+    - ``next``: at the true successor of each.
+    """
 
     now: jax.Array
     next: jax.Array
 
 
 class ValueOf(Protocol):
-    """Makes values of a critic's outputs."""
+    """Computes values from a critic's outputs."""
 
     def __call__(self, outputs: PyTree, obs: PyTree, action: jax.Array | None, /) -> jax.Array:
-        """``outputs`` ``[..., out]``, ``obs`` and ``action`` ``[..., ...]``, the action None at a true successor.
-        Returns values ``[...]``."""
+        """``outputs`` ``[..., out]`` of the network, ``obs`` and ``action`` of the same steps; at true successors the
+        action is None. Returns values ``[...]``."""
 
 
 class MakeTargets(Protocol):
-    """What a rollout's updates learn towards, computed once a tick."""
+    """Computes the targets of a rollout's updates, such as advantages, once a tick."""
 
     def __call__(self, values: Values, rollout: Transition, hyper: Any, /) -> dict[str, jax.Array]:
         """``values`` and ``rollout`` ``[T, E, ...]``, observations and rewards normalized. Returns arrays ``[T, E,
@@ -106,14 +119,16 @@ class MakeTargets(Protocol):
 
 
 class OnPolicy(NamedTuple):
-    """Each rollout is learned from ``num_epochs`` times, in ``num_minibatches`` minibatches of sequences of
-    ``sequence_length`` steps (None: with a memory whole rollouts, else single steps), and forgotten.
+    """The data of an on-policy algorithm: each rollout is learned from for some epochs, then discarded.
 
-    ``targets(values, rollout, hyper) -> dict`` of arrays ``[T, E, ...]``, computed once a tick from what the part
-    ``critic`` says before it learns from the rollout (`Values`): ``value(outputs, obs, action) -> [...]`` makes values
-    of the outputs ``[..., out]`` of its ``network``; at successors ``action`` is None. Without ``targets`` batches hold
-    rewards and ends of episodes instead, and the losses compute what they need with the params that learn
-    (`algorithms.sequences`).
+    - ``num_epochs``: passes over the rollout in a tick.
+    - ``num_minibatches``: in each epoch.
+    - ``sequence_length``: steps of a training sequence (``L``); None: whole rollouts for recurrent networks, else 1.
+    - ``critic``, ``network``: the part and its network whose values (`Values`) the targets are made of, with the params
+      from before the tick's updates.
+    - ``value``: computes values from that network's outputs.
+    - ``targets``: computes what batches hold as ``targets``. Without it (None), batches hold rewards and ends of
+      episodes instead, and the losses compute what they need with the newest params (`algorithms.sequences`).
     """
 
     num_epochs: int
@@ -133,8 +148,12 @@ class Correction(Protocol):
 
 
 class Prioritize(NamedTuple):
-    """Sequences are sampled with a probability in proportion to their priority, ``Found.priorities`` of ``part``, to
-    the power of ``exponent``; `Correction` says how much of that the weights of the losses undo."""
+    """Prioritized replay (arXiv 1511.05952): sequences are sampled in proportion to a power of their priority.
+
+    - ``part``: whose ``Found.priorities`` count.
+    - ``exponent``: of the priorities, α in the paper.
+    - ``correction``: the exponent of the importance weights, β in the paper.
+    """
 
     part: str
     exponent: float
@@ -142,13 +161,18 @@ class Prioritize(NamedTuple):
 
 
 class Replay(NamedTuple):
-    """Steps are stored, ``capacity`` over all environments, and each tick ``num_batches`` batches of ``batch_size``
-    sequences are drawn from them, uniformly and with replacement.
+    """The data of an off-policy algorithm: steps are stored, and batches sampled, with replacement.
 
-    Nothing is learned before ``warmup_steps`` steps. Rewards are added up over ``n_step`` steps. With a memory, a
-    sequence is ``burn_in`` steps that only fill it and ``sequence_length`` that are learned from; without, one step.
-    ``keep``: names of the decision's extras that are stored. ``prioritize``: `Prioritize`, or None for all alike; the
-    priorities that an update finds reach replay in the next tick, those of one sequence as their maximum.
+    - ``capacity``: steps stored over all environments.
+    - ``batch_size``: sequences in the batch of an update.
+    - ``num_batches``: batches, so updates, in a tick (``K``).
+    - ``warmup_steps``: steps stored, over all environments, before the first update.
+    - ``n_step``: steps whose rewards are summed before bootstrapping.
+    - ``sequence_length``: steps of a sequence that are learned from (``L``), for recurrent networks; else 1.
+    - ``burn_in``: steps before these that only bring the recurrent memory up to date.
+    - ``keep``: names of the decision's extras (`Decide`) that are stored.
+    - ``prioritize``: how sequences are sampled by priority (`Prioritize`), None for uniformly. The priorities that an
+      update finds reach replay in the next tick, those of one sequence as their maximum.
     """
 
     capacity: int
@@ -165,8 +189,13 @@ class Replay(NamedTuple):
 class OnPolicyBatch(NamedTuple):
     """Sequences of a rollout, leaves ``[L, B, ...]``.
 
-    ``memory``: that of each acting network, by part, before every step; ``extras`` of the decisions; ``targets`` as
-    `OnPolicy` makes them. Without these: ``transition``, all else that is known of the steps; else ``()``.
+    - ``obs``: as networks see it; ``action``: as sent to the environment.
+    - ``first``: whether a step begins an episode.
+    - ``memory``: the recurrent memory of each acting network before the first step, by part, ``[1, B, ...]``.
+    - ``extras``: of the decisions, by name (`Decide`).
+    - ``targets``: by name, as `OnPolicy.targets` computes them; empty without.
+    - ``transition``: without targets, a `core.Transition` of what is left of the steps: rewards, successors and ends of
+      episodes; else ``()``.
     """
 
     obs: PyTree
@@ -179,15 +208,22 @@ class OnPolicyBatch(NamedTuple):
 
 
 class ReplayBatch(NamedTuple):
-    """Steps out of replay, leaves ``[L, B, ...]``; ``L`` is 1 without a memory.
+    """Sequences out of replay, leaves ``[L, B, ...]``; ``L`` is 1 unless a network is recurrent.
 
-    ``reward``: the sum over n steps; ``bootstrap``: what the value at ``next_obs``, the observation after them, counts
-    for: γ^n, or 0 where the task ended. ``extras``: what `Replay.keep` names. ``weight``: what the loss of each step
-    counts for, with priorities; else ``()``. `algorithms.sequences.mean_loss` heeds it.
+    - ``obs``: as networks see it; ``action``: as sent to the environment.
+    - ``reward``: the discounted sum over n steps.
+    - ``bootstrap``: the factor of the value at ``next_obs`` in the target: γ^n, or 0 where the task ended.
+    - ``next_obs``: the observation after those n steps.
+    - ``extras``: those that `Replay.keep` names.
+    - ``weight``: importance weights of the losses with prioritized replay, else ``()``; `sequences.mean_loss` applies
+      them.
 
-    With a memory, ``obs`` and ``first`` cover ``W`` steps, those of the burn-in before and n - 1 after the others;
-    ``memory``, by part, is that before the first of them, ``[1, B, ...]``, and ``last`` ``[L, B]`` says which of the
-    ``W`` steps ``next_obs`` follows. Else these three are ``()``. `algorithms.sequences` runs networks over either.
+    For recurrent networks ``obs`` covers the ``W`` steps of a window, with the burn-in before and n - 1 steps after the
+    ``L`` others, and there are three more fields, else ``()``. `algorithms.sequences` runs networks over both kinds.
+
+    - ``first``: whether a step begins an episode, ``[W, B]``.
+    - ``memory``: the recurrent memory before the window, by part, ``[1, B, ...]``.
+    - ``last``: which of the ``W`` steps ``next_obs`` follows, ``[L, B]``.
     """
 
     obs: PyTree
@@ -203,30 +239,37 @@ class ReplayBatch(NamedTuple):
 
 
 class Decide(Protocol):
-    """How an action is chosen."""
+    """Chooses actions."""
 
     def __call__(
         self, outputs: dict[str, Any], obs: PyTree, state: PyTree, key: jax.Array, hyper: Any, explore: bool
     ) -> tuple[jax.Array, PyTree, dict[str, jax.Array]]:
-        """``outputs``: those of each acting part, ``[E, ...]``; ``obs`` ``[E, ...]`` as the networks saw it; ``state``:
-        what it keeps of each environment. Returns actions ``[E, ...]``, the state, and extras ``[E, ...]`` that
-        training wants to remember. Without ``explore`` the action is the best one, and ``hyper`` None."""
+        """``outputs``: of the networks, by part (`Agent.acts`), ``[E, ...]``; ``obs`` ``[E, ...]`` as these saw it;
+        ``state``: its own state of each environment (`InitDecide`); ``hyper``: the rates of this tick; ``explore``: in
+        training, else the action is the best known one and ``hyper`` None. Returns actions ``[E, ...]``, the next
+        state, and extras ``[E, ...]``, by name, to store for the updates."""
 
 
 class InitDecide(Protocol):
-    """What a choice of actions keeps of each environment."""
+    """Makes the state of a choice of actions, such as one of correlated noise, before the first step."""
 
     def __call__(self, num_envs: int, /) -> PyTree:
-        """Returns its state before the first step, ``[num_envs, ...]``."""
+        """Returns leaves ``[num_envs, ...]``."""
 
 
 class Agent(NamedTuple):
-    """An algorithm bound to the shapes of one environment, before `experience.binding` does the rest.
+    """An algorithm for the shapes of one environment, as `experience.binding` takes it.
 
-    ``acts``: the parts that choose actions, each with the name of the network that runs; ``remembers``: parts whose
-    networks run beside them in training, so that their memory at the starts of sequences is known.
-    ``decide`` as `Decide`; ``init_decide(num_envs) -> state``. ``rollout_length``: steps of each environment in a tick.
-    ``normalize_observations``: None means all but images.
+    - ``parts``: the networks that are updated together, by name.
+    - ``data``: what the updates learn from.
+    - ``acts``: the parts that choose actions, each with the name of the network that runs.
+    - ``decide``: chooses actions from the outputs of these.
+    - ``rollout_length``: steps of each environment in a tick.
+    - ``remembers``: parts, each with the name of a network, that run beside these in training, so that their recurrent
+      memory at the starts of sequences is stored.
+    - ``init_decide``: the first state of ``decide``.
+    - ``normalize_observations``: by running statistics; None: unless all are images.
+    - ``normalize_rewards``: by the running deviation of discounted returns.
     """
 
     parts: dict[str, Part]
@@ -244,14 +287,19 @@ class Build(Protocol):
     """Binds an algorithm to the shapes of one environment."""
 
     def __call__(self, spec: EnvSpec, num_envs: int, /) -> Agent:
-        """``spec``: observations as networks see them, with whole stacks. Raises ``ValueError`` where they do not
-        fit."""
+        """``spec``: of the environment, with observations as networks see them (images stacked). Raises ``ValueError``
+        where algorithm and environment do not fit."""
 
 
 class Algorithm(NamedTuple):
-    """``hyper``: a NamedTuple of rates that may be swept, scheduled or changed on resume; it has at least ``discount``
-    and ``reward_scale``. ``options``: the keyword arguments that made it, enough to make its networks again;
-    ``build``: `Build`."""
+    """An algorithm and its settings, before any environment is known.
+
+    - ``name``: for tables and files, and to find it in `algorithms.registry`.
+    - ``hyper``: a NamedTuple of rates, at least ``discount`` and ``reward_scale``; they may differ by seed, follow a
+      schedule, and change on resume.
+    - ``options``: those keyword arguments of its factory that its networks depend on.
+    - ``build``: makes the `Agent` for one environment.
+    """
 
     name: str
     hyper: Any
@@ -260,7 +308,7 @@ class Algorithm(NamedTuple):
 
 
 def init_params(part: Part, key: jax.Array) -> dict[str, PyTree]:
-    """The params of a part's networks, by name; the first network has the key that it would have alone."""
+    """Initial params of a part's networks, by name; the first is initialized from ``key`` itself."""
     others = {name: jax.random.fold_in(key, stable_hash(name)) for name in list(part.networks)[1:]}
     return {name: network.init(others.get(name, key)) for name, network in part.networks.items()}
 
@@ -277,7 +325,7 @@ def elementwise(loss: Callable[..., jax.Array], x: jax.Array, y: jax.Array, *val
 
 
 def require_positive(**sizes: int) -> None:
-    """Refuse a size of zero or less.
+    """Check that sizes are positive.
 
     Raises:
         ValueError: naming the size.
@@ -288,7 +336,7 @@ def require_positive(**sizes: int) -> None:
 
 
 def require_actions(name: str, spec: EnvSpec, kinds: tuple[type, ...], instead: str) -> Any:
-    """The action space, if it is one that the algorithm knows.
+    """The action space, if it is one of the ``kinds`` that the algorithm supports.
 
     Raises:
         ValueError: with what to write instead.

@@ -1,7 +1,7 @@
 """Proximal policy optimization, any actions (arXiv 1707.06347).
 
-Actor and critic have networks, optimizers and gradient-norm clips of their own and nothing passes between them
-within a tick, so they can be updated apart without changing a number.
+Actor and critic have networks, optimizers and gradient-norm clips of their own, and within a tick neither reads what
+the other learns, so they can be updated on different devices without changing a number.
 """
 
 from collections.abc import Callable
@@ -32,9 +32,15 @@ from jaxrl_fast.numerics.optimizers import OptimizerName, check_optimizer, make_
 
 
 class PpoHyper(NamedTuple):
-    """Rates; each a number, or a schedule such as ``Linear(3e-4, 0.0)``. The critic learns by ``learning_rate`` times
-    ``critic_learning_rate_ratio``; ``discount`` is γ and ``gae_lambda`` λ of the advantages; ``max_grad_norm`` is for
-    each network; ``weight_decay`` is AdamW's."""
+    """Rates, each a number or a schedule such as ``Linear(3e-4, 0.0)``.
+
+    - ``learning_rate``: of the policy; the critic's is multiplied by ``critic_learning_rate_ratio``.
+    - ``discount``, ``gae_lambda``: γ per step, and λ of the advantages.
+    - ``clip_range``: how far the probability ratio may leave 1 (ε of PPO's loss).
+    - ``entropy_coef``: the weight of the policy's entropy in its loss.
+    - ``max_grad_norm``: to which the gradients of each network are clipped.
+    - ``reward_scale``: a factor of rewards; ``weight_decay``: of AdamW.
+    """
 
     learning_rate: Any
     critic_learning_rate_ratio: Any
@@ -137,7 +143,7 @@ def ppo(
 
 
 def targets(values: Values, rollout: Transition, hyper: PpoHyper) -> dict[str, jax.Array]:
-    """Advantages and value targets ``[T, E]``, all with the critic that has not yet seen the rollout."""
+    """Advantages and value targets ``[T, E]``, by the critic from before the tick's updates."""
     discount = hyper.discount * (1.0 - rollout.terminated)
     done = rollout.terminated | rollout.truncated
     advantage = jax.vmap(returns.gae, in_axes=(1, 1, 1, 1, 1, None), out_axes=1)(

@@ -1,4 +1,4 @@
-"""One file per algorithm. A new one is a new file here and a line in `ALGORITHMS` and ``__all__``."""
+"""The algorithms by name. A new one needs a file of its own here, and its name in `ALGORITHMS` and ``__all__``."""
 
 from collections.abc import Callable
 

@@ -1,6 +1,6 @@
 """Soft actor-critic, for continuous actions (arXiv 1812.05905).
 
-Two parts: the critic (two Q-networks and their slow targets) and the actor (the policy and the temperature).
+Two parts: the critic (two Q-networks and their target networks) and the actor (the policy and the temperature).
 """
 
 import math
@@ -31,9 +31,10 @@ from jaxrl_fast.numerics.optimizers import OptimizerName, check_optimizer, make_
 
 
 class SacHyper(NamedTuple):
-    """Rates; each a number, or a schedule such as ``Linear(3e-4, 0.0)``. ``tau``: how far the slow targets move at an
-    update; ``target_entropy_per_action`` in nats; ``max_grad_norm`` is that of each network; ``weight_decay`` is
-    AdamW's."""
+    """Rates, each a number or a schedule such as ``Linear(3e-4, 0.0)``: ``learning_rate`` of policy and critics;
+    ``temperature_learning_rate``; ``discount`` γ per step; ``tau``, how far the target networks move at an update (0 to
+    1); ``target_entropy_per_action``, in nats per dimension; ``max_grad_norm``, to which the gradients of each network
+    are clipped; ``reward_scale``, a factor of rewards; ``weight_decay``, of AdamW."""
 
     learning_rate: Any
     temperature_learning_rate: Any
@@ -136,7 +137,7 @@ def sac(
 def critic_part(
     box: Box, policy: Network, q_networks: Network, data: Replay, critic_loss: Callable, optimizer: OptimizerName
 ) -> Part:
-    """Both Q-networks: regression on the soft Bellman target, then a step of the slow targets."""
+    """Both Q-networks: regression on the soft Bellman target, then a step of the target networks."""
 
     def gradients(
         own: Learned, peers: dict[str, Learned], batch: ReplayBatch, key: jax.Array, hyper: SacHyper
@@ -165,8 +166,8 @@ def critic_part(
 def actor_part(
     box: Box, networks: dict[str, Network], q_networks: Network, data: Replay, optimizer: OptimizerName
 ) -> Part:
-    """The policy, against the critic it is given, and the temperature, learned as its logarithm, against the target
-    entropy."""
+    """The policy, which maximizes the critic's value plus entropy, and the temperature, learned as its logarithm, which
+    holds the entropy at its target."""
     action_size = box.low.size
 
     def gradients(

@@ -1,4 +1,4 @@
-"""Networks over the sequences of a batch: with a memory or without, losses look the same."""
+"""Runs networks over the sequences of a batch, recurrent or not, so that a loss need not know which."""
 
 from typing import Any
 
@@ -19,8 +19,8 @@ def over_rollout(network: Network, params: PyTree, batch: OnPolicyBatch, part: s
 def over_replay(
     data: Replay, network: Network, params: PyTree, batch: ReplayBatch, part: str, action: jax.Array | None = None
 ) -> Any:
-    """Outputs ``[L, B, out]`` of a network of ``part`` at the steps that are learned from, for a network of actions
-    with ``action`` ``[L, B, ...]``. No gradient reaches the burn-in (Kapturowski et al., "Recurrent experience replay
+    """Outputs ``[L, B, out]`` of a network of ``part`` at the steps that are learned from; ``action`` ``[L, B, ...]``
+    is for networks that take one. No gradient reaches the burn-in (Kapturowski et al., "Recurrent experience replay
     in distributed reinforcement learning", ICLR 2019, section 3)."""
     length = batch.reward.shape[0]
     if not network.recurrent:

@@ -1,1 +1,1 @@
-"""What an environment is: one, many side by side, and those on the host."""
+"""Interfaces of environments: a single one, many side by side, and those stepped on the host."""

@@ -1,10 +1,10 @@
-"""Environments: one world (`Env`), many at once (`VecEnv`), and the step from one to the other (`vectorize`).
+"""Compiled environments: a single one (`Env`), many at once (`VecEnv`), and how one becomes many (`vectorize`).
 
-Laws that every `VecEnv` obeys, each held by a test:
+What every `VecEnv` guarantees, each point covered by a test:
 
-* environments do not leak into each other;
-* after ``terminated | truncated`` the next observation starts a fresh episode, ``next_obs`` stays the true successor;
-* an episode's totals survive the border between two rollouts.
+* environments do not influence each other;
+* after ``terminated | truncated``, ``obs`` starts a new episode and ``next_obs`` stays the true successor;
+* an episode that spans two rollouts is counted as one.
 """
 
 from typing import Any, NamedTuple, Protocol
@@ -20,7 +20,7 @@ FRESH_INTERVAL = 8
 
 
 def no_params(key: jax.Array) -> tuple[()]:
-    """The world has no parameters to randomize."""
+    """`Env.sample_params` of an environment without parameters to randomize."""
     del key
     return ()
 
@@ -29,28 +29,31 @@ class Reset(Protocol):
     """Begins an episode; pure."""
 
     def __call__(self, key: jax.Array, params: PyTree, /) -> tuple[PyTree, PyTree]:
-        """``params``: what `SampleParams` drew for this episode. Returns ``(state, obs)``."""
+        """``params``: what `SampleParams` returned for this episode. Returns ``(state, obs)``."""
 
 
 class StepOne(Protocol):
     """Takes one step; pure."""
 
     def __call__(self, state: PyTree, action: jax.Array, key: jax.Array, /) -> tuple[PyTree, Timestep]:
-        """``action`` as the spec says. Returns ``(state, Timestep)``, whose ``obs`` and ``next_obs`` are alike: an
-        environment never resets itself."""
+        """``action``: of the spec's action space. Returns ``(state, Timestep)``; its ``obs`` and ``next_obs`` are the
+        same, since a single environment never resets itself."""
 
 
 class SampleParams(Protocol):
-    """Draws what differs from episode to episode (domain randomization)."""
+    """Samples what differs from episode to episode (domain randomization)."""
 
     def __call__(self, key: jax.Array, /) -> PyTree:
-        """Returns the parameters of an episode, which ride in its state."""
+        """Returns the parameters of an episode, given to `Reset`, which puts them into the state if ``step`` needs
+        them."""
 
 
 class Env(NamedTuple):
-    """One environment, written without a batch axis: ``reset`` (`Reset`), ``step`` (`StepOne`), ``sample_params``
-    (`SampleParams`). ``shortest_episode``: no episode can be shorter; the larger it is, the fewer initial states need
-    to be drawn.
+    """A single environment, written without a batch axis.
+
+    - ``spec``: its observations, actions and time limit.
+    - ``reset``, ``step``, ``sample_params``: pure functions.
+    - ``shortest_episode``: no episode has fewer steps; the larger it is, the fewer initial states are sampled.
     """
 
     spec: EnvSpec
@@ -61,9 +64,13 @@ class Env(NamedTuple):
 
 
 class VecState(NamedTuple):
-    """``world``: the states of E worlds; ``episode``: the running totals ``[E]``."""
+    """The state of a `VecEnv`.
 
-    world: PyTree
+    - ``env_state``: the states of its environments, leaves ``[E, ...]``.
+    - ``episode``: totals ``[E]`` of the episodes under way.
+    """
+
+    env_state: PyTree
     episode: EpisodeTotals
 
 
@@ -75,37 +82,42 @@ class ResetAll(Protocol):
 
 
 class DrawFresh(Protocol):
-    """Draws the initial states for the resets of the next steps, outside any scan."""
+    """Samples the initial states for the resets of the next steps, outside any scan."""
 
     def __call__(self, key: jax.Array, num_steps: int, /) -> PyTree:
-        """Returns the bank for ``num_steps`` steps. Its row changes every `FRESH_INTERVAL` steps, or sooner where the
-        environment's ``shortest_episode`` is shorter, so that no episode repeats another's start and no step pays for a
-        reset."""
+        """Returns the bank for ``num_steps`` steps: rows of E initial states and observations. A row serves
+        `FRESH_INTERVAL` steps, or fewer where ``shortest_episode`` is smaller, so that no environment starts twice from
+        the same state and no step pays for a reset."""
 
 
 class StepAll(Protocol):
-    """Takes one step in every environment, and begins anew where an episode ends."""
+    """Takes one step in every environment, and starts a new episode where one ends."""
 
     def __call__(
         self, state: VecState, action: jax.Array, key: jax.Array, bank: PyTree, t: jax.Array | int, /
     ) -> tuple[VecState, Timestep]:
-        """``action`` ``[E, ...]``; ``t``: which of the bank's steps this is. Returns ``(state, Timestep [E, ...])``."""
+        """``action`` ``[E, ...]``; ``bank``: from `DrawFresh`; ``t``: which of its steps this is, from 0. Returns
+        ``(state, Timestep [E, ...])``."""
 
 
 class VecEnv(NamedTuple):
-    """``num_envs`` environments with time limit, auto-reset and episode statistics: ``reset`` (`ResetAll`),
-    ``draw_fresh`` (`DrawFresh`), ``step`` (`StepAll`). ``world``: one of them, where there is such a thing."""
+    """``num_envs`` environments side by side, with time limit, auto-reset and episode totals.
+
+    - ``spec``: that of each environment; ``num_envs``: how many there are (``E``).
+    - ``reset``, ``draw_fresh``, ``step``: pure functions.
+    - ``env``: the single environment they are copies of; None where there is none to copy.
+    """
 
     spec: EnvSpec
     num_envs: int
     reset: ResetAll
     draw_fresh: DrawFresh
     step: StepAll
-    world: Env | None = None
+    env: Env | None = None
 
 
 def vectorize(env: Env, *, num_envs: int) -> VecEnv:
-    """Run ``num_envs`` copies of one world side by side.
+    """Run ``num_envs`` copies of a single environment side by side.
 
     Raises:
         ValueError: ``num_envs``, the time limit or the shortest episode is not a positive whole number.
@@ -118,22 +130,22 @@ def vectorize(env: Env, *, num_envs: int) -> VecEnv:
             raise ValueError(f"{env.spec.name}: {what}={steps!r}: write a whole number of at least 1")
     fresh_interval = max(1, min(FRESH_INTERVAL, env.shortest_episode, limit or FRESH_INTERVAL))
 
-    def reset_world(key: jax.Array) -> tuple[PyTree, PyTree]:
+    def reset_one(key: jax.Array) -> tuple[PyTree, PyTree]:
         params_key, reset_key = jax.random.split(key)
         return env.reset(reset_key, env.sample_params(params_key))
 
     def reset(key: jax.Array) -> tuple[VecState, PyTree]:
-        world, obs = jax.vmap(reset_world)(jax.random.split(key, num_envs))
-        return VecState(world, _no_totals(num_envs)), obs
+        env_state, obs = jax.vmap(reset_one)(jax.random.split(key, num_envs))
+        return VecState(env_state, _no_totals(num_envs)), obs
 
     def draw_fresh(key: jax.Array, num_steps: int) -> PyTree:
         rows = -(-num_steps // fresh_interval)
-        return jax.vmap(jax.vmap(reset_world))(jax.random.split(key, (rows, num_envs)))
+        return jax.vmap(jax.vmap(reset_one))(jax.random.split(key, (rows, num_envs)))
 
     def step(
         state: VecState, action: jax.Array, key: jax.Array, bank: PyTree, t: jax.Array | int
     ) -> tuple[VecState, Timestep]:
-        world, timestep = jax.vmap(env.step)(state.world, action, jax.random.split(key, num_envs))
+        env_state, timestep = jax.vmap(env.step)(state.env_state, action, jax.random.split(key, num_envs))
         reward = timestep.reward.astype(jnp.float32)
         episode = EpisodeTotals(state.episode.returns + reward, state.episode.length + 1)
         terminated = timestep.terminated.astype(bool)
@@ -143,9 +155,9 @@ def vectorize(env: Env, *, num_envs: int) -> VecEnv:
         truncated &= ~terminated
         done = terminated | truncated
         fresh = jax.tree.map(lambda rows: rows[t // fresh_interval], bank)
-        world, obs = select(done, fresh, (world, timestep.next_obs))
+        env_state, obs = select(done, fresh, (env_state, timestep.next_obs))
         running = select(done, _no_totals(num_envs), episode)
-        return VecState(world, running), Timestep(obs, timestep.next_obs, reward, terminated, truncated, episode)
+        return VecState(env_state, running), Timestep(obs, timestep.next_obs, reward, terminated, truncated, episode)
 
     return VecEnv(env.spec, num_envs, reset, draw_fresh, step, env)
 

@@ -1,4 +1,4 @@
-"""What every environment obeys: a user's own is held to its spec, in shapes and types, before anything is compiled."""
+"""Checks of a user's environment against its spec, in shapes and dtypes, before training is compiled."""
 
 import math
 from collections.abc import Callable
@@ -13,8 +13,8 @@ from jaxrl_fast.environments.env import Env, is_count
 from jaxrl_fast.numerics.running_stats import is_mask
 
 
-def check_world(env: Env, name: str) -> None:
-    """Hold a world written by a user to what `vectorize` expects, before anything is compiled but its reset.
+def check_env(env: Env, name: str) -> None:
+    """Check that an environment written by a user is what `vectorize` expects; nothing is compiled but its reset.
 
     Raises:
         ValueError: one line that names what is wrong.
@@ -27,7 +27,7 @@ def check_world(env: Env, name: str) -> None:
 
 
 def check_shapes(env: Env, name: str) -> None:
-    """As `check_world`, without computing anything.
+    """As `check_env`, without computing anything.
 
     Raises:
         ValueError: one line that names what is wrong.
@@ -51,7 +51,7 @@ def check_shapes(env: Env, name: str) -> None:
 
 
 def check_option(name: str, value: Any, default: Any) -> None:
-    """Refuse an option of a world that is not of the kind of its default, where that is a truth value or a number.
+    """Check that an option of an environment is a bool or a number where its default is one.
 
     Raises:
         ValueError: naming the option.
@@ -92,7 +92,7 @@ def _check_observations(name: str, spec: EnvSpec) -> None:
 
 
 def _odd_observation(spec: PyTree) -> Any:
-    """What in the spec of an observation neither training nor a policy's file can hold, or None."""
+    """The first thing in the spec of an observation that training or a policy's file cannot hold, or None."""
     if isinstance(spec, dict | list | tuple):
         inside = list(spec.values()) if isinstance(spec, dict) else spec
         keys = [key for key in spec if not isinstance(key, str)] if isinstance(spec, dict) else []
@@ -134,5 +134,5 @@ def _require_scalar(name: str, field: str, value: Any, kind: str) -> None:
 
 
 def _is_real(dtype: Any) -> bool:
-    """Whether numbers, or truth values, of this type can be observed."""
+    """Whether an observation may have this dtype: real numbers or bools."""
     return any(jnp.issubdtype(dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_))

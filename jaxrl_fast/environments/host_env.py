@@ -1,10 +1,10 @@
-"""Environments that live on the host: many at once, stepped outside JAX, in NumPy.
+"""Environments stepped on the host: many at once, outside JAX, in NumPy.
 
-A `HostEnv` is what the sampler pool (`envs.pool`) and EnvPool give. Nothing in it knows JAX: a fragment joins it to
-the graph.
+A `HostEnv` is the interface of the sampler pool (`envs.pool`) and of EnvPool. Nothing in it knows JAX: the fragment
+``sample`` (`fragments.host_sampling`) connects it to the graph.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -12,18 +12,20 @@ import numpy as np
 from jaxrl_fast.core import EnvSpec
 
 MAX_STEPS = 2**31
-"""Where a state's count of steps begins anew: it is an int32."""
+"""Where the count of steps in a sampling state wraps around to 0: it is an int32."""
 
 
 class HostStep(NamedTuple):
-    """What one step of a group of environments gave, ``[E / G, ...]``; arrays of the receiver's own, never a view of
-    shared memory.
+    """The results of one step of a group of environments, ``[E / G, ...]``, where ``G`` is the number of groups.
 
-    ``obs`` is what the policy sees next, after any reset; ``next_obs`` is the true successor, and may be the same array
-    where no episode ended: all are read-only. ``terminated`` and
-    ``truncated`` are bool and never both. ``episode_return`` and ``episode_length`` are the running totals up to and
-    including this step, so those of the whole episode where it has ended; a length of 0: do not count this episode (a
-    worker was lost, or only a life of a game).
+    All arrays are copies that belong to the receiver, never views of shared memory, and read-only.
+
+    - ``obs``: what the policy sees next; after the end of an episode, the first observation of the next one.
+    - ``next_obs``: the true successor; may be the same array as ``obs`` where no episode ended.
+    - ``reward``: float32, as learning gets it.
+    - ``terminated``, ``truncated``: bool, never both true.
+    - ``episode_return``, ``episode_length``: totals of the episode up to and including this step. A length of 0 where
+      an episode ended: do not count this episode (its worker died, or only a life of the game was lost).
     """
 
     obs: Any
@@ -36,57 +38,87 @@ class HostStep(NamedTuple):
 
 
 class ResetHosts(Protocol):
-    """Starts every environment anew, and drops what was in flight."""
+    """Starts a new episode in every environment, and discards steps in flight."""
 
     def __call__(self, seed: int | Sequence[int], /) -> Any:
-        """Environment ``i`` begins from a seed that depends on ``seed`` and ``i`` alone (with several slices: seeds
-        ``[S]``, and ``i`` within the slice). Returns observations ``[E, ...]``."""
+        """Environment ``i`` is seeded by ``seed`` and ``i`` alone (with several slices: seeds ``[S]``, and ``i`` counts
+        within the slice). Returns observations ``[E, ...]``."""
 
 
 class Send(Protocol):
     """Starts a step of a group, and returns at once."""
 
     def __call__(self, actions: np.ndarray, group: int, /) -> None:
-        """``actions`` ``[E / G, ...]``."""
+        """``actions`` ``[E / G, ...]``; ``group``: 0 to ``num_groups - 1``."""
 
 
 class Receive(Protocol):
     """Waits for the step of a group."""
 
     def __call__(self, group: int, /) -> HostStep:
-        """What a seed gives depends neither on workers nor on timing."""
+        """``group``: as given to `Send`. For the same seed and actions the result is the same, whatever the workers and
+        the timing."""
 
 
 class Another(Protocol):
     """Makes environments of the same kind, as for evaluation."""
 
     def __call__(self, num_envs: int, /) -> "HostEnv":
-        """In one group, and stepped in this process."""
+        """Returns ``num_envs`` environments in one group, stepped in this process."""
 
 
 class SendTo(Protocol):
-    """Steps the environments that ``recv_any`` gave, or all to begin with."""
+    """Steps some environments: those that `ReceiveAny` returned, or all in the beginning."""
 
     def __call__(self, actions: np.ndarray, indices: np.ndarray, /) -> None:
         """``actions`` ``[n, ...]`` for the environments ``indices`` ``[n]``."""
 
 
+class ReceiveAny(Protocol):
+    """Waits for the environments that are ready first."""
+
+    def __call__(self) -> tuple[np.ndarray, HostStep]:
+        """Returns their indices ``[E / G]`` and their step; fewer where fewer are under way."""
+
+
+class CountSteps(Protocol):
+    """Counts environment steps."""
+
+    def __call__(self) -> int:
+        """Returns those since the last reset, over all environments."""
+
+
+class TakeEvents(Protocol):
+    """Reports what happened that a person should know, such as a worker that was restarted."""
+
+    def __call__(self) -> list[str]:
+        """Returns one line for each event since the last call."""
+
+
+class CloseEnvs(Protocol):
+    """Closes the environments and ends their processes."""
+
+    def __call__(self) -> None:
+        """May be called twice."""
+
+
 class HostEnv(NamedTuple):
     """``num_envs`` environments in ``num_groups`` groups of equal size, which are stepped independently.
 
-    One pool may serve several runs: ``num_seeds`` slices of ``num_envs`` environments each, of which every group holds
-    an equal part, slice by slice; where shapes say ``E`` they then mean ``S * E``.
+    One pool may serve several seeds: ``num_seeds`` slices of ``num_envs`` environments each. Every group then holds an
+    equal part of each slice, one slice after the other, and where shapes say ``E`` they mean ``S * E``.
 
-    ``reset``, ``send``, ``recv`` and ``another``: `ResetHosts`, `Send`, `Receive`, `Another`. ``steps()`` counts the
-    environment steps since the last ``reset``, over all environments. ``events()`` gives, and forgets, what a person
-    should know (a worker restarted ...), in lines. ``close()`` may be called twice.
-
-    Where environments are served by arrival (``pool.order=arrival``) there are also ``recv_any() -> (indices [E / G],
-    HostStep)``, those that were ready first (fewer where fewer are under way), and ``send_to`` (`SendTo`). What a seed
-    gives then depends on timing.
-
-    ``overlaps``: groups are stepped elsewhere, while this process computes the actions of others.
-    ``bridge``: how they are joined to compiled programs, ``host`` (called between these) or ``callback`` (from within).
+    - ``spec``: that of each environment.
+    - ``reset``, ``send``, ``recv``: start episodes, start a step, wait for its results.
+    - ``steps``: counts the steps since the last ``reset``.
+    - ``events``: lines for the user.
+    - ``another``: more environments of this kind, as for evaluation.
+    - ``close``: ends all.
+    - ``send_to``, ``recv_any``: with ``pool.order=arrival``, sampling uses these and serves whoever is ready first; the
+      same seed then no longer gives the same run. None otherwise.
+    - ``bridge``: how they are connected to compiled programs: ``host`` (called between programs) or ``callback``
+      (called from within one).
+    - ``overlaps``: whether a group is stepped elsewhere while this process computes the actions of another.
     """
 
     spec: EnvSpec
@@ -95,12 +127,12 @@ class HostEnv(NamedTuple):
     reset: ResetHosts
     send: Send
     recv: Receive
-    steps: Callable[[], int]
-    events: Callable[[], list[str]]
+    steps: CountSteps
+    events: TakeEvents
     another: Another
-    close: Callable[[], None]
+    close: CloseEnvs
     send_to: SendTo | None = None
-    recv_any: Callable[[], tuple[np.ndarray, HostStep]] | None = None
+    recv_any: ReceiveAny | None = None
     num_seeds: int = 1
     bridge: str = "host"
     overlaps: bool = True

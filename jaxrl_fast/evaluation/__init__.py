@@ -1,1 +1,1 @@
-"""How good a policy is."""
+"""Evaluation: episodes with the greedy policy, during and after training."""

@@ -1,4 +1,4 @@
-"""How good a policy is: undiscounted returns of whole episodes, and what can be said about their mean."""
+"""Evaluation of a policy: undiscounted returns of whole episodes, and a confidence interval of their mean."""
 
 from collections.abc import Callable
 from functools import partial
@@ -13,11 +13,11 @@ from jaxrl_fast.environments.env import VecEnv, VecState, vectorize
 from jaxrl_fast.policy.policies import Policy
 
 STEP_LIMIT = 10_000
-"""Where an evaluation episode of a world without a time limit is cut, in steps."""
+"""Steps after which an evaluation episode is cut in an environment without a time limit."""
 
 
 def evaluate_policy(policy: Policy, env: VecEnv, key: jax.Array, *, episodes: int = 128) -> np.ndarray:
-    """Returns ``[episodes]`` of the greedy policy, every episode from a fresh start.
+    """Undiscounted returns ``[episodes]`` of the greedy policy, each episode from an initial state of its own.
 
     Raises:
         ValueError: ``episodes`` is not positive.
@@ -26,19 +26,25 @@ def evaluate_policy(policy: Policy, env: VecEnv, key: jax.Array, *, episodes: in
 
 
 def evaluate_episodes(policy: Policy, env: VecEnv, key: jax.Array, *, episodes: int) -> EpisodeTotals:
-    """Like `evaluate_policy`, with the episodes' lengths."""
+    """As `evaluate_policy`: returns and lengths of the episodes, ``[episodes]``."""
     if episodes < 1:
-        raise ValueError(f"episodes={episodes}: at least one episode is needed")
-    if env.world is None:
-        raise ValueError("this environment cannot be copied for evaluation")
-    run = partial(play, policy.act, policy.initial_carry, vectorize(env.world, num_envs=episodes))
+        raise ValueError(f"episodes={episodes}: write a whole number of at least 1")
+    if env.env is None:
+        raise ValueError("this environment cannot be copied for evaluation: make it with jaxrl_fast.vectorize")
+    run = partial(play, policy.act, policy.initial_carry, vectorize(env.env, num_envs=episodes))
     return jax.jit(run)(policy.params, key)
 
 
 class Playing(NamedTuple):
-    """Episodes under way in ``E`` environments: the step ``t``, which of them have ``finished`` their first episode
-    ``[E]``, ``totals`` so far, the environments' state, what the policy sees, whether an episode begins there, and the
-    policy's memory."""
+    """Evaluation episodes under way in ``E`` environments.
+
+    - ``t``: steps so far.
+    - ``finished``: which environments have ended their first episode, bool ``[E]``.
+    - ``totals``: of the first episode of each, so far, ``[E]``.
+    - ``state``, ``obs``: of the environments.
+    - ``first``: whether ``obs`` begins an episode, bool ``[E]``.
+    - ``carry``: the policy's memory and stacks of frames, ``[E, ...]``.
+    """
 
     t: jax.Array
     finished: jax.Array
@@ -52,10 +58,10 @@ class Playing(NamedTuple):
 def player(
     act: Callable[..., Any], initial_carry: Callable[[int], PyTree], env: VecEnv, params: PyTree, key: jax.Array
 ) -> tuple[Playing, Callable[[Playing], Playing]]:
-    """The start of an episode in every environment, and the step from there; pure."""
+    """The initial `Playing` of an episode in every environment, and the pure function that takes one step."""
     reset_key, step_key = jax.random.split(key)
     state, obs = env.reset(reset_key)
-    bank = jax.tree.map(lambda x: x[None], (state.world, obs))  # only first episodes count: any start will do
+    bank = jax.tree.map(lambda x: x[None], (state.env_state, obs))  # only first episodes count: any start will do
 
     def step(now: Playing) -> Playing:
         act_key, env_key = jax.random.split(jax.random.fold_in(step_key, now.t))

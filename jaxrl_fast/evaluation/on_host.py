@@ -1,4 +1,4 @@
-"""Whole episodes of environments on the host, for evaluation."""
+"""Evaluation in environments stepped on the host."""
 
 from collections.abc import Callable
 from functools import partial
@@ -40,18 +40,19 @@ def play_on_host(
 def evaluation_on_host(
     policy: Policy, env: HostEnv, episodes: int
 ) -> Callable[[PolicyParams, jax.Array], EpisodeTotals]:
-    """``evaluate(params, keys)``: totals ``[S, episodes]``, always from the same starts, in environments of its own."""
+    """A function of params ``[S, ...]`` and keys ``[S]`` that returns totals ``[S, episodes]``: in environments of its
+    own, and with the same initial states at each call."""
     act = jax.jit(policy.act)
 
     def evaluate(params: PolicyParams, keys: jax.Array) -> EpisodeTotals:
-        worlds, rows = env.another(episodes), []
+        own_envs, rows = env.another(episodes), []
         try:
             for i, key in enumerate(keys):
                 seed = int(jax.random.bits(jax.random.fold_in(key, 0xE7A1), (), jnp.uint32))
                 one = jax.tree.map(itemgetter(i), params)
-                rows.append(play_on_host(act, policy.initial_carry, worlds, one, seed))
+                rows.append(play_on_host(act, policy.initial_carry, own_envs, one, seed))
         finally:
-            worlds.close()
+            own_envs.close()
         return jax.tree.map(lambda *totals: np.stack(totals), *rows)
 
     return evaluate

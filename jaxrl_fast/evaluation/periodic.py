@@ -1,8 +1,8 @@
-"""Periodic evaluation during a run: of all seeds, by process 0, given up once the run is to stop."""
+"""Periodic evaluation during a run: of all seeds, by process 0, abandoned when the run is asked to stop."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,14 +21,34 @@ from jaxrl_fast.policy.policies import Policy, PolicyParams, make_policy
 
 T = TypeVar("T")
 POLL_S = 0.5
+"""How often it is checked whether the run is asked to stop, in seconds."""
+
+
+class EvaluateSeeds(Protocol):
+    """Evaluates the policies of all seeds."""
+
+    def __call__(self, state: TrainState, /) -> EpisodeTotals | None:
+        """``state``: of the training program. Returns totals ``[S, episodes]``, from the same initial states at each
+        call; None where the run is asked to stop meanwhile."""
+
+
+class BestPolicy(Protocol):
+    """Picks the policy that a run stores at its end."""
+
+    def __call__(self, state: TrainState, scores: np.ndarray, /) -> Policy:
+        """``scores`` ``[S]``, one for each seed; empty: none was evaluated. Returns the policy of the best seed (of the
+        first without scores)."""
 
 
 class PeriodicEvaluation(NamedTuple):
-    """``totals(state)``: those of all seeds ``[S, episodes]``, always from the same starts, or None once the run is to
-    stop; ``best_policy(state, scores [S])``: the policy of the seed with the best score, on the host."""
+    """How a run's policies are evaluated, and which of them is stored.
 
-    totals: Callable[[TrainState], EpisodeTotals | None]
-    best_policy: Callable[[TrainState, np.ndarray], Policy]
+    - ``totals``: evaluates all seeds.
+    - ``best_policy``: the policy of the seed with the best score.
+    """
+
+    totals: EvaluateSeeds
+    best_policy: BestPolicy
 
 
 def make_periodic_evaluation(
@@ -39,7 +59,7 @@ def make_periodic_evaluation(
     episodes: int,
     should_stop: Callable[[], bool],
 ) -> PeriodicEvaluation:
-    """How the policies of a run's seeds, one for each of ``keys``, are evaluated, and which is stored in the end."""
+    """The `PeriodicEvaluation` of a run, with one of ``keys`` for each seed."""
     num_seeds = len(keys)
     made_by = {
         "algo": algorithm.name,
@@ -64,15 +84,16 @@ def make_periodic_evaluation(
 def make_evaluation(
     env: VecEnv | HostEnv, policy: Policy, episodes: int
 ) -> Callable[[PolicyParams, jax.Array], EpisodeTotals]:
-    """A compiled evaluation of all seeds: totals ``[S, episodes]``, always from the same starts."""
+    """A function of params ``[S, ...]`` and keys ``[S]`` that returns totals ``[S, episodes]``, compiled where the
+    environments are."""
     if isinstance(env, HostEnv):
         return evaluation_on_host(policy, env, episodes)
-    if env.world is None:
-        raise ValueError("this environment cannot be copied for evaluation")
-    worlds = vectorize(env.world, num_envs=episodes)
+    if env.env is None:
+        raise ValueError("this environment cannot be copied for evaluation: make it with jaxrl_fast.vectorize")
+    own_envs = vectorize(env.env, num_envs=episodes)
 
     def one_seed(params: PolicyParams, key: jax.Array) -> EpisodeTotals:
-        return play(policy.act, policy.initial_carry, worlds, params, jax.random.fold_in(key, 0xE7A1))
+        return play(policy.act, policy.initial_carry, own_envs, params, jax.random.fold_in(key, 0xE7A1))
 
     return jax.jit(jax.vmap(one_seed))
 
@@ -80,7 +101,8 @@ def make_evaluation(
 def at_first(
     evaluate: Callable[[], EpisodeTotals], shape: tuple[int, int], should_stop: Callable[[], bool]
 ) -> EpisodeTotals | None:
-    """An evaluation's totals, of this ``shape``, made by process 0 and known to all; None once the run is to stop."""
+    """The totals of an evaluation, of this ``shape``: computed by process 0 and sent to all; None where the run is
+    asked to stop."""
     first = distributed.is_first()
     totals = unless_stopped(lambda: jax.device_get(evaluate()), should_stop) if first else None
     nothing = EpisodeTotals(jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.int32))
@@ -89,8 +111,8 @@ def at_first(
 
 
 def unless_stopped(work: Callable[[], T], should_stop: Callable[[], bool]) -> T | None:
-    """What ``work`` gives; None, without waiting for it, once the run is to stop. An evaluation may take longer to
-    compile than a cluster waits after its signal."""
+    """The result of ``work``; None, without waiting for it, where the run is asked to stop: an evaluation may take
+    longer to compile than a cluster waits after its signal."""
     pool = ThreadPoolExecutor(1, thread_name_prefix="evaluation")
     future = pool.submit(work)
     pool.shutdown(wait=False)
@@ -101,7 +123,8 @@ def unless_stopped(work: Callable[[], T], should_stop: Callable[[], bool]) -> T 
 
 
 def policy_params(agent: Bound, state: TrainState, num_seeds: int) -> PolicyParams:
-    """What acting needs, out of a program's state: leaves ``[S, ...]`` on the host, so that they can act anywhere."""
+    """The params that acting needs, out of a program's state: leaves ``[S, ...]``, in host memory, so that any device
+    can use them."""
     parts = agent.acting.greedy_weights(state.channels)
     stats = state.channels["statistics"].obs if agent.normalize_observations else None
     params = PolicyParams(*distributed.to_host((parts, stats)))

@@ -1,1 +1,1 @@
-"""What is stored of rollouts and handed to learning, and how observations are seen."""
+"""From rollouts to minibatches: acting, epochs, replay, normalization, stacks of frames, n-step returns."""

@@ -1,8 +1,7 @@
-"""Acting: the networks of the parts that act, with their memory and stacks of frames, around an algorithm's choice."""
+"""Acting: runs the networks that choose actions, with their memory and stacks of frames, for any algorithm."""
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -17,35 +16,74 @@ Networks = dict[str, tuple[str, Network]]
 
 
 class Carry(NamedTuple):
-    """What acting remembers of each environment, ``[E, ...]``: frames before the last (`view.look`), the memory of each
-    part that has one, and what the algorithm's choice keeps."""
+    """What acting remembers of each environment from step to step, ``[E, ...]``.
+
+    - ``frames``: the images before the newest (`view.look`); ``()`` where none are stacked.
+    - ``memory``: of each part whose network is recurrent.
+    - ``choice``: the state of the algorithm's choice of actions (`interface.InitDecide`).
+    """
 
     frames: PyTree
     memory: dict[str, PyTree]
     choice: PyTree
 
 
-class Acting(NamedTuple):
-    """Acting on normalized observations ``[E, ...]`` with what the ``parts`` have learned; some of them, ``chooses``,
-    say which action.
+class GreedyWeights(Protocol):
+    """Picks the weights that greedy actions need."""
 
-    ``explore(learned, carry, obs, first, key, hyper) -> (action, carry, Extras)`` in training;
-    ``greedy(weights, carry, obs, first, key) -> (action, carry)`` with the weights, by part, of the networks that
-    choose: ``greedy_weights(learned)``. Each has a carry of its own, before the first step ``initial_carry(E)`` and
-    ``greedy_carry(E)``.
+    def __call__(self, learned: dict[str, Learned], /) -> dict[str, PyTree]:
+        """``learned`` by part. Returns params of the networks that choose actions, by part."""
+
+
+class Explore(Protocol):
+    """Chooses the actions of a training step."""
+
+    def __call__(
+        self, learned: dict[str, Learned], carry: Carry, obs: PyTree, first: jax.Array, key: jax.Array, hyper: Any, /
+    ) -> tuple[jax.Array, Carry, Extras]:
+        """``learned``: of all `Acting.parts`; ``obs`` ``[E, ...]``, normalized; ``first`` ``[E]``: whether it begins an
+        episode; ``hyper``: the rates of this tick. Returns actions ``[E, ...]``, the next carry, and what to store."""
+
+
+class ActGreedily(Protocol):
+    """Chooses the best known actions, as for evaluation."""
+
+    def __call__(
+        self, weights: dict[str, PyTree], carry: Carry, obs: PyTree, first: jax.Array, key: jax.Array, /
+    ) -> tuple[jax.Array, Carry]:
+        """``weights``: from `GreedyWeights`; ``obs`` ``[E, ...]``, normalized; ``first`` ``[E]``. Returns actions
+        ``[E, ...]`` and the next carry."""
+
+
+class MakeCarry(Protocol):
+    """Makes the carry before the first step."""
+
+    def __call__(self, num_envs: int, /) -> Carry:
+        """Returns leaves ``[num_envs, ...]``."""
+
+
+class Acting(NamedTuple):
+    """How actions are chosen, on normalized single frames ``[E, ...]``.
+
+    - ``parts``: those whose networks run in training: the ones that choose actions, and recurrent ones whose memory is
+      stored for the updates.
+    - ``chooses``: those of them that choose actions.
+    - ``explore``, ``initial_carry``: acting in training, and its carry before the first step.
+    - ``greedy``, ``greedy_carry``: acting in evaluation, and its carry before the first step.
+    - ``greedy_weights``: what ``greedy`` needs of what the parts have learned.
     """
 
     parts: tuple[str, ...]
     chooses: tuple[str, ...]
-    greedy_weights: Callable[[dict[str, Learned]], dict[str, PyTree]]
-    explore: Callable[..., tuple[jax.Array, Carry, Extras]]
-    greedy: Callable[..., tuple[jax.Array, Carry]]
-    initial_carry: Callable[[int], Carry]
-    greedy_carry: Callable[[int], Carry]
+    greedy_weights: GreedyWeights
+    explore: Explore
+    greedy: ActGreedily
+    initial_carry: MakeCarry
+    greedy_carry: MakeCarry
 
 
 def make_acting(agent: Agent, view: View) -> Acting:
-    """How an agent acts on single frames."""
+    """The `Acting` of an agent, on the observations that ``view`` describes."""
     chosen_by = {part: (name, agent.parts[part].networks[name]) for part, name in agent.acts.items()}
     followed = {part: (name, agent.parts[part].networks[name]) for part, name in agent.remembers.items()}
     both = chosen_by | followed
@@ -83,7 +121,7 @@ def make_acting(agent: Agent, view: View) -> Acting:
 
 
 def weights_of(networks: Networks, learned: dict[str, Learned]) -> dict[str, PyTree]:
-    """The params of these networks alone, by part."""
+    """The params of ``networks``, by part."""
     return {part: learned[part].params[name] for part, (name, _) in networks.items()}
 
 

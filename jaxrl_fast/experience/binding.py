@@ -1,7 +1,7 @@
-"""`bind`: everything around an algorithm, once for all of them.
+"""`bind`: connects an algorithm to an environment; written once for all algorithms.
 
-What it says of data is answered here: acting with memory and stacks of frames, values over rollouts, the kind of
-replay, n-step returns, normalization.
+An algorithm only declares its parts and the data it wants. What follows from that is built here: acting with memory and
+stacks of frames, values over rollouts, replay, n-step returns, normalization.
 """
 
 from typing import Any, NamedTuple
@@ -20,11 +20,17 @@ from jaxrl_fast.numerics.schedules import resolve
 
 
 class Bound(NamedTuple):
-    """An algorithm that fits an environment, with all that surrounds it.
+    """An algorithm bound to an environment.
 
-    ``hyper``: the rates at the start of the run, from which optimizers get the shapes of their state. A tick samples
-    ``rollout_length`` steps of each environment and makes ``updates_per_tick`` updates of ``batch_size`` steps, in
-    ``batch_sequences`` sequences; the first ``warmup_ticks`` make none.
+    - ``parts``: the networks that are updated together, by name.
+    - ``acting``: how actions are chosen.
+    - ``experience``: how rollouts become minibatches.
+    - ``hyper``: the rates at the start of the run, which give optimizers the shapes of their state.
+    - ``rollout_length``: steps of each environment in a tick.
+    - ``updates_per_tick``: gradient updates in a tick (``K``), none in the first ``warmup_ticks``.
+    - ``batch_size``: environment steps in the minibatch of an update, in ``batch_sequences`` sequences.
+    - ``warmup_ticks``: ticks that only fill the replay buffer.
+    - ``normalize_observations``, ``normalize_rewards``: whether networks and losses get them normalized.
     """
 
     parts: dict[str, Part]
@@ -41,10 +47,10 @@ class Bound(NamedTuple):
 
 
 def bind(algorithm: Algorithm, spec: EnvSpec, num_envs: int) -> Bound:
-    """Fit an algorithm to ``num_envs`` environments.
+    """Bind an algorithm to ``num_envs`` environments.
 
     Raises:
-        ValueError: the two, or sizes among each other, do not fit.
+        ValueError: algorithm and environment, or two sizes, do not fit.
     """
     view = make_view(spec)
     agent = algorithm.build(view.spec, num_envs)
@@ -75,7 +81,7 @@ def bind(algorithm: Algorithm, spec: EnvSpec, num_envs: int) -> Bound:
 
 
 def with_sequences(agent: Agent, *, memory: bool) -> OnPolicy | Replay:
-    """The data that an agent wants, with the length of its sequences."""
+    """The data that an agent asks for, with the length of its sequences filled in."""
     data = agent.data
     if isinstance(data, Replay):
         return data if memory else data._replace(sequence_length=1, burn_in=0)

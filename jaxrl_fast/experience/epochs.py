@@ -1,4 +1,4 @@
-"""One rollout, cut into sequences and shuffled anew for each epoch."""
+"""Epochs over one rollout: it is cut into sequences, which are shuffled for each epoch."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ def epoch_shards(num_envs: int, sequences_per_env: int, num_minibatches: int) ->
 def shuffled_epochs(
     data: PyTree, key: jax.Array, *, num_envs: int, sequence_length: int, num_epochs: int, num_minibatches: int
 ) -> Batches:
-    """Cut one rollout, leaves ``[T, E, ...]``, into sequences and shuffle them anew for each epoch.
+    """Cut one rollout, leaves ``[T, E, ...]``, into sequences and shuffle them for each epoch.
 
     The sequences' leaves are ``[G, N, L, ...]``. Every epoch visits each sequence once; a minibatch takes
     ``N / num_minibatches`` of each logical shard's own sequences.

@@ -1,4 +1,5 @@
-"""From windows of consecutive steps to what off-policy losses see: n-step returns, and the steps that fill a memory."""
+"""From sampled windows of consecutive steps to the batches of off-policy losses: n-step returns, and burn-in steps for
+recurrent networks."""
 
 from typing import Any
 
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxrl_fast.algorithms.interface import Replay, ReplayBatch
 from jaxrl_fast.core import PyTree
-from jaxrl_fast.experience.replay import Drawn
+from jaxrl_fast.experience.replay import SampledWindows
 from jaxrl_fast.numerics import returns
 
 
@@ -16,12 +17,13 @@ def window_length(data: Replay) -> int:
     return data.burn_in + data.sequence_length + data.n_step - 1
 
 
-def fold(drawn: Drawn, discount: jax.Array, data: Replay, *, memory: bool) -> ReplayBatch:
-    """Windows ``[G, N, W, ...]`` as sequences ``[G, N, L, ...]``; rewards and observations as networks see them.
+def fold(sampled: SampledWindows, discount: jax.Array, data: Replay, *, memory: bool) -> ReplayBatch:
+    """Windows ``[G, N, W, ...]`` as sequences ``[G, N, L, ...]``; rewards and observations are already normalized.
 
-    Sequences of one step without a memory keep of their observations the first alone.
+    ``memory``: whether a network is recurrent. If so, ``obs`` holds the whole window, as `ReplayBatch` says; if not,
+    only the steps that are learned from.
     """
-    steps = drawn.steps
+    steps = sampled.steps
     learned = slice(data.burn_in, data.burn_in + data.sequence_length)
     inside = data.burn_in + jnp.arange(data.sequence_length)[:, None] + jnp.arange(data.n_step)[None]
     rewards, ends, cuts = (x[:, :, inside] for x in (steps.reward, steps.terminated, steps.truncated))
@@ -45,7 +47,7 @@ def fold(drawn: Drawn, discount: jax.Array, data: Replay, *, memory: bool) -> Re
     )
     if not memory:
         return batch
-    before = jax.tree.map(lambda leaf: leaf[:, :, None], drawn.memory)
+    before = jax.tree.map(lambda leaf: leaf[:, :, None], sampled.memory)
     return batch._replace(obs=steps.obs, first=steps.first, memory=before, last=last)
 
 

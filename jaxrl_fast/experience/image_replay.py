@@ -1,4 +1,4 @@
-"""Replay of images: each frame is stored once, as bytes, with the true successors at the ends of episodes."""
+"""Replay of images: each frame is stored once, as bytes, and so is the true successor at the end of an episode."""
 
 from typing import NamedTuple
 
@@ -9,8 +9,8 @@ from jaxrl_fast.core import Metrics, PyTree, Transition
 from jaxrl_fast.experience.minibatches import by_shard
 from jaxrl_fast.experience.replay import (
     Buffer,
-    Drawn,
     RingState,
+    SampledWindows,
     Window,
     end_episodes,
     gather,
@@ -19,29 +19,42 @@ from jaxrl_fast.experience.replay import (
 )
 from jaxrl_fast.experience.view import View, only_images, put_rows, without_images
 
-ROOM_FOR_ENDS = 32
-"""There is room for one successor at an end in so many steps, before the memory reaches less far back."""
+STEPS_PER_END = 32
+"""The streams of frames have space for one end of an episode in so many steps; with more ends, fewer steps can be
+sampled."""
 
 
 class Place(NamedTuple):
-    """Where a step's frame stands in its environment's stream, and where that of its episode's first step does; both
-    count from the beginning of the run, int32."""
+    """Where a step's frame is in its environment's stream of frames; int32, counted from the start of the run.
+
+    - ``position``: of this step's frame.
+    - ``start``: of the first frame of its episode.
+    """
 
     position: jax.Array
     start: jax.Array
 
 
 class Placed(NamedTuple):
-    """A stored observation: the place of its images, and ``rest``, the observation without them."""
+    """A stored observation.
+
+    - ``place``: where its images are.
+    - ``rest``: the observation without them.
+    """
 
     place: Place
     rest: PyTree
 
 
 class ImageRingState(NamedTuple):
-    """``ring``: steps, with `Placed` observations; ``frames``: a tree of images uint8 ``[G, F, E / G, H, W, C]``, each
-    environment's stream of frames, oldest overwritten first; ``head`` and ``start``, ``[G, E / G]``: where the stream
-    ends, which is the successor of the last step, and where the running episode began."""
+    """The state of an `image_buffer`.
+
+    - ``ring``: stored steps, with `Placed` observations.
+    - ``frames``: each environment's stream of frames, a tree of images uint8 ``[G, F, E / G, H, W, C]``; the oldest are
+      overwritten first.
+    - ``head``: the position of the newest frame, the successor of the last step, ``[G, E / G]``.
+    - ``start``: the position at which the episode under way began, ``[G, E / G]``.
+    """
 
     ring: RingState
     frames: PyTree
@@ -53,13 +66,13 @@ def image_buffer(view: View, *, capacity: int, num_envs: int, batch_size: int, w
     """As `replay.ring_buffer`, for observations with images.
 
     The successor of a step is the next frame of its environment's stream: the observation of the next step or, where
-    the episode ended, a frame of its own. With more ends than one in `ROOM_FOR_ENDS` steps the streams are overwritten
-    sooner than the steps: what is drawn then comes from the newest steps, as many as are whole in all environments of a
-    shard, in the worst case half of ``capacity``. Nothing is drawn whose frames are gone; the metric ``lost_steps``
-    counts the steps, over all environments, that can no longer be.
+    the episode ended, a frame of its own. With more ends than one in `STEPS_PER_END` steps the frames are overwritten
+    sooner than the steps. Then only the newest steps are sampled, as many as have all their frames in every environment
+    of a shard, in the worst case half of ``capacity``. The metric ``lost_steps`` counts the stored steps, over all
+    environments, that can no longer be sampled.
 
-    Without a memory, frames stand in a window up to the step that ends its first episode; those of later steps, which
-    no n-step return reads, are arbitrary.
+    Without a memory, a window's frames are right up to the step that ends its first episode; those of later steps,
+    which no n-step return reads, are arbitrary.
 
     Raises:
         ValueError: as `replay.ring_buffer`.
@@ -73,7 +86,7 @@ def image_buffer(view: View, *, capacity: int, num_envs: int, batch_size: int, w
 
     def init(example: Transition) -> ImageRingState:
         steps = example.reward.shape[0]
-        size = max(capacity_t + -(-capacity_t // ROOM_FOR_ENDS), 2 * max(steps, window.length)) + k
+        size = max(capacity_t + -(-capacity_t // STEPS_PER_END), 2 * max(steps, window.length)) + k
         count = jax.ShapeDtypeStruct(example.reward.shape, jnp.int32)
         ring = plain.init(_placed(view, example, Place(count, count)))  # type: ignore[arg-type]  # shapes
         frames = jax.tree.map(lambda s: jnp.zeros((shards, size, per_shard, *s.shape), s.dtype), view.images)
@@ -84,7 +97,7 @@ def image_buffer(view: View, *, capacity: int, num_envs: int, batch_size: int, w
         time = jnp.arange(steps, dtype=jnp.int32)[None, :, None]
         position = state.head[:, None] + jnp.cumsum(first, axis=1, dtype=jnp.int32) + time
         start = jax.lax.cummax(jnp.where(first, position, state.start[:, None]), axis=1)
-        # A step that goes on has been given its frame as the successor of the step before.
+        # Within an episode, a step's frame was written as the successor of the step before.
         new = first | (time == 0)
 
         def write(stream: jax.Array, frame: jax.Array, successor: jax.Array) -> jax.Array:
@@ -98,7 +111,7 @@ def image_buffer(view: View, *, capacity: int, num_envs: int, batch_size: int, w
         )
 
     def usable(state: ImageRingState) -> jax.Array:
-        """How many of the newest steps of each shard have all their frames, ``[G]``; older ones have lost some."""
+        """How many of the newest steps of each shard have all their frames, ``[G]``."""
         place: Place = state.ring.data.obs.place
         oldest = jnp.maximum(place.position - (k - 1), place.start)
         whole = oldest > (state.head - jax.tree.leaves(state.frames)[0].shape[1])[:, None]
@@ -108,9 +121,8 @@ def image_buffer(view: View, *, capacity: int, num_envs: int, batch_size: int, w
     def available(state: ImageRingState) -> tuple[jax.Array, jax.Array]:
         return state.ring.steps, usable(state)[:, None]
 
-    def windows(state: ImageRingState, start: jax.Array, env: jax.Array) -> Drawn:
-        drawn = gather_windows(state.ring, start, env, window)
-        return _with_frames(view, state.frames, drawn, env, width)
+    def windows(state: ImageRingState, start: jax.Array, env: jax.Array) -> SampledWindows:
+        return _with_frames(view, state.frames, gather_windows(state.ring, start, env, window), env, width)
 
     def metrics(state: ImageRingState) -> Metrics:
         lost = jnp.minimum(state.ring.steps, capacity_t) - usable(state)
@@ -124,9 +136,9 @@ def _end_episodes(state: ImageRingState) -> ImageRingState:
     return state._replace(ring=end_episodes(state.ring))
 
 
-def _with_frames(view: View, frames: PyTree, drawn: Drawn, env: jax.Array, width: int) -> Drawn:
-    """Windows with observations in which rows stand for images, and the ``width`` frames of each as tables."""
-    k, (place, rest) = view.stack, drawn.steps.obs
+def _with_frames(view: View, frames: PyTree, sampled: SampledWindows, env: jax.Array, width: int) -> SampledWindows:
+    """The windows with rows in place of images, and with the tables that these refer to: ``width`` frames for each."""
+    k, (place, rest) = view.stack, sampled.steps.obs
     base = place.position[..., :1] - (k - 1)
     ring_size = jax.tree.leaves(frames)[0].shape[1]
     tables = gather(frames, (base + jnp.arange(width)[None, None]) % ring_size, env)
@@ -138,11 +150,11 @@ def _with_frames(view: View, frames: PyTree, drawn: Drawn, env: jax.Array, width
         position = jnp.maximum(last[..., None] - lag, place.start[..., None])
         return jnp.clip(position - base[..., None], 0, width - 1) + offset
 
-    steps = drawn.steps._replace(
+    steps = sampled.steps._replace(
         obs=put_rows(view, rest, rows(place.position)),
-        next_obs=put_rows(view, drawn.steps.next_obs, rows(place.position + 1)),
+        next_obs=put_rows(view, sampled.steps.next_obs, rows(place.position + 1)),
     )
-    return drawn._replace(steps=steps, tables=jax.tree.map(lambda t: t.reshape(t.shape[0], -1, *t.shape[3:]), tables))
+    return sampled._replace(steps=steps, tables=jax.tree.map(lambda t: t.reshape(t.shape[0], -1, *t.shape[3:]), tables))
 
 
 def _placed(view: View, rollout: Transition, place: Place) -> Transition:
@@ -151,7 +163,7 @@ def _placed(view: View, rollout: Transition, place: Place) -> Transition:
 
 
 def _write(frames: jax.Array, position: jax.Array, values: jax.Array, mask: jax.Array) -> jax.Array:
-    """``values`` ``[G, T, E / G, ...]`` at ``position`` of the streams ``[G, F, E / G, ...]``, where ``mask``."""
+    """Streams ``[G, F, E / G, ...]`` with ``values`` ``[G, T, E / G, ...]`` written at ``position`` where ``mask``."""
     size = frames.shape[1]
     slot = jnp.where(mask, position % size, size)  # out of bounds: dropped
     env = jnp.arange(frames.shape[2])[None]

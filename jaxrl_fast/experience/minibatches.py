@@ -1,11 +1,11 @@
 """Minibatches out of logical shards.
 
-What is learned from keeps a leading axis of ``G`` *logical shards*. ``G`` depends on the number of environments and the
-batch size, never on the number of devices, and every minibatch takes the same share from each shard; so a batch is the
-same set of samples however the shards are spread over devices, and drawing it moves nothing between them.
+The data that updates learn from has a leading axis of ``G`` *logical shards*. ``G`` depends on the number of
+environments and the batch size, never on the number of devices, and every minibatch takes the same share from each
+shard. So a batch is the same set of samples however the shards are spread over devices, and no data moves between
+devices to make it.
 """
 
-from collections.abc import Callable
 from math import gcd
 from typing import Any, NamedTuple, Protocol
 
@@ -16,10 +16,11 @@ from jaxrl_fast.core import Batches, Metrics, PyTree, Transition
 from jaxrl_fast.experience.scale import Statistics
 
 MAX_SHARDS = 8
+"""The most logical shards, so the most devices that data is divided among without changing a number."""
 
 
 class MakeBatches(Protocol):
-    """Takes in a rollout and gives the batches of a tick."""
+    """Takes in a rollout and makes the batches of a tick."""
 
     def __call__(
         self,
@@ -30,11 +31,42 @@ class MakeBatches(Protocol):
         hyper: Any,
         key: jax.Array,
     ) -> tuple[PyTree, Batches]:
-        """``rollout`` ``[T, E, ...]`` as the environments gave it; ``learned``: that of the parts it ``reads``."""
+        """``state``: of this `Experience`; ``rollout`` ``[T, E, ...]`` as sampled, not normalized; ``learned``: of the
+        parts that it ``reads``; ``statistics``: for normalization, None without; ``hyper``: the rates of this tick.
+        Returns the next state and the batches."""
+
+
+class InitStorage(Protocol):
+    """Makes the state that stores experience, before the first rollout."""
+
+    def __call__(self, example: Transition, /) -> PyTree:
+        """``example``: shapes and dtypes of a rollout, ``[T, E, ...]``."""
+
+
+class TakeBatch(Protocol):
+    """Makes one minibatch."""
+
+    def __call__(self, data: PyTree, index: jax.Array, /) -> Any:
+        """``data``: as in `Batches`; ``index`` ``[G, B / G]``: the sequences of this minibatch. Returns `OnPolicyBatch`
+        or `ReplayBatch`, leaves ``[L, B, ...]``."""
+
+
+class StorageMetrics(Protocol):
+    """Reports on stored experience."""
+
+    def __call__(self, state: PyTree, /) -> Metrics:
+        """Returns scalars by name."""
+
+
+class EndEpisodes(Protocol):
+    """Ends the stored episodes as truncated, since the next rollout does not continue them."""
+
+    def __call__(self, state: PyTree, /) -> PyTree:
+        """``state``: leaves as those of the storage, with the seeds first if there are several."""
 
 
 class LearnPriorities(Protocol):
-    """Takes in what learners have found of the sequences that they were given."""
+    """Updates the priorities of the sequences that were learned from."""
 
     def __call__(self, state: PyTree, feedback: PyTree, /) -> PyTree:
         """``feedback``: `prioritized.Feedback`. Returns the state."""
@@ -43,30 +75,33 @@ class LearnPriorities(Protocol):
 class Experience(NamedTuple):
     """How rollouts become minibatches.
 
-    ``init(example) -> state`` with ``example`` the shapes of a rollout; ``step`` as `MakeBatches`; ``reads``: the parts
-    that it needs. ``shards`` is the number of logical shards of its batches, ``state_axes`` the axis of the state's
-    leaves that counts them (a prefix tree; None: kept whole). ``take(data, index)`` makes one minibatch, as
-    `take_batch`; ``metrics(state)`` says what a person should know of the state; ``end_episodes(state)``: the next
-    rollout does not follow the last. ``refills``: whether the state fills again by itself, as a replay buffer does.
-    ``prioritized_by``: the part whose priorities decide what is sampled, None without such; the state takes them in by
-    ``learn_priorities(state, feedback)``.
+    - ``init``, ``step``: the state that it stores, and the batches of a tick.
+    - ``take``: makes one minibatch, as `take_batch`.
+    - ``shards``: the number of logical shards of its batches, ``G``.
+    - ``reads``: the parts whose `Learned` it needs.
+    - ``state_axes``: the axis of the logical shards in the state's leaves (a prefix tree; None: not divided).
+    - ``metrics``: what to report of the state.
+    - ``end_episodes``: marks a break between the last rollout and the next.
+    - ``refills``: whether training may go on from an empty state, as with a replay buffer.
+    - ``prioritized_by``: the part whose priorities decide what is sampled, None without such.
+    - ``learn_priorities``: takes these into the state.
     """
 
-    init: Callable[[Transition], PyTree]
+    init: InitStorage
     step: MakeBatches
-    take: Callable[[PyTree, jax.Array], Any]
+    take: TakeBatch
     shards: int
     reads: tuple[str, ...] = ()
     state_axes: Any = None
-    metrics: Callable[[PyTree], Metrics] = lambda state: {}
-    end_episodes: Callable[[PyTree], PyTree] = lambda state: state
+    metrics: StorageMetrics = lambda state: {}
+    end_episodes: EndEpisodes = lambda state: state
     refills: bool = False
     prioritized_by: str | None = None
     learn_priorities: LearnPriorities = lambda state, feedback: state
 
 
 def logical_shards(num_envs: int, batch_size: int) -> int:
-    """``G``: how many logical shards both sizes divide into."""
+    """``G``: the number of logical shards that both sizes divide into."""
     return gcd(MAX_SHARDS, num_envs, batch_size)
 
 

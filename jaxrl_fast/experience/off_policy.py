@@ -1,4 +1,4 @@
-"""Steps that are stored, and drawn again and again."""
+"""Off-policy experience: steps are stored in a replay buffer, and batches are sampled from it."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from jaxrl_fast.experience.view import Tabled, View, take_tabled
 
 
 def off_policy_experience(agent: Agent, data: Replay, view: View, num_envs: int, *, memory: bool) -> Experience:
-    """The batches of `Replay`; images are stored once. ``memory``: whether an acting network has one.
+    """The batches of `Replay`; images are stored once. ``memory``: whether an acting network is recurrent.
 
     Raises:
         ValueError: sizes do not fit.
@@ -41,12 +41,12 @@ def off_policy_experience(agent: Agent, data: Replay, view: View, num_envs: int,
         key: jax.Array,
     ) -> tuple[PyTree, Batches]:
         state = source.add(state, rollout)
-        drawn, weight, places = source.sample(state, key, hyper)
-        steps = scale_experience(drawn.steps, statistics, hyper.reward_scale, agent.normalize_rewards)
-        batch = fold(drawn._replace(steps=steps), hyper.discount, data, memory=memory)
+        sampled, weight, places = source.sample(state, key, hyper)
+        steps = scale_experience(sampled.steps, statistics, hyper.reward_scale, agent.normalize_rewards)
+        batch = fold(sampled._replace(steps=steps), hyper.discount, data, memory=memory)
         if prioritize:
             batch = batch._replace(weight=jnp.broadcast_to(weight[..., None], batch.reward.shape))
-        return state, Batches(Tabled(batch, drawn.tables) if images else batch, in_turn(data, buffer.shards), places)
+        return state, Batches(Tabled(batch, sampled.tables) if images else batch, in_turn(data, buffer.shards), places)
 
     return Experience(
         source.init,
@@ -63,14 +63,14 @@ def off_policy_experience(agent: Agent, data: Replay, view: View, num_envs: int,
 
 
 def in_turn(data: Replay, shards: int) -> jax.Array:
-    """Indices ``[K, G, B / G]`` of sequences that were drawn at random: one batch after another."""
+    """Indices ``[K, G, B / G]`` of sequences that are in random order already: one batch after another."""
     size = data.num_batches * data.batch_size // shards
     index = jnp.arange(size, dtype=jnp.int32).reshape(data.num_batches, 1, -1)
     return jnp.broadcast_to(index, (data.num_batches, shards, size // data.num_batches))
 
 
 def warmup_ticks(agent: Agent, data: Replay, num_envs: int) -> int:
-    """Ticks that only fill the buffer, before the first in which there is enough to draw from."""
+    """Ticks that only fill the buffer, until it holds enough steps to sample from."""
     longest = window_length(data) + data.sequence_length - 1  # a window begins at a multiple of the sequence's length
     enough = -(-data.warmup_steps // (num_envs * agent.rollout_length))
     return max(enough, -(-longest // agent.rollout_length)) - 1

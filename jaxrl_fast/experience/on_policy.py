@@ -1,4 +1,4 @@
-"""Rollouts that are learned from and forgotten."""
+"""On-policy experience: each rollout is learned from for some epochs, then discarded."""
 
 from typing import Any
 
@@ -71,7 +71,7 @@ def on_policy_experience(agent: Agent, data: OnPolicy, view: View, num_envs: int
 
 
 def make_batch(data: OnPolicy, rollout: Transition, values: Values | None, hyper: Any) -> OnPolicyBatch:
-    """What losses see of a rollout, ``[T, E, ...]``, but for the memory."""
+    """The data of a rollout that losses get, ``[T, E, ...]``; ``memory`` is filled in later."""
     batch = OnPolicyBatch(rollout.obs, rollout.action, rollout.first, {}, rollout.extras.decision, {})
     if data.targets is not None:
         assert values is not None
@@ -80,7 +80,7 @@ def make_batch(data: OnPolicy, rollout: Transition, values: Values | None, hyper
 
 
 def values_of(agent: Agent, data: OnPolicy, rollout: Transition, learned: dict[str, Learned]) -> Values | None:
-    """The critic's values of a rollout, all with what it had learned before."""
+    """The critic's values of a rollout, all with its params from before the tick's updates."""
     if data.targets is None:
         return None
     network, params, memory = _critic(agent, data, rollout, learned)
@@ -92,8 +92,8 @@ def values_of(agent: Agent, data: OnPolicy, rollout: Transition, learned: dict[s
 def values_of_stacks(
     agent: Agent, data: OnPolicy, rollout: Transition, tables: PyTree, learned: dict[str, Learned]
 ) -> Values | None:
-    """As `values_of` where the observations are rows of tables, a time step after another: stacks of all steps at once
-    would take more memory than the rollout."""
+    """As `values_of` where the observations are rows of tables. One time step after another: the stacks of all steps at
+    once would take more memory than the rollout."""
     if data.targets is None:
         return None
     network, params, memory = _critic(agent, data, rollout, learned)
@@ -113,7 +113,7 @@ def values_of_stacks(
 def _critic(
     agent: Agent, data: OnPolicy, rollout: Transition, learned: dict[str, Learned]
 ) -> tuple[Network, PyTree, PyTree]:
-    """The network that values, its params, and its memory before every step of the rollout."""
+    """The critic's network, its params, and its memory before every step of the rollout."""
     network = agent.parts[data.critic].networks[data.network]
     memory = rollout.extras.memory[data.critic] if network.recurrent else ()
     return network, learned[data.critic].params[data.network], memory

@@ -21,31 +21,46 @@ SMALLEST = 1e-6
 
 
 class Priorities(NamedTuple):
-    """``weight`` ``[G, slots, E / G]``: priorities, raised to the exponent, of the windows that begin at every stride;
-    ``largest`` ``[G]``: the largest of a shard so far, which is what new steps get."""
+    """The priorities of a buffer's windows.
+
+    - ``weight``: priorities raised to the exponent, of the window that begins at every stride, ``[G, slots, E / G]``.
+    - ``largest``: the largest weight of a shard so far, which new steps get, ``[G]``.
+    """
 
     weight: jax.Array
     largest: jax.Array
 
 
 class PrioritizedState(NamedTuple):
-    """``buffer``: the state of the buffer; ``priorities`` of its windows."""
+    """A buffer with priorities.
+
+    - ``buffer``: the buffer's own state.
+    - ``priorities``: those of its windows.
+    """
 
     buffer: PyTree
     priorities: Priorities
 
 
 class Feedback(NamedTuple):
-    """What learning found of the sequences of a tick: where each begins, and its priority; leaves ``[learners,
-    G / learners, N]``."""
+    """What learning found of the sequences of a tick; leaves ``[learners, G / learners, N]``.
+
+    - ``places``: where each stands in replay.
+    - ``priority``: how much it surprised; not finite where nothing was found.
+    """
 
     places: Places
     priority: jax.Array
 
 
 class Chosen(NamedTuple):
-    """Windows, leaves ``[G, N]``: the step at which each begins, its environment of the shard, and ``weight``, by which
-    its loss is to be multiplied: ``(probability · number of windows)^-correction``, at most 1."""
+    """Windows, leaves ``[G, N]``.
+
+    - ``start``: the step at which each begins.
+    - ``env``: its environment in the shard.
+    - ``weight``: by which its loss is multiplied, ``(probability · number of windows)^-correction``, scaled to at most 1
+      (arXiv 1511.05952, section 3.4).
+    """
 
     start: jax.Array
     env: jax.Array
@@ -69,8 +84,8 @@ def prioritized_source(buffer: Buffer, num_windows: int, prioritize: Prioritize,
         steps, usable = buffer.available(state.buffer)
         correction = prioritize.correction(hyper)
         chosen = choose_windows(state.priorities, key, steps, usable, num_windows, correction, window)
-        drawn = buffer.windows(state.buffer, chosen.start, chosen.env)
-        return Sampled(drawn, chosen.weight, Places(chosen.start + 1, chosen.env))
+        windows = buffer.windows(state.buffer, chosen.start, chosen.env)
+        return Sampled(windows, chosen.weight, Places(chosen.start + 1, chosen.env))
 
     def end_episodes(state: PrioritizedState) -> PrioritizedState:
         return state._replace(buffer=buffer.end_episodes(state.buffer))

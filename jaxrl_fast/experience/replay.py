@@ -1,19 +1,29 @@
-"""Replay: a ring of steps, from which windows of consecutive ones are drawn."""
+"""Replay: a ring buffer of steps, from which windows of consecutive steps are sampled."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.core import Extras, Metrics, PyTree, Transition
-from jaxrl_fast.experience.minibatches import LearnPriorities, by_shard, logical_shards
+from jaxrl_fast.core import Extras, PyTree, Transition
+from jaxrl_fast.experience.minibatches import (
+    EndEpisodes,
+    InitStorage,
+    LearnPriorities,
+    StorageMetrics,
+    by_shard,
+    logical_shards,
+)
 
 
 class Window(NamedTuple):
-    """What is drawn: ``length`` consecutive steps, beginning at multiples of ``stride`` steps since the start of the
-    run. ``keep``: the names of the decision's extras that are stored; ``memory``: whether episodes' first steps, and
-    the memory before each step at which a window may begin, are stored too."""
+    """What is sampled and what must be stored for it.
+
+    - ``length``: consecutive steps in a window (``W``).
+    - ``stride``: windows begin at multiples of so many steps since the start of the run.
+    - ``keep``: names of the decision's extras that are stored.
+    - ``memory``: whether ``first``, and the recurrent memory at each step where a window may begin, are stored too.
+    """
 
     length: int = 1
     stride: int = 1
@@ -21,47 +31,85 @@ class Window(NamedTuple):
     memory: bool = False
 
 
-class Drawn(NamedTuple):
-    """Windows: ``steps``, leaves ``[G, N, W, ...]``; ``memory`` before the first of each, ``[G, N, ...]``, or ``()``;
-    ``tables``: where the images of the observations stand (`view.Tabled`), or None."""
+class SampledWindows(NamedTuple):
+    """``N`` windows from each logical shard.
+
+    - ``steps``: leaves ``[G, N, W, ...]``.
+    - ``memory``: the recurrent memory before the first step of each, ``[G, N, ...]``, or ``()``.
+    - ``tables``: the images that the observations' rows refer to (`view.Tabled`), or None.
+    """
 
     steps: Transition
     memory: PyTree
     tables: PyTree
 
 
-class Buffer(NamedTuple):
-    """``init(example) -> state`` with ``example`` a rollout's shapes; ``add(state, rollout) -> state``;
-    ``available(state) -> (steps, usable)``: how many time steps were ever added, and how many of the newest can be
-    sampled, a scalar or ``[G, 1]``; ``windows(state, start, env) -> Drawn``: those of ``env`` ``[G, N]`` of a shard
-    that begin at the steps ``start`` ``[G, N]``. ``shards`` is ``G``, with ``envs_per_shard`` environments each and
-    room for ``slots`` windows of each; ``state_axes``: where the state's leaves have ``G``; ``end_episodes(state)``:
-    what is added next does not follow the newest steps; ``metrics(state)``: what a person should know of it."""
+class AddRollout(Protocol):
+    """Stores a rollout, over the oldest steps where the buffer is full."""
 
-    init: Callable[[Transition], PyTree]
-    add: Callable[[PyTree, Transition], PyTree]
-    available: Callable[[PyTree], tuple[jax.Array, jax.Array]]
-    windows: Callable[[PyTree, jax.Array, jax.Array], Drawn]
-    end_episodes: Callable[[PyTree], PyTree]
+    def __call__(self, state: PyTree, rollout: Transition, /) -> PyTree:
+        """``rollout`` ``[T, E, ...]``. Returns the next state."""
+
+
+class Available(Protocol):
+    """Says which steps can be sampled."""
+
+    def __call__(self, state: PyTree, /) -> tuple[jax.Array, jax.Array]:
+        """Returns how many time steps were ever added, and how many of the newest can be sampled, a scalar or
+        ``[G, 1]``."""
+
+
+class GetWindows(Protocol):
+    """Reads windows of consecutive steps."""
+
+    def __call__(self, state: PyTree, start: jax.Array, env: jax.Array, /) -> SampledWindows:
+        """``start`` ``[G, N]``: the step at which each begins; ``env`` ``[G, N]``: its environment in the shard."""
+
+
+class Buffer(NamedTuple):
+    """A replay buffer: pure functions of its state.
+
+    - ``init``, ``add``: make it, store a rollout.
+    - ``available``, ``windows``: what can be sampled, and how it is read.
+    - ``end_episodes``: marks that what is added next does not continue the newest steps.
+    - ``shards``: the number of logical shards, ``G``.
+    - ``envs_per_shard``: environments in each of them, ``E / G``.
+    - ``slots``: how many windows of an environment there is room for.
+    - ``state_axes``: the axis of the logical shards in the state's leaves, as `Experience.state_axes`.
+    - ``metrics``: what to report of the state.
+    """
+
+    init: InitStorage
+    add: AddRollout
+    available: Available
+    windows: GetWindows
+    end_episodes: EndEpisodes
     shards: int
     envs_per_shard: int
     slots: int
     state_axes: PyTree
-    metrics: Callable[[PyTree], Metrics] = lambda state: {}
+    metrics: StorageMetrics = lambda state: {}
 
 
 class Sampled(NamedTuple):
-    """The windows of a tick's batches; with priorities, ``weight`` ``[G, N]`` of their losses and the `Places` where
-    they stand, else ``()``."""
+    """The windows of a tick's batches.
 
-    drawn: Drawn
+    - ``windows``: what was sampled.
+    - ``weight``: importance weights ``[G, N]`` of their losses, ``()`` where all windows are alike.
+    - ``places``: where they stand in the buffer (`Places`), ``()`` without priorities.
+    """
+
+    windows: SampledWindows
     weight: PyTree = ()
     places: PyTree = ()
 
 
 class Places(NamedTuple):
-    """Where windows stand in a buffer, leaves ``[G, N]``: the ``number`` of the step at which each begins, counted from
-    1 (0: there is none), and its environment of the shard."""
+    """Where windows stand in a buffer, leaves ``[G, N]``.
+
+    - ``number``: of the step at which each begins, counted from 1 (0: there is none).
+    - ``env``: its environment in the shard.
+    """
 
     number: jax.Array
     env: jax.Array
@@ -75,21 +123,29 @@ class SampleTick(Protocol):
 
 
 class Source(NamedTuple):
-    """A buffer, and which of its windows are sampled: ``sample`` as `SampleTick`. ``learn_priorities``
-    as `LearnPriorities`; the others as those of `Buffer`, of a state that may hold more."""
+    """A buffer, and how its windows are sampled. The state may hold more than the buffer's.
 
-    init: Callable[[Transition], PyTree]
-    add: Callable[[PyTree, Transition], PyTree]
+    - ``init``, ``add``, ``end_episodes``, ``state_axes``, ``metrics``: as those of `Buffer`.
+    - ``sample``: the windows of a tick.
+    - ``learn_priorities``: as `Experience.learn_priorities`.
+    """
+
+    init: InitStorage
+    add: AddRollout
     sample: SampleTick
-    end_episodes: Callable[[PyTree], PyTree]
+    end_episodes: EndEpisodes
     state_axes: PyTree
-    metrics: Callable[[PyTree], Metrics]
+    metrics: StorageMetrics
     learn_priorities: LearnPriorities = lambda state, feedback: state
 
 
 class RingState(NamedTuple):
-    """``data``: leaves ``[G, capacity_T, E / G, ...]``, oldest overwritten first; ``steps``: time steps ever added;
-    ``memory``: as ``data``, one for each stride, or ``()``."""
+    """The state of a `ring_buffer`.
+
+    - ``data``: stored steps, leaves ``[G, capacity_T, E / G, ...]``; the oldest are overwritten first.
+    - ``steps``: time steps added since the start of the run, int32.
+    - ``memory``: recurrent memory at every ``stride``-th step, ``[G, capacity_T / stride, E / G, ...]``, or ``()``.
+    """
 
     data: Transition
     steps: jax.Array
@@ -137,7 +193,7 @@ def ring_buffer(*, capacity: int, num_envs: int, batch_size: int, window: Window
     def available(state: RingState) -> tuple[jax.Array, jax.Array]:
         return state.steps, jnp.minimum(state.steps, capacity_t)
 
-    def windows(state: RingState, start: jax.Array, env: jax.Array) -> Drawn:
+    def windows(state: RingState, start: jax.Array, env: jax.Array) -> SampledWindows:
         return gather_windows(state, start, env, window)
 
     axes = RingState(data=0, steps=None, memory=0 if window.memory else ())  # type: ignore[arg-type]  # axes
@@ -145,8 +201,8 @@ def ring_buffer(*, capacity: int, num_envs: int, batch_size: int, window: Window
 
 
 def end_episodes(state: RingState) -> RingState:
-    """A buffer's state (seeds first if there are several) whose newest steps end their episodes, truncated: what will
-    be added next does not follow them, and no n-step return may reach across."""
+    """The state (with the seeds first if there are several) with the newest steps marked as truncated: what is added
+    next does not continue them, and no n-step return may reach across."""
     steps = state.steps[..., None, None, None]
     time = jnp.arange(state.data.truncated.shape[-2])[:, None]
     newest = (time.reshape((1,) * (state.data.truncated.ndim - 2) + time.shape) == (steps - 1) % len(time)) & (
@@ -177,22 +233,22 @@ def window_range(steps: jax.Array, usable: jax.Array, window: Window) -> tuple[j
     return oldest, (steps - window.length) // window.stride
 
 
-def gather_windows(state: RingState, start: jax.Array, env: jax.Array, window: Window) -> Drawn:
+def gather_windows(state: RingState, start: jax.Array, env: jax.Array, window: Window) -> SampledWindows:
     """The windows of ``env`` that begin at the steps ``start``, both ``[G, N]``."""
     capacity_t = state.data.reward.shape[1]
     slot = (start[..., None] + jnp.arange(window.length)[None, None]) % capacity_t
     stride = (start // window.stride % (capacity_t // window.stride))[..., None]
     memory = jax.tree.map(lambda leaf: leaf[:, :, 0], gather(state.memory, stride, env))
-    return Drawn(gather(state.data, slot, env), memory, None)
+    return SampledWindows(gather(state.data, slot, env), memory, None)
 
 
 def gather(data: PyTree, slot: jax.Array, env: jax.Array) -> PyTree:
-    """What stands at ``slot`` ``[G, N, W]`` of ``env`` ``[G, N]`` in leaves ``[G, slots, E / G, ...]``."""
+    """The entries at ``slot`` ``[G, N, W]`` of ``env`` ``[G, N]``, out of leaves ``[G, slots, E / G, ...]``."""
     return jax.tree.map(lambda leaf: jax.vmap(lambda shard, t, e: shard[t, e[:, None]])(leaf, slot, env), data)
 
 
 def _storable(rollout: Transition, window: Window) -> Transition:
-    """What replay keeps of a rollout: not what only on-policy methods need."""
+    """A rollout without what only on-policy methods need."""
     decision = {name: rollout.extras.decision[name] for name in window.keep}
     extras: Any = Extras(decision, {}) if decision else ()
     return rollout._replace(extras=extras, first=rollout.first if window.memory else ())  # type: ignore[arg-type]

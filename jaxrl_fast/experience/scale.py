@@ -1,4 +1,4 @@
-"""Observations and rewards as the networks see them; what is stored stays raw."""
+"""Normalization of observations and rewards, when batches are made; what is stored stays raw."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,11 @@ MAX_SCALED_REWARD = 10.0
 
 
 class Statistics(NamedTuple):
-    """What the run has seen so far: of observations, and of discounted returns (the scale of rewards)."""
+    """Running statistics over all environments.
+
+    - ``obs``: of observations.
+    - ``returns``: of discounted returns, whose deviation is the scale of rewards.
+    """
 
     obs: RunningStats
     returns: RunningStats
@@ -23,21 +27,22 @@ class Statistics(NamedTuple):
 def scale_experience(
     data: Transition, statistics: Statistics | None, reward_scale: jax.Array, normalize_rewards: bool
 ) -> Transition:
-    """Steps with observations and rewards normalized, by whatever statistics there are, and rewards scaled."""
+    """Steps with rewards multiplied by ``reward_scale``, and normalized observations and rewards where ``statistics``
+    are given."""
     reward = data.reward * reward_scale
     if statistics is None:
         return data._replace(reward=reward)
     if normalize_rewards:
         count = jnp.maximum(statistics.returns.samples, 1.0)
         variance = jnp.where(statistics.returns.samples > 0, statistics.returns.m2 / count, 1.0)
-        # Clipped, since the first reward of a sparse world would be divided by a deviation of 0.
+        # Clipped, since the first reward of a sparse environment would be divided by a deviation of 0.
         reward = jnp.clip(reward * jax.lax.rsqrt(variance + 1e-8), -MAX_SCALED_REWARD, MAX_SCALED_REWARD)
     obs, next_obs = normalize(statistics.obs, data.obs), normalize(statistics.obs, data.next_obs)
     return data._replace(obs=obs, next_obs=next_obs, reward=reward)
 
 
 def normalizes(asked: bool | None, spec: EnvSpec) -> bool:
-    """Whether observations are normalized: as ``asked``, and if nothing was (None), unless they are images.
+    """Whether observations are normalized: as ``asked``; by default (None) unless all are images.
 
     Raises:
         ValueError: it was asked for, and there are only images.

@@ -3,10 +3,11 @@
 Environments, rollouts and replay hold single frames, uint8 ``[H, W, C]``, alone or among the entries of a dictionary.
 Where ``EnvSpec.frame_stack`` is ``k`` > 1, networks see the last ``k`` of them, oldest first, as ``[H, W, k * C]``, and
 of all other entries the last. Before its ``k``-th step an episode repeats its first frame, as after a reset in Mnih et
-al. (2015) and Gymnasium; no stack reaches across an episode's start.
+al. (2015) and Gymnasium; no stack has frames of two episodes.
 
-Who acts remembers the frames before the last; learners make the same stacks from rows of tables of frames.
-Trees "of images" have the structure of an observation, with None in place of what is no image.
+Acting carries the frames before the newest; learners make the same stacks from tables of frames, where rows of int32
+say which frames make up a stack. A *tree of images* has the structure of an observation, with None in place of whatever
+is not an image.
 """
 
 from typing import Any, NamedTuple
@@ -21,8 +22,12 @@ from jaxrl_fast.networks.images import is_image
 
 
 class View(NamedTuple):
-    """``spec``: what networks see, with whole stacks; ``images``: the tree of images of one observation's shapes;
-    ``stack``: how many frames are seen at once, at least 1."""
+    """How networks see observations.
+
+    - ``spec``: of what networks see, with stacked images.
+    - ``images``: the shapes of the images in one observation of the environment, a tree of images.
+    - ``stack``: how many frames are seen at once (``k``), at least 1.
+    """
 
     spec: EnvSpec
     images: PyTree
@@ -30,16 +35,23 @@ class View(NamedTuple):
 
 
 class Recent(NamedTuple):
-    """The end of the last rollout: a tree of images ``[G, k - 1, E / G, H, W, C]``, and ``age`` ``[G, E / G]``: steps
-    since the episode's first, at most ``k - 1``; -1 before there is any."""
+    """The end of the last rollout, which the next one's first stacks need.
+
+    - ``frames``: its last frames, a tree of images ``[G, k - 1, E / G, H, W, C]``.
+    - ``age``: steps since the episode began, at most ``k - 1``, ``[G, E / G]``; -1 before the first rollout.
+    """
 
     frames: PyTree
     age: jax.Array
 
 
 class Tabled(NamedTuple):
-    """Sequences ``batch`` whose images stand in ``tables``, a tree of images ``[G, F, H, W, C]``: in their place are
-    rows int32 ``[..., k]`` of their shard's table, oldest first."""
+    """Sequences whose images are stored apart.
+
+    - ``batch``: `OnPolicyBatch` or `ReplayBatch`, in which rows int32 ``[..., k]`` of the shard's table, oldest first,
+      take the place of images.
+    - ``tables``: the frames, a tree of images ``[G, F, H, W, C]``.
+    """
 
     batch: Any
     tables: PyTree
@@ -95,8 +107,8 @@ def initial_frames(view: View, size: int) -> PyTree:
 
 
 def look(view: View, before: PyTree, obs: PyTree, first: jax.Array) -> tuple[PyTree, PyTree]:
-    """What networks see of ``obs`` ``[E, ...]`` after the frames ``before``, which are forgotten where ``first``
-    ``[E]``; and the frames to remember."""
+    """What networks see of ``obs`` ``[E, ...]`` after the frames ``before``, which are discarded where ``first``
+    ``[E]``; and the frames to carry to the next step."""
     if view.stack == 1:
         return obs, ()
     frames = only_images(view, obs)
@@ -107,7 +119,7 @@ def look(view: View, before: PyTree, obs: PyTree, first: jax.Array) -> tuple[PyT
 
 def push(before: jax.Array, frame: jax.Array, first: jax.Array) -> jax.Array:
     """The stack ``[E, H, W, k * C]`` that ends with ``frame`` ``[E, H, W, C]``, after ``before``
-    ``[E, H, W, (k - 1) * C]``, which is forgotten where ``first`` ``[E]``."""
+    ``[E, H, W, (k - 1) * C]``, which is discarded where ``first`` ``[E]``."""
     repeated = jnp.concatenate([frame] * (before.shape[-1] // frame.shape[-1]), axis=-1)
     return jnp.concatenate([jnp.where(first[:, None, None, None], repeated, before), frame], axis=-1)
 
@@ -118,7 +130,7 @@ def without_oldest(stack: jax.Array, channels: int) -> jax.Array:
 
 
 def init_recent(view: View, num_envs: int, shards: int) -> Recent:
-    """Before the first rollout."""
+    """`Recent` before the first rollout."""
     before, per_shard = view.stack - 1, num_envs // shards
     frames = jax.tree.map(lambda s: jnp.zeros((shards, before, per_shard, *s.shape), s.dtype), view.images)
     return Recent(frames, jnp.full((shards, per_shard), -1, jnp.int32))
@@ -127,8 +139,8 @@ def init_recent(view: View, num_envs: int, shards: int) -> Recent:
 def add_rollout(
     view: View, recent: Recent, obs: PyTree, first: jax.Array, shards: int
 ) -> tuple[Recent, PyTree, jax.Array]:
-    """The stacks of a rollout ``[T, E, ...]``: tables of its frames, with the ``k - 1`` before it, and rows
-    ``[T, E, k]``; and its end."""
+    """The stacks of a rollout ``[T, E, ...]``. Returns its `Recent`, tables of its frames and the ``k - 1`` before it,
+    and rows ``[T, E, k]``."""
     before, (steps, num_envs) = view.stack - 1, first.shape
     per_shard = num_envs // shards
     frames = jax.tree.map(lambda leaf: by_shard(leaf, shards), only_images(view, obs))
@@ -148,7 +160,7 @@ def add_rollout(
 
 
 def put_rows(view: View, obs: PyTree, rows: jax.Array) -> PyTree:
-    """An observation whose images are rows of tables."""
+    """An observation with rows of tables in place of its images."""
     return put_images(obs, jax.tree.map(lambda image: rows, view.images))
 
 
@@ -170,8 +182,8 @@ def put_next_stacks(tables: PyTree, stacked: PyTree, next_obs: PyTree) -> PyTree
 
 
 def make_stacks(table: jax.Array, rows: jax.Array) -> jax.Array:
-    """The stacks ``[L, B, H, W, k * C]`` whose rows ``[L, B, k]`` stand in ``table``; the batch is ``G`` equal shares,
-    each from its own shard."""
+    """The stacks ``[L, B, H, W, k * C]`` of the rows ``[L, B, k]`` of ``table``; the batch is ``G`` equal shares, each
+    from its own shard."""
     length, batch, k = rows.shape
     of_shard = rows.reshape(length, table.shape[0], -1, k).swapaxes(0, 1)
     frames = jax.vmap(lambda shard, i: shard[i])(table, of_shard)

@@ -1,1 +1,1 @@
-"""The fragments of a run: sampling, learning, statistics, and environments on the host."""
+"""The fragments of a run: sampling (compiled or on the host), statistics, experience and learning."""

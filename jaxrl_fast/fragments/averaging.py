@@ -1,5 +1,5 @@
-"""Several learners, with equal shares of every batch: what they find is averaged by a ``server``, after every update or
-once a tick."""
+"""Several learners with equal shares of every batch: a ``server`` averages their gradients at every update, or their
+parameters once a tick."""
 
 from typing import Any
 

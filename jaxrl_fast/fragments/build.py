@@ -37,14 +37,18 @@ Overlap = Literal["none", "sampling", "actor_critic", "all"]
 
 
 class StatisticsState(NamedTuple):
-    """``statistics`` so far and each environment's running discounted return ``[E]``."""
+    """The state of the fragment ``statistics``.
+
+    - ``statistics``: of observations and returns so far.
+    - ``discounted``: the running discounted return of each environment, ``[E]``.
+    """
 
     statistics: Statistics
     discounted: jax.Array
 
 
 def sample_fragment(env: VecEnv, agent: Bound) -> Fragment:
-    """Steps the environments with the exploring policy; writes ``rollout`` ``[T, E, ...]``."""
+    """Samples with the exploring policy; writes ``rollout`` ``[T, E, ...]``."""
     reads = agent.acting.parts + (("statistics",) if agent.normalize_observations else ())
 
     def init(key: jax.Array) -> SamplerState:
@@ -71,9 +75,9 @@ def sample_fragment(env: VecEnv, agent: Bound) -> Fragment:
 
 
 def statistics_fragment(env: VecEnv | HostEnv, agent: Bound, nan: OnNan = "stop") -> Fragment:
-    """The one writer of ``statistics``: observations and discounted returns, merged over all environments.
+    """Updates ``statistics``, of observations and discounted returns, with the rollout of all environments.
 
-    With ``nan="skip"`` it passes over rollouts that are not finite throughout: one NaN would stay in it for ever.
+    With ``nan="skip"`` it skips rollouts with a NaN or an infinity, since one NaN would stay in the statistics.
     """
 
     def init(key: jax.Array) -> StatisticsState:
@@ -89,8 +93,8 @@ def statistics_fragment(env: VecEnv | HostEnv, agent: Bound, nan: OnNan = "stop"
             statistics = statistics._replace(obs=update_stats(statistics.obs, rollout.obs, 2))
         after = StatisticsState(statistics, discounted)
         if nan == "skip":
-            sound = all_finite((rollout.obs, rollout.reward))
-            after = jax.tree.map(lambda new, old: jnp.where(sound, new, old), after, private)
+            finite = all_finite((rollout.obs, rollout.reward))
+            after = jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, private)
         return after, {"statistics": after.statistics}, {}
 
     axes = StatisticsState(statistics=None, discounted=0)  # type: ignore[arg-type]
@@ -106,7 +110,7 @@ def statistics_fragment(env: VecEnv | HostEnv, agent: Bound, nan: OnNan = "stop"
 
 
 def experience_fragment(env: VecEnv | HostEnv, agent: Bound) -> Fragment:
-    """Turns rollouts into the ``batches`` of a tick's gradient updates; a replay buffer lives here."""
+    """Turns rollouts into the ``batches`` of a tick's gradient updates; its state is the replay buffer, if any."""
     reads = ("rollout", *agent.experience.reads) + (("statistics",) if _needs_statistics(agent) else ())
     prioritized = agent.experience.prioritized_by is not None
 
@@ -136,12 +140,13 @@ def experience_fragment(env: VecEnv | HostEnv, agent: Bound) -> Fragment:
 
 
 class GraphOptions(NamedTuple):
-    """What of a graph is no part of the algorithm.
+    """What a graph depends on beside algorithm and environment. The placement is not among it: it changes no number.
 
-    ``overlap`` chooses the edges that lag a tick, ``learners`` and ``average`` how many share the gradient updates, and
-    how; they change what is computed, and compute the same under every placement. ``total_steps``, over all
-    environments, is what schedules run over. ``nan="skip"`` leaves out updates on NaN or Inf. ``empty_until``: the tick
-    at which replay is filled from, later than 0 where a resumed run has lost it.
+    - ``overlap``: which fragments read data of the last tick, so that they can run at the same time as its writers.
+    - ``learners``, ``average``: how many learners share the gradient updates, and what is averaged over them.
+    - ``total_steps``: environment steps of the run, over all environments; schedules end there.
+    - ``nan``: stop on NaN or Inf, or skip such updates.
+    - ``empty_until``: the tick at which replay starts to fill; later than 0 in a resumed run that has lost it.
     """
 
     overlap: Overlap = "none"
@@ -159,7 +164,7 @@ def build_graph(
 
     Raises:
         ValueError: algorithm and environment do not fit, batches cannot be shared by so many learners, or a schedule
-            has no ``total_steps`` to run over.
+            lacks ``total_steps``.
     """
     agent = bind(algorithm, env.spec, env.num_envs)
     steps_per_tick = env.num_envs * agent.rollout_length
@@ -189,7 +194,7 @@ def build_graph(
 
 
 def sampler(env: VecEnv | HostEnv, agent: Bound) -> Fragment:
-    """The fragment ``sample``, wherever the environments live."""
+    """The fragment ``sample``, for compiled environments or those on the host."""
     if isinstance(env, HostEnv):
         make_sample = host_sample_fragment if env.recv_any is None else arrival_sample_fragment
         return make_sample(env, agent, rollout_shapes(env, agent))
@@ -197,7 +202,7 @@ def sampler(env: VecEnv | HostEnv, agent: Bound) -> Fragment:
 
 
 def init_statistics(env: VecEnv | HostEnv) -> Statistics:
-    """Statistics of nothing seen."""
+    """`Statistics` before the first rollout."""
     return Statistics(init_stats(env.spec.obs), init_stats(jax.ShapeDtypeStruct((), jnp.float32)))
 
 

@@ -1,8 +1,8 @@
-"""Host environments inside a compiled program: ordered callbacks, so that an imported train step and ``scan`` work.
+"""Host environments inside a compiled program, by ordered callbacks: `make_train_step` and ``scan`` work with them.
 
-The state counts the pool's steps, and a step that does not continue where the pool stands is refused: a callback that
-was dropped, repeated or given an old state cannot go unseen. No callback calls JAX, and what it returns is the pool's
-copy, never a view of shared memory. For one device: in programs of two, JAX 0.10 hangs on operands of 147 KB and more.
+The state counts the pool's steps, and a step is refused unless its state's count is the pool's: so a callback that was
+dropped, repeated or given an old state is noticed. No callback calls JAX, and what it returns is a copy, never a view
+of shared memory. For one device only: in programs for two, JAX 0.10 hangs on operands of 147 KB and more.
 """
 
 from collections.abc import Iterator
@@ -25,15 +25,18 @@ class BridgeError(RuntimeError):
 
 
 class Bridge(NamedTuple):
-    """``env`` steps host environments by callbacks. ``failures``: what was raised in one, which JAX hides in an error
-    of its own."""
+    """Host environments as compiled ones.
+
+    - ``env``: its ``reset`` and ``step`` call the host environments.
+    - ``failures``: errors raised in a callback, which JAX hides in one of its own (`reraise_callback_error`).
+    """
 
     env: VecEnv
     failures: list[Exception]
 
 
 def in_graph(env: VecEnv | HostEnv) -> Bridge:
-    """The environments as a graph is built of them: these, or a bridge to them where they ask for callbacks.
+    """The environments that a graph is built with: ``env`` itself, or a bridge to it with ``pool.bridge=callback``.
 
     Raises:
         ValueError: as `make_bridge`.
@@ -44,7 +47,7 @@ def in_graph(env: VecEnv | HostEnv) -> Bridge:
 
 
 def check_placement(env: VecEnv | HostEnv, placement: Placement) -> None:
-    """Raises ValueError where callbacks would be part of a program of several devices, or one of several programs."""
+    """Raises ValueError where a placement for several devices or programs is asked to run callbacks."""
     alone = len(placement.groups) == 1 and len(placement.groups[0].devices) == 1
     if isinstance(env, HostEnv) and env.bridge == "callback" and not alone:
         raise ValueError(
@@ -77,7 +80,7 @@ def make_bridge(host: HostEnv) -> Bridge:
 
 @contextmanager
 def reraise_callback_error(failures: list[Exception]) -> Iterator[None]:
-    """Raise what was raised in a callback, in place of JAX's error."""
+    """Raise the error of a callback instead of the one that JAX makes of it."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
@@ -110,7 +113,7 @@ def _make_step(host: HostEnv, failures: list[Exception]) -> Any:
     def step(
         state: VecState, action: jax.Array, key: jax.Array, bank: PyTree, t: jax.Array
     ) -> tuple[VecState, Timestep]:
-        result, count = io_callback(call, shapes, _one_at_a_time(state.world), action, ordered=True)
+        result, count = io_callback(call, shapes, _one_at_a_time(state.env_state), action, ordered=True)
         totals = EpisodeTotals(result.episode_return, result.episode_length)
         return VecState(count, ()), Timestep(  # type: ignore[arg-type]
             result.obs, result.next_obs, result.reward, result.terminated, result.truncated, totals
@@ -124,7 +127,7 @@ def _step_all(host: HostEnv, count: int, action: np.ndarray, rows: int) -> tuple
     if count != stands:
         raise BridgeError(
             f"{host.spec.name}: this state was left after {count} steps, and the environments stand at {stands}: each "
-            "state can be stepped once, in order, and a new init starts the environments anew for all"
+            "state can be stepped once, in order, and a new init restarts the environments for all states"
         )
     for group in range(host.num_groups):
         host.send(action[group * rows : (group + 1) * rows], group)

@@ -1,7 +1,7 @@
 """Sampling by arrival: environments of very uneven speed, served in the order in which they are ready.
 
-Every environment still gives ``T`` steps to a rollout, and waits for the others only at its end. What the same seed
-gives depends on timing (as in EnvPool's asynchronous mode, arXiv 2206.10558).
+Every environment still contributes ``T`` steps to a rollout, and waits for the others only at its end. The same seed
+does not give the same run, since the order depends on timing (as in EnvPool's asynchronous mode, arXiv 2206.10558).
 """
 
 from typing import Any, NamedTuple
@@ -25,7 +25,11 @@ from jaxrl_fast.graph.dataflow import Channels, Fragment
 
 
 class Pending(NamedTuple):
-    """Where each environment stands, ``[E, ...]``, and what was decided for it last: what `HostRecord` needs."""
+    """The step under way in each environment, ``[E, ...]``.
+
+    - ``obs``: what the policy saw; ``first``: whether it began an episode.
+    - ``action``: what the policy chose; ``extras``: those of that decision.
+    """
 
     obs: Any
     first: Any
@@ -34,7 +38,7 @@ class Pending(NamedTuple):
 
 
 def arrival_sample_fragment(env: HostEnv, agent: Bound, rollout_shapes: Transition) -> Fragment:
-    """As `host.host_sample_fragment`, by ``recv_any`` and ``send_to``."""
+    """As `host_sampling.host_sample_fragment`, by ``recv_any`` and ``send_to``."""
     num_envs, batch, length = env.num_envs, env.num_envs // env.num_groups, agent.rollout_length
     act = jax.jit(make_act(agent))
     assert env.send_to is not None and env.recv_any is not None
@@ -42,7 +46,7 @@ def arrival_sample_fragment(env: HostEnv, agent: Bound, rollout_shapes: Transiti
 
     def step(private: HostSamplerState, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
         start = begin(env, agent, private, key)
-        # Copied: what a tick was given is not to change.
+        # Copied: the state that the tick was given must not change.
         obs, first, carry = jax.tree.map(np.array, jax.device_get((start.obs, start.first, start.carry)))
         one = jax.tree.map(lambda s: np.zeros(s.shape[1:], s.dtype), (rollout_shapes.action, rollout_shapes.extras))
         now = Pending(obs, first, *one)

@@ -25,8 +25,11 @@ R = TypeVar("R")
 
 
 class HostSamplerState(NamedTuple):
-    """As `rollout.SamplerState`, with several seeds ``[S, E, ...]``; ``steps`` over all environments of the pool since
-    they were last started, int32."""
+    """Where sampling on the host goes on from; shapes ``[E, ...]``, with several seeds ``[S, E, ...]``.
+
+    - ``steps``: environment steps over the whole pool since its last reset, int32 (modulo `MAX_STEPS`).
+    - ``obs``, ``first``, ``carry``: as in `rollout.SamplerState`.
+    """
 
     steps: Any
     obs: PyTree
@@ -35,7 +38,12 @@ class HostSamplerState(NamedTuple):
 
 
 class HostRecord(NamedTuple):
-    """What happened at one step of some environments, beside the ``extras`` of the decision."""
+    """One step of some environments, without the extras of the decision.
+
+    - ``obs``: what the policy saw; ``first``: whether it began an episode.
+    - ``action``: what the policy chose.
+    - ``step``: the results.
+    """
 
     obs: PyTree
     first: Any
@@ -44,14 +52,14 @@ class HostRecord(NamedTuple):
 
 
 class Recording:
-    """A rollout in the making: arrays ``[T, E, ...]``, with several seeds ``[S, T, E, ...]``."""
+    """A rollout that is being filled: arrays ``[T, E, ...]``, with several seeds ``[S, T, E, ...]``."""
 
     def __init__(self, length: int, num_envs: int, axis: int, num_seeds: int = 1) -> None:
         self.shape, self.axis = (*[num_seeds] * axis, length, num_envs), axis
         self.arrays: Any = None
 
     def put(self, t: Any, rows: Any, record: HostRecord) -> None:
-        """Step ``t`` of the environments ``rows``: a number and a slice, or as many of each."""
+        """Write step ``t`` of the environments ``rows``: a number and a slice, or two index arrays of equal length."""
         if self.arrays is None:
             self.arrays = jax.tree.map(lambda x: np.empty((*self.shape, *x.shape[self.axis + 1 :]), x.dtype), record)
         at = (*[slice(None)] * self.axis, t, rows)
@@ -60,15 +68,15 @@ class Recording:
 
 
 def host_sample_fragment(env: HostEnv, agent: Bound, rollout_shapes: Transition) -> Fragment:
-    """As `fragments.sample_fragment` for environments outside JAX; of a pool of several slices, those of all seeds.
+    """The fragment ``sample`` for environments outside JAX; it serves all seeds of a pool with several slices.
 
-    The environments are started anew in the first tick, and wherever their count of steps is not that of the state:
-    after a resume, episodes begin again.
+    The environments are reset in the first tick, and whenever their count of steps is not that of the state: after a
+    resume, episodes begin again.
     """
     axis, length = env_axis(env), agent.rollout_length
     rows = _slices(env.num_envs, env.num_groups)
     groups = range(env.num_groups)
-    turns = [[group] for group in groups] if env.overlaps else [list(groups)]  # who is decided on in one call
+    turns = [[group] for group in groups] if env.overlaps else [list(groups)]  # whose actions one call computes
     act = over_slices(env, _remembering(make_act(agent)), (0, 0, 0, 0, 0, 0, None, 0, None))
     no_extras = _extras_of_a_group(env, rollout_shapes.extras)
 
@@ -107,7 +115,7 @@ def host_sample_fragment(env: HostEnv, agent: Bound, rollout_shapes: Transition)
 
 
 def make_act(agent: Bound) -> Callable[..., tuple]:
-    """``act(inputs, carry, obs, first, key, hyper, i) -> (action, carry, extras)``: the ``i``-th decision of a tick."""
+    """``act(inputs, carry, obs, first, key, hyper, i) -> (action, carry, extras)``, for the ``i``-th call in a tick."""
 
     def act(
         inputs: Channels, carry: PyTree, obs: PyTree, first: jax.Array, key: jax.Array, hyper: Any, i: int
@@ -120,7 +128,7 @@ def make_act(agent: Bound) -> Callable[..., tuple]:
 
 
 def host_fragment(env: HostEnv, agent: Bound, rollout_shapes: Transition, step: Callable[..., tuple]) -> Fragment:
-    """``sample`` with this ``step``, before its environments are started."""
+    """The fragment ``sample`` with this ``step``; its first state says that the environments are not started yet."""
     reads = agent.acting.parts + (("statistics",) if agent.normalize_observations else ())
 
     def init(key: jax.Array) -> HostSamplerState:
@@ -135,7 +143,7 @@ def host_fragment(env: HostEnv, agent: Bound, rollout_shapes: Transition, step: 
 
 
 def print_events_after(run: Callable[[T], R], env: HostEnv, tell: Callable[[str], None]) -> Callable[[T], R]:
-    """``run``, after which ``tell`` gets what has happened in the environments, in lines."""
+    """``run``, which then gives ``tell`` the lines of `HostEnv.events`."""
 
     def call(state: T) -> R:
         result = run(state)
@@ -147,17 +155,17 @@ def print_events_after(run: Callable[[T], R], env: HostEnv, tell: Callable[[str]
 
 
 def env_axis(env: HostEnv) -> int:
-    """Which axis of a fragment's arrays counts environments: that of the seeds comes first, where there are several."""
+    """The axis of the environments in a state's arrays: 1 where there are several seeds, whose axis comes first."""
     return int(env.num_seeds > 1)
 
 
 def over_slices(env: HostEnv, function: Callable, in_axes: tuple) -> Callable:
-    """``function`` of one seed, for the seeds of all slices."""
+    """``function`` of one seed, vmapped over the seeds where there are several."""
     return jax.vmap(function, in_axes) if env.num_seeds > 1 else function
 
 
 def begin(env: HostEnv, agent: Bound, private: HostSamplerState, key: jax.Array) -> HostSamplerState:
-    """Where the environments stand, if that is where the state left them; else their start."""
+    """The state itself, if the environments stand where it left them; else one after a reset of all environments."""
     taken = np.asarray(private.steps)
     if taken.all() and (taken == env.steps() % MAX_STEPS).all():
         return private
@@ -191,14 +199,14 @@ def _slices(num_envs: int, groups: int) -> list[slice]:
 
 
 def _part(state: HostSamplerState, own: slice, axis: int) -> tuple[PyTree, PyTree, Any]:
-    """What a group is decided on: carry, obs and first."""
+    """What the actions of a group are computed from: carry, obs and first."""
     at = (*[slice(None)] * axis, own)
     return jax.tree.map(itemgetter(at), (state.carry, state.obs, state.first))
 
 
 def _remembering(act: Callable[..., tuple]) -> Callable[..., tuple]:
-    """``act`` that puts its extras at ``t`` of those of a whole rollout ``[T, E, ...]``: fetched one by one, they would
-    cost as much as the decisions."""
+    """``act`` that writes its extras at ``t`` into those of the rollout ``[T, E, ...]``, on the device: to copy those
+    of each step to the host would cost as much time as the decisions."""
 
     def call(*args: Any) -> tuple:
         *given, remembered, t = args
@@ -209,18 +217,18 @@ def _remembering(act: Callable[..., tuple]) -> Callable[..., tuple]:
 
 
 def _extras_of_a_group(env: HostEnv, shapes: PyTree) -> Callable[[], PyTree]:
-    """Makes room for the extras ``[T, E / G, ...]`` of a group, with several seeds ``[S, T, E / G, ...]``."""
+    """Returns what allocates the extras ``[T, E / G, ...]`` of a group, with several seeds ``[S, T, E / G, ...]``."""
     seeds, size = (env.num_seeds,) * env_axis(env), env.num_envs // env.num_groups
     return lambda: jax.tree.map(lambda s: jnp.zeros((*seeds, s.shape[0], size, *s.shape[2:]), s.dtype), shapes)
 
 
 def _join(groups: list[PyTree], axis: int) -> PyTree:
-    """Groups side by side again, along ``axis``."""
+    """The arrays of all groups, concatenated along the environments' ``axis``."""
     return jax.tree.map(lambda *leaves: np.concatenate(leaves, axis), *jax.device_get(groups))
 
 
 def collect(record: HostRecord, extras: PyTree, axis: int = 0) -> tuple[Transition, dict[str, Any]]:
-    """The rollout ``[T, E, ...]`` and its sums, as `rollout.unroll` gives them; time is axis ``axis``."""
+    """The rollout ``[T, E, ...]`` and its metrics, as those of `rollout.unroll`; time is axis ``axis``."""
     step = record.step
     fields: Any = (
         record.obs,
@@ -232,7 +240,7 @@ def collect(record: HostRecord, extras: PyTree, axis: int = 0) -> tuple[Transiti
         record.first,
         extras,
     )
-    done = (step.terminated | step.truncated) & (step.episode_length > 0)  # not a step that was lost
+    done = (step.terminated | step.truncated) & (step.episode_length > 0)  # not a step that a lost worker never made
     real = [x for x in jax.tree.leaves((step.next_obs, step.reward)) if np.issubdtype(x.dtype, np.floating)]
     bad = np.any([~np.isfinite(x).reshape(*x.shape[: axis + 1], -1).all(axis=-1) for x in real], axis=0)
     both = (axis, axis + 1)

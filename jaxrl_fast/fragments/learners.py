@@ -14,7 +14,11 @@ from jaxrl_fast.graph.dataflow import Fragment
 
 
 class Learners(NamedTuple):
-    """The fragments of learning, in schedule order, and the edges of age 1 among what they read of each other."""
+    """The fragments of learning, and how they are connected.
+
+    - ``fragments``: in the order in which they run.
+    - ``delays``: 1 for each (reader, channel) whose data is one tick, or round, old (`dataflow.Graph`).
+    """
 
     fragments: tuple[Fragment, ...]
     delays: Delays
@@ -31,9 +35,9 @@ def build_learners(
 ) -> Learners:
     """The learning half of a graph; its fragments read ``batches`` and write a channel of `Learned` for each part.
 
-    In turns, each part sees what the others have just learned, at every update (SAC and TD3 as published);
-    ``side_by_side`` each sees the others' parameters of the last exchange, so that they can run at the same time: an
-    exchange is a tick, or an update where several learners average their gradients.
+    By default the parts take turns at every update, and each reads what the others have just learned (SAC and TD3 as
+    published). ``side_by_side``: each reads the others' parameters of the last exchange, so that they can run at the
+    same time; an exchange is a tick, or an update where several learners average their gradients.
 
     Raises:
         ValueError: the batches do not divide into equal shares for so many learners.

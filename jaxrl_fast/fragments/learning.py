@@ -1,4 +1,4 @@
-"""One learner: the K gradient updates of a tick, the parts in turn or by themselves."""
+"""One learner: the K gradient updates of a tick, for all parts in turn or for some of them."""
 
 from typing import Any, Literal, NamedTuple
 
@@ -15,7 +15,7 @@ from jaxrl_fast.graph.dataflow import Channels, Fragment
 from jaxrl_fast.graph.placements import ACTING, LEARNING
 
 OnNan = Literal["stop", "skip"]
-"""On NaN or Inf: end the run, or leave it out of what is learned."""
+"""On NaN or Inf: stop the run, or skip the update."""
 Average = Literal["gradients", "parameters"]
 """What several learners average: gradients at every update, or parameters after the updates of a tick."""
 
@@ -23,11 +23,18 @@ PRIORITIES = "priorities"
 """The channel by which priorities go back to replay."""
 
 States = dict[str, PartState]
+"""By part."""
 Delays = dict[tuple[str, str], int]
+"""By (reader, channel): the age of what is read, 0 or 1 (`dataflow.Graph`)."""
 
 
 class Learning(NamedTuple):
-    """What every learner needs: who learns, from the tick ``start`` on, and what it does on ``nan``."""
+    """What every learner needs.
+
+    - ``agent``: the algorithm, bound to its environments.
+    - ``start``: the first tick with updates.
+    - ``nan``: what to do on NaN or Inf.
+    """
 
     agent: Bound
     start: int = 0
@@ -35,7 +42,7 @@ class Learning(NamedTuple):
 
     @property
     def parts(self) -> dict[str, Part]:
-        """By name."""
+        """The algorithm's parts by name."""
         return self.agent.parts
 
     def feeds_back(self, team: tuple[str, ...]) -> tuple[str, ...]:
@@ -127,17 +134,18 @@ def make_updates(
 
 
 def init_states(learning: Learning, team: tuple[str, ...], key: jax.Array) -> States:
+    """The states of the parts in ``team`` before the first update."""
     parts, hyper = learning.parts, learning.agent.hyper
     return {name: init_part(parts[name], jax.random.fold_in(key, stable_hash(name)), hyper) for name in team}
 
 
 def init_learned(agent: Bound, names: tuple[str, ...], key: jax.Array) -> Channels:
-    """What parts have learned before the first update, for what runs without training."""
+    """The `Learned` of the parts ``names`` before the first update, for programs that run without training."""
     return {name: Learned(init_params(agent.parts[name], jax.random.fold_in(key, stable_hash(name)))) for name in names}
 
 
 def over_updates(metrics: Metrics, nan: OnNan) -> Metrics:
-    """Means over the updates of a tick (and over learners), dropped ones left out and counted."""
+    """Means over the updates of a tick (and over learners); dropped updates are counted and left out of the means."""
     if nan == "stop":
         return {name: jnp.mean(values) for name, values in metrics.items()}
 
@@ -149,18 +157,21 @@ def over_updates(metrics: Metrics, nan: OnNan) -> Metrics:
 
 
 def read_outside(parts: dict[str, Part], team: tuple[str, ...]) -> tuple[str, ...]:
+    """The parts that ``team`` reads and that are not in it."""
     return tuple(other for other in parts if other not in team and any(other in parts[name].reads for name in team))
 
 
 def tags_of(learning: Learning, team: tuple[str, ...]) -> tuple[str, ...]:
-    """That of learning, and where these parts do nothing but choose actions while others learn, that of acting."""
+    """`LEARNING`, and `ACTING` too where all parts of ``team`` choose actions and other parts learn elsewhere."""
     chooses = len(team) < len(learning.parts) and set(team) <= set(learning.agent.acting.chooses)
     return (LEARNING, ACTING) if chooses else (LEARNING,)
 
 
 def named(role: str, parts: dict[str, Part], team: tuple[str, ...]) -> str:
+    """The name of a fragment: ``role``, followed by the parts in ``team`` unless these are all."""
     return role if len(team) == len(parts) else "_".join((role, *team))
 
 
 def metric_name(team: tuple[str, ...], name: str, metric: str) -> str:
+    """``metric``, with the part's name before it where ``team`` has several."""
     return f"{name}/{metric}" if len(team) > 1 else metric

@@ -1,7 +1,6 @@
-"""`unroll`: the only scan over an environment."""
+"""Sampling of rollouts in compiled environments: `unroll`, the only scan over environment steps in training."""
 
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -9,11 +8,25 @@ import jax.numpy as jnp
 from jaxrl_fast.core import EpisodeTotals, Metrics, PyTree, Transition
 from jaxrl_fast.environments.env import VecEnv, VecState
 
-Act = Callable[[PyTree, PyTree, jax.Array, jax.Array], tuple[jax.Array, PyTree, PyTree]]
+
+class ActInRollout(Protocol):
+    """Chooses the actions of one step in all environments."""
+
+    def __call__(
+        self, carry: PyTree, obs: PyTree, first: jax.Array, key: jax.Array, /
+    ) -> tuple[jax.Array, PyTree, PyTree]:
+        """``carry`` and ``obs`` ``[E, ...]``, ``first`` ``[E]`` as in `SamplerState`. Returns actions ``[E, ...]``, the
+        carry of the next step, and extras ``[E, ...]`` to store in the rollout."""
 
 
 class SamplerState(NamedTuple):
-    """Everything sampling needs to go on: worlds, last observation ``[E, ...]``, first-step flags, policy memory."""
+    """Where sampling goes on from.
+
+    - ``env``: the state of the environments.
+    - ``obs``: what the policy sees next, ``[E, ...]``.
+    - ``first``: whether ``obs`` begins an episode, bool ``[E]``.
+    - ``carry``: the policy's memory and stacks of frames, ``[E, ...]``.
+    """
 
     env: VecState
     obs: PyTree
@@ -22,19 +35,18 @@ class SamplerState(NamedTuple):
 
 
 def start(env: VecEnv, carry: PyTree, key: jax.Array) -> SamplerState:
-    """Reset every world; ``carry`` is the policy's initial memory ``[E, ...]``."""
+    """Reset every environment; ``carry`` is the policy's initial one, ``[E, ...]``."""
     state, obs = env.reset(key)
     return SamplerState(state, obs, jnp.ones(env.num_envs, bool), carry)
 
 
 def unroll(
-    env: VecEnv, act: Act, state: SamplerState, key: jax.Array, num_steps: int
+    env: VecEnv, act: ActInRollout, state: SamplerState, key: jax.Array, num_steps: int
 ) -> tuple[SamplerState, Transition, Metrics]:
-    """Take ``num_steps`` (T) decisions in every environment.
+    """Take ``num_steps`` (T) steps in every environment.
 
-    ``act(carry, obs, first, key) -> (action, carry, extras)`` sees batches ``[E, ...]``. Returns the state to go on
-    from, the rollout ``[T, E, ...]``, and sums over the episodes that ended in it, with ``nonfinite_step``: the first
-    step at which an observation or reward was not finite, or -1.
+    Returns the state to go on from, the rollout ``[T, E, ...]``, and metrics: sums over the episodes that ended in it,
+    and ``nonfinite_step``, the first step with an observation or reward that is not finite, or -1.
     """
     bank_key, scan_key = jax.random.split(key)
     bank = env.draw_fresh(bank_key, num_steps)
@@ -59,7 +71,7 @@ def unroll(
 
 def _episode_sums(done: jax.Array, episode: EpisodeTotals) -> Metrics:
     """Sums over the ended episodes of a rollout, ``[T, E]``; after the scan, since a sum over E joins devices."""
-    done &= episode.length > 0  # not a step that a pool has lost
+    done &= episode.length > 0  # not a step that a lost worker never made
     return {
         "episodes": jnp.sum(done, dtype=jnp.int32),
         "episode_return_sum": jnp.sum(jnp.where(done, episode.returns, 0.0)),

@@ -1,4 +1,4 @@
-"""One gradient update of a part: gradients, the optimizer's step, its constraint, its slow copies."""
+"""One gradient update of a part: gradients, the optimizer's step, the constraint on params, the target networks."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -12,11 +12,16 @@ from jaxrl_fast.core import Metrics, PyTree
 from jaxrl_fast.networks.dense import STATISTICS
 
 DROPPED = "dropped_updates"
-"""The metric that counts updates that were left out."""
+"""The metric that counts skipped updates."""
 
 
 class Updated(NamedTuple):
-    """A part after an update: its ``state``, the ``metrics``, and the ``priorities`` ``[B]`` that it found, or ()."""
+    """A part after an update.
+
+    - ``state``: the part.
+    - ``metrics``: of the losses and gradients, scalars by name.
+    - ``priorities``: how much each sequence of the batch surprised, ``[B]``, or ``()``.
+    """
 
     state: "PartState"
     metrics: Metrics
@@ -24,7 +29,11 @@ class Updated(NamedTuple):
 
 
 class PartState(NamedTuple):
-    """A part in training: ``learned``, and the state of the optimizer of each network."""
+    """A part in training.
+
+    - ``learned``: its params and target networks.
+    - ``opt_state``: the optimizer's state, by network.
+    """
 
     learned: Learned
     opt_state: dict[str, PyTree]
@@ -48,7 +57,7 @@ def update(
     *,
     drop_nonfinite: bool = False,
 ) -> Updated:
-    """One gradient update of a part by one learner; ``updates`` were made in the run before it."""
+    """One gradient update of a part by one learner; ``updates``: how many the run has made before it."""
     found = part.gradients(state.learned, peers, batch, key, hyper)
     return apply_gradients(part, state, found, hyper, updates, drop_nonfinite=drop_nonfinite)
 
@@ -64,8 +73,7 @@ def apply_gradients(
 ) -> Updated:
     """The part after a step along the gradients, and the metrics of both.
 
-    With ``drop_nonfinite`` nothing changes where the step would give a NaN or an infinity; ``dropped_updates`` is 1
-    then.
+    With ``drop_nonfinite`` a step that would give a NaN or an infinity is skipped, and ``dropped_updates`` is 1.
     """
     params, opt_state, metrics = {}, {}, dict(found.metrics)
     for i, name in enumerate(part.networks):
@@ -84,10 +92,11 @@ def apply_gradients(
 
 
 def step_or_rest(part: Part, make: Callable[[PartState], Updated], state: PartState, updates: jax.Array) -> Updated:
-    """``make(state)`` where it is the part's turn after so many ``updates``, else the state as it is.
+    """``make(state)`` where the part is due (`Part.every`) after ``updates`` updates, else the state as it is.
 
-    Skipped, not computed and thrown away, as long as ``updates`` is the same for all seeds. Metrics are 0 at a rest and
-    larger by as much else, so that their mean over updates is that over the part's own; priorities are NaN at a rest.
+    Where it is not due nothing is computed, as long as ``updates`` is the same for all seeds. Metrics are then 0, and
+    multiplied by ``part.every`` otherwise, so that their mean over all updates is that over the part's own; priorities
+    are then NaN.
     """
     if part.every == 1:
         return make(state)
@@ -114,14 +123,14 @@ def trainable(params: PyTree) -> PyTree:
 
 
 def statistics_of(params: PyTree) -> PyTree:
-    """What `trainable` leaves out; empty without a batch norm."""
+    """The statistics of batch norms, which `trainable` leaves out; empty without one."""
     if isinstance(params, tuple):
         return tuple(map(statistics_of, params))
     return params.get(STATISTICS, {}) if isinstance(params, dict) else {}
 
 
 def together(weights: PyTree, statistics: PyTree) -> PyTree:
-    """The params whose `trainable` and `statistics_of` these are."""
+    """A network's params, put together from its `trainable` weights and its `statistics_of` batch norms."""
     if isinstance(weights, tuple):
         return tuple(map(together, weights, statistics))
     return {**weights, STATISTICS: statistics} if jax.tree.leaves(statistics) else weights

@@ -1,1 +1,1 @@
-"""Networks from observations to numbers."""
+"""Networks from observations to outputs: convolutions, dense layers, GRUs."""

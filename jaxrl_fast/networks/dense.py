@@ -1,4 +1,4 @@
-"""What every dense layer shares: its initial weights and its matrix product."""
+"""What all dense layers share: initial weights and the matrix product."""
 
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -9,23 +9,28 @@ import jax.numpy as jnp
 
 Precision = Literal["f32", "bf16"]
 STATISTICS = "batch_stats"
-"""Flax's collection of what batch norms have seen: published with the weights, and no optimizer's business."""
+"""Flax's collection of the statistics of batch norms: part of the params, but not changed by optimizers."""
 
 
 class Head(NamedTuple):
-    """``size`` outputs whose weights start with standard deviation ``scale / sqrt(inputs)``."""
+    """One of a network's outputs.
+
+    - ``size``: how many numbers it has.
+    - ``scale``: its weights start with standard deviation ``scale / sqrt(inputs)``.
+    """
 
     size: int
     scale: float = 1.0
 
 
 Heads = dict[str, Head]
+"""By name."""
 
 
 def scaled_normal(scale: float) -> nn.initializers.Initializer:
     """Truncated normal weights of variance ``scale / inputs``.
 
-    Not orthogonal ones: they need a QR decomposition, and two of them under ``vmap`` (several seeds) hang for ever on a
+    Not orthogonal ones: they need a QR decomposition, and two of them under ``vmap`` (several seeds) hang on a
     CPU of two cores, since each blocks a thread of XLA's pool while it waits for another (seen with JAX 0.10.2).
     """
     return nn.initializers.variance_scaling(scale, "fan_in", "truncated_normal")

@@ -1,7 +1,7 @@
 """Images in an observation: which leaves are images, and the convolutions that read them.
 
-Images are uint8 ``[height, width, channels]``, scaled to 0..1; a convolution asked for by name also reads truth values
-and real numbers of that shape (MinAtar).
+Images are uint8 ``[height, width, channels]``, scaled to 0..1; a convolution asked for by name also reads bools and
+real numbers of that shape (MinAtar).
 """
 
 from collections.abc import Callable
@@ -18,8 +18,12 @@ Cnn = Literal["auto", "nature", "small", "none"]
 
 
 class Convolution(NamedTuple):
-    """``channels`` filters of ``size`` x ``size`` pixels, ``stride`` pixels apart, without padding; ``stride`` divides
-    ``size``."""
+    """A convolution without padding.
+
+    - ``channels``: filters.
+    - ``size``: width and height of a filter, in pixels.
+    - ``stride``: pixels between two of its places; divides ``size``.
+    """
 
     channels: int
     size: int
@@ -69,7 +73,8 @@ def patches(x: jax.Array, size: int, stride: int) -> jax.Array:
 
 
 def _cut(x: jax.Array, top: int, bottom: int, left: int, right: int) -> jax.Array:
-    """A part of images ``[N, H, W, C]``; indexing would be a gather where ``N`` is symbolic, as in an exported file."""
+    """A rectangle of images ``[N, H, W, C]``; indexing would be a gather where ``N`` is symbolic, as in an exported
+    policy."""
     return jax.lax.slice_in_dim(jax.lax.slice_in_dim(x, top, bottom, axis=1), left, right, axis=2)
 
 
@@ -101,22 +106,22 @@ def choose_convolutions(obs_spec: PyTree, cnn: Cnn) -> tuple[Convolution, ...]:
 
 
 def convolved_by(cnn: Cnn) -> Callable[..., bool]:
-    """Which leaves go through the convolutions named ``cnn``: ``(leaf, *, axes=0) -> bool``."""
+    """``(leaf, *, axes=0) -> bool``: whether a leaf goes through the convolutions named ``cnn``."""
     return is_image if cnn == "auto" else _is_grid
 
 
 def _is_grid(leaf: Any, *, axes: int = 0) -> bool:
-    """Bytes, truth values or real numbers ``[height, width, channels]``, after ``axes`` more."""
+    """Whether an array is bytes, bools or real numbers ``[height, width, channels]``, after ``axes`` more axes."""
     return len(leaf.shape) == axes + 3
 
 
 def _side_after(layers: tuple[Convolution, ...], pixels: int) -> int:
-    """What a side of so many pixels becomes; 0 where a filter does not fit."""
+    """The side of an image after these layers, in pixels; 0 where a filter does not fit."""
     for _, size, stride in layers:
         pixels = (pixels - size) // stride + 1 if pixels >= size else 0
     return pixels
 
 
 def to_real(image: jax.Array) -> jax.Array:
-    """Bytes as numbers from 0 to 1; truth values and real numbers as they are."""
+    """As float32: bytes scaled to 0..1, bools and real numbers unchanged."""
     return image.astype(jnp.float32) / 255.0 if image.dtype == jnp.uint8 else image.astype(jnp.float32)

@@ -1,4 +1,4 @@
-"""What of an observation a network reads: chosen keys, flattened features, never the ``action_mask``."""
+"""What a network reads of an observation: the chosen keys, flattened to features, never the ``action_mask``."""
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +9,10 @@ from jaxrl_fast.numerics.running_stats import is_mask
 
 
 def choose_keys(obs: PyTree, keys: tuple[str, ...]) -> PyTree:
-    """The entries ``keys`` of a dictionary, with its ``action_mask``; all of it where none is named.
+    """The entries ``keys`` of a dictionary observation, and its ``action_mask``; all entries where no key is named.
 
     Raises:
-        ValueError: it lacks one of them, or is no dictionary.
+        ValueError: a key is missing, or the observation is not a dictionary.
     """
     if not keys:
         return obs
@@ -36,5 +36,5 @@ def features(obs: PyTree) -> jax.Array:
 
 
 def action_mask(obs: PyTree) -> jax.Array | None:
-    """The mask of allowed actions that rides in a dictionary observation, or None."""
+    """The mask of allowed actions in a dictionary observation, or None."""
     return obs.get("action_mask") if isinstance(obs, dict) else None

@@ -1,11 +1,11 @@
-"""flax.linen modules behind pairs of pure functions.
+"""Networks as pure functions, made of flax.linen modules.
 
-Every network maps a sequence of observations, leaves ``[L, B, ...]``, to outputs ``[L, B, out]``, so that
-feed-forward and recurrent networks look alike to an algorithm. The memory, leaves ``[B, ...]``, is ``()`` for
-feed-forward ones and is forgotten wherever ``first`` ``[L, B]`` is true.
+Every network maps a sequence of observations, leaves ``[L, B, ...]``, to outputs ``[L, B, out]``, so that an algorithm
+can treat feed-forward and recurrent networks alike. The memory, leaves ``[B, ...]``, is ``()`` for feed-forward ones
+and is reset wherever ``first`` ``[L, B]`` is true.
 
-An input stage (the chosen keys of an observation; images, uint8 ``[height, width, channels]``, scaled to 0..1 and
-through convolutions), a torso (a GRU if wanted, dense layers) and heads.
+A network has an input stage (the chosen keys of an observation; convolutions for images, uint8 ``[height, width,
+channels]``, scaled to 0..1), a torso (dense layers, behind a GRU if asked for) and heads.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ __all__ = [
     "ensemble",
     "make_network",
     "scalar",
-]  # what an algorithm needs of this room
+]  # what an algorithm imports, so that it need not know the other modules of this package
 
 
 class Apply(Protocol):
@@ -43,33 +43,50 @@ class Apply(Protocol):
     def __call__(
         self, params: PyTree, memory: PyTree, obs: PyTree, first: jax.Array, action: jax.Array | None = None
     ) -> tuple[Any, PyTree]:
-        """``memory`` ``[B, ...]`` before the first step, ``obs`` ``[L, B, ...]``, ``first`` ``[L, B]``, and for a
-        network of actions ``action`` ``[L, B, ...]``. Returns outputs ``[L, B, out]`` (a dictionary of them for several
-        heads) and the memory after every step, ``[L, B, ...]``."""
+        """``memory``: before the first step, ``[B, ...]``; ``obs``: ``[L, B, ...]``; ``first``: whether a step begins
+        an episode, ``[L, B]``; ``action``: for networks that take one, ``[L, B, ...]``. Returns outputs ``[L, B, out]``
+        (a dictionary of them for several heads) and the memory after every step, ``[L, B, ...]``."""
 
 
 class ApplyLearning(Protocol):
-    """As `Apply`, while the network learns: a batch norm sees the batch."""
+    """As `Apply`, in a loss: batch norms use the statistics of the batch."""
 
     def __call__(
         self, params: PyTree, memory: PyTree, obs: PyTree, first: jax.Array, action: jax.Array | None = None
     ) -> tuple[Any, PyTree, PyTree]:
-        """Returns outputs, memory, and what the collection ``batch_stats`` of the params is from now on (empty without
-        a batch norm)."""
+        """Returns outputs, memory, and the new statistics of batch norms, the collection ``batch_stats`` of the params
+        (empty without a batch norm)."""
+
+
+class InitNetwork(Protocol):
+    """Makes the initial params of a network."""
+
+    def __call__(self, key: jax.Array, /) -> PyTree:
+        """Returns Flax variables: weights, and the statistics of normalization layers."""
+
+
+class InitialMemory(Protocol):
+    """Makes the memory of a recurrent network at the start of an episode."""
+
+    def __call__(self, batch_size: int, /) -> PyTree:
+        """Returns leaves ``[batch_size, ...]``; ``()`` for a feed-forward network."""
 
 
 class Network(NamedTuple):
-    """Pure functions of one network.
+    """One network as pure functions.
 
-    ``init(key) -> params``: Flax variables, with the statistics of normalization layers beside the weights; ``apply``:
-    `Apply`; ``apply_learning``: `ApplyLearning`; ``initial_memory(batch_size) -> memory`` ``[B, ...]``, ``()`` unless
-    it is ``recurrent``; ``action_shape``: that of the action, for a network of observation and action.
+    - ``init``: makes its params.
+    - ``apply``: runs it over a sequence.
+    - ``apply_learning``: the same in a loss, where batch norms are updated.
+    - ``initial_memory``: its memory at the start of an episode.
+    - ``recurrent``: whether it has a memory.
+    - ``action_shape``: of the action that it takes beside the observation; None: it takes none.
     """
 
-    init: Callable[[jax.Array], PyTree]
+    init: InitNetwork
     apply: Apply
     apply_learning: ApplyLearning
-    initial_memory: Callable[[int], PyTree] = lambda batch_size: ()
+    initial_memory: InitialMemory = lambda batch_size: ()
     recurrent: bool = False
     action_shape: tuple[int, ...] | None = None
 
@@ -92,11 +109,11 @@ def make_network(
     """A multi-layer perceptron over the flattened observation, behind a GRU if ``recurrent_size`` > 0.
 
     ``out`` is the number of outputs, or heads by name, which share everything but the last layer. ``keys`` names the
-    entries of a dictionary observation that are read (default: all); ``action_shape`` makes it a network of
-    observation and action. Where there are images it reads what the convolutions named ``cnn`` make of them; ``"auto"``
-    takes the largest that fits images of bytes, ``"none"`` the pixels, and a name also convolves real and truth values
-    ``[height, width, channels]``. ``precision="bf16"`` concerns the dense layers and the convolutions; the GRU's small
-    products stay in float32.
+    entries of a dictionary observation that are read (default: all); with ``action_shape`` the network takes an action
+    too. Images go through the convolutions named ``cnn``: ``"auto"`` takes the largest that fits images of bytes,
+    ``"none"`` reads the pixels themselves, and a name also convolves real numbers and bools ``[height, width,
+    channels]``. ``precision="bf16"`` concerns dense layers and convolutions; the GRU's small products stay in
+    float32.
 
     Raises:
         ValueError: there are no images for ``cnn``, they are too small for it, or the observation lacks a key.
@@ -144,7 +161,7 @@ def make_network(
 
 
 def ensemble(network: Network, size: int) -> Network:
-    """``size`` networks alike but for their initial weights; outputs ``[size, L, B, out]``, one memory for each."""
+    """``size`` networks that differ in their initial weights only; outputs ``[size, L, B, out]``, a memory for each."""
 
     def init(key: jax.Array) -> PyTree:
         return tuple(network.init(k) for k in jax.random.split(key, size))
@@ -172,7 +189,7 @@ def ensemble(network: Network, size: int) -> Network:
 
 
 def scalar(init: Callable[[], jax.Array]) -> Network:
-    """One number that is learned, such as a logarithm of a temperature: its own output."""
+    """A learned number, such as the logarithm of a temperature, as a network: its output is the number itself."""
 
     def apply(
         params: PyTree, memory: PyTree, obs: PyTree, first: jax.Array, action: jax.Array | None = None

@@ -19,13 +19,16 @@ _LOG_2 = 0.6931471805599453
 
 
 class Categorical(NamedTuple):
-    """``logits`` ``[..., num_actions]``; masked actions hold `MASKED_LOGIT`."""
+    """A distribution over discrete actions: ``logits`` ``[..., num_actions]``, `MASKED_LOGIT` for masked actions."""
 
     logits: jax.Array
 
 
 class TanhNormal(NamedTuple):
-    """Independent normals ``[..., A]`` squashed by tanh into (-1, 1) (SAC, arXiv 1801.01290, appendix C)."""
+    """Independent normals squashed by tanh into (-1, 1) (SAC, arXiv 1801.01290, appendix C).
+
+    - ``mean``, ``scale``: mean and standard deviation before the squashing, ``[..., A]`` for ``A`` action dimensions.
+    """
 
     mean: jax.Array
     scale: jax.Array
@@ -35,23 +38,23 @@ Distribution = Categorical | TanhNormal
 
 
 def categorical(logits: jax.Array, mask: jax.Array | None = None) -> Categorical:
-    """``mask`` ``[..., num_actions]`` is true where the action is allowed."""
+    """A distribution over discrete actions; ``mask`` ``[..., num_actions]`` is true where an action is allowed."""
     return Categorical(logits if mask is None else jnp.where(mask.astype(bool), logits, MASKED_LOGIT))
 
 
 def tanh_normal(outputs: jax.Array) -> TanhNormal:
-    """From network outputs ``[..., 2 A]``: means, and scales through a softplus."""
+    """A tanh-normal from network outputs ``[..., 2 A]``: means, and scales through a softplus."""
     mean, raw_scale = jnp.split(outputs, 2, axis=-1)
     return TanhNormal(mean, jax.nn.softplus(raw_scale) + MIN_SCALE)
 
 
 def of_outputs(space: Discrete | Box, outputs: jax.Array, mask: jax.Array | None = None) -> Distribution:
-    """The policy at network outputs ``[..., num_outputs(space)]``."""
+    """The distribution over actions from network outputs ``[..., num_outputs(space)]``."""
     return categorical(outputs, mask) if isinstance(space, Discrete) else tanh_normal(outputs)
 
 
 def num_outputs(space: Discrete | Box) -> int:
-    """How many numbers a policy network puts out for one action."""
+    """The number of outputs of a policy network."""
     return space.num_actions if isinstance(space, Discrete) else 2 * space.low.size
 
 
@@ -98,7 +101,7 @@ def to_action(space: Discrete | Box, raw: jax.Array) -> jax.Array:
 
 
 def to_unit(space: Box, action: jax.Array) -> jax.Array:
-    """The scaling undone: actions ``[..., *action_shape]`` in ``[low, high]`` to ``[..., A]`` in ``[-1, 1]``."""
+    """The scaling inverted: actions ``[..., *action_shape]`` in ``[low, high]`` to ``[..., A]`` in ``[-1, 1]``."""
     flat = action.reshape(*action.shape[: action.ndim - space.low.ndim], -1)
     low, half_range = _bounds(space, flat)
     return (flat - low) / half_range - 1.0

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 Rate = jax.Array | float
+"""A number at one tick, after schedules."""
 OptimizerName = Literal["adam", "adamw", "radam", "rmsprop"]
 OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
     "adam": optax.adam,
@@ -18,7 +19,7 @@ OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
 
 
 class MakeOptimizer(Protocol):
-    """The optimizer of one network."""
+    """Makes the optimizer of one network."""
 
     def __call__(self, hyper: Any) -> optax.GradientTransformation:
         """``hyper``: the rates of this tick. The shapes of the optimizer's state must not depend on their values."""
@@ -27,7 +28,7 @@ class MakeOptimizer(Protocol):
 def make_optimizer(
     name: OptimizerName, *, rate: Callable[[Any], Rate] = lambda hyper: hyper.learning_rate
 ) -> MakeOptimizer:
-    """optax's optimizer ``name``, by the learning rate that ``rate`` picks, behind a clip to the global norm
+    """optax's optimizer ``name``, with the learning rate that ``rate`` picks, behind a clip to the global norm
     ``hyper.max_grad_norm``; AdamW decays weights by ``hyper.weight_decay``."""
 
     def make(hyper: Any) -> optax.GradientTransformation:
@@ -38,7 +39,7 @@ def make_optimizer(
 
 
 def check_optimizer(name: str, weight_decay: Any) -> None:
-    """Refuse an optimizer that there is not, and a weight decay that would not be used.
+    """Check that an optimizer exists, and that it uses the weight decay.
 
     Raises:
         ValueError: with what to write instead.
@@ -50,7 +51,7 @@ def check_optimizer(name: str, weight_decay: Any) -> None:
 
 
 def clip_by_global_norm(max_norm: Rate) -> optax.GradientTransformation:
-    """As optax's, by one factor for all numbers: optax's own divides, multiplies and selects for each of them."""
+    """As optax's, but faster: one factor for all numbers, where optax divides, multiplies and selects for each."""
 
     def clip(grads: Any, params: Any) -> Any:
         scale = jnp.minimum(1.0, max_norm / jnp.maximum(optax.tree.norm(grads), 1e-8))

@@ -12,7 +12,12 @@ from jaxrl_fast.core import PyTree
 
 
 class RunningStats(NamedTuple):
-    """``samples`` (how many) scalar; ``mean`` and ``m2`` (sum of squared deviations) with the shape of one element."""
+    """Mean and variance of the elements seen so far.
+
+    - ``samples``: how many there were, a float32 scalar.
+    - ``mean``: of each number of an element, with the shape of one element.
+    - ``m2``: sum of squared deviations from the mean; the variance is ``m2 / samples``.
+    """
 
     samples: jax.Array
     mean: PyTree
@@ -20,7 +25,7 @@ class RunningStats(NamedTuple):
 
 
 def init_stats(spec: PyTree) -> RunningStats:
-    """No data yet; ``spec`` is a pytree of arrays or ``ShapeDtypeStruct`` of one element."""
+    """Statistics of no data; ``spec``: shapes of one element, a pytree of arrays or ``ShapeDtypeStruct``."""
 
     def zeros(x: jax.ShapeDtypeStruct) -> jax.Array:
         return jnp.zeros(x.shape, jnp.float32)
@@ -29,7 +34,7 @@ def init_stats(spec: PyTree) -> RunningStats:
 
 
 def update_stats(stats: RunningStats, batch: PyTree, batch_axes: int) -> RunningStats:
-    """Merge a batch whose leaves have ``batch_axes`` leading axes over the elements."""
+    """Merge a batch of elements, whose leaves have ``batch_axes`` leading batch axes."""
     axes = tuple(range(batch_axes))
     size = float(_size(jax.tree.leaves(batch)[0].shape[:batch_axes]))
     count = stats.samples + size

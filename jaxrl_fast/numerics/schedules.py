@@ -1,4 +1,4 @@
-"""Rates that change with progress. A schedule is a value, so it can be swept and stored like a number."""
+"""Schedules: rates that change over a run. A schedule is a value, so it can be swept and stored like a number."""
 
 from typing import Any, NamedTuple
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 
 class Linear(NamedTuple):
-    """From ``start`` to ``end`` in a straight line over the run, or over its first part, the share ``until``."""
+    """A straight line from ``start`` to ``end``, reached when the share ``until`` (0 to 1) of the run is over."""
 
     start: Any
     end: Any
@@ -15,7 +15,7 @@ class Linear(NamedTuple):
 
 
 class Cosine(NamedTuple):
-    """From ``start`` to ``end`` along half a cosine wave over the run, or over its first part, the share ``until``."""
+    """Half a cosine wave from ``start`` to ``end``, reached when the share ``until`` (0 to 1) of the run is over."""
 
     start: Any
     end: Any

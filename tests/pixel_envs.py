@@ -1,4 +1,4 @@
-"""Worlds of images: one in which only what moved between two of them tells, and one of random bytes."""
+"""Environments of images: one in which only what moved between two of them tells, and one of random bytes."""
 
 import jax
 import jax.numpy as jnp
@@ -58,7 +58,7 @@ def walk(*, frame_stack: int = 3, limit: int | None = 9) -> Env:
 
 
 def stacking(env: Env) -> Env:
-    """The same world, which shows whole stacks by itself."""
+    """The same environment, which shows whole stacks by itself."""
     k, (height, width, channels) = env.spec.frame_stack, env.spec.obs.shape
     obs = jax.ShapeDtypeStruct((height, width, k * channels), jnp.uint8)
 

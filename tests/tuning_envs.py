@@ -1,4 +1,4 @@
-"""Worlds for the tests of the autotuner: cheap ones, and some that end the process that measures them."""
+"""Environments for the tests of the autotuner: cheap ones, and some that end the process that measures them."""
 
 import os
 import resource

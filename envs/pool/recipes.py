@@ -1,4 +1,4 @@
-"""Gymnasium environments by name, with their wrappers. No JAX: the workers import this."""
+"""How to make Gymnasium environments by name, with their wrappers. No JAX: the workers import this."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ from typing import Any
 
 import gymnasium
 
-from envs.pool.stepping import GOES_ON
+from envs.pool.stepping import GOES_ON, MakeGymnasium
 
 ATARI_EPISODE_STEPS = 27_000
 """Half an hour at 60 frames a second, four frames a step (Machado et al., 2018)."""
@@ -23,7 +23,7 @@ def recipe(
     wrappers: Sequence[str | Mapping[str, Mapping[str, Any]]] = (),
     max_episode_steps: int | None = None,
     **options: Any,
-) -> Callable[[], gymnasium.Env]:
+) -> MakeGymnasium:
     """A function that makes the environment ``id``, here or in a worker; ``options`` go to the environment.
 
     ``wrappers`` are put around it in order, the time limit being inside of them: ``"FlattenObservation"`` and the like
@@ -37,10 +37,10 @@ def recipe(
     spec = copy.deepcopy(find(id))
     spec.order_enforce = False  # the pool resets before it steps
     spec.max_episode_steps = max_episode_steps or spec.max_episode_steps
-    return partial(build_world, spec, tuple(_wrapper(one) for one in wrappers), options)
+    return partial(build_env, spec, tuple(_wrapper(one) for one in wrappers), options)
 
 
-def build_world(
+def build_env(
     spec: gymnasium.envs.registration.EnvSpec,
     wrappers: Sequence[tuple[Callable[..., gymnasium.Env], Mapping[str, Any]]],
     options: Mapping[str, Any],
@@ -57,10 +57,10 @@ def build_world(
 
 
 def find(id: str) -> gymnasium.envs.registration.EnvSpec:
-    """What Gymnasium has registered as ``id``; ``my_package:MyEnv-v0`` imports ``my_package`` first.
+    """Gymnasium's registration of ``id``; ``my_package:MyEnv-v0`` imports ``my_package`` first.
 
     Raises:
-        ValueError: nothing is, or its package is not installed.
+        ValueError: the id is unknown, or its package is not installed.
     """
     module, _, name = str(id).rpartition(":")
     try:
@@ -78,15 +78,15 @@ def find(id: str) -> gymnasium.envs.registration.EnvSpec:
 
 
 class LifeLoss(gymnasium.Wrapper):
-    """The loss of a life ends an episode for who learns (Mnih et al., 2015), while the game goes on where it stands: no
-    step is made and no reward is lost, and the score is that of the whole game."""
+    """The loss of a life ends an episode for learning (Mnih et al., 2015), while the game goes on from the same state:
+    no extra step is made, no reward is lost, and the score is that of the whole game."""
 
     def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)
         self.lives, self.over, self.last = 0, True, None
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """As the game's, with ``terminated`` also where a life was lost."""
+        """A step of the game; ``terminated`` is true also where a life was lost."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         lives = self.env.unwrapped.ale.lives()  # type: ignore[attr-defined]
         self.over = terminated or truncated
@@ -114,12 +114,12 @@ def atari(
     screen_size: int = 84,
     episode_length: int | None = ATARI_EPISODE_STEPS,
     **options: Any,
-) -> Callable[[], gymnasium.Env]:
+) -> MakeGymnasium:
     """A function that makes an Atari game with the usual preprocessing: one grey frame ``[84, 84, 1]`` uint8 a step.
 
     Each action is repeated for ``frame_skip`` frames, the last two are joined by their maximum; a game begins with up
     to ``noop_max`` idle frames. ``sticky`` repeats the last action with probability 0.25 (Machado et al., 2018).
-    ``episode_length`` counts the policy's steps; ``options`` go to ALE. Frames are stacked by whoever learns.
+    ``episode_length`` counts the policy's steps; ``options`` go to ALE. Frames are stacked later (`experience.view`).
 
     Raises:
         ValueError: unknown game, a size out of range, or ``ale-py`` or OpenCV is not installed.
@@ -143,7 +143,7 @@ def atari(
         wrappers.append((gymnasium.wrappers.TimeLimit, {"max_episode_steps": episode_length}))
     if life_loss:
         wrappers.append((LifeLoss, {}))
-    return partial(build_world, spec, tuple(wrappers), ale)
+    return partial(build_env, spec, tuple(wrappers), ale)
 
 
 def _game(name: str) -> gymnasium.envs.registration.EnvSpec:
@@ -161,7 +161,7 @@ def _game(name: str) -> gymnasium.envs.registration.EnvSpec:
 
 @contextmanager
 def _quiet_mujoco() -> Iterator[None]:
-    """MuJoCo prints a deprecation in Gymnasium's HalfCheetah file for each one made, and logs it to a file."""
+    """Silence MuJoCo's deprecation warning about Gymnasium's HalfCheetah, printed and logged for each one made."""
     mujoco = import_module("mujoco")
     before = mujoco.get_mju_user_warning()
     mujoco.set_mju_user_warning(lambda message: None)

@@ -1,0 +1,211 @@
+"""Environments of one's own that break a rule: each is refused in one line that says what to write instead, with
+status 2, before anything is compiled."""
+
+import pytest
+from many_commands import Commands, Ended, everything, refusal
+
+ENVS = """
+import jax, jax.numpy as jnp, numpy as np, jaxrl_fast as jf
+
+OBS = jax.ShapeDtypeStruct((2,), jnp.float32)
+
+def env(
+    spec_obs=OBS, action=jf.Discrete(2), limit=50, obs=lambda: jnp.zeros(2), after=lambda state: state + 1,
+    next_obs=lambda: jnp.zeros(2), reward=lambda: 0.0, terminated=lambda: jnp.bool_(False),
+    truncated=lambda: jnp.bool_(False), **more,
+):
+    def step(state, action, key):
+        return after(state), jf.Timestep(next_obs(), next_obs(), reward(), terminated(), truncated())
+
+    spec = jf.EnvSpec("bad", spec_obs, action, limit)
+    return jf.Env(spec, lambda key, params: (jnp.int32(0), obs()), step)._replace(**more)
+
+def fail(*args):
+    raise RuntimeError("no such\\nfile")
+
+def silent(*args):
+    assert False
+
+def exits():
+    raise SystemExit(3)
+
+def choosy(size):
+    return env()
+
+class Gymnax:
+    default_params = {"length": 3.0}
+    def reset_env(self, key, params): return jnp.zeros(1), jnp.zeros(())
+    def step_env(self, key, state, action, params): return state[None], state, state, state > 3, {}
+    def observation_space(self, params):
+        from gymnax.environments import spaces
+        return spaces.Box(-1.0, 1.0, (1,))
+    def action_space(self, params):
+        from gymnax.environments import spaces
+        return spaces.Discrete(2)
+
+class GymnaxReset(Gymnax):
+    reset_env = fail
+class GymnaxSpace(Gymnax):
+    observation_space = fail
+class GymnaxAction(Gymnax):
+    def action_space(self, params): return "up"
+class GymnaxStep(Gymnax):
+    step_env = fail
+class GymnaxThree(Gymnax):
+    def step_env(self, key, state, action, params): return state[None], state, state
+class GymnaxReward(Gymnax):
+    def step_env(self, key, state, action, params): return state[None], state, jnp.zeros(2), state > 3, {}
+class GymnaxState(Gymnax):
+    def step_env(self, key, state, action, params): return state[None], state[None], state, state > 3, {}
+class GymnaxObs(Gymnax):
+    def step_env(self, key, state, action, params): return jnp.zeros(2), state, state, state > 3, {}
+
+class BraxReset:
+    observation_size, action_size = 2, 1
+    reset = step = fail
+class BraxSize(BraxReset):
+    action_size = 0
+    def reset(self, key):
+        from brax.envs import State
+        return State(None, jnp.zeros(2), jnp.zeros(()), jnp.zeros(()))
+class BraxStep(BraxSize):
+    action_size = 1
+    def step(self, state, action): return 3
+"""
+"""A module of good environments, but for what a test or a class changes."""
+
+NAMED = [
+    ("bad.nothing", "bad has no function 'nothing'"),
+    ("bad.OBS", "bad has no function 'OBS'"),
+    ("nowhere.make", "cannot import nowhere: ModuleNotFoundError: No module named 'nowhere'; run from the folder that"),
+    ("make", "write the function with its module, for example my_package.make"),
+    ("no_python.make", "cannot import no_python: SyntaxError"),
+    ("exits.make", "cannot import exits: SystemExit: 3"),
+    ("bad.fail", "env.make=bad.fail failed: RuntimeError: no such file"),
+    ("bad.exits", "env.make=bad.exits failed: SystemExit: 3"),
+    ("bad.choosy", "env.make=bad.choosy failed: TypeError: choosy() missing 1 required positional argument: 'size'"),
+    ("bad.GymnaxReset", "env.make=bad.GymnaxReset: the GymnaxReset that it returned failed: RuntimeError: no such"),
+    ("bad.GymnaxSpace", "env.make=bad.GymnaxSpace: the GymnaxSpace that it returned failed: RuntimeError: no such"),
+    ("bad.GymnaxAction", "bad.GymnaxAction has actions of kind str; Discrete and Box are supported"),
+    ("bad.GymnaxStep", "env.make=bad.GymnaxStep: step failed: RuntimeError: no such"),
+    ("bad.GymnaxThree", "step failed: ValueError: not enough values to unpack"),
+    ("bad.GymnaxReward", "step failed: TypeError: cannot reshape array of shape (2,)"),
+    ("bad.GymnaxState", "step gives a state GymnaxState(state=float32[1], params=()), but reset has GymnaxState("),
+    ("bad.GymnaxObs", "step gives a next_obs float32[2], but its spec has float32[1]"),
+    ("bad.BraxReset", "env.make=bad.BraxReset: the BraxReset that it returned failed: RuntimeError: no such file"),
+    ("bad.BraxSize", "are not supported: write Discrete(n) with n >= 1"),
+    ("bad.BraxStep", "env.make=bad.BraxStep: step failed"),
+]
+"""What ``env.make`` names, in the folder of `ENVS`."""
+
+NAN = 'float("nan")'
+NO_ACTION = "are not supported: write Discrete(n) with n >= 1, or Box(low, high) with arrays of finite bounds"
+NO_OBS = "write jax.ShapeDtypeStruct(shape, dtype)"
+MADE = [
+    ("None", "returned NoneType: return a jaxrl_fast.Env, one gymnasium.Env, a gymnax-style environment"),
+    ("3", "returned int"),
+    ("env().spec", "returned EnvSpec"),
+    ("jf.vectorize(env(), num_envs=4)", "returned VecEnv"),
+    # the spec
+    ("env()._replace(spec=None)", "its spec is NoneType: write a jaxrl_fast.EnvSpec"),
+    ("env(action='up')", f"actions 'up' {NO_ACTION}"),
+    ("env(action=jf.Discrete(0))", f"actions Discrete(num_actions=0) {NO_ACTION}"),
+    ("env(action=jf.Discrete(-2))", NO_ACTION),
+    ("env(action=jf.Discrete(2.5))", NO_ACTION),
+    ("env(action=jf.Discrete('2'))", NO_ACTION),
+    ("env(action=jf.Box(np.array([-np.inf]), np.ones(1)))", NO_ACTION),
+    ("env(action=jf.Box(-np.ones(1), np.array([np.nan])))", NO_ACTION),
+    ("env(action=jf.Box(np.ones(1), -np.ones(1)))", NO_ACTION),
+    ("env(action=jf.Box(np.zeros(2), np.array([1.0, 0.0])))", NO_ACTION),
+    ("env(action=jf.Box(-np.ones(1), np.ones(2)))", NO_ACTION),
+    ("env(action=jf.Box(np.zeros(0), np.zeros(0)))", NO_ACTION),
+    ("env(action=jf.Box([-1.0], [1.0]))", f"actions Box(low=[-1.0], high=[1.0]) {NO_ACTION}"),
+    ("env(action=jf.Box(-1.0, 1.0))", NO_ACTION),
+    ("env(action=jf.Box(np.array(['a']), np.array(['b'])))", NO_ACTION),
+    ("env(limit=0)", "bad: max_episode_steps=0: write a whole number of at least 1"),
+    ("env(limit=-5)", "max_episode_steps=-5: write a whole number"),
+    ("env(limit=2.5)", "max_episode_steps=2.5: write a whole number"),
+    ("env(limit='50')", "max_episode_steps='50': write a whole number"),
+    ("env(shortest_episode=0)", "shortest_episode=0: write a whole number"),
+    ("env(spec_obs=(2,))", f"its spec has an observation 2: {NO_OBS}"),
+    ("env(spec_obs=jax.ShapeDtypeStruct((2,), float))", "dtype=float64): write jax.ShapeDtypeStruct"),
+    ("env(spec_obs=jax.ShapeDtypeStruct((2,), jnp.complex64))", "dtype=complex64): write jax.ShapeDtypeStruct"),
+    ("env(spec_obs=None)", f"its spec has no numbers to observe: {NO_OBS}"),
+    ("env(spec_obs={'action_mask': jax.ShapeDtypeStruct((2,), bool)})", f"no numbers to observe: {NO_OBS}"),
+    ("env(spec_obs=jax.ShapeDtypeStruct((0,), jnp.float32))", f"no numbers to observe: {NO_OBS}"),
+    (
+        "env(spec_obs={'x': OBS, 'action_mask': jax.ShapeDtypeStruct((3,), bool)})",
+        "action_mask has shape [3]: write one",
+    ),
+    # reset
+    ("env(sample_params=fail)", "sample_params failed: RuntimeError: no such"),
+    ("env(reset=fail)", "reset failed: RuntimeError: no such"),
+    ("env(reset=silent)", "reset failed: AssertionError"),
+    ("env(reset=lambda key: (0, jnp.zeros(2)))", "reset failed: TypeError"),
+    ("env(reset=lambda key, params: jnp.zeros(2))", "reset must return (state, observation)"),
+    ("env(reset=lambda key, params: None)", "reset must return (state, observation)"),
+    ("env(obs=lambda: jnp.zeros(3))", "reset gives an observation float32[3], but its spec has float32[2]"),
+    ("env(obs=lambda: jnp.zeros(2, jnp.int32))", "reset gives an observation int32[2], but its spec has float32[2]"),
+    ("env(obs=lambda: {'a': jnp.zeros(2)})", "reset gives an observation {a: float32[2]}, but its spec"),
+    ("env(obs=lambda: 'hello')", "reset failed: TypeError"),
+    (f"env(obs=lambda: jnp.full(2, {NAN}))", "reset gives a NaN or an infinity in its observation"),
+    ("env(obs=lambda: jnp.array([0.0, jnp.inf]))", "reset gives a NaN or an infinity"),
+    # step
+    ("env(step=lambda *args: fail())", "step failed: RuntimeError: no such"),
+    ("env(after=lambda state: 1 if state > 0 else 2)", "step failed: TracerBoolConversionError"),
+    ("env(step=lambda state, action: state)", "step failed: TypeError"),
+    ("env(step=lambda *args: 3)", "step must return (state, jaxrl_fast.Timestep)"),
+    ("env(step=lambda s, a, k: (s, jnp.zeros(2), 0.0, False, {}))", "step must return (state, jaxrl_fast.Timestep)"),
+    ("env(step=lambda s, a, k: (s, (1, 2)))", "step must return (state, jaxrl_fast.Timestep)"),
+    ("env(after=lambda state: jnp.zeros(3, jnp.int32))", "step gives a state int32[3], but reset has int32[]"),
+    ("env(after=lambda state: state + 0.5)", "step gives a state float32[], but reset has int32[]"),
+    ("env(after=lambda state: (state, state))", "step gives a state (int32[], int32[]), but reset has int32[]"),
+    ("env(next_obs=lambda: jnp.zeros(3))", "step gives a next_obs float32[3], but its spec has float32[2]"),
+    ("env(next_obs=lambda: {'x': jnp.zeros(2)})", "step gives a next_obs {x: float32[2]}, but its spec has float32[2]"),
+    ("env(next_obs=lambda: jnp.zeros(2, bool))", "step gives a next_obs bool[2], but its spec has float32[2]"),
+    ("env(reward=lambda: jnp.zeros(1))", "step gives reward float32[1]: write one real number, shape []"),
+    ("env(reward=lambda: jnp.complex64(0))", "step gives reward complex64[]: write one real number"),
+    ("env(reward=lambda: jnp.bool_(True))", "step gives reward bool[]: write one real number"),
+    ("env(reward=lambda: None)", "step gives reward None: write one real number"),
+    ("env(reward=lambda: {'a': 0.0})", "step gives reward {'a': "),
+    ("env(terminated=lambda: jnp.float32(0))", "step gives terminated float32[]: write one bool, shape []"),
+    ("env(terminated=lambda: jnp.zeros(1, bool))", "step gives terminated bool[1]: write one bool, shape []"),
+    ("env(truncated=lambda: jnp.int32(0))", "step gives truncated int32[]: write one bool, shape []"),
+    ("env(truncated=lambda: None)", "step gives truncated None: write one bool, shape []"),
+]
+"""What the function of ``env.make`` returns."""
+
+
+@pytest.fixture(scope="module")
+def answers(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
+    """How training in each bad environment ended, by what ``env.make`` names or by what it returns."""
+    folder = tmp_path_factory.mktemp("envs")
+    makes = "\n".join(f"def make_{number}(): return {made}" for number, (made, _) in enumerate(MADE))
+    (folder / "bad.py").write_text(f"{ENVS}\n{makes}\n")
+    (folder / "no_python.py").write_text("this is no Python\n")
+    (folder / "exits.py").write_text("raise SystemExit(3)\n")
+    names = {name: name for name, _ in NAMED} | {made: f"bad.make_{i}" for i, (made, _) in enumerate(MADE)}
+    before = everything(folder)
+    lines = [["train", "env=custom", f"env.make={name}", "total_steps=1000"] for name in names.values()]
+    ended = dict(zip(names, commands.run_all(folder, lines), strict=True))
+    assert everything(folder) == before
+    return ended
+
+
+@pytest.mark.parametrize(("name", "expected"), NAMED, ids=[name for name, _ in NAMED])
+def test_a_bad_name_of_an_environment(answers, name: str, expected: str):
+    assert expected in refusal(answers[name])
+
+
+@pytest.mark.parametrize(("made", "expected"), MADE, ids=[made for made, _ in MADE])
+def test_a_bad_environment(answers, made: str, expected: str):
+    assert expected in refusal(answers[made])
+
+
+def test_the_traceback_on_request(commands, tmp_path):
+    (tmp_path / "bad.py").write_text(ENVS + "def make(): fail()")
+    ended = commands.run(tmp_path, "train", "env=custom", "env.make=bad.make", HYDRA_FULL_ERROR="1")
+    assert ended.status == 2
+    assert ended.err.startswith("Traceback")
+    assert 'raise RuntimeError("no such\\nfile")' in ended.err
+    assert ended.err.splitlines()[-1] == "jaxrl_fast: error: env.make=bad.make failed: RuntimeError: no such file"
