@@ -14,7 +14,7 @@ from jax.experimental import checkify
 from jaxrl_fast.fragments.updates import all_finite
 from jaxrl_fast.graph import dataflow as graphs
 from jaxrl_fast.graph.dataflow import Channels, Fragment, Graph, TrainState
-from jaxrl_fast.graph.program import Run
+from jaxrl_fast.graph.program_functions import RunChunk
 from jaxrl_fast.runs import checkpoint_files
 from jaxrl_fast.runs.checkpointing import Checkpointer
 from jaxrl_fast.training import resuming
@@ -27,7 +27,7 @@ PLACE = re.compile(r"\S+:\d+ \([^)]+\)")
 
 
 def explain_nonfinite(
-    error: NonFiniteError, job: Job, run: Run, saver: Checkpointer | None, origin: Path | None
+    error: NonFiniteError, job: Job, run: RunChunk, saver: Checkpointer | None, origin: Path | None
 ) -> NonFiniteError:
     """The error with the last good checkpoint and, with ``debug``, the operation that it began with. ``origin`` is the
     checkpoint from which the run was resumed."""
@@ -62,7 +62,7 @@ def find_operation(graph: Graph, state: TrainState, tick: int, fragment: str) ->
     )
 
 
-def _state_before(tick: int, job: Job, run: Run, checkpoint: Path | None) -> TrainState:
+def _state_before(tick: int, job: Job, run: RunChunk, checkpoint: Path | None) -> TrainState:
     """The state at the start of the chunk that holds ``tick``, computed from a checkpoint or from nothing."""
     state = job.program.init(job.keys, job.algorithm.hyper)
     description = checkpoint_files.read_description(checkpoint) if checkpoint else None

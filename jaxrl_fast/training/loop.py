@@ -213,7 +213,7 @@ def run_job(
     return Result(programs.with_seed_axis(state, job.num_seeds), policy, recorder.history, summary)
 
 
-def start(job: Job, recorder: Recorder, resumed: resuming.Resumed | None) -> tuple[TrainState, programs.Run]:
+def start(job: Job, recorder: Recorder, resumed: resuming.Resumed | None) -> tuple[TrainState, programs.RunChunk]:
     """The first state, or that of a checkpoint, and the compiled chunk.
 
     Both programs are compiled at once, in threads, so that a second core helps and a signal is heard meanwhile.
@@ -238,7 +238,7 @@ def start(job: Job, recorder: Recorder, resumed: resuming.Resumed | None) -> tup
 
 
 def drive(
-    run: programs.Run,
+    run: programs.RunChunk,
     state: TrainState,
     evaluate: Callable[[TrainState], EpisodeTotals | None],
     recorder: Recorder,

@@ -19,7 +19,7 @@ class Ready(NamedTuple):
     """A program that is compiled and has not run: ``init() -> state``, ``run(state) -> (state, metrics)``, a chunk."""
 
     init: Callable[[], TrainState]
-    run: programs.Run
+    run: programs.RunChunk
     ticks: int
     compile_s: float
 
