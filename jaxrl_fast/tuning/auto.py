@@ -26,7 +26,8 @@ FACTORS = (0.25, 4.0)
 
 def resolve(run: Run, *, may_measure: bool, tell: Tell = lambda line: print(line, flush=True)) -> Run:
     """The run with the number of environments that is fastest here, and the sizes that go with it; ``tell`` gets a
-    line. Without a finding the number is measured, or stays the environment's own unless the run ``may_measure``.
+    line. Without a finding it is measured, if ``may_measure`` and the run is long; else the environment's own number
+    stays.
 
     Raises:
         ValueError: the run is shared by several processes, which might choose differently.

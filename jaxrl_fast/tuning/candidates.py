@@ -93,7 +93,7 @@ def at_width(asked: Run, width: int, *, learns: bool = True) -> Candidate:
     if not _on_policy(asked):
         options["updates_per_tick"] = max(1, asked.algo_options["updates_per_tick"] * width * length // _samples(asked))
     if not learns and _on_policy(asked):
-        options["num_minibatches"] = 1  # nothing is learned: no width may fail to divide
+        options["num_minibatches"] = 1  # nothing is learned here, so any width must do
     elif not learns:
         options["buffer_size"] = max(options["buffer_size"], 2 * width * (length + options["n_step"]))
     run = dataclasses.replace(asked, num_envs=width, algo_options=options)
