@@ -234,9 +234,9 @@ def test_a_wheel_carries_the_settings_and_no_experiment(tmp_path: Path):
     assert {name.split("/")[0] for name in held if ".dist-info" not in name} == {"jaxrl_fast", "envs"}
 
 
-def public_named_tuples() -> list[tuple[Path, ast.ClassDef]]:
+def public_named_tuples() -> list[ast.ClassDef]:
     return [
-        (path, node)
+        node
         for path in sorted(ROOT.glob("jaxrl_fast/**/*.py"))
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.ClassDef) and node.name[0] != "_" and "NamedTuple" in map(ast.unparse, node.bases)
@@ -251,22 +251,24 @@ def fields_of(cls: ast.ClassDef) -> dict[str, str]:
 
 def test_every_field_of_a_public_type_is_documented():
     """In the docstring of its class, or by a string of its own below it."""
-    for path, cls in public_named_tuples():
+    missing = []
+    for cls in public_named_tuples():
         documented = ast.get_docstring(cls) or ""
         own = {
             field.target.id
             for field, text in pairwise(cls.body)
             if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
         }
-        missing = [name for name in fields_of(cls) if name not in own and not re.search(rf"\b{name}\b", documented)]
-        assert not missing, f"{path}: {cls.name} does not say what {', '.join(missing)} mean"
+        unnamed = [name for name in fields_of(cls) if not re.search(rf"\b{name}\b", documented)]
+        missing += [f"{cls.name}.{name}" for name in unnamed if name not in own]
+    assert not missing, f"say what these mean: {', '.join(missing)}"
 
 
 def test_a_function_in_a_public_type_has_named_arguments():
     """A Protocol says what goes in and comes out; Callable does not."""
-    for path, cls in public_named_tuples():
-        unnamed = [name for name, annotation in fields_of(cls).items() if "Callable" in annotation]
-        assert not unnamed, f"{path}: {cls.name}: write a Protocol for {', '.join(unnamed)}"
+    fields = [(cls.name, *field) for cls in public_named_tuples() for field in fields_of(cls).items()]
+    unnamed = [f"{cls}.{name}" for cls, name, annotation in fields if "Callable" in annotation]
+    assert not unnamed, f"write a Protocol for each of {', '.join(unnamed)}"
 
 
 MAX_FILE, MAX_FUNCTION, MAX_ARGUMENTS = 350, 60, 10

@@ -1,5 +1,4 @@
-"""Which size is fastest: a search over sorted sizes. The measurement is passed in: no process and no device is known
-here.
+"""Which size is fastest: a search over sorted sizes, with the measurement passed in. No process, no device.
 
 Throughput over the logarithm of the size is assumed to have one peak, which may be flat. The size that was asked for is
 measured first: it shows whether anything runs at all, and sizes far behind it need no repeats. From there sizes a
