@@ -36,10 +36,8 @@ def resolve() -> dict[str, str]:
     subprocess.run([sys.executable, "-m", "venv", "--clear", ENVIRONMENT], check=True)
     subprocess.run([PYTHON, "-m", "pip", "install", "--disable-pip-version-check", "--quiet", "uv"], check=True)
     words = ["pip", "compile", "--quiet", "--resolution", "lowest-direct", "--extra", "dev", "--no-header"]
-    done = subprocess.run(
-        [ENVIRONMENT / "bin" / "uv", *words, "--no-annotate", "--python", PYTHON, ROOT / "pyproject.toml"],
-        check=True, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    uv = [ENVIRONMENT / "bin" / "uv", *words, "--no-annotate", "--python", PYTHON, ROOT / "pyproject.toml"]
+    done = subprocess.run(uv, check=True, stdout=subprocess.PIPE, text=True)
     return dict(line.split("==") for line in done.stdout.split())
 
 

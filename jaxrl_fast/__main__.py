@@ -12,7 +12,7 @@ COMMANDS = {
 
 
 def main() -> int:
-    """Print the commands; with words, which belong to a command, exit status 2."""
+    """Print the commands; returns exit status 2 if words are given, since those belong to a command."""
     words = [word for word in sys.argv[1:] if word not in ("-h", "--help")]
     if words:
         print(f"jaxrl_fast: error: '{words[0]}': write python -m jaxrl_fast.train ...", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""``python -m jaxrl_fast.autotune env=halfcheetah``: find this machine's throughput ceiling, keep it and draw it."""
+"""``python -m jaxrl_fast.autotune env=halfcheetah``: find the fastest settings here, save them and draw them."""
 
 import dataclasses
 import sys
@@ -33,8 +33,8 @@ KEYS = {
 HELP = """python -m jaxrl_fast.autotune [key=value ...]     find the fastest settings for a run on this machine
 python -m jaxrl_fast.autotune show | clear        what was found here; forget it
 python -m jaxrl_fast.autotune compare A.json B.json
-Trains nothing that is kept; says of every candidate what it does to learning. num_envs=auto takes what was
-found, and so does placement=auto. Keys, beside every key of train:"""
+Saves no policy; says of every candidate what it does to learning. num_envs=auto takes what was found, and so
+does placement=auto. Keys, beside every key of train:"""
 
 
 def help_text() -> str:
@@ -43,7 +43,7 @@ def help_text() -> str:
 
 
 def tune(words: list[str]) -> int:
-    """Do what the words of the command line say; the exit status.
+    """Sweep, or ``show``, ``clear`` or ``compare``, as the words of the command line say; returns the exit status.
 
     Raises:
         ConfigError: one line that says what was wrong and what to write instead.
@@ -98,7 +98,7 @@ def make_plan(run: Run, options: dict[str, Any]) -> SweepPlan:
 
 
 def show(words: Sequence[str]) -> int:
-    """Print what is remembered.
+    """Print all findings.
 
     Raises:
         ConfigError: words were given.
@@ -117,7 +117,7 @@ def show(words: Sequence[str]) -> int:
 
 
 def clear(words: Sequence[str]) -> int:
-    """Forget what is remembered.
+    """Remove all findings.
 
     Raises:
         ConfigError: words were given.
@@ -142,7 +142,7 @@ def compare(words: Sequence[str]) -> int:
 
 
 def refuse(words: Sequence[str], command: str) -> None:
-    """Raises ConfigError where there are words behind a command that takes none."""
+    """Raises ConfigError where words follow a command that takes none."""
     if words:
         raise ConfigError(
             f"{command} {words[0]}: write python -m jaxrl_fast.autotune {command}, with nothing behind it"

@@ -20,7 +20,7 @@ from jaxrl_fast.settings.schema import MAX_SEED, MAX_SIZE, ConfigError
 HELP = """python -m jaxrl_fast.evaluate RUN [episodes=100] [seed=0]
   RUN         a run's folder, such as runs/latest
   episodes    how many episodes to play, each from a fresh start
-  seed        of the starts and of the environment's chance; not one that training used"""
+  seed        of the episodes; their random keys differ from those of training"""
 
 
 def evaluate_run(words: Sequence[str]) -> int:
@@ -36,7 +36,7 @@ def evaluate_run(words: Sequence[str]) -> int:
     setup()
     policy = load_policy(folder / "policy")
     run = config.compose([f"config='{config_file}'"])
-    # The environments that are played come from this one; those of training may have had more workers than it can use.
+    # The environments that are played are made from this one, for which training's workers may be too many.
     alone = {"workers": 0, "num_groups": 1, "order": "fixed"}
     env = make_envs(dataclasses.replace(run, num_envs=1, num_seeds=1, pool={**run.pool, **alone}))
     if not same_spaces(policy.spec, env.spec):

@@ -1,4 +1,4 @@
-"""``python -m jaxrl_fast.explain env=halfcheetah``: what a run would be made of, where, and what XLA says of it."""
+"""``python -m jaxrl_fast.explain env=halfcheetah``: a run's fragments, where they run, and XLA's figures of them."""
 
 import dataclasses
 import json
@@ -59,7 +59,7 @@ def explain_run(words: Sequence[str]) -> int:
 
 
 def explain_on(env: VecEnv | HostEnv, run: Run, chosen: str, folder: Path) -> int:
-    """As `explain_run`, when the machine and the environments are there; ``chosen``: what `prepare_run` said."""
+    """As `explain_run`, with environments that are made; ``chosen``: `prepare_run`'s words on the placement."""
     algorithm = make_algorithm(run)
     graph, agent = build_graph(in_graph(env).env, algorithm, graph_options(run))
     placed = place(graph, run.placement, run.devices)
@@ -81,7 +81,7 @@ def explain_on(env: VecEnv | HostEnv, run: Run, chosen: str, folder: Path) -> in
 
 
 def print_tables(description: Description, facts: dict[str, Any]) -> None:
-    """Everything for the terminal."""
+    """Print the tables and notes."""
     console = new_console()
     for table in (fragment_table, channel_table, program_table):
         console.print(table(description))
@@ -109,7 +109,7 @@ def default_folder(run: Run) -> str:
 
 
 def open_folder(folder: Path) -> None:
-    """Make the folder; what this command wrote there before will be replaced, and nothing else.
+    """Make the folder. Files that this command wrote there before may be replaced, and no others.
 
     Raises:
         ConfigError: it cannot be written to, or holds files of these names that are somebody else's.
@@ -128,7 +128,7 @@ def open_folder(folder: Path) -> None:
 def look_at(
     run: Run, graph: Graph, placed: Placement, program: programs.Program, hyper: Any
 ) -> tuple[Description, dict[str, Any]]:
-    """Compile a program and describe it; also what else there is to say about the run."""
+    """Compile a program and describe it; returns that, and facts about the run and its compilation."""
     keys = jax.random.split(jax.random.key(run.seed), run.num_seeds)
     events: list[str] = []
     jax.monitoring.register_event_listener(lambda event, **_: events.append(event))

@@ -1,4 +1,4 @@
-"""What a placement of one's own is written with: the public names of `jaxrl_fast.graph.placements`."""
+"""For writing a placement of your own: the public names of `jaxrl_fast.graph.placements`."""
 
 from jaxrl_fast.graph.placements import (
     PLACEMENTS,

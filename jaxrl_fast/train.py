@@ -1,4 +1,4 @@
-"""``python -m jaxrl_fast.train env=halfcheetah``: train, show, and leave a run folder behind."""
+"""``python -m jaxrl_fast.train env=halfcheetah``: train, show progress, and write a run folder."""
 
 import os
 import sys
@@ -45,7 +45,7 @@ def train_run(run: Run) -> int:
 
 
 def train_on(env: VecEnv | HostEnv, run: Run, chosen: str, stop: StopSignal) -> int:
-    """As `train_run`, when the machine and the environments are there; ``chosen``: what `prepare_run` said."""
+    """As `train_run`, with environments that are made; ``chosen``: `prepare_run`'s words on the placement."""
     algorithm = make_algorithm(run)
     graph, _ = build_graph(in_graph(env).env, algorithm, graph_options(run))
     check_host(env, run.num_seeds, run.debug)
@@ -87,7 +87,7 @@ def train_on(env: VecEnv | HostEnv, run: Run, chosen: str, stop: StopSignal) -> 
         )
     stopped_by = distributed.highest(stop.number or 0) or None
     if distributed.is_first():
-        # Who has asked for an end gets it at once: a page takes as long to compile as some runs do.
+        # Not after a signal, which wants a quick end: the page takes as long to compile as some runs take.
         page = stopped_by is None and draw_policy(result.policy, env, run.env, run.env_options, run.seed, folder)
         wall_s = earlier_s + time.perf_counter() - IMPORT_START_S
         summary = add_to_summary(run, result.summary, folder, before_s, wall_s, stopped_by)
@@ -97,7 +97,7 @@ def train_on(env: VecEnv | HostEnv, run: Run, chosen: str, stop: StopSignal) -> 
 
 
 def is_complete(run: Run) -> bool:
-    """Whether a run to be resumed has nothing left to do, which is said."""
+    """Whether a run to be resumed has nothing left to do; prints so."""
     if run.resume is None:
         return False
     done = read_description(Path(run.resume)).progress["env_steps"]
@@ -112,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def train_with_others(run: Run) -> int:
-    """As `train_run`; the loss of another process is said in one line and ends in status 1."""
+    """As `train_run`; if another process is lost, prints one line and returns exit status 1."""
     try:
         return train_run(run)
     except Exception as error:
@@ -123,8 +123,8 @@ def train_with_others(run: Run) -> int:
 
 
 def run_as_process() -> NoReturn:
-    """Run the command and end the process; a stopped run does not wait for threads that compile or evaluate, and none
-    waits for other processes that it has not agreed with on an end."""
+    """Run the command and end the process. A stopped run does not wait for threads that compile or evaluate, and a run
+    that failed does not wait for other processes."""
     try:
         status = main()
     except SystemExit as stop:

@@ -31,7 +31,7 @@ COMMANDS = [
     (f"{HOST} pool.bridge=call", "pool.bridge=call: write one of host, callback"),
     (f"{HOST} placement=central_inference num_seeds=0", "num_seeds=0: write a number of at least 1"),
     (f"{HOST} num_envs=3", "num_envs=3"),
-    ("env=cartpole pool.workers=2", "pool.workers says nothing beside env=cartpole, which is compiled"),
+    ("env=cartpole pool.workers=2", "pool.workers has no effect with env=cartpole, which is compiled"),
     (
         "env=cartpole algo=ppo placement=central_inference devices=1",
         "central_inference is for environments on the host",
@@ -46,7 +46,7 @@ COMMANDS = [
     ("env=brax env.id=Ant-v5", "env.id=Ant-v5: brax has no such environment; nearest: ant"),
     ("env=brax", "env=brax needs env.id: write for example env=brax env.id=ant"),
     ("env=custom", "env=custom needs env.make: write for example env=custom env.make=my_package.make"),
-    ("env=cartpole env.id=ant", "env.id=ant says nothing beside env=cartpole"),
+    ("env=cartpole env.id=ant", "env.id=ant has no effect with env=cartpole"),
     ("env=pendulum env.backend=mjx", "gymnax Pendulum-v1 has no parameter 'backend': write one of dt, g, l"),
     ("env=pendulum +env.g=abc", "env.g=abc: write a number, such as 10.0"),
     ("env=gymnax env.id=Acrobot-v1 +env.available_torque=[1,2]", "gymnax Acrobot-v1 with these options: step failed"),
@@ -230,7 +230,7 @@ FILES = {
     "unknown algorithm": (b"algo: a2c\n", "algo=a2c is unknown"),
     "no value": (b"seed: ???\n", "mine.yaml: seed=???: write a whole number"),
     "reference to nothing": (b"seed: ${nowhere}\n", "mine.yaml: seed=${nowhere}: write a whole number"),
-    "resume": (b"resume: somewhere\n", "mine.yaml: resume stands on the command line: write it there"),
+    "resume": (b"resume: somewhere\n", "mine.yaml: resume works on the command line only: write it there"),
 }
 
 

@@ -39,17 +39,18 @@ def run(folder: Path, *stand_ins: str, manager: str = "", managed: tuple[str, ..
         put(folder / manager.format(version) / "bin" / "python", WORKS.format(version))
     copied = put(folder / "repository" / ".ci" / "run", "")
     shutil.copy(RUN, copied)
-    done = subprocess.run(
-        ["bash", copied], env={"PATH": str(programs), "HOME": str(folder), "DEFAULT": str(default)},
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+    env = {"PATH": str(programs), "HOME": str(folder), "DEFAULT": str(default)}
+    nothing = subprocess.DEVNULL
+    done = subprocess.run(["bash", copied], env=env, stdin=nothing, capture_output=True, text=True, timeout=60)
     return done.returncode, done.stdout, done.stderr
 
 
 MANAGERS = (
-    ".pyenv/versions/{}.1", ".asdf/installs/python/{}.1", ".local/share/mise/installs/python/{}.1",
+    ".pyenv/versions/{}.1",
+    ".asdf/installs/python/{}.1",
+    ".local/share/mise/installs/python/{}.1",
     ".local/share/uv/python/cpython-{}.1-linux-x86_64-gnu",
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("manager", MANAGERS)

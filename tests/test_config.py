@@ -229,7 +229,7 @@ REFUSED = [
     ("env=brax", "env=brax needs env.id: write for example env=brax env.id=ant"),
     ("env=gymnax", "env=gymnax needs env.id"),
     ("env=custom", "env=custom needs env.make: write for example env=custom env.make=my_package.make"),
-    ("env.id=ant", "env.id=ant says nothing beside env=halfcheetah: write it with env=brax"),
+    ("env.id=ant", "env.id=ant has no effect with env=halfcheetah: write it with env=brax"),
     # grammar
     ("seed=", "seed= has no value"),
     ("seed", "cannot read 'seed': write key=value"),

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -65,10 +66,10 @@ MAY_IMPORT: dict[str, set[str]] = {
         "envs",
     },
 }
-"""Every package of jaxrl_fast from the ground up, and which others its modules may import: only what stands above it
-in this list, or ``envs``."""
-DOORS = {"__init__", "__main__", "train", "evaluate", "explain", "export", "autotune", "placement"}
-"""What lies beside the packages: commands and public names, which may import anything and are imported by nobody."""
+"""Every package of jaxrl_fast, the lowest layer first, and which others its modules may import: only those above it in
+this list, or ``envs``."""
+ENTRY_POINTS = {"__init__", "__main__", "train", "evaluate", "explain", "export", "autotune", "placement"}
+"""Modules beside the packages: commands and public names, which may import anything and are imported by nobody."""
 KNOW_ENVS = {"jaxrl_fast.evaluation.viewer"}
 """Modules below the settings that know environments by name."""
 ONE_ADAPTER = {"brax": "envs.from_brax", "gymnax": "envs.from_gymnax"}
@@ -98,22 +99,22 @@ def importers(package: str) -> set[str]:
     return {name for name, used in IMPORTS.items() if any(u.split(".")[0] == package for u in used)}
 
 
-def rooms(name: str) -> set[str]:
+def imported_packages(name: str) -> set[str]:
     """The packages of jaxrl_fast, and ``envs``, that a module imports, its own left out."""
     used = {u.split(".")[1] if u.startswith("jaxrl_fast.") else u for u in IMPORTS[name]}
-    used = {u.split(".")[0] for u in used if u.split(".")[0] in {*MAY_IMPORT, *DOORS, "envs", "jaxrl_fast"}}
-    return used - {room_of(name)}
+    used = {u.split(".")[0] for u in used if u.split(".")[0] in {*MAY_IMPORT, *ENTRY_POINTS, "envs", "jaxrl_fast"}}
+    return used - {package_of(name)}
 
 
-def room_of(name: str) -> str:
+def package_of(name: str) -> str:
     """The package of jaxrl_fast that a module lies in, or the module itself; ``envs`` for all of that."""
     parts = name.split(".")
     return "envs" if parts[0] == "envs" else parts[1] if len(parts) > 1 else "__init__"
 
 
 def test_every_module_lies_in_a_package_that_is_named_here():
-    found = {room_of(name) for name in IMPORTS if name.split(".")[0] == "jaxrl_fast"}
-    assert found == {*MAY_IMPORT, *DOORS}
+    found = {package_of(name) for name in IMPORTS if name.split(".")[0] == "jaxrl_fast"}
+    assert found == {*MAY_IMPORT, *ENTRY_POINTS}
 
 
 def test_a_package_may_import_only_packages_below_it():
@@ -125,8 +126,8 @@ def test_a_package_may_import_only_packages_below_it():
 
 def test_imports_flow_one_way():
     for name in IMPORTS:
-        if room_of(name) in MAY_IMPORT:
-            above = rooms(name) - MAY_IMPORT[room_of(name)]
+        if package_of(name) in MAY_IMPORT:
+            above = imported_packages(name) - MAY_IMPORT[package_of(name)]
             assert not above, f"{name} imports {above}"
 
 
@@ -162,7 +163,7 @@ NAMES_A_PLACE = re.compile(
 def test_what_computes_names_no_device_no_mapped_axis_and_no_collective():
     for path in SOURCES:
         name = module_name(path)
-        if room_of(name) in {"numerics", "networks", "experience", "algorithms"} or name in {
+        if package_of(name) in {"numerics", "networks", "experience", "algorithms"} or name in {
             "jaxrl_fast.fragments.build",
             "jaxrl_fast.fragments.learners",
         }:
@@ -172,15 +173,15 @@ def test_what_computes_names_no_device_no_mapped_axis_and_no_collective():
 def test_only_settings_and_what_stands_on_them_know_config_and_environments_by_name():
     for name in IMPORTS:
         packages = {used.split(".")[0] for used in IMPORTS[name]}
-        if room_of(name) in set(MAY_IMPORT) - {"settings", "tuning"}:
+        if package_of(name) in set(MAY_IMPORT) - {"settings", "tuning"}:
             assert not packages & {"hydra", "omegaconf"}, name
             assert "envs" not in packages or name in KNOW_ENVS, name
 
 
-def test_environments_know_only_what_a_world_is():
+def test_environments_import_only_core_and_the_types_of_environments():
     for name in IMPORTS:
         if name.split(".")[0] == "envs":
-            assert rooms(name) <= {"core", "environments"}, name
+            assert imported_packages(name) <= {"core", "environments"}, name
 
 
 @pytest.mark.parametrize("package", ONE_ADAPTER)
@@ -231,6 +232,43 @@ def test_a_wheel_carries_the_settings_and_no_experiment(tmp_path: Path):
     assert {str(path.relative_to(ROOT)) for path in wanted} <= held
     assert any(name.startswith("jaxrl_fast/config/tuned/") for name in held)
     assert {name.split("/")[0] for name in held if ".dist-info" not in name} == {"jaxrl_fast", "envs"}
+
+
+def public_named_tuples() -> list[ast.ClassDef]:
+    return [
+        node
+        for path in sorted(ROOT.glob("jaxrl_fast/**/*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef) and node.name[0] != "_" and "NamedTuple" in map(ast.unparse, node.bases)
+    ]
+
+
+def fields_of(cls: ast.ClassDef) -> dict[str, str]:
+    """The fields of a class, with their types as written."""
+    fields = [node for node in cls.body if isinstance(node, ast.AnnAssign)]
+    return {field.target.id: ast.unparse(field.annotation) for field in fields if isinstance(field.target, ast.Name)}
+
+
+def test_every_field_of_a_public_type_is_documented():
+    """In the docstring of its class, or by a string of its own below it."""
+    missing = []
+    for cls in public_named_tuples():
+        documented = ast.get_docstring(cls) or ""
+        own = {
+            field.target.id
+            for field, text in pairwise(cls.body)
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+        }
+        unnamed = [name for name in fields_of(cls) if not re.search(rf"\b{name}\b", documented)]
+        missing += [f"{cls.name}.{name}" for name in unnamed if name not in own]
+    assert not missing, f"say what these mean: {', '.join(missing)}"
+
+
+def test_a_function_in_a_public_type_has_named_arguments():
+    """A Protocol says what goes in and comes out; Callable does not."""
+    fields = [(cls.name, *field) for cls in public_named_tuples() for field in fields_of(cls).items()]
+    unnamed = [f"{cls}.{name}" for cls, name, annotation in fields if "Callable" in annotation]
+    assert not unnamed, f"write a Protocol for each of {', '.join(unnamed)}"
 
 
 MAX_FILE, MAX_FUNCTION, MAX_ARGUMENTS = 350, 60, 10

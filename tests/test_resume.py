@@ -216,7 +216,7 @@ def test_without_its_replay_a_run_fills_a_new_buffer_before_it_learns(tmp_path):
     assert "without replay" in told[0] and "fills a new buffer before it learns again" in told[0]
     told.clear()
     resumed = jf.learn(env, algorithm, resume=tmp_path, tell=told.append, **options)
-    assert any("the replay buffer was not kept: the next 20 steps fill a new one" in line for line in told)
+    assert any("the replay buffer was not saved: the next 20 steps fill a new one" in line for line in told)
     losses = [row["learn/critic/critic_loss"] for row in resumed.history if row["kind"] == "train"]
     ticks = 24 // 4 - 1  # of the warm-up, which ends with the tick that fills it
     assert [loss is None for loss in losses] == [True] * ticks + [False] * (len(losses) - ticks)

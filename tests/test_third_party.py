@@ -36,11 +36,18 @@ OPTIONS = {
 }
 """Options of XLA, with a value of theirs."""
 SETTINGS = {
-    "jax_compilation_cache_dir", "jax_cpu_collectives_implementation", "jax_disable_most_optimizations",
-    "jax_enable_preemption_service", "jax_log_compiles", "jax_num_cpu_devices", "jax_numpy_rank_promotion",
-    "jax_persistent_cache_min_compile_time_secs", "jax_persistent_cache_min_entry_size_bytes", "jax_platforms",
+    "jax_compilation_cache_dir",
+    "jax_cpu_collectives_implementation",
+    "jax_disable_most_optimizations",
+    "jax_enable_preemption_service",
+    "jax_log_compiles",
+    "jax_num_cpu_devices",
+    "jax_numpy_rank_promotion",
+    "jax_persistent_cache_min_compile_time_secs",
+    "jax_persistent_cache_min_entry_size_bytes",
+    "jax_platforms",
     "jax_traceback_filtering",
-}  # fmt: skip
+}
 """Settings of JAX, by `jax.config` or as variables."""
 ARGUMENTS = {
     "jax.distributed.initialize": {"cluster_detection_method", "heartbeat_timeout_seconds", "local_device_ids"},

@@ -6,10 +6,9 @@ meanwhile.
 """
 
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -19,14 +18,17 @@ from jaxrl_fast.core import Metrics
 from jaxrl_fast.graph import dataflow as graphs
 from jaxrl_fast.graph.dataflow import Channels, Fragment, Graph, TrainState
 from jaxrl_fast.graph.layout import channel_axes, compiler_options, init_seeds, lay, over_seeds, state_layout
+from jaxrl_fast.graph.program_functions import CompileAhead, InitState, PlaceState
 
 
 class Segment(NamedTuple):
-    """Neighbours in the schedule that belong to one group: one program of a chain, or one host fragment.
+    """``fragments`` that are neighbours in the schedule and belong to one group: one program of a chain, or one host
+    fragment.
 
     ``step(private, stored, fresh, hyper, key, tick, round) -> (private, written, metrics)`` takes channels as the last
-    tick left them, and those written by earlier segments. ``stored`` and ``fresh`` name those that lie where they are
-    wanted, ``moved`` says where the others are copied to, and ``whole`` where the rates and the key go.
+    tick left them, and those written by earlier segments in this tick. ``stored`` and ``fresh`` name the channels of
+    either kind that lie on its ``devices`` already; ``moved``: for either kind, where the others are copied to, by
+    channel; ``written``: the channels that it gives; ``whole``: where the rates and the key go.
     """
 
     fragments: tuple[Fragment, ...]
@@ -50,22 +52,29 @@ class Segment(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """Segments that take turns ``rounds`` times in a tick: the parts of a cycle that spans groups, or one segment."""
+    """``segments`` that take turns ``rounds`` times a tick: the parts of a cycle that spans groups, or one segment."""
 
     segments: tuple[Segment, ...]
     rounds: int = 1
 
 
-class Chain(NamedTuple):
-    """Stages in the order of dispatch, called like one program: a chunk of ``ticks_per_chunk`` ticks.
+class Watch(Protocol):
+    """Sees every call that a chain makes, as for a timeline."""
 
-    Only the end of the chunk waits for the devices, to fetch the metrics. ``watch(segment, called_s, inputs,
-    outputs)``, if given, is told of everything that is dispatched and when (`time.perf_counter`).
+    def __call__(self, segment: Segment, called_s: float, inputs: Any, outputs: Any, /) -> None:
+        """``called_s``: `time.perf_counter` at the call of ``segment``; ``inputs``: its channels ``(stored, fresh)``;
+        ``outputs``: ``(written, metrics)``, which its devices may still be computing."""
+
+
+class Chain(NamedTuple):
+    """``stages`` in the order of dispatch, called like one program: a chunk of ``ticks_per_chunk`` ticks.
+
+    Only the end of the chunk waits for the devices, to fetch the metrics. ``watch``, if given, sees every call.
     """
 
     stages: tuple[Stage, ...]
     ticks_per_chunk: int
-    watch: Callable[[Segment, float, Any, Any], None] | None = None
+    watch: Watch | None = None
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -84,7 +93,7 @@ class Chain(NamedTuple):
         return now._replace(tick=state.tick + self.ticks_per_chunk), columns
 
     def _tick(self, state: TrainState, tick: np.int32, shared: dict[int, Any]) -> tuple[TrainState, list[Metrics]]:
-        """``shared``: the rates and the key where each segment wants them. Metrics come as the segments gave them."""
+        """``shared``: the rates and the key on each segment's devices. Metrics are those of each segment's call."""
         private, fresh, metrics = dict(state.private), Channels(), []
         for stage in self.stages:
             stored = dict(state.channels)
@@ -121,12 +130,13 @@ class Chain(NamedTuple):
 
 
 class ChainParts(NamedTuple):
-    """A chain before it is compiled, with what `jaxrl_fast.graph.program` makes a program of."""
+    """A chain before it is compiled, with the other functions of a `jaxrl_fast.graph.program.Program`: ``init``,
+    ``run``, ``ready`` and ``place`` mean the same there."""
 
-    init: Callable[[jax.Array, Any], TrainState]
+    init: InitState
     run: Chain
-    ready: Callable[[jax.Array, Any], tuple[Callable[[jax.Array, Any], TrainState], Chain]]
-    place: Callable[[TrainState], TrainState]
+    ready: CompileAhead
+    place: PlaceState
 
 
 def make_chain(graph: Graph, home: dict[str, Mesh], ticks_per_chunk: int, num_seeds: int) -> ChainParts:
@@ -138,7 +148,7 @@ def make_chain(graph: Graph, home: dict[str, Mesh], ticks_per_chunk: int, num_se
     def place(state: TrainState) -> TrainState:
         return jax.device_put(state, layout)
 
-    def ready(keys: jax.Array, hyper: Any) -> tuple[Callable[[jax.Array, Any], TrainState], Chain]:
+    def ready(keys: jax.Array, hyper: Any) -> tuple[InitState, Chain]:
         state = jax.eval_shape(first, keys, hyper)
         pool = ThreadPoolExecutor()
         init = pool.submit(lambda: first.lower(keys, hyper).compile())
@@ -147,7 +157,7 @@ def make_chain(graph: Graph, home: dict[str, Mesh], ticks_per_chunk: int, num_se
         for segment in (s for stage in stages for s in stage.segments):
             if segment.host:
                 publish = segment.fragments[0].publish
-                assert publish is not None  # held by `placement.check`
+                assert publish is not None  # `placements.check` has seen to it
                 fresh |= jax.eval_shape(over_seeds(publish, num_seeds, (0,), 0), state.private[segment.name])
                 continue
             traced = segment.step.trace(*_arguments(segment, state, fresh))
@@ -220,9 +230,9 @@ def _segment(
     own = {c for f in fragments for c in f.writes}
     aged = {c for f in fragments for c in f.reads if graphs.age_of(graph, f.name, c) == 1}
     now = {c for f in fragments for c in f.reads if graphs.age_of(graph, f.name, c) == 0} - own
-    kept = own & set(graphs.stored_channels(graph))
+    held = own & set(graphs.stored_channels(graph))
     outside = set(graphs.stored_channels(graph)) | {c for f in graph.fragments if f not in fragments for c in f.reads}
-    stored, fresh, written = (tuple(sorted(names)) for names in (aged | kept, now, own & outside))
+    stored, fresh, written = (tuple(sorted(names)) for names in (aged | held, now, own & outside))
     axes = channel_axes(graph)
     writer = {c: f.name for f in graph.fragments for c in f.writes}
     at = {c: lay(mesh, axes[c], num_seeds) for c in (*stored, *fresh, *written)}
@@ -280,7 +290,8 @@ def _called(graph: Graph, fragment: Fragment, written: dict[str, Any], num_seeds
         private: Any, stored: Channels, fresh: Channels, hyper: Any, key: jax.Array, tick: Any, round: Any
     ) -> tuple:
         inputs = {c: (stored if graphs.age_of(graph, fragment.name, c) else fresh)[c] for c in fragment.reads}
-        after, outputs, metrics = fragment.step(private[fragment.name], inputs, rates(hyper, tick), own_key(key, tick))
+        own_step = graphs.step_of(fragment, tick)
+        after, outputs, metrics = own_step(private[fragment.name], inputs, rates(hyper, tick), own_key(key, tick))
         named = {f"{fragment.name}/{name}": value for name, value in metrics.items()}
         return {fragment.name: after}, jax.device_put({c: outputs[c] for c in written}, written), named
 

@@ -6,9 +6,9 @@ was written in the tick before; only edges of age 1 let their two ends run at th
 fixed topology of the reactor model (arXiv 2312.04704): checked once, scheduled once, no locks.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, cast
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,47 @@ from jaxrl_fast.core import Metrics, PyTree, stable_hash
 from jaxrl_fast.graph.division import WHOLE, Division
 
 Channels = dict[str, PyTree]
-Step = Callable[..., tuple[PyTree, Channels, Metrics]]
+"""Values by the name of their channel."""
+
+
+class InitPrivate(Protocol):
+    """Makes a fragment's private state before the first tick."""
+
+    def __call__(self, key: jax.Array, /) -> PyTree:
+        """``key``: from the run's key and the fragment's ``init_name``. Returns the state of one seed."""
+
+
+class Step(Protocol):
+    """One step of a fragment."""
+
+    def __call__(
+        self, private: PyTree, inputs: Channels, hyper: Any, key: jax.Array, /
+    ) -> tuple[PyTree, Channels, Metrics]:
+        """``private``: its state; ``inputs``: the channels that it reads; ``hyper``: the rates of this tick; ``key``:
+        as `step_key`. Returns its next state, the channels that it writes, and metrics (scalars by name)."""
+
+
+class CountedStep(Protocol):
+    """One step of a fragment that ``counts`` its turns."""
+
+    def __call__(
+        self, private: PyTree, inputs: Channels, hyper: Any, key: jax.Array, turn: jax.Array, /
+    ) -> tuple[PyTree, Channels, Metrics]:
+        """As `Step`; ``turn``: how many times its turn has come before, an int32 that is the same for all seeds."""
+
+
+class Publish(Protocol):
+    """Gives the values of a fragment's channels before the first tick."""
+
+    def __call__(self, private: PyTree, /) -> Channels:
+        """``private``: its first state. Returns every channel that it writes."""
+
+
+class HyperAt(Protocol):
+    """Turns schedules into rates."""
+
+    def __call__(self, hyper: Any, tick: jax.Array, /) -> Any:
+        """``hyper``: rates or schedules; ``tick``: int32. Returns the rates of this tick."""
 
 
 class GraphError(ValueError):
@@ -25,29 +65,26 @@ class GraphError(ValueError):
 
 
 class Fragment(NamedTuple):
-    """One box of the graph.
+    """One box of the graph: a pure step with private state, which ``reads`` and ``writes`` channels by name.
 
-    ``init(key) -> private``; ``step(private, inputs, hyper, key) -> (private, outputs, metrics)`` with ``inputs`` and
-    ``outputs`` keyed by channel. ``publish(private) -> outputs`` gives the channels' values before the first tick.
-    The fragment steps in the ticks ``start, start + every, ...``; in between, its channels keep their values and its
-    metrics are zero. Neighbours with the same ``rounds`` > 1 are a *cycle*: they take turns that many times in a tick,
-    an edge of age 1 between two of them is one round old, and their metrics are summed over the rounds.
+    It steps in the ticks ``start, start + every, ...``; in between, its channels keep their values and its metrics are
+    zero. Neighbours with the same ``rounds`` > 1 are a *cycle*: they take turns that many times in a tick, an edge of
+    age 1 between two of them is one round old, and their metrics are summed over the rounds.
 
-    ``init``'s key comes from ``init_name`` (default: the fragment's own name), so that fragments of different graphs
-    can begin alike. ``host``: the step is ordinary Python, called between the compiled ones, and may hold a world
-    outside JAX; it gets all seeds at once, and ``publish`` tells the shapes of what it writes for one. ``counts``:
-    ``step`` takes a fifth argument, how many times its turn has come before (an int32 that is the same for all seeds).
-
-    ``tags``: words by which placements, reports and checkpoints find fragments of a kind. ``division``: how it may be
-    divided among devices.
+    ``name``: unique in its graph; random keys depend on it. ``init`` is given a key made from ``init_name`` (default:
+    the name), so that fragments of different graphs can begin alike. ``publish``: needed where a channel is read before
+    its first step. ``counts``: ``step`` is a `CountedStep`. ``host``: the step is ordinary Python, called between the
+    compiled ones, and may hold environments outside JAX; it is given all seeds at once, and ``publish`` gives the
+    shapes of what it writes for one seed. ``tags``: words by which placements, reports and checkpoints find fragments
+    of a kind. ``division``: how it may be divided among devices.
     """
 
     name: str
-    init: Callable[[jax.Array], PyTree]
-    step: Step
+    init: InitPrivate
+    step: Step | CountedStep
     reads: tuple[str, ...]
     writes: tuple[str, ...]
-    publish: Callable[[PyTree], Channels] | None = None
+    publish: Publish | None = None
     start: int = 0
     every: int = 1
     rounds: int = 1
@@ -59,18 +96,20 @@ class Fragment(NamedTuple):
 
 
 class Graph(NamedTuple):
-    """``fragments`` in schedule order; ``delays``: ``(reader, channel) -> age``, 0 where absent.
-
-    ``hyper_at(hyper, tick)`` turns schedules into the values of a tick.
-    """
+    """What a run computes in a tick: ``fragments`` in schedule order; ``delays``: ``(reader, channel) -> age`` in
+    ticks, 0 where absent; ``hyper_at``: the rates of a tick."""
 
     fragments: tuple[Fragment, ...]
     delays: Mapping[tuple[str, str], int] = {}
-    hyper_at: Callable[[Any, jax.Array], Any] = lambda hyper, tick: hyper
+    hyper_at: HyperAt = lambda hyper, tick: hyper
 
 
 class TrainState(NamedTuple):
-    """Everything a run is: fragments' private states, channels that cross a tick, rates, tick and key."""
+    """Everything a run is. Leaves have a leading axis ``[S, ...]`` (but ``tick``) if there are several seeds.
+
+    ``private``: states by fragment; ``channels``: those that outlive a tick, by name; ``hyper``: rates or schedules;
+    ``tick``: ticks done so far, int32; ``key``: the run's random key, which never changes.
+    """
 
     private: dict[str, PyTree]
     channels: Channels
@@ -85,11 +124,11 @@ def age_of(graph: Graph, reader: str, channel: str) -> int:
 
 
 def stored_channels(graph: Graph) -> tuple[str, ...]:
-    """The channels whose values outlive a tick: those read at age 1, or kept by a fragment that skips ticks."""
+    """The channels whose values outlive a tick: those read at age 1, or held by a fragment that skips ticks."""
     aged = {c for f in graph.fragments for c in f.reads if age_of(graph, f.name, c) == 1}
     read = {c for f in graph.fragments for c in f.reads}
-    kept = {c for f in graph.fragments if _skips(f) for c in f.writes if c in read}
-    return tuple(sorted(aged | kept))
+    held = {c for f in graph.fragments if _skips(f) for c in f.writes if c in read}
+    return tuple(sorted(aged | held))
 
 
 def stages(fragments: tuple[Fragment, ...]) -> list[tuple[Fragment, ...]]:
@@ -106,7 +145,7 @@ def tagged(graph: Graph, tag: str) -> tuple[str, ...]:
 def init(graph: Graph, key: jax.Array, hyper: Any) -> TrainState:
     """The state before the first tick. No two of its leaves share a buffer, so it can be donated."""
     private = {f.name: f.init(jax.random.fold_in(key, stable_hash(f.init_name or f.name))) for f in graph.fragments}
-    private = jax.tree.map(jnp.copy, private)  # a world's state may hold the very array that it shows
+    private = jax.tree.map(jnp.copy, private)  # an environment's state may share an array with its observation
     published: Channels = {}
     for fragment in graph.fragments:
         if fragment.publish is not None:
@@ -228,7 +267,7 @@ def step_fragment(
     tick: jax.Array,
     turn: jax.Array,
 ) -> tuple[PyTree, Channels, Metrics]:
-    """Step one fragment, or leave it as it is in a tick that it skips."""
+    """Step one fragment, or leave it as it is in a tick that it skips; ``held``: what its channels hold so far."""
     step = step_of(fragment, turn)
     if not _skips(fragment):
         return step(private, inputs, hyper, key)
@@ -248,8 +287,9 @@ def step_fragment(
 def step_of(fragment: Fragment, turn: jax.Array) -> Step:
     """A fragment's step at its ``turn``, whether it counts them or not."""
     if not fragment.counts:
-        return fragment.step
-    return lambda private, inputs, hyper, key: fragment.step(private, inputs, hyper, key, turn)
+        return cast(Step, fragment.step)
+    counted = cast(CountedStep, fragment.step)
+    return lambda private, inputs, hyper, key: counted(private, inputs, hyper, key, turn)
 
 
 def active_ticks(fragment: Fragment, first: int, last: int) -> int:

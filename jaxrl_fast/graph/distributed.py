@@ -1,7 +1,7 @@
 """What the processes of one run do together: read and place arrays that are spread over them, and agree.
 
 In a single process all of this is what it would be without. What is *collective* must be called by every process, in
-the same order. How processes find one another and end is in `processes`.
+the same order. How processes find one another and end is in `jaxrl_fast.training.cluster`.
 """
 
 import json
@@ -21,7 +21,7 @@ PLACEMENT = "data_parallel"
 
 
 def is_first() -> bool:
-    """Whether this is process 0, which alone writes and speaks."""
+    """Whether this is process 0, the only one that writes files and prints."""
     return jax.process_index() == 0
 
 
@@ -80,8 +80,8 @@ def refusal(placement: str, num_processes: int) -> str:
 
 
 def join() -> None:
-    """Wait until all processes have come here. Collective. The first time, gloo tells stdout whom it has found; that is
-    kept from the reader, to whom `describe_devices` says it."""
+    """Wait until all processes have come here. Collective. What gloo prints the first time is hidden:
+    `describe_devices` says the same."""
     if is_alone():
         return
     sys.stdout.flush()
@@ -96,7 +96,7 @@ def join() -> None:
 
 
 def require_one(what: str, num_processes: int) -> None:
-    """Refuse what works in a single process only.
+    """Refuse ``what``, which works in a single process only, in a run of several.
 
     Raises:
         ValueError: there are several.
@@ -156,7 +156,7 @@ def decide(make: Callable[[], str]) -> str:
 
 
 def check_agreement(settings: Mapping[str, Any]) -> None:
-    """Refuse processes that were told different things. Collective.
+    """Refuse processes that were started with different settings. Collective.
 
     Raises:
         ValueError: in every process, naming the first setting that differs.

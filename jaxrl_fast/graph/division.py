@@ -5,8 +5,11 @@ from typing import Any, NamedTuple
 
 
 class Division(NamedTuple):
-    """``private`` and ``writes`` (by channel) name the axis of each leaf along which it may be divided, as prefix trees
-    like those of ``vmap`` (None: kept whole); ``width`` is how long these axes are, in ``unit``, 0 for none."""
+    """The axes along which a fragment's arrays may be divided.
+
+    ``private`` and ``writes`` (by channel) name the axis of each leaf, as prefix trees like those of ``vmap`` (None:
+    not divided); ``width`` is how long these axes are, 0 for none, and ``unit`` what they count, such as environments.
+    """
 
     private: Any = None
     writes: Mapping[str, Any] = {}
@@ -15,4 +18,4 @@ class Division(NamedTuple):
 
 
 WHOLE = Division()
-"""Kept whole on every device."""
+"""Not divided: every device has all of it."""

@@ -13,6 +13,7 @@ from jaxrl_fast.graph import dataflow as graphs
 from jaxrl_fast.graph import placements
 from jaxrl_fast.graph.dataflow import Graph, GraphError, TrainState
 from jaxrl_fast.graph.placements import Group, Placement
+from jaxrl_fast.graph.program_functions import InitState
 
 SEED_AXES: Any = TrainState._make((0, 0, 0, None, 0))
 """All seeds share the tick, so that what is skipped in a tick is skipped by all and costs nothing."""
@@ -32,7 +33,7 @@ def homes(placement: Placement, num_seeds: int) -> dict[str, Mesh]:
 
 
 def compiler_options(mesh: Mesh) -> dict[str, str | bool]:
-    """What to tell XLA for these devices, as far as this version of it has such options."""
+    """Options of XLA for these devices, as far as this version of it has them."""
     options = CPU_OPTIONS if mesh.devices.flat[0].platform == "cpu" else {}
     return {name: value for name, value in options.items() if xla_knows(name, value)}
 
@@ -75,7 +76,7 @@ def state_layout(graph: Graph, home: dict[str, Mesh], num_seeds: int) -> TrainSt
     return TrainState(private, channels, alone, lay(mesh, NO_AXIS, num_seeds), alone)
 
 
-def init_seeds(graph: Graph, num_seeds: int) -> Callable[[jax.Array, Any], TrainState]:
+def init_seeds(graph: Graph, num_seeds: int) -> InitState:
     """``init(keys [S], hyper)``: the first state of every seed."""
 
     def init(keys: jax.Array, hyper: Any) -> TrainState:
@@ -88,7 +89,7 @@ def init_seeds(graph: Graph, num_seeds: int) -> Callable[[jax.Array, Any], Train
 
 
 def over_seeds(function: Callable, num_seeds: int, in_axes: tuple, out_axes: Any) -> Callable:
-    """``vmap`` over the seed axis, where there is one: tracing a vmapped world takes twice as long."""
+    """``vmap`` over the seed axis, where there is one: tracing a vmapped environment takes twice as long."""
     return function if num_seeds == 1 else jax.vmap(function, in_axes=in_axes, out_axes=out_axes)
 
 

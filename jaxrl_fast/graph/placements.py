@@ -1,12 +1,12 @@
 """Placements: which fragments are compiled into one program, and the devices each program runs on.
 
-With `program`, which compiles them, the only file that knows devices. A placement changes numbers only by float
+A placement changes numbers only by float
 rounding, since delays, keys and logical shards belong to the graph.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import gcd
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax
 
@@ -15,25 +15,30 @@ from jaxrl_fast.graph.dataflow import Graph, GraphError, age_of, tagged
 
 SAMPLING, LEARNING, ACTING, SERVER, REPLAY = "sampling", "learning", "acting", "server", "replay"
 """Tags of fragments that placements, reports and checkpoints ask for: those that step environments; that make gradient
-updates; of these, those that learn nothing but how to act; that average; and whose state fills again by itself."""
+updates; of these, those that learn only how to act; that average; and replay, which a resumed run can fill again."""
 
 
 class Group(NamedTuple):
-    """Fragments compiled together, and the devices they run on. Several devices divide the seeds first, then the axes
-    that the fragments name."""
+    """``fragments`` (names) that are compiled together, and the ``devices`` they run on. Several devices divide the
+    seeds first, then the axes that the fragments name."""
 
     fragments: tuple[str, ...]
     devices: tuple[jax.Device, ...]
 
 
 class Placement(NamedTuple):
-    """A name and the groups that together hold every fragment exactly once. Groups may share devices."""
+    """Where a graph runs: a ``name`` for messages, and ``groups`` that together hold every fragment exactly once.
+    Groups may share devices."""
 
     name: str
     groups: tuple[Group, ...]
 
 
-Make = Callable[[Graph, Sequence[jax.Device]], Placement]
+class Make(Protocol):
+    """Makes a placement: one of `PLACEMENTS`, or a user's own."""
+
+    def __call__(self, graph: Graph, devices: Sequence[jax.Device], /) -> Placement:
+        """``devices``: those that may be used, the first ``devices=N`` of JAX's. May raise `GraphError`."""
 
 
 def fused(graph: Graph, devices: Sequence[jax.Device]) -> Placement:

@@ -1,10 +1,9 @@
-"""Programs: a graph under a placement, compiled. With `placement`, `layout` and `chain`, all that knows devices.
+"""Programs: a graph under a placement, compiled. With `placements`, `layout` and `chain`, all that knows devices.
 
 A placement of one group becomes one program that scans over the ticks of a chunk. Several groups, or a host fragment,
 become a chain of programs.
 """
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -19,24 +18,22 @@ from jaxrl_fast.graph.checking import check
 from jaxrl_fast.graph.dataflow import Graph, TrainState
 from jaxrl_fast.graph.layout import SEED_AXES, compiler_options, homes, init_seeds, over_seeds, state_layout
 from jaxrl_fast.graph.placements import Placement
-
-Run = Callable[[TrainState], tuple[TrainState, Metrics]]
+from jaxrl_fast.graph.program_functions import CompileAhead, InitState, PlaceState, RunChunk
 
 
 class Program(NamedTuple):
     """A graph ready to run.
 
-    ``init(keys, hyper) -> TrainState`` and ``run(state) -> (state, metrics)``, a chunk of fixed size compiled once.
-    Leaves have a leading axis ``[S, ...]`` (but the tick) if there are several seeds: for a single one, an axis of
-    length 1 would make XLA copy what it could update in place. Metrics are ``[S, ticks]`` always. ``run`` donates the
-    private states that it is given. ``ready(keys, hyper) -> (init, run)`` compiles both ahead of time. ``place(state)``
-    puts a state from elsewhere where ``run`` wants it.
+    ``init`` makes the first state and ``run`` trains a chunk of ``ticks_per_chunk`` ticks, compiled once; ``ready``
+    compiles both ahead of time; ``place`` puts a state from elsewhere where ``run`` wants it. Leaves of a state have a
+    leading axis ``[S, ...]`` (but the tick) if there are several seeds: for a single one, an axis of length 1 would
+    make XLA copy what it could update in place.
     """
 
-    init: Callable[[jax.Array, Any], TrainState]
-    run: Run
-    ready: Callable[[jax.Array, Any], tuple[Callable[[jax.Array, Any], TrainState], Run]]
-    place: Callable[[TrainState], TrainState]
+    init: InitState
+    run: RunChunk
+    ready: CompileAhead
+    place: PlaceState
     ticks_per_chunk: int
 
 
@@ -51,8 +48,7 @@ def compile(graph: Graph, placement: Placement, ticks_per_chunk: int, num_seeds:
     home = homes(placement, num_seeds)
     if len(placement.groups) == 1 and not any(f.host for f in graph.fragments):
         return _one_program(graph, home, ticks_per_chunk, num_seeds)
-    # mypy does not see that a NamedTuple can be called
-    return Program(*make_chain(graph, home, ticks_per_chunk, num_seeds), ticks_per_chunk)  # type: ignore[arg-type]
+    return Program(*make_chain(graph, home, ticks_per_chunk, num_seeds), ticks_per_chunk)
 
 
 def with_seed_axis(state: TrainState, num_seeds: int) -> TrainState:
@@ -81,7 +77,7 @@ def _one_program(graph: Graph, home: dict[str, Mesh], ticks_per_chunk: int, num_
         compiler_options=compiler_options(home[graph.fragments[0].name]),
     )
 
-    def ready(keys: jax.Array, hyper: Any) -> tuple[Callable[[jax.Array, Any], TrainState], Run]:
+    def ready(keys: jax.Array, hyper: Any) -> tuple[InitState, RunChunk]:
         shapes = jax.eval_shape(init, keys, hyper)
         pool = ThreadPoolExecutor(2)
         compiled = [

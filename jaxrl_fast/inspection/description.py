@@ -1,6 +1,6 @@
 """What a graph is under a placement, in plain numbers: read from its layouts, its shapes and its compiled programs.
 
-Nothing here is kept by hand. What is not known, as in a run's folder what only a trace would show, is None.
+Nothing here is written by hand. What is not known is None, as is what only a trace would show in a run's folder.
 """
 
 import math
@@ -20,7 +20,8 @@ from jaxrl_fast.inspection.hlo import ProgramFacts, inspect_program
 
 
 class Leaf(NamedTuple):
-    """One array of a channel, over all seeds."""
+    """One array of a channel, over all seeds: its ``path`` within the channel (keys joined by points), ``shape``,
+    ``dtype`` and ``size_bytes``."""
 
     path: str
     shape: tuple[int, ...]
@@ -29,11 +30,11 @@ class Leaf(NamedTuple):
 
 
 class ChannelFacts(NamedTuple):
-    """A channel as those of its readers see it that read at one age; ``per_round``: within a cycle, where age 1 is one
-    round.
+    """A channel, as ``readers`` of one ``age`` (in ticks, 0 or 1) see what its ``writer`` writes.
 
-    ``tick_bytes`` are what is handed on in a tick, counted once however many read it; ``crossing_bytes`` what is copied
-    from one device to another in a tick, for all of these readers.
+    ``name``: of the channel; ``per_round``: the readers belong to the writer's cycle, where age 1 is one round;
+    ``leaves``: its arrays; ``size_bytes``: of all of them, over all seeds; ``tick_bytes``: bytes written in a tick,
+    counted once however many read them; ``crossing_bytes``: bytes copied between devices in a tick for these readers.
     """
 
     name: str
@@ -48,8 +49,12 @@ class ChannelFacts(NamedTuple):
 
 
 class FragmentFacts(NamedTuple):
-    """A fragment and the group that it belongs to. Its axes are ``width`` long, in ``unit`` (0: none), and divided into
-    ``parts``; ``state_bytes`` is what it keeps to itself."""
+    """A fragment (``name``, with the channels that it ``reads`` and ``writes``) and the number of its ``group``.
+
+    ``start``: its first tick; ``every``: it steps in one tick of so many; ``rounds``: its steps in such a tick;
+    ``host``: whether it is ordinary Python. Its axes are ``width`` long, in ``unit`` (0: none), and divided into
+    ``parts``; ``state_bytes``: its private state, over all seeds.
+    """
 
     name: str
     reads: tuple[str, ...]
@@ -66,8 +71,8 @@ class FragmentFacts(NamedTuple):
 
 
 class GroupFacts(NamedTuple):
-    """Fragments that are placed together, and their devices, such as ``cpu:0``, which divide the seeds into
-    ``seed_parts``."""
+    """Names of ``fragments`` that are placed together, and their ``devices``, such as ``cpu:0``, which divide the seeds
+    into ``seed_parts``."""
 
     fragments: tuple[str, ...]
     devices: tuple[str, ...]
@@ -75,8 +80,8 @@ class GroupFacts(NamedTuple):
 
 
 class PlacedProgram(NamedTuple):
-    """A program of a group, called ``calls`` times a tick (less than 1: several ticks in one call); ``facts`` is None
-    where Python steps the fragments."""
+    """A program that steps ``fragments`` of a ``group`` (its number), called ``calls`` times a tick (less than 1:
+    several ticks in one call); ``facts``: XLA's figures, None where Python steps the fragments."""
 
     fragments: tuple[str, ...]
     group: int
@@ -85,7 +90,11 @@ class PlacedProgram(NamedTuple):
 
 
 class Description(NamedTuple):
-    """A graph under a placement; ``programs`` is empty where none were looked at."""
+    """A graph of ``fragments`` and ``channels`` under a ``placement`` (its name), trained for ``num_seeds`` seeds at
+    once.
+
+    ``groups``: of the placement, which fragments and programs number; ``programs``: empty where none were looked at.
+    """
 
     placement: str
     num_seeds: int
@@ -137,8 +146,8 @@ def describe(
 
 
 def trace_shapes(graph: Graph, state: TrainState, known: Channels, num_seeds: int = 1) -> Channels:
-    """The shapes of all channels: those of ``known`` and of ``state``, and more found by tracing the fragments that
-    write them, which takes seconds for some worlds. Host fragments cannot be traced."""
+    """The shapes of all channels: those of ``known`` and of ``state``, and the others by tracing the fragments that
+    write them, which takes seconds for some environments. Host fragments cannot be traced."""
     known = {**known, **state.channels}
     for fragment in graph.fragments:
         if fragment.host or set(fragment.writes) <= set(known) or not set(fragment.reads) <= set(known):

@@ -23,7 +23,8 @@ Point = tuple[float, float]
 
 
 class Rectangle(NamedTuple):
-    """A fragment's box; ``inputs`` are the points where its channels arrive, with their names."""
+    """The box of a ``fragment``, with ``notes`` below its name; ``x`` and ``y`` are its upper left corner, and
+    ``width`` and ``height`` its size. ``inputs``: the channels that arrive, each with its point."""
 
     fragment: FragmentFacts
     notes: tuple[str, ...]
@@ -35,7 +36,8 @@ class Rectangle(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """A group's frame, and the number of its tint: groups on the same devices look alike."""
+    """The frame of a group, with its ``label``; ``x``, ``y``, ``width`` and ``height`` as of `Rectangle`. ``tint``: the
+    number of its color, the same for groups on the same devices."""
 
     label: str
     tint: int
@@ -46,7 +48,8 @@ class Frame(NamedTuple):
 
 
 class Wire(NamedTuple):
-    """A channel: ``label`` begins above the line at the point ``at``, ``note`` below it; a path for each reader."""
+    """The lines of a ``channel``: one of ``paths``, from corner to corner, for each reader. ``label`` begins above the
+    line at the point ``at``, ``note`` below it."""
 
     channel: ChannelFacts
     label: str
@@ -56,7 +59,8 @@ class Wire(NamedTuple):
 
 
 class Diagram(NamedTuple):
-    """Everything with its place."""
+    """A picture: everything with its place. ``width`` and ``height`` of all, ``title``, ``captions`` (lines below), a
+    frame for each group (``frames``), a box for each fragment (``boxes``) and lines for each channel (``wires``)."""
 
     width: float
     height: float

@@ -1,6 +1,6 @@
 """The dataflow graph as a picture: SVG text for people, Mermaid text for pages that know it. Needs no other program."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from html import escape
 from math import copysign
 from pathlib import Path
@@ -11,6 +11,7 @@ from jaxrl_fast.graph.placements import Placement
 from jaxrl_fast.inspection.description import Description, describe, run_shapes
 from jaxrl_fast.inspection.diagram import CAPTION, MARGIN, Diagram, Frame, Point, Rectangle, Wire, arrange
 from jaxrl_fast.inspection.labels import device_names, label_of, notes_of
+from jaxrl_fast.runs.hooks import Tell
 
 TINTS = (
     ("#e9f1fe", "#9dbbe8"),
@@ -25,7 +26,7 @@ SOLID, DASHED, INK, FAINT = "#33475b", "#b5532a", "#1d2733", "#5d6b7a"
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
 CORNER, ARROW = 7.0, 8.0
 MARK = "made by jaxrl_fast"
-"""Stands in every file that is written here, so that only such files are replaced."""
+"""A mark in every file that is written here, so that only such files are replaced."""
 CAPTIONS = (
     "Left to right: the order within a tick; fragments in one column do not wait for each other.",
     "Dashed, age 1: read as the last tick (or round) left it.",
@@ -70,18 +71,11 @@ def to_mermaid(description: Description, title: str) -> str:
 
 
 def draw_run(
-    path: Path,
-    title: str,
-    graph: Graph,
-    placement: Placement,
-    state: TrainState,
-    run: Any,
-    num_seeds: int,
-    tell: Callable[[str], None],
+    path: Path, title: str, graph: Graph, placement: Placement, state: TrainState, run: Any, num_seeds: int, tell: Tell
 ) -> None:
-    """The graph of a run that is about to start; traces and compiles nothing, so some sizes are left out.
+    """Draw the graph of a run that is about to start; traces and compiles nothing, so some sizes are left out.
 
-    A picture that cannot be written is told and does not stop the run.
+    A picture that cannot be written does not stop the run: ``tell`` gets a line.
     """
     description = describe(graph, placement, state, num_seeds, shapes=run_shapes(run))
     try:

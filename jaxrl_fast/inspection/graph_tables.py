@@ -77,7 +77,7 @@ def program_table(description: Description) -> Table:
 
 
 def program_row(program: PlacedProgram, devices: str) -> list[str]:
-    """A program's figures, as far as its device tells them."""
+    """A program's figures, as far as its device reports them."""
     names, facts = ", ".join(program.fragments), program.facts
     if facts is None:
         return [names, "the host, in Python"]

@@ -22,9 +22,10 @@ COLLECTIVE = re.compile(
 
 
 class Collective(NamedTuple):
-    """``instructions`` of one kind that each run ``runs`` times a tick (None: in a loop of unknown length).
+    """A number of ``instructions`` of one ``kind``, such as all-reduce, that each run ``runs`` times a tick (None: in a
+    loop of unknown length).
 
-    ``size_bytes`` is what one run of all of them gives each device. A branch counts as taken.
+    ``size_bytes``: what one run of all of them gives each device. A branch counts as taken.
     """
 
     kind: str
@@ -34,11 +35,12 @@ class Collective(NamedTuple):
 
 
 class ProgramFacts(NamedTuple):
-    """A compiled program, for each of its devices.
+    """XLA's figures of a compiled program, for each of its devices; None is what the device does not report.
 
-    ``flops`` and ``accessed_bytes`` are XLA's, which counts the body of every loop once. ``loops`` says of those
-    whose bodies run more than once a tick how often they do (None where XLA does not know).
-    ``aliased_bytes`` are outputs in the memory of arguments. None is what the device does not tell.
+    ``flops`` and ``accessed_bytes`` (read and written) are of one call, with the body of every loop counted once;
+    ``loops``: of each loop whose body runs more than once a tick, how often (None where XLA does not know).
+    Memory: ``argument_bytes``, ``output_bytes``, of which ``aliased_bytes`` lie in the memory of arguments,
+    ``temporary_bytes``, and ``code_bytes`` of the program itself. ``collectives`` move data between its devices.
     """
 
     flops: float | None
@@ -56,7 +58,7 @@ def inspect_program(compiled: Compiled, ticks: float = 1) -> ProgramFacts:
     """Read a program of which one call is ``ticks`` ticks (a half: it is called twice a tick)."""
     cost, size = compiled.cost_analysis() or {}, partial(_memory_size, compiled.memory_analysis())
     text = compiled.as_text() or ""
-    # The loop over ticks is none of them: its body runs once a tick.
+    # The loop over ticks itself is left out: its body runs once a tick.
     loops = sorted(count / ticks for count in loop_runs(text) if not count <= ticks)
     return ProgramFacts(
         cost.get("flops"),
@@ -73,7 +75,7 @@ def inspect_program(compiled: Compiled, ticks: float = 1) -> ProgramFacts:
 
 def program_bytes(compiled: Compiled) -> int | None:
     """Memory on each device while the program runs: arguments, outputs that lie in none of them, temporaries and code.
-    None where the device does not tell."""
+    None where the device does not report them."""
     memory, kinds = compiled.memory_analysis(), ("argument", "output", "temp", "generated_code", "alias")
     sizes = [size for kind in kinds if (size := _memory_size(memory, kind)) is not None]
     return sum(sizes[:-1]) - sizes[-1] if len(sizes) == len(kinds) else None

@@ -1,4 +1,4 @@
-"""Short words for what a description holds, the same in the picture and on the terminal."""
+"""Short texts on what a description holds, the same in the picture and on the terminal."""
 
 from collections.abc import Sequence
 from itertools import pairwise

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 WIDTH = 118
-"""Columns of text where nobody looks at a terminal."""
+"""Columns of text where the output is not a terminal."""
 
 
 def new_console() -> Console:

@@ -1,8 +1,7 @@
-"""Whether an exported file acts as its policy does: both are played side by side over observations that are drawn."""
+"""Whether an exported file acts as its policy does: both choose actions for the same random observations."""
 
 import operator
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -19,15 +18,20 @@ ROUNDING = {"f32": (1e-5, 2.0**-20), "bf16": (1e-2, 2.0**-12)}
 """By precision: the difference allowed to any policy, as a share of the range of actions, and the relative change of
 parameters that stands for rounding."""
 
-Step = Callable[[PyTree, PyTree, np.ndarray], tuple[Any, PyTree]]
-"""``step(carry, obs, first) -> (action, carry)``, all ``[E, ...]``; ``carry`` means nothing without a memory."""
+
+class ActOnBatch(Protocol):
+    """Chooses the actions of one step for a batch, as a policy or its exported file does."""
+
+    def __call__(self, carry: PyTree, obs: PyTree, first: np.ndarray, /) -> tuple[Any, PyTree]:
+        """``carry``: the memory ``[E, ...]`` (ignored where there is none); ``obs`` ``[E, ...]``; ``first`` ``[E]``:
+        whether an episode begins. Returns actions ``[E, ...]`` and the next carry."""
 
 
-def compare(policy: Policy, step: Step) -> str:
+def compare(policy: Policy, step: ActOnBatch) -> str:
     """How far the actions of ``step`` are from the policy's over `NUM_OBSERVATIONS` observations, in words.
 
-    What rounding does to actions depends on the policy and its inputs, so it is measured: they may also differ by as
-    much as the policy's own do when its parameters are perturbed in their last bits.
+    How much rounding may change actions depends on the policy and its inputs, so it is measured: they may also differ
+    by as much as the policy's own do when its parameters are perturbed in their last bits.
 
     Raises:
         ValueError: they differ by more.
@@ -81,7 +85,7 @@ def draw_observations(policy: Policy, rng: np.random.Generator) -> PyTree:
     return jax.tree_util.tree_map_with_path(draw, spec, stats.mean, variance)
 
 
-def _play(step: Step, carry: PyTree, obs: PyTree, first: np.ndarray) -> np.ndarray:
+def _play(step: ActOnBatch, carry: PyTree, obs: PyTree, first: np.ndarray) -> np.ndarray:
     """Actions ``[T, E, ...]``."""
     actions = []
     for t in range(NUM_STEPS):

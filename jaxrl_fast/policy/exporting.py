@@ -6,47 +6,79 @@ batch of any size, or ``action, carry = act(carry, obs, first)`` where the polic
 
 import importlib.util
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_fast.core import Discrete, PyTree, __version__
-from jaxrl_fast.policy.export_check import Step, compare
+from jaxrl_fast.policy.export_check import ActOnBatch, compare
 from jaxrl_fast.policy.onnx_export import to_onnx
 from jaxrl_fast.policy.policies import Policy, memory_of, with_memory
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 
 
-class Signature(NamedTuple):
-    """A policy as a function of arrays alone. ``arguments`` are pytrees of ``ShapeDtypeStruct`` ``[batch, ...]`` with a
-    symbolic batch size; ``inputs`` maps the name of each leaf to its spelling in Python; ``outputs`` are names."""
+class ExportedFunction(Protocol):
+    """A policy as a function of arrays alone: its parameters are constants inside."""
 
-    function: Callable[..., Any]
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """``act(obs)`` gives actions ``[batch, ...]``; with a memory, ``act(carry, obs, first)`` gives actions and the
+        next carry."""
+
+
+class Signature(NamedTuple):
+    """The ``function`` that is exported, and what goes in and comes out.
+
+    ``arguments``: pytrees of ``ShapeDtypeStruct`` ``[batch, ...]`` with a symbolic batch size; ``inputs``: the name of
+    each leaf of them -> its spelling in Python; ``outputs``: the names of what it returns.
+    """
+
+    function: ExportedFunction
     arguments: tuple[PyTree, ...]
     inputs: dict[str, str]
     outputs: tuple[str, ...]
 
 
-class Format(NamedTuple):
-    """``write(policy) -> bytes``; ``load(bytes)`` makes a `Step` of them; ``usage(signature, path)`` gives lines of
-    Python that use the file."""
+class WritePolicy(Protocol):
+    """Makes the content of a policy's file."""
 
-    write: Callable[[Policy], bytes]
-    load: Callable[[bytes], Step]
-    usage: Callable[[Signature, Path], list[str]]
+    def __call__(self, policy: Policy, /) -> bytes:
+        """Raises ``ValueError`` where the format cannot express the policy."""
+
+
+class LoadContent(Protocol):
+    """Makes a file's content act, to compare it with the policy."""
+
+    def __call__(self, content: bytes, /) -> ActOnBatch:
+        """``content``: what `WritePolicy` gave."""
+
+
+class ShowUsage(Protocol):
+    """Says how to call an exported file."""
+
+    def __call__(self, signature: Signature, path: Path, /) -> list[str]:
+        """Returns lines of Python that act with the file at ``path``."""
+
+
+class Format(NamedTuple):
+    """A kind of file: how its content is made (``write``) and made to act (``load``), and how a user calls it
+    (``usage``)."""
+
+    write: WritePolicy
+    load: LoadContent
+    usage: ShowUsage
 
 
 def export_policy(policy: Policy, folder: Path, name: str) -> tuple[Path, str]:
     """Write ``folder/policy.<name>``, ``name`` one of `FORMATS`; returns its path and how far it is from the policy.
 
     Raises:
-        ValueError: the format cannot express the policy, or the file would not agree with it, or a package is missing;
-            nothing is left there.
+        ValueError: the format cannot express the policy, the file would not agree with it, or a package is missing; no
+            file is left there.
     """
     path = folder / f"policy.{name}"
     path.unlink(missing_ok=True)
@@ -121,7 +153,7 @@ def _write_jax(policy: Policy) -> bytes:
     return bytes(jax.export.export(jax.jit(function), platforms=PLATFORMS)(*arguments).serialize())
 
 
-def _load_jax(content: bytes) -> Step:
+def _load_jax(content: bytes) -> ActOnBatch:
     exported = jax.export.deserialize(bytearray(content))
     call = jax.jit(exported.call)
     return call if len(exported.out_avals) > 1 else lambda carry, obs, first: (call(obs), carry)
@@ -133,7 +165,7 @@ def _write_onnx(policy: Policy) -> bytes:
     return to_onnx(function, arguments, list(inputs), outputs, describe(policy) | made_with)
 
 
-def _load_onnx(content: bytes) -> Step:
+def _load_onnx(content: bytes) -> ActOnBatch:
     import onnxruntime  # type: ignore[import-untyped]
 
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])

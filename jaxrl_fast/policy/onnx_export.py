@@ -1,7 +1,7 @@
 """A function as an ONNX graph, primitive by primitive out of its jaxpr.
 
-It knows what policies are made of and names any other primitive. What no input reaches is computed here and kept as a
-constant, what no output reads is left out.
+It knows the primitives that policies use and refuses any other by name. What depends on no input becomes a constant;
+what no output depends on is left out.
 
 Our own because jax2onnx 0.13, the last version that installs beside our other packages, reads neither a GRU nor many of
 the jaxprs of JAX 0.11, and brings 25 packages along.
@@ -23,7 +23,8 @@ Value = str | np.ndarray
 
 
 class OnnxGraph(NamedTuple):
-    """An ONNX graph being written. ``batched`` names an input whose first axis is the batch."""
+    """An ONNX graph that is being written: its ``nodes`` so far, in order, and its ``constants`` by name. ``batched``
+    names an input whose first axis is the batch."""
 
     nodes: list[Any]
     constants: dict[str, np.ndarray]

@@ -18,12 +18,12 @@ from jaxrl_fast.experience.view import make_view
 from jaxrl_fast.numerics.running_stats import RunningStats, init_stats, normalize
 
 FORMAT_VERSION, BY_POSITION = 2, 1
-"""What is written, and the older format that is read too, in which arrays were numbered."""
+"""The format that is written, and an older one that can still be read, in which arrays were numbered."""
 
 
 class PolicyParams(NamedTuple):
-    """``parts``: the weights of the networks that choose actions, by part; ``obs``: statistics of observations, or
-    None."""
+    """The arrays of a policy. ``parts``: the weights of the networks that choose actions, by part of the algorithm;
+    ``obs``: statistics that normalize observations, None where they are not normalized."""
 
     parts: dict[str, PyTree]
     obs: RunningStats | None
@@ -47,9 +47,11 @@ class InitialCarry(Protocol):
 
 
 class Policy(NamedTuple):
-    """The greedy policy on raw observations: ``act`` (`Act`), ``initial_carry`` (`InitialCarry`), and what it was
-    ``made_by``. Calling it maps one raw observation to an action, and serves feed-forward policies; a recurrent one is
-    stepped with ``act``.
+    """The greedy policy on raw observations: its ``params``, and ``act`` to use them.
+
+    ``initial_carry``: what ``act`` remembers before the first step; ``spec``: the environment that it was trained on;
+    ``made_by``: the algorithm and its options, enough to make its networks again. Calling a feed-forward policy maps
+    one raw observation to an action; a recurrent one is stepped with ``act``.
     """
 
     params: PolicyParams
@@ -74,7 +76,7 @@ def make_policy(spec: EnvSpec, acting: Acting, params: PolicyParams, made_by: di
     def act(params: PolicyParams, carry: PyTree, obs: PyTree, first: jax.Array, key: jax.Array) -> tuple:
         obs = _like(spec.obs, obs)
         seen = obs if params.obs is None else normalize(params.obs, obs)
-        if not remembers:  # any carry will do, also ()
+        if not remembers:  # any carry is accepted, also ()
             return acting.greedy(params.parts, acting.greedy_carry(1), seen, first, key)[0], carry
         return acting.greedy(params.parts, carry, seen, first, key)
 
@@ -103,12 +105,12 @@ def load_policy(path: str | Path) -> Policy:
         spec, made_by = _spec_from_json(description["spec"]), description["made_by"]
         if made_by["algo"] not in ALGORITHMS:
             raise ValueError(f"this version has no algo={made_by['algo']}, by which it was made")
-        # Sizes of learning are not kept and do not matter here; their defaults fit this many environments.
+        # Batch sizes and the like are not stored and do not matter here; their defaults fit 64 environments.
         view = make_view(spec)
         agent = ALGORITHMS[made_by["algo"]](**made_by["options"]).build(view.spec, 64)
         acting = make_acting(agent, view)
         template = _template(spec, agent, acting, made_by["normalize_observations"])
-    except Exception as error:  # whatever may stand where our own description should
+    except Exception as error:  # the file may hold anything
         raise ValueError(f"{folder}/policy.json cannot be used: {type(error).__name__}: {error}") from error
     wanted = _by_name(template)
     try:
@@ -125,8 +127,8 @@ def load_policy(path: str | Path) -> Policy:
 
 
 def memory_of(carry: Carry) -> PyTree:
-    """What of a carry decides the actions: the networks' memory, the frames before the last, or both by name; None
-    where a policy remembers nothing."""
+    """The part of a carry on which actions depend: the networks' memory, the frames before the last, or both by name;
+    None where a policy remembers nothing."""
     parts = dict(carry.memory) | ({"frames": carry.frames} if jax.tree.leaves(carry.frames) else {})
     return next(iter(parts.values())) if len(parts) == 1 else parts or None
 
@@ -150,7 +152,7 @@ def _like(spec: PyTree, obs: PyTree) -> PyTree:
 
 
 def _read_files(folder: Path) -> tuple[dict[str, Any], bytes]:
-    """What a policy says of itself, and its arrays' bytes."""
+    """The content of ``policy.json``, and the bytes of ``params.msgpack``."""
     try:
         description = json.loads((folder / "policy.json").read_text())
         stored = (folder / "params.msgpack").read_bytes()

@@ -43,9 +43,13 @@ def is_replay(name: str, refills: Iterable[str]) -> bool:
 
 
 class CheckpointFacts(NamedTuple):
-    """What a checkpoint says of itself. ``progress`` is where the run stood, ``score`` the return of this very state if
-    it was evaluated; ``arrays``: name -> shape and dtype; ``files``: path -> digest; ``refills``: the
-    fragments that hold a replay buffer; ``left_out``: whether that was."""
+    """What ``description.json`` says of the checkpoint at ``path``.
+
+    ``settings``: the run's, by key of the command line; ``progress``: where the run stood (`Recorder.progress`);
+    ``score``: the return of this very state, None if it was not evaluated; ``arrays``: name -> ``shape`` and ``dtype``;
+    ``files``: path -> SHA-256; ``versions`` of the packages that wrote it; ``refills``: the fragments that hold a
+    replay buffer; ``left_out``: whether the buffer was not saved.
+    """
 
     path: Path
     settings: dict[str, Any]
@@ -60,8 +64,8 @@ class CheckpointFacts(NamedTuple):
     @property
     def replay_lost(self) -> bool:
         """Whether the run has a replay buffer that cannot be read from here."""
-        kept = any(is_replay(name, self.refills) for name in self.arrays)
-        return self.left_out or (kept and not (self.path / "replay").exists())
+        saved = any(is_replay(name, self.refills) for name in self.arrays)
+        return self.left_out or (saved and not (self.path / "replay").exists())
 
 
 def write(folder: Path, steps: int, arrays: dict[str, np.ndarray], content: Mapping[str, Any]) -> Path:
@@ -71,7 +75,7 @@ def write(folder: Path, steps: int, arrays: dict[str, np.ndarray], content: Mapp
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
     try:
-        _require_room(unfinished / "room", sum(array.nbytes for array in arrays.values()) + SMALL_FILES)
+        _require_space(unfinished / "room", sum(array.nbytes for array in arrays.values()) + SMALL_FILES)
         for part in PARTS:
             _save_arrays(unfinished / part, _of_part(part, arrays, content["refills"]))
         described = {name: {"shape": list(a.shape), "dtype": str(a.dtype)} for name, a in arrays.items()}
@@ -153,8 +157,8 @@ def read_arrays(description: CheckpointFacts) -> dict[str, np.ndarray]:
 
 
 def snapshot(state: TrainState, refills: Iterable[str], *, replay: bool = True) -> dict[str, np.ndarray]:
-    """Copies of a state's arrays on the host, by name. Collective, an array at a time, since each is then for a moment
-    whole on every device."""
+    """Copies of a state's arrays on the host, by name. Collective. One array at a time, since gathering puts a whole
+    copy of it on every device."""
     leaves = {name: leaf for name, leaf in _leaves(state).items() if replay or not is_replay(name, refills)}
     for leaf in leaves.values():
         if isinstance(leaf, jax.Array) and leaf.is_fully_addressable:
@@ -165,8 +169,8 @@ def snapshot(state: TrainState, refills: Iterable[str], *, replay: bool = True) 
 def restore(
     state: TrainState, description: CheckpointFacts, arrays: Mapping[str, np.ndarray], new_rates: Iterable[str] = ()
 ) -> TrainState:
-    """``state``, a run's first, with every array of a checkpoint in its place (still on the host); arrays of a replay
-    buffer that was not kept stay as they are, and so do the rates ``new_rates``.
+    """``state``, a run's first, with the arrays of a checkpoint put in (still on the host), except a replay buffer that
+    was not saved and the rates ``new_rates``.
 
     Raises:
         CheckpointError: the checkpoint's arrays are not those of this run.
@@ -198,7 +202,7 @@ def restore(
 
 
 def discard(path: Path) -> None:
-    """Remove a folder in such a way that no half of it is ever seen under its name."""
+    """Remove a folder; it is renamed first, so that nobody sees half of it under its name."""
     rubbish = path.with_name(f"{path.name}.rubbish")
     shutil.rmtree(rubbish, ignore_errors=True)
     os.replace(path, rubbish)
@@ -217,7 +221,7 @@ def sizes(state: TrainState, refills: Iterable[str]) -> tuple[int, int]:
 
 
 def versions() -> dict[str, str]:
-    """What the numbers of a run depend on."""
+    """Versions of the packages on which a run's numbers depend."""
     return {name: importlib.metadata.version(name) for name in ("jax", "jaxlib")}
 
 
@@ -233,11 +237,11 @@ def one_line(error: BaseException) -> str:
     return text if len(text) <= 200 else f"{text[:199]}…"
 
 
-def _require_room(path: Path, size: int) -> None:
+def _require_space(path: Path, size: int) -> None:
     """Find out whether the disk is full before Orbax does, whose threads print tracebacks of their own.
 
     Raises:
-        OSError: there is no room for ``size`` bytes.
+        OSError: ``size`` bytes do not fit.
     """
     with path.open("wb") as file:
         if hasattr(os, "posix_fallocate"):
@@ -273,7 +277,7 @@ def _load_arrays(path: Path, described: dict[str, dict[str, Any]]) -> dict[str, 
 def _checkpointer() -> Any:
     import orbax.checkpoint as ocp
 
-    # By itself: it would wait for the other processes, which write nothing, and read each when it comes to it.
+    # Alone: it would wait for the other processes, which write nothing and read in their own time.
     own = jax.process_index()
     alone = ocp.options.MultiprocessingOptions(primary_host=own, active_processes={own})
     # Uncompressed: what is printed beforehand is the true size, and compressing would take cores from training.

@@ -1,11 +1,11 @@
-"""When a run is saved, what is kept, and where to go on from.
+"""When a run is saved, which checkpoints are kept, and which one to resume from.
 
-The arrays are written by Orbax (see `checkpoint_files`). Its `CheckpointManager` is not used, since it can neither drop
-a part of an older checkpoint nor tell a flipped bit.
+The arrays are written by Orbax (see `checkpoint_files`). Its `CheckpointManager` is not used: it can
+neither drop a part of an older checkpoint nor notice a flipped bit.
 """
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +26,7 @@ from jaxrl_fast.runs.checkpoint_files import (
     verify,
     write,
 )
+from jaxrl_fast.runs.hooks import Tell
 
 FOLDER = "checkpoints"
 
@@ -34,7 +35,7 @@ class Checkpoints(NamedTuple):
     """When to save, and what to keep.
 
     ``every``: environment steps between two checkpoints (None: a tenth of the run); ``keep``: how many of the newest
-    stay, beside the best (0: none is ever made); ``replay``: whether the newest holds the replay buffer.
+    are kept, beside the best (0: none is ever made); ``replay``: whether the newest holds the replay buffer.
     """
 
     every: int | None = None
@@ -43,16 +44,11 @@ class Checkpoints(NamedTuple):
 
 
 class Checkpointer:
-    """Writes one run's checkpoints in a thread, one at a time. What goes wrong is told and does not end training.
-    ``refills``: the fragments that hold a replay buffer."""
+    """Writes one run's checkpoints in a thread, one at a time. A write that fails does not end training: ``tell`` gets
+    a line. ``refills``: the fragments that hold a replay buffer."""
 
     def __init__(
-        self,
-        folder: Path,
-        plan: Checkpoints,
-        settings: Mapping[str, Any],
-        refills: Sequence[str],
-        tell: Callable[[str], None],
+        self, folder: Path, plan: Checkpoints, settings: Mapping[str, Any], refills: Sequence[str], tell: Tell
     ) -> None:
         self.folder, self.plan, self.settings, self.tell = folder, plan, dict(settings), tell
         self.refills = list(refills)
@@ -78,7 +74,7 @@ class Checkpointer:
         self._pending = self._worker.submit(self._write, steps, arrays, content)
 
     def wait(self) -> None:
-        """Let the write that is under way end."""
+        """Wait until the write that is under way has ended."""
         if self._pending is None:
             return
         error, self._pending = self._pending.exception(), None
@@ -137,8 +133,8 @@ def find(path: Path) -> Path:
     return path / FOLDER / str(steps[-1])
 
 
-def newest_good(run_folder: Path, tell: Callable[[str], None]) -> Path | None:
-    """The newest checkpoint of a run in which every bit is as it was written; each damaged one is told."""
+def newest_good(run_folder: Path, tell: Tell) -> Path | None:
+    """The newest undamaged checkpoint of a run, or None; ``tell`` gets a line for each damaged one."""
     for steps in reversed(all_steps(run_folder / FOLDER)):
         path = run_folder / FOLDER / str(steps)
         try:

@@ -12,8 +12,8 @@ import numpy as np
 
 from jaxrl_fast.core import EpisodeTotals
 from jaxrl_fast.policy.policies import Policy, save_policy
+from jaxrl_fast.runs.hooks import Row, Tell
 
-Row = dict[str, Any]
 TABLES = ("metrics.csv", "metrics_seeds.csv", "evals.csv")
 EVAL_COLUMNS = ("seed", "env_steps", "wall_s", "return", "length")
 
@@ -22,15 +22,13 @@ class RunFolder:
     """Writes one run's files as they come; every row is on disk before the next chunk ends. A context manager.
 
     ``resume_at``: go on with the tables that are there, without their rows past this number of environment steps.
-    A table that can no longer be written is told once and does not end training.
+    ``tell`` gets a line, once, if a table can no longer be written; that does not end training.
 
     Raises:
         ValueError: the folder cannot be written to.
     """
 
-    def __init__(
-        self, path: Path, *, resume_at: int | None = None, tell: Callable[[str], None] = lambda line: None
-    ) -> None:
+    def __init__(self, path: Path, *, resume_at: int | None = None, tell: Tell = lambda line: None) -> None:
         self.path, self.tell, self.broken = path, tell, False
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -124,13 +122,13 @@ class GrowingTable:
         self._file.flush()
 
     def close(self) -> None:
-        """Once it is complete."""
+        """Close the file; no rows may follow."""
         if self._file is not None:
             self._file.close()
 
 
 def check_tables(folder: Path) -> None:
-    """Hold the tables of a run that is to go on to what they should be.
+    """Refuse to resume a run one of whose tables cannot be read.
 
     Raises:
         ValueError: naming the one that cannot be read.
@@ -149,11 +147,11 @@ def _cut_table(path: Path, env_steps: int | None) -> list[str]:
     if not rows:
         return []
     at = rows[0].index("env_steps")
-    # A killed process may have left half a row at the end.
-    kept = [row for row in rows[1:] if len(row) == len(rows[0]) and int(row[at]) <= env_steps]
+    # A killed process may have written only half of the last row.
+    left = [row for row in rows[1:] if len(row) == len(rows[0]) and int(row[at]) <= env_steps]
     temporary = path.with_suffix(".tmp")
     with temporary.open("w", newline="") as file:
-        csv.writer(file).writerows([rows[0], *kept])
+        csv.writer(file).writerows([rows[0], *left])
     os.replace(temporary, path)
     return rows[0]
 

@@ -2,17 +2,17 @@
 
 import time
 from types import TracebackType
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-Row = dict[str, Any]
+from jaxrl_fast.runs.hooks import Row
+
 PLAIN_INTERVAL_S = 5.0
 
 
 class ProgressDisplay:
-    """A context manager; call it with each row of a run's history."""
+    """Shows a run's progress while it is open (a context manager); call it with each row of the run's history."""
 
     def __init__(self, total_steps: int, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False)

@@ -1,6 +1,6 @@
 """What every command shares: ``--help``, ``--version``, ``--multirun``, and errors of one line.
 
-Exit status: 0, 2 for settings that make no run, 130 after Ctrl-C, else what the command says.
+Exit status: 0, 2 for settings that cannot be run, 130 after Ctrl-C, else what the command says.
 """
 
 import importlib.metadata
@@ -29,7 +29,7 @@ from jaxrl_fast.settings.schema import ConfigError, Key, run_keys
 
 WIDTH = 80
 UNDESCRIBED = ("checkpoint.", "env.", "distributed.", "pool.")
-"""Keys that have one line of help together; README and docs say more."""
+"""Sections whose keys ``--help`` only lists; README and docs describe them."""
 INTERRUPTED = (130, 143)
 """Exit statuses after Ctrl-C and SIGTERM."""
 
@@ -49,7 +49,8 @@ def main(
 ) -> int:
     """Run a command's ``run(words) -> exit status`` and turn its errors into one line on stderr and status 2.
 
-    ``HYDRA_FULL_ERROR=1`` shows the traceback too. ``help_text`` defaults to that of training.
+    ``HYDRA_FULL_ERROR=1`` shows the traceback too. ``argv``: the words, default those of the process; ``help_text``:
+    gives the text of ``--help``, default that of training.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -75,7 +76,7 @@ def main(
 
 
 def fail(error: Exception, message: str | None = None) -> int:
-    """Say in one line what was wrong, the error's own unless ``message`` is given; returns exit status 2."""
+    """Print in one line what was wrong: ``message``, default the error's own. Returns exit status 2."""
     if os.environ.get("HYDRA_FULL_ERROR") == "1":
         traceback.print_exception(error)
     message = message or " ".join(str(error).split()) or type(error).__name__
@@ -84,7 +85,7 @@ def fail(error: Exception, message: str | None = None) -> int:
 
 
 def version_line() -> str:
-    """This package, and what results depend on."""
+    """The versions of this package and of those on which results depend."""
     versions = [f"{name} {importlib.metadata.version(name)}" for name in ("jaxrl_fast", "jax", "brax", "gymnax")]
     return ", ".join([*versions, f"Python {platform.python_version()}"])
 
@@ -204,8 +205,8 @@ def _described(registry: dict[str, Any], doc: Callable[[Any], str | None]) -> li
     return [_cut(f"  {name:<16} {line}", WIDTH) for name, line in first.items()]
 
 
-def _cut(text: str, room: int) -> str:
-    return text if len(text) <= room else text[: room - 1] + "…"
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def _key_line(name: str, key: Key, default: Any) -> str:

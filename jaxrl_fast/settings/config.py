@@ -1,6 +1,6 @@
-"""From a command line to a `Run`: every setting known, checked and typed. Config ends here.
+"""From a command line to a `Run`: every setting is known, checked and typed. No other module reads configuration.
 
-What stands later wins: schema < environment's own < tuned < ``config=<file>`` < command line.
+The later source wins: schema < the environment's own < tuned < ``config=<file>`` < command line.
 """
 
 import dataclasses
@@ -34,11 +34,11 @@ NEEDS = {
     "probe": ("id", "value"),
     "custom": ("make", "my_package.make"),
 }
-"""Environments that are a family, what they need to be given, and an example of it."""
+"""Names that stand for a family of environments: which key of ``env.*`` chooses one, and an example."""
 
 
 class Layer(NamedTuple):
-    """Settings from one source, by dotted key; ``source`` introduces its errors."""
+    """Settings from one source, such as a file: ``values`` by dotted key; ``source`` begins its error messages."""
 
     source: str
     values: dict[str, Any]
@@ -84,9 +84,10 @@ def options_of(group: str) -> list[str]:
 
 
 def _read_checkpoint(given: Layer) -> Layer | None:
-    """The settings of the checkpoint that ``resume`` means, which takes its place in ``given``; None if there is none.
+    """The settings of the checkpoint that ``resume`` means, None without one; its path replaces ``resume`` in
+    ``given``.
 
-    A run goes on in its own folder, unless another is named or an earlier checkpoint than its newest is asked for.
+    A run goes on in its own folder, unless another is named or ``resume`` names a checkpoint instead of a run.
     """
     keys = run_keys()
     resume, run_dir = (read_value(name, given.values.get(name), keys[name]) for name in ("resume", "run_dir"))
@@ -112,7 +113,7 @@ def _read_checkpoint(given: Layer) -> Layer | None:
 
 
 def _read_file(path: Any) -> Layer:
-    """The settings of a config file; of the groups it may say the name only, or a section with ``name``."""
+    """The settings of a config file. A group (env, algo, placement) is a name, or a section with ``name``."""
     if path is None:
         return Layer("", {})
     try:
@@ -126,7 +127,7 @@ def _read_file(path: Any) -> Layer:
     if not isinstance(tree, dict):
         raise ConfigError(f"config={path}: write keys and values, such as seed: 3")
     if "resume" in tree:
-        raise ConfigError(f"{path}: resume stands on the command line: write it there")
+        raise ConfigError(f"{path}: resume works on the command line only: write it there")
     return Layer(f"{path}: ", by_dotted_key(tree))
 
 
@@ -136,7 +137,8 @@ def _take_tuned(given: Layer, file: Layer) -> bool:
 
 
 def _take_auto_width(given: Layer, file: Layer) -> bool:
-    """Whether ``num_envs=auto`` was asked for last; what stands before it says for which samples per update."""
+    """Remove ``num_envs=auto`` from the layers; whether it has the last word. The number that then remains says how
+    many samples per update to hold."""
     asked = given.values.get("num_envs", file.values.get("num_envs"))
     for layer in (given, file):
         if layer.values.get("num_envs") == AUTO:
@@ -145,7 +147,7 @@ def _take_auto_width(given: Layer, file: Layer) -> bool:
 
 
 def _choose_groups(given: Layer, file: Layer) -> tuple[dict[str, str], Layer]:
-    """The groups asked for, and what the file says of those that are still its own."""
+    """The options chosen for the groups, and the file's settings without those of a group that was chosen anew."""
     groups, values = {}, dict(file.values)
     for group in GROUPS:
         chosen = [layer.pop(group) for layer in (values, given.values) if group in layer]
@@ -180,12 +182,12 @@ def _group_settings(groups: Mapping[str, str], tuned: bool) -> tuple[Layer, str 
 
 @cache
 def _environments() -> dict[str, dict[str, Any]]:
-    """``config/envs.yaml``: what each environment takes where nothing else is said."""
+    """``config/envs.yaml``: the defaults of each environment."""
     return OmegaConf.to_container(OmegaConf.load(CONFIG_DIR / "envs.yaml"))  # type: ignore[return-value]
 
 
 def _read_layer(layer: Layer, keys: Mapping[str, Key], of_what: str) -> dict[str, Any]:
-    """Typed values. What is under ``env.options`` is the environment's own to check."""
+    """The layer's values with their types; what is under ``env.options`` is checked by the environment."""
     typed = {}
     for name, value in layer.values.items():
         if name.startswith("env.options."):
@@ -214,21 +216,21 @@ def _nearest_key(name: str, keys: Mapping[str, Key]) -> str:
 
 
 def _check_env(env: str, values: Mapping[str, Any]) -> None:
-    """Hold what a family of environments needs, and keep it from those that are one environment."""
+    """Refuse a family of environments without the key that chooses one, and such a key without a family."""
     needed, example = NEEDS.get(env, (None, None))
     if needed is not None and values[f"env.{needed}"] is None:
         raise ConfigError(f"env={env} needs env.{needed}: write for example env={env} env.{needed}={example}")
     for key in ("id", "make"):
         if key != needed and values[f"env.{key}"] is not None:
             takers = " or ".join(f"env={name}" for name, need in NEEDS.items() if need[0] == key)
-            raise ConfigError(f"env.{key}={values[f'env.{key}']} says nothing beside env={env}: write it with {takers}")
+            raise ConfigError(f"env.{key}={values[f'env.{key}']} has no effect with env={env}: write it with {takers}")
 
 
 def _check_pool(env: str, given: Layer) -> None:
     for name in given.values:
         if name.startswith("pool.") and not may_be_host(env):
             raise ConfigError(
-                f"{name} says nothing beside env={env}, which is compiled: write it with env=gymnasium or atari"
+                f"{name} has no effect with env={env}, which is compiled: write it with env=gymnasium or atari"
             )
 
 

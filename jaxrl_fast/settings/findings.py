@@ -1,8 +1,8 @@
-"""What was found on this machine, in the user's cache folder: a file of JSON that any command may read.
+"""What the autotuner found on this machine: a JSON file in the user's cache folder, read by any command.
 
 A finding is looked up by machine (device kind and count, cores), by versions, by what is computed (environment and
-options, algorithm and networks, but not its rates, which cost nothing) and by its sizes. What changes no learning
-setting is also found for other sizes of the same work.
+options, algorithm and networks, but not its rates, which do not change the speed) and by its sizes. Settings that
+change no learning are also taken from findings for other sizes of the same work.
 """
 
 import dataclasses
@@ -11,7 +11,6 @@ import os
 import secrets
 import subprocess
 import sys
-from collections.abc import Callable
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,12 +19,13 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxrl_fast.core import __version__
+from jaxrl_fast.runs.hooks import Tell
 from jaxrl_fast.settings import machine
 from jaxrl_fast.settings.run_settings import Run, flat_settings, make_algorithm
 from jaxrl_fast.settings.runtime import cache_root
 
 SIZES = ("num_envs", "algo.rollout_length", "algo.updates_per_tick", "algo.batch_size", "algo.num_minibatches")
-"""Settings that say how much is done at once."""
+"""Settings that say how much is computed at once."""
 WORK = (
     "algo",
     "num_seeds",
@@ -40,13 +40,12 @@ WORK = (
     "pool.order",
     "pool.bridge",
 )
-"""Settings that say what is done, and where if that was told, beside those of environment and algorithm."""
-
-Tell = Callable[[str], None]
+"""Settings that say what is computed, and where if that was configured, beside those of environment and algorithm."""
 
 
 class Device(NamedTuple):
-    """``kind`` as JAX calls it, or of a CPU the processor's name; ``number`` of devices, or of a CPU its cores."""
+    """A kind of device: ``platform`` (cpu, gpu, tpu); ``kind`` as JAX calls it, or the name of a CPU; ``number`` of
+    devices, or of a CPU's cores."""
 
     platform: str
     kind: str
@@ -54,8 +53,12 @@ class Device(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """What is to be used, by key of the command line: ``learning`` settings, found for one size of the work, and
-    ``free`` ones. ``found`` says in a few words when, and ``quick`` whether only a few widths were tried."""
+    """The fastest settings, by key of the command line: ``learning`` settings, found for one size of the work, and
+    ``free`` ones, which change no learning.
+
+    ``effect``: what they change in learning, in a sentence; ``found``: when, in a few words; ``quick``: whether only a
+    few widths were tried.
+    """
 
     learning: dict[str, Any]
     free: dict[str, Any]
@@ -65,7 +68,8 @@ class Finding(NamedTuple):
 
 
 class FindingKey(NamedTuple):
-    """What a finding is looked up by; each part is JSON."""
+    """What a finding is looked up by; each part is JSON. ``machine``: device, cores and versions; ``work``: what is
+    computed; ``sizes``: how much of it at once."""
 
     machine: str
     work: str
@@ -73,7 +77,7 @@ class FindingKey(NamedTuple):
 
 
 def make_key(asked: Run, device: Device, objective: str = "training") -> FindingKey:
-    """The key of a run as it was asked for, before anything was chosen for it."""
+    """The key of a run as it was configured, before ``auto`` settings are resolved."""
     settings = flat_settings(asked)
     rates = set(make_algorithm(asked).hyper._fields)
     options = {
@@ -91,15 +95,15 @@ def cpu_device() -> Device:
 
 
 def device_of(facts: dict[str, Any]) -> Device:
-    """The device that a trial has told of."""
+    """The device that a trial has reported."""
     if facts["platform"] == "cpu":
         return cpu_device()
     return Device(facts["platform"], facts["device_kind"], facts["available"])
 
 
 def this_device() -> Device:
-    """What JAX would compute on. It is not started here, since its devices are still to be set up; where there is
-    something besides the CPU, another process looks."""
+    """The device on which JAX would compute. JAX must not start yet in this process, so where there may be an
+    accelerator another process looks."""
     plugins = entry_points(group="jax_plugins") or find_spec("jax_plugins") or find_spec("libtpu")
     if not plugins or os.environ.get("JAX_PLATFORMS") == "cpu":
         return cpu_device()
@@ -110,31 +114,31 @@ def this_device() -> Device:
 
 
 def sizes_of(run: Run) -> dict[str, Any]:
-    """The settings of a run that say how much is done at once."""
+    """The settings of a run that say how much is computed at once."""
     settings = flat_settings(run)
     return {key: settings[key] for key in SIZES if key in settings}
 
 
 def file() -> Path | None:
-    """Where findings are kept; None where ``JAXRL_FAST_CACHE=off`` keeps nothing."""
+    """Where findings are saved; None with ``JAXRL_FAST_CACHE=off``."""
     root = cache_root()
     return None if root is None else root / "autotune.json"
 
 
 def look_up(key: FindingKey, tell: Tell = lambda line: None) -> Finding | None:
-    """What was found for exactly this work."""
+    """The finding for exactly this work and these sizes."""
     return read(tell).get(key)
 
 
 def look_up_free(key: FindingKey, tell: Tell = lambda line: None) -> Finding | None:
-    """What was found for this work, if need be at other sizes, the last first; for settings that do not learn."""
+    """The finding for this work, else the last one for other sizes of it; use only its ``free`` settings."""
     findings = read(tell)
     others = [known for known in findings if known[:2] == key[:2]]
     return findings.get(key) or (findings[others[-1]] if others else None)
 
 
 def read(tell: Tell = lambda line: print(line, file=sys.stderr)) -> dict[FindingKey, Finding]:
-    """All findings, the oldest first. A damaged file is told of in a line and holds none."""
+    """All findings, the oldest first. A damaged file counts as empty: ``tell`` gets a line."""
     path = file()
     if path is None or not path.exists():
         return {}
@@ -147,7 +151,7 @@ def read(tell: Tell = lambda line: print(line, file=sys.stderr)) -> dict[Finding
 
 
 def remember(key: FindingKey, finding: Finding, tell: Tell = lambda line: print(line, file=sys.stderr)) -> Path | None:
-    """Keep a finding instead of what was known; a quick one does not replace a thorough one. Returns the file."""
+    """Save a finding in place of an older one; a quick one does not replace a thorough one. Returns the file."""
     path = file()
     if path is None:
         return None
@@ -165,7 +169,7 @@ def remember(key: FindingKey, finding: Finding, tell: Tell = lambda line: print(
 
 
 def write(path: Path, findings: dict[FindingKey, Finding]) -> None:
-    """In one piece: a process that is killed leaves the old file."""
+    """Replace the file in one step, so that a killed process leaves the old one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     entries = [{"key": key._asdict(), "finding": finding._asdict()} for key, finding in findings.items()]
     temporary = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(2)}")
@@ -188,12 +192,12 @@ def apply(run: Run, settings: dict[str, Any]) -> Run:
 
 
 def describe(key: FindingKey, finding: Finding) -> list[str]:
-    """A finding in a few words each: what was asked for, what was found, and where."""
+    """A finding as columns of a table: what was asked for, what was found, and where."""
     here, work, sizes = (json.loads(part) for part in key)
     found = {k: v for k, v in finding.learning.items() if v != sizes.get(k)} | finding.free
-    world = work.get("env.id") or work["env"]
+    env = work.get("env.id") or work["env"]
     return [
-        f"{world}, {work['algo']}",
+        f"{env}, {work['algo']}",
         work["objective"],
         f"num_envs={sizes['num_envs']}",
         " ".join(f"{k}={v}" for k, v in found.items()) or "the same",
@@ -203,7 +207,7 @@ def describe(key: FindingKey, finding: Finding) -> list[str]:
 
 
 def clear() -> int:
-    """Forget everything; the number of findings that there were."""
+    """Remove all findings; returns how many there were."""
     path, count = file(), len(read(lambda line: None))
     if path is not None:
         path.unlink(missing_ok=True)
@@ -211,7 +215,7 @@ def clear() -> int:
 
 
 def _checked(finding: Finding) -> Finding:
-    """Raises ValueError where a file holds what cannot have been found."""
+    """The finding, if its values are possible; else raises ValueError."""
     sizes = [*finding.learning.values(), *(v for k, v in finding.free.items() if k != "placement")]
     known = set(finding.learning) <= set(SIZES) and set(finding.free) <= {"placement", "devices", "pool.workers"}
     if not known or any(type(size) is not int or size < 0 for size in sizes):

@@ -1,4 +1,4 @@
-"""The words of a command line, as Hydra's grammar reads them."""
+"""Reads the words of a command line by Hydra's grammar."""
 
 import shlex
 from collections.abc import Sequence

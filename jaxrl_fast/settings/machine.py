@@ -1,4 +1,4 @@
-"""What the machine chooses: the placement and how many devices. None of it is a learning setting.
+"""What depends on the machine: the placement and how many devices are chosen here; neither changes learning.
 
 ``placement=auto`` takes the fastest placement as measured and committed in ``config/placements.yaml``
 (``python experiments/placements.py`` measures it again); what was chosen is written into ``config.yaml``.
@@ -19,7 +19,7 @@ AUTO = "auto"
 
 
 class Choice(NamedTuple):
-    """A placement, the number of devices it gets, and in a few words why."""
+    """A ``placement`` (its name), the number of ``devices`` it gets, and the ``reason`` in a few words, "" for none."""
 
     placement: str
     devices: int
@@ -35,7 +35,7 @@ def cpu_cores() -> int:
 
 
 def processor() -> str:
-    """What the processor calls itself."""
+    """The processor's model name."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -43,13 +43,13 @@ def processor() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of the packages that speed depends on."""
+    """Versions of Python and of the packages on which speed depends."""
     names = ("jaxrl_fast", "jax", "jaxlib", "flax", "brax", "gymnax", "gymnasium", "numpy")
     return {"python": platform.python_version(), **{name: metadata.version(name) for name in names}}
 
 
 def free_memory_bytes() -> int:
-    """Memory that programs can still get, within the limit of a container; all there is where only that is known."""
+    """Memory that programs can still get, within the limit of a container; all memory where only that is known."""
     free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     meminfo, group = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
     if meminfo.exists():
@@ -64,8 +64,8 @@ def free_memory_bytes() -> int:
 
 
 def busy_seconds() -> tuple[float, float] | None:
-    """CPU seconds that all programs have taken on this machine so far, and those of this process, its session and its
-    children that live; None where the system does not tell (it does on Linux)."""
+    """CPU seconds that all programs have used on this machine so far, and those of this process, its session and its
+    living children; None where the system does not say (Linux does)."""
     ticks, tick_s = Path("/proc/stat"), 1 / os.sysconf("SC_CLK_TCK")
     if not ticks.exists():
         return None
@@ -83,8 +83,8 @@ def busy_seconds() -> tuple[float, float] | None:
 def choose(suite: str, name: str, algo: str, *, num_envs: int, num_seeds: int, devices: int) -> Choice:
     """The fastest placement for an environment (its suite and short name) and an algorithm on ``devices`` cores.
 
-    Seeds are divided first, since they have nothing to say to each other. Only as many devices are used as divide the
-    seeds, or else the environments, evenly.
+    Seeds are divided first, since they exchange nothing. Only as many devices are used as divide the seeds, or else the
+    environments, evenly.
     """
     by_seeds = largest_divisor(num_seeds, devices)
     if by_seeds > 1:
@@ -100,7 +100,7 @@ def choose(suite: str, name: str, algo: str, *, num_envs: int, num_seeds: int, d
 
 
 def _file_cache_bytes(statistics: Path) -> int:
-    """What a container uses for files only, which is given back when programs want it."""
+    """What a container uses to cache files, which programs can have when they need it."""
     found = re.search(r"^inactive_file (\d+)$", statistics.read_text(), re.MULTILINE)
     return int(found[1]) if found else 0
 

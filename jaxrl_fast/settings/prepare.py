@@ -1,4 +1,5 @@
-"""What a run leaves to the machine: JAX is started with the devices that it needs, and what is ``auto`` is chosen."""
+"""Prepares a run for this machine: starts JAX with the devices that it needs and resolves settings that are
+``auto``."""
 
 import dataclasses
 import sys
@@ -27,7 +28,8 @@ HOST = machine.Choice("fused", 1, "actions and learning on one device, environme
 
 @contextmanager
 def prepare_run(run: Run) -> Iterator[tuple[Run, str, VecEnv | HostEnv]]:
-    """The run with everything chosen, a few words on that, and its environments, which are closed on leaving.
+    """The run with every ``auto`` resolved, a few words on the choice, and its environments, which are closed on
+    leaving.
 
     Raises:
         ValueError: the run does not fit its processes, or an environment refuses its id or an option.
@@ -37,7 +39,7 @@ def prepare_run(run: Run) -> Iterator[tuple[Run, str, VecEnv | HostEnv]]:
     env = make_envs(complete)
     try:
         if not isinstance(env, HostEnv) and complete.pool != pool_defaults():
-            raise ValueError(f"pool.* says nothing beside env={run.env}, which is compiled here: leave it out")
+            raise ValueError(f"pool.* has no effect with env={run.env}, which is compiled here: leave it out")
         if run.placement == machine.AUTO and isinstance(env, HostEnv):  # only now known of a user's own environment
             complete = dataclasses.replace(complete, placement=HOST.placement, devices=HOST.devices)
             chosen = HOST.reason
@@ -48,8 +50,8 @@ def prepare_run(run: Run) -> Iterator[tuple[Run, str, VecEnv | HostEnv]]:
 
 
 def fill_in(run: Run) -> tuple[Run, str]:
-    """Start JAX with the devices that the run needs, and fill in what the machine chooses; a few words on that. A
-    visible accelerator that is left unused is warned of.
+    """Start JAX with the devices that the run needs, and resolve its placement and devices; returns the run and a few
+    words on the choice. Warns of visible accelerators that are left unused.
 
     Raises:
         ValueError: the run does not fit the processes that were started for it.
@@ -85,11 +87,11 @@ def fill_in_among(run: Run, several: Processes) -> tuple[Run, str]:
 
 
 def fill_in_alone(run: Run, *, look_up: bool = True) -> tuple[Run, str]:
-    """As `fill_in`, for a single process. With ``look_up``, what the autotuner has measured here stands before what the
-    package knows.
+    """As `fill_in`, for a single process. With ``look_up``, what the autotuner measured here comes before the package's
+    table.
 
-    A CPU is cut into one device per core, unless the placement needs one only. An accelerator's other devices rest
-    unless a placement is named or was measured.
+    A CPU becomes one device per core, unless the placement needs only one. Of several accelerators only the first is
+    used, unless a placement is named or was measured.
     """
     envs.resolve(run.env, dict(run.env_options))  # what it does not know is refused before anything slow starts
     finding = remembered(run, findings.cpu_device()) if look_up else None
@@ -112,7 +114,7 @@ def fill_in_alone(run: Run, *, look_up: bool = True) -> tuple[Run, str]:
 
 
 def remembered(run: Run, device: findings.Device) -> findings.Finding | None:
-    """What the autotuner found here for such a run, if this one leaves something to the machine."""
+    """The autotuner's finding for such a run, if this one leaves placement or workers open."""
     workers_open = envs.is_host(run.env) and run.pool["workers"] is None
     if run.placement != machine.AUTO and not workers_open:
         return None
@@ -120,7 +122,7 @@ def remembered(run: Run, device: findings.Device) -> findings.Finding | None:
 
 
 def as_measured(run: Run, finding: findings.Finding | None) -> machine.Choice | None:
-    """The placement of a finding, where it fits: what was found at other sizes may not come out even at these."""
+    """The placement of a finding, where it fits: one found at other sizes may not divide these evenly."""
     if finding is None or "placement" not in finding.free or run.devices is not None:
         return None
     placement, devices = finding.free["placement"], finding.free["devices"]
@@ -138,7 +140,7 @@ def with_workers(run: Run, finding: findings.Finding | None) -> Run:
 
 
 def choose(run: Run, devices: int) -> machine.Choice:
-    """The placement of a run on a CPU as the package knows it."""
+    """The placement of a run on a CPU by the package's table."""
     suite, _ = envs.resolve(run.env, dict(run.env_options))
     if envs.is_host(run.env):
         return HOST
@@ -146,7 +148,8 @@ def choose(run: Run, devices: int) -> machine.Choice:
 
 
 def print_if_serial(run: Run, env: VecEnv | HostEnv, algorithm: Algorithm) -> None:
-    """Say so if the placement runs its groups one after another, and with which delays it would not."""
+    """Print a line if the placement runs its groups one after another, with the values of ``overlap`` at which it would
+    not."""
 
     def parallel(overlap: Overlap) -> bool:
         graph, _ = build_graph(in_graph(env).env, algorithm, graph_options(run)._replace(overlap=overlap))

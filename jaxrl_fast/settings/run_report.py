@@ -1,4 +1,4 @@
-"""The folder of a new run, and what is said and written as it begins and ends."""
+"""The folder of a new run, and what is printed and written as it begins and ends."""
 
 import secrets
 import signal
@@ -18,7 +18,7 @@ RUNS = Path("runs")
 
 
 def new_folder(run: Run) -> Path:
-    """Make the run's folder, or find it again, and put ``config.yaml`` into it.
+    """Make the run's folder, or take that of a resumed run, and write ``config.yaml`` into it.
 
     Raises:
         ValueError: it holds a run already, or cannot be written to.
@@ -46,7 +46,7 @@ def new_folder(run: Run) -> Path:
 
 
 def print_opening(run: Run, chosen: str, folder: Path) -> None:
-    """What the names stand for, what was chosen for this machine, and where the run goes."""
+    """Print what the names stand for, what was chosen for this machine, and where the run's files go."""
     print(envs.describe(run.env, run.env_options))
     print(f"{run.algo}, settings {f'tuned for this environment ({run.tuned_file})' if run.tuned_file else 'untuned'}")
     seeds = f", {run.num_seeds} seeds from {run.seed}" if run.num_seeds > 1 else f", seed {run.seed}"
@@ -80,7 +80,7 @@ def add_to_summary(
 
 
 def print_closing(summary: dict[str, Any], folder: Path, pages: list[str]) -> None:
-    """Result, speed, paths, and the command that repeats the run."""
+    """Print result, speed, paths, and the command that repeats the run."""
     steps = f"{summary['env_steps']:,} steps and {summary['updates']:,} updates"
     interval = summary.get("eval_return_ci95")
     spread = f"95 % of the mean [{interval[0]:.1f}, {interval[1]:.1f}]" if interval else "std over episodes"

@@ -1,4 +1,4 @@
-"""Everything that a run was told, and what is made of it."""
+"""All settings of a run, and what is made of them."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -23,13 +23,14 @@ GROUPS = ("env", "algo", "placement")
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Everything a run was told. ``env`` and ``env_options`` go to ``envs.make``, ``algo_options`` to the factory.
+    """All settings of a run; fields named like a key of the command line mean the same (`schema`).
 
-    ``eval_every`` and ``total_steps`` are environment steps over all environments, for each seed; ``tuned_file`` is the
-    file of tuned settings that applied, relative to the config folder. ``resume`` is the checkpoint to go on from;
-    ``requeued``: the folder may hold an earlier start of the same run. ``processes`` are those that were named, and
-    ``distributed`` says whether to look for those of a cluster. ``auto_width``: ``num_envs`` is to be replaced by what
-    is fastest here, with the samples per update that it stands for.
+    ``env`` and ``env_options`` go to ``envs.make``, ``algo_options`` to the factory of ``algo``, ``pool`` to the pool
+    of worker processes. ``total_steps`` and ``eval_every`` are environment steps over all environments, for each seed.
+    ``tuned_file``: the file of tuned settings that applied, relative to the config folder. ``resume``: the path of the
+    checkpoint to go on from; ``requeued``: the folder may hold an earlier start of the same run. ``processes``: those
+    that were named on the command line; ``distributed``: whether to look for those of a cluster. ``auto_width``:
+    ``num_envs`` is to be replaced by the fastest number here that keeps the samples per update.
     """
 
     env: str
@@ -63,12 +64,12 @@ class Run:
 
 
 def graph_options(run: Run) -> GraphOptions:
-    """What of the run's graph is no part of its algorithm."""
+    """The options of the run's graph that do not belong to its algorithm."""
     return GraphOptions(run.overlap, run.learners, run.average, run.total_steps, run.nan)
 
 
 def make_algorithm(run: Run) -> Algorithm:
-    """The run's algorithm, before it meets an environment.
+    """The run's algorithm, not yet bound to an environment.
 
     Raises:
         ValueError: options that do not fit together.
@@ -77,7 +78,7 @@ def make_algorithm(run: Run) -> Algorithm:
 
 
 def make_envs(run: Run) -> VecEnv | HostEnv:
-    """The run's environments side by side; those on the host are to be closed.
+    """The run's environments; close them at the end if they are on the host.
 
     Raises:
         ValueError: the environment refuses its id or an option.
@@ -87,12 +88,12 @@ def make_envs(run: Run) -> VecEnv | HostEnv:
 
 
 def pool_defaults() -> dict[str, Any]:
-    """``pool.*`` where nothing is told."""
+    """The defaults of ``pool.*``."""
     return {name.removeprefix("pool."): key.default for name, key in run_keys().items() if name.startswith("pool.")}
 
 
 def may_be_host(env: str) -> bool:
-    """Whether ``pool.*`` may mean something: the environments are on the host, or a user's own."""
+    """Whether ``pool.*`` may have an effect: the environments are on the host, or a user's own."""
     return envs.is_host(env) or env == "custom"
 
 
@@ -102,19 +103,19 @@ def env_name(run: Run) -> str:
 
 
 def to_yaml(run: Run) -> str:
-    """The run as a file that ``config=<file>`` repeats. Where its results went is no part of it, nor which processes
-    shared the work: a single one with as many devices computes the same."""
+    """The run as a file that ``config=<file>`` repeats. It leaves out where results went and which processes shared the
+    work: a single one with as many devices computes the same."""
     return OmegaConf.to_yaml(OmegaConf.create(_to_tree(run)))
 
 
 def flat_settings(run: Run) -> dict[str, Any]:
-    """The same by dotted key, as a checkpoint keeps it."""
+    """The same by dotted key, as a checkpoint stores it."""
     return by_dotted_key(_to_tree(run))
 
 
 def _to_tree(run: Run) -> dict[str, Any]:
-    told = {key: value for key, value in run.env_options.items() if f"env.{key}" in run_keys()}
-    options = {key: value for key, value in run.env_options.items() if key not in told}
+    known = {key: value for key, value in run.env_options.items() if f"env.{key}" in run_keys()}
+    options = {key: value for key, value in run.env_options.items() if key not in known}
     alone = (
         "placement",
         "overlap",
@@ -131,7 +132,7 @@ def _to_tree(run: Run) -> dict[str, Any]:
         "debug",
     )
     return {
-        "env": {"name": run.env, **told, **({"options": options} if options else {})},
+        "env": {"name": run.env, **known, **({"options": options} if options else {})},
         "algo": {"name": run.algo, **{key: plain(value) for key, value in run.algo_options.items()}},
         "eval": {"every": run.eval_every, "episodes": run.eval_episodes},
         "checkpoint": run.checkpoints._asdict(),
@@ -142,12 +143,12 @@ def _to_tree(run: Run) -> dict[str, Any]:
 
 
 def by_dotted_key(tree: Mapping[Any, Any]) -> dict[str, Any]:
-    """By dotted key; of a group, its own key is its name."""
+    """Leaves by dotted key; the name of a group has the group's own key (``env``, not ``env.name``)."""
     return {key.removesuffix(".name") if key[:-5] in GROUPS else key: v for key, v in flatten(tree).items()}
 
 
 def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """Leaves by dotted key; an option of an environment stays whole."""
+    """Leaves by dotted key; an environment's option that is a dictionary is one leaf."""
     flat = {}
     for key, value in tree.items():
         if isinstance(value, dict) and prefix != "env.options.":

@@ -1,4 +1,4 @@
-"""Settings of the JAX process, made by the commands; importing the library changes none of them."""
+"""Sets JAX up for this process. The commands do it; importing the library changes nothing."""
 
 import hashlib
 import os
@@ -11,7 +11,7 @@ import jax
 def setup(*, cpu_devices: int | None = None, cache: bool = True) -> None:
     """Prepare this process for training; call it before anything that touches a device.
 
-    ``cpu_devices``: how many XLA devices to make of the CPU's cores; ``cache``: keep compiled programs on disk, so
+    ``cpu_devices``: how many XLA devices to make of the CPU's cores; ``cache``: save compiled programs on disk, so
     that a second start is fast (in the folder ``JAXRL_FAST_CACHE``, else ``jaxrl_fast`` in the user's cache folder;
     ``JAXRL_FAST_CACHE=off`` keeps nothing).
 
@@ -29,13 +29,13 @@ def setup(*, cpu_devices: int | None = None, cache: bool = True) -> None:
     folder = cache_folder() if cache else None
     if folder is not None:
         jax.config.update("jax_compilation_cache_dir", str(folder))
-        # Everything: building a brax world alone compiles a hundred small programs.
+        # Also programs that compile fast: building a brax environment alone compiles a hundred small ones.
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 def cache_root() -> Path | None:
-    """The folder of all that is kept between runs; None with ``JAXRL_FAST_CACHE=off``."""
+    """The folder of all that is saved between runs; None with ``JAXRL_FAST_CACHE=off``."""
     base = os.environ.get("JAXRL_FAST_CACHE")
     if base == "off":
         return None
@@ -43,13 +43,13 @@ def cache_root() -> Path | None:
 
 
 def cache_folder() -> Path | None:
-    """Where compiled programs are kept: one folder per kind of CPU, since programs hold its instructions."""
+    """Where compiled programs are saved: one folder per kind of CPU, since programs hold its instructions."""
     root = cache_root()
     return None if root is None else root / f"xla-{_cpu_fingerprint()}"
 
 
 def _cpu_fingerprint() -> str:
-    """Machine type and, where the system tells, the CPU's instruction sets."""
+    """A hash of the machine type and, where the system lists them, the CPU's instruction sets."""
     features = platform.machine() + platform.processor()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -59,7 +59,7 @@ def _cpu_fingerprint() -> str:
 
 
 def jax_has_started() -> bool:
-    """Whether JAX has made its devices: it then refuses to be told another number of them."""
+    """Whether JAX has made its devices: it then refuses another number of them."""
     devices = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]
     try:
         jax.config.update("jax_num_cpu_devices", devices + 1)

@@ -19,20 +19,20 @@ from jaxrl_fast.networks.dense import Precision
 from jaxrl_fast.numerics.schedules import SCHEDULES
 
 MAX_SEED = 2**32 - 1
-"""JAX forgets what a larger seed has above its lowest 32 bits."""
+"""Of a larger seed JAX uses only the lowest 32 bits."""
 MAX_SIZE = 2**31 - 1
-"""What JAX counts with."""
+"""The largest int32, with which JAX counts."""
 NOT_OPTIONS = ("precision",)
 """Factory arguments that are keys of the run, not of the algorithm."""
 
 
 class ConfigError(ValueError):
-    """Settings that make no run; the message is one line that says what to write instead."""
+    """Settings that cannot be run; the message is one line that says what to write instead."""
 
 
 class Key(NamedTuple):
-    """A setting: its type, default, least and largest value (of numbers, also in a list), and what it means, with its
-    unit."""
+    """A setting: its ``type``, its ``default``, and ``text``, a line of help with the unit. ``minimum`` and ``maximum``
+    hold for numbers, also in a list."""
 
     type: Any
     default: Any
@@ -65,7 +65,7 @@ class CheckpointSchema:
 
 @dataclasses.dataclass(frozen=True)
 class DistributedSchema:
-    """``distributed.*``: what `processes.named_processes` takes; beside them, ``distributed`` itself stands alone."""
+    """``distributed.*``: the arguments of `cluster.named_processes`. ``distributed`` itself is a key of `RunSchema`."""
 
     coordinator: str | None = setting(None, "host:port where process 0 listens")
     num_processes: int | None = setting(None, "processes of the run", 1)
@@ -74,7 +74,7 @@ class DistributedSchema:
 
 @dataclasses.dataclass(frozen=True)
 class EnvSchema:
-    """``env.*``. Which of them an environment takes is its own to say; others are given as ``+env.name=value``."""
+    """``env.*``. Each environment refuses those that it does not take; others are given as ``+env.name=value``."""
 
     id: str | None = setting(None, "id within env=brax, gymnax, gymnasium, atari or probe")
     backend: str | None = setting(None, "physics of a brax environment")
@@ -102,7 +102,7 @@ class PoolSchema:
 
 @dataclasses.dataclass(frozen=True)
 class RunSchema:
-    """The keys that stand alone."""
+    """The keys without a section."""
 
     total_steps: int = setting(1_000_000, "env steps over all environments, for each seed", 1)
     num_envs: int | Literal["auto"] = setting(64, "environments side by side; auto: as measured here", 1, MAX_SIZE)
@@ -174,7 +174,7 @@ def read_value(name: str, value: Any, key: Key) -> Any:
 
 
 def describe_type(wanted: Any) -> str:
-    """A type in words, as it stands after "write"."""
+    """A type in words, to follow "write" in a message."""
     if wanted is Any:
         return f"a number or a schedule such as {next(iter(SCHEDULES))}:3e-4:0 ({', '.join(SCHEDULES)})"
     if get_origin(wanted) is Literal:
@@ -227,7 +227,7 @@ def _convert(value: Any, wanted: Any) -> Any:
 
 
 def _convert_to_one(value: Any, kinds: tuple[Any, ...]) -> Any:
-    """As the first of several types that fits."""
+    """The value as the first of several types that fits."""
     *others, last = (kind for kind in kinds if kind is not NoneType)
     for kind in others:
         try:

@@ -15,7 +15,12 @@ from jaxrl_fast.training.recorder import NonFiniteError
 
 
 def check_host(env: VecEnv | HostEnv, num_seeds: int, debug: bool) -> None:
-    """Raises ValueError where environments on the host were not made for so many seeds, or should step again."""
+    """Refuse environments on the host that were made for another number of seeds, or a ``debug`` that would step them
+    again.
+
+    Raises:
+        ValueError: with what to write instead.
+    """
     if isinstance(env, HostEnv) and debug:
         raise ValueError("debug=true computes a tick again, which environments on the host cannot: leave it out")
     if isinstance(env, HostEnv) and env.num_seeds != num_seeds:
@@ -25,14 +30,14 @@ def check_host(env: VecEnv | HostEnv, num_seeds: int, debug: bool) -> None:
         )
 
 
-def check_processes(env: VecEnv | HostEnv, told: Mapping[str, Any]) -> None:
-    """Refuse processes of one run that were ``told`` different things, or one that cannot share it.
+def check_processes(env: VecEnv | HostEnv, settings: Mapping[str, Any]) -> None:
+    """Refuse processes of one run that were started with different ``settings``, and what works in one process only.
 
     Raises:
         ValueError: naming the setting.
     """
-    distributed.check_agreement(told)
-    if told["debug"]:
+    distributed.check_agreement(settings)
+    if settings["debug"]:
         distributed.require_one("debug=true", jax.process_count())
     if isinstance(env, HostEnv):
         distributed.require_one(f"environment {env.spec.name}, which steps on the host,", jax.process_count())

@@ -1,6 +1,6 @@
 """The processes of one run, on one host or many: how they find one another, and how they end together.
 
-What they do together meanwhile is in `distributed`.
+What they do together while the run goes on is in `jaxrl_fast.graph.distributed`.
 """
 
 import os
@@ -21,6 +21,7 @@ HEARTBEAT_TIMEOUT_S = 20
 LAST_MEETING_S = 7 * 24 * 3600
 """How long the others wait for process 0, which may still be drawing; should it die, they end all the same."""
 SHORT_MEETING_S = 5
+"""How long a process that failed waits for the others, which may have failed for the same reason."""
 POLL_S = 0.5
 CLUSTERS = {
     "OMPI_COMM_WORLD_SIZE": "jax._src.clusters.OmpiCluster",
@@ -31,13 +32,14 @@ CLUSTERS = {
 CONNECTED = "jax._src.distributed.global_state"
 MEETING = "jax._src.lib._jax.DistributedRuntimeClient.wait_at_barrier"
 LOST = re.compile(r"gloo|nccl|coordination service", re.IGNORECASE)
-"""In an error of JAX: another process did not take part."""
+"""What JAX's error says if another process is gone."""
 
 
 class Processes(NamedTuple):
-    """This process (``process_id`` of ``num_processes``) and where process 0 listens (``host:port``).
+    """This process (``process_id`` of ``num_processes``, from 0) and the ``coordinator``: where process 0 listens, as
+    ``host:port``.
 
-    ``local_devices``: which of the devices that it sees are its own (None: all of them).
+    ``local_devices``: the numbers of the devices that it drives, of those that it sees (None: all of them).
     """
 
     coordinator: str
@@ -47,7 +49,7 @@ class Processes(NamedTuple):
 
 
 def named_processes(coordinator: str | None, num_processes: int | None, process_id: int | None) -> Processes | None:
-    """The processes that a user names; None where none are.
+    """The processes that a user names on the command line; None where none are named.
 
     Raises:
         ValueError: a key is missing, or they do not fit together.
@@ -80,7 +82,7 @@ def find() -> Processes | None:
     A process alone on its node drives all devices there; of several on a node each drives one, as JAX has it.
 
     Raises:
-        ValueError: the cluster does not say what is needed.
+        ValueError: the cluster's variables do not say how the processes find one another.
     """
     try:
         kinds = [_private(name) for variable, name in CLUSTERS.items() if variable in os.environ]
@@ -136,12 +138,12 @@ def start(processes: Processes) -> None:
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether an error of JAX says that another process did not take part."""
+    """Whether an error of JAX says that another process is gone."""
     return jax.distributed.is_initialized() and LOST.search(str(error)) is not None
 
 
 def finish() -> None:
-    """The end of a run that went well: go when all have come this far, so that nobody takes another for dead."""
+    """End a run that went well: wait until all processes have come this far, so that none is taken for dead."""
     if joined.is_set():
         _meet("end", LAST_MEETING_S)
         jax.distributed.shutdown()
@@ -150,8 +152,8 @@ def finish() -> None:
 
 
 def leave(status: int) -> NoReturn:
-    """The end of one that did not go well: wait for nobody who may hang, but for a moment, since all of them may be
-    about to say the same."""
+    """End a run that failed. Another process may hang, so none is waited for longer than `SHORT_MEETING_S`: they may be
+    about to fail for the same reason, each with its own message."""
     last_word.say("")
     if status > 1 and joined.is_set() and _meet("error", SHORT_MEETING_S):
         # All are here: part in order, or process 0, gone first, would look like one that died.
@@ -188,21 +190,21 @@ def tasks_on_node() -> int:
 
 
 def visible_devices() -> int | None:
-    """How many GPUs the surroundings let this process see, if they say so."""
+    """How many GPUs ``CUDA_VISIBLE_DEVICES`` lets this process see; None where it is not set."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return len(visible.split(",")) if visible else None
 
 
 class LastWord:
-    """What is said on stderr should this process be ended by a signal that no Python code can see: JAX, from a thread
-    of its own, calls abort() after a page of text when another process is lost."""
+    """A line on stderr should this process end without Python's knowledge: when another process is lost, JAX prints a
+    page and calls abort() from a thread of its own. A shell that outlives the process prints the line."""
 
     def __init__(self) -> None:
         self.text = ""
         self._shell: subprocess.Popen[str] | None = None
 
     def say(self, text: str) -> None:
-        """From now on it is ``text``, one line; nothing if it is empty."""
+        """Set the line; nothing is printed if it is empty."""
         self.text = text
         if self._shell is None:
             script = 'while IFS= read -r line; do last=$line; done; [ -z "$last" ] || printf "%s\\n" "$last" >&2'
@@ -227,16 +229,16 @@ def _meet(name: str, timeout_s: int) -> bool:
     """Wait until all processes have come here, or for ``timeout_s``; whether they came."""
     try:
         _private(CONNECTED).client.wait_at_barrier(f"jaxrl_fast_{name}", timeout_s * 1000)
-    except Exception:  # somebody did not come: nothing that can be mended here
+    except Exception:  # a process did not come: nothing can be done about that here
         return False
     return True
 
 
 def _private(name: str) -> Any:
-    """What JAX calls so, and promises to nobody.
+    """An object of JAX that is not public, by its dotted name.
 
     Raises:
-        ValueError: this version has it not.
+        ValueError: this version of JAX does not have it.
     """
     try:
         return pkgutil.resolve_name(name)

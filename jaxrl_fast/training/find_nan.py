@@ -14,7 +14,7 @@ from jax.experimental import checkify
 from jaxrl_fast.fragments.updates import all_finite
 from jaxrl_fast.graph import dataflow as graphs
 from jaxrl_fast.graph.dataflow import Channels, Fragment, Graph, TrainState
-from jaxrl_fast.graph.program import Run
+from jaxrl_fast.graph.program_functions import RunChunk
 from jaxrl_fast.runs import checkpoint_files
 from jaxrl_fast.runs.checkpointing import Checkpointer
 from jaxrl_fast.training import resuming
@@ -27,9 +27,9 @@ PLACE = re.compile(r"\S+:\d+ \([^)]+\)")
 
 
 def explain_nonfinite(
-    error: NonFiniteError, job: Job, run: Run, saver: Checkpointer | None, origin: Path | None
+    error: NonFiniteError, job: Job, run: RunChunk, saver: Checkpointer | None, origin: Path | None
 ) -> NonFiniteError:
-    """The error with the last good checkpoint and, with ``debug``, the operation that it began with. ``origin`` is the
+    """The error, with the last good checkpoint and, with ``debug``, the operation that gave the number. ``origin``: the
     checkpoint from which the run was resumed."""
     if saver is not None:
         saver.wait()
@@ -62,8 +62,8 @@ def find_operation(graph: Graph, state: TrainState, tick: int, fragment: str) ->
     )
 
 
-def _state_before(tick: int, job: Job, run: Run, checkpoint: Path | None) -> TrainState:
-    """The state at the start of the chunk that holds ``tick``, computed from a checkpoint or from nothing."""
+def _state_before(tick: int, job: Job, run: RunChunk, checkpoint: Path | None) -> TrainState:
+    """The state at the start of the chunk that holds ``tick``, computed from a checkpoint or from the start."""
     state = job.program.init(job.keys, job.algorithm.hyper)
     description = checkpoint_files.read_description(checkpoint) if checkpoint else None
     if description is not None and not description.replay_lost:
@@ -89,12 +89,12 @@ def _step(graph: Graph, fragments: tuple[Fragment, ...], state: TrainState, fres
 
 
 def _by_checkify(step: Callable[..., tuple], state: TrainState, fresh: Channels, errors: Any) -> str | None:
-    """Compiled, so quick."""
+    """The operation as JAX's `checkify` finds it, in a compiled program: quick, but it misses some."""
     error, _ = jax.jit(checkify.checkify(step, errors=errors))(state, fresh)
     found = error.get_exception()
     if found is None:
         return None
-    # What it was traced through follows the message, innermost first.
+    # Behind the message stands where the operation was traced, the innermost call first.
     places = [
         place for place in PLACE.findall(str(getattr(found, "traceback_info", ""))) if not place.startswith(JAX_FOLDER)
     ]
@@ -102,7 +102,8 @@ def _by_checkify(step: Callable[..., tuple], state: TrainState, fresh: Channels,
 
 
 def _by_hand(step: Callable[..., tuple], state: TrainState, fresh: Channels) -> str | None:
-    """One operation after another, which is slow; finds the NaNs that `checkify` passes over, such as chosen ones."""
+    """The operation as found by running one after another: slow, but it finds NaNs that `checkify` misses, such as
+    those that a ``where`` chooses."""
     try:
         with jax.disable_jit(), jax.debug_nans(True):
             jax.block_until_ready(step(state, fresh))

@@ -16,8 +16,12 @@ from jaxrl_fast.training.planning import Plan
 
 
 class Job(NamedTuple):
-    """``keys`` ``[S]``, one for each seed; ``failures`` collects what environments on the host raise in a callback;
-    ``options`` made the ``graph``; ``debug`` is that of `learn`."""
+    """A run before it starts: ``env``, ``algorithm`` and the ``agent`` that binds the two; the ``graph`` that
+    ``options`` made of them, its ``placement`` and ``program``; and the ``plan`` of its chunks.
+
+    ``keys`` ``[S]``: a random key for each seed; ``failures`` collects what environments on the host raise in a
+    callback; ``debug`` as of `learn`.
+    """
 
     env: VecEnv | HostEnv
     algorithm: Algorithm

@@ -1,4 +1,4 @@
-"""The loop: drives compiled chunks of ticks, and says what happened between them.
+"""The training loop: runs compiled chunks of ticks and, between them, evaluates, saves and reports.
 
 A chunk has a fixed size and is compiled once; its state is donated, its metrics come back when it ends. Everything
 slow or with a side effect (evaluation, files, callbacks, signals) happens between chunks.
@@ -33,16 +33,17 @@ from jaxrl_fast.inspection.drawing import draw_run
 from jaxrl_fast.policy.policies import Policy
 from jaxrl_fast.runs.checkpointing import Checkpointer, Checkpoints
 from jaxrl_fast.runs.folder import RunFolder
+from jaxrl_fast.runs.hooks import OnMetrics, Row, ShouldStop, Tell
 from jaxrl_fast.training import find_nan, resuming
 from jaxrl_fast.training.checks import check_host, check_processes, check_start
 from jaxrl_fast.training.job import Job
 from jaxrl_fast.training.planning import plan_run
-from jaxrl_fast.training.recorder import NonFiniteError, Recorder, Row
+from jaxrl_fast.training.recorder import NonFiniteError, Recorder
 from jaxrl_fast.training.run_files import describe_start, open_folder
 
 
 class BetweenChunks(Protocol):
-    """What is called after every chunk, before its checkpoint."""
+    """Sees the state after every chunk, before its checkpoint, and may change it."""
 
     def __call__(self, state: TrainState, scores: np.ndarray) -> TrainState | None:
         """``state``: all that the run is, leaves ``[S, ...]`` with several seeds, else without that axis; its buffers
@@ -52,17 +53,19 @@ class BetweenChunks(Protocol):
 
 
 class Calls(NamedTuple):
-    """What `learn` calls while it runs."""
+    """What `learn` calls while it runs: ``on_metrics`` for each row (None: nothing), ``should_stop`` before each chunk,
+    ``between_chunks`` after each, and ``tell`` for what a person should know."""
 
-    on_metrics: Callable[[Row], None] | None
-    should_stop: Callable[[], bool]
+    on_metrics: OnMetrics | None
+    should_stop: ShouldStop
     between_chunks: BetweenChunks
-    tell: Callable[[str], None]
+    tell: Tell
 
 
 class Result(NamedTuple):
-    """``state`` has a leading seed axis ``[S, ...]``; ``policy`` is that of the seed with the best last evaluation;
-    ``history`` holds a row a chunk and a row an evaluation; ``summary`` is what ``summary.json`` holds."""
+    """What a run gives: its last ``state``, with a leading seed axis ``[S, ...]`` always; the ``policy`` of the seed
+    with the best last evaluation; ``history``: a row for each chunk and each evaluation; ``summary``: what
+    ``summary.json`` holds."""
 
     state: TrainState
     policy: Policy
@@ -79,18 +82,18 @@ def make_train_step(
     average: Average = "gradients",
     total_steps: int | None = None,
 ) -> tuple[Callable[..., TrainState], Callable[[TrainState], tuple[TrainState, dict[str, jax.Array]]]]:
-    """``(init, train_step)``, both pure: jit, scan, vmap or change them.
+    """Training as two pure functions ``(init, train_step)``: jit, scan, vmap or change them.
 
     ``init(key, hyper=algorithm.hyper) -> TrainState``; ``train_step(state) -> (state, metrics)`` is one tick: sample,
-    then learn. Donate the state when you jit the step. Under a ``vmap`` of your own, updates that rest during a warm-up
-    are computed and discarded; `learn` with ``num_seeds`` skips them. Environments on the host are stepped by ordered
+    then learn. Donate the state when you jit the step. Under a ``vmap`` of your own, the updates of a warm-up are
+    computed and discarded; `learn` with ``num_seeds`` skips them. Environments on the host are stepped by ordered
     callbacks: on one device, each state once and in order, and not under a ``vmap`` of your own.
 
     Raises:
         ValueError: algorithm and environment do not fit.
     """
-    worlds = make_bridge(env).env if isinstance(env, HostEnv) else env
-    graph, _ = build_graph(worlds, algorithm, GraphOptions(overlap, learners, average, total_steps))
+    vec_env = make_bridge(env).env if isinstance(env, HostEnv) else env
+    graph, _ = build_graph(vec_env, algorithm, GraphOptions(overlap, learners, average, total_steps))
 
     def init(key: jax.Array, hyper: Any = algorithm.hyper) -> TrainState:
         return init_graph(graph, key, hyper)
@@ -115,16 +118,16 @@ def learn(
     devices: int | None = None,
     eval_every: int | None = None,
     eval_episodes: int = 32,
-    on_metrics: Callable[[Row], None] | None = None,
+    on_metrics: OnMetrics | None = None,
     run_dir: str | Path | None = None,
     checkpoints: Checkpoints = Checkpoints(),
     resume: str | Path | None = None,
     nan: OnNan = "stop",
     debug: bool = False,
-    should_stop: Callable[[], bool] = lambda: False,
+    should_stop: ShouldStop = lambda: False,
     between_chunks: BetweenChunks = lambda state, scores: None,
     settings: Mapping[str, Any] | None = None,
-    tell: Callable[[str], None] = lambda line: print(line, file=sys.stderr),
+    tell: Tell = lambda line: print(line, file=sys.stderr),
 ) -> Result:
     """Train for ``total_steps`` environment steps over all environments, for each of ``num_seeds`` seeds at once.
 
@@ -132,12 +135,11 @@ def learn(
     episodes the greedy policy is evaluated. ``placement`` is a name or a function ``(graph, devices) -> Placement``,
     and ``devices`` how many of JAX's devices it may use (default all). ``on_metrics`` gets each row of ``history`` as
     it comes. Nothing is written unless ``run_dir`` is given; then ``checkpoints`` says when the whole state is saved.
-    ``resume`` is a run's folder or one of its checkpoints, to go on from. ``nan="skip"`` leaves out updates that would
-    give a number that is not finite; ``debug`` names the operation that gave one. ``should_stop`` is asked before every
-    chunk, and now and then during an evaluation, which is then left for the resumed run to make. ``between_chunks`` as
-    `BetweenChunks`. ``settings`` is what a
-    resumed run must have in common with this one (default: taken from the arguments); ``tell`` gets what a person
-    should know, in lines.
+    ``resume`` is a run's folder or one of its checkpoints, to go on from. ``nan="skip"`` drops updates that would give
+    a number that is not finite; ``debug`` names the operation that gave one. ``should_stop`` is asked before every
+    chunk, and now and then during an evaluation, which is then left for the resumed run to make. ``between_chunks`` is
+    called after every chunk and may change the state. ``settings`` is what a resumed run must have in common with this
+    one (default: taken from the arguments). ``tell`` gets what a person should know, line by line.
 
     In a program that has called `jax.distributed.initialize`, every process calls this alike, with
     ``placement="data_parallel"``; process 0 writes, and calls ``on_metrics`` and ``tell``.
@@ -160,13 +162,13 @@ def learn(
     )
     check_processes(env, {**settings, "resume": resume, "debug": debug})
     check_host(env, num_seeds, debug)
-    worlds, failures = in_graph(env)
+    vec_env, failures = in_graph(env)
     if not distributed.is_first():
         on_metrics, tell = None, lambda line: None
     resumed = None if resume is None else resuming.read(resume, settings, algorithm)
     empty_until = resumed.empty_until if resumed else 0
     options = GraphOptions(overlap, learners, average, total_steps, nan, empty_until)
-    graph, agent = build_graph(worlds, algorithm, options)
+    graph, agent = build_graph(vec_env, algorithm, options)
     plan = plan_run(env, agent, total_steps, eval_every, checkpoints.every, resumed.progress if resumed else None)
     placed = place(graph, placement, devices)
     check_placement(env, placed)
@@ -213,10 +215,10 @@ def run_job(
     return Result(programs.with_seed_axis(state, job.num_seeds), policy, recorder.history, summary)
 
 
-def start(job: Job, recorder: Recorder, resumed: resuming.Resumed | None) -> tuple[TrainState, programs.Run]:
+def start(job: Job, recorder: Recorder, resumed: resuming.Resumed | None) -> tuple[TrainState, programs.RunChunk]:
     """The first state, or that of a checkpoint, and the compiled chunk.
 
-    Both programs are compiled at once, in threads, so that a second core helps and a signal is heard meanwhile.
+    Both programs are compiled at the same time, in threads: a second core helps, and signals are handled meanwhile.
 
     Raises:
         NonFiniteError: the first observation is not finite, and ``nan`` is "stop".
@@ -230,7 +232,7 @@ def start(job: Job, recorder: Recorder, resumed: resuming.Resumed | None) -> tup
             state = resuming.begin_anew(state, first, job.graph, job.agent)
         recorder.go_on_from(resumed.progress)
     jax.block_until_ready(state)
-    distributed.join()  # the first chunk's rate is not to hold what another process still compiles
+    distributed.join()  # or the first chunk's time would include what another process still compiles
     recorder.compiled()
     if job.options.nan == "stop":
         check_start(state, job.graph, job.env)
@@ -238,7 +240,7 @@ def start(job: Job, recorder: Recorder, resumed: resuming.Resumed | None) -> tup
 
 
 def drive(
-    run: programs.Run,
+    run: programs.RunChunk,
     state: TrainState,
     evaluate: Callable[[TrainState], EpisodeTotals | None],
     recorder: Recorder,
@@ -246,7 +248,7 @@ def drive(
     job: Job,
     calls: Calls,
 ) -> TrainState:
-    """Run all chunks, or until ``calls.should_stop`` in any process, and leave a checkpoint of the end.
+    """Run all chunks, or until ``calls.should_stop`` in any process, and save the last state.
 
     The last state of a whole run is always evaluated; a run that is stopped ends as soon as it is saved.
     """

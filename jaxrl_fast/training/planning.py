@@ -8,13 +8,17 @@ from jaxrl_fast.experience.binding import Bound
 
 CHUNKS_PER_RUN = 100
 MAX_CHUNK_STEPS = 32_768
-"""Environment steps after which a chunk ends, if a tick allows: a signal is heard when a chunk has ended."""
+"""Most environment steps of a chunk, unless one tick has more: signals wait for the end of a chunk."""
 MAX_CHUNK_FRAMES = 524_288
 """The same for updates times their batch size."""
 
 
 class Plan(NamedTuple):
-    """Sizes of a run, in ticks and chunks of them; ``steps_per_tick`` are environment steps over all environments."""
+    """How a run is cut: into ``num_chunks`` chunks of ``ticks_per_chunk`` ticks, of ``steps_per_tick`` environment
+    steps (over all environments) each.
+
+    ``chunks_per_eval``, ``chunks_per_checkpoint``: an evaluation and a checkpoint follow every so many chunks.
+    """
 
     ticks_per_chunk: int
     num_chunks: int

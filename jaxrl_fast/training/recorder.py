@@ -1,7 +1,6 @@
-"""The run's clock and memory: what the chunks and evaluations say, as rows, rates and a summary."""
+"""What is recorded of a run: the metrics of chunks and evaluations as rows, rates and a summary."""
 
 import time
-from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -13,7 +12,8 @@ from jaxrl_fast.evaluation.episodes import bootstrap_interval
 from jaxrl_fast.fragments.updates import DROPPED
 from jaxrl_fast.graph.dataflow import Graph, active_ticks, tagged
 from jaxrl_fast.graph.placements import LEARNING, SAMPLING
-from jaxrl_fast.runs.folder import Row, RunFolder
+from jaxrl_fast.runs.folder import RunFolder
+from jaxrl_fast.runs.hooks import OnMetrics, Row
 from jaxrl_fast.training.job import Job
 from jaxrl_fast.training.planning import Plan
 
@@ -31,9 +31,9 @@ NOT_EVALUATED: Row = {"eval_return_mean": None, "eval_return_std": None, "eval_e
 
 
 class Recorder:
-    """The run's clock and memory: rows, rates and the summary. Times in seconds."""
+    """Counts a run's ticks, updates and seconds, and makes rows, rates and the summary of them."""
 
-    def __init__(self, job: Job, on_metrics: Callable[[Row], None] | None, folder: RunFolder | None) -> None:
+    def __init__(self, job: Job, on_metrics: OnMetrics | None, folder: RunFolder | None) -> None:
         self.env, self.agent, self.plan, self.graph = job.env, job.agent, job.plan, job.graph
         self.num_seeds, self.nan, self.empty_until = job.num_seeds, job.options.nan, job.options.empty_until
         self.devices = sorted({str(device) for group in job.placement.groups for device in group.devices})
@@ -70,11 +70,11 @@ class Recorder:
         self.scores, self.eval_row = np.array(progress["scores"]), progress["eval_row"]
 
     def compiling(self) -> None:
-        """The programs are about to be traced and compiled."""
+        """Call before the programs are traced and compiled."""
         self.last_s = time.perf_counter()
 
     def compiled(self) -> None:
-        """The first training step starts now."""
+        """Call when they are compiled and the first training step is about to start."""
         now = time.perf_counter()
         self.compile_s, self.last_s, self.first_step_s = now - self.last_s, now, now
 
@@ -91,7 +91,7 @@ class Recorder:
         return self.ticks * self.plan.steps_per_tick
 
     def add_chunk(self, metrics: dict[str, np.ndarray], rates: dict[str, np.ndarray] | None = None) -> None:
-        """Take in the metrics ``[S, ticks]`` of a chunk that has just ended, and the ``rates`` ``[S]`` by then."""
+        """Record the metrics ``[S, ticks]`` of a chunk that has just ended, and the ``rates`` ``[S]`` at its end."""
         rates = rates or {}
         now = time.perf_counter()
         seconds, self.last_s = now - self.last_s, now
@@ -122,7 +122,7 @@ class Recorder:
             self.folder.add_metrics(row)
 
     def add_evaluation(self, totals: EpisodeTotals) -> None:
-        """Take in an evaluation's totals ``[S, episodes]``."""
+        """Record an evaluation's totals ``[S, episodes]``."""
         env_steps, wall_s = self.env_steps(), self.wall_s()
         self.scores = np.asarray(totals.returns).mean(axis=1)
         self.eval_row = evaluation_row(totals)

@@ -1,8 +1,8 @@
-"""Going on from a checkpoint: what must be as it was, what may change, and the state put back.
+"""Resuming a run from a checkpoint: which settings may change, and how its state is restored.
 
 A run that is resumed with nothing changed computes, on the same machine and placement, bit for bit what it would have
-computed without the break. ``placement``, ``devices``, ``total_steps``, rates and what concerns only evaluation and
-saving may change; anything else makes another run.
+computed without the interruption. ``placement``, ``devices``, ``total_steps``, rates and what concerns only evaluation
+and saving may change; anything else makes another run.
 """
 
 import json
@@ -43,12 +43,15 @@ FREE = (
 )
 """Settings that may change on resume, beside the rates of the algorithm."""
 SILENT = ("name", "tuned")
-"""Those of them that nobody needs to be told of."""
+"""Those of them whose change is not reported."""
 
 
 class Resumed(NamedTuple):
-    """A checkpoint, read and checked; ``changes``: the settings that are no longer as they were, a line each;
-    ``new_rates``: the rates among them, which the checkpoint's do not replace."""
+    """A checkpoint, read and checked, and how the run that goes on from it differs.
+
+    ``description``: what it says of itself; ``arrays``: its arrays by name; ``changes``: the settings that differ, a
+    line each; ``new_rates``: names of the rates that differ, which keep this run's values.
+    """
 
     description: CheckpointFacts
     arrays: dict[str, np.ndarray]
@@ -67,7 +70,7 @@ class Resumed(NamedTuple):
 
 
 def settings_of(env: VecEnv | HostEnv, algorithm: Algorithm, agent: Bound, **run: Any) -> dict[str, Any]:
-    """What a run made in a program of one's own is known by, by key of the command line where there is one."""
+    """The settings of a run that calls `learn` itself, by key of the command line where there is one."""
     options = {
         **algorithm.options,
         **algorithm.hyper._asdict(),
@@ -87,8 +90,8 @@ def settings_of(env: VecEnv | HostEnv, algorithm: Algorithm, agent: Bound, **run
 
 
 def check(path: str | Path, settings: Mapping[str, Any], algorithm: Algorithm) -> tuple[CheckpointFacts, list[str]]:
-    """Hold the checkpoint that ``path`` means to its digests and to a run with ``settings``, without loading it; what
-    it says of itself, and the settings that are no longer as they were.
+    """Check that the checkpoint that ``path`` means is undamaged and fits a run with ``settings``, without loading it.
+    Returns what it says of itself, and the settings that differ.
 
     Raises:
         CheckpointError: it is missing or damaged, or a setting differs that may not.
@@ -112,7 +115,7 @@ def read(path: str | Path, settings: Mapping[str, Any], algorithm: Algorithm) ->
 
 
 def compare(description: CheckpointFacts, settings: Mapping[str, Any], rates: Iterable[str]) -> list[str]:
-    """The settings that differ from those of a checkpoint and may, each as a line.
+    """The settings that differ from a checkpoint's, where they may, each as a line; ``rates``: keys that may too.
 
     Raises:
         CheckpointError: one differs that may not.
@@ -134,7 +137,7 @@ def compare(description: CheckpointFacts, settings: Mapping[str, Any], rates: It
 
 
 def put_back(state: TrainState, resumed: Resumed, program: Program) -> TrainState:
-    """A run's first state with everything of the checkpoint in place, where the program wants it.
+    """A run's first ``state`` with the checkpoint's arrays put in, on the devices of the program.
 
     Raises:
         CheckpointError: the checkpoint's arrays are not those of this run.

@@ -1,6 +1,6 @@
-"""The files of a run while it goes on, and what is told of them as it begins."""
+"""The files of a run while it goes on, and the lines about them as it begins."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from jaxrl_fast.graph.dataflow import TrainState
 from jaxrl_fast.runs import checkpoint_files, checkpointing
 from jaxrl_fast.runs.checkpointing import FOLDER, Checkpointer, Checkpoints
 from jaxrl_fast.runs.folder import RunFolder
+from jaxrl_fast.runs.hooks import Tell
 from jaxrl_fast.training import resuming
 from jaxrl_fast.training.planning import Plan
 
@@ -21,17 +22,17 @@ def describe_start(
     saver: Checkpointer | None,
     plan: Plan,
     agent: Bound,
-    tell: Callable[[str], None],
+    tell: Tell,
 ) -> None:
-    """Tell where a resumed run goes on and what is different, and what the checkpoints will hold."""
+    """Say where a resumed run goes on and what is different, and what the checkpoints will hold."""
     if resumed is not None:
         tell(f"goes on from {resumed.description.path}, {resumed.progress['env_steps']:,} steps trained")
         for line in resumed.changes:
             tell(f"changed: {line}")
         if resumed.description.replay_lost:
             tell(
-                f"the replay buffer was not kept: the next {agent.warmup_ticks * plan.steps_per_tick:,} steps fill a "
-                "new one before anything is learned, and what follows is not what the unbroken run would have computed"
+                f"the replay buffer was not saved: the next {agent.warmup_ticks * plan.steps_per_tick:,} steps fill a "
+                "new one before anything is learned, and what follows differs from the run without the interruption"
             )
     if saver is not None:
         tell(describe_checkpoints(state, saver, plan))
@@ -56,12 +57,12 @@ def open_folder(
     checkpoints: Checkpoints,
     settings: Mapping[str, Any],
     refills: Sequence[str],
-    tell: Callable[[str], None],
+    tell: Tell,
 ) -> Iterator[tuple[RunFolder | None, Checkpointer | None]]:
-    """The run's files and the writer of its checkpoints, closed on leaving; None where nothing is to be written. The
-    files are process 0's alone.
+    """The run's files and the writer of its checkpoints, closed on leaving; None where nothing is to be written. Only
+    process 0 has files.
 
-    A run that goes on in its own folder takes back what was written after the checkpoint.
+    A run that goes on in its own folder removes what was written there after the checkpoint.
     """
     if run_dir is None:
         yield None, None

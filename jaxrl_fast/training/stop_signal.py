@@ -9,8 +9,8 @@ from typing import NoReturn
 
 
 class StopSignal:
-    """Ctrl-C and SIGTERM: the first ends the run after its chunk (at once while there is nothing to save), the second
-    ends the process wherever it is."""
+    """Handles Ctrl-C and SIGTERM: the first ends the run after its chunk (at once while there is nothing to save), the
+    second ends the process wherever it is. Calling it says whether to stop."""
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -28,7 +28,8 @@ class StopSignal:
         print("\nstopping after this chunk; once more to stop at once", file=sys.stderr)
 
     def _leave(self, number: int, frame: FrameType | None) -> NoReturn:
-        """Python drops what is raised within a finalizer, or a callback of its garbage collector (JAX has one)."""
+        """Exit by `SystemExit`, again and again until it gets through: Python drops what is raised in a finalizer or in
+        a callback of its garbage collector (JAX has one)."""
 
         def raise_later(dropped: "sys.UnraisableHookArgs") -> None:
             if dropped.exc_value is leaving:

@@ -1,5 +1,6 @@
-"""The parts of the autotuner: ``search`` decides what is measured next, ``candidates`` says what may be varied and what
-that does to learning, ``trial`` measures one candidate in a process of its own, ``child`` is the parent's end of that,
-``report`` and ``picture`` show. What was found is kept by
-`jaxrl_fast.settings.findings`. The command is `jaxrl_fast.autotune`.
+"""The autotuner, whose command is `jaxrl_fast.autotune`.
+
+``search`` decides what is measured next, ``candidates`` says what may be varied and what that does to learning,
+``trial`` measures one candidate in a process of its own, ``child`` starts and asks that process, ``report`` and
+``picture`` show the results. `jaxrl_fast.settings.findings` saves them.
 """

@@ -1,12 +1,13 @@
-"""``num_envs=auto``: what was found here before, or else a short look at a few widths, where the run is worth it."""
+"""``num_envs=auto``: the number of environments found here before, else a short measurement where the run is long."""
 
 import dataclasses
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import log2
 from pathlib import Path
 
+from jaxrl_fast.runs.hooks import Tell
 from jaxrl_fast.runs.progress import clock
 from jaxrl_fast.settings import findings
 from jaxrl_fast.settings.findings import Finding
@@ -17,17 +18,16 @@ from jaxrl_fast.tuning.measuring import Row, Settings, measure, measure_in_turn
 from jaxrl_fast.tuning.search import chosen, patience
 
 WORTH_S = 600.0
-"""A run that would end sooner is not tuned for."""
+"""Seconds; nothing is measured for a run that would end sooner."""
 REPEATS, REPEAT_S = 3, 0.5
 FACTORS = (0.25, 4.0)
-"""Widths that are looked at beside the environment's own, as multiples of it."""
-
-Tell = Callable[[str], None]
+"""Widths that are measured beside the environment's own, as multiples of it."""
 
 
 def resolve(run: Run, *, may_measure: bool, tell: Tell = lambda line: print(line, flush=True)) -> Run:
-    """The run with the number of environments that is fastest here, and with what that brings with it; one line says
-    which. Without a finding, and without leave to measure, the environment's own number stays.
+    """The run with the number of environments that is fastest here, and the sizes that go with it; ``tell`` gets a
+    line. Without a finding it is measured, if ``may_measure`` and the run is long; else the environment's own number
+    stays.
 
     Raises:
         ValueError: the run is shared by several processes, which might choose differently.
@@ -53,7 +53,7 @@ def resolve(run: Run, *, may_measure: bool, tell: Tell = lambda line: print(line
 
 
 def apply(asked: Run, finding: Finding) -> Run:
-    """The run as found: its sizes, and the placement, if that was looked for."""
+    """The run with a finding's sizes, and its placement if it has one."""
     placed = {key: value for key, value in finding.free.items() if key in ("placement", "devices")}
     return findings.apply(asked, {**finding.learning, **placed})
 
@@ -81,7 +81,7 @@ def look_around(asked: Run, tell: Tell) -> Finding | None:
 
 
 def conclude(asked: Run, rows: Sequence[Row]) -> Finding | None:
-    """What a short look has found, remembered."""
+    """The fastest of the measured widths as a finding, which is saved; None where nothing ran."""
     best = chosen({row.value: row.outcome() for row in rows}, asked.num_envs)
     if best is None:
         return None

@@ -1,7 +1,7 @@
-"""What the autotuner varies, within learning settings that stay as they were asked for, and what it does to learning.
+"""What the autotuner varies, and what each change does to learning.
 
-The samples per update and the updates per sample are held: another number of environments brings another rollout
-length with it, or, where a rollout is a single step already, more updates in a tick.
+Samples per update and updates per sample stay as they were asked for: with another number of environments the rollout
+length changes too or, where a rollout is a single step already, the number of updates in a tick.
 """
 
 import dataclasses
@@ -15,24 +15,25 @@ from jaxrl_fast.settings.run_settings import Run, flat_settings
 from jaxrl_fast.settings.schema import written
 
 KNOBS = ("num_envs", "placement", "devices", "pool", "updates_per_tick", "batch_size")
-"""What may be varied, in the order in which it is."""
+"""What may be varied, in this order."""
 ON_REQUEST = ("updates_per_tick", "batch_size")
-"""Of these, adopted only if named: it changes learning."""
+"""Those of them that are adopted only if named, since they change learning."""
 FREE = ("placement", "devices", "pool")
-"""Those that change no learning setting."""
+"""Those of them that change no learning setting."""
 NO_EFFECT = "none: the same numbers but for rounding"
 FIRST_WIDTH, MAX_WIDTH, MAX_HOST_WIDTH = 4, 65_536, 1024
 PER_OCTAVE = (4, 5, 6, 7)
-"""Widths between a power of two and the next, in quarters of it."""
+"""Widths tried from a power of two to the next, in quarters of it."""
 MIN_ROLLOUT_STEPS = 8
-"""An on-policy rollout is not made shorter: advantages look no further ahead."""
+"""An on-policy rollout is not made shorter: advantages look no further ahead than a rollout."""
 MIN_STEPS_PER_ENV = 100
-"""Nor are there so many environments that each takes fewer steps than this in the whole run."""
+"""No width is tried at which an environment takes fewer steps than this in the whole run."""
 BATCHES = (256, 1024, 4096, 8192)
 
 
 class Candidate(NamedTuple):
-    """A run like the one that was asked for but for ``knob``, and in a sentence what that does to learning."""
+    """A ``run`` like the one that was asked for, but with another ``value`` of ``knob`` (one of `KNOBS`); ``effect``:
+    what that does to learning, in a sentence."""
 
     knob: str
     value: Any
@@ -41,15 +42,17 @@ class Candidate(NamedTuple):
 
 
 class Widths(NamedTuple):
-    """Numbers of environments that can be tried, sorted, and a line for each reason why others cannot."""
+    """Numbers of environments that can be tried (``legal``, sorted), and ``notes``: a line for each reason why others
+    cannot."""
 
     legal: list[int]
     notes: list[str]
 
 
 def widths(asked: Run, *, learns: bool, max_num_envs: int | None = None) -> Widths:
-    """About four to the octave, from what was asked for divided by a power of four up to the limit; with ``learns``
-    only those that keep the samples per update and the updates per sample."""
+    """The widths to try: about four between a power of two and the next, from a fraction of what was asked for (divided
+    by a power of four) up to the limit; with ``learns`` only those that keep the samples per update and the updates per
+    sample."""
     own, notes = asked.num_envs, []
     limit = max_num_envs or (MAX_HOST_WIDTH if envs.is_host(asked.env) else MAX_WIDTH)
     steps_limit = asked.total_steps // MIN_STEPS_PER_ENV
@@ -78,10 +81,10 @@ def widths(asked: Run, *, learns: bool, max_num_envs: int | None = None) -> Widt
 
 
 def at_width(asked: Run, width: int, *, learns: bool = True) -> Candidate:
-    """``width`` environments, with the rollout length and the updates that keep what is learned from.
+    """``width`` environments, with the rollout length and updates that keep samples per update and updates per sample.
 
     Raises:
-        ValueError: they cannot be kept.
+        ValueError: no rollout length keeps them.
     """
     if not fits(asked, width, learns):
         raise ValueError(f"num_envs={width} does not keep the {_samples(asked):,} samples per update")
@@ -90,7 +93,7 @@ def at_width(asked: Run, width: int, *, learns: bool = True) -> Candidate:
     if not _on_policy(asked):
         options["updates_per_tick"] = max(1, asked.algo_options["updates_per_tick"] * width * length // _samples(asked))
     if not learns and _on_policy(asked):
-        options["num_minibatches"] = 1  # sizes of what is not done are not to stand in the way
+        options["num_minibatches"] = 1  # nothing is learned here, so any width must do
     elif not learns:
         options["buffer_size"] = max(options["buffer_size"], 2 * width * (length + options["n_step"]))
     run = dataclasses.replace(asked, num_envs=width, algo_options=options)
@@ -99,7 +102,7 @@ def at_width(asked: Run, width: int, *, learns: bool = True) -> Candidate:
 
 
 def fits(asked: Run, width: int, learns: bool) -> bool:
-    """Whether so many environments can keep what is learned from, and divide into the groups of a pool."""
+    """Whether ``width`` environments keep the samples per update and divide into the groups of a pool."""
     length = max(1, _samples(asked) // width)
     if envs.is_host(asked.env) and (width % asked.pool["num_groups"] or _too_many_workers(asked, width)):
         return False
@@ -112,7 +115,8 @@ def fits(asked: Run, width: int, learns: bool) -> bool:
 
 
 def placement_choices(run: Run, devices: int) -> Iterator[Candidate]:
-    """The other placements that can run something at the same time, on as many of ``devices`` as come out even."""
+    """The other placements that can run something at the same time, on as many of ``devices`` as divide the
+    environments."""
     host, even = envs.is_host(run.env), largest_divisor(run.num_envs, devices)
     names = {"fused": 1}
     if even > 1 and not host:
@@ -149,7 +153,7 @@ def pools(run: Run, cores: int) -> Iterator[Candidate]:
         if workers <= size and workers != run.pool["workers"]:
             share = f"{-(-size // workers)} environments of a group to a worker" if workers else "in the main process"
             changed = dataclasses.replace(run, pool={**run.pool, "workers": workers})
-            yield Candidate("pool", workers, changed, f"none: {share}; a seed gives the same however they are stepped")
+            yield Candidate("pool", workers, changed, f"none: {share}; a seed gives the same numbers")
 
 
 def bursts(run: Run) -> Iterator[Candidate]:
@@ -165,7 +169,7 @@ def bursts(run: Run) -> Iterator[Candidate]:
 
 
 def batch_sizes(run: Run, sizes: Sequence[int] = BATCHES) -> Iterator[Candidate]:
-    """Other batch sizes; rates of learning stay, which is seldom what a larger batch wants."""
+    """Other batch sizes; learning rates stay, though a larger batch often learns better with another."""
     for size in sizes:
         options = dict(run.algo_options)
         if not _on_policy(run):
@@ -186,7 +190,7 @@ def batch_size(run: Run) -> int:
 
 
 def words(asked: Run, run: Run) -> list[str]:
-    """What to add to a command line that asks for one run to get the other."""
+    """What to add to the command line of ``asked`` to get ``run``."""
     before, after = flat_settings(asked), flat_settings(run)
     return [f"{key}={written(value)}" for key, value in after.items() if before.get(key) != value]
 

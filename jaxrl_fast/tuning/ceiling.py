@@ -1,7 +1,7 @@
 """What bounds training: sampling alone, the environments alone, and the gradient updates alone, as graphs of their own.
 
-They are compiled and placed like any graph, so that they stand beside training on equal terms: on a machine that both
-must share, a tick of training needs at least the time of the one and then of the other.
+They are compiled and placed like any graph, so that they compare with training: where both share a machine, a tick of
+training needs at least the time of sampling and then of the updates.
 """
 
 from collections.abc import Callable
@@ -42,7 +42,7 @@ def sampling_only(env: VecEnv | HostEnv, algorithm: Algorithm) -> Graph:
         return inputs["rollout"], {}, {}
 
     policy = Fragment("policy", init, step, (), sample.reads)
-    # Without a reader the compiler would leave out what only the learner wants of a rollout.
+    # Without a reader the compiler would leave out the parts of a rollout that only learning needs.
     stored = Fragment(
         "stored", init_store, store, ("rollout",), (), division=Division(1, {}, env.num_envs, "environments")
     )
@@ -87,7 +87,7 @@ def host_environments_only(env: HostEnv) -> Callable[[int], None]:
 
 
 def updates_only(env: VecEnv | HostEnv, algorithm: Algorithm) -> Graph:
-    """A tick makes the gradient updates of one tick of training, always on the same batches of noise."""
+    """A tick makes the gradient updates of one tick of training, always on the same batches of random numbers."""
     agent = bind(algorithm, env.spec, env.num_envs)
     source = experience_fragment(env, agent)
     statistics = init_statistics(env)
@@ -108,8 +108,8 @@ def updates_only(env: VecEnv | HostEnv, algorithm: Algorithm) -> Graph:
 
 
 def share_of_bound(training_s: float, environments_s: float, updates_s: float) -> float:
-    """How much of the rate that the two bounds allow together training reaches, from the seconds that each takes for
-    the same number of ticks: were they done one after the other, and nothing else, it would be 1."""
+    """The time of environments and updates, each alone, as a share of the time of training, for the same number of
+    ticks: 1 if training did the one after the other and nothing else."""
     return (environments_s + updates_s) / training_s
 
 

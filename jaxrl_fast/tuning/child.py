@@ -1,4 +1,4 @@
-"""The parent's end of a `trial`: start it, ask it for repeats, and learn of its end, whatever that is."""
+"""The parent's end of a `trial`: starts it, asks it for repeats, and notices how it ends."""
 
 import json
 import os
@@ -8,43 +8,44 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, NamedTuple
 
+from jaxrl_fast.runs.hooks import ShouldStop
 from jaxrl_fast.settings.run_settings import Run, to_yaml
 from jaxrl_fast.tuning.talk import Request, What
 
 SILENCE_S = 900.0
-"""A trial that says nothing for so long is ended: the longest compilation or repeat that is waited for."""
+"""Seconds without an answer after which a trial is ended: longer than any compilation or repeat should take."""
 POLL_S = 0.1
 LAST_WORDS = 2000
-"""Characters of a crashed trial's stderr that are looked at."""
+"""Characters at the end of a crashed trial's stderr that are read."""
 
 
 class Failure(NamedTuple):
-    """Why a candidate gave no rate. ``status`` is ``skipped``, ``refused``, ``out of memory``, ``killed``, ``crashed``
-    or ``silent``."""
+    """A candidate that gave no rate: ``status`` is ``skipped``, ``refused``, ``out of memory``, ``killed``, ``crashed``
+    or ``silent``; ``why`` is a line on the reason."""
 
     status: str
     why: str
 
     @property
     def larger_fails(self) -> bool:
-        """Whether a larger candidate would fail in the same way: for want of memory."""
+        """Whether a larger candidate would fail too, for lack of memory."""
         return self.status in ("skipped", "out of memory", "killed")
 
 
 class Stopped(Exception):
-    """Somebody has asked for an end while a trial was waited for."""
+    """An early end was asked for while a trial was waited for."""
 
 
 class Child:
-    """A trial in a process and a session of its own. A context manager: on leaving, it and what it started are gone.
+    """A trial in a process and a session of its own. A context manager: on leaving, it and what it started are ended.
 
-    ``folder`` gets its settings and what it writes to stderr. ``stopped`` is asked while it is waited for.
+    ``what`` of the run to measure; ``folder`` gets its settings and its stderr; ``memory_cap`` in bytes (None: a share
+    of what is free); ``repeat_s``: how long a repeat takes at least; ``stopped`` is asked while it is waited for.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Child:
         *,
         memory_cap: float | None = None,
         repeat_s: float = 1.0,
-        stopped: Callable[[], bool] = lambda: False,
+        stopped: ShouldStop = lambda: False,
     ) -> None:
         self.stopped = stopped
         number = len(list(folder.glob("*.yaml")))
@@ -71,7 +72,7 @@ class Child:
                 stderr=errors,
                 text=True,
                 start_new_session=True,  # Ctrl-C in a terminal is for the parent
-                # An accelerator's memory is to show what is free, also to the trials beside this one.
+                # Else JAX would reserve most of an accelerator's memory, and other trials would not see what is free.
                 env={**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
             )
         assert self.process.stdout is not None
@@ -79,7 +80,7 @@ class Child:
         threading.Thread(target=_hand_on, args=(self.process.stdout, self.answers), daemon=True).start()
 
     def ready(self) -> dict[str, Any] | Failure:
-        """What the candidate is, once it is compiled and warm.
+        """Facts about the candidate once it is compiled (the ``ready`` answer of `trial`), or why it failed.
 
         Raises:
             Stopped: an end was asked for meanwhile.
@@ -87,7 +88,7 @@ class Child:
         return self._answer()
 
     def repeat(self) -> dict[str, Any] | Failure:
-        """One repeat: ``seconds`` of ``ticks`` ticks.
+        """Measure one repeat: an answer with the ``seconds`` of ``ticks`` ticks, or why it failed.
 
         Raises:
             Stopped: an end was asked for meanwhile.
@@ -137,7 +138,7 @@ class Child:
 
 
 def _hand_on(answers: IO[str], to: "queue.SimpleQueue[str | None]") -> None:
-    """Lines as they come, then None. What is no line of JSON is no answer."""
+    """Pass on each line of JSON that is read, then None at the end. Other lines are ignored."""
     try:
         for line in answers:
             if line.startswith("{"):

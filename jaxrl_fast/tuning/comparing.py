@@ -1,4 +1,4 @@
-"""Two sweeps side by side: the same choice, or one within the spread?"""
+"""Compares two sweeps: is the choice the same, or within the spread?"""
 
 import json
 from pathlib import Path

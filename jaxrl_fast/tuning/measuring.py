@@ -1,13 +1,14 @@
-"""Candidates as they are measured: rows of figures, from one trial after another or from several that take turns."""
+"""Measures candidates: one trial after another, or several that take turns, into rows of figures."""
 
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxrl_fast.runs.hooks import ShouldStop
 from jaxrl_fast.settings.run_settings import Run
 from jaxrl_fast.tuning.candidates import Candidate
 from jaxrl_fast.tuning.child import Child, Failure
@@ -16,9 +17,13 @@ from jaxrl_fast.tuning.talk import What
 
 
 class Row(NamedTuple):
-    """One candidate as measured. ``facts`` are what its trial said of it; ``tick_hz`` are ticks/s, a number a repeat,
-    none where it did not run (``why``). ``others`` is the largest share of the CPU that other programs took during a
-    repeat, ``took_s`` everything, with the start of the process; ``in_turn`` says that others took turns with it."""
+    """One candidate as measured: ``knob``, ``value``, ``effect`` and ``run`` as in `Candidate`.
+
+    ``what`` of the run was measured; ``status``: "measured", or that of a `Failure` with its ``why``; ``facts``: what
+    its trial reported; ``tick_hz``: ticks/s of each repeat, none where it did not run; ``peak_bytes``: the most memory
+    that its process had (None: unknown); ``others``: the largest share of the CPU, 0 to 1, that other programs took
+    during a repeat; ``took_s``: all seconds, with the start of the process; ``in_turn``: others took turns with it.
+    """
 
     knob: str
     value: Any
@@ -45,13 +50,13 @@ class Row(NamedTuple):
         return tuple(hz * facts["num_seeds"] * amounts[unit] for hz in self.tick_hz)
 
     def outcome(self, unit: str = "sampling_hz") -> Outcome:
-        """What the search sees of it."""
+        """The row as the search sees it."""
         larger_fails = not self.tick_hz and Failure(self.status, self.why).larger_fails
         return Outcome(self.rates(unit), larger_fails)
 
 
 class Spread(NamedTuple):
-    """Median and quartiles."""
+    """The ``median`` of some numbers, and their lower (``low``) and upper (``high``) quartile."""
 
     median: float
     low: float
@@ -59,20 +64,23 @@ class Spread(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """How trials are made: where their files go, the memory that each may use in bytes (None: a share of what is free),
-    how often and how long each is repeated; once a candidate's repeats took ``enough_s`` seconds, there are enough.
-    ``stopped`` is asked all the time, and ends a measurement with `child.Stopped`."""
+    """How trials are made.
+
+    ``folder``: for their files; ``memory_cap``: bytes that each may use (None: a share of what is free); ``repeats``:
+    of a candidate at most, each of at least ``repeat_s`` seconds; once they took ``enough_s`` seconds there are enough;
+    ``stopped``: asked all the time, it ends a measurement with `child.Stopped`.
+    """
 
     folder: Path
     memory_cap: float | None = None
     repeats: int = 5
     repeat_s: float = 1.0
     enough_s: float = 20.0
-    stopped: Callable[[], bool] = lambda: False
+    stopped: ShouldStop = lambda: False
 
 
 def measure(candidate: Candidate, what: What, go_on: GoOn, settings: Settings, unit: str = "sampling_hz") -> Row:
-    """Measure one candidate for as long as ``go_on(rates so far)`` says so."""
+    """Measure one candidate until ``go_on(rates so far)`` is false."""
     began_s = time.perf_counter()
     with start(candidate.run, what, settings) as child:
         row = _first_row(candidate, what, child.ready(), began_s)
@@ -101,7 +109,7 @@ def measure_in_turn(candidates: Sequence[tuple[Candidate, What]], settings: Sett
 
 
 def start(run: Run, what: What, settings: Settings) -> Child:
-    """The process of a trial."""
+    """Start the process of a trial."""
     return Child(
         run, what, settings.folder, memory_cap=settings.memory_cap, repeat_s=settings.repeat_s, stopped=settings.stopped
     )
@@ -120,12 +128,12 @@ def _first_row(candidate: Candidate, what: What, answer: dict[str, Any] | Failur
     row = row._replace(took_s=time.perf_counter() - began_s)
     if isinstance(answer, Failure):
         return row._replace(status=answer.status, why=answer.why)
-    settled = dataclasses.replace(candidate.run, placement=answer["placement"], devices=answer["devices"])
-    return row._replace(run=settled, facts=answer)
+    resolved = dataclasses.replace(candidate.run, placement=answer["placement"], devices=answer["devices"])
+    return row._replace(run=resolved, facts=answer)
 
 
 def _with_repeat(row: Row, answer: dict[str, Any] | Failure, began_s: float) -> Row:
-    """A candidate that ends in the middle has no rate: it would not have ended the run."""
+    """The row with one repeat more. A candidate that fails in the middle has no rate: it would not finish a run."""
     took_s = time.perf_counter() - began_s
     if isinstance(answer, Failure):
         return row._replace(status=answer.status, why=answer.why, tick_hz=(), took_s=took_s)

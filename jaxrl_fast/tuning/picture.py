@@ -15,7 +15,7 @@ CEILINGS = {
     "both": ("sampling and updates alone, one after the other", "#8a5a9e", ":"),
 }
 FAR = 4.0
-"""Ceilings so many times as high as the highest rate are named, and not drawn: they would press it flat."""
+"""Ceilings more than so many times the highest rate are only named: drawn, they would press the curve flat."""
 
 
 def draw(doc: dict[str, Any], path: Path) -> None:
@@ -68,7 +68,7 @@ def draw(doc: dict[str, Any], path: Path) -> None:
 
 
 def _rates(axes: Any, rows: list[dict[str, Any]], x: np.ndarray) -> None:
-    """Medians, joined; quartiles as bars. What was given up after its first repeat is hollow."""
+    """Draw medians, joined, with quartiles as bars; hollow where only one repeat was made."""
     rate = np.array([[row["sampling_hz"][part] for part in ("median", "low", "high")] for row in rows])
     error = [rate[:, 0] - rate[:, 1], rate[:, 2] - rate[:, 0]]
     label = "measured: median and quartiles (hollow: one repeat)"
@@ -78,7 +78,7 @@ def _rates(axes: Any, rows: list[dict[str, Any]], x: np.ndarray) -> None:
 
 
 def _memory(axes: Any, rows: list[dict[str, Any]], x: np.ndarray) -> None:
-    """On a second axis, behind everything."""
+    """Draw memory as bars, on a second axis and behind everything."""
     known = [(width, row["memory_bytes"]) for width, row in zip(x, rows, strict=True) if row.get("memory_bytes")]
     axes.set_zorder(-1)
     axes.set_ylabel("memory as XLA predicts it", color="#8a8a8a")
@@ -92,8 +92,8 @@ def _memory(axes: Any, rows: list[dict[str, Any]], x: np.ndarray) -> None:
 
 
 def _ceilings(doc: dict[str, Any]) -> dict[str, float]:
-    """Steps/s that no width can exceed. They were measured in turn with training at the chosen width, and are drawn in
-    proportion to that, since the machine is not always equally fast."""
+    """Steps/s that no width can exceed. They were measured in turn with training at the chosen width, and are scaled to
+    its rate in the sweep, since the machine is not always equally fast."""
     found = doc["bounds"] or {}
     rates = {
         what: found[what]["sampling_hz"]["median"]

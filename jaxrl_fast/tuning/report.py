@@ -32,7 +32,7 @@ ALONE = (
     ("environments", "sampling_hz", "steps/s"),
     ("updates", "update_hz", "updates/s"),
 )
-"""Parts, and what is counted of them."""
+"""Parts of training, with the rate that is reported of each and its unit."""
 SHARES = {
     "sampling_of_environments": "the rate of the environments alone",
     "updates_of_bare_updates": "the rate of the updates alone",
@@ -40,7 +40,7 @@ SHARES = {
     "share_of_parts": "what sampling and updates alone allow together, one after the other",
 }
 DISTURBED = 0.1
-"""The share of the CPU that other programs may take before figures are called disturbed."""
+"""Figures are called disturbed if other programs took more than this share of the CPU."""
 OF_THE_DEVICE = ("platform", "device_kind", "available")
 
 Document = dict[str, Any]
@@ -49,7 +49,7 @@ Document = dict[str, Any]
 def document(
     plan: SweepPlan, record: Record, settings: Settings, argv: Sequence[str], *, interrupted: bool
 ) -> Document:
-    """Everything, for the JSON file: also what the other files and the picture are made from."""
+    """The content of the JSON file, from which the other files and the picture are made too."""
     return {
         "command": command_line(argv, "autotune"),
         "machine": f"{machine.cpu_cores()} cores, {machine.processor()}",
@@ -74,7 +74,7 @@ def document(
 
 def row_facts(plan: SweepPlan, row: Row) -> dict[str, Any]:
     """A row in plain numbers; rates are medians and quartiles over ``repeats`` repeats."""
-    told = {key: value for key, value in row.facts.items() if key not in ("kind", "told", *OF_THE_DEVICE)}
+    facts = {key: value for key, value in row.facts.items() if key not in ("kind", "events", *OF_THE_DEVICE)}
     rates = {unit: spread(row.rates(unit))._asdict() if row.tick_hz else None for unit in UNITS}
     return {
         "knob": row.knob,
@@ -83,7 +83,7 @@ def row_facts(plan: SweepPlan, row: Row) -> dict[str, Any]:
         "why": row.why,
         "effect": row.effect,
         "words": words(plan.asked, row.run),
-        **told,
+        **facts,
         "workers": row.run.pool.get("workers"),
         "repeats": len(row.tick_hz),
         "in_turn": row.in_turn,
@@ -96,7 +96,7 @@ def row_facts(plan: SweepPlan, row: Row) -> dict[str, Any]:
 
 
 def disturbed(record: Record) -> list[str]:
-    """A line where other programs took the machine's time while it was measured."""
+    """A line if other programs took much of the CPU while something was measured."""
     names = [f"{row.knob}={row.value}" for row in record.rows if row.others > DISTURBED]
     most = max((row.others for row in (*record.rows, *record.bounds)), default=0.0)
     if most <= DISTURBED:
@@ -106,7 +106,8 @@ def disturbed(record: Record) -> list[str]:
 
 
 def choice(plan: SweepPlan, record: Record) -> dict[str, Any] | None:
-    """What to write on a command line, how much faster that is than what was asked for, and at what price."""
+    """The words to add to the command line, how much faster they are than what was asked for, and their effect on
+    learning."""
     if record.best is None:
         return None
     taken = [row for row in (record.width, record.best) if row is not None]
@@ -121,7 +122,7 @@ def choice(plan: SweepPlan, record: Record) -> dict[str, Any] | None:
 
 
 def speedup(record: Record) -> float | None:
-    """How many times as fast the best is as what was asked for: in turn, where that was measured."""
+    """How many times as fast the best is as what was asked for, from measurements in turn where there are any."""
     if record.asked is not None and record.asked.tick_hz and record.bounds[0].tick_hz:
         pairs = zip(record.bounds[0].rates("sampling_hz"), record.asked.rates("sampling_hz"), strict=True)
         return statistics.median(best / own for best, own in pairs)
@@ -198,7 +199,7 @@ def write(doc: Document, stem: Path) -> None:
 
 
 def line(row: Row, best: bool) -> str:
-    """A row as it is said when it has been measured."""
+    """The line that is printed when a candidate has been measured."""
     name = f"{row.knob}={row.value}"
     if not row.tick_hz:
         return f"  {name:<32} {row.status}: {row.why}"
@@ -229,7 +230,7 @@ def table(doc: Document) -> Table:
 
 
 def closing(doc: Document) -> list[str]:
-    """Effects on learning, ceilings, Spreeze's measures and the choice, in lines."""
+    """The lines below the table: effects on learning, ceilings, Spreeze's measures and the choice."""
     lines = ["effect on learning, and why a candidate did not run:"]
     lines += [f"  {row['knob']}={row['value']}: {row['why'] or row['effect']}" for row in doc["rows"]]
     lines += [f"  {note}" for note in doc["notes"]]

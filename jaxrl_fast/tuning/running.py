@@ -1,4 +1,4 @@
-"""A sweep from its first line to what is kept of it: files, the picture, and the finding."""
+"""Runs a whole sweep: prints its lines and saves its files, picture and finding."""
 
 import signal
 import sys
@@ -23,7 +23,7 @@ from jaxrl_fast.tuning.sweep import Record, SweepPlan, run_knobs
 
 
 class SweepStop:
-    """Ctrl-C and SIGTERM: the first ends the sweep, the second the process."""
+    """Handles Ctrl-C and SIGTERM: the first ends the sweep, the second the process. Calling it says whether to stop."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -35,7 +35,7 @@ class SweepStop:
         self.ignore()
 
     def ignore(self) -> None:
-        """From here on a signal ends the process as always."""
+        """Stop handling signals: from here on one ends the process."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
 
@@ -44,17 +44,17 @@ class SweepStop:
 
 
 def run_sweep(plan: SweepPlan, settings: Settings, stem: Path, argv: Sequence[str], own_keys: Sequence[str]) -> int:
-    """Sweep, print and write; what was measured before a signal is kept, and the exit status says so."""
+    """Sweep, print and write; returns the exit status. After a signal, what was measured so far is saved."""
 
-    def keep(record: Record, row: Row) -> None:
+    def on_row(record: Record, row: Row) -> None:
         print(report.line(row, row is record.best), flush=True)
         report.write(report.document(plan, record, settings, argv, interrupted=True), stem)
 
-    record, stop = Record(keep), SweepStop()
+    record, stop = Record(on_row), SweepStop()
     try:
         run_knobs(plan, record, settings._replace(stopped=stop))
     except Stopped:
-        print("\nstopped; what was measured is kept", file=sys.stderr)
+        print("\nstopped; what was measured is saved", file=sys.stderr)
     stop.ignore()
     doc = report.document(plan, record, settings, argv, interrupted=stop())
     report.write(doc, stem)
@@ -72,7 +72,7 @@ def run_sweep(plan: SweepPlan, settings: Settings, stem: Path, argv: Sequence[st
 
 
 def remember(plan: SweepPlan, record: Record) -> Path | None:
-    """Keep what a whole sweep has found for runs to come; returns the file."""
+    """Save what a complete sweep has found, for later runs; returns the file."""
     if record.width is None or record.best is None or not record.complete:
         return None
     run, free = record.best.run, dict[str, Any]()
@@ -86,7 +86,7 @@ def remember(plan: SweepPlan, record: Record) -> Path | None:
 
 
 def print_use(plan: SweepPlan, record: Record, path: Path | None, argv: Sequence[str], own_keys: Sequence[str]) -> None:
-    """How to train with what was found."""
+    """Print how to train with what was found."""
     if path is not None:
         print(f"remembered in {path}{': num_envs=auto takes it' if plan.objective == 'training' else ''}")
     elif not record.complete:
@@ -94,8 +94,8 @@ def print_use(plan: SweepPlan, record: Record, path: Path | None, argv: Sequence
     if plan.objective == "training" and record.best is not None:
         found = candidates.words(plan.asked, record.best.run)
         replaced = {*own_keys, *(word.partition("=")[0] for word in found)}
-        told = [word for word in argv if word.partition("=")[0] not in replaced]
-        print(f"train: {command_line([*told, *found])}")
+        given = [word for word in argv if word.partition("=")[0] not in replaced]
+        print(f"train: {command_line([*given, *found])}")
 
 
 @contextmanager

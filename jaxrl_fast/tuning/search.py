@@ -1,37 +1,46 @@
-"""Which size is fastest: a search over sorted sizes with the measurement passed in. It knows no process and no device.
+"""Which size is fastest: a search over sorted sizes, with the measurement passed in. No process, no device.
 
-Throughput over the logarithm of the size is taken to have one top, which may be flat. The size that was asked for comes
-first: it shows whether anything runs at all, and what is far behind it need not be repeated. From there sizes a factor
-of four apart are measured, up to the knee and then down; then the gap beside the best in which more can still hide, as
-judged by the straight lines through its neighbors, is halved until none is left. Powers of two are what the first
-halving gives; all of them would take more than a quarter of the time of a full grid where the knee is far up.
+Throughput over the logarithm of the size is assumed to have one peak, which may be flat. The size that was asked for is
+measured first: it shows whether anything runs at all, and sizes far behind it need no repeats. From there sizes a
+factor of four apart are measured, upwards until two bring nothing more and then down. Then the gap beside the best
+size that may hold a faster one, by the straight lines through its neighbors, is halved until none is left. The first
+halving gives powers of two; to measure all of these would take more than a quarter of the time of a full grid where
+the peak is at large sizes.
 """
 
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from math import log2
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 CLIMB = 4
 """Factor between the sizes that are measured first."""
 GAIN = 0.02
 """What counts as faster; of sizes that differ by less, the nearest to the one that was asked for is chosen."""
 BEHIND = (0.15, 0.05)
-"""How far a candidate may be behind the best median after its first and its second repeat before the others are spared;
-after more it is `GAIN`."""
+"""A candidate is given up if its first repeat is behind the best median by more than the first share, or its first two
+by more than the second; after more repeats, by more than `GAIN`."""
 HALVINGS = 4
 """At most so many sizes are measured after the climb."""
 CLOSE, FINALISTS = 0.1, 3
-"""What was measured minutes apart and differs by less is not told apart by that: so many are measured again in turn."""
+"""Rates that were measured minutes apart and differ by less than this share do not compare: so many of the fastest are
+measured again in turn."""
 
 T = TypeVar("T")
-GoOn = Callable[[Sequence[float]], bool]
+C = TypeVar("C", contravariant=True)
+
+
+class GoOn(Protocol):
+    """Whether a candidate deserves another repeat."""
+
+    def __call__(self, rates: Sequence[float], /) -> bool:
+        """``rates``: those of its repeats so far, more is better."""
 
 
 class Outcome(NamedTuple):
-    """What came of a candidate: the ``rates`` of its repeats, more is better. There are none where it did not run;
-    ``larger_fails`` says that anything larger would not run either, as for want of memory."""
+    """A candidate's result: the ``rates`` of its repeats, more is better, none where it did not run. ``larger_fails``:
+    it did not run and nothing larger would, as for lack of memory."""
 
     rates: tuple[float, ...] = ()
     larger_fails: bool = False
@@ -42,9 +51,15 @@ class Outcome(NamedTuple):
         return statistics.median(self.rates) if self.rates else 0.0
 
 
-Measure = Callable[[T, GoOn], Outcome]
-"""``measure(candidate, go_on)`` repeats the measurement as long as ``go_on(rates so far)`` says so."""
+class Measure(Protocol[C]):
+    """Measures a candidate."""
+
+    def __call__(self, candidate: C, go_on: GoOn, /) -> Outcome:
+        """Repeats the measurement until ``go_on(rates so far)`` is false."""
+
+
 Results = dict[int, Outcome]
+"""Outcomes by size."""
 
 
 def find_size(measure: Measure[int], sizes: Sequence[int], own: int, *, repeats: int) -> Results:
@@ -68,7 +83,7 @@ def find_size(measure: Measure[int], sizes: Sequence[int], own: int, *, repeats:
 
 
 def find_option(measure: Measure[T], options: Iterable[T], incumbent: Outcome, *, repeats: int) -> list[Outcome]:
-    """Measure each of ``options`` against what is best so far, ``incumbent``."""
+    """Measure each of ``options`` against the best so far, ``incumbent``; their outcomes in order."""
     seen = [incumbent]
     for option in options:
         seen.append(measure(option, patience(seen, repeats)))
@@ -76,7 +91,7 @@ def find_option(measure: Measure[T], options: Iterable[T], incumbent: Outcome, *
 
 
 def patience(seen: Iterable[Outcome], repeats: int) -> GoOn:
-    """All ``repeats``, unless even the fastest of the first ones is clearly behind the best of what was ``seen``."""
+    """Goes on for all ``repeats``, unless even the fastest of the first ones is clearly behind the best of ``seen``."""
     best = max((outcome.rate for outcome in seen), default=0.0)
 
     def go_on(rates: Sequence[float]) -> bool:
@@ -94,8 +109,8 @@ def chosen(results: Results, own: int) -> int | None:
 
 
 def finalists(results: dict[T, Outcome], own: T) -> list[T]:
-    """``own``, which was measured longest ago and is what a gain is told against, and the fastest, as far as they are
-    close; empty where that is one alone."""
+    """What to measure again in turn: ``own``, with which a gain is compared, and the fastest if they are close to each
+    other; empty if only one would remain."""
     best = max((outcome.rate for outcome in results.values()), default=0.0)
     ran = {name: outcome.rate for name, outcome in results.items() if outcome.rate}
     close = [name for name, rate in ran.items() if name == own or rate >= best * (1 - CLOSE)]
@@ -128,7 +143,7 @@ def _climb(ask: Callable[[int], None], ladder: Sequence[int], results: Results, 
 
 
 def _next_between(sizes: Sequence[int], results: Results) -> int | None:
-    """The middle of that gap beside the best in which most may hide, if it is enough to matter."""
+    """The middle of that gap beside the best which may hold the most, if that is enough to matter."""
     ran = sorted(size for size, outcome in results.items() if outcome.rate)
     if not ran:
         return _middle(sizes, sizes[0] / 2, min(results), results)
@@ -136,14 +151,15 @@ def _next_between(sizes: Sequence[int], results: Results) -> int | None:
     known = [sizes[0] / 2, *sorted(results), sizes[-1] * 2]
     at = known.index(best)
     gaps = [gap for gap in pairwise(known[at - 1 : at + 2]) if _middle(sizes, *gap, results) is not None]
-    rooms = {gap: headroom(gap, ran, results) for gap in gaps}
-    wide = [gap for gap in gaps if rooms[gap] > 1 + GAIN]
-    return _middle(sizes, *max(wide, key=lambda gap: rooms[gap]), results) if wide else None
+    bounds = {gap: headroom(gap, ran, results) for gap in gaps}
+    wide = [gap for gap in gaps if bounds[gap] > 1 + GAIN]
+    return _middle(sizes, *max(wide, key=lambda gap: bounds[gap]), results) if wide else None
 
 
 def headroom(gap: tuple[float, float], ran: Sequence[int], results: Results) -> float:
-    """How many times the rate of its faster end may be reached inside a gap, were the logarithm of the rate concave
-    over that of the size: the lines through the two sizes on either side bound it. Infinite where neither is known."""
+    """How many times the rate of its faster end a size inside a gap may reach, if the logarithm of the rate is concave
+    over that of the size: the lines through the two sizes on either side bound it. Infinite where neither line is
+    known."""
     low, high = gap
     below, above = [size for size in ran if size <= low][-2:], [size for size in ran if size >= high][:2]
     lines = [_line(pair, results) for pair in (below, above) if len(pair) == 2]

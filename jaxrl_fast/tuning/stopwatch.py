@@ -1,8 +1,8 @@
-"""Rates of a graph under a placement: compiled, warmed up, and its chunks timed. Compilation stands apart."""
+"""Times a graph under a placement: compiles it, warms it up, and measures its chunks. Compilation is timed apart."""
 
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 from jax.stages import Compiled
@@ -15,11 +15,19 @@ from jaxrl_fast.graph.placements import Placement
 from jaxrl_fast.inspection import hlo
 
 
-class Ready(NamedTuple):
-    """A program that is compiled and has not run: ``init() -> state``, ``run(state) -> (state, metrics)``, a chunk."""
+class FirstState(Protocol):
+    """Makes a program's first state, with keys and rates that are fixed."""
 
-    init: Callable[[], TrainState]
-    run: programs.Run
+    def __call__(self) -> TrainState:
+        """Returns a new state each time, since a chunk donates it."""
+
+
+class Ready(NamedTuple):
+    """A program that is compiled and has not run: ``init`` makes its first state, ``run`` runs a chunk of ``ticks``
+    ticks; ``compile_s``: the seconds that compiling took."""
+
+    init: FirstState
+    run: programs.RunChunk
     ticks: int
     compile_s: float
 
@@ -34,8 +42,8 @@ def compile_timed(graph: Graph, placement: Placement, hyper: Any, *, ticks: int,
 
 
 def memory_bytes(ready: Ready, placement: Placement) -> int | None:
-    """What the programs want of memory, as XLA predicts it: of a CPU's devices together, else of the one that wants
-    most. Channels that several programs read are counted for each. None where XLA does not tell."""
+    """Memory that the programs need, as XLA predicts it: on a CPU that of all devices together, else that of the device
+    that needs most. A channel that several programs read counts for each. None where XLA does not say."""
     per_device: dict[jax.Device, int] = {}
     for devices, step in _programs(ready.run, placement):
         wanted = hlo.program_bytes(step)

@@ -1,7 +1,7 @@
-"""A sweep: the width first, then each other knob at the best so far, then what bounds the best. Kept as it grows."""
+"""A sweep: measures the width first, then each other knob at the best so far, then what bounds the best."""
 
 from collections.abc import Callable, Iterable
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 from jaxrl_fast.settings import machine
 from jaxrl_fast.settings.run_settings import Run
@@ -19,11 +19,15 @@ PARTS: dict[Objective, tuple[What, ...]] = {
 }
 """What is measured side by side at the end, beginning with the objective."""
 STARTS = 2
-"""How often what is close is started, to be measured in turn."""
+"""How many times the processes of close candidates are started, to be measured in turn."""
 
 
 class SweepPlan(NamedTuple):
-    """What to vary in the run that was asked for. Knobs that were ``requested`` may be chosen whatever they do."""
+    """What to vary in the run that was ``asked`` for.
+
+    ``objective``: what is to be fast; ``knobs``: what to vary; ``requested``: those of them that the user named, which
+    are adopted even where they change learning; ``max_num_envs``: no more environments (None: the default limit).
+    """
 
     asked: Run
     objective: Objective
@@ -32,12 +36,22 @@ class SweepPlan(NamedTuple):
     max_num_envs: int | None = None
 
 
-class Record:
-    """All that a sweep has measured so far: what was asked for (``own``), the best ``width``, the best of all, the
-    parts that bound it, and ``asked``, what was asked for in turn with these. ``keep`` is told of every row;
-    ``complete`` says that the search for a width has ended."""
+class OnRow(Protocol):
+    """Sees each row of a sweep when it has been measured."""
 
-    def __init__(self, keep: Callable[["Record", Row], None] = lambda record, row: None) -> None:
+    def __call__(self, record: "Record", row: Row, /) -> None:
+        """``record``: the sweep so far, ``row`` included."""
+
+
+class Record:
+    """All that a sweep has measured so far, in ``rows``, and the lines about it in ``notes``.
+
+    ``own``: the row of what was asked for; ``width``: of the best number of environments; ``best``: of the best of all;
+    ``bounds``: of the best and its parts, measured in turn, and ``asked``: of what was asked for, in turn with these.
+    ``on_row`` sees each row; ``complete``: the search for a width has ended.
+    """
+
+    def __init__(self, on_row: OnRow = lambda record, row: None) -> None:
         self.rows: list[Row] = []
         self.bounds: list[Row] = []
         self.asked: Row | None = None
@@ -46,10 +60,10 @@ class Record:
         self.width: Row | None = None
         self.best: Row | None = None
         self.complete = False
-        self.keep = keep
+        self.on_row = on_row
 
     def add(self, row: Row, instead_of: Row | None = None) -> None:
-        """Take in a row, or put it where another one was."""
+        """Add a row, or put it in the place of another."""
         if instead_of is None:
             self.rows.append(row)
         else:
@@ -57,7 +71,7 @@ class Record:
             self.own, self.width, self.best = (
                 row if known is instead_of else known for known in (self.own, self.width, self.best)
             )
-        self.keep(self, row)
+        self.on_row(self, row)
 
 
 def run_knobs(plan: SweepPlan, record: Record, settings: Settings) -> None:
@@ -83,7 +97,7 @@ def run_knobs(plan: SweepPlan, record: Record, settings: Settings) -> None:
 
 
 def measure_bounds(plan: SweepPlan, record: Record, settings: Settings) -> None:
-    """The best again and its parts alone, in turn, with what was asked for beside them where that is something else."""
+    """Measure in turn the best, its parts alone and, where it is another run, what was asked for."""
     assert record.best is not None
     best, own = Candidate("bound", "", record.best.run, record.best.effect), record.own
     turns: list[tuple[Candidate, What]] = [(best, what) for what in PARTS[plan.objective]]
@@ -111,7 +125,7 @@ def try_widths(plan: SweepPlan, record: Record, settings: Settings) -> None:
         row = measure(at_width(plan.asked, width, learns=learns), plan.objective, go_on, settings)
         if not rows and row.status == "refused":
             raise ValueError(row.why)
-        record.notes += row.facts.get("told", []) if not rows else []
+        record.notes += row.facts.get("events", []) if not rows else []
         rows[width] = row
         take()
         record.add(row)
@@ -124,7 +138,8 @@ def try_widths(plan: SweepPlan, record: Record, settings: Settings) -> None:
 
 
 def try_options(plan: SweepPlan, record: Record, settings: Settings, options: list[Candidate]) -> None:
-    """Measure other values of a knob against the best so far, and take one that is clearly faster, if it may be."""
+    """Measure other values of a knob against the best so far, and adopt one that is clearly faster, if that is
+    allowed."""
     assert record.best is not None
     unit = "update_frame_hz" if options and options[0].knob == "batch_size" else "sampling_hz"
     incumbent = (record.best.knob, record.best.value)
@@ -149,14 +164,15 @@ def try_options(plan: SweepPlan, record: Record, settings: Settings, options: li
 
 
 def screening(settings: Settings) -> int:
-    """Repeats of a candidate until it is known which ones to measure in turn."""
+    """Repeats of a candidate before the fastest are measured in turn."""
     return (settings.repeats + 1) // 2
 
 
 def play_off(record: Record, rows: dict[T, Row], own: T, settings: Settings, unit: str = "sampling_hz") -> dict[T, Row]:
-    """Measure the fastest again, in turn, as between their first measurements the machine may have drifted by more than
-    they differ; in processes started twice, as one may be slower than the next for all its life. Returns these alone.
-    Where nothing is close, or one of them ends on the way, everything as it was."""
+    """Measure the fastest again in turn, and return only these. Between their first measurements the speed of the
+    machine may have changed by more than they differ, and one process may be slower than another with the same program,
+    so each is started several times. Where nothing is close, or one of them fails, ``rows`` are returned as they
+    were."""
     names = finalists({name: row.outcome(unit) for name, row in rows.items()}, own)
     if not names:
         return rows
@@ -180,7 +196,7 @@ def play_off(record: Record, rows: dict[T, Row], own: T, settings: Settings, uni
 
 
 def left_open(asked: Run, named: tuple[str, ...]) -> tuple[str, ...]:
-    """The knobs to vary: those that were named, or all but those that the run fixes."""
+    """The knobs to vary: those ``named``, or all that the run's settings leave open."""
     if named:
         return named
     fixed = {

@@ -1,4 +1,4 @@
-"""What `child` asks a `trial` for."""
+"""The request that `child` sends to a `trial`."""
 
 from typing import Literal, NamedTuple
 
@@ -7,8 +7,8 @@ What = Literal["training", "sampling", "environments", "updates"]
 
 
 class Request(NamedTuple):
-    """The path of a run's ``config.yaml``, the part of it to measure, the bytes that it may use (None: a share of what
-    is free), and the seconds that a repeat takes at least."""
+    """What to measure: ``path``: of a run's ``config.yaml``; ``what``: the part of it; ``memory_cap``: bytes that it
+    may use (None: a share of what is free); ``repeat_s``: seconds that a repeat takes at least."""
 
     path: str
     what: What

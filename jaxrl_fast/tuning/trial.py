@@ -1,7 +1,7 @@
-"""One candidate, measured in this process alone: `child` starts it and talks with it, a line of JSON each way.
+"""Measures one candidate, alone in this process: `child` starts it and asks, it answers with a line of JSON.
 
-Said first is either ``ready``, with what the candidate is and wants of memory, or why it does not run; then each line
-that is read is answered with the seconds of one repeat. When the parent is gone, so is this process.
+The first answer is either ``ready``, with facts about the candidate and the memory that it needs, or why it does not
+run; then each line that is read is answered with the seconds of one repeat. When the parent ends, so does this process.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import jax
 import numpy as np
@@ -38,31 +38,39 @@ from jaxrl_fast.tuning import ceiling, stopwatch
 from jaxrl_fast.tuning.talk import Request, What
 
 CHUNK_STEPS, CHUNK_FRAMES = 8192, 65_536
-"""A chunk is kept shorter than in training, since a repeat is made of whole ones."""
+"""Limits of a chunk, lower than in training, since a repeat is made of whole chunks."""
 ENOUGH = 0.8
 """The share of the free memory that may be used unless a cap is given."""
 
 
-class Measured(NamedTuple):
-    """``repeat(chunks)`` gives the seconds of so many chunks of ``ticks`` ticks; ``memory_bytes`` are those that XLA
-    predicts for its arrays, None where it does not."""
+class TimeChunks(Protocol):
+    """Runs a candidate and times it."""
 
-    repeat: Callable[[int], float]
+    def __call__(self, chunks: int, /) -> float:
+        """Returns the seconds that ``chunks`` chunks took."""
+
+
+class Measured(NamedTuple):
+    """A candidate that is ready to be timed: ``repeat`` times chunks of ``ticks`` ticks; ``memory_bytes``: what XLA
+    predicts for its arrays (None: unknown); ``compile_s``: the seconds that compiling took."""
+
+    repeat: TimeChunks
     ticks: int
     memory_bytes: int | None
     compile_s: float
 
 
 class DoesNotFit(Exception):
-    """A candidate wants more memory than it may have."""
+    """A candidate needs more memory than it may have."""
 
 
 def measure(request: Request, say: Callable[..., None], wait: Callable[[], None]) -> None:
-    """Compile, look at the memory, warm up, and repeat as often as asked.
+    """Compile, check the memory, warm up, and repeat as often as asked. ``say(kind, **facts)`` answers, ``wait``
+    returns when the parent asks for more.
 
     Raises:
         DoesNotFit: before anything has run.
-        ValueError: the settings make no run.
+        ValueError: the settings cannot be run.
     """
     run, _ = fill_in_alone(config.compose([f"config={request.path}"]), look_up=False)
     run = without_warm_up(run)
@@ -89,7 +97,7 @@ def measure(request: Request, say: Callable[..., None], wait: Callable[[], None]
 
 
 def repeat(measured: Measured, chunks: int) -> dict[str, Any]:
-    """What is said of so many chunks."""
+    """The answer about so many chunks: seconds, ticks, peak memory and the share of other programs."""
     before = machine.busy_seconds()
     seconds = measured.repeat(chunks)
     others = share_of_others(before, machine.busy_seconds(), seconds)
@@ -97,7 +105,7 @@ def repeat(measured: Measured, chunks: int) -> dict[str, Any]:
 
 
 def measure_on_host(env: HostEnv, rollout_length: int) -> Measured:
-    """Environments alone that are stepped outside JAX, a tick at a time."""
+    """Environments alone, stepped outside JAX; a chunk is one tick."""
     steps = ceiling.host_environments_only(env)
 
     def repeat(ticks: int) -> float:
@@ -110,10 +118,10 @@ def measure_on_host(env: HostEnv, rollout_length: int) -> Measured:
 
 
 def compiled(request: Request, run: Run, env: VecEnv | HostEnv, algorithm: Algorithm, agent: Bound) -> Measured:
-    """A part compiled and warm.
+    """A part of the run (``request.what``), compiled and warmed up.
 
     Raises:
-        DoesNotFit: this process would have too much of the memory, and nothing has run.
+        DoesNotFit: it would need too much memory; nothing has run.
     """
     graph = part_of(request.what, run, env, algorithm)
     placed = place(graph, run.placement, run.devices)
@@ -125,7 +133,7 @@ def compiled(request: Request, run: Run, env: VecEnv | HostEnv, algorithm: Algor
     wanted = stopwatch.memory_bytes(ready, placed)
     device = placed.groups[0].devices[0]
     cap = request.memory_cap if request.memory_cap is not None else ENOUGH * free_bytes(device)
-    taken = current_bytes() if device.platform == "cpu" else 0  # more where it was compiled than where it was kept
+    taken = current_bytes() if device.platform == "cpu" else 0  # more if it was compiled here than if it was on disk
     if wanted is not None and wanted + taken > cap:
         raise DoesNotFit(f"wants {(wanted + taken) / 1e9:.3g} GB of memory, and {cap / 1e9:.3g} GB are allowed")
     timed = stopwatch.warm(ready, agent.warmup_ticks + 1 if request.what == "training" else 0)
@@ -145,8 +153,8 @@ def part_of(what: What, run: Run, env: VecEnv | HostEnv, algorithm: Algorithm) -
 
 
 def without_warm_up(run: Run) -> Run:
-    """The same with the shortest warm-up of replay that there can be: its rate is not what is asked for. None at all
-    would be another program."""
+    """The run with the shortest possible warm-up of replay, since the rate after it is to be measured. Without any
+    warm-up the program would be another."""
     if "warmup_steps" not in run.algo_options:
         return run
     shortest = run.num_envs * run.algo_options["rollout_length"] + 1
@@ -155,7 +163,7 @@ def without_warm_up(run: Run) -> Run:
 
 
 def describe(run: Run, env: VecEnv | HostEnv, agent: Bound) -> dict[str, Any]:
-    """What the candidate is, as prepared on this machine."""
+    """Facts about the candidate, as prepared on this machine."""
     return {
         "num_envs": run.num_envs,
         "rollout_length": agent.rollout_length,
@@ -167,7 +175,7 @@ def describe(run: Run, env: VecEnv | HostEnv, agent: Bound) -> dict[str, Any]:
         "platform": jax.default_backend(),
         "device_kind": jax.devices()[0].device_kind,
         "available": machine.cpu_cores() if jax.default_backend() == "cpu" else len(jax.devices()),
-        "told": env.events() if isinstance(env, HostEnv) else [],
+        "events": env.events() if isinstance(env, HostEnv) else [],
     }
 
 
@@ -190,7 +198,7 @@ def free_bytes(device: jax.Device) -> int:
 
 
 def current_bytes() -> int:
-    """What this process has of the memory now, at most so much where the system tells only the peak."""
+    """Memory of this process now; its peak so far where the system does not say (Linux does)."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
@@ -210,7 +218,7 @@ def _checked(seconds: float, metrics: dict[str, Any]) -> float:
 
 
 def main(argument: str) -> NoReturn:
-    """The process: answers on its first standard output, which nothing else writes to."""
+    """The process: answers on what was its standard output; whatever else is printed goes to stderr."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     asked: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -244,14 +252,14 @@ def main(argument: str) -> NoReturn:
 
 
 def _listen(asked: queue.SimpleQueue[str]) -> None:
-    """Hand on what the parent asks; end the process, wherever it is, when the parent has closed the pipe or is gone."""
+    """Queue what the parent asks; end the process, wherever it is, when the parent has closed the pipe or ended."""
     for line in sys.stdin:
         asked.put(line)
     os._exit(0)
 
 
 def _be_the_first_to_go() -> None:
-    """Should memory run out all the same, the system is to end this process and no other (Linux)."""
+    """Have the system end this process before any other if memory runs out after all (Linux)."""
     try:
         Path("/proc/self/oom_score_adj").write_text("1000")
     except OSError:

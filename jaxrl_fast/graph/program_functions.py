@@ -1,0 +1,37 @@
+"""The functions that a compiled program consists of, with what they take and give."""
+
+from typing import Any, Protocol
+
+import jax
+
+from jaxrl_fast.core import Metrics
+from jaxrl_fast.graph.dataflow import TrainState
+
+
+class InitState(Protocol):
+    """Makes the state before the first tick."""
+
+    def __call__(self, keys: jax.Array, hyper: Any, /) -> TrainState:
+        """``keys`` ``[S]``: a random key for each seed; ``hyper``: the rates or schedules that all seeds begin with."""
+
+
+class RunChunk(Protocol):
+    """Trains for a chunk: a fixed number of ticks."""
+
+    def __call__(self, state: TrainState, /) -> tuple[TrainState, Metrics]:
+        """``state`` must not be used again: its private states are donated. Returns the state at the end and metrics
+        ``[S, ticks]`` named ``fragment/metric``."""
+
+
+class CompileAhead(Protocol):
+    """Compiles before anything runs, in threads."""
+
+    def __call__(self, keys: jax.Array, hyper: Any, /) -> tuple[InitState, RunChunk]:
+        """Takes what `InitState` takes, for the shapes. Returns both functions, compiled."""
+
+
+class PlaceState(Protocol):
+    """Puts a state, for instance one from a file, on the devices where `RunChunk` wants it."""
+
+    def __call__(self, state: TrainState, /) -> TrainState:
+        """``state``: arrays on any device, or NumPy's."""

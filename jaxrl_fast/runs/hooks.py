@@ -1,0 +1,27 @@
+"""What the caller of a run hands in to be called while it goes on."""
+
+from typing import Any, Protocol
+
+Row = dict[str, Any]
+"""A row of a run's history, by column: ``kind`` is "train" (a chunk) or "eval" (an evaluation)."""
+
+
+class OnMetrics(Protocol):
+    """Gets each row of a run's history when it is made."""
+
+    def __call__(self, row: Row, /) -> None:
+        """``row``: the columns of ``metrics.csv`` or of an evaluation; not to be changed."""
+
+
+class Tell(Protocol):
+    """Shows a person what happens, for instance by printing it."""
+
+    def __call__(self, line: str, /) -> None:
+        """``line``: a sentence without a line break at its end."""
+
+
+class ShouldStop(Protocol):
+    """Asked again and again whether to end early, so it must be quick."""
+
+    def __call__(self) -> bool:
+        """Returns True once the end is wanted, and from then on."""
