@@ -60,7 +60,7 @@ def unpack(commit: str, folder: Path) -> Path:
     return folder
 
 
-def run(name: str, tree: Path, folder: Path, xla_flags: str, *words: str | Path) -> None:
+def run(name: str, tree: Path, folder: Path, flags: str, *words: str | Path) -> None:
     """One job by the code of ``tree``; what it compiles is kept for the other, which has no need to do so again.
 
     Raises:
@@ -72,7 +72,7 @@ def run(name: str, tree: Path, folder: Path, xla_flags: str, *words: str | Path)
         "JAX_TRACEBACK_FILTERING": "off",  # or JAX's own words would stand last
         "JAX_COMPILATION_CACHE_DIR": str(folder.parent / "cache"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {xla_flags}".strip(),
+        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip(),
     }
     ended = subprocess.run(
         [sys.executable, "-P", SCRIPT, name, tree, folder, *words],
@@ -176,14 +176,14 @@ def do(name: str, job: Job, trees: tuple[Path, Path], folder: Path) -> dict[str,
     return {"ticks": job.ticks, **result, "seconds": round(time.perf_counter() - begin, 1)}
 
 
-def run_both(name: str, job: Job, trees: tuple[Path, Path], folder: Path, xla_flags: str = "") -> dict[str, Any]:
+def run_both(name: str, job: Job, trees: tuple[Path, Path], folder: Path, flags: str = "") -> dict[str, Any]:
     """Run a job at the other commit, then here, and compare."""
     partner = job.as_ or name
-    other, own = (folder / f"{job_name} {side}{xla_flags}" for job_name, side in ((partner, "other"), (name, "own")))
+    other, own = (folder / f"{job_name} {side}{flags}" for job_name, side in ((partner, "other"), (name, "own")))
     try:
         if not (other / "final.npz").exists():
-            run(partner, trees[0], other, xla_flags)
-        run(name, trees[1], own, xla_flags, "--initial", other / "initial.npz", *(["--broken"] if job.as_ else []))
+            run(partner, trees[0], other, flags)
+        run(name, trees[1], own, flags, "--initial", other / "initial.npz", *(["--broken"] if job.as_ else []))
         return compare(other, own, job)
     except RuntimeError as error:
         return {"leaves": 0, "columns": 0, "unmapped": [], "equal": False, "error": str(error), "differences": []}

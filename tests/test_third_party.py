@@ -32,6 +32,7 @@ MEMBERS = {"_cache_size": jax.jit(lambda x: x)}
 OPTIONS = {
     "xla_cpu_experimental_ynn_fusion_type": "",
     "xla_gpu_deterministic_ops": True,
+    "xla_cpu_max_isa": "AVX",
     "xla_cpu_use_fusion_emitters": False,
 }
 """Options of XLA, with a value of theirs."""

@@ -58,7 +58,7 @@ class Chosen(NamedTuple):
 
     - ``start``: the step at which each begins.
     - ``env``: its environment in the shard.
-    - ``weight``: by which its loss is multiplied, ``(probability · number of windows)^-correction``, scaled to at most 1
+    - ``weight``: by which its loss is multiplied, ``(probability · number of windows)^-correction``, at most 1
       (arXiv 1511.05952, section 3.4).
     """
 

@@ -94,7 +94,7 @@ def averaging_parameters(learning: Learning, team: tuple[str, ...], learners: in
 def averaging_gradients(learning: Learning, side_by_side: bool, learners: int) -> tuple[tuple[Fragment, ...], Delays]:
     """A cycle of one round per update: the learners' gradients for a part, and the server's step along their mean."""
     parts = learning.parts
-    pairs = {name: _gradients_and_server(learning, name, learners) for name in parts}
+    pairs = {name: (_gradients_fragment(learning, name, learners), _gradient_server(learning, name)) for name in parts}
     together = side_by_side or not any(part.reads for part in parts.values())
     if together:
         fragments = tuple(pair[i] for i in (0, 1) for pair in pairs.values())
@@ -108,11 +108,9 @@ def averaging_gradients(learning: Learning, side_by_side: bool, learners: int) -
     return fragments, delays
 
 
-def _gradients_and_server(learning: Learning, name: str, learners: int) -> tuple[Fragment, Fragment]:
+def _gradients_fragment(learning: Learning, name: str, learners: int) -> Fragment:
     part, rounds, take = learning.parts[name], learning.agent.updates_per_tick, learning.agent.experience.take
-    own = _gradients(name)
-
-    back = learning.feeds_back((name,))
+    own, back = _gradients(name), learning.feeds_back((name,))
 
     def init(key: jax.Array) -> Channels:
         return learning.no_feedback((name,), learners)
@@ -130,10 +128,28 @@ def _gradients_and_server(learning: Learning, name: str, learners: int) -> tuple
         found, private = jax.vmap(one_learner)(batches, private, jax.random.split(key, learners))
         return private, {own: found, **private}, {}
 
-    def init_server(key: jax.Array) -> States:
+    return Fragment(
+        own,
+        init,
+        step,
+        ("batches", name, *part.reads),
+        (own, *back),
+        lambda private: private,
+        start=learning.start,
+        rounds=rounds,
+        counts=True,
+        tags=tags_of(learning, (name,)),
+        division=Division(0, dict.fromkeys((own, *back), 0), learners, "learners"),
+    )
+
+
+def _gradient_server(learning: Learning, name: str) -> Fragment:
+    part, rounds = learning.parts[name], learning.agent.updates_per_tick
+
+    def init(key: jax.Array) -> States:
         return init_states(learning, (name,), key)
 
-    def step_server(private: States, inputs: Channels, hyper: Any, key: jax.Array, turn: jax.Array) -> tuple:
+    def step(private: States, inputs: Channels, hyper: Any, key: jax.Array, turn: jax.Array) -> tuple:
         def make(state: PartState) -> Updated:
             found = _mean(inputs[_gradients(name)])
             return apply_gradients(part, state, found, hyper, turn, drop_nonfinite=learning.nan == "skip")
@@ -146,33 +162,18 @@ def _gradients_and_server(learning: Learning, name: str, learners: int) -> tuple
     def publish(private: States) -> Channels:
         return {name: private[name].learned}
 
-    return (
-        Fragment(
-            own,
-            init,
-            step,
-            ("batches", name, *part.reads),
-            (own, *back),
-            lambda private: private,
-            start=learning.start,
-            rounds=rounds,
-            counts=True,
-            tags=tags_of(learning, (name,)),
-            division=Division(0, dict.fromkeys((own, *back), 0), learners, "learners"),
-        ),
-        Fragment(
-            f"server_{name}",
-            init_server,
-            step_server,
-            (own,),
-            (name,),
-            publish,
-            start=learning.start,
-            rounds=rounds,
-            counts=True,
-            init_name="learn",
-            tags=(SERVER, *tags_of(learning, (name,))[1:]),
-        ),
+    return Fragment(
+        f"server_{name}",
+        init,
+        step,
+        (_gradients(name),),
+        (name,),
+        publish,
+        start=learning.start,
+        rounds=rounds,
+        counts=True,
+        init_name="learn",
+        tags=(SERVER, *tags_of(learning, (name,))[1:]),
     )
 
 
