@@ -1,7 +1,7 @@
 """The law of equal numbers, whole: every placement against one fused program on the same graph.
 
 ``python experiments/equal_numbers.py [--fast] [ppo] [sac/pendulum] [sac/pendulum/none]`` (CPU, four virtual devices;
-about half an hour) takes PPO and SAC, two environments each with different observations and actions, every ``overlap``,
+about an hour) takes every algorithm, with two environments of different observations or actions, every ``overlap``,
 one and several learners, and 1, 2 and 4 devices; words choose parts of that. ``--fast`` compiles with few of XLA's
 optimizations, as the tests do; two processes may compute parts at once. Placements that move fragments are compared
 after 20 ticks (0.0), those that divide them after one tick from the same state (1e-6, relative to numbers over 1).
@@ -27,7 +27,14 @@ from jaxrl_fast.graph.dataflow import Graph, TrainState
 from jaxrl_fast.graph.placements import PLACEMENTS
 
 RESULT = Path(__file__).parent / "results" / "equal_numbers.json"
-ENVIRONMENTS = {"ppo": ("cartpole", "pendulum"), "sac": ("pendulum", "mountain_car_continuous")}
+ENVIRONMENTS = {
+    "ppo": ("cartpole", "pendulum"),
+    "sac": ("pendulum", "mountain_car_continuous"),
+    "dqn": ("cartpole", "acrobot"),
+    "pqn": ("cartpole", "acrobot"),
+    "impala": ("cartpole", "pendulum"),
+    "td3": ("pendulum", "mountain_car_continuous"),
+}
 MOVING = (("actor_critic", 2, 1), ("sampler_learner", 2, 1))
 DIVIDING = (
     *((name, devices, 1) for name in ("data_parallel", "sharded_sampling") for devices in (1, 2, 4)),
@@ -43,15 +50,17 @@ def algorithm(name: str) -> jf.Algorithm:
     """Small, and with work in every tick."""
     if name == "ppo":
         return jf.ppo(rollout_length=8, num_epochs=2, num_minibatches=2, policy_hidden=(16,), value_hidden=(16,))
-    return jf.sac(
-        rollout_length=2,
-        updates_per_tick=4,
-        batch_size=16,
-        buffer_size=1_024,
-        warmup_steps=16,
-        policy_hidden=(16,),
-        critic_hidden=(16,),
+    if name == "pqn":
+        return jf.pqn(rollout_length=8, num_minibatches=2, q_hidden=(16,))
+    if name == "impala":
+        return jf.impala(rollout_length=8, num_minibatches=2, hidden=(16,))
+    replay: dict[str, Any] = dict(
+        rollout_length=2, updates_per_tick=4, batch_size=16, buffer_size=1_024, warmup_steps=16
     )
+    if name == "dqn":
+        return jf.dqn(q_hidden=(16,), dueling=True, priority_exponent=0.6, **replay)
+    make = {"sac": jf.sac, "td3": jf.td3}[name]
+    return make(policy_hidden=(16,), critic_hidden=(16,), **replay)
 
 
 def make(graph: Graph, placement: str, devices: int) -> programs.Program:

@@ -19,6 +19,42 @@ def gae(reward, terminated, truncated, value, next_value, discount, gae_lambda) 
     return advantage
 
 
+def lambda_return(reward, terminated, truncated, next_value, discount, return_lambda) -> np.ndarray:
+    """Of step t: the weighted mean of all n-step returns from t that stay within its episode."""
+    steps = len(reward)
+    mean = np.zeros(steps)
+    for t in range(steps):
+        weight, total = 1.0, 0.0
+        for k in range(t, steps):
+            total += discount ** (k - t) * reward[k]
+            n_step_return = total + (0.0 if terminated[k] else discount ** (k - t + 1) * next_value[k])
+            last = terminated[k] or truncated[k] or k == steps - 1
+            mean[t] += weight * (1.0 if last else 1.0 - return_lambda) * n_step_return
+            weight *= return_lambda
+            if last:
+                break
+    return mean
+
+
+def v_trace(reward, terminated, truncated, value, next_value, ratio, discount, trace_lambda, clip_rho, clip_c):
+    """Targets and advantages: equation 1 of arXiv 1802.01561 as the sum that it is, and section 4.2."""
+    steps = len(reward)
+    rho, c = np.minimum(ratio, clip_rho), trace_lambda * np.minimum(ratio, clip_c)
+    gamma = [0.0 if terminated[t] else discount for t in range(steps)]
+    delta = [rho[t] * (reward[t] + gamma[t] * next_value[t] - value[t]) for t in range(steps)]
+    correction, advantage = np.zeros(steps), np.zeros(steps)
+    for t in range(steps):
+        for k in range(t, steps):
+            correction[t] += discount ** (k - t) * np.prod(c[t:k]) * delta[k]
+            if terminated[k] or truncated[k]:
+                break
+    for t in range(steps):
+        ends = terminated[t] or truncated[t] or t == steps - 1
+        target = next_value[t] + (0.0 if ends else correction[t + 1])
+        advantage[t] = rho[t] * (reward[t] + gamma[t] * target - value[t])
+    return value + correction, advantage
+
+
 def n_step(reward, terminated, truncated, discount) -> tuple[float, float, int]:
     """Sum of discounted rewards until the window or the episode ends, bootstrap discount, index of the last step."""
     total = 0.0

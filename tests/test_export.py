@@ -31,20 +31,31 @@ PUSHES = jf.Box(np.full((2, 2), -0.4, np.float32), np.full((2, 2), 0.4, np.float
 BOARD = {"action_mask": ((3,), bool), "board": ((3, 3), jnp.int8), "where": {"x": ((2,), jnp.float32)}}
 
 
+REPLAYED: dict = dict(policy_hidden=(16, 8), critic_hidden=(8,))
+SIZES: dict[str, dict] = {
+    "ppo": dict(policy_hidden=(16, 8), num_minibatches=1, value_hidden=(8,)),
+    "impala": dict(hidden=(16, 8)),
+    "pqn": dict(q_hidden=(16, 8), num_minibatches=1),
+    "dqn": dict(q_hidden=(16, 8), dueling=True),
+    "sac": REPLAYED,
+    "td3": REPLAYED,
+}
+
+
 def policy_of(obs, action, algo="ppo", *, normalized=True, seed=0, frame_stack=0, **options) -> Policy:
     """A policy that has learned nothing but acts differently here and there; ``obs``: (shape, dtype), or a tree."""
     is_leaf = lambda x: isinstance(x, tuple)  # noqa: E731
     spec = jf.EnvSpec(
         "toy", jax.tree.map(lambda s: jax.ShapeDtypeStruct(*s), obs, is_leaf=is_leaf), action, None, frame_stack
     )
-    sizes = {"num_minibatches": 1, "value_hidden": (8,)} if algo == "ppo" else {"critic_hidden": (8,)}
-    made = getattr(jf, algo)(policy_hidden=(16, 8), **sizes, **options)
+    made = getattr(jf, algo)(**SIZES[algo], **options)
     agent, rng = bind(made, spec, 4), np.random.default_rng(seed)
 
     def numbers(mean: float, deviation: float, like):
         return jax.tree.map(lambda s: jnp.asarray(rng.normal(mean, deviation, s.shape), jnp.float32), like)
 
-    learned = jax.eval_shape(lambda key: {"actor": Learned(init_params(agent.parts["actor"], key))}, jax.random.key(0))
+    (part,) = agent.acting.chooses
+    learned = jax.eval_shape(lambda key: {part: Learned(init_params(agent.parts[part], key))}, jax.random.key(0))
     shapes = agent.acting.greedy_weights(learned)
     parts = numbers(0.0, 0.7, shapes)
     stats = RunningStats(jnp.float32(50.0), numbers(3.0, 0.3, spec.obs), numbers(200.0, 20.0, spec.obs))
@@ -61,6 +72,10 @@ KINDS = {
     "ppo bf16": (FLOATS, BOX, dict(precision="bf16")),
     "sac": (FLOATS, PUSHES, dict(algo="sac")),
     "sac swish raw": (FLOATS, BOX, dict(algo="sac", activation="swish", normalized=False)),
+    "td3": (FLOATS, PUSHES, dict(algo="td3")),
+    "dqn dueling": (FLOATS, jf.Discrete(3), dict(algo="dqn")),
+    "pqn with a mask": (BOARD, jf.Discrete(3), dict(algo="pqn")),
+    "impala": (FLOATS, jf.Discrete(3), dict(algo="impala")),
     "dictionary with a mask": (BOARD, jf.Discrete(3), {}),
     "bytes of an image": (((4, 4, 3), jnp.uint8), jf.Discrete(3), dict(normalized=False)),
     "pixels of an image": (((4, 4, 3), jnp.uint8), BOX, dict(normalized=False, cnn="none")),

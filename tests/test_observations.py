@@ -153,7 +153,61 @@ def dqn(**options) -> jf.Algorithm:
     )
 
 
-ALGORITHMS = {"ppo": (ppo, True, 16_000), "sac": (sac, False, 4_800), "dqn": (dqn, True, 4_800)}
+def td3(**options) -> jf.Algorithm:
+    return jf.td3(
+        learning_rate=FALLING,
+        discount=0.8,
+        tau=0.05,
+        exploration_noise=0.5,
+        target_noise=0.05,
+        rollout_length=STEPS,
+        updates_per_tick=24,
+        batch_size=64,
+        buffer_size=6_000,
+        warmup_steps=256,
+        policy_hidden=(32,),
+        critic_hidden=(32,),
+        sequence_length=STEPS,
+        burn_in=2,
+        **options,
+    )
+
+
+def pqn(**options) -> jf.Algorithm:
+    return jf.pqn(
+        learning_rate=Linear(1e-2, 0.0),
+        discount=0.8,
+        epsilon=0.3,
+        rollout_length=18,
+        num_epochs=4,
+        num_minibatches=4,
+        q_hidden=(32,),
+        **options,
+    )
+
+
+def impala(**options) -> jf.Algorithm:
+    return jf.impala(
+        learning_rate=Linear(1e-2, 0.0),
+        discount=0.8,
+        trace_lambda=0.9,
+        entropy_coef=0.001,
+        rollout_length=18,
+        num_minibatches=4,
+        hidden=(32,),
+        optimizer="adam",
+        **options,
+    )
+
+
+ALGORITHMS = {
+    "ppo": (ppo, True, 16_000),
+    "sac": (sac, False, 4_800),
+    "dqn": (dqn, True, 4_800),
+    "td3": (td3, False, 4_800),
+    "pqn": (pqn, True, 16_000),
+    "impala": (impala, True, 32_000),
+}
 """Factory, whether it is tried with discrete actions, and environment steps."""
 
 
@@ -173,9 +227,11 @@ def test_an_algorithm_learns_from_every_kind_of_observation(name: str, kind: str
     assert score(single, algorithm, total_steps) == pytest.approx(float(discrete), abs=0.03)
 
 
-def test_actions_that_a_mask_forbids_are_discrete_and_not_sacs():
-    with pytest.raises(ValueError, match=r"algo=sac does not work with the discrete actions .*: write algo=ppo"):
-        score(probes.mask(), sac(), 16)
+@pytest.mark.parametrize(("name", "instead"), [("sac", "ppo"), ("td3", "dqn")])
+def test_actions_that_a_mask_forbids_are_discrete_and_not_for_these(name: str, instead: str):
+    message = rf"algo={name} does not work with the discrete actions .*: write algo={instead}"
+    with pytest.raises(ValueError, match=message):
+        score(probes.mask(), ALGORITHMS[name][0](), 16)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -185,7 +241,8 @@ def test_without_a_memory_the_side_is_not_known(name: str):
     assert score(memory(discrete=discrete), make(), total_steps // 2) < best_guess + 0.15
 
 
-ONE_KEY = {"ppo": ("policy_keys", "critic_keys"), "sac": ("policy_keys", "critic_keys"), "dqn": ("q_keys",)}
+ONE_KEY = dict.fromkeys(("ppo", "sac", "td3"), ("policy_keys", "critic_keys"))
+ONE_KEY |= {"dqn": ("q_keys",), "pqn": ("q_keys",), "impala": ("keys",)}
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

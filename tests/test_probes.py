@@ -11,9 +11,12 @@ import pytest
 
 from envs.probes import FORBIDDEN_PAYOFF, PROBES
 from jaxrl_fast.algorithms.dqn import dqn
+from jaxrl_fast.algorithms.impala import impala
 from jaxrl_fast.algorithms.interface import Algorithm
 from jaxrl_fast.algorithms.ppo import ppo
+from jaxrl_fast.algorithms.pqn import pqn
 from jaxrl_fast.algorithms.sac import sac
+from jaxrl_fast.algorithms.td3 import td3
 from jaxrl_fast.core import Discrete, EnvSpec
 from jaxrl_fast.environments.env import Env, VecEnv, vectorize
 from jaxrl_fast.experience.binding import Bound, bind
@@ -162,6 +165,54 @@ def learned_dqn(names: tuple[str, ...]) -> Trained:
 
 
 @cache
+def learned_td3(names: tuple[str, ...]) -> Trained:
+    algorithm = td3(
+        learning_rate=Linear(3e-3, 0.0),
+        discount=DISCOUNT,
+        tau=0.05,
+        exploration_noise=0.5,
+        target_noise=0.05,
+        updates_per_tick=16,
+        batch_size=64,
+        buffer_size=8_000,
+        warmup_steps=256,
+        policy_hidden=(32, 32),
+        critic_hidden=(32, 32),
+    )
+    return train(names, algorithm, 4_000)
+
+
+@cache
+def learned_pqn(names: tuple[str, ...]) -> Trained:
+    algorithm = pqn(
+        learning_rate=Linear(1e-2, 0.0),
+        discount=DISCOUNT,
+        epsilon=0.3,
+        rollout_length=8,
+        num_epochs=4,
+        num_minibatches=4,
+        q_hidden=(32,),
+        layer_norm=False,  # of one number, a layer norm forgets the size
+    )
+    return train(names, algorithm, 8_000)
+
+
+@cache
+def learned_impala(names: tuple[str, ...]) -> Trained:
+    algorithm = impala(
+        learning_rate=Linear(1e-2, 0.0),
+        discount=DISCOUNT,
+        trace_lambda=0.9,
+        entropy_coef=0.001,
+        rollout_length=8,
+        num_minibatches=4,
+        hidden=(32,),
+        optimizer="adam",
+    )
+    return train(names, algorithm, 20_000)
+
+
+@cache
 def play(learned: Callable[[tuple[str, ...]], Trained], names: tuple[str, ...], mode: str = "greedy"):
     """Rollouts ``[P, T, E]`` of the policies of P probes, and the mean return of the whole episodes of each."""
     trained = learned(names)
@@ -191,15 +242,20 @@ def mean_return(learned: Callable[[tuple[str, ...]], Trained], probe: str) -> fl
 
 
 def value_of(trained: Trained, obs) -> float:
-    """What the critic says: PPO's of the observation, SAC's lower one with the action 0, DQN's of the worse action."""
-    ((name, network),) = trained.agent.parts["critic"].networks.items()
-    params, first = trained.learned["critic"].params[name], jnp.zeros((1, 1), bool)
+    """What the critic says: PPO's and IMPALA's of the observation, SAC's and TD3's lower one with the action 0, DQN's
+    and PQN's of the worse action."""
+    part = "critic" if "critic" in trained.learned else "agent"
+    ((name, network),) = trained.agent.parts[part].networks.items()
+    params, first = trained.learned[part].params[name], jnp.zeros((1, 1), bool)
     action = None if network.action_shape is None else jnp.zeros((1, 1, *network.action_shape))
-    return float(jnp.min(network.apply(params, (), trained.seen(jnp.full((1, 1, 1), obs)), first, action)[0]))
+    outputs, _ = network.apply(params, (), trained.seen(jnp.full((1, 1, 1), obs)), first, action)
+    return float(jnp.min(outputs["value"] if isinstance(outputs, dict) else outputs))
 
 
 @pytest.mark.parametrize("probe", VALUES)
-@pytest.mark.parametrize("learned", [learned_ppo, learned_sac], ids=["ppo", "sac"])
+@pytest.mark.parametrize(
+    "learned", [learned_ppo, learned_sac, learned_td3, learned_impala], ids=["ppo", "sac", "td3", "impala"]
+)
 def test_value_is_learned(probe, learned):
     trained = learned(together(probe)).of(probe)
     for obs, expected in VALUES[probe].items():
@@ -207,25 +263,29 @@ def test_value_is_learned(probe, learned):
 
 
 @pytest.mark.parametrize("probe", VALUES)
-def test_dqn_learns_the_value(probe):
-    trained = learned_dqn(tuple(VALUES)).of(probe)
+@pytest.mark.parametrize("learned", [learned_dqn, learned_pqn], ids=["dqn", "pqn"])
+def test_values_of_actions_are_learned(probe, learned):
+    trained = learned(tuple(VALUES)).of(probe)
     for obs, expected in VALUES[probe].items():
         assert value_of(trained, obs) == pytest.approx(expected, rel=0.05, abs=0.05)
 
 
 @pytest.mark.parametrize("probe", [name for name in BEST_RETURN if name not in CONTINUOUS])
-def test_dqn_finds_the_best_policy(probe):
-    assert mean_return(learned_dqn, probe) == pytest.approx(BEST_RETURN[probe], abs=0.02)
+@pytest.mark.parametrize("learned", [learned_dqn, learned_pqn], ids=["dqn", "pqn"])
+def test_the_best_discrete_policy_is_found(probe, learned):
+    assert mean_return(learned, probe) == pytest.approx(BEST_RETURN[probe], abs=0.02)
 
 
 @pytest.mark.parametrize("probe", BEST_RETURN)
-def test_ppo_finds_the_best_policy(probe):
-    assert mean_return(learned_ppo, probe) == pytest.approx(BEST_RETURN[probe], abs=0.02)
+@pytest.mark.parametrize("learned", [learned_ppo, learned_impala], ids=["ppo", "impala"])
+def test_the_best_policy_is_found(probe, learned):
+    assert mean_return(learned, probe) == pytest.approx(BEST_RETURN[probe], abs=0.02)
 
 
 @pytest.mark.parametrize("probe", [name for name in BEST_RETURN if name in CONTINUOUS])
-def test_sac_finds_the_best_policy(probe):
-    assert mean_return(learned_sac, probe) == pytest.approx(BEST_RETURN[probe], abs=0.02)
+@pytest.mark.parametrize("learned", [learned_sac, learned_td3], ids=["sac", "td3"])
+def test_the_best_continuous_policy_is_found(probe, learned):
+    assert mean_return(learned, probe) == pytest.approx(BEST_RETURN[probe], abs=0.02)
 
 
 def test_a_masked_action_is_never_sampled():

@@ -20,19 +20,11 @@ def tiny_ppo(**options: Any) -> jf.Algorithm:
     return jf.ppo(**{"rollout_length": 8, "policy_hidden": (8,), "value_hidden": (8,), **options})
 
 
+REPLAY: dict[str, Any] = {"updates_per_tick": 2, "batch_size": 8, "buffer_size": 160, "warmup_steps": 24, "n_step": 2}
+
+
 def tiny_sac(**options: Any) -> jf.Algorithm:
-    return jf.sac(
-        **{
-            "updates_per_tick": 2,
-            "batch_size": 8,
-            "buffer_size": 160,
-            "warmup_steps": 24,
-            "policy_hidden": (8,),
-            "critic_hidden": (8,),
-            "n_step": 2,
-            **options,
-        }
-    )
+    return jf.sac(**{**REPLAY, "policy_hidden": (8,), "critic_hidden": (8,), **options})
 
 
 def quiet(line: str) -> None:
@@ -80,6 +72,30 @@ ENVS = {
         lambda: tiny_sac(tau=jf.Linear(0.1, 0.0)),
         240,
         {"overlap": "all"},
+    ),
+    "line, dqn with priorities, two learners, overlap": (
+        lambda: line(discrete=True),
+        lambda: jf.dqn(**REPLAY, q_hidden=(8,), priority_exponent=0.6),
+        240,
+        {"learners": 2, "overlap": "sampling"},
+    ),
+    "line, td3, two seeds": (
+        lambda: line(discrete=False),
+        lambda: jf.td3(**REPLAY, policy_hidden=(8,), critic_hidden=(8,)),
+        240,
+        {"num_seeds": 2},
+    ),
+    "line, recurrent impala, overlap": (
+        lambda: line(discrete=True),
+        lambda: jf.impala(rollout_length=4, hidden=(8,), recurrent_size=4),
+        640,
+        {"overlap": "sampling"},
+    ),
+    "line, recurrent pqn": (
+        lambda: line(discrete=True),
+        lambda: jf.pqn(rollout_length=4, num_minibatches=2, q_hidden=(8,), recurrent_size=4),
+        640,
+        {},
     ),
     "brax without physics, ppo, two seeds": (
         lambda: jf.make_env("brax", id="fast", num_envs=4),

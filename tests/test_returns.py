@@ -15,6 +15,8 @@ pytestmark = pytest.mark.usefixtures("strict_dtypes")
 NUMBER = st.floats(-10, 10, width=32)
 GAE = jax.jit(returns.gae)
 N_STEP = jax.jit(returns.n_step)
+LAMBDA_RETURN = jax.jit(returns.lambda_return)
+V_TRACE = jax.jit(returns.v_trace)
 
 
 @st.composite
@@ -77,3 +79,60 @@ def test_n_step_stops_with_the_episode(case, discount):
     got = N_STEP(jnp.asarray(reward), jnp.asarray(terminated), jnp.asarray(truncated), jnp.float32(discount))
     want = references.n_step(reward, terminated, truncated, discount)
     np.testing.assert_allclose([float(x) for x in got], want, rtol=1e-4, atol=1e-4)
+
+
+def gamma_of(discount: float, terminated: np.ndarray) -> jax.Array:
+    return jnp.float32(discount) * (1.0 - jnp.asarray(terminated, jnp.float32))
+
+
+@given(sequences(), st.floats(0, 1, width=32), st.floats(0, 1, width=32))
+def test_a_lambda_return_is_the_weighted_mean_of_n_step_returns(case, discount, return_lambda):
+    reward, _, next_value, terminated, truncated = case
+    got = LAMBDA_RETURN(
+        jnp.asarray(reward),
+        gamma_of(discount, terminated),
+        jnp.asarray(next_value),
+        jnp.asarray(terminated | truncated),
+        jnp.float32(return_lambda),
+    )
+    want = references.lambda_return(reward, terminated, truncated, next_value, discount, return_lambda)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+def run_v_trace(case, ratio, discount, trace_lambda, clip_rho, clip_c):
+    reward, value, next_value, terminated, truncated = case
+    return V_TRACE(
+        jnp.asarray(reward),
+        gamma_of(discount, terminated),
+        jnp.asarray(value),
+        jnp.asarray(next_value),
+        jnp.asarray(terminated | truncated),
+        jnp.asarray(ratio),
+        *(jnp.float32(x) for x in (trace_lambda, clip_rho, clip_c)),
+    )
+
+
+@given(
+    sequences(),
+    st.floats(0, 1, width=32),
+    st.sampled_from([(1.0, 1.0, 1.0), (0.9, 1.0, 1.0), (1.0, 2.0, 0.5)]),
+    st.integers(0, 9),
+)
+def test_v_trace_equals_the_sum_of_the_paper(case, discount, clips, seed):
+    reward, value, next_value, terminated, truncated = case
+    ratio = np.exp(np.random.default_rng(seed).normal(size=len(reward))).astype(np.float32)
+    got = run_v_trace(case, ratio, discount, *clips)
+    want = references.v_trace(reward, terminated, truncated, value, next_value, ratio, discount, *clips)
+    for ours, reference in zip(got, want, strict=True):
+        np.testing.assert_allclose(ours, reference, rtol=1e-4, atol=1e-4)
+
+
+@given(sequences(), st.floats(0, 1, width=32))
+def test_without_lag_v_trace_is_the_return_of_a2c(case, discount):
+    """Ratios of 1: the targets are λ-returns with λ = 1, where values of successors are those of the next steps."""
+    reward, value, next_value, terminated, truncated = case
+    next_value = np.where(terminated | truncated, next_value, np.append(value[1:], next_value[-1])).astype(np.float32)
+    same = reward, value, next_value, terminated, truncated
+    target, _ = run_v_trace(same, np.ones_like(reward), discount, 1.0, 1.0, 1.0)
+    want = references.lambda_return(reward, terminated, truncated, next_value, discount, 1.0)
+    np.testing.assert_allclose(target, want, rtol=1e-4, atol=1e-3)

@@ -1,11 +1,12 @@
 """Choosing actions: from a stochastic policy, or by Q-values."""
 
-from typing import Any
+import math
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.algorithms.interface import Decide
+from jaxrl_fast.algorithms.interface import Decide, InitDecide
 from jaxrl_fast.core import Box, Discrete, PyTree
 from jaxrl_fast.networks.network import action_mask
 from jaxrl_fast.numerics import distributions
@@ -17,17 +18,57 @@ def policy_of(space: Discrete | Box, outputs: jax.Array, obs: PyTree) -> Distrib
     return distributions.of_outputs(space, outputs, action_mask(obs))
 
 
-def sample_action(space: Discrete | Box, *, remember: bool) -> Decide:
-    """Sample from the policy of the part ``actor``; greedily, take its mode. ``remember``: store the raw action and its
-    log-probability for the update, as ``raw_action`` and ``log_prob``."""
+class PolicyOutputs(Protocol):
+    """Reads the outputs of the policy out of what acting parts say."""
+
+    def __call__(self, outputs: dict[str, Any], /) -> jax.Array:
+        """``outputs``: those of each acting part. Returns ``[..., num_outputs(space)]``."""
+
+
+def sample_action(
+    space: Discrete | Box, *, remember: bool, outputs_of: PolicyOutputs = lambda outputs: outputs["actor"]
+) -> Decide:
+    """Sample from the policy, by default that of the part ``actor``; greedily, take its mode. ``remember``: store the
+    raw action and its log-probability for the update, as ``raw_action`` and ``log_prob``."""
 
     def decide(outputs: dict, obs: PyTree, state: PyTree, key: jax.Array, hyper: Any, explore: bool) -> tuple:
-        dist = policy_of(space, outputs["actor"], obs)
+        dist = policy_of(space, outputs_of(outputs), obs)
         raw = distributions.sample(dist, key) if explore else distributions.mode(dist)
         extras = {"raw_action": raw, "log_prob": distributions.log_prob(dist, raw)} if explore and remember else {}
         return distributions.to_action(space, raw), state, extras
 
     return decide
+
+
+def unit_policy(outputs: jax.Array) -> jax.Array:
+    """The deterministic policy's action in ``[-1, 1]``, ``[..., A]``, at network outputs ``[..., A]``."""
+    return jnp.tanh(outputs)
+
+
+def noisy_action(space: Box, spread: float) -> tuple[Decide, InitDecide]:
+    """The action of the part ``actor`` with normal noise, of a standard deviation of its own in each environment: from
+    ``hyper.exploration_noise / spread`` in the first to ``hyper.exploration_noise * spread`` in the last, in equal
+    ratios, and ``hyper.exploration_noise`` where there is one environment. (Horgan et al., arXiv 1803.00933, section
+    4.1, do so with ε.)
+
+    Raises:
+        ValueError: ``spread`` is less than 1.
+    """
+    if not 1.0 <= spread < math.inf:
+        raise ValueError(f"noise_spread={spread}: write a number of at least 1, which gives all environments one noise")
+
+    def init(num_envs: int) -> jax.Array:
+        place = jnp.linspace(-1.0, 1.0, num_envs) if num_envs > 1 else jnp.zeros(1)
+        return spread**place
+
+    def decide(outputs: dict, obs: PyTree, state: PyTree, key: jax.Array, hyper: Any, explore: bool) -> tuple:
+        unit = unit_policy(outputs["actor"])
+        if explore:
+            noise = hyper.exploration_noise * state[:, None] * jax.random.normal(key, unit.shape)
+            unit = jnp.clip(unit + noise, -1.0, 1.0)
+        return distributions.from_unit(space, unit), state, {}
+
+    return decide, init
 
 
 def greedy_action(q: jax.Array, obs: PyTree) -> jax.Array:
@@ -41,6 +82,28 @@ def epsilon_greedy(q: jax.Array, obs: PyTree, epsilon: jax.Array, key: jax.Array
     any_allowed = distributions.categorical(jnp.zeros_like(q), action_mask(obs))
     at_random = jax.random.uniform(which_key, best.shape) < epsilon
     return jnp.where(at_random, distributions.sample(any_allowed, action_key), best)
+
+
+def greedy_value(q: jax.Array, obs: PyTree) -> jax.Array:
+    """The Q-value ``[...]`` of the allowed action with the largest, out of ``[..., num_actions]``."""
+    return value_of(q, greedy_action(q, obs))
+
+
+class QValues(Protocol):
+    """Reads Q-values out of what acting parts say."""
+
+    def __call__(self, outputs: dict[str, Any], /) -> jax.Array:
+        """``outputs``: those of each acting part. Returns ``[..., num_actions]``."""
+
+
+def by_q_values(q_values: QValues) -> Decide:
+    """`epsilon_greedy` with the share ``hyper.epsilon`` of random actions; greedily, the best action."""
+
+    def decide(outputs: dict, obs: PyTree, state: PyTree, key: jax.Array, hyper: Any, explore: bool) -> tuple:
+        q = q_values(outputs)
+        return (epsilon_greedy(q, obs, hyper.epsilon, key) if explore else greedy_action(q, obs)), state, {}
+
+    return decide
 
 
 def value_of(q: jax.Array, action: jax.Array) -> jax.Array:

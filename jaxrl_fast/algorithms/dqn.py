@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.algorithms.choosing import epsilon_greedy, greedy_action, value_of
+from jaxrl_fast.algorithms.choosing import by_q_values, greedy_action, value_of
 from jaxrl_fast.algorithms.interface import (
     Agent,
     Algorithm,
@@ -113,6 +113,7 @@ def dqn(
         heads = {"value": Head(1), "advantage": Head(size)}
         q = make_network(spec.obs, heads if dueling else size, hidden=q_hidden, keys=q_keys, **shared)
         parts = {"critic": critic_part(q, data, double, target_period, optimizer, q_loss)}
+        decide = by_q_values(lambda outputs: q_values(outputs["critic"]))
         agent = Agent(parts, data, acts={"critic": "q"}, decide=decide, rollout_length=rollout_length)
         return agent._replace(normalize_observations=normalize_observations)
 
@@ -148,12 +149,6 @@ def critic_part(
 def importance(hyper: DqnHyper) -> Any:
     """How far importance weights undo what priorities do (`Correction`)."""
     return hyper.importance_exponent
-
-
-def decide(outputs: dict, obs: PyTree, state: PyTree, key: jax.Array, hyper: Any, explore: bool) -> tuple:
-    """ε-greedy actions (`Decide`)."""
-    q = q_values(outputs["critic"])
-    return (epsilon_greedy(q, obs, hyper.epsilon, key) if explore else greedy_action(q, obs)), state, {}
 
 
 def q_values(outputs: Any) -> jax.Array:

@@ -3,9 +3,19 @@
 from collections.abc import Callable
 
 from jaxrl_fast.algorithms.dqn import dqn
+from jaxrl_fast.algorithms.impala import impala
 from jaxrl_fast.algorithms.interface import Algorithm
 from jaxrl_fast.algorithms.ppo import ppo
+from jaxrl_fast.algorithms.pqn import pqn
 from jaxrl_fast.algorithms.sac import sac
+from jaxrl_fast.algorithms.td3 import td3
 
-__all__ = ["dqn", "ppo", "sac"]
-ALGORITHMS: dict[str, Callable[..., Algorithm]] = {"dqn": dqn, "ppo": ppo, "sac": sac}
+__all__ = ["dqn", "impala", "ppo", "pqn", "sac", "td3"]
+ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
+    "dqn": dqn,
+    "impala": impala,
+    "ppo": ppo,
+    "pqn": pqn,
+    "sac": sac,
+    "td3": td3,
+}

@@ -93,11 +93,14 @@ def entropy(dist: Distribution, key: jax.Array) -> jax.Array:
 def to_action(space: Discrete | Box, raw: jax.Array) -> jax.Array:
     """The environment's action ``[..., *action_shape]``: the raw one if discrete, else squashed and scaled into
     ``[low, high]``."""
-    if isinstance(space, Discrete):
-        return raw
-    low, half_range = _bounds(space, raw)
-    action = low + (jnp.tanh(raw) + 1.0) * half_range
-    return action.reshape(*raw.shape[:-1], *space.low.shape)
+    return raw if isinstance(space, Discrete) else from_unit(space, jnp.tanh(raw))
+
+
+def from_unit(space: Box, unit: jax.Array) -> jax.Array:
+    """Actions ``[..., A]`` in ``[-1, 1]`` scaled to ``[..., *action_shape]`` in ``[low, high]``."""
+    low, half_range = _bounds(space, unit)
+    action = low + (unit + 1.0) * half_range
+    return action.reshape(*unit.shape[:-1], *space.low.shape)
 
 
 def to_unit(space: Box, action: jax.Array) -> jax.Array:

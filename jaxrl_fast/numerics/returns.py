@@ -29,6 +29,58 @@ def gae(
     return jax.lax.scan(step, jnp.zeros_like(delta[-1]), (delta, decay), reverse=True, unroll=8)[1]
 
 
+def lambda_return(
+    reward: jax.Array, discount: jax.Array, next_value: jax.Array, done: jax.Array, return_lambda: jax.Array | float
+) -> jax.Array:
+    """λ-returns ``[T]`` (Sutton & Barto, 2nd edition, section 12.1); Peng's Q(λ) where ``next_value`` is that of the
+    best action.
+
+    ``discount``, ``next_value`` and ``done`` as for `gae`; the last step, and one that ends an episode, bootstrap from
+    ``next_value`` alone. All inputs are ``[T]``.
+    """
+    mix = return_lambda * (1.0 - done.astype(reward.dtype))
+
+    def step(following: jax.Array, xs: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+        reward_t, discount_t, value_t, mix_t = xs
+        total = reward_t + discount_t * (value_t + mix_t * (following - value_t))
+        return total, total
+
+    return jax.lax.scan(step, next_value[-1], (reward, discount, next_value, mix), reverse=True, unroll=8)[1]
+
+
+def v_trace(
+    reward: jax.Array,
+    discount: jax.Array,
+    value: jax.Array,
+    next_value: jax.Array,
+    done: jax.Array,
+    ratio: jax.Array,
+    trace_lambda: jax.Array | float,
+    clip_rho: jax.Array | float,
+    clip_c: jax.Array | float,
+) -> tuple[jax.Array, jax.Array]:
+    """V-trace targets and policy-gradient advantages, each ``[T]`` (arXiv 1802.01561, equation 1 and section 4.2).
+
+    ``ratio``: the probability of the action under the policy that learns by that under the one that acted; λ multiplies
+    the traces (remark 2). ``discount``, ``next_value`` and ``done`` as for `gae`. All inputs but the last three are
+    ``[T]``.
+    """
+    rho, c = jnp.minimum(ratio, clip_rho), trace_lambda * jnp.minimum(ratio, clip_c)
+    delta = rho * (reward + discount * next_value - value)
+    goes_on = 1.0 - done.astype(reward.dtype)
+
+    def step(following: jax.Array, xs: tuple[jax.Array, ...]) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        delta_t, decay_t, goes_on_t = xs
+        following = goes_on_t * following
+        correction = delta_t + decay_t * following
+        return correction, (correction, following)
+
+    xs = delta, discount * c, goes_on
+    _, (correction, following) = jax.lax.scan(step, jnp.zeros_like(delta[-1]), xs, reverse=True, unroll=8)
+    advantage = rho * (reward + discount * (next_value + following) - value)
+    return value + correction, advantage
+
+
 def n_step(
     reward: jax.Array, terminated: jax.Array, truncated: jax.Array, discount: jax.Array | float
 ) -> tuple[jax.Array, jax.Array, jax.Array]:

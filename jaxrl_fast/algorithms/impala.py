@@ -1,0 +1,155 @@
+"""Importance-weighted actor-learner, any actions (IMPALA, arXiv 1802.01561): an actor-critic that may learn from steps
+of a policy that is some updates old. Where it is not (``overlap=none``), this is A2C (arXiv 1602.01783).
+
+Policy and value are two heads of one network. V-trace is computed within every update, with the params that learn.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_fast.algorithms.choosing import policy_of, sample_action
+from jaxrl_fast.algorithms.interface import (
+    Agent,
+    Algorithm,
+    Found,
+    Learned,
+    OnPolicy,
+    OnPolicyBatch,
+    Part,
+    elementwise,
+    gradients_of,
+    require_actions,
+)
+from jaxrl_fast.algorithms.sequences import apply_apart, over_rollout
+from jaxrl_fast.core import Box, Discrete, EnvSpec, Metrics, PyTree
+from jaxrl_fast.networks.network import Activation, Cnn, Head, Network, Precision, make_network
+from jaxrl_fast.numerics import distributions, losses, returns
+from jaxrl_fast.numerics.optimizers import OptimizerName, check_optimizer, make_optimizer
+
+
+class ImpalaHyper(NamedTuple):
+    """Rates, each a number or a schedule such as ``Linear(7e-4, 0.0)``.
+
+    - ``learning_rate``: of the optimizer; ``max_grad_norm``: to which gradients are clipped.
+    - ``discount``, ``trace_lambda``: γ per step, and λ of the traces (1: whole rollouts, as published).
+    - ``clip_rho``, ``clip_c``: at which the importance ratios of errors and of traces are clipped.
+    - ``value_coef``, ``entropy_coef``: the weights of value loss and entropy in the loss.
+    - ``reward_scale``: a factor of rewards; ``weight_decay``: of AdamW.
+    """
+
+    learning_rate: Any
+    discount: Any
+    trace_lambda: Any
+    clip_rho: Any
+    clip_c: Any
+    value_coef: Any
+    entropy_coef: Any
+    max_grad_norm: Any
+    reward_scale: Any
+    weight_decay: Any
+
+
+def impala(
+    *,
+    learning_rate: Any = 7e-4,
+    discount: Any = 0.99,
+    trace_lambda: Any = 1.0,
+    clip_rho: Any = 1.0,
+    clip_c: Any = 1.0,
+    value_coef: Any = 0.5,
+    entropy_coef: Any = 0.01,
+    max_grad_norm: Any = 0.5,
+    reward_scale: Any = 1.0,
+    weight_decay: Any = 0.0,
+    rollout_length: int = 20,
+    num_minibatches: int = 1,
+    normalize_observations: bool | None = None,
+    normalize_rewards: bool = False,
+    hidden: tuple[int, ...] = (64, 64),
+    keys: tuple[str, ...] = (),
+    activation: Activation = "tanh",
+    layer_norm: bool = False,
+    recurrent_size: int = 0,
+    cnn: Cnn = "auto",
+    optimizer: OptimizerName = "rmsprop",
+    precision: Precision = "f32",
+    value_loss: Callable[[jax.Array, jax.Array], jax.Array] = losses.squared_error,
+) -> Algorithm:
+    """IMPALA. A tick samples ``rollout_length`` steps in every environment and learns from them once, in
+    ``num_minibatches`` updates of whole rollouts.
+
+    ``recurrent_size`` > 0 puts a GRU in front. ``keys``: which entries of a dictionary observation are read, all by
+    default. ``value_loss(value, target)`` takes and gives scalars.
+    """
+    rates = learning_rate, discount, trace_lambda, clip_rho, clip_c, value_coef, entropy_coef, max_grad_norm
+    hyper = ImpalaHyper(*rates, reward_scale, weight_decay)
+    shared: dict[str, Any] = dict(
+        activation=activation, layer_norm=layer_norm, recurrent_size=recurrent_size, cnn=cnn, precision=precision
+    )
+    options = shared | dict(hidden=tuple(hidden), keys=tuple(keys), optimizer=optimizer)
+
+    def build(spec: EnvSpec, num_envs: int) -> Agent:
+        space = require_actions("impala", spec, (Discrete, Box), "sac")
+        check_optimizer(optimizer, weight_decay)
+        heads = {"policy": Head(distributions.num_outputs(space), 0.01), "value": Head(1)}
+        network = make_network(spec.obs, heads, hidden=hidden, keys=keys, **shared)
+        return Agent(
+            parts={"agent": agent_part(space, network, value_loss, optimizer)},
+            data=OnPolicy(num_epochs=1, num_minibatches=num_minibatches, sequence_length=rollout_length),
+            acts={"agent": "network"},
+            decide=sample_action(space, remember=True, outputs_of=lambda outputs: outputs["agent"]["policy"]),
+            rollout_length=rollout_length,
+            normalize_observations=normalize_observations,
+            normalize_rewards=normalize_rewards,
+        )
+
+    return Algorithm("impala", hyper, options, build)
+
+
+def agent_part(space: Discrete | Box, network: Network, value_loss: Callable, optimizer: OptimizerName) -> Part:
+    """Policy gradient with V-trace advantages, regression on V-trace targets, and an entropy bonus (arXiv 1802.01561,
+    section 4.2)."""
+
+    def gradients(own: Learned, peers: dict, batch: OnPolicyBatch, key: jax.Array, hyper: ImpalaHyper) -> Found:
+        def loss_fn(params: PyTree) -> tuple[jax.Array, Metrics]:
+            outputs, memory = over_rollout(network, params, batch, "agent")
+            dist, value = policy_of(space, outputs["policy"], batch.obs), outputs["value"][..., 0]
+            log_prob = distributions.log_prob(dist, batch.extras["raw_action"])
+            log_ratio = jax.lax.stop_gradient(log_prob) - batch.extras["log_prob"]
+            target, advantage = traces(jax.lax.stop_gradient((params, value, memory)), jnp.exp(log_ratio), batch, hyper)
+            policy_loss = -jnp.mean(log_prob * advantage)
+            regression = jnp.mean(elementwise(value_loss, value, target))
+            entropy = jnp.mean(distributions.entropy(dist, key))
+            metrics = {
+                "policy_loss": policy_loss,
+                "value_loss": regression,
+                "entropy": entropy,
+                "ratio_mean": jnp.mean(jnp.exp(log_ratio)),
+                "ratio_deviation": jnp.std(jnp.exp(log_ratio)),
+            }
+            return policy_loss + hyper.value_coef * regression - hyper.entropy_coef * entropy, metrics
+
+        grads, metrics = gradients_of(loss_fn, own.params["network"])
+        return Found({"network": grads}, metrics)
+
+    def traces(
+        seen: tuple[PyTree, jax.Array, PyTree], ratio: jax.Array, batch: OnPolicyBatch, hyper: ImpalaHyper
+    ) -> tuple[jax.Array, jax.Array]:
+        (params, value, memory), steps = seen, batch.transition
+        following, _ = apply_apart(network, params, memory, steps.next_obs, jnp.zeros_like(batch.first))
+        return jax.vmap(returns.v_trace, in_axes=(1, 1, 1, 1, 1, 1, None, None, None), out_axes=1)(
+            steps.reward,
+            hyper.discount * (1.0 - steps.terminated),
+            value,
+            following["value"][..., 0],
+            steps.terminated | steps.truncated,
+            ratio,
+            hyper.trace_lambda,
+            hyper.clip_rho,
+            hyper.clip_c,
+        )
+
+    return Part({"network": network}, gradients, {"network": make_optimizer(optimizer)})

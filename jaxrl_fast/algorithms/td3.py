@@ -1,0 +1,205 @@
+"""Twin delayed deep deterministic policy gradient, for continuous actions (TD3, arXiv 1802.09477).
+
+Two parts: the critic (two Q-networks) and the actor, which steps at every second update; all have target networks.
+With one Q-network, no delay and no noise on targets it is DDPG (arXiv 1509.02971).
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_fast.algorithms.choosing import noisy_action, unit_policy
+from jaxrl_fast.algorithms.interface import (
+    Agent,
+    Algorithm,
+    Found,
+    Learned,
+    Part,
+    Replay,
+    ReplayBatch,
+    elementwise,
+    gradients_of,
+    require_actions,
+    require_positive,
+)
+from jaxrl_fast.algorithms.sequences import mean_loss, over_replay, over_successors
+from jaxrl_fast.core import Box, EnvSpec, Metrics, PyTree
+from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision, ensemble, make_network
+from jaxrl_fast.numerics import distributions, losses
+from jaxrl_fast.numerics.optimizers import OptimizerName, check_optimizer, make_optimizer
+
+
+class Td3Hyper(NamedTuple):
+    """Rates, each a number or a schedule such as ``Linear(3e-4, 0.0)``.
+
+    - ``learning_rate``: of the critic; the actor's is multiplied by ``actor_learning_rate_ratio``.
+    - ``discount``: γ per step; ``tau``: how far target networks move when the actor steps (0 to 1).
+    - ``exploration_noise``: the standard deviation of what is added to actions in training, in half ranges.
+    - ``target_noise``, ``target_noise_clip``: the same for the target's actions, and where it is clipped.
+    - ``max_grad_norm``: to which the gradients of each network are clipped.
+    - ``reward_scale``: a factor of rewards; ``weight_decay``: of AdamW.
+    """
+
+    learning_rate: Any
+    actor_learning_rate_ratio: Any
+    discount: Any
+    tau: Any
+    exploration_noise: Any
+    target_noise: Any
+    target_noise_clip: Any
+    max_grad_norm: Any
+    reward_scale: Any
+    weight_decay: Any
+
+
+def td3(
+    *,
+    learning_rate: Any = 3e-4,
+    actor_learning_rate_ratio: Any = 1.0,
+    discount: Any = 0.99,
+    tau: Any = 0.005,
+    exploration_noise: Any = 0.1,
+    target_noise: Any = 0.2,
+    target_noise_clip: Any = 0.5,
+    max_grad_norm: Any = 1e6,
+    reward_scale: Any = 1.0,
+    weight_decay: Any = 0.0,
+    noise_spread: float = 2.0,
+    policy_delay: int = 2,
+    num_critics: int = 2,
+    rollout_length: int = 1,
+    updates_per_tick: int = 64,
+    batch_size: int = 256,
+    buffer_size: int = 1_000_000,
+    warmup_steps: int = 5_000,
+    n_step: int = 1,
+    sequence_length: int = 8,
+    burn_in: int = 4,
+    normalize_observations: bool | None = None,
+    policy_hidden: tuple[int, ...] = (256, 256),
+    critic_hidden: tuple[int, ...] = (256, 256),
+    policy_keys: tuple[str, ...] = (),
+    critic_keys: tuple[str, ...] = (),
+    activation: Activation = "relu",
+    critic_layer_norm: bool = False,
+    recurrent_size: int = 0,
+    cnn: Cnn = "auto",
+    optimizer: OptimizerName = "adam",
+    precision: Precision = "f32",
+    critic_loss: Callable[[jax.Array, jax.Array], jax.Array] = losses.squared_error,
+) -> Algorithm:
+    """TD3. A tick samples ``rollout_length`` steps in every environment, then makes ``updates_per_tick`` updates
+    of ``batch_size`` transitions each, once ``warmup_steps`` steps over all environments are in the buffer.
+
+    Of several environments the first explores with ``exploration_noise / noise_spread``, the last with
+    ``exploration_noise * noise_spread``. The actor and all target networks move at every ``policy_delay``-th update.
+    DDPG: ``num_critics=1, policy_delay=1, target_noise=0``. The other arguments are those of `sac`.
+    """
+    rates = learning_rate, actor_learning_rate_ratio, discount, tau, exploration_noise, target_noise, target_noise_clip
+    hyper = Td3Hyper(*rates, max_grad_norm, reward_scale, weight_decay)
+    shared: dict[str, Any] = dict(activation=activation, recurrent_size=recurrent_size, cnn=cnn, precision=precision)
+    options = shared | dict(
+        policy_hidden=tuple(policy_hidden),
+        critic_hidden=tuple(critic_hidden),
+        policy_keys=tuple(policy_keys),
+        critic_keys=tuple(critic_keys),
+        critic_layer_norm=critic_layer_norm,
+        num_critics=num_critics,
+        optimizer=optimizer,
+    )
+    data = Replay(
+        capacity=buffer_size,
+        batch_size=batch_size,
+        num_batches=updates_per_tick,
+        warmup_steps=warmup_steps,
+        n_step=n_step,
+        sequence_length=sequence_length,
+        burn_in=burn_in,
+    )
+
+    def build(spec: EnvSpec, num_envs: int) -> Agent:
+        box = require_actions("td3", spec, (Box,), "dqn")
+        check_optimizer(optimizer, weight_decay)
+        require_positive(policy_delay=policy_delay, num_critics=num_critics)
+        policy = make_network(spec.obs, box.low.size, hidden=policy_hidden, keys=policy_keys, out_scale=0.01, **shared)
+        own: dict[str, Any] = dict(hidden=critic_hidden, keys=critic_keys, layer_norm=critic_layer_norm)
+        q = ensemble(make_network(spec.obs, 1, action_shape=(box.low.size,), **own, **shared), num_critics)
+        decide, init_decide = noisy_action(box, noise_spread)
+        return Agent(
+            parts={
+                "critic": critic_part(box, policy, q, data, critic_loss, policy_delay, optimizer),
+                "actor": actor_part(policy, q, data, policy_delay, optimizer),
+            },
+            data=data,
+            acts={"actor": "policy"},
+            remembers={"critic": "q"} if recurrent_size else {},
+            decide=decide,
+            init_decide=init_decide,
+            rollout_length=rollout_length,
+            normalize_observations=normalize_observations,
+        )
+
+    return Algorithm("td3", hyper, options, build)
+
+
+def critic_part(
+    box: Box,
+    policy: Network,
+    q_networks: Network,
+    data: Replay,
+    critic_loss: Callable,
+    policy_delay: int,
+    optimizer: OptimizerName,
+) -> Part:
+    """The Q-networks: regression on the least of their targets, with noise on the target policy's action (arXiv
+    1802.09477, equations 10 and 14)."""
+
+    def gradients(
+        own: Learned, peers: dict[str, Learned], batch: ReplayBatch, key: jax.Array, hyper: Td3Hyper
+    ) -> Found:
+        next_action = unit_policy(over_successors(data, policy, peers["actor"].target["policy"], batch, "actor"))
+        noise = hyper.target_noise * jax.random.normal(key, next_action.shape)
+        noise = jnp.clip(noise, -hyper.target_noise_clip, hyper.target_noise_clip)
+        smoothed = jnp.clip(next_action + noise, -1.0, 1.0)
+        next_q = over_successors(data, q_networks, own.target["q"], batch, "critic", smoothed)[..., 0]
+        target = batch.reward + batch.bootstrap * jnp.min(next_q, axis=0)
+
+        def loss_fn(params: PyTree) -> tuple[jax.Array, Metrics]:
+            action = distributions.to_unit(box, batch.action)
+            q = over_replay(data, q_networks, params, batch, "critic", action)[..., 0]
+            loss = sum(
+                (mean_loss(elementwise(critic_loss, values, target), batch) for values in q), start=jnp.zeros(())
+            )
+            return loss, {"critic_loss": loss, "q_mean": jnp.mean(q)}
+
+        grads, metrics = gradients_of(loss_fn, own.params["q"])
+        return Found({"q": grads}, metrics)
+
+    def target_rate(hyper: Td3Hyper, updates: jax.Array) -> jax.Array:
+        return jnp.where(updates % policy_delay == 0, hyper.tau, 0.0)
+
+    optimizers = {"q": make_optimizer(optimizer)}
+    return Part({"q": q_networks}, gradients, optimizers, reads=("actor",), targets=("q",), target_rate=target_rate)
+
+
+def actor_part(policy: Network, q_networks: Network, data: Replay, policy_delay: int, optimizer: OptimizerName) -> Part:
+    """The policy: up the first Q-network (arXiv 1802.09477, algorithm 1)."""
+
+    def gradients(
+        own: Learned, peers: dict[str, Learned], batch: ReplayBatch, key: jax.Array, hyper: Td3Hyper
+    ) -> Found:
+        critic = peers["critic"].params["q"]
+
+        def loss_fn(params: PyTree) -> tuple[jax.Array, Metrics]:
+            action = unit_policy(over_replay(data, policy, params, batch, "actor"))
+            loss = -jnp.mean(over_replay(data, q_networks, critic, batch, "critic", action)[0, ..., 0])
+            return loss, {"policy_loss": loss}
+
+        grads, metrics = gradients_of(loss_fn, own.params["policy"])
+        return Found({"policy": grads}, metrics)
+
+    own_rate = make_optimizer(optimizer, rate=lambda hyper: hyper.learning_rate * hyper.actor_learning_rate_ratio)
+    optimizers = {"policy": own_rate}
+    return Part({"policy": policy}, gradients, optimizers, reads=("critic",), targets=("policy",), every=policy_delay)
