@@ -21,7 +21,7 @@ from same_numbers import git, unpack
 
 SCRIPT = Path(__file__).with_name("same_speed_run.py")
 RESULT = Path(__file__).parent / "results" / "same_speed.json"
-ROUNDS, ROUND_S, WARM_UP_CHUNKS = 5, 6.0, 2
+ROUNDS, ROUND_S, WARM_UP_CHUNKS = 7, 6.0, 2
 ROWS: dict[str, list[str]] = {
     "ppo halfcheetah": ["env=halfcheetah", "algo=ppo"],
     "sac halfcheetah": ["env=halfcheetah", "algo=sac"],
@@ -129,16 +129,19 @@ def main(commit: str, names: list[str]) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch).resolve()
         trees = unpack(commit, folder / "other"), unpack("HEAD", folder / "own")
-        rows = {}
-        for name in names or [*ROWS, START_UP]:
-            place = folder / name.replace(" ", "_")
+        commits = {"other": git("rev-parse", commit), "this": git("rev-parse", "HEAD")}
+        for number, name in enumerate(names or [*ROWS, START_UP]):
+            place = folder / str(number)
             place.mkdir()
             pairs = measure_start_up(trees, place) if name == START_UP else measure_row(trees, ROWS[name], place)
-            rows[name] = summarize(name, pairs)
-    commits = {"other": git("rev-parse", commit), "this": git("rev-parse", "HEAD")}
+            keep(commits, name, summarize(name, pairs))
+
+
+def keep(commits: dict[str, str], name: str, row: dict[str, Any]) -> None:
+    """Put a row into the file, beside others of the same commits."""
     known = json.loads(RESULT.read_text()) if RESULT.exists() else {}
     before = known["rows"] if known.get("commits") == commits else {}
-    document = {"commits": commits, "machine": machine(), "versions": versions(), "rows": before | rows}
+    document = {"commits": commits, "machine": machine(), "versions": versions(), "rows": before | {name: row}}
     RESULT.write_text(json.dumps(document, indent=1) + "\n")
 
 
