@@ -13,15 +13,15 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 from describe import machine, versions
 from same_numbers import git, unpack
 
+SCRIPT = Path(__file__).with_name("same_speed_run.py")
 RESULT = Path(__file__).parent / "results" / "same_speed.json"
-ROUNDS, ROUND_S, WARM_UP_CHUNKS = 5, 6.0, 2
+ROUNDS, ROUND_S, WARM_UP_CHUNKS = 7, 6.0, 2
 ROWS: dict[str, list[str]] = {
     "ppo halfcheetah": ["env=halfcheetah", "algo=ppo"],
     "sac halfcheetah": ["env=halfcheetah", "algo=sac"],
@@ -37,45 +37,13 @@ ROWS: dict[str, list[str]] = {
 START_UP = "start-up, sac halfcheetah"
 
 
-def child(words: list[str]) -> None:
-    """Train with these words of a command; after each chunk say how long it took, and wait for a line."""
-    import jaxrl_fast as jf
-
-    try:
-        from jaxrl_fast.settings import config, run_settings
-    except ImportError:  # before the house had rooms
-        from jaxrl_fast import config
-
-        run_settings = config  # type: ignore[assignment]
-    run = config.compose([*words, "total_steps=1_000_000_000"])
-    jf.setup(cpu_devices=1, cache=True)
-    env, began = run_settings.make_envs(run), [0.0]
-
-    def after_chunk(row: dict[str, Any]) -> None:
-        if row["kind"] != "train":
-            return
-        print(json.dumps({"seconds": time.perf_counter() - began[0], "env_steps": row["env_steps"]}), flush=True)
-        if not sys.stdin.readline():
-            os._exit(0)
-        began[0] = time.perf_counter()
-
-    jf.learn(
-        env,
-        run_settings.make_algorithm(run),
-        total_steps=run.total_steps,
-        eval_every=run.total_steps,
-        on_metrics=after_chunk,
-        tell=lambda line: None,
-    )
-
-
 class Trainer:
     """A process that trains by the code of one tree, a chunk at a time."""
 
     def __init__(self, tree: Path, words: list[str], cache: Path) -> None:
         variables = {**os.environ, "PYTHONPATH": str(tree), "JAXRL_FAST_CACHE": str(cache), "JAX_PLATFORMS": "cpu"}
         self.process = subprocess.Popen(
-            [sys.executable, "-P", __file__, "--child", *words],
+            [sys.executable, "-P", SCRIPT, *words],
             env=variables,
             cwd=cache.parent,
             text=True,
@@ -161,21 +129,21 @@ def main(commit: str, names: list[str]) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch).resolve()
         trees = unpack(commit, folder / "other"), unpack("HEAD", folder / "own")
-        rows = {}
-        for name in names or [*ROWS, START_UP]:
-            place = folder / name.replace(" ", "_")
+        commits = {"other": git("rev-parse", commit), "this": git("rev-parse", "HEAD")}
+        for number, name in enumerate(names or [*ROWS, START_UP]):
+            place = folder / str(number)
             place.mkdir()
             pairs = measure_start_up(trees, place) if name == START_UP else measure_row(trees, ROWS[name], place)
-            rows[name] = summarize(name, pairs)
-    commits = {"other": git("rev-parse", commit), "this": git("rev-parse", "HEAD")}
+            keep(commits, name, summarize(name, pairs))
+
+
+def keep(commits: dict[str, str], name: str, row: dict[str, Any]) -> None:
+    """Put a row into the file, beside others of the same commits."""
     known = json.loads(RESULT.read_text()) if RESULT.exists() else {}
     before = known["rows"] if known.get("commits") == commits else {}
-    document = {"commits": commits, "machine": machine(), "versions": versions(), "rows": before | rows}
+    document = {"commits": commits, "machine": machine(), "versions": versions(), "rows": before | {name: row}}
     RESULT.write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--child":
-        child(sys.argv[2:])
-    else:
-        main(sys.argv[1], sys.argv[2:])
+    main(sys.argv[1], sys.argv[2:])
