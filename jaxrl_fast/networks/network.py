@@ -207,4 +207,6 @@ def step(network: Network, params: PyTree, memory: PyTree, obs: PyTree, first: j
 
 def _by_head(outputs: jax.Array, heads: Heads) -> dict[str, jax.Array]:
     ends = list(accumulate(head.size for head in heads.values()))
-    return {name: outputs[..., end - heads[name].size : end] for name, end in zip(heads, ends, strict=True)}
+    # Indexing would be a gather where the batch is symbolic, as in an exported file.
+    slices = {name: (end - heads[name].size, end) for name, end in zip(heads, ends, strict=True)}
+    return {name: jax.lax.slice_in_dim(outputs, *limits, axis=-1) for name, limits in slices.items()}
