@@ -33,6 +33,7 @@ ENVIRONMENTS = {
     "dqn": ("cartpole", "acrobot"),
     "pqn": ("cartpole", "acrobot"),
     "impala": ("cartpole", "pendulum"),
+    "sac_discrete": ("cartpole", "acrobot"),
     "td3": ("pendulum", "mountain_car_continuous"),
 }
 MOVING = (("actor_critic", 2, 1), ("sampler_learner", 2, 1))
@@ -59,7 +60,7 @@ def algorithm(name: str) -> jf.Algorithm:
     )
     if name == "dqn":
         return jf.dqn(q_hidden=(16,), dueling=True, priority_exponent=0.6, **replay)
-    make = {"sac": jf.sac, "td3": jf.td3}[name]
+    make = {"sac": jf.sac, "sac_discrete": jf.sac_discrete, "td3": jf.td3}[name]
     return make(policy_hidden=(16,), critic_hidden=(16,), **replay)
 
 

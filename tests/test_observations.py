@@ -135,6 +135,27 @@ def sac(**options) -> jf.Algorithm:
     )
 
 
+def sac_discrete(**options) -> jf.Algorithm:
+    return jf.sac_discrete(
+        learning_rate=FALLING,
+        temperature_learning_rate=1e-2,
+        initial_temperature=0.1,
+        target_entropy_ratio=0.02,
+        discount=0.8,
+        tau=0.05,
+        rollout_length=STEPS,
+        updates_per_tick=24,
+        batch_size=64,
+        buffer_size=6_000,
+        warmup_steps=256,
+        policy_hidden=(32,),
+        critic_hidden=(32,),
+        sequence_length=STEPS,
+        burn_in=2,
+        **options,
+    )
+
+
 def dqn(**options) -> jf.Algorithm:
     return jf.dqn(
         learning_rate=FALLING,
@@ -205,6 +226,7 @@ ALGORITHMS = {
     "sac": (sac, False, 4_800),
     "dqn": (dqn, True, 4_800),
     "td3": (td3, False, 4_800),
+    "sac_discrete": (sac_discrete, True, 4_800),
     "pqn": (pqn, True, 16_000),
     "impala": (impala, True, 32_000),
 }
@@ -241,7 +263,7 @@ def test_without_a_memory_the_side_is_not_known(name: str):
     assert score(memory(discrete=discrete), make(), total_steps // 2) < best_guess + 0.15
 
 
-ONE_KEY = dict.fromkeys(("ppo", "sac", "td3"), ("policy_keys", "critic_keys"))
+ONE_KEY = dict.fromkeys(("ppo", "sac", "sac_discrete", "td3"), ("policy_keys", "critic_keys"))
 ONE_KEY |= {"dqn": ("q_keys",), "pqn": ("q_keys",), "impala": ("keys",)}
 
 

@@ -16,6 +16,7 @@ from jaxrl_fast.algorithms.interface import Algorithm
 from jaxrl_fast.algorithms.ppo import ppo
 from jaxrl_fast.algorithms.pqn import pqn
 from jaxrl_fast.algorithms.sac import sac
+from jaxrl_fast.algorithms.sac_discrete import sac_discrete
 from jaxrl_fast.algorithms.td3 import td3
 from jaxrl_fast.core import Discrete, EnvSpec
 from jaxrl_fast.environments.env import Env, VecEnv, vectorize
@@ -198,6 +199,25 @@ def learned_pqn(names: tuple[str, ...]) -> Trained:
 
 
 @cache
+def learned_sac_discrete(names: tuple[str, ...]) -> Trained:
+    algorithm = sac_discrete(
+        learning_rate=Linear(1e-2, 0.0),
+        temperature_learning_rate=1e-2,
+        initial_temperature=0.1,
+        target_entropy_ratio=0.02,
+        discount=DISCOUNT,
+        tau=0.05,
+        updates_per_tick=32,
+        batch_size=64,
+        buffer_size=8_000,
+        warmup_steps=256,
+        policy_hidden=(32, 32),
+        critic_hidden=(32, 32),
+    )
+    return train(names, algorithm, 6_000)
+
+
+@cache
 def learned_impala(names: tuple[str, ...]) -> Trained:
     algorithm = impala(
         learning_rate=Linear(1e-2, 0.0),
@@ -271,7 +291,9 @@ def test_values_of_actions_are_learned(probe, learned):
 
 
 @pytest.mark.parametrize("probe", [name for name in BEST_RETURN if name not in CONTINUOUS])
-@pytest.mark.parametrize("learned", [learned_dqn, learned_pqn], ids=["dqn", "pqn"])
+@pytest.mark.parametrize(
+    "learned", [learned_dqn, learned_pqn, learned_sac_discrete], ids=["dqn", "pqn", "sac_discrete"]
+)
 def test_the_best_discrete_policy_is_found(probe, learned):
     assert mean_return(learned, probe) == pytest.approx(BEST_RETURN[probe], abs=0.02)
 

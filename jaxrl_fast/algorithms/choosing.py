@@ -1,4 +1,4 @@
-"""Choosing actions: from a stochastic policy, or by Q-values."""
+"""Choosing actions: from a stochastic policy, with noise, or by Q-values; and the temperature of a policy."""
 
 import math
 from typing import Any, Protocol
@@ -8,9 +8,10 @@ import jax.numpy as jnp
 
 from jaxrl_fast.algorithms.interface import Decide, InitDecide
 from jaxrl_fast.core import Box, Discrete, PyTree
-from jaxrl_fast.networks.network import action_mask
+from jaxrl_fast.networks.network import Network, action_mask, scalar
 from jaxrl_fast.numerics import distributions
 from jaxrl_fast.numerics.distributions import Distribution
+from jaxrl_fast.numerics.optimizers import MakeOptimizer, make_optimizer
 
 
 def policy_of(space: Discrete | Box, outputs: jax.Array, obs: PyTree) -> Distribution:
@@ -38,6 +39,22 @@ def sample_action(
         return distributions.to_action(space, raw), state, extras
 
     return decide
+
+
+def temperature_network(initial: float) -> Network:
+    """The logarithm of a learned temperature of a policy, such as SAC's.
+
+    Raises:
+        ValueError: ``initial`` is no positive number.
+    """
+    if not 0.0 < initial < math.inf:
+        raise ValueError(f"initial_temperature={initial}: write a positive number, such as 1.0")
+    return scalar(lambda: jnp.log(jnp.float32(initial)))
+
+
+def temperature_optimizer() -> MakeOptimizer:
+    """Adam at ``hyper.temperature_learning_rate``."""
+    return make_optimizer("adam", rate=lambda hyper: hyper.temperature_learning_rate)
 
 
 def unit_policy(outputs: jax.Array) -> jax.Array:
@@ -96,14 +113,23 @@ class QValues(Protocol):
         """``outputs``: those of each acting part. Returns ``[..., num_actions]``."""
 
 
-def by_q_values(q_values: QValues) -> Decide:
+def by_q_values(q_of: QValues) -> Decide:
     """`epsilon_greedy` with the share ``hyper.epsilon`` of random actions; greedily, the best action."""
 
     def decide(outputs: dict, obs: PyTree, state: PyTree, key: jax.Array, hyper: Any, explore: bool) -> tuple:
-        q = q_values(outputs)
+        q = q_of(outputs)
         return (epsilon_greedy(q, obs, hyper.epsilon, key) if explore else greedy_action(q, obs)), state, {}
 
     return decide
+
+
+def q_values(outputs: Any) -> jax.Array:
+    """Q-values ``[..., num_actions]`` of network outputs, which may be the heads ``value`` and ``advantage`` (arXiv
+    1511.06581, equation 9)."""
+    if not isinstance(outputs, dict):
+        return outputs
+    advantage = outputs["advantage"]
+    return outputs["value"] + advantage - jnp.mean(advantage, axis=-1, keepdims=True)
 
 
 def value_of(q: jax.Array, action: jax.Array) -> jax.Array:

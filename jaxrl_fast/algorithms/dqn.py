@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.algorithms.choosing import by_q_values, greedy_action, value_of
+from jaxrl_fast.algorithms.choosing import by_q_values, greedy_action, q_values, value_of
 from jaxrl_fast.algorithms.interface import (
     Agent,
     Algorithm,
@@ -103,7 +103,9 @@ def dqn(
         n_step=n_step,
         sequence_length=sequence_length,
         burn_in=burn_in,
-        prioritize=Prioritize("critic", priority_exponent, importance) if priority_exponent else None,
+        prioritize=Prioritize("critic", priority_exponent, lambda hyper: hyper.importance_exponent)
+        if priority_exponent
+        else None,
     )
 
     def build(spec: EnvSpec, num_envs: int) -> Agent:
@@ -144,16 +146,3 @@ def critic_part(
         return jnp.where((updates + 1) % target_period == 0, hyper.tau, 0.0)
 
     return Part({"q": q_network}, gradients, {"q": make_optimizer(optimizer)}, targets=("q",), target_rate=target_rate)
-
-
-def importance(hyper: DqnHyper) -> Any:
-    """How far importance weights undo what priorities do (`Correction`)."""
-    return hyper.importance_exponent
-
-
-def q_values(outputs: Any) -> jax.Array:
-    """Q-values ``[..., num_actions]`` of network outputs, which may be dueling heads."""
-    if not isinstance(outputs, dict):
-        return outputs
-    advantage = outputs["advantage"]
-    return outputs["value"] + advantage - jnp.mean(advantage, axis=-1, keepdims=True)

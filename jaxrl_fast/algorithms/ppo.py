@@ -1,7 +1,7 @@
 """Proximal policy optimization, any actions (arXiv 1707.06347).
 
 Actor and critic have networks, optimizers and gradient-norm clips of their own, and within a tick neither reads what
-the other learns, so they can be updated on different devices without changing a number.
+the other learns, so they can be updated at the same time without changing a number.
 """
 
 from collections.abc import Callable

@@ -8,14 +8,16 @@ from jaxrl_fast.algorithms.interface import Algorithm
 from jaxrl_fast.algorithms.ppo import ppo
 from jaxrl_fast.algorithms.pqn import pqn
 from jaxrl_fast.algorithms.sac import sac
+from jaxrl_fast.algorithms.sac_discrete import sac_discrete
 from jaxrl_fast.algorithms.td3 import td3
 
-__all__ = ["dqn", "impala", "ppo", "pqn", "sac", "td3"]
+__all__ = ["dqn", "impala", "ppo", "pqn", "sac", "sac_discrete", "td3"]
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "dqn": dqn,
     "impala": impala,
     "ppo": ppo,
     "pqn": pqn,
     "sac": sac,
+    "sac_discrete": sac_discrete,
     "td3": td3,
 }

@@ -3,14 +3,13 @@
 Two parts: the critic (two Q-networks and their target networks) and the actor (the policy and the temperature).
 """
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.algorithms.choosing import sample_action
+from jaxrl_fast.algorithms.choosing import sample_action, temperature_network, temperature_optimizer
 from jaxrl_fast.algorithms.interface import (
     Agent,
     Algorithm,
@@ -25,7 +24,7 @@ from jaxrl_fast.algorithms.interface import (
 )
 from jaxrl_fast.algorithms.sequences import over_replay, over_successors
 from jaxrl_fast.core import Box, EnvSpec, Metrics, PyTree
-from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision, ensemble, make_network, scalar
+from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision, ensemble, make_network
 from jaxrl_fast.numerics import distributions, losses
 from jaxrl_fast.numerics.optimizers import OptimizerName, check_optimizer, make_optimizer
 
@@ -111,13 +110,11 @@ def sac(
     def build(spec: EnvSpec, num_envs: int) -> Agent:
         box = require_actions("sac", spec, (Box,), "ppo")
         check_optimizer(optimizer, weight_decay)
-        if not 0.0 < initial_temperature < math.inf:
-            raise ValueError(f"initial_temperature={initial_temperature}: write a positive number, such as 1.0")
         size = distributions.num_outputs(box)
         policy = make_network(spec.obs, size, hidden=policy_hidden, keys=policy_keys, out_scale=0.01, **shared)
         own: dict[str, Any] = dict(hidden=critic_hidden, keys=critic_keys, layer_norm=critic_layer_norm)
         q = ensemble(make_network(spec.obs, 1, action_shape=(box.low.size,), **own, **shared), 2)
-        networks = {"policy": policy, "temperature": scalar(lambda: jnp.log(jnp.float32(initial_temperature)))}
+        networks = {"policy": policy, "temperature": temperature_network(initial_temperature)}
         return Agent(
             parts={
                 "critic": critic_part(box, policy, q, data, critic_loss, optimizer),
@@ -194,6 +191,5 @@ def actor_part(
         grads = {"policy": policy_grads, "temperature": temperature_grad}
         return Found(grads, {**metrics, "temperature": temperature})
 
-    own_rate = make_optimizer("adam", rate=lambda hyper: hyper.temperature_learning_rate)
-    optimizers = {"policy": make_optimizer(optimizer), "temperature": own_rate}
+    optimizers = {"policy": make_optimizer(optimizer), "temperature": temperature_optimizer()}
     return Part(networks, gradients, optimizers, reads=("critic",))

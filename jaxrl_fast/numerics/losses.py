@@ -35,6 +35,13 @@ def soft_policy(q: jax.Array, log_prob: jax.Array, temperature: jax.Array) -> ja
     return temperature * log_prob - jnp.min(q)
 
 
+def soft_value(logits: jax.Array, q: jax.Array, temperature: jax.Array) -> jax.Array:
+    """The soft value of a categorical policy (arXiv 1910.07207, equation 10); ``logits`` and ``q`` ``[..., actions]``,
+    exact over the actions."""
+    log_prob = jax.nn.log_softmax(logits)
+    return jnp.sum(jnp.exp(log_prob) * (q - temperature * log_prob), axis=-1)
+
+
 def temperature(log_temperature: jax.Array, log_prob: jax.Array, target_entropy: jax.Array | float) -> jax.Array:
     """SAC's temperature loss (arXiv 1812.05905, equation 18); no gradient reaches the policy."""
     return -jnp.exp(log_temperature) * jax.lax.stop_gradient(log_prob + target_entropy)

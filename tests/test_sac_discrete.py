@@ -1,0 +1,136 @@
+"""Discrete SAC's updates against slow NumPy references."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import references
+import tiny
+
+import jaxrl_fast as jf
+from jaxrl_fast.algorithms.interface import ReplayBatch
+from jaxrl_fast.experience.binding import bind
+from jaxrl_fast.fragments.updates import init_part, update
+
+RNG = np.random.default_rng(3)
+B, GAMMA = 6, 0.9
+SPEC = tiny.line(discrete=True).spec
+
+
+def small(**options):
+    sizes = dict(policy_hidden=(3,), critic_hidden=(3,), batch_size=8, buffer_size=64, updates_per_tick=1)
+    rates = dict(learning_rate=0.01, temperature_learning_rate=0.02, discount=GAMMA, tau=0.1, max_grad_norm=0.2)
+    return jf.sac_discrete(**sizes | rates | dict(activation="tanh", warmup_steps=0, initial_temperature=0.4) | options)
+
+
+def batch() -> ReplayBatch:
+    obs, next_obs = RNG.normal(size=(2, 1, B, 2)).astype(np.float32)
+    action = RNG.integers(0, 2, (1, B)).astype(np.int32)
+    reward = RNG.normal(size=(1, B)).astype(np.float32)
+    bootstrap = np.float32(GAMMA) * (RNG.random((1, B)) < 0.7)
+    return ReplayBatch(obs, action, reward, bootstrap.astype(np.float32), next_obs, {})
+
+
+def numbers(tree):
+    return jax.tree.map(lambda x: np.array(x, np.float64), tree)
+
+
+def q_values(params, obs) -> np.ndarray:
+    return np.stack([references.mlp(p, np.float64(obs)) for p in params])
+
+
+def soft_value(policy, temperature, obs, q) -> tuple[np.ndarray, np.ndarray]:
+    """The mean over actions of ``q`` less the temperature's share, and the entropy."""
+    log_prob = references.log_softmax(references.mlp(policy, np.float64(obs)))
+    prob = np.exp(log_prob)
+    return (prob * (q - temperature * log_prob)).sum(-1), -(prob * log_prob).sum(-1)
+
+
+@pytest.fixture(scope="module")
+def made():
+    algorithm = small()
+    parts, hyper = algorithm.build(SPEC, 4).parts, algorithm.hyper
+    states = {
+        name: jax.jit(lambda key, part=part: init_part(part, key, hyper))(jax.random.key(i))
+        for i, (name, part) in enumerate(parts.items())
+    }
+    return parts, hyper, states
+
+
+def test_two_critic_updates_equal_numpy(made):
+    parts, hyper, states = made
+    state, peers = states["critic"], {"actor": states["actor"].learned}
+    target = jax.tree.map(lambda x: x + RNG.normal(size=x.shape).astype(np.float32), state.learned.target)
+    state = state._replace(learned=state.learned._replace(target=target))
+    step = jax.jit(lambda state, data: update(parts["critic"], state, peers, data, jax.random.key(0), hyper))
+    treedef = jax.tree.structure(state.learned.params["q"])
+    leaves, slow = ([np.float64(x) for x in jax.tree.leaves(tree)] for tree in state.learned)
+    adam, actor = references.Adam(0.01, 0.2), numbers(peers["actor"].params)
+    for _ in range(2):
+        data = batch()
+        state, metrics, _ = step(state, data)
+        next_q = q_values(treedef.unflatten(slow), data.next_obs).mean(0)
+        value, _ = soft_value(actor["policy"], np.exp(actor["temperature"]), data.next_obs, next_q)
+        wanted = data.reward + data.bootstrap * value
+
+        def loss(leaves, data=data, wanted=wanted):
+            q = q_values(treedef.unflatten(leaves), data.obs)
+            taken = np.take_along_axis(q, np.stack([data.action] * 2)[..., None], -1)[..., 0]
+            return 0.5 * ((taken - wanted) ** 2).mean((1, 2)).sum()
+
+        np.testing.assert_allclose(metrics["critic_loss"], loss(leaves), rtol=1e-4)
+        leaves = adam.step(leaves, references.gradient(loss, leaves))
+        slow = [0.9 * old + 0.1 * new for old, new in zip(slow, leaves, strict=True)]
+        for got, want in zip(jax.tree.leaves(tuple(state.learned)), leaves + slow, strict=True):
+            np.testing.assert_allclose(got, want, atol=1e-4)
+
+
+def test_two_actor_updates_equal_numpy(made):
+    parts, hyper, states = made
+    state, peers = states["actor"], {"critic": states["critic"].learned}
+    step = jax.jit(lambda state, data: update(parts["actor"], state, peers, data, jax.random.key(0), hyper))
+    first = state.learned.params
+    treedef, critic = jax.tree.structure(first["policy"]), numbers(peers["critic"].params["q"])
+    leaves, log_temperature = jax.tree.leaves(numbers(first["policy"])), np.float64(first["temperature"])
+    adam, temperature_adam = references.Adam(0.01, 0.2), references.Adam(0.02, 0.2)
+    for _ in range(2):
+        data = batch()
+        state, metrics, _ = step(state, data)
+        q, temperature = q_values(critic, data.obs).mean(0), np.exp(log_temperature)
+
+        def loss(leaves, data=data, q=q, temperature=temperature):
+            return -soft_value(treedef.unflatten(leaves), temperature, data.obs, q)[0].mean()
+
+        entropy = soft_value(treedef.unflatten(leaves), temperature, data.obs, q)[1].mean()
+        np.testing.assert_allclose(metrics["policy_loss"], loss(leaves), rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(metrics["entropy"], entropy, rtol=1e-3)
+        leaves = adam.step(leaves, references.gradient(loss, leaves))
+        slope = -temperature * (0.3 * np.log(2.0) - entropy)
+        (log_temperature,) = temperature_adam.step([log_temperature], [slope])
+        for got, want in zip(jax.tree.leaves(state.learned.params), [*leaves, log_temperature], strict=True):
+            np.testing.assert_allclose(got, want, atol=1e-4)
+
+
+def test_a_forbidden_action_has_no_share_in_the_value():
+    obs = {"x": tiny.OBS, "action_mask": jax.ShapeDtypeStruct((2,), jnp.bool_)}
+    algorithm = small()
+    parts = algorithm.build(SPEC._replace(obs=obs), 4).parts
+    states = {name: init_part(part, jax.random.key(0), algorithm.hyper) for name, part in parts.items()}
+    data, mask = batch(), np.broadcast_to(np.array([True, False]), (1, B, 2))
+    data = data._replace(
+        obs={"x": data.obs, "action_mask": mask},
+        next_obs={"x": data.next_obs, "action_mask": mask},
+        action=np.zeros((1, B), np.int32),
+    )
+    peers = {name: state.learned for name, state in states.items()}
+    for name, part in parts.items():
+        step = jax.jit(lambda state, part=part: update(part, state, peers, data, jax.random.key(0), algorithm.hyper))
+        _, metrics, _ = step(states[name])
+        assert all(np.isfinite(value) for value in metrics.values())
+    assert metrics["entropy"] == 0.0
+
+
+def test_continuous_actions_are_refused():
+    message = "algo=sac_discrete does not work with the continuous actions of line: write algo=sac"
+    with pytest.raises(ValueError, match=message):
+        bind(small(), tiny.line(discrete=False).spec, 4)
