@@ -70,9 +70,10 @@ def measure(name: str, row: Row) -> str:
         "curve": curve,
     }
     (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
-    low, high = summary["eval_return_ci95"]
+    interval = summary.get("eval_return_ci95")  # of several seeds
+    spread = "" if interval is None else " [{:.1f}, {:.1f}]".format(*interval)
     return (
-        f"| {name} | {summary['env_steps']:,} | {summary['eval_return_mean']:.1f} [{low:.1f}, {high:.1f}] "
+        f"| {name} | {summary['env_steps']:,} | {summary['eval_return_mean']:.1f}{spread} "
         f"| {row.must_reach:g} | {summary['wall_s']:.0f} s |"
     )
 
