@@ -33,7 +33,6 @@ ROWS = {
     "breakout_dqn": Row(("env=breakout", "algo=dqn"), 10.0),
     "cartpole_pqn": Row(("env=cartpole", "algo=pqn", "num_seeds=5"), 475.0),
     "cartpole_impala": Row(("env=cartpole", "algo=impala", "num_seeds=5", "overlap=sampling"), 475.0),
-    "cartpole_sac_discrete": Row(("env=cartpole", "algo=sac_discrete", "num_seeds=5"), 475.0),
     "pendulum_td3": Row(("env=pendulum", "algo=td3", "num_seeds=5"), -170.0),
     "pendulum_sac": Row(("env=pendulum", "algo=sac", "num_seeds=8"), -180.0),
     "halfcheetah_ppo": Row(("env=halfcheetah", "algo=ppo", "num_seeds=3", "total_steps=819_200"), 1000.0),
