@@ -127,6 +127,7 @@ def test_epsilon_may_be_a_schedule_of_the_run():
         (dict(target_period=0), "target_period=0: write a positive number"),
         (dict(batch_size=65), "batch_size=65 is larger than buffer_size=64"),
         (dict(optimizer="lion"), "optimizer=lion: write one of"),
+        (dict(priority_exponent=-1.0), "priority_exponent=-1.0: write a number of at least 0"),
     ],
 )
 def test_what_does_not_fit_is_refused(options, says):

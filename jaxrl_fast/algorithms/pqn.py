@@ -113,7 +113,7 @@ def best_value(outputs: PyTree, obs: PyTree, action: jax.Array | None) -> jax.Ar
 
 
 def targets(values: Values, rollout: Transition, hyper: PqnHyper) -> dict[str, jax.Array]:
-    """λ-returns ``[T, E]`` that continue with the best action's value (arXiv 2407.04811, equation 8)."""
+    """λ-returns ``[T, E]`` that continue with the best action's value (arXiv 2407.04811)."""
     target = jax.vmap(returns.lambda_return, in_axes=(1, 1, 1, 1, None), out_axes=1)(
         rollout.reward,
         hyper.discount * (1.0 - rollout.terminated),

@@ -1,5 +1,6 @@
 """Off-policy experience: steps are stored in a replay buffer, and batches are sampled from it."""
 
+import math
 from typing import Any
 
 import jax
@@ -77,7 +78,10 @@ def warmup_ticks(agent: Agent, data: Replay, num_envs: int) -> int:
 
 
 def check_sizes(agent: Agent, data: Replay, num_envs: int) -> None:
-    """Raises ValueError where warm-up, rollout or sequences do not fit the buffer or the batch."""
+    """Raises ValueError where warm-up, rollout or sequences do not fit the buffer or the batch, or where the exponent
+    of priorities is not positive and finite."""
+    if data.prioritize and not 0.0 < data.prioritize.exponent < math.inf:
+        raise ValueError(f"priority_exponent={data.prioritize.exponent}: write a number of at least 0, such as 0.6")
     capacity, steps_per_tick = data.capacity, num_envs * agent.rollout_length
     if data.warmup_steps > capacity:
         raise ValueError(f"warmup_steps={data.warmup_steps} exceeds buffer_size={capacity}: write a smaller warm-up")

@@ -3,8 +3,7 @@
 Each logical shard has priorities of its own and gives the same share of every batch, so that a batch is the same
 wherever the shards live; the importance weights count with the probabilities that this gives.
 
-A tick samples all its batches at once, from a sum tree that is built anew: with hundreds of samples a tick, that is
-cheaper than to mend the tree above each of them.
+A tick samples all its batches at once, from a sum tree that is built anew.
 """
 
 from typing import Any, NamedTuple
@@ -112,8 +111,8 @@ def make_feedback(batches: Batches, priorities: jax.Array) -> Feedback:
     """What the updates of a tick have found, ``[K, B]``, by sequence; leaves ``[G, N]``."""
     none = jnp.full(batches.places.number.shape, -jnp.inf, priorities.dtype)
     updates = batches.indices, priorities.reshape(batches.indices.shape)
-    by_sequence, _ = jax.lax.scan(lambda found, xs: (put_priorities(found, *xs), None), none, updates)
-    return Feedback(batches.places, by_sequence)
+    index, found = (x.swapaxes(0, 1).reshape(len(none), -1) for x in updates)
+    return Feedback(batches.places, put_priorities(none, index, found))
 
 
 def add_feedback(
@@ -125,8 +124,8 @@ def add_feedback(
 
 
 def put_priorities(by_sequence: jax.Array, index: jax.Array, priorities: jax.Array) -> jax.Array:
-    """Note the priorities ``[G, B / G]`` (or ``[B]``) of one batch, ``index`` ``[G, B / G]``, by sequence ``[G, N]``;
-    where one was seen before, the maximum stays."""
+    """Note the priorities of sampled sequences, ``[G, n]`` or flat, ``index`` ``[G, n]``, by sequence ``[G, N]``; where
+    one was seen before, the maximum stays."""
     shard = jnp.arange(by_sequence.shape[0])[:, None]
     return by_sequence.at[shard, index].max(priorities.reshape(index.shape))
 
