@@ -18,13 +18,13 @@ from jaxrl_fast.algorithms.interface import (
     Part,
     Replay,
     ReplayBatch,
-    elementwise,
     gradients_of,
     require_actions,
 )
+from jaxrl_fast.algorithms.q_ensemble import policy_and_critics, regression
 from jaxrl_fast.algorithms.sequences import over_replay, over_successors
 from jaxrl_fast.core import Box, EnvSpec, Metrics, PyTree
-from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision, ensemble, make_network
+from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision
 from jaxrl_fast.numerics import distributions, losses
 from jaxrl_fast.numerics.optimizers import OptimizerName, check_optimizer, make_optimizer
 
@@ -88,32 +88,17 @@ def sac(
     """
     rates = learning_rate, temperature_learning_rate, discount, tau, target_entropy_per_action
     hyper = SacHyper(*rates, max_grad_norm, reward_scale, weight_decay)
-    shared: dict[str, Any] = dict(activation=activation, recurrent_size=recurrent_size, cnn=cnn, precision=precision)
-    options = shared | dict(
-        policy_hidden=tuple(policy_hidden),
-        critic_hidden=tuple(critic_hidden),
-        policy_keys=tuple(policy_keys),
-        critic_keys=tuple(critic_keys),
-        critic_layer_norm=critic_layer_norm,
-        optimizer=optimizer,
-    )
-    data = Replay(
-        capacity=buffer_size,
-        batch_size=batch_size,
-        num_batches=updates_per_tick,
-        warmup_steps=warmup_steps,
-        n_step=n_step,
-        sequence_length=sequence_length,
-        burn_in=burn_in,
-    )
+    options: dict[str, Any] = dict(activation=activation, recurrent_size=recurrent_size, cnn=cnn, precision=precision)
+    options |= dict(policy_hidden=tuple(policy_hidden), critic_hidden=tuple(critic_hidden))
+    options |= dict(policy_keys=tuple(policy_keys), critic_keys=tuple(critic_keys))
+    options |= dict(critic_layer_norm=critic_layer_norm, optimizer=optimizer)
+    data = Replay(buffer_size, batch_size, updates_per_tick, warmup_steps, n_step, sequence_length, burn_in)
 
     def build(spec: EnvSpec, num_envs: int) -> Agent:
         box = require_actions("sac", spec, (Box,), "ppo")
         check_optimizer(optimizer, weight_decay)
         size = distributions.num_outputs(box)
-        policy = make_network(spec.obs, size, hidden=policy_hidden, keys=policy_keys, out_scale=0.01, **shared)
-        own: dict[str, Any] = dict(hidden=critic_hidden, keys=critic_keys, layer_norm=critic_layer_norm)
-        q = ensemble(make_network(spec.obs, 1, action_shape=(box.low.size,), **own, **shared), 2)
+        policy, q = policy_and_critics(spec.obs, options, policy_size=size, action_shape=(box.low.size,))
         networks = {"policy": policy, "temperature": temperature_network(initial_temperature)}
         return Agent(
             parts={
@@ -151,7 +136,7 @@ def critic_part(
         def loss_fn(params: PyTree) -> tuple[jax.Array, Metrics]:
             action = distributions.to_unit(box, batch.action)
             q = over_replay(data, q_networks, params, batch, "critic", action)[..., 0]
-            loss = sum((jnp.mean(elementwise(critic_loss, values, target)) for values in q), start=jnp.zeros(()))
+            loss = regression(critic_loss, q, target, batch)
             return loss, {"critic_loss": loss, "q_mean": jnp.mean(q)}
 
         grads, metrics = gradients_of(loss_fn, own.params["q"])

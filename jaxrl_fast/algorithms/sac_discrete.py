@@ -21,13 +21,13 @@ from jaxrl_fast.algorithms.interface import (
     Part,
     Replay,
     ReplayBatch,
-    elementwise,
     gradients_of,
     require_actions,
 )
-from jaxrl_fast.algorithms.sequences import mean_loss, over_replay, over_successors
+from jaxrl_fast.algorithms.q_ensemble import policy_and_critics, regression
+from jaxrl_fast.algorithms.sequences import over_replay, over_successors
 from jaxrl_fast.core import Discrete, EnvSpec, Metrics, PyTree
-from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision, action_mask, ensemble, make_network
+from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision, action_mask
 from jaxrl_fast.numerics import distributions, losses
 from jaxrl_fast.numerics.optimizers import OptimizerName, check_optimizer, make_optimizer
 
@@ -90,32 +90,17 @@ def sac_discrete(
     """
     rates = learning_rate, temperature_learning_rate, discount, tau, target_entropy_ratio
     hyper = SacDiscreteHyper(*rates, max_grad_norm, reward_scale, weight_decay)
-    shared: dict[str, Any] = dict(activation=activation, recurrent_size=recurrent_size, cnn=cnn, precision=precision)
-    options = shared | dict(
-        policy_hidden=tuple(policy_hidden),
-        critic_hidden=tuple(critic_hidden),
-        policy_keys=tuple(policy_keys),
-        critic_keys=tuple(critic_keys),
-        critic_layer_norm=critic_layer_norm,
-        optimizer=optimizer,
-    )
-    data = Replay(
-        capacity=buffer_size,
-        batch_size=batch_size,
-        num_batches=updates_per_tick,
-        warmup_steps=warmup_steps,
-        n_step=n_step,
-        sequence_length=sequence_length,
-        burn_in=burn_in,
-    )
+    options: dict[str, Any] = dict(activation=activation, recurrent_size=recurrent_size, cnn=cnn, precision=precision)
+    options |= dict(policy_hidden=tuple(policy_hidden), critic_hidden=tuple(critic_hidden))
+    options |= dict(policy_keys=tuple(policy_keys), critic_keys=tuple(critic_keys))
+    options |= dict(critic_layer_norm=critic_layer_norm, optimizer=optimizer)
+    data = Replay(buffer_size, batch_size, updates_per_tick, warmup_steps, n_step, sequence_length, burn_in)
 
     def build(spec: EnvSpec, num_envs: int) -> Agent:
         space = require_actions("sac_discrete", spec, (Discrete,), "sac")
         check_optimizer(optimizer, weight_decay)
         size = space.num_actions
-        policy = make_network(spec.obs, size, hidden=policy_hidden, keys=policy_keys, out_scale=0.01, **shared)
-        own: dict[str, Any] = dict(hidden=critic_hidden, keys=critic_keys, layer_norm=critic_layer_norm)
-        q = ensemble(make_network(spec.obs, size, **own, **shared), 2)
+        policy, q = policy_and_critics(spec.obs, options, policy_size=size, q_size=size)
         networks = {"policy": policy, "temperature": temperature_network(initial_temperature)}
         return Agent(
             parts={
@@ -149,9 +134,10 @@ def critic_part(
         target = batch.reward + batch.bootstrap * value
 
         def loss_fn(params: PyTree) -> tuple[jax.Array, Metrics]:
-            q = [value_of(x, batch.action) for x in over_replay(data, q_networks, params, batch, "critic")]
-            loss = sum((mean_loss(elementwise(critic_loss, x, target), batch) for x in q), start=jnp.zeros(()))
-            return loss, {"critic_loss": loss, "q_mean": jnp.mean(jnp.stack(q))}
+            outputs = over_replay(data, q_networks, params, batch, "critic")
+            q = jnp.stack([value_of(x, batch.action) for x in outputs])
+            loss = regression(critic_loss, q, target, batch)
+            return loss, {"critic_loss": loss, "q_mean": jnp.mean(q)}
 
         grads, metrics = gradients_of(loss_fn, own.params["q"])
         return Found({"q": grads}, metrics)

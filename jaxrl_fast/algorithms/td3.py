@@ -19,14 +19,14 @@ from jaxrl_fast.algorithms.interface import (
     Part,
     Replay,
     ReplayBatch,
-    elementwise,
     gradients_of,
     require_actions,
     require_positive,
 )
-from jaxrl_fast.algorithms.sequences import mean_loss, over_replay, over_successors
+from jaxrl_fast.algorithms.q_ensemble import policy_and_critics, regression
+from jaxrl_fast.algorithms.sequences import over_replay, over_successors
 from jaxrl_fast.core import Box, EnvSpec, Metrics, PyTree
-from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision, ensemble, make_network
+from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision
 from jaxrl_fast.numerics import distributions, losses
 from jaxrl_fast.numerics.optimizers import OptimizerName, check_optimizer, make_optimizer
 
@@ -99,33 +99,18 @@ def td3(
     """
     rates = learning_rate, actor_learning_rate_ratio, discount, tau, exploration_noise, target_noise, target_noise_clip
     hyper = Td3Hyper(*rates, max_grad_norm, reward_scale, weight_decay)
-    shared: dict[str, Any] = dict(activation=activation, recurrent_size=recurrent_size, cnn=cnn, precision=precision)
-    options = shared | dict(
-        policy_hidden=tuple(policy_hidden),
-        critic_hidden=tuple(critic_hidden),
-        policy_keys=tuple(policy_keys),
-        critic_keys=tuple(critic_keys),
-        critic_layer_norm=critic_layer_norm,
-        num_critics=num_critics,
-        optimizer=optimizer,
-    )
-    data = Replay(
-        capacity=buffer_size,
-        batch_size=batch_size,
-        num_batches=updates_per_tick,
-        warmup_steps=warmup_steps,
-        n_step=n_step,
-        sequence_length=sequence_length,
-        burn_in=burn_in,
-    )
+    options: dict[str, Any] = dict(activation=activation, recurrent_size=recurrent_size, cnn=cnn, precision=precision)
+    options |= dict(policy_hidden=tuple(policy_hidden), critic_hidden=tuple(critic_hidden))
+    options |= dict(policy_keys=tuple(policy_keys), critic_keys=tuple(critic_keys))
+    options |= dict(critic_layer_norm=critic_layer_norm, num_critics=num_critics, optimizer=optimizer)
+    data = Replay(buffer_size, batch_size, updates_per_tick, warmup_steps, n_step, sequence_length, burn_in)
 
     def build(spec: EnvSpec, num_envs: int) -> Agent:
         box = require_actions("td3", spec, (Box,), "dqn")
         check_optimizer(optimizer, weight_decay)
         require_positive(policy_delay=policy_delay, num_critics=num_critics)
-        policy = make_network(spec.obs, box.low.size, hidden=policy_hidden, keys=policy_keys, out_scale=0.01, **shared)
-        own: dict[str, Any] = dict(hidden=critic_hidden, keys=critic_keys, layer_norm=critic_layer_norm)
-        q = ensemble(make_network(spec.obs, 1, action_shape=(box.low.size,), **own, **shared), num_critics)
+        sizes: dict[str, Any] = dict(policy_size=box.low.size, action_shape=(box.low.size,), num_critics=num_critics)
+        policy, q = policy_and_critics(spec.obs, options, **sizes)
         decide, init_decide = noisy_action(box, noise_spread)
         return Agent(
             parts={
@@ -169,9 +154,7 @@ def critic_part(
         def loss_fn(params: PyTree) -> tuple[jax.Array, Metrics]:
             action = distributions.to_unit(box, batch.action)
             q = over_replay(data, q_networks, params, batch, "critic", action)[..., 0]
-            loss = sum(
-                (mean_loss(elementwise(critic_loss, values, target), batch) for values in q), start=jnp.zeros(())
-            )
+            loss = regression(critic_loss, q, target, batch)
             return loss, {"critic_loss": loss, "q_mean": jnp.mean(q)}
 
         grads, metrics = gradients_of(loss_fn, own.params["q"])
