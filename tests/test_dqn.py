@@ -6,11 +6,16 @@ import numpy as np
 import pytest
 import references
 import tiny
+from hypothesis import given
+from hypothesis import strategies as st
 
 import jaxrl_fast as jf
 from jaxrl_fast.algorithms.interface import ReplayBatch
+from jaxrl_fast.algorithms.value_heads import make_value_head
 from jaxrl_fast.experience.binding import bind
 from jaxrl_fast.fragments.updates import init_part, update
+from jaxrl_fast.numerics import losses
+from jaxrl_fast.numerics.distributional import project
 
 RNG = np.random.default_rng(7)
 B, GAMMA = 6, 0.9
@@ -75,6 +80,93 @@ def test_two_updates_equal_numpy(double: bool, dueling: bool):
             np.testing.assert_allclose(got, want, atol=1e-4)
 
 
+def softmax(x):
+    x = np.exp(x - x.max(-1, keepdims=True))
+    return x / x.sum(-1, keepdims=True)
+
+
+def categorical_loss(outputs, reward, bootstrap, following, atoms):
+    """C51's, for one sample, after algorithm 1 of arXiv 1707.06887."""
+    spacing, target = atoms[1] - atoms[0], np.zeros(len(atoms))
+    for atom, probability in zip(atoms, softmax(following), strict=True):
+        place = (np.clip(reward + bootstrap * atom, atoms[0], atoms[-1]) - atoms[0]) / spacing
+        below, above = int(np.floor(place)), int(np.ceil(place))
+        target[below] += probability * (1.0 if below == above else above - place)
+        target[above] += probability * (0.0 if below == above else place - below)
+    return -(target * np.log(softmax(outputs))).sum()
+
+
+def quantile_loss(outputs, reward, bootstrap, following):
+    """QR-DQN's, for one sample, after equation 10 of arXiv 1710.10044."""
+    total = 0.0
+    for i, quantile in enumerate(outputs):
+        for sample in reward + bootstrap * following:
+            share = abs((i + 0.5) / len(outputs) - (sample < quantile))
+            total += share * huber(sample - quantile) / len(following)
+    return total
+
+
+@pytest.mark.parametrize("kind", ["categorical", "quantiles"])
+@pytest.mark.parametrize("dueling", [False, True])
+def test_an_update_of_distributions_equals_numpy(kind: str, dueling: bool):
+    num_atoms, atoms = 5, np.linspace(-4.0, 4.0, 5)
+    algorithm = small_dqn(value_head=kind, num_atoms=num_atoms, value_min=-4.0, value_max=4.0, dueling=dueling)
+    part, hyper = algorithm.build(SPEC, 4).parts["critic"], algorithm.hyper
+    state = jax.jit(lambda key: init_part(part, key, hyper))(jax.random.key(0))
+    leaves = jax.tree.map(lambda x: x + 0.3 * RNG.normal(size=x.shape).astype(np.float32), state.learned.params)
+    state = state._replace(learned=state.learned._replace(params=leaves))
+    treedef = jax.tree.structure(state.learned.params["q"])
+    leaves, slow = ([np.float64(x) for x in jax.tree.leaves(tree)] for tree in state.learned)
+    data = batch()
+
+    def outputs_of(leaves, obs):
+        outputs = references.mlp(treedef.unflatten(leaves), np.float64(obs))[0]
+        if not dueling:
+            return outputs.reshape(B, 2, num_atoms)
+        value, advantage = outputs[:, None, :num_atoms], outputs[:, num_atoms:].reshape(B, 2, num_atoms)
+        return value + advantage - advantage.mean(1, keepdims=True)
+
+    def expected(outputs):
+        return (softmax(outputs) * atoms).sum(-1) if kind == "categorical" else outputs.mean(-1)
+
+    best = expected(outputs_of(leaves, data.next_obs)).argmax(-1)
+    following = outputs_of(slow, data.next_obs)[np.arange(B), best]
+
+    def loss(leaves):
+        outputs = outputs_of(leaves, data.obs)[np.arange(B), data.action[0]]
+        given = zip(outputs, np.float64(data.reward[0]), np.float64(data.bootstrap[0]), following, strict=True)
+        own = (lambda *x: categorical_loss(*x, atoms)) if kind == "categorical" else quantile_loss
+        return np.mean([own(*x) for x in given])
+
+    got, metrics, _ = jax.jit(lambda state, data: update(part, state, {}, data, jax.random.key(0), hyper))(state, data)
+    np.testing.assert_allclose(metrics["q_loss"], loss(leaves), rtol=1e-4)
+    wanted = references.Adam(0.01, 0.5).step(leaves, references.gradient(loss, leaves))
+    for one, other in zip(jax.tree.leaves(got.learned.params), wanted, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-4)
+
+
+@given(st.integers(2, 9), st.floats(-3.0, 3.0), st.floats(0.0, 1.0), st.integers(0, 2**31))
+def test_a_projection_keeps_the_mass_and_within_the_atoms_the_mean(
+    size: int, reward: float, discount: float, seed: int
+):
+    atoms = np.linspace(-5.0, 7.0, size).astype(np.float32)
+    probabilities = np.random.default_rng(seed).dirichlet(np.ones(size)).astype(np.float32)
+    positions = np.float32(reward) + np.float32(discount) * atoms
+    got = np.asarray(project(positions, probabilities, atoms))
+    assert (got >= 0.0).all() and abs(got.sum() - 1.0) < 1e-5
+    wanted = (np.clip(positions, atoms[0], atoms[-1]) * probabilities).sum()
+    np.testing.assert_allclose((got * atoms).sum(), wanted, atol=1e-4)
+
+
+def test_surprise_is_the_divergence_from_the_target_and_none_where_the_target_is_said():
+    head = make_value_head("categorical", 5, (0.0, 4.0), losses.huber)
+    outputs = jnp.array([0.0, 1.0, 2.0, 1.0, -1.0])
+    same = head.loss(outputs, jnp.float32(0.0), jnp.float32(1.0), outputs)[1]
+    other = head.loss(outputs, jnp.float32(1.0), jnp.float32(0.0), outputs)[1]
+    np.testing.assert_allclose(same, 0.0, atol=1e-6)
+    np.testing.assert_allclose(other, -jax.nn.log_softmax(outputs)[1], rtol=1e-6)
+
+
 def test_the_slow_target_moves_every_so_many_updates_of_the_run():
     algorithm = small_dqn(tau=1.0, target_period=3)
     part, hyper = algorithm.build(SPEC, 4).parts["critic"], algorithm.hyper
@@ -127,6 +219,9 @@ def test_epsilon_may_be_a_schedule_of_the_run():
         (dict(target_period=0), "target_period=0: write a positive number"),
         (dict(batch_size=65), "batch_size=65 is larger than buffer_size=64"),
         (dict(optimizer="lion"), "optimizer=lion: write one of"),
+        (dict(value_head="c51"), "value_head=c51: write scalar, categorical or quantiles"),
+        (dict(value_head="quantiles", num_atoms=1), "num_atoms=1: write a number of at least 2"),
+        (dict(value_head="categorical", value_min=1.0, value_max=1.0), "value_min=1.0 is not below value_max=1.0"),
         (dict(priority_exponent=-1.0), "priority_exponent=-1.0: write a number of at least 0"),
     ],
 )

@@ -166,6 +166,30 @@ def learned_dqn(names: tuple[str, ...]) -> Trained:
 
 
 @cache
+def learned_rainbow(names: tuple[str, ...]) -> Trained:
+    algorithm = dqn(
+        learning_rate=Linear(1e-2, 0.0),
+        discount=DISCOUNT,
+        epsilon=0.3,
+        tau=0.05,
+        dueling=True,
+        n_step=2,
+        priority_exponent=0.5,
+        value_head="categorical",
+        num_atoms=21,
+        value_min=-6.0,
+        value_max=6.0,
+        rollout_length=4,
+        updates_per_tick=32,
+        batch_size=64,
+        buffer_size=8_000,
+        warmup_steps=256,
+        q_hidden=(32, 32),
+    )
+    return train(names, algorithm, 6_000)
+
+
+@cache
 def learned_td3(names: tuple[str, ...]) -> Trained:
     algorithm = td3(
         learning_rate=Linear(3e-3, 0.0),
@@ -292,7 +316,9 @@ def test_values_of_actions_are_learned(probe, learned):
 
 @pytest.mark.parametrize("probe", [name for name in BEST_RETURN if name not in CONTINUOUS])
 @pytest.mark.parametrize(
-    "learned", [learned_dqn, learned_pqn, learned_sac_discrete], ids=["dqn", "pqn", "sac_discrete"]
+    "learned",
+    [learned_dqn, learned_rainbow, learned_pqn, learned_sac_discrete],
+    ids=["dqn", "rainbow", "pqn", "sac_discrete"],
 )
 def test_the_best_discrete_policy_is_found(probe, learned):
     assert mean_return(learned, probe) == pytest.approx(BEST_RETURN[probe], abs=0.02)

@@ -1,7 +1,8 @@
 """Deep Q-learning, for discrete actions (DQN, arXiv 1312.5602).
 
-Options: double Q-learning (arXiv 1509.06461, equation 4), dueling heads (arXiv 1511.06581, equation 9), n-step returns,
-prioritized replay (arXiv 1511.05952).
+Options: double Q-learning (arXiv 1509.06461, equation 4), dueling heads (arXiv 1511.06581), n-step returns, prioritized
+replay (arXiv 1511.05952), distributions of returns (C51, arXiv 1707.06887; quantiles, arXiv 1710.10044). All of them
+together are Rainbow without noisy nets (arXiv 1710.02298).
 """
 
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.algorithms.choosing import by_q_values, greedy_action, q_values, value_of
+from jaxrl_fast.algorithms.choosing import by_q_values, greedy_action
 from jaxrl_fast.algorithms.interface import (
     Agent,
     Algorithm,
@@ -20,14 +21,14 @@ from jaxrl_fast.algorithms.interface import (
     Prioritize,
     Replay,
     ReplayBatch,
-    elementwise,
     gradients_of,
     require_actions,
     require_positive,
 )
 from jaxrl_fast.algorithms.sequences import mean_loss, over_replay, over_successors, sequence_priority
+from jaxrl_fast.algorithms.value_heads import ValueHead, ValueKind, by_action, make_value_head, of_action, q_outputs
 from jaxrl_fast.core import Discrete, EnvSpec, Metrics, PyTree
-from jaxrl_fast.networks.network import Activation, Cnn, Head, Network, Precision, make_network
+from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision, make_network
 from jaxrl_fast.numerics import losses
 from jaxrl_fast.numerics.optimizers import OptimizerName, check_optimizer, make_optimizer
 
@@ -70,6 +71,10 @@ def dqn(
     target_period: int = 1,
     double: bool = True,
     dueling: bool = False,
+    value_head: ValueKind = "scalar",
+    num_atoms: int = 51,
+    value_min: float = -10.0,
+    value_max: float = 10.0,
     normalize_observations: bool | None = None,
     q_hidden: tuple[int, ...] = (128, 128),
     q_keys: tuple[str, ...] = (),
@@ -85,9 +90,10 @@ def dqn(
     ``batch_size`` transitions each, once ``warmup_steps`` steps over all environments are in the buffer.
 
     ``priority_exponent`` > 0 prioritizes replay; ``importance_exponent`` says how much of that the weights undo.
+    ``value_head="categorical"`` learns a distribution over ``num_atoms`` returns from ``value_min`` to ``value_max``,
+    ``"quantiles"`` as many quantiles of it; ``q_loss(q, target)``, on scalars, is for ``"scalar"``.
     ``recurrent_size`` > 0 puts a GRU in front (DRQN); a batch is then ``batch_size`` sequences of ``sequence_length``
-    steps, behind ``burn_in`` steps that only fill the memory. ``q_keys``: which entries of a dictionary observation are
-    read, all by default. ``q_loss(q, target)`` takes and gives scalars.
+    steps, behind ``burn_in`` steps that only fill the memory. ``q_keys``: the entries of an observation to read (all).
     """
     rates = learning_rate, discount, epsilon, tau, max_grad_norm, reward_scale, weight_decay, importance_exponent
     hyper = DqnHyper(*rates)
@@ -95,27 +101,20 @@ def dqn(
         activation=activation, layer_norm=layer_norm, recurrent_size=recurrent_size, cnn=cnn, precision=precision
     )
     options = shared | dict(q_hidden=tuple(q_hidden), q_keys=tuple(q_keys), dueling=dueling, optimizer=optimizer)
-    data = Replay(
-        capacity=buffer_size,
-        batch_size=batch_size,
-        num_batches=updates_per_tick,
-        warmup_steps=warmup_steps,
-        n_step=n_step,
-        sequence_length=sequence_length,
-        burn_in=burn_in,
-        prioritize=Prioritize("critic", priority_exponent, lambda hyper: hyper.importance_exponent)
-        if priority_exponent
-        else None,
-    )
+    options |= dict(value_head=value_head, num_atoms=num_atoms, value_min=value_min, value_max=value_max)
+    data = Replay(buffer_size, batch_size, updates_per_tick, warmup_steps, n_step, sequence_length, burn_in)
+    if priority_exponent:
+        prioritize = Prioritize("critic", priority_exponent, lambda hyper: hyper.importance_exponent)
+        data = data._replace(prioritize=prioritize)
 
     def build(spec: EnvSpec, num_envs: int) -> Agent:
         size = require_actions("dqn", spec, (Discrete,), "sac").num_actions
         require_positive(target_period=target_period)
         check_optimizer(optimizer, weight_decay)
-        heads = {"value": Head(1), "advantage": Head(size)}
-        q = make_network(spec.obs, heads if dueling else size, hidden=q_hidden, keys=q_keys, **shared)
-        parts = {"critic": critic_part(q, data, double, target_period, optimizer, q_loss)}
-        decide = by_q_values(lambda outputs: q_values(outputs["critic"]))
+        head = make_value_head(value_head, num_atoms, (value_min, value_max), q_loss)
+        q = make_network(spec.obs, q_outputs(size, head.width, dueling), hidden=q_hidden, keys=q_keys, **shared)
+        parts = {"critic": critic_part(q, head, data, double, target_period, optimizer)}
+        decide = by_q_values(lambda outputs: head.expected(by_action(outputs["critic"], head.width)))
         agent = Agent(parts, data, acts={"critic": "q"}, decide=decide, rollout_length=rollout_length)
         return agent._replace(normalize_observations=normalize_observations)
 
@@ -123,21 +122,24 @@ def dqn(
 
 
 def critic_part(
-    q_network: Network, data: Replay, double: bool, target_period: int, optimizer: OptimizerName, q_loss: Callable
+    q_network: Network, head: ValueHead, data: Replay, double: bool, target_period: int, optimizer: OptimizerName
 ) -> Part:
     """The Q-network: regression on the Bellman target, then a step of the target network."""
 
     def gradients(own: Learned, peers: dict, batch: ReplayBatch, key: jax.Array, hyper: DqnHyper) -> Found:
-        next_q = q_values(over_successors(data, q_network, own.target["q"], batch, "critic"))
-        online = q_values(over_successors(data, q_network, own.params["q"], batch, "critic")) if double else next_q
-        best = greedy_action(online, batch.next_obs)
-        target = batch.reward + batch.bootstrap * value_of(next_q, best)
+        chooser = own.params if double else own.target
+        chosen_by = by_action(over_successors(data, q_network, chooser["q"], batch, "critic"), head.width)
+        best = greedy_action(head.expected(chosen_by), batch.next_obs)
+        following = by_action(over_successors(data, q_network, own.target["q"], batch, "critic"), head.width)
+        given = batch.reward, batch.bootstrap, of_action(following, best)
 
         def loss_fn(params: PyTree) -> tuple[jax.Array, tuple[Metrics, jax.Array]]:
-            q = value_of(q_values(over_replay(data, q_network, params, batch, "critic")), batch.action)
-            loss = mean_loss(elementwise(q_loss, q, target), batch)
-            metrics = {"q_loss": loss, "q_mean": jnp.mean(q), "epsilon": jnp.asarray(hyper.epsilon)}
-            return loss, (metrics, sequence_priority(q - target))
+            outputs = by_action(over_replay(data, q_network, params, batch, "critic"), head.width)
+            outputs = of_action(outputs, batch.action)
+            found, surprise = jax.vmap(jax.vmap(head.loss))(outputs, *given)
+            loss, q_mean = mean_loss(found, batch), jnp.mean(head.expected(outputs))
+            metrics = {"q_loss": loss, "q_mean": q_mean, "epsilon": jnp.asarray(hyper.epsilon)}
+            return loss, (metrics, sequence_priority(surprise))
 
         grads, (metrics, priorities) = gradients_of(loss_fn, own.params["q"])
         return Found({"q": grads}, metrics, priorities=priorities)

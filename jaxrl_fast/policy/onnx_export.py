@@ -252,6 +252,7 @@ SAME = {
     "neg": "Neg",
     "sqrt": "Sqrt",
     "sub": "Sub",
+    "stop_gradient": "Identity",
     "tanh": "Tanh",
 }
 """Primitives that ONNX has under another name."""
@@ -267,6 +268,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "expm1": lambda g, e, x: _emit(g, "Sub", _emit(g, "Exp", x), np.ones((), e.invars[0].aval.dtype)),
     "gather": _gather,
     "integer_pow": lambda g, e, x: _emit(g, "Pow", x, np.asarray(e.params["y"], e.invars[0].aval.dtype)),
+    "reduce_max": lambda g, e, x: _emit(g, "ReduceMax", x, _integers(e.params["axes"]), keepdims=0),
     "reduce_sum": lambda g, e, x: _emit(g, "ReduceSum", x, _integers(e.params["axes"]), keepdims=0),
     "reshape": lambda g, e, x: _reshape(g, x, e.params["new_sizes"]),
     "rsqrt": lambda g, e, x: _emit(g, "Reciprocal", _emit(g, "Sqrt", x)),

@@ -1,0 +1,128 @@
+"""What a Q-network says of one action: its value, a distribution of returns over fixed atoms, or quantiles of it."""
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_fast.networks.network import Head, Heads
+from jaxrl_fast.numerics.distributional import cross_entropy, project, quantile_huber
+
+ValueKind = Literal["scalar", "categorical", "quantiles"]
+
+
+class Expected(Protocol):
+    """Computes values of what a network says."""
+
+    def __call__(self, outputs: jax.Array, /) -> jax.Array:
+        """``outputs`` ``[..., width]``. Returns values ``[...]``."""
+
+
+class BellmanLoss(Protocol):
+    """Compares what a network says of one step with its Bellman target."""
+
+    def __call__(
+        self, outputs: jax.Array, reward: jax.Array, bootstrap: jax.Array, following: jax.Array, /
+    ) -> tuple[jax.Array, jax.Array]:
+        """``outputs`` ``[width]`` at the step, ``following`` ``[width]`` behind it; ``bootstrap``: the discount, 0 at
+        an end. Returns the loss, and how much the step surprised (the priority of prioritized replay)."""
+
+
+class ValueHead(NamedTuple):
+    """How values are represented.
+
+    - ``width``: outputs for each action.
+    - ``expected``: the value that these mean.
+    - ``loss``: what they learn.
+    """
+
+    width: int
+    expected: Expected
+    loss: BellmanLoss
+
+
+def make_value_head(
+    kind: ValueKind, num_atoms: int, value_range: tuple[float, float], scalar_loss: Callable[..., jax.Array]
+) -> ValueHead:
+    """The head named ``kind``; ``num_atoms`` is the width of a distribution, ``value_range`` where the atoms of a
+    categorical one lie.
+
+    Raises:
+        ValueError: there is no such head, it has fewer than 2 atoms, or the range is empty.
+    """
+    if kind == "scalar":
+        return scalar_head(scalar_loss)
+    if kind not in ("categorical", "quantiles"):
+        raise ValueError(f"value_head={kind}: write scalar, categorical or quantiles")
+    if num_atoms < 2:
+        raise ValueError(f"num_atoms={num_atoms}: write a number of at least 2, such as 51")
+    if kind == "quantiles":
+        return quantile_head(num_atoms)
+    if not value_range[0] < value_range[1]:
+        low, high = value_range
+        raise ValueError(f"value_min={low} is not below value_max={high}: write the range of discounted returns")
+    return categorical_head(num_atoms, value_range)
+
+
+def scalar_head(scalar_loss: Callable[..., jax.Array]) -> ValueHead:
+    """The value itself; ``scalar_loss(value, target)``."""
+
+    def loss(
+        outputs: jax.Array, reward: jax.Array, bootstrap: jax.Array, following: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        target = reward + bootstrap * following[0]
+        return scalar_loss(outputs[0], target), outputs[0] - target
+
+    return ValueHead(1, lambda outputs: outputs[..., 0], loss)
+
+
+def categorical_head(num_atoms: int, value_range: tuple[float, float]) -> ValueHead:
+    """Probabilities of evenly spaced returns, as logits (C51, arXiv 1707.06887); surprise is the Kullback-Leibler
+    divergence from the target (Rainbow, arXiv 1710.02298)."""
+
+    def atoms() -> jax.Array:
+        return jnp.linspace(*value_range, num_atoms)
+
+    def expected(outputs: jax.Array) -> jax.Array:
+        return jnp.sum(jax.nn.softmax(outputs) * jnp.broadcast_to(atoms(), outputs.shape), axis=-1)
+
+    def loss(
+        outputs: jax.Array, reward: jax.Array, bootstrap: jax.Array, following: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        target = project(reward + bootstrap * atoms(), jax.nn.softmax(following), atoms())
+        found = cross_entropy(outputs, target)
+        return found, found + jnp.sum(jax.scipy.special.xlogy(target, target))
+
+    return ValueHead(num_atoms, expected, loss)
+
+
+def quantile_head(num_quantiles: int) -> ValueHead:
+    """Quantiles of the return (QR-DQN, arXiv 1710.10044); surprise is the loss."""
+
+    def loss(
+        outputs: jax.Array, reward: jax.Array, bootstrap: jax.Array, following: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        found = quantile_huber(outputs, reward + bootstrap * following)
+        return found, found
+
+    return ValueHead(num_quantiles, lambda outputs: jnp.mean(outputs, axis=-1), loss)
+
+
+def q_outputs(num_actions: int, width: int, dueling: bool) -> int | Heads:
+    """The heads of a network that says ``width`` numbers of each action."""
+    return {"value": Head(width), "advantage": Head(num_actions * width)} if dueling else num_actions * width
+
+
+def by_action(outputs: Any, width: int) -> jax.Array:
+    """``[..., num_actions, width]`` of the outputs of `q_outputs`; dueling heads are added up (arXiv 1511.06581,
+    equation 9)."""
+    if not isinstance(outputs, dict):
+        return outputs.reshape(*outputs.shape[:-1], -1, width)
+    advantage = by_action(outputs["advantage"], width)
+    return by_action(outputs["value"], width) + advantage - jnp.mean(advantage, axis=-2, keepdims=True)
+
+
+def of_action(outputs: jax.Array, action: jax.Array) -> jax.Array:
+    """``[..., width]`` that ``outputs`` ``[..., num_actions, width]`` say of ``action`` ``[...]``."""
+    return jnp.take_along_axis(outputs, action[..., None, None], axis=-2)[..., 0, :]
