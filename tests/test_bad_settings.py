@@ -39,7 +39,7 @@ COMMANDS = [
     ("env=cartpole algo=ppo placement=parameter_server devices=2", "nothing for a server to average: write learners=2"),
     ("env=cartpole algo=ppo learners=3", "learners=3 cannot share the 8 logical shards"),
     ("env=cartpole algo=ppo placement=actor_critic devices=1", "placement=actor_critic needs 2 devices and has 1"),
-    ("env=cartpole average=params", "average=params: write one of gradients, parameters"),
+    ("env=cartpole average=params", "average=params: write one of gradients, parameters, turns"),
     ("env=gymnax env.id=cartpole", "env.id=cartpole: gymnax has no such environment; nearest: CartPole-v1"),
     ("env=gymnax env.id=MNISTBandit-bsuite", "it downloads a data set when made"),
     ("env=brax env.id=swimmer", "brax's swimmer does not run on this JAX"),

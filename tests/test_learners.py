@@ -106,9 +106,15 @@ def learn_toy(ticks: int = 2, toy: Toy | None = None, **options):
 
 
 def reference(ticks: int, *, side_by_side: bool, exchange_every: int, means: list[float]) -> dict[str, float]:
-    """The toy in plain Python: learners of their own between two exchanges, then their mean."""
+    """The toy in plain Python: learners of their own between two exchanges, then their mean, or for an exchange every 0
+    updates the step of each added to the same."""
     shared = {"critic": 0.0, "actor": 0.0}
     for update in range(3 * ticks):
+        if exchange_every == 0:
+            before = dict(shared) if side_by_side else shared
+            for name, other in (("critic", "actor"), ("actor", "critic")):
+                shared[name] -= 0.1 * sum(2 * shared[name] - mean - before[other] for mean in means)
+            continue
         if update % exchange_every == 0:
             local = [dict(shared) for _ in means]
         for own, mean in zip(local, means, strict=True):
@@ -122,14 +128,26 @@ def reference(ticks: int, *, side_by_side: bool, exchange_every: int, means: lis
 
 @pytest.mark.parametrize("side_by_side", [False, True])
 @pytest.mark.parametrize("learners", [1, 2])
-@pytest.mark.parametrize("average", ["gradients", "parameters"])
+@pytest.mark.parametrize("average", ["gradients", "parameters", "turns"])
 def test_every_learner_computes_what_plain_python_does(side_by_side, learners, average):
     channels = learn_toy(side_by_side=side_by_side, learners=learners, average=average)[0].channels
-    exchange_every = 1 if average == "gradients" and learners > 1 else 3
+    exchange_every = {"gradients": 1, "parameters": 3, "turns": 0}[average] if learners > 1 else 3
     means = [2.0] if learners == 1 else [1.0, 3.0]
     want = reference(2, side_by_side=side_by_side, exchange_every=exchange_every, means=means)
     got = {name: channels[name].params["x"] for name in want}
     assert_close(got, want, atol=1e-6)
+
+
+def test_a_server_in_turns_makes_one_optimizer_step_for_each_learner():
+    """Adam's first step is as large for any gradient: two in turns go twice as far as one along their mean."""
+    part = quadratic("critic")._replace(optimizers={"x": lambda hyper: optax.adam(0.1)}, reads=())
+    part = part._replace(gradients=lambda own, *_: Found({"x": own.params["x"] - 1.0}, {"loss": jnp.ones(())}))
+    ends = {}
+    for average in ("gradients", "turns"):
+        state, metrics = learn_toy(1, Toy({"critic": part}, 1), learners=2, average=average)
+        ends[average] = float(state.channels["critic"].params["x"])
+        assert float(metrics["server_critic/loss"]) == 1.0
+    assert ends == pytest.approx({"gradients": 0.1, "turns": 0.2}, abs=1e-5)
 
 
 HOW = [dict(), dict(side_by_side=True), dict(learners=2, average="gradients"), dict(learners=2, average="parameters")]
@@ -212,7 +230,7 @@ def test_readers_of_a_part_see_its_slow_target():
     assert np.isfinite(jax.tree.leaves(metrics)).all()
 
 
-@pytest.mark.parametrize("average", ["gradients", "parameters"])
+@pytest.mark.parametrize("average", ["gradients", "parameters", "turns"])
 def test_gradients_that_are_not_finite_are_dropped_by_the_server_and_counted(average):
     def broken(value, target):
         return jnp.where(target > 0.5, jnp.inf, 1.0) * (value - target) ** 2

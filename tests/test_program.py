@@ -144,7 +144,12 @@ def test_every_overlap_means_the_same_under_every_placement(name, placement, dev
 
 @pytest.mark.parametrize(
     ("name", "devices", "overlap", "average"),
-    [("sac", 2, "none", "gradients"), ("ppo", 4, "all", "gradients"), ("ppo", 2, "sampling", "parameters")],
+    [
+        ("sac", 2, "none", "gradients"),
+        ("ppo", 4, "all", "gradients"),
+        ("ppo", 2, "sampling", "parameters"),
+        ("ppo", 2, "none", "turns"),
+    ],
 )
 def test_a_parameter_server_computes_what_one_program_does(name, devices, overlap, average):
     learning = dict(learners=devices, average=average)

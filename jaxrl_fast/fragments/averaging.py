@@ -1,5 +1,5 @@
-"""Several learners with equal shares of every batch: a ``server`` averages their gradients at every update, or their
-parameters once a tick."""
+"""Several learners with equal shares of every batch: a ``server`` applies their gradients at every update, or averages
+their parameters once a tick."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_fast.algorithms.interface import Found
+from jaxrl_fast.algorithms.interface import Found, Part
 from jaxrl_fast.core import Batches, Metrics, PyTree
 from jaxrl_fast.experience.prioritized import add_feedback, make_feedback
 from jaxrl_fast.fragments.learning import (
@@ -92,7 +92,8 @@ def averaging_parameters(learning: Learning, team: tuple[str, ...], learners: in
 
 
 def averaging_gradients(learning: Learning, side_by_side: bool, learners: int) -> tuple[tuple[Fragment, ...], Delays]:
-    """A cycle of one round per update: the learners' gradients for a part, and the server's step along their mean."""
+    """A cycle of one round per update: the learners' gradients for a part, and the server's step along their mean, or
+    its steps along one after another."""
     parts = learning.parts
     pairs = {name: (_gradients_fragment(learning, name, learners), _gradient_server(learning, name)) for name in parts}
     together = side_by_side or not any(part.reads for part in parts.values())
@@ -151,8 +152,10 @@ def _gradient_server(learning: Learning, name: str) -> Fragment:
 
     def step(private: States, inputs: Channels, hyper: Any, key: jax.Array, turn: jax.Array) -> tuple:
         def make(state: PartState) -> Updated:
-            found = _mean(inputs[_gradients(name)])
-            return apply_gradients(part, state, found, hyper, turn, drop_nonfinite=learning.nan == "skip")
+            found = inputs[_gradients(name)]
+            if learning.turns:
+                return _apply_in_turns(learning, part, state, found, hyper, turn)
+            return apply_gradients(part, state, _mean(found), hyper, turn, drop_nonfinite=learning.nan == "skip")
 
         state, metrics, _ = step_or_rest(part, make, private[name], turn)
         metrics["param_norm"] = optax.tree.norm(state.learned.params)
@@ -175,6 +178,21 @@ def _gradient_server(learning: Learning, name: str) -> Fragment:
         init_name="learn",
         tags=(SERVER, *tags_of(learning, (name,))[1:]),
     )
+
+
+def _apply_in_turns(
+    learning: Learning, part: Part, state: PartState, found: Found, hyper: Any, turn: jax.Array
+) -> Updated:
+    """A step along the gradients of each learner, leaves ``[N, ...]``, which all found them at the same params: those
+    of the last are as old as A3C's would be if the learners were equally fast."""
+    (learners,) = {leaf.shape[0] for leaf in jax.tree.leaves(found)}
+
+    def one(state: PartState, xs: tuple[Found, jax.Array]) -> tuple[PartState, Metrics]:
+        updated = apply_gradients(part, state, xs[0], hyper, xs[1], drop_nonfinite=learning.nan == "skip")
+        return updated.state, updated.metrics
+
+    state, metrics = jax.lax.scan(one, state, (found, turn * learners + jnp.arange(learners)))
+    return Updated(state, over_updates(metrics, learning.nan))
 
 
 def _with_params(state: PartState, params: dict[str, PyTree]) -> PartState:

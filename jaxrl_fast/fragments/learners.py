@@ -1,7 +1,8 @@
 """Learners: how batches become parameters, by one learner or several, each part in turn or side by side.
 
 One learner is a fragment ``learn`` that makes all K updates of a tick, or a fragment per part. Several learners have
-equal shares of every batch; what they find is averaged by a ``server``, after every update or once a tick.
+equal shares of every batch; what they find is averaged by a ``server``, after every update or once a tick, or applied
+by it in turns.
 """
 
 from typing import NamedTuple
@@ -37,7 +38,7 @@ def build_learners(
 
     By default the parts take turns at every update, and each reads what the others have just learned (SAC and TD3 as
     published). ``side_by_side``: each reads the others' parameters of the last exchange, so that they can run at the
-    same time; an exchange is a tick, or an update where several learners average their gradients.
+    same time; an exchange is a tick, or an update where a server applies the gradients of several learners.
 
     Raises:
         ValueError: the batches do not divide into equal shares for so many learners.
@@ -48,9 +49,9 @@ def build_learners(
             f"learners={learners} cannot share the {shards} logical shards of the batches (common divisor of 8, "
             f"num_envs and the batch): write learners={_divisor_near(shards, learners)}, or other sizes"
         )
-    learning = Learning(agent, start, nan)
+    learning = Learning(agent, start, nan, average == "turns")
     teams = [(name,) for name in agent.parts] if side_by_side else [tuple(agent.parts)]
-    if learners > 1 and average == "gradients":
+    if learners > 1 and average != "parameters":
         return Learners(*averaging_gradients(learning, side_by_side, learners))
     if learners > 1:
         pairs = [averaging_parameters(learning, team, learners) for team in teams]

@@ -16,8 +16,9 @@ from jaxrl_fast.graph.placements import ACTING, LEARNING
 
 OnNan = Literal["stop", "skip"]
 """On NaN or Inf: stop the run, or skip the update."""
-Average = Literal["gradients", "parameters"]
-"""What several learners average: gradients at every update, or parameters after the updates of a tick."""
+Average = Literal["gradients", "parameters", "turns"]
+"""What several learners average: gradients at every update, parameters after the updates of a tick, or nothing: a step
+along the gradients of each, in turns (A3C, arXiv 1602.01783)."""
 
 PRIORITIES = "priorities"
 """The channel by which priorities go back to replay."""
@@ -34,11 +35,13 @@ class Learning(NamedTuple):
     - ``agent``: the algorithm, bound to its environments.
     - ``start``: the first tick with updates.
     - ``nan``: what to do on NaN or Inf.
+    - ``turns``: a server steps along the gradients of one learner after another, not along their mean.
     """
 
     agent: Bound
     start: int = 0
     nan: OnNan = "stop"
+    turns: bool = False
 
     @property
     def parts(self) -> dict[str, Part]:
