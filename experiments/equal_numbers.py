@@ -35,6 +35,7 @@ ENVIRONMENTS = {
     "impala": ("cartpole", "pendulum"),
     "sac_discrete": ("cartpole", "acrobot"),
     "td3": ("pendulum", "mountain_car_continuous"),
+    "flash_sac": ("pendulum", "mountain_car_continuous"),
 }
 MOVING = (("actor_critic", 2, 1), ("sampler_learner", 2, 1))
 DIVIDING = (
@@ -59,8 +60,9 @@ def algorithm(name: str) -> jf.Algorithm:
         rollout_length=2, updates_per_tick=4, batch_size=16, buffer_size=1_024, warmup_steps=16
     )
     if name == "dqn":
-        return jf.dqn(q_hidden=(16,), dueling=True, priority_exponent=0.6, **replay)
-    make = {"sac": jf.sac, "sac_discrete": jf.sac_discrete, "td3": jf.td3}[name]
+        rainbow: dict[str, Any] = dict(dueling=True, priority_exponent=0.6, n_step=3, value_head="categorical")
+        return jf.dqn(q_hidden=(16,), **rainbow, **replay)
+    make = {"sac": jf.sac, "sac_discrete": jf.sac_discrete, "td3": jf.td3, "flash_sac": jf.flash_sac}[name]
     return make(policy_hidden=(16,), critic_hidden=(16,), **replay)
 
 
@@ -103,7 +105,8 @@ def difference(got: Any, want: Any) -> float:
 def compare(algo: str, env_name: str, overlap: Overlap) -> list[dict[str, Any]]:
     """All placements of one graph (and of that with several learners)."""
     env, rows = jf.make_env(env_name, num_envs=8), []
-    for learners, average in ((1, "gradients"), (2, "gradients"), (4, "gradients"), (2, "parameters")):
+    turns = ((2, "turns"),) if algo == "impala" else ()
+    for learners, average in ((1, "gradients"), (2, "gradients"), (4, "gradients"), (2, "parameters"), *turns):
         chosen = algorithm(algo)
         graph, _ = build_graph(env, chosen, GraphOptions(overlap=overlap, learners=learners, average=average))  # type: ignore[arg-type]
         jobs = [(job, 20) for job in MOVING if job[2] == learners] + [

@@ -36,9 +36,10 @@ SIZES: dict[str, dict] = {
     "ppo": dict(policy_hidden=(16, 8), num_minibatches=1, value_hidden=(8,)),
     "impala": dict(hidden=(16, 8)),
     "pqn": dict(q_hidden=(16, 8), num_minibatches=1),
-    "dqn": dict(q_hidden=(16, 8), dueling=True),
+    "dqn": dict(q_hidden=(16, 8), dueling=True, value_head="categorical", num_atoms=7),
     "sac": REPLAYED,
     "td3": REPLAYED,
+    "flash_sac": dict(policy_hidden=(8, 8), critic_hidden=(4,)),
 }
 
 
@@ -57,7 +58,9 @@ def policy_of(obs, action, algo="ppo", *, normalized=True, seed=0, frame_stack=0
     (part,) = agent.acting.chooses
     learned = jax.eval_shape(lambda key: {part: Learned(init_params(agent.parts[part], key))}, jax.random.key(0))
     shapes = agent.acting.greedy_weights(learned)
-    parts = numbers(0.0, 0.7, shapes)
+    parts = jax.tree_util.tree_map_with_path(
+        lambda path, x: jnp.abs(x) if "'var'" in str(path[-1]) else x, numbers(0.0, 0.7, shapes)
+    )
     stats = RunningStats(jnp.float32(50.0), numbers(3.0, 0.3, spec.obs), numbers(200.0, 20.0, spec.obs))
     stats = stats if normalized else None
     made_by = {"algo": algo, "options": made.options, "num_envs": 4, "normalize_observations": normalized}
@@ -73,7 +76,8 @@ KINDS = {
     "sac": (FLOATS, PUSHES, dict(algo="sac")),
     "sac swish raw": (FLOATS, BOX, dict(algo="sac", activation="swish", normalized=False)),
     "td3": (FLOATS, PUSHES, dict(algo="td3")),
-    "dqn dueling": (FLOATS, jf.Discrete(3), dict(algo="dqn")),
+    "flash_sac": (FLOATS, PUSHES, dict(algo="flash_sac", normalized=False)),
+    "rainbow": (FLOATS, jf.Discrete(3), dict(algo="dqn")),
     "pqn with a mask": (BOARD, jf.Discrete(3), dict(algo="pqn")),
     "impala": (FLOATS, jf.Discrete(3), dict(algo="impala")),
     "dictionary with a mask": (BOARD, jf.Discrete(3), {}),

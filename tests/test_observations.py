@@ -135,6 +135,26 @@ def sac(**options) -> jf.Algorithm:
     )
 
 
+def flash_sac(**options) -> jf.Algorithm:
+    return jf.flash_sac(
+        learning_rate=FALLING,
+        temperature_learning_rate=1e-2,
+        initial_temperature=0.1,
+        discount=0.8,
+        tau=0.05,
+        target_entropy_per_action=-2.0,
+        rollout_length=STEPS,
+        updates_per_tick=24,
+        batch_size=64,
+        buffer_size=6_000,
+        warmup_steps=256,
+        policy_hidden=(16,),
+        critic_hidden=(32,),
+        num_atoms=41,
+        **options,
+    )
+
+
 def sac_discrete(**options) -> jf.Algorithm:
     return jf.sac_discrete(
         learning_rate=FALLING,
@@ -226,6 +246,7 @@ ALGORITHMS = {
     "sac": (sac, False, 4_800),
     "dqn": (dqn, True, 4_800),
     "td3": (td3, False, 4_800),
+    "flash_sac": (flash_sac, False, 4_800),
     "sac_discrete": (sac_discrete, True, 4_800),
     "pqn": (pqn, True, 16_000),
     "impala": (impala, True, 32_000),
@@ -240,8 +261,9 @@ def score(single: Env, algorithm: jf.Algorithm, total_steps: int) -> float:
     return result.summary["eval_return_mean"]
 
 
-@pytest.mark.parametrize("kind", ENVS)
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(
+    ("name", "kind"), [(name, kind) for name in ALGORITHMS for kind in ENVS if (name, kind) != ("flash_sac", "memory")]
+)
 def test_an_algorithm_learns_from_every_kind_of_observation(name: str, kind: str):
     make, discrete, total_steps = ALGORITHMS[name]
     algorithm = make(recurrent_size=16) if kind == "memory" else make()
@@ -249,21 +271,26 @@ def test_an_algorithm_learns_from_every_kind_of_observation(name: str, kind: str
     assert score(single, algorithm, total_steps) == pytest.approx(float(discrete), abs=0.03)
 
 
-@pytest.mark.parametrize(("name", "instead"), [("sac", "ppo"), ("td3", "dqn")])
+def test_a_memory_is_not_for_batch_norms_over_steps_and_their_successors():
+    with pytest.raises(TypeError, match="recurrent_size"):
+        flash_sac(recurrent_size=16)
+
+
+@pytest.mark.parametrize(("name", "instead"), [("sac", "ppo"), ("td3", "dqn"), ("flash_sac", "dqn")])
 def test_actions_that_a_mask_forbids_are_discrete_and_not_for_these(name: str, instead: str):
     message = rf"algo={name} does not work with the discrete actions .*: write algo={instead}"
     with pytest.raises(ValueError, match=message):
         score(probes.mask(), ALGORITHMS[name][0](), 16)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "flash_sac"])
 def test_without_a_memory_the_side_is_not_known(name: str):
     make, discrete, total_steps = ALGORITHMS[name]
     best_guess = 0.5 if discrete else -0.25
     assert score(memory(discrete=discrete), make(), total_steps // 2) < best_guess + 0.15
 
 
-ONE_KEY = dict.fromkeys(("ppo", "sac", "sac_discrete", "td3"), ("policy_keys", "critic_keys"))
+ONE_KEY = dict.fromkeys(("ppo", "sac", "sac_discrete", "td3", "flash_sac"), ("policy_keys", "critic_keys"))
 ONE_KEY |= {"dqn": ("q_keys",), "pqn": ("q_keys",), "impala": ("keys",)}
 
 

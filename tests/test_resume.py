@@ -73,9 +73,9 @@ ENVS = {
         240,
         {"overlap": "all"},
     ),
-    "line, dqn with priorities, two learners, overlap": (
+    "line, rainbow, two learners, overlap": (
         lambda: line(discrete=True),
-        lambda: jf.dqn(**REPLAY, q_hidden=(8,), priority_exponent=0.6),
+        lambda: jf.dqn(**REPLAY, q_hidden=(8,), priority_exponent=0.6, value_head="quantiles", num_atoms=5),
         240,
         {"learners": 2, "overlap": "sampling"},
     ),
@@ -84,6 +84,12 @@ ENVS = {
         lambda: jf.td3(**REPLAY, policy_hidden=(8,), critic_hidden=(8,)),
         240,
         {"num_seeds": 2},
+    ),
+    "line, flash_sac": (
+        lambda: line(discrete=False),
+        lambda: jf.flash_sac(**REPLAY, policy_hidden=(4,), critic_hidden=(4,), num_atoms=5),
+        240,
+        {},
     ),
     "line, recurrent impala, overlap": (
         lambda: line(discrete=True),

@@ -1,7 +1,7 @@
 """Choosing actions: from a stochastic policy, with noise, or by Q-values; and the temperature of a policy."""
 
 import math
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -88,6 +88,40 @@ def noisy_action(space: Box, spread: float) -> tuple[Decide, InitDecide]:
     return decide, init
 
 
+class RepeatedNoise(NamedTuple):
+    """Noise that an environment keeps for some steps.
+
+    - ``noise``: standard normal, ``[E, A]``.
+    - ``steps_left``: for which it stays, ``[E]``.
+    """
+
+    noise: jax.Array
+    steps_left: jax.Array
+
+
+def repeated_noise_action(space: Box, max_repeats: int, exponent: float = 2.0) -> tuple[Decide, InitDecide]:
+    """Sample from the policy of the part ``actor``, with noise that stays the same for n steps: n is drawn from 1 to
+    ``max_repeats`` in proportion to ``n ** -exponent``, by each environment for itself (Dabney et al., arXiv
+    2006.01782, section 5; with noise instead of an action, arXiv 2604.04539)."""
+    chances = -exponent * jnp.log(jnp.arange(1, max_repeats + 1, dtype=jnp.float32))
+
+    def init(num_envs: int) -> RepeatedNoise:
+        return RepeatedNoise(jnp.zeros((num_envs, space.low.size)), jnp.zeros(num_envs, jnp.int32))
+
+    def decide(outputs: dict, obs: PyTree, state: PyTree, key: jax.Array, hyper: Any, explore: bool) -> tuple:
+        dist = distributions.tanh_normal(outputs["actor"])
+        if not explore:
+            return distributions.to_action(space, dist.mean), state, {}
+        noise_key, repeats_key = jax.random.split(key)
+        ended = state.steps_left == 0
+        repeats = 1 + jax.random.categorical(repeats_key, chances, shape=ended.shape).astype(jnp.int32)
+        noise = jnp.where(ended[:, None], jax.random.normal(noise_key, state.noise.shape), state.noise)
+        state = RepeatedNoise(noise, jnp.where(ended, repeats, state.steps_left) - 1)
+        return distributions.to_action(space, dist.mean + dist.scale * noise), state, {}
+
+    return decide, init
+
+
 def greedy_action(q: jax.Array, obs: PyTree) -> jax.Array:
     """The allowed action ``[...]`` with the largest of the Q-values ``[..., num_actions]``."""
     return distributions.mode(distributions.categorical(q, action_mask(obs)))
@@ -121,15 +155,6 @@ def by_q_values(q_of: QValues) -> Decide:
         return (epsilon_greedy(q, obs, hyper.epsilon, key) if explore else greedy_action(q, obs)), state, {}
 
     return decide
-
-
-def q_values(outputs: Any) -> jax.Array:
-    """Q-values ``[..., num_actions]`` of network outputs, which may be the heads ``value`` and ``advantage`` (arXiv
-    1511.06581, equation 9)."""
-    if not isinstance(outputs, dict):
-        return outputs
-    advantage = outputs["advantage"]
-    return outputs["value"] + advantage - jnp.mean(advantage, axis=-1, keepdims=True)
 
 
 def value_of(q: jax.Array, action: jax.Array) -> jax.Array:

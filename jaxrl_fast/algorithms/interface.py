@@ -270,6 +270,8 @@ class Agent(NamedTuple):
     - ``init_decide``: the first state of ``decide``.
     - ``normalize_observations``: by running statistics; None: unless all are images.
     - ``normalize_rewards``: by the running deviation of discounted returns.
+    - ``max_return``: normalized rewards are small enough that no discounted return so far is larger (arXiv 2604.04539);
+      None: they are clipped only one by one.
     """
 
     parts: dict[str, Part]
@@ -281,6 +283,7 @@ class Agent(NamedTuple):
     init_decide: InitDecide = lambda num_envs: ()
     normalize_observations: bool | None = None
     normalize_rewards: bool = False
+    max_return: float | None = None
 
 
 class Build(Protocol):

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from jaxrl_fast.algorithms.dqn import dqn
+from jaxrl_fast.algorithms.flash_sac import flash_sac
 from jaxrl_fast.algorithms.impala import impala
 from jaxrl_fast.algorithms.interface import Algorithm
 from jaxrl_fast.algorithms.ppo import ppo
@@ -11,9 +12,10 @@ from jaxrl_fast.algorithms.sac import sac
 from jaxrl_fast.algorithms.sac_discrete import sac_discrete
 from jaxrl_fast.algorithms.td3 import td3
 
-__all__ = ["dqn", "impala", "ppo", "pqn", "sac", "sac_discrete", "td3"]
+__all__ = ["dqn", "flash_sac", "impala", "ppo", "pqn", "sac", "sac_discrete", "td3"]
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "dqn": dqn,
+    "flash_sac": flash_sac,
     "impala": impala,
     "ppo": ppo,
     "pqn": pqn,

@@ -31,6 +31,7 @@ class Bound(NamedTuple):
     - ``batch_size``: environment steps in the minibatch of an update, in ``batch_sequences`` sequences.
     - ``warmup_ticks``: ticks that only fill the replay buffer.
     - ``normalize_observations``, ``normalize_rewards``: whether networks and losses get them normalized.
+    - ``max_return``: as in `Agent`.
     """
 
     parts: dict[str, Part]
@@ -44,6 +45,7 @@ class Bound(NamedTuple):
     warmup_ticks: int
     normalize_observations: bool
     normalize_rewards: bool
+    max_return: float | None
 
 
 def bind(algorithm: Algorithm, spec: EnvSpec, num_envs: int) -> Bound:
@@ -77,6 +79,7 @@ def bind(algorithm: Algorithm, spec: EnvSpec, num_envs: int) -> Bound:
         *sizes,
         bool(agent.normalize_observations),
         agent.normalize_rewards,
+        agent.max_return,
     )
 
 

@@ -43,7 +43,8 @@ def off_policy_experience(agent: Agent, data: Replay, view: View, num_envs: int,
     ) -> tuple[PyTree, Batches]:
         state = source.add(state, rollout)
         sampled, weight, places = source.sample(state, key, hyper)
-        steps = scale_experience(sampled.steps, statistics, hyper.reward_scale, agent.normalize_rewards)
+        scaling = hyper.reward_scale, agent.normalize_rewards, agent.max_return
+        steps = scale_experience(sampled.steps, statistics, *scaling)
         batch = fold(sampled._replace(steps=steps), hyper.discount, data, memory=memory)
         if prioritize:
             batch = batch._replace(weight=jnp.broadcast_to(weight[..., None], batch.reward.shape))

@@ -52,7 +52,7 @@ def on_policy_experience(agent: Agent, data: OnPolicy, view: View, num_envs: int
         hyper: Any,
         key: jax.Array,
     ) -> tuple[PyTree, Batches]:
-        scaled = scale_experience(rollout, statistics, hyper.reward_scale, agent.normalize_rewards)
+        scaled = scale_experience(rollout, statistics, hyper.reward_scale, agent.normalize_rewards, agent.max_return)
         if not stacks:
             return state, batches_of(scaled, values_of(agent, data, scaled, learned), hyper, key)
         state, tables, rows = add_rollout(view, state, rollout.obs, rollout.first, shards)

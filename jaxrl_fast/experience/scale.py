@@ -1,6 +1,6 @@
 """Normalization of observations and rewards, when batches are made; what is stored stays raw."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,25 +18,34 @@ class Statistics(NamedTuple):
 
     - ``obs``: of observations.
     - ``returns``: of discounted returns, whose deviation is the scale of rewards.
+    - ``largest``: discounted return so far, by size; ``()`` where there is no `Agent.max_return`.
     """
 
     obs: RunningStats
     returns: RunningStats
+    largest: Any = ()
 
 
 def scale_experience(
-    data: Transition, statistics: Statistics | None, reward_scale: jax.Array, normalize_rewards: bool
+    data: Transition,
+    statistics: Statistics | None,
+    reward_scale: jax.Array,
+    normalize_rewards: bool,
+    max_return: float | None = None,
 ) -> Transition:
     """Steps with rewards multiplied by ``reward_scale``, and normalized observations and rewards where ``statistics``
-    are given."""
+    are given; ``max_return`` as in `Agent`."""
     reward = data.reward * reward_scale
     if statistics is None:
         return data._replace(reward=reward)
     if normalize_rewards:
         count = jnp.maximum(statistics.returns.samples, 1.0)
         variance = jnp.where(statistics.returns.samples > 0, statistics.returns.m2 / count, 1.0)
+        factor = jax.lax.rsqrt(variance + 1e-8)
+        if max_return is not None:
+            factor = jnp.minimum(factor, max_return / jnp.maximum(statistics.largest, 1e-8))
         # Clipped, since the first reward of a sparse environment would be divided by a deviation of 0.
-        reward = jnp.clip(reward * jax.lax.rsqrt(variance + 1e-8), -MAX_SCALED_REWARD, MAX_SCALED_REWARD)
+        reward = jnp.clip(reward * factor, -MAX_SCALED_REWARD, MAX_SCALED_REWARD)
     obs, next_obs = normalize(statistics.obs, data.obs), normalize(statistics.obs, data.next_obs)
     return data._replace(obs=obs, next_obs=next_obs, reward=reward)
 

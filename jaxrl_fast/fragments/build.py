@@ -81,7 +81,7 @@ def statistics_fragment(env: VecEnv | HostEnv, agent: Bound, nan: OnNan = "stop"
     """
 
     def init(key: jax.Array) -> StatisticsState:
-        return StatisticsState(init_statistics(env), jnp.zeros(env.num_envs, jnp.float32))
+        return StatisticsState(init_statistics(env, agent), jnp.zeros(env.num_envs, jnp.float32))
 
     def step(private: StatisticsState, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
         rollout: Transition = inputs["rollout"]
@@ -89,6 +89,9 @@ def statistics_fragment(env: VecEnv | HostEnv, agent: Bound, nan: OnNan = "stop"
         if agent.normalize_rewards:
             discounted, history = _discounted_returns(discounted, rollout, hyper)
             statistics = statistics._replace(returns=update_stats(statistics.returns, history, 2))
+            if agent.max_return is not None:
+                largest = jnp.maximum(statistics.largest, jnp.max(jnp.abs(history)))
+                statistics = statistics._replace(largest=largest)
         if agent.normalize_observations:
             statistics = statistics._replace(obs=update_stats(statistics.obs, rollout.obs, 2))
         after = StatisticsState(statistics, discounted)
@@ -201,9 +204,10 @@ def sampler(env: VecEnv | HostEnv, agent: Bound) -> Fragment:
     return sample_fragment(env, agent)
 
 
-def init_statistics(env: VecEnv | HostEnv) -> Statistics:
+def init_statistics(env: VecEnv | HostEnv, agent: Bound) -> Statistics:
     """`Statistics` before the first rollout."""
-    return Statistics(init_stats(env.spec.obs), init_stats(jax.ShapeDtypeStruct((), jnp.float32)))
+    largest = () if agent.max_return is None else jnp.zeros(())
+    return Statistics(init_stats(env.spec.obs), init_stats(jax.ShapeDtypeStruct((), jnp.float32)), largest)
 
 
 def rollout_shapes(env: VecEnv | HostEnv, agent: Bound) -> Transition:

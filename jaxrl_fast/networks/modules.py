@@ -59,10 +59,10 @@ class Mlp(nn.Module):
 
 
 class GruMlp(nn.Module):
-    """A GRU over the sequence, with an `Mlp` on top of its outputs; an action joins them there."""
+    """A GRU over the sequence, with an `Mlp` or the like on top of its outputs; an action joins them there."""
 
     cell_size: int
-    head: Mlp
+    head: Any
 
     @nn.compact
     def __call__(

@@ -10,7 +10,7 @@ channels]``, scaled to 0..1), a torso (dense layers, behind a GRU if asked for) 
 
 from collections.abc import Callable
 from itertools import accumulate
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import flax.linen as nn
 import jax
@@ -21,6 +21,7 @@ from jaxrl_fast.networks.dense import STATISTICS, Head, Heads, Precision
 from jaxrl_fast.networks.images import Cnn, choose_convolutions, convolved_by
 from jaxrl_fast.networks.inputs import action_mask, choose_keys, features
 from jaxrl_fast.networks.modules import ACTIVATIONS, Activation, GruMlp, Mlp, PixelNetwork
+from jaxrl_fast.networks.residual import ResidualTorso, hold_unit_norm
 
 __all__ = [
     "Activation",
@@ -30,11 +31,17 @@ __all__ = [
     "Heads",
     "Network",
     "Precision",
+    "Torso",
     "action_mask",
     "ensemble",
+    "hold_unit_norm",
     "make_network",
     "scalar",
 ]  # what an algorithm imports, so that it need not know the other modules of this package
+
+
+Torso = Literal["mlp", "residual"]
+"""The dense layers of a network, by name."""
 
 
 class Apply(Protocol):
@@ -105,8 +112,12 @@ def make_network(
     recurrent_size: int = 0,
     out_scale: float = 1.0,
     cnn: Cnn = "auto",
+    torso: Torso = "mlp",
 ) -> Network:
     """A multi-layer perceptron over the flattened observation, behind a GRU if ``recurrent_size`` > 0.
+
+    ``torso="residual"`` takes residual blocks with batch norms instead, one for each of ``hidden``; their params are to
+    be held by `hold_unit_norm`.
 
     ``out`` is the number of outputs, or heads by name, which share everything but the last layer. ``keys`` names the
     entries of a dictionary observation that are read (default: all); with ``action_shape`` the network takes an action
@@ -116,13 +127,18 @@ def make_network(
     float32.
 
     Raises:
-        ValueError: there are no images for ``cnn``, they are too small for it, or the observation lacks a key.
+        ValueError: there are no images for ``cnn``, they are too small for it, the observation lacks a key, or residual
+            blocks are not of one width.
     """
     seen_spec = choose_keys(obs_spec, keys)
     layers = choose_convolutions(seen_spec, cnn)
     heads = out if isinstance(out, dict) else {"": Head(out, out_scale)}
-    mlp = Mlp(tuple(hidden), tuple(heads.values()), ACTIVATIONS[activation], layer_norm, batch_norm, precision)
-    body = GruMlp(recurrent_size, mlp) if recurrent_size else mlp
+    residual = torso == "residual"
+    if residual and len(set(hidden)) != 1:
+        raise ValueError(f"residual blocks of the sizes {list(hidden)}: write at least one, all of the same size")
+    shape = tuple(hidden), tuple(heads.values()), ACTIVATIONS[activation]
+    dense = ResidualTorso(*shape, precision) if residual else Mlp(*shape, layer_norm, batch_norm, precision)
+    body = GruMlp(recurrent_size, dense) if recurrent_size else dense
     module: nn.Module = PixelNetwork(layers, convolved_by(cnn), body, precision) if layers else body
 
     def initial_memory(batch_size: int) -> PyTree:
@@ -150,7 +166,7 @@ def make_network(
     def apply_learning(
         params: PyTree, memory: PyTree, obs: PyTree, first: jax.Array, action: jax.Array | None = None
     ) -> tuple[Any, PyTree, PyTree]:
-        if not batch_norm:
+        if not (batch_norm or residual):
             return *apply(params, memory, obs, first, action), {}
         given = inputs(obs, memory, first, action)
         result, changed = module.apply(params, *given, learning=True, mutable=[STATISTICS])

@@ -30,7 +30,7 @@ def sampling_only(env: VecEnv | HostEnv, algorithm: Algorithm) -> Graph:
     sample = sampler(env, agent)
 
     def init(key: jax.Array) -> dict[str, PyTree]:
-        return {**init_learned(agent, agent.acting.parts, key), "statistics": init_statistics(env)}
+        return {**init_learned(agent, agent.acting.parts, key), "statistics": init_statistics(env, agent)}
 
     def step(private: dict[str, PyTree], inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
         return private, {channel: private[channel] for channel in sample.reads}, {}
@@ -90,7 +90,7 @@ def updates_only(env: VecEnv | HostEnv, algorithm: Algorithm) -> Graph:
     """A tick makes the gradient updates of one tick of training, always on the same batches of random numbers."""
     agent = bind(algorithm, env.spec, env.num_envs)
     source = experience_fragment(env, agent)
-    statistics = init_statistics(env)
+    statistics = init_statistics(env, agent)
     hyper = resolve(algorithm.hyper, jnp.zeros(()))
 
     def init(key: jax.Array) -> Batches:

@@ -1,0 +1,202 @@
+"""FlashSAC, for continuous actions: SAC with networks that stay in bounds, so that few and large updates do (arXiv
+2604.04539).
+
+Two parts, as in SAC: the critic (two networks of distributions of returns, and their target networks) and the actor
+(the policy, at every second update, and the temperature). Networks are residual, with batch norms and weights of unit
+norm; rewards are normalized so that returns fit the critic's atoms.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_fast.algorithms.choosing import repeated_noise_action, temperature_network, temperature_optimizer
+from jaxrl_fast.algorithms.interface import (
+    Agent,
+    Algorithm,
+    Found,
+    Learned,
+    Part,
+    Replay,
+    ReplayBatch,
+    gradients_of,
+    require_actions,
+    require_positive,
+)
+from jaxrl_fast.algorithms.value_heads import ValueHead, categorical_head
+from jaxrl_fast.core import Box, EnvSpec, Metrics, PyTree
+from jaxrl_fast.networks.network import Cnn, Network, Precision, ensemble, hold_unit_norm, make_network
+from jaxrl_fast.numerics import distributions, losses
+from jaxrl_fast.numerics.optimizers import make_optimizer
+
+
+class FlashSacHyper(NamedTuple):
+    """Rates, each a number or a schedule such as ``Linear(3e-4, 1.5e-4)``.
+
+    - ``learning_rate``, ``temperature_learning_rate``: of the networks, and of the temperature's logarithm.
+    - ``discount``: γ per step; ``tau``: how far target networks move at every update (0 to 1).
+    - ``target_entropy_per_action``: in nats per dimension.
+    - ``max_grad_norm``: to which the gradients of each network are clipped.
+    - ``reward_scale``: a factor of rewards, before they are normalized.
+    """
+
+    learning_rate: Any
+    temperature_learning_rate: Any
+    discount: Any
+    tau: Any
+    target_entropy_per_action: Any
+    max_grad_norm: Any
+    reward_scale: Any
+
+
+def flash_sac(
+    *,
+    learning_rate: Any = 3e-4,
+    temperature_learning_rate: Any = 3e-4,
+    discount: Any = 0.99,
+    tau: Any = 0.01,
+    target_entropy_per_action: Any = -0.478,
+    max_grad_norm: Any = 1e6,
+    reward_scale: Any = 1.0,
+    rollout_length: int = 1,
+    updates_per_tick: int = 64,
+    batch_size: int = 256,
+    buffer_size: int = 1_000_000,
+    warmup_steps: int = 5_000,
+    n_step: int = 1,
+    policy_delay: int = 2,
+    max_repeats: int = 16,
+    num_atoms: int = 101,
+    max_return: float = 5.0,
+    policy_hidden: tuple[int, ...] = (64, 64),
+    critic_hidden: tuple[int, ...] = (128, 128),
+    policy_keys: tuple[str, ...] = (),
+    critic_keys: tuple[str, ...] = (),
+    initial_temperature: float = 0.01,
+    cnn: Cnn = "auto",
+    precision: Precision = "f32",
+) -> Algorithm:
+    """FlashSAC. A tick samples ``rollout_length`` steps in every environment, then makes ``updates_per_tick`` updates
+    of ``batch_size`` transitions each, once ``warmup_steps`` steps over all environments are in the buffer.
+
+    ``policy_hidden`` and ``critic_hidden``: the width of every residual block (published: 128 and 256, with batches of
+    512 to 2,048; these defaults are for two CPU cores). ``target_entropy_per_action`` is that of normal noise with a
+    deviation of 0.15. Exploration keeps its noise for up to ``max_repeats`` steps. Rewards are divided so that no
+    discounted return is larger than ``max_return``, between whose negative and itself the critic's ``num_atoms`` lie.
+    The other arguments are those of `sac`.
+    """
+    rates = learning_rate, temperature_learning_rate, discount, tau, target_entropy_per_action
+    hyper = FlashSacHyper(*rates, max_grad_norm, reward_scale)
+    options: dict[str, Any] = dict(cnn=cnn, precision=precision, num_atoms=num_atoms, max_return=max_return)
+    options |= dict(policy_hidden=tuple(policy_hidden), critic_hidden=tuple(critic_hidden))
+    options |= dict(policy_keys=tuple(policy_keys), critic_keys=tuple(critic_keys))
+    data = Replay(buffer_size, batch_size, updates_per_tick, warmup_steps, n_step)
+
+    def build(spec: EnvSpec, num_envs: int) -> Agent:
+        box = require_actions("flash_sac", spec, (Box,), "dqn")
+        require_positive(policy_delay=policy_delay, max_repeats=max_repeats)
+        if num_atoms < 2 or not max_return > 0.0:
+            raise ValueError(f"num_atoms={num_atoms} and max_return={max_return}: write such as 101 and 5.0")
+        shared: dict[str, Any] = dict(torso="residual", cnn=cnn, precision=precision)
+        size = distributions.num_outputs(box)
+        policy = make_network(spec.obs, size, hidden=policy_hidden, keys=policy_keys, **shared)
+        own: dict[str, Any] = dict(hidden=critic_hidden, keys=critic_keys, action_shape=(box.low.size,))
+        q = ensemble(make_network(spec.obs, num_atoms, **own, **shared), 2)
+        head = categorical_head(num_atoms, (-max_return, max_return))
+        decide, init_decide = repeated_noise_action(box, max_repeats)
+        temperature = temperature_network(initial_temperature)
+        return Agent(
+            parts={
+                "critic": critic_part(box, policy, q, head),
+                "actor": actor_part(box, {"policy": policy, "temperature": temperature}, q, head, policy_delay),
+            },
+            data=data,
+            acts={"actor": "policy"},
+            decide=decide,
+            init_decide=init_decide,
+            rollout_length=rollout_length,
+            normalize_observations=False,
+            normalize_rewards=True,
+            max_return=max_return,
+        )
+
+    return Algorithm("flash_sac", hyper, options, build)
+
+
+def critic_part(box: Box, policy: Network, q_networks: Network, head: ValueHead) -> Part:
+    """Both critics: cross-entropy with the target of the lower one. Steps and their successors go through the networks
+    together, so that batch norms see both."""
+
+    def gradients(
+        own: Learned, peers: dict[str, Learned], batch: ReplayBatch, key: jax.Array, hyper: FlashSacHyper
+    ) -> Found:
+        actor = peers["actor"].params
+        outputs, _ = policy.apply(actor["policy"], (), batch.next_obs, jnp.zeros(batch.reward.shape, bool))
+        dist = distributions.tanh_normal(outputs)
+        raw = distributions.sample(dist, key)
+        price = jnp.exp(actor["temperature"]) * distributions.log_prob(dist, raw)
+        obs, first = both_steps(batch)
+        action = jnp.concatenate([distributions.to_unit(box, batch.action), jnp.tanh(raw)])
+        following = q_networks.apply_learning(own.target["q"], (), obs, first, action)[0]
+        lower = lower_of(following[:, len(batch.reward) :], head)
+        soft_reward = batch.reward - batch.bootstrap * price
+
+        def loss_fn(params: PyTree) -> tuple[jax.Array, tuple[Metrics, PyTree]]:
+            outputs, _, statistics = q_networks.apply_learning(params, (), obs, first, action)
+            outputs = outputs[:, : len(batch.reward)]
+            over_batch = jax.vmap(jax.vmap(head.loss))
+            found, _ = jax.vmap(over_batch, (0, None, None, None))(outputs, soft_reward, batch.bootstrap, lower)
+            loss, q_mean = jnp.mean(found), jnp.mean(head.expected(outputs))
+            return loss, ({"critic_loss": loss, "q_mean": q_mean}, statistics)
+
+        grads, (metrics, statistics) = gradients_of(loss_fn, own.params["q"])
+        return Found({"q": grads}, metrics, {"q": statistics})
+
+    optimizers = {"q": make_optimizer("adam")}
+    return Part({"q": q_networks}, gradients, optimizers, reads=("actor",), targets=("q",), project=hold_unit_norm)
+
+
+def actor_part(box: Box, networks: dict[str, Network], q_networks: Network, head: ValueHead, policy_delay: int) -> Part:
+    """The policy, which maximizes the lower critic's value plus entropy, and the temperature."""
+
+    def gradients(
+        own: Learned, peers: dict[str, Learned], batch: ReplayBatch, key: jax.Array, hyper: FlashSacHyper
+    ) -> Found:
+        log_temperature, critic = own.params["temperature"], peers["critic"].params["q"]
+        obs, first = both_steps(batch)
+        steps = len(batch.reward)
+
+        def policy_loss(params: PyTree) -> tuple[jax.Array, tuple[Metrics, PyTree]]:
+            outputs, _, statistics = networks["policy"].apply_learning(params, (), obs, first)
+            dist = distributions.tanh_normal(outputs[:steps])
+            raw = distributions.sample(dist, key)
+            log_prob = distributions.log_prob(dist, raw)
+            outputs, _ = q_networks.apply(critic, (), batch.obs, first[:steps], jnp.tanh(raw))
+            loss = jnp.mean(jnp.exp(log_temperature) * log_prob - jnp.min(head.expected(outputs), axis=0))
+            return loss, ({"policy_loss": loss, "entropy": -jnp.mean(log_prob)}, statistics)
+
+        def temperature_loss(log_temperature: jax.Array) -> tuple[jax.Array, Metrics]:
+            target_entropy = hyper.target_entropy_per_action * box.low.size
+            return losses.temperature(log_temperature, -metrics["entropy"], target_entropy), {}
+
+        policy_grads, (metrics, statistics) = gradients_of(policy_loss, own.params["policy"])
+        temperature_grad, _ = gradients_of(temperature_loss, log_temperature)
+        metrics = {**metrics, "temperature": jnp.exp(log_temperature)}
+        return Found({"policy": policy_grads, "temperature": temperature_grad}, metrics, {"policy": statistics})
+
+    optimizers = {"policy": make_optimizer("adam"), "temperature": temperature_optimizer()}
+    reads = ("critic",)
+    return Part(networks, gradients, optimizers, reads=reads, project=hold_unit_norm, every=policy_delay)
+
+
+def both_steps(batch: ReplayBatch) -> tuple[PyTree, jax.Array]:
+    """The observations of a batch followed by its next observations, ``[2 L, B, ...]``, and as many flags."""
+    obs = jax.tree.map(lambda now, after: jnp.concatenate([now, after]), batch.obs, batch.next_obs)
+    return obs, jnp.zeros((2 * batch.reward.shape[0], batch.reward.shape[1]), bool)
+
+
+def lower_of(outputs: jax.Array, head: ValueHead) -> jax.Array:
+    """What the critic with the lower value says, ``[L, B, width]`` out of ``[N, L, B, width]``."""
+    lowest = jnp.argmin(head.expected(outputs), axis=0)
+    return jnp.take_along_axis(outputs, lowest[None, ..., None], axis=0)[0]
