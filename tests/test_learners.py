@@ -150,6 +150,19 @@ def test_a_server_in_turns_makes_one_optimizer_step_for_each_learner():
     assert ends == pytest.approx({"gradients": 0.1, "turns": 0.2}, abs=1e-5)
 
 
+def test_in_turns_every_step_counts_as_an_update_of_the_run():
+    """A target network that follows at every third update does so in the middle of a round."""
+
+    def rate(hyper, updates):
+        return jnp.where((updates + 1) % 3 == 0, 1.0, 0.0)
+
+    part = counting(1)._replace(targets=("x",), target_rate=rate)
+    for updates, followed in ((1, 0.0), (2, 3.0), (3, 6.0)):
+        state, _ = learn_toy(1, Toy({"critic": part}, updates), learners=2, average="turns")
+        assert float(state.channels["critic"].params["x"]) == 2.0 * updates
+        assert float(state.channels["critic"].target["x"]) == followed
+
+
 HOW = [dict(), dict(side_by_side=True), dict(learners=2, average="gradients"), dict(learners=2, average="parameters")]
 
 

@@ -21,10 +21,11 @@ from jaxrl_fast.experience.prioritized import (
     empty_feedback,
     init_priorities,
     make_feedback,
+    prioritized_source,
     sum_tree,
     update_priorities,
 )
-from jaxrl_fast.experience.replay import Places, Window
+from jaxrl_fast.experience.replay import Places, Window, ring_buffer
 from jaxrl_fast.fragments.build import GraphOptions, build_graph
 from jaxrl_fast.graph.dataflow import init, tick
 
@@ -162,6 +163,42 @@ def test_what_learning_finds_reaches_replay_a_tick_later(options: GraphOptions):
     assert taken > 8
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        GraphOptions(total_steps=400),
+        GraphOptions(learners=2, total_steps=400),
+        GraphOptions(learners=2, average="parameters", total_steps=400),
+    ],
+    ids=["one learner", "gradients", "parameters"],
+)
+def test_the_priority_of_a_sequence_is_the_one_that_its_own_losses_gave(options: GraphOptions):
+    """Losses that give a number which names the step; it is read at the sequence's place in the buffer."""
+    algorithm = small(normalize_observations=False)
+
+    def build(spec, num_envs):
+        agent = algorithm.build(spec, num_envs)
+        critic = agent.parts["critic"]
+
+        def gradients(own, peers, batch, key, hyper):
+            return critic.gradients(own, peers, batch, key, hyper)._replace(priorities=10.0 + batch.obs[0, :, 0])
+
+        return agent._replace(parts={"critic": critic._replace(gradients=gradients)})
+
+    graph, agent = build_graph(tiny.line(discrete=True), algorithm._replace(build=build), options)
+    state = jax.jit(lambda key: init(graph, key, agent.hyper))(jax.random.key(0))
+    step = jax.jit(lambda s: tick(graph, s)[0])
+    for _ in range(12):
+        state = step(state)
+    feedback = jax.tree.map(lambda x: x.reshape(agent.experience.shards, -1), state.channels["priorities"])
+    buffer = ring_buffer(capacity=64, num_envs=4, batch_size=8, window=Window())
+    stored = state.private["experience"].buffer
+    windows = jax.jit(buffer.windows)(stored, feedback.places.number - 1, feedback.places.env)
+    named = np.asarray(windows.steps.obs[:, :, 0, 0])
+    assert len(np.unique(named)) > 10
+    np.testing.assert_allclose(feedback.priority, 10.0 + named, rtol=1e-6)
+
+
 def test_without_an_exponent_nothing_changes():
     graph, _ = build_graph(tiny.line(discrete=True), small(priority_exponent=0.0), GraphOptions(total_steps=400))
     assert "priorities" not in {c for f in graph.fragments for c in f.writes}
@@ -169,9 +206,6 @@ def test_without_an_exponent_nothing_changes():
 
 def test_the_transition_is_what_a_place_names():
     """A sampled window is the one that stands where its place says."""
-    from jaxrl_fast.experience.prioritized import prioritized_source
-    from jaxrl_fast.experience.replay import ring_buffer
-
     buffer = ring_buffer(capacity=32, num_envs=4, batch_size=4, window=Window())
     source = prioritized_source(buffer, 16, small().build(tiny.line(discrete=True).spec, 4).data.prioritize)
     t, e = np.meshgrid(np.arange(5), np.arange(4), indexing="ij")
