@@ -93,19 +93,20 @@ def test_bad_input_ends_in_one_line_and_status_2(words, expected, here: Path, ca
 
 
 def test_a_sweep_outlives_its_candidates_and_keeps_draws_and_remembers_what_it_found(here: Path):
-    words = [*WALK, "+env.abort_at=32", "+env.starve_at=64", *QUICK, "objective=sampling", "knobs=num_envs"]
+    # 16, 64 and 4 are measured whatever the rates are; which ones then follow depends on them.
+    words = [*WALK, "+env.abort_at=4", "+env.starve_at=64", *QUICK, "objective=sampling", "knobs=num_envs"]
     done = subprocess.run(command(*words, "max_num_envs=64"), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     doc = json.loads((here / "sweeps" / "custom_ppo_sampling.json").read_text())
     rows = {row["value"]: row for row in doc["rows"]}
     assert rows[16]["status"] == "measured"
     assert rows[64]["status"] in ("crashed", "out of memory", "killed") and rows[64]["why"]
-    assert rows[32]["status"] == "crashed" and "SIGABRT" in rows[32]["why"]
-    assert all(row["status"] == "measured" for width, row in rows.items() if width < 32)
+    assert rows[4]["status"] == "crashed" and "SIGABRT" in rows[4]["why"]
+    assert all(row["status"] == "measured" for width, row in rows.items() if width not in (4, 64))
     assert 1e4 < rows[16]["memory_bytes"] < 1e6  # of its arrays, not of the process
     assert {row["repeats"] for row in rows.values() if row["sampling_hz"]} <= {1, 2}
     assert all(row["in_turn"] == (row["repeats"] == 2) for row in rows.values() if row["sampling_hz"])
-    assert doc["chosen"]["num_envs"] < 32 and not doc["interrupted"]
+    assert rows[doc["chosen"]["num_envs"]]["status"] == "measured" and not doc["interrupted"]
     assert {"jax", "jaxrl_fast", "python"} <= set(doc["versions"]) and doc["machine"]
     assert doc["command"].endswith("max_num_envs=64") and "env.make=tests.tuning_envs.walk" in doc["command"]
     assert doc["bounds"]["sampling_of_environments"]["median"] > 0

@@ -45,7 +45,7 @@ class Bound(NamedTuple):
     warmup_ticks: int
     normalize_observations: bool
     normalize_rewards: bool
-    max_return: float | None
+    max_return: float | None = None
 
 
 def bind(algorithm: Algorithm, spec: EnvSpec, num_envs: int) -> Bound:
