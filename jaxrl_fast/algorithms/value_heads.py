@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.networks.network import Head, Heads
-from jaxrl_fast.numerics.distributional import cross_entropy, project, quantile_huber
+from jaxrl_fast.numerics.distributional import cross_entropy, divergence, project, quantile_huber
 
 ValueKind = Literal["scalar", "categorical", "quantiles"]
 
@@ -91,8 +91,7 @@ def categorical_head(num_atoms: int, value_range: tuple[float, float]) -> ValueH
         outputs: jax.Array, reward: jax.Array, bootstrap: jax.Array, following: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         target = project(reward + bootstrap * atoms(), jax.nn.softmax(following), atoms())
-        found = cross_entropy(outputs, target)
-        return found, found + jnp.sum(jax.scipy.special.xlogy(target, target))
+        return cross_entropy(outputs, target), divergence(outputs, target)
 
     return ValueHead(num_atoms, expected, loss)
 

@@ -21,6 +21,15 @@ def cross_entropy(logits: jax.Array, target: jax.Array) -> jax.Array:
     return -jnp.sum(target * jax.nn.log_softmax(logits))
 
 
+def divergence(logits: jax.Array, target: jax.Array) -> jax.Array:
+    """The Kullback-Leibler divergence of ``logits`` ``[N]`` from probabilities ``target`` ``[N]``, in nats.
+
+    Summed over differences of logarithms: cross-entropy minus entropy would lose digits where the two are alike.
+    """
+    log_target = jnp.log(jnp.maximum(target, jnp.finfo(target.dtype).tiny))
+    return jnp.sum(target * (log_target - jax.nn.log_softmax(logits)))
+
+
 def quantile_levels(size: int) -> jax.Array:
     """The levels, 0 to 1, of ``size`` quantiles: the middles of as many equal parts (arXiv 1710.10044, lemma 2)."""
     return (jnp.arange(size, dtype=jnp.float32) + 0.5) / size
