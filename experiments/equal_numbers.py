@@ -173,7 +173,8 @@ def keep(rows: list[dict[str, Any]]) -> None:
     same = [[row[key] for key in ("algo", "env", "overlap")] for row in rows[:1]]
     known = json.loads(RESULT.read_text())["rows"] if RESULT.exists() else []
     others = [row for row in known if [row[key] for key in ("algo", "env", "overlap")] not in same]
-    document = {"machine": machine(), "versions": versions(), "rows": others + rows}
+    where = {"machine": machine(), "versions": versions()["ours"]}
+    document = {"rows": others + [{**row, **where} for row in rows]}
     RESULT.write_text(json.dumps(document, indent=1) + "\n")
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxrl_fast.algorithms.interface import Decide, InitDecide
 from jaxrl_fast.core import Box, Discrete, PyTree
 from jaxrl_fast.networks.network import Network, action_mask, scalar
-from jaxrl_fast.numerics import distributions
+from jaxrl_fast.numerics import distributions, losses
 from jaxrl_fast.numerics.distributions import Distribution
 from jaxrl_fast.numerics.optimizers import MakeOptimizer, make_optimizer
 
@@ -55,6 +55,13 @@ def temperature_network(initial: float) -> Network:
 def temperature_optimizer() -> MakeOptimizer:
     """Adam at ``hyper.temperature_learning_rate``."""
     return make_optimizer("adam", rate=lambda hyper: hyper.temperature_learning_rate)
+
+
+def temperature_gradient(
+    log_temperature: jax.Array, entropy: jax.Array, target_entropy: jax.Array | float
+) -> jax.Array:
+    """The gradient by which a temperature holds the policy's mean ``entropy`` at its target, in nats; scalars."""
+    return jax.grad(losses.temperature)(log_temperature, -entropy, target_entropy)
 
 
 def unit_policy(outputs: jax.Array) -> jax.Array:
@@ -103,7 +110,6 @@ def repeated_noise_action(space: Box, max_repeats: int, exponent: float = 2.0) -
     """Sample from the policy of the part ``actor``, with noise that stays the same for n steps: n is drawn from 1 to
     ``max_repeats`` in proportion to ``n ** -exponent``, by each environment for itself (Dabney et al., arXiv
     2006.01782, section 5; with noise instead of an action, arXiv 2604.04539)."""
-    chances = -exponent * jnp.log(jnp.arange(1, max_repeats + 1, dtype=jnp.float32))
 
     def init(num_envs: int) -> RepeatedNoise:
         return RepeatedNoise(jnp.zeros((num_envs, space.low.size)), jnp.zeros(num_envs, jnp.int32))
@@ -114,6 +120,7 @@ def repeated_noise_action(space: Box, max_repeats: int, exponent: float = 2.0) -
             return distributions.to_action(space, dist.mean), state, {}
         noise_key, repeats_key = jax.random.split(key)
         ended = state.steps_left == 0
+        chances = -exponent * jnp.log(jnp.arange(1, max_repeats + 1, dtype=jnp.float32))
         repeats = 1 + jax.random.categorical(repeats_key, chances, shape=ended.shape).astype(jnp.int32)
         noise = jnp.where(ended[:, None], jax.random.normal(noise_key, state.noise.shape), state.noise)
         state = RepeatedNoise(noise, jnp.where(ended, repeats, state.steps_left) - 1)

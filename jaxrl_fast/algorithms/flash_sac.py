@@ -11,7 +11,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.algorithms.choosing import repeated_noise_action, temperature_network, temperature_optimizer
+from jaxrl_fast.algorithms.choosing import (
+    repeated_noise_action,
+    temperature_gradient,
+    temperature_network,
+    temperature_optimizer,
+)
 from jaxrl_fast.algorithms.interface import (
     Agent,
     Algorithm,
@@ -27,7 +32,7 @@ from jaxrl_fast.algorithms.interface import (
 from jaxrl_fast.algorithms.value_heads import ValueHead, categorical_head
 from jaxrl_fast.core import Box, EnvSpec, Metrics, PyTree
 from jaxrl_fast.networks.network import Cnn, Network, Precision, ensemble, hold_unit_norm, make_network
-from jaxrl_fast.numerics import distributions, losses
+from jaxrl_fast.numerics import distributions
 from jaxrl_fast.numerics.optimizers import make_optimizer
 
 
@@ -176,12 +181,9 @@ def actor_part(box: Box, networks: dict[str, Network], q_networks: Network, head
             loss = jnp.mean(jnp.exp(log_temperature) * log_prob - jnp.min(head.expected(outputs), axis=0))
             return loss, ({"policy_loss": loss, "entropy": -jnp.mean(log_prob)}, statistics)
 
-        def temperature_loss(log_temperature: jax.Array) -> tuple[jax.Array, Metrics]:
-            target_entropy = hyper.target_entropy_per_action * box.low.size
-            return losses.temperature(log_temperature, -metrics["entropy"], target_entropy), {}
-
         policy_grads, (metrics, statistics) = gradients_of(policy_loss, own.params["policy"])
-        temperature_grad, _ = gradients_of(temperature_loss, log_temperature)
+        target_entropy = hyper.target_entropy_per_action * box.low.size
+        temperature_grad = temperature_gradient(log_temperature, metrics["entropy"], target_entropy)
         metrics = {**metrics, "temperature": jnp.exp(log_temperature)}
         return Found({"policy": policy_grads, "temperature": temperature_grad}, metrics, {"policy": statistics})
 

@@ -9,7 +9,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.algorithms.choosing import sample_action, temperature_network, temperature_optimizer
+from jaxrl_fast.algorithms.choosing import (
+    sample_action,
+    temperature_gradient,
+    temperature_network,
+    temperature_optimizer,
+)
 from jaxrl_fast.algorithms.interface import (
     Agent,
     Algorithm,
@@ -167,12 +172,9 @@ def actor_part(
             loss = jnp.mean(soft_policy(q, log_prob, temperature))
             return loss, {"policy_loss": loss, "entropy": -jnp.mean(log_prob)}
 
-        def temperature_loss(log_temperature: jax.Array) -> tuple[jax.Array, Metrics]:
-            target_entropy = hyper.target_entropy_per_action * action_size
-            return losses.temperature(log_temperature, -metrics["entropy"], target_entropy), {}
-
         policy_grads, metrics = gradients_of(policy_loss, own.params["policy"])
-        temperature_grad, _ = gradients_of(temperature_loss, log_temperature)
+        target_entropy = hyper.target_entropy_per_action * action_size
+        temperature_grad = temperature_gradient(log_temperature, metrics["entropy"], target_entropy)
         grads = {"policy": policy_grads, "temperature": temperature_grad}
         return Found(grads, {**metrics, "temperature": temperature})
 

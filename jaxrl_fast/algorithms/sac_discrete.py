@@ -12,7 +12,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.algorithms.choosing import sample_action, temperature_network, temperature_optimizer, value_of
+from jaxrl_fast.algorithms.choosing import (
+    sample_action,
+    temperature_gradient,
+    temperature_network,
+    temperature_optimizer,
+    value_of,
+)
 from jaxrl_fast.algorithms.interface import (
     Agent,
     Algorithm,
@@ -164,12 +170,9 @@ def actor_part(
             loss = -jnp.mean(losses.soft_value(dist.logits, q, temperature))
             return loss, {"policy_loss": loss, "entropy": jnp.mean(distributions.entropy(dist, key))}
 
-        def temperature_loss(log_temperature: jax.Array) -> tuple[jax.Array, Metrics]:
-            target_entropy = hyper.target_entropy_ratio * math.log(space.num_actions)
-            return losses.temperature(log_temperature, -metrics["entropy"], target_entropy), {}
-
         policy_grads, metrics = gradients_of(policy_loss, own.params["policy"])
-        temperature_grad, _ = gradients_of(temperature_loss, log_temperature)
+        target_entropy = hyper.target_entropy_ratio * math.log(space.num_actions)
+        temperature_grad = temperature_gradient(log_temperature, metrics["entropy"], target_entropy)
         grads = {"policy": policy_grads, "temperature": temperature_grad}
         return Found(grads, {**metrics, "temperature": temperature})
 
