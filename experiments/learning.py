@@ -1,6 +1,9 @@
-"""The learning runs that we publish: each row is one command; its figures and curve go to ``experiments/results/``.
+"""The learning table: each row is a command over several seeds; figures, curve and settings go to
+``experiments/results/``, the table to ``docs/learning.md``.
 
-``python experiments/learning.py`` runs every row, ``python experiments/learning.py cartpole_ppo`` one.
+``python experiments/learning.py`` runs every row, ``python experiments/learning.py cartpole_ppo`` one, and
+``python experiments/learning.py --page`` only writes the table. A row that was interrupted goes on where it was, with
+the seeds that it lacks; its run folders are in ``runs/learning/``. One that is finished is run anew.
 """
 
 import json
@@ -8,82 +11,96 @@ import platform
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 from describe import machine
+from learning_page import draw, interquartile_mean, table_line, write_page
+from learning_rows import ROWS, Row
 
+from jaxrl_fast.evaluation.episodes import bootstrap_interval
 from jaxrl_fast.runs.folder import read_evaluations
 
 RESULTS = Path(__file__).parent / "results"
-
-
-class Row(NamedTuple):
-    """The words of a command, and the greedy return (mean over seeds) that it must reach."""
-
-    words: tuple[str, ...]
-    must_reach: float
-
-
-ROWS = {
-    "cartpole_ppo": Row(("env=cartpole", "algo=ppo", "num_seeds=8"), 475.0),
-    "cartpole_dqn": Row(("env=cartpole", "algo=dqn", "num_seeds=8"), 475.0),
-    "breakout_dqn": Row(("env=breakout", "algo=dqn"), 10.0),
-    "cartpole_pqn": Row(("env=cartpole", "algo=pqn", "num_seeds=5"), 475.0),
-    "cartpole_impala": Row(("env=cartpole", "algo=impala", "num_seeds=5", "overlap=sampling"), 475.0),
-    "pendulum_td3": Row(("env=pendulum", "algo=td3", "num_seeds=5"), -170.0),
-    "pendulum_sac": Row(("env=pendulum", "algo=sac", "num_seeds=8"), -180.0),
-    "halfcheetah_ppo": Row(("env=halfcheetah", "algo=ppo", "num_seeds=3", "total_steps=819_200"), 1000.0),
-    "halfcheetah_sac": Row(("env=halfcheetah", "algo=sac", "num_seeds=3", "total_steps=150_400"), 2000.0),
-}
+RUNS = Path("runs") / "learning"
 
 
 def main(names: list[str]) -> None:
-    """Run rows and print a table."""
+    """Run rows, and write the table of all that have results."""
+    unknown = set(names) - {"--page", *ROWS}
+    if unknown:
+        raise SystemExit(f"{', '.join(unknown)}: write one of {', '.join(ROWS)}")
     RESULTS.mkdir(exist_ok=True)
-    lines = [measure(name, ROWS[name]) for name in names or ROWS]
-    print("\n| row | steps | greedy return, mean over seeds [95 %] | must | wall-clock |\n|---|---|---|---|---|")
-    print("\n".join(lines))
+    for name in [] if "--page" in names else names or ROWS:
+        print(table_line(name, measure(name, ROWS[name])), flush=True)
+    write_page(RESULTS)
 
 
-def measure(name: str, row: Row) -> str:
-    """Train, keep what was measured, and return a line of the table."""
-    words = ["-m", "jaxrl_fast.train", *row.words]
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch) / name
-        subprocess.run([sys.executable, *words, f"run_dir={folder}"], check=True)
-        summary = json.loads((folder / "summary.json").read_text())
-        table = read_evaluations(folder)
-        shutil.copy(folder / "curve.png", RESULTS / f"{name}.png")
-        shutil.copy(folder / "config.yaml", RESULTS / f"{name}.yaml")
-    steps = np.unique(table["env_steps"])
-    curve = [
-        {"env_steps": int(step), "returns": [mean_of(table, step, seed) for seed in np.unique(table["seed"])]}
-        for step in steps
-    ]
+def measure(name: str, row: Row) -> dict[str, Any]:
+    """Train the seeds that are lacking, and keep what all of them gave."""
+    groups = [(seed, 1) for seed in range(row.num_seeds)] if row.apart else [(0, row.num_seeds)]
+    folders = [train(name, row, first, count) for first, count in groups]
+    curve = merge([read_curve(folder) for folder in folders])
+    summaries = [json.loads((folder / "summary.json").read_text()) for folder in folders]
+    last = np.array(curve[-1]["returns"])
     result = {
-        "command": " ".join(["python", *words]),
+        "command": " ".join(["python", "-m", "jaxrl_fast.train", *row.words, f"num_seeds={row.num_seeds}"]),
+        "one_program_for_all_seeds": not row.apart,
         "machine": machine(),
         "python": platform.python_version(),
         "must_reach": row.must_reach,
-        "reached": summary["eval_return_mean"] >= row.must_reach,
-        "summary": summary,
+        "return_mean": float(last.mean()),
+        "return_ci95": list(bootstrap_interval(last)) if last.size > 1 else None,
+        "return_iqm": interquartile_mean(last),
+        "env_steps": curve[-1]["env_steps"],
+        "wall_s": sum(summary["wall_s"] for summary in summaries),
         "curve": curve,
+        "summaries": summaries,
     }
     (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
-    interval = summary.get("eval_return_ci95")  # of several seeds
-    spread = "" if interval is None else " [{:.1f}, {:.1f}]".format(*interval)
-    return (
-        f"| {name} | {summary['env_steps']:,} | {summary['eval_return_mean']:.1f}{spread} "
-        f"| {row.must_reach:g} | {summary['wall_s']:.0f} s |"
-    )
+    shutil.copy(folders[0] / "config.yaml", RESULTS / f"{name}.yaml")
+    draw(curve, f"{' '.join(row.words)}", RESULTS / f"{name}.png")
+    shutil.rmtree(RUNS / name)
+    return result
 
 
-def mean_of(table: dict[str, np.ndarray], step: float, seed: float) -> float:
-    """The mean return of one seed's episodes in one evaluation."""
-    return float(table["return"][(table["env_steps"] == step) & (table["seed"] == seed)].mean())
+def train(name: str, row: Row, first: int, count: int) -> Path:
+    """The folder of some seeds' run, which is begun, resumed, or found finished."""
+    folder = RUNS / name / f"seed-{first}"
+    if not finished(folder):
+        words = ["-m", "jaxrl_fast.train", *row.words, f"seed={first}", f"num_seeds={count}"]
+        subprocess.run([sys.executable, *words, f"run_dir={folder}", "resume=auto"], check=True)
+    return folder
+
+
+def finished(folder: Path) -> bool:
+    """Whether a run's last start came to its end."""
+    summary = folder / "summary.json"
+    return summary.exists() and json.loads(summary.read_text())["stopped_by"] is None
+
+
+def read_curve(folder: Path) -> list[dict[str, Any]]:
+    """Steps, seconds and each seed's mean greedy return, of every evaluation."""
+    table = read_evaluations(folder)
+    curve = []
+    for steps in np.unique(table["env_steps"]):
+        at = table["env_steps"] == steps
+        returns = [float(table["return"][at & (table["seed"] == seed)].mean()) for seed in np.unique(table["seed"])]
+        curve.append({"env_steps": int(steps), "wall_s": float(table["wall_s"][at].max()), "returns": returns})
+    return curve
+
+
+def merge(curves: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Curves of other seeds at the same steps, as one: seconds are those of all runs together."""
+    return [
+        {
+            "env_steps": points[0]["env_steps"],
+            "wall_s": sum(point["wall_s"] for point in points),
+            "returns": [value for point in points for value in point["returns"]],
+        }
+        for points in zip(*curves, strict=True)
+    ]
 
 
 if __name__ == "__main__":

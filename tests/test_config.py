@@ -56,7 +56,8 @@ def test_the_env_group_and_the_environments_are_the_same():
 
 @pytest.mark.parametrize("path", TUNED, ids=lambda path: path.stem)
 def test_every_tuned_file_applies_to_its_environment_and_algorithm(path: Path):
-    env, _, algo = path.stem.rpartition("_")
+    algo = max((name for name in ALGORITHMS if path.stem.endswith(f"_{name}")), key=len)
+    env = path.stem.removesuffix(f"_{algo}")
     run = compose([f"env={env}", f"algo={algo}", *needed(env)])
     assert run.tuned_file == f"tuned/{path.name}"
     asked = OmegaConf.to_container(OmegaConf.load(path))

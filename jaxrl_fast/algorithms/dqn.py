@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.algorithms.choosing import by_q_values, greedy_action
+from jaxrl_fast.algorithms.default_sizes import off_policy_sizes
 from jaxrl_fast.algorithms.interface import (
     Agent,
     Algorithm,
@@ -59,7 +60,7 @@ def dqn(
     reward_scale: Any = 1.0,
     weight_decay: Any = 0.0,
     rollout_length: int = 4,
-    updates_per_tick: int = 16,
+    updates_per_tick: int | None = None,
     batch_size: int = 128,
     buffer_size: int = 100_000,
     warmup_steps: int = 2_000,
@@ -86,8 +87,8 @@ def dqn(
     precision: Precision = "f32",
     q_loss: Callable[[jax.Array, jax.Array], jax.Array] = losses.huber,
 ) -> Algorithm:
-    """DQN. A tick samples ``rollout_length`` steps in every environment, then makes ``updates_per_tick`` updates of
-    ``batch_size`` transitions each, once ``warmup_steps`` steps over all environments are in the buffer.
+    """DQN. A tick samples ``rollout_length`` steps in every environment, then makes ``updates_per_tick`` updates (by
+    default one for 4 steps, at most 64) of ``batch_size`` transitions, once ``warmup_steps`` steps are in the buffer.
 
     ``priority_exponent`` > 0 prioritizes replay; ``importance_exponent`` says how much of that the weights undo.
     ``value_head="categorical"`` learns a distribution over ``num_atoms`` returns from ``value_min`` to ``value_max``,
@@ -102,40 +103,39 @@ def dqn(
     )
     options = shared | dict(q_hidden=tuple(q_hidden), q_keys=tuple(q_keys), dueling=dueling, optimizer=optimizer)
     options |= dict(value_head=value_head, num_atoms=num_atoms, value_min=value_min, value_max=value_max)
-    data = Replay(buffer_size, batch_size, updates_per_tick, warmup_steps, n_step, sequence_length, burn_in)
-    if priority_exponent:
-        prioritize = Prioritize("critic", priority_exponent, lambda hyper: hyper.importance_exponent)
-        data = data._replace(prioritize=prioritize)
+    sizes = off_policy_sizes(rollout_length, updates_per_tick, steps_per_update=4)
 
     def build(spec: EnvSpec, num_envs: int) -> Agent:
         size = require_actions("dqn", spec, (Discrete,), "sac").num_actions
         require_positive(target_period=target_period)
         check_optimizer(optimizer, weight_decay)
+        updates = sizes(num_envs)["updates_per_tick"]
+        data = Replay(buffer_size, batch_size, updates, warmup_steps, n_step, sequence_length, burn_in)
+        priorities = Prioritize("critic", priority_exponent, lambda hyper: hyper.importance_exponent)
+        data = data._replace(prioritize=priorities if priority_exponent else None)
         head = make_value_head(value_head, num_atoms, (value_min, value_max), q_loss)
         q = make_network(spec.obs, q_outputs(size, head.width, dueling), hidden=q_hidden, keys=q_keys, **shared)
         parts = {"critic": critic_part(q, head, data, double, target_period, optimizer)}
-        decide = by_q_values(lambda outputs: head.expected(by_action(outputs["critic"], head.width)))
-        agent = Agent(parts, data, acts={"critic": "q"}, decide=decide, rollout_length=rollout_length)
-        return agent._replace(normalize_observations=normalize_observations)
+        act = by_q_values(lambda outputs: head.expected(by_action(outputs["critic"], head.width)))
+        return Agent(parts, data, {"critic": "q"}, act, rollout_length, normalize_observations=normalize_observations)
 
-    return Algorithm("dqn", hyper, options, build)
+    return Algorithm("dqn", hyper, options, build, sizes)
 
 
 def critic_part(
-    q_network: Network, head: ValueHead, data: Replay, double: bool, target_period: int, optimizer: OptimizerName
+    q: Network, head: ValueHead, data: Replay, double: bool, target_period: int, optimizer: OptimizerName
 ) -> Part:
     """The Q-network: regression on the Bellman target, then a step of the target network."""
 
     def gradients(own: Learned, peers: dict, batch: ReplayBatch, key: jax.Array, hyper: DqnHyper) -> Found:
         chooser = own.params if double else own.target
-        chosen_by = by_action(over_successors(data, q_network, chooser["q"], batch, "critic"), head.width)
+        chosen_by = by_action(over_successors(data, q, chooser["q"], batch, "critic"), head.width)
         best = greedy_action(head.expected(chosen_by), batch.next_obs)
-        following = by_action(over_successors(data, q_network, own.target["q"], batch, "critic"), head.width)
+        following = by_action(over_successors(data, q, own.target["q"], batch, "critic"), head.width)
         given = batch.reward, batch.bootstrap, of_action(following, best)
 
         def loss_fn(params: PyTree) -> tuple[jax.Array, tuple[Metrics, jax.Array]]:
-            outputs = by_action(over_replay(data, q_network, params, batch, "critic"), head.width)
-            outputs = of_action(outputs, batch.action)
+            outputs = of_action(by_action(over_replay(data, q, params, batch, "critic"), head.width), batch.action)
             found, surprise = jax.vmap(jax.vmap(head.loss))(outputs, *given)
             loss, q_mean = mean_loss(found, batch), jnp.mean(head.expected(outputs))
             metrics = {"q_loss": loss, "q_mean": q_mean, "epsilon": jnp.asarray(hyper.epsilon)}
@@ -147,4 +147,4 @@ def critic_part(
     def target_rate(hyper: DqnHyper, updates: jax.Array) -> jax.Array:
         return jnp.where((updates + 1) % target_period == 0, hyper.tau, 0.0)
 
-    return Part({"q": q_network}, gradients, {"q": make_optimizer(optimizer)}, targets=("q",), target_rate=target_rate)
+    return Part({"q": q}, gradients, {"q": make_optimizer(optimizer)}, targets=("q",), target_rate=target_rate)

@@ -17,6 +17,7 @@ from jaxrl_fast.algorithms.choosing import (
     temperature_network,
     temperature_optimizer,
 )
+from jaxrl_fast.algorithms.default_sizes import off_policy_sizes
 from jaxrl_fast.algorithms.interface import (
     Agent,
     Algorithm,
@@ -65,7 +66,7 @@ def flash_sac(
     max_grad_norm: Any = 1e6,
     reward_scale: Any = 1.0,
     rollout_length: int = 1,
-    updates_per_tick: int = 64,
+    updates_per_tick: int | None = None,
     batch_size: int = 256,
     buffer_size: int = 1_000_000,
     warmup_steps: int = 5_000,
@@ -83,7 +84,8 @@ def flash_sac(
     precision: Precision = "f32",
 ) -> Algorithm:
     """FlashSAC. A tick samples ``rollout_length`` steps in every environment, then makes ``updates_per_tick`` updates
-    of ``batch_size`` transitions each, once ``warmup_steps`` steps over all environments are in the buffer.
+    (by default one for each step, at most 64) of ``batch_size`` transitions each, once ``warmup_steps`` steps over all
+    environments are in the buffer.
 
     ``policy_hidden`` and ``critic_hidden``: the width of every residual block (published: 128 and 256, with batches of
     512 to 2,048; these defaults are for two CPU cores). ``target_entropy_per_action`` is that of normal noise with a
@@ -96,13 +98,15 @@ def flash_sac(
     options: dict[str, Any] = dict(cnn=cnn, precision=precision, num_atoms=num_atoms, max_return=max_return)
     options |= dict(policy_hidden=tuple(policy_hidden), critic_hidden=tuple(critic_hidden))
     options |= dict(policy_keys=tuple(policy_keys), critic_keys=tuple(critic_keys))
-    data = Replay(buffer_size, batch_size, updates_per_tick, warmup_steps, n_step)
+    sizes = off_policy_sizes(rollout_length, updates_per_tick)
 
     def build(spec: EnvSpec, num_envs: int) -> Agent:
         box = require_actions("flash_sac", spec, (Box,), "dqn")
         require_positive(policy_delay=policy_delay, max_repeats=max_repeats)
         if num_atoms < 2 or not max_return > 0.0:
             raise ValueError(f"num_atoms={num_atoms} and max_return={max_return}: write such as 101 and 5.0")
+        updates = sizes(num_envs)["updates_per_tick"]
+        data = Replay(buffer_size, batch_size, updates, warmup_steps, n_step)
         shared: dict[str, Any] = dict(torso="residual", cnn=cnn, precision=precision)
         size = distributions.num_outputs(box)
         policy = make_network(spec.obs, size, hidden=policy_hidden, keys=policy_keys, **shared)
@@ -126,7 +130,7 @@ def flash_sac(
             max_return=max_return,
         )
 
-    return Algorithm("flash_sac", hyper, options, build)
+    return Algorithm("flash_sac", hyper, options, build, sizes)
 
 
 def critic_part(box: Box, policy: Network, q_networks: Network, head: ValueHead) -> Part:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.algorithms.choosing import policy_of, sample_action
+from jaxrl_fast.algorithms.default_sizes import on_policy_sizes
 from jaxrl_fast.algorithms.interface import (
     Agent,
     Algorithm,
@@ -65,7 +66,7 @@ def impala(
     reward_scale: Any = 1.0,
     weight_decay: Any = 0.0,
     rollout_length: int = 20,
-    num_minibatches: int = 1,
+    num_minibatches: int | None = None,
     normalize_observations: bool | None = None,
     normalize_rewards: bool = False,
     hidden: tuple[int, ...] = (64, 64),
@@ -79,7 +80,7 @@ def impala(
     value_loss: Callable[[jax.Array, jax.Array], jax.Array] = losses.squared_error,
 ) -> Algorithm:
     """IMPALA. A tick samples ``rollout_length`` steps in every environment and learns from them once, in
-    ``num_minibatches`` updates of whole rollouts.
+    ``num_minibatches`` updates of whole rollouts (by default of 640 steps or more).
 
     ``recurrent_size`` > 0 puts a GRU in front. ``keys``: which entries of a dictionary observation are read, all by
     default. ``value_loss(value, target)`` takes and gives scalars.
@@ -90,23 +91,25 @@ def impala(
         activation=activation, layer_norm=layer_norm, recurrent_size=recurrent_size, cnn=cnn, precision=precision
     )
     options = shared | dict(hidden=tuple(hidden), keys=tuple(keys), optimizer=optimizer)
+    sizes = on_policy_sizes(rollout_length, num_minibatches, steps=640, least=1, whole_rollouts=True)
 
     def build(spec: EnvSpec, num_envs: int) -> Agent:
         space = require_actions("impala", spec, (Discrete, Box), "sac")
         check_optimizer(optimizer, weight_decay)
+        sized = sizes(num_envs)
         heads = {"policy": Head(distributions.num_outputs(space), 0.01), "value": Head(1)}
         network = make_network(spec.obs, heads, hidden=hidden, keys=keys, **shared)
         return Agent(
             parts={"agent": agent_part(space, network, value_loss, optimizer)},
-            data=OnPolicy(num_epochs=1, num_minibatches=num_minibatches, sequence_length=rollout_length),
+            data=OnPolicy(num_epochs=1, num_minibatches=sized["num_minibatches"], sequence_length=rollout_length),
             acts={"agent": "network"},
             decide=sample_action(space, remember=True, outputs_of=lambda outputs: outputs["agent"]["policy"]),
-            rollout_length=rollout_length,
+            rollout_length=sized["rollout_length"],
             normalize_observations=normalize_observations,
             normalize_rewards=normalize_rewards,
         )
 
-    return Algorithm("impala", hyper, options, build)
+    return Algorithm("impala", hyper, options, build, sizes)
 
 
 def agent_part(space: Discrete | Box, network: Network, value_loss: Callable, optimizer: OptimizerName) -> Part:

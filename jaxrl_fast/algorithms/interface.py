@@ -1,10 +1,8 @@
-"""The interface of an algorithm: its rates, its networks by name, how an action is chosen, its losses, and the data it
-needs.
+"""The interface of an algorithm: its rates, its networks, how an action is chosen, its losses, and the data it needs.
 
-An `Algorithm` is made by a factory (`jaxrl_fast.ppo`, `jaxrl_fast.sac`, `jaxrl_fast.dqn`) before any environment is
-known; ``build(spec, num_envs)`` returns its `Agent` for one environment, or raises where the two do not fit.
-Everything else is done once for all algorithms by `experience.binding`: normalization, stacks of frames, replay,
-n-step returns, recurrent memory.
+An `Algorithm` is made by a factory such as `jaxrl_fast.ppo` before any environment is known; ``build(spec, num_envs)``
+returns its `Agent` for one environment, or raises where the two do not fit. Everything else is done once for all
+algorithms by `experience.binding`: normalization, stacks of frames, replay, n-step returns, recurrent memory.
 
 Axes: ``T`` time, ``E`` environments, ``L`` steps of a training sequence, ``B`` batch. Environments of several agents
 will have their axis ``A`` behind ``E`` and ``B``.
@@ -15,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 
+from jaxrl_fast.algorithms.default_sizes import Sizes
 from jaxrl_fast.core import Box, EnvSpec, Metrics, PyTree, Transition, stable_hash
 from jaxrl_fast.networks.network import Network
 from jaxrl_fast.numerics.optimizers import MakeOptimizer
@@ -114,8 +113,7 @@ class MakeTargets(Protocol):
     """Computes the targets of a rollout's updates, such as advantages, once a tick."""
 
     def __call__(self, values: Values, rollout: Transition, hyper: Any, /) -> dict[str, jax.Array]:
-        """``values`` and ``rollout`` ``[T, E, ...]``, observations and rewards normalized. Returns arrays ``[T, E,
-        ...]`` by name."""
+        """``values`` and ``rollout`` ``[T, E, ...]``, normalized. Returns arrays ``[T, E, ...]`` by name."""
 
 
 class OnPolicy(NamedTuple):
@@ -302,12 +300,14 @@ class Algorithm(NamedTuple):
       schedule, and change on resume.
     - ``options``: those keyword arguments of its factory that its networks depend on.
     - ``build``: makes the `Agent` for one environment.
+    - ``sizes``: those of its options that follow from the number of environments where they are not given.
     """
 
     name: str
     hyper: Any
     options: dict[str, Any]
     build: Build
+    sizes: Sizes = lambda num_envs: {}
 
 
 def init_params(part: Part, key: jax.Array) -> dict[str, PyTree]:

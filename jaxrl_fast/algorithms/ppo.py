@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.algorithms.choosing import policy_of, sample_action
+from jaxrl_fast.algorithms.default_sizes import on_policy_sizes
 from jaxrl_fast.algorithms.interface import (
     Agent,
     Algorithm,
@@ -64,9 +65,9 @@ def ppo(
     max_grad_norm: Any = 0.5,
     reward_scale: Any = 1.0,
     weight_decay: Any = 0.0,
-    rollout_length: int = 128,
+    rollout_length: int | None = None,
     num_epochs: int = 4,
-    num_minibatches: int = 4,
+    num_minibatches: int | None = None,
     normalize_observations: bool | None = None,
     normalize_rewards: bool = False,
     normalize_advantages: bool = True,
@@ -83,25 +84,16 @@ def ppo(
     policy_loss: Callable[..., jax.Array] = losses.clipped_surrogate,
     value_loss: Callable[..., jax.Array] = losses.squared_error,
 ) -> Algorithm:
-    """PPO. A tick samples ``rollout_length`` steps in every environment and learns from them
-    ``num_epochs * num_minibatches`` times.
+    """PPO. A tick samples ``rollout_length`` steps in every environment and learns from them ``num_epochs *
+    num_minibatches`` times; their defaults follow from the number of environments (`default_sizes`).
 
     ``recurrent_size`` > 0 puts a GRU in front of both networks; minibatches are then whole sequences.
     ``normalize_observations`` defaults to true, except for images; those go through the convolutions named ``cnn``
     (`make_network`). ``policy_keys`` and ``critic_keys``: which entries of a dictionary observation each reads, all by
     default. ``policy_loss(log_ratio, advantage, clip_range)`` and ``value_loss(value, target)`` take and give scalars.
     """
-    hyper = PpoHyper(
-        learning_rate,
-        critic_learning_rate_ratio,
-        discount,
-        gae_lambda,
-        clip_range,
-        entropy_coef,
-        max_grad_norm,
-        reward_scale,
-        weight_decay,
-    )
+    rates = learning_rate, critic_learning_rate_ratio, discount, gae_lambda, clip_range, entropy_coef, max_grad_norm
+    hyper = PpoHyper(*rates, reward_scale, weight_decay)
     shared: dict[str, Any] = dict(
         activation=activation, layer_norm=layer_norm, recurrent_size=recurrent_size, cnn=cnn, precision=precision
     )
@@ -112,10 +104,12 @@ def ppo(
         critic_keys=tuple(critic_keys),
         optimizer=optimizer,
     )
+    sizes = on_policy_sizes(rollout_length, num_minibatches, steps=512, least=4, whole_rollouts=recurrent_size > 0)
 
     def build(spec: EnvSpec, num_envs: int) -> Agent:
         space = require_actions("ppo", spec, (Discrete, Box), "sac")
         check_optimizer(optimizer, weight_decay)
+        sized = sizes(num_envs)
         size = distributions.num_outputs(space)
         policy = make_network(spec.obs, size, hidden=policy_hidden, keys=policy_keys, out_scale=0.01, **shared)
         value = make_network(spec.obs, 1, hidden=value_hidden, keys=critic_keys, **shared)
@@ -126,7 +120,7 @@ def ppo(
             },
             data=OnPolicy(
                 num_epochs=num_epochs,
-                num_minibatches=num_minibatches,
+                num_minibatches=sized["num_minibatches"],
                 critic="critic",
                 network="value",
                 targets=targets,
@@ -134,12 +128,12 @@ def ppo(
             acts={"actor": "policy"},
             remembers={"critic": "value"} if recurrent_size else {},
             decide=sample_action(space, remember=True),
-            rollout_length=rollout_length,
+            rollout_length=sized["rollout_length"],
             normalize_observations=normalize_observations,
             normalize_rewards=normalize_rewards,
         )
 
-    return Algorithm("ppo", hyper, options, build)
+    return Algorithm("ppo", hyper, options, build, sizes)
 
 
 def targets(values: Values, rollout: Transition, hyper: PpoHyper) -> dict[str, jax.Array]:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.algorithms.choosing import by_q_values, greedy_value, value_of
+from jaxrl_fast.algorithms.default_sizes import on_policy_sizes
 from jaxrl_fast.algorithms.interface import (
     Agent,
     Algorithm,
@@ -58,7 +59,7 @@ def pqn(
     weight_decay: Any = 0.0,
     rollout_length: int = 32,
     num_epochs: int = 2,
-    num_minibatches: int = 16,
+    num_minibatches: int | None = None,
     normalize_observations: bool | None = None,
     normalize_rewards: bool = False,
     q_hidden: tuple[int, ...] = (128, 128),
@@ -72,7 +73,7 @@ def pqn(
     q_loss: Callable[[jax.Array, jax.Array], jax.Array] = losses.squared_error,
 ) -> Algorithm:
     """PQN. A tick samples ``rollout_length`` steps in every environment and learns from them
-    ``num_epochs * num_minibatches`` times.
+    ``num_epochs * num_minibatches`` times; by default minibatches of 128 steps or more.
 
     ``recurrent_size`` > 0 puts a GRU in front; minibatches are then whole sequences. ``q_keys``: which entries of a
     dictionary observation are read, all by default. ``q_loss(q, target)`` takes and gives scalars.
@@ -82,16 +83,18 @@ def pqn(
         activation=activation, layer_norm=layer_norm, recurrent_size=recurrent_size, cnn=cnn, precision=precision
     )
     options = shared | dict(q_hidden=tuple(q_hidden), q_keys=tuple(q_keys), optimizer=optimizer)
+    sizes = on_policy_sizes(rollout_length, num_minibatches, steps=128, least=4, whole_rollouts=recurrent_size > 0)
 
     def build(spec: EnvSpec, num_envs: int) -> Agent:
         size = require_actions("pqn", spec, (Discrete,), "ppo").num_actions
         check_optimizer(optimizer, weight_decay)
+        sized = sizes(num_envs)
         q = make_network(spec.obs, size, hidden=q_hidden, keys=q_keys, **shared)
         return Agent(
             parts={"critic": critic_part(q, q_loss, optimizer)},
             data=OnPolicy(
                 num_epochs=num_epochs,
-                num_minibatches=num_minibatches,
+                num_minibatches=sized["num_minibatches"],
                 critic="critic",
                 network="q",
                 value=best_value,
@@ -99,12 +102,12 @@ def pqn(
             ),
             acts={"critic": "q"},
             decide=by_q_values(lambda outputs: outputs["critic"]),
-            rollout_length=rollout_length,
+            rollout_length=sized["rollout_length"],
             normalize_observations=normalize_observations,
             normalize_rewards=normalize_rewards,
         )
 
-    return Algorithm("pqn", hyper, options, build)
+    return Algorithm("pqn", hyper, options, build, sizes)
 
 
 def best_value(outputs: PyTree, obs: PyTree, action: jax.Array | None) -> jax.Array:

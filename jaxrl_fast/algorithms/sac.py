@@ -15,6 +15,7 @@ from jaxrl_fast.algorithms.choosing import (
     temperature_network,
     temperature_optimizer,
 )
+from jaxrl_fast.algorithms.default_sizes import off_policy_sizes
 from jaxrl_fast.algorithms.interface import (
     Agent,
     Algorithm,
@@ -61,7 +62,7 @@ def sac(
     reward_scale: Any = 1.0,
     weight_decay: Any = 0.0,
     rollout_length: int = 1,
-    updates_per_tick: int = 64,
+    updates_per_tick: int | None = None,
     batch_size: int = 256,
     buffer_size: int = 1_000_000,
     warmup_steps: int = 5_000,
@@ -83,7 +84,8 @@ def sac(
     critic_loss: Callable[[jax.Array, jax.Array], jax.Array] = losses.squared_error,
 ) -> Algorithm:
     """SAC. A tick samples ``rollout_length`` steps in every environment, then makes ``updates_per_tick`` updates
-    of ``batch_size`` transitions each, once ``warmup_steps`` steps over all environments are in the buffer.
+    (by default one for each step, at most 64) of ``batch_size`` transitions each, once ``warmup_steps`` steps over all
+    environments are in the buffer.
 
     ``recurrent_size`` > 0 puts a GRU in front of all networks; a batch is then ``batch_size`` sequences of
     ``sequence_length`` steps, behind ``burn_in`` steps that only fill the memory.
@@ -97,11 +99,13 @@ def sac(
     options |= dict(policy_hidden=tuple(policy_hidden), critic_hidden=tuple(critic_hidden))
     options |= dict(policy_keys=tuple(policy_keys), critic_keys=tuple(critic_keys))
     options |= dict(critic_layer_norm=critic_layer_norm, optimizer=optimizer)
-    data = Replay(buffer_size, batch_size, updates_per_tick, warmup_steps, n_step, sequence_length, burn_in)
+    sizes = off_policy_sizes(rollout_length, updates_per_tick)
 
     def build(spec: EnvSpec, num_envs: int) -> Agent:
         box = require_actions("sac", spec, (Box,), "ppo")
         check_optimizer(optimizer, weight_decay)
+        updates = sizes(num_envs)["updates_per_tick"]
+        data = Replay(buffer_size, batch_size, updates, warmup_steps, n_step, sequence_length, burn_in)
         size = distributions.num_outputs(box)
         policy, q = policy_and_critics(spec.obs, options, policy_size=size, action_shape=(box.low.size,))
         networks = {"policy": policy, "temperature": temperature_network(initial_temperature)}
@@ -118,7 +122,7 @@ def sac(
             normalize_observations=normalize_observations,
         )
 
-    return Algorithm("sac", hyper, options, build)
+    return Algorithm("sac", hyper, options, build, sizes)
 
 
 def critic_part(

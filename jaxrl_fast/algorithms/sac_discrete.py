@@ -19,6 +19,7 @@ from jaxrl_fast.algorithms.choosing import (
     temperature_optimizer,
     value_of,
 )
+from jaxrl_fast.algorithms.default_sizes import off_policy_sizes
 from jaxrl_fast.algorithms.interface import (
     Agent,
     Algorithm,
@@ -69,7 +70,7 @@ def sac_discrete(
     reward_scale: Any = 1.0,
     weight_decay: Any = 0.0,
     rollout_length: int = 4,
-    updates_per_tick: int = 16,
+    updates_per_tick: int | None = None,
     batch_size: int = 128,
     buffer_size: int = 100_000,
     warmup_steps: int = 2_000,
@@ -91,8 +92,8 @@ def sac_discrete(
     critic_loss: Callable[[jax.Array, jax.Array], jax.Array] = losses.squared_error,
 ) -> Algorithm:
     """SAC for discrete actions. A tick samples ``rollout_length`` steps in every environment, then makes
-    ``updates_per_tick`` updates of ``batch_size`` transitions each, once ``warmup_steps`` steps over all environments
-    are in the buffer. The other arguments are those of `sac`.
+    ``updates_per_tick`` updates (by default one for 4 steps, at most 64) of ``batch_size`` transitions each, once
+    ``warmup_steps`` steps over all environments are in the buffer. The other arguments are those of `sac`.
     """
     rates = learning_rate, temperature_learning_rate, discount, tau, target_entropy_ratio
     hyper = SacDiscreteHyper(*rates, max_grad_norm, reward_scale, weight_decay)
@@ -100,11 +101,13 @@ def sac_discrete(
     options |= dict(policy_hidden=tuple(policy_hidden), critic_hidden=tuple(critic_hidden))
     options |= dict(policy_keys=tuple(policy_keys), critic_keys=tuple(critic_keys))
     options |= dict(critic_layer_norm=critic_layer_norm, optimizer=optimizer)
-    data = Replay(buffer_size, batch_size, updates_per_tick, warmup_steps, n_step, sequence_length, burn_in)
+    sizes = off_policy_sizes(rollout_length, updates_per_tick, steps_per_update=4)
 
     def build(spec: EnvSpec, num_envs: int) -> Agent:
         space = require_actions("sac_discrete", spec, (Discrete,), "sac")
         check_optimizer(optimizer, weight_decay)
+        updates = sizes(num_envs)["updates_per_tick"]
+        data = Replay(buffer_size, batch_size, updates, warmup_steps, n_step, sequence_length, burn_in)
         size = space.num_actions
         policy, q = policy_and_critics(spec.obs, options, policy_size=size, q_size=size)
         networks = {"policy": policy, "temperature": temperature_network(initial_temperature)}
@@ -121,7 +124,7 @@ def sac_discrete(
             normalize_observations=normalize_observations,
         )
 
-    return Algorithm("sac_discrete", hyper, options, build)
+    return Algorithm("sac_discrete", hyper, options, build, sizes)
 
 
 def critic_part(

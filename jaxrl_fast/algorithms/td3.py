@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.algorithms.choosing import noisy_action, unit_policy
+from jaxrl_fast.algorithms.default_sizes import off_policy_sizes
 from jaxrl_fast.algorithms.interface import (
     Agent,
     Algorithm,
@@ -70,7 +71,7 @@ def td3(
     policy_delay: int = 2,
     num_critics: int = 2,
     rollout_length: int = 1,
-    updates_per_tick: int = 64,
+    updates_per_tick: int | None = None,
     batch_size: int = 256,
     buffer_size: int = 1_000_000,
     warmup_steps: int = 5_000,
@@ -91,7 +92,8 @@ def td3(
     critic_loss: Callable[[jax.Array, jax.Array], jax.Array] = losses.squared_error,
 ) -> Algorithm:
     """TD3. A tick samples ``rollout_length`` steps in every environment, then makes ``updates_per_tick`` updates
-    of ``batch_size`` transitions each, once ``warmup_steps`` steps over all environments are in the buffer.
+    (by default one for each step, at most 64) of ``batch_size`` transitions each, once ``warmup_steps`` steps over all
+    environments are in the buffer.
 
     Of several environments the first explores with ``exploration_noise / noise_spread``, the last with
     ``exploration_noise * noise_spread``. The actor and all target networks move at every ``policy_delay``-th update.
@@ -103,14 +105,16 @@ def td3(
     options |= dict(policy_hidden=tuple(policy_hidden), critic_hidden=tuple(critic_hidden))
     options |= dict(policy_keys=tuple(policy_keys), critic_keys=tuple(critic_keys))
     options |= dict(critic_layer_norm=critic_layer_norm, num_critics=num_critics, optimizer=optimizer)
-    data = Replay(buffer_size, batch_size, updates_per_tick, warmup_steps, n_step, sequence_length, burn_in)
+    sizes = off_policy_sizes(rollout_length, updates_per_tick)
 
     def build(spec: EnvSpec, num_envs: int) -> Agent:
         box = require_actions("td3", spec, (Box,), "dqn")
         check_optimizer(optimizer, weight_decay)
         require_positive(policy_delay=policy_delay, num_critics=num_critics)
-        sizes: dict[str, Any] = dict(policy_size=box.low.size, action_shape=(box.low.size,), num_critics=num_critics)
-        policy, q = policy_and_critics(spec.obs, options, **sizes)
+        updates = sizes(num_envs)["updates_per_tick"]
+        data = Replay(buffer_size, batch_size, updates, warmup_steps, n_step, sequence_length, burn_in)
+        shapes: dict[str, Any] = dict(policy_size=box.low.size, action_shape=(box.low.size,), num_critics=num_critics)
+        policy, q = policy_and_critics(spec.obs, options, **shapes)
         decide, init_decide = noisy_action(box, noise_spread)
         return Agent(
             parts={
@@ -126,7 +130,7 @@ def td3(
             normalize_observations=normalize_observations,
         )
 
-    return Algorithm("td3", hyper, options, build)
+    return Algorithm("td3", hyper, options, build, sizes)
 
 
 def critic_part(

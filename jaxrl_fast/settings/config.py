@@ -239,6 +239,8 @@ def _make_run(env: str, algo: str, placement: str, values: dict[str, Any], tuned
         return {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
 
     options = section("env.options.")
+    algo_options = section("algo.")
+    algo_options |= ALGORITHMS[algo](**algo_options).sizes(values["num_envs"])
     env_options = {k: v for k, v in section("env.").items() if v is not None and not k.startswith("options.")}
     alone = {key: value for key, value in values.items() if "." not in key}
     named = cluster.named_processes(**section("distributed."))
@@ -248,7 +250,7 @@ def _make_run(env: str, algo: str, placement: str, values: dict[str, Any], tuned
         env=env,
         env_options={**env_options, **options},
         algo=algo,
-        algo_options=section("algo."),
+        algo_options=algo_options,
         placement=placement,
         eval_every=values["eval.every"] or max(1, values["total_steps"] // 10),
         eval_episodes=values["eval.episodes"],

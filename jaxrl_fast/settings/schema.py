@@ -148,7 +148,7 @@ def algo_schema(name: str) -> type:
 def algo_keys(name: str) -> dict[str, Key]:
     """The keys ``algo.*`` of an algorithm; its whole numbers are never negative, and those in a list never 0."""
     keys = _keys_of(algo_schema(name), "algo.")
-    least = {int: 0, tuple[int, ...]: 1}
+    least = {int: 0, int | None: 0, tuple[int, ...]: 1}
     return {
         name: key._replace(minimum=least[key.type], maximum=MAX_SIZE) if key.type in least else key
         for name, key in keys.items()
