@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from describe import machine
+from describe import machine, versions
 from learning_page import draw, interquartile_mean, table_line, write_page
-from learning_rows import ROWS, Row
+from learning_rows import PEERS, ROWS, Peer, Row
 
 from jaxrl_fast.evaluation.episodes import bootstrap_interval
 from jaxrl_fast.runs.folder import read_evaluations
@@ -28,12 +28,16 @@ RUNS = Path("runs") / "learning"
 
 def main(names: list[str]) -> None:
     """Run rows, and write the table of all that have results."""
-    unknown = set(names) - {"--page", *ROWS}
+    known = {**ROWS, **PEERS}
+    unknown = set(names) - {"--page", *known}
     if unknown:
-        raise SystemExit(f"{', '.join(unknown)}: write one of {', '.join(ROWS)}")
+        raise SystemExit(f"{', '.join(unknown)}: write one of {', '.join(known)}")
     RESULTS.mkdir(exist_ok=True)
-    for name in [] if "--page" in names else names or ROWS:
-        print(table_line(name, measure(name, ROWS[name])), flush=True)
+    for name in [] if "--page" in names else names or known:
+        result = measure(name, ROWS[name]) if name in ROWS else measure_peer(name, PEERS[name])
+        (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+        draw(result["curve"], result["command"], RESULTS / f"{name}.png")
+        print(table_line(name, result, {}), flush=True)
     write_page(RESULTS)
 
 
@@ -43,26 +47,44 @@ def measure(name: str, row: Row) -> dict[str, Any]:
     folders = [train(name, row, first, count) for first, count in groups]
     curve = merge([read_curve(folder) for folder in folders])
     summaries = [json.loads((folder / "summary.json").read_text()) for folder in folders]
-    last = np.array(curve[-1]["returns"])
-    result = {
+    shutil.copy(folders[0] / "config.yaml", RESULTS / f"{name}.yaml")
+    shutil.rmtree(RUNS / name)
+    return {
         "command": " ".join(["python", "-m", "jaxrl_fast.train", *row.words, f"num_seeds={row.num_seeds}"]),
         "one_program_for_all_seeds": not row.apart,
+        "must_reach": row.must_reach,
+        **end_of(curve),
+        "wall_s": sum(summary["wall_s"] for summary in summaries),
+        "summaries": summaries,
+    }
+
+
+def measure_peer(name: str, peer: Peer) -> dict[str, Any]:
+    """A whole run of another library."""
+    bench = Path(__file__).parent / "bench"
+    python = bench.parent.parent / peer.environment / "bin" / "python"
+    if not python.exists():
+        target = "bench-host" if peer.environment.endswith("host") else "bench"
+        raise SystemExit(f"{name}: {peer.environment} is missing, which make {target} makes")
+    done = subprocess.run([python, *peer.words], cwd=bench, stdout=subprocess.PIPE, text=True, check=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    curve = [{"env_steps": steps, "returns": [value], "wall_s": wall_s} for steps, value, wall_s in found["curve"]]
+    command = " ".join([peer.environment, *peer.words])
+    return {"command": command, **end_of(curve), "wall_s": found["seconds"], "versions": versions(python)}
+
+
+def end_of(curve: list[dict[str, Any]]) -> dict[str, Any]:
+    """The figures of the last evaluation, the whole curve, and where it was computed."""
+    last = np.array(curve[-1]["returns"])
+    return {
         "machine": machine(),
         "python": platform.python_version(),
-        "must_reach": row.must_reach,
         "return_mean": float(last.mean()),
         "return_ci95": list(bootstrap_interval(last)) if last.size > 1 else None,
         "return_iqm": interquartile_mean(last),
         "env_steps": curve[-1]["env_steps"],
-        "wall_s": sum(summary["wall_s"] for summary in summaries),
         "curve": curve,
-        "summaries": summaries,
     }
-    (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
-    shutil.copy(folders[0] / "config.yaml", RESULTS / f"{name}.yaml")
-    draw(curve, f"{' '.join(row.words)}", RESULTS / f"{name}.png")
-    shutil.rmtree(RUNS / name)
-    return result
 
 
 def train(name: str, row: Row, first: int, count: int) -> Path:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from learning_rows import ROWS, Row
+from learning_rows import PEERS, ROWS, Row
 
 PAGE = Path(__file__).parent.parent / "docs" / "learning.md"
 HEAD = """# What learns what
@@ -29,28 +29,31 @@ def interquartile_mean(values: np.ndarray) -> float:
 def must(row: Row) -> str:
     """What a row must reach, in words."""
     if row.rival is not None:
-        name, factor = row.rival
-        return f"≥ {factor:g} × {name}"
+        rival, factor = row.rival
+        return f"≥ {factor:g} × {rival}"
     if row.must_reach is None:
         return "–"
     return f"{'< ' if row.unsolved else '≥ '}{row.must_reach:g}"
 
 
-def passes(row: Row, value: float) -> bool | None:
-    """Whether a return is what the row must reach; None where no number says so."""
+def passes(row: Row, value: float, rivals: dict[str, float]) -> bool:
+    """Whether a return is what the row must reach; true where nothing is asked or the rival has no result yet."""
+    if row.rival is not None:
+        rival, factor = row.rival
+        return rival not in rivals or value >= factor * rivals[rival]
     if row.must_reach is None:
-        return None
+        return True
     return value < row.must_reach if row.unsolved else value >= row.must_reach
 
 
-def table_line(name: str, result: dict[str, Any]) -> str:
-    """A row of the page."""
-    row, interval = ROWS[name], result["return_ci95"]
+def table_line(name: str, result: dict[str, Any], rivals: dict[str, float]) -> str:
+    """A row of the page; ``rivals``: the returns of all rows by name."""
+    row, interval = ROWS.get(name, Row(())), result["return_ci95"]
     spread = "" if interval is None else " [{:.1f}, {:.1f}]".format(*interval)
-    missed = " (missed)" if passes(row, result["return_mean"]) is False else ""
+    missed = "" if passes(row, result["return_mean"], rivals) else " (missed)"
     cells = [
         f"[{name}](../experiments/results/{name}.png)",
-        f"`{' '.join(row.words)}`",
+        f"`{' '.join(row.words) or result['command']}`",
         f"{result['env_steps']:,}",
         f"{len(result['curve'][-1]['returns'])}",
         f"{result['return_mean']:.1f}{spread}",
@@ -64,12 +67,19 @@ def table_line(name: str, result: dict[str, Any]) -> str:
 
 def write_page(results: Path) -> None:
     """Write ``docs/learning.md`` from the results that are there."""
-    lines = []
-    for name in ROWS:
-        path = results / f"{name}.json"
-        result = json.loads(path.read_text()) if path.exists() else {}
-        lines.append(table_line(name, result) if "return_iqm" in result else f"| {name} | not run yet{' |' * 8}")
+    found = read_results(results)
+    rivals = {name: result["return_mean"] for name, result in found.items()}
+    lines = [
+        table_line(name, found[name], rivals) if name in found else f"| {name} | not run yet{' |' * 8}"
+        for name in [*ROWS, *PEERS]
+    ]
     PAGE.write_text(HEAD + "\n".join(lines) + "\n")
+
+
+def read_results(results: Path) -> dict[str, dict[str, Any]]:
+    """The results that are there, by row."""
+    paths = {name: results / f"{name}.json" for name in [*ROWS, *PEERS]}
+    return {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
 
 
 def draw(curve: list[dict[str, Any]], title: str, path: Path) -> None:

@@ -1,10 +1,12 @@
 """Worker: brax.training PPO or SAC on halfcheetah (spring), in the peers' environment. A repeat is a training epoch.
 
 ``python peer_brax.py ppo`` with the settings of brax's notebook, ``python peer_brax.py sac`` with 64 updates of 512 per
-128 environment steps. Rates are brax's own ``training/sps``, which leaves evaluation out.
+128 environment steps. Rates are brax's own ``training/sps``, which leaves evaluation out. ``python peer_brax.py solve
+<environment> <steps> <seed>`` is a whole run of SAC in any of brax's environments, with evaluations of 32 episodes.
 """
 
 import sys
+import time
 from typing import Any
 
 from brax import envs
@@ -84,5 +86,25 @@ def main(algorithm: str) -> None:
     )
 
 
+def solve(environment: str, total_steps: str, seed: str) -> None:
+    """A whole run of SAC; says (steps, greedy return of 32 episodes, seconds from the first import on)."""
+    begin, curve = time.perf_counter(), list[tuple[int, float, float]]()
+
+    def progress(step: int, metrics: dict[str, Any]) -> None:
+        curve.append((step, float(metrics["eval/episode_reward"]), time.perf_counter() - begin))
+
+    sac.train(
+        environment=envs.get_environment(environment, backend="spring"),
+        progress_fn=progress,
+        num_timesteps=int(total_steps),
+        num_evals=11,
+        num_eval_envs=32,
+        deterministic_eval=True,
+        seed=int(seed),
+        **SAC,
+    )
+    say({"curve": curve, "seconds": time.perf_counter() - begin})
+
+
 if __name__ == "__main__":
-    main(sys.argv[1])
+    solve(*sys.argv[2:]) if sys.argv[1] == "solve" else main(sys.argv[1])

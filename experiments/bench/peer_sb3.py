@@ -1,7 +1,8 @@
 """Worker: SAC on HalfCheetah-v5 with Stable-Baselines3 (PyTorch) or SBX (its JAX sibling), one update of 256 a step.
 
-``python peer_sb3.py sb3|sbx train`` serves repeats of 512 steps; ``solve <seed> <steps> <every>`` is a whole run. Both
-are as they come: one environment, networks 256 × 256, learning rate 3e-4, one update after each step.
+``python peer_sb3.py sb3|sbx train`` serves repeats of 512 steps; ``solve <seed> <steps> <every> [id]`` is a whole run,
+in another environment too. Both are as they come: one environment, networks 256 × 256, learning rate 3e-4, one update
+after each step.
 """
 
 import sys
@@ -16,10 +17,10 @@ from worker import say, serve
 STEPS = 512
 
 
-def make(library: str, seed: int, learning_starts: int) -> Any:
+def make(library: str, seed: int, learning_starts: int, id: str = "HalfCheetah-v5") -> Any:
     """The algorithm, on one environment of its own."""
     module = import_module({"sb3": "stable_baselines3", "sbx": "sbx"}[library])
-    env = gymnasium.make("HalfCheetah-v5")
+    env = gymnasium.make(id)
     options = dict(train_freq=1, gradient_steps=1, batch_size=256, learning_starts=learning_starts)
     return module.SAC("MlpPolicy", env, seed=seed, verbose=0, **options)
 
@@ -39,12 +40,12 @@ def train(library: str) -> None:
     serve(repeat, first_s=ready_s)
 
 
-def solve(library: str, seed: str, total_steps: str, every: str) -> None:
+def solve(library: str, seed: str, total_steps: str, every: str, id: str = "HalfCheetah-v5") -> None:
     """A whole run; says (steps, greedy return of 10 episodes, seconds) at every evaluation."""
     from stable_baselines3.common.evaluation import evaluate_policy
 
     begin, curve = time.perf_counter(), list[tuple[int, float, float]]()
-    model, judge = make(library, int(seed), 5_000), gymnasium.make("HalfCheetah-v5")
+    model, judge = make(library, int(seed), 5_000, id), gymnasium.make(id)
     for _ in range(int(total_steps) // int(every)):
         model.learn(int(every), reset_num_timesteps=False)
         mean, _ = evaluate_policy(model, judge, n_eval_episodes=10, deterministic=True, warn=False)

@@ -1,0 +1,54 @@
+"""The learning table: its rows are settings that exist, and its figures are what they are called."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxrl_fast.settings.config import compose
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "experiments"))
+from learning import merge
+from learning_page import interquartile_mean, passes, table_line
+from learning_rows import PEERS, ROWS, Row
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_every_row_is_a_run_and_its_rival_is_a_row(name):
+    row = ROWS[name]
+    compose([*row.words, f"num_seeds={row.num_seeds}"])
+    assert row.rival is None or row.rival[0] in {**ROWS, **PEERS}
+
+
+def test_the_interquartile_mean_leaves_the_best_and_the_worst_quarter_out():
+    assert interquartile_mean(np.array([100.0, 1.0, 2.0, 3.0, -50.0])) == 2.0
+    assert interquartile_mean(np.array([1.0, 2.0, 6.0])) == 3.0
+
+
+def test_a_row_passes_by_its_number_its_rival_or_by_staying_below():
+    assert passes(Row((), 10.0), 10.0, {}) and not passes(Row((), 10.0), 9.9, {})
+    assert passes(Row((), 10.0, unsolved=True), 9.9, {}) and not passes(Row((), 10.0, unsolved=True), 10.0, {})
+    rival = Row((), rival=("other", 1.5))
+    assert passes(rival, 15.0, {"other": 10.0}) and not passes(rival, 14.9, {"other": 10.0})
+    assert passes(rival, 0.0, {})
+
+
+def test_seeds_that_ran_apart_are_one_curve_and_their_seconds_add_up():
+    one = [{"env_steps": 8, "wall_s": 1.0, "returns": [3.0]}]
+    two = [{"env_steps": 8, "wall_s": 2.5, "returns": [5.0]}]
+    assert merge([one, two]) == [{"env_steps": 8, "wall_s": 3.5, "returns": [3.0, 5.0]}]
+
+
+def test_a_line_says_what_was_missed():
+    result = {
+        "return_mean": 9.0,
+        "return_iqm": 9.5,
+        "return_ci95": [8.0, 10.0],
+        "env_steps": 1000,
+        "wall_s": 3.4,
+        "machine": "here",
+        "curve": [{"returns": [8.0, 10.0]}],
+    }
+    line = table_line("cartpole_ppo", result, {})
+    assert "9.0 [8.0, 10.0] | 9.5 | ≥ 475 (missed) | 3 | here" in line
