@@ -4,7 +4,8 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -13,6 +14,7 @@ from rich.console import Console
 from jaxrl_fast import IMPORT_START_S
 from jaxrl_fast.environments.env import VecEnv
 from jaxrl_fast.environments.host_env import HostEnv
+from jaxrl_fast.evaluation.evaluator_process import EvaluatorProcess
 from jaxrl_fast.evaluation.viewer import draw_policy
 from jaxrl_fast.fragments.build import build_graph
 from jaxrl_fast.fragments.callbacks import check_placement, in_graph
@@ -61,7 +63,10 @@ def train_on(env: VecEnv | HostEnv, run: Run, chosen: str, stop: StopSignal) -> 
         if len({device for group in placed.groups for device in group.devices}) > 1:
             print_if_serial(run, env, algorithm)
     before_s = time.perf_counter() - IMPORT_START_S
-    with ProgressDisplay(run.total_steps, None if distributed.is_first() else Console(quiet=True)) as progress:
+    with (
+        ProgressDisplay(run.total_steps, None if distributed.is_first() else Console(quiet=True)) as progress,
+        evaluator_of(run, folder) as evaluator,
+    ):
         result = learn(
             env,
             algorithm,
@@ -75,6 +80,8 @@ def train_on(env: VecEnv | HostEnv, run: Run, chosen: str, stop: StopSignal) -> 
             devices=run.devices,
             eval_every=run.eval_every,
             eval_episodes=run.eval_episodes,
+            eval_beside=run.eval_beside,
+            evaluator=evaluator,
             on_metrics=progress,
             run_dir=folder,
             checkpoints=run.checkpoints,
@@ -96,14 +103,25 @@ def train_on(env: VecEnv | HostEnv, run: Run, chosen: str, stop: StopSignal) -> 
     return 128 + stopped_by if stopped_by is not None else 0
 
 
+@contextmanager
+def evaluator_of(run: Run, folder: Path) -> Iterator[EvaluatorProcess | None]:
+    """The process that evaluates beside training, ended on leaving; None without one."""
+    if not run.eval_beside or not distributed.is_first():
+        yield None
+        return
+    with closing(EvaluatorProcess(folder, run.eval_device)) as evaluator:
+        yield evaluator
+
+
 def is_complete(run: Run) -> bool:
     """Whether a run to be resumed has nothing left to do; prints so."""
     if run.resume is None:
         return False
-    done = read_description(Path(run.resume)).progress["env_steps"]
-    if done >= run.total_steps:
+    progress = read_description(Path(run.resume)).progress
+    done = progress["env_steps"] >= run.total_steps and not progress.get("snapshots")
+    if done:
         print(f"{run.resume}: all {run.total_steps:,} steps are trained; a larger total_steps=... goes on")
-    return done >= run.total_steps
+    return done
 
 
 def main(argv: Sequence[str] | None = None) -> int:

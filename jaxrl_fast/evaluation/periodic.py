@@ -1,8 +1,7 @@
-"""Periodic evaluation during a run: of all seeds, by process 0, abandoned when the run is asked to stop."""
+"""Periodic evaluation during a run: what is copied of its state, and how the copies are evaluated."""
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -19,36 +18,50 @@ from jaxrl_fast.graph import distributed
 from jaxrl_fast.graph.dataflow import TrainState
 from jaxrl_fast.policy.policies import Policy, PolicyParams, make_policy
 
-T = TypeVar("T")
-POLL_S = 0.5
-"""How often it is checked whether the run is asked to stop, in seconds."""
+FRESH = 0xF5E5
+"""Folded into the keys of an evaluation whose initial states no other one has."""
 
 
-class EvaluateSeeds(Protocol):
-    """Evaluates the policies of all seeds."""
+class Snapshot(NamedTuple):
+    """The policies of a run at one time, in host memory.
 
-    def __call__(self, state: TrainState, /) -> EpisodeTotals | None:
-        """``state``: of the training program. Returns totals ``[S, episodes]``, from the same initial states at each
-        call; None where the run is asked to stop meanwhile."""
+    - ``env_steps``, ``wall_s``: environment steps and seconds of the run until then.
+    - ``params``: of all seeds, leaves ``[S, ...]``.
+    """
+
+    env_steps: int
+    wall_s: float
+    params: PolicyParams
 
 
-class BestPolicy(Protocol):
-    """Picks the policy that a run stores at its end."""
+class CopyParams(Protocol):
+    """Copies the params that acting needs out of a program's state. Collective."""
 
-    def __call__(self, state: TrainState, scores: np.ndarray, /) -> Policy:
-        """``scores`` ``[S]``, one for each seed; empty: none was evaluated. Returns the policy of the best seed (of the
-        first without scores)."""
+    def __call__(self, state: TrainState, /) -> PolicyParams:
+        """Returns leaves ``[S, ...]`` in host memory."""
+
+
+class Evaluate(Protocol):
+    """Plays whole episodes with the policies of all seeds."""
+
+    def __call__(self, params: PolicyParams, fresh: bool = False, /) -> EpisodeTotals:
+        """``params`` ``[S, ...]``. Returns totals ``[S, episodes]`` in host memory, from the same initial states at
+        each call; with ``fresh`` from others."""
+
+
+class PolicyOf(Protocol):
+    """Makes the policy of one seed."""
+
+    def __call__(self, params: PolicyParams, seed: int, /) -> Policy:
+        """``params`` ``[S, ...]``; ``seed``: which of them, from 0."""
 
 
 class PeriodicEvaluation(NamedTuple):
-    """How a run's policies are evaluated, and which of them is stored.
+    """How a run's policies are copied and evaluated."""
 
-    - ``totals``: evaluates all seeds.
-    - ``best_policy``: the policy of the seed with the best score.
-    """
-
-    totals: EvaluateSeeds
-    best_policy: BestPolicy
+    copy_params: CopyParams
+    evaluate: Evaluate
+    policy_of: PolicyOf
 
 
 def make_periodic_evaluation(
@@ -57,9 +70,10 @@ def make_periodic_evaluation(
     agent: Bound,
     keys: jax.Array,
     episodes: int,
-    should_stop: Callable[[], bool],
+    ahead: PolicyParams | None = None,
 ) -> PeriodicEvaluation:
-    """The `PeriodicEvaluation` of a run, with one of ``keys`` for each seed."""
+    """The `PeriodicEvaluation` of a run, with one of ``keys`` for each seed. Compiled environments: evaluation is
+    compiled at the first, or at once for params like ``ahead`` ``[S, ...]``."""
     num_seeds = len(keys)
     made_by = {
         "algo": algorithm.name,
@@ -67,18 +81,22 @@ def make_periodic_evaluation(
         "num_envs": env.num_envs,
         "normalize_observations": agent.normalize_observations,
     }
-    evaluate = make_evaluation(env, make_policy(env.spec, agent.acting, PolicyParams({}, None), made_by), episodes)
+    totals: Any = make_evaluation(env, make_policy(env.spec, agent.acting, PolicyParams({}, None), made_by), episodes)
+    if ahead is not None:
+        totals = totals.lower(ahead, keys).compile()
+    fresh_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, FRESH)
 
-    def totals(state: TrainState) -> EpisodeTotals | None:
-        params = policy_params(agent, state, num_seeds)
-        return at_first(lambda: evaluate(params, keys), (num_seeds, episodes), should_stop)
+    def copy_params(state: TrainState) -> PolicyParams:
+        return policy_params(agent, state, num_seeds)
 
-    def best_policy(state: TrainState, scores: np.ndarray) -> Policy:
-        best = int(np.argmax(scores)) if scores.size else 0
-        params = jax.tree.map(lambda x: jnp.array(x[best]), policy_params(agent, state, num_seeds))
-        return make_policy(env.spec, agent.acting, params, made_by)
+    def evaluate(params: PolicyParams, fresh: bool = False) -> EpisodeTotals:
+        return jax.device_get(totals(params, fresh_keys if fresh else keys))
 
-    return PeriodicEvaluation(totals, best_policy)
+    def policy_of(params: PolicyParams, seed: int) -> Policy:
+        own = jax.tree.map(lambda x: jnp.array(x[seed]), params)
+        return make_policy(env.spec, agent.acting, own, made_by)
+
+    return PeriodicEvaluation(copy_params, evaluate, policy_of)
 
 
 def make_evaluation(
@@ -96,30 +114,6 @@ def make_evaluation(
         return play(policy.act, policy.initial_carry, own_envs, params, jax.random.fold_in(key, 0xE7A1))
 
     return jax.jit(jax.vmap(one_seed))
-
-
-def at_first(
-    evaluate: Callable[[], EpisodeTotals], shape: tuple[int, int], should_stop: Callable[[], bool]
-) -> EpisodeTotals | None:
-    """The totals of an evaluation, of this ``shape``: computed by process 0 and sent to all; None where the run is
-    asked to stop."""
-    first = distributed.is_first()
-    totals = unless_stopped(lambda: jax.device_get(evaluate()), should_stop) if first else None
-    nothing = EpisodeTotals(jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.int32))
-    made, totals = distributed.from_first((np.int32(totals is not None), totals or nothing))
-    return totals if made else None
-
-
-def unless_stopped(work: Callable[[], T], should_stop: Callable[[], bool]) -> T | None:
-    """The result of ``work``; None, without waiting for it, where the run is asked to stop: an evaluation may take
-    longer to compile than a cluster waits after its signal."""
-    pool = ThreadPoolExecutor(1, thread_name_prefix="evaluation")
-    future = pool.submit(work)
-    pool.shutdown(wait=False)
-    while not wait([future], timeout=POLL_S).done:
-        if should_stop():
-            return None
-    return future.result()
 
 
 def policy_params(agent: Bound, state: TrainState, num_seeds: int) -> PolicyParams:

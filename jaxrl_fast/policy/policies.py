@@ -1,6 +1,7 @@
 """A trained policy as a value: parameters, observation statistics and two pure functions."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -84,13 +85,17 @@ def make_policy(spec: EnvSpec, acting: Acting, params: PolicyParams, made_by: di
 
 
 def save_policy(policy: Policy, folder: Path) -> None:
-    """Write ``policy.json`` (what it is) and ``params.msgpack`` (its arrays; no code) into ``folder``."""
+    """Write ``policy.json`` (what it is) and ``params.msgpack`` (its arrays; no code) into ``folder``; each replaces an
+    older one at once, so that no reader finds half a file."""
     folder.mkdir(parents=True, exist_ok=True)
     description = {"format": FORMAT_VERSION, "spec": _spec_to_json(policy.spec), "made_by": policy.made_by}
-    (folder / "policy.json").write_text(json.dumps(description, indent=2) + "\n")
-    (folder / "params.msgpack").write_bytes(
-        serialization.msgpack_serialize(jax.tree.map(np.asarray, _by_name(policy.params)))
-    )
+    params = serialization.msgpack_serialize(jax.tree.map(np.asarray, by_name(policy.params)))
+    for name, content in (
+        ("params.msgpack", params),
+        ("policy.json", f"{json.dumps(description, indent=2)}\n".encode()),
+    ):
+        (folder / f"{name}.unfinished").write_bytes(content)
+        os.replace(folder / f"{name}.unfinished", folder / name)
 
 
 def load_policy(path: str | Path) -> Policy:
@@ -109,10 +114,10 @@ def load_policy(path: str | Path) -> Policy:
         view = make_view(spec)
         agent = ALGORITHMS[made_by["algo"]](**made_by["options"]).build(view.spec, 64)
         acting = make_acting(agent, view)
-        template = _template(spec, agent, acting, made_by["normalize_observations"])
+        template = params_template(spec, agent, acting, made_by["normalize_observations"])
     except Exception as error:  # the file may hold anything
         raise ValueError(f"{folder}/policy.json cannot be used: {type(error).__name__}: {error}") from error
-    wanted = _by_name(template)
+    wanted = by_name(template)
     try:
         found = serialization.msgpack_restore(stored)
         found = _named_by_position(found, wanted) if description["format"] == BY_POSITION else found
@@ -169,7 +174,7 @@ def _read_files(folder: Path) -> tuple[dict[str, Any], bytes]:
     return description, stored
 
 
-def _template(spec: EnvSpec, agent: Agent, acting: Acting, normalized: bool) -> PolicyParams:
+def params_template(spec: EnvSpec, agent: Agent, acting: Acting, normalized: bool) -> PolicyParams:
     """Arrays of the shapes and dtypes that a policy's parameters have."""
 
     def weights() -> dict[str, PyTree]:
@@ -179,9 +184,14 @@ def _template(spec: EnvSpec, agent: Agent, acting: Acting, normalized: bool) -> 
     return PolicyParams(parts, init_stats(spec.obs) if normalized else None)
 
 
-def _by_name(params: PolicyParams) -> dict[str, Any]:
+def by_name(params: PolicyParams) -> dict[str, Any]:
     """Leaves by their path, such as ``parts/actor/params/Dense_0/kernel``."""
     return {keystr(path, simple=True, separator="/"): leaf for path, leaf in jax.tree.leaves_with_path(params)}
+
+
+def from_names(template: PolicyParams, leaves: dict[str, Any]) -> PolicyParams:
+    """What `by_name` took apart, in the containers of ``template``."""
+    return jax.tree.unflatten(jax.tree.structure(template), [leaves[name] for name in by_name(template)])
 
 
 def _named_by_position(stored: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:

@@ -29,6 +29,8 @@ from jaxrl_fast.graph.distributed import to_host
 
 FORMAT_VERSION = 2
 PARTS = ("state", "replay")
+BESIDE = "evaluation/"
+"""Begins the names of arrays that are not of the run's state: snapshots that were not evaluated yet."""
 SMALL_FILES = 65_536
 """Bytes of a checkpoint that are not arrays, roughly."""
 
@@ -81,12 +83,7 @@ def write(folder: Path, steps: int, arrays: dict[str, np.ndarray], content: Mapp
         described = {name: {"shape": list(a.shape), "dtype": str(a.dtype)} for name, a in arrays.items()}
         files = {p.relative_to(unfinished).as_posix(): p for p in unfinished.rglob("*") if p.is_file()}
         digests = {name: _digest_of_file(path) for name, path in files.items()}
-        content = {**content, "arrays": described, "files": digests, "versions": versions()}
-        text = json.dumps({"format": FORMAT_VERSION, "digest": _digest_of(content), "content": content})
-        with (unfinished / "description.json").open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        _write_description(unfinished, {**content, "arrays": described, "files": digests, "versions": versions()})
         if finished.exists():
             discard(finished)
         os.replace(unfinished, finished)
@@ -94,6 +91,14 @@ def write(folder: Path, steps: int, arrays: dict[str, np.ndarray], content: Mapp
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
     return finished
+
+
+def set_score(path: Path, score: float, progress: Mapping[str, Any]) -> None:
+    """Note the return of a checkpoint's state, which was evaluated after it was saved, and what that changes of its
+    ``progress``."""
+    content = read_description(path)._asdict()
+    del content["path"]
+    _write_description(path, {**content, "score": score, "progress": {**content["progress"], **progress}})
 
 
 def read_description(path: Path) -> CheckpointFacts:
@@ -179,7 +184,7 @@ def restore(
     arrays = {name: array for name, array in arrays.items() if not f"{name}.".startswith(ours)}
     leaves = [name for name in _leaves(state) if not f"{name}.".startswith(ours)]
     missing = {n for n in leaves if n not in arrays and not is_replay(n, description.refills)}
-    strange = {n for n in arrays if n not in leaves}
+    strange = {n for n in arrays if n not in leaves and not n.startswith(BESIDE)}
     for name in sorted(missing | strange)[:1]:
         owner, other = ("this run", "the checkpoint") if name in missing else ("the checkpoint", "this run")
         raise CheckpointError(f"checkpoint {description.path} does not fit: {owner} has {name}, {other} does not")
@@ -235,6 +240,15 @@ def one_line(error: BaseException) -> str:
     """An error in a line of moderate length."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 200 else f"{text[:199]}…"
+
+
+def _write_description(path: Path, content: Mapping[str, Any]) -> None:
+    text = json.dumps({"format": FORMAT_VERSION, "digest": _digest_of(content), "content": content})
+    with (path / "description.unfinished").open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(path / "description.unfinished", path / "description.json")
 
 
 def _require_space(path: Path, size: int) -> None:

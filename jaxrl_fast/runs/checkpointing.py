@@ -5,7 +5,7 @@ neither drop a part of an older checkpoint nor notice a flipped bit.
 """
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from jaxrl_fast.runs.checkpoint_files import (
     one_line,
     others,
     read_description,
+    set_score,
     sizes,
     snapshot,
     verify,
@@ -53,16 +54,30 @@ class Checkpointer:
         self.folder, self.plan, self.settings, self.tell = folder, plan, dict(settings), tell
         self.refills = list(refills)
         self.newest: Path | None = None
+        self.unscored: set[int] = set()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future | None = None
 
-    def save(self, steps: int, state: TrainState, progress: Mapping[str, Any], score: float | None) -> None:
+    def save(
+        self,
+        steps: int,
+        state: TrainState,
+        progress: Mapping[str, Any],
+        score: float | None,
+        beside: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
         """Copy the state, whose buffers the next chunk will overwrite, and write it while training goes on. Every
-        process must call it; process 0 writes."""
+        process must call it; process 0 writes.
+
+        ``score``: the mean return of this state, None if it is not evaluated or not yet (`add_score`); ``beside``: more
+        arrays, whose names begin with `BESIDE`.
+        """
         self.wait()
-        arrays = snapshot(state, self.refills, replay=self.plan.replay)
+        arrays = snapshot(state, self.refills, replay=self.plan.replay) | dict(beside or {})
         if not distributed.is_first():
             return
+        if any(waiting["env_steps"] == steps for waiting in progress.get("snapshots", [])):
+            self.unscored.add(steps)
         left_out = not self.plan.replay and sizes(state, self.refills)[1] > 0
         content = {
             "settings": self.settings,
@@ -72,6 +87,13 @@ class Checkpointer:
             "left_out": left_out,
         }
         self._pending = self._worker.submit(self._write, steps, arrays, content)
+
+    def add_score(self, steps: int, score: float, progress: Mapping[str, Any]) -> None:
+        """Note the mean return of the state that was saved after ``steps`` environment steps, if it was, and what that
+        changes of its ``progress``."""
+        if distributed.is_first() and steps in self.unscored:
+            self.wait()
+            self._pending = self._worker.submit(self._score, steps, score, dict(progress))
 
     def wait(self) -> None:
         """Wait until the write that is under way has ended."""
@@ -89,18 +111,25 @@ class Checkpointer:
         self.wait()
         self._worker.shutdown()
 
+    def _score(self, steps: int, score: float, progress: dict[str, Any]) -> None:
+        self.unscored.discard(steps)
+        if (self.folder / str(steps)).exists():
+            set_score(self.folder / str(steps), score, progress)
+        prune(self.folder, self.plan.keep, self.unscored)
+
     def _write(self, steps: int, arrays: dict[str, np.ndarray], content: dict[str, Any]) -> None:
         self.newest = write(self.folder, steps, arrays, content)
-        prune(self.folder, self.plan.keep)
+        prune(self.folder, self.plan.keep, self.unscored)
 
 
-def prune(folder: Path, keep: int) -> None:
-    """Leave the ``keep`` newest checkpoints and the one with the best score, and a replay buffer in the newest only."""
+def prune(folder: Path, keep: int, unscored: Collection[int] = ()) -> None:
+    """Leave the ``keep`` newest checkpoints, the one with the best score and those that may yet get one
+    (``unscored``), and a replay buffer in the newest only."""
     steps = all_steps(folder)
     scores = {s: score for s in steps if (score := _score(folder / str(s))) is not None}
     best = [max(scores, key=lambda s: (scores[s], s))] if scores else []
     for step in steps:
-        if step not in (*steps[-keep:], *best):
+        if step not in (*steps[-keep:], *best, *unscored):
             discard(folder / str(step))
         elif step != steps[-1] and (folder / str(step) / "replay").exists():
             discard(folder / str(step) / "replay")

@@ -4,7 +4,7 @@ import csv
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +21,28 @@ EVAL_COLUMNS = ("seed", "env_steps", "wall_s", "return", "length")
 class RunFolder:
     """Writes one run's files as they come; every row is on disk before the next chunk ends. A context manager.
 
-    ``resume_at``: go on with the tables that are there, without their rows past this number of environment steps.
+    ``resume_at``: go on with the tables that are there, without their rows past this number of environment steps, nor
+    those of evaluations after the steps ``evaluated_again``.
     ``tell`` gets a line, once, if a table can no longer be written; that does not end training.
 
     Raises:
         ValueError: the folder cannot be written to.
     """
 
-    def __init__(self, path: Path, *, resume_at: int | None = None, tell: Tell = lambda line: None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        resume_at: int | None = None,
+        evaluated_again: Collection[int] = (),
+        tell: Tell = lambda line: None,
+    ) -> None:
         self.path, self.tell, self.broken = path, tell, False
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._metrics = GrowingTable(path / "metrics.csv", resume_at)
             self._of_seeds = GrowingTable(path / "metrics_seeds.csv", resume_at)
-            known = _cut_table(path / "evals.csv", resume_at)
+            known = _cut_table(path / "evals.csv", resume_at, evaluated_again)
             self._evals_file = (path / "evals.csv").open("a", newline="")
             self._evals = csv.writer(self._evals_file)
             if not known:
@@ -78,6 +86,16 @@ class RunFolder:
     def __exit__(self, *error: object) -> None:
         for file in (self._metrics, self._of_seeds, self._evals_file, self._tensorboard):
             self._try(file.close)
+
+    def keep_policy(self, policy: Policy, *, best: bool) -> None:
+        """Write the newest evaluated policy, also as the ``best`` if it is."""
+
+        def write() -> None:
+            save_policy(policy, self.path / "policy")
+            if best:
+                save_policy(policy, self.path / "policy" / "best")
+
+        self._try(write)
 
     def finish(self, summary: Row, policy: Policy) -> None:
         """Write summary, policy and curve.
@@ -138,8 +156,9 @@ def check_tables(folder: Path) -> None:
             _read_table(folder / name)
 
 
-def _cut_table(path: Path, env_steps: int | None) -> list[str]:
-    """Drop a table's rows past ``env_steps`` (None: all of it); returns its columns, if it has any."""
+def _cut_table(path: Path, env_steps: int | None, without: Collection[int] = ()) -> list[str]:
+    """Drop a table's rows past ``env_steps`` (None: all of it) and those of the steps ``without``; returns its columns,
+    if it has any."""
     if env_steps is None or not path.exists():
         path.unlink(missing_ok=True)
         return []
@@ -148,7 +167,8 @@ def _cut_table(path: Path, env_steps: int | None) -> list[str]:
         return []
     at = rows[0].index("env_steps")
     # A killed process may have written only half of the last row.
-    left = [row for row in rows[1:] if len(row) == len(rows[0]) and int(row[at]) <= env_steps]
+    whole = [row for row in rows[1:] if len(row) == len(rows[0])]
+    left = [row for row in whole if int(row[at]) <= env_steps and int(row[at]) not in without]
     temporary = path.with_suffix(".tmp")
     with temporary.open("w", newline="") as file:
         csv.writer(file).writerows([rows[0], *left])

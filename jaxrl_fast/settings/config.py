@@ -254,6 +254,8 @@ def _make_run(env: str, algo: str, placement: str, values: dict[str, Any], tuned
         placement=placement,
         eval_every=values["eval.every"] or max(1, values["total_steps"] // 10),
         eval_episodes=values["eval.episodes"],
+        eval_beside=values["eval.beside"],
+        eval_device=values["eval.device"],
         tuned_file=tuned_file,
         checkpoints=_checkpoints(values),
         processes=named,

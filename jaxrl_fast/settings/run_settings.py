@@ -47,6 +47,8 @@ class Run:
     precision: str
     eval_every: int
     eval_episodes: int
+    eval_beside: bool = True
+    eval_device: Literal["cpu", "same"] = "cpu"
     run_dir: str | None = None
     name: str | None = None
     tuned_file: str | None = None
@@ -134,7 +136,12 @@ def _to_tree(run: Run) -> dict[str, Any]:
     return {
         "env": {"name": run.env, **known, **({"options": options} if options else {})},
         "algo": {"name": run.algo, **{key: plain(value) for key, value in run.algo_options.items()}},
-        "eval": {"every": run.eval_every, "episodes": run.eval_episodes},
+        "eval": {
+            "every": run.eval_every,
+            "episodes": run.eval_episodes,
+            "beside": run.eval_beside,
+            "device": run.eval_device,
+        },
         "checkpoint": run.checkpoints._asdict(),
         **({"pool": run.pool} if may_be_host(run.env) else {}),
         "tuned": run.tuned_file is not None,

@@ -52,6 +52,8 @@ class EvalSchema:
 
     every: int | None = setting(None, "env steps between evaluations; a tenth of the run", 1)
     episodes: int = setting(32, "episodes in an evaluation", 1, MAX_SIZE)
+    beside: bool = setting(True, "in a process of its own, while training goes on")
+    device: Literal["cpu", "same"] = setting("cpu", "where that process computes:")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,6 +6,7 @@ slow or with a side effect (evaluation, files, callbacks, signals) happens betwe
 
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -14,10 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_fast.algorithms.interface import Algorithm, require_positive
-from jaxrl_fast.core import EpisodeTotals
 from jaxrl_fast.environments.env import VecEnv
 from jaxrl_fast.environments.host_env import HostEnv
-from jaxrl_fast.evaluation.periodic import PeriodicEvaluation, make_periodic_evaluation
+from jaxrl_fast.evaluation.periodic import Evaluate, make_periodic_evaluation
 from jaxrl_fast.experience.binding import bind
 from jaxrl_fast.fragments.build import GraphOptions, Overlap, build_graph
 from jaxrl_fast.fragments.callbacks import check_placement, in_graph, make_bridge, reraise_callback_error
@@ -36,6 +36,7 @@ from jaxrl_fast.runs.folder import RunFolder
 from jaxrl_fast.runs.hooks import OnMetrics, Row, ShouldStop, Tell
 from jaxrl_fast.training import find_nan, resuming
 from jaxrl_fast.training.checks import check_host, check_processes, check_start
+from jaxrl_fast.training.evaluations import Evaluations
 from jaxrl_fast.training.job import Job
 from jaxrl_fast.training.planning import plan_run
 from jaxrl_fast.training.recorder import NonFiniteError, Recorder
@@ -118,6 +119,8 @@ def learn(
     devices: int | None = None,
     eval_every: int | None = None,
     eval_episodes: int = 32,
+    eval_beside: bool | None = None,
+    evaluator: Evaluate | None = None,
     on_metrics: OnMetrics | None = None,
     run_dir: str | Path | None = None,
     checkpoints: Checkpoints = Checkpoints(),
@@ -125,24 +128,26 @@ def learn(
     nan: OnNan = "stop",
     debug: bool = False,
     should_stop: ShouldStop = lambda: False,
-    between_chunks: BetweenChunks = lambda state, scores: None,
+    between_chunks: BetweenChunks | None = None,
     settings: Mapping[str, Any] | None = None,
     tell: Tell = lambda line: print(line, file=sys.stderr),
 ) -> Result:
     """Train for ``total_steps`` environment steps over all environments, for each of ``num_seeds`` seeds at once.
 
     ``eval_every`` (environment steps; default a tenth of the run) and ``eval_episodes`` say how often and on how many
-    episodes the greedy policy is evaluated. ``placement`` is a name or a function ``(graph, devices) -> Placement``,
-    and ``devices`` how many of JAX's devices it may use (default all). ``on_metrics`` gets each row of ``history`` as
-    it comes. Nothing is written unless ``run_dir`` is given; then ``checkpoints`` says when the whole state is saved.
-    ``resume`` is a run's folder or one of its checkpoints, to go on from. ``nan="skip"`` drops updates that would give
-    a number that is not finite; ``debug`` names the operation that gave one. ``should_stop`` is asked before every
-    chunk, and now and then during an evaluation, which is then left for the resumed run to make. ``between_chunks`` is
-    called after every chunk and may change the state. ``settings`` is what a resumed run must have in common with this
-    one (default: taken from the arguments). ``tell`` gets what a person should know, line by line.
+    episodes the greedy policy is evaluated: in a thread beside training, by ``evaluator`` if there is one, or between
+    chunks with ``eval_beside=False``, the default where a ``between_chunks`` is to see the scores. ``placement`` is a
+    name or a function ``(graph, devices) -> Placement``, and ``devices`` how many of JAX's devices it may use (default
+    all). ``on_metrics`` gets each row of ``history`` as it comes. Nothing is written unless ``run_dir`` is given; then
+    ``checkpoints`` says when the whole state is saved. ``resume`` is a run's folder or one of its checkpoints, to go on
+    from. ``nan="skip"`` drops updates that would give a number that is not finite; ``debug`` names the operation that
+    gave one. ``should_stop`` is asked before every chunk, and while an evaluation is waited for, which is then left for
+    the resumed run to make. ``between_chunks`` is called after every chunk and may change the state. ``settings`` is
+    what a resumed run must have in common with this one (default: taken from the arguments). ``tell`` gets what a
+    person should know, line by line.
 
     In a program that has called `jax.distributed.initialize`, every process calls this alike, with
-    ``placement="data_parallel"``; process 0 writes, and calls ``on_metrics`` and ``tell``.
+    ``placement="data_parallel"``; process 0 evaluates, writes, and calls ``on_metrics`` and ``tell``.
 
     Raises:
         ValueError: arguments do not fit together, or a checkpoint does not fit them; before anything is compiled.
@@ -175,15 +180,25 @@ def learn(
     program = programs.compile(graph, placed, plan.ticks_per_chunk, num_seeds)
     keys = jax.random.split(jax.random.key(seed), num_seeds)
     job = Job(env, algorithm, agent, graph, placed, program, plan, keys, failures, options, debug)
-    evaluation = make_periodic_evaluation(env, algorithm, agent, keys, eval_episodes, should_stop)
+    evaluation = make_periodic_evaluation(env, algorithm, agent, keys, eval_episodes)
+    if evaluator is not None:
+        evaluation = evaluation._replace(evaluate=evaluator)
+    beside = between_chunks is None if eval_beside is None else eval_beside
     with open_folder(run_dir, resumed, checkpoints, settings, tagged(graph, REPLAY), tell) as (folder, saver):
-        calls = Calls(on_metrics, should_stop, between_chunks, tell)
-        return run_job(job, evaluation, folder, saver, resumed, calls)
+        calls = Calls(on_metrics, should_stop, between_chunks or (lambda state, scores: None), tell)
+        recorder = Recorder(job, on_metrics, folder)
+        shape = num_seeds, eval_episodes
+        evaluations = Evaluations(
+            evaluation, recorder, shape, folder, saver, beside=beside, should_stop=should_stop, tell=tell
+        )
+        with closing(evaluations):
+            return run_job(job, evaluations, recorder, folder, saver, resumed, calls)
 
 
 def run_job(
     job: Job,
-    evaluation: PeriodicEvaluation,
+    evaluations: Evaluations,
+    recorder: Recorder,
     folder: RunFolder | None,
     saver: Checkpointer | None,
     resumed: resuming.Resumed | None,
@@ -194,7 +209,7 @@ def run_job(
     Raises:
         NonFiniteError: the environment or an update gave a NaN or an infinity.
     """
-    recorder, tell = Recorder(job, calls.on_metrics, folder), calls.tell
+    tell = calls.tell
     state, run = start(job, recorder, resumed)
     describe_start(state, resumed, saver, job.plan, job.agent, tell)
     if folder is not None:
@@ -202,13 +217,16 @@ def run_job(
         title = f"{job.env.spec.name}, {job.algorithm.name}, {how}"
         draw_run(folder.path / "graph.svg", title, job.graph, job.placement, state, run, job.num_seeds, tell)
     call = print_events_after(run, job.env, tell) if isinstance(job.env, HostEnv) else run
+    if resumed is not None:
+        evaluations.go_on_from(state, resumed.progress, resumed.arrays)
     try:
         with reraise_callback_error(job.failures):
-            state = drive(call, state, evaluation.totals, recorder, saver, job, calls)
+            state = drive(call, state, evaluations, recorder, saver, job, calls)
     except NonFiniteError as error:
         origin = resumed.description.path if resumed else None
         raise find_nan.explain_nonfinite(error, job, run, saver, origin) from None
-    policy = evaluation.best_policy(state, recorder.scores)
+    evaluation, best = evaluations.evaluation, int(np.argmax(recorder.scores)) if recorder.scores.size else 0
+    policy = evaluation.policy_of(evaluation.copy_params(state), best)
     summary = recorder.summary()
     if folder is not None:
         folder.finish(summary, policy)
@@ -242,7 +260,7 @@ def start(job: Job, recorder: Recorder, resumed: resuming.Resumed | None) -> tup
 def drive(
     run: programs.RunChunk,
     state: TrainState,
-    evaluate: Callable[[TrainState], EpisodeTotals | None],
+    evaluations: Evaluations,
     recorder: Recorder,
     saver: Checkpointer | None,
     job: Job,
@@ -254,33 +272,32 @@ def drive(
     """
     plan, rates_at = job.plan, make_rates(job)
 
-    def evaluate_now() -> None:
-        totals = evaluate(state)
-        recorder.evaluation_due = totals is None
-        if totals is not None:
-            recorder.add_evaluation(totals)
+    def save() -> None:
+        now = recorder.env_steps()
+        if saver is not None:
+            progress = {**recorder.progress(), **evaluations.progress()}
+            score = recorder.score() if recorder.eval_steps == now else None
+            saver.save(now, state, progress, score, evaluations.arrays())
 
-    if recorder.evaluation_due:
-        evaluate_now()
     saved = begin = recorder.ticks // plan.ticks_per_chunk
     for chunk in range(begin + 1, plan.num_chunks + 1):
         if distributed.any_process(calls.should_stop()):
             break
         state, metrics = run(state)
         recorder.add_chunk(distributed.to_host(metrics), rates_at(state))
+        evaluations.collect()
         last = chunk == plan.num_chunks
-        evaluated = last or chunk % plan.chunks_per_eval == 0
-        if evaluated:
-            evaluate_now()
+        if last or chunk % plan.chunks_per_eval == 0:
+            evaluations.add(state)
         changed = calls.between_chunks(state, recorder.scores)
         if changed is not None:
             state = job.program.place(jax.tree.map(jnp.copy, changed))
-        if saver is not None and (last or chunk % plan.chunks_per_checkpoint == 0):
-            score = recorder.score() if evaluated and not recorder.evaluation_due else None
-            saver.save(recorder.env_steps(), state, recorder.progress(), score)
+        if last or chunk % plan.chunks_per_checkpoint == 0:
+            save()
             saved = chunk
-    if saver is not None and recorder.ticks // plan.ticks_per_chunk > saved:
-        saver.save(recorder.env_steps(), state, recorder.progress(), None)
+    if recorder.ticks // plan.ticks_per_chunk > saved:
+        save()
+    evaluations.finish()
     return state
 
 

@@ -44,7 +44,7 @@ def plan_run(
     steps_per_tick = env.num_envs * agent.rollout_length
     frames_per_tick = agent.updates_per_tick * agent.batch_size
     ticks = -(-total_steps // steps_per_tick)
-    if progress is not None and progress["env_steps"] >= total_steps:
+    if progress is not None and progress["env_steps"] >= total_steps and not progress.get("snapshots"):
         raise ValueError(
             f"total_steps={total_steps}: all of them are trained ({progress['env_steps']} steps): write a larger "
             "total_steps to go on"

@@ -9,6 +9,7 @@ from jaxrl_fast.core import EpisodeTotals
 from jaxrl_fast.environments.env import VecEnv
 from jaxrl_fast.environments.host_env import HostEnv
 from jaxrl_fast.evaluation.episodes import bootstrap_interval
+from jaxrl_fast.evaluation.periodic import Snapshot
 from jaxrl_fast.fragments.updates import DROPPED
 from jaxrl_fast.graph.dataflow import Graph, active_ticks, tagged
 from jaxrl_fast.graph.placements import LEARNING, SAMPLING
@@ -45,8 +46,9 @@ class Recorder:
         self.first_step_s = self.compile_s = 0.0
         self.rates: list[tuple[float, int]] = []
         self.ticks = self.updates = self.dropped = 0
-        self.wall_before_s = 0.0
-        self.evaluation_due = False
+        self.wall_before_s = self.eval_wait_s = 0.0
+        self.best: Row = {}
+        self.eval_steps = 0
 
     def progress(self) -> Row:
         """Where the run stands, for a checkpoint."""
@@ -58,15 +60,24 @@ class Recorder:
             "wall_s": self.wall_s(),
             "ticks_per_chunk": self.plan.ticks_per_chunk,
             "empty_until": self.empty_until,
-            "evaluation_due": self.evaluation_due,
+            "eval_wait_s": self.eval_wait_s,
+            **self.evaluated(),
+        }
+
+    def evaluated(self) -> Row:
+        """What a checkpoint says of the evaluations until now."""
+        return {
+            "best": self.best,
             "scores": self.scores.tolist(),
             "eval_row": self.eval_row,
+            "eval_steps": self.eval_steps,
         }
 
     def go_on_from(self, progress: Row) -> None:
         """Count on from where a checkpoint stood."""
         self.ticks, self.updates, self.dropped = progress["ticks"], progress["updates"], progress["dropped"]
-        self.wall_before_s, self.evaluation_due = progress["wall_s"], progress["evaluation_due"]
+        self.wall_before_s, self.eval_wait_s = progress["wall_s"], progress.get("eval_wait_s", 0.0)
+        self.best, self.eval_steps = progress.get("best", {}), progress.get("eval_steps", 0)
         self.scores, self.eval_row = np.array(progress["scores"]), progress["eval_row"]
 
     def compiling(self) -> None:
@@ -121,15 +132,27 @@ class Recorder:
         if self.folder is not None:
             self.folder.add_metrics(row)
 
-    def add_evaluation(self, totals: EpisodeTotals) -> None:
-        """Record an evaluation's totals ``[S, episodes]``."""
-        env_steps, wall_s = self.env_steps(), self.wall_s()
+    def add_evaluation(self, snapshot: Snapshot, totals: EpisodeTotals) -> None:
+        """Record a snapshot's totals ``[S, episodes]``."""
         self.scores = np.asarray(totals.returns).mean(axis=1)
-        self.eval_row = evaluation_row(totals)
-        self._keep({"kind": "eval", "env_steps": env_steps, "wall_s": wall_s, **self.eval_row})
+        self.eval_row, self.eval_steps = evaluation_row(totals), snapshot.env_steps
+        when = {"env_steps": snapshot.env_steps, "wall_s": snapshot.wall_s}
+        self._keep({"kind": "eval", **when, **self.eval_row})
         if self.folder is not None:
-            self.folder.add_evaluation(env_steps, wall_s, totals)
+            self.folder.add_evaluation(snapshot.env_steps, snapshot.wall_s, totals)
+
+    def is_best(self, snapshot: Snapshot, seed: int) -> bool:
+        """Whether the last evaluation, of ``snapshot``, gave ``seed`` the highest mean so far; notes it, if so."""
+        score = float(self.scores[seed])
+        if self.best and score <= self.best["return_mean"]:
+            return False
+        self.best = {"env_steps": snapshot.env_steps, "seed": seed, "return_mean": score}
+        return True
+
+    def waited(self, since_s: float) -> None:
+        """Count the seconds since ``since_s`` (`time.perf_counter`), in which training waited for an evaluation."""
         self.last_s = time.perf_counter()
+        self.eval_wait_s += self.last_s - since_s
 
     def summary(self) -> Row:
         """The figures of the whole run; steady rates leave compilation and evaluation out."""
@@ -149,11 +172,13 @@ class Recorder:
             "wall_s": self.wall_s(),
             "compile_s": self.compile_s,
             "time_to_first_step_s": self.first_step_s - self.start_s,
+            "eval_wait_s": self.eval_wait_s,
             "sampling_hz": len(active) * chunk_steps / seconds if seconds else 0.0,
             "update_hz": update_hz,
             "update_frame_hz": update_hz * self.agent.batch_size,
             **NOT_EVALUATED,
             **self.eval_row,
+            "best": self.best or None,
         }
 
     def _row_of_seed(self, seed: int, metrics: dict[str, np.ndarray], rates: dict[str, np.ndarray], first: int) -> Row:

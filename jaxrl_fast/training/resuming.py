@@ -31,6 +31,8 @@ FREE = (
     "total_steps",
     "eval.every",
     "eval.episodes",
+    "eval.beside",
+    "eval.device",
     "checkpoint.every",
     "checkpoint.keep",
     "checkpoint.replay",
@@ -42,7 +44,7 @@ FREE = (
     "pool.step_timeout_s",
 )
 """Settings that may change on resume, beside the rates of the algorithm."""
-SILENT = ("name", "tuned")
+SILENT = ("name", "tuned", "eval.beside", "eval.device")
 """Those of them whose change is not reported."""
 
 

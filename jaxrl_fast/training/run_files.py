@@ -75,7 +75,8 @@ def open_folder(
     with ExitStack() as stack:
         folder = None
         if distributed.is_first():
-            folder = stack.enter_context(RunFolder(path, resume_at=resume_at, tell=tell))
+            again = [one["env_steps"] for one in resumed.progress.get("snapshots", [])] if own and resumed else []
+            folder = stack.enter_context(RunFolder(path, resume_at=resume_at, evaluated_again=again, tell=tell))
             checkpointing.remove_stale(path / FOLDER, after=resume_at)
         saver = Checkpointer(path / FOLDER, checkpoints, settings, refills, tell) if checkpoints.keep else None
         if saver is not None and own and resumed:

@@ -1,0 +1,131 @@
+"""Evaluation in a process of its own, which training neither waits for nor depends on.
+
+The two talk through pipes: a message is its length in 8 bytes, then msgpack. Nothing in one is ever executed.
+"""
+
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from flax import serialization
+
+from jaxrl_fast.core import EpisodeTotals
+from jaxrl_fast.evaluation.periodic import Evaluate
+from jaxrl_fast.policy.policies import PolicyParams, by_name, from_names
+
+NICENESS = 19
+"""Added to the evaluator's: it takes what training leaves of the cores."""
+LOG = "evaluator.log"
+
+
+class EvaluatorProcess:
+    """Evaluates in a process that makes the run of a folder's ``config.yaml`` again; one that ended is started anew.
+
+    ``device`` is "cpu" for the host's cores, or "same" for what training runs on. What the process prints goes to
+    ``evaluator.log``. It ends by itself when this process does.
+    """
+
+    def __init__(self, folder: Path, device: str) -> None:
+        self.folder, self.device = folder, device
+        self.memory_mb = 0.0
+        self._process = self._start()
+
+    def __call__(self, params: PolicyParams, fresh: bool = False) -> EpisodeTotals:
+        """As `periodic.Evaluate`.
+
+        Raises:
+            RuntimeError: the evaluation failed, or its process ended.
+        """
+        if self._process.poll() is not None:
+            self.close()
+            self._process = self._start()
+        assert self._process.stdin is not None and self._process.stdout is not None
+        arrays = {name: np.asarray(leaf) for name, leaf in by_name(params).items()}
+        try:
+            send(self._process.stdin, {"params": arrays, "fresh": fresh})
+            answer = receive(self._process.stdout)
+        except OSError:
+            answer = None
+        if answer is None:
+            raise RuntimeError(f"its process ended with status {self._process.wait()}: see {self.folder / LOG}")
+        if "error" in answer:
+            raise RuntimeError(answer["error"])
+        self.memory_mb = max(self.memory_mb, answer["memory_mb"])
+        return EpisodeTotals(answer["returns"], answer["length"])
+
+    def close(self) -> None:
+        """End the process, whatever it is doing."""
+        self._process.kill()
+        for pipe in (self._process.stdin, self._process.stdout):
+            with suppress(OSError):  # what was not sent is lost
+                pipe.close()  # type: ignore[union-attr]
+        self._process.wait()
+
+    def _start(self) -> subprocess.Popen:
+        platform = {"JAX_PLATFORMS": "cpu"} if self.device == "cpu" else {}
+        with (self.folder / LOG).open("a") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "jaxrl_fast.evaluator", str(self.folder)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env={**os.environ, **platform},
+                start_new_session=True,  # Ctrl-C is for training, which then ends this
+            )
+
+
+def serve(evaluate: Evaluate, template: PolicyParams, requests: IO[bytes], answers: IO[bytes]) -> None:
+    """Answer evaluations until the other process ends; then end this one at once."""
+    for message in read_ahead(requests):
+        try:
+            params = from_names(template, message["params"])
+            totals = evaluate(params, message["fresh"])
+            answer: dict[str, Any] = {name: np.asarray(x) for name, x in totals._asdict().items()}
+        except Exception as error:  # an environment may raise anything
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        send(answers, {**answer, "memory_mb": peak_memory_mb()})
+
+
+def read_ahead(requests: IO[bytes]) -> Iterator[dict[str, Any]]:
+    """Messages as they come, read by a thread: when there are no more, the process ends even in an evaluation."""
+    waiting: queue.Queue[dict[str, Any]] = queue.Queue()
+
+    def read() -> None:
+        while (message := receive(requests)) is not None:
+            waiting.put(message)
+        os._exit(0)
+
+    threading.Thread(target=read, daemon=True).start()
+    while True:
+        yield waiting.get()
+
+
+def send(pipe: IO[bytes], message: dict[str, Any]) -> None:
+    """Write a message."""
+    content = serialization.msgpack_serialize(message)
+    pipe.write(len(content).to_bytes(8, "big") + content)
+    pipe.flush()
+
+
+def receive(pipe: IO[bytes]) -> dict[str, Any] | None:
+    """Read a message; None at the end."""
+    length = pipe.read(8)
+    if len(length) < 8:
+        return None
+    content = pipe.read(int.from_bytes(length, "big"))
+    return dict(serialization.msgpack_restore(content))
+
+
+def peak_memory_mb() -> float:
+    """The most memory that this process has had, in MB."""
+    import resource
+
+    unit = 1e-6 if sys.platform == "darwin" else 1e-3
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

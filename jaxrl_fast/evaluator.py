@@ -1,0 +1,47 @@
+"""``python -m jaxrl_fast.evaluator FOLDER``: the evaluator of a run that goes on, started by training."""
+
+import dataclasses
+import os
+import signal
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from jaxrl_fast.environments.host_env import HostEnv
+from jaxrl_fast.evaluation.evaluator_process import NICENESS, serve
+from jaxrl_fast.evaluation.periodic import make_periodic_evaluation
+from jaxrl_fast.experience.acting import make_acting
+from jaxrl_fast.experience.binding import bind
+from jaxrl_fast.experience.view import make_view
+from jaxrl_fast.policy.policies import params_template
+from jaxrl_fast.settings import config
+from jaxrl_fast.settings.run_settings import make_algorithm, make_envs
+from jaxrl_fast.settings.runtime import setup
+
+
+def evaluate_for(folder: Path) -> None:
+    """Evaluate what training sends, in environments made by the ``config.yaml`` of its ``folder``."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what an environment prints must not mix with the answers
+    os.nice(NICENESS)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    run = config.compose([f"config='{folder / 'config.yaml'}'"])
+    setup(cpu_devices=1)
+    alone = {"workers": 0, "num_groups": 1, "order": "fixed"}
+    env = make_envs(dataclasses.replace(run, num_envs=1, num_seeds=1, pool={**run.pool, **alone}))
+    algorithm = make_algorithm(run)
+    agent = bind(algorithm, env.spec, run.num_envs)
+    view = make_view(env.spec)
+    unbound = algorithm.build(view.spec, run.num_envs)
+    template = params_template(env.spec, unbound, make_acting(unbound, view), agent.normalize_observations)
+    stacked = jax.tree.map(lambda x: np.zeros((run.num_seeds, *x.shape), x.dtype), template)
+    keys = jax.random.split(jax.random.key(run.seed), run.num_seeds)
+    ahead = None if isinstance(env, HostEnv) else stacked
+    evaluation = make_periodic_evaluation(env, algorithm, agent, keys, run.eval_episodes, ahead)
+    serve(evaluation.evaluate, stacked, sys.stdin.buffer, answers)
+
+
+if __name__ == "__main__":
+    evaluate_for(Path(sys.argv[1]))

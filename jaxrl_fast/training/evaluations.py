@@ -1,0 +1,150 @@
+"""The evaluations of a run: one at a time and in order, beside training or between its chunks."""
+
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_fast.core import EpisodeTotals
+from jaxrl_fast.evaluation.periodic import PeriodicEvaluation, Snapshot
+from jaxrl_fast.graph import distributed
+from jaxrl_fast.graph.dataflow import TrainState
+from jaxrl_fast.policy.policies import by_name, from_names
+from jaxrl_fast.runs.checkpoint_files import BESIDE, one_line
+from jaxrl_fast.runs.checkpointing import Checkpointer
+from jaxrl_fast.runs.folder import RunFolder
+from jaxrl_fast.runs.hooks import Row, ShouldStop, Tell
+from jaxrl_fast.training.recorder import Recorder
+
+POLL_S = 0.5
+"""How often it is checked whether the run is asked to stop while an evaluation is waited for, in seconds."""
+
+
+class Evaluations:
+    """Evaluates snapshots of a run and records what they gave. Process 0 evaluates; all must call every method.
+
+    - ``waiting``: the snapshots that are not recorded yet, oldest first; checkpoints hold them.
+
+    Beside training (``beside``) an evaluation that fails costs a line: its snapshot goes on waiting, for the resumed
+    run. Between chunks its error is raised.
+    """
+
+    def __init__(
+        self,
+        evaluation: PeriodicEvaluation,
+        recorder: Recorder,
+        shape: tuple[int, int],
+        folder: RunFolder | None,
+        saver: Checkpointer | None,
+        *,
+        beside: bool,
+        should_stop: ShouldStop,
+        tell: Tell,
+    ) -> None:
+        self.evaluation, self.recorder, self.folder, self.saver = evaluation, recorder, folder, saver
+        self.beside, self.should_stop, self.tell = beside, should_stop, tell
+        self.waiting: list[Snapshot] = []
+        self._failed: set[int] = set()
+        self._running: Future[EpisodeTotals] | None = None
+        self.nothing = EpisodeTotals(*(jnp.zeros(shape, dtype) for dtype in (jnp.float32, jnp.int32)))
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="evaluation")
+
+    def add(self, state: TrainState) -> None:
+        """Evaluate the policies of ``state``. Training waits for an evaluation that is still under way."""
+        self.finish()
+        params = self.evaluation.copy_params(state)
+        self.take_up([Snapshot(self.recorder.env_steps(), self.recorder.wall_s(), params)])
+        if not self.beside:
+            self.finish()
+
+    def take_up(self, snapshots: Sequence[Snapshot]) -> None:
+        """Evaluate these after those that wait."""
+        self.waiting += snapshots
+        self._start_next()
+
+    def collect(self) -> None:
+        """Record the evaluation that was under way, if it has ended."""
+        ended = self._running is not None and self._running.done()
+        if not distributed.any_process(ended):
+            return
+        snapshot, totals = self._next(), self._result()
+        assert snapshot is not None
+        made, totals = distributed.from_first((np.int32(totals is not None), totals or self.nothing))
+        self._running = None
+        if made:
+            self.waiting = [other for other in self.waiting if other is not snapshot]
+            self._record(snapshot, totals)
+        else:
+            self._failed.add(snapshot.env_steps)
+        self._start_next()
+
+    def finish(self) -> None:
+        """Wait until all are recorded, have failed, or the run is asked to stop."""
+        begin = time.perf_counter()
+        self.collect()
+        if not distributed.any_process(self._running is not None):
+            return
+        while distributed.any_process(self._running is not None) and not distributed.any_process(self.should_stop()):
+            if self._running is not None:
+                wait([self._running], timeout=POLL_S)
+            self.collect()
+        self.recorder.waited(begin)
+
+    def progress(self) -> Row:
+        """What a checkpoint says of the snapshots that wait."""
+        return {"snapshots": [{"env_steps": s.env_steps, "wall_s": s.wall_s} for s in self.waiting]}
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Their params by name, as a checkpoint holds them."""
+        return {
+            f"{BESIDE}{snapshot.env_steps}/{name}": np.asarray(leaf)
+            for snapshot in self.waiting
+            for name, leaf in by_name(snapshot.params).items()
+        }
+
+    def go_on_from(self, state: TrainState, progress: Row, arrays: Mapping[str, np.ndarray]) -> None:
+        """Take up the snapshots of a checkpoint; ``state`` is the one that was restored from it."""
+        template = self.evaluation.copy_params(state)
+        for waiting in progress.get("snapshots", []):
+            prefix = f"{BESIDE}{waiting['env_steps']}/"
+            leaves = {name: arrays[f"{prefix}{name}"] for name in by_name(template)}
+            self.take_up([Snapshot(waiting["env_steps"], waiting["wall_s"], from_names(template, leaves))])
+        if progress.get("evaluation_due"):  # of a version that evaluated between chunks only
+            self.add(state)
+
+    def close(self) -> None:
+        """Leave an evaluation that is under way to itself: it may take longer than a stopped run may."""
+        self._worker.shutdown(wait=False, cancel_futures=True)
+
+    def _next(self) -> Snapshot | None:
+        """The oldest that has not failed; the one under way, if one is."""
+        return next((snapshot for snapshot in self.waiting if snapshot.env_steps not in self._failed), None)
+
+    def _start_next(self) -> None:
+        snapshot = self._next()
+        if self._running is None and snapshot is not None and distributed.is_first():
+            self._running = self._worker.submit(self.evaluation.evaluate, snapshot.params)
+
+    def _result(self) -> EpisodeTotals | None:
+        """The totals of the evaluation that has ended, in process 0; None if it failed."""
+        if self._running is None:
+            return None
+        error = self._running.exception()
+        if error is None:
+            return self._running.result()
+        if not self.beside:
+            raise error
+        self.tell(f"an evaluation failed ({one_line(error)}); training goes on, and resuming the run makes up for it")
+        return None
+
+    def _record(self, snapshot: Snapshot, totals: EpisodeTotals) -> None:
+        self.recorder.add_evaluation(snapshot, totals)
+        score, seed = self.recorder.score(), int(np.argmax(self.recorder.scores))
+        best = self.recorder.is_best(snapshot, seed)
+        if self.saver is not None:
+            self.saver.add_score(snapshot.env_steps, score, {**self.recorder.evaluated(), **self.progress()})
+        if self.folder is not None:
+            policy = self.evaluation.policy_of(snapshot.params, seed)
+            self.folder.keep_policy(policy, best=best)

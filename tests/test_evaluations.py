@@ -1,0 +1,233 @@
+"""Evaluation beside training: the same rows as between chunks, none left out, whatever happens to the evaluator."""
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from tiny import line
+
+import jaxrl_fast as jf
+from jaxrl_fast.core import EpisodeTotals
+from jaxrl_fast.evaluation.evaluator_process import EvaluatorProcess
+from jaxrl_fast.runs.checkpoint_files import all_steps, read_description
+from jaxrl_fast.settings.config import compose
+from jaxrl_fast.settings.run_settings import to_yaml
+
+STEPS, EVERY = 32 * 12, 32 * 3
+WORDS = ["env=probe", "env.id=value", "algo=ppo", "num_envs=4", "eval.episodes=3", "seed=5", "num_seeds=2"]
+
+
+def quiet(line: str) -> None:
+    pass
+
+
+def learn(**options: Any) -> jf.Result:
+    algorithm = jf.ppo(rollout_length=8, num_minibatches=1, policy_hidden=(8,), value_hidden=(8,))
+    given = dict(total_steps=STEPS, eval_every=EVERY, eval_episodes=3, num_seeds=2, tell=quiet)
+    return jf.learn(line(discrete=True), algorithm, **{**given, **options})
+
+
+def rows(folder: Path) -> list[list[str]]:
+    """``evals.csv`` without times."""
+    found = list(csv.DictReader((folder / "evals.csv").read_text().splitlines()))
+    return [[row[name] for name in ("seed", "env_steps", "return", "length")] for row in found]
+
+
+class Evaluator:
+    """Gives the params' sum as every return, and does what a test asks for before it answers."""
+
+    def __init__(self, before=lambda number: None) -> None:
+        self.before, self.calls = before, 0
+
+    def __call__(self, params, fresh=False) -> EpisodeTotals:
+        self.calls += 1
+        self.before(self.calls)
+        sums = sum(np.asarray(x).reshape(2, -1).sum(axis=1) for x in jax.tree.leaves(params))
+        return EpisodeTotals(np.repeat(sums[:, None], 3, axis=1).astype(np.float32), np.full((2, 3), 7, np.int32))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    learn(run_dir=folder, evaluator=Evaluator())
+    return folder
+
+
+def test_the_rows_are_those_of_evaluation_between_chunks(tmp_path: Path):
+    learn(run_dir=tmp_path / "beside", eval_beside=True)
+    learn(run_dir=tmp_path / "between", eval_beside=False)
+    assert rows(tmp_path / "beside") == rows(tmp_path / "between")
+    assert len(rows(tmp_path / "beside")) == 4 * 2 * 3
+
+
+def test_training_goes_on_meanwhile_and_waits_where_the_next_one_is_due(tmp_path: Path):
+    chunks, released = [], threading.Event()
+
+    def hold(number: int) -> None:
+        if number == 1:
+            assert released.wait(60)
+            time.sleep(0.2)
+
+    def release(row) -> None:
+        chunks.append(row["kind"])
+        if chunks.count("train") == 6:  # the second evaluation is due
+            released.set()
+
+    result = learn(evaluator=Evaluator(hold), on_metrics=release)
+    assert chunks.index("eval") >= 6
+    assert [row["env_steps"] for row in result.history if row["kind"] == "eval"] == [96, 192, 288, 384]
+    assert result.summary["eval_wait_s"] > 0.0
+
+
+@pytest.mark.parametrize("at", [1, 2, 4])
+def test_a_snapshot_that_was_not_evaluated_is_in_the_checkpoint_and_resume_makes_up_for_it(
+    tmp_path: Path, undisturbed: Path, at: int
+):
+    """``at``: the evaluation in which the run is stopped."""
+    stopping, release = threading.Event(), threading.Event()
+
+    def stop(number: int) -> None:
+        if number == at:
+            stopping.set()
+            assert release.wait(60)
+
+    try:
+        learn(run_dir=tmp_path, evaluator=Evaluator(stop), should_stop=stopping.is_set)
+    finally:
+        release.set()
+    waiting = read_description(tmp_path / "checkpoints" / str(all_steps(tmp_path / "checkpoints")[-1])).progress
+    assert waiting["snapshots"][0]["env_steps"] == at * EVERY
+    assert len(rows(tmp_path)) == (at - 1) * 6
+    learn(run_dir=tmp_path, evaluator=Evaluator(), resume=tmp_path)
+    assert rows(tmp_path) == rows(undisturbed)
+
+
+def test_a_row_that_was_written_after_the_checkpoint_is_not_written_twice(tmp_path: Path, undisturbed: Path):
+    held, release = threading.Event(), threading.Event()
+
+    def hold(number: int) -> None:
+        if number == 2:
+            held.set()
+            assert release.wait(60)
+
+    try:
+        learn(run_dir=tmp_path, evaluator=Evaluator(hold), should_stop=held.is_set)
+    finally:
+        release.set()
+    written = rows(undisturbed)[6:12]
+    with (tmp_path / "evals.csv").open("a") as file:  # as by a process that was killed before its next checkpoint
+        csv.writer(file).writerows([[seed, steps, "1.0", value, length] for seed, steps, value, length in written])
+    learn(run_dir=tmp_path, evaluator=Evaluator(), resume=tmp_path)
+    assert rows(tmp_path) == rows(undisturbed)
+
+
+def test_an_evaluation_that_fails_costs_a_line_and_is_made_up_for(tmp_path: Path, undisturbed: Path):
+    told: list[str] = []
+
+    def fail(number: int) -> None:
+        if number == 2:
+            raise ValueError("a user's environment\nbroke")
+
+    learn(run_dir=tmp_path, evaluator=Evaluator(fail), tell=told.append)
+    (line,) = [line for line in told if "evaluation" in line]
+    assert line.startswith("an evaluation failed (a user's environment broke)")
+    assert len(rows(tmp_path)) == 3 * 6
+    learn(run_dir=tmp_path, evaluator=Evaluator(), resume=tmp_path)
+    assert sorted(rows(tmp_path)) == sorted(rows(undisturbed))
+
+
+def test_between_chunks_the_error_is_raised():
+    def fail(number: int) -> None:
+        raise ValueError("broke")
+
+    with pytest.raises(ValueError, match="broke"):
+        learn(evaluator=Evaluator(fail), eval_beside=False)
+
+
+def test_checkpoints_get_their_scores_and_the_best_is_kept(tmp_path: Path):
+    given = iter([1.0, 9.0, 2.0, 3.0])
+
+    class Scores(Evaluator):
+        def __call__(self, params, fresh=False) -> EpisodeTotals:
+            score = next(given)
+            return EpisodeTotals(np.float32([[score] * 3, [score - 1] * 3]), np.full((2, 3), 7, np.int32))
+
+    plan = jf.Checkpoints(every=EVERY, keep=1)
+    result = learn(run_dir=tmp_path, evaluator=Scores(), checkpoints=plan)
+    kept = {steps: read_description(tmp_path / "checkpoints" / str(steps)) for steps in (192, 384)}
+    assert all_steps(tmp_path / "checkpoints") == [192, 384]
+    assert {steps: facts.score for steps, facts in kept.items()} == {192: 8.5, 384: 2.5}
+    assert kept[384].progress["snapshots"] == []
+    assert result.summary["best"] == {"env_steps": 192, "seed": 0, "return_mean": 9.0}
+    best, newest = jf.load_policy(tmp_path / "policy" / "best"), jf.load_policy(tmp_path / "policy")
+    assert not np.array_equal(*(jax.tree.leaves(policy.params)[0] for policy in (best, newest)))
+
+
+def process_for(folder: Path) -> EvaluatorProcess:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.yaml").write_text(to_yaml(compose(WORDS)))
+    return EvaluatorProcess(folder, "cpu")
+
+
+def test_a_process_gives_the_same_bits_and_survives_its_own_death(tmp_path: Path, monkeypatch):
+    from jaxrl_fast.evaluation.periodic import make_periodic_evaluation
+    from jaxrl_fast.experience.binding import bind
+    from jaxrl_fast.fragments.build import GraphOptions, build_graph
+    from jaxrl_fast.graph.dataflow import init
+    from jaxrl_fast.settings.run_settings import make_algorithm, make_envs
+
+    run = compose(WORDS)
+    env, algorithm = make_envs(run), make_algorithm(run)
+    keys = jax.random.split(jax.random.key(run.seed), run.num_seeds)
+    evaluation = make_periodic_evaluation(env, algorithm, bind(algorithm, env.spec, 4), keys, run.eval_episodes)
+    graph, _ = build_graph(env, algorithm, GraphOptions())
+    params = evaluation.copy_params(jax.vmap(lambda key: init(graph, key, algorithm.hyper))(keys))
+    evaluator = process_for(tmp_path)
+    try:
+        for fresh in (False, True):
+            here, there = evaluation.evaluate(params, fresh), evaluator(params, fresh)
+            np.testing.assert_array_equal(here.returns, there.returns)
+            np.testing.assert_array_equal(here.length, there.length)
+        assert evaluator.memory_mb > 10
+        os.kill(evaluator._process.pid, signal.SIGKILL)
+        with pytest.raises(RuntimeError, match="its process ended with status -9"):
+            evaluator._process.wait()
+            monkeypatch.setattr(evaluator._process, "poll", lambda: None)  # it dies just before it is asked
+            evaluator(params)
+        monkeypatch.undo()
+        np.testing.assert_array_equal(evaluator(params).returns, evaluation.evaluate(params).returns)
+    finally:
+        evaluator.close()
+
+
+def test_it_ends_when_training_is_killed(tmp_path: Path):
+    script = (
+        "import sys, time; from pathlib import Path; "
+        "from jaxrl_fast.evaluation.evaluator_process import EvaluatorProcess; "
+        "print(EvaluatorProcess(Path(sys.argv[1]), 'cpu')._process.pid, flush=True); time.sleep(600)"
+    )
+    (tmp_path / "config.yaml").write_text(to_yaml(compose(WORDS)))
+    with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        parent.kill()
+    deadline = time.monotonic() + 60
+    while is_alive(child) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not is_alive(child)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
