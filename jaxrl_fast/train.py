@@ -97,7 +97,8 @@ def train_on(env: VecEnv | HostEnv, run: Run, chosen: str, stop: StopSignal) -> 
         # Not after a signal, which wants a quick end: the page takes as long to compile as some runs take.
         page = stopped_by is None and draw_policy(result.policy, env, run.env, run.env_options, run.seed, folder)
         wall_s = earlier_s + time.perf_counter() - IMPORT_START_S
-        summary = add_to_summary(run, result.summary, folder, before_s, wall_s, stopped_by)
+        measured = {**result.summary, "evaluator_memory_mb": evaluator and evaluator.memory_mb}
+        summary = add_to_summary(run, measured, folder, before_s, wall_s, stopped_by)
         print_closing(summary, folder, ["policy.html"] if page else [])
     cluster.finish()
     return 128 + stopped_by if stopped_by is not None else 0

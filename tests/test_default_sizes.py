@@ -53,7 +53,7 @@ def test_agents_are_built_with_the_sizes_that_are_said(name):
 
 def test_the_settings_of_a_run_have_the_numbers():
     narrow, wide = (compose(["env=acrobot", f"num_envs={n}"]).algo_options for n in (16, 64))
-    assert (narrow["num_minibatches"], wide["num_minibatches"]) == (4, 16)
+    assert (narrow["num_minibatches"], wide["num_minibatches"]) == (8, 32)
     assert compose(["env=acrobot", "num_envs=512"]).algo_options["rollout_length"] == 32
     assert compose(["env=pendulum", "tuned=false", "num_envs=2"]).algo_options["updates_per_tick"] == 2
     assert compose(["env=acrobot", "num_envs=64", "algo.num_minibatches=2"]).algo_options["num_minibatches"] == 2

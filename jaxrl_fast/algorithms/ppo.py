@@ -104,7 +104,7 @@ def ppo(
         critic_keys=tuple(critic_keys),
         optimizer=optimizer,
     )
-    sizes = on_policy_sizes(rollout_length, num_minibatches, steps=512, least=4, whole_rollouts=recurrent_size > 0)
+    sizes = on_policy_sizes(rollout_length, num_minibatches, steps=256, least=4, whole_rollouts=recurrent_size > 0)
 
     def build(spec: EnvSpec, num_envs: int) -> Agent:
         space = require_actions("ppo", spec, (Discrete, Box), "sac")

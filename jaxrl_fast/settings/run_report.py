@@ -98,6 +98,9 @@ def print_closing(summary: dict[str, Any], folder: Path, pages: list[str]) -> No
         f"{si(summary['sampling_hz'])} steps/s, {si(summary['update_hz'])} updates/s of {summary['batch_size']}, "
         f"update frame rate {si(summary['update_frame_hz'])}"
     )
+    if summary["evaluator_memory_mb"]:
+        waited = f"training waited {summary['eval_wait_s']:.1f} s for it"
+        print(f"evaluated in a process of {summary['evaluator_memory_mb']:.0f} MB; {waited}")
     files = ["summary.json", "curve.png", "graph.svg", *pages, "policy/", "metrics.csv", "evals.csv"]
     print(f"{folder}: {', '.join(files)}")
     if summary["stopped_by"]:
