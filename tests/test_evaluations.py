@@ -231,3 +231,18 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def test_a_run_that_lacks_only_its_last_evaluation_is_resumed_for_it(tmp_path: Path, undisturbed: Path):
+    told: list[str] = []
+
+    def fail(number: int) -> None:
+        if number == 4:
+            raise ValueError("broke")
+
+    learn(run_dir=tmp_path, evaluator=Evaluator(fail), tell=told.append)
+    result = learn(run_dir=tmp_path, evaluator=Evaluator(), resume=tmp_path)
+    assert rows(tmp_path) == rows(undisturbed)
+    assert result.summary["env_steps"] == STEPS
+    with pytest.raises(ValueError, match="all of them are trained"):
+        learn(run_dir=tmp_path, evaluator=Evaluator(), resume=tmp_path)

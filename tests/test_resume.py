@@ -213,7 +213,7 @@ def test_a_run_may_be_made_longer_and_its_rates_changed_which_is_told(tmp_path):
         ({"seed": 1}, "seed was 0 in .* and is 1"),
         ({"num_seeds": 2}, "num_seeds was 1 in .* and is 2"),
         ({"overlap": "all"}, "overlap was none in .* and is all"),
-        ({"total_steps": 64}, "all of them are trained"),
+        ({"total_steps": 32}, "all of them are trained"),
     ],
 )
 def test_what_makes_another_run_is_refused_and_named(finished, tmp_path, changes, message):

@@ -110,6 +110,8 @@ class Evaluations:
         for waiting in progress.get("snapshots", []):
             prefix = f"{BESIDE}{waiting['env_steps']}/"
             leaves = {name: arrays[f"{prefix}{name}"] for name in by_name(template)}
+            if self.saver is not None:
+                self.saver.unscored.add(waiting["env_steps"])
             self.take_up([Snapshot(waiting["env_steps"], waiting["wall_s"], from_names(template, leaves))])
         if progress.get("evaluation_due"):  # of a version that evaluated between chunks only
             self.add(state)

@@ -44,7 +44,7 @@ def plan_run(
     steps_per_tick = env.num_envs * agent.rollout_length
     frames_per_tick = agent.updates_per_tick * agent.batch_size
     ticks = -(-total_steps // steps_per_tick)
-    if progress is not None and progress["env_steps"] >= total_steps and not progress.get("snapshots"):
+    if progress is not None and progress["env_steps"] >= total_steps and not _only_evaluations_lack(progress, ticks):
         raise ValueError(
             f"total_steps={total_steps}: all of them are trained ({progress['env_steps']} steps): write a larger "
             "total_steps to go on"
@@ -56,6 +56,12 @@ def plan_run(
 
     num_chunks = -(-ticks // ticks_per_chunk)
     return Plan(ticks_per_chunk, num_chunks, chunks(eval_every), chunks(checkpoint_every), steps_per_tick)
+
+
+def _only_evaluations_lack(progress: dict[str, Any], ticks: int) -> bool:
+    """Whether a run of so many ``ticks`` was stopped behind its last one, before all was evaluated."""
+    whole_run = -(-ticks // progress["ticks_per_chunk"]) * progress["ticks_per_chunk"]
+    return bool(progress.get("snapshots")) and progress["ticks"] == whole_run
 
 
 def ticks_within(
