@@ -7,8 +7,13 @@
 #   make sweep SWEEP="objective=sampling"       more words for the autotuner
 #   make sweep-all                              the same for one environment of every suite (an hour)
 #   make sweep-compare A=one.json B=other.json  two results of sweeps side by side
+#   make viewer-assets                          bundle three.js for policy.html again (npm; to change its version)
 #   make setup PYTHON=/path/to/python3.12       with a chosen Python
 #   make test-part VENV=.venv-3.12 PYTHON=/path/to/python3.12   a part of the tests, with a second Python
+
+THREE := 0.187.0
+ESBUILD := 0.28.2
+ASSETS := jaxrl_fast/evaluation/assets
 
 ARGS ?= env=halfcheetah
 TESTS ?= tests
@@ -39,7 +44,7 @@ EXTRAS := dev$(if $(EXTRA),$(comma)$(EXTRA))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(EXTRAS)
 
-.PHONY: setup train test test-part check fmt lint types bench bench-host sweep sweep-all sweep-compare clean
+.PHONY: setup train test test-part check fmt lint types bench bench-host sweep sweep-all sweep-compare viewer-assets clean
 
 setup: $(STAMP)
 
@@ -100,6 +105,16 @@ $(PEERS)/.installed $(PEERS_HOST)/.installed:
 	@[ -x $(@D)/bin/python ] || { echo "$(PEERS_PYTHON) -m venv $(@D)"; $(PEERS_PYTHON) -m venv $(@D); }
 	$(@D)/bin/python -m pip install --disable-pip-version-check --quiet -r $<
 	@touch $@
+
+# Only what three_parts.js names, so that a page of 1,000 steps stays below 2 MB. Not needed to install: the result is
+# in the repository.
+viewer-assets:
+	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
+	npm install --prefix "$$folder" --no-save --no-audit --no-fund three@$(THREE) esbuild@$(ESBUILD) && \
+	cp $(ASSETS)/three_parts.js "$$folder" && \
+	cp "$$folder/node_modules/three/LICENSE" $(ASSETS)/three.LICENSE && \
+	"$$folder/node_modules/.bin/esbuild" "$$folder/three_parts.js" --bundle --minify --format=iife \
+		--global-name=THREE --legal-comments=inline --outfile=$(ASSETS)/three.min.js
 
 clean:
 	rm -rf $(VENV) $(PEERS) $(PEERS_HOST) build dist *.egg-info
