@@ -11,10 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from envs.brax_scene import geoms_of
 from envs.foreign import like, relaxed, settled
 from jaxrl_fast.core import Box, EnvSpec, PyTree, Timestep
 from jaxrl_fast.environments.env import Env
 from jaxrl_fast.environments.env_laws import check_option, check_shapes
+from jaxrl_fast.environments.scene import Scene
 
 
 @contextmanager
@@ -123,13 +125,21 @@ def _copied_containers(state: PyTree) -> PyTree:
     return jax.tree.map(lambda x: x, state)
 
 
-def render(states: PyTree, *, id: str, backend: str = "spring", **options: Any) -> str:
-    """brax's viewer page for the states of one episode, leaves ``[T, ...]``."""
-    from brax.io import html
+def scene_of(*, id: str, backend: str = "spring", **options: Any) -> Scene:
+    """The bodies of an environment that `make` makes with the same options.
 
+    Raises:
+        ValueError: the environment has none.
+    """
     options.pop("episode_length", None)
     with quiet():
-        sys = brax_envs.get_environment(id, backend=backend, **options).sys
-    host = jax.tree.map(np.asarray, states.pipeline_state)
-    steps = [jax.tree.map(lambda x, i=i: x[i], host) for i in range(states.reward.shape[0])]
-    return str(html.render(sys, steps, height="100vh", colab=False))
+        physics = brax_envs.get_environment(id, backend=backend, **options)
+    if not hasattr(physics, "sys"):
+        raise ValueError(f"brax's {id} has no bodies to draw")
+    return Scene(f"{id}, {backend}", geoms_of(physics.sys.mj_model), float(physics.dt))
+
+
+def pose_of(state: PyTree) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """What a state of an environment with bodies shows, with any backend; leading axes stay: positions ``[B, 3]`` and
+    rotations ``[B, 4]`` of its bodies, the reward of the step that led to it, and whether that step terminated."""
+    return state.pipeline_state.x.pos, state.pipeline_state.x.rot, state.reward, state.done.astype(bool)

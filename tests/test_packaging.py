@@ -215,7 +215,7 @@ assert not jax_has_started(), "a device was touched"
     assert done.returncode == 0, done.stderr
 
 
-def test_a_wheel_carries_the_settings_and_no_experiment(tmp_path: Path):
+def test_a_wheel_carries_the_settings_and_assets_and_no_experiment(tmp_path: Path):
     pytest.importorskip("setuptools", minversion="77")
     source = tmp_path / "source"
     for name in ("jaxrl_fast", "envs", "tests", "experiments"):
@@ -228,7 +228,7 @@ def test_a_wheel_carries_the_settings_and_no_experiment(tmp_path: Path):
     assert done.returncode == 0, done.stderr
     (wheel,) = tmp_path.glob("*.whl")
     held = set(zipfile.ZipFile(wheel).namelist())
-    wanted = [*SOURCES, *ROOT.glob("jaxrl_fast/config/**/*.yaml")]
+    wanted = [*SOURCES, *ROOT.glob("jaxrl_fast/config/**/*.yaml"), *ROOT.glob("jaxrl_fast/**/assets/*")]
     assert {str(path.relative_to(ROOT)) for path in wanted} <= held
     assert any(name.startswith("jaxrl_fast/config/tuned/") for name in held)
     assert {name.split("/")[0] for name in held if ".dist-info" not in name} == {"jaxrl_fast", "envs"}
