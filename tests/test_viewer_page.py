@@ -22,7 +22,7 @@ from jaxrl_fast.environments.env import vectorize
 from jaxrl_fast.environments.scene import Motion, Scene
 from jaxrl_fast.evaluation.episode_page import ASSETS, FULL_SCALE, page_of
 from jaxrl_fast.evaluation.episodes import evaluate_episodes
-from jaxrl_fast.evaluation.viewer import draw_policy, greedy_episode
+from jaxrl_fast.evaluation.viewer import draw_policy
 from jaxrl_fast.policy.policies import Policy
 
 EVERY_KIND = """
@@ -51,7 +51,7 @@ def a_run(steps: int = STEPS, bodies: int = BODIES, distance: float = DISTANCE) 
     """A row of bodies that turn, and run ``distance`` metres along x."""
     share = np.linspace(0, 1, steps + 1)[:, None]
     row = np.arange(bodies)[None] - bodies / 2
-    positions = np.stack([row + distance * share, 0 * (row + share), 0.5 + 0 * (row + share)], axis=-1)
+    positions = np.stack([row + distance * share, 0.1 * np.sin(9 * share + row), 0.5 + 0 * (row + share)], axis=-1)
     half = 3 * share + 0 * row
     rotations = np.stack([np.cos(half), np.sin(half), 0 * half, 0 * half], axis=-1)
     rewards = np.random.default_rng(0).normal(1, 1, steps)
@@ -66,6 +66,11 @@ def numbers(text: str, dtype: str, *shape: int) -> np.ndarray:
     return np.frombuffer(base64.b64decode(text), dtype).reshape(shape)
 
 
+def data_of(page: str) -> dict[str, Any]:
+    (data,) = re.findall(r'<script type="application/json" id="episode">(.*?)</script>', page)
+    return json.loads(data)
+
+
 def scene_and_physics(id: str, backend: str) -> tuple[Scene, Any]:
     with from_brax.quiet():
         physics = from_brax.brax_envs.get_environment(id, backend=backend)
@@ -77,9 +82,7 @@ def scene_and_physics(id: str, backend: str) -> tuple[Scene, Any]:
 
 def test_the_states_come_back_within_half_a_step_of_what_is_stored():
     motion = a_run()
-    page = page_of(every_kind(), motion)
-    (data,) = re.findall(r'<script type="application/json" id="episode">(.*?)</script>', page)
-    data = json.loads(data)
+    data = data_of(page_of(every_kind(), motion))
     unit = data["reach"] / FULL_SCALE
     assert unit < 2e-4, "metres; the row is six metres long"
     offsets = numbers(data["offsets"], "<i2", STEPS + 1, BODIES, 3)
@@ -94,7 +97,8 @@ def test_the_states_come_back_within_half_a_step_of_what_is_stored():
 def test_every_kind_of_geom_is_described_and_named_in_the_viewer():
     geoms = every_kind().geoms
     assert [geom.body for geom in geoms] == [-1, -1, *range(BODIES)]
-    assert {geom.kind for geom in geoms} == {*SHOWN_KINDS, "heightfield"}
+    kinds = ["plane", "heightfield", "sphere", "capsule", "box", "cylinder", "ellipsoid", "mesh"]
+    assert [geom.kind for geom in geoms] == kinds
     (shapes,) = re.findall(r"const SHAPES = {\n(.*?)\n};", (ASSETS / "bodies.js").read_text("utf-8"), re.S)
     assert {"plane", *re.findall(r"^  (\w+): ", shapes, re.M)} == SHOWN_KINDS
     (wedge,) = [geom.mesh for geom in geoms if geom.mesh]
@@ -149,17 +153,18 @@ def pusher_of_carts(force: float) -> Policy:
 
 def test_the_page_shows_the_episode_that_the_evaluation_counts(tmp_path: Path):
     """The same steps and rewards; and the state in which it ended, with the pole down, is still in it."""
-    policy, env = pusher_of_carts(0.3), jf.make_env("inverted_pendulum", num_envs=3)
-    motion = greedy_episode(policy, env.env, jax.random.key(5), max_steps=60)
+    options = {"episode_length": 60}
+    policy, env = pusher_of_carts(0.3), jf.make_env("inverted_pendulum", num_envs=3, **options)
     counted = evaluate_episodes(policy, vectorize(env.env, num_envs=1), jax.random.key(5), episodes=1)
-    steps = int(counted.length[0])
-    assert motion.terminated and 2 < steps < 60
-    assert motion.rewards.sum() == pytest.approx(float(counted.returns[0]))
-    assert motion.positions.shape == (steps + 1, 2, 3) and motion.rotations.shape == (steps + 1, 2, 4)
-    lean = 2 * np.arccos(np.abs(motion.rotations[:, 1] @ motion.rotations[0, 1]))
-    assert lean[-1] == lean.max() and np.all(np.diff(lean[1:]) > 0)
-    assert draw_policy(policy, env, "inverted_pendulum", {"episode_length": 60}, 0, tmp_path)
-    assert "inverted_pendulum, generalized" in (tmp_path / "policy.html").read_text("utf-8")
+    assert draw_policy(policy, env, "inverted_pendulum", options, 5, tmp_path)
+    data = data_of((tmp_path / "policy.html").read_text("utf-8"))
+    steps = data["steps"]
+    assert data["terminated"] and 2 < steps < 60 and steps == int(counted.length[0])
+    assert numbers(data["rewards"], "<f4", steps).sum() == pytest.approx(float(counted.returns[0]))
+    pole = numbers(data["rotations"], "<i2", steps + 1, 2, 4)[:, 1] / FULL_SCALE
+    lean = 2 * np.arccos(np.minimum(np.abs(pole @ pole[0]), 1))
+    assert lean[-1] > 0.2 and np.all(np.diff(lean[1:]) > 0)
+    assert (data["title"], data["step_s"]) == ("inverted_pendulum, generalized", 0.04)
 
 
 def test_an_environment_without_bodies_gets_a_line_and_no_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -324,6 +329,7 @@ def test_it_fits_a_wide_and_a_narrow_screen_light_and_dark(browser: Page, file: 
     places = boxes(browser, ("header", "footer", "#hint", "#return", "#note", *controls))
     for name, (left, top, right, bottom) in places.items():
         assert 0 <= left < right <= width and 0 <= top < bottom <= height, (name, places[name])
+    assert places["#slider"][2] - places["#slider"][0] > 250, "pixels for the steps"
     assert places["header"][3] < places["footer"][1] - height / 3, "room for the bodies"
     for one, other in combinations(controls, 2):
         (left, top, right, bottom), (its_left, its_top, its_right, its_bottom) = places[one], places[other]

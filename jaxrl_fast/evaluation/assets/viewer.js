@@ -32,7 +32,7 @@ function stageOf(canvas) {
 }
 
 function lit(scene, radius) {
-  const sun = new THREE.DirectionalLight(0xffffff, 1.8);
+  const sun = new THREE.DirectionalLight(0xffffff, 2.2);
   sun.castShadow = true;
   sun.shadow.mapSize.set(2048, 2048);
   sun.shadow.radius = 4;
@@ -40,7 +40,7 @@ function lit(scene, radius) {
   sun.shadow.normalBias = 0.004 * radius;
   Object.assign(sun.shadow.camera, { left: -3 * radius, right: 3 * radius, top: 3 * radius, bottom: -3 * radius });
   Object.assign(sun.shadow.camera, { near: 0.1 * radius, far: 20 * radius });
-  scene.add(sun, sun.target, new THREE.HemisphereLight(0xffffff, 0xa8adb5, 2));
+  scene.add(sun, sun.target, new THREE.HemisphereLight(0xffffff, 0xa8adb5, 2.2));
   return sun;
 }
 
@@ -80,7 +80,8 @@ function paint(stage) {
   const anisotropy = stage.renderer.capabilities.getMaxAnisotropy();
   for (const plane of stage.grounds) plane.userData.paint(tiles(color("--tile"), color("--other-tile"), anisotropy));
   stage.bodies.forEach((body, index) => {
-    const tint = color(index % 2 ? "--next-body" : "--body"); // two, so that limbs that cross can be told apart
+    // Two colors in turn, so that limbs that cross can be told apart.
+    const tint = color(index === episode.bodies ? "--fixed" : index % 2 ? "--next-body" : "--body");
     for (const part of body.children) if (!part.userData.ownColor) part.material.color.set(tint);
   });
   stage.changed = true;
@@ -91,6 +92,11 @@ function fit(stage) {
   stage.renderer.setPixelRatio(Math.min(devicePixelRatio, 2));
   stage.renderer.setSize(innerWidth, innerHeight, false);
   stage.camera.aspect = innerWidth / innerHeight;
+  // The middle of the picture lies in the middle of what the panels leave free; a narrow one leaves room beside it.
+  const [above, below] = ["facts", "controls"].map((id) => element(id).getBoundingClientRect());
+  const top = above.width > innerWidth / 2 ? above.bottom : 0;
+  const raised = Math.round((innerHeight - below.top - top) / 2);
+  stage.camera.setViewOffset(innerWidth, innerHeight, 0, raised, innerWidth, innerHeight);
   stage.camera.updateProjectionMatrix();
   stage.changed = true;
   if (!stage.turned) resetCamera(stage);
