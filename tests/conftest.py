@@ -11,6 +11,7 @@ from collections.abc import Iterator
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "true"  # most programs here, and in commands, run for a moment only
 
 import jax
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from many_commands import Commands
@@ -50,6 +51,14 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What other packages no longer have is named before the failures that follow from it."""
     items.sort(key=lambda item: item.path.stem != "test_third_party")
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers_in_any_order(request: pytest.FixtureRequest) -> None:
+    """A module's ``RNG`` begins each test anew, so that a test's numbers do not depend on which ran before it."""
+    rng = getattr(request.module, "RNG", None)
+    if rng is not None:
+        rng.bit_generator.state = np.random.default_rng(1).bit_generator.state
 
 
 def keep_compiled_programs(config: pytest.Config) -> None:

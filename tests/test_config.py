@@ -197,7 +197,7 @@ REFUSED = [
     ("learning_rate=3", "did you mean algo.learning_rate?"),
     ("algo.learning_rat=3", "did you mean algo.learning_rate"),
     ("algo=sac algo.clip_range=0.1", "it belongs to algo=ppo"),
-    ("eval.evry=3", "did you mean eval.every?"),
+    ("eval.evry=3", "did you mean eval.every"),
     ("env.bakend=mjx", "did you mean env.backend"),
     ("env.bakend=mjx", "+env.bakend=..."),
     ("qqqq=1", "--help lists the keys"),

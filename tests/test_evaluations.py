@@ -198,10 +198,10 @@ def test_a_process_gives_the_same_bits_and_survives_its_own_death(tmp_path: Path
             np.testing.assert_array_equal(here.returns, there.returns)
             np.testing.assert_array_equal(here.length, there.length)
         assert evaluator.memory_mb > 10
-        os.kill(evaluator._process.pid, signal.SIGKILL)
+        os.kill(evaluator.process.pid, signal.SIGKILL)
         with pytest.raises(RuntimeError, match="its process ended with status -9"):
-            evaluator._process.wait()
-            monkeypatch.setattr(evaluator._process, "poll", lambda: None)  # it dies just before it is asked
+            evaluator.process.wait()
+            monkeypatch.setattr(evaluator.process, "poll", lambda: None)  # it dies just before it is asked
             evaluator(params)
         monkeypatch.undo()
         np.testing.assert_array_equal(evaluator(params).returns, evaluation.evaluate(params).returns)
@@ -213,7 +213,7 @@ def test_it_ends_when_training_is_killed(tmp_path: Path):
     script = (
         "import sys, time; from pathlib import Path; "
         "from jaxrl_fast.evaluation.evaluator_process import EvaluatorProcess; "
-        "print(EvaluatorProcess(Path(sys.argv[1]), 'cpu')._process.pid, flush=True); time.sleep(600)"
+        "print(EvaluatorProcess(Path(sys.argv[1]), 'cpu').process.pid, flush=True); time.sleep(600)"
     )
     (tmp_path / "config.yaml").write_text(to_yaml(compose(WORDS)))
     with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True) as parent:

@@ -29,13 +29,14 @@ class EvaluatorProcess:
     """Evaluates in a process that makes the run of a folder's ``config.yaml`` again; one that ended is started anew.
 
     ``device`` is "cpu" for the host's cores, or "same" for what training runs on. What the process prints goes to
-    ``evaluator.log``. It ends by itself when this process does.
+    ``evaluator.log``. It ends by itself when this process does. ``process`` is the one that runs, ``memory_mb`` the
+    most memory that it was seen to have.
     """
 
     def __init__(self, folder: Path, device: str) -> None:
         self.folder, self.device = folder, device
         self.memory_mb = 0.0
-        self._process = self._start()
+        self.process = self._start()
 
     def __call__(self, params: PolicyParams, fresh: bool = False) -> EpisodeTotals:
         """As `periodic.Evaluate`.
@@ -43,18 +44,18 @@ class EvaluatorProcess:
         Raises:
             RuntimeError: the evaluation failed, or its process ended.
         """
-        if self._process.poll() is not None:
+        if self.process.poll() is not None:
             self.close()
-            self._process = self._start()
-        assert self._process.stdin is not None and self._process.stdout is not None
+            self.process = self._start()
+        assert self.process.stdin is not None and self.process.stdout is not None
         arrays = {name: np.asarray(leaf) for name, leaf in by_name(params).items()}
         try:
-            send(self._process.stdin, {"params": arrays, "fresh": fresh})
-            answer = receive(self._process.stdout)
+            send(self.process.stdin, {"params": arrays, "fresh": fresh})
+            answer = receive(self.process.stdout)
         except OSError:
             answer = None
         if answer is None:
-            raise RuntimeError(f"its process ended with status {self._process.wait()}: see {self.folder / LOG}")
+            raise RuntimeError(f"its process ended with status {self.process.wait()}: see {self.folder / LOG}")
         if "error" in answer:
             raise RuntimeError(answer["error"])
         self.memory_mb = max(self.memory_mb, answer["memory_mb"])
@@ -62,11 +63,14 @@ class EvaluatorProcess:
 
     def close(self) -> None:
         """End the process, whatever it is doing."""
-        self._process.kill()
-        for pipe in (self._process.stdin, self._process.stdout):
+        self.process.kill()
+        for pipe in (self.process.stdin, self.process.stdout):
             with suppress(OSError):  # what was not sent is lost
                 pipe.close()  # type: ignore[union-attr]
-        self._process.wait()
+        self.process.wait()
+        log = self.folder / LOG
+        if log.exists() and not log.stat().st_size:
+            log.unlink()
 
     def _start(self) -> subprocess.Popen:
         platform = {"JAX_PLATFORMS": "cpu"} if self.device == "cpu" else {}

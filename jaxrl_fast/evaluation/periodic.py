@@ -57,7 +57,12 @@ class PolicyOf(Protocol):
 
 
 class PeriodicEvaluation(NamedTuple):
-    """How a run's policies are copied and evaluated."""
+    """How a run's policies are copied and evaluated.
+
+    - ``copy_params``: the params of all seeds, out of a state.
+    - ``evaluate``: plays whole episodes with them.
+    - ``policy_of``: the policy of one seed.
+    """
 
     copy_params: CopyParams
     evaluate: Evaluate
