@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jaxrl_fast.environments.host_env import HostEnv
-from jaxrl_fast.evaluation.evaluator_process import NICENESS, serve
+from jaxrl_fast.evaluation.evaluator_process import serve, take_what_is_left
 from jaxrl_fast.evaluation.periodic import make_periodic_evaluation
 from jaxrl_fast.experience.acting import make_acting
 from jaxrl_fast.experience.binding import bind
@@ -25,7 +25,7 @@ def evaluate_for(folder: Path) -> None:
     """Evaluate what training sends, in environments made by the ``config.yaml`` of its ``folder``."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what an environment prints must not mix with the answers
-    os.nice(NICENESS)
+    take_what_is_left()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     run = config.compose([f"config='{folder / 'config.yaml'}'"])
     setup(cpu_devices=1)

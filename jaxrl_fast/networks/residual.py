@@ -38,7 +38,8 @@ class ResidualTorso(nn.Module):
         length, batch, _ = x.shape
         x = x.swapaxes(0, 1).reshape(batch * length, -1)  # as in `modules.Mlp`
         dense = partial(nn.Dense, kernel_init=unit_columns, dot_general=dot_of(self.precision))
-        normalized = partial(nn.BatchNorm, use_running_average=not learning, momentum=0.99)
+        # The fast variance, mean of squares minus square of the mean, loses digits where a feature hardly varies.
+        normalized = partial(nn.BatchNorm, use_running_average=not learning, momentum=0.99, use_fast_variance=False)
         x = dense(self.hidden[0], use_bias=False)(normalized()(x))
         for width in self.hidden:
             inside = self.activation(normalized()(dense(EXPANSION * width, use_bias=False)(x)))
