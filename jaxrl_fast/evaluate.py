@@ -1,6 +1,5 @@
 """``python -m jaxrl_fast.evaluate runs/latest episodes=100``: how good is the policy that a run left behind?"""
 
-import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from jaxrl_fast.evaluation.episodes import bootstrap_interval, evaluate_episodes
 from jaxrl_fast.evaluation.on_host import evaluation_on_host
 from jaxrl_fast.policy.policies import load_policy, same_spaces
 from jaxrl_fast.settings import cli, config
-from jaxrl_fast.settings.run_settings import make_envs
+from jaxrl_fast.settings.run_settings import make_evaluation_envs
 from jaxrl_fast.settings.runtime import setup
 from jaxrl_fast.settings.schema import MAX_SEED, MAX_SIZE, ConfigError
 
@@ -36,9 +35,7 @@ def evaluate_run(words: Sequence[str]) -> int:
     setup()
     policy = load_policy(folder / "policy")
     run = config.compose([f"config='{config_file}'"])
-    # The environments that are played are made from this one, for which training's workers may be too many.
-    alone = {"workers": 0, "num_groups": 1, "order": "fixed"}
-    env = make_envs(dataclasses.replace(run, num_envs=1, num_seeds=1, pool={**run.pool, **alone}))
+    env = make_evaluation_envs(run)
     if not same_spaces(policy.spec, env.spec):
         raise ConfigError(
             f"{folder}/policy was trained on {policy.spec.name}, whose observations or actions are not those of the "

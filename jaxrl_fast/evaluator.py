@@ -1,6 +1,5 @@
 """``python -m jaxrl_fast.evaluator FOLDER``: the evaluator of a run that goes on, started by training."""
 
-import dataclasses
 import os
 import signal
 import sys
@@ -12,12 +11,10 @@ import numpy as np
 from jaxrl_fast.environments.host_env import HostEnv
 from jaxrl_fast.evaluation.evaluator_process import serve, take_what_is_left
 from jaxrl_fast.evaluation.periodic import make_periodic_evaluation
-from jaxrl_fast.experience.acting import make_acting
 from jaxrl_fast.experience.binding import bind
-from jaxrl_fast.experience.view import make_view
 from jaxrl_fast.policy.policies import params_template
 from jaxrl_fast.settings import config
-from jaxrl_fast.settings.run_settings import make_algorithm, make_envs
+from jaxrl_fast.settings.run_settings import make_algorithm, make_evaluation_envs
 from jaxrl_fast.settings.runtime import setup
 
 
@@ -29,13 +26,9 @@ def evaluate_for(folder: Path) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     run = config.compose([f"config='{folder / 'config.yaml'}'"])
     setup(cpu_devices=1)
-    alone = {"workers": 0, "num_groups": 1, "order": "fixed"}
-    env = make_envs(dataclasses.replace(run, num_envs=1, num_seeds=1, pool={**run.pool, **alone}))
-    algorithm = make_algorithm(run)
+    env, algorithm = make_evaluation_envs(run), make_algorithm(run)
     agent = bind(algorithm, env.spec, run.num_envs)
-    view = make_view(env.spec)
-    unbound = algorithm.build(view.spec, run.num_envs)
-    template = params_template(env.spec, unbound, make_acting(unbound, view), agent.normalize_observations)
+    template = params_template(env.spec, agent.parts, agent.acting, agent.normalize_observations)
     stacked = jax.tree.map(lambda x: np.zeros((run.num_seeds, *x.shape), x.dtype), template)
     keys = jax.random.split(jax.random.key(run.seed), run.num_seeds)
     ahead = None if isinstance(env, HostEnv) else stacked

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from processes_left import wait_until_gone
 
 from jaxrl_fast import autotune
 from jaxrl_fast.settings import findings, machine
@@ -49,20 +50,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def command(*words: str) -> list[str]:
     return [sys.executable, "-m", "jaxrl_fast.autotune", *words]
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_until_gone(*pids: int) -> None:
-    until = time.monotonic() + 60
-    while any(map(is_alive, pids)):
-        assert time.monotonic() < until, "a process was left behind"
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(

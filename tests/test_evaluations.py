@@ -1,18 +1,21 @@
 """Evaluation beside training: the same rows as between chunks, none left out, whatever happens to the evaluator."""
 
 import csv
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from processes_left import wait_until_gone
 from tiny import line
 
 import jaxrl_fast as jf
@@ -40,6 +43,14 @@ def rows(folder: Path) -> list[list[str]]:
     """``evals.csv`` without times."""
     found = list(csv.DictReader((folder / "evals.csv").read_text().splitlines()))
     return [[row[name] for name in ("seed", "env_steps", "return", "length")] for row in found]
+
+
+def fail_at(*evaluations: int) -> Callable[[int], None]:
+    def fail(number: int) -> None:
+        if number in evaluations:
+            raise ValueError("a user's environment\nbroke")
+
+    return fail
 
 
 class Evaluator:
@@ -133,11 +144,7 @@ def test_a_row_that_was_written_after_the_checkpoint_is_not_written_twice(tmp_pa
 def test_an_evaluation_that_fails_costs_a_line_and_is_made_up_for(tmp_path: Path, undisturbed: Path):
     told: list[str] = []
 
-    def fail(number: int) -> None:
-        if number == 2:
-            raise ValueError("a user's environment\nbroke")
-
-    learn(run_dir=tmp_path, evaluator=Evaluator(fail), tell=told.append)
+    learn(run_dir=tmp_path, evaluator=Evaluator(fail_at(2)), tell=told.append)
     (line,) = [line for line in told if "evaluation" in line]
     assert line.startswith("an evaluation failed (a user's environment broke)")
     assert len(rows(tmp_path)) == 3 * 6
@@ -145,12 +152,55 @@ def test_an_evaluation_that_fails_costs_a_line_and_is_made_up_for(tmp_path: Path
     assert sorted(rows(tmp_path)) == sorted(rows(undisturbed))
 
 
-def test_between_chunks_the_error_is_raised():
-    def fail(number: int) -> None:
-        raise ValueError("broke")
+def test_one_that_is_made_up_for_does_not_replace_newer_ones(tmp_path: Path, undisturbed: Path):
+    written, found = tmp_path / "policy" / "params.msgpack", []
 
-    with pytest.raises(ValueError, match="broke"):
-        learn(evaluator=Evaluator(fail), eval_beside=False)
+    def look(number: int) -> None:
+        if number > 1:
+            found.append(written.read_bytes())
+
+    learn(run_dir=tmp_path, evaluator=Evaluator(fail_at(2, 4)))
+    before = written.read_bytes()
+    result = learn(run_dir=tmp_path, evaluator=Evaluator(look), resume=tmp_path)
+    assert found == [before]  # while the fourth is evaluated, after the second was made up for
+    expected = json.loads((undisturbed / "summary.json").read_text())
+    assert result.summary["best"] == expected["best"]
+    assert result.summary["eval_return_mean"] == expected["eval_return_mean"]
+
+
+def test_a_newer_score_stays_when_an_older_one_is_made_up_for(tmp_path: Path, undisturbed: Path):
+    learn(run_dir=tmp_path, evaluator=Evaluator(fail_at(2)))
+    result = learn(run_dir=tmp_path, evaluator=Evaluator(), resume=tmp_path)
+    expected = json.loads((undisturbed / "summary.json").read_text())
+    assert result.summary["eval_return_mean"] == expected["eval_return_mean"]
+
+
+def test_the_checkpoint_of_a_score_names_no_snapshot_that_it_lacks(tmp_path: Path):
+    """All fail; when the run is resumed, the first is made up for while the later ones wait."""
+    plan = jf.Checkpoints(every=EVERY, keep=9)
+    learn(run_dir=tmp_path, evaluator=Evaluator(fail_at(1, 2, 3, 4)), checkpoints=plan)
+    learn(run_dir=tmp_path, evaluator=Evaluator(fail_at(2, 3, 4)), checkpoints=plan, resume=tmp_path)
+    facts = {steps: read_description(tmp_path / "checkpoints" / str(steps)) for steps in (EVERY, STEPS)}
+    assert facts[EVERY].score is not None and facts[EVERY].progress["snapshots"] == []
+    assert [waiting["env_steps"] for waiting in facts[STEPS].progress["snapshots"]] == [96, 192, 288, 384]
+
+
+def test_copied_params_own_their_memory():
+    """A view would change when the next chunk overwrites the state."""
+    seen: list[bool] = []
+
+    class Owned(Evaluator):
+        def __call__(self, params, fresh=False) -> EpisodeTotals:
+            seen.extend(leaf.flags.writeable for leaf in jax.tree.leaves(params))
+            return super().__call__(params, fresh)
+
+    learn(evaluator=Owned(), total_steps=EVERY)
+    assert seen and all(seen)
+
+
+def test_between_chunks_the_error_is_raised():
+    with pytest.raises(ValueError, match="a user's environment"):
+        learn(evaluator=Evaluator(fail_at(1)), eval_beside=False)
 
 
 def test_checkpoints_get_their_scores_and_the_best_is_kept(tmp_path: Path):
@@ -220,27 +270,11 @@ def test_it_ends_when_training_is_killed(tmp_path: Path):
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
         parent.kill()
-    deadline = time.monotonic() + 60
-    while is_alive(child) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not is_alive(child)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+    wait_until_gone(child)
 
 
 def test_a_run_that_lacks_only_its_last_evaluation_is_resumed_for_it(tmp_path: Path, undisturbed: Path):
-    told: list[str] = []
-
-    def fail(number: int) -> None:
-        if number == 4:
-            raise ValueError("broke")
-
-    learn(run_dir=tmp_path, evaluator=Evaluator(fail), tell=told.append)
+    learn(run_dir=tmp_path, evaluator=Evaluator(fail_at(4)))
     result = learn(run_dir=tmp_path, evaluator=Evaluator(), resume=tmp_path)
     assert rows(tmp_path) == rows(undisturbed)
     assert result.summary["env_steps"] == STEPS

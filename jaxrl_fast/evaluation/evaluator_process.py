@@ -96,7 +96,8 @@ def serve(evaluate: Evaluate, template: PolicyParams, requests: IO[bytes], answe
 
 
 def take_what_is_left() -> None:
-    """Run this process only where the cores would rest: niceness alone cost SAC on two cores twice as much."""
+    """Run this process only where the cores would rest. One reading, SAC on two cores, a run of 70 s with five
+    evaluations: 4.0 s longer so, 7.0 s by niceness alone."""
     os.nice(19)
     if hasattr(os, "SCHED_IDLE"):  # Linux
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))

@@ -122,9 +122,9 @@ def make_evaluation(
 
 
 def policy_params(agent: Bound, state: TrainState, num_seeds: int) -> PolicyParams:
-    """The params that acting needs, out of a program's state: leaves ``[S, ...]``, in host memory, so that any device
-    can use them."""
+    """A copy of the params that acting needs, out of a program's state: leaves ``[S, ...]``, in host memory, so that
+    any device can use them, and after the program has overwritten its state."""
     parts = agent.acting.greedy_weights(state.channels)
     stats = state.channels["statistics"].obs if agent.normalize_observations else None
     params = PolicyParams(*distributed.to_host((parts, stats)))
-    return params if num_seeds > 1 else jax.tree.map(lambda x: np.asarray(x)[None], params)
+    return jax.tree.map(lambda x: np.array(x if num_seeds > 1 else np.asarray(x)[None]), params)

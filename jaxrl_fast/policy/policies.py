@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -11,7 +12,7 @@ import numpy as np
 from flax import serialization
 from jax.tree_util import keystr
 
-from jaxrl_fast.algorithms.interface import Agent, Learned, init_params
+from jaxrl_fast.algorithms.interface import Learned, Part, init_params
 from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.core import Box, Discrete, EnvSpec, PyTree
 from jaxrl_fast.experience.acting import Acting, Carry, make_acting
@@ -114,7 +115,7 @@ def load_policy(path: str | Path) -> Policy:
         view = make_view(spec)
         agent = ALGORITHMS[made_by["algo"]](**made_by["options"]).build(view.spec, 64)
         acting = make_acting(agent, view)
-        template = params_template(spec, agent, acting, made_by["normalize_observations"])
+        template = params_template(spec, agent.parts, acting, made_by["normalize_observations"])
     except Exception as error:  # the file may hold anything
         raise ValueError(f"{folder}/policy.json cannot be used: {type(error).__name__}: {error}") from error
     wanted = by_name(template)
@@ -174,14 +175,14 @@ def _read_files(folder: Path) -> tuple[dict[str, Any], bytes]:
     return description, stored
 
 
-def params_template(spec: EnvSpec, agent: Agent, acting: Acting, normalized: bool) -> PolicyParams:
-    """Arrays of the shapes and dtypes that a policy's parameters have."""
+def params_template(spec: EnvSpec, parts: Mapping[str, Part], acting: Acting, normalized: bool) -> PolicyParams:
+    """Arrays of the shapes and dtypes that a policy's parameters have; ``parts`` are the algorithm's, by name."""
 
     def weights() -> dict[str, PyTree]:
-        return acting.greedy_weights({p: Learned(init_params(agent.parts[p], jax.random.key(0))) for p in agent.acts})
+        return acting.greedy_weights({p: Learned(init_params(parts[p], jax.random.key(0))) for p in acting.chooses})
 
-    parts = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), jax.eval_shape(weights))
-    return PolicyParams(parts, init_stats(spec.obs) if normalized else None)
+    zeros = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), jax.eval_shape(weights))
+    return PolicyParams(zeros, init_stats(spec.obs) if normalized else None)
 
 
 def by_name(params: PolicyParams) -> dict[str, Any]:

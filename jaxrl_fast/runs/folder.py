@@ -87,11 +87,12 @@ class RunFolder:
         for file in (self._metrics, self._of_seeds, self._evals_file, self._tensorboard):
             self._try(file.close)
 
-    def keep_policy(self, policy: Policy, *, best: bool) -> None:
-        """Write the newest evaluated policy, also as the ``best`` if it is."""
+    def keep_policy(self, policy: Policy, *, newest: bool, best: bool) -> None:
+        """Write an evaluated policy as the ``newest``, as the ``best``, or both."""
 
         def write() -> None:
-            save_policy(policy, self.path / "policy")
+            if newest:
+                save_policy(policy, self.path / "policy")
             if best:
                 save_policy(policy, self.path / "policy" / "best")
 

@@ -89,6 +89,12 @@ def make_envs(run: Run) -> VecEnv | HostEnv:
     return envs.make_vec(run.env, num_envs=run.num_envs, num_seeds=run.num_seeds, pool=pool, **run.env_options)
 
 
+def make_evaluation_envs(run: Run) -> VecEnv | HostEnv:
+    """An environment like the run's, from which those to evaluate in are made: training's workers may be too many."""
+    alone = {"workers": 0, "num_groups": 1, "order": "fixed"}
+    return make_envs(dataclasses.replace(run, num_envs=1, num_seeds=1, pool={**run.pool, **alone}))
+
+
 def pool_defaults() -> dict[str, Any]:
     """The defaults of ``pool.*``."""
     return {name.removeprefix("pool."): key.default for name, key in run_keys().items() if name.startswith("pool.")}

@@ -3,8 +3,8 @@
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_fast.core import EpisodeTotals
@@ -48,7 +48,7 @@ class Evaluations:
         self.waiting: list[Snapshot] = []
         self._failed: set[int] = set()
         self._running: Future[EpisodeTotals] | None = None
-        self.nothing = EpisodeTotals(*(jnp.zeros(shape, dtype) for dtype in (jnp.float32, jnp.int32)))
+        self._nothing: Any = EpisodeTotals(np.zeros(shape, np.float32), np.zeros(shape, np.int32))  # type: ignore[arg-type]
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="evaluation")
 
     def add(self, state: TrainState) -> None:
@@ -71,7 +71,7 @@ class Evaluations:
             return
         snapshot, totals = self._next(), self._result()
         assert snapshot is not None
-        made, totals = distributed.from_first((np.int32(totals is not None), totals or self.nothing))
+        made, totals = distributed.from_first((np.int32(totals is not None), totals or self._nothing))
         self._running = None
         if made:
             self.waiting = [other for other in self.waiting if other is not snapshot]
@@ -92,9 +92,10 @@ class Evaluations:
             self.collect()
         self.recorder.waited(begin)
 
-    def progress(self) -> Row:
-        """What a checkpoint says of the snapshots that wait."""
-        return {"snapshots": [{"env_steps": s.env_steps, "wall_s": s.wall_s} for s in self.waiting]}
+    def progress(self, until: int | None = None) -> Row:
+        """What a checkpoint says of the snapshots that wait, of those taken ``until`` then (None: of all)."""
+        held = [s for s in self.waiting if until is None or s.env_steps <= until]
+        return {"snapshots": [{"env_steps": s.env_steps, "wall_s": s.wall_s} for s in held]}
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Their params by name, as a checkpoint holds them."""
@@ -142,11 +143,11 @@ class Evaluations:
         return None
 
     def _record(self, snapshot: Snapshot, totals: EpisodeTotals) -> None:
-        self.recorder.add_evaluation(snapshot, totals)
-        score, seed = self.recorder.score(), int(np.argmax(self.recorder.scores))
-        best = self.recorder.is_best(snapshot, seed)
+        scores = self.recorder.add_evaluation(snapshot, totals)
+        steps, seed = snapshot.env_steps, int(np.argmax(scores))
+        best = self.recorder.is_best(snapshot, seed, float(scores[seed]))
         if self.saver is not None:
-            self.saver.add_score(snapshot.env_steps, score, {**self.recorder.evaluated(), **self.progress()})
+            self.saver.add_score(steps, float(scores.mean()), {**self.recorder.evaluated(), **self.progress(steps)})
         if self.folder is not None:
             policy = self.evaluation.policy_of(snapshot.params, seed)
-            self.folder.keep_policy(policy, best=best)
+            self.folder.keep_policy(policy, newest=steps == self.recorder.eval_steps, best=best)

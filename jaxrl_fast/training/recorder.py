@@ -132,18 +132,19 @@ class Recorder:
         if self.folder is not None:
             self.folder.add_metrics(row)
 
-    def add_evaluation(self, snapshot: Snapshot, totals: EpisodeTotals) -> None:
-        """Record a snapshot's totals ``[S, episodes]``."""
-        self.scores = np.asarray(totals.returns).mean(axis=1)
-        self.eval_row, self.eval_steps = evaluation_row(totals), snapshot.env_steps
-        when = {"env_steps": snapshot.env_steps, "wall_s": snapshot.wall_s}
-        self._keep({"kind": "eval", **when, **self.eval_row})
+    def add_evaluation(self, snapshot: Snapshot, totals: EpisodeTotals) -> np.ndarray:
+        """Record a snapshot's totals ``[S, episodes]``. Returns each seed's mean ``[S]``. One that is made up for
+        after a newer one does not replace that as the newest."""
+        scores, row = np.asarray(totals.returns).mean(axis=1), evaluation_row(totals)
+        if snapshot.env_steps >= self.eval_steps:
+            self.scores, self.eval_row, self.eval_steps = scores, row, snapshot.env_steps
+        self._keep({"kind": "eval", "env_steps": snapshot.env_steps, "wall_s": snapshot.wall_s, **row})
         if self.folder is not None:
             self.folder.add_evaluation(snapshot.env_steps, snapshot.wall_s, totals)
+        return scores
 
-    def is_best(self, snapshot: Snapshot, seed: int) -> bool:
-        """Whether the last evaluation, of ``snapshot``, gave ``seed`` the highest mean so far; notes it, if so."""
-        score = float(self.scores[seed])
+    def is_best(self, snapshot: Snapshot, seed: int, score: float) -> bool:
+        """Whether the mean ``score`` of ``seed`` in ``snapshot`` is the highest so far; notes it, if so."""
         if self.best and score <= self.best["return_mean"]:
             return False
         self.best = {"env_steps": snapshot.env_steps, "seed": seed, "return_mean": score}

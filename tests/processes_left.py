@@ -1,0 +1,20 @@
+"""Whether processes that a test started are still there."""
+
+import time
+from pathlib import Path
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and is not waited for yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until_gone(*pids: int) -> None:
+    """Wait until all have ended, at most a minute."""
+    until = time.monotonic() + 60
+    while any(map(is_alive, pids)):
+        assert time.monotonic() < until, "a process was left behind"
+        time.sleep(0.05)
