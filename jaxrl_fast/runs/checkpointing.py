@@ -46,8 +46,11 @@ class Checkpoints(NamedTuple):
 
 class Checkpointer:
     """Writes one run's checkpoints in a thread, one at a time. A write that fails does not end training: ``tell`` gets
-    a line. ``refills``: the fragments that hold a replay buffer; ``unscored``: the environment steps of checkpoints whose
-    score may still come, which are kept until then."""
+    a line.
+
+    - ``refills``: the fragments that hold a replay buffer.
+    - ``unscored``: the environment steps of checkpoints whose score may still come, which are kept until then.
+    """
 
     def __init__(
         self, folder: Path, plan: Checkpoints, settings: Mapping[str, Any], refills: Sequence[str], tell: Tell
