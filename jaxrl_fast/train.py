@@ -24,7 +24,7 @@ from jaxrl_fast.runs.checkpoint_files import read_description
 from jaxrl_fast.runs.progress import ProgressDisplay
 from jaxrl_fast.settings import cli, config
 from jaxrl_fast.settings.prepare import prepare_run, print_if_serial
-from jaxrl_fast.settings.run_report import add_to_summary, new_folder, print_closing, print_opening
+from jaxrl_fast.settings.run_report import add_to_summary, new_folder, print_closing, print_opening, write_facts
 from jaxrl_fast.settings.run_settings import Run, flat_settings, graph_options, make_algorithm
 from jaxrl_fast.training import cluster, resuming
 from jaxrl_fast.training.checks import check_host
@@ -60,6 +60,7 @@ def train_on(env: VecEnv | HostEnv, run: Run, chosen: str, stop: StopSignal) -> 
     folder = Path(distributed.decide(lambda: str(new_folder(run))))
     if distributed.is_first():
         print_opening(run, chosen, folder)
+        write_facts(run, chosen, folder)
         if len({device for group in placed.groups for device in group.devices}) > 1:
             print_if_serial(run, env, algorithm)
     before_s = time.perf_counter() - IMPORT_START_S

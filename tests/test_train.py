@@ -57,6 +57,7 @@ def test_a_run_leaves_what_the_design_names(trained):
     names = {path.name for path in run.iterdir() if not path.name.startswith("events")}
     assert names == {
         "config.yaml",
+        "run.json",
         "summary.json",
         "metrics.csv",
         "evals.csv",

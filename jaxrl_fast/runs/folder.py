@@ -4,8 +4,9 @@ import csv
 import json
 import os
 import shutil
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from jaxrl_fast.core import EpisodeTotals
 from jaxrl_fast.policy.policies import Policy, save_policy
 from jaxrl_fast.runs.hooks import Row, Tell
+from jaxrl_fast.runs.status import RunStatus
 
 TABLES = ("metrics.csv", "metrics_seeds.csv", "evals.csv")
 EVAL_COLUMNS = ("seed", "env_steps", "wall_s", "return", "length")
@@ -23,7 +25,8 @@ class RunFolder:
 
     ``resume_at``: go on with the tables that are there, without their rows past this number of environment steps, nor
     those of evaluations after the steps ``evaluated_again``.
-    ``tell`` gets a line, once, if a table can no longer be written; that does not end training.
+    ``tell`` gets a line, once, if a table can no longer be written; that does not end training. The attribute ``tell``
+    also keeps the lines that it is given, in ``run.json``, which ``status`` writes; ``facts`` go there, too.
 
     Raises:
         ValueError: the folder cannot be written to.
@@ -36,8 +39,9 @@ class RunFolder:
         resume_at: int | None = None,
         evaluated_again: Collection[int] = (),
         tell: Tell = lambda line: None,
+        facts: Mapping[str, Any] | None = None,
     ) -> None:
-        self.path, self.tell, self.broken = path, tell, False
+        self.path, self.broken = path, False
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._metrics = GrowingTable(path / "metrics.csv", resume_at)
@@ -48,6 +52,8 @@ class RunFolder:
             if not known:
                 self._evals.writerow(EVAL_COLUMNS)
             self._tensorboard = _open_tensorboard(path, resume_at)
+            self.status = RunStatus(path, resumed=resume_at is not None, **(facts or {}))
+            self.tell = self.status.noting(tell)
         except OSError as error:
             raise ValueError(
                 f"cannot write to the run folder {path} ({error.strerror}): write another run_dir=..."
@@ -83,9 +89,12 @@ class RunFolder:
     def __enter__(self) -> "RunFolder":
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for file in (self._metrics, self._of_seeds, self._evals_file, self._tensorboard):
             self._try(file.close)
+        self.status.end(error)
 
     def keep_policy(self, policy: Policy, *, newest: bool, best: bool) -> None:
         """Write an evaluated policy as the ``newest``, as the ``best``, or both."""

@@ -26,6 +26,8 @@ from jaxrl_fast.training import cluster
 
 CONFIG_DIR = Path(__file__).parent.parent / "config"
 DEFAULT_ENV = "halfcheetah"
+COMMAND_LINE, FOLLOWS = "command line", "follows num_envs"
+"""Where a setting comes from, beside files."""
 NEEDS = {
     "brax": ("id", "ant"),
     "gymnax": ("id", "CartPole-v1"),
@@ -60,18 +62,21 @@ def compose(argv: Sequence[str] = ()) -> Run:
     auto_width = _take_auto_width(given, file) and checkpoint is None
     tuned = _take_tuned(given, file)
     groups, file = _choose_groups(given, file)
-    defaults, tuned_file = _group_settings(groups, tuned)
+    defaults, tuned_values = _group_settings(groups, tuned)
     env, algo, placement = (defaults.values.pop(f"{group}.name") for group in GROUPS)
     keys = {**run_keys(), **algo_keys(algo)}
-    values = {name: key.default for name, key in keys.items()}
-    for layer in (defaults, file, given):
+    values, sources = {name: key.default for name, key in keys.items()}, {}
+    for layer in (defaults, tuned_values, file, given):
         values.update(_read_layer(layer, keys, f"algo={algo} env={env}"))
+        sources.update(dict.fromkeys(layer.values, layer.source.removesuffix(": ") or COMMAND_LINE))
     _check_env(env, values)
     _check_pool(env, given)
     if "/" in (values["name"] or ""):
         raise ConfigError(f"name={values['name']}: it is part of a folder's name, so write it without a slash")
-    run = _make_run(env, algo, placement, values, tuned_file)
-    return dataclasses.replace(run, requeued=requeued, auto_width=auto_width)
+    run = _make_run(env, algo, placement, values, f"tuned/{env}_{algo}.yaml" if tuned_values.values else None)
+    chosen = [f"algo.{name}" for name, value in run.algo_options.items() if value is not None]
+    sources |= {name: FOLLOWS for name in chosen if values[name] is None}
+    return dataclasses.replace(run, requeued=requeued, auto_width=auto_width, sources=sources)
 
 
 def options_of(group: str) -> list[str]:
@@ -166,18 +171,16 @@ def _known_option(group: str, name: str) -> str:
     return name
 
 
-def _group_settings(groups: Mapping[str, str], tuned: bool) -> tuple[Layer, str | None]:
-    """The settings of the chosen groups and of the tuned file, if one applies."""
+def _group_settings(groups: Mapping[str, str], tuned: bool) -> tuple[Layer, Layer]:
+    """The settings of the chosen groups, and those of the tuned file, if one applies."""
     env = groups.get("env", DEFAULT_ENV)
     row = _environments()[env]
     algo = groups.get("algo", row["algo"])
-    tuned_file = f"tuned/{env}_{algo}.yaml"
-    applies = tuned and (CONFIG_DIR / tuned_file).exists()
-    values = {"num_envs": row["num_envs"], "total_steps": row["total_steps"]}
-    if applies:
-        values |= flatten(OmegaConf.to_container(OmegaConf.load(CONFIG_DIR / tuned_file)))
+    path = CONFIG_DIR / "tuned" / f"{env}_{algo}.yaml"
+    found = flatten(OmegaConf.to_container(OmegaConf.load(path))) if tuned and path.exists() else {}
     names = {"env.name": env, "algo.name": algo, "placement.name": groups.get("placement", AUTO)}
-    return Layer("jaxrl_fast/config: ", {**values, **names}), tuned_file if applies else None
+    sizes = {"num_envs": row["num_envs"], "total_steps": row["total_steps"]}
+    return Layer("config/envs.yaml: ", {**sizes, **names}), Layer(f"config/tuned/{path.name}: ", found)
 
 
 @cache

@@ -6,12 +6,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+import jax
+
 import envs
 from jaxrl_fast.runs.checkpoint_files import all_steps
 from jaxrl_fast.runs.checkpointing import FOLDER
 from jaxrl_fast.runs.folder import check_tables, link_latest, write_summary
 from jaxrl_fast.runs.progress import clock, si
+from jaxrl_fast.runs.status import read_status, write_status
 from jaxrl_fast.settings.grammar import command_line
+from jaxrl_fast.settings.machine import cpu_cores, processor, versions
 from jaxrl_fast.settings.run_settings import Run, to_yaml
 
 RUNS = Path("runs")
@@ -43,6 +47,17 @@ def new_folder(run: Run) -> Path:
     if not run.run_dir:
         link_latest(folder, RUNS)
     return folder
+
+
+def write_facts(run: Run, chosen: str, folder: Path) -> None:
+    """Write into ``run.json`` what only the command knows: where settings come from and what computes.
+
+    ``chosen``: `prepare_run`'s words on the placement.
+    """
+    before = read_status(folder) if run.resume is not None else {}
+    computer = {"processor": processor(), "cores": cpu_cores(), "devices": [str(d) for d in jax.devices()]}
+    facts = {"sources": run.sources, "chosen": chosen, "versions": versions(), "machine": computer}
+    write_status(folder, {**before, **facts})
 
 
 def print_opening(run: Run, chosen: str, folder: Path) -> None:

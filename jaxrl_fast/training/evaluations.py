@@ -86,6 +86,8 @@ class Evaluations:
         self.collect()
         if not distributed.any_process(self._running is not None):
             return
+        if self.folder is not None:
+            self.folder.status.set(state="evaluating")
         while distributed.any_process(self._running is not None) and not distributed.any_process(self.should_stop()):
             if self._running is not None:
                 wait([self._running], timeout=POLL_S)

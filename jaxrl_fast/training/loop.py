@@ -185,6 +185,7 @@ def learn(
         evaluation = evaluation._replace(evaluate=evaluator)
     beside = between_chunks is None if eval_beside is None else eval_beside
     with open_folder(run_dir, resumed, checkpoints, settings, tagged(graph, REPLAY), tell) as (folder, saver):
+        tell = folder.tell if folder is not None else tell
         calls = Calls(on_metrics, should_stop, between_chunks or (lambda state, scores: None), tell)
         recorder = Recorder(job, on_metrics, folder)
         shape = num_seeds, eval_episodes

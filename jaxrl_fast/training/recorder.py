@@ -88,6 +88,8 @@ class Recorder:
         """Call when they are compiled and the first training step is about to start."""
         now = time.perf_counter()
         self.compile_s, self.last_s, self.first_step_s = now - self.last_s, now, now
+        if self.folder is not None:
+            self.folder.status.set(state="training", compile_s=self.compile_s)
 
     def wall_s(self) -> float:
         """Seconds of this run, with those before it was resumed."""
@@ -193,6 +195,8 @@ class Recorder:
 
     def _keep(self, row: Row) -> None:
         self.history.append(row)
+        if self.folder is not None:
+            self.folder.status.add(row)
         if self.on_metrics is not None:
             self.on_metrics(row)
 

@@ -76,7 +76,11 @@ def open_folder(
         folder = None
         if distributed.is_first():
             again = [one["env_steps"] for one in resumed.progress.get("snapshots", [])] if own and resumed else []
-            folder = stack.enter_context(RunFolder(path, resume_at=resume_at, evaluated_again=again, tell=tell))
+            facts = {name: settings[name] for name in ("env", "algo", "total_steps", "num_seeds") if name in settings}
+            folder = stack.enter_context(
+                RunFolder(path, resume_at=resume_at, evaluated_again=again, tell=tell, facts=facts)
+            )
+            tell = folder.tell
             checkpointing.remove_stale(path / FOLDER, after=resume_at)
         saver = Checkpointer(path / FOLDER, checkpoints, settings, refills, tell) if checkpoints.keep else None
         if saver is not None and own and resumed:
