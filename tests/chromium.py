@@ -26,7 +26,7 @@ SWITCHES = (
     "--disable-component-update",
     "--disable-sync",
     "--no-first-run",
-    "--host-resolver-rules=MAP * ~NOTFOUND",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
     "--remote-debugging-pipe",
 )
 
@@ -68,13 +68,13 @@ class Page:
         return done["result"].get("value")
 
     def open(
-        self, file: Path, *, width: int = 800, height: int = 600, mobile: bool = False, dark: bool = False
+        self, what: Path | str, *, width: int = 800, height: int = 600, mobile: bool = False, dark: bool = False
     ) -> None:
-        """Show a file of this machine and wait until it is loaded."""
+        """Show a file of this machine, or an address of it, and wait until it is loaded."""
         self.ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile)
         self.ask("Emulation.setTouchEmulationEnabled", enabled=mobile)
         self.prefer(dark=dark)
-        self.ask("Page.navigate", url=file.as_uri())
+        self.ask("Page.navigate", url=what if isinstance(what, str) else what.as_uri())
         self.run("new Promise(done => document.readyState === 'complete' ? done() : addEventListener('load', done))")
 
     def prefer(self, *, dark: bool) -> None:

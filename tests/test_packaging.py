@@ -68,7 +68,18 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 """Every package of jaxrl_fast, the lowest layer first, and which others its modules may import: only those above it in
 this list, or ``envs``."""
-ENTRY_POINTS = {"__init__", "__main__", "train", "evaluate", "evaluator", "explain", "export", "autotune", "placement"}
+ENTRY_POINTS = {
+    "__init__",
+    "__main__",
+    "train",
+    "evaluate",
+    "evaluator",
+    "explain",
+    "export",
+    "autotune",
+    "dashboard",
+    "placement",
+}
 """Modules beside the packages: commands and public names, which may import anything and are imported by nobody."""
 KNOW_ENVS = {"jaxrl_fast.evaluation.viewer"}
 """Modules below the settings that know environments by name."""

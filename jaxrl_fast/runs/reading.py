@@ -13,6 +13,8 @@ import yaml
 from jaxrl_fast.runs.folder import EVAL_COLUMNS
 from jaxrl_fast.runs.status import SILENT_S, read_status, state_now
 
+MARKS = ("run.json", "config.yaml", "metrics.csv")
+"""A folder that holds one of these files is a run's."""
 Columns = dict[str, np.ndarray]
 """A table: float64 ``[rows]`` by name; NaN where nothing stands."""
 
@@ -55,7 +57,7 @@ class Scores(NamedTuple):
 
 def is_run(folder: Path) -> bool:
     """Whether a folder holds a run."""
-    return (folder / "config.yaml").is_file() or (folder / "metrics.csv").is_file()
+    return any((folder / name).is_file() for name in MARKS)
 
 
 def read_run(folder: Path) -> RunView:

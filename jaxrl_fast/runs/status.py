@@ -47,7 +47,9 @@ class RunStatus:
     def add(self, row: Row) -> None:
         """Note the figures of a row of the run's history."""
         if row["kind"] == "eval":
-            self.set(eval_steps=row["env_steps"], eval_return=row["eval_return_mean"])
+            newest, before = row["eval_return_mean"], self.facts.get("best_return")
+            best = newest if before is None else max(before, newest)
+            self.set(eval_steps=row["env_steps"], eval_return=newest, best_return=best)
         else:
             first = self.facts["state"] != "training" or not self.facts.get("env_steps")
             self.set(now=first, state="training", **{name: row.get(name) for name in FROM_ROWS})

@@ -15,6 +15,9 @@ from jaxrl_fast.runs.hooks import Tell
 from jaxrl_fast.training import resuming
 from jaxrl_fast.training.planning import Plan
 
+FACTS = ("env", "env.id", "env.make", "algo", "total_steps", "num_seeds")
+"""The settings that ``run.json`` repeats."""
+
 
 def describe_start(
     state: TrainState,
@@ -76,7 +79,7 @@ def open_folder(
         folder = None
         if distributed.is_first():
             again = [one["env_steps"] for one in resumed.progress.get("snapshots", [])] if own and resumed else []
-            facts = {name: settings[name] for name in ("env", "algo", "total_steps", "num_seeds") if name in settings}
+            facts = {name: settings[name] for name in FACTS if name in settings}
             folder = stack.enter_context(
                 RunFolder(path, resume_at=resume_at, evaluated_again=again, tell=tell, facts=facts)
             )
