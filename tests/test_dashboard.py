@@ -1,0 +1,559 @@
+"""The dashboard: a real server is asked by raw requests, and a real browser shows its pages."""
+
+import http.client
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from chromium import CHROMIUM, Page, chromium_page
+
+from jaxrl_fast import dashboard
+from jaxrl_fast.inspection import found_runs
+from jaxrl_fast.inspection.dashboard_app import changes
+from jaxrl_fast.inspection.found_runs import MAX_DEPTH, FoundRuns
+from jaxrl_fast.inspection.run_rows import MAX_POINTS, greedy_curve, row_of, training_curve
+from jaxrl_fast.runs.status import RunStatus, write_status
+
+ROOT = Path(__file__).parent.parent
+HOSTILE = "<img src=x onerror=document.title='ran'>"
+SECRET = "nobody may read this"
+EVALS = """seed,env_steps,wall_s,return,length
+0,100,1.5,10.0,5
+0,100,1.5,20.0,5
+1,100,1.5,30.0,5
+1,100,1.5,50.0,5
+0,200,3.0,100.0,5
+1,200,3.0,110.0,5
+"""
+
+
+class Server(NamedTuple):
+    """A dashboard, and the folder of runs that it shows."""
+
+    port: int
+    runs: Path
+    process: subprocess.Popen[str]
+
+
+@contextmanager
+def serving(runs: Path) -> Iterator[Server]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-m", "jaxrl_fast.dashboard", f"runs={runs}", "port=0"]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            (port,) = re.findall(r"http://127\.0\.0\.1:(\d+)/", process.stdout.readline())
+            yield Server(int(port), runs, process)
+        finally:
+            process.kill()
+
+
+def a_run(folder: Path, *, evals: str = EVALS, **facts: Any) -> Path:
+    """A run folder; of a run that goes on in this process, if nothing else is said."""
+    folder.mkdir(parents=True)
+    status = RunStatus(folder, env="cartpole", algo="ppo", total_steps=400, num_seeds=2)
+    row = dict(env_steps=200, wall_s=14.0, sampling_hz=100.0, update_hz=5.0, update_frame_hz=640.0)
+    status.set(**{"state": "training", "compile_s": 10.0, **row, "eval_steps": 200, "eval_return": 105.0, **facts})
+    (folder / "config.yaml").write_text("total_steps: 400\n")
+    (folder / "evals.csv").write_text(evals)
+    return folder
+
+
+def make_runs(runs: Path) -> None:
+    a_run(runs / "cartpole/ppo/a", state="done", env_steps=400)
+    a_run(runs / "cartpole/ppo/b", best_return=120.0)
+    a_run(runs / "dead", pid=2**22 + 1)
+    a_run(runs / HOSTILE, error=HOSTILE, lines=[HOSTILE])
+    a_run(runs / "half %2f written" / "run", evals=EVALS + "0,300,4.5,1")
+    (runs / "cartpole/ppo/a/report.html").write_text("<title>the report</title>")
+    (runs / "cartpole/ppo/a/graph.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
+    a_run(Path(runs, *"12345"))
+    a_run(runs / ".hidden")
+    (runs / "latest").symlink_to("cartpole/ppo/a")
+    outside = a_run(runs.parent / "outside")
+    (outside / "report.html").write_text(SECRET)
+    (outside / "config.yaml").write_text(SECRET)
+    (runs / "link").symlink_to(outside)
+    (runs / "cartpole/ppo/b/policy.html").symlink_to(outside / "report.html")
+    (runs / "dead/graph.svg").symlink_to(runs / "cartpole/ppo/a/graph.svg")
+    os.mkfifo(runs / "dead/curve.png")
+    linked = a_run(runs / "tables/are/links")
+    (linked / "evals.csv").unlink()
+    (linked / "evals.csv").symlink_to(outside / "evals.csv")
+
+
+LISTED = {"cartpole/ppo/a", "cartpole/ppo/b", "dead", HOSTILE, "half %2f written/run"}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    runs = tmp_path_factory.mktemp("server") / "runs"
+    make_runs(runs)
+    with serving(runs) as found:
+        yield found
+
+
+def ask(server: Server, path: str, *, method: str = "GET", hosts: tuple[str, ...] | None = None) -> tuple[int, bytes]:
+    """Status and body; the path goes out as it is written."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection.putrequest(method, path, skip_host=True)
+    for host in (f"127.0.0.1:{server.port}",) if hosts is None else hosts:
+        connection.putheader("Host", host)
+    connection.endheaders()
+    answer = connection.getresponse()
+    body = answer.read()
+    connection.close()
+    return answer.status, body
+
+
+def ask_json(server: Server, path: str) -> Any:
+    status, body = ask(server, path)
+    assert status == 200, (status, body)
+    return json.loads(body, parse_constant=pytest.fail)
+
+
+def rows_of(server: Server) -> dict[str, dict[str, Any]]:
+    return {row["name"]: row for row in ask_json(server, "/api/runs")}
+
+
+def soon(condition: Any) -> Any:
+    """The first true value, within five seconds."""
+    end = time.monotonic() + 5
+    while not (value := condition()):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    return value
+
+
+# What is shown.
+
+
+def test_every_run_has_a_row_and_a_link_is_none(server: Server):
+    rows = rows_of(server)
+    assert set(rows) == LISTED
+    states = {name: row["state"] for name, row in rows.items()}
+    assert states == dict.fromkeys(LISTED, "training") | {"cartpole/ppo/a": "done", "dead": "dead"}
+    row = rows["cartpole/ppo/b"]
+    assert (row["env"], row["algo"], row["env_steps"], row["total_steps"]) == ("cartpole", "ppo", 200, 400)
+    assert (row["eval_return"], row["best_return"], row["elapsed_s"]) == (105.0, 120.0, 14.0)
+    assert (row["sampling_hz"], row["update_hz"], row["update_frame_hz"]) == (100.0, 5.0, 640.0)
+    assert row["left_s"] == 200 * (14.0 - 10.0) / 200
+    assert rows["cartpole/ppo/a"]["left_s"] is None
+    assert rows["dead"]["best_return"] == 105.0, "from evals.csv, where run.json does not say"
+
+
+def test_a_curve_is_the_table(server: Server):
+    curve = ask_json(server, "/api/curve?run=cartpole/ppo/a")
+    assert (curve["steps"], curve["wall_s"]) == ([100, 200], [1.5, 3.0])
+    assert (curve["mean"], curve["low"], curve["high"]) == ([27.5, 105], [15, 100], [40, 110])
+    half = ask_json(server, "/api/curve?run=half+%252f+written/run")
+    assert half["mean"] == curve["mean"]
+    assert ask_json(server, "/api/curve?run=dead&of=train")["mean"] == []
+
+
+def test_a_long_curve_is_thinned_and_gaps_are_left_out():
+    steps = np.arange(5000.0)
+    returns = np.where(steps % 2, np.nan, steps)
+    curve = training_curve({"env_steps": steps, "wall_s": steps / 10, "episode_return": returns})
+    assert len(curve["steps"]) == MAX_POINTS and curve["low"] == []
+    assert curve["mean"] == curve["steps"] and curve["steps"][0] == np.mean([0, 2, 4, 6, 8])
+    assert greedy_curve({})["mean"] == training_curve({})["mean"] == []
+
+
+def test_a_run_opens_its_report_or_a_plain_page(server: Server):
+    assert ask(server, "/run/cartpole/ppo/a/") == (200, b"<title>the report</title>")
+    assert ask(server, "/run/cartpole%2Fppo/a/graph.svg")[0] == 200
+    status, plain = ask(server, "/run/dead/")
+    assert status == 200 and b"run.js" in plain
+    assert ask(server, "/run/half%20%252f%20written/run/")[0] == 200
+    assert ask(server, "/run/dead")[0] == 307
+    details = ask_json(server, "/api/run?run=cartpole/ppo/a")
+    assert details == {"lines": [], "files": ["report.html", "graph.svg"]}
+    assert ask_json(server, "/api/run?run=cartpole/ppo/b")["files"] == []
+
+
+def test_the_best_return_is_kept_beside_the_newest(tmp_path: Path):
+    status = RunStatus(tmp_path)
+    for steps, value in enumerate((1.0, 3.0, 2.0)):
+        status.add({"kind": "eval", "env_steps": steps, "eval_return_mean": value})
+    assert (status.facts["eval_return"], status.facts["best_return"]) == (2.0, 3.0)
+
+
+# What is refused.
+
+OUTSIDE = (
+    "/run/../outside/report.html",
+    "/run/%2e%2e/outside/report.html",
+    "/run/..%2foutside%2freport.html",
+    "/run/%252e%252e/outside/report.html",
+    "/run/cartpole/ppo/a/../../../../outside/report.html",
+    "/run/cartpole/ppo/a/..%2f..%2f..%2f..%2foutside/report.html",
+    "/run/cartpole/ppo/a/..%5c..%5coutside/report.html",
+    "/run/cartpole/ppo/../ppo/a/report.html",
+    "/run/cartpole/ppo/./a/report.html",
+    "/run/cartpole//ppo/a/report.html",
+    "/run/cartpole/ppo/a%00/report.html",
+    "/run/cartpole/ppo/a/report.html%00",
+    "/run/link/report.html",
+    "/run/link/",
+    "/run/latest/report.html",
+    "/run/cartpole/ppo/b/policy.html",
+    "/run/dead/graph.svg",
+    "/run/dead/curve.png",
+    "/run/tables/are/links/",
+    "/run/cartpole/ppo/a/config.yaml",
+    "/run/cartpole/ppo/a/run.json",
+    "/run/cartpole/ppo/",
+    "/run/",
+    "/run/1/2/3/4/5/",
+    "/run/.hidden/",
+    "/assets/../dashboard_app.py",
+    "/assets/..%2fdashboard_app.py",
+    "/assets/dashboard.html",
+    "/api/curve?run=../outside",
+    "/api/curve?run=..%2Foutside",
+    "/api/curve?run=link",
+    "/api/curve?run=tables/are/links",
+    "/api/curve?run=",
+    "/api/run?run=../outside",
+    "/api/run?run=link",
+    "/api/run?run=/",
+)
+
+
+@pytest.mark.parametrize("path", OUTSIDE)
+def test_no_path_leads_out_of_the_runs(server: Server, path: str):
+    status, body = ask(server, path)
+    assert status == 404 and SECRET.encode() not in body, body
+
+
+def test_absolute_paths_are_no_names(server: Server):
+    outside = str(server.runs.parent / "outside")
+    for path in (f"/run/{outside}/report.html", f"/run//{outside}/report.html", f"/api/curve?run={outside}"):
+        assert ask(server, path)[0] == 404
+
+
+def test_only_this_machine_is_a_host(server: Server):
+    port = server.port
+    for host in (f"127.0.0.1:{port}", f"localhost:{port}", f"LOCALHOST:{port}", f"[::1]:{port}"):
+        assert ask(server, "/api/runs", hosts=(host,))[0] == 200
+    foreign = ("evil.example", f"evil.example:{port}", "127.0.0.1", "127.0.0.1:1", f"127.0.0.1.evil.example:{port}", "")
+    for hosts in (*((host,) for host in foreign), (), (f"127.0.0.1:{port}", "evil.example")):
+        for path in ("/", "/api/runs", "/events", "/nowhere"):
+            assert ask(server, path, hosts=hosts)[0] == 400, hosts
+
+
+def test_it_only_reads(server: Server):
+    def snapshot() -> list[tuple[str, float]]:
+        return sorted((str(path), path.lstat().st_mtime) for path in server.runs.rglob("*"))
+
+    before = snapshot()
+    for path in ("/", "/api/runs", "/events", "/run/dead/", "/nowhere"):
+        for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
+            assert ask(server, path, method=method)[0] == 405
+        assert ask(server, path, method="HEAD") == (404 if path == "/nowhere" else 200, b"")
+    assert snapshot() == before
+
+
+def test_every_answer_says_what_a_browser_may_do(server: Server):
+    answers = {}
+    for path in ("/", "/nowhere", "/api/runs", "/run/cartpole/ppo/a/", "/run/cartpole/ppo/a/graph.svg"):
+        with closing(http.client.HTTPConnection("127.0.0.1", server.port)) as connection:
+            connection.request("GET", path)
+            answers[path] = connection.getresponse()
+        assert answers[path].headers["X-Content-Type-Options"] == "nosniff"
+        assert answers[path].headers["Referrer-Policy"] == "no-referrer"
+        assert answers[path].headers["Cache-Control"] == "no-store"
+    policies = {path: answer.headers["Content-Security-Policy"] for path, answer in answers.items()}
+    assert all("default-src 'none'" in policy for policy in policies.values())
+    assert {path for path, policy in policies.items() if "unsafe-inline" in policy} == {
+        path for path in policies if "/a/" in path
+    }
+    assert all(("sandbox" in policy) == ("unsafe-inline" in policy) for policy in policies.values())
+
+
+# Folders in any condition.
+
+
+def test_rows_of_nonsense_are_rows():
+    values = (None, "x", [], {}, True, -1, 0, 10**400, float("nan"), float("inf"), 2**31, "\ud800")
+    for value in values:
+        row = row_of("a", dict.fromkeys((*row_of("a", {})._fields, "pid", "host", "updated_at", "wall_s"), value))
+        json.dumps(row, allow_nan=False)
+        assert row.name == "a" and row.state == "unknown"
+    own = {"state": "training", "host": socket.gethostname()}
+    assert [row_of("a", own | {"pid": pid}).state for pid in ("x", -1, 10**30)] == ["unknown"] * 3
+
+
+def test_damaged_runs_are_listed(tmp_path: Path):
+    for name, damage in {"half": b'{"state": "trai', "bytes": b"\xff\x00\xfe", "list": b"[1]", "empty": b""}.items():
+        folder = a_run(tmp_path / name)
+        for file in ("run.json", "config.yaml", "summary.json", "metrics.csv", "evals.csv"):
+            (folder / file).write_bytes(damage)
+    (a_run(tmp_path / "older", state="done") / "run.json").unlink()
+    (tmp_path / "older/summary.json").write_text('{"stopped_by": null, "wall_s": 3}')
+    (tmp_path / "older/metrics.csv").write_text("env_steps,wall_s\n200,3.5\n400,7")
+    (tmp_path / "older/config.yaml").write_text("env: {name: brax, id: ant}\nalgo: sac\ntotal_steps: 400\n")
+    rows = FoundRuns(tmp_path).rows()
+    assert set(rows) == {"half", "bytes", "list", "empty", "older"}
+    older = rows["older"]
+    assert (older.state, older.env, older.algo, older.env_steps, older.best_return) == ("done", "ant", "sac", 400, 105)
+
+
+def test_a_folder_may_vanish_at_any_time(server: Server):
+    """One run comes and goes while it is asked for; only rows and 'not found' are ever answered."""
+    folder, stop = server.runs / "comes" / "and_goes", threading.Event()
+
+    def come_and_go() -> None:
+        while not stop.is_set():
+            (a_run(folder) / "report.html").write_text("x")
+            time.sleep(0.02)
+            shutil.rmtree(folder)
+
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    seen = set()
+    end = time.monotonic() + 3
+    while time.monotonic() < end:
+        for path in (
+            "/run/comes/and_goes/",
+            "/api/curve?run=comes/and_goes",
+            "/api/run?run=comes/and_goes",
+            "/api/runs",
+        ):
+            seen.add(ask(server, path)[0])
+    stop.set()
+    thread.join()
+    assert seen == {200, 404}
+    soon(lambda: set(rows_of(server)) == LISTED)
+
+
+def test_a_root_that_vanishes_or_is_not_there_yet_holds_nothing(tmp_path: Path):
+    runs = FoundRuns(tmp_path / "runs")
+    assert runs.rows() == {}
+    a_run(tmp_path / "runs/a")
+    assert soon(runs.rows).keys() == {"a"}
+
+
+def test_a_thousand_runs_are_listed_and_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    names = [f"env{number % 7}/ppo/{number}" for number in range(1000)]
+    for number, name in enumerate(names):
+        (tmp_path / name).mkdir(parents=True)
+        write_status(tmp_path / name, {"state": "done", "env_steps": number, "best_return": 1.0})
+    read: list[Path] = []
+    facts = found_runs.read_facts
+    monkeypatch.setattr(found_runs, "read_facts", lambda folder: read.append(folder) or facts(folder))
+    monkeypatch.setattr(found_runs, "FRESH_S", 0.0)
+    monkeypatch.setattr(found_runs, "IDLE_SHARE", 0.0)
+    runs = FoundRuns(tmp_path)
+    assert {name: row.env_steps for name, row in runs.rows().items()} == {name: n for n, name in enumerate(names)}
+    assert len(read) == 1000 and len(names[0].split("/")) < MAX_DEPTH
+    write_status(tmp_path / names[5], {"state": "failed", "env_steps": 5, "best_return": 1.0})
+    shutil.rmtree(tmp_path / names[6])
+    rows = runs.rows()
+    assert rows[names[5]].state == "failed" and len(rows) == 999 and read[1000:] == [tmp_path / names[5]]
+
+
+# As it changes.
+
+
+def test_a_page_hears_of_what_changes_and_of_nothing_else(server: Server):
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=8)
+    connection.request("GET", "/events")
+    stream = connection.getresponse()
+    assert stream.headers["Content-Type"].startswith("text/event-stream")
+
+    def event() -> tuple[str, dict[str, Any]]:
+        kind, data, end = (stream.readline().decode() for _ in range(3))
+        assert end == "\n"
+        return kind.removeprefix("event: ").strip(), json.loads(data.removeprefix("data: "))
+
+    kind, first = event()
+    assert kind == "list" and {row["name"] for row in first["rows"]} == LISTED
+    folder = a_run(server.runs / "new")
+    kind, news = event()
+    assert (kind, [row["name"] for row in news["rows"]], news["gone"]) == ("change", ["new"], [])
+    facts = json.loads((folder / "run.json").read_text())
+    write_status(folder, facts | {"env_steps": 333})
+    assert [row["env_steps"] for row in event()[1]["rows"]] == [333]
+    shutil.rmtree(folder)
+    assert event() == ("change", {"rows": [], "gone": ["new"]})
+    connection.close()
+
+
+def test_of_rows_only_the_changed_ones_are_sent():
+    one, two = row_of("a", {}), row_of("b", {})
+    assert changes({"a": one, "b": two}, {"a": one, "b": two}) == {"rows": [], "gone": []}
+    other = two._replace(env_steps=5)
+    assert changes({"a": one, "b": two}, {"b": other}) == {"rows": [other._asdict()], "gone": ["a"]}
+
+
+# The command.
+
+
+def test_ctrl_c_ends_it_quietly_with_a_page_open(tmp_path: Path):
+    with serving(tmp_path) as server:
+        with closing(http.client.HTTPConnection("127.0.0.1", server.port)) as connection:
+            connection.request("GET", "/events")
+            connection.getresponse().readline()
+            server.process.send_signal(signal.SIGINT)
+            out, err = server.process.communicate(timeout=10)
+        assert (server.process.returncode, out, err) == (130, "", "")
+
+
+def test_it_listens_on_this_machine_alone():
+    with dashboard.listen(0) as listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
+
+
+def test_what_cannot_be_served_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch):
+    run, file = a_run(tmp_path / "run"), tmp_path / "file"
+    file.write_text("")
+    with dashboard.listen(0) as taken:
+        port = taken.getsockname()[1]
+        for words, line in {
+            (f"port={port}",): f"port={port} is in use: write another, or port=0 for a free one",
+            ("port=x",): "port=x: write a number from 0 to 65535, for example port=8321",
+            ("port=65536",): "port=65536: write a number from 0 to 65535, for example port=8321",
+            ("host=0.0.0.0",): "unknown word 'host=0.0.0.0': the dashboard knows runs=<folder> and port=<number>",
+            (f"runs={run}",): f"runs={run} is a run itself: write the folder that it lies in, runs={tmp_path}",
+            (f"runs={file}",): f"runs={file} is no folder: write the one below which runs lie, such as runs=runs",
+        }.items():
+            assert dashboard.main(words) == 2
+            assert capsys.readouterr().err == f"jaxrl_fast: error: {line}\n"
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert dashboard.main([]) == 2
+    assert capsys.readouterr().err.endswith("needs two packages: pip install 'jaxrl_fast[dashboard]'\n")
+
+
+# With a browser.
+
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt install chromium")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    with chromium_page(tmp_path_factory.mktemp("profile")) as page:
+        yield page
+
+
+def open_list(page: Page, server: Server, **options: Any) -> None:
+    """The list, with the curve of one run, which has returns, drawn."""
+    page.open(f"http://127.0.0.1:{server.port}/", **options)
+    soon(lambda: page.run("lines.size") == len(LISTED))
+    page.run("byId('clear').click(), choose('cartpole/ppo/a', true)")
+    soon(lambda: page.run("chart.plot?.data[0].length"))
+
+
+def complaints(page: Page) -> list[dict[str, Any]]:
+    thrown = [e for e in page.events if e["method"] in ("Runtime.exceptionThrown", "Runtime.consoleAPICalled")]
+    return thrown + [e for e in page.events if e["method"] == "Log.entryAdded"]
+
+
+@needs_chromium
+def test_the_page_shows_the_runs_and_asks_nobody_else(browser: Page, server: Server):
+    browser.events.clear()
+    open_list(browser, server)
+    assert complaints(browser) == []
+    asked = [e["params"]["request"]["url"] for e in browser.events if e["method"] == "Network.requestWillBeSent"]
+    assert len(asked) > 8
+    assert all(url.startswith((f"http://127.0.0.1:{server.port}/", "data:")) for url in asked), asked
+    cells = browser.run("Object.values(lines.get('cartpole/ppo/b').cells).map(cell => cell.innerText.trim())")
+    assert cells[:7] == ["cartpole/ppo/b", "▶training", "cartpole", "ppo", "200 / 400", "105.0", "120.0"]
+    assert cells[7:-1] == ["100", "5", "640", "0:14", "0:04"]
+
+
+@needs_chromium
+@pytest.mark.parametrize("path", ("", "run/%3Cimg%20src=x%20onerror=document.title='ran'%3E/"))
+def test_text_of_a_folder_is_text(browser: Page, server: Server, path: str):
+    browser.events.clear()
+    browser.open(f"http://127.0.0.1:{server.port}/{path}")
+    soon(lambda: HOSTILE in browser.run("document.body.innerText"))
+    browser.run(f"typeof choose === 'undefined' || choose({json.dumps(HOSTILE)}, true)")
+    soon(lambda: browser.run("document.querySelector('.u-legend')?.textContent.includes('<img')"))
+    assert browser.run("document.querySelectorAll('img').length") == 0
+    assert browser.run("document.title") in ("runs", HOSTILE) and complaints(browser) == []
+
+
+@needs_chromium
+@pytest.mark.parametrize(("width", "height"), ((1440, 900), (390, 844)))
+def test_the_chart_is_drawn_on_wide_and_narrow_screens_light_and_dark(browser: Page, server: Server, width, height):
+    for dark in (False, True):
+        open_list(browser, server, width=width, height=height, mobile=width < 600, dark=dark)
+        left, top, right, bottom = (
+            int(x)
+            for x in browser.run(
+                "(({left, top, right, bottom}) => [left, top, right, bottom])"
+                "(document.querySelector('.u-over').getBoundingClientRect())"
+            )
+        )
+        assert 0 <= left < right <= width and bottom - top > 150
+        picture = browser.pixels()
+        assert (picture.mean() < 0.35) == dark
+        line = np.array([0xFF, 0x9D, 0x66] if dark else [0xB8, 0x48, 0x1A]) / 255
+        drawn = np.abs(picture[top:bottom, left:right] - line).max(-1) < 0.05
+        assert drawn.any(axis=0).mean() > 0.9, "from the left to the right"
+        assert browser.run("document.documentElement.scrollWidth") <= width
+
+
+@needs_chromium
+def test_it_keeps_choice_scroll_focus_and_zoom_as_it_changes(browser: Page, server: Server):
+    open_list(browser, server, height=400)
+    browser.run("lines.get('cartpole/ppo/b').box.click(), lines.get('cartpole/ppo/b').box.focus(), scrollTo(0, 200)")
+    soon(lambda: browser.run("chart.plot.series.length") == 7)
+    browser.run("chart.plot.setScale('x', {min: 120, max: 180})")
+    folder = server.runs / "cartpole/ppo/b"
+    facts, table = json.loads((folder / "run.json").read_text()), (folder / "evals.csv").read_text()
+    (folder / "evals.csv").write_text(table + "0,300,4.5,7,5\n1,300,4.5,9,5\n")
+    write_status(folder, facts | {"env_steps": 300, "eval_return": 8.0, "eval_steps": 300})
+    soon(lambda: browser.run("lines.get('cartpole/ppo/b').cells.eval_return.textContent") == "8")
+    soon(lambda: browser.run("chart.plot.data[0].at(-1)") == 300)
+    assert browser.run("[...chosen.keys()]") == ["cartpole/ppo/a", "cartpole/ppo/b"]
+    assert browser.run("[scrollY, document.activeElement.ariaLabel]") == [200, "draw cartpole/ppo/b"]
+    assert browser.run("[chart.plot.scales.x.min, chart.plot.scales.x.max]") == [120, 180]
+    (folder / "evals.csv").write_text(table)
+    write_status(folder, facts)
+
+
+@needs_chromium
+def test_it_sorts_and_filters(browser: Page, server: Server):
+    open_list(browser, server)
+    shown = "[...document.querySelectorAll('#rows tr')].filter(tr => !tr.hidden).map(tr => tr.cells[1].textContent)"
+    browser.run("document.querySelector('#heads [data-key=name] button').click()")
+    assert browser.run(shown) == sorted(LISTED)
+    browser.run("document.querySelector('#heads [data-key=name] button').click()")
+    assert browser.run(shown) == sorted(LISTED, reverse=True)
+    browser.run("byId('filter').value = 'PPO done', byId('filter').oninput()")
+    assert browser.run(shown) == ["cartpole/ppo/a"]
+    assert browser.run("document.querySelector('#heads [data-key=name]').ariaSort") == "descending"
+
+
+@needs_chromium
+def test_it_says_when_the_server_is_gone(browser: Page, tmp_path: Path):
+    with serving(tmp_path) as server:
+        browser.open(f"http://127.0.0.1:{server.port}/")
+        soon(lambda: "No runs here yet" in browser.run("document.body.innerText"))
+        assert browser.run("byId('gone').hidden")
+    soon(lambda: not browser.run("byId('gone').hidden"))
+
+
+@needs_chromium
+def test_a_report_runs_its_scripts_and_reaches_nothing(browser: Page, server: Server):
+    """It may have come with a folder from somebody else."""
+    script = "fetch('/api/runs').then(() => 'read', () => 'refused').then(text => document.title = text)"
+    (server.runs / "dead/report.html").write_text(f"<title>waits</title><script>{script}</script>")
+    browser.open(f"http://127.0.0.1:{server.port}/run/dead/")
+    assert soon(lambda: (title := browser.run("document.title")) != "waits" and title) == "refused"
+    (server.runs / "dead/report.html").unlink()
