@@ -21,6 +21,7 @@ from jaxrl_fast.fragments.callbacks import check_placement, in_graph
 from jaxrl_fast.graph import distributed
 from jaxrl_fast.graph.placements import check, place
 from jaxrl_fast.runs.checkpoint_files import read_description
+from jaxrl_fast.runs.loggers import check_logger
 from jaxrl_fast.runs.progress import ProgressDisplay
 from jaxrl_fast.settings import cli, config
 from jaxrl_fast.settings.prepare import prepare_run, print_if_serial
@@ -54,6 +55,7 @@ def train_on(env: VecEnv | HostEnv, run: Run, chosen: str, stop: StopSignal) -> 
     placed = place(graph, run.placement, run.devices)
     check_placement(env, placed)
     check(graph, placed, run.num_seeds)
+    check_logger(run.log)
     earlier_s = 0.0
     if run.resume is not None:
         earlier_s = resuming.check(run.resume, flat_settings(run), algorithm)[0].progress["wall_s"]
@@ -85,6 +87,7 @@ def train_on(env: VecEnv | HostEnv, run: Run, chosen: str, stop: StopSignal) -> 
             evaluator=evaluator,
             on_metrics=progress,
             run_dir=folder,
+            log=run.log,
             checkpoints=run.checkpoints,
             resume=run.resume,
             nan=run.nan,

@@ -14,6 +14,7 @@ import numpy as np
 from jaxrl_fast.core import EpisodeTotals
 from jaxrl_fast.policy.policies import Policy, save_policy
 from jaxrl_fast.runs.hooks import Row, Tell
+from jaxrl_fast.runs.loggers import Log, Logger, open_logger
 from jaxrl_fast.runs.status import RunStatus
 
 TABLES = ("metrics.csv", "metrics_seeds.csv", "evals.csv")
@@ -27,9 +28,11 @@ class RunFolder:
     those of evaluations after the steps ``evaluated_again``.
     ``tell`` gets a line, once, if a table can no longer be written; that does not end training. The attribute ``tell``
     also keeps the lines that it is given, in ``run.json``, which ``status`` writes; ``facts`` go there, too.
+    ``log``: where scalars go beside the tables, and with them the ``settings``, if that shows any.
 
     Raises:
-        ValueError: the folder cannot be written to.
+        ValueError: the folder cannot be written to, or the logger does not open.
+        ImportError: the logger's package is missing.
     """
 
     def __init__(
@@ -40,6 +43,8 @@ class RunFolder:
         evaluated_again: Collection[int] = (),
         tell: Tell = lambda line: None,
         facts: Mapping[str, Any] | None = None,
+        log: Log = "tensorboard",
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         self.path, self.broken = path, False
         try:
@@ -51,9 +56,9 @@ class RunFolder:
             self._evals = csv.writer(self._evals_file)
             if not known:
                 self._evals.writerow(EVAL_COLUMNS)
-            self._tensorboard = _open_tensorboard(path, resume_at)
             self.status = RunStatus(path, resumed=resume_at is not None, **(facts or {}))
             self.tell = self.status.noting(tell)
+            self._logger = self._open_logger(log, resume_at, settings or {})
         except OSError as error:
             raise ValueError(
                 f"cannot write to the run folder {path} ({error.strerror}): write another run_dir=..."
@@ -67,9 +72,10 @@ class RunFolder:
         def add() -> None:
             self._metrics.add([row])
             self._of_seeds.add(of_seeds)
-            for name, value in row.items():
-                if isinstance(value, int | float) and not name.startswith("rate/"):
-                    self._tensorboard.add_scalar(f"train/{name}", value, row["env_steps"])
+            numbers = {
+                name: x for name, x in row.items() if isinstance(x, int | float) and not name.startswith("rate/")
+            }
+            self._logger.add({f"train/{name}": value for name, value in numbers.items()}, row["env_steps"])
 
         self._try(add)
 
@@ -81,8 +87,8 @@ class RunFolder:
                 for value, length in zip(returns, lengths, strict=True):
                     self._evals.writerow([seed, env_steps, f"{wall_s:.2f}", float(value), int(length)])
             self._evals_file.flush()
-            self._tensorboard.add_scalar("eval/return_mean", float(np.mean(totals.returns)), env_steps)
-            self._tensorboard.add_scalar("eval/length_mean", float(np.mean(totals.length)), env_steps)
+            means = {"return_mean": float(np.mean(totals.returns)), "length_mean": float(np.mean(totals.length))}
+            self._logger.add({f"eval/{name}": value for name, value in means.items()}, env_steps)
 
         self._try(add)
 
@@ -92,8 +98,9 @@ class RunFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for file in (self._metrics, self._of_seeds, self._evals_file, self._tensorboard):
+        for file in (self._metrics, self._of_seeds, self._evals_file):
             self._try(file.close)
+        self._try(lambda: self._logger.close(error is not None))
         self.status.end(error)
 
     def keep_policy(self, policy: Policy, *, newest: bool, best: bool) -> None:
@@ -118,6 +125,16 @@ class RunFolder:
         write_summary(self.path, summary)
         if (self.path / "evals.csv").exists():
             draw_curve(self.path, title=f"{policy.spec.name}, {policy.made_by['algo']}")
+
+    def _open_logger(self, log: Log, resume_at: int | None, settings: Mapping[str, Any]) -> Logger:
+        try:
+            return open_logger(
+                log, self.path, resume_at=resume_at, settings=settings, status=self.status, tell=self.tell
+            )
+        except BaseException as error:
+            self._evals_file.close()
+            self.status.end(error)
+            raise
 
     def _try(self, write: Callable[[], None]) -> None:
         try:
@@ -277,10 +294,3 @@ def _steps_to_time(steps: np.ndarray, time: np.ndarray) -> tuple[Any, Any]:
         rate, start = float(steps @ time) / max(float(steps @ steps), 1.0), 0.0
     rate = max(rate, 1e-12)
     return (lambda x: start + x * rate), (lambda x: (x - start) / rate)
-
-
-def _open_tensorboard(path: Path, resume_at: int | None) -> Any:
-    from tensorboardX import SummaryWriter
-
-    purge_step = None if resume_at is None else resume_at + 1
-    return SummaryWriter(str(path), write_to_disk=True, purge_step=purge_step)

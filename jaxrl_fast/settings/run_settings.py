@@ -15,6 +15,7 @@ from jaxrl_fast.fragments.build import GraphOptions, Overlap
 from jaxrl_fast.fragments.learning import Average, OnNan
 from jaxrl_fast.numerics.schedules import plain
 from jaxrl_fast.runs.checkpointing import Checkpoints
+from jaxrl_fast.runs.loggers import Log
 from jaxrl_fast.settings.schema import run_keys
 from jaxrl_fast.training.cluster import Processes
 
@@ -52,6 +53,7 @@ class Run:
     eval_device: Literal["cpu", "same"] = "cpu"
     run_dir: str | None = None
     name: str | None = None
+    log: Log = "tensorboard"
     tuned_file: str | None = None
     checkpoints: Checkpoints = Checkpoints()
     pool: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -138,6 +140,7 @@ def _to_tree(run: Run) -> dict[str, Any]:
         "devices",
         "precision",
         "name",
+        "log",
         "nan",
         "debug",
     )

@@ -17,6 +17,7 @@ from jaxrl_fast.fragments.build import Overlap
 from jaxrl_fast.fragments.learning import Average, OnNan
 from jaxrl_fast.networks.dense import Precision
 from jaxrl_fast.numerics.schedules import SCHEDULES
+from jaxrl_fast.runs.loggers import Log
 
 MAX_SEED = 2**32 - 1
 """Of a larger seed JAX uses only the lowest 32 bits."""
@@ -117,6 +118,7 @@ class RunSchema:
     precision: Precision = setting("f32", "of matrix products:")
     run_dir: str | None = setting(None, "folder of results; runs/<env>/<algo>/<time>-...")
     name: str | None = setting(None, "a label for the run")
+    log: Log = setting("tensorboard", "where scalars go beside the tables:")
     resume: str | None = setting(None, "a run's folder, to go on; auto: run_dir, if it can")
     nan: OnNan = setting("stop", "on NaN or Inf:")
     debug: bool = setting(False, "name the operation that gave a NaN")

@@ -34,6 +34,7 @@ from jaxrl_fast.policy.policies import Policy
 from jaxrl_fast.runs.checkpointing import Checkpointer, Checkpoints
 from jaxrl_fast.runs.folder import RunFolder
 from jaxrl_fast.runs.hooks import OnMetrics, Row, ShouldStop, Tell
+from jaxrl_fast.runs.loggers import Log
 from jaxrl_fast.training import find_nan, resuming
 from jaxrl_fast.training.checks import check_host, check_processes, check_start
 from jaxrl_fast.training.evaluations import Evaluations
@@ -123,6 +124,7 @@ def learn(
     evaluator: Evaluate | None = None,
     on_metrics: OnMetrics | None = None,
     run_dir: str | Path | None = None,
+    log: Log = "tensorboard",
     checkpoints: Checkpoints = Checkpoints(),
     resume: str | Path | None = None,
     nan: OnNan = "stop",
@@ -139,7 +141,8 @@ def learn(
     chunks with ``eval_beside=False``, the default where a ``between_chunks`` is to see the scores. ``placement`` is a
     name or a function ``(graph, devices) -> Placement``, and ``devices`` how many of JAX's devices it may use (default
     all). ``on_metrics`` gets each row of ``history`` as it comes. Nothing is written unless ``run_dir`` is given; then
-    ``checkpoints`` says when the whole state is saved. ``resume`` is a run's folder or one of its checkpoints, to go on
+    ``log`` says where scalars go beside its tables, and
+    ``checkpoints`` when the whole state is saved. ``resume`` is a run's folder or one of its checkpoints, to go on
     from. ``nan="skip"`` drops updates that would give a number that is not finite; ``debug`` names the operation that
     gave one. ``should_stop`` is asked before every chunk, and while an evaluation is waited for, which is then left for
     the resumed run to make. ``between_chunks`` is called after every chunk and may change the state. ``settings`` is
@@ -184,7 +187,7 @@ def learn(
     if evaluator is not None:
         evaluation = evaluation._replace(evaluate=evaluator)
     beside = between_chunks is None if eval_beside is None else eval_beside
-    with open_folder(run_dir, resumed, checkpoints, settings, tagged(graph, REPLAY), tell) as (folder, saver):
+    with open_folder(run_dir, resumed, checkpoints, settings, tagged(graph, REPLAY), log, tell) as (folder, saver):
         tell = folder.tell if folder is not None else tell
         calls = Calls(on_metrics, should_stop, between_chunks or (lambda state, scores: None), tell)
         recorder = Recorder(job, on_metrics, folder)

@@ -39,12 +39,13 @@ FREE = (
     "nan",
     "debug",
     "name",
+    "log",
     "tuned",
     "pool.workers",
     "pool.step_timeout_s",
 )
 """Settings that may change on resume, beside the rates of the algorithm."""
-SILENT = ("name", "tuned", "eval.beside", "eval.device")
+SILENT = ("name", "log", "tuned", "eval.beside", "eval.device")
 """Those of them whose change is not reported."""
 
 

@@ -12,6 +12,7 @@ from jaxrl_fast.runs import checkpoint_files, checkpointing
 from jaxrl_fast.runs.checkpointing import FOLDER, Checkpointer, Checkpoints
 from jaxrl_fast.runs.folder import RunFolder
 from jaxrl_fast.runs.hooks import Tell
+from jaxrl_fast.runs.loggers import Log
 from jaxrl_fast.training import resuming
 from jaxrl_fast.training.planning import Plan
 
@@ -60,6 +61,7 @@ def open_folder(
     checkpoints: Checkpoints,
     settings: Mapping[str, Any],
     refills: Sequence[str],
+    log: Log,
     tell: Tell,
 ) -> Iterator[tuple[RunFolder | None, Checkpointer | None]]:
     """The run's files and the writer of its checkpoints, closed on leaving; None where nothing is to be written. Only
@@ -81,7 +83,9 @@ def open_folder(
             again = [one["env_steps"] for one in resumed.progress.get("snapshots", [])] if own and resumed else []
             facts = {name: settings[name] for name in FACTS if name in settings}
             folder = stack.enter_context(
-                RunFolder(path, resume_at=resume_at, evaluated_again=again, tell=tell, facts=facts)
+                RunFolder(
+                    path, resume_at=resume_at, evaluated_again=again, tell=tell, facts=facts, log=log, settings=settings
+                )
             )
             tell = folder.tell
             checkpointing.remove_stale(path / FOLDER, after=resume_at)
