@@ -28,6 +28,7 @@ from jaxrl_fast.settings.run_report import add_to_summary, new_folder, print_clo
 from jaxrl_fast.settings.run_settings import Run, flat_settings, graph_options, make_algorithm
 from jaxrl_fast.training import cluster, resuming
 from jaxrl_fast.training.checks import check_host
+from jaxrl_fast.training.live_report import try_to_write
 from jaxrl_fast.training.loop import learn
 from jaxrl_fast.training.stop_signal import StopSignal
 from jaxrl_fast.tuning import auto
@@ -100,6 +101,7 @@ def train_on(env: VecEnv | HostEnv, run: Run, chosen: str, stop: StopSignal) -> 
         wall_s = earlier_s + time.perf_counter() - IMPORT_START_S
         measured = {**result.summary, "evaluator_memory_mb": evaluator and evaluator.memory_mb}
         summary = add_to_summary(run, measured, folder, before_s, wall_s, stopped_by)
+        try_to_write(folder, print)
         print_closing(summary, folder, ["policy.html"] if page else [])
     cluster.finish()
     return 128 + stopped_by if stopped_by is not None else 0

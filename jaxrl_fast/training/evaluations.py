@@ -130,7 +130,13 @@ class Evaluations:
     def _start_next(self) -> None:
         snapshot = self._next()
         if self._running is None and snapshot is not None and distributed.is_first():
-            self._running = self._worker.submit(self.evaluation.evaluate, snapshot.params)
+            self._running = self._worker.submit(self._evaluate, snapshot)
+
+    def _evaluate(self, snapshot: Snapshot) -> EpisodeTotals:
+        begin = time.perf_counter()
+        totals = self.evaluation.evaluate(snapshot.params)
+        self.recorder.eval_s += time.perf_counter() - begin
+        return totals
 
     def _result(self) -> EpisodeTotals | None:
         """The totals of the evaluation that has ended, in process 0; None if it failed."""

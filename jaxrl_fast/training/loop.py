@@ -38,6 +38,7 @@ from jaxrl_fast.training import find_nan, resuming
 from jaxrl_fast.training.checks import check_host, check_processes, check_start
 from jaxrl_fast.training.evaluations import Evaluations
 from jaxrl_fast.training.job import Job
+from jaxrl_fast.training.live_report import last_report
 from jaxrl_fast.training.planning import plan_run
 from jaxrl_fast.training.recorder import NonFiniteError, Recorder
 from jaxrl_fast.training.run_files import describe_start, open_folder
@@ -184,7 +185,10 @@ def learn(
     if evaluator is not None:
         evaluation = evaluation._replace(evaluate=evaluator)
     beside = between_chunks is None if eval_beside is None else eval_beside
-    with open_folder(run_dir, resumed, checkpoints, settings, tagged(graph, REPLAY), tell) as (folder, saver):
+    with (
+        last_report(run_dir, tell),
+        open_folder(run_dir, resumed, checkpoints, settings, tagged(graph, REPLAY), tell) as (folder, saver),
+    ):
         tell = folder.tell if folder is not None else tell
         calls = Calls(on_metrics, should_stop, between_chunks or (lambda state, scores: None), tell)
         recorder = Recorder(job, on_metrics, folder)
