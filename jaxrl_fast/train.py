@@ -21,7 +21,7 @@ from jaxrl_fast.fragments.callbacks import check_placement, in_graph
 from jaxrl_fast.graph import distributed
 from jaxrl_fast.graph.placements import check, place
 from jaxrl_fast.runs.checkpoint_files import read_description
-from jaxrl_fast.runs.progress import ProgressDisplay
+from jaxrl_fast.runs.progress import ProgressDisplay, earlier_compile_s
 from jaxrl_fast.settings import cli, config
 from jaxrl_fast.settings.prepare import prepare_run, print_if_serial
 from jaxrl_fast.settings.run_report import add_to_summary, new_folder, print_closing, print_opening, write_facts
@@ -65,8 +65,10 @@ def train_on(env: VecEnv | HostEnv, run: Run, chosen: str, stop: StopSignal) -> 
         if len({device for group in placed.groups for device in group.devices}) > 1:
             print_if_serial(run, env, algorithm)
     before_s = time.perf_counter() - IMPORT_START_S
+    console = None if distributed.is_first() else Console(quiet=True)
+    compile_s = None if run.run_dir else earlier_compile_s(folder)
     with (
-        ProgressDisplay(run.total_steps, None if distributed.is_first() else Console(quiet=True)) as progress,
+        ProgressDisplay(run.total_steps, console, compile_s=compile_s) as progress,
         evaluator_of(run, folder) as evaluator,
     ):
         result = learn(

@@ -30,6 +30,7 @@ from jaxrl_fast.graph.dataflow import init as init_graph
 from jaxrl_fast.graph.dataflow import tick as tick_graph
 from jaxrl_fast.graph.placements import REPLAY, Make, place
 from jaxrl_fast.inspection.drawing import draw_run
+from jaxrl_fast.inspection.notebook import live_plot, result_html
 from jaxrl_fast.policy.policies import Policy
 from jaxrl_fast.runs.checkpointing import Checkpointer, Checkpoints
 from jaxrl_fast.runs.folder import RunFolder
@@ -73,6 +74,9 @@ class Result(NamedTuple):
     policy: Policy
     history: list[Row]
     summary: Row
+
+    def _repr_html_(self) -> str:
+        return result_html(self.history, self.summary)
 
 
 def make_train_step(
@@ -171,6 +175,8 @@ def learn(
     vec_env, failures = in_graph(env)
     if not distributed.is_first():
         on_metrics, tell = None, lambda line: None
+    elif on_metrics is None:
+        on_metrics = live_plot()
     resumed = None if resume is None else resuming.read(resume, settings, algorithm)
     empty_until = resumed.empty_until if resumed else 0
     options = GraphOptions(overlap, learners, average, total_steps, nan, empty_until)
