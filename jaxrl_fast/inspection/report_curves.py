@@ -67,7 +67,8 @@ def figures(view: RunView, scores: Scores) -> list[dict[str, str]]:
         found.append(("greedy return", f"{last.mean():.1f}", f"{low:.1f} to {high:.1f}{iqm}"))
     best = view.status.get("best") or view.summary.get("best")
     if best:
-        found.append(("best", f"{best['return_mean']:.1f}", f"seed {best['seed']}, {best['env_steps']:,} steps"))
+        fresh = f"; {best['fresh_return_mean']:.1f} from fresh starts" if "fresh_return_mean" in best else ""
+        found.append(("best", f"{best['return_mean']:.1f}", f"after {best['env_steps']:,} steps{fresh}"))
     total = view.status.get("total_steps")
     steps = view.status.get("env_steps") or view.summary.get("env_steps") or last_of(view.metrics, "env_steps")
     if steps is not None:

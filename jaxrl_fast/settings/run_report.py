@@ -114,6 +114,12 @@ def print_closing(summary: dict[str, Any], folder: Path, pages: list[str]) -> No
         mean, episodes = summary["eval_return_mean"], summary["eval_episodes"]
         last = "last measured " if summary["stopped_by"] else ""
         print(f"\n{last}greedy return {mean:.1f}{value} ({spread}, {episodes} episodes) after {steps}")
+    best = summary.get("best") or {}
+    if "fresh_return_mean" in best:
+        chosen = f"chosen for {best['return_mean']:.1f} after {best['env_steps']:,} steps"
+        print(
+            f"best policy {best['fresh_return_mean']:.1f} ± {best['fresh_return_std']:.1f} from fresh starts ({chosen})"
+        )
     if summary["dropped_updates"]:
         print(f"{summary['dropped_updates']:,} updates were dropped, since they gave a number that is not finite")
     print(

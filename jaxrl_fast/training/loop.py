@@ -309,6 +309,8 @@ def drive(
     if recorder.ticks // plan.ticks_per_chunk > saved:
         save()
     evaluations.finish()
+    if recorder.ticks // plan.ticks_per_chunk == plan.num_chunks:
+        evaluations.score_best()
     return state
 
 

@@ -156,6 +156,12 @@ class Recorder:
         self.best = {"env_steps": snapshot.env_steps, "seed": seed, "return_mean": score}
         return True
 
+    def add_fresh_score(self, totals: EpisodeTotals) -> None:
+        """Note what the best policy gave from initial states on which it was not chosen; totals ``[S, episodes]``."""
+        returns = np.asarray(totals.returns)[self.best["seed"]]
+        fresh = {"mean": float(returns.mean()), "std": float(returns.std()), "episodes": int(returns.size)}
+        self.best = {**self.best, **{f"fresh_return_{name}": value for name, value in fresh.items()}}
+
     def waited(self, since_s: float) -> None:
         """Count the seconds since ``since_s`` (`time.perf_counter`), in which training waited for an evaluation."""
         self.last_s = time.perf_counter()
