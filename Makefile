@@ -7,13 +7,15 @@
 #   make sweep SWEEP="objective=sampling"       more words for the autotuner
 #   make sweep-all                              the same for one environment of every suite (an hour)
 #   make sweep-compare A=one.json B=other.json  two results of sweeps side by side
-#   make viewer-assets                          bundle three.js for policy.html again (npm; to change its version)
+#   make viewer-assets                          bundle three.js and uPlot for our pages again (npm; to change a version)
 #   make setup PYTHON=/path/to/python3.12       with a chosen Python
 #   make test-part VENV=.venv-3.12 PYTHON=/path/to/python3.12   a part of the tests, with a second Python
 
 THREE := 0.187.0
 ESBUILD := 0.28.2
+UPLOT := 1.6.32
 ASSETS := jaxrl_fast/evaluation/assets
+REPORT_ASSETS := jaxrl_fast/inspection/assets
 
 ARGS ?= env=halfcheetah
 TESTS ?= tests
@@ -110,7 +112,9 @@ $(PEERS)/.installed $(PEERS_HOST)/.installed:
 # in the repository.
 viewer-assets:
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
-	npm install --prefix "$$folder" --no-save --no-audit --no-fund three@$(THREE) esbuild@$(ESBUILD) && \
+	npm install --prefix "$$folder" --no-save --no-audit --no-fund three@$(THREE) esbuild@$(ESBUILD) uplot@$(UPLOT) && \
+	cp "$$folder"/node_modules/uplot/dist/uPlot.iife.min.js "$$folder"/node_modules/uplot/dist/uPlot.min.css $(REPORT_ASSETS) && \
+	cp "$$folder/node_modules/uplot/LICENSE" $(REPORT_ASSETS)/uPlot.LICENSE && \
 	cp $(ASSETS)/three_parts.js "$$folder" && \
 	cp "$$folder/node_modules/three/LICENSE" $(ASSETS)/three.LICENSE && \
 	"$$folder/node_modules/.bin/esbuild" "$$folder/three_parts.js" --bundle --minify --format=iife \

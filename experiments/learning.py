@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 from describe import machine, versions
-from learning_page import draw, interquartile_mean, table_line, write_page
+from learning_page import draw, table_line, write_page
 from learning_rows import PEERS, ROWS, Peer, Row
 
-from jaxrl_fast.evaluation.episodes import bootstrap_interval
+from jaxrl_fast.evaluation.episodes import bootstrap_interval, interquartile_mean
 from jaxrl_fast.runs.folder import read_evaluations
 
 RESULTS = Path(__file__).parent / "results"

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from learning_rows import PEERS, ROWS, Row
 
+from jaxrl_fast.evaluation.episodes import interquartile_mean
+
 PAGE = Path(__file__).parent.parent / "docs" / "learning.md"
 HEAD = """# What learns what
 
@@ -18,12 +20,6 @@ lie in `experiments/results/`.
 | row | command | steps | seeds | greedy return [95 %] | interquartile mean | must | seconds | machine |
 |---|---|---|---|---|---|---|---|---|
 """
-
-
-def interquartile_mean(values: np.ndarray) -> float:
-    """The mean of the values between the quartiles; with fewer than 4 values the mean of all."""
-    cut = len(values) // 4
-    return float(np.sort(values)[cut : len(values) - cut].mean())
 
 
 def must(row: Row) -> str:

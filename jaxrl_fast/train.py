@@ -22,13 +22,14 @@ from jaxrl_fast.graph import distributed
 from jaxrl_fast.graph.placements import check, place
 from jaxrl_fast.runs.checkpoint_files import read_description
 from jaxrl_fast.runs.loggers import check_logger
-from jaxrl_fast.runs.progress import ProgressDisplay
+from jaxrl_fast.runs.progress import ProgressDisplay, earlier_compile_s
 from jaxrl_fast.settings import cli, config
 from jaxrl_fast.settings.prepare import prepare_run, print_if_serial
 from jaxrl_fast.settings.run_report import add_to_summary, new_folder, print_closing, print_opening, write_facts
 from jaxrl_fast.settings.run_settings import Run, flat_settings, graph_options, make_algorithm
 from jaxrl_fast.training import cluster, resuming
 from jaxrl_fast.training.checks import check_host
+from jaxrl_fast.training.live_report import try_to_write
 from jaxrl_fast.training.loop import learn
 from jaxrl_fast.training.stop_signal import StopSignal
 from jaxrl_fast.tuning import auto
@@ -66,8 +67,10 @@ def train_on(env: VecEnv | HostEnv, run: Run, chosen: str, stop: StopSignal) -> 
         if len({device for group in placed.groups for device in group.devices}) > 1:
             print_if_serial(run, env, algorithm)
     before_s = time.perf_counter() - IMPORT_START_S
+    console = None if distributed.is_first() else Console(quiet=True)
+    compile_s = None if run.run_dir else earlier_compile_s(folder)
     with (
-        ProgressDisplay(run.total_steps, None if distributed.is_first() else Console(quiet=True)) as progress,
+        ProgressDisplay(run.total_steps, console, compile_s=compile_s) as progress,
         evaluator_of(run, folder) as evaluator,
     ):
         result = learn(
@@ -103,6 +106,7 @@ def train_on(env: VecEnv | HostEnv, run: Run, chosen: str, stop: StopSignal) -> 
         wall_s = earlier_s + time.perf_counter() - IMPORT_START_S
         measured = {**result.summary, "evaluator_memory_mb": evaluator and evaluator.memory_mb}
         summary = add_to_summary(run, measured, folder, before_s, wall_s, stopped_by)
+        try_to_write(folder, print)
         print_closing(summary, folder, ["policy.html"] if page else [])
     cluster.finish()
     return 128 + stopped_by if stopped_by is not None else 0

@@ -14,7 +14,7 @@ from processes_left import wait_until_gone
 from jaxrl_fast import autotune
 from jaxrl_fast.settings import findings, machine
 from jaxrl_fast.settings.config import compose
-from jaxrl_fast.tuning import auto, comparing, report
+from jaxrl_fast.tuning import auto, comparing, sweep_report
 from jaxrl_fast.tuning.candidates import at_width
 from jaxrl_fast.tuning.child import Child, Failure
 from jaxrl_fast.tuning.measuring import Row, Settings, measure
@@ -180,9 +180,9 @@ def test_a_row_that_others_disturbed_is_named(here: Path):
     quiet = Row("num_envs", 16, "none", run, "training", "measured", "", {}, (1.0,), None, 0.05, 1.0)
     record = Record()
     record.rows = [quiet]
-    assert report.disturbed(record) == []
+    assert sweep_report.disturbed(record) == []
     record.rows.append(quiet._replace(value=64, others=0.4))
-    assert "up to 40% of the CPU meanwhile (num_envs=64)" in report.disturbed(record)[0]
+    assert "up to 40% of the CPU meanwhile (num_envs=64)" in sweep_report.disturbed(record)[0]
     assert share_of_others((10.0, 1.0), (14.0, 3.0), 2.0) == pytest.approx(1.0 / machine.cpu_cores())
     assert share_of_others(None, None, 2.0) is None
 

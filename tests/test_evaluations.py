@@ -162,7 +162,7 @@ def test_one_that_is_made_up_for_does_not_replace_newer_ones(tmp_path: Path, und
     learn(run_dir=tmp_path, evaluator=Evaluator(fail_at(2, 4)))
     before = written.read_bytes()
     result = learn(run_dir=tmp_path, evaluator=Evaluator(look), resume=tmp_path)
-    assert found == [before]  # while the fourth is evaluated, after the second was made up for
+    assert found[0] == before  # while the fourth is evaluated, after the second was made up for
     expected = json.loads((undisturbed / "summary.json").read_text())
     assert result.summary["best"] == expected["best"]
     assert result.summary["eval_return_mean"] == expected["eval_return_mean"]
@@ -208,7 +208,7 @@ def test_checkpoints_get_their_scores_and_the_best_is_kept(tmp_path: Path):
 
     class Scores(Evaluator):
         def __call__(self, params, fresh=False) -> EpisodeTotals:
-            score = next(given)
+            score = 7.0 if fresh else next(given)
             return EpisodeTotals(np.float32([[score] * 3, [score - 1] * 3]), np.full((2, 3), 7, np.int32))
 
     plan = jf.Checkpoints(every=EVERY, keep=1)
@@ -217,9 +217,50 @@ def test_checkpoints_get_their_scores_and_the_best_is_kept(tmp_path: Path):
     assert all_steps(tmp_path / "checkpoints") == [192, 384]
     assert {steps: facts.score for steps, facts in kept.items()} == {192: 8.5, 384: 2.5}
     assert kept[384].progress["snapshots"] == []
-    assert result.summary["best"] == {"env_steps": 192, "seed": 0, "return_mean": 9.0}
+    assert result.summary["best"] == {
+        "env_steps": 192,
+        "seed": 0,
+        "return_mean": 9.0,
+        "fresh_return_mean": 7.0,
+        "fresh_return_std": 0.0,
+        "fresh_return_episodes": 3,
+    }
     best, newest = jf.load_policy(tmp_path / "policy" / "best"), jf.load_policy(tmp_path / "policy")
     assert not np.array_equal(*(jax.tree.leaves(policy.params)[0] for policy in (best, newest)))
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_the_best_policy_is_scored_once_more_from_fresh_starts(tmp_path: Path, beside: bool):
+    calls: list[tuple[bool, np.ndarray]] = []
+
+    class Remembers(Evaluator):
+        def __call__(self, params, fresh=False) -> EpisodeTotals:
+            calls.append((fresh, jax.tree.leaves(params)[0].copy()))
+            totals = super().__call__(params, fresh)
+            return totals._replace(returns=totals.returns + 100.0 * fresh)
+
+    result = learn(run_dir=tmp_path, evaluator=Remembers(), eval_beside=beside)
+    best = result.summary["best"]
+    assert [fresh for fresh, _ in calls] == [False] * 4 + [True]
+    np.testing.assert_array_equal(calls[-1][1], calls[best["env_steps"] // EVERY - 1][1])
+    assert best["fresh_return_mean"] == pytest.approx(best["return_mean"] + 100.0)
+    if beside:  # a run that goes on takes the best one from its folder
+        calls.clear()
+        learn(run_dir=tmp_path, evaluator=Evaluator(), resume=tmp_path, total_steps=STEPS + EVERY)
+        newer = json.loads((tmp_path / "summary.json").read_text())["best"]
+        assert newer["fresh_return_episodes"] == 3
+
+
+def test_a_run_that_is_stopped_does_not_wait_for_that():
+    fresh: list[bool] = []
+
+    class Notes(Evaluator):
+        def __call__(self, params, fresh_starts=False) -> EpisodeTotals:
+            fresh.append(fresh_starts)
+            return super().__call__(params)
+
+    learn(evaluator=Notes(), should_stop=lambda: len(fresh) > 1)
+    assert True not in fresh
 
 
 def process_for(folder: Path) -> EvaluatorProcess:

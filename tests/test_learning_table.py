@@ -6,11 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jaxrl_fast.evaluation.episodes import interquartile_mean
 from jaxrl_fast.settings.config import compose
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "experiments"))
 from learning import merge
-from learning_page import interquartile_mean, passes, table_line
+from learning_page import passes, table_line
 from learning_rows import PEERS, ROWS, Row
 
 

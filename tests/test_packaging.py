@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "fragments": {"core", "numerics", "networks", "environments", "graph", "algorithms", "experience"},
     "evaluation": {"core", "environments", "graph", "algorithms", "experience", "policy", "envs"},
     "runs": {"core", "graph", "policy"},
-    "inspection": {"core", "graph", "runs"},
+    "inspection": {"core", "graph", "evaluation", "runs"},
     "training": {
         "core",
         "numerics",
@@ -68,18 +68,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 """Every package of jaxrl_fast, the lowest layer first, and which others its modules may import: only those above it in
 this list, or ``envs``."""
-ENTRY_POINTS = {
-    "__init__",
-    "__main__",
-    "train",
-    "evaluate",
-    "evaluator",
-    "explain",
-    "export",
-    "autotune",
-    "dashboard",
-    "placement",
-}
+COMMANDS = {"train", "evaluate", "explain", "export", "report", "dashboard", "autotune"}
+ENTRY_POINTS = {"__init__", "__main__", "placement", "evaluator", *COMMANDS}
 """Modules beside the packages: commands and public names, which may import anything and are imported by nobody."""
 KNOW_ENVS = {"jaxrl_fast.evaluation.viewer"}
 """Modules below the settings that know environments by name."""

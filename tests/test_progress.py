@@ -6,7 +6,8 @@ import pytest
 from rich.console import Console
 
 from jaxrl_fast.runs import progress
-from jaxrl_fast.runs.progress import ProgressDisplay, clock, si
+from jaxrl_fast.runs.progress import ProgressDisplay, clock, earlier_compile_s, si, sparkline
+from jaxrl_fast.runs.status import write_status
 
 
 def train_row(env_steps: int, wall_s: float) -> dict:
@@ -25,7 +26,8 @@ def shown(rows: list[dict], monkeypatch: pytest.MonkeyPatch, terminal: bool) -> 
 
 def test_the_time_left_does_not_count_compilation(monkeypatch):
     text = shown([train_row(1000, 100.0), train_row(2000, 101.0)], monkeypatch, terminal=False)
-    first, second = text.splitlines()
+    compiling, first, second = text.splitlines()
+    assert compiling == "  compiling"
     assert "left" not in first
     assert second.split("  ")[-1] == "0:08 left"
     assert "12.3k steps/s" in second
@@ -44,6 +46,56 @@ def test_a_terminal_gets_a_bar_that_is_taken_away_with_its_cursor_restored(monke
     text = shown([train_row(1000, 1.0), train_row(5000, 2.0)], monkeypatch, terminal=True)
     assert "50%" in text
     assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
+
+
+def live_lines(display: ProgressDisplay) -> str:
+    with display.console.capture() as captured:
+        display.console.print(display._lines())
+    return captured.get()
+
+
+def test_the_live_lines_say_what_it_does_how_returns_went_and_what_it_said_last(monkeypatch):
+    console = Console(file=io.StringIO(), force_terminal=True, width=100, highlight=False)
+    display = ProgressDisplay(10_000, console, compile_s=30.0)
+    display.opened_s -= 12.2
+    assert "compiling, 12 s of about 30 s" in live_lines(display)
+    display.opened_s -= 30.0
+    assert "compiling, 42 s\n" in live_lines(display)
+    display.tell("before training")
+    for value in (1.0, 9.0):
+        display({**train_row(5000, 1.0), "episode_return": value})
+    assert "training return" in live_lines(display) and "▁█  9.0" in live_lines(display)
+    for value in (5.0, 2.0, 3.0):
+        row = {"kind": "eval", "env_steps": 5, "wall_s": 1.0, "eval_return_mean": value, "eval_return_std": 0.5}
+        display({**row, "eval_episodes": 3})
+    display.tell("one"), display.tell("two")
+    text = live_lines(display)
+    assert "greedy return" in text and "█▁▃  3.0" in text and "2 lines, the last: two" in text
+    assert "before" not in text and " 50%" in text
+    display(train_row(10_000, 2.0))
+    assert "evaluating the last policy" in live_lines(display)
+
+
+def test_plain_lines_name_the_time_of_an_earlier_run(tmp_path):
+    for name, seconds in (("20260101", 7.0), ("20260102", 31.0)):
+        (tmp_path / name).mkdir()
+        write_status(tmp_path / name, {"compile_s": seconds})
+    (tmp_path / "20260103").mkdir()
+    assert earlier_compile_s(tmp_path / "20260104") == 31.0
+    assert earlier_compile_s(tmp_path / "20260102") == 7.0
+    assert earlier_compile_s(tmp_path / "none" / "x") is None
+    console = Console(file=io.StringIO(), width=100)
+    with ProgressDisplay(10_000, console, compile_s=31.0):
+        pass
+    assert console.file.getvalue() == "  compiling, about 31 s\n"
+
+
+@pytest.mark.parametrize(
+    ("values", "bars"),
+    [([], ""), ([3.0], "▅"), ([0.0, 1.0], "▁█"), ([float("nan"), 0.0, 7.0], "▁█"), ([0.0] * 50 + [1.0] * 50, None)],
+)
+def test_sparkline(values, bars):
+    assert sparkline(values) == bars if bars is not None else sparkline(values) == "▁" * 12 + "█" * 12
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (61, "1:01"), (3599.6, "1:00:00"), (7325, "2:02:05")])

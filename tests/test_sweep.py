@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from jaxrl_fast.settings.config import compose
-from jaxrl_fast.tuning import report, sweep
+from jaxrl_fast.tuning import sweep, sweep_report
 from jaxrl_fast.tuning.candidates import Candidate
 from jaxrl_fast.tuning.measuring import Row, Settings
 from jaxrl_fast.tuning.search import GoOn
@@ -84,7 +84,7 @@ def test_what_decides_is_measured_in_turn_and_stands_in_the_table(monkeypatch: p
     assert sorted(row.value for row in in_turn) == sorted(machine.turns[0])
     assert all(len(row.tick_hz) == 6 for row in in_turn)
     assert record.own in record.rows and record.best in record.rows and len(record.rows) > len(in_turn)
-    assert report.speedup(record) == pytest.approx(1.06)
+    assert sweep_report.speedup(record) == pytest.approx(1.06)
 
 
 def test_of_placements_only_one_that_is_faster_in_turn_is_taken(monkeypatch: pytest.MonkeyPatch):

@@ -94,3 +94,10 @@ def bootstrap_interval(samples: np.ndarray, *, resamples: int = 10_000, seed: in
     draws = rng.choice(np.asarray(samples), size=(resamples, len(samples)), replace=True)
     low, high = np.percentile(draws.mean(axis=1), [2.5, 97.5])
     return float(low), float(high)
+
+
+def interquartile_mean(samples: np.ndarray) -> float:
+    """The mean of the samples between the quartiles, of all where they are fewer than 4 (Agarwal et al., 2021,
+    arXiv 2108.13264)."""
+    cut = len(samples) // 4
+    return float(np.sort(samples)[cut : len(samples) - cut].mean())

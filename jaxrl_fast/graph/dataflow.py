@@ -7,6 +7,7 @@ fixed topology of the reactor model (arXiv 2312.04704): checked once, scheduled 
 """
 
 from collections.abc import Mapping
+from html import escape
 from itertools import groupby
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -102,6 +103,15 @@ class Graph(NamedTuple):
     fragments: tuple[Fragment, ...]
     delays: Mapping[tuple[str, str], int] = {}
     hyper_at: HyperAt = lambda hyper, tick: hyper
+
+    def _repr_html_(self) -> str:
+        rows = []
+        for f in self.fragments:
+            ages = [f"{c} (a tick old)" if age_of(self, f.name, c) else c for c in f.reads]
+            rows.append([f.name, ", ".join(ages), ", ".join(f.writes), "the host" if f.host else "a device"])
+        heads = "".join(f"<th>{head}</th>" for head in ("fragment", "reads", "writes", "runs on"))
+        body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+        return f"<table><tr>{heads}</tr>{body}</table>"
 
 
 class TrainState(NamedTuple):

@@ -19,6 +19,8 @@ SILENT_S = 600.0
 """A run on another machine that has said nothing for so long counts as dead, in seconds."""
 MAX_LINES = 200
 """Of the lines that a run has printed, so many are kept."""
+ENDED = ("done", "stopped", "failed", "dead", "unknown")
+"""The states of a run that does not go on."""
 FROM_ROWS = ("env_steps", "wall_s", "sampling_hz", "update_hz", "update_frame_hz", "episode_return")
 
 
@@ -95,7 +97,7 @@ def state_now(facts: Mapping[str, Any]) -> str:
     """The ``state`` of a run, or ``dead`` where it says that it goes on and its process is gone; ``unknown`` without
     one."""
     state = facts.get("state", "unknown")
-    if state in ("done", "stopped", "failed", "unknown"):
+    if state in ENDED:
         return state
     if facts.get("host") != socket.gethostname():
         return state if time.time() - facts.get("updated_at", 0.0) < SILENT_S else "dead"

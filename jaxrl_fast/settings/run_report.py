@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from omegaconf import OmegaConf
 
 import envs
 from jaxrl_fast.runs.checkpoint_files import all_steps
@@ -16,9 +17,10 @@ from jaxrl_fast.runs.progress import clock, si
 from jaxrl_fast.runs.status import read_status, write_status
 from jaxrl_fast.settings.grammar import command_line
 from jaxrl_fast.settings.machine import cpu_cores, processor, versions
-from jaxrl_fast.settings.run_settings import Run, to_yaml
+from jaxrl_fast.settings.run_settings import Run, env_name, to_yaml
 
 RUNS = Path("runs")
+REFERENCES = Path(__file__).parent.parent / "config" / "references.yaml"
 
 
 def new_folder(run: Run) -> Path:
@@ -57,7 +59,13 @@ def write_facts(run: Run, chosen: str, folder: Path) -> None:
     before = read_status(folder) if run.resume is not None else {}
     computer = {"processor": processor(), "cores": cpu_cores(), "devices": [str(d) for d in jax.devices()]}
     facts = {"sources": run.sources, "chosen": chosen, "versions": versions(), "machine": computer}
-    write_status(folder, {**before, **facts})
+    write_status(folder, {**before, **facts, "reference": reference_of(run)})
+
+
+def reference_of(run: Run) -> dict[str, Any] | None:
+    """A ``return`` that is known of the run's environment, and its ``source``; None without one."""
+    known: Any = OmegaConf.to_container(OmegaConf.load(REFERENCES))
+    return known.get(env_name(run))
 
 
 def print_opening(run: Run, chosen: str, folder: Path) -> None:
@@ -106,6 +114,12 @@ def print_closing(summary: dict[str, Any], folder: Path, pages: list[str]) -> No
         mean, episodes = summary["eval_return_mean"], summary["eval_episodes"]
         last = "last measured " if summary["stopped_by"] else ""
         print(f"\n{last}greedy return {mean:.1f}{value} ({spread}, {episodes} episodes) after {steps}")
+    best = summary.get("best") or {}
+    if "fresh_return_mean" in best:
+        chosen = f"chosen for {best['return_mean']:.1f} after {best['env_steps']:,} steps"
+        print(
+            f"best policy {best['fresh_return_mean']:.1f} ± {best['fresh_return_std']:.1f} from fresh starts ({chosen})"
+        )
     if summary["dropped_updates"]:
         print(f"{summary['dropped_updates']:,} updates were dropped, since they gave a number that is not finite")
     print(
@@ -116,7 +130,7 @@ def print_closing(summary: dict[str, Any], folder: Path, pages: list[str]) -> No
     if summary["evaluator_memory_mb"]:
         waited = f"training waited {summary['eval_wait_s']:.1f} s for it"
         print(f"evaluated in a process of {summary['evaluator_memory_mb']:.0f} MB; {waited}")
-    files = ["summary.json", "curve.png", "graph.svg", *pages, "policy/", "metrics.csv", "evals.csv"]
+    files = ["report.html", "summary.json", "curve.png", "graph.svg", *pages, "policy/", "metrics.csv", "evals.csv"]
     print(f"{folder}: {', '.join(files)}")
     if summary["stopped_by"]:
         print(f"go on:    {command_line([f'resume={folder}'])}")

@@ -5,13 +5,14 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxrl_fast.core import EpisodeTotals
 from jaxrl_fast.evaluation.periodic import PeriodicEvaluation, Snapshot
 from jaxrl_fast.graph import distributed
 from jaxrl_fast.graph.dataflow import TrainState
-from jaxrl_fast.policy.policies import by_name, from_names
+from jaxrl_fast.policy.policies import PolicyParams, by_name, from_names, load_policy
 from jaxrl_fast.runs.checkpoint_files import BESIDE, one_line
 from jaxrl_fast.runs.checkpointing import Checkpointer
 from jaxrl_fast.runs.folder import RunFolder
@@ -48,6 +49,7 @@ class Evaluations:
         self.waiting: list[Snapshot] = []
         self._failed: set[int] = set()
         self._running: Future[EpisodeTotals] | None = None
+        self._best: PolicyParams | None = None
         self._nothing: Any = EpisodeTotals(np.zeros(shape, np.float32), np.zeros(shape, np.int32))  # type: ignore[arg-type]
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="evaluation")
 
@@ -69,11 +71,10 @@ class Evaluations:
         ended = self._running is not None and self._running.done()
         if not distributed.any_process(ended):
             return
-        snapshot, totals = self._next(), self._result()
+        snapshot = self._next()
         assert snapshot is not None
-        made, totals = distributed.from_first((np.int32(totals is not None), totals or self._nothing))
-        self._running = None
-        if made:
+        totals = self._take_result("training goes on, and resuming the run makes up for it")
+        if totals is not None:
             self.waiting = [other for other in self.waiting if other is not snapshot]
             self._record(snapshot, totals)
         else:
@@ -86,13 +87,23 @@ class Evaluations:
         self.collect()
         if not distributed.any_process(self._running is not None):
             return
-        if self.folder is not None:
-            self.folder.status.set(state="evaluating")
-        while distributed.any_process(self._running is not None) and not distributed.any_process(self.should_stop()):
-            if self._running is not None:
-                wait([self._running], timeout=POLL_S)
+        while self._go_on_waiting():
             self.collect()
         self.recorder.waited(begin)
+
+    def score_best(self) -> None:
+        """Evaluate the best policy once more, from initial states on which it was not chosen, and note what it gave.
+        Left out where the run is asked to stop."""
+        params = self._best_params()
+        if not distributed.any_process(params is not None) or distributed.any_process(self.should_stop()):
+            return
+        if params is not None and distributed.is_first():
+            self._running = self._worker.submit(self._evaluate, params, True)
+        while self._go_on_waiting():
+            if distributed.any_process(self._running is not None and self._running.done()):
+                totals = self._take_result("the best policy keeps the score by which it was chosen")
+                if totals is not None:
+                    self.recorder.add_fresh_score(totals)
 
     def progress(self, until: int | None = None) -> Row:
         """What a checkpoint says of the snapshots that wait, of those taken ``until`` then (None: of all)."""
@@ -130,24 +141,52 @@ class Evaluations:
     def _start_next(self) -> None:
         snapshot = self._next()
         if self._running is None and snapshot is not None and distributed.is_first():
-            self._running = self._worker.submit(self.evaluation.evaluate, snapshot.params)
+            self._running = self._worker.submit(self._evaluate, snapshot.params, False)
 
-    def _result(self) -> EpisodeTotals | None:
-        """The totals of the evaluation that has ended, in process 0; None if it failed."""
-        if self._running is None:
-            return None
-        error = self._running.exception()
-        if error is None:
-            return self._running.result()
-        if not self.beside:
+    def _evaluate(self, params: PolicyParams, fresh: bool) -> EpisodeTotals:
+        begin = time.perf_counter()
+        totals = self.evaluation.evaluate(params, fresh)
+        self.recorder.eval_s += time.perf_counter() - begin
+        return totals
+
+    def _go_on_waiting(self) -> bool:
+        """Whether an evaluation is under way in any process and none is asked to stop; waits for it a moment."""
+        if not distributed.any_process(self._running is not None) or distributed.any_process(self.should_stop()):
+            return False
+        if self.folder is not None:
+            self.folder.status.set(now=False, state="evaluating")
+        if self._running is not None:
+            wait([self._running], timeout=POLL_S)
+        return True
+
+    def _take_result(self, consequence: str) -> EpisodeTotals | None:
+        """The totals of the evaluation that has ended, in all processes; None if it failed, which costs a line."""
+        totals, error = None, self._running.exception() if self._running is not None else None
+        if error is not None and not self.beside:
             raise error
-        self.tell(f"an evaluation failed ({one_line(error)}); training goes on, and resuming the run makes up for it")
-        return None
+        if error is not None:
+            self.tell(f"an evaluation failed ({one_line(error)}); {consequence}")
+        elif self._running is not None:
+            totals = self._running.result()
+        made, shared = distributed.from_first((np.int32(totals is not None), totals or self._nothing))
+        self._running = None
+        return shared if made else None
+
+    def _best_params(self) -> PolicyParams | None:
+        """Those of the best policy ``[S, ...]``; those on disk where the run was resumed and none was better since."""
+        if self._best is not None or not self.recorder.best or self.folder is None:
+            return self._best
+        try:
+            stored = load_policy(self.folder.path / "policy" / "best").params
+        except ValueError:
+            return None
+        return jax.tree.map(lambda x: np.stack([x] * self.recorder.num_seeds), stored)
 
     def _record(self, snapshot: Snapshot, totals: EpisodeTotals) -> None:
         scores = self.recorder.add_evaluation(snapshot, totals)
         steps, seed = snapshot.env_steps, int(np.argmax(scores))
         best = self.recorder.is_best(snapshot, seed, float(scores[seed]))
+        self._best = snapshot.params if best else self._best
         if self.saver is not None:
             self.saver.add_score(steps, float(scores.mean()), {**self.recorder.evaluated(), **self.progress(steps)})
         if self.folder is not None:

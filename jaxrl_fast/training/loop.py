@@ -30,6 +30,7 @@ from jaxrl_fast.graph.dataflow import init as init_graph
 from jaxrl_fast.graph.dataflow import tick as tick_graph
 from jaxrl_fast.graph.placements import REPLAY, Make, place
 from jaxrl_fast.inspection.drawing import draw_run
+from jaxrl_fast.inspection.notebook import live_plot, result_html
 from jaxrl_fast.policy.policies import Policy
 from jaxrl_fast.runs.checkpointing import Checkpointer, Checkpoints
 from jaxrl_fast.runs.folder import RunFolder
@@ -39,6 +40,7 @@ from jaxrl_fast.training import find_nan, resuming
 from jaxrl_fast.training.checks import check_host, check_processes, check_start
 from jaxrl_fast.training.evaluations import Evaluations
 from jaxrl_fast.training.job import Job
+from jaxrl_fast.training.live_report import last_report
 from jaxrl_fast.training.planning import plan_run
 from jaxrl_fast.training.recorder import NonFiniteError, Recorder
 from jaxrl_fast.training.run_files import describe_start, open_folder
@@ -73,6 +75,9 @@ class Result(NamedTuple):
     policy: Policy
     history: list[Row]
     summary: Row
+
+    def _repr_html_(self) -> str:
+        return result_html(self.history, self.summary)
 
 
 def make_train_step(
@@ -173,6 +178,8 @@ def learn(
     vec_env, failures = in_graph(env)
     if not distributed.is_first():
         on_metrics, tell = None, lambda line: None
+    elif on_metrics is None:
+        on_metrics = live_plot()
     resumed = None if resume is None else resuming.read(resume, settings, algorithm)
     empty_until = resumed.empty_until if resumed else 0
     options = GraphOptions(overlap, learners, average, total_steps, nan, empty_until)
@@ -187,7 +194,10 @@ def learn(
     if evaluator is not None:
         evaluation = evaluation._replace(evaluate=evaluator)
     beside = between_chunks is None if eval_beside is None else eval_beside
-    with open_folder(run_dir, resumed, checkpoints, settings, tagged(graph, REPLAY), log, tell) as (folder, saver):
+    with (
+        last_report(run_dir, tell),
+        open_folder(run_dir, resumed, checkpoints, settings, tagged(graph, REPLAY), log, tell) as (folder, saver),
+    ):
         tell = folder.tell if folder is not None else tell
         calls = Calls(on_metrics, should_stop, between_chunks or (lambda state, scores: None), tell)
         recorder = Recorder(job, on_metrics, folder)
@@ -302,6 +312,8 @@ def drive(
     if recorder.ticks // plan.ticks_per_chunk > saved:
         save()
     evaluations.finish()
+    if recorder.ticks // plan.ticks_per_chunk == plan.num_chunks:
+        evaluations.score_best()
     return state
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from jaxrl_fast.core import EpisodeTotals
 from jaxrl_fast.environments.env import VecEnv
 from jaxrl_fast.environments.host_env import HostEnv
-from jaxrl_fast.evaluation.episodes import bootstrap_interval
+from jaxrl_fast.evaluation.episodes import bootstrap_interval, interquartile_mean
 from jaxrl_fast.evaluation.periodic import Snapshot
 from jaxrl_fast.fragments.updates import DROPPED
 from jaxrl_fast.graph.dataflow import Graph, active_ticks, tagged
@@ -16,6 +16,7 @@ from jaxrl_fast.graph.placements import LEARNING, SAMPLING
 from jaxrl_fast.runs.folder import RunFolder
 from jaxrl_fast.runs.hooks import OnMetrics, Row
 from jaxrl_fast.training.job import Job
+from jaxrl_fast.training.live_report import LiveReport
 from jaxrl_fast.training.planning import Plan
 
 
@@ -39,6 +40,7 @@ class Recorder:
         self.num_seeds, self.nan, self.empty_until = job.num_seeds, job.options.nan, job.options.empty_until
         self.devices = sorted({str(device) for group in job.placement.groups for device in group.devices})
         self.on_metrics, self.folder = on_metrics, folder
+        self.report = LiveReport(folder.path, folder.tell) if folder is not None else None
         self.history: list[Row] = []
         self.scores = np.zeros(0)
         self.eval_row: Row = {}
@@ -46,7 +48,7 @@ class Recorder:
         self.first_step_s = self.compile_s = 0.0
         self.rates: list[tuple[float, int]] = []
         self.ticks = self.updates = self.dropped = 0
-        self.wall_before_s = self.eval_wait_s = 0.0
+        self.wall_before_s = self.eval_wait_s = self.eval_s = 0.0
         self.best: Row = {}
         self.eval_steps = 0
 
@@ -61,6 +63,7 @@ class Recorder:
             "ticks_per_chunk": self.plan.ticks_per_chunk,
             "empty_until": self.empty_until,
             "eval_wait_s": self.eval_wait_s,
+            "eval_s": self.eval_s,
             **self.evaluated(),
         }
 
@@ -77,6 +80,7 @@ class Recorder:
         """Count on from where a checkpoint stood."""
         self.ticks, self.updates, self.dropped = progress["ticks"], progress["updates"], progress["dropped"]
         self.wall_before_s, self.eval_wait_s = progress["wall_s"], progress.get("eval_wait_s", 0.0)
+        self.eval_s = progress.get("eval_s", 0.0)
         self.best, self.eval_steps = progress.get("best", {}), progress.get("eval_steps", 0)
         self.scores, self.eval_row = np.array(progress["scores"]), progress["eval_row"]
 
@@ -152,6 +156,12 @@ class Recorder:
         self.best = {"env_steps": snapshot.env_steps, "seed": seed, "return_mean": score}
         return True
 
+    def add_fresh_score(self, totals: EpisodeTotals) -> None:
+        """Note what the best policy gave from initial states on which it was not chosen; totals ``[S, episodes]``."""
+        returns = np.asarray(totals.returns)[self.best["seed"]]
+        fresh = {"mean": float(returns.mean()), "std": float(returns.std()), "episodes": int(returns.size)}
+        self.best = {**self.best, **{f"fresh_return_{name}": value for name, value in fresh.items()}}
+
     def waited(self, since_s: float) -> None:
         """Count the seconds since ``since_s`` (`time.perf_counter`), in which training waited for an evaluation."""
         self.last_s = time.perf_counter()
@@ -176,6 +186,7 @@ class Recorder:
             "compile_s": self.compile_s,
             "time_to_first_step_s": self.first_step_s - self.start_s,
             "eval_wait_s": self.eval_wait_s,
+            "eval_s": self.eval_s,
             "sampling_hz": len(active) * chunk_steps / seconds if seconds else 0.0,
             "update_hz": update_hz,
             "update_frame_hz": update_hz * self.agent.batch_size,
@@ -197,6 +208,8 @@ class Recorder:
         self.history.append(row)
         if self.folder is not None:
             self.folder.status.add(row)
+        if self.report is not None:
+            self.report()
         if self.on_metrics is not None:
             self.on_metrics(row)
 
@@ -230,6 +243,7 @@ def evaluation_row(totals: EpisodeTotals) -> Row:
     scores = returns.mean(axis=1)
     row: Row = {
         "eval_return_mean": float(returns.mean()),
+        "eval_return_iqm": interquartile_mean(scores if len(scores) > 1 else returns[0]),
         "eval_return_std": float(scores.std(ddof=1) if len(scores) > 1 else returns.std()),
         "eval_length_mean": float(totals.length.mean()),
         "eval_episodes": int(returns.size),

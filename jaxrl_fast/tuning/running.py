@@ -15,7 +15,7 @@ from jaxrl_fast.settings import findings
 from jaxrl_fast.settings.findings import Finding
 from jaxrl_fast.settings.grammar import command_line
 from jaxrl_fast.settings.schema import ConfigError
-from jaxrl_fast.tuning import candidates, report
+from jaxrl_fast.tuning import candidates, sweep_report
 from jaxrl_fast.tuning.child import Stopped
 from jaxrl_fast.tuning.measuring import Row, Settings
 from jaxrl_fast.tuning.picture import draw
@@ -47,8 +47,8 @@ def run_sweep(plan: SweepPlan, settings: Settings, stem: Path, argv: Sequence[st
     """Sweep, print and write; returns the exit status. After a signal, what was measured so far is saved."""
 
     def on_row(record: Record, row: Row) -> None:
-        print(report.line(row, row is record.best), flush=True)
-        report.write(report.document(plan, record, settings, argv, interrupted=True), stem)
+        print(sweep_report.line(row, row is record.best), flush=True)
+        sweep_report.write(sweep_report.document(plan, record, settings, argv, interrupted=True), stem)
 
     record, stop = Record(on_row), SweepStop()
     try:
@@ -56,12 +56,12 @@ def run_sweep(plan: SweepPlan, settings: Settings, stem: Path, argv: Sequence[st
     except Stopped:
         print("\nstopped; what was measured is saved", file=sys.stderr)
     stop.ignore()
-    doc = report.document(plan, record, settings, argv, interrupted=stop())
-    report.write(doc, stem)
+    doc = sweep_report.document(plan, record, settings, argv, interrupted=stop())
+    sweep_report.write(doc, stem)
     draw(doc, stem.with_suffix(".png"))
     console = new_console()
-    console.print(report.table(doc))
-    print("\n".join(["", *report.closing(doc)]))
+    console.print(sweep_report.table(doc))
+    print("\n".join(["", *sweep_report.closing(doc)]))
     print(f"written: {', '.join(str(stem.with_suffix(end)) for end in ('.json', '.csv', '.png'))}")
     if stop():
         return 128 + stop.number

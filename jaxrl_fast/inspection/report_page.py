@@ -1,0 +1,54 @@
+"""``report.html``: one or several runs on one page that needs nothing but itself."""
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from importlib.resources import files
+from os.path import commonpath
+from pathlib import Path
+from typing import Any
+
+from jaxrl_fast.inspection.report_curves import describe_run
+from jaxrl_fast.inspection.report_tables import describe_details, differing_settings
+from jaxrl_fast.runs.reading import RunView, read_run
+
+FILE = "report.html"
+ASSETS = files("jaxrl_fast.inspection") / "assets"
+PLACES = ("uPlot.min.css", "report.css", "uPlot.LICENSE", "uPlot.iife.min.js", "charts.js", "report.js")
+"""Files that go into the template, each where ``{{its name}}`` stands."""
+
+
+def page_of(views: Sequence[RunView]) -> str:
+    """The page of one run, or the comparison of several."""
+    content: dict[str, Any] = {
+        "written_at": time.time(),
+        "runs": [describe_run(view, name) for view, name in zip(views, short_names(views), strict=True)],
+        "details": describe_details(views[0]) if len(views) == 1 else None,
+        "differing": differing_settings(views) if len(views) > 1 else [],
+    }
+    page = (ASSETS / "report.html").read_text("utf-8")
+    for name in PLACES:
+        page = page.replace("{{" + name + "}}", (ASSETS / name).read_text("utf-8"))
+    # "<" of a name would end the script that the data lie in.
+    return page.replace("{{content}}", json.dumps(content, allow_nan=False).replace("<", "\\u003c"))
+
+
+def write_report(folder: Path) -> None:
+    """Write a run's ``report.html``, which replaces an older one at once.
+
+    Raises:
+        OSError: the folder cannot be written to.
+    """
+    temporary = folder / f".{FILE}-{os.getpid()}"
+    temporary.write_text(page_of([read_run(folder)]), "utf-8")
+    os.replace(temporary, folder / FILE)
+
+
+def short_names(views: Sequence[RunView]) -> list[str]:
+    """The runs' paths without what all have in common."""
+    paths = [str(view.path) for view in views]
+    if len(paths) == 1:
+        return [Path(paths[0]).name or paths[0]]
+    shared = commonpath([str(Path(path).parent) for path in map(os.path.abspath, paths)])
+    return [os.path.relpath(os.path.abspath(path), shared) for path in paths]

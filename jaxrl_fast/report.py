@@ -1,0 +1,82 @@
+"""``python -m jaxrl_fast.report runs/a runs/b``: what runs did, as a page on its own, or as a figure."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from jaxrl_fast.inspection.report_page import FILE, page_of, write_report
+from jaxrl_fast.runs.reading import is_run, read_run
+from jaxrl_fast.settings import cli
+from jaxrl_fast.settings.schema import ConfigError
+
+FIGURES = (".pdf", ".svg", ".png")
+
+HELP = """python -m jaxrl_fast.report RUN [RUN ...] [out=FILE]
+  RUN   a run's folder, such as runs/latest; it may still go on. Several are compared: curves, rates, and the settings
+        that differ
+  out   an .html page; a .pdf, .svg or .png is a figure for a paper: curves and rliable's aggregate metrics over seeds.
+        Default: report.html in the run's folder, comparison.html here for several"""
+
+
+def report_on(words: Sequence[str]) -> int:
+    """Write a page or a figure about runs, and print its path.
+
+    Raises:
+        ValueError: one line that says what was wrong and what to write instead.
+    """
+    folders, out = read_words(words)
+    path = out or (folders[0] / FILE if len(folders) == 1 else Path("comparison.html"))
+    try:
+        write(folders, path)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path} ({error.strerror}): write another out=...") from None
+    print(path)
+    return 0
+
+
+def write(folders: Sequence[Path], path: Path) -> None:
+    """Write what the suffix of ``path`` asks for."""
+    if path.suffix in FIGURES:
+        from jaxrl_fast.inspection.paper_figure import draw_figure
+
+        draw_figure([read_run(folder) for folder in folders], path)
+    elif len(folders) == 1 and path == folders[0] / FILE:
+        write_report(folders[0])
+    else:
+        path.write_text(page_of([read_run(folder) for folder in folders]), "utf-8")
+
+
+def read_words(words: Sequence[str]) -> tuple[list[Path], Path | None]:
+    """The runs' folders, and the file that is asked for.
+
+    Raises:
+        ConfigError: no folder, one that holds no run, the same twice, an unknown key, or a file of another kind.
+    """
+    folders, out = [], None
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or "/" in key:
+            folders.append(Path(word))
+        elif key != "out":
+            raise ConfigError(f"unknown key '{key}': report knows out")
+        elif Path(value).suffix not in (".html", *FIGURES):
+            raise ConfigError(f"{word}: write a file that ends in .html, {', '.join(FIGURES)}")
+        else:
+            out = Path(value)
+    if not folders:
+        raise ConfigError("write the path of a run's folder, such as runs/latest")
+    for folder in folders:
+        if not is_run(folder):
+            raise ConfigError(f"{folder} holds no run: write the path of a run's folder, such as runs/latest")
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise ConfigError("two of these folders are the same run: write each once")
+    return folders, out
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; returns its exit status."""
+    return cli.main("report", report_on, argv, lambda: HELP)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

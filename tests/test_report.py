@@ -1,0 +1,294 @@
+"""``report.html`` and the figure show what is in the run's files; a real browser without a network shows the page."""
+
+import base64
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from chromium import CHROMIUM, Page, chromium_page
+from tiny import line
+
+import jaxrl_fast as jf
+from jaxrl_fast import report
+from jaxrl_fast.inspection import report_page
+from jaxrl_fast.inspection.paper_figure import final_scores, labels_of, lines_of
+from jaxrl_fast.inspection.report_curves import thinned
+from jaxrl_fast.inspection.report_page import page_of, short_names, write_report
+from jaxrl_fast.inspection.report_tables import differing_settings, settings_table, time_spent
+from jaxrl_fast.runs.reading import read_run
+from jaxrl_fast.runs.status import read_status, write_status
+from jaxrl_fast.training.live_report import LiveReport
+
+STEPS, SEEDS = 32 * 8, 3
+GRAPH = "<svg xmlns='http://www.w3.org/2000/svg' width='40' height='30'><rect width='40' height='30'/></svg>"
+
+
+def train(folder: Path, **options: Any) -> Path:
+    algorithm = jf.ppo(rollout_length=8, num_minibatches=1, policy_hidden=(8,), value_hidden=(8,))
+    given = dict(total_steps=STEPS, eval_every=64, eval_episodes=3, num_seeds=SEEDS, tell=lambda line: None)
+    jf.learn(line(discrete=True), algorithm, run_dir=folder, **{**given, **options})
+    config = {"env": {"name": "line"}, "algo": {"name": "ppo", "clip_range": 0.2}, "seed": options.get("seed", 0)}
+    (folder / "config.yaml").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> tuple[Path, Path]:
+    """Two finished runs of other seeds, the first with all that a report can show."""
+    folder = tmp_path_factory.mktemp("runs")
+    first, second = train(folder / "<b>first"), train(folder / "second", seed=7)
+    lines = {"lines": ["said </script><script>document.title='broken'</script>"]}
+    known = {"reference": {"return": 4.0, "source": "a paper"}, "machine": {"processor": "abacus", "cores": 2}}
+    write_status(first, {**read_status(first), **lines, **known, "versions": {"jax": "1.2"}})
+    (first / "policy.html").write_text("<!doctype html><p id='inside'>episode</p>")
+    (first / "graph.svg").write_text(GRAPH)
+    return first, second
+
+
+def data_of(page: str) -> dict[str, Any]:
+    (data,) = re.findall(r'<script type="application/json" id="content">(.*?)</script>', page, re.DOTALL)
+    return json.loads(data, parse_constant=lambda name: pytest.fail(name))
+
+
+# Without a browser.
+
+
+def test_its_numbers_are_those_of_the_tables(runs):
+    first, _ = runs
+    (run,) = data_of((first / "report.html").read_text())["runs"]
+    rows = np.loadtxt(first / "evals.csv", delimiter=",", skiprows=1)
+    for step, mean, low, high in zip(
+        *(run["scores"][name] for name in ("env_steps", "mean", "low", "high")), strict=True
+    ):
+        seeds = [rows[(rows[:, 1] == step) & (rows[:, 0] == seed), 3].mean() for seed in range(SEEDS)]
+        assert mean == pytest.approx(np.mean(seeds), rel=1e-5)
+        assert min(seeds) - 1e-4 <= low <= mean + 1e-4 and mean - 1e-4 <= high <= max(seeds) + 1e-4
+    table = np.genfromtxt(first / "metrics.csv", delimiter=",", names=True)
+    np.testing.assert_allclose(run["metrics"]["sampling_hz"], table["sampling_hz"], rtol=1e-5)
+    assert len(run["seeds"]) == SEEDS
+    assert run["state"] == "done" and "learn/actor/entropy" in run["metrics"]
+
+
+def test_it_grows_while_training_goes_on_and_tells_the_end(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("jaxrl_fast.training.live_report.EVERY_S", 0.0)
+    monkeypatch.setattr("jaxrl_fast.training.live_report.SHARE", 1e9)
+    seen = []
+
+    def look(row) -> None:
+        seen.append(data_of((tmp_path / "report.html").read_text())["runs"][0])
+
+    train(tmp_path, on_metrics=look)
+    assert seen[0]["state"] == "training"
+    assert len(seen[2]["metrics"]["env_steps"]) < len(seen[-1]["metrics"]["env_steps"])
+    assert data_of((tmp_path / "report.html").read_text())["runs"][0]["state"] == "done"
+
+
+def test_a_run_that_fails_leaves_a_report_that_says_so(tmp_path: Path):
+    def fail(state, scores):
+        raise RuntimeError("a hook broke")
+
+    with pytest.raises(RuntimeError):
+        train(tmp_path, between_chunks=fail)
+    (run,) = data_of((tmp_path / "report.html").read_text())["runs"]
+    assert (run["state"], run["error"]) == ("failed", "a hook broke")
+
+
+def test_it_is_written_no_more_often_than_its_share_of_the_time(tmp_path: Path, monkeypatch):
+    now, written = [0.0], []
+
+    def write(folder: Path) -> None:
+        written.append(now[0])
+        now[0] += 2.0
+
+    monkeypatch.setattr("jaxrl_fast.training.live_report.write_report", write)
+    monkeypatch.setattr("jaxrl_fast.training.live_report.time.monotonic", lambda: now[0])
+    live = LiveReport(tmp_path, lambda line: None)
+    for _ in range(1000):
+        live()
+        now[0] += 1.0
+    assert written[:2] == [0.0, 202.0] and len(written) == 5
+
+
+def test_what_goes_wrong_with_it_costs_a_line_and_no_run(tmp_path: Path, monkeypatch):
+    told: list[str] = []
+    monkeypatch.setattr(report_page, "page_of", lambda views: 1 / 0)
+    train(tmp_path, tell=told.append)
+    assert next(text for text in told if "report" in text) == "no report.html (division by zero)"
+    assert read_run(tmp_path).state == "done"
+
+
+def test_a_long_table_is_averaged_and_ends_where_it_ends():
+    rows = 12_345
+    table = {"env_steps": np.arange(rows) + 1.0, "loss": np.where(np.arange(rows) % 7 == 3, np.nan, 5.0)}
+    short = thinned(table)
+    assert len(short["loss"]) == 500 and short["env_steps"][-1] == rows
+    np.testing.assert_allclose(short["loss"], 5.0)
+    assert np.isnan(thinned({"loss": np.full(rows, np.nan)})["loss"]).all()
+
+
+def test_the_seconds_add_up_to_the_whole(runs):
+    view = read_run(runs[0])
+    parts = [part for part in time_spent(view) if not part.get("beside")]
+    assert sum(part["seconds"] for part in parts) == pytest.approx(view.summary["wall_s"], rel=0.02)
+
+
+def test_settings_say_where_they_come_from(tmp_path: Path):
+    (tmp_path / "config.yaml").write_text("algo: {name: ppo, hidden: [64, 64], clip: null}\nplacement: fused\n")
+    write_status(tmp_path, {"sources": {"algo": "command line"}, "chosen": "measured"})
+    assert settings_table(read_run(tmp_path)) == [
+        ["algo", "ppo", "command line"],
+        ["algo.hidden", "[64,64]", "default"],
+        ["algo.clip", "null", "default"],
+        ["placement", "fused", "measured"],
+    ]
+
+
+def test_runs_are_called_what_tells_them_apart(runs):
+    first, second = map(read_run, runs)
+    assert short_names([first]) == [runs[0].name]
+    assert short_names([first, second]) == [runs[0].name, "second"]
+    assert differing_settings([first, second]) == [["seed", "0", "7"]]
+
+
+def test_runs_that_differ_in_their_seeds_are_one_line(runs):
+    first, second = map(read_run, runs)
+    assert labels_of([first, second]) == ["ppo", "ppo"]
+    other = second._replace(settings={**second.settings, "algo": {"name": "ppo", "clip_range": 0.3}})
+    assert labels_of([first, other]) == ["ppo (clip_range=0.2)", "ppo (clip_range=0.3)"]
+    lines = lines_of([first, second])
+    assert lines["ppo"]["line"].returns.shape == (4, 2 * SEEDS)
+    (scores,) = final_scores(lines, ["line"]).values()
+    expected = lines["ppo"]["line"].returns
+    low = expected.mean(axis=1).min()
+    np.testing.assert_allclose(scores[:, 0], (expected[-1] - low) / (4.0 - low), rtol=1e-6)
+
+
+@pytest.mark.parametrize("suffix", ["pdf", "svg", "png"])
+def test_the_figure_is_a_file_of_its_kind(runs, tmp_path: Path, suffix: str, capsys):
+    first, second = map(str, runs)
+    file = tmp_path / f"curve.{suffix}"
+    assert report.main([first, second, f"out={file}"]) == 0
+    assert file.read_bytes()[:4] in (b"%PDF", b"<?xm", b"\x89PNG")
+    assert capsys.readouterr().out == f"{file}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], "write the path of a run's folder, such as runs/latest"),
+        (["nothing/here"], "nothing/here holds no run: write the path of a run's folder, such as runs/latest"),
+        (["{first}", "{first}/."], "two of these folders are the same run: write each once"),
+        (["{first}", "to=x.pdf"], "unknown key 'to': report knows out"),
+        (["{first}", "out=x.doc"], "out=x.doc: write a file that ends in .html, .pdf, .svg, .png"),
+        (
+            ["{first}", "out=no/such/x.html"],
+            "cannot write no/such/x.html (No such file or directory): write another out=...",
+        ),
+        (["{empty}", "out=x.pdf"], "{empty} has no evaluation yet: leave it out"),
+    ],
+)
+def test_wrong_words_are_one_line(runs, tmp_path: Path, capsys, words, expected):
+    (tmp_path / "config.yaml").write_text("seed: 0\n")
+    names = {"first": runs[0], "empty": tmp_path}
+    assert report.main([word.format(**names) for word in words]) == 2
+    assert capsys.readouterr().err == f"jaxrl_fast: error: {expected.format(**names)}\n"
+
+
+def test_without_rliable_a_line_says_what_to_install(runs, tmp_path: Path):
+    script = "import sys; sys.modules['rliable'] = None; from jaxrl_fast.report import main; sys.exit(main())"
+    words = [str(runs[0]), f"out={tmp_path / 'x.pdf'}"]
+    done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("jaxrl_fast: error: a figure needs rliable: pip install 'jaxrl_fast[paper]'")
+
+
+# In a browser without a network.
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory) -> Iterator[Page]:
+    if CHROMIUM is None:
+        pytest.skip("no Chromium is installed")
+    with chromium_page(tmp_path_factory.mktemp("profile")) as page:
+        yield page
+    bad = [e for e in page.events if e["method"] in ("Log.entryAdded", "Runtime.exceptionThrown")]
+    outside = [e for e in page.events if e["method"] == "Network.requestWillBeSent"]
+    assert not bad
+    assert all(e["params"]["request"]["url"].split(":")[0] in ("file", "data", "about") for e in outside)
+
+
+def colors_in(page: Page, selector: str) -> set[tuple[int, ...]]:
+    """The colours of a canvas."""
+    script = f"document.querySelector({json.dumps(selector)}).toDataURL().split(',')[1]"
+    import io
+
+    from matplotlib.image import imread
+
+    pixels = imread(io.BytesIO(base64.b64decode(page.run(script))))
+    opaque = pixels[pixels[..., 3] > 0.95][:, :3]
+    return {tuple(color) for color in np.round(opaque * 255).astype(int).tolist()}
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+@pytest.mark.parametrize("dark", [False, True])
+def test_the_page_shows_the_run(page: Page, runs, width: int, dark: bool):
+    write_report(runs[0])
+    page.open(runs[0] / "report.html", width=width, height=900, mobile=width < 600, dark=dark)
+    assert page.run("document.documentElement.scrollWidth") <= width
+    assert page.run("document.title") == "line, ppo"
+    figures = page.run("document.getElementById('figures').innerText")
+    (run,) = data_of((runs[0] / "report.html").read_text())["runs"]
+    assert all(figure["value"] in figures for figure in run["figures"]) and "greedy return" in figures.lower()
+    curve = (86, 180, 233) if dark else (0, 114, 178)
+    assert curve in colors_in(page, "#learning canvas")
+    assert curve in colors_in(page, "#rates canvas")
+    said = page.run("document.getElementById('lines').innerText")
+    assert "said </script><script>" in said
+    assert page.run("document.querySelector('header p').innerText").startswith("<b>first — ✓ done")
+
+
+def test_axis_zoom_and_choice_of_metrics(page: Page, runs):
+    page.open(runs[0] / "report.html", width=1440, height=900)
+    charts = "document.querySelectorAll('#losses canvas').length"
+    before = page.run(charts)
+    page.run("[...document.querySelectorAll('#choose input[type=checkbox]')].find(box => !box.checked).click()")
+    assert page.run(charts) == before + 1
+    axis = "document.querySelector('#learning canvas').toDataURL()"
+    by_steps = page.run(axis)
+    page.run("document.querySelector('[data-axis=wall_s]').click()")
+    assert page.run(axis) != by_steps
+    page.run("document.querySelector('[data-axis=env_steps]').click()")
+    for kind, x in (("mousePressed", 500), ("mouseMoved", 800), ("mouseReleased", 800)):
+        top = page.run("document.querySelector('#learning canvas').getBoundingClientRect().top + 100")
+        page.ask("Input.dispatchMouseEvent", type=kind, x=x, y=top, button="left", buttons=1, clickCount=1)
+    assert page.run(axis) != by_steps
+
+
+def test_the_episode_plays_inside_the_page(page: Page, runs):
+    page.open(runs[0] / "report.html", width=1440, height=900)
+    page.run("document.querySelector('#episode button').click()")
+    assert page.run("document.querySelector('#episode iframe').srcdoc.includes('inside')")
+    assert page.run("document.querySelector('#graph img').decode().then(() => true)")
+
+
+def test_the_comparison_shows_both(page: Page, runs, tmp_path: Path):
+    file = tmp_path / "comparison.html"
+    file.write_text(page_of([read_run(folder) for folder in runs]), "utf-8")
+    page.open(file, width=1440, height=900)
+    assert {(0, 114, 178), (213, 94, 0)} <= colors_in(page, "#learning canvas")
+    cells = page.run("document.querySelector('#differing table').innerText").split()
+    assert cells == ["setting", "<b>first", "second", "seed", "0", "7"]
+    assert page.run("document.getElementById('settings').hidden")
+
+
+def test_an_empty_folder_makes_a_page_without_errors(page: Page, tmp_path: Path):
+    (tmp_path / "config.yaml").write_text("env: {name: cartpole}\n")
+    write_report(tmp_path)
+    page.open(tmp_path / "report.html", width=390, height=800)
+    assert "No evaluation yet." in page.run("document.body.innerText")
