@@ -32,7 +32,7 @@ def evaluate_for(folder: Path) -> None:
     stacked = jax.tree.map(lambda x: np.zeros((run.num_seeds, *x.shape), x.dtype), template)
     keys = jax.random.split(jax.random.key(run.seed), run.num_seeds)
     ahead = None if isinstance(env, HostEnv) else stacked
-    evaluation = make_periodic_evaluation(env, algorithm, agent, keys, run.eval_episodes, ahead)
+    evaluation = make_periodic_evaluation(env, algorithm, agent, keys, run.eval_episodes, ahead=ahead)
     serve(evaluation.evaluate, stacked, sys.stdin.buffer, answers)
 
 

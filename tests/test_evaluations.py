@@ -21,6 +21,7 @@ from tiny import line
 import jaxrl_fast as jf
 from jaxrl_fast.core import EpisodeTotals
 from jaxrl_fast.evaluation.evaluator_process import EvaluatorProcess
+from jaxrl_fast.policy.policies import params_template
 from jaxrl_fast.runs.checkpoint_files import all_steps, read_description
 from jaxrl_fast.settings.config import compose
 from jaxrl_fast.settings.run_settings import to_yaml
@@ -298,6 +299,24 @@ def test_a_process_gives_the_same_bits_and_survives_its_own_death(tmp_path: Path
         np.testing.assert_array_equal(evaluator(params).returns, evaluation.evaluate(params).returns)
     finally:
         evaluator.close()
+
+
+def test_a_device_of_its_own_computes_and_gives_the_same_numbers(monkeypatch):
+    from jaxrl_fast.evaluation.periodic import make_periodic_evaluation
+    from jaxrl_fast.experience.binding import bind
+
+    env, algorithm = line(discrete=True), jf.ppo(rollout_length=8, num_minibatches=1)
+    keys = jax.random.split(jax.random.key(0), 2)
+    own = jax.devices()[1]
+    places, get = [], jax.device_get
+    monkeypatch.setattr(jax, "device_get", lambda tree: places.append(tree.returns.devices()) or get(tree))
+    agent = bind(algorithm, env.spec, 4)
+    template = params_template(env.spec, agent.parts, agent.acting, agent.normalize_observations)
+    params = jax.tree.map(lambda x: np.stack([x] * 2), template)
+    here = make_periodic_evaluation(env, algorithm, agent, keys, 3).evaluate(params)
+    there = make_periodic_evaluation(env, algorithm, agent, keys, 3, device=own).evaluate(params)
+    assert places == [{jax.devices()[0]}, {own}]
+    np.testing.assert_array_equal(here.returns, there.returns)
 
 
 def test_it_ends_when_training_is_killed(tmp_path: Path):

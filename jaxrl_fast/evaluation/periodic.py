@@ -1,7 +1,7 @@
 """Periodic evaluation during a run: what is copied of its state, and how the copies are evaluated."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -75,10 +75,13 @@ def make_periodic_evaluation(
     agent: Bound,
     keys: jax.Array,
     episodes: int,
+    *,
     ahead: PolicyParams | None = None,
+    device: jax.Device | None = None,
 ) -> PeriodicEvaluation:
     """The `PeriodicEvaluation` of a run, with one of ``keys`` for each seed. Compiled environments: evaluation is
-    compiled at the first, or at once for params like ``ahead`` ``[S, ...]``."""
+    compiled at the first, or at once for params like ``ahead`` ``[S, ...]``. ``device``: which computes; default JAX's
+    own."""
     num_seeds = len(keys)
     made_by = {
         "algo": algorithm.name,
@@ -90,18 +93,31 @@ def make_periodic_evaluation(
     if ahead is not None:
         totals = totals.lower(ahead, keys).compile()
     fresh_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, FRESH)
+    if device is not None:
+        keys, fresh_keys = jax.device_put((keys, fresh_keys), device)
 
     def copy_params(state: TrainState) -> PolicyParams:
         return policy_params(agent, state, num_seeds)
 
     def evaluate(params: PolicyParams, fresh: bool = False) -> EpisodeTotals:
-        return jax.device_get(totals(params, fresh_keys if fresh else keys))
+        with jax.default_device(device):
+            return jax.device_get(totals(params, fresh_keys if fresh else keys))
 
     def policy_of(params: PolicyParams, seed: int) -> Policy:
         own = jax.tree.map(lambda x: jnp.array(x[seed]), params)
         return make_policy(env.spec, agent.acting, own, made_by)
 
     return PeriodicEvaluation(copy_params, evaluate, policy_of)
+
+
+def evaluation_device(name: Literal["cpu", "same"]) -> jax.Device | None:
+    """The device that "cpu" means beside an accelerator: the host's cores. None for the one that trains."""
+    if name == "same" or jax.default_backend() == "cpu":
+        return None
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError:  # JAX was started without it
+        return None
 
 
 def make_evaluation(

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ import numpy as np
 from jaxrl_fast.algorithms.interface import Algorithm, require_positive
 from jaxrl_fast.environments.env import VecEnv
 from jaxrl_fast.environments.host_env import HostEnv
-from jaxrl_fast.evaluation.periodic import Evaluate, make_periodic_evaluation
+from jaxrl_fast.evaluation.periodic import Evaluate, evaluation_device, make_periodic_evaluation
 from jaxrl_fast.experience.binding import bind
 from jaxrl_fast.fragments.build import GraphOptions, Overlap, build_graph
 from jaxrl_fast.fragments.callbacks import check_placement, in_graph, make_bridge, reraise_callback_error
@@ -126,6 +126,7 @@ def learn(
     eval_every: int | None = None,
     eval_episodes: int = 32,
     eval_beside: bool | None = None,
+    eval_device: Literal["cpu", "same"] = "cpu",
     evaluator: Evaluate | None = None,
     on_metrics: OnMetrics | None = None,
     run_dir: str | Path | None = None,
@@ -143,7 +144,8 @@ def learn(
 
     ``eval_every`` (environment steps; default a tenth of the run) and ``eval_episodes`` say how often and on how many
     episodes the greedy policy is evaluated: in a thread beside training, by ``evaluator`` if there is one, or between
-    chunks with ``eval_beside=False``, the default where a ``between_chunks`` is to see the scores. ``placement`` is a
+    chunks with ``eval_beside=False``, the default where a ``between_chunks`` is to see the scores. ``eval_device`` says
+    where that thread computes beside an accelerator: on the host's cores, or on the "same" device. ``placement`` is a
     name or a function ``(graph, devices) -> Placement``, and ``devices`` how many of JAX's devices it may use (default
     all). ``on_metrics`` gets each row of ``history`` as it comes. Nothing is written unless ``run_dir`` is given; then
     ``log`` says where scalars go beside its tables, and
@@ -190,10 +192,11 @@ def learn(
     program = programs.compile(graph, placed, plan.ticks_per_chunk, num_seeds)
     keys = jax.random.split(jax.random.key(seed), num_seeds)
     job = Job(env, algorithm, agent, graph, placed, program, plan, keys, failures, options, debug)
-    evaluation = make_periodic_evaluation(env, algorithm, agent, keys, eval_episodes)
+    beside = between_chunks is None if eval_beside is None else eval_beside
+    device = evaluation_device(eval_device) if beside else None
+    evaluation = make_periodic_evaluation(env, algorithm, agent, keys, eval_episodes, device=device)
     if evaluator is not None:
         evaluation = evaluation._replace(evaluate=evaluator)
-    beside = between_chunks is None if eval_beside is None else eval_beside
     with (
         last_report(run_dir, tell),
         open_folder(run_dir, resumed, checkpoints, settings, tagged(graph, REPLAY), log, tell) as (folder, saver),
