@@ -175,8 +175,9 @@ def test_a_long_curve_is_thinned_and_gaps_are_left_out():
 def test_a_run_opens_its_report_or_a_plain_page(server: Server):
     assert ask(server, "/run/cartpole/ppo/a/") == (200, b"<title>the report</title>")
     assert ask(server, "/run/cartpole%2Fppo/a/graph.svg")[0] == 200
-    status, plain = ask(server, "/run/dead/")
-    assert status == 200 and b"run.js" in plain
+    for path in ("/run/dead/", "/run/dead/live", "/run/cartpole/ppo/a/live"):
+        status, plain = ask(server, path)
+        assert status == 200 and b"run.js" in plain
     assert ask(server, "/run/half%20%252f%20written/run/")[0] == 200
     assert ask(server, "/run/dead")[0] == 307
     details = ask_json(server, "/api/run?run=cartpole/ppo/a")
@@ -216,6 +217,9 @@ OUTSIDE = (
     "/run/cartpole/ppo/a/config.yaml",
     "/run/cartpole/ppo/a/run.json",
     "/run/cartpole/ppo/",
+    "/run/cartpole/ppo/live",
+    "/run/../outside/live",
+    "/run/latest/live",
     "/run/",
     "/run/1/2/3/4/5/",
     "/run/.hidden/",
@@ -471,7 +475,7 @@ def test_the_page_shows_the_runs_and_asks_nobody_else(browser: Page, server: Ser
     assert len(asked) > 8
     assert all(url.startswith((f"http://127.0.0.1:{server.port}/", "data:")) for url in asked), asked
     cells = browser.run("Object.values(lines.get('cartpole/ppo/b').cells).map(cell => cell.innerText.trim())")
-    assert cells[:7] == ["cartpole/ppo/b", "▶training", "cartpole", "ppo", "200 / 400", "105.0", "120.0"]
+    assert cells[:7] == ["cartpole/ppo/blive", "▶training", "cartpole", "ppo", "200 / 400", "105.0", "120.0"]
     assert cells[7:-1] == ["100", "5", "640", "0:14", "0:04"]
 
 
@@ -530,7 +534,7 @@ def test_it_keeps_choice_scroll_focus_and_zoom_as_it_changes(browser: Page, serv
 @needs_chromium
 def test_it_sorts_and_filters(browser: Page, server: Server):
     open_list(browser, server)
-    shown = "[...document.querySelectorAll('#rows tr')].filter(tr => !tr.hidden).map(tr => tr.cells[1].textContent)"
+    shown = "[...document.querySelectorAll('#rows tr')].filter(tr => !tr.hidden).map(tr => tr.cells[1].firstChild.textContent)"
     browser.run("document.querySelector('#heads [data-key=name] button').click()")
     assert browser.run(shown) == sorted(LISTED)
     browser.run("document.querySelector('#heads [data-key=name] button').click()")

@@ -1,7 +1,8 @@
 """The dashboard's addresses, as an ASGI application:
 
 - ``/``: the list of runs; ``/assets/<file>``: what this page needs.
-- ``/run/<name>/``: ``report.html`` of a run, else a plain page; ``/run/<name>/<file>``: one of `SERVED`.
+- ``/run/<name>/``: ``report.html`` of a run, else the page ``/run/<name>/live``, which keeps itself up to date.
+- ``/run/<name>/<file>``: one of `SERVED`.
 - ``/api/runs``, ``/api/run?run=<name>``, ``/api/curve?run=<name>&of=<eval or train>``: JSON.
 - ``/events``: the rows as they change (server-sent events), of all runs or, with ``?run=<name>``, of one.
 """
@@ -36,6 +37,7 @@ OWN_ASSETS = (
     "dashboard.js",
     "run.js",
 )
+REPORT, LIVE = "report.html", "live"
 TYPES = {
     "html": "text/html; charset=utf-8",
     "css": "text/css; charset=utf-8",
@@ -91,16 +93,15 @@ def _of_run(request: Request) -> Response:
     """A run's page if the path ends with "/", which relative links in it need, else one of its files."""
     runs, path = _runs(request), request.path_params["path"]
     name, _, file = path.rpartition("/")
+    if not file:
+        file = REPORT if _has(runs, name, REPORT) else LIVE
     if file in SERVED:
         return _file(file, runs.path_of(name, file).read_bytes(), RUN_FILES)
-    if file:
-        _row(request, path)
-        return RedirectResponse(f"/run/{quote(path)}/")
-    _row(request, name)
-    try:
-        return _file("report.html", runs.path_of(name, "report.html").read_bytes(), RUN_FILES)
-    except OSError:
+    if file == LIVE:
+        _row(request, name)
         return _file("run.html", (ASSETS / "run.html").read_bytes())
+    _row(request, path)
+    return RedirectResponse(f"/run/{quote(path)}/")
 
 
 def _rows(request: Request) -> Response:

@@ -46,7 +46,10 @@ function lineOf(row) {
   }));
   const link = element("a", row.name);
   link.href = address(row.name);
-  cells.name.append(link);
+  const live = element("a", "live", "live");
+  live.href = `${address(row.name)}live`;
+  live.ariaLabel = `${row.name}, live`;
+  cells.name.append(link, live);
   cells.state.append(element("span"));
   const bar = document.createElement("progress");
   bar.ariaLabel = "steps";
@@ -57,7 +60,8 @@ function lineOf(row) {
 function write(line, row) {
   for (const { key, write } of COLUMNS) {
     const cell = line.cells[key];
-    if (key === "state") showState(cell.firstChild, row);
+    if (key === "name") cell.lastChild.hidden = !ACTIVE.includes(row.state);
+    else if (key === "state") showState(cell.firstChild, row);
     else if (key === "share") [cell.firstChild.textContent, cell.lastChild.value] = [progress(row), share(row)];
     else if (write && cell.textContent !== write(row)) cell.textContent = write(row);
   }

@@ -1,7 +1,7 @@
 "use strict";
 // One run: its figures, its curve and what it printed.
 
-const name = location.pathname.slice("/run/".length, -1).split("/").map(decodeURIComponent).join("/");
+const name = location.pathname.slice("/run/".length, location.pathname.lastIndexOf("/")).split("/").map(decodeURIComponent).join("/");
 const chart = new Chart(byId("chart"), byId("empty"));
 let curve = null;
 
