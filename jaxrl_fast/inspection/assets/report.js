@@ -78,7 +78,7 @@ function showKeys(place, lines) {
 }
 
 function showLearning() {
-  const place = find("learning"), lines = learningLines().filter((line) => line.y.length);
+  const place = find("learning"), lines = learningLines().filter((line) => line.y.some((value) => value != null));
   place.querySelectorAll(".keys, .quiet").forEach((old) => old.remove());
   if (!lines.length) return add(place, "p", "No evaluation yet.", { className: "quiet" });
   const all = [...lines, ...referenceLine(lines)];
