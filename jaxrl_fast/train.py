@@ -44,6 +44,7 @@ def train_run(run: Run) -> int:
     stop = StopSignal()
     if is_complete(run):
         return 0
+    check_logger(run.log)
     with prepare_run(auto.resolve(run, may_measure=True)) as (complete, chosen, env):
         return train_on(env, complete, chosen, stop)
 
@@ -56,7 +57,6 @@ def train_on(env: VecEnv | HostEnv, run: Run, chosen: str, stop: StopSignal) -> 
     placed = place(graph, run.placement, run.devices)
     check_placement(env, placed)
     check(graph, placed, run.num_seeds)
-    check_logger(run.log)
     earlier_s = 0.0
     if run.resume is not None:
         earlier_s = resuming.check(run.resume, flat_settings(run), algorithm)[0].progress["wall_s"]

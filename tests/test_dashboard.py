@@ -517,7 +517,9 @@ def test_it_keeps_choice_scroll_focus_and_zoom_as_it_changes(browser: Page, serv
     open_list(browser, server, height=400)
     browser.run("lines.get('cartpole/ppo/b').box.click(), lines.get('cartpole/ppo/b').box.focus(), scrollTo(0, 200)")
     soon(lambda: browser.run("chart.plot.series.length") == 7)
-    browser.run("chart.plot.setScale('x', {min: 120, max: 180})")
+    browser.run("chart.plot.setScale('x', {min: 120, max: 180}), window.drawn = 0")
+    soon(lambda: browser.run("chart.plot.scales.x.min") == 120)
+    browser.run("chart.plot.hooks.draw = [() => drawn++], 0")
     folder = server.runs / "cartpole/ppo/b"
     facts, table = json.loads((folder / "run.json").read_text()), (folder / "evals.csv").read_text()
     (folder / "evals.csv").write_text(table + "0,300,4.5,7,5\n1,300,4.5,9,5\n")
@@ -527,6 +529,7 @@ def test_it_keeps_choice_scroll_focus_and_zoom_as_it_changes(browser: Page, serv
     assert browser.run("[...chosen.keys()]") == ["cartpole/ppo/a", "cartpole/ppo/b"]
     assert browser.run("[scrollY, document.activeElement.ariaLabel]") == [200, "draw cartpole/ppo/b"]
     assert browser.run("[chart.plot.scales.x.min, chart.plot.scales.x.max]") == [120, 180]
+    assert browser.run("drawn") > 0
     (folder / "evals.csv").write_text(table)
     write_status(folder, facts)
 
@@ -534,7 +537,8 @@ def test_it_keeps_choice_scroll_focus_and_zoom_as_it_changes(browser: Page, serv
 @needs_chromium
 def test_it_sorts_and_filters(browser: Page, server: Server):
     open_list(browser, server)
-    shown = "[...document.querySelectorAll('#rows tr')].filter(tr => !tr.hidden).map(tr => tr.cells[1].firstChild.textContent)"
+    rows = "[...document.querySelectorAll('#rows tr')].filter(tr => !tr.hidden)"
+    shown = f"{rows}.map(tr => tr.cells[1].firstChild.textContent)"
     browser.run("document.querySelector('#heads [data-key=name] button').click()")
     assert browser.run(shown) == sorted(LISTED)
     browser.run("document.querySelector('#heads [data-key=name] button').click()")

@@ -29,9 +29,10 @@ const clock = known(seconds => {
   return hours ? `${hours}:${two(minutes)}:${two(whole % 60)}` : `${minutes}:${two(whole % 60)}`;
 });
 
-const day = known(seconds => new Date(seconds * 1000).toLocaleString(undefined, {
+const dayFormat = new Intl.DateTimeFormat(undefined, {
   month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", hour12: false,
-}));
+});
+const day = known(seconds => dayFormat.format(seconds * 1000));
 
 const share = row => row.total_steps ? Math.min((row.env_steps ?? 0) / row.total_steps, 1) : 0;
 const progress = row => `${si(row.env_steps ?? 0)} / ${si(row.total_steps)}`;
