@@ -1,24 +1,21 @@
-"""The dashboard: a real server is asked by raw requests, and a real browser shows its pages."""
+"""The dashboard: a real server is asked by raw requests."""
 
 import http.client
 import json
-import os
-import re
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
-from chromium import CHROMIUM, Page, chromium_page
+from dashboard_runs import LISTED, SECRET, Server, a_run, ask, ask_json, make_runs, rows_of, serving, soon
 
 from jaxrl_fast import dashboard
 from jaxrl_fast.inspection import found_runs
@@ -27,75 +24,6 @@ from jaxrl_fast.inspection.found_runs import MAX_DEPTH, FoundRuns
 from jaxrl_fast.inspection.run_rows import MAX_POINTS, greedy_curve, row_of, training_curve
 from jaxrl_fast.runs.status import RunStatus, write_status
 
-ROOT = Path(__file__).parent.parent
-HOSTILE = "<img src=x onerror=document.title='ran'>"
-SECRET = "nobody may read this"
-EVALS = """seed,env_steps,wall_s,return,length
-0,100,1.5,10.0,5
-0,100,1.5,20.0,5
-1,100,1.5,30.0,5
-1,100,1.5,50.0,5
-0,200,3.0,100.0,5
-1,200,3.0,110.0,5
-"""
-
-
-class Server(NamedTuple):
-    """A dashboard, and the folder of runs that it shows."""
-
-    port: int
-    runs: Path
-    process: subprocess.Popen[str]
-
-
-@contextmanager
-def serving(runs: Path) -> Iterator[Server]:
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-m", "jaxrl_fast.dashboard", f"runs={runs}", "port=0"]
-    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            (port,) = re.findall(r"http://127\.0\.0\.1:(\d+)/", process.stdout.readline())
-            yield Server(int(port), runs, process)
-        finally:
-            process.kill()
-
-
-def a_run(folder: Path, *, evals: str = EVALS, **facts: Any) -> Path:
-    """A run folder; of a run that goes on in this process, if nothing else is said."""
-    folder.mkdir(parents=True)
-    status = RunStatus(folder, env="cartpole", algo="ppo", total_steps=400, num_seeds=2)
-    row = dict(env_steps=200, wall_s=14.0, sampling_hz=100.0, update_hz=5.0, update_frame_hz=640.0)
-    status.set(**{"state": "training", "compile_s": 10.0, **row, "eval_steps": 200, "eval_return": 105.0, **facts})
-    (folder / "config.yaml").write_text("total_steps: 400\n")
-    (folder / "evals.csv").write_text(evals)
-    return folder
-
-
-def make_runs(runs: Path) -> None:
-    a_run(runs / "cartpole/ppo/a", state="done", env_steps=400)
-    a_run(runs / "cartpole/ppo/b", best_return=120.0)
-    a_run(runs / "dead", pid=2**22 + 1)
-    a_run(runs / HOSTILE, error=HOSTILE, lines=[HOSTILE])
-    a_run(runs / "half %2f written" / "run", evals=EVALS + "0,300,4.5,1")
-    (runs / "cartpole/ppo/a/report.html").write_text("<title>the report</title>")
-    (runs / "cartpole/ppo/a/graph.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
-    a_run(Path(runs, *"12345"))
-    a_run(runs / ".hidden")
-    (runs / "latest").symlink_to("cartpole/ppo/a")
-    outside = a_run(runs.parent / "outside")
-    (outside / "report.html").write_text(SECRET)
-    (outside / "config.yaml").write_text(SECRET)
-    (runs / "link").symlink_to(outside)
-    (runs / "cartpole/ppo/b/policy.html").symlink_to(outside / "report.html")
-    (runs / "dead/graph.svg").symlink_to(runs / "cartpole/ppo/a/graph.svg")
-    os.mkfifo(runs / "dead/curve.png")
-    linked = a_run(runs / "tables/are/links")
-    (linked / "evals.csv").unlink()
-    (linked / "evals.csv").symlink_to(outside / "evals.csv")
-
-
-LISTED = {"cartpole/ppo/a", "cartpole/ppo/b", "dead", HOSTILE, "half %2f written/run"}
-
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
@@ -103,38 +31,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     make_runs(runs)
     with serving(runs) as found:
         yield found
-
-
-def ask(server: Server, path: str, *, method: str = "GET", hosts: tuple[str, ...] | None = None) -> tuple[int, bytes]:
-    """Status and body; the path goes out as it is written."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
-    connection.putrequest(method, path, skip_host=True)
-    for host in (f"127.0.0.1:{server.port}",) if hosts is None else hosts:
-        connection.putheader("Host", host)
-    connection.endheaders()
-    answer = connection.getresponse()
-    body = answer.read()
-    connection.close()
-    return answer.status, body
-
-
-def ask_json(server: Server, path: str) -> Any:
-    status, body = ask(server, path)
-    assert status == 200, (status, body)
-    return json.loads(body, parse_constant=pytest.fail)
-
-
-def rows_of(server: Server) -> dict[str, dict[str, Any]]:
-    return {row["name"]: row for row in ask_json(server, "/api/runs")}
-
-
-def soon(condition: Any) -> Any:
-    """The first true value, within five seconds."""
-    end = time.monotonic() + 5
-    while not (value := condition()):
-        assert time.monotonic() < end
-        time.sleep(0.05)
-    return value
 
 
 # What is shown.
@@ -440,128 +336,3 @@ def test_what_cannot_be_served_is_one_line(tmp_path: Path, capsys: pytest.Captur
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert dashboard.main([]) == 2
     assert capsys.readouterr().err.endswith("needs two packages: pip install 'jaxrl_fast[dashboard]'\n")
-
-
-# With a browser.
-
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt install chromium")
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    with chromium_page(tmp_path_factory.mktemp("profile")) as page:
-        yield page
-
-
-def open_list(page: Page, server: Server, **options: Any) -> None:
-    """The list, with the curve of one run, which has returns, drawn."""
-    page.open(f"http://127.0.0.1:{server.port}/", **options)
-    soon(lambda: page.run("lines.size") == len(LISTED))
-    page.run("byId('clear').click(), choose('cartpole/ppo/a', true)")
-    soon(lambda: page.run("chart.plot?.data[0].length"))
-
-
-def complaints(page: Page) -> list[dict[str, Any]]:
-    thrown = [e for e in page.events if e["method"] in ("Runtime.exceptionThrown", "Runtime.consoleAPICalled")]
-    return thrown + [e for e in page.events if e["method"] == "Log.entryAdded"]
-
-
-@needs_chromium
-def test_the_page_shows_the_runs_and_asks_nobody_else(browser: Page, server: Server):
-    browser.events.clear()
-    open_list(browser, server)
-    assert complaints(browser) == []
-    asked = [e["params"]["request"]["url"] for e in browser.events if e["method"] == "Network.requestWillBeSent"]
-    assert len(asked) > 8
-    assert all(url.startswith((f"http://127.0.0.1:{server.port}/", "data:")) for url in asked), asked
-    cells = browser.run("Object.values(lines.get('cartpole/ppo/b').cells).map(cell => cell.innerText.trim())")
-    assert cells[:7] == ["cartpole/ppo/blive", "▶training", "cartpole", "ppo", "200 / 400", "105.0", "120.0"]
-    assert cells[7:-1] == ["100", "5", "640", "0:14", "0:04"]
-
-
-@needs_chromium
-@pytest.mark.parametrize("path", ("", "run/%3Cimg%20src=x%20onerror=document.title='ran'%3E/"))
-def test_text_of_a_folder_is_text(browser: Page, server: Server, path: str):
-    browser.events.clear()
-    browser.open(f"http://127.0.0.1:{server.port}/{path}")
-    soon(lambda: HOSTILE in browser.run("document.body.innerText"))
-    browser.run(f"typeof choose === 'undefined' || choose({json.dumps(HOSTILE)}, true)")
-    soon(lambda: browser.run("document.querySelector('.u-legend')?.textContent.includes('<img')"))
-    assert browser.run("document.querySelectorAll('img').length") == 0
-    assert browser.run("document.title") in ("runs", HOSTILE) and complaints(browser) == []
-
-
-@needs_chromium
-@pytest.mark.parametrize(("width", "height"), ((1440, 900), (390, 844)))
-def test_the_chart_is_drawn_on_wide_and_narrow_screens_light_and_dark(browser: Page, server: Server, width, height):
-    for dark in (False, True):
-        open_list(browser, server, width=width, height=height, mobile=width < 600, dark=dark)
-        left, top, right, bottom = (
-            int(x)
-            for x in browser.run(
-                "(({left, top, right, bottom}) => [left, top, right, bottom])"
-                "(document.querySelector('.u-over').getBoundingClientRect())"
-            )
-        )
-        assert 0 <= left < right <= width and bottom - top > 150
-        picture = browser.pixels()
-        assert (picture.mean() < 0.35) == dark
-        line = np.array([0xFF, 0x9D, 0x66] if dark else [0xB8, 0x48, 0x1A]) / 255
-        drawn = np.abs(picture[top:bottom, left:right] - line).max(-1) < 0.05
-        assert drawn.any(axis=0).mean() > 0.9, "from the left to the right"
-        assert browser.run("document.documentElement.scrollWidth") <= width
-
-
-@needs_chromium
-def test_it_keeps_choice_scroll_focus_and_zoom_as_it_changes(browser: Page, server: Server):
-    open_list(browser, server, height=400)
-    browser.run("lines.get('cartpole/ppo/b').box.click(), lines.get('cartpole/ppo/b').box.focus(), scrollTo(0, 200)")
-    soon(lambda: browser.run("chart.plot.series.length") == 7)
-    browser.run("chart.plot.setScale('x', {min: 120, max: 180}), window.drawn = 0")
-    soon(lambda: browser.run("chart.plot.scales.x.min") == 120)
-    browser.run("chart.plot.hooks.draw = [() => drawn++], 0")
-    folder = server.runs / "cartpole/ppo/b"
-    facts, table = json.loads((folder / "run.json").read_text()), (folder / "evals.csv").read_text()
-    (folder / "evals.csv").write_text(table + "0,300,4.5,7,5\n1,300,4.5,9,5\n")
-    write_status(folder, facts | {"env_steps": 300, "eval_return": 8.0, "eval_steps": 300})
-    soon(lambda: browser.run("lines.get('cartpole/ppo/b').cells.eval_return.textContent") == "8")
-    soon(lambda: browser.run("chart.plot.data[0].at(-1)") == 300)
-    assert browser.run("[...chosen.keys()]") == ["cartpole/ppo/a", "cartpole/ppo/b"]
-    assert browser.run("[scrollY, document.activeElement.ariaLabel]") == [200, "draw cartpole/ppo/b"]
-    assert browser.run("[chart.plot.scales.x.min, chart.plot.scales.x.max]") == [120, 180]
-    assert browser.run("drawn") > 0
-    (folder / "evals.csv").write_text(table)
-    write_status(folder, facts)
-
-
-@needs_chromium
-def test_it_sorts_and_filters(browser: Page, server: Server):
-    open_list(browser, server)
-    rows = "[...document.querySelectorAll('#rows tr')].filter(tr => !tr.hidden)"
-    shown = f"{rows}.map(tr => tr.cells[1].firstChild.textContent)"
-    browser.run("document.querySelector('#heads [data-key=name] button').click()")
-    assert browser.run(shown) == sorted(LISTED)
-    browser.run("document.querySelector('#heads [data-key=name] button').click()")
-    assert browser.run(shown) == sorted(LISTED, reverse=True)
-    browser.run("byId('filter').value = 'PPO done', byId('filter').oninput()")
-    assert browser.run(shown) == ["cartpole/ppo/a"]
-    assert browser.run("document.querySelector('#heads [data-key=name]').ariaSort") == "descending"
-
-
-@needs_chromium
-def test_it_says_when_the_server_is_gone(browser: Page, tmp_path: Path):
-    with serving(tmp_path) as server:
-        browser.open(f"http://127.0.0.1:{server.port}/")
-        soon(lambda: "No runs here yet" in browser.run("document.body.innerText"))
-        assert browser.run("byId('gone').hidden")
-    soon(lambda: not browser.run("byId('gone').hidden"))
-
-
-@needs_chromium
-def test_a_report_runs_its_scripts_and_reaches_nothing(browser: Page, server: Server):
-    """It may have come with a folder from somebody else."""
-    script = "fetch('/api/runs').then(() => 'read', () => 'refused').then(text => document.title = text)"
-    (server.runs / "dead/report.html").write_text(f"<title>waits</title><script>{script}</script>")
-    browser.open(f"http://127.0.0.1:{server.port}/run/dead/")
-    assert soon(lambda: (title := browser.run("document.title")) != "waits" and title) == "refused"
-    (server.runs / "dead/report.html").unlink()
