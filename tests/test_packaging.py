@@ -25,6 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "fragments": {"core", "numerics", "networks", "environments", "graph", "algorithms", "experience"},
     "evaluation": {"core", "environments", "graph", "algorithms", "experience", "policy", "envs"},
     "runs": {"core", "graph", "policy"},
+    "pictures": {"core", "environments", "evaluation", "policy", "runs", "envs"},
     "inspection": {"core", "graph", "runs"},
     "training": {
         "core",
@@ -47,6 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "graph",
         "algorithms",
         "fragments",
+        "policy",
         "runs",
         "training",
         "envs",
@@ -68,9 +70,20 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 """Every package of jaxrl_fast, the lowest layer first, and which others its modules may import: only those above it in
 this list, or ``envs``."""
-ENTRY_POINTS = {"__init__", "__main__", "train", "evaluate", "evaluator", "explain", "export", "autotune", "placement"}
+ENTRY_POINTS = {
+    "__init__",
+    "__main__",
+    "train",
+    "evaluate",
+    "evaluator",
+    "explain",
+    "export",
+    "render",
+    "autotune",
+    "placement",
+}
 """Modules beside the packages: commands and public names, which may import anything and are imported by nobody."""
-KNOW_ENVS = {"jaxrl_fast.evaluation.viewer"}
+KNOW_ENVS = {"jaxrl_fast.evaluation.viewer", "jaxrl_fast.pictures.shots"}
 """Modules below the settings that know environments by name."""
 ONE_ADAPTER = {"brax": "envs.from_brax", "gymnax": "envs.from_gymnax"}
 
