@@ -53,7 +53,8 @@ def render_run(words: Sequence[str]) -> int:
     if which not in POLICIES:
         raise ConfigError(f"policy={which}: write {' or '.join(POLICIES)}")
     out = Path(texts.get("out", folder / "policy.gif"))
-    check_out(out)
+    if "out" in texts:
+        check_out(out)
     offer_gl()
     setup()
     # An accelerator may be busy training, and one environment keeps none busy.
