@@ -44,7 +44,7 @@ def make():
     return jf.Env(spec, reset, step, step_s=0.5, draw=draw)
 
 class Walk(gymnasium.Env):
-    """The same on the host."""
+    """The same on the host, but its steps pay by the seed."""
     observation_space = gymnasium.spaces.Box(-9, 9, (1,))
     action_space = gymnasium.spaces.Discrete(2)
     metadata = {"render_modes": ["rgb_array"], "render_fps": 2}
@@ -53,12 +53,13 @@ class Walk(gymnasium.Env):
         self.render_mode, self.x = render_mode, 0
 
     def reset(self, *, seed=None, options=None):
-        self.x = 0
+        super().reset(seed=seed)
+        self.x, self.pay = 0, float(self.np_random.random())
         return np.zeros(1, np.float32), {}
 
     def step(self, action):
         self.x += 1
-        return np.full(1, self.x, np.float32), float(self.x), self.x >= 3, False, {}
+        return np.full(1, self.x, np.float32), self.pay, self.x >= 3, False, {}
 
     def render(self):
         picture = np.zeros((2, 6, 3), np.uint8)
@@ -228,11 +229,21 @@ def test_what_is_no_picture_is_refused_before_training(own: Path, draw, says: st
         check_env(env._replace(draw=draw), "mine")
 
 
+def counted_on_host(policy: Policy, name: str, seed: int = 0, **options) -> tuple[float, int]:
+    """What an evaluation counts: the return and the length of an episode."""
+    host = jf.make_env(name, num_envs=1, pool={"workers": 0, "num_groups": 1}, **options)
+    params = jax.tree.map(lambda x: x[None], policy.params)
+    totals = evaluation_on_host(policy, host, 1)(params, jax.random.key(seed)[None])
+    host.close()
+    return float(totals.returns[0, 0]), int(totals.length[0, 0])
+
+
 def test_one_of_gymnasium_shows_its_last_state_and_not_the_next_episode(own: Path):
     policy = untrained_run(own / "run", "env=custom", "env.make=own_pictures.Walk")
     shots = shots_of(policy, "custom", make="own_pictures.Walk", every=2)
     places = [int(shot.picture[-1, :, 0].argmax()) // 80 for shot in shots]
-    assert (places, shots[-1].returned, shots[-1].end) == ([0, 2, 3], 6.0, "terminated")
+    assert (places, shots[-1].end) == ([0, 2, 3], "terminated")
+    assert (shots[-1].returned, 3) == counted_on_host(policy, "custom", make="own_pictures.Walk")
     with pytest.raises(ValueError, match="its render_mode is None, and only rgb_array gives pictures"):
         shots_of(policy, "custom", make="own_pictures.blind")
 
@@ -246,11 +257,7 @@ def test_a_game_is_the_one_that_is_evaluated(tmp_path: Path):
     assert [shot.steps for shot in shots] == [0, 5, 10, 12] and shots[-1].end == "truncated"
     assert {shot.picture.shape for shot in shots} == {(630, 480, 3)}
     assert np.any(shots[0].picture != shots[-1].picture)
-    host = jf.make_env("atari", num_envs=1, pool={"workers": 0, "num_groups": 1}, **options)
-    params = jax.tree.map(lambda x: x[None], policy.params)
-    totals = evaluation_on_host(policy, host, 1)(params, jax.random.key(3)[None])
-    assert shots[-1].returned == float(totals.returns[0, 0]) and int(totals.length[0, 0]) == 12
-    host.close()
+    assert (shots[-1].returned, 12) == counted_on_host(policy, "atari", seed=3, **options)
 
 
 # Bodies.
@@ -303,7 +310,7 @@ def test_the_page_draws_them_as_mujoco_does(by_gl: np.ndarray):
     check_bodies(by_page)
     for one, other in zip(by_page, by_gl, strict=True):
         middles = [np.mean(np.nonzero(colorful(picture)), axis=1) for picture in (one, other)]
-        np.testing.assert_allclose(*middles, atol=12)
+        np.testing.assert_allclose(*middles, atol=5)
 
 
 # The command.
