@@ -14,7 +14,7 @@ from PIL import Image
 from jaxrl_fast.environments.scene import Motion, Scene
 from jaxrl_fast.evaluation.episode_page import check_finite, page_of
 from jaxrl_fast.pictures.browser import BrowserError, chromium_page, find_chromium
-from jaxrl_fast.pictures.by_gl import drawn_by_gl
+from jaxrl_fast.pictures.by_gl import INSTALL_GL, drawn_by_gl
 
 
 def drawn_bodies(scene: Scene, motion: Motion, steps: Iterable[int], width: int) -> Iterator[np.ndarray]:
@@ -48,8 +48,8 @@ def drawn_by_page(
     chromium = find_chromium()
     if chromium is None:
         raise ValueError(
-            f"{scene.title} cannot be drawn here: install a GL that needs no screen (apt install libosmesa6), or a "
-            f"Chromium (apt install chromium); MuJoCo says: {why_not_gl}"
+            f"{scene.title} cannot be drawn here: {INSTALL_GL}, or a Chromium (apt install chromium); "
+            f"MuJoCo says: {why_not_gl}"
         )
     try:
         yield from _pictures(chromium, page_of(scene, motion), steps, width)

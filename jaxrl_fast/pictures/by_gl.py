@@ -20,6 +20,7 @@ BODIES, FIXED = ((0.94, 0.50, 0.25, 1.0), (0.86, 0.40, 0.19, 1.0)), (0.55, 0.58,
 """Two colors in turn, so that limbs that cross can be told apart; and that of what never moves."""
 SHADOW_PIXELS = 1024
 """A quarter of MuJoCo's own: without a GPU four times as fast, and no difference to be seen at this size."""
+INSTALL_GL = "install a GL that needs no screen (apt install libosmesa6)"
 
 
 def offer_gl() -> None:

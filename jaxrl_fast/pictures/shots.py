@@ -19,6 +19,7 @@ from jaxrl_fast.evaluation.on_host import host_seed, steps_on_host
 from jaxrl_fast.evaluation.viewer import watch_bodies
 from jaxrl_fast.evaluation.watching import Watched, watch
 from jaxrl_fast.pictures.bodies import drawn_bodies
+from jaxrl_fast.pictures.by_gl import INSTALL_GL
 from jaxrl_fast.pictures.movie import fitted
 from jaxrl_fast.policy.policies import Policy
 
@@ -139,4 +140,5 @@ def _picture(film: Any, width: int) -> np.ndarray:
         return fitted(film.picture(), width)
     except Exception as error:  # of a window system, of a package that is not installed, ...
         reason = " ".join(str(error).split())
-        raise ValueError(f"{film.env.spec.name} cannot be drawn: {type(error).__name__}: {reason}") from error
+        hint = f"; {INSTALL_GL}" if "OpenGL" in reason else ""
+        raise ValueError(f"{film.env.spec.name} cannot be drawn: {type(error).__name__}: {reason}{hint}") from error
