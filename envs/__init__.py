@@ -5,6 +5,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the pool's workers import this package, and must not load JAX
+    from envs.pool.camera import FilmedHost
     from jaxrl_fast.environments.env import Env, VecEnv
     from jaxrl_fast.environments.host_env import HostEnv
 
@@ -115,6 +116,23 @@ def make_vec(
     env = import_module("jaxrl_fast.environments.env")
     seen = _seen(made, frame_stack)
     return env.vectorize(seen, num_envs=num_envs) if isinstance(seen, env.Env) else seen
+
+
+def make_to_draw(name: str, **options: Any) -> "Env | FilmedHost":
+    """One environment of a name, to be drawn: a compiled `Env`, or one on the host with a camera.
+
+    Raises:
+        ValueError: as `make`, or it is on the host and gives no pictures.
+    """
+    suite, given = resolve(name, options)
+    if suite not in (*HOST_SUITES, "custom"):
+        return make(name, **options)
+    given.pop("frame_stack", None)
+    if suite == "custom":
+        return import_module("envs.custom").make_to_draw(**given)
+    host = import_module("envs.from_gymnasium")
+    film = host.film_atari if suite == "atari" else host.film
+    return film(given.pop("id"), **given)
 
 
 def pool_options(pool: dict[str, Any] | None) -> Any:

@@ -1,15 +1,19 @@
 """A user's own environment: call a function anywhere on the path, and make an `Env` of what it returns."""
 
+import inspect
 import os
 import sys
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxrl_fast.environments.env import Env
 from jaxrl_fast.environments.env_laws import check_env
 from jaxrl_fast.environments.host_env import HostEnv
+
+if TYPE_CHECKING:  # Gymnasium is not needed for an `Env`
+    from envs.pool.camera import FilmedHost
 
 
 def make(*, make: str | Callable[..., Any], **options: Any) -> Env:
@@ -45,6 +49,22 @@ def make_any(
         again = partial(function, **options)
         return host.make_custom_host(again, num_envs=num_envs, num_seeds=num_seeds, name=name, pool=given)
     return _compiled(made, name)
+
+
+def make_to_draw(*, make: str | Callable[..., Any], **options: Any) -> "Env | FilmedHost":
+    """As `make`; or a `gymnasium.Env` that was made with ``render_mode="rgb_array"``, if ``make`` takes that.
+
+    Raises:
+        ValueError: as `make`, or the `gymnasium.Env` gives no pictures.
+    """
+    name, function, made = _call(make, options)
+    if not _is_gymnasium(made):
+        return _compiled(made, name)
+    parameters = inspect.signature(function).parameters
+    if "render_mode" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        made.close()
+        made = _call(make, {"render_mode": "rgb_array", **options})[2]
+    return import_module("envs.from_gymnasium").filmed(made, f"env.make={name}")
 
 
 def _call(make: str | Callable[..., Any], options: dict[str, Any]) -> tuple[str, Callable[..., Any], Any]:

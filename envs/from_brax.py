@@ -139,7 +139,7 @@ def scene_of(*, id: str, backend: str = "spring", **options: Any) -> Scene:
     return Scene(f"{id}, {backend}", geoms_of(physics.sys.mj_model), float(physics.dt))
 
 
-def pose_of(state: PyTree) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+def pose_of(state: PyTree) -> tuple[jax.Array, jax.Array]:
     """What a state of an environment with bodies shows, with any backend; leading axes stay: positions ``[B, 3]`` and
-    rotations ``[B, 4]`` of its bodies, the reward of the step that led to it, and whether that step terminated."""
-    return state.pipeline_state.x.pos, state.pipeline_state.x.rot, state.reward, state.done.astype(bool)
+    rotations ``[B, 4]`` of its bodies."""
+    return state.pipeline_state.x.pos, state.pipeline_state.x.rot

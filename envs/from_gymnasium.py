@@ -3,17 +3,21 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import gymnasium
 import jax
 
 from envs.pool import from_envpool, recipes
+from envs.pool.camera import RENDER_MODE, Camera, FilmedHost
 from envs.pool.making import make_pool
 from envs.pool.options import PoolOptions, check_options
 from envs.pool.serial import in_process
-from envs.pool.stepping import HostEnvSpec, describe
+from envs.pool.stepping import HostEnvSpec, describe, make_one, of_env
 from jaxrl_fast.core import Box, Discrete, EnvSpec
 from jaxrl_fast.environments.host_env import HostEnv, TakeEvents
 
 Wrappers = Sequence[str | Mapping[str, Mapping[str, Any]]]
+UNKNOWN_FPS = 10.0
+"""Steps a second in the pictures of an environment that does not say how many they are."""
 
 
 def make_host(
@@ -92,6 +96,47 @@ def make_custom_host(
     if pool.backend == "envpool":
         raise ValueError("pool.backend=envpool is for env=gymnasium: leave it out for env=custom")
     return _host(make, name or getattr(make, "__qualname__", "make"), None, num_envs, num_seeds, pool)
+
+
+def film(id: str, *, wrappers: Wrappers = (), max_episode_steps: int | None = None, **options: Any) -> FilmedHost:
+    """One environment as `make_host` makes them, to be drawn.
+
+    Raises:
+        ValueError: as `make_host`, or it has no pictures.
+    """
+    options["render_mode"] = RENDER_MODE
+    make = recipes.recipe(id, wrappers=wrappers, max_episode_steps=max_episode_steps, **options)
+    return filmed(make_one(make, id), id, max_episode_steps or recipes.find(id).max_episode_steps)
+
+
+def film_atari(game: str, *, clip_rewards: bool = True, life_loss: bool = False, **options: Any) -> FilmedHost:
+    """One Atari game as `make_atari_host` makes them for evaluation, to be drawn: whole, with its true scores.
+
+    Raises:
+        ValueError: as `make_atari_host`.
+    """
+    del clip_rewards, life_loss
+    made = make_one(recipes.atari(game, render_mode=RENDER_MODE, **options), game)
+    limit = options.get("episode_length", recipes.ATARI_EPISODE_STEPS)
+    return filmed(made, game, limit)._replace(step_s=options.get("frame_skip", 4) / 60)
+
+
+def filmed(env: gymnasium.Env, name: str, limit: int | None = None) -> FilmedHost:
+    """``env`` as one environment to be drawn, which enforces the limit of steps itself.
+
+    Raises:
+        ValueError: it gives no pictures, or its spaces are not supported.
+    """
+    if env.render_mode != RENDER_MODE:
+        env.close()
+        raise ValueError(
+            f"{name} cannot be drawn: its render_mode is {env.render_mode}, and only {RENDER_MODE} gives pictures: let "
+            "what makes it take render_mode and pass it on"
+        )
+    camera = Camera(env)
+    host_spec = of_env(camera, lambda: camera, name)
+    host = in_process(host_spec, env_spec(host_spec, limit), num_envs=1)
+    return FilmedHost(host, camera.picture, 1 / float(env.metadata.get("render_fps") or UNKNOWN_FPS))
 
 
 def env_spec(host_spec: HostEnvSpec, max_episode_steps: int | None = None) -> EnvSpec:

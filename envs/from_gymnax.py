@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from gymnax.environments import spaces
 
+from envs import gymnax_pictures
 from envs.foreign import like, relaxed, settled
 from jaxrl_fast.core import Box, Discrete, EnvSpec, PyTree, Timestep
 from jaxrl_fast.environments.env import FRESH_INTERVAL, Env, SampleParams, no_params
@@ -70,7 +71,8 @@ def make(id: str, *, episode_length: int | None = None, **options: Any) -> Env:
         if episode_length < 1:
             raise ValueError(f"env.episode_length={episode_length}: an episode has at least one step, write 500")
         options["max_steps_in_episode"] = episode_length
-    adapted = adapt(env, params.replace(**options), name=id)._replace(shortest_episode=shortest)
+    params = params.replace(**options)
+    adapted = adapt(env, params, name=id)._replace(shortest_episode=shortest, **_pictures(id, env, params))
     if options:
         check_shapes(adapted, f"gymnax {id} with these options")
     return adapted
@@ -107,6 +109,17 @@ def adapt(env: Any, params: Any = None, *, name: str, sample_params: SampleParam
     limit = getattr(default, "max_steps_in_episode", None)
     spec = EnvSpec(name, obs, _action_space(name, env.action_space(default)), None if limit is None else int(limit))
     return Env(spec, reset, step, sample_params)
+
+
+def _pictures(id: str, env: Any, params: Any) -> dict[str, Any]:
+    """`Env.draw` and `Env.step_s`, where there are pictures of an environment."""
+    if id in gymnax_pictures.LINES:
+        picture, step_s = gymnax_pictures.LINES[id]
+        return {"draw": lambda state: picture(state.state, params), "step_s": float(step_s(params))}
+    if not gymnax_pictures.is_grid(jnp.shape(jax.eval_shape(env.reset_env, jax.random.key(0), params)[0])):
+        return {}
+    observe = jax.jit(lambda state: env.observe(jax.random.key(0), state, None, params))
+    return {"draw": lambda state: gymnax_pictures.grid(observe(state.state))}
 
 
 def _truncation(env: Any) -> Callable[[PyTree, PyTree], jax.Array]:

@@ -7,6 +7,7 @@ COMMANDS = {
     "explain": "what a run is made of, and where: python -m jaxrl_fast.explain env=halfcheetah",
     "autotune": "find the fastest settings here: python -m jaxrl_fast.autotune env=halfcheetah",
     "evaluate": "evaluate a trained policy: python -m jaxrl_fast.evaluate <run folder> episodes=100",
+    "render": "its episodes as GIF or MP4: python -m jaxrl_fast.render <run folder>",
     "report": "what runs did, on one page: python -m jaxrl_fast.report <run folder> [<another> ...]",
     "dashboard": "runs as a live page: python -m jaxrl_fast.dashboard",
     "export": "write a policy as JAX and ONNX files: python -m jaxrl_fast.export <run folder>",

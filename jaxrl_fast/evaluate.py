@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -10,16 +9,17 @@ import numpy as np
 from jaxrl_fast.environments.host_env import HostEnv
 from jaxrl_fast.evaluation.episodes import bootstrap_interval, evaluate_episodes
 from jaxrl_fast.evaluation.on_host import evaluation_on_host
-from jaxrl_fast.policy.policies import load_policy, same_spaces
-from jaxrl_fast.settings import cli, config
+from jaxrl_fast.settings import cli
 from jaxrl_fast.settings.run_settings import make_evaluation_envs
 from jaxrl_fast.settings.runtime import setup
-from jaxrl_fast.settings.schema import MAX_SEED, MAX_SIZE, ConfigError
+from jaxrl_fast.settings.schema import MAX_SEED, MAX_SIZE
+from jaxrl_fast.settings.trained import Whole, check_spaces, open_run, read_words
 
 HELP = """python -m jaxrl_fast.evaluate RUN [episodes=100] [seed=0]
   RUN         a run's folder, such as runs/latest
   episodes    how many episodes to play, each from a fresh start
   seed        of the episodes; their random keys differ from those of training"""
+NUMBERS = {"episodes": Whole(100, 1, MAX_SIZE), "seed": Whole(0, 0, MAX_SEED)}
 
 
 def evaluate_run(words: Sequence[str]) -> int:
@@ -28,19 +28,11 @@ def evaluate_run(words: Sequence[str]) -> int:
     Raises:
         ValueError: one line that says what was wrong and what to write instead.
     """
-    folder, numbers = read_words(words)
-    config_file = folder / "config.yaml"
-    if not config_file.exists():
-        raise ConfigError(f"{folder} holds no run: write the path of a run's folder, such as runs/latest")
+    folder, numbers, _ = read_words(words, "evaluate", NUMBERS)
     setup()
-    policy = load_policy(folder / "policy")
-    run = config.compose([f"config='{config_file}'"])
+    run, policy = open_run(folder)
     env = make_evaluation_envs(run)
-    if not same_spaces(policy.spec, env.spec):
-        raise ConfigError(
-            f"{folder}/policy was trained on {policy.spec.name}, whose observations or actions are not those of the "
-            f"{env.spec.name} in {config_file}: put the files of one run together"
-        )
+    check_spaces(policy, env.spec, folder)
     key = jax.random.fold_in(jax.random.key(numbers["seed"]), 0xE7A1)
     if isinstance(env, HostEnv):
         params = jax.tree.map(lambda x: x[None], policy.params)
@@ -55,32 +47,6 @@ def evaluate_run(words: Sequence[str]) -> int:
     print(f"        least {returns.min():.1f}, median {np.median(returns):.1f}, most {returns.max():.1f}")
     print(f"length  {totals.length.mean():.0f} steps on average")
     return 0
-
-
-def read_words(words: Sequence[str]) -> tuple[Path, dict[str, int]]:
-    """The run's folder and the numbers given.
-
-    Raises:
-        ConfigError: no folder, several, an unknown key, or not a number in its range.
-    """
-    numbers = {"episodes": 100, "seed": 0}
-    least, most = {"episodes": 1, "seed": 0}, {"episodes": MAX_SIZE, "seed": MAX_SEED}
-    folders = []
-    for word in words:
-        key, equals, value = word.partition("=")
-        if not equals or "/" in key:
-            folders.append(Path(word))
-        elif key not in numbers:
-            raise ConfigError(f"unknown key '{key}': evaluate knows {' and '.join(numbers)}")
-        elif not value.isdecimal() or not least[key] <= int(value) <= most[key]:
-            raise ConfigError(
-                f"{word}: write a whole number from {least[key]} to {most[key]}, for example {key}={numbers[key]}"
-            )
-        else:
-            numbers[key] = int(value)
-    if len(folders) != 1:
-        raise ConfigError("write the path of one run's folder, such as runs/latest")
-    return folders[0], numbers
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -11,7 +11,9 @@ from typing import NoReturn
 
 from rich.console import Console
 
+import envs
 from jaxrl_fast import IMPORT_START_S
+from jaxrl_fast.algorithms.interface import Algorithm
 from jaxrl_fast.environments.env import VecEnv
 from jaxrl_fast.environments.host_env import HostEnv
 from jaxrl_fast.evaluation.evaluator_process import EvaluatorProcess
@@ -20,7 +22,9 @@ from jaxrl_fast.fragments.build import build_graph
 from jaxrl_fast.fragments.callbacks import check_placement, in_graph
 from jaxrl_fast.graph import distributed
 from jaxrl_fast.graph.placements import check, place
+from jaxrl_fast.inspection.pictures.visualizer import Visualizer
 from jaxrl_fast.runs.checkpoint_files import read_description
+from jaxrl_fast.runs.hooks import Tell
 from jaxrl_fast.runs.loggers import check_logger
 from jaxrl_fast.runs.progress import ProgressDisplay, earlier_compile_s
 from jaxrl_fast.settings import cli, config
@@ -30,9 +34,11 @@ from jaxrl_fast.settings.run_settings import Run, flat_settings, graph_options, 
 from jaxrl_fast.training import cluster, resuming
 from jaxrl_fast.training.checks import check_host
 from jaxrl_fast.training.live_report import try_to_write
-from jaxrl_fast.training.loop import learn
+from jaxrl_fast.training.loop import Result, learn
 from jaxrl_fast.training.stop_signal import StopSignal
 from jaxrl_fast.tuning import auto
+
+PAGE = "policy.html"
 
 
 def train_run(run: Run) -> int:
@@ -69,47 +75,84 @@ def train_on(env: VecEnv | HostEnv, run: Run, chosen: str, stop: StopSignal) -> 
     before_s = time.perf_counter() - IMPORT_START_S
     console = None if distributed.is_first() else Console(quiet=True)
     compile_s = None if run.run_dir else earlier_compile_s(folder)
-    with (
-        ProgressDisplay(run.total_steps, console, compile_s=compile_s) as progress,
-        evaluator_of(run, folder) as evaluator,
-    ):
-        result = learn(
-            env,
-            algorithm,
-            total_steps=run.total_steps,
-            seed=run.seed,
-            num_seeds=run.num_seeds,
-            overlap=run.overlap,
-            learners=run.learners,
-            average=run.average,
-            placement=run.placement,
-            devices=run.devices,
-            eval_every=run.eval_every,
-            eval_episodes=run.eval_episodes,
-            eval_beside=run.eval_beside,
-            evaluator=evaluator,
-            on_metrics=progress,
-            run_dir=folder,
-            log=run.log,
-            checkpoints=run.checkpoints,
-            resume=run.resume,
-            nan=run.nan,
-            debug=run.debug,
-            should_stop=stop,
-            settings=flat_settings(run),
-            tell=progress.tell,
-        )
-    stopped_by = distributed.highest(stop.number or 0) or None
-    if distributed.is_first():
-        # Not after a signal, which wants a quick end: the page takes as long to compile as some runs take.
-        page = stopped_by is None and draw_policy(result.policy, env, run.env, run.env_options, run.seed, folder)
-        wall_s = earlier_s + time.perf_counter() - IMPORT_START_S
-        measured = {**result.summary, "evaluator_memory_mb": evaluator and evaluator.memory_mb}
-        summary = add_to_summary(run, measured, folder, before_s, wall_s, stopped_by)
-        try_to_write(folder, print)
-        print_closing(summary, folder, ["policy.html"] if page else [])
+    progress = ProgressDisplay(run.total_steps, console, compile_s=compile_s)
+    with visualizer_of(run, folder, progress.tell) as visualizer:
+        with progress, evaluator_of(run, folder) as evaluator:
+            result = learn_as(run, env, algorithm, folder, stop, progress, evaluator, visualizer)
+        stopped_by = distributed.highest(stop.number or 0) or None
+        if distributed.is_first():
+            # Not after a signal, which wants a quick end: pictures take as long to make as some runs take.
+            pictures = draw_at_end(run, env, result, folder, visualizer, stop) if stopped_by is None else []
+            wall_s = earlier_s + time.perf_counter() - IMPORT_START_S
+            measured = {**result.summary, "evaluator_memory_mb": evaluator and evaluator.memory_mb}
+            summary = add_to_summary(run, measured, folder, before_s, wall_s, stopped_by)
+            try_to_write(folder, print)
+            print_closing(summary, folder, pictures)
     cluster.finish()
     return 128 + stopped_by if stopped_by is not None else 0
+
+
+def learn_as(
+    run: Run,
+    env: VecEnv | HostEnv,
+    algorithm: Algorithm,
+    folder: Path,
+    stop: StopSignal,
+    progress: ProgressDisplay,
+    evaluator: EvaluatorProcess | None,
+    visualizer: Visualizer | None,
+) -> Result:
+    """`learn`, with the settings of a run."""
+    return learn(
+        env,
+        algorithm,
+        total_steps=run.total_steps,
+        seed=run.seed,
+        num_seeds=run.num_seeds,
+        overlap=run.overlap,
+        learners=run.learners,
+        average=run.average,
+        placement=run.placement,
+        devices=run.devices,
+        eval_every=run.eval_every,
+        eval_episodes=run.eval_episodes,
+        eval_beside=run.eval_beside,
+        evaluator=evaluator,
+        on_new_policy=visualizer or (lambda: None),
+        on_metrics=progress,
+        run_dir=folder,
+        log=run.log,
+        checkpoints=run.checkpoints,
+        resume=run.resume,
+        nan=run.nan,
+        debug=run.debug,
+        should_stop=stop,
+        settings=flat_settings(run),
+        tell=progress.tell,
+    )
+
+
+def draw_at_end(
+    run: Run, env: VecEnv | HostEnv, result: Result, folder: Path, visualizer: Visualizer | None, stop: StopSignal
+) -> list[str]:
+    """Draw the policy that a run ends with: for brax a page always, else what ``eval.picture`` asks for. Returns the
+    names of the files."""
+    if visualizer is not None and visualizer.out != PAGE:
+        return [visualizer.out] if visualizer.finish(stop) else []
+    if visualizer is not None:
+        visualizer.close()  # or it would write its page over this one
+    return [PAGE] if draw_policy(result.policy, env, run.env, run.env_options, run.seed, folder) else []
+
+
+@contextmanager
+def visualizer_of(run: Run, folder: Path, tell: Tell) -> Iterator[Visualizer | None]:
+    """What draws beside training, ended on leaving; None without."""
+    if not run.eval_picture or not distributed.is_first():
+        yield None
+        return
+    suite, _ = envs.resolve(run.env, dict(run.env_options))
+    with closing(Visualizer(folder, PAGE if suite == "brax" else "policy.gif", run.seed, tell)) as visualizer:
+        yield visualizer
 
 
 @contextmanager

@@ -46,8 +46,8 @@ class Commands:
         )
 
     def run(self, cwd: Path, command: str, *words: str, trains: bool = False, **variables: str) -> Ended:
-        """``train``, ``evaluate`` or ``python`` (the words are then lines of a program). Unless it ``trains`` it is
-        ended where training, or an evaluation, would be compiled, with the status `TRAINED`."""
+        """``train``, ``evaluate``, ``render`` or ``python`` (the words are then lines of a program). Unless it
+        ``trains`` it is ended where training, or an evaluation, would be compiled, with the status `TRAINED`."""
         (ended,) = self.run_all(cwd, [[command, *words]], trains=trains, **variables)
         return ended
 
@@ -93,6 +93,7 @@ def import_commands() -> None:
     import orbax.checkpoint  # noqa: F401
 
     import jaxrl_fast.evaluate
+    import jaxrl_fast.render
     import jaxrl_fast.train  # noqa: F401
     from jaxrl_fast.settings.runtime import jax_has_started
 
@@ -134,12 +135,12 @@ def redirected(notes: Path, number: int, command: str, words: list[str]) -> int:
 
 def call(command: str, words: list[str]) -> int:
     """The exit status of a command."""
-    from jaxrl_fast import evaluate, train
+    from jaxrl_fast import evaluate, render, train
 
     if command == "python":
         exec("\n".join(words), {})
         return 0
-    return {"train": train.main, "evaluate": evaluate.main}[command](words)
+    return {"train": train.main, "evaluate": evaluate.main, "render": render.main}[command](words)
 
 
 def stop_before_training() -> None:
@@ -152,12 +153,12 @@ def stop_before_training() -> None:
 
 def start_jax_once() -> None:
     """From here on only the first command sets JAX up."""
-    from jaxrl_fast import evaluate
+    from jaxrl_fast import evaluate, render
     from jaxrl_fast.settings import prepare
     from jaxrl_fast.settings.runtime import setup
 
     once = functools.cache(setup)
-    prepare.setup = evaluate.setup = lambda **options: once()
+    prepare.setup = evaluate.setup = render.setup = lambda **options: once()
 
 
 def everything(folder: Path) -> dict[str, bytes | None]:

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from chromium import CHROMIUM, Page, chromium_page
+from chromium import CHROMIUM, pixels
 from dashboard_runs import HOSTILE, LISTED, Server, make_runs, serving, soon
 
+from jaxrl_fast.inspection.pictures.browser import Page, chromium_page
 from jaxrl_fast.runs.status import write_status
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt install chromium")
@@ -25,7 +26,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    with chromium_page(tmp_path_factory.mktemp("profile")) as page:
+    with chromium_page(CHROMIUM) as page:
         yield page
 
 
@@ -77,7 +78,7 @@ def test_the_chart_is_drawn_on_wide_and_narrow_screens_light_and_dark(browser: P
             )
         )
         assert 0 <= left < right <= width and bottom - top > 150
-        picture = browser.pixels()
+        picture = pixels(browser)
         assert (picture.mean() < 0.35) == dark
         line = np.array([0xFF, 0x9D, 0x66] if dark else [0xB8, 0x48, 0x1A]) / 255
         drawn = np.abs(picture[top:bottom, left:right] - line).max(-1) < 0.05

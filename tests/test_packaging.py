@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "fragments": {"core", "numerics", "networks", "environments", "graph", "algorithms", "experience"},
     "evaluation": {"core", "environments", "graph", "algorithms", "experience", "policy", "envs"},
     "runs": {"core", "graph", "policy"},
-    "inspection": {"core", "graph", "evaluation", "runs"},
+    "inspection": {"core", "environments", "graph", "policy", "evaluation", "runs", "envs"},
     "training": {
         "core",
         "numerics",
@@ -47,6 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "graph",
         "algorithms",
         "fragments",
+        "policy",
         "runs",
         "training",
         "envs",
@@ -68,10 +69,10 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 """Every package of jaxrl_fast, the lowest layer first, and which others its modules may import: only those above it in
 this list, or ``envs``."""
-COMMANDS = {"train", "evaluate", "explain", "export", "report", "dashboard", "autotune"}
+COMMANDS = {"train", "evaluate", "render", "explain", "export", "report", "dashboard", "autotune"}
 ENTRY_POINTS = {"__init__", "__main__", "placement", "evaluator", *COMMANDS}
 """Modules beside the packages: commands and public names, which may import anything and are imported by nobody."""
-KNOW_ENVS = {"jaxrl_fast.evaluation.viewer"}
+KNOW_ENVS = {"jaxrl_fast.evaluation.viewer", "jaxrl_fast.inspection.pictures.shots"}
 """Modules below the settings that know environments by name."""
 ONE_ADAPTER = {"brax": "envs.from_brax", "gymnax": "envs.from_gymnax"}
 

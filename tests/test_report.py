@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from chromium import CHROMIUM, Page, chromium_page
+from chromium import CHROMIUM
 from tiny import line
 
 import jaxrl_fast as jf
 from jaxrl_fast import report
 from jaxrl_fast.inspection import report_page
 from jaxrl_fast.inspection.paper_figure import final_scores, labels_of, lines_of
+from jaxrl_fast.inspection.pictures.browser import Page, chromium_page
 from jaxrl_fast.inspection.report_curves import thinned
 from jaxrl_fast.inspection.report_page import page_of, short_names, write_report
 from jaxrl_fast.inspection.report_tables import differing_settings, settings_table, time_spent
@@ -212,10 +213,10 @@ def test_without_rliable_a_line_says_what_to_install(runs, tmp_path: Path):
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory) -> Iterator[Page]:
+def page() -> Iterator[Page]:
     if CHROMIUM is None:
         pytest.skip("no Chromium is installed")
-    with chromium_page(tmp_path_factory.mktemp("profile")) as page:
+    with chromium_page(CHROMIUM) as page:
         yield page
     bad = [e for e in page.events if e["method"] in ("Log.entryAdded", "Runtime.exceptionThrown")]
     outside = [e for e in page.events if e["method"] == "Network.requestWillBeSent"]

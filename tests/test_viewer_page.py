@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import mujoco
 import numpy as np
 import pytest
-from chromium import CHROMIUM, Page, chromium_page
+from chromium import CHROMIUM, needs_chromium, pixels
 
 import jaxrl_fast as jf
 from envs import from_brax
@@ -23,6 +23,7 @@ from jaxrl_fast.environments.scene import Motion, Scene
 from jaxrl_fast.evaluation.episode_page import ASSETS, FULL_SCALE, page_of
 from jaxrl_fast.evaluation.episodes import evaluate_episodes
 from jaxrl_fast.evaluation.viewer import draw_policy
+from jaxrl_fast.inspection.pictures.browser import Page, chromium_page
 from jaxrl_fast.policy.policies import Policy
 
 EVERY_KIND = """
@@ -131,8 +132,7 @@ def test_every_geom_of_every_brax_environment_is_drawn():
 def test_the_state_of_every_backend_has_a_pose_for_each_body(backend: str):
     env = from_brax.make("inverted_pendulum", backend=backend)
     pose = jax.eval_shape(lambda key: from_brax.pose_of(env.reset(key, ())[0]), jax.random.key(0))
-    assert [x.shape for x in pose] == [(2, 3), (2, 4), (), ()]
-    assert pose[-1].dtype == bool
+    assert [x.shape for x in pose] == [(2, 3), (2, 4)]
 
 
 def test_a_page_of_1000_steps_is_small():
@@ -176,12 +176,10 @@ def test_an_environment_without_bodies_gets_a_line_and_no_page(tmp_path: Path, c
 
 # With a browser.
 
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt install chromium")
-
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    with chromium_page(tmp_path_factory.mktemp("profile")) as page:
+def browser() -> Iterator[Page]:
+    with chromium_page(CHROMIUM) as page:
         yield page
 
 
@@ -255,7 +253,7 @@ def test_it_plays_at_once_and_asks_nobody_for_anything(browser: Page, file: Path
     for step in (0, STEPS):  # after 400 metres the bodies are in the picture as at the start
         browser.run(f"seek({step})")
         browser.run(TWO_FRAMES)
-        assert bodies_seen(browser.pixels()).sum() > 3000
+        assert bodies_seen(pixels(browser)).sum() > 3000
     asked = [e["params"]["request"]["url"] for e in browser.events if e["method"] == "Network.requestWillBeSent"]
     assert {url for url in asked if not url.startswith("data:")} == {file.as_uri()}
     assert [e for e in browser.events if e["method"] in ("Runtime.exceptionThrown", "Runtime.consoleAPICalled")] == []
@@ -280,7 +278,7 @@ def test_the_slider_and_the_keys_move_it(browser: Page, file: Path):
         found = np.array(browser.run("stage.bodies.map(body => [...body.position, ...body.quaternion])"))[:BODIES]
         np.testing.assert_allclose(found[:, :3], motion.positions[step], atol=1e-4)
         np.testing.assert_allclose(np.roll(found[:, 3:], 1, axis=1), motion.rotations[step], atol=1e-4)
-        pictures.append(browser.pixels())
+        pictures.append(pixels(browser))
     assert differs(*pictures)
     for key, expected in (("End", STEPS), ("ArrowLeft", STEPS - 1), ("ArrowRight", STEPS), ("Home", 0)):
         press(browser, key)
@@ -301,17 +299,17 @@ def test_it_can_be_turned_and_zoomed_with_a_mouse_and_a_finger(browser: Page, fi
         browser.open(file, width=600, height=500, mobile=mobile)
         browser.run("seek(40)")
         browser.run(TWO_FRAMES)
-        before = browser.pixels()
+        before = pixels(browser)
         (swipe if mobile else drag)(browser, (300, 220), (420, 230))
-        turned = browser.pixels()
+        turned = pixels(browser)
         assert differs(before, turned)
         if not mobile:
             browser.ask("Input.dispatchMouseEvent", type="mouseWheel", x=300, y=220, deltaX=0, deltaY=400)
             browser.run(TWO_FRAMES)
-            assert bodies_seen(browser.pixels()).sum() < 0.9 * bodies_seen(turned).sum()
+            assert bodies_seen(pixels(browser)).sum() < 0.9 * bodies_seen(turned).sum()
         browser.run("document.getElementById('camera').click()")
         browser.run(TWO_FRAMES)
-        assert not differs(before, browser.pixels())
+        assert not differs(before, pixels(browser))
 
 
 @needs_chromium
@@ -323,7 +321,7 @@ def test_it_fits_a_wide_and_a_narrow_screen_light_and_dark(browser: Page, file: 
     for dark in (False, True):
         browser.prefer(dark=dark)
         browser.run(TWO_FRAMES)
-        brightness.append(browser.pixels().mean())
+        brightness.append(pixels(browser).mean())
     assert brightness[0] > 0.7 and brightness[1] < 0.35
     controls = ("#play", "#slider", "#speed", "#camera")
     places = boxes(browser, ("header", "footer", "#hint", "#return", "#note", *controls))

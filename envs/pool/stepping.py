@@ -116,17 +116,25 @@ def describe(make: MakeGymnasium, name: str) -> HostEnvSpec:
     Raises:
         ValueError: it cannot be made, or its spaces are not supported.
     """
+    env = make_one(make, name)
     try:
-        env = make()
+        return of_env(env, make, name)
+    finally:
+        env.close()
+
+
+def make_one(make: MakeGymnasium, name: str) -> gymnasium.Env:
+    """What ``make`` makes.
+
+    Raises:
+        ValueError: it cannot be made.
+    """
+    try:
+        return make()
     except ModuleNotFoundError as error:
         raise ValueError(f"{name} needs the package '{error.name}': pip install {error.name}") from error
     except Exception as error:
         raise ValueError(f"{name} cannot be made: {type(error).__name__}: {' '.join(str(error).split())}") from error
-    try:
-        host_spec = of_env(env, make, name)
-    finally:
-        env.close()
-    return host_spec
 
 
 def of_env(env: Any, make: MakeGymnasium, name: str) -> HostEnvSpec:

@@ -48,12 +48,21 @@ class SampleParams(Protocol):
         them."""
 
 
+class Draw(Protocol):
+    """Draws a state, for ``python -m jaxrl_fast.render``; called outside of compiled programs, with NumPy or JAX."""
+
+    def __call__(self, state: PyTree, /) -> np.ndarray:
+        """Returns an RGB picture, uint8 ``[height, width, 3]``, of the same size for every state."""
+
+
 class Env(NamedTuple):
     """A single environment, written without a batch axis.
 
     - ``spec``: its observations, actions and time limit.
     - ``reset``, ``step``, ``sample_params``: pure functions.
     - ``shortest_episode``: no episode has fewer steps; the larger it is, the fewer initial states are sampled.
+    - ``step_s``: how long a step lasts in its pictures, in seconds.
+    - ``draw``: draws its states; None where there are no pictures of them.
     """
 
     spec: EnvSpec
@@ -61,6 +70,8 @@ class Env(NamedTuple):
     step: StepOne
     sample_params: SampleParams = no_params
     shortest_episode: int = 1
+    step_s: float = 0.1
+    draw: Draw | None = None
 
 
 class VecState(NamedTuple):

@@ -9,21 +9,39 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_fast.core import Box, Discrete, EnvSpec, PyTree, Timestep
-from jaxrl_fast.environments.env import Env, is_count
+from jaxrl_fast.environments.env import Draw, Env, is_count
 from jaxrl_fast.numerics.running_stats import is_mask
 
 
 def check_env(env: Env, name: str) -> None:
-    """Check that an environment written by a user is what `vectorize` expects; nothing is compiled but its reset.
+    """Check that an environment written by a user is what `vectorize` expects; nothing is compiled but its reset, and
+    only the first state is drawn.
 
     Raises:
         ValueError: one line that names what is wrong.
     """
     check_shapes(env, name)
-    first = jax.jit(lambda key: env.reset(key, env.sample_params(key))[1])(jax.random.key(0))
+    state, first = jax.jit(lambda key: env.reset(key, env.sample_params(key)))(jax.random.key(0))
     for leaf in jax.tree.leaves(first):
         if jnp.issubdtype(leaf.dtype, jnp.floating) and not jnp.all(jnp.isfinite(leaf)):
             raise ValueError(f"{name}: reset gives a NaN or an infinity in its observation")
+    if env.draw is not None:
+        check_picture(env.draw, state, name)
+
+
+def check_picture(draw: Draw, state: PyTree, name: str) -> None:
+    """Check that ``draw(state)`` is a picture.
+
+    Raises:
+        ValueError: one line that says what it is instead.
+    """
+    try:
+        picture = draw(state)
+    except Exception as error:
+        raise ValueError(f"{name}: draw failed: {type(error).__name__}: {_first_line(error)}") from error
+    shape, dtype = np.shape(picture), getattr(picture, "dtype", type(picture).__name__)
+    if dtype != np.uint8 or len(shape) != 3 or shape[2] != 3 or not all(shape):
+        raise ValueError(f"{name}: draw gives {dtype}{list(shape)}: write uint8[height, width, 3], an RGB picture")
 
 
 def check_shapes(env: Env, name: str) -> None:
@@ -67,8 +85,11 @@ def _shapes(name: str, what: str, function: Callable[..., Any], *args: Any) -> A
     try:
         return jax.eval_shape(function, *args)
     except Exception as error:
-        message = (str(error).splitlines() or [""])[0]
-        raise ValueError(f"{name}: {what} failed: {type(error).__name__}: {message}") from error
+        raise ValueError(f"{name}: {what} failed: {type(error).__name__}: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0]
 
 
 def _check_observations(name: str, spec: EnvSpec) -> None:

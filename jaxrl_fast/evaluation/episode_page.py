@@ -39,10 +39,7 @@ def described(scene: Scene, motion: Motion) -> dict[str, Any]:
     Raises:
         ValueError: a position, rotation or reward is not a number.
     """
-    for what, numbers in zip(("a position", "a rotation", "a reward"), motion[:3], strict=True):
-        if not np.isfinite(numbers).all():
-            step = int(np.argmin(np.isfinite(numbers).reshape(len(numbers), -1).all(axis=1)))
-            raise ValueError(f"{what} of step {step:,} is not a finite number")
+    check_finite(motion)
     center = motion.positions.mean(axis=1, keepdims=True).astype("<f4")
     offsets = motion.positions - center
     reach = float(np.abs(offsets).max()) or 1.0
@@ -59,6 +56,18 @@ def described(scene: Scene, motion: Motion) -> dict[str, Any]:
         "rotations": _base64(np.rint(np.clip(motion.rotations, -1, 1) * FULL_SCALE).astype("<i2")),
         "rewards": _base64(motion.rewards.astype("<f4")),
     }
+
+
+def check_finite(motion: Motion) -> None:
+    """Check that a motion can be drawn.
+
+    Raises:
+        ValueError: a position, rotation or reward is not a number.
+    """
+    for what, numbers in zip(("a position", "a rotation", "a reward"), motion[:3], strict=True):
+        if not np.isfinite(numbers).all():
+            step = int(np.argmin(np.isfinite(numbers).reshape(len(numbers), -1).all(axis=1)))
+            raise ValueError(f"{what} of step {step:,} is not a finite number")
 
 
 def _geom(geom: Geom) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Evaluation in environments stepped on the host."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
 from operator import itemgetter
 from typing import Any
 
@@ -10,31 +11,50 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_fast.core import EpisodeTotals, PyTree
-from jaxrl_fast.environments.host_env import HostEnv
+from jaxrl_fast.environments.host_env import HostEnv, HostStep
 from jaxrl_fast.evaluation.episodes import STEP_LIMIT
 from jaxrl_fast.policy.policies import Policy, PolicyParams
+
+
+def steps_on_host(
+    act: Callable[..., Any], initial_carry: Callable[[int], PyTree], env: HostEnv, params: PyTree, seed: int
+) -> Iterator[HostStep]:
+    """Begins an episode in every environment, and returns the steps that the policy then takes, without end. ``act``
+    should be compiled."""
+    return _steps_from(env.reset(seed), act, initial_carry(env.num_envs), env, params, jax.random.key(seed))
+
+
+def _steps_from(
+    obs: Any, act: Callable[..., Any], carry: PyTree, env: HostEnv, params: PyTree, key: jax.Array
+) -> Iterator[HostStep]:
+    first = np.ones(env.num_envs, bool)
+    while True:
+        action, carry = act(params, carry, obs, first, key)
+        env.send(np.asarray(action), 0)
+        step = env.recv(0)
+        yield step
+        obs, first = step.obs, step.terminated | step.truncated
 
 
 def play_on_host(
     act: Callable[..., Any], initial_carry: Callable[[int], PyTree], env: HostEnv, params: PyTree, seed: int
 ) -> EpisodeTotals:
     """The first episode of every environment, totals ``[E]``, as `episodes.play`. ``act`` should be compiled."""
-    obs = env.reset(seed)
     finished = np.zeros(env.num_envs, bool)
     totals = EpisodeTotals(np.zeros(env.num_envs, np.float32), np.zeros(env.num_envs, np.int32))  # type: ignore[arg-type]
-    carry, first = initial_carry(env.num_envs), ~finished
-    key = jax.random.key(seed)
-    for _ in range(env.spec.max_episode_steps or STEP_LIMIT):
-        action, carry = act(params, carry, obs, first, key)
-        env.send(np.asarray(action), 0)
-        step = env.recv(0)
-        obs, first = step.obs, step.terminated | step.truncated
+    limit = env.spec.max_episode_steps or STEP_LIMIT
+    for step in islice(steps_on_host(act, initial_carry, env, params, seed), limit):
         own = EpisodeTotals(step.episode_return, step.episode_length)  # type: ignore[arg-type]
         totals = jax.tree.map(partial(np.where, finished), totals, own)
-        finished = finished | first
+        finished = finished | step.terminated | step.truncated
         if finished.all():
             break
     return totals
+
+
+def host_seed(key: jax.Array) -> int:
+    """The seed of the environments of an evaluation on the host."""
+    return int(jax.random.bits(jax.random.fold_in(key, 0xE7A1), (), jnp.uint32))
 
 
 def evaluation_on_host(
@@ -48,9 +68,8 @@ def evaluation_on_host(
         own_envs, rows = env.another(episodes), []
         try:
             for i, key in enumerate(keys):
-                seed = int(jax.random.bits(jax.random.fold_in(key, 0xE7A1), (), jnp.uint32))
                 one = jax.tree.map(itemgetter(i), params)
-                rows.append(play_on_host(act, policy.initial_carry, own_envs, one, seed))
+                rows.append(play_on_host(act, policy.initial_carry, own_envs, one, host_seed(key)))
         finally:
             own_envs.close()
         return jax.tree.map(lambda *totals: np.stack(totals), *rows)

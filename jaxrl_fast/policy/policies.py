@@ -91,12 +91,15 @@ def save_policy(policy: Policy, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     description = {"format": FORMAT_VERSION, "spec": _spec_to_json(policy.spec), "made_by": policy.made_by}
     params = serialization.msgpack_serialize(jax.tree.map(np.asarray, by_name(policy.params)))
-    for name, content in (
-        ("params.msgpack", params),
-        ("policy.json", f"{json.dumps(description, indent=2)}\n".encode()),
-    ):
-        (folder / f"{name}.unfinished").write_bytes(content)
-        os.replace(folder / f"{name}.unfinished", folder / name)
+    write_whole(folder / "params.msgpack", params)
+    write_whole(folder / "policy.json", f"{json.dumps(description, indent=2)}\n".encode())
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file that replaces an older one at once."""
+    unfinished = path.with_name(f"{path.name}.unfinished")
+    unfinished.write_bytes(content)
+    os.replace(unfinished, path)
 
 
 def load_policy(path: str | Path) -> Policy:

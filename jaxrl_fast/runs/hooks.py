@@ -13,6 +13,13 @@ class OnMetrics(Protocol):
         """``row``: the columns of ``metrics.csv`` or of an evaluation; not to be changed."""
 
 
+class OnNewPolicy(Protocol):
+    """Called when the newest evaluated policy lies in the run's folder, in ``policy/``."""
+
+    def __call__(self) -> None:
+        """Training waits for it, so it must be quick."""
+
+
 class Tell(Protocol):
     """Shows a person what happens, for instance by printing it."""
 

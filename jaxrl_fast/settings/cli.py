@@ -141,8 +141,7 @@ def train_help() -> str:
                 if not name.startswith(UNDESCRIBED)
             ),
             *_listed(name for section in UNDESCRIBED for name in run_keys() if name.startswith(section)),
-            "  tuned=false leaves tuned settings out; config=<file>, a run's own, repeats it",
-            "HYDRA_FULL_ERROR=1 shows the traceback of an error.",
+            "tuned=false: untuned; config=<file>: a run again; HYDRA_FULL_ERROR=1: tracebacks",
         ]
     )
 

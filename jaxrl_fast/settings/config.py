@@ -259,6 +259,7 @@ def _make_run(env: str, algo: str, placement: str, values: dict[str, Any], tuned
         eval_episodes=values["eval.episodes"],
         eval_beside=values["eval.beside"],
         eval_device=values["eval.device"],
+        eval_picture=values["eval.picture"],
         tuned_file=tuned_file,
         checkpoints=_checkpoints(values),
         processes=named,

@@ -102,7 +102,7 @@ def add_to_summary(
     return summary
 
 
-def print_closing(summary: dict[str, Any], folder: Path, pages: list[str]) -> None:
+def print_closing(summary: dict[str, Any], folder: Path, pictures: list[str]) -> None:
     """Print result, speed, paths, and the command that repeats the run."""
     steps = f"{summary['env_steps']:,} steps and {summary['updates']:,} updates"
     interval = summary.get("eval_return_ci95")
@@ -130,9 +130,10 @@ def print_closing(summary: dict[str, Any], folder: Path, pages: list[str]) -> No
     if summary["evaluator_memory_mb"]:
         waited = f"training waited {summary['eval_wait_s']:.1f} s for it"
         print(f"evaluated in a process of {summary['evaluator_memory_mb']:.0f} MB; {waited}")
-    files = ["report.html", "summary.json", "curve.png", "graph.svg", *pages, "policy/", "metrics.csv", "evals.csv"]
+    files = ["report.html", "summary.json", "curve.png", "graph.svg", *pictures, "policy/", "metrics.csv", "evals.csv"]
     print(f"{folder}: {', '.join(files)}")
     if summary["stopped_by"]:
         print(f"go on:    {command_line([f'resume={folder}'])}")
     print(f"again:    {command_line([f'config={folder}/config.yaml'])}")
     print(f"evaluate: {command_line([str(folder), 'episodes=100'], 'evaluate')}")
+    print(f"draw:     {command_line([str(folder)], 'render')}")

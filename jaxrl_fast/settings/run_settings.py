@@ -51,6 +51,7 @@ class Run:
     eval_episodes: int
     eval_beside: bool = True
     eval_device: Literal["cpu", "same"] = "cpu"
+    eval_picture: bool = False
     run_dir: str | None = None
     name: str | None = None
     log: Log = "tensorboard"
@@ -152,6 +153,7 @@ def _to_tree(run: Run) -> dict[str, Any]:
             "episodes": run.eval_episodes,
             "beside": run.eval_beside,
             "device": run.eval_device,
+            "picture": run.eval_picture,
         },
         "checkpoint": run.checkpoints._asdict(),
         **({"pool": run.pool} if may_be_host(run.env) else {}),

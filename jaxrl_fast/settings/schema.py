@@ -55,6 +55,7 @@ class EvalSchema:
     episodes: int = setting(32, "episodes in an evaluation", 1, MAX_SIZE)
     beside: bool = setting(True, "in a process of its own, while training goes on")
     device: Literal["cpu", "same"] = setting("cpu", "where that process computes:")
+    picture: bool = setting(False, "draw an episode after each, by another process")
 
 
 @dataclasses.dataclass(frozen=True)

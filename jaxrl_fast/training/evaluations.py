@@ -16,7 +16,7 @@ from jaxrl_fast.policy.policies import PolicyParams, by_name, from_names, load_p
 from jaxrl_fast.runs.checkpoint_files import BESIDE, one_line
 from jaxrl_fast.runs.checkpointing import Checkpointer
 from jaxrl_fast.runs.folder import RunFolder
-from jaxrl_fast.runs.hooks import Row, ShouldStop, Tell
+from jaxrl_fast.runs.hooks import OnNewPolicy, Row, ShouldStop, Tell
 from jaxrl_fast.training.recorder import Recorder
 
 POLL_S = 0.5
@@ -43,9 +43,10 @@ class Evaluations:
         beside: bool,
         should_stop: ShouldStop,
         tell: Tell,
+        on_new_policy: OnNewPolicy,
     ) -> None:
         self.evaluation, self.recorder, self.folder, self.saver = evaluation, recorder, folder, saver
-        self.beside, self.should_stop, self.tell = beside, should_stop, tell
+        self.beside, self.should_stop, self.tell, self.on_new_policy = beside, should_stop, tell, on_new_policy
         self.waiting: list[Snapshot] = []
         self._failed: set[int] = set()
         self._running: Future[EpisodeTotals] | None = None
@@ -191,4 +192,7 @@ class Evaluations:
             self.saver.add_score(steps, float(scores.mean()), {**self.recorder.evaluated(), **self.progress(steps)})
         if self.folder is not None:
             policy = self.evaluation.policy_of(snapshot.params, seed)
-            self.folder.keep_policy(policy, newest=steps == self.recorder.eval_steps, best=best)
+            newest = steps == self.recorder.eval_steps
+            self.folder.keep_policy(policy, newest=newest, best=best)
+            if newest:
+                self.on_new_policy()

@@ -34,7 +34,7 @@ from jaxrl_fast.inspection.notebook import live_plot, result_html
 from jaxrl_fast.policy.policies import Policy
 from jaxrl_fast.runs.checkpointing import Checkpointer, Checkpoints
 from jaxrl_fast.runs.folder import RunFolder
-from jaxrl_fast.runs.hooks import OnMetrics, Row, ShouldStop, Tell
+from jaxrl_fast.runs.hooks import OnMetrics, OnNewPolicy, Row, ShouldStop, Tell
 from jaxrl_fast.runs.loggers import Log
 from jaxrl_fast.training import find_nan, resuming
 from jaxrl_fast.training.checks import check_host, check_processes, check_start
@@ -128,6 +128,7 @@ def learn(
     eval_beside: bool | None = None,
     eval_device: Literal["cpu", "same"] = "cpu",
     evaluator: Evaluate | None = None,
+    on_new_policy: OnNewPolicy = lambda: None,
     on_metrics: OnMetrics | None = None,
     run_dir: str | Path | None = None,
     log: Log = "tensorboard",
@@ -147,14 +148,14 @@ def learn(
     chunks with ``eval_beside=False``, the default where a ``between_chunks`` is to see the scores. ``eval_device`` says
     where that thread computes beside an accelerator: on the host's cores, or on the "same" device. ``placement`` is a
     name or a function ``(graph, devices) -> Placement``, and ``devices`` how many of JAX's devices it may use (default
-    all). ``on_metrics`` gets each row of ``history`` as it comes. Nothing is written unless ``run_dir`` is given; then
-    ``log`` says where scalars go beside its tables, and
-    ``checkpoints`` when the whole state is saved. ``resume`` is a run's folder or one of its checkpoints, to go on
-    from. ``nan="skip"`` drops updates that would give a number that is not finite; ``debug`` names the operation that
-    gave one. ``should_stop`` is asked before every chunk, and while an evaluation is waited for, which is then left for
-    the resumed run to make. ``between_chunks`` is called after every chunk and may change the state. ``settings`` is
-    what a resumed run must have in common with this one (default: taken from the arguments). ``tell`` gets what a
-    person should know, line by line.
+    all). ``on_metrics`` gets each row of ``history`` as it comes, and ``on_new_policy`` is called when the newest
+    evaluated policy has been written. Nothing is written unless ``run_dir`` is given; then ``log`` says where scalars
+    go beside the tables, and ``checkpoints`` when the whole state is saved. ``resume`` is a run's folder or one of its
+    checkpoints, to go on from. ``nan="skip"`` drops updates that would give a number that is not finite; ``debug``
+    names the operation that gave one. ``should_stop`` is asked before every chunk, and while an evaluation is waited
+    for, which is then left for the resumed run to make. ``between_chunks`` is called after every chunk and may change
+    the state. ``settings`` is what a resumed run must have in common with this one (default: taken from the arguments).
+    ``tell`` gets what a person should know, line by line.
 
     In a program that has called `jax.distributed.initialize`, every process calls this alike, with
     ``placement="data_parallel"``; process 0 evaluates, writes, and calls ``on_metrics`` and ``tell``.
@@ -206,7 +207,15 @@ def learn(
         recorder = Recorder(job, on_metrics, folder)
         shape = num_seeds, eval_episodes
         evaluations = Evaluations(
-            evaluation, recorder, shape, folder, saver, beside=beside, should_stop=should_stop, tell=tell
+            evaluation,
+            recorder,
+            shape,
+            folder,
+            saver,
+            beside=beside,
+            should_stop=should_stop,
+            tell=tell,
+            on_new_policy=on_new_policy,
         )
         with closing(evaluations):
             return run_job(job, evaluations, recorder, folder, saver, resumed, calls)

@@ -33,6 +33,7 @@ FREE = (
     "eval.episodes",
     "eval.beside",
     "eval.device",
+    "eval.picture",
     "checkpoint.every",
     "checkpoint.keep",
     "checkpoint.replay",
@@ -45,7 +46,7 @@ FREE = (
     "pool.step_timeout_s",
 )
 """Settings that may change on resume, beside the rates of the algorithm."""
-SILENT = ("name", "log", "tuned", "eval.beside", "eval.device")
+SILENT = ("name", "log", "tuned", "eval.beside", "eval.device", "eval.picture")
 """Those of them whose change is not reported."""
 
 

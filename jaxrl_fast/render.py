@@ -1,0 +1,115 @@
+"""``python -m jaxrl_fast.render runs/latest``: greedy episodes of the policy that a run left behind, as GIF or MP4."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+
+import envs
+from jaxrl_fast.evaluation.viewer import write_policy_html
+from jaxrl_fast.inspection.pictures.by_gl import offer_gl
+from jaxrl_fast.inspection.pictures.movie import check_out, encode
+from jaxrl_fast.inspection.pictures.shots import Shot, Subject, subject_of
+from jaxrl_fast.policy.policies import Policy, write_whole
+from jaxrl_fast.settings import cli
+from jaxrl_fast.settings.run_settings import Run
+from jaxrl_fast.settings.runtime import setup
+from jaxrl_fast.settings.schema import MAX_SEED, ConfigError
+from jaxrl_fast.settings.trained import Whole, check_spaces, open_run, read_words
+
+HELP = """python -m jaxrl_fast.render RUN [out=RUN/policy.gif] [policy=newest] [episodes=1] [seed=0]
+                                    [seconds=20] [fps=25] [width=480]
+  RUN         a run's folder, such as runs/latest
+  out         the file: .gif, .mp4 (pip install 'jaxrl_fast[video]') or, for brax, .html
+  policy      newest or best
+  episodes    how many to play, one after another
+  seed        of the first episode; the next ones count on from it
+  seconds     after which an episode is cut, in the environment's own time
+  fps         pictures a second at most; what happens between two of them is left out
+  width       of the pictures at most, in pixels; small ones are enlarged by whole pixels"""
+NUMBERS = {
+    "episodes": Whole(1, 1, 100),
+    "seed": Whole(0, 0, MAX_SEED),
+    "seconds": Whole(20, 1, 3600),
+    "fps": Whole(25, 1, 50),
+    "width": Whole(480, 16, 4096),
+}
+POLICIES = {"newest": "policy", "best": "policy/best"}
+ENDS = {"terminated": "ended by the environment", "truncated": "ended by the time limit", "cut": "cut here"}
+PAUSE_S = 1.0
+"""How long the last picture of an episode stays."""
+
+
+def render_run(words: Sequence[str]) -> int:
+    """Play greedy episodes of a run's policy, draw them and print what was drawn.
+
+    Raises:
+        ValueError: one line that says what was wrong and what to write instead.
+    """
+    folder, numbers, texts = read_words(words, "render", NUMBERS, ("out", "policy"))
+    which = texts.get("policy", "newest")
+    if which not in POLICIES:
+        raise ConfigError(f"policy={which}: write {' or '.join(POLICIES)}")
+    out = Path(texts.get("out", folder / "policy.gif"))
+    if "out" in texts:
+        check_out(out)
+    offer_gl()
+    setup()
+    # An accelerator may be busy training, and one environment keeps none busy.
+    jax.config.update("jax_platforms", "cpu")
+    run, policy = open_run(folder, POLICIES[which])
+    if out.suffix == ".html":
+        write_page(run, policy, folder, out, numbers["seed"])
+        return 0
+    with subject_of(run.env, run.env_options) as subject:
+        check_spaces(policy, subject.spec, folder)
+        print(f"{folder}: {policy.spec.name}, {policy.made_by['algo']}, {which} policy", flush=True)
+        every = max(1, round(1 / (numbers["fps"] * subject.step_s)))
+        picture_s = every * subject.step_s
+        movie = encode(pictures_of(subject, policy, numbers, every, picture_s), out.suffix, picture_s)
+    write_whole(out, movie.content)
+    size = f"{movie.pictures} pictures of {movie.width} × {movie.height}"
+    print(f"{out}: {size}, {movie.pictures * picture_s:.1f} s, {len(movie.content) / 1000:,.0f} kB")
+    return 0
+
+
+def pictures_of(
+    subject: Subject, policy: Policy, numbers: dict[str, int], every: int, picture_s: float
+) -> Iterator[np.ndarray]:
+    """The pictures of all episodes; prints what happened in each."""
+    max_steps = max(1, round(numbers["seconds"] / subject.step_s))
+    for episode in range(numbers["episodes"]):
+        seed = (numbers["seed"] + episode) % (MAX_SEED + 1)
+        shot: Shot | None = None
+        for shot in subject.shoot(policy, seed=seed, max_steps=max_steps, every=every, width=numbers["width"]):
+            yield shot.picture
+        assert shot is not None
+        yield from [shot.picture] * round(PAUSE_S / picture_s)
+        print(f"seed {seed}: {shot.steps:,} steps, return {shot.returned:.1f}, {ENDS[shot.end]}", flush=True)
+
+
+def write_page(run: Run, policy: Policy, folder: Path, out: Path, seed: int) -> None:
+    """Write an episode as a page with its own viewer.
+
+    Raises:
+        ConfigError: the environment is not one of brax's.
+    """
+    suite, options = envs.resolve(run.env, dict(run.env_options))
+    if suite != "brax":
+        raise ConfigError(f"out={out}: pages are for brax's environments: write out=....gif")
+    env = envs.make(run.env, **run.env_options)
+    check_spaces(policy, env.spec, folder)
+    options.pop("frame_stack", None)
+    write_policy_html(policy, env, out, options=options, seed=seed)
+    print(f"{out}: seed {seed}, {out.stat().st_size / 1000:,.0f} kB, opens in any browser")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; returns its exit status."""
+    return cli.main("render", render_run, argv, lambda: HELP)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,133 @@
+"""What draws beside training may die, hang or refuse: training neither waits for it nor is changed by it."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from many_commands import Commands
+from processes_left import wait_until_gone
+from test_train import begin, digest, finish
+from untrained import untrained_run
+
+from jaxrl_fast.inspection.pictures.visualizer import LOG, Visualizer
+from jaxrl_fast.runs.checkpoint_files import all_steps, read_arrays, read_description
+
+TRAIN = [
+    "env=cartpole",
+    "algo=ppo",
+    "tuned=false",
+    "num_envs=8",
+    "total_steps=40_960",
+    "eval.every=8192",
+    "eval.episodes=2",
+    "eval.beside=false",
+    "algo.num_epochs=1",
+    "algo.policy_hidden=[8]",
+    "algo.value_hidden=[8]",
+]
+
+
+def arrays(run: Path) -> dict[str, np.ndarray]:
+    """The whole state that a run ends with, as its last checkpoint holds it."""
+    folder = run / "checkpoints"
+    return read_arrays(read_description(folder / str(all_steps(folder)[-1])))
+
+
+def drawing(run: Path) -> int:
+    """The number of the process that draws for ``run``, once there is one."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for process in Path("/proc").iterdir():
+            if process.name.isdigit() and _draws(process, run):
+                return int(process.name)
+        time.sleep(0.02)
+    raise AssertionError("nothing draws")
+
+
+def _draws(process: Path, run: Path) -> bool:
+    try:
+        words = (process / "cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return b"jaxrl_fast.render" in words and str(run).encode() in words
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="processes are found in /proc")
+
+
+@needs_proc
+def test_its_death_in_the_middle_changes_no_bit_and_loses_no_row(commands: Commands, tmp_path: Path):
+    training = begin(tmp_path, "train", *TRAIN, f"run_dir={tmp_path}/seen", "eval.picture=true")
+    child = drawing(tmp_path / "seen")
+    assert os.sched_getscheduler(child) == os.SCHED_IDLE, "it takes only what is left"
+    os.kill(child, signal.SIGKILL)
+    status, out, err = finish(training)
+    assert (status, err) == (0, "")
+    said = [line for line in out.splitlines() if "the process that draws it ended" in line]
+    assert [line.partition(":")[0] for line in said] == ["no policy.gif"] and "status -9" in said[0]
+    assert f"{tmp_path}/seen: summary.json, curve.png, graph.svg, policy.gif, policy/" in out
+    assert (tmp_path / "seen" / "policy.gif").read_bytes().startswith(b"GIF89a")
+    alone = commands.run(tmp_path, "train", *TRAIN, f"run_dir={tmp_path}/alone", trains=True)
+    assert alone.status == 0 and "policy.gif" not in alone.out
+    assert digest(tmp_path / "seen") == digest(tmp_path / "alone")
+    seen, alone = arrays(tmp_path / "seen"), arrays(tmp_path / "alone")
+    assert seen.keys() == alone.keys() and len(seen) > 20
+    for name, array in seen.items():
+        np.testing.assert_array_equal(array, alone[name], err_msg=name)
+
+
+def test_one_that_hangs_is_ended_and_the_next_policy_is_drawn(tmp_path: Path):
+    untrained_run(tmp_path, "env=cartpole")
+    told: list[str] = []
+    visualizer = Visualizer(tmp_path, "policy.gif", 0, told.append, limit_s=1.0)
+    visualizer()
+    hung = visualizer.process
+    assert hung is not None
+    os.kill(hung.pid, signal.SIGSTOP)
+    begun_s = time.monotonic()
+    visualizer()
+    assert visualizer.process is hung and told == []
+    time.sleep(1.1)
+    visualizer.limit_s = 60.0
+    visualizer()
+    assert told == ["no policy.gif: the process that draws it took too long and was ended"]
+    assert visualizer.process is not hung and time.monotonic() - begun_s < 10
+    wait_until_gone(hung.pid)
+    assert visualizer.finish(lambda: False)
+    assert len(told) == 1 and not (tmp_path / LOG).exists()
+    assert (tmp_path / "policy.gif").exists()
+
+
+def test_what_cannot_be_drawn_costs_one_line_and_is_not_tried_again(tmp_path: Path):
+    untrained_run(tmp_path, "env=probe", "env.id=value")
+    told: list[str] = []
+    visualizer = Visualizer(tmp_path, "policy.gif", 0, told.append)
+    visualizer()
+    assert not visualizer.finish(lambda: False)
+    visualizer()
+    assert visualizer.process is None and not visualizer.finish(lambda: False)
+    (line,) = told
+    assert line.startswith("no policy.gif: probe value cannot be drawn: its Env has no draw")
+
+
+def test_a_folder_that_is_gone_does_not_end_training(tmp_path: Path):
+    told: list[str] = []
+    visualizer = Visualizer(tmp_path / "gone", "policy.gif", 0, told.append)
+    visualizer()
+    assert not visualizer.finish(lambda: False)
+    assert len(told) == 1 and "No such file" in told[0]
+
+
+def test_a_run_that_is_stopped_does_not_wait_for_it(tmp_path: Path):
+    untrained_run(tmp_path, "env=cartpole")
+    visualizer = Visualizer(tmp_path, "policy.gif", 0, lambda line: None)
+    visualizer()
+    child = visualizer.process
+    assert child is not None
+    assert not visualizer.finish(lambda: True)
+    visualizer.close()
+    wait_until_gone(child.pid)
+    assert not (tmp_path / LOG).exists() and not np.any([p.suffix == ".unfinished" for p in tmp_path.iterdir()])

@@ -1,0 +1,31 @@
+"""Runs that were never trained, in a moment: settings and a policy whose weights are all 0."""
+
+from pathlib import Path
+
+from jaxrl_fast.experience.binding import bind
+from jaxrl_fast.policy.policies import Policy, make_policy, params_template, save_policy
+from jaxrl_fast.settings.config import compose
+from jaxrl_fast.settings.run_settings import make_algorithm, make_evaluation_envs, to_yaml
+
+SMALL = ["tuned=false", "num_envs=4", "algo.policy_hidden=[4]", "algo.value_hidden=[4]"]
+
+
+def untrained_run(folder: Path, *words: str) -> Policy:
+    """Write the folder of a run of PPO; returns its policy, which does action 0 always."""
+    run = compose([*words, "algo=ppo", *SMALL])
+    env, algorithm = make_evaluation_envs(run), make_algorithm(run)
+    if hasattr(env, "close"):
+        env.close()
+    agent = bind(algorithm, env.spec, run.num_envs)
+    params = params_template(env.spec, agent.parts, agent.acting, agent.normalize_observations)
+    made_by = {
+        "algo": "ppo",
+        "options": algorithm.options,
+        "num_envs": run.num_envs,
+        "normalize_observations": agent.normalize_observations,
+    }
+    policy = make_policy(env.spec, agent.acting, params, made_by)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").write_text(to_yaml(run))
+    save_policy(policy, folder / "policy")
+    return policy
