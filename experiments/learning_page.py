@@ -1,6 +1,7 @@
 """Pictures and the page of the learning table."""
 
 import json
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,6 @@ def draw(curve: list[dict[str, Any]], title: str, path: Path) -> None:
         plot.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
         plot.grid(alpha=0.3)
     plots[0].set_ylabel(f"greedy return: {returns.shape[1]} seeds, interquartile mean")
-    figure.suptitle(title, fontsize="medium")
+    figure.suptitle(textwrap.fill(title, 130, break_long_words=False, break_on_hyphens=False), fontsize="medium")
     figure.savefig(path, dpi=110)
     plt.close(figure)
