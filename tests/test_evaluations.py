@@ -186,6 +186,18 @@ def test_the_checkpoint_of_a_score_names_no_snapshot_that_it_lacks(tmp_path: Pat
     assert [waiting["env_steps"] for waiting in facts[STEPS].progress["snapshots"]] == [96, 192, 288, 384]
 
 
+def test_a_new_policy_lies_there_when_it_is_announced_and_an_older_one_is_not_announced(tmp_path: Path):
+    seen: list[bytes] = []
+
+    def look() -> None:
+        seen.append((tmp_path / "policy" / "params.msgpack").read_bytes())
+
+    learn(run_dir=tmp_path, evaluator=Evaluator(fail_at(2)), on_new_policy=look)
+    assert len(seen) == len(set(seen)) == 3
+    learn(run_dir=tmp_path, evaluator=Evaluator(), resume=tmp_path, on_new_policy=look)
+    assert len(seen) == 3, "the second was made up for, and is older than the last"
+
+
 def test_copied_params_own_their_memory():
     """A view would change when the next chunk overwrites the state."""
     seen: list[bool] = []

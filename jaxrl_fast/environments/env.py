@@ -49,10 +49,11 @@ class SampleParams(Protocol):
 
 
 class Draw(Protocol):
-    """Draws a state, for ``python -m jaxrl_fast.render``; called outside of compiled programs, with NumPy or JAX."""
+    """Draws a state, for ``python -m jaxrl_fast.render``; called outside of compiled programs, so it may use NumPy."""
 
     def __call__(self, state: PyTree, /) -> np.ndarray:
-        """Returns an RGB picture, uint8 ``[height, width, 3]``, of the same size for every state."""
+        """``state``: as `Reset` and `StepOne` return it. Returns an RGB picture, uint8 ``[height, width, 3]``,
+        of the same size for every state."""
 
 
 class Env(NamedTuple):

@@ -7,7 +7,7 @@
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -22,6 +22,9 @@ from jaxrl_fast.inspection.pictures.bodies import drawn_bodies
 from jaxrl_fast.inspection.pictures.by_gl import INSTALL_GL
 from jaxrl_fast.inspection.pictures.movie import fitted
 from jaxrl_fast.policy.policies import Policy
+
+if TYPE_CHECKING:  # Gymnasium takes a second to import
+    from envs.pool.camera import FilmedHost
 
 
 class Shot(NamedTuple):
@@ -68,11 +71,11 @@ def subject_of(name: str, options: dict[str, Any]) -> Iterator[Subject]:
     """
     suite, given = envs.resolve(name, dict(options))
     made = envs.make_to_draw(name, **options)
-    if suite == "brax":
-        yield _of_bodies(made, given)
-    elif not isinstance(made, Env):
+    if not isinstance(made, Env):
         with closing(made.env):
             yield Subject(made.env.spec, made.step_s, _shoot_on_host(made))
+    elif suite == "brax":
+        yield _of_bodies(made, given)
     elif made.draw is not None:
         yield Subject(made.spec, made.step_s, _shoot_states(made))
     else:
@@ -87,7 +90,7 @@ def picked(last: int, every: int) -> list[int]:
     return [*range(0, last, every), last]
 
 
-def _of_bodies(env: Any, options: dict[str, Any]) -> Subject:
+def _of_bodies(env: Env, options: dict[str, Any]) -> Subject:
     from envs import from_brax
 
     options.pop("frame_stack", None)
@@ -118,7 +121,7 @@ def _shot(watched: Watched, step: int, picture: np.ndarray) -> Shot:
     return Shot(picture, step, float(watched.rewards[:step].sum()), watched.end if last else "")
 
 
-def _shoot_on_host(film: Any) -> Shoot:
+def _shoot_on_host(film: "FilmedHost") -> Shoot:
     def shoot(policy: Policy, *, seed: int, max_steps: int, every: int, width: int) -> Iterator[Shot]:
         act = jax.jit(policy.act)
         host = host_seed(jax.random.key(seed))
@@ -135,7 +138,7 @@ def _shoot_on_host(film: Any) -> Shoot:
     return shoot
 
 
-def _picture(film: Any, width: int) -> np.ndarray:
+def _picture(film: "FilmedHost", width: int) -> np.ndarray:
     try:
         return fitted(film.picture(), width)
     except Exception as error:  # of a window system, of a package that is not installed, ...
