@@ -58,6 +58,7 @@ def test_a_run_leaves_what_the_design_names(trained):
     assert names == {
         "config.yaml",
         "run.json",
+        "report.html",
         "summary.json",
         "metrics.csv",
         "evals.csv",
