@@ -243,11 +243,11 @@ def impala(**options) -> jf.Algorithm:
 
 ALGORITHMS = {
     "ppo": (ppo, True, 16_000),
-    "sac": (sac, False, 4_800),
+    "sac": (sac, False, 3_200),
     "dqn": (dqn, True, 4_800),
-    "td3": (td3, False, 4_800),
-    "flash_sac": (flash_sac, False, 4_800),
-    "sac_discrete": (sac_discrete, True, 4_800),
+    "td3": (td3, False, 3_200),
+    "flash_sac": (flash_sac, False, 3_200),
+    "sac_discrete": (sac_discrete, True, 3_200),
     "pqn": (pqn, True, 16_000),
     "impala": (impala, True, 32_000),
 }
@@ -283,7 +283,7 @@ def test_actions_that_a_mask_forbids_are_discrete_and_not_for_these(name: str, i
         score(probes.mask(), ALGORITHMS[name][0](), 16)
 
 
-@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "flash_sac"])
+@pytest.mark.parametrize("name", ["ppo", "sac"])
 def test_without_a_memory_the_side_is_not_known(name: str):
     make, discrete, total_steps = ALGORITHMS[name]
     best_guess = 0.5 if discrete else -0.25

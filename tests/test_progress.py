@@ -50,7 +50,7 @@ def test_a_terminal_gets_a_bar_that_is_taken_away_with_its_cursor_restored(monke
 
 def live_lines(display: ProgressDisplay) -> str:
     with display.console.capture() as captured:
-        display.console.print(display._lines())
+        display.console.print(display.lines())
     return captured.get()
 
 

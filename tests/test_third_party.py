@@ -124,7 +124,7 @@ def test_the_lists_are_complete():
 
 PEERS = sorted(ROOT.glob("experiments/bench/peer_*.py"))
 """They run with the exact versions of a lock file."""
-DOCUMENTED = {"_asdict", "_exit", "_fields", "_make", "_replace"}
+DOCUMENTED = {"_asdict", "_exit", "_fields", "_make", "_replace", "_repr_html_"}
 
 
 def test_no_other_private_name_is_used():

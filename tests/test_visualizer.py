@@ -68,7 +68,7 @@ def test_its_death_in_the_middle_changes_no_bit_and_loses_no_row(commands: Comma
     assert (status, err) == (0, "")
     said = [line for line in out.splitlines() if "the process that draws it ended" in line]
     assert [line.partition(":")[0] for line in said] == ["no policy.gif"] and "status -9" in said[0]
-    assert f"{tmp_path}/seen: summary.json, curve.png, graph.svg, policy.gif, policy/" in out
+    assert f"{tmp_path}/seen: report.html, summary.json, curve.png, graph.svg, policy.gif, policy/" in out
     assert (tmp_path / "seen" / "policy.gif").read_bytes().startswith(b"GIF89a")
     alone = commands.run(tmp_path, "train", *TRAIN, f"run_dir={tmp_path}/alone", trains=True)
     assert alone.status == 0 and "policy.gif" not in alone.out

@@ -43,7 +43,7 @@ class ProgressDisplay:
     def __enter__(self) -> "ProgressDisplay":
         if self.console.is_terminal:
             self.live = Live(
-                console=self.console, get_renderable=self._lines, refresh_per_second=REFRESH_HZ, transient=True
+                console=self.console, get_renderable=self.lines, refresh_per_second=REFRESH_HZ, transient=True
             )
             self.live.start()
         elif not self.console.quiet:
@@ -85,7 +85,7 @@ class ProgressDisplay:
             soft_wrap=True,
         )
 
-    def _lines(self) -> Group:
+    def lines(self) -> Group:
         """The live lines: how far the run is, its return so far, and what it said last."""
         steps = min(self.last.get("env_steps", 0), self.total_steps)
         bar = Table.grid(padding=(0, 1))
