@@ -1,9 +1,9 @@
 """What evaluation costs a run: beside training, and between its chunks, against the same run without any.
 
 ``python experiments/evaluation_cost.py [pairs [job ...]]`` runs each job in all three ways in turn, ``pairs`` times
-(default 3), after one run that fills the cache of compiled programs. Seconds are those of the run's own clock, from
-the command's start: until the last update, and until the end, with the last evaluation and the one of the best policy.
-The run without evaluation ends with its last update. Written to experiments/results/evaluation_cost.json; run nothing
+(default 3), after one run that fills the cache of compiled programs. Seconds are the run's own: of training until the
+last update, and of the whole command, with the last evaluation and that of the best policy; from the run without any
+those that it cannot leave out are subtracted. Written to experiments/results/evaluation_cost.json; run nothing
 else meanwhile.
 """
 
@@ -44,6 +44,7 @@ def seconds(words: tuple[str, ...], folder: Path) -> dict[str, float]:
         "first_step_s": summary["time_to_first_step_s"],
         "last_update_s": float(rows[-1]["wall_s"]),
         "all_s": summary["wall_s"],
+        "eval_s": summary["eval_s"],
         "waited_s": summary["eval_wait_s"],
     }
 
@@ -57,10 +58,10 @@ def compare(words: tuple[str, ...], pairs: int) -> dict[str, Any]:
         for number in range(pairs):
             for way, more in WAYS.items():
                 found[way].append(seconds((*words, *more), Path(folder) / f"{way} {number}"))
-    without = [run["last_update_s"] for run in found["none"]]
+    without = [{**run, "all_s": run["all_s"] - run["eval_s"]} for run in found["none"]]
     ratios = {
         way: {
-            until: spread([run[until] / base for run, base in zip(found[way], without, strict=True)])
+            until: spread([run[until] / base[until] for run, base in zip(found[way], without, strict=True)])
             for until in ("last_update_s", "all_s")
         }
         for way in ("beside", "between chunks")
