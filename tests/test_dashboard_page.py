@@ -52,7 +52,8 @@ def test_the_page_shows_the_runs_and_asks_nobody_else(browser: Page, server: Ser
     assert all(url.startswith((f"http://127.0.0.1:{server.port}/", "data:")) for url in asked), asked
     cells = browser.run("Object.values(lines.get('cartpole/ppo/b').cells).map(cell => cell.innerText.trim())")
     assert cells[:7] == ["cartpole/ppo/blive", "▶training", "cartpole", "ppo", "200 / 400", "105.0", "120.0"]
-    assert cells[7:-1] == ["100", "5", "640", "0:14", "0:04"]
+    assert cells[7:-1] == ["–", "100", "5", "640", "0:14", "0:04"]
+    assert browser.run("lines.get('cartpole/ppo/a').cells.eval_success.innerText") == "100 %"
 
 
 @pytest.mark.parametrize("path", ("", "run/%3Cimg%20src=x%20onerror=document.title='ran'%3E/"))
@@ -80,7 +81,7 @@ def test_the_chart_is_drawn_on_wide_and_narrow_screens_light_and_dark(browser: P
         assert 0 <= left < right <= width and bottom - top > 150
         picture = pixels(browser)
         assert (picture.mean() < 0.35) == dark
-        line = np.array([0xFF, 0x9D, 0x66] if dark else [0xB8, 0x48, 0x1A]) / 255
+        line = np.array([0x56, 0xB4, 0xE9] if dark else [0x00, 0x72, 0xB2]) / 255
         drawn = np.abs(picture[top:bottom, left:right] - line).max(-1) < 0.05
         assert drawn.any(axis=0).mean() > 0.9, "from the left to the right"
         assert browser.run("document.documentElement.scrollWidth") <= width
@@ -105,6 +106,28 @@ def test_it_keeps_choice_scroll_focus_and_zoom_as_it_changes(browser: Page, serv
     assert browser.run("drawn") > 0
     (folder / "evals.csv").write_text(table)
     write_status(folder, facts)
+
+
+def test_success_is_drawn_where_it_is_known(browser: Page, server: Server):
+    open_list(browser, server)
+    browser.run("byId('of').value = 'success', byId('of').onchange()")
+    soon(lambda: browser.run("chart.plot.data[1]?.at(-1)") == 100)
+    assert browser.run("[...chart.plot.data]") == [[100, 200], [25, 100]]
+    assert browser.run("getComputedStyle(document.querySelector('#heads [data-key=eval_success]')).display") != "none"
+    browser.run("update({rows: [...lines.values()].map(({row}) => ({...row, eval_success: null})), gone: []}, true)")
+    assert browser.run("getComputedStyle(document.querySelector('#heads [data-key=eval_success]')).display") == "none"
+
+
+def test_who_hides_a_line_hides_its_range_and_its_colors_follow_the_scheme(browser: Page, server: Server):
+    open_list(browser, server)
+    shown = "chart.plot.series.slice(1).map(series => series.show)"
+    assert browser.run(shown) == [True] * 3
+    browser.run("chart.plot.setSeries(1, {show: false})")
+    assert browser.run(shown) == [False] * 3
+    before = browser.run("chart.plot.series[1].stroke()")
+    browser.prefer(dark=True)
+    soon(lambda: browser.run("chart.plot.series[1].stroke()") != before)
+    browser.prefer(dark=False)
 
 
 def test_it_sorts_and_filters(browser: Page, server: Server):

@@ -19,9 +19,9 @@ from jaxrl_fast import report
 from jaxrl_fast.inspection import report_page
 from jaxrl_fast.inspection.paper_figure import final_scores, labels_of, lines_of
 from jaxrl_fast.inspection.pictures.browser import Page, chromium_page
-from jaxrl_fast.inspection.report_curves import thinned
 from jaxrl_fast.inspection.report_page import page_of, short_names, write_report
 from jaxrl_fast.inspection.report_tables import differing_settings, settings_table, time_spent
+from jaxrl_fast.inspection.thinning import thinned
 from jaxrl_fast.runs.reading import read_run
 from jaxrl_fast.runs.status import read_status, write_status
 from jaxrl_fast.training.live_report import LiveReport
@@ -286,6 +286,20 @@ def test_the_comparison_shows_both(page: Page, runs, tmp_path: Path):
     cells = page.run("document.querySelector('#differing table').innerText").split()
     assert cells == ["setting", "<b>first", "second", "seed", "0", "7"]
     assert page.run("document.getElementById('settings').hidden")
+
+
+def test_success_has_a_figure_and_a_chart(page: Page, runs, tmp_path: Path):
+    header, *rows = (runs[1] / "evals.csv").read_text().splitlines()
+    told = [f"{header},success", *(f"{row},{number % 2}" for number, row in enumerate(rows))]
+    (tmp_path / "evals.csv").write_text("\n".join(told) + "\n")
+    (tmp_path / "config.yaml").write_text("env: {name: line}\n")
+    write_report(tmp_path)
+    page.open(tmp_path / "report.html", width=1440, height=900)
+    assert "success\n" in page.run("document.getElementById('figures').innerText")
+    assert page.run("document.querySelector('#learning h3').innerText") == "success, % of the greedy episodes"
+    assert page.run("document.querySelectorAll('#learning canvas').length") == 2
+    page.open(runs[0] / "report.html", width=1440, height=900)
+    assert page.run("document.querySelectorAll('#learning canvas').length") == 1
 
 
 def test_an_empty_folder_makes_a_page_without_errors(page: Page, tmp_path: Path):

@@ -3,14 +3,13 @@
 - ``/``: the list of runs; ``/assets/<file>``: what this page needs.
 - ``/run/<name>/``: ``report.html`` of a run, else the page ``/run/<name>/live``, which keeps itself up to date.
 - ``/run/<name>/<file>``: one of `SERVED`.
-- ``/api/runs``, ``/api/run?run=<name>``, ``/api/curve?run=<name>&of=<eval or train>``: JSON.
+- ``/api/runs``, ``/api/run?run=<name>``, ``/api/curve?run=<name>&of=<eval, success or train>``: JSON.
 - ``/events``: the rows as they change (server-sent events), of all runs or, with ``?run=<name>``, of one.
 """
 
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from importlib.resources import files
 from typing import Any
 from urllib.parse import quote
 
@@ -22,18 +21,20 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from jaxrl_fast.inspection.found_runs import SERVED, FoundRuns
+from jaxrl_fast.inspection.page_files import assembled, text_of
 from jaxrl_fast.inspection.page_guard import RUN_FILES, Guard
-from jaxrl_fast.inspection.run_rows import RunRow, greedy_curve, training_curve
+from jaxrl_fast.inspection.run_rows import RunRow, greedy_curve, success_curve, training_curve
 from jaxrl_fast.runs.reading import read_columns
 from jaxrl_fast.runs.status import read_status
 
-ASSETS = files("jaxrl_fast.inspection") / "assets"
-OWN_ASSETS = (
+ASSETS = (
+    "colors.css",
     "dashboard.css",
     "uPlot.min.css",
     "uPlot.iife.min.js",
+    "numbers.js",
+    "charts.js",
     "figures.js",
-    "curves.js",
     "dashboard.js",
     "run.js",
 )
@@ -46,7 +47,11 @@ TYPES = {
     "png": "image/png",
     "gif": "image/gif",
 }
-CURVES = {"eval": ("evals.csv", greedy_curve), "train": ("metrics.csv", training_curve)}
+CURVES = {
+    "eval": ("evals.csv", greedy_curve),
+    "success": ("evals.csv", success_curve),
+    "train": ("metrics.csv", training_curve),
+}
 POLL_S = 1.0
 """Between two looks at the folders for a page that is open, in seconds."""
 HEARTBEAT_S = 10.0
@@ -79,14 +84,14 @@ def changes(before: dict[str, RunRow], now: dict[str, RunRow]) -> dict[str, Any]
 
 
 def _list_page(request: Request) -> Response:
-    return _file("dashboard.html", (ASSETS / "dashboard.html").read_bytes())
+    return _file("dashboard.html", assembled("dashboard.html").encode())
 
 
 def _asset(request: Request) -> Response:
     name = request.path_params["name"]
-    if name not in OWN_ASSETS:
+    if name not in ASSETS:
         raise FileNotFoundError(name)
-    return _file(name, (ASSETS / name).read_bytes())
+    return _file(name, text_of(name).encode())
 
 
 def _of_run(request: Request) -> Response:
@@ -99,7 +104,7 @@ def _of_run(request: Request) -> Response:
         return _file(file, runs.path_of(name, file).read_bytes(), RUN_FILES)
     if file == LIVE:
         _row(request, name)
-        return _file("run.html", (ASSETS / "run.html").read_bytes())
+        return _file("run.html", assembled("run.html").encode())
     _row(request, path)
     return RedirectResponse(f"/run/{quote(path)}/")
 

@@ -5,13 +5,11 @@ from typing import Any
 import numpy as np
 
 from jaxrl_fast.evaluation.episodes import bootstrap_interval, interquartile_mean
-from jaxrl_fast.runs.progress import clock, si
+from jaxrl_fast.inspection.thinning import X_COLUMNS, thinned
+from jaxrl_fast.runs.progress import clock, share, si
 from jaxrl_fast.runs.reading import Columns, RunView, Scores, name_of, scores_of
 from jaxrl_fast.runs.status import ENDED
 
-MAX_POINTS = 500
-"""A curve with more points is averaged down to at most so many."""
-X_COLUMNS = ("env_steps", "wall_s")
 RATES = (
     ("sampling", "sampling_hz", "steps/s"),
     ("updates", "update_hz", "updates/s"),
@@ -39,7 +37,8 @@ def describe_run(view: RunView, name: str | None = None) -> dict[str, Any]:
 
 
 def describe_scores(scores: Scores, evals: Columns) -> dict[str, Any]:
-    """The greedy return: each evaluation's mean, the interval around it and what that is, and every seed's mean."""
+    """The greedy return: each evaluation's mean, the interval around it and what that is, and every seed's mean;
+    ``success``: the share of successes in per cent."""
     num_seeds = scores.returns.shape[1]
     low, high = scores.low, scores.high
     if num_seeds > 1:
@@ -54,6 +53,7 @@ def describe_scores(scores: Scores, evals: Columns) -> dict[str, Any]:
         "high": plain(high),
         "seeds": [plain(column) for column in scores.returns.T] if num_seeds > 1 else [],
         "interval": what,
+        "success": plain(100 * scores.success) if np.isfinite(scores.success).any() else [],
     }
 
 
@@ -65,6 +65,8 @@ def figures(view: RunView, scores: Scores) -> list[dict[str, str]]:
         low, high = bootstrap_interval(last) if len(last) > 1 else (scores.low[-1], scores.high[-1])
         iqm = f", interquartile mean {interquartile_mean(last):.1f}" if len(last) > 3 else ""
         found.append(("greedy return", f"{last.mean():.1f}", f"{low:.1f} to {high:.1f}{iqm}"))
+        if np.isfinite(scores.success[-1]):
+            found.append(("success", share(scores.success[-1]), "of the greedy episodes"))
     best = view.status.get("best") or view.summary.get("best")
     if best:
         fresh = f"; {best['fresh_return_mean']:.1f} from fresh starts" if "fresh_return_mean" in best else ""
@@ -97,18 +99,6 @@ def wall_s(view: RunView) -> float | None:
     return view.summary.get("wall_s") or view.status.get("wall_s") or last_of(view.metrics, "wall_s")
 
 
-def thinned(table: Columns, points: int = MAX_POINTS) -> Columns:
-    """A table with at most so many rows, each the mean of neighbours; steps and seconds are those of the last."""
-    rows = len(next(iter(table.values()), ()))
-    if rows <= points:
-        return table
-    edges = np.linspace(0, rows, points + 1).astype(int)
-    return {
-        name: column[edges[1:] - 1] if name in (*X_COLUMNS, "updates") else _bucket_means(column, edges)
-        for name, column in table.items()
-    }
-
-
 def metrics_by_seed(table: Columns) -> list[dict[str, list[float | None]]]:
     """Each seed's metrics over its own steps, thinned."""
     if "seed" not in table:
@@ -126,10 +116,3 @@ def last_of(table: Columns, name: str) -> float | None:
 def plain(values: np.ndarray) -> list[float | None]:
     """Numbers with 6 figures, as JSON knows them; None for NaN and infinity."""
     return [float(f"{value:.6g}") if np.isfinite(value) else None for value in values]
-
-
-def _bucket_means(column: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    known = np.isfinite(column)
-    sums = np.add.reduceat(np.where(known, column, 0.0), edges[:-1])
-    counts = np.add.reduceat(known, edges[:-1], dtype=float)
-    return np.divide(sums, counts, out=np.full(len(sums), np.nan), where=counts > 0)

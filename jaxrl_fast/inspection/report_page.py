@@ -4,19 +4,16 @@ import json
 import os
 import time
 from collections.abc import Sequence
-from importlib.resources import files
 from os.path import commonpath
 from pathlib import Path
 from typing import Any
 
+from jaxrl_fast.inspection.page_files import assembled
 from jaxrl_fast.inspection.report_curves import describe_run
 from jaxrl_fast.inspection.report_tables import describe_details, differing_settings
 from jaxrl_fast.runs.reading import RunView, read_run
 
 FILE = "report.html"
-ASSETS = files("jaxrl_fast.inspection") / "assets"
-PLACES = ("uPlot.min.css", "report.css", "uPlot.LICENSE", "uPlot.iife.min.js", "charts.js", "report.js")
-"""Files that go into the template, each where ``{{its name}}`` stands."""
 
 
 def page_of(views: Sequence[RunView]) -> str:
@@ -27,11 +24,8 @@ def page_of(views: Sequence[RunView]) -> str:
         "details": describe_details(views[0]) if len(views) == 1 else None,
         "differing": differing_settings(views) if len(views) > 1 else [],
     }
-    page = (ASSETS / "report.html").read_text("utf-8")
-    for name in PLACES:
-        page = page.replace("{{" + name + "}}", (ASSETS / name).read_text("utf-8"))
     # "<" of a name would end the script that the data lie in.
-    return page.replace("{{content}}", json.dumps(content, allow_nan=False).replace("<", "\\u003c"))
+    return assembled("report.html", content=json.dumps(content, allow_nan=False).replace("<", "\\u003c"))
 
 
 def write_report(folder: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxrl_fast.inspection.thinning import thinned
 from jaxrl_fast.runs.reading import Columns, name_of, read_columns, read_run, scores_of
 from jaxrl_fast.runs.status import read_status, state_now
 
@@ -15,8 +16,6 @@ ACTIVE = ("compiling", "training", "evaluating")
 STATES = (*ACTIVE, "done", "stopped", "failed", "dead", "unknown")
 MAX_TEXT = 500
 """So many characters of a text are shown."""
-MAX_POINTS = 500
-"""A curve has at most so many points; those of longer ones are means over neighbours."""
 Curve = dict[str, list[float | None]]
 """Columns of equal length, or empty: ``steps``, ``wall_s`` and ``mean``, and its range from ``low`` to ``high``."""
 
@@ -29,6 +28,7 @@ class RunRow(NamedTuple):
     - ``state``: one of `STATES`; ``error``: why it failed.
     - ``env_steps``, ``total_steps``: of each seed, until now and in the end.
     - ``eval_return``, ``eval_steps``: the newest evaluation, a mean over seeds; ``best_return``: the highest.
+    - ``eval_success``: the share of its episodes that were a success.
     - ``episode_return``: of the episodes that training ended.
     - ``sampling_hz``, ``update_hz``, ``update_frame_hz``: steps, updates and samples of updates in a second.
     - ``elapsed_s``, ``left_s``: seconds trained, and to go at the pace until now.
@@ -46,6 +46,7 @@ class RunRow(NamedTuple):
     eval_return: float | None
     eval_steps: float | None
     best_return: float | None
+    eval_success: float | None
     episode_return: float | None
     sampling_hz: float | None
     update_hz: float | None
@@ -95,21 +96,28 @@ def greedy_curve(evals: Columns) -> Curve:
     return _curve(scores.env_steps, scores.wall_s, returns.mean(axis=1), low, high)
 
 
+def success_curve(evals: Columns) -> Curve:
+    """Of ``evals.csv``: the share of greedy episodes that were a success, in per cent."""
+    scores = scores_of(evals)
+    told = np.isfinite(scores.success)
+    return _curve(scores.env_steps[told], scores.wall_s[told], 100 * scores.success[told])
+
+
 def training_curve(metrics: Columns) -> Curve:
     """Of ``metrics.csv``: the return of the episodes that training ended, which has no spread."""
     names = ("env_steps", "wall_s", "episode_return")
     if not set(names) <= set(metrics) or not np.isfinite(metrics["episode_return"]).any():
         return _curve()
     kept = np.isfinite(metrics["episode_return"])
-    groups = min(MAX_POINTS, int(kept.sum()))
-    return _curve(*(np.array([x.mean() for x in np.array_split(metrics[name][kept], groups)]) for name in names))
+    return _curve(*thinned({name: metrics[name][kept] for name in names}).values())
 
 
 def _guessed(folder: Path) -> Facts:
     view = read_run(folder)
     last = {name: float(column[-1]) for name, column in view.metrics.items() if len(column)}
     scores = scores_of(view.evals)
-    evaluated = {"eval_steps": scores.env_steps[-1], "eval_return": scores.returns[-1].mean()} if len(scores[0]) else {}
+    newest = {"eval_steps": scores.env_steps, "eval_return": scores.returns, "eval_success": scores.success}
+    evaluated = {name: np.mean(column[-1]) for name, column in newest.items() if len(column)}
     ended = view.state if view.state in ("done", "stopped") else None
     return {
         **last,

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import yaml
 
-from jaxrl_fast.runs.folder import EVAL_COLUMNS
 from jaxrl_fast.runs.status import SILENT_S, read_status, state_now
+from jaxrl_fast.runs.tables import EVAL_COLUMNS
 
 MARKS = ("run.json", "config.yaml", "metrics.csv")
 """A folder that holds one of these files is a run's."""
@@ -46,6 +46,7 @@ class Scores(NamedTuple):
     - ``env_steps``, ``wall_s``: when each policy was, ``[N]``.
     - ``returns``: each seed's mean over its episodes, ``[N, S]``.
     - ``low``, ``high``: the 10th and 90th percentile over all episodes, ``[N]``.
+    - ``success``: the share of all episodes that were a success, ``[N]``; NaN where that is not known.
     """
 
     env_steps: np.ndarray
@@ -53,6 +54,7 @@ class Scores(NamedTuple):
     returns: np.ndarray
     low: np.ndarray
     high: np.ndarray
+    success: np.ndarray
 
 
 def is_run(folder: Path) -> bool:
@@ -90,9 +92,9 @@ def scores_of(evals: Columns) -> Scores:
     steps, seeds = (np.unique(evals[name]) if known else np.zeros(0) for name in ("env_steps", "seed"))
     found = [(step, _scores_at(evals, step, seeds)) for step in steps[np.isfinite(steps)]]
     whole = [(step, *scores) for step, scores in found if scores is not None]
-    columns = [np.array(column) for column in zip(*whole, strict=True)] if whole else [np.zeros(0)] * 5
-    at, times, returns, low, high = columns
-    return Scores(at, times, returns.reshape(len(at), -1) if whole else np.zeros((0, 0)), low, high)
+    columns = [np.array(column) for column in zip(*whole, strict=True)] if whole else [np.zeros(0)] * 6
+    at, times, returns, low, high, success = columns
+    return Scores(at, times, returns.reshape(len(at), -1) if whole else np.zeros((0, 0)), low, high, success)
 
 
 def read_columns(path: Path) -> Columns:
@@ -109,14 +111,15 @@ def read_columns(path: Path) -> Columns:
     return {name: numbers[:, column] for column, name in enumerate(names)}
 
 
-def _scores_at(evals: Columns, step: float, seeds: np.ndarray) -> tuple[float, np.ndarray, float, float] | None:
+def _scores_at(evals: Columns, step: float, seeds: np.ndarray) -> tuple[float, np.ndarray, float, float, float] | None:
     here = evals["env_steps"] == step
     returns, of_seed = evals["return"][here], evals["seed"][here]
     if not np.isfinite(returns).all() or not np.isin(seeds, of_seed).all():
         return None
     means = np.array([returns[of_seed == seed].mean() for seed in seeds])
     low, high = np.percentile(returns, [10, 90])
-    return float(evals["wall_s"][here].max()), means, float(low), float(high)
+    success = float(evals["success"][here].mean()) if "success" in evals else float("nan")
+    return float(evals["wall_s"][here].max()), means, float(low), float(high), success
 
 
 def _guess_state(folder: Path, summary: Mapping[str, Any]) -> str:

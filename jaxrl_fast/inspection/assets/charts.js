@@ -1,118 +1,177 @@
-// Charts that share their horizontal axis, cursor and zoom. Colors are those of Okabe and Ito, which colour-blind people
-// tell apart; runs differ by dashes, too.
 "use strict";
+// The charts of all pages: lines with their ranges, by steps ("env_steps") or by seconds ("wall_s"). Those of a page
+// share their zoom and their cursor. Colors are those of Okabe and Ito, which colour-blind people tell apart; runs
+// differ by dashes, too. Needs numbers.js.
 
 const charts = (() => {
-  const light = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "#56b4e9", "#e69f00", "#555555"];
-  const dark = ["#56b4e9", "#ff8c42", "#2fd0a0", "#e8a6cb", "#f0e442", "#7fb7ff", "#e69f00", "#bbbbbb"];
-  const dashes = [[], [8, 4], [2, 3], [10, 3, 2, 3]];
-  const scheme = matchMedia("(prefers-color-scheme: dark)");
-  const all = [];
-  let zoom = null, inZoom = false;
+  const LIGHT = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "#56b4e9", "#e69f00", "#555555"];
+  const DARK = ["#56b4e9", "#ff8c42", "#2fd0a0", "#e8a6cb", "#f0e442", "#7fb7ff", "#e69f00", "#bbbbbb"];
+  const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3]];
+  const FEW = 60; // so many points of a line are marked, if they are to be
+  const FIGURES = 4;
+  const X_LABEL = { size: 26, gap: 6, labelSize: 20, labelGap: 2, labelFont: "13px system-ui, sans-serif" };
 
-  const color = (i) => (scheme.matches ? dark : light)[i % light.length];
-  const dash = (i) => dashes[Math.floor(i / 2) % dashes.length];
-  const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const dark = matchMedia("(prefers-color-scheme: dark)"); // pages draw again as it changes
+  const open = new Set();
+  let zoom = null, zooming = false;
 
-  function short(value) {
-    if (value == null) return "–";
-    const size = Math.abs(value);
-    for (const [limit, unit] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]])
-      if (size >= limit) return `${+(value / limit).toPrecision(4)}${unit}`;
-    return size && size < 1e-3 ? value.toExponential(2) : `${+value.toPrecision(4)}`;
-  }
+  const color = number => (dark.matches ? DARK : LIGHT)[number % LIGHT.length];
+  const dash = number => DASHES[Math.floor(number / 2) % DASHES.length];
+  const ofPage = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const short = value => si(value, FIGURES);
 
-  function clock(seconds) {
-    const s = Math.round(seconds), pad = (x) => String(x).padStart(2, "0");
-    const rest = `${pad(Math.floor(s / 60) % 60)}:${pad(s % 60)}`;
-    return s >= 3600 ? `${Math.floor(s / 3600)}:${rest}` : rest.replace(/^0/, "");
-  }
-
-  const written = (axis, value) => (axis === "wall_s" ? clock(value) : `${Math.round(value).toLocaleString("en")} steps`);
-
-  // lines: {label, x, y, color, dash, width, fill: [low, high], points, quiet}
-  function tabled(lines) {
-    const tables = [], series = [{}], bands = [];
-    for (const line of lines) {
-      const at = series.length, columns = [line.x, line.y];
-      const stroke = () => color(line.color);
-      if (line.fill) {
-        const none = { stroke: "transparent", points: { show: false } };
-        columns.push(line.fill[1], line.fill[0]);
-        bands.push({ series: [at + 1, at + 2], fill: () => color(line.color) + "2e" });
-        series.push(own(line, stroke), none, none);
-      } else series.push(own(line, stroke));
-      tables.push(columns);
+  const resized = new ResizeObserver(() => {
+    for (const { box, plot } of open) {
+      if (plot && box.clientWidth && box.clientWidth !== plot.width) plot.setSize({ width: box.clientWidth, height: plot.height });
     }
-    return { data: tables.length ? uPlot.join(tables) : [[]], series, bands };
+  });
+
+  class Chart {
+    // options: title, height; fromZero: the vertical axis begins there; legend: names below, which show the values at
+    // the cursor and hide lines, and a name for the horizontal axis. Without it one line above has the values.
+    constructor(place, options) {
+      this.options = options;
+      this.plot = null;
+      this.shape = "";
+      this.box = document.createElement("div");
+      this.box.className = "chart";
+      this.read = document.createElement("div");
+      this.read.className = "read";
+      if (options.title) this.box.append(Object.assign(document.createElement("h3"), { textContent: options.title }));
+      if (!options.legend) this.box.append(this.read);
+      place.append(this.box);
+      open.add(this);
+      resized.observe(this.box);
+    }
+
+    // lines: [{label, x, y, low, high, color, dash, width, points, quiet}]; color is a number, points:
+    // mark them.
+    show(lines, axis) {
+      const tables = lines.map(line => tableOf(line));
+      const data = tables.length ? uPlot.join(tables) : [[]];
+      const shape = JSON.stringify([axis, dark.matches, ...lines.map(line => [line.label, line.color, Boolean(line.low?.length)])]);
+      if (this.plot && shape === this.shape) this.update(data);
+      else this.make(data, lines, axis);
+      this.shape = shape;
+    }
+
+    // As more arrives, whoever has zoomed in stays where he is.
+    update(data) {
+      const { min, max } = this.plot.scales.x, before = this.plot.data[0];
+      const whole = min <= before[0] && max >= before.at(-1);
+      this.plot.setData(data, whole);
+      if (!whole) this.plot.setScale("x", { min, max });
+    }
+
+    make(data, lines, axis) {
+      this.plot?.destroy();
+      const size = { width: Math.max(this.box.clientWidth, 200), height: this.options.height };
+      this.plot = new uPlot({ ...size, ...optionsOf(this, lines, axis) }, data, this.box);
+      if (zoom) this.plot.setScale("x", zoom);
+    }
   }
 
-  function own(line, stroke) {
-    const alone = line.y.filter((value) => value != null).length < 2;
-    return { label: line.label, stroke, width: line.width || 1.8, dash: line.dash, spanGaps: true, alpha: line.quiet ? .45 : 1,
-             points: { show: Boolean(line.points || alone), size: 5 }, read: !line.quiet };
+  // Columns of a line, the earliest first and each place once, as uPlot joins them.
+  function tableOf({ x, y, low, high }) {
+    const rows = x.map((at, row) => [at, row]).filter(([at]) => at !== null);
+    rows.sort(([one], [other]) => one - other);
+    const kept = rows.filter(([at], row) => row === 0 || at > rows[row - 1][0]);
+    const column = values => kept.map(([, row]) => values[row] ?? null);
+    return [kept.map(([at]) => at), column(y), ...(low?.length ? [column(low), column(high)] : [])];
   }
 
-  function make(place, { title, height, lines, axis, fromZero }) {
-    const box = document.createElement("div"), name = document.createElement("h3"), read = document.createElement("div");
-    box.className = "chart"; read.className = "read"; name.textContent = title;
-    box.append(...(title ? [name] : []), read);
-    place.append(box);
-    const { data, series, bands } = tabled(lines);
-    const line = { stroke: () => style("--quiet"), grid: { stroke: () => style("--grid"), width: 1 },
-                   ticks: { show: false }, font: "11px system-ui, sans-serif" };
-    const chart = new uPlot({
-      width: Math.max(200, box.clientWidth), height, series, bands,
-      cursor: { sync: { key: "report" }, drag: { x: true, y: false }, points: { size: 7 } },
-      legend: { show: false },
-      scales: { x: { time: false }, ...(fromZero ? { y: { range: (u, low, high) => [0, 1.05 * (high || 1)] } } : {}) },
+  function optionsOf(chart, lines, axis) {
+    const { legend, fromZero } = chart.options, write = axis === "wall_s" ? clock : short;
+    const style = { stroke: ofPage("--quiet"), grid: { stroke: ofPage("--grid"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
+    const name = legend ? { ...X_LABEL, label: axis === "wall_s" ? "time" : "environment steps" } : {};
+    const { series, bands } = drawn(lines);
+    return {
+      series: [{ label: axis === "wall_s" ? "time" : "steps", value: (plot, x) => known(write)(x) }, ...series],
+      bands,
+      scales: { x: { time: false }, ...(fromZero ? { y: { range: (plot, low, high) => [0, 1.05 * (high || 1)] } } : {}) },
       axes: [
-        { ...line, space: 70, values: (u, ticks) => ticks.map((t) => (axis === "wall_s" ? clock(t) : short(t))) },
-        { ...line, size: 52, values: (u, ticks) => ticks.map(short) },
+        { ...style, space: 70, ...name, values: (plot, xs) => xs.map(x => write(x)) },
+        { ...style, size: 52, values: (plot, ys) => ys.map(short) },
       ],
+      cursor: { sync: { key: "page" }, drag: { x: true, y: false }, y: false, dataIdx: nearest, points: { size: 7 } },
+      legend: { show: Boolean(legend), markers: { width: 0, fill: (plot, number) => plot.series[number].stroke() } },
       hooks: {
-        setCursor: [(u) => { read.textContent = reading(u, axis); }],
-        setScale: [(u, key) => { if (key === "x") follow(u); }],
+        setCursor: [plot => { chart.read.textContent = reading(plot, axis); }],
+        setScale: [(plot, key) => { if (key === "x") zoomAll(plot); }],
+        setSeries: [withItsRange],
       },
-    }, data, box);
-    all.push({ chart, box });
-    if (zoom) chart.setScale("x", zoom);
-    return box;
+    };
   }
 
-  function reading(u, axis) {
-    const at = u.cursor.idx;
+  // Each line is one series, or three where it has a range; ranges: the numbers of those two.
+  function drawn(lines) {
+    const series = [], bands = [];
+    for (const line of lines) {
+      const stroke = color(line.color), number = series.length + 1;
+      const count = line.y.filter(value => value != null).length;
+      const ranged = Boolean(line.low?.length), edge = { class: "edge", spanGaps: true, points: { show: false } };
+      series.push({
+        label: line.label, stroke, width: line.width ?? 2, dash: line.dash, alpha: line.quiet ? .45 : 1, spanGaps: true,
+        points: { show: count < 2 || (Boolean(line.points) && count <= FEW), size: 5, fill: stroke }, value: (plot, value) => score(value),
+        read: !line.quiet, ranges: ranged ? [number + 1, number + 2] : [],
+      });
+      if (ranged) series.push(edge, edge);
+      if (ranged) bands.push({ series: [number + 2, number + 1], fill: `${stroke}2e` });
+    }
+    return { series, bands };
+  }
+
+  // Lines have their points at different steps: of each the one nearest to the cursor.
+  function nearest(plot, series, at) {
+    const values = plot.data[series], xs = plot.data[0], x = plot.posToVal(plot.cursor.left, "x");
+    let before = at, after = at;
+    while (before >= 0 && values[before] == null) before--;
+    while (after < values.length && values[after] == null) after++;
+    if (values[before] == null) return values[after] == null ? at : after;
+    return values[after] == null || x - xs[before] <= xs[after] - x ? before : after;
+  }
+
+  function reading(plot, axis) {
+    const at = plot.cursor.idx;
     if (at == null) return "";
-    const values = u.series.slice(1).flatMap((series, i) => {
-      const value = u.data[i + 1][at];
-      return series.read && value != null ? [u.series.filter((s) => s.read).length > 1 ? `${series.label} ${short(value)}` : short(value)] : [];
+    const read = plot.series.filter(series => series.read);
+    const values = plot.series.flatMap((series, number) => {
+      const value = series.read ? plot.data[number][plot.cursor.idxs[number]] : null;
+      return value == null ? [] : [read.length > 1 ? `${series.label} ${short(value)}` : short(value)];
     });
-    return [written(axis, u.data[0][at]), ...values].join(" · ");
+    const x = plot.data[0][at];
+    return [axis === "wall_s" ? clock(x) : `${Math.round(x).toLocaleString("en")} steps`, ...values].join(" · ");
   }
 
-  function follow(source) {
-    if (inZoom || !source.data[0].length) return;
-    const { min, max } = source.scales.x, xs = source.data[0];
-    zoom = min > xs[0] || max < xs[xs.length - 1] ? { min, max } : null;
-    inZoom = true;
-    for (const { chart } of all)
-      if (chart !== source && chart.data[0].length > 1)
-        chart.setScale("x", zoom || { min: chart.data[0][0], max: chart.data[0][chart.data[0].length - 1] });
-    inZoom = false;
+  // Who hides a line in the legend hides its range.
+  function withItsRange(plot, number, options) {
+    if (options.show === undefined || number === null) return;
+    for (const edge of plot.series[number].ranges ?? []) plot.setSeries(edge, { show: options.show });
+  }
+
+  function zoomAll(source) {
+    const xs = source.data[0];
+    if (zooming || !xs.length) return;
+    const before = zoom, { min, max } = source.scales.x;
+    zoom = min > xs[0] || max < xs.at(-1) ? { min, max } : null;
+    if (!zoom && !before) return;
+    zooming = true;
+    for (const { plot } of open) {
+      if (plot && plot !== source && plot.data[0].length > 1) plot.setScale("x", zoom ?? { min: plot.data[0][0], max: plot.data[0].at(-1) });
+    }
+    zooming = false;
   }
 
   function clear() {
-    for (const { chart, box } of all.splice(0)) { chart.destroy(); box.remove(); }
+    for (const { plot, box } of open) {
+      plot?.destroy();
+      resized.unobserve(box);
+      box.remove();
+    }
+    open.clear();
   }
 
-  const resized = new ResizeObserver(() => {
-    for (const { chart, box } of all)
-      if (box.clientWidth && box.clientWidth !== chart.width) chart.setSize({ width: box.clientWidth, height: chart.height });
-  });
-  resized.observe(document.body);
-  scheme.addEventListener("change", () => all.forEach(({ chart }) => chart.redraw(false, true)));
+  function forgetZoom() { zoom = null; }
 
-  function forget() { zoom = null; }
-
-  return { make, clear, forget, color, dash, clock, short };
+  return { Chart, clear, forgetZoom, color, dash, dark };
 })();

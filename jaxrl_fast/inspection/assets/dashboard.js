@@ -9,6 +9,7 @@ const COLUMNS = [
   { key: "share", label: "Steps", value: share, write: progress },
   { key: "eval_return", label: "Return", write: row => score(row.eval_return) },
   { key: "best_return", label: "Best", write: row => score(row.best_return) },
+  { key: "eval_success", label: "Success", write: row => percent(row.eval_success) },
   { key: "sampling_hz", label: "Steps/s", write: row => si(row.sampling_hz) },
   { key: "update_hz", label: "Updates/s", write: row => si(row.update_hz) },
   { key: "update_frame_hz", label: "Update frames/s", write: row => si(row.update_frame_hz) },
@@ -22,7 +23,7 @@ const FIRST_CHOICE = 4; // so many runs that go on are drawn before anybody has 
 const lines = new Map(); // by name: {row, tr, box, cells}
 const chosen = new Map(); // by name: the number of its color
 const curves = new Map(); // by name: what the server said of a chosen run
-const chart = new Chart(byId("chart"), byId("empty"));
+const chart = new charts.Chart(byId("chart"), CHART);
 let sorted = { key: "started_at", up: false };
 let first = true;
 let drawing = null; // the names that wait to be asked for, while others are being asked for
@@ -80,6 +81,8 @@ function update({ rows, gone }, whole) {
     if (!lines.has(row.name)) lines.set(row.name, lineOf(row));
     write(lines.get(row.name), row);
   }
+  const told = [...lines.values()].some(({ row }) => row.eval_success !== null);
+  document.body.classList.toggle("without-success", !told);
   if (first) chooseFirst();
   first = false;
   arrange();
@@ -145,6 +148,7 @@ function makeHeads() {
     byId("heads").append(head);
     const option = element("option", label);
     option.value = key;
+    option.dataset.key = key;
     byId("sort").append(option);
   }
 }
@@ -199,10 +203,10 @@ function show() {
   const ready = [...chosen].filter(([name]) => curves.get(name)?.of === of);
   for (const [name, number] of chosen) {
     const line = lines.get(name);
-    if (line) line.box.style.accentColor = colorOf(number);
+    if (line) line.box.style.accentColor = charts.color(number);
   }
-  const nothing = chosen.size ? "Nothing to draw yet: no return is known." : "Choose runs in the list to draw them.";
-  chart.show(ready.map(([name, number]) => ({ ...curves.get(name), number })), byId("by").value, nothing);
+  const nothing = chosen.size ? "Nothing to draw yet: nothing is known." : "Choose runs in the list to draw them.";
+  showCurves(chart, ready.map(([name, number]) => ({ ...curves.get(name), number })), byId("by").value, nothing);
 }
 
 // For a page that is loaded again. A browser may refuse to remember.
@@ -219,7 +223,7 @@ showSorting();
 byId("filter").oninput = arrange;
 byId("sort").onchange = () => sortBy(byId("sort").value);
 byId("of").onchange = () => draw([...chosen.keys()]);
-byId("by").onchange = show;
+byId("by").onchange = () => { charts.forgetZoom(); show(); };
 byId("clear").onclick = () => [...chosen.keys()].forEach(name => choose(name, false));
-dark.addEventListener("change", show);
+charts.dark.addEventListener("change", show);
 follow("", update);

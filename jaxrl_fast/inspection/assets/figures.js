@@ -1,33 +1,16 @@
 "use strict";
-// What both pages share: how figures are written, and how rows arrive. Text of a run folder goes into a page as
+// What both pages share: how rows arrive, and how they are shown. Text of a run folder goes into a page as
 // textContent only.
 
 const SYMBOLS = {
   compiling: "◔", training: "▶", evaluating: "◆", done: "✓", stopped: "■", failed: "✗", dead: "†", unknown: "?",
 };
-const UNKNOWN = "–";
 const SILENT_MS = 30_000; // three heartbeats of the server
 const AGAIN_MS = 3000;
 
+const CHART = { height: 300, legend: true };
+
 const byId = id => document.getElementById(id);
-const known = write => value => value === null || value === undefined ? UNKNOWN : write(value);
-
-// Three figures with a unit prefix: 12.3k.
-const si = known(value => {
-  for (const [limit, prefix] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]]) {
-    if (Math.abs(value) >= limit) return `${Number((value / limit).toPrecision(3))}${prefix}`;
-  }
-  return String(Number(value.toPrecision(3)));
-});
-
-const score = known(value => Math.abs(value) >= 10 ? value.toFixed(1) : String(Number(value.toPrecision(3))));
-
-// m:ss or h:mm:ss.
-const clock = known(seconds => {
-  const whole = Math.round(seconds), two = number => String(number).padStart(2, "0");
-  const hours = Math.floor(whole / 3600), minutes = Math.floor(whole / 60) % 60;
-  return hours ? `${hours}:${two(minutes)}:${two(whole % 60)}` : `${minutes}:${two(whole % 60)}`;
-});
 
 const dayFormat = new Intl.DateTimeFormat(undefined, {
   month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", hour12: false,
@@ -51,6 +34,19 @@ function showState(place, row) {
   place.replaceChildren(symbol, element("span", row.state));
   place.className = row.state;
   place.title = row.error;
+}
+
+// curves: [{name, number, steps, wall_s, mean, low, high}]; number chooses the color. nothing: what to say without.
+function showCurves(chart, curves, by, nothing) {
+  const some = curves.filter(curve => curve.mean.length);
+  byId("empty").textContent = nothing;
+  byId("empty").hidden = some.length > 0;
+  byId("chart").hidden = !some.length;
+  if (!some.length) return;
+  const axis = by === "time" ? "wall_s" : "env_steps";
+  chart.show(some.map(({ name, number, steps, wall_s, mean, low, high }) => (
+    { label: name, x: by === "time" ? wall_s : steps, y: mean, low, high, points: true, color: number, dash: charts.dash(number) }
+  )), axis);
 }
 
 async function ask(path, query) {

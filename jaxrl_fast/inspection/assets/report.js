@@ -44,9 +44,7 @@ function showFigures() {
 function learningLines() {
   return runs.flatMap((run, i) => {
     const { scores, metrics } = run, style = { color: i, dash: single ? [] : charts.dash(i) };
-    const lines = [{ label: single ? "mean" : run.name, x: scores[axis], y: scores.mean, fill: [scores.low, scores.high],
-                     points: scores.mean.length < 60, width: 2.2, ...style }];
-    if (!single || !scores.mean.length) lines[0].points = scores.mean.length < 30;
+    const lines = [{ label: single ? "mean" : run.name, x: scores[axis], y: scores.mean, low: scores.low, high: scores.high, points: true, width: 2.2, ...style }];
     if (single) {
       scores.seeds.forEach((y, seed) => lines.push({ label: `seed ${seed}`, x: scores[axis], y, color: i, width: 1, quiet: true }));
       if (metrics.episode_return) lines.push({ label: "training", x: metrics[axis], y: metrics.episode_return, color: 1, dash: [5, 4], width: 1.2 });
@@ -83,7 +81,10 @@ function showLearning() {
   if (!lines.length) return add(place, "p", "No evaluation yet.", { className: "quiet" });
   const all = [...lines, ...referenceLine(lines)];
   showKeys(place, all);
-  charts.make(place, { height: innerWidth < 600 ? 260 : 360, lines: all, axis });
+  new charts.Chart(place, { height: innerWidth < 600 ? 260 : 360 }).show(all, axis);
+  const successes = runs.map(({ name, scores }, i) => (
+    { label: name, x: scores[axis], y: scores.success, points: true, color: i, dash: single ? [] : charts.dash(i) })).filter((line) => line.y.length);
+  if (successes.length) new charts.Chart(place, { title: "success, % of the greedy episodes", height: 170, fromZero: true }).show(successes, axis);
 }
 
 function metricLines(name) {
@@ -97,8 +98,8 @@ function metricLines(name) {
 
 function showCharts(section, names) {
   const place = find(section).querySelector(".grid");
-  for (const [name, title] of names) 
-    charts.make(place, { title, height: 170, lines: metricLines(name), axis, fromZero: section === "rates" });
+  for (const [name, title] of names)
+    new charts.Chart(place, { title, height: 170, fromZero: section === "rates" }).show(metricLines(name), axis);
   find(section).hidden = !names.length && section === "rates";
 }
 
@@ -152,7 +153,7 @@ function showTime() {
     piece.style.cssText = `flex:${share};background:${color}`;
     add(add(row, "td"), "span", null, { className: "swatch" }).style.background = color;
     row.firstChild.append(label);
-    add(row, "td", seconds < 100 ? `${seconds.toFixed(1)} s` : charts.clock(seconds), { className: "number" });
+    add(row, "td", seconds < 100 ? `${seconds.toFixed(1)} s` : clock(seconds), { className: "number" });
     add(row, "td", `${(100 * share).toFixed(1)} %`, { className: "number" });
   });
 }
@@ -210,9 +211,10 @@ function showDetails() {
 document.querySelectorAll("#axis button").forEach((button) => button.addEventListener("click", () => {
   axis = button.dataset.axis;
   document.querySelectorAll("#axis button").forEach((other) => other.setAttribute("aria-pressed", String(other === button)));
-  charts.forget();
+  charts.forgetZoom();
   draw();
 }));
+charts.dark.addEventListener("change", draw);
 showHead();
 showFigures();
 showChoice();

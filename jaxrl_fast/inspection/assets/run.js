@@ -2,7 +2,7 @@
 // One run: its figures, its curve and what it printed.
 
 const name = location.pathname.slice("/run/".length, location.pathname.lastIndexOf("/")).split("/").map(decodeURIComponent).join("/");
-const chart = new Chart(byId("chart"), byId("empty"));
+const chart = new charts.Chart(byId("chart"), CHART);
 let curve = null;
 
 function showFigures(row) {
@@ -13,6 +13,7 @@ function showFigures(row) {
     steps: progress(row),
     return: score(row.eval_return),
     best: score(row.best_return),
+    ...(row.eval_success === null ? {} : { success: percent(row.eval_success) }),
     "return while training": score(row.episode_return),
     "steps/s": si(row.sampling_hz),
     "updates/s": si(row.update_hz),
@@ -26,6 +27,7 @@ function showFigures(row) {
     pair.append(element("dt", label), element("dd", value));
     return pair;
   }));
+  document.body.classList.toggle("without-success", row.eval_success === null);
   showState(byId("state"), row);
   byId("error").textContent = row.error;
   byId("error").hidden = !row.error;
@@ -50,7 +52,7 @@ async function showCurve() {
 }
 
 function draw() {
-  chart.show(curve ? [{ ...curve, number: 0 }] : [], byId("by").value, "Nothing to draw yet: no return is known.");
+  showCurves(chart, curve ? [{ ...curve, number: 0 }] : [], byId("by").value, "Nothing to draw yet: nothing is known.");
 }
 
 async function update({ rows: [row] }) {
@@ -65,5 +67,6 @@ async function update({ rows: [row] }) {
 document.title = name;
 byId("name").textContent = name;
 byId("of").onchange = showCurve;
-byId("by").onchange = draw;
+byId("by").onchange = () => { charts.forgetZoom(); draw(); };
+charts.dark.addEventListener("change", draw);
 follow(`?${new URLSearchParams({ run: name })}`, update);

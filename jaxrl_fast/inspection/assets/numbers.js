@@ -1,0 +1,23 @@
+"use strict";
+// How all pages write numbers.
+
+const UNKNOWN = "–";
+const known = write => (value, ...how) => value === null || value === undefined ? UNKNOWN : write(value, ...how);
+
+// A few figures with a unit prefix: 12.3k.
+const si = known((value, figures = 3) => {
+  for (const [limit, prefix] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]]) {
+    if (Math.abs(value) >= limit) return `${Number((value / limit).toPrecision(figures))}${prefix}`;
+  }
+  return String(Number(value.toPrecision(figures)));
+});
+
+const score = known(value => Math.abs(value) >= 10 ? value.toFixed(1) : String(Number(value.toPrecision(3))));
+const percent = known(part => `${Number((100 * part).toPrecision(3))} %`);
+
+// m:ss or h:mm:ss.
+const clock = known(seconds => {
+  const whole = Math.round(seconds), two = number => String(number).padStart(2, "0");
+  const hours = Math.floor(whole / 3600), minutes = Math.floor(whole / 60) % 60;
+  return hours ? `${hours}:${two(minutes)}:${two(whole % 60)}` : `${minutes}:${two(whole % 60)}`;
+});
