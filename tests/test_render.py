@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -246,6 +247,13 @@ def test_one_of_gymnasium_shows_its_last_state_and_not_the_next_episode(own: Pat
     assert (shots[-1].returned, 3) == counted_on_host(policy, "custom", make="own_pictures.Walk")
     with pytest.raises(ValueError, match="its render_mode is None, and only rgb_array gives pictures"):
         shots_of(policy, "custom", make="own_pictures.blind")
+
+
+def test_one_that_needs_a_package_to_be_drawn_says_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    policy = untrained_run(tmp_path, "env=gymnasium", "env.id=CartPole-v1")
+    monkeypatch.setitem(sys.modules, "pygame", None)
+    with pytest.raises(ValueError, match=r"CartPole-v1 cannot be drawn: .* pip install 'jaxrl_fast\[video\]'$"):
+        shots_of(policy, "gymnasium", id="CartPole-v1")
 
 
 def test_a_game_is_the_one_that_is_evaluated(tmp_path: Path):

@@ -26,6 +26,9 @@ from jaxrl_fast.policy.policies import Policy
 if TYPE_CHECKING:  # Gymnasium takes a second to import
     from envs.pool.camera import FilmedHost
 
+HINTS = {"OpenGL": INSTALL_GL, "pygame": "it comes with pip install 'jaxrl_fast[video]'"}
+"""What to do about an error of an environment that draws itself, by a word in it."""
+
 
 class Shot(NamedTuple):
     """A picture of an episode.
@@ -143,5 +146,6 @@ def _picture(film: "FilmedHost", width: int) -> np.ndarray:
         return fitted(film.picture(), width)
     except Exception as error:  # of a window system, of a package that is not installed, ...
         reason = " ".join(str(error).split())
-        hint = f"; {INSTALL_GL}" if "OpenGL" in reason else ""
-        raise ValueError(f"{film.env.spec.name} cannot be drawn: {type(error).__name__}: {reason}{hint}") from error
+        hints = [hint for word, hint in HINTS.items() if word in reason]
+        said = "; ".join([f"{type(error).__name__}: {reason}", *hints])
+        raise ValueError(f"{film.env.spec.name} cannot be drawn: {said}") from error
