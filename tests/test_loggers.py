@@ -74,6 +74,23 @@ def test_a_resumed_run_goes_on_under_its_id(tmp_path: Path, wandb: SimpleNamespa
     assert first == again != other and first == read_status(tmp_path)["wandb_id"]
 
 
+@pytest.mark.parametrize("log", ("wandb", "tensorboard"))
+def test_rows_that_are_there_are_not_sent_again(tmp_path: Path, wandb: SimpleNamespace, log: str):
+    """The run ends with an error one chunk after its last checkpoint."""
+
+    def fail(state: Any, scores: Any) -> None:
+        if len((tmp_path / "metrics.csv").read_text().splitlines()) > 3:
+            raise RuntimeError
+
+    plan = jf.Checkpoints(every=64)
+    with pytest.raises(RuntimeError):
+        learn(tmp_path, log=log, between_chunks=fail, checkpoints=plan)
+    learn(tmp_path, log="wandb", resume=tmp_path, eval_beside=False, checkpoints=plan)
+    keys = ("train/wall_s", "eval/return_mean")
+    trained, evaluated = ([row["env_steps"] for row in wandb.rows if key in row] for key in keys)
+    assert (trained, evaluated) == (([32, 64, 96, 128], [64, 128]) if log == "wandb" else ([96, 128], [128]))
+
+
 def test_what_fails_at_weights_and_biases_costs_a_line(tmp_path: Path, wandb: SimpleNamespace):
     wandb.broken, lines = True, []
     result = learn(tmp_path, log="wandb", tell=lines.append)

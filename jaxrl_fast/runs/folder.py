@@ -4,7 +4,7 @@ import csv
 import json
 import os
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -14,11 +14,9 @@ import numpy as np
 from jaxrl_fast.core import EpisodeTotals
 from jaxrl_fast.policy.policies import Policy, save_policy
 from jaxrl_fast.runs.hooks import Row, Tell
-from jaxrl_fast.runs.loggers import Log, Logger, open_logger
+from jaxrl_fast.runs.loggers import Kind, Log, Logger, open_logger
 from jaxrl_fast.runs.status import RunStatus
-
-TABLES = ("metrics.csv", "metrics_seeds.csv", "evals.csv")
-EVAL_COLUMNS = ("seed", "env_steps", "wall_s", "return", "length")
+from jaxrl_fast.runs.tables import EVAL_COLUMNS, GrowingTable, evaluation_rows, written_rows
 
 
 class RunFolder:
@@ -49,16 +47,13 @@ class RunFolder:
         self.path, self.broken = path, False
         try:
             path.mkdir(parents=True, exist_ok=True)
+            written = set() if resume_at is None else written_rows(path)
             self._metrics = GrowingTable(path / "metrics.csv", resume_at)
             self._of_seeds = GrowingTable(path / "metrics_seeds.csv", resume_at)
-            known = _cut_table(path / "evals.csv", resume_at, evaluated_again)
-            self._evals_file = (path / "evals.csv").open("a", newline="")
-            self._evals = csv.writer(self._evals_file)
-            if not known:
-                self._evals.writerow(EVAL_COLUMNS)
+            self._evals = GrowingTable(path / "evals.csv", resume_at, evaluated_again)
             self.status = RunStatus(path, resumed=resume_at is not None, **(facts or {}))
             self.tell = self.status.noting(tell)
-            self._logger = self._open_logger(log, resume_at, settings or {})
+            self._logger = self._open_logger(log, resume_at, written, settings or {})
         except OSError as error:
             raise ValueError(
                 f"cannot write to the run folder {path} ({error.strerror}): write another run_dir=..."
@@ -75,7 +70,7 @@ class RunFolder:
             numbers = {
                 name: x for name, x in row.items() if isinstance(x, int | float) and not name.startswith("rate/")
             }
-            self._logger.add({f"train/{name}": value for name, value in numbers.items()}, row["env_steps"])
+            self._logger.add("train", numbers, row["env_steps"])
 
         self._try(add)
 
@@ -83,12 +78,11 @@ class RunFolder:
         """One row an episode; totals are ``[S, episodes]``."""
 
         def add() -> None:
-            for seed, (returns, lengths) in enumerate(zip(totals.returns, totals.length, strict=True)):
-                for value, length in zip(returns, lengths, strict=True):
-                    self._evals.writerow([seed, env_steps, f"{wall_s:.2f}", float(value), int(length)])
-            self._evals_file.flush()
+            self._evals.add(evaluation_rows(env_steps, wall_s, totals))
             means = {"return_mean": float(np.mean(totals.returns)), "length_mean": float(np.mean(totals.length))}
-            self._logger.add({f"eval/{name}": value for name, value in means.items()}, env_steps)
+            if not isinstance(totals.success, tuple):
+                means["success_rate"] = float(np.mean(totals.success))
+            self._logger.add("eval", means, env_steps)
 
         self._try(add)
 
@@ -98,7 +92,7 @@ class RunFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for file in (self._metrics, self._of_seeds, self._evals_file):
+        for file in (self._metrics, self._of_seeds, self._evals):
             self._try(file.close)
         self._try(lambda: self._logger.close(error is not None))
         self.status.end(error)
@@ -126,13 +120,20 @@ class RunFolder:
         if (self.path / "evals.csv").exists():
             draw_curve(self.path, title=f"{policy.spec.name}, {policy.made_by['algo']}")
 
-    def _open_logger(self, log: Log, resume_at: int | None, settings: Mapping[str, Any]) -> Logger:
+    def _open_logger(
+        self, log: Log, resume_at: int | None, written: Collection[tuple[Kind, int]], settings: Mapping[str, Any]
+    ) -> Logger:
         try:
             return open_logger(
-                log, self.path, resume_at=resume_at, settings=settings, status=self.status, tell=self.tell
+                log,
+                self.path,
+                resume_at=resume_at,
+                written=written,
+                settings=settings,
+                status=self.status,
+                tell=self.tell,
             )
         except BaseException as error:
-            self._evals_file.close()
             self.status.end(error)
             raise
 
@@ -143,78 +144,6 @@ class RunFolder:
             if not self.broken:
                 self.tell(f"cannot write to {self.path} ({error.strerror or error}): training goes on without it")
             self.broken = True
-
-
-class GrowingTable:
-    """A CSV file that is made with its first rows, whose names are its columns; ``resume_at`` as in `RunFolder`."""
-
-    def __init__(self, path: Path, resume_at: int | None) -> None:
-        self.path = path
-        self._file: Any = None
-        self.columns = _cut_table(path, resume_at)
-
-    def add(self, rows: Sequence[Row]) -> None:
-        """Write rows, and have them on disk."""
-        if not rows:
-            return
-        if self._file is None:
-            self._file = self.path.open("a", newline="")
-        writer = csv.writer(self._file)
-        if not self.columns:
-            self.columns = list(rows[0])
-            writer.writerow(self.columns)
-        writer.writerows([row.get(name) for name in self.columns] for row in rows)
-        self._file.flush()
-
-    def close(self) -> None:
-        """Close the file; no rows may follow."""
-        if self._file is not None:
-            self._file.close()
-
-
-def check_tables(folder: Path) -> None:
-    """Refuse to resume a run one of whose tables cannot be read.
-
-    Raises:
-        ValueError: naming the one that cannot be read.
-    """
-    for name in TABLES:
-        if (folder / name).exists():
-            _read_table(folder / name)
-
-
-def _cut_table(path: Path, env_steps: int | None, without: Collection[int] = ()) -> list[str]:
-    """Drop a table's rows past ``env_steps`` (None: all of it) and those of the steps ``without``; returns its columns,
-    if it has any."""
-    if env_steps is None or not path.exists():
-        path.unlink(missing_ok=True)
-        return []
-    rows = _read_table(path)
-    if not rows:
-        return []
-    at = rows[0].index("env_steps")
-    # A killed process may have written only half of the last row.
-    whole = [row for row in rows[1:] if len(row) == len(rows[0])]
-    left = [row for row in whole if int(row[at]) <= env_steps and int(row[at]) not in without]
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("w", newline="") as file:
-        csv.writer(file).writerows([rows[0], *left])
-    os.replace(temporary, path)
-    return rows[0]
-
-
-def _read_table(path: Path) -> list[list[str]]:
-    try:
-        with path.open(newline="") as file:
-            rows = list(csv.reader(file))
-        if rows:
-            at = rows[0].index("env_steps")
-            _ = [int(row[at]) for row in rows[1:] if len(row) == len(rows[0])]
-    except (ValueError, csv.Error) as error:
-        raise ValueError(
-            f"{path} is not the table that a run writes ({error}): move it away, and the run goes on with a new one"
-        ) from error
-    return rows
 
 
 def write_summary(folder: Path, summary: Row) -> None:

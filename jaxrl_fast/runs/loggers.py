@@ -2,7 +2,7 @@
 
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -10,6 +10,8 @@ from jaxrl_fast.runs.hooks import Tell
 from jaxrl_fast.runs.status import RunStatus
 
 Log = Literal["tensorboard", "wandb", "none"]
+Kind = Literal["train", "eval"]
+"""Of a row: those of ``metrics.csv`` and those of evaluations."""
 PROJECT = "jaxrl_fast"
 """Of Weights & Biases, unless ``WANDB_PROJECT`` names another."""
 
@@ -17,7 +19,7 @@ PROJECT = "jaxrl_fast"
 class Logger(Protocol):
     """Gets the scalars of a run as they come. An `OSError` of it costs a line, not the run."""
 
-    def add(self, scalars: Mapping[str, float], env_steps: int) -> None:
+    def add(self, kind: Kind, scalars: Mapping[str, float], env_steps: int) -> None:
         """``scalars`` by name, as they were after ``env_steps`` environment steps."""
 
     def close(self, failed: bool) -> None:
@@ -35,9 +37,17 @@ def check_logger(log: Log) -> None:
 
 
 def open_logger(
-    log: Log, path: Path, *, resume_at: int | None, settings: Mapping[str, Any], status: RunStatus, tell: Tell
+    log: Log,
+    path: Path,
+    *,
+    resume_at: int | None,
+    written: Collection[tuple[Kind, int]],
+    settings: Mapping[str, Any],
+    status: RunStatus,
+    tell: Tell,
 ) -> Logger:
     """A logger that writes into the run folder ``path``; ``resume_at``: go on after this number of environment steps.
+    ``written``: kind and environment steps of the rows that the tables had when the run was interrupted.
 
     Raises:
         ImportError: its package is not installed.
@@ -45,7 +55,7 @@ def open_logger(
     """
     if log == "tensorboard":
         return _TensorBoard(path, resume_at)
-    return _WeightsAndBiases(path, settings, status, tell) if log == "wandb" else _Nowhere()
+    return _WeightsAndBiases(path, written, settings, status, tell) if log == "wandb" else _Nowhere()
 
 
 class _TensorBoard:
@@ -55,21 +65,31 @@ class _TensorBoard:
         purge_step = None if resume_at is None else resume_at + 1
         self._writer = SummaryWriter(str(path), write_to_disk=True, purge_step=purge_step)
 
-    def add(self, scalars: Mapping[str, float], env_steps: int) -> None:
+    def add(self, kind: Kind, scalars: Mapping[str, float], env_steps: int) -> None:
         for name, value in scalars.items():
-            self._writer.add_scalar(name, value, env_steps)
+            self._writer.add_scalar(f"{kind}/{name}", value, env_steps)
 
     def close(self, failed: bool) -> None:
         self._writer.close()
 
 
 class _WeightsAndBiases:
-    """A run that is resumed goes on under its id, which ``run.json`` keeps."""
+    """A run that is resumed goes on under its id, which ``run.json`` keeps. Rows cannot be taken back there: those that
+    it has from before an interruption are not sent again."""
 
-    def __init__(self, path: Path, settings: Mapping[str, Any], status: RunStatus, tell: Tell) -> None:
+    def __init__(
+        self,
+        path: Path,
+        written: Collection[tuple[Kind, int]],
+        settings: Mapping[str, Any],
+        status: RunStatus,
+        tell: Tell,
+    ) -> None:
         wandb = _import_wandb()
         self._error = wandb.Error
-        id = status.facts.get("wandb_id") or secrets.token_hex(4)
+        id = status.facts.get("wandb_id")
+        self._there = frozenset(written) if id else frozenset()
+        id = id or secrets.token_hex(4)
         project = os.environ.get("WANDB_PROJECT") or PROJECT
         options = wandb.Settings(console="off", silent=True)
         try:
@@ -91,9 +111,11 @@ class _WeightsAndBiases:
         folder = Path(self._run.dir).parent
         tell(f"Weights & Biases: {f'later, with wandb sync {folder}' if self._run.offline else self._run.url}")
 
-    def add(self, scalars: Mapping[str, float], env_steps: int) -> None:
+    def add(self, kind: Kind, scalars: Mapping[str, float], env_steps: int) -> None:
+        if (kind, env_steps) in self._there:
+            return
         try:
-            self._run.log({**scalars, "env_steps": env_steps})
+            self._run.log({**{f"{kind}/{name}": value for name, value in scalars.items()}, "env_steps": env_steps})
         except self._error as error:
             raise OSError(str(error)) from error
 
@@ -105,7 +127,7 @@ class _WeightsAndBiases:
 
 
 class _Nowhere:
-    def add(self, scalars: Mapping[str, float], env_steps: int) -> None:
+    def add(self, kind: Kind, scalars: Mapping[str, float], env_steps: int) -> None:
         return
 
     def close(self, failed: bool) -> None:

@@ -12,9 +12,10 @@ from omegaconf import OmegaConf
 import envs
 from jaxrl_fast.runs.checkpoint_files import all_steps
 from jaxrl_fast.runs.checkpointing import FOLDER
-from jaxrl_fast.runs.folder import check_tables, link_latest, write_summary
-from jaxrl_fast.runs.progress import clock, si
+from jaxrl_fast.runs.folder import link_latest, write_summary
+from jaxrl_fast.runs.progress import clock, share, si
 from jaxrl_fast.runs.status import read_status, write_status
+from jaxrl_fast.runs.tables import check_tables
 from jaxrl_fast.settings.grammar import command_line
 from jaxrl_fast.settings.machine import cpu_cores, processor, versions
 from jaxrl_fast.settings.run_settings import Run, env_name, to_yaml
@@ -111,9 +112,11 @@ def print_closing(summary: dict[str, Any], folder: Path, pictures: list[str]) ->
     if summary["eval_return_mean"] is None:
         print(f"\nnot evaluated yet, after {steps}")
     else:
-        mean, episodes = summary["eval_return_mean"], summary["eval_episodes"]
+        mean, episodes = summary["eval_return_mean"], f"{summary['eval_episodes']} episodes"
+        if "eval_success_rate" in summary:
+            episodes = f"{episodes}, {share(summary['eval_success_rate'])} succeeded"
         last = "last measured " if summary["stopped_by"] else ""
-        print(f"\n{last}greedy return {mean:.1f}{value} ({spread}, {episodes} episodes) after {steps}")
+        print(f"\n{last}greedy return {mean:.1f}{value} ({spread}, {episodes}) after {steps}")
     best = summary.get("best") or {}
     if "fresh_return_mean" in best:
         chosen = f"chosen for {best['return_mean']:.1f} after {best['env_steps']:,} steps"
@@ -131,7 +134,7 @@ def print_closing(summary: dict[str, Any], folder: Path, pictures: list[str]) ->
         waited = f"training waited {summary['eval_wait_s']:.1f} s for it"
         print(f"evaluated in a process of {summary['evaluator_memory_mb']:.0f} MB; {waited}")
     files = ["report.html", "summary.json", "curve.png", "graph.svg", *pictures, "policy/", "metrics.csv", "evals.csv"]
-    print(f"{folder}: {', '.join(files)}")
+    print(f"{folder}: {', '.join(file for file in files if (folder / file).exists())}")
     if summary["stopped_by"]:
         print(f"go on:    {command_line([f'resume={folder}'])}")
     print(f"again:    {command_line([f'config={folder}/config.yaml'])}")
