@@ -52,11 +52,16 @@ class EnvSpec(NamedTuple):
 
 
 class EpisodeTotals(NamedTuple):
-    """Totals of an episode up to and including this step, ``[E]``: ``returns``, the undiscounted return (float32), and
-    ``length``, the number of steps (int32)."""
+    """An episode up to and including this step, ``[E]``.
+
+    - ``returns``: the undiscounted return, float32.
+    - ``length``: the number of steps, int32.
+    - ``success``: whether this step led to a success, bool; ``()`` where the environment does not say.
+    """
 
     returns: jax.Array
     length: jax.Array
+    success: Any = ()
 
 
 class Timestep(NamedTuple):

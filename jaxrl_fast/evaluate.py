@@ -9,6 +9,7 @@ import numpy as np
 from jaxrl_fast.environments.host_env import HostEnv
 from jaxrl_fast.evaluation.episodes import bootstrap_interval, evaluate_episodes
 from jaxrl_fast.evaluation.on_host import evaluation_on_host
+from jaxrl_fast.runs.progress import share
 from jaxrl_fast.settings import cli
 from jaxrl_fast.settings.run_settings import make_evaluation_envs
 from jaxrl_fast.settings.runtime import setup
@@ -46,6 +47,8 @@ def evaluate_run(words: Sequence[str]) -> int:
     print(f"return  {returns.mean():.1f} ± {returns.std():.1f}  (95 % of the mean [{low:.1f}, {high:.1f}])")
     print(f"        least {returns.min():.1f}, median {np.median(returns):.1f}, most {returns.max():.1f}")
     print(f"length  {totals.length.mean():.0f} steps on average")
+    if not isinstance(totals.success, tuple):
+        print(f"success {share(np.mean(totals.success))} of the episodes")
     return 0
 
 

@@ -33,6 +33,7 @@ def in_process(
         pool.close,
         num_seeds=num_seeds,
         overlaps=False,
+        success=pool.stepper.success.copy,
     )
 
 

@@ -14,6 +14,10 @@ ALIGNMENT_BYTES = 64
 GOES_ON = "jaxrl_fast.goes_on"
 """A key in the ``info`` of a step that ends an episode for learning only: a life was lost, and the game goes on. The
 totals go on too, and the step has length 0, so that no episode is counted."""
+SUCCESS = ("is_success", "success")
+"""Keys in the ``info`` of a step that ends an episode: whether it was a success, as Gymnasium's robots say it."""
+UNTOLD = -1
+"""`host_env.UNTOLD`, which cannot be imported here without JAX."""
 
 
 class PoolError(RuntimeError):
@@ -103,11 +107,13 @@ class Stepper(NamedTuple):
     """The environments that one process owns; their actions and results are rows of `Arrays`.
 
     - ``reset``, ``step``, ``close``: start episodes, take a step, close the environments.
+    - ``success``: int8 ``[E]``, changed in place, as `TellSuccess` returns it; not shared between processes.
     """
 
     reset: ResetOwned
     step: StepRows
     close: CloseOwned
+    success: np.ndarray
 
 
 def describe(make: MakeGymnasium, name: str) -> HostEnvSpec:
@@ -185,6 +191,7 @@ def make_stepper(host_spec: HostEnvSpec, arrays: Arrays, owned: Sequence[int]) -
     steps: list[Callable] = [_not_ours] * len(arrays.seed)
     returns, lengths = np.zeros(len(arrays.seed)), np.zeros(len(arrays.seed), np.int32)
     goes_on = np.zeros(len(arrays.seed), bool)
+    success = np.full(len(arrays.seed), UNTOLD, np.int8)
     write, decode = host_spec.observe.write, host_spec.act.decode
     obs_rows, final_rows = list(arrays.obs), list(arrays.final_obs)
 
@@ -227,6 +234,7 @@ def make_stepper(host_spec: HostEnvSpec, arrays: Arrays, owned: Sequence[int]) -
         """Write the end of an episode, and reset the environment."""
         arrays.terminated[i], arrays.truncated[i] = terminated, not terminated
         goes_on[i] = GOES_ON in info
+        success[i] = told_success(info)
         write(final_rows[i], obs)
         return envs[i].reset()[0]
 
@@ -235,7 +243,15 @@ def make_stepper(host_spec: HostEnvSpec, arrays: Arrays, owned: Sequence[int]) -
             envs.popitem()[1].close()
 
     make_all()
-    return Stepper(reset, step, close)
+    return Stepper(reset, step, close, success)
+
+
+def told_success(info: dict) -> int:
+    """What ``info`` says of success: 1, 0, or `UNTOLD`."""
+    told = next((info[key] for key in SUCCESS if key in info), None)
+    if isinstance(told, np.ndarray) and told.size == 1:
+        told = told.item()
+    return int(bool(told)) if isinstance(told, bool | int | float | np.bool_ | np.number) else UNTOLD
 
 
 def add_up(arrays: Arrays, rows: slice, returns: np.ndarray, lengths: np.ndarray, goes_on: np.ndarray) -> None:

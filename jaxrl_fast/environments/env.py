@@ -56,6 +56,13 @@ class Draw(Protocol):
         of the same size for every state."""
 
 
+class Succeeded(Protocol):
+    """Tells whether a state is a success, such as a goal that is reached; pure."""
+
+    def __call__(self, state: PyTree, /) -> jax.Array:
+        """``state``: as `StepOne` returns it. Returns one bool. An episode is a success if its last state is."""
+
+
 class Env(NamedTuple):
     """A single environment, written without a batch axis.
 
@@ -64,6 +71,7 @@ class Env(NamedTuple):
     - ``shortest_episode``: no episode has fewer steps; the larger it is, the fewer initial states are sampled.
     - ``step_s``: how long a step lasts in its pictures, in seconds.
     - ``draw``: draws its states; None where there are no pictures of them.
+    - ``success``: tells which states are a success; None where there is no such thing.
     """
 
     spec: EnvSpec
@@ -73,6 +81,7 @@ class Env(NamedTuple):
     shortest_episode: int = 1
     step_s: float = 0.1
     draw: Draw | None = None
+    success: Succeeded | None = None
 
 
 class VecState(NamedTuple):
@@ -167,9 +176,11 @@ def vectorize(env: Env, *, num_envs: int) -> VecEnv:
         truncated &= ~terminated
         done = terminated | truncated
         fresh = jax.tree.map(lambda rows: rows[t // fresh_interval], bank)
+        success = () if env.success is None else jax.vmap(env.success)(env_state).astype(bool)
         env_state, obs = select(done, fresh, (env_state, timestep.next_obs))
         running = select(done, _no_totals(num_envs), episode)
-        return VecState(env_state, running), Timestep(obs, timestep.next_obs, reward, terminated, truncated, episode)
+        totals = episode._replace(success=success)
+        return VecState(env_state, running), Timestep(obs, timestep.next_obs, reward, terminated, truncated, totals)
 
     return VecEnv(env.spec, num_envs, reset, draw_fresh, step, env)
 

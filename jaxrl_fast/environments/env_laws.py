@@ -65,7 +65,9 @@ def check_shapes(env: Env, name: str) -> None:
     _require_like(name, "step gives a state", after, "reset", state)
     _require_like(name, "step gives a next_obs", timestep.next_obs, "its spec", env.spec.obs)
     for field, kinds in (("reward", "real number"), ("terminated", "bool"), ("truncated", "bool")):
-        _require_scalar(name, field, getattr(timestep, field), kinds)
+        _require_scalar(name, f"step gives {field}", getattr(timestep, field), kinds)
+    if env.success is not None:
+        _require_scalar(name, "success gives", _shapes(name, "success", env.success, after), "bool")
 
 
 def check_option(name: str, value: Any, default: Any) -> None:
@@ -146,12 +148,12 @@ def _require_like(name: str, what: str, given: PyTree, whose: str, wanted: PyTre
         raise ValueError(f"{name}: {what} {text(given)}, but {whose} has {text(wanted)}: shapes and dtypes must agree")
 
 
-def _require_scalar(name: str, field: str, value: Any, kind: str) -> None:
+def _require_scalar(name: str, what: str, value: Any, kind: str) -> None:
     if not isinstance(value, jax.ShapeDtypeStruct):
-        raise ValueError(f"{name}: step gives {field} {value}: write one {kind}, shape []")
+        raise ValueError(f"{name}: {what} {value}: write one {kind}, shape []")
     fits = jnp.issubdtype(value.dtype, jnp.bool_) if kind == "bool" else _is_real(value.dtype) and value.dtype != bool
     if value.shape != () or not fits:
-        raise ValueError(f"{name}: step gives {field} {value.dtype}{list(value.shape)}: write one {kind}, shape []")
+        raise ValueError(f"{name}: {what} {value.dtype}{list(value.shape)}: write one {kind}, shape []")
 
 
 def _is_real(dtype: Any) -> bool:

@@ -13,6 +13,8 @@ from jaxrl_fast.core import EnvSpec
 
 MAX_STEPS = 2**31
 """Where the count of steps in a sampling state wraps around to 0: it is an int32."""
+UNTOLD = -1
+"""Stands for the success of an episode of which its environment says nothing."""
 
 
 class HostStep(NamedTuple):
@@ -95,6 +97,14 @@ class TakeEvents(Protocol):
         """Returns one line for each event since the last call."""
 
 
+class TellSuccess(Protocol):
+    """Tells how episodes ended."""
+
+    def __call__(self) -> np.ndarray:
+        """Returns int8 ``[E]``: of the last episode that ended in each environment, whether that was a success (1) or
+        not (0); `UNTOLD` where the environment does not say, or none has ended."""
+
+
 class CloseEnvs(Protocol):
     """Closes the environments and ends their processes."""
 
@@ -119,6 +129,7 @@ class HostEnv(NamedTuple):
     - ``bridge``: how they are connected to compiled programs: ``host`` (called between programs) or ``callback``
       (called from within one).
     - ``overlaps``: whether a group is stepped elsewhere while this process computes the actions of another.
+    - ``success``: how episodes ended; None where that is not known. Only evaluation asks.
     """
 
     spec: EnvSpec
@@ -136,3 +147,4 @@ class HostEnv(NamedTuple):
     num_seeds: int = 1
     bridge: str = "host"
     overlaps: bool = True
+    success: TellSuccess | None = None

@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxrl_fast.core import EpisodeTotals, PyTree
 from jaxrl_fast.environments.env import VecEnv, VecState, vectorize
+from jaxrl_fast.environments.host_env import UNTOLD
 from jaxrl_fast.policy.policies import Policy
 
 STEP_LIMIT = 10_000
@@ -26,7 +27,7 @@ def evaluate_policy(policy: Policy, env: VecEnv, key: jax.Array, *, episodes: in
 
 
 def evaluate_episodes(policy: Policy, env: VecEnv, key: jax.Array, *, episodes: int) -> EpisodeTotals:
-    """As `evaluate_policy`: returns and lengths of the episodes, ``[episodes]``."""
+    """As `evaluate_policy`: returns, lengths and successes of the episodes, ``[episodes]``."""
     if episodes < 1:
         raise ValueError(f"episodes={episodes}: write a whole number of at least 1")
     if env.env is None:
@@ -72,7 +73,8 @@ def player(
         return Playing(now.t + 1, now.finished | done, totals, state, ts.obs, done, carry)
 
     n = env.num_envs
-    totals = EpisodeTotals(jnp.zeros(n, jnp.float32), jnp.zeros(n, jnp.int32))
+    success = jnp.zeros(n, bool) if env.env is not None and env.env.success is not None else ()
+    totals = EpisodeTotals(jnp.zeros(n, jnp.float32), jnp.zeros(n, jnp.int32), success)
     return Playing(jnp.int32(0), jnp.zeros(n, bool), totals, state, obs, jnp.ones(n, bool), initial_carry(n)), step
 
 
@@ -86,6 +88,19 @@ def play(
     limit = env.spec.max_episode_steps or STEP_LIMIT
     start, step = player(act, initial_carry, env, params, key)
     return jax.lax.while_loop(lambda now: (now.t < limit) & ~jnp.all(now.finished), step, start).totals
+
+
+def with_untold(totals: EpisodeTotals) -> EpisodeTotals:
+    """``totals`` with an array as its ``success`` in any case, int8."""
+    if isinstance(totals.success, tuple):
+        return totals._replace(success=np.full(np.shape(totals.returns), UNTOLD, np.int8))
+    return totals._replace(success=np.asarray(totals.success, np.int8))
+
+
+def without_untold(totals: EpisodeTotals) -> EpisodeTotals:
+    """What `with_untold` was given. Where some episodes tell of success, those that do not are none."""
+    told = totals.success != UNTOLD
+    return totals._replace(success=totals.success == 1 if told.any() else ())
 
 
 def bootstrap_interval(samples: np.ndarray, *, resamples: int = 10_000, seed: int = 0) -> tuple[float, float]:

@@ -57,7 +57,7 @@ class EvaluatorProcess:
         if "error" in answer:
             raise RuntimeError(answer["error"])
         self.memory_mb = max(self.memory_mb, answer["memory_mb"])
-        return EpisodeTotals(answer["returns"], answer["length"])
+        return EpisodeTotals(**{name: answer[name] for name in EpisodeTotals._fields if name in answer})
 
     def close(self) -> None:
         """End the process, whatever it is doing."""
@@ -89,7 +89,8 @@ def serve(evaluate: Evaluate, template: PolicyParams, requests: IO[bytes], answe
         try:
             params = from_names(template, message["params"])
             totals = evaluate(params, message["fresh"])
-            answer: dict[str, Any] = {name: np.asarray(x) for name, x in totals._asdict().items()}
+            told = {name: x for name, x in totals._asdict().items() if not isinstance(x, tuple)}
+            answer: dict[str, Any] = {name: np.asarray(x) for name, x in told.items()}
         except Exception as error:  # an environment may raise anything
             answer = {"error": f"{type(error).__name__}: {error}"}
         send(answers, {**answer, "memory_mb": peak_memory_mb()})

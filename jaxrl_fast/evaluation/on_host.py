@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_fast.core import EpisodeTotals, PyTree
-from jaxrl_fast.environments.host_env import HostEnv, HostStep
-from jaxrl_fast.evaluation.episodes import STEP_LIMIT
+from jaxrl_fast.environments.host_env import UNTOLD, HostEnv, HostStep
+from jaxrl_fast.evaluation.episodes import STEP_LIMIT, without_untold
 from jaxrl_fast.policy.policies import Policy, PolicyParams
 
 
@@ -39,17 +39,22 @@ def _steps_from(
 def play_on_host(
     act: Callable[..., Any], initial_carry: Callable[[int], PyTree], env: HostEnv, params: PyTree, seed: int
 ) -> EpisodeTotals:
-    """The first episode of every environment, totals ``[E]``, as `episodes.play`. ``act`` should be compiled."""
-    finished = np.zeros(env.num_envs, bool)
-    totals = EpisodeTotals(np.zeros(env.num_envs, np.float32), np.zeros(env.num_envs, np.int32))  # type: ignore[arg-type]
+    """The first episode of every environment, totals ``[E]``, as `episodes.play`; ``success`` is as `TellSuccess` tells
+    it. ``act`` should be compiled."""
+    n = env.num_envs
+    finished, success = np.zeros(n, bool), np.full(n, UNTOLD, np.int8)
+    totals = EpisodeTotals(np.zeros(n, np.float32), np.zeros(n, np.int32))  # type: ignore[arg-type]
     limit = env.spec.max_episode_steps or STEP_LIMIT
     for step in islice(steps_on_host(act, initial_carry, env, params, seed), limit):
         own = EpisodeTotals(step.episode_return, step.episode_length)  # type: ignore[arg-type]
         totals = jax.tree.map(partial(np.where, finished), totals, own)
-        finished = finished | step.terminated | step.truncated
+        done = step.terminated | step.truncated
+        if env.success is not None and done.any():
+            success = np.where(done & ~finished, env.success(), success)
+        finished = finished | done
         if finished.all():
             break
-    return totals
+    return totals._replace(success=success)
 
 
 def host_seed(key: jax.Array) -> int:
@@ -72,6 +77,6 @@ def evaluation_on_host(
                 rows.append(play_on_host(act, policy.initial_carry, own_envs, one, host_seed(key)))
         finally:
             own_envs.close()
-        return jax.tree.map(lambda *totals: np.stack(totals), *rows)
+        return without_untold(jax.tree.map(lambda *totals: np.stack(totals), *rows))
 
     return evaluate

@@ -12,7 +12,7 @@ from jaxrl_fast.runs.progress import clock, si
 
 SHARE = 0.02
 """Drawing takes at most this share of the time."""
-SHOWN = ("env_steps", "updates", "eval_return_mean", "eval_return_std", "eval_episodes", "wall_s")
+SHOWN = ("env_steps", "updates", "eval_return_mean", "eval_return_std", "eval_success_rate", "eval_episodes", "wall_s")
 RATES = {"sampling_hz": "steps/s", "update_hz": "updates/s", "update_frame_hz": "samples/s"}
 
 
@@ -86,6 +86,6 @@ def result_html(history: Sequence[Row], summary: Mapping[str, Any]) -> str:
 
 
 def _written(value: Any) -> str:
-    return escape(
-        f"{value:,.1f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
-    )
+    if isinstance(value, float):
+        return f"{value:,.1f}" if abs(value) >= 10 else f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) else escape(str(value))

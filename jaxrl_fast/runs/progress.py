@@ -79,9 +79,10 @@ class ProgressDisplay:
     def _print_evaluation(self, row: Row) -> None:
         interval = row.get("eval_return_ci95")
         spread = f"95 % [{interval[0]:.1f}, {interval[1]:.1f}]" if interval else f"± {row['eval_return_std']:.1f}"
+        success = f", {share(row['eval_success_rate'])} succeeded" if "eval_success_rate" in row else ""
         self.console.print(
             f"  {row['env_steps']:>11,} steps  {clock(row['wall_s'])}  greedy return "
-            f"{row['eval_return_mean']:.1f} {spread}  ({row['eval_episodes']} episodes)",
+            f"{row['eval_return_mean']:.1f} {spread}  ({row['eval_episodes']} episodes{success})",
             soft_wrap=True,
         )
 
@@ -159,6 +160,11 @@ def clock(seconds: float) -> str:
     minutes, second = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{second:02}" if hours else f"{minutes}:{second:02}"
+
+
+def share(part: float) -> str:
+    """A part of a whole in per cent, with three figures."""
+    return f"{100 * part:.3g} %"
 
 
 def si(value: float) -> str:

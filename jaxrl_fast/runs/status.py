@@ -51,7 +51,8 @@ class RunStatus:
         if row["kind"] == "eval":
             newest, before = row["eval_return_mean"], self.facts.get("best_return")
             best = newest if before is None else max(before, newest)
-            self.set(eval_steps=row["env_steps"], eval_return=newest, best_return=best)
+            success = {"eval_success": row["eval_success_rate"]} if "eval_success_rate" in row else {}
+            self.set(eval_steps=row["env_steps"], eval_return=newest, best_return=best, **success)
         else:
             first = self.facts["state"] != "training" or not self.facts.get("env_steps")
             self.set(now=first, state="training", **{name: row.get(name) for name in FROM_ROWS})

@@ -3,12 +3,12 @@
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any
 
 import jax
 import numpy as np
 
 from jaxrl_fast.core import EpisodeTotals
+from jaxrl_fast.evaluation.episodes import with_untold, without_untold
 from jaxrl_fast.evaluation.periodic import PeriodicEvaluation, Snapshot
 from jaxrl_fast.graph import distributed
 from jaxrl_fast.graph.dataflow import TrainState
@@ -51,7 +51,7 @@ class Evaluations:
         self._failed: set[int] = set()
         self._running: Future[EpisodeTotals] | None = None
         self._best: PolicyParams | None = None
-        self._nothing: Any = EpisodeTotals(np.zeros(shape, np.float32), np.zeros(shape, np.int32))  # type: ignore[arg-type]
+        self._nothing = EpisodeTotals(np.zeros(shape, np.float32), np.zeros(shape, np.int32))  # type: ignore[arg-type]
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="evaluation")
 
     def add(self, state: TrainState) -> None:
@@ -169,9 +169,10 @@ class Evaluations:
             self.tell(f"an evaluation failed ({one_line(error)}); {consequence}")
         elif self._running is not None:
             totals = self._running.result()
-        made, shared = distributed.from_first((np.int32(totals is not None), totals or self._nothing))
+        own = np.int32(totals is not None), with_untold(totals or self._nothing)
+        made, shared = distributed.from_first(own)
         self._running = None
-        return shared if made else None
+        return without_untold(shared) if made else None
 
     def _best_params(self) -> PolicyParams | None:
         """Those of the best policy ``[S, ...]``; those on disk where the run was resumed and none was better since."""

@@ -161,6 +161,8 @@ class Recorder:
         returns = np.asarray(totals.returns)[self.best["seed"]]
         fresh = {"mean": float(returns.mean()), "std": float(returns.std()), "episodes": int(returns.size)}
         self.best = {**self.best, **{f"fresh_return_{name}": value for name, value in fresh.items()}}
+        if not isinstance(totals.success, tuple):
+            self.best["fresh_success_rate"] = float(np.mean(totals.success[self.best["seed"]]))
 
     def waited(self, since_s: float) -> None:
         """Count the seconds since ``since_s`` (`time.perf_counter`), in which training waited for an evaluation."""
@@ -238,7 +240,8 @@ def summarize_metrics(graph: Graph, metrics: dict[str, np.ndarray], first: int, 
 
 
 def evaluation_row(totals: EpisodeTotals) -> Row:
-    """Mean return and its spread: over episodes for one seed, over seeds (with a 95 % interval) for several."""
+    """Mean return and its spread: over episodes for one seed, over seeds (with a 95 % interval) for several; and the
+    share of successes, where there is such a thing."""
     returns = np.asarray(totals.returns)
     scores = returns.mean(axis=1)
     row: Row = {
@@ -248,6 +251,8 @@ def evaluation_row(totals: EpisodeTotals) -> Row:
         "eval_length_mean": float(totals.length.mean()),
         "eval_episodes": int(returns.size),
     }
+    if not isinstance(totals.success, tuple):
+        row["eval_success_rate"] = float(np.mean(totals.success))
     if len(scores) > 1:
         row["eval_return_ci95"] = list(bootstrap_interval(scores))
         row["eval_return_seeds"] = [float(s) for s in scores]
