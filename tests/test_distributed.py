@@ -7,12 +7,15 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
 from pathlib import Path
+from typing import NamedTuple
 
 import distributed_program
 import numpy as np
 import pytest
+from processes_left import wait_until_gone
+from test_evaluations import rows
 from test_train import ROOT, finish, wait_for
 
 from jaxrl_fast.__main__ import COMMANDS
@@ -33,7 +36,7 @@ SMALL = [
     "algo.num_epochs=1",
     "algo.num_minibatches=1",
     "eval.episodes=2",
-    "eval.every=1_000_000_000",
+    "eval.every=1_280",
 ]
 LONG = [*SMALL, "total_steps=12_800", "run_dir=run"]
 """Long enough to be disturbed, in chunks of 4 ticks: in each the processes exchange several messages."""
@@ -112,6 +115,8 @@ def test_two_processes_compute_what_one_does_with_two_devices(programs, name, tm
     assert (programs[0] / name / "policy/params.msgpack").read_bytes() == (
         tmp_path / name / "policy/params.msgpack"
     ).read_bytes()
+    evaluations = [rows(folder / name) for folder in (programs[0], tmp_path)]
+    assert evaluations[0] == evaluations[1] and len(evaluations[0]) >= 2 * 4
     said = f"{name} {result.summary['eval_return_mean']} {len(result.history)}"
     assert all(said in out for out in programs[1])
 
@@ -128,9 +133,35 @@ def test_a_program_speaks_through_process_0_and_is_refused_what_processes_cannot
     assert not (programs[0] / "nowhere").exists()
 
 
+def evaluators_of(process: subprocess.Popen[str]) -> list[int]:
+    """The processes that evaluate for this one."""
+    children = Path(f"/proc/{process.pid}/task").glob("*/children")
+    found = [int(child) for file in children for child in file.read_text().split()]
+    return [child for child in found if b"jaxrl_fast.evaluator" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+def wait_for_evaluation(run: Path, after: int) -> int:
+    """Wait until a policy of more than ``after`` environment steps is evaluated; returns of how many the last is."""
+    deadline = time.monotonic() + 240
+    while not (run / "evals.csv").exists() or (last := int(rows(run)[-1][1])) <= after:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return last
+
+
+class Stopped(NamedTuple):
+    """How two processes ended, one of which was told to; ``evaluators``: of each those before one was killed, and all
+    later."""
+
+    folder: Path
+    ended: list[tuple[int, str, str]]
+    evaluators: list[list[int]]
+
+
 @pytest.fixture(scope="module")
-def stopped(tmp_path_factory) -> Iterator[tuple[Path, list[tuple[int, str, str]]]]:
-    """A run of two processes that SLURM seems to have started, ended by a SIGTERM to the second of them."""
+def stopped(tmp_path_factory) -> Stopped:
+    """A run of two processes that SLURM seems to have started. The one that evaluates for it is killed, then a SIGTERM
+    comes to the second of them."""
     folder = tmp_path_factory.mktemp("stopped")
     slurm = {
         "SLURM_JOB_ID": "77",
@@ -142,13 +173,17 @@ def stopped(tmp_path_factory) -> Iterator[tuple[Path, list[tuple[int, str, str]]
     }
     words = ["-m", "jaxrl_fast.train", *LONG]
     started = [spawn(folder, *words, **slurm, SLURM_PROCID=str(i)) for i in (0, 1)]
-    wait_for(folder / "run" / "metrics.csv")
+    evaluated = wait_for_evaluation(folder / "run", 0)
+    evaluators = [evaluators_of(process) for process in started]
+    os.kill(evaluators[0][0], signal.SIGKILL)
+    wait_for_evaluation(folder / "run", evaluated)
+    evaluators += [evaluators_of(process) for process in started]
     started[1].send_signal(signal.SIGTERM)
-    yield folder, end_all(started)
+    return Stopped(folder, end_all(started), evaluators)
 
 
 def test_a_signal_to_one_process_ends_all_at_the_same_chunk_saved(stopped):
-    folder, ended = stopped
+    folder, ended, _ = stopped
     (first, out, err), (second, other_out, other_err) = ended
     assert (first, second) == (143, 143), ended
     assert err == "" and "stopping after this chunk; once more to stop at once" in other_err
@@ -161,9 +196,16 @@ def test_a_signal_to_one_process_ends_all_at_the_same_chunk_saved(stopped):
     assert all_steps(folder / "run" / "checkpoints")[-1] == int(trained)
 
 
+def test_process_0_alone_has_an_evaluator_which_may_die_and_ends_with_it(stopped):
+    first, none, again, none_again = stopped.evaluators
+    assert len(first) == len(again) == 1 and first != again
+    assert none == none_again == []
+    wait_until_gone(*first, *again)
+
+
 def test_it_goes_on_as_one_process_would_and_a_killed_process_ends_the_other(stopped, tmp_path):
-    shutil.copytree(stopped[0] / "run", tmp_path / "run")
-    shutil.copytree(stopped[0] / "run", tmp_path / "alone")
+    shutil.copytree(stopped.folder / "run", tmp_path / "run")
+    shutil.copytree(stopped.folder / "run", tmp_path / "alone")
     steps = all_steps(tmp_path / "run" / "checkpoints")[-1]
     chunk = (tmp_path / "run" / "metrics.csv").read_text().count("\n") - 1
     interval = f"checkpoint.every={steps // chunk}"
