@@ -173,7 +173,6 @@ MADE = [
     ("env(truncated=lambda: jnp.int32(0))", "step gives truncated int32[]: write one bool, shape []"),
     ("env(truncated=lambda: None)", "step gives truncated None: write one bool, shape []"),
     ("env()._replace(success=lambda state: state)", "success gives int32[]: write one bool, shape []"),
-    ("env()._replace(success=lambda state: True)", "success gives True: write one bool"),
     ("env()._replace(success=lambda state: fail())", "success failed: RuntimeError: no such"),
 ]
 """What the function of ``env.make`` returns."""

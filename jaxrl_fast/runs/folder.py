@@ -13,10 +13,10 @@ import numpy as np
 
 from jaxrl_fast.core import EpisodeTotals
 from jaxrl_fast.policy.policies import Policy, save_policy
+from jaxrl_fast.runs.csv_tables import EVAL_COLUMNS, GrowingTable, evaluation_rows, written_rows
 from jaxrl_fast.runs.hooks import Row, Tell
 from jaxrl_fast.runs.loggers import Kind, Log, Logger, open_logger
 from jaxrl_fast.runs.status import RunStatus
-from jaxrl_fast.runs.tables import EVAL_COLUMNS, GrowingTable, evaluation_rows, written_rows
 
 
 class RunFolder:

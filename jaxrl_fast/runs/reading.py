@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import yaml
 
+from jaxrl_fast.runs.csv_tables import EVAL_COLUMNS
 from jaxrl_fast.runs.status import SILENT_S, read_status, state_now
-from jaxrl_fast.runs.tables import EVAL_COLUMNS
 
 MARKS = ("run.json", "config.yaml", "metrics.csv")
 """A folder that holds one of these files is a run's."""

@@ -12,10 +12,10 @@ from omegaconf import OmegaConf
 import envs
 from jaxrl_fast.runs.checkpoint_files import all_steps
 from jaxrl_fast.runs.checkpointing import FOLDER
+from jaxrl_fast.runs.csv_tables import check_tables
 from jaxrl_fast.runs.folder import link_latest, write_summary
 from jaxrl_fast.runs.progress import clock, share, si
 from jaxrl_fast.runs.status import read_status, write_status
-from jaxrl_fast.runs.tables import check_tables
 from jaxrl_fast.settings.grammar import command_line
 from jaxrl_fast.settings.machine import cpu_cores, processor, versions
 from jaxrl_fast.settings.run_settings import Run, env_name, to_yaml

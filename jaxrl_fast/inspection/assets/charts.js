@@ -9,6 +9,7 @@ const charts = (() => {
   const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3]];
   const FEW = 60; // so many points of a line are marked, if they are to be
   const FIGURES = 4;
+  const X_SIZE = 30;
   const X_LABEL = { size: 26, gap: 6, labelSize: 20, labelGap: 2, labelFont: "13px system-ui, sans-serif" };
 
   const dark = matchMedia("(prefers-color-scheme: dark)"); // pages draw again as it changes
@@ -90,7 +91,7 @@ const charts = (() => {
       bands,
       scales: { x: { time: false }, ...(fromZero ? { y: { range: (plot, low, high) => [0, 1.05 * (high || 1)] } } : {}) },
       axes: [
-        { ...style, space: 70, ...name, values: (plot, xs) => xs.map(x => write(x)) },
+        { ...style, space: 70, size: X_SIZE, ...name, values: (plot, xs) => xs.map(x => write(x)) },
         { ...style, size: 52, values: (plot, ys) => ys.map(short) },
       ],
       cursor: { sync: { key: "page" }, drag: { x: true, y: false }, y: false, dataIdx: nearest, points: { size: 7 } },

@@ -4,12 +4,13 @@
 const UNKNOWN = "–";
 const known = write => (value, ...how) => value === null || value === undefined ? UNKNOWN : write(value, ...how);
 
-// A few figures with a unit prefix: 12.3k.
+// A few figures with a unit prefix: 12.3k; those of very small ones with an exponent: 7.5e-5.
 const si = known((value, figures = 3) => {
   for (const [limit, prefix] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]]) {
     if (Math.abs(value) >= limit) return `${Number((value / limit).toPrecision(figures))}${prefix}`;
   }
-  return String(Number(value.toPrecision(figures)));
+  const rounded = Number(value.toPrecision(figures));
+  return rounded && Math.abs(rounded) < 1e-3 ? rounded.toExponential() : String(rounded);
 });
 
 const score = known(value => Math.abs(value) >= 10 ? value.toFixed(1) : String(Number(value.toPrecision(3))));

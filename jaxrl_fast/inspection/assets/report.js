@@ -32,8 +32,9 @@ function showHead() {
 
 function showFigures() {
   const place = find("figures");
-  if (!single) return table(place, ["run", ...runs[0].figures.map((f) => f.label)], runs.map((run) => [
-    run.name, ...runs[0].figures.map(({ label }) => (run.figures.find((f) => f.label === label) || {}).value || "–")]));
+  const labels = [...new Set(runs.flatMap((run) => run.figures.map((f) => f.label)))];
+  if (!single) return table(place, ["run", ...labels], runs.map((run) => [
+    run.name, ...labels.map((label) => (run.figures.find((f) => f.label === label) || {}).value || "–")]));
   for (const { label, value, note } of runs[0].figures) {
     const list = add(place, "dl");
     add(list, "dt", label); add(list, "dd", value); add(list, "dd", note);
