@@ -81,7 +81,7 @@ PEERS = {
     },
     **{
         f"gymnasium_{env.lower()}_sbx": Peer(
-            ".venv-peers-host", ("peer_sb3.py", "sbx", "solve", "0", "100_000", "10_000", f"{env}-v5")
+            ".venv-peers-host", ("peer_sb3.py", "sbx", "solve", "0", "20_000", "4_000", f"{env}-v5", "1_000")
         )
         for env in ("HalfCheetah", "Walker2d", "Ant")
     },
