@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from jaxrl_fast.settings.machine import processor  # noqa: E402
+from jaxrl_fast.settings.machine import cpu_cores, processor  # noqa: E402
 
 PACKAGES = (
     "jax",
@@ -30,8 +30,9 @@ PACKAGES = (
 
 
 def machine() -> str:
-    """The processor and its number of cores."""
-    return f"{os.cpu_count()} cores, {processor()}"
+    """The processor, its number of cores, and how many of them this process may use where these are fewer."""
+    allowed = f"{cpu_cores()} of " if cpu_cores() != os.cpu_count() else ""
+    return f"{allowed}{os.cpu_count()} cores, {processor()}"
 
 
 def versions(*others: Path) -> dict[str, dict[str, str]]:

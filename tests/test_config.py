@@ -13,6 +13,7 @@ import envs
 from jaxrl_fast import Cosine, Linear
 from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.numerics.schedules import plain
+from jaxrl_fast.settings import config
 from jaxrl_fast.settings.config import CONFIG_DIR, NEEDS, compose, options_of
 from jaxrl_fast.settings.grammar import command_line
 from jaxrl_fast.settings.run_settings import Run, make_algorithm, to_yaml
@@ -57,8 +58,10 @@ def test_the_env_group_and_the_environments_are_the_same():
 @pytest.mark.parametrize("path", TUNED, ids=lambda path: path.stem)
 def test_every_tuned_file_applies_to_its_environment_and_algorithm(path: Path):
     algo = max((name for name in ALGORITHMS if path.stem.endswith(f"_{name}")), key=len)
-    env = path.stem.removesuffix(f"_{algo}")
-    run = compose([f"env={env}", f"algo={algo}", *needed(env)])
+    name = path.stem.removesuffix(f"_{algo}")
+    family, _, id = name.partition("_")
+    words = [f"env={family}", f"env.id={id}"] if family in NEEDS and id else [f"env={name}", *needed(name)]
+    run = compose([*words, f"algo={algo}"])
     assert run.tuned_file == f"tuned/{path.name}"
     asked = OmegaConf.to_container(OmegaConf.load(path))
     algo_options = {key: plain(run.algo_options[key]) for key in asked["algo"]}
@@ -67,6 +70,24 @@ def test_every_tuned_file_applies_to_its_environment_and_algorithm(path: Path):
     assert asked.pop("env", {}).items() <= run.env_options.items()
     assert asked.pop("eval", {"episodes": run.eval_episodes}) == {"episodes": run.eval_episodes}
     assert asked == {key: getattr(run, key) for key in asked}
+
+
+def test_a_tuned_file_of_an_id_applies_before_that_of_its_family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "tuned").mkdir()
+    (tmp_path / "envs.yaml").write_text((CONFIG_DIR / "envs.yaml").read_text())
+    for stem, seed in (("gymnasium_sac", 1), ("gymnasium_my-World-v0_sac", 2)):
+        (tmp_path / "tuned" / f"{stem}.yaml").write_text(f"seed: {seed}\n")
+    monkeypatch.setattr(config, "CONFIG_DIR", tmp_path)
+    own, other, neither = (
+        compose(["env=gymnasium", *words])
+        for words in (["env.id=my/World-v0"], ["env.id=Other-v0"], ["env.id=my/World-v0", "algo=td3"])
+    )
+    assert (own.seed, own.tuned_file) == (2, "tuned/gymnasium_my-World-v0_sac.yaml")
+    assert (other.seed, other.tuned_file) == (1, "tuned/gymnasium_sac.yaml")
+    assert (neither.seed, neither.tuned_file) == (0, None)
+    file = tmp_path / "config.yaml"
+    file.write_text(to_yaml(own))
+    assert compose([f"config={file}"]).tuned_file == own.tuned_file
 
 
 def test_precedence_is_schema_then_tuned_then_file_then_command_line(tmp_path: Path):

@@ -1,7 +1,7 @@
 """Worker: SAC on HalfCheetah-v5 with Stable-Baselines3 (PyTorch) or SBX (its JAX sibling), one update of 256 a step.
 
-``python peer_sb3.py sb3|sbx train`` serves repeats of 512 steps; ``solve <seed> <steps> <every> [id]`` is a whole run,
-in another environment too. Both are as they come: one environment, networks 256 × 256, learning rate 3e-4, one update
+``python peer_sb3.py sb3|sbx train`` serves repeats of 512 steps; ``solve <seed> <steps> <every> [id [warmup]]`` is a
+whole run, in another environment too, with ``warmup`` steps before the first update. Both are as they come: one environment, networks 256 × 256, learning rate 3e-4, one update
 after each step.
 """
 
@@ -40,12 +40,14 @@ def train(library: str) -> None:
     serve(repeat, first_s=ready_s)
 
 
-def solve(library: str, seed: str, total_steps: str, every: str, id: str = "HalfCheetah-v5") -> None:
+def solve(
+    library: str, seed: str, total_steps: str, every: str, id: str = "HalfCheetah-v5", warmup_steps: str = "5_000"
+) -> None:
     """A whole run; says (steps, greedy return of 10 episodes, seconds) at every evaluation."""
     from stable_baselines3.common.evaluation import evaluate_policy
 
     begin, curve = time.perf_counter(), list[tuple[int, float, float]]()
-    model, judge = make(library, int(seed), 5_000, id), gymnasium.make(id)
+    model, judge = make(library, int(seed), int(warmup_steps), id), gymnasium.make(id)
     for _ in range(int(total_steps) // int(every)):
         model.learn(int(every), reset_num_timesteps=False)
         mean, _ = evaluate_policy(model, judge, n_eval_episodes=10, deterministic=True, warn=False)

@@ -62,7 +62,8 @@ def compose(argv: Sequence[str] = ()) -> Run:
     auto_width = _take_auto_width(given, file) and checkpoint is None
     tuned = _take_tuned(given, file)
     groups, file = _choose_groups(given, file)
-    defaults, tuned_values = _group_settings(groups, tuned)
+    id = given.values.get("env.id", file.values.get("env.id"))
+    defaults, tuned_values = _group_settings(groups, tuned, None if id is None else written(id))
     env, algo, placement = (defaults.values.pop(f"{group}.name") for group in GROUPS)
     keys = {**run_keys(), **algo_keys(algo)}
     values, sources = {name: key.default for name, key in keys.items()}, {}
@@ -73,7 +74,8 @@ def compose(argv: Sequence[str] = ()) -> Run:
     _check_pool(env, given)
     if "/" in (values["name"] or ""):
         raise ConfigError(f"name={values['name']}: it is part of a folder's name, so write it without a slash")
-    run = _make_run(env, algo, placement, values, f"tuned/{env}_{algo}.yaml" if tuned_values.values else None)
+    tuned_file = tuned_values.source.removeprefix("config/").removesuffix(": ") or None
+    run = _make_run(env, algo, placement, values, tuned_file)
     chosen = [f"algo.{name}" for name, value in run.algo_options.items() if value is not None]
     sources |= {name: FOLLOWS for name in chosen if values[name] is None}
     return dataclasses.replace(run, requeued=requeued, auto_width=auto_width, sources=sources)
@@ -171,16 +173,26 @@ def _known_option(group: str, name: str) -> str:
     return name
 
 
-def _group_settings(groups: Mapping[str, str], tuned: bool) -> tuple[Layer, Layer]:
-    """The settings of the chosen groups, and those of the tuned file, if one applies."""
+def _group_settings(groups: Mapping[str, str], tuned: bool, id: str | None) -> tuple[Layer, Layer]:
+    """The settings of the chosen groups, and those of the tuned file, if one applies. ``id``: within a family."""
     env = groups.get("env", DEFAULT_ENV)
     row = _environments()[env]
     algo = groups.get("algo", row["algo"])
-    path = CONFIG_DIR / "tuned" / f"{env}_{algo}.yaml"
-    found = flatten(OmegaConf.to_container(OmegaConf.load(path))) if tuned and path.exists() else {}
     names = {"env.name": env, "algo.name": algo, "placement.name": groups.get("placement", AUTO)}
     sizes = {"num_envs": row["num_envs"], "total_steps": row["total_steps"]}
-    return Layer("config/envs.yaml: ", {**sizes, **names}), Layer(f"config/tuned/{path.name}: ", found)
+    defaults = Layer("config/envs.yaml: ", {**sizes, **names})
+    return defaults, _tuned_settings(env, id, algo) if tuned else Layer("", {})
+
+
+def _tuned_settings(env: str, id: str | None, algo: str) -> Layer:
+    """Those of ``<env>_<id>_<algo>.yaml`` (a slash of the id is a dash there), else of ``<env>_<algo>.yaml``, else
+    none."""
+    own = [] if id is None else [f"{env}_{id.replace('/', '-')}_{algo}.yaml"]
+    for name in (*own, f"{env}_{algo}.yaml"):
+        path = CONFIG_DIR / "tuned" / name
+        if path.exists():
+            return Layer(f"config/tuned/{name}: ", flatten(OmegaConf.to_container(OmegaConf.load(path))))
+    return Layer("", {})
 
 
 @cache
