@@ -1,7 +1,6 @@
 """What a figure was measured on."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from jaxrl_fast.settings.machine import processor  # noqa: E402
+from jaxrl_fast.settings.machine import cpu_cores, processor  # noqa: E402
 
 PACKAGES = (
     "jax",
@@ -30,8 +29,9 @@ PACKAGES = (
 
 
 def machine() -> str:
-    """The processor and its number of cores."""
-    return f"{os.cpu_count()} cores, {processor()}"
+    """The processor, and how many of its cores this process may use."""
+    cores = cpu_cores()
+    return f"{cores} core{'s' if cores > 1 else ''}, {processor()}"
 
 
 def versions(*others: Path) -> dict[str, dict[str, str]]:
