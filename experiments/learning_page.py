@@ -14,9 +14,9 @@ PAGE = Path(__file__).parent.parent / "docs" / "learning.md"
 HEAD = """# What learns what
 
 Greedy return of the last evaluation, averaged over seeds, with its 95 % bootstrap interval and its interquartile mean
-(Agarwal et al., arXiv 2108.13264). Seconds are those of the whole command, all seeds together, compilation and
-evaluations included. This page is written by `python experiments/learning.py`; each row's settings, curve and picture
-lie in `experiments/results/`.
+(Agarwal et al., arXiv 2108.13264). Where a row must be so many times another, both are taken where the shorter of the
+two ends. Seconds are those of the whole command, all seeds together, compilation and evaluations included. This page is
+written by `python experiments/learning.py`; each row's settings, curve and picture lie in `experiments/results/`.
 
 | row | command | steps | seeds | greedy return [95 %] | interquartile mean | must | seconds | machine |
 |---|---|---|---|---|---|---|---|---|
@@ -33,21 +33,41 @@ def must(row: Row) -> str:
     return f"{'< ' if row.unsolved else '≥ '}{row.must_reach:g}"
 
 
-def passes(row: Row, value: float, rivals: dict[str, float]) -> bool:
-    """Whether a return is what the row must reach; true where nothing is asked or the rival has no result yet."""
+def beside(row: Row, curve: list[dict[str, Any]], rivals: dict[str, list[dict[str, Any]]]) -> str:
+    """What row and rival have at equal steps, in words; nothing without a result of the rival's."""
+    if row.rival is None or row.rival[0] not in rivals:
+        return ""
+    return " ({:.0f} against {:.0f})".format(*at_equal_steps(curve, rivals[row.rival[0]]))
+
+
+def passes(row: Row, curve: list[dict[str, Any]], rivals: dict[str, list[dict[str, Any]]]) -> bool:
+    """Whether a row's curve ends where it must; true where nothing is asked or the rival has no result yet."""
     if row.rival is not None:
         rival, factor = row.rival
-        return rival not in rivals or value >= factor * rivals[rival]
+        if rival not in rivals:
+            return True
+        own, other = at_equal_steps(curve, rivals[rival])
+        return own >= factor * other
+    value = float(np.mean(curve[-1]["returns"]))
     if row.must_reach is None:
         return True
     return value < row.must_reach if row.unsolved else value >= row.must_reach
 
 
-def table_line(name: str, result: dict[str, Any], rivals: dict[str, float]) -> str:
-    """A row of the page; ``rivals``: the returns of all rows by name."""
+def at_equal_steps(curve: list[dict[str, Any]], rival: list[dict[str, Any]]) -> tuple[float, float]:
+    """Mean returns of two curves where the shorter one ends. Where they were not evaluated at the same step, the rival
+    is taken at its next evaluation, and the row at its last one."""
+    end = min(curve[-1]["env_steps"], rival[-1]["env_steps"])
+    own = [point for point in curve if point["env_steps"] <= end] or curve[:1]
+    other = [point for point in rival if point["env_steps"] >= end]
+    return float(np.mean(own[-1]["returns"])), float(np.mean(other[0]["returns"]))
+
+
+def table_line(name: str, result: dict[str, Any], rivals: dict[str, list[dict[str, Any]]]) -> str:
+    """A row of the page; ``rivals``: the curves of all rows by name."""
     row, interval = ROWS.get(name, Row(())), result["return_ci95"]
     spread = "" if interval is None else " [{:.1f}, {:.1f}]".format(*interval)
-    missed = "" if passes(row, result["return_mean"], rivals) else " (missed)"
+    missed = "" if passes(row, result["curve"], rivals) else " (missed)"
     cells = [
         f"[{name}](../experiments/results/{name}.png)",
         f"`{' '.join(row.words) or result['command']}`",
@@ -55,7 +75,7 @@ def table_line(name: str, result: dict[str, Any], rivals: dict[str, float]) -> s
         f"{len(result['curve'][-1]['returns'])}",
         f"{result['return_mean']:.1f}{spread}",
         f"{result['return_iqm']:.1f}",
-        f"{must(row)}{missed}",
+        f"{must(row)}{beside(row, result['curve'], rivals)}{missed}",
         f"{result['wall_s']:.0f}",
         result["machine"],
     ]
@@ -65,7 +85,7 @@ def table_line(name: str, result: dict[str, Any], rivals: dict[str, float]) -> s
 def write_page(results: Path) -> None:
     """Write ``docs/learning.md`` from the results that are there."""
     found = read_results(results)
-    rivals = {name: result["return_mean"] for name, result in found.items()}
+    rivals = {name: result["curve"] for name, result in found.items()}
     lines = [
         table_line(name, found[name], rivals) if name in found else f"| {name} | not run yet{' |' * 8}"
         for name in [*ROWS, *PEERS]

@@ -11,8 +11,12 @@ from jaxrl_fast.settings.config import compose
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "experiments"))
 from learning import merge
-from learning_page import passes, table_line
+from learning_page import at_equal_steps, passes, table_line
 from learning_rows import PEERS, ROWS, Row
+
+
+def curve(*points: tuple[int, float]) -> list[dict]:
+    return [{"env_steps": steps, "returns": [value]} for steps, value in points]
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -28,11 +32,20 @@ def test_the_interquartile_mean_leaves_the_best_and_the_worst_quarter_out():
 
 
 def test_a_row_passes_by_its_number_its_rival_or_by_staying_below():
-    assert passes(Row((), 10.0), 10.0, {}) and not passes(Row((), 10.0), 9.9, {})
-    assert passes(Row((), 10.0, unsolved=True), 9.9, {}) and not passes(Row((), 10.0, unsolved=True), 10.0, {})
+    ten, less = curve((100, 10.0)), curve((100, 9.9))
+    assert passes(Row((), 10.0), ten, {}) and not passes(Row((), 10.0), less, {})
+    assert passes(Row((), 10.0, unsolved=True), less, {}) and not passes(Row((), 10.0, unsolved=True), ten, {})
     rival = Row((), rival=("other", 1.5))
-    assert passes(rival, 15.0, {"other": 10.0}) and not passes(rival, 14.9, {"other": 10.0})
-    assert passes(rival, 0.0, {})
+    assert passes(rival, curve((100, 15.0)), {"other": ten}) and not passes(rival, curve((100, 14.9)), {"other": ten})
+    assert passes(rival, less, {})
+
+
+def test_a_row_and_its_rival_are_compared_where_the_shorter_one_ends():
+    longer = curve((40, 1.0), (80, 2.0), (120, 3.0))
+    assert at_equal_steps(curve((80, 5.0)), longer) == (5.0, 2.0)
+    assert at_equal_steps(curve((90, 5.0)), longer) == (5.0, 3.0)
+    assert at_equal_steps(longer, curve((80, 5.0))) == (2.0, 5.0)
+    assert at_equal_steps(longer, curve((90, 5.0))) == (2.0, 5.0)
 
 
 def test_seeds_that_ran_apart_are_one_curve_and_their_seconds_add_up():
@@ -49,7 +62,7 @@ def test_a_line_says_what_was_missed():
         "env_steps": 1000,
         "wall_s": 3.4,
         "machine": "here",
-        "curve": [{"returns": [8.0, 10.0]}],
+        "curve": [{"env_steps": 1000, "returns": [8.0, 10.0]}],
     }
     line = table_line("cartpole_ppo", result, {})
     assert "9.0 [8.0, 10.0] | 9.5 | ≥ 475 (missed) | 3 | here" in line

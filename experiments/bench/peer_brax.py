@@ -2,7 +2,8 @@
 
 ``python peer_brax.py ppo`` with the settings of brax's notebook, ``python peer_brax.py sac`` with 64 updates of 512 per
 128 environment steps. Rates are brax's own ``training/sps``, which leaves evaluation out. ``python peer_brax.py solve
-<environment> <steps> <seed>`` is a whole run of SAC in any of brax's environments, with evaluations of 32 episodes.
+<environment> <steps> <seed> <evaluations>`` is a whole run of SAC in any of brax's environments; each evaluation is of
+32 episodes, the first before anything is learned.
 """
 
 import sys
@@ -86,18 +87,19 @@ def main(algorithm: str) -> None:
     )
 
 
-def solve(environment: str, total_steps: str, seed: str) -> None:
+def solve(environment: str, total_steps: str, seed: str, num_evals: str = "11") -> None:
     """A whole run of SAC; says (steps, greedy return of 32 episodes, seconds from the first import on)."""
     begin, curve = time.perf_counter(), list[tuple[int, float, float]]()
 
     def progress(step: int, metrics: dict[str, Any]) -> None:
         curve.append((step, float(metrics["eval/episode_reward"]), time.perf_counter() - begin))
+        print(environment, *curve[-1], flush=True)  # to standard error: see `worker`
 
     sac.train(
         environment=envs.get_environment(environment, backend="spring"),
         progress_fn=progress,
         num_timesteps=int(total_steps),
-        num_evals=11,
+        num_evals=int(num_evals),
         num_eval_envs=32,
         deterministic_eval=True,
         seed=int(seed),
