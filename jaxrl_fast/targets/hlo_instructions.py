@@ -9,9 +9,9 @@ NAME = re.compile(r"^\s+(ROOT )?%([\w.\-]+) = ")
 OPERAND = re.compile(r"%([\w.\-]+)")
 COMMENT = re.compile(r"/\*.*?\*/")
 CALLED = {
-    "while": re.compile(r"body=%([\w.\-]+)"),
-    "conditional": re.compile(r"(?:branch_computations=\{|true_computation=|false_computation=|, )%([\w.\-]+)"),
-    "call": re.compile(r"to_apply=%([\w.\-]+)"),
+    "while": re.compile(r"body=(%[\w.\-]+)"),
+    "conditional": re.compile(r"(?:branch_computations|true_computation|false_computation)=\{?(%[^},]+(?:, %[^},]+)*)"),
+    "call": re.compile(r"to_apply=(%[\w.\-]+)"),
 }
 """Where the computations stand that an instruction runs step by step, as the program's own."""
 
@@ -68,8 +68,8 @@ def read_instruction(line: str) -> Instruction | None:
 def steps_of(instruction: Instruction) -> list[str]:
     """The computations that an instruction runs step by step."""
     pattern = CALLED.get(instruction.opcode)
-    before_notes = instruction.notes.partition(", metadata=")[0]
-    return [] if pattern is None else pattern.findall(before_notes)
+    lists = [] if pattern is None else pattern.findall(instruction.notes)
+    return [name for names in lists for name in OPERAND.findall(names)]
 
 
 def trip_count(instruction: Instruction) -> float | None:
