@@ -64,7 +64,7 @@ def compile_for(run: Run, target: Target, dump: Path) -> ForTarget:
     """Compile everything that the run would run on the target's devices; XLA writes into ``dump``."""
     env = make_envs(run)
     algorithm = make_algorithm(run)
-    graph, agent = build_graph(in_graph(env).env, algorithm, graph_options(run))
+    graph, agent = build_graph(in_graph(env).env, algorithm, graph_options(run)._replace(joined=True))
     placed = place_on(graph, placement_for(run, target), devices_of(target))
     check_placement(env, placed)
     plan = plan_run(env, agent, run.total_steps, run.eval_every, run.checkpoints.every)

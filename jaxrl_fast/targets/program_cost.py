@@ -18,6 +18,7 @@ from jaxrl_fast.targets.thunks import Launches, count_launches
 FLOORS_US = (0.0, 1.0, 2.0, 4.0)
 """Microseconds that a kernel takes at least, for which the band is given."""
 SHORT_US = 2.0
+UNROLLED = 4
 BIG_COPY_BYTES = 1_000_000
 """From here on a copy is of a replay buffer or a rollout, not of parameters."""
 
@@ -124,9 +125,11 @@ def by_round(kernels: Sequence[Kernel]) -> dict[str, float]:
 
 def kernels_a_round(cost: ProgramCost, fragment: str, rounds: float) -> float | None:
     """Kernels of a fragment in each of ``rounds`` rounds a tick (updates, or steps of environments), those of loops
-    within a round counted as often as they run; None if nothing runs so often."""
+    within a round counted as often as they run; None if nothing runs so often. A loop may do up to `UNROLLED` rounds
+    at a time."""
     runs = {float(often): number for often, number in cost.repeated.get(fragment, {}).items()}
-    inside = sum(often * number for often, number in runs.items() if often >= rounds)
+    least = rounds if rounds <= UNROLLED else rounds / UNROLLED
+    inside = sum(often * number for often, number in runs.items() if often >= least)
     return inside / rounds if inside else None
 
 
