@@ -35,6 +35,14 @@ GPU_GRAPHS: dict[str, str | bool] = {
 Compiled for an H100 and never run on one, so only with ``JAXRL_FAST_GPU_GRAPHS=1``."""
 
 
+GPU_PLATFORMS = ("gpu", "cuda", "rocm")
+
+
+def starts_kernels_singly(platform: str) -> bool:
+    """Whether a device's host starts kernel after kernel, so that many small ones cost more than a few large ones."""
+    return platform in GPU_PLATFORMS
+
+
 def homes(placement: Placement, num_seeds: int) -> dict[str, Mesh]:
     """Each fragment's devices; fragments of one group share the very mesh."""
     meshes = [_mesh(group, num_seeds) for group in placement.groups]
@@ -44,7 +52,7 @@ def homes(placement: Placement, num_seeds: int) -> dict[str, Mesh]:
 def compiler_options(mesh: Mesh) -> dict[str, str | bool]:
     """Options of XLA for these devices, as far as this version of it has them."""
     platform = mesh.devices.flat[0].platform
-    if platform in ("gpu", "cuda") and os.environ.get("JAXRL_FAST_GPU_GRAPHS") == "1":
+    if platform in GPU_PLATFORMS and os.environ.get("JAXRL_FAST_GPU_GRAPHS") == "1":
         return GPU_GRAPHS
     options = CPU_OPTIONS if platform == "cpu" else {}
     return {name: value for name, value in options.items() if xla_knows(name, value)}

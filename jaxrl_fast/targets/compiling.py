@@ -10,8 +10,9 @@ from jaxrl_fast.experience.binding import Bound
 from jaxrl_fast.fragments.build import build_graph
 from jaxrl_fast.fragments.callbacks import check_placement, in_graph
 from jaxrl_fast.graph import program as programs
-from jaxrl_fast.graph.dataflow import Graph, TrainState
-from jaxrl_fast.graph.placements import LEARNING, SAMPLING, Placement, place_on, tagged
+from jaxrl_fast.graph.dataflow import Graph, TrainState, tagged
+from jaxrl_fast.graph.layout import starts_kernels_singly
+from jaxrl_fast.graph.placements import LEARNING, SAMPLING, Placement, place_on
 from jaxrl_fast.inspection.description import compiled_parts
 from jaxrl_fast.settings.machine import AUTO
 from jaxrl_fast.settings.run_settings import Run, graph_options, make_algorithm, make_envs
@@ -64,7 +65,8 @@ def compile_for(run: Run, target: Target, dump: Path) -> ForTarget:
     """Compile everything that the run would run on the target's devices; XLA writes into ``dump``."""
     env = make_envs(run)
     algorithm = make_algorithm(run)
-    graph, agent = build_graph(in_graph(env).env, algorithm, graph_options(run)._replace(joined=True))
+    options = graph_options(run)._replace(joined=starts_kernels_singly(target.chip.platform))
+    graph, agent = build_graph(in_graph(env).env, algorithm, options)
     placed = place_on(graph, placement_for(run, target), devices_of(target))
     check_placement(env, placed)
     plan = plan_run(env, agent, run.total_steps, run.eval_every, run.checkpoints.every)
