@@ -23,7 +23,6 @@ ALGORITHMS = {
     "sac with memory": ("pendulum", jf.sac(**SMALL, **OFF_POLICY, recurrent_size=4, sequence_length=2, burn_in=1)),
     "td3": ("pendulum", jf.td3(**SMALL, **OFF_POLICY)),
     "ppo": ("cartpole", jf.ppo(rollout_length=8, num_minibatches=2, num_epochs=2)),
-    "dqn": ("cartpole", jf.dqn(**OFF_POLICY)),
 }
 
 

@@ -131,16 +131,18 @@ def scan_joined(step: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]], state: 
     """As `jax.lax.scan`, two steps at a time; the single numbers of the state, such as counts of updates, are a vector
     for each type between steps."""
     leaves, structure = jax.tree.flatten(state)
-    types = {leaf.dtype for leaf in leaves if leaf.ndim == 0}
-    places = {dtype: [i for i, leaf in enumerate(leaves) if leaf.ndim == 0 and leaf.dtype == dtype] for dtype in types}
+    places: dict[str, list[int]] = {}
+    for i, leaf in enumerate(leaves):
+        if leaf.ndim == 0:
+            places.setdefault(str(leaf.dtype), []).append(i)
 
     def gather(state: PyTree) -> tuple[dict, list]:
         leaves = jax.tree.leaves(state)
-        vectors = {str(dtype): jnp.stack([leaves[i] for i in own]) for dtype, own in places.items()}
+        vectors = {dtype: jnp.stack([leaves[i] for i in own]) for dtype, own in places.items()}
         return vectors, [leaf for leaf in leaves if leaf.ndim]
 
     def scatter(vectors: dict, arrays: list) -> PyTree:
-        numbers = {i: vectors[str(dtype)][n] for dtype, own in places.items() for n, i in enumerate(own)}
+        numbers = {i: vectors[dtype][n] for dtype, own in places.items() for n, i in enumerate(own)}
         others = iter(arrays)
         return jax.tree.unflatten(structure, [numbers[i] if i in numbers else next(others) for i in range(len(leaves))])
 
