@@ -7,6 +7,8 @@
 #   make sweep SWEEP="objective=sampling"       more words for the autotuner
 #   make sweep-all                              the same for one environment of every suite (an hour)
 #   make sweep-compare A=one.json B=other.json  two results of sweeps side by side
+#   make targets                                compilers for GPUs and TPUs that are not here (1.5 GB), for explain target=
+#   make test-targets                           what programs cost there has not grown (minutes)
 #   make viewer-assets                          bundle three.js and uPlot for our pages again (npm; to change a version)
 #   make setup PYTHON=/path/to/python3.12       with a chosen Python
 #   make test-part VENV=.venv-3.12 PYTHON=/path/to/python3.12   a part of the tests, with a second Python
@@ -34,6 +36,8 @@ B ?=
 PEERS ?= .venv-peers
 PEERS_HOST ?= .venv-peers-host
 PEERS_PYTHON ?= python3.11
+TARGETS ?= .venv-targets
+TARGETS_PYTHON ?= python3.11
 VENV ?= .venv
 
 # The first Python that really runs (a version manager's stand-in may not), is 3.11 to 3.13 and can make environments.
@@ -46,7 +50,7 @@ EXTRAS := dev$(if $(EXTRA),$(comma)$(EXTRA))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(EXTRAS)
 
-.PHONY: setup train test test-part check fmt lint types bench bench-host sweep sweep-all sweep-compare viewer-assets clean
+.PHONY: setup train test test-part test-targets targets check fmt lint types bench bench-host sweep sweep-all sweep-compare viewer-assets clean
 
 setup: $(STAMP)
 
@@ -64,6 +68,9 @@ train: $(STAMP)
 test: $(STAMP)
 	@exec $(BIN)/python -m pytest -p no:cacheprovider -q -n $(WORKERS) --dist worksteal $(TESTS)
 
+test-targets: $(STAMP)
+	@exec $(BIN)/python -m pytest -p no:cacheprovider -q -rs tests/targets/check_programs.py
+
 test-part: TESTS := $(PARTS:%=tests/test_%.py)
 test-part: test
 
@@ -79,6 +86,17 @@ types: $(STAMP)
 fmt: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# Without their dependencies: compiling for an accelerator needs none of NVIDIA's or Google's libraries.
+targets: $(TARGETS)/.installed
+
+$(TARGETS)/.installed: requirements.lock experiments/targets.lock
+	@$(TARGETS_PYTHON) -c 'import ensurepip, venv' || { \
+		echo "make: the compilers need Python 3.11: write make targets TARGETS_PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@[ -x $(@D)/bin/python ] || { echo "$(TARGETS_PYTHON) -m venv $(@D)"; $(TARGETS_PYTHON) -m venv $(@D); }
+	$(@D)/bin/python -m pip install --disable-pip-version-check --quiet -c requirements.lock -e .
+	$(@D)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps -r experiments/targets.lock
+	@touch $@
 
 bench: $(STAMP) $(PEERS)/.installed
 	BENCH_PEERS=$(abspath $(PEERS)/bin/python) $(BIN)/python experiments/bench/run.py $(ROWS)

@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import os
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,6 +35,12 @@ from jaxrl_fast.settings.grammar import read_word
 from jaxrl_fast.settings.prepare import prepare_run
 from jaxrl_fast.settings.run_settings import Run, env_name, graph_options, make_algorithm
 from jaxrl_fast.settings.schema import ConfigError
+from jaxrl_fast.targets.compilers import compile_here
+from jaxrl_fast.targets.compiling import ForTarget, compile_for, placement_for, rounds_of
+from jaxrl_fast.targets.cost_tables import band_table, cost_facts, cost_lines, launch_table
+from jaxrl_fast.targets.explaining import dump_folder, explain_elsewhere
+from jaxrl_fast.targets.here import Started, compare_here
+from jaxrl_fast.targets.target import THIS, Target, parse_target
 from jaxrl_fast.training.planning import plan_run
 from jaxrl_fast.tuning import auto
 
@@ -42,6 +50,9 @@ HELP = """python -m jaxrl_fast.explain [key=value ...] [out=FOLDER]
 Compiles what `train` with the same words would run, and prints its fragments, channels, devices, collectives, FLOPs
 and memory. Trains nothing, and looks at a single process.
   key=value   every key of train (python -m jaxrl_fast.train --help)
+  target      compile for machines that are not here: h100, h100:8, h100:64, tpu-v5e, tpu-v5e:2x4 (make targets
+              installs the compilers); num_envs=64,1024,16384 then makes a table by width.
+              this: run some ticks here, too, and print what they took beside what was predicted
   out         where graph.svg, graph.mmd (Mermaid) and graph.json (all figures) go;
               default explain/<env>_<algo>_<placement>"""
 
@@ -52,14 +63,68 @@ def explain_run(words: Sequence[str]) -> int:
     Raises:
         ValueError: one line that says what was wrong and what to write instead.
     """
-    out, words = take_out(words)
+    out, words = take_out(words, "out")
+    target, words = take_out(words, "target")
+    if target not in (None, THIS):
+        return explain_target(words, str(target), out)
     asked = dataclasses.replace(config.compose(words), distributed="off", processes=None)
-    with prepare_run(auto.resolve(asked, may_measure=False)) as (run, chosen, env):
-        return explain_on(env, run, chosen, Path(out or default_folder(run)))
+    with tempfile.TemporaryDirectory(prefix="jaxrl_fast-target-") as dump:
+        if target == THIS:
+            os.environ.update(compile_here(Path(dump)))  # read when JAX starts, which it has not
+        with prepare_run(auto.resolve(asked, may_measure=False)) as (run, chosen, env):
+            folder = Path(out or default_folder(run))
+            return explain_on(env, run, chosen, folder, Path(dump) if target == THIS else None)
 
 
-def explain_on(env: VecEnv | HostEnv, run: Run, chosen: str, folder: Path) -> int:
-    """As `explain_run`, with environments that are made; ``chosen``: `prepare_run`'s words on the placement."""
+def explain_target(words: Sequence[str], target: str, out: str | None) -> int:
+    """As `explain_run`, for devices that are not here, in a process that has their compiler."""
+    dump = dump_folder()
+    if dump is None:
+        many = [word for word in words if word.startswith("num_envs=") and "," in word]
+        run = config.compose(
+            [word for word in words if word not in many]
+        )  # what is wrong is said before a process starts
+        folder = out or f"{default_folder(run)}_{target.replace(':', '_')}"
+        return explain_elsewhere(words, target, Path(folder))
+    run = config.compose(words)
+    machine = parse_target(target)
+    folder, placement = Path(out or default_folder(run)), placement_for(run, machine)
+    open_folder(folder)
+    on = f"{machine.num_devices} {machine.chip.title}"
+    title = f"{env_name(run)}, {run.algo}, placement {placement}, overlap {run.overlap}, {on}"
+    print(f"{title}: compiling ...", flush=True)
+    found = compile_for(run, machine, dump)
+    return show_target(run, found, machine, title, folder)
+
+
+def show_target(run: Run, found: ForTarget, machine: Target, title: str, folder: Path) -> int:
+    """Print and write what was compiled for a target."""
+    shapes = trace_shapes(found.graph, found.state, run_shapes(found.compiled), run.num_seeds)
+    ticks = found.ticks_per_chunk
+    description = describe(
+        found.graph, found.placed, found.state, run.num_seeds, shapes=shapes, run=found.compiled, ticks_per_chunk=ticks
+    )
+    console = new_console()
+    for table in (fragment_table(description), channel_table(description), launch_table(found.costs)):
+        console.print(table)
+    console.print(band_table(found.costs, found.rounds, machine))
+    print("\n".join(["", *cost_lines(found, machine), f"compiled in {found.compile_s:.0f} s"]))
+    facts = {"env": run.env, "algo": run.algo, "placement": found.placed.name, "overlap": run.overlap}
+    facts |= {"num_envs": run.num_envs, "num_seeds": run.num_seeds, "jax_version": jax.__version__}
+    write_files(
+        folder,
+        title,
+        description,
+        {"run": facts, "target": {**cost_facts(found.costs, found.rounds, machine), "compile_s": found.compile_s}},
+    )
+    return 0
+
+
+def explain_on(env: VecEnv | HostEnv, run: Run, chosen: str, folder: Path, measured_in: Path | None = None) -> int:
+    """As `explain_run`, with environments that are made; ``chosen``: `prepare_run`'s words on the placement.
+
+    ``measured_in``: run some chunks too, and compare them with what XLA wrote there.
+    """
     algorithm = make_algorithm(run)
     graph, agent = build_graph(in_graph(env).env, algorithm, graph_options(run))
     placed = place(graph, run.placement, run.devices)
@@ -70,14 +135,23 @@ def explain_on(env: VecEnv | HostEnv, run: Run, chosen: str, folder: Path) -> in
     print(envs.describe(run.env, run.env_options))
     title = f"{env_name(run)}, {run.algo}, placement {run.placement}, overlap {run.overlap}"
     print(f"{title}{f' ({chosen})' if chosen else ''}: compiling ...", flush=True)
-    description, facts = look_at(run, graph, placed, program, algorithm.hyper)
+    ready, description, facts = look_at(run, graph, placed, program, algorithm.hyper)
     print_tables(description, facts)
-    everything = {"source": f"{MARK}.explain", "run": facts, **plain(description)}
+    everything: dict[str, Any] = {"run": facts}
+    if measured_in is not None:
+        rounds = rounds_of(graph, agent, env.num_envs * agent.rollout_length)
+        everything["target"] = compare_here(ready, placed, rounds, ticks, measured_in, warmup_ticks=agent.warmup_ticks)
+    write_files(folder, title, description, everything)
+    return 0
+
+
+def write_files(folder: Path, title: str, description: Description, facts: dict[str, Any]) -> None:
+    """Draw the graph and write all figures."""
+    everything = {"source": f"{MARK}.explain", **facts, **plain(description)}
     (folder / "graph.svg").write_text(to_svg(description, title))
     (folder / "graph.mmd").write_text(to_mermaid(description, title))
     (folder / "graph.json").write_text(json.dumps(everything, indent=1, allow_nan=False) + "\n")
     print(f"written: {', '.join(str(folder / name) for name in FILES)}")
-    return 0
 
 
 def print_tables(description: Description, facts: dict[str, Any]) -> None:
@@ -89,17 +163,17 @@ def print_tables(description: Description, facts: dict[str, Any]) -> None:
         print(line)
 
 
-def take_out(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The folder named by ``out=``, and the other words.
+def take_out(words: Sequence[str], name: str) -> tuple[str | None, list[str]]:
+    """The value of the word ``name=``, and the other words.
 
     Raises:
         ConfigError: it has no value, or is given twice.
     """
-    given = [word for word in words if word.partition("=")[0] == "out"]
+    given = [word for word in words if word.partition("=")[0] == name]
     if len(given) > 1:
-        raise ConfigError(f"{' '.join(given)}: write one folder")
-    folder = str(read_word(given[0])[1]) if given else None
-    return folder, [word for word in words if word not in given]
+        raise ConfigError(f"{' '.join(given)}: write one {'folder' if name == 'out' else name}")
+    value = str(read_word(given[0])[1]) if given else None
+    return value, [word for word in words if word not in given]
 
 
 def default_folder(run: Run) -> str:
@@ -127,13 +201,14 @@ def open_folder(folder: Path) -> None:
 
 def look_at(
     run: Run, graph: Graph, placed: Placement, program: programs.Program, hyper: Any
-) -> tuple[Description, dict[str, Any]]:
-    """Compile a program and describe it; returns that, and facts about the run and its compilation."""
+) -> tuple[Started, Description, dict[str, Any]]:
+    """Compile a program and describe it; returns the first state and the program, the description, and facts about the
+    run and its compilation."""
     keys = jax.random.split(jax.random.key(run.seed), run.num_seeds)
     events: list[str] = []
     jax.monitoring.register_event_listener(lambda event, **_: events.append(event))
     begin = time.perf_counter()
-    _, compiled = program.ready(keys, hyper)
+    init, compiled = program.ready(keys, hyper)
     compile_s = time.perf_counter() - begin
     from_disk = events.count("/jax/compilation_cache/cache_hits")
     state = jax.eval_shape(program.init, keys, hyper)
@@ -152,7 +227,8 @@ def look_at(
         "programs_from_disk": from_disk,
         "jax_version": jax.__version__,
     }
-    return describe(graph, placed, state, run.num_seeds, shapes=shapes, run=compiled, ticks_per_chunk=ticks), facts
+    description = describe(graph, placed, state, run.num_seeds, shapes=shapes, run=compiled, ticks_per_chunk=ticks)
+    return Started(lambda: init(keys, hyper), compiled), description, facts
 
 
 def main(argv: Sequence[str] | None = None) -> int:

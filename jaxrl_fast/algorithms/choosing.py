@@ -166,4 +166,4 @@ def by_q_values(q_of: QValues) -> Decide:
 
 def value_of(q: jax.Array, action: jax.Array) -> jax.Array:
     """The Q-value ``[...]`` of ``action``, out of ``[..., num_actions]``."""
-    return jnp.take_along_axis(q, action[..., None], axis=-1)[..., 0]
+    return distributions.pick(q, action)

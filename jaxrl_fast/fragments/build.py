@@ -47,8 +47,8 @@ class StatisticsState(NamedTuple):
     discounted: jax.Array
 
 
-def sample_fragment(env: VecEnv, agent: Bound) -> Fragment:
-    """Samples with the exploring policy; writes ``rollout`` ``[T, E, ...]``."""
+def sample_fragment(env: VecEnv, agent: Bound, *, joined: bool = False) -> Fragment:
+    """Samples with the exploring policy; writes ``rollout`` ``[T, E, ...]``. ``joined``: as in `unroll`."""
     reads = agent.acting.parts + (("statistics",) if agent.normalize_observations else ())
 
     def init(key: jax.Array) -> SamplerState:
@@ -60,7 +60,7 @@ def sample_fragment(env: VecEnv, agent: Bound) -> Fragment:
         def act(carry: PyTree, obs: PyTree, first: jax.Array, key: jax.Array) -> tuple:
             return agent.acting.explore(learned, carry, _seen(inputs.get("statistics"), obs), first, key, hyper)
 
-        private, rollout, metrics = unroll(env, act, private, key, agent.rollout_length)
+        private, rollout, metrics = unroll(env, act, private, key, agent.rollout_length, joined=joined)
         return private, {"rollout": rollout}, metrics
 
     return Fragment(
@@ -150,6 +150,8 @@ class GraphOptions(NamedTuple):
     - ``total_steps``: environment steps of the run, over all environments; schedules end there.
     - ``nan``: stop on NaN or Inf, or skip such updates.
     - ``empty_until``: the tick at which replay starts to fill; later than 0 in a resumed run that has lost it.
+    - ``joined``: arrays that are treated alike are joined into one, for devices that start kernels one by one; changes
+      numbers only by rounding.
     """
 
     overlap: Overlap = "none"
@@ -158,6 +160,7 @@ class GraphOptions(NamedTuple):
     total_steps: int | None = None
     nan: OnNan = "stop"
     empty_until: int = 0
+    joined: bool = False
 
 
 def build_graph(
@@ -181,9 +184,10 @@ def build_graph(
         average=options.average,
         start=options.empty_until + agent.warmup_ticks + lag,
         nan=options.nan,
+        joined=options.joined,
     )
     statistics = (statistics_fragment(env, agent, options.nan),) if _needs_statistics(agent) else ()
-    before = (sampler(env, agent), *statistics, experience_fragment(env, agent))
+    before = (sampler(env, agent, joined=options.joined), *statistics, experience_fragment(env, agent))
     last_tick = {"statistics", PRIORITIES, *agent.parts}
     delays = {(f.name, c): 1 for f in before for c in f.reads if c in last_tick} | learning.delays
     delays |= {(f.name, "batches"): 1 for f in learning.fragments if lag and "batches" in f.reads}
@@ -196,12 +200,12 @@ def build_graph(
     return graph, agent
 
 
-def sampler(env: VecEnv | HostEnv, agent: Bound) -> Fragment:
-    """The fragment ``sample``, for compiled environments or those on the host."""
+def sampler(env: VecEnv | HostEnv, agent: Bound, *, joined: bool = False) -> Fragment:
+    """The fragment ``sample``, for compiled environments (``joined``: as in `unroll`) or those on the host."""
     if isinstance(env, HostEnv):
         make_sample = host_sample_fragment if env.recv_any is None else arrival_sample_fragment
         return make_sample(env, agent, rollout_shapes(env, agent))
-    return sample_fragment(env, agent)
+    return sample_fragment(env, agent, joined=joined)
 
 
 def init_statistics(env: VecEnv | HostEnv, agent: Bound) -> Statistics:

@@ -33,6 +33,7 @@ def build_learners(
     average: Average = "gradients",
     start: int = 0,
     nan: OnNan = "stop",
+    joined: bool = False,
 ) -> Learners:
     """The learning half of a graph; its fragments read ``batches`` and write a channel of `Learned` for each part.
 
@@ -49,7 +50,7 @@ def build_learners(
             f"learners={learners} cannot share the {shards} logical shards of the batches (common divisor of 8, "
             f"num_envs and the batch): write learners={_divisor_near(shards, learners)}, or other sizes"
         )
-    learning = Learning(agent, start, nan, average == "turns")
+    learning = Learning(agent, start, nan, average == "turns", joined)
     teams = [(name,) for name in agent.parts] if side_by_side else [tuple(agent.parts)]
     if learners > 1 and average != "parameters":
         return Learners(*averaging_gradients(learning, side_by_side, learners))

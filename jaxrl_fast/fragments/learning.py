@@ -10,7 +10,8 @@ from jaxrl_fast.algorithms.interface import Learned, Part, init_params
 from jaxrl_fast.core import Batches, Metrics, PyTree, stable_hash
 from jaxrl_fast.experience.binding import Bound
 from jaxrl_fast.experience.prioritized import empty_feedback, make_feedback
-from jaxrl_fast.fragments.updates import DROPPED, PartState, Updated, init_part, step_or_rest, update
+from jaxrl_fast.fragments.joined import can_join, joined_trainer, scan_joined
+from jaxrl_fast.fragments.updates import DROPPED, PartState, Trainer, Updated, init_part, step_or_rest, trainer
 from jaxrl_fast.graph.dataflow import Channels, Fragment
 from jaxrl_fast.graph.placements import ACTING, LEARNING
 
@@ -36,12 +37,14 @@ class Learning(NamedTuple):
     - ``start``: the first tick with updates.
     - ``nan``: what to do on NaN or Inf.
     - ``turns``: a server steps along the gradients of one learner after another, not along their mean.
+    - ``joined``: each network's numbers lie in one vector while updates are made (`joined`).
     """
 
     agent: Bound
     start: int = 0
     nan: OnNan = "stop"
     turns: bool = False
+    joined: bool = False
 
     @property
     def parts(self) -> dict[str, Part]:
@@ -109,31 +112,43 @@ def make_updates(
 ) -> tuple[States, Metrics, PyTree]:
     """K updates of the parts in ``team``, in turns in this order, against ``peers``; metrics ``[K]``, and the
     priorities ``[K, B]`` of the part that decides what is sampled, or ()."""
-    parts, take, drop = learning.parts, learning.agent.experience.take, learning.nan == "skip"
-    rounds = batches.indices.shape[0]
+    take, rounds = learning.agent.experience.take, batches.indices.shape[0]
+    trainers = {name: trainer_of(learning, name, states[name]) for name in team}
+    columns: list[str] = []
 
     def one_update(states: States, xs: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[States, tuple]:
-        index, key, count = xs
+        index, part_keys, count = xs
         batch = take(batches.data, index)
         metrics: Metrics = {}
         found: PyTree = ()
-        for name, part_key in zip(team, jax.random.split(key, len(team)), strict=True):
-            seen = peers | {other: state.learned for other, state in states.items()}
+        for name, part_key in zip(team, part_keys, strict=True):
+            seen = peers | {other: trainers[other].learned(state) for other, state in states.items()}
 
             def make(
                 state: PartState, name: str = name, seen: Channels = seen, part_key: jax.Array = part_key
             ) -> Updated:
-                return update(parts[name], state, seen, batch, part_key, hyper, count, drop_nonfinite=drop)
+                return trainers[name].update(state, seen, batch, part_key, hyper, count)
 
-            new, own, priorities = step_or_rest(parts[name], make, states[name], count)
+            new, own, priorities = step_or_rest(learning.parts[name], make, states[name], count)
             states = {**states, name: new}
             metrics |= {metric_name(team, name, metric): value for metric, value in own.items()}
             found = priorities if name == learning.agent.experience.prioritized_by else found
-        return states, (metrics, found)
+        columns[:] = metrics
+        return states, (jnp.stack([value.astype(jnp.float32) for value in metrics.values()]), found)
 
-    keys, counts = jax.random.split(key, rounds), turn * rounds + jnp.arange(rounds)
-    states, (metrics, priorities) = jax.lax.scan(one_update, states, (batches.indices, keys, counts))
-    return states, metrics, priorities
+    keys = jax.vmap(lambda key: jax.random.split(key, len(team)))(jax.random.split(key, rounds))
+    counts = turn * rounds + jnp.arange(rounds)
+    begun = {name: trainers[name].begin(states[name]) for name in team}
+    scan = scan_joined if learning.joined else jax.lax.scan
+    ended, (rows, priorities) = scan(one_update, begun, (batches.indices, keys, counts))
+    states = {name: trainers[name].end(ended[name]) for name in team}
+    return states, {name: rows[:, i] for i, name in enumerate(columns)}, priorities
+
+
+def trainer_of(learning: Learning, name: str, state: PartState) -> Trainer:
+    """How a part is updated: as it is, or joined where that is wanted and possible."""
+    part, drop = learning.parts[name], learning.nan == "skip"
+    return joined_trainer(part, state, drop) if learning.joined and can_join(part, state) else trainer(part, drop)
 
 
 def init_states(learning: Learning, team: tuple[str, ...], key: jax.Array) -> States:

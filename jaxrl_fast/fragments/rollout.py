@@ -1,5 +1,6 @@
 """Sampling of rollouts in compiled environments: `unroll`, the only scan over environment steps in training."""
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import jax
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 
 from jaxrl_fast.core import EpisodeTotals, Metrics, PyTree, Transition
 from jaxrl_fast.environments.env import VecEnv, VecState
+from jaxrl_fast.fragments.packed_steps import PackedStep, pack_step, unpack_steps
 
 
 class ActInRollout(Protocol):
@@ -41,9 +43,9 @@ def start(env: VecEnv, carry: PyTree, key: jax.Array) -> SamplerState:
 
 
 def unroll(
-    env: VecEnv, act: ActInRollout, state: SamplerState, key: jax.Array, num_steps: int
+    env: VecEnv, act: ActInRollout, state: SamplerState, key: jax.Array, num_steps: int, *, joined: bool = False
 ) -> tuple[SamplerState, Transition, Metrics]:
-    """Take ``num_steps`` (T) steps in every environment.
+    """Take ``num_steps`` (T) steps in every environment; ``joined``: each is stored as one array (`packed_steps`).
 
     Returns the state to go on from, the rollout ``[T, E, ...]``, and metrics: sums over the episodes that ended in it,
     and ``nonfinite_step``, the first step with an observation or reward that is not finite, or -1.
@@ -51,9 +53,8 @@ def unroll(
     bank_key, scan_key = jax.random.split(key)
     bank = env.draw_fresh(bank_key, num_steps)
 
-    def step(state: SamplerState, xs: tuple[jax.Array, jax.Array]) -> tuple[SamplerState, tuple]:
-        t, key = xs
-        act_key, env_key = jax.random.split(key)
+    def step(state: SamplerState, xs: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[SamplerState, tuple]:
+        t, act_key, env_key = xs
         action, carry, extras = act(state.carry, state.obs, state.first, act_key)
         env_state, ts = env.step(state.env, action, env_key, bank, t)
         done = ts.terminated | ts.truncated
@@ -62,11 +63,25 @@ def unroll(
         )
         return SamplerState(env_state, ts.obs, done, carry), (transition, ts.episode)
 
-    xs = jnp.arange(num_steps), jax.random.split(scan_key, num_steps)
-    end, (transitions, episodes) = jax.lax.scan(step, state, xs)
+    keys = jax.vmap(jax.random.split)(jax.random.split(scan_key, num_steps))
+    xs = jnp.arange(num_steps), keys[:, 0], keys[:, 1]
+    end, (transitions, episodes) = _scan_joined(step, state, xs) if joined else jax.lax.scan(step, state, xs)
     metrics = _episode_sums(transitions.terminated | transitions.truncated, episodes)
     metrics["nonfinite_step"] = _first_nonfinite(transitions)
     return end, transitions, metrics
+
+
+def _scan_joined(step: Callable, state: SamplerState, xs: PyTree) -> tuple[SamplerState, tuple]:
+    """As a scan; the outputs of each step are joined while it lasts."""
+    shapes: list[PyTree] = []
+
+    def packed(state: SamplerState, x: PyTree) -> tuple[SamplerState, PackedStep]:
+        state, outputs = step(state, x)
+        shapes[:] = [jax.eval_shape(lambda: outputs)]
+        return state, pack_step(outputs)
+
+    end, steps = jax.lax.scan(packed, state, xs)
+    return end, unpack_steps(steps, shapes[0])
 
 
 def _episode_sums(done: jax.Array, episode: EpisodeTotals) -> Metrics:

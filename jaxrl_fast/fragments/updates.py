@@ -1,7 +1,7 @@
 """One gradient update of a part: gradients, the optimizer's step, the constraint on params, the target networks."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -60,6 +60,41 @@ def update(
     """One gradient update of a part by one learner; ``updates``: how many the run has made before it."""
     found = part.gradients(state.learned, peers, batch, key, hyper)
     return apply_gradients(part, state, found, hyper, updates, drop_nonfinite=drop_nonfinite)
+
+
+class UpdatePart(Protocol):
+    """One gradient update of a part by one learner."""
+
+    def __call__(
+        self, state: PartState, peers: dict[str, Learned], batch: Any, key: jax.Array, hyper: Any, updates: jax.Array, /
+    ) -> Updated:
+        """``state``: of the part while updates are made; ``peers``: what the others have learned, by name; ``updates``:
+        how many the run has made before it."""
+
+
+class Trainer(NamedTuple):
+    """How the updates of a tick treat a part, whose state may look otherwise meanwhile.
+
+    - ``begin``, ``end``: the part's state as it is updated, and back.
+    - ``learned``: what other parts see of it meanwhile.
+    - ``update``: one update.
+    """
+
+    begin: Callable[[PartState], PartState]
+    end: Callable[[PartState], PartState]
+    learned: Callable[[PartState], Learned]
+    update: UpdatePart
+
+
+def trainer(part: Part, drop_nonfinite: bool) -> Trainer:
+    """A part as it is."""
+
+    def step(
+        state: PartState, peers: dict[str, Learned], batch: Any, key: jax.Array, hyper: Any, updates: jax.Array
+    ) -> Updated:
+        return update(part, state, peers, batch, key, hyper, updates, drop_nonfinite=drop_nonfinite)
+
+    return Trainer(lambda state: state, lambda state: state, lambda state: state.learned, step)
 
 
 def apply_gradients(

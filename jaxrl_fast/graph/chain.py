@@ -18,7 +18,7 @@ from jaxrl_fast.core import Metrics
 from jaxrl_fast.graph import dataflow as graphs
 from jaxrl_fast.graph.dataflow import Channels, Fragment, Graph, TrainState
 from jaxrl_fast.graph.layout import channel_axes, compiler_options, init_seeds, lay, over_seeds, state_layout
-from jaxrl_fast.graph.program_functions import CompileAhead, InitState, PlaceState
+from jaxrl_fast.graph.program_functions import CompileAhead, CompileRun, InitState, PlaceState
 
 
 class Segment(NamedTuple):
@@ -131,11 +131,12 @@ class Chain(NamedTuple):
 
 class ChainParts(NamedTuple):
     """A chain before it is compiled, with the other functions of a `jaxrl_fast.graph.program.Program`: ``init``,
-    ``run``, ``ready`` and ``place`` mean the same there."""
+    ``run``, ``ready``, ``compile_run`` and ``place`` mean the same there."""
 
     init: InitState
     run: Chain
     ready: CompileAhead
+    compile_run: CompileRun
     place: PlaceState
 
 
@@ -148,10 +149,9 @@ def make_chain(graph: Graph, home: dict[str, Mesh], ticks_per_chunk: int, num_se
     def place(state: TrainState) -> TrainState:
         return jax.device_put(state, layout)
 
-    def ready(keys: jax.Array, hyper: Any) -> tuple[InitState, Chain]:
+    def compile_run(keys: jax.Array, hyper: Any) -> Chain:
         state = jax.eval_shape(first, keys, hyper)
         pool = ThreadPoolExecutor()
-        init = pool.submit(lambda: first.lower(keys, hyper).compile())
         fresh: Channels = {}
         steps: dict[int, Any] = {}
         for segment in (s for stage in stages for s in stage.segments):
@@ -169,9 +169,17 @@ def make_chain(graph: Graph, home: dict[str, Mesh], ticks_per_chunk: int, num_se
             return segment if segment.host else segment._replace(step=steps[id(segment)].result())
 
         done = tuple(stage._replace(segments=tuple(map(compiled, stage.segments))) for stage in stages)
-        return lambda keys, hyper: place(init.result()(keys, hyper)), Chain(done, ticks_per_chunk)
+        return Chain(done, ticks_per_chunk)
 
-    return ChainParts(lambda keys, hyper: place(first(keys, hyper)), Chain(stages, ticks_per_chunk), ready, place)
+    def ready(keys: jax.Array, hyper: Any) -> tuple[InitState, Chain]:
+        pool = ThreadPoolExecutor(1)
+        init = pool.submit(lambda: first.lower(keys, hyper).compile())
+        pool.shutdown(wait=False)
+        run = compile_run(keys, hyper)
+        return lambda keys, hyper: place(init.result()(keys, hyper)), run
+
+    run = Chain(stages, ticks_per_chunk)
+    return ChainParts(lambda keys, hyper: place(first(keys, hyper)), run, ready, compile_run, place)
 
 
 def dispatch_order(graph: Graph, home: dict[str, Mesh]) -> list[tuple[Fragment, ...]]:
@@ -269,6 +277,7 @@ def _compiled(
         after, outputs, metrics = graphs.step_round(*args, round) if one_round else graphs.step_fragments(*args)
         return after, {c: outputs[c] for c in written}, metrics
 
+    one_seed.__name__ = "_".join(f.name for f in fragments)  # what profilers and the compiler's dumps call the program
     private = {f.name: lay(mesh, f.division.private, num_seeds) for f in fragments}
     whole = lay(mesh, None, num_seeds)
     return jax.jit(

@@ -232,7 +232,8 @@ def step_round(
         # No compiler may merge the arithmetic of two fragments: in one program or in several, they round alike.
         own_private, inputs = jax.lax.optimization_barrier((private[fragment.name], inputs))
         own_key, turn = step_key(fragment, key, tick, round), tick * fragment.rounds + round
-        stepped = step_fragment(fragment, own_private, inputs, held, hyper, own_key, tick, turn)
+        with jax.named_scope(fragment.name):
+            stepped = step_fragment(fragment, own_private, inputs, held, hyper, own_key, tick, turn)
         after[fragment.name], outputs, own = jax.lax.optimization_barrier(stepped)
         written.update(outputs)
         metrics.update({f"{fragment.name}/{name}": value for name, value in own.items()})

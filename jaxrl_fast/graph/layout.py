@@ -1,5 +1,6 @@
 """Layouts: where the arrays of a group of fragments lie on its devices. Shared by `program` and `chain`."""
 
+import os
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -26,6 +27,22 @@ CPU_OPTIONS: dict[str, str | bool] = {"xla_cpu_experimental_ynn_fusion_type": ""
 (medians of 8 and 4 rounds in turn, JAX 0.10.2)."""
 
 
+GPU_GRAPHS: dict[str, str | bool] = {
+    "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE",
+    "xla_gpu_graph_min_graph_size": "1",
+}
+"""Loops and branches become part of CUDA graphs, so that a GPU starts a whole tick at once and its host never waits.
+Compiled for an H100 and never run on one, so only with ``JAXRL_FAST_GPU_GRAPHS=1``."""
+
+
+GPU_PLATFORMS = ("gpu", "cuda", "rocm")
+
+
+def starts_kernels_singly(platform: str) -> bool:
+    """Whether a device's host starts kernel after kernel, so that many small ones cost more than a few large ones."""
+    return platform in GPU_PLATFORMS
+
+
 def homes(placement: Placement, num_seeds: int) -> dict[str, Mesh]:
     """Each fragment's devices; fragments of one group share the very mesh."""
     meshes = [_mesh(group, num_seeds) for group in placement.groups]
@@ -34,7 +51,10 @@ def homes(placement: Placement, num_seeds: int) -> dict[str, Mesh]:
 
 def compiler_options(mesh: Mesh) -> dict[str, str | bool]:
     """Options of XLA for these devices, as far as this version of it has them."""
-    options = CPU_OPTIONS if mesh.devices.flat[0].platform == "cpu" else {}
+    platform = mesh.devices.flat[0].platform
+    if platform in GPU_PLATFORMS and os.environ.get("JAXRL_FAST_GPU_GRAPHS") == "1":
+        return GPU_GRAPHS
+    options = CPU_OPTIONS if platform == "cpu" else {}
     return {name: value for name, value in options.items() if xla_knows(name, value)}
 
 

@@ -109,20 +109,28 @@ def place(graph: Graph, placement: str | Make, devices: int | None) -> Placement
     Raises:
         ValueError: the name is unknown, there are not so many devices, or it does not span all processes.
     """
+    placed = place_on(graph, placement, distributed.devices(devices))
+    distributed.check_placement(placed.name, [group.devices for group in placed.groups])
+    return placed
+
+
+def place_on(graph: Graph, placement: str | Make, devices: Sequence[jax.Device]) -> Placement:
+    """As `place`, on these devices, which need not be here.
+
+    Raises:
+        ValueError: the name is unknown, or there are too few devices.
+    """
     if isinstance(placement, str) and placement not in PLACEMENTS:
         raise ValueError(f"placement={placement}: write one of {', '.join(PLACEMENTS)}")
     make = PLACEMENTS[placement] if isinstance(placement, str) else placement
-    available = distributed.devices(devices)
     try:
-        placed = make(graph, available)
+        return make(graph, devices)
     except IndexError:
         name = placement if isinstance(placement, str) else getattr(placement, "__name__", "placement")
         raise ValueError(
-            f"placement {name} asks for more devices than the {len(available)} there are: write a larger devices=..., "
+            f"placement {name} asks for more devices than the {len(devices)} there are: write a larger devices=..., "
             "or let groups share devices"
         ) from None
-    distributed.check_placement(placed.name, [group.devices for group in placed.groups])
-    return placed
 
 
 def check(graph: Graph, placement: Placement, num_seeds: int = 1) -> None:

@@ -18,14 +18,15 @@ from jaxrl_fast.graph.checking import check
 from jaxrl_fast.graph.dataflow import Graph, TrainState
 from jaxrl_fast.graph.layout import SEED_AXES, compiler_options, homes, init_seeds, over_seeds, state_layout
 from jaxrl_fast.graph.placements import Placement
-from jaxrl_fast.graph.program_functions import CompileAhead, InitState, PlaceState, RunChunk
+from jaxrl_fast.graph.program_functions import CompileAhead, CompileRun, InitState, PlaceState, RunChunk
 
 
 class Program(NamedTuple):
     """A graph ready to run.
 
     ``init`` makes the first state and ``run`` trains a chunk of ``ticks_per_chunk`` ticks, compiled once; ``ready``
-    compiles both ahead of time; ``place`` puts a state from elsewhere where ``run`` wants it. Leaves of a state have a
+    compiles both ahead of time, ``compile_run`` the latter alone, for devices that need not be here; ``place`` puts a
+    state from elsewhere where ``run`` wants it. Leaves of a state have a
     leading axis ``[S, ...]`` (but the tick) if there are several seeds: for a single one, an axis of length 1 would
     make XLA copy what it could update in place.
     """
@@ -33,6 +34,7 @@ class Program(NamedTuple):
     init: InitState
     run: RunChunk
     ready: CompileAhead
+    compile_run: CompileRun
     place: PlaceState
     ticks_per_chunk: int
 
@@ -77,14 +79,14 @@ def _one_program(graph: Graph, home: dict[str, Mesh], ticks_per_chunk: int, num_
         compiler_options=compiler_options(home[graph.fragments[0].name]),
     )
 
-    def ready(keys: jax.Array, hyper: Any) -> tuple[InitState, RunChunk]:
-        shapes = jax.eval_shape(init, keys, hyper)
-        pool = ThreadPoolExecutor(2)
-        compiled = [
-            pool.submit(lambda: init.lower(keys, hyper).compile()),
-            pool.submit(lambda: run.lower(shapes).compile()),
-        ]
-        pool.shutdown(wait=False)
-        return compiled[0].result(), compiled[1].result()
+    def compile_run(keys: jax.Array, hyper: Any) -> RunChunk:
+        return run.lower(jax.eval_shape(init, keys, hyper)).compile()
 
-    return Program(init, run, ready, lambda state: distributed.put(state, layout), ticks_per_chunk)
+    def ready(keys: jax.Array, hyper: Any) -> tuple[InitState, RunChunk]:
+        pool = ThreadPoolExecutor(1)
+        first = pool.submit(lambda: init.lower(keys, hyper).compile())
+        pool.shutdown(wait=False)
+        compiled = compile_run(keys, hyper)
+        return first.result(), compiled
+
+    return Program(init, run, ready, compile_run, lambda state: distributed.put(state, layout), ticks_per_chunk)

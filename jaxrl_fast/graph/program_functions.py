@@ -30,6 +30,13 @@ class CompileAhead(Protocol):
         """Takes what `InitState` takes, for the shapes. Returns both functions, compiled."""
 
 
+class CompileRun(Protocol):
+    """Compiles `RunChunk` alone."""
+
+    def __call__(self, keys: jax.Array, hyper: Any, /) -> RunChunk:
+        """Takes what `InitState` takes, or its shapes."""
+
+
 class PlaceState(Protocol):
     """Puts a state, for instance one from a file, on the devices where `RunChunk` wants it."""
 

@@ -125,7 +125,7 @@ def describe(
         GroupFacts(group.fragments, tuple(f"{d.platform}:{d.id}" for d in group.devices), shards(group, num_seeds)[0])
         for group in placement.groups
     )
-    parts = [] if run is None else _parts(run, tuple(group_of), ticks_per_chunk)
+    parts = [] if run is None else compiled_parts(run, tuple(group_of), ticks_per_chunk)
     programs = tuple(
         PlacedProgram(
             names, group_of[names[0]], calls, inspect_program(step, 1 / calls) if isinstance(step, Compiled) else None
@@ -173,10 +173,12 @@ def plain(value: Any) -> Any:
     """The same in dictionaries, lists, numbers and words, as JSON has them."""
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         return {name: plain(item) for name, item in value._asdict().items()}
+    if isinstance(value, dict):
+        return {name: plain(item) for name, item in value.items()}
     return [plain(item) for item in value] if isinstance(value, tuple) else value
 
 
-def _parts(run: Any, names: tuple[str, ...], ticks_per_chunk: int) -> list[tuple[tuple[str, ...], Any, float]]:
+def compiled_parts(run: Any, names: tuple[str, ...], ticks_per_chunk: int) -> list[tuple[tuple[str, ...], Any, float]]:
     """Fragments, program and calls a tick: of one program for all, or of each link of a chain."""
     if isinstance(run, Compiled):
         return [(names, run, 1 / ticks_per_chunk)]

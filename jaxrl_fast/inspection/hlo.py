@@ -83,25 +83,25 @@ def program_bytes(compiled: Compiled) -> int | None:
 
 def find_collectives(text: str, ticks: float = 1) -> tuple[Collective, ...]:
     """The collectives in a program's text, those that run equally often together."""
-    computations, entry = _read(text)
-    runs = _runs(computations, entry)
+    computations, entry = read_computations(text)
+    runs = computation_runs(computations, entry)
     found: dict[tuple[str, float | None], list[int]] = {}
     for name, often in runs.items():
         for result, kind in COLLECTIVE.findall("\n".join(computations[name])):
-            found.setdefault((kind, _known(often / ticks)), []).append(_size(result))
+            found.setdefault((kind, _known(often / ticks)), []).append(array_bytes(result))
     return tuple(Collective(kind, len(sizes), often, sum(sizes)) for (kind, often), sizes in found.items())
 
 
 def loop_runs(text: str) -> list[float]:
     """How often the body of each loop in a program's text runs in one call; NaN where XLA does not know."""
-    computations, entry = _read(text)
-    runs = _runs(computations, entry)
+    computations, entry = read_computations(text)
+    runs = computation_runs(computations, entry)
     return [
         runs.get(callee, 0.0) for name in runs for line in computations[name] for callee, loop in _calls(line) if loop
     ]
 
 
-def _read(text: str) -> tuple[dict[str, list[str]], str]:
+def read_computations(text: str) -> tuple[dict[str, list[str]], str]:
     """The instructions of each computation, and the name of the one that the program begins with."""
     computations: dict[str, list[str]] = {}
     entry, lines = "", []
@@ -114,7 +114,7 @@ def _read(text: str) -> tuple[dict[str, list[str]], str]:
     return computations, entry
 
 
-def _runs(computations: dict[str, list[str]], entry: str) -> dict[str, float]:
+def computation_runs(computations: dict[str, list[str]], entry: str) -> dict[str, float]:
     """How often each computation runs in one call of the program. Those that nothing calls, of which XLA leaves some
     behind, are left out."""
     callers: dict[str, list[tuple[str, float]]] = {name: [] for name in computations}
@@ -138,7 +138,7 @@ def _calls(line: str) -> list[tuple[str, bool]]:
     return [(name[1:], role == "body") for role, names in CALLEES.findall(line) for name in names.split(", ")]
 
 
-def _size(shape: str) -> int:
+def array_bytes(shape: str) -> int:
     """Bytes of an array or a tuple of them, as in ``(f32[256]{0}, pred[])``."""
     arrays = ARRAY.findall(shape)
     return sum(prod(int(n) for n in dims.split(",") if n) * max(1, int(bits or 8) // 8) for bits, dims in arrays)

@@ -177,7 +177,10 @@ def make_network(
 
 
 def ensemble(network: Network, size: int) -> Network:
-    """``size`` networks that differ in their initial weights only; outputs ``[size, L, B, out]``, a memory for each."""
+    """``size`` networks that differ in their initial weights only; outputs ``[size, L, B, out]``, a memory for each.
+
+    Params are a tuple; those of networks without memory may also be stacked, ``[size, ...]``: then all are one product.
+    """
 
     def init(key: jax.Array) -> PyTree:
         return tuple(network.init(k) for k in jax.random.split(key, size))
@@ -185,6 +188,8 @@ def ensemble(network: Network, size: int) -> Network:
     def apply(
         params: PyTree, memory: PyTree, obs: PyTree, first: jax.Array, action: jax.Array | None = None
     ) -> tuple[jax.Array, PyTree]:
+        if not isinstance(params, tuple):
+            return jax.vmap(lambda own: network.apply(own, (), obs, first, action)[0])(params), ()
         own = memory if network.recurrent else ((),) * size
         results = [network.apply(p, m, obs, first, action) for p, m in zip(params, own, strict=True)]
         outputs, memories = zip(*results, strict=True)

@@ -32,7 +32,12 @@ def soft_target(
 
 def soft_policy(q: jax.Array, log_prob: jax.Array, temperature: jax.Array) -> jax.Array:
     """SAC's policy loss (arXiv 1812.05905, equation 7); ``q`` holds the critics' values ``[2]``."""
-    return temperature * log_prob - jnp.min(q)
+    return temperature * log_prob - least(q)
+
+
+def least(q: jax.Array) -> jax.Array:
+    """The least of the values ``[N]``; its gradient goes to the first of them that is so small."""
+    return jnp.sum(jnp.where(jax.nn.one_hot(jnp.argmin(q), q.shape[-1], dtype=bool), q, 0.0))
 
 
 def soft_value(logits: jax.Array, q: jax.Array, temperature: jax.Array) -> jax.Array:

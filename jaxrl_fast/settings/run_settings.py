@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import jax
 from omegaconf import OmegaConf
 
 import envs
@@ -13,6 +14,7 @@ from jaxrl_fast.environments.env import VecEnv
 from jaxrl_fast.environments.host_env import HostEnv
 from jaxrl_fast.fragments.build import GraphOptions, Overlap
 from jaxrl_fast.fragments.learning import Average, OnNan
+from jaxrl_fast.graph.layout import starts_kernels_singly
 from jaxrl_fast.numerics.schedules import plain
 from jaxrl_fast.runs.checkpointing import Checkpoints
 from jaxrl_fast.runs.loggers import Log
@@ -71,8 +73,9 @@ class Run:
 
 
 def graph_options(run: Run) -> GraphOptions:
-    """The options of the run's graph that do not belong to its algorithm."""
-    return GraphOptions(run.overlap, run.learners, run.average, run.total_steps, run.nan)
+    """The options of the run's graph that do not belong to its algorithm, on the devices that JAX has started."""
+    joined = starts_kernels_singly(jax.default_backend())
+    return GraphOptions(run.overlap, run.learners, run.average, run.total_steps, run.nan, joined=joined)
 
 
 def make_algorithm(run: Run) -> Algorithm:

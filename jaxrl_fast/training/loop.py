@@ -28,6 +28,7 @@ from jaxrl_fast.graph import program as programs
 from jaxrl_fast.graph.dataflow import TrainState, tagged
 from jaxrl_fast.graph.dataflow import init as init_graph
 from jaxrl_fast.graph.dataflow import tick as tick_graph
+from jaxrl_fast.graph.layout import starts_kernels_singly
 from jaxrl_fast.graph.placements import REPLAY, Make, place
 from jaxrl_fast.inspection.drawing import draw_run
 from jaxrl_fast.inspection.notebook import live_plot, result_html
@@ -185,7 +186,8 @@ def learn(
         on_metrics = live_plot()
     resumed = None if resume is None else resuming.read(resume, settings, algorithm)
     empty_until = resumed.empty_until if resumed else 0
-    options = GraphOptions(overlap, learners, average, total_steps, nan, empty_until)
+    joined = starts_kernels_singly(jax.default_backend())
+    options = GraphOptions(overlap, learners, average, total_steps, nan, empty_until, joined)
     graph, agent = build_graph(vec_env, algorithm, options)
     plan = plan_run(env, agent, total_steps, eval_every, checkpoints.every, resumed.progress if resumed else None)
     placed = place(graph, placement, devices)

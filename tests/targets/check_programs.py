@@ -1,0 +1,86 @@
+"""What programs cost on accelerators does not grow: ``make test-targets`` (minutes; needs ``make targets``).
+
+``python tests/targets/check_programs.py`` writes today's figures to held.json, for a change that is meant to move them.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))
+from targets import ROWS, compile_row
+
+from jaxrl_fast.settings.schema import ConfigError
+from jaxrl_fast.targets.chips import CHIPS
+from jaxrl_fast.targets.compilers import python_for
+
+HELD = Path(__file__).parent / "held.json"
+NAMES = ("ppo_cartpole_h100", "ppo_cartpole_h100x8", "sac_h100", "sac_v5e_2x4", "dqn_h100", "sac_h100x2_split")
+GROWTH = 1.05
+"""Kernels may become this many times as many; a change of XLA's heuristics moves some."""
+
+
+def compilers_missing() -> bool:
+    """Whether this machine cannot compile for accelerators."""
+    try:
+        return not (python_for("cuda") and python_for("tpu"))
+    except ConfigError:
+        return True
+
+
+def figures(row: dict) -> dict:
+    """What is held of a row."""
+    programs = row["programs"]
+    return {
+        "kernels": sum(program["kernels"] for program in programs),
+        "kernels_an_update": row["kernels_an_update"],
+        "kernels_a_step": row["kernels_a_step"],
+        "launches": [program["launches"] for program in programs],
+        "all_reduces": [
+            [found["instructions"], found["runs"]]
+            for program in programs
+            for found in program["collectives"]
+            if found["kind"] == "all-reduce"
+        ],
+        "other_collectives": sorted({c["kind"] for p in programs for c in p["collectives"]} - {"all-reduce"}),
+    }
+
+
+pytestmark = pytest.mark.skipif(compilers_missing(), reason="no compilers for accelerators here: make targets")
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def row(request) -> tuple[str, dict]:
+    return request.param, compile_row(*ROWS[request.param])
+
+
+def test_kernels_and_launches_do_not_grow(row):
+    name, found = row
+    held, now = json.loads(HELD.read_text())[name], figures(found)
+    assert now["kernels"] <= GROWTH * held["kernels"]
+    for each in ("kernels_an_update", "kernels_a_step"):
+        for fragment, number in held[each].items():
+            assert number is None or now[each][fragment] <= GROWTH * number, (each, fragment)
+    for before, after in zip(held["launches"], now["launches"], strict=True):
+        assert before is None or all(after[key] <= GROWTH * before[key] for key in before), (before, after)
+
+
+def test_collectives_are_those_that_are_held(row):
+    name, found = row
+    held, now = json.loads(HELD.read_text())[name], figures(found)
+    assert now["other_collectives"] == held["other_collectives"]
+    assert now["all_reduces"] == held["all_reduces"]
+
+
+def test_no_replay_is_copied_and_everything_fits(row):
+    found = row[1]
+    memory = CHIPS[found["target"].partition(":")[0]].memory_bytes
+    for program in found["programs"]:
+        assert not program["big_copies"]
+        assert program["memory_bytes"] < memory
+
+
+if __name__ == "__main__":
+    HELD.write_text(json.dumps({name: figures(compile_row(*ROWS[name])) for name in NAMES}, indent=1) + "\n")

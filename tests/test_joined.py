@@ -1,0 +1,91 @@
+"""Joined arrays: packing loses nothing, and a run computes the same with them as without."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import jaxrl_fast as jf
+from jaxrl_fast.fragments.build import GraphOptions, build_graph
+from jaxrl_fast.fragments.joined import pack, pack_moments, packing_of, stacked, unpack, unpack_moments
+from jaxrl_fast.fragments.packed_steps import pack_step, unpack_steps
+from jaxrl_fast.graph.dataflow import init, tick
+
+SMALL = dict(policy_hidden=(8,), critic_hidden=(8,))
+OFF_POLICY = dict(updates_per_tick=3, batch_size=16, warmup_steps=16, buffer_size=256)
+ALGORITHMS = {
+    "sac": ("pendulum", jf.sac(**SMALL, **OFF_POLICY)),
+    "sac with memory": ("pendulum", jf.sac(**SMALL, **OFF_POLICY, recurrent_size=4, sequence_length=2, burn_in=1)),
+    "td3": ("pendulum", jf.td3(**SMALL, **OFF_POLICY)),
+    "ppo": ("cartpole", jf.ppo(rollout_length=8, num_minibatches=2, num_epochs=2)),
+}
+
+
+def leaves_equal(one, other) -> None:
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)
+
+
+def network(seed: float) -> dict:
+    own = {"kernel": jnp.arange(6.0).reshape(2, 3) + seed, "bias": jnp.arange(3.0) - seed, "scale": jnp.float32(seed)}
+    return {"params": own}
+
+
+@pytest.mark.parametrize("params", [network(0.5), (network(1.0), network(2.0))], ids=["network", "ensemble"])
+def test_packing_gives_back_what_was_packed(params):
+    packing = packing_of(params)
+    leaves_equal(unpack(packing, pack(packing, params)), params)
+    leaves_equal(pack(packing, stacked(packing, pack(packing, params))), pack(packing, params))
+
+
+@pytest.mark.parametrize("params", [network(0.5), (network(1.0), network(2.0))], ids=["network", "ensemble"])
+@pytest.mark.parametrize("optimizer", [optax.adam(1e-3), optax.chain(optax.clip(1.0), optax.rmsprop(1e-3))])
+def test_an_optimizers_moments_are_packed_and_its_counts_are_not(params, optimizer):
+    packing, state = packing_of(params), optimizer.init(params)
+    packed = pack_moments(packing, state)
+    assert jax.tree.structure(packed) == jax.tree.structure(optimizer.init(pack(packing, params)))
+    leaves_equal(unpack_moments(packing, (packed, state)), state)
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_steps_keep_every_bit(seed):
+    rng = np.random.default_rng(seed)
+    bits = rng.integers(0, 2**32, (5, 4, 3), np.uint32)
+    steps = {
+        "obs": jnp.asarray(bits.view(np.float32)),  # NaNs with any payload among them
+        "flag": jnp.asarray(rng.integers(0, 2, (5, 4)).astype(bool)),
+        "action": jnp.asarray(rng.integers(-(2**31), 2**31, (5, 4, 2), np.int32)),
+        "image": jnp.asarray(rng.integers(0, 256, (5, 4, 40, 40), np.uint8)),
+    }
+    _, packed = jax.lax.scan(lambda carry, step: (carry, pack_step(step)), (), steps)
+    assert packed.words.shape == (5, 4, 3 + 1 + 2)
+    back = unpack_steps(packed, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), steps))
+    for name, value in steps.items():
+        np.testing.assert_array_equal(np.asarray(back[name]).tobytes(), np.asarray(value).tobytes())
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_run_computes_the_same_joined(name):
+    env_name, algorithm = ALGORITHMS[name]
+    env = jf.make_env(env_name, num_envs=8)
+    ends = []
+    for joined in (False, True):
+        graph, agent = build_graph(env, algorithm, GraphOptions(total_steps=1000, joined=joined))
+        state, step = init(graph, jax.random.key(0), algorithm.hyper), jax.jit(partial(tick, graph))
+        for _ in range(agent.warmup_ticks + 1):
+            state, metrics = step(state)
+        ends.append((state, metrics))
+    (state, metrics), (state_joined, metrics_joined) = ends
+    assert jax.tree.structure(state) == jax.tree.structure(state_joined)
+    one, other = (end._replace(key=()) for end in (state, state_joined))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), one, other)
+    assert metrics.keys() == metrics_joined.keys()
+    for metric, value in metrics.items():
+        np.testing.assert_allclose(value, metrics_joined[metric], rtol=1e-4, atol=1e-5, err_msg=metric)

@@ -1,0 +1,111 @@
+"""``explain target=``: the words for machines, what is said of wrong ones, and what is measured on this one."""
+
+import json
+
+import jax
+import pytest
+
+from jaxrl_fast import explain
+from jaxrl_fast.settings.schema import ConfigError
+from jaxrl_fast.targets import compilers, explaining, target
+from jaxrl_fast.targets.program_cost import ProgramCost, kernels_a_round
+
+CARTPOLE = ("env=cartpole", "algo=ppo")
+
+
+@pytest.mark.parametrize(
+    ("word", "devices", "topology", "hosts"),
+    [
+        ("h100", 1, "1x1x1", 1),
+        ("h100:8", 8, "1x1x8", 1),
+        ("h100:64", 64, "1x8x8", 8),
+        ("tpu-v5e", 1, "v5e:2x2", 1),
+        ("tpu-v5e:2x4", 8, "v5e:2x4", 1),
+    ],
+)
+def test_a_word_names_devices_and_how_they_are_joined(word, devices, topology, hosts):
+    found = target.parse_target(word)
+    assert (found.num_devices, found.topology, found.num_hosts) == (devices, topology, hosts)
+
+
+@pytest.mark.parametrize(
+    ("word", "instead"),
+    [
+        ("h200", "target=h200: write h100, tpu-v5e, with a number of devices as in h100:8, or this"),
+        ("h100:12", "target=h100:12: write a number of devices up to 8, or a multiple of 8"),
+        ("h100:0", "write a number of devices up to 8"),
+        ("h100:2x4", "write a number of devices up to 8"),
+        ("tpu-v5e:8", "target=tpu-v5e:8: write the rows and columns of devices, as in tpu-v5e:2x4"),
+    ],
+)
+def test_a_wrong_machine_is_refused_in_one_line(word, instead, capsys):
+    assert explain.main([*CARTPOLE, f"target={word}"]) == 2
+    line = capsys.readouterr().err
+    assert instead in line
+    assert line.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "instead"),
+    [
+        (("target=h100", "target=h100:8"), "target=h100 target=h100:8: write one target"),
+        (("num_envs=64,many", "target=h100"), "num_envs=64,many: write numbers with commas between them"),
+        (("placement=nowhere", "target=h100"), "placement=nowhere is unknown"),
+    ],
+)
+def test_wrong_words_beside_a_target(words, instead, capsys):
+    assert explain.main([*CARTPOLE, *words]) == 2
+    assert instead in capsys.readouterr().err
+
+
+def test_without_compilers_it_says_how_to_get_them(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv(compilers.VARIABLE, str(tmp_path))
+    monkeypatch.setattr(compilers, "has_compiler", lambda platform: False)
+    assert explain.main([*CARTPOLE, "target=h100"]) == 2
+    assert "write make targets in a checkout of jaxrl_fast" in capsys.readouterr().err
+
+
+def test_the_number_of_devices_is_the_targets(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv(explaining.DUMP, str(tmp_path))
+    assert explain.main([*CARTPOLE, "target=h100:8", "devices=2"]) == 2
+    assert "the target says how many there are (h100:8): leave it out" in capsys.readouterr().err
+
+
+def test_widths_are_read_only_where_several_are_listed():
+    assert explaining.asked_widths(["num_envs=64,1024", "seed=1"]) == [64, 1024]
+    assert explaining.asked_widths(["num_envs=64"]) == []
+    with pytest.raises(ConfigError):
+        explaining.asked_widths(["num_envs=64,x"])
+
+
+def test_a_compilers_talk_is_left_out_and_errors_are_not():
+    assert explaining.is_compilers_talk("W1123 08:42:03.615707   20162 sort_rewriter.cc:929] Using fallback")
+    assert not explaining.is_compilers_talk("jaxrl_fast: error: target=h200: write h100")
+    assert not explaining.is_compilers_talk("Warning: [x] y")
+
+
+def test_this_machine_is_measured(tmp_path, capsys, monkeypatch):
+    for name in ("XLA_FLAGS", "JAXRL_FAST_CACHE"):  # the command sets them
+        monkeypatch.setenv(name, "")
+    sizes = (
+        "num_envs=8",
+        "algo.rollout_length=8",
+        "algo.num_epochs=1",
+        "total_steps=6400",
+        "placement=fused",
+        "devices=1",
+    )
+    assert explain.main([*CARTPOLE, "target=this", *sizes, f"out={tmp_path}"]) == 0
+    said = capsys.readouterr().out
+    facts = json.loads((tmp_path / "graph.json").read_text())["target"]
+    assert f"measured on 1 {jax.devices()[0].device_kind}" in said
+    assert "nothing is predicted for" in said
+    assert len(facts["measured"]["tick_s"]) >= 1
+    assert all(seconds > 0 for seconds in facts["measured"]["tick_s"])
+
+
+def test_kernels_of_a_round_count_what_repeats_within_it():
+    nothing = ProgramCost(*[None] * len(ProgramCost._fields))
+    cost = nothing._replace(repeated={"learn": {"1": 5, "16": 70, "32": 4}})
+    assert kernels_a_round(cost, "learn", 16) == 70 + 2 * 4
+    assert kernels_a_round(cost, "sample", 16) is None
