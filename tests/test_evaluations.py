@@ -41,8 +41,9 @@ def learn(**options: Any) -> jf.Result:
 
 
 def rows(folder: Path) -> list[list[str]]:
-    """``evals.csv`` without times."""
-    found = list(csv.DictReader((folder / "evals.csv").read_text().splitlines()))
+    """``evals.csv`` without times; none before the first evaluation."""
+    table = folder / "evals.csv"
+    found = list(csv.DictReader(table.read_text().splitlines())) if table.exists() else []
     return [[row[name] for name in ("seed", "env_steps", "return", "length")] for row in found]
 
 
