@@ -1,6 +1,7 @@
 """What a figure was measured on."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path

@@ -81,11 +81,10 @@ def explain_target(words: Sequence[str], target: str, out: str | None) -> int:
     dump = dump_folder()
     if dump is None:
         many = [word for word in words if word.startswith("num_envs=") and "," in word]
-        run = config.compose(
-            [word for word in words if word not in many]
-        )  # what is wrong is said before a process starts
-        folder = out or f"{default_folder(run)}_{target.replace(':', '_')}"
-        return explain_elsewhere(words, target, Path(folder))
+        # What is wrong is said before a process starts.
+        run = config.compose([word for word in words if word not in many])
+        where = out or f"{default_folder(run)}_{target.replace(':', '_')}"
+        return explain_elsewhere(words, target, Path(where))
     run = config.compose(words)
     machine = parse_target(target)
     folder, placement = Path(out or default_folder(run)), placement_for(run, machine)
@@ -109,7 +108,7 @@ def show_target(run: Run, found: ForTarget, machine: Target, title: str, folder:
         console.print(table)
     console.print(band_table(found.costs, found.rounds, machine))
     print("\n".join(["", *cost_lines(found, machine), f"compiled in {found.compile_s:.0f} s"]))
-    facts = {"env": run.env, "algo": run.algo, "placement": found.placed.name, "overlap": run.overlap}
+    facts: dict[str, Any] = {"env": run.env, "algo": run.algo, "placement": found.placed.name, "overlap": run.overlap}
     facts |= {"num_envs": run.num_envs, "num_seeds": run.num_seeds, "jax_version": jax.__version__}
     write_files(
         folder,

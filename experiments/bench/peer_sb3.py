@@ -1,8 +1,8 @@
 """Worker: SAC on HalfCheetah-v5 with Stable-Baselines3 (PyTorch) or SBX (its JAX sibling), one update of 256 a step.
 
 ``python peer_sb3.py sb3|sbx train`` serves repeats of 512 steps; ``solve <seed> <steps> <every> [id [warmup]]`` is a
-whole run, in another environment too, with ``warmup`` steps before the first update. Both are as they come: one environment, networks 256 × 256, learning rate 3e-4, one update
-after each step.
+whole run, in another environment too, with ``warmup`` steps before the first update. Both are as they come: one
+environment, networks 256 × 256, learning rate 3e-4, one update after each step.
 """
 
 import sys

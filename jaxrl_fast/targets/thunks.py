@@ -29,7 +29,7 @@ class Launches(NamedTuple):
     host_syncs: float
 
 
-class Step(NamedTuple):
+class Thunk(NamedTuple):
     """A thunk: its ``depth`` in the text, ``number`` and ``kind``."""
 
     depth: int
@@ -67,7 +67,7 @@ def role_of(kind: str, trips_known: bool) -> str:
     return "graphs" if kind == GRAPH else "" if kind in HOST_ONLY else "alone"
 
 
-def steps_of_host(thunks: str) -> Iterator[Step]:
+def steps_of_host(thunks: str) -> Iterator[Thunk]:
     """The thunks in order. Conditions of loops are left out: where the trips are known they never run."""
     in_condition = -1
     for line in thunks.splitlines():
@@ -76,7 +76,7 @@ def steps_of_host(thunks: str) -> Iterator[Step]:
         elif BODY.match(line):
             in_condition = -1
         elif in_condition < 0 and (found := LINE.match(line)):
-            yield Step(len(found[1]), int(found[2]), found[3])
+            yield Thunk(len(found[1]), int(found[2]), found[3])
 
 
 def thunk_names(metadata: str) -> dict[int, str]:
