@@ -190,6 +190,16 @@ def test_tables_have_the_column_where_there_is_something_to_say(tmp_path: Path):
     assert (tmp_path / "silent/evals.csv").read_text().splitlines()[-1] == "1,20,2.50,1.0,3"
 
 
+def test_a_run_that_ended_before_its_first_evaluation_has_a_table_and_may_still_tell_of_it(tmp_path: Path):
+    with RunFolder(tmp_path, log="none"):
+        pass
+    assert (tmp_path / "evals.csv").read_text().splitlines() == ["seed,env_steps,wall_s,return,length"]
+    with RunFolder(tmp_path, resume_at=0, log="none") as folder:
+        folder.add_evaluation(10, 1.5, TOLD)
+    header, first, *_ = (tmp_path / "evals.csv").read_text().splitlines()
+    assert (header, first) == ("seed,env_steps,wall_s,return,length,success", "0,10,1.50,1.0,3,1")
+
+
 SMALL = ["tuned=false", "num_envs=4", "algo.rollout_length=8", "algo.policy_hidden=[4]", "algo.value_hidden=[4]"]
 
 

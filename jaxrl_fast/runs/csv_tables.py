@@ -30,14 +30,20 @@ class GrowingTable:
         """Write rows, and have them on disk."""
         if not rows:
             return
+        if not self.columns:
+            self.begin(list(rows[0]))
+        self._write([[row.get(name) for name in self.columns] for row in rows])
+        self._file.flush()
+
+    def begin(self, columns: Sequence[str]) -> None:
+        """Write the names of the columns, which are on disk with the first rows or when the file is closed."""
+        self.columns = list(columns)
+        self._write([self.columns])
+
+    def _write(self, lines: Sequence[Sequence[Any]]) -> None:
         if self._file is None:
             self._file = self.path.open("a", newline="")
-        writer = csv.writer(self._file)
-        if not self.columns:
-            self.columns = list(rows[0])
-            writer.writerow(self.columns)
-        writer.writerows([row.get(name) for name in self.columns] for row in rows)
-        self._file.flush()
+        csv.writer(self._file).writerows(lines)
 
     def close(self) -> None:
         """Close the file; no rows may follow."""
@@ -83,7 +89,8 @@ def _cut_table(path: Path, env_steps: int | None, without: Collection[int] = ())
         path.unlink(missing_ok=True)
         return []
     rows = _read_table(path)
-    if not rows:
+    if len(rows) < 2:  # the first rows to come say which columns there are
+        path.unlink()
         return []
     steps = zip(rows[1:], _steps_of(rows), strict=True)
     left = [row for row, at in steps if at <= env_steps and at not in without]

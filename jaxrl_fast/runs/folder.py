@@ -92,6 +92,8 @@ class RunFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if not self._evals.columns:
+            self._try(lambda: self._evals.begin(EVAL_COLUMNS))
         for file in (self._metrics, self._of_seeds, self._evals):
             self._try(file.close)
         self._try(lambda: self._logger.close(error is not None))
