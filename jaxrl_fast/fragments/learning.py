@@ -10,7 +10,7 @@ from jaxrl_fast.algorithms.interface import Learned, Part, init_params
 from jaxrl_fast.core import Batches, Metrics, PyTree, stable_hash
 from jaxrl_fast.experience.binding import Bound
 from jaxrl_fast.experience.prioritized import empty_feedback, make_feedback
-from jaxrl_fast.fragments.joined import can_join, joined_trainer, scan_joined
+from jaxrl_fast.fragments.joined_parts import can_join, joined_trainer, scan_joined
 from jaxrl_fast.fragments.updates import DROPPED, PartState, Trainer, Updated, init_part, step_or_rest, trainer
 from jaxrl_fast.graph.dataflow import Channels, Fragment
 from jaxrl_fast.graph.placements import ACTING, LEARNING
@@ -37,7 +37,7 @@ class Learning(NamedTuple):
     - ``start``: the first tick with updates.
     - ``nan``: what to do on NaN or Inf.
     - ``turns``: a server steps along the gradients of one learner after another, not along their mean.
-    - ``joined``: each network's numbers lie in one vector while updates are made (`joined`).
+    - ``joined``: each network's numbers lie in one vector while updates are made (`joined_parts`).
     """
 
     agent: Bound

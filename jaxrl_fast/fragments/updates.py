@@ -72,6 +72,20 @@ class UpdatePart(Protocol):
         how many the run has made before it."""
 
 
+class ConvertState(Protocol):
+    """Turns a part's state into another form of the same."""
+
+    def __call__(self, state: PartState, /) -> PartState:
+        """``state``: of the part. Returns the other form."""
+
+
+class ShowLearned(Protocol):
+    """Says what others may read of a part."""
+
+    def __call__(self, state: PartState, /) -> Learned:
+        """``state``: of the part while updates are made."""
+
+
 class Trainer(NamedTuple):
     """How the updates of a tick treat a part, whose state may look otherwise meanwhile.
 
@@ -80,9 +94,9 @@ class Trainer(NamedTuple):
     - ``update``: one update.
     """
 
-    begin: Callable[[PartState], PartState]
-    end: Callable[[PartState], PartState]
-    learned: Callable[[PartState], Learned]
+    begin: ConvertState
+    end: ConvertState
+    learned: ShowLearned
     update: UpdatePart
 
 

@@ -24,8 +24,8 @@ from jaxrl_fast.training.planning import plan_run
 
 
 class Rounds(NamedTuple):
-    """How often a tick repeats what it consists of: ``steps`` of every environment, gradient ``updates`` of
-    ``batch_size`` samples each, in the fragments ``sampling`` and ``learning``."""
+    """How often a tick repeats what it consists of: ``steps`` of every environment (``env_steps`` over all of them),
+    gradient ``updates`` of ``batch_size`` samples each, in the fragments ``sampling`` and ``learning``."""
 
     steps: int
     updates: int
@@ -36,7 +36,14 @@ class Rounds(NamedTuple):
 
 
 class ForTarget(NamedTuple):
-    """A run, compiled for a target: what there is to describe, and what the programs cost."""
+    """A run, compiled for a target.
+
+    - ``graph``, ``placed``: what runs, and on which devices.
+    - ``state``: the shapes of its state.
+    - ``compiled``: the program of a chunk of ``ticks_per_chunk`` ticks, in ``compile_s`` seconds.
+    - ``costs``: of each of its programs.
+    - ``rounds``: how often a tick repeats what it consists of.
+    """
 
     graph: Graph
     placed: Placement

@@ -2,9 +2,8 @@
 
 import statistics
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 
@@ -22,15 +21,23 @@ REPEATS = 5
 ENOUGH_S = 10.0
 
 
+class MakeFirstState(Protocol):
+    """Makes the state before the first tick."""
+
+    def __call__(self) -> TrainState:
+        """Returns it on its devices."""
+
+
 class Started(NamedTuple):
     """A compiled run: ``init`` makes its first state, ``run`` a chunk."""
 
-    init: Callable[[], TrainState]
+    init: MakeFirstState
     run: RunChunk
 
 
 class MeasuredTicks(NamedTuple):
-    """Seconds of a tick, of repeats of whole chunks that followed the warm-up; ``first_chunk_s``: of the first one."""
+    """``tick_s``: seconds of a tick, one for each repeat of a whole chunk that followed the warm-up; ``first_chunk_s``:
+    seconds of the very first chunk."""
 
     first_chunk_s: float
     tick_s: tuple[float, ...]

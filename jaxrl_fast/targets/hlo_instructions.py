@@ -17,8 +17,9 @@ CALLED = {
 
 
 class Instruction(NamedTuple):
-    """One line of a computation: ``shape`` is that of its result, ``operands`` are names of other instructions,
-    ``notes`` all that stands behind them."""
+    """One line of a computation: its ``name`` and ``opcode``, the ``shape`` of its result, its ``operands`` (names of
+    other instructions), ``notes``, all that stands behind them, and whether it gives the computation's result
+    (``is_root``)."""
 
     name: str
     shape: str

@@ -60,7 +60,8 @@ class ProgramCost(NamedTuple):
 
 
 class Dumped(NamedTuple):
-    """What XLA wrote down while it compiled a program for a GPU: the steps of the host, and their instructions."""
+    """What XLA wrote down while it compiled a program for a GPU: ``thunks``, the steps of the host; ``metadata``, the
+    instructions behind them."""
 
     thunks: str
     metadata: str

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import jaxrl_fast as jf
 from jaxrl_fast.fragments.build import GraphOptions, build_graph
-from jaxrl_fast.fragments.joined import pack, pack_moments, packing_of, stacked, unpack, unpack_moments
+from jaxrl_fast.fragments.joined_parts import pack, pack_moments, packing_of, stacked, unpack, unpack_moments
 from jaxrl_fast.fragments.packed_steps import pack_step, unpack_steps
 from jaxrl_fast.graph.dataflow import init, tick
 
