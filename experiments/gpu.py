@@ -45,7 +45,7 @@ def main(words: list[str]) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     began, document = time.time(), describe(device, words, is_short)
     with tempfile.TemporaryDirectory(prefix="jaxrl_fast-gpu-") as scratch, Processes() as processes:
-        bench = Bench(device, short() if is_short else whole(), processes, Path(scratch), {})
+        bench = Bench(device, short() if is_short else whole(device.number), processes, Path(scratch), {})
         for name in given.get("parts", ",".join(PARTS)).split(","):
             document["parts"][name] = part = measure(bench, name)
             print(f"{name}: {part['status']} in {part['took_s']:.0f} s {part['why']}", flush=True)

@@ -20,6 +20,7 @@ DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 ALLOWED = 1e-4
 """Of the change of parameters and optimizers in the compared ticks, how far another device's may be off. Measured on a
 CPU: by 1e-7 to 2e-6 where XLA compiled with few or other optimizations, by 2e-3 to 3e-3 with products in bfloat16."""
+TESTS_S = 600.0
 STOPPED = 143
 """The exit status of training that was stopped by SIGTERM and has saved."""
 
@@ -51,7 +52,7 @@ def tests(bench: Bench) -> Rows:
     if bench.device.platform != "cpu":
         variables["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "false"  # else the suite compiles quickly, and not as users do
     words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "gpu_pytest", "-n", workers, f"--junitxml={report}")
-    ended = bench.processes.command([*words, *bench.plan.tests], variables)
+    ended = bench.processes.command([*words, *bench.plan.tests], variables, TESTS_S)
     if not report.exists():
         raise RuntimeError(last_line(ended))
     suite = ElementTree.parse(report).getroot()[0]
@@ -76,6 +77,8 @@ def law(bench: Bench) -> Rows:
 
 def deterministic(bench: Bench) -> Rows:
     """Whether two processes give the same bits, and how fast, without and with XLA's deterministic operations."""
+    if bench.device.platform == "tpu":
+        raise Skipped("XLA's deterministic operations are for GPUs")
     jobs = (*bench.plan.law, *bench.plan.flagged)
     rows = {}
     for name, variables in (("default", {}), ("deterministic", {"XLA_FLAGS": DETERMINISTIC})):
@@ -135,7 +138,7 @@ def placements(bench: Bench) -> Rows:
 
 
 def returns(bench: Bench) -> Rows:
-    """Seconds of the train command until a mean return, everything counted."""
+    """Seconds of the train command until a mean return, everything counted, also compilation."""
     jobs = enumerate(bench.plan.returns.items())
     return {name: reach(bench, goal, bench.folder / f"run{number}") for number, (name, goal) in jobs}
 
@@ -185,7 +188,7 @@ def reach(bench: Bench, goal: ToReturn, folder: Path) -> Row:
     """Train, and read when the goal was reached."""
     began = time.time()
     words = ("-m", "jaxrl_fast.train", *goal.words.split(), f"run_dir={folder}")
-    ended = bench.processes.command(words, {}, goal.limit_s)
+    ended = bench.processes.command(words, bench.plan.fresh, goal.limit_s)
     scores = scores_of(read_columns(folder / "evals.csv"))
     if not scores.wall_s.size:
         return {"words": goal.words, "error": last_line(ended)}
@@ -209,5 +212,7 @@ def reach(bench: Bench, goal: ToReturn, folder: Path) -> Row:
 
 def last_line(ended: Ended) -> str:
     """Why a command failed."""
+    if ended.late:
+        return f"longer than {ended.seconds:.0f} s"
     lines = ended.said.strip().splitlines()
     return lines[-1][:LAST_WORDS] if lines else ending(ended.status)

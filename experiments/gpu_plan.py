@@ -10,6 +10,8 @@ PREDICTED = ("sac_h100", "sac_8192_h100", "sac_32768_h100", "ppo_cartpole_h100",
 """Rows of targets.json for one device, the same words of which are timed here."""
 PREDICTED_APART = ("sac_h100x2_split", "sac_h100x2_sampler")
 """The same for two devices."""
+PREDICTED_EIGHT = ("ppo_cartpole_h100x8", "ppo_cheetah_h100x8", "sac_h100x8", "ppo_seeds_h100x8")
+"""The same for eight."""
 SAC_256 = SAC.replace("batch_size=512", "batch_size=256")
 PENDULUM = "env=pendulum tuned=false total_steps=100_000"
 LAW = {
@@ -56,9 +58,10 @@ class Plan(NamedTuple):
     fresh: dict[str, str]
 
 
-def whole() -> Plan:
-    """The plan for an accelerator."""
+def whole(number: int) -> Plan:
+    """The plan for a machine with so many devices."""
     widths = (64, 1024, 4096, 16_384)
+    eight = PREDICTED_EIGHT if number >= 8 else ()
     return Plan(
         DEVICE_TESTS,
         tuple(Job(name, words, repeats=0, ticks=LAW_TICKS) for name, words in LAW.items()),
@@ -79,13 +82,14 @@ def whole() -> Plan:
             Job("ppo_sharded", f"{ROWS['ppo_cheetah_h100'][0]} placement=sharded_sampling devices=2"),
             Job("ppo_data_parallel", f"{ROWS['ppo_cheetah_h100'][0]} placement=data_parallel devices=2"),
             Job("ppo_fused", ROWS["ppo_cheetah_h100"][0]),
+            *(Job(name, f"{ROWS[name][0]} placement=data_parallel devices=8") for name in eight),
         ),
         {
             "ppo halfcheetah": ToReturn("env=halfcheetah algo=ppo", 1500.0),
             "sac halfcheetah": ToReturn("env=halfcheetah algo=sac", 1500.0),
         },
         SAC,
-        {"JAXRL_FAST_CACHE": "off"},
+        {"JAXRL_FAST_CACHE": "off", "JAX_ENABLE_COMPILATION_CACHE": "false"},
     )
 
 
