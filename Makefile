@@ -1,4 +1,4 @@
-# make setup | train | test | test-part | check | fmt | bench | sweep. Works with GNU make 3.81 (macOS) and later.
+# make setup | train | test | test-part | check | fmt | bench | sweep | gpu. Works with GNU make 3.81 (macOS) and later.
 #   make train ARGS="env=cartpole algo=ppo"     train; the default is env=halfcheetah
 #   make train EXTRA=cuda13                     with an accelerator: cuda13, cuda12 or tpu
 #   make bench ROWS="ppo_cartpole"              measure against peers (an hour; run nothing beside it); default: all rows
@@ -7,6 +7,7 @@
 #   make sweep SWEEP="objective=sampling"       more words for the autotuner
 #   make sweep-all                              the same for one environment of every suite (an hour)
 #   make sweep-compare A=one.json B=other.json  two results of sweeps side by side
+#   make gpu EXTRA=cuda13                       measure everything on a GPU or TPU (a quarter of an hour; run nothing beside it)
 #   make targets                                compilers for GPUs and TPUs that are not here (1.5 GB), for explain target=
 #   make test-targets                           what programs cost there has not grown (minutes)
 #   make viewer-assets                          bundle three.js and uPlot for our pages again (npm; to change a version)
@@ -31,6 +32,7 @@ SWEEP ?=
 SWEEPS ?= experiments/results/sweeps
 SWEEP_ALL ?= "halfcheetah algo=sac" "halfcheetah algo=ppo" "cartpole algo=ppo" "pendulum algo=sac" \
 	"gymnasium env.id=HalfCheetah-v5 algo=ppo algo.rollout_length=128"
+GPU ?=
 A ?=
 B ?=
 PEERS ?= .venv-peers
@@ -50,7 +52,7 @@ EXTRAS := dev$(if $(EXTRA),$(comma)$(EXTRA))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(EXTRAS)
 
-.PHONY: setup train test test-part test-targets targets check fmt lint types bench bench-host sweep sweep-all sweep-compare viewer-assets clean
+.PHONY: setup train test test-part test-targets targets check fmt lint types bench bench-host gpu sweep sweep-all sweep-compare viewer-assets clean
 
 setup: $(STAMP)
 
@@ -105,6 +107,9 @@ bench: $(STAMP) $(PEERS)/.installed
 bench-host: $(STAMP) $(PEERS_HOST)/.installed
 	$(PEERS_HOST)/bin/python experiments/pool.py
 	BENCH_PEERS=$(abspath $(PEERS_HOST)/bin/python) $(BIN)/python experiments/bench/host_sac.py
+
+gpu: $(STAMP)
+	@exec $(BIN)/python experiments/gpu.py $(GPU)
 
 sweep: $(STAMP)
 	@exec $(BIN)/python -m jaxrl_fast.autotune env=$(ENV) out=$(SWEEPS) $(SWEEP)

@@ -8,7 +8,8 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
-os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "true"  # most programs here, and in commands, run for a moment only
+# Most programs here, and in commands, run for a moment only. For an accelerator (make gpu) it is set otherwise.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")
 
 import jax
 import numpy as np
@@ -106,9 +107,10 @@ def strict_dtypes() -> Iterator[None]:
 @pytest.fixture
 def optimized() -> Iterator[None]:
     """Compile as users do: where programs run for long, or what was compiled is looked at."""
+    before = jax.config.jax_disable_most_optimizations
     jax.config.update("jax_disable_most_optimizations", False)
     yield
-    jax.config.update("jax_disable_most_optimizations", True)
+    jax.config.update("jax_disable_most_optimizations", before)
 
 
 @pytest.fixture

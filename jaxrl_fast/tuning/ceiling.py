@@ -1,7 +1,7 @@
 """What bounds training: sampling alone, the environments alone, and the gradient updates alone, as graphs of their own.
 
-They are compiled and placed like any graph, so that they compare with training: where both share a machine, a tick of
-training needs at least the time of sampling and then of the updates.
+They are compiled and placed like any graph, with arrays joined where training joins them, so that they compare with it:
+where both share a machine, a tick of training needs at least the time of sampling and then of the updates.
 """
 
 from collections.abc import Callable
@@ -21,13 +21,14 @@ from jaxrl_fast.fragments.learning import Learning, init_learned, learn_fragment
 from jaxrl_fast.fragments.rollout import SamplerState, start, unroll
 from jaxrl_fast.graph.dataflow import Channels, Fragment, Graph
 from jaxrl_fast.graph.division import Division
+from jaxrl_fast.graph.layout import starts_kernels_singly
 from jaxrl_fast.numerics.schedules import resolve
 
 
 def sampling_only(env: VecEnv | HostEnv, algorithm: Algorithm) -> Graph:
     """A tick samples as training does, with a policy that stays as it is; the rollout is stored and not used."""
     agent = bind(algorithm, env.spec, env.num_envs)
-    sample = sampler(env, agent)
+    sample = sampler(env, agent, joined=starts_kernels_singly(jax.default_backend()))
 
     def init(key: jax.Array) -> dict[str, PyTree]:
         return {**init_learned(agent, agent.acting.parts, key), "statistics": init_statistics(env, agent)}
@@ -102,9 +103,10 @@ def updates_only(env: VecEnv | HostEnv, algorithm: Algorithm) -> Graph:
     def step(private: Batches, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
         return private, {"batches": private}, {}
 
+    learning = Learning(agent, joined=starts_kernels_singly(jax.default_backend()))
     division = source.division._replace(private=source.division.writes["batches"])
     batches = Fragment("batches", init, step, (), ("batches",), division=division)
-    return Graph((batches, learn_fragment(Learning(agent))), hyper_at=lambda hyper, tick: resolve(hyper, jnp.zeros(())))
+    return Graph((batches, learn_fragment(learning)), hyper_at=lambda hyper, tick: resolve(hyper, jnp.zeros(())))
 
 
 def share_of_bound(training_s: float, environments_s: float, updates_s: float) -> float:

@@ -1,0 +1,199 @@
+"""The page of `gpu`: its figures as tables, predicted beside measured."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Row = dict[str, Any]
+Cells = Callable[[str, Row], list[str]]
+NO = "–"
+
+
+def page(document: dict[str, Any], predicted: dict[str, Row]) -> str:
+    """Markdown. ``predicted``: rows of targets.json by name."""
+    short = ["The short form, which shows that everything runs: its figures mean nothing.", ""]
+    title = f"# Measured on {document['number']} × {document['device']}"
+    lines = [title, "", *(short if document["short"] else ()), *facts(document)]
+    for name, part in document["parts"].items():
+        lines += ["", f"## {TITLES[name]}", ""]
+        if part["status"] != "measured":
+            lines += [f"{part['status']}: {part['why']}"]
+            continue
+        columns, cells = COLUMNS[name]
+        rows = [row for item in part["rows"].items() for row in lines_of(name, *item, columns, cells, predicted)]
+        lines += [table_line(columns), "|" + "---|" * len(columns), *rows, "", *NOTES.get(name, ())]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def facts(document: dict[str, Any]) -> list[str]:
+    """What it was measured on, and how."""
+    versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items())
+    lines = [
+        f"{document['machine']}; {versions}; commit {document['commit']}; {document['date']}.",
+        f"`{document['command']}`, {document['took_s'] / 60:.0f} minutes. Figures are medians of repeats of whole "
+        "chunks after the warm-up, each waited for, with the least and the most in brackets; compilation is apart.",
+    ]
+    return [*lines, "", "```", *document["system"].splitlines(), "```"] if document["system"] else lines
+
+
+def lines_of(
+    part: str, name: str, row: Row, columns: Sequence[str], cells: Cells, predicted: dict[str, Row]
+) -> list[str]:
+    """The line of a row, or of its failure, and that of what was predicted of it."""
+    if "error" in row:
+        return [table_line([name, f"failed: {row['error']}", *[""] * (len(columns) - 2)])]
+    found = [table_line([name, *cells(name, row)])]
+    if part in ("ticks", "placements") and name in predicted:
+        found.append(table_line([f"{name}, predicted for an {predicted[name]['chip']}", *band_cells(predicted[name])]))
+    return found
+
+
+def table_line(cells: Sequence[str]) -> str:
+    """A row of a table; what would end a cell is left out."""
+    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
+
+
+def rate(row: Row, key: str) -> str:
+    """A rate with its least and most."""
+    if key not in row:
+        return NO
+    return f"{si(row[key]['median'])} [{si(row[key]['least'])}, {si(row[key]['most'])}]"
+
+
+def si(number: float) -> str:
+    """Three digits: 12.3k, 4.56M."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g}{letter}"
+    return f"{number:.3g}"
+
+
+def memory(row: Row) -> str:
+    """What XLA predicts for the program, in MB."""
+    return NO if row.get("memory_bytes") is None else f"{row['memory_bytes'] / 1e6:,.0f}"
+
+
+def rate_cells(name: str, row: Row) -> list[str]:
+    """All rates together."""
+    return [
+        rate(row, "tick_ms"),
+        *(rate(row, key) for key in ("sampling_hz", "update_hz", "update_frame_hz")),
+        f"{row['compile_s']:.0f}",
+        memory(row),
+    ]
+
+
+def band_cells(row: Row) -> list[str]:
+    """The predicted band, with launches of 1 to 4 µs."""
+    us = dict(zip(("roofline", *row["floors_us"]), row["tick_us"], strict=True))
+    ends, rounds = (us[1.0], us[4.0]), row["rounds"]
+    amounts = (rounds["env_steps"], rounds["updates"], rounds["updates"] * rounds["batch_size"])
+    rates = [f"{si(1e6 * n / ends[1])} to {si(1e6 * n / ends[0])}" for n in amounts]
+    most = max(program["memory_bytes"] or 0 for program in row["programs"])
+    return [f"{ends[0] / 1e3:.3g} to {ends[1] / 1e3:.3g}", *rates, NO, f"{most / 1e6:,.0f}"]
+
+
+def update_cells(name: str, row: Row) -> list[str]:
+    """Updates alone, and the least time that their products and traffic take."""
+    work = row.get("an_update")
+    if work is None:
+        return [rate(row, "update_hz"), rate(row, "update_frame_hz"), NO, NO, NO]
+    return [
+        rate(row, "update_hz"),
+        rate(row, "update_frame_hz"),
+        f"{row['us_an_update']:.3g}",
+        f"{work['us']:.3g} ({row['roofline_of']})",
+        f"{work['kernels']:.0f}, {work['flops'] / 1e9:.3g} GFLOP, {work['bytes'] / 1e6:.3g} MB",
+    ]
+
+
+def law_cells(name: str, row: Row) -> list[str]:
+    """How far apart, and whether that is within rounding."""
+    return [
+        f"{row['share_of_change']:.1e}",
+        "a flag or a count differs" if row["largest_difference"] is None else f"{row['largest_difference']:.1e}",
+        "yes" if row["holds"] else "NO",
+        yes(row["bitwise_again"]),
+    ]
+
+
+def flag_cells(name: str, row: Row) -> list[str]:
+    """Rates of both processes, and whether they end alike."""
+    again = row.get("again", {})
+    return [rate(row, "update_hz"), rate(again, "update_hz"), rate(row, "sampling_hz"), yes(row.get("bitwise_again"))]
+
+
+def graph_cells(name: str, row: Row) -> list[str]:
+    """Rates, and how the results compare with the default's."""
+    share = NO if "share_of_change" not in row else f"{row['share_of_change']:.1e}"
+    return [rate(row, "tick_ms"), rate(row, "update_hz"), rate(row, "sampling_hz"), yes(row.get("bitwise")), share]
+
+
+def return_cells(name: str, row: Row) -> list[str]:
+    """When the goal was reached, or how near it came."""
+    best = max(row["evaluations"], key=lambda found: found[2])
+    summary = row["summary"] or {}
+    return [
+        f"{row['goal']:,.4g}",
+        NO if row["reached_s"] is None else f"{row['reached_s']:.0f}",
+        NO if row["reached_at_steps"] is None else f"{row['reached_at_steps']:,}",
+        f"{best[2]:,.4g} after {best[1]:.0f} s",
+        *(si(summary[key]) if key in summary else NO for key in ("sampling_hz", "update_hz", "update_frame_hz")),
+    ]
+
+
+def roofline_cells(name: str, row: Row) -> list[str]:
+    """A tick as measured, beside the band of this card where it is known."""
+    seconds = sorted(row["measured"]["tick_s"])
+    measured = f"{1e3 * seconds[len(seconds) // 2]:.3g} [{1e3 * seconds[0]:.3g}, {1e3 * seconds[-1]:.3g}]"
+    if "tick_us" not in row:
+        return [measured, NO, "nothing is known of this card"]
+    us = dict(zip(("roofline", *row["floors_us"]), row["tick_us"], strict=True))
+    return [measured, f"{us['roofline'] / 1e3:.3g}", f"{us[1.0] / 1e3:.3g} to {us[4.0] / 1e3:.3g}"]
+
+
+def test_cells(name: str, row: Row) -> list[str]:
+    """Counts, and the names of what failed."""
+    passed = row["tests"] - row["failures"] - row["errors"] - row["skipped"]
+    return [str(passed), str(row["failures"] + row["errors"]), str(row["skipped"]), ", ".join(row["failed"]) or NO]
+
+
+def yes(value: bool | None) -> str:
+    """A word for a flag."""
+    return {True: "yes", False: "no", None: NO}[value]
+
+
+RATES = ("row", "ms a tick", "sampling Hz", "update Hz", "update frame rate", "compiled in s", "MB")
+TITLES = {
+    "law": "Equal numbers on the accelerator and on the host",
+    "sampling": "Sampling by number of environments",
+    "updates": "Gradient updates alone by batch size",
+    "ticks": "Whole ticks of training, and what was predicted",
+    "returns": "Seconds to a return, everything counted",
+    "placements": "Two devices",
+    "roofline": "A tick of SAC against its roofline",
+    "deterministic": "XLA's deterministic operations",
+    "graphs": "Whole ticks as CUDA graphs (JAXRL_FAST_GPU_GRAPHS=1)",
+    "tests": "Tests of devices, run on the accelerator",
+}
+COLUMNS: dict[str, tuple[tuple[str, ...], Cells]] = {
+    "law": (("run", "off, of the change", "largest difference", "within rounding", "the same bits again"), law_cells),
+    "sampling": (RATES, rate_cells),
+    "updates": (("run", "update Hz", "update frame rate", "µs an update", "roofline µs", "of an update"), update_cells),
+    "ticks": (RATES, rate_cells),
+    "returns": (("run", "goal", "s", "steps", "best", "sampling Hz", "update Hz", "update frame rate"), return_cells),
+    "placements": (RATES, rate_cells),
+    "roofline": (("run", "ms a tick, measured", "roofline", "predicted at 1 to 4 µs a kernel"), roofline_cells),
+    "deterministic": (("run", "update Hz", "again", "sampling Hz", "the same bits again"), flag_cells),
+    "graphs": (("run", "ms a tick", "update Hz", "sampling Hz", "default's bits", "off, of the change"), graph_cells),
+    "tests": (("", "passed", "failed", "skipped", "names"), test_cells),
+}
+NOTES = {
+    "law": [
+        "Products in float32 (`JAX_DEFAULT_MATMUL_PRECISION=highest`) on both; by default an accelerator's are coarser."
+    ],
+    "deterministic": ["Two processes each, in which everything was compiled anew."],
+    "tests": [
+        "Products in float32. Tests that need more devices than there are are skipped. That moving a fragment changes "
+        "no bit is a law of CPUs: a failure of it here says that fusing rounds otherwise."
+    ],
+}
