@@ -16,7 +16,7 @@ from jaxrl_fast.runs.checkpointing import Checkpoints
 
 
 def jobs() -> dict[str, tuple[VecEnv, Algorithm, dict[str, Any]]]:
-    """What is trained, by name: on four environments, a few ticks. PPO is trained by the commands."""
+    """What is trained, by name: on four environments, a few ticks. PPO is trained by the commands too."""
     from tiny import line
 
     sac = jf.sac(
@@ -28,7 +28,14 @@ def jobs() -> dict[str, tuple[VecEnv, Algorithm, dict[str, Any]]]:
         policy_hidden=(8,),
         normalize_observations=True,
     )
-    return {"sac": (line(discrete=False), sac, {"total_steps": 60})}
+    ppo = jf.ppo(rollout_length=4, num_epochs=1, num_minibatches=2, policy_hidden=(8,), value_hidden=(8,))
+    learner = {"total_steps": 60, "placement": "sampler_learner", "overlap": "sampling"}
+    server = {"total_steps": 64, "placement": "parameter_server", "learners": 2}
+    return {
+        "sac": (line(discrete=False), sac, {"total_steps": 60}),
+        "sac_learner_apart": (line(discrete=False), sac, learner),
+        "ppo_with_server": (line(discrete=True), ppo, server),
+    }
 
 
 def train(name: str, folder: Path, **arguments: Any) -> jf.Result:

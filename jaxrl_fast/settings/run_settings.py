@@ -60,6 +60,7 @@ class Run:
     pool: dict[str, Any] = dataclasses.field(default_factory=dict)
     learners: int = 1
     average: Average = "gradients"
+    shards: int = GraphOptions().shards
     resume: str | None = None
     requeued: bool = False
     nan: OnNan = "stop"
@@ -72,7 +73,7 @@ class Run:
 
 def graph_options(run: Run) -> GraphOptions:
     """The options of the run's graph that do not belong to its algorithm."""
-    return GraphOptions(run.overlap, run.learners, run.average, run.total_steps, run.nan)
+    return GraphOptions(run.overlap, run.learners, run.average, run.total_steps, run.nan, shards=run.shards)
 
 
 def make_algorithm(run: Run) -> Algorithm:
@@ -159,6 +160,7 @@ def _to_tree(run: Run) -> dict[str, Any]:
         **({"pool": run.pool} if may_be_host(run.env) else {}),
         "tuned": run.tuned_file is not None,
         **{key: getattr(run, key) for key in alone},
+        **({} if run.shards == GraphOptions().shards else {"shards": run.shards}),
     }
 
 
