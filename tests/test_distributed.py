@@ -116,6 +116,14 @@ def test_two_processes_compute_what_one_does_with_two_devices(programs, name, tm
     assert all(said in out for out in programs[1])
 
 
+def test_one_process_goes_on_from_what_two_have_saved(programs, tmp_path):
+    name = "ppo_with_server"  # a SAC's earlier checkpoint has lost its replay
+    half, end = all_steps(programs[0] / name / "checkpoints")
+    distributed_program.train(name, tmp_path, devices=2, resume=programs[0] / name / "checkpoints" / str(half))
+    assert all_steps(tmp_path / name / "checkpoints")[-1] == end
+    assert_same_end(programs[0] / name, tmp_path / name)
+
+
 def test_a_program_speaks_through_process_0_and_is_refused_what_processes_cannot_share(programs):
     first, second = programs[1]
     for out in programs[1]:
@@ -166,8 +174,8 @@ def test_it_goes_on_as_one_process_would_and_a_killed_process_ends_the_other(sto
     shutil.copytree(stopped[0] / "run", tmp_path / "alone")
     steps = all_steps(tmp_path / "run" / "checkpoints")[-1]
     chunk = (tmp_path / "run" / "metrics.csv").read_text().count("\n") - 1
-    interval = f"checkpoint.every={steps // chunk}"
-    started = start_two(tmp_path, "resume=run", interval, "checkpoint.keep=1000000")
+    words = ["placement=sampler_learner", "devices=2", f"checkpoint.every={steps // chunk}"]
+    started = start_two(tmp_path, "resume=run", *words, "checkpoint.keep=1000000")
     wait_for(tmp_path / "run" / "checkpoints" / str(steps + steps // chunk) / "description.json")
     started[1].send_signal(signal.SIGKILL)
     (status, _, err), (killed, _, _) = end_all(started)
@@ -177,8 +185,7 @@ def test_it_goes_on_as_one_process_would_and_a_killed_process_ends_the_other(sto
     assert "Traceback" not in err
 
     goal = steps + steps // chunk
-    words = ["resume=alone", f"total_steps={goal}", "placement=data_parallel", "devices=2", interval]
-    status, _, err = finish(spawn(tmp_path, "-m", "jaxrl_fast.train", *words))
+    status, _, err = finish(spawn(tmp_path, "-m", "jaxrl_fast.train", "resume=alone", f"total_steps={goal}", *words))
     assert (status, err) == (0, "")
     one, other = arrays(tmp_path / "run", goal), arrays(tmp_path / "alone", goal)
     assert not [name for name in one if not np.array_equal(one[name], other[name])]

@@ -59,6 +59,11 @@ class Segment(NamedTuple):
         """Whether this process takes part in it."""
         return exchange.is_here(self.devices)
 
+    @property
+    def joint(self) -> bool:
+        """Whether this process takes part in it with others."""
+        return self.here and exchange.spans_processes(self.devices)
+
 
 class Stage(NamedTuple):
     """``segments`` that take turns ``rounds`` times a tick: the parts of a cycle that spans groups, or one segment."""
@@ -99,7 +104,9 @@ class Chain(NamedTuple):
         for tick in range(first_tick, first_tick + self.ticks_per_chunk):
             now, metrics = self._tick(now, np.int32(tick), shared)
             rows.append(metrics)
-        columns = distributed.add_up(_columns(distributed.own_shares(rows)))
+        columns = _columns(distributed.own_shares(rows))
+        exchange.turns.wait()
+        columns = distributed.add_up(columns)
         return now._replace(tick=state.tick + self.ticks_per_chunk), columns
 
     def _tick(self, state: TrainState, tick: np.int32, shared: dict[int, Any]) -> tuple[TrainState, list[Metrics]]:
@@ -133,7 +140,11 @@ class Chain(NamedTuple):
             for given, names, moved in zip((stored, fresh), (segment.stored, segment.fresh), segment.moved, strict=True)
         ]
         called_s = time.perf_counter()
+        if segment.joint:
+            exchange.turns.wait()
         out = segment.step(own, *inputs, *shared, tick, np.int32(round))
+        if segment.joint:
+            exchange.turns.began(out[1:])
         if self.watch is not None:
             self.watch(segment, called_s, inputs, out[1:])
         return out

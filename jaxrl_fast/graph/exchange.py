@@ -95,6 +95,33 @@ def move(tree: PyTree, shardings: PyTree) -> PyTree:
     return jax.tree.unflatten(structure, leaves)
 
 
+class Turns:
+    """Programs that span processes, one after another on CPUs: gloo knows two sums apart only by their order, and a CPU
+    computes at the same time what does not wait for each other. On GPUs programs keep the order of their dispatch."""
+
+    def __init__(self) -> None:
+        self._last: list[jax.Array] = []
+
+    def wait(self) -> None:
+        """Wait for the last of them to end, where it matters."""
+        jax.block_until_ready(self._last)
+        self._last = []
+
+    def began(self, outputs: PyTree) -> None:
+        """Note what a program will give, if its next call does not donate it."""
+        leaves = jax.tree.leaves(outputs)
+        self._last = leaves if leaves and next(iter(leaves[0].devices())).platform == "cpu" else []
+
+
+turns = Turns()
+"""Those of this process."""
+
+
+def spans_processes(devices: Sequence[jax.Device]) -> bool:
+    """Whether they are driven by several processes."""
+    return len({device.process_index for device in devices}) > 1
+
+
 def compile_move(shapes: PyTree, sources: PyTree, targets: PyTree) -> tuple[jax.Device, ...]:
     """Compile what `move` will need for such arrays. Returns the devices that it has, none if no array leaves its
     process."""
@@ -111,8 +138,7 @@ def between_processes(route: Route) -> bool:
     """Whether an array's way leads from process to process."""
     if route.source.is_equivalent_to(route.target, len(route.shape)):
         return False
-    devices: set[Any] = {*route.source.device_set, *route.target.device_set}
-    return len({device.process_index for device in devices}) > 1
+    return spans_processes((*route.source.device_set, *route.target.device_set))
 
 
 @cache
@@ -147,7 +173,10 @@ def _exchange(routes: tuple[Route, ...]) -> Callable[[list[jax.Array]], list[jax
         for leaf, share, none in zip(leaves, shares, empty, strict=True):
             here = {**none, **{part.device: part.data for part in leaf.addressable_shards}}
             given.append(jax.make_array_from_single_device_arrays(share.shape, alike, [here[d] for d in own]))
-        return [_of(route, taken) for route, taken in zip(routes, program(*given), strict=True)]
+        turns.wait()
+        moved = program(*given)
+        turns.began(moved)
+        return [_of(route, taken) for route, taken in zip(routes, moved, strict=True)]
 
     return run
 
