@@ -156,7 +156,7 @@ def _exchange(routes: tuple[Route, ...]) -> Callable[[list[jax.Array]], list[jax
     def exchange(*shares: jax.Array) -> tuple[jax.Array, ...]:
         number = jax.lax.axis_index(AXIS)
         given = [_give(share, route, devices, number) for share, route in zip(shares, routes, strict=True)]
-        whole = jax.lax.psum(given, AXIS)
+        whole = _add_up(given)
         return tuple(_take(bits, route, devices, number) for bits, route in zip(whole, routes, strict=True))
 
     spec = PartitionSpec()
@@ -215,6 +215,17 @@ def _starts(sharding: Sharding, shape: tuple[int, ...], devices: Sequence[jax.De
     """Where each device's share of an array begins; None for a device without one."""
     shares = sharding.devices_indices_map(shape)
     return [tuple(part.start or 0 for part in shares[d]) if d in shares else None for d in devices]
+
+
+def _add_up(given: list[jax.Array]) -> list[jax.Array]:
+    """The sum over all devices of each array: one all-reduce for each dtype, whatever their number."""
+    whole = list(given)
+    for dtype in dict.fromkeys(bits.dtype for bits in given):
+        alike = [i for i, bits in enumerate(given) if bits.dtype == dtype]
+        flat = jax.lax.psum(jnp.concatenate([given[i].reshape(-1) for i in alike]), AXIS)
+        for i, part in zip(alike, jnp.split(flat, np.cumsum([given[i].size for i in alike])[:-1]), strict=True):
+            whole[i] = part.reshape(given[i].shape)
+    return whole
 
 
 def _at(starts: list[tuple[int, ...] | None], shape: tuple[int, ...], number: jax.Array) -> list[jax.Array]:
