@@ -48,7 +48,7 @@ DIVIDING = (
 SEEDS = [3]
 
 
-def algorithm(name: str) -> jf.Algorithm:
+def algorithm(name: str, batch_size: int = 16, buffer_size: int = 1_024) -> jf.Algorithm:
     """Small, and with work in every tick."""
     if name == "ppo":
         return jf.ppo(rollout_length=8, num_epochs=2, num_minibatches=2, policy_hidden=(16,), value_hidden=(16,))
@@ -57,7 +57,7 @@ def algorithm(name: str) -> jf.Algorithm:
     if name == "impala":
         return jf.impala(rollout_length=8, num_minibatches=2, hidden=(16,))
     replay: dict[str, Any] = dict(
-        rollout_length=2, updates_per_tick=4, batch_size=16, buffer_size=1_024, warmup_steps=16
+        rollout_length=2, updates_per_tick=4, batch_size=batch_size, buffer_size=buffer_size, warmup_steps=16
     )
     if name == "dqn":
         rainbow: dict[str, Any] = dict(dueling=True, priority_exponent=0.6, n_step=3, value_head="categorical")

@@ -112,6 +112,7 @@ def learn_as(
         overlap=run.overlap,
         learners=run.learners,
         average=run.average,
+        shards=run.shards,
         placement=run.placement,
         devices=run.devices,
         eval_every=run.eval_every,

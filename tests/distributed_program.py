@@ -16,7 +16,7 @@ from jaxrl_fast.runs.checkpointing import Checkpoints
 
 
 def jobs() -> dict[str, tuple[VecEnv, Algorithm, dict[str, Any]]]:
-    """What is trained, by name: on four environments, a few ticks. PPO is trained by the commands."""
+    """What is trained, by name: on four environments, a few ticks. PPO is trained by the commands too."""
     from tiny import line
 
     sac = jf.sac(
@@ -28,11 +28,21 @@ def jobs() -> dict[str, tuple[VecEnv, Algorithm, dict[str, Any]]]:
         policy_hidden=(8,),
         normalize_observations=True,
     )
-    return {"sac": (line(discrete=False), sac, {"total_steps": 60})}
+    ppo = jf.ppo(rollout_length=4, num_epochs=1, num_minibatches=2, policy_hidden=(8,), value_hidden=(8,))
+    learner = {"total_steps": 60, "placement": "sampler_learner", "overlap": "sampling"}
+    divided = {"total_steps": 60, "placement": "sharded_sampling", "overlap": "all", "devices": 4}
+    server = {"total_steps": 64, "placement": "parameter_server", "learners": 2}
+    return {
+        "sac": (line(discrete=False), sac, {"total_steps": 60}),
+        "sac_learner_apart": (line(discrete=False), sac, learner),
+        "ppo_with_server": (line(discrete=True), ppo, server),
+        # Both devices of both processes: two sums at once would stop each other.
+        "sac_sampling_divided": (line(discrete=False), sac, divided),
+    }
 
 
 def train(name: str, folder: Path, **arguments: Any) -> jf.Result:
-    """Train one of the jobs on two devices and leave its files in ``folder``."""
+    """Train one of the jobs, on two devices unless it says otherwise, and leave its files in ``folder``."""
     env, algorithm, told = jobs()[name]
     return jf.learn(
         env,
@@ -41,7 +51,7 @@ def train(name: str, folder: Path, **arguments: Any) -> jf.Result:
         run_dir=folder / name,
         tell=lambda line: None,
         checkpoints=Checkpoints(every=told["total_steps"] // 2),
-        **{"placement": "data_parallel", **told, **arguments},
+        **{"placement": "data_parallel", "devices": 2, **told, **arguments},
     )
 
 
@@ -56,7 +66,7 @@ def refused(**arguments: Any) -> str:
 
 def spread_and_read() -> bool:
     """Whether numbers and keys, laid out over both processes as those of two seeds are, are read back whole."""
-    mesh = Mesh(np.array(jax.devices()), ("seed",))
+    mesh = Mesh(np.array(distributed.devices(2)), ("seed",))
     keys, numbers = jax.random.split(jax.random.key(0), 2), np.arange(8.0, dtype=np.float32).reshape(2, 4)
     placed = distributed.put((keys, numbers), NamedSharding(mesh, PartitionSpec("seed")))
     read = distributed.to_host((jax.random.key_data(placed[0]), placed[1]))
@@ -66,7 +76,7 @@ def spread_and_read() -> bool:
 
 def main(address: str, process_id: int, folder: Path) -> None:
     """All jobs, and what is refused."""
-    jax.config.update("jax_num_cpu_devices", 1)
+    jax.config.update("jax_num_cpu_devices", 2)
     jax.config.update("jax_disable_most_optimizations", True)
     jax.distributed.initialize(address, 2, process_id, cluster_detection_method="deactivate")
     print("spread and read:", spread_and_read())

@@ -16,7 +16,7 @@ from jaxrl_fast.numerics.schedules import plain
 from jaxrl_fast.settings import config
 from jaxrl_fast.settings.config import CONFIG_DIR, NEEDS, compose, options_of
 from jaxrl_fast.settings.grammar import command_line
-from jaxrl_fast.settings.run_settings import Run, make_algorithm, to_yaml
+from jaxrl_fast.settings.run_settings import Run, flat_settings, graph_options, make_algorithm, to_yaml
 from jaxrl_fast.settings.schema import ConfigError, algo_keys, read_value
 
 TUNED = sorted((CONFIG_DIR / "tuned").glob("*.yaml"))
@@ -147,6 +147,13 @@ def test_the_file_of_a_run_repeats_it(tmp_path: Path, seed: int, rate: object, h
 def test_a_run_repeated_from_its_file_goes_to_a_folder_of_its_own(tmp_path: Path):
     (tmp_path / "config.yaml").write_text(to_yaml(compose([f"run_dir={tmp_path}"])))
     assert compose([f"config={tmp_path}/config.yaml"]).run_dir is None
+
+
+def test_shards_are_written_down_only_by_who_asks_for_other_than_the_default():
+    assert "shards" not in flat_settings(compose(["env=cartpole"]))
+    run = compose(["env=cartpole", "shards=64"])
+    assert flat_settings(run)["shards"] == graph_options(run).shards == 64
+    assert "shards: 64" in to_yaml(run)
 
 
 def test_values_are_read_as_the_types_of_their_keys():

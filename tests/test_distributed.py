@@ -107,8 +107,8 @@ def programs(tmp_path_factory) -> tuple[Path, list[str]]:
 
 
 @pytest.mark.parametrize("name", distributed_program.jobs())
-def test_two_processes_compute_what_one_does_with_two_devices(programs, name, tmp_path):
-    result = distributed_program.train(name, tmp_path, devices=2)
+def test_two_processes_compute_what_one_does_with_as_many_devices(programs, name, tmp_path):
+    result = distributed_program.train(name, tmp_path)
     assert_same_end(programs[0] / name, tmp_path / name)
     for file in ("policy/params.msgpack", "checkpoints"):
         assert (programs[0] / name / file).exists()
@@ -119,6 +119,14 @@ def test_two_processes_compute_what_one_does_with_two_devices(programs, name, tm
     assert evaluations[0] == evaluations[1] and len(evaluations[0]) >= 2 * 4
     said = f"{name} {result.summary['eval_return_mean']} {len(result.history)}"
     assert all(said in out for out in programs[1])
+
+
+def test_one_process_goes_on_from_what_two_have_saved(programs, tmp_path):
+    name = "ppo_with_server"  # a SAC's earlier checkpoint has lost its replay
+    half, end = all_steps(programs[0] / name / "checkpoints")
+    distributed_program.train(name, tmp_path, resume=programs[0] / name / "checkpoints" / str(half))
+    assert all_steps(tmp_path / name / "checkpoints")[-1] == end
+    assert_same_end(programs[0] / name, tmp_path / name)
 
 
 def test_a_program_speaks_through_process_0_and_is_refused_what_processes_cannot_share(programs):
@@ -208,8 +216,8 @@ def test_it_goes_on_as_one_process_would_and_a_killed_process_ends_the_other(sto
     shutil.copytree(stopped.folder / "run", tmp_path / "alone")
     steps = all_steps(tmp_path / "run" / "checkpoints")[-1]
     chunk = (tmp_path / "run" / "metrics.csv").read_text().count("\n") - 1
-    interval = f"checkpoint.every={steps // chunk}"
-    started = start_two(tmp_path, "resume=run", interval, "checkpoint.keep=1000000")
+    words = ["placement=sampler_learner", "devices=2", f"checkpoint.every={steps // chunk}"]
+    started = start_two(tmp_path, "resume=run", *words, "checkpoint.keep=1000000")
     wait_for(tmp_path / "run" / "checkpoints" / str(steps + steps // chunk) / "description.json")
     started[1].send_signal(signal.SIGKILL)
     (status, _, err), (killed, _, _) = end_all(started)
@@ -219,8 +227,7 @@ def test_it_goes_on_as_one_process_would_and_a_killed_process_ends_the_other(sto
     assert "Traceback" not in err
 
     goal = steps + steps // chunk
-    words = ["resume=alone", f"total_steps={goal}", "placement=data_parallel", "devices=2", interval]
-    status, _, err = finish(spawn(tmp_path, "-m", "jaxrl_fast.train", *words))
+    status, _, err = finish(spawn(tmp_path, "-m", "jaxrl_fast.train", "resume=alone", f"total_steps={goal}", *words))
     assert (status, err) == (0, "")
     one, other = arrays(tmp_path / "run", goal), arrays(tmp_path / "alone", goal)
     assert not [name for name in one if not np.array_equal(one[name], other[name])]

@@ -24,7 +24,9 @@ COLLECTIVE = re.compile(r" (all-\w+|collective-\w+|reduce-scatter|ragged-\S+?)(?
 
 
 @cache
-def built(name: str, overlap: str = "none", num_envs: int = NUM_ENVS, recurrent: int = 0, **learning):
+def built(
+    name: str, overlap: str = "none", num_envs: int = NUM_ENVS, recurrent: int = 0, batch_size: int = 16, **learning
+):
     """``(graph, hyper)`` of a small run in which every fragment has work in every tick; the environments of PPO and SAC
     differ in their observations and actions."""
     options = dict(
@@ -40,8 +42,8 @@ def built(name: str, overlap: str = "none", num_envs: int = NUM_ENVS, recurrent:
         sac=dict(
             rollout_length=2,
             updates_per_tick=3,
-            batch_size=16,
-            buffer_size=128,
+            batch_size=batch_size,
+            buffer_size=16 * num_envs,
             warmup_steps=1,
             n_step=2,
             policy_hidden=(8,),
@@ -126,6 +128,29 @@ def test_dividing_among_devices_changes_one_tick_only_by_rounding(name, placemen
     assert largest_difference(got, want) <= 1e-6
     assert largest_difference(dict(metrics), dict(reference)) <= 1e-5  # ratios of small numbers
     assert largest_difference(want.private["learn"], warm_state(name).private["learn"]) > 1e-4  # it did learn
+
+
+@pytest.mark.parametrize(("name", "shards"), [("ppo", 16), ("sac", 32)])
+def test_more_logical_shards_change_a_tick_on_several_devices_only_by_rounding(name, shards):
+    learning = dict(num_envs=32, shards=shards)
+    if name == "sac":
+        learning["batch_size"] = 32
+    experience = next(f for f in built(name, **learning)[0].fragments if f.name == "experience")
+    assert experience.division.width == shards
+    got, _ = one_tick(name, "data_parallel", 4, **learning)
+    want, _ = one_tick(name, "fused", 1, **learning)
+    assert largest_difference(got, want) <= 1e-6
+
+
+def test_more_devices_than_logical_shards_are_told_which_key_to_write():
+    graph, _ = built("sac", num_envs=64, batch_size=64)
+    placed = placements.data_parallel(graph, range(64))  # numbers in place of devices, which nobody has
+    with pytest.raises(
+        GraphError, match=r"divides the 8 logical shards \(common divisor of 8, .* write shards=64 with"
+    ):
+        placements.check(graph, placed)
+    graph, _ = built("sac", num_envs=64, batch_size=64, shards=64)
+    placements.check(graph, placed)
 
 
 @pytest.mark.parametrize(

@@ -213,6 +213,7 @@ def test_a_run_may_be_made_longer_and_its_rates_changed_which_is_told(tmp_path):
         ({"seed": 1}, "seed was 0 in .* and is 1"),
         ({"num_seeds": 2}, "num_seeds was 1 in .* and is 2"),
         ({"overlap": "all"}, "overlap was none in .* and is all"),
+        ({"shards": 16}, "shards was 8 in .* and is 16: a run goes on with the settings it was started with"),
         ({"total_steps": 32}, "all of them are trained"),
     ],
 )

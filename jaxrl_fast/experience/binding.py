@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxrl_fast.algorithms.interface import Agent, Algorithm, OnPolicy, Part, Replay, require_positive
 from jaxrl_fast.core import EnvSpec
 from jaxrl_fast.experience.acting import Acting, make_acting
-from jaxrl_fast.experience.minibatches import Experience
+from jaxrl_fast.experience.minibatches import MAX_SHARDS, Experience
 from jaxrl_fast.experience.off_policy import off_policy_experience, warmup_ticks
 from jaxrl_fast.experience.on_policy import on_policy_experience
 from jaxrl_fast.experience.scale import normalizes
@@ -48,8 +48,8 @@ class Bound(NamedTuple):
     max_return: float | None = None
 
 
-def bind(algorithm: Algorithm, spec: EnvSpec, num_envs: int) -> Bound:
-    """Bind an algorithm to ``num_envs`` environments.
+def bind(algorithm: Algorithm, spec: EnvSpec, num_envs: int, shards: int = MAX_SHARDS) -> Bound:
+    """Bind an algorithm to ``num_envs`` environments; its data has at most ``shards`` logical shards.
 
     Raises:
         ValueError: algorithm and environment, or two sizes, do not fit.
@@ -60,16 +60,16 @@ def bind(algorithm: Algorithm, spec: EnvSpec, num_envs: int) -> Bound:
     acting = make_acting(agent, view)
     memory = bool(acting.initial_carry(1).memory)
     data = with_sequences(agent, memory=memory)
-    require_positive(rollout_length=agent.rollout_length, sequence_length=data.sequence_length or 1)
+    require_positive(rollout_length=agent.rollout_length, sequence_length=data.sequence_length or 1, shards=shards)
     if isinstance(data, OnPolicy):
         steps = _minibatch_steps(agent, data, num_envs)
         sizes = data.num_epochs * data.num_minibatches, steps, steps // (data.sequence_length or 1), 0
-        experience = on_policy_experience(agent, data, view, num_envs)
+        experience = on_policy_experience(agent, data, view, num_envs, shards)
     else:
         require_positive(updates_per_tick=data.num_batches, batch_size=data.batch_size, n_step=data.n_step)
         steps = data.batch_size * data.sequence_length
         sizes = data.num_batches, steps, data.batch_size, warmup_ticks(agent, data, num_envs)
-        experience = off_policy_experience(agent, data, view, num_envs, memory=memory)
+        experience = off_policy_experience(agent, data, view, num_envs, memory=memory, max_shards=shards)
     return Bound(
         agent.parts,
         acting,

@@ -4,16 +4,23 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.core import Batches, PyTree
-from jaxrl_fast.experience.minibatches import logical_shards
+from jaxrl_fast.experience.minibatches import MAX_SHARDS, logical_shards
 
 
-def epoch_shards(num_envs: int, sequences_per_env: int, num_minibatches: int) -> int:
+def epoch_shards(num_envs: int, sequences_per_env: int, num_minibatches: int, most: int = MAX_SHARDS) -> int:
     """``G`` of `shuffled_epochs`."""
-    return logical_shards(num_envs, num_envs * sequences_per_env // num_minibatches)
+    return logical_shards(num_envs, num_envs * sequences_per_env // num_minibatches, most)
 
 
 def shuffled_epochs(
-    data: PyTree, key: jax.Array, *, num_envs: int, sequence_length: int, num_epochs: int, num_minibatches: int
+    data: PyTree,
+    key: jax.Array,
+    *,
+    num_envs: int,
+    sequence_length: int,
+    num_epochs: int,
+    num_minibatches: int,
+    max_shards: int = MAX_SHARDS,
 ) -> Batches:
     """Cut one rollout, leaves ``[T, E, ...]``, into sequences and shuffle them for each epoch.
 
@@ -21,7 +28,7 @@ def shuffled_epochs(
     ``N / num_minibatches`` of each logical shard's own sequences.
     """
     per_env = jax.tree.leaves(data)[0].shape[0] // sequence_length
-    shards = epoch_shards(num_envs, per_env, num_minibatches)
+    shards = epoch_shards(num_envs, per_env, num_minibatches, max_shards)
     sequences = per_env * num_envs // shards
 
     def permutations(key: jax.Array) -> jax.Array:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.core import Metrics, PyTree, Transition
-from jaxrl_fast.experience.minibatches import by_shard
+from jaxrl_fast.experience.minibatches import MAX_SHARDS, by_shard
 from jaxrl_fast.experience.replay import (
     Buffer,
     RingState,
@@ -62,7 +62,15 @@ class ImageRingState(NamedTuple):
     start: jax.Array
 
 
-def image_buffer(view: View, *, capacity: int, num_envs: int, batch_size: int, window: Window = Window()) -> Buffer:
+def image_buffer(
+    view: View,
+    *,
+    capacity: int,
+    num_envs: int,
+    batch_size: int,
+    window: Window = Window(),
+    max_shards: int = MAX_SHARDS,
+) -> Buffer:
     """As `replay.ring_buffer`, for observations with images.
 
     The successor of a step is the next frame of its environment's stream: the observation of the next step or, where
@@ -78,7 +86,9 @@ def image_buffer(view: View, *, capacity: int, num_envs: int, batch_size: int, w
         ValueError: as `replay.ring_buffer`.
     """
     k = view.stack
-    plain = ring_buffer(capacity=capacity, num_envs=num_envs, batch_size=batch_size, window=window)
+    plain = ring_buffer(
+        capacity=capacity, num_envs=num_envs, batch_size=batch_size, window=window, max_shards=max_shards
+    )
     shards, per_shard = plain.shards, plain.envs_per_shard
     capacity_t = capacity // num_envs // window.stride * window.stride
     # Every end that a window passes takes a frame more.
@@ -110,26 +120,27 @@ def image_buffer(view: View, *, capacity: int, num_envs: int, batch_size: int, w
             plain.add(state.ring, _placed(view, rollout, place)), frames, position[:, -1] + 1, start[:, -1]
         )
 
-    def usable(state: ImageRingState) -> jax.Array:
-        """How many of the newest steps of each shard have all their frames, ``[G]``."""
-        place: Place = state.ring.data.obs.place
-        oldest = jnp.maximum(place.position - (k - 1), place.start)
-        whole = oldest > (state.head - jax.tree.leaves(state.frames)[0].shape[1])[:, None]
-        count = jnp.min(jnp.sum(whole, axis=1, dtype=jnp.int32), axis=1)
-        return jnp.minimum(count, jnp.minimum(state.ring.steps, capacity_t))
-
     def available(state: ImageRingState) -> tuple[jax.Array, jax.Array]:
-        return state.ring.steps, usable(state)[:, None]
+        return state.ring.steps, _usable(state, k)[:, None]
 
     def windows(state: ImageRingState, start: jax.Array, env: jax.Array) -> SampledWindows:
         return _with_frames(view, state.frames, gather_windows(state.ring, start, env, window), env, width)
 
     def metrics(state: ImageRingState) -> Metrics:
-        lost = jnp.minimum(state.ring.steps, capacity_t) - usable(state)
+        lost = jnp.minimum(state.ring.steps, capacity_t) - _usable(state, k)
         return {"lost_steps": jnp.sum(lost).astype(jnp.float32) * per_shard}
 
     axes = ImageRingState(plain.state_axes, 0, 0, 0)  # type: ignore[arg-type]  # axes
     return Buffer(init, add, available, windows, _end_episodes, shards, per_shard, plain.slots, axes, metrics)
+
+
+def _usable(state: ImageRingState, k: int) -> jax.Array:
+    """How many of the newest steps of each shard have all frames of their stacks of ``k``, ``[G]``."""
+    place: Place = state.ring.data.obs.place
+    oldest = jnp.maximum(place.position - (k - 1), place.start)
+    whole = oldest > (state.head - jax.tree.leaves(state.frames)[0].shape[1])[:, None]
+    count = jnp.min(jnp.sum(whole, axis=1, dtype=jnp.int32), axis=1)
+    return jnp.minimum(count, jnp.minimum(state.ring.steps, whole.shape[1]))
 
 
 def _end_episodes(state: ImageRingState) -> ImageRingState:

@@ -1,7 +1,7 @@
 """Minibatches out of logical shards.
 
-The data that updates learn from has a leading axis of ``G`` *logical shards*. ``G`` depends on the number of
-environments and the batch size, never on the number of devices, and every minibatch takes the same share from each
+The data that updates learn from has a leading axis of ``G`` *logical shards*. ``G`` depends on ``shards``, the number
+of environments and the batch size, never on the number of devices, and every minibatch takes the same share from each
 shard. So a batch is the same set of samples however the shards are spread over devices, and no data moves between
 devices to make it.
 """
@@ -16,7 +16,7 @@ from jaxrl_fast.core import Batches, Metrics, PyTree, Transition
 from jaxrl_fast.experience.scale import Statistics
 
 MAX_SHARDS = 8
-"""The most logical shards, so the most devices that data is divided among without changing a number."""
+"""The most logical shards unless ``shards`` says otherwise, so the most devices that data is divided among."""
 
 
 class MakeBatches(Protocol):
@@ -100,9 +100,9 @@ class Experience(NamedTuple):
     learn_priorities: LearnPriorities = lambda state, feedback: state
 
 
-def logical_shards(num_envs: int, batch_size: int) -> int:
-    """``G``: the number of logical shards that both sizes divide into."""
-    return gcd(MAX_SHARDS, num_envs, batch_size)
+def logical_shards(num_envs: int, batch_size: int, most: int = MAX_SHARDS) -> int:
+    """``G``: the number of logical shards that both sizes divide into, a divisor of ``most``."""
+    return gcd(most, num_envs, batch_size)
 
 
 def by_shard(leaf: jax.Array, shards: int) -> jax.Array:

@@ -10,15 +10,18 @@ from jaxrl_fast.algorithms.interface import Agent, Learned, Replay
 from jaxrl_fast.core import Batches, PyTree, Transition
 from jaxrl_fast.experience.folding import fold, window_length
 from jaxrl_fast.experience.image_replay import image_buffer
-from jaxrl_fast.experience.minibatches import Experience, take_batch
+from jaxrl_fast.experience.minibatches import MAX_SHARDS, Experience, take_batch
 from jaxrl_fast.experience.prioritized import prioritized_source
 from jaxrl_fast.experience.replay import Window, ring_buffer, uniform_source
 from jaxrl_fast.experience.scale import Statistics, scale_experience
 from jaxrl_fast.experience.view import Tabled, View, take_tabled
 
 
-def off_policy_experience(agent: Agent, data: Replay, view: View, num_envs: int, *, memory: bool) -> Experience:
-    """The batches of `Replay`; images are stored once. ``memory``: whether an acting network is recurrent.
+def off_policy_experience(
+    agent: Agent, data: Replay, view: View, num_envs: int, *, memory: bool, max_shards: int = MAX_SHARDS
+) -> Experience:
+    """The batches of `Replay`, from at most ``max_shards`` logical shards; images are stored once. ``memory``: whether
+    an acting network is recurrent.
 
     Raises:
         ValueError: sizes do not fit.
@@ -26,7 +29,9 @@ def off_policy_experience(agent: Agent, data: Replay, view: View, num_envs: int,
     check_sizes(agent, data, num_envs)
     window = Window(window_length(data), data.sequence_length if memory else 1, data.keep, memory)
     images = bool(jax.tree.leaves(view.images))
-    sizes: dict[str, Any] = dict(capacity=data.capacity, num_envs=num_envs, batch_size=data.batch_size, window=window)
+    sizes: dict[str, Any] = dict(
+        capacity=data.capacity, num_envs=num_envs, batch_size=data.batch_size, window=window, max_shards=max_shards
+    )
     buffer = image_buffer(view, **sizes) if images else ring_buffer(**sizes)
     number, prioritize = data.num_batches * (data.batch_size // buffer.shards), data.prioritize
     source = uniform_source(buffer, number, window)

@@ -9,7 +9,7 @@ from jaxrl_fast.algorithms.interface import Agent, Learned, OnPolicy, OnPolicyBa
 from jaxrl_fast.algorithms.sequences import apply_apart
 from jaxrl_fast.core import Batches, PyTree, Transition
 from jaxrl_fast.experience.epochs import cut, epoch_shards, shuffled_epochs
-from jaxrl_fast.experience.minibatches import Experience, take_batch
+from jaxrl_fast.experience.minibatches import MAX_SHARDS, Experience, take_batch
 from jaxrl_fast.experience.scale import Statistics, scale_experience
 from jaxrl_fast.experience.view import (
     Tabled,
@@ -24,11 +24,13 @@ from jaxrl_fast.experience.view import (
 from jaxrl_fast.networks.network import Network
 
 
-def on_policy_experience(agent: Agent, data: OnPolicy, view: View, num_envs: int) -> Experience:
-    """The batches of `OnPolicy`."""
+def on_policy_experience(
+    agent: Agent, data: OnPolicy, view: View, num_envs: int, max_shards: int = MAX_SHARDS
+) -> Experience:
+    """The batches of `OnPolicy`, in at most ``max_shards`` logical shards."""
     assert data.sequence_length is not None  # `bind` has set it
     length = data.sequence_length
-    shards = epoch_shards(num_envs, agent.rollout_length // length, data.num_minibatches)
+    shards = epoch_shards(num_envs, agent.rollout_length // length, data.num_minibatches, max_shards)
     stacks = view.stack > 1
 
     def batches_of(rollout: Transition, values: Any, hyper: Any, key: jax.Array) -> Batches:
@@ -40,6 +42,7 @@ def on_policy_experience(agent: Agent, data: OnPolicy, view: View, num_envs: int
             sequence_length=length,
             num_epochs=data.num_epochs,
             num_minibatches=data.num_minibatches,
+            max_shards=max_shards,
         )
         starts = jax.tree.map(lambda x: x[::length], rollout.extras.memory)
         return shuffled._replace(data=shuffled.data._replace(memory=cut(starts, shards, 1)))

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from jaxrl_fast.core import Extras, PyTree, Transition
 from jaxrl_fast.experience.minibatches import (
+    MAX_SHARDS,
     EndEpisodes,
     InitStorage,
     LearnPriorities,
@@ -152,15 +153,18 @@ class RingState(NamedTuple):
     memory: PyTree
 
 
-def ring_buffer(*, capacity: int, num_envs: int, batch_size: int, window: Window = Window()) -> Buffer:
-    """A replay buffer of ``capacity`` transitions over all environments, for batches of ``batch_size`` windows.
+def ring_buffer(
+    *, capacity: int, num_envs: int, batch_size: int, window: Window = Window(), max_shards: int = MAX_SHARDS
+) -> Buffer:
+    """A replay buffer of ``capacity`` transitions over all environments, for batches of ``batch_size`` windows, in at
+    most ``max_shards`` logical shards.
 
     Raises:
         ValueError: a batch, or a window in time, does not fit into the buffer.
     """
     capacity_t = capacity // num_envs // window.stride * window.stride
     _check_sizes(capacity, capacity_t, num_envs, batch_size, window)
-    shards = logical_shards(num_envs, batch_size)
+    shards = logical_shards(num_envs, batch_size, max_shards)
     per_shard = num_envs // shards
 
     def empty(leaf: jax.ShapeDtypeStruct, slots: int) -> jax.Array:

@@ -19,6 +19,7 @@ from jaxrl_fast.core import Batches, PyTree, Transition
 from jaxrl_fast.environments.env import VecEnv
 from jaxrl_fast.environments.host_env import HostEnv
 from jaxrl_fast.experience.binding import Bound, bind
+from jaxrl_fast.experience.minibatches import MAX_SHARDS
 from jaxrl_fast.experience.scale import Statistics
 from jaxrl_fast.fragments.host_arrival import arrival_sample_fragment
 from jaxrl_fast.fragments.host_sampling import host_sample_fragment
@@ -112,8 +113,9 @@ def statistics_fragment(env: VecEnv | HostEnv, agent: Bound, nan: OnNan = "stop"
     )
 
 
-def experience_fragment(env: VecEnv | HostEnv, agent: Bound) -> Fragment:
-    """Turns rollouts into the ``batches`` of a tick's gradient updates; its state is the replay buffer, if any."""
+def experience_fragment(env: VecEnv | HostEnv, agent: Bound, max_shards: int = MAX_SHARDS) -> Fragment:
+    """Turns rollouts into the ``batches`` of a tick's gradient updates; its state is the replay buffer, if any.
+    ``max_shards``: as the agent was bound with, for messages."""
     reads = ("rollout", *agent.experience.reads) + (("statistics",) if _needs_statistics(agent) else ())
     prioritized = agent.experience.prioritized_by is not None
 
@@ -129,7 +131,7 @@ def experience_fragment(env: VecEnv | HostEnv, agent: Bound) -> Fragment:
         )
         return private, {"batches": batches}, agent.experience.metrics(private)
 
-    unit = "logical shards (common divisor of 8, num_envs and the batch)"
+    unit = f"logical shards (common divisor of {max_shards}, num_envs and the batch)"
     axes = {"batches": Batches(data=0, indices=1, places=0)}  # type: ignore[arg-type]
     return Fragment(
         "experience",
@@ -138,7 +140,7 @@ def experience_fragment(env: VecEnv | HostEnv, agent: Bound) -> Fragment:
         reads + ((PRIORITIES,) if prioritized else ()),
         ("batches",),
         tags=(REPLAY,) if agent.experience.refills else (),
-        division=Division(agent.experience.state_axes, axes, agent.experience.shards, unit),
+        division=Division(agent.experience.state_axes, axes, agent.experience.shards, unit, ("shards", max_shards)),
     )
 
 
@@ -152,6 +154,7 @@ class GraphOptions(NamedTuple):
     - ``empty_until``: the tick at which replay starts to fill; later than 0 in a resumed run that has lost it.
     - ``joined``: arrays that are treated alike are joined into one, for devices that start kernels one by one; changes
       numbers only by rounding.
+    - ``shards``: the most logical shards of replay and minibatches, among which devices can divide them.
     """
 
     overlap: Overlap = "none"
@@ -161,6 +164,7 @@ class GraphOptions(NamedTuple):
     nan: OnNan = "stop"
     empty_until: int = 0
     joined: bool = False
+    shards: int = MAX_SHARDS
 
 
 def build_graph(
@@ -172,13 +176,14 @@ def build_graph(
         ValueError: algorithm and environment do not fit, batches cannot be shared by so many learners, or a schedule
             lacks ``total_steps``.
     """
-    agent = bind(algorithm, env.spec, env.num_envs)
+    agent = bind(algorithm, env.spec, env.num_envs, options.shards)
     steps_per_tick = env.num_envs * agent.rollout_length
     if has_schedule(algorithm.hyper) and options.total_steps is None:
         raise ValueError(f"a schedule among the rates of {algorithm.name} needs total_steps")
     lag = options.overlap in ("sampling", "all")
     learning = build_learners(
         agent,
+        max_shards=options.shards,
         side_by_side=options.overlap in ("actor_critic", "all"),
         learners=options.learners,
         average=options.average,
@@ -187,7 +192,11 @@ def build_graph(
         joined=options.joined,
     )
     statistics = (statistics_fragment(env, agent, options.nan),) if _needs_statistics(agent) else ()
-    before = (sampler(env, agent, joined=options.joined), *statistics, experience_fragment(env, agent))
+    before = (
+        sampler(env, agent, joined=options.joined),
+        *statistics,
+        experience_fragment(env, agent, options.shards),
+    )
     last_tick = {"statistics", PRIORITIES, *agent.parts}
     delays = {(f.name, c): 1 for f in before for c in f.reads if c in last_tick} | learning.delays
     delays |= {(f.name, "batches"): 1 for f in learning.fragments if lag and "batches" in f.reads}

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from jaxrl_fast.algorithms.interface import Part
 from jaxrl_fast.experience.binding import Bound
+from jaxrl_fast.experience.minibatches import MAX_SHARDS
 from jaxrl_fast.fragments.averaging import averaging_gradients, averaging_parameters
 from jaxrl_fast.fragments.learning import Average, Delays, Learning, OnNan, learn_fragment
 from jaxrl_fast.graph.dataflow import Fragment
@@ -28,6 +29,7 @@ class Learners(NamedTuple):
 def build_learners(
     agent: Bound,
     *,
+    max_shards: int = MAX_SHARDS,
     side_by_side: bool = False,
     learners: int = 1,
     average: Average = "gradients",
@@ -40,6 +42,7 @@ def build_learners(
     By default the parts take turns at every update, and each reads what the others have just learned (SAC and TD3 as
     published). ``side_by_side``: each reads the others' parameters of the last exchange, so that they can run at the
     same time; an exchange is a tick, or an update where a server applies the gradients of several learners.
+    ``max_shards``: as the agent was bound with, for the message.
 
     Raises:
         ValueError: the batches do not divide into equal shares for so many learners.
@@ -47,8 +50,9 @@ def build_learners(
     shards = agent.experience.shards
     if learners < 1 or shards % learners:
         raise ValueError(
-            f"learners={learners} cannot share the {shards} logical shards of the batches (common divisor of 8, "
-            f"num_envs and the batch): write learners={_divisor_near(shards, learners)}, or other sizes"
+            f"learners={learners} cannot share the {shards} logical shards of the batches (common divisor of "
+            f"{max_shards}, num_envs and the batch): write learners={_divisor_near(shards, learners)}, or "
+            + (f"shards={learners} with sizes that {learners} divides" if max_shards % learners else "other sizes")
         )
     learning = Learning(agent, start, nan, average == "turns", joined)
     teams = [(name,) for name in agent.parts] if side_by_side else [tuple(agent.parts)]

@@ -3,6 +3,9 @@
 Channels are copied between devices where a reader is placed elsewhere than the writer. A host fragment is a link of
 the chain that is called instead of dispatched; what does not wait for it is dispatched first, so that devices work
 meanwhile.
+
+Among several processes each goes through the whole chain, in the same order, and passes over the links on whose devices
+it has no share (`jaxrl_fast.graph.exchange`).
 """
 
 import time
@@ -16,6 +19,7 @@ from jax.sharding import Mesh, Sharding
 
 from jaxrl_fast.core import Metrics
 from jaxrl_fast.graph import dataflow as graphs
+from jaxrl_fast.graph import distributed, exchange
 from jaxrl_fast.graph.dataflow import Channels, Fragment, Graph, TrainState
 from jaxrl_fast.graph.layout import channel_axes, compiler_options, init_seeds, lay, over_seeds, state_layout
 from jaxrl_fast.graph.program_functions import CompileAhead, CompileRun, InitState, PlaceState
@@ -49,6 +53,16 @@ class Segment(NamedTuple):
     def host(self) -> bool:
         """Whether it is called, not dispatched."""
         return self.fragments[0].host
+
+    @property
+    def here(self) -> bool:
+        """Whether this process takes part in it."""
+        return exchange.is_here(self.devices)
+
+    @property
+    def joint(self) -> bool:
+        """Whether this process takes part in it with others."""
+        return self.here and exchange.spans_processes(self.devices)
 
 
 class Stage(NamedTuple):
@@ -84,12 +98,15 @@ class Chain(NamedTuple):
     def __call__(self, state: TrainState) -> tuple[TrainState, dict[str, Any]]:
         """Run a chunk, as `Program.run`."""
         first_tick = int(state.tick)
-        shared = {id(s): jax.device_put((state.hyper, state.key), s.whole) for s in self.segments}
+        own = distributed.own_copy((state.hyper, state.key))
+        shared = {id(s): distributed.put(own, s.whole) for s in self.segments}
         now, rows = state, []
         for tick in range(first_tick, first_tick + self.ticks_per_chunk):
             now, metrics = self._tick(now, np.int32(tick), shared)
             rows.append(metrics)
-        columns = _columns(jax.device_get(rows))
+        columns = _columns(distributed.own_shares(rows))
+        exchange.turns.wait()
+        columns = distributed.add_up(columns)
         return now._replace(tick=state.tick + self.ticks_per_chunk), columns
 
     def _tick(self, state: TrainState, tick: np.int32, shared: dict[int, Any]) -> tuple[TrainState, list[Metrics]]:
@@ -119,11 +136,15 @@ class Chain(NamedTuple):
     ) -> tuple[dict[str, Any], Channels, Metrics]:
         own = {f.name: private[f.name] for f in segment.fragments}
         inputs = [
-            {c: given[c] for c in names} | jax.device_put({c: given[c] for c in moved}, moved)
+            {c: given[c] for c in names} | exchange.move({c: given[c] for c in moved}, moved)
             for given, names, moved in zip((stored, fresh), (segment.stored, segment.fresh), segment.moved, strict=True)
         ]
         called_s = time.perf_counter()
+        if segment.joint:
+            exchange.turns.wait()
         out = segment.step(own, *inputs, *shared, tick, np.int32(round))
+        if segment.joint:
+            exchange.turns.began(out[1:])
         if self.watch is not None:
             self.watch(segment, called_s, inputs, out[1:])
         return out
@@ -143,31 +164,45 @@ class ChainParts(NamedTuple):
 def make_chain(graph: Graph, home: dict[str, Mesh], ticks_per_chunk: int, num_seeds: int) -> ChainParts:
     """The chain of a graph whose fragments have their devices in ``home``."""
     layout = state_layout(graph, home, num_seeds)
+    if not distributed.is_alone():
+        alike: Any = distributed.everywhere()
+        layout = layout._replace(hyper=alike, tick=alike, key=alike)
     stages = _stages(graph, home, num_seeds)
     first = jax.jit(init_seeds(graph, num_seeds))
+    axes, writer = channel_axes(graph), {c: f.name for f in graph.fragments for c in f.writes}
 
     def place(state: TrainState) -> TrainState:
-        return jax.device_put(state, layout)
+        return distributed.put(state, layout)
 
     def compile_run(keys: jax.Array, hyper: Any) -> Chain:
         state = jax.eval_shape(first, keys, hyper)
         pool = ThreadPoolExecutor()
         fresh: Channels = {}
         steps: dict[int, Any] = {}
+        prepared: list[Any] = []
         for segment in (s for stage in stages for s in stage.segments):
             if segment.host:
                 publish = segment.fragments[0].publish
                 assert publish is not None  # `placements.check` has seen to it
                 fresh |= jax.eval_shape(over_seeds(publish, num_seeds, (0,), 0), state.private[segment.name])
                 continue
-            traced = segment.step.trace(*_arguments(segment, state, fresh))
-            fresh |= jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), traced.out_info[1])
+            arguments = _arguments(segment, state, fresh)
+            for channels, moved in zip(arguments[1:3], segment.moved, strict=True):
+                come = {c: lay(home[writer[c]], axes[c], num_seeds) for c in moved}
+                prepared.append(pool.submit(exchange.compile_move, {c: channels[c] for c in moved}, come, moved))
+            if not segment.here:
+                fresh |= jax.tree.map(_shape, segment.step(*arguments)[1])
+                continue
+            traced = segment.step.trace(*arguments)
+            fresh |= jax.tree.map(_shape, traced.out_info[1])
             steps[id(segment)] = pool.submit(_compile, traced)
         pool.shutdown(wait=False)
 
         def compiled(segment: Segment) -> Segment:
-            return segment if segment.host else segment._replace(step=steps[id(segment)].result())
+            return segment._replace(step=steps[id(segment)].result()) if id(segment) in steps else segment
 
+        moving = [devices.result() for devices in prepared]
+        distributed.connect([*(s.devices for stage in stages for s in stage.segments), *moving])
         done = tuple(stage._replace(segments=tuple(map(compiled, stage.segments))) for stage in stages)
         return Chain(done, ticks_per_chunk)
 
@@ -256,6 +291,8 @@ def _segment(
     moved = come(stored), come(fresh)
     stay = [tuple(c for c in names if c not in moves) for names, moves in zip((stored, fresh), moved, strict=True)]
     whole, devices = lay(mesh, None, num_seeds), tuple(mesh.devices.flat)
+    if not exchange.is_here(devices):
+        step = exchange.passed_over(step, {c: at[c] for c in written}, whole)
     return Segment(fragments, step, stay[0], stay[1], written, moved, whole, devices)
 
 
@@ -305,6 +342,10 @@ def _called(graph: Graph, fragment: Fragment, written: dict[str, Any], num_seeds
         return {fragment.name: after}, jax.device_put({c: outputs[c] for c in written}, written), named
 
     return step
+
+
+def _shape(x: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
 
 def _compile(traced: Any) -> jax.stages.Compiled:

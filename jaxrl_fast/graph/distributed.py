@@ -7,17 +7,26 @@ the same order. How processes find one another and end is in `jaxrl_fast.trainin
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_fast.core import PyTree
+from jaxrl_fast.graph.exchange import absent
 
 PLACEMENT = "data_parallel"
-"""The one placement that spans processes."""
+"""The placement of several processes unless another is named."""
+WITHIN_ONE = ("fused", "central_inference")
+"""Placements that have one device."""
+LEAST_BYTES, MOST_PADDED = 4_096, 1_048_576
+"""What processes add up is padded to a power of two, from the one number of bytes to the other."""
 
 
 def is_first() -> bool:
@@ -59,16 +68,20 @@ def share_of(devices: int, num_processes: int) -> int:
 
 
 def check_placement(name: str, groups: Sequence[Sequence[jax.Device]]) -> None:
-    """Refuse a placement, given the devices of its groups, that is not one program over all processes.
+    """Refuse a placement, given the devices of its groups, that leaves a process without work.
 
     Raises:
         ValueError: naming it.
     """
-    if is_alone():
-        return
-    everyone = set(range(jax.process_count()))
-    if len(groups) != 1 or {device.process_index for device in groups[0]} != everyone:
-        raise ValueError(refusal(name, len(everyone)))
+    busy = {device.process_index for group in groups for device in group}
+    idle = [process for process in range(jax.process_count()) if process not in busy]
+    if len(busy) == 1 and idle:
+        raise ValueError(refusal(name, jax.process_count()))
+    if idle:
+        raise ValueError(
+            f"placement={name} leaves process {idle[0]} of {jax.process_count()} without work: write "
+            f"placement={PLACEMENT}, another devices=..., or fewer processes"
+        )
 
 
 def refusal(placement: str, num_processes: int) -> str:
@@ -80,19 +93,25 @@ def refusal(placement: str, num_processes: int) -> str:
 
 
 def join() -> None:
-    """Wait until all processes have come here. Collective. What gloo prints the first time is hidden:
-    `describe_devices` says the same."""
-    if is_alone():
-        return
-    sys.stdout.flush()
-    shown, hidden = os.dup(1), os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(hidden, 1)
-        highest(0)
-    finally:
-        os.dup2(shown, 1)
-        os.close(shown)
-        os.close(hidden)
+    """Wait until all processes have come here. Collective."""
+    if not is_alone():
+        with _hidden_gloo():
+            highest(0)
+
+
+def connect(groups: Iterable[Sequence[jax.Device]]) -> None:
+    """Let the devices of each group find one another before they are timed. Collective."""
+    for devices in dict.fromkeys(tuple(group) for group in groups):
+        own = [device for device in devices if device.process_index == jax.process_index()]
+        if own and len({device.process_index for device in devices}) > 1:
+            mesh = Mesh(devices, ("device",))
+            rows = jax.make_array_from_callback(
+                (len(devices), 1),
+                NamedSharding(mesh, PartitionSpec("device")),
+                lambda index: np.zeros((1, 1), np.uint8),
+            )
+            with _hidden_gloo():
+                jax.block_until_ready(_sum_rows(rows, NamedSharding(mesh, PartitionSpec())))
 
 
 def require_one(what: str, num_processes: int) -> None:
@@ -121,22 +140,84 @@ def from_first(tree: PyTree) -> PyTree:
 
 
 def to_host(tree: PyTree) -> PyTree:
-    """Arrays, wherever they lie, as NumPy's in every process. Collective."""
+    """Arrays of a run, on whatever devices of whatever processes, as NumPy's in every process. Collective."""
     if is_alone():
         return jax.device_get(tree)
 
     def whole(leaf: Any) -> np.ndarray:
-        here = not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated
-        return np.asarray(leaf) if here else multihost_utils.process_allgather(leaf, tiled=True)
+        if not isinstance(leaf, jax.Array):
+            return np.asarray(leaf)
+        devices: set[Any] = leaf.sharding.device_set
+        if len({device.process_index for device in devices}) < jax.process_count():
+            return add_up(own_share(leaf))
+        return np.asarray(leaf) if leaf.is_fully_replicated else multihost_utils.process_allgather(leaf, tiled=True)
 
     return jax.tree.map(whole, tree)
 
 
+def own_copy(tree: PyTree) -> PyTree:
+    """What every process has whole (`everywhere`), on this one's own device."""
+    return tree if is_alone() else jax.tree.map(lambda leaf: leaf.addressable_data(0), tree)
+
+
+def own_shares(tree: PyTree) -> PyTree:
+    """`own_share` of all arrays, which are fetched together."""
+    if is_alone():
+        return jax.device_get(tree)
+    for leaf in jax.tree.leaves(tree):
+        for part in leaf.addressable_shards:
+            part.data.copy_to_host_async()
+    return jax.tree.map(own_share, tree)
+
+
+def own_share(leaf: jax.Array) -> np.ndarray:
+    """The part of an array that this process answers for, the rest zeros."""
+    share = np.zeros(leaf.shape, leaf.dtype)
+    for part in leaf.addressable_shards:
+        if part.replica_id == 0:
+            share[part.index] = np.asarray(part.data)
+    return share
+
+
+def add_up(tree: PyTree) -> PyTree:
+    """NumPy arrays of all processes as one: for every number one process has it, and the others have zero, so that the
+    sum of their bytes is exact. Collective."""
+    if is_alone():
+        return tree
+    leaves, structure = jax.tree.flatten(tree)
+    data = b"".join(leaf.tobytes() for leaf in leaves)
+    few = max(LEAST_BYTES, 1 << (len(data) - 1).bit_length())  # few sizes, so few programs
+    own = np.zeros((1, few if few <= MOST_PADDED else len(data)), np.uint8)
+    own[0, : len(data)] = np.frombuffer(data, np.uint8)
+    mesh = _one_device_each()
+    rows = jax.make_array_from_process_local_data(NamedSharding(mesh, PartitionSpec("process")), own)
+    total = _sum_rows(rows, NamedSharding(mesh, PartitionSpec())).addressable_data(0)
+    parts = np.split(np.asarray(total), np.cumsum([leaf.nbytes for leaf in leaves]))[:-1]
+    whole = [part.view(leaf.dtype).reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)]
+    return jax.tree.unflatten(structure, whole)
+
+
+def everywhere() -> NamedSharding:
+    """The layout of what every process has whole: a copy on one device of each."""
+    return NamedSharding(_one_device_each(), PartitionSpec())
+
+
 def put(tree: PyTree, shardings: PyTree) -> PyTree:
-    """Arrays that every process has whole, laid out over the devices of all; ``shardings`` is a prefix of ``tree``."""
+    """Arrays that every process has whole, laid out over devices of any; ``shardings`` is a prefix of ``tree``. Those
+    that lie there already stay."""
     if is_alone():
         return jax.device_put(tree, shardings)
     return jax.tree.map(lambda sharding, part: jax.tree.map(lambda x: _put(x, sharding), part), shardings, tree)
+
+
+def copy(tree: PyTree) -> PyTree:
+    """Copies of arrays, on the same devices."""
+
+    def copied(leaf: Any) -> Any:
+        elsewhere = isinstance(leaf, jax.Array) and not leaf.sharding.addressable_devices
+        return leaf if elsewhere else jnp.copy(leaf)
+
+    return jax.tree.map(copied, tree)
 
 
 def decide(make: Callable[[], str]) -> str:
@@ -173,13 +254,43 @@ def check_agreement(settings: Mapping[str, Any]) -> None:
                 )
 
 
+@contextmanager
+def _hidden_gloo() -> Iterator[None]:
+    """What gloo prints of a new connection is hidden: `cluster.describe_devices` says the same."""
+    sys.stdout.flush()
+    shown, hidden = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(hidden, 1)
+        yield
+    finally:
+        os.dup2(shown, 1)
+        os.close(shown)
+        os.close(hidden)
+
+
+@partial(jax.jit, static_argnums=1)
+def _sum_rows(rows: jax.Array, layout: NamedSharding) -> jax.Array:
+    return jax.lax.with_sharding_constraint(jnp.sum(rows, axis=0, dtype=rows.dtype), layout)
+
+
+@cache
+def _one_device_each() -> Mesh:
+    processes = range(jax.process_count())
+    return Mesh([next(d for d in jax.devices() if d.process_index == p) for p in processes], ("process",))
+
+
 def _put(leaf: Any, sharding: jax.sharding.Sharding) -> jax.Array:
+    if isinstance(leaf, jax.Array) and leaf.sharding.is_equivalent_to(sharding, leaf.ndim):
+        return leaf
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
         return jax.device_put(leaf, sharding)
+    if not sharding.addressable_devices:
+        return absent(leaf, sharding)
     if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jax.random.wrap_key_data(_put(jax.random.key_data(leaf), sharding), impl=jax.random.key_impl(leaf))
     array = np.asarray(leaf)
-    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+    # Copied: on a CPU a device may use the memory of a NumPy array as it is, and two of them the same.
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: np.array(array[index]))
 
 
 def _texts(text: str) -> list[str]:

@@ -9,12 +9,14 @@ class Division(NamedTuple):
 
     ``private`` and ``writes`` (by channel) name the axis of each leaf, as prefix trees like those of ``vmap`` (None:
     not divided); ``width`` is how long these axes are, 0 for none, and ``unit`` what they count, such as environments.
+    ``limit``: a setting of which ``width`` is a divisor, with its value, for messages.
     """
 
     private: Any = None
     writes: Mapping[str, Any] = {}
     width: int = 0
     unit: str = "parts"
+    limit: tuple[str, int] | None = None
 
 
 WHOLE = Division()

@@ -183,9 +183,11 @@ def _check_division(graph: Graph, placement: str, group: Group, num_seeds: int) 
     for fragment in graph.fragments:
         width, unit = fragment.division.width, fragment.division.unit
         if fragment.name in group.fragments and width % parts:
+            key, value = fragment.division.limit or ("", 0)
+            raised = f"{key}={parts} with " if value % parts else ""
             raise GraphError(
                 f"placement={placement} divides the {width} {unit} of '{fragment.name}' among "
-                f"{parts} devices, which does not come out even: write sizes that {parts} divides, another "
+                f"{parts} devices, which does not come out even: write {raised}sizes that {parts} divides, another "
                 "devices=..., or placement=fused"
             )
 

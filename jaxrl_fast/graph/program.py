@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from jaxrl_fast.core import Metrics
 from jaxrl_fast.graph import dataflow as graphs
-from jaxrl_fast.graph import distributed, placements
+from jaxrl_fast.graph import distributed, exchange, placements
 from jaxrl_fast.graph.chain import make_chain
 from jaxrl_fast.graph.checking import check
 from jaxrl_fast.graph.dataflow import Graph, TrainState
@@ -57,7 +57,7 @@ def with_seed_axis(state: TrainState, num_seeds: int) -> TrainState:
     """A program's state with the leading axis ``[S, ...]`` that a single seed's lacks."""
     if num_seeds > 1:
         return state
-    return jax.tree.map(lambda x: x[None], state)._replace(tick=state.tick)
+    return jax.tree.map(exchange.with_axis, state)._replace(tick=state.tick)
 
 
 def _one_program(graph: Graph, home: dict[str, Mesh], ticks_per_chunk: int, num_seeds: int) -> Program:

@@ -28,8 +28,8 @@ from jaxrl_fast.settings.run_settings import flat_settings
 from jaxrl_fast.settings.schema import ConfigError, Key, run_keys
 
 WIDTH = 80
-UNDESCRIBED = ("checkpoint.", "env.", "distributed.", "pool.", "log")
-"""Sections, and a key, that ``--help`` only lists; README and docs describe them."""
+UNDESCRIBED = ("checkpoint.", "env.", "distributed.", "pool.", "log", "shards")
+"""Sections, and keys, that ``--help`` only lists; README and docs describe them."""
 INTERRUPTED = (130, 143)
 """Exit statuses after Ctrl-C and SIGTERM."""
 

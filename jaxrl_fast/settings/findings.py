@@ -32,6 +32,7 @@ WORK = (
     "overlap",
     "learners",
     "average",
+    "shards",
     "precision",
     "placement",
     "devices",

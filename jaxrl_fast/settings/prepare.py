@@ -71,7 +71,7 @@ def fill_in_among(run: Run, several: Processes) -> tuple[Run, str]:
     Raises:
         ValueError: the placement does not span processes, or they cannot share the devices evenly.
     """
-    if run.placement not in (machine.AUTO, distributed.PLACEMENT):
+    if run.placement in distributed.WITHIN_ONE:
         raise ValueError(distributed.refusal(run.placement, several.num_processes))
     if run.debug:
         distributed.require_one("debug=true", several.num_processes)
@@ -82,7 +82,8 @@ def fill_in_among(run: Run, several: Processes) -> tuple[Run, str]:
         devices = run.devices or len(jax.devices())
     print(cluster.describe_devices(), flush=True)
     distributed.join()
-    run = dataclasses.replace(run, placement=distributed.PLACEMENT, devices=devices)
+    placement = distributed.PLACEMENT if run.placement == machine.AUTO else run.placement
+    run = dataclasses.replace(run, placement=placement, devices=devices)
     return run, f"of {several.num_processes} processes"
 
 

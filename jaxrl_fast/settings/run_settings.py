@@ -62,6 +62,7 @@ class Run:
     pool: dict[str, Any] = dataclasses.field(default_factory=dict)
     learners: int = 1
     average: Average = "gradients"
+    shards: int = GraphOptions().shards
     resume: str | None = None
     requeued: bool = False
     nan: OnNan = "stop"
@@ -74,8 +75,15 @@ class Run:
 
 def graph_options(run: Run) -> GraphOptions:
     """The options of the run's graph that do not belong to its algorithm, on the devices that JAX has started."""
-    joined = starts_kernels_singly(jax.default_backend())
-    return GraphOptions(run.overlap, run.learners, run.average, run.total_steps, run.nan, joined=joined)
+    return GraphOptions(
+        run.overlap,
+        run.learners,
+        run.average,
+        run.total_steps,
+        run.nan,
+        joined=starts_kernels_singly(jax.default_backend()),
+        shards=run.shards,
+    )
 
 
 def make_algorithm(run: Run) -> Algorithm:
@@ -162,6 +170,7 @@ def _to_tree(run: Run) -> dict[str, Any]:
         **({"pool": run.pool} if may_be_host(run.env) else {}),
         "tuned": run.tuned_file is not None,
         **{key: getattr(run, key) for key in alone},
+        **({} if run.shards == GraphOptions().shards else {"shards": run.shards}),
     }
 
 

@@ -13,7 +13,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from jaxrl_fast.algorithms.registry import ALGORITHMS
-from jaxrl_fast.fragments.build import Overlap
+from jaxrl_fast.fragments.build import GraphOptions, Overlap
 from jaxrl_fast.fragments.learning import Average, OnNan
 from jaxrl_fast.networks.dense import Precision
 from jaxrl_fast.numerics.schedules import SCHEDULES
@@ -115,6 +115,7 @@ class RunSchema:
     overlap: Overlap = setting("none", "what lags a tick:")
     learners: int = setting(1, "how many share the gradient updates", 1, MAX_SIZE)
     average: Average = setting("gradients", "what they average:")
+    shards: int = setting(GraphOptions().shards, "most parts of replay and batches that devices share", 1, MAX_SIZE)
     devices: int | None = setting(None, "devices to use; on a CPU, how many to make", 1, 1024)
     precision: Precision = setting("f32", "of matrix products:")
     run_dir: str | None = setting(None, "folder of results; runs/<env>/<algo>/<time>-...")

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_fast.algorithms.interface import Algorithm, require_positive
@@ -19,6 +18,7 @@ from jaxrl_fast.environments.env import VecEnv
 from jaxrl_fast.environments.host_env import HostEnv
 from jaxrl_fast.evaluation.periodic import Evaluate, evaluation_device, make_periodic_evaluation
 from jaxrl_fast.experience.binding import bind
+from jaxrl_fast.experience.minibatches import MAX_SHARDS
 from jaxrl_fast.fragments.build import GraphOptions, Overlap, build_graph
 from jaxrl_fast.fragments.callbacks import check_placement, in_graph, make_bridge, reraise_callback_error
 from jaxrl_fast.fragments.host_sampling import print_events_after
@@ -88,12 +88,14 @@ def make_train_step(
     overlap: Overlap = "none",
     learners: int = 1,
     average: Average = "gradients",
+    shards: int = MAX_SHARDS,
     total_steps: int | None = None,
 ) -> tuple[Callable[..., TrainState], Callable[[TrainState], tuple[TrainState, dict[str, jax.Array]]]]:
     """Training as two pure functions ``(init, train_step)``: jit, scan, vmap or change them.
 
     ``init(key, hyper=algorithm.hyper) -> TrainState``; ``train_step(state) -> (state, metrics)`` is one tick: sample,
-    then learn. Donate the state when you jit the step. Under a ``vmap`` of your own, the updates of a warm-up are
+    then learn. ``overlap``, ``learners``, ``average`` and ``shards`` are those of `GraphOptions`. Donate the state when
+    you jit the step. Under a ``vmap`` of your own, the updates of a warm-up are
     computed and discarded; `learn` with ``num_seeds`` skips them. Environments on the host are stepped by ordered
     callbacks: on one device, each state once and in order, and not under a ``vmap`` of your own.
 
@@ -101,7 +103,7 @@ def make_train_step(
         ValueError: algorithm and environment do not fit.
     """
     vec_env = make_bridge(env).env if isinstance(env, HostEnv) else env
-    graph, _ = build_graph(vec_env, algorithm, GraphOptions(overlap, learners, average, total_steps))
+    graph, _ = build_graph(vec_env, algorithm, GraphOptions(overlap, learners, average, total_steps, shards=shards))
 
     def init(key: jax.Array, hyper: Any = algorithm.hyper) -> TrainState:
         return init_graph(graph, key, hyper)
@@ -122,6 +124,7 @@ def learn(
     overlap: Overlap = "none",
     learners: int = 1,
     average: Average = "gradients",
+    shards: int = MAX_SHARDS,
     placement: str | Make = "fused",
     devices: int | None = None,
     eval_every: int | None = None,
@@ -158,8 +161,8 @@ def learn(
     the state. ``settings`` is what a resumed run must have in common with this one (default: taken from the arguments).
     ``tell`` gets what a person should know, line by line.
 
-    In a program that has called `jax.distributed.initialize`, every process calls this alike, with
-    ``placement="data_parallel"``; process 0 evaluates, writes, and calls ``on_metrics`` and ``tell``.
+    In a program that has called `jax.distributed.initialize`, every process calls this alike, with a placement that has
+    devices of all of them; process 0 evaluates, writes, and calls ``on_metrics`` and ``tell``.
 
     Raises:
         ValueError: arguments do not fit together, or a checkpoint does not fit them; before anything is compiled.
@@ -176,6 +179,7 @@ def learn(
         learners=learners,
         average=average,
         total_steps=total_steps,
+        **({} if shards == MAX_SHARDS else {"shards": shards}),
     )
     check_processes(env, {**settings, "resume": resume, "debug": debug})
     check_host(env, num_seeds, debug)
@@ -187,7 +191,7 @@ def learn(
     resumed = None if resume is None else resuming.read(resume, settings, algorithm)
     empty_until = resumed.empty_until if resumed else 0
     joined = starts_kernels_singly(jax.default_backend())
-    options = GraphOptions(overlap, learners, average, total_steps, nan, empty_until, joined)
+    options = GraphOptions(overlap, learners, average, total_steps, nan, empty_until, joined, shards)
     graph, agent = build_graph(vec_env, algorithm, options)
     plan = plan_run(env, agent, total_steps, eval_every, checkpoints.every, resumed.progress if resumed else None)
     placed = place(graph, placement, devices)
@@ -319,7 +323,7 @@ def drive(
             evaluations.add(state)
         changed = calls.between_chunks(state, recorder.scores)
         if changed is not None:
-            state = job.program.place(jax.tree.map(jnp.copy, changed))
+            state = job.program.place(distributed.copy(changed))
         if last or chunk % plan.chunks_per_checkpoint == 0:
             save()
             saved = chunk
@@ -337,7 +341,7 @@ def make_rates(job: Job) -> Callable[[TrainState], dict[str, np.ndarray]]:
     rates_at = jax.jit(jax.vmap(job.graph.hyper_at, axes) if job.num_seeds > 1 else job.graph.hyper_at)
 
     def rates(state: TrainState) -> dict[str, np.ndarray]:
-        found = distributed.to_host(rates_at(*distributed.to_host((state.hyper, state.tick))))
+        found = jax.device_get(rates_at(*distributed.to_host((state.hyper, state.tick))))
         return {name: np.atleast_1d(value) for name, value in found._asdict().items()}
 
     return rates

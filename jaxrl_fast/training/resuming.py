@@ -10,14 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_fast.algorithms.interface import Algorithm
 from jaxrl_fast.environments.env import VecEnv
 from jaxrl_fast.environments.host_env import HostEnv
 from jaxrl_fast.experience.binding import Bound
+from jaxrl_fast.experience.minibatches import MAX_SHARDS
+from jaxrl_fast.graph import distributed
 from jaxrl_fast.graph.dataflow import Graph, TrainState, tagged
 from jaxrl_fast.graph.placements import REPLAY, SAMPLING
 from jaxrl_fast.graph.program import Program
@@ -48,6 +48,10 @@ FREE = (
 """Settings that may change on resume, beside the rates of the algorithm."""
 SILENT = ("name", "log", "tuned", "eval.beside", "eval.device", "eval.picture")
 """Those of them whose change is not reported."""
+
+
+UNWRITTEN = {"shards": MAX_SHARDS}
+"""What settings are where a checkpoint does not name them."""
 
 
 class Resumed(NamedTuple):
@@ -124,7 +128,7 @@ def compare(description: CheckpointFacts, settings: Mapping[str, Any], rates: It
     Raises:
         CheckpointError: one differs that may not.
     """
-    before, now = description.settings, json.loads(json.dumps(settings))
+    before, now = ({**UNWRITTEN, **known} for known in (description.settings, json.loads(json.dumps(settings))))
     free = [key for key in FREE if key not in SILENT] + list(rates)
     differing = [key for key in {**before, **now} if before.get(key) != now.get(key) and key not in SILENT]
     for key in differing:
@@ -148,7 +152,7 @@ def put_back(state: TrainState, resumed: Resumed, program: Program) -> TrainStat
     """
     restored = checkpoint_files.restore(state, resumed.description, resumed.arrays, resumed.new_rates)
     # Copied: on a CPU a device may use the memory of a NumPy array as it is, and a chunk overwrites what it is given.
-    return jax.tree.map(jnp.copy, program.place(restored))
+    return distributed.copy(program.place(restored))
 
 
 def begin_anew(state: TrainState, first: TrainState, graph: Graph, agent: Bound) -> TrainState:
