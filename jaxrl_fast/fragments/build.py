@@ -192,11 +192,7 @@ def build_graph(
         joined=options.joined,
     )
     statistics = (statistics_fragment(env, agent, options.nan),) if _needs_statistics(agent) else ()
-    before = (
-        sampler(env, agent, joined=options.joined),
-        *statistics,
-        experience_fragment(env, agent, options.shards),
-    )
+    before = (sampler(env, agent, joined=options.joined), *statistics, experience_fragment(env, agent, options.shards))
     last_tick = {"statistics", PRIORITIES, *agent.parts}
     delays = {(f.name, c): 1 for f in before for c in f.reads if c in last_tick} | learning.delays
     delays |= {(f.name, "batches"): 1 for f in learning.fragments if lag and "batches" in f.reads}
