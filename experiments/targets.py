@@ -6,11 +6,14 @@ docs/targets.md.
 """
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 RESULTS = Path(__file__).parent / "results" / "targets.json"
 PAGE = Path(__file__).parent.parent / "docs" / "targets.md"
@@ -26,31 +29,44 @@ SAC = (
 )
 DQN = "env=cartpole algo=dqn num_envs=64"
 SPREEZE = f"{SAC} placement=actor_critic overlap=actor_critic"
+GRAPHS = {"JAXRL_FAST_GPU_GRAPHS": "1"}
+
+
+class Row(NamedTuple):
+    """``words`` of explain, for a ``target``, with these variables in its ``environment``."""
+
+    words: str
+    target: str
+    environment: Mapping[str, str] = MappingProxyType({})
+
+
 ROWS = {
-    "ppo_cartpole_h100": (CARTPOLE, "h100"),
-    "ppo_cartpole_h100x8": (CARTPOLE, "h100:8"),
-    "ppo_cartpole_v5e": (CARTPOLE, "tpu-v5e"),
-    "ppo_cheetah_h100": (CHEETAH, "h100"),
-    "ppo_cheetah_h100x8": (CHEETAH, "h100:8"),
-    "ppo_cheetah_v5e": (CHEETAH, "tpu-v5e"),
-    "sac_h100": (SAC, "h100"),
-    "sac_h100x8": (SAC, "h100:8"),
-    "sac_h100x2_split": (SPREEZE, "h100:2"),
-    "sac_h100x2_sampler": (f"{SAC} placement=sampler_learner overlap=sampling", "h100:2"),
-    "sac_h100_sharded": (f"{SAC} placement=sharded_sampling", "h100:8"),
-    "sac_8192_h100": (SAC.replace("batch_size=512", "batch_size=8192"), "h100"),
-    "sac_32768_h100": (SAC.replace("batch_size=512", "batch_size=32768"), "h100"),
-    "sac_v5e": (SAC, "tpu-v5e"),
-    "sac_v5e_2x4": (SAC, "tpu-v5e:2x4"),
-    "dqn_h100": (DQN, "h100"),
-    "dqn_v5e_2x4": (DQN, "tpu-v5e:2x4"),
-    "td3_h100": ("env=halfcheetah algo=td3", "h100"),
-    "flash_sac_h100": ("env=halfcheetah algo=flash_sac", "h100"),
-    "pqn_breakout_h100": ("env=breakout algo=pqn", "h100"),
-    "impala_h100": ("env=cartpole algo=impala", "h100"),
-    "sac_discrete_h100": ("env=cartpole algo=sac_discrete", "h100"),
-    "ppo_server_h100x4": (f"{CARTPOLE} placement=parameter_server learners=4", "h100:4"),
-    "ppo_seeds_h100x8": (f"{CARTPOLE} num_seeds=8", "h100:8"),
+    "ppo_cartpole_h100": Row(CARTPOLE, "h100"),
+    "ppo_cartpole_h100x8": Row(CARTPOLE, "h100:8"),
+    "ppo_cartpole_v5e": Row(CARTPOLE, "tpu-v5e"),
+    "ppo_cheetah_h100": Row(CHEETAH, "h100"),
+    "ppo_cheetah_h100x8": Row(CHEETAH, "h100:8"),
+    "ppo_cheetah_v5e": Row(CHEETAH, "tpu-v5e"),
+    "sac_h100": Row(SAC, "h100"),
+    "sac_h100x8": Row(SAC, "h100:8"),
+    "sac_h100x2_split": Row(SPREEZE, "h100:2"),
+    "sac_h100x2_sampler": Row(f"{SAC} placement=sampler_learner overlap=sampling", "h100:2"),
+    "sac_h100_sharded": Row(f"{SAC} placement=sharded_sampling", "h100:8"),
+    "sac_8192_h100": Row(SAC.replace("batch_size=512", "batch_size=8192"), "h100"),
+    "sac_32768_h100": Row(SAC.replace("batch_size=512", "batch_size=32768"), "h100"),
+    "sac_v5e": Row(SAC, "tpu-v5e"),
+    "sac_v5e_2x4": Row(SAC, "tpu-v5e:2x4"),
+    "dqn_h100": Row(DQN, "h100"),
+    "dqn_v5e_2x4": Row(DQN, "tpu-v5e:2x4"),
+    "td3_h100": Row("env=halfcheetah algo=td3", "h100"),
+    "flash_sac_h100": Row("env=halfcheetah algo=flash_sac", "h100"),
+    "pqn_breakout_h100": Row("env=breakout algo=pqn", "h100"),
+    "impala_h100": Row("env=cartpole algo=impala", "h100"),
+    "sac_discrete_h100": Row("env=cartpole algo=sac_discrete", "h100"),
+    "ppo_server_h100x4": Row(f"{CARTPOLE} placement=parameter_server learners=4", "h100:4"),
+    "ppo_seeds_h100x8": Row(f"{CARTPOLE} num_seeds=8", "h100:8"),
+    "sac_h100_graphs": Row(SAC, "h100", GRAPHS),
+    "ppo_cartpole_h100_graphs": Row(CARTPOLE, "h100", GRAPHS),
 }
 HEAD = """# What runs would cost on a GPU or a TPU
 
@@ -68,14 +84,17 @@ COLUMNS = (
 )
 
 
-def compile_row(words: str, target: str) -> dict[str, Any]:
+def compile_row(words: str, target: str, environment: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
     """What `explain` finds of a run on a target."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "jaxrl_fast.explain", *words.split(), f"target={target}", f"out={folder}"]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        done = subprocess.run(
+            command, env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
         if done.returncode:
             raise SystemExit(f"{' '.join(command)}\n{done.stdout[-2000:]}")
-        return {"words": words, "target": target, **json.loads((Path(folder) / "graph.json").read_text())["target"]}
+        named = " ".join([*(f"{key}={value}" for key, value in environment.items()), words])
+        return {"words": named, "target": target, **json.loads((Path(folder) / "graph.json").read_text())["target"]}
 
 
 def table_line(name: str, row: dict[str, Any]) -> str:

@@ -37,7 +37,7 @@ from jaxrl_fast.settings.run_settings import Run, env_name, graph_options, make_
 from jaxrl_fast.settings.schema import ConfigError
 from jaxrl_fast.targets.compilers import compile_here
 from jaxrl_fast.targets.compiling import ForTarget, compile_for, placement_for, rounds_of
-from jaxrl_fast.targets.cost_tables import band_table, cost_facts, cost_lines, launch_table
+from jaxrl_fast.targets.cost_tables import band_table, cost_facts, cost_lines, launch_table, room_in
 from jaxrl_fast.targets.explaining import dump_folder, explain_elsewhere
 from jaxrl_fast.targets.here import Started, compare_here
 from jaxrl_fast.targets.target import THIS, Target, parse_target
@@ -110,11 +110,12 @@ def show_target(run: Run, found: ForTarget, machine: Target, title: str, folder:
     print("\n".join(["", *cost_lines(found, machine), f"compiled in {found.compile_s:.0f} s"]))
     facts: dict[str, Any] = {"env": run.env, "algo": run.algo, "placement": found.placed.name, "overlap": run.overlap}
     facts |= {"num_envs": run.num_envs, "num_seeds": run.num_seeds, "jax_version": jax.__version__}
+    extra = {"room": plain(room_in(found, machine)), "compile_s": found.compile_s}
     write_files(
         folder,
         title,
         description,
-        {"run": facts, "target": {**cost_facts(found.costs, found.rounds, machine), "compile_s": found.compile_s}},
+        {"run": facts, "target": {**cost_facts(found.costs, found.rounds, machine), **extra}},
     )
     return 0
 

@@ -10,12 +10,14 @@ import pytest
 RUN = Path(__file__).parent.parent / ".ci" / "run"
 MAKE = """\
 echo "make $*"
+[ "$1" != "$REFUSED" ] || exit 2
 mkdir -p .venv/bin && cp "$DEFAULT" .venv/bin/python
 """
 WORKS = """\
 case "$*" in *print*) echo {0}; exit 0;; *"'{0}'"*) exit 0;; esac
 exit 1
 """
+WHOLE = ".ci/run: passed: the whole suite on Python 3.11"
 STAND_IN = "echo 'not installed' >&2; exit 127\n"
 
 
@@ -26,8 +28,11 @@ def put(path: Path, script: str) -> Path:
     return path
 
 
-def run(folder: Path, *stand_ins: str, manager: str = "", managed: tuple[str, ...] = ()) -> tuple[int, str, str]:
-    """How it ends where Python 3.11 is on the PATH, with ``stand_ins`` that do not run, and a version manager."""
+def run(
+    folder: Path, *stand_ins: str, manager: str = "", managed: tuple[str, ...] = (), refused: str = ""
+) -> tuple[int, str, str]:
+    """How it ends where Python 3.11 is on the PATH, with ``stand_ins`` that do not run, and a version manager;
+    ``refused``: what make cannot do there."""
     programs = folder / "bin"
     default = put(programs / "python3.11", WORKS.format("3.11"))
     put(programs / "make", MAKE)
@@ -39,7 +44,7 @@ def run(folder: Path, *stand_ins: str, manager: str = "", managed: tuple[str, ..
         put(folder / manager.format(version) / "bin" / "python", WORKS.format(version))
     copied = put(folder / "repository" / ".ci" / "run", "")
     shutil.copy(RUN, copied)
-    env = {"PATH": str(programs), "HOME": str(folder), "DEFAULT": str(default)}
+    env = {"PATH": str(programs), "HOME": str(folder), "DEFAULT": str(default), "REFUSED": refused}
     nothing = subprocess.DEVNULL
     done = subprocess.run(["bash", copied], env=env, stdin=nothing, capture_output=True, text=True, timeout=60)
     return done.returncode, done.stdout, done.stderr
@@ -61,15 +66,29 @@ def test_pythons_of_a_version_manager_whose_stand_ins_do_not_run_are_found(tmp_p
         f"make test-part PYTHON={tmp_path / manager.format(v)}/bin/python VENV=.venv-{v}" for v in ("3.12", "3.13")
     ]
     made = [line for line in out.splitlines() if line.startswith("make")]
-    assert made == ["make setup", "make test", *parts]
-    last = ".ci/run: passed: the whole suite on Python 3.11, a part of it on 3.12, a part of it on 3.13"
+    assert made == ["make setup", "make test", "make targets", "make test-targets", *parts]
+    last = f"{WHOLE}, what programs cost on accelerators, a part of it on 3.12, a part of it on 3.13"
     assert out.splitlines()[-1] == last
 
 
 def test_one_python_alone_is_enough_where_no_other_is_installed(tmp_path: Path):
     status, out, err = run(tmp_path)
     assert (status, err) == (0, "")
-    assert out.splitlines()[-1] == ".ci/run: passed: the whole suite on Python 3.11"
+    assert out.splitlines()[-1] == f"{WHOLE}, what programs cost on accelerators"
+
+
+def test_without_compilers_for_accelerators_it_says_so_and_passes(tmp_path: Path):
+    status, out, err = run(tmp_path, refused="targets")
+    assert (status, err) == (0, "")
+    assert "no compilers for accelerators can be had here" in out
+    assert out.splitlines()[-1] == WHOLE
+
+
+@pytest.mark.parametrize("refused", ["test", "test-targets"])
+def test_what_fails_fails_it(tmp_path: Path, refused: str):
+    status, out, _ = run(tmp_path, refused=refused)
+    assert status != 0
+    assert "passed" not in out
 
 
 def test_one_python_of_several_that_are_installed_is_too_few(tmp_path: Path):

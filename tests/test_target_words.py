@@ -9,7 +9,9 @@ import pytest
 from jaxrl_fast import explain
 from jaxrl_fast.settings.schema import ConfigError
 from jaxrl_fast.targets import compilers, explaining, target
+from jaxrl_fast.targets.chips import CHIPS
 from jaxrl_fast.targets.program_cost import ProgramCost, kernels_a_round
+from jaxrl_fast.targets.room import Stored, room_of
 
 CARTPOLE = ("env=cartpole", "algo=ppo")
 
@@ -103,3 +105,25 @@ def test_kernels_of_a_round_count_what_repeats_within_it():
     cost = nothing._replace(repeated={"learn": {"1": 5, "16": 70, "32": 4}})
     assert kernels_a_round(cost, "learn", 16) == 70 + 2 * 4
     assert kernels_a_round(cost, "sample", 16) is None
+
+
+def test_what_else_fits_fills_the_device():
+    """A replay of the largest size, and environments of the largest number, take what there is and no more."""
+    chip = CHIPS["h100"]
+    limit, replay, rest = 0.75 * chip.memory_bytes, 2e9, 1e9
+    cost = ProgramCost(*[None] * len(ProgramCost._fields))._replace(group=0, memory_bytes=int(replay + rest))
+    elsewhere = cost._replace(group=1, memory_bytes=10)
+    room = room_of([cost, elsewhere], Stored(1000, 0, replay), 64, chip)
+    assert room.needed_bytes == replay + rest
+    assert rest + replay / 1000 * room.largest_buffer_size == pytest.approx(limit, rel=1e-4)
+    assert replay + rest / 64 * room.largest_num_envs == pytest.approx(limit, rel=1e-3)
+    assert room_of([elsewhere], None, 64, chip).largest_buffer_size is None
+
+
+def test_a_run_that_does_not_fit_has_no_room():
+    chip = CHIPS["h100"]
+    cost = ProgramCost(*[None] * len(ProgramCost._fields))._replace(group=0, memory_bytes=chip.memory_bytes)
+    room = room_of([cost], Stored(1000, 0, 0.5 * chip.memory_bytes), 64, chip)
+    assert room.needed_bytes > room.limit_bytes
+    assert room.largest_buffer_size < 1000
+    assert room.largest_num_envs < 64

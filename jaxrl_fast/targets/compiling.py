@@ -19,6 +19,7 @@ from jaxrl_fast.settings.run_settings import Run, graph_options, make_algorithm,
 from jaxrl_fast.settings.schema import ConfigError
 from jaxrl_fast.targets.dumps import find_dump, module_name
 from jaxrl_fast.targets.program_cost import ProgramCost, cost_of
+from jaxrl_fast.targets.room import Stored, stored_replay
 from jaxrl_fast.targets.target import Target, devices_of
 from jaxrl_fast.training.planning import plan_run
 
@@ -43,6 +44,7 @@ class ForTarget(NamedTuple):
     - ``compiled``: the program of a chunk of ``ticks_per_chunk`` ticks, in ``compile_s`` seconds.
     - ``costs``: of each of its programs.
     - ``rounds``: how often a tick repeats what it consists of.
+    - ``stored``: its replay buffer, if any.
     """
 
     graph: Graph
@@ -52,6 +54,7 @@ class ForTarget(NamedTuple):
     ticks_per_chunk: int
     costs: tuple[ProgramCost, ...]
     rounds: Rounds
+    stored: Stored | None
     compile_s: float
 
 
@@ -85,7 +88,8 @@ def compile_for(run: Run, target: Target, dump: Path) -> ForTarget:
     state = jax.eval_shape(program.init, keys, algorithm.hyper)
     costs = costs_of(compiled, placed, plan.ticks_per_chunk, target, dump)
     rounds = rounds_of(graph, agent, plan.steps_per_tick)
-    return ForTarget(graph, placed, state, compiled, plan.ticks_per_chunk, costs, rounds, compile_s)
+    stored = stored_replay(run.algo_options, graph, placed, state)
+    return ForTarget(graph, placed, state, compiled, plan.ticks_per_chunk, costs, rounds, stored, compile_s)
 
 
 def costs_of(compiled: Any, placed: Placement, ticks: int, target: Target, dump: Path) -> tuple[ProgramCost, ...]:

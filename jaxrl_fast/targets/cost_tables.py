@@ -11,10 +11,8 @@ from jaxrl_fast.inspection.tables import new_table
 from jaxrl_fast.runs.progress import si
 from jaxrl_fast.targets.compiling import ForTarget, Rounds
 from jaxrl_fast.targets.program_cost import FLOORS_US, SHORT_US, ProgramCost, kernels_a_round
+from jaxrl_fast.targets.room import Room, room_of
 from jaxrl_fast.targets.target import Target
-
-PREALLOCATED = 0.75
-"""The share of a GPU's memory that JAX takes by default."""
 
 
 def launch_table(costs: Sequence[ProgramCost]) -> Table:
@@ -60,7 +58,7 @@ def _by_group(pairs: Sequence[tuple[int, float]]) -> dict[int, float]:
 
 def cost_lines(found: ForTarget, target: Target) -> list[str]:
     """What the tables do not show."""
-    lines = [*round_lines(found), *collective_lines(found.costs), *memory_lines(found.costs, target)]
+    lines = [*round_lines(found), *collective_lines(found.costs), *memory_lines(room_in(found, target))]
     for cost in found.costs:
         name = ", ".join(cost.fragments)
         if cost.big_copies:
@@ -78,6 +76,11 @@ def cost_lines(found: ForTarget, target: Target) -> list[str]:
         "are far apart.",
     ]
     return lines
+
+
+def room_in(found: ForTarget, target: Target) -> Room:
+    """How far the run could grow on the target's devices."""
+    return room_of(found.costs, found.stored, found.rounds.env_steps // found.rounds.steps, target.chip)
 
 
 def round_lines(found: ForTarget) -> list[str]:
@@ -106,12 +109,16 @@ def collective_lines(costs: Sequence[ProgramCost]) -> list[str]:
     return lines
 
 
-def memory_lines(costs: Sequence[ProgramCost], target: Target) -> list[str]:
-    """What of a device's memory the run takes."""
-    needed = _by_group([(c.group, float(c.memory_bytes or 0)) for c in costs])
-    most, limit = max(needed.values()), PREALLOCATED * target.chip.memory_bytes
-    fits = "" if most < limit else ": does not fit: write a smaller num_envs or algo.buffer_size"
-    return [f"memory: {byte_size(most)} of the {byte_size(limit)} that JAX takes by default of each device{fits}"]
+def memory_lines(room: Room) -> list[str]:
+    """What of a device's memory the run takes, and how far it could grow."""
+    needed, limit = byte_size(room.needed_bytes), byte_size(room.limit_bytes)
+    sizes = f"memory: {needed} of the {limit} that JAX takes by default of each device"
+    if room.needed_bytes >= room.limit_bytes:
+        return [f"{sizes}: does not fit: write a smaller num_envs or algo.buffer_size"]
+    lines = [sizes, f"  at least num_envs={room.largest_num_envs:,} fits, if all but replay grows with it"]
+    if room.largest_buffer_size is not None:
+        lines.append(f"  the largest replay that fits beside the rest: algo.buffer_size={room.largest_buffer_size:,}")
+    return lines
 
 
 def cost_facts(costs: Sequence[ProgramCost], rounds: Rounds, target: Target) -> dict[str, Any]:
