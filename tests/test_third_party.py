@@ -34,6 +34,12 @@ OPTIONS = {
     "xla_gpu_deterministic_ops": True,
     "xla_cpu_max_isa": "AVX",
     "xla_cpu_use_fusion_emitters": False,
+    "xla_dump_hlo_as_text": False,
+    "xla_dump_to": "",
+    "xla_gpu_collect_cost_model_stats": False,
+    "xla_gpu_deviceless_cub_mode": "DEVICELESS_CUB_DISABLED",
+    "xla_gpu_enable_command_buffer": "",
+    "xla_gpu_graph_min_graph_size": 5,
 }
 """Options of XLA, with a value of theirs."""
 SETTINGS = {
@@ -115,7 +121,7 @@ def test_the_lists_are_complete():
     text = "\n".join(path.read_text() for path in TEXTS if path != Path(__file__))
     private = {name for name in re.findall(r"\bjax\._src[\w.]*", text) if name.rpartition(".")[2] != "_src"}
     assert private == {name for name in NAMES if name.startswith("jax.")}
-    assert set(re.findall(r"\bxla_\w+", text)) - {"xla_knows"} == set(OPTIONS)
+    assert set(re.findall(r"\bxla_\w+", text)) - {"xla_cuda13", "xla_knows"} == set(OPTIONS)
     settings = re.findall(r'config\.update\(\s*"(\w+)"', text) + re.findall(r"jax\.config\.(jax_\w+)", text)
     variables = set(re.findall(r"\b(JAX_[A-Z_]+)(?:\"|=\w)", text)) - {"JAX_COORDINATOR_PORT"}
     assert {*settings, *map(str.lower, variables)} == SETTINGS

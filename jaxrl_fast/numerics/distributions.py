@@ -81,8 +81,16 @@ def log_prob(dist: Distribution, raw: jax.Array) -> jax.Array:
 
 
 def pick(values: jax.Array, index: jax.Array) -> jax.Array:
-    """The entries ``[...]`` of ``values`` ``[..., n]`` at ``index`` ``[...]``. By a mask and not by a gather, whose
-    gradient is a scatter: slow, and on a GPU not deterministic."""
+    """The entries ``[...]`` of ``values`` ``[..., n]`` at ``index`` ``[...]``. On accelerators by a mask: a gather's
+    gradient is a scatter, slow there, and on a GPU not deterministic."""
+    return jax.lax.platform_dependent(values, index, cpu=_gather, default=_masked)
+
+
+def _gather(values: jax.Array, index: jax.Array) -> jax.Array:
+    return jnp.take_along_axis(values, index[..., None], axis=-1)[..., 0]
+
+
+def _masked(values: jax.Array, index: jax.Array) -> jax.Array:
     chosen = jax.nn.one_hot(index, values.shape[-1], dtype=bool)
     return jnp.sum(jnp.where(chosen, values, 0.0), axis=-1)
 
