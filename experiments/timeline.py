@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxrl_fast.graph.chain import Chain, Segment
+from jaxrl_fast.graph.chain import Chain
 from jaxrl_fast.graph.dataflow import TrainState
+from jaxrl_fast.graph.segments import Segment
 
 
 class Span(NamedTuple):

@@ -13,12 +13,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_fast import explain
+from jaxrl_fast import explain, sac
+from jaxrl_fast.fragments.build import GraphOptions, build_graph
 from jaxrl_fast.graph import program as programs
 from jaxrl_fast.graph.dataflow import Fragment, Graph
+from jaxrl_fast.graph.dataflow import init as init_graph
 from jaxrl_fast.graph.division import Division
 from jaxrl_fast.graph.placements import Group, Placement, data_parallel, fused
 from jaxrl_fast.inspection import description as inspection
@@ -419,3 +422,12 @@ def test_the_command_prints_and_writes_what_would_run(tmp_path: Path):
     figures = json.loads((tmp_path / "here" / "graph.json").read_text())
     assert figures["run"]["placement"] == "data_parallel" and figures["run"]["compile_s"] > 0
     ElementTree.fromstring((tmp_path / "here" / "graph.svg").read_text())
+
+
+@pytest.mark.parametrize("overlap", ["none", "actor_critic"])
+def test_the_shapes_of_channels_that_nobody_reads_are_found_too(overlap):
+    algorithm = sac(batch_size=8, buffer_size=64, warmup_steps=8, policy_hidden=(4,), critic_hidden=(4,))
+    graph, _ = build_graph(tiny.line(discrete=False), algorithm, GraphOptions(overlap))
+    state = jax.eval_shape(lambda key: init_graph(graph, key, algorithm.hyper), jax.random.key(0))
+    shapes = inspection.trace_shapes(graph, state, {})
+    assert set(shapes) == {channel for fragment in graph.fragments for channel in fragment.writes}

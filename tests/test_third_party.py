@@ -30,6 +30,8 @@ NAMES = {
 MEMBERS = {"_cache_size": jax.jit(lambda x: x)}
 """Private names of objects, such as this one: in tests, how often a function was compiled."""
 OPTIONS = {
+    "xla_cpu_collective_call_terminate_timeout_seconds": 40,
+    "xla_cpu_collective_timeout_seconds": 40,
     "xla_cpu_experimental_ynn_fusion_type": "",
     "xla_gpu_deterministic_ops": True,
     "xla_cpu_max_isa": "AVX",
@@ -45,7 +47,9 @@ OPTIONS = {
 SETTINGS = {
     "jax_compilation_cache_dir",
     "jax_cpu_collectives_implementation",
+    "jax_default_matmul_precision",
     "jax_disable_most_optimizations",
+    "jax_enable_compilation_cache",
     "jax_enable_preemption_service",
     "jax_log_compiles",
     "jax_num_cpu_devices",
@@ -64,6 +68,14 @@ ARGUMENTS = {
     "orbax.checkpoint.args.PyTreeRestore": {"restore_args"},
     "orbax.checkpoint.RestoreArgs": {"restore_type"},
 }
+OTHERWISE = {
+    "xla_cpu_collective_call_warn_stuck_timeout_seconds",
+    "xla_cuda13",
+    "xla_flags",
+    "xla_knows",
+    "xla_no_such_flag",
+}
+"""What is spelled like an option and is none, or is one of the environment alone."""
 EVENT = "/jax/compilation_cache/cache_hits"
 GONE = {"xla_cpu_use_fusion_emitters": (0, 11)}
 """From which JAX on the tests do without."""
@@ -121,7 +133,7 @@ def test_the_lists_are_complete():
     text = "\n".join(path.read_text() for path in TEXTS if path != Path(__file__))
     private = {name for name in re.findall(r"\bjax\._src[\w.]*", text) if name.rpartition(".")[2] != "_src"}
     assert private == {name for name in NAMES if name.startswith("jax.")}
-    assert set(re.findall(r"\bxla_\w+", text)) - {"xla_cuda13", "xla_knows"} == set(OPTIONS)
+    assert set(re.findall(r"\bxla_\w+", text)) - OTHERWISE == set(OPTIONS)
     settings = re.findall(r'config\.update\(\s*"(\w+)"', text) + re.findall(r"jax\.config\.(jax_\w+)", text)
     variables = set(re.findall(r"\b(JAX_[A-Z_]+)(?:\"|=\w)", text)) - {"JAX_COORDINATOR_PORT"}
     assert {*settings, *map(str.lower, variables)} == SETTINGS

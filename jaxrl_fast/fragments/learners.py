@@ -52,7 +52,11 @@ def build_learners(
         raise ValueError(
             f"learners={learners} cannot share the {shards} logical shards of the batches (common divisor of "
             f"{max_shards}, num_envs and the batch): write learners={_divisor_near(shards, learners)}, or "
-            + (f"shards={learners} with sizes that {learners} divides" if max_shards % learners else "other sizes")
+            + (
+                f"shards={learners} with sizes that {learners} divides"
+                if learners > 0 and max_shards % learners
+                else "other sizes"
+            )
         )
     learning = Learning(agent, start, nan, average == "turns", joined)
     teams = [(name,) for name in agent.parts] if side_by_side else [tuple(agent.parts)]

@@ -153,7 +153,8 @@ def trace_shapes(graph: Graph, state: TrainState, known: Channels, num_seeds: in
         if fragment.host or set(fragment.writes) <= set(known) or not set(fragment.reads) <= set(known):
             continue
 
-        def outputs(private: PyTree, inputs: Channels, hyper: Any, key: Any, step: Any = fragment.step) -> Channels:
+        def outputs(private: PyTree, inputs: Channels, hyper: Any, key: Any, fragment: Fragment = fragment) -> Channels:
+            step = graphs.step_of(fragment, jnp.zeros((), jnp.int32))
             return step(private, inputs, graph.hyper_at(hyper, jnp.zeros((), jnp.int32)), key)[1]
 
         inputs = {channel: known[channel] for channel in fragment.reads}
