@@ -11,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxrl_fast as jf
+from jaxrl_fast.experience.binding import bind
 from jaxrl_fast.fragments.build import GraphOptions, build_graph
-from jaxrl_fast.fragments.joined_parts import pack, pack_moments, packing_of, stacked, unpack, unpack_moments
+from jaxrl_fast.fragments.joined_parts import can_join, pack, pack_moments, packing_of, stacked, unpack, unpack_moments
 from jaxrl_fast.fragments.packed_steps import pack_step, unpack_steps
+from jaxrl_fast.fragments.updates import init_part
 from jaxrl_fast.graph.dataflow import init, tick
 
 SMALL = dict(policy_hidden=(8,), critic_hidden=(8,))
@@ -38,20 +40,37 @@ def network(seed: float) -> dict:
     return {"params": own}
 
 
-@pytest.mark.parametrize("params", [network(0.5), (network(1.0), network(2.0))], ids=["network", "ensemble"])
-def test_packing_gives_back_what_was_packed(params):
-    packing = packing_of(params)
+TREES = pytest.mark.parametrize(
+    ("params", "size"),
+    [(network(0.5), 0), ((network(1.0), network(2.0)), 2), ((network(1.0), {"other": jnp.ones(2)}), 0)],
+    ids=["network", "ensemble", "any tuple"],
+)
+
+
+@TREES
+def test_packing_gives_back_what_was_packed(params, size):
+    packing = packing_of(params, size)
     leaves_equal(unpack(packing, pack(packing, params)), params)
     leaves_equal(pack(packing, stacked(packing, pack(packing, params))), pack(packing, params))
 
 
-@pytest.mark.parametrize("params", [network(0.5), (network(1.0), network(2.0))], ids=["network", "ensemble"])
+@TREES
 @pytest.mark.parametrize("optimizer", [optax.adam(1e-3), optax.chain(optax.clip(1.0), optax.rmsprop(1e-3))])
-def test_an_optimizers_moments_are_packed_and_its_counts_are_not(params, optimizer):
-    packing, state = packing_of(params), optimizer.init(params)
+def test_an_optimizers_moments_are_packed_and_its_counts_are_not(params, size, optimizer):
+    packing, state = packing_of(params, size), optimizer.init(params)
     packed = pack_moments(packing, state)
     assert jax.tree.structure(packed) == jax.tree.structure(optimizer.init(pack(packing, params)))
     leaves_equal(unpack_moments(packing, (packed, state)), state)
+
+
+def test_an_optimizer_that_nobody_knows_has_its_arrays_one_by_one():
+    """LAMB, for one, looks at the norm of each array."""
+    own = jf.make_env("pendulum", num_envs=8)
+    part = bind(ALGORITHMS["sac"][1], own.spec, 8).parts["critic"]
+    state = init_part(part, jax.random.key(0), ALGORITHMS["sac"][1].hyper)
+    assert can_join(part, state)
+    lamb = part._replace(optimizers=dict.fromkeys(part.optimizers, lambda hyper: optax.lamb(hyper.learning_rate)))
+    assert not can_join(lamb, state)
 
 
 @given(st.integers(0, 2**32 - 1))

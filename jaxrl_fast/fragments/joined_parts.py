@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxrl_fast.algorithms.interface import Learned, Part
 from jaxrl_fast.core import PyTree
 from jaxrl_fast.fragments.updates import PartState, Trainer, Updated, apply_gradients, statistics_of
+from jaxrl_fast.numerics.optimizers import NamedOptimizer
 
 ANY = Part._field_defaults["project"]
 """The constraint on params that is none."""
@@ -35,9 +36,8 @@ class Packing(NamedTuple):
     size: int
 
 
-def packing_of(params: PyTree) -> Packing:
-    """The packing of a network's params; those of an ensemble are a tuple of equal trees."""
-    size = len(params) if isinstance(params, tuple) else 0
+def packing_of(params: PyTree, size: int = 0) -> Packing:
+    """The packing of a network's params; those of an ensemble of ``size`` are a tuple of equal trees."""
     member = params[0] if size else params
     leaves, structure = jax.tree.flatten(member)
     return Packing(jax.tree.structure(params), structure, tuple(leaf.shape for leaf in leaves), size)
@@ -72,8 +72,11 @@ def unpack(packing: Packing, vector: jax.Array) -> PyTree:
 
 
 def can_join(part: Part, state: PartState) -> bool:
-    """Whether a part's numbers are all alike: float32, without batch norms and without a constraint."""
+    """Whether a part's numbers are all alike: float32, without batch norms and without a constraint, and each by itself
+    in optimizers that are known for that."""
     params = state.learned.params
+    if not all(isinstance(make, NamedOptimizer) for make in part.optimizers.values()):
+        return False
     alike = all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(params))
     return part.project is ANY and alike and not jax.tree.leaves([statistics_of(tree) for tree in params.values()])
 
@@ -84,7 +87,7 @@ def joined_trainer(part: Part, like: PartState, drop_nonfinite: bool) -> Trainer
     ``like``: the part's state as it is outside of the updates. A network that is a single number stays one.
     """
     trees = {name: tree for name, tree in like.learned.params.items() if not isinstance(tree, jax.Array)}
-    packings = {name: packing_of(tree) for name, tree in trees.items()}
+    packings = {name: packing_of(tree, part.networks[name].ensemble_size) for name, tree in trees.items()}
     shown = unpack if any(network.recurrent for network in part.networks.values()) else stacked
 
     def over(function: Callable[[Packing, Any], Any], by_network: Mapping[str, Any]) -> dict[str, Any]:

@@ -88,6 +88,7 @@ class Network(NamedTuple):
     - ``initial_memory``: its memory at the start of an episode.
     - ``recurrent``: whether it has a memory.
     - ``action_shape``: of the action that it takes beside the observation; None: it takes none.
+    - ``ensemble_size``: of an `ensemble`; 0: it is none.
     """
 
     init: InitNetwork
@@ -96,6 +97,7 @@ class Network(NamedTuple):
     initial_memory: InitialMemory = lambda batch_size: ()
     recurrent: bool = False
     action_shape: tuple[int, ...] | None = None
+    ensemble_size: int = 0
 
 
 def make_network(
@@ -206,7 +208,9 @@ def ensemble(network: Network, size: int) -> Network:
     def initial_memory(batch_size: int) -> PyTree:
         return tuple(network.initial_memory(batch_size) for _ in range(size)) if network.recurrent else ()
 
-    return network._replace(init=init, apply=apply, apply_learning=apply_learning, initial_memory=initial_memory)
+    return network._replace(
+        init=init, apply=apply, apply_learning=apply_learning, initial_memory=initial_memory, ensemble_size=size
+    )
 
 
 def scalar(init: Callable[[], jax.Array]) -> Network:

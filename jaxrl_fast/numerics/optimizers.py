@@ -1,7 +1,7 @@
 """Optimizers: optax's, by name, each behind a clip of the gradients' global norm."""
 
 from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -25,17 +25,24 @@ class MakeOptimizer(Protocol):
         """``hyper``: the rates of this tick. The shapes of the optimizer's state must not depend on their values."""
 
 
+class NamedOptimizer(NamedTuple):
+    """One of `OPTIMIZERS`, behind a clip; all treat every number by itself. ``rate`` picks the learning rate."""
+
+    name: OptimizerName
+    rate: Callable[[Any], Rate]
+
+    def __call__(self, hyper: Any) -> optax.GradientTransformation:
+        """As `MakeOptimizer`."""
+        options = {"weight_decay": hyper.weight_decay} if self.name == "adamw" else {}
+        return optax.chain(clip_by_global_norm(hyper.max_grad_norm), OPTIMIZERS[self.name](self.rate(hyper), **options))
+
+
 def make_optimizer(
     name: OptimizerName, *, rate: Callable[[Any], Rate] = lambda hyper: hyper.learning_rate
-) -> MakeOptimizer:
+) -> NamedOptimizer:
     """optax's optimizer ``name``, with the learning rate that ``rate`` picks, behind a clip to the global norm
     ``hyper.max_grad_norm``; AdamW decays weights by ``hyper.weight_decay``."""
-
-    def make(hyper: Any) -> optax.GradientTransformation:
-        options = {"weight_decay": hyper.weight_decay} if name == "adamw" else {}
-        return optax.chain(clip_by_global_norm(hyper.max_grad_norm), OPTIMIZERS[name](rate(hyper), **options))
-
-    return make
+    return NamedOptimizer(name, rate)
 
 
 def check_optimizer(name: str, weight_decay: Any) -> None:

@@ -17,7 +17,13 @@ from jaxrl_fast.targets.chips import CHIPS
 from jaxrl_fast.targets.compilers import python_for
 
 HELD = Path(__file__).parent / "held.json"
-NAMES = ("ppo_cartpole_h100", "ppo_cartpole_h100x8", "sac_h100", "sac_v5e_2x4", "dqn_h100", "sac_h100x2_split")
+NAMES = (
+    *("ppo_cartpole_h100", "ppo_cartpole_h100x8", "sac_h100", "sac_h100_graphs", "sac_v5e_2x4", "dqn_h100"),
+    "sac_h100x2_split",
+)
+WARM_UP = {"sac_h100": 1, "dqn_h100": 1, "sac_h100x2_split": 1}
+"""Where the host waits so often a tick: it asks the device whether the warm-up of replay is over. In no other does it
+wait at all."""
 GROWTH = 1.05
 """Kernels may become this many times as many; a change of XLA's heuristics moves some."""
 
@@ -65,6 +71,12 @@ def test_kernels_and_launches_do_not_grow(row):
             assert number is None or now[each][fragment] <= GROWTH * number, (each, fragment)
     for before, after in zip(held["launches"], now["launches"], strict=True):
         assert before is None or all(after[key] <= GROWTH * before[key] for key in before), (before, after)
+
+
+def test_the_host_waits_for_nothing_else_than_the_warm_up(row):
+    name, found = row
+    waits = sum(program["launches"]["host_syncs"] for program in found["programs"] if program["launches"])
+    assert waits <= WARM_UP.get(name, 0)
 
 
 def test_collectives_are_those_that_are_held(row):
