@@ -1,8 +1,8 @@
 """What runs would cost on accelerators that are not here: algorithm x placement x target, as the compiler has it.
 
 ``python experiments/targets.py`` compiles every row (`make targets` first; half a minute each),
-``python experiments/targets.py sac_h100`` one. Figures go to experiments/results/targets.json, the table to
-docs/targets.md.
+``python experiments/targets.py sac_h100`` one, ``--page`` none. Figures go to experiments/results/targets.json, the
+table to docs/targets.md.
 """
 
 import json
@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 RESULTS = Path(__file__).parent / "results" / "targets.json"
+PHYSICS = RESULTS.with_name("physics_kernels.json")
 PAGE = Path(__file__).parent.parent / "docs" / "targets.md"
 CARTPOLE = (
     "env=cartpole algo=ppo tuned=false num_envs=2048 algo.rollout_length=128 algo.num_epochs=4 algo.num_minibatches=4 "
@@ -73,8 +74,8 @@ HEAD = """# What runs would cost on a GPU or a TPU
 Nothing here was measured: the programs were compiled for these devices by XLA (JAX 0.10.2) on a machine without them.
 `python -m jaxrl_fast.explain ... target=h100` gives the same for any run. Kernels (copies counted), launches and
 collectives are facts of the compiled program, of each device. The band of time takes each kernel to last as long as
-XLA's model of the device says and at least 1 or 4 µs: trust orderings that are far apart. This page is written by
-`python experiments/targets.py`.
+XLA's model of the device says and on a GPU at least 1 or 4 µs (on a TPU, which starts a program as a whole: from the
+roofline to XLA's model): trust orderings that are far apart. This page is written by `python experiments/targets.py`.
 """
 
 
@@ -109,7 +110,8 @@ def table_line(name: str, row: dict[str, Any]) -> str:
         if found["kind"] == "all-reduce"
     )
     us = dict(zip(("roofline", *row["floors_us"]), row["tick_us"], strict=True))
-    ends = sorted((us[1.0], us[4.0]))
+    # A TPU starts a whole program at once.
+    ends = sorted((us["roofline"], us[0.0]) if row["target"].startswith("tpu") else (us[1.0], us[4.0]))
     cells = [
         name,
         f"`{row['words']}`",
@@ -138,17 +140,34 @@ def counts(by_fragment: dict[str, float | None]) -> str:
 
 def main(names: list[str]) -> None:
     """Compile rows, and write the table of all that have results."""
-    unknown = set(names) - set(ROWS)
+    unknown = set(names) - {"--page", *ROWS}
     if unknown:
         raise SystemExit(f"{', '.join(unknown)}: write one of {', '.join(ROWS)}")
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    for name in names or ROWS:
+    for name in [] if "--page" in names else names or ROWS:
         results[name] = compile_row(*ROWS[name])
         print(table_line(name, results[name]), flush=True)
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
     lines += [table_line(name, results[name]) for name in ROWS if name in results]
-    PAGE.write_text(HEAD + "\n" + "\n".join(lines) + "\n")
+    PAGE.write_text("\n".join([HEAD, *lines, *physics_lines()]) + "\n")
+
+
+def physics_lines() -> list[str]:
+    """What `physics_kernels.py` has found."""
+    if not PHYSICS.exists():
+        return []
+    lines = ["", "## Whose kernels a step is made of", ""]
+    for found in json.loads(PHYSICS.read_text()):
+        loops = [
+            f"a loop of {loop['substeps']} rounds with {loop['kernels']} kernels each "
+            f"({', '.join(f'{owner} {number}' for owner, number in loop['by_owner'].items())})"
+            for loop in found["loops_within_a_step"]
+        ]
+        lines.append(
+            f"- PPO on {found['env']}: {found['kernels_a_step']:.0f} kernels a step, of it {'; '.join(loops)}."
+        )
+    return lines
 
 
 if __name__ == "__main__":

@@ -140,7 +140,10 @@ COMMANDS = [
     (f"{SAC} algo.buffer_size=1e3 algo.warmup_steps=2e3", "warmup_steps=2000 exceeds buffer_size=1000"),
     (f"{SAC} num_envs=300 algo.buffer_size=300 algo.warmup_steps=0", "write a buffer_size of at least 600"),
     (f"{SAC} num_envs=8 algo.rollout_length=100 algo.buffer_size=400 algo.warmup_steps=0", "at least 800"),
-    ("env=cartpole algo=sac", "algo=sac does not work with the discrete actions of CartPole-v1: write algo=ppo"),
+    (
+        "env=cartpole algo=sac",
+        "algo=sac does not work with the discrete actions of CartPole-v1: write algo=sac_discrete",
+    ),
     ("env=probe env.id=action algo=sac", "algo=sac does not work with the discrete actions of probe action"),
     (f"{PPO} devices=99 placement=data_parallel", "divides the 16 environments of 'sample' among 99 devices"),
     (f"{PPO} num_envs=5 algo.num_minibatches=1 devices=2 placement=data_parallel", "divides the 5 environments"),

@@ -136,3 +136,23 @@ def test_of_a_loop_of_unknown_length_nothing_is_known():
 @pytest.mark.parametrize("text", ["", "HloModule nothing\n"])
 def test_a_text_without_a_program_has_none(text: str):
     assert find_collectives(text) == () and loop_runs(text) == []
+
+
+TPU_CONDITION = """
+%counted (counter: (s32[], f32[6])) -> pred[] {
+  %constant.1 = s32[]{:T(128)} constant(128), metadata={op_name="jit(chunk)/while/body"}
+  %counter.1 = s32[]{:T(128)} get-tuple-element(%counter), index=0
+  ROOT %lt.1 = pred[]{:T(512)} compare(%counter.1, %constant.1), direction=LT, backend_config={"flag_configs":[]}
+}
+"""
+
+
+@pytest.mark.parametrize(("direction", "number"), [("LT", 128.0), ("NE", None)])
+def test_on_a_tpu_a_loop_counts_up_to_the_number_of_its_condition(direction: str, number: float | None):
+    text = JAX_0_11.replace('"known_trip_count":{"n":"4"}', "")
+    unknown = next(line for line in text.splitlines() if "condition=" in line and "known_trip" not in line)
+    name = unknown.partition("condition=%")[2].partition(",")[0]
+    condition = TPU_CONDITION.replace("%counted", f"%{name}_counted").replace("=LT", f"={direction}")
+    runs = loop_runs(text.replace(f"condition=%{name},", f"condition=%{name}_counted,") + condition)
+    known = {often for often in runs if often == often}
+    assert known == ({3.0, 3.0 * number} if number else {3.0})

@@ -276,7 +276,7 @@ def test_a_memory_is_not_for_batch_norms_over_steps_and_their_successors():
         flash_sac(recurrent_size=16)
 
 
-@pytest.mark.parametrize(("name", "instead"), [("sac", "ppo"), ("td3", "dqn"), ("flash_sac", "dqn")])
+@pytest.mark.parametrize(("name", "instead"), [("sac", "sac_discrete"), ("td3", "dqn"), ("flash_sac", "dqn")])
 def test_actions_that_a_mask_forbids_are_discrete_and_not_for_these(name: str, instead: str):
     message = rf"algo={name} does not work with the discrete actions .*: write algo={instead}"
     with pytest.raises(ValueError, match=message):

@@ -125,7 +125,7 @@ def test_small_images_of_truth_values_and_real_numbers_are_convolved_where_a_con
     [
         (small_ppo(cnn="nature"), "cnn=nature does not fit images with a side of 8 pixels: write cnn=auto"),
         (small_ppo(normalize_observations=True), "motion observes images.*leave it out"),
-        (small_sac(), "algo=sac does not work with the discrete actions of motion: write algo=ppo"),
+        (small_sac(), "algo=sac does not work with the discrete actions of motion: write algo=sac_discrete"),
     ],
 )
 def test_what_images_do_not_go_with_is_refused(algorithm: Algorithm, says: str):

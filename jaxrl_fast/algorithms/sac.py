@@ -102,7 +102,7 @@ def sac(
     sizes = off_policy_sizes(rollout_length, updates_per_tick)
 
     def build(spec: EnvSpec, num_envs: int) -> Agent:
-        box = require_actions("sac", spec, (Box,), "ppo")
+        box = require_actions("sac", spec, (Box,), "sac_discrete")
         check_optimizer(optimizer, weight_decay)
         updates = sizes(num_envs)["updates_per_tick"]
         data = Replay(buffer_size, batch_size, updates, warmup_steps, n_step, sequence_length, burn_in)

@@ -171,7 +171,9 @@ def run_shapes(run: Any) -> Channels:
 
 
 def plain(value: Any) -> Any:
-    """The same in dictionaries, lists, numbers and words, as JSON has them."""
+    """The same in dictionaries, lists, numbers and words, as JSON has them; NaN, which it has not, as None."""
+    if isinstance(value, float) and math.isnan(value):
+        return None
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         return {name: plain(item) for name, item in value._asdict().items()}
     if isinstance(value, dict):

@@ -13,6 +13,10 @@ from jax.stages import Compiled
 COMPUTATION = re.compile(r"^(ENTRY )?%([\w.\-]+) \(.*\{$")
 CALLEES = re.compile(r"\b(body|condition|to_apply|calls|\w+_computations?)=\{?(%[\w.\-]+(?:, %[\w.\-]+)*)")
 TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+CONDITION = re.compile(r"\bcondition=%([\w.\-]+)")
+COUNTED = re.compile(r"ROOT %[\w.\-]+ = pred\[\]\S* compare\(%[\w.\-]+, %([\w.\-]+)\), direction=LT")
+"""The end of a loop's condition that asks whether a counter is below a number."""
+CONSTANT = re.compile(r"%([\w.\-]+) = s32\[\]\S* constant\((\d+)\)")
 ARRAY = re.compile(r"\b(?:pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
 COLLECTIVE = re.compile(
     r"= (.*?) (all-reduce|all-gather|(?:ragged-)?all-to-all|reduce-scatter|collective-(?:permute|broadcast))"
@@ -120,9 +124,8 @@ def computation_runs(computations: dict[str, list[str]], entry: str) -> dict[str
     callers: dict[str, list[tuple[str, float]]] = {name: [] for name in computations}
     for name, lines in computations.items():
         for line in lines:
-            trips = TRIPS.search(line)
             for callee, loop in _calls(line):
-                callers[callee].append((name, (float(trips[1]) if trips else nan) if loop else 1.0))
+                callers[callee].append((name, loop_trips(line, computations) if loop else 1.0))
 
     @cache
     def runs(name: str) -> float:
@@ -131,6 +134,18 @@ def computation_runs(computations: dict[str, list[str]], entry: str) -> dict[str
         return sum(runs(caller) * times for caller, times in callers[name] if runs(caller))
 
     return {name: runs(name) for name in computations if runs(name)}
+
+
+def loop_trips(line: str, computations: dict[str, list[str]]) -> float:
+    """How often the body of the loop in ``line`` runs: as XLA noted, else (on TPUs) up to the number with which the
+    condition compares a counter, since loops of JAX count from 0 in ones. NaN where neither is there."""
+    noted, condition = TRIPS.search(line), CONDITION.search(line)
+    if noted or not condition:
+        return float(noted[1]) if noted else nan
+    text = "\n".join(computations.get(condition[1], ()))
+    counted = COUNTED.search(text)
+    numbers = dict(CONSTANT.findall(text))
+    return float(numbers[counted[1]]) if counted and counted[1] in numbers else nan
 
 
 def _calls(line: str) -> list[tuple[str, bool]]:

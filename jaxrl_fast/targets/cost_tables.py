@@ -134,7 +134,7 @@ def cost_facts(costs: Sequence[ProgramCost], rounds: Rounds, target: Target) -> 
         "rounds": plain(rounds),
         "programs": plain(tuple(costs)),
         "floors_us": list(FLOORS_US),
-        "tick_us": [us for _, us in band(costs)],
-        "kernels_an_update": each(rounds.learning, rounds.updates),
-        "kernels_a_step": each(rounds.sampling, rounds.steps),
+        "tick_us": plain(tuple(us for _, us in band(costs))),
+        "kernels_an_update": plain(each(rounds.learning, rounds.updates)),
+        "kernels_a_step": plain(each(rounds.sampling, rounds.steps)),
     }
