@@ -20,7 +20,7 @@ TABLES = {
     "locations": re.compile(r"^(\d+) \{file_name_id=(\d+)"),
     "frames": re.compile(r"^(\d+) \{file_location_id=(\d+)(?: parent_frame_id=(\d+))?\}"),
 }
-HEADS = {"FileNames": "files", "FileLocations": "locations", "StackFrames": "frames"}
+HEADS = {"FileNames": "files", "FunctionNames": "", "FileLocations": "locations", "StackFrames": "frames"}
 FRAME = re.compile(r"stack_frame_id=(\d+)")
 
 
@@ -44,7 +44,7 @@ def files_of(tables: dict[str, dict[int, tuple[str, ...]]], frame: int) -> list[
     while frame in tables["frames"]:
         location, parent = tables["frames"][frame]
         files.append(tables["files"][int(tables["locations"][int(location)][0])][0])
-        frame = int(parent) if parent and int(parent) != frame else -1
+        frame = int(parent or 0) - 1  # printed one higher, so that 1 is no frame
     return files
 
 
