@@ -1,15 +1,16 @@
 """What evaluation costs a run: beside training, and between its chunks, against the same run without any.
 
 ``python experiments/evaluation_cost.py [pairs [job ...]]`` runs each job (the whole ones only where they are named:
-8 minutes a run) in all three ways in turn, ``pairs`` times
-(default 3), after one run that fills the cache of compiled programs. Seconds are the run's own: of training until the
-last update, and of the whole command, with the last evaluation and that of the best policy; from the run without any
-those that it cannot leave out are subtracted. Written to experiments/results/evaluation_cost.json; run nothing
-else meanwhile.
+8 minutes a run) in all three ways in turn, ``pairs`` times (default 3), after one run that fills the cache of compiled
+programs (of whole jobs: the beginning of one). Seconds are the run's own: of training until the last update, and of the
+whole command, with the last evaluation and that of the best policy; from the run without any those that it cannot leave
+out are subtracted. Written to experiments/results/evaluation_cost.json; run nothing else meanwhile.
 """
 
 import csv
 import json
+import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -19,14 +20,22 @@ from typing import Any
 
 from describe import machine, versions
 
+WARM_S = 100.0
 RESULTS = Path(__file__).resolve().parent / "results" / "evaluation_cost.json"
 JOBS = {
     "sac halfcheetah": ("env=halfcheetah", "algo=sac", "total_steps=32_000"),
     "ppo halfcheetah": ("env=halfcheetah", "algo=ppo", "total_steps=655_360"),
     "ppo cartpole": ("env=cartpole", "algo=ppo"),
+    "sac halfcheetah, groups": (
+        *("env=halfcheetah", "algo=sac", "total_steps=32_000"),
+        *("placement=actor_critic", "overlap=all", "devices=2"),
+    ),
+    "ppo cartpole, cold": ("env=cartpole", "algo=ppo"),
+    "sac halfcheetah, cold": ("env=halfcheetah", "algo=sac", "total_steps=32_000"),
     "sac halfcheetah, whole": ("env=halfcheetah", "algo=sac"),
     "ppo halfcheetah, whole": ("env=halfcheetah", "algo=ppo"),
 }
+"""Those that are *cold* find no programs on disk; the *whole* ones run beside training and without evaluation only."""
 WAYS = {
     "beside": (),
     "between chunks": ("eval.beside=false",),
@@ -34,13 +43,24 @@ WAYS = {
 }
 
 
-def seconds(words: tuple[str, ...], folder: Path) -> dict[str, float]:
+def train(words: tuple[str, ...], folder: Path, *, cold: bool = False, only_s: float | None = None) -> None:
+    """A run, or its first ``only_s`` seconds."""
+    command = [sys.executable, "-m", "jaxrl_fast.train", *words, f"run_dir={folder}", "checkpoint.keep=0"]
+    env = {**os.environ, **({"JAXRL_FAST_CACHE": "off"} if cold else {})}
+    run = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        status = run.wait(only_s)
+    except subprocess.TimeoutExpired:
+        run.send_signal(signal.SIGINT)
+        run.wait()
+    else:
+        if status:
+            raise SystemExit(f"{' '.join(command)} ended with status {status}")
+
+
+def seconds(words: tuple[str, ...], folder: Path, *, cold: bool) -> dict[str, float]:
     """Of one run: until its first step, until its last update, and all."""
-    subprocess.run(
-        [sys.executable, "-m", "jaxrl_fast.train", *words, f"run_dir={folder}", "checkpoint.keep=0"],
-        check=True,
-        capture_output=True,
-    )
+    train(words, folder, cold=cold)
     summary = json.loads((folder / "summary.json").read_text())
     rows = list(csv.DictReader((folder / "metrics.csv").open()))
     return {
@@ -52,22 +72,25 @@ def seconds(words: tuple[str, ...], folder: Path) -> dict[str, float]:
     }
 
 
-def compare(words: tuple[str, ...], pairs: int) -> dict[str, Any]:
+def compare(name: str, pairs: int) -> dict[str, Any]:
     """Seconds of every run, and medians of the ratios within each round."""
-    found: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
+    words, cold, whole = JOBS[name], name.endswith("cold"), name.endswith("whole")
+    ways = {way: more for way, more in WAYS.items() if way != "between chunks" or not whole}
+    found: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
     with tempfile.TemporaryDirectory() as folder:
-        for way, more in WAYS.items():
-            seconds((*words, *more), Path(folder) / f"{way} warm")
+        for way, more in () if cold else ways.items():
+            train((*words, *more), Path(folder) / f"{way} warm", only_s=WARM_S if whole else None)
         for number in range(pairs):
-            for way, more in WAYS.items():
-                found[way].append(seconds((*words, *more), Path(folder) / f"{way} {number}"))
+            for way, more in ways.items():
+                found[way].append(seconds((*words, *more), Path(folder) / f"{way} {number}", cold=cold))
     without = [{**run, "all_s": run["all_s"] - run["eval_s"]} for run in found["none"]]
     ratios = {
         way: {
             until: spread([run[until] / base[until] for run, base in zip(found[way], without, strict=True)])
             for until in ("last_update_s", "all_s")
         }
-        for way in ("beside", "between chunks")
+        for way in ways
+        if way != "none"
     }
     return {"words": list(words), "ratios": ratios, "runs": found}
 
@@ -82,7 +105,7 @@ def main(pairs: int, names: list[str]) -> None:
     result: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     result |= {"machine": machine(), "versions": versions(), "unit": "seconds; ratios: median, least, most"}
     for name in names or [job for job in JOBS if not job.endswith("whole")]:
-        result[name] = {"pairs": pairs, **compare(JOBS[name], pairs)}
+        result[name] = {"pairs": pairs, **compare(name, pairs)}
         print(name, json.dumps(result[name]["ratios"]), flush=True)
         RESULTS.write_text(json.dumps(result, indent=1) + "\n")
 
