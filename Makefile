@@ -71,7 +71,7 @@ test: $(STAMP)
 	@exec $(BIN)/python -m pytest -p no:cacheprovider -q -n $(WORKERS) --dist worksteal $(TESTS)
 
 test-targets: $(STAMP)
-	@exec $(BIN)/python -m pytest -p no:cacheprovider -q -rs tests/targets/check_programs.py
+	@exec $(BIN)/python -m pytest -p no:cacheprovider -q -rs -n $(WORKERS) tests/targets/check_programs.py
 
 test-part: TESTS := $(PARTS:%=tests/test_%.py)
 test-part: test
