@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from scaling_model import collectives_a_tick, network_us, tick_ms
-from targets import compile_row
+from targets import compile_row, rounded
 
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parent.parent / "docs" / "scaling.md"
@@ -111,7 +111,7 @@ def table(rows: dict[int, dict[str, Any]]) -> list[str]:
             f"{size_bytes / 1e6:,.3g}",
             f"{fast:.3g} to {slow:.3g}",
             f"{network[0]:.3g} to {network[1]:.3g}",
-            *(f"{low:,.0f} to {high:,.0f}" for low, high in rates(row).values()),
+            *(f"{rounded(low)} to {rounded(high)}" for low, high in rates(row).values()),
             " to ".join(f"{gain:.3g}" for gain in sorted(gained)),
             f"{max(program['memory_bytes'] or 0 for program in row['programs']) / 1e6:,.0f} MB",
         ]

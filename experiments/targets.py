@@ -125,10 +125,15 @@ def table_line(name: str, row: dict[str, Any]) -> str:
         f"{sum(program['moved_bytes'] for program in programs) / 1e9:.3g}",
         f"{max(program['memory_bytes'] or 0 for program in programs) / 1e6:,.0f} MB",
         " to ".join(f"{end / 1e3:.3g}" for end in ends),
-        " to ".join(f"{rounds['env_steps'] / end * 1e6:,.0f}" for end in reversed(ends)),
-        " to ".join(f"{rounds['updates'] / end * 1e6:,.0f}" for end in reversed(ends)),
+        " to ".join(rounded(rounds["env_steps"] / end * 1e6) for end in reversed(ends)),
+        " to ".join(rounded(rounds["updates"] / end * 1e6) for end in reversed(ends)),
     ]
     return f"| {' | '.join(cells)} |"
+
+
+def rounded(number: float) -> str:
+    """Three digits that mean something."""
+    return f"{float(f'{number:.3g}'):,.0f}"
 
 
 def counts(by_fragment: dict[str, float | None]) -> str:
