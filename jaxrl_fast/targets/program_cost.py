@@ -35,7 +35,7 @@ class ProgramCost(NamedTuple):
     - ``product_flops``, ``moved_bytes``: of all kernels together, with every loop counted as often as it runs.
     - ``roofline_us``: the least time for these; ``busy_us``: the band, at each of `FLOORS_US`.
     - ``memory_bytes``: while it runs; ``temporary_bytes``, ``aliased_bytes`` of it.
-    - ``big_copies``: copies of more than `BIG_COPY_BYTES`.
+    - ``big_copies``: copies of more than `BIG_COPY_BYTES` in every tick. (Between chunks a TPU lays arrays out anew.)
     - ``unordered``: scatters that add up in the order in which threads come, so that sums round differently each time.
     """
 
@@ -101,9 +101,14 @@ def cost_of(
         program_bytes(compiled),
         getattr(memory, "temp_size_in_bytes", None),
         getattr(memory, "alias_size_in_bytes", None),
-        tuple(f"{k.name} ({k.scope})" for k in kernels if k.opcode == "copy" and k.moved_bytes > 2 * BIG_COPY_BYTES),
+        tuple(f"{k.name} ({k.scope})" for k in kernels if is_big_copy(k)),
         unordered_scatters(text),
     )
+
+
+def is_big_copy(kernel: Kernel) -> bool:
+    """Whether a kernel, with its ``runs`` a tick, copies more than `BIG_COPY_BYTES` in every tick."""
+    return kernel.opcode == "copy" and kernel.runs >= 1 and kernel.moved_bytes > 2 * BIG_COPY_BYTES
 
 
 def roofline_us(kernel: Kernel, chip: Chip) -> float:
