@@ -63,7 +63,7 @@ def count(env: str, dump: Path) -> dict[str, object]:
     from jaxrl_fast.settings import config
     from jaxrl_fast.targets.compiling import compile_for
     from jaxrl_fast.targets.hlo_instructions import read_text
-    from jaxrl_fast.targets.kernels import starts_something
+    from jaxrl_fast.targets.kernels import scope_of, starts_something
     from jaxrl_fast.targets.target import parse_target
 
     run = config.compose([f"env={env}", "algo=ppo", "tuned=false", "num_envs=2048", "total_steps=6_553_600"])
@@ -74,6 +74,8 @@ def count(env: str, dump: Path) -> dict[str, object]:
     rows = []
     for name, runs in text.runs.items():
         own = [i for i in text.computations[name] if starts_something(i)]
+        if not any(scope_of(i, ("sample",)) for i in own):
+            continue
         owners = Counter(whose(files_of(tables, int(m[1]))) if (m := FRAME.search(i.notes)) else "unknown" for i in own)
         if runs > often and runs % often == 0:
             rows.append({"substeps": int(runs / often), "kernels": len(own), "by_owner": dict(owners)})

@@ -25,11 +25,19 @@ class MakeOptimizer(Protocol):
         """``hyper``: the rates of this tick. The shapes of the optimizer's state must not depend on their values."""
 
 
+class PickRate(Protocol):
+    """Picks a learning rate."""
+
+    def __call__(self, hyper: Any, /) -> Rate:
+        """``hyper``: the rates of this tick."""
+
+
 class NamedOptimizer(NamedTuple):
-    """One of `OPTIMIZERS`, behind a clip; all treat every number by itself. ``rate`` picks the learning rate."""
+    """One of `OPTIMIZERS` by its ``name``, behind a clip; all treat every number by itself. ``rate`` picks the learning
+    rate."""
 
     name: OptimizerName
-    rate: Callable[[Any], Rate]
+    rate: PickRate
 
     def __call__(self, hyper: Any) -> optax.GradientTransformation:
         """As `MakeOptimizer`."""
@@ -37,9 +45,7 @@ class NamedOptimizer(NamedTuple):
         return optax.chain(clip_by_global_norm(hyper.max_grad_norm), OPTIMIZERS[self.name](self.rate(hyper), **options))
 
 
-def make_optimizer(
-    name: OptimizerName, *, rate: Callable[[Any], Rate] = lambda hyper: hyper.learning_rate
-) -> NamedOptimizer:
+def make_optimizer(name: OptimizerName, *, rate: PickRate = lambda hyper: hyper.learning_rate) -> NamedOptimizer:
     """optax's optimizer ``name``, with the learning rate that ``rate`` picks, behind a clip to the global norm
     ``hyper.max_grad_norm``; AdamW decays weights by ``hyper.weight_decay``."""
     return NamedOptimizer(name, rate)
