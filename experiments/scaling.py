@@ -139,7 +139,8 @@ def draw(found: dict[str, dict[int, dict[str, Any]]]) -> None:
         panel.set_xticks(SIZES, labels=[str(n) for n in SIZES])
         panel.minorticks_off()
         panel.grid(alpha=0.3)
-        panel.legend(fontsize=8)
+        panel.set_ylim(top=5 * panel.get_ylim()[1])  # room for the legend
+        panel.legend(fontsize=8, loc="upper left")
     figure.suptitle(
         "Predicted from compiled programs, not measured; bands: launches of 1 to 4 µs, fast to slow network"
     )
