@@ -151,7 +151,7 @@ def test_the_list_of_commands_names_modules_that_exist(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("words", "expected"),
-    [(["env=halfchetah"], "did you mean halfcheetah?"), (["env=cartpole", "algo=sac"], "algo=ppo")],
+    [(["env=halfchetah"], "did you mean halfcheetah?"), (["env=cartpole", "algo=sac"], "algo=sac_discrete")],
 )
 def test_bad_input_ends_in_one_line_and_status_2(words: list[str], expected: str, tmp_path: Path):
     ended = python_m("jaxrl_fast.train", *words, cwd=tmp_path)
