@@ -16,7 +16,7 @@ from jaxrl_fast.fragments.build import GraphOptions, build_graph
 from jaxrl_fast.fragments.joined_parts import can_join, pack, pack_moments, packing_of, stacked, unpack, unpack_moments
 from jaxrl_fast.fragments.packed_steps import pack_step, unpack_steps
 from jaxrl_fast.fragments.updates import init_part
-from jaxrl_fast.graph.dataflow import init, tick
+from jaxrl_fast.graph.dataflow import init, tick, ticks
 
 SMALL = dict(policy_hidden=(8,), critic_hidden=(8,))
 OFF_POLICY = dict(updates_per_tick=3, batch_size=16, warmup_steps=16, buffer_size=256)
@@ -92,19 +92,24 @@ def test_steps_keep_every_bit(seed):
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_run_computes_the_same_joined(name):
+    """Tick by tick with arrays one by one, and in one program whose state is joined from the first tick to the last."""
     env_name, algorithm = ALGORITHMS[name]
     env = jf.make_env(env_name, num_envs=8)
-    ends = []
-    for joined in (False, True):
-        graph, agent = build_graph(env, algorithm, GraphOptions(total_steps=1000, joined=joined))
-        state, step = init(graph, jax.random.key(0), algorithm.hyper), jax.jit(partial(tick, graph))
-        for _ in range(agent.warmup_ticks + 1):
-            state, metrics = step(state)
-        ends.append((state, metrics))
-    (state, metrics), (state_joined, metrics_joined) = ends
+    graph, agent = build_graph(env, algorithm, GraphOptions(total_steps=1000))
+    state, step = init(graph, jax.random.key(0), algorithm.hyper), jax.jit(partial(tick, graph))
+    length, rows = agent.warmup_ticks + 2, []
+    for _ in range(length):
+        state, metrics = step(state)
+        rows.append(metrics)
+    joined, _ = build_graph(env, algorithm, GraphOptions(total_steps=1000, joined=True))
+    assert any(fragment.inner for fragment in joined.fragments)
+    first = init(joined, jax.random.key(0), algorithm.hyper)
+    state_joined, columns = jax.jit(partial(ticks, joined, length=length))(first)
     assert jax.tree.structure(state) == jax.tree.structure(state_joined)
     one, other = (end._replace(key=()) for end in (state, state_joined))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), one, other)
-    assert metrics.keys() == metrics_joined.keys()
-    for metric, value in metrics.items():
-        np.testing.assert_allclose(value, metrics_joined[metric], rtol=1e-4, atol=1e-5, err_msg=metric)
+    assert rows[-1].keys() == columns.keys()
+    for metric, values in columns.items():
+        want = np.stack([row[metric] for row in rows])
+        assert values.dtype == want.dtype
+        np.testing.assert_allclose(values, want, rtol=1e-4, atol=1e-5, err_msg=metric)

@@ -98,9 +98,11 @@ def joined_trainer(part: Part, like: PartState, drop_nonfinite: bool) -> Trainer
         return PartState(learned, over(pack_moments, state.opt_state))
 
     def end(state: PartState) -> PartState:
-        learned = Learned(*(over(unpack, networks) for networks in state.learned))
         likes = {name: (state.opt_state[name], like.opt_state[name]) for name in packings}
-        return PartState(learned, {**state.opt_state, **over(unpack_moments, likes)})
+        return PartState(published(state), {**state.opt_state, **over(unpack_moments, likes)})
+
+    def published(state: PartState) -> Learned:
+        return Learned(*(over(unpack, networks) for networks in state.learned))
 
     def seen(state: PartState) -> Learned:
         return Learned(*(over(shown, networks) for networks in state.learned))
@@ -112,7 +114,7 @@ def joined_trainer(part: Part, like: PartState, drop_nonfinite: bool) -> Trainer
         found = found._replace(grads=over(pack, found.grads))
         return apply_gradients(part, state, found, hyper, updates, drop_nonfinite=drop_nonfinite)
 
-    return Trainer(begin, end, seen, update)
+    return Trainer(begin, end, seen, published, update)
 
 
 def pack_moments(packing: Packing, opt_state: PyTree) -> PyTree:
@@ -131,7 +133,7 @@ def unpack_moments(packing: Packing, moments: tuple[PyTree, PyTree]) -> PyTree:
 
 
 def scan_joined(step: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]], state: PyTree, xs: PyTree) -> tuple:
-    """As `jax.lax.scan`, two steps at a time; the single numbers of the state, such as counts of updates, are a vector
+    """As `jax.lax.scan`, eight steps at a time; the single numbers of the state, such as counts of updates, are a vector
     for each type between steps."""
     leaves, structure = jax.tree.flatten(state)
     places: dict[str, list[int]] = {}
@@ -153,7 +155,7 @@ def scan_joined(step: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]], state: 
         state, outputs = step(scatter(*carry), x)
         return gather(state), outputs
 
-    end, outputs = jax.lax.scan(gathered, gather(state), xs, unroll=2)
+    end, outputs = jax.lax.scan(gathered, gather(state), xs, unroll=8)
     return scatter(*end), outputs
 
 

@@ -12,7 +12,7 @@ from jaxrl_fast.experience.binding import Bound
 from jaxrl_fast.experience.prioritized import empty_feedback, make_feedback
 from jaxrl_fast.fragments.joined_parts import can_join, joined_trainer, scan_joined
 from jaxrl_fast.fragments.updates import DROPPED, PartState, Trainer, Updated, init_part, step_or_rest, trainer
-from jaxrl_fast.graph.dataflow import Channels, Fragment
+from jaxrl_fast.graph.dataflow import Channels, Fragment, Inner
 from jaxrl_fast.graph.placements import ACTING, LEARNING
 
 OnNan = Literal["stop", "skip"]
@@ -73,15 +73,31 @@ def learn_fragment(learning: Learning, team: tuple[str, ...] | None = None) -> F
     def init(key: jax.Array) -> States:
         return init_states(learning, team, key)
 
-    def step(private: States, inputs: Channels, hyper: Any, key: jax.Array, turn: jax.Array) -> tuple:
+    if learning.joined:
+        like = jax.eval_shape(lambda: init_states(learning, team, jax.random.key(0)))
+        trainers = {name: trainer_of(learning, name, like[name]) for name in team}
+    else:
+        trainers = {name: trainer(parts[name], learning.nan == "skip") for name in team}
+
+    def begin(private: States) -> States:
+        return {name: trainers[name].begin(private[name]) for name in team}
+
+    def end(private: States) -> States:
+        return {name: trainers[name].end(private[name]) for name in team}
+
+    def inner_step(private: States, inputs: Channels, hyper: Any, key: jax.Array, turn: jax.Array) -> tuple:
         peers = {name: inputs[name] for name in outside}
         batches = inputs["batches"]
-        private, metrics, priorities = make_updates(learning, team, private, peers, batches, key, hyper, turn)
+        private, metrics, priorities = run_updates(learning, trainers, private, peers, batches, key, hyper, turn)
         norms = {metric_name(team, name, "param_norm"): optax.tree.norm(private[name].learned.params) for name in team}
-        outputs = publish(private)
+        outputs = {name: trainers[name].published(private[name]) for name in team} | learning.no_feedback(team)
         for channel in learning.feeds_back(team):
             outputs[channel] = jax.tree.map(lambda x: x[None], make_feedback(batches, priorities))
         return private, outputs, {**over_updates(metrics, learning.nan), **norms}
+
+    def step(private: States, inputs: Channels, hyper: Any, key: jax.Array, turn: jax.Array) -> tuple:
+        private, outputs, metrics = inner_step(begin(private), inputs, hyper, key, turn)
+        return end(private), outputs, metrics
 
     def publish(private: States) -> Channels:
         return {name: private[name].learned for name in team} | learning.no_feedback(team)
@@ -97,6 +113,7 @@ def learn_fragment(learning: Learning, team: tuple[str, ...] | None = None) -> F
         init_name="learn",
         counts=True,
         tags=tags_of(learning, team),
+        inner=Inner(begin, inner_step, end) if learning.joined else None,
     )
 
 
@@ -110,10 +127,27 @@ def make_updates(
     hyper: Any,
     turn: jax.Array,
 ) -> tuple[States, Metrics, PyTree]:
-    """K updates of the parts in ``team``, in turns in this order, against ``peers``; metrics ``[K]``, and the
-    priorities ``[K, B]`` of the part that decides what is sampled, or ()."""
-    take, rounds = learning.agent.experience.take, batches.indices.shape[0]
+    """As `run_updates`, of the parts in ``team``, with states as they are outside."""
     trainers = {name: trainer_of(learning, name, states[name]) for name in team}
+    begun = {name: trainers[name].begin(states[name]) for name in team}
+    ended, metrics, priorities = run_updates(learning, trainers, begun, peers, batches, key, hyper, turn)
+    return {name: trainers[name].end(ended[name]) for name in team}, metrics, priorities
+
+
+def run_updates(
+    learning: Learning,
+    trainers: dict[str, Trainer],
+    states: States,
+    peers: Channels,
+    batches: Batches,
+    key: jax.Array,
+    hyper: Any,
+    turn: jax.Array,
+) -> tuple[States, Metrics, PyTree]:
+    """K updates of the parts that have ``trainers``, in turns in this order, against ``peers``; ``states`` as they keep
+    them. Returns the next states, metrics ``[K]``, and the priorities ``[K, B]`` of the part that decides what is
+    sampled, or ()."""
+    take, rounds, team = learning.agent.experience.take, batches.indices.shape[0], tuple(trainers)
     columns: list[str] = []
 
     def one_update(states: States, xs: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[States, tuple]:
@@ -138,10 +172,8 @@ def make_updates(
 
     keys = jax.vmap(lambda key: jax.random.split(key, len(team)))(jax.random.split(key, rounds))
     counts = turn * rounds + jnp.arange(rounds)
-    begun = {name: trainers[name].begin(states[name]) for name in team}
     scan = scan_joined if learning.joined else jax.lax.scan
-    ended, (rows, priorities) = scan(one_update, begun, (batches.indices, keys, counts))
-    states = {name: trainers[name].end(ended[name]) for name in team}
+    states, (rows, priorities) = scan(one_update, states, (batches.indices, keys, counts))
     return states, {name: rows[:, i] for i, name in enumerate(columns)}, priorities
 
 

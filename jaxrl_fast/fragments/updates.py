@@ -90,13 +90,14 @@ class Trainer(NamedTuple):
     """How the updates of a tick treat a part, whose state may look otherwise meanwhile.
 
     - ``begin``, ``end``: the part's state as it is updated, and back.
-    - ``learned``: what other parts see of it meanwhile.
+    - ``learned``: what other parts see of it meanwhile; ``published``: the same as other fragments know it.
     - ``update``: one update.
     """
 
     begin: ConvertState
     end: ConvertState
     learned: ShowLearned
+    published: ShowLearned
     update: UpdatePart
 
 
@@ -108,7 +109,8 @@ def trainer(part: Part, drop_nonfinite: bool) -> Trainer:
     ) -> Updated:
         return update(part, state, peers, batch, key, hyper, updates, drop_nonfinite=drop_nonfinite)
 
-    return Trainer(lambda state: state, lambda state: state, lambda state: state.learned, step)
+    learned = lambda state: state.learned  # noqa: E731
+    return Trainer(lambda state: state, lambda state: state, learned, learned, step)
 
 
 def apply_gradients(

@@ -54,6 +54,25 @@ class Publish(Protocol):
         """``private``: its first state. Returns every channel that it writes."""
 
 
+class ConvertPrivate(Protocol):
+    """Turns a fragment's private state into another form of the same."""
+
+    def __call__(self, private: PyTree, /) -> PyTree:
+        """``private``: the state of one seed. Returns the other form."""
+
+
+class Inner(NamedTuple):
+    """Another form of a fragment's private state, for as long as ticks follow one another in one program.
+
+    - ``begin``, ``end``: into that form, and back.
+    - ``step``: as the fragment's, on that form.
+    """
+
+    begin: ConvertPrivate
+    step: Step | CountedStep
+    end: ConvertPrivate
+
+
 class HyperAt(Protocol):
     """Turns schedules into rates."""
 
@@ -77,7 +96,7 @@ class Fragment(NamedTuple):
     its first step. ``counts``: ``step`` is a `CountedStep`. ``host``: the step is ordinary Python, called between the
     compiled ones, and may hold environments outside JAX; it is given all seeds at once, and ``publish`` gives the
     shapes of what it writes for one seed. ``tags``: words by which placements, reports and checkpoints find fragments
-    of a kind. ``division``: how it may be divided among devices.
+    of a kind. ``division``: how it may be divided among devices. ``inner``: a form of its state that is faster to step.
     """
 
     name: str
@@ -94,6 +113,7 @@ class Fragment(NamedTuple):
     counts: bool = False
     tags: tuple[str, ...] = ()
     division: Division = WHOLE
+    inner: Inner | None = None
 
 
 class Graph(NamedTuple):
@@ -178,6 +198,31 @@ def tick(graph: Graph, state: TrainState) -> tuple[TrainState, Metrics]:
     )
     channels = {c: fresh[c] for c in state.channels}
     return TrainState(private, channels, state.hyper, state.tick + 1, state.key), metrics
+
+
+def ticks(graph: Graph, state: TrainState, length: int) -> tuple[TrainState, Metrics]:
+    """``length`` ticks, one after another; metrics ``[length]``."""
+    within = {f.name: f.inner for f in graph.fragments if f.inner is not None}
+    inside = graph._replace(
+        fragments=tuple(f if f.inner is None else f._replace(step=f.inner.step) for f in graph.fragments)
+    )
+    names: dict[str, list[str]] = {}
+
+    def one(carry: tuple, _: None) -> tuple[tuple, dict[str, jax.Array]]:
+        private, channels, number = carry
+        after, metrics = tick(inside, state._replace(private=private, channels=channels, tick=number))
+        names.clear()
+        for name, value in metrics.items():
+            names.setdefault(str(value.dtype), []).append(name)
+        rows = {dtype: jnp.stack([metrics[name] for name in own]) for dtype, own in names.items()}
+        return (after.private, after.channels, after.tick), rows
+
+    begun = {name: form.begin(state.private[name]) for name, form in within.items()}
+    carry, rows = jax.lax.scan(one, (state.private | begun, state.channels, state.tick), length=length)
+    private, channels, number = carry
+    ended = {name: form.end(private[name]) for name, form in within.items()}
+    columns = {name: rows[dtype][:, i] for dtype, own in names.items() for i, name in enumerate(own)}
+    return state._replace(private=private | ended, channels=channels, tick=number), columns
 
 
 def step_fragments(

@@ -64,7 +64,7 @@ def _one_program(graph: Graph, home: dict[str, Mesh], ticks_per_chunk: int, num_
     layout = state_layout(graph, home, num_seeds)
 
     def one_seed(state: TrainState) -> tuple[TrainState, Metrics]:
-        return jax.lax.scan(lambda s, _: graphs.tick(graph, s), state, length=ticks_per_chunk)
+        return graphs.ticks(graph, state, ticks_per_chunk)
 
     def chunk(state: TrainState) -> tuple[TrainState, Metrics]:
         state, metrics = over_seeds(one_seed, num_seeds, (SEED_AXES,), (SEED_AXES, 0))(state)

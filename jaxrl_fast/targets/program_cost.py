@@ -18,7 +18,7 @@ from jaxrl_fast.targets.thunks import Launches, count_launches
 FLOORS_US = (0.0, 1.0, 2.0, 4.0)
 """Microseconds that a kernel takes at least, for which the band is given."""
 SHORT_US = 2.0
-UNROLLED = 4
+UNROLLED = 8
 BIG_COPY_BYTES = 1_000_000
 """From here on a copy is of a replay buffer or a rollout, not of parameters."""
 
