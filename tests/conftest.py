@@ -107,7 +107,7 @@ def strict_dtypes() -> Iterator[None]:
 @pytest.fixture
 def optimized() -> Iterator[None]:
     """Compile as users do: where programs run for long, or what was compiled is looked at."""
-    before = jax.config.jax_disable_most_optimizations
+    before = jax.config.values["jax_disable_most_optimizations"]  # a flag, which is no attribute
     jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", before)
