@@ -88,6 +88,8 @@ class Network(NamedTuple):
     - ``initial_memory``: its memory at the start of an episode.
     - ``recurrent``: whether it has a memory.
     - ``action_shape``: of the action that it takes beside the observation; None: it takes none.
+    - ``trailing_axes``: of its outputs and memory, behind the batch; 2 where each of several agents has its own.
+    - ``separate``: agents have networks of their own, whose params are stacked, ``[A, ...]``.
     """
 
     init: InitNetwork
@@ -96,6 +98,8 @@ class Network(NamedTuple):
     initial_memory: InitialMemory = lambda batch_size: ()
     recurrent: bool = False
     action_shape: tuple[int, ...] | None = None
+    trailing_axes: int = 1
+    separate: bool = False
 
 
 def make_network(
