@@ -19,7 +19,7 @@ KEY = jax.random.key(3)
 def test_simple_spread_is_jaxmarls_own_but_for_the_end_of_its_episodes():
     env, raw = envs.make("spread"), adapter.jaxmarl.make("MPE_simple_spread_v3")
     assert (env.spec.num_agents, env.spec.action, env.spec.shared_reward) == (3, Discrete(5), False)
-    (state, _), (_, own) = jax.jit(env.reset)(KEY, ()), raw.reset(KEY)
+    (state, _), (_, own) = jax.jit(env.reset)(KEY, ()), relaxed(raw.reset)(KEY)
     step, step_raw = jax.jit(env.step), relaxed(raw.step_env)
     for t in range(env.spec.max_episode_steps):
         key = jax.random.fold_in(KEY, t)
