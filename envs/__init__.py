@@ -73,6 +73,8 @@ MODULES = {"probe": "envs.probes", "traffic": "envs.traffic_junction"}
 HOST_SUITES = {"gymnasium": "make_host", "atari": "make_atari_host"}
 """Suites whose environments are stepped on the host, not compiled -> the function of `envs.from_gymnasium` that makes
 them."""
+OF_ONE_AGENT = {"brax", "gymnax", "gymnasium", "atari"}
+"""Suites whose worlds have no ``num_agents``."""
 FRAME_STACK = {"atari": 4}
 """How many frames a policy sees at once by default, by suite."""
 
@@ -186,6 +188,9 @@ def describe(name: str, options: dict[str, Any] | None = None) -> str:
 
 def resolve(name: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """The suite, and options with the ``id`` (custom: the ``make``) that a name stands for."""
+    suite = SHORT_NAMES[name][0] if name in SHORT_NAMES else name
+    if suite in OF_ONE_AGENT and options.get("num_agents") is not None:
+        raise ValueError(f"env.num_agents={options['num_agents']}: env={name} has one agent: leave it out")
     if name in SHORT_NAMES:
         suite, id, defaults = SHORT_NAMES[name]
         if options.get("id") not in (None, id):
