@@ -25,6 +25,7 @@ from jaxrl_fast.networks.network import Network, make_network
 from jaxrl_fast.networks.per_agent import obs_of_one, separate_networks, shared_network
 from jaxrl_fast.numerics.optimizers import make_optimizer
 from jaxrl_fast.numerics.schedules import Linear
+from jaxrl_fast.policy.exporting import export_policy
 
 RNG = np.random.default_rng(1)
 NUM_ENVS = 16
@@ -122,27 +123,28 @@ def networks(obs: dict, recurrent_size: int) -> tuple[Network, Network, Network]
 def test_networks_of_all_agents_say_what_that_of_each_would(recurrent_size: int):
     obs, first = observations(5, 2), jnp.zeros((5, 2), bool).at[0].set(True).at[3, 1].set(True)
     one, separate, shared = networks(obs, recurrent_size)
-    own, together = separate.init(jax.random.key(0)), shared.init(jax.random.key(1))
-    outputs, after = separate.apply(own, separate.initial_memory(2), obs, first)
-    numbered, _ = shared.apply(together, shared.initial_memory(2), obs, first)
+    own, together = jax.jit(separate.init)(jax.random.key(0)), jax.jit(shared.init)(jax.random.key(1))
+    outputs, after = jax.jit(separate.apply)(own, separate.initial_memory(2), obs, first)
+    say, alone = jax.jit(shared.apply), jax.jit(one.apply)
+    numbered, _ = say(together, shared.initial_memory(2), obs, first)
     assert outputs.shape == numbered.shape == (5, 2, 3, 2)
     for i in range(3):
         mine = {"a": obs["a"][:, :, i], "b": obs["b"][:, :, i]}
         params = jax.tree.map(lambda x, i=i: x[i], own)
-        expected, memories = one.apply(params, one.initial_memory(2), mine, first)
+        expected, memories = alone(params, one.initial_memory(2), mine, first)
         np.testing.assert_allclose(outputs[:, :, i], expected, atol=1e-6)
         for x, y in zip(jax.tree.leaves(after), jax.tree.leaves(memories), strict=True):
             np.testing.assert_allclose(x[:, :, i], y, atol=1e-6)
         # The shared network of all agents in agent i's place says the same of agent i.
         alike = {**obs, "a": obs["a"].at[:].set(obs["a"][:, :, i : i + 1])}
         alike |= {"b": obs["b"].at[:].set(obs["b"][:, :, i : i + 1])}
-        others, _ = shared.apply(together, shared.initial_memory(2), alike, first)
+        others, _ = say(together, shared.initial_memory(2), alike, first)
         np.testing.assert_allclose(others[:, :, i], numbered[:, :, i], atol=1e-6)
         assert not np.allclose(others[:, :, (i + 1) % 3], numbered[:, :, i], atol=1e-3)  # it sees the number
     for network, params in ((separate, own), (shared, together)):
         memory = jax.tree.map(lambda x: jnp.stack([x] * 5), network.initial_memory(2))
-        apart, _ = apply_apart(network, params, memory, obs, jnp.ones_like(first))
-        each, _ = network.apply(params, network.initial_memory(2), obs, jnp.ones_like(first))
+        apart, _ = jax.jit(partial(apply_apart, network))(params, memory, obs, jnp.ones_like(first))
+        each, _ = jax.jit(network.apply)(params, network.initial_memory(2), obs, jnp.ones_like(first))
         np.testing.assert_allclose(apart, each, atol=1e-6)
 
 
@@ -151,13 +153,14 @@ def test_agents_with_networks_of_their_own_have_optimizers_of_their_own():
     hyper = jf.ppo(max_grad_norm=0.1).hyper
     part = Part({"policy": separate}, lambda *given: None, {"policy": make_optimizer("adam")})
     optimizer, alone = with_own_optimizers(part).optimizers["policy"](hyper), make_optimizer("adam")(hyper)
-    params = separate.init(jax.random.key(0))
+    params = jax.jit(separate.init)(jax.random.key(0))
     grads = jax.tree.map(lambda x: jnp.asarray(RNG.normal(size=x.shape), x.dtype), params)
     grads = jax.tree.map(lambda x: x * jnp.array([1.0, 10.0, 1e-3]).reshape(3, *[1] * (x.ndim - 1)), grads)
-    change, _ = optimizer.update(grads, optimizer.init(params), params)
+    change, _ = jax.jit(optimizer.update)(grads, optimizer.init(params), params)
+    step = jax.jit(alone.update)
     for i in range(3):
         mine, mine_grads = jax.tree.map(lambda x, i=i: x[i], (params, grads))
-        expected, _ = alone.update(mine_grads, alone.init(mine), mine)
+        expected, _ = step(mine_grads, alone.init(mine), mine)
         jax.tree.map(
             partial(np.testing.assert_allclose, rtol=1e-5), jax.tree.map(lambda x, i=i: x[i], change), expected
         )
@@ -265,3 +268,5 @@ def test_a_run_of_several_agents_leaves_what_one_of_a_single_one_does(tmp_path):
     for own in (policy, result.policy):
         action, _ = own.act(own.params, own.initial_carry(4), obs, first, jax.random.key(0))
         assert action.shape == (4, 2) and action.dtype == jnp.int32
+    for name in ("jax", "onnx"):
+        assert export_policy(policy, tmp_path, name)[1].endswith("0 actions differ from the policy's")
