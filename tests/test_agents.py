@@ -3,6 +3,7 @@ each of which fails for a bug that only they can have."""
 
 import csv
 from functools import cache, partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -84,6 +85,16 @@ BAD_WORLDS = {
 def test_a_world_that_is_not_what_it_says_is_refused(message: str):
     with pytest.raises(ValueError, match=message):
         check_env(BAD_WORLDS[message], "world")
+
+
+def test_the_world_of_the_docs_is_one():
+    text = (Path(__file__).parent.parent / "docs" / "algorithms.md").read_text()
+    scope: dict = {}
+    exec(text.partition("```python\n")[2].partition("```")[0], scope)
+    env = scope["make"](4)
+    check_env(env, "meeting")
+    agent = bind(jf.mappo(), env.spec, 4)
+    assert env.spec.num_agents == 4 and set(agent.parts) == {"actor", "critic"}
 
 
 def test_algorithms_are_for_one_agent_or_for_several():
