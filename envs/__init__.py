@@ -75,6 +75,7 @@ HOST_SUITES = {"gymnasium": "make_host", "atari": "make_atari_host"}
 them."""
 OF_ONE_AGENT = {"brax", "gymnax", "gymnasium", "atari"}
 """Suites whose worlds have no ``num_agents``."""
+OF_SEVERAL_AGENTS = {"jaxmarl", "traffic"}
 FRAME_STACK = {"atari": 4}
 """How many frames a policy sees at once by default, by suite."""
 
