@@ -23,7 +23,7 @@ def _quiet() -> Iterator[None]:
     streams on its way."""
     whole, errors = sys.__stdout__, sys.stderr
     with redirect_stdout(StringIO()) as nowhere:
-        sys.__stdout__ = nowhere  # type: ignore[misc]
+        sys.__stdout__ = nowhere  # type: ignore[assignment, misc]
         try:
             yield
         finally:
