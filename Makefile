@@ -22,7 +22,7 @@ REPORT_ASSETS := jaxrl_fast/inspection/assets
 
 ARGS ?= env=halfcheetah
 TESTS ?= tests
-PARTS := third_party api graph chain placement explain hlo ppo sac dqn td3 pqn impala sac_discrete flash_sac prioritized learners between_chunks old_policies losses returns buffers networks \
+PARTS := third_party api graph chain placement explain hlo agents traffic_junction ppo sac dqn td3 pqn impala sac_discrete flash_sac prioritized learners between_chunks old_policies losses returns buffers networks \
 	distributions pool from_gymnasium cli config train custom_env signals checkpointing packaging ci
 WORKERS ?= 2
 EXTRA ?=

@@ -37,6 +37,11 @@ SHORT_NAMES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "deep_sea": ("gymnax", "DeepSea-bsuite", {}),
     "memory_chain": ("gymnax", "MemoryChain-bsuite", {}),
     "frozen_lake": ("gymnax", "FrozenLake-misc", {}),
+    "traffic_junction_4": ("traffic", "TrafficJunction4-v0", {}),
+    "traffic_junction_10": ("traffic", "TrafficJunction10-v0", {}),
+    "spread": ("jaxmarl", "MPE_simple_spread_v3", {}),
+    "smax_3m": ("jaxmarl", "HeuristicEnemySMAX", {"scenario": "3m"}),
+    "smax_2s3z": ("jaxmarl", "HeuristicEnemySMAX", {"scenario": "2s3z"}),
 }
 """Short name -> (suite, id, options)."""
 
@@ -54,10 +59,23 @@ GYMNASIUM_NAMESAKES = {
 }
 """brax id -> Gymnasium's environment of the same name, whose physics differ."""
 
-EXAMPLE_IDS = {"brax": "ant", "gymnax": "CartPole-v1", "gymnasium": "HalfCheetah-v5", "atari": "Pong", "probe": "value"}
+EXAMPLE_IDS = {
+    "brax": "ant",
+    "gymnax": "CartPole-v1",
+    "gymnasium": "HalfCheetah-v5",
+    "atari": "Pong",
+    "jaxmarl": "MPE_simple_spread_v3",
+    "traffic": "TrafficJunction4-v0",
+    "probe": "value",
+}
+MODULES = {"probe": "envs.probes", "traffic": "envs.traffic_junction"}
+"""Suites of our own; the adapter of another is ``envs.from_<suite>``."""
 HOST_SUITES = {"gymnasium": "make_host", "atari": "make_atari_host"}
 """Suites whose environments are stepped on the host, not compiled -> the function of `envs.from_gymnasium` that makes
 them."""
+OF_ONE_AGENT = {"brax", "gymnax", "gymnasium", "atari"}
+"""Suites whose worlds have no ``num_agents``."""
+OF_SEVERAL_AGENTS = {"jaxmarl", "traffic"}
 FRAME_STACK = {"atari": 4}
 """How many frames a policy sees at once by default, by suite."""
 
@@ -80,7 +98,7 @@ def make(name: str, **options: Any) -> "Env":
         if suite == "custom":
             return _seen(import_module("envs.custom").make(**options), frame_stack)
         id = options.pop("id")
-        module = import_module("envs.probes" if suite == "probe" else f"envs.from_{suite}")
+        module = import_module(MODULES.get(suite, f"envs.from_{suite}"))
     except ModuleNotFoundError as error:
         raise ValueError(f"env={name} needs the package '{error.name}': pip install {error.name}") from error
     known = [*module.ids(), *getattr(module, "REFUSED", ())]
@@ -171,6 +189,9 @@ def describe(name: str, options: dict[str, Any] | None = None) -> str:
 
 def resolve(name: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """The suite, and options with the ``id`` (custom: the ``make``) that a name stands for."""
+    suite = SHORT_NAMES[name][0] if name in SHORT_NAMES else name
+    if suite in OF_ONE_AGENT and options.get("num_agents") is not None:
+        raise ValueError(f"env.num_agents={options['num_agents']}: env={name} has one agent: leave it out")
     if name in SHORT_NAMES:
         suite, id, defaults = SHORT_NAMES[name]
         if options.get("id") not in (None, id):

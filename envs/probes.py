@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_fast.core import Box, Discrete, EnvSpec, PyTree, Timestep
+from jaxrl_fast.core import OUT, STATE, Box, Discrete, EnvSpec, PyTree, Timestep
 from jaxrl_fast.environments.env import Env
 
 UNIT = Box(-np.ones(1, np.float32), np.ones(1, np.float32))
@@ -121,6 +121,46 @@ def memory() -> Env:
     return Env(spec, reset, step, shortest_episode=MEMORY_STEPS)
 
 
+def two_credit() -> Env:
+    """Agent 0 is paid 1 for action 1, agent 1 for action 0. Fails if the credit goes to the other agent."""
+    return _two("two_credit", lambda key: _seen(), lambda obs, action: action == jnp.array([1, 0]))
+
+
+def two_observations() -> Env:
+    """Each agent sees a sign of its own, and is paid 1 for action 1 at +1 and for action 0 at -1. Fails if agents get
+    each other's observations."""
+    return _two(
+        "two_observations",
+        lambda key: _seen(own=jax.random.rademacher(key, (2, 1), jnp.float32)),
+        lambda obs, action: action == (obs["own"][:, 0] > 0),
+    )
+
+
+def two_state() -> Env:
+    """Only the world's state is ±1; agent 0 is paid that, agent 1 its negative. Fails if the critic does not see the
+    state."""
+    return _two(
+        "two_state", lambda key: _seen(state=_sign(key)), lambda obs, action: obs[STATE][0] * jnp.array([1.0, -1.0])
+    )
+
+
+def two_out() -> Env:
+    """Action 1 pays 1; but agent 1 is out in every other episode, and is then paid `FORBIDDEN_PAYOFF` for action 0.
+    Fails if an agent learns while it is out."""
+
+    def pay(obs: PyTree, action: jax.Array) -> jax.Array:
+        return jnp.where(obs[OUT], FORBIDDEN_PAYOFF * (action == 0), action == 1)
+
+    return _two("two_out", lambda key: _seen(out=jnp.stack([jnp.zeros((), bool), jax.random.bernoulli(key)])), pay)
+
+
+TWO_AGENTS: dict[str, Callable[[], Env]] = {
+    "two_credit": two_credit,
+    "two_observations": two_observations,
+    "two_state": two_state,
+    "two_out": two_out,
+}
+"""Probes with two agents, all of the same shapes; those above have one."""
 PROBES: dict[str, Callable[[], Env]] = {
     "value": value,
     "reward": reward,
@@ -138,7 +178,7 @@ PROBES: dict[str, Callable[[], Env]] = {
 
 def ids() -> list[str]:
     """The names of the probes."""
-    return sorted(PROBES)
+    return sorted({**PROBES, **TWO_AGENTS})
 
 
 def make(id: str, **options: Any) -> Env:
@@ -149,7 +189,7 @@ def make(id: str, **options: Any) -> Env:
     """
     if options:
         raise ValueError(f"probe {id} has no option '{sorted(options)[0]}': leave it out")
-    return PROBES[id]()
+    return {**PROBES, **TWO_AGENTS}[id]()
 
 
 def _one_step(
@@ -169,6 +209,21 @@ def _one_step(
 
     obs = jax.eval_shape(observe, jax.random.key(0))
     return Env(_spec(name, obs, space, 1), reset, step)
+
+
+def _two(name: str, observe: Callable[[jax.Array], PyTree], pay: Callable[[PyTree, jax.Array], jax.Array]) -> Env:
+    """As `_one_step`, of two agents with two actions; ``pay`` gives the reward of each."""
+    env = _one_step(name, Discrete(2), observe, lambda obs, action: pay(obs, action).astype(jnp.float32))
+    return env._replace(spec=env.spec._replace(num_agents=2))
+
+
+def _seen(own: Any = None, state: Any = None, out: Any = None) -> PyTree:
+    """What the probes of two agents show: constants for what is None."""
+    return {
+        "own": jnp.ones((2, 1)) if own is None else own,
+        STATE: jnp.ones(1) if state is None else state,
+        OUT: jnp.zeros(2, bool) if out is None else out,
+    }
 
 
 def _spec(name: str, obs: PyTree, space: Discrete | Box, limit: int) -> EnvSpec:

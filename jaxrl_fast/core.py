@@ -3,6 +3,10 @@
 Axis letters, the same everywhere: ``T`` time, ``E`` environments, ``B`` batch, ``K`` gradient updates,
 ``S`` seeds, ``L`` steps of a training sequence, ``G`` logical shards (`experience.minibatches`). Arrays are time-major:
 ``[T, E, ...]``. An observation is a pytree: usually one array, a dictionary where it has an ``action_mask`` too.
+
+In a world of several agents ``A`` stands behind all of these: observations, actions and rewards are ``[T, E, A, ...]``,
+the ends of episodes ``[T, E]``. In a dictionary observation two keys then mean the same everywhere: `STATE` is the
+world's own, without the axis ``A``, and `OUT`, bool ``[A]``, tells which agents take no part in the next step.
 """
 
 import zlib
@@ -18,6 +22,7 @@ PyTree = Any
 """Nested dictionaries, lists and (named) tuples of arrays, as JAX maps over them."""
 Metrics = dict[str, jax.Array]
 """Numbers to report, by the name of their column in ``metrics.csv``."""
+STATE, OUT = "state", "out"
 
 
 class Discrete(NamedTuple):
@@ -42,6 +47,10 @@ class EnvSpec(NamedTuple):
     - ``max_episode_steps``: the time limit in steps, which `vectorize` enforces by truncation; None: no limit.
     - ``frame_stack``: how many of the last images the networks see at once (0 and 1: only the newest). The environment
       itself gives single images; `experience.view` stacks them.
+    - ``num_agents``: of a world of several agents (``A``): ``obs`` has that axis then, but for `STATE`, and ``action``
+      is what each agent may do. None: one agent, without such an axis.
+    - ``shared_reward``: agents get one reward, the team's, and it goes on for those that are out; else each gets its
+      own, the team's is their sum, and an agent's own return ends as it goes out.
     """
 
     name: str
@@ -49,6 +58,8 @@ class EnvSpec(NamedTuple):
     action: Discrete | Box
     max_episode_steps: int | None = None
     frame_stack: int = 0
+    num_agents: int | None = None
+    shared_reward: bool = False
 
 
 class EpisodeTotals(NamedTuple):
@@ -57,11 +68,14 @@ class EpisodeTotals(NamedTuple):
     - ``returns``: the undiscounted return, float32.
     - ``length``: the number of steps, int32.
     - ``success``: whether this step led to a success, bool; ``()`` where the environment does not say.
+    - ``agents``: the return of each agent, ``[E, A]``, of which ``returns`` is the sum; ``()`` where agents have no
+      rewards of their own.
     """
 
     returns: jax.Array
     length: jax.Array
     success: Any = ()
+    agents: Any = ()
 
 
 class Timestep(NamedTuple):
@@ -69,7 +83,7 @@ class Timestep(NamedTuple):
 
     - ``obs``: what the policy sees next; after the end of an episode, the first observation of the next one.
     - ``next_obs``: the true successor, the one to bootstrap from; after the end of an episode, its last observation.
-    - ``reward``: of this step.
+    - ``reward``: of this step; ``[A]`` where each of several agents has its own.
     - ``terminated``: the task ended, so there is no future reward.
     - ``truncated``: the episode was cut, as by a time limit; its future reward is still worth the value of
       ``next_obs``. Never true together with ``terminated``.
@@ -126,6 +140,17 @@ class Batches(NamedTuple):
     data: PyTree
     indices: jax.Array
     places: PyTree = ()
+
+
+def action_shape(spec: EnvSpec) -> tuple[int, ...]:
+    """Of what an environment takes in a step: of all its agents' actions together."""
+    one = () if isinstance(spec.action, Discrete) else spec.action.low.shape
+    return one if spec.num_agents is None else (spec.num_agents, *one)
+
+
+def reward_shape(spec: EnvSpec) -> tuple[int, ...]:
+    """Of what an environment pays in a step."""
+    return () if spec.num_agents is None or spec.shared_reward else (spec.num_agents,)
 
 
 def stable_hash(name: str) -> int:

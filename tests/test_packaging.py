@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from jaxrl_fast.algorithms.registry import ALGORITHMS
+
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted([*ROOT.glob("jaxrl_fast/**/*.py"), *ROOT.glob("envs/**/*.py")])
 MAY_IMPORT: dict[str, set[str]] = {
@@ -75,7 +77,7 @@ ENTRY_POINTS = {"__init__", "__main__", "placement", "evaluator", *COMMANDS}
 """Modules beside the packages: commands and public names, which may import anything and are imported by nobody."""
 KNOW_ENVS = {"jaxrl_fast.evaluation.viewer", "jaxrl_fast.inspection.pictures.shots"}
 """Modules below the settings that know environments by name."""
-ONE_ADAPTER = {"brax": "envs.from_brax", "gymnax": "envs.from_gymnax"}
+ONE_ADAPTER = {"brax": "envs.from_brax", "gymnax": "envs.from_gymnax", "jaxmarl": "envs.from_jaxmarl"}
 
 
 def module_name(path: Path) -> str:
@@ -276,7 +278,7 @@ def test_a_function_in_a_public_type_has_named_arguments():
 
 MAX_FILE, MAX_FUNCTION, MAX_ARGUMENTS = 350, 60, 10
 """Lines of a file; of a function without its docstring; arguments beside ``self``."""
-FACTORIES = {"ppo", "sac", "dqn", "td3", "pqn", "impala", "sac_discrete", "flash_sac", "learn", "make_network"}
+FACTORIES = {*ALGORITHMS, "learn", "make_network"}
 """Public functions of many keyword arguments, each with a default, whose signatures do not count."""
 
 

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import tiny
 
+from envs.probes import TWO_AGENTS
+from jaxrl_fast.algorithms.mappo import mappo
 from jaxrl_fast.algorithms.ppo import ppo
 from jaxrl_fast.algorithms.sac import sac
 from jaxrl_fast.environments.env import vectorize
@@ -51,8 +53,11 @@ def built(
             critic_layer_norm=True,
         ),
     )
-    algorithm = {"ppo": ppo, "sac": sac}[name](**options[name])
+    options["mappo"] = options["ppo"] | dict(share_parameters=False)
+    algorithm = {"ppo": ppo, "mappo": mappo, "sac": sac}[name](**options[name])
     env = tiny.line(discrete=name == "ppo", num_envs=num_envs)
+    if name == "mappo":
+        env = vectorize(TWO_AGENTS["two_out"](), num_envs=num_envs)
     return build_graph(env, algorithm, GraphOptions(overlap=overlap, **learning))[0], algorithm.hyper
 
 
@@ -117,6 +122,7 @@ def largest_difference(got, want) -> float:
     [
         ("ppo", "data_parallel", 1),
         ("ppo", "data_parallel", 4),
+        ("mappo", "data_parallel", 2),
         ("sac", "data_parallel", 2),
         ("ppo", "sharded_sampling", 2),
         ("sac", "sharded_sampling", 4),

@@ -4,8 +4,8 @@ An `Algorithm` is made by a factory such as `jaxrl_fast.ppo` before any environm
 returns its `Agent` for one environment, or raises where the two do not fit. Everything else is done once for all
 algorithms by `experience.binding`: normalization, stacks of frames, replay, n-step returns, recurrent memory.
 
-Axes: ``T`` time, ``E`` environments, ``L`` steps of a training sequence, ``B`` batch. Environments of several agents
-will have their axis ``A`` behind ``E`` and ``B``.
+Axes: ``T`` time, ``E`` environments, ``L`` steps of a training sequence, ``B`` batch. In a world of several agents
+their axis ``A`` stands behind ``E`` and ``B`` (`core`).
 """
 
 from collections.abc import Callable, Mapping
@@ -187,8 +187,7 @@ class Replay(NamedTuple):
 class OnPolicyBatch(NamedTuple):
     """Sequences of a rollout, leaves ``[L, B, ...]``.
 
-    - ``obs``: as networks see it; ``action``: as sent to the environment.
-    - ``first``: whether a step begins an episode.
+    - ``obs``: as networks see it; ``action``: as sent to the environment; ``first``: whether a step begins an episode.
     - ``memory``: the recurrent memory of each acting network before the first step, by part, ``[1, B, ...]``.
     - ``extras``: of the decisions, by name (`Decide`).
     - ``targets``: by name, as `OnPolicy.targets` computes them; empty without.
@@ -296,11 +295,11 @@ class Algorithm(NamedTuple):
     """An algorithm and its settings, before any environment is known.
 
     - ``name``: for tables and files, and to find it in `algorithms.registry`.
-    - ``hyper``: a NamedTuple of rates, at least ``discount`` and ``reward_scale``; they may differ by seed, follow a
-      schedule, and change on resume.
+    - ``hyper``: a NamedTuple of rates, at least ``discount`` and ``reward_scale``; they may follow a schedule.
     - ``options``: those keyword arguments of its factory that its networks depend on.
     - ``build``: makes the `Agent` for one environment.
     - ``sizes``: those of its options that follow from the number of environments where they are not given.
+    - ``for_agents``: it is for worlds of several agents, and only for these.
     """
 
     name: str
@@ -308,6 +307,7 @@ class Algorithm(NamedTuple):
     options: dict[str, Any]
     build: Build
     sizes: Sizes = lambda num_envs: {}
+    for_agents: bool = False
 
 
 def init_params(part: Part, key: jax.Array) -> dict[str, PyTree]:
@@ -323,8 +323,8 @@ def gradients_of(loss_fn: Callable[[PyTree], tuple[jax.Array, Any]], params: PyT
 
 
 def elementwise(loss: Callable[..., jax.Array], x: jax.Array, y: jax.Array, *values: Any) -> jax.Array:
-    """Apply a loss on scalars to arrays ``[L, B]``."""
-    return jax.vmap(jax.vmap(lambda a, b: loss(a, b, *values)))(x, y)
+    """Apply a loss on scalars to arrays ``[L, B]``, or ``[L, B, A]``."""
+    return jax.vmap(lambda a, b: elementwise(loss, a, b, *values))(x, y) if x.ndim else loss(x, y, *values)
 
 
 def require_positive(**sizes: int) -> None:

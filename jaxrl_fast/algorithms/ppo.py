@@ -5,7 +5,7 @@ the other learns, so they can be updated at the same time without changing a num
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from jaxrl_fast.algorithms.interface import (
     OnPolicy,
     OnPolicyBatch,
     Part,
+    ValueOf,
     Values,
     elementwise,
     gradients_of,
@@ -52,6 +53,19 @@ class PpoHyper(NamedTuple):
     max_grad_norm: Any
     reward_scale: Any
     weight_decay: Any = 0.0
+
+
+class Mean(Protocol):
+    """Averages what is known of the steps of a batch over those that count."""
+
+    def __call__(self, x: jax.Array, batch: OnPolicyBatch, /) -> jax.Array:
+        """``x``: of the batch's steps, ``[L, B]``, or ``[L, B, A]`` of several agents. Returns a scalar, or one number
+        for each agent's own network, ``[1, 1, A]``: their losses are added up."""
+
+
+def over_all_steps(x: jax.Array, batch: OnPolicyBatch) -> jax.Array:
+    """The `Mean` of one agent."""
+    return jnp.mean(x, dtype=jnp.float32)
 
 
 def ppo(
@@ -147,28 +161,34 @@ def targets(values: Values, rollout: Transition, hyper: PpoHyper) -> dict[str, j
 
 
 def actor_part(
-    space: Discrete | Box, policy: Network, policy_loss: Callable, normalize_advantages: bool, optimizer: OptimizerName
+    space: Discrete | Box,
+    policy: Network,
+    policy_loss: Callable,
+    normalize_advantages: bool,
+    optimizer: OptimizerName,
+    mean: Mean = over_all_steps,
 ) -> Part:
     """The policy's update: clipped surrogate with an entropy bonus."""
 
     def gradients(own: Learned, peers: dict, batch: OnPolicyBatch, key: jax.Array, hyper: PpoHyper) -> Found:
         advantage = batch.targets["advantage"]
         if normalize_advantages:
-            advantage = (advantage - jnp.mean(advantage)) / (jnp.std(advantage) + 1e-8)
+            centered = advantage - mean(advantage, batch)
+            advantage = centered / (jnp.sqrt(mean(jnp.square(centered), batch)) + 1e-8)
 
         def loss_fn(params: PyTree) -> tuple[jax.Array, Metrics]:
             outputs, _ = over_rollout(policy, params, batch, "actor")
             dist = policy_of(space, outputs, batch.obs)
             log_ratio = distributions.log_prob(dist, batch.extras["raw_action"]) - batch.extras["log_prob"]
             surrogate = elementwise(policy_loss, log_ratio, advantage, hyper.clip_range)
-            entropy = jnp.mean(distributions.entropy(dist, key))
+            loss, entropy = mean(surrogate, batch), mean(distributions.entropy(dist, key), batch)
             metrics = {
-                "policy_loss": jnp.mean(surrogate),
+                "policy_loss": loss,
                 "entropy": entropy,
-                "approx_kl": jnp.mean(jnp.expm1(log_ratio) - log_ratio),
-                "clip_fraction": jnp.mean(jnp.abs(jnp.expm1(log_ratio)) > hyper.clip_range, dtype=jnp.float32),
+                "approx_kl": mean(jnp.expm1(log_ratio) - log_ratio, batch),
+                "clip_fraction": mean(jnp.abs(jnp.expm1(log_ratio)) > hyper.clip_range, batch),
             }
-            return jnp.mean(surrogate) - hyper.entropy_coef * entropy, metrics
+            return jnp.sum(loss - hyper.entropy_coef * entropy), jax.tree.map(jnp.mean, metrics)
 
         grads, metrics = gradients_of(loss_fn, own.params["policy"])
         return Found({"policy": grads}, metrics)
@@ -176,14 +196,26 @@ def actor_part(
     return Part({"policy": policy}, gradients, {"policy": make_optimizer(optimizer)})
 
 
-def critic_part(value: Network, value_loss: Callable, optimizer: OptimizerName) -> Part:
+def first_output(outputs: PyTree, obs: PyTree, action: jax.Array | None) -> jax.Array:
+    """The value that a network of one output says (`ValueOf`)."""
+    return outputs[..., 0]
+
+
+def critic_part(
+    value: Network,
+    value_loss: Callable,
+    optimizer: OptimizerName,
+    value_of: ValueOf = first_output,
+    mean: Mean = over_all_steps,
+) -> Part:
     """The value function's update: regression on the targets."""
 
     def gradients(own: Learned, peers: dict, batch: OnPolicyBatch, key: jax.Array, hyper: PpoHyper) -> Found:
         def loss_fn(params: PyTree) -> tuple[jax.Array, Metrics]:
             outputs, _ = over_rollout(value, params, batch, "critic")
-            loss = jnp.mean(elementwise(value_loss, outputs[..., 0], batch.targets["value_target"]))
-            return loss, {"value_loss": loss}
+            now = value_of(outputs, batch.obs, batch.action)
+            loss = mean(elementwise(value_loss, now, batch.targets["value_target"]), batch)
+            return jnp.sum(loss), {"value_loss": jnp.mean(loss)}
 
         grads, metrics = gradients_of(loss_fn, own.params["value"])
         return Found({"value": grads}, metrics)

@@ -18,6 +18,7 @@ from jaxrl_fast.algorithms.interface import (
     OnPolicy,
     OnPolicyBatch,
     Part,
+    ValueOf,
     Values,
     elementwise,
     gradients_of,
@@ -127,13 +128,21 @@ def targets(values: Values, rollout: Transition, hyper: PqnHyper) -> dict[str, j
     return {"q_target": target}
 
 
-def critic_part(q_network: Network, q_loss: Callable, optimizer: OptimizerName) -> Part:
+def chosen_value(outputs: PyTree, obs: PyTree, action: jax.Array | None) -> jax.Array:
+    """The value of the action that was taken (`ValueOf`)."""
+    assert action is not None
+    return value_of(outputs, action)
+
+
+def critic_part(
+    q_network: Network, q_loss: Callable, optimizer: OptimizerName, value_taken: ValueOf = chosen_value
+) -> Part:
     """Regression on the λ-returns."""
 
     def gradients(own: Learned, peers: dict, batch: OnPolicyBatch, key: jax.Array, hyper: PqnHyper) -> Found:
         def loss_fn(params: PyTree) -> tuple[jax.Array, Metrics]:
             outputs, _ = over_rollout(q_network, params, batch, "critic")
-            q = value_of(outputs, batch.action)
+            q = value_taken(outputs, batch.obs, batch.action)
             loss = jnp.mean(elementwise(q_loss, q, batch.targets["q_target"]))
             return loss, {"q_loss": loss, "q_mean": jnp.mean(q), "epsilon": jnp.asarray(hyper.epsilon)}
 

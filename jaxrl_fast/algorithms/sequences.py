@@ -71,7 +71,8 @@ def apply_apart(
         return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(1, first.size, *x.shape[2:]), tree)
 
     def apart(x: jax.Array) -> jax.Array:
-        return x.reshape(*x.shape[:-3], *shape[::-1], x.shape[-1]).swapaxes(-3, -2)
+        lead = x.ndim - network.trailing_axes - 2
+        return x.reshape(*x.shape[:lead], *shape[::-1], *x.shape[lead + 2 :]).swapaxes(lead, lead + 1)
 
     before, own_action = jax.tree.map(lambda x: x[0], flat(memory)), None if action is None else flat(action)
     return jax.tree.map(apart, network.apply(params, before, flat(obs), flat(first), own_action))

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_fast.core import EnvSpec, EpisodeTotals, PyTree, Timestep, select
+from jaxrl_fast.core import EnvSpec, EpisodeTotals, PyTree, Timestep, reward_shape, select
 
 FRESH_INTERVAL = 8
 """At most this many steps share one row of the bank of initial states (see `VecEnv.draw_fresh`)."""
@@ -36,8 +36,8 @@ class StepOne(Protocol):
     """Takes one step; pure."""
 
     def __call__(self, state: PyTree, action: jax.Array, key: jax.Array, /) -> tuple[PyTree, Timestep]:
-        """``action``: of the spec's action space. Returns ``(state, Timestep)``; its ``obs`` and ``next_obs`` are the
-        same, since a single environment never resets itself."""
+        """``action``: of the spec's action space, of several agents ``[A, ...]``. Returns ``(state, Timestep)``; its
+        ``obs`` and ``next_obs`` are the same, since a single environment never resets itself."""
 
 
 class SampleParams(Protocol):
@@ -157,7 +157,7 @@ def vectorize(env: Env, *, num_envs: int) -> VecEnv:
 
     def reset(key: jax.Array) -> tuple[VecState, PyTree]:
         env_state, obs = jax.vmap(reset_one)(jax.random.split(key, num_envs))
-        return VecState(env_state, _no_totals(num_envs)), obs
+        return VecState(env_state, no_totals(env.spec, num_envs)), obs
 
     def draw_fresh(key: jax.Array, num_steps: int) -> PyTree:
         rows = -(-num_steps // fresh_interval)
@@ -168,7 +168,7 @@ def vectorize(env: Env, *, num_envs: int) -> VecEnv:
     ) -> tuple[VecState, Timestep]:
         env_state, timestep = jax.vmap(env.step)(state.env_state, action, jax.random.split(key, num_envs))
         reward = timestep.reward.astype(jnp.float32)
-        episode = EpisodeTotals(state.episode.returns + reward, state.episode.length + 1)
+        episode = _with_step(state.episode, reward)
         terminated = timestep.terminated.astype(bool)
         truncated = timestep.truncated.astype(bool)
         if limit is not None:
@@ -178,7 +178,7 @@ def vectorize(env: Env, *, num_envs: int) -> VecEnv:
         fresh = jax.tree.map(lambda rows: rows[t // fresh_interval], bank)
         success = () if env.success is None else jax.vmap(env.success)(env_state).astype(bool)
         env_state, obs = select(done, fresh, (env_state, timestep.next_obs))
-        running = select(done, _no_totals(num_envs), episode)
+        running = select(done, no_totals(env.spec, num_envs), episode)
         totals = episode._replace(success=success)
         return VecState(env_state, running), Timestep(obs, timestep.next_obs, reward, terminated, truncated, totals)
 
@@ -190,5 +190,16 @@ def is_count(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool) and int(value) >= 1
 
 
-def _no_totals(num_envs: int) -> EpisodeTotals:
-    return EpisodeTotals(jnp.zeros(num_envs, jnp.float32), jnp.zeros(num_envs, jnp.int32))
+def no_totals(spec: EnvSpec, num_envs: int) -> EpisodeTotals:
+    """Totals ``[E]`` of episodes that begin."""
+    own = reward_shape(spec)
+    agents = jnp.zeros((num_envs, *own), jnp.float32) if own else ()
+    return EpisodeTotals(jnp.zeros(num_envs, jnp.float32), jnp.zeros(num_envs, jnp.int32), agents=agents)
+
+
+def _with_step(before: EpisodeTotals, reward: jax.Array) -> EpisodeTotals:
+    """Totals after one more step with ``reward`` ``[E]``, or ``[E, A]`` where agents have their own."""
+    if isinstance(before.agents, tuple):
+        return EpisodeTotals(before.returns + reward, before.length + 1)
+    team = jnp.sum(reward, axis=1)
+    return EpisodeTotals(before.returns + team, before.length + 1, agents=before.agents + reward)

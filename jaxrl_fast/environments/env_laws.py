@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_fast.core import Box, Discrete, EnvSpec, PyTree, Timestep
+from jaxrl_fast.core import OUT, STATE, Box, Discrete, EnvSpec, PyTree, Timestep, action_shape, reward_shape
 from jaxrl_fast.environments.env import Draw, Env, is_count
 from jaxrl_fast.numerics.running_stats import is_mask
 
@@ -64,10 +64,11 @@ def check_shapes(env: Env, name: str) -> None:
     after, timestep = stepped
     _require_like(name, "step gives a state", after, "reset", state)
     _require_like(name, "step gives a next_obs", timestep.next_obs, "its spec", env.spec.obs)
-    for field, kinds in (("reward", "real number"), ("terminated", "bool"), ("truncated", "bool")):
-        _require_scalar(name, f"step gives {field}", getattr(timestep, field), kinds)
+    for field, kind in (("terminated", "bool"), ("truncated", "bool")):
+        _require_numbers(name, f"step gives {field}", getattr(timestep, field), kind)
+    _require_numbers(name, "step gives reward", timestep.reward, "real number", reward_shape(env.spec))
     if env.success is not None:
-        _require_scalar(name, "success gives", _shapes(name, "success", env.success, after), "bool")
+        _require_numbers(name, "success gives", _shapes(name, "success", env.success, after), "bool")
 
 
 def check_option(name: str, value: Any, default: Any) -> None:
@@ -106,12 +107,32 @@ def _check_observations(name: str, spec: EnvSpec) -> None:
     leaves = jax.tree_util.tree_leaves_with_path(spec.obs)
     if sum(math.prod(leaf.shape) for path, leaf in leaves if not is_mask(path)) < 1:
         raise ValueError(f"{name}: its spec has no numbers to observe: write jax.ShapeDtypeStruct(shape, dtype)")
+    _check_agents(name, spec)
     for mask in [leaf for path, leaf in leaves if is_mask(path)]:
-        if isinstance(spec.action, Discrete) and mask.shape != (spec.action.num_actions,):
+        wanted = () if spec.num_agents is None else (spec.num_agents,)
+        if isinstance(spec.action, Discrete) and mask.shape != (*wanted, spec.action.num_actions):
             raise ValueError(
                 f"{name}: action_mask has shape {list(mask.shape)}: write one bool for each of the "
-                f"{spec.action.num_actions} actions"
+                f"{spec.action.num_actions} actions" + (" of each agent" if wanted else "")
             )
+
+
+def _check_agents(name: str, spec: EnvSpec) -> None:
+    """Check that what is observed has an axis of the agents, where there are several."""
+    if spec.num_agents is None:
+        return
+    if not is_count(spec.num_agents):
+        raise ValueError(f"{name}: num_agents={spec.num_agents!r}: write a whole number of at least 1")
+    own = {key: leaf for key, leaf in spec.obs.items() if key != STATE} if isinstance(spec.obs, dict) else spec.obs
+    for leaf in jax.tree.leaves(own):
+        if leaf.shape[:1] != (spec.num_agents,):
+            raise ValueError(
+                f"{name}: its spec has an observation of shape {list(leaf.shape)}: with num_agents={spec.num_agents} "
+                f"write [{spec.num_agents}, ...], what agent after agent observes; only '{STATE}' is without that axis"
+            )
+    out = own.get(OUT) if isinstance(own, dict) else None
+    if out is not None and (out.shape != (spec.num_agents,) or out.dtype != jnp.bool_):
+        raise ValueError(f"{name}: '{OUT}' is {out.dtype}{list(out.shape)}: write bool[{spec.num_agents}]")
 
 
 def _odd_observation(spec: PyTree) -> Any:
@@ -127,12 +148,12 @@ def _odd_observation(spec: PyTree) -> Any:
 def _an_action(name: str, spec: EnvSpec) -> jax.ShapeDtypeStruct:
     space = spec.action
     if isinstance(space, Discrete) and is_count(space.num_actions):
-        return jax.ShapeDtypeStruct((), jnp.int32)
+        return jax.ShapeDtypeStruct(action_shape(spec), jnp.int32)
     if isinstance(space, Box) and all(isinstance(x, np.ndarray | np.generic | jax.Array) for x in space):
         low, high = np.asarray(space.low), np.asarray(space.high)
         real = _is_real(low.dtype) and _is_real(high.dtype)
         if real and low.shape == high.shape and low.size and np.isfinite([low, high]).all() and (low < high).all():
-            return jax.ShapeDtypeStruct(low.shape, jnp.float32)
+            return jax.ShapeDtypeStruct(action_shape(spec), jnp.float32)
     raise ValueError(
         f"{name}: actions {space!r} are not supported: write Discrete(n) with n >= 1, or "
         "Box(low, high) with arrays of finite bounds, low < high"
@@ -148,12 +169,13 @@ def _require_like(name: str, what: str, given: PyTree, whose: str, wanted: PyTre
         raise ValueError(f"{name}: {what} {text(given)}, but {whose} has {text(wanted)}: shapes and dtypes must agree")
 
 
-def _require_scalar(name: str, what: str, value: Any, kind: str) -> None:
+def _require_numbers(name: str, what: str, value: Any, kind: str, shape: tuple[int, ...] = ()) -> None:
+    wanted = f"write {'one' if shape == () else 'for each agent one'} {kind}, shape {list(shape)}"
     if not isinstance(value, jax.ShapeDtypeStruct):
-        raise ValueError(f"{name}: {what} {value}: write one {kind}, shape []")
+        raise ValueError(f"{name}: {what} {value}: {wanted}")
     fits = jnp.issubdtype(value.dtype, jnp.bool_) if kind == "bool" else _is_real(value.dtype) and value.dtype != bool
-    if value.shape != () or not fits:
-        raise ValueError(f"{name}: {what} {value.dtype}{list(value.shape)}: write one {kind}, shape []")
+    if value.shape != shape or not fits:
+        raise ValueError(f"{name}: {what} {value.dtype}{list(value.shape)}: {wanted}")
 
 
 def _is_real(dtype: Any) -> bool:

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_fast.core import EpisodeTotals, PyTree
-from jaxrl_fast.environments.env import VecEnv, VecState, vectorize
+from jaxrl_fast.core import EpisodeTotals, PyTree, select
+from jaxrl_fast.environments.env import VecEnv, VecState, no_totals, vectorize
 from jaxrl_fast.environments.host_env import UNTOLD
 from jaxrl_fast.policy.policies import Policy
 
@@ -68,13 +68,13 @@ def player(
         act_key, env_key = jax.random.split(jax.random.fold_in(step_key, now.t))
         action, carry = act(params, now.carry, now.obs, now.first, act_key)
         state, ts = env.step(now.state, action, env_key, bank, 0)
-        totals = jax.tree.map(lambda old, new: jnp.where(now.finished, old, new), now.totals, ts.episode)
+        totals = select(now.finished, now.totals, ts.episode)
         done = ts.terminated | ts.truncated
         return Playing(now.t + 1, now.finished | done, totals, state, ts.obs, done, carry)
 
     n = env.num_envs
     success = jnp.zeros(n, bool) if env.env is not None and env.env.success is not None else ()
-    totals = EpisodeTotals(jnp.zeros(n, jnp.float32), jnp.zeros(n, jnp.int32), success)
+    totals = no_totals(env.spec, n)._replace(success=success)
     return Playing(jnp.int32(0), jnp.zeros(n, bool), totals, state, obs, jnp.ones(n, bool), initial_carry(n)), step
 
 

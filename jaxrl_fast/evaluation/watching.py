@@ -79,7 +79,7 @@ def _unending(env: Env) -> Env:
     def step(moment: _Moment, action: jax.Array, key: jax.Array) -> tuple[_Moment, Timestep]:
         state, ts = env.step(moment.state, action, key)
         ends = (ts.terminated.astype(bool), ts.truncated.astype(bool))
-        following = _Moment(state, ts.reward.astype(jnp.float32), *ends)
+        following = _Moment(state, jnp.sum(ts.reward.astype(jnp.float32)), *ends)  # the team's, of several agents
         never = jnp.zeros((), bool)
         return following, ts._replace(terminated=never, truncated=never)
 

@@ -54,6 +54,7 @@ def bind(algorithm: Algorithm, spec: EnvSpec, num_envs: int, shards: int = MAX_S
     Raises:
         ValueError: algorithm and environment, or two sizes, do not fit.
     """
+    require_agents(algorithm, spec)
     view = make_view(spec)
     agent = algorithm.build(view.spec, num_envs)
     agent = agent._replace(normalize_observations=normalizes(agent.normalize_observations, spec))
@@ -81,6 +82,21 @@ def bind(algorithm: Algorithm, spec: EnvSpec, num_envs: int, shards: int = MAX_S
         agent.normalize_rewards,
         agent.max_return,
     )
+
+
+def require_agents(algorithm: Algorithm, spec: EnvSpec) -> None:
+    """Check that an algorithm is for as many agents as a world has, one or several.
+
+    Raises:
+        ValueError: with what to write instead.
+    """
+    if algorithm.for_agents and spec.num_agents is None:
+        raise ValueError(f"algo={algorithm.name} is for several agents, and {spec.name} has one: write algo=ppo")
+    if spec.num_agents is not None and not algorithm.for_agents:
+        raise ValueError(
+            f"algo={algorithm.name} is for one agent, and {spec.name} has {spec.num_agents}: write algo=ippo, "
+            "algo=mappo or algo=pqn_vdn"
+        )
 
 
 def with_sequences(agent: Agent, *, memory: bool) -> OnPolicy | Replay:

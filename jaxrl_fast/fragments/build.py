@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.algorithms.interface import Algorithm, Learned, init_params
-from jaxrl_fast.core import Batches, PyTree, Transition
+from jaxrl_fast.core import Batches, PyTree, Transition, reward_shape, select
 from jaxrl_fast.environments.env import VecEnv
 from jaxrl_fast.environments.host_env import HostEnv
 from jaxrl_fast.experience.binding import Bound, bind
@@ -41,7 +41,7 @@ class StatisticsState(NamedTuple):
     """The state of the fragment ``statistics``.
 
     - ``statistics``: of observations and returns so far.
-    - ``discounted``: the running discounted return of each environment, ``[E]``.
+    - ``discounted``: the running discounted return of each environment, ``[E]``, or of each of its agents, ``[E, A]``.
     """
 
     statistics: Statistics
@@ -82,14 +82,15 @@ def statistics_fragment(env: VecEnv | HostEnv, agent: Bound, nan: OnNan = "stop"
     """
 
     def init(key: jax.Array) -> StatisticsState:
-        return StatisticsState(init_statistics(env, agent), jnp.zeros(env.num_envs, jnp.float32))
+        discounted = jnp.zeros((env.num_envs, *reward_shape(env.spec)), jnp.float32)
+        return StatisticsState(init_statistics(env, agent), discounted)
 
     def step(private: StatisticsState, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
         rollout: Transition = inputs["rollout"]
         statistics, discounted = private
         if agent.normalize_rewards:
             discounted, history = _discounted_returns(discounted, rollout, hyper)
-            statistics = statistics._replace(returns=update_stats(statistics.returns, history, 2))
+            statistics = statistics._replace(returns=update_stats(statistics.returns, history, history.ndim))
             if agent.max_return is not None:
                 largest = jnp.maximum(statistics.largest, jnp.max(jnp.abs(history)))
                 statistics = statistics._replace(largest=largest)
@@ -225,7 +226,8 @@ def rollout_shapes(env: VecEnv | HostEnv, agent: Bound) -> Transition:
     def one_step(key: jax.Array) -> Transition:
         learned = {name: Learned(init_params(agent.parts[name], key)) for name in agent.acting.parts}
         obs = jax.tree.map(lambda s: jnp.zeros((env.num_envs, *s.shape), s.dtype), env.spec.obs)
-        flag, reward = jnp.zeros(env.num_envs, bool), jnp.zeros(env.num_envs, jnp.float32)
+        flag = jnp.zeros(env.num_envs, bool)
+        reward = jnp.zeros((env.num_envs, *reward_shape(env.spec)), jnp.float32)
         carry = agent.acting.initial_carry(env.num_envs)
         action, _, extras = agent.acting.explore(learned, carry, obs, flag, key, agent.hyper)
         return Transition(obs, action, reward, obs, flag, flag, flag, extras)
@@ -248,6 +250,6 @@ def _discounted_returns(before: jax.Array, rollout: Transition, hyper: Any) -> t
     def step(total: jax.Array, xs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         reward, done = xs
         total = total * hyper.discount + reward * hyper.reward_scale
-        return jnp.where(done, 0.0, total), total
+        return select(done, jnp.zeros_like(total), total), total
 
     return jax.lax.scan(step, before, (rollout.reward, rollout.terminated | rollout.truncated))

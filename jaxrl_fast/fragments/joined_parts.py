@@ -73,9 +73,11 @@ def unpack(packing: Packing, vector: jax.Array) -> PyTree:
 
 def can_join(part: Part, state: PartState) -> bool:
     """Whether a part's numbers are all alike: float32, without batch norms and without a constraint, and each by itself
-    in optimizers that are known for that."""
+    in optimizers that are known for that; and not of agents with networks of their own, whose norms a vector would mix."""
     params = state.learned.params
     if not all(isinstance(make, NamedOptimizer) for make in part.optimizers.values()):
+        return False
+    if any(network.separate for network in part.networks.values()):
         return False
     alike = all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(params))
     return part.project is ANY and alike and not jax.tree.leaves([statistics_of(tree) for tree in params.values()])

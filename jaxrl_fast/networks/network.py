@@ -89,6 +89,8 @@ class Network(NamedTuple):
     - ``recurrent``: whether it has a memory.
     - ``action_shape``: of the action that it takes beside the observation; None: it takes none.
     - ``ensemble_size``: of an `ensemble`; 0: it is none.
+    - ``trailing_axes``: of its outputs and memory, behind the batch; 2 where each of several agents has its own.
+    - ``separate``: agents have networks of their own, whose params are stacked, ``[A, ...]``.
     """
 
     init: InitNetwork
@@ -98,6 +100,8 @@ class Network(NamedTuple):
     recurrent: bool = False
     action_shape: tuple[int, ...] | None = None
     ensemble_size: int = 0
+    trailing_axes: int = 1
+    separate: bool = False
 
 
 def make_network(

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_fast.core import Discrete, PyTree, __version__
+from jaxrl_fast.core import Discrete, PyTree, __version__, action_shape
 from jaxrl_fast.policy.export_check import ActOnBatch, compare
 from jaxrl_fast.policy.onnx_export import to_onnx
 from jaxrl_fast.policy.policies import Policy, memory_of, with_memory
@@ -128,7 +128,7 @@ def describe(policy: Policy) -> dict[str, str]:
     def array(name: str, shape: Sequence[int], dtype: Any) -> str:
         return f"{name} {jax.dtypes.canonicalize_dtype(dtype)}[{', '.join(['batch', *map(str, shape)])}]"
 
-    space = policy.spec.action
+    space, shape = policy.spec.action, action_shape(policy.spec)
     leaves = jax.tree.leaves_with_path(policy.spec.obs)
     about = {
         "env": policy.spec.name,
@@ -136,10 +136,10 @@ def describe(policy: Policy) -> dict[str, str]:
         "observation": ", ".join(array(_name("obs", path), s.shape, s.dtype) for path, s in leaves),
     }
     if isinstance(space, Discrete):
-        about["action"] = f"{array('action', (), jnp.int32)} from 0 to {space.num_actions - 1}"
+        about["action"] = f"{array('action', shape, jnp.int32)} from 0 to {space.num_actions - 1}"
     else:
         low, high = (str(np.unique(x)[0] if np.unique(x).size == 1 else x.tolist()) for x in (space.low, space.high))
-        about["action"] = f"{array('action', space.low.shape, jnp.float32)} from {low} to {high}"
+        about["action"] = f"{array('action', shape, jnp.float32)} from {low} to {high}"
     memory = memory_of(policy.initial_carry(1))
     if memory is not None:
         parts = [array(_name("carry", path), x.shape[1:], x.dtype) for path, x in jax.tree.leaves_with_path(memory)]

@@ -179,9 +179,11 @@ def _broadcast(graph: OnnxGraph, eqn: Any, x: Value) -> str:
 
 
 def _dot(graph: OnnxGraph, eqn: Any, x: Value, w: Value) -> str:
-    """``x @ w``, in float32 also where the operands were rounded to bf16."""
+    """``x @ w``, in float32 also where the operands were rounded to bf16; or one such product for each of several
+    agents, ``[A, ...]``."""
     shapes = [var.aval.shape for var in eqn.invars]
-    if eqn.params["dimension_numbers"] != (((len(shapes[0]) - 1,), (0,)), ((), ())) or len(shapes[1]) != 2:
+    one = (((len(shapes[0]) - 1,), (0,)), ((), ())), 2
+    if (eqn.params["dimension_numbers"], len(shapes[1])) not in (one, ((((2,), (1,)), ((0,), (0,))), 3)):
         raise _unknown(eqn)
     dtype = eqn.outvars[0].aval.dtype
 

@@ -217,7 +217,8 @@ def _spec_to_json(spec: EnvSpec) -> dict[str, Any]:
         action = {"low": np.asarray(spec.action.low).tolist(), "high": np.asarray(spec.action.high).tolist()}
     obs = jax.tree.map(lambda s: {"shape": list(s.shape), "dtype": str(s.dtype)}, spec.obs)
     alone = {"max_episode_steps": spec.max_episode_steps, "frame_stack": spec.frame_stack}
-    return {"name": spec.name, "obs": obs, "action": action, **alone}
+    agents = {} if spec.num_agents is None else {"num_agents": spec.num_agents, "shared_reward": spec.shared_reward}
+    return {"name": spec.name, "obs": obs, "action": action, **alone, **agents}
 
 
 def _spec_from_json(description: dict[str, Any]) -> EnvSpec:
@@ -235,4 +236,5 @@ def _spec_from_json(description: dict[str, Any]) -> EnvSpec:
         lambda d: jax.ShapeDtypeStruct(tuple(d["shape"]), d["dtype"]), description["obs"], is_leaf=is_leaf
     )
     stack = description.get("frame_stack", 0)  # policies of older versions have none
-    return EnvSpec(description["name"], obs, space, description["max_episode_steps"], stack)
+    agents = description.get("num_agents"), description.get("shared_reward", False)
+    return EnvSpec(description["name"], obs, space, description["max_episode_steps"], stack, *agents)

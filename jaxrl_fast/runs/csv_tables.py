@@ -14,7 +14,8 @@ from jaxrl_fast.runs.loggers import Kind
 
 TABLES = ("metrics.csv", "metrics_seeds.csv", "evals.csv")
 EVAL_COLUMNS = ("seed", "env_steps", "wall_s", "return", "length")
-"""Of ``evals.csv``; a column ``success`` follows where the environment knows success."""
+"""Of ``evals.csv``; a column ``success`` follows where the environment knows success, and ``return_0`` and so on, the
+returns of several agents, where these have rewards of their own."""
 
 
 class GrowingTable:
@@ -56,6 +57,8 @@ def evaluation_rows(env_steps: int, wall_s: float, totals: EpisodeTotals) -> lis
     columns = {"return": np.asarray(totals.returns), "length": np.asarray(totals.length)}
     if not isinstance(totals.success, tuple):
         columns["success"] = np.asarray(totals.success, int)
+    if not isinstance(totals.agents, tuple):
+        columns |= {f"return_{i}": own for i, own in enumerate(np.moveaxis(np.asarray(totals.agents), -1, 0))}
 
     def row(at: tuple[int, ...]) -> Row:
         when = {"seed": at[0], "env_steps": env_steps, "wall_s": f"{wall_s:.2f}"}

@@ -28,7 +28,7 @@ from jaxrl_fast.settings.run_settings import flat_settings
 from jaxrl_fast.settings.schema import ConfigError, Key, run_keys
 
 WIDTH = 80
-UNDESCRIBED = ("checkpoint.", "env.", "distributed.", "pool.", "log", "shards")
+UNDESCRIBED = ("checkpoint.", "env.", "distributed", "pool.", "log", "shards", "name", "debug")
 """Sections, and keys, that ``--help`` only lists; README and docs describe them."""
 INTERRUPTED = (130, 143)
 """Exit statuses after Ctrl-C and SIGTERM."""
@@ -177,12 +177,12 @@ def _forwarded(number: signal.Signals, send: Callable[[int], Any]) -> Iterator[N
 
 
 def _environments() -> list[str]:
-    """Short names by suite, and how to ask for any other id."""
-    from envs import SHORT_NAMES
+    """Short names by suite, those of several agents together, and how to ask for any other id."""
+    from envs import OF_SEVERAL_AGENTS, SHORT_NAMES
 
     names: dict[str, list[str]] = {}
     for name, (suite, *_) in SHORT_NAMES.items():
-        names.setdefault(suite, []).append(name)
+        names.setdefault("agents" if suite in OF_SEVERAL_AGENTS else suite, []).append(name)
     by_id = "|".join(name for name, (key, _) in NEEDS.items() if key == "id")
     asked = f"env={by_id} env.id= env=custom env.make="
     entries = {**{suite: " ".join(short) for suite, short in names.items()}, "any other": asked}

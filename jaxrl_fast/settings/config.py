@@ -33,6 +33,8 @@ NEEDS = {
     "gymnax": ("id", "CartPole-v1"),
     "gymnasium": ("id", "HalfCheetah-v5"),
     "atari": ("id", "Pong"),
+    "jaxmarl": ("id", "MPE_simple_spread_v3"),
+    "traffic": ("id", "TrafficJunction4-v0"),
     "probe": ("id", "value"),
     "custom": ("make", "my_package.make"),
 }

@@ -80,9 +80,10 @@ class DistributedSchema:
 class EnvSchema:
     """``env.*``. Each environment refuses those that it does not take; others are given as ``+env.name=value``."""
 
-    id: str | None = setting(None, "id within env=brax, gymnax, gymnasium, atari or probe")
+    id: str | None = setting(None, "id within env=brax, gymnax, gymnasium, atari, jaxmarl, traffic or probe")
     backend: str | None = setting(None, "physics of a brax environment")
     make: str | None = setting(None, "my_package.make, with env=custom")
+    num_agents: int | None = setting(None, "agents of a world of several, where it can have others", 1, MAX_SIZE)
     episode_length: int | None = setting(None, "steps before an episode is cut; its own", 1, MAX_SIZE)
     frame_stack: int | None = setting(None, "images that the policy sees at once; 4 with env=atari", 0, 255)
     frame_skip: int | None = setting(None, "frames of a game that an action lasts; 4", 1, MAX_SIZE)

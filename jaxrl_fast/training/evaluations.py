@@ -36,7 +36,7 @@ class Evaluations:
         self,
         evaluation: PeriodicEvaluation,
         recorder: Recorder,
-        shape: tuple[int, int],
+        nothing: EpisodeTotals,
         folder: RunFolder | None,
         saver: Checkpointer | None,
         *,
@@ -51,7 +51,7 @@ class Evaluations:
         self._failed: set[int] = set()
         self._running: Future[EpisodeTotals] | None = None
         self._best: PolicyParams | None = None
-        self._nothing = EpisodeTotals(np.zeros(shape, np.float32), np.zeros(shape, np.int32))  # type: ignore[arg-type]
+        self._nothing = nothing
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="evaluation")
 
     def add(self, state: TrainState) -> None:

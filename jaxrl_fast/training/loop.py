@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from jaxrl_fast.algorithms.interface import Algorithm, require_positive
-from jaxrl_fast.environments.env import VecEnv
+from jaxrl_fast.environments.env import VecEnv, no_totals
 from jaxrl_fast.environments.host_env import HostEnv
 from jaxrl_fast.evaluation.periodic import Evaluate, evaluation_device, make_periodic_evaluation
 from jaxrl_fast.experience.binding import bind
@@ -211,11 +211,11 @@ def learn(
         tell = folder.tell if folder is not None else tell
         calls = Calls(on_metrics, should_stop, between_chunks or (lambda state, scores: None), tell)
         recorder = Recorder(job, on_metrics, folder)
-        shape = num_seeds, eval_episodes
+        nothing = jax.tree.map(lambda x: np.zeros((num_seeds, *x.shape), x.dtype), no_totals(env.spec, eval_episodes))
         evaluations = Evaluations(
             evaluation,
             recorder,
-            shape,
+            nothing,
             folder,
             saver,
             beside=beside,

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_fast.algorithms.interface import Algorithm
-from jaxrl_fast.core import Batches, Discrete, PyTree
+from jaxrl_fast.core import Batches, Discrete, PyTree, action_shape
 from jaxrl_fast.environments.env import VecEnv
 from jaxrl_fast.environments.host_env import HostEnv
 from jaxrl_fast.experience.binding import bind
@@ -117,11 +117,11 @@ def share_of_bound(training_s: float, environments_s: float, updates_s: float) -
 
 def random_actions(env: VecEnv, key: jax.Array) -> jax.Array:
     """Uniform actions for every environment, ``[E, ...]``."""
-    space = env.spec.action
+    space, shape = env.spec.action, (env.num_envs, *action_shape(env.spec))
     if isinstance(space, Discrete):
-        return jax.random.randint(key, (env.num_envs,), 0, space.num_actions)
-    shape = (env.num_envs, *space.low.shape)
-    return jax.random.uniform(key, shape, jnp.float32, jnp.asarray(space.low)[None], jnp.asarray(space.high)[None])
+        return jax.random.randint(key, shape, 0, space.num_actions)
+    low, high = (jnp.broadcast_to(jnp.asarray(bound), shape) for bound in (space.low, space.high))
+    return jax.random.uniform(key, shape, jnp.float32, low, high)
 
 
 def _noise(shapes: PyTree, key: jax.Array) -> PyTree:

@@ -1,0 +1,193 @@
+"""JaxMARL's worlds of several agents. The only file that imports jaxmarl (https://github.com/FLAIROx/JaxMARL, 0.2)."""
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from io import StringIO
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs.foreign import like, relaxed, settled
+from jaxrl_fast.core import OUT, STATE, Box, Discrete, EnvSpec, PyTree, Timestep
+from jaxrl_fast.environments.env import Env
+from jaxrl_fast.environments.env_laws import check_shapes
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Suppress what JaxMARL prints at import, of packages that it does not need; it goes back to the process's own
+    streams on its way."""
+    whole, errors = sys.__stdout__, sys.stderr
+    with redirect_stdout(StringIO()) as nowhere:
+        sys.__stdout__ = nowhere  # type: ignore[assignment, misc]
+        try:
+            yield
+        finally:
+            sys.__stdout__, sys.stderr = whole, errors  # type: ignore[misc]
+
+
+with _quiet():
+    import jaxmarl
+    from jaxmarl.environments import spaces
+    from jaxmarl.environments.smax.smax_env import MAP_NAME_TO_SCENARIO
+
+REFUSED = {
+    "LearnedPolicyEnemySMAX": "it needs the policy of its enemy",
+    **{id: "it needs jaxrobotarium" for id in jaxmarl.registered_envs if id.startswith("JaxRobotarium")},
+}
+MABRAX = {"ant_4x2", "halfcheetah_6x1", "hopper_3x1", "humanoid_9|8", "walker2d_2x3"}
+SHARED_REWARD = {"HeuristicEnemySMAX", "hanabi", "overcooked", "overcooked_v2", "switch_riddle", *MABRAX}
+"""Worlds whose agents all get the same."""
+LEAVE_EARLY = {"HeuristicEnemySMAX", "SMAX", "jaxnav"}
+"""Worlds that go on without those of their agents that are done."""
+
+
+class JaxMarlState(NamedTuple):
+    """A world's state: JaxMARL's own, and the ``steps`` of the episode."""
+
+    state: PyTree
+    steps: jax.Array
+
+
+def ids() -> list[str]:
+    """The registered ids that can run."""
+    return sorted(set(jaxmarl.registered_envs) - set(REFUSED))
+
+
+def make(id: str, *, num_agents: int | None = None, episode_length: int | None = None, **options: Any) -> Env:
+    """A registered JaxMARL world; ``options`` go to its constructor, ``scenario`` by its name, such as ``3m``.
+
+    Raises:
+        ValueError: it is refused, has not so many agents, does not take the options, or its agents differ in what they
+            observe or can do.
+    """
+    if id in REFUSED:
+        raise ValueError(f"env.id={id}: jaxmarl's {id} is not supported: {REFUSED[id]}")
+    if "scenario" in options:
+        options["scenario"] = _scenario(options["scenario"])
+    world = _made(id, options)
+    if num_agents not in (None, world.num_agents):
+        options["num_agents"] = num_agents
+        try:
+            world = _made(id, options)
+        except ValueError:
+            raise ValueError(f"env.num_agents={num_agents}: {id} has {world.num_agents} agents: leave it out") from None
+    limit = getattr(world, "max_steps", None)
+    if limit is not None:
+        limit = int(limit) + id.startswith("MPE_")  # these look at the clock before they turn it on
+    env = adapt(world, name=id, time_limit=limit, shared_reward=id in SHARED_REWARD, leave_early=id in LEAVE_EARLY)
+    if episode_length is not None:
+        env = env._replace(spec=env.spec._replace(max_episode_steps=min(episode_length, limit or episode_length)))
+    check_shapes(env, f"jaxmarl {id}")
+    return env._replace(success=_battle_is_won(world)) if id == "HeuristicEnemySMAX" else env
+
+
+def adapt(
+    world: Any, *, name: str, time_limit: int | None = None, shared_reward: bool = False, leave_early: bool = False
+) -> Env:
+    """Any object with JaxMARL's interface as an `Env`. ``time_limit``: the steps after which it says that it is done
+    though its task is not; ``shared_reward``: all agents get the same; ``leave_early``: agents that are done are out.
+
+    Raises:
+        ValueError: its agents differ in what they observe or can do.
+    """
+    reset_one, step_one = relaxed(world.reset), relaxed(world.step_env)
+    names = list(world.agents)
+    space = _same_for_all(name, "can do", [_action_space(name, world.action_space(agent)) for agent in names])
+    shapes = jax.eval_shape(reset_one, jax.random.key(0))[0]
+    if not (isinstance(shapes, dict) and set(names) <= set(shapes)):
+        raise ValueError(f"{name} gives no observations by the names of its agents: write another env.id")
+    _same_for_all(name, "observe", [f"{shapes[agent].dtype}{list(shapes[agent].shape)}" for agent in names])
+    allowed = _allowed(world) if isinstance(space, Discrete) else None
+
+    def stacked(by_name: PyTree) -> jax.Array:
+        return jnp.stack([jnp.asarray(by_name[agent]) for agent in names])
+
+    def observed(obs: PyTree, state: PyTree, out: jax.Array) -> PyTree:
+        seen = {"obs": stacked(obs)}
+        if "world_state" in obs:
+            seen[STATE] = obs["world_state"]
+        if allowed is not None:
+            seen["action_mask"] = stacked(allowed(state)).astype(bool)
+        return settled({**seen, OUT: out} if leave_early else seen)
+
+    def reset(key: jax.Array, params: PyTree) -> tuple[PyTree, PyTree]:
+        obs, state = reset_one(key)
+        state = JaxMarlState(settled(state), jnp.zeros((), jnp.int32))
+        return state, observed(obs, state.state, jnp.zeros(len(names), bool))
+
+    def step(state: JaxMarlState, action: jax.Array, key: jax.Array) -> tuple[JaxMarlState, Timestep]:
+        actions = {agent: action[i] for i, agent in enumerate(names)}
+        obs, following, reward, done, _ = step_one(key, state.state, actions)
+        following, steps = JaxMarlState(like(following, state.state), state.steps + 1), state.steps + 1
+        over = jnp.asarray(done["__all__"], bool).reshape(())
+        in_time = over if time_limit is None else over & (steps < time_limit)
+        seen = observed(obs, following.state, stacked(done).astype(bool).reshape(-1) & ~over)
+        paid = jnp.asarray(reward[names[0]]).reshape(()) if shared_reward else stacked(reward).reshape(-1)
+        return following, Timestep(seen, seen, paid.astype(jnp.float32), in_time, jnp.zeros((), bool))
+
+    obs = jax.eval_shape(reset, jax.random.key(0), ())[1]
+    spec = EnvSpec(name, obs, space, time_limit, num_agents=len(names), shared_reward=shared_reward)
+    return Env(spec, reset, step)
+
+
+def _made(id: str, options: dict[str, Any]) -> Any:
+    try:
+        world = jaxmarl.make(id, **options)
+    except Exception as error:  # any error that an option causes inside jaxmarl
+        message = " ".join(str(error).split())
+        raise ValueError(f"jaxmarl {id} does not take these options: {message}: leave them out") from error
+    classes = {*type(world).__mro__, *type(getattr(world, "_env", world)).__mro__} - {object}
+    known = {name for cls in classes for name in inspect.signature(cls).parameters} - {"args", "kwargs", "env_kwargs"}
+    if unknown := sorted(set(options) - known):  # some swallow whatever they are given
+        raise ValueError(f"jaxmarl {id} has no option '{unknown[0]}': write some of {', '.join(sorted(known))}")
+    return world
+
+
+def _scenario(name: Any) -> Any:
+    if name not in MAP_NAME_TO_SCENARIO:
+        raise ValueError(f"env.scenario={name}: write one of {', '.join(MAP_NAME_TO_SCENARIO)}")
+    return MAP_NAME_TO_SCENARIO[name]
+
+
+def _allowed(world: Any) -> Callable[[PyTree], PyTree] | None:
+    """``allowed(state)``: the actions that each agent may take; None where they always may take all."""
+    allowed = relaxed(getattr(world, "get_legal_moves", world.get_avail_actions))
+    try:
+        given = jax.eval_shape(lambda key: allowed(relaxed(world.reset)(key)[1]), jax.random.key(0))
+    except NotImplementedError:
+        return None
+    return allowed if isinstance(given, dict) else None
+
+
+def _battle_is_won(world: Any) -> Callable[[PyTree], jax.Array]:
+    def success(state: PyTree) -> jax.Array:
+        alive = state.state.state.unit_alive.astype(bool)
+        return jnp.any(alive[: world.num_allies]) & ~jnp.any(alive[world.num_allies :])
+
+    return success
+
+
+def _same_for_all(name: str, what: str, of_each: list[Any]) -> Any:
+    """What all agents have in common."""
+    unlike = [other for other in of_each if str(other) != str(of_each[0])]
+    if unlike:
+        raise ValueError(
+            f"{name}: its agents differ in what they {what}, {of_each[0]} and {unlike[0]}, and here these must be "
+            "alike: write another env.id"
+        )
+    return of_each[0]
+
+
+def _action_space(name: str, space: Any) -> Discrete | Box:
+    if isinstance(space, spaces.Discrete):
+        return Discrete(int(space.n))
+    if isinstance(space, spaces.Box):
+        bounds = [np.broadcast_to(np.asarray(bound, np.float32), space.shape) for bound in (space.low, space.high)]
+        if np.isfinite(bounds).all():
+            return Box(*bounds)
+    raise ValueError(f"{name} has actions of kind {type(space).__name__}; Discrete and bounded Box are supported")

@@ -1,0 +1,208 @@
+"""Traffic junction, compiled: the world of Sukhbaatar et al. (arXiv 1605.07736) by the rules of ma-gym 0.0.14.
+
+Two roads of two lanes cross on a grid of 14 x 14 cells. Cars enter at four gates, each on one of three routes, and are
+out once they reach its end. Every car can give gas or brake; one whose next cell is taken stays and pays for the
+collision, and each pays for the time that it is on the road, more with every step. Cars move one after another. Unlike
+ma-gym's, a car that is not on the road observes zeros.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_fast.core import OUT, Discrete, EnvSpec, PyTree, Timestep
+from jaxrl_fast.environments.env import Env
+from jaxrl_fast.environments.env_laws import check_option
+
+SIDE, MAX_CARS, MAX_STEPS = 14, 10, 100
+IDS = {"TrafficJunction4-v0": 4, "TrafficJunction10-v0": 10}
+"""ma-gym's names, and how many cars they stand for."""
+GAS = 0
+GATES = ((7, 0), (13, 7), (6, 13), (0, 6))
+HEADINGS = ((0, 1), (-1, 0), (0, -1), (1, 0))
+"""(row, column) of each gate, and where a car that enters there heads."""
+TURNS_AFTER = (SIDE, 6, 7)
+"""Steps after which a car on a route turns: never, to the right, to the left."""
+
+
+class Cars(NamedTuple):
+    """The cars, ``[A]`` each, and how many ``collisions`` there were.
+
+    - ``gate``, ``route``: where a car entered, and its route.
+    - ``progress``: cells on its route behind it; ``age``: steps on the road.
+    - ``entered``, ``arrived``: whether it has.
+    """
+
+    gate: jax.Array
+    route: jax.Array
+    progress: jax.Array
+    age: jax.Array
+    entered: jax.Array
+    arrived: jax.Array
+    collisions: jax.Array
+
+    @property
+    def on_road(self) -> jax.Array:
+        """Which cars are on the road, bool ``[A]``."""
+        return self.entered & ~self.arrived
+
+
+def _route(gate: int, route: int) -> np.ndarray:
+    """The cells (row, column) of a route, ``[cells, 2]``."""
+    cell, heading, cells = np.array(GATES[gate]), np.array(HEADINGS[gate]), []
+    while ((cell >= 0) & (cell < SIDE)).all():
+        cells.append(cell)
+        if len(cells) == TURNS_AFTER[route] + 1:
+            right = np.array([heading[1], -heading[0]])
+            heading = right if route == 1 else -right
+        cell = cell + heading
+    return np.array(cells)
+
+
+ROUTES = [[_route(gate, route) for route in range(3)] for gate in range(len(GATES))]
+LENGTHS = np.array([[len(cells) for cells in routes] for routes in ROUTES])
+CELLS = np.array(
+    [[np.pad(cells, ((0, LENGTHS.max() + 1 - len(cells)), (0, 0))) for cells in routes] for routes in ROUTES], np.int32
+)
+"""(row, column) of a car by gate, route and progress, filled up behind the end of a route."""
+
+
+def ids() -> list[str]:
+    """ma-gym's names of the worlds with 4 and with 10 cars."""
+    return list(IDS)
+
+
+def make(
+    id: str,
+    *,
+    num_agents: int | None = None,
+    arrive_prob: float = 0.5,
+    step_cost: float = -0.01,
+    collision_reward: float = -10.0,
+    **unknown: Any,
+) -> Env:
+    """A junction by ma-gym's name. ``num_agents``: another number of cars, 1 to 10; ``arrive_prob``: that one enters in
+    a step; ``step_cost``: of each step on the road, times how many it is; ``collision_reward``: of a car that would
+    enter a taken cell.
+
+    Raises:
+        ValueError: an option is unknown, or has a value that the world does not have.
+    """
+    if unknown:
+        known = "num_agents, arrive_prob, step_cost, collision_reward"
+        raise ValueError(f"{id} has no option '{sorted(unknown)[0]}': write one of {known}")
+    for option, value in (("step_cost", step_cost), ("collision_reward", collision_reward)):
+        check_option(f"env.{option}", value, 0.0)
+    num_cars = IDS[id] if num_agents is None else num_agents
+    if isinstance(num_cars, bool) or not isinstance(num_cars, int) or not 1 <= num_cars <= MAX_CARS:
+        raise ValueError(f"env.num_agents={num_agents}: the junction has 1 to {MAX_CARS} cars, write one of these")
+    if isinstance(arrive_prob, str | bool) or not 0.0 <= arrive_prob <= 1.0:
+        raise ValueError(f"env.arrive_prob={arrive_prob}: write a probability, from 0 to 1")
+
+    def step(cars: Cars, action: jax.Array, key: jax.Array) -> tuple[Cars, Timestep]:
+        moving = cars.on_road
+        cars, collided = move(cars, action == GAS)
+        cars = cars._replace(age=cars.age + moving)
+        reward = moving * (collision_reward * collided + step_cost * cars.age)
+        over = jnp.all(cars.arrived)
+        cars = enter(cars, key, arrive_prob)
+        obs = observe(cars)
+        return cars, Timestep(obs, obs, reward, over, jnp.zeros((), bool))
+
+    obs = {
+        "view": jax.ShapeDtypeStruct((num_cars, 9 * (num_cars + 5)), jnp.float32),
+        OUT: jax.ShapeDtypeStruct((num_cars,), jnp.bool_),
+    }
+    name = f"TrafficJunction{num_cars}"
+    return Env(
+        EnvSpec(name, obs, Discrete(2), MAX_STEPS, num_agents=num_cars),
+        partial(reset, num_cars=num_cars),
+        step,
+        shortest_episode=int(LENGTHS.min()) - 1,
+        draw=draw,
+        success=lambda cars: cars.collisions == 0,
+    )
+
+
+def reset(key: jax.Array, params: PyTree, *, num_cars: int) -> tuple[Cars, PyTree]:
+    """As many cars as there are gates begin, at one each; the others wait."""
+    gates_key, routes_key = jax.random.split(key)
+    gates = jax.random.permutation(gates_key, len(GATES)).astype(jnp.int32)
+    zeros = jnp.zeros(num_cars, jnp.int32)
+    entered = jnp.arange(num_cars) < len(GATES)
+    cars = Cars(
+        gate=gates[jnp.arange(num_cars) % len(GATES)],
+        route=jax.random.randint(routes_key, (num_cars,), 0, 3),
+        progress=zeros,
+        age=zeros,
+        entered=entered,
+        arrived=jnp.zeros(num_cars, bool),
+        collisions=jnp.zeros((), jnp.int32),
+    )
+    return cars, observe(cars)
+
+
+def move(cars: Cars, gas: jax.Array) -> tuple[Cars, jax.Array]:
+    """Cars that give ``gas`` go on, one after another. Returns them, and which of them collided."""
+    last = jnp.asarray(LENGTHS)[cars.gate, cars.route] - 1
+    going, following = cars.on_road & gas, place(cars._replace(progress=cars.progress + 1))
+
+    def one(carry: tuple[jax.Array, jax.Array], xs: tuple) -> tuple[tuple[jax.Array, jax.Array], tuple]:
+        at, there = carry
+        i, goes, target, arrives = xs
+        taken = jnp.any(there & jnp.all(at == target[None], axis=1))
+        moves, mine = goes & ~taken, jnp.arange(at.shape[0]) == i
+        at = jnp.where((mine & moves)[:, None], target[None], at)
+        return (at, there & ~(mine & moves & arrives)), (moves, goes & taken)
+
+    xs = jnp.arange(gas.shape[0]), going, following, cars.progress + 1 == last
+    _, (moves, collided) = jax.lax.scan(one, (place(cars), cars.on_road), xs)
+    progress = cars.progress + moves
+    arrived = cars.arrived | (moves & (progress == last))
+    collisions = cars.collisions + jnp.sum(collided, dtype=jnp.int32)
+    return cars._replace(progress=progress, arrived=arrived, collisions=collisions), collided
+
+
+def enter(cars: Cars, key: jax.Array, arrive_prob: float) -> Cars:
+    """With ``arrive_prob`` the first car that waits enters at one of the gates that are free."""
+    chance_key, gate_key, route_key = jax.random.split(key, 3)
+    at_gates = jnp.all(place(cars)[:, None] == jnp.asarray(GATES)[None], axis=2)
+    free = ~jnp.any(at_gates & cars.on_road[:, None], axis=0)
+    gate = jax.random.categorical(gate_key, jnp.where(free, 0.0, -jnp.inf)).astype(jnp.int32)
+    arrives = (jax.random.uniform(chance_key) < arrive_prob) & jnp.any(free) & ~jnp.all(cars.entered)
+    new = arrives & (jnp.arange(cars.gate.shape[0]) == jnp.argmin(cars.entered))
+    route = jax.random.randint(route_key, (), 0, 3)
+    return cars._replace(
+        gate=jnp.where(new, gate, cars.gate), route=jnp.where(new, route, cars.route), entered=cars.entered | new
+    )
+
+
+def place(cars: Cars) -> jax.Array:
+    """(row, column) of every car, int32 ``[A, 2]``."""
+    return jnp.asarray(CELLS)[cars.gate, cars.route, cars.progress]
+
+
+def observe(cars: Cars) -> PyTree:
+    """Every car on the road sees the 3 x 3 cells around it: of a car there its number and route, one-hot, and its row
+    and column divided by 13."""
+    at, there, number = place(cars), cars.on_road, cars.gate.shape[0]
+    about = (jnp.eye(number), at.astype(jnp.float32) / (SIDE - 1), jax.nn.one_hot(cars.route, 3))
+    offset = at[None] - at[:, None]  # [A, A, 2], of the second from the first
+    near = jnp.all(jnp.abs(offset) <= 1, axis=2) & there[None] & there[:, None]
+    cell = jax.nn.one_hot(3 * (offset[..., 0] + 1) + offset[..., 1] + 1, 9) * near[..., None]
+    view = jnp.einsum("ijc,jf->icf", cell, jnp.concatenate(about, axis=1))
+    return {"view": view.reshape(number, -1), OUT: ~there}
+
+
+def draw(cars: Any) -> np.ndarray:
+    """The roads, and each car on them in a color of its own."""
+    picture = np.full((SIDE, SIDE, 3), 20, np.uint8)
+    picture[6:8], picture[:, 6:8] = 143, 143
+    colors = np.random.default_rng(3).integers(60, 255, (MAX_CARS, 3))
+    for i, (row, column) in enumerate(np.asarray(place(cars))):
+        if np.asarray(cars.on_road)[i]:
+            picture[row, column] = colors[i]
+    return picture.repeat(24, axis=0).repeat(24, axis=1)

@@ -1,0 +1,148 @@
+"""What algorithms for several agents share: one for a single agent, as each would run it alone, becomes that of all.
+
+A world's agents share a network, which sees their number, or have one each (`networks.per_agent`). Where agents can be
+out, steps that they do not take are no part of a loss.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxrl_fast.algorithms import ppo
+from jaxrl_fast.algorithms.interface import (
+    Agent,
+    Algorithm,
+    MakeTargets,
+    OnPolicy,
+    OnPolicyBatch,
+    Part,
+    ValueOf,
+    Values,
+)
+from jaxrl_fast.core import OUT, EnvSpec, PyTree, Transition
+from jaxrl_fast.networks.network import Network
+from jaxrl_fast.networks.per_agent import NUMBER, obs_of_one, separate_networks, shared_network
+from jaxrl_fast.numerics.optimizers import MakeOptimizer
+
+TAKES_PART = "takes_part"
+"""The target, bool ``[T, E, A]``, that says which agents take part in a step."""
+MakeCritic = Callable[[EnvSpec, Network], tuple[Network, ValueOf]]
+"""Makes the critic of all agents, and what reads its values, for a world and the critic of one agent."""
+
+
+def spec_of_one(spec: EnvSpec, *, shared: bool) -> EnvSpec:
+    """A world of several agents as the network of one sees it."""
+    assert spec.num_agents is not None  # `experience.binding` has checked it
+    obs = obs_of_one(spec.obs, spec.num_agents, shared=shared)
+    return spec._replace(obs=obs, num_agents=None, shared_reward=False)
+
+
+def keys_of_one(keys: tuple[str, ...], *, shared: bool) -> tuple[str, ...]:
+    """The entries of `spec_of_one` that a network reads, where it is to read ``keys`` of an agent's observation."""
+    return (*keys, NUMBER) if keys and shared else tuple(keys)
+
+
+def network_of_all(one: Network, spec: EnvSpec, *, shared: bool) -> Network:
+    """The network of all agents, or all their networks, for that of one."""
+    assert spec.num_agents is not None
+    return shared_network(one, spec.num_agents) if shared else separate_networks(one, spec.num_agents)
+
+
+def with_own_optimizers(part: Part) -> Part:
+    """A part in which agents with networks of their own have optimizers of their own, too."""
+    separate = {name for name, network in part.networks.items() if network.separate}
+    each = {name: _each_agent(make) if name in separate else make for name, make in part.optimizers.items()}
+    return part._replace(optimizers=each)
+
+
+def _each_agent(make: MakeOptimizer) -> MakeOptimizer:
+    def make_all(hyper: Any) -> optax.GradientTransformation:
+        one = make(hyper)
+
+        def update(grads: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
+            return jax.vmap(one.update)(grads, state, params)
+
+        return optax.GradientTransformation(jax.vmap(one.init), update)
+
+    return make_all
+
+
+def out_of(obs: PyTree) -> jax.Array | None:
+    """Which agents are out, bool ``[..., A]``; None where none ever is."""
+    return obs.get(OUT) if isinstance(obs, dict) else None
+
+
+def mean_over_agents(*, separate: bool, masked: bool) -> ppo.Mean:
+    """The mean over the steps of all agents, or of each (``separate``); ``masked``: only those in which they took
+    part."""
+    axes = (0, 1) if separate else None
+
+    def mean(x: jax.Array, batch: OnPolicyBatch) -> jax.Array:
+        if not masked:
+            return jnp.mean(x, axis=axes, dtype=jnp.float32, keepdims=separate)
+        counts = batch.targets[TAKES_PART]
+        total = jnp.sum(jnp.where(counts, x, 0.0), axis=axes, keepdims=separate)
+        return total / jnp.maximum(jnp.sum(counts, axis=axes, keepdims=separate), 1)
+
+    return mean
+
+
+def ppo_of_agents(
+    name: str, given: dict[str, Any], make_critic: MakeCritic, own_critic_keys: tuple[str, ...] = ()
+) -> Algorithm:
+    """PPO for several agents; ``given``: what the factory ``name`` was given, which are PPO's arguments and
+    ``share_parameters``; ``own_critic_keys``: what the critic of one agent reads, if there is any use for it."""
+    shared = given["share_parameters"]
+    keys = {"policy_keys": given["policy_keys"], "critic_keys": own_critic_keys}
+    keys = {key: keys_of_one(own, shared=shared) for key, own in keys.items()}
+    base = ppo.ppo(**{key: x for key, x in given.items() if key != "share_parameters"} | keys)
+
+    def build(spec: EnvSpec, num_envs: int) -> Agent:
+        one = base.build(spec_of_one(spec, shared=shared), num_envs)
+        assert isinstance(one.data, OnPolicy)
+        policy = network_of_all(one.parts["actor"].networks["policy"], spec, shared=shared)
+        value, value_of = make_critic(spec, one.parts["critic"].networks["value"])
+        leave = out_of(spec.obs) is not None
+        acting = mean_over_agents(separate=policy.separate, masked=leave)
+        valued = mean_over_agents(separate=value.separate, masked=leave and not spec.shared_reward)
+        loss, normalize, optimizer = given["policy_loss"], given["normalize_advantages"], given["optimizer"]
+        parts = {
+            "critic": ppo.critic_part(value, given["value_loss"], optimizer, value_of, valued),
+            "actor": ppo.actor_part(spec.action, policy, loss, normalize, optimizer, acting),
+        }
+        return one._replace(
+            parts={part: with_own_optimizers(parts[part]) for part in parts},
+            data=one.data._replace(targets=targets_of_agents(spec), value=value_of),
+        )
+
+    options = base.options | {key: tuple(given[key]) for key in keys} | {"share_parameters": shared}
+    return Algorithm(name, base.hyper, options, build, base.sizes, for_agents=True)
+
+
+def targets_of_agents(spec: EnvSpec) -> MakeTargets:
+    """PPO's targets for each agent. Where agents have rewards of their own, an agent's return ends as it goes out; a
+    reward that they share goes on."""
+
+    def targets(values: Values, rollout: Transition, hyper: Any) -> dict[str, jax.Array]:
+        shape = values.now.shape  # [T, E] where the team has one value, else [T, E, A]
+
+        def flat(x: jax.Array) -> jax.Array:
+            x = x if x.ndim == len(shape) else x[..., None]
+            return jnp.broadcast_to(x, shape).reshape(shape[0], -1)
+
+        gone = None if spec.shared_reward else out_of(rollout.next_obs)
+        terminated = rollout.terminated if gone is None else rollout.terminated[..., None] | gone
+        steps = rollout._replace(
+            reward=flat(rollout.reward), terminated=flat(terminated), truncated=flat(rollout.truncated)
+        )
+        found = ppo.targets(Values(flat(values.now), flat(values.next)), steps, hyper)
+        found = {name: x.reshape(shape) for name, x in found.items()}
+        if len(shape) == 2:
+            found["advantage"] = jnp.broadcast_to(found["advantage"][..., None], (*shape, spec.num_agents))
+        out = out_of(rollout.obs)
+        return found if out is None else found | {TAKES_PART: ~out}
+
+    return targets

@@ -1,0 +1,89 @@
+"""Networks of several agents: one that all share, with the agent's number beside its observation, or one for each.
+
+Both map observations ``[L, B, A, ...]`` to outputs ``[L, B, A, out]``, recurrent ones with a memory ``[B, A, ...]``,
+and leave out what is not an agent's own: the world's state and the mask of agents that are out.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_fast.core import OUT, STATE, PyTree
+from jaxrl_fast.networks.network import Network
+
+NUMBER = "agent_number"
+"""The key of the agent's number, one-hot, beside what it observes: the entries of a dictionary, or ``obs``."""
+
+
+def own_obs(obs: PyTree) -> PyTree:
+    """Of an observation what agents observe themselves."""
+    return {key: leaf for key, leaf in obs.items() if key not in (STATE, OUT)} if isinstance(obs, dict) else obs
+
+
+def obs_of_one(obs_spec: PyTree, num_agents: int, *, shared: bool) -> PyTree:
+    """The shapes of what the network of one agent sees, of those that all observe, ``[A, ...]``; with `NUMBER` where
+    they share the network."""
+    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), own_obs(obs_spec))
+    return _with_number(one, jax.ShapeDtypeStruct((num_agents,), jnp.float32)) if shared else one
+
+
+def shared_network(one: Network, num_agents: int) -> Network:
+    """One network for all agents, which are rows of one batch; it sees their number."""
+
+    def apply(
+        params: PyTree, memory: PyTree, obs: PyTree, first: jax.Array, action: jax.Array | None = None
+    ) -> tuple[Any, PyTree]:
+        length, batch = first.shape
+        rows = batch * num_agents
+
+        def merged(leaf: jax.Array) -> jax.Array:
+            return leaf.reshape(length, rows, *leaf.shape[3:])
+
+        def parted(leaf: jax.Array) -> jax.Array:
+            return leaf.reshape(length, batch, num_agents, *leaf.shape[2:])
+
+        numbers = jnp.broadcast_to(jnp.eye(num_agents)[None, None], (length, batch, num_agents, num_agents))
+        seen = jax.tree.map(merged, _with_number(own_obs(obs), numbers))
+        begins = merged(jnp.broadcast_to(first[:, :, None], (length, batch, num_agents)))
+        before = jax.tree.map(lambda leaf: leaf.reshape(rows, *leaf.shape[2:]), memory)
+        return jax.tree.map(parted, one.apply(params, before, seen, begins))
+
+    def initial_memory(batch_size: int) -> PyTree:
+        memory = one.initial_memory(batch_size * num_agents)
+        return jax.tree.map(lambda leaf: leaf.reshape(batch_size, num_agents, *leaf.shape[1:]), memory)
+
+    return Network(one.init, apply, _learning(apply), initial_memory, one.recurrent, trailing_axes=2)
+
+
+def separate_networks(one: Network, num_agents: int, *, see_all: bool = False) -> Network:
+    """A network for each agent, like ``one``: their params are stacked, ``[A, ...]``, and all are one batched product.
+    ``see_all``: each sees the whole observation, as a critic does, not only its agent's."""
+    each = None if see_all else 2
+
+    def init(key: jax.Array) -> PyTree:
+        return jax.vmap(one.init)(jax.random.split(key, num_agents))
+
+    def apply(
+        params: PyTree, memory: PyTree, obs: PyTree, first: jax.Array, action: jax.Array | None = None
+    ) -> tuple[Any, PyTree]:
+        def one_agent(own: PyTree, before: PyTree, seen: PyTree) -> tuple[Any, PyTree]:
+            return one.apply(own, before, seen, first)
+
+        seen = obs if see_all else own_obs(obs)
+        return jax.vmap(one_agent, in_axes=(0, 1, each), out_axes=2)(params, memory, seen)
+
+    def initial_memory(batch_size: int) -> PyTree:
+        one_agent = one.initial_memory(batch_size)
+        return jax.tree.map(lambda leaf: jnp.repeat(leaf[:, None], num_agents, axis=1), one_agent)
+
+    return Network(init, apply, _learning(apply), initial_memory, one.recurrent, trailing_axes=2, separate=True)
+
+
+def _with_number(obs: PyTree, number: Any) -> PyTree:
+    return {**(obs if isinstance(obs, dict) else {"obs": obs}), NUMBER: number}
+
+
+def _learning(apply: Callable[..., tuple[Any, PyTree]]) -> Callable[..., tuple[Any, PyTree, PyTree]]:
+    return lambda *given: (*apply(*given), {})
