@@ -73,7 +73,7 @@ def unpack(packing: Packing, vector: jax.Array) -> PyTree:
 
 def can_join(part: Part, state: PartState) -> bool:
     """Whether a part's numbers are all alike: float32, without batch norms and without a constraint, and each by itself
-    in optimizers that are known for that; and not of agents with networks of their own, whose norms a vector would mix."""
+    in optimizers that are known for that; and no agents have networks of their own, whose norms a vector would mix."""
     params = state.learned.params
     if not all(isinstance(make, NamedOptimizer) for make in part.optimizers.values()):
         return False
@@ -135,7 +135,7 @@ def unpack_moments(packing: Packing, moments: tuple[PyTree, PyTree]) -> PyTree:
 
 
 def scan_joined(step: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]], state: PyTree, xs: PyTree) -> tuple:
-    """As `jax.lax.scan`, eight steps at a time; the single numbers of the state, such as counts of updates, are a vector
+    """As `jax.lax.scan`, eight steps at a time; single numbers of the state, such as counts of updates, are a vector
     for each type between steps."""
     leaves, structure = jax.tree.flatten(state)
     places: dict[str, list[int]] = {}
