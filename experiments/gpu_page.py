@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jaxrl_fast.runs.progress import si
+
 Row = dict[str, Any]
 Cells = Callable[[str, Row], list[str]]
 NO = "–"
@@ -57,14 +59,6 @@ def rate(row: Row, key: str) -> str:
     if key not in row:
         return NO
     return f"{si(row[key]['median'])} [{si(row[key]['least'])}, {si(row[key]['most'])}]"
-
-
-def si(number: float) -> str:
-    """Three digits: 12.3k, 4.56M."""
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.3g}{letter}"
-    return f"{number:.3g}"
 
 
 def memory(row: Row) -> str:
