@@ -23,8 +23,9 @@ from jaxrl_fast.fragments.callbacks import check_placement, in_graph
 from jaxrl_fast.graph import distributed
 from jaxrl_fast.graph.placements import check, place
 from jaxrl_fast.inspection.pictures.visualizer import Visualizer
+from jaxrl_fast.policy.policies import Policy
 from jaxrl_fast.runs.checkpoint_files import read_description
-from jaxrl_fast.runs.hooks import Tell
+from jaxrl_fast.runs.hooks import OnLastPolicy, Tell
 from jaxrl_fast.runs.loggers import check_logger
 from jaxrl_fast.runs.progress import ProgressDisplay, earlier_compile_s
 from jaxrl_fast.settings import cli, config
@@ -78,11 +79,14 @@ def train_on(env: VecEnv | HostEnv, run: Run, chosen: str, stop: StopSignal) -> 
     progress = ProgressDisplay(run.total_steps, console, compile_s=compile_s)
     with visualizer_of(run, folder, progress.tell) as visualizer:
         with progress, evaluator_of(run, folder) as evaluator:
-            result = learn_as(run, env, algorithm, folder, stop, progress, evaluator, visualizer)
+            pictures: list[str] = []
+
+            def draw(policy: Policy) -> None:
+                pictures.extend(draw_at_end(run, env, policy, folder, visualizer, stop))
+
+            result = learn_as(run, env, algorithm, folder, stop, progress, evaluator, visualizer, draw)
         stopped_by = distributed.highest(stop.number or 0) or None
         if distributed.is_first():
-            # Not after a signal, which wants a quick end: pictures take as long to make as some runs take.
-            pictures = draw_at_end(run, env, result, folder, visualizer, stop) if stopped_by is None else []
             wall_s = earlier_s + time.perf_counter() - IMPORT_START_S
             measured = {**result.summary, "evaluator_memory_mb": evaluator and evaluator.memory_mb}
             summary = add_to_summary(run, measured, folder, before_s, wall_s, stopped_by)
@@ -101,6 +105,7 @@ def learn_as(
     progress: ProgressDisplay,
     evaluator: EvaluatorProcess | None,
     visualizer: Visualizer | None,
+    draw: OnLastPolicy,
 ) -> Result:
     """`learn`, with the settings of a run."""
     return learn(
@@ -120,6 +125,7 @@ def learn_as(
         eval_beside=run.eval_beside,
         evaluator=evaluator,
         on_new_policy=visualizer or (lambda: None),
+        on_last_policy=draw,
         on_metrics=progress,
         run_dir=folder,
         log=run.log,
@@ -134,15 +140,15 @@ def learn_as(
 
 
 def draw_at_end(
-    run: Run, env: VecEnv | HostEnv, result: Result, folder: Path, visualizer: Visualizer | None, stop: StopSignal
+    run: Run, env: VecEnv | HostEnv, policy: Policy, folder: Path, visualizer: Visualizer | None, stop: StopSignal
 ) -> list[str]:
-    """Draw the policy that a run ends with: for brax a page always, else what ``eval.picture`` asks for. Returns the
-    names of the files."""
+    """Draw the ``policy`` that a run ends with: for brax a page always, else what ``eval.picture`` asks for. Not
+    after a signal, which wants a quick end. Returns the names of the files."""
     if visualizer is not None and visualizer.out != PAGE:
         return [visualizer.out] if visualizer.finish(stop) else []
     if visualizer is not None:
         visualizer.close()  # or it would write its page over this one
-    return [PAGE] if draw_policy(result.policy, env, run.env, run.env_options, run.seed, folder) else []
+    return [PAGE] if draw_policy(policy, env, run.env, run.env_options, run.seed, folder) else []
 
 
 @contextmanager

@@ -199,6 +199,29 @@ def test_a_new_policy_lies_there_when_it_is_announced_and_an_older_one_is_not_an
     assert len(seen) == 3, "the second was made up for, and is older than the last"
 
 
+def test_the_last_policy_is_shown_while_the_best_one_is_scored_once_more(tmp_path: Path):
+    shown: list[jf.Policy] = []
+    released = threading.Event()
+
+    class Held(Evaluator):
+        def __call__(self, params, fresh=False) -> EpisodeTotals:
+            assert not fresh or released.wait(60), "the last policy was not shown meanwhile"
+            return super().__call__(params, fresh)
+
+    def show(policy: jf.Policy) -> None:
+        assert (tmp_path / "curve.png").exists() and (tmp_path / "policy" / "params.msgpack").exists()
+        shown.append(policy)
+        released.set()
+
+    result = learn(run_dir=tmp_path, evaluator=Held(), on_last_policy=show)
+    assert shown == [result.policy] and "fresh_return_mean" in result.summary["best"]
+
+
+def test_a_stopped_run_shows_no_last_policy():
+    evaluator = Evaluator()
+    learn(evaluator=evaluator, should_stop=lambda: evaluator.calls > 0, on_last_policy=lambda policy: pytest.fail())
+
+
 def test_copied_params_own_their_memory():
     """A view would change when the next chunk overwrites the state."""
     seen: list[bool] = []

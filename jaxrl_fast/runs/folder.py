@@ -110,15 +110,14 @@ class RunFolder:
 
         self._try(write)
 
-    def finish(self, summary: Row, policy: Policy) -> None:
-        """Write summary, policy and curve.
+    def finish(self, policy: Policy) -> None:
+        """Write the last policy and the curve.
 
         Raises:
             OSError: the folder can no longer be written to.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         save_policy(policy, self.path / "policy")
-        write_summary(self.path, summary)
         if (self.path / "evals.csv").exists():
             draw_curve(self.path, title=f"{policy.spec.name}, {policy.made_by['algo']}")
 

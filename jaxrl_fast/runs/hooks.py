@@ -2,6 +2,8 @@
 
 from typing import Any, Protocol
 
+from jaxrl_fast.policy.policies import Policy
+
 Row = dict[str, Any]
 """A row of a run's history, by column: ``kind`` is "train" (a chunk) or "eval" (an evaluation)."""
 
@@ -18,6 +20,13 @@ class OnNewPolicy(Protocol):
 
     def __call__(self) -> None:
         """Training waits for it, so it must be quick."""
+
+
+class OnLastPolicy(Protocol):
+    """Called with the policy that a run ends with."""
+
+    def __call__(self, policy: Policy, /) -> None:
+        """``policy``: that of the result, written to ``policy/``."""
 
 
 class Tell(Protocol):

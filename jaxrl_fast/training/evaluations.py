@@ -92,14 +92,15 @@ class Evaluations:
             self.collect()
         self.recorder.waited(begin)
 
-    def score_best(self) -> None:
-        """Evaluate the best policy once more, from initial states on which it was not chosen, and note what it gave.
-        Left out where the run is asked to stop."""
+    def start_scoring_best(self) -> None:
+        """Begin to evaluate the best policy once more, from initial states on which it was not chosen. Left out where
+        the run is asked to stop."""
         params = self._best_params()
-        if not distributed.any_process(params is not None) or distributed.any_process(self.should_stop()):
-            return
-        if params is not None and distributed.is_first():
+        if params is not None and distributed.is_first() and not self.should_stop():
             self._running = self._worker.submit(self._evaluate, params, True)
+
+    def finish_scoring_best(self) -> None:
+        """Wait until that has ended and note what it gave, unless the run is asked to stop."""
         while self._go_on_waiting():
             if distributed.any_process(self._running is not None and self._running.done()):
                 totals = self._take_result("the best policy keeps the score by which it was chosen")

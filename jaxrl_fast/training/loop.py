@@ -34,8 +34,8 @@ from jaxrl_fast.inspection.drawing import draw_run
 from jaxrl_fast.inspection.notebook import live_plot, result_html
 from jaxrl_fast.policy.policies import Policy
 from jaxrl_fast.runs.checkpointing import Checkpointer, Checkpoints
-from jaxrl_fast.runs.folder import RunFolder
-from jaxrl_fast.runs.hooks import OnMetrics, OnNewPolicy, Row, ShouldStop, Tell
+from jaxrl_fast.runs.folder import RunFolder, write_summary
+from jaxrl_fast.runs.hooks import OnLastPolicy, OnMetrics, OnNewPolicy, Row, ShouldStop, Tell
 from jaxrl_fast.runs.loggers import Log
 from jaxrl_fast.training import find_nan, resuming
 from jaxrl_fast.training.checks import check_host, check_processes, check_start
@@ -59,11 +59,12 @@ class BetweenChunks(Protocol):
 
 class Calls(NamedTuple):
     """What `learn` calls while it runs: ``on_metrics`` for each row (None: nothing), ``should_stop`` before each chunk,
-    ``between_chunks`` after each, and ``tell`` for what a person should know."""
+    ``between_chunks`` after each, ``on_last_policy`` at the end, and ``tell`` for what a person should know."""
 
     on_metrics: OnMetrics | None
     should_stop: ShouldStop
     between_chunks: BetweenChunks
+    on_last_policy: OnLastPolicy
     tell: Tell
 
 
@@ -133,6 +134,7 @@ def learn(
     eval_device: Literal["cpu", "same"] = "cpu",
     evaluator: Evaluate | None = None,
     on_new_policy: OnNewPolicy = lambda: None,
+    on_last_policy: OnLastPolicy = lambda policy: None,
     on_metrics: OnMetrics | None = None,
     run_dir: str | Path | None = None,
     log: Log = "tensorboard",
@@ -152,8 +154,9 @@ def learn(
     chunks with ``eval_beside=False``, the default where a ``between_chunks`` is to see the scores. ``eval_device`` says
     where that thread computes beside an accelerator: on the host's cores, or on the "same" device. ``placement`` is a
     name or a function ``(graph, devices) -> Placement``, and ``devices`` how many of JAX's devices it may use (default
-    all). ``on_metrics`` gets each row of ``history`` as it comes, and ``on_new_policy`` is called when the newest
-    evaluated policy has been written. Nothing is written unless ``run_dir`` is given; then ``log`` says where scalars
+    all). ``on_metrics`` gets each row of ``history`` as it comes, ``on_new_policy`` is called when the newest evaluated
+    policy has been written, and ``on_last_policy`` with that of the result, while the best one is evaluated once more,
+    unless the run was stopped. Nothing is written unless ``run_dir`` is given; then ``log`` says where scalars
     go beside the tables, and ``checkpoints`` when the whole state is saved. ``resume`` is a run's folder or one of its
     checkpoints, to go on from. ``nan="skip"`` drops updates that would give a number that is not finite; ``debug``
     names the operation that gave one. ``should_stop`` is asked before every chunk, and while an evaluation is waited
@@ -209,7 +212,7 @@ def learn(
         open_folder(run_dir, resumed, checkpoints, settings, tagged(graph, REPLAY), log, tell) as (folder, saver),
     ):
         tell = folder.tell if folder is not None else tell
-        calls = Calls(on_metrics, should_stop, between_chunks or (lambda state, scores: None), tell)
+        calls = Calls(on_metrics, should_stop, between_chunks or (lambda state, scores: None), on_last_policy, tell)
         recorder = Recorder(job, on_metrics, folder)
         nothing = jax.tree.map(lambda x: np.zeros((num_seeds, *x.shape), x.dtype), no_totals(env.spec, eval_episodes))
         evaluations = Evaluations(
@@ -254,14 +257,13 @@ def run_job(
     try:
         with reraise_callback_error(job.failures):
             state = drive(call, state, evaluations, recorder, saver, job, calls)
+            policy = conclude(state, evaluations, recorder, folder, job, calls)
     except NonFiniteError as error:
         origin = resumed.description.path if resumed else None
         raise find_nan.explain_nonfinite(error, job, run, saver, origin) from None
-    evaluation, best = evaluations.evaluation, int(np.argmax(recorder.scores)) if recorder.scores.size else 0
-    policy = evaluation.policy_of(evaluation.copy_params(state), best)
     summary = recorder.summary()
     if folder is not None:
-        folder.finish(summary, policy)
+        write_summary(folder.path, summary)
     return Result(programs.with_seed_axis(state, job.num_seeds), policy, recorder.history, summary)
 
 
@@ -330,9 +332,25 @@ def drive(
     if recorder.ticks // plan.ticks_per_chunk > saved:
         save()
     evaluations.finish()
-    if recorder.ticks // plan.ticks_per_chunk == plan.num_chunks:
-        evaluations.score_best()
     return state
+
+
+def conclude(
+    state: TrainState, evaluations: Evaluations, recorder: Recorder, folder: RunFolder | None, job: Job, calls: Calls
+) -> Policy:
+    """The policy that a run ends with. It is written and shown while the best one is evaluated once more."""
+    evaluation, best = evaluations.evaluation, int(np.argmax(recorder.scores)) if recorder.scores.size else 0
+    policy = evaluation.policy_of(evaluation.copy_params(state), best)
+    whole = recorder.ticks // job.plan.ticks_per_chunk == job.plan.num_chunks
+    if whole:
+        evaluations.start_scoring_best()
+    if folder is not None:
+        folder.finish(policy)
+    if whole and distributed.is_first() and not calls.should_stop():
+        calls.on_last_policy(policy)
+    if whole:
+        evaluations.finish_scoring_best()
+    return policy
 
 
 def make_rates(job: Job) -> Callable[[TrainState], dict[str, np.ndarray]]:
