@@ -17,7 +17,7 @@ from jaxrl_fast.fragments.joined_parts import can_join, pack, pack_moments, pack
 from jaxrl_fast.fragments.packed_steps import pack_step, unpack_steps
 from jaxrl_fast.fragments.updates import init_part
 from jaxrl_fast.graph.dataflow import init, tick
-from jaxrl_fast.graph.ticks import ticks
+from jaxrl_fast.graph.many_ticks import ticks
 
 SMALL = dict(policy_hidden=(8,), critic_hidden=(8,))
 OFF_POLICY = dict(updates_per_tick=3, batch_size=16, warmup_steps=16, buffer_size=256)

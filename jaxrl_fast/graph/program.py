@@ -16,9 +16,9 @@ from jaxrl_fast.graph.chain import make_chain
 from jaxrl_fast.graph.checking import check
 from jaxrl_fast.graph.dataflow import Graph, TrainState
 from jaxrl_fast.graph.layout import SEED_AXES, compiler_options, homes, init_seeds, over_seeds, state_layout
+from jaxrl_fast.graph.many_ticks import ticks
 from jaxrl_fast.graph.placements import Placement
 from jaxrl_fast.graph.program_functions import CompileAhead, CompileRun, InitState, PlaceState, RunChunk
-from jaxrl_fast.graph.ticks import ticks
 
 
 class Program(NamedTuple):
