@@ -201,14 +201,17 @@ def test_a_new_policy_lies_there_when_it_is_announced_and_an_older_one_is_not_an
 
 def test_the_last_policy_is_shown_while_the_best_one_is_scored_once_more(tmp_path: Path):
     shown: list[jf.Policy] = []
-    released = threading.Event()
+    begun, released = threading.Event(), threading.Event()
 
     class Held(Evaluator):
         def __call__(self, params, fresh=False) -> EpisodeTotals:
+            if fresh:
+                begun.set()
             assert not fresh or released.wait(60), "the last policy was not shown meanwhile"
             return super().__call__(params, fresh)
 
     def show(policy: jf.Policy) -> None:
+        assert begun.wait(60), "the best policy is not being evaluated"
         assert (tmp_path / "curve.png").exists() and (tmp_path / "policy" / "params.msgpack").exists()
         shown.append(policy)
         released.set()
