@@ -45,10 +45,10 @@ def cache_root() -> Path | None:
 def cache_folder() -> Path | None:
     """Where compiled programs are saved: one folder per kind of CPU, since programs hold its instructions."""
     root = cache_root()
-    return None if root is None else root / f"xla-{_cpu_fingerprint()}"
+    return None if root is None else root / f"xla-{cpu_fingerprint()}"
 
 
-def _cpu_fingerprint() -> str:
+def cpu_fingerprint() -> str:
     """A hash of the machine type and, where the system lists them, the CPU's instruction sets."""
     features = platform.machine() + platform.processor()
     cpuinfo = Path("/proc/cpuinfo")

@@ -28,6 +28,7 @@ from jaxrl_fast.graph import program as programs
 from jaxrl_fast.graph.dataflow import TrainState, tagged
 from jaxrl_fast.graph.dataflow import init as init_graph
 from jaxrl_fast.graph.dataflow import tick as tick_graph
+from jaxrl_fast.graph.kept import Store
 from jaxrl_fast.graph.layout import starts_kernels_singly
 from jaxrl_fast.graph.placements import REPLAY, Make, place
 from jaxrl_fast.inspection.drawing import draw_run
@@ -65,6 +66,13 @@ class Calls(NamedTuple):
     should_stop: ShouldStop
     between_chunks: BetweenChunks
     tell: Tell
+
+
+class Keep(Protocol):
+    """Says where the programs of a run are kept."""
+
+    def __call__(self, program: Any, /) -> Store | None:
+        """``program``: what they depend on beside algorithm, environments and their settings; its `repr` says all."""
 
 
 class Result(NamedTuple):
@@ -143,6 +151,7 @@ def learn(
     should_stop: ShouldStop = lambda: False,
     between_chunks: BetweenChunks | None = None,
     settings: Mapping[str, Any] | None = None,
+    keep: Keep = lambda program: None,
     tell: Tell = lambda line: print(line, file=sys.stderr),
 ) -> Result:
     """Train for ``total_steps`` environment steps over all environments, for each of ``num_seeds`` seeds at once.
@@ -159,7 +168,9 @@ def learn(
     names the operation that gave one. ``should_stop`` is asked before every chunk, and while an evaluation is waited
     for, which is then left for the resumed run to make. ``between_chunks`` is called after every chunk and may change
     the state. ``settings`` is what a resumed run must have in common with this one (default: taken from the arguments).
-    ``tell`` gets what a person should know, line by line.
+    ``keep`` says where programs are kept so that a later run need not trace them, None for nowhere: of the run's graph
+    it gets the options, the placement and the ticks of a chunk, and must know by itself all else that the programs
+    depend on. ``tell`` gets what a person should know, line by line.
 
     In a program that has called `jax.distributed.initialize`, every process calls this alike, with a placement that has
     devices of all of them; process 0 evaluates, writes, and calls ``on_metrics`` and ``tell``.
@@ -224,7 +235,8 @@ def learn(
             on_new_policy=on_new_policy,
         )
         with closing(evaluations):
-            return run_job(job, evaluations, recorder, folder, saver, resumed, calls)
+            store = keep((options, placed, plan.ticks_per_chunk, num_seeds))
+            return run_job(job, evaluations, recorder, folder, saver, resumed, calls, store)
 
 
 def run_job(
@@ -235,6 +247,7 @@ def run_job(
     saver: Checkpointer | None,
     resumed: resuming.Resumed | None,
     calls: Calls,
+    store: Store | None = None,
 ) -> Result:
     """As `learn`, when everything is checked and the files are open.
 
@@ -242,7 +255,7 @@ def run_job(
         NonFiniteError: the environment or an update gave a NaN or an infinity.
     """
     tell = calls.tell
-    state, run = start(job, recorder, resumed)
+    state, run = start(job, recorder, resumed, store)
     describe_start(state, resumed, saver, job.plan, job.agent, tell)
     if folder is not None:
         how = f"placement {job.placement.name}, overlap {job.options.overlap}"
@@ -265,7 +278,9 @@ def run_job(
     return Result(programs.with_seed_axis(state, job.num_seeds), policy, recorder.history, summary)
 
 
-def start(job: Job, recorder: Recorder, resumed: resuming.Resumed | None) -> tuple[TrainState, programs.RunChunk]:
+def start(
+    job: Job, recorder: Recorder, resumed: resuming.Resumed | None, store: Store | None = None
+) -> tuple[TrainState, programs.RunChunk]:
     """The first state, or that of a checkpoint, and the compiled chunk.
 
     Both programs are compiled at the same time, in threads: a second core helps, and signals are handled meanwhile.
@@ -274,7 +289,7 @@ def start(job: Job, recorder: Recorder, resumed: resuming.Resumed | None) -> tup
         NonFiniteError: the first observation is not finite, and ``nan`` is "stop".
     """
     recorder.compiling()
-    init, run = job.program.ready(job.keys, job.algorithm.hyper)
+    init, run = job.program.ready(job.keys, job.algorithm.hyper, store)
     state = init(job.keys, job.algorithm.hyper)
     if resumed is not None:
         first, state = state, resuming.put_back(state, resumed, job.program)
