@@ -87,15 +87,24 @@ def test_a_link_is_not_followed(files, tmp_path, told):
     assert len(told) == 1
 
 
-def test_the_folder_is_closed_to_others_or_not_used(files, tmp_path, told):
+def test_the_folder_is_closed_to_others_or_not_used(files, told):
     assert files.folder.stat().st_mode & 0o777 == 0o700
     files.write("one", {"program": b""})
-    files.folder.chmod(0o750)
+    files.folder.chmod(0o755)
+    assert KeptFiles(files.folder, told.append).read("one") is not None
+    assert files.folder.stat().st_mode & 0o777 == 0o700
+    files.folder.chmod(0o770)
     open_to_others = KeptFiles(files.folder, told.append)
     assert open_to_others.read("one") is None
     open_to_others.write("two", {"program": b""})
     assert not (files.folder / "two").exists()
-    assert len(told) == 1 and "chmod 700" in told[0]
+    assert len(told) == 1 and "others can write" in told[0]
+
+
+def test_a_link_to_a_folder_is_not_used(files, tmp_path, told):
+    (tmp_path / "link").symlink_to(files.folder)
+    assert not KeptFiles(tmp_path / "link", told.append).usable
+    assert "not a folder of yours" in told[0]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
@@ -122,8 +131,7 @@ def test_the_files_that_were_not_read_for_longest_give_way(tmp_path, told):
 
 
 @pytest.mark.parametrize(
-    "tree",
-    [1, None, (), {}, [1, None, (2, {"b": 3, "a": 4})], TrainState({"x": 1}, {}, (), 2, 3)],
+    "tree", [1, None, (), {}, [1, None, (2, {"b": 3, "a": 4})], TrainState({"x": 1}, {}, (), 2, 3)]
 )
 def test_the_structure_of_a_state_comes_back(tree):
     described = json.loads(json.dumps(tree_files.to_json(tree)))

@@ -15,6 +15,8 @@ from typing import Any
 
 from flax import serialization
 
+from jaxrl_fast.settings.own_folder import make_own_folder
+
 MAX_BYTES = 512_000_000
 """Of all files together; those that were not read for longest give way."""
 FOLDER = "kept"
@@ -28,7 +30,10 @@ class KeptFiles:
 
     def __init__(self, folder: Path, tell: Callable[[str], None], max_bytes: int = MAX_BYTES) -> None:
         self.folder, self.tell, self.max_bytes = folder, tell, max_bytes
-        self.usable = self._make_folder()
+        wrong = make_own_folder(folder)
+        self.usable = wrong is None
+        if wrong is not None:
+            tell(f"{wrong}; until then nothing is kept for a second start")
 
     def read(self, name: str) -> dict[str, Any] | None:
         """The content of a file; None where there is none that can be used."""
@@ -65,22 +70,6 @@ class KeptFiles:
             self.tell(f"cannot write to {self.folder} ({error.strerror}): the next start is as slow as this one")
         finally:
             temporary.unlink(missing_ok=True)
-
-    def _make_folder(self) -> bool:
-        try:
-            self.folder.parent.mkdir(parents=True, exist_ok=True)
-            self.folder.mkdir(mode=0o700, exist_ok=True)
-            found = self.folder.lstat()
-        except OSError as error:
-            self.tell(f"cannot make {self.folder} ({error.strerror}): nothing is kept for the next start")
-            return False
-        own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
-        if not own:
-            self.tell(
-                f"{self.folder} is not a folder that you alone can open, so nothing in it is used or kept: "
-                f"chmod 700 it, if it is yours, or remove it"
-            )
-        return own
 
     def _make_room(self) -> None:
         """Remove the files that were not used for longest, and what killed processes left."""

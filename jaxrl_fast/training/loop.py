@@ -7,6 +7,7 @@ slow or with a side effect (evaluation, files, callbacks, signals) happens betwe
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -222,7 +223,8 @@ def learn(
         tell = folder.tell if folder is not None else tell
         calls = Calls(on_metrics, should_stop, between_chunks or (lambda state, scores: None), tell)
         recorder = Recorder(job, on_metrics, folder)
-        nothing = jax.tree.map(lambda x: np.zeros((num_seeds, *x.shape), x.dtype), no_totals(env.spec, eval_episodes))
+        shapes = jax.eval_shape(partial(no_totals, env.spec, eval_episodes))
+        nothing = jax.tree.map(lambda x: np.zeros((num_seeds, *x.shape), x.dtype), shapes)
         evaluations = Evaluations(
             evaluation,
             recorder,
