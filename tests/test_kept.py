@@ -164,10 +164,10 @@ def test_what_a_program_depends_on_is_all_in_its_name(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(identities, "OWN", ())
     monkeypatch.setattr(identities, "PACKAGES", ("some_physics",))
-    names = [identities.digest(identities.identity("probe"))]
+    names = [identities.digest(identities.identity_of("probe"))]
 
     def changed() -> bool:
-        names.append(identities.digest(identities.identity("probe")))
+        names.append(identities.digest(identities.identity_of("probe")))
         return names[-1] not in names[:-1]
 
     assert not changed()
@@ -185,7 +185,7 @@ def test_what_a_program_depends_on_is_all_in_its_name(monkeypatch, tmp_path):
         assert changed()
     monkeypatch.setattr(identities, "OWN", ("some_physics",))
     assert changed()
-    assert identities.identity("custom") is None and identities.identity("gymnasium") is None
+    assert identities.identity_of("custom") is None and identities.identity_of("gymnasium") is None
 
 
 def start(folder: Path, cache: Path, *words: str) -> tuple[list[str], list[str], list[dict[str, str]], str]:

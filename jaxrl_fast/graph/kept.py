@@ -6,7 +6,7 @@ executed as it is. A first start compiles the very same, so that both compute th
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
@@ -19,13 +19,25 @@ from jaxrl_fast.core import PyTree
 from jaxrl_fast.graph import tree_files
 
 
+class Pure(Protocol):
+    """A pure function of trees of arrays."""
+
+    def __call__(self, *arguments: PyTree) -> Any:
+        """Returns a tree of arrays."""
+
+
 class Jit(NamedTuple):
-    """What `jax.jit` is to make a program of: a pure ``function`` by ``name``, the numbers of the arguments that it may
-    overwrite, the shardings of arguments and results (prefixes of their trees, None: as they come), and options of the
-    compiler."""
+    """What `jax.jit` is to make a program of.
+
+    - ``name``: under which it is kept.
+    - ``function``: a pure one.
+    - ``donate``: the numbers of the arguments that it may overwrite.
+    - ``in_shardings``, ``out_shardings``: of arguments and results, prefixes of their trees; None: as they come.
+    - ``options``: of the compiler.
+    """
 
     name: str
-    function: Callable[..., Any]
+    function: Pure
     donate: tuple[int, ...] = ()
     in_shardings: Any = None
     out_shardings: Any = None
@@ -48,6 +60,14 @@ class Store(Protocol):
         """Keep it."""
 
 
+class Keep(Protocol):
+    """Says where the programs of a run are kept."""
+
+    def __call__(self, program: Any, /) -> Store | None:
+        """``program``: the options of its graph, the placement, the ticks of a chunk and the number of seeds. Whoever
+        answers must know by himself all else that programs depend on."""
+
+
 class Traced(NamedTuple):
     """A program as it was traced, here or in another process: ``exported`` takes and gives flat arrays, those of trees
     like ``arguments`` and ``results``."""
@@ -62,8 +82,9 @@ class Traced(NamedTuple):
         return jax.tree.unflatten(self.results, _shapes(self.exported.out_avals))
 
 
-class Ready(NamedTuple):
-    """A compiled program, called with trees whose leaves are as it was traced for; ``shapes``: theirs."""
+class Loaded(NamedTuple):
+    """A compiled program, called with trees whose leaves are as it was traced for, of ``shapes``; ``results``: the
+    structure of what it returns."""
 
     compiled: Compiled
     results: PyTreeDef
@@ -117,7 +138,7 @@ def write_all(store: Store, jits: Sequence[Jit], traced: Sequence[Traced]) -> No
         write(store, jit, program)
 
 
-def compile_all(jits: Sequence[Jit], traced: Sequence[Traced]) -> list[Ready]:
+def compile_all(jits: Sequence[Jit], traced: Sequence[Traced]) -> list[Loaded]:
     """Compile programs side by side, in threads; signals are heard meanwhile."""
     pool = ThreadPoolExecutor(len(jits))
     running = [pool.submit(compile, *pair) for pair in zip(jits, traced, strict=True)]
@@ -125,7 +146,7 @@ def compile_all(jits: Sequence[Jit], traced: Sequence[Traced]) -> list[Ready]:
     return [program.result() for program in running]
 
 
-def compile(jit: Jit, traced: Traced) -> Ready:
+def compile(jit: Jit, traced: Traced) -> Loaded:
     """Compile a program, with the shardings and options of ``jit``."""
     shapes = jax.tree.unflatten(traced.arguments, _shapes(traced.exported.in_avals))
     outputs = jax.tree.unflatten(traced.results, range(traced.results.num_leaves))
@@ -140,7 +161,7 @@ def compile(jit: Jit, traced: Traced) -> Ready:
         None if jit.out_shardings is None else list(_spread(jit.out_shardings, outputs)),
         jit.options,
     )
-    return Ready(flat.jitted().lower(*jax.tree.leaves(shapes)).compile(), traced.results, shapes)
+    return Loaded(flat.jitted().lower(*jax.tree.leaves(shapes)).compile(), traced.results, shapes)
 
 
 def _flat(exported: export.Exported) -> export.Exported:

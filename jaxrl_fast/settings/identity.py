@@ -31,7 +31,7 @@ CACHE_SETTINGS = ("jax_compilation_cache_dir", "jax_compilation_cache", "jax_per
 """Begin the names of JAX's settings that say where and what it saves."""
 
 
-def identity(suite: str) -> dict[str, Any] | None:
+def identity_of(suite: str) -> dict[str, Any] | None:
     """All of it for worlds of a ``suite``, as JSON has it; None for worlds that are more than their names, such as a
     user's own. Starts JAX's devices."""
     if suite not in OF_SUITES:

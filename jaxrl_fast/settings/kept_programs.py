@@ -13,7 +13,7 @@ SECTIONS_WITHOUT = ("eval.", "checkpoint.")
 
 
 class ProgramFiles(NamedTuple):
-    """A `jaxrl_fast.graph.kept.Store` of the programs of one run; ``key`` says what they depend on."""
+    """A `jaxrl_fast.graph.kept.Store` of the programs of one run, in ``files``; ``key`` says what they depend on."""
 
     files: KeptFiles
     key: str

@@ -16,14 +16,15 @@ from jaxrl_fast.core import EnvSpec, PyTree
 from jaxrl_fast.environments.env import Env, VecEnv, vectorize
 from jaxrl_fast.environments.host_env import HostEnv
 from jaxrl_fast.policy.policies import spec_from_json, spec_to_json
-from jaxrl_fast.settings.identity import digest, identity
+from jaxrl_fast.settings.identity import digest, identity_of
 from jaxrl_fast.settings.kept_files import FOLDER, KeptFiles
 from jaxrl_fast.settings.run_settings import Run, make_envs
 from jaxrl_fast.settings.runtime import cache_root
 
 
 class Keeper(NamedTuple):
-    """Where what was made for a run is kept, and all that this depends on beside the run's settings."""
+    """The ``files`` in which what was made for a run is kept, and its ``identity``: all that this depends on beside the
+    run's settings."""
 
     files: KeptFiles
     identity: dict[str, Any]
@@ -37,7 +38,7 @@ def keeper_of(run: Run, tell: Callable[[str], None]) -> Keeper | None:
     if root is None or run.debug or jax.process_count() > 1:
         return None
     suite, _ = envs.resolve(run.env, dict(run.env_options))
-    known = identity(suite)
+    known = identity_of(suite)
     return None if known is None else Keeper(KeptFiles(root / FOLDER, tell), known)
 
 

@@ -28,8 +28,8 @@ HOST = machine.Choice("fused", 1, "actions and learning on one device, environme
 
 
 class Prepared(NamedTuple):
-    """A ``run`` with every ``auto`` resolved, a few words on what was ``chosen``, its environments, and where what is
-    made for it is kept (None: nowhere)."""
+    """A ``run`` with every ``auto`` resolved, a few words on what was ``chosen``, its environments ``env``, and the
+    ``keeper`` of what is made for it (None: nothing is kept)."""
 
     run: Run
     chosen: str

@@ -7,7 +7,6 @@ slow or with a side effect (evaluation, files, callbacks, signals) happens betwe
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -29,7 +28,7 @@ from jaxrl_fast.graph import program as programs
 from jaxrl_fast.graph.dataflow import TrainState, tagged
 from jaxrl_fast.graph.dataflow import init as init_graph
 from jaxrl_fast.graph.dataflow import tick as tick_graph
-from jaxrl_fast.graph.kept import Store
+from jaxrl_fast.graph.kept import Keep
 from jaxrl_fast.graph.layout import starts_kernels_singly
 from jaxrl_fast.graph.placements import REPLAY, Make, place
 from jaxrl_fast.inspection.drawing import draw_run
@@ -67,13 +66,6 @@ class Calls(NamedTuple):
     should_stop: ShouldStop
     between_chunks: BetweenChunks
     tell: Tell
-
-
-class Keep(Protocol):
-    """Says where the programs of a run are kept."""
-
-    def __call__(self, program: Any, /) -> Store | None:
-        """``program``: what they depend on beside algorithm, environments and their settings; its `repr` says all."""
 
 
 class Result(NamedTuple):
@@ -169,9 +161,7 @@ def learn(
     names the operation that gave one. ``should_stop`` is asked before every chunk, and while an evaluation is waited
     for, which is then left for the resumed run to make. ``between_chunks`` is called after every chunk and may change
     the state. ``settings`` is what a resumed run must have in common with this one (default: taken from the arguments).
-    ``keep`` says where programs are kept so that a later run need not trace them, None for nowhere: of the run's graph
-    it gets the options, the placement and the ticks of a chunk, and must know by itself all else that the programs
-    depend on. ``tell`` gets what a person should know, line by line.
+    ``keep`` says where programs are kept for later starts. ``tell`` gets what a person should know, line by line.
 
     In a program that has called `jax.distributed.initialize`, every process calls this alike, with a placement that has
     devices of all of them; process 0 evaluates, writes, and calls ``on_metrics`` and ``tell``.
@@ -210,7 +200,8 @@ def learn(
     check_placement(env, placed)
     program = programs.compile(graph, placed, plan.ticks_per_chunk, num_seeds)
     keys = jax.random.split(jax.random.key(seed), num_seeds)
-    job = Job(env, algorithm, agent, graph, placed, program, plan, keys, failures, options, debug)
+    store = keep((options, placed, plan.ticks_per_chunk, num_seeds))
+    job = Job(env, algorithm, agent, graph, placed, program, plan, keys, failures, options, debug, store)
     beside = between_chunks is None if eval_beside is None else eval_beside
     device = evaluation_device(eval_device) if beside else None
     evaluation = make_periodic_evaluation(env, algorithm, agent, keys, eval_episodes, device=device)
@@ -223,7 +214,7 @@ def learn(
         tell = folder.tell if folder is not None else tell
         calls = Calls(on_metrics, should_stop, between_chunks or (lambda state, scores: None), tell)
         recorder = Recorder(job, on_metrics, folder)
-        shapes = jax.eval_shape(partial(no_totals, env.spec, eval_episodes))
+        shapes = jax.eval_shape(lambda: no_totals(env.spec, eval_episodes))
         nothing = jax.tree.map(lambda x: np.zeros((num_seeds, *x.shape), x.dtype), shapes)
         evaluations = Evaluations(
             evaluation,
@@ -237,8 +228,7 @@ def learn(
             on_new_policy=on_new_policy,
         )
         with closing(evaluations):
-            store = keep((options, placed, plan.ticks_per_chunk, num_seeds))
-            return run_job(job, evaluations, recorder, folder, saver, resumed, calls, store)
+            return run_job(job, evaluations, recorder, folder, saver, resumed, calls)
 
 
 def run_job(
@@ -249,7 +239,6 @@ def run_job(
     saver: Checkpointer | None,
     resumed: resuming.Resumed | None,
     calls: Calls,
-    store: Store | None = None,
 ) -> Result:
     """As `learn`, when everything is checked and the files are open.
 
@@ -257,7 +246,7 @@ def run_job(
         NonFiniteError: the environment or an update gave a NaN or an infinity.
     """
     tell = calls.tell
-    state, run = start(job, recorder, resumed, store)
+    state, run = start(job, recorder, resumed)
     describe_start(state, resumed, saver, job.plan, job.agent, tell)
     if folder is not None:
         how = f"placement {job.placement.name}, overlap {job.options.overlap}"
@@ -280,9 +269,7 @@ def run_job(
     return Result(programs.with_seed_axis(state, job.num_seeds), policy, recorder.history, summary)
 
 
-def start(
-    job: Job, recorder: Recorder, resumed: resuming.Resumed | None, store: Store | None = None
-) -> tuple[TrainState, programs.RunChunk]:
+def start(job: Job, recorder: Recorder, resumed: resuming.Resumed | None) -> tuple[TrainState, programs.RunChunk]:
     """The first state, or that of a checkpoint, and the compiled chunk.
 
     Both programs are compiled at the same time, in threads: a second core helps, and signals are handled meanwhile.
@@ -291,7 +278,7 @@ def start(
         NonFiniteError: the first observation is not finite, and ``nan`` is "stop".
     """
     recorder.compiling()
-    init, run = job.program.ready(job.keys, job.algorithm.hyper, store)
+    init, run = job.program.ready(job.keys, job.algorithm.hyper, job.store)
     state = init(job.keys, job.algorithm.hyper)
     if resumed is not None:
         first, state = state, resuming.put_back(state, resumed, job.program)
