@@ -3,17 +3,19 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
-from gymnax.environments import spaces
 
 from envs import gymnax_pictures
-from envs.foreign import like, relaxed, settled
+from envs.foreign import import_later, like, relaxed, settled
 from jaxrl_fast.core import Box, Discrete, EnvSpec, PyTree, Timestep
 from jaxrl_fast.environments.env import FRESH_INTERVAL, Env, SampleParams, no_params
 from jaxrl_fast.environments.env_laws import check_option, check_shapes
+
+import_later("seaborn", "matplotlib.pyplot")  # for pictures of its own: with pandas and SciPy, longer than all else
+import gymnax  # noqa: E402
+from gymnax.environments import spaces  # noqa: E402
 
 REFUSED = {"MNISTBandit-bsuite": "it downloads a data set when made"}
 LONG_EPISODES = (

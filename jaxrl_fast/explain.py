@@ -71,7 +71,7 @@ def explain_run(words: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="jaxrl_fast-target-") as dump:
         if target == THIS:
             os.environ.update(compile_here(Path(dump)))  # read when JAX starts, which it has not
-        with prepare_run(auto.resolve(asked, may_measure=False)) as (run, chosen, env):
+        with prepare_run(auto.resolve(asked, may_measure=False)) as (run, chosen, env, _):
             folder = Path(out or default_folder(run))
             return explain_on(env, run, chosen, folder, Path(dump) if target == THIS else None)
 

@@ -6,6 +6,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -29,7 +30,9 @@ from jaxrl_fast.runs.hooks import OnLastPolicy, Tell
 from jaxrl_fast.runs.loggers import check_logger
 from jaxrl_fast.runs.progress import ProgressDisplay, earlier_compile_s
 from jaxrl_fast.settings import cli, config
-from jaxrl_fast.settings.prepare import prepare_run, print_if_serial
+from jaxrl_fast.settings.kept_programs import store_of
+from jaxrl_fast.settings.kept_worlds import Keeper
+from jaxrl_fast.settings.prepare import Prepared, prepare_run, print_if_serial
 from jaxrl_fast.settings.run_report import add_to_summary, new_folder, print_closing, print_opening, write_facts
 from jaxrl_fast.settings.run_settings import Run, flat_settings, graph_options, make_algorithm
 from jaxrl_fast.training import cluster, resuming
@@ -42,8 +45,8 @@ from jaxrl_fast.tuning import auto
 PAGE = "policy.html"
 
 
-def train_run(run: Run) -> int:
-    """Train as ``run`` says; the exit status is 0, or 130 or 143 after a signal.
+def train_run(run: Run, *, keep: bool = False) -> int:
+    """Train as ``run`` says; the exit status is 0, or 130 or 143 after a signal. ``keep``: as of `prepare_run`.
 
     Raises:
         ValueError: one line that says what was wrong and what to write instead.
@@ -52,12 +55,13 @@ def train_run(run: Run) -> int:
     if is_complete(run):
         return 0
     check_logger(run.log)
-    with prepare_run(auto.resolve(run, may_measure=True)) as (complete, chosen, env):
-        return train_on(env, complete, chosen, stop)
+    with prepare_run(auto.resolve(run, may_measure=True), keep=keep) as prepared:
+        return train_on(prepared, stop)
 
 
-def train_on(env: VecEnv | HostEnv, run: Run, chosen: str, stop: StopSignal) -> int:
-    """As `train_run`, with environments that are made; ``chosen``: `prepare_run`'s words on the placement."""
+def train_on(prepared: Prepared, stop: StopSignal) -> int:
+    """As `train_run`, when all is prepared."""
+    run, chosen, env, keeper = prepared
     algorithm = make_algorithm(run)
     graph, _ = build_graph(in_graph(env).env, algorithm, graph_options(run))
     check_host(env, run.num_seeds, run.debug)
@@ -84,7 +88,7 @@ def train_on(env: VecEnv | HostEnv, run: Run, chosen: str, stop: StopSignal) -> 
             def draw(policy: Policy) -> None:
                 pictures.extend(draw_at_end(run, env, policy, folder, visualizer, stop))
 
-            result = learn_as(run, env, algorithm, folder, stop, progress, evaluator, visualizer, draw)
+            result = learn_as(run, env, algorithm, folder, stop, progress, evaluator, visualizer, draw, keeper)
         stopped_by = distributed.highest(stop.number or 0) or None
         if distributed.is_first():
             wall_s = earlier_s + time.perf_counter() - IMPORT_START_S
@@ -106,6 +110,7 @@ def learn_as(
     evaluator: EvaluatorProcess | None,
     visualizer: Visualizer | None,
     draw: OnLastPolicy,
+    keeper: Keeper | None,
 ) -> Result:
     """`learn`, with the settings of a run."""
     return learn(
@@ -135,6 +140,7 @@ def learn_as(
         debug=run.debug,
         should_stop=stop,
         settings=flat_settings(run),
+        keep=(lambda program: None) if keeper is None else partial(store_of, keeper, flat_settings(run)),
         tell=progress.tell,
     )
 
@@ -183,15 +189,16 @@ def is_complete(run: Run) -> bool:
     return done
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command; returns its exit status."""
-    return cli.main("train", lambda words: train_with_others(config.compose(words)), argv)
+def main(argv: Sequence[str] | None = None, *, keep: bool = False) -> int:
+    """The command; returns its exit status. ``keep``: as of `prepare_run`, for a process that is nothing else, since
+    what a program changes of this package as it runs is not seen in its files."""
+    return cli.main("train", lambda words: train_with_others(config.compose(words), keep=keep), argv)
 
 
-def train_with_others(run: Run) -> int:
+def train_with_others(run: Run, *, keep: bool = False) -> int:
     """As `train_run`; if another process is lost, prints one line and returns exit status 1."""
     try:
-        return train_run(run)
+        return train_run(run, keep=keep)
     except Exception as error:
         if not cluster.is_lost(error):
             raise
@@ -203,7 +210,7 @@ def run_as_process() -> NoReturn:
     """Run the command and end the process. A stopped run does not wait for threads that compile or evaluate, and a run
     that failed does not wait for other processes."""
     try:
-        status = main()
+        status = main(keep=True)
     except SystemExit as stop:
         status = stop.code if isinstance(stop.code, int) else 1
     except Exception:

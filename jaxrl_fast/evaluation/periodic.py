@@ -1,6 +1,7 @@
 """Periodic evaluation during a run: what is copied of its state, and how the copies are evaluated."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
@@ -92,16 +93,18 @@ def make_periodic_evaluation(
     totals: Any = make_evaluation(env, make_policy(env.spec, agent.acting, PolicyParams({}, None), made_by), episodes)
     if ahead is not None:
         totals = totals.lower(ahead, keys).compile()
-    fresh_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, FRESH)
-    if device is not None:
-        keys, fresh_keys = jax.device_put((keys, fresh_keys), device)
+
+    @cache
+    def own_keys(fresh: bool) -> jax.Array:
+        found = jax.vmap(jax.random.fold_in, (0, None))(keys, FRESH) if fresh else keys
+        return found if device is None else jax.device_put(found, device)
 
     def copy_params(state: TrainState) -> PolicyParams:
         return policy_params(agent, state, num_seeds)
 
     def evaluate(params: PolicyParams, fresh: bool = False) -> EpisodeTotals:
         with jax.default_device(device):
-            return jax.device_get(totals(params, fresh_keys if fresh else keys))
+            return jax.device_get(totals(params, own_keys(fresh)))
 
     def policy_of(params: PolicyParams, seed: int) -> Policy:
         own = jax.tree.map(lambda x: jnp.array(x[seed]), params)

@@ -6,8 +6,6 @@ stacks of frames, values over rollouts, replay, n-step returns, normalization.
 
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
-
 from jaxrl_fast.algorithms.interface import Agent, Algorithm, OnPolicy, Part, Replay, require_positive
 from jaxrl_fast.core import EnvSpec
 from jaxrl_fast.experience.acting import Acting, make_acting
@@ -16,7 +14,7 @@ from jaxrl_fast.experience.off_policy import off_policy_experience, warmup_ticks
 from jaxrl_fast.experience.on_policy import on_policy_experience
 from jaxrl_fast.experience.scale import normalizes
 from jaxrl_fast.experience.view import make_view
-from jaxrl_fast.numerics.schedules import resolve
+from jaxrl_fast.numerics.schedules import at_start
 
 
 class Bound(NamedTuple):
@@ -75,7 +73,7 @@ def bind(algorithm: Algorithm, spec: EnvSpec, num_envs: int, shards: int = MAX_S
         agent.parts,
         acting,
         experience,
-        resolve(algorithm.hyper, jnp.zeros(())),
+        at_start(algorithm.hyper),
         agent.rollout_length,
         *sizes,
         bool(agent.normalize_observations),

@@ -9,6 +9,7 @@ it has no share (`jaxrl_fast.graph.exchange`).
 """
 
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
@@ -17,8 +18,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxrl_fast.core import Metrics
-from jaxrl_fast.graph import distributed, exchange
+from jaxrl_fast.graph import distributed, exchange, kept
 from jaxrl_fast.graph.dataflow import Channels, Graph, TrainState
+from jaxrl_fast.graph.kept import Jit, Store
 from jaxrl_fast.graph.layout import channel_axes, init_seeds, lay, over_seeds, state_layout
 from jaxrl_fast.graph.program_functions import CompileAhead, CompileRun, InitState, PlaceState
 from jaxrl_fast.graph.segments import Segment, Stage, make_stages
@@ -120,7 +122,8 @@ def make_chain(graph: Graph, home: dict[str, Mesh], ticks_per_chunk: int, num_se
         alike: Any = distributed.everywhere()
         layout = layout._replace(hyper=alike, tick=alike, key=alike)
     stages = make_stages(graph, home, num_seeds)
-    first = jax.jit(init_seeds(graph, num_seeds))
+    init_jit = Jit("init", init_seeds(graph, num_seeds))
+    first = init_jit.jitted()
     axes, writer = channel_axes(graph), {c: f.name for f in graph.fragments for c in f.writes}
 
     def place(state: TrainState) -> TrainState:
@@ -158,7 +161,10 @@ def make_chain(graph: Graph, home: dict[str, Mesh], ticks_per_chunk: int, num_se
         done = tuple(stage._replace(segments=tuple(map(compiled, stage.segments))) for stage in stages)
         return Chain(done, ticks_per_chunk)
 
-    def ready(keys: jax.Array, hyper: Any) -> tuple[InitState, Chain]:
+    def ready(keys: jax.Array, hyper: Any, store: Store | None = None) -> tuple[InitState, Chain]:
+        if store is not None and not any(s.host for stage in stages for s in stage.segments):
+            first_state, kept_stages = _ready_from(store, stages, init_jit, keys, hyper)
+            return lambda keys, hyper: place(first_state(keys, hyper)), Chain(kept_stages, ticks_per_chunk)
         pool = ThreadPoolExecutor(1)
         init = pool.submit(lambda: first.lower(keys, hyper).compile())
         pool.shutdown(wait=False)
@@ -167,6 +173,34 @@ def make_chain(graph: Graph, home: dict[str, Mesh], ticks_per_chunk: int, num_se
 
     run = Chain(stages, ticks_per_chunk)
     return ChainParts(lambda keys, hyper: place(first(keys, hyper)), run, ready, compile_run, place)
+
+
+def _ready_from(
+    store: Store, stages: tuple[Stage, ...], init: Jit, keys: jax.Array, hyper: Any
+) -> tuple[InitState, tuple[Stage, ...]]:
+    """The first state's program, and stages of compiled segments, in a single process; traced only where they are not
+    in the ``store``, which then gets them."""
+    segments = [segment for stage in stages for segment in stage.segments]
+    jits = [init, *(segment.jit for segment in segments if segment.jit is not None)]
+    found = kept.read_all(store, jits)
+    traced = found or _trace(segments, init, keys, hyper)
+    programs = kept.compile_all(jits, traced)
+    if found is None:
+        kept.write_all(store, jits, traced)
+    steps = dict(zip(map(id, segments), programs[1:], strict=True))
+    done = [stage._replace(segments=tuple(s._replace(step=steps[id(s)]) for s in stage.segments)) for stage in stages]
+    return programs[0], tuple(done)
+
+
+def _trace(segments: Sequence[Segment], init: Jit, keys: jax.Array, hyper: Any) -> list[kept.Traced]:
+    """The program of the first state and those of all segments, none of which is on the host."""
+    traced = [kept.trace(init, keys, hyper)]
+    state, fresh = traced[0].out_shapes, Channels()
+    for segment in segments:
+        assert segment.jit is not None
+        traced.append(kept.trace(segment.jit, *_arguments(segment, state, fresh)))
+        fresh |= traced[-1].out_shapes[1]
+    return traced
 
 
 def _shape(x: Any) -> jax.ShapeDtypeStruct:

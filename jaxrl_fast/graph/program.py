@@ -11,10 +11,11 @@ import jax
 from jax.sharding import Mesh
 
 from jaxrl_fast.core import Metrics
-from jaxrl_fast.graph import distributed, exchange, placements
+from jaxrl_fast.graph import distributed, exchange, kept, placements
 from jaxrl_fast.graph.chain import make_chain
 from jaxrl_fast.graph.checking import check
 from jaxrl_fast.graph.dataflow import Graph, TrainState
+from jaxrl_fast.graph.kept import Jit, Store
 from jaxrl_fast.graph.layout import SEED_AXES, compiler_options, homes, init_seeds, over_seeds, state_layout
 from jaxrl_fast.graph.many_ticks import ticks
 from jaxrl_fast.graph.placements import Placement
@@ -70,23 +71,32 @@ def _one_program(graph: Graph, home: dict[str, Mesh], ticks_per_chunk: int, num_
         state, metrics = over_seeds(one_seed, num_seeds, (SEED_AXES,), (SEED_AXES, 0))(state)
         return state, {name: value.reshape(num_seeds, ticks_per_chunk) for name, value in metrics.items()}
 
-    init = jax.jit(init_seeds(graph, num_seeds), out_shardings=layout)
-    run = jax.jit(
-        chunk,
-        donate_argnums=0,
-        in_shardings=(layout,),
-        out_shardings=(layout, layout.key),
-        compiler_options=compiler_options(home[graph.fragments[0].name]),
-    )
+    options = compiler_options(home[graph.fragments[0].name])
+    init_jit = Jit("init", init_seeds(graph, num_seeds), out_shardings=layout)
+    run_jit = Jit("chunk", chunk, (0,), (layout,), (layout, layout.key), options)
+    init, run = init_jit.jitted(), run_jit.jitted()
 
     def compile_run(keys: jax.Array, hyper: Any) -> RunChunk:
         return run.lower(jax.eval_shape(init, keys, hyper)).compile()
 
-    def ready(keys: jax.Array, hyper: Any) -> tuple[InitState, RunChunk]:
+    def ready(keys: jax.Array, hyper: Any, store: Store | None = None) -> tuple[InitState, RunChunk]:
+        if store is not None:
+            return ready_from(store, keys, hyper)
         pool = ThreadPoolExecutor(1)
         first = pool.submit(lambda: init.lower(keys, hyper).compile())
         pool.shutdown(wait=False)
         compiled = compile_run(keys, hyper)
         return first.result(), compiled
+
+    def ready_from(store: Store, keys: jax.Array, hyper: Any) -> tuple[InitState, RunChunk]:
+        jits = (init_jit, run_jit)
+        traced = found = kept.read_all(store, jits)
+        if traced is None:
+            first = kept.trace(init_jit, keys, hyper)
+            traced = [first, kept.trace(run_jit, first.out_shapes)]
+        init, run = kept.compile_all(jits, traced)
+        if found is None:
+            kept.write_all(store, jits, traced)
+        return init, run
 
     return Program(init, run, ready, compile_run, lambda state: distributed.put(state, layout), ticks_per_chunk)

@@ -6,6 +6,7 @@ import jax
 
 from jaxrl_fast.core import Metrics
 from jaxrl_fast.graph.dataflow import TrainState
+from jaxrl_fast.graph.kept import Store
 
 
 class InitState(Protocol):
@@ -26,8 +27,9 @@ class RunChunk(Protocol):
 class CompileAhead(Protocol):
     """Compiles before anything runs, in threads."""
 
-    def __call__(self, keys: jax.Array, hyper: Any, /) -> tuple[InitState, RunChunk]:
-        """Takes what `InitState` takes, for the shapes. Returns both functions, compiled."""
+    def __call__(self, keys: jax.Array, hyper: Any, /, store: Store | None = None) -> tuple[InitState, RunChunk]:
+        """Takes what `InitState` takes, for the shapes. Returns both functions, compiled. Programs that a ``store`` has
+        are not traced; it gets those that it lacks."""
 
 
 class CompileRun(Protocol):

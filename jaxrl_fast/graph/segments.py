@@ -9,6 +9,7 @@ from jax.sharding import Mesh, Sharding
 from jaxrl_fast.graph import dataflow as graphs
 from jaxrl_fast.graph import exchange
 from jaxrl_fast.graph.dataflow import Channels, Fragment, Graph
+from jaxrl_fast.graph.kept import Jit
 from jaxrl_fast.graph.layout import channel_axes, compiler_options, lay, over_seeds
 
 
@@ -19,7 +20,8 @@ class Segment(NamedTuple):
     ``step(private, stored, fresh, hyper, key, tick, round) -> (private, written, metrics)`` takes channels as the last
     tick left them, and those written by earlier segments in this tick. ``stored`` and ``fresh`` name the channels of
     either kind that lie on its ``devices`` already; ``moved``: for either kind, where the others are copied to, by
-    channel; ``written``: the channels that it gives; ``whole``: where the rates and the key go.
+    channel; ``written``: the channels that it gives; ``whole``: where the rates and the key go; ``jit``: what ``step``
+    is compiled of, None on the host.
     """
 
     fragments: tuple[Fragment, ...]
@@ -30,6 +32,7 @@ class Segment(NamedTuple):
     moved: tuple[dict[str, Any], dict[str, Any]]
     whole: Sharding
     devices: tuple[jax.Device, ...]
+    jit: Jit | None = None
 
     @property
     def name(self) -> str:
@@ -122,11 +125,9 @@ def _segment(
     axes = channel_axes(graph)
     writer = {c: f.name for f in graph.fragments for c in f.writes}
     at = {c: lay(mesh, axes[c], num_seeds) for c in (*stored, *fresh, *written)}
-    step = (
-        _called(graph, fragments[0], {c: at[c] for c in written}, num_seeds)
-        if fragments[0].host
-        else _compiled(graph, mesh, fragments, (stored, fresh, written), at, num_seeds, one_round)
-    )
+    host = fragments[0].host
+    jit = None if host else _jit(graph, mesh, fragments, (stored, fresh, written), at, num_seeds, one_round)
+    step = jit.jitted() if jit else _called(graph, fragments[0], {c: at[c] for c in written}, num_seeds)
 
     def come(names: tuple[str, ...]) -> dict[str, Any]:
         return {c: at[c] for c in names if home[writer[c]] is not mesh}
@@ -136,10 +137,10 @@ def _segment(
     whole, devices = lay(mesh, None, num_seeds), tuple(mesh.devices.flat)
     if not exchange.is_here(devices):
         step = exchange.passed_over(step, {c: at[c] for c in written}, whole)
-    return Segment(fragments, step, stay[0], stay[1], written, moved, whole, devices)
+    return Segment(fragments, step, stay[0], stay[1], written, moved, whole, devices, jit)
 
 
-def _compiled(
+def _jit(
     graph: Graph,
     mesh: Mesh,
     fragments: tuple[Fragment, ...],
@@ -147,7 +148,7 @@ def _compiled(
     at: dict[str, Any],
     num_seeds: int,
     one_round: bool,
-) -> Any:
+) -> Jit:
     stored, fresh, written = channels
 
     def one_seed(
@@ -160,12 +161,13 @@ def _compiled(
     one_seed.__name__ = "_".join(f.name for f in fragments)  # what profilers and the compiler's dumps call the program
     private = {f.name: lay(mesh, f.division.private, num_seeds) for f in fragments}
     whole = lay(mesh, None, num_seeds)
-    return jax.jit(
+    return Jit(
+        one_seed.__name__,
         over_seeds(one_seed, num_seeds, (0, 0, 0, 0, 0, None, None), 0),
-        donate_argnums=0,
-        in_shardings=(private, {c: at[c] for c in stored}, {c: at[c] for c in fresh}, whole, whole, None, None),
-        out_shardings=(private, {c: at[c] for c in written}, whole),
-        compiler_options=compiler_options(mesh),
+        (0,),
+        (private, {c: at[c] for c in stored}, {c: at[c] for c in fresh}, whole, whole, None, None),
+        (private, {c: at[c] for c in written}, whole),
+        compiler_options(mesh),
     )
 
 

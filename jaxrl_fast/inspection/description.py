@@ -14,6 +14,7 @@ from jax.stages import Compiled
 from jaxrl_fast.core import PyTree
 from jaxrl_fast.graph import dataflow as graphs
 from jaxrl_fast.graph.dataflow import Channels, Fragment, Graph, TrainState
+from jaxrl_fast.graph.kept import Loaded
 from jaxrl_fast.graph.layout import channel_axes, homes, lay, over_seeds
 from jaxrl_fast.graph.placements import Placement, shards
 from jaxrl_fast.inspection.hlo import ProgramFacts, inspect_program
@@ -166,8 +167,9 @@ def trace_shapes(graph: Graph, state: TrainState, known: Channels, num_seeds: in
 
 def run_shapes(run: Any) -> Channels:
     """The shapes of the channels between the programs of a chain, as they were compiled."""
-    steps = [segment.step for segment in getattr(run, "segments", ()) if isinstance(segment.step, Compiled)]
-    return {name: value for step in steps for given in step.args_info[0][1:3] for name, value in given.items()}
+    steps = [segment.step for segment in getattr(run, "segments", ()) if isinstance(segment.step, Compiled | Loaded)]
+    taken = [step.shapes if isinstance(step, Loaded) else step.args_info[0] for step in steps]
+    return {name: value for arguments in taken for given in arguments[1:3] for name, value in given.items()}
 
 
 def plain(value: Any) -> Any:

@@ -42,6 +42,11 @@ def resolve(hyper: Any, progress: jax.Array) -> Any:
     return type(hyper)(*(value_at(rate, progress) for rate in hyper))
 
 
+def at_start(hyper: Any) -> Any:
+    """Every rate of a NamedTuple of rates as a run begins, without computing anything."""
+    return type(hyper)(*(rate.start if isinstance(rate, Schedule) else rate for rate in hyper))
+
+
 def has_schedule(hyper: Any) -> bool:
     """Whether any rate depends on progress."""
     return any(isinstance(rate, Schedule) for rate in hyper)

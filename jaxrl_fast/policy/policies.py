@@ -89,7 +89,7 @@ def save_policy(policy: Policy, folder: Path) -> None:
     """Write ``policy.json`` (what it is) and ``params.msgpack`` (its arrays; no code) into ``folder``; each replaces an
     older one at once, so that no reader finds half a file."""
     folder.mkdir(parents=True, exist_ok=True)
-    description = {"format": FORMAT_VERSION, "spec": _spec_to_json(policy.spec), "made_by": policy.made_by}
+    description = {"format": FORMAT_VERSION, "spec": spec_to_json(policy.spec), "made_by": policy.made_by}
     params = serialization.msgpack_serialize(jax.tree.map(np.asarray, by_name(policy.params)))
     write_whole(folder / "params.msgpack", params)
     write_whole(folder / "policy.json", f"{json.dumps(description, indent=2)}\n".encode())
@@ -111,7 +111,7 @@ def load_policy(path: str | Path) -> Policy:
     folder = Path(path)
     description, stored = _read_files(folder)
     try:
-        spec, made_by = _spec_from_json(description["spec"]), description["made_by"]
+        spec, made_by = spec_from_json(description["spec"]), description["made_by"]
         if made_by["algo"] not in ALGORITHMS:
             raise ValueError(f"this version has no algo={made_by['algo']}, by which it was made")
         # Batch sizes and the like are not stored and do not matter here; their defaults fit 64 environments.
@@ -151,7 +151,7 @@ def with_memory(carry: Carry, memory: PyTree) -> Carry:
 
 def same_spaces(one: EnvSpec, other: EnvSpec) -> bool:
     """Whether two environments have the same observations and the same actions."""
-    a, b = _spec_to_json(one), _spec_to_json(other)
+    a, b = spec_to_json(one), spec_to_json(other)
     return json.dumps([a["obs"], a["action"]], sort_keys=True) == json.dumps([b["obs"], b["action"]], sort_keys=True)
 
 
@@ -209,7 +209,8 @@ def _named_by_position(stored: dict[str, Any], wanted: dict[str, Any]) -> dict[s
     )
 
 
-def _spec_to_json(spec: EnvSpec) -> dict[str, Any]:
+def spec_to_json(spec: EnvSpec) -> dict[str, Any]:
+    """A spec as `spec_from_json` reads it; tuples of observations become lists."""
     action: dict[str, Any]
     if isinstance(spec.action, Discrete):
         action = {"num_actions": spec.action.num_actions}
@@ -221,7 +222,8 @@ def _spec_to_json(spec: EnvSpec) -> dict[str, Any]:
     return {"name": spec.name, "obs": obs, "action": action, **alone, **agents}
 
 
-def _spec_from_json(description: dict[str, Any]) -> EnvSpec:
+def spec_from_json(description: dict[str, Any]) -> EnvSpec:
+    """What `spec_to_json` wrote."""
     action = description["action"]
     space: Discrete | Box
     if "num_actions" in action:

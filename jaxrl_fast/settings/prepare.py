@@ -5,7 +5,7 @@ import dataclasses
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import jax
 
@@ -18,7 +18,8 @@ from jaxrl_fast.fragments.callbacks import in_graph
 from jaxrl_fast.graph import distributed
 from jaxrl_fast.graph.placements import place, runs_in_parallel
 from jaxrl_fast.settings import findings, machine
-from jaxrl_fast.settings.run_settings import Run, flat_settings, graph_options, make_envs, pool_defaults
+from jaxrl_fast.settings.kept_worlds import Keeper, keeper_of, make_kept_envs
+from jaxrl_fast.settings.run_settings import Run, flat_settings, graph_options, pool_defaults
 from jaxrl_fast.settings.runtime import setup
 from jaxrl_fast.training import cluster
 from jaxrl_fast.training.cluster import Processes
@@ -26,24 +27,35 @@ from jaxrl_fast.training.cluster import Processes
 HOST = machine.Choice("fused", 1, "actions and learning on one device, environments on the host")
 
 
+class Prepared(NamedTuple):
+    """A ``run`` with every ``auto`` resolved, a few words on what was ``chosen``, its environments ``env``, and the
+    ``keeper`` of what is made for it (None: nothing is kept)."""
+
+    run: Run
+    chosen: str
+    env: VecEnv | HostEnv
+    keeper: Keeper | None
+
+
 @contextmanager
-def prepare_run(run: Run) -> Iterator[tuple[Run, str, VecEnv | HostEnv]]:
-    """The run with every ``auto`` resolved, a few words on the choice, and its environments, which are closed on
-    leaving.
+def prepare_run(run: Run, *, keep: bool = False) -> Iterator[Prepared]:
+    """Prepare a run; its environments are closed on leaving. ``keep``: what was made for such a run before is used, and
+    what is made now is kept.
 
     Raises:
         ValueError: the run does not fit its processes, or an environment refuses its id or an option.
     """
     complete, chosen = fill_in(run)
     distributed.check_agreement({**flat_settings(complete), "resume": complete.resume})
-    env = make_envs(complete)
+    keeper = keeper_of(complete, lambda line: print(line, file=sys.stderr)) if keep else None
+    env = make_kept_envs(complete, keeper)
     try:
         if not isinstance(env, HostEnv) and complete.pool != pool_defaults():
             raise ValueError(f"pool.* has no effect with env={run.env}, which is compiled here: leave it out")
         if run.placement == machine.AUTO and isinstance(env, HostEnv):  # only now known of a user's own environment
             complete = dataclasses.replace(complete, placement=HOST.placement, devices=HOST.devices)
             chosen = HOST.reason
-        yield complete, chosen, env
+        yield Prepared(complete, chosen, env, keeper)
     finally:
         if isinstance(env, HostEnv):
             env.close()

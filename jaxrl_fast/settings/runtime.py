@@ -3,9 +3,12 @@
 import hashlib
 import os
 import platform
+import sys
 from pathlib import Path
 
 import jax
+
+from jaxrl_fast.settings.own_folder import make_own_folder
 
 
 def setup(*, cpu_devices: int | None = None, cache: bool = True) -> None:
@@ -13,7 +16,8 @@ def setup(*, cpu_devices: int | None = None, cache: bool = True) -> None:
 
     ``cpu_devices``: how many XLA devices to make of the CPU's cores; ``cache``: save compiled programs on disk, so
     that a second start is fast (in the folder ``JAXRL_FAST_CACHE``, else ``jaxrl_fast`` in the user's cache folder;
-    ``JAXRL_FAST_CACHE=off`` keeps nothing).
+    ``JAXRL_FAST_CACHE=off`` keeps nothing). A folder that is not the user's own, or to which others can write, is not
+    used, since what is in it would be executed.
 
     Raises:
         RuntimeError: JAX has already started, so the settings would have no effect.
@@ -27,7 +31,10 @@ def setup(*, cpu_devices: int | None = None, cache: bool = True) -> None:
             raise ValueError(f"cpu_devices={cpu_devices}: at least one device is needed")
         jax.config.update("jax_num_cpu_devices", cpu_devices)
     folder = cache_folder() if cache else None
-    if folder is not None:
+    wrong = None if folder is None else make_own_folder(folder)
+    if wrong is not None:
+        print(f"{wrong}; until then compiled programs are not saved", file=sys.stderr)
+    elif folder is not None:
         jax.config.update("jax_compilation_cache_dir", str(folder))
         # Also programs that compile fast: building a brax environment alone compiles a hundred small ones.
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
@@ -45,10 +52,10 @@ def cache_root() -> Path | None:
 def cache_folder() -> Path | None:
     """Where compiled programs are saved: one folder per kind of CPU, since programs hold its instructions."""
     root = cache_root()
-    return None if root is None else root / f"xla-{_cpu_fingerprint()}"
+    return None if root is None else root / f"xla-{cpu_fingerprint()}"
 
 
-def _cpu_fingerprint() -> str:
+def cpu_fingerprint() -> str:
     """A hash of the machine type and, where the system lists them, the CPU's instruction sets."""
     features = platform.machine() + platform.processor()
     cpuinfo = Path("/proc/cpuinfo")

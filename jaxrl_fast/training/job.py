@@ -10,6 +10,7 @@ from jaxrl_fast.environments.host_env import HostEnv
 from jaxrl_fast.experience.binding import Bound
 from jaxrl_fast.fragments.build import GraphOptions
 from jaxrl_fast.graph.dataflow import Graph
+from jaxrl_fast.graph.kept import Store
 from jaxrl_fast.graph.placements import Placement
 from jaxrl_fast.graph.program import Program
 from jaxrl_fast.training.planning import Plan
@@ -20,7 +21,7 @@ class Job(NamedTuple):
     ``options`` made of them, its ``placement`` and ``program``; and the ``plan`` of its chunks.
 
     ``keys`` ``[S]``: a random key for each seed; ``failures`` collects what environments on the host raise in a
-    callback; ``debug`` as of `learn`.
+    callback; ``debug`` as of `learn`; ``store``: where programs are kept, None for nowhere.
     """
 
     env: VecEnv | HostEnv
@@ -34,6 +35,7 @@ class Job(NamedTuple):
     failures: list[Exception]
     options: GraphOptions
     debug: bool
+    store: Store | None = None
 
     @property
     def num_seeds(self) -> int:

@@ -28,6 +28,7 @@ from jaxrl_fast.graph import program as programs
 from jaxrl_fast.graph.dataflow import TrainState, tagged
 from jaxrl_fast.graph.dataflow import init as init_graph
 from jaxrl_fast.graph.dataflow import tick as tick_graph
+from jaxrl_fast.graph.kept import Keep
 from jaxrl_fast.graph.layout import starts_kernels_singly
 from jaxrl_fast.graph.placements import REPLAY, Make, place
 from jaxrl_fast.inspection.drawing import draw_run
@@ -145,6 +146,7 @@ def learn(
     should_stop: ShouldStop = lambda: False,
     between_chunks: BetweenChunks | None = None,
     settings: Mapping[str, Any] | None = None,
+    keep: Keep = lambda program: None,
     tell: Tell = lambda line: print(line, file=sys.stderr),
 ) -> Result:
     """Train for ``total_steps`` environment steps over all environments, for each of ``num_seeds`` seeds at once.
@@ -162,7 +164,7 @@ def learn(
     names the operation that gave one. ``should_stop`` is asked before every chunk, and while an evaluation is waited
     for, which is then left for the resumed run to make. ``between_chunks`` is called after every chunk and may change
     the state. ``settings`` is what a resumed run must have in common with this one (default: taken from the arguments).
-    ``tell`` gets what a person should know, line by line.
+    ``keep`` says where programs are kept for later starts. ``tell`` gets what a person should know, line by line.
 
     In a program that has called `jax.distributed.initialize`, every process calls this alike, with a placement that has
     devices of all of them; process 0 evaluates, writes, and calls ``on_metrics`` and ``tell``.
@@ -201,7 +203,8 @@ def learn(
     check_placement(env, placed)
     program = programs.compile(graph, placed, plan.ticks_per_chunk, num_seeds)
     keys = jax.random.split(jax.random.key(seed), num_seeds)
-    job = Job(env, algorithm, agent, graph, placed, program, plan, keys, failures, options, debug)
+    store = keep((options, placed, plan.ticks_per_chunk, num_seeds))
+    job = Job(env, algorithm, agent, graph, placed, program, plan, keys, failures, options, debug, store)
     beside = between_chunks is None if eval_beside is None else eval_beside
     device = evaluation_device(eval_device) if beside else None
     evaluation = make_periodic_evaluation(env, algorithm, agent, keys, eval_episodes, device=device)
@@ -214,7 +217,8 @@ def learn(
         tell = folder.tell if folder is not None else tell
         calls = Calls(on_metrics, should_stop, between_chunks or (lambda state, scores: None), on_last_policy, tell)
         recorder = Recorder(job, on_metrics, folder)
-        nothing = jax.tree.map(lambda x: np.zeros((num_seeds, *x.shape), x.dtype), no_totals(env.spec, eval_episodes))
+        shapes = jax.eval_shape(lambda: no_totals(env.spec, eval_episodes))
+        nothing = jax.tree.map(lambda x: np.zeros((num_seeds, *x.shape), x.dtype), shapes)
         evaluations = Evaluations(
             evaluation,
             recorder,
@@ -276,7 +280,7 @@ def start(job: Job, recorder: Recorder, resumed: resuming.Resumed | None) -> tup
         NonFiniteError: the first observation is not finite, and ``nan`` is "stop".
     """
     recorder.compiling()
-    init, run = job.program.ready(job.keys, job.algorithm.hyper)
+    init, run = job.program.ready(job.keys, job.algorithm.hyper, job.store)
     state = init(job.keys, job.algorithm.hyper)
     if resumed is not None:
         first, state = state, resuming.put_back(state, resumed, job.program)

@@ -1,0 +1,186 @@
+"""Programs that a later start need not trace again.
+
+What is kept of a program is its StableHLO, by `jax.export`, and the structure of what it takes and gives. A later start
+compiles this, which XLA's own cache makes a matter of reading machine code from disk; nothing that is kept here is
+executed as it is. A first start compiles the very same, so that both compute the same bits.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, Protocol
+
+import jax
+from jax import export
+from jax.stages import Compiled
+from jax.tree_util import PyTreeDef
+
+from jaxrl_fast.core import PyTree
+from jaxrl_fast.graph import tree_files
+
+
+class Pure(Protocol):
+    """A pure function of trees of arrays."""
+
+    def __call__(self, *arguments: PyTree) -> Any:
+        """Returns a tree of arrays."""
+
+
+class Jit(NamedTuple):
+    """What `jax.jit` is to make a program of.
+
+    - ``name``: under which it is kept.
+    - ``function``: a pure one.
+    - ``donate``: the numbers of the arguments that it may overwrite.
+    - ``in_shardings``, ``out_shardings``: of arguments and results, prefixes of their trees; None: as they come.
+    - ``options``: of the compiler.
+    """
+
+    name: str
+    function: Pure
+    donate: tuple[int, ...] = ()
+    in_shardings: Any = None
+    out_shardings: Any = None
+    options: dict[str, str | bool] | None = None
+
+    def jitted(self) -> Any:
+        """The function by `jax.jit`."""
+        given = {"in_shardings": self.in_shardings, "out_shardings": self.out_shardings}
+        shardings = {name: value for name, value in given.items() if value is not None}
+        return jax.jit(self.function, donate_argnums=self.donate, compiler_options=self.options, **shardings)
+
+
+class Store(Protocol):
+    """Where programs are kept."""
+
+    def read(self, name: str, /) -> dict[str, Any] | None:
+        """The program of a name, None where there is none."""
+
+    def write(self, name: str, content: dict[str, Any], /) -> None:
+        """Keep it."""
+
+
+class Keep(Protocol):
+    """Says where the programs of a run are kept."""
+
+    def __call__(self, program: Any, /) -> Store | None:
+        """``program``: the options of its graph, the placement, the ticks of a chunk and the number of seeds. Whoever
+        answers must know by himself all else that programs depend on."""
+
+
+class Traced(NamedTuple):
+    """A program as it was traced, here or in another process: ``exported`` takes and gives flat arrays, those of trees
+    like ``arguments`` and ``results``."""
+
+    exported: export.Exported
+    arguments: PyTreeDef
+    results: PyTreeDef
+
+    @property
+    def out_shapes(self) -> PyTree:
+        """Shapes and dtypes of the results."""
+        return jax.tree.unflatten(self.results, _shapes(self.exported.out_avals))
+
+
+class Loaded(NamedTuple):
+    """A compiled program, called with trees whose leaves are as it was traced for, of ``shapes``; ``results``: the
+    structure of what it returns."""
+
+    compiled: Compiled
+    results: PyTreeDef
+    shapes: tuple[PyTree, ...]
+
+    def __call__(self, *arguments: PyTree) -> Any:
+        """Run it."""
+        return jax.tree.unflatten(self.results, self.compiled(*jax.tree.leaves(arguments)))
+
+
+def trace(jit: Jit, *arguments: PyTree) -> Traced:
+    """Trace a program for arguments like these, or for their shapes."""
+    exported = export.export(jit.jitted())(*arguments)
+    results = exported.out_tree
+    return Traced(_flat(exported), jax.tree.structure(arguments), results)
+
+
+def read(store: Store, jit: Jit) -> Traced | None:
+    """A program that was kept."""
+    found = store.read(jit.name)
+    if found is None:
+        return None
+    exported = export.deserialize(bytearray(found["exported"]))
+    structures = (jax.tree.structure(tree_files.from_json(found[name])) for name in ("arguments", "results"))
+    return Traced(exported, *structures)
+
+
+def write(store: Store, jit: Jit, traced: Traced) -> None:
+    """Keep a program."""
+    arguments, results = (jax.tree.unflatten(t, range(t.num_leaves)) for t in (traced.arguments, traced.results))
+    content = {"arguments": tree_files.to_json(arguments), "results": tree_files.to_json(results)}
+    store.write(jit.name, {"exported": bytes(traced.exported.serialize()), **content})
+
+
+def read_all(store: Store | None, jits: Sequence[Jit]) -> list[Traced] | None:
+    """Programs that were kept, None unless all of them were."""
+    if store is None:
+        return None
+    found: list[Traced] = []
+    for jit in jits:
+        traced = read(store, jit)
+        if traced is None:
+            return None
+        found.append(traced)
+    return found
+
+
+def write_all(store: Store, jits: Sequence[Jit], traced: Sequence[Traced]) -> None:
+    """Keep programs."""
+    for jit, program in zip(jits, traced, strict=True):
+        write(store, jit, program)
+
+
+def compile_all(jits: Sequence[Jit], traced: Sequence[Traced]) -> list[Loaded]:
+    """Compile programs side by side, in threads; signals are heard meanwhile."""
+    pool = ThreadPoolExecutor(len(jits))
+    running = [pool.submit(compile, *pair) for pair in zip(jits, traced, strict=True)]
+    pool.shutdown(wait=False)
+    return [program.result() for program in running]
+
+
+def compile(jit: Jit, traced: Traced) -> Loaded:
+    """Compile a program, with the shardings and options of ``jit``."""
+    shapes = jax.tree.unflatten(traced.arguments, _shapes(traced.exported.in_avals))
+    outputs = jax.tree.unflatten(traced.results, range(traced.results.num_leaves))
+    leaves = [len(jax.tree.leaves(argument)) for argument in shapes]
+    starts = [sum(leaves[:number]) for number in range(len(leaves))]
+    donated = [i for number in jit.donate for i in range(starts[number], starts[number] + leaves[number])]
+    flat = Jit(
+        jit.name,
+        traced.exported.call,
+        tuple(donated),
+        None if jit.in_shardings is None else tuple(_spread(jit.in_shardings, shapes)),
+        None if jit.out_shardings is None else list(_spread(jit.out_shardings, outputs)),
+        jit.options,
+    )
+    return Loaded(flat.jitted().lower(*jax.tree.leaves(shapes)).compile(), traced.results, shapes)
+
+
+def _flat(exported: export.Exported) -> export.Exported:
+    """The same, called with arrays one by one, of which it returns a list."""
+    given = jax.tree.structure(((0,) * len(exported.in_avals), {}))
+    return dataclasses.replace(
+        exported, in_tree=given, out_tree=jax.tree.structure([0] * len(exported.out_avals)), _get_vjp=None
+    )
+
+
+def _shapes(avals: Any) -> list[jax.ShapeDtypeStruct]:
+    return [jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type) for aval in avals]
+
+
+def _spread(prefix: PyTree, tree: PyTree) -> list[Any]:
+    """An entry of ``prefix`` for each leaf of ``tree``."""
+
+    def entries(entry: Any, part: PyTree) -> list[Any]:
+        return [entry] * len(jax.tree.leaves(part))
+
+    spread = jax.tree.map(entries, prefix, tree, is_leaf=lambda node: node is None)
+    return [entry for part in jax.tree.leaves(spread, is_leaf=lambda node: isinstance(node, list)) for entry in part]

@@ -1,0 +1,211 @@
+"""What is kept for a second start: it spares tracing, changes no number, and is used only where it is surely right."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from jaxrl_fast.graph import tree_files
+from jaxrl_fast.graph.dataflow import TrainState
+from jaxrl_fast.settings import identity as identities
+from jaxrl_fast.settings.kept_files import KeptFiles
+
+WORDS = ["env=cartpole", "algo=ppo", "num_envs=4", "total_steps=1024", "algo.rollout_length=8", "tuned=false"]
+COMMAND = """
+import atexit, json, sys
+import jax
+from jaxrl_fast import train
+traced = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, seconds, **more: traced.append(more.get("fun_name", "")) if "trace" in event else None
+)
+out = sys.argv.pop(1)
+atexit.register(lambda: json.dump([traced, sorted(sys.modules)], open(out, "w")))
+train.run_as_process()
+"""
+OF_THE_CLOCK = ("wall_s", "sampling_hz", "update_hz", "update_frame_hz")
+
+
+@pytest.fixture
+def told() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def files(tmp_path, told) -> KeptFiles:
+    return KeptFiles(tmp_path / "kept", told.append)
+
+
+def test_a_file_comes_back_as_it_was_written(files, told):
+    content = {"program": b"\x00\x01", "names": ["a", ["b"]], "array": np.arange(3)}
+    files.write("one", content)
+    found = files.read("one")
+    assert found["program"] == content["program"] and found["names"] == content["names"]
+    np.testing.assert_array_equal(found["array"], content["array"])
+    assert files.read("another") is None
+    assert told == []
+
+
+@pytest.mark.parametrize("place", [0, 30, -1])
+def test_a_damaged_file_is_not_used_and_said_in_a_line(files, told, place):
+    files.write("one", {"program": b"machine code"})
+    path = files.folder / "one"
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+    assert files.read("one") is None
+    assert len(told) == 1 and str(path) in told[0] and "made anew" in told[0]
+
+
+def test_a_file_under_another_name_is_not_used(files, told):
+    files.write("one", {"program": b"of these settings"})
+    (files.folder / "one").rename(files.folder / "other")
+    assert files.read("other") is None
+    assert "not as it was written" in told[0]
+
+
+def test_a_file_that_others_may_write_is_not_used(files, told):
+    files.write("one", {"program": b""})
+    assert (files.folder / "one").stat().st_mode & 0o777 == 0o600
+    (files.folder / "one").chmod(0o620)
+    assert files.read("one") is None
+    assert "others can write to it" in told[0]
+
+
+def test_a_link_is_not_followed(files, tmp_path, told):
+    files.write("one", {"program": b""})
+    (files.folder / "one").rename(tmp_path / "elsewhere")
+    (files.folder / "one").symlink_to(tmp_path / "elsewhere")
+    assert files.read("one") is None
+    assert len(told) == 1
+
+
+def test_the_folder_is_closed_to_others_or_not_used(files, told):
+    assert files.folder.stat().st_mode & 0o777 == 0o700
+    files.write("one", {"program": b""})
+    files.folder.chmod(0o755)
+    assert KeptFiles(files.folder, told.append).read("one") is not None
+    assert files.folder.stat().st_mode & 0o777 == 0o700
+    files.folder.chmod(0o770)
+    open_to_others = KeptFiles(files.folder, told.append)
+    assert open_to_others.read("one") is None
+    open_to_others.write("two", {"program": b""})
+    assert not (files.folder / "two").exists()
+    assert len(told) == 1 and "others can write" in told[0]
+
+
+def test_a_link_to_a_folder_is_not_used(files, tmp_path, told):
+    (tmp_path / "link").symlink_to(files.folder)
+    assert not KeptFiles(tmp_path / "link", told.append).usable
+    assert "not a folder of yours" in told[0]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_folder_or_a_file_of_another_user_is_not_used(files, told):
+    files.write("one", {"program": b""})
+    os.chown(files.folder / "one", 12345, -1)
+    assert files.read("one") is None
+    os.chown(files.folder, 12345, -1)
+    assert not KeptFiles(files.folder, told.append).usable
+    assert len(told) == 2
+
+
+def test_the_files_that_were_not_read_for_longest_give_way(tmp_path, told):
+    files = KeptFiles(tmp_path / "kept", told.append, max_bytes=3_500)
+    for age, name in enumerate(("old", "read", "new")):
+        files.write(name, {"program": bytes(1_000)})
+        os.utime(files.folder / name, (age, age))
+    files.read("old")
+    files.write("newest", {"program": bytes(1_000)})
+    assert {path.name for path in files.folder.iterdir()} == {"old", "new", "newest"}
+    files.write("too large", {"program": bytes(4_000)})
+    assert list(files.folder.iterdir()) == []
+    assert told == []
+
+
+@pytest.mark.parametrize(
+    "tree", [1, None, (), {}, [1, None, (2, {"b": 3, "a": 4})], TrainState({"x": 1}, {}, (), 2, 3)]
+)
+def test_the_structure_of_a_state_comes_back(tree):
+    described = json.loads(json.dumps(tree_files.to_json(tree)))
+    assert jax.tree.structure(tree_files.from_json(described)) == jax.tree.structure(tree)
+
+
+def test_a_node_of_another_package_keeps_its_names():
+    state = optax.adam(1e-3).init({"w": np.zeros(2)})
+    found = tree_files.from_json(tree_files.to_json(state))
+
+    def names(tree):
+        return [
+            jax.tree_util.keystr(p, simple=True, separator=".") for p, _ in jax.tree_util.tree_leaves_with_path(tree)
+        ]
+
+    assert names(found) == names(state)
+
+
+@pytest.mark.parametrize("place", ["os:stat_result", "jaxrl_fast.settings.kept_files:KeptFiles", "subprocess:Popen"])
+def test_only_types_of_a_state_are_made(place):
+    with pytest.raises(ValueError, match="is not a type of a state"):
+        tree_files.from_json(["own", place, []])
+
+
+def test_what_a_program_depends_on_is_all_in_its_name(monkeypatch, tmp_path):
+    package = tmp_path / "some_physics"
+    package.mkdir()
+    (package / "__init__.py").write_text("gravity = 9.81\n")
+    (package / "model.xml").write_text("<a/>")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(identities, "OWN", ())
+    monkeypatch.setattr(identities, "PACKAGES", ("some_physics",))
+    names = [identities.digest(identities.identity_of("probe"))]
+
+    def changed() -> bool:
+        names.append(identities.digest(identities.identity_of("probe")))
+        return names[-1] not in names[:-1]
+
+    assert not changed()
+    (package / "model.xml").write_text("<b></b>")
+    assert changed()
+    os.utime(package / "__init__.py", (1, 1))
+    assert changed()
+    (package / "other.py").write_text("")
+    assert changed()
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
+    assert changed()
+    monkeypatch.setattr(identities, "_version", lambda name: "1.2.3")
+    assert changed()
+    with jax.numpy_rank_promotion("warn" if jax.config.jax_numpy_rank_promotion != "warn" else "allow"):
+        assert changed()
+    monkeypatch.setattr(identities, "OWN", ("some_physics",))
+    assert changed()
+    assert identities.identity_of("custom") is None and identities.identity_of("gymnasium") is None
+
+
+def start(folder: Path, cache: Path, *words: str) -> tuple[list[str], list[str], list[dict[str, str]], str]:
+    """A run as a command: what was traced, the modules that it had, its metrics, and what it said."""
+    out = folder.with_suffix(".json")
+    env = {**os.environ, "JAXRL_FAST_CACHE": str(cache)}
+    command = [sys.executable, "-c", COMMAND, str(out), *WORDS, *words, f"run_dir={folder}", "eval.beside=false"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    traced, modules = json.loads(out.read_text())
+    with (folder / "metrics.csv").open() as file:
+        rows = [{k: v for k, v in row.items() if k not in OF_THE_CLOCK} for row in csv.DictReader(file)]
+    return traced, modules, rows, done.stdout + done.stderr
+
+
+def test_a_second_start_traces_nothing_and_computes_the_same(tmp_path):
+    cache = tmp_path / "cache"
+    words = ("eval.episodes=1", "eval.every=100_000_000")
+    traced, modules, rows, _ = start(tmp_path / "first", cache, *words)
+    assert {"init", "chunk"} <= set(traced) and "gymnax" in modules
+    again, modules, same_rows, _ = start(tmp_path / "second", cache, *words, "seed=0")
+    assert not {"init", "chunk"} & set(again)
+    assert same_rows == rows
