@@ -1,11 +1,12 @@
 """The law of equal numbers, whole: every placement against one fused program on the same graph.
 
 ``python experiments/equal_numbers.py [--fast] [ppo] [sac/pendulum] [sac/pendulum/none]`` (CPU, four virtual devices;
-about an hour) takes every algorithm, with two environments of different observations or actions, every ``overlap``,
-one and several learners, and 1, 2 and 4 devices; words choose parts of that. ``--fast`` compiles with few of XLA's
-optimizations, as the tests do; two processes may compute parts at once. Placements that move fragments are compared
-after 20 ticks (0.0), those that divide them after one tick from the same state (1e-6, relative to numbers over 1).
-Written to experiments/results/equal_numbers.json.
+over an hour) takes every algorithm, with two environments of different observations or actions, every ``overlap``,
+one and several learners, and 1, 2 and 4 devices; words choose parts of that. Algorithms for several agents share their
+networks in the probe, and give each agent its own in the junction, where ``agents`` divides them too. ``--fast``
+compiles with few of XLA's optimizations, as the tests do; two processes may compute parts at once. Placements that move
+fragments are compared after 20 ticks (0.0), those that divide them after one tick from the same state (1e-6, relative
+to numbers over 1). Written to experiments/results/equal_numbers.json.
 """
 
 import itertools
@@ -21,6 +22,7 @@ from describe import machine, versions
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import jaxrl_fast as jf
+from envs.probes import TWO_AGENTS
 from jaxrl_fast.fragments.build import GraphOptions, Overlap, build_graph
 from jaxrl_fast.graph import program as programs
 from jaxrl_fast.graph.dataflow import Graph, TrainState
@@ -36,6 +38,7 @@ ENVIRONMENTS = {
     "sac_discrete": ("cartpole", "acrobot"),
     "td3": ("pendulum", "mountain_car_continuous"),
     "flash_sac": ("pendulum", "mountain_car_continuous"),
+    **dict.fromkeys(("ippo", "mappo", "pqn_vdn"), ("two_out", "traffic_junction_4")),
 }
 MOVING = (("actor_critic", 2, 1), ("sampler_learner", 2, 1))
 DIVIDING = (
@@ -45,15 +48,19 @@ DIVIDING = (
     ("parameter_server", 4, 4),
 )
 """Placement, devices, learners."""
+BY_AGENTS = (("agents", 2, 1), ("agents", 4, 1))
 SEEDS = [3]
 
 
-def algorithm(name: str, batch_size: int = 16, buffer_size: int = 1_024) -> jf.Algorithm:
-    """Small, and with work in every tick."""
-    if name == "ppo":
-        return jf.ppo(rollout_length=8, num_epochs=2, num_minibatches=2, policy_hidden=(16,), value_hidden=(16,))
-    if name == "pqn":
-        return jf.pqn(rollout_length=8, num_minibatches=2, q_hidden=(16,))
+def algorithm(name: str, batch_size: int = 16, buffer_size: int = 1_024, **agents: bool) -> jf.Algorithm:
+    """Small, and with work in every tick; ``agents``: what those for several agents share."""
+    if name in ("ppo", "ippo", "mappo"):
+        sizes: dict[str, Any] = dict(rollout_length=8, num_epochs=2, num_minibatches=2)
+        make_ppo = {"ppo": jf.ppo, "ippo": jf.ippo, "mappo": jf.mappo}[name]
+        return make_ppo(**sizes, policy_hidden=(16,), value_hidden=(16,), **agents)
+    if name in ("pqn", "pqn_vdn"):
+        make_pqn = {"pqn": jf.pqn, "pqn_vdn": jf.pqn_vdn}[name]
+        return make_pqn(rollout_length=8, num_minibatches=2, q_hidden=(16,), **agents)
     if name == "impala":
         return jf.impala(rollout_length=8, num_minibatches=2, hidden=(16,))
     replay: dict[str, Any] = dict(
@@ -64,6 +71,16 @@ def algorithm(name: str, batch_size: int = 16, buffer_size: int = 1_024) -> jf.A
         return jf.dqn(q_hidden=(16,), **rainbow, **replay)
     make = {"sac": jf.sac, "sac_discrete": jf.sac_discrete, "td3": jf.td3, "flash_sac": jf.flash_sac}[name]
     return make(policy_hidden=(16,), critic_hidden=(16,), **replay)
+
+
+def world(name: str) -> jf.VecEnv:
+    """Eight environments."""
+    return jf.make_env("probe", id=name, num_envs=8) if name in TWO_AGENTS else jf.make_env(name, num_envs=8)
+
+
+def shared(algo: str, env_name: str) -> dict[str, bool]:
+    """What agents share, of an algorithm for several."""
+    return {"share_parameters": env_name in TWO_AGENTS} if algo in ("ippo", "mappo", "pqn_vdn") else {}
 
 
 def make(graph: Graph, placement: str, devices: int) -> programs.Program:
@@ -104,13 +121,13 @@ def difference(got: Any, want: Any) -> float:
 
 def compare(algo: str, env_name: str, overlap: Overlap) -> list[dict[str, Any]]:
     """All placements of one graph (and of that with several learners)."""
-    env, rows = jf.make_env(env_name, num_envs=8), []
+    env, chosen, rows = world(env_name), algorithm(algo, **shared(algo, env_name)), []
+    dividing = DIVIDING + (BY_AGENTS if chosen.options.get("share_parameters") is False else ())
     turns = ((2, "turns"),) if algo == "impala" else ()
     for learners, average in ((1, "gradients"), (2, "gradients"), (4, "gradients"), (2, "parameters"), *turns):
-        chosen = algorithm(algo)
         graph, _ = build_graph(env, chosen, GraphOptions(overlap=overlap, learners=learners, average=average))  # type: ignore[arg-type]
         jobs = [(job, 20) for job in MOVING if job[2] == learners] + [
-            (job, 1) for job in DIVIDING if job[2] == learners
+            (job, 1) for job in dividing if job[2] == learners
         ]
         fused = make(graph, "fused", 1)
         keys = jax.vmap(jax.random.key)(np.array(SEEDS))

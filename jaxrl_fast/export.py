@@ -13,12 +13,14 @@ from jaxrl_fast.settings import cli
 from jaxrl_fast.settings.runtime import setup
 from jaxrl_fast.settings.schema import ConfigError
 
-HELP = """python -m jaxrl_fast.export RUN [formats=jax,onnx]
+HELP = """python -m jaxrl_fast.export RUN [formats=jax,onnx] [agent=2]
   RUN         a run's folder, such as runs/latest, or a policy's; the files join the policy's
   formats     jax: policy.jax, for jax.export.deserialize on cpu, cuda or tpu, with the JAX
                 that wrote it or a newer one
               onnx: policy.onnx, for any ONNX runtime; needs pip install onnx onnxruntime
               default: both, or jax where those packages are missing
+  agent       of several agents, the policy of this one alone, from 0, into a folder agent_2
+              default: the policy of all together
 A file is compared with the policy on 1,000 observations, and is left only if they agree."""
 
 
@@ -28,11 +30,14 @@ def export_run(words: Sequence[str]) -> int:
     Raises:
         ValueError, ImportError: one line that says what was wrong and what to write instead.
     """
-    folder, formats = read_words(words)
+    folder, formats, number = read_words(words)
     setup()
     # An accelerator may round its products more coarsely than the check allows, and may be busy training.
     jax.config.update("jax_platforms", "cpu")
     policy = load_policy(folder)
+    if number is not None:
+        policy, folder = policy.agent(number), folder / f"agent_{number}"
+        folder.mkdir(exist_ok=True)
     about = describe(policy)
     print(f"{folder}: {about['env']}, {about['algo']}")
     for key in ("observation", "action", "memory"):
@@ -47,20 +52,24 @@ def export_run(words: Sequence[str]) -> int:
     return 0
 
 
-def read_words(words: Sequence[str]) -> tuple[Path, list[str]]:
-    """The policy's folder and the formats asked for, if any.
+def read_words(words: Sequence[str]) -> tuple[Path, list[str], int | None]:
+    """The policy's folder, the formats asked for, if any, and the number of an agent, if one is asked for.
 
     Raises:
-        ConfigError: no folder or several, one without a policy, an unknown key or format.
+        ConfigError: no folder or several, one without a policy, an unknown key or format, an agent that is no number.
         ImportError: a package that a format needs is missing.
     """
-    folders, formats = [], []
+    folders, formats, number = [], list[str](), None
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or "/" in key:
             folders.append(Path(word))
+        elif key == "agent" and value.isdecimal():
+            number = int(value)
+        elif key == "agent":
+            raise ConfigError(f"{word}: write the number of an agent, from 0")
         elif key != "formats":
-            raise ConfigError(f"unknown key '{key}': export knows formats")
+            raise ConfigError(f"unknown key '{key}': export knows formats and agent")
         elif unknown := [name for name in value.split(",") if name not in FORMATS]:
             raise ConfigError(f"{word}: '{unknown[0]}' is none of {', '.join(FORMATS)}")
         else:
@@ -72,7 +81,7 @@ def read_words(words: Sequence[str]) -> tuple[Path, list[str]]:
         raise ConfigError(f"{folders[0]} holds no policy: write the path of a run's folder, such as runs/latest")
     if "onnx" in formats and not has_onnx():
         raise ImportError("formats=onnx needs two packages: pip install onnx onnxruntime, or write formats=jax")
-    return folder, formats
+    return folder, formats, number
 
 
 def main(argv: Sequence[str] | None = None) -> int:

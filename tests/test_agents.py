@@ -13,7 +13,7 @@ import pytest
 import jaxrl_fast as jf
 from envs.probes import TWO_AGENTS
 from jaxrl_fast.algorithms.agents import TAKES_PART, targets_of_agents, with_own_optimizers
-from jaxrl_fast.algorithms.interface import Part, Values
+from jaxrl_fast.algorithms.interface import Learned, Part, Values, init_params
 from jaxrl_fast.algorithms.sequences import apply_apart
 from jaxrl_fast.core import OUT, STATE, Discrete, EnvSpec, Timestep, Transition
 from jaxrl_fast.environments.env import Env, VecEnv, vectorize
@@ -25,8 +25,10 @@ from jaxrl_fast.graph import dataflow as graphs
 from jaxrl_fast.networks.network import Network, make_network
 from jaxrl_fast.networks.per_agent import obs_of_one, separate_networks, shared_network
 from jaxrl_fast.numerics.optimizers import make_optimizer
+from jaxrl_fast.numerics.running_stats import init_stats, update_stats
 from jaxrl_fast.numerics.schedules import Linear
 from jaxrl_fast.policy.exporting import export_policy
+from jaxrl_fast.policy.policies import PolicyParams, make_policy
 from jaxrl_fast.tuning.ceiling import random_actions
 
 RNG = np.random.default_rng(1)
@@ -263,6 +265,36 @@ def test_two_agents_learn_what_only_two_can_get_wrong(name: str):
     assert (np.asarray(actions) == 1).all()
     if name.startswith("mappo"):
         assert values.tolist() == pytest.approx([1.0, -1.0], abs=0.05)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_one_agents_policy_does_what_that_of_all_does_in_its_place(shared: bool, tmp_path):
+    spec, sizes = counting().spec, dict(policy_hidden=(4,), value_hidden=(4,), recurrent_size=3)
+    algorithm = jf.mappo(**sizes, share_parameters=shared, normalize_observations=True)
+    agent = bind(algorithm, spec, 4)
+    learned = {"actor": Learned(jax.jit(partial(init_params, agent.parts["actor"]))(jax.random.key(0)))}
+    seen = jax.tree.map(lambda s: jnp.asarray(3.0 * RNG.normal(size=(6, *s.shape)) + 1.0, s.dtype), spec.obs)
+    params = PolicyParams(agent.acting.greedy_weights(learned), update_stats(init_stats(spec.obs), seen, 1))
+    made_by = {"algo": "mappo", "options": algorithm.options, "normalize_observations": True}
+    policy = make_policy(spec, agent.acting, params, made_by)
+    first, key = jnp.array([True, False, True, False, False, True]), jax.random.key(0)
+    carry = jax.tree.map(lambda x: x + 0.5, policy.initial_carry(6))
+    together, after = jax.jit(policy.act)(policy.params, carry, seen, first, key)
+    for number in range(2):
+        alone = policy.agent(number)
+        assert alone.spec.num_agents is None and alone.spec.obs == {"seen": jax.ShapeDtypeStruct((3,), jnp.float32)}
+        mine, own = jax.tree.map(lambda x, i=number: x[:, i], (seen["seen"], carry))
+        action, own = jax.jit(alone.act)(alone.params, own, {"seen": mine}, first, key)
+        assert action.tolist() == together[:, number].tolist()
+        for x, y in zip(jax.tree.leaves(own), jax.tree.leaves(after), strict=True):
+            np.testing.assert_allclose(x, y[:, number], atol=1e-6)
+    assert export_policy(alone, tmp_path, "jax")[1].endswith("0 actions differ from the policy's")
+    with pytest.raises(ValueError, match="counting has 2, write a number from 0 to 1"):
+        policy.agent(2)
+    with pytest.raises(ValueError, match="that of the one agent of counting: use it as it is"):
+        alone.agent(0)
+    with pytest.raises(ValueError, match="the policy of agent 1 cannot be saved alone"):
+        jf.save_policy(alone, tmp_path)
 
 
 def test_a_run_of_several_agents_leaves_what_one_of_a_single_one_does(tmp_path):

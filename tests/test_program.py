@@ -11,6 +11,7 @@ import tiny
 from envs.probes import TWO_AGENTS
 from jaxrl_fast.algorithms.mappo import mappo
 from jaxrl_fast.algorithms.ppo import ppo
+from jaxrl_fast.algorithms.pqn_vdn import pqn_vdn
 from jaxrl_fast.algorithms.sac import sac
 from jaxrl_fast.environments.env import vectorize
 from jaxrl_fast.fragments.build import GraphOptions, build_graph
@@ -123,6 +124,7 @@ def largest_difference(got, want) -> float:
         ("ppo", "data_parallel", 1),
         ("ppo", "data_parallel", 4),
         ("mappo", "data_parallel", 2),
+        ("mappo", "agents", 2),
         ("sac", "data_parallel", 2),
         ("ppo", "sharded_sampling", 2),
         ("sac", "sharded_sampling", 4),
@@ -224,6 +226,47 @@ def test_divided_programs_add_up_but_never_move_samples(name, recurrent):
     program = programs.compile(graph, placements.data_parallel(graph, jax.devices()[:2]), 2)
     found = set(COLLECTIVE.findall(program.ready(keys(1), hyper)[1].as_text()))
     assert found == {"all-reduce"}
+
+
+def crossing_sizes(text: str) -> set[int]:
+    """The lengths of all axes of what a program's collectives give."""
+    lines = [line for line in text.splitlines() if COLLECTIVE.search(line)]
+    shapes = [shape for line in lines for shape in re.findall(r"\w+\[([\d,]*)\]", line.partition(" all-")[0])]
+    return {int(size) for shape in shapes for size in shape.split(",") if size}
+
+
+@pytest.mark.parametrize("name", ["mappo", "pqn_vdn"])
+def test_agents_on_devices_of_their_own_tell_each_other_no_parameter(name):
+    width, keys_of = 11, keys(1)  # no other size is a multiple of it
+    options: dict = dict(rollout_length=6, num_epochs=2, num_minibatches=2, share_parameters=False)
+    if name == "mappo":
+        algorithm = mappo(**options, policy_hidden=(width,), value_hidden=(width,), normalize_rewards=True)
+    else:
+        algorithm = pqn_vdn(**options, q_hidden=(width,))
+    graph, _ = build_graph(vectorize(TWO_AGENTS["two_out"](), num_envs=NUM_ENVS), algorithm)
+    found = {}
+    for placement in ("agents", "data_parallel"):
+        program = programs.compile(graph, PLACEMENTS[placement](graph, jax.devices()[:2]), 1)
+        init, run = program.ready(keys_of, algorithm.hyper)
+        found[placement] = {size for size in crossing_sizes(run.as_text()) if size % width == 0}
+        parts = init(keys_of, algorithm.hyper).private["learn"].values()
+        if placement == "agents":
+            for leaf in jax.tree.leaves(list(parts)):
+                assert leaf.shape[0] == 2 and leaf.addressable_shards[0].data.shape[0] == 1
+    assert found["data_parallel"] and not found["agents"]
+
+
+def test_agents_are_divided_only_where_each_has_networks_of_its_own():
+    graph, _ = built("mappo")
+    with pytest.raises(GraphError, match="divides the 2 agents of 'sample' among 3 devices, which does not come out"):
+        programs.compile(graph, placements.agents(graph, jax.devices()[:3]), 1)
+    with pytest.raises(GraphError, match="divides agents, and this world has one: write placement=data_parallel"):
+        placements.agents(built("ppo")[0], jax.devices()[:2])
+    with pytest.raises(GraphError, match="has one learner for each agent: write learners=1"):
+        placements.agents(built("mappo", learners=2)[0], jax.devices()[:2])
+    env = vectorize(TWO_AGENTS["two_out"](), num_envs=NUM_ENVS)
+    with pytest.raises(GraphError, match=r"these share theirs: write algo\.share_parameters=false"):
+        placements.agents(build_graph(env, mappo())[0], jax.devices()[:2])
 
 
 def test_sampling_on_two_devices_joins_them_only_for_its_metrics():

@@ -29,7 +29,7 @@ class Bound(NamedTuple):
     - ``batch_size``: environment steps in the minibatch of an update, in ``batch_sequences`` sequences.
     - ``warmup_ticks``: ticks that only fill the replay buffer.
     - ``normalize_observations``, ``normalize_rewards``: whether networks and losses get them normalized.
-    - ``max_return``: as in `Agent`.
+    - ``max_return``: as in `Agent`; ``num_agents``: as in `EnvSpec`.
     """
 
     parts: dict[str, Part]
@@ -44,6 +44,7 @@ class Bound(NamedTuple):
     normalize_observations: bool
     normalize_rewards: bool
     max_return: float | None = None
+    num_agents: int | None = None
 
 
 def bind(algorithm: Algorithm, spec: EnvSpec, num_envs: int, shards: int = MAX_SHARDS) -> Bound:
@@ -79,6 +80,7 @@ def bind(algorithm: Algorithm, spec: EnvSpec, num_envs: int, shards: int = MAX_S
         bool(agent.normalize_observations),
         agent.normalize_rewards,
         agent.max_return,
+        spec.num_agents,
     )
 
 

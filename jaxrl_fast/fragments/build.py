@@ -210,8 +210,10 @@ def sampler(env: VecEnv | HostEnv, agent: Bound, *, joined: bool = False) -> Fra
     """The fragment ``sample``, for compiled environments (``joined``: as in `unroll`) or those on the host."""
     if isinstance(env, HostEnv):
         make_sample = host_sample_fragment if env.recv_any is None else arrival_sample_fragment
-        return make_sample(env, agent, rollout_shapes(env, agent))
-    return sample_fragment(env, agent, joined=joined)
+        sample = make_sample(env, agent, rollout_shapes(env, agent))
+    else:
+        sample = sample_fragment(env, agent, joined=joined)
+    return sample._replace(by_agents=Division(None, {}, agent.num_agents or 0, "agents"))
 
 
 def init_statistics(env: VecEnv | HostEnv, agent: Bound) -> Statistics:

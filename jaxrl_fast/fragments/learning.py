@@ -13,6 +13,7 @@ from jaxrl_fast.experience.prioritized import empty_feedback, make_feedback
 from jaxrl_fast.fragments.joined_parts import can_join, joined_trainer, scan_joined
 from jaxrl_fast.fragments.updates import DROPPED, PartState, Trainer, Updated, init_part, step_or_rest, trainer
 from jaxrl_fast.graph.dataflow import Channels, Fragment, Inner
+from jaxrl_fast.graph.division import WHOLE, Division
 from jaxrl_fast.graph.placements import ACTING, LEARNING
 
 OnNan = Literal["stop", "skip"]
@@ -113,6 +114,7 @@ def learn_fragment(learning: Learning, team: tuple[str, ...] | None = None) -> F
         init_name="learn",
         counts=True,
         tags=tags_of(learning, team),
+        by_agents=divided_by_agents(learning, team),
         inner=Inner(begin, inner_step, end) if learning.joined else None,
     )
 
@@ -215,6 +217,14 @@ def tags_of(learning: Learning, team: tuple[str, ...]) -> tuple[str, ...]:
     """`LEARNING`, and `ACTING` too where all parts of ``team`` choose actions and other parts learn elsewhere."""
     chooses = len(team) < len(learning.parts) and set(team) <= set(learning.agent.acting.chooses)
     return (LEARNING, ACTING) if chooses else (LEARNING,)
+
+
+def divided_by_agents(learning: Learning, team: tuple[str, ...]) -> Division:
+    """Params and moments of the parts in ``team``, where each of several agents has its own."""
+    separate = [network.separate for name in team for network in learning.parts[name].networks.values()]
+    if not all(separate):
+        return WHOLE
+    return Division(0, dict.fromkeys(team, 0), learning.agent.num_agents or 0, "agents")
 
 
 def named(role: str, parts: dict[str, Part], team: tuple[str, ...]) -> str:

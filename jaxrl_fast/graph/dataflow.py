@@ -96,7 +96,8 @@ class Fragment(NamedTuple):
     its first step. ``counts``: ``step`` is a `CountedStep`. ``host``: the step is ordinary Python, called between the
     compiled ones, and may hold environments outside JAX; it is given all seeds at once, and ``publish`` gives the
     shapes of what it writes for one seed. ``tags``: words by which placements, reports and checkpoints find fragments
-    of a kind. ``division``: how it may be divided among devices. ``inner``: a form of its state that is faster to step.
+    of a kind. ``division``: how it may be divided among devices; ``by_agents``: the same by agents that share nothing.
+    ``inner``: a form of its state that is faster to step.
     """
 
     name: str
@@ -113,6 +114,7 @@ class Fragment(NamedTuple):
     counts: bool = False
     tags: tuple[str, ...] = ()
     division: Division = WHOLE
+    by_agents: Division = WHOLE
     inner: Inner | None = None
 
 

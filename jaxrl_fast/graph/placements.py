@@ -6,7 +6,7 @@ rounding, since delays, keys and logical shards belong to the graph.
 
 from collections.abc import Sequence
 from math import gcd
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import jax
 
@@ -28,10 +28,12 @@ class Group(NamedTuple):
 
 class Placement(NamedTuple):
     """Where a graph runs: a ``name`` for messages, and ``groups`` that together hold every fragment exactly once.
-    Groups may share devices."""
+    Groups may share devices. ``divides``: what the devices of a group share, beside seeds: environments and batches, or
+    agents."""
 
     name: str
     groups: tuple[Group, ...]
+    divides: Literal["batch", "agents"] = "batch"
 
 
 class Make(Protocol):
@@ -82,6 +84,12 @@ def parameter_server(graph: Graph, devices: Sequence[jax.Device]) -> Placement:
     return _two_groups("parameter_server", graph, workers, learners, devices[:1])
 
 
+def agents(graph: Graph, devices: Sequence[jax.Device]) -> Placement:
+    """Agents with networks of their own divided over all devices."""
+    _require_agents(graph)
+    return Placement("agents", (Group(_names(graph), tuple(devices)),), "agents")
+
+
 def central_inference(graph: Graph, devices: Sequence[jax.Device]) -> Placement:
     """Environments on the host, actions by the learner's device."""
     if not any(f.host for f in graph.fragments):
@@ -100,6 +108,7 @@ PLACEMENTS: dict[str, Make] = {
     "sampler_learner": sampler_learner,
     "parameter_server": parameter_server,
     "central_inference": central_inference,
+    "agents": agents,
 }
 
 
@@ -133,6 +142,13 @@ def place_on(graph: Graph, placement: str | Make, devices: Sequence[jax.Device])
         ) from None
 
 
+def divided(graph: Graph, placement: Placement) -> Graph:
+    """The graph whose fragments' ``division`` is by what the placement divides."""
+    if placement.divides == "batch":
+        return graph
+    return graph._replace(fragments=tuple(f._replace(division=f.by_agents) for f in graph.fragments))
+
+
 def check(graph: Graph, placement: Placement, num_seeds: int = 1) -> None:
     """Refuse a placement that does not hold every fragment exactly once, divides one unevenly, or a host fragment.
 
@@ -150,7 +166,7 @@ def check(graph: Graph, placement: Placement, num_seeds: int = 1) -> None:
         if name not in placed:
             raise GraphError(f"placement '{placement.name}' leaves fragment '{name}' out")
     for group in placement.groups:
-        _check_division(graph, placement.name, group, num_seeds)
+        _check_division(divided(graph, placement), placement, group, num_seeds)
         _check_host(graph, placement.name, group)
 
 
@@ -176,19 +192,21 @@ def shards(group: Group, num_seeds: int) -> tuple[int, int]:
     return over_seeds, len(group.devices) // over_seeds
 
 
-def _check_division(graph: Graph, placement: str, group: Group, num_seeds: int) -> None:
+def _check_division(graph: Graph, placement: Placement, group: Group, num_seeds: int) -> None:
     if not group.devices or len(set(group.devices)) < len(group.devices):
-        raise GraphError(f"placement '{placement}' gives fragments {', '.join(group.fragments)} no or repeated devices")
+        raise GraphError(
+            f"placement '{placement.name}' gives fragments {', '.join(group.fragments)} no or repeated devices"
+        )
     parts = shards(group, num_seeds)[1]
     for fragment in graph.fragments:
         width, unit = fragment.division.width, fragment.division.unit
         if fragment.name in group.fragments and width % parts:
             key, value = fragment.division.limit or ("", 0)
             raised = f"{key}={parts} with " if value % parts else ""
+            sizes = "" if placement.divides == "agents" else f"{raised}sizes that {parts} divides, "
             raise GraphError(
-                f"placement={placement} divides the {width} {unit} of '{fragment.name}' among "
-                f"{parts} devices, which does not come out even: write {raised}sizes that {parts} divides, another "
-                "devices=..., or placement=fused"
+                f"placement={placement.name} divides the {width} {unit} of '{fragment.name}' among "
+                f"{parts} devices, which does not come out even: write {sizes}another devices=..., or placement=fused"
             )
 
 
@@ -234,6 +252,18 @@ def _require_devices(placement: str, devices: Sequence[jax.Device], least: int) 
         raise GraphError(
             f"placement={placement} needs {least} devices and has {len(devices)}: write devices={least}, or "
             "placement=fused"
+        )
+
+
+def _require_agents(graph: Graph) -> None:
+    undivided = {f.name for f in graph.fragments if not f.by_agents.width}
+    if undivided.intersection(tagged(graph, SAMPLING)):
+        raise GraphError("placement=agents divides agents, and this world has one: write placement=data_parallel")
+    if tagged(graph, SERVER):
+        raise GraphError("placement=agents has one learner for each agent: write learners=1")
+    if undivided.intersection(tagged(graph, LEARNING)):
+        raise GraphError(
+            "placement=agents divides the networks of agents, and these share theirs: write algo.share_parameters=false"
         )
 
 

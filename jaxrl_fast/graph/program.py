@@ -48,7 +48,7 @@ def compile(graph: Graph, placement: Placement, ticks_per_chunk: int, num_seeds:
     """
     check(graph)
     placements.check(graph, placement, num_seeds)
-    home = homes(placement, num_seeds)
+    graph, home = placements.divided(graph, placement), homes(placement, num_seeds)
     if len(placement.groups) == 1 and not any(f.host for f in graph.fragments):
         return _one_program(graph, home, ticks_per_chunk, num_seeds)
     return Program(*make_chain(graph, home, ticks_per_chunk, num_seeds), ticks_per_chunk)

@@ -16,7 +16,7 @@ from jaxrl_fast.graph import dataflow as graphs
 from jaxrl_fast.graph.dataflow import Channels, Fragment, Graph, TrainState
 from jaxrl_fast.graph.kept import Loaded
 from jaxrl_fast.graph.layout import channel_axes, homes, lay, over_seeds
-from jaxrl_fast.graph.placements import Placement, shards
+from jaxrl_fast.graph.placements import Placement, divided, shards
 from jaxrl_fast.inspection.hlo import ProgramFacts, inspect_program
 
 
@@ -119,7 +119,7 @@ def describe(
 
     ``state`` is a program's, or its shapes; ``shapes`` those of channels that do not outlive a tick, as far as known.
     """
-    shapes = {**(shapes or {}), **state.channels}
+    graph, shapes = divided(graph, placement), {**(shapes or {}), **state.channels}
     group_of = {name: index for index, group in enumerate(placement.groups) for name in group.fragments}
     fragments = tuple(_fragment(f, placement, group_of[f.name], state, num_seeds) for f in graph.fragments)
     groups = tuple(

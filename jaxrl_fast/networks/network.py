@@ -79,6 +79,14 @@ class InitialMemory(Protocol):
         """Returns leaves ``[batch_size, ...]``; ``()`` for a feed-forward network."""
 
 
+class OfAgent(Protocol):
+    """Takes one agent's network out of that of all."""
+
+    def __call__(self, number: int, params: PyTree, /) -> tuple["Network", PyTree]:
+        """``number``: the agent's, from 0; ``params``: of the network of all. Returns a network that maps what this
+        agent observes, ``[L, B, ...]``, to its outputs ``[L, B, out]``, and that network's params."""
+
+
 class Network(NamedTuple):
     """One network as pure functions.
 
@@ -91,6 +99,7 @@ class Network(NamedTuple):
     - ``ensemble_size``: of an `ensemble`; 0: it is none.
     - ``trailing_axes``: of its outputs and memory, behind the batch; 2 where each of several agents has its own.
     - ``separate``: agents have networks of their own, whose params are stacked, ``[A, ...]``.
+    - ``of_agent``: that of one of several agents alone; None where there is one agent.
     """
 
     init: InitNetwork
@@ -102,6 +111,7 @@ class Network(NamedTuple):
     ensemble_size: int = 0
     trailing_axes: int = 1
     separate: bool = False
+    of_agent: OfAgent | None = None
 
 
 def make_network(

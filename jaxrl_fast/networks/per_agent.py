@@ -54,7 +54,16 @@ def shared_network(one: Network, num_agents: int) -> Network:
         memory = one.initial_memory(batch_size * num_agents)
         return jax.tree.map(lambda leaf: leaf.reshape(batch_size, num_agents, *leaf.shape[1:]), memory)
 
-    return Network(one.init, apply, _learning(apply), initial_memory, one.recurrent, trailing_axes=2)
+    def of_agent(number: int, params: PyTree) -> tuple[Network, PyTree]:
+        def apply_one(
+            params: PyTree, memory: PyTree, obs: PyTree, first: jax.Array, action: jax.Array | None = None
+        ) -> tuple[Any, PyTree]:
+            own = jnp.broadcast_to(jnp.eye(num_agents)[number], (*first.shape, num_agents))
+            return one.apply(params, memory, _with_number(obs, own), first)
+
+        return one._replace(apply=apply_one, apply_learning=_learning(apply_one)), params
+
+    return Network(one.init, apply, _learning(apply), initial_memory, one.recurrent, trailing_axes=2, of_agent=of_agent)
 
 
 def separate_networks(one: Network, num_agents: int, *, see_all: bool = False) -> Network:
@@ -78,7 +87,11 @@ def separate_networks(one: Network, num_agents: int, *, see_all: bool = False) -
         one_agent = one.initial_memory(batch_size)
         return jax.tree.map(lambda leaf: jnp.repeat(leaf[:, None], num_agents, axis=1), one_agent)
 
-    return Network(init, apply, _learning(apply), initial_memory, one.recurrent, trailing_axes=2, separate=True)
+    def of_agent(number: int, params: PyTree) -> tuple[Network, PyTree]:
+        return one, jax.tree.map(lambda leaf: leaf[number], params)
+
+    own = Network(init, apply, _learning(apply), initial_memory, one.recurrent, trailing_axes=2)
+    return own._replace(separate=True, of_agent=of_agent)
 
 
 def _with_number(obs: PyTree, number: Any) -> PyTree:

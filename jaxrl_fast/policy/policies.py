@@ -12,15 +12,17 @@ import numpy as np
 from flax import serialization
 from jax.tree_util import keystr
 
-from jaxrl_fast.algorithms.interface import Learned, Part, init_params
+from jaxrl_fast.algorithms.interface import Agent, Learned, Part, init_params
 from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.core import Box, Discrete, EnvSpec, PyTree
 from jaxrl_fast.experience.acting import Acting, Carry, make_acting
-from jaxrl_fast.experience.view import make_view
+from jaxrl_fast.experience.view import View, make_view
 from jaxrl_fast.numerics.running_stats import RunningStats, init_stats, normalize
 
 FORMAT_VERSION, BY_POSITION = 2, 1
 """The format that is written, and an older one that can still be read, in which arrays were numbered."""
+AGENT = "agent"
+"""The entry of ``made_by`` with the number of the agent whose policy it is, where that is one of several."""
 
 
 class PolicyParams(NamedTuple):
@@ -53,7 +55,8 @@ class Policy(NamedTuple):
 
     ``initial_carry``: what ``act`` remembers before the first step; ``spec``: the environment that it was trained on;
     ``made_by``: the algorithm and its options, enough to make its networks again. Calling a feed-forward policy maps
-    one raw observation to an action; a recurrent one is stepped with ``act``.
+    one raw observation to an action; a recurrent one is stepped with ``act``. Of several agents it is the policy of all
+    together; ``agent(2)`` is that of the third alone.
     """
 
     params: PolicyParams
@@ -69,6 +72,17 @@ class Policy(NamedTuple):
         batch = jax.tree.map(lambda s, x: jnp.asarray(x, s.dtype)[None], self.spec.obs, _like(self.spec.obs, obs))
         action, _ = self.act(self.params, self.initial_carry(1), batch, jnp.ones(1, bool), jax.random.key(0))
         return action[0]
+
+    def agent(self, number: int) -> "Policy":
+        """The policy of agent ``number``, from 0, of several: it maps what this agent observes to its action. It can be
+        exported, not saved.
+
+        Raises:
+            ValueError: there is no such agent, or one agent only.
+        """
+        from jaxrl_fast.policy.one_agent import policy_of_agent
+
+        return policy_of_agent(self, number)
 
 
 def make_policy(spec: EnvSpec, acting: Acting, params: PolicyParams, made_by: dict[str, Any]) -> Policy:
@@ -87,7 +101,13 @@ def make_policy(spec: EnvSpec, acting: Acting, params: PolicyParams, made_by: di
 
 def save_policy(policy: Policy, folder: Path) -> None:
     """Write ``policy.json`` (what it is) and ``params.msgpack`` (its arrays; no code) into ``folder``; each replaces an
-    older one at once, so that no reader finds half a file."""
+    older one at once, so that no reader finds half a file.
+
+    Raises:
+        ValueError: it is that of one of several agents.
+    """
+    if AGENT in policy.made_by:
+        raise ValueError(f"the policy of agent {policy.made_by[AGENT]} cannot be saved alone: save that of all agents")
     folder.mkdir(parents=True, exist_ok=True)
     description = {"format": FORMAT_VERSION, "spec": spec_to_json(policy.spec), "made_by": policy.made_by}
     params = serialization.msgpack_serialize(jax.tree.map(np.asarray, by_name(policy.params)))
@@ -114,9 +134,7 @@ def load_policy(path: str | Path) -> Policy:
         spec, made_by = spec_from_json(description["spec"]), description["made_by"]
         if made_by["algo"] not in ALGORITHMS:
             raise ValueError(f"this version has no algo={made_by['algo']}, by which it was made")
-        # Batch sizes and the like are not stored and do not matter here; their defaults fit 64 environments.
-        view = make_view(spec)
-        agent = ALGORITHMS[made_by["algo"]](**made_by["options"]).build(view.spec, 64)
+        agent, view = built_again(spec, made_by)
         acting = make_acting(agent, view)
         template = params_template(spec, agent.parts, acting, made_by["normalize_observations"])
     except Exception as error:  # the file may hold anything
@@ -133,6 +151,13 @@ def load_policy(path: str | Path) -> Policy:
         raise ValueError(f"{folder}/params.msgpack does not fit {folder}/policy.json: they are of different runs")
     params = jax.tree.unflatten(jax.tree.structure(template), [jnp.asarray(leaf) for leaf in leaves])
     return make_policy(spec, acting, params, made_by)
+
+
+def built_again(spec: EnvSpec, made_by: dict[str, Any]) -> tuple[Agent, View]:
+    """The agent by which a policy was made, and how it looks at observations."""
+    view = make_view(spec)
+    # Batch sizes and the like are not stored and do not matter here; their defaults fit 64 environments.
+    return ALGORITHMS[made_by["algo"]](**made_by["options"]).build(view.spec, 64), view
 
 
 def memory_of(carry: Carry) -> PyTree:

@@ -28,7 +28,7 @@ from jaxrl_fast.settings.run_settings import flat_settings
 from jaxrl_fast.settings.schema import ConfigError, Key, run_keys
 
 WIDTH = 80
-UNDESCRIBED = ("checkpoint.", "env.", "distributed", "pool.", "log", "shards", "name", "debug")
+ASIDE = ("eval.device", "eval.picture", "checkpoint.", "env.", "distributed", "pool.", "log", "shards", "name", "debug")
 """Sections, and keys, that ``--help`` only lists; README and docs describe them."""
 INTERRUPTED = (130, 143)
 """Exit statuses after Ctrl-C and SIGTERM."""
@@ -138,9 +138,9 @@ def train_help() -> str:
             *(
                 _key_line(name, key, flat_settings(run).get(name, key.default))
                 for name, key in run_keys().items()
-                if not name.startswith(UNDESCRIBED)
+                if not name.startswith(ASIDE)
             ),
-            *_listed(name for section in UNDESCRIBED for name in run_keys() if name.startswith(section)),
+            *_listed(name for section in ASIDE for name in run_keys() if name.startswith(section)),
             "tuned=false: untuned; config=<file>: a run again; HYDRA_FULL_ERROR=1: tracebacks",
         ]
     )
