@@ -42,6 +42,8 @@ SHORT_NAMES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "spread": ("jaxmarl", "MPE_simple_spread_v3", {}),
     "smax_3m": ("jaxmarl", "HeuristicEnemySMAX", {"scenario": "3m"}),
     "smax_2s3z": ("jaxmarl", "HeuristicEnemySMAX", {"scenario": "2s3z"}),
+    "lbf": ("jumanji", "LevelBasedForaging", {}),
+    "rware": ("jumanji", "RobotWarehouse", {}),
 }
 """Short name -> (suite, id, options)."""
 
@@ -65,17 +67,25 @@ EXAMPLE_IDS = {
     "gymnasium": "HalfCheetah-v5",
     "atari": "Pong",
     "jaxmarl": "MPE_simple_spread_v3",
+    "jumanji": "LevelBasedForaging",
+    "pettingzoo": "mpe2/simple_spread_v3",
     "traffic": "TrafficJunction4-v0",
     "probe": "value",
 }
 MODULES = {"probe": "envs.probes", "traffic": "envs.traffic_junction"}
 """Suites of our own; the adapter of another is ``envs.from_<suite>``."""
-HOST_SUITES = {"gymnasium": "make_host", "atari": "make_atari_host"}
-"""Suites whose environments are stepped on the host, not compiled -> the function of `envs.from_gymnasium` that makes
-them."""
+HOST_SUITES = {
+    "gymnasium": ("envs.from_gymnasium", "make_host", "film"),
+    "atari": ("envs.from_gymnasium", "make_atari_host", "film_atari"),
+    "pettingzoo": ("envs.from_pettingzoo", "make_host", "film"),
+}
+"""Suites whose environments are stepped on the host, not compiled -> the module that makes them, its function for many,
+and the one for one to be drawn."""
+EXTRAS = ("jaxmarl", "jumanji")
+"""Suites whose package is an extra of ours."""
 OF_ONE_AGENT = {"brax", "gymnax", "gymnasium", "atari"}
 """Suites whose worlds have no ``num_agents``."""
-OF_SEVERAL_AGENTS = {"jaxmarl", "traffic"}
+OF_SEVERAL_AGENTS = {"jaxmarl", "jumanji", "pettingzoo", "traffic"}
 FRAME_STACK = {"atari": 4}
 """How many frames a policy sees at once by default, by suite."""
 
@@ -100,7 +110,8 @@ def make(name: str, **options: Any) -> "Env":
         id = options.pop("id")
         module = import_module(MODULES.get(suite, f"envs.from_{suite}"))
     except ModuleNotFoundError as error:
-        raise ValueError(f"env={name} needs the package '{error.name}': pip install {error.name}") from error
+        needed = f"'jaxrl_fast[{suite}]'" if suite in EXTRAS else error.name
+        raise ValueError(f"env={name} needs the package '{error.name}': pip install {needed}") from error
     known = [*module.ids(), *getattr(module, "REFUSED", ())]
     if id not in known:
         raise ValueError(f"env.id={id}: {suite} has no such environment; {_nearest(id, known)}")
@@ -121,7 +132,8 @@ def make_vec(
     suite, options = resolve(name, options)
     frame_stack = options.pop("frame_stack", FRAME_STACK.get(suite))
     if suite in HOST_SUITES:
-        make_suite = getattr(import_module("envs.from_gymnasium"), HOST_SUITES[suite])
+        module_name, many, _ = HOST_SUITES[suite]
+        make_suite = getattr(import_module(module_name), many)
         sizes = {"num_envs": num_envs, "num_seeds": num_seeds}
         return _seen(make_suite(options.pop("id"), **sizes, pool=pool_options(pool), **options), frame_stack)
     if suite == "custom":
@@ -148,9 +160,8 @@ def make_to_draw(name: str, **options: Any) -> "Env | FilmedHost":
     given.pop("frame_stack", None)
     if suite == "custom":
         return import_module("envs.custom").make_to_draw(**given)
-    host = import_module("envs.from_gymnasium")
-    film = host.film_atari if suite == "atari" else host.film
-    return film(given.pop("id"), **given)
+    module_name, _, film = HOST_SUITES[suite]
+    return getattr(import_module(module_name), film)(given.pop("id"), **given)
 
 
 def pool_options(pool: dict[str, Any] | None) -> Any:

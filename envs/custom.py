@@ -27,7 +27,7 @@ def make(*, make: str | Callable[..., Any], **options: Any) -> Env:
         ValueError: the function is not found, fails, or returns something else.
     """
     name, _, made = _call(make, options)
-    if _is_gymnasium(made):
+    if _is_gymnasium(made) or _is_parallel(made):
         made.close()
         raise ValueError(f"env.make={name} is stepped on the host and cannot be compiled: write make_env(...)")
     return _compiled(made, name)
@@ -36,34 +36,39 @@ def make(*, make: str | Callable[..., Any], **options: Any) -> Env:
 def make_any(
     *, make: str | Callable[..., Any], num_envs: int, num_seeds: int, pool: dict[str, Any] | None, **options: Any
 ) -> Env | HostEnv:
-    """As `make`; or ``num_envs`` of a `gymnasium.Env`, stepped on the host, if ``make`` returns that.
+    """As `make`; or ``num_envs`` of a `gymnasium.Env` or a PettingZoo parallel environment, stepped on the host, if
+    ``make`` returns that.
 
     Raises:
         ValueError: as `make`, or an option of the pool is wrong.
     """
     name, function, made = _call(make, options)
-    if _is_gymnasium(made):
+    if _is_gymnasium(made) or _is_parallel(made):
         made.close()
         given = import_module("envs").pool_options(pool)
         host = import_module("envs.from_gymnasium")
-        again = partial(function, **options)
+        again: Callable[[], Any] = partial(function, **options)
+        if _is_parallel(made):
+            again = partial(import_module("envs.pool.together").acting_together, again)
         return host.make_custom_host(again, num_envs=num_envs, num_seeds=num_seeds, name=name, pool=given)
     return _compiled(made, name)
 
 
 def make_to_draw(*, make: str | Callable[..., Any], **options: Any) -> "Env | FilmedHost":
-    """As `make`; or a `gymnasium.Env` that was made with ``render_mode="rgb_array"``, if ``make`` takes that.
+    """As `make`; or what `make_any` steps on the host, made with ``render_mode="rgb_array"`` if ``make`` takes that.
 
     Raises:
-        ValueError: as `make`, or the `gymnasium.Env` gives no pictures.
+        ValueError: as `make`, or an environment on the host gives no pictures.
     """
     name, function, made = _call(make, options)
-    if not _is_gymnasium(made):
+    if not (_is_gymnasium(made) or _is_parallel(made)):
         return _compiled(made, name)
     parameters = inspect.signature(function).parameters
     if "render_mode" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         made.close()
         made = _call(make, {"render_mode": "rgb_array", **options})[2]
+    if _is_parallel(made):
+        made = import_module("envs.pool.together").AgentsTogether(made)
     return import_module("envs.from_gymnasium").filmed(made, f"env.make={name}")
 
 
@@ -80,6 +85,11 @@ def _is_gymnasium(made: Any) -> bool:
     """Whether this is a `gymnasium.Env`; does not import Gymnasium, which whoever made one has done."""
     known = sys.modules.get("gymnasium")
     return known is not None and isinstance(made, known.Env)
+
+
+def _is_parallel(made: Any) -> bool:
+    """Whether this has the interface of a PettingZoo parallel environment."""
+    return _has(made, "possible_agents", "observation_space", "action_space", "reset", "step")
 
 
 def _compiled(made: Any, name: str) -> Env:
@@ -109,8 +119,8 @@ def as_env(made: Any, *, name: str) -> Env:
         return import_module("envs.from_brax").adapt(env, name=name)
     raise ValueError(
         f"env.make={name} returned {type(made).__name__}: return a jaxrl_fast.Env, one gymnasium.Env, a gymnax-style "
-        "environment (reset_env, step_env, default_params) or a brax-style one (reset, step, observation_size, "
-        "action_size)"
+        "environment (reset_env, step_env, default_params), a brax-style one (reset, step, observation_size, "
+        "action_size) or a PettingZoo parallel environment (possible_agents, reset, step)"
     )
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import gymnasium
 import jax
+import numpy as np
 
 from envs.pool import from_envpool, recipes
 from envs.pool.camera import RENDER_MODE, Camera, FilmedHost
@@ -13,7 +14,7 @@ from envs.pool.options import PoolOptions, check_options
 from envs.pool.serial import in_process
 from envs.pool.stepping import HostEnvSpec, describe, make_one, of_env
 from jaxrl_fast.core import Box, Discrete, EnvSpec
-from jaxrl_fast.environments.host_env import HostEnv, TakeEvents
+from jaxrl_fast.environments.host_env import HostEnv, HostStep, TakeEvents
 
 Wrappers = Sequence[str | Mapping[str, Mapping[str, Any]]]
 UNKNOWN_FPS = 10.0
@@ -51,7 +52,7 @@ def make_host(
             raise ValueError("pool.backend=envpool takes no wrappers and no pool.order: write pool.backend=workers")
         host = from_envpool.make(id, num_envs=num_envs, num_groups=pool.num_groups, max_episode_steps=limit, **options)
         return host._replace(bridge=pool.bridge)
-    return _host(make, id, limit, num_envs, num_seeds, pool, _could_envpool(id, wrappers))
+    return pooled(make, id, limit, num_envs, num_seeds, pool, _could_envpool(id, wrappers))
 
 
 def make_atari_host(
@@ -95,7 +96,7 @@ def make_custom_host(
     check_options(pool, num_envs, num_seeds)
     if pool.backend == "envpool":
         raise ValueError("pool.backend=envpool is for env=gymnasium: leave it out for env=custom")
-    return _host(make, name or getattr(make, "__qualname__", "make"), None, num_envs, num_seeds, pool)
+    return pooled(make, name or getattr(make, "__qualname__", "make"), None, num_envs, num_seeds, pool)
 
 
 def film(id: str, *, wrappers: Wrappers = (), max_episode_steps: int | None = None, **options: Any) -> FilmedHost:
@@ -136,6 +137,7 @@ def filmed(env: gymnasium.Env, name: str, limit: int | None = None) -> FilmedHos
     camera = Camera(env)
     host_spec = of_env(camera, lambda: camera, name)
     host = in_process(host_spec, env_spec(host_spec, limit), num_envs=1)
+    host = host if host_spec.num_agents is None else by_entries(host)
     return FilmedHost(host, camera.picture, 1 / float(env.metadata.get("render_fps") or UNKNOWN_FPS))
 
 
@@ -143,11 +145,36 @@ def env_spec(host_spec: HostEnvSpec, max_episode_steps: int | None = None) -> En
     """The `EnvSpec` of environments on the host, which enforce the limit ``max_episode_steps`` themselves."""
     act = host_spec.act
     action = Discrete(act.num_actions) if act.num_actions else Box(act.low, act.high)
-    obs = jax.ShapeDtypeStruct(host_spec.observe.shape, host_spec.observe.dtype)
-    return EnvSpec(host_spec.name, obs, action, max_episode_steps)
+    shape, dtype = host_spec.observe.shape, host_spec.observe.dtype
+    obs = {name: jax.ShapeDtypeStruct(part[0].shape, part[0].base) for name, part in (dtype.fields or {}).items()}
+    spec = EnvSpec(host_spec.name, obs or jax.ShapeDtypeStruct(shape, dtype), action, max_episode_steps)
+    return spec._replace(num_agents=host_spec.num_agents, own_sizes=host_spec.own_sizes)
 
 
-def _host(
+def by_entries(host: HostEnv) -> HostEnv:
+    """``host``, whose observations are records, with dictionaries of their entries instead."""
+
+    def entries(records: np.ndarray) -> dict[str, np.ndarray]:
+        return {name: np.ascontiguousarray(records[name]) for name in records.dtype.names or ()}
+
+    def seen(step: HostStep) -> HostStep:
+        obs = entries(step.obs)
+        return step._replace(obs=obs, next_obs=obs if step.next_obs is step.obs else entries(step.next_obs))
+
+    def by_arrival() -> tuple[np.ndarray, HostStep]:
+        assert host.recv_any is not None
+        indices, step = host.recv_any()
+        return indices, seen(step)
+
+    return host._replace(
+        reset=lambda seed: entries(host.reset(seed)),
+        recv=lambda group: seen(host.recv(group)),
+        recv_any=None if host.recv_any is None else by_arrival,
+        another=lambda num_envs: by_entries(host.another(num_envs)),
+    )
+
+
+def pooled(
     make: Callable[[], Any],
     name: str,
     limit: int | None,
@@ -156,8 +183,14 @@ def _host(
     pool: PoolOptions,
     hint: str = "",
 ) -> HostEnv:
+    """``num_envs`` environments for each seed; ``hint``: a line for the user.
+
+    Raises:
+        ValueError: one cannot be made, or its spaces are not supported.
+    """
     host_spec = describe(make, name)
     host = make_pool(host_spec, env_spec(host_spec, limit), num_envs=num_envs, num_seeds=num_seeds, options=pool)
+    host = host if host_spec.num_agents is None else by_entries(host)
     return host._replace(events=_with_hint(host.events, hint), bridge=pool.bridge)
 
 

@@ -11,7 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from envs import agents_pictures
 from envs.foreign import like, relaxed, settled
+from envs.unequal import largest_shape, most_actions, own_sizes
 from jaxrl_fast.core import OUT, STATE, Box, Discrete, EnvSpec, PyTree, Timestep
 from jaxrl_fast.environments.env import Env
 from jaxrl_fast.environments.env_laws import check_shapes
@@ -62,8 +64,8 @@ def make(id: str, *, num_agents: int | None = None, episode_length: int | None =
     """A registered JaxMARL world; ``options`` go to its constructor, ``scenario`` by its name, such as ``3m``.
 
     Raises:
-        ValueError: it is refused, has not so many agents, does not take the options, or its agents differ in what they
-            observe or can do.
+        ValueError: it is refused, has not so many agents, does not take the options, or its agents cannot be filled up
+            to the largest.
     """
     if id in REFUSED:
         raise ValueError(f"env.id={id}: jaxmarl's {id} is not supported: {REFUSED[id]}")
@@ -83,6 +85,10 @@ def make(id: str, *, num_agents: int | None = None, episode_length: int | None =
     if episode_length is not None:
         env = env._replace(spec=env.spec._replace(max_episode_steps=min(episode_length, limit or episode_length)))
     check_shapes(env, f"jaxmarl {id}")
+    if id.startswith("MPE_"):
+        return env._replace(draw=agents_pictures.particles(world))
+    if id in ("SMAX", "HeuristicEnemySMAX"):
+        env = env._replace(draw=agents_pictures.battle(getattr(world, "_env", world)))
     return env._replace(success=_battle_is_won(world)) if id == "HeuristicEnemySMAX" else env
 
 
@@ -93,19 +99,22 @@ def adapt(
     though its task is not; ``shared_reward``: all agents get the same; ``leave_early``: agents that are done are out.
 
     Raises:
-        ValueError: its agents differ in what they observe or can do.
+        ValueError: its agents cannot be filled up to the largest.
     """
     reset_one, step_one = relaxed(world.reset), relaxed(world.step_env)
     names = list(world.agents)
-    space = _same_for_all(name, "can do", [_action_space(name, world.action_space(agent)) for agent in names])
+    acts = [_action_space(name, world.action_space(agent)) for agent in names]
+    numbers = [act.num_actions if isinstance(act, Discrete) else 0 for act in acts]
+    most = most_actions(name, numbers, [(0, 0) if isinstance(act, Discrete) else act for act in acts])
+    space = Discrete(most) if most else acts[0]
     shapes = jax.eval_shape(reset_one, jax.random.key(0))[0]
     if not (isinstance(shapes, dict) and set(names) <= set(shapes)):
         raise ValueError(f"{name} gives no observations by the names of its agents: write another env.id")
-    _same_for_all(name, "observe", [f"{shapes[agent].dtype}{list(shapes[agent].shape)}" for agent in names])
-    allowed = _allowed(world) if isinstance(space, Discrete) else None
+    largest_shape(name, [(shapes[agent].dtype, shapes[agent].shape) for agent in names])
+    allowed = (_allowed(world) or _all_of(names, numbers)) if most else None
 
     def stacked(by_name: PyTree) -> jax.Array:
-        return jnp.stack([jnp.asarray(by_name[agent]) for agent in names])
+        return filled_up([jnp.asarray(by_name[agent]) for agent in names])
 
     def observed(obs: PyTree, state: PyTree, out: jax.Array) -> PyTree:
         seen = {"obs": stacked(obs)}
@@ -131,7 +140,8 @@ def adapt(
         return following, Timestep(seen, seen, paid.astype(jnp.float32), in_time, jnp.zeros((), bool))
 
     obs = jax.eval_shape(reset, jax.random.key(0), ())[1]
-    spec = EnvSpec(name, obs, space, time_limit, num_agents=len(names), shared_reward=shared_reward)
+    sizes = own_sizes([shapes[agent].shape for agent in names], numbers)
+    spec = EnvSpec(name, obs, space, time_limit, 0, len(names), shared_reward, sizes)
     return Env(spec, reset, step)
 
 
@@ -164,6 +174,12 @@ def _allowed(world: Any) -> Callable[[PyTree], PyTree] | None:
     return allowed if isinstance(given, dict) else None
 
 
+def _all_of(names: list[str], numbers: list[int]) -> Callable[[PyTree], PyTree] | None:
+    """As `_allowed`, where agents may take all that they have; None where they have equally many."""
+    masks = {agent: np.ones(number, bool) for agent, number in zip(names, numbers, strict=True)}
+    return (lambda state: masks) if len(set(numbers)) > 1 else None
+
+
 def _battle_is_won(world: Any) -> Callable[[PyTree], jax.Array]:
     def success(state: PyTree) -> jax.Array:
         alive = state.state.state.unit_alive.astype(bool)
@@ -172,15 +188,10 @@ def _battle_is_won(world: Any) -> Callable[[PyTree], jax.Array]:
     return success
 
 
-def _same_for_all(name: str, what: str, of_each: list[Any]) -> Any:
-    """What all agents have in common."""
-    unlike = [other for other in of_each if str(other) != str(of_each[0])]
-    if unlike:
-        raise ValueError(
-            f"{name}: its agents differ in what they {what}, {of_each[0]} and {unlike[0]}, and here these must be "
-            "alike: write another env.id"
-        )
-    return of_each[0]
+def filled_up(arrays: list[jax.Array]) -> jax.Array:
+    """One array ``[A, ...]``, with zeros behind vectors that are shorter than the longest."""
+    most = max(x.shape[:1] for x in arrays)
+    return jnp.stack([jnp.pad(x, (0, most[0] - len(x))) if x.shape[:1] < most else x for x in arrays])
 
 
 def _action_space(name: str, space: Any) -> Discrete | Box:

@@ -51,6 +51,8 @@ class EnvSpec(NamedTuple):
       is what each agent may do. None: one agent, without such an axis.
     - ``shared_reward``: agents get one reward, the team's, and it goes on for those that are out; else each gets its
       own, the team's is their sum, and an agent's own return ends as it goes out.
+    - ``own_sizes``: of each agent how many numbers it observes and how many actions it has, where agents differ in
+      that: what they lack of the largest is filled up with zeros and masked. Empty: they are alike.
     """
 
     name: str
@@ -60,6 +62,7 @@ class EnvSpec(NamedTuple):
     frame_stack: int = 0
     num_agents: int | None = None
     shared_reward: bool = False
+    own_sizes: tuple[tuple[int, int], ...] = ()
 
 
 class EpisodeTotals(NamedTuple):

@@ -77,7 +77,7 @@ ENTRY_POINTS = {"__init__", "__main__", "placement", "evaluator", *COMMANDS}
 """Modules beside the packages: commands and public names, which may import anything and are imported by nobody."""
 KNOW_ENVS = {"jaxrl_fast.evaluation.viewer", "jaxrl_fast.inspection.pictures.shots"}
 """Modules below the settings that know environments by name."""
-ONE_ADAPTER = {"brax": "envs.from_brax", "gymnax": "envs.from_gymnax", "jaxmarl": "envs.from_jaxmarl"}
+ONE_ADAPTER = {package: f"envs.from_{package}" for package in ("brax", "gymnax", "jaxmarl", "jumanji")}
 
 
 def module_name(path: Path) -> str:

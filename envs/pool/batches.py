@@ -5,7 +5,7 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from envs.pool.stepping import Arrays
+from envs.pool.arrays import Arrays
 from envs.pool.worker import RESET
 from jaxrl_fast.environments.host_env import HostStep
 

@@ -93,7 +93,7 @@ def encode_action(space: spaces.Space, name: str) -> ActionCodec:
 def sample(codec: ActionCodec, rng: np.random.Generator, size: int) -> np.ndarray:
     """Random actions ``[size, *shape]``."""
     if codec.num_actions:
-        return rng.integers(codec.num_actions, size=size, dtype=np.int32)
+        return rng.integers(codec.num_actions, size=(size, *codec.shape), dtype=np.int32)
     return (codec.low + rng.random((size, *codec.shape), np.float32) * (codec.high - codec.low)).astype(np.float32)
 
 

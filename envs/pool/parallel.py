@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 import cloudpickle
 import numpy as np
 
+from envs.pool.arrays import array_fields, place, size_bytes
 from envs.pool.batches import check_seeds, gather, joined, just_reset, mark_lost, put_actions, row_seeds, split
 from envs.pool.signals import anonymous_file
-from envs.pool.stepping import HostEnvSpec, PoolError, array_fields, place, size_bytes
+from envs.pool.stepping import HostEnvSpec, PoolError
 from envs.pool.supervision import Crew, Died
 from envs.pool.worker import RESET, WorkerJob
 from jaxrl_fast.core import EnvSpec
@@ -83,7 +84,7 @@ class _Pool:
         extra = num_envs // num_groups % num_workers
         parts = [split(rows, num_workers, turn=g * extra) for g, rows in enumerate(self.groups)]
         self.shares = {(w, g): parts[g][w] for g in range(num_groups) for w in range(num_workers)}
-        fields = array_fields(num_envs, host_spec.observe, host_spec.act)
+        fields = array_fields(num_envs, host_spec.observe, host_spec.act, host_spec.num_agents)
         make = _portable(host_spec)
         memory_fd = anonymous_file(size_bytes=size_bytes(fields))
         self.arrays = place(fields, mmap.mmap(memory_fd, 0))

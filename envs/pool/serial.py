@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from envs.pool.arrays import array_fields, place, size_bytes
 from envs.pool.batches import check_groups, check_seeds, gather, put_actions, row_seeds, split
-from envs.pool.stepping import HostEnvSpec, array_fields, make_stepper, place, size_bytes
+from envs.pool.stepping import HostEnvSpec, make_stepper
 from jaxrl_fast.core import EnvSpec
 from jaxrl_fast.environments.host_env import HostEnv, HostStep
 
@@ -34,12 +35,13 @@ def in_process(
         num_seeds=num_seeds,
         overlaps=False,
         success=pool.stepper.success.copy,
+        agents=None if host_spec.num_agents is None else pool.stepper.agents.copy,
     )
 
 
 class _InProcess:
     def __init__(self, host_spec: HostEnvSpec, num_envs: int, num_groups: int, num_seeds: int, reason: str) -> None:
-        fields = array_fields(num_envs, host_spec.observe, host_spec.act)
+        fields = array_fields(num_envs, host_spec.observe, host_spec.act, host_spec.num_agents)
         self.arrays = place(fields, np.zeros(size_bytes(fields), np.uint8))
         self.stepper = make_stepper(host_spec, self.arrays, range(num_envs))
         self.groups = split(slice(0, num_envs), num_groups)

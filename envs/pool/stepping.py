@@ -1,6 +1,5 @@
 """The inner loop: steps environments one after another and writes the results into rows of shared arrays. No JAX."""
 
-import math
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -8,9 +7,10 @@ from typing import Any, NamedTuple, Protocol
 import gymnasium
 import numpy as np
 
+from envs.pool.arrays import Arrays
 from envs.pool.codec import ActionCodec, ObsCodec, encode_action, encode_obs
+from envs.pool.together import AgentsTogether, encode_agents
 
-ALIGNMENT_BYTES = 64
 GOES_ON = "jaxrl_fast.goes_on"
 """A key in the ``info`` of a step that ends an episode for learning only: a life was lost, and the game goes on. The
 totals go on too, and the step has length 0, so that no episode is counted."""
@@ -38,6 +38,7 @@ class HostEnvSpec(NamedTuple):
     - ``make``: makes one environment.
     - ``observe``, ``act``: how its observations and actions are stored in arrays.
     - ``clip_rewards``: learning gets the signs of rewards, while totals of episodes add up the rewards themselves.
+    - ``num_agents``, ``own_sizes``: as in `EnvSpec`.
     """
 
     name: str
@@ -45,41 +46,8 @@ class HostEnvSpec(NamedTuple):
     observe: ObsCodec
     act: ActionCodec
     clip_rewards: bool = False
-
-
-FACTS = np.dtype(
-    [
-        ("reward", np.float32),
-        ("episode_return", np.float32),
-        ("episode_length", np.int32),
-        ("terminated", bool),
-        ("truncated", bool),
-    ],
-    align=True,
-)
-
-
-class Arrays(NamedTuple):
-    """Shared arrays with a row for each of ``E`` environments.
-
-    - ``obs``: what the policy sees next.
-    - ``final_obs``: the last observation of an episode, valid only where one has just ended.
-    - ``action``: what the next step takes.
-    - ``facts``: all other results of a step, one record a row, so that they are copied at once. Views of its fields:
-      ``reward``, ``terminated``, ``truncated``, ``episode_return``, ``episode_length`` (as in `HostStep`).
-    - ``seed``: for `Stepper.reset`.
-    """
-
-    obs: np.ndarray
-    final_obs: np.ndarray
-    action: np.ndarray
-    facts: np.ndarray
-    reward: np.ndarray
-    terminated: np.ndarray
-    truncated: np.ndarray
-    episode_return: np.ndarray
-    episode_length: np.ndarray
-    seed: np.ndarray
+    num_agents: int | None = None
+    own_sizes: tuple[tuple[int, int], ...] = ()
 
 
 class ResetOwned(Protocol):
@@ -108,12 +76,14 @@ class Stepper(NamedTuple):
 
     - ``reset``, ``step``, ``close``: start episodes, take a step, close the environments.
     - ``success``: int8 ``[E]``, changed in place, as `TellSuccess` returns it; not shared between processes.
+    - ``agents``: float32 ``[E, A]``, as `TellAgents` returns it, likewise; ``[E, 0]`` where there is one agent.
     """
 
     reset: ResetOwned
     step: StepRows
     close: CloseOwned
     success: np.ndarray
+    agents: np.ndarray
 
 
 def describe(make: MakeGymnasium, name: str) -> HostEnvSpec:
@@ -149,36 +119,14 @@ def of_env(env: Any, make: MakeGymnasium, name: str) -> HostEnvSpec:
     Raises:
         ValueError: they are not supported, or ``env`` has none.
     """
+    together = getattr(env, "unwrapped", None)
+    if isinstance(together, AgentsTogether):
+        observe, act, sizes = encode_agents(together, name)
+        return HostEnvSpec(name, make, observe, act, num_agents=len(together.names), own_sizes=sizes)
     observed, acted = getattr(env, "observation_space", None), getattr(env, "action_space", None)
     if not (isinstance(observed, gymnasium.Space) and isinstance(acted, gymnasium.Space)):
         raise ValueError(f"{name} is {type(env).__name__}: a gymnasium.Env has observation_space and action_space")
     return HostEnvSpec(name, make, encode_obs(observed, name), encode_action(acted, name))
-
-
-def array_fields(num_envs: int, observe: ObsCodec, act: ActionCodec) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-    """Shapes and dtypes of the arrays that `place` allocates, by name."""
-    obs, scalar = ((num_envs, *observe.shape), observe.dtype), (num_envs,)
-    return {
-        "obs": obs,
-        "final_obs": obs,
-        "action": ((num_envs, *act.shape), act.dtype),
-        "facts": (scalar, FACTS),
-        "seed": (scalar, np.dtype(np.int64)),
-    }
-
-
-def size_bytes(fields: dict[str, tuple[tuple[int, ...], np.dtype]]) -> int:
-    """The bytes that `place` needs."""
-    return sum(_aligned_bytes(shape, dtype) for shape, dtype in fields.values())
-
-
-def place(fields: dict[str, tuple[tuple[int, ...], np.dtype]], buffer: Any) -> Arrays:
-    """The arrays of `array_fields` one after another in ``buffer``, each beginning a cache line of its own."""
-    placed, offset = {}, 0
-    for name, (shape, dtype) in fields.items():
-        placed[name] = np.ndarray(shape, dtype, buffer, offset)
-        offset += _aligned_bytes(shape, dtype)
-    return Arrays(**placed, **{name: placed["facts"][name] for name in FACTS.names or ()})
 
 
 def make_stepper(host_spec: HostEnvSpec, arrays: Arrays, owned: Sequence[int]) -> Stepper:
@@ -190,8 +138,8 @@ def make_stepper(host_spec: HostEnvSpec, arrays: Arrays, owned: Sequence[int]) -
     envs: dict[int, gymnasium.Env] = {}
     steps: list[Callable] = [_not_ours] * len(arrays.seed)
     returns, lengths = np.zeros(len(arrays.seed)), np.zeros(len(arrays.seed), np.int32)
-    goes_on = np.zeros(len(arrays.seed), bool)
-    success = np.full(len(arrays.seed), UNTOLD, np.int8)
+    goes_on, success = np.zeros(len(arrays.seed), bool), np.full(len(arrays.seed), UNTOLD, np.int8)
+    running, agents = np.zeros((2, len(arrays.seed), host_spec.num_agents or 0), np.float32)
     write, decode = host_spec.observe.write, host_spec.act.decode
     obs_rows, final_rows = list(arrays.obs), list(arrays.final_obs)
 
@@ -209,7 +157,7 @@ def make_stepper(host_spec: HostEnvSpec, arrays: Arrays, owned: Sequence[int]) -
                 write(obs_rows[i], envs[i].reset(seed=int(arrays.seed[i]))[0])
             except (Exception, SystemExit) as error:
                 raise describe_failure(error, host_spec.name, i, f"reset, seed {arrays.seed[i]}") from error
-        returns[:], lengths[:] = 0.0, 0
+        returns[:], lengths[:], running[:] = 0.0, 0, 0.0
 
     def step(rows: slice) -> None:
         arrays.terminated[rows] = arrays.truncated[rows] = False
@@ -226,6 +174,8 @@ def make_stepper(host_spec: HostEnvSpec, arrays: Arrays, owned: Sequence[int]) -
             i = min(rows.start + len(rewards), rows.stop - 1)
             where = f"step {lengths[i] + 1} of an episode, seed {arrays.seed[i]}"
             raise describe_failure(error, host_spec.name, i, where) from error
+        if host_spec.num_agents is not None:
+            add_up_each(arrays, rows, running, agents)
         add_up(arrays, rows, returns, lengths, goes_on)
         if host_spec.clip_rewards:
             np.sign(arrays.reward[rows], out=arrays.reward[rows])
@@ -243,7 +193,7 @@ def make_stepper(host_spec: HostEnvSpec, arrays: Arrays, owned: Sequence[int]) -
             envs.popitem()[1].close()
 
     make_all()
-    return Stepper(reset, step, close, success)
+    return Stepper(reset, step, close, success, agents)
 
 
 def told_success(info: dict) -> int:
@@ -257,8 +207,8 @@ def told_success(info: dict) -> int:
 def add_up(arrays: Arrays, rows: slice, returns: np.ndarray, lengths: np.ndarray, goes_on: np.ndarray) -> None:
     """Add a step to the totals of ``rows``, and reset them where an episode ended. ``returns``, ``lengths``: running
     totals ``[E]``; ``goes_on``: where only a life was lost and the game goes on, so that no episode is counted."""
-    running, counts = returns[rows], lengths[rows]
-    running += arrays.reward[rows]
+    running, counts, reward = returns[rows], lengths[rows], arrays.reward[rows]
+    running += reward if reward.ndim == 1 else reward.sum(axis=1)
     counts += 1
     arrays.episode_return[rows], arrays.episode_length[rows] = running, counts
     ended = arrays.terminated[rows] | arrays.truncated[rows]
@@ -266,6 +216,14 @@ def add_up(arrays: Arrays, rows: slice, returns: np.ndarray, lengths: np.ndarray
         over, lost = ended & ~goes_on[rows], ended & goes_on[rows]
         running[over], counts[over] = 0.0, 0
         arrays.episode_return[rows][lost], arrays.episode_length[rows][lost] = 0.0, 0
+
+
+def add_up_each(arrays: Arrays, rows: slice, running: np.ndarray, ended: np.ndarray) -> None:
+    """Add a step to the returns of agents, ``running`` ``[E, A]``; those of episodes that end go to ``ended``."""
+    own, over = running[rows], arrays.terminated[rows] | arrays.truncated[rows]
+    own += arrays.reward[rows]
+    ended[rows][over] = own[over]
+    own[over] = 0.0
 
 
 def _not_ours(action: Any) -> Any:
@@ -277,7 +235,3 @@ def describe_failure(error: BaseException, name: str, index: int, where: str) ->
     what = traceback.format_exception_only(error)[-1].strip()
     lines = "".join(traceback.format_exception(error)).rstrip()
     return PoolError(f"environment {index} of {name} raised {what} ({where}). Its traceback:\n{lines}")
-
-
-def _aligned_bytes(shape: tuple[int, ...], dtype: np.dtype) -> int:
-    return -(-math.prod(shape) * dtype.itemsize // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

@@ -15,8 +15,9 @@ import signal
 import sys
 from typing import Any, NamedTuple
 
+from envs.pool.arrays import Arrays, array_fields, place
 from envs.pool.signals import open_signals
-from envs.pool.stepping import Arrays, HostEnvSpec, PoolError, Stepper, array_fields, make_stepper, of_env, place
+from envs.pool.stepping import HostEnvSpec, PoolError, Stepper, make_stepper, of_env
 
 RESET, END = 8, 9
 """The commands to reset and to close; smaller bytes are groups."""
@@ -117,7 +118,7 @@ def _stepper(job: WorkerJob, arrays: Arrays, index: int) -> Stepper:
     owned = [i for rows in job.shares[index] for i in range(rows.start, rows.stop)]
     probe = make()
     host_spec: HostEnvSpec = of_env(probe, make, job.name)
-    if array_fields(job.num_envs, host_spec.observe, host_spec.act) != job.fields:
+    if array_fields(job.num_envs, host_spec.observe, host_spec.act, host_spec.num_agents) != job.fields:
         raise PoolError(
             f"{job.name} has other spaces in worker {index} than in the parent: make must always give the same"
         )

@@ -24,7 +24,7 @@ class HostStep(NamedTuple):
 
     - ``obs``: what the policy sees next; after the end of an episode, the first observation of the next one.
     - ``next_obs``: the true successor; may be the same array as ``obs`` where no episode ended.
-    - ``reward``: float32, as learning gets it.
+    - ``reward``: float32, as learning gets it; ``[E / G, A]`` of several agents.
     - ``terminated``, ``truncated``: bool, never both true.
     - ``episode_return``, ``episode_length``: totals of the episode up to and including this step. A length of 0 where
       an episode ended: do not count this episode (its worker died, or only a life of the game was lost).
@@ -105,6 +105,13 @@ class TellSuccess(Protocol):
         not (0); `UNTOLD` where the environment does not say, or none has ended."""
 
 
+class TellAgents(Protocol):
+    """Tells what each of several agents got."""
+
+    def __call__(self) -> np.ndarray:
+        """Returns float32 ``[E, A]``: the returns of the last episode that ended in each environment."""
+
+
 class CloseEnvs(Protocol):
     """Closes the environments and ends their processes."""
 
@@ -130,6 +137,7 @@ class HostEnv(NamedTuple):
       (called from within one).
     - ``overlaps``: whether a group is stepped elsewhere while this process computes the actions of another.
     - ``success``: how episodes ended; None where that is not known. Only evaluation asks.
+    - ``agents``: the returns of each of several agents; None where there is one. Only evaluation asks.
     """
 
     spec: EnvSpec
@@ -148,3 +156,4 @@ class HostEnv(NamedTuple):
     bridge: str = "host"
     overlaps: bool = True
     success: TellSuccess | None = None
+    agents: TellAgents | None = None

@@ -44,6 +44,7 @@ def play_on_host(
     n = env.num_envs
     finished, success = np.zeros(n, bool), np.full(n, UNTOLD, np.int8)
     totals = EpisodeTotals(np.zeros(n, np.float32), np.zeros(n, np.int32))  # type: ignore[arg-type]
+    agents = None if env.agents is None else np.zeros_like(env.agents())
     limit = env.spec.max_episode_steps or STEP_LIMIT
     for step in islice(steps_on_host(act, initial_carry, env, params, seed), limit):
         own = EpisodeTotals(step.episode_return, step.episode_length)  # type: ignore[arg-type]
@@ -51,10 +52,12 @@ def play_on_host(
         done = step.terminated | step.truncated
         if env.success is not None and done.any():
             success = np.where(done & ~finished, env.success(), success)
+        if agents is not None and env.agents is not None:
+            agents = np.where((done & ~finished)[:, None], env.agents(), agents)
         finished = finished | done
         if finished.all():
             break
-    return totals._replace(success=success)
+    return totals._replace(success=success, agents=() if agents is None else agents)
 
 
 def host_seed(key: jax.Array) -> int:

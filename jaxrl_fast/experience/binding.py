@@ -85,7 +85,7 @@ def bind(algorithm: Algorithm, spec: EnvSpec, num_envs: int, shards: int = MAX_S
 
 
 def require_agents(algorithm: Algorithm, spec: EnvSpec) -> None:
-    """Check that an algorithm is for as many agents as a world has, one or several.
+    """Check that an algorithm is for as many agents as a world has, one or several, and such as they are.
 
     Raises:
         ValueError: with what to write instead.
@@ -96,6 +96,12 @@ def require_agents(algorithm: Algorithm, spec: EnvSpec) -> None:
         raise ValueError(
             f"algo={algorithm.name} is for one agent, and {spec.name} has {spec.num_agents}: write algo=ippo, "
             "algo=mappo or algo=pqn_vdn"
+        )
+    if spec.own_sizes and algorithm.options["share_parameters"]:
+        sizes = ", ".join(f"{seen} and {number}" for seen, number in spec.own_sizes)
+        raise ValueError(
+            f"the agents of {spec.name} differ in what they observe or can do (numbers and actions: {sizes}), and one "
+            "network for all does not fit: write algo.share_parameters=false"
         )
 
 

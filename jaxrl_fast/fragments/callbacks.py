@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
-from jaxrl_fast.core import EpisodeTotals, PyTree, Timestep
+from jaxrl_fast.core import EpisodeTotals, PyTree, Timestep, reward_shape
 from jaxrl_fast.environments.env import VecEnv, VecState
 from jaxrl_fast.environments.host_env import MAX_STEPS, HostEnv, HostStep
 from jaxrl_fast.graph.placements import Placement
@@ -105,7 +105,8 @@ def _make_step(host: HostEnv, failures: list[Exception]) -> Any:
     rows, flag = host.num_envs // host.num_groups, jax.ShapeDtypeStruct((host.num_envs,), bool)
     real, whole = jax.ShapeDtypeStruct(flag.shape, jnp.float32), jax.ShapeDtypeStruct(flag.shape, jnp.int32)
     obs = _like(host, host.spec.obs)
-    shapes = HostStep(obs, obs, real, flag, flag, real, whole), jax.ShapeDtypeStruct((), jnp.int32)  # type: ignore[arg-type]
+    paid = jax.ShapeDtypeStruct((host.num_envs, *reward_shape(host.spec)), jnp.float32)
+    shapes = HostStep(obs, obs, paid, flag, flag, real, whole), jax.ShapeDtypeStruct((), jnp.int32)  # type: ignore[arg-type]
 
     def call(count: Any, action: Any) -> tuple[HostStep, Any]:
         return _noting(failures, lambda: _step_all(host, int(count), np.asarray(action), rows))
@@ -132,7 +133,7 @@ def _step_all(host: HostEnv, count: int, action: np.ndarray, rows: int) -> tuple
     for group in range(host.num_groups):
         host.send(action[group * rows : (group + 1) * rows], group)
     steps = [host.recv(group) for group in range(host.num_groups)]
-    whole = steps[0] if len(steps) == 1 else HostStep(*map(np.concatenate, zip(*steps, strict=True)))
+    whole = steps[0] if len(steps) == 1 else jax.tree.map(lambda *parts: np.concatenate(parts), *steps)
     return whole, np.int32(host.steps() % MAX_STEPS)
 
 

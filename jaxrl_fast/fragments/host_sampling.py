@@ -173,19 +173,24 @@ def begin(env: HostEnv, agent: Bound, private: HostSamplerState, key: jax.Array)
     obs = env.reset(seeds.tolist())
     shape = (*taken.shape, env.num_envs)
     if env.num_seeds > 1:
-        parts = obs.reshape(env.num_groups, env.num_seeds, -1, *obs.shape[1:])
-        obs = np.moveaxis(parts, 0, 1).reshape(*shape, *obs.shape[1:])
+        obs = jax.tree.map(partial(_of_slices, env, shape), obs)
     carry = jax.tree.map(
         lambda x: np.broadcast_to(x, (*taken.shape, *x.shape)), agent.acting.initial_carry(env.num_envs)
     )
     return HostSamplerState(np.zeros_like(taken), obs, np.ones(shape, bool), carry)
 
 
+def _of_slices(env: HostEnv, shape: tuple[int, ...], rows: np.ndarray) -> np.ndarray:
+    """Rows of all environments, group after group, as ``[*shape, ...]``, which begins with the seeds."""
+    parts = rows.reshape(env.num_groups, env.num_seeds, -1, *rows.shape[1:])
+    return np.moveaxis(parts, 0, 1).reshape(*shape, *rows.shape[1:])
+
+
 def _by_slice(env: HostEnv, step: HostStep) -> HostStep:
     """A group's step, rows ``[S * E / G, ...]``, with an axis of its own for the seeds."""
     if env.num_seeds == 1:
         return step
-    return HostStep(*(x.reshape(env.num_seeds, -1, *x.shape[1:]) for x in step))
+    return jax.tree.map(lambda x: x.reshape(env.num_seeds, -1, *x.shape[1:]), step)
 
 
 def _in_rows(env: HostEnv, actions: np.ndarray) -> np.ndarray:

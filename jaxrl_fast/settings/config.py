@@ -34,6 +34,8 @@ NEEDS = {
     "gymnasium": ("id", "HalfCheetah-v5"),
     "atari": ("id", "Pong"),
     "jaxmarl": ("id", "MPE_simple_spread_v3"),
+    "jumanji": ("id", "LevelBasedForaging"),
+    "pettingzoo": ("id", "mpe2/simple_spread_v3"),
     "traffic": ("id", "TrafficJunction4-v0"),
     "probe": ("id", "value"),
     "custom": ("make", "my_package.make"),

@@ -80,7 +80,7 @@ class DistributedSchema:
 class EnvSchema:
     """``env.*``. Each environment refuses those that it does not take; others are given as ``+env.name=value``."""
 
-    id: str | None = setting(None, "id within env=brax, gymnax, gymnasium, atari, jaxmarl, traffic or probe")
+    id: str | None = setting(None, "id within its suite, with env=brax, gymnax, gymnasium and the like")
     backend: str | None = setting(None, "physics of a brax environment")
     make: str | None = setting(None, "my_package.make, with env=custom")
     num_agents: int | None = setting(None, "agents of a world of several, where it can have others", 1, MAX_SIZE)

@@ -1,0 +1,117 @@
+"""Jumanji's worlds of several agents. The only file that imports jumanji (https://github.com/instadeepai/jumanji, 1.1).
+
+Its clock never runs out here: the time limit is `vectorize`'s, which truncates, where Jumanji's ends the task.
+"""
+
+import inspect
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jumanji.environments import LevelBasedForaging, RobotWarehouse
+from jumanji.environments.routing.lbf.generator import RandomGenerator as ForagingGenerator
+from jumanji.environments.routing.robot_warehouse.generator import RandomGenerator as WarehouseGenerator
+
+from envs import agents_pictures
+from envs.foreign import like, relaxed, settled
+from jaxrl_fast.core import Discrete, EnvSpec, PyTree, Timestep
+from jaxrl_fast.environments.env import Env, is_count
+from jaxrl_fast.environments.env_laws import check_option, check_shapes
+
+NEVER = 2**30
+"""As a time limit, in steps."""
+FORAGING = {
+    "grid_size": 8,
+    "fov": 8,
+    "num_agents": 2,
+    "num_food": 2,
+    "max_agent_level": 2,
+    "force_coop": True,
+    "grid_observation": False,
+    "normalize_reward": True,
+    "penalty": 0.0,
+    "episode_length": 100,
+}
+"""Jumanji's own defaults: a field of 8 x 8, 2 players, 2 pieces of food that take both. All see all of it, unless
+``fov`` is given."""
+WAREHOUSE = {
+    "shelf_rows": 1,
+    "shelf_columns": 3,
+    "column_height": 8,
+    "num_agents": 4,
+    "sensor_range": 1,
+    "request_queue_size": 4,
+    "episode_length": 500,
+}
+"""tiny-4ag of Papoudakis et al. (arXiv 2006.07869), where Jumanji's own defaults are another warehouse."""
+WORLDS: dict[str, dict[str, Any]] = {"LevelBasedForaging": FORAGING, "RobotWarehouse": WAREHOUSE}
+"""Id -> options and their defaults."""
+
+
+def ids() -> list[str]:
+    """Jumanji's names of the worlds whose agents each have an observation."""
+    return list(WORLDS)
+
+
+def make(id: str, *, num_agents: int | None = None, **options: Any) -> Env:
+    """A Jumanji world; ``options`` are those of `WORLDS`, as its constructor and its generator call them, and
+    ``episode_length``.
+
+    Raises:
+        ValueError: an option is unknown, or has a value that the world does not take.
+    """
+    given = WORLDS[id] | ({} if num_agents is None else {"num_agents": num_agents}) | options
+    for option, value in given.items():
+        if option not in WORLDS[id]:
+            raise ValueError(f"jumanji {id} has no option '{option}': write some of {', '.join(sorted(WORLDS[id]))}")
+        check_option(f"env.{option}", value, WORLDS[id][option])
+        if type(WORLDS[id][option]) is int and not is_count(value):
+            raise ValueError(f"env.{option}={value}: write a whole number of at least 1")
+    if id == "LevelBasedForaging" and "fov" not in options:
+        given["fov"] = given["grid_size"]
+    limit = given.pop("episode_length")
+    try:
+        world = _foraging(**given) if id == "LevelBasedForaging" else _warehouse(**given)
+    except (AssertionError, ValueError, TypeError) as error:
+        message = " ".join(str(error).split()).rstrip(".")
+        raise ValueError(f"jumanji {id} does not take these options: {message}") from error
+    env = adapt(world, name=id, time_limit=limit, shared_reward=id == "RobotWarehouse")
+    check_shapes(env, f"jumanji {id}")
+    if id == "RobotWarehouse":
+        goals = [(int(x), int(y)) for x, y in world.goals]
+        return env._replace(draw=lambda state: agents_pictures.warehouse(state, goals))
+    draw = agents_pictures.foraging(given["grid_size"])
+    return env._replace(draw=draw, success=lambda state: jnp.all(state.food_items.eaten))
+
+
+def adapt(world: Any, *, name: str, time_limit: int | None, shared_reward: bool = False) -> Env:
+    """A Jumanji environment whose observation has ``agents_view`` ``[A, ...]`` and ``action_mask`` ``[A, actions]``, as
+    an `Env`. Whatever its own clock says counts as the end of its task; ``shared_reward``: all agents get the same."""
+    reset_one, step_one = relaxed(world.reset), relaxed(world.step)
+
+    def observed(obs: Any) -> PyTree:
+        return {"action_mask": jnp.asarray(obs.action_mask, bool), "obs": jnp.asarray(obs.agents_view, jnp.float32)}
+
+    def reset(key: jax.Array, params: PyTree) -> tuple[PyTree, PyTree]:
+        state, first = reset_one(jax.random.key_data(key))
+        return settled(state), observed(first.observation)
+
+    def step(state: PyTree, action: jax.Array, key: jax.Array) -> tuple[PyTree, Timestep]:
+        following, given = step_one(state, action)
+        obs, reward = observed(given.observation), jnp.asarray(given.reward, jnp.float32)
+        return like(following, state), Timestep(obs, obs, reward, given.last(), jnp.zeros((), bool))
+
+    obs = jax.eval_shape(reset, jax.random.key(0), ())[1]
+    num_agents, num_actions = obs["action_mask"].shape
+    spec = EnvSpec(name, obs, Discrete(num_actions), time_limit, num_agents=num_agents, shared_reward=shared_reward)
+    return Env(spec, reset, step)
+
+
+def _foraging(**given: Any) -> LevelBasedForaging:
+    takes = inspect.signature(ForagingGenerator).parameters
+    generator = ForagingGenerator(**{option: given.pop(option) for option in takes})
+    return LevelBasedForaging(generator=generator, time_limit=NEVER, **given)
+
+
+def _warehouse(**given: Any) -> RobotWarehouse:
+    return RobotWarehouse(generator=WarehouseGenerator(**given), time_limit=NEVER)
