@@ -33,7 +33,7 @@ def main(num_seeds: int = 8, num_rates: int = 8, ticks: int = 40, num_envs: int 
     returns = np.asarray(program(keys, rates))
     seconds = time.perf_counter() - compiled
 
-    print(f"{'rate':>8}  mean  least  most   return of each seed")
+    print(f"{'rate':>8}  mean  least  most of the seeds")
     for rate, column in zip(np.asarray(rates), returns.T, strict=True):
         bar = "#" * round(float(column.mean()) / 10)
         print(f"{rate:8.1e} {column.mean():5.0f} {column.min():6.0f} {column.max():5.0f}   {bar}")

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -30,7 +31,7 @@ NOT_RUN = {
 }
 """Lines that are not run here, and why."""
 SHORTER = (
-    (r"total_steps=[\d_]+", "total_steps=64"),
+    (r"total_steps=([\d_]+)", lambda found: f"total_steps={max(64, int(found[1]) // 1000)}"),
     (r"num_envs=\d+", "num_envs=4"),
     (r"num_seeds=\d+", "num_seeds=2"),
     (r"episodes=\d+", "episodes=2"),
@@ -80,8 +81,9 @@ def short_words(line: str) -> list[str]:
     words = shlex.split(line, comments=True)
     if "jaxrl_fast.train" not in words:
         return [re.sub(r"^episodes=\d+", "episodes=2", re.sub(r"^seconds=\d+", "seconds=1", word)) for word in words]
-    words = [re.sub(r"^num_envs=\d+$", "num_envs=8", word) for word in words]
     resumes = any(word.startswith(("resume=runs", "config=")) for word in words)
+    for pattern, shorter in ((r"^num_envs=\d+$", "num_envs=8"), (r"^total_steps=.*", "total_steps=96"), ("=/", "=")):
+        words = [re.sub(pattern, shorter, word) for word in words if word != "..."]
     words = [word for word in words if resumes or not word.startswith("total_steps=")]
     short = (
         ["eval.episodes=2"]
@@ -106,6 +108,10 @@ def run_command(line: str, folder: Path) -> None:
     words = [word for word in short_words(line) if not re.match(r"[A-Z_]+=", word)]
     words = [sys.executable if word.endswith("python") else word for word in words]
     words = [str(ROOT / word) if word.startswith("examples/") else word for word in words]
+    newest = max(
+        (int(path.name) for path in folder.glob("runs/latest/checkpoints/*") if path.name.isdigit()), default=0
+    )
+    words = [re.sub(r"checkpoints/\d+$", f"checkpoints/{newest}", word) for word in words]
     variables = {
         **os.environ,
         "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}",
@@ -149,7 +155,8 @@ def main(words: list[str]) -> int:
             why, begin = reason_not_run(line), time.perf_counter()
             try:
                 if why is None:
-                    run_command(line, folder)
+                    with tempfile.TemporaryDirectory() as copy:  # a command may leave another runs/latest behind
+                        run_command(line, shutil.copytree(folder, copy, symlinks=True, dirs_exist_ok=True))
                 known[line] = {"not_run": why} if why else {"seconds": round(time.perf_counter() - begin, 1)}
             except (SystemExit, subprocess.TimeoutExpired) as error:
                 failed += 1

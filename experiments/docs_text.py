@@ -55,7 +55,7 @@ def command_lines(path: Path) -> list[str]:
     """The command lines of a page, without their comments."""
     bodies = [m["body"] for m in FENCE.finditer(path.read_text()) if m["language"] in ("", "bash", "sh")]
     lines = [line for body in bodies for line in body.replace("\\\n", " ").splitlines()]
-    return [re.sub(r"\s{2,}#.*", "", line).strip() for line in lines if PROGRAM.match(line)]
+    return [re.split(r"\s{2,}", line.strip())[0] for line in lines if PROGRAM.match(line)]
 
 
 def links(path: Path) -> list[str]:
