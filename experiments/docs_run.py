@@ -156,7 +156,7 @@ def main(words: list[str]) -> int:
             try:
                 if why is None:
                     with tempfile.TemporaryDirectory() as copy:  # a command may leave another runs/latest behind
-                        run_command(line, shutil.copytree(folder, copy, symlinks=True, dirs_exist_ok=True))
+                        run_command(line, Path(shutil.copytree(folder, copy, symlinks=True, dirs_exist_ok=True)))
                 known[line] = {"not_run": why} if why else {"seconds": round(time.perf_counter() - begin, 1)}
             except (SystemExit, subprocess.TimeoutExpired) as error:
                 failed += 1

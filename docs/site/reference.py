@@ -53,6 +53,7 @@ COMMON = {
     "learning_rate": "of the optimizer",
     "max_grad_norm": "to which gradients are clipped",
     "max_repeats": "steps for which noise stays the same, at most",
+    "max_return": "the largest discounted return, once rewards are normalized",
     "n_step": "steps whose rewards are summed before bootstrapping",
     "noise_spread": "how much more the last environment explores than `exploration_noise`, and the first less",
     "normalize_advantages": "to mean 0 and deviation 1 in each batch",
