@@ -8,7 +8,11 @@ from coming_from.run import PAIRS, RESULTS, ROOT, Pair
 TITLES = {
     "sb3": ("Stable-Baselines3", "PPO on Gymnasium's CartPole, eight environments in this process."),
     "cleanrl": ("CleanRL", "PPO on Gymnasium's CartPole, as commands. CleanRL prints returns while training."),
-    "purejaxrl": ("PureJaxRL", "PPO on gymnax's CartPole, eight seeds by `vmap`; returns are those while training."),
+    "purejaxrl": (
+        "PureJaxRL",
+        "PPO on gymnax's CartPole, eight seeds by `vmap`; returns are those while training. It ran without navix, "
+        "which CartPole does not need.",
+    ),
     "rejax": ("Rejax", "PPO on gymnax's CartPole, eight seeds in one program, three evaluations."),
     "brax": ("brax.training", "PPO on brax's inverted pendulum (spring), one evaluation at the end."),
 }
