@@ -79,12 +79,15 @@ def test_extras_and_targets_of_make_exist():
     assert asked and asked <= targets
 
 
-def test_every_page_is_in_the_navigation_of_the_site():
+def test_every_page_of_the_navigation_is_there_and_others_join_it():
     sys.path.insert(0, str(ROOT / "docs" / "site"))
     import assemble
 
-    nav = assemble.named_in(yaml.safe_load((ROOT / "docs" / "site" / "mkdocs.yml").read_text())["nav"])
-    assert {page for page in nav if not page.startswith("reference/")} == set(assemble.sources().values())
+    nav = yaml.safe_load((ROOT / "docs" / "site" / "mkdocs.yml").read_text())["nav"]
+    pages = {*assemble.sources().values(), *(page for page in assemble.named_in(nav) if page.startswith("reference/"))}
+    assert assemble.named_in(assemble.navigation(nav, {*pages, "new.md"})) == {*pages, "new.md"}
+    with pytest.raises(SystemExit, match=r"start\.md"):
+        assemble.navigation(nav, pages - {"start.md"})
 
 
 def test_the_reference_says_what_every_key_means():

@@ -74,6 +74,18 @@ def named_in(tree: object) -> set[str]:
     return set().union(*(named_in(branch) for branch in branches))
 
 
+def navigation(nav: list, pages: set[str]) -> list:
+    """The navigation of ``mkdocs.yml``; pages that it does not name stand at the end of How-to.
+
+    Raises:
+        SystemExit: it names a page that is not there.
+    """
+    if missing := named_in(nav) - pages:
+        raise SystemExit(f"docs/site/mkdocs.yml names pages that are not there: {', '.join(sorted(missing))}")
+    more = sorted(pages - named_in(nav))
+    return [{"How-to": [*entry["How-to"], *more]} if "How-to" in entry else entry for entry in nav]
+
+
 SHIM = re.compile(r'<script src="https://unpkg.com/iframe-worker/shim"[^>]*></script>')
 LOADS = re.compile(r"<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=\"(https?:[^\"]+)")
 
@@ -109,10 +121,10 @@ def main(out: Path) -> None:
         (folder / "reference" / name).write_text(text)
     shutil.copy(HERE / "style.css", folder / "style.css")
     settings = yaml.safe_load((HERE / "mkdocs.yml").read_text())
-    made = {path.relative_to(folder).as_posix() for path in folder.glob("**/*.md")}
-    if missing := made ^ named_in(settings["nav"]):
-        raise SystemExit(f"docs/site/mkdocs.yml: these pages are only in the navigation, or only in docs/: {missing}")
-    shutil.copy(HERE / "mkdocs.yml", out / "mkdocs.yml")
+    settings["nav"] = navigation(
+        settings["nav"], {path.relative_to(folder).as_posix() for path in folder.glob("**/*.md")}
+    )
+    (out / "mkdocs.yml").write_text(yaml.safe_dump(settings, sort_keys=False))
 
 
 if __name__ == "__main__":
