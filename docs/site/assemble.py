@@ -48,7 +48,17 @@ def relinked(page: Path, target: str, folder: Path, known: dict[Path, str]) -> s
         return f"{found[1]}{up}{place}{'#' + anchor if anchor else ''}{found[3]}"
 
     parts = FENCE.split(page.read_text())
-    return "".join(part if part.lstrip().startswith("```") else LINK.sub(link, part) for part in parts)
+    return "".join(part if part.lstrip().startswith("```") else spaced(LINK.sub(link, part)) for part in parts)
+
+
+def spaced(text: str) -> str:
+    """Lists and tables behind an empty line, which forges do not ask for and the site does."""
+    lines = [""]
+    for line in text.split("\n"):
+        before = lines[-1]
+        begins = (line.startswith("- ") and not before.startswith(("- ", "  "))) or line[:1] == "|" != before[:1]
+        lines += ["", line] if begins and before else [line]
+    return ("\n" if text.startswith(("\n- ", "\n|")) else "") + "\n".join(lines[1:])
 
 
 def copied(file: Path, folder: Path) -> str:

@@ -4,6 +4,7 @@ Each page is drawn at 1440 and 390 pixels, light and dark. What is wrong is prin
 error of a script, a request that is not for a file of the site. Then search is tried, from disk.
 """
 
+import base64
 import json
 import sys
 from pathlib import Path
@@ -13,7 +14,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 from jaxrl_fast.inspection.pictures.browser import Page, chromium_page, find_chromium
 
 SIZES = ((1440, False), (1440, True), (390, False), (390, True))
-WIDE = "[document.documentElement.scrollWidth, document.title]"
 
 
 def faults(page: Page, site: Path) -> list[str]:
@@ -36,12 +36,11 @@ def look(page: Page, file: Path, site: Path, out: Path) -> None:
     name = file.relative_to(site).with_suffix("").as_posix().replace("/", "-")
     for width, dark in SIZES:
         page.open(file, width=width, height=900, mobile=width < 500, dark=dark)
+        scroll, height = page.run("[document.documentElement.scrollWidth, document.documentElement.scrollHeight]")
+        clip = {"x": 0, "y": 0, "width": width, "height": min(height, 6000), "scale": 1}
+        shot = page.ask("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)
+        (out / f"{name}-{width}-{'dark' if dark else 'light'}.png").write_bytes(base64.b64decode(shot["data"]))
         page.run("localStorage.clear()")  # it keeps the colors of the first visit
-        page.open(file, width=width, height=900, mobile=width < 500, dark=dark)
-        scroll, _ = page.run(WIDE)
-        height = min(int(page.run("document.documentElement.scrollHeight")), 6000)
-        page.open(file, width=width, height=height, mobile=width < 500, dark=dark)
-        (out / f"{name}-{width}-{'dark' if dark else 'light'}.png").write_bytes(page.png())
         wrong = [f"{scroll} pixels wide"] if scroll > width else []
         for fault in [*wrong, *faults(page, site)]:
             print(f"{name} at {width}{' dark' if dark else ''}: {fault}", flush=True)
@@ -62,7 +61,11 @@ def search(page: Page, site: Path) -> None:
 def main(site: Path, out: Path, names: list[str]) -> None:
     """Look at the pages that are named, at all by default, and search."""
     out.mkdir(parents=True, exist_ok=True)
-    files = sorted(file for file in site.glob("**/*.html") if "files" not in file.relative_to(site).parts)
+    files = sorted(
+        file
+        for file in site.glob("**/*.html")
+        if "files" not in file.relative_to(site).parts and file.name != "404.html"
+    )
     with chromium_page(find_chromium() or "chromium") as page:
         for file in files:
             if not names or file.relative_to(site).as_posix() in names:

@@ -1,6 +1,7 @@
 """The pairs of ``docs/coming_from.md`` side by side, with what both sides ended with, for `docs_tables`."""
 
 import json
+import textwrap
 from typing import Any
 
 from coming_from.run import PAIRS, RESULTS, ROOT, Pair
@@ -22,8 +23,8 @@ def shown(words: tuple[str, ...]) -> str:
     """A program as a block: the text of its file, or the command."""
     if len(words) == 1:
         return f"```py\n{(ROOT / words[0]).read_text()}```"
-    lines = " \\\n    ".join(["python " + " ".join(words[:2]), *words[2:]])
-    return f"```shell\n{lines}\n```"
+    lines = textwrap.wrap("python " + " ".join(words), 72, break_long_words=False, break_on_hyphens=False)
+    return "```shell\n" + " \\\n    ".join(lines) + "\n```"
 
 
 def outcome(result: dict[str, Any]) -> str:
