@@ -1,4 +1,4 @@
-# make setup | train | test | test-part | check | fmt | bench | sweep | gpu. Works with GNU make 3.81 (macOS) and later.
+# make setup | train | test | test-part | check | fmt | docs | bench | sweep | gpu. Works with GNU make 3.81 (macOS) and later.
 #   make train ARGS="env=cartpole algo=ppo"     train; the default is env=halfcheetah
 #   make train EXTRA=cuda13                     with an accelerator: cuda13, cuda12 or tpu
 #   make bench ROWS="ppo_cartpole"              measure against peers (an hour; run nothing beside it); default: all rows
@@ -10,6 +10,7 @@
 #   make gpu EXTRA=cuda13                       measure everything on a GPU or TPU (a quarter of an hour; run nothing beside it)
 #   make targets                                compilers for GPUs and TPUs that are not here (1.5 GB), for explain target=
 #   make test-targets                           what programs cost there has not grown (minutes)
+#   make docs                                   the site, in build/site/html/index.html; a warning is an error
 #   make viewer-assets                          bundle three.js and uPlot for our pages again (npm; to change a version)
 #   make setup PYTHON=/path/to/python3.12       with a chosen Python
 #   make test-part VENV=.venv-3.12 PYTHON=/path/to/python3.12   a part of the tests, with a second Python
@@ -40,6 +41,7 @@ PEERS_HOST ?= .venv-peers-host
 PEERS_PYTHON ?= python3.11
 TARGETS ?= .venv-targets
 TARGETS_PYTHON ?= python3.11
+DOCS ?= .venv-docs
 VENV ?= .venv
 
 # The first Python that really runs (a version manager's stand-in may not), is 3.11 to 3.13 and can make environments.
@@ -52,7 +54,7 @@ EXTRAS := dev$(if $(EXTRA),$(comma)$(EXTRA))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(EXTRAS)
 
-.PHONY: setup train test test-part test-targets targets check fmt lint types bench bench-host gpu sweep sweep-all sweep-compare viewer-assets clean
+.PHONY: setup train test test-part test-targets targets check docs fmt lint types bench bench-host gpu sweep sweep-all sweep-compare viewer-assets clean
 
 setup: $(STAMP)
 
@@ -88,6 +90,17 @@ types: $(STAMP)
 fmt: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# Zensical, which follows Material for MkDocs, in an environment of its own.
+docs: $(STAMP) $(DOCS)/.installed
+	$(BIN)/python docs/site/assemble.py build/site
+	$(DOCS)/bin/zensical build --strict --clean --config-file build/site/mkdocs.yml
+	$(BIN)/python docs/site/assemble.py build/site --finish
+
+$(DOCS)/.installed: docs/site/requirements.lock
+	@[ -n "$(PYTHON)" ] && { [ -x $(@D)/bin/python ] || { echo "$(PYTHON) -m venv $(@D)"; $(PYTHON) -m venv $(@D); }; }
+	$(@D)/bin/python -m pip install --disable-pip-version-check --quiet -r $<
+	@touch $@
 
 # Without their dependencies: compiling for an accelerator needs none of NVIDIA's or Google's libraries.
 targets: $(TARGETS)/.installed
@@ -144,4 +157,4 @@ viewer-assets:
 		--global-name=THREE --legal-comments=inline --outfile=$(ASSETS)/three.min.js
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(PEERS_HOST) build dist *.egg-info
+	rm -rf $(VENV) $(PEERS) $(PEERS_HOST) $(DOCS) build dist *.egg-info

@@ -79,8 +79,8 @@ def test_one_compilation_whatever_the_number_of_chunks(caplog):
         jax.config.update("jax_log_compiles", False)
 
 
-def test_a_placement_of_ones_own_as_in_the_readme_gives_the_same_numbers():
-    code = (Path(__file__).parent.parent / "README.md").read_text()
+def test_a_placement_of_ones_own_as_in_the_docs_gives_the_same_numbers():
+    code = (Path(__file__).parent.parent / "docs" / "concepts.md").read_text()
     code = code.partition("from jaxrl_fast.placement import")[1:]
     names: dict = {}
     exec("".join(code).partition("\njf.learn")[0], names)

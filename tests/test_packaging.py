@@ -1,6 +1,7 @@
 """What is installed, and which module may know which."""
 
 import ast
+import os
 import re
 import shutil
 import subprocess
@@ -220,23 +221,53 @@ assert not jax_has_started(), "a device was touched"
     assert done.returncode == 0, done.stderr
 
 
-def test_a_wheel_carries_the_settings_and_assets_and_no_experiment(tmp_path: Path):
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel of the repository."""
     pytest.importorskip("setuptools", minversion="77")
-    source = tmp_path / "source"
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
     for name in ("jaxrl_fast", "envs", "tests", "experiments"):
         if (ROOT / name).exists():
             shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-q"]
-    done = subprocess.run([*command, "-w", tmp_path, source], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([*command, "-w", folder, source], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    (wheel,) = tmp_path.glob("*.whl")
+    return next(folder.glob("*.whl"))
+
+
+def test_a_wheel_carries_the_settings_and_assets_and_no_experiment(wheel: Path):
     held = set(zipfile.ZipFile(wheel).namelist())
     wanted = [*SOURCES, *ROOT.glob("jaxrl_fast/config/**/*.yaml"), *ROOT.glob("jaxrl_fast/**/assets/*")]
     assert {str(path.relative_to(ROOT)) for path in wanted} <= held
     assert any(name.startswith("jaxrl_fast/config/tuned/") for name in held)
     assert {name.split("/")[0] for name in held if ".dist-info" not in name} == {"jaxrl_fast", "envs"}
+
+
+def test_the_wheel_trains_from_another_folder_without_the_repository(wheel: Path, tmp_path: Path):
+    """In an environment that has its dependencies and nothing else of ours."""
+    place = tmp_path / "packages"
+    install = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "-q", "--target", place, wheel]
+    done = subprocess.run(install, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    variables = {**os.environ, "PYTHONPATH": str(place)}
+    code = "import envs, jaxrl_fast; print(envs.__file__, jaxrl_fast.__file__)"
+    found = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=variables, capture_output=True, text=True)
+    assert [Path(path).parent.parent for path in found.stdout.split()] == [place, place]
+    words = [
+        "env=pendulum",
+        "algo=ppo",
+        "num_envs=2",
+        "algo.rollout_length=8",
+        "algo.num_minibatches=1",
+        "total_steps=1",
+    ]
+    train = [sys.executable, "-m", "jaxrl_fast.train", *words, "eval.episodes=1", "eval.beside=false", "run_dir=here"]
+    done = subprocess.run(train, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "here" / "summary.json").exists()
 
 
 def public_named_tuples() -> list[ast.ClassDef]:
@@ -299,3 +330,8 @@ def test_files_functions_and_signatures_are_short():
                 assert own_lines(node) <= MAX_FUNCTION, (path, node.name, own_lines(node))
                 few = len([name for name in names if name not in ("self", "cls")]) <= MAX_ARGUMENTS
                 assert few or node.name in FACTORIES, (path, node.name)
+
+
+def test_the_citation_names_the_version_of_the_package():
+    version = re.search(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.M)[1]
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()

@@ -16,7 +16,7 @@ from jaxrl_fast.graph.layout import xla_knows
 
 ROOT = Path(__file__).parent.parent
 SOURCES = [p for folder in ("jaxrl_fast", "envs", "tests", "experiments") for p in ROOT.glob(f"{folder}/**/*.py")]
-TEXTS = [*SOURCES, *ROOT.glob("docs/*.md"), ROOT / "README.md", ROOT / "Makefile", ROOT / ".ci" / "run"]
+TEXTS = [*SOURCES, *ROOT.glob("docs/**/*.md"), ROOT / "README.md", ROOT / "Makefile", ROOT / ".ci" / "run"]
 
 NAMES = {
     "jax._src.clusters.K8sCluster": "several processes under Kubernetes",

@@ -1,0 +1,50 @@
+"""The pairs of ``docs/coming_from.md`` side by side, with what both sides ended with, for `docs_tables`."""
+
+import json
+import textwrap
+from typing import Any
+
+from coming_from.run import PAIRS, RESULTS, ROOT, Pair
+
+TITLES = {
+    "sb3": ("Stable-Baselines3", "PPO on Gymnasium's CartPole, eight environments in this process."),
+    "cleanrl": ("CleanRL", "PPO on Gymnasium's CartPole, as commands. CleanRL prints returns while training."),
+    "purejaxrl": (
+        "PureJaxRL",
+        "PPO on gymnax's CartPole, eight seeds by `vmap`; returns are those while training. It ran without navix, "
+        "which CartPole does not need.",
+    ),
+    "rejax": ("Rejax", "PPO on gymnax's CartPole, eight seeds in one program, three evaluations."),
+    "brax": ("brax.training", "PPO on brax's inverted pendulum (spring), one evaluation at the end."),
+}
+
+
+def shown(words: tuple[str, ...]) -> str:
+    """A program as a block: the text of its file, or the command."""
+    if len(words) == 1:
+        return f"```py\n{(ROOT / words[0]).read_text()}```"
+    lines = textwrap.wrap("python " + " ".join(words), 72, break_long_words=False, break_on_hyphens=False)
+    return "```shell\n" + " \\\n    ".join(lines) + "\n```"
+
+
+def outcome(result: dict[str, Any]) -> str:
+    """What both sides ended with."""
+    there, here = (
+        f"return {result[side]['return']:.0f}, {result[side]['seconds']:.0f} s" for side in ("theirs", "ours")
+    )
+    conditions = f"{result['machine']}; seconds from the first import on, with compilation"
+    return f"There: {there}. Here: {here} ({conditions})."
+
+
+def section(name: str, pair: Pair, result: dict[str, Any]) -> str:
+    """A pair, side by side."""
+    title, about = TITLES[name]
+    columns = [(title, shown(pair.theirs)), ("here", shown(pair.ours))]
+    cells = "\n".join(f"<div markdown>\n\n{who}\n\n{code}\n\n</div>" for who, code in columns)
+    return f'## {title}\n\n{about}\n\n<div class="side" markdown>\n{cells}\n</div>\n\n{outcome(result)}'
+
+
+def pairs() -> str:
+    """All pairs that were run."""
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    return "\n\n".join(section(name, PAIRS[name], results[name]) for name in TITLES if name in results)

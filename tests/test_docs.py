@@ -1,0 +1,113 @@
+"""Nothing is said that was not run: blocks, command lines, links, figures and tables of README and docs."""
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "experiments"))
+import docs_run
+import docs_tables
+from docs_text import ROOT, Figure, broken_links, command_lines, figures, name_of, pages, python_blocks, shows
+
+PAGES = {name_of(path): path for path in pages()}
+WITH_BLOCKS = [name for name, path in PAGES.items() if python_blocks(path)]
+RECORD = docs_run.record()
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory, commands) -> Path:
+    """A folder in which ``runs/latest`` is a short run of Pendulum."""
+    folder = tmp_path_factory.mktemp("docs")
+    ended = commands.run(folder, "train", *docs_run.TRAINED, trains=True)
+    assert ended.status == 0, ended
+    return folder
+
+
+@pytest.mark.parametrize("name", WITH_BLOCKS)
+def test_the_python_of_a_page_runs(name: str, tmp_path: Path, request, monkeypatch: pytest.MonkeyPatch):
+    blocks = python_blocks(PAGES[name])
+    reads_a_run = any("runs/latest" in block.code for block in blocks)
+    folder = request.getfixturevalue("trained") if reads_a_run else tmp_path
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    docs_run.run_page(blocks, folder)
+
+
+def test_every_command_line_was_run_or_says_why_not():
+    """`python experiments/docs_run.py` runs those that are new."""
+    lines = {line for path in PAGES.values() for line in command_lines(path)}
+    assert lines == set(RECORD), "run python experiments/docs_run.py"
+    assert all(("seconds" in entry) != ("not_run" in entry) for entry in RECORD.values())
+    assert all(docs_run.reason_not_run(line) == entry.get("not_run") for line, entry in RECORD.items())
+
+
+def test_long_commands_are_run_short():
+    words = docs_run.short_words("python -m jaxrl_fast.train env=ant num_envs=4096 total_steps=5_000  # long")
+    assert {"num_envs=8", "total_steps=1", "eval.episodes=2"} < set(words) and "#" not in words
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_links_lead_somewhere(name: str):
+    assert broken_links(PAGES[name]) == []
+
+
+def test_figures_are_those_of_the_results():
+    found = [figure for path in PAGES.values() for figure in figures(path)]
+    assert len(found) > 10
+    assert [figure for figure in found if not shows(figure)] == []
+
+
+def test_a_figure_that_changed_is_found():
+    assert shows(Figure("", "1,067", "", 1067.4)) and shows(Figure("", "−2.5", "", -2.46))
+    assert not shows(Figure("", "1,067", "", 1068.4)) and not shows(Figure("", "1.51", "", 1.516))
+
+
+@pytest.mark.parametrize("name", [name for name, path in PAGES.items() if "<!-- end -->" in path.read_text()])
+def test_tables_are_as_the_code_has_them(name: str):
+    """`python experiments/docs_tables.py` writes them."""
+    assert docs_tables.filled(PAGES[name].read_text()) == PAGES[name].read_text()
+
+
+def test_extras_and_targets_of_make_exist():
+    text = "\n".join(path.read_text() for path in PAGES.values())
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = {extra for extras in re.findall(r"(?:jaxrl_fast|['\"]\.)\[([\w,]+)\]", text) for extra in extras.split(",")}
+    assert named and named <= set(known)
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
+    asked = set(re.findall(r"(?:^|`)make ([\w-]+)", text, re.M))
+    assert asked and asked <= targets
+
+
+def test_every_page_of_the_navigation_is_there_and_others_join_it():
+    sys.path.insert(0, str(ROOT / "docs" / "site"))
+    import assemble
+
+    nav = yaml.safe_load((ROOT / "docs" / "site" / "mkdocs.yml").read_text())["nav"]
+    pages = {*assemble.sources().values(), *(page for page in assemble.named_in(nav) if page.startswith("reference/"))}
+    assert assemble.named_in(assemble.navigation(nav, {*pages, "new.md"})) == {*pages, "new.md"}
+    with pytest.raises(SystemExit, match=r"start\.md"):
+        assemble.navigation(nav, pages - {"start.md"})
+
+
+def test_the_reference_says_what_every_key_means():
+    sys.path.insert(0, str(ROOT / "docs" / "site"))
+    from reference import reference_pages
+
+    rows = [line for text in reference_pages().values() for line in text.splitlines() if line.startswith("| `")]
+    assert len(rows) > 300
+    assert [row for row in rows if row.startswith(("| `algo.", "| `eval.", "| `env.")) and row.endswith("|  |")] == []
+
+
+def test_the_page_on_run_folders_names_every_file(trained: Path):
+    page = PAGES["docs/run_folder.md"].read_text().partition("<!-- files -->")[2]
+    named = [re.escape(name).replace(r"\*", ".*").rstrip("/") for name in re.findall(r"`([\w.*/]+)`", page)]
+    left = [path.name for path in (trained / "runs" / "latest").iterdir()]
+    assert left and [name for name in left if not any(re.fullmatch(pattern, name) for pattern in named)] == []
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
