@@ -156,6 +156,14 @@ def reward_shape(spec: EnvSpec) -> tuple[int, ...]:
     return () if spec.num_agents is None or spec.shared_reward else (spec.num_agents,)
 
 
+def on_every_device(tree: PyTree) -> PyTree:
+    """The same values; where a program names its devices (`jax.sharding.use_abstract_mesh`), all of them on each, so
+    that what is computed of them is not divided."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return tree
+    return jax.lax.with_sharding_constraint(tree, jax.sharding.PartitionSpec())
+
+
 def stable_hash(name: str) -> int:
     """A hash of ``name`` that is the same in every process, unlike `hash`."""
     return zlib.crc32(name.encode())

@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.core import EpisodeTotals, Metrics, PyTree, Transition
+from jaxrl_fast.core import EpisodeTotals, Metrics, PyTree, Transition, on_every_device
 from jaxrl_fast.environments.env import VecEnv, VecState
 from jaxrl_fast.fragments.packed_steps import PackedStep, pack_step, unpack_steps
 
@@ -56,7 +56,8 @@ def unroll(
     def step(state: SamplerState, xs: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[SamplerState, tuple]:
         t, act_key, env_key = xs
         action, carry, extras = act(state.carry, state.obs, state.first, act_key)
-        env_state, ts = env.step(state.env, action, env_key, bank, t)
+        # Devices that have agents of their own all step the whole world, rather than tell each other parts of it.
+        env_state, ts = on_every_device(env.step(state.env, on_every_device(action), env_key, bank, t))
         done = ts.terminated | ts.truncated
         transition = Transition(
             state.obs, action, ts.reward, ts.next_obs, ts.terminated, ts.truncated, state.first, extras

@@ -5,6 +5,7 @@ become a chain of programs.
 """
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import jax
@@ -50,7 +51,7 @@ def compile(graph: Graph, placement: Placement, ticks_per_chunk: int, num_seeds:
     placements.check(graph, placement, num_seeds)
     graph, home = placements.divided(graph, placement), homes(placement, num_seeds)
     if len(placement.groups) == 1 and not any(f.host for f in graph.fragments):
-        return _one_program(graph, home, ticks_per_chunk, num_seeds)
+        return _one_program(graph, placement, home, ticks_per_chunk, num_seeds)
     return Program(*make_chain(graph, home, ticks_per_chunk, num_seeds), ticks_per_chunk)
 
 
@@ -61,11 +62,21 @@ def with_seed_axis(state: TrainState, num_seeds: int) -> TrainState:
     return jax.tree.map(exchange.with_axis, state)._replace(tick=state.tick)
 
 
-def _one_program(graph: Graph, home: dict[str, Mesh], ticks_per_chunk: int, num_seeds: int) -> Program:
+def by_agents(placement: Placement, home: dict[str, Mesh]) -> AbstractContextManager[Any]:
+    """Tells what is traced in it the devices among which agents are divided (`core.on_every_device`)."""
+    mesh = next(iter(home.values()))
+    divided = placement.divides == "agents" and mesh.size > 1
+    return jax.sharding.use_abstract_mesh(mesh.abstract_mesh) if divided else nullcontext()
+
+
+def _one_program(
+    graph: Graph, placement: Placement, home: dict[str, Mesh], ticks_per_chunk: int, num_seeds: int
+) -> Program:
     layout = state_layout(graph, home, num_seeds)
 
     def one_seed(state: TrainState) -> tuple[TrainState, Metrics]:
-        return ticks(graph, state, ticks_per_chunk)
+        with by_agents(placement, home):
+            return ticks(graph, state, ticks_per_chunk)
 
     def chunk(state: TrainState) -> tuple[TrainState, Metrics]:
         state, metrics = over_seeds(one_seed, num_seeds, (SEED_AXES,), (SEED_AXES, 0))(state)

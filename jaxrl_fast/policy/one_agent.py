@@ -6,7 +6,6 @@ from jaxrl_fast.algorithms.agents import spec_of_one
 from jaxrl_fast.core import PyTree
 from jaxrl_fast.experience.acting import make_acting
 from jaxrl_fast.experience.view import make_view
-from jaxrl_fast.networks.per_agent import own_obs
 from jaxrl_fast.numerics.running_stats import RunningStats
 from jaxrl_fast.policy.policies import AGENT, Policy, PolicyParams, built_again, make_policy
 
@@ -34,12 +33,13 @@ def policy_of_agent(policy: Policy, number: int) -> Policy:
         parts[part] = agent.parts[part]._replace(networks={name: network})
     alone = spec_of_one(spec, shared=False)
     acting = make_acting(agent._replace(parts=parts, remembers={}), make_view(alone))
-    statistics = None if policy.params.obs is None else _statistics_of_agent(policy.params.obs, number)
+    statistics = None if policy.params.obs is None else _statistics_of_agent(policy.params.obs, alone.obs, number)
     return make_policy(alone, acting, PolicyParams(weights, statistics), {**policy.made_by, AGENT: number})
 
 
-def _statistics_of_agent(statistics: RunningStats, number: int) -> RunningStats:
+def _statistics_of_agent(statistics: RunningStats, obs_spec: PyTree, number: int) -> RunningStats:
     def own(tree: PyTree) -> PyTree:
-        return jax.tree.map(lambda leaf: leaf[number], own_obs(tree))
+        seen = {key: tree[key] for key in obs_spec} if isinstance(obs_spec, dict) else tree
+        return jax.tree.map(lambda leaf: leaf[number], seen)
 
     return RunningStats(statistics.samples, own(statistics.mean), own(statistics.m2))
