@@ -11,9 +11,15 @@ import jax
 import numpy as np
 import optax
 import pytest
+import tiny
 
+from envs import foreign
+from jaxrl_fast.algorithms.ppo import ppo
+from jaxrl_fast.fragments.build import GraphOptions, build_graph
+from jaxrl_fast.graph import program as programs
 from jaxrl_fast.graph import tree_files
 from jaxrl_fast.graph.dataflow import TrainState
+from jaxrl_fast.graph.placements import PLACEMENTS
 from jaxrl_fast.settings import identity as identities
 from jaxrl_fast.settings.kept_files import KeptFiles
 
@@ -186,6 +192,68 @@ def test_what_a_program_depends_on_is_all_in_its_name(monkeypatch, tmp_path):
     monkeypatch.setattr(identities, "OWN", ("some_physics",))
     assert changed()
     assert identities.identity_of("custom") is None and identities.identity_of("gymnasium") is None
+
+
+class Kept(dict):
+    """A store of programs in memory."""
+
+    read, write = dict.get, dict.__setitem__
+
+
+TRACED: list[str] = []
+
+
+def counted(name: str, function):
+    def call(*arguments):
+        TRACED.append(name)
+        return function(*arguments)
+
+    return call
+
+
+def run_twice(placement: str, devices: int, store: Kept | None, num_seeds: int = 1) -> list[np.ndarray]:
+    """All numbers of two chunks of a small PPO."""
+    env = tiny.line(discrete=True, num_envs=8)
+    env = env._replace(**{name: counted(name, getattr(env, name)) for name in ("reset", "draw_fresh", "step")})
+    algorithm = ppo(rollout_length=4, num_epochs=1, num_minibatches=2, policy_hidden=(4,), value_hidden=(4,))
+    graph, _ = build_graph(env, algorithm, GraphOptions())
+    placed = PLACEMENTS[placement](graph, jax.devices()[:devices])
+    keys = jax.random.split(jax.random.key(3), num_seeds)
+    program = programs.compile(graph, placed, 2, num_seeds)
+    init, run = program.ready(keys, algorithm.hyper, store)
+    state, metrics = run(init(keys, algorithm.hyper))
+    state, more = run(state)
+    leaves = [*jax.tree.leaves(state._replace(key=jax.random.key_data(state.key))), *metrics.values(), *more.values()]
+    return [np.asarray(leaf) for leaf in leaves]
+
+
+@pytest.mark.parametrize(
+    ("placement", "devices", "num_seeds"), [("fused", 1, 1), ("data_parallel", 2, 2), ("sharded_sampling", 2, 1)]
+)
+def test_kept_programs_are_not_traced_and_compute_the_same_bits(placement, devices, num_seeds):
+    store = Kept()
+    numbers = []
+    for place in (None, store, store):
+        TRACED.clear()
+        numbers.append(run_twice(placement, devices, place, num_seeds))
+        assert bool(TRACED) == (len(numbers) < 3)
+    for again in numbers[1:]:
+        for one, other in zip(numbers[0], again, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_a_module_that_is_imported_later_is_loaded_at_its_first_use(tmp_path, monkeypatch):
+    (tmp_path / "heavy_pictures.py").write_text("import sys\nsys.loaded_pictures = True\ncolor = 'red'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    foreign.import_later("heavy_pictures", "no_such_module_at_all")
+    import heavy_pictures
+
+    assert not hasattr(sys, "loaded_pictures")
+    assert heavy_pictures.color == "red" and sys.loaded_pictures
+    assert sys.modules["heavy_pictures"].color == "red"
+    assert "no_such_module_at_all" not in sys.modules
+    monkeypatch.delattr(sys, "loaded_pictures")
+    monkeypatch.delitem(sys.modules, "heavy_pictures")
 
 
 def start(folder: Path, cache: Path, *words: str) -> tuple[list[str], list[str], list[dict[str, str]], str]:
