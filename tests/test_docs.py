@@ -93,6 +93,18 @@ def test_every_page_of_the_navigation_is_there_and_others_join_it():
         assemble.navigation(nav, pages - {"start.md"})
 
 
+def test_a_page_of_the_site_leads_to_pages_and_copies(tmp_path: Path):
+    sys.path.insert(0, str(ROOT / "docs" / "site"))
+    import assemble
+
+    page = ROOT / "docs" / "tutorials" / "world.md"
+    known = {page: "tutorials/world.md", ROOT / "README.md": "index.md"}
+    assert assemble.spaced("one\n- two\n- three\n") == "one\n\n- two\n- three\n"
+    there = "[own_world.py](../files/examples/own_world.py.txt)"
+    assert there in assemble.relinked(page, known[page], tmp_path, known)
+    assert (tmp_path / "files" / "examples" / "own_world.py.txt").exists()
+
+
 def test_the_reference_says_what_every_key_means():
     sys.path.insert(0, str(ROOT / "docs" / "site"))
     from reference import reference_pages
