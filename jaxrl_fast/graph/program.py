@@ -16,7 +16,7 @@ from jaxrl_fast.graph import distributed, exchange, kept, placements
 from jaxrl_fast.graph.chain import make_chain
 from jaxrl_fast.graph.checking import check
 from jaxrl_fast.graph.dataflow import Graph, TrainState
-from jaxrl_fast.graph.kept import Jit, Store
+from jaxrl_fast.graph.kept import Jit, Store, Traced
 from jaxrl_fast.graph.layout import SEED_AXES, compiler_options, homes, init_seeds, over_seeds, state_layout
 from jaxrl_fast.graph.placements import Placement
 from jaxrl_fast.graph.program_functions import CompileAhead, CompileRun, InitState, PlaceState, RunChunk
@@ -80,23 +80,21 @@ def _one_program(graph: Graph, home: dict[str, Mesh], ticks_per_chunk: int, num_
         return run.lower(jax.eval_shape(init, keys, hyper)).compile()
 
     def ready(keys: jax.Array, hyper: Any, store: Store | None = None) -> tuple[InitState, RunChunk]:
-        if store is not None:
-            return ready_from(store, keys, hyper)
+        programs = None if store is None else ready_from(store, keys, hyper)
+        if programs is not None:
+            return programs
         pool = ThreadPoolExecutor(1)
         first = pool.submit(lambda: init.lower(keys, hyper).compile())
         pool.shutdown(wait=False)
         compiled = compile_run(keys, hyper)
         return first.result(), compiled
 
-    def ready_from(store: Store, keys: jax.Array, hyper: Any) -> tuple[InitState, RunChunk]:
-        jits = (init_jit, run_jit)
-        traced = found = kept.read_all(store, jits)
-        if traced is None:
+    def ready_from(store: Store, keys: jax.Array, hyper: Any) -> tuple[InitState, RunChunk] | None:
+        def trace() -> list[Traced]:
             first = kept.trace(init_jit, keys, hyper)
-            traced = [first, kept.trace(run_jit, first.out_shapes)]
-        init, run = kept.compile_all(jits, traced)
-        if found is None:
-            kept.write_all(store, jits, traced)
-        return init, run
+            return [first, kept.trace(run_jit, first.out_shapes)]
+
+        programs = kept.compile_kept(store, (init_jit, run_jit), trace)
+        return None if programs is None else (programs[0], programs[1])
 
     return Program(init, run, ready, compile_run, lambda state: distributed.put(state, layout), ticks_per_chunk)
