@@ -2,9 +2,9 @@
 
 ``python experiments/startup.py [repeats [job ...]]`` starts the real command in a fresh process: *cold*, with an empty
 cache folder, then *warm*, with what the first has left there, ``repeats`` times (default 3); `startup_watch` names what
-every moment went to. With the peers' environment (``make bench`` makes it; ``BENCH_PEERS=<its python>``, ``=off`` leaves
-them out) it starts brax.training and Rejax the same way, whose second start has JAX's own cache. Medians go to
-experiments/results/startup.json and startup.png, and the table for docs/startup.md is printed. Run nothing beside it.
+every moment went to. With the peers' environment (``make bench`` makes it; ``BENCH_PEERS=<its python>``; ``=off``
+leaves them out) it starts brax.training and Rejax the same way, whose second start has JAX's own cache. Medians go to
+experiments/results/startup.json and startup.png, and the table into docs/startup.md. Run nothing beside it.
 """
 
 import json
@@ -23,6 +23,7 @@ from describe import machine, versions
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
 PEERS = os.environ.get("BENCH_PEERS", str(HERE.parent / ".venv-peers" / "bin" / "python"))
+PAGE, BEGIN, END = HERE.parent / "docs" / "startup.md", "<!-- table -->\n", "<!-- end of the table -->\n"
 SMALL_S = 0.1
 """What took less is shown as "rest"."""
 
@@ -153,7 +154,15 @@ def main(repeats: str = "3", *jobs: str) -> None:
     result = {"machine": machine(), "versions": versions(), "repeats": int(repeats), "jobs": rows}
     (RESULTS / "startup.json").write_text(json.dumps(result, indent=1) + "\n")
     draw(rows, RESULTS / "startup.png")
+    write_table(rows)
     print(table(rows))
+
+
+def write_table(rows: dict[str, dict[str, Any]]) -> None:
+    """Put the table into the page, with what it was measured on."""
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    PAGE.write_text(f"{before}{BEGIN}{table(rows)}\n\nMedians [least, most]; {machine()}.\n{END}{after}")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ it has no share (`jaxrl_fast.graph.exchange`).
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
@@ -193,15 +193,16 @@ def _ready_from(
     return programs[0], tuple(done)
 
 
-def _trace(segments: Sequence[Segment], init: Jit, keys: jax.Array, hyper: Any) -> list[kept.Traced]:
+def _trace(segments: Sequence[Segment], init: Jit, keys: jax.Array, hyper: Any) -> Iterator[kept.Traced]:
     """The program of the first state and those of all segments, none of which is on the host."""
-    traced = [kept.trace(init, keys, hyper)]
-    state, fresh = traced[0].out_shapes, Channels()
+    traced = kept.trace(init, keys, hyper)
+    state, fresh = traced.out_shapes, Channels()
+    yield traced
     for segment in segments:
         assert segment.jit is not None
-        traced.append(kept.trace(segment.jit, *_arguments(segment, state, fresh)))
-        fresh |= traced[-1].out_shapes[1]
-    return traced
+        traced = kept.trace(segment.jit, *_arguments(segment, state, fresh))
+        fresh |= traced.out_shapes[1]
+        yield traced
 
 
 def _shape(x: Any) -> jax.ShapeDtypeStruct:

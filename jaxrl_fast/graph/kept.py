@@ -6,7 +6,7 @@ executed as it is. A first start compiles the very same, so that both compute th
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
@@ -133,30 +133,31 @@ def _from_file(found: dict[str, Any]) -> Traced:
     return Traced(exported, *structures)
 
 
-def compile_kept(store: Store, jits: Sequence[Jit], trace_all: Callable[[], list[Traced]]) -> list[Loaded] | None:
+def compile_kept(store: Store, jits: Sequence[Jit], trace_all: Callable[[], Iterable[Traced]]) -> list[Loaded] | None:
     """Programs that belong together, compiled: those of the ``store`` or, unless it has all of them, as they are traced
-    now; it then gets these. None where they can be compiled, but not exported."""
+    now, one by one; it then gets these. None where they can be compiled, but not exported.
+
+    Each is compiled in a thread of its own as soon as it is there; signals are heard meanwhile.
+    """
     found = [read(store, jit) for jit in jits]
     known = [program for program in found if program is not None]
-    if len(known) == len(jits):
-        return compile_all(jits, known)
-    try:
-        traced = trace_all()
-    except (ValueError, NotImplementedError) as error:  # a callback; what is wrong with it as such is found once more
-        store.refuse(jits[-1].name, f"{type(error).__name__}: {error}")
-        return None
-    programs = compile_all(jits, traced)
-    for jit, program in zip(jits, traced, strict=True):
-        write(store, jit, program)
-    return programs
-
-
-def compile_all(jits: Sequence[Jit], traced: Sequence[Traced]) -> list[Loaded]:
-    """Compile programs side by side, in threads; signals are heard meanwhile."""
+    kept = len(known) == len(jits)
+    traced, running = [], []
     pool = ThreadPoolExecutor(len(jits))
-    running = [pool.submit(compile, *pair) for pair in zip(jits, traced, strict=True)]
-    pool.shutdown(wait=False)
-    return [program.result() for program in running]
+    try:
+        for jit, program in zip(jits, known if kept else trace_all(), strict=True):
+            traced.append(program)
+            running.append(pool.submit(compile, jit, program))
+    except (ValueError, NotImplementedError) as error:  # a callback; what is wrong with it as such is found once more
+        store.refuse(jits[len(traced)].name, f"{type(error).__name__}: {error}")
+        return None
+    finally:
+        pool.shutdown(wait=False)
+    programs = [program.result() for program in running]
+    if not kept:
+        for jit, program in zip(jits, traced, strict=True):
+            write(store, jit, program)
+    return programs
 
 
 def compile(jit: Jit, traced: Traced) -> Loaded:

@@ -4,6 +4,7 @@ A placement of one group becomes one program that scans over the ticks of a chun
 become a chain of programs.
 """
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -90,9 +91,9 @@ def _one_program(graph: Graph, home: dict[str, Mesh], ticks_per_chunk: int, num_
         return first.result(), compiled
 
     def ready_from(store: Store, keys: jax.Array, hyper: Any) -> tuple[InitState, RunChunk] | None:
-        def trace() -> list[Traced]:
-            first = kept.trace(init_jit, keys, hyper)
-            return [first, kept.trace(run_jit, first.out_shapes)]
+        def trace() -> Iterator[Traced]:
+            yield (first := kept.trace(init_jit, keys, hyper))
+            yield kept.trace(run_jit, first.out_shapes)
 
         programs = kept.compile_kept(store, (init_jit, run_jit), trace)
         return None if programs is None else (programs[0], programs[1])
