@@ -41,6 +41,7 @@ JOBS = {
     "CartPole PPO": Job(("env=cartpole", "algo=ppo"), ("peer_rejax.py", "rate")),
 }
 STARTS = ("cold", "warm")
+WORK = ("tracing", "lowering", "compiling", "programs from disk", "programs to disk")
 
 
 def start(python: str, words: tuple[str, ...], cache: Path, folder: Path) -> dict[str, Any]:
@@ -103,6 +104,24 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def kinds(by_name: dict[str, float]) -> Counter[str]:
+    """Seconds by kind of work, wherever it was done."""
+    found: Counter[str] = Counter()
+    for name, seconds in by_name.items():
+        phase, _, work = name.partition(": ")
+        found["imports" if phase == "imports" else work if work in WORK else "other"] += seconds
+    return found
+
+
+def table_of_kinds(rows: dict[str, dict[str, Any]]) -> str:
+    """What the seconds went to, a column for each start."""
+    columns = {f"{job}, {kind}": kinds(row["ours"][kind]["by_name"]) for job, row in rows.items() for kind in STARTS}
+    lines = [f"| seconds | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
+    for work in ("imports", *WORK, "other"):
+        lines.append(f"| {work} | {' | '.join(f'{column[work]:.1f}' for column in columns.values())} |")
+    return "\n".join(lines)
+
+
 def parts(by_name: dict[str, float]) -> dict[str, float]:
     """Seconds by name, the small ones together."""
     large = {name: seconds for name, seconds in by_name.items() if seconds >= SMALL_S}
@@ -160,9 +179,12 @@ def main(repeats: str = "3", *jobs: str) -> None:
 
 def write_table(rows: dict[str, dict[str, Any]]) -> None:
     """Put the table into the page, with what it was measured on."""
+    text = (
+        f"{table(rows)}\n\nMedians [least, most]; {machine()}. Of the start in the middle:\n\n{table_of_kinds(rows)}\n"
+    )
     before, _, rest = PAGE.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
-    PAGE.write_text(f"{before}{BEGIN}{table(rows)}\n\nMedians [least, most]; {machine()}.\n{END}{after}")
+    PAGE.write_text(f"{before}{BEGIN}{text}{END}{after}")
 
 
 if __name__ == "__main__":
