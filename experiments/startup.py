@@ -2,9 +2,9 @@
 
 ``python experiments/startup.py [repeats [job ...]]`` starts the real command in a fresh process: *cold*, with an empty
 cache folder, then *warm*, with what the first has left there, ``repeats`` times (default 3); `startup_watch` names what
-every moment went to. With the peers' environment (``make bench`` makes it; ``BENCH_PEERS=<its python>``, ``=off`` leaves
-them out) it starts brax.training and Rejax the same way, whose second start has JAX's own cache. Medians go to
-experiments/results/startup.json and startup.png, and the table for docs/startup.md is printed. Run nothing beside it.
+every moment went to. With the peers' environment (``make bench`` makes it; ``BENCH_PEERS=<its python>``; ``=off``
+leaves them out) it starts brax.training and Rejax the same way, whose second start has JAX's own cache. Medians go to
+experiments/results/startup.json and startup.png, and the table into docs/startup.md. Run nothing beside it.
 """
 
 import json
@@ -23,6 +23,7 @@ from describe import machine, versions
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
 PEERS = os.environ.get("BENCH_PEERS", str(HERE.parent / ".venv-peers" / "bin" / "python"))
+PAGE, BEGIN, END = HERE.parent / "docs" / "startup.md", "<!-- table -->\n", "<!-- end of the table -->\n"
 SMALL_S = 0.1
 """What took less is shown as "rest"."""
 
@@ -40,6 +41,7 @@ JOBS = {
     "CartPole PPO": Job(("env=cartpole", "algo=ppo"), ("peer_rejax.py", "rate")),
 }
 STARTS = ("cold", "warm")
+WORK = ("tracing", "lowering", "compiling", "programs from disk", "programs to disk")
 
 
 def start(python: str, words: tuple[str, ...], cache: Path, folder: Path) -> dict[str, Any]:
@@ -102,6 +104,24 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def kinds(by_name: dict[str, float]) -> Counter[str]:
+    """Seconds by kind of work, wherever it was done."""
+    found: Counter[str] = Counter()
+    for name, seconds in by_name.items():
+        phase, _, work = name.partition(": ")
+        found["imports" if phase == "imports" else work if work in WORK else "other"] += seconds
+    return found
+
+
+def table_of_kinds(rows: dict[str, dict[str, Any]]) -> str:
+    """What the seconds went to, a column for each start."""
+    columns = {f"{job}, {kind}": kinds(row["ours"][kind]["by_name"]) for job, row in rows.items() for kind in STARTS}
+    lines = [f"| seconds | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
+    for work in ("imports", *WORK, "other"):
+        lines.append(f"| {work} | {' | '.join(f'{column[work]:.1f}' for column in columns.values())} |")
+    return "\n".join(lines)
+
+
 def parts(by_name: dict[str, float]) -> dict[str, float]:
     """Seconds by name, the small ones together."""
     large = {name: seconds for name, seconds in by_name.items() if seconds >= SMALL_S}
@@ -153,7 +173,18 @@ def main(repeats: str = "3", *jobs: str) -> None:
     result = {"machine": machine(), "versions": versions(), "repeats": int(repeats), "jobs": rows}
     (RESULTS / "startup.json").write_text(json.dumps(result, indent=1) + "\n")
     draw(rows, RESULTS / "startup.png")
+    write_table(rows)
     print(table(rows))
+
+
+def write_table(rows: dict[str, dict[str, Any]]) -> None:
+    """Put the table into the page, with what it was measured on."""
+    text = (
+        f"{table(rows)}\n\nMedians [least, most]; {machine()}. Of the start in the middle:\n\n{table_of_kinds(rows)}\n"
+    )
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    PAGE.write_text(f"{before}{BEGIN}{text}{END}{after}")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -18,7 +19,7 @@ from jaxrl_fast.algorithms.ppo import ppo
 from jaxrl_fast.fragments.build import GraphOptions, build_graph
 from jaxrl_fast.graph import program as programs
 from jaxrl_fast.graph import tree_files
-from jaxrl_fast.graph.dataflow import TrainState
+from jaxrl_fast.graph.dataflow import Fragment, Graph, TrainState
 from jaxrl_fast.graph.placements import PLACEMENTS
 from jaxrl_fast.settings import identity as identities
 from jaxrl_fast.settings.kept_files import KeptFiles
@@ -199,8 +200,12 @@ class Kept(dict):
 
     read, write = dict.get, dict.__setitem__
 
+    def refuse(self, name: str, why: str) -> None:
+        TOLD.append(f"{name}: {why}")
+
 
 TRACED: list[str] = []
+TOLD: list[str] = []
 
 
 def counted(name: str, function):
@@ -254,6 +259,33 @@ def test_a_module_that_is_imported_later_is_loaded_at_its_first_use(tmp_path, mo
     assert "no_such_module_at_all" not in sys.modules
     monkeypatch.delattr(sys, "loaded_pictures")
     monkeypatch.delitem(sys.modules, "heavy_pictures")
+
+
+@pytest.mark.parametrize("damage", [{"exported": b"no program"}, {"results": ["own", "os:stat_result", []]}, {}])
+def test_a_kept_program_of_another_kind_is_traced_anew_and_said_in_a_line(damage):
+    TOLD.clear()
+    store = Kept()
+    numbers = run_twice("fused", 1, store)
+    store["chunk"] = {**store["chunk"], **damage}
+    TRACED.clear()
+    again = run_twice("fused", 1, store)
+    assert bool(TRACED) == bool(damage) and len(TOLD) == len(damage)
+    for one, other in zip(numbers, again, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_what_cannot_be_exported_is_compiled_all_the_same():
+    def step(private, inputs, hyper, key):
+        jax.debug.callback(lambda x: None, private)
+        return private + 1, {}, {"count": private}
+
+    TOLD.clear()
+    graph = Graph((Fragment("counts", lambda key: jnp.zeros(()), step, (), ()),))
+    program = programs.compile(graph, PLACEMENTS["fused"](graph, jax.devices()), 3)
+    keys = jax.random.split(jax.random.key(0), 1)
+    init, run = program.ready(keys, (), Kept())
+    assert run(init(keys, ()))[1]["counts/count"].tolist() == [[0.0, 1.0, 2.0]]
+    assert len(TOLD) == 1 and TOLD[0].startswith("chunk: ")
 
 
 def start(folder: Path, cache: Path, *words: str) -> tuple[list[str], list[str], list[dict[str, str]], str]:

@@ -9,7 +9,7 @@ it has no share (`jaxrl_fast.graph.exchange`).
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
@@ -162,9 +162,10 @@ def make_chain(graph: Graph, home: dict[str, Mesh], ticks_per_chunk: int, num_se
         return Chain(done, ticks_per_chunk)
 
     def ready(keys: jax.Array, hyper: Any, store: Store | None = None) -> tuple[InitState, Chain]:
-        if store is not None and not any(s.host for stage in stages for s in stage.segments):
-            first_state, kept_stages = _ready_from(store, stages, init_jit, keys, hyper)
-            return lambda keys, hyper: place(first_state(keys, hyper)), Chain(kept_stages, ticks_per_chunk)
+        found = None if store is None else _ready_from(store, stages, init_jit, keys, hyper)
+        if found is not None:
+            first_state, own_stages = found
+            return lambda keys, hyper: place(first_state(keys, hyper)), Chain(own_stages, ticks_per_chunk)
         pool = ThreadPoolExecutor(1)
         init = pool.submit(lambda: first.lower(keys, hyper).compile())
         pool.shutdown(wait=False)
@@ -177,30 +178,31 @@ def make_chain(graph: Graph, home: dict[str, Mesh], ticks_per_chunk: int, num_se
 
 def _ready_from(
     store: Store, stages: tuple[Stage, ...], init: Jit, keys: jax.Array, hyper: Any
-) -> tuple[InitState, tuple[Stage, ...]]:
+) -> tuple[InitState, tuple[Stage, ...]] | None:
     """The first state's program, and stages of compiled segments, in a single process; traced only where they are not
-    in the ``store``, which then gets them."""
+    in the ``store``, which then gets them. None with a segment on the host, or one that cannot be kept."""
     segments = [segment for stage in stages for segment in stage.segments]
+    if any(segment.host for segment in segments):
+        return None
     jits = [init, *(segment.jit for segment in segments if segment.jit is not None)]
-    found = kept.read_all(store, jits)
-    traced = found or _trace(segments, init, keys, hyper)
-    programs = kept.compile_all(jits, traced)
-    if found is None:
-        kept.write_all(store, jits, traced)
+    programs = kept.compile_kept(store, jits, lambda: _trace(segments, init, keys, hyper))
+    if programs is None:
+        return None
     steps = dict(zip(map(id, segments), programs[1:], strict=True))
     done = [stage._replace(segments=tuple(s._replace(step=steps[id(s)]) for s in stage.segments)) for stage in stages]
     return programs[0], tuple(done)
 
 
-def _trace(segments: Sequence[Segment], init: Jit, keys: jax.Array, hyper: Any) -> list[kept.Traced]:
+def _trace(segments: Sequence[Segment], init: Jit, keys: jax.Array, hyper: Any) -> Iterator[kept.Traced]:
     """The program of the first state and those of all segments, none of which is on the host."""
-    traced = [kept.trace(init, keys, hyper)]
-    state, fresh = traced[0].out_shapes, Channels()
+    traced = kept.trace(init, keys, hyper)
+    state, fresh = traced.out_shapes, Channels()
+    yield traced
     for segment in segments:
         assert segment.jit is not None
-        traced.append(kept.trace(segment.jit, *_arguments(segment, state, fresh)))
-        fresh |= traced[-1].out_shapes[1]
-    return traced
+        traced = kept.trace(segment.jit, *_arguments(segment, state, fresh))
+        fresh |= traced.out_shapes[1]
+        yield traced
 
 
 def _shape(x: Any) -> jax.ShapeDtypeStruct:

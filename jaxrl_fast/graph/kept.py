@@ -6,7 +6,7 @@ executed as it is. A first start compiles the very same, so that both compute th
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
@@ -59,6 +59,9 @@ class Store(Protocol):
     def write(self, name: str, content: dict[str, Any], /) -> None:
         """Keep it."""
 
+    def refuse(self, name: str, why: str, /) -> None:
+        """Say that a program cannot be used, or kept, and why."""
+
 
 class Keep(Protocol):
     """Says where the programs of a run are kept."""
@@ -103,47 +106,58 @@ def trace(jit: Jit, *arguments: PyTree) -> Traced:
 
 
 def read(store: Store, jit: Jit) -> Traced | None:
-    """A program that was kept."""
+    """A program that was kept; None where there is none that can be used."""
     found = store.read(jit.name)
-    if found is None:
+    try:
+        return None if found is None else _from_file(found)
+    except Exception as error:  # whatever JAX raises at a text of another version
+        store.refuse(jit.name, f"{type(error).__name__}: {error}")
         return None
+
+
+def write(store: Store, jit: Jit, traced: Traced) -> None:
+    """Keep a program."""
+    trees = {"arguments": traced.arguments, "results": traced.results}
+    try:
+        described = {name: tree_files.to_json(jax.tree.unflatten(t, range(t.num_leaves))) for name, t in trees.items()}
+        content = {"exported": bytes(traced.exported.serialize()), **described}
+    except (TypeError, ValueError, NotImplementedError) as error:  # a state of kinds that have no names
+        store.refuse(jit.name, f"{type(error).__name__}: {error}")
+        return
+    store.write(jit.name, content)
+
+
+def _from_file(found: dict[str, Any]) -> Traced:
     exported = export.deserialize(bytearray(found["exported"]))
     structures = (jax.tree.structure(tree_files.from_json(found[name])) for name in ("arguments", "results"))
     return Traced(exported, *structures)
 
 
-def write(store: Store, jit: Jit, traced: Traced) -> None:
-    """Keep a program."""
-    arguments, results = (jax.tree.unflatten(t, range(t.num_leaves)) for t in (traced.arguments, traced.results))
-    content = {"arguments": tree_files.to_json(arguments), "results": tree_files.to_json(results)}
-    store.write(jit.name, {"exported": bytes(traced.exported.serialize()), **content})
+def compile_kept(store: Store, jits: Sequence[Jit], trace_all: Callable[[], Iterable[Traced]]) -> list[Loaded] | None:
+    """Programs that belong together, compiled: those of the ``store`` or, unless it has all of them, as they are traced
+    now, one by one; it then gets these. None where they can be compiled, but not exported.
 
-
-def read_all(store: Store | None, jits: Sequence[Jit]) -> list[Traced] | None:
-    """Programs that were kept, None unless all of them were."""
-    if store is None:
-        return None
-    found: list[Traced] = []
-    for jit in jits:
-        traced = read(store, jit)
-        if traced is None:
-            return None
-        found.append(traced)
-    return found
-
-
-def write_all(store: Store, jits: Sequence[Jit], traced: Sequence[Traced]) -> None:
-    """Keep programs."""
-    for jit, program in zip(jits, traced, strict=True):
-        write(store, jit, program)
-
-
-def compile_all(jits: Sequence[Jit], traced: Sequence[Traced]) -> list[Loaded]:
-    """Compile programs side by side, in threads; signals are heard meanwhile."""
+    Each is compiled in a thread of its own as soon as it is there; signals are heard meanwhile.
+    """
+    found = [read(store, jit) for jit in jits]
+    known = [program for program in found if program is not None]
+    kept = len(known) == len(jits)
+    traced, running = [], []
     pool = ThreadPoolExecutor(len(jits))
-    running = [pool.submit(compile, *pair) for pair in zip(jits, traced, strict=True)]
-    pool.shutdown(wait=False)
-    return [program.result() for program in running]
+    try:
+        for jit, program in zip(jits, known if kept else trace_all(), strict=True):
+            traced.append(program)
+            running.append(pool.submit(compile, jit, program))
+    except (ValueError, NotImplementedError) as error:  # a callback; what is wrong with it as such is found once more
+        store.refuse(jits[len(traced)].name, f"{type(error).__name__}: {error}")
+        return None
+    finally:
+        pool.shutdown(wait=False)
+    programs = [program.result() for program in running]
+    if not kept:
+        for jit, program in zip(jits, traced, strict=True):
+            write(store, jit, program)
+    return programs
 
 
 def compile(jit: Jit, traced: Traced) -> Loaded:

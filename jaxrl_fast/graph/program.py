@@ -4,6 +4,7 @@ A placement of one group becomes one program that scans over the ticks of a chun
 become a chain of programs.
 """
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from jaxrl_fast.graph import distributed, exchange, kept, placements
 from jaxrl_fast.graph.chain import make_chain
 from jaxrl_fast.graph.checking import check
 from jaxrl_fast.graph.dataflow import Graph, TrainState
-from jaxrl_fast.graph.kept import Jit, Store
+from jaxrl_fast.graph.kept import Jit, Store, Traced
 from jaxrl_fast.graph.layout import SEED_AXES, compiler_options, homes, init_seeds, over_seeds, state_layout
 from jaxrl_fast.graph.many_ticks import ticks
 from jaxrl_fast.graph.placements import Placement
@@ -91,23 +92,21 @@ def _one_program(
         return run.lower(jax.eval_shape(init, keys, hyper)).compile()
 
     def ready(keys: jax.Array, hyper: Any, store: Store | None = None) -> tuple[InitState, RunChunk]:
-        if store is not None:
-            return ready_from(store, keys, hyper)
+        programs = None if store is None else ready_from(store, keys, hyper)
+        if programs is not None:
+            return programs
         pool = ThreadPoolExecutor(1)
         first = pool.submit(lambda: init.lower(keys, hyper).compile())
         pool.shutdown(wait=False)
         compiled = compile_run(keys, hyper)
         return first.result(), compiled
 
-    def ready_from(store: Store, keys: jax.Array, hyper: Any) -> tuple[InitState, RunChunk]:
-        jits = (init_jit, run_jit)
-        traced = found = kept.read_all(store, jits)
-        if traced is None:
-            first = kept.trace(init_jit, keys, hyper)
-            traced = [first, kept.trace(run_jit, first.out_shapes)]
-        init, run = kept.compile_all(jits, traced)
-        if found is None:
-            kept.write_all(store, jits, traced)
-        return init, run
+    def ready_from(store: Store, keys: jax.Array, hyper: Any) -> tuple[InitState, RunChunk] | None:
+        def trace() -> Iterator[Traced]:
+            yield (first := kept.trace(init_jit, keys, hyper))
+            yield kept.trace(run_jit, first.out_shapes)
+
+        programs = kept.compile_kept(store, (init_jit, run_jit), trace)
+        return None if programs is None else (programs[0], programs[1])
 
     return Program(init, run, ready, compile_run, lambda state: distributed.put(state, layout), ticks_per_chunk)

@@ -26,6 +26,10 @@ class ProgramFiles(NamedTuple):
         """Keep it."""
         self.files.write(f"program-{self.key}-{name}", content)
 
+    def refuse(self, name: str, why: str) -> None:
+        """Say that a program cannot be used, or kept, and why."""
+        self.files.tell(f"program '{name}' is not kept for a second start ({' '.join(why.split())})")
+
 
 def store_of(keeper: Keeper, settings: Mapping[str, Any], program: Any) -> ProgramFiles:
     """Where the programs of a run with ``settings`` are kept; ``program``: what else they depend on."""
