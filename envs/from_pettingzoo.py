@@ -8,7 +8,7 @@ from envs.from_gymnasium import filmed, pooled
 from envs.pool.camera import RENDER_MODE, FilmedHost
 from envs.pool.options import PoolOptions, check_options
 from envs.pool.stepping import make_one
-from envs.pool.together import build
+from envs.pool.together import make_parallel
 from jaxrl_fast.environments.host_env import HostEnv
 
 
@@ -34,7 +34,7 @@ def make_host(
     check_options(pool, num_envs, num_seeds)
     if pool.backend == "envpool":
         raise ValueError("pool.backend=envpool is for env=gymnasium: leave it out for env=pettingzoo")
-    make = partial(build, _checked(id), options, episode_length)
+    make = partial(make_parallel, _checked(id), options, episode_length)
     host = pooled(make, id, episode_length, num_envs, num_seeds, pool)
     if num_agents not in (None, host.spec.num_agents):
         host.close()
@@ -51,7 +51,7 @@ def film(id: str, *, num_agents: int | None = None, episode_length: int | None =
     Raises:
         ValueError: as `make_host`, or it has no pictures.
     """
-    make = partial(build, _checked(id), {**options, "render_mode": RENDER_MODE}, episode_length)
+    make = partial(make_parallel, _checked(id), {**options, "render_mode": RENDER_MODE}, episode_length)
     return filmed(make_one(make, id), id, episode_length)
 
 

@@ -86,7 +86,7 @@ def acting_together(make: Callable[[], Any], episode_length: int | None = None) 
     return AgentsTogether(make(), episode_length)
 
 
-def build(id: str, options: Mapping[str, Any], episode_length: int | None = None) -> AgentsTogether:
+def make_parallel(id: str, options: Mapping[str, Any], episode_length: int | None = None) -> AgentsTogether:
     """The parallel environment that ``id`` names: ``sisl/pursuit_v5``, or ``my_package/my_module``, whose
     ``parallel_env(**options)`` makes it.
 

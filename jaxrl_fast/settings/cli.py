@@ -127,7 +127,7 @@ def train_help() -> str:
         [
             "python -m jaxrl_fast.train [key=value ...] [--multirun] [--version] [--help]",
             *(f"  {'train ' + words:<43}{text}" for words, text in EXAMPLES),
-            "environments (env=...)",
+            "environments (env=...); any other: env=<suite> env.id=, env=custom env.make=",
             *_environments(),
             "algorithms (algo=...), compared in docs/algorithms.md; their settings are algo.*",
             *_listed(ALGORITHMS),
@@ -177,15 +177,14 @@ def _forwarded(number: signal.Signals, send: Callable[[int], Any]) -> Iterator[N
 
 
 def _environments() -> list[str]:
-    """Short names by suite, those of several agents together, and how to ask for any other id."""
+    """Short names by suite, those of several agents together, and all suites but our probes."""
     from envs import OF_SEVERAL_AGENTS, SHORT_NAMES
 
     names: dict[str, list[str]] = {}
     for name, (suite, *_) in SHORT_NAMES.items():
         names.setdefault("agents" if suite in OF_SEVERAL_AGENTS else suite, []).append(name)
-    by_id = "|".join(name for name, (key, _) in NEEDS.items() if key == "id")
-    asked = f"env={by_id} env.id= env=custom env.make="
-    entries = {**{suite: " ".join(short) for suite, short in names.items()}, "any other": asked}
+    suites = [name for name, (key, _) in NEEDS.items() if key == "id" and name != "probe"]
+    entries = {suite: " ".join(short) for suite, short in {**names, "suites": suites}.items()}
     return [line for suite, text in entries.items() for line in _wrapped(suite, text)]
 
 
