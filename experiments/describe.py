@@ -19,6 +19,7 @@ PACKAGES = (
     "gymnax",
     "rejax",
     "gymnasium",
+    "jaxmarl",
     "mujoco",
     "ale-py",
     "envpool",

@@ -1,8 +1,10 @@
 """Environments that only the experiments need."""
 
 import jax
+import jax.numpy as jnp
 
 import envs
+from jaxrl_fast.core import Discrete, EnvSpec, Timestep
 from jaxrl_fast.environments.env import Env
 
 
@@ -22,3 +24,26 @@ def pendulum_without_velocity() -> Env:
     obs = jax.ShapeDtypeStruct((shown,), pendulum.spec.obs.dtype)
     spec = pendulum.spec._replace(name="Pendulum without velocity", obs=obs)
     return pendulum._replace(spec=spec, reset=reset, step=step)
+
+
+def points(num_agents: int | None = None) -> Env:
+    """Agents (None: one alone) that are each paid for bringing a point of their own to its goal; what one more costs is
+    what one costs."""
+    shape = () if num_agents is None else (num_agents,)
+    pushes = jnp.array([[0.0, 0.0], [0.1, 0.0], [-0.1, 0.0], [0.0, 0.1], [0.0, -0.1]])
+
+    def observe(state: jax.Array) -> jax.Array:
+        return jnp.concatenate([state, state**2, jnp.sin(3.0 * state), jnp.cos(3.0 * state)], axis=-1)
+
+    def reset(key: jax.Array, params: tuple) -> tuple[jax.Array, jax.Array]:
+        state = jax.random.uniform(key, (*shape, 4), minval=-1.0)
+        return state, observe(state)
+
+    def step(state: jax.Array, action: jax.Array, key: jax.Array) -> tuple[jax.Array, Timestep]:
+        state = state.at[..., :2].add(pushes[action])
+        reward = -jnp.sum(jnp.square(state[..., :2] - state[..., 2:]), axis=-1)
+        obs, never = observe(state), jnp.zeros((), bool)
+        return state, Timestep(obs, obs, reward, never, never)
+
+    obs = jax.ShapeDtypeStruct((*shape, 16), jnp.float32)
+    return Env(EnvSpec("points", obs, Discrete(5), 25, num_agents=num_agents), reset, step, shortest_episode=25)

@@ -6,6 +6,7 @@
 the seeds that it lacks; its run folders are in ``runs/learning/``. One that is finished is run anew.
 """
 
+import csv
 import json
 import platform
 import shutil
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 from describe import machine, versions
-from learning_page import draw, table_line, write_page
+from learning_page import draw, table_line, value_of, write_page
 from learning_rows import PEERS, ROWS, Peer, Row
 
 from jaxrl_fast.evaluation.episodes import bootstrap_interval, interquartile_mean
@@ -36,7 +37,7 @@ def main(names: list[str]) -> None:
     for name in [] if "--page" in names else names or known:
         result = measure(name, ROWS[name]) if name in ROWS else measure_peer(name, PEERS[name])
         (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
-        draw(result["curve"], result["command"], RESULTS / f"{name}.png")
+        draw(result["curve"], result["command"], RESULTS / f"{name}.png", value_of(known[name]))
         print(table_line(name, result, {}), flush=True)
     write_page(RESULTS)
 
@@ -45,7 +46,7 @@ def measure(name: str, row: Row) -> dict[str, Any]:
     """Train the seeds that are lacking, and keep what all of them gave."""
     groups = [(seed, 1) for seed in range(row.num_seeds)] if row.apart else [(0, row.num_seeds)]
     folders = [train(name, row, first, count) for first, count in groups]
-    curve = merge([read_curve(folder) for folder in folders])
+    curve = merge([read_curve(folder, "success" if row.success else "return") for folder in folders])
     summaries = [json.loads((folder / "summary.json").read_text()) for folder in folders]
     shutil.copy(folders[0] / "config.yaml", RESULTS / f"{name}.yaml")
     shutil.rmtree(RUNS / name)
@@ -62,14 +63,17 @@ def measure(name: str, row: Row) -> dict[str, Any]:
 def measure_peer(name: str, peer: Peer) -> dict[str, Any]:
     """A whole run of another library."""
     bench = Path(__file__).parent / "bench"
-    python = bench.parent.parent / peer.environment / "bin" / "python"
+    python = bench.parent.parent / peer.environment / "bin" / "python" if peer.environment else Path(sys.executable)
     if not python.exists():
         target = "bench-host" if peer.environment.endswith("host") else "bench"
         raise SystemExit(f"{name}: {peer.environment} is missing, which make {target} makes")
     done = subprocess.run([python, *peer.words], cwd=bench, stdout=subprocess.PIPE, text=True, check=True)
     found = json.loads(done.stdout.splitlines()[-1])
-    curve = [{"env_steps": steps, "returns": [value], "wall_s": wall_s} for steps, value, wall_s in found["curve"]]
-    command = " ".join([peer.environment, *peer.words])
+    curve = [
+        {"env_steps": steps, "returns": value if isinstance(value, list) else [value], "wall_s": wall_s}
+        for steps, value, wall_s in found["curve"]
+    ]
+    command = " ".join([peer.environment or "python", *peer.words])
     return {"command": command, **end_of(curve), "wall_s": found["seconds"], "versions": versions(python)}
 
 
@@ -102,13 +106,16 @@ def finished(folder: Path) -> bool:
     return summary.exists() and json.loads(summary.read_text())["stopped_by"] is None
 
 
-def read_curve(folder: Path) -> list[dict[str, Any]]:
-    """Steps, seconds and each seed's mean greedy return, of every evaluation."""
+def read_curve(folder: Path, column: str = "return") -> list[dict[str, Any]]:
+    """Steps, seconds and each seed's mean of a ``column``, the greedy return, of every evaluation."""
     table = read_evaluations(folder)
+    if column not in table:
+        with open(folder / "evals.csv", newline="") as file:
+            table[column] = np.array([float(row[column]) for row in csv.DictReader(file)])
     curve = []
     for steps in np.unique(table["env_steps"]):
         at = table["env_steps"] == steps
-        returns = [float(table["return"][at & (table["seed"] == seed)].mean()) for seed in np.unique(table["seed"])]
+        returns = [float(table[column][at & (table["seed"] == seed)].mean()) for seed in np.unique(table["seed"])]
         curve.append({"env_steps": int(steps), "wall_s": float(table["wall_s"][at].max()), "returns": returns})
     return curve
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from learning_rows import PEERS, ROWS, Row
+from learning_rows import PEERS, ROWS, Peer, Row
 
 from jaxrl_fast.evaluation.episodes import interquartile_mean
 
@@ -15,8 +15,9 @@ HEAD = """# What learns what
 
 Greedy return of the last evaluation, averaged over seeds, with its 95 % bootstrap interval and its interquartile mean
 (Agarwal et al., arXiv 2108.13264). Where a row must be so many times another, both are taken where the shorter of the
-two ends. Seconds are those of the whole command, all seeds together, compilation and evaluations included. This page is
-written by `python experiments/learning.py`; each row's settings, curve and picture lie in `experiments/results/`.
+two ends. Of battles (SMAX) it is the share that was won. Seconds are those of the whole command, all seeds together,
+compilation and evaluations included. This page is written by `python experiments/learning.py`; each row's settings,
+curve and picture lie in `experiments/results/`.
 
 | row | command | steps | seeds | greedy return [95 %] | interquartile mean | must | seconds | machine |
 |---|---|---|---|---|---|---|---|---|
@@ -37,7 +38,8 @@ def beside(row: Row, curve: list[dict[str, Any]], rivals: dict[str, list[dict[st
     """What row and rival have at equal steps, in words; nothing without a result of the rival's."""
     if row.rival is None or row.rival[0] not in rivals:
         return ""
-    return " ({:.0f} against {:.0f})".format(*at_equal_steps(curve, rivals[row.rival[0]]))
+    form = " ({:.2f} against {:.2f})" if row.success else " ({:.0f} against {:.0f})"
+    return form.format(*at_equal_steps(curve, rivals[row.rival[0]]))
 
 
 def passes(row: Row, curve: list[dict[str, Any]], rivals: dict[str, list[dict[str, Any]]]) -> bool:
@@ -66,15 +68,16 @@ def at_equal_steps(curve: list[dict[str, Any]], rival: list[dict[str, Any]]) -> 
 def table_line(name: str, result: dict[str, Any], rivals: dict[str, list[dict[str, Any]]]) -> str:
     """A row of the page; ``rivals``: the curves of all rows by name."""
     row, interval = ROWS.get(name, Row(())), result["return_ci95"]
-    spread = "" if interval is None else " [{:.1f}, {:.1f}]".format(*interval)
+    digits = 2 if {**ROWS, **PEERS}[name].success else 1
+    spread = "" if interval is None else f" [{interval[0]:.{digits}f}, {interval[1]:.{digits}f}]"
     missed = "" if passes(row, result["curve"], rivals) else " (missed)"
     cells = [
         f"[{name}](../experiments/results/{name}.png)",
         f"`{' '.join(row.words) or result['command']}`",
         f"{result['env_steps']:,}",
         f"{len(result['curve'][-1]['returns'])}",
-        f"{result['return_mean']:.1f}{spread}",
-        f"{result['return_iqm']:.1f}",
+        f"{result['return_mean']:.{digits}f}{spread}",
+        f"{result['return_iqm']:.{digits}f}",
         f"{must(row)}{beside(row, result['curve'], rivals)}{missed}",
         f"{result['wall_s']:.0f}",
         result["machine"],
@@ -99,8 +102,13 @@ def read_results(results: Path) -> dict[str, dict[str, Any]]:
     return {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
 
 
-def draw(curve: list[dict[str, Any]], title: str, path: Path) -> None:
-    """Each seed's greedy return, and their interquartile mean, against steps and seconds."""
+def value_of(row: Row | Peer) -> str:
+    """What a row's curve shows."""
+    return "share of episodes won" if row.success else "greedy return"
+
+
+def draw(curve: list[dict[str, Any]], title: str, path: Path, value: str = "greedy return") -> None:
+    """Each seed's ``value``, and their interquartile mean, against steps and seconds."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -117,7 +125,7 @@ def draw(curve: list[dict[str, Any]], title: str, path: Path) -> None:
         plot.set_xlabel(label)
         plot.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
         plot.grid(alpha=0.3)
-    plots[0].set_ylabel(f"greedy return: {returns.shape[1]} seeds, interquartile mean")
+    plots[0].set_ylabel(f"{value}: {returns.shape[1]} seeds, interquartile mean")
     figure.suptitle(textwrap.fill(title, 130, break_long_words=False, break_on_hyphens=False), fontsize="medium")
     figure.savefig(path, dpi=110)
     plt.close(figure)

@@ -11,6 +11,7 @@ class Row(NamedTuple):
     - ``num_seeds``: from seed 0 on, in one program; with ``apart`` each in a process of its own, one after another.
     - ``rival``: another row and a factor: the return must be at least so many times the rival's (after the same steps).
     - ``unsolved``: the return must stay *below* ``must_reach``: a control that lacks what the task needs.
+    - ``success``: not returns count but the share of episodes that were a success, such as battles won.
     """
 
     words: tuple[str, ...]
@@ -19,14 +20,16 @@ class Row(NamedTuple):
     apart: bool = False
     rival: tuple[str, float] | None = None
     unsolved: bool = False
+    success: bool = False
 
 
 class Peer(NamedTuple):
-    """A row of another library, one seed: the environment that `make bench` or `make bench-host` makes for it, and a
-    worker of ``experiments/bench`` with its words."""
+    """A row of another library: the environment that `make bench` or `make bench-host` makes for it ("": the Python
+    that runs this), and a worker of ``experiments/bench`` with its words. ``success``: as in `Row`."""
 
     environment: str
     words: tuple[str, ...]
+    success: bool = False
 
 
 def _row(words: str, must_reach: float | None = None, **more: object) -> Row:
@@ -57,6 +60,23 @@ FEW = "total_steps=20_000 eval.every=5_000 eval.episodes=10 eval.beside=false po
 BRAX_STEPS = "20_480"
 """Not 150,000, for want of time. brax's SAC can be evaluated there too: after its first 8,192 its epochs are of 128
 steps."""
+ITERATION = "algo.rollout_length=128 algo.num_epochs=4 algo.num_minibatches=4"
+SPREAD_IPPO_STEPS, SPREAD_MAPPO_STEPS, SMAX_MAPPO_STEPS, SMAX_PQN_STEPS = "2_000_000", "200_000", "300_000", "600_000"
+"""Not the 10 million of JaxMARL, nor 3 million on SMAX, for want of time; ours and bare alike."""
+SPREAD_IPPO = f"env=spread algo=ippo num_envs=16 {ITERATION} algo.learning_rate=linear:2.5e-4:0"
+RECURRENT = "algo.recurrent_size=128 algo.policy_hidden=[128] algo.value_hidden=[128] algo.activation=relu"
+SPREAD_MAPPO = f"env=spread algo=mappo num_envs=16 {ITERATION} {RECURRENT} algo.learning_rate=linear:2e-3:0"
+SMAX_MAPPO = (
+    f"env=smax_3m algo=mappo num_envs=128 {ITERATION} {RECURRENT} algo.learning_rate=linear:2e-3:0 "
+    "algo.entropy_coef=0 algo.max_grad_norm=0.25"
+)
+"""The settings and sizes of JaxMARL's baselines, as `bench/bare_setup` has them; a memory without a layer before it."""
+SMAX_PQN = (
+    "env=smax_3m algo=pqn_vdn num_envs=128 algo.rollout_length=32 algo.num_epochs=4 algo.num_minibatches=16 "
+    "algo.q_hidden=[256,256] algo.learning_rate=linear:5e-4:0 algo.epsilon=linear:1:0.01:0.1 algo.q_lambda=0.85 "
+    "algo.max_grad_norm=1 algo.reward_scale=10"
+)
+"""purejaxql's settings, but smaller networks without a memory and shorter rollouts."""
 BRAX = [(env, algo) for env in ("halfcheetah", "walker2d", "ant") for algo in ("sac", "flash_sac")]
 BRAX += [("halfcheetah", "td3")]
 GYMNASIUM = [(env, algo) for env in ("HalfCheetah", "Walker2d", "Ant") for algo in ("sac", "flash_sac")]
@@ -82,7 +102,21 @@ def _gymnasium(env: str, algo: str) -> Row:
     return _row(words, num_seeds=1 if env == "Humanoid" or algo == "flash_sac" else 3, rival=None if none else rival)
 
 
+def _agents(words: str, steps: str, **more: object) -> Row:
+    """Of several agents, three seeds one after another; ten evaluations."""
+    budget = f"total_steps={steps} eval.every={int(steps) // 10} eval.episodes=128 eval.beside=false"
+    return _row(f"{words} {budget}", num_seeds=3, apart=True, **more)
+
+
+def _bare(name: str, steps: str) -> Peer:
+    success = name.startswith("smax")
+    return Peer("", ("bare_agents.py", "solve", name, steps, "3", "10"), success=success)
+
+
 PEERS = {
+    "spread_ippo_bare": _bare("spread_ippo", SPREAD_IPPO_STEPS),
+    "spread_mappo_bare": _bare("spread_mappo", SPREAD_MAPPO_STEPS),
+    "smax_3m_mappo_bare": _bare("smax_3m_mappo", SMAX_MAPPO_STEPS),
     **{
         f"{env}_brax_training": Peer(".venv-peers", ("peer_brax.py", "solve", env, *budget))
         for env, budget in (
@@ -126,6 +160,10 @@ ROWS = {
     "halfcheetah_ppo": _row("env=halfcheetah algo=ppo total_steps=819_200", 1000.0, num_seeds=3),
     **{f"{env}_{algo}": _brax(env, algo) for env, algo in BRAX},
     **{f"gymnasium_{env.lower()}_{algo}": _gymnasium(env, algo) for env, algo in GYMNASIUM},
+    "spread_ippo": _agents(SPREAD_IPPO, SPREAD_IPPO_STEPS, rival=("spread_ippo_bare", 1.0)),
+    "spread_mappo": _agents(SPREAD_MAPPO, SPREAD_MAPPO_STEPS, rival=("spread_mappo_bare", 1.0)),
+    "smax_3m_mappo": _agents(SMAX_MAPPO, SMAX_MAPPO_STEPS, rival=("smax_3m_mappo_bare", 1.0), success=True),
+    "smax_3m_pqn_vdn": _agents(SMAX_PQN, SMAX_PQN_STEPS, must_reach=0.8, success=True),
     "halfcheetah_sac_large": _row(f"env=halfcheetah algo=sac {LARGE}", 1500.0, num_seeds=1),
     "lbf_ippo": _row("env=lbf algo=ippo", 0.8, num_seeds=3, apart=True),
     "rware_ippo": _row("env=rware algo=ippo", num_seeds=1),

@@ -10,12 +10,18 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import profiling
 from worker import say, serve
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from environments import points
 
 import jaxrl_fast as jf
 from jaxrl_fast.fragments.build import build_graph
@@ -35,6 +41,19 @@ class Row(NamedTuple):
     options: dict[str, Any]
     placement: str
     ticks: int
+    env_options: dict[str, Any] = {}  # noqa: RUF012  # of a NamedTuple, never changed
+
+
+ITERATION = dict(rollout_length=128, num_epochs=4, num_minibatches=4)
+"""Of JaxMARL's baselines, as is `RECURRENT`."""
+RECURRENT = dict(recurrent_size=128, policy_hidden=(128,), value_hidden=(128,), activation="relu")
+
+
+def _points(num_agents: int | None, num_envs: int) -> Row:
+    """Agents that cost the same each, alone or three in a world."""
+    algorithm = jf.ppo if num_agents is None else jf.ippo
+    make = {"make": partial(points, num_agents)}
+    return Row("custom", num_envs, algorithm, {**ITERATION, "normalize_observations": False}, "fused", 20, make)
 
 
 ROWS = {
@@ -79,6 +98,12 @@ ROWS = {
         "fused",
         50,
     ),
+    "spread_ippo": Row("spread", 16, jf.ippo, ITERATION, "fused", 10),
+    "spread_mappo": Row("spread", 16, jf.mappo, ITERATION | RECURRENT, "fused", 1),
+    "smax_3m_mappo": Row("smax_3m", 128, jf.mappo, ITERATION | RECURRENT, "fused", 1),
+    "one_agent": _points(None, 16),
+    "three_agents": _points(3, 16),
+    "one_agent_48": _points(None, 48),
 }
 
 
@@ -97,7 +122,7 @@ def main(name: str, what: str, placement: str = "", precision: str = "f32") -> N
     if profiled:
         row = row._replace(options={**row.options, **PROFILED.get((name, what), {})}, ticks=1)
     jf.setup(cpu_devices=2, cache=bool(os.environ.get("BENCH_CACHE")))
-    env = jf.make_env(row.env, num_envs=row.num_envs)
+    env = jf.make_env(row.env, num_envs=row.num_envs, **row.env_options)
     algorithm = row.algorithm(**row.options, precision=precision)
     graph, agent = build_graph(env, algorithm)
     if what == "env":

@@ -1,0 +1,77 @@
+"""What several agents cost: training against bare loops over JaxMARL's worlds, and three agents against one.
+
+``python experiments/bench/agents.py [spread_ippo ...] [points]`` in an environment with the extra ``jaxmarl`` (a
+quarter of an hour; run nothing beside it) measures ours and the bare loop in turn, A B A B ..., each compiled and warm
+before, and writes ``experiments/results/bench/agents.json``. The bare loops have the networks that JaxMARL publishes;
+where these have a memory, a second loop lacks the layer before it, as ours does. ``points``: cost of an agent's step.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from run import HERE, RESULTS, Worker, spread
+
+sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent)]
+
+from describe import machine, versions  # noqa: E402
+
+RESULT = RESULTS / "agents.json"
+AS_OURS = "bare, memory as ours"
+ROUNDS = {"spread_ippo": 9, "spread_mappo": 7, "smax_3m_mappo": 5, "points": 9}
+AGENTS = {"one_agent": 1, "one_agent_48": 1, "three_agents": 3}
+
+
+def commands(name: str) -> dict[str, tuple[str, ...]]:
+    """The workers of a row."""
+    if name == "points":
+        return {row: ("ours.py", row, "train") for row in AGENTS}
+    bare = ("bare_agents.py", "rate", name)
+    more = {} if name == "spread_ippo" else {AS_OURS: (*bare, "all")}
+    return {"ours": ("ours.py", name, "train"), "bare": bare} | more
+
+
+def measure(name: str) -> dict[str, Any]:
+    """Rates of all workers of a row, in turn, and their ratios round by round."""
+    workers: dict[str, Worker] = {}
+    rates: dict[str, list[float]] = {what: [] for what in commands(name)}
+    try:
+        for what, words in commands(name).items():
+            workers[what] = Worker(sys.executable, *words)
+            print(f"{name}: {what} ready, {workers[what].read()['ready']}", flush=True)
+        for _ in range(ROUNDS[name]):
+            for what, worker in workers.items():
+                found = worker.repeat()
+                rates[what].append(found["steps"] * AGENTS.get(what, 1) / found["seconds"])
+            print(name, {what: round(values[-1]) for what, values in rates.items()}, flush=True)
+    finally:
+        for worker in workers.values():
+            worker.process.kill()
+            worker.process.wait()
+    return {"rate": {what: spread(values) for what, values in rates.items()}, "ratio": ratios(rates), "rates": rates}
+
+
+def ratios(rates: dict[str, list[float]]) -> dict[str, dict[str, float]]:
+    """The first worker against each other; of agents, the cost of three against that of one."""
+    if "ours" in rates:
+        pairs = {what: (rates["ours"], rates[what]) for what in rates if what != "ours"}
+    else:
+        pairs = {what: (rates[what], rates["three_agents"]) for what in rates if what != "three_agents"}
+    return {what: spread([a / b for a, b in zip(*pair, strict=True)]) for what, pair in pairs.items()}
+
+
+def main(names: list[str]) -> None:
+    """Measure rows and keep them."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    for name in names or ROUNDS:
+        if name not in ROUNDS:
+            raise SystemExit(f"no row {name}: write one of {', '.join(ROUNDS)}")
+        result = measure(name) | {"machine": machine(), "versions": versions(Path(sys.executable))}
+        known = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+        RESULT.write_text(json.dumps({**known, name: result}, indent=1) + "\n")
+        print(name, json.dumps(result["ratio"]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
