@@ -159,6 +159,7 @@ def make_chain(graph: Graph, home: dict[str, Mesh], ticks_per_chunk: int, num_se
         return Chain(done, ticks_per_chunk)
 
     def ready(keys: jax.Array, hyper: Any) -> tuple[InitState, Chain]:
+        jax.eval_shape(first, keys, hyper)  # kept by JAX: else both threads would trace it at once
         pool = ThreadPoolExecutor(1)
         init = pool.submit(lambda: first.lower(keys, hyper).compile())
         pool.shutdown(wait=False)

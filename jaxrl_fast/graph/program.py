@@ -83,6 +83,7 @@ def _one_program(graph: Graph, home: dict[str, Mesh], ticks_per_chunk: int, num_
         return run.lower(jax.eval_shape(init, keys, hyper)).compile()
 
     def ready(keys: jax.Array, hyper: Any) -> tuple[InitState, RunChunk]:
+        jax.eval_shape(init, keys, hyper)  # kept by JAX: else both threads would trace it at once
         pool = ThreadPoolExecutor(1)
         first = pool.submit(lambda: init.lower(keys, hyper).compile())
         pool.shutdown(wait=False)
