@@ -1,12 +1,14 @@
 """What every test runs under: no silent rank promotion, warnings as errors, repeatable examples, and four CPU devices,
 since the laws of placements are to hold on 1, 2 and 4."""
 
+import gc
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 # Most programs here, and in commands, run for a moment only. For an accelerator (make gpu) it is set otherwise.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")
@@ -60,6 +62,27 @@ def _same_numbers_in_any_order(request: pytest.FixtureRequest) -> None:
     rng = getattr(request.module, "RNG", None)
     if rng is not None:
         rng.bit_generator.state = np.random.default_rng(1).bit_generator.state
+
+
+MEMORY_LIMIT = 2_500_000_000
+"""Bytes that a process may have when a module of tests ends; above it, compiled programs are dropped."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_module_leaves_its_programs_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    for value in vars(request.module).values():
+        if hasattr(value, "cache_clear") and getattr(value, "__module__", "") == request.module.__name__:
+            value.cache_clear()
+    if memory_bytes() > MEMORY_LIMIT:
+        jax.clear_caches()
+        gc.collect()
+
+
+def memory_bytes() -> int:
+    """Of this process; 0 where the system does not say."""
+    pages = Path("/proc/self/statm")
+    return int(pages.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if pages.exists() else 0
 
 
 def keep_compiled_programs(config: pytest.Config) -> None:

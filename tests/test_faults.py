@@ -18,6 +18,8 @@ sys.path.insert(0, str(ROOT / "experiments"))
 import kill
 
 SMALL = ["env=cartpole", "algo=ppo", "tuned=false", "num_envs=4", "eval.episodes=2", "algo.num_epochs=1"]
+ALONE = [*SMALL, "eval.beside=false"]
+"""Without a second process, for the laws that say nothing of it."""
 ENDLESS = [*SMALL, "total_steps=100_000_000", "checkpoint.every=40_000", "eval.every=100_000_000"]
 
 
@@ -28,7 +30,8 @@ def test_killed_while_it_trains_and_while_it_saves_nothing_is_lost(tmp_path):
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_run_that_is_stopped_saves_at_once_and_goes_on_where_it_was(tmp_path, number, status):
-    process = begin(tmp_path, "train", *ENDLESS, "run_dir=run")
+    beside = f"eval.beside={str(number == signal.SIGINT).lower()}"
+    process = begin(tmp_path, "train", *ENDLESS, "run_dir=run", beside)
     wait_for(tmp_path / "run" / "metrics.csv")
     process.send_signal(number)
     done, out, err = finish(process)
@@ -50,7 +53,7 @@ def test_a_run_that_is_stopped_saves_at_once_and_goes_on_where_it_was(tmp_path, 
 
 
 def test_a_second_ctrl_c_ends_at_once(tmp_path):
-    process = begin(tmp_path, "train", *ENDLESS, "run_dir=run")
+    process = begin(tmp_path, "train", *ENDLESS, "run_dir=run", "eval.beside=false")
     wait_for(tmp_path / "run" / "metrics.csv")
     process.send_signal(signal.SIGSTOP)  # both signals are there before the chunk can end
     process.send_signal(signal.SIGINT)
@@ -64,7 +67,7 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path):
 
 
 def test_a_finished_run_has_nothing_to_do_and_a_requeued_one_begins_if_there_is_none(tmp_path):
-    words = [*SMALL, "total_steps=4000", "run_dir=run", "resume=auto"]
+    words = [*ALONE, "total_steps=4000", "run_dir=run", "resume=auto"]
     status, out, err = finish(begin(tmp_path, "train", *words))
     assert (status, err) == (0, "")
     assert "4,000 steps of 4 environments" in out
@@ -127,7 +130,7 @@ def test_a_full_disk_does_not_end_training_nor_harm_the_last_good_checkpoint(tmp
 
 
 def test_a_run_folder_that_is_deleted_does_not_end_training(tmp_path):
-    process = begin(tmp_path, "train", *SMALL, "total_steps=150_000", "run_dir=run", "checkpoint.every=20_000")
+    process = begin(tmp_path, "train", *ALONE, "total_steps=150_000", "run_dir=run", "checkpoint.every=20_000")
     wait_for(tmp_path / "run" / "metrics.csv")
     process.send_signal(signal.SIGSTOP)
     shutil.rmtree(tmp_path / "run")
@@ -151,6 +154,7 @@ def test_a_nan_keeps_the_last_good_checkpoint_and_debug_names_the_operation(tmp_
         "run_dir=run",
         "checkpoint.every=400",
         "algo.rollout_length=8",
+        "eval.beside=false",
         "debug=true",
     ]
     status, _, err = finish(begin(tmp_path, "train", *words))

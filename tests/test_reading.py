@@ -14,6 +14,7 @@ import pytest
 from tiny import line
 
 import jaxrl_fast as jf
+from jaxrl_fast.runs.csv_tables import GrowingTable
 from jaxrl_fast.runs.reading import is_run, read_columns, read_run, scores_of
 from jaxrl_fast.runs.status import RunStatus, read_status, state_now, write_status
 from jaxrl_fast.settings.config import compose
@@ -143,3 +144,15 @@ def test_where_settings_come_from(tmp_path: Path):
     assert run.sources["seed"] == str(tmp_path / "mine.yaml")
     assert "algo.gae_lambda" not in run.sources
     assert compose(["env=cartpole", "algo=ppo", "tuned=false"]).sources["algo.rollout_length"] == "follows num_envs"
+
+
+def test_a_table_whose_folder_was_gone_for_a_while_has_the_names_of_its_columns(tmp_path: Path):
+    (tmp_path / "run").mkdir()
+    table = GrowingTable(tmp_path / "run" / "evals.csv", None)
+    (tmp_path / "run").rmdir()
+    with pytest.raises(FileNotFoundError):
+        table.add([{"seed": 0}])
+    (tmp_path / "run").mkdir()
+    table.add([{"seed": 1}])
+    table.close()
+    assert (tmp_path / "run" / "evals.csv").read_text().splitlines() == ["seed", "1"]

@@ -166,6 +166,7 @@ def make_chain(graph: Graph, home: dict[str, Mesh], ticks_per_chunk: int, num_se
         if found is not None:
             first_state, own_stages = found
             return lambda keys, hyper: place(first_state(keys, hyper)), Chain(own_stages, ticks_per_chunk)
+        jax.eval_shape(first, keys, hyper)  # kept by JAX: else both threads would trace it at once
         pool = ThreadPoolExecutor(1)
         init = pool.submit(lambda: first.lower(keys, hyper).compile())
         pool.shutdown(wait=False)

@@ -95,6 +95,7 @@ def _one_program(
         programs = None if store is None else ready_from(store, keys, hyper)
         if programs is not None:
             return programs
+        jax.eval_shape(init, keys, hyper)  # kept by JAX: else both threads would trace it at once
         pool = ThreadPoolExecutor(1)
         first = pool.submit(lambda: init.lower(keys, hyper).compile())
         pool.shutdown(wait=False)

@@ -38,8 +38,8 @@ class GrowingTable:
 
     def begin(self, columns: Sequence[str]) -> None:
         """Write the names of the columns, which are on disk with the first rows or when the file is closed."""
-        self.columns = list(columns)
-        self._write([self.columns])
+        self._write([columns])
+        self.columns = list(columns)  # not before: a folder that was gone may be there again for the next rows
 
     def _write(self, lines: Sequence[Sequence[Any]]) -> None:
         if self._file is None:
