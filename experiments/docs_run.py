@@ -21,6 +21,7 @@ from docs_text import ROOT, Block, command_lines, pages, python_blocks
 RECORD = ROOT / "experiments" / "results" / "docs_run.json"
 LIMIT_S = 280
 NOT_RUN = {
+    r"\.\.\.$": "dots stand for any words",
     r"srun|SLURM|mpirun|OMPI|JOB_COMPLETION|node01": "no cluster here",
     r"^make \w+ EXTRA=|^make gpu|target=(h100|this|tpu)|gpu\.py": "no accelerator here",
     r"^make (test|check|bench|sweep|targets|fmt|lint|types|docs)": "run by itself",
@@ -136,28 +137,26 @@ def prepare(folder: Path) -> None:
         subprocess.run(["cp", "-r", folder / "runs" / "latest", folder / "runs" / name], check=True)
 
 
-def record() -> dict[str, Any]:
-    """What was run, by command line."""
+def record() -> dict[str, float]:
+    """What was run, by command line, and how many seconds it took."""
     return json.loads(RECORD.read_text()) if RECORD.exists() else {}
 
 
 def main(words: list[str]) -> int:
     """Run what is not in the record, or everything. Returns how many lines failed."""
     count = next((int(word.partition("=")[2]) for word in words if word.startswith("--count=")), 10_000)
-    lines = list(dict.fromkeys(line for path in pages() for line in command_lines(path)))
-    known = {} if "--all" in words else {line: entry for line, entry in record().items() if line in lines}
-    todo, failed = [line for line in lines if line not in known], 0
+    lines = list(dict.fromkeys(line for path in pages() for line in command_lines(path) if not reason_not_run(line)))
+    known = {} if "--all" in words else {line: seconds for line, seconds in record().items() if line in lines}
+    todo, failed = [line for line in lines if line not in known][:count], 0
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        if any(reason_not_run(line) is None for line in todo[:count]):
-            prepare(folder)
-        for line in todo[:count]:
-            why, begin = reason_not_run(line), time.perf_counter()
+        if todo:
+            prepare(Path(name))
+        for line in todo:
+            begin = time.perf_counter()
             try:
-                if why is None:
-                    with tempfile.TemporaryDirectory() as copy:  # a command may leave another runs/latest behind
-                        run_command(line, Path(shutil.copytree(folder, copy, symlinks=True, dirs_exist_ok=True)))
-                known[line] = {"not_run": why} if why else {"seconds": round(time.perf_counter() - begin, 1)}
+                with tempfile.TemporaryDirectory() as copy:  # a command may leave another runs/latest behind
+                    run_command(line, Path(shutil.copytree(name, copy, symlinks=True, dirs_exist_ok=True)))
+                known[line] = round(time.perf_counter() - begin, 1)
             except (SystemExit, subprocess.TimeoutExpired) as error:
                 failed += 1
                 print(f"failed: {error}", flush=True)
