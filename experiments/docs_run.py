@@ -24,9 +24,9 @@ NOT_RUN = {
     r"\.\.\.$": "dots stand for any words",
     r"srun|SLURM|mpirun|OMPI|JOB_COMPLETION|node01": "no cluster here",
     r"^make \w+ EXTRA=|^make gpu|target=(h100|this|tpu)|gpu\.py": "no accelerator here",
-    r"^make (test|check|bench|sweep|targets|fmt|lint|types|docs)": "run by itself",
-    r"^make (setup|train)|^pip install|^python3?(\.\d+)? -m venv": "run when a new user's start was followed",
-    r"autotune env=|num_envs=auto": "measured by make sweep",
+    r"^make (test|check|bench|sweep|targets|fmt|lint|types|docs)": "a daily command, run as such",
+    r"^make (setup|train)|^pip install|^python3?(\.\d+)? -m venv": "installs packages",
+    r"autotune env=|num_envs=auto": "needs the machine alone, for minutes",
     r"jaxrl_fast\.dashboard": "does not end; tests/test_dashboard.py runs it",
     r"experiments/": "takes long; its results are committed",
 }
