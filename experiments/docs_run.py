@@ -86,13 +86,9 @@ def short_words(line: str) -> list[str]:
     for pattern, shorter in ((r"^num_envs=\d+$", "num_envs=8"), (r"^total_steps=.*", "total_steps=96"), ("=/", "=")):
         words = [re.sub(pattern, shorter, word) for word in words if word != "..."]
     words = [word for word in words if resumes or not word.startswith("total_steps=")]
-    short = (
-        ["eval.episodes=2"]
-        if resumes
-        else ["total_steps=1", "eval.episodes=2", "eval.beside=false", "checkpoint.keep=0"]
-    )
-    if any(word.startswith("resume=") for word in words):
-        short = [word for word in short if not word.startswith("checkpoint")]
+    fresh = [] if resumes else ["total_steps=1", "eval.beside=false"]
+    keeps = resumes or any(word.startswith("resume=") for word in words)
+    short = ["eval.episodes=2", *fresh, *([] if keeps else ["checkpoint.keep=0"])]
     known = {word.partition("=")[0] for word in words}
     return words + [word for word in short if word.partition("=")[0] not in known]
 
@@ -109,10 +105,8 @@ def run_command(line: str, folder: Path) -> None:
     words = [word for word in short_words(line) if not re.match(r"[A-Z_]+=", word)]
     words = [sys.executable if word.endswith("python") else word for word in words]
     words = [str(ROOT / word) if word.startswith("examples/") else word for word in words]
-    newest = max(
-        (int(path.name) for path in folder.glob("runs/latest/checkpoints/*") if path.name.isdigit()), default=0
-    )
-    words = [re.sub(r"checkpoints/\d+$", f"checkpoints/{newest}", word) for word in words]
+    steps = [int(path.name) for path in folder.glob("runs/latest/checkpoints/*") if path.name.isdigit()]
+    words = [re.sub(r"checkpoints/\d+$", f"checkpoints/{min(steps, default=0)}", word) for word in words]
     variables = {
         **os.environ,
         "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}",

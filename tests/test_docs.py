@@ -1,6 +1,7 @@
 """Nothing is said that was not run: blocks, command lines, links, figures and tables of README and docs."""
 
 import re
+import shutil
 import sys
 import tomllib
 from pathlib import Path
@@ -36,11 +37,30 @@ def test_the_python_of_a_page_runs(name: str, tmp_path: Path, request, monkeypat
     docs_run.run_page(blocks, folder)
 
 
-def test_every_command_line_was_run_or_says_why_not():
-    """`python experiments/docs_run.py` runs those that are new."""
+def new_lines() -> list[str]:
+    """Command lines that are to be run and that the record of `experiments/docs_run.py` does not have."""
     lines = {line for path in PAGES.values() for line in command_lines(path)}
-    new = {line for line in lines if docs_run.reason_not_run(line) is None} - set(docs_run.record())
-    assert not new, f"run python experiments/docs_run.py: {new}"
+    return sorted({line for line in lines if docs_run.reason_not_run(line) is None} - set(docs_run.record()))
+
+
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory) -> Path:
+    """A folder with what command lines read."""
+    folder = tmp_path_factory.mktemp("commands")
+    docs_run.prepare(folder)
+    return folder
+
+
+@pytest.mark.parametrize("line", new_lines())
+def test_a_command_line_that_is_not_in_the_record_runs(line: str, prepared: Path, tmp_path: Path):
+    """`python experiments/docs_run.py` runs it once for all and takes it into the record."""
+    docs_run.run_command(line, Path(shutil.copytree(prepared, tmp_path, symlinks=True, dirs_exist_ok=True)))
+
+
+def test_the_record_has_many_lines_and_a_line_that_fails_is_found(tmp_path: Path):
+    assert len(docs_run.record()) > 20
+    with pytest.raises(SystemExit, match="no such command"):
+        docs_run.run_command("python -c 'raise SystemExit(\"no such command\")'", tmp_path)
 
 
 def test_long_commands_are_run_short():
