@@ -21,11 +21,12 @@ from docs_text import ROOT, Block, command_lines, pages, python_blocks
 RECORD = ROOT / "experiments" / "results" / "docs_run.json"
 LIMIT_S = 280
 NOT_RUN = {
+    r"\.\.\.$": "dots stand for any words",
     r"srun|SLURM|mpirun|OMPI|JOB_COMPLETION|node01": "no cluster here",
     r"^make \w+ EXTRA=|^make gpu|target=(h100|this|tpu)|gpu\.py": "no accelerator here",
-    r"^make (test|check|bench|sweep|targets|fmt|lint|types|docs)": "run by itself",
-    r"^make (setup|train)|^pip install|^python3?(\.\d+)? -m venv": "run when a new user's start was followed",
-    r"autotune env=|num_envs=auto": "measured by make sweep",
+    r"^make (test|check|bench|sweep|targets|fmt|lint|types|docs)": "a daily command, run as such",
+    r"^make (setup|train)|^pip install|^python3?(\.\d+)? -m venv": "installs packages",
+    r"autotune env=|num_envs=auto": "needs the machine alone, for minutes",
     r"jaxrl_fast\.dashboard": "does not end; tests/test_dashboard.py runs it",
     r"experiments/": "takes long; its results are committed",
 }
@@ -85,13 +86,9 @@ def short_words(line: str) -> list[str]:
     for pattern, shorter in ((r"^num_envs=\d+$", "num_envs=8"), (r"^total_steps=.*", "total_steps=96"), ("=/", "=")):
         words = [re.sub(pattern, shorter, word) for word in words if word != "..."]
     words = [word for word in words if resumes or not word.startswith("total_steps=")]
-    short = (
-        ["eval.episodes=2"]
-        if resumes
-        else ["total_steps=1", "eval.episodes=2", "eval.beside=false", "checkpoint.keep=0"]
-    )
-    if any(word.startswith("resume=") for word in words):
-        short = [word for word in short if not word.startswith("checkpoint")]
+    fresh = [] if resumes else ["total_steps=1", "eval.beside=false"]
+    keeps = resumes or any(word.startswith("resume=") for word in words)
+    short = ["eval.episodes=2", *fresh, *([] if keeps else ["checkpoint.keep=0"])]
     known = {word.partition("=")[0] for word in words}
     return words + [word for word in short if word.partition("=")[0] not in known]
 
@@ -108,10 +105,8 @@ def run_command(line: str, folder: Path) -> None:
     words = [word for word in short_words(line) if not re.match(r"[A-Z_]+=", word)]
     words = [sys.executable if word.endswith("python") else word for word in words]
     words = [str(ROOT / word) if word.startswith("examples/") else word for word in words]
-    newest = max(
-        (int(path.name) for path in folder.glob("runs/latest/checkpoints/*") if path.name.isdigit()), default=0
-    )
-    words = [re.sub(r"checkpoints/\d+$", f"checkpoints/{newest}", word) for word in words]
+    steps = [int(path.name) for path in folder.glob("runs/latest/checkpoints/*") if path.name.isdigit()]
+    words = [re.sub(r"checkpoints/\d+$", f"checkpoints/{min(steps, default=0)}", word) for word in words]
     variables = {
         **os.environ,
         "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}",
@@ -136,28 +131,26 @@ def prepare(folder: Path) -> None:
         subprocess.run(["cp", "-r", folder / "runs" / "latest", folder / "runs" / name], check=True)
 
 
-def record() -> dict[str, Any]:
-    """What was run, by command line."""
+def record() -> dict[str, float]:
+    """What was run, by command line, and how many seconds it took."""
     return json.loads(RECORD.read_text()) if RECORD.exists() else {}
 
 
 def main(words: list[str]) -> int:
     """Run what is not in the record, or everything. Returns how many lines failed."""
     count = next((int(word.partition("=")[2]) for word in words if word.startswith("--count=")), 10_000)
-    lines = list(dict.fromkeys(line for path in pages() for line in command_lines(path)))
-    known = {} if "--all" in words else {line: entry for line, entry in record().items() if line in lines}
-    todo, failed = [line for line in lines if line not in known], 0
+    lines = list(dict.fromkeys(line for path in pages() for line in command_lines(path) if not reason_not_run(line)))
+    known = {} if "--all" in words else {line: seconds for line, seconds in record().items() if line in lines}
+    todo, failed = [line for line in lines if line not in known][:count], 0
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        if any(reason_not_run(line) is None for line in todo[:count]):
-            prepare(folder)
-        for line in todo[:count]:
-            why, begin = reason_not_run(line), time.perf_counter()
+        if todo:
+            prepare(Path(name))
+        for line in todo:
+            begin = time.perf_counter()
             try:
-                if why is None:
-                    with tempfile.TemporaryDirectory() as copy:  # a command may leave another runs/latest behind
-                        run_command(line, Path(shutil.copytree(folder, copy, symlinks=True, dirs_exist_ok=True)))
-                known[line] = {"not_run": why} if why else {"seconds": round(time.perf_counter() - begin, 1)}
+                with tempfile.TemporaryDirectory() as copy:  # a command may leave another runs/latest behind
+                    run_command(line, Path(shutil.copytree(name, copy, symlinks=True, dirs_exist_ok=True)))
+                known[line] = round(time.perf_counter() - begin, 1)
             except (SystemExit, subprocess.TimeoutExpired) as error:
                 failed += 1
                 print(f"failed: {error}", flush=True)

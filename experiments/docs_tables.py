@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from coming_from.page import pairs
-from docs_run import record
-from docs_text import ROOT, pages
+from docs_run import reason_not_run
+from docs_text import ROOT, command_lines, pages
 from learning_rows import ROWS
 
 import envs
@@ -34,6 +34,8 @@ SUITES = ANY | {
     "custom": ("your own", (DISCRETE, CONTINUOUS), "tutorials/world.md"),
     "traffic": ("traffic junction", (DISCRETE,), "algorithms.md#several-agents"),
     "jaxmarl": ("JaxMARL", (DISCRETE,), "algorithms.md#several-agents"),
+    "jumanji": ("Jumanji", (DISCRETE,), "algorithms.md#several-agents"),
+    "pettingzoo": ("PettingZoo", (DISCRETE, CONTINUOUS), "host.md"),
 }
 """By suite: how it is called, the actions of its worlds, and the page that is about it."""
 EXTRAS = {
@@ -46,6 +48,8 @@ EXTRAS = {
     "paper": "figures for papers",
     "envpool": "EnvPool's environments",
     "jaxmarl": "JaxMARL's worlds of several agents",
+    "jumanji": "Jumanji's worlds of several agents",
+    "pettingzoo": "PettingZoo's worlds, stepped on the host",
     "dashboard": "the dashboard",
     "wandb": "Weights & Biases",
     "video": "MP4, and pictures of Gymnasium's classic control",
@@ -140,9 +144,9 @@ def published() -> str:
 def not_run() -> str:
     """The command lines that `docs_run` leaves out, and why."""
     reasons: dict[str, list[str]] = {}
-    for line, entry in record().items():
-        if "not_run" in entry:
-            reasons.setdefault(entry["not_run"], []).append(line if len(line) < 100 else f"{line[:97]}...")
+    for line in dict.fromkeys(line for path in pages() for line in command_lines(path)):
+        if why := reason_not_run(line):
+            reasons.setdefault(why, []).append(line if len(line) < 100 else f"{line[:97]}...")
     return table(["why", "lines"], [[why, "<br>".join(f"`{x}`" for x in lines)] for why, lines in reasons.items()])
 
 
