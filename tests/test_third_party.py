@@ -30,8 +30,10 @@ NAMES = {
 MEMBERS = {"_cache_size": jax.jit(lambda x: x)}
 """Private names of objects, such as this one: in tests, how often a function was compiled."""
 OPTIONS = {
+    "xla_backend_optimization_level": 1,
     "xla_cpu_collective_call_terminate_timeout_seconds": 40,
     "xla_cpu_collective_timeout_seconds": 40,
+    "xla_cpu_enable_fast_math": True,
     "xla_cpu_experimental_ynn_fusion_type": "",
     "xla_gpu_deterministic_ops": True,
     "xla_cpu_max_isa": "AVX",
@@ -142,7 +144,7 @@ def test_the_lists_are_complete():
 
 PEERS = sorted(ROOT.glob("experiments/bench/peer_*.py"))
 """They run with the exact versions of a lock file."""
-DOCUMENTED = {"_asdict", "_exit", "_fields", "_make", "_replace", "_repr_html_"}
+DOCUMENTED = {"_asdict", "_current_frames", "_exit", "_fields", "_make", "_replace", "_repr_html_"}
 
 
 def test_no_other_private_name_is_used():
