@@ -20,6 +20,7 @@ from jaxrl_fast.algorithms.interface import Learned, init_params
 from jaxrl_fast.experience.binding import bind
 from jaxrl_fast.numerics.running_stats import init_stats
 from jaxrl_fast.policy.policies import PolicyParams, make_policy, same_spaces
+from jaxrl_fast.settings.config import compose
 
 SMALL = [
     "env=probe",
@@ -139,6 +140,14 @@ OTHERS = [
     ("algo.buffer_size=800", "algo.buffer_size was 400 in"),
     ("algo.clip_range=0.1", "it belongs to algo=ippo or algo=mappo or algo=ppo"),
 ]
+
+
+def test_a_checkpoint_named_by_a_link_is_the_same_when_the_link_leads_elsewhere(made, tmp_path):
+    """As ``runs/latest`` does as soon as the run has a folder of its own."""
+    (tmp_path / "latest").symlink_to(made / "run")
+    resume = Path(str(compose([f"resume={tmp_path}/latest/checkpoints/200"]).resume))
+    (tmp_path / "latest").unlink()
+    assert resume.is_dir(), resume
 
 
 @pytest.mark.parametrize(("words", "expected"), OTHERS, ids=[words for words, _ in OTHERS])

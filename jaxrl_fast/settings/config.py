@@ -111,7 +111,7 @@ def _read_checkpoint(given: Layer) -> Layer | None:
     if resume == "auto":
         path = newest_good(Path(run_dir), lambda line: print(line, file=sys.stderr))
     else:
-        path = find(Path(resume))
+        path = _without_links(find(Path(resume)))
     given.values["resume"] = None if path is None else str(path)
     if path is None:
         return None
@@ -121,6 +121,11 @@ def _read_checkpoint(given: Layer) -> Layer | None:
     if "eval.every" not in known:
         raise ConfigError(f"{path} was written by jf.learn: resume it with jf.learn(resume=...)")
     return Layer(f"{path}: ", dict(known))
+
+
+def _without_links(path: Path) -> Path:
+    """Where a path leads: ``runs/latest`` is another folder as soon as this run has its own."""
+    return path if path.absolute() == path.resolve() else path.resolve()
 
 
 def _read_file(path: Any) -> Layer:
