@@ -45,7 +45,7 @@ SHORTER = (
 """What makes a Python block short."""
 TRAINED = [
     *("env=pendulum", "algo=sac", "tuned=false", "num_envs=4", "total_steps=64", "eval.episodes=2", "eval.every=32"),
-    *("checkpoint.every=16", "algo.warmup_steps=16", "run_dir=runs/latest"),
+    *("checkpoint.every=16", "algo.warmup_steps=16"),
 ]
 """The words of a run that commands and blocks find as ``runs/latest``."""
 
@@ -128,7 +128,7 @@ def prepare(folder: Path) -> None:
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
     subprocess.run(words, cwd=folder, env=variables, check=True, capture_output=True)
     for name in ("a", "b"):
-        subprocess.run(["cp", "-r", folder / "runs" / "latest", folder / "runs" / name], check=True)
+        shutil.copytree((folder / "runs" / "latest").resolve(), folder / "runs" / name)
 
 
 def record() -> dict[str, float]:
