@@ -3,7 +3,6 @@
 import csv
 import json
 import os
-import shutil
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -160,13 +159,12 @@ def write_summary(folder: Path, summary: Row) -> None:
 
 
 def link_latest(folder: Path, runs: Path) -> None:
-    """Point ``runs/latest`` to the newest run, where the file system knows links."""
+    """Point ``runs/latest`` to the newest run, where the file system knows links. A folder of that name, which may hold a
+    run, is left as it is."""
     link = runs / "latest"
     temporary = runs / f".latest-{os.getpid()}"
     try:
         temporary.symlink_to(os.path.relpath(folder, runs), target_is_directory=True)
-        if link.is_dir() and not link.is_symlink():
-            shutil.rmtree(link)
         os.replace(temporary, link)
     except OSError:
         temporary.unlink(missing_ok=True)
