@@ -159,8 +159,8 @@ def write_summary(folder: Path, summary: Row) -> None:
 
 
 def link_latest(folder: Path, runs: Path) -> None:
-    """Point ``runs/latest`` to the newest run, where the file system knows links. A folder of that name, which may hold a
-    run, is left as it is."""
+    """Point ``runs/latest`` to the newest run, where the file system knows links. A folder of that name, which may
+    hold a run, is left as it is."""
     link = runs / "latest"
     temporary = runs / f".latest-{os.getpid()}"
     try:
