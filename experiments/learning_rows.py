@@ -61,7 +61,7 @@ BRAX_STEPS = "20_480"
 """Not 150,000, for want of time. brax's SAC can be evaluated there too: after its first 8,192 its epochs are of 128
 steps."""
 ITERATION = "algo.rollout_length=128 algo.num_epochs=4 algo.num_minibatches=4"
-SPREAD_IPPO_STEPS, SPREAD_MAPPO_STEPS, SMAX_MAPPO_STEPS, SMAX_PQN_STEPS = "2_000_000", "200_000", "300_000", "600_000"
+SPREAD_IPPO_STEPS, SPREAD_MAPPO_STEPS, SMAX_MAPPO_STEPS, SMAX_PQN_STEPS = "1_000_000", "200_000", "300_000", "600_000"
 """Not the 10 million of JaxMARL, nor 3 million on SMAX, for want of time; ours and bare alike."""
 SPREAD_IPPO = f"env=spread algo=ippo num_envs=16 {ITERATION} algo.learning_rate=linear:2.5e-4:0"
 RECURRENT = "algo.recurrent_size=128 algo.policy_hidden=[128] algo.value_hidden=[128] algo.activation=relu"
