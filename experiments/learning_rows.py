@@ -128,6 +128,6 @@ ROWS = {
     **{f"gymnasium_{env.lower()}_{algo}": _gymnasium(env, algo) for env, algo in GYMNASIUM},
     "halfcheetah_sac_large": _row(f"env=halfcheetah algo=sac {LARGE}", 1500.0, num_seeds=1),
     "lbf_ippo": _row("env=lbf algo=ippo", 0.8, num_seeds=3, apart=True),
-    "rware_ippo": _row("env=rware algo=ippo", num_seeds=1),
+    "rware_ippo": _row("env=rware algo=ippo num_envs=128 total_steps=1_000_000", num_seeds=1),
     "halfcheetah_td3_large": _row(f"env=halfcheetah algo=td3 {LARGE}", 1500.0, num_seeds=1),
 }
