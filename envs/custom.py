@@ -49,7 +49,7 @@ def make_any(
         host = import_module("envs.from_gymnasium")
         again: Callable[[], Any] = partial(function, **options)
         if _is_parallel(made):
-            again = partial(import_module("envs.pool.together").acting_together, again)
+            again = partial(import_module("envs.pool.several_agents").acting_together, again)
         return host.make_custom_host(again, num_envs=num_envs, num_seeds=num_seeds, name=name, pool=given)
     return _compiled(made, name)
 
@@ -68,7 +68,7 @@ def make_to_draw(*, make: str | Callable[..., Any], **options: Any) -> "Env | Fi
         made.close()
         made = _call(make, {"render_mode": "rgb_array", **options})[2]
     if _is_parallel(made):
-        made = import_module("envs.pool.together").AgentsTogether(made)
+        made = import_module("envs.pool.several_agents").AgentsTogether(made)
     return import_module("envs.from_gymnasium").filmed(made, f"env.make={name}")
 
 

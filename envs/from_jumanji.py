@@ -20,6 +20,8 @@ from jaxrl_fast.environments.env_laws import check_option, check_shapes
 
 NEVER = 2**30
 """As a time limit, in steps."""
+STEP_S = 0.25
+"""How long a step lasts in pictures, in seconds."""
 FORAGING = {
     "grid_size": 8,
     "fov": 8,
@@ -104,7 +106,7 @@ def adapt(world: Any, *, name: str, time_limit: int | None, shared_reward: bool 
     obs = jax.eval_shape(reset, jax.random.key(0), ())[1]
     num_agents, num_actions = obs["action_mask"].shape
     spec = EnvSpec(name, obs, Discrete(num_actions), time_limit, num_agents=num_agents, shared_reward=shared_reward)
-    return Env(spec, reset, step)
+    return Env(spec, reset, step, step_s=STEP_S)
 
 
 def _foraging(**given: Any) -> LevelBasedForaging:

@@ -7,8 +7,8 @@ from typing import Any
 from envs.from_gymnasium import filmed, pooled
 from envs.pool.camera import RENDER_MODE, FilmedHost
 from envs.pool.options import PoolOptions, check_options
+from envs.pool.several_agents import make_parallel
 from envs.pool.stepping import make_one
-from envs.pool.together import make_parallel
 from jaxrl_fast.environments.host_env import HostEnv
 
 
@@ -25,7 +25,7 @@ def make_host(
     """``num_envs`` of a parallel environment for each of ``num_seeds``: ``sisl/pursuit_v5``, ``mpe2/simple_spread_v3``
     or ``my_package/my_module``, a module with ``parallel_env``, to which ``options`` go.
 
-    Observations are those of `envs.pool.together`; each agent has its own reward. ``num_agents`` is only checked:
+    Observations are those of `envs.pool.several_agents`; each agent has its own reward. ``num_agents`` is only checked:
     parallel environments call it differently. ``episode_length``: cut after so many steps.
 
     Raises:

@@ -166,6 +166,6 @@ ROWS = {
     "smax_3m_pqn_vdn": _agents(SMAX_PQN, SMAX_PQN_STEPS, must_reach=0.8, success=True),
     "halfcheetah_sac_large": _row(f"env=halfcheetah algo=sac {LARGE}", 1500.0, num_seeds=1),
     "lbf_ippo": _row("env=lbf algo=ippo", 0.8, num_seeds=3, apart=True),
-    "rware_ippo": _row("env=rware algo=ippo", num_seeds=1),
+    "rware_ippo": _row("env=rware algo=ippo num_envs=128 total_steps=1_000_000", num_seeds=1),
     "halfcheetah_td3_large": _row(f"env=halfcheetah algo=td3 {LARGE}", 1500.0, num_seeds=1),
 }

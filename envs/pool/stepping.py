@@ -9,7 +9,7 @@ import numpy as np
 
 from envs.pool.arrays import Arrays
 from envs.pool.codec import ActionCodec, ObsCodec, encode_action, encode_obs
-from envs.pool.together import AgentsTogether, encode_agents
+from envs.pool.several_agents import AgentsTogether, encode_agents
 
 GOES_ON = "jaxrl_fast.goes_on"
 """A key in the ``info`` of a step that ends an episode for learning only: a life was lost, and the game goes on. The
