@@ -137,7 +137,7 @@ OTHERS = [
     ("algo.policy_hidden=[16]", "algo.policy_hidden was [8] in run/checkpoints/200 and is [16]"),
     ("algo.critic_hidden=[8,8]", "algo.critic_hidden was [8] in run/checkpoints/200 and is [8, 8]"),
     ("algo.buffer_size=800", "algo.buffer_size was 400 in"),
-    ("algo.clip_range=0.1", "it belongs to algo=ppo"),
+    ("algo.clip_range=0.1", "it belongs to algo=ippo or algo=mappo or algo=ppo"),
 ]
 
 

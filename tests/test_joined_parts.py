@@ -16,7 +16,8 @@ from jaxrl_fast.fragments.build import GraphOptions, build_graph
 from jaxrl_fast.fragments.joined_parts import can_join, pack, pack_moments, packing_of, stacked, unpack, unpack_moments
 from jaxrl_fast.fragments.packed_steps import pack_step, unpack_steps
 from jaxrl_fast.fragments.updates import init_part
-from jaxrl_fast.graph.dataflow import init, tick, ticks
+from jaxrl_fast.graph.dataflow import init, tick
+from jaxrl_fast.graph.many_ticks import ticks
 
 SMALL = dict(policy_hidden=(8,), critic_hidden=(8,))
 OFF_POLICY = dict(updates_per_tick=3, batch_size=16, warmup_steps=16, buffer_size=256)

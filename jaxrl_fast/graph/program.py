@@ -12,13 +12,13 @@ import jax
 from jax.sharding import Mesh
 
 from jaxrl_fast.core import Metrics
-from jaxrl_fast.graph import dataflow as graphs
 from jaxrl_fast.graph import distributed, exchange, kept, placements
 from jaxrl_fast.graph.chain import make_chain
 from jaxrl_fast.graph.checking import check
 from jaxrl_fast.graph.dataflow import Graph, TrainState
 from jaxrl_fast.graph.kept import Jit, Store, Traced
 from jaxrl_fast.graph.layout import SEED_AXES, compiler_options, homes, init_seeds, over_seeds, state_layout
+from jaxrl_fast.graph.many_ticks import ticks
 from jaxrl_fast.graph.placements import Placement
 from jaxrl_fast.graph.program_functions import CompileAhead, CompileRun, InitState, PlaceState, RunChunk
 
@@ -66,7 +66,7 @@ def _one_program(graph: Graph, home: dict[str, Mesh], ticks_per_chunk: int, num_
     layout = state_layout(graph, home, num_seeds)
 
     def one_seed(state: TrainState) -> tuple[TrainState, Metrics]:
-        return graphs.ticks(graph, state, ticks_per_chunk)
+        return ticks(graph, state, ticks_per_chunk)
 
     def chunk(state: TrainState) -> tuple[TrainState, Metrics]:
         state, metrics = over_seeds(one_seed, num_seeds, (SEED_AXES,), (SEED_AXES, 0))(state)
