@@ -3,6 +3,7 @@
 #   make train EXTRA=cuda13                     with an accelerator: cuda13, cuda12 or tpu
 #   make bench ROWS="ppo_cartpole"              measure against peers (an hour; run nothing beside it); default: all rows
 #   make bench-host                             the same for environments on the host: the pool, SAC on HalfCheetah-v5
+#   make bench-gate                             has training become slower than committed? (6 minutes; no peers)
 #   make sweep ENV="cartpole algo=ppo"          find the fastest settings here (minutes; run nothing beside it)
 #   make sweep SWEEP="objective=sampling"       more words for the autotuner
 #   make sweep-all                              the same for one environment of every suite (an hour)
@@ -54,7 +55,7 @@ EXTRAS := dev$(if $(EXTRA),$(comma)$(EXTRA))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(EXTRAS)
 
-.PHONY: setup train test test-part test-targets targets check docs fmt lint types bench bench-host gpu sweep sweep-all sweep-compare viewer-assets clean
+.PHONY: setup train test test-part test-targets targets check docs fmt lint types bench bench-host bench-gate gpu sweep sweep-all sweep-compare viewer-assets clean
 
 setup: $(STAMP)
 
@@ -120,6 +121,9 @@ bench: $(STAMP) $(PEERS)/.installed
 bench-host: $(STAMP) $(PEERS_HOST)/.installed
 	$(PEERS_HOST)/bin/python experiments/pool.py
 	BENCH_PEERS=$(abspath $(PEERS_HOST)/bin/python) $(BIN)/python experiments/bench/host_sac.py
+
+bench-gate: $(STAMP)
+	@exec $(BIN)/python experiments/bench/gate.py $(ROWS)
 
 gpu: $(STAMP)
 	@exec $(BIN)/python experiments/gpu.py $(GPU)

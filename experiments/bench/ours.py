@@ -80,6 +80,12 @@ ROWS = {
         50,
     ),
 }
+SHORT = {
+    "ppo_halfcheetah_short": ROWS["ppo_halfcheetah"]._replace(
+        options={**ROWS["ppo_halfcheetah"].options, "rollout_length": 80, "num_minibatches": 2}
+    )
+}
+"""Of `gate`: minibatches as large as in the row, fewer of them."""
 
 
 PROFILED: dict[tuple[str, str], dict[str, Any]] = {
@@ -92,7 +98,7 @@ PROFILED: dict[tuple[str, str], dict[str, Any]] = {
 
 def main(name: str, what: str, placement: str = "", precision: str = "f32") -> None:
     """Compile, warm up, and serve."""
-    row = ROWS[name]
+    row = {**ROWS, **SHORT}[name]
     what, _, profiled = what.partition(":")
     if profiled:
         row = row._replace(options={**row.options, **PROFILED.get((name, what), {})}, ticks=1)
