@@ -3,6 +3,7 @@
 #   make train EXTRA=cuda13                     with an accelerator: cuda13, cuda12 or tpu
 #   make bench ROWS="ppo_cartpole"              measure against peers (an hour; run nothing beside it); default: all rows
 #   make bench-host                             the same for environments on the host: the pool, SAC on HalfCheetah-v5
+#   make bench-returns                          wall-clock to a return, ours and the peers' (three hours; goes on where it was)
 #   make bench-gate                             has training become slower than committed? (6 minutes; no peers)
 #   make sweep ENV="cartpole algo=ppo"          find the fastest settings here (minutes; run nothing beside it)
 #   make sweep SWEEP="objective=sampling"       more words for the autotuner
@@ -55,7 +56,7 @@ EXTRAS := dev$(if $(EXTRA),$(comma)$(EXTRA))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(EXTRAS)
 
-.PHONY: setup train test test-part test-targets targets check docs fmt lint types bench bench-host bench-gate gpu sweep sweep-all sweep-compare viewer-assets clean
+.PHONY: setup train test test-part test-targets targets check docs fmt lint types bench bench-host bench-returns bench-gate gpu sweep sweep-all sweep-compare viewer-assets clean
 
 setup: $(STAMP)
 
@@ -121,6 +122,9 @@ bench: $(STAMP) $(PEERS)/.installed
 bench-host: $(STAMP) $(PEERS_HOST)/.installed
 	$(PEERS_HOST)/bin/python experiments/pool.py
 	BENCH_PEERS=$(abspath $(PEERS_HOST)/bin/python) $(BIN)/python experiments/bench/host_sac.py
+
+bench-returns: $(STAMP) $(PEERS)/.installed $(PEERS_HOST)/.installed
+	$(BIN)/python experiments/time_to_return.py $(ROWS)
 
 bench-gate: $(STAMP)
 	@exec $(BIN)/python experiments/bench/gate.py $(ROWS)
