@@ -3,6 +3,9 @@
 #   make train EXTRA=cuda13                     with an accelerator: cuda13, cuda12 or tpu
 #   make bench ROWS="ppo_cartpole"              measure against peers (an hour; run nothing beside it); default: all rows
 #   make bench-host                             the same for environments on the host: the pool, SAC on HalfCheetah-v5
+#   make bench-returns                          wall-clock to a return, ours and the peers' (three hours; goes on where it was)
+#   make bench-ray                              parallel Q-learning, ours and Ray's (an hour)
+#   make bench-gate                             has training become slower than committed? (6 minutes; no peers)
 #   make sweep ENV="cartpole algo=ppo"          find the fastest settings here (minutes; run nothing beside it)
 #   make sweep SWEEP="objective=sampling"       more words for the autotuner
 #   make sweep-all                              the same for one environment of every suite (an hour)
@@ -38,6 +41,7 @@ A ?=
 B ?=
 PEERS ?= .venv-peers
 PEERS_HOST ?= .venv-peers-host
+PEERS_RAY ?= .venv-peers-ray
 PEERS_PYTHON ?= python3.11
 TARGETS ?= .venv-targets
 TARGETS_PYTHON ?= python3.11
@@ -54,7 +58,7 @@ EXTRAS := dev$(if $(EXTRA),$(comma)$(EXTRA))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(EXTRAS)
 
-.PHONY: setup train test test-part test-targets targets check docs fmt lint types bench bench-host gpu sweep sweep-all sweep-compare viewer-assets clean
+.PHONY: setup train test test-part test-targets targets check docs fmt lint types bench bench-host bench-returns bench-ray bench-gate gpu sweep sweep-all sweep-compare viewer-assets clean
 
 setup: $(STAMP)
 
@@ -121,6 +125,15 @@ bench-host: $(STAMP) $(PEERS_HOST)/.installed
 	$(PEERS_HOST)/bin/python experiments/pool.py
 	BENCH_PEERS=$(abspath $(PEERS_HOST)/bin/python) $(BIN)/python experiments/bench/host_sac.py
 
+bench-returns: $(STAMP) $(PEERS)/.installed $(PEERS_HOST)/.installed
+	$(BIN)/python experiments/time_to_return.py $(ROWS)
+
+bench-ray: $(STAMP) $(PEERS_RAY)/.installed
+	BENCH_RAY=$(abspath $(PEERS_RAY)/bin/python) $(BIN)/python experiments/bench/q_learning.py $(ROWS)
+
+bench-gate: $(STAMP)
+	@exec $(BIN)/python experiments/bench/gate.py $(ROWS)
+
 gpu: $(STAMP)
 	@exec $(BIN)/python experiments/gpu.py $(GPU)
 
@@ -137,7 +150,8 @@ sweep-compare: $(STAMP)
 
 $(PEERS)/.installed: experiments/bench/peers.lock
 $(PEERS_HOST)/.installed: experiments/bench/peers_host.lock
-$(PEERS)/.installed $(PEERS_HOST)/.installed:
+$(PEERS_RAY)/.installed: experiments/bench/peers_ray.lock
+$(PEERS)/.installed $(PEERS_HOST)/.installed $(PEERS_RAY)/.installed:
 	@$(PEERS_PYTHON) -c 'import ensurepip, venv' || { \
 		echo "make: the peers need Python 3.11: write make bench PEERS_PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@[ -x $(@D)/bin/python ] || { echo "$(PEERS_PYTHON) -m venv $(@D)"; $(PEERS_PYTHON) -m venv $(@D); }
@@ -157,4 +171,4 @@ viewer-assets:
 		--global-name=THREE --legal-comments=inline --outfile=$(ASSETS)/three.min.js
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(PEERS_HOST) $(DOCS) build dist *.egg-info
+	rm -rf $(VENV) $(PEERS) $(PEERS_HOST) $(PEERS_RAY) $(DOCS) build dist *.egg-info

@@ -36,6 +36,16 @@ def machine() -> str:
     return f"{allowed}{os.cpu_count()} cores, {processor()}"
 
 
+def commit() -> str:
+    """The commit that was measured, and whether the tree had other changes."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+
+    changed = ", changed" if git("status", "--porcelain", "--untracked-files=no", "--", "*.py", "*.yaml") else ""
+    return (git("rev-parse", "HEAD") or "unknown") + changed
+
+
 def versions(*others: Path) -> dict[str, dict[str, str]]:
     """Versions of Python and the packages that matter, here and in other environments (paths of their Pythons)."""
     script = (

@@ -105,6 +105,12 @@ ROWS = {
     "three_agents": _points(3, 16),
     "one_agent_48": _points(None, 48),
 }
+SHORT = {
+    "ppo_halfcheetah_short": ROWS["ppo_halfcheetah"]._replace(
+        options={**ROWS["ppo_halfcheetah"].options, "rollout_length": 80, "num_minibatches": 2}
+    )
+}
+"""Of `gate`: minibatches as large as in the row, fewer of them."""
 
 
 PROFILED: dict[tuple[str, str], dict[str, Any]] = {
@@ -117,7 +123,7 @@ PROFILED: dict[tuple[str, str], dict[str, Any]] = {
 
 def main(name: str, what: str, placement: str = "", precision: str = "f32") -> None:
     """Compile, warm up, and serve."""
-    row = ROWS[name]
+    row = {**ROWS, **SHORT}[name]
     what, _, profiled = what.partition(":")
     if profiled:
         row = row._replace(options={**row.options, **PROFILED.get((name, what), {})}, ticks=1)

@@ -1,0 +1,105 @@
+"""Parallel Q-learning as in the Reactor paper: Blackjack, 16 environments x 100 steps and one update a round, 500
+rounds, minibatches of 500, 1,000 and 2,000, MLP 3-32-2; ours against Ray as written by the authors and tuned, in turn.
+
+``make bench-ray`` makes Ray's environment and runs all; ``python experiments/bench/q_learning.py [500|1000|2000 ...]``
+some (a row's rounds already in the file are kept, so a run that was cut goes on), ``--plan`` says what would run,
+``--page`` writes the table only. Every contender is a fresh process; Ray and ours step the same Gymnasium Blackjack-v1,
+but for "ours, compiled", which has the same rules in JAX. Run nothing beside it.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent)]
+
+from describe import commit, machine, versions  # noqa: E402
+from run import once, spread  # noqa: E402
+
+RESULT = HERE.parent / "results" / "bench" / "q_learning.json"
+PAGE = RESULT.with_suffix(".md")
+RAY = Path(os.environ.get("BENCH_RAY", HERE.parent.parent / ".venv-peers-ray" / "bin" / "python"))
+MINIBATCHES, ROUNDS, REPEATS = (500, 1000, 2000), 500, 3
+CONTENDERS = {
+    "ours, pool": (sys.executable, "ours_q.py", "pool"),
+    "ours, callbacks": (sys.executable, "ours_q.py", "callback"),
+    "ours, compiled": (sys.executable, "ours_q.py", "compiled"),
+    "Ray, tuned": (str(RAY), "q_ray.py", "tuned"),
+    "Ray, as written": (str(RAY), "q_ray.py", "written"),
+}
+MUST, AIM = 0.688, 0.1
+"""Of Ray tuned: the paper's −31.2 %, and −90 %."""
+MINUTES = {500: 20, 1000: 22, 2000: 25}
+"""A guess for two cores, until it was run."""
+
+
+def measure(minibatch: int, document: dict[str, Any], rounds: int) -> None:
+    """All contenders in turn, as often as is lacking; kept after each."""
+    runs = document["rows"].setdefault(str(minibatch), {})
+    for repeat in range(REPEATS):
+        for name, words in CONTENDERS.items():
+            done = runs.setdefault(name, [])
+            if len(done) > repeat:
+                continue
+            found = once(*words, str(minibatch), str(rounds))
+            where = {"machine": machine(), "versions": versions(RAY), "commit": commit()}
+            done.append({**found, "command": " ".join([*words[1:], str(minibatch), str(rounds)]), **where})
+            RESULT.write_text(json.dumps(document, indent=1) + "\n")
+            print(f"{minibatch}: {name} {found['seconds']:.1f} s, {found['total_s']:.1f} s in all", flush=True)
+
+
+def page(document: dict[str, Any]) -> str:
+    """The table, or that there is none yet."""
+    seconds = "500 rounds, s | of Ray tuned | with start and compilation, s | of Ray tuned"
+    lines = [f"| minibatch | contender | {seconds} | mean return at the end |"]
+    lines.append("|---|---|---|---|---|---|---|")
+    for minibatch in MINIBATCHES:
+        runs = document["rows"].get(str(minibatch), {})
+        if not all(len(runs.get(name, [])) for name in CONTENDERS):
+            lines.append(f"| {minibatch:,} | not run yet | | | | | |")
+            continue
+        lines += [line(minibatch, name, runs) for name in CONTENDERS]
+    return "\n".join(lines) + "\n"
+
+
+def line(minibatch: int, name: str, runs: dict[str, list[dict[str, Any]]]) -> str:
+    """A contender's line: medians [least, most]; ratios within a turn."""
+    cells = [f"{minibatch:,}", name]
+    for key in ("seconds", "total_s"):
+        seconds = spread([run[key] for run in runs[name]])
+        of = spread([run[key] / ray[key] for run, ray in zip(runs[name], runs["Ray, tuned"], strict=False)])
+        cells.append(f"{seconds['median']:.1f} [{seconds['least']:.1f}, {seconds['most']:.1f}]")
+        cells.append(f"{of['median']:.2f} [{of['least']:.2f}, {of['most']:.2f}]")
+    cells.append(f"{spread([run['return'] for run in runs[name]])['median']:.3f}")
+    return f"| {' | '.join(cells)} |"
+
+
+def main(words: list[str]) -> None:
+    """Measure what is asked for, and write the page."""
+    known = [*map(str, MINIBATCHES), "--plan", "--page"]
+    for word in words:
+        if word not in known:
+            raise SystemExit(f"{word}: write one of {', '.join(known)}")
+    document = (
+        json.loads(RESULT.read_text()) if RESULT.exists() else {"rounds": ROUNDS, "must": MUST, "aim": AIM, "rows": {}}
+    )
+    asked = [int(word) for word in words if not word.startswith("--")] or list(MINIBATCHES)
+    if "--plan" in words:
+        for minibatch in asked:
+            have = {name: len(document["rows"].get(str(minibatch), {}).get(name, [])) for name in CONTENDERS}
+            print(f"{minibatch}: about {MINUTES[minibatch]} minutes; {REPEATS} runs each, there are {have}")
+        return
+    if "--page" not in words:
+        if not RAY.exists():
+            raise SystemExit(f"{RAY} is missing: run make bench-ray, which makes Ray's environment")
+        for minibatch in asked:
+            measure(minibatch, document, ROUNDS)
+    PAGE.write_text(page(document))
+    print(PAGE.read_text())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
