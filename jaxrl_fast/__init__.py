@@ -27,7 +27,8 @@ from jaxrl_fast.policy.policies import Policy, load_policy, save_policy
 from jaxrl_fast.runs.checkpoint_files import CheckpointError
 from jaxrl_fast.runs.checkpointing import Checkpoints
 from jaxrl_fast.settings.runtime import setup
-from jaxrl_fast.training.loop import Result, learn, make_train_step
+from jaxrl_fast.training.loop import Result, learn
+from jaxrl_fast.training.pure import make_train_step
 from jaxrl_fast.training.recorder import NonFiniteError
 
 __all__ = [

@@ -12,8 +12,8 @@ import pytest
 
 import jaxrl_fast as jf
 from envs.probes import TWO_AGENTS
-from jaxrl_fast.algorithms.agents import TAKES_PART, targets_of_agents, with_own_optimizers
 from jaxrl_fast.algorithms.interface import Learned, Part, Values, init_params
+from jaxrl_fast.algorithms.multi_agent import TAKES_PART, targets_of_agents, with_own_optimizers
 from jaxrl_fast.algorithms.sequences import apply_apart
 from jaxrl_fast.core import OUT, STATE, Discrete, EnvSpec, Timestep, Transition
 from jaxrl_fast.environments.env import Env, VecEnv, vectorize

@@ -79,6 +79,8 @@ OTHERWISE = {
 }
 """What is spelled like an option and is none, or is one of the environment alone."""
 EVENT = "/jax/compilation_cache/cache_hits"
+COMPILED = "/jax/core/compile/backend_compile_duration"
+"""How long programs take to compile, for `experiments/startup.py` alone."""
 GONE = {"xla_cpu_use_fusion_emitters": (0, 11)}
 """From which JAX on the tests do without."""
 
@@ -139,7 +141,7 @@ def test_the_lists_are_complete():
     settings = re.findall(r'config\.update\(\s*"(\w+)"', text) + re.findall(r"jax\.config\.(jax_\w+)", text)
     variables = set(re.findall(r"\b(JAX_[A-Z_]+)(?:\"|=\w)", text)) - {"JAX_COORDINATOR_PORT"}
     assert {*settings, *map(str.lower, variables)} == SETTINGS
-    assert set(re.findall(r'"(/jax/[\w/]+)"', text)) == {EVENT}
+    assert set(re.findall(r'"(/jax/[\w/]+)"', text)) == {EVENT, COMPILED}
 
 
 PEERS = sorted(ROOT.glob("experiments/bench/peer_*.py"))

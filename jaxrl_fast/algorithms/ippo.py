@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 
-from jaxrl_fast.algorithms.agents import network_of_all, ppo_of_agents
 from jaxrl_fast.algorithms.interface import Algorithm, ValueOf
+from jaxrl_fast.algorithms.multi_agent import network_of_all, ppo_of_agents
 from jaxrl_fast.algorithms.ppo import first_output
 from jaxrl_fast.core import EnvSpec
 from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision

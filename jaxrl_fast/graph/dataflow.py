@@ -95,9 +95,8 @@ class Fragment(NamedTuple):
     the name), so that fragments of different graphs can begin alike. ``publish``: needed where a channel is read before
     its first step. ``counts``: ``step`` is a `CountedStep`. ``host``: the step is ordinary Python, called between the
     compiled ones, and may hold environments outside JAX; it is given all seeds at once, and ``publish`` gives the
-    shapes of what it writes for one seed. ``tags``: words by which placements, reports and checkpoints find fragments
-    of a kind. ``division``: how it may be divided among devices; ``by_agents``: the same by agents that share nothing.
-    ``inner``: a form of its state that is faster to step.
+    shapes of what it writes for one seed. ``tags``: words by which others find fragments of a kind. ``division``: how
+    it may be divided among devices, ``by_agents``: by agents that share nothing. ``inner``: its state in a faster form.
     """
 
     name: str

@@ -2,7 +2,7 @@
 
 import jax
 
-from jaxrl_fast.algorithms.agents import spec_of_one
+from jaxrl_fast.algorithms.multi_agent import spec_of_one
 from jaxrl_fast.core import PyTree
 from jaxrl_fast.experience.acting import make_acting
 from jaxrl_fast.experience.view import make_view
