@@ -77,6 +77,7 @@ OTHERWISE = {
 }
 """What is spelled like an option and is none, or is one of the environment alone."""
 EVENT = "/jax/compilation_cache/cache_hits"
+DURATION = "/jax/core/compile/backend_compile_duration"
 GONE = {"xla_cpu_use_fusion_emitters": (0, 11)}
 """From which JAX on the tests do without."""
 
@@ -116,8 +117,9 @@ def test_what_is_done_without_is_really_gone(option: str):
 
 def test_programs_found_on_disk_are_told_of():
     told: list[str] = []
-    listen = lambda event, **_: told.append(event)  # noqa: E731
+    listen = lambda event, *_, **__: told.append(event)  # noqa: E731
     jax.monitoring.register_event_listener(listen)
+    jax.monitoring.register_event_duration_secs_listener(listen)
     least = jax.config.jax_persistent_cache_min_compile_time_secs
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     try:
@@ -126,7 +128,8 @@ def test_programs_found_on_disk_are_told_of():
     finally:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", least)
         jax.monitoring.unregister_event_listener(listen)
-    assert EVENT in told, f"JAX {jax.__version__} does not tell of {EVENT}"
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert {EVENT, DURATION} <= set(told), f"JAX {jax.__version__} does not tell of {EVENT} or {DURATION}"
 
 
 def test_the_lists_are_complete():
@@ -137,7 +140,7 @@ def test_the_lists_are_complete():
     settings = re.findall(r'config\.update\(\s*"(\w+)"', text) + re.findall(r"jax\.config\.(jax_\w+)", text)
     variables = set(re.findall(r"\b(JAX_[A-Z_]+)(?:\"|=\w)", text)) - {"JAX_COORDINATOR_PORT"}
     assert {*settings, *map(str.lower, variables)} == SETTINGS
-    assert set(re.findall(r'"(/jax/[\w/]+)"', text)) == {EVENT}
+    assert set(re.findall(r'"(/jax/[\w/]+)"', text)) == {EVENT, DURATION}
 
 
 PEERS = sorted(ROOT.glob("experiments/bench/peer_*.py"))
