@@ -160,8 +160,7 @@ def learn(
     ``nan="skip"`` drops updates that would give a NaN or an infinity; ``debug`` names the operation that gave one.
     ``should_stop`` is asked before every chunk, and while an evaluation is waited for, which is then left to the
     resumed run. ``between_chunks`` may change the state after every chunk. ``settings`` is what a resumed run must have
-    in common with this one (default: the arguments). ``keep`` says where programs are kept, ``tell`` gets lines for
-    people.
+    in common with this one (default: the arguments). ``keep`` says where programs are kept, ``tell`` gets notices.
 
     In a program that has called `jax.distributed.initialize`, every process calls this alike, with a placement that has
     devices of all of them; process 0 evaluates, writes, and calls ``on_metrics`` and ``tell``.
