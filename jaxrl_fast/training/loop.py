@@ -154,13 +154,14 @@ def learn(
     chunks with ``eval_beside=False``, the default where a ``between_chunks`` is to see the scores. ``eval_device`` says
     where that thread computes beside an accelerator: on the host's cores, or on the "same" device. ``placement`` is a
     name or a function ``(graph, devices) -> Placement``, and ``devices`` how many of JAX's devices it may use (default
-    all). ``on_metrics`` gets each row of ``history`` as it comes, ``on_new_policy`` is called when the newest evaluated
-    policy has been written. Nothing is written unless ``run_dir`` is given; then ``log`` says where scalars go beside
-    the tables, and ``checkpoints`` when the whole state is saved. ``resume``: a run's folder or one of its checkpoints.
-    ``nan="skip"`` drops updates that would give a NaN or an infinity; ``debug`` names the operation that gave one.
-    ``should_stop`` is asked before every chunk, and while an evaluation is waited for, which is then left to the
-    resumed run. ``between_chunks`` may change the state after every chunk. ``settings`` is what a resumed run must have
-    in common with this one (default: the arguments). ``keep`` says where programs are kept, ``tell`` gets notices.
+    all). ``on_metrics`` gets each row of ``history`` as it comes, and ``on_new_policy`` is called when the newest
+    evaluated policy has been written. Nothing is written unless ``run_dir`` is given; then ``log`` says where scalars
+    go beside the tables, and ``checkpoints`` when the whole state is saved. ``resume`` is a run's folder or one of its
+    checkpoints, to go on from. ``nan="skip"`` drops updates that would give a number that is not finite; ``debug``
+    names the operation that gave one. ``should_stop`` is asked before every chunk, and while an evaluation is waited
+    for, which is then left for the resumed run to make. ``between_chunks`` is called after every chunk and may change
+    the state. ``settings`` is what a resumed run must have in common with this one (default: taken from the arguments).
+    ``keep`` says where programs are kept for later starts. ``tell`` gets what a person should know, line by line.
 
     In a program that has called `jax.distributed.initialize`, every process calls this alike, with a placement that has
     devices of all of them; process 0 evaluates, writes, and calls ``on_metrics`` and ``tell``.
@@ -213,8 +214,8 @@ def learn(
         tell = folder.tell if folder is not None else tell
         calls = Calls(on_metrics, should_stop, between_chunks or (lambda state, scores: None), tell)
         recorder = Recorder(job, on_metrics, folder)
-        each = jax.eval_shape(lambda: no_totals(env.spec, eval_episodes))
-        nothing = jax.tree.map(lambda x: np.zeros((num_seeds, *x.shape), x.dtype), each)
+        shapes = jax.eval_shape(lambda: no_totals(env.spec, eval_episodes))
+        nothing = jax.tree.map(lambda x: np.zeros((num_seeds, *x.shape), x.dtype), shapes)
         evaluations = Evaluations(
             evaluation,
             recorder,
