@@ -24,6 +24,7 @@ HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
 PEERS = os.environ.get("BENCH_PEERS", str(HERE.parent / ".venv-peers" / "bin" / "python"))
 PAGE, BEGIN, END = HERE.parent / "docs" / "startup.md", "<!-- table -->\n", "<!-- end of the table -->\n"
+PICTURE = "![Where the seconds go](../experiments/results/startup.png)"
 SMALL_S = 0.1
 """What took less is shown as "rest"."""
 
@@ -179,9 +180,8 @@ def main(repeats: str = "3", *jobs: str) -> None:
 
 def write_table(rows: dict[str, dict[str, Any]]) -> None:
     """Put the table into the page, with what it was measured on."""
-    text = (
-        f"{table(rows)}\n\nMedians [least, most]; {machine()}. Of the start in the middle:\n\n{table_of_kinds(rows)}\n"
-    )
+    measured = f"Medians [least, most]; {machine()}. Of the start in the middle:"
+    text = "\n\n".join((table(rows), measured, table_of_kinds(rows), PICTURE)) + "\n"
     before, _, rest = PAGE.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
     PAGE.write_text(f"{before}{BEGIN}{text}{END}{after}")

@@ -120,8 +120,9 @@ def test_what_is_done_without_is_really_gone(option: str):
 
 def test_programs_found_on_disk_are_told_of():
     told: list[str] = []
-    listen = lambda event, **_: told.append(event)  # noqa: E731
+    listen = lambda event, *_, **__: told.append(event)  # noqa: E731
     jax.monitoring.register_event_listener(listen)
+    jax.monitoring.register_event_duration_secs_listener(listen)
     least = jax.config.jax_persistent_cache_min_compile_time_secs
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     try:
@@ -130,7 +131,8 @@ def test_programs_found_on_disk_are_told_of():
     finally:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", least)
         jax.monitoring.unregister_event_listener(listen)
-    assert EVENT in told, f"JAX {jax.__version__} does not tell of {EVENT}"
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert {EVENT, COMPILED} <= set(told), f"JAX {jax.__version__} does not tell of {EVENT} or {COMPILED}"
 
 
 def test_the_lists_are_complete():
