@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from bare_nets import adam, make_adam, make_mlp, mlp, squashed, squashed_density
 from worker import serve
 
@@ -116,6 +117,21 @@ def advantages(reward: jax.Array, done: jax.Array, value: jax.Array, last: jax.A
     return jax.lax.scan(back, jnp.zeros_like(last), (delta, goes_on), reverse=True)[1]
 
 
+def make_loss(world: World, at: Settings) -> Callable[[Any, Any], jax.Array]:
+    """PPO's loss of a minibatch (observation, raw action, old log-density, advantage, target)."""
+
+    def loss(params: Any, batch: Any) -> jax.Array:
+        obs, raw, old, advantage, target = batch
+        outputs = mlp(params["policy"], obs, at.activation)
+        log_prob = density(world, outputs, raw)
+        ratio = jnp.exp(log_prob - old)
+        gain = jnp.minimum(ratio * advantage, jnp.clip(ratio, 0.8, 1.2) * advantage)
+        value = mlp(params["value"], obs, at.activation)[..., 0]
+        return (-gain + 0.5 * (value - target) ** 2 + 1e-3 * log_prob).mean()
+
+    return loss
+
+
 def make_tick(world: World, at: Settings) -> Callable[[Any, jax.Array], tuple[Any, jax.Array]]:
     """``tick((params, adam, envs), key)``: a rollout, and the updates on it."""
 
@@ -127,14 +143,7 @@ def make_tick(world: World, at: Settings) -> Callable[[Any, jax.Array], tuple[An
         envs, reward, done = jax.vmap(world.step)(jax.random.split(key_env, at.num_envs), envs, action)
         return (params, envs), (obs, raw, log_prob, reward, done)
 
-    def loss(params: Any, batch: Any) -> jax.Array:
-        obs, raw, old, advantage, target = batch
-        outputs = mlp(params["policy"], obs, at.activation)
-        log_prob = density(world, outputs, raw)
-        ratio = jnp.exp(log_prob - old)
-        gain = jnp.minimum(ratio * advantage, jnp.clip(ratio, 0.8, 1.2) * advantage)
-        value = mlp(params["value"], obs, at.activation)[..., 0]
-        return (-gain + 0.5 * (value - target) ** 2 + 1e-3 * log_prob).mean()
+    loss = make_loss(world, at)
 
     def update(carry: Any, batch: Any) -> tuple[Any, None]:
         params, state = carry
@@ -165,7 +174,7 @@ def main(name: str) -> None:
     jax.config.update("jax_num_cpu_devices", 2)
     make, at = WORLDS[name]
     world = make()
-    mesh = jax.sharding.Mesh(jax.devices(), "e")
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("e",))
     spread, whole = (jax.NamedSharding(mesh, jax.P(*axes)) for axes in (("e",), ()))
     keys = jax.random.split(jax.random.key(0), 3)
     outputs = world.act_size if world.discrete else 2 * world.act_size
