@@ -123,9 +123,10 @@ def learn(
     name or a function ``(graph, devices) -> Placement``, and ``devices`` how many of JAX's devices it may use (default
     all). ``on_metrics`` gets each row of ``history`` as it comes, ``on_new_policy`` is called when the newest evaluated
     policy has been written, and ``on_last_policy`` with that of the result, while the best one is evaluated once more,
-    unless the run was stopped. Nothing is written unless ``run_dir`` is given; then ``log`` says where scalars
-    go beside the tables, and ``checkpoints`` when the whole state is saved. ``resume`` is a run's folder or one of its
-    checkpoints, to go on from. ``nan="skip"`` drops updates that would give a number that is not finite; ``debug``
+    unless the run was stopped; other processes wait for it. Nothing is written unless ``run_dir`` is given; then
+    ``log`` says where scalars go beside the tables, and ``checkpoints`` when the whole state is saved. ``resume`` is a
+    run's folder or one of its checkpoints, to go on from. ``nan="skip"`` drops updates that would give a number that is
+    not finite; ``debug``
     names the operation that gave one. ``should_stop`` is asked before every chunk, and while an evaluation is waited
     for, which is then left for the resumed run to make. ``between_chunks`` is called after every chunk and may change
     the state. ``settings`` is what a resumed run must have in common with this one (default: taken from the arguments).
