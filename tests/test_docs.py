@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "experiments"))
+import docs_measured
 import docs_run
 import docs_tables
 from docs_text import ROOT, Figure, broken_links, command_lines, figures, name_of, pages, python_blocks, shows
@@ -88,6 +89,23 @@ def test_a_figure_that_changed_is_found():
 def test_tables_are_as_the_code_has_them(name: str):
     """`python experiments/docs_tables.py` writes them."""
     assert docs_tables.filled(PAGES[name].read_text()) == PAGES[name].read_text()
+
+
+def changed(value: object) -> object:
+    """A result with other numbers; texts, names and counts stay."""
+    if isinstance(value, dict):
+        return {key: changed(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [changed(inner) for inner in value]
+    return 1.5 * value + 1 if isinstance(value, float) else value
+
+
+@pytest.mark.parametrize("name", docs_measured.MEASURED)
+def test_a_result_that_changed_changes_its_table(name: str, monkeypatch: pytest.MonkeyPatch):
+    before, read = docs_measured.MEASURED[name](), docs_measured.read
+    assert any(f"<!-- table: {name} -->" in path.read_text() for path in PAGES.values())
+    monkeypatch.setattr(docs_measured, "read", lambda file: changed(read(file)))
+    assert docs_measured.MEASURED[name]() != before
 
 
 def test_extras_and_targets_of_make_exist():
