@@ -16,6 +16,14 @@ TITLES = {
     ),
     "rejax": ("Rejax", "PPO on gymnax's CartPole, eight seeds in one program, three evaluations."),
     "brax": ("brax.training", "PPO on brax's inverted pendulum (spring), one evaluation at the end."),
+    "stoix": (
+        "Stoix",
+        "PPO on gymnax's CartPole, as commands. Its networks have 256 units and ReLU, so ours have, too.",
+    ),
+    "mava": (
+        "Mava",
+        "IPPO on level-based foraging, two agents that must lift food together (8x8-2p-2f-coop), as commands.",
+    ),
 }
 
 
