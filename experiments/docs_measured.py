@@ -184,6 +184,18 @@ def searches() -> str:
     return table(head, [row for job, x in found.items() for row in search_rows(job, x)])
 
 
+def equal_numbers() -> str:
+    """Placements against `fused`: where fragments only move, and where an axis is divided."""
+    rows, lines = read("equal_numbers.json")["rows"], []
+    for name, moved in (("fragments are moved", True), ("an axis is divided", False)):
+        found = [row for row in rows if (row["allowed"] == 0) == moved]
+        ticks = sorted({row["ticks"] for row in found})
+        worst, held = max(row["difference"] for row in found), sum(row["difference"] <= row["allowed"] for row in found)
+        compared = f"{held:,} of {len(found):,}"
+        lines.append([name, compared, f"{worst:.2g}", f"{max(row['allowed'] for row in found):g}", f"{ticks[-1]}"])
+    return table(["compared with `fused`", "hold", "largest difference", "allowed", "after ticks"], lines)
+
+
 EVALUATED = {
     "sac halfcheetah, whole": "SAC halfcheetah, all of its 160,000 steps",
     "ppo halfcheetah, whole": "PPO halfcheetah, all of its steps",
@@ -213,7 +225,8 @@ def evaluation() -> str:
 JOBS = ("ppo-halfcheetah", "sac-halfcheetah", "ppo-pendulum", "sac-pendulum")
 JOBS += ("ppo-Pendulum-v1", "sac-Pendulum-v1", "ppo-HalfCheetah-v5", "sac-HalfCheetah-v5")
 MEASURED: dict[str, Callable[[], str]] = {
-    f.__name__: f for f in (overlaps, pool, envpool, host_sac_rates, host_sac_returns, sweeps, searches, evaluation)
+    f.__name__: f
+    for f in (overlaps, pool, envpool, host_sac_rates, host_sac_returns, sweeps, searches, equal_numbers, evaluation)
 }
 MEASURED |= {f"distribution-{job}": partial(distribution, job) for job in JOBS}
 """Tables of figures by name."""
