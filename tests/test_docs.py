@@ -13,6 +13,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "experiments"))
 import docs_measured
 import docs_run
 import docs_tables
+import learning_page
+import scaling
+import startup
+import targets
 from docs_text import ROOT, Figure, broken_links, command_lines, figures, name_of, pages, python_blocks, shows
 
 PAGES = {name_of(path): path for path in pages()}
@@ -106,6 +110,24 @@ def test_a_result_that_changed_changes_its_table(name: str, monkeypatch: pytest.
     assert any(f"<!-- table: {name} -->" in path.read_text() for path in PAGES.values())
     monkeypatch.setattr(docs_measured, "read", lambda file: changed(read(file)))
     assert docs_measured.MEASURED[name]() != before
+
+
+WRITERS = {
+    learning_page: lambda: learning_page.write_page(docs_measured.RESULTS),
+    targets: lambda: targets.main(["--page"]),
+    scaling: lambda: scaling.write_page(scaling.by_line(docs_measured.read("scaling.json"))),
+    startup: lambda: startup.write_page(docs_measured.read("startup.json")),
+}
+"""What writes a whole page, or its tables."""
+
+
+@pytest.mark.parametrize("module", WRITERS, ids=lambda module: module.__name__)
+def test_a_page_is_what_its_script_writes(module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    page = Path(shutil.copy(module.PAGE, tmp_path))
+    monkeypatch.setattr(module, "PAGE", page)
+    committed = page.read_text()
+    WRITERS[module]()
+    assert page.read_text() == committed
 
 
 def test_extras_and_targets_of_make_exist():
