@@ -196,6 +196,16 @@ def equal_numbers() -> str:
     return table(["compared with `fused`", "hold", "largest difference", "allowed", "after ticks"], lines)
 
 
+def other_languages() -> str:
+    """What of the tutorial on export was run in other languages."""
+    found = read("docs_other.json")
+    rows = [
+        [f"`{file}`", row["versions"], f"{row['action']:.5f}", f"{row['in Python']:.5f}"]
+        for file, row in found["blocks"].items()
+    ]
+    return table(["what was run here", "with", "action", f"in Python, {found['compared with']}"], rows)
+
+
 EVALUATED = {
     "sac halfcheetah, whole": "SAC halfcheetah, all of its 160,000 steps",
     "ppo halfcheetah, whole": "PPO halfcheetah, all of its steps",
@@ -226,7 +236,18 @@ JOBS = ("ppo-halfcheetah", "sac-halfcheetah", "ppo-pendulum", "sac-pendulum")
 JOBS += ("ppo-Pendulum-v1", "sac-Pendulum-v1", "ppo-HalfCheetah-v5", "sac-HalfCheetah-v5")
 MEASURED: dict[str, Callable[[], str]] = {
     f.__name__: f
-    for f in (overlaps, pool, envpool, host_sac_rates, host_sac_returns, sweeps, searches, equal_numbers, evaluation)
+    for f in (
+        overlaps,
+        pool,
+        envpool,
+        host_sac_rates,
+        host_sac_returns,
+        sweeps,
+        searches,
+        equal_numbers,
+        other_languages,
+        evaluation,
+    )
 }
 MEASURED |= {f"distribution-{job}": partial(distribution, job) for job in JOBS}
 """Tables of figures by name."""

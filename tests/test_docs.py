@@ -11,6 +11,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "experiments"))
 import docs_measured
+import docs_other
 import docs_run
 import docs_tables
 import learning_page
@@ -128,6 +129,14 @@ def test_a_page_is_what_its_script_writes(module, tmp_path: Path, monkeypatch: p
     committed = page.read_text()
     WRITERS[module]()
     assert page.read_text() == committed
+
+
+def test_what_is_in_other_languages_is_what_was_run():
+    """`python experiments/docs_other.py` runs it."""
+    ran = docs_measured.read("docs_other.json")["blocks"]
+    assert {file: docs_other.digest(body) for file, body in docs_other.blocks().items()} == {
+        file: row["digest"] for file, row in ran.items()
+    }
 
 
 def test_extras_and_targets_of_make_exist():
