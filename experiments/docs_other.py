@@ -57,13 +57,13 @@ def in_browser(folder: Path, web: Path) -> tuple[float, str]:
     handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    look = "() => document.body.textContent.trim() ? done(0) : setTimeout(look, 50)"
+    look = "() => document.getElementById('action').textContent ? done(0) : setTimeout(look, 50)"
     waits = f"new Promise(done => {{ const look = {look}; look(); }})"
     chromium = find_chromium() or "chromium"
     with chromium_page(chromium) as page:
         page.open(f"http://127.0.0.1:{server.server_port}/index.html")
         page.run(waits)
-        shown = page.run("document.body.textContent")
+        shown = page.run("document.getElementById('action').textContent")
     server.shutdown()
     version = json.loads((web / "node_modules" / "onnxruntime-web" / "package.json").read_text())["version"]
     browser = subprocess.run([chromium, "--version"], capture_output=True, text=True).stdout.split()[1]
