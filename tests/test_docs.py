@@ -167,6 +167,7 @@ def test_a_page_of_the_site_leads_to_pages_and_copies(tmp_path: Path):
     page = ROOT / "docs" / "tutorials" / "world.md"
     known = {page: "tutorials/world.md", ROOT / "README.md": "index.md"}
     assert assemble.spaced("one\n- two\n- three\n") == "one\n\n- two\n- three\n"
+    assert assemble.spaced(f"| a | `{'x' * 60}` |").endswith("`{.long} |") and "long" not in assemble.spaced("| `x` |")
     there = "[own_world.py](../files/examples/own_world.py.txt)"
     assert there in assemble.relinked(page, known[page], tmp_path, known)
     assert (tmp_path / "files" / "examples" / "own_world.py.txt").exists()
