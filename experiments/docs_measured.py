@@ -188,7 +188,7 @@ def equal_numbers() -> str:
     """Placements against `fused`: where fragments only move, and where an axis is divided."""
     rows, lines = read("equal_numbers.json")["rows"], []
     for name, moved in (("fragments are moved", True), ("an axis is divided", False)):
-        found = [row for row in rows if (row["allowed"] == 0) == moved]
+        found = [row for row in rows if (row["ticks"] > 1) == moved]
         ticks = sorted({row["ticks"] for row in found})
         worst, held = max(row["difference"] for row in found), sum(row["difference"] <= row["allowed"] for row in found)
         compared = f"{held:,} of {len(found):,}"
