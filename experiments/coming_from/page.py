@@ -18,11 +18,13 @@ TITLES = {
     "brax": ("brax.training", "PPO on brax's inverted pendulum (spring), one evaluation at the end."),
     "stoix": (
         "Stoix",
-        "PPO on gymnax's CartPole, as commands. Its networks have 256 units and ReLU, so ours have, too.",
+        "PPO on gymnax's CartPole, as commands. Networks have 256 units and ReLU on both sides. Stoix at commit 8fff19c "
+        "with JAX 0.5.3; its README installs it by `uv sync`.",
     ),
     "mava": (
         "Mava",
-        "IPPO on level-based foraging, two agents that must lift food together (8x8-2p-2f-coop), as commands.",
+        "IPPO on level-based foraging: two agents that must lift food together (8x8-2p-2f-coop), as commands. Mava at "
+        "commit 57c8e64 with JAX 0.4.30 and its own branch of Jumanji.",
     ),
 }
 
