@@ -18,8 +18,8 @@ TITLES = {
     "brax": ("brax.training", "PPO on brax's inverted pendulum (spring), one evaluation at the end."),
     "stoix": (
         "Stoix",
-        "PPO on gymnax's CartPole, as commands. Networks have 256 units and ReLU on both sides. Stoix at commit 8fff19c "
-        "with JAX 0.5.3; its README installs it by `uv sync`.",
+        "PPO on gymnax's CartPole, as commands. Networks have 256 units and ReLU on both sides. Stoix at "
+        "commit 8fff19c with JAX 0.5.3; its README installs it by `uv sync`.",
     ),
     "mava": (
         "Mava",
