@@ -40,7 +40,7 @@ def shown(words: tuple[str, ...]) -> str:
 def outcome(result: dict[str, Any]) -> str:
     """What both sides ended with."""
     there, here = (
-        f"return {result[side]['return']:.0f}, {result[side]['seconds']:.0f} s" for side in ("theirs", "ours")
+        f"return {result[side]['return']:.3g}, {result[side]['seconds']:.0f} s" for side in ("theirs", "ours")
     )
     conditions = f"{result['machine']}; seconds from the first import on, with compilation"
     return f"There: {there}. Here: {here} ({conditions})."
