@@ -27,6 +27,7 @@ NOT_RUN = {
     r"^make (test|check|bench|sweep|targets|fmt|lint|types|docs)": "a daily command, run as such",
     r"^make (setup|train)|^pip install|^python3?(\.\d+)? -m venv": "installs packages",
     r"autotune env=|num_envs=auto": "needs the machine alone, for minutes",
+    r"http\.server": "does not end; experiments/docs_other.py runs it",
     r"jaxrl_fast\.dashboard": "does not end; tests/test_dashboard.py runs it",
     r"experiments/": "takes long; its results are committed",
 }

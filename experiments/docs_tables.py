@@ -1,4 +1,4 @@
-"""Writes the tables of README and docs that follow from the code: ``python experiments/docs_tables.py``.
+"""Writes the tables of README and docs that follow from the code or results: ``python experiments/docs_tables.py``.
 
 A table stands between ``<!-- table: name -->`` and ``<!-- end -->``, a file of ``experiments/`` between ``<!-- file:
 path -->`` and the same. ``tests/test_docs.py`` refuses a page that this would change.
@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from coming_from.page import pairs
+from docs_measured import MEASURED, table
 from docs_run import reason_not_run
 from docs_text import ROOT, command_lines, pages
 from learning_rows import ROWS
@@ -67,12 +68,6 @@ PUBLISHED = {
     "halfcheetah_ppo": "brax.training: 576 after 3,280,000",
 }
 """Returns of peers after so many steps, as published or measured elsewhere, beside rows of ours."""
-
-
-def table(head: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def takes(name: str, action: jf.Discrete | jf.Box, agents: int | None) -> bool:
@@ -150,7 +145,7 @@ def not_run() -> str:
     return table(["why", "lines"], [[why, "<br>".join(f"`{x}`" for x in lines)] for why, lines in reasons.items()])
 
 
-TABLES: dict[str, Callable[[], str]] = {f.__name__: f for f in (coverage, extras, not_run, pairs, published)}
+TABLES: dict[str, Callable[[], str]] = {f.__name__: f for f in (coverage, extras, not_run, pairs, published)} | MEASURED
 
 
 def filled(text: str) -> str:

@@ -4,6 +4,7 @@
   lines that run before it and are not shown. A block whose first line is ``# name.py`` is also written to that file.
 - A command line is a line of a block without a language, or of a ``bash`` one, that begins with a known program.
 - A figure with a source is written ``2,734<!--= results/x.json key.of.a.number -->``, a factor of it ``* 100`` behind.
+  ``_`` in a key also stands for a space.
 """
 
 import json
@@ -91,9 +92,14 @@ def figures(path: Path) -> list[Figure]:
     for written, _, source, key, factor in FIGURE.findall(path.read_text()):
         value = json.loads((ROOT / "experiments" / source).read_text())
         for part in key.split("."):
-            value = value[int(part)] if isinstance(value, list) else value[part]
+            value = value[int(part)] if isinstance(value, list) else value[part if part in value else spaced(part)]
         found.append(Figure(name_of(path), written, f"{source} {key}", float(value) * float(factor or 1)))
     return found
+
+
+def spaced(key: str) -> str:
+    """A key of a result file that has spaces, as it lies there."""
+    return key.replace("_", " ")
 
 
 def shows(figure: Figure) -> bool:

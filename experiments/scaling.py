@@ -171,13 +171,18 @@ def main(names: list[str]) -> None:
                 results[key] = {**compile_row(words, target), "num_seeds": number if "num_seeds" in words else 1}
                 print(f"{key}: compiled in {results[key]['compile_s']:.0f} s", flush=True)
                 file.write_text(json.dumps(results, indent=1) + "\n")
+    found = by_line(results)
+    draw(found)
+    write_page(found)
+
+
+def by_line(results: dict[str, Any]) -> dict[str, dict[int, dict[str, Any]]]:
+    """Results by line and number of devices; a line without one device is left out."""
     found = {
         name: {n: results[f"{name}_{n}"] for n in line.sizes if f"{name}_{n}" in results}
         for name, line in LINES.items()
     }
-    found = {name: rows for name, rows in found.items() if 1 in rows}
-    draw(found)
-    write_page(found)
+    return {name: rows for name, rows in found.items() if 1 in rows}
 
 
 if __name__ == "__main__":

@@ -89,13 +89,18 @@ def summary(pairs: list[dict[str, dict[str, Any]]]) -> dict[str, Any]:
     return result
 
 
+def spread(one: dict[str, float]) -> str:
+    """Least and most, where there were several starts."""
+    return f" [{one['least']:.1f}, {one['most']:.1f}]" if one["least"] < one["most"] else ""
+
+
 def table(rows: dict[str, dict[str, Any]]) -> str:
     """The table of docs/startup.md."""
     lines = ["| job | first start, s | second start, s | peer, first | peer, second | first, of the peer's |"]
     lines.append("|---|---|---|---|---|---|")
     for name, row in rows.items():
         own = [row["ours"][kind]["total_s"] for kind in STARTS]
-        cells = [f"{one['median']:.1f} [{one['least']:.1f}, {one['most']:.1f}]" for one in own]
+        cells = [f"{one['median']:.1f}{spread(one)}" for one in own]
         if "peer" in row:
             other = [row["peer"][kind]["total_s"]["median"] for kind in STARTS]
             cells += [*(f"{one:.1f}" for one in other), f"{own[0]['median'] / other[0]:.2f} ×"]
@@ -174,13 +179,15 @@ def main(repeats: str = "3", *jobs: str) -> None:
     result = {"machine": machine(), "versions": versions(), "repeats": int(repeats), "jobs": rows}
     (RESULTS / "startup.json").write_text(json.dumps(result, indent=1) + "\n")
     draw(rows, RESULTS / "startup.png")
-    write_table(rows)
+    write_page(result)
     print(table(rows))
 
 
-def write_table(rows: dict[str, dict[str, Any]]) -> None:
+def write_page(result: dict[str, Any]) -> None:
     """Put the table into the page, with what it was measured on."""
-    measured = f"Medians [least, most]; {machine()}. Of the start in the middle:"
+    rows, repeats = result["jobs"], result["repeats"]
+    shown = "Medians [least, most]" if repeats > 1 else "One start of each"
+    measured = f"{shown}; {result['machine']}. {'Of the start in the middle' if repeats > 1 else 'Where they go'}:"
     text = "\n\n".join((table(rows), measured, table_of_kinds(rows), PICTURE)) + "\n"
     before, _, rest = PAGE.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)

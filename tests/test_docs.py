@@ -10,8 +10,14 @@ import pytest
 import yaml
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "experiments"))
+import docs_measured
+import docs_other
 import docs_run
 import docs_tables
+import learning_page
+import scaling
+import startup
+import targets
 from docs_text import ROOT, Figure, broken_links, command_lines, figures, name_of, pages, python_blocks, shows
 
 PAGES = {name_of(path): path for path in pages()}
@@ -90,6 +96,49 @@ def test_tables_are_as_the_code_has_them(name: str):
     assert docs_tables.filled(PAGES[name].read_text()) == PAGES[name].read_text()
 
 
+def changed(value: object) -> object:
+    """A result with other numbers; texts, names and counts stay."""
+    if isinstance(value, dict):
+        return {key: changed(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [changed(inner) for inner in value]
+    return 1.5 * value + 1 if isinstance(value, float) else value
+
+
+@pytest.mark.parametrize("name", docs_measured.MEASURED)
+def test_a_result_that_changed_changes_its_table(name: str, monkeypatch: pytest.MonkeyPatch):
+    before, read = docs_measured.MEASURED[name](), docs_measured.read
+    assert any(f"<!-- table: {name} -->" in path.read_text() for path in PAGES.values())
+    monkeypatch.setattr(docs_measured, "read", lambda file: changed(read(file)))
+    assert docs_measured.MEASURED[name]() != before
+
+
+WRITERS = {
+    learning_page: lambda: learning_page.write_page(docs_measured.RESULTS),
+    targets: lambda: targets.main(["--page"]),
+    scaling: lambda: scaling.write_page(scaling.by_line(docs_measured.read("scaling.json"))),
+    startup: lambda: startup.write_page(docs_measured.read("startup.json")),
+}
+"""What writes a whole page, or its tables."""
+
+
+@pytest.mark.parametrize("module", WRITERS, ids=lambda module: module.__name__)
+def test_a_page_is_what_its_script_writes(module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    page = Path(shutil.copy(module.PAGE, tmp_path))
+    monkeypatch.setattr(module, "PAGE", page)
+    committed = page.read_text()
+    WRITERS[module]()
+    assert page.read_text() == committed
+
+
+def test_what_is_in_other_languages_is_what_was_run():
+    """`python experiments/docs_other.py` runs it."""
+    ran = docs_measured.read("docs_other.json")["blocks"]
+    assert {file: docs_other.digest(body) for file, body in docs_other.blocks().items()} == {
+        file: row["digest"] for file, row in ran.items()
+    }
+
+
 def test_extras_and_targets_of_make_exist():
     text = "\n".join(path.read_text() for path in PAGES.values())
     known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -118,6 +167,7 @@ def test_a_page_of_the_site_leads_to_pages_and_copies(tmp_path: Path):
     page = ROOT / "docs" / "tutorials" / "world.md"
     known = {page: "tutorials/world.md", ROOT / "README.md": "index.md"}
     assert assemble.spaced("one\n- two\n- three\n") == "one\n\n- two\n- three\n"
+    assert assemble.spaced(f"| a | `{'x' * 60}` |").endswith("`{.long} |") and "long" not in assemble.spaced("| `x` |")
     there = "[own_world.py](../files/examples/own_world.py.txt)"
     assert there in assemble.relinked(page, known[page], tmp_path, known)
     assert (tmp_path / "files" / "examples" / "own_world.py.txt").exists()

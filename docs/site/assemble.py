@@ -19,6 +19,8 @@ TOP = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG
 TOP |= {"SECURITY.md": "security.md"}
 PICTURES = {".png", ".svg", ".gif", ".html"}
 LINK = re.compile(r"(\]\()([^()\s]+)((?: \"[^\"]*\")?\))")
+LONG = re.compile(r"(`[^`]{60,}`)(?= \|)")
+"""A command that is a cell of a table: the style gives it room."""
 FENCE = re.compile(r"(^ *```.*?^ *```)", re.M | re.S)
 
 
@@ -52,9 +54,11 @@ def relinked(page: Path, target: str, folder: Path, known: dict[Path, str]) -> s
 
 
 def spaced(text: str) -> str:
-    """Lists and tables behind an empty line, which forges do not ask for and the site does."""
+    """Lists and tables behind an empty line, which forges do not ask for and the site does, and long commands of tables
+    marked for the style."""
     lines = [""]
     for line in text.split("\n"):
+        line = LONG.sub(r"\1{.long}", line) if line.startswith("|") else line
         before = lines[-1]
         begins = (line.startswith("- ") and not before.startswith(("- ", "  "))) or line[:1] == "|" != before[:1]
         lines += ["", line] if begins and before else [line]

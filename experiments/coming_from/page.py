@@ -16,6 +16,16 @@ TITLES = {
     ),
     "rejax": ("Rejax", "PPO on gymnax's CartPole, eight seeds in one program, three evaluations."),
     "brax": ("brax.training", "PPO on brax's inverted pendulum (spring), one evaluation at the end."),
+    "stoix": (
+        "Stoix",
+        "PPO on gymnax's CartPole, as commands. Networks have 256 units and ReLU on both sides. Stoix at "
+        "commit 8fff19c with JAX 0.5.3; its README installs it by `uv sync`.",
+    ),
+    "mava": (
+        "Mava",
+        "IPPO on level-based foraging: two agents that must lift food together (8x8-2p-2f-coop), as commands. Mava at "
+        "commit 57c8e64 with JAX 0.4.30 and its own branch of Jumanji.",
+    ),
 }
 
 
@@ -30,7 +40,7 @@ def shown(words: tuple[str, ...]) -> str:
 def outcome(result: dict[str, Any]) -> str:
     """What both sides ended with."""
     there, here = (
-        f"return {result[side]['return']:.0f}, {result[side]['seconds']:.0f} s" for side in ("theirs", "ours")
+        f"return {result[side]['return']:.3g}, {result[side]['seconds']:.0f} s" for side in ("theirs", "ours")
     )
     conditions = f"{result['machine']}; seconds from the first import on, with compilation"
     return f"There: {there}. Here: {here} ({conditions})."
