@@ -3,8 +3,9 @@
 ``python experiments/evaluation_cost.py [pairs [job ...]]`` runs each job (the whole ones only where they are named:
 8 minutes a run) in all three ways in turn, ``pairs`` times (default 3), after one run that fills the cache of compiled
 programs (of whole jobs: the beginning of one). Seconds are the run's own: of training until the last update, and of the
-whole command, with the last evaluation and that of the best policy; from the run without any those that it cannot leave
-out are subtracted. Written to experiments/results/evaluation_cost.json; run nothing else meanwhile.
+whole command, with the last evaluation, that of the best policy, and pictures. The run without any is the command with
+two functions left out, which no setting does. Written to experiments/results/evaluation_cost.json; run nothing else
+meanwhile.
 """
 
 import csv
@@ -36,16 +37,21 @@ JOBS = {
     "ppo halfcheetah, whole": ("env=halfcheetah", "algo=ppo"),
 }
 """Those that are *cold* find no programs on disk; the *whole* ones run beside training and without evaluation only."""
-WAYS = {
-    "beside": (),
-    "between chunks": ("eval.beside=false",),
-    "none": ("eval.beside=false", "eval.every=1_000_000_000", "eval.episodes=1"),
-}
+WAYS = {"beside": (), "between chunks": ("eval.beside=false",), "none": ("eval.beside=false",)}
+COMMAND = ("-m", "jaxrl_fast.train")
+WITHOUT_ANY = """import sys
+from jaxrl_fast import train
+from jaxrl_fast.training.evaluations import Evaluations
+Evaluations.add = lambda self, state: None
+Evaluations.start_scoring_best = lambda self: None
+sys.exit(train.main(sys.argv[1:], keep=True))
+"""
 
 
-def train(words: tuple[str, ...], folder: Path, *, cold: bool = False, only_s: float | None = None) -> None:
+def train(words: tuple[str, ...], way: str, folder: Path, *, cold: bool = False, only_s: float | None = None) -> None:
     """A run, or its first ``only_s`` seconds."""
-    command = [sys.executable, "-m", "jaxrl_fast.train", *words, f"run_dir={folder}", "checkpoint.keep=0"]
+    program = ("-c", WITHOUT_ANY) if way == "none" else COMMAND
+    command = [sys.executable, *program, *words, *WAYS[way], f"run_dir={folder}", "checkpoint.keep=0"]
     env = {**os.environ, **({"JAXRL_FAST_CACHE": "off"} if cold else {})}
     run = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
@@ -58,9 +64,9 @@ def train(words: tuple[str, ...], folder: Path, *, cold: bool = False, only_s: f
             raise SystemExit(f"{' '.join(command)} ended with status {status}")
 
 
-def seconds(words: tuple[str, ...], folder: Path, *, cold: bool) -> dict[str, float]:
+def seconds(words: tuple[str, ...], way: str, folder: Path, *, cold: bool) -> dict[str, float]:
     """Of one run: until its first step, until its last update, and all."""
-    train(words, folder, cold=cold)
+    train(words, way, folder, cold=cold)
     summary = json.loads((folder / "summary.json").read_text())
     rows = list(csv.DictReader((folder / "metrics.csv").open()))
     return {
@@ -75,18 +81,17 @@ def seconds(words: tuple[str, ...], folder: Path, *, cold: bool) -> dict[str, fl
 def compare(name: str, pairs: int) -> dict[str, Any]:
     """Seconds of every run, and medians of the ratios within each round."""
     words, cold, whole = JOBS[name], name.endswith("cold"), name.endswith("whole")
-    ways = {way: more for way, more in WAYS.items() if way != "between chunks" or not whole}
+    ways = [way for way in WAYS if way != "between chunks" or not whole]
     found: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
     with tempfile.TemporaryDirectory() as folder:
-        for way, more in () if cold else ways.items():
-            train((*words, *more), Path(folder) / f"{way} warm", only_s=WARM_S if whole else None)
+        for way in () if cold else ways:
+            train(words, way, Path(folder) / f"{way} warm", only_s=WARM_S if whole else None)
         for number in range(pairs):
-            for way, more in ways.items():
-                found[way].append(seconds((*words, *more), Path(folder) / f"{way} {number}", cold=cold))
-    without = [{**run, "all_s": run["all_s"] - run["eval_s"]} for run in found["none"]]
+            for way in ways:
+                found[way].append(seconds(words, way, Path(folder) / f"{way} {number}", cold=cold))
     ratios = {
         way: {
-            until: spread([run[until] / base[until] for run, base in zip(found[way], without, strict=True)])
+            until: spread([run[until] / base[until] for run, base in zip(found[way], found["none"], strict=True)])
             for until in ("last_update_s", "all_s")
         }
         for way in ways

@@ -14,7 +14,9 @@ from jaxrl_fast.evaluation.periodic import make_periodic_evaluation
 from jaxrl_fast.experience.binding import bind
 from jaxrl_fast.policy.policies import params_template
 from jaxrl_fast.settings import config
-from jaxrl_fast.settings.run_settings import make_algorithm, make_evaluation_envs
+from jaxrl_fast.settings.kept_programs import store_of
+from jaxrl_fast.settings.kept_worlds import keeper_of, make_kept_envs
+from jaxrl_fast.settings.run_settings import alone, flat_settings, make_algorithm
 from jaxrl_fast.settings.runtime import setup
 
 
@@ -26,13 +28,16 @@ def evaluate_for(folder: Path) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     run = config.compose([f"config='{folder / 'config.yaml'}'"])
     setup(cpu_devices=1)
-    env, algorithm = make_evaluation_envs(run), make_algorithm(run)
+    keeper = keeper_of(run, lambda line: print(line, file=sys.stderr))
+    env, algorithm = make_kept_envs(alone(run), keeper), make_algorithm(run)
     agent = bind(algorithm, env.spec, run.num_envs)
     template = params_template(env.spec, agent.parts, agent.acting, agent.normalize_observations)
     stacked = jax.tree.map(lambda x: np.zeros((run.num_seeds, *x.shape), x.dtype), template)
     keys = jax.random.split(jax.random.key(run.seed), run.num_seeds)
     ahead = None if isinstance(env, HostEnv) else stacked
-    evaluation = make_periodic_evaluation(env, algorithm, agent, keys, run.eval_episodes, ahead=ahead)
+    own = ("evaluation", run.eval_episodes, run.num_seeds)
+    store = None if keeper is None else store_of(keeper, flat_settings(run), own)
+    evaluation = make_periodic_evaluation(env, algorithm, agent, keys, run.eval_episodes, ahead=ahead, store=store)
     serve(evaluation.evaluate, stacked, sys.stdin.buffer, answers)
 
 

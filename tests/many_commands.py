@@ -46,8 +46,8 @@ class Commands:
         )
 
     def run(self, cwd: Path, command: str, *words: str, trains: bool = False, **variables: str) -> Ended:
-        """``train``, ``evaluate``, ``render`` or ``python`` (the words are then lines of a program). Unless it
-        ``trains`` it is ended where training, or an evaluation, would be compiled, with the status `TRAINED`."""
+        """``train``, ``evaluate``, ``render``, ``autotune`` or ``python`` (the words are then lines of a program).
+        Unless it ``trains`` it is ended where training, or an evaluation, would be compiled, with status `TRAINED`."""
         (ended,) = self.run_all(cwd, [[command, *words]], trains=trains, **variables)
         return ended
 
@@ -92,6 +92,7 @@ def import_commands() -> None:
     import gymnasium  # noqa: F401
     import orbax.checkpoint  # noqa: F401
 
+    import jaxrl_fast.autotune
     import jaxrl_fast.evaluate
     import jaxrl_fast.render
     import jaxrl_fast.train  # noqa: F401
@@ -135,12 +136,13 @@ def redirected(notes: Path, number: int, command: str, words: list[str]) -> int:
 
 def call(command: str, words: list[str]) -> int:
     """The exit status of a command."""
-    from jaxrl_fast import evaluate, render, train
+    from jaxrl_fast import autotune, evaluate, render, train
 
     if command == "python":
         exec("\n".join(words), {})
         return 0
-    return {"train": train.main, "evaluate": evaluate.main, "render": render.main}[command](words)
+    known = {"train": train.main, "evaluate": evaluate.main, "render": render.main, "autotune": autotune.main}
+    return known[command](words)
 
 
 def stop_before_training() -> None:

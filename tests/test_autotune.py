@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from many_commands import Commands
 from processes_left import wait_until_gone
 
 from jaxrl_fast import autotune
@@ -79,11 +81,12 @@ def test_bad_input_ends_in_one_line_and_status_2(words, expected, here: Path, ca
     assert [path.name for path in here.iterdir()] == ["tests"]
 
 
-def test_a_sweep_outlives_its_candidates_and_keeps_draws_and_remembers_what_it_found(here: Path):
+def test_a_sweep_outlives_its_candidates_and_keeps_draws_and_remembers_what_it_found(here: Path, commands: Commands):
+    variables = {"JAXRL_FAST_CACHE": os.environ["JAXRL_FAST_CACHE"]}
     # 16, 64 and 4 are measured whatever the rates are; which ones then follow depends on them.
     words = [*WALK, "+env.abort_at=4", "+env.starve_at=64", *QUICK, "objective=sampling", "knobs=num_envs"]
-    done = subprocess.run(command(*words, "max_num_envs=64"), capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    done = commands.run(here, "autotune", *words, "max_num_envs=64", trains=True, **variables)
+    assert done.status == 0, done.err
     doc = json.loads((here / "sweeps" / "custom_ppo_sampling.json").read_text())
     rows = {row["value"]: row for row in doc["rows"]}
     assert rows[16]["status"] == "measured"
@@ -100,9 +103,9 @@ def test_a_sweep_outlives_its_candidates_and_keeps_draws_and_remembers_what_it_f
     with open(here / "sweeps" / "custom_ppo_sampling.csv", newline="") as file:
         assert [row["value"] for row in csv.DictReader(file)] == [str(value) for value in rows]
     assert (here / "sweeps" / "custom_ppo_sampling.png").stat().st_size > 10_000
-    assert "crashed" in done.stdout and f"num_envs={doc['chosen']['num_envs']}" in done.stdout
-    shown = subprocess.run(command("show"), capture_output=True, text=True, timeout=100)
-    assert "1 findings" in shown.stdout and "sampling" in shown.stdout
+    assert "crashed" in done.out and f"num_envs={doc['chosen']['num_envs']}" in done.out
+    shown = commands.run(here, "autotune", "show", **variables)
+    assert "1 findings" in shown.out and "sampling" in shown.out
 
 
 def test_a_candidate_over_the_cap_is_skipped_before_it_runs(here: Path):

@@ -161,7 +161,7 @@ def test_bad_input_ends_in_one_line_and_status_2(words: list[str], expected: str
 
 
 def test_a_sweep_trains_each_job_in_a_folder_of_its_own(tmp_path: Path):
-    ended = python_m("jaxrl_fast.train", "--multirun", *JOB, "seed=1,2", cwd=tmp_path)
+    ended = python_m("jaxrl_fast.train", "--multirun", *JOB, "seed=1,2", "eval.beside=false", cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert len(list(tmp_path.glob("runs/*/*/*/summary.json"))) == 2
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]

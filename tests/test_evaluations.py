@@ -309,6 +309,11 @@ def process_for(folder: Path) -> EvaluatorProcess:
     return EvaluatorProcess(folder, "cpu")
 
 
+def programs_in(cache: Path) -> dict[str, int]:
+    """Kept programs, with a number that changes when one is written anew."""
+    return {path.name: path.stat().st_ino for path in (cache / "kept").glob("program-*-evaluation")}
+
+
 def test_a_process_gives_the_same_bits_and_survives_its_own_death(tmp_path: Path, monkeypatch):
     from jaxrl_fast.evaluation.periodic import make_periodic_evaluation
     from jaxrl_fast.experience.binding import bind
@@ -321,7 +326,8 @@ def test_a_process_gives_the_same_bits_and_survives_its_own_death(tmp_path: Path
     keys = jax.random.split(jax.random.key(run.seed), run.num_seeds)
     evaluation = make_periodic_evaluation(env, algorithm, bind(algorithm, env.spec, 4), keys, run.eval_episodes)
     graph, _ = build_graph(env, algorithm, GraphOptions())
-    params = evaluation.copy_params(jax.vmap(lambda key: init(graph, key, algorithm.hyper))(keys))
+    params = evaluation.copy_params(jax.jit(jax.vmap(lambda key: init(graph, key, algorithm.hyper)))(keys))
+    monkeypatch.setenv("JAXRL_FAST_CACHE", str(tmp_path / "cache"))
     evaluator = process_for(tmp_path)
     try:
         for fresh in (False, True):
@@ -334,8 +340,11 @@ def test_a_process_gives_the_same_bits_and_survives_its_own_death(tmp_path: Path
             evaluator.process.wait()
             monkeypatch.setattr(evaluator.process, "poll", lambda: None)  # it dies just before it is asked
             evaluator(params)
-        monkeypatch.undo()
+        monkeypatch.delattr(evaluator.process, "poll")
+        kept = programs_in(tmp_path / "cache")
         np.testing.assert_array_equal(evaluator(params).returns, evaluation.evaluate(params).returns)
+        assert len(kept) == 1 and programs_in(tmp_path / "cache") == kept  # the second process wrote no program
+        assert (tmp_path / "evaluator.log").read_text() == ""
     finally:
         evaluator.close()
 

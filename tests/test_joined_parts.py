@@ -97,14 +97,14 @@ def test_a_run_computes_the_same_joined(name):
     env_name, algorithm = ALGORITHMS[name]
     env = jf.make_env(env_name, num_envs=8)
     graph, agent = build_graph(env, algorithm, GraphOptions(total_steps=1000))
-    state, step = init(graph, jax.random.key(0), algorithm.hyper), jax.jit(partial(tick, graph))
+    state, step = jax.jit(partial(init, graph))(jax.random.key(0), algorithm.hyper), jax.jit(partial(tick, graph))
     length, rows = agent.warmup_ticks + 2, []
     for _ in range(length):
         state, metrics = step(state)
         rows.append(metrics)
     joined, _ = build_graph(env, algorithm, GraphOptions(total_steps=1000, joined=True))
     assert any(fragment.inner for fragment in joined.fragments)
-    first = init(joined, jax.random.key(0), algorithm.hyper)
+    first = jax.jit(partial(init, joined))(jax.random.key(0), algorithm.hyper)
     state_joined, columns = jax.jit(partial(ticks, joined, length=length))(first)
     assert jax.tree.structure(state) == jax.tree.structure(state_joined)
     one, other = (end._replace(key=()) for end in (state, state_joined))

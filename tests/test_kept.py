@@ -22,7 +22,9 @@ from jaxrl_fast.graph import tree_files
 from jaxrl_fast.graph.dataflow import Fragment, Graph, TrainState
 from jaxrl_fast.graph.placements import PLACEMENTS
 from jaxrl_fast.settings import identity as identities
+from jaxrl_fast.settings.config import compose
 from jaxrl_fast.settings.kept_files import KeptFiles
+from jaxrl_fast.settings.kept_worlds import keeper_of, make_kept_envs
 
 WORDS = ["env=cartpole", "algo=ppo", "num_envs=4", "total_steps=1024", "algo.rollout_length=8", "tuned=false"]
 COMMAND = """
@@ -193,6 +195,19 @@ def test_what_a_program_depends_on_is_all_in_its_name(monkeypatch, tmp_path):
     monkeypatch.setattr(identities, "OWN", ("some_physics",))
     assert changed()
     assert identities.identity_of("custom") is None and identities.identity_of("gymnasium") is None
+
+
+def test_a_world_that_is_built_while_one_program_is_traced_serves_the_next(monkeypatch, tmp_path):
+    monkeypatch.setenv("JAXRL_FAST_CACHE", str(tmp_path))
+    run = compose(["env=halfcheetah", "algo=sac", "num_envs=2"])
+    for _ in range(2):
+        env = make_kept_envs(run, keeper_of(run, pytest.fail))
+    world, key = env.env, jax.random.key(0)
+    params = jax.eval_shape(world.sample_params, key)
+    state, _ = jax.eval_shape(world.reset, key, params)
+    arguments = state, jnp.zeros(6), key
+    lowered = jax.jit(world.step).lower(*arguments)
+    assert len(jax.tree.leaves(lowered.in_avals)) == len(jax.tree.leaves(arguments))
 
 
 class Kept(dict):

@@ -17,6 +17,7 @@ from jaxrl_fast.evaluation.on_host import evaluation_on_host
 from jaxrl_fast.experience.binding import Bound
 from jaxrl_fast.graph import distributed
 from jaxrl_fast.graph.dataflow import TrainState
+from jaxrl_fast.graph.kept import Jit, Store, compile_kept, trace
 from jaxrl_fast.policy.policies import Policy, PolicyParams, make_policy
 
 FRESH = 0xF5E5
@@ -79,10 +80,11 @@ def make_periodic_evaluation(
     *,
     ahead: PolicyParams | None = None,
     device: jax.Device | None = None,
+    store: Store | None = None,
 ) -> PeriodicEvaluation:
     """The `PeriodicEvaluation` of a run, with one of ``keys`` for each seed. Compiled environments: evaluation is
-    compiled at the first, or at once for params like ``ahead`` ``[S, ...]``. ``device``: which computes; default JAX's
-    own."""
+    compiled at the first, or at once for params like ``ahead`` ``[S, ...]``, from what an earlier start left in the
+    ``store``, or leaves there now. ``device``: which computes; default JAX's own."""
     num_seeds = len(keys)
     made_by = {
         "algo": algorithm.name,
@@ -92,7 +94,7 @@ def make_periodic_evaluation(
     }
     totals: Any = make_evaluation(env, make_policy(env.spec, agent.acting, PolicyParams({}, None), made_by), episodes)
     if ahead is not None:
-        totals = totals.lower(ahead, keys).compile()
+        totals = compile_ahead(totals, ahead, keys, store)
 
     @cache
     def own_keys(fresh: bool) -> jax.Array:
@@ -111,6 +113,13 @@ def make_periodic_evaluation(
         return make_policy(env.spec, agent.acting, own, made_by)
 
     return PeriodicEvaluation(copy_params, evaluate, policy_of)
+
+
+def compile_ahead(totals: Any, params: PolicyParams, keys: jax.Array, store: Store | None) -> Any:
+    """A jitted function ``totals`` compiled for arguments like these, from the ``store`` where it has it."""
+    jit = Jit("evaluation", totals)
+    programs = store and compile_kept(store, [jit], lambda: [trace(jit, params, keys)])
+    return programs[0] if programs else totals.lower(params, keys).compile()
 
 
 def evaluation_device(name: Literal["cpu", "same"]) -> jax.Device | None:

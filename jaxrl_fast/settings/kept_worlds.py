@@ -82,7 +82,7 @@ def _built_later(run: Run, known: dict[str, Any]) -> Env:
     lock = threading.Lock()
 
     def world() -> Env:
-        with lock:
+        with lock, jax.ensure_compile_time_eval():  # its arrays outlive the trace that asks for it
             if not built:
                 built.append(envs.make(run.env, **run.env_options))
         return built[0]

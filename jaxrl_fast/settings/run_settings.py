@@ -106,9 +106,14 @@ def make_envs(run: Run) -> VecEnv | HostEnv:
 
 
 def make_evaluation_envs(run: Run) -> VecEnv | HostEnv:
-    """An environment like the run's, from which those to evaluate in are made: training's workers may be too many."""
-    alone = {"workers": 0, "num_groups": 1, "order": "fixed"}
-    return make_envs(dataclasses.replace(run, num_envs=1, num_seeds=1, pool={**run.pool, **alone}))
+    """An environment like the run's, from which those to evaluate in are made."""
+    return make_envs(alone(run))
+
+
+def alone(run: Run) -> Run:
+    """The run with a single environment, and no worker for it."""
+    pool = {**run.pool, "workers": 0, "num_groups": 1, "order": "fixed"}
+    return dataclasses.replace(run, num_envs=1, num_seeds=1, pool=pool)
 
 
 def pool_defaults() -> dict[str, Any]:
