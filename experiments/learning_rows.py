@@ -44,7 +44,7 @@ HIDDEN = (
 """Pendulum that shows no velocity; settings chosen here."""
 MEMORY = "algo.recurrent_size=64 algo.batch_size=32"
 """Batches of 32 sequences of 8 steps; without memory they have as many steps."""
-LARGE = "num_envs=1024 total_steps=2_000_000 algo.updates_per_tick=16 algo.batch_size=8192"
+LARGE = "num_envs=1024 total_steps=600_000 algo.updates_per_tick=16 algo.batch_size=8192"
 """Many environments, large batches, few updates (FastTD3, arXiv 2505.22642)."""
 SHORT = "total_steps=4_000_000"
 """Of MinAtar, where 10 million steps were too many for the time that there was."""
