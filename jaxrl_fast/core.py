@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 PyTree = Any
 """Nested dictionaries, lists and (named) tuples of arrays, as JAX maps over them."""
