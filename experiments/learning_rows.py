@@ -65,7 +65,12 @@ SPREAD_IPPO_STEPS, SPREAD_MAPPO_STEPS, SMAX_MAPPO_STEPS, SMAX_PQN_STEPS = "1_000
 """Not the 10 million of JaxMARL, nor 3 million on SMAX, for want of time; ours and bare alike."""
 SPREAD_IPPO = f"env=spread algo=ippo num_envs=16 {ITERATION} algo.learning_rate=linear:2.5e-4:0"
 RECURRENT = "algo.recurrent_size=128 algo.policy_hidden=[128] algo.value_hidden=[128] algo.activation=relu"
-SPREAD_MAPPO = f"env=spread algo=mappo num_envs=16 {ITERATION} {RECURRENT} algo.learning_rate=linear:2e-3:0"
+SPREAD_MAPPO = (
+    f"env=spread algo=mappo num_envs=16 {ITERATION} {RECURRENT} algo.learning_rate=linear:2e-3:0 algo.discount=0.9 "
+    "algo.normalize_rewards=true"
+)
+"""Discount and scale are not those of the bare loop, to which the 26 steps of an episode are all that there is; here the
+end is a time limit, behind which rewards go on."""
 SMAX_MAPPO = (
     f"env=smax_3m algo=mappo num_envs=128 {ITERATION} {RECURRENT} algo.learning_rate=linear:2e-3:0 "
     "algo.entropy_coef=0 algo.max_grad_norm=0.25"
