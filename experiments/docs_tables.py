@@ -69,6 +69,15 @@ PUBLISHED = {
 """Returns of peers after so many steps, as published or measured elsewhere, beside rows of ours."""
 
 
+SPEEDS = {
+    "spread_ippo": ("IPPO, `spread`", "1.2 × the bare loop"),
+    "spread_mappo": ("MAPPO, `spread`", "1.2 × the bare loop"),
+    "smax_3m_mappo": ("MAPPO, `smax_3m`", "1.2 × the bare loop"),
+    "points": ("cost of an agent's step, three agents against one", "at most 1.1 ×"),
+}
+"""Rows of ``bench/agents.py``: what they are, and what they must be."""
+
+
 def table(head: list[str], rows: list[list[str]]) -> str:
     """A Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
@@ -141,6 +150,18 @@ def published() -> str:
     return table(["command", "steps", "seeds", "greedy return [95 %]", "a peer"], rows)
 
 
+def agents_speed() -> str:
+    """Training of several agents beside bare loops, and what an agent's step costs."""
+    found = json.loads((RESULTS / "bench" / "agents.json").read_text())
+    rows = []
+    for name in ("spread_ippo", "spread_mappo", "smax_3m_mappo", "points"):
+        for what, ratio in found.get(name, {}).get("ratio", {}).items():
+            rate = found[name]["rate"]["three_agents" if name == "points" else "ours"]["median"]
+            beside = f"{ratio['median']:.2f} × [{ratio['least']:.2f}, {ratio['most']:.2f}]"
+            rows.append([*SPEEDS[name], what.replace("_", " "), f"{rate:,.0f}", beside])
+    return table(["", "must", "beside", "steps/s", "ratio"], rows)
+
+
 def not_run() -> str:
     """The command lines that `docs_run` leaves out, and why."""
     reasons: dict[str, list[str]] = {}
@@ -150,7 +171,9 @@ def not_run() -> str:
     return table(["why", "lines"], [[why, "<br>".join(f"`{x}`" for x in lines)] for why, lines in reasons.items()])
 
 
-TABLES: dict[str, Callable[[], str]] = {f.__name__: f for f in (coverage, extras, not_run, pairs, published)}
+TABLES: dict[str, Callable[[], str]] = {
+    f.__name__: f for f in (agents_speed, coverage, extras, not_run, pairs, published)
+}
 
 
 def filled(text: str) -> str:

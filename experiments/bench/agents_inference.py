@@ -4,7 +4,8 @@ agents that see all, each with a network of its own of 64 hidden units; ours aga
 ``make bench-agents`` makes what it needs (`.venv-peers-ray`, and ma-gym in a folder beside it) and runs all; ``python
 experiments/bench/agents_inference.py [4] [10] [--turns=1]`` some (turns already in the file are kept, so a run that was
 cut goes on), ``--page`` writes the table only. Every contender is a fresh process in every turn. Steps are fewer than
-the paper's 100,000 where a side is slow; the table scales. Run nothing beside it.
+the paper's 100,000 where a side is slow; the table scales. Ours and Ray tuned get the same sum of rewards from as many
+steps, but for a decision that rounding tips. Run nothing beside it.
 """
 
 import json

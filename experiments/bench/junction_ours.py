@@ -79,9 +79,9 @@ def host(num_agents: int, steps: int, count: int) -> dict[str, Any]:
     env = jf.make_env("custom", make=partial(Junction, num_agents), num_envs=count, pool={"num_groups": 1})
     policy = policy_of(env.spec, num_agents)
     act = jax.jit(policy.act)
-    warm = steps_on_host(act, policy.initial_carry, env, policy.params, 0)
-    for _ in range(WARM):
-        next(warm)
+    others = env.another(count)  # ma-gym's cars that wait still show the route of their last episode
+    for _ in islice(steps_on_host(act, policy.initial_carry, others, policy.params, 0), WARM):
+        pass
     random.seed(0)
     played = steps_on_host(act, policy.initial_carry, env, policy.params, 0)
     begin, total = time.perf_counter(), 0.0
