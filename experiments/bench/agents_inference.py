@@ -26,11 +26,11 @@ ROOT = HERE.parent.parent
 RAY = Path(os.environ.get("BENCH_RAY", ROOT / ".venv-peers-ray" / "bin" / "python"))
 MAGYM = Path(os.environ.setdefault("BENCH_MAGYM", str(ROOT / ".venv-peers-ray" / "magym")))
 AGENTS, TURNS, PAPER_STEPS, MUST = (4, 10), 3, 100_000, 5.12
-MANY = ("64x25600", "256x51200")
+MANY = ("64x12800", "256x51200")
 CONTENDERS = {
     "ours": (sys.executable, "junction_ours.py", "host", ("1x5000", *MANY)),
-    "Ray, tuned": (str(RAY), "junction_ray.py", "tuned", ("1x400", *MANY)),
-    "Ray, as written": (str(RAY), "junction_ray.py", "written", ("1x400",)),
+    "Ray, tuned": (str(RAY), "junction_ray.py", "tuned", ("1x200", *MANY)),
+    "Ray, as written": (str(RAY), "junction_ray.py", "written", ("1x200",)),
     "ma-gym alone": (sys.executable, "junction_ours.py", "alone", ("1x5000", *MANY)),
     "ours, compiled": (sys.executable, "junction_ours.py", "compiled", ("1x5000", *MANY)),
 }

@@ -6,6 +6,7 @@ Imports nothing that a side could lack; ma-gym 0.0.14 and gym 0.20.0 come from t
 import os
 import random
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,12 @@ def networks(num_agents: int) -> tuple[np.ndarray, ...]:
     return tuple(rng.normal(scale=scale, size=shape).astype(np.float32) for shape, scale in pairs)
 
 
+def act(nets: tuple[np.ndarray, ...], seen: np.ndarray) -> np.ndarray:
+    """What one agent's network says, ``[E, seen]`` to ``[E]``."""
+    first, first_bias, second, second_bias = nets
+    return (np.maximum(seen @ first + first_bias, 0.0) @ second + second_bias).argmax(1)
+
+
 def begin(num_agents: int, count: int) -> tuple[list[Any], np.ndarray]:
     """So many junctions, and what all cars of each see, ``[E, seen]``; chance begins anew."""
     worlds = [world(num_agents) for _ in range(count)]
@@ -44,7 +51,7 @@ def begin(num_agents: int, count: int) -> tuple[list[Any], np.ndarray]:
     return worlds, np.array([one.reset()[0] for one in worlds], np.float32)
 
 
-def step_all(worlds: list[Any], actions: list[list[int]], seen: np.ndarray) -> float:
+def step_all(worlds: list[Any], actions: Sequence[Sequence[int]], seen: np.ndarray) -> float:
     """A step of each, and a reset where all cars are done. ``actions`` ``[E, A]``; writes ``seen`` ``[E, seen]``.
     Returns the sum of all rewards."""
     total = 0.0

@@ -2,7 +2,8 @@
 
 ``python junction_ours.py host|compiled|alone <agents> <junctions>x<steps> ...`` says, for each number of junctions, the
 seconds of so many environment steps. ``host``: ma-gym's world, to us a parallel environment of one's own, in our pool;
-``compiled``: the junction of ours, in one program; ``alone``: ma-gym's under the actions 0 and 1 in turn, nobody asked.
+``compiled``: the junction of ours, in one program; ``alone``: ma-gym's under the same actions as in ``host``, which are
+known before, so that nobody is asked.
 """
 
 import random
@@ -137,12 +138,17 @@ def compiled(num_agents: int, steps: int, count: int) -> dict[str, Any]:
 
 def alone(num_agents: int, steps: int, count: int) -> dict[str, Any]:
     """What ma-gym's Python costs: no side that steps it in one process can be faster."""
+    nets = [tuple(one[i] for one in junction.networks(num_agents)) for i in range(num_agents)]
+    known = list[list[list[int]]]()
     worlds, seen = junction.begin(num_agents, count)
-    actions = [[[(t + i) % 2 for i in range(num_agents)]] * count for t in range(2)]
-    begin = time.perf_counter()
-    for t in range(steps // count):
-        junction.step_all(worlds, actions[t % 2], seen)
-    return {"seconds": time.perf_counter() - begin}
+    for _ in range(steps // count):
+        known.append(np.stack([junction.act(own, seen) for own in nets], axis=1).tolist())
+        junction.step_all(worlds, known[-1], seen)
+    worlds, seen = junction.begin(num_agents, count)
+    begin, total = time.perf_counter(), 0.0
+    for actions in known:
+        total += junction.step_all(worlds, actions, seen)
+    return {"seconds": time.perf_counter() - begin, "rewards": total}
 
 
 def main(how: str, num_agents: str, *asked: str) -> None:

@@ -48,12 +48,11 @@ class ManyStates:
     """An actor of ``tuned``."""
 
     def __init__(self, number: int, num_agents: int) -> None:
-        self.weights = [one[number] for one in junction.networks(num_agents)]
+        self.weights = tuple(one[number] for one in junction.networks(num_agents))
 
-    def act(self, seen: np.ndarray) -> np.ndarray:
-        """``[E, seen]`` to ``[E]``."""
-        first, first_bias, second, second_bias = self.weights
-        return (np.maximum(seen @ first + first_bias, 0.0) @ second + second_bias).argmax(1)
+    def act(self, seen: np.ndarray) -> list[int]:
+        """``[E, seen]`` to ``[E]``, which Ray sends faster as a list."""
+        return junction.act(self.weights, seen).tolist()
 
 
 def written(num_agents: int, steps: int, count: int) -> dict[str, Any]:
@@ -81,7 +80,7 @@ def tuned(num_agents: int, steps: int, count: int) -> dict[str, Any]:
         for _ in range(turns):
             together = ray.put(seen) if seen.nbytes > ALONG else seen
             actions = ray.get([actor.act.remote(together) for actor in actors])
-            total += junction.step_all(worlds, np.stack(actions, axis=1).tolist(), seen)
+            total += junction.step_all(worlds, list(zip(*actions, strict=True)), seen)
         return total
 
     play(*junction.begin(num_agents, count), WARM)
