@@ -5,6 +5,7 @@
 #   make bench-host                             the same for environments on the host: the pool, SAC on HalfCheetah-v5
 #   make bench-returns                          wall-clock to a return, ours and the peers' (three hours; goes on where it was)
 #   make bench-ray                              parallel Q-learning, ours and Ray's (an hour)
+#   make bench-agents                           several agents act, ours and Ray's (a quarter of an hour)
 #   make bench-gate                             has training become slower than committed? (6 minutes; no peers)
 #   make sweep ENV="cartpole algo=ppo"          find the fastest settings here (minutes; run nothing beside it)
 #   make sweep SWEEP="objective=sampling"       more words for the autotuner
@@ -58,7 +59,7 @@ EXTRAS := dev$(if $(EXTRA),$(comma)$(EXTRA))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(EXTRAS)
 
-.PHONY: setup train test test-part test-targets targets check docs fmt lint types bench bench-host bench-returns bench-ray bench-gate gpu sweep sweep-all sweep-compare viewer-assets clean
+.PHONY: setup train test test-part test-targets targets check docs fmt lint types bench bench-host bench-returns bench-ray bench-agents bench-gate gpu sweep sweep-all sweep-compare viewer-assets clean
 
 setup: $(STAMP)
 
@@ -131,6 +132,10 @@ bench-returns: $(STAMP) $(PEERS)/.installed $(PEERS_HOST)/.installed
 bench-ray: $(STAMP) $(PEERS_RAY)/.installed
 	BENCH_RAY=$(abspath $(PEERS_RAY)/bin/python) $(BIN)/python experiments/bench/q_learning.py $(ROWS)
 
+bench-agents: $(STAMP) $(PEERS_RAY)/.installed $(PEERS_RAY)/magym/.installed
+	BENCH_RAY=$(abspath $(PEERS_RAY)/bin/python) BENCH_MAGYM=$(abspath $(PEERS_RAY)/magym) \
+		$(BIN)/python experiments/bench/agents_inference.py $(ROWS)
+
 bench-gate: $(STAMP)
 	@exec $(BIN)/python experiments/bench/gate.py $(ROWS)
 
@@ -156,6 +161,13 @@ $(PEERS)/.installed $(PEERS_HOST)/.installed $(PEERS_RAY)/.installed:
 		echo "make: the peers need Python 3.11: write make bench PEERS_PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@[ -x $(@D)/bin/python ] || { echo "$(PEERS_PYTHON) -m venv $(@D)"; $(PEERS_PYTHON) -m venv $(@D); }
 	$(@D)/bin/python -m pip install --disable-pip-version-check --quiet -r $<
+	@touch $@
+
+# For both sides, from a folder of its own: gym 0.20 is built only by a setuptools of its time.
+$(PEERS_RAY)/magym/.installed: experiments/bench/magym.lock $(PEERS_RAY)/.installed
+	$(PEERS_RAY)/bin/python -m pip install --disable-pip-version-check --quiet "setuptools<66" "wheel<0.40"
+	$(PEERS_RAY)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation \
+		--upgrade --target $(@D) -r $<
 	@touch $@
 
 # Only what three_parts.js names, so that a page of 1,000 steps stays below 2 MB. Not needed to install: the result is

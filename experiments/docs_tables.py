@@ -70,6 +70,15 @@ PUBLISHED = {
 """Returns of peers after so many steps, as published or measured elsewhere, beside rows of ours."""
 
 
+SPEEDS = {
+    "spread_ippo": ("IPPO, `spread`", "1.2 × the bare loop"),
+    "spread_mappo": ("MAPPO, `spread`", "1.2 × the bare loop"),
+    "smax_3m_mappo": ("MAPPO, `smax_3m`", "1.2 × the bare loop"),
+    "points": ("cost of an agent's step, three agents against one", "at most 1.1 ×"),
+}
+"""Rows of ``bench/agents.py``: what they are, and what they must be."""
+
+
 def takes(name: str, action: jf.Discrete | jf.Box, agents: int | None) -> bool:
     """Whether an algorithm is for worlds with such actions and so many agents."""
     shape = jax.ShapeDtypeStruct((3,) if agents is None else (agents, 3), jnp.float32)
@@ -136,6 +145,18 @@ def published() -> str:
     return table(["command", "steps", "seeds", "greedy return [95 %]", "a peer"], rows)
 
 
+def agents_speed() -> str:
+    """Training of several agents beside bare loops, and what an agent's step costs."""
+    found = json.loads((RESULTS / "bench" / "agents.json").read_text())
+    rows = []
+    for name in ("spread_ippo", "spread_mappo", "smax_3m_mappo", "points"):
+        for what, ratio in found.get(name, {}).get("ratio", {}).items():
+            rate = found[name]["rate"]["three_agents" if name == "points" else "ours"]["median"]
+            beside = f"{ratio['median']:.2f} × [{ratio['least']:.2f}, {ratio['most']:.2f}]"
+            rows.append([*SPEEDS[name], what.replace("_", " "), f"{rate:,.0f}", beside])
+    return table(["", "must", "beside", "steps/s", "ratio"], rows)
+
+
 def not_run() -> str:
     """The command lines that `docs_run` leaves out, and why."""
     reasons: dict[str, list[str]] = {}
@@ -145,7 +166,8 @@ def not_run() -> str:
     return table(["why", "lines"], [[why, "<br>".join(f"`{x}`" for x in lines)] for why, lines in reasons.items()])
 
 
-TABLES: dict[str, Callable[[], str]] = {f.__name__: f for f in (coverage, extras, not_run, pairs, published)} | MEASURED
+OWN = (agents_speed, coverage, extras, not_run, pairs, published)
+TABLES: dict[str, Callable[[], str]] = {f.__name__: f for f in OWN} | MEASURED
 
 
 def filled(text: str) -> str:

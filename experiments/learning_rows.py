@@ -69,8 +69,8 @@ SPREAD_MAPPO = (
     f"env=spread algo=mappo num_envs=16 {ITERATION} {RECURRENT} algo.learning_rate=linear:2e-3:0 algo.discount=0.9 "
     "algo.normalize_rewards=true"
 )
-"""Discount and scale are not those of the bare loop, to which the 26 steps of an episode are all that there is; here the
-end is a time limit, behind which rewards go on."""
+"""Discount and scale are not those of the bare loop, to which the 26 steps of an episode are all that there is; here
+the end is a time limit, behind which rewards go on."""
 SMAX_MAPPO = (
     f"env=smax_3m algo=mappo num_envs=128 {ITERATION} {RECURRENT} algo.learning_rate=linear:2e-3:0 "
     "algo.entropy_coef=0 algo.max_grad_norm=0.25"

@@ -359,3 +359,13 @@ def test_an_option_that_xla_does_not_know_is_left_out(monkeypatch):
     graph, _ = built("ppo")
     told = layout.compiler_options(layout.homes(PLACEMENTS["fused"](graph, jax.devices("cpu")[:1]), 1)["sample"])
     assert set(told) == {name for name in layout.CPU_OPTIONS if name != "no_such_option"}
+
+
+def test_small_products_are_not_eigens():
+    mesh = layout.homes(PLACEMENTS["fused"](built("ppo")[0], jax.devices("cpu")[:1]), 1)["sample"]
+    several = vectorize(TWO_AGENTS["two_out"](), num_envs=NUM_ENVS)
+    for size in (0, 4):
+        graph, _ = build_graph(several, mappo(recurrent_size=size))
+        assert graph.small_products == (size > 0) and not built("ppo", recurrent=size)[0].small_products
+    left_out = set(layout.compiler_options(mesh)) - set(layout.compiler_options(mesh, small_products=True))
+    assert left_out == {layout.EIGEN}

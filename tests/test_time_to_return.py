@@ -1,5 +1,5 @@
-"""Wall-clock to a return, and Ray's Blackjack: what the experiments count, what their pages say, and the rules of the
-game. Nothing is timed here."""
+"""Wall-clock to a return, and what Ray is measured in: what the experiments count, what their pages say, and
+Blackjack's rules. Nothing is timed here."""
 
 import csv
 import subprocess
@@ -17,6 +17,7 @@ from jaxrl_fast.settings.config import compose
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "experiments"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "experiments" / "bench"))
+import agents_inference
 import q_blackjack_jax as rules
 import q_learning
 import time_to_return
@@ -75,6 +76,19 @@ def test_the_page_of_q_learning_says_what_was_not_run():
     lines = q_learning.page({"rows": rows}).splitlines()
     assert "| 500 | ours, pool | 1.0 [1.0, 1.0] | 0.50 [0.50, 0.50] |" in lines[2]
     assert lines[-2:] == ["| 1,000 | not run yet | | | | | |", "| 2,000 | not run yet | | | | | |"]
+
+
+def test_the_page_of_inference_says_how_often_ray_takes_as_long_and_its_bound():
+    took = {"ours": 2.0, "Ray, tuned": 6.0, "Ray, as written": 12.0, "ma-gym alone": 1.5, "ours, compiled": 0.5}
+    rows = {"4": {name: [{"seconds": {"64": seconds}}] for name, seconds in took.items()}}
+    del rows["4"]["Ray, as written"][0]["seconds"]["64"]
+    rows["4"]["ours"][0]["seconds"]["1"] = 2.0
+    rows["4"]["Ray, tuned"][0]["seconds"]["1"] = rows["4"]["ma-gym alone"][0]["seconds"]["1"] = 8.0
+    lines = agents_inference.page({"rows": rows}).splitlines()
+    assert "| 4 | 1 | ours | 2.0 [2.0, 2.0] | 4.00 × [4.00, 4.00] | 1.00 × [1.00, 1.00] |" in lines
+    assert "| 4 | 64 | ours | 2.0 [2.0, 2.0] | 3.00 × [3.00, 3.00] | 4.00 × [4.00, 4.00] |" in lines
+    assert lines[-1] == "| 10 | | not run yet | | | |"
+    assert agents_inference.per_100_000({"64": {"seconds": 1.0}}, "64x1000") == pytest.approx(100_000 / 960)
 
 
 class Dealt:

@@ -3,7 +3,8 @@
 ``python experiments/bench/agents.py [spread_ippo ...] [points]`` in an environment with the extra ``jaxmarl`` (a
 quarter of an hour; run nothing beside it) measures ours and the bare loop in turn, A B A B ..., each compiled and warm
 before, and writes ``experiments/results/bench/agents.json``. The bare loops have the networks that JaxMARL publishes;
-where these have a memory, a second loop lacks the layer before it, as ours does. ``points``: cost of an agent's step.
+where these have a memory, a second loop lacks the layer before it, as ours does. Where there is more than one core,
+ours also has actor and critic on devices of their own. ``points``: cost of an agent's step.
 """
 
 import json
@@ -17,8 +18,10 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent)]
 
 from describe import machine, versions  # noqa: E402
 
+from jaxrl_fast.settings.machine import cpu_cores  # noqa: E402
+
 RESULT = RESULTS / "agents.json"
-AS_OURS = "bare, memory as ours"
+AS_OURS, APART = "bare, memory as ours", "ours, actor_critic"
 ROUNDS = {"spread_ippo": 9, "spread_mappo": 7, "smax_3m_mappo": 5, "points": 9}
 AGENTS = {"one_agent": 1, "one_agent_48": 1, "three_agents": 3}
 
@@ -27,9 +30,10 @@ def commands(name: str) -> dict[str, tuple[str, ...]]:
     """The workers of a row."""
     if name == "points":
         return {row: ("ours.py", row, "train") for row in AGENTS}
-    bare = ("bare_agents.py", "rate", name)
+    bare, ours = ("bare_agents.py", "rate", name), ("ours.py", name, "train")
     more = {} if name == "spread_ippo" else {AS_OURS: (*bare, "all")}
-    return {"ours": ("ours.py", name, "train"), "bare": bare} | more
+    apart = {APART: (*ours, "actor_critic")} if cpu_cores() > 1 else {}
+    return {"ours": ours, "bare": bare} | more | apart
 
 
 def measure(name: str) -> dict[str, Any]:
@@ -53,9 +57,10 @@ def measure(name: str) -> dict[str, Any]:
 
 
 def ratios(rates: dict[str, list[float]]) -> dict[str, dict[str, float]]:
-    """The first worker against each other; of agents, the cost of three against that of one."""
+    """Ours against each bare loop; of agents, the cost of three against that of one."""
     if "ours" in rates:
-        pairs = {what: (rates["ours"], rates[what]) for what in rates if what != "ours"}
+        pairs = {what: (rates["ours"], rates[what]) for what in rates if what.startswith("bare")}
+        pairs |= {f"{APART} / {what}": (rates[APART], rates[what]) for what in pairs if APART in rates}
     else:
         pairs = {what: (rates[what], rates["three_agents"]) for what in rates if what != "three_agents"}
     return {what: spread([a / b for a, b in zip(*pair, strict=True)]) for what, pair in pairs.items()}

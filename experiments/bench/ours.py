@@ -33,7 +33,8 @@ NOTEBOOK = dict(policy_hidden=(32,) * 4, value_hidden=(256,) * 5, activation="sw
 
 
 class Row(NamedTuple):
-    """A configuration of ours: the environments, the algorithm, its placement, and ticks in a repeat."""
+    """A configuration of ours: the environments, the algorithm, its placement, ticks in a repeat, and ``devices``: how
+    many are made of the CPU where one is used. The command makes one, as does a bare loop; the older rows have two."""
 
     env: str
     num_envs: int
@@ -42,6 +43,7 @@ class Row(NamedTuple):
     placement: str
     ticks: int
     env_options: dict[str, Any] = {}  # noqa: RUF012  # of a NamedTuple, never changed
+    devices: int = 2
 
 
 ITERATION = dict(rollout_length=128, num_epochs=4, num_minibatches=4)
@@ -53,7 +55,9 @@ def _points(num_agents: int | None, num_envs: int) -> Row:
     """Agents that cost the same each, alone or three in a world."""
     algorithm = jf.ppo if num_agents is None else jf.ippo
     make = {"make": partial(points, num_agents)}
-    return Row("custom", num_envs, algorithm, {**ITERATION, "normalize_observations": False}, "fused", 20, make)
+    return Row(
+        "custom", num_envs, algorithm, {**ITERATION, "normalize_observations": False}, "fused", 20, make, devices=1
+    )
 
 
 ROWS = {
@@ -98,9 +102,9 @@ ROWS = {
         "fused",
         50,
     ),
-    "spread_ippo": Row("spread", 16, jf.ippo, ITERATION, "fused", 10),
-    "spread_mappo": Row("spread", 16, jf.mappo, ITERATION | RECURRENT, "fused", 1),
-    "smax_3m_mappo": Row("smax_3m", 128, jf.mappo, ITERATION | RECURRENT, "fused", 1),
+    "spread_ippo": Row("spread", 16, jf.ippo, ITERATION, "fused", 10, devices=1),
+    "spread_mappo": Row("spread", 16, jf.mappo, ITERATION | RECURRENT, "fused", 1, devices=1),
+    "smax_3m_mappo": Row("smax_3m", 128, jf.mappo, ITERATION | RECURRENT, "fused", 1, devices=1),
     "one_agent": _points(None, 16),
     "three_agents": _points(3, 16),
     "one_agent_48": _points(None, 48),
@@ -127,7 +131,8 @@ def main(name: str, what: str, placement: str = "", precision: str = "f32") -> N
     what, _, profiled = what.partition(":")
     if profiled:
         row = row._replace(options={**row.options, **PROFILED.get((name, what), {})}, ticks=1)
-    jf.setup(cpu_devices=2, cache=bool(os.environ.get("BENCH_CACHE")))
+    placement = placement or row.placement
+    jf.setup(cpu_devices=row.devices if placement == "fused" else 2, cache=bool(os.environ.get("BENCH_CACHE")))
     env = jf.make_env(row.env, num_envs=row.num_envs, **row.env_options)
     algorithm = row.algorithm(**row.options, precision=precision)
     graph, agent = build_graph(env, algorithm)
@@ -135,7 +140,7 @@ def main(name: str, what: str, placement: str = "", precision: str = "f32") -> N
         graph = environments_only(env, agent.rollout_length)
     if what == "update":
         graph = updates_only(env, algorithm)
-    place = PLACEMENTS[placement or row.placement]
+    place = PLACEMENTS[placement]
     row = row._replace(ticks=int(os.environ.get("BENCH_TICKS", row.ticks)))
     ready = stopwatch.compile_timed(graph, place(graph, jax.devices()), algorithm.hyper, ticks=row.ticks)
     timed = stopwatch.warm(ready, agent.warmup_ticks if what == "train" else 0)

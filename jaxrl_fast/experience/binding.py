@@ -46,6 +46,12 @@ class Bound(NamedTuple):
     max_return: float | None = None
     num_agents: int | None = None
 
+    @property
+    def small_products(self) -> bool:
+        """Whether a minibatch is a few sequences of several agents, so that matrix products are small."""
+        networks = [network for part in self.parts.values() for network in part.networks.values()]
+        return self.num_agents is not None and any(network.recurrent for network in networks)
+
 
 def bind(algorithm: Algorithm, spec: EnvSpec, num_envs: int, shards: int = MAX_SHARDS) -> Bound:
     """Bind an algorithm to ``num_envs`` environments; its data has at most ``shards`` logical shards.

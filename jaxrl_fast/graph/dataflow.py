@@ -119,11 +119,13 @@ class Fragment(NamedTuple):
 
 class Graph(NamedTuple):
     """What a run computes in a tick: ``fragments`` in schedule order; ``delays``: ``(reader, channel) -> age`` in
-    ticks, 0 where absent; ``hyper_at``: the rates of a tick."""
+    ticks, 0 where absent; ``hyper_at``: the rates of a tick; ``small_products``: whether its matrix products are
+    small, for the compiler to choose by."""
 
     fragments: tuple[Fragment, ...]
     delays: Mapping[tuple[str, str], int] = {}
     hyper_at: HyperAt = lambda hyper, tick: hyper
+    small_products: bool = False
 
     def _repr_html_(self) -> str:
         rows = []

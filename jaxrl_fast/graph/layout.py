@@ -22,9 +22,11 @@ SEED_AXES: Any = TrainState._make((0, 0, 0, None, 0))
 NO_AXIS = -1
 """In a tree of axes: leaves that have no axis to divide and none for the seeds."""
 
-CPU_OPTIONS: dict[str, str | bool] = {"xla_cpu_experimental_ynn_fusion_type": ""}
+EIGEN = "xla_cpu_experimental_ynn_fusion_type"
+CPU_OPTIONS: dict[str, str | bool] = {EIGEN: ""}
 """Matrix products by Eigen, not by YNNPACK: on 2 cores 5 % more SAC updates of 512, 6 % more PPO updates of 10,240
-(medians of 8 and 4 rounds in turn, JAX 0.10.2)."""
+(medians of 8 and 4 rounds in turn, JAX 0.10.2). Not where products are small: of several agents with a memory, whose
+minibatches are a few sequences, Eigen takes 1.4 times as long (`experiments/bench/agents.py`, one core)."""
 
 
 GPU_GRAPHS: dict[str, str | bool] = {
@@ -49,12 +51,13 @@ def homes(placement: Placement, num_seeds: int) -> dict[str, Mesh]:
     return {name: mesh for group, mesh in zip(placement.groups, meshes, strict=True) for name in group.fragments}
 
 
-def compiler_options(mesh: Mesh) -> dict[str, str | bool]:
-    """Options of XLA for these devices, as far as this version of it has them."""
+def compiler_options(mesh: Mesh, *, small_products: bool = False) -> dict[str, str | bool]:
+    """Options of XLA for these devices, as far as this version of it has them; ``small_products``: as in `Graph`."""
     platform = mesh.devices.flat[0].platform
     if platform in GPU_PLATFORMS and os.environ.get("JAXRL_FAST_GPU_GRAPHS") == "1":
         return GPU_GRAPHS
     options = CPU_OPTIONS if platform == "cpu" else {}
+    options = {name: value for name, value in options.items() if not (small_products and name == EIGEN)}
     return {name: value for name, value in options.items() if xla_knows(name, value)}
 
 

@@ -83,7 +83,7 @@ def _one_program(
         state, metrics = over_seeds(one_seed, num_seeds, (SEED_AXES,), (SEED_AXES, 0))(state)
         return state, {name: value.reshape(num_seeds, ticks_per_chunk) for name, value in metrics.items()}
 
-    options = compiler_options(home[graph.fragments[0].name])
+    options = compiler_options(home[graph.fragments[0].name], small_products=graph.small_products)
     init_jit = Jit("init", init_seeds(graph, num_seeds), out_shardings=layout)
     run_jit = Jit("chunk", chunk, (0,), (layout,), (layout, layout.key), options)
     init, run = init_jit.jitted(), run_jit.jitted()

@@ -167,7 +167,7 @@ def _jit(
         (0,),
         (private, {c: at[c] for c in stored}, {c: at[c] for c in fresh}, whole, whole, None, None),
         (private, {c: at[c] for c in written}, whole),
-        compiler_options(mesh),
+        compiler_options(mesh, small_products=graph.small_products),
     )
 
 

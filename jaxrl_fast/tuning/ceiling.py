@@ -47,7 +47,7 @@ def sampling_only(env: VecEnv | HostEnv, algorithm: Algorithm) -> Graph:
     stored = Fragment(
         "stored", init_store, store, ("rollout",), (), division=Division(1, {}, env.num_envs, "environments")
     )
-    return Graph((policy, sample, stored))
+    return Graph((policy, sample, stored), small_products=agent.small_products)
 
 
 def environments_only(env: VecEnv, rollout_length: int) -> Graph:
@@ -106,7 +106,8 @@ def updates_only(env: VecEnv | HostEnv, algorithm: Algorithm) -> Graph:
     learning = Learning(agent, joined=starts_kernels_singly(jax.default_backend()))
     division = source.division._replace(private=source.division.writes["batches"])
     batches = Fragment("batches", init, step, (), ("batches",), division=division)
-    return Graph((batches, learn_fragment(learning)), hyper_at=lambda hyper, tick: resolve(hyper, jnp.zeros(())))
+    fragments, small = (batches, learn_fragment(learning)), agent.small_products
+    return Graph(fragments, hyper_at=lambda hyper, tick: resolve(hyper, jnp.zeros(())), small_products=small)
 
 
 def share_of_bound(training_s: float, environments_s: float, updates_s: float) -> float:

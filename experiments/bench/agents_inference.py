@@ -1,0 +1,117 @@
+"""Several agents act, as in the Reactor paper's benchmark: ma-gym's TrafficJunction in Python on all sides, 4 and 10
+agents that see all, each with a network of its own of 64 hidden units; ours against Ray, an actor for each agent.
+
+``make bench-agents`` makes what it needs (`.venv-peers-ray`, and ma-gym in a folder beside it) and runs all; ``python
+experiments/bench/agents_inference.py [4] [10] [--turns=1]`` some (turns already in the file are kept, so a run that was
+cut goes on), ``--page`` writes the table only. Every contender is a fresh process in every turn. Steps are fewer than
+the paper's 100,000 where a side is slow; the table scales. Ours and Ray tuned get the same sum of rewards from as many
+steps, but for a decision that rounding tips. Run nothing beside it.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent)]
+
+from describe import commit, machine, versions  # noqa: E402
+from run import once, spread  # noqa: E402
+
+RESULT = HERE.parent / "results" / "bench" / "agents_inference.json"
+PAGE = RESULT.with_suffix(".md")
+ROOT = HERE.parent.parent
+RAY = Path(os.environ.get("BENCH_RAY", ROOT / ".venv-peers-ray" / "bin" / "python"))
+MAGYM = Path(os.environ.setdefault("BENCH_MAGYM", str(ROOT / ".venv-peers-ray" / "magym")))
+AGENTS, TURNS, PAPER_STEPS, MUST = (4, 10), 3, 100_000, 5.12
+MANY = ("64x12800", "256x51200")
+CONTENDERS = {
+    "ours": (sys.executable, "junction_ours.py", "host", ("1x5000", *MANY)),
+    "Ray, tuned": (str(RAY), "junction_ray.py", "tuned", ("1x200", *MANY)),
+    "Ray, as written": (str(RAY), "junction_ray.py", "written", ("1x200",)),
+    "ma-gym alone": (sys.executable, "junction_ours.py", "alone", ("1x5000", *MANY)),
+    "ours, compiled": (sys.executable, "junction_ours.py", "compiled", ("1x5000", *MANY)),
+}
+"""Python, worker, what it does, and how many junctions make how many steps."""
+
+
+def measure(num_agents: int, document: dict[str, Any], turns: int) -> None:
+    """So many turns of all contenders, or as many as are lacking; kept after each contender."""
+    runs = document["rows"].setdefault(str(num_agents), {})
+    lacking = [turn for turn in range(TURNS) if any(len(runs.get(name, [])) <= turn for name in CONTENDERS)]
+    for turn in lacking[:turns]:
+        for name, (python, worker, how, asked) in CONTENDERS.items():
+            done = runs.setdefault(name, [])
+            if len(done) > turn:
+                continue
+            words = worker, how, str(num_agents), *asked
+            found = once(python, *words)
+            seconds = {word.split("x")[0]: per_100_000(found, word) for word in asked}
+            where = {"machine": machine(), "versions": versions(RAY), "commit": commit()}
+            done.append({"seconds": seconds, "found": found, "command": " ".join(words), **where})
+            RESULT.write_text(json.dumps(document, indent=1) + "\n")
+            print(f"{num_agents} agents, turn {turn + 1}: {name} {seconds}", flush=True)
+
+
+def per_100_000(found: dict[str, Any], word: str) -> float:
+    """The seconds of the paper's number of steps, of what ``junctions x steps`` took."""
+    count, _, steps = word.partition("x")
+    return found[count]["seconds"] * PAPER_STEPS / (int(steps) // int(count) * int(count))
+
+
+def page(document: dict[str, Any]) -> str:
+    """The table, or that there is none yet."""
+    lines = ["| agents | junctions | side | 100,000 steps, s | Ray tuned takes | its bound, ma-gym alone |"]
+    lines.append("|---|---|---|---|---|---|")
+    for num_agents in AGENTS:
+        runs = document["rows"].get(str(num_agents), {})
+        if not all(len(runs.get(name, [])) for name in CONTENDERS):
+            lines.append(f"| {num_agents} | | not run yet | | | |")
+            continue
+        for count in ("1", "64", "256"):
+            names = [name for name in CONTENDERS if count in runs[name][0]["seconds"]]
+            lines += [line(num_agents, count, name, runs) for name in names]
+    return "\n".join(lines) + "\n"
+
+
+def line(num_agents: int, count: str, name: str, runs: dict[str, list[dict[str, Any]]]) -> str:
+    """A side's line: medians [least, most]; ratios within a turn."""
+
+    def times(other: str, side: str) -> str:
+        pairs = zip(runs[other], runs[side], strict=False)
+        found = spread([a["seconds"][count] / b["seconds"][count] for a, b in pairs])
+        return f"{found['median']:.2f} × [{found['least']:.2f}, {found['most']:.2f}]"
+
+    took = spread([run["seconds"][count] for run in runs[name]])
+    seconds = f"{took['median']:.1f} [{took['least']:.1f}, {took['most']:.1f}]"
+    cells = [str(num_agents), count, name, seconds, "", ""]
+    if not name.startswith("Ray, tuned") and name != "ma-gym alone":
+        cells[4] = times("Ray, tuned", name)
+    if name == "ours":
+        cells[5] = times("Ray, tuned", "ma-gym alone")
+    return f"| {' | '.join(cells)} |"
+
+
+def main(words: list[str]) -> None:
+    """Measure what is asked for, and write the page."""
+    turns = TURNS
+    for word in words:
+        if word.startswith("--turns=") and word.removeprefix("--turns=").isdigit():
+            turns = int(word.removeprefix("--turns="))
+        elif word not in (*map(str, AGENTS), "--page"):
+            raise SystemExit(f"{word}: write {' or '.join(map(str, AGENTS))}, --turns=1 or --page")
+    known = json.loads(RESULT.read_text()) if RESULT.exists() else {"must": MUST, "rows": {}}
+    asked = [int(word) for word in words if not word.startswith("--")] or AGENTS
+    for needed in () if "--page" in words else (RAY, MAGYM):
+        if not needed.exists():
+            raise SystemExit(f"{needed} is missing: run make bench-agents, which makes it")
+    for num_agents in () if "--page" in words else asked:
+        measure(num_agents, known, turns)
+    PAGE.write_text(page(known))
+    print(PAGE.read_text())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

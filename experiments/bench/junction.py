@@ -1,0 +1,67 @@
+"""What all sides of `agents_inference` share: ma-gym's TrafficJunction in which every car sees all, and the networks.
+
+Imports nothing that a side could lack; ma-gym 0.0.14 and gym 0.20.0 come from the folder BENCH_MAGYM.
+"""
+
+import os
+import random
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+HIDDEN, ACTIONS = 64, 2
+
+
+def world(num_agents: int) -> Any:
+    """TrafficJunction4-v1 or TrafficJunction10-v1, as the paper's benchmark."""
+    if os.environ["BENCH_MAGYM"] not in sys.path:
+        sys.path.append(os.environ["BENCH_MAGYM"])
+    from ma_gym.envs.traffic_junction.traffic_junction import TrafficJunction
+
+    return TrafficJunction(n_max=num_agents, full_observable=True)
+
+
+def num_seen(num_agents: int) -> int:
+    """How many numbers a car sees: of nine cells about each car who is there, where, and its route."""
+    return num_agents * 9 * (num_agents + 5)
+
+
+def networks(num_agents: int) -> tuple[np.ndarray, ...]:
+    """A network of one hidden layer for each agent: weights ``[A, seen, 64]``, biases ``[A, 64]``, weights
+    ``[A, 64, 2]``, biases ``[A, 2]``."""
+    rng, seen = np.random.default_rng(0), num_seen(num_agents)
+    shapes = (num_agents, seen, HIDDEN), (num_agents, HIDDEN), (num_agents, HIDDEN, ACTIONS), (num_agents, ACTIONS)
+    scales = seen**-0.5, 0.1, HIDDEN**-0.5, 0.1
+    pairs = zip(shapes, scales, strict=True)
+    return tuple(rng.normal(scale=scale, size=shape).astype(np.float32) for shape, scale in pairs)
+
+
+def act(nets: tuple[np.ndarray, ...], seen: np.ndarray) -> np.ndarray:
+    """What one agent's network says, ``[E, seen]`` to ``[E]``."""
+    first, first_bias, second, second_bias = nets
+    return (np.maximum(seen @ first + first_bias, 0.0) @ second + second_bias).argmax(1)
+
+
+def begin(num_agents: int, count: int) -> tuple[list[Any], np.ndarray]:
+    """So many junctions, and what all cars of each see, ``[E, seen]``; chance begins anew."""
+    worlds = [world(num_agents) for _ in range(count)]
+    random.seed(0)
+    return worlds, np.array([one.reset()[0] for one in worlds], np.float32)
+
+
+def step_all(worlds: list[Any], actions: Sequence[Sequence[int]], seen: np.ndarray) -> float:
+    """A step of each, and a reset where all cars are done. ``actions`` ``[E, A]``; writes ``seen`` ``[E, seen]``.
+    Returns the sum of all rewards."""
+    total = 0.0
+    for i, (one, action) in enumerate(zip(worlds, actions, strict=True)):
+        obs, rewards, done, _ = one.step(action)
+        total += sum(rewards)
+        seen[i] = (one.reset() if all(done) else obs)[0]  # the same list for every car
+    return total
+
+
+def numbers(words: tuple[str, ...]) -> list[tuple[int, int]]:
+    """(junctions, steps) of words such as ``64x25600``."""
+    return [(int(count), int(steps)) for count, steps in (word.split("x") for word in words)]
