@@ -19,7 +19,7 @@ two ends. Of battles (SMAX) it is the share that was won. Seconds are those of t
 compilation and evaluations included. This page is written by `python experiments/learning.py`; each row's settings,
 curve and picture lie in `experiments/results/`.
 
-| row | command | steps | seeds | greedy return [95 %] | interquartile mean | must | seconds | machine |
+| row | steps | seeds | greedy return [95 %] | interquartile mean | must | seconds | machine | command |
 |---|---|---|---|---|---|---|---|---|
 """
 
@@ -73,7 +73,6 @@ def table_line(name: str, result: dict[str, Any], rivals: dict[str, list[dict[st
     missed = "" if passes(row, result["curve"], rivals) else " (missed)"
     cells = [
         f"[{name}](../experiments/results/{name}.png)",
-        f"`{' '.join(row.words) or result['command']}`",
         f"{result['env_steps']:,}",
         f"{len(result['curve'][-1]['returns'])}",
         f"{result['return_mean']:.{digits}f}{spread}",
@@ -81,6 +80,7 @@ def table_line(name: str, result: dict[str, Any], rivals: dict[str, list[dict[st
         f"{must(row)}{beside(row, result['curve'], rivals)}{missed}",
         f"{result['wall_s']:.0f}",
         result["machine"],
+        f"`{' '.join(row.words) or result['command']}`",
     ]
     return f"| {' | '.join(cells)} |"
 
