@@ -82,7 +82,7 @@ def test_one_compilation_whatever_the_number_of_chunks(caplog):
 def test_a_placement_of_ones_own_as_in_the_docs_gives_the_same_numbers():
     code = (Path(__file__).parent.parent / "docs" / "concepts.md").read_text()
     code = code.partition("from jaxrl_fast.placement import")[1:]
-    names: dict = {}
+    names: dict = {"jf": jf}
     exec("".join(code).partition("\njf.learn")[0], names)
     env = jf.vectorize(counting_env(), num_envs=4)
     options = dict(total_steps=32 * 5, eval_episodes=2, devices=2)

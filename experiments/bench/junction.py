@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-HIDDEN, ACTIONS = 64, 2
+HIDDEN, ACTIONS, MAX_STEPS = 64, 2, 100
 
 
 def world(num_agents: int) -> Any:
@@ -20,7 +20,7 @@ def world(num_agents: int) -> Any:
         sys.path.append(os.environ["BENCH_MAGYM"])
     from ma_gym.envs.traffic_junction.traffic_junction import TrafficJunction
 
-    return TrafficJunction(n_max=num_agents, full_observable=True)
+    return TrafficJunction(n_max=num_agents, full_observable=True, max_steps=MAX_STEPS)
 
 
 def num_seen(num_agents: int) -> int:

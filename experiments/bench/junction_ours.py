@@ -37,6 +37,7 @@ class Junction:
         self.world = junction.world(num_agents)
         self.possible_agents = list(range(num_agents))
         self.agents: list[int] = []
+        self.steps = 0
         self.seen = gymnasium.spaces.Box(0.0, 1.0, (junction.num_seen(num_agents),), np.float32)
 
     def observation_space(self, agent: int) -> gymnasium.spaces.Box:
@@ -46,12 +47,13 @@ class Junction:
         return gymnasium.spaces.Discrete(junction.ACTIONS)
 
     def reset(self, seed: Any = None, options: Any = None) -> tuple[dict, dict]:
-        self.agents = self.possible_agents
+        self.agents, self.steps = self.possible_agents, 0
         return self._all(self.world.reset()), {}
 
     def step(self, actions: dict[int, int]) -> tuple[dict, dict, dict, dict, dict]:
         obs, rewards, done, _ = self.world.step(list(actions.values()))
-        cut = self.world._step_count >= self.world._max_steps
+        self.steps += 1
+        cut = self.steps >= junction.MAX_STEPS
         if all(done):
             self.agents = []
         over = not self.agents

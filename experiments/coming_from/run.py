@@ -20,6 +20,7 @@ ROOT = FOLDER.parent.parent
 sys.path.insert(0, str(FOLDER.parent))
 RESULTS = FOLDER.parent / "results" / "coming_from.json"
 LIMIT_S = 1_800
+RETURN = r"(?:return|episodic_return=)[^\d\n=-]*\[?(-?[\d,]+\.?\d*)"
 
 
 class Pair(NamedTuple):
@@ -32,7 +33,7 @@ class Pair(NamedTuple):
     python: str
     path: str = ""
     subfolder: str = ""
-    score: str = r"(?:return|episodic_return=)[^\d\n=-]*\[?(-?[\d,]+\.?\d*)"
+    score: str = RETURN
 
 
 def programs(name: str, python: str, path: str = "", subfolder: str = "") -> Pair:
@@ -101,9 +102,7 @@ PAIRS = {
 }
 
 
-def run(
-    command: list[str], folder: Path, score: str = Pair._field_defaults["score"], **variables: str
-) -> dict[str, Any]:
+def run(command: list[str], folder: Path, score: str = RETURN, **variables: str) -> dict[str, Any]:
     """What a program printed last that is a return, and how long it took."""
     begin = time.perf_counter()
     done = subprocess.run(

@@ -62,11 +62,8 @@ class ConvertPrivate(Protocol):
 
 
 class Inner(NamedTuple):
-    """Another form of a fragment's private state, for as long as ticks follow one another in one program.
-
-    - ``begin``, ``end``: into that form, and back.
-    - ``step``: as the fragment's, on that form.
-    """
+    """Another form of a fragment's private state, for as long as ticks follow one another in one program: ``begin`` and
+    ``end`` turn it into that form and back, ``step`` is the fragment's on it."""
 
     begin: ConvertPrivate
     step: Step | CountedStep
