@@ -5,7 +5,7 @@
 #   make bench-host                             the same for environments on the host: the pool, SAC on HalfCheetah-v5
 #   make bench-returns                          wall-clock to a return, ours and the peers' (three hours; goes on where it was)
 #   make bench-ray                              parallel Q-learning, ours and Ray's (an hour)
-#   make bench-agents                           several agents act, ours and Ray's (a quarter of an hour)
+#   make bench-agents                           several agents act, ours and Ray's (goes on where it was)
 #   make bench-gate                             has training become slower than committed? (6 minutes; no peers)
 #   make sweep ENV="cartpole algo=ppo"          find the fastest settings here (minutes; run nothing beside it)
 #   make sweep SWEEP="objective=sampling"       more words for the autotuner

@@ -118,7 +118,7 @@ def make_periodic_evaluation(
 def compile_ahead(totals: Any, params: PolicyParams, keys: jax.Array, store: Store | None) -> Any:
     """A jitted function ``totals`` compiled for arguments like these, from the ``store`` where it has it."""
     jit = Jit("evaluation", totals)
-    programs = store and compile_kept(store, [jit], lambda: [trace(jit, params, keys)])
+    programs = None if store is None else compile_kept(store, [jit], lambda: [trace(jit, params, keys)])
     return programs[0] if programs else totals.lower(params, keys).compile()
 
 

@@ -126,11 +126,11 @@ def learn(
     unless the run was stopped; other processes wait for it. Nothing is written unless ``run_dir`` is given; then
     ``log`` says where scalars go beside the tables, and ``checkpoints`` when the whole state is saved. ``resume`` is a
     run's folder or one of its checkpoints, to go on from. ``nan="skip"`` drops updates that would give a number that is
-    not finite; ``debug``
-    names the operation that gave one. ``should_stop`` is asked before every chunk, and while an evaluation is waited
-    for, which is then left for the resumed run to make. ``between_chunks`` is called after every chunk and may change
-    the state. ``settings`` is what a resumed run must have in common with this one (default: taken from the arguments).
-    ``keep`` says where programs are kept for later starts. ``tell`` gets what a person should know, line by line.
+    not finite; ``debug`` names the operation that gave one. ``should_stop`` is asked before every chunk, and while an
+    evaluation is waited for, which is then left for the resumed run to make. ``between_chunks`` is called after every
+    chunk and may change the state. ``settings`` is what a resumed run must have in common with this one (default: taken
+    from the arguments). ``keep`` says where programs are kept for later starts. ``tell`` gets what a person should
+    know, line by line.
 
     In a program that has called `jax.distributed.initialize`, every process calls this alike, with a placement that has
     devices of all of them; process 0 evaluates, writes, and calls ``on_metrics`` and ``tell``.
