@@ -88,12 +88,12 @@ def train_on(prepared: Prepared, stop: StopSignal) -> int:
             def draw(policy: Policy) -> None:
                 pictures.extend(draw_at_end(run, env, policy, folder, visualizer, stop))
 
-            alone = distributed.is_alone()  # other processes must not wait for pictures in a collective
-            at_end = draw if alone else lambda policy: None
+            early = visualizer is None and distributed.is_alone()  # a visualizer reads what the last evaluation writes
+            at_end = draw if early else lambda policy: None
             result = learn_as(run, env, algorithm, folder, stop, progress, evaluator, visualizer, at_end, keeper)
         stopped_by = distributed.highest(stop.number or 0) or None
         if distributed.is_first():
-            if not alone and stopped_by is None:
+            if not early and stopped_by is None:
                 draw(result.policy)
             wall_s = earlier_s + time.perf_counter() - IMPORT_START_S
             measured = {**result.summary, "evaluator_memory_mb": evaluator and evaluator.memory_mb}

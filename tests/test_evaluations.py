@@ -58,14 +58,15 @@ def fail_at(*evaluations: int) -> Callable[[int], None]:
 class Evaluator:
     """Gives the params' sum as every return, and does what a test asks for before it answers."""
 
-    def __init__(self, before=lambda number: None) -> None:
-        self.before, self.calls = before, 0
+    def __init__(self, before=lambda number: None, num_seeds: int = 2) -> None:
+        self.before, self.num_seeds, self.calls = before, num_seeds, 0
 
     def __call__(self, params, fresh=False) -> EpisodeTotals:
         self.calls += 1
         self.before(self.calls)
-        sums = sum(np.asarray(x).reshape(2, -1).sum(axis=1) for x in jax.tree.leaves(params))
-        return EpisodeTotals(np.repeat(sums[:, None], 3, axis=1).astype(np.float32), np.full((2, 3), 7, np.int32))
+        sums = sum(np.asarray(x).reshape(self.num_seeds, -1).sum(axis=1) for x in jax.tree.leaves(params))
+        lengths = np.full((self.num_seeds, 3), 7, np.int32)
+        return EpisodeTotals(np.repeat(sums[:, None], 3, axis=1).astype(np.float32), lengths)
 
 
 @pytest.fixture(scope="module")
@@ -218,6 +219,45 @@ def test_the_last_policy_is_shown_while_the_best_one_is_scored_once_more(tmp_pat
 
     result = learn(run_dir=tmp_path, evaluator=Held(), on_last_policy=show)
     assert shown == [result.policy] and "fresh_return_mean" in result.summary["best"]
+
+
+def test_of_one_seed_it_is_shown_while_it_is_evaluated(tmp_path: Path):
+    shown: list[jf.Policy] = []
+    begun, released = threading.Event(), threading.Event()
+
+    def hold_the_last(number: int) -> None:
+        if number == STEPS // EVERY:
+            begun.set()
+            assert released.wait(60), "the last policy was not shown meanwhile"
+
+    def show(policy: jf.Policy) -> None:
+        assert begun.wait(60), "the last policy is not being evaluated"
+        shown.append(policy)
+        released.set()
+
+    result = learn(run_dir=tmp_path, evaluator=Evaluator(hold_the_last, num_seeds=1), on_last_policy=show, num_seeds=1)
+    assert shown == [result.policy] and len(rows(tmp_path)) == 3 * STEPS // EVERY
+
+
+def test_what_showing_it_raises_ends_the_run():
+    def show(policy: jf.Policy) -> None:
+        raise OSError("no display")
+
+    with pytest.raises(OSError, match="no display"):
+        learn(evaluator=Evaluator(), on_last_policy=show)
+
+
+def test_a_stopped_run_does_not_wait_until_it_is_shown():
+    stopped, released, shown = threading.Event(), threading.Event(), threading.Event()
+
+    def show(policy: jf.Policy) -> None:
+        stopped.set()
+        released.wait(30)
+        shown.set()
+
+    learn(evaluator=Evaluator(), on_last_policy=show, should_stop=stopped.is_set)
+    assert not shown.is_set()
+    released.set()
 
 
 def test_a_stopped_run_shows_no_last_policy():

@@ -40,6 +40,7 @@ from jaxrl_fast.training import find_nan, resuming
 from jaxrl_fast.training.checks import check_host, check_processes, check_start
 from jaxrl_fast.training.evaluations import Evaluations
 from jaxrl_fast.training.job import Job
+from jaxrl_fast.training.last_policy import LastPolicy
 from jaxrl_fast.training.live_report import last_report
 from jaxrl_fast.training.planning import plan_run
 from jaxrl_fast.training.recorder import NonFiniteError, Recorder
@@ -122,10 +123,10 @@ def learn(
     where that thread computes beside an accelerator: on the host's cores, or on the "same" device. ``placement`` is a
     name or a function ``(graph, devices) -> Placement``, and ``devices`` how many of JAX's devices it may use (default
     all). ``on_metrics`` gets each row of ``history`` as it comes, ``on_new_policy`` is called when the newest evaluated
-    policy has been written, and ``on_last_policy`` with that of the result, while the best one is evaluated once more,
-    unless the run was stopped; other processes wait for it. Nothing is written unless ``run_dir`` is given; then
-    ``log`` says where scalars go beside the tables, and ``checkpoints`` when the whole state is saved. ``resume`` is a
-    run's folder or one of its checkpoints, to go on from. ``nan="skip"`` drops updates that would give a number that is
+    policy has been written, and ``on_last_policy`` with that of the result, in a thread while the last evaluations go
+    on, unless the run is stopped. Nothing is written unless ``run_dir`` is given; then ``log`` says where scalars go
+    beside the tables, and ``checkpoints`` when the whole state is saved. ``resume`` is a run's folder or one of its
+    checkpoints, to go on from. ``nan="skip"`` drops updates that would give a number that is
     not finite; ``debug`` names the operation that gave one. ``should_stop`` is asked before every chunk, and while an
     evaluation is waited for, which is then left for the resumed run to make. ``between_chunks`` is called after every
     chunk and may change the state. ``settings`` is what a resumed run must have in common with this one (default: taken
@@ -301,25 +302,31 @@ def drive(
             saved = chunk
     if recorder.ticks // plan.ticks_per_chunk > saved:
         save()
-    evaluations.finish()
     return state
 
 
 def conclude(
     state: TrainState, evaluations: Evaluations, recorder: Recorder, folder: RunFolder | None, job: Job, calls: Calls
 ) -> Policy:
-    """The policy that a run ends with. It is written and shown while the best one is evaluated once more."""
-    evaluation, best = evaluations.evaluation, int(np.argmax(recorder.scores)) if recorder.scores.size else 0
-    policy = evaluation.policy_of(evaluation.copy_params(state), best)
+    """The policy that a run ends with, shown while evaluations go on: that of the best policy from other initial
+    states, and with one seed the last one too; among several seeds that one chooses."""
+    last, policy_of = LastPolicy(calls.on_last_policy, calls.should_stop), evaluations.evaluation.policy_of
+    params = evaluations.evaluation.copy_params(state)
+    policy = policy_of(params, 0)
     whole = recorder.ticks // job.plan.ticks_per_chunk == job.plan.num_chunks
+    if whole and job.num_seeds == 1:
+        last.show(policy)
+    evaluations.finish()
+    if job.num_seeds > 1 and recorder.scores.size:
+        policy = policy_of(params, int(np.argmax(recorder.scores)))
     if whole:
         evaluations.start_scoring_best()
     if folder is not None:
         folder.finish(policy)
-    if whole and distributed.is_first() and not calls.should_stop():
-        calls.on_last_policy(policy)
     if whole:
+        last.show(policy)
         evaluations.finish_scoring_best()
+        last.wait()
     return policy
 
 
