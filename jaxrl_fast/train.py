@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
+import jax
 from rich.console import Console
 
 import envs
@@ -17,13 +18,14 @@ from jaxrl_fast import IMPORT_START_S
 from jaxrl_fast.algorithms.interface import Algorithm
 from jaxrl_fast.environments.env import VecEnv
 from jaxrl_fast.environments.host_env import HostEnv
-from jaxrl_fast.evaluation.evaluator_process import EvaluatorProcess
+from jaxrl_fast.evaluation.evaluator_process import MANY_EPISODES, EvaluatorProcess
 from jaxrl_fast.evaluation.viewer import draw_policy
 from jaxrl_fast.fragments.build import build_graph
 from jaxrl_fast.fragments.callbacks import check_placement, in_graph
 from jaxrl_fast.graph import distributed
 from jaxrl_fast.graph.placements import check, place
 from jaxrl_fast.inspection.pictures.visualizer import Visualizer
+from jaxrl_fast.networks.images import is_image
 from jaxrl_fast.policy.policies import Policy
 from jaxrl_fast.runs.checkpoint_files import read_description
 from jaxrl_fast.runs.hooks import OnLastPolicy, Tell
@@ -82,7 +84,7 @@ def train_on(prepared: Prepared, stop: StopSignal) -> int:
     compile_s = None if run.run_dir else earlier_compile_s(folder)
     progress = ProgressDisplay(run.total_steps, console, compile_s=compile_s)
     with visualizer_of(run, folder, progress.tell) as visualizer:
-        with progress, evaluator_of(run, folder) as evaluator:
+        with progress, evaluator_of(run, env, folder) as evaluator:
             pictures: list[str] = []
 
             def draw(policy: Policy) -> None:
@@ -173,12 +175,14 @@ def visualizer_of(run: Run, folder: Path, tell: Tell) -> Iterator[Visualizer | N
 
 
 @contextmanager
-def evaluator_of(run: Run, folder: Path) -> Iterator[EvaluatorProcess | None]:
+def evaluator_of(run: Run, env: VecEnv | HostEnv, folder: Path) -> Iterator[EvaluatorProcess | None]:
     """The process that evaluates beside training, ended on leaving; None without one."""
     if not run.eval_beside or not distributed.is_first():
         yield None
         return
-    with closing(EvaluatorProcess(folder, run.eval_device)) as evaluator:
+    few = run.num_seeds * run.eval_episodes <= MANY_EPISODES
+    one_thread = few and not any(is_image(leaf) for leaf in jax.tree.leaves(env.spec.obs))
+    with closing(EvaluatorProcess(folder, run.eval_device, one_thread=one_thread)) as evaluator:
         yield evaluator
 
 

@@ -407,6 +407,17 @@ def test_a_device_of_its_own_computes_and_gives_the_same_numbers(monkeypatch):
     np.testing.assert_array_equal(here.returns, there.returns)
 
 
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="reads /proc")
+@pytest.mark.parametrize("one_thread", [True, False])
+def test_of_few_episodes_it_computes_by_one_thread(tmp_path: Path, monkeypatch, one_thread: bool):
+    monkeypatch.delenv("PJRT_NPROC", raising=False)
+    (tmp_path / "config.yaml").write_text(to_yaml(compose(WORDS)))
+    evaluator = EvaluatorProcess(tmp_path, "cpu", one_thread=one_thread)
+    given = Path(f"/proc/{evaluator.process.pid}/environ").read_bytes().split(b"\0")
+    evaluator.close()
+    assert (b"PJRT_NPROC=1" in given) == one_thread
+
+
 def test_it_ends_when_training_is_killed(tmp_path: Path):
     script = (
         "import sys, time; from pathlib import Path; "

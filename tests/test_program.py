@@ -21,6 +21,7 @@ from jaxrl_fast.graph import program as programs
 from jaxrl_fast.graph.chain import Chain
 from jaxrl_fast.graph.dataflow import GraphError
 from jaxrl_fast.graph.placements import PLACEMENTS, Group, Placement
+from jaxrl_fast.inspection.hlo import find_collectives
 
 NUM_ENVS = 8
 COLLECTIVE = re.compile(r" (all-\w+|collective-\w+|reduce-scatter|ragged-\S+?)(?:-start)?\(")
@@ -254,6 +255,17 @@ def test_agents_on_devices_of_their_own_tell_each_other_no_parameter(name):
             for leaf in jax.tree.leaves(list(parts)):
                 assert leaf.shape[0] == 2 and leaf.addressable_shards[0].data.shape[0] == 1
     assert found["data_parallel"] and not found["agents"]
+
+
+def test_devices_of_agents_tell_each_other_in_a_step_only_what_these_do():
+    steps, num_agents = 7, 2  # nothing else runs seven times
+    algorithm = mappo(rollout_length=steps, num_epochs=2, num_minibatches=2, share_parameters=False)
+    graph, _ = build_graph(vectorize(TWO_AGENTS["two_out"](), num_envs=NUM_ENVS), algorithm)
+    program = programs.compile(graph, placements.agents(graph, jax.devices()[:num_agents]), 1)
+    crossing = find_collectives(program.ready(keys(1), algorithm.hyper)[1].as_text())
+    in_a_step = [(found.kind, found.size_bytes) for found in crossing if found.runs == steps]
+    actions = NUM_ENVS * num_agents * np.dtype(np.int32).itemsize
+    assert in_a_step == [("all-gather", actions)]
 
 
 def test_agents_are_divided_only_where_each_has_networks_of_its_own():

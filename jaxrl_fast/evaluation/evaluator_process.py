@@ -21,18 +21,24 @@ from jaxrl_fast.evaluation.periodic import Evaluate
 from jaxrl_fast.policy.policies import PolicyParams, by_name, from_names
 
 LOG = "evaluator.log"
+ONE_THREAD = {"PJRT_NPROC": "1"}
+"""What a process has in its environment so that XLA computes by one thread. Few environments are not worth more: 32 of
+halfcheetah for an episode, on two cores, took 3.6 s and 5.2 core-seconds by two threads, 2.6 and 2.6 by one, with the
+same bits; 512 took 55 s by either."""
+MANY_EPISODES = 512
+"""Evaluations of more episodes at once than this have a thread for each core, and so have those of images."""
 
 
 class EvaluatorProcess:
     """Evaluates in a process that makes the run of a folder's ``config.yaml`` again; one that ended is started anew.
 
-    ``device`` is "cpu" for the host's cores, or "same" for what training runs on. What the process prints goes to
-    ``evaluator.log``. It ends by itself when this process does. ``process`` is the one that runs, ``memory_mb`` the
-    most memory that it was seen to have.
+    ``device`` is "cpu" for the host's cores, or "same" for what training runs on; ``one_thread``: of the cores, XLA is
+    to use one. What the process prints goes to ``evaluator.log``. It ends by itself when this process does. ``process``
+    is the one that runs, ``memory_mb`` the most memory that it was seen to have.
     """
 
-    def __init__(self, folder: Path, device: str) -> None:
-        self.folder, self.device = folder, device
+    def __init__(self, folder: Path, device: str, *, one_thread: bool = True) -> None:
+        self.folder, self.device, self.one_thread = folder, device, one_thread
         self.memory_mb = 0.0
         self.process = self._start()
 
@@ -72,13 +78,14 @@ class EvaluatorProcess:
 
     def _start(self) -> subprocess.Popen:
         platform = {"JAX_PLATFORMS": "cpu"} if self.device == "cpu" else {}
+        threads = ONE_THREAD if self.one_thread else {}
         with (self.folder / LOG).open("a") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "jaxrl_fast.evaluator", str(self.folder)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env={**os.environ, **platform},
+                env={**threads, **os.environ, **platform},
                 start_new_session=True,  # Ctrl-C is for training, which then ends this
             )
 

@@ -1,12 +1,13 @@
 """An episode of the newest policy, drawn while training goes on, by a process that training does not depend on."""
 
+import os
 import subprocess
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 
-from jaxrl_fast.evaluation.evaluator_process import take_what_is_left
+from jaxrl_fast.evaluation.evaluator_process import ONE_THREAD, take_what_is_left
 from jaxrl_fast.runs.hooks import ShouldStop, Tell
 
 LOG = "render.log"
@@ -72,6 +73,7 @@ class Visualizer:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
+                    env={**ONE_THREAD, **os.environ},
                     start_new_session=True,  # Ctrl-C is for training, which then ends this
                 )
         except OSError as error:
