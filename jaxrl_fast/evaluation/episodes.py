@@ -11,6 +11,7 @@ import numpy as np
 from jaxrl_fast.core import EpisodeTotals, PyTree, select
 from jaxrl_fast.environments.env import VecEnv, VecState, no_totals, vectorize
 from jaxrl_fast.environments.host_env import UNTOLD
+from jaxrl_fast.graph.layout import acting_options
 from jaxrl_fast.policy.policies import Policy
 
 STEP_LIMIT = 10_000
@@ -33,7 +34,7 @@ def evaluate_episodes(policy: Policy, env: VecEnv, key: jax.Array, *, episodes: 
     if env.env is None:
         raise ValueError("this environment cannot be copied for evaluation: make it with jaxrl_fast.vectorize")
     run = partial(play, policy.act, policy.initial_carry, vectorize(env.env, num_envs=episodes))
-    return jax.jit(run)(policy.params, key)
+    return jax.jit(run, compiler_options=acting_options())(policy.params, key)
 
 
 class Playing(NamedTuple):

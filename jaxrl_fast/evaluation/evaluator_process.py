@@ -93,6 +93,7 @@ class EvaluatorProcess:
 def serve(evaluate: Evaluate, template: PolicyParams, requests: IO[bytes], answers: IO[bytes]) -> None:
     """Answer evaluations until the other process ends; then end this one at once."""
     for message in read_ahead(requests):
+        take_a_share()
         try:
             params = from_names(template, message["params"])
             totals = evaluate(params, message["fresh"])
@@ -109,6 +110,21 @@ def take_what_is_left(process: int = 0) -> None:
     os.setpriority(os.PRIO_PROCESS, process, 19)
     if hasattr(os, "SCHED_IDLE"):  # Linux
         os.sched_setscheduler(process, os.SCHED_IDLE, os.sched_param(0))
+    _be_nice_as_a_session(process, 19)
+
+
+def take_a_share() -> None:
+    """Have as much of a busy core as training has, where the system divides cores among sessions: training waits for an
+    evaluation that is late. Before the first one, compiling is not to hold up that of training."""
+    _be_nice_as_a_session(0, 0)
+
+
+def _be_nice_as_a_session(process: int, niceness: int) -> None:
+    """Linux may divide cores among sessions first, and regard the priorities of processes within each (`man 7 sched`,
+    autogroups). Only of a process that leads its session, which else has others in it."""
+    if os.getsid(process) == (process or os.getpid()):
+        with suppress(OSError):  # not Linux, or changed too recently
+            Path(f"/proc/{process or 'self'}/autogroup").write_text(str(niceness))
 
 
 def read_ahead(requests: IO[bytes]) -> Iterator[dict[str, Any]]:

@@ -18,6 +18,7 @@ from jaxrl_fast.experience.binding import Bound
 from jaxrl_fast.graph import distributed
 from jaxrl_fast.graph.dataflow import TrainState
 from jaxrl_fast.graph.kept import Jit, Store, compile_kept, trace
+from jaxrl_fast.graph.layout import acting_options
 from jaxrl_fast.policy.policies import Policy, PolicyParams, make_policy
 
 FRESH = 0xF5E5
@@ -92,9 +93,12 @@ def make_periodic_evaluation(
         "num_envs": env.num_envs,
         "normalize_observations": agent.normalize_observations,
     }
-    totals: Any = make_evaluation(env, make_policy(env.spec, agent.acting, PolicyParams({}, None), made_by), episodes)
-    if ahead is not None:
-        totals = compile_ahead(totals, ahead, keys, store)
+    acting = make_policy(env.spec, agent.acting, PolicyParams({}, None), made_by)
+    if isinstance(env, HostEnv):
+        totals: Any = evaluation_on_host(acting, env, episodes)
+    else:
+        jit = Jit("evaluation", make_evaluation(env, acting, episodes), options=acting_options(device))
+        totals = jit.jitted() if ahead is None else compile_ahead(jit, ahead, keys, store)
 
     @cache
     def own_keys(fresh: bool) -> jax.Array:
@@ -115,11 +119,10 @@ def make_periodic_evaluation(
     return PeriodicEvaluation(copy_params, evaluate, policy_of)
 
 
-def compile_ahead(totals: Any, params: PolicyParams, keys: jax.Array, store: Store | None) -> Any:
-    """A jitted function ``totals`` compiled for arguments like these, from the ``store`` where it has it."""
-    jit = Jit("evaluation", totals)
+def compile_ahead(jit: Jit, params: PolicyParams, keys: jax.Array, store: Store | None) -> Any:
+    """``jit`` compiled for arguments like these, from the ``store`` where it has it."""
     programs = None if store is None else compile_kept(store, [jit], lambda: [trace(jit, params, keys)])
-    return programs[0] if programs else totals.lower(params, keys).compile()
+    return programs[0] if programs else jit.jitted().lower(params, keys).compile()
 
 
 def evaluation_device(name: Literal["cpu", "same"]) -> jax.Device | None:
@@ -132,13 +135,8 @@ def evaluation_device(name: Literal["cpu", "same"]) -> jax.Device | None:
         return None
 
 
-def make_evaluation(
-    env: VecEnv | HostEnv, policy: Policy, episodes: int
-) -> Callable[[PolicyParams, jax.Array], EpisodeTotals]:
-    """A function of params ``[S, ...]`` and keys ``[S]`` that returns totals ``[S, episodes]``, compiled where the
-    environments are."""
-    if isinstance(env, HostEnv):
-        return evaluation_on_host(policy, env, episodes)
+def make_evaluation(env: VecEnv, policy: Policy, episodes: int) -> Callable[[PolicyParams, jax.Array], EpisodeTotals]:
+    """A pure function of params ``[S, ...]`` and keys ``[S]`` that returns totals ``[S, episodes]``."""
     if env.env is None:
         raise ValueError("this environment cannot be copied for evaluation: make it with jaxrl_fast.vectorize")
     own_envs = vectorize(env.env, num_envs=episodes)
@@ -146,7 +144,7 @@ def make_evaluation(
     def one_seed(params: PolicyParams, key: jax.Array) -> EpisodeTotals:
         return play(policy.act, policy.initial_carry, own_envs, params, jax.random.fold_in(key, 0xE7A1))
 
-    return jax.jit(jax.vmap(one_seed))
+    return jax.vmap(one_seed)
 
 
 def policy_params(agent: Bound, state: TrainState, num_seeds: int) -> PolicyParams:

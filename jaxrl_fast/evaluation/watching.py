@@ -1,5 +1,6 @@
 """One episode of a compiled environment with whatever is to be seen of its states."""
 
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import jax
@@ -9,6 +10,7 @@ import numpy as np
 from jaxrl_fast.core import PyTree, Timestep
 from jaxrl_fast.environments.env import Env, vectorize
 from jaxrl_fast.evaluation.episodes import STEP_LIMIT, Playing, player
+from jaxrl_fast.graph.layout import acting_options
 from jaxrl_fast.policy.policies import Policy
 
 
@@ -48,7 +50,7 @@ def watch(policy: Policy, env: Env, key: jax.Array, *, see: See, max_steps: int 
     limit = env.spec.max_episode_steps or STEP_LIMIT
     most = min(limit, max_steps or limit)
 
-    @jax.jit
+    @partial(jax.jit, compiler_options=acting_options())
     def moments(params: PyTree) -> PyTree:
         start, step = player(policy.act, policy.initial_carry, one, params, key)
 
