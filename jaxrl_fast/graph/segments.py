@@ -11,6 +11,7 @@ from jaxrl_fast.graph import exchange
 from jaxrl_fast.graph.dataflow import Channels, Fragment, Graph
 from jaxrl_fast.graph.kept import Jit
 from jaxrl_fast.graph.layout import channel_axes, compiler_options, lay, over_seeds
+from jaxrl_fast.graph.placements import SAMPLING
 
 
 class Segment(NamedTuple):
@@ -161,13 +162,14 @@ def _jit(
     one_seed.__name__ = "_".join(f.name for f in fragments)  # what profilers and the compiler's dumps call the program
     private = {f.name: lay(mesh, f.division.private, num_seeds) for f in fragments}
     whole = lay(mesh, None, num_seeds)
+    acting = all(SAMPLING in f.tags for f in fragments)
     return Jit(
         one_seed.__name__,
         over_seeds(one_seed, num_seeds, (0, 0, 0, 0, 0, None, None), 0),
         (0,),
         (private, {c: at[c] for c in stored}, {c: at[c] for c in fresh}, whole, whole, None, None),
         (private, {c: at[c] for c in written}, whole),
-        compiler_options(mesh, small_products=graph.small_products),
+        compiler_options(mesh, small_products=graph.small_products, acting=acting),
     )
 
 
