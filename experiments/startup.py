@@ -67,7 +67,7 @@ def start(python: str, words: tuple[str, ...], cache: Path, folder: Path) -> dic
 
 def pair(python: str, words: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     """A cold start and a warm one after it."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # the evaluator ends a moment later
         found = {}
         for kind in STARTS:
             own = Path(folder) / kind
