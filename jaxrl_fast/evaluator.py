@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jaxrl_fast.environments.host_env import HostEnv
-from jaxrl_fast.evaluation.evaluator_process import serve, take_what_is_left
+from jaxrl_fast.evaluation.evaluator_process import read_ahead, serve, take_what_is_left
 from jaxrl_fast.evaluation.periodic import make_periodic_evaluation
 from jaxrl_fast.experience.binding import bind
 from jaxrl_fast.policy.policies import params_template
@@ -26,6 +26,7 @@ def evaluate_for(folder: Path) -> None:
     os.dup2(2, 1)  # what an environment prints must not mix with the answers
     take_what_is_left()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    requests = read_ahead(sys.stdin.buffer)
     run = config.compose([f"config='{folder / 'config.yaml'}'"])
     setup(cpu_devices=1)
     keeper = keeper_of(run, lambda line: print(line, file=sys.stderr))
@@ -38,7 +39,7 @@ def evaluate_for(folder: Path) -> None:
     own = ("evaluation", run.eval_episodes, run.num_seeds)
     store = None if keeper is None else store_of(keeper, flat_settings(run), own)
     evaluation = make_periodic_evaluation(env, algorithm, agent, keys, run.eval_episodes, ahead=ahead, store=store)
-    serve(evaluation.evaluate, stacked, sys.stdin.buffer, answers)
+    serve(evaluation.evaluate, stacked, requests, answers)
 
 
 if __name__ == "__main__":

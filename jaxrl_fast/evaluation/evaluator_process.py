@@ -90,10 +90,9 @@ class EvaluatorProcess:
             )
 
 
-def serve(evaluate: Evaluate, template: PolicyParams, requests: IO[bytes], answers: IO[bytes]) -> None:
-    """Answer evaluations until the other process ends; then end this one at once."""
-    for message in read_ahead(requests):
-        take_a_share()
+def serve(evaluate: Evaluate, template: PolicyParams, requests: Iterator[dict[str, Any]], answers: IO[bytes]) -> None:
+    """Answer evaluations, as `read_ahead` gives them."""
+    for message in requests:
         try:
             params = from_names(template, message["params"])
             totals = evaluate(params, message["fresh"])
@@ -115,7 +114,7 @@ def take_what_is_left(process: int = 0) -> None:
 
 def take_a_share() -> None:
     """Have as much of a busy core as training has, where the system divides cores among sessions: training waits for an
-    evaluation that is late. Before the first one, compiling is not to hold up that of training."""
+    evaluation that is late."""
     _be_nice_as_a_session(0, 0)
 
 
@@ -128,17 +127,18 @@ def _be_nice_as_a_session(process: int, niceness: int) -> None:
 
 
 def read_ahead(requests: IO[bytes]) -> Iterator[dict[str, Any]]:
-    """Messages as they come, read by a thread: when there are no more, the process ends even in an evaluation."""
+    """Messages as they come, read by a thread from now on: when the first is there, this process takes its share of the
+    cores, and when there are no more, it ends, whatever it is doing."""
     waiting: queue.Queue[dict[str, Any]] = queue.Queue()
 
     def read() -> None:
         while (message := receive(requests)) is not None:
+            take_a_share()
             waiting.put(message)
         os._exit(0)
 
     threading.Thread(target=read, daemon=True).start()
-    while True:
-        yield waiting.get()
+    return iter(waiting.get, None)
 
 
 def send(pipe: IO[bytes], message: dict[str, Any]) -> None:
