@@ -30,6 +30,8 @@ PAGE = RESULT.with_suffix(".md")
 LOOK_S = 0.25
 """How often a run of ours is looked at."""
 END_S = 120.0
+COMMAND = "\nimport sys\nfrom jaxrl_fast import train\nsys.exit(train.main(sys.argv[1:], keep=True))"
+"""What ``-m jaxrl_fast.train`` does."""
 
 
 def ours(row: Row, contender: Ours, seed: int, cache: Path) -> dict[str, Any]:
@@ -40,7 +42,8 @@ def ours(row: Row, contender: Ours, seed: int, cache: Path) -> dict[str, Any]:
         ours(row, contender._replace(warm=False), seed, cache)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "run"
-        words = ["-m", "jaxrl_fast.train", *contender.words, f"seed={seed}", f"eval.every={row.every}"]
+        program = ["-c", contender.before + COMMAND] if contender.before else ["-m", "jaxrl_fast.train"]
+        words = [*program, *contender.words, f"seed={seed}", f"eval.every={row.every}"]
         variables = {**os.environ, "PYTHONPATH": str(ROOT), "JAXRL_FAST_CACHE": str(cache)}
         with open(Path(place) / "said.txt", "w+") as said:
             began = time.time()

@@ -15,10 +15,11 @@ class Peer(NamedTuple):
 
 class Ours(NamedTuple):
     """Words of our command, but for seed and folder. ``warm``: programs are on disk, from the start of the same words
-    just before."""
+    just before. ``before``: Python that is run first, to leave out what no setting does."""
 
     words: tuple[str, ...]
     warm: bool = False
+    before: str = ""
 
 
 class Row(NamedTuple):

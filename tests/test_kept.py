@@ -25,6 +25,7 @@ from jaxrl_fast.settings import identity as identities
 from jaxrl_fast.settings.config import compose
 from jaxrl_fast.settings.kept_files import KeptFiles
 from jaxrl_fast.settings.kept_worlds import keeper_of, make_kept_envs
+from jaxrl_fast.settings.own_folder import make_room
 
 WORDS = ["env=cartpole", "algo=ppo", "num_envs=4", "total_steps=1024", "algo.rollout_length=8", "tuned=false"]
 COMMAND = """
@@ -137,6 +138,32 @@ def test_the_files_that_were_not_read_for_longest_give_way(tmp_path, told):
     files.write("too large", {"program": bytes(4_000)})
     assert list(files.folder.iterdir()) == []
     assert told == []
+
+
+def test_xlas_own_cache_stays_bounded_and_what_was_used_last_stays(tmp_path):
+    for number in range(4):
+        (tmp_path / f"{number}-cache").write_bytes(bytes(1_000))
+        os.utime(tmp_path / f"{number}-cache", (number + 10 * (number == 1), number))
+    (tmp_path / "folder").mkdir()
+    make_room(tmp_path, 4_000 + (tmp_path / "folder").lstat().st_size)
+    assert len(list(tmp_path.iterdir())) == 5
+    make_room(tmp_path, 2_000 + (tmp_path / "folder").lstat().st_size)
+    assert {path.name for path in tmp_path.iterdir()} == {"1-cache", "3-cache", "folder"}
+    make_room(tmp_path, 0)
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_setup_makes_room_in_xlas_cache(tmp_path):
+    script = (
+        "from jaxrl_fast.settings import runtime\n"
+        "runtime.MAX_CACHE_BYTES = 0\nruntime.setup()\nprint(runtime.cache_folder())"
+    )
+    env = {**os.environ, "JAXRL_FAST_CACHE": str(tmp_path)}
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
+        folder = Path(done.stdout.strip())
+        assert folder.parent == tmp_path and list(folder.iterdir()) == []
+        (folder / "old-cache").write_bytes(b"program")
 
 
 @pytest.mark.parametrize(

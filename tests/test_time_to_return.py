@@ -17,6 +17,7 @@ from jaxrl_fast.settings.config import compose
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "experiments"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "experiments" / "bench"))
+import ablation
 import agents_inference
 import q_blackjack_jax as rules
 import q_learning
@@ -54,6 +55,27 @@ def test_ratios_are_taken_seed_by_seed_and_never_to_an_earlier_run():
     assert said.startswith("**0.25 ×** [0.25, 0.25] SBX<br>– Stable-Baselines3")
     lines = row_lines(row, {})
     assert any("not run yet; an earlier run" in line for line in lines) and not any("**" in line for line in lines)
+
+
+@pytest.mark.parametrize("name", ablation.PARTS)
+def test_every_way_of_the_ablation_is_a_run(name):
+    part = ablation.PARTS[name]
+    for way in part.ways:
+        command = ablation.contender(part, way)
+        compose([*command.words, "seed=0", f"eval.every={part.every}"])
+        compile(command.before, way, "exec")
+
+
+def test_an_idea_is_worth_what_the_same_seeds_took_without_it():
+    runs = {
+        ablation.AS_IT_IS: [{"reached_s": 10.0, "curve": CURVE}, {"reached_s": 20.0, "curve": CURVE}],
+        "no kept programs": [{"reached_s": 15.0, "curve": CURVE}, {"reached_s": None, "curve": CURVE[:1]}],
+    }
+    assert ablation.worth(runs, "no kept programs") == ([15.0], [1.5])
+    assert ablation.worth(runs, ablation.AS_IT_IS) == ([10.0, 20.0], [1.0, 1.0])
+    assert ablation.speed(runs, "no kept programs") == "3"
+    said = ablation.table({"rows": {"halfcheetah": runs}})
+    assert "| no kept programs | 15 | 1.50 | 3 | 1 of 2 |" in said and "| not run yet |" in said
 
 
 def test_a_run_is_followed_until_the_return_and_then_stopped(tmp_path):

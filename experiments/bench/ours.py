@@ -33,8 +33,7 @@ NOTEBOOK = dict(policy_hidden=(32,) * 4, value_hidden=(256,) * 5, activation="sw
 
 
 class Row(NamedTuple):
-    """A configuration of ours: the environments, the algorithm, its placement, ticks in a repeat, and ``devices``: how
-    many are made of the CPU where one is used. The command makes one, as does a bare loop; the older rows have two."""
+    """A configuration of ours: the environments, the algorithm, its placement, and ticks in a repeat."""
 
     env: str
     num_envs: int
@@ -43,7 +42,6 @@ class Row(NamedTuple):
     placement: str
     ticks: int
     env_options: dict[str, Any] = {}  # noqa: RUF012  # of a NamedTuple, never changed
-    devices: int = 2
 
 
 ITERATION = dict(rollout_length=128, num_epochs=4, num_minibatches=4)
@@ -55,9 +53,19 @@ def _points(num_agents: int | None, num_envs: int) -> Row:
     """Agents that cost the same each, alone or three in a world."""
     algorithm = jf.ppo if num_agents is None else jf.ippo
     make = {"make": partial(points, num_agents)}
-    return Row(
-        "custom", num_envs, algorithm, {**ITERATION, "normalize_observations": False}, "fused", 20, make, devices=1
-    )
+    return Row("custom", num_envs, algorithm, {**ITERATION, "normalize_observations": False}, "fused", 20, make)
+
+
+def _cartpole(num_envs: int, ticks: int) -> Row:
+    """Rejax's work: as many environments, steps, epochs and minibatches, on raw observations."""
+    return Row("cartpole", num_envs, jf.ppo, {**ITERATION, "normalize_observations": False}, "fused", ticks)
+
+
+def _sac(batch_size: int) -> Row:
+    """brax's SAC: 64 updates for each step of 128 environments."""
+    sizes = dict(rollout_length=1, updates_per_tick=64, batch_size=batch_size)
+    options = {**sizes, "buffer_size": 1_048_576, "warmup_steps": 8192, "learning_rate": 6e-4}
+    return Row("halfcheetah", 128, jf.sac, options, "fused", 2)
 
 
 ROWS = {
@@ -79,32 +87,14 @@ ROWS = {
         "sharded_sampling",
         1,
     ),
-    "sac_halfcheetah": Row(
-        "halfcheetah",
-        128,
-        jf.sac,
-        dict(
-            rollout_length=1,
-            updates_per_tick=64,
-            batch_size=512,
-            buffer_size=1_048_576,
-            warmup_steps=8192,
-            learning_rate=6e-4,
-        ),
-        "fused",
-        2,
-    ),
-    "ppo_cartpole": Row(
-        "cartpole",
-        64,
-        jf.ppo,
-        dict(rollout_length=128, num_epochs=4, num_minibatches=4, normalize_observations=False),
-        "fused",
-        50,
-    ),
-    "spread_ippo": Row("spread", 16, jf.ippo, ITERATION, "fused", 10, devices=1),
-    "spread_mappo": Row("spread", 16, jf.mappo, ITERATION | RECURRENT, "fused", 1, devices=1),
-    "smax_3m_mappo": Row("smax_3m", 128, jf.mappo, ITERATION | RECURRENT, "fused", 1, devices=1),
+    "sac_halfcheetah": _sac(512),
+    "sac_halfcheetah_256": _sac(256),
+    "ppo_cartpole": _cartpole(64, 50),
+    "ppo_cartpole_4": _cartpole(4, 200),
+    "ppo_cartpole_2048": _cartpole(2048, 4),
+    "spread_ippo": Row("spread", 16, jf.ippo, ITERATION, "fused", 10),
+    "spread_mappo": Row("spread", 16, jf.mappo, ITERATION | RECURRENT, "fused", 1),
+    "smax_3m_mappo": Row("smax_3m", 128, jf.mappo, ITERATION | RECURRENT, "fused", 1),
     "one_agent": _points(None, 16),
     "three_agents": _points(3, 16),
     "one_agent_48": _points(None, 48),
@@ -132,7 +122,7 @@ def main(name: str, what: str, placement: str = "", precision: str = "f32") -> N
     if profiled:
         row = row._replace(options={**row.options, **PROFILED.get((name, what), {})}, ticks=1)
     placement = placement or row.placement
-    jf.setup(cpu_devices=row.devices if placement == "fused" else 2, cache=bool(os.environ.get("BENCH_CACHE")))
+    jf.setup(cpu_devices=1 if placement == "fused" else 2, cache=bool(os.environ.get("BENCH_CACHE")))
     env = jf.make_env(row.env, num_envs=row.num_envs, **row.env_options)
     algorithm = row.algorithm(**row.options, precision=precision)
     graph, agent = build_graph(env, algorithm)

@@ -1,9 +1,9 @@
 """Worker: brax.training PPO or SAC on halfcheetah (spring), in the peers' environment. A repeat is a training epoch.
 
-``python peer_brax.py ppo`` with the settings of brax's notebook, ``python peer_brax.py sac`` with 64 updates of 512 per
-128 environment steps. Rates are brax's own ``training/sps``, which leaves evaluation out. ``python peer_brax.py solve
-<environment> <steps> <seed> <evaluations>`` is a whole run of SAC in any of brax's environments; each evaluation is of
-32 episodes, the first before anything is learned.
+``python peer_brax.py ppo`` with the settings of brax's notebook, ``python peer_brax.py sac [batch]`` with 64 updates of
+512, or as many, per 128 environment steps. Rates are brax's own ``training/sps``, which leaves evaluation out. ``python
+peer_brax.py solve <environment> <steps> <seed> <evaluations>`` is a whole run of SAC in any of brax's environments;
+each evaluation is of 32 episodes, the first before anything is learned.
 """
 
 import sys
@@ -59,7 +59,7 @@ class NoEvaluation:
         return dict(training_metrics)
 
 
-def main(algorithm: str) -> None:
+def main(algorithm: str, batch_size: str = "512") -> None:
     """Train for ever, an epoch at each line from the driver. The first, which compiles, is not counted."""
     epochs = 0
 
@@ -76,7 +76,7 @@ def main(algorithm: str) -> None:
         wait_for_turn()
 
     acting.Evaluator = NoEvaluation
-    train, settings = {"ppo": (ppo.train, PPO), "sac": (sac.train, SAC)}[algorithm]
+    train, settings = {"ppo": (ppo.train, PPO), "sac": (sac.train, SAC | dict(batch_size=int(batch_size)))}[algorithm]
     prefill = settings.get("min_replay_size", 0)
     train(
         environment=envs.get_environment("halfcheetah", backend="spring"),
@@ -109,4 +109,4 @@ def solve(environment: str, total_steps: str, seed: str, num_evals: str = "11") 
 
 
 if __name__ == "__main__":
-    solve(*sys.argv[2:]) if sys.argv[1] == "solve" else main(sys.argv[1])
+    solve(*sys.argv[2:]) if sys.argv[1] == "solve" else main(*sys.argv[1:])

@@ -1,6 +1,7 @@
 """Worker: Rejax PPO on gymnax CartPole. Runs in the peers' environment.
 
-``python peer_rejax.py rate``: a repeat is 50 iterations of 64 environments x 128 steps, without evaluation.
+``python peer_rejax.py rate [environments] [iterations]``: a repeat is 50 iterations of 64 environments x 128 steps, or
+as many as said, without evaluation.
 ``python peer_rejax.py solve <learning rate> <raw|normalized> <steps> <evaluations>``: once, eight seeds under ``vmap``
 on raw or normalized observations: says the seconds from nothing compiled to the last evaluation, and the mean return
 over seeds at each.
@@ -29,16 +30,15 @@ SETTINGS = dict(
     max_grad_norm=0.5,
 )
 NETWORKS = dict(activation="tanh", hidden_layer_sizes=(64, 64))
-ITERATIONS = 50
 SEEDS = 8
 
 
-def rate() -> None:
+def rate(num_envs: int = 64, iterations: int = 50) -> None:
     """Steady-state training."""
-    algo = PPO.create(**SETTINGS, agent_kwargs=dict(NETWORKS))
+    algo = PPO.create(**SETTINGS | dict(num_envs=num_envs), agent_kwargs=dict(NETWORKS))
 
     def many(state: Any) -> Any:
-        return jax.lax.scan(lambda s, _: (algo.train_iteration(s), None), state, None, ITERATIONS)[0]
+        return jax.lax.scan(lambda s, _: (algo.train_iteration(s), None), state, None, iterations)[0]
 
     begin = time.perf_counter()
     state = jax.jit(algo.init_state)(jax.random.PRNGKey(0))
@@ -51,7 +51,7 @@ def rate() -> None:
         begin = time.perf_counter()
         state = jax.block_until_ready(run(state))
         seconds = time.perf_counter() - begin
-        return {"seconds": seconds, "steps": ITERATIONS * 64 * 128, "updates": ITERATIONS * 16}
+        return {"seconds": seconds, "steps": iterations * num_envs * 128, "updates": iterations * 16}
 
     serve(repeat, compile_s=compile_s)
 
@@ -79,6 +79,6 @@ def solve(learning_rate: float, observations: str, steps: int, evaluations: int)
 
 if __name__ == "__main__":
     if sys.argv[1] == "rate":
-        rate()
+        rate(*map(int, sys.argv[2:]))
     else:
         solve(float(sys.argv[2]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5]))

@@ -2,7 +2,7 @@
 
 Environments and updates are traced apart, since a whole tick has more events than the profiler's buffer holds; how much
 each weighs in training follows from their bare rates, which `run.py` has measured.
-``python experiments/bench/profile_rows.py`` profiles every row, after `run.py`; results stand beside the row's.
+``python experiments/bench/profile_rows.py`` profiles every row that `run.py` has measured; results stand beside them.
 """
 
 import json
@@ -21,7 +21,7 @@ PARTS = {"environments alone": "env:profile", "updates alone": "update:profile"}
 
 def main(names: list[str]) -> None:
     """Profile rows, each in a process of its own, and write the report again."""
-    for name in names or ROWS:
+    for name in names or [name for name in ROWS if (RESULTS / f"{name}.json").exists()]:
         rate = json.loads((RESULTS / f"{name}.json").read_text())["rate"]
         parts = {part: profile_part(name, words) for part, words in PARTS.items()}
         per_unit = {part: 1 / rate[part]["median"] for part in parts}

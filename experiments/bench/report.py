@@ -9,7 +9,10 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-ORDER = ("ppo_halfcheetah", "sac_halfcheetah", "ppo_cartpole", "cartpole_8_seeds")
+ORDER = (
+    *("ppo_halfcheetah", "sac_halfcheetah", "sac_halfcheetah_256"),
+    *("ppo_cartpole_4", "ppo_cartpole", "ppo_cartpole_2048", "cartpole_8_seeds"),
+)
 
 
 def write_report(folder: Path) -> str:

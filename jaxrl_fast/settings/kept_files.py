@@ -15,7 +15,7 @@ from typing import Any
 
 from flax import serialization
 
-from jaxrl_fast.settings.own_folder import make_own_folder
+from jaxrl_fast.settings.own_folder import make_own_folder, make_room
 
 MAX_BYTES = 512_000_000
 """Of all files together; those that were not read for longest give way."""
@@ -65,20 +65,11 @@ class KeptFiles:
             with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(HEAD + _digest(name, body) + body)
             os.replace(temporary, self.folder / name)
-            self._make_room()
+            make_room(self.folder, self.max_bytes)
         except OSError as error:
             self.tell(f"cannot write to {self.folder} ({error.strerror}): the next start is as slow as this one")
         finally:
             temporary.unlink(missing_ok=True)
-
-    def _make_room(self) -> None:
-        """Remove the files that were not used for longest, and what killed processes left."""
-        files = sorted(((path.stat(), path) for path in self.folder.iterdir()), key=lambda x: -x[0].st_mtime_ns)
-        total = 0
-        for found, path in files:
-            total += found.st_size
-            if total > self.max_bytes:
-                path.unlink(missing_ok=True)
 
 
 def _read_own(path: Path) -> bytes:

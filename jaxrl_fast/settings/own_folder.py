@@ -1,5 +1,6 @@
-"""Folders from which a process takes what it then runs: the user's own, and closed to all others."""
+"""Folders from which a process takes what it then runs: the user's own, closed to all others, and not too large."""
 
+import contextlib
 import os
 import stat
 from pathlib import Path
@@ -21,3 +22,19 @@ def make_own_folder(folder: Path) -> str | None:
     except OSError as error:
         return f"cannot make {folder} ({error.strerror}): write JAXRL_FAST_CACHE=<another folder>"
     return None
+
+
+def make_room(folder: Path, max_bytes: int) -> None:
+    """Remove the files that were not used for longest, so that the others have at most ``max_bytes`` together.
+
+    Raises:
+        OSError: the folder cannot be read, or a file not be removed.
+    """
+    files, total = [], 0
+    for entry in os.scandir(folder):
+        with contextlib.suppress(FileNotFoundError):  # another process may make room too
+            files.append((entry.stat(follow_symlinks=False), entry.path))
+    for found, path in sorted(files, key=lambda file: -max(file[0].st_atime_ns, file[0].st_mtime_ns)):
+        total += found.st_size
+        if total > max_bytes and stat.S_ISREG(found.st_mode):
+            Path(path).unlink(missing_ok=True)

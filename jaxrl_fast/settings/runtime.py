@@ -1,5 +1,6 @@
 """Sets JAX up for this process. The commands do it; importing the library changes nothing."""
 
+import contextlib
 import hashlib
 import os
 import platform
@@ -8,7 +9,10 @@ from pathlib import Path
 
 import jax
 
-from jaxrl_fast.settings.own_folder import make_own_folder
+from jaxrl_fast.settings.own_folder import make_own_folder, make_room
+
+MAX_CACHE_BYTES = 2_000_000_000
+"""Of XLA's programs on disk, those of earlier versions among them; what was not used for longest gives way."""
 
 
 def setup(*, cpu_devices: int | None = None, cache: bool = True) -> None:
@@ -35,6 +39,8 @@ def setup(*, cpu_devices: int | None = None, cache: bool = True) -> None:
     if wrong is not None:
         print(f"{wrong}; until then compiled programs are not saved", file=sys.stderr)
     elif folder is not None:
+        with contextlib.suppress(OSError):  # a folder that can only be read serves as well
+            make_room(folder, MAX_CACHE_BYTES)
         jax.config.update("jax_compilation_cache_dir", str(folder))
         # Also programs that compile fast: building a brax environment alone compiles a hundred small ones.
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
