@@ -209,8 +209,7 @@ def other_languages() -> str:
 EVALUATED = {
     "sac halfcheetah, whole": "SAC halfcheetah, all of its 160,000 steps",
     "ppo halfcheetah, whole": "PPO halfcheetah, all of its steps",
-    "sac halfcheetah": "SAC halfcheetah cut to 32,000 steps",
-    "sac halfcheetah, groups": "the same, `placement=actor_critic overlap=all` on two devices",
+    "sac halfcheetah, groups": "SAC halfcheetah cut to 32,000 steps, `placement=actor_critic overlap=all` on two devices",
     "ppo cartpole": "PPO CartPole, a run of seconds",
     "ppo cartpole, cold": "the same, no compiled program on disk",
 }
@@ -223,12 +222,12 @@ def evaluation_row(name: str) -> list[str]:
         middle, least, most = found["ratios"].get(way, {}).get("all_s", (0.0, 0.0, 0.0))
         spread = f" [{least:.2f}, {most:.2f}]" if found["pairs"] > 1 else ""
         cells.append(f"{middle:.2f}{spread}" if middle else "")
-    return [EVALUATED[name], str(found["pairs"]), *cells]
+    return [EVALUATED[name], str(found["pairs"]), *cells, found["machine"]]
 
 
 def evaluation() -> str:
     """Seconds of runs with evaluations, by those of the same run without any."""
-    head = ["job, ten evaluations", "pairs", "beside training", "between chunks"]
+    head = ["job, ten evaluations", "pairs", "beside training", "between chunks", "on"]
     return table(head, [evaluation_row(name) for name in EVALUATED])
 
 

@@ -151,10 +151,13 @@ def agents_speed() -> str:
     rows = []
     for name in ("spread_ippo", "spread_mappo", "smax_3m_mappo", "points"):
         for what, ratio in found.get(name, {}).get("ratio", {}).items():
-            rate = found[name]["rate"]["three_agents" if name == "points" else "ours"]["median"]
-            beside = f"{ratio['median']:.2f} × [{ratio['least']:.2f}, {ratio['most']:.2f}]"
-            rows.append([*SPEEDS[name], what.replace("_", " "), f"{rate:,.0f}", beside])
-    return table(["", "must", "beside", "steps/s", "ratio"], rows)
+            apart, _, beside = what.rpartition(" / ")
+            rate = found[name]["rate"]["three_agents" if name == "points" else apart or "ours"]["median"]
+            said = f"{ratio['median']:.2f} × [{ratio['least']:.2f}, {ratio['most']:.2f}]"
+            way = ", `placement=actor_critic`" if apart else ""
+            cores = found[name]["machine"].partition(",")[0]
+            rows.append([SPEEDS[name][0] + way, SPEEDS[name][1], beside.replace("_", " "), f"{rate:,.0f}", said, cores])
+    return table(["", "must", "beside", "steps/s", "ratio", "on"], rows)
 
 
 def not_run() -> str:

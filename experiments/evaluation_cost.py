@@ -2,10 +2,10 @@
 
 ``python experiments/evaluation_cost.py [pairs [job ...]]`` runs each job (the whole ones only where they are named:
 8 minutes a run) in all three ways in turn, ``pairs`` times (default 3), after one run that fills the cache of compiled
-programs (of whole jobs: the beginning of one). Seconds are the run's own: of training until the last update, and of the
-whole command, with the last evaluation, that of the best policy, and pictures. The run without any is the command with
-two functions left out, which no setting does. Written to experiments/results/evaluation_cost.json; run nothing else
-meanwhile.
+programs (of whole jobs: the beginning of one, and a short one). Seconds are the run's own: of training until the last
+update, and of the whole command, with the last evaluation, that of the best policy, and pictures. The run without any
+is the command with two functions left out, which no setting does. Written to experiments/results/evaluation_cost.json;
+run nothing else meanwhile.
 """
 
 import csv
@@ -21,7 +21,8 @@ from typing import Any
 
 from describe import machine, versions
 
-WARM_S = 100.0
+WARM_S = 60.0
+SHORT = "total_steps=9_600"
 RESULTS = Path(__file__).resolve().parent / "results" / "evaluation_cost.json"
 JOBS = {
     "sac halfcheetah": ("env=halfcheetah", "algo=sac", "total_steps=32_000"),
@@ -86,6 +87,8 @@ def compare(name: str, pairs: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         for way in () if cold else ways:
             train(words, way, Path(folder) / f"{way} warm", only_s=WARM_S if whole else None)
+            if whole:  # one that was stopped has not compiled what draws its policy
+                train((*words, SHORT), way, Path(folder) / f"{way} short")
         for number in range(pairs):
             for way in ways:
                 found[way].append(seconds(words, way, Path(folder) / f"{way} {number}", cold=cold))
@@ -108,9 +111,10 @@ def spread(values: list[float]) -> list[float]:
 def main(pairs: int, names: list[str]) -> None:
     """The jobs named, or all; results of the others stay in the file."""
     result: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    result |= {"machine": machine(), "versions": versions(), "unit": "seconds; ratios: median, least, most"}
+    result |= {"unit": "seconds; ratios: median, least, most"}
+    where = {"machine": machine(), "versions": versions()}
     for name in names or [job for job in JOBS if not job.endswith("whole")]:
-        result[name] = {"pairs": pairs, **compare(name, pairs)}
+        result[name] = {"pairs": pairs, **where, **compare(name, pairs)}
         print(name, json.dumps(result[name]["ratios"]), flush=True)
         RESULTS.write_text(json.dumps(result, indent=1) + "\n")
 
