@@ -209,7 +209,7 @@ def other_languages() -> str:
 EVALUATED = {
     "sac halfcheetah, whole": "SAC halfcheetah, all of its 160,000 steps",
     "ppo halfcheetah, whole": "PPO halfcheetah, all of its steps",
-    "sac halfcheetah, groups": "SAC halfcheetah cut to 32,000 steps, `placement=actor_critic overlap=all` on two devices",
+    "sac halfcheetah, groups": "SAC halfcheetah, 32,000 steps, `placement=actor_critic overlap=all`, two devices",
     "ppo cartpole": "PPO CartPole, a run of seconds",
     "ppo cartpole, cold": "the same, no compiled program on disk",
 }
