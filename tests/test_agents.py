@@ -14,6 +14,7 @@ import jaxrl_fast as jf
 from envs.probes import TWO_AGENTS
 from jaxrl_fast.algorithms.interface import Learned, Part, Values, init_params
 from jaxrl_fast.algorithms.multi_agent import TAKES_PART, targets_of_agents, with_own_optimizers
+from jaxrl_fast.algorithms.pqn_vdn import best_together, taken_together
 from jaxrl_fast.algorithms.sequences import apply_apart
 from jaxrl_fast.core import OUT, STATE, Discrete, EnvSpec, Timestep, Transition
 from jaxrl_fast.environments.env import Env, VecEnv, vectorize
@@ -196,6 +197,23 @@ def test_an_agent_that_goes_out_ends_its_own_return_but_not_the_teams(shared: bo
     if shared:  # one value for the team
         found = targets_of_agents(counting(shared_reward=True).spec)(Values(flag * 0.0, flag * 0.0), rollout, hyper)
         assert found["value_target"].shape == (3, 1) and found["advantage"][0, 0].tolist() == [1.75, 1.75]
+
+
+def test_a_teams_value_sums_what_is_allowed_over_the_agents_that_take_part():
+    num_steps, num_agents, num_actions = 20, 3, 4
+    q = RNG.normal(size=(num_steps, num_agents, num_actions)).astype(np.float32)
+    mask = RNG.random(q.shape) < 0.6
+    mask[..., 1] = True
+    out, action = RNG.random(q.shape[:2]) < 0.4, RNG.integers(num_actions, size=q.shape[:2])
+    best, taken = np.zeros((2, num_steps), np.float32)
+    for t in range(num_steps):
+        for agent in np.flatnonzero(~out[t]):
+            best[t] += max(q[t, agent, a] for a in range(num_actions) if mask[t, agent, a])
+            taken[t] += q[t, agent, action[t, agent]]
+    assert (best != np.where(out, 0.0, q.max(axis=-1)).sum(axis=-1)).any(), "masks matter here"
+    obs = {"seen": jnp.zeros((num_steps, num_agents, 1)), "action_mask": jnp.asarray(mask), OUT: jnp.asarray(out)}
+    np.testing.assert_allclose(best_together(jnp.asarray(q), obs, None), best, rtol=1e-5)
+    np.testing.assert_allclose(taken_together(jnp.asarray(q), obs, jnp.asarray(action)), taken, rtol=1e-5)
 
 
 def one_of(which: jax.Array) -> VecEnv:
