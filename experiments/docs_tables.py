@@ -155,8 +155,16 @@ def agents_speed() -> str:
             rate = found[name]["rate"]["three_agents" if name == "points" else apart or "ours"]["median"]
             said = f"{ratio['median']:.2f} × [{ratio['least']:.2f}, {ratio['most']:.2f}]"
             way = ", `placement=actor_critic`" if apart else ""
-            cores = found[name]["machine"].partition(",")[0]
-            rows.append([SPEEDS[name][0] + way, SPEEDS[name][1], beside.replace("_", " "), f"{rate:,.0f}", said, cores])
+            rows.append(
+                [
+                    SPEEDS[name][0] + way,
+                    SPEEDS[name][1],
+                    beside.replace("_", " "),
+                    f"{rate:,.0f}",
+                    said,
+                    found[name]["machine"],
+                ]
+            )
     return table(["", "must", "beside", "steps/s", "ratio", "on"], rows)
 
 

@@ -49,7 +49,9 @@ def seconds(runs: list[dict[str, Any]]) -> str:
     said = [
         "not reached" if x == float("inf") else f"{x:.0f}" for x in (statistics.median_high(found), found[0], found[-1])
     ]
-    return f"{said[0]} [{said[1]}, {said[2]}], {len(runs)} seeds" + (f", {missed} not reached" if missed else "")
+    return f"{said[0]} [{said[1]}, {said[2]}], {len(runs)} seed{'s' * (len(runs) > 1)}" + (
+        f", {missed} not reached" if missed else ""
+    )
 
 
 def beside(row: Row, runs: Runs, name: str) -> str:
