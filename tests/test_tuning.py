@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -306,6 +308,17 @@ def test_the_machine_tells_what_this_process_takes_of_it():
         pass
     after = machine.busy_seconds()
     assert after[1] - before[1] > 0.1 and after[0] - before[0] > 0.1
+
+
+def test_what_a_child_took_is_still_counted_when_it_has_ended():
+    if machine.busy_seconds() is None:
+        pytest.skip("only Linux tells")
+    busy = "import time\nwhile time.process_time() < 0.5: pass\nprint(flush=True)\ninput()"
+    child = subprocess.Popen([sys.executable, "-c", busy], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    child.stdout.readline()
+    before = machine.busy_seconds()
+    child.communicate(b"\n")
+    assert machine.busy_seconds()[1] >= before[1]
 
 
 def test_free_memory_is_what_the_machine_has():

@@ -65,7 +65,7 @@ def free_memory_bytes() -> int:
 
 def busy_seconds() -> tuple[float, float] | None:
     """CPU seconds that all programs have used on this machine so far, and those of this process, its session and its
-    living children; None where the system does not say (Linux does)."""
+    children, the dead ones that were waited for too; None where the system does not say (Linux does)."""
     ticks, tick_s = Path("/proc/stat"), 1 / os.sysconf("SC_CLK_TCK")
     if not ticks.exists():
         return None
@@ -73,10 +73,11 @@ def busy_seconds() -> tuple[float, float] | None:
     own, me, session = 0, os.getpid(), os.getsid(0)
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it has ended meanwhile
-            # behind the name in brackets: state, parent, group, session ...; the 12th and 13th are the times
+            # behind the name in brackets: state, parent, group, session ...; the 12th to 15th are times: its own
+            # as a user and within the system, and the same two of its children that have ended
             fields = path.read_text().rpartition(")")[2].split()
             if int(fields[1]) == me or int(fields[3]) == session:
-                own += int(fields[11]) + int(fields[12])
+                own += sum(map(int, fields[11:15]))
     return (user + nice + system + sum(interrupts)) * tick_s, own * tick_s
 
 
