@@ -17,7 +17,7 @@ from jaxrl_fast.settings import config
 from jaxrl_fast.settings.kept_programs import store_of
 from jaxrl_fast.settings.kept_worlds import keeper_of, make_kept_envs
 from jaxrl_fast.settings.run_settings import alone, flat_settings, make_algorithm
-from jaxrl_fast.settings.runtime import setup
+from jaxrl_fast.settings.runtime import collect_garbage_seldom, setup
 
 
 def evaluate_for(folder: Path) -> None:
@@ -43,4 +43,5 @@ def evaluate_for(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    collect_garbage_seldom()
     evaluate_for(Path(sys.argv[1]))

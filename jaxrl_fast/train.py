@@ -37,6 +37,7 @@ from jaxrl_fast.settings.kept_worlds import Keeper
 from jaxrl_fast.settings.prepare import Prepared, prepare_run, print_if_serial
 from jaxrl_fast.settings.run_report import add_to_summary, new_folder, print_closing, print_opening, write_facts
 from jaxrl_fast.settings.run_settings import Run, flat_settings, graph_options, make_algorithm
+from jaxrl_fast.settings.runtime import collect_garbage_seldom
 from jaxrl_fast.training import cluster, resuming
 from jaxrl_fast.training.checks import check_host
 from jaxrl_fast.training.live_report import try_to_write
@@ -217,6 +218,7 @@ def train_with_others(run: Run, *, keep: bool = False) -> int:
 def run_as_process() -> NoReturn:
     """Run the command and end the process. A stopped run does not wait for threads that compile or evaluate, and a run
     that failed does not wait for other processes."""
+    collect_garbage_seldom()
     try:
         status = main(keep=True)
     except SystemExit as stop:

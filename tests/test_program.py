@@ -373,6 +373,20 @@ def test_an_option_that_xla_does_not_know_is_left_out(monkeypatch):
     assert set(told) == {name for name in layout.CPU_OPTIONS if name != "no_such_option"}
 
 
+@pytest.mark.parametrize("placement", ["fused", "actor_critic"])
+def test_a_first_state_of_few_optimizations_is_that_of_all_but_for_rounding(monkeypatch, placement):
+    graph, hyper = built("sac")
+
+    def first_state():
+        program = programs.compile(graph, PLACEMENTS[placement](graph, jax.devices()[:2]), 1)
+        return on_host(program.ready(keys(1), hyper)[0](keys(1), hyper))
+
+    few = first_state()
+    assert layout.starting_options() == layout.STARTING_OPTIONS
+    monkeypatch.setattr(layout, "STARTING_OPTIONS", {})
+    assert largest_difference(few, first_state()) <= 1e-6
+
+
 def test_small_products_are_not_eigens():
     mesh = layout.homes(PLACEMENTS["fused"](built("ppo")[0], jax.devices("cpu")[:1]), 1)["sample"]
     several = vectorize(TWO_AGENTS["two_out"](), num_envs=NUM_ENVS)

@@ -21,7 +21,7 @@ from jaxrl_fast.core import Metrics
 from jaxrl_fast.graph import distributed, exchange, kept
 from jaxrl_fast.graph.dataflow import Channels, Graph, TrainState
 from jaxrl_fast.graph.kept import Jit, Store
-from jaxrl_fast.graph.layout import channel_axes, init_seeds, lay, over_seeds, state_layout
+from jaxrl_fast.graph.layout import channel_axes, init_seeds, lay, over_seeds, starting_options, state_layout
 from jaxrl_fast.graph.program_functions import CompileAhead, CompileRun, InitState, PlaceState
 from jaxrl_fast.graph.segments import Segment, Stage, make_stages
 
@@ -122,7 +122,7 @@ def make_chain(graph: Graph, home: dict[str, Mesh], ticks_per_chunk: int, num_se
         alike: Any = distributed.everywhere()
         layout = layout._replace(hyper=alike, tick=alike, key=alike)
     stages = make_stages(graph, home, num_seeds)
-    init_jit = Jit("init", init_seeds(graph, num_seeds))
+    init_jit = Jit("init", init_seeds(graph, num_seeds), options=starting_options())
     first = init_jit.jitted()
     axes, writer = channel_axes(graph), {c: f.name for f in graph.fragments for c in f.writes}
 

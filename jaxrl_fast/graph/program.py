@@ -18,7 +18,15 @@ from jaxrl_fast.graph.chain import make_chain
 from jaxrl_fast.graph.checking import check
 from jaxrl_fast.graph.dataflow import Graph, TrainState
 from jaxrl_fast.graph.kept import Jit, Store, Traced
-from jaxrl_fast.graph.layout import SEED_AXES, compiler_options, homes, init_seeds, over_seeds, state_layout
+from jaxrl_fast.graph.layout import (
+    SEED_AXES,
+    compiler_options,
+    homes,
+    init_seeds,
+    over_seeds,
+    starting_options,
+    state_layout,
+)
 from jaxrl_fast.graph.many_ticks import ticks
 from jaxrl_fast.graph.placements import Placement
 from jaxrl_fast.graph.program_functions import CompileAhead, CompileRun, InitState, PlaceState, RunChunk
@@ -84,7 +92,7 @@ def _one_program(
         return state, {name: value.reshape(num_seeds, ticks_per_chunk) for name, value in metrics.items()}
 
     options = compiler_options(home[graph.fragments[0].name], small_products=graph.small_products)
-    init_jit = Jit("init", init_seeds(graph, num_seeds), out_shardings=layout)
+    init_jit = Jit("init", init_seeds(graph, num_seeds), out_shardings=layout, options=starting_options())
     run_jit = Jit("chunk", chunk, (0,), (layout,), (layout, layout.key), options)
     init, run = init_jit.jitted(), run_jit.jitted()
 

@@ -1,6 +1,7 @@
 """Sets JAX up for this process. The commands do it; importing the library changes nothing."""
 
 import contextlib
+import gc
 import hashlib
 import os
 import platform
@@ -45,6 +46,13 @@ def setup(*, cpu_devices: int | None = None, cache: bool = True) -> None:
         # Also programs that compile fast: building a brax environment alone compiles a hundred small ones.
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def collect_garbage_seldom() -> None:
+    """Let Python look for garbage less often, in a process that is nothing but a command. Tracing makes many objects
+    that stay: until everything is traced, halfcheetah's PPO took 5.1 s, and takes 4.1 s so, with as much memory."""
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
 
 
 def cache_root() -> Path | None:
