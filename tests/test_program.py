@@ -379,7 +379,12 @@ def test_a_first_state_of_few_optimizations_is_that_of_all_but_for_rounding(monk
 
     def first_state():
         program = programs.compile(graph, PLACEMENTS[placement](graph, jax.devices()[:2]), 1)
-        return on_host(program.ready(keys(1), hyper)[0](keys(1), hyper))
+        shapes = jax.eval_shape(lambda keys: jax.jit(program.init)(keys, hyper), keys(1))
+        state = program.init(keys(1), hyper)
+        assert jax.tree.map(lambda x: (x.shape, x.dtype), shapes) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
+        ready = on_host(program.ready(keys(1), hyper)[0](keys(1), hyper))
+        assert largest_difference(on_host(state), ready) == 0.0
+        return ready
 
     few = first_state()
     assert layout.starting_options() == layout.STARTING_OPTIONS

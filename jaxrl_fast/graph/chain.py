@@ -173,8 +173,8 @@ def make_chain(graph: Graph, home: dict[str, Mesh], ticks_per_chunk: int, num_se
         run = compile_run(keys, hyper)
         return lambda keys, hyper: place(init.result()(keys, hyper)), run
 
-    run = Chain(stages, ticks_per_chunk)
-    return ChainParts(lambda keys, hyper: place(first(keys, hyper)), run, ready, compile_run, place)
+    run, anywhere = Chain(stages, ticks_per_chunk), init_jit.anywhere()
+    return ChainParts(lambda keys, hyper: place(anywhere(keys, hyper)), run, ready, compile_run, place)
 
 
 def _ready_from(

@@ -49,6 +49,17 @@ class Jit(NamedTuple):
         shardings = {name: value for name, value in given.items() if value is not None}
         return jax.jit(self.function, donate_argnums=self.donate, compiler_options=self.options, **shardings)
 
+    def anywhere(self) -> Any:
+        """The same, but what is traced within another program becomes a part of it, by its options: JAX takes those of
+        the outermost program only."""
+        alone, part = self.jitted(), self._replace(options=None).jitted()
+
+        def call(*arguments: PyTree) -> Any:
+            traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(arguments))
+            return part(*arguments) if traced else alone(*arguments)
+
+        return call
+
 
 class Store(Protocol):
     """Where programs are kept."""

@@ -118,4 +118,5 @@ def _one_program(
         programs = kept.compile_kept(store, (init_jit, run_jit), trace)
         return None if programs is None else (programs[0], programs[1])
 
-    return Program(init, run, ready, compile_run, lambda state: distributed.put(state, layout), ticks_per_chunk)
+    anywhere = init_jit.anywhere()
+    return Program(anywhere, run, ready, compile_run, lambda state: distributed.put(state, layout), ticks_per_chunk)
