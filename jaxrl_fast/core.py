@@ -10,6 +10,7 @@ world's own, without the axis ``A``, and `OUT`, bool ``[A]``, tells which agents
 """
 
 import zlib
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -162,6 +163,25 @@ def on_every_device(tree: PyTree) -> PyTree:
     if jax.sharding.get_abstract_mesh().empty:
         return tree
     return jax.lax.with_sharding_constraint(tree, jax.sharding.PartitionSpec())
+
+
+def over_two_axes(function: Callable[[Any], PyTree], tree: PyTree) -> PyTree:
+    """``function`` of each element of the leaves ``[R, E, ...]``; its results are ``[R, E, ...]``.
+
+    As two `jax.vmap`, but over one axis of ``E * R``: XLA compiles random draws over two axes of known sizes two to
+    three times as long on a CPU, and draws are half of what is compiled of CartPole's PPO (JAX 0.10.2). ``E``
+    comes first in it, so that what is divided among devices along ``E`` stays where it is.
+    """
+
+    def joined(leaf: jax.Array) -> jax.Array:
+        return jnp.swapaxes(leaf, 0, 1).reshape(-1, *leaf.shape[2:])
+
+    rows, columns = jax.tree.leaves(tree)[0].shape[:2]
+
+    def apart(leaf: jax.Array) -> jax.Array:
+        return jnp.swapaxes(leaf.reshape(columns, rows, *leaf.shape[1:]), 0, 1)
+
+    return jax.tree.map(apart, jax.vmap(function)(jax.tree.map(joined, tree)))
 
 
 def stable_hash(name: str) -> int:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs import from_gymnax
-from jaxrl_fast.core import Discrete, EnvSpec, Timestep
+from jaxrl_fast.core import Discrete, EnvSpec, Timestep, over_two_axes
 from jaxrl_fast.environments.env import FRESH_INTERVAL, Env, vectorize
 from jaxrl_fast.fragments.rollout import start, unroll
 
@@ -192,3 +192,14 @@ def test_sample_params_varies_gravity_per_environment_and_per_episode():
 def gravity_felt(obs, next_obs):
     """Solve θ'' = 3 g / 2 l sin θ, one Euler step of 0.05 s without torque, for g (with m = l = 1)."""
     return (next_obs[..., 2] - obs[..., 2]) / 0.05 / (1.5 * obs[..., 1])
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 4), (8, 1)])
+def test_one_axis_for_two_gives_what_two_maps_give_to_the_bit(shape):
+    def draw(key):
+        first, second = jax.random.split(key)
+        return {"state": jax.random.normal(first, (3,)), "key": jax.random.key_data(second), "one": jnp.float32(1)}
+
+    keys = jax.random.split(jax.random.key(5), shape)
+    got, want = (jax.jit(f)(keys) for f in (lambda keys: over_two_axes(draw, keys), jax.vmap(jax.vmap(draw))))
+    jax.tree.map(np.testing.assert_array_equal, got, want)

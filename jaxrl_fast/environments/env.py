@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_fast.core import EnvSpec, EpisodeTotals, PyTree, Timestep, reward_shape, select
+from jaxrl_fast.core import EnvSpec, EpisodeTotals, PyTree, Timestep, over_two_axes, reward_shape, select
 
 FRESH_INTERVAL = 8
 """At most this many steps share one row of the bank of initial states (see `VecEnv.draw_fresh`)."""
@@ -161,7 +161,7 @@ def vectorize(env: Env, *, num_envs: int) -> VecEnv:
 
     def draw_fresh(key: jax.Array, num_steps: int) -> PyTree:
         rows = -(-num_steps // fresh_interval)
-        return jax.vmap(jax.vmap(reset_one))(jax.random.split(key, (rows, num_envs)))
+        return over_two_axes(reset_one, jax.random.split(key, (rows, num_envs)))
 
     def step(
         state: VecState, action: jax.Array, key: jax.Array, bank: PyTree, t: jax.Array | int

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.core import Batches, PyTree
+from jaxrl_fast.core import Batches, PyTree, over_two_axes
 from jaxrl_fast.experience.minibatches import MAX_SHARDS, logical_shards
 
 
@@ -31,10 +31,8 @@ def shuffled_epochs(
     shards = epoch_shards(num_envs, per_env, num_minibatches, max_shards)
     sequences = per_env * num_envs // shards
 
-    def permutations(key: jax.Array) -> jax.Array:
-        return jax.vmap(lambda k: random_order(k, sequences))(jax.random.split(key, shards))
-
-    order = jax.vmap(permutations)(jax.random.split(key, num_epochs))
+    keys = jax.vmap(lambda k: jax.random.split(k, shards))(jax.random.split(key, num_epochs))
+    order = over_two_axes(lambda k: random_order(k, sequences), keys)
     index = order.reshape(num_epochs, shards, num_minibatches, -1).swapaxes(1, 2)
     return Batches(cut(data, shards, sequence_length), index.reshape(num_epochs * num_minibatches, shards, -1))
 
