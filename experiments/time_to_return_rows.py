@@ -47,7 +47,7 @@ ROWS = {
     "halfcheetah": Row(
         "brax halfcheetah (spring) to 1,500",
         1_500.0,
-        16_000,
+        8_000,
         {
             "`algo=sac`": _ours("env=halfcheetah algo=sac"),
             "`algo=sac`, second start": _ours("env=halfcheetah algo=sac", warm=True),
