@@ -43,11 +43,11 @@ PARTS = {
         "brax halfcheetah (spring), SAC, to 1,500",
         "env=halfcheetah algo=sac",
         1_500.0,
-        16_000,
+        8_000,
         3,
         {
             **COMMON,
-            "an eighth of the width": ("num_envs=8 algo.updates_per_tick=4", ""),
+            "an eighth of the width": ("num_envs=4 algo.updates_per_tick=4", ""),
             "no bank of fresh starts": ("", EVERY_STEP),
             "with actor and critic apart": (GROUPS, ""),
             "with both apart and overlap": (f"{GROUPS} overlap=all", ""),
