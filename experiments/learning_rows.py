@@ -165,6 +165,7 @@ ROWS = {
     "halfcheetah_ppo": _row("env=halfcheetah algo=ppo total_steps=819_200", 1000.0, num_seeds=3),
     **{f"{env}_{algo}": _brax(env, algo) for env, algo in BRAX},
     **{f"gymnasium_{env.lower()}_{algo}": _gymnasium(env, algo) for env, algo in GYMNASIUM},
+    "pong_ppo": _row("env=atari env.id=Pong algo=ppo total_steps=2_000_000 eval.every=100_000", -10.0, num_seeds=1),
     "spread_ippo": _agents(SPREAD_IPPO, SPREAD_IPPO_STEPS, rival=("spread_ippo_bare", 1.0)),
     "spread_mappo": _agents(SPREAD_MAPPO, SPREAD_MAPPO_STEPS, rival=("spread_mappo_bare", 1.0)),
     "smax_3m_mappo": _agents(SMAX_MAPPO, SMAX_MAPPO_STEPS, rival=("smax_3m_mappo_bare", 1.0), success=True),
