@@ -173,13 +173,12 @@ def over_two_axes(function: Callable[[Any], PyTree], tree: PyTree) -> PyTree:
     comes first in it, so that what is divided among devices along ``E`` stays where it is. One row stays two
     `jax.vmap`: as one, it made a TPU copy SAC's replay buffer in every tick.
     """
-
-    def joined(leaf: jax.Array) -> jax.Array:
-        return jnp.swapaxes(leaf, 0, 1).reshape(-1, *leaf.shape[2:])
-
     rows, columns = jax.tree.leaves(tree)[0].shape[:2]
     if rows == 1:
         return jax.vmap(jax.vmap(function))(tree)
+
+    def joined(leaf: jax.Array) -> jax.Array:
+        return jnp.swapaxes(leaf, 0, 1).reshape(-1, *leaf.shape[2:])
 
     def apart(leaf: jax.Array) -> jax.Array:
         return jnp.swapaxes(leaf.reshape(columns, rows, *leaf.shape[1:]), 0, 1)
