@@ -5,9 +5,10 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import envs
+from jaxrl_fast.fragments.build import Overlap
 from jaxrl_fast.inspection.tables import new_console, new_table
 from jaxrl_fast.settings import cli, config, findings
 from jaxrl_fast.settings.grammar import read_word
@@ -90,6 +91,8 @@ def make_plan(run: Run, options: dict[str, Any]) -> SweepPlan:
     Raises:
         ValueError: an option of the environment or the algorithm is wrong.
     """
+    if run.auto_overlap:
+        raise ConfigError(f"overlap=auto is for train: write one of {', '.join(get_args(Overlap))}")
     make_algorithm(run)
     envs.resolve(run.env, dict(run.env_options))
     asked = dataclasses.replace(run, auto_width=False, distributed="off", processes=None)

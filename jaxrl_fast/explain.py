@@ -42,7 +42,7 @@ from jaxrl_fast.targets.explaining import dump_folder, explain_elsewhere
 from jaxrl_fast.targets.here import Started, compare_here
 from jaxrl_fast.targets.target import THIS, Target, parse_target
 from jaxrl_fast.training.planning import plan_run
-from jaxrl_fast.tuning import auto
+from jaxrl_fast.tuning import auto, auto_overlap
 
 FILES = ("graph.svg", "graph.mmd", "graph.json")
 
@@ -71,7 +71,8 @@ def explain_run(words: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="jaxrl_fast-target-") as dump:
         if target == THIS:
             os.environ.update(compile_here(Path(dump)))  # read when JAX starts, which it has not
-        with prepare_run(auto.resolve(asked, may_measure=False)) as (run, chosen, env, _):
+        asked = auto_overlap.resolve(auto.resolve(asked, may_measure=False), may_measure=False)
+        with prepare_run(asked) as (run, chosen, env, _):
             folder = Path(out or default_folder(run))
             return explain_on(env, run, chosen, folder, Path(dump) if target == THIS else None)
 

@@ -43,7 +43,7 @@ from jaxrl_fast.training.checks import check_host
 from jaxrl_fast.training.live_report import try_to_write
 from jaxrl_fast.training.loop import Result, learn
 from jaxrl_fast.training.stop_signal import StopSignal
-from jaxrl_fast.tuning import auto
+from jaxrl_fast.tuning import auto, auto_overlap
 
 PAGE = "policy.html"
 
@@ -58,7 +58,8 @@ def train_run(run: Run, *, keep: bool = False) -> int:
     if is_complete(run):
         return 0
     check_logger(run.log)
-    with prepare_run(auto.resolve(run, may_measure=True), keep=keep) as prepared:
+    run = auto_overlap.resolve(auto.resolve(run, may_measure=True), may_measure=True)
+    with prepare_run(run, keep=keep) as prepared:
         return train_on(prepared, stop)
 
 

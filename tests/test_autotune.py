@@ -16,7 +16,7 @@ from processes_left import wait_until_gone
 from jaxrl_fast import autotune
 from jaxrl_fast.settings import findings, machine
 from jaxrl_fast.settings.config import compose
-from jaxrl_fast.tuning import auto, comparing, sweep_report
+from jaxrl_fast.tuning import auto, auto_overlap, comparing, sweep_report
 from jaxrl_fast.tuning.candidates import at_width
 from jaxrl_fast.tuning.child import Child, Failure
 from jaxrl_fast.tuning.measuring import Row, Settings, measure
@@ -71,6 +71,7 @@ def command(*words: str) -> list[str]:
         (["compare", "a.json", "b.json"], "a.json is no result of a sweep"),
         (["--multirun", "seed=1,2"], "--multirun is for training"),
         (["knobs"], "cannot read 'knobs'"),
+        (["overlap=auto"], "overlap=auto is for train: write one of none, sampling, actor_critic, all"),
     ],
 )
 def test_bad_input_ends_in_one_line_and_status_2(words, expected, here: Path, capsys: pytest.CaptureFixture[str]):
@@ -176,6 +177,21 @@ def test_num_envs_auto_looks_around_only_where_the_run_is_worth_it(here: Path):
     (finding,) = findings.read().values()
     assert finding.quick
     assert auto.resolve(compose(words), may_measure=False, tell=told.append) == long
+
+
+def test_overlap_auto_measures_only_where_the_run_is_worth_it(here: Path):
+    told: list[str] = []
+    short = compose([*WALK, "overlap=auto", "total_steps=10_000"])
+    assert auto_overlap.resolve(short, may_measure=True, tell=told.append).overlap == "none"
+    assert len(told) == 1 and "the run takes about 0:0" in told[0]
+    told.clear()
+    words = [*WALK, "overlap=auto", "total_steps=1_000_000_000_000"]
+    long = auto_overlap.resolve(compose(words), may_measure=True, tell=told.append)
+    if machine.cpu_cores() == 1:
+        pytest.skip("nothing could run at the same time")
+    assert [line.partition(":")[0] for line in told] == ["overlap=auto"] * 2
+    assert "measures none, actor_critic, all, sampling in turn" in told[0] and " the steps/s of none" in told[1]
+    assert auto_overlap.resolve(compose(words), may_measure=False, tell=told.append) == long
 
 
 def test_a_row_that_others_disturbed_is_named(here: Path):

@@ -19,8 +19,9 @@ from jaxrl_fast.settings.findings import Device, Finding
 from jaxrl_fast.settings.prepare import as_measured, with_workers
 from jaxrl_fast.settings.run_settings import Run, make_algorithm, to_yaml
 from jaxrl_fast.settings.schema import ConfigError
-from jaxrl_fast.tuning import auto, candidates
+from jaxrl_fast.tuning import auto, auto_overlap, candidates
 from jaxrl_fast.tuning.candidates import at_width, batch_size, batch_sizes, bursts, placement_choices, pools, widths
+from jaxrl_fast.tuning.measuring import Row
 
 PPO = ["env=cartpole", "algo=ppo", "num_envs=32", "algo.rollout_length=64", "algo.num_minibatches=8"]
 SAC = ["env=pendulum", "algo=sac", "num_envs=64", "algo.updates_per_tick=32", "total_steps=1_000_000"]
@@ -279,6 +280,78 @@ def test_num_envs_auto_is_refused_where_several_processes_share_a_run():
     words = ["distributed.coordinator=localhost:1234", "distributed.num_processes=2", "distributed.process_id=0"]
     with pytest.raises(ValueError, match="num_envs=auto is for a single process: write a number"):
         auto.resolve(compose([*PPO[:2], "num_envs=auto", *words]), may_measure=True)
+
+
+def test_overlap_auto_is_read_and_nothing_lags_until_it_is_resolved(tmp_path: Path):
+    run = compose([*SAC, "overlap=auto"])
+    assert run.auto_overlap and dataclasses.replace(run, auto_overlap=False) == compose(SAC)
+    assert "overlap: none" in to_yaml(run)
+    file = tmp_path / "mine.yaml"
+    file.write_text("overlap: auto\n")
+    assert compose([*SAC, f"config={file}"]).auto_overlap
+    assert not compose([*SAC, f"config={file}", "overlap=all"]).auto_overlap
+    with pytest.raises(ConfigError, match="overlap=aut: write one of none, sampling, actor_critic, all, auto"):
+        compose(["overlap=aut"])
+    words = ["distributed.coordinator=localhost:1234", "distributed.num_processes=2", "distributed.process_id=0"]
+    with pytest.raises(ValueError, match="overlap=auto is for a single process: write one of none, sampling"):
+        auto_overlap.resolve(compose([*SAC, "overlap=auto", *words]), may_measure=True)
+
+
+def test_what_could_lag_comes_with_a_placement_that_runs_it_at_the_same_time():
+    found = [(way.value, way.run.placement, way.run.devices) for way in auto_overlap.ways(compose(SAC), 4)]
+    assert found == [
+        ("actor_critic", "actor_critic", 2),
+        ("all", "actor_critic", 2),
+        ("sampling", "sampler_learner", 4),
+    ]
+    assert not list(auto_overlap.ways(compose(SAC), 1))
+    named = auto_overlap.ways(compose([*SAC, "placement=sampler_learner", "devices=4"]), 4)
+    assert [way.value for way in named] == ["sampling"]
+    on_host = compose([*GYM, "placement=fused"])
+    assert [(way.value, way.run.placement) for way in auto_overlap.ways(on_host, 1)] == [("sampling", "fused")]
+
+
+def _measured(rates: dict[str, list[float]]) -> list[Row]:
+    """Rows as `measure_in_turn` gives them, with so many ticks a second in each round; none: it did not run."""
+    ways = {way.value: way for way in auto_overlap.ways(compose(SAC), 2)}
+    facts = {"platform": "cpu"}
+    rows = [
+        Row("overlap", "none", "", compose(SAC), "training", "measured", "", facts, tuple(rates["none"]), None, 0, 1)
+    ]
+    for name, own in rates.items():
+        if name != "none":
+            row = rows[0]._replace(value=name, effect=ways[name].effect, run=ways[name].run, tick_hz=tuple(own))
+            rows.append(row._replace(status="measured" if own else "refused"))
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("rates", "overlap"),
+    [
+        ({"none": [10, 8, 12], "actor_critic": [13, 11, 15], "all": [12, 10, 13], "sampling": []}, "actor_critic"),
+        ({"none": [10, 8, 12], "actor_critic": [11, 9, 13], "all": [14, 12, 17], "sampling": [9, 8, 11]}, "all"),
+        ({"none": [10, 10, 10], "actor_critic": [10.4, 10.4, 10.4]}, "none"),  # too little to lag for
+        ({"none": [10, 10, 10], "actor_critic": [13, 13, 9.9]}, "none"),  # not in every round
+        ({"none": [10, 10, 10], "actor_critic": [], "all": [], "sampling": []}, "none"),
+    ],
+)
+def test_something_lags_only_where_that_is_clearly_faster_and_is_remembered(empty: Path, rates, overlap):
+    finding = auto_overlap.conclude(compose(SAC), _measured(rates))
+    assert finding is not None and finding.learning == {"overlap": overlap}
+    assert finding.free == ({} if overlap == "none" else {"placement": "actor_critic", "devices": 2})
+    told: list[str] = []
+    run = auto_overlap.resolve(compose([*SAC, "overlap=auto"]), may_measure=False, tell=told.append)
+    assert (run.overlap, run.placement) == (overlap, "auto" if overlap == "none" else "actor_critic")
+    assert len(told) == 1 and told[0].startswith(f"overlap=auto: {overlap}")
+    assert findings.look_up_free(findings.make_key(compose(SAC), findings.cpu_device())) is None  # not the autotuner's
+
+
+def test_overlap_auto_without_a_finding_and_without_leave_to_measure_changes_nothing(empty: Path):
+    told: list[str] = []
+    run = auto_overlap.resolve(compose([*SAC, "overlap=auto"]), may_measure=False, tell=told.append)
+    assert run == compose(SAC) and len(told) == 1 and "nothing was measured here: nothing lags" in told[0]
+    assert auto_overlap.resolve(run, may_measure=True, tell=told.append) is run and len(told) == 1
+    assert auto_overlap.conclude(compose(SAC), _measured({"none": [], "all": [1.0]})) is None
 
 
 def test_a_placement_that_was_found_is_used_where_it_comes_out_even():

@@ -63,7 +63,8 @@ def compose(argv: Sequence[str] = ()) -> Run:
     requeued = given.values.get("resume") == "auto"
     checkpoint = _read_checkpoint(given)
     file = checkpoint or _read_file(given.values.pop("config", None))
-    auto_width = _take_auto_width(given, file) and checkpoint is None
+    auto_width = _take_auto("num_envs", given, file) and checkpoint is None
+    auto_overlap = _take_auto("overlap", given, file) and checkpoint is None
     tuned = _take_tuned(given, file)
     groups, file = _choose_groups(given, file)
     id = given.values.get("env.id", file.values.get("env.id"))
@@ -82,7 +83,9 @@ def compose(argv: Sequence[str] = ()) -> Run:
     run = _make_run(env, algo, placement, values, tuned_file)
     chosen = [f"algo.{name}" for name, value in run.algo_options.items() if value is not None]
     sources |= {name: FOLLOWS for name in chosen if values[name] is None}
-    return dataclasses.replace(run, requeued=requeued, auto_width=auto_width, sources=sources)
+    return dataclasses.replace(
+        run, requeued=requeued, auto_width=auto_width, auto_overlap=auto_overlap, sources=sources
+    )
 
 
 def options_of(group: str) -> list[str]:
@@ -152,13 +155,13 @@ def _take_tuned(given: Layer, file: Layer) -> bool:
     return bool(read_value("tuned", given.values.pop("tuned", asked), Key(bool, True)))
 
 
-def _take_auto_width(given: Layer, file: Layer) -> bool:
-    """Remove ``num_envs=auto`` from the layers; whether it has the last word. The number that then remains says how
-    many samples per update to hold."""
-    asked = given.values.get("num_envs", file.values.get("num_envs"))
+def _take_auto(key: str, given: Layer, file: Layer) -> bool:
+    """Remove ``auto`` as the value of a key from the layers; whether it has the last word. What then remains is what
+    the choice begins with: of ``num_envs`` the number that says how many samples per update to hold."""
+    asked = given.values.get(key, file.values.get(key))
     for layer in (given, file):
-        if layer.values.get("num_envs") == AUTO:
-            del layer.values["num_envs"]
+        if layer.values.get(key) == AUTO:
+            del layer.values[key]
     return bool(asked == AUTO)
 
 

@@ -14,11 +14,13 @@ import sys
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import jax
 
 from jaxrl_fast.core import __version__
+from jaxrl_fast.fragments.build import Overlap
+from jaxrl_fast.graph.placements import PLACEMENTS
 from jaxrl_fast.runs.hooks import Tell
 from jaxrl_fast.settings import machine
 from jaxrl_fast.settings.run_settings import Run, flat_settings, make_algorithm
@@ -217,8 +219,15 @@ def clear() -> int:
 
 def _checked(finding: Finding) -> Finding:
     """The finding, if its values are possible; else raises ValueError."""
-    sizes = [*finding.learning.values(), *(v for k, v in finding.free.items() if k != "placement")]
-    known = set(finding.learning) <= set(SIZES) and set(finding.free) <= {"placement", "devices", "pool.workers"}
-    if not known or any(type(size) is not int or size < 0 for size in sizes):
+    settings = finding.learning | finding.free
+    words = {"placement": [machine.AUTO, *PLACEMENTS], "overlap": get_args(Overlap)}
+    known = set(finding.learning) <= {*SIZES, "overlap"} and set(finding.free) <= {
+        "placement",
+        "devices",
+        "pool.workers",
+    }
+    sizes = [value for key, value in settings.items() if key not in words]
+    unsaid = any(settings[key] not in values for key, values in words.items() if key in settings)
+    if not known or unsaid or any(type(size) is not int or size < 0 for size in sizes):
         raise ValueError(finding)
     return finding

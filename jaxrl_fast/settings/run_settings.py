@@ -33,7 +33,8 @@ class Run:
     ``tuned_file``: the file of tuned settings that applied, relative to the config folder. ``resume``: the path of the
     checkpoint to go on from; ``requeued``: the folder may hold an earlier start of the same run. ``processes``: those
     that were named on the command line; ``distributed``: whether to look for those of a cluster. ``auto_width``:
-    ``num_envs`` is to be replaced by the fastest number here that keeps the samples per update. ``sources``: where each
+    ``num_envs`` is to be replaced by the fastest number here that keeps the samples per update; ``auto_overlap``:
+    ``overlap`` by what is fastest here. ``sources``: where each
     setting comes from that is not a default, by key.
     """
 
@@ -70,6 +71,7 @@ class Run:
     distributed: Literal["auto", "off"] = "auto"
     processes: Processes | None = None
     auto_width: bool = False
+    auto_overlap: bool = False
     sources: dict[str, str] = dataclasses.field(default_factory=dict, compare=False)
 
 

@@ -113,7 +113,7 @@ class RunSchema:
     num_envs: int | Literal["auto"] = setting(64, "environments side by side; auto: as measured here", 1, MAX_SIZE)
     seed: int = setting(0, "the first random seed", 0, MAX_SEED)
     num_seeds: int = setting(1, "seeds trained at once in one program", 1, MAX_SIZE)
-    overlap: Overlap = setting("none", "what lags a tick:")
+    overlap: Literal[Overlap, "auto"] = setting("none", "what lags:")
     learners: int = setting(1, "how many share the gradient updates", 1, MAX_SIZE)
     average: Average = setting("gradients", "what they average:")
     shards: int = setting(GraphOptions().shards, "most parts of replay and batches that devices share", 1, MAX_SIZE)

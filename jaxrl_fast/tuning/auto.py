@@ -34,10 +34,7 @@ def resolve(run: Run, *, may_measure: bool, tell: Tell = lambda line: print(line
     """
     if not run.auto_width:
         return run
-    if run.processes or (run.distributed == "auto" and cluster.find()):
-        raise ValueError(
-            "num_envs=auto is for a single process: write a number (python -m jaxrl_fast.autotune finds one)"
-        )
+    refuse_several(run, "num_envs=auto", "a number (python -m jaxrl_fast.autotune finds one)")
     asked = dataclasses.replace(run, auto_width=False)
     finding = findings.look_up(findings.make_key(asked, findings.this_device()))
     if finding is None and not may_measure:
@@ -50,6 +47,16 @@ def resolve(run: Run, *, may_measure: bool, tell: Tell = lambda line: print(line
         f"num_envs=auto: {finding.learning['num_envs']} environments, measured here {finding.found} ({finding.effect})"
     )
     return apply(asked, finding)
+
+
+def refuse_several(run: Run, word: str, instead: str) -> None:
+    """Refuse ``word`` where several processes share the run, and might choose differently; ``instead``: what to write.
+
+    Raises:
+        ValueError: they do.
+    """
+    if run.processes or (run.distributed == "auto" and cluster.find()):
+        raise ValueError(f"{word} is for a single process: write {instead}")
 
 
 def apply(asked: Run, finding: Finding) -> Run:
