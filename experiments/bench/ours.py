@@ -1,8 +1,8 @@
 """Worker: one row of the benchmark with jaxrl_fast, or one of its bounds. A repeat is one compiled chunk.
 
-``python ours.py <row> train|env|update [placement] [precision]``: the whole train step; the environments alone under
-random actions; the gradient updates alone on batches that stay. ``env:profile`` and ``update:profile`` say, once, where
-the time of the two goes.
+``python ours.py <row> train|env|update [placement] [precision] [overlap]``: the whole train step; the environments
+alone under random actions; the gradient updates alone on batches that stay. ``env:profile`` and ``update:profile`` say,
+once, where the time of the two goes.
 ``python ours.py solve ...`` as for `peer_rejax.py`.
 """
 
@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from environments import points
 
 import jaxrl_fast as jf
-from jaxrl_fast.fragments.build import build_graph
+from jaxrl_fast.fragments.build import GraphOptions, build_graph
 from jaxrl_fast.graph.placements import PLACEMENTS
 from jaxrl_fast.tuning import stopwatch
 from jaxrl_fast.tuning.ceiling import environments_only, updates_only
@@ -115,7 +115,7 @@ PROFILED: dict[tuple[str, str], dict[str, Any]] = {
 """Where a tick has more events than the profiler's buffer holds: less of the same, minibatches as large as ever."""
 
 
-def main(name: str, what: str, placement: str = "", precision: str = "f32") -> None:
+def main(name: str, what: str, placement: str = "", precision: str = "f32", overlap: str = "none") -> None:
     """Compile, warm up, and serve."""
     row = {**ROWS, **SHORT}[name]
     what, _, profiled = what.partition(":")
@@ -125,7 +125,7 @@ def main(name: str, what: str, placement: str = "", precision: str = "f32") -> N
     jf.setup(cpu_devices=1 if placement == "fused" else 2, cache=bool(os.environ.get("BENCH_CACHE")))
     env = jf.make_env(row.env, num_envs=row.num_envs, **row.env_options)
     algorithm = row.algorithm(**row.options, precision=precision)
-    graph, agent = build_graph(env, algorithm)
+    graph, agent = build_graph(env, algorithm, GraphOptions(overlap=overlap))  # type: ignore[arg-type]
     if what == "env":
         graph = environments_only(env, agent.rollout_length)
     if what == "update":

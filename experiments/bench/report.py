@@ -14,6 +14,13 @@ ORDER = (
     *("ppo_cartpole_4", "ppo_cartpole", "ppo_cartpole_2048", "cartpole_8_seeds"),
 )
 
+WITH = {
+    "bf16": "`precision=bf16`",
+    "apart": "`placement=actor_critic overlap=actor_critic`",
+    "raw": "raw observations on our side only",
+}
+"""Ours in another way, below its row."""
+
 
 def write_report(folder: Path) -> str:
     """Write ``table.md`` and ``bench.png`` beside the rows; returns the table."""
@@ -40,7 +47,7 @@ def _rates(rows: dict[str, Any]) -> list[str]:
             f"| {row['title']} | {_number(rate['peer'])} | {_number(rate['ours'])} | **{_ratio(row['ratio'])}** "
             f"| {row['must']} × | {row['aim']} × | {_seconds(compile_s['peer'])} / {_seconds(compile_s['ours'])} |"
         )
-        for kind, label in (("bf16", "`precision=bf16`"), ("raw", "raw observations on our side only")):
+        for kind, label in WITH.items():
             if f"ratio_{kind}" in row:
                 figures = f"{_number(rate[f'ours, {kind}'])} | {_ratio(row[f'ratio_{kind}'])}"
                 lines.append(f"| … with {label} | | {figures} | | | |")

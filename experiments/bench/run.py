@@ -25,7 +25,10 @@ PEERS = Path(os.environ.get("BENCH_PEERS", HERE.parent.parent / ".venv-peers" / 
 
 
 class Row(NamedTuple):
-    """One line of the table: the peer's worker, what counts (``steps`` or ``updates`` per second), and the goals."""
+    """One line of the table: the peer's worker, what counts (``steps`` or ``updates`` per second), and the goals.
+
+    ``bf16``, ``apart``: whether ours is measured with `precision=bf16` too, and with actor and critic on a device each.
+    """
 
     title: str
     peer: tuple[str, ...]
@@ -34,6 +37,7 @@ class Row(NamedTuple):
     aim: float
     repeats: int
     bf16: bool = True
+    apart: bool = True
 
 
 def _rejax(num_envs: int, iterations: int) -> tuple[str, ...]:
@@ -106,6 +110,8 @@ def measure(name: str) -> dict[str, Any]:
     }
     if row.bf16:
         words["ours, bf16"] = (sys.executable, "ours.py", name, "train", "", "bf16")
+    if row.apart:
+        words["ours, apart"] = (sys.executable, "ours.py", name, "train", "actor_critic", "f32", "actor_critic")
     workers: dict[str, Worker] = {}
     ready: dict[str, dict[str, Any]] = {}
     rounds: dict[str, list[dict[str, Any]]] = {what: [] for what in words}
@@ -150,8 +156,10 @@ def summarize(name: str, ready: dict[str, Any], rounds: dict[str, list[dict[str,
         "compile_s": {"peer": peer_compile, "ours": ready["ours"]["compile_s"]},
         "rounds": rounds,
     }
-    if row.bf16:
-        result["ratio_bf16"] = spread([a / b for a, b in zip(rates["ours, bf16"], rates["peer"], strict=True)])
+    for kind in ("bf16", "apart"):
+        if f"ours, {kind}" in rates:
+            ratios = [a / b for a, b in zip(rates[f"ours, {kind}"], rates["peer"], strict=True)]
+            result[f"ratio_{kind}"] = spread(ratios)
     return result
 
 
