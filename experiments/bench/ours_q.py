@@ -1,7 +1,8 @@
 """Worker: parallel Q-learning by `jf.dqn` and `jf.learn`: ``python ours_q.py <how> <minibatch> <rounds>``.
 
 ``pool``: Gymnasium's Blackjack-v1 in our sampler pool; ``callback``: the same, called from within one compiled program;
-``compiled``: the same rules in JAX (`q_blackjack_jax`). Minibatches are drawn with replacement.
+``compiled``: the same rules in JAX (`q_blackjack_jax`). Minibatches are drawn with replacement. The pool has one group:
+with cores as few as processes that step, there is none on which to compute the actions of another meanwhile.
 """
 
 import sys
@@ -20,7 +21,7 @@ import jaxrl_fast as jf  # noqa: E402
 
 WARM_ROUNDS = 5
 WORLDS = {
-    "pool": lambda: jf.make_env("custom", make=q_blackjack.on_host, num_envs=SETTINGS.num_envs),
+    "pool": lambda: jf.make_env("custom", make=q_blackjack.on_host, num_envs=SETTINGS.num_envs, pool={"num_groups": 1}),
     "callback": lambda: jf.make_env(
         "custom", make=q_blackjack.on_host, num_envs=SETTINGS.num_envs, pool={"bridge": "callback"}
     ),

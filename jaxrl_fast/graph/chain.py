@@ -185,25 +185,25 @@ def _ready_from(
     segments = [segment for stage in stages for segment in stage.segments]
     if any(segment.host for segment in segments):
         return None
-    jits = [init, *(segment.jit for segment in segments if segment.jit is not None)]
+    jits = [*(segment.jit for segment in segments if segment.jit is not None), init]
     programs = kept.compile_kept(store, jits, lambda: _trace(segments, init, keys, hyper))
     if programs is None:
         return None
-    steps = dict(zip(map(id, segments), programs[1:], strict=True))
+    *programs, first_state = programs
+    steps = dict(zip(map(id, segments), programs, strict=True))
     done = [stage._replace(segments=tuple(s._replace(step=steps[id(s)]) for s in stage.segments)) for stage in stages]
-    return programs[0], tuple(done)
+    return first_state, tuple(done)
 
 
 def _trace(segments: Sequence[Segment], init: Jit, keys: jax.Array, hyper: Any) -> Iterator[kept.Traced]:
-    """The program of the first state and those of all segments, none of which is on the host."""
-    traced = kept.trace(init, keys, hyper)
-    state, fresh = traced.out_shapes, Channels()
-    yield traced
+    """The programs of all segments, none of which is on the host, and, last, that of the first state."""
+    state, fresh = jax.eval_shape(init.jitted(), keys, hyper), Channels()
     for segment in segments:
         assert segment.jit is not None
         traced = kept.trace(segment.jit, *_arguments(segment, state, fresh))
         fresh |= traced.out_shapes[1]
         yield traced
+    yield kept.trace(init, keys, hyper)
 
 
 def _shape(x: Any) -> jax.ShapeDtypeStruct:

@@ -76,6 +76,8 @@ def spread(prefix: PyTree, tree: PyTree) -> PyTree:
 def move(tree: PyTree, shardings: PyTree) -> PyTree:
     """Arrays laid out anew, as by `jax.device_put`, from process to process too; ``shardings`` is a prefix of ``tree``.
     Collective."""
+    if not shardings:  # most often: four calls a tick, 0.2 ms of it
+        return tree
     if jax.process_count() == 1:
         return jax.device_put(tree, shardings)
     leaves, structure = jax.tree.flatten(tree)

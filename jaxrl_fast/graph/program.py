@@ -111,12 +111,12 @@ def _one_program(
         return first.result(), compiled
 
     def ready_from(store: Store, keys: jax.Array, hyper: Any) -> tuple[InitState, RunChunk] | None:
-        def trace() -> Iterator[Traced]:
-            yield (first := kept.trace(init_jit, keys, hyper))
-            yield kept.trace(run_jit, first.out_shapes)
+        def trace() -> Iterator[Traced]:  # what takes longest to compile begins first
+            yield kept.trace(run_jit, jax.eval_shape(init, keys, hyper))
+            yield kept.trace(init_jit, keys, hyper)
 
-        programs = kept.compile_kept(store, (init_jit, run_jit), trace)
-        return None if programs is None else (programs[0], programs[1])
+        programs = kept.compile_kept(store, (run_jit, init_jit), trace)
+        return None if programs is None else (programs[1], programs[0])
 
     anywhere = init_jit.anywhere()
     return Program(anywhere, run, ready, compile_run, lambda state: distributed.put(state, layout), ticks_per_chunk)
