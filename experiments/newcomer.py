@@ -48,6 +48,12 @@ def run(tree: Path, words: str, seed: int, folder: Path) -> dict[str, Any]:
     return {"seed": seed, "curve": curve, "wall_s": time.perf_counter() - begin, "command": asked, "machine": machine()}
 
 
+def at_end(runs: list[dict[str, Any]]) -> dict[str, float]:
+    """Of the last evaluations of all seeds."""
+    last = [done["curve"][-1][1] for done in runs]
+    return {"mean": sum(last) / len(last), "least": min(last), "most": max(last)} if last else {}
+
+
 def main(words: list[str]) -> None:
     """Run what is lacking, and print the table."""
     document = (
@@ -65,6 +71,7 @@ def main(words: list[str]) -> None:
                     found = run(tree, more, seed, Path(scratch) / f"{name}-{seed}")
                     found |= {"versions": versions(), "commit": EARLIER if tree == earlier else commit()}
                     document["runs"][name].append(found)
+                    document["at_end"] = {key: at_end(runs) for key, runs in document["runs"].items()}
                     RESULT.write_text(json.dumps(document, indent=1) + "\n")
                     print(name, seed, [(steps, round(value)) for steps, value in found["curve"]], flush=True)
         finally:
