@@ -33,7 +33,17 @@ PACKAGES = (
 def machine() -> str:
     """The processor, its number of cores, and how many of them this process may use where these are fewer."""
     allowed = f"{cpu_cores()} of " if cpu_cores() != os.cpu_count() else ""
-    return f"{allowed}{os.cpu_count()} cores, {processor()}"
+    return f"{allowed}{os.cpu_count()} cores, {processor()}{_generation()}"
+
+
+def _generation() -> str:
+    """On Linux, family and model: a virtual machine may call processors of several generations by one name."""
+    found = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    said = dict(line.split(":", 1) for line in found.partition("\n\n")[0].splitlines() if ":" in line)
+    numbers = {key.strip(): value.strip() for key, value in said.items()}
+    if not {"cpu family", "model"} <= set(numbers):
+        return ""
+    return f" (family {numbers['cpu family']}, model {numbers['model']})"
 
 
 def commit() -> str:

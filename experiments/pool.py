@@ -1,10 +1,10 @@
 """The sampler pool against one process, Gymnasium's vector environments, EnvPool and Ray actors.
 
 ``python experiments/pool.py [--rounds 5] [--seconds 1] [row ...]`` on an otherwise idle machine. Prints a table and
-writes ``results/pool.json``. Rates are environment steps per second under uniform random actions, the median over
-rounds in which all contenders take turns (EnvPool and Ray after them, apart); a call in which Gymnasium's
-vector environments only reset is no step. Contenders whose package is not installed (ale-py, envpool, ray) are left
-out and named.
+writes ``results/pool.json``, where rows that were not asked for stay as they are. Rates are environment steps per
+second under uniform random actions, the median over rounds in which all contenders take turns (EnvPool and Ray after
+them, apart); a call in which Gymnasium's vector environments only reset is no step. Contenders whose package is not
+installed (ale-py, envpool, ray) are left out and named.
 """
 
 import argparse
@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
+from describe import machine
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -375,11 +376,11 @@ def main() -> None:
     asked = parser.parse_args()
     if unknown := set(asked.rows) - set(ROWS):
         parser.error(f"no row {unknown.pop()!r}: write one of {', '.join(ROWS)}")
-    rows = []
+    known = {one["row"]: one for one in json.loads(RESULT.read_text())["rows"]} if RESULT.exists() else {}
     for name in asked.rows or ROWS:
-        rows.append(row(name, asked.rounds, asked.seconds))
-        print(f"{name:24}", *(f"{n} {value:,.0f}" for n, value in rows[-1].get("rates", {}).items()), sep="  ")
-        print(" " * 24, *(f"{n} {value:.2f}" for n, value in rows[-1].get("ratios", {}).items()), sep="  ", flush=True)
+        found = known[name] = row(name, asked.rounds, asked.seconds) | {"machine": machine()}
+        print(f"{name:24}", *(f"{n} {value:,.0f}" for n, value in found.get("rates", {}).items()), sep="  ")
+        print(" " * 24, *(f"{n} {value:.2f}" for n, value in found.get("ratios", {}).items()), sep="  ", flush=True)
     setting = {
         "cores": CORES,
         "rounds": asked.rounds,
@@ -394,8 +395,8 @@ def main() -> None:
         "start_s": {id: start_s(id, 16) for id in ("CartPole-v1", "HalfCheetah-v5")},
     }
     print(json.dumps(beside, indent=2))
-    if not asked.rows:
-        RESULT.write_text(json.dumps({"setting": setting, "rows": rows, **beside}, indent=2) + "\n")
+    rows = [known[name] for name in ROWS if name in known]
+    RESULT.write_text(json.dumps({"setting": setting, "rows": rows, **beside}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

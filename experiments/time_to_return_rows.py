@@ -51,6 +51,7 @@ ROWS = {
         {
             "`algo=sac`": _ours("env=halfcheetah algo=sac"),
             "`algo=sac`, second start": _ours("env=halfcheetah algo=sac", warm=True),
+            "`algo=sac placement=actor_critic`": _ours("env=halfcheetah algo=sac placement=actor_critic devices=2"),
             "`algo=flash_sac`": _ours("env=halfcheetah algo=flash_sac"),
         },
         {

@@ -22,6 +22,7 @@ from jaxrl_fast.fragments.rollout import SamplerState, start, unroll
 from jaxrl_fast.graph.dataflow import Channels, Fragment, Graph
 from jaxrl_fast.graph.division import Division
 from jaxrl_fast.graph.layout import starts_kernels_singly
+from jaxrl_fast.graph.placements import SAMPLING
 from jaxrl_fast.numerics.schedules import resolve
 
 
@@ -63,7 +64,8 @@ def environments_only(env: VecEnv, rollout_length: int) -> Graph:
         private, rollout, metrics = unroll(env, act, private, key, rollout_length)
         return private, {}, {**metrics, "reward_sum": jnp.sum(rollout.reward)}
 
-    return Graph((Fragment("sample", init, step, (), (), division=Division(0, {}, env.num_envs, "environments")),))
+    division = Division(0, {}, env.num_envs, "environments")
+    return Graph((Fragment("sample", init, step, (), (), division=division, tags=(SAMPLING,)),))
 
 
 def host_environments_only(env: HostEnv) -> Callable[[int], None]:

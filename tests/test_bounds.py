@@ -1,0 +1,25 @@
+"""What bounds training runs where training runs it."""
+
+import jax
+import pytest
+
+from jaxrl_fast import make_env
+from jaxrl_fast.graph.dataflow import Graph
+from jaxrl_fast.graph.placements import PLACEMENTS
+from jaxrl_fast.settings.config import compose
+from jaxrl_fast.settings.run_settings import make_algorithm
+from jaxrl_fast.tuning.trial import part_of
+
+
+@pytest.mark.parametrize("name", ["sharded_sampling", "sampler_learner", "actor_critic"])
+@pytest.mark.parametrize("what", ["environments", "sampling"])
+def test_the_bounds_of_sampling_have_the_devices_that_sampling_has_in_training(name, what):
+    run = compose(["env=cartpole", "algo=ppo", "num_envs=4", "algo.rollout_length=4"])
+    env, algorithm = make_env("cartpole", num_envs=4), make_algorithm(run)
+    training, bound = part_of("training", run, env, algorithm), part_of(what, run, env, algorithm)
+    assert sampling_devices(bound, name) == sampling_devices(training, name)
+
+
+def sampling_devices(graph: Graph, placement: str) -> tuple:
+    groups = PLACEMENTS[placement](graph, jax.devices()[:2]).groups
+    return next(group.devices for group in groups if "sample" in group.fragments)
