@@ -56,10 +56,10 @@ REACHED = -3.75
 """Gymnasium's ``reward_threshold`` of Reacher, whose arm, motors, reward and 50 steps are those here; brax's targets
 lie a bit closer to the middle."""
 ON_ONE_CORE = "eval.episodes=10 eval.beside=false pool.workers=0 pool.num_groups=1"
-FEW = {("HalfCheetah", "td3"), ("Humanoid", "sac"), ("Humanoid", "flash_sac")}
+FEW = {("Walker2d", "flash_sac"), ("HalfCheetah", "td3"), ("Humanoid", "sac"), ("Humanoid", "flash_sac")}
 """Of Gymnasium's robots, those rows of 20,000 steps: 100,000 were too many for the part of a core that there was."""
 BRAX_STEPS, FEW_BRAX_STEPS = "150_000", "20_480"
-FEW_BRAX = {(env, "flash_sac") for env in ("halfcheetah", "walker2d", "ant")} | {("halfcheetah", "td3")}
+FEW_BRAX = {(env, "flash_sac") for env in ("halfcheetah", "walker2d", "ant")} | {("halfcheetah", "td3"), ("ant", "sac")}
 """Rows of brax of fewer steps, for want of time. brax's SAC can be evaluated there too: after its first 8,192 its
 epochs are of 128 steps."""
 ITERATION = "algo.rollout_length=128 algo.num_epochs=4 algo.num_minibatches=4"
@@ -132,7 +132,7 @@ PEERS = {
         for env, budget in (
             ("halfcheetah", ("29_312", "0", "4")),
             ("walker2d", (BRAX_STEPS, "0", "13")),
-            ("ant", (BRAX_STEPS, "0", "13")),
+            ("ant", (FEW_BRAX_STEPS, "0", "4")),
         )
     },
     **{
