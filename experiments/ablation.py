@@ -122,18 +122,20 @@ def spread(values: list[float], digits: int) -> str:
 
 def table(document: dict[str, Any]) -> str:
     """All rows, those that were not run too."""
-    lines = ["| to the return | way | seconds | times as it is | steps/s after the first evaluation | reached |"]
-    lines.append("|---|---|---|---|---|---|")
+    lines = ["| to the return | way | seconds | times as it is | steps | steps/s from the first evaluation | reached |"]
+    lines.append("|---|---|---|---|---|---|---|")
     for name, part in PARTS.items():
         runs = document["rows"].get(name, {})
         for way in part.ways:
             if not runs.get(way):
-                lines.append(f"| {part.title} | {way} | not run yet | | | |")
+                lines.append(f"| {part.title} | {way} | not run yet | | | | |")
                 continue
             seconds, ratios = worth(runs, way)
+            steps = f"{statistics.median(run['curve'][-1][0] for run in runs[way]):,.0f}"
             got = f"{sum(run['reached_s'] is not None for run in runs[way])} of {len(runs[way])}"
             lines.append(
-                f"| {part.title} | {way} | {spread(seconds, 0)} | {spread(ratios, 2)} | {speed(runs, way)} | {got} |"
+                f"| {part.title} | {way} | {spread(seconds, 0)} | {spread(ratios, 2)} | {steps} | {speed(runs, way)} "
+                f"| {got} |"
             )
     return "\n".join(lines) + "\n"
 
