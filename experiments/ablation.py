@@ -112,6 +112,12 @@ def speed(runs: dict[str, list[dict[str, Any]]], way: str) -> str:
     return f"{statistics.median(rates):,.0f}" if rates else "–"
 
 
+def steps(done: list[dict[str, Any]]) -> str:
+    """Environment steps at the evaluation that had the return; of runs that got there."""
+    found = [run["curve"][-1][0] for run in done if run["reached_s"]]
+    return f"{statistics.median(found):,.0f}" if found else "–"
+
+
 def spread(values: list[float], digits: int) -> str:
     """Median [least, most]."""
     if not values:
@@ -131,12 +137,9 @@ def table(document: dict[str, Any]) -> str:
                 lines.append(f"| {part.title} | {way} | not run yet | | | | |")
                 continue
             seconds, ratios = worth(runs, way)
-            steps = f"{statistics.median(run['curve'][-1][0] for run in runs[way]):,.0f}"
             got = f"{sum(run['reached_s'] is not None for run in runs[way])} of {len(runs[way])}"
-            lines.append(
-                f"| {part.title} | {way} | {spread(seconds, 0)} | {spread(ratios, 2)} | {steps} | {speed(runs, way)} "
-                f"| {got} |"
-            )
+            cells = (part.title, way, spread(seconds, 0), spread(ratios, 2), steps(runs[way]), speed(runs, way), got)
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
