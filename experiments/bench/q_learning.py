@@ -29,7 +29,10 @@ CONTENDERS = {
     "ours, compiled": (sys.executable, "ours_q.py", "compiled"),
     "Ray, tuned": (str(RAY), "q_ray.py", "tuned"),
     "Ray, as written": (str(RAY), "q_ray.py", "written"),
+    "Blackjack alone": (sys.executable, "q_alone.py", "cores"),
 }
+TURNS = {**dict.fromkeys(CONTENDERS, REPEATS), "Ray, as written": 1}
+"""Ray as written takes minutes where the others take seconds, and nothing is measured against it."""
 MUST, AIM = 0.688, 0.1
 """Of Ray tuned: the paper's −31.2 %, and −90 %."""
 MINUTES = {500: 20, 1000: 22, 2000: 25}
@@ -42,7 +45,7 @@ def measure(minibatch: int, document: dict[str, Any], rounds: int) -> None:
     for repeat in range(REPEATS):
         for name, words in CONTENDERS.items():
             done = runs.setdefault(name, [])
-            if len(done) > repeat:
+            if len(done) >= TURNS[name] or len(done) > repeat:
                 continue
             found = once(*words, str(minibatch), str(rounds))
             where = {"machine": machine(), "versions": versions(RAY), "commit": commit()}
@@ -90,7 +93,7 @@ def main(words: list[str]) -> None:
     if "--plan" in words:
         for minibatch in asked:
             have = {name: len(document["rows"].get(str(minibatch), {}).get(name, [])) for name in CONTENDERS}
-            print(f"{minibatch}: about {MINUTES[minibatch]} minutes; {REPEATS} runs each, there are {have}")
+            print(f"{minibatch}: about {MINUTES[minibatch]} minutes; wanted {TURNS}, there are {have}")
         return
     if "--page" not in words:
         if not RAY.exists():

@@ -1,0 +1,52 @@
+"""Worker: Gymnasium's Blackjack-v1 and nothing else: ``python q_alone.py <processes> <minibatch> <rounds>``.
+
+As many processes as cores step their shares of the environments of `q_learning`, one call after another, by a rule
+(hit below 18) that costs nothing. No trainer that steps these environments on these cores can be faster.
+"""
+
+import multiprocessing
+import os
+import sys
+import time
+from typing import Any
+
+BEGIN = time.perf_counter()
+import gymnasium  # noqa: E402
+from q_settings import SETTINGS  # noqa: E402
+from worker import say  # noqa: E402
+
+
+def play(first: int, count: int, steps: int, ready: Any, results: Any) -> None:
+    """``steps`` steps of ``count`` environments; tells the seconds and the mean return."""
+    envs = [gymnasium.make("Blackjack-v1", disable_env_checker=True) for _ in range(count)]
+    sums, rewards = [env.reset(seed=first + i)[0][0] for i, env in enumerate(envs)], []
+    ready.wait()
+    begin = time.perf_counter()
+    for _ in range(steps):
+        for i, env in enumerate(envs):
+            obs, reward, terminated, truncated, _ = env.step(int(sums[i] < 18))
+            if terminated or truncated:
+                rewards.append(reward)
+                obs, _ = env.reset()
+            sums[i] = obs[0]
+    results.put((time.perf_counter() - begin, sum(rewards) / len(rewards)))
+
+
+def main(processes: str, minibatch: str, rounds: str) -> None:
+    """Play once, and say how long the slowest took."""
+    size = len(os.sched_getaffinity(0)) if processes == "cores" else int(processes)
+    share, steps = SETTINGS.num_envs // size, int(rounds) * SETTINGS.rollout_length
+    context = multiprocessing.get_context("fork")
+    ready, results = context.Barrier(size), context.Queue()
+    players = [context.Process(target=play, args=(i * share, share, steps, ready, results)) for i in range(size)]
+    for player in players:
+        player.start()
+    seconds, returns = zip(*[results.get() for _ in players], strict=True)
+    for player in players:
+        player.join()
+    total = time.perf_counter() - BEGIN
+    say({"seconds": max(seconds), "total_s": total, "return": sum(returns) / size, "processes": size})
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
