@@ -9,6 +9,7 @@ the ends of episodes ``[T, E]``. In a dictionary observation two keys then mean 
 world's own, without the axis ``A``, and `OUT`, bool ``[A]``, tells which agents take no part in the next step.
 """
 
+import math
 import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -131,6 +132,20 @@ class Transition(NamedTuple):
     truncated: jax.Array
     first: jax.Array
     extras: PyTree
+
+
+class Products(NamedTuple):
+    """The matrix products of a program, for its compiler to choose by.
+
+    - ``sequences``: whether they are those of a few sequences of several agents.
+    - ``largest``: multiply-adds of the largest, forward; infinite if unknown.
+    """
+
+    sequences: bool = False
+    largest: float = math.inf
+
+
+UNKNOWN_PRODUCTS = Products()
 
 
 class Batches(NamedTuple):

@@ -5,6 +5,7 @@ from functools import cache
 
 import jax
 import numpy as np
+import pixel_envs
 import pytest
 import tiny
 
@@ -13,10 +14,11 @@ from jaxrl_fast.algorithms.mappo import mappo
 from jaxrl_fast.algorithms.ppo import ppo
 from jaxrl_fast.algorithms.pqn_vdn import pqn_vdn
 from jaxrl_fast.algorithms.sac import sac
+from jaxrl_fast.core import Products
 from jaxrl_fast.environments.env import vectorize
 from jaxrl_fast.fragments.build import GraphOptions, build_graph
+from jaxrl_fast.graph import compiler_choices, layout, placements
 from jaxrl_fast.graph import dataflow as graphs
-from jaxrl_fast.graph import layout, placements
 from jaxrl_fast.graph import program as programs
 from jaxrl_fast.graph.chain import Chain
 from jaxrl_fast.graph.dataflow import GraphError
@@ -367,10 +369,13 @@ def test_vectorize_draws_the_same_starts_however_they_are_laid_out():
 
 
 def test_an_option_that_xla_does_not_know_is_left_out(monkeypatch):
-    monkeypatch.setitem(layout.CPU_OPTIONS, "no_such_option", True)
+    monkeypatch.setitem(compiler_choices.CPU_OPTIONS, "no_such_option", True)
     graph, _ = built("ppo")
-    told = layout.compiler_options(layout.homes(PLACEMENTS["fused"](graph, jax.devices("cpu")[:1]), 1)["sample"])
-    assert set(told) == {name for name in layout.CPU_OPTIONS if name != "no_such_option"}
+    told = compiler_choices.compiler_options(
+        layout.homes(PLACEMENTS["fused"](graph, jax.devices("cpu")[:1]), 1)["sample"]
+    )
+    left = {name for name in compiler_choices.CPU_OPTIONS if name != "no_such_option"}
+    assert left <= set(told) <= left | set(compiler_choices.WIDE_VECTORS)
 
 
 @pytest.mark.parametrize("placement", ["fused", "actor_critic"])
@@ -387,8 +392,8 @@ def test_a_first_state_of_few_optimizations_is_that_of_all_but_for_rounding(monk
         return ready
 
     few = first_state()
-    assert layout.starting_options() == layout.STARTING_OPTIONS
-    monkeypatch.setattr(layout, "STARTING_OPTIONS", {})
+    assert compiler_choices.starting_options() == compiler_choices.STARTING_OPTIONS
+    monkeypatch.setattr(compiler_choices, "STARTING_OPTIONS", {})
     assert largest_difference(few, first_state()) <= 1e-6
 
 
@@ -397,6 +402,38 @@ def test_small_products_are_not_eigens():
     several = vectorize(TWO_AGENTS["two_out"](), num_envs=NUM_ENVS)
     for size in (0, 4):
         graph, _ = build_graph(several, mappo(recurrent_size=size))
-        assert graph.small_products == (size > 0) and not built("ppo", recurrent=size)[0].small_products
-    left_out = set(layout.compiler_options(mesh)) - set(layout.compiler_options(mesh, small_products=True))
-    assert left_out == {layout.EIGEN}
+        assert graph.products.sequences == (size > 0) and not built("ppo", recurrent=size)[0].products.sequences
+    few = compiler_choices.compiler_options(mesh, products=Products(sequences=True))
+    assert set(compiler_choices.compiler_options(mesh)) - set(few) == {compiler_choices.EIGEN}
+
+
+def test_one_thread_computes_products_that_are_small():
+    mesh = layout.homes(PLACEMENTS["fused"](built("ppo")[0], jax.devices("cpu")[:1]), 1)["sample"]
+    told = [
+        set(
+            compiler_choices.compiler_options(
+                mesh, products=Products(largest=compiler_choices.ONE_THREAD_PRODUCT + more)
+            )
+        )
+        for more in (0, 1)
+    ]
+    assert told[0] - told[1] == set(compiler_choices.ONE_THREAD)
+
+
+def test_the_largest_product_is_that_of_a_minibatch_with_the_largest_layer():
+    env = tiny.line(discrete=True, num_envs=4)
+    sizes = dict(rollout_length=8, num_minibatches=2, policy_hidden=(8,), value_hidden=(8, 16))
+    assert build_graph(env, ppo(**sizes))[0].products == Products(False, 16 * 8 * 16)
+    images = vectorize(pixel_envs.motion(), num_envs=4)
+    assert build_graph(images, ppo(rollout_length=8, num_minibatches=2))[0].products.largest == float("inf")
+
+
+WIDE = [("AuthenticAMD", 25, False), ("AuthenticAMD", 26, True), ("GenuineIntel", 26, False), ("", 0, False)]
+
+
+@pytest.mark.parametrize(("vendor", "family", "wide"), WIDE)
+def test_vectors_are_as_wide_as_a_processor_computes_at_once(monkeypatch, vendor, family, wide):
+    mesh = layout.homes(PLACEMENTS["fused"](built("ppo")[0], jax.devices("cpu")[:1]), 1)["sample"]
+    monkeypatch.setattr(compiler_choices, "processor_family", lambda: (vendor, family))
+    assert (set(compiler_choices.WIDE_VECTORS) <= set(compiler_choices.compiler_options(mesh))) == wide
+    assert not set(compiler_choices.WIDE_VECTORS) & set(compiler_choices.compiler_options(mesh, acting=True))

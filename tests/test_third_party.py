@@ -12,7 +12,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from jaxrl_fast.graph.layout import xla_knows
+from jaxrl_fast.graph.compiler_choices import xla_knows
 
 ROOT = Path(__file__).parent.parent
 SOURCES = [p for folder in ("jaxrl_fast", "envs", "tests", "experiments") for p in ROOT.glob(f"{folder}/**/*.py")]
@@ -37,6 +37,8 @@ OPTIONS = {
     "xla_cpu_experimental_ynn_fusion_type": "",
     "xla_gpu_deterministic_ops": True,
     "xla_cpu_max_isa": "AVX",
+    "xla_cpu_multi_thread_eigen": False,
+    "xla_cpu_prefer_vector_width": "512",
     "xla_cpu_use_fusion_emitters": False,
     "xla_dump_hlo_as_text": False,
     "xla_dump_to": "",

@@ -11,7 +11,7 @@ import numpy as np
 from jaxrl_fast.core import EpisodeTotals, PyTree, select
 from jaxrl_fast.environments.env import VecEnv, VecState, no_totals, vectorize
 from jaxrl_fast.environments.host_env import UNTOLD
-from jaxrl_fast.graph.layout import acting_options
+from jaxrl_fast.graph.compiler_choices import acting_options
 from jaxrl_fast.policy.policies import Policy
 
 STEP_LIMIT = 10_000

@@ -16,9 +16,9 @@ from jaxrl_fast.evaluation.episodes import play
 from jaxrl_fast.evaluation.on_host import evaluation_on_host
 from jaxrl_fast.experience.binding import Bound
 from jaxrl_fast.graph import distributed
+from jaxrl_fast.graph.compiler_choices import acting_options
 from jaxrl_fast.graph.dataflow import TrainState
 from jaxrl_fast.graph.kept import Jit, Store, compile_kept, trace
-from jaxrl_fast.graph.layout import acting_options
 from jaxrl_fast.policy.policies import Policy, PolicyParams, make_policy
 
 FRESH = 0xF5E5

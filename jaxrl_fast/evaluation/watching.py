@@ -10,7 +10,7 @@ import numpy as np
 from jaxrl_fast.core import PyTree, Timestep
 from jaxrl_fast.environments.env import Env, vectorize
 from jaxrl_fast.evaluation.episodes import STEP_LIMIT, Playing, player
-from jaxrl_fast.graph.layout import acting_options
+from jaxrl_fast.graph.compiler_choices import acting_options
 from jaxrl_fast.policy.policies import Policy
 
 

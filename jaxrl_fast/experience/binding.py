@@ -4,10 +4,14 @@ An algorithm only declares its parts and the data it wants. What follows from th
 stacks of frames, values over rollouts, replay, n-step returns, normalization.
 """
 
+import math
+from functools import partial
 from typing import Any, NamedTuple
 
-from jaxrl_fast.algorithms.interface import Agent, Algorithm, OnPolicy, Part, Replay, require_positive
-from jaxrl_fast.core import EnvSpec
+import jax
+
+from jaxrl_fast.algorithms.interface import Agent, Algorithm, OnPolicy, Part, Replay, init_params, require_positive
+from jaxrl_fast.core import UNKNOWN_PRODUCTS, EnvSpec, Products
 from jaxrl_fast.experience.acting import Acting, make_acting
 from jaxrl_fast.experience.minibatches import MAX_SHARDS, Experience
 from jaxrl_fast.experience.off_policy import off_policy_experience, warmup_ticks
@@ -30,6 +34,7 @@ class Bound(NamedTuple):
     - ``warmup_ticks``: ticks that only fill the replay buffer.
     - ``normalize_observations``, ``normalize_rewards``: whether networks and losses get them normalized.
     - ``max_return``: as in `Agent`; ``num_agents``: as in `EnvSpec`.
+    - ``products``: those of its updates.
     """
 
     parts: dict[str, Part]
@@ -45,12 +50,7 @@ class Bound(NamedTuple):
     normalize_rewards: bool
     max_return: float | None = None
     num_agents: int | None = None
-
-    @property
-    def small_products(self) -> bool:
-        """Whether a minibatch is a few sequences of several agents, so that matrix products are small."""
-        networks = [network for part in self.parts.values() for network in part.networks.values()]
-        return self.num_agents is not None and any(network.recurrent for network in networks)
+    products: Products = UNKNOWN_PRODUCTS
 
 
 def bind(algorithm: Algorithm, spec: EnvSpec, num_envs: int, shards: int = MAX_SHARDS) -> Bound:
@@ -87,7 +87,19 @@ def bind(algorithm: Algorithm, spec: EnvSpec, num_envs: int, shards: int = MAX_S
         agent.normalize_rewards,
         agent.max_return,
         spec.num_agents,
+        products_of(agent, spec, steps),
     )
+
+
+def products_of(agent: Agent, spec: EnvSpec, batch_size: int) -> Products:
+    """The matrix products of an agent's updates of ``batch_size`` steps; unknown in size where convolutions, whose
+    products have a row for every place of an image, may be among them."""
+    networks = [network for part in agent.parts.values() for network in part.networks.values()]
+    sequences = spec.num_agents is not None and any(network.recurrent for network in networks)
+    if any(len(leaf.shape) > 2 for leaf in jax.tree.leaves(spec.obs)):
+        return Products(sequences)
+    params = [jax.eval_shape(partial(init_params, part), jax.random.key(0)) for part in agent.parts.values()]
+    return Products(sequences, batch_size * max(math.prod(leaf.shape) for leaf in jax.tree.leaves(params)))
 
 
 def require_agents(algorithm: Algorithm, spec: EnvSpec) -> None:

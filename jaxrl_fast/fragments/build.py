@@ -201,7 +201,7 @@ def build_graph(
     def hyper_at(hyper: Any, tick: jax.Array) -> Any:
         return resolve(hyper, jnp.clip(tick * (steps_per_tick / (options.total_steps or steps_per_tick)), 0.0, 1.0))
 
-    graph = Graph(before + learning.fragments, delays, hyper_at, small_products=agent.small_products)
+    graph = Graph(before + learning.fragments, delays, hyper_at, products=agent.products)
     check(graph)
     return graph, agent
 

@@ -19,9 +19,10 @@ from jax.sharding import Mesh
 
 from jaxrl_fast.core import Metrics
 from jaxrl_fast.graph import distributed, exchange, kept
+from jaxrl_fast.graph.compiler_choices import starting_options
 from jaxrl_fast.graph.dataflow import Channels, Graph, TrainState
 from jaxrl_fast.graph.kept import Jit, Store
-from jaxrl_fast.graph.layout import channel_axes, init_seeds, lay, over_seeds, starting_options, state_layout
+from jaxrl_fast.graph.layout import channel_axes, init_seeds, lay, over_seeds, state_layout
 from jaxrl_fast.graph.program_functions import CompileAhead, CompileRun, InitState, PlaceState
 from jaxrl_fast.graph.segments import Segment, Stage, make_stages
 

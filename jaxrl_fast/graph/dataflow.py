@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol, cast
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.core import Metrics, PyTree, stable_hash
+from jaxrl_fast.core import UNKNOWN_PRODUCTS, Metrics, Products, PyTree, stable_hash
 from jaxrl_fast.graph.division import WHOLE, Division
 
 Channels = dict[str, PyTree]
@@ -116,13 +116,12 @@ class Fragment(NamedTuple):
 
 class Graph(NamedTuple):
     """What a run computes in a tick: ``fragments`` in schedule order; ``delays``: ``(reader, channel) -> age`` in
-    ticks, 0 where absent; ``hyper_at``: the rates of a tick; ``small_products``: whether its matrix products are
-    small, for the compiler to choose by."""
+    ticks, 0 where absent; ``hyper_at``: the rates of a tick; ``products``: its matrix products."""
 
     fragments: tuple[Fragment, ...]
     delays: Mapping[tuple[str, str], int] = {}
     hyper_at: HyperAt = lambda hyper, tick: hyper
-    small_products: bool = False
+    products: Products = UNKNOWN_PRODUCTS
 
     def _repr_html_(self) -> str:
         rows = []

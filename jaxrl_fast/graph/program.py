@@ -1,4 +1,5 @@
-"""Programs: a graph under a placement, compiled. With `placements`, `layout` and `chain`, all that knows devices.
+"""Programs: a graph under a placement, compiled. With `placements`, `layout`, `compiler_choices` and
+`chain`, all that knows devices.
 
 A placement of one group becomes one program that scans over the ticks of a chunk. Several groups, or a host fragment,
 become a chain of programs.
@@ -16,17 +17,10 @@ from jaxrl_fast.core import Metrics
 from jaxrl_fast.graph import distributed, exchange, kept, placements
 from jaxrl_fast.graph.chain import make_chain
 from jaxrl_fast.graph.checking import check
+from jaxrl_fast.graph.compiler_choices import compiler_options, starting_options
 from jaxrl_fast.graph.dataflow import Graph, TrainState
 from jaxrl_fast.graph.kept import Jit, Store, Traced
-from jaxrl_fast.graph.layout import (
-    SEED_AXES,
-    compiler_options,
-    homes,
-    init_seeds,
-    over_seeds,
-    starting_options,
-    state_layout,
-)
+from jaxrl_fast.graph.layout import SEED_AXES, homes, init_seeds, over_seeds, state_layout
 from jaxrl_fast.graph.many_ticks import ticks
 from jaxrl_fast.graph.placements import Placement
 from jaxrl_fast.graph.program_functions import CompileAhead, CompileRun, InitState, PlaceState, RunChunk
@@ -91,7 +85,7 @@ def _one_program(
         state, metrics = over_seeds(one_seed, num_seeds, (SEED_AXES,), (SEED_AXES, 0))(state)
         return state, {name: value.reshape(num_seeds, ticks_per_chunk) for name, value in metrics.items()}
 
-    options = compiler_options(home[graph.fragments[0].name], small_products=graph.small_products)
+    options = compiler_options(home[graph.fragments[0].name], products=graph.products)
     init_jit = Jit("init", init_seeds(graph, num_seeds), out_shardings=layout, options=starting_options())
     run_jit = Jit("chunk", chunk, (0,), (layout,), (layout, layout.key), options)
     init, run = init_jit.jitted(), run_jit.jitted()

@@ -8,9 +8,10 @@ from jax.sharding import Mesh, Sharding
 
 from jaxrl_fast.graph import dataflow as graphs
 from jaxrl_fast.graph import exchange
+from jaxrl_fast.graph.compiler_choices import compiler_options
 from jaxrl_fast.graph.dataflow import Channels, Fragment, Graph
 from jaxrl_fast.graph.kept import Jit
-from jaxrl_fast.graph.layout import channel_axes, compiler_options, lay, over_seeds
+from jaxrl_fast.graph.layout import channel_axes, lay, over_seeds
 from jaxrl_fast.graph.placements import SAMPLING
 
 
@@ -169,7 +170,7 @@ def _jit(
         (0,),
         (private, {c: at[c] for c in stored}, {c: at[c] for c in fresh}, whole, whole, None, None),
         (private, {c: at[c] for c in written}, whole),
-        compiler_options(mesh, small_products=graph.small_products, acting=acting),
+        compiler_options(mesh, products=graph.products, acting=acting),
     )
 
 

@@ -14,7 +14,7 @@ from jaxrl_fast.environments.env import VecEnv
 from jaxrl_fast.environments.host_env import HostEnv
 from jaxrl_fast.fragments.build import GraphOptions, Overlap
 from jaxrl_fast.fragments.learning import Average, OnNan
-from jaxrl_fast.graph.layout import starts_kernels_singly
+from jaxrl_fast.graph.compiler_choices import starts_kernels_singly
 from jaxrl_fast.numerics.schedules import plain
 from jaxrl_fast.runs.checkpointing import Checkpoints
 from jaxrl_fast.runs.loggers import Log

@@ -10,8 +10,8 @@ from jaxrl_fast.experience.binding import Bound
 from jaxrl_fast.fragments.build import build_graph
 from jaxrl_fast.fragments.callbacks import check_placement, in_graph
 from jaxrl_fast.graph import program as programs
+from jaxrl_fast.graph.compiler_choices import starts_kernels_singly
 from jaxrl_fast.graph.dataflow import Graph, TrainState, tagged
-from jaxrl_fast.graph.layout import starts_kernels_singly
 from jaxrl_fast.graph.placements import LEARNING, SAMPLING, Placement, place_on
 from jaxrl_fast.inspection.description import compiled_parts
 from jaxrl_fast.settings.machine import AUTO

@@ -25,9 +25,9 @@ from jaxrl_fast.fragments.host_sampling import print_events_after
 from jaxrl_fast.fragments.learning import Average, OnNan
 from jaxrl_fast.graph import distributed
 from jaxrl_fast.graph import program as programs
+from jaxrl_fast.graph.compiler_choices import starts_kernels_singly
 from jaxrl_fast.graph.dataflow import TrainState, tagged
 from jaxrl_fast.graph.kept import Keep
-from jaxrl_fast.graph.layout import starts_kernels_singly
 from jaxrl_fast.graph.placements import REPLAY, Make, place
 from jaxrl_fast.inspection.drawing import draw_run
 from jaxrl_fast.inspection.notebook import live_plot, result_html

@@ -19,9 +19,9 @@ from jaxrl_fast.experience.binding import bind
 from jaxrl_fast.fragments.build import experience_fragment, init_statistics, rollout_shapes, sampler
 from jaxrl_fast.fragments.learning import Learning, init_learned, learn_fragment
 from jaxrl_fast.fragments.rollout import SamplerState, start, unroll
+from jaxrl_fast.graph.compiler_choices import starts_kernels_singly
 from jaxrl_fast.graph.dataflow import Channels, Fragment, Graph
 from jaxrl_fast.graph.division import Division
-from jaxrl_fast.graph.layout import starts_kernels_singly
 from jaxrl_fast.graph.placements import SAMPLING
 from jaxrl_fast.numerics.schedules import resolve
 
@@ -48,7 +48,7 @@ def sampling_only(env: VecEnv | HostEnv, algorithm: Algorithm) -> Graph:
     stored = Fragment(
         "stored", init_store, store, ("rollout",), (), division=Division(1, {}, env.num_envs, "environments")
     )
-    return Graph((policy, sample, stored), small_products=agent.small_products)
+    return Graph((policy, sample, stored), products=agent.products)
 
 
 def environments_only(env: VecEnv, rollout_length: int) -> Graph:
@@ -108,8 +108,9 @@ def updates_only(env: VecEnv | HostEnv, algorithm: Algorithm) -> Graph:
     learning = Learning(agent, joined=starts_kernels_singly(jax.default_backend()))
     division = source.division._replace(private=source.division.writes["batches"])
     batches = Fragment("batches", init, step, (), ("batches",), division=division)
-    fragments, small = (batches, learn_fragment(learning)), agent.small_products
-    return Graph(fragments, hyper_at=lambda hyper, tick: resolve(hyper, jnp.zeros(())), small_products=small)
+    fragments = batches, learn_fragment(learning)
+    rates = lambda hyper, tick: resolve(hyper, jnp.zeros(()))  # noqa: E731
+    return Graph(fragments, hyper_at=rates, products=agent.products)
 
 
 def share_of_bound(training_s: float, environments_s: float, updates_s: float) -> float:
