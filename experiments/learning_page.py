@@ -58,11 +58,11 @@ def passes(row: Row, curve: list[dict[str, Any]], rivals: dict[str, list[dict[st
 
 def at_equal_steps(curve: list[dict[str, Any]], rival: list[dict[str, Any]]) -> tuple[float, float]:
     """Mean returns of two curves where the shorter one ends. Where they were not evaluated at the same step, the rival
-    is taken at its next evaluation, and the row at its last one."""
+    is taken at its next evaluation, and the row at its last one; not a number where it has none so early."""
     end = min(curve[-1]["env_steps"], rival[-1]["env_steps"])
-    own = [point for point in curve if point["env_steps"] <= end] or curve[:1]
-    other = [point for point in rival if point["env_steps"] >= end]
-    return float(np.mean(own[-1]["returns"])), float(np.mean(other[0]["returns"]))
+    own = [point["returns"] for point in curve if point["env_steps"] <= end] or [float("nan")]
+    other = [point["returns"] for point in rival if point["env_steps"] >= end]
+    return float(np.mean(own[-1])), float(np.mean(other[0]))
 
 
 def table_line(name: str, result: dict[str, Any], rivals: dict[str, list[dict[str, Any]]]) -> str:
@@ -83,6 +83,11 @@ def table_line(name: str, result: dict[str, Any], rivals: dict[str, list[dict[st
         f"`{' '.join(row.words) or result['command']}`",
     ]
     return f"| {' | '.join(cells)} |"
+
+
+def who(seeds: int) -> str:
+    """What the lines of a picture are."""
+    return "1 seed" if seeds == 1 else f"{seeds} seeds, interquartile mean"
 
 
 def write_page(results: Path) -> None:
@@ -125,7 +130,7 @@ def draw(curve: list[dict[str, Any]], title: str, path: Path, value: str = "gree
         plot.set_xlabel(label)
         plot.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
         plot.grid(alpha=0.3)
-    plots[0].set_ylabel(f"{value}: {returns.shape[1]} seeds, interquartile mean")
+    plots[0].set_ylabel(f"{value}: {who(returns.shape[1])}")
     figure.suptitle(textwrap.fill(title, 130, break_long_words=False, break_on_hyphens=False), fontsize="medium")
     figure.savefig(path, dpi=110)
     plt.close(figure)

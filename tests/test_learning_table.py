@@ -1,5 +1,6 @@
 """The learning table: its rows are settings that exist, and its figures are what they are called."""
 
+import math
 import sys
 from pathlib import Path
 
@@ -46,6 +47,12 @@ def test_a_row_and_its_rival_are_compared_where_the_shorter_one_ends():
     assert at_equal_steps(curve((90, 5.0)), longer) == (5.0, 3.0)
     assert at_equal_steps(longer, curve((80, 5.0))) == (2.0, 5.0)
     assert at_equal_steps(longer, curve((90, 5.0))) == (2.0, 5.0)
+
+
+def test_a_row_that_was_first_evaluated_after_its_rivals_end_has_not_passed():
+    late, early = curve((80, 9.0), (160, 9.0)), curve((40, 1.0))
+    assert math.isnan(at_equal_steps(late, early)[0])
+    assert not passes(Row((), rival=("early", 1.0)), late, {"early": early})
 
 
 def test_seeds_that_ran_apart_are_one_curve_and_their_seconds_add_up():
