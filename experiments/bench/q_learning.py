@@ -31,12 +31,19 @@ CONTENDERS = {
     "Ray, as written": (str(RAY), "q_ray.py", "written"),
     "Blackjack alone": (sys.executable, "q_alone.py", "cores"),
 }
-TURNS = {**dict.fromkeys(CONTENDERS, REPEATS), "Ray, as written": 1}
-"""Ray as written takes minutes where the others take seconds, and nothing is measured against it."""
+WRITTEN = "Ray, as written"
 MUST, AIM = 0.688, 0.1
 """Of Ray tuned: the paper's −31.2 %, and −90 %."""
-MINUTES = {500: 20, 1000: 22, 2000: 25}
-"""A guess for two cores, until it was run."""
+MINUTES = {500: 12, 1000: 6, 2000: 6}
+"""On two cores."""
+
+
+def turns(minibatch: int, name: str) -> int:
+    """How often a contender runs. Ray as written takes five minutes where the others take seconds, and no ratio is to
+    it: once, with the minibatch of which the paper says how long it took there."""
+    if name != WRITTEN:
+        return REPEATS
+    return int(minibatch == MINIBATCHES[0])
 
 
 def measure(minibatch: int, document: dict[str, Any], rounds: int) -> None:
@@ -45,7 +52,7 @@ def measure(minibatch: int, document: dict[str, Any], rounds: int) -> None:
     for repeat in range(REPEATS):
         for name, words in CONTENDERS.items():
             done = runs.setdefault(name, [])
-            if len(done) >= TURNS[name] or len(done) > repeat:
+            if len(done) >= turns(minibatch, name) or len(done) > repeat:
                 continue
             found = once(*words, str(minibatch), str(rounds))
             where = {"machine": machine(), "versions": versions(RAY), "commit": commit()}
@@ -61,10 +68,11 @@ def page(document: dict[str, Any]) -> str:
     lines.append("|---|---|---|---|---|---|---|")
     for minibatch in MINIBATCHES:
         runs = document["rows"].get(str(minibatch), {})
-        if not all(len(runs.get(name, [])) for name in CONTENDERS):
+        ran = [name for name in CONTENDERS if runs.get(name)]
+        if len(ran) < sum(turns(minibatch, name) > 0 for name in CONTENDERS):
             lines.append(f"| {minibatch:,} | not run yet | | | | | |")
             continue
-        lines += [line(minibatch, name, runs) for name in CONTENDERS]
+        lines += [line(minibatch, name, runs) for name in ran]
     return "\n".join(lines) + "\n"
 
 
@@ -93,7 +101,8 @@ def main(words: list[str]) -> None:
     if "--plan" in words:
         for minibatch in asked:
             have = {name: len(document["rows"].get(str(minibatch), {}).get(name, [])) for name in CONTENDERS}
-            print(f"{minibatch}: about {MINUTES[minibatch]} minutes; wanted {TURNS}, there are {have}")
+            wanted = {name: turns(minibatch, name) for name in CONTENDERS}
+            print(f"{minibatch}: about {MINUTES[minibatch]} minutes; wanted {wanted}, there are {have}")
         return
     if "--page" not in words:
         if not RAY.exists():
