@@ -407,17 +407,17 @@ def test_small_products_are_not_eigens():
     assert set(compiler_choices.compiler_options(mesh)) - set(few) == {compiler_choices.EIGEN}
 
 
-def test_one_thread_computes_products_that_are_small():
+def test_programs_of_small_products_are_compiled_for_them():
     mesh = layout.homes(PLACEMENTS["fused"](built("ppo")[0], jax.devices("cpu")[:1]), 1)["sample"]
     told = [
         set(
             compiler_choices.compiler_options(
-                mesh, products=Products(largest=compiler_choices.ONE_THREAD_PRODUCT + more)
+                mesh, products=Products(largest=compiler_choices.SMALL_PRODUCT + more)
             )
         )
         for more in (0, 1)
     ]
-    assert told[0] - told[1] == set(compiler_choices.ONE_THREAD)
+    assert told[0] - told[1] == set(compiler_choices.SMALL_OPTIONS)
 
 
 def test_the_largest_product_is_that_of_a_minibatch_with_the_largest_layer():

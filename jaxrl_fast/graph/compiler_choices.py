@@ -16,11 +16,12 @@ CPU_OPTIONS: dict[str, str | bool] = {EIGEN: ""}
 (medians of 8 and 4 rounds in turn, JAX 0.10.2). Not where products are small: of several agents with a memory, whose
 minibatches are a few sequences, Eigen takes 1.4 times as long (`experiments/bench/agents.py`, one core)."""
 
-ONE_THREAD: dict[str, str | bool] = {"xla_cpu_multi_thread_eigen": False}
-ONE_THREAD_PRODUCT = 2**21
-"""Up to so many multiply-adds (512 rows by 64 x 64) a matrix product takes some 20 microseconds, and one thread
-computes it: PPO on CartPole makes 1.18 times as many steps so with minibatches of 128, 1.10 times with 512 (2 cores of
-an AMD EPYC of family 26, JAX 0.10.2)."""
+SMALL_OPTIONS: dict[str, str | bool] = {"xla_cpu_multi_thread_eigen": False}
+SMALL_PRODUCT = 2**21
+"""Where no matrix product has more multiply-adds (512 rows by 64 x 64, some 25 microseconds), XLA is told not to compute
+one by several threads: PPO on CartPole makes 1.18 times as many steps so with minibatches of 128, 1.10 times with 512;
+with 2,048, and with layers of 256, nothing is gained (2 cores of an AMD EPYC of family 26, JAX 0.10.2). What else the
+option changes within XLA was not found out: the optimized program is the same text, and two cores are busy either way."""
 
 WIDE_VECTORS: dict[str, str | bool] = {"xla_cpu_prefer_vector_width": "512"}
 FULL_WIDTH_FAMILY = ("AuthenticAMD", 26)
@@ -69,8 +70,8 @@ def compiler_options(
 
 def _learning_options(products: Products) -> dict[str, str | bool]:
     options = {name: value for name, value in CPU_OPTIONS.items() if not (products.sequences and name == EIGEN)}
-    if products.largest <= ONE_THREAD_PRODUCT:
-        options |= ONE_THREAD
+    if products.largest <= SMALL_PRODUCT:
+        options |= SMALL_OPTIONS
     vendor, family = processor_family()
     if vendor == FULL_WIDTH_FAMILY[0] and family >= FULL_WIDTH_FAMILY[1]:
         options |= WIDE_VECTORS
