@@ -410,11 +410,7 @@ def test_small_products_are_not_eigens():
 def test_programs_of_small_products_are_compiled_for_them():
     mesh = layout.homes(PLACEMENTS["fused"](built("ppo")[0], jax.devices("cpu")[:1]), 1)["sample"]
     told = [
-        set(
-            compiler_choices.compiler_options(
-                mesh, products=Products(largest=compiler_choices.SMALL_PRODUCT + more)
-            )
-        )
+        set(compiler_choices.compiler_options(mesh, products=Products(largest=compiler_choices.SMALL_PRODUCT + more)))
         for more in (0, 1)
     ]
     assert told[0] - told[1] == set(compiler_choices.SMALL_OPTIONS)
