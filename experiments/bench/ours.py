@@ -25,6 +25,7 @@ from environments import points
 
 import jaxrl_fast as jf
 from jaxrl_fast.fragments.build import GraphOptions, build_graph
+from jaxrl_fast.graph import compiler_choices
 from jaxrl_fast.graph.placements import PLACEMENTS
 from jaxrl_fast.tuning import stopwatch
 from jaxrl_fast.tuning.ceiling import environments_only, updates_only
@@ -130,6 +131,8 @@ def main(name: str, what: str, placement: str = "", precision: str = "f32", over
         graph = environments_only(env, agent.rollout_length)
     if what == "update":
         graph = updates_only(env, algorithm)
+    for left_out in filter(None, os.environ.get("BENCH_WITHOUT", "").split(",")):
+        getattr(compiler_choices, left_out).clear()
     place = PLACEMENTS[placement]
     row = row._replace(ticks=int(os.environ.get("BENCH_TICKS", row.ticks)))
     ready = stopwatch.compile_timed(graph, place(graph, jax.devices()), algorithm.hyper, ticks=row.ticks)
