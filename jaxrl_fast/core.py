@@ -135,14 +135,16 @@ class Transition(NamedTuple):
 
 
 class Products(NamedTuple):
-    """The matrix products of a program, for its compiler to choose by.
+    """How large the work of a program's updates is, to choose by how it is compiled.
 
-    - ``sequences``: whether they are those of a few sequences of several agents.
-    - ``largest``: multiply-adds of the largest, forward; infinite if unknown.
+    - ``sequences``: whether matrix products are those of a few sequences of several agents.
+    - ``largest``: multiply-adds of the largest of them, forward; infinite if unknown.
+    - ``params``: numbers in all networks together; infinite if unknown.
     """
 
     sequences: bool = False
     largest: float = math.inf
+    params: float = math.inf
 
 
 UNKNOWN_PRODUCTS = Products()

@@ -96,10 +96,10 @@ def products_of(agent: Agent, spec: EnvSpec, batch_size: int) -> Products:
     products have a row for every place of an image, may be among them."""
     networks = [network for part in agent.parts.values() for network in part.networks.values()]
     sequences = spec.num_agents is not None and any(network.recurrent for network in networks)
-    if any(len(leaf.shape) > 2 for leaf in jax.tree.leaves(spec.obs)):
-        return Products(sequences)
     params = [jax.eval_shape(partial(init_params, part), jax.random.key(0)) for part in agent.parts.values()]
-    return Products(sequences, batch_size * max(math.prod(leaf.shape) for leaf in jax.tree.leaves(params)))
+    sizes = [math.prod(leaf.shape) for leaf in jax.tree.leaves(params)]
+    images = any(len(leaf.shape) > 2 for leaf in jax.tree.leaves(spec.obs))
+    return Products(sequences, math.inf if images else batch_size * max(sizes), sum(sizes))
 
 
 def require_agents(algorithm: Algorithm, spec: EnvSpec) -> None:

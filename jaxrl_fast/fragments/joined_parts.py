@@ -1,8 +1,8 @@
-"""A part in training with each network's numbers joined into one vector, for devices that start kernels one by one.
+"""A part in training with each network's numbers joined into one vector, where kernels are small or started singly.
 
 An optimizer's step is then a few kernels instead of several for each layer, and the networks of an ensemble are one
-batched product. What is computed is the same but for the order of sums in norms. On a CPU the copies cost more than
-they save.
+batched product. What is computed is the same but for the order of sums in norms. For large networks on a CPU the copies
+cost more than they save.
 """
 
 from collections.abc import Callable, Mapping
