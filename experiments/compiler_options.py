@@ -19,7 +19,13 @@ from run import Worker, spread  # noqa: E402
 RESULT = HERE / "results" / "compiler_options.json"
 AS_IT_IS = "as it is"
 FAST = "--xla_cpu_enable_fast_math=true"
-LIBERTIES = " ".join(f"--xla_cpu_fast_math_honor_{what}=false" for what in ("infs", "nans", "division", "functions"))
+HONORED = (
+    "xla_cpu_fast_math_honor_division",
+    "xla_cpu_fast_math_honor_functions",
+    "xla_cpu_fast_math_honor_infs",
+    "xla_cpu_fast_math_honor_nans",
+)
+LIBERTIES = " ".join(f"--{option}=false" for option in HONORED)
 
 
 class Way(NamedTuple):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import jaxrl_fast as jf
 from jaxrl_fast.experience.binding import bind
+from jaxrl_fast.fragments import learning
 from jaxrl_fast.fragments.build import GraphOptions, build_graph
 from jaxrl_fast.fragments.joined_parts import can_join, pack, pack_moments, packing_of, stacked, unpack, unpack_moments
 from jaxrl_fast.fragments.packed_steps import pack_step, unpack_steps
@@ -91,9 +92,12 @@ def test_steps_keep_every_bit(seed):
         np.testing.assert_array_equal(np.asarray(back[name]).tobytes(), np.asarray(value).tobytes())
 
 
+@pytest.mark.parametrize("kernels_singly", [True, False])
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_a_run_computes_the_same_joined(name):
-    """Tick by tick with arrays one by one, and in one program whose state is joined from the first tick to the last."""
+def test_a_run_computes_the_same_joined(name, kernels_singly, monkeypatch):
+    """Tick by tick with arrays one by one, and in one program whose state is joined from the first tick to the last:
+    where that is asked for, and where networks are small."""
+    monkeypatch.setattr(learning, "SMALL_NETWORKS", 0)
     env_name, algorithm = ALGORITHMS[name]
     env = jf.make_env(env_name, num_envs=8)
     graph, agent = build_graph(env, algorithm, GraphOptions(total_steps=1000))
@@ -102,7 +106,10 @@ def test_a_run_computes_the_same_joined(name):
     for _ in range(length):
         state, metrics = step(state)
         rows.append(metrics)
-    joined, _ = build_graph(env, algorithm, GraphOptions(total_steps=1000, joined=True))
+    assert not any(fragment.inner for fragment in graph.fragments)
+    if not kernels_singly:
+        monkeypatch.undo()
+    joined, _ = build_graph(env, algorithm, GraphOptions(total_steps=1000, joined=kernels_singly))
     assert any(fragment.inner for fragment in joined.fragments)
     first = jax.jit(partial(init, joined))(jax.random.key(0), algorithm.hyper)
     state_joined, columns = jax.jit(partial(ticks, joined, length=length))(first)

@@ -12,7 +12,7 @@ import tiny
 from jaxrl_fast.algorithms.interface import Found, Learned, Part
 from jaxrl_fast.algorithms.ppo import ppo
 from jaxrl_fast.algorithms.sac import sac
-from jaxrl_fast.core import Batches
+from jaxrl_fast.core import UNKNOWN_PRODUCTS, Batches
 from jaxrl_fast.experience.minibatches import Experience, take_batch
 from jaxrl_fast.fragments.build import GraphOptions, build_graph
 from jaxrl_fast.fragments.learners import build_learners
@@ -86,6 +86,7 @@ class Toy:
     def __init__(self, parts: dict[str, Part] | None = None, updates: int = 3) -> None:
         self.parts = parts or {"critic": quadratic("actor"), "actor": quadratic("critic")}
         self.updates_per_tick, self.hyper, self.acting = updates, (), SimpleNamespace(chooses=("actor",))
+        self.products = UNKNOWN_PRODUCTS
         self.experience = Experience(lambda example: (), lambda *args: ((), None), take_batch, 2)
 
 

@@ -419,7 +419,9 @@ def test_programs_of_small_products_are_compiled_for_them():
 def test_the_largest_product_is_that_of_a_minibatch_with_the_largest_layer():
     env = tiny.line(discrete=True, num_envs=4)
     sizes = dict(rollout_length=8, num_minibatches=2, policy_hidden=(8,), value_hidden=(8, 16))
-    assert build_graph(env, ppo(**sizes))[0].products == Products(False, 16 * 8 * 16)
+    products = build_graph(env, ppo(**sizes))[0].products
+    assert not products.sequences and products.largest == 16 * 8 * 16
+    assert products.params == 2 * 8 + 8 + 8 * 2 + 2 + 2 * 8 + 8 + 8 * 16 + 16 + 16 + 1
     images = vectorize(pixel_envs.motion(), num_envs=4)
     assert build_graph(images, ppo(rollout_length=8, num_minibatches=2))[0].products.largest == float("inf")
 
