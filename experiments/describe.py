@@ -9,6 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from jaxrl_fast.graph.compiler_choices import first_processor  # noqa: E402
 from jaxrl_fast.settings.machine import cpu_cores, processor  # noqa: E402
 
 PACKAGES = (
@@ -38,12 +39,10 @@ def machine() -> str:
 
 def _generation() -> str:
     """On Linux, family and model: a virtual machine may call processors of several generations by one name."""
-    found = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    said = dict(line.split(":", 1) for line in found.partition("\n\n")[0].splitlines() if ":" in line)
-    numbers = {key.strip(): value.strip() for key, value in said.items()}
-    if not {"cpu family", "model"} <= set(numbers):
+    said = first_processor()
+    if not {"cpu family", "model"} <= set(said):
         return ""
-    return f" (family {numbers['cpu family']}, model {numbers['model']})"
+    return f" (family {said['cpu family']}, model {said['model']})"
 
 
 def commit() -> str:

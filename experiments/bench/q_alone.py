@@ -34,11 +34,15 @@ def play(first: int, count: int, steps: int, ready: Any, results: Any) -> None:
 
 def main(processes: str, minibatch: str, rounds: str) -> None:
     """Play once, and say how long the slowest took."""
-    size = len(os.sched_getaffinity(0)) if processes == "cores" else int(processes)
-    share, steps = SETTINGS.num_envs // size, int(rounds) * SETTINGS.rollout_length
+    wanted = len(os.sched_getaffinity(0)) if processes == "cores" else int(processes)
+    size, steps = min(wanted, SETTINGS.num_envs), int(rounds) * SETTINGS.rollout_length
+    shares = [SETTINGS.num_envs // size + (i < SETTINGS.num_envs % size) for i in range(size)]
     context = multiprocessing.get_context("fork")
     ready, results = context.Barrier(size), context.Queue()
-    players = [context.Process(target=play, args=(i * share, share, steps, ready, results)) for i in range(size)]
+    players = [
+        context.Process(target=play, args=(sum(shares[:i]), share, steps, ready, results))
+        for i, share in enumerate(shares)
+    ]
     for player in players:
         player.start()
     seconds, returns = zip(*[results.get() for _ in players], strict=True)

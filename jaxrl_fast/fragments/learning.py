@@ -33,8 +33,8 @@ Delays = dict[tuple[str, str], int]
 
 SMALL_NETWORKS = 2**15
 """Where networks have so few numbers together, each is one vector on every device: to begin an operation takes longer
-than to compute it, and an optimizer has several for each layer. PPO makes 1.18 times as many steps so on 4 CartPoles,
-1.05 times on 64 (2 cores, AMD EPYC of family 26)."""
+than to compute it, and an optimizer has several for each layer. PPO makes 1.1 to 1.2 times as many steps so on 4
+CartPoles, 1.05 times on 64, and no more with 34,691 numbers (by hand; 2 cores, AMD EPYC of family 26)."""
 
 
 class Learning(NamedTuple):

@@ -108,8 +108,13 @@ def xla_knows(option: str, value: str | bool) -> bool:
 @cache
 def processor_family() -> tuple[str, int]:
     """The processor's vendor and family, which tell generations apart that a virtual machine calls by one name; "" and
-    0 where the system does not say (Linux does, for x86)."""
+    0 where the system does not say."""
+    said = first_processor()
+    return said.get("vendor_id", ""), int(said.get("cpu family", 0))
+
+
+def first_processor() -> dict[str, str]:
+    """What the system says of its first processor, by Linux's names; family and model are told of x86."""
     cpuinfo = Path("/proc/cpuinfo")
     first = cpuinfo.read_text().partition("\n\n")[0] if cpuinfo.exists() else ""
-    said = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
-    return said.get("vendor_id", ""), int(said.get("cpu family", 0))
+    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
