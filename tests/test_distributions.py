@@ -138,3 +138,27 @@ def test_actions_of_any_shape_are_scaled_bound_by_bound():
     assert action.shape == (5, 2, 2)
     np.testing.assert_allclose(action[0], [[0.0, 2.0], [2.5, 0.0]])
     np.testing.assert_allclose(d.to_unit(space, action), np.zeros((5, 4)), atol=1e-6)
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=3), st.integers(0, 2**31 - 1))
+def test_standard_normal_is_that_of_jax_bit_for_bit(shape, seed):
+    key, shape = jax.random.key(seed), tuple(shape)
+    np.testing.assert_array_equal(d.standard_normal(key, shape), jax.random.normal(key, shape))
+
+
+def test_a_sample_is_computed_once_however_often_it_is_used():
+    def loss(mean, key):
+        raw = d.sample(d.TanhNormal(mean, jnp.ones_like(mean)), key)
+        return jnp.mean(d.log_prob(d.TanhNormal(mean, jnp.ones_like(mean)), raw)) + jnp.sum(jnp.tanh(raw) * mean)
+
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        compiled = jax.jit(jax.value_and_grad(loss)).lower(jnp.zeros((64, 6)), KEY).compile()
+    of_inverse_error_function = "0.246640727"
+    assert compiled.as_text().count(of_inverse_error_function) == 1
+
+
+@given(st.floats(-1e4, 1e4, width=32))
+def test_softplus_and_its_slope_equal_numpy(x):
+    value, slope = jax.value_and_grad(d.softplus)(jnp.float32(x))
+    np.testing.assert_allclose(value, np.logaddexp(0.0, np.float64(x)), rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(slope, scipy.special.expit(np.float64(x)), rtol=1e-6, atol=1e-7)

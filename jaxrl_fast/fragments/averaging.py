@@ -5,7 +5,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jaxrl_fast.algorithms.interface import Found, Part
 from jaxrl_fast.core import Batches, Metrics, PyTree
@@ -26,6 +25,7 @@ from jaxrl_fast.fragments.updates import DROPPED, PartState, Updated, apply_grad
 from jaxrl_fast.graph.dataflow import Channels, Fragment
 from jaxrl_fast.graph.division import Division
 from jaxrl_fast.graph.placements import SERVER
+from jaxrl_fast.numerics.norms import global_norm
 
 
 def averaging_parameters(learning: Learning, team: tuple[str, ...], learners: int) -> tuple[Fragment, Fragment]:
@@ -58,7 +58,7 @@ def averaging_parameters(learning: Learning, team: tuple[str, ...], learners: in
     def step_server(private: Channels, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
         means = {name: _mean(inputs[_local(name)]) for name in team}
         learned = {name: mean._replace(params=parts[name].project(mean.params)) for name, mean in means.items()}
-        norms = {metric_name(team, name, "param_norm"): optax.tree.norm(learned[name].params) for name in team}
+        norms = {metric_name(team, name, "param_norm"): global_norm(learned[name].params) for name in team}
         return learned, learned, norms
 
     local = tuple(_local(name) for name in team)
@@ -158,7 +158,7 @@ def _gradient_server(learning: Learning, name: str) -> Fragment:
             return apply_gradients(part, state, _mean(found), hyper, turn, drop_nonfinite=learning.nan == "skip")
 
         state, metrics, _ = step_or_rest(part, make, private[name], turn)
-        metrics["param_norm"] = optax.tree.norm(state.learned.params)
+        metrics["param_norm"] = global_norm(state.learned.params)
         # A cycle's metrics are summed over its rounds.
         return {name: state}, publish({name: state}), {k: v if k == DROPPED else v / rounds for k, v in metrics.items()}
 

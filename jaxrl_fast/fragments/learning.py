@@ -4,7 +4,6 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jaxrl_fast.algorithms.interface import Learned, Part, init_params
 from jaxrl_fast.core import Batches, Metrics, PyTree, stable_hash
@@ -15,6 +14,7 @@ from jaxrl_fast.fragments.updates import DROPPED, PartState, Trainer, Updated, i
 from jaxrl_fast.graph.dataflow import Channels, Fragment, Inner
 from jaxrl_fast.graph.division import WHOLE, Division
 from jaxrl_fast.graph.placements import ACTING, LEARNING
+from jaxrl_fast.numerics.norms import global_norm
 
 OnNan = Literal["stop", "skip"]
 """On NaN or Inf: stop the run, or skip the update."""
@@ -101,7 +101,7 @@ def learn_fragment(learning: Learning, team: tuple[str, ...] | None = None) -> F
         peers = {name: inputs[name] for name in outside}
         batches = inputs["batches"]
         private, metrics, priorities = run_updates(learning, trainers, private, peers, batches, key, hyper, turn)
-        norms = {metric_name(team, name, "param_norm"): optax.tree.norm(private[name].learned.params) for name in team}
+        norms = {metric_name(team, name, "param_norm"): global_norm(private[name].learned.params) for name in team}
         outputs = {name: trainers[name].published(private[name]) for name in team} | learning.no_feedback(team)
         for channel in learning.feeds_back(team):
             outputs[channel] = jax.tree.map(lambda x: x[None], make_feedback(batches, priorities))

@@ -10,6 +10,7 @@ import optax
 from jaxrl_fast.algorithms.interface import Found, Learned, Part, init_params
 from jaxrl_fast.core import Metrics, PyTree
 from jaxrl_fast.networks.dense import STATISTICS
+from jaxrl_fast.numerics.norms import global_norm
 
 DROPPED = "dropped_updates"
 """The metric that counts skipped updates."""
@@ -133,7 +134,7 @@ def apply_gradients(
         change, opt_state[name] = optimizer.update(grads, state.opt_state[name], weights)
         statistics = found.statistics.get(name, statistics_of(state.learned.params[name]))
         params[name] = together(optax.apply_updates(weights, change), statistics)
-        metrics["grad_norm" if i == 0 else f"{name}_grad_norm"] = optax.tree.norm(grads)
+        metrics["grad_norm" if i == 0 else f"{name}_grad_norm"] = global_norm(grads)
     new = PartState(_after_step(part, part.project(params), state.learned.target, hyper, updates), opt_state)
     if not drop_nonfinite:
         return Updated(new, metrics, found.priorities)

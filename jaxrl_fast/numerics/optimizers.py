@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxrl_fast.numerics.norms import global_norm
+
 Rate = jax.Array | float
 """A number at one tick, after schedules."""
 OptimizerName = Literal["adam", "adamw", "radam", "rmsprop"]
@@ -67,7 +69,7 @@ def clip_by_global_norm(max_norm: Rate) -> optax.GradientTransformation:
     """As optax's, but faster: one factor for all numbers, where optax divides, multiplies and selects for each."""
 
     def clip(grads: Any, params: Any) -> Any:
-        scale = jnp.minimum(1.0, max_norm / jnp.maximum(optax.tree.norm(grads), 1e-8))
+        scale = jnp.minimum(1.0, max_norm / jnp.maximum(global_norm(grads), 1e-8))
         return jax.tree.map(lambda g: g * scale, grads)
 
     return optax.stateless(clip)
