@@ -140,11 +140,13 @@ class Products(NamedTuple):
     - ``sequences``: whether matrix products are those of a few sequences of several agents.
     - ``largest``: multiply-adds of the largest of them, forward; infinite if unknown.
     - ``params``: numbers in all networks together; infinite if unknown.
+    - ``environments``: whether the program steps environments too, whose products are others.
     """
 
     sequences: bool = False
     largest: float = math.inf
     params: float = math.inf
+    environments: bool = True
 
 
 UNKNOWN_PRODUCTS = Products()

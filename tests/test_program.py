@@ -24,6 +24,7 @@ from jaxrl_fast.graph.chain import Chain
 from jaxrl_fast.graph.dataflow import GraphError
 from jaxrl_fast.graph.placements import PLACEMENTS, Group, Placement
 from jaxrl_fast.inspection.hlo import find_collectives
+from jaxrl_fast.tuning.ceiling import updates_only
 
 NUM_ENVS = 8
 COLLECTIVE = re.compile(r" (all-\w+|collective-\w+|reduce-scatter|ragged-\S+?)(?:-start)?\(")
@@ -404,6 +405,20 @@ def test_small_products_are_not_eigens():
         assert graph.products.sequences == (size > 0) and not built("ppo", recurrent=size)[0].products.sequences
     few = compiler_choices.compiler_options(mesh, products=Products(sequences=True))
     assert set(compiler_choices.compiler_options(mesh)) - set(few) == {compiler_choices.EIGEN}
+
+
+def test_a_graph_knows_whether_its_programs_step_environments():
+    sizes = dict(rollout_length=8, num_minibatches=2)
+    for env, stepped in ((tiny.host_line(discrete=True), False), (tiny.line(discrete=True, num_envs=4), True)):
+        assert build_graph(env, ppo(**sizes))[0].products.environments == stepped
+        assert updates_only(env, ppo(**sizes)).products.environments == stepped
+
+
+@pytest.mark.parametrize("more, environments, eigen", [(0, False, False), (1, False, True), (0, True, True)])
+def test_updates_of_a_host_environment_are_not_eigens_unless_large(more, environments, eigen):
+    mesh = layout.homes(PLACEMENTS["fused"](built("ppo")[0], jax.devices("cpu")[:1]), 1)["sample"]
+    products = Products(largest=compiler_choices.YNNPACK_PRODUCT + more, environments=environments)
+    assert (compiler_choices.EIGEN in compiler_choices.compiler_options(mesh, products=products)) == eigen
 
 
 def test_programs_of_small_products_are_compiled_for_them():

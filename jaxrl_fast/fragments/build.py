@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.algorithms.interface import Algorithm, Learned, init_params
-from jaxrl_fast.core import Batches, PyTree, Transition, reward_shape, select
+from jaxrl_fast.core import Batches, Products, PyTree, Transition, reward_shape, select
 from jaxrl_fast.environments.env import VecEnv
 from jaxrl_fast.environments.host_env import HostEnv
 from jaxrl_fast.experience.binding import Bound, bind
@@ -201,7 +201,7 @@ def build_graph(
     def hyper_at(hyper: Any, tick: jax.Array) -> Any:
         return resolve(hyper, jnp.clip(tick * (steps_per_tick / (options.total_steps or steps_per_tick)), 0.0, 1.0))
 
-    graph = Graph(before + learning.fragments, delays, hyper_at, products=agent.products)
+    graph = Graph(before + learning.fragments, delays, hyper_at, products=products_beside(env, agent))
     check(graph)
     return graph, agent
 
@@ -214,6 +214,11 @@ def sampler(env: VecEnv | HostEnv, agent: Bound, *, joined: bool = False) -> Fra
     else:
         sample = sample_fragment(env, agent, joined=joined)
     return sample._replace(by_agents=Division(None, {}, agent.num_agents or 0, "agents"))
+
+
+def products_beside(env: VecEnv | HostEnv, agent: Bound) -> Products:
+    """The products of an agent's updates, in a program that steps ``env`` as well unless it is on the host."""
+    return agent.products._replace(environments=not isinstance(env, HostEnv))
 
 
 def init_statistics(env: VecEnv | HostEnv, agent: Bound) -> Statistics:

@@ -16,6 +16,11 @@ CPU_OPTIONS: dict[str, str | bool] = {EIGEN: ""}
 (medians of 8 and 4 rounds in turn, JAX 0.10.2). Not where products are small: of several agents with a memory, whose
 minibatches are a few sequences, Eigen takes 1.4 times as long (`experiments/bench/agents.py`, one core)."""
 
+YNNPACK_PRODUCT = 2**24
+"""Updates alone, without environments in their program, take YNNPACK where no product has more multiply-adds (256 rows
+by 256 x 256): SAC on Gymnasium's HalfCheetah makes 1.05 times as many so. With 512 rows it makes no difference, with
+10,240 there are 8 % fewer; and with brax's steps in the program SAC makes 6 % fewer even of 256."""
+
 SMALL_OPTIONS: dict[str, str | bool] = {"xla_cpu_multi_thread_eigen": False}
 SMALL_PRODUCT = 2**21
 """Where no matrix product has more multiply-adds (512 rows by 64 x 64, some 25 microseconds), XLA is told not to
@@ -69,7 +74,9 @@ def compiler_options(
 
 
 def _learning_options(products: Products) -> dict[str, str | bool]:
-    options = {name: value for name, value in CPU_OPTIONS.items() if not (products.sequences and name == EIGEN)}
+    updates_only = not products.environments and products.largest <= YNNPACK_PRODUCT
+    ynnpack = products.sequences or updates_only
+    options = {name: value for name, value in CPU_OPTIONS.items() if not (ynnpack and name == EIGEN)}
     if products.largest <= SMALL_PRODUCT:
         options |= SMALL_OPTIONS
     vendor, family = processor_family()

@@ -16,7 +16,7 @@ from jaxrl_fast.core import Batches, Discrete, PyTree, action_shape
 from jaxrl_fast.environments.env import VecEnv
 from jaxrl_fast.environments.host_env import HostEnv
 from jaxrl_fast.experience.binding import bind
-from jaxrl_fast.fragments.build import experience_fragment, init_statistics, rollout_shapes, sampler
+from jaxrl_fast.fragments.build import experience_fragment, init_statistics, products_beside, rollout_shapes, sampler
 from jaxrl_fast.fragments.learning import Learning, init_learned, learn_fragment
 from jaxrl_fast.fragments.rollout import SamplerState, start, unroll
 from jaxrl_fast.graph.compiler_choices import starts_kernels_singly
@@ -110,7 +110,7 @@ def updates_only(env: VecEnv | HostEnv, algorithm: Algorithm) -> Graph:
     batches = Fragment("batches", init, step, (), ("batches",), division=division)
     fragments = batches, learn_fragment(learning)
     rates = lambda hyper, tick: resolve(hyper, jnp.zeros(()))  # noqa: E731
-    return Graph(fragments, hyper_at=rates, products=agent.products)
+    return Graph(fragments, hyper_at=rates, products=products_beside(env, agent))
 
 
 def share_of_bound(training_s: float, environments_s: float, updates_s: float) -> float:
