@@ -18,7 +18,7 @@ minibatches are a few sequences, Eigen takes 1.4 times as long (`experiments/ben
 
 YNNPACK_PRODUCT = 2**24
 """Updates alone, without environments in their program, take YNNPACK where no product has more multiply-adds (256 rows
-by 256 x 256): SAC on Gymnasium's HalfCheetah makes 1.05 times as many so. With 512 rows it makes no difference, with
+by 256 x 256): SAC on Gymnasium's HalfCheetah makes 1.03 times as many so. With 512 rows it makes no difference, with
 10,240 there are 8 % fewer; and with brax's steps in the program SAC makes 6 % fewer even of 256."""
 
 SMALL_OPTIONS: dict[str, str | bool] = {"xla_cpu_multi_thread_eigen": False}
