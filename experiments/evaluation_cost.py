@@ -34,7 +34,7 @@ JOBS = {
     ),
     "ppo cartpole, cold": ("env=cartpole", "algo=ppo"),
     "sac halfcheetah, cold": ("env=halfcheetah", "algo=sac", "total_steps=32_000"),
-    "sac halfcheetah, whole": ("env=halfcheetah", "algo=sac"),
+    "sac halfcheetah, whole": ("env=halfcheetah", "algo=sac", "total_steps=160_000"),
     "ppo halfcheetah, whole": ("env=halfcheetah", "algo=ppo"),
 }
 """Those that are *cold* find no programs on disk; the *whole* ones run beside training and without evaluation only."""
