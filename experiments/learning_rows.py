@@ -47,7 +47,7 @@ MEMORY = "algo.recurrent_size=64 algo.batch_size=32"
 LARGE = "num_envs=1024 total_steps=600_000 algo.updates_per_tick=16 algo.batch_size=8192"
 """Many environments, large batches, few updates (FastTD3, arXiv 2505.22642)."""
 LARGE_SHORT = LARGE.replace("600_000", "300_000")
-"""Half the steps, for want of time: an update of FlashSAC's takes twice as long as SAC's."""
+"""Half the steps, for want of time: they take 25 minutes of one core."""
 TO_THE_END = "algo.learning_rate=linear:1e-3:1e-4"
 """A rate that falls until the last step."""
 SHORT = "total_steps=4_000_000"
