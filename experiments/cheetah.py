@@ -1,6 +1,6 @@
 """README's first figures: the newcomer's command, alone on the machine, with nothing compiled before.
 
-``python experiments/cheetah.py`` (seven minutes; run nothing beside it) trains in ``runs/cheetah`` with an empty cache
+``python experiments/cheetah.py`` (five minutes; run nothing beside it) trains in ``runs/cheetah`` with an empty cache
 folder and writes experiments/results/cheetah.json; then it draws docs/cheetah.gif.
 """
 
