@@ -90,6 +90,18 @@ def test_a_tuned_file_of_an_id_applies_before_that_of_its_family(tmp_path: Path,
     assert compose([f"config={file}"]).tuned_file == own.tuned_file
 
 
+def test_an_id_of_a_family_may_have_an_algorithm_of_its_own_unless_one_is_named(tmp_path: Path):
+    row = OmegaConf.load(CONFIG_DIR / "envs.yaml").gymnasium
+    for id, algo in row.algo_of_id.items():
+        words = ["env=gymnasium", f"env.id={id}"]
+        run = compose(words)
+        assert (run.algo, run.tuned_file) == (algo, f"tuned/gymnasium_{id}_{algo}.yaml") and algo != row.algo
+        assert compose([*words, "algo=td3"]).algo == "td3" and compose([*words, "tuned=false"]).algo == algo
+        (tmp_path / "config.yaml").write_text(to_yaml(compose([*words, "algo=sac"])))
+        assert compose([f"config={tmp_path / 'config.yaml'}"]).algo == "sac"
+    assert compose(["env=gymnasium", "env.id=Hopper-v5"]).algo == row.algo
+
+
 def test_precedence_is_schema_then_tuned_then_file_then_command_line(tmp_path: Path):
     tuned = OmegaConf.load(CONFIG_DIR / "tuned" / "pendulum_sac.yaml").algo
     schema = {key: value.default for key, value in algo_keys("sac").items()}

@@ -189,7 +189,7 @@ def _group_settings(groups: Mapping[str, str], tuned: bool, id: str | None) -> t
     """The settings of the chosen groups, and those of the tuned file, if one applies. ``id``: within a family."""
     env = groups.get("env", DEFAULT_ENV)
     row = _environments()[env]
-    algo = groups.get("algo", row["algo"])
+    algo = groups.get("algo", row.get("algo_of_id", {}).get(id, row["algo"]))
     names = {"env.name": env, "algo.name": algo, "placement.name": groups.get("placement", AUTO)}
     sizes = {"num_envs": row["num_envs"], "total_steps": row["total_steps"]}
     defaults = Layer("config/envs.yaml: ", {**sizes, **names})
