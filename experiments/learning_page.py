@@ -68,7 +68,7 @@ def at_equal_steps(curve: list[dict[str, Any]], rival: list[dict[str, Any]]) -> 
 def table_line(name: str, result: dict[str, Any], rivals: dict[str, list[dict[str, Any]]]) -> str:
     """A row of the page; ``rivals``: the curves of all rows by name."""
     row, interval = ROWS.get(name, Row(())), result["return_ci95"]
-    digits = 2 if {**ROWS, **PEERS}[name].success else 1
+    digits = 2 if abs(result["return_mean"]) < 10 else 1
     spread = "" if interval is None else f" [{interval[0]:.{digits}f}, {interval[1]:.{digits}f}]"
     missed = "" if passes(row, result["curve"], rivals) else " (missed)"
     cells = [

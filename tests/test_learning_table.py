@@ -72,4 +72,5 @@ def test_a_line_says_what_was_missed():
         "curve": [{"env_steps": 1000, "returns": [8.0, 10.0]}],
     }
     line = table_line("cartpole_ppo", result, {})
-    assert "9.0 [8.0, 10.0] | 9.5 | ≥ 475 (missed) | 3 | here" in line
+    assert "9.00 [8.00, 10.00] | 9.50 | ≥ 475 (missed) | 3 | here" in line
+    assert "| 90.0 [8.0, 10.0] |" in table_line("cartpole_ppo", {**result, "return_mean": 90.0}, {})
