@@ -162,7 +162,7 @@ ROWS = {
     "reacher_sac": _row(f"{REACHER} algo=sac", REACHED, num_seeds=3),
     "breakout_ppo": _row("env=breakout algo=ppo total_steps=10_000_000", BREAKOUT, num_seeds=3, apart=True),
     "breakout_pqn": _row(f"env=breakout algo=pqn {SHORT}", BREAKOUT, num_seeds=3, apart=True),
-    "breakout_dqn": _row("env=breakout algo=dqn", 10.0, num_seeds=1),
+    "breakout_dqn": _row("env=breakout algo=dqn", BREAKOUT, num_seeds=3, apart=True),
     "space_invaders_ppo": _row(f"env=space_invaders algo=ppo {SHORT}", INVADERS, num_seeds=3, apart=True),
     "space_invaders_pqn": _row(f"env=space_invaders algo=pqn {SHORT}", INVADERS, num_seeds=3, apart=True),
     "halfcheetah_ppo": _row("env=halfcheetah algo=ppo total_steps=819_200", 1000.0, num_seeds=3),
