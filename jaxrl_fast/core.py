@@ -176,6 +176,12 @@ def reward_shape(spec: EnvSpec) -> tuple[int, ...]:
     return () if spec.num_agents is None or spec.shared_reward else (spec.num_agents,)
 
 
+def is_image(leaf: Any, *, axes: int = 0) -> bool:
+    """Whether an array of this shape and dtype, without its first ``axes``, is one image: bytes
+    ``[height, width, channels]``."""
+    return leaf.dtype == jnp.uint8 and len(leaf.shape) == axes + 3
+
+
 def on_every_device(tree: PyTree) -> PyTree:
     """The same values; where a program names its devices (`jax.sharding.use_abstract_mesh`), all of them on each, so
     that what is computed of them is not divided."""

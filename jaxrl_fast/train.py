@@ -16,6 +16,7 @@ from rich.console import Console
 import envs
 from jaxrl_fast import IMPORT_START_S
 from jaxrl_fast.algorithms.interface import Algorithm
+from jaxrl_fast.core import is_image
 from jaxrl_fast.environments.env import VecEnv
 from jaxrl_fast.environments.host_env import HostEnv
 from jaxrl_fast.evaluation.evaluator_process import MANY_EPISODES, EvaluatorProcess
@@ -25,7 +26,6 @@ from jaxrl_fast.fragments.callbacks import check_placement, in_graph
 from jaxrl_fast.graph import distributed
 from jaxrl_fast.graph.placements import check, place
 from jaxrl_fast.inspection.pictures.visualizer import Visualizer
-from jaxrl_fast.networks.images import is_image
 from jaxrl_fast.policy.policies import Policy
 from jaxrl_fast.runs.checkpoint_files import read_description
 from jaxrl_fast.runs.hooks import OnLastPolicy, Tell

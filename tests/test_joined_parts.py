@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import jaxrl_fast as jf
 from jaxrl_fast.experience.binding import bind
-from jaxrl_fast.fragments import learning
+from jaxrl_fast.fragments import joined_parts
 from jaxrl_fast.fragments.build import GraphOptions, build_graph
 from jaxrl_fast.fragments.joined_parts import can_join, pack, pack_moments, packing_of, stacked, unpack, unpack_moments
 from jaxrl_fast.fragments.packed_steps import pack_step, unpack_steps
@@ -97,7 +97,7 @@ def test_steps_keep_every_bit(seed):
 def test_a_run_computes_the_same_joined(name, kernels_singly, monkeypatch):
     """Tick by tick with arrays one by one, and in one program whose state is joined from the first tick to the last:
     where that is asked for, and where networks are small."""
-    monkeypatch.setattr(learning, "SMALL_NETWORKS", 0)
+    monkeypatch.setattr(joined_parts, "SMALL_NETWORKS", 0)
     env_name, algorithm = ALGORITHMS[name]
     env = jf.make_env(env_name, num_envs=8)
     graph, agent = build_graph(env, algorithm, GraphOptions(total_steps=1000))

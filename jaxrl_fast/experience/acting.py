@@ -1,4 +1,4 @@
-"""Acting: runs the networks that choose actions, with their memory and stacks of frames, for any algorithm."""
+"""Acting: runs the networks that choose actions, with their memory, for any algorithm."""
 
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -8,7 +8,6 @@ import jax.numpy as jnp
 
 from jaxrl_fast.algorithms.interface import Agent, Learned
 from jaxrl_fast.core import Extras, PyTree
-from jaxrl_fast.experience.view import View, initial_frames, look
 from jaxrl_fast.networks.network import Network
 
 Networks = dict[str, tuple[str, Network]]
@@ -18,7 +17,7 @@ Networks = dict[str, tuple[str, Network]]
 class Carry(NamedTuple):
     """What acting remembers of each environment from step to step, ``[E, ...]``.
 
-    - ``frames``: the images before the newest (`view.look`); ``()`` where none are stacked.
+    - ``frames``: the images before the newest (`view.stacked_acting`); ``()`` where none are stacked.
     - ``memory``: of each part whose network is recurrent.
     - ``choice``: the state of the algorithm's choice of actions (`interface.InitDecide`).
     """
@@ -82,8 +81,8 @@ class Acting(NamedTuple):
     greedy_carry: MakeCarry
 
 
-def make_acting(agent: Agent, view: View) -> Acting:
-    """The `Acting` of an agent, on the observations that ``view`` describes."""
+def make_acting(agent: Agent) -> Acting:
+    """The `Acting` of an agent, on observations as its networks see them."""
     chosen_by = {part: (name, agent.parts[part].networks[name]) for part, name in agent.acts.items()}
     followed = {part: (name, agent.parts[part].networks[name]) for part, name in agent.remembers.items()}
     both = chosen_by | followed
@@ -91,23 +90,21 @@ def make_acting(agent: Agent, view: View) -> Acting:
     def explore(
         learned: dict[str, Learned], carry: Carry, obs: PyTree, first: jax.Array, key: jax.Array, hyper: Any
     ) -> tuple[jax.Array, Carry, Extras]:
-        seen, frames = look(view, carry.frames, obs, first)
-        outputs, memory = _run(both, weights_of(both, learned), carry.memory, seen, first)
+        outputs, memory = _run(both, weights_of(both, learned), carry.memory, obs, first)
         outputs = {part: outputs[part] for part in chosen_by}
-        action, choice, decision = agent.decide(outputs, seen, carry.choice, key, hyper, True)
-        return action, Carry(frames, memory, choice), Extras(decision, carry.memory)
+        action, choice, decision = agent.decide(outputs, obs, carry.choice, key, hyper, True)
+        return action, Carry((), memory, choice), Extras(decision, carry.memory)
 
     def greedy(
         weights: dict[str, PyTree], carry: Carry, obs: PyTree, first: jax.Array, key: jax.Array
     ) -> tuple[jax.Array, Carry]:
-        seen, frames = look(view, carry.frames, obs, first)
-        outputs, memory = _run(chosen_by, weights, carry.memory, seen, first)
-        action, choice, _ = agent.decide(outputs, seen, carry.choice, key, None, False)
-        return action, Carry(frames, memory, choice)
+        outputs, memory = _run(chosen_by, weights, carry.memory, obs, first)
+        action, choice, _ = agent.decide(outputs, obs, carry.choice, key, None, False)
+        return action, Carry((), memory, choice)
 
     def initial(networks: Networks, size: int) -> Carry:
         memory = {part: net.initial_memory(size) for part, (_, net) in networks.items() if net.recurrent}
-        return Carry(initial_frames(view, size), memory, agent.init_decide(size))
+        return Carry((), memory, agent.init_decide(size))
 
     return Acting(
         tuple(both),

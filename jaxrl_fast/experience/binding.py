@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxrl_fast.algorithms.interface import Agent, Algorithm, OnPolicy, Part, Replay, init_params, require_positive
-from jaxrl_fast.core import UNKNOWN_PRODUCTS, EnvSpec, Products
+from jaxrl_fast.core import UNKNOWN_PRODUCTS, EnvSpec, Products, is_image
 from jaxrl_fast.experience.acting import Acting, make_acting
 from jaxrl_fast.experience.minibatches import MAX_SHARDS, Experience
 from jaxrl_fast.experience.off_policy import off_policy_experience, warmup_ticks
 from jaxrl_fast.experience.on_policy import on_policy_experience
 from jaxrl_fast.experience.scale import normalizes
-from jaxrl_fast.experience.view import make_view
+from jaxrl_fast.experience.view import View, make_view, stacked_acting, stacked_on_policy
 from jaxrl_fast.numerics.schedules import at_start
 
 
@@ -59,18 +59,20 @@ def bind(algorithm: Algorithm, spec: EnvSpec, num_envs: int, shards: int = MAX_S
     Raises:
         ValueError: algorithm and environment, or two sizes, do not fit.
     """
-    require_agents(algorithm, spec)
-    view = make_view(spec)
-    agent = algorithm.build(view.spec, num_envs)
+    if algorithm.for_agents or spec.num_agents is not None:
+        require_agents(algorithm, spec)
+    view = view_of(spec)
+    agent = algorithm.build(spec if view is None else view.spec, num_envs)
     agent = agent._replace(normalize_observations=normalizes(agent.normalize_observations, spec))
-    acting = make_acting(agent, view)
+    acting = acting_of(agent, view)
     memory = bool(acting.initial_carry(1).memory)
     data = with_sequences(agent, memory=memory)
     require_positive(rollout_length=agent.rollout_length, sequence_length=data.sequence_length or 1, shards=shards)
     if isinstance(data, OnPolicy):
         steps = _minibatch_steps(agent, data, num_envs)
         sizes = data.num_epochs * data.num_minibatches, steps, steps // (data.sequence_length or 1), 0
-        experience = on_policy_experience(agent, data, view, num_envs, shards)
+        make = on_policy_experience if view is None or view.stack == 1 else partial(stacked_on_policy, view)
+        experience = make(agent, data, num_envs, shards)
     else:
         require_positive(updates_per_tick=data.num_batches, batch_size=data.batch_size, n_step=data.n_step)
         steps = data.batch_size * data.sequence_length
@@ -89,6 +91,18 @@ def bind(algorithm: Algorithm, spec: EnvSpec, num_envs: int, shards: int = MAX_S
         spec.num_agents,
         products_of(agent, spec, steps),
     )
+
+
+def view_of(spec: EnvSpec) -> View | None:
+    """How networks see the images of an observation; None where it has none."""
+    images = any(is_image(leaf) for leaf in jax.tree.leaves(spec.obs))
+    return make_view(spec) if images or spec.frame_stack != 0 else None
+
+
+def acting_of(agent: Agent, view: View | None) -> Acting:
+    """The `Acting` of an agent, on single frames where it sees stacks of them."""
+    acting = make_acting(agent)
+    return acting if view is None or view.stack == 1 else stacked_acting(acting, view)
 
 
 def products_of(agent: Agent, spec: EnvSpec, batch_size: int) -> Products:

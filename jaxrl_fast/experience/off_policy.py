@@ -18,7 +18,7 @@ from jaxrl_fast.experience.view import Tabled, View, take_tabled
 
 
 def off_policy_experience(
-    agent: Agent, data: Replay, view: View, num_envs: int, *, memory: bool, max_shards: int = MAX_SHARDS
+    agent: Agent, data: Replay, view: View | None, num_envs: int, *, memory: bool, max_shards: int = MAX_SHARDS
 ) -> Experience:
     """The batches of `Replay`, from at most ``max_shards`` logical shards; images are stored once. ``memory``: whether
     an acting network is recurrent.
@@ -28,11 +28,10 @@ def off_policy_experience(
     """
     check_sizes(agent, data, num_envs)
     window = Window(window_length(data), data.sequence_length if memory else 1, data.keep, memory)
-    images = bool(jax.tree.leaves(view.images))
     sizes: dict[str, Any] = dict(
         capacity=data.capacity, num_envs=num_envs, batch_size=data.batch_size, window=window, max_shards=max_shards
     )
-    buffer = image_buffer(view, **sizes) if images else ring_buffer(**sizes)
+    buffer = ring_buffer(**sizes) if view is None else image_buffer(view, **sizes)
     number, prioritize = data.num_batches * (data.batch_size // buffer.shards), data.prioritize
     source = uniform_source(buffer, number, window)
     if prioritize:
@@ -53,12 +52,14 @@ def off_policy_experience(
         batch = fold(sampled._replace(steps=steps), hyper.discount, data, memory=memory)
         if prioritize:
             batch = batch._replace(weight=jnp.broadcast_to(weight[..., None], batch.reward.shape))
-        return state, Batches(Tabled(batch, sampled.tables) if images else batch, in_turn(data, buffer.shards), places)
+        return state, Batches(
+            batch if view is None else Tabled(batch, sampled.tables), in_turn(data, buffer.shards), places
+        )
 
     return Experience(
         source.init,
         step,
-        take_tabled if images else take_batch,
+        take_batch if view is None else take_tabled,
         buffer.shards,
         state_axes=source.state_axes,
         metrics=source.metrics,

@@ -11,41 +11,11 @@ from jaxrl_fast.core import Batches, PyTree, Transition
 from jaxrl_fast.experience.epochs import cut, epoch_shards, shuffled_epochs
 from jaxrl_fast.experience.minibatches import MAX_SHARDS, Experience, take_batch
 from jaxrl_fast.experience.scale import Statistics, scale_experience
-from jaxrl_fast.experience.view import (
-    Tabled,
-    View,
-    add_rollout,
-    init_recent,
-    put_next_stacks,
-    put_rows,
-    put_stacks,
-    take_tabled,
-)
 from jaxrl_fast.networks.network import Network
 
 
-def on_policy_experience(
-    agent: Agent, data: OnPolicy, view: View, num_envs: int, max_shards: int = MAX_SHARDS
-) -> Experience:
+def on_policy_experience(agent: Agent, data: OnPolicy, num_envs: int, max_shards: int = MAX_SHARDS) -> Experience:
     """The batches of `OnPolicy`, in at most ``max_shards`` logical shards."""
-    assert data.sequence_length is not None  # `bind` has set it
-    length = data.sequence_length
-    shards = epoch_shards(num_envs, agent.rollout_length // length, data.num_minibatches, max_shards)
-    stacks = view.stack > 1
-
-    def batches_of(rollout: Transition, values: Any, hyper: Any, key: jax.Array) -> Batches:
-        batch = make_batch(data, rollout, values, hyper)
-        shuffled = shuffled_epochs(
-            batch,
-            key,
-            num_envs=num_envs,
-            sequence_length=length,
-            num_epochs=data.num_epochs,
-            num_minibatches=data.num_minibatches,
-            max_shards=max_shards,
-        )
-        starts = jax.tree.map(lambda x: x[::length], rollout.extras.memory)
-        return shuffled._replace(data=shuffled.data._replace(memory=cut(starts, shards, 1)))
 
     def step(
         state: PyTree,
@@ -56,21 +26,37 @@ def on_policy_experience(
         key: jax.Array,
     ) -> tuple[PyTree, Batches]:
         scaled = scale_experience(rollout, statistics, hyper.reward_scale, agent.normalize_rewards, agent.max_return)
-        if not stacks:
-            return state, batches_of(scaled, values_of(agent, data, scaled, learned), hyper, key)
-        state, tables, rows = add_rollout(view, state, rollout.obs, rollout.first, shards)
-        scaled = scaled._replace(obs=put_rows(view, scaled.obs, rows))
-        batches = batches_of(scaled, values_of_stacks(agent, data, scaled, tables, learned), hyper, key)
-        return state, batches._replace(data=Tabled(batches.data, tables))
+        batch = make_batch(data, scaled, values_of(agent, data, scaled, learned), hyper)
+        return state, epochs_of(data, batch, scaled.extras.memory, key, num_envs, max_shards)
 
-    return Experience(
-        lambda example: init_recent(view, num_envs, shards) if stacks else (),
-        step,
-        take_tabled if stacks else take_batch,
-        shards,
-        reads=(data.critic,) if data.targets is not None else (),
-        state_axes=0,
+    shards = shards_of(agent, data, num_envs, max_shards)
+    reads = (data.critic,) if data.targets is not None else ()
+    return Experience(lambda example: (), step, take_batch, shards, reads, state_axes=0)
+
+
+def shards_of(agent: Agent, data: OnPolicy, num_envs: int, max_shards: int) -> int:
+    """The number of logical shards of on-policy batches."""
+    assert data.sequence_length is not None  # `bind` has set it
+    return epoch_shards(num_envs, agent.rollout_length // data.sequence_length, data.num_minibatches, max_shards)
+
+
+def epochs_of(
+    data: OnPolicy, batch: OnPolicyBatch, memory: PyTree, key: jax.Array, num_envs: int, max_shards: int
+) -> Batches:
+    """The minibatches of all epochs, of a rollout's ``batch`` ``[T, E, ...]`` and the memory before each step."""
+    length = data.sequence_length
+    assert length is not None
+    shuffled = shuffled_epochs(
+        batch,
+        key,
+        num_envs=num_envs,
+        sequence_length=length,
+        num_epochs=data.num_epochs,
+        num_minibatches=data.num_minibatches,
+        max_shards=max_shards,
     )
+    starts = cut(jax.tree.map(lambda x: x[::length], memory), shuffled.indices.shape[1], 1)
+    return shuffled._replace(data=shuffled.data._replace(memory=starts))
 
 
 def make_batch(data: OnPolicy, rollout: Transition, values: Values | None, hyper: Any) -> OnPolicyBatch:
@@ -86,34 +72,13 @@ def values_of(agent: Agent, data: OnPolicy, rollout: Transition, learned: dict[s
     """The critic's values of a rollout, all with its params from before the tick's updates."""
     if data.targets is None:
         return None
-    network, params, memory = _critic(agent, data, rollout, learned)
+    network, params, memory = critic_of(agent, data, rollout, learned)
     outputs, memory = apply_apart(network, params, memory, rollout.obs, rollout.first)
     following, _ = apply_apart(network, params, memory, rollout.next_obs, jnp.zeros_like(rollout.first))
     return Values(data.value(outputs, rollout.obs, rollout.action), data.value(following, rollout.next_obs, None))
 
 
-def values_of_stacks(
-    agent: Agent, data: OnPolicy, rollout: Transition, tables: PyTree, learned: dict[str, Learned]
-) -> Values | None:
-    """As `values_of` where the observations are rows of tables. One time step after another: the stacks of all steps at
-    once would take more memory than the rollout."""
-    if data.targets is None:
-        return None
-    network, params, memory = _critic(agent, data, rollout, learned)
-
-    def one_step(xs: tuple) -> tuple[jax.Array, jax.Array]:
-        obs, next_obs, action, first, memory = jax.tree.map(lambda x: x[None], xs)
-        stack = put_stacks(tables, obs)
-        next_stack = put_next_stacks(tables, stack, next_obs)
-        outputs, memory = network.apply(params, jax.tree.map(lambda x: x[0], memory), stack, first)
-        after = jax.tree.map(lambda x: x[0], memory)
-        following, _ = network.apply(params, after, next_stack, jnp.zeros_like(first))
-        return data.value(outputs, stack, action)[0], data.value(following, next_stack, None)[0]
-
-    return Values(*jax.lax.map(one_step, (rollout.obs, rollout.next_obs, rollout.action, rollout.first, memory)))
-
-
-def _critic(
+def critic_of(
     agent: Agent, data: OnPolicy, rollout: Transition, learned: dict[str, Learned]
 ) -> tuple[Network, PyTree, PyTree]:
     """The critic's network, its params, and its memory before every step of the rollout."""

@@ -5,8 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.core import EnvSpec, Transition
-from jaxrl_fast.networks.images import is_image
+from jaxrl_fast.core import EnvSpec, Transition, is_image
 from jaxrl_fast.numerics.running_stats import RunningStats, normalize
 
 MAX_SCALED_REWARD = 10.0
@@ -39,15 +38,19 @@ def scale_experience(
     if statistics is None:
         return data._replace(reward=reward)
     if normalize_rewards:
-        count = jnp.maximum(statistics.returns.samples, 1.0)
-        variance = jnp.where(statistics.returns.samples > 0, statistics.returns.m2 / count, 1.0)
-        factor = jax.lax.rsqrt(variance + 1e-8)
-        if max_return is not None:
-            factor = jnp.minimum(factor, max_return / jnp.maximum(statistics.largest, 1e-8))
-        # Clipped, since the first reward of a sparse environment would be divided by a deviation of 0.
-        reward = jnp.clip(reward * factor, -MAX_SCALED_REWARD, MAX_SCALED_REWARD)
+        reward = _normalize_rewards(reward, statistics, max_return)
     obs, next_obs = normalize(statistics.obs, data.obs), normalize(statistics.obs, data.next_obs)
     return data._replace(obs=obs, next_obs=next_obs, reward=reward)
+
+
+def _normalize_rewards(reward: jax.Array, statistics: Statistics, max_return: float | None) -> jax.Array:
+    count = jnp.maximum(statistics.returns.samples, 1.0)
+    variance = jnp.where(statistics.returns.samples > 0, statistics.returns.m2 / count, 1.0)
+    factor = jax.lax.rsqrt(variance + 1e-8)
+    if max_return is not None:
+        factor = jnp.minimum(factor, max_return / jnp.maximum(statistics.largest, 1e-8))
+    # Clipped, since the first reward of a sparse environment would be divided by a deviation of 0.
+    return jnp.clip(reward * factor, -MAX_SCALED_REWARD, MAX_SCALED_REWARD)
 
 
 def normalizes(asked: bool | None, spec: EnvSpec) -> bool:

@@ -15,10 +15,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.algorithms.interface import ReplayBatch
-from jaxrl_fast.core import EnvSpec, PyTree
-from jaxrl_fast.experience.minibatches import by_shard, take_batch
-from jaxrl_fast.networks.images import is_image
+from jaxrl_fast.algorithms.interface import Agent, Learned, OnPolicy, ReplayBatch, Values
+from jaxrl_fast.core import Batches, EnvSpec, Extras, PyTree, Transition, is_image
+from jaxrl_fast.experience.acting import Acting, Carry
+from jaxrl_fast.experience.minibatches import MAX_SHARDS, Experience, by_shard, take_batch
+from jaxrl_fast.experience.on_policy import critic_of, epochs_of, make_batch, shards_of
+from jaxrl_fast.experience.scale import Statistics, scale_experience
 
 
 class View(NamedTuple):
@@ -104,6 +106,82 @@ def initial_frames(view: View, size: int) -> PyTree:
         return jnp.zeros((size, *leaf.shape[:-1], (view.stack - 1) * leaf.shape[-1]), leaf.dtype)
 
     return jax.tree.map(zeros, view.images) if view.stack > 1 else ()
+
+
+def stacked_acting(acting: Acting, view: View) -> Acting:
+    """``acting`` on single frames: it sees the last of them stacked, and carries those before the newest."""
+
+    def explore(
+        learned: dict[str, Learned], carry: Carry, obs: PyTree, first: jax.Array, key: jax.Array, hyper: Any
+    ) -> tuple[jax.Array, Carry, Extras]:
+        seen, frames = look(view, carry.frames, obs, first)
+        action, after, extras = acting.explore(learned, carry, seen, first, key, hyper)
+        return action, after._replace(frames=frames), extras
+
+    def greedy(
+        weights: dict[str, PyTree], carry: Carry, obs: PyTree, first: jax.Array, key: jax.Array
+    ) -> tuple[jax.Array, Carry]:
+        seen, frames = look(view, carry.frames, obs, first)
+        action, after = acting.greedy(weights, carry, seen, first, key)
+        return action, after._replace(frames=frames)
+
+    def initial_carry(num_envs: int) -> Carry:
+        return acting.initial_carry(num_envs)._replace(frames=initial_frames(view, num_envs))
+
+    def greedy_carry(num_envs: int) -> Carry:
+        return acting.greedy_carry(num_envs)._replace(frames=initial_frames(view, num_envs))
+
+    return acting._replace(explore=explore, greedy=greedy, initial_carry=initial_carry, greedy_carry=greedy_carry)
+
+
+def stacked_on_policy(
+    view: View, agent: Agent, data: OnPolicy, num_envs: int, max_shards: int = MAX_SHARDS
+) -> Experience:
+    """As `on_policy_experience`, of rollouts of single frames whose networks see stacks."""
+    shards = shards_of(agent, data, num_envs, max_shards)
+
+    def step(
+        state: Recent,
+        rollout: Transition,
+        learned: dict[str, Learned],
+        statistics: Statistics | None,
+        hyper: Any,
+        key: jax.Array,
+    ) -> tuple[Recent, Batches]:
+        scaled = scale_experience(rollout, statistics, hyper.reward_scale, agent.normalize_rewards, agent.max_return)
+        state, tables, rows = add_rollout(view, state, rollout.obs, rollout.first, shards)
+        scaled = scaled._replace(obs=put_rows(view, scaled.obs, rows))
+        batch = make_batch(data, scaled, values_of_stacks(agent, data, scaled, tables, learned), hyper)
+        batches = epochs_of(data, batch, scaled.extras.memory, key, num_envs, max_shards)
+        return state, batches._replace(data=Tabled(batches.data, tables))
+
+    reads = (data.critic,) if data.targets is not None else ()
+    return Experience(
+        lambda example: init_recent(view, num_envs, shards), step, take_tabled, shards, reads, state_axes=0
+    )
+
+
+def values_of_stacks(
+    agent: Agent, data: OnPolicy, rollout: Transition, tables: PyTree, learned: dict[str, Learned]
+) -> Values | None:
+    """As `on_policy.values_of` where the observations are rows of tables.
+
+    One time step after another: the stacks of all steps at once would take more memory than the rollout.
+    """
+    if data.targets is None:
+        return None
+    network, params, memory = critic_of(agent, data, rollout, learned)
+
+    def one_step(xs: tuple) -> tuple[jax.Array, jax.Array]:
+        obs, next_obs, action, first, memory = jax.tree.map(lambda x: x[None], xs)
+        stack = put_stacks(tables, obs)
+        next_stack = put_next_stacks(tables, stack, next_obs)
+        outputs, memory = network.apply(params, jax.tree.map(lambda x: x[0], memory), stack, first)
+        after = jax.tree.map(lambda x: x[0], memory)
+        following, _ = network.apply(params, after, next_stack, jnp.zeros_like(first))
+        return data.value(outputs, stack, action)[0], data.value(following, next_stack, None)[0]
+
+    return Values(*jax.lax.map(one_step, (rollout.obs, rollout.next_obs, rollout.action, rollout.first, memory)))
 
 
 def look(view: View, before: PyTree, obs: PyTree, first: jax.Array) -> tuple[PyTree, PyTree]:

@@ -21,7 +21,7 @@ from jaxrl_fast.fragments.learning import (
     read_outside,
     tags_of,
 )
-from jaxrl_fast.fragments.updates import DROPPED, PartState, Updated, apply_gradients, step_or_rest
+from jaxrl_fast.fragments.updates import DROPPED, PartState, Updated, apply_gradients, step_when_due
 from jaxrl_fast.graph.dataflow import Channels, Fragment
 from jaxrl_fast.graph.division import Division
 from jaxrl_fast.graph.placements import SERVER
@@ -157,7 +157,7 @@ def _gradient_server(learning: Learning, name: str) -> Fragment:
                 return _apply_in_turns(learning, part, state, found, hyper, turn)
             return apply_gradients(part, state, _mean(found), hyper, turn, drop_nonfinite=learning.nan == "skip")
 
-        state, metrics, _ = step_or_rest(part, make, private[name], turn)
+        state, metrics, _ = make(private[name]) if part.every == 1 else step_when_due(part, make, private[name], turn)
         metrics["param_norm"] = global_norm(state.learned.params)
         # A cycle's metrics are summed over its rounds.
         return {name: state}, publish({name: state}), {k: v if k == DROPPED else v / rounds for k, v in metrics.items()}

@@ -9,6 +9,7 @@
 `jaxrl_fast.fragments.learners` has the other ways to learn.
 """
 
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -25,7 +26,7 @@ from jaxrl_fast.fragments.host_arrival import arrival_sample_fragment
 from jaxrl_fast.fragments.host_sampling import host_sample_fragment
 from jaxrl_fast.fragments.learners import build_learners
 from jaxrl_fast.fragments.learning import PRIORITIES, Average, OnNan
-from jaxrl_fast.fragments.rollout import SamplerState, start, unroll
+from jaxrl_fast.fragments.rollout import SamplerState, scan_packed, start, unroll
 from jaxrl_fast.fragments.updates import all_finite
 from jaxrl_fast.graph.checking import check
 from jaxrl_fast.graph.dataflow import Channels, Fragment, Graph
@@ -48,8 +49,8 @@ class StatisticsState(NamedTuple):
     discounted: jax.Array
 
 
-def sample_fragment(env: VecEnv, agent: Bound, *, joined: bool = False) -> Fragment:
-    """Samples with the exploring policy; writes ``rollout`` ``[T, E, ...]``. ``joined``: as in `unroll`."""
+def sample_fragment(env: VecEnv, agent: Bound, scan: Callable[..., tuple] = jax.lax.scan) -> Fragment:
+    """Samples with the exploring policy; writes ``rollout`` ``[T, E, ...]``. ``scan``: as in `unroll`."""
     reads = agent.acting.parts + (("statistics",) if agent.normalize_observations else ())
 
     def init(key: jax.Array) -> SamplerState:
@@ -61,7 +62,7 @@ def sample_fragment(env: VecEnv, agent: Bound, *, joined: bool = False) -> Fragm
         def act(carry: PyTree, obs: PyTree, first: jax.Array, key: jax.Array) -> tuple:
             return agent.acting.explore(learned, carry, _seen(inputs.get("statistics"), obs), first, key, hyper)
 
-        private, rollout, metrics = unroll(env, act, private, key, agent.rollout_length, joined=joined)
+        private, rollout, metrics = unroll(env, act, private, key, agent.rollout_length, scan)
         return private, {"rollout": rollout}, metrics
 
     return Fragment(
@@ -89,17 +90,12 @@ def statistics_fragment(env: VecEnv | HostEnv, agent: Bound, nan: OnNan = "stop"
         rollout: Transition = inputs["rollout"]
         statistics, discounted = private
         if agent.normalize_rewards:
-            discounted, history = _discounted_returns(discounted, rollout, hyper)
-            statistics = statistics._replace(returns=update_stats(statistics.returns, history, history.ndim))
-            if agent.max_return is not None:
-                largest = jnp.maximum(statistics.largest, jnp.max(jnp.abs(history)))
-                statistics = statistics._replace(largest=largest)
+            statistics, discounted = _update_returns(statistics, discounted, rollout, hyper)
         if agent.normalize_observations:
             statistics = statistics._replace(obs=update_stats(statistics.obs, rollout.obs, 2))
         after = StatisticsState(statistics, discounted)
         if nan == "skip":
-            finite = all_finite((rollout.obs, rollout.reward))
-            after = jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, private)
+            after = _if_finite(rollout, after, private)
         return after, {"statistics": after.statistics}, {}
 
     axes = StatisticsState(statistics=None, discounted=0)  # type: ignore[arg-type]
@@ -118,15 +114,12 @@ def experience_fragment(env: VecEnv | HostEnv, agent: Bound, max_shards: int = M
     """Turns rollouts into the ``batches`` of a tick's gradient updates; its state is the replay buffer, if any.
     ``max_shards``: as the agent was bound with, for messages."""
     reads = ("rollout", *agent.experience.reads) + (("statistics",) if _needs_statistics(agent) else ())
-    prioritized = agent.experience.prioritized_by is not None
 
     def init(key: jax.Array) -> PyTree:
         return agent.experience.init(rollout_shapes(env, agent))
 
     def step(private: PyTree, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
         learned = {name: inputs[name] for name in agent.experience.reads}
-        if prioritized:
-            private = agent.experience.learn_priorities(private, inputs[PRIORITIES])
         private, batches = agent.experience.step(
             private, inputs["rollout"], learned, inputs.get("statistics"), hyper, key
         )
@@ -138,11 +131,21 @@ def experience_fragment(env: VecEnv | HostEnv, agent: Bound, max_shards: int = M
         "experience",
         init,
         step,
-        reads + ((PRIORITIES,) if prioritized else ()),
+        reads,
         ("batches",),
         tags=(REPLAY,) if agent.experience.refills else (),
         division=Division(agent.experience.state_axes, axes, agent.experience.shards, unit, ("shards", max_shards)),
     )
+
+
+def with_priorities(experience: Fragment, agent: Bound) -> Fragment:
+    """The fragment ``experience``, which first learns the priorities that the last updates found."""
+
+    def step(private: PyTree, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
+        private = agent.experience.learn_priorities(private, inputs[PRIORITIES])
+        return experience.step(private, inputs, hyper, key)  # type: ignore[call-arg]
+
+    return experience._replace(step=step, reads=(*experience.reads, PRIORITIES))
 
 
 class GraphOptions(NamedTuple):
@@ -193,7 +196,10 @@ def build_graph(
         joined=options.joined,
     )
     statistics = (statistics_fragment(env, agent, options.nan),) if _needs_statistics(agent) else ()
-    before = (sampler(env, agent, joined=options.joined), *statistics, experience_fragment(env, agent, options.shards))
+    experience = experience_fragment(env, agent, options.shards)
+    if agent.experience.prioritized_by is not None:
+        experience = with_priorities(experience, agent)
+    before = (sampler(env, agent, joined=options.joined), *statistics, experience)
     last_tick = {"statistics", PRIORITIES, *agent.parts}
     delays = {(f.name, c): 1 for f in before for c in f.reads if c in last_tick} | learning.delays
     delays |= {(f.name, "batches"): 1 for f in learning.fragments if lag and "batches" in f.reads}
@@ -207,13 +213,15 @@ def build_graph(
 
 
 def sampler(env: VecEnv | HostEnv, agent: Bound, *, joined: bool = False) -> Fragment:
-    """The fragment ``sample``, for compiled environments (``joined``: as in `unroll`) or those on the host."""
+    """The fragment ``sample``, for compiled environments (``joined``: steps are stored packed) or those on the host."""
     if isinstance(env, HostEnv):
         make_sample = host_sample_fragment if env.recv_any is None else arrival_sample_fragment
         sample = make_sample(env, agent, rollout_shapes(env, agent))
     else:
-        sample = sample_fragment(env, agent, joined=joined)
-    return sample._replace(by_agents=Division(None, {}, agent.num_agents or 0, "agents"))
+        sample = sample_fragment(env, agent, scan_packed if joined else jax.lax.scan)
+    if agent.num_agents is None:
+        return sample
+    return sample._replace(by_agents=Division(None, {}, agent.num_agents, "agents"))
 
 
 def products_beside(env: VecEnv | HostEnv, agent: Bound) -> Products:
@@ -249,6 +257,23 @@ def _needs_statistics(agent: Bound) -> bool:
 
 def _seen(statistics: Statistics | None, obs: PyTree) -> PyTree:
     return obs if statistics is None else normalize(statistics.obs, obs)
+
+
+def _if_finite(rollout: Transition, after: StatisticsState, before: StatisticsState) -> StatisticsState:
+    """``after`` if the rollout is finite, else ``before``."""
+    finite = all_finite((rollout.obs, rollout.reward))
+    return jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, before)
+
+
+def _update_returns(
+    statistics: Statistics, discounted: jax.Array, rollout: Transition, hyper: Any
+) -> tuple[Statistics, jax.Array]:
+    """Statistics with the discounted returns of a rollout, and these at its end."""
+    discounted, history = _discounted_returns(discounted, rollout, hyper)
+    statistics = statistics._replace(returns=update_stats(statistics.returns, history, history.ndim))
+    if isinstance(statistics.largest, tuple):
+        return statistics, discounted
+    return statistics._replace(largest=jnp.maximum(statistics.largest, jnp.max(jnp.abs(history)))), discounted
 
 
 def _discounted_returns(before: jax.Array, rollout: Transition, hyper: Any) -> tuple[jax.Array, jax.Array]:

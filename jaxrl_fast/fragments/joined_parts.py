@@ -14,11 +14,17 @@ import jax.numpy as jnp
 
 from jaxrl_fast.algorithms.interface import Learned, Part
 from jaxrl_fast.core import PyTree
-from jaxrl_fast.fragments.updates import PartState, Trainer, Updated, apply_gradients, statistics_of
+from jaxrl_fast.experience.binding import Bound
+from jaxrl_fast.fragments.learning import Learning, OnNan
+from jaxrl_fast.fragments.updates import PartState, Trainer, Updated, apply_gradients, statistics_of, trainer
 from jaxrl_fast.numerics.optimizers import NamedOptimizer
 
 ANY = Part._field_defaults["project"]
 """The constraint on params that is none."""
+SMALL_NETWORKS = 2**15
+"""Where networks have so few numbers together, each is one vector on every device: to begin an operation takes longer
+than to compute it, and an optimizer has several for each layer. PPO makes 1.1 to 1.2 times as many steps so on 4
+CartPoles, 1.05 times on 64, and no more with 34,691 numbers (by hand; 2 cores, AMD EPYC of family 26)."""
 
 
 class Packing(NamedTuple):
@@ -81,6 +87,22 @@ def can_join(part: Part, state: PartState) -> bool:
         return False
     alike = all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(params))
     return part.project is ANY and alike and not jax.tree.leaves([statistics_of(tree) for tree in params.values()])
+
+
+def make_learning(
+    agent: Bound, *, start: int = 0, nan: OnNan = "stop", turns: bool = False, joined: bool = False
+) -> Learning:
+    """What the learners of ``agent`` need, with flat parameters where networks are small; ``joined``: everywhere, and
+    the loop's counters too, for devices that start kernels one by one."""
+    learning = Learning(agent, start, nan, turns)
+    if joined:
+        return learning._replace(make_trainer=flat_trainer, scan=scan_joined)
+    return learning._replace(make_trainer=flat_trainer) if agent.products.params <= SMALL_NETWORKS else learning
+
+
+def flat_trainer(part: Part, like: PartState, drop_nonfinite: bool) -> Trainer:
+    """A part as vectors where that is possible, else in its own form."""
+    return (joined_trainer if can_join(part, like) else trainer)(part, like, drop_nonfinite)
 
 
 def joined_trainer(part: Part, like: PartState, drop_nonfinite: bool) -> Trainer:

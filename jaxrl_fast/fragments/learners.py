@@ -11,7 +11,8 @@ from jaxrl_fast.algorithms.interface import Part
 from jaxrl_fast.experience.binding import Bound
 from jaxrl_fast.experience.minibatches import MAX_SHARDS
 from jaxrl_fast.fragments.averaging import averaging_gradients, averaging_parameters
-from jaxrl_fast.fragments.learning import Average, Delays, Learning, OnNan, learn_fragment
+from jaxrl_fast.fragments.joined_parts import make_learning
+from jaxrl_fast.fragments.learning import Average, Delays, OnNan, learn_fragment
 from jaxrl_fast.graph.dataflow import Fragment
 
 
@@ -47,6 +48,20 @@ def build_learners(
     Raises:
         ValueError: the batches do not divide into equal shares for so many learners.
     """
+    if learners != 1:
+        check_shares(agent, learners, max_shards)
+    learning = make_learning(agent, start=start, nan=nan, turns=average == "turns", joined=joined)
+    teams = [(name,) for name in agent.parts] if side_by_side else [tuple(agent.parts)]
+    if learners > 1 and average != "parameters":
+        return Learners(*averaging_gradients(learning, side_by_side, learners))
+    if learners > 1:
+        pairs = [averaging_parameters(learning, team, learners) for team in teams]
+        return _delayed(tuple(pair[0] for pair in pairs) + tuple(pair[1] for pair in pairs), agent.parts)
+    return _delayed(tuple(learn_fragment(learning, team) for team in teams), agent.parts)
+
+
+def check_shares(agent: Bound, learners: int, max_shards: int) -> None:
+    """Raises ValueError where the batches do not divide into equal shares for so many learners."""
     shards = agent.experience.shards
     if learners < 1 or shards % learners:
         raise ValueError(
@@ -58,14 +73,6 @@ def build_learners(
                 else "other sizes"
             )
         )
-    learning = Learning(agent, start, nan, average == "turns", joined)
-    teams = [(name,) for name in agent.parts] if side_by_side else [tuple(agent.parts)]
-    if learners > 1 and average != "parameters":
-        return Learners(*averaging_gradients(learning, side_by_side, learners))
-    if learners > 1:
-        pairs = [averaging_parameters(learning, team, learners) for team in teams]
-        return _delayed(tuple(pair[0] for pair in pairs) + tuple(pair[1] for pair in pairs), agent.parts)
-    return _delayed(tuple(learn_fragment(learning, team) for team in teams), agent.parts)
 
 
 def _delayed(fragments: tuple[Fragment, ...], parts: dict[str, Part]) -> Learners:

@@ -1,5 +1,6 @@
 """One learner: the K gradient updates of a tick, for all parts in turn or for some of them."""
 
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -9,8 +10,7 @@ from jaxrl_fast.algorithms.interface import Learned, Part, init_params
 from jaxrl_fast.core import Batches, Metrics, PyTree, stable_hash
 from jaxrl_fast.experience.binding import Bound
 from jaxrl_fast.experience.prioritized import empty_feedback, make_feedback
-from jaxrl_fast.fragments.joined_parts import can_join, joined_trainer, scan_joined
-from jaxrl_fast.fragments.updates import DROPPED, PartState, Trainer, Updated, init_part, step_or_rest, trainer
+from jaxrl_fast.fragments.updates import DROPPED, PartState, Trainer, Updated, init_part, step_when_due, trainer
 from jaxrl_fast.graph.dataflow import Channels, Fragment, Inner
 from jaxrl_fast.graph.division import WHOLE, Division
 from jaxrl_fast.graph.placements import ACTING, LEARNING
@@ -31,12 +31,6 @@ Delays = dict[tuple[str, str], int]
 """By (reader, channel): the age of what is read, 0 or 1 (`dataflow.Graph`)."""
 
 
-SMALL_NETWORKS = 2**15
-"""Where networks have so few numbers together, each is one vector on every device: to begin an operation takes longer
-than to compute it, and an optimizer has several for each layer. PPO makes 1.1 to 1.2 times as many steps so on 4
-CartPoles, 1.05 times on 64, and no more with 34,691 numbers (by hand; 2 cores, AMD EPYC of family 26)."""
-
-
 class Learning(NamedTuple):
     """What every learner needs.
 
@@ -44,24 +38,21 @@ class Learning(NamedTuple):
     - ``start``: the first tick with updates.
     - ``nan``: what to do on NaN or Inf.
     - ``turns``: a server steps along the gradients of one learner after another, not along their mean.
-    - ``joined``: what is treated alike is joined (`joined_parts`), for devices that start kernels one by one.
+    - ``make_trainer``: the form of a part's state while updates are made, such as `joined_parts.flat_trainer`.
+    - ``scan``: runs the updates of a tick, as `jax.lax.scan`.
     """
 
     agent: Bound
     start: int = 0
     nan: OnNan = "stop"
     turns: bool = False
-    joined: bool = False
+    make_trainer: Callable[[Part, PartState, bool], Trainer] = trainer
+    scan: Callable[..., tuple] = jax.lax.scan
 
     @property
     def parts(self) -> dict[str, Part]:
         """The algorithm's parts by name."""
         return self.agent.parts
-
-    @property
-    def vectors(self) -> bool:
-        """Whether each network's numbers lie in one vector while updates are made."""
-        return self.joined or self.agent.products.params <= SMALL_NETWORKS
 
     def feeds_back(self, team: tuple[str, ...]) -> tuple[str, ...]:
         """The channel of priorities, if replay is prioritized by one of these parts."""
@@ -85,11 +76,7 @@ def learn_fragment(learning: Learning, team: tuple[str, ...] | None = None) -> F
     def init(key: jax.Array) -> States:
         return init_states(learning, team, key)
 
-    if learning.vectors:
-        like = jax.eval_shape(lambda: init_states(learning, team, jax.random.key(0)))
-        trainers = {name: trainer_of(learning, name, like[name]) for name in team}
-    else:
-        trainers = {name: trainer(parts[name], learning.nan == "skip") for name in team}
+    trainers = trainers_of(learning, jax.eval_shape(lambda: init_states(learning, team, jax.random.key(0))))
 
     def begin(private: States) -> States:
         return {name: trainers[name].begin(private[name]) for name in team}
@@ -126,7 +113,7 @@ def learn_fragment(learning: Learning, team: tuple[str, ...] | None = None) -> F
         counts=True,
         tags=tags_of(learning, team),
         by_agents=divided_by_agents(learning, team),
-        inner=Inner(begin, inner_step, end) if learning.vectors else None,
+        inner=None if learning.make_trainer is trainer else Inner(begin, inner_step, end),
     )
 
 
@@ -141,7 +128,7 @@ def make_updates(
     turn: jax.Array,
 ) -> tuple[States, Metrics, PyTree]:
     """As `run_updates`, of the parts in ``team``, with states as they are outside."""
-    trainers = {name: trainer_of(learning, name, states[name]) for name in team}
+    trainers = trainers_of(learning, {name: states[name] for name in team})
     begun = {name: trainers[name].begin(states[name]) for name in team}
     ended, metrics, priorities = run_updates(learning, trainers, begun, peers, batches, key, hyper, turn)
     return {name: trainers[name].end(ended[name]) for name in team}, metrics, priorities
@@ -176,7 +163,9 @@ def run_updates(
             ) -> Updated:
                 return trainers[name].update(state, seen, batch, part_key, hyper, count)
 
-            new, own, priorities = step_or_rest(learning.parts[name], make, states[name], count)
+            part = learning.parts[name]
+            due = make(states[name]) if part.every == 1 else step_when_due(part, make, states[name], count)
+            new, own, priorities = due
             states = {**states, name: new}
             metrics |= {metric_name(team, name, metric): value for metric, value in own.items()}
             found = priorities if name == learning.agent.experience.prioritized_by else found
@@ -185,15 +174,14 @@ def run_updates(
 
     keys = jax.vmap(lambda key: jax.random.split(key, len(team)))(jax.random.split(key, rounds))
     counts = turn * rounds + jnp.arange(rounds)
-    scan = scan_joined if learning.joined else jax.lax.scan
-    states, (rows, priorities) = scan(one_update, states, (batches.indices, keys, counts))
+    states, (rows, priorities) = learning.scan(one_update, states, (batches.indices, keys, counts))
     return states, {name: rows[:, i] for i, name in enumerate(columns)}, priorities
 
 
-def trainer_of(learning: Learning, name: str, state: PartState) -> Trainer:
-    """How a part is updated: as it is, or joined where that is wanted and possible."""
-    part, drop = learning.parts[name], learning.nan == "skip"
-    return joined_trainer(part, state, drop) if learning.vectors and can_join(part, state) else trainer(part, drop)
+def trainers_of(learning: Learning, states: States) -> dict[str, Trainer]:
+    """The `Trainer` of each part in ``states``."""
+    drop = learning.nan == "skip"
+    return {name: learning.make_trainer(learning.parts[name], state, drop) for name, state in states.items()}
 
 
 def init_states(learning: Learning, team: tuple[str, ...], key: jax.Array) -> States:

@@ -43,9 +43,14 @@ def start(env: VecEnv, carry: PyTree, key: jax.Array) -> SamplerState:
 
 
 def unroll(
-    env: VecEnv, act: ActInRollout, state: SamplerState, key: jax.Array, num_steps: int, *, joined: bool = False
+    env: VecEnv,
+    act: ActInRollout,
+    state: SamplerState,
+    key: jax.Array,
+    num_steps: int,
+    scan: Callable[..., tuple] = jax.lax.scan,
 ) -> tuple[SamplerState, Transition, Metrics]:
-    """Take ``num_steps`` (T) steps in every environment; ``joined``: each is stored as one array (`packed_steps`).
+    """Take ``num_steps`` (T) steps in every environment; ``scan``: runs them, as `jax.lax.scan` or `scan_packed`.
 
     Returns the state to go on from, the rollout ``[T, E, ...]``, and metrics: sums over the episodes that ended in it,
     and ``nonfinite_step``, the first step with an observation or reward that is not finite, or -1.
@@ -66,14 +71,14 @@ def unroll(
 
     keys = jax.vmap(jax.random.split)(jax.random.split(scan_key, num_steps))
     xs = jnp.arange(num_steps), keys[:, 0], keys[:, 1]
-    end, (transitions, episodes) = _scan_joined(step, state, xs) if joined else jax.lax.scan(step, state, xs)
+    end, (transitions, episodes) = scan(step, state, xs)
     metrics = _episode_sums(transitions.terminated | transitions.truncated, episodes)
     metrics["nonfinite_step"] = _first_nonfinite(transitions)
     return end, transitions, metrics
 
 
-def _scan_joined(step: Callable, state: SamplerState, xs: PyTree) -> tuple[SamplerState, tuple]:
-    """As a scan; the outputs of each step are joined while it lasts."""
+def scan_packed(step: Callable, state: SamplerState, xs: PyTree) -> tuple[SamplerState, tuple]:
+    """As `jax.lax.scan`; the outputs of each step are stored as one array (`packed_steps`)."""
     shapes: list[PyTree] = []
 
     def packed(state: SamplerState, x: PyTree) -> tuple[SamplerState, PackedStep]:

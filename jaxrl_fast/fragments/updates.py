@@ -102,8 +102,8 @@ class Trainer(NamedTuple):
     update: UpdatePart
 
 
-def trainer(part: Part, drop_nonfinite: bool) -> Trainer:
-    """A part as it is."""
+def trainer(part: Part, like: PartState, drop_nonfinite: bool) -> Trainer:
+    """A `Trainer` that leaves a part's state in its own form; ``like``: the state, which other trainers need."""
 
     def step(
         state: PartState, peers: dict[str, Learned], batch: Any, key: jax.Array, hyper: Any, updates: jax.Array
@@ -135,23 +135,28 @@ def apply_gradients(
         statistics = found.statistics.get(name, statistics_of(state.learned.params[name]))
         params[name] = together(optax.apply_updates(weights, change), statistics)
         metrics["grad_norm" if i == 0 else f"{name}_grad_norm"] = global_norm(grads)
-    new = PartState(_after_step(part, part.project(params), state.learned.target, hyper, updates), opt_state)
-    if not drop_nonfinite:
-        return Updated(new, metrics, found.priorities)
-    finite = all_finite((new, metrics))
-    chosen = jax.tree.map(lambda after, before: jnp.where(finite, after, before), new, state)
-    return Updated(chosen, {**metrics, DROPPED: 1.0 - finite}, found.priorities)
+    learned = Learned(part.project(params))
+    if part.targets:
+        learned = _move_targets(part, learned.params, state.learned.target, hyper, updates)
+    new = PartState(learned, opt_state)
+    updated = Updated(new, metrics, found.priorities)
+    return _drop_nonfinite(updated, state) if drop_nonfinite else updated
 
 
-def step_or_rest(part: Part, make: Callable[[PartState], Updated], state: PartState, updates: jax.Array) -> Updated:
+def _drop_nonfinite(updated: Updated, before: PartState) -> Updated:
+    """The update, or the part ``before`` it where a number is not finite."""
+    finite = all_finite((updated.state, updated.metrics))
+    chosen = jax.tree.map(lambda after, before: jnp.where(finite, after, before), updated.state, before)
+    return Updated(chosen, {**updated.metrics, DROPPED: 1.0 - finite}, updated.priorities)
+
+
+def step_when_due(part: Part, make: Callable[[PartState], Updated], state: PartState, updates: jax.Array) -> Updated:
     """``make(state)`` where the part is due (`Part.every`) after ``updates`` updates, else the state as it is.
 
     Where it is not due nothing is computed, as long as ``updates`` is the same for all seeds. Metrics are then 0, and
     multiplied by ``part.every`` otherwise, so that their mean over all updates is that over the part's own; priorities
     are then NaN.
     """
-    if part.every == 1:
-        return make(state)
     _, metric_shapes, priority_shape = jax.eval_shape(make, state)
 
     def act(state: PartState) -> Updated:
@@ -194,10 +199,8 @@ def all_finite(tree: PyTree) -> jax.Array:
     return jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in real]))
 
 
-def _after_step(
+def _move_targets(
     part: Part, params: dict[str, PyTree], target: Mapping[str, PyTree], hyper: Any, updates: jax.Array | int
 ) -> Learned:
-    if not part.targets:
-        return Learned(params)
     rate = part.target_rate(hyper, jnp.asarray(updates))
     return Learned(params, optax.incremental_update({name: params[name] for name in part.targets}, target, rate))

@@ -11,7 +11,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.core import PyTree
+from jaxrl_fast.core import PyTree, is_image
 from jaxrl_fast.networks.dense import Precision, dot_of, scaled_normal
 
 Cnn = Literal["auto", "nature", "small", "none"]
@@ -76,12 +76,6 @@ def _cut(x: jax.Array, top: int, bottom: int, left: int, right: int) -> jax.Arra
     """A rectangle of images ``[N, H, W, C]``; indexing would be a gather where ``N`` is symbolic, as in an exported
     policy."""
     return jax.lax.slice_in_dim(jax.lax.slice_in_dim(x, top, bottom, axis=1), left, right, axis=2)
-
-
-def is_image(leaf: Any, *, axes: int = 0) -> bool:
-    """Whether an array of this shape and dtype, without its first ``axes``, is one image: bytes
-    ``[height, width, channels]``."""
-    return leaf.dtype == jnp.uint8 and len(leaf.shape) == axes + 3
 
 
 def choose_convolutions(obs_spec: PyTree, cnn: Cnn) -> tuple[Convolution, ...]:

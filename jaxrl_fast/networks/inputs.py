@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.core import PyTree
-from jaxrl_fast.networks.images import is_image, to_real
+from jaxrl_fast.core import PyTree, is_image
+from jaxrl_fast.networks.images import to_real
 from jaxrl_fast.numerics.running_stats import is_mask
 
 

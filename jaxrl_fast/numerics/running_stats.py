@@ -3,6 +3,7 @@
 Keys named ``action_mask`` and leaves that are not floating point pass through untouched.
 """
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -36,7 +37,7 @@ def init_stats(spec: PyTree) -> RunningStats:
 def update_stats(stats: RunningStats, batch: PyTree, batch_axes: int) -> RunningStats:
     """Merge a batch of elements, whose leaves have ``batch_axes`` leading batch axes."""
     axes = tuple(range(batch_axes))
-    size = float(_size(jax.tree.leaves(batch)[0].shape[:batch_axes]))
+    size = float(math.prod(jax.tree.leaves(batch)[0].shape[:batch_axes]))
     count = stats.samples + size
 
     def merge(mean: jax.Array, m2: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -68,10 +69,3 @@ def normalize(stats: RunningStats, x: PyTree, clip: float = 10.0) -> PyTree:
 def is_mask(path: tuple) -> bool:
     """Whether a leaf of an observation is its ``action_mask``."""
     return bool(path) and getattr(path[-1], "key", None) == "action_mask"
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    size = 1
-    for n in shape:
-        size *= n
-    return size

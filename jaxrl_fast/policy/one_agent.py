@@ -4,8 +4,7 @@ import jax
 
 from jaxrl_fast.algorithms.multi_agent import spec_of_one
 from jaxrl_fast.core import PyTree
-from jaxrl_fast.experience.acting import make_acting
-from jaxrl_fast.experience.view import make_view
+from jaxrl_fast.experience.binding import acting_of, view_of
 from jaxrl_fast.numerics.running_stats import RunningStats
 from jaxrl_fast.policy.policies import AGENT, Policy, PolicyParams, built_again, make_policy
 
@@ -32,7 +31,7 @@ def policy_of_agent(policy: Policy, number: int) -> Policy:
         network, weights[part] = of_agent(number, policy.params.parts[part])
         parts[part] = agent.parts[part]._replace(networks={name: network})
     alone = spec_of_one(spec, shared=False)
-    acting = make_acting(agent._replace(parts=parts, remembers={}), make_view(alone))
+    acting = acting_of(agent._replace(parts=parts, remembers={}), view_of(alone))
     statistics = None if policy.params.obs is None else _statistics_of_agent(policy.params.obs, alone.obs, number)
     return make_policy(alone, acting, PolicyParams(weights, statistics), {**policy.made_by, AGENT: number})
 

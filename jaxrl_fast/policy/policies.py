@@ -15,8 +15,9 @@ from jax.tree_util import keystr
 from jaxrl_fast.algorithms.interface import Agent, Learned, Part, init_params
 from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.core import Box, Discrete, EnvSpec, PyTree
-from jaxrl_fast.experience.acting import Acting, Carry, make_acting
-from jaxrl_fast.experience.view import View, make_view
+from jaxrl_fast.experience.acting import Acting, Carry
+from jaxrl_fast.experience.binding import acting_of, view_of
+from jaxrl_fast.experience.view import View
 from jaxrl_fast.numerics.running_stats import RunningStats, init_stats, normalize
 
 FORMAT_VERSION, BY_POSITION = 2, 1
@@ -135,7 +136,7 @@ def load_policy(path: str | Path) -> Policy:
         if made_by["algo"] not in ALGORITHMS:
             raise ValueError(f"this version has no algo={made_by['algo']}, by which it was made")
         agent, view = built_again(spec, made_by)
-        acting = make_acting(agent, view)
+        acting = acting_of(agent, view)
         template = params_template(spec, agent.parts, acting, made_by["normalize_observations"])
     except Exception as error:  # the file may hold anything
         raise ValueError(f"{folder}/policy.json cannot be used: {type(error).__name__}: {error}") from error
@@ -153,11 +154,11 @@ def load_policy(path: str | Path) -> Policy:
     return make_policy(spec, acting, params, made_by)
 
 
-def built_again(spec: EnvSpec, made_by: dict[str, Any]) -> tuple[Agent, View]:
+def built_again(spec: EnvSpec, made_by: dict[str, Any]) -> tuple[Agent, View | None]:
     """The agent by which a policy was made, and how it looks at observations."""
-    view = make_view(spec)
+    view = view_of(spec)
     # Batch sizes and the like are not stored and do not matter here; their defaults fit 64 environments.
-    return ALGORITHMS[made_by["algo"]](**made_by["options"]).build(view.spec, 64), view
+    return ALGORITHMS[made_by["algo"]](**made_by["options"]).build(view.spec if view else spec, 64), view
 
 
 def memory_of(carry: Carry) -> PyTree:

@@ -17,7 +17,8 @@ from jaxrl_fast.environments.env import VecEnv
 from jaxrl_fast.environments.host_env import HostEnv
 from jaxrl_fast.experience.binding import bind
 from jaxrl_fast.fragments.build import experience_fragment, init_statistics, products_beside, rollout_shapes, sampler
-from jaxrl_fast.fragments.learning import Learning, init_learned, learn_fragment
+from jaxrl_fast.fragments.joined_parts import make_learning
+from jaxrl_fast.fragments.learning import init_learned, learn_fragment
 from jaxrl_fast.fragments.rollout import SamplerState, start, unroll
 from jaxrl_fast.graph.compiler_choices import starts_kernels_singly
 from jaxrl_fast.graph.dataflow import Channels, Fragment, Graph
@@ -105,7 +106,7 @@ def updates_only(env: VecEnv | HostEnv, algorithm: Algorithm) -> Graph:
     def step(private: Batches, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
         return private, {"batches": private}, {}
 
-    learning = Learning(agent, joined=starts_kernels_singly(jax.default_backend()))
+    learning = make_learning(agent, joined=starts_kernels_singly(jax.default_backend()))
     division = source.division._replace(private=source.division.writes["batches"])
     batches = Fragment("batches", init, step, (), ("batches",), division=division)
     fragments = batches, learn_fragment(learning)
