@@ -17,6 +17,7 @@ from jaxrl_fast.algorithms.registry import ALGORITHMS
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted([*ROOT.glob("jaxrl_fast/**/*.py"), *ROOT.glob("envs/**/*.py")])
 MAY_IMPORT: dict[str, set[str]] = {
+    "files": set(),
     "core": set(),
     "numerics": {"core"},
     "networks": {"core", "numerics"},
@@ -24,11 +25,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "graph": {"core"},
     "algorithms": {"core", "numerics", "networks"},
     "experience": {"core", "numerics", "networks", "algorithms"},
-    "policy": {"core", "numerics", "algorithms", "experience"},
+    "policy": {"files", "core", "numerics", "algorithms", "experience"},
     "fragments": {"core", "numerics", "networks", "environments", "graph", "algorithms", "experience"},
-    "evaluation": {"core", "environments", "graph", "algorithms", "experience", "policy", "envs"},
-    "runs": {"core", "graph", "policy"},
-    "inspection": {"core", "environments", "graph", "policy", "evaluation", "runs", "envs"},
+    "evaluation": {"files", "core", "environments", "graph", "algorithms", "experience", "policy", "envs"},
+    "runs": {"files", "core", "graph", "policy"},
+    "inspection": {"files", "core", "environments", "graph", "policy", "evaluation", "runs", "envs"},
     "training": {
         "core",
         "numerics",
@@ -43,6 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "inspection",
     },
     "settings": {
+        "files",
         "core",
         "numerics",
         "networks",
@@ -56,6 +58,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "envs",
     },
     "tuning": {
+        "files",
         "core",
         "numerics",
         "environments",

@@ -5,7 +5,6 @@ batch of any size, or ``action, carry = act(carry, obs, first)`` where the polic
 """
 
 import importlib.util
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_fast.core import Discrete, PyTree, __version__, action_shape
+from jaxrl_fast.files import replace_file
 from jaxrl_fast.policy.export_check import ActOnBatch, compare
 from jaxrl_fast.policy.onnx_export import to_onnx
 from jaxrl_fast.policy.policies import Policy, memory_of, with_memory
@@ -65,9 +65,7 @@ def export_policy(policy: Policy, folder: Path, name: str) -> tuple[Path, str]:
         difference = compare(policy, FORMATS[name].load(content))
     except Exception as error:  # ONNX runtimes have exceptions of their own for what they cannot take
         raise ValueError(f"{path} was not written: {error}") from error
-    part = path.with_name(f"{path.name}.part")
-    part.write_bytes(content)
-    os.replace(part, path)
+    replace_file(path, content)
     return path, difference
 
 

@@ -1,7 +1,6 @@
 """A trained policy as a value: parameters, observation statistics and two pure functions."""
 
 import json
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.core import Box, Discrete, EnvSpec, PyTree
 from jaxrl_fast.experience.acting import Acting, Carry, make_acting
 from jaxrl_fast.experience.view import View, make_view
+from jaxrl_fast.files import replace_file
 from jaxrl_fast.numerics.running_stats import RunningStats, init_stats, normalize
 
 FORMAT_VERSION, BY_POSITION = 2, 1
@@ -97,15 +97,8 @@ def save_policy(policy: Policy, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     description = {"format": FORMAT_VERSION, "spec": spec_to_json(policy.spec), "made_by": policy.made_by}
     params = serialization.msgpack_serialize(jax.tree.map(np.asarray, by_name(policy.params)))
-    write_whole(folder / "params.msgpack", params)
-    write_whole(folder / "policy.json", f"{json.dumps(description, indent=2)}\n".encode())
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that replaces an older one at once."""
-    unfinished = path.with_name(f"{path.name}.unfinished")
-    unfinished.write_bytes(content)
-    os.replace(unfinished, path)
+    replace_file(folder / "params.msgpack", params)
+    replace_file(folder / "policy.json", f"{json.dumps(description, indent=2)}\n")
 
 
 def load_policy(path: str | Path) -> Policy:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from jaxrl_fast.evaluation.evaluator_process import ONE_THREAD, take_what_is_left
+from jaxrl_fast.files import UNFINISHED
 from jaxrl_fast.runs.hooks import ShouldStop, Tell
 
 LOG = "render.log"
@@ -58,7 +59,7 @@ class Visualizer:
         self.process.kill()
         self.process.wait()
         self.process = None
-        self._remove(LOG, f"{self.out}.unfinished")
+        self._remove(LOG, *(path.name for path in self.folder.glob(f".{self.out}.*{UNFINISHED}")))
 
     def _start(self) -> None:
         if self._refused:
