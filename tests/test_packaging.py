@@ -18,6 +18,7 @@ ROOT = Path(__file__).parent.parent
 SOURCES = sorted([*ROOT.glob("jaxrl_fast/**/*.py"), *ROOT.glob("envs/**/*.py")])
 MAY_IMPORT: dict[str, set[str]] = {
     "files": set(),
+    "subprocesses": set(),
     "core": set(),
     "numerics": {"core"},
     "networks": {"core", "numerics"},
@@ -27,9 +28,19 @@ MAY_IMPORT: dict[str, set[str]] = {
     "experience": {"core", "numerics", "networks", "algorithms"},
     "policy": {"files", "core", "numerics", "algorithms", "experience"},
     "fragments": {"core", "numerics", "networks", "environments", "graph", "algorithms", "experience"},
-    "evaluation": {"files", "core", "environments", "graph", "algorithms", "experience", "policy", "envs"},
+    "evaluation": {
+        "files",
+        "subprocesses",
+        "core",
+        "environments",
+        "graph",
+        "algorithms",
+        "experience",
+        "policy",
+        "envs",
+    },
     "runs": {"files", "core", "graph", "policy"},
-    "inspection": {"files", "core", "environments", "graph", "policy", "evaluation", "runs", "envs"},
+    "inspection": {"files", "subprocesses", "core", "environments", "graph", "policy", "evaluation", "runs", "envs"},
     "training": {
         "core",
         "numerics",
@@ -59,6 +70,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "tuning": {
         "files",
+        "subprocesses",
         "core",
         "numerics",
         "environments",

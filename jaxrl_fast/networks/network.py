@@ -23,21 +23,9 @@ from jaxrl_fast.networks.inputs import action_mask, choose_keys, features
 from jaxrl_fast.networks.modules import ACTIVATIONS, Activation, GruMlp, Mlp, PixelNetwork
 from jaxrl_fast.networks.residual import ResidualTorso, hold_unit_norm
 
-__all__ = [
-    "Activation",
-    "Apply",
-    "Cnn",
-    "Head",
-    "Heads",
-    "Network",
-    "Precision",
-    "Torso",
-    "action_mask",
-    "ensemble",
-    "hold_unit_norm",
-    "make_network",
-    "scalar",
-]  # what an algorithm imports, so that it need not know the other modules of this package
+# What an algorithm imports, so that it need not know the other modules of this package.
+__all__ = ["Activation", "Apply", "Cnn", "Head", "Heads", "Network", "Precision", "Torso", "action_mask"]
+__all__ += ["ensemble", "hold_unit_norm", "make_network", "scalar"]
 
 
 Torso = Literal["mlp", "residual"]

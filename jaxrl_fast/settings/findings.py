@@ -28,20 +28,9 @@ from jaxrl_fast.settings.runtime import cache_root
 
 SIZES = ("num_envs", "algo.rollout_length", "algo.updates_per_tick", "algo.batch_size", "algo.num_minibatches")
 """Settings that say how much is computed at once."""
-WORK = (
-    "algo",
-    "num_seeds",
-    "overlap",
-    "learners",
-    "average",
-    "shards",
-    "precision",
-    "placement",
-    "devices",
-    "pool.num_groups",
-    "pool.backend",
-    "pool.order",
-    "pool.bridge",
+WORK = tuple(
+    "algo num_seeds overlap learners average shards precision placement devices pool.num_groups pool.backend "
+    "pool.order pool.bridge".split()
 )
 """Settings that say what is computed, and where if that was configured, beside those of environment and algorithm."""
 

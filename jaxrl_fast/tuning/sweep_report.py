@@ -165,25 +165,9 @@ def spreeze(record: Record) -> list[dict[str, Any]]:
 
 def write(doc: Document, stem: Path) -> None:
     """``<stem>.json`` and ``<stem>.csv``, each in one piece."""
-    columns = (
-        "knob",
-        "value",
-        "status",
-        "num_envs",
-        "rollout_length",
-        "updates_per_tick",
-        "batch_size",
-        "placement",
-        "devices",
-        "workers",
-        "repeats",
-        "in_turn",
-        "memory_bytes",
-        "peak_bytes",
-        "compile_s",
-        "took_s",
-        "effect",
-        "why",
+    columns = tuple(
+        "knob value status num_envs rollout_length updates_per_tick batch_size placement devices workers "
+        "repeats in_turn memory_bytes peak_bytes compile_s took_s effect why".split()
     )
     rates = [f"{unit}_{part}" for unit in UNITS for part in Spread._fields]
     with replacing(stem.with_suffix(".csv")) as temporary, temporary.open("w", newline="") as file:
