@@ -18,21 +18,10 @@ import gymnax  # noqa: E402
 from gymnax.environments import spaces  # noqa: E402
 
 REFUSED = {"MNISTBandit-bsuite": "it downloads a data set when made"}
-LONG_EPISODES = (
-    "CartPole-v1",
-    "Pendulum-v1",
-    "Acrobot-v1",
-    "MountainCar-v0",
-    "MountainCarContinuous-v0",
-    "Freeway-MinAtar",
-    "Catch-bsuite",
-    "DeepSea-bsuite",
-    "DiscountingChain-bsuite",
-    "BernoulliBandit-misc",
-    "GaussianBandit-misc",
-    "PointRobot-misc",
-    "Reacher-misc",
-    "Swimmer-misc",
+LONG_EPISODES = tuple(
+    "CartPole-v1 Pendulum-v1 Acrobot-v1 MountainCar-v0 MountainCarContinuous-v0 Freeway-MinAtar Catch-bsuite "
+    "DeepSea-bsuite DiscountingChain-bsuite BernoulliBandit-misc GaussianBandit-misc PointRobot-misc "
+    "Reacher-misc Swimmer-misc".split()
 )
 """Environments whose episodes last at least `FRESH_INTERVAL` steps with default parameters, whatever the actions."""
 

@@ -31,35 +31,10 @@ from jaxrl_fast.training.loop import Result, learn
 from jaxrl_fast.training.pure import make_train_step
 from jaxrl_fast.training.recorder import NonFiniteError
 
-__all__ = [
-    "Agent",
-    "Algorithm",
-    "Box",
-    "CheckpointError",
-    "Checkpoints",
-    "Cosine",
-    "Discrete",
-    "Env",
-    "EnvSpec",
-    "HostEnv",
-    "HostStep",
-    "Linear",
-    "NonFiniteError",
-    "Policy",
-    "Result",
-    "Timestep",
-    "Transition",
-    "VecEnv",
-    "__version__",
-    "evaluate_policy",
-    "learn",
-    "load_policy",
-    "make_env",
-    "make_train_step",
-    "save_policy",
-    "setup",
-    "vectorize",
-]
+__all__ = ["Agent", "Algorithm", "Box", "CheckpointError", "Checkpoints", "Cosine", "Discrete", "Env"]
+__all__ += ["EnvSpec", "HostEnv", "HostStep", "Linear", "NonFiniteError", "Policy", "Result", "Timestep"]
+__all__ += ["Transition", "VecEnv", "__version__", "evaluate_policy", "learn", "load_policy", "make_env"]
+__all__ += ["make_train_step", "save_policy", "setup", "vectorize"]
 __all__ += registry.__all__
 
 

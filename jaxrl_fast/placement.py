@@ -19,21 +19,6 @@ from jaxrl_fast.graph.placements import (
     shards,
 )
 
-__all__ = [
-    "PLACEMENTS",
-    "Group",
-    "Make",
-    "Placement",
-    "actor_critic",
-    "agents",
-    "central_inference",
-    "check",
-    "data_parallel",
-    "fused",
-    "parameter_server",
-    "place",
-    "runs_in_parallel",
-    "sampler_learner",
-    "sharded_sampling",
-    "shards",
-]
+__all__ = ["PLACEMENTS", "Group", "Make", "Placement", "actor_critic", "agents", "central_inference", "check"]
+__all__ += ["data_parallel", "fused", "parameter_server", "place", "runs_in_parallel", "sampler_learner"]
+__all__ += ["sharded_sampling", "shards"]

@@ -9,10 +9,11 @@ import numpy as np
 
 import envs
 from jaxrl_fast.evaluation.viewer import write_policy_html
+from jaxrl_fast.files import replace_file
 from jaxrl_fast.inspection.pictures.by_gl import offer_gl
 from jaxrl_fast.inspection.pictures.movie import check_out, encode
 from jaxrl_fast.inspection.pictures.shots import Shot, Subject, subject_of
-from jaxrl_fast.policy.policies import Policy, write_whole
+from jaxrl_fast.policy.policies import Policy
 from jaxrl_fast.settings import cli
 from jaxrl_fast.settings.run_settings import Run
 from jaxrl_fast.settings.runtime import setup
@@ -69,7 +70,7 @@ def render_run(words: Sequence[str]) -> int:
         every = max(1, round(1 / (numbers["fps"] * subject.step_s)))
         picture_s = every * subject.step_s
         movie = encode(pictures_of(subject, policy, numbers, every, picture_s), out.suffix, picture_s)
-    write_whole(out, movie.content)
+    replace_file(out, movie.content)
     size = f"{movie.pictures} pictures of {movie.width} × {movie.height}"
     print(f"{out}: {size}, {movie.pictures * picture_s:.1f} s, {len(movie.content) / 1000:,.0f} kB")
     return 0

@@ -1,13 +1,49 @@
 """Groups of environments in the parent: their rows and seeds, writing actions, reading results."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, pairwise
+from typing import Any
 
 import numpy as np
 
 from envs.pool.arrays import Arrays
 from envs.pool.worker import RESET
-from jaxrl_fast.environments.host_env import HostStep
+from jaxrl_fast.core import EnvSpec
+from jaxrl_fast.environments.host_env import HostEnv, HostStep
+
+
+class Groups:
+    """What all pools share: equal ``groups`` of environments, lines for the user, and refusals. ``title``: of the pool,
+    for messages; ``steps``: since the last reset. A pool adds ``reset``, ``send``, ``recv`` and ``close``, as those of
+    `HostEnv`."""
+
+    def __init__(self, title: str, num_envs: int, num_groups: int, reason: str = "") -> None:
+        self.title, self.groups = title, split(slice(0, num_envs), num_groups)
+        self.lines = [reason] if reason else []
+        self.steps, self.is_open = 0, True
+
+    def host_env(self: Any, spec: EnvSpec, num_envs: int, another: Callable[[int], HostEnv], **more: Any) -> HostEnv:
+        """The pool as ``num_envs`` environments of each seed; ``more``: other fields of `HostEnv`."""
+        own = (self.reset, self.send, self.recv, lambda: self.steps, self.events, another, self.close)
+        return HostEnv(spec, num_envs, len(self.groups), *own, **more)
+
+    def events(self) -> list[str]:
+        lines, self.lines = self.lines, []
+        return lines
+
+    def require_open(self) -> None:
+        if not self.is_open:
+            raise ValueError(f"{self.title} is closed: make another")
+
+    def require_idle(self, group: int, in_flight: bool) -> None:
+        if not 0 <= group < len(self.groups):
+            raise ValueError(f"group {group}: there are groups 0 to {len(self.groups) - 1}")
+        if in_flight:
+            raise ValueError(f"send to group {group}: its last step is still to be received")
+
+    def require_sent(self, group: int, in_flight: bool) -> None:
+        if not in_flight:
+            raise ValueError(f"recv({group}): nothing was sent to group {group} since it was last received")
 
 
 def env_seed(seed: int, index: int, restarts: int = 0) -> int:

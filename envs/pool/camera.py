@@ -1,6 +1,7 @@
 """Pictures of a Gymnasium environment while a policy plays it."""
 
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -10,23 +11,17 @@ from jaxrl_fast.environments.host_env import HostEnv
 RENDER_MODE = "rgb_array"
 
 
-class TakePicture(Protocol):
-    """Takes a picture of what the last step led to."""
-
-    def __call__(self) -> np.ndarray:
-        """Returns uint8 RGB ``[height, width, 3]``."""
-
-
 class FilmedHost(NamedTuple):
     """One environment on the host, and how to take pictures of it.
 
     - ``env``: a `HostEnv` of this one; close it when done.
-    - ``picture``: shows the state that the last step led to, also where that ended the episode.
+    - ``picture()``: takes a picture of the state after the last step, also where that ended the episode: uint8 RGB
+      ``[height, width, 3]``.
     - ``step_s``: how long a step lasts in its pictures, in seconds.
     """
 
     env: HostEnv
-    picture: TakePicture
+    picture: Callable[[], np.ndarray]
     step_s: float
 
 

@@ -2,7 +2,8 @@
 this."""
 
 import math
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
@@ -13,18 +14,12 @@ NARROWED = {"float64": np.float32, "int64": np.int32, "uint64": np.uint32}
 """The dtypes that JAX, which computes in 32 bits, cannot hold, and what they become."""
 
 
-class WriteObs(Protocol):
-    """Writes an observation into an array."""
-
-    def __call__(self, row: np.ndarray, obs: Any, /) -> None:
-        """``row`` ``[*shape]`` is overwritten; ``obs``: as the environment returned it."""
+WriteObs = Callable[[np.ndarray, Any], None]
+"""(row ``[*shape]``, observation as the environment returned it): writes the observation over the row."""
 
 
-class DecodeActions(Protocol):
-    """Turns arrays into the actions that environments take."""
-
-    def __call__(self, actions: np.ndarray, /) -> Any:
-        """``actions`` ``[n, *shape]``. Returns a sequence of ``n`` actions, none of them a view of ``actions``."""
+DecodeActions = Callable[[np.ndarray], Any]
+"""(actions ``[n, *shape]``) -> a sequence of ``n`` actions as environments take them, none a view of the array."""
 
 
 class ObsCodec(NamedTuple):

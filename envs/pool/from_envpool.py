@@ -11,33 +11,15 @@ import jax
 import numpy as np
 from gymnasium import spaces
 
-from envs.pool.batches import check_groups, check_seeds, env_seed, sealed, split
+from envs.pool.batches import Groups, check_groups, check_seeds, env_seed, sealed
 from envs.pool.codec import encode_action, encode_obs
 from jaxrl_fast.core import Box, Discrete, EnvSpec
 from jaxrl_fast.environments.host_env import HostEnv, HostStep
 
-SERVES = (
-    "Acrobot",
-    "Ant",
-    "BipedalWalker",
-    "BipedalWalkerHardcore",
-    "CarRacing",
-    "CartPole",
-    "HalfCheetah",
-    "Hopper",
-    "Humanoid",
-    "HumanoidStandup",
-    "InvertedDoublePendulum",
-    "InvertedPendulum",
-    "LunarLander",
-    "LunarLanderContinuous",
-    "MountainCar",
-    "MountainCarContinuous",
-    "Pendulum",
-    "Pusher",
-    "Reacher",
-    "Swimmer",
-    "Walker2d",
+SERVES = tuple(
+    "Acrobot Ant BipedalWalker BipedalWalkerHardcore CarRacing CartPole HalfCheetah Hopper Humanoid "
+    "HumanoidStandup InvertedDoublePendulum InvertedPendulum LunarLander LunarLanderContinuous MountainCar "
+    "MountainCarContinuous Pendulum Pusher Reacher Swimmer Walker2d".split()
 )
 """Environments of Gymnasium that EnvPool has too, in their newest version; known without importing it."""
 
@@ -51,28 +33,15 @@ def make(id: str, *, num_envs: int, num_groups: int = 1, **options: Any) -> Host
     check_groups(num_envs, num_groups)
     pool = _EnvPool(id, num_envs, num_groups, options)
 
-    def another(num_envs: int) -> HostEnv:
-        return make(id, num_envs=num_envs, **options)
-
-    return HostEnv(
-        pool.spec,
-        num_envs,
-        num_groups,
-        pool.reset,
-        pool.send,
-        pool.recv,
-        lambda: pool.steps,
-        pool.events,
-        another,
-        pool.close,
-    )
+    return pool.host_env(pool.spec, num_envs, lambda num_envs: make(id, num_envs=num_envs, **options))
 
 
-class _EnvPool:
+class _EnvPool(Groups):
     """One EnvPool for each group. EnvPool resets an environment on the step after an episode's last, and ignores that
     step's action: environments whose episode ended are stepped once more at once, so that the policy never sees it."""
 
     def __init__(self, id: str, num_envs: int, num_groups: int, options: dict[str, Any]) -> None:
+        super().__init__(f"the EnvPool of {id}", num_envs, num_groups)
         self.id, self.options = id, {name: value for name, value in options.items() if value is not None}
         one = self._start([0])
         observed, acted = one.observation_space, one.action_space
@@ -86,16 +55,14 @@ class _EnvPool:
         self.action_dtype = acted.dtype
         action = Discrete(self.act.num_actions) if self.act.num_actions else Box(self.act.low, self.act.high)
         self.spec = EnvSpec(id, jax.ShapeDtypeStruct(observe.shape, observe.dtype), action, limit)
-        self.groups = split(slice(0, num_envs), num_groups)
         self.in_order = np.arange(num_envs // num_groups, dtype=np.int32).tobytes()
         self.dtype = observe.dtype
         self.returns = np.zeros((num_groups, num_envs // num_groups))
         self.pools: list[Any] = []
         self.in_flight: set[int] = set()
-        self.steps, self.is_open = 0, True
 
     def reset(self, seed: int | Sequence[int]) -> np.ndarray:
-        self._require_open()
+        self.require_open()
         self._close_pools()
         seeds = [env_seed(check_seeds(seed, 1)[0], i) for i in range(self.returns.size)]
         self.pools = [self._start(seeds[rows]) for rows in self.groups]
@@ -104,7 +71,7 @@ class _EnvPool:
         return np.concatenate([pool.reset()[0] for pool in self.pools]).astype(self.dtype)
 
     def send(self, actions: np.ndarray, group: int) -> None:
-        self._require_open()
+        self.require_open()
         if not 0 <= group < len(self.pools) or group in self.in_flight:
             raise ValueError(f"send to group {group}: write one of 0 to {len(self.groups) - 1} that is not under way")
         wanted = (self.returns.shape[1], *self.act.shape)
@@ -117,9 +84,8 @@ class _EnvPool:
         self.in_flight.add(group)
 
     def recv(self, group: int) -> HostStep:
-        self._require_open()
-        if group not in self.in_flight:
-            raise ValueError(f"recv({group}): nothing was sent to group {group} since it was last received")
+        self.require_open()
+        self.require_sent(group, group in self.in_flight)
         self.in_flight.discard(group)
         pool, returns = self.pools[group], self.returns[group]
         obs, *facts, info = pool.recv()
@@ -144,9 +110,6 @@ class _EnvPool:
         fresh, _, _, _, info = pool.recv()
         obs[info["env_id"]] = fresh
 
-    def events(self) -> list[str]:
-        return []
-
     def close(self) -> None:
         self.is_open = False
         self._close_pools()
@@ -168,10 +131,6 @@ class _EnvPool:
         except Exception as error:
             message = " ".join(str(error).split()) or type(error).__name__
             raise ValueError(f"EnvPool cannot make env.id={self.id} ({message}): write pool.backend=workers") from error
-
-    def _require_open(self) -> None:
-        if not self.is_open:
-            raise ValueError(f"the EnvPool of {self.id} is closed: make another")
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import cloudpickle
 import numpy as np
 
 from envs.pool.arrays import array_fields, place, size_bytes
-from envs.pool.batches import check_seeds, gather, joined, just_reset, mark_lost, put_actions, row_seeds, split
+from envs.pool.batches import Groups, check_seeds, gather, joined, just_reset, mark_lost, put_actions, row_seeds, split
 from envs.pool.signals import anonymous_file
 from envs.pool.stepping import HostEnvSpec, PoolError
 from envs.pool.supervision import Crew, Died
@@ -44,23 +44,11 @@ def make_workers(
         ValueError: the environments cannot be sent to other processes.
     """
     pool = _Pool(host_spec, num_envs, num_groups, num_seeds, num_workers, step_timeout_s, by_arrival, reason)
-    host = HostEnv(
-        spec,
-        num_envs // num_seeds,
-        num_groups,
-        pool.reset,
-        pool.send,
-        pool.recv,
-        lambda: pool.steps,
-        pool.events,
-        another,
-        pool.close,
-        num_seeds=num_seeds,
-    )
+    host = pool.host_env(spec, num_envs // num_seeds, another, num_seeds=num_seeds)
     return host._replace(send_to=pool.send_to, recv_any=pool.recv_any) if by_arrival else host
 
 
-class _Pool:
+class _Pool(Groups):
     """A share is the part of a group that one worker steps: ``(worker, group)``.
 
     ``known`` is the last result received of a share, as (step, the rows of that step). ``lost`` are the shares whose
@@ -79,8 +67,8 @@ class _Pool:
         by_arrival: bool,
         reason: str,
     ) -> None:
+        super().__init__(f"the pool of {host_spec.name}", num_envs, num_groups, reason)
         self.host_spec, self.num_workers, self.step_timeout_s = host_spec, num_workers, step_timeout_s
-        self.groups = split(slice(0, num_envs), num_groups)
         extra = num_envs // num_groups % num_workers
         parts = [split(rows, num_workers, turn=g * extra) for g, rows in enumerate(self.groups)]
         self.shares = {(w, g): parts[g][w] for g in range(num_groups) for w in range(num_workers)}
@@ -92,9 +80,7 @@ class _Pool:
         self.crew = Crew(
             WorkerJob(host_spec.name, make, num_envs, fields, shares, memory_fd, host_spec.clip_rewards, by_arrival)
         )
-        self.lines = [reason] if reason else []
-        self.is_open = True
-        self.steps = self.batches = 0
+        self.batches = 0
         self.seeds = (0,) * num_seeds
         self.in_flight: set[tuple[int, int]] = set()
         self.lost: set[tuple[int, int]] = set()
@@ -105,7 +91,7 @@ class _Pool:
         weakref.finalize(self, self.crew.close)  # when nothing holds the pool any more, or as Python ends
 
     def reset(self, seed: int | Sequence[int]) -> np.ndarray:
-        self._require_open()
+        self.require_open()
         self.seeds, self.steps = check_seeds(seed, len(self.seeds)), 0
         self._seed_rows(slice(0, len(self.arrays.seed)))
         self.lost.clear()
@@ -121,15 +107,15 @@ class _Pool:
         return first.obs.copy()
 
     def send(self, actions: np.ndarray, group: int) -> None:
-        self._require_open()
-        put_actions(self.arrays, self._idle_rows(group), actions)
+        self.require_open()
+        self.require_idle(group, (0, group) in self.in_flight)
+        put_actions(self.arrays, self.groups[group], actions)
         for worker in range(self.num_workers):
             self._begin((worker, group))
 
     def recv(self, group: int) -> HostStep:
-        self._require_open()
-        if (0, group) not in self.in_flight:
-            raise ValueError(f"recv({group}): nothing was sent to group {group} since it was last received")
+        self.require_open()
+        self.require_sent(group, (0, group) in self.in_flight)
         for worker in range(self.num_workers):
             if (worker, group) not in self.lost:
                 self._await(worker, group)
@@ -137,7 +123,7 @@ class _Pool:
 
     def send_to(self, actions: np.ndarray, indices: np.ndarray) -> None:
         """Step the environments ``indices``, whole shares as `recv_any` gives them, or all of them, in order."""
-        self._require_open()
+        self.require_open()
         shares = self._shares_of(np.asarray(indices))
         size = len(indices) // len(shares)
         for i, share in enumerate(shares):
@@ -151,7 +137,7 @@ class _Pool:
 
     def recv_any(self) -> tuple[np.ndarray, HostStep]:
         """``(indices, step)`` of the shares that were ready first: as many as make a group, or all under way."""
-        self._require_open()
+        self.require_open()
         if not self.in_flight:
             raise ValueError("recv_any(): nothing is under way: send_to environments first")
         wanted = min(self.num_workers, len(self.in_flight))
@@ -160,10 +146,6 @@ class _Pool:
         shares = [self.arrived.popleft() for _ in range(wanted)]
         steps = [self._take([share], self.shares[share]) for share in shares]
         return np.concatenate([_indices(self.shares[share]) for share in shares]), joined(steps)
-
-    def events(self) -> list[str]:
-        lines, self.lines = self.lines, []
-        return lines
 
     def close(self) -> None:
         self.is_open = False
@@ -277,13 +259,6 @@ class _Pool:
     def _count(self, share: tuple[int, int]) -> int:
         return self.shares[share].stop - self.shares[share].start
 
-    def _idle_rows(self, group: int) -> slice:
-        if not 0 <= group < len(self.groups):
-            raise ValueError(f"group {group}: there are groups 0 to {len(self.groups) - 1}")
-        if (0, group) in self.in_flight:
-            raise ValueError(f"send to group {group}: its last step is still to be received")
-        return self.groups[group]
-
     def _shares_of(self, indices: np.ndarray) -> list[tuple[int, int]]:
         size = self._count((0, 0))
         by_start = {rows.start: share for share, rows in self.shares.items()}
@@ -294,10 +269,6 @@ class _Pool:
         ):
             raise ValueError("send_to: write indices as recv_any gave them, or all of them in order, not under way")
         return whole
-
-    def _require_open(self) -> None:
-        if not self.is_open:
-            raise ValueError(f"the pool of {self.host_spec.name} is closed: make another")
 
 
 def _indices(rows: slice) -> np.ndarray:

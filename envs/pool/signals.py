@@ -13,45 +13,26 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 SLOT_BYTES = 64
 """The space of a semaphore: a cache line, which is more than a ``sem_t`` takes."""
 _yield: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
 
 
-class Post(Protocol):
-    """Posts a semaphore."""
-
-    def __call__(self, i: int, /) -> Any:
-        """``i``: the number of the semaphore."""
-
-
-class Acquire(Protocol):
-    """Waits for a semaphore."""
-
-    def __call__(self, i: int, timeout_s: float, /) -> bool:
-        """``timeout_s``: 0 looks once. Returns False if it was not posted in that time, or a signal of the system
-        interrupted the wait."""
-
-
-class ClearSemaphore(Protocol):
-    """Sets a semaphore to "not posted"."""
-
-    def __call__(self, i: int, /) -> Any:
-        """Only while nobody else uses semaphore ``i``."""
-
-
 class Signals(NamedTuple):
     """Semaphores by number, and bytes of shared memory.
 
-    - ``post``, ``acquire``, ``clear``: post a semaphore, wait for one, reset one.
+    - ``post(i)``: posts semaphore ``i``.
+    - ``acquire(i, timeout_s)``: waits for it; 0 looks once. False if it was not posted in that time, or a signal of the
+      system interrupted the wait.
+    - ``clear(i)``: sets it to "not posted"; only while nobody else uses it.
     - ``board``: the bytes behind the semaphores, for commands.
     """
 
-    post: Post
-    acquire: Acquire
-    clear: ClearSemaphore
+    post: Callable[[int], Any]
+    acquire: Callable[[int, float], bool]
+    clear: Callable[[int], Any]
     board: memoryview
 
 

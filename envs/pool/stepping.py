@@ -2,7 +2,7 @@
 
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -24,11 +24,8 @@ class PoolError(RuntimeError):
     """The environments cannot be stepped any more: one of them raised, or its worker died again and again."""
 
 
-class MakeGymnasium(Protocol):
-    """Makes a Gymnasium environment, in the parent or in a worker."""
-
-    def __call__(self) -> gymnasium.Env:
-        """Returns a new one at each call, always with the same spaces."""
+MakeGymnasium = Callable[[], gymnasium.Env]
+"""Makes a new Gymnasium environment at each call, always with the same spaces, in the parent or in a worker."""
 
 
 class HostEnvSpec(NamedTuple):
@@ -50,38 +47,20 @@ class HostEnvSpec(NamedTuple):
     own_sizes: tuple[tuple[int, int], ...] = ()
 
 
-class ResetOwned(Protocol):
-    """Resets all environments of a `Stepper` with the seeds in its arrays."""
-
-    def __call__(self) -> None:
-        """Writes ``obs``."""
-
-
-class StepRows(Protocol):
-    """Takes one step of some environments, and resets those whose episode ended."""
-
-    def __call__(self, rows: slice, /) -> None:
-        """Reads ``action`` of ``rows``, and writes everything else but ``seed``."""
-
-
-class CloseOwned(Protocol):
-    """Closes all environments of a `Stepper`."""
-
-    def __call__(self) -> None:
-        """May be called twice."""
-
-
 class Stepper(NamedTuple):
     """The environments that one process owns; their actions and results are rows of `Arrays`.
 
-    - ``reset``, ``step``, ``close``: start episodes, take a step, close the environments.
-    - ``success``: int8 ``[E]``, changed in place, as `TellSuccess` returns it; not shared between processes.
-    - ``agents``: float32 ``[E, A]``, as `TellAgents` returns it, likewise; ``[E, 0]`` where there is one agent.
+    - ``reset()``: resets all environments with the seeds in the arrays, and writes ``obs``.
+    - ``step(rows)``: takes one step, and resets the environments whose episode ended; reads ``action`` of ``rows``, and
+      writes everything else but ``seed``.
+    - ``close()``: closes all environments; may be called twice.
+    - ``success``: int8 ``[E]``, changed in place, as `HostEnv.success` returns it; not shared between processes.
+    - ``agents``: float32 ``[E, A]``, as `HostEnv.agents` returns it, likewise; ``[E, 0]`` where there is one agent.
     """
 
-    reset: ResetOwned
-    step: StepRows
-    close: CloseOwned
+    reset: Callable[[], None]
+    step: Callable[[slice], None]
+    close: Callable[[], None]
     success: np.ndarray
     agents: np.ndarray
 

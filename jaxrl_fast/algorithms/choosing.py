@@ -1,7 +1,8 @@
 """Choosing actions: from a stochastic policy, with noise, or by Q-values; and the temperature of a policy."""
 
 import math
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,18 +20,15 @@ def policy_of(space: Discrete | Box, outputs: jax.Array, obs: PyTree) -> Distrib
     return distributions.of_outputs(space, outputs, action_mask(obs))
 
 
-class PolicyOutputs(Protocol):
-    """Reads the outputs of the policy out of what acting parts say."""
-
-    def __call__(self, outputs: dict[str, Any], /) -> jax.Array:
-        """``outputs``: those of each acting part. Returns ``[..., num_outputs(space)]``."""
-
-
 def sample_action(
-    space: Discrete | Box, *, remember: bool, outputs_of: PolicyOutputs = lambda outputs: outputs["actor"]
+    space: Discrete | Box,
+    *,
+    remember: bool,
+    outputs_of: Callable[[dict[str, Any]], jax.Array] = lambda outputs: outputs["actor"],
 ) -> Decide:
     """Sample from the policy, by default that of the part ``actor``; greedily, take its mode. ``remember``: store the
-    raw action and its log-probability for the update, as ``raw_action`` and ``log_prob``."""
+    raw action and its log-probability for the update, as ``raw_action`` and ``log_prob``. ``outputs_of``: picks the
+    policy's outputs, ``[..., num_outputs(space)]``, from the outputs of the acting parts."""
 
     def decide(outputs: dict, obs: PyTree, state: PyTree, key: jax.Array, hyper: Any, explore: bool) -> tuple:
         dist = policy_of(space, outputs_of(outputs), obs)
@@ -147,15 +145,9 @@ def greedy_value(q: jax.Array, obs: PyTree) -> jax.Array:
     return value_of(q, greedy_action(q, obs))
 
 
-class QValues(Protocol):
-    """Reads Q-values out of what acting parts say."""
-
-    def __call__(self, outputs: dict[str, Any], /) -> jax.Array:
-        """``outputs``: those of each acting part. Returns ``[..., num_actions]``."""
-
-
-def by_q_values(q_of: QValues) -> Decide:
-    """`epsilon_greedy` with the share ``hyper.epsilon`` of random actions; greedily, the best action."""
+def by_q_values(q_of: Callable[[dict[str, Any]], jax.Array]) -> Decide:
+    """`epsilon_greedy` with the share ``hyper.epsilon`` of random actions; greedily, the best action. ``q_of``: picks
+    Q-values ``[..., num_actions]`` from the outputs of the acting parts."""
 
     def decide(outputs: dict, obs: PyTree, state: PyTree, key: jax.Array, hyper: Any, explore: bool) -> tuple:
         q = q_of(outputs)

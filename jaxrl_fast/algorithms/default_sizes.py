@@ -4,7 +4,7 @@ With more environments a tick samples more steps. So that these are learned from
 up to a limit, and from there on larger ones.
 """
 
-from typing import Protocol
+from collections.abc import Callable
 
 MAX_UPDATES = 64
 """In a tick of an off-policy algorithm; brax's notebook has 32 to 64 for 128 environments."""
@@ -12,11 +12,8 @@ MAX_MINIBATCHES = 32
 """In an epoch, as brax's notebook has for 2,048 environments, and purejaxql for 128."""
 
 
-class Sizes(Protocol):
-    """The sizes of an algorithm that may follow from the number of environments."""
-
-    def __call__(self, num_envs: int, /) -> dict[str, int]:
-        """Returns all of them by the name of their option, those that were given as they are."""
+Sizes = Callable[[int], dict[str, int]]
+"""(num_envs) -> sizes of an algorithm by the name of their option; sizes that were given are unchanged."""
 
 
 def off_policy_sizes(rollout_length: int, updates_per_tick: int | None, *, steps_per_update: int = 1) -> Sizes:

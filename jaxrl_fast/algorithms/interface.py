@@ -9,7 +9,7 @@ their axis ``A`` stands behind ``E`` and ``B`` (`core`).
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 
@@ -45,48 +45,30 @@ class Found(NamedTuple):
     priorities: Any = ()
 
 
-class FindGradients(Protocol):
-    """The losses of a part."""
-
-    def __call__(self, own: Learned, peers: dict[str, Learned], batch: Any, key: jax.Array, hyper: Any) -> Found:
-        """``own``: what the part has learned; ``peers``: the same of at least the parts that it ``reads``, by name;
-        ``batch``: `OnPolicyBatch` or `ReplayBatch`, leaves ``[L, B, ...]``; ``hyper``: the rates of this tick."""
-
-
-class TargetRate(Protocol):
-    """How far target networks move after a step."""
-
-    def __call__(self, hyper: Any, updates: jax.Array, /) -> Any:
-        """``updates``: how many the run has made before this one. Returns the weight of the new params, 0 to 1."""
-
-
-class Project(Protocol):
-    """Holds params to a constraint, such as weights of unit norm."""
-
-    def __call__(self, params: dict[str, PyTree], /) -> dict[str, PyTree]:
-        """``params`` by network, after a step or after averaging. Returns those to go on with."""
-
-
 class Part(NamedTuple):
     """Networks that are updated together, and separately from other parts, such as an actor or a critic.
 
     - ``networks``: by name. The first is initialized from the part's key itself, the others from keys derived of it.
-    - ``gradients``: the losses of the part.
+    - ``gradients(own, peers, batch, key, hyper)``: computes the losses of the part. ``own``: what the part has learned;
+      ``peers``: the same of at least the parts that it ``reads``, by name; ``batch``: `OnPolicyBatch` or `ReplayBatch`,
+      leaves ``[L, B, ...]``; ``hyper``: the rates of this tick.
     - ``optimizers``: one for each network, with its own clip of the gradient norm.
     - ``reads``: the other parts whose `Learned` its losses need.
     - ``targets``: the networks that have a target network.
-    - ``target_rate``: how far these move towards the params after each step.
-    - ``project``: a constraint on the params, applied after each step.
+    - ``target_rate(hyper, updates)``: the weight of the new params in these after each step, 0 to 1; ``updates``: how
+      many the run has made before this one.
+    - ``project(params)``: applies a constraint, such as unit norm, to the params by network after each step and after
+      averaging.
     - ``every``: the part is updated at one of so many updates.
     """
 
     networks: dict[str, Network]
-    gradients: FindGradients
+    gradients: Callable[[Learned, dict[str, Learned], Any, jax.Array, Any], Found]
     optimizers: Mapping[str, MakeOptimizer]
     reads: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
-    target_rate: TargetRate = lambda hyper, updates: hyper.tau
-    project: Project = lambda params: params
+    target_rate: Callable[[Any, jax.Array], Any] = lambda hyper, updates: hyper.tau
+    project: Callable[[dict[str, PyTree]], dict[str, PyTree]] = lambda params: params
     every: int = 1
 
 
@@ -101,19 +83,14 @@ class Values(NamedTuple):
     next: jax.Array
 
 
-class ValueOf(Protocol):
-    """Computes values from a critic's outputs."""
-
-    def __call__(self, outputs: PyTree, obs: PyTree, action: jax.Array | None, /) -> jax.Array:
-        """``outputs`` ``[..., out]`` of the network, ``obs`` and ``action`` of the same steps; at true successors the
-        action is None. Returns values ``[...]``."""
+ValueOf = Callable[[PyTree, PyTree, jax.Array | None], jax.Array]
+"""(outputs ``[..., out]`` of a critic, obs and action of the same steps) -> values ``[...]``; at true successors the
+action is None."""
 
 
-class MakeTargets(Protocol):
-    """Computes the targets of a rollout's updates, such as advantages, once a tick."""
-
-    def __call__(self, values: Values, rollout: Transition, hyper: Any, /) -> dict[str, jax.Array]:
-        """``values`` and ``rollout`` ``[T, E, ...]``, normalized. Returns arrays ``[T, E, ...]`` by name."""
+MakeTargets = Callable[[Values, Transition, Any], dict[str, jax.Array]]
+"""(values and rollout ``[T, E, ...]``, normalized; hyper) -> targets of a rollout's updates, such as advantages: arrays
+``[T, E, ...]`` by name."""
 
 
 class OnPolicy(NamedTuple):
@@ -138,24 +115,17 @@ class OnPolicy(NamedTuple):
     targets: MakeTargets | None = None
 
 
-class Correction(Protocol):
-    """How far importance weights undo what priorities do to the distribution of samples."""
-
-    def __call__(self, hyper: Any, /) -> Any:
-        """``hyper``: the rates of a tick. Returns the exponent of the weights, from 0 (not) to 1 (wholly)."""
-
-
 class Prioritize(NamedTuple):
     """Prioritized replay (arXiv 1511.05952): sequences are sampled in proportion to a power of their priority.
 
     - ``part``: whose ``Found.priorities`` count.
     - ``exponent``: of the priorities, α in the paper.
-    - ``correction``: the exponent of the importance weights, β in the paper.
+    - ``correction(hyper)``: the exponent of the importance weights, 0 (none) to 1 (full), β in the paper.
     """
 
     part: str
     exponent: float
-    correction: Correction
+    correction: Callable[[Any], Any]
 
 
 class Replay(NamedTuple):
@@ -235,23 +205,16 @@ class ReplayBatch(NamedTuple):
     weight: Any = ()
 
 
-class Decide(Protocol):
-    """Chooses actions."""
-
-    def __call__(
-        self, outputs: dict[str, Any], obs: PyTree, state: PyTree, key: jax.Array, hyper: Any, explore: bool
-    ) -> tuple[jax.Array, PyTree, dict[str, jax.Array]]:
-        """``outputs``: of the networks, by part (`Agent.acts`), ``[E, ...]``; ``obs`` ``[E, ...]`` as these saw it;
-        ``state``: its own state of each environment (`InitDecide`); ``hyper``: the rates of this tick; ``explore``: in
-        training, else the action is the best known one and ``hyper`` None. Returns actions ``[E, ...]``, the next
-        state, and extras ``[E, ...]``, by name, to store for the updates."""
+Decide = Callable[
+    [dict[str, Any], PyTree, PyTree, jax.Array, Any, bool], tuple[jax.Array, PyTree, dict[str, jax.Array]]
+]
+"""(outputs of networks by part ``[E, ...]``, obs ``[E, ...]`` as they saw it, own state from `InitDecide`, key, hyper,
+explore) -> (actions ``[E, ...]``, next state, extras ``[E, ...]`` to store, by name). ``explore`` is False outside of
+training: the action is the best known one and ``hyper`` None."""
 
 
-class InitDecide(Protocol):
-    """Makes the state of a choice of actions, such as one of correlated noise, before the first step."""
-
-    def __call__(self, num_envs: int, /) -> PyTree:
-        """Returns leaves ``[num_envs, ...]``."""
+InitDecide = Callable[[int], PyTree]
+"""(num_envs) -> the state of `Decide` before the first step, such as correlated noise, leaves ``[num_envs, ...]``."""
 
 
 class Agent(NamedTuple):
@@ -283,21 +246,14 @@ class Agent(NamedTuple):
     max_return: float | None = None
 
 
-class Build(Protocol):
-    """Binds an algorithm to the shapes of one environment."""
-
-    def __call__(self, spec: EnvSpec, num_envs: int, /) -> Agent:
-        """``spec``: of the environment, with observations as networks see them (images stacked). Raises ``ValueError``
-        where algorithm and environment do not fit."""
-
-
 class Algorithm(NamedTuple):
     """An algorithm and its settings, before any environment is known.
 
     - ``name``: for tables and files, and to find it in `algorithms.registry`.
     - ``hyper``: a NamedTuple of rates, at least ``discount`` and ``reward_scale``; they may follow a schedule.
     - ``options``: those keyword arguments of its factory that its networks depend on.
-    - ``build``: makes the `Agent` for one environment.
+    - ``build(spec, num_envs)``: makes the `Agent` for one environment; ``spec``: with observations as networks see them
+      (images stacked). Raises ``ValueError`` where algorithm and environment do not fit.
     - ``sizes``: those of its options that follow from the number of environments where they are not given.
     - ``for_agents``: it is for worlds of several agents, and only for these.
     """
@@ -305,7 +261,7 @@ class Algorithm(NamedTuple):
     name: str
     hyper: Any
     options: dict[str, Any]
-    build: Build
+    build: Callable[[EnvSpec, int], Agent]
     sizes: Sizes = lambda num_envs: {}
     for_agents: bool = False
 

@@ -5,7 +5,7 @@ the other learns, so they can be updated at the same time without changing a num
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -55,12 +55,9 @@ class PpoHyper(NamedTuple):
     weight_decay: Any = 0.0
 
 
-class Mean(Protocol):
-    """Averages what is known of the steps of a batch over those that count."""
-
-    def __call__(self, x: jax.Array, batch: OnPolicyBatch, /) -> jax.Array:
-        """``x``: of the batch's steps, ``[L, B]``, or ``[L, B, A]`` of several agents. Returns a scalar, or one number
-        for each agent's own network, ``[1, 1, A]``: their losses are added up."""
+Mean = Callable[[jax.Array, OnPolicyBatch], jax.Array]
+"""(x ``[L, B]``, or ``[L, B, A]`` of several agents; its batch) -> the mean over the steps that count: a scalar, or one
+number for each agent's own network, ``[1, 1, A]``, whose losses are added up."""
 
 
 def over_all_steps(x: jax.Array, batch: OnPolicyBatch) -> jax.Array:

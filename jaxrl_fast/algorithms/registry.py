@@ -17,15 +17,5 @@ from jaxrl_fast.algorithms.td3 import td3
 
 __all__ = ["dqn", "flash_sac", "impala", "ippo", "mappo", "ppo", "pqn", "pqn_vdn", "sac", "sac_discrete", "td3"]
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
-    "dqn": dqn,
-    "flash_sac": flash_sac,
-    "impala": impala,
-    "ippo": ippo,
-    "mappo": mappo,
-    "ppo": ppo,
-    "pqn": pqn,
-    "pqn_vdn": pqn_vdn,
-    "sac": sac,
-    "sac_discrete": sac_discrete,
-    "td3": td3,
+    make.__name__: make for make in (dqn, flash_sac, impala, ippo, mappo, ppo, pqn, pqn_vdn, sac, sac_discrete, td3)
 }

@@ -1,7 +1,7 @@
 """What a Q-network says of one action: its value, a distribution of returns over fixed atoms, or quantiles of it."""
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,34 +12,19 @@ from jaxrl_fast.numerics.distributional import cross_entropy, divergence, projec
 ValueKind = Literal["scalar", "categorical", "quantiles"]
 
 
-class Expected(Protocol):
-    """Computes values of what a network says."""
-
-    def __call__(self, outputs: jax.Array, /) -> jax.Array:
-        """``outputs`` ``[..., width]``. Returns values ``[...]``."""
-
-
-class BellmanLoss(Protocol):
-    """Compares what a network says of one step with its Bellman target."""
-
-    def __call__(
-        self, outputs: jax.Array, reward: jax.Array, bootstrap: jax.Array, following: jax.Array, /
-    ) -> tuple[jax.Array, jax.Array]:
-        """``outputs`` ``[width]`` at the step, ``following`` ``[width]`` behind it; ``bootstrap``: the discount, 0 at
-        an end. Returns the loss, and how much the step surprised (the priority of prioritized replay)."""
-
-
 class ValueHead(NamedTuple):
     """How values are represented.
 
     - ``width``: outputs for each action.
-    - ``expected``: the value that these mean.
-    - ``loss``: what they learn.
+    - ``expected(outputs [..., width])``: the values ``[...]`` that these mean.
+    - ``loss(outputs, reward, bootstrap, following)``: compares one step with its Bellman target: ``outputs``
+      ``[width]`` at the step, ``following`` ``[width]`` behind it; ``bootstrap``: the discount, 0 at an end. Returns
+      the loss, and how much the step surprised (the priority of prioritized replay).
     """
 
     width: int
-    expected: Expected
-    loss: BellmanLoss
+    expected: Callable[[jax.Array], jax.Array]
+    loss: Callable[[jax.Array, jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
 
 
 def make_value_head(

@@ -7,7 +7,8 @@ What every `VecEnv` guarantees, each point covered by a test:
 * an episode that spans two rollouts is counted as one.
 """
 
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,63 +26,40 @@ def no_params(key: jax.Array) -> tuple[()]:
     return ()
 
 
-class Reset(Protocol):
-    """Begins an episode; pure."""
-
-    def __call__(self, key: jax.Array, params: PyTree, /) -> tuple[PyTree, PyTree]:
-        """``params``: what `SampleParams` returned for this episode. Returns ``(state, obs)``."""
+SampleParams = Callable[[jax.Array], PyTree]
+"""(key) -> what differs from episode to episode (domain randomization), as `Env.reset` takes it; reset puts it into the
+state if ``step`` needs it."""
 
 
-class StepOne(Protocol):
-    """Takes one step; pure."""
-
-    def __call__(self, state: PyTree, action: jax.Array, key: jax.Array, /) -> tuple[PyTree, Timestep]:
-        """``action``: of the spec's action space, of several agents ``[A, ...]``. Returns ``(state, Timestep)``; its
-        ``obs`` and ``next_obs`` are the same, since a single environment never resets itself."""
-
-
-class SampleParams(Protocol):
-    """Samples what differs from episode to episode (domain randomization)."""
-
-    def __call__(self, key: jax.Array, /) -> PyTree:
-        """Returns the parameters of an episode, given to `Reset`, which puts them into the state if ``step`` needs
-        them."""
-
-
-class Draw(Protocol):
-    """Draws a state, for ``python -m jaxrl_fast.render``; called outside of compiled programs, so it may use NumPy."""
-
-    def __call__(self, state: PyTree, /) -> np.ndarray:
-        """``state``: as `Reset` and `StepOne` return it. Returns an RGB picture, uint8 ``[height, width, 3]``,
-        of the same size for every state."""
-
-
-class Succeeded(Protocol):
-    """Tells whether a state is a success, such as a goal that is reached; pure."""
-
-    def __call__(self, state: PyTree, /) -> jax.Array:
-        """``state``: as `StepOne` returns it. Returns one bool. An episode is a success if its last state is."""
+Draw = Callable[[PyTree], np.ndarray]
+"""(state) -> an RGB picture, uint8 ``[height, width, 3]``, of the same size for every state, for ``python -m
+jaxrl_fast.render``; called outside of compiled programs, so it may use NumPy."""
 
 
 class Env(NamedTuple):
     """A single environment, written without a batch axis.
 
     - ``spec``: its observations, actions and time limit.
-    - ``reset``, ``step``, ``sample_params``: pure functions.
+    - ``reset(key, params)``: begins an episode with parameters of ``sample_params``. Returns ``(state, obs)``; pure.
+    - ``step(state, action, key)``: takes one step; ``action``: of the spec's action space, of several agents
+      ``[A, ...]``. Returns ``(state, Timestep)``; its ``obs`` and ``next_obs`` are equal, since a single environment
+      never resets itself; pure.
+    - ``sample_params(key)``: samples the parameters of an episode; pure.
     - ``shortest_episode``: no episode has fewer steps; the larger it is, the fewer initial states are sampled.
     - ``step_s``: how long a step lasts in its pictures, in seconds.
     - ``draw``: draws its states; None where there are no pictures of them.
-    - ``success``: tells which states are a success; None where there is no such thing.
+    - ``success(state)``: whether a state is a success, such as a goal that is reached: one bool; pure. An episode is a
+      success if its last state is. None where there is no such thing.
     """
 
     spec: EnvSpec
-    reset: Reset
-    step: StepOne
+    reset: Callable[[jax.Array, PyTree], tuple[PyTree, PyTree]]
+    step: Callable[[PyTree, jax.Array, jax.Array], tuple[PyTree, Timestep]]
     sample_params: SampleParams = no_params
     shortest_episode: int = 1
     step_s: float = 0.1
     draw: Draw | None = None
-    success: Succeeded | None = None
+    success: Callable[[PyTree], jax.Array] | None = None
 
 
 class VecState(NamedTuple):
@@ -95,45 +73,25 @@ class VecState(NamedTuple):
     episode: EpisodeTotals
 
 
-class ResetAll(Protocol):
-    """Begins an episode in every environment."""
-
-    def __call__(self, key: jax.Array, /) -> tuple[VecState, PyTree]:
-        """Returns ``(state, obs [E, ...])``."""
-
-
-class DrawFresh(Protocol):
-    """Samples the initial states for the resets of the next steps, outside any scan."""
-
-    def __call__(self, key: jax.Array, num_steps: int, /) -> PyTree:
-        """Returns the bank for ``num_steps`` steps: rows of E initial states and observations. A row serves
-        `FRESH_INTERVAL` steps, or fewer where ``shortest_episode`` is smaller, so that no environment starts twice from
-        the same state and no step pays for a reset."""
-
-
-class StepAll(Protocol):
-    """Takes one step in every environment, and starts a new episode where one ends."""
-
-    def __call__(
-        self, state: VecState, action: jax.Array, key: jax.Array, bank: PyTree, t: jax.Array | int, /
-    ) -> tuple[VecState, Timestep]:
-        """``action`` ``[E, ...]``; ``bank``: from `DrawFresh`; ``t``: which of its steps this is, from 0. Returns
-        ``(state, Timestep [E, ...])``."""
-
-
 class VecEnv(NamedTuple):
     """``num_envs`` environments side by side, with time limit, auto-reset and episode totals.
 
     - ``spec``: that of each environment; ``num_envs``: how many there are (``E``).
-    - ``reset``, ``draw_fresh``, ``step``: pure functions.
+    - ``reset(key)``: begins an episode in every environment. Returns ``(state, obs [E, ...])``; pure.
+    - ``draw_fresh(key, num_steps)``: samples the bank of the resets of the next steps, outside any scan: rows of E
+      initial states and observations. A row serves `FRESH_INTERVAL` steps, or fewer where ``shortest_episode`` is
+      smaller, so that no environment starts twice from the same state and no step pays for a reset.
+    - ``step(state, action, key, bank, t)``: takes one step in every environment, and starts a new episode where one
+      ends; ``action`` ``[E, ...]``; ``bank``: from ``draw_fresh``; ``t``: which of its steps this is, from 0. Returns
+      ``(state, Timestep [E, ...])``; pure.
     - ``env``: the single environment they are copies of; None where there is none to copy.
     """
 
     spec: EnvSpec
     num_envs: int
-    reset: ResetAll
-    draw_fresh: DrawFresh
-    step: StepAll
+    reset: Callable[[jax.Array], tuple[VecState, PyTree]]
+    draw_fresh: Callable[[jax.Array, int], PyTree]
+    step: Callable[[VecState, jax.Array, jax.Array, PyTree, jax.Array | int], tuple[VecState, Timestep]]
     env: Env | None = None
 
 

@@ -19,6 +19,7 @@ from flax import serialization
 from jaxrl_fast.core import EpisodeTotals
 from jaxrl_fast.evaluation.periodic import Evaluate
 from jaxrl_fast.policy.policies import PolicyParams, by_name, from_names
+from jaxrl_fast.subprocesses import end_session, start_module
 
 LOG = "evaluator.log"
 ONE_THREAD = {"PJRT_NPROC": "1"}
@@ -67,11 +68,7 @@ class EvaluatorProcess:
 
     def close(self) -> None:
         """End the process, whatever it is doing."""
-        self.process.kill()
-        for pipe in (self.process.stdin, self.process.stdout):
-            with suppress(OSError):  # what was not sent is lost
-                pipe.close()  # type: ignore[union-attr]
-        self.process.wait()
+        end_session(self.process)
         log = self.folder / LOG
         if log.exists() and not log.stat().st_size:
             log.unlink()
@@ -80,14 +77,9 @@ class EvaluatorProcess:
         platform = {"JAX_PLATFORMS": "cpu"} if self.device == "cpu" else {}
         threads = ONE_THREAD if self.one_thread else {}
         with (self.folder / LOG).open("a") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "jaxrl_fast.evaluator", str(self.folder)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env={**threads, **os.environ, **platform},
-                start_new_session=True,  # Ctrl-C is for training, which then ends this
-            )
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log}
+            env = {**threads, **os.environ, **platform}
+            return start_module("jaxrl_fast.evaluator", str(self.folder), env=env, **pipes)
 
 
 def serve(evaluate: Evaluate, template: PolicyParams, requests: Iterator[dict[str, Any]], answers: IO[bytes]) -> None:

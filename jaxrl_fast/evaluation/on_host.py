@@ -39,8 +39,8 @@ def _steps_from(
 def play_on_host(
     act: Callable[..., Any], initial_carry: Callable[[int], PyTree], env: HostEnv, params: PyTree, seed: int
 ) -> EpisodeTotals:
-    """The first episode of every environment, totals ``[E]``, as `episodes.play`; ``success`` is as `TellSuccess` tells
-    it. ``act`` should be compiled."""
+    """The first episode of every environment, totals ``[E]``, as `episodes.play`; ``success`` is as `HostEnv.success`
+    gives it. ``act`` should be compiled."""
     n = env.num_envs
     finished, success = np.zeros(n, bool), np.full(n, UNTOLD, np.int8)
     totals = EpisodeTotals(np.zeros(n, np.float32), np.zeros(n, np.int32))  # type: ignore[arg-type]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,39 +37,23 @@ class Snapshot(NamedTuple):
     params: PolicyParams
 
 
-class CopyParams(Protocol):
-    """Copies the params that acting needs out of a program's state. Collective."""
-
-    def __call__(self, state: TrainState, /) -> PolicyParams:
-        """Returns leaves ``[S, ...]`` in host memory."""
-
-
-class Evaluate(Protocol):
-    """Plays whole episodes with the policies of all seeds."""
-
-    def __call__(self, params: PolicyParams, fresh: bool = False, /) -> EpisodeTotals:
-        """``params`` ``[S, ...]``. Returns totals ``[S, episodes]`` in host memory, from the same initial states at
-        each call; with ``fresh`` from others."""
-
-
-class PolicyOf(Protocol):
-    """Makes the policy of one seed."""
-
-    def __call__(self, params: PolicyParams, seed: int, /) -> Policy:
-        """``params`` ``[S, ...]``; ``seed``: which of them, from 0."""
+Evaluate = Callable[[PolicyParams, bool], EpisodeTotals]
+"""(params ``[S, ...]``, fresh): plays whole episodes with the policies of all seeds. Returns totals ``[S, episodes]``
+in host memory, from the same initial states at each call; with ``fresh`` from others."""
 
 
 class PeriodicEvaluation(NamedTuple):
     """How a run's policies are copied and evaluated.
 
-    - ``copy_params``: the params of all seeds, out of a state.
+    - ``copy_params(state)``: copies the params that acting needs, of all seeds, out of a program's state: leaves
+      ``[S, ...]`` in host memory. Collective.
     - ``evaluate``: plays whole episodes with them.
-    - ``policy_of``: the policy of one seed.
+    - ``policy_of(params [S, ...], seed)``: the policy of one seed, from 0.
     """
 
-    copy_params: CopyParams
+    copy_params: Callable[[TrainState], PolicyParams]
     evaluate: Evaluate
-    policy_of: PolicyOf
+    policy_of: Callable[[PolicyParams, int], Policy]
 
 
 def make_periodic_evaluation(

@@ -13,7 +13,8 @@ from jaxrl_fast.environments.host_env import HostEnv
 from jaxrl_fast.environments.scene import Motion
 from jaxrl_fast.evaluation.episode_page import page_of
 from jaxrl_fast.evaluation.watching import Watched, watch
-from jaxrl_fast.policy.policies import Policy, write_whole
+from jaxrl_fast.files import replace_file
+from jaxrl_fast.policy.policies import Policy
 
 
 def watch_bodies(policy: Policy, env: Env, key: jax.Array, *, max_steps: int | None = None) -> tuple[Motion, Watched]:
@@ -37,7 +38,7 @@ def write_policy_html(policy: Policy, env: Env, path: Path, *, options: dict[str
 
     scene = from_brax.scene_of(**options)
     motion, _ = watch_bodies(policy, env, jax.random.key(seed))
-    write_whole(path, page_of(scene, motion).encode())
+    replace_file(path, page_of(scene, motion))
 
 
 def draw_policy(

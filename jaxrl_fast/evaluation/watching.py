@@ -1,7 +1,8 @@
 """One episode of a compiled environment with whatever is to be seen of its states."""
 
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,13 +13,6 @@ from jaxrl_fast.environments.env import Env, vectorize
 from jaxrl_fast.evaluation.episodes import STEP_LIMIT, Playing, player
 from jaxrl_fast.graph.compiler_choices import acting_options
 from jaxrl_fast.policy.policies import Policy
-
-
-class See(Protocol):
-    """Takes out of a state what is to be seen; pure."""
-
-    def __call__(self, state: PyTree, /) -> PyTree:
-        """``state``: of the environment. Returns arrays."""
 
 
 class Watched(NamedTuple):
@@ -43,9 +37,12 @@ class _Moment(NamedTuple):
     truncated: jax.Array
 
 
-def watch(policy: Policy, env: Env, key: jax.Array, *, see: See, max_steps: int | None = None) -> Watched:
+def watch(
+    policy: Policy, env: Env, key: jax.Array, *, see: Callable[[PyTree], PyTree], max_steps: int | None = None
+) -> Watched:
     """The first episode of the greedy policy, the one that `evaluate_episodes` counts with the same key and one
-    environment. ``max_steps``: cut it after so many."""
+    environment. ``see``: a pure function, picks arrays from a state of the environment; ``max_steps``: cut it after so
+    many."""
     one = vectorize(_unending(env), num_envs=1)
     limit = env.spec.max_episode_steps or STEP_LIMIT
     most = min(limit, max_steps or limit)

@@ -1,7 +1,8 @@
 """Acting: runs the networks that choose actions, with their memory, for any algorithm."""
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,38 +28,14 @@ class Carry(NamedTuple):
     choice: PyTree
 
 
-class GreedyWeights(Protocol):
-    """Picks the weights that greedy actions need."""
-
-    def __call__(self, learned: dict[str, Learned], /) -> dict[str, PyTree]:
-        """``learned`` by part. Returns params of the networks that choose actions, by part."""
+Explore = Callable[[dict[str, Learned], Carry, PyTree, jax.Array, jax.Array, Any], tuple[jax.Array, Carry, Extras]]
+"""(learned by part, of all `Acting.parts`; carry; obs ``[E, ...]``, normalized; first ``[E]``: whether it begins an
+episode; key; hyper) -> (actions ``[E, ...]``, next carry, what to store)."""
 
 
-class Explore(Protocol):
-    """Chooses the actions of a training step."""
-
-    def __call__(
-        self, learned: dict[str, Learned], carry: Carry, obs: PyTree, first: jax.Array, key: jax.Array, hyper: Any, /
-    ) -> tuple[jax.Array, Carry, Extras]:
-        """``learned``: of all `Acting.parts`; ``obs`` ``[E, ...]``, normalized; ``first`` ``[E]``: whether it begins an
-        episode; ``hyper``: the rates of this tick. Returns actions ``[E, ...]``, the next carry, and what to store."""
-
-
-class ActGreedily(Protocol):
-    """Chooses the best known actions, as for evaluation."""
-
-    def __call__(
-        self, weights: dict[str, PyTree], carry: Carry, obs: PyTree, first: jax.Array, key: jax.Array, /
-    ) -> tuple[jax.Array, Carry]:
-        """``weights``: from `GreedyWeights`; ``obs`` ``[E, ...]``, normalized; ``first`` ``[E]``. Returns actions
-        ``[E, ...]`` and the next carry."""
-
-
-class MakeCarry(Protocol):
-    """Makes the carry before the first step."""
-
-    def __call__(self, num_envs: int, /) -> Carry:
-        """Returns leaves ``[num_envs, ...]``."""
+ActGreedily = Callable[[dict[str, PyTree], Carry, PyTree, jax.Array, jax.Array], tuple[jax.Array, Carry]]
+"""(weights from `Acting.greedy_weights`, carry, obs ``[E, ...]`` normalized, first ``[E]``, key) -> (best known actions
+``[E, ...]``, next carry)."""
 
 
 class Acting(NamedTuple):
@@ -67,18 +44,19 @@ class Acting(NamedTuple):
     - ``parts``: those whose networks run in training: the ones that choose actions, and recurrent ones whose memory is
       stored for the updates.
     - ``chooses``: those of them that choose actions.
-    - ``explore``, ``initial_carry``: acting in training, and its carry before the first step.
-    - ``greedy``, ``greedy_carry``: acting in evaluation, and its carry before the first step.
-    - ``greedy_weights``: what ``greedy`` needs of what the parts have learned.
+    - ``explore``, ``initial_carry(num_envs)``: acting in training, and its carry before the first step, leaves
+      ``[num_envs, ...]``.
+    - ``greedy``, ``greedy_carry(num_envs)``: acting in evaluation, and its carry before the first step.
+    - ``greedy_weights(learned)``: the params that ``greedy`` needs, by part, of what the parts have learned.
     """
 
     parts: tuple[str, ...]
     chooses: tuple[str, ...]
-    greedy_weights: GreedyWeights
+    greedy_weights: Callable[[dict[str, Learned]], dict[str, PyTree]]
     explore: Explore
     greedy: ActGreedily
-    initial_carry: MakeCarry
-    greedy_carry: MakeCarry
+    initial_carry: Callable[[int], Carry]
+    greedy_carry: Callable[[int], Carry]
 
 
 def make_acting(agent: Agent) -> Acting:

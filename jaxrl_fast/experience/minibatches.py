@@ -6,8 +6,9 @@ shard. So a batch is the same set of samples however the shards are spread over 
 devices to make it.
 """
 
+from collections.abc import Callable
 from math import gcd
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 
@@ -19,64 +20,36 @@ MAX_SHARDS = 8
 """The most logical shards unless ``shards`` says otherwise, so the most devices that data is divided among."""
 
 
-class MakeBatches(Protocol):
-    """Takes in a rollout and makes the batches of a tick."""
-
-    def __call__(
-        self,
-        state: PyTree,
-        rollout: Transition,
-        learned: dict[str, Learned],
-        statistics: Statistics | None,
-        hyper: Any,
-        key: jax.Array,
-    ) -> tuple[PyTree, Batches]:
-        """``state``: of this `Experience`; ``rollout`` ``[T, E, ...]`` as sampled, not normalized; ``learned``: of the
-        parts that it ``reads``; ``statistics``: for normalization, None without; ``hyper``: the rates of this tick.
-        Returns the next state and the batches."""
+MakeBatches = Callable[
+    [PyTree, Transition, dict[str, Learned], Statistics | None, Any, jax.Array], tuple[PyTree, Batches]
+]
+"""(state of this `Experience`; rollout ``[T, E, ...]`` as sampled, not normalized; learned of the parts that it
+``reads``; statistics for normalization, None without; hyper; key) -> (next state, the batches of a tick)."""
 
 
-class InitStorage(Protocol):
-    """Makes the state that stores experience, before the first rollout."""
-
-    def __call__(self, example: Transition, /) -> PyTree:
-        """``example``: shapes and dtypes of a rollout, ``[T, E, ...]``."""
+InitStorage = Callable[[Transition], PyTree]
+"""(shapes and dtypes of a rollout, ``[T, E, ...]``) -> the state that stores experience, before the first rollout."""
 
 
-class TakeBatch(Protocol):
-    """Makes one minibatch."""
-
-    def __call__(self, data: PyTree, index: jax.Array, /) -> Any:
-        """``data``: as in `Batches`; ``index`` ``[G, B / G]``: the sequences of this minibatch. Returns `OnPolicyBatch`
-        or `ReplayBatch`, leaves ``[L, B, ...]``."""
+StorageMetrics = Callable[[PyTree], Metrics]
+"""(state) -> scalars by name, to report on stored experience."""
 
 
-class StorageMetrics(Protocol):
-    """Reports on stored experience."""
-
-    def __call__(self, state: PyTree, /) -> Metrics:
-        """Returns scalars by name."""
+EndEpisodes = Callable[[PyTree], PyTree]
+"""Ends the stored episodes of a state as truncated, since the next rollout does not continue them; its leaves have the
+seeds first if there are several."""
 
 
-class EndEpisodes(Protocol):
-    """Ends the stored episodes as truncated, since the next rollout does not continue them."""
-
-    def __call__(self, state: PyTree, /) -> PyTree:
-        """``state``: leaves as those of the storage, with the seeds first if there are several."""
-
-
-class LearnPriorities(Protocol):
-    """Updates the priorities of the sequences that were learned from."""
-
-    def __call__(self, state: PyTree, feedback: PyTree, /) -> PyTree:
-        """``feedback``: `prioritized.Feedback`. Returns the state."""
+LearnPriorities = Callable[[PyTree, PyTree], PyTree]
+"""(state, `prioritized.Feedback`) -> the state with new priorities of the sequences that were learned from."""
 
 
 class Experience(NamedTuple):
     """How rollouts become minibatches.
 
     - ``init``, ``step``: the state that it stores, and the batches of a tick.
-    - ``take``: makes one minibatch, as `take_batch`.
+    - ``take(data, index [G, B / G])``: makes one minibatch, as `take_batch`, of these sequences of `Batches`' data:
+      `OnPolicyBatch` or `ReplayBatch`, leaves ``[L, B, ...]``.
     - ``shards``: the number of logical shards of its batches, ``G``.
     - ``reads``: the parts whose `Learned` it needs.
     - ``state_axes``: the axis of the logical shards in the state's leaves (a prefix tree; None: not divided).
@@ -89,7 +62,7 @@ class Experience(NamedTuple):
 
     init: InitStorage
     step: MakeBatches
-    take: TakeBatch
+    take: Callable[[PyTree, jax.Array], Any]
     shards: int
     reads: tuple[str, ...] = ()
     state_axes: Any = None

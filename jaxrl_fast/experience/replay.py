@@ -1,6 +1,7 @@
 """Replay: a ring buffer of steps, from which windows of consecutive steps are sampled."""
 
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -45,33 +46,18 @@ class SampledWindows(NamedTuple):
     tables: PyTree
 
 
-class AddRollout(Protocol):
-    """Stores a rollout, over the oldest steps where the buffer is full."""
-
-    def __call__(self, state: PyTree, rollout: Transition, /) -> PyTree:
-        """``rollout`` ``[T, E, ...]``. Returns the next state."""
-
-
-class Available(Protocol):
-    """Says which steps can be sampled."""
-
-    def __call__(self, state: PyTree, /) -> tuple[jax.Array, jax.Array]:
-        """Returns how many time steps were ever added, and how many of the newest can be sampled, a scalar or
-        ``[G, 1]``."""
-
-
-class GetWindows(Protocol):
-    """Reads windows of consecutive steps."""
-
-    def __call__(self, state: PyTree, start: jax.Array, env: jax.Array, /) -> SampledWindows:
-        """``start`` ``[G, N]``: the step at which each begins; ``env`` ``[G, N]``: its environment in the shard."""
+AddRollout = Callable[[PyTree, Transition], PyTree]
+"""(state, rollout ``[T, E, ...]``) -> the state that stores it, over the oldest steps where the buffer is full."""
 
 
 class Buffer(NamedTuple):
     """A replay buffer: pure functions of its state.
 
     - ``init``, ``add``: make it, store a rollout.
-    - ``available``, ``windows``: what can be sampled, and how it is read.
+    - ``available(state)``: how many time steps were ever added, and how many of the newest can be sampled, a scalar or
+      ``[G, 1]``.
+    - ``windows(state, start [G, N], env [G, N])``: reads windows of consecutive steps: the step at which each begins,
+      and its environment in the shard.
     - ``end_episodes``: marks that what is added next does not continue the newest steps.
     - ``shards``: the number of logical shards, ``G``.
     - ``envs_per_shard``: environments in each of them, ``E / G``.
@@ -82,8 +68,8 @@ class Buffer(NamedTuple):
 
     init: InitStorage
     add: AddRollout
-    available: Available
-    windows: GetWindows
+    available: Callable[[PyTree], tuple[jax.Array, jax.Array]]
+    windows: Callable[[PyTree, jax.Array, jax.Array], SampledWindows]
     end_episodes: EndEpisodes
     shards: int
     envs_per_shard: int
@@ -116,24 +102,17 @@ class Places(NamedTuple):
     env: jax.Array
 
 
-class SampleTick(Protocol):
-    """Samples the windows of all batches of a tick."""
-
-    def __call__(self, state: PyTree, key: jax.Array, hyper: Any, /) -> Sampled:
-        """``hyper``: the rates of the tick."""
-
-
 class Source(NamedTuple):
     """A buffer, and how its windows are sampled. The state may hold more than the buffer's.
 
     - ``init``, ``add``, ``end_episodes``, ``state_axes``, ``metrics``: as those of `Buffer`.
-    - ``sample``: the windows of a tick.
+    - ``sample(state, key, hyper)``: samples the windows of all batches of a tick.
     - ``learn_priorities``: as `Experience.learn_priorities`.
     """
 
     init: InitStorage
     add: AddRollout
-    sample: SampleTick
+    sample: Callable[[PyTree, jax.Array, Any], Sampled]
     end_episodes: EndEpisodes
     state_axes: PyTree
     metrics: StorageMetrics

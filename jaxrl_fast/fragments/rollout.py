@@ -1,7 +1,7 @@
 """Sampling of rollouts in compiled environments: `unroll`, the only scan over environment steps in training."""
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,15 +10,9 @@ from jaxrl_fast.core import EpisodeTotals, Metrics, PyTree, Transition, on_every
 from jaxrl_fast.environments.env import VecEnv, VecState
 from jaxrl_fast.fragments.packed_steps import PackedStep, pack_step, unpack_steps
 
-
-class ActInRollout(Protocol):
-    """Chooses the actions of one step in all environments."""
-
-    def __call__(
-        self, carry: PyTree, obs: PyTree, first: jax.Array, key: jax.Array, /
-    ) -> tuple[jax.Array, PyTree, PyTree]:
-        """``carry`` and ``obs`` ``[E, ...]``, ``first`` ``[E]`` as in `SamplerState`. Returns actions ``[E, ...]``, the
-        carry of the next step, and extras ``[E, ...]`` to store in the rollout."""
+ActInRollout = Callable[[PyTree, PyTree, jax.Array, jax.Array], tuple[jax.Array, PyTree, PyTree]]
+"""(carry and obs ``[E, ...]``, first ``[E]`` as in `SamplerState`, key) -> (actions ``[E, ...]``, the carry of the next
+step, extras ``[E, ...]`` to store in the rollout)."""
 
 
 class SamplerState(NamedTuple):

@@ -1,7 +1,7 @@
 """One gradient update of a part: gradients, the optimizer's step, the constraint on params, the target networks."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -63,28 +63,9 @@ def update(
     return apply_gradients(part, state, found, hyper, updates, drop_nonfinite=drop_nonfinite)
 
 
-class UpdatePart(Protocol):
-    """One gradient update of a part by one learner."""
-
-    def __call__(
-        self, state: PartState, peers: dict[str, Learned], batch: Any, key: jax.Array, hyper: Any, updates: jax.Array, /
-    ) -> Updated:
-        """``state``: of the part while updates are made; ``peers``: what the others have learned, by name; ``updates``:
-        how many the run has made before it."""
-
-
-class ConvertState(Protocol):
-    """Turns a part's state into another form of the same."""
-
-    def __call__(self, state: PartState, /) -> PartState:
-        """``state``: of the part. Returns the other form."""
-
-
-class ShowLearned(Protocol):
-    """Says what others may read of a part."""
-
-    def __call__(self, state: PartState, /) -> Learned:
-        """``state``: of the part while updates are made."""
+UpdatePart = Callable[[PartState, dict[str, Learned], Any, jax.Array, Any, jax.Array], Updated]
+"""(state of the part while updates are made, what the others have learned by name, batch, key, hyper, how many updates
+the run has made before) -> one gradient update of a part by one learner."""
 
 
 class Trainer(NamedTuple):
@@ -95,10 +76,10 @@ class Trainer(NamedTuple):
     - ``update``: one update.
     """
 
-    begin: ConvertState
-    end: ConvertState
-    learned: ShowLearned
-    published: ShowLearned
+    begin: Callable[[PartState], PartState]
+    end: Callable[[PartState], PartState]
+    learned: Callable[[PartState], Learned]
+    published: Callable[[PartState], Learned]
     update: UpdatePart
 
 

@@ -9,9 +9,9 @@ it has no share (`jaxrl_fast.graph.exchange`).
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -27,23 +27,18 @@ from jaxrl_fast.graph.program_functions import CompileAhead, CompileRun, InitSta
 from jaxrl_fast.graph.segments import Segment, Stage, make_stages
 
 
-class Watch(Protocol):
-    """Sees every call that a chain makes, as for a timeline."""
-
-    def __call__(self, segment: Segment, called_s: float, inputs: Any, outputs: Any, /) -> None:
-        """``called_s``: `time.perf_counter` at the call of ``segment``; ``inputs``: its channels ``(stored, fresh)``;
-        ``outputs``: ``(written, metrics)``, which its devices may still be computing."""
-
-
 class Chain(NamedTuple):
     """``stages`` in the order of dispatch, called like one program: a chunk of ``ticks_per_chunk`` ticks.
 
-    Only the end of the chunk waits for the devices, to fetch the metrics. ``watch``, if given, sees every call.
+    Only the end of the chunk waits for the devices, to fetch the metrics. ``watch(segment, called_s, inputs,
+    outputs)``, if given, sees every call, as for a timeline. ``called_s``: `time.perf_counter` at the call; ``inputs``:
+    the segment's channels ``(stored, fresh)``; ``outputs``: ``(written, metrics)``, which its devices may still
+    compute.
     """
 
     stages: tuple[Stage, ...]
     ticks_per_chunk: int
-    watch: Watch | None = None
+    watch: Callable[[Segment, float, Any, Any], None] | None = None
 
     @property
     def segments(self) -> tuple[Segment, ...]:

@@ -6,10 +6,10 @@ was written in the tick before; only edges of age 1 let their two ends run at th
 fixed topology of the reactor model (arXiv 2312.04704): checked once, scheduled once, no locks.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from html import escape
 from itertools import groupby
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -21,60 +21,22 @@ Channels = dict[str, PyTree]
 """Values by the name of their channel."""
 
 
-class InitPrivate(Protocol):
-    """Makes a fragment's private state before the first tick."""
-
-    def __call__(self, key: jax.Array, /) -> PyTree:
-        """``key``: from the run's key and the fragment's ``init_name``. Returns the state of one seed."""
+Step = Callable[[PyTree, Channels, Any, jax.Array], tuple[PyTree, Channels, Metrics]]
+"""(private state of a fragment, the channels that it reads, hyper of this tick, key as `step_key`) -> (next state, the
+channels that it writes, metrics: scalars by name)."""
 
 
-class Step(Protocol):
-    """One step of a fragment."""
-
-    def __call__(
-        self, private: PyTree, inputs: Channels, hyper: Any, key: jax.Array, /
-    ) -> tuple[PyTree, Channels, Metrics]:
-        """``private``: its state; ``inputs``: the channels that it reads; ``hyper``: the rates of this tick; ``key``:
-        as `step_key`. Returns its next state, the channels that it writes, and metrics (scalars by name)."""
-
-
-class CountedStep(Protocol):
-    """One step of a fragment that ``counts`` its turns."""
-
-    def __call__(
-        self, private: PyTree, inputs: Channels, hyper: Any, key: jax.Array, turn: jax.Array, /
-    ) -> tuple[PyTree, Channels, Metrics]:
-        """As `Step`; ``turn``: how many times its turn has come before, an int32 that is the same for all seeds."""
-
-
-class Publish(Protocol):
-    """Gives the values of a fragment's channels before the first tick."""
-
-    def __call__(self, private: PyTree, /) -> Channels:
-        """``private``: its first state. Returns every channel that it writes."""
-
-
-class ConvertPrivate(Protocol):
-    """Turns a fragment's private state into another form of the same."""
-
-    def __call__(self, private: PyTree, /) -> PyTree:
-        """``private``: the state of one seed. Returns the other form."""
+CountedStep = Callable[[PyTree, Channels, Any, jax.Array, jax.Array], tuple[PyTree, Channels, Metrics]]
+"""As `Step`, with ``turn``: how many times its turn has come before, an int32 that is the same for all seeds."""
 
 
 class Inner(NamedTuple):
-    """Another form of a fragment's private state, for as long as ticks follow one another in one program: ``begin`` and
-    ``end`` turn it into that form and back, ``step`` is the fragment's on it."""
+    """Another form of a fragment's private state of one seed, for as long as ticks follow one another in one program:
+    ``begin`` and ``end`` turn it into that form and back, ``step`` is the fragment's on it."""
 
-    begin: ConvertPrivate
+    begin: Callable[[PyTree], PyTree]
     step: Step | CountedStep
-    end: ConvertPrivate
-
-
-class HyperAt(Protocol):
-    """Turns schedules into rates."""
-
-    def __call__(self, hyper: Any, tick: jax.Array, /) -> Any:
-        """``hyper``: rates or schedules; ``tick``: int32. Returns the rates of this tick."""
+    end: Callable[[PyTree], PyTree]
 
 
 class GraphError(ValueError):
@@ -88,20 +50,22 @@ class Fragment(NamedTuple):
     zero. Neighbours with the same ``rounds`` > 1 are a *cycle*: they take turns that many times in a tick, an edge of
     age 1 between two of them is one round old, and their metrics are summed over the rounds.
 
-    ``name``: unique in its graph; random keys depend on it. ``init`` is given a key made from ``init_name`` (default:
-    the name), so that fragments of different graphs can begin alike. ``publish``: needed where a channel is read before
-    its first step. ``counts``: ``step`` is a `CountedStep`. ``host``: the step is ordinary Python, called between the
-    compiled ones, and may hold environments outside JAX; it is given all seeds at once, and ``publish`` gives the
-    shapes of what it writes for one seed. ``tags``: words by which others find fragments of a kind. ``division``: how
-    it may be divided among devices, ``by_agents``: by agents that share nothing. ``inner``: its state in a faster form.
+    ``name``: unique in its graph; random keys depend on it. ``init(key)`` makes the private
+    state of one seed before the first tick; its key is made from the run's and ``init_name`` (default: the name), so
+    that fragments of different graphs can begin alike. ``publish(private)`` returns the values of every channel that it
+    writes before the first tick; needed where a channel is read before its first step. ``counts``: ``step`` is a
+    `CountedStep`. ``host``: the step is ordinary Python, called between the compiled ones, and may hold environments
+    outside JAX; it is given all seeds at once, and ``publish`` gives the shapes of what it writes for one seed.
+    ``tags``: words by which others find fragments of a kind. ``division``: how it may be divided among devices,
+    ``by_agents``: by agents that share nothing. ``inner``: its state in a faster form.
     """
 
     name: str
-    init: InitPrivate
+    init: Callable[[jax.Array], PyTree]
     step: Step | CountedStep
     reads: tuple[str, ...]
     writes: tuple[str, ...]
-    publish: Publish | None = None
+    publish: Callable[[PyTree], Channels] | None = None
     start: int = 0
     every: int = 1
     rounds: int = 1
@@ -116,11 +80,12 @@ class Fragment(NamedTuple):
 
 class Graph(NamedTuple):
     """What a run computes in a tick: ``fragments`` in schedule order; ``delays``: ``(reader, channel) -> age`` in
-    ticks, 0 where absent; ``hyper_at``: the rates of a tick; ``products``: its matrix products."""
+    ticks, 0 where absent; ``hyper_at(hyper, tick)``: the rates of a tick, of rates or schedules; ``products``: its
+    matrix products."""
 
     fragments: tuple[Fragment, ...]
     delays: Mapping[tuple[str, str], int] = {}
-    hyper_at: HyperAt = lambda hyper, tick: hyper
+    hyper_at: Callable[[Any, jax.Array], Any] = lambda hyper, tick: hyper
     products: Products = UNKNOWN_PRODUCTS
 
     def _repr_html_(self) -> str:

@@ -19,25 +19,18 @@ from jaxrl_fast.core import PyTree
 from jaxrl_fast.graph import tree_files
 
 
-class Pure(Protocol):
-    """A pure function of trees of arrays."""
-
-    def __call__(self, *arguments: PyTree) -> Any:
-        """Returns a tree of arrays."""
-
-
 class Jit(NamedTuple):
     """What `jax.jit` is to make a program of.
 
     - ``name``: under which it is kept.
-    - ``function``: a pure one.
+    - ``function``: a pure one of trees of arrays.
     - ``donate``: the numbers of the arguments that it may overwrite.
     - ``in_shardings``, ``out_shardings``: of arguments and results, prefixes of their trees; None: as they come.
     - ``options``: of the compiler.
     """
 
     name: str
-    function: Pure
+    function: Callable[..., Any]
     donate: tuple[int, ...] = ()
     in_shardings: Any = None
     out_shardings: Any = None
@@ -74,12 +67,9 @@ class Store(Protocol):
         """Say that a program cannot be used, or kept, and why."""
 
 
-class Keep(Protocol):
-    """Says where the programs of a run are kept."""
-
-    def __call__(self, program: Any, /) -> Store | None:
-        """``program``: the options of its graph, the placement, the ticks of a chunk and the number of seeds. Whoever
-        answers must know by himself all else that programs depend on."""
+Keep = Callable[[Any], Store | None]
+"""(program: the options of its graph, the placement, the ticks of a chunk, the number of seeds) -> where the programs
+of a run are stored. The function itself must know all else that programs depend on."""
 
 
 class Traced(NamedTuple):

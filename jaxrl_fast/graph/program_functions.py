@@ -1,5 +1,6 @@
 """The functions that a compiled program consists of, with what they take and give."""
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
@@ -32,15 +33,9 @@ class CompileAhead(Protocol):
         are not traced; it gets those that it lacks."""
 
 
-class CompileRun(Protocol):
-    """Compiles `RunChunk` alone."""
-
-    def __call__(self, keys: jax.Array, hyper: Any, /) -> RunChunk:
-        """Takes what `InitState` takes, or its shapes."""
+CompileRun = Callable[[jax.Array, Any], RunChunk]
+"""(as `InitState` takes, or shapes): compiles `RunChunk` alone."""
 
 
-class PlaceState(Protocol):
-    """Puts a state, for instance one from a file, on the devices where `RunChunk` wants it."""
-
-    def __call__(self, state: TrainState, /) -> TrainState:
-        """``state``: arrays on any device, or NumPy's."""
+PlaceState = Callable[[TrainState], TrainState]
+"""Puts a state, for instance one from a file, from any device or NumPy on the devices where `RunChunk` expects it."""

@@ -27,16 +27,9 @@ from jaxrl_fast.inspection.run_rows import RunRow, greedy_curve, success_curve, 
 from jaxrl_fast.runs.reading import read_columns
 from jaxrl_fast.runs.status import read_status
 
-ASSETS = (
-    "colors.css",
-    "dashboard.css",
-    "uPlot.min.css",
-    "uPlot.iife.min.js",
-    "numbers.js",
-    "charts.js",
-    "figures.js",
-    "dashboard.js",
-    "run.js",
+ASSETS = tuple(
+    "colors.css dashboard.css uPlot.min.css uPlot.iife.min.js numbers.js charts.js figures.js dashboard.js "
+    "run.js".split()
 )
 REPORT, LIVE = "report.html", "live"
 TYPES = {

@@ -8,6 +8,7 @@ from os.path import commonpath
 from pathlib import Path
 from typing import Any
 
+from jaxrl_fast.files import replace_file
 from jaxrl_fast.inspection.page_files import assembled
 from jaxrl_fast.inspection.report_curves import describe_run
 from jaxrl_fast.inspection.report_tables import describe_details, differing_settings
@@ -34,9 +35,7 @@ def write_report(folder: Path) -> None:
     Raises:
         OSError: the folder cannot be written to.
     """
-    temporary = folder / f".{FILE}-{os.getpid()}"
-    temporary.write_text(page_of([read_run(folder)]), "utf-8")
-    os.replace(temporary, folder / FILE)
+    replace_file(folder / FILE, page_of([read_run(folder)]))
 
 
 def short_names(views: Sequence[RunView]) -> list[str]:

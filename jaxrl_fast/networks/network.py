@@ -23,21 +23,9 @@ from jaxrl_fast.networks.inputs import action_mask, choose_keys, features
 from jaxrl_fast.networks.modules import ACTIVATIONS, Activation, GruMlp, Mlp, PixelNetwork
 from jaxrl_fast.networks.residual import ResidualTorso, hold_unit_norm
 
-__all__ = [
-    "Activation",
-    "Apply",
-    "Cnn",
-    "Head",
-    "Heads",
-    "Network",
-    "Precision",
-    "Torso",
-    "action_mask",
-    "ensemble",
-    "hold_unit_norm",
-    "make_network",
-    "scalar",
-]  # what an algorithm imports, so that it need not know the other modules of this package
+# What an algorithm imports, so that it need not know the other modules of this package.
+__all__ = ["Activation", "Apply", "Cnn", "Head", "Heads", "Network", "Precision", "Torso", "action_mask"]
+__all__ += ["ensemble", "hold_unit_norm", "make_network", "scalar"]
 
 
 Torso = Literal["mlp", "residual"]
@@ -65,53 +53,34 @@ class ApplyLearning(Protocol):
         (empty without a batch norm)."""
 
 
-class InitNetwork(Protocol):
-    """Makes the initial params of a network."""
-
-    def __call__(self, key: jax.Array, /) -> PyTree:
-        """Returns Flax variables: weights, and the statistics of normalization layers."""
-
-
-class InitialMemory(Protocol):
-    """Makes the memory of a recurrent network at the start of an episode."""
-
-    def __call__(self, batch_size: int, /) -> PyTree:
-        """Returns leaves ``[batch_size, ...]``; ``()`` for a feed-forward network."""
-
-
-class OfAgent(Protocol):
-    """Takes one agent's network out of that of all."""
-
-    def __call__(self, number: int, params: PyTree, /) -> tuple["Network", PyTree]:
-        """``number``: the agent's, from 0; ``params``: of the network of all. Returns a network that maps what this
-        agent observes, ``[L, B, ...]``, to its outputs ``[L, B, out]``, and that network's params."""
-
-
 class Network(NamedTuple):
     """One network as pure functions.
 
-    - ``init``: makes its params.
+    - ``init(key)``: makes its params, Flax variables: weights, and the statistics of normalization layers.
     - ``apply``: runs it over a sequence.
     - ``apply_learning``: the same in a loss, where batch norms are updated.
-    - ``initial_memory``: its memory at the start of an episode.
+    - ``initial_memory(batch_size)``: its memory at the start of an episode, leaves ``[batch_size, ...]``; ``()`` for a
+      feed-forward network.
     - ``recurrent``: whether it has a memory.
     - ``action_shape``: of the action that it takes beside the observation; None: it takes none.
     - ``ensemble_size``: of an `ensemble`; 0: it is none.
     - ``trailing_axes``: of its outputs and memory, behind the batch; 2 where each of several agents has its own.
     - ``separate``: agents have networks of their own, whose params are stacked, ``[A, ...]``.
-    - ``of_agent``: that of one of several agents alone; None where there is one agent.
+    - ``of_agent(number, params)``: the network of one of several agents alone, from 0, and its params, out of the
+      params of all; it maps what this agent observes, ``[L, B, ...]``, to ``[L, B, out]``. None where there is one
+      agent.
     """
 
-    init: InitNetwork
+    init: Callable[[jax.Array], PyTree]
     apply: Apply
     apply_learning: ApplyLearning
-    initial_memory: InitialMemory = lambda batch_size: ()
+    initial_memory: Callable[[int], PyTree] = lambda batch_size: ()
     recurrent: bool = False
     action_shape: tuple[int, ...] | None = None
     ensemble_size: int = 0
     trailing_axes: int = 1
     separate: bool = False
-    of_agent: OfAgent | None = None
+    of_agent: Callable[[int, PyTree], tuple["Network", PyTree]] | None = None
 
 
 def make_network(

@@ -23,15 +23,12 @@ OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
 class MakeOptimizer(Protocol):
     """Makes the optimizer of one network."""
 
-    def __call__(self, hyper: Any) -> optax.GradientTransformation:
+    def __call__(self, hyper: Any, /) -> optax.GradientTransformation:
         """``hyper``: the rates of this tick. The shapes of the optimizer's state must not depend on their values."""
 
 
-class PickRate(Protocol):
-    """Picks a learning rate."""
-
-    def __call__(self, hyper: Any, /) -> Rate:
-        """``hyper``: the rates of this tick."""
+PickRate = Callable[[Any], Rate]
+"""(hyper of this tick) -> a learning rate."""
 
 
 class NamedOptimizer(NamedTuple):

@@ -1,7 +1,8 @@
 """Whether an exported file acts as its policy does: both choose actions for the same random observations."""
 
 import operator
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +20,9 @@ ROUNDING = {"f32": (1e-5, 2.0**-20), "bf16": (1e-2, 2.0**-12)}
 parameters that stands for rounding."""
 
 
-class ActOnBatch(Protocol):
-    """Chooses the actions of one step for a batch, as a policy or its exported file does."""
-
-    def __call__(self, carry: PyTree, obs: PyTree, first: np.ndarray, /) -> tuple[Any, PyTree]:
-        """``carry``: the memory ``[E, ...]`` (ignored where there is none); ``obs`` ``[E, ...]``; ``first`` ``[E]``:
-        whether an episode begins. Returns actions ``[E, ...]`` and the next carry."""
+ActOnBatch = Callable[[PyTree, PyTree, np.ndarray], tuple[Any, PyTree]]
+"""(carry: the memory ``[E, ...]``, ignored where there is none; obs ``[E, ...]``; first ``[E]``: whether an episode
+begins) -> (actions ``[E, ...]``, next carry), as a policy or its exported file does."""
 
 
 def compare(policy: Policy, step: ActOnBatch) -> str:

@@ -5,16 +5,16 @@ batch of any size, or ``action, carry = act(carry, obs, first)`` where the polic
 """
 
 import importlib.util
-import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_fast.core import Discrete, PyTree, __version__, action_shape
+from jaxrl_fast.files import replace_file
 from jaxrl_fast.policy.export_check import ActOnBatch, compare
 from jaxrl_fast.policy.onnx_export import to_onnx
 from jaxrl_fast.policy.policies import Policy, memory_of, with_memory
@@ -22,55 +22,33 @@ from jaxrl_fast.policy.policies import Policy, memory_of, with_memory
 PLATFORMS = ("cpu", "cuda", "tpu")
 
 
-class ExportedFunction(Protocol):
-    """A policy as a function of arrays alone: its parameters are constants inside."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """``act(obs)`` gives actions ``[batch, ...]``; with a memory, ``act(carry, obs, first)`` gives actions and the
-        next carry."""
-
-
 class Signature(NamedTuple):
     """The ``function`` that is exported, and what goes in and comes out.
+
+    ``function``: a policy with its parameters as constants inside. ``act(obs)`` returns actions ``[batch, ...]``; with
+    a memory, ``act(carry, obs, first)`` returns actions and the next carry.
 
     ``arguments``: pytrees of ``ShapeDtypeStruct`` ``[batch, ...]`` with a symbolic batch size; ``inputs``: the name of
     each leaf of them -> its spelling in Python; ``outputs``: the names of what it returns.
     """
 
-    function: ExportedFunction
+    function: Callable[..., Any]
     arguments: tuple[PyTree, ...]
     inputs: dict[str, str]
     outputs: tuple[str, ...]
 
 
-class WritePolicy(Protocol):
-    """Makes the content of a policy's file."""
-
-    def __call__(self, policy: Policy, /) -> bytes:
-        """Raises ``ValueError`` where the format cannot express the policy."""
-
-
-class LoadContent(Protocol):
-    """Makes a file's content act, to compare it with the policy."""
-
-    def __call__(self, content: bytes, /) -> ActOnBatch:
-        """``content``: what `WritePolicy` gave."""
-
-
-class ShowUsage(Protocol):
-    """Says how to call an exported file."""
-
-    def __call__(self, signature: Signature, path: Path, /) -> list[str]:
-        """Returns lines of Python that act with the file at ``path``."""
-
-
 class Format(NamedTuple):
-    """A kind of file: how its content is made (``write``) and made to act (``load``), and how a user calls it
-    (``usage``)."""
+    """A kind of file.
 
-    write: WritePolicy
-    load: LoadContent
-    usage: ShowUsage
+    - ``write(policy)``: makes its content. Raises ``ValueError`` where the format cannot express the policy.
+    - ``load(content)``: makes its content act, to compare it with the policy.
+    - ``usage(signature, path)``: lines of Python that act with the file at ``path``.
+    """
+
+    write: Callable[[Policy], bytes]
+    load: Callable[[bytes], ActOnBatch]
+    usage: Callable[[Signature, Path], list[str]]
 
 
 def export_policy(policy: Policy, folder: Path, name: str) -> tuple[Path, str]:
@@ -87,9 +65,7 @@ def export_policy(policy: Policy, folder: Path, name: str) -> tuple[Path, str]:
         difference = compare(policy, FORMATS[name].load(content))
     except Exception as error:  # ONNX runtimes have exceptions of their own for what they cannot take
         raise ValueError(f"{path} was not written: {error}") from error
-    part = path.with_name(f"{path.name}.part")
-    part.write_bytes(content)
-    os.replace(part, path)
+    replace_file(path, content)
     return path, difference
 
 

@@ -1,10 +1,9 @@
 """A trained policy as a value: parameters, observation statistics and two pure functions."""
 
 import json
-import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,35 +33,21 @@ class PolicyParams(NamedTuple):
     obs: RunningStats | None
 
 
-class Act(Protocol):
-    """Chooses the greedy action for a batch of raw observations."""
-
-    def __call__(
-        self, params: PolicyParams, carry: PyTree, obs: PyTree, first: jax.Array, key: jax.Array, /
-    ) -> tuple[jax.Array, PyTree]:
-        """``carry`` ``[E, ...]``: what it remembers, from ``initial_carry`` or the last call (without a memory: any);
-        ``obs`` ``[E, ...]``; ``first`` ``[E]``: whether an episode begins. Returns actions ``[E, ...]`` and carry."""
-
-
-class InitialCarry(Protocol):
-    """What a policy remembers before the first step."""
-
-    def __call__(self, num_envs: int, /) -> PyTree:
-        """Returns leaves ``[num_envs, ...]``; none without a memory."""
-
-
 class Policy(NamedTuple):
     """The greedy policy on raw observations: its ``params``, and ``act`` to use them.
 
-    ``initial_carry``: what ``act`` remembers before the first step; ``spec``: the environment that it was trained on;
-    ``made_by``: the algorithm and its options, enough to make its networks again. Calling a feed-forward policy maps
-    one raw observation to an action; a recurrent one is stepped with ``act``. Of several agents it is the policy of all
+    ``act(params, carry, obs, first, key)`` chooses actions for a batch: ``carry`` ``[E, ...]``, from ``initial_carry``
+    or the last call (without a memory: any); ``obs`` ``[E, ...]``; ``first`` ``[E]``: whether an episode begins.
+    Returns actions ``[E, ...]`` and carry. ``initial_carry(num_envs)``: what ``act`` remembers before the first step,
+    leaves ``[num_envs, ...]``, none without a memory; ``spec``: the environment that it was trained on; ``made_by``:
+    the algorithm and its options, enough to make its networks again. Calling a feed-forward policy maps one raw
+    observation to an action; a recurrent one is stepped with ``act``. Of several agents it is the policy of all
     together; ``agent(2)`` is that of the third alone.
     """
 
     params: PolicyParams
-    act: Act
-    initial_carry: InitialCarry
+    act: Callable[[PolicyParams, PyTree, PyTree, jax.Array, jax.Array], tuple[jax.Array, PyTree]]
+    initial_carry: Callable[[int], PyTree]
     spec: EnvSpec
     made_by: dict[str, Any]
 
@@ -112,15 +97,8 @@ def save_policy(policy: Policy, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     description = {"format": FORMAT_VERSION, "spec": spec_to_json(policy.spec), "made_by": policy.made_by}
     params = serialization.msgpack_serialize(jax.tree.map(np.asarray, by_name(policy.params)))
-    write_whole(folder / "params.msgpack", params)
-    write_whole(folder / "policy.json", f"{json.dumps(description, indent=2)}\n".encode())
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that replaces an older one at once."""
-    unfinished = path.with_name(f"{path.name}.unfinished")
-    unfinished.write_bytes(content)
-    os.replace(unfinished, path)
+    replace_file(folder / "params.msgpack", params)
+    replace_file(folder / "policy.json", f"{json.dumps(description, indent=2)}\n")
 
 
 def load_policy(path: str | Path) -> Policy:

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_fast.core import PyTree
+from jaxrl_fast.files import replacing
 from jaxrl_fast.graph.dataflow import TrainState
 from jaxrl_fast.graph.distributed import to_host
 
@@ -244,11 +245,10 @@ def one_line(error: BaseException) -> str:
 
 def _write_description(path: Path, content: Mapping[str, Any]) -> None:
     text = json.dumps({"format": FORMAT_VERSION, "digest": _digest_of(content), "content": content})
-    with (path / "description.unfinished").open("w") as file:
+    with replacing(path / "description.json") as temporary, temporary.open("w") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(path / "description.unfinished", path / "description.json")
 
 
 def _require_space(path: Path, size: int) -> None:

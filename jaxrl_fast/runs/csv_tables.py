@@ -1,7 +1,6 @@
 """The tables of a run folder: CSV files that grow, and that are cut where a run is resumed."""
 
 import csv
-import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_fast.core import EpisodeTotals
+from jaxrl_fast.files import replacing
 from jaxrl_fast.runs.hooks import Row
 from jaxrl_fast.runs.loggers import Kind
 
@@ -97,10 +97,8 @@ def _cut_table(path: Path, env_steps: int | None, without: Collection[int] = ())
         return []
     steps = zip(rows[1:], _steps_of(rows), strict=True)
     left = [row for row, at in steps if at <= env_steps and at not in without]
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("w", newline="") as file:
+    with replacing(path) as temporary, temporary.open("w", newline="") as file:
         csv.writer(file).writerows([rows[0], *left])
-    os.replace(temporary, path)
     return rows[0]
 
 

@@ -1,5 +1,6 @@
 """What a run leaves behind: the run folder, its tables, its curve and its summary."""
 
+import contextlib
 import csv
 import json
 import os
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_fast.core import EpisodeTotals
+from jaxrl_fast.files import replace_file, replacing
 from jaxrl_fast.policy.policies import Policy, save_policy
 from jaxrl_fast.runs.csv_tables import EVAL_COLUMNS, GrowingTable, evaluation_rows, written_rows
 from jaxrl_fast.runs.hooks import Row, Tell
@@ -153,21 +155,14 @@ def write_summary(folder: Path, summary: Row) -> None:
         before = dict(json.loads(path.read_text()))
     except (OSError, ValueError, TypeError):
         before = {}
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps({**before, **summary}, indent=2) + "\n")
-    os.replace(temporary, path)
+    replace_file(path, json.dumps({**before, **summary}, indent=2) + "\n")
 
 
 def link_latest(folder: Path, runs: Path) -> None:
     """Point ``runs/latest`` to the newest run, where the file system knows links. A folder of that name, which may
     hold a run, is left as it is."""
-    link = runs / "latest"
-    temporary = runs / f".latest-{os.getpid()}"
-    try:
+    with contextlib.suppress(OSError), replacing(runs / "latest") as temporary:
         temporary.symlink_to(os.path.relpath(folder, runs), target_is_directory=True)
-        os.replace(temporary, link)
-    except OSError:
-        temporary.unlink(missing_ok=True)
 
 
 def read_evaluations(folder: Path) -> dict[str, np.ndarray]:

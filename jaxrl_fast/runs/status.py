@@ -1,5 +1,6 @@
 """``run.json``: what a run is, what it does at the moment and how it ended, for whoever looks on."""
 
+import contextlib
 import json
 import math
 import os
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxrl_fast.files import replace_file
 from jaxrl_fast.runs.hooks import Row, Tell
 
 FILE = "run.json"
@@ -86,12 +88,8 @@ def read_status(folder: Path) -> dict[str, Any]:
 
 def write_status(folder: Path, facts: Mapping[str, Any]) -> None:
     """Replace ``run.json`` at once, so that no reader finds half of it; a folder that is gone is left alone."""
-    temporary = folder / f".{FILE}-{os.getpid()}"
-    try:
-        temporary.write_text(json.dumps({**_finite(facts), "updated_at": time.time()}, indent=1) + "\n")
-        os.replace(temporary, folder / FILE)
-    except OSError:
-        return
+    with contextlib.suppress(OSError):
+        replace_file(folder / FILE, json.dumps({**_finite(facts), "updated_at": time.time()}, indent=1) + "\n")
 
 
 def state_now(facts: Mapping[str, Any]) -> str:

@@ -8,7 +8,6 @@ change no learning are also taken from findings for other sizes of the same work
 import dataclasses
 import json
 import os
-import secrets
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple, get_args
 import jax
 
 from jaxrl_fast.core import __version__
+from jaxrl_fast.files import replace_file
 from jaxrl_fast.fragments.build import Overlap
 from jaxrl_fast.graph.placements import PLACEMENTS
 from jaxrl_fast.runs.hooks import Tell
@@ -28,20 +28,9 @@ from jaxrl_fast.settings.runtime import cache_root
 
 SIZES = ("num_envs", "algo.rollout_length", "algo.updates_per_tick", "algo.batch_size", "algo.num_minibatches")
 """Settings that say how much is computed at once."""
-WORK = (
-    "algo",
-    "num_seeds",
-    "overlap",
-    "learners",
-    "average",
-    "shards",
-    "precision",
-    "placement",
-    "devices",
-    "pool.num_groups",
-    "pool.backend",
-    "pool.order",
-    "pool.bridge",
+WORK = tuple(
+    "algo num_seeds overlap learners average shards precision placement devices pool.num_groups pool.backend "
+    "pool.order pool.bridge".split()
 )
 """Settings that say what is computed, and where if that was configured, beside those of environment and algorithm."""
 
@@ -175,12 +164,7 @@ def write(path: Path, findings: dict[FindingKey, Finding]) -> None:
     """Replace the file in one step, so that a killed process leaves the old one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     entries = [{"key": key._asdict(), "finding": finding._asdict()} for key, finding in findings.items()]
-    temporary = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(2)}")
-    try:
-        temporary.write_text(json.dumps({"findings": entries}, indent=1) + "\n")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    replace_file(path, json.dumps({"findings": entries}, indent=1) + "\n")
 
 
 def apply(run: Run, settings: dict[str, Any]) -> Run:

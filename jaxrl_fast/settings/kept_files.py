@@ -7,7 +7,6 @@ content depends on (`jaxrl_fast.settings.identity`). What does not pass costs a 
 
 import hashlib
 import os
-import secrets
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 from flax import serialization
 
+from jaxrl_fast.files import replacing
 from jaxrl_fast.settings.own_folder import make_own_folder, make_room
 
 MAX_BYTES = 512_000_000
@@ -60,16 +60,15 @@ class KeptFiles:
         if not self.usable:
             return
         body = serialization.msgpack_serialize(content)
-        temporary = self.folder / f".{name}.{os.getpid()}-{secrets.token_hex(2)}"
         try:
-            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            with (
+                replacing(self.folder / name) as temporary,
+                open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file,
+            ):
                 file.write(HEAD + _digest(name, body) + body)
-            os.replace(temporary, self.folder / name)
             make_room(self.folder, self.max_bytes)
         except OSError as error:
             self.tell(f"cannot write to {self.folder} ({error.strerror}): the next start is as slow as this one")
-        finally:
-            temporary.unlink(missing_ok=True)
 
 
 def _read_own(path: Path) -> bytes:

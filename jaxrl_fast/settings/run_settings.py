@@ -147,21 +147,9 @@ def flat_settings(run: Run) -> dict[str, Any]:
 def _to_tree(run: Run) -> dict[str, Any]:
     known = {key: value for key, value in run.env_options.items() if f"env.{key}" in run_keys()}
     options = {key: value for key, value in run.env_options.items() if key not in known}
-    alone = (
-        "placement",
-        "overlap",
-        "learners",
-        "average",
-        "total_steps",
-        "num_envs",
-        "seed",
-        "num_seeds",
-        "devices",
-        "precision",
-        "name",
-        "log",
-        "nan",
-        "debug",
+    alone = tuple(
+        "placement overlap learners average total_steps num_envs seed num_seeds devices precision name log "
+        "nan debug".split()
     )
     return {
         "env": {"name": run.env, **known, **({"options": options} if options else {})},

@@ -2,8 +2,9 @@
 
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 
@@ -21,17 +22,10 @@ REPEATS = 5
 ENOUGH_S = 10.0
 
 
-class MakeFirstState(Protocol):
-    """Makes the state before the first tick."""
-
-    def __call__(self) -> TrainState:
-        """Returns it on its devices."""
-
-
 class Started(NamedTuple):
-    """A compiled run: ``init`` makes its first state, ``run`` a chunk."""
+    """A compiled run: ``init()`` makes its state before the first tick, on its devices, ``run`` a chunk."""
 
-    init: MakeFirstState
+    init: Callable[[], TrainState]
     run: RunChunk
 
 

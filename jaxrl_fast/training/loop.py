@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -46,15 +46,13 @@ from jaxrl_fast.training.planning import plan_run
 from jaxrl_fast.training.recorder import NonFiniteError, Recorder
 from jaxrl_fast.training.run_files import describe_start, open_folder
 
+BetweenChunks = Callable[[TrainState, np.ndarray], TrainState | None]
+"""Sees the state after every chunk, before its checkpoint, and may change it.
 
-class BetweenChunks(Protocol):
-    """Sees the state after every chunk, before its checkpoint, and may change it."""
-
-    def __call__(self, state: TrainState, scores: np.ndarray) -> TrainState | None:
-        """``state``: all that the run is, leaves ``[S, ...]`` with several seeds, else without that axis; its buffers
-        are overwritten by the next chunk, so copy what you keep. ``scores`` ``[S]``: the mean returns of the last
-        evaluation, empty before the first. Returns the state to go on from, with other rates (``state.hyper``) or
-        params for instance, or None for the same."""
+(state: all that the run is, leaves ``[S, ...]`` with several seeds, else without that axis; scores ``[S]``: the mean
+returns of the last evaluation, empty before the first) -> the state to go on from, with other rates (``state.hyper``)
+or params for instance, or None for the same. The state's buffers are overwritten by the next chunk: copy what you need.
+"""
 
 
 class Calls(NamedTuple):

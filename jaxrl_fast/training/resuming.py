@@ -25,25 +25,10 @@ from jaxrl_fast.numerics.schedules import plain
 from jaxrl_fast.runs import checkpoint_files, checkpointing
 from jaxrl_fast.runs.checkpoint_files import CheckpointError, CheckpointFacts
 
-FREE = (
-    "placement",
-    "devices",
-    "total_steps",
-    "eval.every",
-    "eval.episodes",
-    "eval.beside",
-    "eval.device",
-    "eval.picture",
-    "checkpoint.every",
-    "checkpoint.keep",
-    "checkpoint.replay",
-    "nan",
-    "debug",
-    "name",
-    "log",
-    "tuned",
-    "pool.workers",
-    "pool.step_timeout_s",
+FREE = tuple(
+    "placement devices total_steps eval.every eval.episodes eval.beside eval.device eval.picture "
+    "checkpoint.every checkpoint.keep checkpoint.replay nan debug name log tuned pool.workers "
+    "pool.step_timeout_s".split()
 )
 """Settings that may change on resume, beside the rates of the algorithm."""
 SILENT = ("name", "log", "tuned", "eval.beside", "eval.device", "eval.picture")

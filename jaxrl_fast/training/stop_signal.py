@@ -20,12 +20,16 @@ class StopSignal:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.number = number
-        for again in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(again, signal.SIG_DFL)
+        self.ignore()
         if not self.training:
             print("\nstopped before anything was trained", file=sys.stderr)
             self._leave(number, frame)
         print("\nstopping after this chunk; once more to stop at once", file=sys.stderr)
+
+    def ignore(self) -> None:
+        """Stop handling signals: from here on one ends the process."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
 
     def _leave(self, number: int, frame: FrameType | None) -> NoReturn:
         """Exit by `SystemExit`, again and again until it gets through: Python drops what is raised in a finalizer or in

@@ -5,7 +5,6 @@ import os
 import queue
 import signal
 import subprocess
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -15,6 +14,7 @@ from typing import IO, Any, NamedTuple
 
 from jaxrl_fast.runs.hooks import ShouldStop
 from jaxrl_fast.settings.run_settings import Run, to_yaml
+from jaxrl_fast.subprocesses import end_session, start_module
 from jaxrl_fast.tuning.talk import Request, What
 
 SILENCE_S = 900.0
@@ -65,16 +65,10 @@ class Child:
         self.errors = folder / f"{number}.txt"
         request = Request(str(path), what, memory_cap, repeat_s)
         with self.errors.open("w") as errors:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "jaxrl_fast.tuning.trial", json.dumps(request)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                start_new_session=True,  # Ctrl-C in a terminal is for the parent
-                # Else JAX would reserve most of an accelerator's memory, and other trials would not see what is free.
-                env={**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
-            )
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors}
+            # Else JAX would reserve most of an accelerator's memory, and other trials would not see what is free.
+            env = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+            self.process = start_module("jaxrl_fast.tuning.trial", json.dumps(request), env=env, text=True, **pipes)
         assert self.process.stdout is not None
         self.answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         threading.Thread(target=_hand_on, args=(self.process.stdout, self.answers), daemon=True).start()
@@ -129,12 +123,7 @@ class Child:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with suppress(ProcessLookupError):  # it has ended already
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
-            pipe.close()
+        end_session(self.process)
 
 
 def _hand_on(answers: IO[str], to: "queue.SimpleQueue[str | None]") -> None:

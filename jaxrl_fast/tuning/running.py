@@ -1,6 +1,5 @@
 """Runs a whole sweep: prints its lines and saves its files, picture and finding."""
 
-import signal
 import sys
 import tempfile
 import time
@@ -15,6 +14,7 @@ from jaxrl_fast.settings import findings
 from jaxrl_fast.settings.findings import Finding
 from jaxrl_fast.settings.grammar import command_line
 from jaxrl_fast.settings.schema import ConfigError
+from jaxrl_fast.training.stop_signal import StopSignal
 from jaxrl_fast.tuning import candidates, sweep_report
 from jaxrl_fast.tuning.child import Stopped
 from jaxrl_fast.tuning.measuring import Row, Settings
@@ -22,25 +22,12 @@ from jaxrl_fast.tuning.picture import draw
 from jaxrl_fast.tuning.sweep import Record, SweepPlan, run_knobs
 
 
-class SweepStop:
-    """Handles Ctrl-C and SIGTERM: the first ends the sweep, the second the process. Calling it says whether to stop."""
-
-    def __init__(self) -> None:
-        self.number = 0
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._handle)
+class SweepStop(StopSignal):
+    """As `StopSignal`, of a sweep: the first signal ends it, the second the process."""
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.number = number
         self.ignore()
-
-    def ignore(self) -> None:
-        """Stop handling signals: from here on one ends the process."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_DFL)
-
-    def __call__(self) -> bool:
-        return self.number != 0
 
 
 def run_sweep(plan: SweepPlan, settings: Settings, stem: Path, argv: Sequence[str], own_keys: Sequence[str]) -> int:
@@ -63,7 +50,7 @@ def run_sweep(plan: SweepPlan, settings: Settings, stem: Path, argv: Sequence[st
     console.print(sweep_report.table(doc))
     print("\n".join(["", *sweep_report.closing(doc)]))
     print(f"written: {', '.join(str(stem.with_suffix(end)) for end in ('.json', '.csv', '.png'))}")
-    if stop():
+    if stop.number is not None:
         return 128 + stop.number
     if record.best is None:
         raise ConfigError(f"no candidate ran; the last one: {record.rows[-1].status}: {record.rows[-1].why}")

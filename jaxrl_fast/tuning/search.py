@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from math import log2
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 CLIMB = 4
 """Factor between the sizes that are measured first."""
@@ -31,11 +31,8 @@ T = TypeVar("T")
 C = TypeVar("C", contravariant=True)
 
 
-class GoOn(Protocol):
-    """Whether a candidate deserves another repeat."""
-
-    def __call__(self, rates: Sequence[float], /) -> bool:
-        """``rates``: those of its repeats so far, more is better."""
+GoOn = Callable[[Sequence[float]], bool]
+"""(rates of its repeats so far, more is better) -> whether a candidate deserves another repeat."""
 
 
 class Outcome(NamedTuple):
@@ -51,11 +48,8 @@ class Outcome(NamedTuple):
         return statistics.median(self.rates) if self.rates else 0.0
 
 
-class Measure(Protocol[C]):
-    """Measures a candidate."""
-
-    def __call__(self, candidate: C, go_on: GoOn, /) -> Outcome:
-        """Repeats the measurement until ``go_on(rates so far)`` is false."""
+Measure = Callable[[C, GoOn], Outcome]
+"""Measures a candidate: repeats the measurement until ``go_on(rates so far)`` is false."""
 
 
 Results = dict[int, Outcome]

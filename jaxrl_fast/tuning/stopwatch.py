@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 from jax.stages import Compiled
@@ -15,18 +15,12 @@ from jaxrl_fast.graph.placements import Placement
 from jaxrl_fast.inspection import hlo
 
 
-class FirstState(Protocol):
-    """Makes a program's first state, with keys and rates that are fixed."""
-
-    def __call__(self) -> TrainState:
-        """Returns a new state each time, since a chunk donates it."""
-
-
 class Ready(NamedTuple):
-    """A program that is compiled and has not run: ``init`` makes its first state, ``run`` runs a chunk of ``ticks``
-    ticks; ``compile_s``: the seconds that compiling took."""
+    """A program that is compiled and has not run: ``init()`` makes its first state, a new one each time since a
+    chunk donates it, with fixed keys and rates; ``run`` runs a chunk of ``ticks`` ticks; ``compile_s``: the seconds
+    that compiling took."""
 
-    init: FirstState
+    init: Callable[[], TrainState]
     run: programs.RunChunk
     ticks: int
     compile_s: float

@@ -1,7 +1,7 @@
 """A sweep: measures the width first, then each other knob at the best so far, then what bounds the best."""
 
 from collections.abc import Callable, Iterable
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 from jaxrl_fast.settings import machine
 from jaxrl_fast.settings.run_settings import Run
@@ -36,22 +36,16 @@ class SweepPlan(NamedTuple):
     max_num_envs: int | None = None
 
 
-class OnRow(Protocol):
-    """Sees each row of a sweep when it has been measured."""
-
-    def __call__(self, record: "Record", row: Row, /) -> None:
-        """``record``: the sweep so far, ``row`` included."""
-
-
 class Record:
     """All that a sweep has measured so far, in ``rows``, and the lines about it in ``notes``.
 
     ``own``: the row of what was asked for; ``width``: of the best number of environments; ``best``: of the best of all;
     ``bounds``: of the best and its parts, measured in turn, and ``asked``: of what was asked for, in turn with these.
-    ``on_row`` sees each row; ``complete``: the search for a width has ended.
+    ``on_row(record, row)`` sees each row when it has been measured and added; ``complete``: the search for a width
+    has ended.
     """
 
-    def __init__(self, on_row: OnRow = lambda record, row: None) -> None:
+    def __init__(self, on_row: Callable[["Record", Row], None] = lambda record, row: None) -> None:
         self.rows: list[Row] = []
         self.bounds: list[Row] = []
         self.asked: Row | None = None

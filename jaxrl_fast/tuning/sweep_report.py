@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 import statistics
 import time
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
+from jaxrl_fast.files import replace_file, replacing
 from jaxrl_fast.inspection.labels import byte_size
 from jaxrl_fast.inspection.tables import new_table
 from jaxrl_fast.runs.progress import si
@@ -165,37 +165,18 @@ def spreeze(record: Record) -> list[dict[str, Any]]:
 
 def write(doc: Document, stem: Path) -> None:
     """``<stem>.json`` and ``<stem>.csv``, each in one piece."""
-    columns = (
-        "knob",
-        "value",
-        "status",
-        "num_envs",
-        "rollout_length",
-        "updates_per_tick",
-        "batch_size",
-        "placement",
-        "devices",
-        "workers",
-        "repeats",
-        "in_turn",
-        "memory_bytes",
-        "peak_bytes",
-        "compile_s",
-        "took_s",
-        "effect",
-        "why",
+    columns = tuple(
+        "knob value status num_envs rollout_length updates_per_tick batch_size placement devices workers "
+        "repeats in_turn memory_bytes peak_bytes compile_s took_s effect why".split()
     )
     rates = [f"{unit}_{part}" for unit in UNITS for part in Spread._fields]
-    temporary = stem.with_suffix(f".{os.getpid()}")
-    with temporary.open("w", newline="") as file:
+    with replacing(stem.with_suffix(".csv")) as temporary, temporary.open("w", newline="") as file:
         table = csv.writer(file)
         table.writerow([*columns, *rates])
         for row in doc["rows"]:
             values = [(row[unit] or {}).get(part) for unit in UNITS for part in Spread._fields]
             table.writerow([*(row.get(column) for column in columns), *values])
-    os.replace(temporary, stem.with_suffix(".csv"))
-    temporary.write_text(json.dumps(doc, indent=1) + "\n")
-    os.replace(temporary, stem.with_suffix(".json"))
+    replace_file(stem.with_suffix(".json"), json.dumps(doc, indent=1) + "\n")
 
 
 def line(row: Row, best: bool) -> str:

@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import numpy as np
@@ -43,18 +43,12 @@ ENOUGH = 0.8
 """The share of the free memory that may be used unless a cap is given."""
 
 
-class TimeChunks(Protocol):
-    """Runs a candidate and times it."""
-
-    def __call__(self, chunks: int, /) -> float:
-        """Returns the seconds that ``chunks`` chunks took."""
-
-
 class Measured(NamedTuple):
-    """A candidate that is ready to be timed: ``repeat`` times chunks of ``ticks`` ticks; ``memory_bytes``: what XLA
+    """A candidate that is ready to be timed: ``repeat(chunks)`` returns the seconds that so many chunks of ``ticks``
+    ticks took; ``memory_bytes``: what XLA
     predicts for its arrays (None: unknown); ``compile_s``: the seconds that compiling took."""
 
-    repeat: TimeChunks
+    repeat: Callable[[int], float]
     ticks: int
     memory_bytes: int | None
     compile_s: float

@@ -2,13 +2,14 @@
 
 import os
 import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 
 from jaxrl_fast.evaluation.evaluator_process import ONE_THREAD, take_what_is_left
+from jaxrl_fast.files import UNFINISHED
 from jaxrl_fast.runs.hooks import ShouldStop, Tell
+from jaxrl_fast.subprocesses import end_session, start_module
 
 LOG = "render.log"
 POLL_S = 0.1
@@ -55,10 +56,9 @@ class Visualizer:
         """End the process, whatever it is doing."""
         if self.process is None:
             return
-        self.process.kill()
-        self.process.wait()
+        end_session(self.process)
         self.process = None
-        self._remove(LOG, f"{self.out}.unfinished")
+        self._remove(LOG, *(path.name for path in self.folder.glob(f".{self.out}.*{UNFINISHED}")))
 
     def _start(self) -> None:
         if self._refused:
@@ -68,14 +68,8 @@ class Visualizer:
         words = [str(self.folder.resolve()), f"out={self.folder / self.out}", f"seed={self.seed}"]
         try:
             with (self.folder / LOG).open("w") as log:
-                self.process = subprocess.Popen(
-                    [sys.executable, "-m", "jaxrl_fast.render", *words],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env={**ONE_THREAD, **os.environ},
-                    start_new_session=True,  # Ctrl-C is for training, which then ends this
-                )
+                pipes = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+                self.process = start_module("jaxrl_fast.render", *words, env={**ONE_THREAD, **os.environ}, **pipes)
         except OSError as error:
             self.tell(f"no {self.out}: {error}")
 
