@@ -14,7 +14,7 @@ from jaxrl_fast.settings import cli, config, findings
 from jaxrl_fast.settings.grammar import read_word
 from jaxrl_fast.settings.run_settings import Run, env_name, make_algorithm
 from jaxrl_fast.settings.schema import ConfigError, Key, nearest, read_value
-from jaxrl_fast.tuning import candidates, comparing
+from jaxrl_fast.tuning import candidates
 from jaxrl_fast.tuning.measuring import Settings
 from jaxrl_fast.tuning.running import results_folder, run_sweep
 from jaxrl_fast.tuning.sweep import Objective, SweepPlan, left_open
@@ -33,7 +33,6 @@ KEYS = {
 
 HELP = """python -m jaxrl_fast.autotune [key=value ...]     find the fastest settings for a run on this machine
 python -m jaxrl_fast.autotune show | clear        what was found here; forget it
-python -m jaxrl_fast.autotune compare A.json B.json
 Saves no policy; says of every candidate what it does to learning. num_envs=auto takes what was found, and so
 does placement=auto. Keys, beside every key of train:"""
 
@@ -44,13 +43,13 @@ def help_text() -> str:
 
 
 def tune(words: list[str]) -> int:
-    """Sweep, or ``show``, ``clear`` or ``compare``, as the words of the command line say; returns the exit status.
+    """Sweep, or ``show`` or ``clear``, as the words of the command line say; returns the exit status.
 
     Raises:
         ConfigError: one line that says what was wrong and what to write instead.
     """
-    if words and words[0] in ("show", "clear", "compare"):
-        return {"show": show, "clear": clear, "compare": compare}[words[0]](words[1:])
+    if words and words[0] in ("show", "clear"):
+        return {"show": show, "clear": clear}[words[0]](words[1:])
     options, others = take_own(words)
     plan = make_plan(config.compose(others), options)
     cap = options["memory_cap_gb"]
@@ -127,20 +126,6 @@ def clear(words: Sequence[str]) -> int:
     """
     refuse(words, "clear")
     print(f"{findings.clear()} findings forgotten")
-    return 0
-
-
-def compare(words: Sequence[str]) -> int:
-    """Print two sweeps side by side.
-
-    Raises:
-        ConfigError: these are not two files of sweeps.
-    """
-    if len(words) != 2:
-        raise ConfigError("compare needs two files: write compare A.json B.json")
-    a, b = map(comparing.read, words)
-    new_console().print(comparing.side_by_side(a, b))
-    print("\n".join(comparing.verdict(a, b)))
     return 0
 
 
