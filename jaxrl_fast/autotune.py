@@ -49,7 +49,15 @@ def tune(words: list[str]) -> int:
         ConfigError: one line that says what was wrong and what to write instead.
     """
     if words and words[0] in ("show", "clear"):
-        return {"show": show, "clear": clear}[words[0]](words[1:])
+        if words[1:]:
+            raise ConfigError(
+                f"{' '.join(words[:2])}: write python -m jaxrl_fast.autotune {words[0]}, with nothing behind it"
+            )
+        if words[0] == "clear":
+            print(f"{findings.clear()} findings forgotten")
+        else:
+            show()
+        return 0
     options, others = take_own(words)
     plan = make_plan(config.compose(others), options)
     cap = options["memory_cap_gb"]
@@ -99,42 +107,16 @@ def make_plan(run: Run, options: dict[str, Any]) -> SweepPlan:
     return SweepPlan(asked, options["objective"], knobs, options["knobs"], options["max_num_envs"])
 
 
-def show(words: Sequence[str]) -> int:
-    """Print all findings.
-
-    Raises:
-        ConfigError: words were given.
-    """
-    refuse(words, "show")
+def show() -> None:
+    """Print all findings."""
     known = findings.read()
-    console = new_console()
     columns = ("objective", "asked for", "found", "device, versions", "when")
     table = new_table("environment, algorithm", *columns)
     for key, finding in known.items():
         table.add_row(*findings.describe(key, finding))
     if known:
-        console.print(table)
+        new_console().print(table)
     print(f"{len(known)} findings in {findings.file() or 'no file: JAXRL_FAST_CACHE=off keeps none'}")
-    return 0
-
-
-def clear(words: Sequence[str]) -> int:
-    """Remove all findings.
-
-    Raises:
-        ConfigError: words were given.
-    """
-    refuse(words, "clear")
-    print(f"{findings.clear()} findings forgotten")
-    return 0
-
-
-def refuse(words: Sequence[str], command: str) -> None:
-    """Raises ConfigError where words follow a command that takes none."""
-    if words:
-        raise ConfigError(
-            f"{command} {words[0]}: write python -m jaxrl_fast.autotune {command}, with nothing behind it"
-        )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
