@@ -10,7 +10,6 @@
 #   make sweep ENV="cartpole algo=ppo"          find the fastest settings here (minutes; run nothing beside it)
 #   make sweep SWEEP="objective=sampling"       more words for the autotuner
 #   make sweep-all                              the same for one environment of every suite (an hour)
-#   make sweep-compare A=one.json B=other.json  two results of sweeps side by side
 #   make gpu EXTRA=cuda13                       measure everything on a GPU or TPU (a quarter of an hour; run nothing beside it)
 #   make targets                                compilers for GPUs and TPUs that are not here (1.5 GB), for explain target=
 #   make test-targets                           what programs cost there has not grown (minutes)
@@ -59,7 +58,7 @@ EXTRAS := dev$(if $(EXTRA),$(comma)$(EXTRA))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(EXTRAS)
 
-.PHONY: setup train test test-part test-targets targets check docs fmt lint types bench bench-host bench-returns bench-ray bench-agents bench-gate gpu sweep sweep-all sweep-compare viewer-assets clean
+.PHONY: setup train test test-part test-targets targets check docs fmt lint types bench bench-host bench-returns bench-ray bench-agents bench-gate gpu sweep sweep-all viewer-assets clean
 
 setup: $(STAMP)
 
@@ -148,10 +147,6 @@ sweep: $(STAMP)
 sweep-all: $(STAMP)
 	@for env in $(SWEEP_ALL); do \
 		$(BIN)/python -m jaxrl_fast.autotune env=$$env out=$(SWEEPS) $(SWEEP) || exit $$?; done
-
-sweep-compare: $(STAMP)
-	@[ -n "$(A)" ] && [ -n "$(B)" ] || { echo "make: write make sweep-compare A=one.json B=other.json" >&2; exit 2; }
-	@exec $(BIN)/python -m jaxrl_fast.autotune compare $(A) $(B)
 
 $(PEERS)/.installed: experiments/bench/peers.lock
 $(PEERS_HOST)/.installed: experiments/bench/peers_host.lock

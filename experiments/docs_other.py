@@ -50,8 +50,8 @@ def in_python(folder: Path) -> tuple[float, str]:
 
 def in_browser(folder: Path, web: Path) -> tuple[float, str]:
     """The action that the page shows in a Chromium, from a server as the tutorial starts it."""
-    sys.path.insert(0, str(ROOT))
-    from jaxrl_fast.inspection.pictures.browser import chromium_page, find_chromium
+    sys.path.insert(0, str(ROOT / "tests"))
+    from browser import chromium_page, find_chromium
 
     (folder / "node_modules").symlink_to(web / "node_modules")
     handler = partial(SimpleHTTPRequestHandler, directory=str(folder))

@@ -14,7 +14,7 @@ from jaxrl_fast.settings import cli, config, findings
 from jaxrl_fast.settings.grammar import read_word
 from jaxrl_fast.settings.run_settings import Run, env_name, make_algorithm
 from jaxrl_fast.settings.schema import ConfigError, Key, nearest, read_value
-from jaxrl_fast.tuning import candidates, comparing
+from jaxrl_fast.tuning import candidates
 from jaxrl_fast.tuning.measuring import Settings
 from jaxrl_fast.tuning.running import results_folder, run_sweep
 from jaxrl_fast.tuning.sweep import Objective, SweepPlan, left_open
@@ -33,7 +33,6 @@ KEYS = {
 
 HELP = """python -m jaxrl_fast.autotune [key=value ...]     find the fastest settings for a run on this machine
 python -m jaxrl_fast.autotune show | clear        what was found here; forget it
-python -m jaxrl_fast.autotune compare A.json B.json
 Saves no policy; says of every candidate what it does to learning. num_envs=auto takes what was found, and so
 does placement=auto. Keys, beside every key of train:"""
 
@@ -44,13 +43,21 @@ def help_text() -> str:
 
 
 def tune(words: list[str]) -> int:
-    """Sweep, or ``show``, ``clear`` or ``compare``, as the words of the command line say; returns the exit status.
+    """Sweep, or ``show`` or ``clear``, as the words of the command line say; returns the exit status.
 
     Raises:
         ConfigError: one line that says what was wrong and what to write instead.
     """
-    if words and words[0] in ("show", "clear", "compare"):
-        return {"show": show, "clear": clear, "compare": compare}[words[0]](words[1:])
+    if words and words[0] in ("show", "clear"):
+        if words[1:]:
+            raise ConfigError(
+                f"{' '.join(words[:2])}: write python -m jaxrl_fast.autotune {words[0]}, with nothing behind it"
+            )
+        if words[0] == "clear":
+            print(f"{findings.clear()} findings forgotten")
+        else:
+            show()
+        return 0
     options, others = take_own(words)
     plan = make_plan(config.compose(others), options)
     cap = options["memory_cap_gb"]
@@ -100,56 +107,16 @@ def make_plan(run: Run, options: dict[str, Any]) -> SweepPlan:
     return SweepPlan(asked, options["objective"], knobs, options["knobs"], options["max_num_envs"])
 
 
-def show(words: Sequence[str]) -> int:
-    """Print all findings.
-
-    Raises:
-        ConfigError: words were given.
-    """
-    refuse(words, "show")
+def show() -> None:
+    """Print all findings."""
     known = findings.read()
-    console = new_console()
     columns = ("objective", "asked for", "found", "device, versions", "when")
     table = new_table("environment, algorithm", *columns)
     for key, finding in known.items():
         table.add_row(*findings.describe(key, finding))
     if known:
-        console.print(table)
+        new_console().print(table)
     print(f"{len(known)} findings in {findings.file() or 'no file: JAXRL_FAST_CACHE=off keeps none'}")
-    return 0
-
-
-def clear(words: Sequence[str]) -> int:
-    """Remove all findings.
-
-    Raises:
-        ConfigError: words were given.
-    """
-    refuse(words, "clear")
-    print(f"{findings.clear()} findings forgotten")
-    return 0
-
-
-def compare(words: Sequence[str]) -> int:
-    """Print two sweeps side by side.
-
-    Raises:
-        ConfigError: these are not two files of sweeps.
-    """
-    if len(words) != 2:
-        raise ConfigError("compare needs two files: write compare A.json B.json")
-    a, b = map(comparing.read, words)
-    new_console().print(comparing.side_by_side(a, b))
-    print("\n".join(comparing.verdict(a, b)))
-    return 0
-
-
-def refuse(words: Sequence[str], command: str) -> None:
-    """Raises ConfigError where words follow a command that takes none."""
-    if words:
-        raise ConfigError(
-            f"{command} {words[0]}: write python -m jaxrl_fast.autotune {command}, with nothing behind it"
-        )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -39,10 +39,11 @@ from jaxrl_fast.targets.compilers import compile_here
 from jaxrl_fast.targets.compiling import ForTarget, compile_for, placement_for, rounds_of
 from jaxrl_fast.targets.cost_tables import band_table, cost_facts, cost_lines, launch_table, room_in
 from jaxrl_fast.targets.explaining import dump_folder, explain_elsewhere
-from jaxrl_fast.targets.here import Started, compare_here
+from jaxrl_fast.targets.here import compare_here
 from jaxrl_fast.targets.target import THIS, Target, parse_target
 from jaxrl_fast.training.planning import plan_run
 from jaxrl_fast.tuning import auto, auto_overlap
+from jaxrl_fast.tuning.stopwatch import Ready
 
 FILES = ("graph.svg", "graph.mmd", "graph.json")
 
@@ -100,24 +101,15 @@ def explain_target(words: Sequence[str], target: str, out: str | None) -> int:
 def show_target(run: Run, found: ForTarget, machine: Target, title: str, folder: Path) -> int:
     """Print and write what was compiled for a target."""
     shapes = trace_shapes(found.graph, found.state, run_shapes(found.compiled), run.num_seeds)
-    ticks = found.ticks_per_chunk
-    description = describe(
-        found.graph, found.placed, found.state, run.num_seeds, shapes=shapes, run=found.compiled, ticks_per_chunk=ticks
-    )
-    console = new_console()
-    for table in (fragment_table(description), channel_table(description), launch_table(found.costs)):
-        console.print(table)
-    console.print(band_table(found.costs, found.rounds, machine))
+    placed, ticks = (found.graph, found.placed, found.state), found.ticks_per_chunk
+    description = describe(*placed, run.num_seeds, shapes=shapes, run=found.compiled, ticks_per_chunk=ticks)
+    tables = (fragment_table(description), channel_table(description), launch_table(found.costs))
+    for table in (*tables, band_table(found.costs, found.rounds, machine)):
+        new_console().print(table)
     print("\n".join(["", *cost_lines(found, machine), f"compiled in {found.compile_s:.0f} s"]))
-    facts: dict[str, Any] = {"env": run.env, "algo": run.algo, "placement": found.placed.name, "overlap": run.overlap}
-    facts |= {"num_envs": run.num_envs, "num_seeds": run.num_seeds, "jax_version": jax.__version__}
-    extra = {"room": plain(room_in(found, machine)), "compile_s": found.compile_s}
-    write_files(
-        folder,
-        title,
-        description,
-        {"run": facts, "target": {**cost_facts(found.costs, found.rounds, machine), **extra}},
-    )
+    costs = cost_facts(found.costs, found.rounds, machine)
+    costs |= {"room": plain(room_in(found, machine)), "compile_s": found.compile_s}
+    write_files(folder, title, description, {"run": facts_of(run, found.placed.name), "target": costs})
     return 0
 
 
@@ -141,7 +133,7 @@ def explain_on(env: VecEnv | HostEnv, run: Run, chosen: str, folder: Path, measu
     everything: dict[str, Any] = {"run": facts}
     if measured_in is not None:
         rounds = rounds_of(graph, agent, env.num_envs * agent.rollout_length)
-        everything["target"] = compare_here(ready, placed, rounds, ticks, measured_in, warmup_ticks=agent.warmup_ticks)
+        everything["target"] = compare_here(ready, placed, rounds, measured_in, warmup_ticks=agent.warmup_ticks)
     write_files(folder, title, description, everything)
     return 0
 
@@ -202,7 +194,7 @@ def open_folder(folder: Path) -> None:
 
 def look_at(
     run: Run, graph: Graph, placed: Placement, program: programs.Program, hyper: Any
-) -> tuple[Started, Description, dict[str, Any]]:
+) -> tuple[Ready, Description, dict[str, Any]]:
     """Compile a program and describe it; returns the first state and the program, the description, and facts about the
     run and its compilation."""
     keys = jax.random.split(jax.random.key(run.seed), run.num_seeds)
@@ -215,21 +207,21 @@ def look_at(
     state = jax.eval_shape(program.init, keys, hyper)
     shapes = trace_shapes(graph, state, run_shapes(compiled), run.num_seeds)
     ticks = program.ticks_per_chunk
-    facts = {
-        "env": run.env,
-        "algo": run.algo,
-        "placement": run.placement,
-        "overlap": run.overlap,
-        "num_envs": run.num_envs,
-        "num_seeds": run.num_seeds,
-        "devices": run.devices,
-        "ticks_per_chunk": ticks,
-        "compile_s": compile_s,
-        "programs_from_disk": from_disk,
+    facts = facts_of(run, run.placement, devices=run.devices, ticks_per_chunk=ticks)
+    facts |= {"compile_s": compile_s, "programs_from_disk": from_disk}
+    description = describe(graph, placed, state, run.num_seeds, shapes=shapes, run=compiled, ticks_per_chunk=ticks)
+    return Ready(lambda: init(keys, hyper), compiled, ticks, compile_s), description, facts
+
+
+def facts_of(run: Run, placement: str, **others: Any) -> dict[str, Any]:
+    """What ``graph.json`` says of the run itself."""
+    names = ("env", "algo", "overlap", "num_envs", "num_seeds")
+    return {
+        **{name: getattr(run, name) for name in names},
+        "placement": placement,
+        **others,
         "jax_version": jax.__version__,
     }
-    description = describe(graph, placed, state, run.num_seeds, shapes=shapes, run=compiled, ticks_per_chunk=ticks)
-    return Started(lambda: init(keys, hyper), compiled), description, facts
 
 
 def main(argv: Sequence[str] | None = None) -> int:

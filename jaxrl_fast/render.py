@@ -102,7 +102,6 @@ def write_page(run: Run, policy: Policy, folder: Path, out: Path, seed: int) -> 
         raise ConfigError(f"out={out}: pages are for brax's environments: write out=....gif")
     env = envs.make(run.env, **run.env_options)
     check_spaces(policy, env.spec, folder)
-    options.pop("frame_stack", None)
     write_policy_html(policy, env, out, options=options, seed=seed)
     print(f"{out}: seed {seed}, {out.stat().st_size / 1000:,.0f} kB, opens in any browser")
 

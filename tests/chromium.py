@@ -1,11 +1,10 @@
-"""What tests need of a headless Chromium beside the one that draws pictures."""
+"""Whether there is a headless Chromium for tests, and what it shows."""
 
 import io
 
 import numpy as np
 import pytest
-
-from jaxrl_fast.inspection.pictures.browser import Page, find_chromium
+from browser import Page, find_chromium
 
 CHROMIUM = find_chromium()
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt install chromium")

@@ -16,7 +16,7 @@ from processes_left import wait_until_gone
 from jaxrl_fast import autotune
 from jaxrl_fast.settings import findings, machine
 from jaxrl_fast.settings.config import compose
-from jaxrl_fast.tuning import auto, auto_overlap, comparing, sweep_report
+from jaxrl_fast.tuning import auto, auto_overlap, sweep_report
 from jaxrl_fast.tuning.candidates import at_width
 from jaxrl_fast.tuning.child import Child, Failure
 from jaxrl_fast.tuning.measuring import Row, Settings, measure
@@ -67,8 +67,6 @@ def command(*words: str) -> list[str]:
         (["resume=runs/latest"], "autotune goes on with no run: write config="),
         (["out=/proc/nowhere"], "cannot write to out=/proc/nowhere"),
         (["show", "all"], "show all: write python -m jaxrl_fast.autotune show"),
-        (["compare", "a.json"], "compare needs two files"),
-        (["compare", "a.json", "b.json"], "a.json is no result of a sweep"),
         (["--multirun", "seed=1,2"], "--multirun is for training"),
         (["knobs"], "cannot read 'knobs'"),
         (["overlap=auto"], "overlap=auto is for train: write one of none, sampling, actor_critic, all"),
@@ -237,32 +235,3 @@ def test_nothing_is_timed_before_it_is_asked_for_since_others_may_be_compiling(r
     """Where a repeat has to hold several chunks, one is timed to see how many."""
     out = subprocess.run([sys.executable, "-c", TRIAL, repeat_s], check=True, capture_output=True, text=True).stdout
     assert out == f"ready asked {first} repeat asked timed repeat asked\n"
-
-
-def test_two_sweeps_side_by_side(here: Path, capsys: pytest.CaptureFixture[str]):
-    def doc(chosen: int, rates: dict[int, float]) -> dict:
-        spread = {width: {"median": rate, "low": 0.99 * rate, "high": 1.01 * rate} for width, rate in rates.items()}
-        rows = [
-            {"knob": "num_envs", "value": w, "num_envs": w, "status": "measured", "sampling_hz": s}
-            for w, s in spread.items()
-        ]
-        return {
-            "env": "e",
-            "algo": "a",
-            "objective": "training",
-            "machine": "m",
-            "measured": "today",
-            "versions": {"jax": "1"},
-            "rows": rows,
-            "chosen": {"num_envs": chosen, "words": [f"num_envs={chosen}"]},
-        }
-
-    a, b = doc(64, {64: 100.0, 128: 99.0}), doc(128, {64: 99.5, 128: 100.0})
-    (here / "a.json").write_text(json.dumps(a))
-    (here / "b.json").write_text(json.dumps(b))
-    assert autotune.main(["compare", "a.json", "b.json"]) == 0
-    said = capsys.readouterr().out
-    assert "1.01" in said and "within the spread" in said
-    assert comparing.verdict(a, a)[-1] == "the same choice"
-    assert comparing.verdict(a, doc(128, {64: 50.0, 128: 100.0}))[-1] == "different choices"
-    assert "not comparable" in comparing.verdict(a, {**b, "env": "other"})[-1]

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from browser import Page, chromium_page
 from chromium import CHROMIUM, pixels
 from dashboard_runs import HOSTILE, LISTED, Server, make_runs, serving, soon
 
-from jaxrl_fast.inspection.pictures.browser import Page, chromium_page
 from jaxrl_fast.runs.status import write_status
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt install chromium")

@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 from functools import cache
-from itertools import combinations, pairwise
+from itertools import combinations
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -26,8 +26,7 @@ from jaxrl_fast.graph.division import Division
 from jaxrl_fast.graph.placements import Group, Placement, data_parallel, fused
 from jaxrl_fast.inspection import description as inspection
 from jaxrl_fast.inspection.description import ChannelFacts, Description, FragmentFacts, GroupFacts, bytes_moved, plain
-from jaxrl_fast.inspection.diagram import arrange, text_width
-from jaxrl_fast.inspection.drawing import draw_run, to_mermaid, to_svg
+from jaxrl_fast.inspection.drawing import BOXES, draw_run, text_width, to_mermaid, to_svg
 from jaxrl_fast.inspection.hlo import find_collectives, loop_runs
 
 TICKS, UPDATES, HYPER = 3, 4, 0.01
@@ -152,11 +151,6 @@ def descriptions(draw) -> Description:
     return Description("some", 1, facts, tuple(channels), groups, ())
 
 
-def segments(path) -> list[tuple[float, float, float, float]]:
-    """Straight pieces ``(left, top, right, bottom)``."""
-    return [(min(a, c), min(b, d), max(a, c), max(b, d)) for (a, b), (c, d) in pairwise(path)]
-
-
 def meet(a, b) -> bool:
     """Whether two rectangles (or lines) have a point in common that is not on an edge of both."""
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
@@ -172,47 +166,51 @@ def texts(svg: str) -> dict[tuple[float, float, float, float], str]:
     return found
 
 
+def shapes(svg: str, kind: str, *names: str) -> list[tuple[float, ...]]:
+    """Numbers of all elements of a kind."""
+    return [tuple(float(e.get(name, "")) for name in names) for e in ElementTree.fromstring(svg).iter(f"{SVG}{kind}")]
+
+
 @given(descriptions())
 @settings(max_examples=40)
-def test_in_the_picture_nothing_meets_anything(description: Description):
+def test_in_the_picture_no_text_meets_another_or_the_edge_of_a_box(description: Description):
     svg = to_svg(description, "a title")
-    diagram = arrange(description, "a title", ())
     words = texts(svg)
     for a, b in combinations(words, 2):
         assert not meet(a, b), (words[a], words[b])
-    width, height = (float(ElementTree.fromstring(svg).get(name)) for name in ("width", "height"))
-    assert all(x >= 0 and y >= 0 and right <= width and low <= height for x, y, right, low in words)
-    boxes = {b.fragment.name: (b.x, b.y, b.x + b.width, b.y + b.height) for b in diagram.boxes}
-    for (x, y, right, low), other in combinations(boxes.values(), 2):
-        assert not meet((x - 8, y - 8, right + 8, low + 8), other)
-    lines = [(wire.label, wire.channel.age, s) for wire in diagram.wires for path in wire.paths for s in segments(path)]
-    for name, age, line in lines:
-        for place, word in words.items():
-            assert not meet(line, place), f"the line of {name} (age {age}) through '{word}'"
-        for fragment, box in boxes.items():
-            assert not meet(line, box), f"the line of {name} (age {age}) through the box of {fragment}"
-    for (name, age, a), (other, other_age, b) in combinations(lines, 2):
-        if (name, age) != (other, other_age):
-            along = (a[0] == a[2] == b[0] == b[2]) or (a[1] == a[3] == b[1] == b[3])
-            assert not along or a[2] < b[0] or b[2] < a[0] or a[3] < b[1] or b[3] < a[1], f"{name} along {other}"
+    ground, *frames = shapes(svg, "rect", "x", "y", "width", "height")
+    assert all(x >= 0 and y >= 0 and right <= ground[2] and low <= ground[3] for x, y, right, low in words)
+    names = {fragment.name: fragment for fragment in description.fragments}
+    for place, word in words.items():
+        around = [(x, y, x + w, y + h) for x, y, w, h in frames if meet(place, (x, y, x + w, y + h))]
+        if word in names:
+            outer, inner = around
+            assert inner[0] <= place[0] and place[2] <= inner[2] and outer[0] <= inner[0] and inner[2] <= outer[2]
 
 
 @given(descriptions())
 @settings(max_examples=20)
-def test_every_line_goes_from_its_writer_to_each_reader_and_every_box_is_in_its_groups_frame(description: Description):
-    diagram = arrange(description, "a title", ())
-    boxes = {b.fragment.name: b for b in diagram.boxes}
-    for wire in diagram.wires:
-        writer = boxes[wire.channel.writer]
-        for reader, path in zip(wire.channel.readers, wire.paths, strict=True):
-            assert path[0][0] == writer.x + writer.width and writer.y < path[0][1] < writer.y + writer.height
-            assert (wire.label, path[-1]) in boxes[reader].inputs
-            assert wire.channel.age or writer.x + writer.width < boxes[reader].x
-    for number, frame in enumerate(diagram.frames):
-        space = frame.x, frame.y, frame.x + frame.width, frame.y + frame.height
-        for box in diagram.boxes:
-            inside = meet(space, (box.x, box.y, box.x + box.width, box.y + box.height))
-            assert inside == (box.fragment.group == number)
+def test_every_channel_goes_from_its_writer_to_each_reader(description: Description):
+    svg = to_svg(description, "a title")
+    places = texts(svg)
+    boxes = [(x, x + w) for x, y, w, _ in shapes(svg, "rect", "x", "y", "width", "height") if y == BOXES]
+    column = {}
+    for place, word in places.items():
+        if word in {fragment.name for fragment in description.fragments}:
+            (middle,) = [(left + right) / 2 for left, right in boxes if left < place[0] < right]
+            column[word] = round(middle, 2)
+    found = []
+    for group in ElementTree.fromstring(svg).iter(f"{SVG}g"):
+        (dot,) = group.iter(f"{SVG}circle")
+        tips = [float(arrow.get("points", "").partition(",")[0]) for arrow in group.iter(f"{SVG}polygon")]
+        dashed = any(path.get("stroke-dasharray") for path in group.iter(f"{SVG}path"))
+        found.append((next(group.iter(f"{SVG}text")).text, round(float(dot.get("cx", "")), 2), tips, dashed))
+    wanted = [
+        (c.name, column[c.writer], [column[reader] for reader in c.readers], bool(c.age)) for c in description.channels
+    ]
+    for (name, writer, tips, dashed), (its_name, its_writer, its_readers, old) in zip(found, wanted, strict=True):
+        assert (name, dashed) == (its_name, old)
+        np.testing.assert_allclose([writer, *tips], [its_writer, *its_readers], atol=0.02)
 
 
 def test_texts_are_not_wider_than_they_are_taken_for():

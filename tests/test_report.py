@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from browser import Page, chromium_page
 from chromium import CHROMIUM
 from tiny import line
 
@@ -18,7 +19,6 @@ import jaxrl_fast as jf
 from jaxrl_fast import report
 from jaxrl_fast.inspection import report_page
 from jaxrl_fast.inspection.paper_figure import final_scores, labels_of, lines_of
-from jaxrl_fast.inspection.pictures.browser import Page, chromium_page
 from jaxrl_fast.inspection.report_page import page_of, short_names, write_report
 from jaxrl_fast.inspection.report_tables import differing_settings, settings_table, time_spent
 from jaxrl_fast.inspection.thinning import thinned

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import mujoco
 import numpy as np
 import pytest
+from browser import Page, chromium_page
 from chromium import CHROMIUM, needs_chromium, pixels
 
 import jaxrl_fast as jf
@@ -23,7 +24,6 @@ from jaxrl_fast.environments.scene import Motion, Scene
 from jaxrl_fast.evaluation.episode_page import ASSETS, FULL_SCALE, page_of
 from jaxrl_fast.evaluation.episodes import evaluate_episodes
 from jaxrl_fast.evaluation.viewer import draw_policy
-from jaxrl_fast.inspection.pictures.browser import Page, chromium_page
 from jaxrl_fast.policy.policies import Policy
 
 EVERY_KIND = """

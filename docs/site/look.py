@@ -9,9 +9,9 @@ import json
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
-from jaxrl_fast.inspection.pictures.browser import Page, chromium_page, find_chromium
+from browser import Page, chromium_page, find_chromium
 
 SIZES = ((1440, False), (1440, True), (390, False), (390, True))
 

@@ -1,19 +1,17 @@
 """One episode of moving bodies as one HTML file that holds its viewer, its data and nothing of the network."""
 
 import base64
-import json
 from importlib.resources import files
 from typing import Any
 
 import numpy as np
 
 from jaxrl_fast.environments.scene import Geom, Motion, Scene
+from jaxrl_fast.inspection.page_files import assembled
 
 ASSETS = files("jaxrl_fast.evaluation") / "assets"
 FULL_SCALE = 32767
 """The largest int16: stands for 1 in rotations and for the largest offset in positions."""
-PLACES = ("viewer.css", "three.LICENSE", "three.min.js", "bodies.js", "viewer.js")
-"""Files that go into the template, each where ``{{its name}}`` stands."""
 
 
 def page_of(scene: Scene, motion: Motion) -> str:
@@ -22,11 +20,7 @@ def page_of(scene: Scene, motion: Motion) -> str:
     Raises:
         ValueError: a position, rotation or reward is not a number.
     """
-    page = (ASSETS / "policy.html").read_text("utf-8")
-    for name in PLACES:
-        page = page.replace("{{" + name + "}}", (ASSETS / name).read_text("utf-8"))
-    # "<" of a title would end the script that the data lie in.
-    return page.replace("{{episode}}", json.dumps(described(scene, motion), allow_nan=False).replace("<", "\\u003c"))
+    return assembled("policy.html", ASSETS, episode=described(scene, motion))
 
 
 def described(scene: Scene, motion: Motion) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def write_policy_html(policy: Policy, env: Env, path: Path, *, options: dict[str
     """
     from envs import from_brax
 
-    scene = from_brax.scene_of(**options)
+    scene = from_brax.scene_of(**{name: value for name, value in options.items() if name != "frame_stack"})
     motion, _ = watch_bodies(policy, env, jax.random.key(seed))
     replace_file(path, page_of(scene, motion))
 
@@ -49,7 +49,6 @@ def draw_policy(
     suite, options = envs.resolve(name, dict(options))
     if suite != "brax" or isinstance(env, HostEnv) or env.env is None:
         return False
-    options.pop("frame_stack", None)
     try:
         write_policy_html(policy, env.env, folder / "policy.html", options=options, seed=seed)
     except Exception as error:

@@ -27,19 +27,9 @@ from jaxrl_fast.inspection.run_rows import RunRow, greedy_curve, success_curve, 
 from jaxrl_fast.runs.reading import read_columns
 from jaxrl_fast.runs.status import read_status
 
-ASSETS = tuple(
-    "colors.css dashboard.css uPlot.min.css uPlot.iife.min.js numbers.js charts.js figures.js dashboard.js "
-    "run.js".split()
-)
 REPORT, LIVE = "report.html", "live"
-TYPES = {
-    "html": "text/html; charset=utf-8",
-    "css": "text/css; charset=utf-8",
-    "js": "text/javascript; charset=utf-8",
-    "svg": "image/svg+xml",
-    "png": "image/png",
-    "gif": "image/gif",
-}
+TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
+TYPES |= {"svg": "image/svg+xml", "png": "image/png", "gif": "image/gif"}
 CURVES = {
     "eval": ("evals.csv", greedy_curve),
     "success": ("evals.csv", success_curve),
@@ -77,14 +67,14 @@ def changes(before: dict[str, RunRow], now: dict[str, RunRow]) -> dict[str, Any]
 
 
 def _list_page(request: Request) -> Response:
-    return _file("dashboard.html", assembled("dashboard.html").encode())
+    return _file("dashboard.html", assembled("dashboard.html"))
 
 
 def _asset(request: Request) -> Response:
     name = request.path_params["name"]
-    if name not in ASSETS:
+    if not name.endswith((".css", ".js")):
         raise FileNotFoundError(name)
-    return _file(name, text_of(name).encode())
+    return _file(name, text_of(name))
 
 
 def _of_run(request: Request) -> Response:
@@ -97,7 +87,7 @@ def _of_run(request: Request) -> Response:
         return _file(file, runs.path_of(name, file).read_bytes(), RUN_FILES)
     if file == LIVE:
         _row(request, name)
-        return _file("run.html", assembled("run.html").encode())
+        return _file("run.html", assembled("run.html"))
     _row(request, path)
     return RedirectResponse(f"/run/{quote(path)}/")
 
@@ -166,9 +156,9 @@ def _has(runs: FoundRuns, name: str, file: str) -> bool:
         return False
 
 
-def _file(name: str, content: bytes, policy: str | None = None) -> Response:
-    headers = {"Content-Type": TYPES[name.rpartition(".")[2]]}
-    return Response(content, headers=headers | ({"Content-Security-Policy": policy} if policy else {}))
+def _file(name: str, content: str | bytes, policy: str | None = None) -> Response:
+    headers = {"Content-Security-Policy": policy} if policy else None
+    return Response(content, headers=headers, media_type=TYPES[name.rpartition(".")[2]])
 
 
 def _not_found(request: Request, error: Exception) -> Response:

@@ -196,21 +196,9 @@ def compiled_parts(run: Any, names: tuple[str, ...], ticks_per_chunk: int) -> li
 
 def _fragment(fragment: Fragment, placement: Placement, group: int, state: TrainState, num_seeds: int) -> FragmentFacts:
     parts = shards(placement.groups[group], num_seeds)[1] if fragment.division.width else 1
-    own = [leaf.size_bytes for leaf in _leaves(state.private[fragment.name])]
-    return FragmentFacts(
-        fragment.name,
-        fragment.reads,
-        fragment.writes,
-        group,
-        fragment.start,
-        fragment.every,
-        fragment.rounds,
-        fragment.host,
-        fragment.division.width,
-        fragment.division.unit,
-        parts,
-        sum(own),
-    )
+    size = sum(leaf.size_bytes for leaf in _leaves(state.private[fragment.name]))
+    f, (width, unit) = fragment, (fragment.division.width, fragment.division.unit)
+    return FragmentFacts(f.name, f.reads, f.writes, group, f.start, f.every, f.rounds, f.host, width, unit, parts, size)
 
 
 def _readers(graph: Graph, writer: Fragment, channel: str) -> dict[tuple[int, bool], tuple[str, ...]]:
@@ -269,10 +257,8 @@ def _missing(leaf: Any, source: Sharding, target: Sharding) -> int:
         box = _box(wanted, leaf.shape)
         common = 0
         if device in held:
-            overlap = [
-                (max(a, c), min(b, d)) for (a, b), (c, d) in zip(box, _box(held[device], leaf.shape), strict=True)
-            ]
-            common = math.prod(max(0, stop - start) for start, stop in overlap)
+            pairs = zip(box, _box(held[device], leaf.shape), strict=True)
+            common = math.prod(max(0, min(b, d) - max(a, c)) for (a, b), (c, d) in pairs)
         missing += math.prod(stop - start for start, stop in box) - common
     return missing * leaf.dtype.itemsize
 

@@ -1,6 +1,9 @@
-"""The dataflow graph as a picture: SVG text for people, Mermaid text for pages that know it. Needs no other program."""
+"""The dataflow graph as a picture: SVG text for people, Mermaid text for pages that know it. Needs no other program.
 
-from collections.abc import Sequence
+The SVG is a sequence diagram: each fragment has a column, each channel a row, in the order of a tick. So no text meets
+another text or box. Lengths are in pixels, y grows downwards.
+"""
+
 from html import escape
 from math import copysign
 from pathlib import Path
@@ -8,9 +11,8 @@ from typing import Any
 
 from jaxrl_fast.graph.dataflow import Graph, TrainState
 from jaxrl_fast.graph.placements import Placement
-from jaxrl_fast.inspection.description import Description, describe, run_shapes
-from jaxrl_fast.inspection.diagram import CAPTION, MARGIN, Diagram, Frame, Point, Rectangle, Wire, arrange
-from jaxrl_fast.inspection.labels import device_names, label_of, notes_of
+from jaxrl_fast.inspection.description import ChannelFacts, Description, describe, run_shapes
+from jaxrl_fast.inspection.labels import device_names, group_label, label_of, notes_of
 from jaxrl_fast.runs.hooks import Tell
 
 TINTS = (
@@ -21,36 +23,64 @@ TINTS = (
     ("#fdecec", "#e2a6a6"),
     ("#e4f4f5", "#8dc6cc"),
 )
-"""Fill and edge of a group's frame."""
+"""Fill and edge of a group's frame; groups on the same devices have the same."""
 SOLID, DASHED, INK, FAINT = "#33475b", "#b5532a", "#1d2733", "#5d6b7a"
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
-CORNER, ARROW = 7.0, 8.0
+MARGIN, PAD, ROW, ARROW, LOOP = 24.0, 14.0, 46.0, 8.0, 26.0
+FRAMES, BOXES = 64.0, 94.0
+"""Upper edges."""
 MARK = "made by jaxrl_fast"
 """A mark in every file that is written here, so that only such files are replaced."""
 CAPTIONS = (
-    "Left to right: the order within a tick; fragments in one column do not wait for each other.",
+    "Top to bottom: the order within a tick. A channel goes from the dot of its writer to the arrows of its readers.",
     "Dashed, age 1: read as the last tick (or round) left it.",
 )
 
 
 def to_svg(description: Description, title: str) -> str:
-    """The graph as SVG on a light ground of its own, so that it reads well in a dark viewer too."""
-    diagram = arrange(description, title, CAPTIONS)
-    width, height = round(diagram.width), round(diagram.height)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
+    """The graph as SVG on a light ground of its own, so that it reads well in a dark viewer too. Channels that nobody
+    reads are left out."""
+    channels = [channel for channel in description.channels if channel.readers]
+    notes = {fragment.name: notes_of(fragment, description) for fragment in description.fragments}
+    low = BOXES + 38 + 15 * max(map(len, notes.values()))
+    bottom, x, parts, middles = low + ROW * (len(channels) + 1), MARGIN, list[str](), dict[str, float]()
+    devices = list(dict.fromkeys(group.devices for group in description.groups))
+    for number, group in enumerate(description.groups):
+        left, boxes = x, list[str]()
+        for fragment in (f for f in description.fragments if f.group == number):
+            lines = notes[fragment.name]
+            width = max(96.0, text_width(fragment.name, 15, bold=True), *(text_width(line, 11) for line in lines))
+            middles[fragment.name] = x + 2 * PAD + width / 2
+            boxes.append(_box(fragment.name, lines, x + PAD, width + 2 * PAD, low, bottom))
+            x += width + 3 * PAD
+        x = max(x, left + text_width(group_label(group), 12, bold=True) + PAD) + PAD
+        fill, edge = TINTS[devices.index(group.devices) % len(TINTS)]
+        parts.append(_rectangle(left, FRAMES, x - left, bottom - FRAMES, f'fill="{fill}" stroke="{edge}"'))
+        parts += [_text(left + PAD, FRAMES + 19, group_label(group), bold=True, color=FAINT), *boxes]
+        x += 2 * PAD
+    right, height = x - PAD, bottom + 20 * len(CAPTIONS) + MARGIN
+    for row, channel in enumerate(channels):
+        text, end = _channel(channel, middles, low + ROW * (row + 1))
+        parts.append(text)
+        right = max(right, end)
+    parts += [_text(MARGIN, bottom + 24 + 20 * row, line, color=FAINT) for row, line in enumerate(CAPTIONS)]
+    width = round(max(right, *(text_width(line, 12) + MARGIN for line in CAPTIONS), text_width(title, 17, bold=True)))
+    width += round(MARGIN)
+    head = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height:g}" viewBox="0 0 {width} {height:g}" '
         f'font-family="{FONT}" font-size="12" fill="{INK}">',
         f"<!-- {MARK} -->",
         f"<title>{escape(title)}</title>",
-        f'<rect x="0.5" y="0.5" width="{width - 1}" height="{height - 1}" rx="10" fill="#ffffff" stroke="#dde2e8"/>',
-        _text((MARGIN, 42), title, size=17, bold=True),
-        *(_frame(frame) for frame in diagram.frames),
-        *(_wire(wire) for wire in diagram.wires),
-        *(_box(box) for box in diagram.boxes),
-        *_captions(diagram),
-        "</svg>",
+        _rectangle(0.5, 0.5, width - 1, height - 1, 'fill="#ffffff" stroke="#dde2e8"'),
+        _text(MARGIN, 42, title, size=17, bold=True),
     ]
-    return "\n".join(parts) + "\n"
+    return "\n".join([*head, *parts, "</svg>\n"])
+
+
+def text_width(text: str, size: float, *, bold: bool = False) -> float:
+    """At least the width of a text in any common sans-serif face."""
+    em = sum(0.42 if c in "iljtfrI.,:;|'() " else 1.0 if c in "mwMW@%→" else 0.66 for c in text)
+    return em * size * (1.1 if bold else 1.0)
 
 
 def to_mermaid(description: Description, title: str) -> str:
@@ -84,68 +114,45 @@ def draw_run(
         tell(f"no {path.name} ({error.strerror or error})")
 
 
-def _frame(frame: Frame) -> str:
-    fill, edge = TINTS[frame.tint % len(TINTS)]
-    box = f'x="{frame.x:g}" y="{frame.y:g}" width="{frame.width:g}" height="{frame.height:g}"'
-    label = _text((frame.x + 12, frame.y + 19), frame.label, bold=True, color=FAINT)
-    return f'<rect {box} rx="10" fill="{fill}" stroke="{edge}"/>\n{label}'
-
-
-def _box(box: Rectangle) -> str:
-    size = f'x="{box.x:g}" y="{box.y:g}" width="{box.width:g}" height="{box.height:g}"'
-    parts = [f'<rect {size} rx="8" fill="#ffffff" stroke="#7c8b9b" stroke-width="1.2"/>']
-    parts.append(_text((box.x + 14, box.y + 24), box.fragment.name, size=15, bold=True))
-    for row, note in enumerate(box.notes):
-        parts.append(_text((box.x + 14, box.y + 41 + 15 * row), note, size=11, color=FAINT))
-    parts += [_text((x + 14, y + 4), name, size=11, color=FAINT) for name, (x, y) in box.inputs]
+def _box(name: str, notes: tuple[str, ...], x: float, width: float, low: float, bottom: float) -> str:
+    """A fragment's box, down to ``low``, and the line below it on which its channels begin and end."""
+    middle = x + width / 2
+    parts = [f'<path d="M{middle:g},{low:g} V{bottom - PAD:g}" stroke="#b4bfca"/>']
+    parts.append(_rectangle(x, BOXES, width, low - BOXES, 'fill="#ffffff" stroke="#7c8b9b" stroke-width="1.2"'))
+    parts.append(_text(x + PAD, BOXES + 24, name, size=15, bold=True))
+    parts += [_text(x + PAD, BOXES + 41 + 15 * row, note, size=11, color=FAINT) for row, note in enumerate(notes)]
     return "\n".join(parts)
 
 
-def _wire(wire: Wire) -> str:
-    color = DASHED if wire.channel.age else SOLID
-    dash = ' stroke-dasharray="6 4"' if wire.channel.age else ""
-    x, y = wire.at
-    readers = ", ".join(wire.channel.readers)
-    note = f" ({wire.note})" if wire.note else ""
-    parts = [f"<g><title>{escape(f'{wire.label}: {wire.channel.writer} → {readers}{note}')}</title>"]
-    for path in wire.paths:
-        parts.append(f'<path d="{_rounded(path)}" fill="none" stroke="{color}" stroke-width="1.6"{dash}/>')
-        tip_x, tip_y = path[-1]
-        corners = ((tip_x, tip_y), (tip_x - ARROW, tip_y - ARROW / 2), (tip_x - ARROW, tip_y + ARROW / 2))
-        parts.append(f'<polygon points="{" ".join(f"{a:g},{b:g}" for a, b in corners)}" fill="{color}"/>')
-    parts += [
-        _text((x, y - 5), wire.label, bold=True, color=color),
-        _text((x, y + 13), wire.note, size=11, color=FAINT),
-    ]
-    return "\n".join([*parts, "</g>"])
+def _channel(channel: ChannelFacts, middles: dict[str, float], y: float) -> tuple[str, float]:
+    """A channel's row, and the right end of its texts."""
+    start, ends, label = middles[channel.writer], [middles[name] for name in channel.readers], label_of(channel)
+    color, dash = (DASHED, ' stroke-dasharray="6 4"') if channel.age else (SOLID, "")
+    style = f'fill="none" stroke="{color}" stroke-width="1.6"{dash}'
+    said = f"{channel.name}: {channel.writer} → {', '.join(channel.readers)}{f' ({label})' if label else ''}"
+    parts = [f"<g><title>{escape(said)}</title>"]
+    for reach in {min(start, *ends), max(start, *ends)} - {start}:
+        parts.append(f'<path d="M{start:g},{y:g} H{reach - copysign(ARROW / 2, reach - start):g}" {style}/>')
+    if start in ends:
+        parts.append(f'<path d="M{start:g},{y:g} h{LOOP} v12 h{ARROW / 2 - LOOP}" {style}/>')
+    for end in ends:
+        back, tip = copysign(ARROW, start - end), y if end != start else y + 12
+        corners = f"{end:g},{tip:g} {end + back:g},{tip - ARROW / 2:g} {end + back:g},{tip + ARROW / 2:g}"
+        parts.append(f'<polygon points="{corners}" fill="{color}"/>')
+    parts.append(f'<circle cx="{start:g}" cy="{y:g}" r="3.5" fill="{color}"/>')
+    x = min(start, *ends) + PAD + (LOOP if start == min(ends) else 0)
+    parts.append(_text(x, y - 6, channel.name, bold=True, color=color))
+    parts.append(_text(x, y + 14, label, size=11, color=FAINT))
+    return "\n".join([*parts, "</g>"]), x + max(text_width(channel.name, 12, bold=True), text_width(label, 11))
 
 
-def _captions(diagram: Diagram) -> list[str]:
-    start = diagram.height - CAPTION * len(diagram.captions)
-    return [_text((MARGIN, start + CAPTION * row), line, color=FAINT) for row, line in enumerate(diagram.captions)]
+def _rectangle(x: float, y: float, width: float, height: float, style: str) -> str:
+    return f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="8" {style}/>'
 
 
-def _rounded(path: Sequence[Point]) -> str:
-    """Straight lines with round corners; the end stops short of the arrow's tip."""
-    (x, y), last = path[0], (path[-1][0] - ARROW / 2, path[-1][1])
-    points = [*path[:-1], last]
-    text = f"M{x:g},{y:g}"
-    for before, corner, after in zip(points, points[1:], points[2:], strict=False):
-        start, end = _towards(corner, before), _towards(corner, after)
-        text += f" L{start[0]:g},{start[1]:g} Q{corner[0]:g},{corner[1]:g} {end[0]:g},{end[1]:g}"
-    return f"{text} L{last[0]:g},{last[1]:g}"
-
-
-def _towards(corner: Point, other: Point) -> Point:
-    """The point where a round corner begins, on a horizontal or vertical line."""
-    dx, dy = other[0] - corner[0], other[1] - corner[1]
-    step = min(CORNER, (abs(dx) + abs(dy)) / 2)
-    return corner[0] + (copysign(step, dx) if dx else 0.0), corner[1] + (copysign(step, dy) if dy else 0.0)
-
-
-def _text(at: Point, text: str, *, size: float = 12, bold: bool = False, color: str = INK) -> str:
+def _text(x: float, y: float, text: str, *, size: float = 12, bold: bool = False, color: str = INK) -> str:
     weight = ' font-weight="600"' if bold else ""
-    return f'<text x="{at[0]:g}" y="{at[1]:g}" font-size="{size:g}"{weight} fill="{color}">{escape(text)}</text>'
+    return f'<text x="{x:g}" y="{y:g}" font-size="{size:g}"{weight} fill="{color}">{escape(text)}</text>'
 
 
 def _id(name: str) -> str:

@@ -98,18 +98,12 @@ def collective_lines(description: Description) -> list[str]:
     """What the compiler put in to move data between the devices of a program."""
     lines = ["", "collectives, as found in the compiled programs"]
     for program in description.programs:
-        lines += [f"  {', '.join(program.fragments)}: {text}" for text in _collectives(program)]
+        for found in program.facts.collectives if program.facts else ():
+            often = f"in a loop, {found.runs or 0:g} times a tick" if found.runs else "in a loop of unknown length"
+            often = "once a tick" if found.runs == 1 else often
+            text = f"{found.instructions} {found.kind}, {often}, {byte_size(found.size_bytes)} in all each time"
+            lines.append(f"  {', '.join(program.fragments)}: {text}")
     return lines if len(lines) > 2 else [*lines, "  none"]
-
-
-def _collectives(program: PlacedProgram) -> list[str]:
-    texts = []
-    for found in program.facts.collectives if program.facts else ():
-        often = {None: "in a loop of unknown length", 1.0: "once a tick"}.get(
-            found.runs, f"in a loop, {found.runs or 0:g} times a tick"
-        )
-        texts.append(f"{found.instructions} {found.kind}, {often}, {byte_size(found.size_bytes)} in all each time")
-    return texts
 
 
 def closing_lines(description: Description, facts: dict[str, Any]) -> list[str]:

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_fast.inspection.report_tables import flat, written
+from jaxrl_fast.inspection.report_tables import flat
 from jaxrl_fast.runs.reading import RunView, Scores, name_of, scores_of
+from jaxrl_fast.settings.schema import written
 
 RESAMPLES = 2000
 SAME = {"seed", "num_seeds", "name", "total_steps", "env", "algo", "devices", "placement"}
@@ -16,7 +17,8 @@ SAME_SECTIONS = ("checkpoint.", "eval.", "env.")
 """Settings by which runs of one line may differ, and those that stand elsewhere in the figure."""
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "#56b4e9", "#e69f00", "#555555")
 """Those of Okabe and Ito, which colour-blind people tell apart."""
-AGGREGATES = ("median", "interquartile mean", "mean", "optimality gap")
+AGGREGATES = {"median": "median", "interquartile mean": "iqm", "mean": "mean", "optimality gap": "optimality_gap"}
+"""Title, and rliable's name."""
 
 
 class Line(NamedTuple):
@@ -149,21 +151,15 @@ def draw_aggregates(figure: Any, axes: Any, scores: dict[str, np.ndarray]) -> No
     from rliable import metrics
 
     axes.set_axis_off()
-    functions = (
-        metrics.aggregate_median,
-        metrics.aggregate_iqm,
-        metrics.aggregate_mean,
-        metrics.aggregate_optimality_gap,
-    )
-    panels = axes.get_subplotspec().subgridspec(1, len(functions))
-    for column, (name, function) in enumerate(zip(AGGREGATES, functions, strict=True)):
+    panels = axes.get_subplotspec().subgridspec(1, len(AGGREGATES))
+    for column, (title, name) in enumerate(AGGREGATES.items()):
         panel = figure.add_subplot(panels[column])
         for row, (color, matrix) in enumerate(zip(COLORS * len(scores), scores.values(), strict=False)):
-            point, low, high = _interval(matrix, function)
+            point, low, high = _interval(matrix, getattr(metrics, f"aggregate_{name}"))
             panel.barh(row, high - low, left=low, height=0.6, color=color, alpha=0.35)
             panel.plot([point, point], [row - 0.3, row + 0.3], color=color, linewidth=2)
         panel.set_yticks(range(len(scores)), scores if column == 0 else [""] * len(scores))
-        panel.set(title=name, ylim=(len(scores) - 0.5, -0.5))
+        panel.set(title=title, ylim=(len(scores) - 0.5, -0.5))
         panel.tick_params(left=False)
 
 

@@ -1,6 +1,5 @@
 """``report.html``: one or several runs on one page that needs nothing but itself."""
 
-import json
 import os
 import time
 from collections.abc import Sequence
@@ -25,8 +24,7 @@ def page_of(views: Sequence[RunView]) -> str:
         "details": describe_details(views[0]) if len(views) == 1 else None,
         "differing": differing_settings(views) if len(views) > 1 else [],
     }
-    # "<" of a name would end the script that the data lie in.
-    return assembled("report.html", content=json.dumps(content, allow_nan=False).replace("<", "\\u003c"))
+    return assembled("report.html", content=content)
 
 
 def write_report(folder: Path) -> None:

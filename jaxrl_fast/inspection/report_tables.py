@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxrl_fast.inspection.report_curves import wall_s
 from jaxrl_fast.runs.reading import RunView
+from jaxrl_fast.settings.schema import written
 
 
 def describe_details(view: RunView) -> dict[str, Any]:
@@ -112,13 +113,6 @@ def flat(tree: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
         else:
             leaves[f"{prefix}{key}".removesuffix(".name")] = value
     return leaves
-
-
-def written(value: Any) -> str:
-    """A setting as it is typed."""
-    if value is None or isinstance(value, bool):
-        return str(value).lower().replace("none", "null")
-    return str(value).replace(" ", "") if isinstance(value, list) else str(value)
 
 
 def _as_uri(file: Path, kind: str) -> str | None:

@@ -17,6 +17,7 @@ from jaxrl_fast.core import Box, Discrete, EnvSpec, PyTree
 from jaxrl_fast.experience.acting import Acting, Carry
 from jaxrl_fast.experience.binding import acting_of, view_of
 from jaxrl_fast.experience.view import View
+from jaxrl_fast.files import replace_file
 from jaxrl_fast.numerics.running_stats import RunningStats, init_stats, normalize
 
 FORMAT_VERSION, BY_POSITION = 2, 1

@@ -10,7 +10,7 @@ from jaxrl_fast.inspection.labels import byte_size
 from jaxrl_fast.inspection.tables import new_table
 from jaxrl_fast.runs.progress import si
 from jaxrl_fast.targets.compiling import ForTarget, Rounds
-from jaxrl_fast.targets.program_cost import FLOORS_US, SHORT_US, ProgramCost, kernels_a_round
+from jaxrl_fast.targets.program_cost import FLOORS_US, SHORT_US, ProgramCost, by_group, kernels_a_round
 from jaxrl_fast.targets.room import Room, room_of
 from jaxrl_fast.targets.target import Target
 
@@ -46,14 +46,7 @@ def band(costs: Sequence[ProgramCost]) -> list[tuple[str, float]]:
     """Microseconds a tick, by what is assumed: the programs of a group one after another, groups beside each other."""
     named = [("nothing (roofline)", [(c.group, c.roofline_us) for c in costs])]
     named += [(f"{floor:g} µs", [(c.group, c.busy_us[i]) for c in costs]) for i, floor in enumerate(FLOORS_US)]
-    return [(name, max(_by_group(pairs).values())) for name, pairs in named]
-
-
-def _by_group(pairs: Sequence[tuple[int, float]]) -> dict[int, float]:
-    sums: dict[int, float] = {}
-    for group, value in pairs:
-        sums[group] = sums.get(group, 0.0) + value
-    return sums
+    return [(name, max(by_group(pairs).values())) for name, pairs in named]
 
 
 def cost_lines(found: ForTarget, target: Target) -> list[str]:
@@ -85,15 +78,16 @@ def room_in(found: ForTarget, target: Target) -> Room:
 
 def round_lines(found: ForTarget) -> list[str]:
     """Kernels of an update and of a step of all environments."""
-    lines, rounds = [], found.rounds
+    rounds = found.rounds
     pairs = [(name, rounds.updates, "update") for name in rounds.learning]
     pairs += [(name, rounds.steps, "step of all environments") for name in rounds.sampling]
-    for name, number, what in pairs:
-        for cost in found.costs:
-            kernels = kernels_a_round(cost, name, number) if name in cost.fragments else None
-            if kernels is not None:
-                lines.append(f"{name}: {kernels:.0f} kernels and copies in each {what}")
-    return lines
+    kernels = [
+        (name, kernels_a_round(cost, name, number), what)
+        for name, number, what in pairs
+        for cost in found.costs
+        if name in cost.fragments
+    ]
+    return [f"{name}: {number:.0f} kernels and copies in each {what}" for name, number, what in kernels if number]
 
 
 def collective_lines(costs: Sequence[ProgramCost]) -> list[str]:

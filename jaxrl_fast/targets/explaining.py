@@ -37,7 +37,7 @@ def explain_elsewhere(words: Sequence[str], target: str, folder: Path) -> int:
     widths = asked_widths(words)
     if len(widths) < 2:
         return run_once([*words, f"target={target}", f"out={folder}"], target)
-    rest = [word for word in words if word.partition("=")[0] != "num_envs"]
+    rest = [word for word in words if not _is_width(word)]
     found = []
     for width in widths:
         own = folder / f"num_envs_{width}"
@@ -57,9 +57,7 @@ def asked_widths(words: Sequence[str]) -> list[int]:
     Raises:
         ConfigError: one is no number.
     """
-    given = [
-        str(read_word(word)[1]) if "," not in word else word.partition("=")[2] for word in words if _is_width(word)
-    ]
+    given = [word.partition("=")[2] if "," in word else str(read_word(word)[1]) for word in words if _is_width(word)]
     parts = given[-1].split(",") if given else []
     if len(parts) > 1 and not all(part.isdecimal() for part in parts):
         raise ConfigError(f"num_envs={given[-1]}: write numbers with commas between them, as in num_envs=64,1024")
@@ -92,9 +90,8 @@ def is_compilers_talk(line: str) -> bool:
 
 def print_widths(found: Sequence[tuple[int, dict[str, Any]]]) -> None:
     """A row a width."""
-    table = new_table(
-        "by width", ">steps a tick", ">kernels a tick", ">ms at 1 µs", ">ms at 4 µs", ">steps/s", ">memory"
-    )
+    columns = (">steps a tick", ">kernels a tick", ">ms at 1 µs", ">ms at 4 µs", ">steps/s", ">memory")
+    table = new_table("by width", *columns)
     for width, facts in found:
         us = dict(zip(("roofline", *facts["floors_us"]), facts["tick_us"], strict=True))
         rates = sorted(facts["rounds"]["env_steps"] / us[floor] * 1e6 for floor in (1.0, 4.0))

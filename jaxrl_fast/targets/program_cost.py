@@ -4,7 +4,8 @@ The band is no forecast. Each kernel is taken to last as long as XLA's model of 
 a launch; that floor is not known without the device, so it is given for several values.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from jax.stages import Compiled
@@ -81,9 +82,10 @@ def cost_of(
     source = compiled.as_text() or ""
     text = read_text(source)
     kernels = [kernel._replace(runs=kernel.runs * calls) for kernel in kernels_of(text, fragments)]
-    times = [(k.runs, time_us(k, chip)) for k in kernels]
+    # As XLA's model of the device has it, else the roofline.
+    times = [(k.runs, roofline_us(k, chip) if k.model_us is None else k.model_us) for k in kernels]
     total = sum(k.runs for k in kernels)
-    memory = compiled.memory_analysis()
+    memory, big = compiled.memory_analysis(), 2 * BIG_COPY_BYTES  # read and written
     return ProgramCost(
         tuple(fragments),
         group,
@@ -101,14 +103,9 @@ def cost_of(
         program_bytes(compiled),
         getattr(memory, "temp_size_in_bytes", None),
         getattr(memory, "alias_size_in_bytes", None),
-        tuple(f"{k.name} ({k.scope})" for k in kernels if is_big_copy(k)),
+        tuple(f"{k.name} ({k.scope})" for k in kernels if k.opcode == "copy" and k.runs >= 1 and k.moved_bytes > big),
         unordered_scatters(text),
     )
-
-
-def is_big_copy(kernel: Kernel) -> bool:
-    """Whether a kernel, with its ``runs`` a tick, copies more than `BIG_COPY_BYTES` in every tick."""
-    return kernel.opcode == "copy" and kernel.runs >= 1 and kernel.moved_bytes > 2 * BIG_COPY_BYTES
 
 
 def roofline_us(kernel: Kernel, chip: Chip) -> float:
@@ -116,17 +113,17 @@ def roofline_us(kernel: Kernel, chip: Chip) -> float:
     return 1e6 * max(kernel.flops / chip.product_flops, kernel.moved_bytes / chip.bandwidth)
 
 
-def time_us(kernel: Kernel, chip: Chip) -> float:
-    """As XLA's model of the device has it, else the roofline."""
-    return roofline_us(kernel, chip) if kernel.model_us is None else kernel.model_us
+def by_group(pairs: Iterable[tuple[int, float]]) -> dict[int, float]:
+    """Sums by group."""
+    sums: dict[int, float] = {}
+    for group, value in pairs:
+        sums[group] = sums.get(group, 0.0) + value
+    return sums
 
 
 def by_round(kernels: Sequence[Kernel]) -> dict[str, float]:
     """How many kernels run how often a tick, by that number."""
-    often: dict[str, float] = {}
-    for kernel in kernels:
-        often[f"{kernel.runs:g}"] = often.get(f"{kernel.runs:g}", 0) + 1
-    return often
+    return dict[str, float](Counter(f"{kernel.runs:g}" for kernel in kernels))
 
 
 def kernels_a_round(cost: ProgramCost, fragment: str, rounds: float) -> float | None:

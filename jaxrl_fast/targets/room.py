@@ -8,7 +8,7 @@ import jax
 from jaxrl_fast.graph.dataflow import Graph, TrainState, tagged
 from jaxrl_fast.graph.placements import REPLAY, Placement
 from jaxrl_fast.targets.chips import Chip
-from jaxrl_fast.targets.program_cost import ProgramCost
+from jaxrl_fast.targets.program_cost import ProgramCost, by_group
 
 PREALLOCATED = {"cuda": 0.75, "tpu": 1.0}
 """The share of a device's memory that JAX takes by default, by platform
@@ -51,15 +51,11 @@ def stored_replay(options: Mapping[str, Any], graph: Graph, placed: Placement, s
 def room_of(costs: Sequence[ProgramCost], stored: Stored | None, num_envs: int, chip: Chip) -> Room:
     """How far a run of ``num_envs`` environments could grow."""
     limit = PREALLOCATED[chip.platform] * chip.memory_bytes
-    needed: dict[int, float] = {}
-    for cost in costs:
-        needed[cost.group] = needed.get(cost.group, 0.0) + (cost.memory_bytes or 0)
-    largest_buffer = None
+    needed = by_group((cost.group, cost.memory_bytes or 0) for cost in costs)
+    buffer_size, fixed = None, dict.fromkeys(needed, 0.0)
     if stored is not None:
+        fixed[stored.group] = stored.size_bytes
         free = limit - needed[stored.group]
-        largest_buffer = int(stored.buffer_size * max(0.0, 1 + free / stored.size_bytes))
-    widths = []
-    for group, size in needed.items():
-        fixed = stored.size_bytes if stored is not None and stored.group == group else 0.0
-        widths.append(int(num_envs * max(0.0, limit - fixed) / max(1.0, size - fixed)))
-    return Room(max(needed.values()), limit, largest_buffer, min(widths))
+        buffer_size = int(stored.buffer_size * max(0.0, 1 + free / stored.size_bytes))
+    widths = [int(num_envs * max(0.0, limit - fixed[g]) / max(1.0, size - fixed[g])) for g, size in needed.items()]
+    return Room(max(needed.values()), limit, buffer_size, min(widths))

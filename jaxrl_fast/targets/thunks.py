@@ -29,46 +29,31 @@ class Launches(NamedTuple):
     host_syncs: float
 
 
-class Thunk(NamedTuple):
-    """A thunk: its ``depth`` in the text, ``number`` and ``kind``."""
-
-    depth: int
-    number: int
-    kind: str
-
-
 def count_launches(thunks: str, metadata: str, trips: Mapping[str, float]) -> Launches:
     """Count what XLA wrote down as ``thunk_sequence`` and ``thunk_metadata``; ``trips``: how often each loop of the
     program runs, by the name of its instruction (absent: unknown, and counted once).
 
     A branch counts as taken, and so do all the branches of one choice.
     """
-    names = thunk_names(metadata)
-    totals = dict.fromkeys(("graphs", "alone", "host_syncs"), 0.0)
+    names, totals = thunk_names(metadata), dict.fromkeys(Launches._fields, 0.0)
     blocks: list[tuple[int, float]] = []  # depth of each step that holds others, and how often these run
-    for step in steps_of_host(thunks):
-        while blocks and step.depth <= blocks[-1][0]:
+    for depth, number, kind in steps_of_host(thunks):
+        while blocks and depth <= blocks[-1][0]:
             blocks.pop()
         often = blocks[-1][1] if blocks else 1.0
-        known = trips.get(names.get(step.number, "")) if step.kind == LOOP else None
-        role = role_of(step.kind, known is not None)
-        if role:
-            totals[role] += often
+        known = trips.get(names.get(number, "")) if kind == LOOP else None
+        if kind in (LOOP, CHOICE):
+            totals["host_syncs"] += often if known is None else 0.0
+        elif kind not in HOST_ONLY:
+            totals["graphs" if kind == GRAPH else "alone"] += often
         # What a graph or a kernel consists of is launched with it.
-        inner = often * (known or 1.0) if step.kind in (LOOP, CHOICE, SEQUENCE) else 0.0
-        blocks.append((step.depth, inner))
+        blocks.append((depth, often * (known or 1.0) if kind in (LOOP, CHOICE, SEQUENCE) else 0.0))
     return Launches(**totals)
 
 
-def role_of(kind: str, trips_known: bool) -> str:
-    """What a thunk is counted as; "" if as nothing."""
-    if kind in (LOOP, CHOICE):
-        return "" if trips_known else "host_syncs"
-    return "graphs" if kind == GRAPH else "" if kind in HOST_ONLY else "alone"
-
-
-def steps_of_host(thunks: str) -> Iterator[Thunk]:
-    """The thunks in order. Conditions of loops are left out: where the trips are known they never run."""
+def steps_of_host(thunks: str) -> Iterator[tuple[int, int, str]]:
+    """The thunks in order: depth in the text, number and kind. Conditions of loops are left out: where the trips are
+    known they never run."""
     in_condition = -1
     for line in thunks.splitlines():
         if CONDITION.match(line):
@@ -76,7 +61,7 @@ def steps_of_host(thunks: str) -> Iterator[Thunk]:
         elif BODY.match(line):
             in_condition = -1
         elif in_condition < 0 and (found := LINE.match(line)):
-            yield Thunk(len(found[1]), int(found[2]), found[3])
+            yield (len(found[1]), int(found[2]), found[3])
 
 
 def thunk_names(metadata: str) -> dict[int, str]:

@@ -13,7 +13,7 @@ from jaxrl_fast.settings import findings
 from jaxrl_fast.settings.findings import Finding
 from jaxrl_fast.settings.run_settings import Run
 from jaxrl_fast.training import cluster
-from jaxrl_fast.tuning.candidates import at_width, widths
+from jaxrl_fast.tuning.candidates import Candidate, at_width, widths
 from jaxrl_fast.tuning.measuring import Row, Settings, measure, measure_in_turn
 from jaxrl_fast.tuning.search import chosen, patience
 
@@ -68,23 +68,38 @@ def apply(asked: Run, finding: Finding) -> Run:
 def look_around(asked: Run, tell: Tell) -> Finding | None:
     """Measure the environment's own number and, if the run is long enough to be worth it, a few around it."""
     legal = widths(asked, learns=True).legal
-    with tempfile.TemporaryDirectory() as folder:
-        settings = Settings(Path(folder), repeats=REPEATS, repeat_s=REPEAT_S)
-        own = measure(at_width(asked, asked.num_envs), "training", patience([], 1), settings)
-        if not own.tick_hz:
-            return None
-        run_s = asked.total_steps * asked.num_seeds / own.outcome().rate
-        if run_s < WORTH_S:
-            tell(
-                f"num_envs=auto: nothing was measured here, and the run takes about {clock(run_s)}: "
-                f"{asked.num_envs} environments, as without it"
-            )
-            return None
-        nearest = {min(legal, key=lambda w: (abs(log2(w / asked.num_envs / factor)), w)) for factor in FACTORS}
-        others = sorted({asked.num_envs, *nearest})
-        tell(f"num_envs=auto: the run takes about {clock(run_s)}: looks at {', '.join(map(str, others))} environments")
-        rows = measure_in_turn([(at_width(asked, width), "training") for width in others], settings)
+    nearest = {min(legal, key=lambda w: (abs(log2(w / asked.num_envs / factor)), w)) for factor in FACTORS}
+    others = sorted({asked.num_envs, *nearest})
+    words = f"{asked.num_envs} environments, as without it", f"looks at {', '.join(map(str, others))} environments"
+    own = at_width(asked, asked.num_envs)
+    rows = measure_if_long(
+        own, [at_width(asked, width) for width in others], WORTH_S, REPEATS, "num_envs=auto", words, tell
+    )
     return conclude(asked, rows)
+
+
+def measure_if_long(
+    own: Candidate,
+    candidates: Sequence[Candidate],
+    worth_s: float,
+    repeats: int,
+    key: str,
+    words: tuple[str, str],
+    tell: Tell,
+) -> list[Row]:
+    """Measure ``candidates`` in turn if the run, with ``own``, takes ``worth_s`` seconds or more; empty if it does not,
+    or does not run. ``words``: what ``tell`` gets about ``key`` if nothing is measured, and if something is."""
+    with tempfile.TemporaryDirectory() as folder:
+        settings = Settings(Path(folder), repeats=repeats, repeat_s=REPEAT_S)
+        alone = measure(own, "training", patience([], 1), settings)
+        if not alone.tick_hz:
+            return []
+        run_s = own.run.total_steps * own.run.num_seeds / alone.outcome().rate
+        if run_s < worth_s:
+            tell(f"{key}: nothing was measured here, and the run takes about {clock(run_s)}: {words[0]}")
+            return []
+        tell(f"{key}: the run takes about {clock(run_s)}: {words[1]}")
+        return measure_in_turn([(candidate, "training") for candidate in candidates], settings)
 
 
 def conclude(asked: Run, rows: Sequence[Row]) -> Finding | None:

@@ -6,28 +6,24 @@ which both were measured in turn, and more in every round. A lag changes learnin
 
 import dataclasses
 import statistics
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import envs
 from jaxrl_fast.fragments.build import Overlap
 from jaxrl_fast.runs.hooks import Tell
-from jaxrl_fast.runs.progress import clock
 from jaxrl_fast.settings import findings
 from jaxrl_fast.settings.findings import Finding
 from jaxrl_fast.settings.machine import AUTO
 from jaxrl_fast.settings.run_settings import Run
-from jaxrl_fast.tuning.auto import refuse_several
+from jaxrl_fast.tuning.auto import measure_if_long, refuse_several
 from jaxrl_fast.tuning.candidates import NO_EFFECT, Candidate
-from jaxrl_fast.tuning.measuring import Row, Settings, measure, measure_in_turn
-from jaxrl_fast.tuning.search import patience
+from jaxrl_fast.tuning.measuring import Row
 
 GAIN = 1.05
 WORTH_S = 1_800.0
 """Seconds; nothing is measured for a run that would end sooner: several programs are compiled for it."""
-REPEATS, REPEAT_S = 5, 0.5
+REPEATS = 5
 OBJECTIVE = "overlap"
 """Of findings, beside the autotuner's."""
 EFFECTS: dict[Overlap, str] = {
@@ -81,46 +77,29 @@ def look_around(asked: Run, devices: int, tell: Tell) -> Finding | None:
     if not others:
         tell("overlap=auto: nothing could run at the same time here: nothing lags")
         return None
-    with tempfile.TemporaryDirectory() as folder:
-        settings = Settings(Path(folder), repeats=REPEATS, repeat_s=REPEAT_S)
-        alone = measure(own, "training", patience([], 1), settings)
-        if not alone.tick_hz:
-            return None
-        run_s = asked.total_steps * asked.num_seeds / alone.outcome().rate
-        if run_s < WORTH_S:
-            tell(f"overlap=auto: nothing was measured here, and the run takes about {clock(run_s)}: nothing lags")
-            return None
-        names = ", ".join(str(other.value) for other in others)
-        tell(f"overlap=auto: the run takes about {clock(run_s)}: measures none, {names} in turn")
-        rows = measure_in_turn([(candidate, "training") for candidate in (own, *others)], settings)
-    return conclude(asked, rows)
+    words = "nothing lags", f"measures none, {', '.join(str(other.value) for other in others)} in turn"
+    return conclude(asked, measure_if_long(own, [own, *others], WORTH_S, REPEATS, "overlap=auto", words, tell))
 
 
 def conclude(asked: Run, rows: Sequence[Row]) -> Finding | None:
     """What the rule says of ``rows``, of which the first is without overlap, as a finding, which is saved; None where
     that one did not run."""
-    own, *others = rows
-    if not own.tick_hz:
+    if not rows or not rows[0].tick_hz:
         return None
-    gains = {row.value: _gains(row, own) for row in others if row.tick_hz}
-    best = max(gains, key=lambda overlap: statistics.median(gains[overlap]), default=None)
-    if best is None:
-        learning, free, effect = {"overlap": "none"}, {}, "none: nothing else ran"
-    else:
-        row = next(row for row in others if row.value == best)
-        least, median, most = min(gains[best]), statistics.median(gains[best]), max(gains[best])
-        made = f"{median:.2f} × [{least:.2f}, {most:.2f}] the steps/s of none"
-        worth = median >= GAIN and least > 1
-        learning, free = {"overlap": best if worth else "none"}, _placed(asked, row) if worth else {}
-        effect = f"{best} ({row.effect}): {made}" if worth else f"none: the fastest other, {best}, made {made}"
+    own, *others = rows
+    # How many times the steps/s of ``own``, in each round.
+    gains = [(row, [a / b for a, b in zip(row.tick_hz, own.tick_hz, strict=False)]) for row in others if row.tick_hz]
+    learning, free, effect = {"overlap": "none"}, dict[str, str | int](), "none: nothing else ran"
+    if gains:
+        row, gain = max(gains, key=lambda pair: statistics.median(pair[1]))
+        median = statistics.median(gain)
+        made = f"{median:.2f} × [{min(gain):.2f}, {max(gain):.2f}] the steps/s of none"
+        effect = f"none: the fastest other, {row.value}, made {made}"
+        if median >= GAIN and min(gain) > 1:
+            learning, free, effect = {"overlap": row.value}, _placed(asked, row), f"{row.value} ({row.effect}): {made}"
     finding = Finding(learning, free, effect, time.strftime("on %Y-%m-%d"), True)
     findings.remember(findings.make_key(asked, findings.device_of(own.facts), OBJECTIVE), finding)
     return finding
-
-
-def _gains(row: Row, own: Row) -> list[float]:
-    """How many times the steps/s of ``own``, in each round."""
-    return [a / b for a, b in zip(row.tick_hz, own.tick_hz, strict=False)]
 
 
 def _placed(asked: Run, row: Row) -> dict[str, str | int]:

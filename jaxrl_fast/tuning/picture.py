@@ -38,31 +38,27 @@ def draw(doc: dict[str, Any], path: Path) -> None:
     _rates(axes, rows, x)
     ceilings = _ceilings(doc)
     top = max(row["sampling_hz"]["high"] for row in rows)
-    near = {name: rate for name, rate in ceilings.items() if rate <= FAR * top}
+    highest = max([top, *(rate for rate in ceilings.values() if rate <= FAR * top)])
     for name, rate in ceilings.items():
         label, color, style = CEILINGS[name]
-        if name in near:
+        if rate <= highest:
             axes.axhline(rate, color=color, linestyle=style, linewidth=1.5, label=label, zorder=2)
         else:
             axes.plot([], [], color=color, linestyle=style, label=f"{label}: {si(rate)} steps/s, far above")
     if doc["chosen"]:
         _mark(axes, doc["chosen"])
-    axes.set_ylim(0, 1.12 * max([top, *near.values()]))
-    axes.set_xticks(_ticks(x), labels=[f"{value:,}" for value in _ticks(x)])
+    axes.set_ylim(0, 1.12 * highest)
+    # Powers of two within the range, and the widths themselves where these are few.
+    ticks = [int(w) for w in x] if len(x) <= 7 else [2**k for k in range(32) if x[0] <= 2**k <= x[-1]]
+    axes.set_xticks(ticks, labels=[f"{value:,}" for value in ticks])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(EngFormatter(sep=""))
     axes.set(xlabel="environments side by side", ylabel="environment steps/s")
     axes.grid(alpha=0.25, zorder=0)
     axes.set_title(f"{doc['env']}, {doc['algo']}: {doc['objective']}", loc="left", fontweight="bold")
     axes.set_title(doc["machine"], loc="right", fontsize="small", color="#666666")
-    figure.legend(
-        *axes.get_legend_handles_labels(),
-        loc="outside lower center",
-        ncols=2,
-        frameon=False,
-        fontsize="small",
-        markerscale=0.6,
-    )
+    shown = axes.get_legend_handles_labels()
+    figure.legend(*shown, loc="outside lower center", ncols=2, frameon=False, fontsize="small", markerscale=0.6)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
@@ -95,11 +91,8 @@ def _ceilings(doc: dict[str, Any]) -> dict[str, float]:
     """Steps/s that no width can exceed. They were measured in turn with training at the chosen width, and are scaled to
     its rate in the sweep, since the machine is not always equally fast."""
     found = doc["bounds"] or {}
-    rates = {
-        what: found[what]["sampling_hz"]["median"]
-        for what in ("environments", "sampling")
-        if what in found and what != doc["objective"]
-    }
+    parts = [what for what in ("environments", "sampling") if what in found and what != doc["objective"]]
+    rates = {what: found[what]["sampling_hz"]["median"] for what in parts}
     if "training" not in found or not doc["chosen"]:
         return rates
     training = found["training"]["sampling_hz"]["median"]
@@ -112,20 +105,7 @@ def _mark(axes: Any, chosen: dict[str, Any]) -> None:
     width, rate = chosen["num_envs"], chosen["sampling_hz"]
     axes.scatter([width], [rate], s=190, facecolors="none", edgecolors=CHOSEN, linewidths=2.2, zorder=6, label="chosen")
     speedup = f"\n{chosen['speedup']:.2f} × as asked for" if chosen["speedup"] else ""
-    axes.annotate(
-        f"{width:,} environments{speedup}",
-        (width, rate),
-        xytext=(0, -16),
-        textcoords="offset points",
-        ha="center",
-        va="top",
-        color=CHOSEN,
-        fontsize="small",
-        zorder=7,
-        bbox=dict(boxstyle="round,pad=0.2", facecolor="white", edgecolor="none", alpha=0.8),
-    )
-
-
-def _ticks(x: np.ndarray) -> list[int]:
-    """Powers of two within the range, and the widths themselves where these are few."""
-    return [int(width) for width in x] if len(x) <= 7 else [2**k for k in range(32) if x[0] <= 2**k <= x[-1]]
+    box = dict(boxstyle="round,pad=0.2", facecolor="white", edgecolor="none", alpha=0.8)
+    place = {"xytext": (0, -16), "textcoords": "offset points", "ha": "center", "va": "top", "zorder": 7}
+    text = f"{width:,} environments{speedup}"
+    axes.annotate(text, (width, rate), **place, color=CHOSEN, fontsize="small", bbox=box)

@@ -133,8 +133,10 @@ def speedup(record: Record) -> float | None:
 def bounds(record: Record) -> dict[str, Any] | None:
     """The parts of the best candidate, each alone, measured in turn, and how near the whole is to what they allow."""
     rows = {row.what: row for row in record.bounds if row.tick_hz}
+    units = {"training": UNITS, "updates": UNITS[1:]}
     result: dict[str, Any] = {
-        what: {unit: spread(row.rates(unit))._asdict() for unit in _units(what)} for what, row in rows.items()
+        what: {unit: spread(row.rates(unit))._asdict() for unit in units.get(what, UNITS[:1])}
+        for what, row in rows.items()
     }
     result["failed"] = {row.what: f"{row.status}: {row.why}" for row in record.bounds if not row.tick_hz}
     whole = "training" if "training" in rows else "sampling"
@@ -165,9 +167,10 @@ def spreeze(record: Record) -> list[dict[str, Any]]:
 
 def write(doc: Document, stem: Path) -> None:
     """``<stem>.json`` and ``<stem>.csv``, each in one piece."""
-    columns = tuple(
-        "knob value status num_envs rollout_length updates_per_tick batch_size placement devices workers "
-        "repeats in_turn memory_bytes peak_bytes compile_s took_s effect why".split()
+    columns = (
+        *("knob", "value", "status", "num_envs", "rollout_length", "updates_per_tick", "batch_size", "placement"),
+        *("devices", "workers", "repeats", "in_turn", "memory_bytes", "peak_bytes", "compile_s", "took_s", "effect"),
+        "why",
     )
     rates = [f"{unit}_{part}" for unit in UNITS for part in Spread._fields]
     with replacing(stem.with_suffix(".csv")) as temporary, temporary.open("w", newline="") as file:
@@ -237,10 +240,6 @@ def _verdict(doc: Document) -> list[str]:
     best = "best so far" if doc["interrupted"] else "chosen"
     what = " ".join(chosen["words"]) or "what was asked for"
     return [f"{best}: {what}: {si(chosen['sampling_hz'])} steps/s{faster}", f"effect on learning: {chosen['effect']}"]
-
-
-def _units(what: str) -> tuple[str, ...]:
-    return {"updates": UNITS[1:], "training": UNITS}.get(what, UNITS[:1])
 
 
 def _ratio(a: Row, b: Row) -> dict[str, float]:

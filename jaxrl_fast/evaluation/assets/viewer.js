@@ -134,14 +134,6 @@ function seek(step) {
   clock.playing = false;
 }
 
-/** The bodies at a step as the address of a PNG, without the panels: what `jaxrl_fast.render` asks for. */
-function pictureAt(step) {
-  seek(step);
-  stage.camera.clearViewOffset();
-  draw(stage);
-  return stage.renderer.domElement.toDataURL();
-}
-
 function toggle() {
   if (!clock.playing && clock.moment >= episode.steps) clock.moment = 0;
   clock.playing = !clock.playing;

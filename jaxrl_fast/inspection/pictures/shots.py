@@ -1,6 +1,6 @@
 """Greedy episodes, picture by picture. Here it is chosen by suite how the pictures come about:
 
-- brax: its bodies, by MuJoCo's renderer or by ``policy.html`` in a browser;
+- brax: its bodies, by MuJoCo's renderer;
 - gymnax, MinAtar and environments of one's own: by `Env.draw`, from the state;
 - Gymnasium and Atari: by themselves, with ``render_mode="rgb_array"``.
 """
