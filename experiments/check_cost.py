@@ -23,7 +23,8 @@ from describe import machine, versions
 import envs
 import jaxrl_fast as jf
 from jaxrl_fast.fragments import build, rollout
-from jaxrl_fast.fragments.build import GraphOptions, build_graph
+from jaxrl_fast.fragments.build import build_graph
+from jaxrl_fast.fragments.learners import GraphOptions
 from jaxrl_fast.graph import program as programs
 from jaxrl_fast.graph.placements import fused
 from jaxrl_fast.runs import checkpoint_files

@@ -38,7 +38,8 @@ def measure(case: str, devices: int, few: bool) -> dict[str, Any]:
     from equal_numbers import algorithm, difference, end, to_host
 
     import jaxrl_fast as jf
-    from jaxrl_fast.fragments.build import GraphOptions, build_graph
+    from jaxrl_fast.fragments.build import build_graph
+    from jaxrl_fast.fragments.learners import GraphOptions
     from jaxrl_fast.graph import program as programs
     from jaxrl_fast.graph.placements import PLACEMENTS
 

@@ -23,7 +23,8 @@ from timeline import Timeline, record
 
 import jaxrl_fast as jf
 from jaxrl_fast.experience.binding import bind
-from jaxrl_fast.fragments.build import GraphOptions, build_graph
+from jaxrl_fast.fragments.build import build_graph
+from jaxrl_fast.fragments.learners import GraphOptions
 from jaxrl_fast.graph import program as programs
 from jaxrl_fast.graph.chain import Chain
 from jaxrl_fast.graph.placements import PLACEMENTS

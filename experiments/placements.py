@@ -18,7 +18,8 @@ from describe import machine, versions
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import jaxrl_fast as jf
-from jaxrl_fast.fragments.build import GraphOptions, build_graph
+from jaxrl_fast.fragments.build import build_graph
+from jaxrl_fast.fragments.learners import GraphOptions
 from jaxrl_fast.graph.dataflow import Graph
 from jaxrl_fast.graph.placements import PLACEMENTS, data_parallel, fused
 from jaxrl_fast.settings import config

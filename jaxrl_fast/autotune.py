@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import envs
-from jaxrl_fast.fragments.build import Overlap
+from jaxrl_fast.fragments.learners import Overlap
 from jaxrl_fast.inspection.tables import new_console, new_table
 from jaxrl_fast.settings import cli, config, findings
 from jaxrl_fast.settings.grammar import read_word

@@ -15,33 +15,29 @@ from rich.console import Console
 
 import envs
 from jaxrl_fast import IMPORT_START_S
-from jaxrl_fast.algorithms.interface import Algorithm
 from jaxrl_fast.core import is_image
 from jaxrl_fast.environments.env import VecEnv
 from jaxrl_fast.environments.host_env import HostEnv
 from jaxrl_fast.evaluation.evaluator_process import MANY_EPISODES, EvaluatorProcess
 from jaxrl_fast.evaluation.viewer import draw_policy
-from jaxrl_fast.fragments.build import build_graph
-from jaxrl_fast.fragments.callbacks import check_placement, in_graph
 from jaxrl_fast.graph import distributed
-from jaxrl_fast.graph.placements import check, place
+from jaxrl_fast.graph.placements import check
+from jaxrl_fast.inspection.listeners import make_listeners, try_to_write
 from jaxrl_fast.inspection.pictures.visualizer import Visualizer
 from jaxrl_fast.policy.policies import Policy
 from jaxrl_fast.runs.checkpoint_files import read_description
-from jaxrl_fast.runs.hooks import OnLastPolicy, Tell
+from jaxrl_fast.runs.hooks import Tell
 from jaxrl_fast.runs.loggers import check_logger
 from jaxrl_fast.runs.progress import ProgressDisplay, earlier_compile_s
 from jaxrl_fast.settings import cli, config
 from jaxrl_fast.settings.kept_programs import store_of
-from jaxrl_fast.settings.kept_worlds import Keeper
 from jaxrl_fast.settings.prepare import Prepared, prepare_run, print_if_serial
 from jaxrl_fast.settings.run_report import add_to_summary, new_folder, print_closing, print_opening, write_facts
-from jaxrl_fast.settings.run_settings import Run, flat_settings, graph_options, make_algorithm
+from jaxrl_fast.settings.run_settings import Run, flat_settings, job_options, make_algorithm
 from jaxrl_fast.settings.runtime import collect_garbage_seldom
-from jaxrl_fast.training import cluster, resuming
-from jaxrl_fast.training.checks import check_host
-from jaxrl_fast.training.live_report import try_to_write
-from jaxrl_fast.training.loop import Result, learn
+from jaxrl_fast.training import cluster
+from jaxrl_fast.training.job import make_job
+from jaxrl_fast.training.loop import Calls, run_job
 from jaxrl_fast.training.stop_signal import StopSignal
 from jaxrl_fast.tuning import auto, auto_overlap
 
@@ -67,20 +63,17 @@ def train_on(prepared: Prepared, stop: StopSignal) -> int:
     """As `train_run`, when all is prepared."""
     run, chosen, env, keeper = prepared
     algorithm = make_algorithm(run)
-    graph, _ = build_graph(in_graph(env).env, algorithm, graph_options(run))
-    check_host(env, run.num_seeds, run.debug)
-    placed = place(graph, run.placement, run.devices)
-    check_placement(env, placed)
-    check(graph, placed, run.num_seeds)
-    earlier_s = 0.0
-    if run.resume is not None:
-        earlier_s = resuming.check(run.resume, flat_settings(run), algorithm)[0].progress["wall_s"]
+    settings = flat_settings(run)
+    keep = partial(store_of, keeper, settings) if keeper is not None else lambda program: None
+    job = make_job(env, algorithm, job_options(run), settings, keep)
+    check(job.graph, job.placement, run.num_seeds)
+    earlier_s = job.resumed.progress["wall_s"] if job.resumed is not None else 0.0
     folder = Path(distributed.decide(lambda: str(new_folder(run))))
     if distributed.is_first():
         print_opening(run, chosen, folder)
         write_facts(run, chosen, folder)
-        if len({device for group in placed.groups for device in group.devices}) > 1:
-            print_if_serial(run, env, algorithm)
+        if len({device for group in job.placement.groups for device in group.devices}) > 1:
+            print_if_serial(run, job)
     before_s = time.perf_counter() - IMPORT_START_S
     console = None if distributed.is_first() else Console(quiet=True)
     compile_s = None if run.run_dir else earlier_compile_s(folder)
@@ -94,63 +87,27 @@ def train_on(prepared: Prepared, stop: StopSignal) -> int:
 
             early = visualizer is None and distributed.is_alone()  # a visualizer reads what the last evaluation writes
             at_end = draw if early else lambda policy: None
-            result = learn_as(run, env, algorithm, folder, stop, progress, evaluator, visualizer, at_end, keeper)
+            calls = Calls(
+                progress,
+                should_stop=stop,
+                on_new_policy=visualizer or (lambda: None),
+                on_last_policy=at_end,
+                evaluate=evaluator,
+                tell=progress.tell,
+                listeners=make_listeners(),
+            )
+            _, policy, _, summary = run_job(job, calls, folder, run.log)
         stopped_by = distributed.highest(stop.number or 0) or None
         if distributed.is_first():
             if not early and stopped_by is None:
-                draw(result.policy)
+                draw(policy)
             wall_s = earlier_s + time.perf_counter() - IMPORT_START_S
-            measured = {**result.summary, "evaluator_memory_mb": evaluator and evaluator.memory_mb}
+            measured = {**summary, "evaluator_memory_mb": evaluator and evaluator.memory_mb}
             summary = add_to_summary(run, measured, folder, before_s, wall_s, stopped_by)
             try_to_write(folder, print)
             print_closing(summary, folder, pictures)
     cluster.finish()
     return 128 + stopped_by if stopped_by is not None else 0
-
-
-def learn_as(
-    run: Run,
-    env: VecEnv | HostEnv,
-    algorithm: Algorithm,
-    folder: Path,
-    stop: StopSignal,
-    progress: ProgressDisplay,
-    evaluator: EvaluatorProcess | None,
-    visualizer: Visualizer | None,
-    draw: OnLastPolicy,
-    keeper: Keeper | None,
-) -> Result:
-    """`learn`, with the settings of a run."""
-    return learn(
-        env,
-        algorithm,
-        total_steps=run.total_steps,
-        seed=run.seed,
-        num_seeds=run.num_seeds,
-        overlap=run.overlap,
-        learners=run.learners,
-        average=run.average,
-        shards=run.shards,
-        placement=run.placement,
-        devices=run.devices,
-        eval_every=run.eval_every,
-        eval_episodes=run.eval_episodes,
-        eval_beside=run.eval_beside,
-        evaluator=evaluator,
-        on_new_policy=visualizer or (lambda: None),
-        on_last_policy=draw,
-        on_metrics=progress,
-        run_dir=folder,
-        log=run.log,
-        checkpoints=run.checkpoints,
-        resume=run.resume,
-        nan=run.nan,
-        debug=run.debug,
-        should_stop=stop,
-        settings=flat_settings(run),
-        keep=(lambda program: None) if keeper is None else partial(store_of, keeper, flat_settings(run)),
-        tell=progress.tell,
-    )
 
 
 def draw_at_end(

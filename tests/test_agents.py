@@ -20,7 +20,8 @@ from jaxrl_fast.core import OUT, STATE, Discrete, EnvSpec, Timestep, Transition
 from jaxrl_fast.environments.env import Env, VecEnv, vectorize
 from jaxrl_fast.environments.env_laws import check_env
 from jaxrl_fast.experience.binding import bind
-from jaxrl_fast.fragments.build import GraphOptions, build_graph
+from jaxrl_fast.fragments.build import build_graph
+from jaxrl_fast.fragments.learners import GraphOptions
 from jaxrl_fast.fragments.rollout import start, unroll
 from jaxrl_fast.graph import dataflow as graphs
 from jaxrl_fast.networks.network import Network, make_network

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_fast.algorithms.interface import Replay
+from jaxrl_fast.algorithms.interface import OnPolicy, Replay
 from jaxrl_fast.core import Extras, Transition
 from jaxrl_fast.experience.epochs import random_order, shuffled_epochs
 from jaxrl_fast.experience.minibatches import logical_shards, take_batch
@@ -52,7 +52,7 @@ def indices(shards: int, batch_size: int) -> jax.Array:
     return index
 
 
-EPOCHS = jax.jit(shuffled_epochs, static_argnames=("num_envs", "sequence_length", "num_epochs", "num_minibatches"))
+EPOCHS = jax.jit(shuffled_epochs, static_argnums=(2, 3))
 TAKE = jax.jit(jax.vmap(take_batch, in_axes=(None, 0)))
 
 
@@ -168,14 +168,7 @@ def test_what_does_not_fit_is_refused():
 def test_every_epoch_visits_every_sequence_once_in_time_order(sizes, seed):
     steps, num_envs, length, num_minibatches = sizes
     data = rollout(0, steps, num_envs).obs
-    sampled = EPOCHS(
-        data,
-        jax.random.key(seed),
-        num_envs=num_envs,
-        sequence_length=length,
-        num_epochs=2,
-        num_minibatches=num_minibatches,
-    )
+    sampled = EPOCHS(data, jax.random.key(seed), OnPolicy(2, num_minibatches, length), num_envs)
     assert sampled.indices.shape[0] == 2 * num_minibatches
     for epoch in np.split(np.asarray(TAKE(sampled.data, sampled.indices)), 2):
         starts = []
@@ -190,16 +183,12 @@ def test_every_epoch_visits_every_sequence_once_in_time_order(sizes, seed):
 
 
 def test_epochs_are_shuffled_anew():
-    sampled = EPOCHS(
-        rollout(0, 8, 4).obs, jax.random.key(0), num_envs=4, sequence_length=1, num_epochs=2, num_minibatches=1
-    )
+    sampled = EPOCHS(rollout(0, 8, 4).obs, jax.random.key(0), OnPolicy(2, 1), 4)
     assert not np.array_equal(sampled.indices[0], sampled.indices[1])
 
 
 def test_a_minibatch_of_epochs_takes_the_same_share_of_each_logical_shard():
-    sampled = EPOCHS(
-        rollout(0, 4, 8).obs, jax.random.key(0), num_envs=8, sequence_length=1, num_epochs=1, num_minibatches=2
-    )
+    sampled = EPOCHS(rollout(0, 4, 8).obs, jax.random.key(0), OnPolicy(1, 2), 8)
     for batch in np.asarray(TAKE(sampled.data, sampled.indices)):
         env = batch[0, :, 1]
         np.testing.assert_array_equal(np.bincount(env), np.full(8, 2))

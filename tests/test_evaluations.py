@@ -365,7 +365,8 @@ def programs_in(cache: Path) -> dict[str, int]:
 def test_a_process_gives_the_same_bits_and_survives_its_own_death(tmp_path: Path, monkeypatch):
     from jaxrl_fast.evaluation.periodic import make_periodic_evaluation
     from jaxrl_fast.experience.binding import bind
-    from jaxrl_fast.fragments.build import GraphOptions, build_graph
+    from jaxrl_fast.fragments.build import build_graph
+    from jaxrl_fast.fragments.learners import GraphOptions
     from jaxrl_fast.graph.dataflow import init
     from jaxrl_fast.settings.run_settings import make_algorithm, make_envs
 

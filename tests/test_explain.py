@@ -18,7 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_fast import explain, sac
-from jaxrl_fast.fragments.build import GraphOptions, build_graph
+from jaxrl_fast.fragments.build import build_graph
+from jaxrl_fast.fragments.learners import GraphOptions
 from jaxrl_fast.graph import program as programs
 from jaxrl_fast.graph.dataflow import Fragment, Graph
 from jaxrl_fast.graph.dataflow import init as init_graph

@@ -10,7 +10,8 @@ import tiny
 import jaxrl_fast as jf
 from jaxrl_fast.algorithms.ppo import ppo
 from jaxrl_fast.algorithms.sac import sac
-from jaxrl_fast.fragments.build import GraphOptions, build_graph
+from jaxrl_fast.fragments.build import build_graph
+from jaxrl_fast.fragments.learners import GraphOptions
 from jaxrl_fast.graph import placements
 from jaxrl_fast.graph import program as programs
 from jaxrl_fast.graph.chain import Chain

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 import jaxrl_fast as jf
 from jaxrl_fast.experience.binding import bind
 from jaxrl_fast.fragments import joined_parts
-from jaxrl_fast.fragments.build import GraphOptions, build_graph
+from jaxrl_fast.fragments.build import build_graph
 from jaxrl_fast.fragments.joined_parts import can_join, pack, pack_moments, packing_of, stacked, unpack, unpack_moments
+from jaxrl_fast.fragments.learners import GraphOptions
 from jaxrl_fast.fragments.packed_steps import pack_step, unpack_steps
 from jaxrl_fast.fragments.updates import init_part
 from jaxrl_fast.graph.dataflow import init, tick

@@ -16,7 +16,8 @@ import tiny
 
 from envs import foreign
 from jaxrl_fast.algorithms.ppo import ppo
-from jaxrl_fast.fragments.build import GraphOptions, build_graph
+from jaxrl_fast.fragments.build import build_graph
+from jaxrl_fast.fragments.learners import GraphOptions
 from jaxrl_fast.graph import program as programs
 from jaxrl_fast.graph import tree_files
 from jaxrl_fast.graph.dataflow import Fragment, Graph, TrainState

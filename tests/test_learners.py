@@ -14,8 +14,8 @@ from jaxrl_fast.algorithms.ppo import ppo
 from jaxrl_fast.algorithms.sac import sac
 from jaxrl_fast.core import UNKNOWN_PRODUCTS, Batches
 from jaxrl_fast.experience.minibatches import Experience, take_batch
-from jaxrl_fast.fragments.build import GraphOptions, build_graph
-from jaxrl_fast.fragments.learners import build_learners
+from jaxrl_fast.fragments.build import build_graph
+from jaxrl_fast.fragments.learners import GraphOptions, build_learners
 from jaxrl_fast.graph import dataflow as graphs
 from jaxrl_fast.graph.checking import check
 from jaxrl_fast.networks.network import scalar
@@ -86,14 +86,18 @@ class Toy:
     def __init__(self, parts: dict[str, Part] | None = None, updates: int = 3) -> None:
         self.parts = parts or {"critic": quadratic("actor"), "actor": quadratic("critic")}
         self.updates_per_tick, self.hyper, self.acting = updates, (), SimpleNamespace(chooses=("actor",))
-        self.products = UNKNOWN_PRODUCTS
+        self.products, self.num_agents = UNKNOWN_PRODUCTS, None
         self.experience = Experience(lambda example: (), lambda *args: ((), None), take_batch, 2)
+
+
+def learner_options(*, side_by_side: bool = False, **options):
+    return GraphOptions(overlap="actor_critic" if side_by_side else "none", **options)
 
 
 def learn_toy(ticks: int = 2, toy: Toy | None = None, **options):
     """State and metrics after some ticks; the shards' batches have means 1 and 3."""
     toy = toy or Toy()
-    learning = build_learners(toy, **options)
+    learning = build_learners(toy, learner_options(**options))
     data, index = jnp.float32([[[1.0]], [[3.0]]]), jnp.zeros((toy.updates_per_tick, 2, 1), jnp.int32)
 
     def step(private, inputs, hyper, key):

@@ -26,7 +26,8 @@ from jaxrl_fast.experience.prioritized import (
     update_priorities,
 )
 from jaxrl_fast.experience.replay import Places, Window, ring_buffer
-from jaxrl_fast.fragments.build import GraphOptions, build_graph
+from jaxrl_fast.fragments.build import build_graph
+from jaxrl_fast.fragments.learners import GraphOptions
 from jaxrl_fast.graph.dataflow import init, tick
 
 G, SLOTS, ENVS = 2, 6, 3

@@ -22,7 +22,8 @@ from jaxrl_fast.core import Discrete, EnvSpec
 from jaxrl_fast.environments.env import Env, VecEnv, vectorize
 from jaxrl_fast.experience.binding import Bound, bind
 from jaxrl_fast.experience.scale import Statistics
-from jaxrl_fast.fragments.build import GraphOptions, build_graph
+from jaxrl_fast.fragments.build import build_graph
+from jaxrl_fast.fragments.learners import GraphOptions
 from jaxrl_fast.fragments.rollout import start, unroll
 from jaxrl_fast.graph import dataflow as graphs
 from jaxrl_fast.numerics.running_stats import normalize

@@ -16,7 +16,8 @@ from jaxrl_fast.algorithms.pqn_vdn import pqn_vdn
 from jaxrl_fast.algorithms.sac import sac
 from jaxrl_fast.core import Products
 from jaxrl_fast.environments.env import vectorize
-from jaxrl_fast.fragments.build import GraphOptions, build_graph
+from jaxrl_fast.fragments.build import build_graph
+from jaxrl_fast.fragments.learners import GraphOptions
 from jaxrl_fast.graph import compiler_choices, layout, placements
 from jaxrl_fast.graph import dataflow as graphs
 from jaxrl_fast.graph import program as programs

@@ -24,7 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from environments import points
 
 import jaxrl_fast as jf
-from jaxrl_fast.fragments.build import GraphOptions, build_graph
+from jaxrl_fast.fragments.build import build_graph
+from jaxrl_fast.fragments.learners import GraphOptions
 from jaxrl_fast.graph import compiler_choices
 from jaxrl_fast.graph.placements import PLACEMENTS
 from jaxrl_fast.tuning import stopwatch

@@ -13,8 +13,9 @@ import numpy as np
 from worker import say, serve
 
 import jaxrl_fast as jf
-from jaxrl_fast.fragments.build import GraphOptions, build_graph
+from jaxrl_fast.fragments.build import build_graph
 from jaxrl_fast.fragments.callbacks import in_graph
+from jaxrl_fast.fragments.learners import GraphOptions
 from jaxrl_fast.graph import program as programs
 from jaxrl_fast.graph.placements import fused
 from jaxrl_fast.tuning.ceiling import updates_only

@@ -21,10 +21,7 @@ def policy_of(space: Discrete | Box, outputs: jax.Array, obs: PyTree) -> Distrib
 
 
 def sample_action(
-    space: Discrete | Box,
-    *,
-    remember: bool,
-    outputs_of: Callable[[dict[str, Any]], jax.Array] = lambda outputs: outputs["actor"],
+    space: Discrete | Box, *, remember: bool, outputs_of: Callable[[dict], jax.Array] = lambda outputs: outputs["actor"]
 ) -> Decide:
     """Sample from the policy, by default that of the part ``actor``; greedily, take its mode. ``remember``: store the
     raw action and its log-probability for the update, as ``raw_action`` and ``log_prob``. ``outputs_of``: picks the

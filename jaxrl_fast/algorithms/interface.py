@@ -30,6 +30,10 @@ class Learned(NamedTuple):
     target: Mapping[str, PyTree] = {}
 
 
+Peers = dict[str, Learned]
+"""What parts have learned, by name."""
+
+
 class Found(NamedTuple):
     """What a part computed from a batch.
 

@@ -84,15 +84,8 @@ def make_acting(agent: Agent) -> Acting:
         memory = {part: net.initial_memory(size) for part, (_, net) in networks.items() if net.recurrent}
         return Carry((), memory, agent.init_decide(size))
 
-    return Acting(
-        tuple(both),
-        tuple(chosen_by),
-        partial(weights_of, chosen_by),
-        explore,
-        greedy,
-        partial(initial, both),
-        partial(initial, chosen_by),
-    )
+    weights, carries = partial(weights_of, chosen_by), (partial(initial, both), partial(initial, chosen_by))
+    return Acting(tuple(both), tuple(chosen_by), weights, explore, greedy, *carries)
 
 
 def weights_of(networks: Networks, learned: dict[str, Learned]) -> dict[str, PyTree]:

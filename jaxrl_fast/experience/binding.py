@@ -78,19 +78,9 @@ def bind(algorithm: Algorithm, spec: EnvSpec, num_envs: int, shards: int = MAX_S
         steps = data.batch_size * data.sequence_length
         sizes = data.num_batches, steps, data.batch_size, warmup_ticks(agent, data, num_envs)
         experience = off_policy_experience(agent, data, view, num_envs, memory=memory, max_shards=shards)
-    return Bound(
-        agent.parts,
-        acting,
-        experience,
-        at_start(algorithm.hyper),
-        agent.rollout_length,
-        *sizes,
-        bool(agent.normalize_observations),
-        agent.normalize_rewards,
-        agent.max_return,
-        spec.num_agents,
-        products_of(agent, spec, steps),
-    )
+    observed, rewarded = bool(agent.normalize_observations), (agent.normalize_rewards, agent.max_return)
+    others: Any = agent.rollout_length, *sizes, observed, *rewarded, spec.num_agents, products_of(agent, spec, steps)
+    return Bound(agent.parts, acting, experience, at_start(algorithm.hyper), *others)
 
 
 def view_of(spec: EnvSpec) -> View | None:

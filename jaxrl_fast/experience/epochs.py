@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from jaxrl_fast.algorithms.interface import OnPolicy
 from jaxrl_fast.core import Batches, PyTree, over_two_axes
 from jaxrl_fast.experience.minibatches import MAX_SHARDS, logical_shards
 
@@ -13,28 +14,22 @@ def epoch_shards(num_envs: int, sequences_per_env: int, num_minibatches: int, mo
 
 
 def shuffled_epochs(
-    data: PyTree,
-    key: jax.Array,
-    *,
-    num_envs: int,
-    sequence_length: int,
-    num_epochs: int,
-    num_minibatches: int,
-    max_shards: int = MAX_SHARDS,
+    rollout: PyTree, key: jax.Array, data: OnPolicy, num_envs: int, max_shards: int = MAX_SHARDS
 ) -> Batches:
     """Cut one rollout, leaves ``[T, E, ...]``, into sequences and shuffle them for each epoch.
 
     The sequences' leaves are ``[G, N, L, ...]``. Every epoch visits each sequence once; a minibatch takes
     ``N / num_minibatches`` of each logical shard's own sequences.
     """
-    per_env = jax.tree.leaves(data)[0].shape[0] // sequence_length
-    shards = epoch_shards(num_envs, per_env, num_minibatches, max_shards)
+    length = data.sequence_length or 1
+    per_env = jax.tree.leaves(rollout)[0].shape[0] // length
+    shards = epoch_shards(num_envs, per_env, data.num_minibatches, max_shards)
     sequences = per_env * num_envs // shards
 
-    keys = jax.vmap(lambda k: jax.random.split(k, shards))(jax.random.split(key, num_epochs))
+    keys = jax.vmap(lambda k: jax.random.split(k, shards))(jax.random.split(key, data.num_epochs))
     order = over_two_axes(lambda k: random_order(k, sequences), keys)
-    index = order.reshape(num_epochs, shards, num_minibatches, -1).swapaxes(1, 2)
-    return Batches(cut(data, shards, sequence_length), index.reshape(num_epochs * num_minibatches, shards, -1))
+    index = order.reshape(data.num_epochs, shards, data.num_minibatches, -1).swapaxes(1, 2)
+    return Batches(cut(rollout, shards, length), index.reshape(data.num_epochs * data.num_minibatches, shards, -1))
 
 
 def cut(data: PyTree, shards: int, sequence_length: int) -> PyTree:

@@ -27,8 +27,9 @@ MakeBatches = Callable[
 ``reads``; statistics for normalization, None without; hyper; key) -> (next state, the batches of a tick)."""
 
 
-InitStorage = Callable[[Transition], PyTree]
-"""(shapes and dtypes of a rollout, ``[T, E, ...]``) -> the state that stores experience, before the first rollout."""
+InitStorage = Callable[[Any], PyTree]
+"""(shapes and dtypes of a rollout, ``[T, E, ...]``; None unless `Experience.refills`) -> the state that stores
+experience, before the first rollout."""
 
 
 StorageMetrics = Callable[[PyTree], Metrics]

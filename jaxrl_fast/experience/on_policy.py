@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.algorithms.interface import Agent, Learned, OnPolicy, OnPolicyBatch, Values
+from jaxrl_fast.algorithms.interface import Agent, OnPolicy, OnPolicyBatch, Peers, Values
 from jaxrl_fast.algorithms.sequences import apply_apart
 from jaxrl_fast.core import Batches, PyTree, Transition
 from jaxrl_fast.experience.epochs import cut, epoch_shards, shuffled_epochs
@@ -18,12 +18,7 @@ def on_policy_experience(agent: Agent, data: OnPolicy, num_envs: int, max_shards
     """The batches of `OnPolicy`, in at most ``max_shards`` logical shards."""
 
     def step(
-        state: PyTree,
-        rollout: Transition,
-        learned: dict[str, Learned],
-        statistics: Statistics | None,
-        hyper: Any,
-        key: jax.Array,
+        state: PyTree, rollout: Transition, learned: Peers, statistics: Statistics | None, hyper: Any, key: jax.Array
     ) -> tuple[PyTree, Batches]:
         scaled = scale_experience(rollout, statistics, hyper.reward_scale, agent.normalize_rewards, agent.max_return)
         batch = make_batch(data, scaled, values_of(agent, data, scaled, learned), hyper)
@@ -44,18 +39,8 @@ def epochs_of(
     data: OnPolicy, batch: OnPolicyBatch, memory: PyTree, key: jax.Array, num_envs: int, max_shards: int
 ) -> Batches:
     """The minibatches of all epochs, of a rollout's ``batch`` ``[T, E, ...]`` and the memory before each step."""
-    length = data.sequence_length
-    assert length is not None
-    shuffled = shuffled_epochs(
-        batch,
-        key,
-        num_envs=num_envs,
-        sequence_length=length,
-        num_epochs=data.num_epochs,
-        num_minibatches=data.num_minibatches,
-        max_shards=max_shards,
-    )
-    starts = cut(jax.tree.map(lambda x: x[::length], memory), shuffled.indices.shape[1], 1)
+    shuffled = shuffled_epochs(batch, key, data, num_envs, max_shards)
+    starts = cut(jax.tree.map(lambda x: x[:: data.sequence_length], memory), shuffled.indices.shape[1], 1)
     return shuffled._replace(data=shuffled.data._replace(memory=starts))
 
 
@@ -68,7 +53,7 @@ def make_batch(data: OnPolicy, rollout: Transition, values: Values | None, hyper
     return batch._replace(transition=rollout._replace(obs=(), action=(), first=(), extras=()))  # type: ignore[arg-type]
 
 
-def values_of(agent: Agent, data: OnPolicy, rollout: Transition, learned: dict[str, Learned]) -> Values | None:
+def values_of(agent: Agent, data: OnPolicy, rollout: Transition, learned: Peers) -> Values | None:
     """The critic's values of a rollout, all with its params from before the tick's updates."""
     if data.targets is None:
         return None
@@ -78,9 +63,7 @@ def values_of(agent: Agent, data: OnPolicy, rollout: Transition, learned: dict[s
     return Values(data.value(outputs, rollout.obs, rollout.action), data.value(following, rollout.next_obs, None))
 
 
-def critic_of(
-    agent: Agent, data: OnPolicy, rollout: Transition, learned: dict[str, Learned]
-) -> tuple[Network, PyTree, PyTree]:
+def critic_of(agent: Agent, data: OnPolicy, rollout: Transition, learned: Peers) -> tuple[Network, PyTree, PyTree]:
     """The critic's network, its params, and its memory before every step of the rollout."""
     network = agent.parts[data.critic].networks[data.network]
     memory = rollout.extras.memory[data.critic] if network.recurrent else ()

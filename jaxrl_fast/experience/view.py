@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.algorithms.interface import Agent, Learned, OnPolicy, ReplayBatch, Values
+from jaxrl_fast.algorithms.interface import Agent, OnPolicy, Peers, ReplayBatch, Values
 from jaxrl_fast.core import Batches, EnvSpec, Extras, PyTree, Transition, is_image
 from jaxrl_fast.experience.acting import Acting, Carry
 from jaxrl_fast.experience.minibatches import MAX_SHARDS, Experience, by_shard, take_batch
@@ -112,7 +112,7 @@ def stacked_acting(acting: Acting, view: View) -> Acting:
     """``acting`` on single frames: it sees the last of them stacked, and carries those before the newest."""
 
     def explore(
-        learned: dict[str, Learned], carry: Carry, obs: PyTree, first: jax.Array, key: jax.Array, hyper: Any
+        learned: Peers, carry: Carry, obs: PyTree, first: jax.Array, key: jax.Array, hyper: Any
     ) -> tuple[jax.Array, Carry, Extras]:
         seen, frames = look(view, carry.frames, obs, first)
         action, after, extras = acting.explore(learned, carry, seen, first, key, hyper)
@@ -141,12 +141,7 @@ def stacked_on_policy(
     shards = shards_of(agent, data, num_envs, max_shards)
 
     def step(
-        state: Recent,
-        rollout: Transition,
-        learned: dict[str, Learned],
-        statistics: Statistics | None,
-        hyper: Any,
-        key: jax.Array,
+        state: Recent, rollout: Transition, learned: Peers, statistics: Statistics | None, hyper: Any, key: jax.Array
     ) -> tuple[Recent, Batches]:
         scaled = scale_experience(rollout, statistics, hyper.reward_scale, agent.normalize_rewards, agent.max_return)
         state, tables, rows = add_rollout(view, state, rollout.obs, rollout.first, shards)
@@ -162,7 +157,7 @@ def stacked_on_policy(
 
 
 def values_of_stacks(
-    agent: Agent, data: OnPolicy, rollout: Transition, tables: PyTree, learned: dict[str, Learned]
+    agent: Agent, data: OnPolicy, rollout: Transition, tables: PyTree, learned: Peers
 ) -> Values | None:
     """As `on_policy.values_of` where the observations are rows of tables.
 

@@ -10,7 +10,7 @@
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +24,8 @@ from jaxrl_fast.experience.minibatches import MAX_SHARDS
 from jaxrl_fast.experience.scale import Statistics
 from jaxrl_fast.fragments.host_arrival import arrival_sample_fragment
 from jaxrl_fast.fragments.host_sampling import host_sample_fragment
-from jaxrl_fast.fragments.learners import build_learners
-from jaxrl_fast.fragments.learning import PRIORITIES, Average, OnNan
+from jaxrl_fast.fragments.learners import GraphOptions, build_learners
+from jaxrl_fast.fragments.learning import PRIORITIES, OnNan
 from jaxrl_fast.fragments.rollout import SamplerState, scan_packed, start, unroll
 from jaxrl_fast.fragments.updates import all_finite
 from jaxrl_fast.graph.checking import check
@@ -34,8 +34,6 @@ from jaxrl_fast.graph.division import Division
 from jaxrl_fast.graph.placements import REPLAY, SAMPLING
 from jaxrl_fast.numerics.running_stats import init_stats, normalize, update_stats
 from jaxrl_fast.numerics.schedules import has_schedule, resolve
-
-Overlap = Literal["none", "sampling", "actor_critic", "all"]
 
 
 class StatisticsState(NamedTuple):
@@ -116,7 +114,7 @@ def experience_fragment(env: VecEnv | HostEnv, agent: Bound, max_shards: int = M
     reads = ("rollout", *agent.experience.reads) + (("statistics",) if _needs_statistics(agent) else ())
 
     def init(key: jax.Array) -> PyTree:
-        return agent.experience.init(rollout_shapes(env, agent))
+        return agent.experience.init(rollout_shapes(env, agent) if agent.experience.refills else None)
 
     def step(private: PyTree, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
         learned = {name: inputs[name] for name in agent.experience.reads}
@@ -148,53 +146,29 @@ def with_priorities(experience: Fragment, agent: Bound) -> Fragment:
     return experience._replace(step=step, reads=(*experience.reads, PRIORITIES))
 
 
-class GraphOptions(NamedTuple):
-    """What a graph depends on beside algorithm and environment. The placement is not among it: it changes no number.
-
-    - ``overlap``: which fragments read data of the last tick, so that they can run at the same time as its writers.
-    - ``learners``, ``average``: how many learners share the gradient updates, and what is averaged over them.
-    - ``total_steps``: environment steps of the run, over all environments; schedules end there.
-    - ``nan``: stop on NaN or Inf, or skip such updates.
-    - ``empty_until``: the tick at which replay starts to fill; later than 0 in a resumed run that has lost it.
-    - ``joined``: arrays that are treated alike are joined into one, for devices that start kernels one by one; changes
-      numbers only by rounding.
-    - ``shards``: the most logical shards of replay and minibatches, among which devices can divide them.
-    """
-
-    overlap: Overlap = "none"
-    learners: int = 1
-    average: Average = "gradients"
-    total_steps: int | None = None
-    nan: OnNan = "stop"
-    empty_until: int = 0
-    joined: bool = False
-    shards: int = MAX_SHARDS
-
-
 def build_graph(
     env: VecEnv | HostEnv, algorithm: Algorithm, options: GraphOptions = GraphOptions()
 ) -> tuple[Graph, Bound]:
     """The graph of one run, and the algorithm bound to its environments.
 
     Raises:
-        ValueError: algorithm and environment do not fit, batches cannot be shared by so many learners, or a schedule
-            lacks ``total_steps``.
+        ValueError: algorithm and environment do not fit, or as `graph_of`.
     """
     agent = bind(algorithm, env.spec, env.num_envs, options.shards)
+    return graph_of(env, algorithm, agent, options), agent
+
+
+def graph_of(env: VecEnv | HostEnv, algorithm: Algorithm, agent: Bound, options: GraphOptions) -> Graph:
+    """The graph of one run, of an algorithm that is bound to its environments as ``agent``.
+
+    Raises:
+        ValueError: batches cannot be shared by so many learners, or a schedule lacks ``total_steps``.
+    """
     steps_per_tick = env.num_envs * agent.rollout_length
     if has_schedule(algorithm.hyper) and options.total_steps is None:
         raise ValueError(f"a schedule among the rates of {algorithm.name} needs total_steps")
     lag = options.overlap in ("sampling", "all")
-    learning = build_learners(
-        agent,
-        max_shards=options.shards,
-        side_by_side=options.overlap in ("actor_critic", "all"),
-        learners=options.learners,
-        average=options.average,
-        start=options.empty_until + agent.warmup_ticks + lag,
-        nan=options.nan,
-        joined=options.joined,
-    )
+    learning = build_learners(agent, options, options.empty_until + agent.warmup_ticks + lag)
     statistics = (statistics_fragment(env, agent, options.nan),) if _needs_statistics(agent) else ()
     experience = experience_fragment(env, agent, options.shards)
     if agent.experience.prioritized_by is not None:
@@ -209,7 +183,7 @@ def build_graph(
 
     graph = Graph(before + learning.fragments, delays, hyper_at, products=products_beside(env, agent))
     check(graph)
-    return graph, agent
+    return graph
 
 
 def sampler(env: VecEnv | HostEnv, agent: Bound, *, joined: bool = False) -> Fragment:

@@ -5,7 +5,7 @@ equal shares of every batch; what they find is averaged by a ``server``, after e
 by it in turns.
 """
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from jaxrl_fast.algorithms.interface import Part
 from jaxrl_fast.experience.binding import Bound
@@ -14,6 +14,31 @@ from jaxrl_fast.fragments.averaging import averaging_gradients, averaging_parame
 from jaxrl_fast.fragments.joined_parts import make_learning
 from jaxrl_fast.fragments.learning import Average, Delays, OnNan, learn_fragment
 from jaxrl_fast.graph.dataflow import Fragment
+
+Overlap = Literal["none", "sampling", "actor_critic", "all"]
+
+
+class GraphOptions(NamedTuple):
+    """What a graph depends on beside algorithm and environment. The placement is not among it: it changes no number.
+
+    - ``overlap``: which fragments read data of the last tick, so that they can run at the same time as its writers.
+    - ``learners``, ``average``: how many learners share the gradient updates, and what is averaged over them.
+    - ``total_steps``: environment steps of the run, over all environments; schedules end there.
+    - ``nan``: stop on NaN or Inf, or skip such updates.
+    - ``empty_until``: the tick at which replay starts to fill; later than 0 in a resumed run that has lost it.
+    - ``joined``: arrays that are treated alike are joined into one, for devices that start kernels one by one; changes
+      numbers only by rounding.
+    - ``shards``: the most logical shards of replay and minibatches, among which devices can divide them.
+    """
+
+    overlap: Overlap = "none"
+    learners: int = 1
+    average: Average = "gradients"
+    total_steps: int | None = None
+    nan: OnNan = "stop"
+    empty_until: int = 0
+    joined: bool = False
+    shards: int = MAX_SHARDS
 
 
 class Learners(NamedTuple):
@@ -27,30 +52,21 @@ class Learners(NamedTuple):
     delays: Delays
 
 
-def build_learners(
-    agent: Bound,
-    *,
-    max_shards: int = MAX_SHARDS,
-    side_by_side: bool = False,
-    learners: int = 1,
-    average: Average = "gradients",
-    start: int = 0,
-    nan: OnNan = "stop",
-    joined: bool = False,
-) -> Learners:
+def build_learners(agent: Bound, options: GraphOptions = GraphOptions(), start: int = 0) -> Learners:
     """The learning half of a graph; its fragments read ``batches`` and write a channel of `Learned` for each part.
 
     By default the parts take turns at every update, and each reads what the others have just learned (SAC and TD3 as
-    published). ``side_by_side``: each reads the others' parameters of the last exchange, so that they can run at the
-    same time; an exchange is a tick, or an update where a server applies the gradients of several learners.
-    ``max_shards``: as the agent was bound with, for the message.
+    published). Where ``options.overlap`` lets them run at the same time, each reads the others' parameters of the last
+    exchange; an exchange is a tick, or an update where a server applies the gradients of several learners. ``start``:
+    the first tick with updates.
 
     Raises:
         ValueError: the batches do not divide into equal shares for so many learners.
     """
+    learners, average, side_by_side = options.learners, options.average, options.overlap in ("actor_critic", "all")
     if learners != 1:
-        check_shares(agent, learners, max_shards)
-    learning = make_learning(agent, start=start, nan=nan, turns=average == "turns", joined=joined)
+        check_shares(agent, learners, options.shards)
+    learning = make_learning(agent, start=start, nan=options.nan, turns=average == "turns", joined=options.joined)
     teams = [(name,) for name in agent.parts] if side_by_side else [tuple(agent.parts)]
     if learners > 1 and average != "parameters":
         return Learners(*averaging_gradients(learning, side_by_side, learners))

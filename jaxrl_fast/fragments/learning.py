@@ -71,12 +71,12 @@ def learn_fragment(learning: Learning, team: tuple[str, ...] | None = None) -> F
     """One learner that makes all updates of a tick for the parts of ``team`` (default: all), which take turns."""
     parts = learning.parts
     team = team or tuple(parts)
-    outside = read_outside(parts, team)
+    outside, fed_back = read_outside(parts, team), learning.feeds_back(team)
 
     def init(key: jax.Array) -> States:
         return init_states(learning, team, key)
 
-    trainers = trainers_of(learning, jax.eval_shape(lambda: init_states(learning, team, jax.random.key(0))))
+    trainers = trainers_of(learning, team, jax.eval_shape(lambda: init_states(learning, team, jax.random.key(0))))
 
     def begin(private: States) -> States:
         return {name: trainers[name].begin(private[name]) for name in team}
@@ -89,8 +89,8 @@ def learn_fragment(learning: Learning, team: tuple[str, ...] | None = None) -> F
         batches = inputs["batches"]
         private, metrics, priorities = run_updates(learning, trainers, private, peers, batches, key, hyper, turn)
         norms = {metric_name(team, name, "param_norm"): global_norm(private[name].learned.params) for name in team}
-        outputs = {name: trainers[name].published(private[name]) for name in team} | learning.no_feedback(team)
-        for channel in learning.feeds_back(team):
+        outputs = {name: trainers[name].published(private[name]) for name in team}
+        for channel in fed_back:
             outputs[channel] = jax.tree.map(lambda x: x[None], make_feedback(batches, priorities))
         return private, outputs, {**over_updates(metrics, learning.nan), **norms}
 
@@ -99,20 +99,21 @@ def learn_fragment(learning: Learning, team: tuple[str, ...] | None = None) -> F
         return end(private), outputs, metrics
 
     def publish(private: States) -> Channels:
-        return {name: private[name].learned for name in team} | learning.no_feedback(team)
+        learned = {name: private[name].learned for name in team}
+        return learned | learning.no_feedback(team) if fed_back else learned
 
     return Fragment(
         named("learn", parts, team),
         init,
         step,
         ("batches", *outside),
-        team + learning.feeds_back(team),
+        team + fed_back,
         publish,
         start=learning.start,
         init_name="learn",
         counts=True,
         tags=tags_of(learning, team),
-        by_agents=divided_by_agents(learning, team),
+        by_agents=WHOLE if learning.agent.num_agents is None else divided_by_agents(learning, team),
         inner=None if learning.make_trainer is trainer else Inner(begin, inner_step, end),
     )
 
@@ -128,7 +129,7 @@ def make_updates(
     turn: jax.Array,
 ) -> tuple[States, Metrics, PyTree]:
     """As `run_updates`, of the parts in ``team``, with states as they are outside."""
-    trainers = trainers_of(learning, {name: states[name] for name in team})
+    trainers = trainers_of(learning, team, states)
     begun = {name: trainers[name].begin(states[name]) for name in team}
     ended, metrics, priorities = run_updates(learning, trainers, begun, peers, batches, key, hyper, turn)
     return {name: trainers[name].end(ended[name]) for name in team}, metrics, priorities
@@ -178,10 +179,10 @@ def run_updates(
     return states, {name: rows[:, i] for i, name in enumerate(columns)}, priorities
 
 
-def trainers_of(learning: Learning, states: States) -> dict[str, Trainer]:
-    """The `Trainer` of each part in ``states``."""
+def trainers_of(learning: Learning, team: tuple[str, ...], states: States) -> dict[str, Trainer]:
+    """The `Trainer` of each part in ``team``, in this order; ``states``: theirs, or the shapes of these."""
     drop = learning.nan == "skip"
-    return {name: learning.make_trainer(learning.parts[name], state, drop) for name, state in states.items()}
+    return {name: learning.make_trainer(learning.parts[name], states[name], drop) for name in team}
 
 
 def init_states(learning: Learning, team: tuple[str, ...], key: jax.Array) -> States:
@@ -197,9 +198,10 @@ def init_learned(agent: Bound, names: tuple[str, ...], key: jax.Array) -> Channe
 
 def over_updates(metrics: Metrics, nan: OnNan) -> Metrics:
     """Means over the updates of a tick (and over learners); dropped updates are counted and left out of the means."""
-    if nan == "stop":
-        return {name: jnp.mean(values) for name, values in metrics.items()}
+    return {name: jnp.mean(values) for name, values in metrics.items()} if nan == "stop" else _finite_means(metrics)
 
+
+def _finite_means(metrics: Metrics) -> Metrics:
     def mean(values: jax.Array) -> jax.Array:
         finite = jnp.isfinite(values)
         return jnp.sum(jnp.where(finite, values, 0.0)) / jnp.maximum(jnp.sum(finite), 1)

@@ -37,14 +37,11 @@ def start(env: VecEnv, carry: PyTree, key: jax.Array) -> SamplerState:
 
 
 def unroll(
-    env: VecEnv,
-    act: ActInRollout,
-    state: SamplerState,
-    key: jax.Array,
-    num_steps: int,
-    scan: Callable[..., tuple] = jax.lax.scan,
+    env: VecEnv, act: Callable, state: SamplerState, key: jax.Array, num_steps: int, scan: Callable = jax.lax.scan
 ) -> tuple[SamplerState, Transition, Metrics]:
-    """Take ``num_steps`` (T) steps in every environment; ``scan``: runs them, as `jax.lax.scan` or `scan_packed`.
+    """Take ``num_steps`` (T) steps in every environment.
+
+    ``act``: an `ActInRollout`; ``scan``: runs the steps, as `jax.lax.scan` or `scan_packed`.
 
     Returns the state to go on from, the rollout ``[T, E, ...]``, and metrics: sums over the episodes that ended in it,
     and ``nonfinite_step``, the first step with an observation or reward that is not finite, or -1.

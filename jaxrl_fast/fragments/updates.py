@@ -110,11 +110,11 @@ def apply_gradients(
     """
     params, opt_state, metrics = {}, {}, dict(found.metrics)
     for i, name in enumerate(part.networks):
-        grads, weights = trainable(found.grads[name]), trainable(state.learned.params[name])
-        optimizer = part.optimizers[name](hyper)
-        change, opt_state[name] = optimizer.update(grads, state.opt_state[name], weights)
-        statistics = found.statistics.get(name, statistics_of(state.learned.params[name]))
-        params[name] = together(optax.apply_updates(weights, change), statistics)
+        before, grads = state.learned.params[name], trainable(found.grads[name])
+        change, opt_state[name] = part.optimizers[name](hyper).update(grads, state.opt_state[name], trainable(before))
+        params[name] = optax.apply_updates(trainable(before), change)
+        if name in found.statistics or jax.tree.leaves(statistics_of(before)):
+            params[name] = together(params[name], found.statistics.get(name, statistics_of(before)))
         metrics["grad_norm" if i == 0 else f"{name}_grad_norm"] = global_norm(grads)
     learned = Learned(part.project(params))
     if part.targets:

@@ -78,6 +78,12 @@ class Fragment(NamedTuple):
     inner: Inner | None = None
 
 
+Fragments = tuple[Fragment, ...]
+"""In schedule order."""
+Privates = dict[str, PyTree]
+"""Private states, by fragment."""
+
+
 class Graph(NamedTuple):
     """What a run computes in a tick: ``fragments`` in schedule order; ``delays``: ``(reader, channel) -> age`` in
     ticks, 0 where absent; ``hyper_at(hyper, tick)``: the rates of a tick, of rates or schedules; ``products``: its
@@ -110,6 +116,20 @@ class TrainState(NamedTuple):
     hyper: Any
     tick: jax.Array
     key: jax.Array
+
+
+class Moment(NamedTuple):
+    """When fragments step.
+
+    - ``hyper``: the run's rates or schedules; ``key``: the run's own.
+    - ``tick``: ticks done so far, int32.
+    - ``round``: of a cycle; 0 elsewhere.
+    """
+
+    hyper: Any
+    key: jax.Array
+    tick: jax.Array
+    round: jax.Array | int = 0
 
 
 def age_of(graph: Graph, reader: str, channel: str) -> int:
@@ -157,35 +177,27 @@ def init(graph: Graph, key: jax.Array, hyper: Any) -> TrainState:
 
 def tick(graph: Graph, state: TrainState) -> tuple[TrainState, Metrics]:
     """Step every fragment once, in order. Metrics are named ``fragment/metric``."""
-    private, fresh, metrics = step_fragments(
-        graph, graph.fragments, state.private, state.channels, {}, state.hyper, state.key, state.tick
-    )
+    moment = Moment(state.hyper, state.key, state.tick)
+    private, fresh, metrics = step_fragments(graph, graph.fragments, state.private, state.channels, {}, moment)
     channels = {c: fresh[c] for c in state.channels}
     return TrainState(private, channels, state.hyper, state.tick + 1, state.key), metrics
 
 
 def step_fragments(
-    graph: Graph,
-    fragments: tuple[Fragment, ...],
-    private: dict[str, PyTree],
-    stored: Channels,
-    fresh: Channels,
-    hyper: Any,
-    key: jax.Array,
-    tick: jax.Array,
-) -> tuple[dict[str, PyTree], Channels, Metrics]:
-    """Step some of a graph's fragments in order: once, or all rounds of a cycle; ``key`` is the run's own.
+    graph: Graph, fragments: Fragments, private: Privates, stored: Channels, fresh: Channels, moment: Moment
+) -> tuple[Privates, Channels, Metrics]:
+    """Step some of a graph's fragments in order: once, or all rounds of a cycle.
 
     ``stored`` holds channels as the last tick left them, ``fresh`` what others have written in this one.
     Returns the fragments' private states, the channels that they wrote, and their metrics.
     """
-    after: dict[str, PyTree] = {}
+    after: Privates = {}
     written: Channels = {}
     metrics: Metrics = {}
     for stage in stages(fragments):
         step = step_round if stage[0].rounds == 1 else _step_cycle
         own = {f.name: private[f.name] for f in stage}
-        own, outputs, more = step(graph, stage, own, stored, fresh | written, hyper, key, tick)
+        own, outputs, more = step(graph, stage, own, stored, fresh | written, moment)
         after |= own
         written |= outputs
         metrics |= more
@@ -193,31 +205,25 @@ def step_fragments(
 
 
 def step_round(
-    graph: Graph,
-    fragments: tuple[Fragment, ...],
-    private: dict[str, PyTree],
-    stored: Channels,
-    fresh: Channels,
-    hyper: Any,
-    key: jax.Array,
-    tick: jax.Array,
-    round: jax.Array | int = 0,
-) -> tuple[dict[str, PyTree], Channels, Metrics]:
+    graph: Graph, fragments: Fragments, private: Privates, stored: Channels, fresh: Channels, moment: Moment
+) -> tuple[Privates, Channels, Metrics]:
     """Step each fragment once, as `step_fragments`; of a cycle, the given round, with ``stored`` as the last round left
     it."""
-    hyper = graph.hyper_at(hyper, tick)
-    after: dict[str, PyTree] = {}
+    hyper = graph.hyper_at(moment.hyper, moment.tick)
+    after: Privates = {}
     written: Channels = {}
     metrics: Metrics = {}
     for fragment in fragments:
         now = fresh | written
         inputs = {c: stored[c] if age_of(graph, fragment.name, c) else now[c] for c in fragment.reads}
-        held = {c: stored[c] for c in fragment.writes if c in stored}
         # No compiler may merge the arithmetic of two fragments: in one program or in several, they round alike.
         own_private, inputs = jax.lax.optimization_barrier((private[fragment.name], inputs))
-        own_key, turn = step_key(fragment, key, tick, round), tick * fragment.rounds + round
+        step = step_of(fragment, moment.tick * fragment.rounds + moment.round)
+        if _skips(fragment):
+            held = {c: stored[c] for c in fragment.writes if c in stored}
+            step = _step_or_hold(fragment, step, held, moment.tick)
         with jax.named_scope(fragment.name):
-            stepped = step_fragment(fragment, own_private, inputs, held, hyper, own_key, tick, turn)
+            stepped = step(own_private, inputs, hyper, step_key(fragment, moment.key, moment.tick, moment.round))
         after[fragment.name], outputs, own = jax.lax.optimization_barrier(stepped)
         written.update(outputs)
         metrics.update({f"{fragment.name}/{name}": value for name, value in own.items()})
@@ -231,52 +237,38 @@ def step_key(fragment: Fragment, key: jax.Array, tick: jax.Array, round: jax.Arr
 
 
 def _step_cycle(
-    graph: Graph,
-    cycle: tuple[Fragment, ...],
-    private: dict[str, PyTree],
-    stored: Channels,
-    fresh: Channels,
-    hyper: Any,
-    key: jax.Array,
-    tick: jax.Array,
-) -> tuple[dict[str, PyTree], Channels, Metrics]:
+    graph: Graph, cycle: Fragments, private: Privates, stored: Channels, fresh: Channels, moment: Moment
+) -> tuple[Privates, Channels, Metrics]:
     """All rounds of a cycle; of its channels, those are handed on that outlive a tick."""
     own = {c: stored[c] for f in cycle for c in f.writes if c in stored}
 
     def one_round(carry: tuple, round: jax.Array) -> tuple[tuple, Metrics]:
         private, last = carry
-        after, written, metrics = step_round(graph, cycle, private, stored | last, fresh, hyper, key, tick, round)
+        now = moment._replace(round=round)
+        after, written, metrics = step_round(graph, cycle, private, stored | last, fresh, now)
         return (after, {c: written[c] for c in last}), metrics
 
     (after, last), metrics = jax.lax.scan(one_round, (private, own), jnp.arange(cycle[0].rounds))
     return after, last, jax.tree.map(lambda values: jnp.sum(values, axis=0), metrics)
 
 
-def step_fragment(
-    fragment: Fragment,
-    private: PyTree,
-    inputs: Channels,
-    held: Channels,
-    hyper: Any,
-    key: jax.Array,
-    tick: jax.Array,
-    turn: jax.Array,
-) -> tuple[PyTree, Channels, Metrics]:
-    """Step one fragment, or leave it as it is in a tick that it skips; ``held``: what its channels hold so far."""
-    step = step_of(fragment, turn)
-    if not _skips(fragment):
-        return step(private, inputs, hyper, key)
-    metrics_shape = jax.eval_shape(step, private, inputs, hyper, key)[2]
+def _step_or_hold(fragment: Fragment, step: Step, held: Channels, tick: jax.Array) -> Step:
+    """``step``, or in a tick that the fragment skips its state as it is; ``held``: what its channels hold so far."""
 
-    def act(private: PyTree, inputs: Channels) -> tuple[PyTree, Channels, Metrics]:
-        private, outputs, metrics = step(private, inputs, hyper, key)
-        return private, {c: outputs[c] for c in held}, metrics
+    def step_or_hold(private: PyTree, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
+        metrics_shape = jax.eval_shape(step, private, inputs, hyper, key)[2]
 
-    def rest(private: PyTree, inputs: Channels) -> tuple[PyTree, Channels, Metrics]:
-        return private, held, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics_shape)
+        def act(private: PyTree, inputs: Channels) -> tuple[PyTree, Channels, Metrics]:
+            private, outputs, metrics = step(private, inputs, hyper, key)
+            return private, {c: outputs[c] for c in held}, metrics
 
-    active = (tick >= fragment.start) & ((tick - fragment.start) % fragment.every == 0)
-    return jax.lax.cond(active, act, rest, private, inputs)
+        def rest(private: PyTree, inputs: Channels) -> tuple[PyTree, Channels, Metrics]:
+            return private, held, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics_shape)
+
+        active = (tick >= fragment.start) & ((tick - fragment.start) % fragment.every == 0)
+        return jax.lax.cond(active, act, rest, private, inputs)
+
+    return step_or_hold
 
 
 def step_of(fragment: Fragment, turn: jax.Array) -> Step:

@@ -156,8 +156,9 @@ def _jit(
     def one_seed(
         private: Any, stored: Channels, fresh: Channels, hyper: Any, key: jax.Array, tick: jax.Array, round: jax.Array
     ) -> tuple:
-        args = graph, fragments, private, stored, fresh, hyper, key, tick
-        after, outputs, metrics = graphs.step_round(*args, round) if one_round else graphs.step_fragments(*args)
+        step = graphs.step_round if one_round else graphs.step_fragments
+        moment = graphs.Moment(hyper, key, tick, round if one_round else 0)
+        after, outputs, metrics = step(graph, fragments, private, stored, fresh, moment)
         return after, {c: outputs[c] for c in written}, metrics
 
     one_seed.__name__ = "_".join(f.name for f in fragments)  # what profilers and the compiler's dumps call the program

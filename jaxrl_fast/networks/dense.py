@@ -38,9 +38,10 @@ def scaled_normal(scale: float) -> nn.initializers.Initializer:
 
 def normal_of_heads(heads: tuple[Head, ...]) -> nn.initializers.Initializer:
     """Weights ``[inputs, out]`` of several heads side by side, each of its own scale."""
-    if len(heads) == 1:
-        return scaled_normal(heads[0].scale ** 2)
+    return scaled_normal(heads[0].scale ** 2) if len(heads) == 1 else _side_by_side(heads)
 
+
+def _side_by_side(heads: tuple[Head, ...]) -> nn.initializers.Initializer:
     def init(key: jax.Array, shape: tuple[int, int], dtype: Any = jnp.float32) -> jax.Array:
         keys = jax.random.split(key, len(heads))
         blocks = [
@@ -53,11 +54,9 @@ def normal_of_heads(heads: tuple[Head, ...]) -> nn.initializers.Initializer:
 
 def dot_of(precision: Precision) -> Callable[..., jax.Array]:
     """The matrix product of a dense layer: bf16 operands keep a float32 sum and float32 parameters."""
-    if precision == "f32":
-        return jax.lax.dot_general
+    return jax.lax.dot_general if precision == "f32" else _bf16_dot
 
-    def bf16_dot(x: jax.Array, w: jax.Array, dimension_numbers: Any, precision: Any = None, **_: Any) -> jax.Array:
-        x, w = x.astype(jnp.bfloat16), w.astype(jnp.bfloat16)
-        return jax.lax.dot_general(x, w, dimension_numbers, precision=precision, preferred_element_type=jnp.float32)
 
-    return bf16_dot
+def _bf16_dot(x: jax.Array, w: jax.Array, dimension_numbers: Any, precision: Any = None, **_: Any) -> jax.Array:
+    x, w = x.astype(jnp.bfloat16), w.astype(jnp.bfloat16)
+    return jax.lax.dot_general(x, w, dimension_numbers, precision=precision, preferred_element_type=jnp.float32)

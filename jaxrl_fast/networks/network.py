@@ -9,6 +9,7 @@ channels]``, scaled to 0..1), a torso (dense layers, behind a GRU if asked for) 
 """
 
 from collections.abc import Callable
+from functools import partial
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -16,7 +17,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.core import PyTree
+from jaxrl_fast.core import PyTree, is_image
 from jaxrl_fast.networks.dense import STATISTICS, Head, Heads, Precision
 from jaxrl_fast.networks.images import Cnn, choose_convolutions, convolved_by
 from jaxrl_fast.networks.inputs import action_mask, choose_keys, features
@@ -115,8 +116,10 @@ def make_network(
         ValueError: there are no images for ``cnn``, they are too small for it, the observation lacks a key, or residual
             blocks are not of one width.
     """
-    seen_spec = choose_keys(obs_spec, keys)
-    layers = choose_convolutions(seen_spec, cnn)
+    choose = partial(choose_keys, keys=keys) if keys else lambda obs: obs
+    seen_spec = choose(obs_spec)
+    convolved = cnn != "auto" or any(is_image(leaf) for leaf in jax.tree.leaves(seen_spec))
+    layers = choose_convolutions(seen_spec, cnn) if convolved else ()
     heads = out if isinstance(out, dict) else {"": Head(out, out_scale)}
     residual = torso == "residual"
     if residual and len(set(hidden)) != 1:
@@ -130,7 +133,7 @@ def make_network(
         return jnp.zeros((batch_size, recurrent_size), jnp.float32) if recurrent_size else ()
 
     def inputs(obs: PyTree, memory: PyTree, first: jax.Array, action: jax.Array | None) -> tuple:
-        obs = choose_keys(obs, keys)
+        obs = choose(obs)
         if action is not None and not recurrent_size:
             obs = {"action": action, "obs": obs}
         x = obs if layers else features(obs)
@@ -144,21 +147,34 @@ def make_network(
     def apply(
         params: PyTree, memory: PyTree, obs: PyTree, first: jax.Array, action: jax.Array | None = None
     ) -> tuple[Any, PyTree]:
-        result: Any = module.apply(params, *inputs(obs, memory, first, action))
+        return outputs_of(module.apply(params, *inputs(obs, memory, first, action)))
+
+    def outputs_of(result: Any) -> tuple[Any, PyTree]:
         outputs, memories = result if recurrent_size else (result, ())
         return (_by_head(outputs, heads) if isinstance(out, dict) else outputs), memories
+
+    learning = without_statistics(apply)
+    if batch_norm or residual:
+        learning = _with_statistics(module, inputs, outputs_of)
+    return Network(init, apply, learning, initial_memory, recurrent_size > 0, action_shape)
+
+
+def without_statistics(apply: Apply) -> ApplyLearning:
+    """A network without batch norms in a loss."""
+    return lambda *given: (*apply(*given), {})
+
+
+def _with_statistics(module: nn.Module, inputs: Callable[..., tuple], outputs_of: Callable) -> ApplyLearning:
+    """A network with batch norms in a loss."""
 
     def apply_learning(
         params: PyTree, memory: PyTree, obs: PyTree, first: jax.Array, action: jax.Array | None = None
     ) -> tuple[Any, PyTree, PyTree]:
-        if not (batch_norm or residual):
-            return *apply(params, memory, obs, first, action), {}
         given = inputs(obs, memory, first, action)
         result, changed = module.apply(params, *given, learning=True, mutable=[STATISTICS])
-        outputs, memories = result if recurrent_size else (result, ())
-        return (_by_head(outputs, heads) if isinstance(out, dict) else outputs), memories, changed[STATISTICS]
+        return *outputs_of(result), changed[STATISTICS]
 
-    return Network(init, apply, apply_learning, initial_memory, recurrent_size > 0, action_shape)
+    return apply_learning
 
 
 def ensemble(network: Network, size: int) -> Network:
@@ -204,7 +220,7 @@ def scalar(init: Callable[[], jax.Array]) -> Network:
     ) -> tuple[jax.Array, PyTree]:
         return params, ()
 
-    return Network(lambda key: init(), apply, lambda *given: (*apply(*given), {}))
+    return Network(lambda key: init(), apply, without_statistics(apply))
 
 
 def step(network: Network, params: PyTree, memory: PyTree, obs: PyTree, first: jax.Array) -> tuple[Any, PyTree]:

@@ -1,7 +1,8 @@
 """What the caller of a run hands in to be called while it goes on."""
 
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from jaxrl_fast.policy.policies import Policy
 
@@ -30,3 +31,17 @@ Tell = Callable[[str], None]
 ShouldStop = Callable[[], bool]
 """Asked again and again whether to end early, so it must be quick. Returns True once the end is wanted, and from
 then on."""
+
+
+class Listeners(NamedTuple):
+    """Pages and pictures that follow a run in its folder, which training does not know.
+
+    - ``on_start(folder, job, state, run)``: before the first chunk; the `RunFolder`, the `Job`, the state and the
+      compiled chunk.
+    - ``on_row(folder)``: after each row of the history.
+    - ``on_end(run_dir, tell)``: when all files are closed, however the run ended.
+    """
+
+    on_start: Callable[[Any, Any, Any, Any], None] = lambda folder, job, state, run: None
+    on_row: Callable[[Any], None] = lambda folder: None
+    on_end: Callable[[Path, Tell], None] = lambda run_dir, tell: None

@@ -19,7 +19,7 @@ import jax
 
 from jaxrl_fast.core import __version__
 from jaxrl_fast.files import replace_file
-from jaxrl_fast.fragments.build import Overlap
+from jaxrl_fast.fragments.learners import Overlap
 from jaxrl_fast.graph.placements import PLACEMENTS
 from jaxrl_fast.runs.hooks import Tell
 from jaxrl_fast.settings import machine

@@ -10,19 +10,20 @@ from typing import NamedTuple, get_args
 import jax
 
 import envs
-from jaxrl_fast.algorithms.interface import Algorithm
 from jaxrl_fast.environments.env import VecEnv
 from jaxrl_fast.environments.host_env import HostEnv
-from jaxrl_fast.fragments.build import Overlap, build_graph
+from jaxrl_fast.fragments.build import graph_of
 from jaxrl_fast.fragments.callbacks import in_graph
+from jaxrl_fast.fragments.learners import Overlap
 from jaxrl_fast.graph import distributed
 from jaxrl_fast.graph.placements import place, runs_in_parallel
 from jaxrl_fast.settings import findings, machine
 from jaxrl_fast.settings.kept_worlds import Keeper, keeper_of, make_kept_envs
-from jaxrl_fast.settings.run_settings import Run, flat_settings, graph_options, pool_defaults
+from jaxrl_fast.settings.run_settings import Run, flat_settings, pool_defaults
 from jaxrl_fast.settings.runtime import setup
 from jaxrl_fast.training import cluster
 from jaxrl_fast.training.cluster import Processes
+from jaxrl_fast.training.job import Job
 
 HOST = machine.Choice("fused", 1, "actions and learning on one device, environments on the host")
 
@@ -160,15 +161,16 @@ def choose(run: Run, devices: int) -> machine.Choice:
     return machine.choose(suite, run.env, run.algo, num_envs=run.num_envs, num_seeds=run.num_seeds, devices=devices)
 
 
-def print_if_serial(run: Run, env: VecEnv | HostEnv, algorithm: Algorithm) -> None:
+def print_if_serial(run: Run, job: Job) -> None:
     """Print a line if the placement runs its groups one after another, with the values of ``overlap`` at which it would
     not."""
 
     def parallel(overlap: Overlap) -> bool:
-        graph, _ = build_graph(in_graph(env).env, algorithm, graph_options(run)._replace(overlap=overlap))
+        options = job.options.graph._replace(overlap=overlap)
+        graph = graph_of(in_graph(job.env).env, job.algorithm, job.agent, options)
         return runs_in_parallel(graph, place(graph, run.placement, run.devices))
 
-    if not parallel(run.overlap):
+    if not runs_in_parallel(job.graph, job.placement):
         instead = [f"overlap={overlap}" for overlap in get_args(Overlap) if parallel(overlap)]
         print(
             f"placement {run.placement} runs one device after the other at overlap={run.overlap}"

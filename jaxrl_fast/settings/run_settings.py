@@ -12,7 +12,7 @@ from jaxrl_fast.algorithms.interface import Algorithm
 from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.environments.env import VecEnv
 from jaxrl_fast.environments.host_env import HostEnv
-from jaxrl_fast.fragments.build import GraphOptions, Overlap
+from jaxrl_fast.fragments.learners import GraphOptions, Overlap
 from jaxrl_fast.fragments.learning import Average, OnNan
 from jaxrl_fast.graph.compiler_choices import starts_kernels_singly
 from jaxrl_fast.numerics.schedules import plain
@@ -20,6 +20,7 @@ from jaxrl_fast.runs.checkpointing import Checkpoints
 from jaxrl_fast.runs.loggers import Log
 from jaxrl_fast.settings.schema import run_keys
 from jaxrl_fast.training.cluster import Processes
+from jaxrl_fast.training.job import JobOptions
 
 GROUPS = ("env", "algo", "placement")
 
@@ -85,6 +86,25 @@ def graph_options(run: Run) -> GraphOptions:
         run.nan,
         joined=starts_kernels_singly(jax.default_backend()),
         shards=run.shards,
+    )
+
+
+def job_options(run: Run) -> JobOptions:
+    """How the run is trained, beside its environment and algorithm."""
+    return JobOptions(
+        run.total_steps,
+        run.seed,
+        run.num_seeds,
+        graph_options(run),
+        run.placement,
+        run.devices,
+        run.eval_every,
+        run.eval_episodes,
+        run.eval_beside,
+        run.eval_device,
+        run.checkpoints,
+        run.resume,
+        run.debug,
     )
 
 

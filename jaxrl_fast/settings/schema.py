@@ -13,7 +13,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from jaxrl_fast.algorithms.registry import ALGORITHMS
-from jaxrl_fast.fragments.build import GraphOptions, Overlap
+from jaxrl_fast.fragments.learners import GraphOptions, Overlap
 from jaxrl_fast.fragments.learning import Average, OnNan
 from jaxrl_fast.networks.dense import Precision
 from jaxrl_fast.numerics.schedules import SCHEDULES

@@ -35,7 +35,7 @@ def explain_nonfinite(
         saver.wait()
     newest = saver.newest if saver is not None else None
     text = f"{error}; the last good checkpoint is {newest}" if newest else str(error)
-    if job.debug:
+    if job.options.debug:
         state = _one_seed(_state_before(error.tick, job, run, newest or origin), error.seed, job.num_seeds)
         text = f"{text}; {find_operation(job.graph, state, error.tick, error.fragment)}"
     return NonFiniteError(text, error.fragment, error.tick, error.seed)
@@ -83,9 +83,8 @@ def _one_seed(state: TrainState, seed: int, num_seeds: int) -> TrainState:
 
 
 def _step(graph: Graph, fragments: tuple[Fragment, ...], state: TrainState, fresh: Channels) -> tuple:
-    return graphs.step_fragments(
-        graph, fragments, state.private, state.channels, fresh, state.hyper, state.key, state.tick
-    )
+    moment = graphs.Moment(state.hyper, state.key, state.tick)
+    return graphs.step_fragments(graph, fragments, state.private, state.channels, fresh, moment)
 
 
 def _by_checkify(step: Callable[..., tuple], state: TrainState, fresh: Channels, errors: Any) -> str | None:

@@ -1,6 +1,7 @@
 """What is recorded of a run: the metrics of chunks and evaluations as rows, rates and a summary."""
 
 import time
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -11,12 +12,12 @@ from jaxrl_fast.environments.host_env import HostEnv
 from jaxrl_fast.evaluation.episodes import bootstrap_interval, interquartile_mean
 from jaxrl_fast.evaluation.periodic import Snapshot
 from jaxrl_fast.fragments.updates import DROPPED
-from jaxrl_fast.graph.dataflow import Graph, active_ticks, tagged
+from jaxrl_fast.graph import distributed
+from jaxrl_fast.graph.dataflow import Graph, TrainState, active_ticks, tagged
 from jaxrl_fast.graph.placements import LEARNING, SAMPLING
 from jaxrl_fast.runs.folder import RunFolder
 from jaxrl_fast.runs.hooks import OnMetrics, Row
 from jaxrl_fast.training.job import Job
-from jaxrl_fast.training.live_report import LiveReport
 from jaxrl_fast.training.planning import Plan
 
 
@@ -35,12 +36,18 @@ NOT_EVALUATED: Row = {"eval_return_mean": None, "eval_return_std": None, "eval_e
 class Recorder:
     """Counts a run's ticks, updates and seconds, and makes rows, rates and the summary of them."""
 
-    def __init__(self, job: Job, on_metrics: OnMetrics | None, folder: RunFolder | None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        on_metrics: OnMetrics | None,
+        folder: RunFolder | None,
+        on_row: Callable[[RunFolder], None] = lambda folder: None,
+    ) -> None:
         self.env, self.agent, self.plan, self.graph = job.env, job.agent, job.plan, job.graph
-        self.num_seeds, self.nan, self.empty_until = job.num_seeds, job.options.nan, job.options.empty_until
+        self.num_seeds, self.nan, self.empty_until = job.num_seeds, job.options.graph.nan, job.options.graph.empty_until
         self.devices = sorted({str(device) for group in job.placement.groups for device in group.devices})
         self.on_metrics, self.folder = on_metrics, folder
-        self.report = LiveReport(folder.path, folder.tell) if folder is not None else None
+        self.on_row = on_row
         self.history: list[Row] = []
         self.scores = np.zeros(0)
         self.eval_row: Row = {}
@@ -210,8 +217,7 @@ class Recorder:
         self.history.append(row)
         if self.folder is not None:
             self.folder.status.add(row)
-        if self.report is not None:
-            self.report()
+            self.on_row(self.folder)
         if self.on_metrics is not None:
             self.on_metrics(row)
 
@@ -289,3 +295,17 @@ def _check_finite(
             first_tick + tick,
             seed,
         )
+
+
+def check_start(state: TrainState, graph: Graph, env: VecEnv | HostEnv) -> None:
+    """Refuse a first observation that is not finite.
+
+    Raises:
+        NonFiniteError: naming the environment.
+    """
+    (sampling,) = tagged(graph, SAMPLING)
+    for leaf in jax.tree.leaves(distributed.to_host(state.private[sampling].obs)):
+        if not np.isfinite(np.asarray(leaf, np.float32)).all():
+            raise NonFiniteError(
+                f"environment {env.spec.name} gave a NaN or an infinity in the observation of its reset"
+            )

@@ -82,26 +82,14 @@ def settings_of(env: VecEnv | HostEnv, algorithm: Algorithm, agent: Bound, **run
     }
 
 
-def check(path: str | Path, settings: Mapping[str, Any], algorithm: Algorithm) -> tuple[CheckpointFacts, list[str]]:
-    """Check that the checkpoint that ``path`` means is undamaged and fits a run with ``settings``, without loading it.
-    Returns what it says of itself, and the settings that differ.
-
-    Raises:
-        CheckpointError: it is missing or damaged, or a setting differs that may not.
-    """
-    description = checkpoint_files.read_description(checkpointing.find(Path(path)))
-    changes = compare(description, settings, [f"algo.{name}" for name in algorithm.hyper._fields])
-    checkpoint_files.verify(description)
-    return description, changes
-
-
 def read(path: str | Path, settings: Mapping[str, Any], algorithm: Algorithm) -> Resumed:
     """Read the checkpoint that ``path`` means, for a run with ``settings``.
 
     Raises:
         CheckpointError: it is missing or damaged, or a setting differs that may not.
     """
-    description, changes = check(path, settings, algorithm)
+    description = checkpoint_files.read_description(checkpointing.find(Path(path)))
+    changes = compare(description, settings, [f"algo.{name}" for name in algorithm.hyper._fields])
     before, now = description.settings, json.loads(json.dumps(settings))
     rates = [name for name in algorithm.hyper._fields if before.get(f"algo.{name}") != now.get(f"algo.{name}")]
     return Resumed(description, checkpoint_files.read_arrays(description), changes, rates)

@@ -1,42 +1,36 @@
 """The files of a run while it goes on, and the lines about them as it begins."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
-from jaxrl_fast.experience.binding import Bound
 from jaxrl_fast.graph import distributed
-from jaxrl_fast.graph.dataflow import TrainState
+from jaxrl_fast.graph.dataflow import TrainState, tagged
+from jaxrl_fast.graph.placements import REPLAY
 from jaxrl_fast.runs import checkpoint_files, checkpointing
-from jaxrl_fast.runs.checkpointing import FOLDER, Checkpointer, Checkpoints
+from jaxrl_fast.runs.checkpointing import FOLDER, Checkpointer
 from jaxrl_fast.runs.folder import RunFolder
 from jaxrl_fast.runs.hooks import Tell
 from jaxrl_fast.runs.loggers import Log
-from jaxrl_fast.training import resuming
+from jaxrl_fast.training.job import Job
 from jaxrl_fast.training.planning import Plan
 
 FACTS = ("env", "env.id", "env.make", "algo", "total_steps", "num_seeds")
 """The settings that ``run.json`` repeats."""
 
 
-def describe_start(
-    state: TrainState,
-    resumed: resuming.Resumed | None,
-    saver: Checkpointer | None,
-    plan: Plan,
-    agent: Bound,
-    tell: Tell,
-) -> None:
+def describe_start(state: TrainState, job: Job, saver: Checkpointer | None, tell: Tell) -> None:
     """Say where a resumed run goes on and what is different, and what the checkpoints will hold."""
+    resumed, plan = job.resumed, job.plan
     if resumed is not None:
         tell(f"goes on from {resumed.description.path}, {resumed.progress['env_steps']:,} steps trained")
         for line in resumed.changes:
             tell(f"changed: {line}")
         if resumed.description.replay_lost:
+            steps = job.agent.warmup_ticks * plan.steps_per_tick
             tell(
-                f"the replay buffer was not saved: the next {agent.warmup_ticks * plan.steps_per_tick:,} steps fill a "
-                "new one before anything is learned, and what follows differs from the run without the interruption"
+                f"the replay buffer was not saved: the next {steps:,} steps fill a new one before anything is "
+                "learned, and what follows differs from the run without the interruption"
             )
     if saver is not None:
         tell(describe_checkpoints(state, saver, plan))
@@ -56,13 +50,7 @@ def describe_checkpoints(state: TrainState, saver: Checkpointer, plan: Plan) -> 
 
 @contextmanager
 def open_folder(
-    run_dir: str | Path | None,
-    resumed: resuming.Resumed | None,
-    checkpoints: Checkpoints,
-    settings: Mapping[str, Any],
-    refills: Sequence[str],
-    log: Log,
-    tell: Tell,
+    job: Job, run_dir: str | Path | None, log: Log, tell: Tell
 ) -> Iterator[tuple[RunFolder | None, Checkpointer | None]]:
     """The run's files and the writer of its checkpoints, closed on leaving; None where nothing is to be written. Only
     process 0 has files.
@@ -72,7 +60,8 @@ def open_folder(
     if run_dir is None:
         yield None, None
         return
-    path = Path(run_dir)
+    path, resumed, settings, checkpoints = Path(run_dir), job.resumed, job.settings, job.options.checkpoints
+    refills = tagged(job.graph, REPLAY)
     if resumed is None and checkpoint_files.all_steps(path / FOLDER):
         raise ValueError(f"{path} holds the checkpoints of a run: resume it, or write another run_dir")
     own = resumed is not None and resumed.description.path.parent.resolve() == (path / FOLDER).resolve()

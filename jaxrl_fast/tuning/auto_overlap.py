@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 import envs
-from jaxrl_fast.fragments.build import Overlap
+from jaxrl_fast.fragments.learners import Overlap
 from jaxrl_fast.runs.hooks import Tell
 from jaxrl_fast.settings import findings
 from jaxrl_fast.settings.findings import Finding

@@ -1,17 +1,13 @@
-"""What is refused before a run begins: processes, environments and first observations that do not fit."""
+"""What is refused before a run begins: processes and environments that do not fit."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import jax
-import numpy as np
 
 from jaxrl_fast.environments.env import VecEnv
 from jaxrl_fast.environments.host_env import HostEnv
 from jaxrl_fast.graph import distributed
-from jaxrl_fast.graph.dataflow import Graph, TrainState, tagged
-from jaxrl_fast.graph.placements import SAMPLING
-from jaxrl_fast.training.recorder import NonFiniteError
 
 
 def check_host(env: VecEnv | HostEnv, num_seeds: int, debug: bool) -> None:
@@ -41,17 +37,3 @@ def check_processes(env: VecEnv | HostEnv, settings: Mapping[str, Any]) -> None:
         distributed.require_one("debug=true", jax.process_count())
     if isinstance(env, HostEnv):
         distributed.require_one(f"environment {env.spec.name}, which steps on the host,", jax.process_count())
-
-
-def check_start(state: TrainState, graph: Graph, env: VecEnv | HostEnv) -> None:
-    """Refuse a first observation that is not finite.
-
-    Raises:
-        NonFiniteError: naming the environment.
-    """
-    (sampling,) = tagged(graph, SAMPLING)
-    for leaf in jax.tree.leaves(distributed.to_host(state.private[sampling].obs)):
-        if not np.isfinite(np.asarray(leaf, np.float32)).all():
-            raise NonFiniteError(
-                f"environment {env.spec.name} gave a NaN or an infinity in the observation of its reset"
-            )
