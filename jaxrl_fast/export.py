@@ -9,7 +9,7 @@ import jax
 from jaxrl_fast.policy.export_check import NUM_OBSERVATIONS
 from jaxrl_fast.policy.exporting import FORMATS, describe, export_policy, has_onnx, signature
 from jaxrl_fast.policy.policies import load_policy
-from jaxrl_fast.settings import cli
+from jaxrl_fast.settings import cli, trained
 from jaxrl_fast.settings.runtime import setup
 from jaxrl_fast.settings.schema import ConfigError
 
@@ -59,29 +59,18 @@ def read_words(words: Sequence[str]) -> tuple[Path, list[str], int | None]:
         ConfigError: no folder or several, one without a policy, an unknown key or format, an agent that is no number.
         ImportError: a package that a format needs is missing.
     """
-    folders, formats, number = [], list[str](), None
-    for word in words:
-        key, equals, value = word.partition("=")
-        if not equals or "/" in key:
-            folders.append(Path(word))
-        elif key == "agent" and value.isdecimal():
-            number = int(value)
-        elif key == "agent":
-            raise ConfigError(f"{word}: write the number of an agent, from 0")
-        elif key != "formats":
-            raise ConfigError(f"unknown key '{key}': export knows formats and agent")
-        elif unknown := [name for name in value.split(",") if name not in FORMATS]:
-            raise ConfigError(f"{word}: '{unknown[0]}' is none of {', '.join(FORMATS)}")
-        else:
-            formats = list(dict.fromkeys(value.split(",")))
-    if len(folders) != 1:
-        raise ConfigError("write the path of one run's folder, such as runs/latest")
-    folder = folders[0] if (folders[0] / "policy.json").exists() else folders[0] / "policy"
+    run, _, given = trained.read_words(words, "export", {}, ("formats", "agent"))
+    formats = list(dict.fromkeys(given["formats"].split(","))) if "formats" in given else []
+    if "agent" in given and not given["agent"].isdecimal():
+        raise ConfigError(f"agent={given['agent']}: write the number of an agent, from 0")
+    if unknown := [name for name in formats if name not in FORMATS]:
+        raise ConfigError(f"formats={given['formats']}: '{unknown[0]}' is none of {', '.join(FORMATS)}")
+    folder = run if (run / "policy.json").exists() else run / "policy"
     if not (folder / "policy.json").exists():
-        raise ConfigError(f"{folders[0]} holds no policy: write the path of a run's folder, such as runs/latest")
+        raise ConfigError(f"{run} holds no policy: write the path of a run's folder, such as runs/latest")
     if "onnx" in formats and not has_onnx():
         raise ImportError("formats=onnx needs two packages: pip install onnx onnxruntime, or write formats=jax")
-    return folder, formats, number
+    return folder, formats, int(given["agent"]) if "agent" in given else None
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.algorithms.interface import Agent, Learned, Replay
+from jaxrl_fast.algorithms.interface import Agent, Replay
 from jaxrl_fast.core import Batches, PyTree, Transition
 from jaxrl_fast.experience.folding import fold, window_length
 from jaxrl_fast.experience.image_replay import image_buffer
@@ -39,12 +39,7 @@ def off_policy_experience(
         source = prioritized_source(buffer, number, prioritize, window)
 
     def step(
-        state: PyTree,
-        rollout: Transition,
-        learned: dict[str, Learned],
-        statistics: Statistics | None,
-        hyper: Any,
-        key: jax.Array,
+        state: PyTree, rollout: Transition, learned: dict, statistics: Statistics | None, hyper: Any, key: jax.Array
     ) -> tuple[PyTree, Batches]:
         state = source.add(state, rollout)
         sampled, weight, places = source.sample(state, key, hyper)

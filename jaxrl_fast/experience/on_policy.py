@@ -48,12 +48,7 @@ def on_policy_experience(
         return shuffled._replace(data=shuffled.data._replace(memory=cut(starts, shards, 1)))
 
     def step(
-        state: PyTree,
-        rollout: Transition,
-        learned: dict[str, Learned],
-        statistics: Statistics | None,
-        hyper: Any,
-        key: jax.Array,
+        state: PyTree, rollout: Transition, learned: dict, statistics: Statistics | None, hyper: Any, key: jax.Array
     ) -> tuple[PyTree, Batches]:
         scaled = scale_experience(rollout, statistics, hyper.reward_scale, agent.normalize_rewards, agent.max_return)
         if not stacks:

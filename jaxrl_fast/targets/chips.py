@@ -10,7 +10,6 @@ class Chip(NamedTuple):
     - ``platform``: XLA's word for its compiler.
     - ``memory_bytes``: of one device; ``bandwidth``: bytes a second that it reads and writes.
     - ``product_flops``: a second, in matrix products of float32 arrays as JAX does them by default there.
-    - ``launch_us``: the least and the most that starting one kernel is taken to cost.
     - ``devices_per_host``: as such machines are built.
     - ``description``: XLA's ``GpuTargetConfigProto`` as text; empty where a topology says all.
     """
@@ -20,7 +19,6 @@ class Chip(NamedTuple):
     memory_bytes: int
     bandwidth: float
     product_flops: float
-    launch_us: tuple[float, float]
     devices_per_host: int
     description: str = ""
 
@@ -57,8 +55,8 @@ device_description_str: "NVIDIA H100 80GB HBM3"
 """Of an H100 SXM: NVIDIA's H100 data sheet, and the CUDA programming guide's limits of compute capability 9.0."""
 
 CHIPS = {
-    "h100": Chip("H100 SXM", "cuda", 84_942_979_072, 3.352e12, 494.7e12, (1.0, 4.0), 8, H100),
-    "tpu-v5e": Chip("TPU v5e", "tpu", 17_179_869_184, 8.19e11, 197e12, (0.0, 0.0), 8),
+    "h100": Chip("H100 SXM", "cuda", 84_942_979_072, 3.352e12, 494.7e12, 8, H100),
+    "tpu-v5e": Chip("TPU v5e", "tpu", 17_179_869_184, 8.19e11, 197e12, 8),
 }
 """Products of float32 arrays: on an H100 in TF32, 494.7 TFLOP/s; on a TPU v5e in bfloat16, 197 TFLOP/s (Google's and
 NVIDIA's data sheets). A TPU runs a program without launching kernels one by one."""

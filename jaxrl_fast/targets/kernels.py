@@ -14,10 +14,6 @@ NO_KERNEL = {
     *("partition-id", "replica-id", "opt-barrier", "async-done", "add-dependency"),
 }
 """Instructions for which nothing is started on the device."""
-COLLECTIVES = {
-    *("all-reduce", "all-gather", "all-to-all", "ragged-all-to-all", "reduce-scatter"),
-    *("collective-permute", "collective-broadcast"),
-}
 SLICING = {"dynamic-slice", "gather", "slice"}
 UPDATED = {"dynamic-update-slice": 1, "scatter": 2}
 """Instructions that write a part of an array in its place, and which operand is that part."""
@@ -45,7 +41,6 @@ class Kernel(NamedTuple):
     - ``flops``: of its matrix products and convolutions, a run; other arithmetic is not counted.
     - ``moved_bytes``: read and written, a run; of what is sliced or gathered, the slices.
     - ``model_us``: a run, as XLA's model of the device estimates it, None without an estimate.
-    - ``is_collective``: it waits for other devices.
     """
 
     name: str
@@ -55,7 +50,6 @@ class Kernel(NamedTuple):
     flops: float
     moved_bytes: float
     model_us: float | None
-    is_collective: bool
 
 
 def kernels_of(text: Text, scopes: Sequence[str]) -> list[Kernel]:
@@ -129,7 +123,6 @@ def _kernel(text: Text, i: Instruction, around: Named, runs: float, scope: str) 
         sum(product_flops(x, inside if fused else around) for x in inside.values()),
         moved_bytes(inside, around, i),
         float(model[1]) if model else int(cycles[1]) / TPU_CYCLES_PER_US if cycles else None,
-        i.opcode.removesuffix("-start") in COLLECTIVES,
     )
 
 

@@ -30,11 +30,6 @@ class Target(NamedTuple):
     num_devices: int
     topology: str
 
-    @property
-    def num_hosts(self) -> int:
-        """Machines of as many devices as one holds."""
-        return -(-self.num_devices // self.chip.devices_per_host)
-
 
 def parse_target(word: str) -> Target:
     """The machine that ``word`` names.

@@ -4,7 +4,6 @@ A chunk has a fixed size and is compiled once; its state is donated, its metrics
 slow or with a side effect (evaluation, files, callbacks, signals) happens between chunks.
 """
 
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -34,7 +33,7 @@ from jaxrl_fast.inspection.notebook import live_plot, result_html
 from jaxrl_fast.policy.policies import Policy
 from jaxrl_fast.runs.checkpointing import Checkpointer, Checkpoints
 from jaxrl_fast.runs.folder import RunFolder, write_summary
-from jaxrl_fast.runs.hooks import OnLastPolicy, OnMetrics, OnNewPolicy, Row, ShouldStop, Tell
+from jaxrl_fast.runs.hooks import OnLastPolicy, OnMetrics, OnNewPolicy, Row, ShouldStop, Tell, to_stderr
 from jaxrl_fast.runs.loggers import Log
 from jaxrl_fast.training import find_nan, resuming
 from jaxrl_fast.training.checks import check_host, check_processes, check_start
@@ -111,7 +110,7 @@ def learn(
     between_chunks: BetweenChunks | None = None,
     settings: Mapping[str, Any] | None = None,
     keep: Keep = lambda program: None,
-    tell: Tell = lambda line: print(line, file=sys.stderr),
+    tell: Tell = to_stderr,
 ) -> Result:
     """Train for ``total_steps`` environment steps over all environments, for each of ``num_seeds`` seeds at once.
 

@@ -67,7 +67,7 @@ def apply(asked: Run, finding: Finding) -> Run:
 
 def look_around(asked: Run, tell: Tell) -> Finding | None:
     """Measure the environment's own number and, if the run is long enough to be worth it, a few around it."""
-    legal = widths(asked, learns=True).legal
+    legal, _ = widths(asked, learns=True)
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings(Path(folder), repeats=REPEATS, repeat_s=REPEAT_S)
         own = measure(at_width(asked, asked.num_envs), "training", patience([], 1), settings)
