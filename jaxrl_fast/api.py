@@ -3,7 +3,6 @@
 It stands above training and views, and hands the pages and pictures of a run's folder to training.
 """
 
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -29,7 +28,7 @@ from jaxrl_fast.inspection.listeners import make_listeners
 from jaxrl_fast.inspection.notebook import live_plot, result_html
 from jaxrl_fast.policy.policies import Policy
 from jaxrl_fast.runs.checkpointing import Checkpoints
-from jaxrl_fast.runs.hooks import OnLastPolicy, OnMetrics, OnNewPolicy, Row, ShouldStop, Tell
+from jaxrl_fast.runs.hooks import OnLastPolicy, OnMetrics, OnNewPolicy, Row, ShouldStop, Tell, to_stderr
 from jaxrl_fast.runs.loggers import Log
 from jaxrl_fast.training.job import JobOptions, make_job
 from jaxrl_fast.training.loop import BetweenChunks, Calls, run_job
@@ -91,7 +90,7 @@ def learn(
     between_chunks: BetweenChunks | None = None,
     settings: Mapping[str, Any] | None = None,
     keep: Keep = lambda program: None,
-    tell: Tell = lambda line: print(line, file=sys.stderr),
+    tell: Tell = to_stderr,
 ) -> Result:
     """Train for ``total_steps`` environment steps over all environments, for each of ``num_seeds`` seeds at once.
 

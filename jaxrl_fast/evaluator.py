@@ -13,6 +13,7 @@ from jaxrl_fast.evaluation.evaluator_process import read_ahead, serve, take_what
 from jaxrl_fast.evaluation.periodic import make_periodic_evaluation
 from jaxrl_fast.experience.binding import bind
 from jaxrl_fast.policy.policies import params_template
+from jaxrl_fast.runs.hooks import to_stderr
 from jaxrl_fast.settings import config
 from jaxrl_fast.settings.kept_programs import store_of
 from jaxrl_fast.settings.kept_worlds import keeper_of, make_kept_envs
@@ -29,7 +30,7 @@ def evaluate_for(folder: Path) -> None:
     requests = read_ahead(sys.stdin.buffer)
     run = config.compose([f"config='{folder / 'config.yaml'}'"])
     setup(cpu_devices=1)
-    keeper = keeper_of(run, lambda line: print(line, file=sys.stderr))
+    keeper = keeper_of(run, to_stderr)
     env, algorithm = make_kept_envs(alone(run), keeper), make_algorithm(run)
     agent = bind(algorithm, env.spec, run.num_envs)
     template = params_template(env.spec, agent.parts, agent.acting, agent.normalize_observations)

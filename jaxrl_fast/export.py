@@ -60,9 +60,9 @@ def read_words(words: Sequence[str]) -> tuple[Path, list[str], int | None]:
         ImportError: a package that a format needs is missing.
     """
     run, _, given = trained.read_words(words, "export", {}, ("formats", "agent"))
-    agent, formats = given.get("agent"), list(dict.fromkeys(given["formats"].split(","))) if "formats" in given else []
-    if agent is not None and not agent.isdecimal():
-        raise ConfigError(f"agent={agent}: write the number of an agent, from 0")
+    formats = list(dict.fromkeys(given["formats"].split(","))) if "formats" in given else []
+    if "agent" in given and not given["agent"].isdecimal():
+        raise ConfigError(f"agent={given['agent']}: write the number of an agent, from 0")
     if unknown := [name for name in formats if name not in FORMATS]:
         raise ConfigError(f"formats={given['formats']}: '{unknown[0]}' is none of {', '.join(FORMATS)}")
     folder = run if (run / "policy.json").exists() else run / "policy"
@@ -70,7 +70,7 @@ def read_words(words: Sequence[str]) -> tuple[Path, list[str], int | None]:
         raise ConfigError(f"{run} holds no policy: write the path of a run's folder, such as runs/latest")
     if "onnx" in formats and not has_onnx():
         raise ImportError("formats=onnx needs two packages: pip install onnx onnxruntime, or write formats=jax")
-    return folder, formats, None if agent is None else int(agent)
+    return folder, formats, int(given["agent"]) if "agent" in given else None
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -39,5 +39,5 @@ class Camera(gymnasium.Wrapper):
         return result
 
     def picture(self) -> np.ndarray:
-        """As `TakePicture`."""
+        """As `FilmedHost.picture`."""
         return np.asarray(self.env.render() if self.last is None else self.last)

@@ -15,13 +15,9 @@ from jaxrl_fast.networks.inputs import features
 from jaxrl_fast.numerics.running_stats import is_mask
 
 Activation = Literal["relu", "tanh", "swish", "elu", "gelu"]
-ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "relu": nn.relu,
-    "tanh": jnp.tanh,
-    "swish": nn.swish,
-    "elu": nn.elu,
-    "gelu": nn.gelu,
-}
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = dict(
+    relu=nn.relu, tanh=jnp.tanh, swish=nn.swish, elu=nn.elu, gelu=nn.gelu
+)
 
 
 class Mlp(nn.Module):

@@ -12,12 +12,9 @@ from jaxrl_fast.numerics.norms import global_norm
 Rate = jax.Array | float
 """A number at one tick, after schedules."""
 OptimizerName = Literal["adam", "adamw", "radam", "rmsprop"]
-OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
-    "adam": optax.adam,
-    "adamw": optax.adamw,
-    "radam": optax.radam,
-    "rmsprop": optax.rmsprop,
-}
+OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = dict(
+    adam=optax.adam, adamw=optax.adamw, radam=optax.radam, rmsprop=optax.rmsprop
+)
 
 
 class MakeOptimizer(Protocol):

@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -90,9 +89,7 @@ class RunFolder:
     def __enter__(self) -> "RunFolder":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if not self._evals.columns:
             self._try(lambda: self._evals.begin(EVAL_COLUMNS))
         for file in (self._metrics, self._of_seeds, self._evals):

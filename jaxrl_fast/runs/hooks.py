@@ -1,5 +1,6 @@
 """What the caller of a run hands in to be called while it goes on."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +27,11 @@ OnLastPolicy = Callable[[Policy], None]
 
 Tell = Callable[[str], None]
 """Shows a person what happens, for instance by printing it: a sentence without a line break at its end."""
+
+
+def to_stderr(line: str) -> None:
+    """The `Tell` of commands."""
+    print(line, file=sys.stderr)
 
 
 ShouldStop = Callable[[], bool]

@@ -4,7 +4,6 @@ The later source wins: schema < the environment's own < tuned < ``config=<file>`
 """
 
 import dataclasses
-import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -18,6 +17,7 @@ from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.graph.placements import PLACEMENTS
 from jaxrl_fast.runs.checkpoint_files import read_description
 from jaxrl_fast.runs.checkpointing import Checkpoints, find, newest_good
+from jaxrl_fast.runs.hooks import to_stderr
 from jaxrl_fast.settings.grammar import read_word
 from jaxrl_fast.settings.machine import AUTO
 from jaxrl_fast.settings.run_settings import GROUPS, Run, by_dotted_key, flatten, may_be_host
@@ -111,10 +111,7 @@ def _read_checkpoint(given: Layer) -> Layer | None:
         raise ConfigError("resume brings the run's own settings: leave config out")
     if resume == "auto" and run_dir is None:
         raise ConfigError("resume=auto needs to know where: write run_dir=<folder> with it")
-    if resume == "auto":
-        path = newest_good(Path(run_dir), lambda line: print(line, file=sys.stderr))
-    else:
-        path = _without_links(find(Path(resume)))
+    path = newest_good(Path(run_dir), to_stderr) if resume == "auto" else _without_links(find(Path(resume)))
     given.values["resume"] = None if path is None else str(path)
     if path is None:
         return None

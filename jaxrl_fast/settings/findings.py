@@ -21,7 +21,7 @@ from jaxrl_fast.core import __version__
 from jaxrl_fast.files import replace_file
 from jaxrl_fast.fragments.learners import Overlap
 from jaxrl_fast.graph.placements import PLACEMENTS
-from jaxrl_fast.runs.hooks import Tell
+from jaxrl_fast.runs.hooks import Tell, to_stderr
 from jaxrl_fast.settings import machine
 from jaxrl_fast.settings.run_settings import Run, flat_settings, make_algorithm
 from jaxrl_fast.settings.runtime import cache_root
@@ -129,7 +129,7 @@ def look_up_free(key: FindingKey, tell: Tell = lambda line: None) -> Finding | N
     return findings.get(key) or (findings[others[-1]] if others else None)
 
 
-def read(tell: Tell = lambda line: print(line, file=sys.stderr)) -> dict[FindingKey, Finding]:
+def read(tell: Tell = to_stderr) -> dict[FindingKey, Finding]:
     """All findings, the oldest first. A damaged file counts as empty: ``tell`` gets a line."""
     path = file()
     if path is None or not path.exists():
@@ -142,7 +142,7 @@ def read(tell: Tell = lambda line: print(line, file=sys.stderr)) -> dict[Finding
         return {}
 
 
-def remember(key: FindingKey, finding: Finding, tell: Tell = lambda line: print(line, file=sys.stderr)) -> Path | None:
+def remember(key: FindingKey, finding: Finding, tell: Tell = to_stderr) -> Path | None:
     """Save a finding in place of an older one; a quick one does not replace a thorough one. Returns the file."""
     path = file()
     if path is None:

@@ -2,7 +2,6 @@
 ``auto``."""
 
 import dataclasses
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, get_args
@@ -17,6 +16,7 @@ from jaxrl_fast.fragments.callbacks import in_graph
 from jaxrl_fast.fragments.learners import Overlap
 from jaxrl_fast.graph import distributed
 from jaxrl_fast.graph.placements import place, runs_in_parallel
+from jaxrl_fast.runs.hooks import to_stderr
 from jaxrl_fast.settings import findings, machine
 from jaxrl_fast.settings.kept_worlds import Keeper, keeper_of, make_kept_envs
 from jaxrl_fast.settings.run_settings import Run, flat_settings, pool_defaults
@@ -48,7 +48,7 @@ def prepare_run(run: Run, *, keep: bool = False) -> Iterator[Prepared]:
     """
     complete, chosen = fill_in(run)
     distributed.check_agreement({**flat_settings(complete), "resume": complete.resume})
-    keeper = keeper_of(complete, lambda line: print(line, file=sys.stderr)) if keep else None
+    keeper = keeper_of(complete, to_stderr) if keep else None
     env = make_kept_envs(complete, keeper)
     try:
         if not isinstance(env, HostEnv) and complete.pool != pool_defaults():
@@ -73,7 +73,7 @@ def fill_in(run: Run) -> tuple[Run, str]:
     run, chosen = fill_in_alone(run) if several is None else fill_in_among(run, several)
     warning = cluster.unused_devices(run.devices or 1)
     if warning is not None:
-        print(warning, file=sys.stderr)
+        to_stderr(warning)
     return run, chosen
 
 
@@ -132,7 +132,7 @@ def remembered(run: Run, device: findings.Device) -> findings.Finding | None:
     workers_open = envs.is_host(run.env) and run.pool["workers"] is None
     if run.placement != machine.AUTO and not workers_open:
         return None
-    return findings.look_up_free(findings.make_key(run, device), lambda line: print(line, file=sys.stderr))
+    return findings.look_up_free(findings.make_key(run, device), to_stderr)
 
 
 def as_measured(run: Run, finding: findings.Finding | None) -> machine.Choice | None:

@@ -4,7 +4,6 @@ A chunk has a fixed size and is compiled once; its state is donated, its metrics
 slow or with a side effect (evaluation, files, callbacks, signals) happens between chunks.
 """
 
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -24,7 +23,7 @@ from jaxrl_fast.graph.dataflow import TrainState
 from jaxrl_fast.policy.policies import Policy
 from jaxrl_fast.runs.checkpointing import Checkpointer
 from jaxrl_fast.runs.folder import RunFolder, write_summary
-from jaxrl_fast.runs.hooks import Listeners, OnLastPolicy, OnMetrics, OnNewPolicy, Row, ShouldStop, Tell
+from jaxrl_fast.runs.hooks import Listeners, OnLastPolicy, OnMetrics, OnNewPolicy, Row, ShouldStop, Tell, to_stderr
 from jaxrl_fast.runs.loggers import Log
 from jaxrl_fast.training import find_nan, resuming
 from jaxrl_fast.training.evaluations import Evaluations
@@ -56,7 +55,7 @@ class Calls(NamedTuple):
     on_new_policy: OnNewPolicy = lambda: None
     on_last_policy: OnLastPolicy = lambda policy: None
     evaluate: Evaluate | None = None
-    tell: Tell = lambda line: print(line, file=sys.stderr)
+    tell: Tell = to_stderr
     listeners: Listeners = Listeners()
 
 

@@ -67,7 +67,7 @@ def apply(asked: Run, finding: Finding) -> Run:
 
 def look_around(asked: Run, tell: Tell) -> Finding | None:
     """Measure the environment's own number and, if the run is long enough to be worth it, a few around it."""
-    legal = widths(asked, learns=True).legal
+    legal, _ = widths(asked, learns=True)
     nearest = {min(legal, key=lambda w: (abs(log2(w / asked.num_envs / factor)), w)) for factor in FACTORS}
     others = sorted({asked.num_envs, *nearest})
     words = f"{asked.num_envs} environments, as without it", f"looks at {', '.join(map(str, others))} environments"

@@ -41,18 +41,10 @@ class Candidate(NamedTuple):
     effect: str
 
 
-class Widths(NamedTuple):
-    """Numbers of environments that can be tried (``legal``, sorted), and ``notes``: a line for each reason why others
-    cannot."""
-
-    legal: list[int]
-    notes: list[str]
-
-
-def widths(asked: Run, *, learns: bool, max_num_envs: int | None = None) -> Widths:
+def widths(asked: Run, *, learns: bool, max_num_envs: int | None = None) -> tuple[list[int], list[str]]:
     """The widths to try: about four between a power of two and the next, from a fraction of what was asked for (divided
     by a power of four) up to the limit; with ``learns`` only those that keep the samples per update and the updates per
-    sample."""
+    sample. Returns these, sorted, and a line for each reason why others cannot be tried."""
     own, notes = asked.num_envs, []
     limit = max_num_envs or (MAX_HOST_WIDTH if envs.is_host(asked.env) else MAX_WIDTH)
     steps_limit = asked.total_steps // MIN_STEPS_PER_ENV
@@ -77,7 +69,7 @@ def widths(asked: Run, *, learns: bool, max_num_envs: int | None = None) -> Widt
             legal.add(near)
     if left_out:
         notes.append(f"left out, since they do not keep the samples per update: {', '.join(map(str, left_out))}")
-    return Widths(sorted(legal), notes)
+    return sorted(legal), notes
 
 
 def at_width(asked: Run, width: int, *, learns: bool = True) -> Candidate:

@@ -105,9 +105,9 @@ def measure_bounds(plan: SweepPlan, record: Record, settings: Settings) -> None:
 def try_widths(plan: SweepPlan, record: Record, settings: Settings) -> None:
     """Find the fastest number of environments; without the knob, measure the one that was asked for."""
     learns, own = plan.objective == "training", plan.asked.num_envs
-    found = widths(plan.asked, learns=learns, max_num_envs=plan.max_num_envs)
-    legal = found.legal if "num_envs" in plan.knobs else [own]
-    record.notes += found.notes if len(legal) > 1 else []
+    legal, notes = widths(plan.asked, learns=learns, max_num_envs=plan.max_num_envs)
+    legal = legal if "num_envs" in plan.knobs else [own]
+    record.notes += notes if len(legal) > 1 else []
     rows: dict[int, Row] = {}
 
     def take() -> None:
