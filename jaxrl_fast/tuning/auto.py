@@ -46,7 +46,8 @@ def resolve(run: Run, *, may_measure: bool, tell: Tell = lambda line: print(line
     tell(
         f"num_envs=auto: {finding.learning['num_envs']} environments, measured here {finding.found} ({finding.effect})"
     )
-    return apply(asked, finding)
+    placed = {key: value for key, value in finding.free.items() if key in ("placement", "devices")}
+    return findings.apply(asked, {**finding.learning, **placed})
 
 
 def refuse_several(run: Run, word: str, instead: str) -> None:
@@ -57,12 +58,6 @@ def refuse_several(run: Run, word: str, instead: str) -> None:
     """
     if run.processes or (run.distributed == "auto" and cluster.find()):
         raise ValueError(f"{word} is for a single process: write {instead}")
-
-
-def apply(asked: Run, finding: Finding) -> Run:
-    """The run with a finding's sizes, and its placement if it has one."""
-    placed = {key: value for key, value in finding.free.items() if key in ("placement", "devices")}
-    return findings.apply(asked, {**finding.learning, **placed})
 
 
 def look_around(asked: Run, tell: Tell) -> Finding | None:
