@@ -2,20 +2,18 @@
 
 from pathlib import Path
 
-from jaxrl_fast.targets.program_cost import Dumped
-
 AFTER, BEFORE, METADATA = "thunk_sequence_after_thunk_passes.txt", "thunk_sequence.txt", "thunk_metadata.txt"
 
 
-def find_dump(folder: Path, program: str) -> Dumped | None:
-    """The thunks of the newest program whose module has this name, such as ``jit_learn``; None where there are none, as
-    for a TPU."""
+def find_dump(folder: Path, program: str) -> tuple[str, str] | None:
+    """The thunks (steps of the host) and their metadata, of the newest program whose module has this name, such as
+    ``jit_learn``; None where there are none, as for a TPU."""
     found = sorted(folder.glob(f"module_*.{program}.{METADATA}"))
     if not found:
         return None
     stem = str(found[-1]).removesuffix(METADATA)
     after, before = Path(stem + AFTER), Path(stem + BEFORE)  # the first is left out where the passes changed nothing
-    return Dumped((after if after.exists() else before).read_text(), found[-1].read_text())
+    return (after if after.exists() else before).read_text(), found[-1].read_text()
 
 
 def module_name(hlo: str) -> str:

@@ -60,14 +60,6 @@ class ProgramCost(NamedTuple):
     unordered: tuple[str, ...]
 
 
-class Dumped(NamedTuple):
-    """What XLA wrote down while it compiled a program for a GPU: ``thunks``, the steps of the host; ``metadata``, the
-    instructions behind them."""
-
-    thunks: str
-    metadata: str
-
-
 def cost_of(
     compiled: Compiled,
     fragments: Sequence[str],
@@ -76,9 +68,9 @@ def cost_of(
     group: int,
     num_devices: int,
     calls: float,
-    dumped: Dumped | None,
+    dumped: tuple[str, str] | None,
 ) -> ProgramCost:
-    """Read a program that is called ``calls`` times a tick."""
+    """Read a program that is called ``calls`` times a tick; ``dumped``: what `dumps.find_dump` found of it."""
     source = compiled.as_text() or ""
     text = read_text(source)
     kernels = [kernel._replace(runs=kernel.runs * calls) for kernel in kernels_of(text, fragments)]
@@ -149,8 +141,8 @@ def _adds(notes: str, text: Text) -> bool:
     return any(i.is_root and i.opcode != "parameter" for i in combiner)
 
 
-def _launches(dumped: Dumped, text: Text, calls: float) -> Launches:
+def _launches(dumped: tuple[str, str], text: Text, calls: float) -> Launches:
     loops = [i for instructions in text.computations.values() for i in instructions if i.opcode == "while"]
     trips = {loop.name: trips for loop in loops if (trips := trip_count(loop)) is not None}
-    counted = count_launches(dumped.thunks, dumped.metadata, trips)
+    counted = count_launches(*dumped, trips)
     return Launches(*(calls * number for number in counted))
