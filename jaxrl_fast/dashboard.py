@@ -5,6 +5,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from jaxrl_fast.inspection.found_runs import FoundRuns
 from jaxrl_fast.runs.reading import is_run
@@ -40,16 +41,8 @@ def show_runs(words: Sequence[str]) -> int:
     listener = listen(port)
     port = listener.getsockname()[1]
     app = make_app(FoundRuns(folder), port)
-    config = uvicorn.Config(
-        app,
-        http="h11",
-        ws="none",
-        lifespan="off",
-        loop="asyncio",
-        log_level="critical",
-        server_header=False,
-        timeout_graceful_shutdown=CLOSE_S,
-    )
+    plain: dict[str, Any] = {"http": "h11", "ws": "none", "lifespan": "off", "loop": "asyncio", "server_header": False}
+    config = uvicorn.Config(app, **plain, log_level="critical", timeout_graceful_shutdown=CLOSE_S)
     missing = "" if folder.is_dir() else ", which is not there yet"
     print(f"http://{ADDRESS}:{port}/  shows the runs below {folder}{missing}; Ctrl-C ends it", flush=True)
     with listener:

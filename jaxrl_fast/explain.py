@@ -37,12 +37,13 @@ from jaxrl_fast.settings.run_settings import Run, env_name, graph_options, make_
 from jaxrl_fast.settings.schema import ConfigError
 from jaxrl_fast.targets.compilers import compile_here
 from jaxrl_fast.targets.compiling import ForTarget, compile_for, placement_for, rounds_of
-from jaxrl_fast.targets.cost_tables import band_table, cost_facts, cost_lines, launch_table, room_in
+from jaxrl_fast.targets.cost_tables import band_table, cost_facts, cost_lines, launch_table
 from jaxrl_fast.targets.explaining import dump_folder, explain_elsewhere
 from jaxrl_fast.targets.here import compare_here
 from jaxrl_fast.targets.target import THIS, Target, parse_target
 from jaxrl_fast.training.planning import plan_run
 from jaxrl_fast.tuning import auto, auto_overlap
+from jaxrl_fast.tuning.running import make_folder
 from jaxrl_fast.tuning.stopwatch import Ready
 
 FILES = ("graph.svg", "graph.mmd", "graph.json")
@@ -106,9 +107,9 @@ def show_target(run: Run, found: ForTarget, machine: Target, title: str, folder:
     tables = (fragment_table(description), channel_table(description), launch_table(found.costs))
     for table in (*tables, band_table(found.costs, found.rounds, machine)):
         new_console().print(table)
-    print("\n".join(["", *cost_lines(found, machine), f"compiled in {found.compile_s:.0f} s"]))
+    print("\n".join(["", *cost_lines(found), f"compiled in {found.compile_s:.0f} s"]))
     costs = cost_facts(found.costs, found.rounds, machine)
-    costs |= {"room": plain(room_in(found, machine)), "compile_s": found.compile_s}
+    costs |= {"room": plain(found.room), "compile_s": found.compile_s}
     write_files(folder, title, description, {"run": facts_of(run, found.placed.name), "target": costs})
     return 0
 
@@ -129,7 +130,9 @@ def explain_on(env: VecEnv | HostEnv, run: Run, chosen: str, folder: Path, measu
     title = f"{env_name(run)}, {run.algo}, placement {run.placement}, overlap {run.overlap}"
     print(f"{title}{f' ({chosen})' if chosen else ''}: compiling ...", flush=True)
     ready, description, facts = look_at(run, graph, placed, program, algorithm.hyper)
-    print_tables(description, facts)
+    for table in (fragment_table, channel_table, program_table):
+        new_console().print(table(description))
+    print("\n".join([*collective_lines(description), *closing_lines(description, facts)]))
     everything: dict[str, Any] = {"run": facts}
     if measured_in is not None:
         rounds = rounds_of(graph, agent, env.num_envs * agent.rollout_length)
@@ -145,15 +148,6 @@ def write_files(folder: Path, title: str, description: Description, facts: dict[
     (folder / "graph.mmd").write_text(to_mermaid(description, title))
     (folder / "graph.json").write_text(json.dumps(everything, indent=1, allow_nan=False) + "\n")
     print(f"written: {', '.join(str(folder / name) for name in FILES)}")
-
-
-def print_tables(description: Description, facts: dict[str, Any]) -> None:
-    """Print the tables and notes."""
-    console = new_console()
-    for table in (fragment_table, channel_table, program_table):
-        console.print(table(description))
-    for line in (*collective_lines(description), *closing_lines(description, facts)):
-        print(line)
 
 
 def take_out(words: Sequence[str], name: str) -> tuple[str | None, list[str]]:
@@ -181,12 +175,7 @@ def open_folder(folder: Path) -> None:
     Raises:
         ConfigError: it cannot be written to, or holds files of these names that are somebody else's.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / ".writable").touch()
-        (folder / ".writable").unlink()
-    except OSError as error:
-        raise ConfigError(f"cannot write to out={folder} ({error.strerror}): write another folder") from None
+    make_folder(folder)
     for path in (folder / name for name in FILES):
         if path.exists() and MARK not in path.read_text(errors="replace")[:1000]:
             raise ConfigError(f"{path} was not written by this command: move it, or write another out=...")

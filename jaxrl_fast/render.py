@@ -69,10 +69,10 @@ def render_run(words: Sequence[str]) -> int:
         print(f"{folder}: {policy.spec.name}, {policy.made_by['algo']}, {which} policy", flush=True)
         every = max(1, round(1 / (numbers["fps"] * subject.step_s)))
         picture_s = every * subject.step_s
-        movie = encode(pictures_of(subject, policy, numbers, every, picture_s), out.suffix, picture_s)
-    replace_file(out, movie.content)
-    size = f"{movie.pictures} pictures of {movie.width} × {movie.height}"
-    print(f"{out}: {size}, {movie.pictures * picture_s:.1f} s, {len(movie.content) / 1000:,.0f} kB")
+        content, sizes = encode(pictures_of(subject, policy, numbers, every, picture_s), out.suffix, picture_s)
+    replace_file(out, content)
+    size = f"{len(sizes)} pictures of {sizes[0][1]} × {sizes[0][0]}"
+    print(f"{out}: {size}, {len(sizes) * picture_s:.1f} s, {len(content) / 1000:,.0f} kB")
     return 0
 
 

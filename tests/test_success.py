@@ -220,7 +220,7 @@ def test_a_run_shows_it_everywhere(commands: Commands, tmp_path: Path):
     described = describe_run(view)
     assert described["scores"]["success"][-1] == 100 * rate
     assert ("success", f"{100 * rate:.3g} %") in [(f["label"], f["value"]) for f in described["figures"]]
-    assert row_of("run", read_facts(run)).eval_success == rate
+    assert row_of("run", read_facts(run))["eval_success"] == rate
     assert success_curve(view.evals)["mean"][-1] == 100 * rate
     ended = commands.run(tmp_path, "evaluate", "run", "episodes=16", trains=True)
     assert (ended.status, ended.err) == (0, "") and " % of the episodes\n" in ended.out

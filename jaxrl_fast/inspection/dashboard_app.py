@@ -59,7 +59,7 @@ def make_app(runs: FoundRuns, port: int) -> ASGIApp:
 
 def changes(before: dict[str, RunRow], now: dict[str, RunRow]) -> dict[str, Any]:
     """What a page that shows the rows ``before`` must learn: ``rows`` that are new or other, and names ``gone``."""
-    other = [row._asdict() for name, row in now.items() if row != before.get(name)]
+    other = [row for name, row in now.items() if row != before.get(name)]
     return {"rows": other, "gone": [name for name in before if name not in now]}
 
 
@@ -107,10 +107,10 @@ def _details(request: Request) -> Response:
 
 def _curve(request: Request) -> Response:
     runs, name = _runs(request), request.query_params.get("run", "")
-    row = _row(request, name)
+    _row(request, name)
     table, curve_of = CURVES.get(request.query_params.get("of", "eval"), CURVES["eval"])
-    columns = read_columns(runs.path_of(row.name, table)) if _has(runs, name, table) else {}
-    return JSONResponse({"name": row.name, **curve_of(columns)})
+    columns = read_columns(runs.path_of(name, table)) if _has(runs, name, table) else {}
+    return JSONResponse({"name": name, **curve_of(columns)})
 
 
 async def _events(request: Request) -> Response:

@@ -127,12 +127,8 @@ def describe(
         for group in placement.groups
     )
     parts = [] if run is None else compiled_parts(run, tuple(group_of), ticks_per_chunk)
-    programs = tuple(
-        PlacedProgram(
-            names, group_of[names[0]], calls, inspect_program(step, 1 / calls) if isinstance(step, Compiled) else None
-        )
-        for names, step, calls in parts
-    )
+    facts = [inspect_program(step, 1 / calls) if isinstance(step, Compiled) else None for _, step, calls in parts]
+    programs = tuple(PlacedProgram(p[0], group_of[p[0][0]], p[2], f) for p, f in zip(parts, facts, strict=True))
     channels = tuple(
         _channel(graph, writer, name, age, per_round, readers, shapes.get(name))
         for writer in graph.fragments

@@ -15,15 +15,9 @@ from jaxrl_fast.inspection.description import ChannelFacts, Description, describ
 from jaxrl_fast.inspection.labels import device_names, group_label, label_of, notes_of
 from jaxrl_fast.runs.hooks import Tell
 
-TINTS = (
-    ("#e9f1fe", "#9dbbe8"),
-    ("#e9f6ec", "#97cba6"),
-    ("#fdf4e0", "#e0c07a"),
-    ("#f2edfb", "#bfa9e4"),
-    ("#fdecec", "#e2a6a6"),
-    ("#e4f4f5", "#8dc6cc"),
-)
-"""Fill and edge of a group's frame; groups on the same devices have the same."""
+FILLS = ("#e9f1fe", "#e9f6ec", "#fdf4e0", "#f2edfb", "#fdecec", "#e4f4f5")
+EDGES = ("#9dbbe8", "#97cba6", "#e0c07a", "#bfa9e4", "#e2a6a6", "#8dc6cc")
+"""Of groups' frames; groups on the same devices have the same."""
 SOLID, DASHED, INK, FAINT = "#33475b", "#b5532a", "#1d2733", "#5d6b7a"
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
 MARGIN, PAD, ROW, ARROW, LOOP = 24.0, 14.0, 46.0, 8.0, 26.0
@@ -54,18 +48,19 @@ def to_svg(description: Description, title: str) -> str:
             boxes.append(_box(fragment.name, lines, x + PAD, width + 2 * PAD, low, bottom))
             x += width + 3 * PAD
         x = max(x, left + text_width(group_label(group), 12, bold=True) + PAD) + PAD
-        fill, edge = TINTS[devices.index(group.devices) % len(TINTS)]
-        parts.append(_rectangle(left, FRAMES, x - left, bottom - FRAMES, f'fill="{fill}" stroke="{edge}"'))
+        tint = devices.index(group.devices) % len(FILLS)
+        style = f'fill="{FILLS[tint]}" stroke="{EDGES[tint]}"'
+        parts.append(_rectangle(left, FRAMES, x - left, bottom - FRAMES, style))
         parts += [_text(left + PAD, FRAMES + 19, group_label(group), bold=True, color=FAINT), *boxes]
         x += 2 * PAD
-    right, height = x - PAD, bottom + 20 * len(CAPTIONS) + MARGIN
+    height = bottom + 20 * len(CAPTIONS) + MARGIN
+    ends = [x - PAD, *(text_width(line, 12) + MARGIN for line in CAPTIONS), text_width(title, 17, bold=True) + MARGIN]
     for row, channel in enumerate(channels):
         text, end = _channel(channel, middles, low + ROW * (row + 1))
         parts.append(text)
-        right = max(right, end)
+        ends.append(end)
     parts += [_text(MARGIN, bottom + 24 + 20 * row, line, color=FAINT) for row, line in enumerate(CAPTIONS)]
-    width = round(max(right, *(text_width(line, 12) + MARGIN for line in CAPTIONS), text_width(title, 17, bold=True)))
-    width += round(MARGIN)
+    width = round(max(ends) + MARGIN)
     head = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height:g}" viewBox="0 0 {width} {height:g}" '
         f'font-family="{FONT}" font-size="12" fill="{INK}">',

@@ -4,6 +4,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from jaxrl_fast.inspection.run_rows import Facts, RunRow, read_facts, row_of
@@ -43,7 +44,11 @@ class FoundRuns:
         with self._lock:
             began_s = time.monotonic()
             if began_s >= self._look_at_s:
-                self._read = {name: (stamp, self._facts(name, stamp)) for name, stamp in find_runs(self.root)}
+                read: dict[str, tuple[Stamp, Facts]] = {}
+                for name, stamp in find_runs(self.root):
+                    known, facts = self._read.get(name, ((), {}))
+                    read[name] = stamp, facts if stamp == known else read_facts(self.root / name)
+                self._read = read
                 self._rows = {name: row_of(name, facts) for name, (_, facts) in self._read.items()}
                 now_s = time.monotonic()
                 self._look_at_s = now_s + max(FRESH_S, IDLE_SHARE * (now_s - began_s))
@@ -61,10 +66,6 @@ class FoundRuns:
         if not known or not path.is_file() or path.resolve() != path:
             raise FileNotFoundError(f"no {file} of a run {name}")
         return path
-
-    def _facts(self, name: str, stamp: Stamp) -> Facts:
-        before, facts = self._read.get(name, ((), {}))
-        return facts if stamp == before else read_facts(self.root / name)
 
 
 def find_runs(root: Path) -> Iterator[tuple[str, Stamp]]:
@@ -85,11 +86,9 @@ def find_runs(root: Path) -> Iterator[tuple[str, Stamp]]:
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
     """What a folder holds; nothing once it is gone."""
-    try:
-        with os.scandir(folder) as entries:
-            return list(entries)
-    except OSError:
-        return []
+    with suppress(OSError), os.scandir(folder) as entries:
+        return list(entries)
+    return []
 
 
 def _may_hold_runs(entry: os.DirEntry[str]) -> bool:

@@ -13,14 +13,14 @@ from jaxrl_fast.runs.progress import si
 def fragment_table(description: Description) -> Table:
     """A row a fragment, in the order of a tick."""
     table = new_table("fragments", "devices", "reads", "writes", "axes", "steps", ">state")
-    ages = {(reader, c.name): c for c in description.channels for reader in c.readers if c.age}
+    old = {
+        (reader, channel.name): " (last round)" if channel.per_round else " (last tick)"
+        for channel in description.channels
+        for reader in channel.readers
+        if channel.age
+    }
     for fragment in description.fragments:
-        reads = [
-            f"{name} ({'last round' if ages[fragment.name, name].per_round else 'last tick'})"
-            if (fragment.name, name) in ages
-            else name
-            for name in fragment.reads
-        ]
+        reads = [name + old.get((fragment.name, name), "") for name in fragment.reads]
         table.add_row(
             fragment.name,
             device_names(description.groups[fragment.group].devices),
@@ -44,7 +44,7 @@ def channel_table(description: Description) -> Table:
             f"{channel.writer} → {', '.join(channel.readers) or 'nobody in the graph'}",
             age if channel.readers else "-",
             arrays_of(channel),
-            *("?" if size is None else byte_size(size) for size in sizes),
+            *map(byte_size, sizes),
         )
     return table
 
@@ -85,13 +85,8 @@ def program_row(program: PlacedProgram, devices: str) -> list[str]:
         names += f" ({program.calls:g} calls a tick)"
     sizes = (facts.accessed_bytes, facts.argument_bytes, facts.output_bytes, facts.aliased_bytes, facts.temporary_bytes)
     loops = ", ".join("?" if runs is None else f"{runs:g}" for runs in dict.fromkeys(facts.loops))
-    return [
-        names,
-        devices,
-        "?" if facts.flops is None else si(facts.flops),
-        *("?" if size is None else byte_size(size) for size in sizes),
-        loops or "-",
-    ]
+    flops = "?" if facts.flops is None else si(facts.flops)
+    return [names, devices, flops, *map(byte_size, sizes), loops or "-"]
 
 
 def collective_lines(description: Description) -> list[str]:

@@ -64,17 +64,10 @@ def inspect_program(compiled: Compiled, ticks: float = 1) -> ProgramFacts:
     text = compiled.as_text() or ""
     # The loop over ticks itself is left out: its body runs once a tick.
     loops = sorted(count / ticks for count in loop_runs(text) if not count <= ticks)
-    return ProgramFacts(
-        cost.get("flops"),
-        cost.get("bytes accessed"),
-        size("argument"),
-        size("output"),
-        size("alias"),
-        size("temp"),
-        size("generated_code"),
-        tuple(map(_known, loops)),
-        find_collectives(text, ticks),
-    )
+    argument, output, alias, temp, code = map(size, ("argument", "output", "alias", "temp", "generated_code"))
+    flops, accessed, collectives = cost.get("flops"), cost.get("bytes accessed"), find_collectives(text, ticks)
+    known = tuple(map(_known, loops))
+    return ProgramFacts(flops, accessed, argument, output, alias, temp, code, known, collectives)
 
 
 def program_bytes(compiled: Compiled) -> int | None:
@@ -87,8 +80,7 @@ def program_bytes(compiled: Compiled) -> int | None:
 
 def find_collectives(text: str, ticks: float = 1) -> tuple[Collective, ...]:
     """The collectives in a program's text, those that run equally often together."""
-    computations, entry = read_computations(text)
-    runs = computation_runs(computations, entry)
+    computations, runs = _read(text)
     found: dict[tuple[str, float | None], list[int]] = {}
     for name, often in runs.items():
         for result, kind in COLLECTIVE.findall("\n".join(computations[name])):
@@ -98,11 +90,14 @@ def find_collectives(text: str, ticks: float = 1) -> tuple[Collective, ...]:
 
 def loop_runs(text: str) -> list[float]:
     """How often the body of each loop in a program's text runs in one call; NaN where XLA does not know."""
+    computations, runs = _read(text)
+    called = [call for name in runs for line in computations[name] for call in _calls(line)]
+    return [runs.get(callee, 0.0) for callee, loop in called if loop]
+
+
+def _read(text: str) -> tuple[dict[str, list[str]], dict[str, float]]:
     computations, entry = read_computations(text)
-    runs = computation_runs(computations, entry)
-    return [
-        runs.get(callee, 0.0) for name in runs for line in computations[name] for callee, loop in _calls(line) if loop
-    ]
+    return computations, computation_runs(computations, entry)
 
 
 def read_computations(text: str) -> tuple[dict[str, list[str]], str]:

@@ -46,8 +46,10 @@ def label_of(channel: ChannelFacts) -> str:
     return ", ".join(size + age)
 
 
-def byte_size(number: float) -> str:
-    """Bytes as a person reads them, in powers of 1000: ``1.2 MB``."""
+def byte_size(number: float | None) -> str:
+    """Bytes as a person reads them, in powers of 1000: ``1.2 MB``; "?" for None, which is not known."""
+    if number is None:
+        return "?"
     for unit in ("B", "kB", "MB"):
         if number < 999.5:
             return f"{number:.3g} {unit}"

@@ -66,9 +66,8 @@ def history_svg(history: Sequence[Row]) -> str:
     axes = figure.add_subplot()
     for label, points, style in (("training", training, "#d55e00"), ("greedy", sorted(greedy), "#0072b2")):
         if points:
-            axes.plot(
-                *zip(*points, strict=True), color=style, label=label, marker="o" if len(points) < 30 else None, ms=3
-            )
+            marker = "o" if len(points) < 30 else None
+            axes.plot(*zip(*points, strict=True), color=style, label=label, marker=marker, ms=3)
     axes.set(xlabel="environment steps", ylabel="return")
     axes.xaxis.set_major_formatter(EngFormatter())
     axes.grid(alpha=0.3)

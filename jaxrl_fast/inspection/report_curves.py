@@ -45,16 +45,11 @@ def describe_scores(scores: Scores, evals: Columns) -> dict[str, Any]:
         low, high = np.array([bootstrap_interval(row) for row in scores.returns]).reshape(-1, 2).T
     episodes = round(len(evals.get("return", ())) / max(1, scores.returns.size))
     what = f"95 % interval of the mean, {num_seeds} seeds" if num_seeds > 1 else f"10 to 90 % of {episodes} episodes"
-    return {
-        "env_steps": plain(scores.env_steps),
-        "wall_s": plain(scores.wall_s),
-        "mean": plain(scores.returns.mean(axis=1)) if scores.returns.size else [],
-        "low": plain(low),
-        "high": plain(high),
-        "seeds": [plain(column) for column in scores.returns.T] if num_seeds > 1 else [],
-        "interval": what,
-        "success": plain(100 * scores.success) if np.isfinite(scores.success).any() else [],
-    }
+    means = scores.returns.mean(axis=1) if scores.returns.size else np.zeros(0)
+    success = 100 * scores.success if np.isfinite(scores.success).any() else np.zeros(0)
+    curves = {"env_steps": scores.env_steps, "wall_s": scores.wall_s, "mean": means, "low": low, "high": high}
+    seeds = [plain(column) for column in scores.returns.T] if num_seeds > 1 else []
+    return {**{k: plain(x) for k, x in curves.items()}, "seeds": seeds, "interval": what, "success": plain(success)}
 
 
 def figures(view: RunView, scores: Scores) -> list[dict[str, str]]:

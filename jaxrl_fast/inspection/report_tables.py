@@ -1,8 +1,8 @@
 """The tables of a report: where a run's time went, its settings, its machine and its commands."""
 
 import base64
-import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxrl_fast.inspection.report_curves import wall_s
 from jaxrl_fast.runs.reading import RunView
+from jaxrl_fast.settings.grammar import command_line
 from jaxrl_fast.settings.schema import written
 
 
@@ -94,14 +95,13 @@ def machine_table(view: RunView) -> list[list[str]]:
 def commands(view: RunView) -> list[list[str]]:
     """Rows of a purpose and the line to type for it."""
     folder = str(view.path)
-    python = ["python", "-m"]
-    rows = [["repeat", [*python, "jaxrl_fast.train", f"config={folder}/config.yaml"]]]
+    rows = [["repeat", command_line([f"config={folder}/config.yaml"])]]
     if (view.path / "checkpoints").is_dir():
-        rows.append(["resume", [*python, "jaxrl_fast.train", f"resume={folder}"]])
+        rows.append(["resume", command_line([f"resume={folder}"])])
     if (view.path / "policy").is_dir():
-        rows.append(["evaluate", [*python, "jaxrl_fast.evaluate", folder, "episodes=100"]])
-        rows.append(["export", [*python, "jaxrl_fast.export", folder]])
-    return [[purpose, shlex.join(words)] for purpose, words in rows]  # type: ignore[list-item]
+        rows.append(["evaluate", command_line([folder, "episodes=100"], "evaluate")])
+        rows.append(["export", command_line([folder], "export")])
+    return rows
 
 
 def flat(tree: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
@@ -116,14 +116,12 @@ def flat(tree: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _as_uri(file: Path, kind: str) -> str | None:
-    try:
+    with suppress(OSError):
         return f"data:{kind};base64,{base64.b64encode(file.read_bytes()).decode()}"
-    except OSError:
-        return None
+    return None
 
 
 def _read_text(file: Path) -> str | None:
-    try:
+    with suppress(OSError, ValueError):
         return file.read_text("utf-8")
-    except (OSError, ValueError):
-        return None
+    return None

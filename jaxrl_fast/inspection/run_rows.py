@@ -1,8 +1,9 @@
 """A run as a row of a list and as a curve, from files in any condition."""
 
 import math
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -20,40 +21,25 @@ Curve = dict[str, list[float | None]]
 """Columns of equal length, or empty: ``steps``, ``wall_s`` and ``mean``, and its range from ``low`` to ``high``."""
 
 
-class RunRow(NamedTuple):
-    """A run in the list. None is not known.
+RunRow = dict[str, Any]
+"""A run in the list. None is not known.
 
-    - ``name``: the path of its folder below the root.
-    - ``env``, ``algo``, ``num_seeds``: what it trains.
-    - ``state``: one of `STATES`; ``error``: why it failed.
-    - ``env_steps``, ``total_steps``: of each seed, until now and in the end.
-    - ``eval_return``, ``eval_steps``: the newest evaluation, a mean over seeds; ``best_return``: the highest.
-    - ``eval_success``: the share of its episodes that were a success.
-    - ``episode_return``: of the episodes that training ended.
-    - ``sampling_hz``, ``update_hz``, ``update_frame_hz``: steps, updates and samples of updates in a second.
-    - ``elapsed_s``, ``left_s``: seconds trained, and to go at the pace until now.
-    - ``started_at``: when its process began, in seconds since 1970.
-    """
-
-    name: str
-    env: str
-    algo: str
-    num_seeds: float | None
-    state: str
-    error: str
-    env_steps: float | None
-    total_steps: float | None
-    eval_return: float | None
-    eval_steps: float | None
-    best_return: float | None
-    eval_success: float | None
-    episode_return: float | None
-    sampling_hz: float | None
-    update_hz: float | None
-    update_frame_hz: float | None
-    elapsed_s: float | None
-    left_s: float | None
-    started_at: float | None
+- ``name``: the path of its folder below the root.
+- ``env``, ``algo``, ``num_seeds``: what it trains.
+- ``state``: one of `STATES`; ``error``: why it failed.
+- ``env_steps``, ``total_steps``: of each seed, until now and in the end.
+- ``eval_return``, ``eval_steps``: the newest evaluation, a mean over seeds; ``best_return``: the highest.
+- ``eval_success``: the share of its episodes that were a success.
+- ``episode_return``: of the episodes that training ended.
+- ``sampling_hz``, ``update_hz``, ``update_frame_hz``: steps, updates and samples of updates in a second.
+- ``elapsed_s``, ``left_s``: seconds trained, and to go at the pace until now.
+- ``started_at``: when its process began, in seconds since 1970.
+"""
+NUMBERS = (
+    *("num_seeds", "env_steps", "total_steps", "eval_return", "eval_steps", "best_return", "eval_success"),
+    *("episode_return", "sampling_hz", "update_hz", "update_frame_hz", "started_at"),
+)
+"""Numbers of a row that stand in ``run.json``."""
 
 
 def read_facts(folder: Path) -> Facts:
@@ -68,20 +54,15 @@ def read_facts(folder: Path) -> Facts:
 
 def row_of(name: str, facts: Facts) -> RunRow:
     """The row of a run. Facts of a wrong kind count as not known."""
-    known: Facts = {key: _number(facts.get(key)) for key in RunRow._fields}
-    state, steps, elapsed_s = _state(facts), known["env_steps"], _number(facts.get("wall_s"))
-    texts = {
-        "name": name,
-        "env": _text(facts.get("env.id") or facts.get("env.make") or facts.get("env")),
-        "algo": _text(facts.get("algo")),
-        "error": _text(facts.get("error")),
-        "state": state,
-    }
-    left_s = None
-    if state in ACTIVE and steps and elapsed_s and known["total_steps"]:
+    row: RunRow = {key: _number(facts.get(key)) for key in NUMBERS}
+    steps, total, elapsed_s, left_s = row["env_steps"], row["total_steps"], _number(facts.get("wall_s")), None
+    state = _state(facts)
+    if state in ACTIVE and steps and elapsed_s and total:
         trained_s = max(elapsed_s - (_number(facts.get("compile_s")) or 0.0), 0.0)
-        left_s = max(known["total_steps"] - steps, 0.0) * trained_s / steps
-    return RunRow(**{**known, **texts, "elapsed_s": elapsed_s, "left_s": left_s})
+        left_s = max(total - steps, 0.0) * trained_s / steps
+    env = _text(facts.get("env.id") or facts.get("env.make") or facts.get("env"))
+    texts = {"name": name, "env": env, "algo": _text(facts.get("algo")), "error": _text(facts.get("error"))}
+    return {**row, **texts, "state": state, "elapsed_s": elapsed_s, "left_s": left_s}
 
 
 def greedy_curve(evals: Columns) -> Curve:
@@ -156,10 +137,9 @@ def _curve(*columns: np.ndarray) -> Curve:
 
 
 def _changed_at(path: Path) -> float | None:
-    try:
+    with suppress(OSError):
         return path.stat().st_mtime
-    except OSError:
-        return None
+    return None
 
 
 def _number(value: Any) -> float | None:

@@ -19,7 +19,7 @@ from jaxrl_fast.settings.run_settings import Run, graph_options, make_algorithm,
 from jaxrl_fast.settings.schema import ConfigError
 from jaxrl_fast.targets.dumps import find_dump, module_name
 from jaxrl_fast.targets.program_cost import ProgramCost, cost_of
-from jaxrl_fast.targets.room import Stored, stored_replay
+from jaxrl_fast.targets.room import Room, room_of, stored_replay
 from jaxrl_fast.targets.target import Target, devices_of
 from jaxrl_fast.training.planning import plan_run
 
@@ -44,7 +44,7 @@ class ForTarget(NamedTuple):
     - ``compiled``: the program of a chunk of ``ticks_per_chunk`` ticks, in ``compile_s`` seconds.
     - ``costs``: of each of its programs.
     - ``rounds``: how often a tick repeats what it consists of.
-    - ``stored``: its replay buffer, if any.
+    - ``room``: how far it could grow on the target's devices.
     """
 
     graph: Graph
@@ -54,7 +54,7 @@ class ForTarget(NamedTuple):
     ticks_per_chunk: int
     costs: tuple[ProgramCost, ...]
     rounds: Rounds
-    stored: Stored | None
+    room: Room
     compile_s: float
 
 
@@ -88,36 +88,24 @@ def compile_for(run: Run, target: Target, dump: Path) -> ForTarget:
     state = jax.eval_shape(program.init, keys, algorithm.hyper)
     costs = costs_of(compiled, placed, plan.ticks_per_chunk, target, dump)
     rounds = rounds_of(graph, agent, plan.steps_per_tick)
-    stored = stored_replay(run.algo_options, graph, placed, state)
-    return ForTarget(graph, placed, state, compiled, plan.ticks_per_chunk, costs, rounds, stored, compile_s)
+    room = room_of(costs, stored_replay(run.algo_options, graph, placed, state), env.num_envs, target.chip)
+    return ForTarget(graph, placed, state, compiled, plan.ticks_per_chunk, costs, rounds, room, compile_s)
 
 
 def costs_of(compiled: Any, placed: Placement, ticks: int, target: Target, dump: Path) -> tuple[ProgramCost, ...]:
     """What each program of the run costs; those that the host steps are left out."""
     group_of = {name: index for index, group in enumerate(placed.groups) for name in group.fragments}
-    names = tuple(group_of)
-    return tuple(
-        cost_of(
-            step,
-            fragments,
-            target.chip,
-            group=group_of[fragments[0]],
-            num_devices=len(placed.groups[group_of[fragments[0]]].devices),
-            calls=calls,
-            dumped=find_dump(dump, module_name(step.as_text() or "")),
-        )
-        for fragments, step, calls in compiled_parts(compiled, names, ticks)
-        if isinstance(step, jax.stages.Compiled)
-    )
+    costs = []
+    for fragments, step, calls in compiled_parts(compiled, tuple(group_of), ticks):
+        if isinstance(step, jax.stages.Compiled):
+            group = group_of[fragments[0]]
+            where = {"group": group, "num_devices": len(placed.groups[group].devices)}
+            dumped = find_dump(dump, module_name(step.as_text() or ""))
+            costs.append(cost_of(step, fragments, target.chip, **where, calls=calls, dumped=dumped))
+    return tuple(costs)
 
 
 def rounds_of(graph: Graph, agent: Bound, steps_per_tick: int) -> Rounds:
     """How often a tick of this graph steps its environments and updates its networks."""
-    return Rounds(
-        agent.rollout_length,
-        agent.updates_per_tick,
-        agent.batch_size,
-        steps_per_tick,
-        tuple(tagged(graph, SAMPLING)),
-        tuple(tagged(graph, LEARNING)),
-    )
+    sampling, learning = (tuple(tagged(graph, tag)) for tag in (SAMPLING, LEARNING))
+    return Rounds(agent.rollout_length, agent.updates_per_tick, agent.batch_size, steps_per_tick, sampling, learning)

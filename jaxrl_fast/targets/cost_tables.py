@@ -11,7 +11,7 @@ from jaxrl_fast.inspection.tables import new_table
 from jaxrl_fast.runs.progress import si
 from jaxrl_fast.targets.compiling import ForTarget, Rounds
 from jaxrl_fast.targets.program_cost import FLOORS_US, SHORT_US, ProgramCost, by_group, kernels_a_round
-from jaxrl_fast.targets.room import Room, room_of
+from jaxrl_fast.targets.room import Room
 from jaxrl_fast.targets.target import Target
 
 
@@ -28,7 +28,7 @@ def launch_table(costs: Sequence[ProgramCost]) -> Table:
             *launches,
             f"{cost.product_flops / 1e9:.3g}",
             f"{cost.moved_bytes / 1e9:.3g}",
-            "?" if cost.memory_bytes is None else byte_size(cost.memory_bytes),
+            byte_size(cost.memory_bytes),
         )
     return table
 
@@ -49,9 +49,9 @@ def band(costs: Sequence[ProgramCost]) -> list[tuple[str, float]]:
     return [(name, max(by_group(pairs).values())) for name, pairs in named]
 
 
-def cost_lines(found: ForTarget, target: Target) -> list[str]:
+def cost_lines(found: ForTarget) -> list[str]:
     """What the tables do not show."""
-    lines = [*round_lines(found), *collective_lines(found.costs), *memory_lines(room_in(found, target))]
+    lines = [*round_lines(found), *collective_lines(found.costs), *memory_lines(found.room)]
     for cost in found.costs:
         name = ", ".join(cost.fragments)
         if cost.big_copies:
@@ -69,11 +69,6 @@ def cost_lines(found: ForTarget, target: Target) -> list[str]:
         "are far apart.",
     ]
     return lines
-
-
-def room_in(found: ForTarget, target: Target) -> Room:
-    """How far the run could grow on the target's devices."""
-    return room_of(found.costs, found.stored, found.rounds.env_steps // found.rounds.steps, target.chip)
 
 
 def round_lines(found: ForTarget) -> list[str]:

@@ -6,8 +6,8 @@ AFTER, BEFORE, METADATA = "thunk_sequence_after_thunk_passes.txt", "thunk_sequen
 
 
 def find_dump(folder: Path, program: str) -> tuple[str, str] | None:
-    """The thunks of the newest program for a GPU whose module has this name, such as ``jit_learn``: the steps of the
-    host, and the instructions behind them. None where there are none, as for a TPU."""
+    """The thunks (steps of the host) and their metadata, of the newest program whose module has this name, such as
+    ``jit_learn``; None where there are none, as for a TPU."""
     found = sorted(folder.glob(f"module_*.{program}.{METADATA}"))
     if not found:
         return None

@@ -70,7 +70,7 @@ def cost_of(
     calls: float,
     dumped: tuple[str, str] | None,
 ) -> ProgramCost:
-    """Read a program that is called ``calls`` times a tick; ``dumped``: of `dumps.find_dump`."""
+    """Read a program that is called ``calls`` times a tick; ``dumped``: what `dumps.find_dump` found of it."""
     source = compiled.as_text() or ""
     text = read_text(source)
     kernels = [kernel._replace(runs=kernel.runs * calls) for kernel in kernels_of(text, fragments)]

@@ -41,7 +41,16 @@ def parse_target(word: str) -> Target:
     if name not in CHIPS:
         raise ConfigError(f"target={word}: write {', '.join(CHIPS)}, with a number of devices as in h100:8, or {THIS}")
     chip = CHIPS[name]
-    return _gpus(word, chip, size or "1") if chip.platform == "cuda" else _tpus(word, chip, size or "1x1")
+    size = size or ("1x1" if chip.platform == "tpu" else "1")
+    if chip.platform == "tpu":
+        if not re.fullmatch(r"[1-9]\d*x[1-9]\d*", size):
+            raise ConfigError(f"target={word}: write the rows and columns of devices, as in tpu-v5e:2x4")
+        number = prod(map(int, size.split("x")))
+        return Target(word, chip, number, f"v5e:{SMALLEST_TPU if number == 1 else size}")
+    most, number = chip.devices_per_host, int(size) if size.isdecimal() else 0
+    if number < 1 or (number > most and number % most):
+        raise ConfigError(f"target={word}: write a number of devices up to {most}, or a multiple of {most}")
+    return Target(word, chip, number, f"1x{-(-number // most)}x{min(number, most)}")
 
 
 def devices_of(target: Target) -> list[jax.Device]:
@@ -53,18 +62,3 @@ def devices_of(target: Target) -> list[jax.Device]:
     else:
         found = topologies.get_topology_desc(target.topology, target.chip.platform)
     return list(found.devices)[: target.num_devices]
-
-
-def _gpus(word: str, chip: Chip, size: str) -> Target:
-    most = chip.devices_per_host
-    number = int(size) if size.isdecimal() else 0
-    if number < 1 or (number > most and number % most):
-        raise ConfigError(f"target={word}: write a number of devices up to {most}, or a multiple of {most}")
-    return Target(word, chip, number, f"1x{-(-number // most)}x{min(number, most)}")
-
-
-def _tpus(word: str, chip: Chip, size: str) -> Target:
-    if not re.fullmatch(r"[1-9]\d*x[1-9]\d*", size):
-        raise ConfigError(f"target={word}: write the rows and columns of devices, as in tpu-v5e:2x4")
-    number = prod(map(int, size.split("x")))
-    return Target(word, chip, number, f"v5e:{SMALLEST_TPU if number == 1 else size}")

@@ -46,7 +46,8 @@ def resolve(run: Run, *, may_measure: bool, tell: Tell = lambda line: print(line
     tell(
         f"num_envs=auto: {finding.learning['num_envs']} environments, measured here {finding.found} ({finding.effect})"
     )
-    return apply(asked, finding)
+    placed = {key: value for key, value in finding.free.items() if key in ("placement", "devices")}
+    return findings.apply(asked, {**finding.learning, **placed})
 
 
 def refuse_several(run: Run, word: str, instead: str) -> None:
@@ -59,36 +60,23 @@ def refuse_several(run: Run, word: str, instead: str) -> None:
         raise ValueError(f"{word} is for a single process: write {instead}")
 
 
-def apply(asked: Run, finding: Finding) -> Run:
-    """The run with a finding's sizes, and its placement if it has one."""
-    placed = {key: value for key, value in finding.free.items() if key in ("placement", "devices")}
-    return findings.apply(asked, {**finding.learning, **placed})
-
-
 def look_around(asked: Run, tell: Tell) -> Finding | None:
     """Measure the environment's own number and, if the run is long enough to be worth it, a few around it."""
     legal, _ = widths(asked, learns=True)
     nearest = {min(legal, key=lambda w: (abs(log2(w / asked.num_envs / factor)), w)) for factor in FACTORS}
     others = sorted({asked.num_envs, *nearest})
-    words = f"{asked.num_envs} environments, as without it", f"looks at {', '.join(map(str, others))} environments"
-    own = at_width(asked, asked.num_envs)
-    rows = measure_if_long(
-        own, [at_width(asked, width) for width in others], WORTH_S, REPEATS, "num_envs=auto", words, tell
-    )
-    return conclude(asked, rows)
+    doing = f"looks at {', '.join(map(str, others))} environments"
+    words = "num_envs=auto", f"{asked.num_envs} environments, as without it", doing
+    own, ways = at_width(asked, asked.num_envs), [at_width(asked, width) for width in others]
+    return conclude(asked, measure_if_long(own, ways, WORTH_S, REPEATS, words, tell))
 
 
 def measure_if_long(
-    own: Candidate,
-    candidates: Sequence[Candidate],
-    worth_s: float,
-    repeats: int,
-    key: str,
-    words: tuple[str, str],
-    tell: Tell,
+    own: Candidate, candidates: Sequence[Candidate], worth_s: float, repeats: int, words: Sequence[str], tell: Tell
 ) -> list[Row]:
     """Measure ``candidates`` in turn if the run, with ``own``, takes ``worth_s`` seconds or more; empty if it does not,
-    or does not run. ``words``: what ``tell`` gets about ``key`` if nothing is measured, and if something is."""
+    or does not run. ``words``, for ``tell``: the key, what follows if nothing is measured, and if something is."""
+    key, otherwise, doing = words
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings(Path(folder), repeats=repeats, repeat_s=REPEAT_S)
         alone = measure(own, "training", patience([], 1), settings)
@@ -96,9 +84,9 @@ def measure_if_long(
             return []
         run_s = own.run.total_steps * own.run.num_seeds / alone.outcome().rate
         if run_s < worth_s:
-            tell(f"{key}: nothing was measured here, and the run takes about {clock(run_s)}: {words[0]}")
+            tell(f"{key}: nothing was measured here, and the run takes about {clock(run_s)}: {otherwise}")
             return []
-        tell(f"{key}: the run takes about {clock(run_s)}: {words[1]}")
+        tell(f"{key}: the run takes about {clock(run_s)}: {doing}")
         return measure_in_turn([(candidate, "training") for candidate in candidates], settings)
 
 

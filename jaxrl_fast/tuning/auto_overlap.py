@@ -77,8 +77,8 @@ def look_around(asked: Run, devices: int, tell: Tell) -> Finding | None:
     if not others:
         tell("overlap=auto: nothing could run at the same time here: nothing lags")
         return None
-    words = "nothing lags", f"measures none, {', '.join(str(other.value) for other in others)} in turn"
-    return conclude(asked, measure_if_long(own, [own, *others], WORTH_S, REPEATS, "overlap=auto", words, tell))
+    words = "overlap=auto", "nothing lags", f"measures none, {', '.join(str(other.value) for other in others)} in turn"
+    return conclude(asked, measure_if_long(own, [own, *others], WORTH_S, REPEATS, words, tell))
 
 
 def conclude(asked: Run, rows: Sequence[Row]) -> Finding | None:

@@ -96,8 +96,10 @@ def at_width(asked: Run, width: int, *, learns: bool = True) -> Candidate:
 def fits(asked: Run, width: int, learns: bool) -> bool:
     """Whether ``width`` environments keep the samples per update and divide into the groups of a pool."""
     length = max(1, _samples(asked) // width)
-    if envs.is_host(asked.env) and (width % asked.pool["num_groups"] or _too_many_workers(asked, width)):
-        return False
+    if envs.is_host(asked.env):
+        size, rest = divmod(width, asked.pool["num_groups"])
+        if rest or (asked.pool["workers"] or 0) > size:
+            return False
     if not learns:
         return True
     if not _on_policy(asked):
@@ -198,10 +200,6 @@ def _samples(run: Run) -> int:
 
 def _least_rollout(run: Run) -> int:
     return min(MIN_ROLLOUT_STEPS, run.algo_options["rollout_length"])
-
-
-def _too_many_workers(run: Run, width: int) -> bool:
-    return (run.pool["workers"] or 0) > width // run.pool["num_groups"]
 
 
 def _width_effect(asked: Run, run: Run) -> str:

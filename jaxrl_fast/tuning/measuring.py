@@ -55,12 +55,8 @@ class Row(NamedTuple):
         return Outcome(self.rates(unit), larger_fails)
 
 
-class Spread(NamedTuple):
-    """The ``median`` of some numbers, and their lower (``low``) and upper (``high``) quartile."""
-
-    median: float
-    low: float
-    high: float
+Spread = dict[str, float]
+"""The ``median`` of some numbers, and their lower (``low``) and upper (``high``) quartile."""
 
 
 class Settings(NamedTuple):
@@ -118,9 +114,9 @@ def start(run: Run, what: What, settings: Settings) -> Child:
 def spread(rates: Sequence[float]) -> Spread:
     """Median and quartiles of at least one number."""
     if len(rates) == 1:
-        return Spread(rates[0], rates[0], rates[0])
+        return dict.fromkeys(("median", "low", "high"), rates[0])
     low, median, high = statistics.quantiles(rates, n=4, method="inclusive")
-    return Spread(median, low, high)
+    return {"median": median, "low": low, "high": high}
 
 
 def _first_row(candidate: Candidate, what: What, answer: dict[str, Any] | Failure, began_s: float) -> Row:

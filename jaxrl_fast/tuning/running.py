@@ -85,12 +85,11 @@ def print_use(plan: SweepPlan, record: Record, path: Path | None, argv: Sequence
         print(f"train: {command_line([*given, *found])}")
 
 
-@contextmanager
-def results_folder(path: Path) -> Iterator[Path]:
-    """A folder that can be written to; it is not left behind empty.
+def make_folder(path: Path) -> None:
+    """Make a folder that can be written to.
 
     Raises:
-        ConfigError: it cannot be written to.
+        ConfigError: it cannot.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -98,6 +97,16 @@ def results_folder(path: Path) -> Iterator[Path]:
             pass
     except OSError as error:
         raise ConfigError(f"cannot write to out={path} ({error.strerror}): write another folder") from None
+
+
+@contextmanager
+def results_folder(path: Path) -> Iterator[Path]:
+    """A folder that can be written to; it is not left behind empty.
+
+    Raises:
+        ConfigError: it cannot be written to.
+    """
+    make_folder(path)
     try:
         yield path
     finally:

@@ -27,18 +27,13 @@ SPREEZE_NAMES = ("sampling Hz", "update Hz", "update frame rate")
 EQUAL_BATCHES = (256, 8192)
 """Batch sizes at which Spreeze compares."""
 
-ALONE = (
-    ("sampling", "sampling_hz", "steps/s"),
-    ("environments", "sampling_hz", "steps/s"),
-    ("updates", "update_hz", "updates/s"),
-)
-"""Parts of training, with the rate that is reported of each and its unit."""
 SHARES = {
     "sampling_of_environments": "the rate of the environments alone",
     "updates_of_bare_updates": "the rate of the updates alone",
     "share_of_bounds": "what environments and updates alone allow together, one after the other",
     "share_of_parts": "what sampling and updates alone allow together, one after the other",
 }
+QUARTILES = ("median", "low", "high")
 DISTURBED = 0.1
 """Figures are called disturbed if other programs took more than this share of the CPU."""
 OF_THE_DEVICE = ("platform", "device_kind", "available")
@@ -75,24 +70,11 @@ def document(
 def row_facts(plan: SweepPlan, row: Row) -> dict[str, Any]:
     """A row in plain numbers; rates are medians and quartiles over ``repeats`` repeats."""
     facts = {key: value for key, value in row.facts.items() if key not in ("kind", "events", *OF_THE_DEVICE)}
-    rates = {unit: spread(row.rates(unit))._asdict() if row.tick_hz else None for unit in UNITS}
-    return {
-        "knob": row.knob,
-        "value": row.value,
-        "status": row.status,
-        "why": row.why,
-        "effect": row.effect,
-        "words": words(plan.asked, row.run),
-        **facts,
-        "workers": row.run.pool.get("workers"),
-        "repeats": len(row.tick_hz),
-        "in_turn": row.in_turn,
-        **rates,
-        "tick_hz": list(row.tick_hz),
-        "peak_bytes": row.peak_bytes,
-        "others": row.others,
-        "took_s": row.took_s,
-    }
+    rates = {unit: spread(row.rates(unit)) if row.tick_hz else None for unit in UNITS}
+    own = {name: getattr(row, name) for name in ("knob", "value", "status", "why", "effect")}
+    more = {name: getattr(row, name) for name in ("in_turn", "peak_bytes", "others", "took_s")}
+    own |= {"words": words(plan.asked, row.run), **facts, "workers": row.run.pool.get("workers")}
+    return {**own, "repeats": len(row.tick_hz), **more, **rates, "tick_hz": list(row.tick_hz)}
 
 
 def disturbed(record: Record) -> list[str]:
@@ -135,8 +117,7 @@ def bounds(record: Record) -> dict[str, Any] | None:
     rows = {row.what: row for row in record.bounds if row.tick_hz}
     units = {"training": UNITS, "updates": UNITS[1:]}
     result: dict[str, Any] = {
-        what: {unit: spread(row.rates(unit))._asdict() for unit in units.get(what, UNITS[:1])}
-        for what, row in rows.items()
+        what: {unit: spread(row.rates(unit)) for unit in units.get(what, UNITS[:1])} for what, row in rows.items()
     }
     result["failed"] = {row.what: f"{row.status}: {row.why}" for row in record.bounds if not row.tick_hz}
     whole = "training" if "training" in rows else "sampling"
@@ -148,7 +129,7 @@ def bounds(record: Record) -> dict[str, Any] | None:
         for name, part in (("environments", "share_of_bounds"), ("sampling", "share_of_parts")):
             if name in rows:
                 rounds = zip(*(rows[what].tick_hz for what in ("training", name, "updates")), strict=False)
-                result[part] = spread([share_of_bound(1 / a, 1 / b, 1 / c) for a, b, c in rounds])._asdict()
+                result[part] = spread([share_of_bound(1 / a, 1 / b, 1 / c) for a, b, c in rounds])
     return result
 
 
@@ -159,7 +140,7 @@ def spreeze(record: Record) -> list[dict[str, Any]]:
         rows.setdefault(record.best.facts["batch_size"], record.best)
     best = max(rows, key=lambda size: rows[size].outcome("update_frame_hz").rate, default=0)
     return [
-        {"batch_size": size, "best": size == best, **{unit: spread(rows[size].rates(unit))._asdict() for unit in UNITS}}
+        {"batch_size": size, "best": size == best, **{unit: spread(rows[size].rates(unit)) for unit in UNITS}}
         for size in sorted(rows)
         if size in EQUAL_BATCHES or size == best
     ]
@@ -172,12 +153,12 @@ def write(doc: Document, stem: Path) -> None:
         *("devices", "workers", "repeats", "in_turn", "memory_bytes", "peak_bytes", "compile_s", "took_s", "effect"),
         "why",
     )
-    rates = [f"{unit}_{part}" for unit in UNITS for part in Spread._fields]
+    rates = [f"{unit}_{part}" for unit in UNITS for part in QUARTILES]
     with replacing(stem.with_suffix(".csv")) as temporary, temporary.open("w", newline="") as file:
         table = csv.writer(file)
         table.writerow([*columns, *rates])
         for row in doc["rows"]:
-            values = [(row[unit] or {}).get(part) for unit in UNITS for part in Spread._fields]
+            values = [(row[unit] or {}).get(part) for unit in UNITS for part in QUARTILES]
             table.writerow([*(row.get(column) for column in columns), *values])
     replace_file(stem.with_suffix(".json"), json.dumps(doc, indent=1) + "\n")
 
@@ -189,7 +170,7 @@ def line(row: Row, best: bool) -> str:
         return f"  {name:<32} {row.status}: {row.why}"
     rate, updates = (spread(row.rates(unit)) for unit in ("sampling_hz", "update_hz"))
     seconds = f"{row.took_s:.0f} s, {row.facts['compile_s']:.0f} s of it to compile"
-    text = f"  {name:<32} {_shown(rate):>28} steps/s  {si(updates.median):>6} updates/s  "
+    text = f"  {name:<32} {_shown(rate):>28} steps/s  {si(updates['median']):>6} updates/s  "
     if row.in_turn:
         return f"{text}again, in turn with what is close"
     return f"{text}{seconds}{'  best so far' if best else ''}"
@@ -207,9 +188,9 @@ def table(doc: Document) -> Table:
         if row["sampling_hz"] is None:
             result.add_row(name, row["status"])
             continue
-        memory = "?" if row["memory_bytes"] is None else byte_size(row["memory_bytes"])
-        rates = _shown(Spread(**row["sampling_hz"])), *(si(row[unit]["median"]) for unit in UNITS[1:])
-        result.add_row(name, *rates, memory, f"{row['compile_s']:.0f} s", f"{row['took_s']:.0f} s")
+        rates = _shown(row["sampling_hz"]), *(si(row[unit]["median"]) for unit in UNITS[1:])
+        seconds = (f"{row[name]:.0f} s" for name in ("compile_s", "took_s"))
+        result.add_row(name, *rates, byte_size(row["memory_bytes"]), *seconds)
     return result
 
 
@@ -219,13 +200,14 @@ def closing(doc: Document) -> list[str]:
     lines += [f"  {row['knob']}={row['value']}: {row['why'] or row['effect']}" for row in doc["rows"]]
     lines += [f"  {note}" for note in doc["notes"]]
     found = doc["bounds"] or {}
-    for what, unit, word in ALONE:
+    for what in ("sampling", "environments", "updates"):
+        unit, word = ("update_hz", "updates/s") if what == "updates" else ("sampling_hz", "steps/s")
         if what in found and what != doc["objective"]:
-            lines.append(f"{what} alone: {_shown(Spread(**found[what][unit]))} {word}")
+            lines.append(f"{what} alone: {_shown(found[what][unit])} {word}")
     lines += [f"{what} alone: {why}" for what, why in found.get("failed", {}).items()]
     for key, text in SHARES.items():
         if key in found:
-            lines.append(f"{doc['objective']} reaches {_percent(Spread(**found[key]))} of {text}")
+            lines.append(f"{doc['objective']} reaches {_percent(found[key])} of {text}")
     for row in doc["spreeze"]:
         rates = (f"{name} {si(row[unit]['median'])}" for unit, name in zip(UNITS, SPREEZE_NAMES, strict=True))
         lines.append(f"batch {row['batch_size']:,}{' (best)' if row['best'] else ''}: {', '.join(rates)}")
@@ -242,13 +224,13 @@ def _verdict(doc: Document) -> list[str]:
     return [f"{best}: {what}: {si(chosen['sampling_hz'])} steps/s{faster}", f"effect on learning: {chosen['effect']}"]
 
 
-def _ratio(a: Row, b: Row) -> dict[str, float]:
-    return spread([x / y for x, y in zip(a.tick_hz, b.tick_hz, strict=False)])._asdict()
+def _ratio(a: Row, b: Row) -> Spread:
+    return spread([x / y for x, y in zip(a.tick_hz, b.tick_hz, strict=False)])
 
 
 def _shown(rate: Spread) -> str:
-    return f"{si(rate.median)} [{si(rate.low)}, {si(rate.high)}]"
+    return f"{si(rate['median'])} [{si(rate['low'])}, {si(rate['high'])}]"
 
 
 def _percent(share: Spread) -> str:
-    return f"{share.median:.0%} [{share.low:.0%}, {share.high:.0%}]"
+    return f"{share['median']:.0%} [{share['low']:.0%}, {share['high']:.0%}]"

@@ -158,17 +158,15 @@ def without_warm_up(run: Run) -> Run:
 
 def describe(run: Run, env: VecEnv | HostEnv, agent: Bound) -> dict[str, Any]:
     """Facts about the candidate, as prepared on this machine."""
+    own = {name: getattr(run, name) for name in ("num_envs", "num_seeds", "placement", "devices")}
+    sizes = {name: getattr(agent, name) for name in ("rollout_length", "updates_per_tick", "batch_size")}
+    platform, devices = jax.default_backend(), jax.devices()
     return {
-        "num_envs": run.num_envs,
-        "rollout_length": agent.rollout_length,
-        "updates_per_tick": agent.updates_per_tick,
-        "batch_size": agent.batch_size,
-        "num_seeds": run.num_seeds,
-        "placement": run.placement,
-        "devices": run.devices,
-        "platform": jax.default_backend(),
-        "device_kind": jax.devices()[0].device_kind,
-        "available": machine.cpu_cores() if jax.default_backend() == "cpu" else len(jax.devices()),
+        **own,
+        **sizes,
+        "platform": platform,
+        "device_kind": devices[0].device_kind,
+        "available": machine.cpu_cores() if platform == "cpu" else len(devices),
         "events": env.events() if isinstance(env, HostEnv) else [],
     }
 

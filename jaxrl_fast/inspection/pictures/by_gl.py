@@ -89,7 +89,10 @@ def _model(scene: Scene, motion: Motion, pixels: tuple[int, int]) -> Any:
 def _add(mujoco: Any, spec: Any, body: Any, geom: Geom, number: int) -> None:
     """Add a geom to a body; kinds that the page does not draw are left out here, too."""
     kind = getattr(mujoco.mjtGeom, f"mjGEOM_{geom.kind.upper()}", None)
-    options: dict[str, Any] = {"size": geom.size, "rgba": geom.color or _color(geom.body)}
+    options: dict[str, Any] = {
+        "size": geom.size,
+        "rgba": geom.color or (BODIES[geom.body % 2] if geom.body >= 0 else FIXED),
+    }
     if geom.kind == "plane":
         options |= {"size": [0.0, 0.0, 1.0], "material": "ground", "rgba": [1.0] * 4}  # without an end
     elif geom.mesh is not None:
@@ -99,10 +102,6 @@ def _add(mujoco: Any, spec: Any, body: Any, geom: Geom, number: int) -> None:
         options |= {"meshname": mesh.name, "size": [0.0] * 3}
     if kind is not None:
         body.add_geom(type=kind, pos=geom.position, quat=geom.rotation, **options)
-
-
-def _color(body: int) -> tuple[float, ...]:
-    return BODIES[body % 2] if body >= 0 else FIXED
 
 
 def _pose(mujoco: Any, model: Any, data: Any, motion: Motion, step: int) -> None:

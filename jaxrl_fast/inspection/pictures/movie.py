@@ -8,26 +8,12 @@ from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
 
 SUFFIXES = (".gif", ".mp4", ".html")
 """Of files with an episode; a page is written by `evaluation.viewer`."""
-
-
-class Movie(NamedTuple):
-    """A file's content, and what is in it.
-
-    - ``content``: the bytes of the file.
-    - ``pictures``: how many there are; ``width``, ``height``: of each, in pixels.
-    """
-
-    content: bytes
-    pictures: int
-    width: int
-    height: int
 
 
 def check_out(path: Path) -> None:
@@ -44,9 +30,9 @@ def check_out(path: Path) -> None:
         raise ValueError(f"out={path}: there is no folder {path.parent}: make it, or write another one")
 
 
-def encode(pictures: Iterable[np.ndarray], suffix: str, picture_s: float) -> Movie:
+def encode(pictures: Iterable[np.ndarray], suffix: str, picture_s: float) -> tuple[bytes, list[tuple[int, int]]]:
     """A file of the kind ``suffix`` that shows each of the ``pictures``, uint8 ``[H, W, 3]``, for ``picture_s``
-    seconds."""
+    seconds: its content, and height and width of each picture."""
     sizes: list[tuple[int, int]] = []
 
     def counted() -> Iterator[np.ndarray]:
@@ -54,8 +40,7 @@ def encode(pictures: Iterable[np.ndarray], suffix: str, picture_s: float) -> Mov
             sizes.append(picture.shape[:2])
             yield picture
 
-    content = (_gif if suffix == ".gif" else _mp4)(counted(), picture_s)
-    return Movie(content, len(sizes), sizes[0][1], sizes[0][0])
+    return (_gif if suffix == ".gif" else _mp4)(counted(), picture_s), sizes
 
 
 def fitted(picture: np.ndarray, width: int) -> np.ndarray:
