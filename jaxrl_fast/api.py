@@ -28,10 +28,20 @@ from jaxrl_fast.inspection.listeners import make_listeners
 from jaxrl_fast.inspection.notebook import live_plot, result_html
 from jaxrl_fast.policy.policies import Policy
 from jaxrl_fast.runs.checkpointing import Checkpoints
-from jaxrl_fast.runs.hooks import OnLastPolicy, OnMetrics, OnNewPolicy, Row, ShouldStop, Tell, to_stderr
+from jaxrl_fast.runs.hooks import (
+    BetweenChunks,
+    Calls,
+    OnLastPolicy,
+    OnMetrics,
+    OnNewPolicy,
+    Row,
+    ShouldStop,
+    Tell,
+    to_stderr,
+)
 from jaxrl_fast.runs.loggers import Log
 from jaxrl_fast.training.job import JobOptions, make_job
-from jaxrl_fast.training.loop import BetweenChunks, Calls, run_job
+from jaxrl_fast.training.loop import run_job
 
 
 class Result(NamedTuple):
@@ -78,7 +88,7 @@ def learn(
     eval_device: Literal["cpu", "same"] = "cpu",
     evaluator: Evaluate | None = None,
     on_new_policy: OnNewPolicy = lambda: None,
-    on_last_policy: OnLastPolicy = lambda policy: None,
+    on_last_policy: OnLastPolicy | None = None,
     on_metrics: OnMetrics | None = None,
     run_dir: str | Path | None = None,
     log: Log = "tensorboard",
@@ -120,6 +130,8 @@ def learn(
     graph = GraphOptions(overlap, learners, average, nan=nan, shards=shards)
     beside = between_chunks is None if eval_beside is None else eval_beside
     asked = placement, devices, eval_every, eval_episodes, beside, eval_device, checkpoints, resume, debug
+    if settings is None and run_dir is None and resume is None and jax.process_count() == 1:
+        settings = {}  # nobody reads them
     job = make_job(env, algorithm, JobOptions(total_steps, seed, num_seeds, graph, *asked), settings, keep)
     calls = Calls(
         on_metrics if on_metrics is not None else live_plot(),

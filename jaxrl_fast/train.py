@@ -26,7 +26,7 @@ from jaxrl_fast.inspection.listeners import make_listeners, try_to_write
 from jaxrl_fast.inspection.pictures.visualizer import Visualizer
 from jaxrl_fast.policy.policies import Policy
 from jaxrl_fast.runs.checkpoint_files import read_description
-from jaxrl_fast.runs.hooks import Tell
+from jaxrl_fast.runs.hooks import Calls, Tell
 from jaxrl_fast.runs.loggers import check_logger
 from jaxrl_fast.runs.progress import ProgressDisplay, earlier_compile_s
 from jaxrl_fast.settings import cli, config
@@ -37,7 +37,7 @@ from jaxrl_fast.settings.run_settings import Run, flat_settings, job_options, ma
 from jaxrl_fast.settings.runtime import collect_garbage_seldom
 from jaxrl_fast.training import cluster
 from jaxrl_fast.training.job import make_job
-from jaxrl_fast.training.loop import Calls, run_job
+from jaxrl_fast.training.loop import run_job
 from jaxrl_fast.training.stop_signal import StopSignal
 from jaxrl_fast.tuning import auto, auto_overlap
 
@@ -86,12 +86,11 @@ def train_on(prepared: Prepared, stop: StopSignal) -> int:
                 pictures.extend(draw_at_end(run, env, policy, folder, visualizer, stop))
 
             early = visualizer is None and distributed.is_alone()  # a visualizer reads what the last evaluation writes
-            at_end = draw if early else lambda policy: None
             calls = Calls(
                 progress,
                 should_stop=stop,
                 on_new_policy=visualizer or (lambda: None),
-                on_last_policy=at_end,
+                on_last_policy=draw if early else None,
                 evaluate=evaluator,
                 tell=progress.tell,
                 listeners=make_listeners(),

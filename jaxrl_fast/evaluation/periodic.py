@@ -111,7 +111,7 @@ def compile_ahead(jit: Jit, params: PolicyParams, keys: jax.Array, store: Store 
 
 def evaluation_device(name: Literal["cpu", "same"]) -> jax.Device | None:
     """The device that "cpu" means beside an accelerator: the host's cores. None for the one that trains."""
-    if name == "same" or jax.default_backend() == "cpu":
+    if name == "same":
         return None
     try:
         return jax.local_devices(backend="cpu")[0]

@@ -48,6 +48,10 @@ def devices(count: int | None) -> list[jax.Device]:
     available = jax.devices()
     if count is not None and not 1 <= count <= len(available):
         raise ValueError(f"devices={count}: JAX has {len(available)} here, write a number from 1 to {len(available)}")
+    return available[:count] if is_alone() else _of_each_process(available, count)
+
+
+def _of_each_process(available: list[jax.Device], count: int | None) -> list[jax.Device]:
     share = share_of(count or len(available), jax.process_count())
     by_process = ([d for d in available if d.process_index == p] for p in range(jax.process_count()))
     return [device for own in by_process for device in own[:share]]
@@ -141,9 +145,10 @@ def from_first(tree: PyTree) -> PyTree:
 
 def to_host(tree: PyTree) -> PyTree:
     """Arrays of a run, on whatever devices of whatever processes, as NumPy's in every process. Collective."""
-    if is_alone():
-        return jax.device_get(tree)
+    return jax.device_get(tree) if is_alone() else _gather(tree)
 
+
+def _gather(tree: PyTree) -> PyTree:
     def whole(leaf: Any) -> np.ndarray:
         if not isinstance(leaf, jax.Array):
             return np.asarray(leaf)
@@ -242,8 +247,6 @@ def check_agreement(settings: Mapping[str, Any]) -> None:
     Raises:
         ValueError: in every process, naming the first setting that differs.
     """
-    if is_alone():
-        return
     everyone = [json.loads(text) for text in _texts(json.dumps({**settings, "JAX": jax.__version__}, default=str))]
     for process, theirs in enumerate(everyone):
         for key in {**everyone[0], **theirs}:

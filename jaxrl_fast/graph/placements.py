@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import jax
 
 from jaxrl_fast.graph import distributed
-from jaxrl_fast.graph.dataflow import Graph, GraphError, age_of, tagged
+from jaxrl_fast.graph.dataflow import Fragment, Graph, GraphError, age_of, tagged
 
 SAMPLING, LEARNING, ACTING, SERVER, REPLAY = "sampling", "learning", "acting", "server", "replay"
 """Tags of fragments that placements, reports and checkpoints ask for: those that step environments; that make gradient
@@ -117,7 +117,8 @@ def place(graph: Graph, placement: str | Make, devices: int | None) -> Placement
         ValueError: the name is unknown, there are not so many devices, or it does not span all processes.
     """
     placed = place_on(graph, placement, distributed.devices(devices))
-    distributed.check_placement(placed.name, [group.devices for group in placed.groups])
+    if not distributed.is_alone():
+        distributed.check_placement(placed.name, [group.devices for group in placed.groups])
     return placed
 
 
@@ -133,11 +134,15 @@ def place_on(graph: Graph, placement: str | Make, devices: Sequence[jax.Device])
     try:
         return make(graph, devices)
     except IndexError:
-        name = placement if isinstance(placement, str) else getattr(placement, "__name__", "placement")
-        raise ValueError(
-            f"placement {name} asks for more devices than the {len(devices)} there are: write a larger devices=..., "
-            "or let groups share devices"
-        ) from None
+        raise _too_few(placement, len(devices)) from None
+
+
+def _too_few(placement: str | Make, count: int) -> ValueError:
+    name = placement if isinstance(placement, str) else getattr(placement, "__name__", "placement")
+    return ValueError(
+        f"placement {name} asks for more devices than the {count} there are: write a larger devices=..., "
+        "or let groups share devices"
+    )
 
 
 def divided(graph: Graph, placement: Placement) -> Graph:
@@ -153,19 +158,25 @@ def check(graph: Graph, placement: Placement, num_seeds: int = 1) -> None:
     Raises:
         GraphError: naming the fragment.
     """
-    known = _names(graph)
     placed = [name for group in placement.groups for name in group.fragments]
+    if sorted(placed) != sorted(_names(graph)):
+        raise _misplaced(placement.name, placed, _names(graph))
+    for group in placement.groups:
+        if len(group.devices) != 1:
+            _check_division(divided(graph, placement), placement, group, num_seeds)
+        for fragment in graph.fragments:
+            if fragment.host and fragment.name in group.fragments:
+                _check_host(fragment, placement.name, group)
+
+
+def _misplaced(placement: str, placed: Sequence[str], known: Sequence[str]) -> GraphError:
     for name in placed:
         if name not in known:
-            raise GraphError(f"placement '{placement.name}' places fragment '{name}', which the graph does not have")
+            return GraphError(f"placement '{placement}' places fragment '{name}', which the graph does not have")
         if placed.count(name) > 1:
-            raise GraphError(f"placement '{placement.name}' places fragment '{name}' twice")
-    for name in known:
-        if name not in placed:
-            raise GraphError(f"placement '{placement.name}' leaves fragment '{name}' out")
-    for group in placement.groups:
-        _check_division(divided(graph, placement), placement, group, num_seeds)
-        _check_host(graph, placement.name, group)
+            return GraphError(f"placement '{placement}' places fragment '{name}' twice")
+    name = next(name for name in known if name not in placed)
+    return GraphError(f"placement '{placement}' leaves fragment '{name}' out")
 
 
 def runs_in_parallel(graph: Graph, placement: Placement) -> bool:
@@ -208,17 +219,14 @@ def _check_division(graph: Graph, placement: Placement, group: Group, num_seeds:
             )
 
 
-def _check_host(graph: Graph, placement: str, group: Group) -> None:
-    for fragment in graph.fragments:
-        if not fragment.host or fragment.name not in group.fragments:
-            continue
-        if len(group.devices) > 1:
-            raise GraphError(
-                f"placement={placement} divides '{fragment.name}' among {len(group.devices)} devices, but it runs on "
-                "the host: write placement=fused, sampler_learner or central_inference"
-            )
-        if fragment.publish is None or fragment.start or fragment.every > 1 or fragment.rounds > 1:
-            raise GraphError(f"host fragment '{fragment.name}' must publish its channels and step once in every tick")
+def _check_host(fragment: Fragment, placement: str, group: Group) -> None:
+    if len(group.devices) > 1:
+        raise GraphError(
+            f"placement={placement} divides '{fragment.name}' among {len(group.devices)} devices, but it runs on "
+            "the host: write placement=fused, sampler_learner or central_inference"
+        )
+    if fragment.publish is None or fragment.start or fragment.every > 1 or fragment.rounds > 1:
+        raise GraphError(f"host fragment '{fragment.name}' must publish its channels and step once in every tick")
 
 
 def _waits_within(graph: Graph, ticks: int) -> dict[tuple[str, int], set[tuple[str, int]]]:

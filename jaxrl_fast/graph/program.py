@@ -65,11 +65,10 @@ def with_seed_axis(state: TrainState, num_seeds: int) -> TrainState:
     return jax.tree.map(exchange.with_axis, state)._replace(tick=state.tick)
 
 
-def by_agents(placement: Placement, home: dict[str, Mesh]) -> AbstractContextManager[Any]:
-    """Tells what is traced in it the devices among which agents are divided (`core.on_every_device`)."""
+def by_agents(home: dict[str, Mesh]) -> AbstractContextManager[Any]:
+    """Name the devices among which agents are divided for what is traced in it (`core.on_every_device`)."""
     mesh = next(iter(home.values()))
-    divided = placement.divides == "agents" and mesh.size > 1
-    return jax.sharding.use_abstract_mesh(mesh.abstract_mesh) if divided else nullcontext()
+    return jax.sharding.use_abstract_mesh(mesh.abstract_mesh) if mesh.size > 1 else nullcontext()
 
 
 def _one_program(
@@ -78,7 +77,7 @@ def _one_program(
     layout = state_layout(graph, home, num_seeds)
 
     def one_seed(state: TrainState) -> tuple[TrainState, Metrics]:
-        with by_agents(placement, home):
+        with nullcontext() if placement.divides == "batch" else by_agents(home):
             return ticks(graph, state, ticks_per_chunk)
 
     def chunk(state: TrainState) -> tuple[TrainState, Metrics]:

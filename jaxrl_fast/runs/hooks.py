@@ -5,6 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from jaxrl_fast.core import EpisodeTotals
+from jaxrl_fast.graph.dataflow import TrainState
 from jaxrl_fast.policy.policies import Policy
 
 Row = dict[str, Any]
@@ -39,6 +43,15 @@ ShouldStop = Callable[[], bool]
 then on."""
 
 
+BetweenChunks = Callable[[TrainState, np.ndarray], TrainState | None]
+"""Sees the state after every chunk, before its checkpoint, and may change it.
+
+(state: all that the run is, leaves ``[S, ...]`` with several seeds, else without that axis; scores ``[S]``: the mean
+returns of the last evaluation, empty before the first) -> the state to go on from, with other rates (``state.hyper``)
+or params for instance, or None for the same. The state's buffers are overwritten by the next chunk: copy what you need.
+"""
+
+
 class Listeners(NamedTuple):
     """Pages and pictures that follow a run in its folder, which training does not know.
 
@@ -51,3 +64,21 @@ class Listeners(NamedTuple):
     on_start: Callable[[Any, Any, Any, Any], None] = lambda folder, job, state, run: None
     on_row: Callable[[Any], None] = lambda folder: None
     on_end: Callable[[Path, Tell], None] = lambda run_dir, tell: None
+
+
+class Calls(NamedTuple):
+    """What a run calls while it goes on.
+
+    ``on_metrics``: for each row (None: nothing); ``should_stop``: before each chunk; ``between_chunks``: after each;
+    ``on_new_policy`` and ``on_last_policy``: with policies; ``evaluate``: in place of its own evaluation; ``tell``: for
+    what a person should know; ``listeners``: in its folder.
+    """
+
+    on_metrics: OnMetrics | None = None
+    should_stop: ShouldStop = lambda: False
+    between_chunks: BetweenChunks = lambda state, scores: None
+    on_new_policy: OnNewPolicy = lambda: None
+    on_last_policy: OnLastPolicy | None = None
+    evaluate: Callable[..., EpisodeTotals] | None = None
+    tell: Tell = to_stderr
+    listeners: Listeners = Listeners()

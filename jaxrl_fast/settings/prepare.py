@@ -47,7 +47,8 @@ def prepare_run(run: Run, *, keep: bool = False) -> Iterator[Prepared]:
         ValueError: the run does not fit its processes, or an environment refuses its id or an option.
     """
     complete, chosen = fill_in(run)
-    distributed.check_agreement({**flat_settings(complete), "resume": complete.resume})
+    if not distributed.is_alone():
+        distributed.check_agreement({**flat_settings(complete), "resume": complete.resume})
     keeper = keeper_of(complete, to_stderr) if keep else None
     env = make_kept_envs(complete, keeper)
     try:

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from jaxrl_fast.core import EpisodeTotals
+from jaxrl_fast.environments.env import no_totals
 from jaxrl_fast.evaluation.episodes import with_untold, without_untold
 from jaxrl_fast.evaluation.periodic import PeriodicEvaluation, Snapshot
 from jaxrl_fast.graph import distributed
@@ -16,7 +17,8 @@ from jaxrl_fast.policy.policies import PolicyParams, by_name, from_names, load_p
 from jaxrl_fast.runs.checkpoint_files import BESIDE, one_line
 from jaxrl_fast.runs.checkpointing import Checkpointer
 from jaxrl_fast.runs.folder import RunFolder
-from jaxrl_fast.runs.hooks import OnNewPolicy, Row, ShouldStop, Tell
+from jaxrl_fast.runs.hooks import Calls, Row
+from jaxrl_fast.training.job import Job
 from jaxrl_fast.training.recorder import Recorder
 
 POLL_S = 0.5
@@ -35,23 +37,18 @@ class Evaluations:
     def __init__(
         self,
         evaluation: PeriodicEvaluation,
+        job: Job,
         recorder: Recorder,
-        nothing: EpisodeTotals,
         folder: RunFolder | None,
         saver: Checkpointer | None,
-        *,
-        beside: bool,
-        should_stop: ShouldStop,
-        tell: Tell,
-        on_new_policy: OnNewPolicy,
+        calls: Calls,
     ) -> None:
-        self.evaluation, self.recorder, self.folder, self.saver = evaluation, recorder, folder, saver
-        self.beside, self.should_stop, self.tell, self.on_new_policy = beside, should_stop, tell, on_new_policy
+        self.evaluation, self.job, self.recorder, self.folder, self.saver = evaluation, job, recorder, folder, saver
+        self.beside, self.calls = job.options.eval_beside, calls
         self.waiting: list[Snapshot] = []
         self._failed: set[int] = set()
         self._running: Future[EpisodeTotals] | None = None
         self._best: PolicyParams | None = None
-        self._nothing = nothing
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="evaluation")
 
     def add(self, state: TrainState) -> None:
@@ -96,7 +93,7 @@ class Evaluations:
         """Begin to evaluate the best policy once more, from initial states on which it was not chosen. Left out where
         the run is asked to stop."""
         params = self._best_params()
-        if params is not None and distributed.is_first() and not self.should_stop():
+        if params is not None and distributed.is_first() and not self.calls.should_stop():
             self._running = self._worker.submit(self._evaluate, params, True)
 
     def finish_scoring_best(self) -> None:
@@ -153,7 +150,7 @@ class Evaluations:
 
     def _go_on_waiting(self) -> bool:
         """Whether an evaluation is under way in any process and none is asked to stop; waits for it a moment."""
-        if not distributed.any_process(self._running is not None) or distributed.any_process(self.should_stop()):
+        if not distributed.any_process(self._running is not None) or distributed.any_process(self.calls.should_stop()):
             return False
         if self.folder is not None:
             self.folder.status.set(now=False, state="evaluating")
@@ -167,12 +164,17 @@ class Evaluations:
         if error is not None and not self.beside:
             raise error
         if error is not None:
-            self.tell(f"an evaluation failed ({one_line(error)}); {consequence}")
+            self.calls.tell(f"an evaluation failed ({one_line(error)}); {consequence}")
         elif self._running is not None:
             totals = self._running.result()
-        own = np.int32(totals is not None), with_untold(totals or self._nothing)
-        made, shared = distributed.from_first(own)
         self._running = None
+        return totals if distributed.is_alone() else self._share(totals)
+
+    def _share(self, totals: EpisodeTotals | None) -> EpisodeTotals | None:
+        """Process 0's totals, in every process."""
+        shapes = jax.eval_shape(lambda: no_totals(self.job.env.spec, self.job.options.eval_episodes))
+        nothing = jax.tree.map(lambda x: np.zeros((self.job.num_seeds, *x.shape), x.dtype), shapes)
+        made, shared = distributed.from_first((np.int32(totals is not None), with_untold(totals or nothing)))
         return without_untold(shared) if made else None
 
     def _best_params(self) -> PolicyParams | None:
@@ -197,4 +199,4 @@ class Evaluations:
             newest = steps == self.recorder.eval_steps
             self.folder.keep_policy(policy, newest=newest, best=best)
             if newest:
-                self.on_new_policy()
+                self.calls.on_new_policy()

@@ -12,8 +12,9 @@ from jaxrl_fast.environments.host_env import HostEnv
 from jaxrl_fast.experience.binding import Bound, bind
 from jaxrl_fast.experience.minibatches import MAX_SHARDS
 from jaxrl_fast.fragments.build import graph_of
-from jaxrl_fast.fragments.callbacks import check_placement, in_graph
+from jaxrl_fast.fragments.callbacks import Bridge, check_placement, in_graph
 from jaxrl_fast.fragments.learners import GraphOptions
+from jaxrl_fast.graph import distributed
 from jaxrl_fast.graph import program as programs
 from jaxrl_fast.graph.compiler_choices import starts_kernels_singly
 from jaxrl_fast.graph.dataflow import Graph
@@ -95,9 +96,11 @@ def make_job(
     total_steps, num_seeds, asked = options.total_steps, options.num_seeds, options.graph
     require_positive(total_steps=total_steps, num_seeds=num_seeds, eval_episodes=options.eval_episodes)
     agent = bind(algorithm, env.spec, env.num_envs, asked.shards)
-    settings = settings or settings_of_job(env, algorithm, agent, options)
-    check_processes(env, {**settings, "resume": options.resume, "debug": options.debug})
-    check_host(env, num_seeds, options.debug)
+    if settings is None:
+        settings = settings_of_job(env, algorithm, agent, options)
+    if not distributed.is_alone():
+        check_processes(env, {**settings, "resume": options.resume, "debug": options.debug})
+    vec_env, failures = (env, []) if isinstance(env, VecEnv) else bridge_of(env, num_seeds, options.debug)
     resumed = None if options.resume is None else resuming.read(options.resume, settings, algorithm)
     graph_options = asked._replace(
         total_steps=total_steps,
@@ -105,17 +108,23 @@ def make_job(
         joined=starts_kernels_singly(jax.default_backend()),
     )
     options = options._replace(graph=graph_options)
-    vec_env, failures = in_graph(env)
     graph = graph_of(vec_env, algorithm, agent, graph_options)
     progress = resumed.progress if resumed else None
     plan = plan_run(env, agent, total_steps, options.eval_every, options.checkpoints.every, progress)
     placed = place(graph, options.placement, options.devices)
-    check_placement(env, placed)
+    if isinstance(env, HostEnv):
+        check_placement(env, placed)
     program = programs.compile(graph, placed, plan.ticks_per_chunk, num_seeds)
     keys = jax.random.split(jax.random.key(options.seed), num_seeds)
     store = keep((graph_options, placed, plan.ticks_per_chunk, num_seeds))
     parts = env, algorithm, agent, graph, placed, program, plan, keys, failures
     return Job(*parts, options, settings, resumed, store)
+
+
+def bridge_of(env: HostEnv, num_seeds: int, debug: bool) -> Bridge:
+    """The environments that the graph of a job on the host is built with, checked."""
+    check_host(env, num_seeds, debug)
+    return in_graph(env)
 
 
 def settings_of_job(env: VecEnv | HostEnv, algorithm: Algorithm, agent: Bound, options: JobOptions) -> dict[str, Any]:

@@ -5,16 +5,14 @@ slow or with a side effect (evaluation, files, callbacks, signals) happens betwe
 """
 
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from jaxrl_fast.environments.env import no_totals
 from jaxrl_fast.environments.host_env import HostEnv
-from jaxrl_fast.evaluation.periodic import Evaluate, evaluation_device, make_periodic_evaluation
+from jaxrl_fast.evaluation.periodic import evaluation_device, make_periodic_evaluation
 from jaxrl_fast.fragments.callbacks import reraise_callback_error
 from jaxrl_fast.fragments.host_sampling import print_events_after
 from jaxrl_fast.graph import distributed
@@ -23,7 +21,7 @@ from jaxrl_fast.graph.dataflow import TrainState
 from jaxrl_fast.policy.policies import Policy
 from jaxrl_fast.runs.checkpointing import Checkpointer
 from jaxrl_fast.runs.folder import RunFolder, write_summary
-from jaxrl_fast.runs.hooks import Listeners, OnLastPolicy, OnMetrics, OnNewPolicy, Row, ShouldStop, Tell, to_stderr
+from jaxrl_fast.runs.hooks import Calls, Row
 from jaxrl_fast.runs.loggers import Log
 from jaxrl_fast.training import find_nan, resuming
 from jaxrl_fast.training.evaluations import Evaluations
@@ -31,33 +29,6 @@ from jaxrl_fast.training.job import Job
 from jaxrl_fast.training.last_policy import LastPolicy
 from jaxrl_fast.training.recorder import NonFiniteError, Recorder, check_start
 from jaxrl_fast.training.run_files import describe_start, open_folder
-
-BetweenChunks = Callable[[TrainState, np.ndarray], TrainState | None]
-"""Sees the state after every chunk, before its checkpoint, and may change it.
-
-(state: all that the run is, leaves ``[S, ...]`` with several seeds, else without that axis; scores ``[S]``: the mean
-returns of the last evaluation, empty before the first) -> the state to go on from, with other rates (``state.hyper``)
-or params for instance, or None for the same. The state's buffers are overwritten by the next chunk: copy what you need.
-"""
-
-
-class Calls(NamedTuple):
-    """What a run calls while it goes on.
-
-    ``on_metrics``: for each row (None: nothing); ``should_stop``: before each chunk; ``between_chunks``: after each;
-    ``on_new_policy`` and ``on_last_policy``: with policies; ``evaluate``: in place of its own evaluation; ``tell``: for
-    what a person should know; ``listeners``: in its folder.
-    """
-
-    on_metrics: OnMetrics | None = None
-    should_stop: ShouldStop = lambda: False
-    between_chunks: BetweenChunks = lambda state, scores: None
-    on_new_policy: OnNewPolicy = lambda: None
-    on_last_policy: OnLastPolicy = lambda policy: None
-    evaluate: Evaluate | None = None
-    tell: Tell = to_stderr
-    listeners: Listeners = Listeners()
-
 
 Trained = tuple[TrainState, Policy, list[Row], Row]
 """What a run gives: state, policy, history and summary, as `jaxrl_fast.Result` names them."""
@@ -74,11 +45,13 @@ def run_job(job: Job, calls: Calls, run_dir: str | Path | None = None, log: Log 
     with ExitStack() as stack:
         if run_dir is not None:
             stack.callback(calls.listeners.on_end, Path(run_dir), calls.tell)
-        folder, saver = stack.enter_context(open_folder(job, run_dir, log, calls.tell))
-        calls = calls if folder is None else calls._replace(tell=folder.tell)
-        recorder = Recorder(job, calls.on_metrics, folder, calls.listeners.on_row)
+        folder, saver = None, None
+        if run_dir is not None:
+            folder, saver = stack.enter_context(open_folder(job, Path(run_dir), log, calls.tell))
+            calls = calls if folder is None else calls._replace(tell=folder.tell)
+        recorder = Recorder(job, calls, folder)
         evaluations = stack.enter_context(closing(make_evaluations(job, recorder, folder, saver, calls)))
-        return train(job, evaluations, recorder, folder, saver, calls)
+        return train(job, evaluations, calls)
 
 
 def make_evaluations(
@@ -86,39 +59,32 @@ def make_evaluations(
 ) -> Evaluations:
     """The evaluations of a job, by ``calls.evaluate`` where that is given."""
     options = job.options
-    device = evaluation_device(options.eval_device) if options.eval_beside else None
+    apart = options.eval_beside and jax.default_backend() != "cpu"
+    device = evaluation_device(options.eval_device) if apart else None
     evaluation = make_periodic_evaluation(
         job.env, job.algorithm, job.agent, job.keys, options.eval_episodes, device=device
     )
     if calls.evaluate is not None:
         evaluation = evaluation._replace(evaluate=calls.evaluate)
-    shapes = jax.eval_shape(lambda: no_totals(job.env.spec, options.eval_episodes))
-    nothing = jax.tree.map(lambda x: np.zeros((job.num_seeds, *x.shape), x.dtype), shapes)
-    how: dict[str, Any] = dict(should_stop=calls.should_stop, tell=calls.tell, on_new_policy=calls.on_new_policy)
-    return Evaluations(evaluation, recorder, nothing, folder, saver, beside=options.eval_beside, **how)
+    return Evaluations(evaluation, job, recorder, folder, saver, calls)
 
 
-def train(
-    job: Job,
-    evaluations: Evaluations,
-    recorder: Recorder,
-    folder: RunFolder | None,
-    saver: Checkpointer | None,
-    calls: Calls,
-) -> Trained:
+def train(job: Job, evaluations: Evaluations, calls: Calls) -> Trained:
     """As `run_job`, when the files are open."""
     tell, resumed = calls.tell, job.resumed
+    recorder, folder, saver = evaluations.recorder, evaluations.folder, evaluations.saver
     state, run = start(job, recorder)
-    describe_start(state, job, saver, tell)
+    if resumed is not None or saver is not None:
+        describe_start(state, job, saver, tell)
     if folder is not None:
         calls.listeners.on_start(folder, job, state, run)
     call = print_events_after(run, job.env, tell) if isinstance(job.env, HostEnv) else run
     if resumed is not None:
         evaluations.go_on_from(state, resumed.progress, resumed.arrays)
     try:
-        with reraise_callback_error(job.failures):
-            state = drive(call, state, evaluations, recorder, saver, job, calls)
-            policy = conclude(state, evaluations, recorder, folder, job, calls)
+        with reraise_callback_error(job.failures) if isinstance(job.env, HostEnv) else nullcontext():
+            state = drive(call, state, evaluations, job, calls)
+            policy = conclude(state, evaluations, job, calls)
     except NonFiniteError as error:
         origin = resumed.description.path if resumed else None
         raise find_nan.explain_nonfinite(error, job, run, saver, origin) from None
@@ -152,20 +118,13 @@ def start(job: Job, recorder: Recorder) -> tuple[TrainState, programs.RunChunk]:
     return state, run
 
 
-def drive(
-    run: programs.RunChunk,
-    state: TrainState,
-    evaluations: Evaluations,
-    recorder: Recorder,
-    saver: Checkpointer | None,
-    job: Job,
-    calls: Calls,
-) -> TrainState:
+def drive(run: programs.RunChunk, state: TrainState, evaluations: Evaluations, job: Job, calls: Calls) -> TrainState:
     """Run all chunks, or until ``calls.should_stop`` in any process, and save the last state.
 
     The last state of a whole run is always evaluated; a run that is stopped ends as soon as it is saved.
     """
     plan, rates_at = job.plan, make_rates(job)
+    recorder, saver = evaluations.recorder, evaluations.saver
 
     def save() -> None:
         now = recorder.env_steps()
@@ -195,16 +154,15 @@ def drive(
     return state
 
 
-def conclude(
-    state: TrainState, evaluations: Evaluations, recorder: Recorder, folder: RunFolder | None, job: Job, calls: Calls
-) -> Policy:
+def conclude(state: TrainState, evaluations: Evaluations, job: Job, calls: Calls) -> Policy:
     """The policy that a run ends with, shown while evaluations go on: that of the best policy from other initial
     states, and with one seed the last one too; among several seeds that one chooses."""
-    last, policy_of = LastPolicy(calls.on_last_policy, calls.should_stop), evaluations.evaluation.policy_of
+    last = None if calls.on_last_policy is None else LastPolicy(calls.on_last_policy, calls.should_stop)
+    policy_of, recorder, folder = evaluations.evaluation.policy_of, evaluations.recorder, evaluations.folder
     params = evaluations.evaluation.copy_params(state)
     policy = policy_of(params, 0)
     whole = recorder.ticks // job.plan.ticks_per_chunk == job.plan.num_chunks
-    if whole and job.num_seeds == 1:
+    if last and whole and job.num_seeds == 1:
         last.show(policy)
     evaluations.finish()
     if job.num_seeds > 1 and recorder.scores.size:
@@ -213,9 +171,11 @@ def conclude(
         evaluations.start_scoring_best()
     if folder is not None:
         folder.finish(policy)
-    if whole:
+    if last and whole:
         last.show(policy)
+    if whole:
         evaluations.finish_scoring_best()
+    if last:
         last.wait()
     return policy
 

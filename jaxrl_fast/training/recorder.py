@@ -1,7 +1,6 @@
 """What is recorded of a run: the metrics of chunks and evaluations as rows, rates and a summary."""
 
 import time
-from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -16,7 +15,7 @@ from jaxrl_fast.graph import distributed
 from jaxrl_fast.graph.dataflow import Graph, TrainState, active_ticks, tagged
 from jaxrl_fast.graph.placements import LEARNING, SAMPLING
 from jaxrl_fast.runs.folder import RunFolder
-from jaxrl_fast.runs.hooks import OnMetrics, Row
+from jaxrl_fast.runs.hooks import Calls, Row
 from jaxrl_fast.training.job import Job
 from jaxrl_fast.training.planning import Plan
 
@@ -36,18 +35,11 @@ NOT_EVALUATED: Row = {"eval_return_mean": None, "eval_return_std": None, "eval_e
 class Recorder:
     """Counts a run's ticks, updates and seconds, and makes rows, rates and the summary of them."""
 
-    def __init__(
-        self,
-        job: Job,
-        on_metrics: OnMetrics | None,
-        folder: RunFolder | None,
-        on_row: Callable[[RunFolder], None] = lambda folder: None,
-    ) -> None:
+    def __init__(self, job: Job, calls: Calls, folder: RunFolder | None) -> None:
         self.env, self.agent, self.plan, self.graph = job.env, job.agent, job.plan, job.graph
         self.num_seeds, self.nan, self.empty_until = job.num_seeds, job.options.graph.nan, job.options.graph.empty_until
         self.devices = sorted({str(device) for group in job.placement.groups for device in group.devices})
-        self.on_metrics, self.folder = on_metrics, folder
-        self.on_row = on_row
+        self.on_metrics, self.on_row, self.folder = calls.on_metrics, calls.listeners.on_row, folder
         self.history: list[Row] = []
         self.scores = np.zeros(0)
         self.eval_row: Row = {}
@@ -270,31 +262,42 @@ def _check_finite(
 ) -> None:
     (sampling,) = tagged(graph, SAMPLING)
     steps = metrics[f"{sampling}/nonfinite_step"]
-    bad = np.argwhere(steps >= 0)
-    if bad.size:
-        seed, tick = min(bad.tolist(), key=lambda index: index[1])
-        step = (first_tick + tick) * (plan.steps_per_tick // env.num_envs) + int(steps[seed, tick]) + 1
-        raise NonFiniteError(
-            f"environment {env.spec.name} gave a NaN or an infinity (observation or reward) at step {step} of each "
-            f"environment, {step * env.num_envs} steps over all {env.num_envs} (fragment {sampling}, tick "
-            f"{first_tick + tick}, seed {seed})",
-            sampling,
-            first_tick + tick,
-            seed,
-        )
-    places = {name: np.argwhere(~np.isfinite(values)) for name, values in metrics.items()}
-    first = {name: min(found.tolist(), key=lambda index: index[1]) for name, found in places.items() if found.size}
-    if first:
-        name = min(first, key=lambda n: first[n][1])
-        seed, tick = first[name]
-        fragment, _, metric = name.partition("/")
-        raise NonFiniteError(
-            f"metric {metric} of fragment {fragment} became NaN or infinite in tick {first_tick + tick}, seed {seed}: "
-            "try a smaller algo.learning_rate, or nan=skip",
-            fragment,
-            first_tick + tick,
-            seed,
-        )
+    if (steps >= 0).any():
+        raise _nonfinite_step(steps, sampling, first_tick, plan, env)
+    bad = {name: np.argwhere(~np.isfinite(values)) for name, values in metrics.items()}
+    if any(places.size for places in bad.values()):
+        raise _nonfinite_metric(bad, first_tick)
+
+
+def _nonfinite_step(
+    steps: np.ndarray, sampling: str, first_tick: int, plan: Plan, env: VecEnv | HostEnv
+) -> NonFiniteError:
+    """The error of the first environment step that is not finite; ``steps`` ``[S, ticks]``, -1 in ticks without one."""
+    seed, tick = min(np.argwhere(steps >= 0).tolist(), key=lambda index: index[1])
+    step = (first_tick + tick) * (plan.steps_per_tick // env.num_envs) + int(steps[seed, tick]) + 1
+    return NonFiniteError(
+        f"environment {env.spec.name} gave a NaN or an infinity (observation or reward) at step {step} of each "
+        f"environment, {step * env.num_envs} steps over all {env.num_envs} (fragment {sampling}, tick "
+        f"{first_tick + tick}, seed {seed})",
+        sampling,
+        first_tick + tick,
+        seed,
+    )
+
+
+def _nonfinite_metric(bad: dict[str, np.ndarray], first_tick: int) -> NonFiniteError:
+    """The error of the first metric that is not finite; ``bad``: places ``[n, 2]`` (seed, tick) of such, by name."""
+    first = {name: min(found.tolist(), key=lambda index: index[1]) for name, found in bad.items() if found.size}
+    name = min(first, key=lambda n: first[n][1])
+    seed, tick = first[name]
+    fragment, _, metric = name.partition("/")
+    return NonFiniteError(
+        f"metric {metric} of fragment {fragment} became NaN or infinite in tick {first_tick + tick}, seed {seed}: "
+        "try a smaller algo.learning_rate, or nan=skip",
+        fragment,
+        first_tick + tick,
+        seed,
+    )
 
 
 def check_start(state: TrainState, graph: Graph, env: VecEnv | HostEnv) -> None:

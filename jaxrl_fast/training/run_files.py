@@ -49,18 +49,13 @@ def describe_checkpoints(state: TrainState, saver: Checkpointer, plan: Plan) -> 
 
 
 @contextmanager
-def open_folder(
-    job: Job, run_dir: str | Path | None, log: Log, tell: Tell
-) -> Iterator[tuple[RunFolder | None, Checkpointer | None]]:
-    """The run's files and the writer of its checkpoints, closed on leaving; None where nothing is to be written. Only
-    process 0 has files.
+def open_folder(job: Job, path: Path, log: Log, tell: Tell) -> Iterator[tuple[RunFolder | None, Checkpointer | None]]:
+    """The run's files and the writer of its checkpoints, closed on leaving. Only process 0 has
+    files, the others None.
 
     A run that goes on in its own folder removes what was written there after the checkpoint.
     """
-    if run_dir is None:
-        yield None, None
-        return
-    path, resumed, settings, checkpoints = Path(run_dir), job.resumed, job.settings, job.options.checkpoints
+    resumed, settings, checkpoints = job.resumed, job.settings, job.options.checkpoints
     refills = tagged(job.graph, REPLAY)
     if resumed is None and checkpoint_files.all_steps(path / FOLDER):
         raise ValueError(f"{path} holds the checkpoints of a run: resume it, or write another run_dir")
