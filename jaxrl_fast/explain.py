@@ -36,11 +36,11 @@ from jaxrl_fast.settings.prepare import prepare_run
 from jaxrl_fast.settings.run_settings import Run, env_name, graph_options, make_algorithm
 from jaxrl_fast.settings.schema import ConfigError
 from jaxrl_fast.targets.compilers import compile_here
-from jaxrl_fast.targets.compiling import ForTarget, compile_for, placement_for, rounds_of
+from jaxrl_fast.targets.compiling import compile_for, placement_for, rounds_of
 from jaxrl_fast.targets.cost_tables import band_table, cost_facts, cost_lines, launch_table
 from jaxrl_fast.targets.explaining import dump_folder, explain_elsewhere
 from jaxrl_fast.targets.here import compare_here
-from jaxrl_fast.targets.target import THIS, Target, parse_target
+from jaxrl_fast.targets.target import THIS, parse_target
 from jaxrl_fast.training.planning import plan_run
 from jaxrl_fast.tuning import auto, auto_overlap
 from jaxrl_fast.tuning.running import make_folder
@@ -90,17 +90,12 @@ def explain_target(words: Sequence[str], target: str, out: str | None) -> int:
         return explain_elsewhere(words, target, Path(where))
     run = config.compose(words)
     machine = parse_target(target)
-    folder, placement = Path(out or default_folder(run)), placement_for(run, machine)
+    folder = Path(out or default_folder(run))
     open_folder(folder)
-    on = f"{machine.num_devices} {machine.chip.title}"
-    title = f"{env_name(run)}, {run.algo}, placement {placement}, overlap {run.overlap}, {on}"
+    on = f", {machine.num_devices} {machine.chip.title}"
+    title = title_of(run, placement_for(run, machine)) + on
     print(f"{title}: compiling ...", flush=True)
     found = compile_for(run, machine, dump)
-    return show_target(run, found, machine, title, folder)
-
-
-def show_target(run: Run, found: ForTarget, machine: Target, title: str, folder: Path) -> int:
-    """Print and write what was compiled for a target."""
     shapes = trace_shapes(found.graph, found.state, run_shapes(found.compiled), run.num_seeds)
     placed, ticks = (found.graph, found.placed, found.state), found.ticks_per_chunk
     description = describe(*placed, run.num_seeds, shapes=shapes, run=found.compiled, ticks_per_chunk=ticks)
@@ -127,7 +122,7 @@ def explain_on(env: VecEnv | HostEnv, run: Run, chosen: str, folder: Path, measu
     program = programs.compile(graph, placed, ticks, run.num_seeds)
     open_folder(folder)
     print(envs.describe(run.env, run.env_options))
-    title = f"{env_name(run)}, {run.algo}, placement {run.placement}, overlap {run.overlap}"
+    title = title_of(run, run.placement)
     print(f"{title}{f' ({chosen})' if chosen else ''}: compiling ...", flush=True)
     ready, description, facts = look_at(run, graph, placed, program, algorithm.hyper)
     for table in (fragment_table, channel_table, program_table):
@@ -200,6 +195,11 @@ def look_at(
     facts |= {"compile_s": compile_s, "programs_from_disk": from_disk}
     description = describe(graph, placed, state, run.num_seeds, shapes=shapes, run=compiled, ticks_per_chunk=ticks)
     return Ready(lambda: init(keys, hyper), compiled, ticks, compile_s), description, facts
+
+
+def title_of(run: Run, placement: str) -> str:
+    """What stands over the picture."""
+    return f"{env_name(run)}, {run.algo}, placement {placement}, overlap {run.overlap}"
 
 
 def facts_of(run: Run, placement: str, **others: Any) -> dict[str, Any]:

@@ -84,7 +84,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "settings",
         "envs",
     },
-    "targets": {"core", "experience", "fragments", "graph", "inspection", "runs", "settings", "training"},
+    "targets": {"core", "experience", "fragments", "graph", "inspection", "runs", "settings", "training", "tuning"},
 }
 """Every package of jaxrl_fast, the lowest layer first, and which others its modules may import: only those above it in
 this list, or ``envs``."""

@@ -1,13 +1,14 @@
 """One episode of moving bodies as one HTML file that holds its viewer, its data and nothing of the network."""
 
 import base64
+import json
+import re
 from importlib.resources import files
 from typing import Any
 
 import numpy as np
 
 from jaxrl_fast.environments.scene import Geom, Motion, Scene
-from jaxrl_fast.inspection.page_files import assembled
 
 ASSETS = files("jaxrl_fast.evaluation") / "assets"
 FULL_SCALE = 32767
@@ -20,7 +21,10 @@ def page_of(scene: Scene, motion: Motion) -> str:
     Raises:
         ValueError: a position, rotation or reward is not a number.
     """
-    return assembled("policy.html", ASSETS, episode=described(scene, motion))
+    # "<" of a title would end the script that the data lie in.
+    data = {"episode": json.dumps(described(scene, motion), allow_nan=False).replace("<", "\\u003c")}
+    page = (ASSETS / "policy.html").read_text("utf-8")
+    return re.sub(r"\{\{([\w.]+)\}\}", lambda at: data.get(at[1]) or (ASSETS / at[1]).read_text("utf-8"), page)
 
 
 def described(scene: Scene, motion: Motion) -> dict[str, Any]:

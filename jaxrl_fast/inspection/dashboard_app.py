@@ -10,6 +10,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
@@ -150,10 +151,9 @@ def _row(request: Request, name: str) -> RunRow:
 
 
 def _has(runs: FoundRuns, name: str, file: str) -> bool:
-    try:
+    with suppress(OSError):
         return runs.path_of(name, file).is_file()
-    except OSError:
-        return False
+    return False
 
 
 def _file(name: str, content: str | bytes, policy: str | None = None) -> Response:

@@ -128,7 +128,7 @@ def describe(
     )
     parts = [] if run is None else compiled_parts(run, tuple(group_of), ticks_per_chunk)
     facts = [inspect_program(step, 1 / calls) if isinstance(step, Compiled) else None for _, step, calls in parts]
-    programs = tuple(PlacedProgram(p[0], group_of[p[0][0]], p[2], f) for p, f in zip(parts, facts, strict=True))
+    programs = [PlacedProgram(p[0], group_of[p[0][0]], p[2], f) for p, f in zip(parts, facts, strict=True)]
     channels = tuple(
         _channel(graph, writer, name, age, per_round, readers, shapes.get(name))
         for writer in graph.fragments
@@ -136,10 +136,10 @@ def describe(
         for (age, per_round), readers in _readers(graph, writer, name).items()
     )
     if programs:
-        channels = tuple(
-            c._replace(crossing_bytes=_crossing(c, graph, placement, shapes, num_seeds, programs)) for c in channels
-        )
-    return Description(placement.name, num_seeds, fragments, channels, groups, programs)
+        home, axes = homes(placement, num_seeds), channel_axes(graph)
+        crossing = [_crossing(c, axes[c.name], shapes.get(c.name), home, num_seeds, programs) for c in channels]
+        channels = tuple(c._replace(crossing_bytes=x) for c, x in zip(channels, crossing, strict=True))
+    return Description(placement.name, num_seeds, fragments, channels, groups, tuple(programs))
 
 
 def trace_shapes(graph: Graph, state: TrainState, known: Channels, num_seeds: int = 1) -> Channels:
@@ -219,23 +219,17 @@ def _channel(
 
 
 def _crossing(
-    channel: ChannelFacts,
-    graph: Graph,
-    placement: Placement,
-    shapes: Channels,
-    num_seeds: int,
-    programs: tuple[PlacedProgram, ...],
+    channel: ChannelFacts, axes: Any, shapes: PyTree, home: Any, num_seeds: int, programs: list[PlacedProgram]
 ) -> float | None:
-    """Bytes a tick: each call of a program copies what it reads from elsewhere."""
+    """Bytes a tick: each call of a program copies what it reads from elsewhere. ``home``: the mesh of each fragment."""
     if channel.leaves is None:
         return None
-    home, axes = homes(placement, num_seeds), channel_axes(graph)[channel.name]
     here = lay(home[channel.writer], axes, num_seeds)
     total = 0.0
     for program in programs:
         if set(channel.readers) & set(program.fragments):
             there = lay(home[program.fragments[0]], axes, num_seeds)
-            total += program.calls * bytes_moved(shapes[channel.name], here, there)
+            total += program.calls * bytes_moved(shapes, here, there)
     return total
 
 

@@ -100,8 +100,7 @@ def _stamp(tables: list[os.DirEntry[str]]) -> Stamp | None:
     """None where one of them is a link, a pipe or gone."""
     if not all(entry.is_file(follow_symlinks=False) for entry in tables):
         return None
-    try:
+    with suppress(OSError):
         found = [(entry.name, entry.stat(follow_symlinks=False)) for entry in tables]
-    except OSError:
-        return None
-    return tuple(sorted((name, stat.st_mtime_ns, stat.st_size, stat.st_ino) for name, stat in found))
+        return tuple(sorted((name, stat.st_mtime_ns, stat.st_size, stat.st_ino) for name, stat in found))
+    return None

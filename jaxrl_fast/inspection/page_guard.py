@@ -45,15 +45,12 @@ class Guard:
             app = PlainTextResponse(f"open http://127.0.0.1:{self.port}/ on this machine\n", 400)
         elif scope["method"] not in METHODS:
             app = PlainTextResponse("this page only reads\n", 405, {"Allow": ", ".join(METHODS)})
-        await app(scope, receive, _with_headers(send))
 
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
 
-def _with_headers(send: Send) -> Send:
-    async def send_with_headers(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            headers = MutableHeaders(scope=message)
-            for name, value in HEADERS.items():
-                headers.setdefault(name, value)
-        await send(message)
-
-    return send_with_headers
+        await app(scope, receive, send_with_headers)

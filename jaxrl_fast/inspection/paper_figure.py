@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_fast.inspection.report_tables import flat
+from jaxrl_fast.inspection.report_tables import flat, written
 from jaxrl_fast.runs.reading import RunView, Scores, name_of, scores_of
-from jaxrl_fast.settings.schema import written
 
 RESAMPLES = 2000
 SAME = {"seed", "num_seeds", "name", "total_steps", "env", "algo", "devices", "placement"}

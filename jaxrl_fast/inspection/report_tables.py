@@ -1,6 +1,7 @@
 """The tables of a report: where a run's time went, its settings, its machine and its commands."""
 
 import base64
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -10,8 +11,6 @@ import numpy as np
 
 from jaxrl_fast.inspection.report_curves import wall_s
 from jaxrl_fast.runs.reading import RunView
-from jaxrl_fast.settings.grammar import command_line
-from jaxrl_fast.settings.schema import written
 
 
 def describe_details(view: RunView) -> dict[str, Any]:
@@ -95,13 +94,12 @@ def machine_table(view: RunView) -> list[list[str]]:
 def commands(view: RunView) -> list[list[str]]:
     """Rows of a purpose and the line to type for it."""
     folder = str(view.path)
-    rows = [["repeat", command_line([f"config={folder}/config.yaml"])]]
+    rows: list[tuple[str, ...]] = [("repeat", "train", f"config={folder}/config.yaml")]
     if (view.path / "checkpoints").is_dir():
-        rows.append(["resume", command_line([f"resume={folder}"])])
+        rows.append(("resume", "train", f"resume={folder}"))
     if (view.path / "policy").is_dir():
-        rows.append(["evaluate", command_line([folder, "episodes=100"], "evaluate")])
-        rows.append(["export", command_line([folder], "export")])
-    return rows
+        rows += [("evaluate", "evaluate", folder, "episodes=100"), ("export", "export", folder)]
+    return [[what, shlex.join(["python", "-m", f"jaxrl_fast.{command}", *words])] for what, command, *words in rows]
 
 
 def flat(tree: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
@@ -113,6 +111,13 @@ def flat(tree: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
         else:
             leaves[f"{prefix}{key}".removesuffix(".name")] = value
     return leaves
+
+
+def written(value: Any) -> str:
+    """A setting as it is typed."""
+    if value is None or isinstance(value, bool):
+        return str(value).lower().replace("none", "null")
+    return str(value).replace(" ", "") if isinstance(value, list) else str(value)
 
 
 def _as_uri(file: Path, kind: str) -> str | None:

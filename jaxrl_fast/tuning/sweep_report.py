@@ -4,7 +4,7 @@ import csv
 import json
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -207,7 +207,7 @@ def closing(doc: Document) -> list[str]:
     lines += [f"{what} alone: {why}" for what, why in found.get("failed", {}).items()]
     for key, text in SHARES.items():
         if key in found:
-            lines.append(f"{doc['objective']} reaches {_percent(found[key])} of {text}")
+            lines.append(f"{doc['objective']} reaches {_shown(found[key], '{:.0%}'.format)} of {text}")
     for row in doc["spreeze"]:
         rates = (f"{name} {si(row[unit]['median'])}" for unit, name in zip(UNITS, SPREEZE_NAMES, strict=True))
         lines.append(f"batch {row['batch_size']:,}{' (best)' if row['best'] else ''}: {', '.join(rates)}")
@@ -228,9 +228,6 @@ def _ratio(a: Row, b: Row) -> Spread:
     return spread([x / y for x, y in zip(a.tick_hz, b.tick_hz, strict=False)])
 
 
-def _shown(rate: Spread) -> str:
-    return f"{si(rate['median'])} [{si(rate['low'])}, {si(rate['high'])}]"
-
-
-def _percent(share: Spread) -> str:
-    return f"{share['median']:.0%} [{share['low']:.0%}, {share['high']:.0%}]"
+def _shown(figure: Spread, write: Callable[[float], str] = si) -> str:
+    median, low, high = (write(figure[part]) for part in QUARTILES)
+    return f"{median} [{low}, {high}]"
