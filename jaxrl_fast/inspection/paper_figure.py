@@ -149,12 +149,8 @@ def draw_aggregates(figure: Any, axes: Any, scores: dict[str, np.ndarray]) -> No
     from rliable import metrics
 
     axes.set_axis_off()
-    functions = (
-        metrics.aggregate_median,
-        metrics.aggregate_iqm,
-        metrics.aggregate_mean,
-        metrics.aggregate_optimality_gap,
-    )
+    names = ("median", "iqm", "mean", "optimality_gap")
+    functions = [getattr(metrics, f"aggregate_{name}") for name in names]
     panels = axes.get_subplotspec().subgridspec(1, len(functions))
     for column, (name, function) in enumerate(zip(AGGREGATES, functions, strict=True)):
         panel = figure.add_subplot(panels[column])
