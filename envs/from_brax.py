@@ -41,17 +41,9 @@ with quiet():
 BACKENDS = ("generalized", "positional", "spring", "mjx")
 MAX_EPISODE_STEPS = 1000
 REFUSED = {"swimmer": "brax 0.14.2 calls jnp.clip(a_min=), which JAX 0.10 removed"}
-SHORTEST_EPISODE = {
-    "ant": 2,
-    "fast": 8,
-    "halfcheetah": 8,
-    "hopper": 6,
-    "humanoid": 2,
-    "humanoidstandup": 8,
-    "pusher": 8,
-    "reacher": 8,
-    "walker2d": 6,
-}
+SHORTEST_EPISODE = dict(
+    ant=2, fast=8, halfcheetah=8, hopper=6, humanoid=2, humanoidstandup=8, pusher=8, reacher=8, walker2d=6
+)
 """Steps that an episode lasts at least: any number where the environment never terminates; else a bit less than the
 shortest of 256 episodes of full thrust (spring: hopper 8, walker2d over 30, ant 4; generalized: hopper 6, walker2d 7),
 and a guess for humanoid. Sampled, not proven: a shorter episode could start from the same state as the one before.

@@ -155,10 +155,7 @@ def two_out() -> Env:
 
 
 TWO_AGENTS: dict[str, Callable[[], Env]] = {
-    "two_credit": two_credit,
-    "two_observations": two_observations,
-    "two_state": two_state,
-    "two_out": two_out,
+    make.__name__: make for make in (two_credit, two_observations, two_state, two_out)
 }
 """Probes with two agents, all of the same shapes; those above have one."""
 PROBES: dict[str, Callable[[], Env]] = {

@@ -235,16 +235,8 @@ def _join(groups: list[PyTree], axis: int) -> PyTree:
 def collect(record: HostRecord, extras: PyTree, axis: int = 0) -> tuple[Transition, dict[str, Any]]:
     """The rollout ``[T, E, ...]`` and its metrics, as those of `rollout.unroll`; time is axis ``axis``."""
     step = record.step
-    fields: Any = (
-        record.obs,
-        record.action,
-        step.reward,
-        step.next_obs,
-        step.terminated,
-        step.truncated,
-        record.first,
-        extras,
-    )
+    ends = step.terminated, step.truncated
+    fields: Any = (record.obs, record.action, step.reward, step.next_obs, *ends, record.first, extras)
     done = (step.terminated | step.truncated) & (step.episode_length > 0)  # not a step that a lost worker never made
     real = [x for x in jax.tree.leaves((step.next_obs, step.reward)) if np.issubdtype(x.dtype, np.floating)]
     bad = np.any([~np.isfinite(x).reshape(*x.shape[: axis + 1], -1).all(axis=-1) for x in real], axis=0)

@@ -4,9 +4,9 @@ A placement changes numbers only by float
 rounding, since delays, keys and logical shards belong to the graph.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import gcd
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import jax
 
@@ -36,9 +36,11 @@ class Placement(NamedTuple):
     divides: Literal["batch", "agents"] = "batch"
 
 
-Make = Callable[[Graph, Sequence[jax.Device]], Placement]
-"""(graph, devices that may be used: the first ``devices=N`` of JAX's): makes a placement, one of `PLACEMENTS` or a
-user's own. May raise `GraphError`."""
+class Make(Protocol):
+    """Makes a placement: one of `PLACEMENTS`, or a user's own."""
+
+    def __call__(self, graph: Graph, devices: Sequence[jax.Device], /) -> Placement:
+        """``devices``: those that may be used, the first ``devices=N`` of JAX's. May raise `GraphError`."""
 
 
 def fused(graph: Graph, devices: Sequence[jax.Device]) -> Placement:

@@ -83,13 +83,9 @@ class Checkpointer:
         if any(waiting["env_steps"] == steps for waiting in progress.get("snapshots", [])):
             self.unscored.add(steps)
         left_out = not self.plan.replay and sizes(state, self.refills)[1] > 0
-        content = {
-            "settings": self.settings,
-            "progress": dict(progress),
-            "score": score,
-            "refills": self.refills,
-            "left_out": left_out,
-        }
+        content = dict(
+            settings=self.settings, progress=dict(progress), score=score, refills=self.refills, left_out=left_out
+        )
         self._pending = self._worker.submit(self._write, steps, arrays, content)
 
     def add_score(self, steps: int, score: float, progress: Mapping[str, Any]) -> None:

@@ -68,12 +68,7 @@ class Recorder:
 
     def evaluated(self) -> Row:
         """What a checkpoint says of the evaluations until now."""
-        return {
-            "best": self.best,
-            "scores": self.scores.tolist(),
-            "eval_row": self.eval_row,
-            "eval_steps": self.eval_steps,
-        }
+        return dict(best=self.best, scores=self.scores.tolist(), eval_row=self.eval_row, eval_steps=self.eval_steps)
 
     def go_on_from(self, progress: Row) -> None:
         """Count on from where a checkpoint stood."""
