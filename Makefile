@@ -21,8 +21,8 @@
 THREE := 0.187.0
 ESBUILD := 0.28.2
 UPLOT := 1.6.32
-ASSETS := jaxrl_fast/evaluation/assets
-REPORT_ASSETS := jaxrl_fast/inspection/assets
+ASSETS := jaxrl_fast/views/assets
+REPORT_ASSETS := jaxrl_fast/views/assets
 
 ARGS ?= env=halfcheetah
 TESTS ?= tests

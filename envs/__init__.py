@@ -5,9 +5,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the pool's workers import this package, and must not load JAX
-    from envs.pool.camera import FilmedHost
-    from jaxrl_fast.environments.env import Env, VecEnv
-    from jaxrl_fast.environments.host_env import HostEnv
+    from jaxrl_fast.envs.env import Env, VecEnv
+    from jaxrl_fast.envs.host_env import FilmedHost, HostEnv
 
 JAXRL_FAST = True
 """Distinguishes this package from others that are called ``envs``."""
@@ -72,12 +71,12 @@ EXAMPLE_IDS = {
     "traffic": "TrafficJunction4-v0",
     "probe": "value",
 }
-MODULES = {"probe": "envs.probes", "traffic": "envs.traffic_junction"}
+MODULES = {"probe": "jaxrl_fast.envs.probes", "traffic": "jaxrl_fast.envs.traffic_junction"}
 """Suites of our own; the adapter of another is ``envs.from_<suite>``."""
 HOST_SUITES = {
-    "gymnasium": ("envs.from_gymnasium", "make_host", "film"),
-    "atari": ("envs.from_gymnasium", "make_atari_host", "film_atari"),
-    "pettingzoo": ("envs.from_pettingzoo", "make_host", "film"),
+    "gymnasium": ("jaxrl_fast.envs.from_gymnasium", "make_host", "film"),
+    "atari": ("jaxrl_fast.envs.from_gymnasium", "make_atari_host", "film_atari"),
+    "pettingzoo": ("jaxrl_fast.envs.from_pettingzoo", "make_host", "film"),
 }
 """Suites whose environments are stepped on the host, not compiled -> the module that makes them, its function for many,
 and the one for one to be drawn."""
@@ -106,7 +105,7 @@ def make(name: str, **options: Any) -> "Env":
     frame_stack = options.pop("frame_stack", None)
     try:
         if suite == "custom":
-            return _seen(import_module("envs.custom").make(**options), frame_stack)
+            return _seen(import_module("jaxrl_fast.envs.custom").make(**options), frame_stack)
         id = options.pop("id")
         module = import_module(MODULES.get(suite, f"envs.from_{suite}"))
     except ModuleNotFoundError as error:
@@ -124,7 +123,7 @@ def make_vec(
     """``num_envs`` environments side by side, compiled or stepped on the host.
 
     For those on the host: ``num_seeds`` times as many, and ``pool`` are their options
-    (`envs.pool.options.PoolOptions`).
+    (`jaxrl_fast.envs.pool.batches.PoolOptions`).
 
     Raises:
         ValueError: as `make`, or an option of the pool is wrong.
@@ -137,13 +136,13 @@ def make_vec(
         sizes = {"num_envs": num_envs, "num_seeds": num_seeds}
         return _seen(make_suite(options.pop("id"), **sizes, pool=pool_options(pool), **options), frame_stack)
     if suite == "custom":
-        custom = import_module("envs.custom")
+        custom = import_module("jaxrl_fast.envs.custom")
         made = custom.make_any(num_envs=num_envs, num_seeds=num_seeds, pool=pool, **options)
     elif pool:
         raise ValueError(f"env={name} is compiled and has no pool: leave pool out")
     else:
         made = make(name, **options)
-    env = import_module("jaxrl_fast.environments.env")
+    env = import_module("jaxrl_fast.envs.env")
     seen = _seen(made, frame_stack)
     return env.vectorize(seen, num_envs=num_envs) if isinstance(seen, env.Env) else seen
 
@@ -159,14 +158,14 @@ def make_to_draw(name: str, **options: Any) -> "Env | FilmedHost":
         return make(name, **options)
     given.pop("frame_stack", None)
     if suite == "custom":
-        return import_module("envs.custom").make_to_draw(**given)
+        return import_module("jaxrl_fast.envs.custom").make_to_draw(**given)
     module_name, _, film = HOST_SUITES[suite]
     return getattr(import_module(module_name), film)(given.pop("id"), **given)
 
 
 def pool_options(pool: dict[str, Any] | None) -> Any:
-    """A dictionary as `envs.pool.options.PoolOptions`. Raises ValueError where an option is unknown."""
-    options = import_module("envs.pool.options").PoolOptions
+    """A dictionary as `jaxrl_fast.envs.pool.batches.PoolOptions`. Raises ValueError where an option is unknown."""
+    options = import_module("jaxrl_fast.envs.pool.batches").PoolOptions
     for option in pool or {}:
         if option not in options._fields:
             raise ValueError(f"unknown pool option '{option}': write one of {', '.join(options._fields)}")

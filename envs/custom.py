@@ -8,12 +8,12 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from jaxrl_fast.environments.env import Env
-from jaxrl_fast.environments.env_laws import check_env
-from jaxrl_fast.environments.host_env import HostEnv
+from jaxrl_fast.envs.env import Env
+from jaxrl_fast.envs.env_checks import check_env
+from jaxrl_fast.envs.host_env import HostEnv
 
 if TYPE_CHECKING:  # Gymnasium is not needed for an `Env`
-    from envs.pool.camera import FilmedHost
+    from jaxrl_fast.envs.host_env import FilmedHost
 
 
 def make(*, make: str | Callable[..., Any], **options: Any) -> Env:
@@ -46,10 +46,10 @@ def make_any(
     if _is_gymnasium(made) or _is_parallel(made):
         made.close()
         given = import_module("envs").pool_options(pool)
-        host = import_module("envs.from_gymnasium")
+        host = import_module("jaxrl_fast.envs.from_gymnasium")
         again: Callable[[], Any] = partial(function, **options)
         if _is_parallel(made):
-            again = partial(import_module("envs.pool.several_agents").acting_together, again)
+            again = partial(import_module("jaxrl_fast.envs.pool.several_agents").acting_together, again)
         return host.make_custom_host(again, num_envs=num_envs, num_seeds=num_seeds, name=name, pool=given)
     return _compiled(made, name)
 
@@ -68,8 +68,8 @@ def make_to_draw(*, make: str | Callable[..., Any], **options: Any) -> "Env | Fi
         made.close()
         made = _call(make, {"render_mode": "rgb_array", **options})[2]
     if _is_parallel(made):
-        made = import_module("envs.pool.several_agents").AgentsTogether(made)
-    return import_module("envs.from_gymnasium").filmed(made, f"env.make={name}")
+        made = import_module("jaxrl_fast.envs.pool.several_agents").AgentsTogether(made)
+    return import_module("jaxrl_fast.envs.from_gymnasium").filmed(made, f"env.make={name}")
 
 
 def _call(make: str | Callable[..., Any], options: dict[str, Any]) -> tuple[str, Callable[..., Any], Any]:
@@ -114,9 +114,9 @@ def as_env(made: Any, *, name: str) -> Env:
         return made
     env, params = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if _has(env, "reset_env", "step_env", "default_params", "action_space"):
-        return import_module("envs.from_gymnax").adapt(env, params, name=name)
+        return import_module("jaxrl_fast.envs.from_gymnax").adapt(env, params, name=name)
     if params is None and _has(env, "reset", "step", "observation_size", "action_size"):
-        return import_module("envs.from_brax").adapt(env, name=name)
+        return import_module("jaxrl_fast.envs.from_brax").adapt(env, name=name)
     raise ValueError(
         f"env.make={name} returned {type(made).__name__}: return a jaxrl_fast.Env, one gymnasium.Env, a gymnax-style "
         "environment (reset_env, step_env, default_params), a brax-style one (reset, step, observation_size, "

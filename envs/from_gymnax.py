@@ -3,19 +3,19 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
+from gymnax.environments import spaces
 
-from envs import gymnax_pictures
-from envs.foreign import import_later, like, relaxed, settled
 from jaxrl_fast.core import Box, Discrete, EnvSpec, PyTree, Timestep
-from jaxrl_fast.environments.env import FRESH_INTERVAL, Env, SampleParams, no_params
-from jaxrl_fast.environments.env_laws import check_option, check_shapes
+from jaxrl_fast.envs import drawings
+from jaxrl_fast.envs.adapter_utils import import_later, like, relaxed, settled
+from jaxrl_fast.envs.env import FRESH_INTERVAL, Env, SampleParams, no_params
+from jaxrl_fast.envs.env_checks import check_option, check_shapes
 
 import_later("seaborn", "matplotlib.pyplot")  # for pictures of its own: with pandas and SciPy, longer than all else
-import gymnax  # noqa: E402
-from gymnax.environments import spaces  # noqa: E402
 
 REFUSED = {"MNISTBandit-bsuite": "it downloads a data set when made"}
 LONG_EPISODES = tuple(
@@ -104,13 +104,13 @@ def adapt(env: Any, params: Any = None, *, name: str, sample_params: SampleParam
 
 def _pictures(id: str, env: Any, params: Any) -> dict[str, Any]:
     """`Env.draw` and `Env.step_s`, where there are pictures of an environment."""
-    if id in gymnax_pictures.LINES:
-        picture, step_s = gymnax_pictures.LINES[id]
+    if id in drawings.LINES:
+        picture, step_s = drawings.LINES[id]
         return {"draw": lambda state: picture(state.state, params), "step_s": float(step_s(params))}
-    if not gymnax_pictures.is_grid(jnp.shape(jax.eval_shape(env.reset_env, jax.random.key(0), params)[0])):
+    if not drawings.is_grid(jnp.shape(jax.eval_shape(env.reset_env, jax.random.key(0), params)[0])):
         return {}
     observe = jax.jit(lambda state: env.observe(jax.random.key(0), state, None, params))
-    return {"draw": lambda state: gymnax_pictures.grid(observe(state.state))}
+    return {"draw": lambda state: drawings.grid(observe(state.state))}
 
 
 def _truncation(env: Any) -> Callable[[PyTree, PyTree], jax.Array]:

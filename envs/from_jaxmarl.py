@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs import agents_pictures
-from envs.foreign import like, relaxed, settled
-from envs.unequal import largest_shape, most_actions, own_sizes
 from jaxrl_fast.core import OUT, STATE, Box, Discrete, EnvSpec, PyTree, Timestep
-from jaxrl_fast.environments.env import Env
-from jaxrl_fast.environments.env_laws import check_shapes
+from jaxrl_fast.envs import drawings
+from jaxrl_fast.envs.adapter_utils import like, relaxed, settled
+from jaxrl_fast.envs.env import Env
+from jaxrl_fast.envs.env_checks import check_shapes
+from jaxrl_fast.envs.pool.several_agents import largest_shape, most_actions, own_sizes
 
 
 @contextmanager
@@ -86,9 +86,9 @@ def make(id: str, *, num_agents: int | None = None, episode_length: int | None =
         env = env._replace(spec=env.spec._replace(max_episode_steps=min(episode_length, limit or episode_length)))
     check_shapes(env, f"jaxmarl {id}")
     if id.startswith("MPE_"):
-        return env._replace(draw=agents_pictures.particles(world))
+        return env._replace(draw=drawings.particles(world))
     if id in ("SMAX", "HeuristicEnemySMAX"):
-        env = env._replace(draw=agents_pictures.battle(getattr(world, "_env", world)))
+        env = env._replace(draw=drawings.battle(getattr(world, "_env", world)))
     return env._replace(success=_battle_is_won(world)) if id == "HeuristicEnemySMAX" else env
 
 

@@ -12,11 +12,11 @@ from jumanji.environments import LevelBasedForaging, RobotWarehouse
 from jumanji.environments.routing.lbf.generator import RandomGenerator as ForagingGenerator
 from jumanji.environments.routing.robot_warehouse.generator import RandomGenerator as WarehouseGenerator
 
-from envs import agents_pictures
-from envs.foreign import like, relaxed, settled
 from jaxrl_fast.core import Discrete, EnvSpec, PyTree, Timestep
-from jaxrl_fast.environments.env import Env, is_count
-from jaxrl_fast.environments.env_laws import check_option, check_shapes
+from jaxrl_fast.envs import drawings
+from jaxrl_fast.envs.adapter_utils import like, relaxed, settled
+from jaxrl_fast.envs.env import Env, is_count
+from jaxrl_fast.envs.env_checks import check_option, check_shapes
 
 NEVER = 2**30
 """As a time limit, in steps."""
@@ -81,8 +81,8 @@ def make(id: str, *, num_agents: int | None = None, **options: Any) -> Env:
     check_shapes(env, f"jumanji {id}")
     if id == "RobotWarehouse":
         goals = [(int(x), int(y)) for x, y in world.goals]
-        return env._replace(draw=lambda state: agents_pictures.warehouse(state, goals))
-    draw = agents_pictures.foraging(given["grid_size"])
+        return env._replace(draw=lambda state: drawings.warehouse(state, goals))
+    draw = drawings.foraging(given["grid_size"])
     return env._replace(draw=draw, success=lambda state: jnp.all(state.food_items.eaten))
 
 

@@ -1,15 +1,14 @@
 """PettingZoo's parallel environments (https://pettingzoo.farama.org, 1.24 and later), stepped on the host by
-`envs.pool`."""
+`jaxrl_fast.envs.pool`."""
 
 from functools import partial
 from typing import Any
 
-from envs.from_gymnasium import filmed, pooled
-from envs.pool.camera import RENDER_MODE, FilmedHost
-from envs.pool.options import PoolOptions, check_options
-from envs.pool.several_agents import make_parallel
-from envs.pool.stepping import make_one
-from jaxrl_fast.environments.host_env import HostEnv
+from jaxrl_fast.envs.from_gymnasium import filmed, pooled
+from jaxrl_fast.envs.host_env import RENDER_MODE, FilmedHost, HostEnv
+from jaxrl_fast.envs.pool.batches import PoolOptions, check_options
+from jaxrl_fast.envs.pool.several_agents import make_parallel
+from jaxrl_fast.envs.pool.stepping import make_one
 
 
 def make_host(
@@ -25,7 +24,7 @@ def make_host(
     """``num_envs`` of a parallel environment for each of ``num_seeds``: ``sisl/pursuit_v5``, ``mpe2/simple_spread_v3``
     or ``my_package/my_module``, a module with ``parallel_env``, to which ``options`` go.
 
-    Observations are those of `envs.pool.several_agents`; each agent has its own reward. ``num_agents`` is only checked:
+    Observations are those of `jaxrl_fast.envs.pool.several_agents`; each agent has its own reward. ``num_agents`` is only checked:
     parallel environments call it differently. ``episode_length``: cut after so many steps.
 
     Raises:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_fast.core import OUT, STATE, Box, Discrete, EnvSpec, PyTree, Timestep
-from jaxrl_fast.environments.env import Env
+from jaxrl_fast.envs.env import Env
 
 UNIT = Box(-np.ones(1, np.float32), np.ones(1, np.float32))
 PAYOFFS = (0.0, 0.5, 1.0)

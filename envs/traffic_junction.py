@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_fast.core import OUT, Discrete, EnvSpec, PyTree, Timestep
-from jaxrl_fast.environments.env import Env
-from jaxrl_fast.environments.env_laws import check_option
+from jaxrl_fast.envs.env import Env
+from jaxrl_fast.envs.env_checks import check_option
 
 SIDE, MAX_CARS, MAX_STEPS = 14, 10, 100
 IDS = {"TrafficJunction4-v0": 4, "TrafficJunction10-v0": 10}

@@ -8,10 +8,18 @@ import jax
 import jax.numpy as jnp
 
 import jaxrl_fast as jf
-from jaxrl_fast.algorithms.choosing import policy_of, sample_action
-from jaxrl_fast.algorithms.interface import Agent, Found, Learned, OnPolicy, OnPolicyBatch, Part, gradients_of
 from jaxrl_fast.algorithms.ppo import critic_part, targets
-from jaxrl_fast.algorithms.sequences import over_rollout
+from jaxrl_fast.learning.algorithm import (
+    Agent,
+    GradientResult,
+    Learned,
+    OnPolicy,
+    OnPolicyBatch,
+    Part,
+    gradients_of,
+    over_rollout,
+)
+from jaxrl_fast.learning.exploration import policy_of, sample_action
 from jaxrl_fast.networks.network import make_network
 from jaxrl_fast.numerics import distributions, losses, optimizers
 
@@ -26,7 +34,9 @@ def awr(rollout_length: int = 64, num_epochs: int = 8, num_minibatches: int = 8,
     def build(spec: jf.EnvSpec, num_envs: int) -> Agent:
         policy = make_network(spec.obs, distributions.num_outputs(spec.action), hidden=(64, 64), out_scale=0.01)
 
-        def gradients(own: Learned, peers: dict, batch: OnPolicyBatch, key: jax.Array, hyper: AwrHyper) -> Found:
+        def gradients(
+            own: Learned, peers: dict, batch: OnPolicyBatch, key: jax.Array, hyper: AwrHyper
+        ) -> GradientResult:
             advantage = jax.nn.standardize(batch.targets["advantage"], axis=None)
             weight = jnp.minimum(jnp.exp(advantage / hyper.temperature), hyper.max_weight)
 
@@ -36,7 +46,7 @@ def awr(rollout_length: int = 64, num_epochs: int = 8, num_minibatches: int = 8,
                 return loss, {"policy_loss": loss, "weight_mean": weight.mean()}
 
             grads, metrics = gradients_of(loss_fn, own.params["policy"])
-            return Found({"policy": grads}, metrics)
+            return GradientResult({"policy": grads}, metrics)
 
         critic = critic_part(make_network(spec.obs, 1, hidden=(64, 64)), losses.squared_error, "adam")
         actor = Part({"policy": policy}, gradients, {"policy": optimizers.make_optimizer("adam")})

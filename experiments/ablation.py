@@ -20,7 +20,7 @@ from time_to_return_rows import Ours, Row
 
 RESULT = Path(__file__).parent / "results" / "ablation.json"
 AS_IT_IS = "as it is"
-EVERY_STEP = "import jaxrl_fast.environments.env as env\nenv.FRESH_INTERVAL = 1"
+EVERY_STEP = "import jaxrl_fast.envs.env as env\nenv.FRESH_INTERVAL = 1"
 """Initial states for every environment at every step, as auto-reset draws them elsewhere."""
 
 

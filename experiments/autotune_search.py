@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from describe import machine, versions
 
-from jaxrl_fast.settings import config
+from jaxrl_fast.commands import run_config
 from jaxrl_fast.settings.machine import busy_seconds, cpu_cores
 from jaxrl_fast.tuning.candidates import at_width, widths
 from jaxrl_fast.tuning.measuring import Row, Settings, measure
@@ -45,7 +45,7 @@ REPEATS, REPEAT_S, QUIET_S = 5, 1.0, 3.0
 
 def one(job: str, width: int, go_on: GoOn, folder: Path) -> Row:
     """A width in a process that finds no compiled programs on disk; once more where other programs disturbed it."""
-    asked = config.compose(JOBS[job])
+    asked = run_config.compose(JOBS[job])
     while True:
         with tempfile.TemporaryDirectory() as programs:
             os.environ["JAXRL_FAST_CACHE"] = programs
@@ -85,7 +85,7 @@ def facts(row: Row) -> dict[str, Any]:
 
 def grid(job: str, results: dict[str, Any], seconds: float) -> None:
     """Measure the widths that are still missing, for about so many seconds."""
-    legal = widths(config.compose(JOBS[job]), learns=True).legal
+    legal = widths(run_config.compose(JOBS[job]), learns=True).legal
     rows = results.setdefault(job, {}).setdefault("grid", [])
     until = time.monotonic() + seconds
     with tempfile.TemporaryDirectory() as folder:
@@ -100,7 +100,7 @@ def grid(job: str, results: dict[str, Any], seconds: float) -> None:
 
 def search(job: str, results: dict[str, Any]) -> None:
     """Search as a sweep does, with an empty cache of compiled programs, and keep what was measured on the way."""
-    asked = config.compose(JOBS[job])
+    asked = run_config.compose(JOBS[job])
     record = Record(lambda record, row: print(report_line(row, row is record.best), flush=True))
     began_s = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as programs:

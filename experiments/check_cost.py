@@ -20,16 +20,15 @@ import jax
 import jax.numpy as jnp
 from describe import machine, versions
 
-import envs
 import jaxrl_fast as jf
-from jaxrl_fast.fragments import build, rollout
-from jaxrl_fast.fragments.build import build_graph
-from jaxrl_fast.fragments.learners import GraphOptions
-from jaxrl_fast.graph import program as programs
-from jaxrl_fast.graph.placements import fused
-from jaxrl_fast.runs import checkpoint_files
-from jaxrl_fast.settings import config
-from jaxrl_fast.settings.run_settings import make_algorithm
+from jaxrl_fast import envs
+from jaxrl_fast.commands import run_config
+from jaxrl_fast.commands.run_config import make_algorithm
+from jaxrl_fast.learning import rollout, run_graph
+from jaxrl_fast.learning.run_graph import GraphOptions, build_graph
+from jaxrl_fast.runtime import program as programs
+from jaxrl_fast.runtime.placements import fused
+from jaxrl_fast.training import checkpoints
 
 RESULTS = Path(__file__).resolve().parent / "results"
 JOBS = {"sac halfcheetah": (["env=halfcheetah", "algo=sac"], 25), "ppo cartpole": (["env=cartpole", "algo=ppo"], 40)}
@@ -38,11 +37,11 @@ JOBS = {"sac halfcheetah": (["env=halfcheetah", "algo=sac"], 25), "ppo cartpole"
 
 def prepare(words: list[str], ticks: int, *, checked: bool) -> tuple[Callable[[], float], list[Any]]:
     """A warm program; calling it runs a chunk and says its seconds. The state is in the list."""
-    run = config.compose(words)
+    run = run_config.compose(words)
     env = jf.vectorize(envs.make(run.env, **run.env_options), num_envs=run.num_envs)
     algorithm = make_algorithm(run)
     without = [
-        mock.patch.object(build, "_norm", lambda params: jnp.float32(0.0)),
+        mock.patch.object(run_graph, "_norm", lambda params: jnp.float32(0.0)),
         mock.patch.object(rollout, "_first_nonfinite", lambda transitions: jnp.int32(-1)),
     ]
     with ExitStack() as stack:
@@ -77,12 +76,12 @@ def checkpoint_cost(state: Any, repeats: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         for number in range(repeats):
             begin = time.perf_counter()
-            arrays = checkpoint_files.snapshot(state, refills)
+            arrays = checkpoints.snapshot(state, refills)
             copied = time.perf_counter()
-            checkpoint_files.write(Path(folder), number, arrays, content)
+            checkpoints.write(Path(folder), number, arrays, content)
             copies.append(copied - begin)
             writes.append(time.perf_counter() - copied)
-    return {"bytes": sum(checkpoint_files.sizes(state, refills)), "copy_s": spread(copies), "write_s": spread(writes)}
+    return {"bytes": sum(checkpoints.sizes(state, refills)), "copy_s": spread(copies), "write_s": spread(writes)}
 
 
 def main(repeats: int) -> None:

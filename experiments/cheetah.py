@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from describe import commit, machine, versions
 
-from jaxrl_fast.runs.folder import read_evaluations
+from jaxrl_fast.training.run_folder import read_evaluations
 
 RESULT = Path(__file__).parent / "results" / "cheetah.json"
 FOLDER = Path("runs") / "cheetah"

@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from jaxrl_fast.graph.compiler_choices import first_processor  # noqa: E402
+from jaxrl_fast.runtime.xla_options import first_processor  # noqa: E402
 from jaxrl_fast.settings.machine import cpu_cores, processor  # noqa: E402
 
 PACKAGES = (

@@ -38,10 +38,9 @@ def measure(case: str, devices: int, few: bool) -> dict[str, Any]:
     from equal_numbers import algorithm, difference, end, to_host
 
     import jaxrl_fast as jf
-    from jaxrl_fast.fragments.build import build_graph
-    from jaxrl_fast.fragments.learners import GraphOptions
-    from jaxrl_fast.graph import program as programs
-    from jaxrl_fast.graph.placements import PLACEMENTS
+    from jaxrl_fast.learning.run_graph import GraphOptions, build_graph
+    from jaxrl_fast.runtime import program as programs
+    from jaxrl_fast.runtime.placements import PLACEMENTS
 
     algo, placement = CASES[case]
     learners = devices if placement == "parameter_server" else 1

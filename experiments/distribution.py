@@ -22,16 +22,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from timeline import Timeline, record
 
 import jaxrl_fast as jf
-from jaxrl_fast.experience.binding import bind
-from jaxrl_fast.fragments.build import build_graph
-from jaxrl_fast.fragments.learners import GraphOptions
-from jaxrl_fast.graph import program as programs
-from jaxrl_fast.graph.chain import Chain
-from jaxrl_fast.graph.placements import PLACEMENTS
-from jaxrl_fast.inspection.description import describe, run_shapes, trace_shapes
-from jaxrl_fast.settings import config
+from jaxrl_fast.commands import run_config
+from jaxrl_fast.commands.run_config import make_algorithm
+from jaxrl_fast.learning.agent import bind
+from jaxrl_fast.learning.run_graph import GraphOptions, build_graph
+from jaxrl_fast.runtime import program as programs
+from jaxrl_fast.runtime.chain import Chain
+from jaxrl_fast.runtime.placements import PLACEMENTS
 from jaxrl_fast.settings.machine import cpu_cores
-from jaxrl_fast.settings.run_settings import make_algorithm
+from jaxrl_fast.views.description import describe, run_shapes, trace_shapes
 
 RESULTS = Path(__file__).parent / "results"
 REPEATS = 5
@@ -175,10 +174,10 @@ def main() -> None:
     for job in wanted:
         algo, _, name = job.partition("-")
         if job in HOST_JOBS:
-            run = config.compose(["env=gymnasium", f"env.id={name}", f"algo={algo}", *host_settings(algo)])
+            run = run_config.compose(["env=gymnasium", f"env.id={name}", f"algo={algo}", *host_settings(algo)])
             env, cases, ticks = jf.make_env("gymnasium", id=name, num_envs=run.num_envs), HOST_CASES, HOST_JOBS[job]
         else:
-            run = config.compose([f"env={name}", f"algo={algo}"])
+            run = run_config.compose([f"env={name}", f"algo={algo}"])
             env, cases, ticks = jf.make_env(name, num_envs=run.num_envs), CASES, JOBS[job]
         jobs[job] = measure(env, make_algorithm(run), cases, ticks)
         for row in jobs[job]:

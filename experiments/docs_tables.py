@@ -19,10 +19,10 @@ from docs_run import reason_not_run
 from docs_text import ROOT, command_lines, pages
 from learning_rows import ROWS
 
-import envs
 import jaxrl_fast as jf
+from jaxrl_fast import envs
 from jaxrl_fast.algorithms.registry import ALGORITHMS
-from jaxrl_fast.settings.config import compose
+from jaxrl_fast.commands.run_config import compose
 
 RESULTS = ROOT / "experiments" / "results"
 DISCRETE, CONTINUOUS = jf.Discrete(2), jf.Box(np.full(1, -1.0, np.float32), np.full(1, 1.0, np.float32))

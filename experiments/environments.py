@@ -3,9 +3,9 @@
 import jax
 import jax.numpy as jnp
 
-import envs
+from jaxrl_fast import envs
 from jaxrl_fast.core import Discrete, EnvSpec, Timestep
-from jaxrl_fast.environments.env import Env
+from jaxrl_fast.envs.env import Env
 
 
 def pendulum_without_velocity() -> Env:

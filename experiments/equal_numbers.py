@@ -22,12 +22,11 @@ from describe import machine, versions
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import jaxrl_fast as jf
-from envs.probes import TWO_AGENTS
-from jaxrl_fast.fragments.build import build_graph
-from jaxrl_fast.fragments.learners import GraphOptions, Overlap
-from jaxrl_fast.graph import program as programs
-from jaxrl_fast.graph.dataflow import Graph, TrainState
-from jaxrl_fast.graph.placements import PLACEMENTS
+from jaxrl_fast.envs.probes import TWO_AGENTS
+from jaxrl_fast.learning.run_graph import GraphOptions, Overlap, build_graph
+from jaxrl_fast.runtime import program as programs
+from jaxrl_fast.runtime.graph import Graph, TrainState
+from jaxrl_fast.runtime.placements import PLACEMENTS
 
 RESULT = Path(__file__).parent / "results" / "equal_numbers.json"
 ENVIRONMENTS = {

@@ -24,7 +24,7 @@ from gpu_page import page
 from gpu_parts import PARTS, Bench, Skipped
 from gpu_plan import short, whole
 
-from jaxrl_fast.settings.findings import Device, this_device
+from jaxrl_fast.commands.tuning_cache import Device, this_device
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = re.compile(r"jax-cuda|jax-tpu|libtpu|nvidia-")

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxrl_fast.runs.progress import si
+from jaxrl_fast.training.progress import si
 
 Row = dict[str, Any]
 Cells = Callable[[str, Row], list[str]]

@@ -11,8 +11,8 @@ from gpu_figures import Row, Rows, compare, rates, same_bits
 from gpu_jobs import LAST_WORDS, Ended, Job, Processes, ending
 from gpu_plan import Plan, ToReturn
 
-from jaxrl_fast.runs.reading import read_columns, scores_of
-from jaxrl_fast.settings.findings import Device
+from jaxrl_fast.commands.tuning_cache import Device
+from jaxrl_fast.training.run_folder import read_columns, scores_of
 
 EXACT = {"JAX_DEFAULT_MATMUL_PRECISION": "highest"}
 """Products of float32 in float32: by default an accelerator rounds what it multiplies to 10 bits, or to 7."""

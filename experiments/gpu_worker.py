@@ -15,18 +15,17 @@ import numpy as np
 from gpu_jobs import LAST_WORDS, Job
 
 import jaxrl_fast as jf
-from jaxrl_fast.experience.binding import Bound, bind
-from jaxrl_fast.graph.dataflow import Graph, TrainState, tagged
-from jaxrl_fast.graph.placements import LEARNING, REPLAY, Placement, place
-from jaxrl_fast.settings import config
+from jaxrl_fast.commands import run_config
+from jaxrl_fast.commands.run_config import make_algorithm, make_envs
+from jaxrl_fast.learning.agent import BoundAgent, bind
+from jaxrl_fast.runtime.graph import Graph, TrainState, tagged
+from jaxrl_fast.runtime.placements import LEARNING, REPLAY, Placement, place
 from jaxrl_fast.settings.machine import AUTO
-from jaxrl_fast.settings.run_settings import make_algorithm, make_envs
-from jaxrl_fast.targets.chips import CHIPS
+from jaxrl_fast.targets.accelerators import CHIPS, THIS, Target
 from jaxrl_fast.targets.compiling import costs_of
-from jaxrl_fast.targets.here import chip_here
-from jaxrl_fast.targets.target import THIS, Target
-from jaxrl_fast.training.planning import ticks_within
-from jaxrl_fast.tuning import stopwatch, trial
+from jaxrl_fast.targets.cost_tables import chip_here
+from jaxrl_fast.training.job import ticks_within
+from jaxrl_fast.tuning import trial
 
 FIRST_CHUNKS = 2
 """After so many a state is kept."""
@@ -38,7 +37,7 @@ def measure(job: Job) -> dict[str, Any]:
     Raises:
         ValueError: it cannot be run, or gave numbers that are not finite.
     """
-    run = trial.without_warm_up(config.compose(job.words.split()))
+    run = trial.without_warm_up(run_config.compose(job.words.split()))
     env, algorithm = make_envs(run), make_algorithm(run)
     agent = bind(algorithm, env.spec, env.num_envs)
     graph = trial.part_of(job.what, run, env, algorithm)  # type: ignore[arg-type]
@@ -46,12 +45,12 @@ def measure(job: Job) -> dict[str, Any]:
     learns = job.what in ("training", "updates")
     frames = agent.updates_per_tick * agent.batch_size if learns else 1
     ticks = job.ticks or ticks_within(env.num_envs * agent.rollout_length, frames)
-    ready = stopwatch.compile_timed(graph, placed, algorithm.hyper, ticks=ticks, num_seeds=run.num_seeds)
+    ready = trial.compile_timed(graph, placed, algorithm.hyper, ticks=ticks, num_seeds=run.num_seeds)
     answer = {
         **trial.describe(run, env, agent),
         "placement": placed.name,
         "compile_s": ready.compile_s,
-        "memory_bytes": stopwatch.memory_bytes(ready, placed),
+        "memory_bytes": trial.memory_bytes(ready, placed),
     }
     if job.keep:
         answer["digest"] = keep_first(graph, ready, Path(job.keep))
@@ -62,7 +61,7 @@ def measure(job: Job) -> dict[str, Any]:
     return {**answer, "memory": jax.devices()[0].memory_stats() if jax.default_backend() != "cpu" else None}
 
 
-def keep_first(graph: Graph, ready: stopwatch.Ready, path: Path) -> str:
+def keep_first(graph: Graph, ready: trial.Ready, path: Path) -> str:
     """Save the first state and that after some chunks, without replay; returns a digest of the whole of the latter."""
     state = ready.init()
     first = leaves_of(graph, state)
@@ -89,9 +88,9 @@ def numbers(leaf: jax.Array) -> np.ndarray:
     return np.array(jax.random.key_data(leaf) if typed else leaf)
 
 
-def timed(job: Job, ready: stopwatch.Ready, agent: Bound) -> dict[str, Any]:
+def timed(job: Job, ready: trial.Ready, agent: BoundAgent) -> dict[str, Any]:
     """Seconds of repeats of whole chunks, each waited for, after the warm-up of replay."""
-    repeat = stopwatch.warm(ready, agent.warmup_ticks + 1 if job.what == "training" else 0)
+    repeat = trial.warm(ready, agent.warmup_ticks + 1 if job.what == "training" else 0)
     seconds, metrics = repeat(1)
     if not all(np.isfinite(np.asarray(value)).all() for value in metrics.values()):
         raise ValueError("a metric is not finite")
@@ -99,7 +98,7 @@ def timed(job: Job, ready: stopwatch.Ready, agent: Bound) -> dict[str, Any]:
     return {"ticks": chunks * ready.ticks, "seconds": [repeat(chunks)[0] for _ in range(job.repeats)]}
 
 
-def work_of(ready: stopwatch.Ready, placed: Placement, agent: Bound) -> dict[str, Any]:
+def work_of(ready: trial.Ready, placed: Placement, agent: BoundAgent) -> dict[str, Any]:
     """Of an update: products, traffic and kernels, as the compiled program has them, and the least time that they take
     on a card that is known; on others, on an H100."""
     chip = chip_here() or CHIPS["h100"]

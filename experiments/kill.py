@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from describe import machine, versions
 
-from jaxrl_fast.runs.checkpoint_files import all_steps, read_arrays, read_description, verify
+from jaxrl_fast.training.checkpoints import all_steps, read_arrays, read_description, verify
 
 RESULTS = Path(__file__).resolve().parent / "results"
 JOBS = {

@@ -20,8 +20,8 @@ from describe import machine, versions
 from learning_page import draw, table_line, value_of, write_page
 from learning_rows import PEERS, ROWS, Peer, Row
 
-from jaxrl_fast.evaluation.episodes import bootstrap_interval, interquartile_mean
-from jaxrl_fast.runs.folder import read_evaluations
+from jaxrl_fast.training.episodes import bootstrap_interval, interquartile_mean
+from jaxrl_fast.training.run_folder import read_evaluations
 
 RESULTS = Path(__file__).parent / "results"
 RUNS = Path("runs") / "learning"

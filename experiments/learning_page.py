@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from learning_rows import PEERS, ROWS, Peer, Row
 
-from jaxrl_fast.evaluation.episodes import interquartile_mean
+from jaxrl_fast.training.episodes import interquartile_mean
 
 PAGE = Path(__file__).parent.parent / "docs" / "learning.md"
 HEAD = """# What learns what

@@ -22,7 +22,7 @@ def curve(env: str, algo: str, overlap: str) -> dict[str, Any]:
     """Train with tuned settings, in a process of its own: returns of every seed by steps and seconds."""
     script = (
         "import json, sys; import jaxrl_fast as jf; from jaxrl_fast.settings import config\n"
-        "from jaxrl_fast.settings.run_settings import make_algorithm\n"
+        "from jaxrl_fast.commands.run_config import make_algorithm\n"
         f"jf.setup(cpu_devices={1 if overlap == 'none' else 2})\n"
         f"run = config.compose(['env={env}', 'algo={algo}'])\n"
         f"env, algo = jf.make_env('{env}', num_envs=run.num_envs), make_algorithm(run)\n"

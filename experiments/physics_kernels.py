@@ -60,13 +60,13 @@ def whose(files: list[str]) -> str:
 
 def count(env: str, dump: Path) -> dict[str, object]:
     """Kernels of a substep by owner; called where the compiler is."""
-    from jaxrl_fast.settings import config
+    from jaxrl_fast.commands import run_config
+    from jaxrl_fast.targets.accelerators import parse_target
     from jaxrl_fast.targets.compiling import compile_for
-    from jaxrl_fast.targets.hlo_instructions import read_text
-    from jaxrl_fast.targets.kernels import scope_of, starts_something
-    from jaxrl_fast.targets.target import parse_target
+    from jaxrl_fast.targets.program_cost import scope_of, starts_something
+    from jaxrl_fast.views.hlo import read_text
 
-    run = config.compose([f"env={env}", "algo=ppo", "tuned=false", "num_envs=2048", "total_steps=6_553_600"])
+    run = run_config.compose([f"env={env}", "algo=ppo", "tuned=false", "num_envs=2048", "total_steps=6_553_600"])
     found = compile_for(run, parse_target("h100"), dump)
     source = found.compiled.as_text()
     text, tables = read_text(source), read_tables(source)
@@ -84,7 +84,7 @@ def count(env: str, dump: Path) -> dict[str, object]:
 
 def main() -> None:
     """Count for each environment in a process that has the compiler."""
-    from jaxrl_fast.targets.compilers import compile_only, python_for
+    from jaxrl_fast.targets.accelerators import compile_only, python_for
 
     results = []
     for env in ENVIRONMENTS:

@@ -18,14 +18,13 @@ from describe import machine, versions
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import jaxrl_fast as jf
-from jaxrl_fast.fragments.build import build_graph
-from jaxrl_fast.fragments.learners import GraphOptions
-from jaxrl_fast.graph.dataflow import Graph
-from jaxrl_fast.graph.placements import PLACEMENTS, data_parallel, fused
-from jaxrl_fast.settings import config
+from jaxrl_fast.commands import run_config
+from jaxrl_fast.commands.run_config import make_algorithm
+from jaxrl_fast.learning.run_graph import GraphOptions, build_graph
+from jaxrl_fast.runtime.graph import Graph
+from jaxrl_fast.runtime.placements import PLACEMENTS, data_parallel, fused
 from jaxrl_fast.settings.machine import cpu_cores
-from jaxrl_fast.settings.run_settings import make_algorithm
-from jaxrl_fast.tuning import stopwatch
+from jaxrl_fast.tuning import trial
 from jaxrl_fast.tuning.ceiling import environments_only
 
 RESULT = Path(__file__).parent / "results" / "placements.json"
@@ -40,8 +39,8 @@ Repeat = Callable[[], float]
 
 def ready(graph: Graph, place: Any, ticks: int, hyper: Any, warm: int = 1, seeds: int = 1) -> Repeat:
     """A compiled program that has run ``warm`` chunks; calling it gives the seconds of one more."""
-    compiled = stopwatch.compile_timed(graph, place(graph, jax.devices()), hyper, ticks=ticks, num_seeds=seeds)
-    timed = stopwatch.warm(compiled, (warm - 1) * ticks)
+    compiled = trial.compile_timed(graph, place(graph, jax.devices()), hyper, ticks=ticks, num_seeds=seeds)
+    timed = trial.warm(compiled, (warm - 1) * ticks)
     return lambda: timed(1)[0]
 
 
@@ -70,7 +69,7 @@ def sampling(name: str, num_envs: int) -> dict[str, Any]:
 
 def training(name: str, algo: str, ticks: int, seeds: int = 1) -> dict[str, Any]:
     """The whole train step with its tuned settings under every placement."""
-    run = config.compose([f"env={name}", f"algo={algo}"])
+    run = run_config.compose([f"env={name}", f"algo={algo}"])
     env, algorithm = jf.make_env(name, num_envs=run.num_envs), make_algorithm(run)
     graph, agent = build_graph(env, algorithm, GraphOptions(total_steps=run.total_steps))
     warm = 1 + -(-agent.warmup_ticks // ticks)

@@ -28,12 +28,12 @@ from describe import machine
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from envs.from_gymnasium import make_custom_host, make_host
-from envs.pool import recipes
-from envs.pool.codec import sample
-from envs.pool.options import PoolOptions
-from envs.pool.stepping import HostEnvSpec, describe
-from jaxrl_fast.environments.host_env import HostEnv
+from jaxrl_fast.envs.from_gymnasium import make_custom_host, make_host
+from jaxrl_fast.envs.host_env import HostEnv
+from jaxrl_fast.envs.pool import recipes
+from jaxrl_fast.envs.pool.batches import PoolOptions
+from jaxrl_fast.envs.pool.codec import sample
+from jaxrl_fast.envs.pool.stepping import HostEnvSpec, describe
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 LIGHT = ("CartPole-v1", "Pendulum-v1", "Blackjack-v1")

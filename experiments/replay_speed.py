@@ -18,10 +18,10 @@ import jax
 import jax.numpy as jnp
 from describe import machine, versions
 
-from jaxrl_fast.algorithms.interface import Prioritize
 from jaxrl_fast.core import Transition
-from jaxrl_fast.experience.prioritized import Feedback, prioritized_source
-from jaxrl_fast.experience.replay import ring_buffer
+from jaxrl_fast.learning.algorithm import Prioritize
+from jaxrl_fast.learning.prioritized_replay import Feedback, prioritized_source
+from jaxrl_fast.learning.replay import ring_buffer
 
 RESULTS = Path(__file__).parent / "results" / "replay_speed.json"
 NUM_ENVS, BATCH, OBS = 64, 256, (17,)

@@ -19,9 +19,9 @@ import jax.numpy as jnp
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from envs import make
-from jaxrl_fast.environments.env import VecEnv, vectorize
-from jaxrl_fast.fragments.rollout import SamplerState, start, unroll
+from jaxrl_fast.envs import make
+from jaxrl_fast.envs.env import VecEnv, vectorize
+from jaxrl_fast.learning.rollout import SamplerState, start, unroll
 
 ENVIRONMENTS = ("halfcheetah", "hopper")
 NUM_ENVS = 256

@@ -196,7 +196,7 @@ def main() -> None:
     parser.add_argument("--initial", type=Path)
     parser.add_argument("--broken", action="store_true")
     args = parser.parse_args()
-    import envs
+    from jaxrl_fast import envs
 
     for module in (jf, envs):
         assert Path(str(module.__file__)).is_relative_to(args.tree.resolve()), f"{module.__file__}: not of {args.tree}"

@@ -12,18 +12,18 @@ from typing import Any
 import jaxrl_fast as jf
 
 try:
-    from jaxrl_fast.settings import config, run_settings
+    from jaxrl_fast.commands import run_config
 except ImportError:  # before jaxrl_fast had packages
     from jaxrl_fast import config  # type: ignore[attr-defined,no-redef]
 
-    run_settings = config  # type: ignore[assignment]
+    run_config = config  # type: ignore[assignment]
 
 
 def main(words: list[str]) -> None:
     """Train with these words of a command; after each chunk say how long it took, and wait for a line."""
     run = config.compose([*words, "total_steps=1_000_000_000"])
     jf.setup(cpu_devices=1, cache=True)
-    env, began = run_settings.make_envs(run), [0.0]
+    env, began = run_config.make_envs(run), [0.0]
 
     def after_chunk(row: dict[str, Any]) -> None:
         if row["kind"] != "train":
@@ -35,7 +35,7 @@ def main(words: list[str]) -> None:
 
     jf.learn(
         env,
-        run_settings.make_algorithm(run),
+        run_config.make_algorithm(run),
         total_steps=run.total_steps,
         eval_every=run.total_steps,
         on_metrics=after_chunk,

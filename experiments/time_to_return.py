@@ -23,7 +23,7 @@ from describe import ROOT, commit, machine, versions
 from time_to_return_page import reached_s, table
 from time_to_return_rows import ROWS, Ours, Peer, Row
 
-from jaxrl_fast.runs.folder import read_evaluations
+from jaxrl_fast.training.run_folder import read_evaluations
 
 RESULT = Path(__file__).parent / "results" / "time_to_return.json"
 PAGE = RESULT.with_suffix(".md")

@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxrl_fast.graph.chain import Chain
-from jaxrl_fast.graph.dataflow import TrainState
-from jaxrl_fast.graph.segments import Segment
+from jaxrl_fast.runtime.chain import Chain, Segment
+from jaxrl_fast.runtime.graph import TrainState
 
 
 class Span(NamedTuple):

@@ -10,23 +10,23 @@ Importing changes no JAX setting; commands call `setup`.
 
 import time
 
+from jaxrl_fast.algorithms import registry
+from jaxrl_fast.algorithms.registry import *
+from jaxrl_fast.api import Result, learn, make_env, make_train_step
+from jaxrl_fast.core import Box, Discrete, EnvSpec, Timestep, Transition, __version__
+from jaxrl_fast.envs.env import Env, VecEnv, vectorize
+from jaxrl_fast.envs.host_env import HostEnv, HostStep
+from jaxrl_fast.learning.algorithm import Agent, Algorithm
+from jaxrl_fast.numerics.optimizers import Cosine, Linear
+from jaxrl_fast.policy.policies import Policy, load_policy, save_policy
+from jaxrl_fast.settings.machine import setup
+from jaxrl_fast.training.checkpoints import CheckpointError, Checkpoints
+from jaxrl_fast.training.episodes import evaluate_policy
+from jaxrl_fast.training.recorder import NonFiniteError
+
 IMPORT_START_S = time.perf_counter()
 """When the import began: what a command counts its start-up from."""
 
-from jaxrl_fast.algorithms import registry
-from jaxrl_fast.algorithms.interface import Agent, Algorithm
-from jaxrl_fast.algorithms.registry import *  # noqa: F403  # a new algorithm is public by its line there
-from jaxrl_fast.api import Result, learn, make_env, make_train_step
-from jaxrl_fast.core import Box, Discrete, EnvSpec, Timestep, Transition, __version__
-from jaxrl_fast.environments.env import Env, VecEnv, vectorize
-from jaxrl_fast.environments.host_env import HostEnv, HostStep
-from jaxrl_fast.evaluation.episodes import evaluate_policy
-from jaxrl_fast.numerics.schedules import Cosine, Linear
-from jaxrl_fast.policy.policies import Policy, load_policy, save_policy
-from jaxrl_fast.runs.checkpoint_files import CheckpointError
-from jaxrl_fast.runs.checkpointing import Checkpoints
-from jaxrl_fast.settings.runtime import setup
-from jaxrl_fast.training.recorder import NonFiniteError
 
 __all__ = ["Agent", "Algorithm", "Box", "CheckpointError", "Checkpoints", "Cosine", "Discrete", "Env"]
 __all__ += ["EnvSpec", "HostEnv", "HostStep", "Linear", "NonFiniteError", "Policy", "Result", "Timestep"]

@@ -9,26 +9,21 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 
-import envs
-from jaxrl_fast.algorithms.interface import Algorithm
-from jaxrl_fast.environments.env import VecEnv
-from jaxrl_fast.environments.host_env import HostEnv
-from jaxrl_fast.evaluation.periodic import Evaluate
-from jaxrl_fast.experience.minibatches import MAX_SHARDS
-from jaxrl_fast.fragments.build import build_graph
-from jaxrl_fast.fragments.callbacks import make_bridge
-from jaxrl_fast.fragments.learners import GraphOptions, Overlap
-from jaxrl_fast.fragments.learning import Average, OnNan
-from jaxrl_fast.graph.dataflow import TrainState
-from jaxrl_fast.graph.dataflow import init as init_graph
-from jaxrl_fast.graph.dataflow import tick as tick_graph
-from jaxrl_fast.graph.kept import Keep
-from jaxrl_fast.graph.placements import Make
-from jaxrl_fast.inspection.listeners import make_listeners
-from jaxrl_fast.inspection.notebook import live_plot, result_html
+from jaxrl_fast import envs
+from jaxrl_fast.envs.env import VecEnv
+from jaxrl_fast.envs.host_env import HostEnv
+from jaxrl_fast.learning.algorithm import Algorithm
+from jaxrl_fast.learning.io_callback_env import make_bridge
+from jaxrl_fast.learning.minibatches import MAX_SHARDS
+from jaxrl_fast.learning.run_graph import GraphOptions, Overlap, build_graph
+from jaxrl_fast.learning.updates import Average, OnNan
 from jaxrl_fast.policy.policies import Policy
-from jaxrl_fast.runs.checkpointing import Checkpoints
-from jaxrl_fast.runs.hooks import (
+from jaxrl_fast.runtime.graph import TrainState
+from jaxrl_fast.runtime.graph import init as init_graph
+from jaxrl_fast.runtime.graph import tick as tick_graph
+from jaxrl_fast.runtime.placements import Make
+from jaxrl_fast.runtime.program_store import FindStore
+from jaxrl_fast.training.callbacks import (
     BetweenChunks,
     Calls,
     OnLastPolicy,
@@ -39,9 +34,13 @@ from jaxrl_fast.runs.hooks import (
     Tell,
     to_stderr,
 )
-from jaxrl_fast.runs.loggers import Log
+from jaxrl_fast.training.checkpoints import Checkpoints
+from jaxrl_fast.training.episodes import Evaluate
 from jaxrl_fast.training.job import JobOptions, make_job
 from jaxrl_fast.training.loop import run_job
+from jaxrl_fast.training.records import Log
+from jaxrl_fast.views.listeners import make_listeners
+from jaxrl_fast.views.notebook import live_plot, result_html
 
 
 class Result(NamedTuple):
@@ -99,7 +98,7 @@ def learn(
     should_stop: ShouldStop = lambda: False,
     between_chunks: BetweenChunks | None = None,
     settings: Mapping[str, Any] | None = None,
-    keep: Keep = lambda program: None,
+    keep: FindStore = lambda program: None,
     tell: Tell = to_stderr,
 ) -> Result:
     """Train for ``total_steps`` environment steps over all environments, for each of ``num_seeds`` seeds at once.

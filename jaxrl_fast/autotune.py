@@ -7,17 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-import envs
-from jaxrl_fast.fragments.learners import Overlap
-from jaxrl_fast.inspection.tables import new_console, new_table
-from jaxrl_fast.settings import cli, config, findings
-from jaxrl_fast.settings.grammar import read_word
-from jaxrl_fast.settings.run_settings import Run, env_name, make_algorithm
-from jaxrl_fast.settings.schema import ConfigError, Key, nearest, read_value
+from jaxrl_fast import envs
+from jaxrl_fast.commands import cli, run_config, tuning_cache
+from jaxrl_fast.commands.run_config import Run, env_name, make_algorithm
+from jaxrl_fast.learning.run_graph import Overlap
+from jaxrl_fast.settings.schema import ConfigError, Key, nearest, read_value, read_word
 from jaxrl_fast.tuning import candidates
 from jaxrl_fast.tuning.measuring import Settings
 from jaxrl_fast.tuning.running import results_folder, run_sweep
 from jaxrl_fast.tuning.sweep import Objective, SweepPlan, left_open
+from jaxrl_fast.views.graph_tables import new_console, new_table
 
 KEYS = {
     "objective": Key(Objective, "training", text="what is to be fast: training, or sampling alone"),
@@ -54,12 +53,12 @@ def tune(words: list[str]) -> int:
                 f"{' '.join(words[:2])}: write python -m jaxrl_fast.autotune {words[0]}, with nothing behind it"
             )
         if words[0] == "clear":
-            print(f"{findings.clear()} findings forgotten")
+            print(f"{tuning_cache.clear()} findings forgotten")
         else:
             show()
         return 0
     options, others = take_own(words)
-    plan = make_plan(config.compose(others), options)
+    plan = make_plan(run_config.compose(others), options)
     cap = options["memory_cap_gb"]
     with results_folder(Path(options["out"])) as out, tempfile.TemporaryDirectory(prefix="autotune-") as folder:
         print(f"{envs.describe(plan.asked.env, plan.asked.env_options)}; {plan.asked.algo}, objective {plan.objective}")
@@ -109,14 +108,14 @@ def make_plan(run: Run, options: dict[str, Any]) -> SweepPlan:
 
 def show() -> None:
     """Print all findings."""
-    known = findings.read()
+    known = tuning_cache.read()
     columns = ("objective", "asked for", "found", "device, versions", "when")
     table = new_table("environment, algorithm", *columns)
     for key, finding in known.items():
-        table.add_row(*findings.describe(key, finding))
+        table.add_row(*tuning_cache.describe(key, finding))
     if known:
         new_console().print(table)
-    print(f"{len(known)} findings in {findings.file() or 'no file: JAXRL_FAST_CACHE=off keeps none'}")
+    print(f"{len(known)} findings in {tuning_cache.file() or 'no file: JAXRL_FAST_CACHE=off keeps none'}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

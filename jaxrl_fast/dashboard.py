@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxrl_fast.inspection.found_runs import FoundRuns
-from jaxrl_fast.runs.reading import is_run
-from jaxrl_fast.settings import cli
+from jaxrl_fast.commands import cli
 from jaxrl_fast.settings.schema import ConfigError
+from jaxrl_fast.training.run_folder import is_run
+from jaxrl_fast.views.dashboard_app import FoundRuns
 
 HELP = """python -m jaxrl_fast.dashboard [runs=runs] [port=8321]
   runs   the folder below which runs lie
@@ -33,7 +33,7 @@ def show_runs(words: Sequence[str]) -> int:
     try:
         import uvicorn
 
-        from jaxrl_fast.inspection.dashboard_app import make_app
+        from jaxrl_fast.views.dashboard_app import make_app
     except ModuleNotFoundError as error:
         if error.name not in ("starlette", "uvicorn"):
             raise

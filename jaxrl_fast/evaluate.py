@@ -6,15 +6,14 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from jaxrl_fast.environments.host_env import HostEnv
-from jaxrl_fast.evaluation.episodes import bootstrap_interval, evaluate_episodes
-from jaxrl_fast.evaluation.on_host import evaluation_on_host
-from jaxrl_fast.runs.progress import share
-from jaxrl_fast.settings import cli
-from jaxrl_fast.settings.run_settings import make_evaluation_envs
-from jaxrl_fast.settings.runtime import setup
+from jaxrl_fast.commands import cli
+from jaxrl_fast.commands.cli import Whole, check_spaces, open_run, read_words
+from jaxrl_fast.commands.run_config import make_evaluation_envs
+from jaxrl_fast.envs.host_env import HostEnv
+from jaxrl_fast.settings.machine import setup
 from jaxrl_fast.settings.schema import MAX_SEED, MAX_SIZE
-from jaxrl_fast.settings.trained import Whole, check_spaces, open_run, read_words
+from jaxrl_fast.training.episodes import bootstrap_interval, evaluate_episodes, evaluation_on_host
+from jaxrl_fast.training.progress import share
 
 HELP = """python -m jaxrl_fast.evaluate RUN [episodes=100] [seed=0]
   RUN         a run's folder, such as runs/latest

@@ -8,30 +8,29 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from jaxrl_fast.environments.host_env import HostEnv
-from jaxrl_fast.evaluation.evaluator_process import read_ahead, serve, take_what_is_left
-from jaxrl_fast.evaluation.periodic import make_periodic_evaluation
-from jaxrl_fast.experience.binding import bind
+from jaxrl_fast.commands import run_config
+from jaxrl_fast.commands.env_cache import env_cache_of, make_cached_envs, store_of
+from jaxrl_fast.commands.run_config import alone, flat_settings, make_algorithm
+from jaxrl_fast.envs.host_env import HostEnv
+from jaxrl_fast.learning.agent import bind
 from jaxrl_fast.policy.policies import params_template
-from jaxrl_fast.runs.hooks import to_stderr
-from jaxrl_fast.settings import config
-from jaxrl_fast.settings.kept_programs import store_of
-from jaxrl_fast.settings.kept_worlds import keeper_of, make_kept_envs
-from jaxrl_fast.settings.run_settings import alone, flat_settings, make_algorithm
-from jaxrl_fast.settings.runtime import collect_garbage_seldom, setup
+from jaxrl_fast.settings.machine import collect_garbage_seldom, setup
+from jaxrl_fast.training.callbacks import to_stderr
+from jaxrl_fast.training.episodes import make_periodic_evaluation
+from jaxrl_fast.training.evaluator_process import read_ahead, serve, take_what_is_left
 
 
 def evaluate_for(folder: Path) -> None:
-    """Evaluate what training sends, in environments made by the ``config.yaml`` of its ``folder``."""
+    """Evaluate what training sends, in environments made by the ``run_config.yaml`` of its ``folder``."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what an environment prints must not mix with the answers
     take_what_is_left()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     requests = read_ahead(sys.stdin.buffer)
-    run = config.compose([f"config='{folder / 'config.yaml'}'"])
+    run = run_config.compose([f"config='{folder / 'config.yaml'}'"])
     setup(cpu_devices=1)
-    keeper = keeper_of(run, to_stderr)
-    env, algorithm = make_kept_envs(alone(run), keeper), make_algorithm(run)
+    keeper = env_cache_of(run, to_stderr)
+    env, algorithm = make_cached_envs(alone(run), keeper), make_algorithm(run)
     agent = bind(algorithm, env.spec, run.num_envs)
     template = params_template(env.spec, agent.parts, agent.acting, agent.normalize_observations)
     stacked = jax.tree.map(lambda x: np.zeros((run.num_seeds, *x.shape), x.dtype), template)

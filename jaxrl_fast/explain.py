@@ -12,39 +12,43 @@ from typing import Any
 
 import jax
 
-import envs
-from jaxrl_fast.environments.env import VecEnv
-from jaxrl_fast.environments.host_env import HostEnv
-from jaxrl_fast.fragments.build import build_graph
-from jaxrl_fast.fragments.callbacks import check_placement, in_graph
-from jaxrl_fast.graph import program as programs
-from jaxrl_fast.graph.dataflow import Graph
-from jaxrl_fast.graph.placements import Placement, place
-from jaxrl_fast.inspection.description import Description, describe, plain, run_shapes, trace_shapes
-from jaxrl_fast.inspection.drawing import MARK, to_mermaid, to_svg
-from jaxrl_fast.inspection.graph_tables import (
+from jaxrl_fast import envs
+from jaxrl_fast.commands import cli, run_config
+from jaxrl_fast.commands.prepare import prepare_run
+from jaxrl_fast.commands.run_config import Run, env_name, graph_options, make_algorithm
+from jaxrl_fast.envs.env import VecEnv
+from jaxrl_fast.envs.host_env import HostEnv
+from jaxrl_fast.learning.io_callback_env import check_placement, in_graph
+from jaxrl_fast.learning.run_graph import build_graph
+from jaxrl_fast.runtime import program as programs
+from jaxrl_fast.runtime.graph import Graph
+from jaxrl_fast.runtime.placements import Placement, place
+from jaxrl_fast.settings.schema import ConfigError, read_word
+from jaxrl_fast.targets.accelerators import THIS, compile_here, parse_target
+from jaxrl_fast.targets.compiling import compile_for, placement_for, rounds_of
+from jaxrl_fast.targets.cost_tables import (
+    band_table,
+    compare_here,
+    cost_facts,
+    cost_lines,
+    dump_folder,
+    explain_elsewhere,
+    launch_table,
+)
+from jaxrl_fast.training.job import plan_run
+from jaxrl_fast.tuning import auto
+from jaxrl_fast.tuning.running import make_folder
+from jaxrl_fast.tuning.trial import Ready
+from jaxrl_fast.views.description import Description, describe, plain, run_shapes, trace_shapes
+from jaxrl_fast.views.graph_picture import MARK, to_mermaid, to_svg
+from jaxrl_fast.views.graph_tables import (
     channel_table,
     closing_lines,
     collective_lines,
     fragment_table,
+    new_console,
     program_table,
 )
-from jaxrl_fast.inspection.tables import new_console
-from jaxrl_fast.settings import cli, config
-from jaxrl_fast.settings.grammar import read_word
-from jaxrl_fast.settings.prepare import prepare_run
-from jaxrl_fast.settings.run_settings import Run, env_name, graph_options, make_algorithm
-from jaxrl_fast.settings.schema import ConfigError
-from jaxrl_fast.targets.compilers import compile_here
-from jaxrl_fast.targets.compiling import compile_for, placement_for, rounds_of
-from jaxrl_fast.targets.cost_tables import band_table, cost_facts, cost_lines, launch_table
-from jaxrl_fast.targets.explaining import dump_folder, explain_elsewhere
-from jaxrl_fast.targets.here import compare_here
-from jaxrl_fast.targets.target import THIS, parse_target
-from jaxrl_fast.training.planning import plan_run
-from jaxrl_fast.tuning import auto, auto_overlap
-from jaxrl_fast.tuning.running import make_folder
-from jaxrl_fast.tuning.stopwatch import Ready
 
 FILES = ("graph.svg", "graph.mmd", "graph.json")
 
@@ -69,11 +73,11 @@ def explain_run(words: Sequence[str]) -> int:
     target, words = take_out(words, "target")
     if target not in (None, THIS):
         return explain_target(words, str(target), out)
-    asked = dataclasses.replace(config.compose(words), distributed="off", processes=None)
+    asked = dataclasses.replace(run_config.compose(words), distributed="off", processes=None)
     with tempfile.TemporaryDirectory(prefix="jaxrl_fast-target-") as dump:
         if target == THIS:
             os.environ.update(compile_here(Path(dump)))  # read when JAX starts, which it has not
-        asked = auto_overlap.resolve(auto.resolve(asked, may_measure=False), may_measure=False)
+        asked = auto.resolve_overlap(auto.resolve(asked, may_measure=False), may_measure=False)
         with prepare_run(asked) as (run, chosen, env, _):
             folder = Path(out or default_folder(run))
             return explain_on(env, run, chosen, folder, Path(dump) if target == THIS else None)
@@ -85,10 +89,10 @@ def explain_target(words: Sequence[str], target: str, out: str | None) -> int:
     if dump is None:
         many = [word for word in words if word.startswith("num_envs=") and "," in word]
         # What is wrong is said before a process starts.
-        run = config.compose([word for word in words if word not in many])
+        run = run_config.compose([word for word in words if word not in many])
         where = out or f"{default_folder(run)}_{target.replace(':', '_')}"
         return explain_elsewhere(words, target, Path(where))
-    run = config.compose(words)
+    run = run_config.compose(words)
     machine = parse_target(target)
     folder = Path(out or default_folder(run))
     open_folder(folder)

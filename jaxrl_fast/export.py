@@ -6,11 +6,10 @@ from pathlib import Path
 
 import jax
 
-from jaxrl_fast.policy.export_check import NUM_OBSERVATIONS
-from jaxrl_fast.policy.exporting import FORMATS, describe, export_policy, has_onnx, signature
+from jaxrl_fast.commands import cli
+from jaxrl_fast.policy.exporting import FORMATS, NUM_OBSERVATIONS, describe, export_policy, has_onnx, signature
 from jaxrl_fast.policy.policies import load_policy
-from jaxrl_fast.settings import cli, trained
-from jaxrl_fast.settings.runtime import setup
+from jaxrl_fast.settings.machine import setup
 from jaxrl_fast.settings.schema import ConfigError
 
 HELP = """python -m jaxrl_fast.export RUN [formats=jax,onnx] [agent=2]
@@ -59,7 +58,7 @@ def read_words(words: Sequence[str]) -> tuple[Path, list[str], int | None]:
         ConfigError: no folder or several, one without a policy, an unknown key or format, an agent that is no number.
         ImportError: a package that a format needs is missing.
     """
-    run, _, given = trained.read_words(words, "export", {}, ("formats", "agent"))
+    run, _, given = cli.read_words(words, "export", {}, ("formats", "agent"))
     formats = list(dict.fromkeys(given["formats"].split(","))) if "formats" in given else []
     if "agent" in given and not given["agent"].isdecimal():
         raise ConfigError(f"agent={given['agent']}: write the number of an agent, from 0")

@@ -1,6 +1,6 @@
-"""For writing a placement of your own: the public names of `jaxrl_fast.graph.placements`."""
+"""For writing a placement of your own: the public names of `jaxrl_fast.runtime.placements`."""
 
-from jaxrl_fast.graph.placements import (
+from jaxrl_fast.runtime.placements import (
     PLACEMENTS,
     Group,
     Make,

@@ -7,18 +7,16 @@ from pathlib import Path
 import jax
 import numpy as np
 
-import envs
-from jaxrl_fast.evaluation.viewer import write_policy_html
-from jaxrl_fast.files import replace_file
-from jaxrl_fast.inspection.pictures.by_gl import offer_gl
-from jaxrl_fast.inspection.pictures.movie import check_out, encode
-from jaxrl_fast.inspection.pictures.shots import Shot, Subject, subject_of
+from jaxrl_fast import envs
+from jaxrl_fast.commands import cli
+from jaxrl_fast.commands.cli import Whole, check_spaces, open_run, read_words
+from jaxrl_fast.commands.run_config import Run
 from jaxrl_fast.policy.policies import Policy
-from jaxrl_fast.settings import cli
-from jaxrl_fast.settings.run_settings import Run
-from jaxrl_fast.settings.runtime import setup
+from jaxrl_fast.settings.machine import setup
 from jaxrl_fast.settings.schema import MAX_SEED, ConfigError
-from jaxrl_fast.settings.trained import Whole, check_spaces, open_run, read_words
+from jaxrl_fast.system import replace_file
+from jaxrl_fast.views.renderers import Shot, Subject, check_out, encode, offer_gl, subject_of
+from jaxrl_fast.views.viewer import write_policy_html
 
 HELP = """python -m jaxrl_fast.render RUN [out=RUN/policy.gif] [policy=newest] [episodes=1] [seed=0]
                                     [seconds=20] [fps=25] [width=480]

@@ -4,10 +4,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxrl_fast.inspection.report_page import FILE, page_of, write_report
-from jaxrl_fast.runs.reading import is_run, read_run
-from jaxrl_fast.settings import cli
+from jaxrl_fast.commands import cli
 from jaxrl_fast.settings.schema import ConfigError
+from jaxrl_fast.training.run_folder import is_run, read_run
+from jaxrl_fast.views.report_page import REPORT_FILE, page_of, write_report
 
 FIGURES = (".pdf", ".svg", ".png")
 
@@ -25,7 +25,7 @@ def report_on(words: Sequence[str]) -> int:
         ValueError: one line that says what was wrong and what to write instead.
     """
     folders, out = read_words(words)
-    path = out or (folders[0] / FILE if len(folders) == 1 else Path("comparison.html"))
+    path = out or (folders[0] / REPORT_FILE if len(folders) == 1 else Path("comparison.html"))
     try:
         write(folders, path)
     except OSError as error:
@@ -37,10 +37,10 @@ def report_on(words: Sequence[str]) -> int:
 def write(folders: Sequence[Path], path: Path) -> None:
     """Write what the suffix of ``path`` asks for."""
     if path.suffix in FIGURES:
-        from jaxrl_fast.inspection.paper_figure import draw_figure
+        from jaxrl_fast.views.paper_figure import draw_figure
 
         draw_figure([read_run(folder) for folder in folders], path)
-    elif len(folders) == 1 and path == folders[0] / FILE:
+    elif len(folders) == 1 and path == folders[0] / REPORT_FILE:
         write_report(folders[0])
     else:
         path.write_text(page_of([read_run(folder) for folder in folders]), "utf-8")

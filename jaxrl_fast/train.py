@@ -13,33 +13,38 @@ from typing import NoReturn
 import jax
 from rich.console import Console
 
-import envs
-from jaxrl_fast import IMPORT_START_S
+from jaxrl_fast import IMPORT_START_S, envs
+from jaxrl_fast.commands import cli, run_config
+from jaxrl_fast.commands.env_cache import store_of
+from jaxrl_fast.commands.prepare import (
+    Prepared,
+    add_to_summary,
+    new_folder,
+    prepare_run,
+    print_closing,
+    print_if_serial,
+    print_opening,
+    write_facts,
+)
+from jaxrl_fast.commands.run_config import Run, flat_settings, job_options, make_algorithm
 from jaxrl_fast.core import is_image
-from jaxrl_fast.environments.env import VecEnv
-from jaxrl_fast.environments.host_env import HostEnv
-from jaxrl_fast.evaluation.evaluator_process import MANY_EPISODES, EvaluatorProcess
-from jaxrl_fast.evaluation.viewer import draw_policy
-from jaxrl_fast.graph import distributed
-from jaxrl_fast.graph.placements import check
-from jaxrl_fast.inspection.listeners import make_listeners, try_to_write
-from jaxrl_fast.inspection.pictures.visualizer import Visualizer
+from jaxrl_fast.envs.env import VecEnv
+from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.policy.policies import Policy
-from jaxrl_fast.runs.checkpoint_files import read_description
-from jaxrl_fast.runs.hooks import Calls, Tell
-from jaxrl_fast.runs.loggers import check_logger
-from jaxrl_fast.runs.progress import ProgressDisplay, earlier_compile_s
-from jaxrl_fast.settings import cli, config
-from jaxrl_fast.settings.kept_programs import store_of
-from jaxrl_fast.settings.prepare import Prepared, prepare_run, print_if_serial
-from jaxrl_fast.settings.run_report import add_to_summary, new_folder, print_closing, print_opening, write_facts
-from jaxrl_fast.settings.run_settings import Run, flat_settings, job_options, make_algorithm
-from jaxrl_fast.settings.runtime import collect_garbage_seldom
-from jaxrl_fast.training import cluster
+from jaxrl_fast.runtime import cluster, hosts
+from jaxrl_fast.runtime.placements import check
+from jaxrl_fast.settings.machine import collect_garbage_seldom
+from jaxrl_fast.training.callbacks import Calls, StopSignal, Tell
+from jaxrl_fast.training.checkpoints import read_description
+from jaxrl_fast.training.evaluator_process import MANY_EPISODES, EvaluatorProcess
 from jaxrl_fast.training.job import make_job
 from jaxrl_fast.training.loop import run_job
-from jaxrl_fast.training.stop_signal import StopSignal
-from jaxrl_fast.tuning import auto, auto_overlap
+from jaxrl_fast.training.progress import ProgressDisplay, earlier_compile_s
+from jaxrl_fast.training.records import check_logger
+from jaxrl_fast.tuning import auto
+from jaxrl_fast.views.listeners import make_listeners, try_to_write
+from jaxrl_fast.views.viewer import draw_policy
+from jaxrl_fast.views.visualizer import Visualizer
 
 PAGE = "policy.html"
 
@@ -54,7 +59,7 @@ def train_run(run: Run, *, keep: bool = False) -> int:
     if is_complete(run):
         return 0
     check_logger(run.log)
-    run = auto_overlap.resolve(auto.resolve(run, may_measure=True), may_measure=True)
+    run = auto.resolve_overlap(auto.resolve(run, may_measure=True), may_measure=True)
     with prepare_run(run, keep=keep) as prepared:
         return train_on(prepared, stop)
 
@@ -68,14 +73,14 @@ def train_on(prepared: Prepared, stop: StopSignal) -> int:
     job = make_job(env, algorithm, job_options(run), settings, keep)
     check(job.graph, job.placement, run.num_seeds)
     earlier_s = job.resumed.progress["wall_s"] if job.resumed is not None else 0.0
-    folder = Path(distributed.decide(lambda: str(new_folder(run))))
-    if distributed.is_first():
+    folder = Path(hosts.decide(lambda: str(new_folder(run))))
+    if hosts.is_first():
         print_opening(run, chosen, folder)
         write_facts(run, chosen, folder)
         if len({device for group in job.placement.groups for device in group.devices}) > 1:
             print_if_serial(run, job)
     before_s = time.perf_counter() - IMPORT_START_S
-    console = None if distributed.is_first() else Console(quiet=True)
+    console = None if hosts.is_first() else Console(quiet=True)
     compile_s = None if run.run_dir else earlier_compile_s(folder)
     progress = ProgressDisplay(run.total_steps, console, compile_s=compile_s)
     with visualizer_of(run, folder, progress.tell) as visualizer:
@@ -85,7 +90,7 @@ def train_on(prepared: Prepared, stop: StopSignal) -> int:
             def draw(policy: Policy) -> None:
                 pictures.extend(draw_at_end(run, env, policy, folder, visualizer, stop))
 
-            early = visualizer is None and distributed.is_alone()  # a visualizer reads what the last evaluation writes
+            early = visualizer is None and hosts.is_alone()  # a visualizer reads what the last evaluation writes
             calls = Calls(
                 progress,
                 should_stop=stop,
@@ -96,8 +101,8 @@ def train_on(prepared: Prepared, stop: StopSignal) -> int:
                 listeners=make_listeners(),
             )
             _, policy, _, summary = run_job(job, calls, folder, run.log)
-        stopped_by = distributed.highest(stop.number or 0) or None
-        if distributed.is_first():
+        stopped_by = hosts.highest(stop.number or 0) or None
+        if hosts.is_first():
             if not early and stopped_by is None:
                 draw(policy)
             wall_s = earlier_s + time.perf_counter() - IMPORT_START_S
@@ -124,7 +129,7 @@ def draw_at_end(
 @contextmanager
 def visualizer_of(run: Run, folder: Path, tell: Tell) -> Iterator[Visualizer | None]:
     """What draws beside training, ended on leaving; None without."""
-    if not run.eval_picture or not distributed.is_first():
+    if not run.eval_picture or not hosts.is_first():
         yield None
         return
     suite, _ = envs.resolve(run.env, dict(run.env_options))
@@ -135,7 +140,7 @@ def visualizer_of(run: Run, folder: Path, tell: Tell) -> Iterator[Visualizer | N
 @contextmanager
 def evaluator_of(run: Run, env: VecEnv | HostEnv, folder: Path) -> Iterator[EvaluatorProcess | None]:
     """The process that evaluates beside training, ended on leaving; None without one."""
-    if not run.eval_beside or not distributed.is_first():
+    if not run.eval_beside or not hosts.is_first():
         yield None
         return
     few = run.num_seeds * run.eval_episodes <= MANY_EPISODES
@@ -158,7 +163,7 @@ def is_complete(run: Run) -> bool:
 def main(argv: Sequence[str] | None = None, *, keep: bool = False) -> int:
     """The command; returns its exit status. ``keep``: as of `prepare_run`, for a process that is nothing else, since
     what a program changes of this package as it runs is not seen in its files."""
-    return cli.main("train", lambda words: train_with_others(config.compose(words), keep=keep), argv)
+    return cli.main("train", lambda words: train_with_others(run_config.compose(words), keep=keep), argv)
 
 
 def train_with_others(run: Run, *, keep: bool = False) -> int:

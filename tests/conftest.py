@@ -142,7 +142,7 @@ def optimized() -> Iterator[None]:
 @pytest.fixture
 def same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compile programs by the emitters that users have, which round alike however fragments are cut into programs."""
-    from jaxrl_fast.graph import compiler_choices
+    from jaxrl_fast.runtime import xla_options
 
     if EMITTERS in os.environ.get("XLA_FLAGS", ""):
-        monkeypatch.setitem(compiler_choices.CPU_OPTIONS, EMITTERS, True)
+        monkeypatch.setitem(xla_options.CPU_OPTIONS, EMITTERS, True)

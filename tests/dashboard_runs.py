@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from jaxrl_fast.runs.status import RunStatus
+from jaxrl_fast.training.records import RunStatus
 
 ROOT = Path(__file__).parent.parent
 HOSTILE = "<img src=x onerror=document.title='ran'>"

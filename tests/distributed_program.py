@@ -10,9 +10,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxrl_fast as jf
 from jaxrl_fast import VecEnv
-from jaxrl_fast.algorithms.interface import Algorithm
-from jaxrl_fast.graph import distributed
-from jaxrl_fast.runs.checkpointing import Checkpoints
+from jaxrl_fast.learning.algorithm import Algorithm
+from jaxrl_fast.runtime import hosts
+from jaxrl_fast.training.checkpoints import Checkpoints
 
 
 def jobs() -> dict[str, tuple[VecEnv, Algorithm, dict[str, Any]]]:
@@ -66,10 +66,10 @@ def refused(**arguments: Any) -> str:
 
 def spread_and_read() -> bool:
     """Whether numbers and keys, laid out over both processes as those of two seeds are, are read back whole."""
-    mesh = Mesh(np.array(distributed.devices(2)), ("seed",))
+    mesh = Mesh(np.array(hosts.devices(2)), ("seed",))
     keys, numbers = jax.random.split(jax.random.key(0), 2), np.arange(8.0, dtype=np.float32).reshape(2, 4)
-    placed = distributed.put((keys, numbers), NamedSharding(mesh, PartitionSpec("seed")))
-    read = distributed.to_host((jax.random.key_data(placed[0]), placed[1]))
+    placed = hosts.put((keys, numbers), NamedSharding(mesh, PartitionSpec("seed")))
+    read = hosts.to_host((jax.random.key_data(placed[0]), placed[1]))
     assert not placed[1].is_fully_addressable
     return bool((read[0] == jax.random.key_data(keys)).all() and (read[1] == numbers).all())
 

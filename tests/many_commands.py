@@ -96,7 +96,7 @@ def import_commands() -> None:
     import jaxrl_fast.evaluate
     import jaxrl_fast.render
     import jaxrl_fast.train  # noqa: F401
-    from jaxrl_fast.settings.runtime import jax_has_started
+    from jaxrl_fast.settings.machine import jax_has_started
 
     assert not jax_has_started()
 
@@ -156,8 +156,8 @@ def stop_before_training() -> None:
 def start_jax_once() -> None:
     """From here on only the first command sets JAX up."""
     from jaxrl_fast import evaluate, render
-    from jaxrl_fast.settings import prepare
-    from jaxrl_fast.settings.runtime import setup
+    from jaxrl_fast.commands import prepare
+    from jaxrl_fast.settings.machine import setup
 
     once = functools.cache(setup)
     prepare.setup = evaluate.setup = render.setup = lambda **options: once()

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.core import Box, Discrete, EnvSpec, Timestep
-from jaxrl_fast.environments.env import Env
+from jaxrl_fast.envs.env import Env
 
 SIDE = 8
 IMAGE = jax.ShapeDtypeStruct((SIDE, SIDE, 1), jnp.uint8)

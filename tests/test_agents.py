@@ -11,26 +11,23 @@ import numpy as np
 import pytest
 
 import jaxrl_fast as jf
-from envs.probes import TWO_AGENTS
-from jaxrl_fast.algorithms.interface import Learned, Part, Values, init_params
 from jaxrl_fast.algorithms.multi_agent import TAKES_PART, targets_of_agents, with_own_optimizers
 from jaxrl_fast.algorithms.pqn_vdn import best_together, taken_together
-from jaxrl_fast.algorithms.sequences import apply_apart
 from jaxrl_fast.core import OUT, STATE, Discrete, EnvSpec, Timestep, Transition
-from jaxrl_fast.environments.env import Env, VecEnv, vectorize
-from jaxrl_fast.environments.env_laws import check_env
-from jaxrl_fast.experience.binding import bind
-from jaxrl_fast.fragments.build import build_graph
-from jaxrl_fast.fragments.learners import GraphOptions
-from jaxrl_fast.fragments.rollout import start, unroll
-from jaxrl_fast.graph import dataflow as graphs
+from jaxrl_fast.envs.env import Env, VecEnv, vectorize
+from jaxrl_fast.envs.env_checks import check_env
+from jaxrl_fast.envs.probes import TWO_AGENTS
+from jaxrl_fast.learning.agent import bind
+from jaxrl_fast.learning.algorithm import Learned, Part, Values, apply_apart, init_params
+from jaxrl_fast.learning.rollout import start, unroll
+from jaxrl_fast.learning.run_graph import GraphOptions, build_graph
 from jaxrl_fast.networks.network import Network, make_network
 from jaxrl_fast.networks.per_agent import obs_of_one, separate_networks, shared_network
-from jaxrl_fast.numerics.optimizers import make_optimizer
+from jaxrl_fast.numerics.optimizers import Linear, make_optimizer
 from jaxrl_fast.numerics.running_stats import init_stats, update_stats
-from jaxrl_fast.numerics.schedules import Linear
 from jaxrl_fast.policy.exporting import export_policy
 from jaxrl_fast.policy.policies import PolicyParams, make_policy
+from jaxrl_fast.runtime import graph as graphs
 from jaxrl_fast.tuning.ceiling import random_actions
 
 RNG = np.random.default_rng(1)

@@ -9,7 +9,7 @@ from many_commands import Commands
 
 import jaxrl_fast as jf
 from jaxrl_fast.core import Discrete
-from jaxrl_fast.environments.host_env import HostEnv, HostStep
+from jaxrl_fast.envs.host_env import HostEnv, HostStep
 
 pytest.importorskip("ale_py")
 pytest.importorskip("cv2")

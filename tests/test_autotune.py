@@ -14,12 +14,12 @@ from many_commands import Commands
 from processes_left import wait_until_gone
 
 from jaxrl_fast import autotune
-from jaxrl_fast.settings import findings, machine
-from jaxrl_fast.settings.config import compose
-from jaxrl_fast.tuning import auto, auto_overlap, sweep_report
+from jaxrl_fast.commands import tuning_cache
+from jaxrl_fast.commands.run_config import compose
+from jaxrl_fast.settings import machine
+from jaxrl_fast.tuning import auto, sweep_report
 from jaxrl_fast.tuning.candidates import at_width
-from jaxrl_fast.tuning.child import Child, Failure
-from jaxrl_fast.tuning.measuring import Row, Settings, measure
+from jaxrl_fast.tuning.measuring import Child, Failure, Row, Settings, measure
 from jaxrl_fast.tuning.search import patience
 from jaxrl_fast.tuning.sweep import Record
 from jaxrl_fast.tuning.trial import share_of_others
@@ -157,7 +157,7 @@ def test_ctrl_c_keeps_what_was_measured_prints_the_best_and_leaves_nobody_behind
     assert "best so far: " in out and "Traceback" not in err
     doc = json.loads((here / "sweeps" / "custom_ppo.json").read_text())
     assert doc["interrupted"] and doc["rows"][0]["status"] == "measured"
-    assert not findings.read()
+    assert not tuning_cache.read()
     wait_until_gone(*map(int, (here / "pids").read_text().split()))
 
 
@@ -172,7 +172,7 @@ def test_num_envs_auto_looks_around_only_where_the_run_is_worth_it(here: Path):
     assert [line.partition(":")[0] for line in told] == ["num_envs=auto"] * 2
     assert "looks at 4, 16, 64 environments" in told[0] and f"{long.num_envs} environments" in told[1]
     assert long.num_envs in (4, 16, 64) and long.num_envs * long.algo_options["rollout_length"] == 512
-    (finding,) = findings.read().values()
+    (finding,) = tuning_cache.read().values()
     assert finding.quick
     assert auto.resolve(compose(words), may_measure=False, tell=told.append) == long
 
@@ -180,16 +180,16 @@ def test_num_envs_auto_looks_around_only_where_the_run_is_worth_it(here: Path):
 def test_overlap_auto_measures_only_where_the_run_is_worth_it(here: Path):
     told: list[str] = []
     short = compose([*WALK, "overlap=auto", "total_steps=10_000"])
-    assert auto_overlap.resolve(short, may_measure=True, tell=told.append).overlap == "none"
+    assert auto.resolve_overlap(short, may_measure=True, tell=told.append).overlap == "none"
     assert len(told) == 1 and "the run takes about 0:0" in told[0]
     told.clear()
     words = [*WALK, "overlap=auto", "total_steps=1_000_000_000_000"]
-    long = auto_overlap.resolve(compose(words), may_measure=True, tell=told.append)
+    long = auto.resolve_overlap(compose(words), may_measure=True, tell=told.append)
     if machine.cpu_cores() == 1:
         pytest.skip("nothing could run at the same time")
     assert [line.partition(":")[0] for line in told] == ["overlap=auto"] * 2
     assert "measures none, actor_critic, all, sampling in turn" in told[0] and " the steps/s of none" in told[1]
-    assert auto_overlap.resolve(compose(words), may_measure=False, tell=told.append) == long
+    assert auto.resolve_overlap(compose(words), may_measure=False, tell=told.append) == long
 
 
 def test_a_row_that_others_disturbed_is_named(here: Path):
@@ -206,10 +206,10 @@ def test_a_row_that_others_disturbed_is_named(here: Path):
 
 TRIAL = """
 import sys
-from jaxrl_fast.settings.config import compose
-from jaxrl_fast.settings.run_settings import to_yaml
+from jaxrl_fast.commands.run_config import compose
+from jaxrl_fast.commands.run_config import to_yaml
 from jaxrl_fast.tuning import trial
-from jaxrl_fast.tuning.talk import Request
+from jaxrl_fast.tuning.measuring import Request
 
 happened, repeat = [], trial.repeat
 

@@ -5,7 +5,7 @@ import pytest
 from jax.errors import JaxRuntimeError
 from many_commands import TRAINED, Commands, Ended, everything, refusal, refused
 
-from jaxrl_fast.settings import cli
+from jaxrl_fast.commands import cli
 
 SAC = "env=probe env.id=value algo=sac"
 PPO = "env=probe env.id=value algo=ppo"

@@ -4,10 +4,9 @@ import jax
 import pytest
 
 from jaxrl_fast import make_env
-from jaxrl_fast.graph.dataflow import Graph
-from jaxrl_fast.graph.placements import PLACEMENTS
-from jaxrl_fast.settings.config import compose
-from jaxrl_fast.settings.run_settings import make_algorithm
+from jaxrl_fast.commands.run_config import compose, make_algorithm
+from jaxrl_fast.runtime.graph import Graph
+from jaxrl_fast.runtime.placements import PLACEMENTS
 from jaxrl_fast.tuning.trial import part_of
 
 

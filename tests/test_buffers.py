@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_fast.algorithms.interface import OnPolicy, Replay
 from jaxrl_fast.core import Extras, Transition
-from jaxrl_fast.experience.epochs import random_order, shuffled_epochs
-from jaxrl_fast.experience.minibatches import logical_shards, take_batch
-from jaxrl_fast.experience.off_policy import in_turn
-from jaxrl_fast.experience.replay import Window, ring_buffer, uniform_source
+from jaxrl_fast.learning.algorithm import OnPolicy, Replay
+from jaxrl_fast.learning.minibatches import logical_shards, random_order, shuffled_epochs, take_batch
+from jaxrl_fast.learning.off_policy import in_turn
+from jaxrl_fast.learning.replay import Window, ring_buffer, uniform_source
 
 NUM_BATCHES = 3
 

@@ -8,14 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_fast.graph import dataflow as graphs
-from jaxrl_fast.graph import program as programs
-from jaxrl_fast.graph.chain import Chain
-from jaxrl_fast.graph.checking import check
-from jaxrl_fast.graph.dataflow import Fragment, Graph
-from jaxrl_fast.graph.layout import homes
-from jaxrl_fast.graph.placements import Group, Placement
-from jaxrl_fast.graph.segments import dispatch_order
+from jaxrl_fast.runtime import graph as graphs
+from jaxrl_fast.runtime import program as programs
+from jaxrl_fast.runtime.chain import Chain, dispatch_order
+from jaxrl_fast.runtime.graph import Fragment, Graph, check
+from jaxrl_fast.runtime.layout import homes
+from jaxrl_fast.runtime.placements import Group, Placement
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "experiments"))
 from timeline import Span, Timeline, record

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrl_fast.graph.dataflow import TrainState
-from jaxrl_fast.runs import checkpoint_files as files
-from jaxrl_fast.runs.checkpointing import Checkpointer, Checkpoints, find, newest_good, prune, remove_stale
+from jaxrl_fast.runtime.graph import TrainState
+from jaxrl_fast.training import checkpoints as files
+from jaxrl_fast.training.checkpoints import Checkpointer, Checkpoints, find, newest_good, prune, remove_stale
 
 SETTINGS = {"env": "line", "algo.hidden": [8], "algo.learning_rate": 3e-4}
 REFILLS = ["experience"]

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-import envs
+from jaxrl_fast import envs
 from jaxrl_fast.__main__ import COMMANDS
 from jaxrl_fast.algorithms.registry import ALGORITHMS
-from jaxrl_fast.graph.placements import PLACEMENTS
-from jaxrl_fast.settings import cli
-from jaxrl_fast.settings.config import compose
+from jaxrl_fast.commands import cli
+from jaxrl_fast.commands.run_config import compose
+from jaxrl_fast.runtime.placements import PLACEMENTS
 from jaxrl_fast.settings.schema import ConfigError, run_keys
 
 ROOT = Path(__file__).parent.parent

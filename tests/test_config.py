@@ -9,15 +9,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-import envs
-from jaxrl_fast import Cosine, Linear
+from jaxrl_fast import Cosine, Linear, envs
 from jaxrl_fast.algorithms.registry import ALGORITHMS
-from jaxrl_fast.numerics.schedules import plain
-from jaxrl_fast.settings import config
-from jaxrl_fast.settings.config import CONFIG_DIR, NEEDS, compose, options_of
-from jaxrl_fast.settings.grammar import command_line
-from jaxrl_fast.settings.run_settings import Run, flat_settings, graph_options, make_algorithm, to_yaml
-from jaxrl_fast.settings.schema import ConfigError, algo_keys, read_value
+from jaxrl_fast.commands import run_config as config
+from jaxrl_fast.commands.run_config import (
+    CONFIG_DIR,
+    NEEDS,
+    Run,
+    compose,
+    flat_settings,
+    graph_options,
+    make_algorithm,
+    options_of,
+    to_yaml,
+)
+from jaxrl_fast.numerics.optimizers import plain
+from jaxrl_fast.settings.schema import ConfigError, algo_keys, command_line, read_value
 
 TUNED = sorted((CONFIG_DIR / "tuned").glob("*.yaml"))
 

@@ -8,15 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import envs
 import jaxrl_fast as jf
+from jaxrl_fast import envs
 from jaxrl_fast.core import Discrete
-from jaxrl_fast.environments.env import Env, vectorize
-from jaxrl_fast.fragments.rollout import start, unroll
+from jaxrl_fast.envs.env import Env, vectorize
+from jaxrl_fast.learning.rollout import start, unroll
 
 MY_PACKAGE = '''
 import jax, jax.numpy as jnp
-from envs.probes import action
+from jaxrl_fast.envs.probes import action
 
 def make():
     return action()
@@ -55,7 +55,7 @@ def gymnax_own():
     return gymnax.make("CartPole-v1")
 
 def brax_own(backend="spring"):
-    from envs.from_brax import brax_envs
+    from jaxrl_fast.envs.from_brax import brax_envs
     return brax_envs.get_environment("fast", backend=backend)
 
 def gymnasium_own(**options):
@@ -196,7 +196,7 @@ def test_a_wrong_name_ends_in_one_line(options, words):
 
 
 def test_a_missing_package_is_named(monkeypatch):
-    monkeypatch.delitem(sys.modules, "envs.from_gymnax", raising=False)
+    monkeypatch.delitem(sys.modules, "jaxrl_fast.envs.from_gymnax", raising=False)
     monkeypatch.setitem(sys.modules, "gymnax", None)
     assert "env=cartpole needs the package 'gymnax': pip install gymnax" in one_line(name="cartpole")
 

@@ -18,12 +18,18 @@ import pytest
 from dashboard_runs import LISTED, SECRET, Server, a_run, ask, ask_json, make_runs, rows_of, serving, soon
 
 from jaxrl_fast import dashboard
-from jaxrl_fast.inspection import found_runs
-from jaxrl_fast.inspection.dashboard_app import changes
-from jaxrl_fast.inspection.found_runs import MAX_DEPTH, FoundRuns
-from jaxrl_fast.inspection.run_rows import greedy_curve, row_of, success_curve, training_curve
-from jaxrl_fast.inspection.thinning import MAX_POINTS
-from jaxrl_fast.runs.status import RunStatus, write_status
+from jaxrl_fast.training.records import RunStatus, write_status
+from jaxrl_fast.views import dashboard_app
+from jaxrl_fast.views.dashboard_app import (
+    MAX_DEPTH,
+    FoundRuns,
+    changes,
+    greedy_curve,
+    row_of,
+    success_curve,
+    training_curve,
+)
+from jaxrl_fast.views.report_page import MAX_POINTS
 
 
 @pytest.fixture(scope="module")
@@ -254,10 +260,10 @@ def test_a_thousand_runs_are_listed_and_read_once(tmp_path: Path, monkeypatch: p
         (tmp_path / name).mkdir(parents=True)
         write_status(tmp_path / name, {"state": "done", "env_steps": number, "best_return": 1.0})
     read: list[Path] = []
-    facts = found_runs.read_facts
-    monkeypatch.setattr(found_runs, "read_facts", lambda folder: read.append(folder) or facts(folder))
-    monkeypatch.setattr(found_runs, "FRESH_S", 0.0)
-    monkeypatch.setattr(found_runs, "IDLE_SHARE", 0.0)
+    facts = dashboard_app.read_facts
+    monkeypatch.setattr(dashboard_app, "read_facts", lambda folder: read.append(folder) or facts(folder))
+    monkeypatch.setattr(dashboard_app, "FRESH_S", 0.0)
+    monkeypatch.setattr(dashboard_app, "IDLE_SHARE", 0.0)
     runs = FoundRuns(tmp_path)
     assert {name: row["env_steps"] for name, row in runs.rows().items()} == {name: n for n, name in enumerate(names)}
     assert len(read) == 1000 and len(names[0].split("/")) < MAX_DEPTH

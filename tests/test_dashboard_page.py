@@ -11,7 +11,7 @@ from browser import Page, chromium_page
 from chromium import CHROMIUM, pixels
 from dashboard_runs import HOSTILE, LISTED, Server, make_runs, serving, soon
 
-from jaxrl_fast.runs.status import write_status
+from jaxrl_fast.training.records import write_status
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt install chromium")
 

@@ -4,12 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import envs
-from jaxrl_fast.algorithms.default_sizes import off_policy_sizes, on_policy_sizes
-from jaxrl_fast.algorithms.interface import Replay
+from jaxrl_fast import envs
 from jaxrl_fast.algorithms.registry import ALGORITHMS
-from jaxrl_fast.experience.binding import bind
-from jaxrl_fast.settings.config import compose
+from jaxrl_fast.commands.run_config import compose
+from jaxrl_fast.learning.agent import bind
+from jaxrl_fast.learning.algorithm import Replay, off_policy_sizes, on_policy_sizes
 
 WIDTHS = st.integers(1, 8192)
 

@@ -19,11 +19,10 @@ from test_evaluations import rows
 from test_train import ROOT, finish, wait_for
 
 from jaxrl_fast.__main__ import COMMANDS
-from jaxrl_fast.graph import distributed
-from jaxrl_fast.runs.checkpoint_files import BESIDE, all_steps, read_arrays, read_description
-from jaxrl_fast.settings import cli
-from jaxrl_fast.training import cluster
-from jaxrl_fast.training.cluster import Processes
+from jaxrl_fast.commands import cli
+from jaxrl_fast.runtime import cluster, hosts
+from jaxrl_fast.runtime.cluster import Processes
+from jaxrl_fast.training.checkpoints import BESIDE, all_steps, read_arrays, read_description
 
 SMALL = [
     "env=probe",
@@ -304,14 +303,14 @@ def test_a_jax_without_what_several_processes_need_is_named(monkeypatch):
 
 
 def test_devices_are_shared_evenly():
-    assert distributed.share_of(8, 4) == 2
+    assert hosts.share_of(8, 4) == 2
     with pytest.raises(ValueError, match="devices=3 cannot be shared evenly by 2 processes: write a multiple of 2"):
-        distributed.share_of(3, 2)
+        hosts.share_of(3, 2)
 
 
 def test_the_last_word_is_said_only_by_who_is_ended_from_outside_and_did_not_take_it_back():
     script = (
-        "import os, sys; from jaxrl_fast.training.cluster import last_word; "
+        "import os, sys; from jaxrl_fast.runtime.cluster import last_word; "
         "last_word.say('one'); last_word.say(sys.argv[1]); os.abort()"
     )
     for word, expected in (("two", "jaxrl_fast: error: two\n"), ("", "")):

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxrl_fast as jf
-from jaxrl_fast.algorithms.interface import ReplayBatch
-from jaxrl_fast.algorithms.value_heads import make_value_head
-from jaxrl_fast.experience.binding import bind
-from jaxrl_fast.fragments.updates import init_part, update
+from jaxrl_fast.learning.agent import bind
+from jaxrl_fast.learning.algorithm import ReplayBatch
+from jaxrl_fast.learning.critics import make_value_head
+from jaxrl_fast.learning.updates import init_part, update
 from jaxrl_fast.numerics import losses
-from jaxrl_fast.numerics.distributional import project
+from jaxrl_fast.numerics.distributions import project
 
 RNG = np.random.default_rng(7)
 B, GAMMA = 6, 0.9

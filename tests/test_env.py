@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs import from_gymnax
 from jaxrl_fast.core import Discrete, EnvSpec, Timestep, over_two_axes
-from jaxrl_fast.environments.env import FRESH_INTERVAL, Env, vectorize
-from jaxrl_fast.fragments.rollout import start, unroll
+from jaxrl_fast.envs import from_gymnax
+from jaxrl_fast.envs.env import FRESH_INTERVAL, Env, vectorize
+from jaxrl_fast.learning.rollout import start, unroll
 
 NUM_ENVS = 4
 

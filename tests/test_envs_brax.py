@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import envs
-from envs import from_brax
+from jaxrl_fast import envs
+from jaxrl_fast.envs import from_brax
 
 
 def default_backend(id: str) -> str:

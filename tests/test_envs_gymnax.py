@@ -6,11 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import envs
-from envs import from_gymnax
+from jaxrl_fast import envs
 from jaxrl_fast.core import Discrete
-from jaxrl_fast.environments.env import FRESH_INTERVAL, vectorize
-from jaxrl_fast.fragments.rollout import start, unroll
+from jaxrl_fast.envs import from_gymnax
+from jaxrl_fast.envs.env import FRESH_INTERVAL, vectorize
+from jaxrl_fast.learning.rollout import start, unroll
 
 NUM_ENVS = 2
 

@@ -6,15 +6,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import envs
 import jaxrl_fast as jf
-from envs.foreign import relaxed
+from jaxrl_fast import envs
 from jaxrl_fast.core import OUT, STATE, Discrete
-from jaxrl_fast.environments.env import vectorize
-from jaxrl_fast.experience.binding import bind
+from jaxrl_fast.envs.adapter_utils import relaxed
+from jaxrl_fast.envs.env import vectorize
+from jaxrl_fast.learning.agent import bind
 
 pytest.importorskip("jaxtyping")
-adapter = pytest.importorskip("envs.from_jaxmarl")
+adapter = pytest.importorskip("jaxrl_fast.envs.from_jaxmarl")
 KEY = jax.random.key(3)
 
 

@@ -6,14 +6,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import envs
 import jaxrl_fast as jf
-from envs.foreign import relaxed
+from jaxrl_fast import envs
 from jaxrl_fast.core import Discrete
-from jaxrl_fast.environments.env import Env, vectorize
+from jaxrl_fast.envs.adapter_utils import relaxed
+from jaxrl_fast.envs.env import Env, vectorize
 
 pytest.importorskip("jumanji")
-adapter = pytest.importorskip("envs.from_jumanji")
+adapter = pytest.importorskip("jaxrl_fast.envs.from_jumanji")
 KEY = jax.random.key(3)
 
 

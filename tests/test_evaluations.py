@@ -19,12 +19,11 @@ from processes_left import wait_until_gone
 from tiny import line
 
 import jaxrl_fast as jf
+from jaxrl_fast.commands.run_config import compose, to_yaml
 from jaxrl_fast.core import EpisodeTotals
-from jaxrl_fast.evaluation.evaluator_process import EvaluatorProcess
 from jaxrl_fast.policy.policies import params_template
-from jaxrl_fast.runs.checkpoint_files import all_steps, read_description
-from jaxrl_fast.settings.config import compose
-from jaxrl_fast.settings.run_settings import to_yaml
+from jaxrl_fast.training.checkpoints import all_steps, read_description
+from jaxrl_fast.training.evaluator_process import EvaluatorProcess
 
 STEPS, EVERY = 32 * 12, 32 * 3
 WORDS = ["env=probe", "env.id=value", "algo=ppo", "num_envs=4", "eval.episodes=3", "seed=5", "num_seeds=2"]
@@ -363,12 +362,11 @@ def programs_in(cache: Path) -> dict[str, int]:
 
 
 def test_a_process_gives_the_same_bits_and_survives_its_own_death(tmp_path: Path, monkeypatch):
-    from jaxrl_fast.evaluation.periodic import make_periodic_evaluation
-    from jaxrl_fast.experience.binding import bind
-    from jaxrl_fast.fragments.build import build_graph
-    from jaxrl_fast.fragments.learners import GraphOptions
-    from jaxrl_fast.graph.dataflow import init
-    from jaxrl_fast.settings.run_settings import make_algorithm, make_envs
+    from jaxrl_fast.commands.run_config import make_algorithm, make_envs
+    from jaxrl_fast.learning.agent import bind
+    from jaxrl_fast.learning.run_graph import GraphOptions, build_graph
+    from jaxrl_fast.runtime.graph import init
+    from jaxrl_fast.training.episodes import make_periodic_evaluation
 
     run = compose(WORDS)
     env, algorithm = make_envs(run), make_algorithm(run)
@@ -401,8 +399,8 @@ def test_a_process_gives_the_same_bits_and_survives_its_own_death(tmp_path: Path
 
 
 def test_a_device_of_its_own_computes_and_gives_the_same_numbers(monkeypatch):
-    from jaxrl_fast.evaluation.periodic import make_periodic_evaluation
-    from jaxrl_fast.experience.binding import bind
+    from jaxrl_fast.learning.agent import bind
+    from jaxrl_fast.training.episodes import make_periodic_evaluation
 
     env, algorithm = line(discrete=True), jf.ppo(rollout_length=8, num_minibatches=1)
     keys = jax.random.split(jax.random.key(0), 2)
@@ -432,7 +430,7 @@ def test_of_few_episodes_it_computes_by_one_thread(tmp_path: Path, monkeypatch, 
 def test_it_ends_when_training_is_killed(tmp_path: Path):
     script = (
         "import sys, time; from pathlib import Path; "
-        "from jaxrl_fast.evaluation.evaluator_process import EvaluatorProcess; "
+        "from jaxrl_fast.training.evaluator_process import EvaluatorProcess; "
         "print(EvaluatorProcess(Path(sys.argv[1]), 'cpu').process.pid, flush=True); time.sleep(600)"
     )
     (tmp_path / "config.yaml").write_text(to_yaml(compose(WORDS)))

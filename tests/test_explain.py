@@ -18,17 +18,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_fast import explain, sac
-from jaxrl_fast.fragments.build import build_graph
-from jaxrl_fast.fragments.learners import GraphOptions
-from jaxrl_fast.graph import program as programs
-from jaxrl_fast.graph.dataflow import Fragment, Graph
-from jaxrl_fast.graph.dataflow import init as init_graph
-from jaxrl_fast.graph.division import Division
-from jaxrl_fast.graph.placements import Group, Placement, data_parallel, fused
-from jaxrl_fast.inspection import description as inspection
-from jaxrl_fast.inspection.description import ChannelFacts, Description, FragmentFacts, GroupFacts, bytes_moved, plain
-from jaxrl_fast.inspection.drawing import BOXES, draw_run, text_width, to_mermaid, to_svg
-from jaxrl_fast.inspection.hlo import find_collectives, loop_runs
+from jaxrl_fast.learning.run_graph import GraphOptions, build_graph
+from jaxrl_fast.runtime import program as programs
+from jaxrl_fast.runtime.graph import Fragment, Graph, ShardingAxes
+from jaxrl_fast.runtime.graph import init as init_graph
+from jaxrl_fast.runtime.placements import Group, Placement, data_parallel, fused
+from jaxrl_fast.views import description as inspection
+from jaxrl_fast.views.description import ChannelFacts, Description, FragmentFacts, GroupFacts, bytes_moved, plain
+from jaxrl_fast.views.graph_picture import BOXES, draw_run, text_width, to_mermaid, to_svg
+from jaxrl_fast.views.hlo import find_collectives, loop_runs
 
 TICKS, UPDATES, HYPER = 3, 4, 0.01
 KEYS = jax.random.split(jax.random.key(0), 1)
@@ -61,7 +59,7 @@ def toy_graph() -> Graph:
         sample,
         ("weights", "scale"),
         ("rows",),
-        division=Division(0, {"rows": 0}, 8, "rows (made up)"),
+        division=ShardingAxes(0, {"rows": 0}, 8, "rows (made up)"),
     )
     scaler = Fragment(
         "scale",

@@ -13,12 +13,19 @@ import numpy as np
 import pytest
 
 import jaxrl_fast as jf
-from jaxrl_fast.algorithms.interface import Learned, init_params
-from jaxrl_fast.experience.binding import bind
 from jaxrl_fast.export import main
+from jaxrl_fast.learning.agent import bind
+from jaxrl_fast.learning.algorithm import Learned, init_params
 from jaxrl_fast.numerics.running_stats import RunningStats
-from jaxrl_fast.policy.export_check import NUM_OBSERVATIONS, compare, draw_observations
-from jaxrl_fast.policy.exporting import FORMATS, describe, export_policy, signature
+from jaxrl_fast.policy.exporting import (
+    FORMATS,
+    NUM_OBSERVATIONS,
+    compare,
+    describe,
+    draw_observations,
+    export_policy,
+    signature,
+)
 from jaxrl_fast.policy.onnx_export import to_onnx
 from jaxrl_fast.policy.policies import Policy, PolicyParams, make_policy, memory_of, save_policy
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from test_train import ROOT, begin, finish, wait_for
 
-from jaxrl_fast.runs.checkpoint_files import all_steps, read_arrays, read_description
+from jaxrl_fast.training.checkpoints import all_steps, read_arrays, read_description
 
 sys.path.insert(0, str(ROOT / "experiments"))
 import kill

@@ -11,10 +11,9 @@ import tiny
 from jaxrl_fast.algorithms.ppo import ppo
 from jaxrl_fast.algorithms.sac import sac
 from jaxrl_fast.core import Transition
-from jaxrl_fast.fragments.build import build_graph
-from jaxrl_fast.fragments.learners import GraphOptions
-from jaxrl_fast.graph import dataflow as graphs
-from jaxrl_fast.numerics.schedules import Linear
+from jaxrl_fast.learning.run_graph import GraphOptions, build_graph
+from jaxrl_fast.numerics.optimizers import Linear
+from jaxrl_fast.runtime import graph as graphs
 
 KEY = jax.random.key(0)
 

@@ -11,10 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_fast.core import Discrete, EnvSpec, Transition
-from jaxrl_fast.experience.image_replay import image_buffer
-from jaxrl_fast.experience.minibatches import take_batch
-from jaxrl_fast.experience.replay import Window, ring_buffer, uniform_source
-from jaxrl_fast.experience.view import (
+from jaxrl_fast.learning.frame_stack import (
     View,
     add_rollout,
     init_recent,
@@ -24,6 +21,9 @@ from jaxrl_fast.experience.view import (
     put_rows,
     put_stacks,
 )
+from jaxrl_fast.learning.image_replay import image_buffer
+from jaxrl_fast.learning.minibatches import take_batch
+from jaxrl_fast.learning.replay import Window, ring_buffer, uniform_source
 
 FRAME = (2, 1, 3)
 """Height, width and channels."""

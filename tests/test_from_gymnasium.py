@@ -10,12 +10,11 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envs.from_gymnasium import make_custom_host, make_host
-from envs.pool import from_envpool
-from envs.pool.batches import env_seed
-from envs.pool.codec import encode_action, encode_obs
-from envs.pool.options import PoolOptions
 from jaxrl_fast.core import Box, Discrete
+from jaxrl_fast.envs.from_gymnasium import make_custom_host, make_host
+from jaxrl_fast.envs.pool import from_envpool
+from jaxrl_fast.envs.pool.batches import PoolOptions, env_seed
+from jaxrl_fast.envs.pool.codec import encode_action, encode_obs
 
 HERE = PoolOptions(workers=0, num_groups=1)
 

@@ -5,9 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_fast.graph import dataflow as graphs
-from jaxrl_fast.graph.checking import check
-from jaxrl_fast.graph.dataflow import Fragment, Graph, GraphError
+from jaxrl_fast.runtime import graph as graphs
+from jaxrl_fast.runtime.graph import Fragment, Graph, GraphError, check
 
 KEY = jax.random.key(7)
 

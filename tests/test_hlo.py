@@ -3,7 +3,7 @@ wrote them (types, operands and metadata left out where nothing is read in them)
 
 import pytest
 
-from jaxrl_fast.inspection.hlo import Collective, find_collectives, loop_runs
+from jaxrl_fast.views.hlo import Collective, find_collectives, loop_runs
 
 JAX_0_10 = """\
 HloModule jit_chunk, is_scheduled=true, num_partitions=2

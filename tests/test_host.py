@@ -10,12 +10,11 @@ import tiny
 import jaxrl_fast as jf
 from jaxrl_fast.algorithms.ppo import ppo
 from jaxrl_fast.algorithms.sac import sac
-from jaxrl_fast.fragments.build import build_graph
-from jaxrl_fast.fragments.learners import GraphOptions
-from jaxrl_fast.graph import placements
-from jaxrl_fast.graph import program as programs
-from jaxrl_fast.graph.chain import Chain
-from jaxrl_fast.graph.dataflow import GraphError
+from jaxrl_fast.learning.run_graph import GraphOptions, build_graph
+from jaxrl_fast.runtime import placements
+from jaxrl_fast.runtime import program as programs
+from jaxrl_fast.runtime.chain import Chain
+from jaxrl_fast.runtime.graph import GraphError
 
 SMALL = dict(policy_hidden=(4,), learning_rate=0.02)
 

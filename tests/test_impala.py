@@ -8,10 +8,10 @@ import references
 import tiny
 
 import jaxrl_fast as jf
-from jaxrl_fast.algorithms.interface import OnPolicyBatch
 from jaxrl_fast.core import Transition
-from jaxrl_fast.experience.binding import bind
-from jaxrl_fast.fragments.updates import init_part, update
+from jaxrl_fast.learning.agent import bind
+from jaxrl_fast.learning.algorithm import OnPolicyBatch
+from jaxrl_fast.learning.updates import init_part, update
 
 RNG = np.random.default_rng(11)
 T, B, GAMMA = 5, 3, 0.9

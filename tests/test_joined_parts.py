@@ -11,15 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxrl_fast as jf
-from jaxrl_fast.experience.binding import bind
-from jaxrl_fast.fragments import joined_parts
-from jaxrl_fast.fragments.build import build_graph
-from jaxrl_fast.fragments.joined_parts import can_join, pack, pack_moments, packing_of, stacked, unpack, unpack_moments
-from jaxrl_fast.fragments.learners import GraphOptions
-from jaxrl_fast.fragments.packed_steps import pack_step, unpack_steps
-from jaxrl_fast.fragments.updates import init_part
-from jaxrl_fast.graph.dataflow import init, tick
-from jaxrl_fast.graph.many_ticks import ticks
+from jaxrl_fast.learning import flat_params
+from jaxrl_fast.learning.agent import bind
+from jaxrl_fast.learning.flat_params import can_join, pack, pack_moments, packing_of, stacked, unpack, unpack_moments
+from jaxrl_fast.learning.rollout import pack_step, unpack_steps
+from jaxrl_fast.learning.run_graph import GraphOptions, build_graph
+from jaxrl_fast.learning.updates import init_part
+from jaxrl_fast.runtime.graph import init, tick
+from jaxrl_fast.runtime.layout import scan_ticks
 
 SMALL = dict(policy_hidden=(8,), critic_hidden=(8,))
 OFF_POLICY = dict(updates_per_tick=3, batch_size=16, warmup_steps=16, buffer_size=256)
@@ -98,7 +97,7 @@ def test_steps_keep_every_bit(seed):
 def test_a_run_computes_the_same_joined(name, kernels_singly, monkeypatch):
     """Tick by tick with arrays one by one, and in one program whose state is joined from the first tick to the last:
     where that is asked for, and where networks are small."""
-    monkeypatch.setattr(joined_parts, "SMALL_NETWORKS", 0)
+    monkeypatch.setattr(flat_params, "SMALL_NETWORKS", 0)
     env_name, algorithm = ALGORITHMS[name]
     env = jf.make_env(env_name, num_envs=8)
     graph, agent = build_graph(env, algorithm, GraphOptions(total_steps=1000))
@@ -113,7 +112,7 @@ def test_a_run_computes_the_same_joined(name, kernels_singly, monkeypatch):
     joined, _ = build_graph(env, algorithm, GraphOptions(total_steps=1000, joined=kernels_singly))
     assert any(fragment.inner for fragment in joined.fragments)
     first = jax.jit(partial(init, joined))(jax.random.key(0), algorithm.hyper)
-    state_joined, columns = jax.jit(partial(ticks, joined, length=length))(first)
+    state_joined, columns = jax.jit(partial(scan_ticks, joined, length=length))(first)
     assert jax.tree.structure(state) == jax.tree.structure(state_joined)
     one, other = (end._replace(key=()) for end in (state, state_joined))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), one, other)

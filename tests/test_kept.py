@@ -14,19 +14,17 @@ import optax
 import pytest
 import tiny
 
-from envs import foreign
 from jaxrl_fast.algorithms.ppo import ppo
-from jaxrl_fast.fragments.build import build_graph
-from jaxrl_fast.fragments.learners import GraphOptions
-from jaxrl_fast.graph import program as programs
-from jaxrl_fast.graph import tree_files
-from jaxrl_fast.graph.dataflow import Fragment, Graph, TrainState
-from jaxrl_fast.graph.placements import PLACEMENTS
-from jaxrl_fast.settings import identity as identities
-from jaxrl_fast.settings.config import compose
-from jaxrl_fast.settings.kept_files import KeptFiles
-from jaxrl_fast.settings.kept_worlds import keeper_of, make_kept_envs
-from jaxrl_fast.settings.own_folder import make_room
+from jaxrl_fast.commands import env_cache as identities
+from jaxrl_fast.commands.env_cache import KeptFiles, env_cache_of, make_cached_envs
+from jaxrl_fast.commands.run_config import compose
+from jaxrl_fast.envs import adapter_utils
+from jaxrl_fast.learning.run_graph import GraphOptions, build_graph
+from jaxrl_fast.runtime import program as programs
+from jaxrl_fast.runtime import program_store
+from jaxrl_fast.runtime.graph import Fragment, Graph, TrainState
+from jaxrl_fast.runtime.placements import PLACEMENTS
+from jaxrl_fast.settings.machine import make_room
 
 WORDS = ["env=cartpole", "algo=ppo", "num_envs=4", "total_steps=1024", "algo.rollout_length=8", "tuned=false"]
 COMMAND = """
@@ -171,13 +169,13 @@ def test_setup_makes_room_in_xlas_cache(tmp_path):
     "tree", [1, None, (), {}, [1, None, (2, {"b": 3, "a": 4})], TrainState({"x": 1}, {}, (), 2, 3)]
 )
 def test_the_structure_of_a_state_comes_back(tree):
-    described = json.loads(json.dumps(tree_files.to_json(tree)))
-    assert jax.tree.structure(tree_files.from_json(described)) == jax.tree.structure(tree)
+    described = json.loads(json.dumps(program_store.to_json(tree)))
+    assert jax.tree.structure(program_store.from_json(described)) == jax.tree.structure(tree)
 
 
 def test_a_node_of_another_package_keeps_its_names():
     state = optax.adam(1e-3).init({"w": np.zeros(2)})
-    found = tree_files.from_json(tree_files.to_json(state))
+    found = program_store.from_json(program_store.to_json(state))
 
     def names(tree):
         return [
@@ -187,10 +185,10 @@ def test_a_node_of_another_package_keeps_its_names():
     assert names(found) == names(state)
 
 
-@pytest.mark.parametrize("place", ["os:stat_result", "jaxrl_fast.settings.kept_files:KeptFiles", "subprocess:Popen"])
+@pytest.mark.parametrize("place", ["os:stat_result", "jaxrl_fast.commands.env_cache:KeptFiles", "subprocess:Popen"])
 def test_only_types_of_a_state_are_made(place):
     with pytest.raises(ValueError, match="is not a type of a state"):
-        tree_files.from_json(["own", place, []])
+        program_store.from_json(["own", place, []])
 
 
 def test_what_a_program_depends_on_is_all_in_its_name(monkeypatch, tmp_path):
@@ -229,7 +227,7 @@ def test_a_world_that_is_built_while_one_program_is_traced_serves_the_next(monke
     monkeypatch.setenv("JAXRL_FAST_CACHE", str(tmp_path))
     run = compose(["env=halfcheetah", "algo=sac", "num_envs=2"])
     for _ in range(2):
-        env = make_kept_envs(run, keeper_of(run, pytest.fail))
+        env = make_cached_envs(run, env_cache_of(run, pytest.fail))
     world, key = env.env, jax.random.key(0)
     params = jax.eval_shape(world.sample_params, key)
     state, _ = jax.eval_shape(world.reset, key, params)
@@ -293,7 +291,7 @@ def test_kept_programs_are_not_traced_and_compute_the_same_bits(placement, devic
 def test_a_module_that_is_imported_later_is_loaded_at_its_first_use(tmp_path, monkeypatch):
     (tmp_path / "heavy_pictures.py").write_text("import sys\nsys.loaded_pictures = True\ncolor = 'red'\n")
     monkeypatch.syspath_prepend(tmp_path)
-    foreign.import_later("heavy_pictures", "no_such_module_at_all")
+    adapter_utils.import_later("heavy_pictures", "no_such_module_at_all")
     import heavy_pictures
 
     assert not hasattr(sys, "loaded_pictures")

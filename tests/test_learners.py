@@ -9,16 +9,15 @@ import optax
 import pytest
 import tiny
 
-from jaxrl_fast.algorithms.interface import Found, Learned, Part
 from jaxrl_fast.algorithms.ppo import ppo
 from jaxrl_fast.algorithms.sac import sac
 from jaxrl_fast.core import UNKNOWN_PRODUCTS, Batches
-from jaxrl_fast.experience.minibatches import Experience, take_batch
-from jaxrl_fast.fragments.build import build_graph
-from jaxrl_fast.fragments.learners import GraphOptions, build_learners
-from jaxrl_fast.graph import dataflow as graphs
-from jaxrl_fast.graph.checking import check
+from jaxrl_fast.learning.algorithm import GradientResult, Learned, Part
+from jaxrl_fast.learning.minibatches import Experience, take_batch
+from jaxrl_fast.learning.run_graph import GraphOptions, build_graph, build_learners
 from jaxrl_fast.networks.network import scalar
+from jaxrl_fast.runtime import graph as graphs
+from jaxrl_fast.runtime.graph import check
 
 KEY = jax.random.key(0)
 
@@ -75,7 +74,7 @@ def quadratic(other: str) -> Part:
 
     def gradients(own, peers, batch, key, hyper):
         x = own.params["x"]
-        return Found({"x": 2 * x - jnp.mean(batch) - peers[other].params["x"]}, {"loss": x})
+        return GradientResult({"x": 2 * x - jnp.mean(batch) - peers[other].params["x"]}, {"loss": x})
 
     return Part({"x": NUMBER}, gradients, {"x": lambda hyper: optax.sgd(0.1)}, reads=(other,))
 
@@ -146,7 +145,7 @@ def test_every_learner_computes_what_plain_python_does(side_by_side, learners, a
 def test_a_server_in_turns_makes_one_optimizer_step_for_each_learner():
     """Adam's first step is as large for any gradient: two in turns go twice as far as one along their mean."""
     part = quadratic("critic")._replace(optimizers={"x": lambda hyper: optax.adam(0.1)}, reads=())
-    part = part._replace(gradients=lambda own, *_: Found({"x": own.params["x"] - 1.0}, {"loss": jnp.ones(())}))
+    part = part._replace(gradients=lambda own, *_: GradientResult({"x": own.params["x"] - 1.0}, {"loss": jnp.ones(())}))
     ends = {}
     for average in ("gradients", "turns"):
         state, metrics = learn_toy(1, Toy({"critic": part}, 1), learners=2, average=average)
@@ -189,7 +188,7 @@ def counting(every: int) -> Part:
     """A number that counts its steps."""
 
     def gradients(own, peers, batch, key, hyper):
-        return Found({"x": -jnp.ones(())}, {"one": jnp.ones(())})
+        return GradientResult({"x": -jnp.ones(())}, {"one": jnp.ones(())})
 
     return Part({"x": NUMBER}, gradients, {"x": lambda hyper: optax.sgd(1.0)}, every=every)
 
@@ -201,7 +200,7 @@ def test_statistics_targets_and_constraints_are_published_with_the_params(how):
     def gradients(own, peers, batch, key, hyper):
         variables = own.params["x"]
         grads = {"params": -10.0 * jnp.ones(()), "batch_stats": jnp.full((), jnp.nan)}
-        return Found({"x": grads}, {}, {"x": variables["batch_stats"] + jnp.mean(batch)})
+        return GradientResult({"x": grads}, {}, {"x": variables["batch_stats"] + jnp.mean(batch)})
 
     network = NUMBER._replace(init=lambda key: {"params": jnp.zeros(()), "batch_stats": jnp.zeros(())})
     part = Part(

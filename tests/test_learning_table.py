@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxrl_fast.evaluation.episodes import interquartile_mean
-from jaxrl_fast.settings.config import compose
+from jaxrl_fast.commands.run_config import compose
+from jaxrl_fast.training.episodes import interquartile_mean
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "experiments"))
 from learning import merge

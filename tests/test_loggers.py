@@ -9,10 +9,8 @@ import pytest
 from tiny import line
 
 import jaxrl_fast as jf
-from jaxrl_fast.runs.loggers import check_logger
-from jaxrl_fast.runs.status import read_status
-from jaxrl_fast.settings.config import compose
-from jaxrl_fast.settings.run_settings import flat_settings
+from jaxrl_fast.commands.run_config import compose, flat_settings
+from jaxrl_fast.training.records import check_logger, read_status
 
 STEPS = 32 * 4
 

@@ -3,9 +3,9 @@
 import pytest
 import yaml
 
-from envs import SHORT_NAMES
 from jaxrl_fast.algorithms.registry import ALGORITHMS
-from jaxrl_fast.graph.placements import PLACEMENTS
+from jaxrl_fast.envs import SHORT_NAMES
+from jaxrl_fast.runtime.placements import PLACEMENTS
 from jaxrl_fast.settings.machine import TABLE, choose, cpu_cores, largest_divisor
 
 

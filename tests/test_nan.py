@@ -10,15 +10,14 @@ import pytest
 from tiny import OBS, line
 
 import jaxrl_fast as jf
-from jaxrl_fast.algorithms.interface import Found, Part
 from jaxrl_fast.core import Batches
-from jaxrl_fast.experience.binding import Bound
-from jaxrl_fast.experience.minibatches import Experience, take_batch
-from jaxrl_fast.fragments.build import build_graph
-from jaxrl_fast.fragments.learning import Learning, OnNan, learn_fragment
-from jaxrl_fast.fragments.updates import all_finite, init_part, update
-from jaxrl_fast.graph.dataflow import Fragment, init
+from jaxrl_fast.learning.agent import BoundAgent
+from jaxrl_fast.learning.algorithm import GradientResult, Part
+from jaxrl_fast.learning.minibatches import Experience, take_batch
+from jaxrl_fast.learning.run_graph import build_graph
+from jaxrl_fast.learning.updates import Learning, OnNan, all_finite, init_part, learn_fragment, update
 from jaxrl_fast.networks.network import scalar
+from jaxrl_fast.runtime.graph import Fragment, init
 from jaxrl_fast.training.find_nan import find_operation
 
 SHORT = {"rollout_length": 2, "num_minibatches": 1, "num_epochs": 1}
@@ -32,7 +31,7 @@ def adding(metric_of=lambda new: jnp.sum(new)) -> Part:
     """Adds its batch to its parameters."""
 
     def gradients(own, peers, batch, key, hyper):
-        return Found({"x": -batch[0, 0]}, {"loss": metric_of(own.params["x"] + batch[0, 0])})
+        return GradientResult({"x": -batch[0, 0]}, {"loss": metric_of(own.params["x"] + batch[0, 0])})
 
     network = scalar(lambda: jnp.zeros(2))
     return Part({"x": network}, gradients, {"x": lambda hyper: optax.sgd(1.0)})
@@ -42,7 +41,9 @@ def learning(part: Part, nan: OnNan = "stop") -> Fragment:
     """The fragment that learns it."""
     sizes = dict(rollout_length=1, updates_per_tick=3, batch_size=1, batch_sequences=1, warmup_ticks=0)
     experience = Experience(lambda example: (), lambda *args: ((), None), take_batch, 1)
-    agent = Bound({"part": part}, None, experience, (), normalize_observations=False, normalize_rewards=False, **sizes)
+    agent = BoundAgent(
+        {"part": part}, None, experience, (), normalize_observations=False, normalize_rewards=False, **sizes
+    )
     return learn_fragment(Learning(agent, nan=nan))
 
 

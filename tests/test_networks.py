@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import references
 
-from jaxrl_fast.networks.dense import Head
-from jaxrl_fast.networks.inputs import action_mask, features
-from jaxrl_fast.networks.network import ensemble, make_network
+from jaxrl_fast.networks.layers import Head
+from jaxrl_fast.networks.network import action_mask, ensemble, features, make_network
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 

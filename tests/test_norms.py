@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_fast.numerics.norms import FEW, SLICES, global_norm
+from jaxrl_fast.numerics.optimizers import FEW, SLICES, global_norm
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 

@@ -8,9 +8,8 @@ from nbclient import NotebookClient
 from tiny import line
 
 import jaxrl_fast as jf
-from jaxrl_fast.fragments.build import build_graph
-from jaxrl_fast.fragments.learners import GraphOptions
-from jaxrl_fast.inspection.notebook import history_svg, live_plot, result_html
+from jaxrl_fast.learning.run_graph import GraphOptions, build_graph
+from jaxrl_fast.views.notebook import history_svg, live_plot, result_html
 
 CELLS = (
     """

@@ -9,10 +9,10 @@ import pixel_envs
 import pytest
 
 import jaxrl_fast as jf
-from envs import probes
 from jaxrl_fast.core import Box, Discrete, EnvSpec, Timestep
-from jaxrl_fast.environments.env import Env
-from jaxrl_fast.numerics.schedules import Linear
+from jaxrl_fast.envs import probes
+from jaxrl_fast.envs.env import Env
+from jaxrl_fast.numerics.optimizers import Linear
 
 UNIT = Box(-jnp.ones(1), jnp.ones(1))
 STEPS = 3

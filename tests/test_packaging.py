@@ -91,7 +91,7 @@ this list, or ``envs``."""
 COMMANDS = {"train", "evaluate", "render", "explain", "export", "report", "dashboard", "autotune"}
 ENTRY_POINTS = {"__init__", "__main__", "placement", "evaluator", *COMMANDS}
 """Modules beside the packages: commands and public names, which may import anything and are imported by nobody."""
-KNOW_ENVS = {"jaxrl_fast.evaluation.viewer", "jaxrl_fast.inspection.pictures.shots"}
+KNOW_ENVS = {"jaxrl_fast.views.viewer", "jaxrl_fast.views.renderers"}
 """Modules below the settings that know environments by name."""
 ONE_ADAPTER = {package: f"envs.from_{package}" for package in ("brax", "gymnax", "jaxmarl", "jumanji")}
 
@@ -185,8 +185,7 @@ def test_what_computes_names_no_device_no_mapped_axis_and_no_collective():
     for path in SOURCES:
         name = module_name(path)
         if package_of(name) in {"numerics", "networks", "experience", "algorithms"} or name in {
-            "jaxrl_fast.fragments.build",
-            "jaxrl_fast.fragments.learners",
+            "jaxrl_fast.learning.run_graph",
         }:
             assert not NAMES_A_PLACE.search(path.read_text()), name
 
@@ -212,11 +211,13 @@ def test_each_suite_is_imported_in_one_adapter(package: str):
 
 def test_gymnasium_is_known_to_its_adapter_and_the_pool_only():
     for name in importers("gymnasium"):
-        assert name == "envs.from_gymnasium" or name.startswith("envs.pool."), name
+        assert name == "jaxrl_fast.envs.from_gymnasium" or name.startswith("jaxrl_fast.envs.pool."), name
 
 
 def test_a_worker_of_the_pool_loads_no_jax():
-    code = "import sys, envs.pool.worker; assert not {'jax', 'jaxlib', 'jaxrl_fast', 'flax'} & set(sys.modules)"
+    code = (
+        "import sys, jaxrl_fast.envs.pool.worker; assert not {'jax', 'jaxlib', 'jaxrl_fast', 'flax'} & set(sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
 
@@ -229,7 +230,7 @@ import jaxrl_fast
 assert dict(jax.config.values) == before, "a JAX setting changed"
 heavy = {"hydra", "omegaconf", "brax", "gymnax", "gymnasium", "mujoco", "matplotlib"} & set(sys.modules)
 assert not heavy, heavy
-from jaxrl_fast.settings.runtime import jax_has_started
+from jaxrl_fast.settings.machine import jax_has_started
 assert not jax_has_started(), "a device was touched"
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)

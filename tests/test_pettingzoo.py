@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from parallel_envs import Leaving, Mixed, Pushing, Unequal
 
-import envs
 import jaxrl_fast as jf
+from jaxrl_fast import envs
 from jaxrl_fast.core import OUT, STATE, Box, Discrete
-from jaxrl_fast.environments.host_env import HostEnv, HostStep
+from jaxrl_fast.envs.host_env import HostEnv, HostStep
 
 HERE = {"workers": 0, "num_groups": 1}
 

@@ -10,15 +10,15 @@ import pixel_envs
 import pytest
 
 import jaxrl_fast as jf
-from jaxrl_fast.algorithms.interface import Algorithm
-from jaxrl_fast.experience.binding import bind
-from jaxrl_fast.fragments.build import build_graph
-from jaxrl_fast.graph import dataflow as graphs
-from jaxrl_fast.graph import placements
-from jaxrl_fast.graph import program as programs
-from jaxrl_fast.networks.images import CNNS, choose_convolutions, patches
+from jaxrl_fast.learning.agent import bind
+from jaxrl_fast.learning.algorithm import Algorithm
+from jaxrl_fast.learning.run_graph import build_graph
+from jaxrl_fast.networks.layers import CNNS, choose_convolutions, patches
 from jaxrl_fast.networks.network import make_network
-from jaxrl_fast.runs import checkpoint_files
+from jaxrl_fast.runtime import graph as graphs
+from jaxrl_fast.runtime import placements
+from jaxrl_fast.runtime import program as programs
+from jaxrl_fast.training import checkpoints
 
 KEY = jax.random.key(0)
 IMAGE = jax.ShapeDtypeStruct((84, 84, 4), jnp.uint8)
@@ -158,9 +158,9 @@ def test_the_images_before_a_rollout_are_kept_where_replay_is_not(algorithm: Alg
     state = jax.eval_shape(lambda: graphs.init(graph, KEY, algorithm.hyper))
     state = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), state._replace(key=()))
     refills = graphs.tagged(graph, placements.REPLAY)
-    own, replay = checkpoint_files.sizes(state, refills)
+    own, replay = checkpoints.sizes(state, refills)
     assert (replay > 0, own > 0) == (left_out, True)
-    names = checkpoint_files.snapshot(state, refills, replay=False)
+    names = checkpoints.snapshot(state, refills, replay=False)
     assert any(name.startswith("private.experience") for name in names) != left_out
 
 

@@ -7,12 +7,12 @@ import pytest
 import tiny
 
 from jaxrl_fast.algorithms.ppo import ppo
-from jaxrl_fast.fragments.build import build_graph
-from jaxrl_fast.graph import dataflow as graphs
-from jaxrl_fast.graph import placements
-from jaxrl_fast.graph import program as programs
-from jaxrl_fast.graph.dataflow import Fragment, Graph, GraphError
-from jaxrl_fast.graph.placements import Group, Placement
+from jaxrl_fast.learning.run_graph import build_graph
+from jaxrl_fast.runtime import graph as graphs
+from jaxrl_fast.runtime import placements
+from jaxrl_fast.runtime import program as programs
+from jaxrl_fast.runtime.graph import Fragment, Graph, GraphError
+from jaxrl_fast.runtime.placements import Group, Placement
 
 DEVICE = jax.devices()[0]
 

@@ -13,14 +13,13 @@ import numpy as np
 import pytest
 from pool_envs import Uneven, Walk
 
-from envs.from_gymnasium import make_custom_host, make_host
-from envs.pool.batches import env_seed
-from envs.pool.cost import turns_s
-from envs.pool.options import PoolOptions
 from jaxrl_fast.algorithms.ppo import ppo
-from jaxrl_fast.environments.host_env import HostEnv, HostStep
-from jaxrl_fast.fragments.build import build_graph
-from jaxrl_fast.fragments.learning import init_learned
+from jaxrl_fast.envs.from_gymnasium import make_custom_host, make_host
+from jaxrl_fast.envs.host_env import HostEnv, HostStep
+from jaxrl_fast.envs.pool.batches import PoolOptions, env_seed
+from jaxrl_fast.envs.pool.making import turns_s
+from jaxrl_fast.learning.run_graph import build_graph
+from jaxrl_fast.learning.updates import init_learned
 from jaxrl_fast.settings.machine import cpu_cores
 
 ROOT = Path(__file__).parent.parent
@@ -329,8 +328,8 @@ def test_a_closure_of_a_script_without_a_main_guard_works(tmp_path):
     (tmp_path / "script.py").write_text(
         """
 import gymnasium, numpy as np
-from envs.from_gymnasium import make_custom_host
-from envs.pool.options import PoolOptions
+from jaxrl_fast.envs.from_gymnasium import make_custom_host
+from jaxrl_fast.envs.pool.batches import PoolOptions
 
 print("started")
 scale = 3.0

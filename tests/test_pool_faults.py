@@ -16,10 +16,10 @@ import psutil
 import pytest
 from pool_envs import Walk
 
-from envs.from_gymnasium import make_custom_host
-from envs.pool.options import PoolOptions
-from envs.pool.stepping import PoolError
-from jaxrl_fast.environments.host_env import HostEnv, HostStep
+from jaxrl_fast.envs.from_gymnasium import make_custom_host
+from jaxrl_fast.envs.host_env import HostEnv, HostStep
+from jaxrl_fast.envs.pool.batches import PoolOptions
+from jaxrl_fast.envs.pool.stepping import PoolError
 
 ROOT = Path(__file__).parent.parent
 PID = 3
@@ -213,8 +213,8 @@ import os, sys, time
 from functools import partial
 import numpy as np
 from pool_envs import Walk
-from envs.from_gymnasium import make_custom_host
-from envs.pool.options import PoolOptions
+from jaxrl_fast.envs.from_gymnasium import make_custom_host
+from jaxrl_fast.envs.pool.batches import PoolOptions
 
 host = make_custom_host(partial(Walk, on_nine="hang"), num_envs=4, pool=PoolOptions(workers=2, num_groups=2))
 print(*{int(pid) for pid in host.reset(0)[:, 3]}, flush=True)

@@ -8,14 +8,14 @@ import pytest
 import references
 import tiny
 
-from jaxrl_fast.algorithms.interface import Learned, OnPolicyBatch
 from jaxrl_fast.algorithms.ppo import PpoHyper, ppo
 from jaxrl_fast.core import Extras, Transition
-from jaxrl_fast.experience.binding import bind
-from jaxrl_fast.experience.on_policy import make_batch, values_of
-from jaxrl_fast.experience.scale import Statistics, scale_experience
-from jaxrl_fast.fragments.updates import init_part
-from jaxrl_fast.fragments.updates import update as update_part
+from jaxrl_fast.learning.agent import bind
+from jaxrl_fast.learning.algorithm import Learned, OnPolicyBatch
+from jaxrl_fast.learning.minibatches import make_batch, values_of
+from jaxrl_fast.learning.normalization import Statistics, scale_experience
+from jaxrl_fast.learning.updates import init_part
+from jaxrl_fast.learning.updates import update as update_part
 from jaxrl_fast.numerics.optimizers import make_optimizer
 from jaxrl_fast.numerics.running_stats import RunningStats
 

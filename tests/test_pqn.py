@@ -8,11 +8,11 @@ import references
 import tiny
 
 import jaxrl_fast as jf
-from jaxrl_fast.algorithms.interface import OnPolicyBatch
 from jaxrl_fast.core import Extras, Transition
-from jaxrl_fast.experience.binding import bind
-from jaxrl_fast.experience.on_policy import make_batch, values_of
-from jaxrl_fast.fragments.updates import init_part, update
+from jaxrl_fast.learning.agent import bind
+from jaxrl_fast.learning.algorithm import OnPolicyBatch
+from jaxrl_fast.learning.minibatches import make_batch, values_of
+from jaxrl_fast.learning.updates import init_part, update
 
 RNG = np.random.default_rng(5)
 T, E = 4, 3

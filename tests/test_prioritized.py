@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import jaxrl_fast as jf
 from jaxrl_fast.core import Batches, Transition
-from jaxrl_fast.experience.prioritized import (
+from jaxrl_fast.learning.prioritized_replay import (
     SMALLEST,
     Feedback,
     Priorities,
@@ -25,10 +25,9 @@ from jaxrl_fast.experience.prioritized import (
     sum_tree,
     update_priorities,
 )
-from jaxrl_fast.experience.replay import Places, Window, ring_buffer
-from jaxrl_fast.fragments.build import build_graph
-from jaxrl_fast.fragments.learners import GraphOptions
-from jaxrl_fast.graph.dataflow import init, tick
+from jaxrl_fast.learning.replay import Places, Window, ring_buffer
+from jaxrl_fast.learning.run_graph import GraphOptions, build_graph
+from jaxrl_fast.runtime.graph import init, tick
 
 G, SLOTS, ENVS = 2, 6, 3
 CHOOSE = jax.jit(choose_windows, static_argnums=(4, 6))

@@ -9,25 +9,24 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from envs.probes import FORBIDDEN_PAYOFF, PROBES
 from jaxrl_fast.algorithms.dqn import dqn
 from jaxrl_fast.algorithms.impala import impala
-from jaxrl_fast.algorithms.interface import Algorithm
 from jaxrl_fast.algorithms.ppo import ppo
 from jaxrl_fast.algorithms.pqn import pqn
 from jaxrl_fast.algorithms.sac import sac
 from jaxrl_fast.algorithms.sac_discrete import sac_discrete
 from jaxrl_fast.algorithms.td3 import td3
 from jaxrl_fast.core import Discrete, EnvSpec
-from jaxrl_fast.environments.env import Env, VecEnv, vectorize
-from jaxrl_fast.experience.binding import Bound, bind
-from jaxrl_fast.experience.scale import Statistics
-from jaxrl_fast.fragments.build import build_graph
-from jaxrl_fast.fragments.learners import GraphOptions
-from jaxrl_fast.fragments.rollout import start, unroll
-from jaxrl_fast.graph import dataflow as graphs
+from jaxrl_fast.envs.env import Env, VecEnv, vectorize
+from jaxrl_fast.envs.probes import FORBIDDEN_PAYOFF, PROBES
+from jaxrl_fast.learning.agent import BoundAgent, bind
+from jaxrl_fast.learning.algorithm import Algorithm
+from jaxrl_fast.learning.normalization import Statistics
+from jaxrl_fast.learning.rollout import start, unroll
+from jaxrl_fast.learning.run_graph import GraphOptions, build_graph
+from jaxrl_fast.numerics.optimizers import Linear
 from jaxrl_fast.numerics.running_stats import normalize
-from jaxrl_fast.numerics.schedules import Linear
+from jaxrl_fast.runtime import graph as graphs
 
 pytestmark = pytest.mark.usefixtures("optimized")
 
@@ -59,7 +58,7 @@ class Trained(NamedTuple):
     """``learned`` (by part) and ``statistics`` have a leading axis of the probes ``names``."""
 
     names: tuple[str, ...]
-    agent: Bound
+    agent: BoundAgent
     algorithm: Algorithm
     learned: dict
     statistics: Statistics | None

@@ -9,23 +9,22 @@ import pixel_envs
 import pytest
 import tiny
 
-from envs.probes import TWO_AGENTS
 from jaxrl_fast.algorithms.mappo import mappo
 from jaxrl_fast.algorithms.ppo import ppo
 from jaxrl_fast.algorithms.pqn_vdn import pqn_vdn
 from jaxrl_fast.algorithms.sac import sac
 from jaxrl_fast.core import Products
-from jaxrl_fast.environments.env import vectorize
-from jaxrl_fast.fragments.build import build_graph
-from jaxrl_fast.fragments.learners import GraphOptions
-from jaxrl_fast.graph import compiler_choices, layout, placements
-from jaxrl_fast.graph import dataflow as graphs
-from jaxrl_fast.graph import program as programs
-from jaxrl_fast.graph.chain import Chain
-from jaxrl_fast.graph.dataflow import GraphError
-from jaxrl_fast.graph.placements import PLACEMENTS, Group, Placement
-from jaxrl_fast.inspection.hlo import find_collectives
+from jaxrl_fast.envs.env import vectorize
+from jaxrl_fast.envs.probes import TWO_AGENTS
+from jaxrl_fast.learning.run_graph import GraphOptions, build_graph
+from jaxrl_fast.runtime import graph as graphs
+from jaxrl_fast.runtime import layout, placements, xla_options
+from jaxrl_fast.runtime import program as programs
+from jaxrl_fast.runtime.chain import Chain
+from jaxrl_fast.runtime.graph import GraphError
+from jaxrl_fast.runtime.placements import PLACEMENTS, Group, Placement
 from jaxrl_fast.tuning.ceiling import updates_only
+from jaxrl_fast.views.hlo import find_collectives
 
 NUM_ENVS = 8
 COLLECTIVE = re.compile(r" (all-\w+|collective-\w+|reduce-scatter|ragged-\S+?)(?:-start)?\(")
@@ -371,12 +370,12 @@ def test_vectorize_draws_the_same_starts_however_they_are_laid_out():
 
 
 def test_an_option_that_xla_does_not_know_is_left_out(monkeypatch):
-    monkeypatch.setitem(compiler_choices.CPU_OPTIONS, "no_such_option", True)
+    monkeypatch.setitem(xla_options.CPU_OPTIONS, "no_such_option", True)
     graph, _ = built("ppo")
-    monkeypatch.setattr(compiler_choices, "processor_family", lambda: ("", 0))
+    monkeypatch.setattr(xla_options, "processor_family", lambda: ("", 0))
     mesh = layout.homes(PLACEMENTS["fused"](graph, jax.devices("cpu")[:1]), 1)["sample"]
-    told = compiler_choices.compiler_options(mesh)
-    assert set(told) == {name for name in compiler_choices.CPU_OPTIONS if name != "no_such_option"}
+    told = xla_options.compiler_options(mesh)
+    assert set(told) == {name for name in xla_options.CPU_OPTIONS if name != "no_such_option"}
 
 
 @pytest.mark.parametrize("placement", ["fused", "actor_critic"])
@@ -393,9 +392,9 @@ def test_a_first_state_of_few_optimizations_is_that_of_all_but_for_rounding(monk
         return ready
 
     few = first_state()
-    known = {o: v for o, v in compiler_choices.STARTING_OPTIONS.items() if compiler_choices.xla_knows(o, v)}
-    assert known and compiler_choices.starting_options() == known
-    monkeypatch.setattr(compiler_choices, "STARTING_OPTIONS", {})
+    known = {o: v for o, v in xla_options.STARTING_OPTIONS.items() if xla_options.xla_knows(o, v)}
+    assert known and xla_options.starting_options() == known
+    monkeypatch.setattr(xla_options, "STARTING_OPTIONS", {})
     assert largest_difference(few, first_state()) <= 1e-6
 
 
@@ -405,8 +404,8 @@ def test_small_products_are_not_eigens():
     for size in (0, 4):
         graph, _ = build_graph(several, mappo(recurrent_size=size))
         assert graph.products.sequences == (size > 0) and not built("ppo", recurrent=size)[0].products.sequences
-    few = compiler_choices.compiler_options(mesh, products=Products(sequences=True))
-    assert set(compiler_choices.compiler_options(mesh)) - set(few) == {compiler_choices.EIGEN}
+    few = xla_options.compiler_options(mesh, products=Products(sequences=True))
+    assert set(xla_options.compiler_options(mesh)) - set(few) == {xla_options.EIGEN}
 
 
 def test_a_graph_knows_whether_its_programs_step_environments():
@@ -419,17 +418,17 @@ def test_a_graph_knows_whether_its_programs_step_environments():
 @pytest.mark.parametrize("more, environments, eigen", [(0, False, False), (1, False, True), (0, True, True)])
 def test_updates_of_a_host_environment_are_not_eigens_unless_large(more, environments, eigen):
     mesh = layout.homes(PLACEMENTS["fused"](built("ppo")[0], jax.devices("cpu")[:1]), 1)["sample"]
-    products = Products(largest=compiler_choices.YNNPACK_PRODUCT + more, environments=environments)
-    assert (compiler_choices.EIGEN in compiler_choices.compiler_options(mesh, products=products)) == eigen
+    products = Products(largest=xla_options.YNNPACK_PRODUCT + more, environments=environments)
+    assert (xla_options.EIGEN in xla_options.compiler_options(mesh, products=products)) == eigen
 
 
 def test_programs_of_small_products_are_compiled_for_them():
     mesh = layout.homes(PLACEMENTS["fused"](built("ppo")[0], jax.devices("cpu")[:1]), 1)["sample"]
     told = [
-        set(compiler_choices.compiler_options(mesh, products=Products(largest=compiler_choices.SMALL_PRODUCT + more)))
+        set(xla_options.compiler_options(mesh, products=Products(largest=xla_options.SMALL_PRODUCT + more)))
         for more in (0, 1)
     ]
-    assert told[0] - told[1] == set(compiler_choices.SMALL_OPTIONS)
+    assert told[0] - told[1] == set(xla_options.SMALL_OPTIONS)
 
 
 def test_the_largest_product_is_that_of_a_minibatch_with_the_largest_layer():
@@ -448,6 +447,6 @@ WIDE = [("AuthenticAMD", 25, False), ("AuthenticAMD", 26, True), ("GenuineIntel"
 @pytest.mark.parametrize(("vendor", "family", "wide"), WIDE)
 def test_vectors_are_as_wide_as_a_processor_computes_at_once(monkeypatch, vendor, family, wide):
     mesh = layout.homes(PLACEMENTS["fused"](built("ppo")[0], jax.devices("cpu")[:1]), 1)["sample"]
-    monkeypatch.setattr(compiler_choices, "processor_family", lambda: (vendor, family))
-    assert (set(compiler_choices.WIDE_VECTORS) <= set(compiler_choices.compiler_options(mesh))) == wide
-    assert not set(compiler_choices.WIDE_VECTORS) & set(compiler_choices.compiler_options(mesh, acting=True))
+    monkeypatch.setattr(xla_options, "processor_family", lambda: (vendor, family))
+    assert (set(xla_options.WIDE_VECTORS) <= set(xla_options.compiler_options(mesh))) == wide
+    assert not set(xla_options.WIDE_VECTORS) & set(xla_options.compiler_options(mesh, acting=True))

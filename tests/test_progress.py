@@ -5,9 +5,9 @@ import io
 import pytest
 from rich.console import Console
 
-from jaxrl_fast.runs import progress
-from jaxrl_fast.runs.progress import ProgressDisplay, clock, earlier_compile_s, si, sparkline
-from jaxrl_fast.runs.status import write_status
+from jaxrl_fast.training import progress
+from jaxrl_fast.training.progress import ProgressDisplay, clock, earlier_compile_s, si, sparkline
+from jaxrl_fast.training.records import write_status
 
 
 def train_row(env_steps: int, wall_s: float) -> dict:

@@ -14,10 +14,9 @@ import pytest
 from tiny import line
 
 import jaxrl_fast as jf
-from jaxrl_fast.runs.csv_tables import GrowingTable
-from jaxrl_fast.runs.reading import is_run, read_columns, read_run, scores_of
-from jaxrl_fast.runs.status import RunStatus, read_status, state_now, write_status
-from jaxrl_fast.settings.config import compose
+from jaxrl_fast.commands.run_config import compose
+from jaxrl_fast.training.records import RunStatus, read_status, state_now, write_status
+from jaxrl_fast.training.run_folder import GrowingTable, is_run, read_columns, read_run, scores_of
 
 STEPS = 32 * 4
 
@@ -85,7 +84,7 @@ def test_another_run_in_the_folder_begins_with_a_clean_page(tmp_path: Path):
 
 def test_a_killed_process_is_dead_and_its_number_proves_nothing(tmp_path: Path):
     script = (
-        "import sys, time; from pathlib import Path; from jaxrl_fast.runs.status import RunStatus; "
+        "import sys, time; from pathlib import Path; from jaxrl_fast.training.records import RunStatus; "
         "RunStatus(Path(sys.argv[1])).set(state='training'); print('ready', flush=True); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:

@@ -14,15 +14,14 @@ from many_commands import Commands, refusal
 from PIL import Image
 from untrained import untrained_run
 
-import envs
 import jaxrl_fast as jf
-from envs import from_gymnax, gymnax_pictures
-from jaxrl_fast.environments.env_laws import check_env
-from jaxrl_fast.evaluation.episodes import evaluate_episodes
-from jaxrl_fast.evaluation.on_host import evaluation_on_host
-from jaxrl_fast.inspection.pictures import movie
-from jaxrl_fast.inspection.pictures.shots import Shot, picked, subject_of
+from jaxrl_fast import envs
+from jaxrl_fast.envs import drawings, from_gymnax
+from jaxrl_fast.envs.env_checks import check_env
 from jaxrl_fast.policy.policies import Policy
+from jaxrl_fast.training.episodes import evaluate_episodes, evaluation_on_host
+from jaxrl_fast.views import renderers
+from jaxrl_fast.views.renderers import Shot, picked, subject_of
 
 OWN = '''
 import gymnasium, jax, jax.numpy as jnp, numpy as np, jaxrl_fast as jf
@@ -101,7 +100,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_gif_holds_the_pictures_for_their_time(tmp_path: Path):
     colors = [(255, 0, 0), (0, 255, 0), (10, 20, 230), (10, 20, 230)]
     pictures = [np.full((4, 6, 3), color, np.uint8) for color in colors]
-    content, sizes = movie.encode(iter(pictures), ".gif", 0.05)
+    content, sizes = renderers.encode(iter(pictures), ".gif", 0.05)
     (tmp_path / "x.gif").write_bytes(content)
     frames, times = frames_of(tmp_path / "x.gif")
     assert sizes == [(4, 6)] * 4
@@ -112,7 +111,7 @@ def test_a_gif_holds_the_pictures_for_their_time(tmp_path: Path):
 def test_an_mp4_holds_the_pictures_for_their_time(tmp_path: Path):
     ffmpeg = pytest.importorskip("imageio_ffmpeg")
     pictures = [np.full((33, 48, 3), 40 * i, np.uint8) for i in range(6)]
-    (tmp_path / "x.mp4").write_bytes(movie.encode(pictures, ".mp4", 0.2)[0])
+    (tmp_path / "x.mp4").write_bytes(renderers.encode(pictures, ".mp4", 0.2)[0])
     words = ["-i", tmp_path / "x.mp4", "-f", "rawvideo", "-pix_fmt", "gray", "-"]
     read = subprocess.run([ffmpeg.get_ffmpeg_exe(), *words], capture_output=True, timeout=60)
     frames = np.frombuffer(read.stdout, np.uint8).reshape(6, 32, 48)
@@ -123,10 +122,10 @@ def test_an_mp4_holds_the_pictures_for_their_time(tmp_path: Path):
 
 def test_pictures_are_enlarged_by_whole_pixels_and_made_smaller_by_means():
     picture = np.random.default_rng(0).integers(0, 255, (4, 6, 3), np.uint8)
-    large = movie.fitted(picture, 20)
+    large = renderers.fitted(picture, 20)
     assert large.shape == (12, 18, 3)
     np.testing.assert_array_equal(large[1::3, 1::3], picture)
-    small = movie.fitted(picture, 3)
+    small = renderers.fitted(picture, 3)
     assert small.shape == (2, 3, 3)
     np.testing.assert_allclose(small[0, 0], picture[:2, :2].mean(axis=(0, 1)), atol=1)
 
@@ -168,14 +167,14 @@ def color_at(picture: np.ndarray, x: float, y: float, center: tuple[float, float
 def test_lines_stand_where_the_state_says(id: str, fields: dict, center, height: float, there, not_there):
     env, state = state_of(id, **{name: jnp.float32(value) for name, value in fields.items()})
     picture = env.draw(state)
-    assert color_at(picture, *there, center, height) == gymnax_pictures.BODY
-    assert color_at(picture, *not_there, center, height) != gymnax_pictures.BODY
+    assert color_at(picture, *there, center, height) == drawings.BODY
+    assert color_at(picture, *not_there, center, height) != drawings.BODY
 
 
 def test_a_grid_shows_its_channels_in_their_colors():
     where = {"pos": 7, "ball_x": 2, "ball_y": 6, "last_x": 1, "last_y": 7}
     env, state = state_of("Breakout-MinAtar", **{name: jnp.int32(place) for name, place in where.items()})
-    picture, colors = env.draw(state), gymnax_pictures.CHANNEL_COLORS
+    picture, colors = env.draw(state), drawings.CHANNEL_COLORS
     assert picture.shape == (10, 10, 3)
     assert [tuple(picture[at]) for at in ((9, 7), (6, 2), (7, 1))] == list(colors[:3])
     assert np.all(picture[1:4] == colors[3])
@@ -184,7 +183,7 @@ def test_a_grid_shows_its_channels_in_their_colors():
 def test_gymnax_environments_with_lines_or_a_grid_are_drawn_and_others_are_not():
     drawn = {id for id in from_gymnax.ids() if from_gymnax.make(id).draw is not None}
     grids = {"Catch-bsuite", "DeepSea-bsuite", "Pong-misc"} | {id for id in from_gymnax.ids() if "MinAtar" in id}
-    assert drawn == {*gymnax_pictures.LINES, *grids}
+    assert drawn == {*drawings.LINES, *grids}
 
 
 def test_the_pictures_are_those_of_the_episode_that_is_evaluated(tmp_path: Path):
@@ -269,7 +268,7 @@ def test_a_game_is_the_one_that_is_evaluated(tmp_path: Path):
 
 GL = """
 import numpy as np
-from jaxrl_fast.inspection.pictures.by_gl import drawn_by_gl, offer_gl
+from jaxrl_fast.views.renderers import drawn_by_gl, offer_gl
 offer_gl()
 from test_viewer_page import a_run, every_kind
 pictures = drawn_by_gl(every_kind(), a_run(), (0, 1, 80), 240)

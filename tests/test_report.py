@@ -18,14 +18,20 @@ from tiny import line
 
 import jaxrl_fast as jf
 from jaxrl_fast import report
-from jaxrl_fast.inspection import report_page
-from jaxrl_fast.inspection.listeners import LiveReport
-from jaxrl_fast.inspection.paper_figure import final_scores, labels_of, lines_of
-from jaxrl_fast.inspection.report_page import page_of, short_names, write_report
-from jaxrl_fast.inspection.report_tables import differing_settings, settings_table, time_spent
-from jaxrl_fast.inspection.thinning import thinned
-from jaxrl_fast.runs.reading import read_run
-from jaxrl_fast.runs.status import read_status, write_status
+from jaxrl_fast.training.records import read_status, write_status
+from jaxrl_fast.training.run_folder import read_run
+from jaxrl_fast.views import report_page
+from jaxrl_fast.views.listeners import LiveReport
+from jaxrl_fast.views.paper_figure import final_scores, labels_of, lines_of
+from jaxrl_fast.views.report_page import (
+    differing_settings,
+    page_of,
+    settings_table,
+    short_names,
+    thinned,
+    time_spent,
+    write_report,
+)
 
 STEPS, SEEDS = 32 * 8, 3
 GRAPH = "<svg xmlns='http://www.w3.org/2000/svg' width='40' height='30'><rect width='40' height='30'/></svg>"
@@ -78,8 +84,8 @@ def test_its_numbers_are_those_of_the_tables(runs):
 
 
 def test_it_grows_while_training_goes_on_and_tells_the_end(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("jaxrl_fast.inspection.listeners.EVERY_S", 0.0)
-    monkeypatch.setattr("jaxrl_fast.inspection.listeners.SHARE", 1e9)
+    monkeypatch.setattr("jaxrl_fast.views.listeners.EVERY_S", 0.0)
+    monkeypatch.setattr("jaxrl_fast.views.listeners.SHARE", 1e9)
     seen = []
 
     def look(row) -> None:
@@ -108,8 +114,8 @@ def test_it_is_written_no_more_often_than_its_share_of_the_time(tmp_path: Path, 
         written.append(now[0])
         now[0] += 2.0
 
-    monkeypatch.setattr("jaxrl_fast.inspection.listeners.write_report", write)
-    monkeypatch.setattr("jaxrl_fast.inspection.listeners.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("jaxrl_fast.views.listeners.write_report", write)
+    monkeypatch.setattr("jaxrl_fast.views.listeners.time.monotonic", lambda: now[0])
     live, folder = LiveReport(), SimpleNamespace(path=tmp_path, tell=lambda line: None)
     for _ in range(1000):
         live(folder)

@@ -12,8 +12,8 @@ import pytest
 from tiny import line
 
 import jaxrl_fast as jf
-from jaxrl_fast.evaluation.episodes import vectorize
-from jaxrl_fast.runs.checkpoint_files import read_description
+from jaxrl_fast.training.checkpoints import read_description
+from jaxrl_fast.training.episodes import vectorize
 
 
 def tiny_ppo(**options: Any) -> jf.Algorithm:

@@ -8,15 +8,15 @@ import references
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrl_fast.numerics import returns
+from jaxrl_fast.numerics import losses
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 
 NUMBER = st.floats(-10, 10, width=32)
-GAE = jax.jit(returns.gae)
-N_STEP = jax.jit(returns.n_step)
-LAMBDA_RETURN = jax.jit(returns.lambda_return)
-V_TRACE = jax.jit(returns.v_trace)
+GAE = jax.jit(losses.gae)
+N_STEP = jax.jit(losses.n_step)
+LAMBDA_RETURN = jax.jit(losses.lambda_return)
+V_TRACE = jax.jit(losses.v_trace)
 
 
 @st.composite

@@ -7,8 +7,8 @@ import pytest
 import tiny
 
 from jaxrl_fast.core import Discrete, EnvSpec, Timestep
-from jaxrl_fast.environments.env import Env, vectorize
-from jaxrl_fast.fragments.rollout import start, unroll
+from jaxrl_fast.envs.env import Env, vectorize
+from jaxrl_fast.learning.rollout import start, unroll
 
 
 def always_right(carry, obs, first, key):

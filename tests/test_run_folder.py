@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from jaxrl_fast.runs.folder import link_latest
+from jaxrl_fast.training.run_folder import link_latest
 
 
 def test_latest_is_the_newest_run_and_a_folder_of_that_name_is_left_alone(tmp_path: Path):

@@ -7,14 +7,13 @@ import pytest
 import references
 import tiny
 
-from jaxrl_fast.algorithms.interface import Replay, ReplayBatch
 from jaxrl_fast.algorithms.sac import SacHyper, sac
 from jaxrl_fast.core import Transition
-from jaxrl_fast.experience.binding import bind
-from jaxrl_fast.experience.folding import fold
-from jaxrl_fast.experience.replay import SampledWindows
-from jaxrl_fast.fragments.updates import PartState, init_part
-from jaxrl_fast.fragments.updates import update as update_part
+from jaxrl_fast.learning.agent import bind
+from jaxrl_fast.learning.algorithm import Replay, ReplayBatch
+from jaxrl_fast.learning.replay import SampledWindows, fold_n_steps
+from jaxrl_fast.learning.updates import PartState, init_part
+from jaxrl_fast.learning.updates import update as update_part
 
 RNG = np.random.default_rng(5)
 B, N = 6, 3
@@ -62,7 +61,7 @@ def folded(data: Transition) -> ReplayBatch:
     """What the losses see of them, leaves ``[1, B, ...]``."""
     sizes = Replay(capacity=0, batch_size=B, num_batches=1, warmup_steps=0, n_step=N)
     steps = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1)[None], data)
-    batch = fold(SampledWindows(steps, (), None), HYPER.discount, sizes, memory=False)
+    batch = fold_n_steps(SampledWindows(steps, (), None), HYPER.discount, sizes, memory=False)
     return jax.tree.map(lambda x: x[0].swapaxes(0, 1), batch)
 
 

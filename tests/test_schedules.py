@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_fast.numerics.schedules import Cosine, Linear, has_schedule, resolve, value_at
+from jaxrl_fast.numerics.optimizers import Cosine, Linear, has_schedule, resolve, value_at
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from pool_envs import Walk
 
-from envs.from_gymnasium import make_custom_host
-from envs.pool import supervision
-from envs.pool.options import PoolOptions
-from envs.pool.signals import make_signals, open_signals
+from jaxrl_fast.envs.from_gymnasium import make_custom_host
+from jaxrl_fast.envs.pool import parallel
+from jaxrl_fast.envs.pool.batches import PoolOptions
+from jaxrl_fast.envs.pool.worker import make_signals, open_signals
 
 KINDS = ["posix", "pipes"] if sys.platform == "linux" else ["pipes"]
 
@@ -45,7 +45,7 @@ def test_a_waiter_is_woken_awake_or_asleep(pipes, after_s):
 def test_another_process_answers_and_reads_the_board(pipes):
     fds = make_signals(2, 1, pipes=pipes)
     code = (
-        f"from envs.pool.signals import open_signals; signals = open_signals({fds}, 2)\n"
+        f"from jaxrl_fast.envs.pool.worker import open_signals; signals = open_signals({fds}, 2)\n"
         "while signals.acquire(0, 60.0): signals.board[0] += 1; signals.post(1)"
     )
     process = subprocess.Popen([sys.executable, "-c", code], pass_fds=fds)
@@ -70,5 +70,5 @@ def test_a_pool_whose_signals_are_pipes_gives_the_same(monkeypatch):
         return [part[:, :3] for part in obs]  # the process id follows
 
     usual = roll()
-    monkeypatch.setattr(supervision, "make_signals", partial(make_signals, pipes=True))
+    monkeypatch.setattr(parallel, "make_signals", partial(make_signals, pipes=True))
     np.testing.assert_array_equal(np.concatenate(roll()), np.concatenate(usual))

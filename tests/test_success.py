@@ -15,19 +15,17 @@ from gymnasium.spaces import Box, Discrete
 from many_commands import Commands
 
 import jaxrl_fast as jf
-from envs.from_gymnasium import make_custom_host
-from envs.pool.options import PoolOptions
-from envs.pool.stepping import UNTOLD, told_success
 from jaxrl_fast.core import EpisodeTotals, Timestep
-from jaxrl_fast.environments.env import Env, vectorize
-from jaxrl_fast.environments.host_env import UNTOLD as UNTOLD_ON_HOST
-from jaxrl_fast.evaluation.episodes import play, with_untold, without_untold
-from jaxrl_fast.evaluation.on_host import play_on_host
-from jaxrl_fast.inspection.report_curves import describe_run
-from jaxrl_fast.inspection.run_rows import read_facts, row_of, success_curve
-from jaxrl_fast.runs.folder import RunFolder
-from jaxrl_fast.runs.reading import read_run, scores_of
+from jaxrl_fast.envs.env import Env, vectorize
+from jaxrl_fast.envs.from_gymnasium import make_custom_host
+from jaxrl_fast.envs.host_env import UNTOLD as UNTOLD_ON_HOST
+from jaxrl_fast.envs.pool.batches import PoolOptions
+from jaxrl_fast.envs.pool.stepping import UNTOLD, told_success
+from jaxrl_fast.training.episodes import play, play_on_host, with_untold, without_untold
 from jaxrl_fast.training.recorder import evaluation_row
+from jaxrl_fast.training.run_folder import RunFolder, read_run, scores_of
+from jaxrl_fast.views.dashboard_app import read_facts, row_of, success_curve
+from jaxrl_fast.views.report_page import describe_run
 
 WORLD = """
 import jax, jax.numpy as jnp, jaxrl_fast as jf

@@ -4,13 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl_fast.settings.config import compose
+from jaxrl_fast.commands.run_config import compose
 from jaxrl_fast.tuning import sweep, sweep_report
 from jaxrl_fast.tuning.candidates import Candidate
-from jaxrl_fast.tuning.measuring import Row, Settings
+from jaxrl_fast.tuning.measuring import Row, Settings, What
 from jaxrl_fast.tuning.search import GoOn
 from jaxrl_fast.tuning.sweep import Record, SweepPlan
-from jaxrl_fast.tuning.talk import What
 
 ASKED = compose(["env=cartpole", "algo=ppo"])
 SETTINGS = Settings(Path("unused"), repeats=5)

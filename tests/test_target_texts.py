@@ -3,10 +3,8 @@ nothing is read in is left out)."""
 
 import pytest
 
-from jaxrl_fast.targets.hlo_instructions import read_instruction, read_text, trip_count
-from jaxrl_fast.targets.kernels import kernels_of
-from jaxrl_fast.targets.program_cost import unordered_scatters
-from jaxrl_fast.targets.thunks import Launches, count_launches, thunk_names
+from jaxrl_fast.targets.program_cost import Launches, count_launches, kernels_of, thunk_names, unordered_scatters
+from jaxrl_fast.views.hlo import read_instruction, read_text, trip_count
 
 PROGRAM = """\
 HloModule jit_chunk, is_scheduled=true

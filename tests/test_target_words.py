@@ -8,10 +8,10 @@ import pytest
 
 from jaxrl_fast import explain
 from jaxrl_fast.settings.schema import ConfigError
-from jaxrl_fast.targets import compilers, explaining, target
-from jaxrl_fast.targets.chips import CHIPS
+from jaxrl_fast.targets import accelerators, cost_tables
+from jaxrl_fast.targets.accelerators import CHIPS
+from jaxrl_fast.targets.compiling import Stored, room_of
 from jaxrl_fast.targets.program_cost import ProgramCost, kernels_a_round
-from jaxrl_fast.targets.room import Stored, room_of
 
 CARTPOLE = ("env=cartpole", "algo=ppo")
 
@@ -27,7 +27,7 @@ CARTPOLE = ("env=cartpole", "algo=ppo")
     ],
 )
 def test_a_word_names_devices_and_how_they_are_joined(word, devices, topology):
-    found = target.parse_target(word)
+    found = accelerators.parse_target(word)
     assert (found.num_devices, found.topology) == (devices, topology)
 
 
@@ -62,29 +62,29 @@ def test_wrong_words_beside_a_target(words, instead, capsys):
 
 
 def test_without_compilers_it_says_how_to_get_them(monkeypatch, tmp_path, capsys):
-    monkeypatch.setenv(compilers.VARIABLE, str(tmp_path))
-    monkeypatch.setattr(compilers, "has_compiler", lambda platform: False)
+    monkeypatch.setenv(accelerators.VARIABLE, str(tmp_path))
+    monkeypatch.setattr(accelerators, "has_compiler", lambda platform: False)
     assert explain.main([*CARTPOLE, "target=h100"]) == 2
     assert "write make targets in a checkout of jaxrl_fast" in capsys.readouterr().err
 
 
 def test_the_number_of_devices_is_the_targets(monkeypatch, tmp_path, capsys):
-    monkeypatch.setenv(explaining.DUMP, str(tmp_path))
+    monkeypatch.setenv(cost_tables.DUMP, str(tmp_path))
     assert explain.main([*CARTPOLE, "target=h100:8", "devices=2"]) == 2
     assert "the target says how many there are (h100:8): leave it out" in capsys.readouterr().err
 
 
 def test_widths_are_read_only_where_several_are_listed():
-    assert explaining.asked_widths(["num_envs=64,1024", "seed=1"]) == [64, 1024]
-    assert explaining.asked_widths(["num_envs=64"]) == []
+    assert cost_tables.asked_widths(["num_envs=64,1024", "seed=1"]) == [64, 1024]
+    assert cost_tables.asked_widths(["num_envs=64"]) == []
     with pytest.raises(ConfigError):
-        explaining.asked_widths(["num_envs=64,x"])
+        cost_tables.asked_widths(["num_envs=64,x"])
 
 
 def test_a_compilers_talk_is_left_out_and_errors_are_not():
-    assert explaining.is_compilers_talk("W1123 08:42:03.615707   20162 sort_rewriter.cc:929] Using fallback")
-    assert not explaining.is_compilers_talk("jaxrl_fast: error: target=h200: write h100")
-    assert not explaining.is_compilers_talk("Warning: [x] y")
+    assert cost_tables.is_compilers_talk("W1123 08:42:03.615707   20162 sort_rewriter.cc:929] Using fallback")
+    assert not cost_tables.is_compilers_talk("jaxrl_fast: error: target=h200: write h100")
+    assert not cost_tables.is_compilers_talk("Warning: [x] y")
 
 
 def test_this_machine_is_measured(tmp_path):

@@ -8,9 +8,9 @@ import references
 import tiny
 
 import jaxrl_fast as jf
-from jaxrl_fast.algorithms.interface import ReplayBatch
-from jaxrl_fast.experience.binding import bind
-from jaxrl_fast.fragments.updates import init_part, update
+from jaxrl_fast.learning.agent import bind
+from jaxrl_fast.learning.algorithm import ReplayBatch
+from jaxrl_fast.learning.updates import init_part, update
 
 RNG = np.random.default_rng(3)
 B, GAMMA = 6, 0.9

@@ -12,7 +12,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from jaxrl_fast.graph.compiler_choices import xla_knows
+from jaxrl_fast.runtime.xla_options import xla_knows
 
 ROOT = Path(__file__).parent.parent
 SOURCES = [p for folder in ("jaxrl_fast", "envs", "tests", "experiments") for p in ROOT.glob(f"{folder}/**/*.py")]
@@ -111,7 +111,7 @@ def _gone(option: str) -> bool:
 
 
 def test_what_nobody_promises_is_there():
-    from envs.from_brax import quiet
+    from jaxrl_fast.envs.from_brax import quiet
 
     with quiet():
         lacking = list(missing())

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_fast.runs.csv_tables import EVAL_COLUMNS
-from jaxrl_fast.settings.config import compose
+from jaxrl_fast.commands.run_config import compose
+from jaxrl_fast.training.run_folder import EVAL_COLUMNS
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "experiments"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "experiments" / "bench"))

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from envs import traffic_junction
 from jaxrl_fast.core import OUT
-from jaxrl_fast.environments.env_laws import check_env
+from jaxrl_fast.envs import traffic_junction
+from jaxrl_fast.envs.env_checks import check_env
 
 TURNS = {  # where a car that heads there turns: to the right, to the left
     (0, 1): ((7, 6), (7, 7)),

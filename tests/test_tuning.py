@@ -12,14 +12,14 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tiny import line
 
-from jaxrl_fast.experience.binding import bind
-from jaxrl_fast.settings import findings, machine
-from jaxrl_fast.settings.config import compose
-from jaxrl_fast.settings.findings import Device, Finding
-from jaxrl_fast.settings.prepare import as_measured, with_workers
-from jaxrl_fast.settings.run_settings import Run, make_algorithm, to_yaml
+from jaxrl_fast.commands import tuning_cache
+from jaxrl_fast.commands.prepare import as_measured, with_workers
+from jaxrl_fast.commands.run_config import Run, compose, make_algorithm, to_yaml
+from jaxrl_fast.commands.tuning_cache import Device, Finding
+from jaxrl_fast.learning.agent import bind
+from jaxrl_fast.settings import machine
 from jaxrl_fast.settings.schema import ConfigError
-from jaxrl_fast.tuning import auto, auto_overlap, candidates
+from jaxrl_fast.tuning import auto, candidates
 from jaxrl_fast.tuning.candidates import at_width, batch_size, batch_sizes, bursts, placement_choices, pools, widths
 from jaxrl_fast.tuning.measuring import Row
 
@@ -148,10 +148,10 @@ def test_bursts_keep_the_ratio_and_batches_say_what_they_change():
 
 def test_what_was_found_is_found_again_and_by_nothing_that_computes_something_else(empty: Path):
     asked = compose(PPO)
-    here = findings.cpu_device()
-    findings.remember(findings.make_key(asked, here), FINDING)
+    here = tuning_cache.cpu_device()
+    tuning_cache.remember(tuning_cache.make_key(asked, here), FINDING)
     for words in ([], ["seed=3"], ["algo.learning_rate=1e-2"], ["total_steps=77"]):
-        assert findings.look_up(findings.make_key(compose([*PPO, *words]), here)) == FINDING
+        assert tuning_cache.look_up(tuning_cache.make_key(compose([*PPO, *words]), here)) == FINDING
     others = [
         ["num_envs=64"],
         ["algo.rollout_length=128"],
@@ -166,31 +166,31 @@ def test_what_was_found_is_found_again_and_by_nothing_that_computes_something_el
         ["devices=1"],
     ]
     for words in others:
-        assert findings.look_up(findings.make_key(compose([*PPO, *words]), here)) is None, words
-    assert findings.look_up(findings.make_key(asked, GPU)) is None
-    assert findings.look_up(findings.make_key(asked, here, "sampling")) is None
+        assert tuning_cache.look_up(tuning_cache.make_key(compose([*PPO, *words]), here)) is None, words
+    assert tuning_cache.look_up(tuning_cache.make_key(asked, GPU)) is None
+    assert tuning_cache.look_up(tuning_cache.make_key(asked, here, "sampling")) is None
     for part, name in (("machine", "jax"), ("machine", "jaxrl_fast"), ("machine", "cores"), ("machine", "kind")):
-        key = findings.make_key(asked, here)
+        key = tuning_cache.make_key(asked, here)
         changed = json.dumps({**json.loads(getattr(key, part)), name: "other"}, sort_keys=True)
-        assert findings.look_up(key._replace(**{part: changed})) is None
+        assert tuning_cache.look_up(key._replace(**{part: changed})) is None
 
 
 def test_what_does_not_learn_is_found_for_other_sizes_too(empty: Path):
-    here = findings.cpu_device()
-    findings.remember(findings.make_key(compose(PPO), here), FINDING)
-    assert findings.look_up_free(findings.make_key(compose([*PPO, "num_envs=64"]), here)) == FINDING
-    assert findings.look_up_free(findings.make_key(compose([*PPO, "algo.policy_hidden=[8]"]), here)) is None
+    here = tuning_cache.cpu_device()
+    tuning_cache.remember(tuning_cache.make_key(compose(PPO), here), FINDING)
+    assert tuning_cache.look_up_free(tuning_cache.make_key(compose([*PPO, "num_envs=64"]), here)) == FINDING
+    assert tuning_cache.look_up_free(tuning_cache.make_key(compose([*PPO, "algo.policy_hidden=[8]"]), here)) is None
 
 
 def test_a_short_look_does_not_replace_a_whole_sweep(empty: Path):
-    key = findings.make_key(compose(PPO), GPU)
+    key = tuning_cache.make_key(compose(PPO), GPU)
     quick = FINDING._replace(quick=True, found="on 2026-02-02")
-    findings.remember(key, quick)
-    assert findings.look_up(key) == quick
-    findings.remember(key, FINDING)
-    findings.remember(key, quick)
-    assert findings.look_up(key) == FINDING
-    assert findings.clear() == 1 and findings.look_up(key) is None and not empty.exists()
+    tuning_cache.remember(key, quick)
+    assert tuning_cache.look_up(key) == quick
+    tuning_cache.remember(key, FINDING)
+    tuning_cache.remember(key, quick)
+    assert tuning_cache.look_up(key) == FINDING
+    assert tuning_cache.clear() == 1 and tuning_cache.look_up(key) is None and not empty.exists()
 
 
 @pytest.mark.parametrize(
@@ -210,22 +210,22 @@ def test_a_damaged_file_is_told_of_in_one_line_and_taken_to_be_empty(text: str, 
     empty.parent.mkdir()
     empty.write_text(text)
     told: list[str] = []
-    key = findings.make_key(compose(PPO), GPU)
-    assert findings.look_up(key, told.append) is None
+    key = tuning_cache.make_key(compose(PPO), GPU)
+    assert tuning_cache.look_up(key, told.append) is None
     assert len(told) == 1 and str(empty) in told[0] and "\n" not in told[0]
-    assert findings.remember(key, FINDING, told.append) == empty
-    assert findings.look_up(key) == FINDING
+    assert tuning_cache.remember(key, FINDING, told.append) == empty
+    assert tuning_cache.look_up(key) == FINDING
     assert [path.name for path in empty.parent.iterdir()] == [empty.name]
 
 
 def test_nothing_is_kept_where_the_cache_is_off_or_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     told: list[str] = []
-    key = findings.make_key(compose(PPO), GPU)
+    key = tuning_cache.make_key(compose(PPO), GPU)
     monkeypatch.setenv("JAXRL_FAST_CACHE", "off")
-    assert findings.remember(key, FINDING) is None and findings.look_up(key) is None
+    assert tuning_cache.remember(key, FINDING) is None and tuning_cache.look_up(key) is None
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("JAXRL_FAST_CACHE", str(tmp_path / "file" / "below"))
-    assert findings.remember(key, FINDING, told.append) is None
+    assert tuning_cache.remember(key, FINDING, told.append) is None
     assert len(told) == 1 and "nothing is remembered" in told[0]
 
 
@@ -247,7 +247,7 @@ def test_num_envs_auto_is_read_and_stands_for_the_number_before_it(tmp_path: Pat
 
 
 def test_num_envs_auto_takes_what_was_found_says_so_in_a_line_and_the_file_repeats_it(empty: Path, tmp_path: Path):
-    findings.remember(findings.make_key(compose(PPO), findings.cpu_device()), FINDING)
+    tuning_cache.remember(tuning_cache.make_key(compose(PPO), tuning_cache.cpu_device()), FINDING)
     told: list[str] = []
     run = auto.resolve(
         compose([*PPO, "num_envs=auto", f"config={_file(tmp_path)}"]), may_measure=False, tell=told.append
@@ -257,7 +257,7 @@ def test_num_envs_auto_takes_what_was_found_says_so_in_a_line_and_the_file_repea
     assert len(told) == 1 and "256 environments" in told[0] and FINDING.effect in told[0] and "2026-01-01" in told[0]
     path = tmp_path / "config.yaml"
     path.write_text(to_yaml(run))
-    findings.clear()
+    tuning_cache.clear()
     assert compose([f"config={path}"]) == run
 
 
@@ -294,26 +294,26 @@ def test_overlap_auto_is_read_and_nothing_lags_until_it_is_resolved(tmp_path: Pa
         compose(["overlap=aut"])
     words = ["distributed.coordinator=localhost:1234", "distributed.num_processes=2", "distributed.process_id=0"]
     with pytest.raises(ValueError, match="overlap=auto is for a single process: write one of none, sampling"):
-        auto_overlap.resolve(compose([*SAC, "overlap=auto", *words]), may_measure=True)
+        auto.resolve_overlap(compose([*SAC, "overlap=auto", *words]), may_measure=True)
 
 
 def test_what_could_lag_comes_with_a_placement_that_runs_it_at_the_same_time():
-    found = [(way.value, way.run.placement, way.run.devices) for way in auto_overlap.ways(compose(SAC), 4)]
+    found = [(way.value, way.run.placement, way.run.devices) for way in auto.ways(compose(SAC), 4)]
     assert found == [
         ("actor_critic", "actor_critic", 2),
         ("all", "actor_critic", 2),
         ("sampling", "sampler_learner", 4),
     ]
-    assert not list(auto_overlap.ways(compose(SAC), 1))
-    named = auto_overlap.ways(compose([*SAC, "placement=sampler_learner", "devices=4"]), 4)
+    assert not list(auto.ways(compose(SAC), 1))
+    named = auto.ways(compose([*SAC, "placement=sampler_learner", "devices=4"]), 4)
     assert [way.value for way in named] == ["sampling"]
     on_host = compose([*GYM, "placement=fused"])
-    assert [(way.value, way.run.placement) for way in auto_overlap.ways(on_host, 1)] == [("sampling", "fused")]
+    assert [(way.value, way.run.placement) for way in auto.ways(on_host, 1)] == [("sampling", "fused")]
 
 
 def _measured(rates: dict[str, list[float]]) -> list[Row]:
     """Rows as `measure_in_turn` gives them, with so many ticks a second in each round; none: it did not run."""
-    ways = {way.value: way for way in auto_overlap.ways(compose(SAC), 2)}
+    ways = {way.value: way for way in auto.ways(compose(SAC), 2)}
     facts = {"platform": "cpu"}
     rows = [
         Row("overlap", "none", "", compose(SAC), "training", "measured", "", facts, tuple(rates["none"]), None, 0, 1)
@@ -336,22 +336,24 @@ def _measured(rates: dict[str, list[float]]) -> list[Row]:
     ],
 )
 def test_something_lags_only_where_that_is_clearly_faster_and_is_remembered(empty: Path, rates, overlap):
-    finding = auto_overlap.conclude(compose(SAC), _measured(rates))
+    finding = auto.conclude_overlap(compose(SAC), _measured(rates))
     assert finding is not None and finding.learning == {"overlap": overlap}
     assert finding.free == ({} if overlap == "none" else {"placement": "actor_critic", "devices": 2})
     told: list[str] = []
-    run = auto_overlap.resolve(compose([*SAC, "overlap=auto"]), may_measure=False, tell=told.append)
+    run = auto.resolve_overlap(compose([*SAC, "overlap=auto"]), may_measure=False, tell=told.append)
     assert (run.overlap, run.placement) == (overlap, "auto" if overlap == "none" else "actor_critic")
     assert len(told) == 1 and told[0].startswith(f"overlap=auto: {overlap}")
-    assert findings.look_up_free(findings.make_key(compose(SAC), findings.cpu_device())) is None  # not the autotuner's
+    assert (
+        tuning_cache.look_up_free(tuning_cache.make_key(compose(SAC), tuning_cache.cpu_device())) is None
+    )  # not the autotuner's
 
 
 def test_overlap_auto_without_a_finding_and_without_leave_to_measure_changes_nothing(empty: Path):
     told: list[str] = []
-    run = auto_overlap.resolve(compose([*SAC, "overlap=auto"]), may_measure=False, tell=told.append)
+    run = auto.resolve_overlap(compose([*SAC, "overlap=auto"]), may_measure=False, tell=told.append)
     assert run == compose(SAC) and len(told) == 1 and "nothing was measured here: nothing lags" in told[0]
-    assert auto_overlap.resolve(run, may_measure=True, tell=told.append) is run and len(told) == 1
-    assert auto_overlap.conclude(compose(SAC), _measured({"none": [], "all": [1.0]})) is None
+    assert auto.resolve_overlap(run, may_measure=True, tell=told.append) is run and len(told) == 1
+    assert auto.conclude_overlap(compose(SAC), _measured({"none": [], "all": [1.0]})) is None
 
 
 def test_a_placement_that_was_found_is_used_where_it_comes_out_even():

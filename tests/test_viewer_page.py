@@ -17,14 +17,13 @@ from browser import Page, chromium_page
 from chromium import CHROMIUM, needs_chromium, pixels
 
 import jaxrl_fast as jf
-from envs import from_brax
-from envs.brax_scene import geoms_of
-from jaxrl_fast.environments.env import vectorize
-from jaxrl_fast.environments.scene import Motion, Scene
-from jaxrl_fast.evaluation.episode_page import ASSETS, FULL_SCALE, page_of
-from jaxrl_fast.evaluation.episodes import evaluate_episodes
-from jaxrl_fast.evaluation.viewer import draw_policy
+from jaxrl_fast.envs import from_brax
+from jaxrl_fast.envs.env import vectorize
+from jaxrl_fast.envs.from_brax import geoms_of
+from jaxrl_fast.envs.scene import Motion, Scene
 from jaxrl_fast.policy.policies import Policy
+from jaxrl_fast.training.episodes import evaluate_episodes
+from jaxrl_fast.views.viewer import ASSETS, FULL_SCALE, draw_policy, page_of
 
 EVERY_KIND = """
 <mujoco>

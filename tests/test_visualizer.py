@@ -12,8 +12,8 @@ from processes_left import wait_until_gone
 from test_train import begin, digest, finish
 from untrained import untrained_run
 
-from jaxrl_fast.inspection.pictures.visualizer import LOG, Visualizer
-from jaxrl_fast.runs.checkpoint_files import all_steps, read_arrays, read_description
+from jaxrl_fast.training.checkpoints import all_steps, read_arrays, read_description
+from jaxrl_fast.views.visualizer import LOG, Visualizer
 
 TRAIN = [
     "env=cartpole",

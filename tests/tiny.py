@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_fast.core import Box, Discrete, EnvSpec, Timestep
-from jaxrl_fast.environments.env import Env, VecEnv, vectorize
-from jaxrl_fast.environments.host_env import HostEnv, HostStep
+from jaxrl_fast.envs.env import Env, VecEnv, vectorize
+from jaxrl_fast.envs.host_env import HostEnv, HostStep
 
 OBS = jax.ShapeDtypeStruct((2,), jnp.float32)
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_fast.core import Box, EnvSpec, Timestep
-from jaxrl_fast.environments.env import Env
+from jaxrl_fast.envs.env import Env
 
 
 def walk(abort_at: int = 0, starve_at: int = 0, hang_in_make: bool = False, leave_pid: str = "") -> Env:

@@ -10,14 +10,13 @@ from typing import Any, Literal, get_args, get_origin
 
 import yaml
 
-import envs
 import jaxrl_fast as jf
-from jaxrl_fast import placement
+from jaxrl_fast import envs, placement
 from jaxrl_fast.__main__ import COMMANDS
 from jaxrl_fast.algorithms.registry import ALGORITHMS
-from jaxrl_fast.graph.placements import PLACEMENTS
-from jaxrl_fast.settings.cli import train_help
-from jaxrl_fast.settings.config import CONFIG_DIR
+from jaxrl_fast.commands.cli import train_help
+from jaxrl_fast.commands.run_config import CONFIG_DIR
+from jaxrl_fast.runtime.placements import PLACEMENTS
 from jaxrl_fast.settings.schema import Key, algo_keys, describe_type, run_keys
 
 SECTIONS = {

@@ -11,10 +11,10 @@ import jax
 import numpy as np
 from gymnasium import spaces
 
-from envs.pool.batches import Groups, check_groups, check_seeds, env_seed, sealed
-from envs.pool.codec import encode_action, encode_obs
 from jaxrl_fast.core import Box, Discrete, EnvSpec
-from jaxrl_fast.environments.host_env import HostEnv, HostStep
+from jaxrl_fast.envs.host_env import HostEnv, HostStep
+from jaxrl_fast.envs.pool.batches import Groups, check_groups, check_seeds, env_seed, sealed
+from jaxrl_fast.envs.pool.codec import encode_action, encode_obs
 
 SERVES = tuple(
     "Acrobot Ant BipedalWalker BipedalWalkerHardcore CarRacing CartPole HalfCheetah Hopper Humanoid "

@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 
-from envs.pool.arrays import Arrays
-from envs.pool.codec import ActionCodec, ObsCodec, encode_action, encode_obs
-from envs.pool.several_agents import AgentsTogether, encode_agents
+from jaxrl_fast.envs.pool.codec import ActionCodec, Arrays, ObsCodec, encode_action, encode_obs
+from jaxrl_fast.envs.pool.several_agents import AgentsTogether, encode_agents
 
 GOES_ON = "jaxrl_fast.goes_on"
 """A key in the ``info`` of a step that ends an episode for learning only: a life was lost, and the game goes on. The

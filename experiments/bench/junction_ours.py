@@ -21,11 +21,11 @@ import numpy as np
 from worker import say
 
 import jaxrl_fast as jf
-from envs import traffic_junction
 from jaxrl_fast.core import OUT, EnvSpec
-from jaxrl_fast.evaluation.on_host import steps_on_host
-from jaxrl_fast.experience.binding import bind
+from jaxrl_fast.envs import traffic_junction
+from jaxrl_fast.learning.agent import bind
 from jaxrl_fast.policy.policies import Policy, PolicyParams, make_policy, params_template
+from jaxrl_fast.training.episodes import steps_on_host
 
 WARM = 20
 

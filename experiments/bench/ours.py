@@ -24,11 +24,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from environments import points
 
 import jaxrl_fast as jf
-from jaxrl_fast.fragments.build import build_graph
-from jaxrl_fast.fragments.learners import GraphOptions
-from jaxrl_fast.graph import compiler_choices
-from jaxrl_fast.graph.placements import PLACEMENTS
-from jaxrl_fast.tuning import stopwatch
+from jaxrl_fast.learning.run_graph import GraphOptions, build_graph
+from jaxrl_fast.runtime import xla_options
+from jaxrl_fast.runtime.placements import PLACEMENTS
+from jaxrl_fast.tuning import trial
 from jaxrl_fast.tuning.ceiling import environments_only, updates_only
 
 NOTEBOOK = dict(policy_hidden=(32,) * 4, value_hidden=(256,) * 5, activation="swish")
@@ -133,11 +132,11 @@ def main(name: str, what: str, placement: str = "", precision: str = "f32", over
     if what == "update":
         graph = updates_only(env, algorithm)
     for left_out in filter(None, os.environ.get("BENCH_WITHOUT", "").split(",")):
-        getattr(compiler_choices, left_out).clear()
+        getattr(xla_options, left_out).clear()
     place = PLACEMENTS[placement]
     row = row._replace(ticks=int(os.environ.get("BENCH_TICKS", row.ticks)))
-    ready = stopwatch.compile_timed(graph, place(graph, jax.devices()), algorithm.hyper, ticks=row.ticks)
-    timed = stopwatch.warm(ready, agent.warmup_ticks if what == "train" else 0)
+    ready = trial.compile_timed(graph, place(graph, jax.devices()), algorithm.hyper, ticks=row.ticks)
+    timed = trial.warm(ready, agent.warmup_ticks if what == "train" else 0)
 
     def repeat() -> dict[str, Any]:
         seconds, metrics = timed(1)

@@ -11,24 +11,27 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.algorithms.choosing import by_q_values, greedy_action
-from jaxrl_fast.algorithms.default_sizes import off_policy_sizes
-from jaxrl_fast.algorithms.interface import (
+from jaxrl_fast.core import Discrete, EnvSpec, Metrics, PyTree
+from jaxrl_fast.learning.algorithm import (
     Agent,
     Algorithm,
-    Found,
+    GradientResult,
     Learned,
     Part,
     Prioritize,
     Replay,
     ReplayBatch,
     gradients_of,
+    mean_loss,
+    off_policy_sizes,
+    over_replay,
+    over_successors,
     require_actions,
     require_positive,
+    sequence_priority,
 )
-from jaxrl_fast.algorithms.sequences import mean_loss, over_replay, over_successors, sequence_priority
-from jaxrl_fast.algorithms.value_heads import ValueHead, ValueKind, by_action, make_value_head, of_action, q_outputs
-from jaxrl_fast.core import Discrete, EnvSpec, Metrics, PyTree
+from jaxrl_fast.learning.critics import ValueHead, ValueKind, by_action, make_value_head, of_action, q_outputs
+from jaxrl_fast.learning.exploration import by_q_values, greedy_action
 from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision, make_network
 from jaxrl_fast.numerics import losses
 from jaxrl_fast.numerics.optimizers import OptimizerName, check_optimizer, make_optimizer
@@ -127,7 +130,7 @@ def critic_part(
 ) -> Part:
     """The Q-network: regression on the Bellman target, then a step of the target network."""
 
-    def gradients(own: Learned, peers: dict, batch: ReplayBatch, key: jax.Array, hyper: DqnHyper) -> Found:
+    def gradients(own: Learned, peers: dict, batch: ReplayBatch, key: jax.Array, hyper: DqnHyper) -> GradientResult:
         chooser = own.params if double else own.target
         chosen_by = by_action(over_successors(data, q, chooser["q"], batch, "critic"), head.width)
         best = greedy_action(head.expected(chosen_by), batch.next_obs)
@@ -142,7 +145,7 @@ def critic_part(
             return loss, (metrics, sequence_priority(surprise))
 
         grads, (metrics, priorities) = gradients_of(loss_fn, own.params["q"])
-        return Found({"q": grads}, metrics, priorities=priorities)
+        return GradientResult({"q": grads}, metrics, priorities=priorities)
 
     def target_rate(hyper: DqnHyper, updates: jax.Array) -> jax.Array:
         return jnp.where((updates + 1) % target_period == 0, hyper.tau, 0.0)

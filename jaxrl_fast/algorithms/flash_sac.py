@@ -11,27 +11,27 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.algorithms.choosing import (
-    repeated_noise_action,
-    temperature_gradient,
-    temperature_network,
-    temperature_optimizer,
-)
-from jaxrl_fast.algorithms.default_sizes import off_policy_sizes
-from jaxrl_fast.algorithms.interface import (
+from jaxrl_fast.core import Box, EnvSpec, Metrics, PyTree
+from jaxrl_fast.learning.algorithm import (
     Agent,
     Algorithm,
-    Found,
+    GradientResult,
     Learned,
     Part,
     Replay,
     ReplayBatch,
     gradients_of,
+    off_policy_sizes,
     require_actions,
     require_positive,
 )
-from jaxrl_fast.algorithms.value_heads import ValueHead, categorical_head
-from jaxrl_fast.core import Box, EnvSpec, Metrics, PyTree
+from jaxrl_fast.learning.critics import ValueHead, categorical_head
+from jaxrl_fast.learning.exploration import (
+    repeated_noise_action,
+    temperature_gradient,
+    temperature_network,
+    temperature_optimizer,
+)
 from jaxrl_fast.networks.network import Cnn, Network, Precision, ensemble, hold_unit_norm, make_network
 from jaxrl_fast.numerics import distributions
 from jaxrl_fast.numerics.optimizers import make_optimizer
@@ -139,7 +139,7 @@ def critic_part(box: Box, policy: Network, q_networks: Network, head: ValueHead)
 
     def gradients(
         own: Learned, peers: dict[str, Learned], batch: ReplayBatch, key: jax.Array, hyper: FlashSacHyper
-    ) -> Found:
+    ) -> GradientResult:
         actor = peers["actor"].params
         outputs, _ = policy.apply(actor["policy"], (), batch.next_obs, jnp.zeros(batch.reward.shape, bool))
         dist = distributions.tanh_normal(outputs)
@@ -160,7 +160,7 @@ def critic_part(box: Box, policy: Network, q_networks: Network, head: ValueHead)
             return loss, ({"critic_loss": loss, "q_mean": q_mean}, statistics)
 
         grads, (metrics, statistics) = gradients_of(loss_fn, own.params["q"])
-        return Found({"q": grads}, metrics, {"q": statistics})
+        return GradientResult({"q": grads}, metrics, {"q": statistics})
 
     optimizers = {"q": make_optimizer("adam")}
     return Part({"q": q_networks}, gradients, optimizers, reads=("actor",), targets=("q",), project=hold_unit_norm)
@@ -171,7 +171,7 @@ def actor_part(box: Box, networks: dict[str, Network], q_networks: Network, head
 
     def gradients(
         own: Learned, peers: dict[str, Learned], batch: ReplayBatch, key: jax.Array, hyper: FlashSacHyper
-    ) -> Found:
+    ) -> GradientResult:
         log_temperature, critic = own.params["temperature"], peers["critic"].params["q"]
         obs, first = both_steps(batch)
         steps = len(batch.reward)
@@ -189,7 +189,9 @@ def actor_part(box: Box, networks: dict[str, Network], q_networks: Network, head
         target_entropy = hyper.target_entropy_per_action * box.low.size
         temperature_grad = temperature_gradient(log_temperature, metrics["entropy"], target_entropy)
         metrics = {**metrics, "temperature": jnp.exp(log_temperature)}
-        return Found({"policy": policy_grads, "temperature": temperature_grad}, metrics, {"policy": statistics})
+        return GradientResult(
+            {"policy": policy_grads, "temperature": temperature_grad}, metrics, {"policy": statistics}
+        )
 
     optimizers = {"policy": make_optimizer("adam"), "temperature": temperature_optimizer()}
     reads = ("critic",)

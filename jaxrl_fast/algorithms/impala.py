@@ -10,24 +10,25 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.algorithms.choosing import policy_of, sample_action
-from jaxrl_fast.algorithms.default_sizes import on_policy_sizes
-from jaxrl_fast.algorithms.interface import (
+from jaxrl_fast.core import Box, Discrete, EnvSpec, Metrics, PyTree
+from jaxrl_fast.learning.algorithm import (
     Agent,
     Algorithm,
-    Found,
+    GradientResult,
     Learned,
     OnPolicy,
     OnPolicyBatch,
     Part,
+    apply_apart,
     elementwise,
     gradients_of,
+    on_policy_sizes,
+    over_rollout,
     require_actions,
 )
-from jaxrl_fast.algorithms.sequences import apply_apart, over_rollout
-from jaxrl_fast.core import Box, Discrete, EnvSpec, Metrics, PyTree
+from jaxrl_fast.learning.exploration import policy_of, sample_action
 from jaxrl_fast.networks.network import Activation, Cnn, Head, Network, Precision, make_network
-from jaxrl_fast.numerics import distributions, losses, returns
+from jaxrl_fast.numerics import distributions, losses
 from jaxrl_fast.numerics.optimizers import OptimizerName, check_optimizer, make_optimizer
 
 
@@ -116,7 +117,9 @@ def agent_part(space: Discrete | Box, network: Network, value_loss: Callable, op
     """Policy gradient with V-trace advantages, regression on V-trace targets, and an entropy bonus (arXiv 1802.01561,
     section 4.2)."""
 
-    def gradients(own: Learned, peers: dict, batch: OnPolicyBatch, key: jax.Array, hyper: ImpalaHyper) -> Found:
+    def gradients(
+        own: Learned, peers: dict, batch: OnPolicyBatch, key: jax.Array, hyper: ImpalaHyper
+    ) -> GradientResult:
         def loss_fn(params: PyTree) -> tuple[jax.Array, Metrics]:
             outputs, memory = over_rollout(network, params, batch, "agent")
             dist, value = policy_of(space, outputs["policy"], batch.obs), outputs["value"][..., 0]
@@ -136,14 +139,14 @@ def agent_part(space: Discrete | Box, network: Network, value_loss: Callable, op
             return policy_loss + hyper.value_coef * regression - hyper.entropy_coef * entropy, metrics
 
         grads, metrics = gradients_of(loss_fn, own.params["network"])
-        return Found({"network": grads}, metrics)
+        return GradientResult({"network": grads}, metrics)
 
     def traces(
         seen: tuple[PyTree, jax.Array, PyTree], ratio: jax.Array, batch: OnPolicyBatch, hyper: ImpalaHyper
     ) -> tuple[jax.Array, jax.Array]:
         (params, value, memory), steps = seen, batch.transition
         following, _ = apply_apart(network, params, memory, steps.next_obs, jnp.zeros_like(batch.first))
-        return jax.vmap(returns.v_trace, in_axes=(1, 1, 1, 1, 1, 1, None, None, None), out_axes=1)(
+        return jax.vmap(losses.v_trace, in_axes=(1, 1, 1, 1, 1, 1, None, None, None), out_axes=1)(
             steps.reward,
             hyper.discount * (1.0 - steps.terminated),
             value,

@@ -7,10 +7,10 @@ from typing import Any
 
 import jax
 
-from jaxrl_fast.algorithms.interface import Algorithm, ValueOf
 from jaxrl_fast.algorithms.multi_agent import ppo_of_agents
 from jaxrl_fast.algorithms.ppo import first_output
 from jaxrl_fast.core import STATE, EnvSpec, PyTree
+from jaxrl_fast.learning.algorithm import Algorithm, ValueOf
 from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision, make_network
 from jaxrl_fast.networks.per_agent import separate_networks
 from jaxrl_fast.numerics import losses

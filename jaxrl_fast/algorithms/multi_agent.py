@@ -12,17 +12,8 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_fast.algorithms import ppo
-from jaxrl_fast.algorithms.interface import (
-    Agent,
-    Algorithm,
-    MakeTargets,
-    OnPolicy,
-    OnPolicyBatch,
-    Part,
-    ValueOf,
-    Values,
-)
 from jaxrl_fast.core import OUT, EnvSpec, PyTree, Transition
+from jaxrl_fast.learning.algorithm import Agent, Algorithm, MakeTargets, OnPolicy, OnPolicyBatch, Part, ValueOf, Values
 from jaxrl_fast.networks.network import Network
 from jaxrl_fast.networks.per_agent import NUMBER, obs_of_one, separate_networks, shared_network
 from jaxrl_fast.numerics.optimizers import MakeOptimizer
@@ -35,7 +26,7 @@ MakeCritic = Callable[[EnvSpec, Network], tuple[Network, ValueOf]]
 
 def spec_of_one(spec: EnvSpec, *, shared: bool) -> EnvSpec:
     """A world of several agents as the network of one sees it."""
-    assert spec.num_agents is not None  # `experience.binding` has checked it
+    assert spec.num_agents is not None  # `updates.agent` has checked it
     obs = obs_of_one(spec.obs, spec.num_agents, shared=shared)
     return spec._replace(obs=obs, num_agents=None, shared_reward=False)
 

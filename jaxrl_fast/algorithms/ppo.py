@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.algorithms.choosing import policy_of, sample_action
-from jaxrl_fast.algorithms.default_sizes import on_policy_sizes
-from jaxrl_fast.algorithms.interface import (
+from jaxrl_fast.core import Box, Discrete, EnvSpec, Metrics, PyTree, Transition
+from jaxrl_fast.learning.algorithm import (
     Agent,
     Algorithm,
-    Found,
+    GradientResult,
     Learned,
     OnPolicy,
     OnPolicyBatch,
@@ -24,12 +23,13 @@ from jaxrl_fast.algorithms.interface import (
     Values,
     elementwise,
     gradients_of,
+    on_policy_sizes,
+    over_rollout,
     require_actions,
 )
-from jaxrl_fast.algorithms.sequences import over_rollout
-from jaxrl_fast.core import Box, Discrete, EnvSpec, Metrics, PyTree, Transition
+from jaxrl_fast.learning.exploration import policy_of, sample_action
 from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision, make_network
-from jaxrl_fast.numerics import distributions, losses, returns
+from jaxrl_fast.numerics import distributions, losses
 from jaxrl_fast.numerics.optimizers import OptimizerName, check_optimizer, make_optimizer
 
 
@@ -151,7 +151,7 @@ def targets(values: Values, rollout: Transition, hyper: PpoHyper) -> dict[str, j
     """Advantages and value targets ``[T, E]``, by the critic from before the tick's updates."""
     discount = hyper.discount * (1.0 - rollout.terminated)
     done = rollout.terminated | rollout.truncated
-    advantage = jax.vmap(returns.gae, in_axes=(1, 1, 1, 1, 1, None), out_axes=1)(
+    advantage = jax.vmap(losses.gae, in_axes=(1, 1, 1, 1, 1, None), out_axes=1)(
         rollout.reward, discount, values.now, values.next, done, hyper.gae_lambda
     )
     return {"advantage": advantage, "value_target": advantage + values.now}
@@ -167,7 +167,7 @@ def actor_part(
 ) -> Part:
     """The policy's update: clipped surrogate with an entropy bonus."""
 
-    def gradients(own: Learned, peers: dict, batch: OnPolicyBatch, key: jax.Array, hyper: PpoHyper) -> Found:
+    def gradients(own: Learned, peers: dict, batch: OnPolicyBatch, key: jax.Array, hyper: PpoHyper) -> GradientResult:
         advantage = batch.targets["advantage"]
         if normalize_advantages:
             centered = advantage - mean(advantage, batch)
@@ -188,7 +188,7 @@ def actor_part(
             return jnp.sum(loss - hyper.entropy_coef * entropy), jax.tree.map(jnp.mean, metrics)
 
         grads, metrics = gradients_of(loss_fn, own.params["policy"])
-        return Found({"policy": grads}, metrics)
+        return GradientResult({"policy": grads}, metrics)
 
     return Part({"policy": policy}, gradients, {"policy": make_optimizer(optimizer)})
 
@@ -207,7 +207,7 @@ def critic_part(
 ) -> Part:
     """The value function's update: regression on the targets."""
 
-    def gradients(own: Learned, peers: dict, batch: OnPolicyBatch, key: jax.Array, hyper: PpoHyper) -> Found:
+    def gradients(own: Learned, peers: dict, batch: OnPolicyBatch, key: jax.Array, hyper: PpoHyper) -> GradientResult:
         def loss_fn(params: PyTree) -> tuple[jax.Array, Metrics]:
             outputs, _ = over_rollout(value, params, batch, "critic")
             now = value_of(outputs, batch.obs, batch.action)
@@ -215,7 +215,7 @@ def critic_part(
             return jnp.sum(loss), {"value_loss": jnp.mean(loss)}
 
         grads, metrics = gradients_of(loss_fn, own.params["value"])
-        return Found({"value": grads}, metrics)
+        return GradientResult({"value": grads}, metrics)
 
     own_rate = make_optimizer(optimizer, rate=lambda hyper: hyper.learning_rate * hyper.critic_learning_rate_ratio)
     return Part({"value": value}, gradients, {"value": own_rate})

@@ -8,12 +8,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.algorithms.choosing import by_q_values, greedy_value, value_of
-from jaxrl_fast.algorithms.default_sizes import on_policy_sizes
-from jaxrl_fast.algorithms.interface import (
+from jaxrl_fast.core import Discrete, EnvSpec, Metrics, PyTree, Transition
+from jaxrl_fast.learning.algorithm import (
     Agent,
     Algorithm,
-    Found,
+    GradientResult,
     Learned,
     OnPolicy,
     OnPolicyBatch,
@@ -22,12 +21,13 @@ from jaxrl_fast.algorithms.interface import (
     Values,
     elementwise,
     gradients_of,
+    on_policy_sizes,
+    over_rollout,
     require_actions,
 )
-from jaxrl_fast.algorithms.sequences import over_rollout
-from jaxrl_fast.core import Discrete, EnvSpec, Metrics, PyTree, Transition
+from jaxrl_fast.learning.exploration import by_q_values, greedy_value, value_of
 from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision, make_network
-from jaxrl_fast.numerics import losses, returns
+from jaxrl_fast.numerics import losses
 from jaxrl_fast.numerics.optimizers import OptimizerName, check_optimizer, make_optimizer
 
 
@@ -118,7 +118,7 @@ def best_value(outputs: PyTree, obs: PyTree, action: jax.Array | None) -> jax.Ar
 
 def targets(values: Values, rollout: Transition, hyper: PqnHyper) -> dict[str, jax.Array]:
     """λ-returns ``[T, E]`` that continue with the best action's value (arXiv 2407.04811)."""
-    target = jax.vmap(returns.lambda_return, in_axes=(1, 1, 1, 1, None), out_axes=1)(
+    target = jax.vmap(losses.lambda_return, in_axes=(1, 1, 1, 1, None), out_axes=1)(
         rollout.reward,
         hyper.discount * (1.0 - rollout.terminated),
         values.next,
@@ -139,7 +139,7 @@ def critic_part(
 ) -> Part:
     """Regression on the λ-returns."""
 
-    def gradients(own: Learned, peers: dict, batch: OnPolicyBatch, key: jax.Array, hyper: PqnHyper) -> Found:
+    def gradients(own: Learned, peers: dict, batch: OnPolicyBatch, key: jax.Array, hyper: PqnHyper) -> GradientResult:
         def loss_fn(params: PyTree) -> tuple[jax.Array, Metrics]:
             outputs, _ = over_rollout(q_network, params, batch, "critic")
             q = value_taken(outputs, batch.obs, batch.action)
@@ -147,6 +147,6 @@ def critic_part(
             return loss, {"q_loss": loss, "q_mean": jnp.mean(q), "epsilon": jnp.asarray(hyper.epsilon)}
 
         grads, metrics = gradients_of(loss_fn, own.params["q"])
-        return Found({"q": grads}, metrics)
+        return GradientResult({"q": grads}, metrics)
 
     return Part({"q": q_network}, gradients, {"q": make_optimizer(optimizer)})

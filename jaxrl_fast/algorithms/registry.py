@@ -5,7 +5,6 @@ from collections.abc import Callable
 from jaxrl_fast.algorithms.dqn import dqn
 from jaxrl_fast.algorithms.flash_sac import flash_sac
 from jaxrl_fast.algorithms.impala import impala
-from jaxrl_fast.algorithms.interface import Algorithm
 from jaxrl_fast.algorithms.ippo import ippo
 from jaxrl_fast.algorithms.mappo import mappo
 from jaxrl_fast.algorithms.ppo import ppo
@@ -14,6 +13,7 @@ from jaxrl_fast.algorithms.pqn_vdn import pqn_vdn
 from jaxrl_fast.algorithms.sac import sac
 from jaxrl_fast.algorithms.sac_discrete import sac_discrete
 from jaxrl_fast.algorithms.td3 import td3
+from jaxrl_fast.learning.algorithm import Algorithm
 
 __all__ = ["dqn", "flash_sac", "impala", "ippo", "mappo", "ppo", "pqn", "pqn_vdn", "sac", "sac_discrete", "td3"]
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {

@@ -12,28 +12,29 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.algorithms.choosing import (
+from jaxrl_fast.core import Discrete, EnvSpec, Metrics, PyTree
+from jaxrl_fast.learning.algorithm import (
+    Agent,
+    Algorithm,
+    GradientResult,
+    Learned,
+    Part,
+    Replay,
+    ReplayBatch,
+    gradients_of,
+    off_policy_sizes,
+    over_replay,
+    over_successors,
+    require_actions,
+)
+from jaxrl_fast.learning.critics import policy_and_critics, regression
+from jaxrl_fast.learning.exploration import (
     sample_action,
     temperature_gradient,
     temperature_network,
     temperature_optimizer,
     value_of,
 )
-from jaxrl_fast.algorithms.default_sizes import off_policy_sizes
-from jaxrl_fast.algorithms.interface import (
-    Agent,
-    Algorithm,
-    Found,
-    Learned,
-    Part,
-    Replay,
-    ReplayBatch,
-    gradients_of,
-    require_actions,
-)
-from jaxrl_fast.algorithms.q_ensemble import policy_and_critics, regression
-from jaxrl_fast.algorithms.sequences import over_replay, over_successors
-from jaxrl_fast.core import Discrete, EnvSpec, Metrics, PyTree
 from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision, action_mask
 from jaxrl_fast.numerics import distributions, losses
 from jaxrl_fast.numerics.optimizers import OptimizerName, check_optimizer, make_optimizer
@@ -134,7 +135,7 @@ def critic_part(
 
     def gradients(
         own: Learned, peers: dict[str, Learned], batch: ReplayBatch, key: jax.Array, hyper: SacDiscreteHyper
-    ) -> Found:
+    ) -> GradientResult:
         actor = peers["actor"].params
         logits = over_successors(data, policy, actor["policy"], batch, "actor")
         next_q = jnp.mean(over_successors(data, q_networks, own.target["q"], batch, "critic"), axis=0)
@@ -149,7 +150,7 @@ def critic_part(
             return loss, {"critic_loss": loss, "q_mean": jnp.mean(q)}
 
         grads, metrics = gradients_of(loss_fn, own.params["q"])
-        return Found({"q": grads}, metrics)
+        return GradientResult({"q": grads}, metrics)
 
     return Part({"q": q_networks}, gradients, {"q": make_optimizer(optimizer)}, reads=("actor",), targets=("q",))
 
@@ -162,7 +163,7 @@ def actor_part(
 
     def gradients(
         own: Learned, peers: dict[str, Learned], batch: ReplayBatch, key: jax.Array, hyper: SacDiscreteHyper
-    ) -> Found:
+    ) -> GradientResult:
         log_temperature = own.params["temperature"]
         temperature = jnp.exp(log_temperature)
         q = jnp.mean(over_replay(data, q_networks, peers["critic"].params["q"], batch, "critic"), axis=0)
@@ -177,7 +178,7 @@ def actor_part(
         target_entropy = hyper.target_entropy_ratio * math.log(space.num_actions)
         temperature_grad = temperature_gradient(log_temperature, metrics["entropy"], target_entropy)
         grads = {"policy": policy_grads, "temperature": temperature_grad}
-        return Found(grads, {**metrics, "temperature": temperature})
+        return GradientResult(grads, {**metrics, "temperature": temperature})
 
     optimizers = {"policy": make_optimizer(optimizer), "temperature": temperature_optimizer()}
     return Part(networks, gradients, optimizers, reads=("critic",))

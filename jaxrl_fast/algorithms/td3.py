@@ -10,23 +10,24 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.algorithms.choosing import noisy_action, unit_policy
-from jaxrl_fast.algorithms.default_sizes import off_policy_sizes
-from jaxrl_fast.algorithms.interface import (
+from jaxrl_fast.core import Box, EnvSpec, Metrics, PyTree
+from jaxrl_fast.learning.algorithm import (
     Agent,
     Algorithm,
-    Found,
+    GradientResult,
     Learned,
     Part,
     Replay,
     ReplayBatch,
     gradients_of,
+    off_policy_sizes,
+    over_replay,
+    over_successors,
     require_actions,
     require_positive,
 )
-from jaxrl_fast.algorithms.q_ensemble import policy_and_critics, regression
-from jaxrl_fast.algorithms.sequences import over_replay, over_successors
-from jaxrl_fast.core import Box, EnvSpec, Metrics, PyTree
+from jaxrl_fast.learning.critics import policy_and_critics, regression
+from jaxrl_fast.learning.exploration import noisy_action, unit_policy
 from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision
 from jaxrl_fast.numerics import distributions, losses
 from jaxrl_fast.numerics.optimizers import OptimizerName, check_optimizer, make_optimizer
@@ -147,7 +148,7 @@ def critic_part(
 
     def gradients(
         own: Learned, peers: dict[str, Learned], batch: ReplayBatch, key: jax.Array, hyper: Td3Hyper
-    ) -> Found:
+    ) -> GradientResult:
         next_action = unit_policy(over_successors(data, policy, peers["actor"].target["policy"], batch, "actor"))
         noise = hyper.target_noise * jax.random.normal(key, next_action.shape)
         noise = jnp.clip(noise, -hyper.target_noise_clip, hyper.target_noise_clip)
@@ -162,7 +163,7 @@ def critic_part(
             return loss, {"critic_loss": loss, "q_mean": jnp.mean(q)}
 
         grads, metrics = gradients_of(loss_fn, own.params["q"])
-        return Found({"q": grads}, metrics)
+        return GradientResult({"q": grads}, metrics)
 
     def target_rate(hyper: Td3Hyper, updates: jax.Array) -> jax.Array:
         return jnp.where(updates % policy_delay == 0, hyper.tau, 0.0)
@@ -176,7 +177,7 @@ def actor_part(policy: Network, q_networks: Network, data: Replay, policy_delay:
 
     def gradients(
         own: Learned, peers: dict[str, Learned], batch: ReplayBatch, key: jax.Array, hyper: Td3Hyper
-    ) -> Found:
+    ) -> GradientResult:
         critic = peers["critic"].params["q"]
 
         def loss_fn(params: PyTree) -> tuple[jax.Array, Metrics]:
@@ -185,7 +186,7 @@ def actor_part(policy: Network, q_networks: Network, data: Replay, policy_delay:
             return loss, {"policy_loss": loss}
 
         grads, metrics = gradients_of(loss_fn, own.params["policy"])
-        return Found({"policy": grads}, metrics)
+        return GradientResult({"policy": grads}, metrics)
 
     own_rate = make_optimizer(optimizer, rate=lambda hyper: hyper.learning_rate * hyper.actor_learning_rate_ratio)
     optimizers = {"policy": own_rate}

@@ -1,7 +1,100 @@
-"""Losses: arrays in, arrays out, one sample each. The caller vmaps and takes the mean."""
+"""Returns: arrays in, arrays out, written for one environment and one sequence. The caller vmaps over E or B."""
 
 import jax
 import jax.numpy as jnp
+
+
+def gae(
+    reward: jax.Array,
+    discount: jax.Array,
+    value: jax.Array,
+    next_value: jax.Array,
+    done: jax.Array,
+    gae_lambda: jax.Array | float,
+) -> jax.Array:
+    """Generalized advantage estimates ``[T]`` (arXiv 1506.02438, equation 16).
+
+    ``discount`` is γ where the episode may go on and 0 where it terminated; ``next_value`` is the value of the true
+    successor, so a truncated step still bootstraps; ``done`` (terminated or truncated) cuts the recursion.
+    All inputs are ``[T]``.
+    """
+    delta = reward + discount * next_value - value
+    decay = discount * gae_lambda * (1.0 - done.astype(reward.dtype))
+
+    def step(advantage: jax.Array, xs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        delta_t, decay_t = xs
+        advantage = delta_t + decay_t * advantage
+        return advantage, advantage
+
+    return jax.lax.scan(step, jnp.zeros_like(delta[-1]), (delta, decay), reverse=True, unroll=8)[1]
+
+
+def lambda_return(
+    reward: jax.Array, discount: jax.Array, next_value: jax.Array, done: jax.Array, return_lambda: jax.Array | float
+) -> jax.Array:
+    """λ-returns ``[T]`` (Sutton & Barto, 2nd edition, section 12.1); Peng's Q(λ) where ``next_value`` is that of the
+    best action.
+
+    ``discount``, ``next_value`` and ``done`` as for `gae`; the last step, and one that ends an episode, bootstrap from
+    ``next_value`` alone. All inputs are ``[T]``.
+    """
+    mix = return_lambda * (1.0 - done.astype(reward.dtype))
+
+    def step(following: jax.Array, xs: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+        reward_t, discount_t, value_t, mix_t = xs
+        total = reward_t + discount_t * (value_t + mix_t * (following - value_t))
+        return total, total
+
+    return jax.lax.scan(step, next_value[-1], (reward, discount, next_value, mix), reverse=True, unroll=8)[1]
+
+
+def v_trace(
+    reward: jax.Array,
+    discount: jax.Array,
+    value: jax.Array,
+    next_value: jax.Array,
+    done: jax.Array,
+    ratio: jax.Array,
+    trace_lambda: jax.Array | float,
+    clip_rho: jax.Array | float,
+    clip_c: jax.Array | float,
+) -> tuple[jax.Array, jax.Array]:
+    """V-trace targets and policy-gradient advantages, each ``[T]`` (arXiv 1802.01561, equation 1 and section 4.2).
+
+    ``ratio``: the probability of the action under the policy that learns by that under the one that acted; λ multiplies
+    the traces (remark 2). ``discount``, ``next_value`` and ``done`` as for `gae`. All inputs but the last three are
+    ``[T]``.
+    """
+    rho, c = jnp.minimum(ratio, clip_rho), trace_lambda * jnp.minimum(ratio, clip_c)
+    delta = rho * (reward + discount * next_value - value)
+    goes_on = 1.0 - done.astype(reward.dtype)
+
+    def step(following: jax.Array, xs: tuple[jax.Array, ...]) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        delta_t, decay_t, goes_on_t = xs
+        following = goes_on_t * following
+        correction = delta_t + decay_t * following
+        return correction, (correction, following)
+
+    xs = delta, discount * c, goes_on
+    _, (correction, following) = jax.lax.scan(step, jnp.zeros_like(delta[-1]), xs, reverse=True, unroll=8)
+    advantage = rho * (reward + discount * (next_value + following) - value)
+    return value + correction, advantage
+
+
+def n_step(
+    reward: jax.Array, terminated: jax.Array, truncated: jax.Array, discount: jax.Array | float
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The n-step return of a window of consecutive steps ``[n]`` (Sutton & Barto, 2nd edition, equation 7.1).
+
+    Returns ``(reward sum, discount of the bootstrap value, index of the step to bootstrap after)``. The sum stops
+    with the step that ends an episode; the bootstrap discount is 0 after a termination, γ^m after m steps otherwise.
+    """
+    done = terminated | truncated
+    alive = jnp.cumprod(jnp.concatenate([jnp.ones(1), 1.0 - done[:-1].astype(jnp.float32)]))
+    powers = jnp.asarray(discount, jnp.float32) ** jnp.arange(reward.shape[0], dtype=jnp.float32)
+    last = jnp.sum(alive).astype(jnp.int32) - 1
+    bootstrap = powers[last] * discount * (1.0 - terminated[last].astype(jnp.float32))
+    return jnp.sum(reward * alive * powers), bootstrap, last
 
 
 def clipped_surrogate(log_ratio: jax.Array, advantage: jax.Array, clip_range: jax.Array | float) -> jax.Array:

@@ -1,13 +1,95 @@
-"""Optimizers: optax's, by name, each behind a clip of the gradients' global norm."""
+"""The norm of a pytree."""
 
 from collections.abc import Callable
+from functools import reduce
 from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_fast.numerics.norms import global_norm
+from jaxrl_fast.core import PyTree
+
+SLICES, FEW = 16, 2**12
+"""On a CPU an array of more than `FEW` numbers is added up as so many slices: the sum of 65,536 squares takes XLA's
+program 50 microseconds, and 5 where slices are added (2 cores, AMD EPYC of family 26, JAX 0.10.2)."""
+
+
+def global_norm(tree: PyTree) -> jax.Array:
+    """The Euclidean norm of all numbers in ``tree``; a scalar, 0 without any."""
+    return jnp.sqrt(sum((_sum_of_squares(leaf) for leaf in jax.tree.leaves(tree)), start=jnp.zeros(())))
+
+
+def _sum_of_squares(array: jax.Array) -> jax.Array:
+    if array.size <= FEW:
+        return _at_once(array)
+    return jax.lax.platform_dependent(array, cpu=_by_slices, default=_at_once)
+
+
+def _at_once(array: jax.Array) -> jax.Array:
+    return jnp.sum(jnp.square(array))
+
+
+def _by_slices(array: jax.Array) -> jax.Array:
+    flat, length = array.ravel(), array.size // SLICES
+    slices = (jnp.square(flat[i * length : (i + 1) * length]) for i in range(SLICES))
+    return jnp.sum(reduce(jnp.add, slices)) + jnp.sum(jnp.square(flat[SLICES * length :]))
+
+
+class Linear(NamedTuple):
+    """A straight line from ``start`` to ``end``, reached when the share ``until`` (0 to 1) of the run is over."""
+
+    start: Any
+    end: Any
+    until: Any = 1.0
+
+
+class Cosine(NamedTuple):
+    """Half a cosine wave from ``start`` to ``end``, reached when the share ``until`` (0 to 1) of the run is over."""
+
+    start: Any
+    end: Any
+    until: Any = 1.0
+
+
+Schedule = Linear | Cosine
+SCHEDULES: dict[str, type[Linear] | type[Cosine]] = {"linear": Linear, "cosine": Cosine}
+
+
+def value_at(rate: Any, progress: jax.Array) -> jax.Array:
+    """The value of a number or schedule at ``progress`` in [0, 1]."""
+    if isinstance(rate, Schedule):
+        progress = jnp.minimum(progress / rate.until, 1.0)
+    if isinstance(rate, Linear):
+        return rate.start + (rate.end - rate.start) * progress
+    if isinstance(rate, Cosine):
+        return rate.end + (rate.start - rate.end) * 0.5 * (1.0 + jnp.cos(jnp.pi * progress))
+    return rate
+
+
+def resolve(hyper: Any, progress: jax.Array) -> Any:
+    """Every rate of a NamedTuple of rates at ``progress``."""
+    return type(hyper)(*(value_at(rate, progress) for rate in hyper))
+
+
+def at_start(hyper: Any) -> Any:
+    """Every rate of a NamedTuple of rates as a run begins, without computing anything."""
+    return type(hyper)(*(rate.start if isinstance(rate, Schedule) else rate for rate in hyper))
+
+
+def has_schedule(hyper: Any) -> bool:
+    """Whether any rate depends on progress."""
+    return any(isinstance(rate, Schedule) for rate in hyper)
+
+
+def plain(value: Any) -> Any:
+    """A value as a config file holds it: schedules as text, tuples as lists."""
+    if isinstance(value, Schedule):
+        name = next(name for name, schedule in SCHEDULES.items() if isinstance(value, schedule))
+        numbers = value if value.until != 1.0 else value[:2]
+        return ":".join([name, *(repr(float(number)) for number in numbers)])
+    return [plain(v) for v in value] if isinstance(value, tuple) else value
+
 
 Rate = jax.Array | float
 """A number at one tick, after schedules."""

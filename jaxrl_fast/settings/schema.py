@@ -8,16 +8,21 @@ import dataclasses
 import difflib
 import inspect
 import math
-from collections.abc import Iterable
+import shlex
+from collections.abc import Iterable, Sequence
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+
 from jaxrl_fast.algorithms.registry import ALGORITHMS
-from jaxrl_fast.fragments.learners import GraphOptions, Overlap
-from jaxrl_fast.fragments.learning import Average, OnNan
-from jaxrl_fast.networks.dense import Precision
-from jaxrl_fast.numerics.schedules import SCHEDULES
-from jaxrl_fast.runs.loggers import Log
+from jaxrl_fast.learning.run_graph import GraphOptions, Overlap
+from jaxrl_fast.learning.updates import Average, OnNan
+from jaxrl_fast.networks.layers import Precision
+from jaxrl_fast.numerics.optimizers import SCHEDULES
+from jaxrl_fast.training.records import Log
 
 MAX_SEED = 2**32 - 1
 """Of a larger seed JAX uses only the lowest 32 bits."""
@@ -95,7 +100,7 @@ class EnvSchema:
 
 @dataclasses.dataclass(frozen=True)
 class PoolSchema:
-    """``pool.*``: how environments on the host are stepped, as `envs.pool.options.PoolOptions`."""
+    """``pool.*``: how environments on the host are stepped, as `jaxrl_fast.envs.pool.batches.PoolOptions`."""
 
     workers: int | None = setting(None, "worker processes, 0 none; measured", 0, 4096)
     num_groups: int = setting(2, "groups that take turns", 1, MAX_SIZE)
@@ -273,3 +278,44 @@ def written(value: Any) -> str:
     if isinstance(value, dict):
         return f"{{{','.join(f'{k}:{written(v)}' for k, v in value.items())}}}"
     return str(value)
+
+
+def command_line(argv: Sequence[str], command: str = "train") -> str:
+    """The line to type in a shell for these words."""
+    return shlex.join(["python", "-m", f"jaxrl_fast.{command}", *argv])
+
+
+def read_word(word: str) -> tuple[str, Any]:
+    """A word of the command line as key and value.
+
+    Raises:
+        ConfigError: it has no key, no value, several values, or is not in Hydra's grammar.
+    """
+    override = parse_word(word)
+    if override.is_sweep_override():
+        raise ConfigError(f"{word}: several values are several runs: add --multirun")
+    return str(override.key_or_group), override.value()
+
+
+def parse_word(word: str) -> Override:
+    """A word of the command line as Hydra reads it, which may be a sweep.
+
+    Raises:
+        ConfigError: as for `read_word`.
+    """
+    key, equals, value = word.partition("=")
+    if word.startswith("~"):
+        raise ConfigError(f"{word}: settings cannot be removed; tuned=false leaves the tuned ones out")
+    if not equals or not key.strip():
+        raise ConfigError(f"cannot read '{word}': write key=value, for example env=halfcheetah (--help lists the keys)")
+    if not value.strip():
+        raise ConfigError(f"{word} has no value: write it behind the equals sign, without a space")
+    try:
+        override = OverridesParser.create().parse_override(word)
+    except HydraException:
+        raise ConfigError(f"cannot read '{word}': quote the value, as in \"{key}='...'\"") from None
+    if override.package is not None:
+        raise ConfigError(f"cannot read '{word}': write key=value, without '@'")
+    if override.is_add() and str(override.key_or_group).startswith("env.") and override.key_or_group not in run_keys():
+        override.key_or_group = f"env.options.{override.key_or_group.removeprefix('env.')}"
+    return override

@@ -1,18 +1,28 @@
 """What programs would cost on a target, as tables and sentences for the terminal."""
 
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import jax
 from rich.table import Table
 
-from jaxrl_fast.inspection.description import plain
-from jaxrl_fast.inspection.labels import byte_size
-from jaxrl_fast.inspection.tables import new_table
-from jaxrl_fast.runs.progress import si
-from jaxrl_fast.targets.compiling import ForTarget, Rounds
+from jaxrl_fast.runtime.placements import Placement
+from jaxrl_fast.settings.schema import ConfigError, read_word
+from jaxrl_fast.targets.accelerators import CHIPS, THIS, Chip, Target, compile_only, parse_target, python_for
+from jaxrl_fast.targets.compiling import ForTarget, Room, Rounds, costs_of
 from jaxrl_fast.targets.program_cost import FLOORS_US, SHORT_US, ProgramCost, by_group, kernels_a_round
-from jaxrl_fast.targets.room import Room
-from jaxrl_fast.targets.target import Target
+from jaxrl_fast.training.progress import si
+from jaxrl_fast.tuning.trial import Ready
+from jaxrl_fast.views.description import byte_size, plain
+from jaxrl_fast.views.graph_tables import new_console, new_table
 
 
 def launch_table(costs: Sequence[ProgramCost]) -> Table:
@@ -127,3 +137,144 @@ def cost_facts(costs: Sequence[ProgramCost], rounds: Rounds, target: Target) -> 
         "kernels_an_update": plain(each(rounds.learning, rounds.updates)),
         "kernels_a_step": plain(each(rounds.sampling, rounds.steps)),
     }
+
+
+DUMP = "JAXRL_FAST_TARGET_DUMP"
+"""Set in the process that has the compiler: where XLA writes."""
+
+
+def dump_folder() -> Path | None:
+    """Where XLA writes in this process; None in one that was not started to compile for a target."""
+    folder = os.environ.get(DUMP)
+    return Path(folder) if folder else None
+
+
+def explain_elsewhere(words: Sequence[str], target: str, folder: Path) -> int:
+    """Explain in a process that has the compiler; ``num_envs=64,1024`` once for each width, and then by width.
+
+    Raises:
+        ConfigError: the target is unknown, or there is no compiler for it.
+    """
+    parse_target(target)
+    widths = asked_widths(words)
+    if len(widths) < 2:
+        return run_once([*words, f"target={target}", f"out={folder}"], target)
+    rest = [word for word in words if not _is_width(word)]
+    found = []
+    for width in widths:
+        own = folder / f"num_envs_{width}"
+        status = run_once([*rest, f"num_envs={width}", f"target={target}", f"out={own}"], target, quiet=True)
+        if status:
+            return status
+        found.append((width, json.loads((own / "graph.json").read_text())["target"]))
+        print(f"num_envs={width}: compiled in {found[-1][1]['compile_s']:.0f} s", flush=True)
+    print_widths(found)
+    print(f"written: {folder}/num_envs_*/graph.json")
+    return 0
+
+
+def asked_widths(words: Sequence[str]) -> list[int]:
+    """The numbers of environments that ``num_envs`` lists.
+
+    Raises:
+        ConfigError: one is no number.
+    """
+    given = [word.partition("=")[2] if "," in word else str(read_word(word)[1]) for word in words if _is_width(word)]
+    parts = given[-1].split(",") if given else []
+    if len(parts) > 1 and not all(part.isdecimal() for part in parts):
+        raise ConfigError(f"num_envs={given[-1]}: write numbers with commas between them, as in num_envs=64,1024")
+    return [int(part) for part in parts] if len(parts) > 1 else []
+
+
+def run_once(words: Sequence[str], target: str, *, quiet: bool = False) -> int:
+    """The command in the process that has the compiler; its exit status."""
+    python = python_for(parse_target(target).chip.platform)
+    with tempfile.TemporaryDirectory(prefix="jaxrl_fast-target-") as dump:
+        command = [str(python), "-m", "jaxrl_fast.explain", *words]
+        done = subprocess.run(
+            command,
+            env={**compile_only(Path(dump)), DUMP: dump},
+            stdout=subprocess.DEVNULL if quiet else None,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    lines = [line for line in done.stderr.splitlines() if not is_compilers_talk(line)]
+    if lines:
+        print("\n".join(lines), file=sys.stderr)
+    return done.returncode
+
+
+def is_compilers_talk(line: str) -> bool:
+    """Whether a line of the other process is XLA's logging, such as ``W1123 08:42:03.615707   20162 sort.cc:929]``."""
+    head, bracket, _ = line.partition("]")
+    return bool(bracket) and head[:1] in "IWE" and head[1:5].isdecimal() and ".cc:" in head
+
+
+def print_widths(found: Sequence[tuple[int, dict[str, Any]]]) -> None:
+    """A row a width."""
+    columns = (">steps a tick", ">kernels a tick", ">ms at 1 µs", ">ms at 4 µs", ">steps/s", ">memory")
+    table = new_table("by width", *columns)
+    for width, facts in found:
+        us = dict(zip(("roofline", *facts["floors_us"]), facts["tick_us"], strict=True))
+        rates = sorted(facts["rounds"]["env_steps"] / us[floor] * 1e6 for floor in (1.0, 4.0))
+        table.add_row(
+            f"num_envs={width}",
+            f"{facts['rounds']['env_steps']:,}",
+            f"{sum(program['kernels'] for program in facts['programs']):,.0f}",
+            f"{us[1.0] / 1e3:.3g}",
+            f"{us[4.0] / 1e3:.3g}",
+            " to ".join(map(si, rates)),
+            byte_size(max(program["memory_bytes"] or 0 for program in facts["programs"])),
+        )
+    new_console().print(table)
+
+
+def _is_width(word: str) -> bool:
+    return word.partition("=")[0] == "num_envs"
+
+
+REPEATS = 5
+ENOUGH_S = 10.0
+
+
+def compare_here(ready: Ready, placed: Placement, rounds: Rounds, dump: Path, *, warmup_ticks: int) -> dict[str, Any]:
+    """Measure, print it beside what XLA predicted where that is known, and return both."""
+    measured = measure_ticks(ready, warmup_ticks)
+    low_s, tick_s, high_s = (f(measured["tick_s"]) for f in (min, statistics.median, max))
+    rates = [n / tick_s for n in (rounds.env_steps, rounds.updates, rounds.updates * rounds.batch_size)]
+    kind, number = jax.devices()[0].device_kind, len({d for group in placed.groups for d in group.devices})
+    print(
+        f"measured on {number} {kind}: {1e3 * tick_s:.3g} ms a tick "
+        f"[{1e3 * low_s:.3g}, {1e3 * high_s:.3g}], {si(rates[0])} steps/s, "
+        f"{si(rates[1])} updates/s, {si(rates[2])} frames/s"
+    )
+    facts = {"name": THIS, "chip": kind, "num_devices": number, "measured": measured}
+    chip = chip_here()
+    if chip is None:
+        print(f"nothing is predicted for {kind}: write target=h100 for what its programs would cost there")
+        return facts
+    target = Target(THIS, chip, number, "")
+    costs = costs_of(ready.run, placed, ready.ticks, target, dump)
+    for table in (launch_table(costs), band_table(costs, rounds, target)):
+        new_console().print(table)
+    shares = ", ".join(f"{1e6 * tick_s / us:.3g} x at {name}" for name, us in band(costs))
+    print(f"measured / predicted: {shares}")
+    return {**facts, **cost_facts(costs, rounds, target)}
+
+
+def chip_here() -> Chip | None:
+    """What is known of this machine's devices; None of a CPU, and of cards without figures here."""
+    kind = jax.devices()[0].device_kind.lower().replace(" ", "")
+    return next((chip for name, chip in CHIPS.items() if name.removeprefix("tpu-") in kind), None)
+
+
+def measure_ticks(ready: Ready, warmup_ticks: int) -> dict[str, Any]:
+    """Run chunks until the warm-up of replay is over, then time some more; ``tick_s``: seconds of a tick, one for each
+    of these chunks, ``first_chunk_s``: seconds of the very first chunk."""
+    state, seconds = ready.init(), list[float]()
+    warm = 1 + warmup_ticks // ready.ticks
+    while len(seconds) < warm + REPEATS and sum(seconds[warm:]) < ENOUGH_S:
+        begin = time.perf_counter()
+        state, _ = jax.block_until_ready(ready.run(state))
+        seconds.append(time.perf_counter() - begin)
+    return {"first_chunk_s": seconds[0], "tick_s": [s / ready.ticks for s in seconds[warm:]]}

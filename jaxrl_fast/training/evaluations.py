@@ -8,18 +8,16 @@ import jax
 import numpy as np
 
 from jaxrl_fast.core import EpisodeTotals
-from jaxrl_fast.environments.env import no_totals
-from jaxrl_fast.evaluation.episodes import with_untold, without_untold
-from jaxrl_fast.evaluation.periodic import PeriodicEvaluation, Snapshot
-from jaxrl_fast.graph import distributed
-from jaxrl_fast.graph.dataflow import TrainState
-from jaxrl_fast.policy.policies import PolicyParams, by_name, from_names, load_policy
-from jaxrl_fast.runs.checkpoint_files import BESIDE, one_line
-from jaxrl_fast.runs.checkpointing import Checkpointer
-from jaxrl_fast.runs.folder import RunFolder
-from jaxrl_fast.runs.hooks import Calls, Row
+from jaxrl_fast.envs.env import no_totals
+from jaxrl_fast.policy.policies import Policy, PolicyParams, by_name, from_names, load_policy
+from jaxrl_fast.runtime import hosts
+from jaxrl_fast.runtime.graph import TrainState
+from jaxrl_fast.training.callbacks import Calls, OnLastPolicy, Row, ShouldStop
+from jaxrl_fast.training.checkpoints import BESIDE, Checkpointer, one_line
+from jaxrl_fast.training.episodes import PeriodicEvaluation, Snapshot, with_untold, without_untold
 from jaxrl_fast.training.job import Job
 from jaxrl_fast.training.recorder import Recorder
+from jaxrl_fast.training.run_folder import RunFolder
 
 POLL_S = 0.5
 """How often it is checked whether the run is asked to stop while an evaluation is waited for, in seconds."""
@@ -67,7 +65,7 @@ class Evaluations:
     def collect(self) -> None:
         """Record the evaluation that was under way, if it has ended."""
         ended = self._running is not None and self._running.done()
-        if not distributed.any_process(ended):
+        if not hosts.any_process(ended):
             return
         snapshot = self._next()
         assert snapshot is not None
@@ -83,7 +81,7 @@ class Evaluations:
         """Wait until all are recorded, have failed, or the run is asked to stop."""
         begin = time.perf_counter()
         self.collect()
-        if not distributed.any_process(self._running is not None):
+        if not hosts.any_process(self._running is not None):
             return
         while self._go_on_waiting():
             self.collect()
@@ -93,13 +91,13 @@ class Evaluations:
         """Begin to evaluate the best policy once more, from initial states on which it was not chosen. Left out where
         the run is asked to stop."""
         params = self._best_params()
-        if params is not None and distributed.is_first() and not self.calls.should_stop():
+        if params is not None and hosts.is_first() and not self.calls.should_stop():
             self._running = self._worker.submit(self._evaluate, params, True)
 
     def finish_scoring_best(self) -> None:
         """Wait until that has ended and note what it gave, unless the run is asked to stop."""
         while self._go_on_waiting():
-            if distributed.any_process(self._running is not None and self._running.done()):
+            if hosts.any_process(self._running is not None and self._running.done()):
                 totals = self._take_result("the best policy keeps the score by which it was chosen")
                 if totals is not None:
                     self.recorder.add_fresh_score(totals)
@@ -139,7 +137,7 @@ class Evaluations:
 
     def _start_next(self) -> None:
         snapshot = self._next()
-        if self._running is None and snapshot is not None and distributed.is_first():
+        if self._running is None and snapshot is not None and hosts.is_first():
             self._running = self._worker.submit(self._evaluate, snapshot.params, False)
 
     def _evaluate(self, params: PolicyParams, fresh: bool) -> EpisodeTotals:
@@ -150,7 +148,7 @@ class Evaluations:
 
     def _go_on_waiting(self) -> bool:
         """Whether an evaluation is under way in any process and none is asked to stop; waits for it a moment."""
-        if not distributed.any_process(self._running is not None) or distributed.any_process(self.calls.should_stop()):
+        if not hosts.any_process(self._running is not None) or hosts.any_process(self.calls.should_stop()):
             return False
         if self.folder is not None:
             self.folder.status.set(now=False, state="evaluating")
@@ -168,13 +166,13 @@ class Evaluations:
         elif self._running is not None:
             totals = self._running.result()
         self._running = None
-        return totals if distributed.is_alone() else self._share(totals)
+        return totals if hosts.is_alone() else self._share(totals)
 
     def _share(self, totals: EpisodeTotals | None) -> EpisodeTotals | None:
         """Process 0's totals, in every process."""
         shapes = jax.eval_shape(lambda: no_totals(self.job.env.spec, self.job.options.eval_episodes))
         nothing = jax.tree.map(lambda x: np.zeros((self.job.num_seeds, *x.shape), x.dtype), shapes)
-        made, shared = distributed.from_first((np.int32(totals is not None), with_untold(totals or nothing)))
+        made, shared = hosts.from_first((np.int32(totals is not None), with_untold(totals or nothing)))
         return without_untold(shared) if made else None
 
     def _best_params(self) -> PolicyParams | None:
@@ -200,3 +198,32 @@ class Evaluations:
             self.folder.keep_policy(policy, newest=newest, best=best)
             if newest:
                 self.calls.on_new_policy()
+
+
+LAST_POLICY_POLL_S = 0.1
+"""How often it is checked whether the run is asked to stop, in seconds."""
+
+
+class LastPolicy:
+    """Calls ``on_last_policy`` at most once, in a thread of process 0, and not where the run is asked to stop."""
+
+    def __init__(self, on_last_policy: OnLastPolicy, should_stop: ShouldStop) -> None:
+        self.on_last_policy, self.should_stop = on_last_policy, should_stop
+        self._shown: Future[None] | None = None
+
+    def show(self, policy: Policy) -> None:
+        """Begin to show it, unless one has been shown."""
+        if self._shown is not None or not hosts.is_first() or self.should_stop():
+            return
+        worker = ThreadPoolExecutor(1, thread_name_prefix="last policy")
+        self._shown = worker.submit(self.on_last_policy, policy)
+        worker.shutdown(wait=False)
+
+    def wait(self) -> None:
+        """Wait until that has ended, unless the run is asked to stop; raises what it raised."""
+        if self._shown is None:
+            return
+        while not self._shown.done() and not self.should_stop():
+            wait([self._shown], timeout=LAST_POLICY_POLL_S)
+        if self._shown.done():
+            self._shown.result()

@@ -11,13 +11,12 @@ from typing import Any
 import jax
 from jax.experimental import checkify
 
-from jaxrl_fast.fragments.updates import all_finite
-from jaxrl_fast.graph import dataflow as graphs
-from jaxrl_fast.graph.dataflow import Channels, Fragment, Graph, TrainState
-from jaxrl_fast.graph.program_functions import RunChunk
-from jaxrl_fast.runs import checkpoint_files
-from jaxrl_fast.runs.checkpointing import Checkpointer
-from jaxrl_fast.training import resuming
+from jaxrl_fast.learning.updates import all_finite
+from jaxrl_fast.runtime import graph as graphs
+from jaxrl_fast.runtime.graph import Channels, Fragment, Graph, TrainState
+from jaxrl_fast.runtime.layout import RunChunk
+from jaxrl_fast.training import checkpoints, resuming
+from jaxrl_fast.training.checkpoints import Checkpointer
 from jaxrl_fast.training.job import Job
 from jaxrl_fast.training.recorder import NonFiniteError
 
@@ -65,9 +64,9 @@ def find_operation(graph: Graph, state: TrainState, tick: int, fragment: str) ->
 def _state_before(tick: int, job: Job, run: RunChunk, checkpoint: Path | None) -> TrainState:
     """The state at the start of the chunk that holds ``tick``, computed from a checkpoint or from the start."""
     state = job.program.init(job.keys, job.algorithm.hyper)
-    description = checkpoint_files.read_description(checkpoint) if checkpoint else None
+    description = checkpoints.read_description(checkpoint) if checkpoint else None
     if description is not None and not description.replay_lost:
-        resumed = resuming.Resumed(description, checkpoint_files.read_arrays(description), [])
+        resumed = resuming.Resumed(description, checkpoints.read_arrays(description), [])
         state = resuming.put_back(state, resumed, job.program)
     while int(state.tick) + job.program.ticks_per_chunk <= tick:
         state, _ = run(state)

@@ -1,4 +1,4 @@
-"""A job: all that a run is made of, checked and put together before anything is compiled."""
+"""How a run is cut into chunks: pieces of equal size, each one call of a compiled program."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,24 +6,122 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 
-from jaxrl_fast.algorithms.interface import Algorithm, require_positive
-from jaxrl_fast.environments.env import VecEnv
-from jaxrl_fast.environments.host_env import HostEnv
-from jaxrl_fast.experience.binding import Bound, bind
-from jaxrl_fast.experience.minibatches import MAX_SHARDS
-from jaxrl_fast.fragments.build import graph_of
-from jaxrl_fast.fragments.callbacks import Bridge, check_placement, in_graph
-from jaxrl_fast.fragments.learners import GraphOptions
-from jaxrl_fast.graph import distributed
-from jaxrl_fast.graph import program as programs
-from jaxrl_fast.graph.compiler_choices import starts_kernels_singly
-from jaxrl_fast.graph.dataflow import Graph
-from jaxrl_fast.graph.kept import Keep, Store
-from jaxrl_fast.graph.placements import Make, Placement, place
-from jaxrl_fast.runs.checkpointing import Checkpoints
+from jaxrl_fast.envs.env import VecEnv
+from jaxrl_fast.envs.host_env import HostEnv
+from jaxrl_fast.learning.agent import BoundAgent, bind
+from jaxrl_fast.learning.algorithm import Algorithm, require_positive
+from jaxrl_fast.learning.io_callback_env import Bridge, check_placement, in_graph
+from jaxrl_fast.learning.minibatches import MAX_SHARDS
+from jaxrl_fast.learning.run_graph import GraphOptions, graph_of
+from jaxrl_fast.runtime import hosts
+from jaxrl_fast.runtime import program as programs
+from jaxrl_fast.runtime.graph import Graph
+from jaxrl_fast.runtime.placements import Make, Placement, place
+from jaxrl_fast.runtime.program_store import FindStore, Store
+from jaxrl_fast.runtime.xla_options import starts_kernels_singly
 from jaxrl_fast.training import resuming
-from jaxrl_fast.training.planning import Plan, plan_run
-from jaxrl_fast.training.refusals import check_host, check_processes
+from jaxrl_fast.training.checkpoints import Checkpoints
+
+CHUNKS_PER_RUN = 100
+MAX_CHUNK_STEPS = 32_768
+"""Most environment steps of a chunk, unless one tick has more: signals wait for the end of a chunk."""
+MAX_CHUNK_FRAMES = 524_288
+"""The same for updates times their batch size."""
+
+
+class Plan(NamedTuple):
+    """How a run is cut: into ``num_chunks`` chunks of ``ticks_per_chunk`` ticks, of ``steps_per_tick`` environment
+    steps (over all environments) each.
+
+    ``chunks_per_eval``, ``chunks_per_checkpoint``: an evaluation and a checkpoint follow every so many chunks.
+    """
+
+    ticks_per_chunk: int
+    num_chunks: int
+    chunks_per_eval: int
+    chunks_per_checkpoint: int
+    steps_per_tick: int
+
+
+def plan_run(
+    env: VecEnv | HostEnv,
+    agent: BoundAgent,
+    total_steps: int,
+    eval_every: int | None,
+    checkpoint_every: int | None = None,
+    progress: dict[str, Any] | None = None,
+) -> Plan:
+    """Cut a run into about a hundred equal chunks, or more if these would be long, with the least overshoot over
+    ``total_steps``. A resumed run keeps the chunks that it had, according to the ``progress`` of its checkpoint.
+
+    Raises:
+        ValueError: a resumed run has nothing left to do.
+    """
+    steps_per_tick = env.num_envs * agent.rollout_length
+    frames_per_tick = agent.updates_per_tick * agent.batch_size
+    ticks = -(-total_steps // steps_per_tick)
+    if progress is not None and progress["env_steps"] >= total_steps and not _only_evaluations_lack(progress, ticks):
+        raise ValueError(
+            f"total_steps={total_steps}: all of them are trained ({progress['env_steps']} steps): write a larger "
+            "total_steps to go on"
+        )
+    ticks_per_chunk = progress["ticks_per_chunk"] if progress else _chunk_size(ticks, steps_per_tick, frames_per_tick)
+
+    def chunks(steps: int | None) -> int:
+        return max(1, round((steps or max(1, total_steps // 10)) / (steps_per_tick * ticks_per_chunk)))
+
+    num_chunks = -(-ticks // ticks_per_chunk)
+    return Plan(ticks_per_chunk, num_chunks, chunks(eval_every), chunks(checkpoint_every), steps_per_tick)
+
+
+def _only_evaluations_lack(progress: dict[str, Any], ticks: int) -> bool:
+    """Whether a run of so many ``ticks`` was stopped behind its last one, before all was evaluated."""
+    whole_run = -(-ticks // progress["ticks_per_chunk"]) * progress["ticks_per_chunk"]
+    return bool(progress.get("snapshots")) and progress["ticks"] == whole_run
+
+
+def ticks_within(
+    steps_per_tick: int, frames_per_tick: int, *, max_steps: int = MAX_CHUNK_STEPS, max_frames: int = MAX_CHUNK_FRAMES
+) -> int:
+    """Ticks of a chunk that stays within both limits, if a single tick does."""
+    return max(1, min(max_steps // steps_per_tick, max_frames // frames_per_tick))
+
+
+def _chunk_size(ticks: int, steps_per_tick: int, frames_per_tick: int) -> int:
+    cap = ticks_within(steps_per_tick, frames_per_tick)
+    largest = min(cap, max(1, -(-ticks // (CHUNKS_PER_RUN // 2))))
+    smallest = min(largest, max(1, ticks // (CHUNKS_PER_RUN * 3 // 2)))
+    wanted = ticks / CHUNKS_PER_RUN
+    return min(range(smallest, largest + 1), key=lambda n: (-(-ticks // n) * n, abs(n - wanted)))
+
+
+def check_host(env: VecEnv | HostEnv, num_seeds: int, debug: bool) -> None:
+    """Refuse environments on the host that were made for another number of seeds, or a ``debug`` that would step them
+    again.
+
+    Raises:
+        ValueError: with what to write instead.
+    """
+    if isinstance(env, HostEnv) and debug:
+        raise ValueError("debug=true computes a tick again, which environments on the host cannot: leave it out")
+    if isinstance(env, HostEnv) and env.num_seeds != num_seeds:
+        raise ValueError(
+            f"num_seeds={num_seeds}: these environments on the host serve {env.num_seeds}: write "
+            f"make_env(..., num_seeds={num_seeds})"
+        )
+
+
+def check_processes(env: VecEnv | HostEnv, settings: Mapping[str, Any]) -> None:
+    """Refuse processes of one run that were started with different ``settings``, and what works in one process only.
+
+    Raises:
+        ValueError: naming the setting.
+    """
+    hosts.check_agreement(settings)
+    if settings["debug"]:
+        hosts.require_one("debug=true", jax.process_count())
+    if isinstance(env, HostEnv):
+        hosts.require_one(f"environment {env.spec.name}, which steps on the host,", jax.process_count())
 
 
 class JobOptions(NamedTuple):
@@ -51,7 +149,7 @@ class JobOptions(NamedTuple):
 
 class Job(NamedTuple):
     """A run before it starts: ``env``, ``algorithm`` and the ``agent`` that binds the two; the ``graph`` that
-    ``options.graph`` made of them, its ``placement`` and ``program``; and the ``plan`` of its chunks.
+    ``batches.graph`` made of them, its ``placement`` and ``program``; and the ``plan`` of its chunks.
 
     ``keys`` ``[S]``: a random key for each seed; ``failures`` collects what environments on the host raise in a
     callback; ``settings``: what a checkpoint stores of them; ``resumed``: the checkpoint that the run goes on from, if
@@ -60,7 +158,7 @@ class Job(NamedTuple):
 
     env: VecEnv | HostEnv
     algorithm: Algorithm
-    agent: Bound
+    agent: BoundAgent
     graph: Graph
     placement: Placement
     program: programs.Program
@@ -83,7 +181,7 @@ def make_job(
     algorithm: Algorithm,
     options: JobOptions,
     settings: Mapping[str, Any] | None = None,
-    keep: Keep = lambda program: None,
+    keep: FindStore = lambda program: None,
 ) -> Job:
     """Check everything that can be checked before anything is compiled, and put a run together.
 
@@ -98,7 +196,7 @@ def make_job(
     agent = bind(algorithm, env.spec, env.num_envs, asked.shards)
     if settings is None:
         settings = settings_of_job(env, algorithm, agent, options)
-    if not distributed.is_alone():
+    if not hosts.is_alone():
         check_processes(env, {**settings, "resume": options.resume, "debug": options.debug})
     vec_env, failures = (env, []) if isinstance(env, VecEnv) else bridge_of(env, num_seeds, options.debug)
     resumed = None if options.resume is None else resuming.read(options.resume, settings, algorithm)
@@ -127,7 +225,9 @@ def bridge_of(env: HostEnv, num_seeds: int, debug: bool) -> Bridge:
     return in_graph(env)
 
 
-def settings_of_job(env: VecEnv | HostEnv, algorithm: Algorithm, agent: Bound, options: JobOptions) -> dict[str, Any]:
+def settings_of_job(
+    env: VecEnv | HostEnv, algorithm: Algorithm, agent: BoundAgent, options: JobOptions
+) -> dict[str, Any]:
     """The settings of a job that no command line made, by key of the command line where there is one."""
     graph = options.graph
     named = {

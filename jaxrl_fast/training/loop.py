@@ -11,24 +11,23 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from jaxrl_fast.environments.host_env import HostEnv
-from jaxrl_fast.evaluation.periodic import evaluation_device, make_periodic_evaluation
-from jaxrl_fast.fragments.callbacks import reraise_callback_error
-from jaxrl_fast.fragments.host_sampling import print_events_after
-from jaxrl_fast.graph import distributed
-from jaxrl_fast.graph import program as programs
-from jaxrl_fast.graph.dataflow import TrainState
+from jaxrl_fast.envs.host_env import HostEnv
+from jaxrl_fast.learning.host_sampling import print_events_after
+from jaxrl_fast.learning.io_callback_env import reraise_callback_error
 from jaxrl_fast.policy.policies import Policy
-from jaxrl_fast.runs.checkpointing import Checkpointer
-from jaxrl_fast.runs.folder import RunFolder, write_summary
-from jaxrl_fast.runs.hooks import Calls, Row
-from jaxrl_fast.runs.loggers import Log
+from jaxrl_fast.runtime import hosts
+from jaxrl_fast.runtime import program as programs
+from jaxrl_fast.runtime.graph import TrainState
 from jaxrl_fast.training import find_nan, resuming
-from jaxrl_fast.training.evaluations import Evaluations
+from jaxrl_fast.training.callbacks import Calls, Row
+from jaxrl_fast.training.checkpoints import Checkpointer
+from jaxrl_fast.training.episodes import evaluation_device, make_periodic_evaluation
+from jaxrl_fast.training.evaluations import Evaluations, LastPolicy
 from jaxrl_fast.training.job import Job
-from jaxrl_fast.training.last_policy import LastPolicy
 from jaxrl_fast.training.recorder import NonFiniteError, Recorder, check_start
-from jaxrl_fast.training.run_files import describe_start, open_folder
+from jaxrl_fast.training.records import Log
+from jaxrl_fast.training.resuming import describe_start, open_folder
+from jaxrl_fast.training.run_folder import RunFolder, write_summary
 
 Trained = tuple[TrainState, Policy, list[Row], Row]
 """What a run gives: state, policy, history and summary, as `jaxrl_fast.Result` names them."""
@@ -40,7 +39,7 @@ def run_job(job: Job, calls: Calls, run_dir: str | Path | None = None, log: Log 
     Raises:
         NonFiniteError: the environment or an update gave a NaN or an infinity.
     """
-    if not distributed.is_first():
+    if not hosts.is_first():
         calls = calls._replace(on_metrics=None, tell=lambda line: None)
     with ExitStack() as stack:
         if run_dir is not None:
@@ -111,7 +110,7 @@ def start(job: Job, recorder: Recorder) -> tuple[TrainState, programs.RunChunk]:
             state = resuming.begin_anew(state, first, job.graph, job.agent)
         recorder.go_on_from(job.resumed.progress)
     jax.block_until_ready(state)
-    distributed.join()  # or the first chunk's time would include what another process still compiles
+    hosts.join()  # or the first chunk's time would include what another process still compiles
     recorder.compiled()
     if job.options.graph.nan == "stop":
         check_start(state, job.graph, job.env)
@@ -135,17 +134,17 @@ def drive(run: programs.RunChunk, state: TrainState, evaluations: Evaluations, j
 
     saved = begin = recorder.ticks // plan.ticks_per_chunk
     for chunk in range(begin + 1, plan.num_chunks + 1):
-        if distributed.any_process(calls.should_stop()):
+        if hosts.any_process(calls.should_stop()):
             break
         state, metrics = run(state)
-        recorder.add_chunk(distributed.to_host(metrics), rates_at(state))
+        recorder.add_chunk(hosts.to_host(metrics), rates_at(state))
         evaluations.collect()
         last = chunk == plan.num_chunks
         if last or chunk % plan.chunks_per_eval == 0:
             evaluations.add(state)
         changed = calls.between_chunks(state, recorder.scores)
         if changed is not None:
-            state = job.program.place(distributed.copy(changed))
+            state = job.program.place(hosts.copy(changed))
         if last or chunk % plan.chunks_per_checkpoint == 0:
             save()
             saved = chunk
@@ -186,7 +185,7 @@ def make_rates(job: Job) -> Callable[[TrainState], dict[str, np.ndarray]]:
     rates_at = jax.jit(jax.vmap(job.graph.hyper_at, axes) if job.num_seeds > 1 else job.graph.hyper_at)
 
     def rates(state: TrainState) -> dict[str, np.ndarray]:
-        found = jax.device_get(rates_at(*distributed.to_host((state.hyper, state.tick))))
+        found = jax.device_get(rates_at(*hosts.to_host((state.hyper, state.tick))))
         return {name: np.atleast_1d(value) for name, value in found._asdict().items()}
 
     return rates

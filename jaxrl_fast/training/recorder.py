@@ -6,18 +6,16 @@ import jax
 import numpy as np
 
 from jaxrl_fast.core import EpisodeTotals
-from jaxrl_fast.environments.env import VecEnv
-from jaxrl_fast.environments.host_env import HostEnv
-from jaxrl_fast.evaluation.episodes import bootstrap_interval, interquartile_mean
-from jaxrl_fast.evaluation.periodic import Snapshot
-from jaxrl_fast.fragments.updates import DROPPED
-from jaxrl_fast.graph import distributed
-from jaxrl_fast.graph.dataflow import Graph, TrainState, active_ticks, tagged
-from jaxrl_fast.graph.placements import LEARNING, SAMPLING
-from jaxrl_fast.runs.folder import RunFolder
-from jaxrl_fast.runs.hooks import Calls, Row
-from jaxrl_fast.training.job import Job
-from jaxrl_fast.training.planning import Plan
+from jaxrl_fast.envs.env import VecEnv
+from jaxrl_fast.envs.host_env import HostEnv
+from jaxrl_fast.learning.updates import DROPPED
+from jaxrl_fast.runtime import hosts
+from jaxrl_fast.runtime.graph import Graph, TrainState, active_ticks, tagged
+from jaxrl_fast.runtime.placements import LEARNING, SAMPLING
+from jaxrl_fast.training.callbacks import Calls, Row
+from jaxrl_fast.training.episodes import Snapshot, bootstrap_interval, interquartile_mean
+from jaxrl_fast.training.job import Job, Plan
+from jaxrl_fast.training.run_folder import RunFolder
 
 
 class NonFiniteError(ValueError):
@@ -302,7 +300,7 @@ def check_start(state: TrainState, graph: Graph, env: VecEnv | HostEnv) -> None:
         NonFiniteError: naming the environment.
     """
     (sampling,) = tagged(graph, SAMPLING)
-    for leaf in jax.tree.leaves(distributed.to_host(state.private[sampling].obs)):
+    for leaf in jax.tree.leaves(hosts.to_host(state.private[sampling].obs)):
         if not np.isfinite(np.asarray(leaf, np.float32)).all():
             raise NonFiniteError(
                 f"environment {env.spec.name} gave a NaN or an infinity in the observation of its reset"

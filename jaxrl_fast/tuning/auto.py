@@ -1,19 +1,23 @@
 """``num_envs=auto``: the number of environments found here before, else a short measurement where the run is long."""
 
 import dataclasses
+import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import log2
 from pathlib import Path
 
-from jaxrl_fast.runs.hooks import Tell
-from jaxrl_fast.runs.progress import clock
-from jaxrl_fast.settings import findings
-from jaxrl_fast.settings.findings import Finding
-from jaxrl_fast.settings.run_settings import Run
-from jaxrl_fast.training import cluster
-from jaxrl_fast.tuning.candidates import Candidate, at_width, widths
+from jaxrl_fast import envs
+from jaxrl_fast.commands import tuning_cache
+from jaxrl_fast.commands.run_config import Run
+from jaxrl_fast.commands.tuning_cache import Finding
+from jaxrl_fast.learning.run_graph import Overlap
+from jaxrl_fast.runtime import cluster
+from jaxrl_fast.settings.machine import AUTO
+from jaxrl_fast.training.callbacks import Tell
+from jaxrl_fast.training.progress import clock
+from jaxrl_fast.tuning.candidates import NO_EFFECT, Candidate, at_width, widths
 from jaxrl_fast.tuning.measuring import Row, Settings, measure, measure_in_turn
 from jaxrl_fast.tuning.search import chosen, patience
 
@@ -36,7 +40,7 @@ def resolve(run: Run, *, may_measure: bool, tell: Tell = lambda line: print(line
         return run
     refuse_several(run, "num_envs=auto", "a number (python -m jaxrl_fast.autotune finds one)")
     asked = dataclasses.replace(run, auto_width=False)
-    finding = findings.look_up(findings.make_key(asked, findings.this_device()))
+    finding = tuning_cache.look_up(tuning_cache.make_key(asked, tuning_cache.this_device()))
     if finding is None and not may_measure:
         tell(f"num_envs=auto: nothing was measured here: {asked.num_envs} environments, as without it")
     if finding is None and may_measure:
@@ -47,7 +51,7 @@ def resolve(run: Run, *, may_measure: bool, tell: Tell = lambda line: print(line
         f"num_envs=auto: {finding.learning['num_envs']} environments, measured here {finding.found} ({finding.effect})"
     )
     placed = {key: value for key, value in finding.free.items() if key in ("placement", "devices")}
-    return findings.apply(asked, {**finding.learning, **placed})
+    return tuning_cache.apply(asked, {**finding.learning, **placed})
 
 
 def refuse_several(run: Run, word: str, instead: str) -> None:
@@ -96,6 +100,97 @@ def conclude(asked: Run, rows: Sequence[Row]) -> Finding | None:
     if best is None:
         return None
     row = next(row for row in rows if row.value == best)
-    finding = Finding(findings.sizes_of(row.run), {}, row.effect, time.strftime("on %Y-%m-%d by a short look"), True)
-    findings.remember(findings.make_key(asked, findings.device_of(row.facts)), finding)
+    finding = Finding(
+        tuning_cache.sizes_of(row.run), {}, row.effect, time.strftime("on %Y-%m-%d by a short look"), True
+    )
+    tuning_cache.remember(tuning_cache.make_key(asked, tuning_cache.device_of(row.facts)), finding)
     return finding
+
+
+GAIN = 1.05
+OVERLAP_WORTH_S = 1_800.0
+"""Seconds; nothing is measured for a run that would end sooner: several programs are compiled for it."""
+OVERLAP_REPEATS = 5
+OBJECTIVE = "overlap"
+"""Of findings, beside the autotuner's."""
+EFFECTS: dict[Overlap, str] = {
+    "sampling": "acts on parameters that are a tick old",
+    "actor_critic": "actor and critic learn from each other's parameters of a tick before",
+    "all": "acts on parameters that are a tick old, and actor and critic learn from each other's of a tick before",
+}
+
+
+def resolve_overlap(run: Run, *, may_measure: bool, tell: Tell = lambda line: print(line, flush=True)) -> Run:
+    """The run with the overlap, and the placement that goes with it, that is fastest here; ``tell`` gets a line.
+    Without a finding it is measured, if ``may_measure`` and the run is long; else nothing lags.
+
+    Raises:
+        ValueError: the run is shared by several processes, which might choose differently.
+    """
+    if not run.auto_overlap:
+        return run
+    refuse_several(run, "overlap=auto", f"one of none, {', '.join(EFFECTS)}")
+    asked, device = dataclasses.replace(run, auto_overlap=False), tuning_cache.this_device()
+    finding = tuning_cache.look_up(tuning_cache.make_key(asked, device, OBJECTIVE))
+    if finding is None and not may_measure:
+        tell("overlap=auto: nothing was measured here: nothing lags")
+    if finding is None and may_measure:
+        finding = look_around_overlap(asked, device.number, tell)
+    if finding is None:
+        return asked
+    tell(f"overlap=auto: {finding.effect}, measured here {finding.found}")
+    return tuning_cache.apply(asked, {**finding.learning, **finding.free})
+
+
+def ways(asked: Run, devices: int) -> Iterator[Candidate]:
+    """What could lag, each with the placement under which it lets things run at the same time."""
+    if envs.is_host(asked.env):
+        yield Candidate("overlap", "sampling", dataclasses.replace(asked, overlap="sampling"), EFFECTS["sampling"])
+        return
+    together: tuple[tuple[Overlap, str, int], ...] = (
+        ("actor_critic", "actor_critic", 2),
+        ("all", "actor_critic", 2),
+        ("sampling", "sampler_learner", devices),
+    )
+    for overlap, placement, count in together if devices > 1 else ():
+        if asked.placement in (AUTO, placement) and asked.devices in (None, count):
+            run = dataclasses.replace(asked, overlap=overlap, placement=placement, devices=count)
+            yield Candidate("overlap", overlap, run, EFFECTS[overlap])
+
+
+def look_around_overlap(asked: Run, devices: int, tell: Tell) -> Finding | None:
+    """Measure the run as it is and, if it is long enough to be worth it, in turn with every other way."""
+    own, others = Candidate("overlap", "none", asked, NO_EFFECT), list(ways(asked, devices))
+    if not others:
+        tell("overlap=auto: nothing could run at the same time here: nothing lags")
+        return None
+    words = "overlap=auto", "nothing lags", f"measures none, {', '.join(str(other.value) for other in others)} in turn"
+    return conclude_overlap(asked, measure_if_long(own, [own, *others], OVERLAP_WORTH_S, OVERLAP_REPEATS, words, tell))
+
+
+def conclude_overlap(asked: Run, rows: Sequence[Row]) -> Finding | None:
+    """What the rule says of ``rows``, of which the first is without overlap, as a finding, which is saved; None where
+    that one did not run."""
+    if not rows or not rows[0].tick_hz:
+        return None
+    own, *others = rows
+    # How many times the steps/s of ``own``, in each round.
+    gains = [(row, [a / b for a, b in zip(row.tick_hz, own.tick_hz, strict=False)]) for row in others if row.tick_hz]
+    learning, free, effect = {"overlap": "none"}, dict[str, str | int](), "none: nothing else ran"
+    if gains:
+        row, gain = max(gains, key=lambda pair: statistics.median(pair[1]))
+        median = statistics.median(gain)
+        made = f"{median:.2f} × [{min(gain):.2f}, {max(gain):.2f}] the steps/s of none"
+        effect = f"none: the fastest other, {row.value}, made {made}"
+        if median >= GAIN and min(gain) > 1:
+            learning, free, effect = {"overlap": row.value}, _placed(asked, row), f"{row.value} ({row.effect}): {made}"
+    finding = Finding(learning, free, effect, time.strftime("on %Y-%m-%d"), True)
+    tuning_cache.remember(tuning_cache.make_key(asked, tuning_cache.device_of(own.facts), OBJECTIVE), finding)
+    return finding
+
+
+def _placed(asked: Run, row: Row) -> dict[str, str | int]:
+    """Where it runs, if the run does not say so itself."""
+    if row.run.placement == asked.placement or row.run.devices is None:
+        return {}
+    return {"placement": row.run.placement, "devices": row.run.devices}

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from math import log2
 from typing import Any, NamedTuple
 
-import envs
+from jaxrl_fast import envs
+from jaxrl_fast.commands.run_config import Run, flat_settings
 from jaxrl_fast.settings.machine import largest_divisor
-from jaxrl_fast.settings.run_settings import Run, flat_settings
 from jaxrl_fast.settings.schema import written
 
 KNOBS = ("num_envs", "placement", "devices", "pool", "updates_per_tick", "batch_size")

@@ -11,20 +11,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_fast.algorithms.interface import Algorithm
 from jaxrl_fast.core import Batches, Discrete, PyTree, action_shape
-from jaxrl_fast.environments.env import VecEnv
-from jaxrl_fast.environments.host_env import HostEnv
-from jaxrl_fast.experience.binding import bind
-from jaxrl_fast.fragments.build import experience_fragment, init_statistics, products_beside, rollout_shapes, sampler
-from jaxrl_fast.fragments.joined_parts import make_learning
-from jaxrl_fast.fragments.learning import init_learned, learn_fragment
-from jaxrl_fast.fragments.rollout import SamplerState, start, unroll
-from jaxrl_fast.graph.compiler_choices import starts_kernels_singly
-from jaxrl_fast.graph.dataflow import Channels, Fragment, Graph
-from jaxrl_fast.graph.division import Division
-from jaxrl_fast.graph.placements import SAMPLING
-from jaxrl_fast.numerics.schedules import resolve
+from jaxrl_fast.envs.env import VecEnv
+from jaxrl_fast.envs.host_env import HostEnv
+from jaxrl_fast.learning.agent import bind
+from jaxrl_fast.learning.algorithm import Algorithm
+from jaxrl_fast.learning.flat_params import make_learning
+from jaxrl_fast.learning.rollout import SamplerState, start, unroll
+from jaxrl_fast.learning.run_graph import experience_fragment, init_statistics, products_beside, rollout_shapes, sampler
+from jaxrl_fast.learning.updates import init_learned, learn_fragment
+from jaxrl_fast.numerics.optimizers import resolve
+from jaxrl_fast.runtime.graph import Channels, Fragment, Graph, ShardingAxes
+from jaxrl_fast.runtime.placements import SAMPLING
+from jaxrl_fast.runtime.xla_options import starts_kernels_singly
 
 
 def sampling_only(env: VecEnv | HostEnv, algorithm: Algorithm) -> Graph:
@@ -47,7 +46,7 @@ def sampling_only(env: VecEnv | HostEnv, algorithm: Algorithm) -> Graph:
     policy = Fragment("policy", init, step, (), sample.reads)
     # Without a reader the compiler would leave out the parts of a rollout that only learning needs.
     stored = Fragment(
-        "stored", init_store, store, ("rollout",), (), division=Division(1, {}, env.num_envs, "environments")
+        "stored", init_store, store, ("rollout",), (), division=ShardingAxes(1, {}, env.num_envs, "environments")
     )
     return Graph((policy, sample, stored), products=agent.products)
 
@@ -65,7 +64,7 @@ def environments_only(env: VecEnv, rollout_length: int) -> Graph:
         private, rollout, metrics = unroll(env, act, private, key, rollout_length)
         return private, {}, {**metrics, "reward_sum": jnp.sum(rollout.reward)}
 
-    division = Division(0, {}, env.num_envs, "environments")
+    division = ShardingAxes(0, {}, env.num_envs, "environments")
     return Graph((Fragment("sample", init, step, (), (), division=division, tags=(SAMPLING,)),))
 
 

@@ -9,17 +9,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from jaxrl_fast.inspection.tables import new_console
-from jaxrl_fast.settings import findings
-from jaxrl_fast.settings.findings import Finding
-from jaxrl_fast.settings.grammar import command_line
-from jaxrl_fast.settings.schema import ConfigError
-from jaxrl_fast.training.stop_signal import StopSignal
+from jaxrl_fast.commands import tuning_cache
+from jaxrl_fast.commands.tuning_cache import Finding
+from jaxrl_fast.settings.schema import ConfigError, command_line
+from jaxrl_fast.training.callbacks import StopSignal
 from jaxrl_fast.tuning import candidates, sweep_report
-from jaxrl_fast.tuning.child import Stopped
-from jaxrl_fast.tuning.measuring import Row, Settings
-from jaxrl_fast.tuning.picture import draw
+from jaxrl_fast.tuning.measuring import Row, Settings, Stopped
 from jaxrl_fast.tuning.sweep import Record, SweepPlan, run_knobs
+from jaxrl_fast.tuning.sweep_report import draw
+from jaxrl_fast.views.graph_tables import new_console
 
 
 class SweepStop(StopSignal):
@@ -67,9 +65,9 @@ def remember(plan: SweepPlan, record: Record) -> Path | None:
         free |= {"placement": run.placement, "devices": run.devices}
     if "pool" in plan.knobs and run.pool["workers"] is not None:
         free |= {"pool.workers": run.pool["workers"]}
-    learning, when = findings.sizes_of(record.width.run), time.strftime("on %Y-%m-%d")
-    key = findings.make_key(plan.asked, findings.device_of(record.best.facts), plan.objective)
-    return findings.remember(key, Finding(learning, free, record.width.effect, when, False))
+    learning, when = tuning_cache.sizes_of(record.width.run), time.strftime("on %Y-%m-%d")
+    key = tuning_cache.make_key(plan.asked, tuning_cache.device_of(record.best.facts), plan.objective)
+    return tuning_cache.remember(key, Finding(learning, free, record.width.effect, when, False))
 
 
 def print_use(plan: SweepPlan, record: Record, path: Path | None, argv: Sequence[str], own_keys: Sequence[str]) -> None:

@@ -3,13 +3,12 @@
 from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
 
+from jaxrl_fast.commands.run_config import Run
 from jaxrl_fast.settings import machine
-from jaxrl_fast.settings.run_settings import Run
 from jaxrl_fast.tuning import candidates
 from jaxrl_fast.tuning.candidates import FREE, ON_REQUEST, Candidate, at_width, widths
-from jaxrl_fast.tuning.measuring import Row, Settings, measure, measure_in_turn
+from jaxrl_fast.tuning.measuring import Row, Settings, What, measure, measure_in_turn
 from jaxrl_fast.tuning.search import GAIN, GoOn, Outcome, T, chosen, finalists, find_option, find_size
-from jaxrl_fast.tuning.talk import What
 
 Objective = Literal["training", "sampling"]
 """What is to be fast: the whole train step at fixed learning settings, or its sampling alone."""

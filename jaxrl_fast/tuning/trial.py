@@ -1,8 +1,4 @@
-"""Measures one candidate, alone in this process: `child` starts it and asks, it answers with a line of JSON.
-
-The first answer is either ``ready``, with facts about the candidate and the memory that it needs, or why it does not
-run; then each line that is read is answered with the seconds of one repeat. When the parent ends, so does this process.
-"""
+"""Times a graph under a placement: compiles it, warms it up, and measures its chunks. Compilation is timed apart."""
 
 import dataclasses
 import json
@@ -21,21 +17,86 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 import numpy as np
 from jax.errors import JaxRuntimeError
+from jax.stages import Compiled
 
-from jaxrl_fast.algorithms.interface import Algorithm
-from jaxrl_fast.environments.env import VecEnv
-from jaxrl_fast.environments.host_env import HostEnv
-from jaxrl_fast.experience.binding import Bound, bind
-from jaxrl_fast.fragments.build import build_graph
-from jaxrl_fast.fragments.callbacks import in_graph
-from jaxrl_fast.graph.dataflow import Graph
-from jaxrl_fast.graph.placements import check, place
-from jaxrl_fast.settings import config, machine
-from jaxrl_fast.settings.prepare import fill_in_alone
-from jaxrl_fast.settings.run_settings import Run, graph_options, make_algorithm, make_envs
-from jaxrl_fast.training.planning import ticks_within
-from jaxrl_fast.tuning import ceiling, stopwatch
-from jaxrl_fast.tuning.talk import Request, What
+from jaxrl_fast.commands import run_config
+from jaxrl_fast.commands.prepare import fill_in_alone
+from jaxrl_fast.commands.run_config import Run, graph_options, make_algorithm, make_envs
+from jaxrl_fast.core import Metrics
+from jaxrl_fast.envs.env import VecEnv
+from jaxrl_fast.envs.host_env import HostEnv
+from jaxrl_fast.learning.agent import BoundAgent, bind
+from jaxrl_fast.learning.algorithm import Algorithm
+from jaxrl_fast.learning.io_callback_env import in_graph
+from jaxrl_fast.learning.run_graph import build_graph
+from jaxrl_fast.runtime import program as programs
+from jaxrl_fast.runtime.chain import Chain
+from jaxrl_fast.runtime.graph import Graph, TrainState
+from jaxrl_fast.runtime.placements import Placement, check, place
+from jaxrl_fast.settings import machine
+from jaxrl_fast.training.job import ticks_within
+from jaxrl_fast.tuning import ceiling
+from jaxrl_fast.tuning.measuring import Request, What
+from jaxrl_fast.views import hlo
+
+
+class Ready(NamedTuple):
+    """A program that is compiled and has not run: ``init()`` makes its first state, a new one each time since a
+    chunk donates it, with fixed keys and rates; ``run`` runs a chunk of ``ticks`` ticks; ``compile_s``: the seconds
+    that compiling took."""
+
+    init: Callable[[], TrainState]
+    run: programs.RunChunk
+    ticks: int
+    compile_s: float
+
+
+def compile_timed(graph: Graph, placement: Placement, hyper: Any, *, ticks: int, num_seeds: int = 1) -> Ready:
+    """Compile chunks of ``ticks`` ticks."""
+    program = programs.compile(graph, placement, ticks, num_seeds)
+    keys = jax.random.split(jax.random.key(0), num_seeds)
+    begin_s = time.perf_counter()
+    init, run = program.ready(keys, hyper)
+    return Ready(lambda: init(keys, hyper), run, ticks, time.perf_counter() - begin_s)
+
+
+def memory_bytes(ready: Ready, placement: Placement) -> int | None:
+    """Memory that the programs need, as XLA predicts it: on a CPU that of all devices together, else that of the device
+    that needs most. A channel that several programs read counts for each. None where XLA does not say."""
+    per_device: dict[jax.Device, int] = {}
+    for devices, step in _programs(ready.run, placement):
+        wanted = hlo.program_bytes(step)
+        if wanted is None:
+            return None
+        for device in devices:
+            per_device[device] = per_device.get(device, 0) + wanted
+    together = sum if next(iter(per_device)).platform == "cpu" else max
+    return together(per_device.values())
+
+
+def warm(ready: Ready, num_ticks: int) -> Callable[[int], tuple[float, Metrics]]:
+    """Run at least ``num_ticks`` ticks; then ``repeat(chunks)`` gives the seconds of so many chunks, and the metrics of
+    the last."""
+    state = ready.init()
+
+    def repeat(chunks: int) -> tuple[float, Metrics]:
+        nonlocal state
+        begin_s = time.perf_counter()
+        for _ in range(chunks):
+            state, metrics = ready.run(state)
+            # As training does. Several calls in flight can starve each other's collectives of threads on a CPU.
+            jax.block_until_ready((state, metrics))
+        return time.perf_counter() - begin_s, metrics
+
+    repeat(1 + -(-num_ticks // ready.ticks))
+    return repeat
+
+
+def _programs(run: Any, placement: Placement) -> list[tuple[tuple[jax.Device, ...], Compiled]]:
+    if isinstance(run, Chain):
+        return [(segment.devices, segment.step) for segment in run.segments if isinstance(segment.step, Compiled)]
+    return [(placement.groups[0].devices, run)]
+
 
 CHUNK_STEPS, CHUNK_FRAMES = 8192, 65_536
 """Limits of a chunk, lower than in training, since a repeat is made of whole chunks."""
@@ -66,7 +127,7 @@ def measure(request: Request, say: Callable[..., None], wait: Callable[[], None]
         DoesNotFit: before anything has run.
         ValueError: the settings cannot be run.
     """
-    run, _ = fill_in_alone(config.compose([f"config={request.path}"]), look_up=False)
+    run, _ = fill_in_alone(run_config.compose([f"config={request.path}"]), look_up=False)
     run = without_warm_up(run)
     env = make_envs(run)
     try:
@@ -111,7 +172,7 @@ def measure_on_host(env: HostEnv, rollout_length: int) -> Measured:
     return Measured(repeat, 1, None, 0.0)
 
 
-def compiled(request: Request, run: Run, env: VecEnv | HostEnv, algorithm: Algorithm, agent: Bound) -> Measured:
+def compiled(request: Request, run: Run, env: VecEnv | HostEnv, algorithm: Algorithm, agent: BoundAgent) -> Measured:
     """A part of the run (``request.what``), compiled and warmed up.
 
     Raises:
@@ -123,14 +184,14 @@ def compiled(request: Request, run: Run, env: VecEnv | HostEnv, algorithm: Algor
     frames = agent.updates_per_tick * agent.batch_size if request.what in ("training", "updates") else 1
     steps = env.num_envs * agent.rollout_length
     ticks = ticks_within(steps, frames, max_steps=CHUNK_STEPS, max_frames=CHUNK_FRAMES)
-    ready = stopwatch.compile_timed(graph, placed, algorithm.hyper, ticks=ticks, num_seeds=run.num_seeds)
-    wanted = stopwatch.memory_bytes(ready, placed)
+    ready = compile_timed(graph, placed, algorithm.hyper, ticks=ticks, num_seeds=run.num_seeds)
+    wanted = memory_bytes(ready, placed)
     device = placed.groups[0].devices[0]
     cap = request.memory_cap if request.memory_cap is not None else ENOUGH * free_bytes(device)
     taken = current_bytes() if device.platform == "cpu" else 0  # more if it was compiled here than if it was on disk
     if wanted is not None and wanted + taken > cap:
         raise DoesNotFit(f"wants {(wanted + taken) / 1e9:.3g} GB of memory, and {cap / 1e9:.3g} GB are allowed")
-    timed = stopwatch.warm(ready, agent.warmup_ticks + 1 if request.what == "training" else 0)
+    timed = warm(ready, agent.warmup_ticks + 1 if request.what == "training" else 0)
     return Measured(lambda chunks: _checked(*timed(chunks)), ticks, wanted, ready.compile_s)
 
 
@@ -156,7 +217,7 @@ def without_warm_up(run: Run) -> Run:
     return dataclasses.replace(run, algo_options={**run.algo_options, "warmup_steps": steps})
 
 
-def describe(run: Run, env: VecEnv | HostEnv, agent: Bound) -> dict[str, Any]:
+def describe(run: Run, env: VecEnv | HostEnv, agent: BoundAgent) -> dict[str, Any]:
     """Facts about the candidate, as prepared on this machine."""
     own = {name: getattr(run, name) for name in ("num_envs", "num_seeds", "placement", "devices")}
     sizes = {name: getattr(agent, name) for name in ("rollout_length", "updates_per_tick", "batch_size")}

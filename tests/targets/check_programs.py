@@ -14,8 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))
 from targets import RESULTS, ROWS, compile_row
 
 from jaxrl_fast.settings.schema import ConfigError
-from jaxrl_fast.targets.chips import CHIPS
-from jaxrl_fast.targets.compilers import python_for
+from jaxrl_fast.targets.accelerators import CHIPS, python_for
 
 NAMES = (
     *("ppo_cartpole_h100", "ppo_cartpole_h100x8", "sac_h100", "sac_h100_graphs", "sac_v5e_2x4", "dqn_h100"),

@@ -1,0 +1,183 @@
+"""Checks of a user's environment against its spec, in shapes and dtypes, before training is compiled."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_fast.core import OUT, STATE, Box, Discrete, EnvSpec, PyTree, Timestep, action_shape, reward_shape
+from jaxrl_fast.envs.env import Draw, Env, is_count
+from jaxrl_fast.numerics.running_stats import is_mask
+
+
+def check_env(env: Env, name: str) -> None:
+    """Check that an environment written by a user is what `vectorize` expects; nothing is compiled but its reset, and
+    only the first state is drawn.
+
+    Raises:
+        ValueError: one line that names what is wrong.
+    """
+    check_shapes(env, name)
+    state, first = jax.jit(lambda key: env.reset(key, env.sample_params(key)))(jax.random.key(0))
+    for leaf in jax.tree.leaves(first):
+        if jnp.issubdtype(leaf.dtype, jnp.floating) and not jnp.all(jnp.isfinite(leaf)):
+            raise ValueError(f"{name}: reset gives a NaN or an infinity in its observation")
+    if env.draw is not None:
+        check_picture(env.draw, state, name)
+
+
+def check_picture(draw: Draw, state: PyTree, name: str) -> None:
+    """Check that ``draw(state)`` is a picture.
+
+    Raises:
+        ValueError: one line that says what it is instead.
+    """
+    try:
+        picture = draw(state)
+    except Exception as error:
+        raise ValueError(f"{name}: draw failed: {type(error).__name__}: {_first_line(error)}") from error
+    shape, dtype = np.shape(picture), getattr(picture, "dtype", type(picture).__name__)
+    if dtype != np.uint8 or len(shape) != 3 or shape[2] != 3 or not all(shape):
+        raise ValueError(f"{name}: draw gives {dtype}{list(shape)}: write uint8[height, width, 3], an RGB picture")
+
+
+def check_shapes(env: Env, name: str) -> None:
+    """As `check_env`, without computing anything.
+
+    Raises:
+        ValueError: one line that names what is wrong.
+    """
+    _check_observations(name, env.spec)
+    action, key = _an_action(name, env.spec), jax.random.key(0)
+    params = _shapes(name, "sample_params", env.sample_params, key)
+    began = _shapes(name, "reset", env.reset, key, params)
+    if not (isinstance(began, tuple) and len(began) == 2):
+        raise ValueError(f"{name}: reset must return (state, observation)")
+    state, obs = began
+    _require_like(name, "reset gives an observation", obs, "its spec", env.spec.obs)
+    stepped = _shapes(name, "step", env.step, state, action, key)
+    if not (isinstance(stepped, tuple) and len(stepped) == 2 and isinstance(stepped[1], Timestep)):
+        raise ValueError(f"{name}: step must return (state, jaxrl_fast.Timestep)")
+    after, timestep = stepped
+    _require_like(name, "step gives a state", after, "reset", state)
+    _require_like(name, "step gives a next_obs", timestep.next_obs, "its spec", env.spec.obs)
+    for field, kind in (("terminated", "bool"), ("truncated", "bool")):
+        _require_numbers(name, f"step gives {field}", getattr(timestep, field), kind)
+    _require_numbers(name, "step gives reward", timestep.reward, "real number", reward_shape(env.spec))
+    if env.success is not None:
+        _require_numbers(name, "success gives", _shapes(name, "success", env.success, after), "bool")
+
+
+def check_option(name: str, value: Any, default: Any) -> None:
+    """Check that an option of an environment is a bool or a number where its default is one.
+
+    Raises:
+        ValueError: naming the option.
+    """
+    if isinstance(default, bool) and not isinstance(value, bool):
+        raise ValueError(f"{name}={value}: write true or false")
+    number = isinstance(default, int | float) and not isinstance(default, bool)
+    if number and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise ValueError(f"{name}={value}: write a number, such as {default}")
+
+
+def _shapes(name: str, what: str, function: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return jax.eval_shape(function, *args)
+    except Exception as error:
+        raise ValueError(f"{name}: {what} failed: {type(error).__name__}: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0]
+
+
+def _check_observations(name: str, spec: EnvSpec) -> None:
+    if not isinstance(spec, EnvSpec):
+        raise ValueError(f"{name}: its spec is {type(spec).__name__}: write a jaxrl_fast.EnvSpec")
+    odd = _odd_observation(spec.obs)
+    if odd is not None:
+        raise ValueError(
+            f"{name}: its spec has an observation {odd!r}: write jax.ShapeDtypeStruct(shape, dtype) with a dtype such "
+            "as jnp.float32, or a dictionary, list or tuple of them"
+        )
+    leaves = jax.tree_util.tree_leaves_with_path(spec.obs)
+    if sum(math.prod(leaf.shape) for path, leaf in leaves if not is_mask(path)) < 1:
+        raise ValueError(f"{name}: its spec has no numbers to observe: write jax.ShapeDtypeStruct(shape, dtype)")
+    _check_agents(name, spec)
+    for mask in [leaf for path, leaf in leaves if is_mask(path)]:
+        wanted = () if spec.num_agents is None else (spec.num_agents,)
+        if isinstance(spec.action, Discrete) and mask.shape != (*wanted, spec.action.num_actions):
+            raise ValueError(
+                f"{name}: action_mask has shape {list(mask.shape)}: write one bool for each of the "
+                f"{spec.action.num_actions} actions" + (" of each agent" if wanted else "")
+            )
+
+
+def _check_agents(name: str, spec: EnvSpec) -> None:
+    """Check that what is observed has an axis of the agents, where there are several."""
+    if spec.num_agents is None:
+        return
+    if not is_count(spec.num_agents):
+        raise ValueError(f"{name}: num_agents={spec.num_agents!r}: write a whole number of at least 1")
+    own = {key: leaf for key, leaf in spec.obs.items() if key != STATE} if isinstance(spec.obs, dict) else spec.obs
+    for leaf in jax.tree.leaves(own):
+        if leaf.shape[:1] != (spec.num_agents,):
+            raise ValueError(
+                f"{name}: its spec has an observation of shape {list(leaf.shape)}: with num_agents={spec.num_agents} "
+                f"write [{spec.num_agents}, ...], what agent after agent observes; only '{STATE}' is without that axis"
+            )
+    out = own.get(OUT) if isinstance(own, dict) else None
+    if out is not None and (out.shape != (spec.num_agents,) or out.dtype != jnp.bool_):
+        raise ValueError(f"{name}: '{OUT}' is {out.dtype}{list(out.shape)}: write bool[{spec.num_agents}]")
+
+
+def _odd_observation(spec: PyTree) -> Any:
+    """The first thing in the spec of an observation that training or a policy's file cannot hold, or None."""
+    if isinstance(spec, dict | list | tuple):
+        inside = list(spec.values()) if isinstance(spec, dict) else spec
+        keys = [key for key in spec if not isinstance(key, str)] if isinstance(spec, dict) else []
+        return next((odd for odd in (*keys, *map(_odd_observation, inside)) if odd is not None), None)
+    known = isinstance(spec, jax.ShapeDtypeStruct) and _is_real(spec.dtype) and jnp.result_type(spec) == spec.dtype
+    return None if known or spec is None else spec
+
+
+def _an_action(name: str, spec: EnvSpec) -> jax.ShapeDtypeStruct:
+    space = spec.action
+    if isinstance(space, Discrete) and is_count(space.num_actions):
+        return jax.ShapeDtypeStruct(action_shape(spec), jnp.int32)
+    if isinstance(space, Box) and all(isinstance(x, np.ndarray | np.generic | jax.Array) for x in space):
+        low, high = np.asarray(space.low), np.asarray(space.high)
+        real = _is_real(low.dtype) and _is_real(high.dtype)
+        if real and low.shape == high.shape and low.size and np.isfinite([low, high]).all() and (low < high).all():
+            return jax.ShapeDtypeStruct(action_shape(spec), jnp.float32)
+    raise ValueError(
+        f"{name}: actions {space!r} are not supported: write Discrete(n) with n >= 1, or "
+        "Box(low, high) with arrays of finite bounds, low < high"
+    )
+
+
+def _require_like(name: str, what: str, given: PyTree, whose: str, wanted: PyTree) -> None:
+    def text(tree: PyTree) -> str:
+        shown = jax.tree.map(lambda x: f"{jnp.result_type(x)}{list(jnp.shape(x))}", tree)
+        return str(shown).replace("'", "")
+
+    if text(given) != text(wanted):
+        raise ValueError(f"{name}: {what} {text(given)}, but {whose} has {text(wanted)}: shapes and dtypes must agree")
+
+
+def _require_numbers(name: str, what: str, value: Any, kind: str, shape: tuple[int, ...] = ()) -> None:
+    wanted = f"write {'one' if shape == () else 'for each agent one'} {kind}, shape {list(shape)}"
+    if not isinstance(value, jax.ShapeDtypeStruct):
+        raise ValueError(f"{name}: {what} {value}: {wanted}")
+    fits = jnp.issubdtype(value.dtype, jnp.bool_) if kind == "bool" else _is_real(value.dtype) and value.dtype != bool
+    if value.shape != shape or not fits:
+        raise ValueError(f"{name}: {what} {value.dtype}{list(value.shape)}: {wanted}")
+
+
+def _is_real(dtype: Any) -> bool:
+    """Whether an observation may have this dtype: real numbers or bools."""
+    return any(jnp.issubdtype(dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_))

@@ -1,0 +1,282 @@
+"""What every command shares: ``--help``, ``--version``, ``--multirun``, and errors of one line.
+
+Exit status: 0, 2 for settings that cannot be run, 130 after Ctrl-C, else what the command says.
+"""
+
+import importlib.metadata
+import itertools
+import os
+import platform
+import signal
+import subprocess
+import sys
+import textwrap
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args, get_origin
+
+from hydra.errors import HydraException
+from jax.errors import JaxRuntimeError
+
+from jaxrl_fast.algorithms.registry import ALGORITHMS
+from jaxrl_fast.commands.run_config import NEEDS, Run, compose, flat_settings
+from jaxrl_fast.core import EnvSpec
+from jaxrl_fast.policy.policies import Policy, load_policy, same_spaces
+from jaxrl_fast.runtime.placements import PLACEMENTS
+from jaxrl_fast.settings.machine import AUTO
+from jaxrl_fast.settings.schema import ConfigError, Key, command_line, parse_word, run_keys
+
+WIDTH = 80
+ASIDE = ("eval.device", "eval.picture", "checkpoint.", "env.", "distributed", "pool.", "log", "shards", "name", "debug")
+"""Sections, and keys, that ``--help`` only lists; README and docs describe them."""
+INTERRUPTED = (130, 143)
+"""Exit statuses after Ctrl-C and SIGTERM."""
+
+EXAMPLES = (
+    ("", "train a cheetah to run"),
+    ("env=cartpole algo=ppo seed=3", "choose"),
+    ("algo.learning_rate=linear:3e-4:0", "change a setting"),
+    ("--multirun algo=sac,ppo seed=1,2,3", "six runs, one by one"),
+)
+
+
+def main(
+    command: str,
+    run: Callable[[list[str]], int | None],
+    argv: Sequence[str] | None = None,
+    help_text: Callable[[], str] | None = None,
+) -> int:
+    """Run a command's ``run(words) -> exit status`` and turn its errors into one line on stderr and status 2.
+
+    ``HYDRA_FULL_ERROR=1`` shows the traceback too. ``argv``: the words, default those of the process; ``help_text``:
+    gives the text of ``--help``, default that of training.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if {"-h", "--help"} & set(words):
+            print((help_text or train_help)())
+            return 0
+        if "--version" in words:
+            print(version_line())
+            return 0
+        if {"-m", "--multirun"} & set(words):
+            if command != "train":
+                raise ConfigError(f"--multirun is for training: run {command} once for each run")
+            return multirun(command, [word for word in words if word not in ("-m", "--multirun")])
+        return run(words) or 0
+    except KeyboardInterrupt:
+        return 130
+    except (ValueError, OSError, ImportError) as error:
+        return fail(error)
+    except JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return fail(error, "this does not fit into memory: write a smaller num_envs, num_seeds, batch or buffer_size")
+
+
+def fail(error: Exception, message: str | None = None) -> int:
+    """Print in one line what was wrong: ``message``, default the error's own. Returns exit status 2."""
+    if os.environ.get("HYDRA_FULL_ERROR") == "1":
+        traceback.print_exception(error)
+    message = message or " ".join(str(error).split()) or type(error).__name__
+    print(f"jaxrl_fast: error: {message}", file=sys.stderr)
+    return 2
+
+
+def version_line() -> str:
+    """The versions of this package and of those on which results depend."""
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in ("jaxrl_fast", "jax", "brax", "gymnax")]
+    return ", ".join([*versions, f"Python {platform.python_version()}"])
+
+
+def expand(words: Sequence[str]) -> list[list[str]]:
+    """The jobs of a sweep: every combination of the values separated by commas.
+
+    Raises:
+        ConfigError: a word that cannot be read, a sweep without values, or two jobs that would write to one folder.
+    """
+    jobs = [list(job) for job in itertools.product(*(_values(word) for word in words))]
+    if not jobs:
+        raise ConfigError("--multirun: these settings give no run")
+    folders = [folder for folder in (compose(job).run_dir for job in jobs) if folder is not None]
+    if len(set(folders)) < len(folders):
+        raise ConfigError(f"--multirun: several runs would write to run_dir={folders[0]}: leave run_dir out")
+    return jobs
+
+
+def multirun(command: str, words: Sequence[str]) -> int:
+    """Run the jobs of a sweep one after another, each in a fresh process. Returns the worst exit status.
+
+    Raises:
+        ConfigError: as `expand`, before any job starts.
+    """
+    jobs, statuses = expand(words), []
+    for number, job in enumerate(jobs, 1):
+        print(f"[{number}/{len(jobs)}] {command_line(job, command)}", flush=True)
+        statuses.append(_run_job([sys.executable, "-m", f"jaxrl_fast.{command}", *job]))
+        if statuses[-1] in INTERRUPTED:
+            break
+    return max(statuses)
+
+
+def train_help() -> str:
+    """The screen of ``--help``, from the registries and schemas; fits 80 x 50."""
+    run = compose([])
+    return "\n".join(
+        [
+            "python -m jaxrl_fast.train [key=value ...] [--multirun] [--version] [--help]",
+            *(f"  {'train ' + words:<43}{text}" for words, text in EXAMPLES),
+            "environments (env=...); any other: env=<suite> env.id=, env=custom env.make=",
+            *_environments(),
+            "algorithms (algo=...), compared in docs/algorithms.md; their settings are algo.*",
+            *_listed(ALGORITHMS),
+            "placements (placement=...)",
+            f"  {AUTO:<16} The one that was measured to be fastest for env and algo.",
+            *_described(PLACEMENTS, lambda place: place.__doc__),
+            f"keys, with their defaults for env={run.env}",
+            *(
+                _key_line(name, key, flat_settings(run).get(name, key.default))
+                for name, key in run_keys().items()
+                if not name.startswith(ASIDE)
+            ),
+            *_listed(name for section in ASIDE for name in run_keys() if name.startswith(section)),
+            "tuned=false: untuned; config=<file>: a run again; HYDRA_FULL_ERROR=1: tracebacks",
+        ]
+    )
+
+
+def _values(word: str) -> list[str]:
+    override = parse_word(word)
+    if not override.is_sweep_override():
+        return [word]
+    try:
+        return [f"{word.partition('=')[0]}={value}" for value in override.sweep_string_iterator()]
+    except HydraException:
+        raise ConfigError(f"{word}: write the values of a sweep with commas, as in seed=1,2,3") from None
+
+
+def _run_job(words: list[str]) -> int:
+    """Exit status of a process, which gets our SIGTERM too (Ctrl-C reaches it by itself)."""
+    with subprocess.Popen(words) as job, _forwarded(signal.SIGTERM, job.send_signal):
+        while True:
+            try:
+                status = job.wait()
+                return status if status >= 0 else 128 - status
+            except KeyboardInterrupt:
+                continue
+
+
+@contextmanager
+def _forwarded(number: signal.Signals, send: Callable[[int], Any]) -> Iterator[None]:
+    before = signal.signal(number, lambda received, _: send(received))
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+def _environments() -> list[str]:
+    """Short names by suite, those of several agents together, and all suites but our probes."""
+    from jaxrl_fast.envs import OF_SEVERAL_AGENTS, SHORT_NAMES
+
+    names: dict[str, list[str]] = {}
+    for name, (suite, *_) in SHORT_NAMES.items():
+        names.setdefault("agents" if suite in OF_SEVERAL_AGENTS else suite, []).append(name)
+    suites = [name for name, (key, _) in NEEDS.items() if key == "id" and name != "probe"]
+    entries = {suite: " ".join(short) for suite, short in {**names, "suites": suites}.items()}
+    return [line for suite, text in entries.items() for line in _wrapped(suite, text)]
+
+
+def _listed(names: Iterable[str]) -> list[str]:
+    return textwrap.wrap(" ".join(names), WIDTH, initial_indent="  ", subsequent_indent="  ")
+
+
+def _wrapped(label: str, text: str) -> list[str]:
+    """Text beside a label, over as many lines as it takes."""
+    return textwrap.wrap(text, WIDTH, initial_indent=f"  {label:<10} ", subsequent_indent=" " * 13)
+
+
+def _described(registry: dict[str, Any], doc: Callable[[Any], str | None]) -> list[str]:
+    """A line for each entry: its name and the first line of its documentation."""
+    first = {name: (doc(entry) or "").strip().partition("\n")[0] for name, entry in registry.items()}
+    return [_cut(f"  {name:<16} {line}", WIDTH) for name, line in first.items()]
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def _key_line(name: str, key: Key, default: Any) -> str:
+    shown = "-" if default is None else str(default).lower() if isinstance(default, bool) else str(default)
+    choices = " " + "|".join(get_args(key.type)) if get_origin(key.type) is Literal else ""
+    return f"  {name:<18} {shown:<8} {key.text}{choices}"
+
+
+class Whole(NamedTuple):
+    """A key that takes a whole number: its ``default``, the ``least`` and the ``most`` that it may be."""
+
+    default: int
+    least: int
+    most: int
+
+
+def read_words(
+    words: Sequence[str], command: str, numbers: Mapping[str, Whole], texts: Sequence[str] = ()
+) -> tuple[Path, dict[str, int], dict[str, str]]:
+    """The run's folder, the numbers with their defaults, and those of the ``texts`` that were given.
+
+    Raises:
+        ConfigError: no folder, several, an unknown key, or not a number in its range.
+    """
+    found, given = {key: number.default for key, number in numbers.items()}, dict[str, str]()
+    folders = []
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or "/" in key:
+            folders.append(Path(word))
+        elif key in texts:
+            given[key] = value
+        elif key in numbers:
+            found[key] = _whole(word, value, numbers[key])
+        else:
+            *others, last = (*texts, *numbers)
+            raise ConfigError(f"unknown key '{key}': {command} knows {', '.join(others)} and {last}")
+    if len(folders) != 1:
+        raise ConfigError("write the path of one run's folder, such as runs/latest")
+    return folders[0], found, given
+
+
+def open_run(folder: Path, policy: str = "policy") -> tuple[Run, Policy]:
+    """The settings of a run, and the policy in its subfolder ``policy``.
+
+    Raises:
+        ValueError: there is no run, or no policy; one line that says what to write instead.
+    """
+    config_file = folder / "config.yaml"
+    if not config_file.exists():
+        raise ConfigError(f"{folder} holds no run: write the path of a run's folder, such as runs/latest")
+    return compose([f"config='{config_file}'"]), load_policy(folder / policy)
+
+
+def check_spaces(policy: Policy, spec: EnvSpec, folder: Path) -> None:
+    """Check that a policy was trained on environments like the one in its run's settings.
+
+    Raises:
+        ConfigError: it was not.
+    """
+    if not same_spaces(policy.spec, spec):
+        raise ConfigError(
+            f"{folder}/policy was trained on {policy.spec.name}, whose observations or actions are not those of the "
+            f"{spec.name} in {folder / 'config.yaml'}: put the files of one run together"
+        )
+
+
+def _whole(word: str, value: str, number: Whole) -> int:
+    if not value.isdecimal() or not number.least <= int(value) <= number.most:
+        key = word.partition("=")[0]
+        raise ConfigError(
+            f"{word}: write a whole number from {number.least} to {number.most}, for example {key}={number.default}"
+        )
+    return int(value)

@@ -1,0 +1,289 @@
+"""What a compiled program depends on beside its run's settings: code, packages, machine, and JAX's own settings."""
+
+import hashlib
+import json
+import os
+import platform
+import stat
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from flax import serialization
+
+from jaxrl_fast import envs
+from jaxrl_fast.commands.run_config import Run, make_envs
+from jaxrl_fast.core import EnvSpec, PyTree
+from jaxrl_fast.envs.env import Env, VecEnv, vectorize
+from jaxrl_fast.envs.host_env import HostEnv
+from jaxrl_fast.policy.policies import spec_from_json, spec_to_json
+from jaxrl_fast.settings.machine import cache_root, cpu_fingerprint, make_own_folder, make_room
+from jaxrl_fast.system import replacing
+
+OWN = ("jaxrl_fast", "envs")
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "chex", "ml_dtypes", "numpy")
+OF_SUITES = {
+    "brax": ("brax", "mujoco", "mujoco_mjx", "jaxopt", "trimesh", "scipy"),
+    "gymnax": ("gymnax",),
+    "traffic": (),
+    "probe": (),
+}
+"""Suites whose worlds are wholly said by a name, options and these packages; those of others are never kept."""
+CODE = (".py", ".so", ".xml", ".yaml", ".json")
+VARIABLES = ("JAX", "XLA", "LIBTPU", "TPU_", "CUDA", "NVIDIA", "NCCL", "TF_", "OMP_", "OPENBLAS", "LD_")
+"""Begin the names of environment variables that may change what is computed."""
+UNIMPORTANT = ("JAXRL_FAST_CACHE",)
+CACHE_SETTINGS = ("jax_compilation_cache_dir", "jax_compilation_cache", "jax_persistent_cache")
+"""Begin the names of JAX's settings that say where and what it saves."""
+
+
+def identity_of(suite: str) -> dict[str, Any] | None:
+    """All of it for worlds of a ``suite``, as JSON has it; None for worlds that are more than their names, such as a
+    user's own. Starts JAX's devices."""
+    if suite not in OF_SUITES:
+        return None
+    packages = (*PACKAGES, *OF_SUITES[suite])
+    return {
+        "python": [platform.python_implementation(), platform.python_version()],
+        "code": {name: _digest_of_code(name) for name in OWN},
+        "packages": {name: [_version(name), _stamp(name)] for name in packages},
+        "variables": {k: v for k, v in os.environ.items() if k.startswith(VARIABLES) and k not in UNIMPORTANT},
+        "jax": {k: repr(v) for k, v in jax.config.values.items() if not k.startswith(CACHE_SETTINGS)},
+        "machine": [cpu_fingerprint(), platform.platform()],
+        "devices": [[d.platform, d.device_kind, d.id, d.client.platform_version] for d in jax.devices()],
+    }
+
+
+def digest(*parts: Any) -> str:
+    """A name for what all of this says."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=repr).encode()).hexdigest()[:40]
+
+
+def _digest_of_code(package: str) -> str:
+    """Of what is written in a package's files."""
+    found = hashlib.sha256()
+    for path, place in _files(package):
+        content = Path(path).read_bytes()
+        found.update(f"{place} {len(content)}\n".encode() + content)
+    return found.hexdigest()
+
+
+def _stamp(package: str) -> str:
+    """Of when a package's files were last changed, and how long they are."""
+    found = hashlib.sha256()
+    for path, place in _files(package):
+        state = os.stat(path)
+        found.update(f"{place} {state.st_size} {state.st_mtime_ns}\n".encode())
+    return found.hexdigest()
+
+
+def _files(package: str) -> Iterator[tuple[str, str]]:
+    """The files of a package that can change what it does, as path and name within it, in order."""
+    spec = find_spec(package)
+    if spec is None:
+        return
+    for root in spec.submodule_search_locations or ():
+        for folder, folders, files in os.walk(root):
+            folders[:] = sorted(name for name in folders if name != "__pycache__")
+            for name in sorted(files):
+                if name.endswith(CODE):
+                    path = os.path.join(folder, name)
+                    yield path, os.path.relpath(path, root)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package.replace("_", "-"))
+    except PackageNotFoundError:
+        return None
+
+
+MAX_BYTES = 512_000_000
+"""Of all files together; those that were not read for longest give way."""
+FOLDER = "kept"
+HEAD = b"jaxrl_fast kept 1\n"
+DIGEST_BYTES = 32
+
+
+class KeptFiles:
+    """A folder of files by name, each a dictionary of numbers, texts, bytes and arrays. ``tell`` gets a line where a
+    file, or the folder, cannot be used."""
+
+    def __init__(self, folder: Path, tell: Callable[[str], None], max_bytes: int = MAX_BYTES) -> None:
+        self.folder, self.tell, self.max_bytes = folder, tell, max_bytes
+        wrong = make_own_folder(folder)
+        self.usable = wrong is None
+        if wrong is not None:
+            tell(f"{wrong}; until then nothing is kept for a second start")
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        """The content of a file; None where there is none that can be used."""
+        path = self.folder / name
+        if not self.usable:
+            return None
+        try:
+            content = _read_own(path)
+            if content[: len(HEAD)] != HEAD:
+                raise ValueError("it is of another kind")
+            digest, body = content[len(HEAD) :][:DIGEST_BYTES], content[len(HEAD) + DIGEST_BYTES :]
+            if digest != _digest(name, body):
+                raise ValueError("it is not as it was written")
+            os.utime(path)
+            return dict(serialization.msgpack_restore(body))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError) as error:
+            self.tell(f"{path} cannot be used ({_reason(error)}) and is made anew")
+            return None
+
+    def write(self, name: str, content: dict[str, Any]) -> None:
+        """Replace a file in one step, and remove old ones if all are more than ``max_bytes``."""
+        if not self.usable:
+            return
+        body = serialization.msgpack_serialize(content)
+        try:
+            with (
+                replacing(self.folder / name) as temporary,
+                open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file,
+            ):
+                file.write(HEAD + _digest(name, body) + body)
+            make_room(self.folder, self.max_bytes)
+        except OSError as error:
+            self.tell(f"cannot write to {self.folder} ({error.strerror}): the next start is as slow as this one")
+
+
+def _read_own(path: Path) -> bytes:
+    """The bytes of a file that belongs to the user, and that no other can have written."""
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            raise ValueError("others can write to it")
+        return file.read()
+
+
+def _digest(name: str, body: bytes) -> bytes:
+    return hashlib.sha256(name.encode() + b"\n" + body).digest()
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or " ".join(str(error).split())
+
+
+class EnvCache(NamedTuple):
+    """The ``files`` in which what was made for a run is kept, and its ``identity``: all that this depends on beside the
+    run's settings."""
+
+    files: KeptFiles
+    identity: dict[str, Any]
+
+
+def env_cache_of(run: Run, tell: Callable[[str], None]) -> EnvCache | None:
+    """The `EnvCache` of a run, for which JAX has started; None where nothing may be kept: with
+    ``JAXRL_FAST_CACHE=off``, for worlds that are more than their names, in several processes, and with ``debug``, which
+    traces each tick's operations."""
+    root = cache_root()
+    if root is None or run.debug or jax.process_count() > 1:
+        return None
+    suite, _ = envs.resolve(run.env, dict(run.env_options))
+    known = identity_of(suite)
+    return None if known is None else EnvCache(KeptFiles(root / FOLDER, tell), known)
+
+
+def make_cached_envs(run: Run, keeper: EnvCache | None) -> VecEnv | HostEnv:
+    """As `make_envs`; a world that was built before is built only when it is traced."""
+    if keeper is None:
+        return make_envs(run)
+    name = f"world-{digest(keeper.identity, *envs.resolve(run.env, dict(run.env_options)))}"
+    known = keeper.files.read(name)
+    if known is not None:
+        return vectorize(_built_later(run, known), num_envs=run.num_envs)
+    env = make_envs(run)
+    if isinstance(env, VecEnv) and env.env is not None:
+        facts = _facts(env.env)
+        if same(spec_from_json(facts["spec"]), env.spec):
+            keeper.files.write(name, facts)
+    return env
+
+
+def same(one: EnvSpec, other: EnvSpec) -> bool:
+    """Whether two specs are the same in everything, containers included."""
+    if str(jax.tree.structure(one)) != str(jax.tree.structure(other)):
+        return False
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    return all(np.array_equal(a, b) and np.asarray(a).dtype == np.asarray(b).dtype for a, b in pairs)
+
+
+def _facts(env: Env) -> dict[str, Any]:
+    return {
+        "spec": spec_to_json(env.spec),
+        "shortest_episode": int(env.shortest_episode),
+        "step_s": float(env.step_s),
+        "draws": env.draw is not None,
+        "succeeds": env.success is not None,
+    }
+
+
+def _built_later(run: Run, known: dict[str, Any]) -> Env:
+    """The world of a run, built at the first call of one of its functions."""
+    built: list[Env] = []
+    lock = threading.Lock()
+
+    def world() -> Env:
+        with lock, jax.ensure_compile_time_eval():  # its arrays outlive the trace that asks for it
+            if not built:
+                built.append(envs.make(run.env, **run.env_options))
+        return built[0]
+
+    return Env(
+        spec_from_json(known["spec"]),
+        lambda key, params: world().reset(key, params),
+        lambda state, action, key: world().step(state, action, key),
+        lambda key: world().sample_params(key),
+        known["shortest_episode"],
+        known["step_s"],
+        (lambda state: _of(world().draw, state)) if known["draws"] else None,
+        (lambda state: _of(world().success, state)) if known["succeeds"] else None,
+    )
+
+
+def _of(function: Any, state: PyTree) -> Any:
+    return function(state)
+
+
+WITHOUT_EFFECT = ("seed", "name", "log", "tuned")
+"""Settings that no program depends on: a seed is an argument."""
+SECTIONS_WITHOUT = ("eval.", "checkpoint.")
+
+
+class ProgramFiles(NamedTuple):
+    """A `jaxrl_fast.runtime.program_store.Store` of the programs of one run, in ``files``; ``key`` says what they depend on."""
+
+    files: KeptFiles
+    key: str
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        """The program of a name, None where there is none."""
+        return self.files.read(f"program-{self.key}-{name}")
+
+    def write(self, name: str, content: dict[str, Any]) -> None:
+        """Keep it."""
+        self.files.write(f"program-{self.key}-{name}", content)
+
+    def refuse(self, name: str, why: str) -> None:
+        """Say that a program cannot be used, or kept, and why."""
+        self.files.tell(f"program '{name}' is not kept for a second start ({' '.join(why.split())})")
+
+
+def store_of(keeper: EnvCache, settings: Mapping[str, Any], program: Any) -> ProgramFiles:
+    """Where the programs of a run with ``settings`` are kept; ``program``: what else they depend on."""
+    telling = {
+        key: value
+        for key, value in settings.items()
+        if key not in WITHOUT_EFFECT and not key.startswith(SECTIONS_WITHOUT)
+    }
+    return ProgramFiles(keeper.files, digest(keeper.identity, telling, repr(program)))

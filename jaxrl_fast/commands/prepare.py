@@ -1,0 +1,310 @@
+"""Prepares a run for this machine: starts JAX with the devices that it needs and resolves settings that are
+``auto``."""
+
+import dataclasses
+import secrets
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+import jax
+from omegaconf import OmegaConf
+
+from jaxrl_fast import envs
+from jaxrl_fast.commands import tuning_cache
+from jaxrl_fast.commands.env_cache import EnvCache, env_cache_of, make_cached_envs
+from jaxrl_fast.commands.run_config import Run, env_name, flat_settings, pool_defaults, to_yaml
+from jaxrl_fast.envs.env import VecEnv
+from jaxrl_fast.envs.host_env import HostEnv
+from jaxrl_fast.learning.io_callback_env import in_graph
+from jaxrl_fast.learning.run_graph import Overlap, graph_of
+from jaxrl_fast.runtime import cluster, hosts
+from jaxrl_fast.runtime.cluster import Processes
+from jaxrl_fast.runtime.placements import place, runs_in_parallel
+from jaxrl_fast.settings import machine
+from jaxrl_fast.settings.machine import cpu_cores, processor, setup, versions
+from jaxrl_fast.settings.schema import command_line
+from jaxrl_fast.training.callbacks import to_stderr
+from jaxrl_fast.training.checkpoints import FOLDER, all_steps
+from jaxrl_fast.training.job import Job
+from jaxrl_fast.training.progress import clock, share, si
+from jaxrl_fast.training.records import read_status, write_status
+from jaxrl_fast.training.run_folder import check_tables, link_latest, write_summary
+
+HOST = machine.Choice("fused", 1, "actions and learning on one device, environments on the host")
+
+
+class Prepared(NamedTuple):
+    """A ``run`` with every ``auto`` resolved, a few words on what was ``chosen``, its environments ``env``, and the
+    ``keeper`` of what is made for it (None: nothing is kept)."""
+
+    run: Run
+    chosen: str
+    env: VecEnv | HostEnv
+    keeper: EnvCache | None
+
+
+@contextmanager
+def prepare_run(run: Run, *, keep: bool = False) -> Iterator[Prepared]:
+    """Prepare a run; its environments are closed on leaving. ``keep``: what was made for such a run before is used, and
+    what is made now is kept.
+
+    Raises:
+        ValueError: the run does not fit its processes, or an environment refuses its id or an option.
+    """
+    complete, chosen = fill_in(run)
+    if not hosts.is_alone():
+        hosts.check_agreement({**flat_settings(complete), "resume": complete.resume})
+    keeper = env_cache_of(complete, to_stderr) if keep else None
+    env = make_cached_envs(complete, keeper)
+    try:
+        if not isinstance(env, HostEnv) and complete.pool != pool_defaults():
+            raise ValueError(f"pool.* has no effect with env={run.env}, which is compiled here: leave it out")
+        if run.placement == machine.AUTO and isinstance(env, HostEnv):  # only now known of a user's own environment
+            complete = dataclasses.replace(complete, placement=HOST.placement, devices=HOST.devices)
+            chosen = HOST.reason
+        yield Prepared(complete, chosen, env, keeper)
+    finally:
+        if isinstance(env, HostEnv):
+            env.close()
+
+
+def fill_in(run: Run) -> tuple[Run, str]:
+    """Start JAX with the devices that the run needs, and resolve its placement and devices; returns the run and a few
+    words on the choice. Warns of visible accelerators that are left unused.
+
+    Raises:
+        ValueError: the run does not fit the processes that were started for it.
+    """
+    several = run.processes or (cluster.find() if run.distributed == "auto" else None)
+    run, chosen = fill_in_alone(run) if several is None else fill_in_among(run, several)
+    warning = cluster.unused_devices(run.devices or 1)
+    if warning is not None:
+        to_stderr(warning)
+    return run, chosen
+
+
+def fill_in_among(run: Run, several: Processes) -> tuple[Run, str]:
+    """As `fill_in`, for one of several processes. On a CPU each has one device unless ``devices`` says otherwise, which
+    counts those of all processes.
+
+    Raises:
+        ValueError: the placement does not span processes, or they cannot share the devices evenly.
+    """
+    if run.placement in hosts.WITHIN_ONE:
+        raise ValueError(hosts.refusal(run.placement, several.num_processes))
+    if run.debug:
+        hosts.require_one("debug=true", several.num_processes)
+    devices = run.devices or several.num_processes
+    setup(cpu_devices=hosts.share_of(devices, several.num_processes))
+    cluster.start(several)
+    if jax.default_backend() != "cpu":
+        devices = run.devices or len(jax.devices())
+    print(cluster.describe_devices(), flush=True)
+    hosts.join()
+    placement = hosts.PLACEMENT if run.placement == machine.AUTO else run.placement
+    run = dataclasses.replace(run, placement=placement, devices=devices)
+    return run, f"of {several.num_processes} processes"
+
+
+def fill_in_alone(run: Run, *, look_up: bool = True) -> tuple[Run, str]:
+    """As `fill_in`, for a single process. With ``look_up``, what the autotuner measured here comes before the package's
+    table.
+
+    A CPU becomes one device per core, unless the placement needs only one. Of several accelerators only the first is
+    used, unless a placement is named or was measured.
+    """
+    envs.resolve(run.env, dict(run.env_options))  # what it does not know is refused before anything slow starts
+    finding = remembered(run, tuning_cache.cpu_device()) if look_up else None
+    choice = machine.Choice(run.placement, run.devices or machine.cpu_cores(), "")
+    if run.placement == machine.AUTO:
+        choice = as_measured(run, finding) or choose(run, choice.devices)
+    elif run.placement == "fused":
+        choice = choice._replace(devices=1)
+    setup(cpu_devices=choice.devices)
+    if jax.default_backend() != "cpu":
+        available = run.devices or len(jax.devices())
+        device = tuning_cache.Device(jax.default_backend(), jax.devices()[0].device_kind, len(jax.devices()))
+        finding = remembered(run, device) if look_up else None
+        auto = machine.Choice("fused", 1, f"{available - 1} other devices rest" if available > 1 else "")
+        choice = (
+            as_measured(run, finding) or auto if run.placement == machine.AUTO else choice._replace(devices=available)
+        )
+    run = dataclasses.replace(run, placement=choice.placement, devices=choice.devices)
+    return with_workers(run, finding), choice.reason
+
+
+def remembered(run: Run, device: tuning_cache.Device) -> tuning_cache.Finding | None:
+    """The autotuner's finding for such a run, if this one leaves placement or workers open."""
+    workers_open = envs.is_host(run.env) and run.pool["workers"] is None
+    if run.placement != machine.AUTO and not workers_open:
+        return None
+    return tuning_cache.look_up_free(tuning_cache.make_key(run, device), to_stderr)
+
+
+def as_measured(run: Run, finding: tuning_cache.Finding | None) -> machine.Choice | None:
+    """The placement of a finding, where it fits: one found at other sizes may not divide these evenly."""
+    if finding is None or "placement" not in finding.free or run.devices is not None:
+        return None
+    placement, devices = finding.free["placement"], finding.free["devices"]
+    if placement not in ("fused", "sharded_sampling") or run.num_envs % devices:
+        return None
+    return machine.Choice(placement, devices, f"measured here by the autotuner, {finding.found}")
+
+
+def with_workers(run: Run, finding: tuning_cache.Finding | None) -> Run:
+    """The worker processes of a finding, where they fit and none were asked for."""
+    workers = finding.free.get("pool.workers") if finding else None
+    if workers is None or run.pool["workers"] is not None or workers > run.num_envs // run.pool["num_groups"]:
+        return run
+    return tuning_cache.apply(run, {"pool.workers": workers})
+
+
+def choose(run: Run, devices: int) -> machine.Choice:
+    """The placement of a run on a CPU by the package's table."""
+    suite, _ = envs.resolve(run.env, dict(run.env_options))
+    if envs.is_host(run.env):
+        return HOST
+    return machine.choose(suite, run.env, run.algo, num_envs=run.num_envs, num_seeds=run.num_seeds, devices=devices)
+
+
+def print_if_serial(run: Run, job: Job) -> None:
+    """Print a line if the placement runs its groups one after another, with the values of ``overlap`` at which it would
+    not."""
+
+    def parallel(overlap: Overlap) -> bool:
+        options = job.options.graph._replace(overlap=overlap)
+        graph = graph_of(in_graph(job.env).env, job.algorithm, job.agent, options)
+        return runs_in_parallel(graph, place(graph, run.placement, run.devices))
+
+    if not runs_in_parallel(job.graph, job.placement):
+        instead = [f"overlap={overlap}" for overlap in get_args(Overlap) if parallel(overlap)]
+        print(
+            f"placement {run.placement} runs one device after the other at overlap={run.overlap}"
+            + (f"; {' or '.join(instead)} lets them run at the same time" if instead else "")
+        )
+
+
+RUNS = Path("runs")
+REFERENCES = Path(__file__).parent.parent / "config" / "references.yaml"
+
+
+def new_folder(run: Run) -> Path:
+    """Make the run's folder, or take that of a resumed run, and write ``run_config.yaml`` into it.
+
+    Raises:
+        ValueError: it holds a run already, or cannot be written to.
+    """
+    label = f"{time.strftime('%Y%m%d-%H%M%S')}{f'-{run.name}' if run.name else ''}-{run.seed}-{secrets.token_hex(2)}"
+    folder = Path(run.run_dir) if run.run_dir else RUNS / run.env / run.algo / label
+    goes_on = run.resume is not None and Path(run.resume).parent.parent.resolve() == folder.resolve()
+    if goes_on:
+        check_tables(folder)
+    holds_a_run = (folder / "config.yaml").exists() or all_steps(folder / FOLDER)
+    if holds_a_run and not (goes_on or run.requeued):
+        raise ValueError(f"run_dir={folder} holds a run already: write resume={folder}, or another run_dir")
+    try:
+        if run.requeued and not goes_on and (folder / FOLDER).exists():
+            (folder / FOLDER).rename(folder / f"{FOLDER}-damaged-{secrets.token_hex(2)}")
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.yaml").write_text(to_yaml(run))
+    except OSError as error:
+        raise ValueError(
+            f"cannot write to the run folder {folder} ({error.strerror}): write another run_dir=..."
+        ) from None
+    if not run.run_dir:
+        link_latest(folder, RUNS)
+    return folder
+
+
+def write_facts(run: Run, chosen: str, folder: Path) -> None:
+    """Write into ``run.json`` what only the command knows: where settings come from and what computes.
+
+    ``chosen``: `prepare_run`'s words on the placement.
+    """
+    before = read_status(folder) if run.resume is not None else {}
+    computer = {"processor": processor(), "cores": cpu_cores(), "devices": [str(d) for d in jax.devices()]}
+    facts = {"sources": run.sources, "chosen": chosen, "versions": versions(), "machine": computer}
+    write_status(folder, {**before, **facts, "reference": reference_of(run)})
+
+
+def reference_of(run: Run) -> dict[str, Any] | None:
+    """A ``return`` that is known of the run's environment, and its ``source``; None without one."""
+    known: Any = OmegaConf.to_container(OmegaConf.load(REFERENCES))
+    return known.get(env_name(run))
+
+
+def print_opening(run: Run, chosen: str, folder: Path) -> None:
+    """Print what the names stand for, what was chosen for this machine, and where the run's files go."""
+    print(envs.describe(run.env, run.env_options))
+    print(f"{run.algo}, settings {f'tuned for this environment ({run.tuned_file})' if run.tuned_file else 'untuned'}")
+    seeds = f", {run.num_seeds} seeds from {run.seed}" if run.num_seeds > 1 else f", seed {run.seed}"
+    print(f"{run.total_steps:,} steps of {run.num_envs} environments{seeds}")
+    devices = f"{run.devices} device{'s' if run.devices != 1 else ''}"
+    print(f"placement {run.placement} on {devices}{f' ({chosen})' if chosen else ''}")
+    print(f"run folder {folder}", flush=True)
+
+
+def add_to_summary(
+    run: Run, result: dict[str, Any], folder: Path, before_s: float, wall_s: float, stopped_by: int | None
+) -> dict[str, Any]:
+    """Complete ``summary.json`` with what only the command knows: the seconds before training, all until now, and the
+    signal that ended the run."""
+    _, options = envs.resolve(run.env, dict(run.env_options))
+    summary = {
+        "env": run.env,
+        "env_id": options.get("id", options.get("make")),
+        "env_backend": options.get("backend"),
+        "algo": run.algo,
+        "placement": run.placement,
+        "overlap": run.overlap,
+        "seed": run.seed,
+        **result,
+        "time_to_first_step_s": result["time_to_first_step_s"] + before_s,
+        "wall_s": wall_s,
+        "stopped_by": signal.Signals(stopped_by).name if stopped_by is not None else None,
+    }
+    write_summary(folder, summary)
+    return summary
+
+
+def print_closing(summary: dict[str, Any], folder: Path, pictures: list[str]) -> None:
+    """Print result, speed, paths, and the command that repeats the run."""
+    steps = f"{summary['env_steps']:,} steps and {summary['updates']:,} updates"
+    interval = summary.get("eval_return_ci95")
+    spread = f"95 % of the mean [{interval[0]:.1f}, {interval[1]:.1f}]" if interval else "std over episodes"
+    value = "" if interval else f" ± {summary['eval_return_std'] or 0.0:.1f}"
+    if summary["eval_return_mean"] is None:
+        print(f"\nnot evaluated yet, after {steps}")
+    else:
+        mean, episodes = summary["eval_return_mean"], f"{summary['eval_episodes']} episodes"
+        if "eval_success_rate" in summary:
+            episodes = f"{episodes}, {share(summary['eval_success_rate'])} succeeded"
+        last = "last measured " if summary["stopped_by"] else ""
+        print(f"\n{last}greedy return {mean:.1f}{value} ({spread}, {episodes}) after {steps}")
+    best = summary.get("best") or {}
+    if "fresh_return_mean" in best:
+        chosen = f"chosen for {best['return_mean']:.1f} after {best['env_steps']:,} steps"
+        print(
+            f"best policy {best['fresh_return_mean']:.1f} ± {best['fresh_return_std']:.1f} from fresh starts ({chosen})"
+        )
+    if summary["dropped_updates"]:
+        print(f"{summary['dropped_updates']:,} updates were dropped, since they gave a number that is not finite")
+    print(
+        f"{clock(summary['wall_s'])} in all, {summary['time_to_first_step_s']:.1f} s to the first step; "
+        f"{si(summary['sampling_hz'])} steps/s, {si(summary['update_hz'])} updates/s of {summary['batch_size']}, "
+        f"update frame rate {si(summary['update_frame_hz'])}"
+    )
+    if summary["evaluator_memory_mb"]:
+        waited = f"training waited {summary['eval_wait_s']:.1f} s for it"
+        print(f"evaluated in a process of {summary['evaluator_memory_mb']:.0f} MB; {waited}")
+    files = ["report.html", "summary.json", "curve.png", "graph.svg", *pictures, "policy/", "metrics.csv", "evals.csv"]
+    print(f"{folder}: {', '.join(file for file in files if (folder / file).exists())}")
+    if summary["stopped_by"]:
+        print(f"go on:    {command_line([f'resume={folder}'])}")
+    print(f"again:    {command_line([f'config={folder}/config.yaml'])}")
+    print(f"evaluate: {command_line([str(folder), 'episodes=100'], 'evaluate')}")
+    print(f"draw:     {command_line([str(folder)], 'render')}")

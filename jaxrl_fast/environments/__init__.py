@@ -1,1 +1,0 @@
-"""Interfaces of environments: a single one, many side by side, and those stepped on the host."""

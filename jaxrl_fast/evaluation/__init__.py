@@ -1,1 +1,0 @@
-"""Evaluation: episodes with the greedy policy, during and after training."""

@@ -1,1 +1,0 @@
-"""From rollouts to minibatches: acting, epochs, replay, normalization, stacks of frames, n-step returns."""

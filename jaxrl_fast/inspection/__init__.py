@@ -1,1 +1,0 @@
-"""What a graph is made of, in tables and pictures."""

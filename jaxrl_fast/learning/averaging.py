@@ -1,0 +1,225 @@
+"""Several learners with equal shares of every batch: a ``server`` applies their gradients at every update, or averages
+their parameters once a tick."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_fast.core import Batches, Metrics, PyTree
+from jaxrl_fast.learning.algorithm import GradientResult, Part
+from jaxrl_fast.learning.prioritized_replay import add_feedback, make_feedback
+from jaxrl_fast.learning.updates import (
+    DROPPED,
+    Delays,
+    Learning,
+    PartState,
+    States,
+    Updated,
+    apply_gradients,
+    init_states,
+    make_updates,
+    metric_name,
+    named,
+    over_updates,
+    read_outside,
+    step_when_due,
+    tags_of,
+)
+from jaxrl_fast.numerics.optimizers import global_norm
+from jaxrl_fast.runtime.graph import Channels, Fragment, ShardingAxes
+from jaxrl_fast.runtime.placements import SERVER
+
+
+def averaging_parameters(learning: Learning, team: tuple[str, ...], learners: int) -> tuple[Fragment, Fragment]:
+    """Learners that each make the updates of a tick on their own shares, and the server that averages their params."""
+    parts = learning.parts
+    outside = read_outside(parts, team)
+    learn, server = (named(role, parts, team) for role in ("learn", "server"))
+
+    def init(key: jax.Array) -> States:
+        alike = init_states(learning, team, key)
+        return jax.tree.map(lambda x: jnp.broadcast_to(x[None], (learners, *x.shape)), alike)
+
+    def step(private: States, inputs: Channels, hyper: Any, key: jax.Array, turn: jax.Array) -> tuple:
+        peers = {name: inputs[name] for name in outside}
+
+        def one_learner(states: States, batches: Batches, key: jax.Array) -> tuple[States, Channels, Metrics]:
+            states = {name: _with_params(state, inputs[name].params) for name, state in states.items()}
+            states, metrics, priorities = make_updates(learning, team, states, peers, batches, key, hyper, turn)
+            feedback = {channel: make_feedback(batches, priorities) for channel in learning.feeds_back(team)}
+            return states, feedback, metrics
+
+        keys = jax.random.split(key, learners)
+        private, feedback, metrics = jax.vmap(one_learner)(private, _shares(inputs["batches"], learners), keys)
+        own = {_local(name): private[name].learned for name in team}
+        return private, own | feedback, over_updates(metrics, learning.nan)
+
+    def init_server(key: jax.Array) -> Channels:
+        return {name: state.learned for name, state in init_states(learning, team, key).items()}
+
+    def step_server(private: Channels, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
+        means = {name: _mean(inputs[_local(name)]) for name in team}
+        learned = {name: mean._replace(params=parts[name].project(mean.params)) for name, mean in means.items()}
+        norms = {metric_name(team, name, "param_norm"): global_norm(learned[name].params) for name in team}
+        return learned, learned, norms
+
+    local = tuple(_local(name) for name in team)
+    written = local + learning.feeds_back(team)
+    return (
+        Fragment(
+            learn,
+            init,
+            step,
+            ("batches", *team, *outside),
+            written,
+            lambda private: learning.no_feedback(team, learners),
+            start=learning.start,
+            init_name="learn",
+            counts=True,
+            tags=tags_of(learning, team),
+            division=ShardingAxes(0, dict.fromkeys(written, 0), learners, "learners"),
+        ),
+        Fragment(
+            server,
+            init_server,
+            step_server,
+            local,
+            team,
+            lambda p: p,
+            start=learning.start,
+            init_name="learn",
+            tags=(SERVER, *tags_of(learning, team)[1:]),
+        ),
+    )
+
+
+def averaging_gradients(learning: Learning, side_by_side: bool, learners: int) -> tuple[tuple[Fragment, ...], Delays]:
+    """A cycle of one round per update: the learners' gradients for a part, and the server's step along their mean, or
+    its steps along one after another."""
+    parts = learning.parts
+    pairs = {name: (_gradients_fragment(learning, name, learners), _gradient_server(learning, name)) for name in parts}
+    together = side_by_side or not any(part.reads for part in parts.values())
+    if together:
+        fragments = tuple(pair[i] for i in (0, 1) for pair in pairs.values())
+    else:
+        fragments = tuple(fragment for pair in pairs.values() for fragment in pair)
+    delays: Delays = {}
+    seen: set[str] = set()
+    for fragment in fragments:
+        delays |= {(fragment.name, c): 1 for c in fragment.reads if c in parts and c not in seen}
+        seen |= set(fragment.writes)
+    return fragments, delays
+
+
+def _gradients_fragment(learning: Learning, name: str, learners: int) -> Fragment:
+    part, rounds, take = learning.parts[name], learning.agent.updates_per_tick, learning.agent.experience.take
+    own, back = _gradients(name), learning.feeds_back((name,))
+
+    def init(key: jax.Array) -> Channels:
+        return learning.no_feedback((name,), learners)
+
+    def step(private: Channels, inputs: Channels, hyper: Any, key: jax.Array, turn: jax.Array) -> tuple:
+        peers = {other: inputs[other] for other in part.reads}
+        batches = _shares(inputs["batches"], learners)
+
+        def one_learner(share: Batches, feedback: Channels, key: jax.Array) -> tuple[GradientResult, Channels]:
+            index = share.indices[turn % rounds]
+            found = part.gradients(inputs[name], peers, take(share.data, index), key, hyper)
+            seen = {c: add_feedback(feedback[c], share, index, found.priorities, turn % rounds) for c in back}
+            return found._replace(priorities=()), seen
+
+        found, private = jax.vmap(one_learner)(batches, private, jax.random.split(key, learners))
+        return private, {own: found, **private}, {}
+
+    return Fragment(
+        own,
+        init,
+        step,
+        ("batches", name, *part.reads),
+        (own, *back),
+        lambda private: private,
+        start=learning.start,
+        rounds=rounds,
+        counts=True,
+        tags=tags_of(learning, (name,)),
+        division=ShardingAxes(0, dict.fromkeys((own, *back), 0), learners, "learners"),
+    )
+
+
+def _gradient_server(learning: Learning, name: str) -> Fragment:
+    part, rounds = learning.parts[name], learning.agent.updates_per_tick
+
+    def init(key: jax.Array) -> States:
+        return init_states(learning, (name,), key)
+
+    def step(private: States, inputs: Channels, hyper: Any, key: jax.Array, turn: jax.Array) -> tuple:
+        def make(state: PartState) -> Updated:
+            found = inputs[_gradients(name)]
+            if learning.turns:
+                return _apply_in_turns(learning, part, state, found, hyper, turn)
+            return apply_gradients(part, state, _mean(found), hyper, turn, drop_nonfinite=learning.nan == "skip")
+
+        state, metrics, _ = make(private[name]) if part.every == 1 else step_when_due(part, make, private[name], turn)
+        metrics["param_norm"] = global_norm(state.learned.params)
+        # A cycle's metrics are summed over its rounds.
+        return {name: state}, publish({name: state}), {k: v if k == DROPPED else v / rounds for k, v in metrics.items()}
+
+    def publish(private: States) -> Channels:
+        return {name: private[name].learned}
+
+    return Fragment(
+        f"server_{name}",
+        init,
+        step,
+        (_gradients(name),),
+        (name,),
+        publish,
+        start=learning.start,
+        rounds=rounds,
+        counts=True,
+        init_name="learn",
+        tags=(SERVER, *tags_of(learning, (name,))[1:]),
+    )
+
+
+def _apply_in_turns(
+    learning: Learning, part: Part, state: PartState, found: GradientResult, hyper: Any, turn: jax.Array
+) -> Updated:
+    """A step along the gradients of each learner, leaves ``[N, ...]``, which all found them at the same params: those
+    of the last are as old as A3C's would be if the learners were equally fast."""
+    (learners,) = {leaf.shape[0] for leaf in jax.tree.leaves(found)}
+
+    def one(state: PartState, xs: tuple[GradientResult, jax.Array]) -> tuple[PartState, Metrics]:
+        updated = apply_gradients(part, state, xs[0], hyper, xs[1], drop_nonfinite=learning.nan == "skip")
+        return updated.state, updated.metrics
+
+    state, metrics = jax.lax.scan(one, state, (found, turn * learners + jnp.arange(learners)))
+    return Updated(state, over_updates(metrics, learning.nan))
+
+
+def _with_params(state: PartState, params: dict[str, PyTree]) -> PartState:
+    return state._replace(learned=state.learned._replace(params=params))
+
+
+def _shares(batches: Batches, learners: int) -> Batches:
+    """Each learner's share of the batches, its own logical shards: leaves ``[N, ...]``."""
+
+    def split(leaf: jax.Array, axis: int) -> jax.Array:
+        shape = (*leaf.shape[:axis], learners, leaf.shape[axis] // learners, *leaf.shape[axis + 1 :])
+        return jnp.moveaxis(leaf.reshape(shape), axis, 0)
+
+    data, places = jax.tree.map(lambda leaf: split(leaf, 0), (batches.data, batches.places))
+    return Batches(data, split(batches.indices, 1), places)
+
+
+def _mean(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: jnp.mean(x, axis=0), tree)
+
+
+def _local(name: str) -> str:
+    return f"{name}_local"
+
+
+def _gradients(name: str) -> str:
+    return f"gradients_{name}"

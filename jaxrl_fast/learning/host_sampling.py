@@ -1,0 +1,315 @@
+"""Host environments in the graph: sampling driven from Python.
+
+Actions are computed on the devices of the sampling fragment's group, for one group of environments while the others
+are being stepped (double buffering, as in Sample Factory, arXiv 2006.11751, section 3.1).
+"""
+
+from collections.abc import Callable
+from functools import partial
+from operator import itemgetter
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_fast.core import PyTree, Transition
+from jaxrl_fast.envs.host_env import MAX_STEPS, HostEnv, HostStep
+from jaxrl_fast.learning.agent import BoundAgent
+from jaxrl_fast.numerics.running_stats import normalize
+from jaxrl_fast.runtime.graph import Channels, Fragment
+from jaxrl_fast.runtime.placements import SAMPLING
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class HostSamplerState(NamedTuple):
+    """Where sampling on the host goes on from; shapes ``[E, ...]``, with several seeds ``[S, E, ...]``.
+
+    - ``steps``: environment steps over the whole pool since its last reset, int32 (modulo `MAX_STEPS`).
+    - ``obs``, ``first``, ``carry``: as in `rollout.SamplerState`.
+    """
+
+    steps: Any
+    obs: PyTree
+    first: Any
+    carry: PyTree
+
+
+class HostRecord(NamedTuple):
+    """One step of some environments, without the extras of the decision.
+
+    - ``obs``: what the policy saw; ``first``: whether it began an episode.
+    - ``action``: what the policy chose.
+    - ``step``: the results.
+    """
+
+    obs: PyTree
+    first: Any
+    action: np.ndarray
+    step: HostStep
+
+
+class Recording:
+    """A rollout that is being filled: arrays ``[T, E, ...]``, with several seeds ``[S, T, E, ...]``."""
+
+    def __init__(self, length: int, num_envs: int, axis: int, num_seeds: int = 1) -> None:
+        self.shape, self.axis = (*[num_seeds] * axis, length, num_envs), axis
+        self.arrays: Any = None
+
+    def put(self, t: Any, rows: Any, record: HostRecord) -> None:
+        """Write step ``t`` of the environments ``rows``: a number and a slice, or two index arrays of equal length."""
+        if self.arrays is None:
+            self.arrays = jax.tree.map(lambda x: np.empty((*self.shape, *x.shape[self.axis + 1 :]), x.dtype), record)
+        at = (*[slice(None)] * self.axis, t, rows)
+        for whole, part in zip(jax.tree.leaves(self.arrays), jax.tree.leaves(record), strict=True):
+            whole[at] = part
+
+
+def host_sample_fragment(env: HostEnv, agent: BoundAgent, rollout_shapes: Transition) -> Fragment:
+    """The fragment ``sample`` for environments outside JAX; it serves all seeds of a pool with several slices.
+
+    The environments are reset in the first tick, and whenever their count of steps is not that of the state: after a
+    resume, episodes begin again.
+    """
+    axis, length = env_axis(env), agent.rollout_length
+    rows = _slices(env.num_envs, env.num_groups)
+    groups = range(env.num_groups)
+    turns = [[group] for group in groups] if env.overlaps else [list(groups)]  # whose actions one call computes
+    act = over_slices(env, _remembering(make_act(agent)), (0, 0, 0, 0, 0, 0, None, 0, None))
+    no_extras = _extras_of_a_group(env, rollout_shapes.extras)
+
+    @partial(jax.jit, donate_argnums=2)
+    def decide(
+        inputs: Channels, given: list[tuple], extras: list[PyTree], key: Any, hyper: Any, counts: list[int], t: int
+    ) -> list:
+        return [act(inputs, *g, key, hyper, i, e, t) for g, e, i in zip(given, extras, counts, strict=True)]
+
+    def step(private: HostSamplerState, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
+        now = begin(env, agent, private, key)
+        now = now._replace(obs=jax.device_get(now.obs), first=np.asarray(now.first))
+        given, extras = [_part(now, own, axis) for own in rows], [no_extras() for _ in groups]
+        sent: list[Any] = [None] * env.num_groups
+        recording = Recording(length, env.num_envs, axis, env.num_seeds)
+        for t in range(length + 1):
+            for turn in turns:
+                for group in turn if t > 0 else ():
+                    result = _by_slice(env, env.recv(group))
+                    carry, obs, first = given[group]
+                    recording.put(t - 1, rows[group], HostRecord(obs, first, sent[group], result))
+                    given[group] = carry, result.obs, result.terminated | result.truncated
+                if t == length:
+                    continue
+                counts = [t * env.num_groups + group for group in turn]
+                decided = decide(inputs, [given[g] for g in turn], [extras[g] for g in turn], key, hyper, counts, t)
+                for group, (action, carry, extras[group]) in zip(turn, decided, strict=True):
+                    given[group], sent[group] = (carry, *given[group][1:]), np.asarray(action)
+                    env.send(_in_rows(env, sent[group]), group)
+        rollout, metrics = collect(recording.arrays, _join(extras, axis + 1), axis)
+        carry, obs, first = _join(given, axis)
+        steps = np.full(now.steps.shape, env.steps() % MAX_STEPS, np.int32)
+        return HostSamplerState(steps, obs, first, carry), {"rollout": rollout}, metrics
+
+    return host_fragment(env, agent, rollout_shapes, step)
+
+
+def make_act(agent: BoundAgent) -> Callable[..., tuple]:
+    """``act(inputs, carry, obs, first, key, hyper, i) -> (action, carry, extras)``, for the ``i``-th call in a tick."""
+
+    def act(
+        inputs: Channels, carry: PyTree, obs: PyTree, first: jax.Array, key: jax.Array, hyper: Any, i: int
+    ) -> tuple:
+        learned = {name: inputs[name] for name in agent.acting.parts}
+        seen = normalize(inputs["statistics"].obs, obs) if agent.normalize_observations else obs
+        return agent.acting.explore(learned, carry, seen, first, jax.random.fold_in(key, i), hyper)
+
+    return act
+
+
+def host_fragment(env: HostEnv, agent: BoundAgent, rollout_shapes: Transition, step: Callable[..., tuple]) -> Fragment:
+    """The fragment ``sample`` with this ``step``; its first state says that the environments are not started yet."""
+    reads = agent.acting.parts + (("statistics",) if agent.normalize_observations else ())
+
+    def init(key: jax.Array) -> HostSamplerState:
+        obs = jax.tree.map(lambda s: jnp.zeros((env.num_envs, *s.shape), s.dtype), env.spec.obs)
+        first = jnp.ones(env.num_envs, bool)
+        return HostSamplerState(jnp.zeros((), jnp.int32), obs, first, agent.acting.initial_carry(env.num_envs))
+
+    def publish(private: HostSamplerState) -> Channels:
+        return {"rollout": jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), rollout_shapes)}
+
+    return Fragment("sample", init, step, reads, ("rollout",), publish, host=True, tags=(SAMPLING,))
+
+
+def print_events_after(run: Callable[[T], R], env: HostEnv, tell: Callable[[str], None]) -> Callable[[T], R]:
+    """``run``, which then gives ``tell`` the lines of `HostEnv.events`."""
+
+    def call(state: T) -> R:
+        result = run(state)
+        for line in env.events():
+            tell(line)
+        return result
+
+    return call
+
+
+def env_axis(env: HostEnv) -> int:
+    """The axis of the environments in a state's arrays: 1 where there are several seeds, whose axis comes first."""
+    return int(env.num_seeds > 1)
+
+
+def over_slices(env: HostEnv, function: Callable, in_axes: tuple) -> Callable:
+    """``function`` of one seed, vmapped over the seeds where there are several."""
+    return jax.vmap(function, in_axes) if env.num_seeds > 1 else function
+
+
+def begin(env: HostEnv, agent: BoundAgent, private: HostSamplerState, key: jax.Array) -> HostSamplerState:
+    """The state itself, if the environments stand where it left them; else one after a reset of all environments."""
+    taken = np.asarray(private.steps)
+    if taken.all() and (taken == env.steps() % MAX_STEPS).all():
+        return private
+    seeds = np.asarray(over_slices(env, partial(jax.random.bits, shape=(), dtype=jnp.uint32), (0,))(key))
+    obs = env.reset(seeds.tolist())
+    shape = (*taken.shape, env.num_envs)
+    if env.num_seeds > 1:
+        obs = jax.tree.map(partial(_of_slices, env, shape), obs)
+    carry = jax.tree.map(
+        lambda x: np.broadcast_to(x, (*taken.shape, *x.shape)), agent.acting.initial_carry(env.num_envs)
+    )
+    return HostSamplerState(np.zeros_like(taken), obs, np.ones(shape, bool), carry)
+
+
+def _of_slices(env: HostEnv, shape: tuple[int, ...], rows: np.ndarray) -> np.ndarray:
+    """Rows of all environments, group after group, as ``[*shape, ...]``, which begins with the seeds."""
+    parts = rows.reshape(env.num_groups, env.num_seeds, -1, *rows.shape[1:])
+    return np.moveaxis(parts, 0, 1).reshape(*shape, *rows.shape[1:])
+
+
+def _by_slice(env: HostEnv, step: HostStep) -> HostStep:
+    """A group's step, rows ``[S * E / G, ...]``, with an axis of its own for the seeds."""
+    if env.num_seeds == 1:
+        return step
+    return jax.tree.map(lambda x: x.reshape(env.num_seeds, -1, *x.shape[1:]), step)
+
+
+def _in_rows(env: HostEnv, actions: np.ndarray) -> np.ndarray:
+    """Actions ``[S, E / G, ...]`` as the pool takes them."""
+    return actions if env.num_seeds == 1 else actions.reshape(-1, *actions.shape[2:])
+
+
+def _slices(num_envs: int, groups: int) -> list[slice]:
+    size = num_envs // groups
+    return [slice(group * size, (group + 1) * size) for group in range(groups)]
+
+
+def _part(state: HostSamplerState, own: slice, axis: int) -> tuple[PyTree, PyTree, Any]:
+    """What the actions of a group are computed from: carry, obs and first."""
+    at = (*[slice(None)] * axis, own)
+    return jax.tree.map(itemgetter(at), (state.carry, state.obs, state.first))
+
+
+def _remembering(act: Callable[..., tuple]) -> Callable[..., tuple]:
+    """``act`` that writes its extras at ``t`` into those of the rollout ``[T, E, ...]``, on the device: to copy those
+    of each step to the host would cost as much time as the decisions."""
+
+    def call(*args: Any) -> tuple:
+        *given, remembered, t = args
+        action, carry, extras = act(*given)
+        return action, carry, jax.tree.map(lambda all_, new: all_.at[t].set(new), remembered, extras)
+
+    return call
+
+
+def _extras_of_a_group(env: HostEnv, shapes: PyTree) -> Callable[[], PyTree]:
+    """Returns what allocates the extras ``[T, E / G, ...]`` of a group, with several seeds ``[S, T, E / G, ...]``."""
+    seeds, size = (env.num_seeds,) * env_axis(env), env.num_envs // env.num_groups
+    return lambda: jax.tree.map(lambda s: jnp.zeros((*seeds, s.shape[0], size, *s.shape[2:]), s.dtype), shapes)
+
+
+def _join(groups: list[PyTree], axis: int) -> PyTree:
+    """The arrays of all groups, concatenated along the environments' ``axis``."""
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves, axis), *jax.device_get(groups))
+
+
+def collect(record: HostRecord, extras: PyTree, axis: int = 0) -> tuple[Transition, dict[str, Any]]:
+    """The rollout ``[T, E, ...]`` and its metrics, as those of `rollout.unroll`; time is axis ``axis``."""
+    step = record.step
+    ends = step.terminated, step.truncated
+    fields: Any = (record.obs, record.action, step.reward, step.next_obs, *ends, record.first, extras)
+    done = (step.terminated | step.truncated) & (step.episode_length > 0)  # not a step that a lost worker never made
+    real = [x for x in jax.tree.leaves((step.next_obs, step.reward)) if np.issubdtype(x.dtype, np.floating)]
+    bad = np.any([~np.isfinite(x).reshape(*x.shape[: axis + 1], -1).all(axis=-1) for x in real], axis=0)
+    both = (axis, axis + 1)
+    metrics = {
+        "episodes": done.sum(both, dtype=np.int32),
+        "episode_return_sum": np.where(done, step.episode_return, 0.0).sum(both, dtype=np.float32),
+        "episode_length_sum": np.where(done, step.episode_length, 0).sum(both, dtype=np.int32),
+        "nonfinite_step": np.where(bad.any(axis), bad.argmax(axis), -1).astype(np.int32),
+    }
+    return Transition(*fields), metrics
+
+
+class Pending(NamedTuple):
+    """The step under way in each environment, ``[E, ...]``.
+
+    - ``obs``: what the policy saw; ``first``: whether it began an episode.
+    - ``action``: what the policy chose; ``extras``: those of that decision.
+    """
+
+    obs: Any
+    first: Any
+    action: Any
+    extras: Any
+
+
+def arrival_sample_fragment(env: HostEnv, agent: BoundAgent, rollout_shapes: Transition) -> Fragment:
+    """As `host_sampling.host_sample_fragment`, by ``recv_any`` and ``send_to``."""
+    num_envs, batch, length = env.num_envs, env.num_envs // env.num_groups, agent.rollout_length
+    act = jax.jit(make_act(agent))
+    assert env.send_to is not None and env.recv_any is not None
+    send_to, recv_any = env.send_to, env.recv_any
+
+    def step(private: HostSamplerState, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
+        start = begin(env, agent, private, key)
+        # Copied: the state that the tick was given must not change.
+        obs, first, carry = jax.tree.map(np.array, jax.device_get((start.obs, start.first, start.carry)))
+        one = jax.tree.map(lambda s: np.zeros(s.shape[1:], s.dtype), (rollout_shapes.action, rollout_shapes.extras))
+        now = Pending(obs, first, *one)
+        recording = Recording(length, num_envs, 0)
+        extras = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), rollout_shapes.extras)
+        taken, calls = np.zeros(num_envs, np.int32), 0
+
+        def ask(indices: np.ndarray) -> None:
+            nonlocal calls
+            padded = np.resize(indices, batch)  # one compiled program, however few are asked
+            seen = jax.tree.map(lambda x: x[padded], (carry, now.obs, now.first))
+            action, after, more = jax.device_get(act(inputs, *seen, key, hyper, calls))
+            calls += 1
+            decided = jax.tree.map(lambda x: x[: len(indices)], (after, action, more))
+            _set((carry, now.action, now.extras), indices, decided)
+            send_to(decided[1], indices)
+
+        for group in range(env.num_groups):
+            ask(np.arange(group * batch, (group + 1) * batch))
+        while (taken < length).any():
+            indices, result = recv_any()
+            at = taken[indices]
+            own = jax.tree.map(lambda x, indices=indices: x[indices], now)
+            recording.put(at, indices, HostRecord(own.obs, own.first, own.action, result))
+            _set(extras, (at, indices), own.extras)
+            _set((now.obs, now.first), indices, (result.obs, result.terminated | result.truncated))
+            taken[indices] += 1
+            going = indices[taken[indices] < length]
+            if going.size:
+                ask(going)
+        rollout, metrics = collect(recording.arrays, extras)
+        steps = np.int32(env.steps() % MAX_STEPS)
+        return HostSamplerState(steps, now.obs, now.first, carry), {"rollout": rollout}, metrics
+
+    return host_fragment(env, agent, rollout_shapes, step)
+
+
+def _set(arrays: PyTree, at: Any, values: PyTree) -> None:
+    for whole, part in zip(jax.tree.leaves(arrays), jax.tree.leaves(values), strict=True):
+        whole[at] = part

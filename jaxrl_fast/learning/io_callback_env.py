@@ -1,0 +1,162 @@
+"""Host environments inside a compiled program, by ordered callbacks: `make_train_step` and ``scan`` work with them.
+
+The state counts the pool's steps, and a step is refused unless its state's count is the pool's: so a callback that was
+dropped, repeated or given an old state is noticed. No callback calls JAX, and what it returns is a copy, never a view
+of shared memory. For one device only: in programs for two, JAX 0.10 hangs on operands of 147 KB and more.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import io_callback
+
+from jaxrl_fast.core import EpisodeTotals, PyTree, Timestep, reward_shape
+from jaxrl_fast.envs.env import VecEnv, VecState
+from jaxrl_fast.envs.host_env import MAX_STEPS, HostEnv, HostStep
+from jaxrl_fast.runtime.placements import Placement
+
+
+class BridgeError(RuntimeError):
+    """A compiled program and its host environments are no longer in step."""
+
+
+class Bridge(NamedTuple):
+    """Host environments as compiled ones.
+
+    - ``env``: its ``reset`` and ``step`` call the host environments.
+    - ``failures``: errors raised in a callback, which JAX hides in one of its own (`reraise_callback_error`).
+    """
+
+    env: VecEnv
+    failures: list[Exception]
+
+
+def in_graph(env: VecEnv | HostEnv) -> Bridge:
+    """The environments that a graph is built with: ``env`` itself, or a bridge to it with ``pool.bridge=callback``.
+
+    Raises:
+        ValueError: as `make_bridge`.
+    """
+    if isinstance(env, HostEnv) and env.bridge == "callback":
+        return make_bridge(env)
+    return Bridge(env, [])  # type: ignore[arg-type]
+
+
+def check_placement(env: VecEnv | HostEnv, placement: Placement) -> None:
+    """Raises ValueError where a placement for several devices or programs is asked to run callbacks."""
+    alone = len(placement.groups) == 1 and len(placement.groups[0].devices) == 1
+    if isinstance(env, HostEnv) and env.bridge == "callback" and not alone:
+        raise ValueError(
+            "pool.bridge=callback is compiled into one program for one device: write pool.bridge=host with "
+            f"placement={placement.name}, or placement=fused"
+        )
+
+
+def make_bridge(host: HostEnv) -> Bridge:
+    """The environments of ``host`` as a `VecEnv`, whose ``reset`` and ``step`` may be compiled, but not vmapped.
+
+    Raises:
+        ValueError: a pool that cannot be stepped in the order of a program.
+    """
+    if host.num_seeds > 1:
+        raise ValueError(
+            f"num_seeds={host.num_seeds}: an ordered callback serves one seed: write pool.bridge=host, or make the "
+            "environments with num_seeds=1"
+        )
+    if host.recv_any is not None:
+        raise ValueError(
+            "pool.order=arrival has no fixed order to compile: write pool.bridge=host, or pool.order=fixed"
+        )
+    failures: list[Exception] = []
+    env = VecEnv(
+        host.spec, host.num_envs, _make_reset(host, failures), lambda key, num_steps: (), _make_step(host, failures)
+    )
+    return Bridge(env, failures)
+
+
+@contextmanager
+def reraise_callback_error(failures: list[Exception]) -> Iterator[None]:
+    """Raise the error of a callback instead of the one that JAX makes of it."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if failures:
+            raise failures.pop() from error
+        raise
+
+
+def _make_reset(host: HostEnv, failures: list[Exception]) -> Any:
+    def call(seed: Any) -> np.ndarray:
+        return _noting(failures, lambda: host.reset(int(seed)))
+
+    def reset(key: jax.Array) -> tuple[VecState, PyTree]:
+        seed = _one_at_a_time(jax.random.bits(key, (), jnp.uint32))
+        obs = io_callback(call, _like(host, host.spec.obs), seed, ordered=True)
+        return VecState(jnp.zeros((), jnp.int32), ()), obs  # type: ignore[arg-type]  # the pool has the totals
+
+    return reset
+
+
+def _make_step(host: HostEnv, failures: list[Exception]) -> Any:
+    rows, flag = host.num_envs // host.num_groups, jax.ShapeDtypeStruct((host.num_envs,), bool)
+    real, whole = jax.ShapeDtypeStruct(flag.shape, jnp.float32), jax.ShapeDtypeStruct(flag.shape, jnp.int32)
+    obs = _like(host, host.spec.obs)
+    paid = jax.ShapeDtypeStruct((host.num_envs, *reward_shape(host.spec)), jnp.float32)
+    shapes = HostStep(obs, obs, paid, flag, flag, real, whole), jax.ShapeDtypeStruct((), jnp.int32)  # type: ignore[arg-type]
+
+    def call(count: Any, action: Any) -> tuple[HostStep, Any]:
+        return _noting(failures, lambda: _step_all(host, int(count), np.asarray(action), rows))
+
+    def step(
+        state: VecState, action: jax.Array, key: jax.Array, bank: PyTree, t: jax.Array
+    ) -> tuple[VecState, Timestep]:
+        result, count = io_callback(call, shapes, _one_at_a_time(state.env_state), action, ordered=True)
+        totals = EpisodeTotals(result.episode_return, result.episode_length)
+        return VecState(count, ()), Timestep(  # type: ignore[arg-type]
+            result.obs, result.next_obs, result.reward, result.terminated, result.truncated, totals
+        )
+
+    return step
+
+
+def _step_all(host: HostEnv, count: int, action: np.ndarray, rows: int) -> tuple[HostStep, Any]:
+    stands = host.steps() % MAX_STEPS
+    if count != stands:
+        raise BridgeError(
+            f"{host.spec.name}: this state was left after {count} steps, and the environments stand at {stands}: each "
+            "state can be stepped once, in order, and a new init restarts the environments for all states"
+        )
+    for group in range(host.num_groups):
+        host.send(action[group * rows : (group + 1) * rows], group)
+    steps = [host.recv(group) for group in range(host.num_groups)]
+    whole = steps[0] if len(steps) == 1 else jax.tree.map(lambda *parts: np.concatenate(parts), *steps)
+    return whole, np.int32(host.steps() % MAX_STEPS)
+
+
+def _noting(failures: list[Exception], work: Any) -> Any:
+    try:
+        return work()
+    except Exception as error:
+        failures.append(error)
+        raise
+
+
+def _like(host: HostEnv, spec: PyTree) -> PyTree:
+    return jax.tree.map(lambda s: jax.ShapeDtypeStruct((host.num_envs, *s.shape), s.dtype), spec)
+
+
+@jax.custom_batching.custom_vmap
+def _one_at_a_time(x: jax.Array) -> jax.Array:
+    return x
+
+
+@_one_at_a_time.def_vmap
+def _refuse(axis_size: int, in_batched: Any, x: jax.Array) -> Any:
+    raise ValueError(
+        f"an environment on the host cannot be vmapped ({axis_size} times here): its steps have one order; for several "
+        "seeds write learn(num_seeds=...), for several environments make_env(num_envs=...)"
+    )

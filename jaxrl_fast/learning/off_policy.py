@@ -1,0 +1,93 @@
+"""Off-policy experience: steps are stored in a replay buffer, and batches are sampled from it."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_fast.core import Batches, PyTree, Transition
+from jaxrl_fast.learning.algorithm import Agent, Peers, Replay
+from jaxrl_fast.learning.frame_stack import Tabled, View, take_tabled
+from jaxrl_fast.learning.image_replay import image_buffer
+from jaxrl_fast.learning.minibatches import MAX_SHARDS, Experience, take_batch
+from jaxrl_fast.learning.normalization import Statistics, scale_experience
+from jaxrl_fast.learning.prioritized_replay import prioritized_source
+from jaxrl_fast.learning.replay import Window, fold_n_steps, ring_buffer, uniform_source, window_length
+
+
+def off_policy_experience(
+    agent: Agent, data: Replay, view: View | None, num_envs: int, *, memory: bool, max_shards: int = MAX_SHARDS
+) -> Experience:
+    """The batches of `Replay`, from at most ``max_shards`` logical shards; images are stored once. ``memory``: whether
+    an acting network is recurrent.
+
+    Raises:
+        ValueError: sizes do not fit.
+    """
+    check_sizes(agent, data, num_envs)
+    window = Window(window_length(data), data.sequence_length if memory else 1, data.keep, memory)
+    sizes: dict[str, Any] = dict(
+        capacity=data.capacity, num_envs=num_envs, batch_size=data.batch_size, window=window, max_shards=max_shards
+    )
+    buffer = ring_buffer(**sizes) if view is None else image_buffer(view, **sizes)
+    number, prioritize = data.num_batches * (data.batch_size // buffer.shards), data.prioritize
+    source = uniform_source(buffer, number, window)
+    if prioritize:
+        source = prioritized_source(buffer, number, prioritize, window)
+
+    def step(
+        state: PyTree, rollout: Transition, learned: Peers, statistics: Statistics | None, hyper: Any, key: jax.Array
+    ) -> tuple[PyTree, Batches]:
+        state = source.add(state, rollout)
+        sampled, weight, places = source.sample(state, key, hyper)
+        scaling = hyper.reward_scale, agent.normalize_rewards, agent.max_return
+        steps = scale_experience(sampled.steps, statistics, *scaling)
+        batch = fold_n_steps(sampled._replace(steps=steps), hyper.discount, data, memory=memory)
+        if prioritize:
+            batch = batch._replace(weight=jnp.broadcast_to(weight[..., None], batch.reward.shape))
+        return state, Batches(
+            batch if view is None else Tabled(batch, sampled.tables), in_turn(data, buffer.shards), places
+        )
+
+    return Experience(
+        source.init,
+        step,
+        take_batch if view is None else take_tabled,
+        buffer.shards,
+        state_axes=source.state_axes,
+        metrics=source.metrics,
+        end_episodes=source.end_episodes,
+        refills=True,
+        prioritized_by=prioritize.part if prioritize else None,
+        learn_priorities=source.learn_priorities,
+    )
+
+
+def in_turn(data: Replay, shards: int) -> jax.Array:
+    """Indices ``[K, G, B / G]`` of sequences that are in random order already: one batch after another."""
+    size = data.num_batches * data.batch_size // shards
+    index = jnp.arange(size, dtype=jnp.int32).reshape(data.num_batches, 1, -1)
+    return jnp.broadcast_to(index, (data.num_batches, shards, size // data.num_batches))
+
+
+def warmup_ticks(agent: Agent, data: Replay, num_envs: int) -> int:
+    """Ticks that only fill the buffer, until it holds enough steps to sample from."""
+    longest = window_length(data) + data.sequence_length - 1  # a window begins at a multiple of the sequence's length
+    enough = -(-data.warmup_steps // (num_envs * agent.rollout_length))
+    return max(enough, -(-longest // agent.rollout_length)) - 1
+
+
+def check_sizes(agent: Agent, data: Replay, num_envs: int) -> None:
+    """Raises ValueError where warm-up, rollout or sequences do not fit the buffer or the batch, or where the exponent
+    of priorities is not positive and finite."""
+    if data.prioritize and not 0.0 < data.prioritize.exponent < math.inf:
+        raise ValueError(f"priority_exponent={data.prioritize.exponent}: write a number of at least 0, such as 0.6")
+    capacity, steps_per_tick = data.capacity, num_envs * agent.rollout_length
+    if data.warmup_steps > capacity:
+        raise ValueError(f"warmup_steps={data.warmup_steps} exceeds buffer_size={capacity}: write a smaller warm-up")
+    if agent.rollout_length > capacity // num_envs:
+        raise ValueError(
+            f"rollout_length={agent.rollout_length} in {num_envs} environments does not fit buffer_size={capacity}: "
+            f"write a buffer_size of at least {steps_per_tick}"
+        )

@@ -1,0 +1,209 @@
+"""Prioritized replay: what surprised most is sampled most often (Schaul et al., arXiv 1511.05952).
+
+Each logical shard has priorities of its own and gives the same share of every batch, so that a batch is the same
+wherever the shards live; the importance weights count with the probabilities that this gives.
+
+A tick samples all its batches at once, from a sum tree that is built anew.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_fast.core import Batches, Metrics, PyTree, Transition
+from jaxrl_fast.learning.algorithm import Prioritize
+from jaxrl_fast.learning.replay import Buffer, Places, Sampled, Source, Window, window_range
+
+SMALLEST = 1e-6
+"""Added to every priority, so that nothing is lost for ever."""
+
+
+class Priorities(NamedTuple):
+    """The priorities of a buffer's windows.
+
+    - ``weight``: priorities raised to the exponent, of the window that begins at every stride, ``[G, slots, E / G]``.
+    - ``largest``: the largest weight of a shard so far, which new steps get, ``[G]``.
+    """
+
+    weight: jax.Array
+    largest: jax.Array
+
+
+class PrioritizedState(NamedTuple):
+    """A buffer with priorities.
+
+    - ``buffer``: the buffer's own state.
+    - ``priorities``: those of its windows.
+    """
+
+    buffer: PyTree
+    priorities: Priorities
+
+
+class Feedback(NamedTuple):
+    """What learning found of the sequences of a tick; leaves ``[learners, G / learners, N]``.
+
+    - ``places``: where each stands in replay.
+    - ``priority``: how much it surprised; not finite where nothing was found.
+    """
+
+    places: Places
+    priority: jax.Array
+
+
+class Chosen(NamedTuple):
+    """Windows, leaves ``[G, N]``.
+
+    - ``start``: the step at which each begins.
+    - ``env``: its environment in the shard.
+    - ``weight``: by which its loss is multiplied, ``(probability · number of windows)^-correction``, at most 1
+      (arXiv 1511.05952, section 3.4).
+    """
+
+    start: jax.Array
+    env: jax.Array
+    weight: jax.Array
+
+
+def prioritized_source(buffer: Buffer, num_windows: int, prioritize: Prioritize, window: Window = Window()) -> Source:
+    """``num_windows`` (N) windows of each shard in a tick, in proportion to their priority and with replacement."""
+
+    def init(example: Transition) -> PrioritizedState:
+        return PrioritizedState(
+            buffer.init(example), init_priorities(buffer.shards, buffer.slots, buffer.envs_per_shard)
+        )
+
+    def add(state: PrioritizedState, rollout: Transition) -> PrioritizedState:
+        steps, _ = buffer.available(state.buffer)
+        priorities = add_priorities(state.priorities, steps, rollout.reward.shape[0], window)
+        return PrioritizedState(buffer.add(state.buffer, rollout), priorities)
+
+    def sample(state: PrioritizedState, key: jax.Array, hyper: Any) -> Sampled:
+        steps, usable = buffer.available(state.buffer)
+        correction = prioritize.correction(hyper)
+        chosen = choose_windows(state.priorities, key, steps, usable, num_windows, correction, window)
+        windows = buffer.windows(state.buffer, chosen.start, chosen.env)
+        return Sampled(windows, chosen.weight, Places(chosen.start + 1, chosen.env))
+
+    def end_episodes(state: PrioritizedState) -> PrioritizedState:
+        return state._replace(buffer=buffer.end_episodes(state.buffer))
+
+    def learn_priorities(state: PrioritizedState, feedback: Feedback) -> PrioritizedState:
+        steps, _ = buffer.available(state.buffer)
+        feedback = jax.tree.map(lambda x: x.reshape(buffer.shards, -1), feedback)
+        priorities = update_priorities(state.priorities, feedback, steps, prioritize.exponent, window)
+        return state._replace(priorities=priorities)
+
+    def metrics(state: PrioritizedState) -> Metrics:
+        return buffer.metrics(state.buffer)
+
+    axes = PrioritizedState(buffer.state_axes, 0)  # type: ignore[arg-type]  # axes
+    return Source(init, add, sample, end_episodes, axes, metrics, learn_priorities)
+
+
+def empty_feedback(shape: tuple[int, ...]) -> Feedback:
+    """That of no sequence."""
+    return Feedback(Places(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.int32)), jnp.zeros(shape, jnp.float32))
+
+
+def make_feedback(batches: Batches, priorities: jax.Array) -> Feedback:
+    """What the updates of a tick have found, ``[K, B]``, by sequence; leaves ``[G, N]``."""
+    none = jnp.full(batches.places.number.shape, -jnp.inf, priorities.dtype)
+    updates = batches.indices, priorities.reshape(batches.indices.shape)
+    index, found = (x.swapaxes(0, 1).reshape(len(none), -1) for x in updates)
+    return Feedback(batches.places, put_priorities(none, index, found))
+
+
+def add_feedback(
+    feedback: Feedback, batches: Batches, index: jax.Array, priorities: jax.Array, round: jax.Array
+) -> Feedback:
+    """The feedback of a tick's updates up to this ``round``, of the batch ``index``; the first begins anew."""
+    before = jnp.where(round == 0, -jnp.inf, feedback.priority)
+    return Feedback(batches.places, put_priorities(before, index, priorities))
+
+
+def put_priorities(by_sequence: jax.Array, index: jax.Array, priorities: jax.Array) -> jax.Array:
+    """Note the priorities of sampled sequences, ``[G, n]`` or flat, ``index`` ``[G, n]``, by sequence ``[G, N]``; where
+    one was seen before, the maximum stays."""
+    shard = jnp.arange(by_sequence.shape[0])[:, None]
+    return by_sequence.at[shard, index].max(priorities.reshape(index.shape))
+
+
+def init_priorities(shards: int, slots: int, envs_per_shard: int) -> Priorities:
+    """Those of an empty buffer with room for ``slots`` windows of each environment."""
+    return Priorities(jnp.zeros((shards, slots, envs_per_shard), jnp.float32), jnp.ones(shards, jnp.float32))
+
+
+def add_priorities(priorities: Priorities, steps: jax.Array, length: int, window: Window) -> Priorities:
+    """Give ``length`` new steps, added behind ``steps`` others, the largest priority so far."""
+    slots = priorities.weight.shape[1]
+    time = steps + jnp.arange(length)
+    slot = jnp.where(time % window.stride == 0, time // window.stride % slots, slots)  # out of bounds: dropped
+    new = jnp.broadcast_to(priorities.largest[:, None, None], (len(priorities.largest), length, 1))
+    return priorities._replace(weight=priorities.weight.at[:, slot].set(new, mode="drop"))
+
+
+def update_priorities(
+    priorities: Priorities, feedback: Feedback, steps: jax.Array, exponent: float, window: Window
+) -> Priorities:
+    """Replace the priorities of the sequences that learning has seen, duplicates by their maximum.
+
+    Sequences that have been overwritten since, and priorities that are not finite, are passed over.
+    """
+    weight, largest = priorities
+    slots, start = weight.shape[1], feedback.places.number - 1
+    stored = (start >= 0) & (start < steps) & (start // window.stride > (steps - 1) // window.stride - slots)
+    slot = jnp.where(stored & jnp.isfinite(feedback.priority), start // window.stride % slots, slots)
+    new = (jnp.abs(feedback.priority) + SMALLEST) ** exponent
+    shard = jnp.arange(len(largest))[:, None]
+    cleared = weight.at[shard, slot, feedback.places.env].set(0.0, mode="drop")
+    seen = jnp.max(jnp.where(slot < slots, new, 0.0), axis=1)
+    return Priorities(cleared.at[shard, slot, feedback.places.env].max(new, mode="drop"), jnp.maximum(largest, seen))
+
+
+def choose_windows(
+    priorities: Priorities,
+    key: jax.Array,
+    steps: jax.Array,
+    usable: jax.Array,
+    num_windows: int,
+    correction: jax.Array | float,
+    window: Window,
+) -> Chosen:
+    """Sample ``num_windows`` (N) windows of each shard among the newest ``usable``, a scalar or ``[G, 1]``, of
+    ``steps`` ever added: each with a probability in proportion to its priority, with replacement."""
+    shards, slots, per_shard = priorities.weight.shape
+    oldest, newest = window_range(steps, usable, window)
+    last = (steps - 1) // window.stride
+    number = last - (last - jnp.arange(slots)) % slots  # of the window that a slot holds, counted in strides
+    there = jnp.broadcast_to((number[None] >= jnp.maximum(oldest, 0)) & (number[None] <= newest), (shards, slots))
+    weight = jnp.where(there[..., None], priorities.weight, 0.0).reshape(shards, -1)
+    levels = sum_tree(weight)
+    total = levels[0]
+    leaf = jax.vmap(descend)(levels, jax.random.uniform(key, (shards, num_windows)))
+    probability = jnp.take_along_axis(weight, leaf, axis=1) / jnp.maximum(total, SMALLEST) / shards
+    scaled = jnp.maximum(probability * jnp.sum(there) * per_shard, SMALLEST) ** -correction
+    start = jnp.broadcast_to(number[None], (shards, slots))
+    start = jnp.take_along_axis(start, leaf // per_shard, axis=1) * window.stride
+    return Chosen(jnp.maximum(start, 0), leaf % per_shard, scaled / jnp.max(scaled))
+
+
+def sum_tree(weight: jax.Array) -> list[jax.Array]:
+    """Sums of ``weight`` ``[G, M]`` over 1, 2, 4 ... neighbors, the largest first: ``[G, 1]``, ``[G, 2]`` and so on."""
+    size = 1 << (weight.shape[1] - 1).bit_length()
+    levels = [jnp.pad(weight, ((0, 0), (0, size - weight.shape[1])))]
+    while levels[0].shape[1] > 1:
+        levels.insert(0, levels[0][:, 0::2] + levels[0][:, 1::2])
+    return levels
+
+
+def descend(levels: list[jax.Array], share: jax.Array) -> jax.Array:
+    """The leaves ``[N]`` at which ``share`` ``[N]``, 0 to 1, of the whole sum is reached; none whose weight is 0."""
+    left_over, node = share * levels[0][0], jnp.zeros(share.shape, jnp.int32)
+    for level in levels[1:]:
+        left, right = level[2 * node], level[2 * node + 1]
+        goes_right = (left_over >= left) & (right > 0.0)  # a share may be rounded up to the whole
+        left_over = jnp.where(goes_right, left_over - left, left_over)
+        node = 2 * node + goes_right
+    return node

@@ -1,0 +1,154 @@
+"""One array for all that a step of the environments gives, so that a device stores it by one kernel."""
+
+from collections.abc import Callable
+from math import prod
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_fast.core import EpisodeTotals, Metrics, PyTree, Transition, on_every_device
+from jaxrl_fast.envs.env import VecEnv, VecState
+
+MAX_NUMBERS = 1024
+"""Of each environment: larger arrays, such as images, are stored by themselves."""
+WORDS = (jnp.float32, jnp.int32, jnp.uint32)
+"""Types that are kept bit by bit; bools become words too."""
+
+
+class PackedStep(NamedTuple):
+    """A step, in a scan's outputs.
+
+    - ``words``: uint32 ``[E, W]``.
+    - ``others``: the leaves that are no words, in order.
+    """
+
+    words: jax.Array
+    others: tuple[jax.Array, ...]
+
+
+def pack_step(step: PyTree) -> PackedStep:
+    """Pack leaves ``[E, ...]``."""
+    leaves = jax.tree.leaves(step)
+    packed = [_as_words(leaf) for leaf in leaves if is_packed(leaf)]
+    return PackedStep(jnp.concatenate(packed, axis=1), tuple(leaf for leaf in leaves if not is_packed(leaf)))
+
+
+def unpack_steps(packed: PackedStep, like: PyTree) -> PyTree:
+    """The steps that a scan has stacked, leaves ``[T, E, ...]``; ``like``: the shapes of one, ``[E, ...]``."""
+    shapes, structure = jax.tree.flatten(like)
+    others, start, leaves = iter(packed.others), 0, []
+    for shape in shapes:
+        if not is_packed(shape):
+            leaves.append(next(others))
+            continue
+        width = prod(shape.shape[1:])
+        words = packed.words[..., start : start + width]
+        leaves.append(_from_words(words.reshape(*words.shape[:1], *shape.shape), shape.dtype))
+        start += width
+    return jax.tree.unflatten(structure, leaves)
+
+
+def is_packed(leaf: Any) -> bool:
+    """Whether a leaf ``[E, ...]`` is stored as words."""
+    return leaf.dtype in (*WORDS, jnp.bool_) and prod(leaf.shape[1:]) <= MAX_NUMBERS
+
+
+def _as_words(leaf: jax.Array) -> jax.Array:
+    flat = leaf.reshape(leaf.shape[0], -1)
+    return flat.astype(jnp.uint32) if leaf.dtype == jnp.bool_ else jax.lax.bitcast_convert_type(flat, jnp.uint32)
+
+
+def _from_words(words: jax.Array, dtype: Any) -> jax.Array:
+    return words.astype(jnp.bool_) if dtype == jnp.bool_ else jax.lax.bitcast_convert_type(words, dtype)
+
+
+ActInRollout = Callable[[PyTree, PyTree, jax.Array, jax.Array], tuple[jax.Array, PyTree, PyTree]]
+"""(carry and obs ``[E, ...]``, first ``[E]`` as in `SamplerState`, key) -> (actions ``[E, ...]``, the carry of the next
+step, extras ``[E, ...]`` to store in the rollout)."""
+
+
+class SamplerState(NamedTuple):
+    """Where sampling goes on from.
+
+    - ``env``: the state of the environments.
+    - ``obs``: what the policy sees next, ``[E, ...]``.
+    - ``first``: whether ``obs`` begins an episode, bool ``[E]``.
+    - ``carry``: the policy's memory and stacks of frames, ``[E, ...]``.
+    """
+
+    env: VecState
+    obs: PyTree
+    first: jax.Array
+    carry: PyTree
+
+
+def start(env: VecEnv, carry: PyTree, key: jax.Array) -> SamplerState:
+    """Reset every environment; ``carry`` is the policy's initial one, ``[E, ...]``."""
+    state, obs = env.reset(key)
+    return SamplerState(state, obs, jnp.ones(env.num_envs, bool), carry)
+
+
+def unroll(
+    env: VecEnv, act: Callable, state: SamplerState, key: jax.Array, num_steps: int, scan: Callable = jax.lax.scan
+) -> tuple[SamplerState, Transition, Metrics]:
+    """Take ``num_steps`` (T) steps in every environment.
+
+    ``act``: an `ActInRollout`; ``scan``: runs the steps, as `jax.lax.scan` or `scan_packed`.
+
+    Returns the state to go on from, the rollout ``[T, E, ...]``, and metrics: sums over the episodes that ended in it,
+    and ``nonfinite_step``, the first step with an observation or reward that is not finite, or -1.
+    """
+    bank_key, scan_key = jax.random.split(key)
+    bank = env.draw_fresh(bank_key, num_steps)
+
+    def step(state: SamplerState, xs: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[SamplerState, tuple]:
+        t, act_key, env_key = xs
+        action, carry, extras = act(state.carry, state.obs, state.first, act_key)
+        # Devices that have agents of their own all step the whole world, rather than tell each other parts of it.
+        env_state, ts = on_every_device(env.step(state.env, on_every_device(action), env_key, bank, t))
+        done = ts.terminated | ts.truncated
+        transition = Transition(
+            state.obs, action, ts.reward, ts.next_obs, ts.terminated, ts.truncated, state.first, extras
+        )
+        return SamplerState(env_state, ts.obs, done, carry), (transition, ts.episode)
+
+    keys = jax.vmap(jax.random.split)(jax.random.split(scan_key, num_steps))
+    xs = jnp.arange(num_steps), keys[:, 0], keys[:, 1]
+    end, (transitions, episodes) = scan(step, state, xs)
+    metrics = _episode_sums(transitions.terminated | transitions.truncated, episodes)
+    metrics["nonfinite_step"] = _first_nonfinite(transitions)
+    return end, transitions, metrics
+
+
+def scan_packed(step: Callable, state: SamplerState, xs: PyTree) -> tuple[SamplerState, tuple]:
+    """As `jax.lax.scan`; the outputs of each step are stored as one array (`packed_steps`)."""
+    shapes: list[PyTree] = []
+
+    def packed(state: SamplerState, x: PyTree) -> tuple[SamplerState, PackedStep]:
+        state, outputs = step(state, x)
+        shapes[:] = [jax.eval_shape(lambda: outputs)]
+        return state, pack_step(outputs)
+
+    end, steps = jax.lax.scan(packed, state, xs)
+    return end, unpack_steps(steps, shapes[0])
+
+
+def _episode_sums(done: jax.Array, episode: EpisodeTotals) -> Metrics:
+    """Sums over the ended episodes of a rollout, ``[T, E]``; after the scan, since a sum over E joins devices."""
+    done &= episode.length > 0  # not a step that a lost worker never made
+    return {
+        "episodes": jnp.sum(done, dtype=jnp.int32),
+        "episode_return_sum": jnp.sum(jnp.where(done, episode.returns, 0.0)),
+        "episode_length_sum": jnp.sum(jnp.where(done, episode.length, 0)),
+    }
+
+
+def _first_nonfinite(transitions: Transition) -> jax.Array:
+    """Index of the first step with a NaN or infinity in its true successor or reward, or -1."""
+    leaves = jax.tree.leaves((transitions.next_obs, transitions.reward))
+    bad = jnp.zeros(transitions.reward.shape[0], bool)
+    for leaf in leaves:
+        if jnp.issubdtype(leaf.dtype, jnp.floating):
+            bad |= ~jnp.all(jnp.isfinite(leaf), axis=tuple(range(1, leaf.ndim)))
+    return jnp.where(jnp.any(bad), jnp.argmax(bad), -1).astype(jnp.int32)

@@ -1,0 +1,338 @@
+"""Learners: how batches become parameters, by one learner or several, each part in turn or side by side.
+
+One learner is a fragment ``learn`` that makes all K updates of a tick, or a fragment per part. Several learners have
+equal shares of every batch; what they find is averaged by a ``server``, after every update or once a tick, or applied
+by it in turns.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_fast.core import Batches, Products, PyTree, Transition, reward_shape, select
+from jaxrl_fast.envs.env import VecEnv
+from jaxrl_fast.envs.host_env import HostEnv
+from jaxrl_fast.learning.agent import BoundAgent, bind
+from jaxrl_fast.learning.algorithm import Algorithm, Learned, Part, init_params
+from jaxrl_fast.learning.averaging import averaging_gradients, averaging_parameters
+from jaxrl_fast.learning.flat_params import make_learning
+from jaxrl_fast.learning.host_sampling import arrival_sample_fragment, host_sample_fragment
+from jaxrl_fast.learning.minibatches import MAX_SHARDS
+from jaxrl_fast.learning.normalization import Statistics
+from jaxrl_fast.learning.rollout import SamplerState, scan_packed, start, unroll
+from jaxrl_fast.learning.updates import PRIORITIES, Average, Delays, OnNan, all_finite, learn_fragment
+from jaxrl_fast.numerics.optimizers import has_schedule, resolve
+from jaxrl_fast.numerics.running_stats import init_stats, normalize, update_stats
+from jaxrl_fast.runtime.graph import Channels, Fragment, Graph, ShardingAxes, check
+from jaxrl_fast.runtime.placements import REPLAY, SAMPLING
+
+Overlap = Literal["none", "sampling", "actor_critic", "all"]
+
+
+class GraphOptions(NamedTuple):
+    """What a graph depends on beside algorithm and environment. The placement is not among it: it changes no number.
+
+    - ``overlap``: which fragments read data of the last tick, so that they can run at the same time as its writers.
+    - ``learners``, ``average``: how many learners share the gradient updates, and what is averaged over them.
+    - ``total_steps``: environment steps of the run, over all environments; schedules end there.
+    - ``nan``: stop on NaN or Inf, or skip such updates.
+    - ``empty_until``: the tick at which replay starts to fill; later than 0 in a resumed run that has lost it.
+    - ``joined``: arrays that are treated alike are joined into one, for devices that start kernels one by one; changes
+      numbers only by rounding.
+    - ``shards``: the most logical shards of replay and minibatches, among which devices can divide them.
+    """
+
+    overlap: Overlap = "none"
+    learners: int = 1
+    average: Average = "gradients"
+    total_steps: int | None = None
+    nan: OnNan = "stop"
+    empty_until: int = 0
+    joined: bool = False
+    shards: int = MAX_SHARDS
+
+
+class Learners(NamedTuple):
+    """The fragments of learning, and how they are connected.
+
+    - ``fragments``: in the order in which they run.
+    - ``delays``: 1 for each (reader, channel) whose data is one tick, or round, old (`dataflow.Graph`).
+    """
+
+    fragments: tuple[Fragment, ...]
+    delays: Delays
+
+
+def build_learners(agent: BoundAgent, options: GraphOptions = GraphOptions(), start: int = 0) -> Learners:
+    """The learning half of a graph; its fragments read ``batches`` and write a channel of `Learned` for each part.
+
+    By default the parts take turns at every update, and each reads what the others have just learned (SAC and TD3 as
+    published). Where ``batches.overlap`` lets them run at the same time, each reads the others' parameters of the last
+    exchange; an exchange is a tick, or an update where a server applies the gradients of several learners. ``start``:
+    the first tick with updates.
+
+    Raises:
+        ValueError: the batches do not divide into equal shares for so many learners.
+    """
+    learners, average, side_by_side = options.learners, options.average, options.overlap in ("actor_critic", "all")
+    if learners != 1:
+        check_shares(agent, learners, options.shards)
+    learning = make_learning(agent, start=start, nan=options.nan, turns=average == "turns", joined=options.joined)
+    teams = [(name,) for name in agent.parts] if side_by_side else [tuple(agent.parts)]
+    if learners > 1 and average != "parameters":
+        return Learners(*averaging_gradients(learning, side_by_side, learners))
+    if learners > 1:
+        pairs = [averaging_parameters(learning, team, learners) for team in teams]
+        return _delayed(tuple(pair[0] for pair in pairs) + tuple(pair[1] for pair in pairs), agent.parts)
+    return _delayed(tuple(learn_fragment(learning, team) for team in teams), agent.parts)
+
+
+def check_shares(agent: BoundAgent, learners: int, max_shards: int) -> None:
+    """Raises ValueError where the batches do not divide into equal shares for so many learners."""
+    shards = agent.experience.shards
+    if learners < 1 or shards % learners:
+        raise ValueError(
+            f"learners={learners} cannot share the {shards} logical shards of the batches (common divisor of "
+            f"{max_shards}, num_envs and the batch): write learners={_divisor_near(shards, learners)}, or "
+            + (
+                f"shards={learners} with sizes that {learners} divides"
+                if learners > 0 and max_shards % learners
+                else "other sizes"
+            )
+        )
+
+
+def _delayed(fragments: tuple[Fragment, ...], parts: dict[str, Part]) -> Learners:
+    delays = {(f.name, c): 1 for f in fragments for c in f.reads if c in parts}
+    return Learners(fragments, delays)
+
+
+def _divisor_near(number: int, wanted: int) -> int:
+    return max(d for d in range(1, number + 1) if number % d == 0 and d <= max(wanted, 1))
+
+
+class StatisticsState(NamedTuple):
+    """The state of the fragment ``statistics``.
+
+    - ``statistics``: of observations and returns so far.
+    - ``discounted``: the running discounted return of each environment, ``[E]``, or of each of its agents, ``[E, A]``.
+    """
+
+    statistics: Statistics
+    discounted: jax.Array
+
+
+def sample_fragment(env: VecEnv, agent: BoundAgent, scan: Callable[..., tuple] = jax.lax.scan) -> Fragment:
+    """Samples with the exploring policy; writes ``rollout`` ``[T, E, ...]``. ``scan``: as in `unroll`."""
+    reads = agent.acting.parts + (("statistics",) if agent.normalize_observations else ())
+
+    def init(key: jax.Array) -> SamplerState:
+        return start(env, agent.acting.initial_carry(env.num_envs), key)
+
+    def step(private: SamplerState, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
+        learned = {name: inputs[name] for name in agent.acting.parts}
+
+        def act(carry: PyTree, obs: PyTree, first: jax.Array, key: jax.Array) -> tuple:
+            return agent.acting.explore(learned, carry, _seen(inputs.get("statistics"), obs), first, key, hyper)
+
+        private, rollout, metrics = unroll(env, act, private, key, agent.rollout_length, scan)
+        return private, {"rollout": rollout}, metrics
+
+    return Fragment(
+        "sample",
+        init,
+        step,
+        reads,
+        ("rollout",),
+        tags=(SAMPLING,),
+        division=ShardingAxes(0, {"rollout": 1}, env.num_envs, "environments"),
+    )
+
+
+def statistics_fragment(env: VecEnv | HostEnv, agent: BoundAgent, nan: OnNan = "stop") -> Fragment:
+    """Updates ``statistics``, of observations and discounted returns, with the rollout of all environments.
+
+    With ``nan="skip"`` it skips rollouts with a NaN or an infinity, since one NaN would stay in the statistics.
+    """
+
+    def init(key: jax.Array) -> StatisticsState:
+        discounted = jnp.zeros((env.num_envs, *reward_shape(env.spec)), jnp.float32)
+        return StatisticsState(init_statistics(env, agent), discounted)
+
+    def step(private: StatisticsState, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
+        rollout: Transition = inputs["rollout"]
+        statistics, discounted = private
+        if agent.normalize_rewards:
+            statistics, discounted = _update_returns(statistics, discounted, rollout, hyper)
+        if agent.normalize_observations:
+            statistics = statistics._replace(obs=update_stats(statistics.obs, rollout.obs, 2))
+        after = StatisticsState(statistics, discounted)
+        if nan == "skip":
+            after = _if_finite(rollout, after, private)
+        return after, {"statistics": after.statistics}, {}
+
+    axes = StatisticsState(statistics=None, discounted=0)  # type: ignore[arg-type]
+    return Fragment(
+        "statistics",
+        init,
+        step,
+        ("rollout",),
+        ("statistics",),
+        publish=lambda p: {"statistics": p.statistics},
+        division=ShardingAxes(axes, {}, env.num_envs, "environments"),
+    )
+
+
+def experience_fragment(env: VecEnv | HostEnv, agent: BoundAgent, max_shards: int = MAX_SHARDS) -> Fragment:
+    """Turns rollouts into the ``batches`` of a tick's gradient updates; its state is the replay buffer, if any.
+    ``max_shards``: as the agent was bound with, for messages."""
+    reads = ("rollout", *agent.experience.reads) + (("statistics",) if _needs_statistics(agent) else ())
+
+    def init(key: jax.Array) -> PyTree:
+        return agent.experience.init(rollout_shapes(env, agent) if agent.experience.refills else None)
+
+    def step(private: PyTree, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
+        learned = {name: inputs[name] for name in agent.experience.reads}
+        private, batches = agent.experience.step(
+            private, inputs["rollout"], learned, inputs.get("statistics"), hyper, key
+        )
+        return private, {"batches": batches}, agent.experience.metrics(private)
+
+    unit = f"logical shards (common divisor of {max_shards}, num_envs and the batch)"
+    axes = {"batches": Batches(data=0, indices=1, places=0)}  # type: ignore[arg-type]
+    return Fragment(
+        "experience",
+        init,
+        step,
+        reads,
+        ("batches",),
+        tags=(REPLAY,) if agent.experience.refills else (),
+        division=ShardingAxes(agent.experience.state_axes, axes, agent.experience.shards, unit, ("shards", max_shards)),
+    )
+
+
+def with_priorities(experience: Fragment, agent: BoundAgent) -> Fragment:
+    """The fragment ``experience``, which first learns the priorities that the last updates found."""
+
+    def step(private: PyTree, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
+        private = agent.experience.learn_priorities(private, inputs[PRIORITIES])
+        return experience.step(private, inputs, hyper, key)  # type: ignore[call-arg]
+
+    return experience._replace(step=step, reads=(*experience.reads, PRIORITIES))
+
+
+def build_graph(
+    env: VecEnv | HostEnv, algorithm: Algorithm, options: GraphOptions = GraphOptions()
+) -> tuple[Graph, BoundAgent]:
+    """The graph of one run, and the algorithm bound to its environments.
+
+    Raises:
+        ValueError: algorithm and environment do not fit, or as `graph_of`.
+    """
+    agent = bind(algorithm, env.spec, env.num_envs, options.shards)
+    return graph_of(env, algorithm, agent, options), agent
+
+
+def graph_of(env: VecEnv | HostEnv, algorithm: Algorithm, agent: BoundAgent, options: GraphOptions) -> Graph:
+    """The graph of one run, of an algorithm that is bound to its environments as ``agent``.
+
+    Raises:
+        ValueError: batches cannot be shared by so many learners, or a schedule lacks ``total_steps``.
+    """
+    steps_per_tick = env.num_envs * agent.rollout_length
+    if has_schedule(algorithm.hyper) and options.total_steps is None:
+        raise ValueError(f"a schedule among the rates of {algorithm.name} needs total_steps")
+    lag = options.overlap in ("sampling", "all")
+    learning = build_learners(agent, options, options.empty_until + agent.warmup_ticks + lag)
+    statistics = (statistics_fragment(env, agent, options.nan),) if _needs_statistics(agent) else ()
+    experience = experience_fragment(env, agent, options.shards)
+    if agent.experience.prioritized_by is not None:
+        experience = with_priorities(experience, agent)
+    before = (sampler(env, agent, joined=options.joined), *statistics, experience)
+    last_tick = {"statistics", PRIORITIES, *agent.parts}
+    delays = {(f.name, c): 1 for f in before for c in f.reads if c in last_tick} | learning.delays
+    delays |= {(f.name, "batches"): 1 for f in learning.fragments if lag and "batches" in f.reads}
+
+    def hyper_at(hyper: Any, tick: jax.Array) -> Any:
+        return resolve(hyper, jnp.clip(tick * (steps_per_tick / (options.total_steps or steps_per_tick)), 0.0, 1.0))
+
+    graph = Graph(before + learning.fragments, delays, hyper_at, products=products_beside(env, agent))
+    check(graph)
+    return graph
+
+
+def sampler(env: VecEnv | HostEnv, agent: BoundAgent, *, joined: bool = False) -> Fragment:
+    """The fragment ``sample``, for compiled environments (``joined``: steps are stored packed) or those on the host."""
+    if isinstance(env, HostEnv):
+        make_sample = host_sample_fragment if env.recv_any is None else arrival_sample_fragment
+        sample = make_sample(env, agent, rollout_shapes(env, agent))
+    else:
+        sample = sample_fragment(env, agent, scan_packed if joined else jax.lax.scan)
+    if agent.num_agents is None:
+        return sample
+    return sample._replace(by_agents=ShardingAxes(None, {}, agent.num_agents, "agents"))
+
+
+def products_beside(env: VecEnv | HostEnv, agent: BoundAgent) -> Products:
+    """The products of an agent's updates, in a program that steps ``env`` as well unless it is on the host."""
+    return agent.products._replace(environments=not isinstance(env, HostEnv))
+
+
+def init_statistics(env: VecEnv | HostEnv, agent: BoundAgent) -> Statistics:
+    """`Statistics` before the first rollout."""
+    largest = () if agent.max_return is None else jnp.zeros(())
+    return Statistics(init_stats(env.spec.obs), init_stats(jax.ShapeDtypeStruct((), jnp.float32)), largest)
+
+
+def rollout_shapes(env: VecEnv | HostEnv, agent: BoundAgent) -> Transition:
+    """The shapes of a rollout ``[T, E, ...]``, found without tracing the environment, which can take seconds."""
+
+    def one_step(key: jax.Array) -> Transition:
+        learned = {name: Learned(init_params(agent.parts[name], key)) for name in agent.acting.parts}
+        obs = jax.tree.map(lambda s: jnp.zeros((env.num_envs, *s.shape), s.dtype), env.spec.obs)
+        flag = jnp.zeros(env.num_envs, bool)
+        reward = jnp.zeros((env.num_envs, *reward_shape(env.spec)), jnp.float32)
+        carry = agent.acting.initial_carry(env.num_envs)
+        action, _, extras = agent.acting.explore(learned, carry, obs, flag, key, agent.hyper)
+        return Transition(obs, action, reward, obs, flag, flag, flag, extras)
+
+    step = jax.eval_shape(one_step, jax.random.key(0))
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((agent.rollout_length, *x.shape), x.dtype), step)
+
+
+def _needs_statistics(agent: BoundAgent) -> bool:
+    return agent.normalize_observations or agent.normalize_rewards
+
+
+def _seen(statistics: Statistics | None, obs: PyTree) -> PyTree:
+    return obs if statistics is None else normalize(statistics.obs, obs)
+
+
+def _if_finite(rollout: Transition, after: StatisticsState, before: StatisticsState) -> StatisticsState:
+    """``after`` if the rollout is finite, else ``before``."""
+    finite = all_finite((rollout.obs, rollout.reward))
+    return jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, before)
+
+
+def _update_returns(
+    statistics: Statistics, discounted: jax.Array, rollout: Transition, hyper: Any
+) -> tuple[Statistics, jax.Array]:
+    """Statistics with the discounted returns of a rollout, and these at its end."""
+    discounted, history = _discounted_returns(discounted, rollout, hyper)
+    statistics = statistics._replace(returns=update_stats(statistics.returns, history, history.ndim))
+    if isinstance(statistics.largest, tuple):
+        return statistics, discounted
+    return statistics._replace(largest=jnp.maximum(statistics.largest, jnp.max(jnp.abs(history)))), discounted
+
+
+def _discounted_returns(before: jax.Array, rollout: Transition, hyper: Any) -> tuple[jax.Array, jax.Array]:
+    """Each environment's discounted return so far at every step ``[T, E]``, carried over from rollout to rollout."""
+
+    def step(total: jax.Array, xs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        reward, done = xs
+        total = total * hyper.discount + reward * hyper.reward_scale
+        return select(done, jnp.zeros_like(total), total), total
+
+    return jax.lax.scan(step, before, (rollout.reward, rollout.terminated | rollout.truncated))

@@ -1,0 +1,413 @@
+"""One gradient update of a part: gradients, the optimizer's step, the constraint on params, the target networks."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxrl_fast.core import Batches, Metrics, PyTree, stable_hash
+from jaxrl_fast.learning.agent import BoundAgent
+from jaxrl_fast.learning.algorithm import GradientResult, Learned, Part, init_params
+from jaxrl_fast.learning.prioritized_replay import empty_feedback, make_feedback
+from jaxrl_fast.networks.layers import STATISTICS
+from jaxrl_fast.numerics.optimizers import global_norm
+from jaxrl_fast.runtime.graph import NOT_SHARDED, Channels, Fragment, Inner, ShardingAxes
+from jaxrl_fast.runtime.placements import ACTING, LEARNING
+
+DROPPED = "dropped_updates"
+"""The metric that counts skipped updates."""
+
+
+class Updated(NamedTuple):
+    """A part after an update.
+
+    - ``state``: the part.
+    - ``metrics``: of the losses and gradients, scalars by name.
+    - ``priorities``: how much each sequence of the batch surprised, ``[B]``, or ``()``.
+    """
+
+    state: "PartState"
+    metrics: Metrics
+    priorities: Any = ()
+
+
+class PartState(NamedTuple):
+    """A part in training.
+
+    - ``learned``: its params and target networks.
+    - ``opt_state``: the optimizer's state, by network.
+    """
+
+    learned: Learned
+    opt_state: dict[str, PyTree]
+
+
+def init_part(part: Part, key: jax.Array, hyper: Any) -> PartState:
+    """A part before its first update; no two of its leaves share a buffer."""
+    params = init_params(part, key)
+    opt_state = {name: part.optimizers[name](hyper).init(trainable(params[name])) for name in part.networks}
+    return PartState(Learned(params, jax.tree.map(jnp.copy, {name: params[name] for name in part.targets})), opt_state)
+
+
+def update(
+    part: Part,
+    state: PartState,
+    peers: dict[str, Learned],
+    batch: Any,
+    key: jax.Array,
+    hyper: Any,
+    updates: jax.Array | int = 0,
+    *,
+    drop_nonfinite: bool = False,
+) -> Updated:
+    """One gradient update of a part by one learner; ``updates``: how many the run has made before it."""
+    found = part.gradients(state.learned, peers, batch, key, hyper)
+    return apply_gradients(part, state, found, hyper, updates, drop_nonfinite=drop_nonfinite)
+
+
+UpdatePart = Callable[[PartState, dict[str, Learned], Any, jax.Array, Any, jax.Array], Updated]
+"""(state of the part while updates are made, what the others have learned by name, batch, key, hyper, how many updates
+the run has made before) -> one gradient update of a part by one learner."""
+
+
+class Trainer(NamedTuple):
+    """How the updates of a tick treat a part, whose state may look otherwise meanwhile.
+
+    - ``begin``, ``end``: the part's state as it is updated, and back.
+    - ``learned``: what other parts see of it meanwhile; ``published``: the same as other fragments know it.
+    - ``update``: one update.
+    """
+
+    begin: Callable[[PartState], PartState]
+    end: Callable[[PartState], PartState]
+    learned: Callable[[PartState], Learned]
+    published: Callable[[PartState], Learned]
+    update: UpdatePart
+
+
+def trainer(part: Part, like: PartState, drop_nonfinite: bool) -> Trainer:
+    """A `Trainer` that leaves a part's state in its own form; ``like``: the state, which other trainers need."""
+
+    def step(
+        state: PartState, peers: dict[str, Learned], batch: Any, key: jax.Array, hyper: Any, updates: jax.Array
+    ) -> Updated:
+        return update(part, state, peers, batch, key, hyper, updates, drop_nonfinite=drop_nonfinite)
+
+    learned = lambda state: state.learned  # noqa: E731
+    return Trainer(lambda state: state, lambda state: state, learned, learned, step)
+
+
+def apply_gradients(
+    part: Part,
+    state: PartState,
+    found: GradientResult,
+    hyper: Any,
+    updates: jax.Array | int = 0,
+    *,
+    drop_nonfinite: bool = False,
+) -> Updated:
+    """The part after a step along the gradients, and the metrics of both.
+
+    With ``drop_nonfinite`` a step that would give a NaN or an infinity is skipped, and ``dropped_updates`` is 1.
+    """
+    params, opt_state, metrics = {}, {}, dict(found.metrics)
+    for i, name in enumerate(part.networks):
+        before, grads = state.learned.params[name], trainable(found.grads[name])
+        change, opt_state[name] = part.optimizers[name](hyper).update(grads, state.opt_state[name], trainable(before))
+        params[name] = optax.apply_updates(trainable(before), change)
+        if name in found.statistics or jax.tree.leaves(statistics_of(before)):
+            params[name] = together(params[name], found.statistics.get(name, statistics_of(before)))
+        metrics["grad_norm" if i == 0 else f"{name}_grad_norm"] = global_norm(grads)
+    learned = Learned(part.project(params))
+    if part.targets:
+        learned = _move_targets(part, learned.params, state.learned.target, hyper, updates)
+    new = PartState(learned, opt_state)
+    updated = Updated(new, metrics, found.priorities)
+    return _drop_nonfinite(updated, state) if drop_nonfinite else updated
+
+
+def _drop_nonfinite(updated: Updated, before: PartState) -> Updated:
+    """The update, or the part ``before`` it where a number is not finite."""
+    finite = all_finite((updated.state, updated.metrics))
+    chosen = jax.tree.map(lambda after, before: jnp.where(finite, after, before), updated.state, before)
+    return Updated(chosen, {**updated.metrics, DROPPED: 1.0 - finite}, updated.priorities)
+
+
+def step_when_due(part: Part, make: Callable[[PartState], Updated], state: PartState, updates: jax.Array) -> Updated:
+    """``make(state)`` where the part is due (`Part.every`) after ``updates`` updates, else the state as it is.
+
+    Where it is not due nothing is computed, as long as ``updates`` is the same for all seeds. Metrics are then 0, and
+    multiplied by ``part.every`` otherwise, so that their mean over all updates is that over the part's own; priorities
+    are then NaN.
+    """
+    _, metric_shapes, priority_shape = jax.eval_shape(make, state)
+
+    def act(state: PartState) -> Updated:
+        state, metrics, priorities = make(state)
+        return Updated(state, {k: v if k == DROPPED else v * part.every for k, v in metrics.items()}, priorities)
+
+    def rest(state: PartState) -> Updated:
+        metrics = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metric_shapes)
+        return Updated(state, metrics, jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan, x.dtype), priority_shape))
+
+    return jax.lax.cond(updates % part.every == 0, act, rest, state)
+
+
+def trainable(params: PyTree) -> PyTree:
+    """A network's params, or those of an ensemble, without the statistics of batch norms."""
+    if isinstance(params, tuple):
+        return tuple(map(trainable, params))
+    if isinstance(params, dict) and STATISTICS in params:
+        return {name: value for name, value in params.items() if name != STATISTICS}
+    return params
+
+
+def statistics_of(params: PyTree) -> PyTree:
+    """The statistics of batch norms, which `trainable` leaves out; empty without one."""
+    if isinstance(params, tuple):
+        return tuple(map(statistics_of, params))
+    return params.get(STATISTICS, {}) if isinstance(params, dict) else {}
+
+
+def together(weights: PyTree, statistics: PyTree) -> PyTree:
+    """A network's params, put together from its `trainable` weights and its `statistics_of` batch norms."""
+    if isinstance(weights, tuple):
+        return tuple(map(together, weights, statistics))
+    return {**weights, STATISTICS: statistics} if jax.tree.leaves(statistics) else weights
+
+
+def all_finite(tree: PyTree) -> jax.Array:
+    """Whether there is no NaN and no infinity anywhere in ``tree``; a scalar."""
+    real = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    return jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in real]))
+
+
+def _move_targets(
+    part: Part, params: dict[str, PyTree], target: Mapping[str, PyTree], hyper: Any, updates: jax.Array | int
+) -> Learned:
+    rate = part.target_rate(hyper, jnp.asarray(updates))
+    return Learned(params, optax.incremental_update({name: params[name] for name in part.targets}, target, rate))
+
+
+OnNan = Literal["stop", "skip"]
+"""On NaN or Inf: stop the run, or skip the update."""
+Average = Literal["gradients", "parameters", "turns"]
+"""What several learners average: gradients at every update, parameters after the updates of a tick, or nothing: a step
+along the gradients of each, in turns (A3C, arXiv 1602.01783)."""
+
+PRIORITIES = "priorities"
+"""The channel by which priorities go back to replay."""
+
+States = dict[str, PartState]
+"""By part."""
+Delays = dict[tuple[str, str], int]
+"""By (reader, channel): the age of what is read, 0 or 1 (`dataflow.Graph`)."""
+
+
+class Learning(NamedTuple):
+    """What every learner needs.
+
+    - ``agent``: the algorithm, bound to its environments.
+    - ``start``: the first tick with updates.
+    - ``nan``: what to do on NaN or Inf.
+    - ``turns``: a server steps along the gradients of one learner after another, not along their mean.
+    - ``make_trainer``: the form of a part's state while updates are made, such as `flat_params.flat_trainer`.
+    - ``scan``: runs the updates of a tick, as `jax.lax.scan`.
+    """
+
+    agent: BoundAgent
+    start: int = 0
+    nan: OnNan = "stop"
+    turns: bool = False
+    make_trainer: Callable[[Part, PartState, bool], Trainer] = trainer
+    scan: Callable[..., tuple] = jax.lax.scan
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        """The algorithm's parts by name."""
+        return self.agent.parts
+
+    def feeds_back(self, team: tuple[str, ...]) -> tuple[str, ...]:
+        """The channel of priorities, if replay is prioritized by one of these parts."""
+        return (PRIORITIES,) if self.agent.experience.prioritized_by in team else ()
+
+    def no_feedback(self, team: tuple[str, ...], learners: int = 1) -> Channels:
+        """What stands in that channel before the first update."""
+        if not self.feeds_back(team):
+            return {}
+        shards = self.agent.experience.shards
+        sequences = self.agent.updates_per_tick * self.agent.batch_sequences // shards
+        return {PRIORITIES: empty_feedback((learners, shards // learners, sequences))}
+
+
+def learn_fragment(learning: Learning, team: tuple[str, ...] | None = None) -> Fragment:
+    """One learner that makes all updates of a tick for the parts of ``team`` (default: all), which take turns."""
+    parts = learning.parts
+    team = team or tuple(parts)
+    outside, fed_back = read_outside(parts, team), learning.feeds_back(team)
+
+    def init(key: jax.Array) -> States:
+        return init_states(learning, team, key)
+
+    trainers = trainers_of(learning, team, jax.eval_shape(lambda: init_states(learning, team, jax.random.key(0))))
+
+    def begin(private: States) -> States:
+        return {name: trainers[name].begin(private[name]) for name in team}
+
+    def end(private: States) -> States:
+        return {name: trainers[name].end(private[name]) for name in team}
+
+    def inner_step(private: States, inputs: Channels, hyper: Any, key: jax.Array, turn: jax.Array) -> tuple:
+        peers = {name: inputs[name] for name in outside}
+        batches = inputs["batches"]
+        private, metrics, priorities = run_updates(learning, trainers, private, peers, batches, key, hyper, turn)
+        norms = {metric_name(team, name, "param_norm"): global_norm(private[name].learned.params) for name in team}
+        outputs = {name: trainers[name].published(private[name]) for name in team}
+        for channel in fed_back:
+            outputs[channel] = jax.tree.map(lambda x: x[None], make_feedback(batches, priorities))
+        return private, outputs, {**over_updates(metrics, learning.nan), **norms}
+
+    def step(private: States, inputs: Channels, hyper: Any, key: jax.Array, turn: jax.Array) -> tuple:
+        private, outputs, metrics = inner_step(begin(private), inputs, hyper, key, turn)
+        return end(private), outputs, metrics
+
+    def publish(private: States) -> Channels:
+        learned = {name: private[name].learned for name in team}
+        return learned | learning.no_feedback(team) if fed_back else learned
+
+    return Fragment(
+        named("learn", parts, team),
+        init,
+        step,
+        ("batches", *outside),
+        team + fed_back,
+        publish,
+        start=learning.start,
+        init_name="learn",
+        counts=True,
+        tags=tags_of(learning, team),
+        by_agents=NOT_SHARDED if learning.agent.num_agents is None else divided_by_agents(learning, team),
+        inner=None if learning.make_trainer is trainer else Inner(begin, inner_step, end),
+    )
+
+
+def make_updates(
+    learning: Learning,
+    team: tuple[str, ...],
+    states: States,
+    peers: Channels,
+    batches: Batches,
+    key: jax.Array,
+    hyper: Any,
+    turn: jax.Array,
+) -> tuple[States, Metrics, PyTree]:
+    """As `run_updates`, of the parts in ``team``, with states as they are outside."""
+    trainers = trainers_of(learning, team, states)
+    begun = {name: trainers[name].begin(states[name]) for name in team}
+    ended, metrics, priorities = run_updates(learning, trainers, begun, peers, batches, key, hyper, turn)
+    return {name: trainers[name].end(ended[name]) for name in team}, metrics, priorities
+
+
+def run_updates(
+    learning: Learning,
+    trainers: dict[str, Trainer],
+    states: States,
+    peers: Channels,
+    batches: Batches,
+    key: jax.Array,
+    hyper: Any,
+    turn: jax.Array,
+) -> tuple[States, Metrics, PyTree]:
+    """K updates of the parts that have ``trainers``, in turns in this order, against ``peers``; ``states`` as they keep
+    them. Returns the next states, metrics ``[K]``, and the priorities ``[K, B]`` of the part that decides what is
+    sampled, or ()."""
+    take, rounds, team = learning.agent.experience.take, batches.indices.shape[0], tuple(trainers)
+    columns: list[str] = []
+
+    def one_update(states: States, xs: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[States, tuple]:
+        index, part_keys, count = xs
+        batch = take(batches.data, index)
+        metrics: Metrics = {}
+        found: PyTree = ()
+        for name, part_key in zip(team, part_keys, strict=True):
+            seen = peers | {other: trainers[other].learned(state) for other, state in states.items()}
+
+            def make(
+                state: PartState, name: str = name, seen: Channels = seen, part_key: jax.Array = part_key
+            ) -> Updated:
+                return trainers[name].update(state, seen, batch, part_key, hyper, count)
+
+            part = learning.parts[name]
+            due = make(states[name]) if part.every == 1 else step_when_due(part, make, states[name], count)
+            new, own, priorities = due
+            states = {**states, name: new}
+            metrics |= {metric_name(team, name, metric): value for metric, value in own.items()}
+            found = priorities if name == learning.agent.experience.prioritized_by else found
+        columns[:] = metrics
+        return states, (jnp.stack([value.astype(jnp.float32) for value in metrics.values()]), found)
+
+    keys = jax.vmap(lambda key: jax.random.split(key, len(team)))(jax.random.split(key, rounds))
+    counts = turn * rounds + jnp.arange(rounds)
+    states, (rows, priorities) = learning.scan(one_update, states, (batches.indices, keys, counts))
+    return states, {name: rows[:, i] for i, name in enumerate(columns)}, priorities
+
+
+def trainers_of(learning: Learning, team: tuple[str, ...], states: States) -> dict[str, Trainer]:
+    """The `Trainer` of each part in ``team``, in this order; ``states``: theirs, or the shapes of these."""
+    drop = learning.nan == "skip"
+    return {name: learning.make_trainer(learning.parts[name], states[name], drop) for name in team}
+
+
+def init_states(learning: Learning, team: tuple[str, ...], key: jax.Array) -> States:
+    """The states of the parts in ``team`` before the first update."""
+    parts, hyper = learning.parts, learning.agent.hyper
+    return {name: init_part(parts[name], jax.random.fold_in(key, stable_hash(name)), hyper) for name in team}
+
+
+def init_learned(agent: BoundAgent, names: tuple[str, ...], key: jax.Array) -> Channels:
+    """The `Learned` of the parts ``names`` before the first update, for programs that run without training."""
+    return {name: Learned(init_params(agent.parts[name], jax.random.fold_in(key, stable_hash(name)))) for name in names}
+
+
+def over_updates(metrics: Metrics, nan: OnNan) -> Metrics:
+    """Means over the updates of a tick (and over learners); dropped updates are counted and left out of the means."""
+    return {name: jnp.mean(values) for name, values in metrics.items()} if nan == "stop" else _finite_means(metrics)
+
+
+def _finite_means(metrics: Metrics) -> Metrics:
+    def mean(values: jax.Array) -> jax.Array:
+        finite = jnp.isfinite(values)
+        return jnp.sum(jnp.where(finite, values, 0.0)) / jnp.maximum(jnp.sum(finite), 1)
+
+    return {name: jnp.sum(v) if name.endswith(DROPPED) else mean(v) for name, v in metrics.items()}
+
+
+def read_outside(parts: dict[str, Part], team: tuple[str, ...]) -> tuple[str, ...]:
+    """The parts that ``team`` reads and that are not in it."""
+    return tuple(other for other in parts if other not in team and any(other in parts[name].reads for name in team))
+
+
+def tags_of(learning: Learning, team: tuple[str, ...]) -> tuple[str, ...]:
+    """`LEARNING`, and `ACTING` too where all parts of ``team`` choose actions and other parts learn elsewhere."""
+    chooses = len(team) < len(learning.parts) and set(team) <= set(learning.agent.acting.chooses)
+    return (LEARNING, ACTING) if chooses else (LEARNING,)
+
+
+def divided_by_agents(learning: Learning, team: tuple[str, ...]) -> ShardingAxes:
+    """Params and moments of the parts in ``team``, where each of several agents has its own."""
+    separate = [network.separate for name in team for network in learning.parts[name].networks.values()]
+    if not all(separate):
+        return NOT_SHARDED
+    return ShardingAxes(0, dict.fromkeys(team, 0), learning.agent.num_agents or 0, "agents")
+
+
+def named(role: str, parts: dict[str, Part], team: tuple[str, ...]) -> str:
+    """The name of a fragment: ``role``, followed by the parts in ``team`` unless these are all."""
+    return role if len(team) == len(parts) else "_".join((role, *team))
+
+
+def metric_name(team: tuple[str, ...], name: str, metric: str) -> str:
+    """``metric``, with the part's name before it where ``team`` has several."""
+    return f"{name}/{metric}" if len(team) > 1 else metric

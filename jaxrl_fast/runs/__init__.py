@@ -1,1 +1,0 @@
-"""What a run leaves behind: its folder, checkpoints, and lines on the terminal."""

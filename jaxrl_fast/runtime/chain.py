@@ -1,0 +1,409 @@
+"""The links of a chain: which neighbouring fragments become one program, in which order, and how each is called."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, Sharding
+
+from jaxrl_fast.core import Metrics
+from jaxrl_fast.runtime import graph as graphs
+from jaxrl_fast.runtime import hosts, program_store, transfer
+from jaxrl_fast.runtime.graph import Channels, Fragment, Graph, TrainState
+from jaxrl_fast.runtime.layout import (
+    CompileAhead,
+    CompileRun,
+    InitState,
+    PlaceState,
+    channel_axes,
+    init_seeds,
+    lay,
+    over_seeds,
+    state_layout,
+)
+from jaxrl_fast.runtime.placements import SAMPLING
+from jaxrl_fast.runtime.program_store import Jit, Store
+from jaxrl_fast.runtime.xla_options import compiler_options, starting_options
+
+
+class Segment(NamedTuple):
+    """``fragments`` that are neighbours in the schedule and belong to one group: one program of a chain, or one host
+    fragment.
+
+    ``step(private, stored, fresh, hyper, key, tick, round) -> (private, written, metrics)`` takes channels as the last
+    tick left them, and those written by earlier segments in this tick. ``stored`` and ``fresh`` name the channels of
+    either kind that lie on its ``devices`` already; ``moved``: for either kind, where the others are copied to, by
+    channel; ``written``: the channels that it gives; ``whole``: where the rates and the key go; ``jit``: what ``step``
+    is compiled of, None on the host.
+    """
+
+    fragments: tuple[Fragment, ...]
+    step: Any
+    stored: tuple[str, ...]
+    fresh: tuple[str, ...]
+    written: tuple[str, ...]
+    moved: tuple[dict[str, Any], dict[str, Any]]
+    whole: Sharding
+    devices: tuple[jax.Device, ...]
+    jit: Jit | None = None
+
+    @property
+    def name(self) -> str:
+        """The names of its fragments."""
+        return ", ".join(f.name for f in self.fragments)
+
+    @property
+    def host(self) -> bool:
+        """Whether it is called, not dispatched."""
+        return self.fragments[0].host
+
+    @property
+    def here(self) -> bool:
+        """Whether this process takes part in it."""
+        return transfer.is_here(self.devices)
+
+    @property
+    def joint(self) -> bool:
+        """Whether this process takes part in it with others."""
+        return self.here and transfer.spans_processes(self.devices)
+
+
+class Stage(NamedTuple):
+    """``segments`` that take turns ``rounds`` times a tick: the parts of a cycle that spans groups, or one segment."""
+
+    segments: tuple[Segment, ...]
+    rounds: int = 1
+
+
+def make_stages(graph: Graph, home: dict[str, Mesh], num_seeds: int) -> tuple[Stage, ...]:
+    """The stages of a tick of ``num_seeds`` seeds, each fragment on the devices of its ``home``."""
+    spans = _spanning(graph, home)
+    cut = dispatch_order(graph, home)
+    segments = [_segment(graph, home, run, num_seeds, one_round=run[0].name in spans) for run in cut]
+    stages: list[Stage] = []
+    for cycle, members in groupby(segments, lambda s: spans.get(s.fragments[0].name)):
+        together = tuple(members)
+        rounds = together[0].fragments[0].rounds
+        stages += [Stage((s,)) for s in together] if cycle is None else [Stage(together, rounds)]
+    return tuple(stages)
+
+
+def dispatch_order(graph: Graph, home: dict[str, Mesh]) -> list[tuple[Fragment, ...]]:
+    """The fragments of a tick, cut into the segments of a chain, in an order that lets groups run at the same time.
+
+    What waits for the fewest other groups comes first, host fragments last among equals, since they block. A segment
+    ends where another group waits for what it has written: a program hands nothing on before it ends. A cycle that
+    spans groups is cut into one segment per turn.
+    """
+    writer = {c: f.name for f in graph.fragments for c in f.writes}
+    hosts = {f.name for f in graph.fragments if f.host}
+    now = {f.name: {writer[c] for c in f.reads if not graphs.age_of(graph, f.name, c)} for f in graph.fragments}
+    waits: dict[str, int] = {}
+    exports: set[str] = set()
+    for stage in graphs.stages(graph.fragments):
+        names = {f.name for f in stage}
+        apart = {(w, n) for n in names for w in now[n] if w in hosts or home[w] is not home[n]}
+        exports |= {w for w, _ in apart}
+        before = [waits[w] + ((w, n) in apart) for n in names for w in now[n] - names]
+        waits |= dict.fromkeys(names, max(before, default=0))
+    spans = _spanning(graph, home)
+    segments: list[tuple[Fragment, ...]] = []
+    label: Any = None
+    for fragment in sorted(graph.fragments, key=lambda f: (waits[f.name], f.host)):
+        name = fragment.name
+        last, label = label, (id(home[name]), waits[name], spans.get(name), fragment.host)
+        if label == last and segments[-1][-1].name not in exports:
+            segments[-1] += (fragment,)
+        else:
+            segments.append((fragment,))
+    return segments
+
+
+def _spanning(graph: Graph, home: dict[str, Mesh]) -> dict[str, int]:
+    """The members of cycles that span several groups, with a number for each cycle."""
+    cycles = [stage for stage in graphs.stages(graph.fragments) if len({id(home[f.name]) for f in stage}) > 1]
+    return {f.name: i for i, cycle in enumerate(cycles) for f in cycle}
+
+
+def _segment(
+    graph: Graph, home: dict[str, Mesh], fragments: tuple[Fragment, ...], num_seeds: int, *, one_round: bool
+) -> Segment:
+    mesh = home[fragments[0].name]
+    own = {c for f in fragments for c in f.writes}
+    aged = {c for f in fragments for c in f.reads if graphs.age_of(graph, f.name, c) == 1}
+    now = {c for f in fragments for c in f.reads if graphs.age_of(graph, f.name, c) == 0} - own
+    held = own & set(graphs.stored_channels(graph))
+    outside = set(graphs.stored_channels(graph)) | {c for f in graph.fragments if f not in fragments for c in f.reads}
+    stored, fresh, written = (tuple(sorted(names)) for names in (aged | held, now, own & outside))
+    axes = channel_axes(graph)
+    writer = {c: f.name for f in graph.fragments for c in f.writes}
+    at = {c: lay(mesh, axes[c], num_seeds) for c in (*stored, *fresh, *written)}
+    host = fragments[0].host
+    jit = None if host else _jit(graph, mesh, fragments, (stored, fresh, written), at, num_seeds, one_round)
+    step = jit.jitted() if jit else _called(graph, fragments[0], {c: at[c] for c in written}, num_seeds)
+
+    def come(names: tuple[str, ...]) -> dict[str, Any]:
+        return {c: at[c] for c in names if home[writer[c]] is not mesh}
+
+    moved = come(stored), come(fresh)
+    stay = [tuple(c for c in names if c not in moves) for names, moves in zip((stored, fresh), moved, strict=True)]
+    whole, devices = lay(mesh, None, num_seeds), tuple(mesh.devices.flat)
+    if not transfer.is_here(devices):
+        step = transfer.passed_over(step, {c: at[c] for c in written}, whole)
+    return Segment(fragments, step, stay[0], stay[1], written, moved, whole, devices, jit)
+
+
+def _jit(
+    graph: Graph,
+    mesh: Mesh,
+    fragments: tuple[Fragment, ...],
+    channels: tuple[tuple[str, ...], ...],
+    at: dict[str, Any],
+    num_seeds: int,
+    one_round: bool,
+) -> Jit:
+    stored, fresh, written = channels
+
+    def one_seed(
+        private: Any, stored: Channels, fresh: Channels, hyper: Any, key: jax.Array, tick: jax.Array, round: jax.Array
+    ) -> tuple:
+        step = graphs.step_round if one_round else graphs.step_fragments
+        moment = graphs.Moment(hyper, key, tick, round if one_round else 0)
+        after, outputs, metrics = step(graph, fragments, private, stored, fresh, moment)
+        return after, {c: outputs[c] for c in written}, metrics
+
+    one_seed.__name__ = "_".join(f.name for f in fragments)  # what profilers and the compiler's dumps call the program
+    private = {f.name: lay(mesh, f.division.private, num_seeds) for f in fragments}
+    whole = lay(mesh, None, num_seeds)
+    acting = all(SAMPLING in f.tags for f in fragments)
+    return Jit(
+        one_seed.__name__,
+        over_seeds(one_seed, num_seeds, (0, 0, 0, 0, 0, None, None), 0),
+        (0,),
+        (private, {c: at[c] for c in stored}, {c: at[c] for c in fresh}, whole, whole, None, None),
+        (private, {c: at[c] for c in written}, whole),
+        compiler_options(mesh, products=graph.products, acting=acting),
+    )
+
+
+def _called(graph: Graph, fragment: Fragment, written: dict[str, Any], num_seeds: int) -> Any:
+    """The step of a host fragment: rates and keys (of all seeds) are computed for it, what it writes goes to its
+    group's devices."""
+    rates = jax.jit(over_seeds(graph.hyper_at, num_seeds, (0, None), 0))
+    own_key = jax.jit(over_seeds(lambda key, tick: graphs.step_key(fragment, key, tick), num_seeds, (0, None), 0))
+
+    def step(
+        private: Any, stored: Channels, fresh: Channels, hyper: Any, key: jax.Array, tick: Any, round: Any
+    ) -> tuple:
+        inputs = {c: (stored if graphs.age_of(graph, fragment.name, c) else fresh)[c] for c in fragment.reads}
+        own_step = graphs.step_of(fragment, tick)
+        after, outputs, metrics = own_step(private[fragment.name], inputs, rates(hyper, tick), own_key(key, tick))
+        named = {f"{fragment.name}/{name}": value for name, value in metrics.items()}
+        return {fragment.name: after}, jax.device_put({c: outputs[c] for c in written}, written), named
+
+    return step
+
+
+class Chain(NamedTuple):
+    """``stages`` in the order of dispatch, called like one program: a chunk of ``ticks_per_chunk`` ticks.
+
+    Only the end of the chunk waits for the devices, to fetch the metrics. ``watch(segment, called_s, inputs,
+    outputs)``, if given, sees every call, as for a timeline. ``called_s``: `time.perf_counter` at the call; ``inputs``:
+    the segment's channels ``(stored, fresh)``; ``outputs``: ``(written, metrics)``, which its devices may still
+    compute.
+    """
+
+    stages: tuple[Stage, ...]
+    ticks_per_chunk: int
+    watch: Callable[[Segment, float, Any, Any], None] | None = None
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The links of the chain, in order."""
+        return tuple(segment for stage in self.stages for segment in stage.segments)
+
+    def __call__(self, state: TrainState) -> tuple[TrainState, dict[str, Any]]:
+        """Run a chunk, as `Program.run`."""
+        first_tick = int(state.tick)
+        own = hosts.own_copy((state.hyper, state.key))
+        shared = {id(s): hosts.put(own, s.whole) for s in self.segments}
+        now, rows = state, []
+        for tick in range(first_tick, first_tick + self.ticks_per_chunk):
+            now, metrics = self._tick(now, np.int32(tick), shared)
+            rows.append(metrics)
+        columns = _columns(hosts.own_shares(rows))
+        transfer.turns.wait()
+        columns = hosts.add_up(columns)
+        return now._replace(tick=state.tick + self.ticks_per_chunk), columns
+
+    def _tick(self, state: TrainState, tick: np.int32, shared: dict[int, Any]) -> tuple[TrainState, list[Metrics]]:
+        """``shared``: the rates and the key on each segment's devices. Metrics are those of each segment's call."""
+        private, fresh, metrics = dict(state.private), Channels(), []
+        for stage in self.stages:
+            stored = dict(state.channels)
+            for round in range(stage.rounds):
+                for segment in stage.segments:
+                    own, written, more = self._run(segment, private, stored, fresh, shared[id(segment)], tick, round)
+                    private |= own
+                    fresh |= written
+                    metrics.append(more)
+                if stage.rounds > 1:  # an edge of age 1 within a cycle is one round old
+                    stored |= {c: fresh[c] for s in stage.segments for c in s.written if c in stored}
+        return state._replace(private=private, channels={c: fresh[c] for c in state.channels}), metrics
+
+    def _run(
+        self,
+        segment: Segment,
+        private: dict[str, Any],
+        stored: Channels,
+        fresh: Channels,
+        shared: Any,
+        tick: np.int32,
+        round: int,
+    ) -> tuple[dict[str, Any], Channels, Metrics]:
+        own = {f.name: private[f.name] for f in segment.fragments}
+        inputs = [
+            {c: given[c] for c in names} | transfer.move({c: given[c] for c in moved}, moved)
+            for given, names, moved in zip((stored, fresh), (segment.stored, segment.fresh), segment.moved, strict=True)
+        ]
+        called_s = time.perf_counter()
+        if segment.joint:
+            transfer.turns.wait()
+        out = segment.step(own, *inputs, *shared, tick, np.int32(round))
+        if segment.joint:
+            transfer.turns.began(out[1:])
+        if self.watch is not None:
+            self.watch(segment, called_s, inputs, out[1:])
+        return out
+
+
+class ChainParts(NamedTuple):
+    """A chain before it is compiled, with the other functions of a `jaxrl_fast.runtime.program.Program`: ``init``,
+    ``run``, ``ready``, ``compile_run`` and ``place`` mean the same there."""
+
+    init: InitState
+    run: Chain
+    ready: CompileAhead
+    compile_run: CompileRun
+    place: PlaceState
+
+
+def make_chain(graph: Graph, home: dict[str, Mesh], ticks_per_chunk: int, num_seeds: int) -> ChainParts:
+    """The chain of a graph whose fragments have their devices in ``home``."""
+    layout = state_layout(graph, home, num_seeds)
+    if not hosts.is_alone():
+        alike: Any = hosts.everywhere()
+        layout = layout._replace(hyper=alike, tick=alike, key=alike)
+    stages = make_stages(graph, home, num_seeds)
+    init_jit = Jit("init", init_seeds(graph, num_seeds), options=starting_options())
+    first = init_jit.jitted()
+    axes, writer = channel_axes(graph), {c: f.name for f in graph.fragments for c in f.writes}
+
+    def place(state: TrainState) -> TrainState:
+        return hosts.put(state, layout)
+
+    def compile_run(keys: jax.Array, hyper: Any) -> Chain:
+        state = jax.eval_shape(first, keys, hyper)
+        pool = ThreadPoolExecutor()
+        fresh: Channels = {}
+        steps: dict[int, Any] = {}
+        prepared: list[Any] = []
+        for segment in (s for stage in stages for s in stage.segments):
+            if segment.host:
+                publish = segment.fragments[0].publish
+                assert publish is not None  # `placements.check` has seen to it
+                fresh |= jax.eval_shape(over_seeds(publish, num_seeds, (0,), 0), state.private[segment.name])
+                continue
+            arguments = _arguments(segment, state, fresh)
+            for channels, moved in zip(arguments[1:3], segment.moved, strict=True):
+                come = {c: lay(home[writer[c]], axes[c], num_seeds) for c in moved}
+                prepared.append(pool.submit(transfer.compile_move, {c: channels[c] for c in moved}, come, moved))
+            if not segment.here:
+                fresh |= jax.tree.map(_shape, segment.step(*arguments)[1])
+                continue
+            traced = segment.step.trace(*arguments)
+            fresh |= jax.tree.map(_shape, traced.out_info[1])
+            steps[id(segment)] = pool.submit(_compile, traced)
+        pool.shutdown(wait=False)
+
+        def compiled(segment: Segment) -> Segment:
+            return segment._replace(step=steps[id(segment)].result()) if id(segment) in steps else segment
+
+        moving = [devices.result() for devices in prepared]
+        hosts.connect([*(s.devices for stage in stages for s in stage.segments), *moving])
+        done = tuple(stage._replace(segments=tuple(map(compiled, stage.segments))) for stage in stages)
+        return Chain(done, ticks_per_chunk)
+
+    def ready(keys: jax.Array, hyper: Any, store: Store | None = None) -> tuple[InitState, Chain]:
+        found = None if store is None else _ready_from(store, stages, init_jit, keys, hyper)
+        if found is not None:
+            first_state, own_stages = found
+            return lambda keys, hyper: place(first_state(keys, hyper)), Chain(own_stages, ticks_per_chunk)
+        jax.eval_shape(first, keys, hyper)  # kept by JAX: else both threads would trace it at once
+        pool = ThreadPoolExecutor(1)
+        init = pool.submit(lambda: first.lower(keys, hyper).compile())
+        pool.shutdown(wait=False)
+        run = compile_run(keys, hyper)
+        return lambda keys, hyper: place(init.result()(keys, hyper)), run
+
+    run, anywhere = Chain(stages, ticks_per_chunk), init_jit.anywhere()
+    return ChainParts(lambda keys, hyper: place(anywhere(keys, hyper)), run, ready, compile_run, place)
+
+
+def _ready_from(
+    store: Store, stages: tuple[Stage, ...], init: Jit, keys: jax.Array, hyper: Any
+) -> tuple[InitState, tuple[Stage, ...]] | None:
+    """The first state's program, and stages of compiled segments, in a single process; traced only where they are not
+    in the ``store``, which then gets them. None with a segment on the host, or one that cannot be kept."""
+    segments = [segment for stage in stages for segment in stage.segments]
+    if any(segment.host for segment in segments):
+        return None
+    jits = [*(segment.jit for segment in segments if segment.jit is not None), init]
+    programs = program_store.compile_stored(store, jits, lambda: _trace(segments, init, keys, hyper))
+    if programs is None:
+        return None
+    *programs, first_state = programs
+    steps = dict(zip(map(id, segments), programs, strict=True))
+    done = [stage._replace(segments=tuple(s._replace(step=steps[id(s)]) for s in stage.segments)) for stage in stages]
+    return first_state, tuple(done)
+
+
+def _trace(segments: Sequence[Segment], init: Jit, keys: jax.Array, hyper: Any) -> Iterator[program_store.Traced]:
+    """The programs of all segments, none of which is on the host, and, last, that of the first state."""
+    state, fresh = jax.eval_shape(init.jitted(), keys, hyper), Channels()
+    for segment in segments:
+        assert segment.jit is not None
+        traced = program_store.trace(segment.jit, *_arguments(segment, state, fresh))
+        fresh |= traced.out_shapes[1]
+        yield traced
+    yield program_store.trace(init, keys, hyper)
+
+
+def _shape(x: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+
+def _compile(traced: Any) -> jax.stages.Compiled:
+    return traced.lower().compile()
+
+
+def _arguments(segment: Segment, state: TrainState, fresh: Channels) -> tuple:
+    private = {f.name: state.private[f.name] for f in segment.fragments}
+    stored = {c: state.channels[c] for c in (*segment.stored, *segment.moved[0])}
+    given = {c: fresh[c] for c in (*segment.fresh, *segment.moved[1])}
+    return private, stored, given, state.hyper, state.key, state.tick, jax.ShapeDtypeStruct((), np.int32)
+
+
+def _columns(rows: list[list[Metrics]]) -> dict[str, np.ndarray]:
+    """Metrics ``[S, ticks]`` from what the segments gave in each tick; what a cycle gave in each round is added up."""
+    ticks = []
+    for row in rows:
+        total: dict[str, Any] = {}
+        for metrics in row:
+            total |= {name: total[name] + value if name in total else value for name, value in metrics.items()}
+        ticks.append(total)
+    return {name: np.stack([np.atleast_1d(total[name]) for total in ticks], axis=1) for name in ticks[0]}

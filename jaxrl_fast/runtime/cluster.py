@@ -1,0 +1,272 @@
+"""The processes of one run, on one host or many: how they find one another, and how they end together.
+
+What they do together while the run goes on is in `jaxrl_fast.runtime.hosts`.
+"""
+
+import os
+import pkgutil
+import re
+import socket
+import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any, NamedTuple, NoReturn
+
+import jax
+
+from jaxrl_fast.runtime.hosts import PLACEMENT
+
+HEARTBEAT_TIMEOUT_S = 20
+"""After how long without a sign of life JAX takes a process for dead, and ends the others."""
+LAST_MEETING_S = 7 * 24 * 3600
+"""How long the others wait for process 0, which may still be drawing; should it die, they end all the same."""
+SHORT_MEETING_S = 5
+"""How long a process that failed waits for the others, which may have failed for the same reason."""
+POLL_S = 0.5
+CLUSTERS = {
+    "OMPI_COMM_WORLD_SIZE": "jax._src.clusters.OmpiCluster",
+    "SLURM_JOB_ID": "jax._src.clusters.SlurmCluster",
+    "JOB_COMPLETION_INDEX": "jax._src.clusters.K8sCluster",  # any other pod, a notebook say, is a process of its own
+}
+"""A variable that each kind of cluster sets, and what JAX knows of that kind."""
+CONNECTED = "jax._src.distributed.global_state"
+MEETING = "jax._src.lib._jax.DistributedRuntimeClient.wait_at_barrier"
+LOST = re.compile(r"gloo|nccl|coordination service", re.IGNORECASE)
+"""What JAX's error says if another process is gone."""
+
+
+class Processes(NamedTuple):
+    """This process (``process_id`` of ``num_processes``, from 0) and the ``coordinator``: where process 0 listens, as
+    ``host:port``.
+
+    ``local_devices``: the numbers of the devices that it drives, of those that it sees (None: all of them).
+    """
+
+    coordinator: str
+    num_processes: int
+    process_id: int
+    local_devices: tuple[int, ...] | None = None
+
+
+def named_processes(coordinator: str | None, num_processes: int | None, process_id: int | None) -> Processes | None:
+    """The processes that a user names on the command line; None where none are named.
+
+    Raises:
+        ValueError: a key is missing, or they do not fit together.
+    """
+    keys = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
+    missing = [f"distributed.{name}=..." for name, value in keys.items() if value is None]
+    if len(missing) == len(keys):
+        return None
+    if coordinator is None or num_processes is None or process_id is None:
+        raise ValueError(f"the processes of a run are named by three keys: write {' and '.join(missing)} too")
+    host, _, port = coordinator.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
+        raise ValueError(
+            f"distributed.coordinator={coordinator}: write the host of process 0 and a free port there, such as "
+            "node01:4321"
+        )
+    if num_processes == 1:
+        raise ValueError("distributed.num_processes=1: a single process needs no distributed.* keys, leave them out")
+    if process_id >= num_processes:
+        raise ValueError(
+            f"distributed.process_id={process_id}: {num_processes} processes are numbered from 0 to {num_processes - 1}"
+        )
+    return Processes(coordinator, num_processes, process_id)
+
+
+def find() -> Processes | None:
+    """The processes that SLURM (``srun``), Open MPI 4 (``mpirun``) or Kubernetes (an indexed job) started together with
+    this one, as `jax.distributed.initialize` finds them; None where there is but one.
+
+    A process alone on its node drives all devices there; of several on a node each drives one, as JAX has it.
+
+    Raises:
+        ValueError: the cluster's variables do not say how the processes find one another.
+    """
+    try:
+        kinds = [_private(name) for variable, name in CLUSTERS.items() if variable in os.environ]
+        cluster = next((kind for kind in kinds if kind.is_env_present()), None)
+        if cluster is None or cluster.get_process_count() == 1:
+            return None
+        port = os.environ.get("JAX_COORDINATOR_PORT")
+        address = cluster.get_coordinator_address(timeout_secs=300, override_coordinator_port=port)
+        own = _local_devices(cluster.get_local_process_id())
+        return Processes(address, cluster.get_process_count(), cluster.get_process_id(), own)
+    except Exception as error:  # from environment variables of others and, in Kubernetes, from its servers
+        raise ValueError(
+            f"several processes were started, but not how they find one another ({' '.join(str(error).split())}): "
+            "write distributed.coordinator, num_processes and process_id, or distributed=off"
+        ) from error
+
+
+def start(processes: Processes) -> None:
+    """Connect this process with the others; call it before anything that touches a device.
+
+    Raises:
+        ValueError: process 0 cannot listen at its address, or another process does not know its host.
+    """
+    _private(CONNECTED), _private(MEETING)
+    _check_address(processes)
+    last_word.say(
+        f"process {processes.process_id} was not joined by the others at {processes.coordinator}: start all "
+        f"{processes.num_processes} of them, each where it can reach that address"
+    )
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    # It would take SIGTERM for itself.
+    jax.config.update("jax_enable_preemption_service", False)
+    # In a thread, so that Ctrl-C is heard while the others are waited for.
+    pool = ThreadPoolExecutor(1, thread_name_prefix="connect")
+    connected = pool.submit(
+        jax.distributed.initialize,
+        processes.coordinator,
+        processes.num_processes,
+        processes.process_id,
+        local_device_ids=processes.local_devices,
+        cluster_detection_method="deactivate",
+        heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT_S,
+    )
+    pool.shutdown(wait=False)
+    while not wait([connected], timeout=POLL_S).done:
+        pass
+    connected.result()
+    joined.set()
+    last_word.say(
+        f"process {processes.process_id} of {processes.num_processes} ended before the run did: another process died "
+        "or cannot be reached, or this one was killed; start all of them again, with resume=<run folder> to go on"
+    )
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether an error of JAX says that another process is gone."""
+    return jax.distributed.is_initialized() and LOST.search(str(error)) is not None
+
+
+def finish() -> None:
+    """End a run that went well: wait until all processes have come this far, so that none is taken for dead."""
+    if joined.is_set():
+        _meet("end", LAST_MEETING_S)
+        jax.distributed.shutdown()
+        joined.clear()
+        last_word.say("")
+
+
+def leave(status: int) -> NoReturn:
+    """End a run that failed. Another process may hang, so none is waited for longer than `SHORT_MEETING_S`: they may be
+    about to fail for the same reason, each with its own message."""
+    last_word.say("")
+    if status > 1 and joined.is_set() and _meet("error", SHORT_MEETING_S):
+        # All are here: part in order, or process 0, gone first, would look like one that died.
+        parting = threading.Thread(target=jax.distributed.shutdown, daemon=True)
+        parting.start()
+        parting.join(SHORT_MEETING_S)
+    os._exit(status)
+
+
+def describe_devices() -> str:
+    """Which devices this process drives."""
+    own = jax.local_devices()
+    return (
+        f"process {jax.process_index()} of {jax.process_count()} on {socket.gethostname()} drives {len(own)} "
+        f"device{'s' if len(own) != 1 else ''} ({own[0].device_kind} {', '.join(str(device.id) for device in own)})"
+    )
+
+
+def unused_devices(used: int) -> str | None:
+    """A warning if a run on ``used`` devices of all processes leaves accelerators unused that this one sees."""
+    own = jax.local_devices()
+    resting = len(own) - used // jax.process_count()
+    hidden = (visible_devices() or 0) - len(own) * tasks_on_node()
+    if own[0].platform == "cpu" or (resting <= 0 and hidden <= 0):
+        return None
+    advice = f"write placement={PLACEMENT} devices={len(jax.devices())}" if resting > 0 else "start one process a node"
+    return f"warning: {max(resting, hidden)} visible {own[0].platform} devices are left unused: {advice} to use them"
+
+
+def tasks_on_node() -> int:
+    """How many processes SLURM or Open MPI started on this node; 1 where neither did."""
+    slurm = re.match(r"\d+", os.environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    return int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") or (slurm.group() if slurm else 1))
+
+
+def visible_devices() -> int | None:
+    """How many GPUs ``CUDA_VISIBLE_DEVICES`` lets this process see; None where it is not set."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return len(visible.split(",")) if visible else None
+
+
+class LastWord:
+    """A line on stderr should this process end without Python's knowledge: when another process is lost, JAX prints a
+    page and calls abort() from a thread of its own. A shell that outlives the process prints the line."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self._shell: subprocess.Popen[str] | None = None
+
+    def say(self, text: str) -> None:
+        """Set the line; nothing is printed if it is empty."""
+        self.text = text
+        if self._shell is None:
+            script = 'while IFS= read -r line; do last=$line; done; [ -z "$last" ] || printf "%s\\n" "$last" >&2'
+            self._shell = subprocess.Popen(
+                ["sh", "-c", script],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                text=True,
+                start_new_session=True,
+            )
+        if self._shell.stdin is not None:
+            self._shell.stdin.write(f"jaxrl_fast: error: {text}\n" if text else "\n")
+            self._shell.stdin.flush()
+
+
+last_word = LastWord()
+joined = threading.Event()
+"""Set from when this process has found the others until they part."""
+
+
+def _meet(name: str, timeout_s: int) -> bool:
+    """Wait until all processes have come here, or for ``timeout_s``; whether they came."""
+    try:
+        _private(CONNECTED).client.wait_at_barrier(f"jaxrl_fast_{name}", timeout_s * 1000)
+    except Exception:  # a process did not come: nothing can be done about that here
+        return False
+    return True
+
+
+def _private(name: str) -> Any:
+    """An object of JAX that is not public, by its dotted name.
+
+    Raises:
+        ValueError: this version of JAX does not have it.
+    """
+    try:
+        return pkgutil.resolve_name(name)
+    except (ImportError, AttributeError):
+        raise ValueError(
+            f"JAX {jax.__version__} has no {name}, which a run of several processes needs: install another version"
+        ) from None
+
+
+def _check_address(processes: Processes) -> None:
+    host, _, port = processes.coordinator.rpartition(":")
+    where = f"distributed.coordinator={processes.coordinator}"
+    try:
+        socket.getaddrinfo(host.strip("[]"), int(port))
+    except OSError:
+        raise ValueError(f"{where}: no host {host} is known here, write the one where process 0 runs") from None
+    if processes.process_id > 0:
+        return
+    try:
+        socket.create_server(("", int(port))).close()
+    except OSError as error:
+        raise ValueError(f"{where}: process 0 cannot listen at port {port} ({_reason(error)}), write another") from None
+
+
+def _reason(error: OSError) -> str:
+    return os.strerror(error.errno) if error.errno else str(error)
+
+
+def _local_devices(own: int | None) -> tuple[int, ...] | None:
+    alone = own is None or tasks_on_node() == 1 or visible_devices() == 1
+    return None if alone else (own,)  # type: ignore[return-value]

@@ -1,0 +1,306 @@
+"""What the processes of one run do together: read and place arrays that are spread over them, and agree.
+
+In a single process all of this is what it would be without. What is *collective* must be called by every process, in
+the same order. How processes find one another and end is in `jaxrl_fast.runtime.cluster`.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxrl_fast.core import PyTree
+from jaxrl_fast.runtime.transfer import absent
+
+PLACEMENT = "data_parallel"
+"""The placement of several processes unless another is named."""
+WITHIN_ONE = ("fused", "central_inference")
+"""Placements that have one device."""
+LEAST_BYTES, MOST_PADDED = 4_096, 1_048_576
+"""What processes add up is padded to a power of two, from the one number of bytes to the other."""
+
+
+def is_first() -> bool:
+    """Whether this is process 0, the only one that writes files and prints."""
+    return jax.process_index() == 0
+
+
+def is_alone() -> bool:
+    """Whether there is no other process."""
+    return jax.process_count() == 1
+
+
+def devices(count: int | None) -> list[jax.Device]:
+    """The first ``count`` devices (None: all), of each process the same number.
+
+    Raises:
+        ValueError: there are not so many, or the processes cannot share them evenly.
+    """
+    available = jax.devices()
+    if count is not None and not 1 <= count <= len(available):
+        raise ValueError(f"devices={count}: JAX has {len(available)} here, write a number from 1 to {len(available)}")
+    return available[:count] if is_alone() else _of_each_process(available, count)
+
+
+def _of_each_process(available: list[jax.Device], count: int | None) -> list[jax.Device]:
+    share = share_of(count or len(available), jax.process_count())
+    by_process = ([d for d in available if d.process_index == p] for p in range(jax.process_count()))
+    return [device for own in by_process for device in own[:share]]
+
+
+def share_of(devices: int, num_processes: int) -> int:
+    """How many of all ``devices`` each process has.
+
+    Raises:
+        ValueError: they cannot be shared evenly.
+    """
+    if devices % num_processes:
+        raise ValueError(
+            f"devices={devices} cannot be shared evenly by {num_processes} processes: write a multiple of "
+            f"{num_processes}, for all of them together"
+        )
+    return devices // num_processes
+
+
+def check_placement(name: str, groups: Sequence[Sequence[jax.Device]]) -> None:
+    """Refuse a placement, given the devices of its groups, that leaves a process without work.
+
+    Raises:
+        ValueError: naming it.
+    """
+    busy = {device.process_index for group in groups for device in group}
+    idle = [process for process in range(jax.process_count()) if process not in busy]
+    if len(busy) == 1 and idle:
+        raise ValueError(refusal(name, jax.process_count()))
+    if idle:
+        raise ValueError(
+            f"placement={name} leaves process {idle[0]} of {jax.process_count()} without work: write "
+            f"placement={PLACEMENT}, another devices=..., or fewer processes"
+        )
+
+
+def refusal(placement: str, num_processes: int) -> str:
+    """What is said of a placement that does not span processes."""
+    return (
+        f"placement={placement} stays within one process: write placement={PLACEMENT}, which spans the "
+        f"{num_processes} of this run"
+    )
+
+
+def join() -> None:
+    """Wait until all processes have come here. Collective."""
+    if not is_alone():
+        with _hidden_gloo():
+            highest(0)
+
+
+def connect(groups: Iterable[Sequence[jax.Device]]) -> None:
+    """Let the devices of each group find one another before they are timed. Collective."""
+    for devices in dict.fromkeys(tuple(group) for group in groups):
+        own = [device for device in devices if device.process_index == jax.process_index()]
+        if own and len({device.process_index for device in devices}) > 1:
+            mesh = Mesh(devices, ("device",))
+            rows = jax.make_array_from_callback(
+                (len(devices), 1),
+                NamedSharding(mesh, PartitionSpec("device")),
+                lambda index: np.zeros((1, 1), np.uint8),
+            )
+            with _hidden_gloo():
+                jax.block_until_ready(_sum_rows(rows, NamedSharding(mesh, PartitionSpec())))
+
+
+def require_one(what: str, num_processes: int) -> None:
+    """Refuse ``what``, which works in a single process only, in a run of several.
+
+    Raises:
+        ValueError: there are several.
+    """
+    if num_processes > 1:
+        raise ValueError(f"{what} works in a single process only, not in {num_processes}: write distributed=off there")
+
+
+def any_process(flag: bool) -> bool:
+    """Whether ``flag`` is set in any process. Collective."""
+    return bool(highest(int(flag)))
+
+
+def highest(number: int) -> int:
+    """The highest of the processes' numbers. Collective."""
+    return number if is_alone() else int(multihost_utils.process_allgather(np.int32(number)).max())
+
+
+def from_first(tree: PyTree) -> PyTree:
+    """Process 0's arrays, in every process, whose own have the same shapes. Collective."""
+    return tree if is_alone() else multihost_utils.broadcast_one_to_all(tree)
+
+
+def to_host(tree: PyTree) -> PyTree:
+    """Arrays of a run, on whatever devices of whatever processes, as NumPy's in every process. Collective."""
+    return jax.device_get(tree) if is_alone() else _gather(tree)
+
+
+def _gather(tree: PyTree) -> PyTree:
+    def whole(leaf: Any) -> np.ndarray:
+        if not isinstance(leaf, jax.Array):
+            return np.asarray(leaf)
+        devices: set[Any] = leaf.sharding.device_set
+        if len({device.process_index for device in devices}) < jax.process_count():
+            return add_up(own_share(leaf))
+        return np.asarray(leaf) if leaf.is_fully_replicated else multihost_utils.process_allgather(leaf, tiled=True)
+
+    return jax.tree.map(whole, tree)
+
+
+def own_copy(tree: PyTree) -> PyTree:
+    """What every process has whole (`everywhere`), on this one's own device."""
+    return tree if is_alone() else jax.tree.map(lambda leaf: leaf.addressable_data(0), tree)
+
+
+def own_shares(tree: PyTree) -> PyTree:
+    """`own_share` of all arrays, which are fetched together."""
+    if is_alone():
+        return jax.device_get(tree)
+    for leaf in jax.tree.leaves(tree):
+        for part in leaf.addressable_shards:
+            part.data.copy_to_host_async()
+    return jax.tree.map(own_share, tree)
+
+
+def own_share(leaf: jax.Array) -> np.ndarray:
+    """The part of an array that this process answers for, the rest zeros."""
+    share = np.zeros(leaf.shape, leaf.dtype)
+    for part in leaf.addressable_shards:
+        if part.replica_id == 0:
+            share[part.index] = np.asarray(part.data)
+    return share
+
+
+def add_up(tree: PyTree) -> PyTree:
+    """NumPy arrays of all processes as one: for every number one process has it, and the others have zero, so that the
+    sum of their bytes is exact. Collective."""
+    if is_alone():
+        return tree
+    leaves, structure = jax.tree.flatten(tree)
+    data = b"".join(leaf.tobytes() for leaf in leaves)
+    few = max(LEAST_BYTES, 1 << (len(data) - 1).bit_length())  # few sizes, so few programs
+    own = np.zeros((1, few if few <= MOST_PADDED else len(data)), np.uint8)
+    own[0, : len(data)] = np.frombuffer(data, np.uint8)
+    mesh = _one_device_each()
+    rows = jax.make_array_from_process_local_data(NamedSharding(mesh, PartitionSpec("process")), own)
+    total = _sum_rows(rows, NamedSharding(mesh, PartitionSpec())).addressable_data(0)
+    parts = np.split(np.asarray(total), np.cumsum([leaf.nbytes for leaf in leaves]))[:-1]
+    whole = [part.view(leaf.dtype).reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)]
+    return jax.tree.unflatten(structure, whole)
+
+
+def everywhere() -> NamedSharding:
+    """The layout of what every process has whole: a copy on one device of each."""
+    return NamedSharding(_one_device_each(), PartitionSpec())
+
+
+def put(tree: PyTree, shardings: PyTree) -> PyTree:
+    """Arrays that every process has whole, laid out over devices of any; ``shardings`` is a prefix of ``tree``. Those
+    that lie there already stay."""
+    if is_alone():
+        return jax.device_put(tree, shardings)
+    return jax.tree.map(lambda sharding, part: jax.tree.map(lambda x: _put(x, sharding), part), shardings, tree)
+
+
+def copy(tree: PyTree) -> PyTree:
+    """Copies of arrays, on the same devices."""
+
+    def copied(leaf: Any) -> Any:
+        elsewhere = isinstance(leaf, jax.Array) and not leaf.sharding.addressable_devices
+        return leaf if elsewhere else jnp.copy(leaf)
+
+    return jax.tree.map(copied, tree)
+
+
+def decide(make: Callable[[], str]) -> str:
+    """What ``make`` gives in process 0, which alone calls it; its ValueError is raised in all. Collective."""
+    if is_alone():
+        return make()
+    value = error = ""
+    if is_first():
+        try:
+            value = make()
+        except ValueError as found:
+            error = str(found)
+    value, error = json.loads(_texts(json.dumps([value, error]))[0])
+    if error:
+        raise ValueError(error)
+    return value
+
+
+def check_agreement(settings: Mapping[str, Any]) -> None:
+    """Refuse processes that were started with different settings. Collective.
+
+    Raises:
+        ValueError: in every process, naming the first setting that differs.
+    """
+    everyone = [json.loads(text) for text in _texts(json.dumps({**settings, "JAX": jax.__version__}, default=str))]
+    for process, theirs in enumerate(everyone):
+        for key in {**everyone[0], **theirs}:
+            if theirs.get(key) != everyone[0].get(key):
+                raise ValueError(
+                    f"process {process} was started with {key}={theirs.get(key)}, process 0 with "
+                    f"{key}={everyone[0].get(key)}: start all of them with the same command"
+                )
+
+
+@contextmanager
+def _hidden_gloo() -> Iterator[None]:
+    """What gloo prints of a new connection is hidden: `cluster.describe_devices` says the same."""
+    sys.stdout.flush()
+    shown, hidden = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(hidden, 1)
+        yield
+    finally:
+        os.dup2(shown, 1)
+        os.close(shown)
+        os.close(hidden)
+
+
+@partial(jax.jit, static_argnums=1)
+def _sum_rows(rows: jax.Array, layout: NamedSharding) -> jax.Array:
+    return jax.lax.with_sharding_constraint(jnp.sum(rows, axis=0, dtype=rows.dtype), layout)
+
+
+@cache
+def _one_device_each() -> Mesh:
+    processes = range(jax.process_count())
+    return Mesh([next(d for d in jax.devices() if d.process_index == p) for p in processes], ("process",))
+
+
+def _put(leaf: Any, sharding: jax.sharding.Sharding) -> jax.Array:
+    if isinstance(leaf, jax.Array) and leaf.sharding.is_equivalent_to(sharding, leaf.ndim):
+        return leaf
+    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+        return jax.device_put(leaf, sharding)
+    if not sharding.addressable_devices:
+        return absent(leaf, sharding)
+    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(_put(jax.random.key_data(leaf), sharding), impl=jax.random.key_impl(leaf))
+    array = np.asarray(leaf)
+    # Copied: on a CPU a device may use the memory of a NumPy array as it is, and two of them the same.
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: np.array(array[index]))
+
+
+def _texts(text: str) -> list[str]:
+    """The text of every process."""
+    own = np.frombuffer(text.encode(), np.uint8)
+    sizes = multihost_utils.process_allgather(np.int32(own.size))
+    padded = np.zeros(int(sizes.max()), np.uint8)
+    padded[: own.size] = own
+    rows = multihost_utils.process_allgather(padded)
+    return [bytes(row[:size]).decode() for row, size in zip(rows, sizes, strict=True)]

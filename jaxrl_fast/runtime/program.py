@@ -1,0 +1,124 @@
+"""Programs: a graph under a placement, compiled. With `placements`, `layout`, `compiler_choices` and
+`chain`, all that knows devices.
+
+A placement of one group becomes one program that scans over the ticks of a chunk. Several groups, or a host fragment,
+become a chain of programs.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import Mesh
+
+from jaxrl_fast.core import Metrics
+from jaxrl_fast.runtime import hosts, placements, program_store, transfer
+from jaxrl_fast.runtime.chain import make_chain
+from jaxrl_fast.runtime.graph import Graph, TrainState, check
+from jaxrl_fast.runtime.layout import (
+    SEED_AXES,
+    CompileAhead,
+    CompileRun,
+    InitState,
+    PlaceState,
+    RunChunk,
+    homes,
+    init_seeds,
+    over_seeds,
+    scan_ticks,
+    state_layout,
+)
+from jaxrl_fast.runtime.placements import Placement
+from jaxrl_fast.runtime.program_store import Jit, Store, Traced
+from jaxrl_fast.runtime.xla_options import compiler_options, starting_options
+
+
+class Program(NamedTuple):
+    """A graph ready to run.
+
+    ``init`` makes the first state and ``run`` trains a chunk of ``ticks_per_chunk`` ticks, compiled once; ``ready``
+    compiles both ahead of time, ``compile_run`` the latter alone, for devices that need not be here; ``place`` puts a
+    state from elsewhere where ``run`` wants it. Leaves of a state have a
+    leading axis ``[S, ...]`` (but the tick) if there are several seeds: for a single one, an axis of length 1 would
+    make XLA copy what it could update in place.
+    """
+
+    init: InitState
+    run: RunChunk
+    ready: CompileAhead
+    compile_run: CompileRun
+    place: PlaceState
+    ticks_per_chunk: int
+
+
+def compile(graph: Graph, placement: Placement, ticks_per_chunk: int, num_seeds: int = 1) -> Program:
+    """Turn a graph into a program for ``num_seeds`` seeds.
+
+    Raises:
+        GraphError: the placement does not fit the graph.
+    """
+    check(graph)
+    placements.check(graph, placement, num_seeds)
+    graph, home = placements.divided(graph, placement), homes(placement, num_seeds)
+    if len(placement.groups) == 1 and not any(f.host for f in graph.fragments):
+        return _one_program(graph, placement, home, ticks_per_chunk, num_seeds)
+    return Program(*make_chain(graph, home, ticks_per_chunk, num_seeds), ticks_per_chunk)
+
+
+def with_seed_axis(state: TrainState, num_seeds: int) -> TrainState:
+    """A program's state with the leading axis ``[S, ...]`` that a single seed's lacks."""
+    if num_seeds > 1:
+        return state
+    return jax.tree.map(transfer.with_axis, state)._replace(tick=state.tick)
+
+
+def by_agents(home: dict[str, Mesh]) -> AbstractContextManager[Any]:
+    """Name the devices among which agents are divided for what is traced in it (`core.on_every_device`)."""
+    mesh = next(iter(home.values()))
+    return jax.sharding.use_abstract_mesh(mesh.abstract_mesh) if mesh.size > 1 else nullcontext()
+
+
+def _one_program(
+    graph: Graph, placement: Placement, home: dict[str, Mesh], ticks_per_chunk: int, num_seeds: int
+) -> Program:
+    layout = state_layout(graph, home, num_seeds)
+
+    def one_seed(state: TrainState) -> tuple[TrainState, Metrics]:
+        with nullcontext() if placement.divides == "batch" else by_agents(home):
+            return scan_ticks(graph, state, ticks_per_chunk)
+
+    def chunk(state: TrainState) -> tuple[TrainState, Metrics]:
+        state, metrics = over_seeds(one_seed, num_seeds, (SEED_AXES,), (SEED_AXES, 0))(state)
+        return state, {name: value.reshape(num_seeds, ticks_per_chunk) for name, value in metrics.items()}
+
+    options = compiler_options(home[graph.fragments[0].name], products=graph.products)
+    init_jit = Jit("init", init_seeds(graph, num_seeds), out_shardings=layout, options=starting_options())
+    run_jit = Jit("chunk", chunk, (0,), (layout,), (layout, layout.key), options)
+    init, run = init_jit.jitted(), run_jit.jitted()
+
+    def compile_run(keys: jax.Array, hyper: Any) -> RunChunk:
+        return run.lower(jax.eval_shape(init, keys, hyper)).compile()
+
+    def ready(keys: jax.Array, hyper: Any, store: Store | None = None) -> tuple[InitState, RunChunk]:
+        programs = None if store is None else ready_from(store, keys, hyper)
+        if programs is not None:
+            return programs
+        jax.eval_shape(init, keys, hyper)  # kept by JAX: else both threads would trace it at once
+        pool = ThreadPoolExecutor(1)
+        first = pool.submit(lambda: init.lower(keys, hyper).compile())
+        pool.shutdown(wait=False)
+        compiled = compile_run(keys, hyper)
+        return first.result(), compiled
+
+    def ready_from(store: Store, keys: jax.Array, hyper: Any) -> tuple[InitState, RunChunk] | None:
+        def trace() -> Iterator[Traced]:  # what takes longest to compile begins first
+            yield program_store.trace(run_jit, jax.eval_shape(init, keys, hyper))
+            yield program_store.trace(init_jit, keys, hyper)
+
+        programs = program_store.compile_stored(store, (run_jit, init_jit), trace)
+        return None if programs is None else (programs[1], programs[0])
+
+    anywhere = init_jit.anywhere()
+    return Program(anywhere, run, ready, compile_run, lambda state: hosts.put(state, layout), ticks_per_chunk)

@@ -1,0 +1,276 @@
+"""The structure of a state as JSON, and back, without the modules of the environments that it holds.
+
+Our own NamedTuples come back as what they are. A node of any other type, such as a brax state, comes back as `Other`,
+which has its children under the same names: a program takes and gives its arrays either way.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+from typing import Any, NamedTuple, Protocol
+
+import jax
+from jax import export
+from jax.stages import Compiled
+from jax.tree_util import DictKey, GetAttrKey, PyTreeDef, SequenceKey
+
+from jaxrl_fast.core import PyTree
+
+OWN = "jaxrl_fast."
+LEAF = "*"
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class Other:
+    """A node whose type is not loaded: ``children`` by ``names``, as `jax.tree_util.keystr` has them."""
+
+    def __init__(self, names: tuple[str, ...], children: tuple[PyTree, ...]) -> None:
+        self.names, self.children = names, children
+
+    def tree_flatten_with_keys(self) -> tuple[tuple, tuple[str, ...]]:
+        """For JAX."""
+        return tuple(zip(map(GetAttrKey, self.names), self.children, strict=True)), self.names
+
+    @classmethod
+    def tree_unflatten(cls, names: tuple[str, ...], children: Any) -> "Other":
+        """For JAX."""
+        return cls(names, tuple(children))
+
+
+def to_json(tree: PyTree) -> Any:
+    """The structure of ``tree``, without its leaves."""
+    if jax.tree_util.all_leaves([tree]):
+        return LEAF
+    if tree is None:
+        return None
+    found, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda node: node is not tree)
+    names = [_name(path[0]) for path, _ in found]
+    children = [to_json(child) for _, child in found]
+    kind = type(tree)
+    if kind in (tuple, list):
+        return [kind.__name__, children]
+    if kind is dict:
+        return ["dict", names, children]
+    if kind.__module__.startswith(OWN) and issubclass(kind, tuple):
+        return ["own", f"{kind.__module__}:{kind.__qualname__}", children]
+    return ["other", names, children]
+
+
+def from_json(described: Any) -> PyTree:
+    """A tree of such a structure, with True for each leaf.
+
+    Raises:
+        ValueError: it is of no such structure.
+    """
+    if described == LEAF:
+        return True
+    if described is None:
+        return None
+    kind, *names, children = described
+    made = tuple(map(from_json, children))
+    if kind in ("tuple", "list"):
+        return made if kind == "tuple" else list(made)
+    if kind == "dict":
+        return dict(zip(names[0], made, strict=True))
+    return _own(names[0])(*made) if kind == "own" else Other(tuple(names[0]), made)
+
+
+def _own(place: str) -> type:
+    """A NamedTuple of this package, by where it is defined."""
+    module, _, name = place.partition(":")
+    found = getattr(import_module(module), name, None) if module.startswith(OWN) else None
+    if not isinstance(found, type) or not issubclass(found, tuple) or not hasattr(found, "_fields"):
+        raise ValueError(f"{place} is not a type of a state")
+    return found
+
+
+def _name(key: Any) -> str:
+    """One step of a path, as a checkpoint names it."""
+    if isinstance(key, DictKey):
+        if not isinstance(key.key, str):
+            raise TypeError(f"a dictionary with the key {key.key!r} cannot be described")
+        return key.key
+    return key.name if isinstance(key, GetAttrKey) else str(key.idx if isinstance(key, SequenceKey) else key.key)
+
+
+class Jit(NamedTuple):
+    """What `jax.jit` is to make a program of.
+
+    - ``name``: under which it is kept.
+    - ``function``: a pure one of trees of arrays.
+    - ``donate``: the numbers of the arguments that it may overwrite.
+    - ``in_shardings``, ``out_shardings``: of arguments and results, prefixes of their trees; None: as they come.
+    - ``options``: of the compiler.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    donate: tuple[int, ...] = ()
+    in_shardings: Any = None
+    out_shardings: Any = None
+    options: dict[str, str | bool] | None = None
+
+    def jitted(self) -> Any:
+        """The function by `jax.jit`."""
+        given = {"in_shardings": self.in_shardings, "out_shardings": self.out_shardings}
+        shardings = {name: value for name, value in given.items() if value is not None}
+        return jax.jit(self.function, donate_argnums=self.donate, compiler_options=self.options, **shardings)
+
+    def anywhere(self) -> Any:
+        """The same, but what is traced within another program becomes a part of it, by its options: JAX takes those of
+        the outermost program only."""
+        alone, part = self.jitted(), self._replace(options=None).jitted()
+
+        def call(*arguments: PyTree) -> Any:
+            traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(arguments))
+            return part(*arguments) if traced else alone(*arguments)
+
+        return call
+
+
+class Store(Protocol):
+    """Where programs are kept."""
+
+    def read(self, name: str, /) -> dict[str, Any] | None:
+        """The program of a name, None where there is none."""
+
+    def write(self, name: str, content: dict[str, Any], /) -> None:
+        """Keep it."""
+
+    def refuse(self, name: str, why: str, /) -> None:
+        """Say that a program cannot be used, or kept, and why."""
+
+
+FindStore = Callable[[Any], Store | None]
+"""(program: the options of its graph, the placement, the ticks of a chunk, the number of seeds) -> where the programs
+of a run are stored. The function itself must know all else that programs depend on."""
+
+
+class Traced(NamedTuple):
+    """A program as it was traced, here or in another process: ``exported`` takes and gives flat arrays, those of trees
+    like ``arguments`` and ``results``."""
+
+    exported: export.Exported
+    arguments: PyTreeDef
+    results: PyTreeDef
+
+    @property
+    def out_shapes(self) -> PyTree:
+        """Shapes and dtypes of the results."""
+        return jax.tree.unflatten(self.results, _shapes(self.exported.out_avals))
+
+
+class Loaded(NamedTuple):
+    """A compiled program, called with trees whose leaves are as it was traced for, of ``shapes``; ``results``: the
+    structure of what it returns."""
+
+    compiled: Compiled
+    results: PyTreeDef
+    shapes: tuple[PyTree, ...]
+
+    def __call__(self, *arguments: PyTree) -> Any:
+        """Run it."""
+        return jax.tree.unflatten(self.results, self.compiled(*jax.tree.leaves(arguments)))
+
+
+def trace(jit: Jit, *arguments: PyTree) -> Traced:
+    """Trace a program for arguments like these, or for their shapes."""
+    exported = export.export(jit.jitted())(*arguments)
+    results = exported.out_tree
+    return Traced(_flat(exported), jax.tree.structure(arguments), results)
+
+
+def read(store: Store, jit: Jit) -> Traced | None:
+    """A program that was kept; None where there is none that can be used."""
+    found = store.read(jit.name)
+    try:
+        return None if found is None else _from_file(found)
+    except Exception as error:  # whatever JAX raises at a text of another version
+        store.refuse(jit.name, f"{type(error).__name__}: {error}")
+        return None
+
+
+def write(store: Store, jit: Jit, traced: Traced) -> None:
+    """Keep a program."""
+    trees = {"arguments": traced.arguments, "results": traced.results}
+    try:
+        described = {name: to_json(jax.tree.unflatten(t, range(t.num_leaves))) for name, t in trees.items()}
+        content = {"exported": bytes(traced.exported.serialize()), **described}
+    except (TypeError, ValueError, NotImplementedError) as error:  # a state of kinds that have no names
+        store.refuse(jit.name, f"{type(error).__name__}: {error}")
+        return
+    store.write(jit.name, content)
+
+
+def _from_file(found: dict[str, Any]) -> Traced:
+    exported = export.deserialize(bytearray(found["exported"]))
+    structures = (jax.tree.structure(from_json(found[name])) for name in ("arguments", "results"))
+    return Traced(exported, *structures)
+
+
+def compile_stored(store: Store, jits: Sequence[Jit], trace_all: Callable[[], Iterable[Traced]]) -> list[Loaded] | None:
+    """Programs that belong together, compiled: those of the ``store`` or, unless it has all of them, as they are traced
+    now, one by one; it then gets these. None where they can be compiled, but not exported.
+
+    Each is compiled in a thread of its own as soon as it is there; signals are heard meanwhile.
+    """
+    found = [read(store, jit) for jit in jits]
+    known = [program for program in found if program is not None]
+    kept = len(known) == len(jits)
+    traced, running = [], []
+    pool = ThreadPoolExecutor(len(jits))
+    try:
+        for jit, program in zip(jits, known if kept else trace_all(), strict=True):
+            traced.append(program)
+            running.append(pool.submit(compile, jit, program))
+    except (ValueError, NotImplementedError) as error:  # a callback; what is wrong with it as such is found once more
+        store.refuse(jits[len(traced)].name, f"{type(error).__name__}: {error}")
+        return None
+    finally:
+        pool.shutdown(wait=False)
+    programs = [program.result() for program in running]
+    if not kept:
+        for jit, program in zip(jits, traced, strict=True):
+            write(store, jit, program)
+    return programs
+
+
+def compile(jit: Jit, traced: Traced) -> Loaded:
+    """Compile a program, with the shardings and options of ``jit``."""
+    shapes = jax.tree.unflatten(traced.arguments, _shapes(traced.exported.in_avals))
+    outputs = jax.tree.unflatten(traced.results, range(traced.results.num_leaves))
+    leaves = [len(jax.tree.leaves(argument)) for argument in shapes]
+    starts = [sum(leaves[:number]) for number in range(len(leaves))]
+    donated = [i for number in jit.donate for i in range(starts[number], starts[number] + leaves[number])]
+    flat = Jit(
+        jit.name,
+        traced.exported.call,
+        tuple(donated),
+        None if jit.in_shardings is None else tuple(_spread(jit.in_shardings, shapes)),
+        None if jit.out_shardings is None else list(_spread(jit.out_shardings, outputs)),
+        jit.options,
+    )
+    return Loaded(flat.jitted().lower(*jax.tree.leaves(shapes)).compile(), traced.results, shapes)
+
+
+def _flat(exported: export.Exported) -> export.Exported:
+    """The same, called with arrays one by one, of which it returns a list."""
+    given = jax.tree.structure(((0,) * len(exported.in_avals), {}))
+    return dataclasses.replace(
+        exported, in_tree=given, out_tree=jax.tree.structure([0] * len(exported.out_avals)), _get_vjp=None
+    )
+
+
+def _shapes(avals: Any) -> list[jax.ShapeDtypeStruct]:
+    return [jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type) for aval in avals]
+
+
+def _spread(prefix: PyTree, tree: PyTree) -> list[Any]:
+    """An entry of ``prefix`` for each leaf of ``tree``."""
+
+    def entries(entry: Any, part: PyTree) -> list[Any]:
+        return [entry] * len(jax.tree.leaves(part))
+
+    spread = jax.tree.map(entries, prefix, tree, is_leaf=lambda node: node is None)
+    return [entry for part in jax.tree.leaves(spread, is_leaf=lambda node: isinstance(node, list)) for entry in part]

@@ -1,0 +1,269 @@
+"""``run.json``: what a run is, what it does at the moment and how it ended, for whoever looks on."""
+
+import contextlib
+import json
+import math
+import os
+import platform
+import secrets
+import socket
+import time
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from jaxrl_fast.system import replace_file
+from jaxrl_fast.training.callbacks import Row, Tell
+
+FILE = "run.json"
+WRITE_EVERY_S = 1.0
+"""The file is written at most so often, but for a change of ``state``, in seconds."""
+SILENT_S = 600.0
+"""A run on another machine that has said nothing for so long counts as dead, in seconds."""
+MAX_LINES = 200
+"""Of the lines that a run has printed, so many are kept."""
+ENDED = ("done", "stopped", "failed", "dead", "unknown")
+"""The states of a run that does not go on."""
+FROM_ROWS = ("env_steps", "wall_s", "sampling_hz", "update_hz", "update_frame_hz", "episode_return")
+
+
+class RunStatus:
+    """Keeps ``run.json`` of one run up to date. What the file held before stays if
+    the run's own command wrote it, or an earlier start of a run that goes on (``resumed``).
+
+    An entry ``state`` is ``compiling``, ``training``, ``evaluating``, ``done``, ``stopped`` or ``failed``. A file that
+    cannot be written costs the file, not the run.
+    """
+
+    def __init__(self, folder: Path, *, resumed: bool = False, **facts: Any) -> None:
+        self.folder, before = folder, read_status(folder)
+        kept = before if resumed or "state" not in before else {}
+        self.facts = {"lines": []} | kept | {"error": None, **facts, **_this_process()}
+        self._written_s = 0.0
+        self.set(state="compiling")
+
+    def set(self, *, now: bool = True, **changes: Any) -> None:
+        """Change entries, and write the file: at once, or when it was not written for a while."""
+        self.facts |= changes
+        if now or time.monotonic() - self._written_s > WRITE_EVERY_S:
+            self._written_s = time.monotonic()
+            write_status(self.folder, self.facts)
+
+    def add(self, row: Row) -> None:
+        """Note the figures of a row of the run's history."""
+        if row["kind"] == "eval":
+            newest, before = row["eval_return_mean"], self.facts.get("best_return")
+            best = newest if before is None else max(before, newest)
+            success = {"eval_success": row["eval_success_rate"]} if "eval_success_rate" in row else {}
+            self.set(eval_steps=row["env_steps"], eval_return=newest, best_return=best, **success)
+        else:
+            first = self.facts["state"] != "training" or not self.facts.get("env_steps")
+            self.set(now=first, state="training", **{name: row.get(name) for name in FROM_ROWS})
+
+    def noting(self, tell: Tell) -> Tell:
+        """A ``tell`` that also keeps what it is given."""
+
+        def note(line: str) -> None:
+            self.set(lines=[*self.facts["lines"], line][-MAX_LINES:])
+            tell(line)
+
+        return note
+
+    def end(self, error: BaseException | None) -> None:
+        """Note how the run ended: with an ``error``, early, or complete."""
+        if error is not None:
+            self.set(state="failed", error=" ".join(str(error).split()) or type(error).__name__)
+            return
+        complete = self.facts.get("env_steps", 0) >= self.facts.get("total_steps", 0)
+        self.set(state="done" if complete else "stopped")
+
+
+def read_status(folder: Path) -> dict[str, Any]:
+    """What ``run.json`` says; nothing where there is none that can be read."""
+    try:
+        found = json.loads((folder / FILE).read_text())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def write_status(folder: Path, facts: Mapping[str, Any]) -> None:
+    """Replace ``run.json`` at once, so that no reader finds half of it; a folder that is gone is left alone."""
+    with contextlib.suppress(OSError):
+        replace_file(folder / FILE, json.dumps({**_finite(facts), "updated_at": time.time()}, indent=1) + "\n")
+
+
+def state_now(facts: Mapping[str, Any]) -> str:
+    """The ``state`` of a run, or ``dead`` where it says that it goes on and its process is gone; ``unknown`` without
+    one."""
+    state = facts.get("state", "unknown")
+    if state in ENDED:
+        return state
+    if facts.get("host") != socket.gethostname():
+        return state if time.time() - facts.get("updated_at", 0.0) < SILENT_S else "dead"
+    return state if _runs(facts.get("pid", 0), facts.get("process_start")) else "dead"
+
+
+def _finite(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON knows neither NaN nor infinity."""
+    return {key: None if isinstance(x, float) and not math.isfinite(x) else x for key, x in facts.items()}
+
+
+def _this_process() -> dict[str, Any]:
+    own = {"host": socket.gethostname(), "pid": os.getpid(), "process_start": _start_of(os.getpid())}
+    return {**own, "started_at": time.time(), "system": f"{platform.system()} {platform.release()}"}
+
+
+def _runs(pid: int, start: int | None) -> bool:
+    """Whether the process runs, and is no later one that got the same number."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return _start_of(pid) == start
+
+
+def _start_of(pid: int) -> int | None:
+    """When a process began, in clock ticks since this machine did; None where the system does not say (Linux does)."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] == "Z" else int(fields[19])
+
+
+Log = Literal["tensorboard", "wandb", "none"]
+Kind = Literal["train", "eval"]
+"""Of a row: those of ``metrics.csv`` and those of evaluations."""
+PROJECT = "jaxrl_fast"
+"""Of Weights & Biases, unless ``WANDB_PROJECT`` names another."""
+
+
+class Logger(Protocol):
+    """Gets the scalars of a run as they come. An `OSError` of it costs a line, not the run."""
+
+    def add(self, kind: Kind, scalars: Mapping[str, float], env_steps: int) -> None:
+        """``scalars`` by name, as they were after ``env_steps`` environment steps."""
+
+    def close(self, failed: bool) -> None:
+        """The run has ended; nothing may follow."""
+
+
+def check_logger(log: Log) -> None:
+    """Refuse one whose package is missing, before anything is compiled.
+
+    Raises:
+        ImportError: it is not installed.
+    """
+    if log == "wandb":
+        _import_wandb()
+
+
+def open_logger(
+    log: Log,
+    path: Path,
+    *,
+    resume_at: int | None,
+    written: Collection[tuple[Kind, int]],
+    settings: Mapping[str, Any],
+    status: RunStatus,
+    tell: Tell,
+) -> Logger:
+    """A logger that writes into the run folder ``path``; ``resume_at``: go on after this number of environment steps.
+    ``written``: kind and environment steps of the rows that the tables had when the run was interrupted.
+
+    Raises:
+        ImportError: its package is not installed.
+        ValueError: Weights & Biases does not let us in.
+    """
+    if log == "tensorboard":
+        return _TensorBoard(path, resume_at)
+    return _WeightsAndBiases(path, written, settings, status, tell) if log == "wandb" else _Nowhere()
+
+
+class _TensorBoard:
+    def __init__(self, path: Path, resume_at: int | None) -> None:
+        from tensorboardX import SummaryWriter
+
+        purge_step = None if resume_at is None else resume_at + 1
+        self._writer = SummaryWriter(str(path), write_to_disk=True, purge_step=purge_step)
+
+    def add(self, kind: Kind, scalars: Mapping[str, float], env_steps: int) -> None:
+        for name, value in scalars.items():
+            self._writer.add_scalar(f"{kind}/{name}", value, env_steps)
+
+    def close(self, failed: bool) -> None:
+        self._writer.close()
+
+
+class _WeightsAndBiases:
+    """A run that is resumed goes on under its id, which ``run.json`` keeps. Rows cannot be taken back there: those that
+    it has from before an interruption are not sent again."""
+
+    def __init__(
+        self,
+        path: Path,
+        written: Collection[tuple[Kind, int]],
+        settings: Mapping[str, Any],
+        status: RunStatus,
+        tell: Tell,
+    ) -> None:
+        wandb = _import_wandb()
+        self._error = wandb.Error
+        id = status.facts.get("wandb_id")
+        self._there = frozenset(written) if id else frozenset()
+        id = id or secrets.token_hex(4)
+        project = os.environ.get("WANDB_PROJECT") or PROJECT
+        options = wandb.Settings(console="off", silent=True)
+        try:
+            self._run = wandb.init(
+                project=project,
+                name=path.resolve().name,
+                id=id,
+                resume="allow",
+                dir=path,
+                config=dict(settings),
+                settings=options,
+            )
+        except wandb.Error as error:
+            why = " ".join(str(error).split()).rstrip(".")
+            raise ValueError(f"log=wandb: {why}: set WANDB_MODE=offline, or write log=tensorboard") from None
+        status.set(wandb_id=id)
+        # An evaluation comes later than rows of later steps, which W&B's own count of steps would not allow.
+        self._run.define_metric("*", step_metric="env_steps")
+        folder = Path(self._run.dir).parent
+        tell(f"Weights & Biases: {f'later, with wandb sync {folder}' if self._run.offline else self._run.url}")
+
+    def add(self, kind: Kind, scalars: Mapping[str, float], env_steps: int) -> None:
+        if (kind, env_steps) in self._there:
+            return
+        try:
+            self._run.log({**{f"{kind}/{name}": value for name, value in scalars.items()}, "env_steps": env_steps})
+        except self._error as error:
+            raise OSError(str(error)) from error
+
+    def close(self, failed: bool) -> None:
+        try:
+            self._run.finish(exit_code=int(failed))
+        except self._error as error:
+            raise OSError(str(error)) from error
+
+
+class _Nowhere:
+    def add(self, kind: Kind, scalars: Mapping[str, float], env_steps: int) -> None:
+        return
+
+    def close(self, failed: bool) -> None:
+        return
+
+
+def _import_wandb() -> Any:
+    try:
+        import wandb
+    except ImportError as error:
+        raise ImportError("log=wandb needs a package: pip install wandb, or write log=tensorboard") from error
+    if not hasattr(wandb, "init"):  # the folder in which it keeps its own files, where it is not installed
+        raise ImportError("log=wandb needs a package: pip install wandb, or write log=tensorboard")
+    return wandb

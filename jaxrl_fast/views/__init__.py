@@ -1,0 +1,1 @@
+"""Runs, graphs and episodes as pages and pictures."""

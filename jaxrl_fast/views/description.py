@@ -1,0 +1,338 @@
+"""What a graph is under a placement, in plain numbers: read from its layouts, its shapes and its compiled programs.
+
+Nothing here is written by hand. What is not known is None, as is what only a trace would show in a run's folder.
+"""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Sharding
+from jax.stages import Compiled
+
+from jaxrl_fast.core import PyTree
+from jaxrl_fast.runtime import graph as graphs
+from jaxrl_fast.runtime.graph import Channels, Fragment, Graph, TrainState
+from jaxrl_fast.runtime.layout import channel_axes, homes, lay, over_seeds
+from jaxrl_fast.runtime.placements import Placement, divided, shards
+from jaxrl_fast.runtime.program_store import Loaded
+from jaxrl_fast.views.hlo import ProgramFacts, inspect_program
+
+
+class Leaf(NamedTuple):
+    """One array of a channel, over all seeds: its ``path`` within the channel (keys joined by points), ``shape``,
+    ``dtype`` and ``size_bytes``."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    size_bytes: int
+
+
+class ChannelFacts(NamedTuple):
+    """A channel, as ``readers`` of one ``age`` (in ticks, 0 or 1) see what its ``writer`` writes.
+
+    ``name``: of the channel; ``per_round``: the readers belong to the writer's cycle, where age 1 is one round;
+    ``leaves``: its arrays; ``size_bytes``: of all of them, over all seeds; ``tick_bytes``: bytes written in a tick,
+    counted once however many read them; ``crossing_bytes``: bytes copied between devices in a tick for these readers.
+    """
+
+    name: str
+    writer: str
+    readers: tuple[str, ...]
+    age: int
+    per_round: bool
+    leaves: tuple[Leaf, ...] | None
+    size_bytes: int | None
+    tick_bytes: float | None
+    crossing_bytes: float | None
+
+
+class FragmentFacts(NamedTuple):
+    """A fragment (``name``, with the channels that it ``reads`` and ``writes``) and the number of its ``group``.
+
+    ``start``: its first tick; ``every``: it steps in one tick of so many; ``rounds``: its steps in such a tick;
+    ``host``: whether it is ordinary Python. Its axes are ``width`` long, in ``unit`` (0: none), and divided into
+    ``parts``; ``state_bytes``: its private state, over all seeds.
+    """
+
+    name: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    group: int
+    start: int
+    every: int
+    rounds: int
+    host: bool
+    width: int
+    unit: str
+    parts: int
+    state_bytes: int
+
+
+class GroupFacts(NamedTuple):
+    """Names of ``fragments`` that are placed together, and their ``devices``, such as ``cpu:0``, which divide the seeds
+    into ``seed_parts``."""
+
+    fragments: tuple[str, ...]
+    devices: tuple[str, ...]
+    seed_parts: int
+
+
+class PlacedProgram(NamedTuple):
+    """A program that steps ``fragments`` of a ``group`` (its number), called ``calls`` times a tick (less than 1:
+    several ticks in one call); ``facts``: XLA's figures, None where Python steps the fragments."""
+
+    fragments: tuple[str, ...]
+    group: int
+    calls: float
+    facts: ProgramFacts | None
+
+
+class Description(NamedTuple):
+    """A graph of ``fragments`` and ``channels`` under a ``placement`` (its name), trained for ``num_seeds`` seeds at
+    once.
+
+    ``groups``: of the placement, which fragments and programs number; ``programs``: empty where none were looked at.
+    """
+
+    placement: str
+    num_seeds: int
+    fragments: tuple[FragmentFacts, ...]
+    channels: tuple[ChannelFacts, ...]
+    groups: tuple[GroupFacts, ...]
+    programs: tuple[PlacedProgram, ...]
+
+
+def describe(
+    graph: Graph,
+    placement: Placement,
+    state: TrainState,
+    num_seeds: int = 1,
+    *,
+    shapes: Channels | None = None,
+    run: Any = None,
+    ticks_per_chunk: int = 1,
+) -> Description:
+    """Describe a graph; without ``run``, what `Program.ready` compiled, at next to no cost.
+
+    ``state`` is a program's, or its shapes; ``shapes`` those of channels that do not outlive a tick, as far as known.
+    """
+    graph, shapes = divided(graph, placement), {**(shapes or {}), **state.channels}
+    group_of = {name: index for index, group in enumerate(placement.groups) for name in group.fragments}
+    fragments = tuple(_fragment(f, placement, group_of[f.name], state, num_seeds) for f in graph.fragments)
+    groups = tuple(
+        GroupFacts(group.fragments, tuple(f"{d.platform}:{d.id}" for d in group.devices), shards(group, num_seeds)[0])
+        for group in placement.groups
+    )
+    parts = [] if run is None else compiled_parts(run, tuple(group_of), ticks_per_chunk)
+    facts = [inspect_program(step, 1 / calls) if isinstance(step, Compiled) else None for _, step, calls in parts]
+    programs = [PlacedProgram(p[0], group_of[p[0][0]], p[2], f) for p, f in zip(parts, facts, strict=True)]
+    channels = tuple(
+        _channel(graph, writer, name, age, per_round, readers, shapes.get(name))
+        for writer in graph.fragments
+        for name in writer.writes
+        for (age, per_round), readers in _readers(graph, writer, name).items()
+    )
+    if programs:
+        home, axes = homes(placement, num_seeds), channel_axes(graph)
+        crossing = [_crossing(c, axes[c.name], shapes.get(c.name), home, num_seeds, programs) for c in channels]
+        channels = tuple(c._replace(crossing_bytes=x) for c, x in zip(channels, crossing, strict=True))
+    return Description(placement.name, num_seeds, fragments, channels, groups, tuple(programs))
+
+
+def trace_shapes(graph: Graph, state: TrainState, known: Channels, num_seeds: int = 1) -> Channels:
+    """The shapes of all channels: those of ``known`` and of ``state``, and the others by tracing the fragments that
+    write them, which takes seconds for some environments. Host fragments cannot be traced."""
+    known = {**known, **state.channels}
+    for fragment in graph.fragments:
+        if fragment.host or set(fragment.writes) <= set(known) or not set(fragment.reads) <= set(known):
+            continue
+
+        def outputs(private: PyTree, inputs: Channels, hyper: Any, key: Any, fragment: Fragment = fragment) -> Channels:
+            step = graphs.step_of(fragment, jnp.zeros((), jnp.int32))
+            return step(private, inputs, graph.hyper_at(hyper, jnp.zeros((), jnp.int32)), key)[1]
+
+        inputs = {channel: known[channel] for channel in fragment.reads}
+        over = over_seeds(outputs, num_seeds, (0, 0, 0, 0), 0)
+        written = jax.eval_shape(over, state.private[fragment.name], inputs, state.hyper, state.key)
+        known = {**written, **known}
+    return known
+
+
+def run_shapes(run: Any) -> Channels:
+    """The shapes of the channels between the programs of a chain, as they were compiled."""
+    steps = [segment.step for segment in getattr(run, "segments", ()) if isinstance(segment.step, Compiled | Loaded)]
+    taken = [step.shapes if isinstance(step, Loaded) else step.args_info[0] for step in steps]
+    return {name: value for arguments in taken for given in arguments[1:3] for name, value in given.items()}
+
+
+def plain(value: Any) -> Any:
+    """The same in dictionaries, lists, numbers and words, as JSON has them; NaN, which it has not, as None."""
+    if isinstance(value, float) and math.isnan(value):
+        return None
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return {name: plain(item) for name, item in value._asdict().items()}
+    if isinstance(value, dict):
+        return {name: plain(item) for name, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+def compiled_parts(run: Any, names: tuple[str, ...], ticks_per_chunk: int) -> list[tuple[tuple[str, ...], Any, float]]:
+    """Fragments, program and calls a tick: of one program for all, or of each link of a chain."""
+    if isinstance(run, Compiled):
+        return [(names, run, 1 / ticks_per_chunk)]
+    return [
+        (tuple(f.name for f in segment.fragments), segment.step, stage.rounds)
+        for stage in run.stages
+        for segment in stage.segments
+    ]
+
+
+def _fragment(fragment: Fragment, placement: Placement, group: int, state: TrainState, num_seeds: int) -> FragmentFacts:
+    parts = shards(placement.groups[group], num_seeds)[1] if fragment.division.width else 1
+    size = sum(leaf.size_bytes for leaf in _leaves(state.private[fragment.name]))
+    f, (width, unit) = fragment, (fragment.division.width, fragment.division.unit)
+    return FragmentFacts(f.name, f.reads, f.writes, group, f.start, f.every, f.rounds, f.host, width, unit, parts, size)
+
+
+def _readers(graph: Graph, writer: Fragment, channel: str) -> dict[tuple[int, bool], tuple[str, ...]]:
+    """Who reads a channel, by age, and whether in rounds; what nobody reads is an output all the same."""
+    cycle = next(stage for stage in graphs.stages(graph.fragments) if writer in stage)
+    readers: dict[tuple[int, bool], tuple[str, ...]] = {}
+    for fragment in graph.fragments:
+        if channel in fragment.reads:
+            seen = graphs.age_of(graph, fragment.name, channel), writer.rounds > 1 and fragment in cycle
+            readers[seen] = (*readers.get(seen, ()), fragment.name)
+    return readers or {(0, False): ()}
+
+
+def _channel(
+    graph: Graph, writer: Fragment, name: str, age: int, per_round: bool, readers: tuple[str, ...], shapes: PyTree
+) -> ChannelFacts:
+    leaves = None if shapes is None else _leaves(shapes)
+    size = None if leaves is None else sum(leaf.size_bytes for leaf in leaves)
+    times = (writer.rounds if per_round else 1) / writer.every
+    tick_bytes = None if size is None else size * times
+    return ChannelFacts(name, writer.name, readers, age, per_round, leaves, size, tick_bytes, None)
+
+
+def _crossing(
+    channel: ChannelFacts, axes: Any, shapes: PyTree, home: Any, num_seeds: int, programs: list[PlacedProgram]
+) -> float | None:
+    """Bytes a tick: each call of a program copies what it reads from elsewhere. ``home``: the mesh of each fragment."""
+    if channel.leaves is None:
+        return None
+    here = lay(home[channel.writer], axes, num_seeds)
+    total = 0.0
+    for program in programs:
+        if set(channel.readers) & set(program.fragments):
+            there = lay(home[program.fragments[0]], axes, num_seeds)
+            total += program.calls * bytes_moved(shapes, here, there)
+    return total
+
+
+def bytes_moved(shapes: PyTree, source: PyTree, target: PyTree) -> int:
+    """Bytes that devices of one layout need and do not have in another; layouts are prefix trees of shardings."""
+    leaves = jax.tree.leaves(shapes)
+    layouts = zip(*(jax.tree.leaves(jax.tree.broadcast(layout, shapes)) for layout in (source, target)), strict=True)
+    return sum(_missing(leaf, *pair) for leaf, pair in zip(leaves, layouts, strict=True))
+
+
+def _missing(leaf: Any, source: Sharding, target: Sharding) -> int:
+    held = source.devices_indices_map(leaf.shape)
+    missing = 0
+    for device, wanted in target.devices_indices_map(leaf.shape).items():
+        box = _box(wanted, leaf.shape)
+        common = 0
+        if device in held:
+            pairs = zip(box, _box(held[device], leaf.shape), strict=True)
+            common = math.prod(max(0, min(b, d) - max(a, c)) for (a, b), (c, d) in pairs)
+        missing += math.prod(stop - start for start, stop in box) - common
+    return missing * leaf.dtype.itemsize
+
+
+def _box(index: Any, shape: tuple[int, ...]) -> list[tuple[int, int]]:
+    return [part.indices(length)[:2] for part, length in zip(index, shape, strict=True)]
+
+
+def _leaves(tree: PyTree) -> tuple[Leaf, ...]:
+    return tuple(
+        Leaf(
+            jax.tree_util.keystr(path, simple=True, separator="."),
+            tuple(leaf.shape),
+            str(leaf.dtype),
+            math.prod(leaf.shape) * leaf.dtype.itemsize,
+        )
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    )
+
+
+def notes_of(fragment: FragmentFacts, description: Description) -> tuple[str, ...]:
+    """What a box says below its title, in up to two short lines: only what is out of the ordinary."""
+    whole = fragment.parts == 1 and copies(fragment, description) == 1
+    where = () if whole and not fragment.host else (axes_note(fragment, description),)
+    return (*where, *(() if time_note(fragment) == "every tick" else (time_note(fragment),)))
+
+
+def axes_note(fragment: FragmentFacts, description: Description) -> str:
+    """What of a fragment may be divided among devices, and whether it is."""
+    axes = f"{fragment.width} {fragment.unit.partition(' (')[0]}" if fragment.width else ""
+    if fragment.host:
+        return f"{axes}, on the host" if axes else "on the host"
+    if fragment.parts > 1:
+        return f"{axes} over {fragment.parts} devices"
+    same = copies(fragment, description)
+    return f"the same on {same} devices" if same > 1 else axes or "none"
+
+
+def time_note(fragment: FragmentFacts) -> str:
+    """When a fragment steps."""
+    often = [f"{fragment.rounds} rounds a tick"] if fragment.rounds > 1 else []
+    often += [f"every {fragment.every} ticks"] if fragment.every > 1 else []
+    often += [f"from tick {fragment.start}"] if fragment.start else []
+    return ", ".join(often) or "every tick"
+
+
+def copies(fragment: FragmentFacts, description: Description) -> int:
+    """How many devices step the very same fragment, of each seed."""
+    group = description.groups[fragment.group]
+    return len(group.devices) // group.seed_parts // fragment.parts
+
+
+def label_of(channel: ChannelFacts) -> str:
+    """What a line says of its channel besides the name: size and age."""
+    times = " a round" if channel.per_round else ""
+    size = [] if channel.size_bytes is None else [byte_size(channel.size_bytes) + times]
+    age = ["one round old" if channel.per_round else "age 1"] if channel.age else []
+    return ", ".join(size + age)
+
+
+def byte_size(number: float | None) -> str:
+    """Bytes as a person reads them, in powers of 1000: ``1.2 MB``; "?" for None, which is not known."""
+    if number is None:
+        return "?"
+    for unit in ("B", "kB", "MB"):
+        if number < 999.5:
+            return f"{number:.3g} {unit}"
+        number /= 1000
+    return f"{number:.3g} GB"
+
+
+def device_names(devices: Sequence[str]) -> str:
+    """Devices in few words: ``cpu:0, cpu:1`` or ``cpu:0 to cpu:7``."""
+    kinds = {device.partition(":")[0] for device in devices}
+    numbers = [int(device.partition(":")[2]) for device in devices]
+    unbroken = all(b == a + 1 for a, b in pairwise(numbers))
+    if len(devices) > 2 and len(kinds) == 1 and unbroken:
+        return f"{devices[0]} to {devices[-1]}"
+    return ", ".join(devices)
+
+
+def group_label(group: GroupFacts) -> str:
+    """A group's devices, and what they do with several seeds."""
+    seeds = f", seeds in {group.seed_parts} parts" if group.seed_parts > 1 else ""
+    return device_names(group.devices) + seeds

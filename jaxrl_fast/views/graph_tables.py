@@ -1,0 +1,141 @@
+"""Plain tables for the terminal."""
+
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from jaxrl_fast.training.progress import si
+from jaxrl_fast.views.description import (
+    ChannelFacts,
+    Description,
+    PlacedProgram,
+    axes_note,
+    byte_size,
+    device_names,
+    group_label,
+    time_note,
+)
+
+WIDTH = 118
+"""Columns of text where the output is not a terminal."""
+
+
+def new_console() -> Console:
+    """A console as wide as the terminal, or `WIDTH` where the output goes to a file."""
+    return Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False, markup=False)
+
+
+def new_table(title: str, *columns: str) -> Table:
+    """A table without frame; a column that begins with ``>`` is aligned to the right."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column(f"\n{title}", overflow="fold")
+    for name in columns:
+        table.add_column(f"\n{name.lstrip('>')}", justify="right" if name.startswith(">") else "left", overflow="fold")
+    return table
+
+
+def fragment_table(description: Description) -> Table:
+    """A row a fragment, in the order of a tick."""
+    table = new_table("fragments", "devices", "reads", "writes", "axes", "steps", ">state")
+    old = {
+        (reader, channel.name): " (last round)" if channel.per_round else " (last tick)"
+        for channel in description.channels
+        for reader in channel.readers
+        if channel.age
+    }
+    for fragment in description.fragments:
+        reads = [name + old.get((fragment.name, name), "") for name in fragment.reads]
+        table.add_row(
+            fragment.name,
+            device_names(description.groups[fragment.group].devices),
+            "\n".join(reads),
+            "\n".join(fragment.writes),
+            axes_note(fragment, description),
+            time_note(fragment),
+            byte_size(fragment.state_bytes),
+        )
+    return table
+
+
+def channel_table(description: Description) -> Table:
+    """A row a channel and age."""
+    table = new_table("channels", "from → to", "age", "arrays", ">size", ">a tick", ">between devices")
+    for channel in description.channels:
+        age = "1 round" if channel.age and channel.per_round else str(channel.age)
+        sizes = channel.size_bytes, channel.tick_bytes, channel.crossing_bytes
+        table.add_row(
+            channel.name,
+            f"{channel.writer} → {', '.join(channel.readers) or 'nobody in the graph'}",
+            age if channel.readers else "-",
+            arrays_of(channel),
+            *map(byte_size, sizes),
+        )
+    return table
+
+
+def arrays_of(channel: ChannelFacts) -> str:
+    """How many arrays, of what types, and the largest one."""
+    if not channel.leaves:
+        return "?"
+    largest = max(channel.leaves, key=lambda leaf: leaf.size_bytes)
+    kinds = ", ".join(sorted({leaf.dtype for leaf in channel.leaves}))
+    name = ".".join(largest.path.split(".")[-2:])
+    shape = ", ".join(map(str, largest.shape))
+    return f"{len(channel.leaves)} {kinds}\nlargest {name} [{shape}]"
+
+
+def program_table(description: Description) -> Table:
+    """The programs of each group, with XLA's figures for each of its devices."""
+    columns = ("devices", ">FLOPs*", ">accessed*", ">arguments", ">outputs", ">in place", ">temporaries", ">loops run")
+    table = new_table("programs", *columns)
+    for number, group in enumerate(description.groups):
+        programs = [program for program in description.programs if program.group == number]
+        for program in programs:
+            table.add_row(*program_row(program, group_label(group)))
+        known = [(program.calls, program.facts) for program in programs if program.facts is not None]
+        if len(known) > 1:
+            flops = sum(calls * (facts.flops or 0) for calls, facts in known)
+            accessed = sum(calls * (facts.accessed_bytes or 0) for calls, facts in known)
+            table.add_row("  together, a tick", group_label(group), si(flops), byte_size(accessed))
+    return table
+
+
+def program_row(program: PlacedProgram, devices: str) -> list[str]:
+    """A program's figures, as far as its device reports them."""
+    names, facts = ", ".join(program.fragments), program.facts
+    if facts is None:
+        return [names, "the host, in Python"]
+    if program.calls > 1:
+        names += f" ({program.calls:g} calls a tick)"
+    sizes = (facts.accessed_bytes, facts.argument_bytes, facts.output_bytes, facts.aliased_bytes, facts.temporary_bytes)
+    loops = ", ".join("?" if runs is None else f"{runs:g}" for runs in dict.fromkeys(facts.loops))
+    flops = "?" if facts.flops is None else si(facts.flops)
+    return [names, devices, flops, *map(byte_size, sizes), loops or "-"]
+
+
+def collective_lines(description: Description) -> list[str]:
+    """What the compiler put in to move data between the devices of a program."""
+    lines = ["", "collectives, as found in the compiled programs"]
+    for program in description.programs:
+        for found in program.facts.collectives if program.facts else ():
+            often = f"in a loop, {found.runs or 0:g} times a tick" if found.runs else "in a loop of unknown length"
+            often = "once a tick" if found.runs == 1 else often
+            text = f"{found.instructions} {found.kind}, {often}, {byte_size(found.size_bytes)} in all each time"
+            lines.append(f"  {', '.join(program.fragments)}: {text}")
+    return lines if len(lines) > 2 else [*lines, "  none"]
+
+
+def closing_lines(description: Description, facts: dict[str, Any]) -> list[str]:
+    """How the figures are to be read, and how long compiling took."""
+    disk = facts["programs_from_disk"]
+    cached = f", {disk} program{'s' if disk > 1 else ''} found compiled on disk" if disk else ""
+    seeds = f"; shapes and sizes are of all {description.num_seeds} seeds" if description.num_seeds > 1 else ""
+    return [
+        "",
+        "* XLA's own analysis, for one device and one tick (or call). The body of a loop counts once, however often it",
+        "  runs, so the true work is more where there are loops: how often their bodies run in a tick stands under",
+        f"  'loops run'{seeds}.",
+        f"traced and compiled in {facts['compile_s']:.1f} s{cached}",
+    ]

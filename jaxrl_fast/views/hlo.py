@@ -1,0 +1,246 @@
+"""What XLA says of a compiled program: its operations, its memory, and the collectives that it put in.
+
+The collectives are read from the text of the compiled program, which XLA's own analysis leaves out.
+"""
+
+import re
+from functools import cache, partial
+from math import nan, prod
+from typing import Any, NamedTuple
+
+from jax.stages import Compiled
+
+COMPUTATION = re.compile(r"^(ENTRY )?%([\w.\-]+) \(.*\{$")
+CALLEES = re.compile(r"\b(body|condition|to_apply|calls|\w+_computations?)=\{?(%[\w.\-]+(?:, %[\w.\-]+)*)")
+TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+CONDITION = re.compile(r"\bcondition=%([\w.\-]+)")
+COUNTED = re.compile(r"ROOT %[\w.\-]+ = pred\[\]\S* compare\(%[\w.\-]+, %([\w.\-]+)\), direction=LT")
+"""The end of a loop's condition that asks whether a counter is below a number."""
+CONSTANT = re.compile(r"%([\w.\-]+) = s32\[\]\S* constant\((\d+)\)")
+ARRAY = re.compile(r"\b(?:pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
+COLLECTIVE = re.compile(
+    r"= (.*?) (all-reduce|all-gather|(?:ragged-)?all-to-all|reduce-scatter|collective-(?:permute|broadcast))"
+    r"(?:-done)?\("
+)
+"""An instruction that moves data between devices; of an asynchronous pair, the one that ends it."""
+
+
+class Collective(NamedTuple):
+    """A number of ``instructions`` of one ``kind``, such as all-reduce, that each run ``runs`` times a tick (None: in a
+    loop of unknown length).
+
+    ``size_bytes``: what one run of all of them gives each device. A branch counts as taken.
+    """
+
+    kind: str
+    instructions: int
+    runs: float | None
+    size_bytes: int
+
+
+class ProgramFacts(NamedTuple):
+    """XLA's figures of a compiled program, for each of its devices; None is what the device does not report.
+
+    ``flops`` and ``accessed_bytes`` (read and written) are of one call, with the body of every loop counted once;
+    ``loops``: of each loop whose body runs more than once a tick, how often (None where XLA does not know).
+    Memory: ``argument_bytes``, ``output_bytes``, of which ``aliased_bytes`` lie in the memory of arguments,
+    ``temporary_bytes``, and ``code_bytes`` of the program itself. ``collectives`` move data between its devices.
+    """
+
+    flops: float | None
+    accessed_bytes: float | None
+    argument_bytes: int | None
+    output_bytes: int | None
+    aliased_bytes: int | None
+    temporary_bytes: int | None
+    code_bytes: int | None
+    loops: tuple[float | None, ...]
+    collectives: tuple[Collective, ...]
+
+
+def inspect_program(compiled: Compiled, ticks: float = 1) -> ProgramFacts:
+    """Read a program of which one call is ``ticks`` ticks (a half: it is called twice a tick)."""
+    cost, size = compiled.cost_analysis() or {}, partial(_memory_size, compiled.memory_analysis())
+    text = compiled.as_text() or ""
+    # The loop over ticks itself is left out: its body runs once a tick.
+    loops = sorted(count / ticks for count in loop_runs(text) if not count <= ticks)
+    argument, output, alias, temp, code = map(size, ("argument", "output", "alias", "temp", "generated_code"))
+    flops, accessed, collectives = cost.get("flops"), cost.get("bytes accessed"), find_collectives(text, ticks)
+    known = tuple(map(_known, loops))
+    return ProgramFacts(flops, accessed, argument, output, alias, temp, code, known, collectives)
+
+
+def program_bytes(compiled: Compiled) -> int | None:
+    """Memory on each device while the program runs: arguments, outputs that lie in none of them, temporaries and code.
+    None where the device does not report them."""
+    memory, kinds = compiled.memory_analysis(), ("argument", "output", "temp", "generated_code", "alias")
+    sizes = [size for kind in kinds if (size := _memory_size(memory, kind)) is not None]
+    return sum(sizes[:-1]) - sizes[-1] if len(sizes) == len(kinds) else None
+
+
+def find_collectives(text: str, ticks: float = 1) -> tuple[Collective, ...]:
+    """The collectives in a program's text, those that run equally often together."""
+    computations, runs = _read(text)
+    found: dict[tuple[str, float | None], list[int]] = {}
+    for name, often in runs.items():
+        for result, kind in COLLECTIVE.findall("\n".join(computations[name])):
+            found.setdefault((kind, _known(often / ticks)), []).append(array_bytes(result))
+    return tuple(Collective(kind, len(sizes), often, sum(sizes)) for (kind, often), sizes in found.items())
+
+
+def loop_runs(text: str) -> list[float]:
+    """How often the body of each loop in a program's text runs in one call; NaN where XLA does not know."""
+    computations, runs = _read(text)
+    called = [call for name in runs for line in computations[name] for call in _calls(line)]
+    return [runs.get(callee, 0.0) for callee, loop in called if loop]
+
+
+def _read(text: str) -> tuple[dict[str, list[str]], dict[str, float]]:
+    computations, entry = read_computations(text)
+    return computations, computation_runs(computations, entry)
+
+
+def read_computations(text: str) -> tuple[dict[str, list[str]], str]:
+    """The instructions of each computation, and the name of the one that the program begins with."""
+    computations: dict[str, list[str]] = {}
+    entry, lines = "", []
+    for line in text.splitlines():
+        if header := COMPUTATION.match(line):
+            lines = computations[header[2]] = []
+            entry = header[2] if header[1] else entry
+        elif line.startswith("  "):
+            lines.append(line)
+    return computations, entry
+
+
+def computation_runs(computations: dict[str, list[str]], entry: str) -> dict[str, float]:
+    """How often each computation runs in one call of the program. Those that nothing calls, of which XLA leaves some
+    behind, are left out."""
+    callers: dict[str, list[tuple[str, float]]] = {name: [] for name in computations}
+    for name, lines in computations.items():
+        for line in lines:
+            for callee, loop in _calls(line):
+                callers[callee].append((name, loop_trips(line, computations) if loop else 1.0))
+
+    @cache
+    def runs(name: str) -> float:
+        if name == entry:
+            return 1.0
+        return sum(runs(caller) * times for caller, times in callers[name] if runs(caller))
+
+    return {name: runs(name) for name in computations if runs(name)}
+
+
+def loop_trips(line: str, computations: dict[str, list[str]]) -> float:
+    """How often the body of the loop in ``line`` runs: as XLA noted, else (on TPUs) up to the number with which the
+    condition compares a counter, since loops of JAX count from 0 in ones. NaN where neither is there."""
+    noted, condition = TRIPS.search(line), CONDITION.search(line)
+    if noted or not condition:
+        return float(noted[1]) if noted else nan
+    text = "\n".join(computations.get(condition[1], ()))
+    counted = COUNTED.search(text)
+    numbers = dict(CONSTANT.findall(text))
+    return float(numbers[counted[1]]) if counted and counted[1] in numbers else nan
+
+
+def _calls(line: str) -> list[tuple[str, bool]]:
+    """The computations that an instruction calls, and whether as the body of a loop."""
+    return [(name[1:], role == "body") for role, names in CALLEES.findall(line) for name in names.split(", ")]
+
+
+def array_bytes(shape: str) -> int:
+    """Bytes of an array or a tuple of them, as in ``(f32[256]{0}, pred[])``."""
+    arrays = ARRAY.findall(shape)
+    return sum(prod(int(n) for n in dims.split(",") if n) * max(1, int(bits or 8) // 8) for bits, dims in arrays)
+
+
+def _memory_size(memory: Any, kind: str) -> int | None:
+    return getattr(memory, f"{kind}_size_in_bytes", None)
+
+
+def _known(number: float) -> float | None:
+    return None if number != number else number
+
+
+NAME = re.compile(r"^\s+(ROOT )?%([\w.\-]+) = ")
+OPERAND = re.compile(r"%([\w.\-]+)")
+COMMENT = re.compile(r"/\*.*?\*/")
+CALLED = {
+    "while": re.compile(r"body=(%[\w.\-]+)"),
+    "conditional": re.compile(r"(?:branch_computations|true_computation|false_computation)=\{?(%[^},]+(?:, %[^},]+)*)"),
+    "call": re.compile(r"to_apply=(%[\w.\-]+)"),
+}
+"""Where the computations stand that an instruction runs step by step, as the program's own."""
+
+
+class Instruction(NamedTuple):
+    """One line of a computation: its ``name`` and ``opcode``, the ``shape`` of its result, its ``operands`` (names of
+    other instructions), ``notes``, all that stands behind them, and whether it gives the computation's result
+    (``is_root``)."""
+
+    name: str
+    shape: str
+    opcode: str
+    operands: tuple[str, ...]
+    notes: str
+    is_root: bool
+
+
+class Text(NamedTuple):
+    """A program: ``computations`` by name; ``runs``: how often those that run step by step do so in one call of the
+    program (NaN: in a loop of unknown length). Others are the insides of kernels."""
+
+    computations: dict[str, tuple[Instruction, ...]]
+    runs: dict[str, float]
+
+
+def read_text(text: str) -> Text:
+    """Read a program as XLA prints it."""
+    lines, entry = read_computations(text)
+    found = {
+        name: tuple(read for line in lines[name] if (read := read_instruction(line)) is not None) for name in lines
+    }
+    often, stepped, waiting = computation_runs(lines, entry), set(), [entry]
+    while waiting:
+        name = waiting.pop()
+        stepped.add(name)
+        waiting += [called for instruction in found[name] for called in steps_of(instruction) if called not in stepped]
+    return Text(found, {name: often[name] for name in stepped if name in often})
+
+
+def read_instruction(line: str) -> Instruction | None:
+    """An instruction; None for another line."""
+    start = NAME.match(line)
+    if start is None:
+        return None
+    rest = COMMENT.sub("", line[start.end() :])
+    shape_end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.index(" ")
+    opens = rest.index("(", shape_end)
+    closes = _closing(rest, opens)
+    operands = tuple(OPERAND.findall(rest[opens:closes]))
+    return Instruction(
+        start[2], rest[:shape_end], rest[shape_end:opens].strip(), operands, rest[closes + 1 :], bool(start[1])
+    )
+
+
+def steps_of(instruction: Instruction) -> list[str]:
+    """The computations that an instruction runs step by step."""
+    pattern = CALLED.get(instruction.opcode)
+    lists = [] if pattern is None else pattern.findall(instruction.notes)
+    return [name for names in lists for name in OPERAND.findall(names)]
+
+
+def trip_count(instruction: Instruction) -> float | None:
+    """How often a loop runs, if XLA knows."""
+    found = TRIPS.search(instruction.notes)
+    return float(found[1]) if found else None
+
+
+def _closing(text: str, opens: int) -> int:
+    """The place of the bracket that closes the one at ``opens``."""
+    depth = 0
+    for place in range(opens, len(text)):
+        depth += (text[place] == "(") - (text[place] == ")")
+        if depth == 0:
+            return place
+    raise ValueError(f"unbalanced brackets in {text!r}")

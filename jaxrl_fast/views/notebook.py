@@ -1,0 +1,90 @@
+"""Runs in a notebook: a plot that grows while one goes on, and what a result shows of itself."""
+
+import io
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from jaxrl_fast.training.callbacks import OnMetrics, Row
+from jaxrl_fast.training.progress import clock, si
+
+SHARE = 0.02
+"""Drawing takes at most this share of the time."""
+SHOWN = ("env_steps", "updates", "eval_return_mean", "eval_return_std", "eval_success_rate", "eval_episodes", "wall_s")
+RATES = {"sampling_hz": "steps/s", "update_hz": "updates/s", "update_frame_hz": "samples/s"}
+
+
+class LivePlot:
+    """Draws a run's returns in a cell of a notebook; call it with each row of the run's history."""
+
+    def __init__(self) -> None:
+        from IPython.display import HTML, display
+
+        self.html, self.history = HTML, list[Row]()
+        self.due_s = 0.0
+        self.cell: Any = display(HTML("compiling …"), display_id=True)
+
+    def __call__(self, row: Row) -> None:
+        self.history.append(row)
+        begin_s = time.monotonic()
+        if begin_s < self.due_s and row["kind"] == "train":
+            return
+        self.cell.update(self.html(history_html(self.history)))
+        end_s = time.monotonic()
+        self.due_s = end_s + (end_s - begin_s) / SHARE
+
+
+def live_plot() -> OnMetrics | None:
+    """A `LivePlot` where this Python runs a notebook's cells, else None."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return LivePlot() if getattr(shell, "kernel", None) is not None else None
+
+
+def history_html(history: Sequence[Row]) -> str:
+    """A plot of the returns so far, and a line with the newest figures."""
+    rows = [row for row in history if row["kind"] == "train"]
+    last = rows[-1] if rows else {}
+    figures = [f"{last['env_steps']:,} steps", clock(last["wall_s"])] if rows else []
+    figures += [f"{si(last[name])} {unit}" for name, unit in RATES.items() if name in last]
+    return f"<div>{history_svg(history)}<div>{escape(' · '.join(figures))}</div></div>"
+
+
+def history_svg(history: Sequence[Row]) -> str:
+    """Greedy and training return by environment steps, as SVG; "" before there is one."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter
+
+    greedy = [(row["env_steps"], row["eval_return_mean"]) for row in history if row["kind"] == "eval"]
+    training = [(row["env_steps"], row["episode_return"]) for row in history if row.get("episode_return") is not None]
+    if not greedy and not training:
+        return ""
+    figure = Figure(figsize=(6.4, 3.0), layout="constrained")
+    axes = figure.add_subplot()
+    for label, points, style in (("training", training, "#d55e00"), ("greedy", sorted(greedy), "#0072b2")):
+        if points:
+            marker = "o" if len(points) < 30 else None
+            axes.plot(*zip(*points, strict=True), color=style, label=label, marker=marker, ms=3)
+    axes.set(xlabel="environment steps", ylabel="return")
+    axes.xaxis.set_major_formatter(EngFormatter())
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    text = io.StringIO()
+    FigureCanvasSVG(figure).print_svg(text)
+    return text.getvalue()[text.getvalue().index("<svg") :]
+
+
+def result_html(history: Sequence[Row], summary: Mapping[str, Any]) -> str:
+    """What a finished run shows of itself: its returns and a table of its figures."""
+    rows = "".join(f"<tr><th>{name}</th><td>{_written(summary[name])}</td></tr>" for name in SHOWN if name in summary)
+    rates = " · ".join(f"{si(summary[name])} {unit}" for name, unit in RATES.items() if name in summary)
+    return f"<div>{history_svg(history)}<table>{rows}<tr><th>rates</th><td>{escape(rates)}</td></tr></table></div>"
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.1f}" if abs(value) >= 10 else f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) else escape(str(value))

@@ -1,0 +1,188 @@
+"""A figure for a paper: learning curves, aggregate metrics and performance profiles over seeds (Agarwal et al., 2021,
+arXiv 2108.13264), computed by rliable."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxrl_fast.training.run_folder import RunView, Scores, name_of, scores_of
+from jaxrl_fast.views.report_page import flat, written
+
+RESAMPLES = 2000
+SAME = {"seed", "num_seeds", "name", "total_steps", "env", "algo", "devices", "placement"}
+SAME_SECTIONS = ("checkpoint.", "eval.", "env.")
+"""Settings by which runs of one line may differ, and those that stand elsewhere in the figure."""
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "#56b4e9", "#e69f00", "#555555")
+"""Those of Okabe and Ito, which colour-blind people tell apart."""
+AGGREGATES = {"median": "median", "interquartile mean": "iqm", "mean": "mean", "optimality gap": "optimality_gap"}
+"""Title, and rliable's name."""
+
+
+class Line(NamedTuple):
+    """What is drawn in one colour in one environment.
+
+    - ``env_steps``: of the evaluations ``[N]``.
+    - ``returns``: each seed's mean greedy return ``[N, S]``, the seeds of all its runs.
+    - ``reference``: a return known from elsewhere, None without one.
+    """
+
+    env_steps: np.ndarray
+    returns: np.ndarray
+    reference: float | None
+
+
+Lines = dict[str, dict[str, Line]]
+"""By label, then by environment."""
+
+
+def draw_figure(views: Sequence[RunView], path: Path) -> None:
+    """Write the figure to ``path``, as its suffix says.
+
+    Raises:
+        ValueError: rliable is not installed, or there is nothing to draw or to compare.
+        OSError: ``path`` cannot be written.
+    """
+    try:
+        import rliable.library  # noqa: F401
+    except ImportError:
+        raise ValueError("a figure needs rliable: pip install 'jaxrl_fast[paper]', or write out=....html") from None
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot as plt
+
+    lines = lines_of(views)
+    tasks = list(dict.fromkeys(task for by_task in lines.values() for task in by_task))
+    scores = final_scores(lines, tasks)
+    with plt.rc_context({"pdf.fonttype": 42, "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
+        layout: Any = [[f"curve {task}" for task in tasks], ["gap"] * len(tasks), ["profile"] * len(tasks)]
+        figure, axes = plt.subplot_mosaic(
+            layout, figsize=(max(6.5, 3.4 * len(tasks)), 8.5), layout="constrained", height_ratios=(3, 2, 2.4)
+        )
+        for task in tasks:
+            draw_curves(axes[f"curve {task}"], lines, task)
+        draw_aggregates(figure, axes["gap"], scores)
+        draw_profile(axes["profile"], scores)
+        figure.savefig(path, dpi=160)
+        plt.close(figure)
+
+
+def lines_of(views: Sequence[RunView]) -> Lines:
+    """The runs' evaluations; runs that differ in their seeds only are one line.
+
+    Raises:
+        ValueError: a run has no evaluation, or two that belong together were evaluated at other steps.
+    """
+    grouped: dict[tuple[str, str], list[tuple[RunView, Scores]]] = {}
+    for view, label in zip(views, labels_of(views), strict=True):
+        scores = scores_of(view.evals)
+        if not scores.returns.size:
+            raise ValueError(f"{view.path} has no evaluation yet: leave it out")
+        grouped.setdefault((label, name_of(view.settings, "env")), []).append((view, scores))
+    lines: Lines = {}
+    for (label, task), members in grouped.items():
+        steps = members[0][1].env_steps
+        steps = steps[np.all([np.isin(steps, scores.env_steps) for _, scores in members], axis=0)]
+        if not steps.size:
+            raise ValueError(f"the runs of {label} on {task} were never evaluated after as many steps: compare others")
+        returns = [scores.returns[np.isin(scores.env_steps, steps)] for _, scores in members]
+        reference = (members[0][0].status.get("reference") or {}).get("return")
+        lines.setdefault(label, {})[task] = Line(steps, np.concatenate(returns, axis=1), reference)
+    return lines
+
+
+def labels_of(views: Sequence[RunView]) -> list[str]:
+    """For each run its algorithm, and what else differs from other runs of that algorithm in that environment."""
+    tables = [flat(view.settings) for view in views]
+    kinds = [(name_of(view.settings, "env"), name_of(view.settings, "algo")) for view in views]
+    labels = []
+    for kind, table, view in zip(kinds, tables, views, strict=True):
+        alike = [other for other, its_kind in zip(tables, kinds, strict=True) if its_kind == kind]
+        counts = [k for k in table if k not in SAME and not k.startswith(SAME_SECTIONS)]
+        differ = [k for k in counts if any(other.get(k) != table[k] for other in alike)]
+        own = view.settings.get("name") or ", ".join(f"{k.removeprefix('algo.')}={written(table[k])}" for k in differ)
+        labels.append(f"{kind[1]} ({own})" if own else kind[1])
+    return labels
+
+
+def final_scores(lines: Lines, tasks: Sequence[str]) -> dict[str, np.ndarray]:
+    """Last returns ``[seeds, tasks]`` by label, scaled so that the lowest return in the figure is 0 and the reference
+    (without one, the highest) is 1.
+
+    Raises:
+        ValueError: a label lacks an environment, or has other seeds there.
+    """
+    scaled: dict[str, list[np.ndarray]] = {label: [] for label in lines}
+    for task in tasks:
+        drawn = [by_task[task] for by_task in lines.values() if task in by_task]
+        low = min(line.returns.mean(axis=1).min() for line in drawn)
+        known = [line.reference for line in drawn if line.reference is not None]
+        high = max([*known, low + 1e-9]) if known else max(line.returns.mean(axis=1).max() for line in drawn)
+        for label, by_task in lines.items():
+            if task not in by_task:
+                raise ValueError(f"{label} has no run on {task}: compare runs that cover the same environments")
+            scaled[label].append((by_task[task].returns[-1] - low) / max(high - low, 1e-9))
+    for label, columns in scaled.items():
+        if len({len(column) for column in columns}) > 1:
+            raise ValueError(f"{label} has other numbers of seeds in other environments: give it as many in each")
+    return {label: np.stack(columns, axis=1) for label, columns in scaled.items()}
+
+
+def draw_curves(axes: Any, lines: Lines, task: str) -> None:
+    """The interquartile mean over seeds against steps, with its stratified bootstrap interval."""
+    from matplotlib.ticker import EngFormatter
+    from rliable import metrics
+
+    for color, (label, by_task) in zip(COLORS * len(lines), lines.items(), strict=False):
+        line = by_task[task]
+        points, low, high = np.array([_interval(x[:, None], metrics.aggregate_iqm) for x in line.returns]).T
+        axes.plot(line.env_steps, points, color=color, label=f"{label}, {line.returns.shape[1]} seeds")
+        axes.fill_between(line.env_steps, low, high, color=color, alpha=0.2, linewidth=0)
+    axes.set(title=task, xlabel="environment steps", ylabel="greedy return, interquartile mean")
+    axes.xaxis.set_major_formatter(EngFormatter())
+    axes.legend(frameon=False, fontsize="small")
+
+
+def draw_aggregates(figure: Any, axes: Any, scores: dict[str, np.ndarray]) -> None:
+    """Median, interquartile mean, mean and optimality gap of the last returns, with intervals."""
+    from rliable import metrics
+
+    axes.set_axis_off()
+    panels = axes.get_subplotspec().subgridspec(1, len(AGGREGATES))
+    for column, (title, name) in enumerate(AGGREGATES.items()):
+        panel = figure.add_subplot(panels[column])
+        for row, (color, matrix) in enumerate(zip(COLORS * len(scores), scores.values(), strict=False)):
+            point, low, high = _interval(matrix, getattr(metrics, f"aggregate_{name}"))
+            panel.barh(row, high - low, left=low, height=0.6, color=color, alpha=0.35)
+            panel.plot([point, point], [row - 0.3, row + 0.3], color=color, linewidth=2)
+        panel.set_yticks(range(len(scores)), scores if column == 0 else [""] * len(scores))
+        panel.set(title=title, ylim=(len(scores) - 0.5, -0.5))
+        panel.tick_params(left=False)
+
+
+def draw_profile(axes: Any, scores: dict[str, np.ndarray]) -> None:
+    """Which share of runs ended above each score."""
+    from rliable import library
+
+    top = max(1.0, *(float(matrix.max()) for matrix in scores.values()))
+    taus = np.linspace(0.0, 1.05 * top, 101)
+    shares, intervals = library.create_performance_profile(scores, taus, reps=RESAMPLES)
+    for color, label in zip(COLORS * len(scores), scores, strict=False):
+        axes.plot(taus, shares[label], color=color, label=label)
+        axes.fill_between(taus, *intervals[label], color=color, alpha=0.2, linewidth=0)
+    what = "score: 0 is the lowest return drawn, 1 the reference or the highest"
+    axes.set(xlabel=what, ylabel="share of runs above it", ylim=(-0.02, 1.02), title="performance profile")
+
+
+def _interval(matrix: np.ndarray, function: Any) -> tuple[float, float, float]:
+    """A metric of ``[seeds, tasks]``, and its 95 % stratified bootstrap interval; the metric alone for one seed."""
+    from rliable import library
+
+    point = float(function(matrix))
+    if len(matrix) == 1:
+        return point, point, point
+    bootstrap = library.StratifiedBootstrap(matrix, seed=np.random.default_rng(0))
+    low, high = bootstrap.conf_int(lambda x: np.array([function(x)]), reps=RESAMPLES, size=0.95, method="percentile")
+    return point, float(low[0]), float(high[0])

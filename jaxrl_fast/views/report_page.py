@@ -1,0 +1,316 @@
+"""Long tables as curves that a page can draw."""
+
+import base64
+import json
+import os
+import re
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib.resources import files
+from os.path import commonpath
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxrl_fast.system import replace_file
+from jaxrl_fast.training.episodes import bootstrap_interval, interquartile_mean
+from jaxrl_fast.training.progress import clock, share, si
+from jaxrl_fast.training.records import ENDED
+from jaxrl_fast.training.run_folder import Columns, RunView, Scores, name_of, read_run, scores_of
+
+MAX_POINTS = 500
+"""A curve with more points is averaged down to at most so many."""
+X_COLUMNS = ("env_steps", "wall_s")
+"""What a curve is drawn over."""
+
+
+def thinned(table: Columns, points: int = MAX_POINTS) -> Columns:
+    """A table with at most so many rows, each the mean of neighbours; steps and seconds are those of the last."""
+    rows = len(next(iter(table.values()), ()))
+    if rows <= points:
+        return table
+    edges = np.linspace(0, rows, points + 1).astype(int)
+    return {
+        name: column[edges[1:] - 1] if name in (*X_COLUMNS, "updates") else _bucket_means(column, edges)
+        for name, column in table.items()
+    }
+
+
+def _bucket_means(column: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    known = np.isfinite(column)
+    sums = np.add.reduceat(np.where(known, column, 0.0), edges[:-1])
+    counts = np.add.reduceat(known, edges[:-1], dtype=float)
+    return np.divide(sums, counts, out=np.full(len(sums), np.nan), where=counts > 0)
+
+
+ASSETS = files("jaxrl_fast.inspection") / "assets"
+
+
+def assembled(name: str, **content: Any) -> str:
+    """The page ``name``. Where ``{{this}}`` stands in it comes that ``content`` as JSON, else the file of that name."""
+    # "<" of a name would end the script that the data lie in.
+    data = {key: json.dumps(value, allow_nan=False).replace("<", "\\u003c") for key, value in content.items()}
+    page = text_of(name)
+    return re.sub(r"\{\{([\w.]+)\}\}", lambda place: data.get(place[1]) or text_of(place[1]), page)
+
+
+def text_of(name: str) -> str:
+    """A file as it is."""
+    return (ASSETS / name).read_text("utf-8")
+
+
+RATES = (
+    ("sampling", "sampling_hz", "steps/s"),
+    ("updates", "update_hz", "updates/s"),
+    ("update frame rate", "update_frame_hz", "samples/s"),
+)
+"""Label, column and unit."""
+
+
+def describe_run(view: RunView, name: str | None = None) -> dict[str, Any]:
+    """The curves and figures of one run; ``name``: what to call it, by default its path."""
+    scores, metrics = scores_of(view.evals), thinned(view.metrics)
+    env, algo = (view.status.get(g) or name_of(view.settings, g) for g in ("env", "algo"))
+    return {
+        "name": name or str(view.path),
+        "title": f"{name_of(view.settings, 'env') or env}, {algo}",
+        "state": view.state,
+        "error": view.status.get("error"),
+        "progress": [view.status.get("env_steps"), view.status.get("total_steps")],
+        "figures": figures(view, scores),
+        "metrics": {column: plain(values) for column, values in metrics.items()},
+        "seeds": metrics_by_seed(view.of_seeds),
+        "scores": describe_scores(scores, view.evals),
+        "reference": view.status.get("reference"),
+    }
+
+
+def describe_scores(scores: Scores, evals: Columns) -> dict[str, Any]:
+    """The greedy return: each evaluation's mean, the interval around it and what that is, and every seed's mean;
+    ``success``: the share of successes in per cent."""
+    num_seeds = scores.returns.shape[1]
+    low, high = scores.low, scores.high
+    if num_seeds > 1:
+        low, high = np.array([bootstrap_interval(row) for row in scores.returns]).reshape(-1, 2).T
+    episodes = round(len(evals.get("return", ())) / max(1, scores.returns.size))
+    what = f"95 % interval of the mean, {num_seeds} seeds" if num_seeds > 1 else f"10 to 90 % of {episodes} episodes"
+    means = scores.returns.mean(axis=1) if scores.returns.size else np.zeros(0)
+    success = 100 * scores.success if np.isfinite(scores.success).any() else np.zeros(0)
+    curves = {"env_steps": scores.env_steps, "wall_s": scores.wall_s, "mean": means, "low": low, "high": high}
+    seeds = [plain(column) for column in scores.returns.T] if num_seeds > 1 else []
+    return {**{k: plain(x) for k, x in curves.items()}, "seeds": seeds, "interval": what, "success": plain(success)}
+
+
+def figures(view: RunView, scores: Scores) -> list[dict[str, str]]:
+    """The figures on top: a label, a value and a note each."""
+    found: list[tuple[str, str, str]] = []
+    if scores.returns.size:
+        last = scores.returns[-1]
+        low, high = bootstrap_interval(last) if len(last) > 1 else (scores.low[-1], scores.high[-1])
+        iqm = f", interquartile mean {interquartile_mean(last):.1f}" if len(last) > 3 else ""
+        found.append(("greedy return", f"{last.mean():.1f}", f"{low:.1f} to {high:.1f}{iqm}"))
+        if np.isfinite(scores.success[-1]):
+            found.append(("success", share(scores.success[-1]), "of the greedy episodes"))
+    best = view.status.get("best") or view.summary.get("best")
+    if best:
+        fresh = f"; {best['fresh_return_mean']:.1f} from fresh starts" if "fresh_return_mean" in best else ""
+        found.append(("best", f"{best['return_mean']:.1f}", f"after {best['env_steps']:,} steps{fresh}"))
+    total = view.status.get("total_steps")
+    steps = view.status.get("env_steps") or view.summary.get("env_steps") or last_of(view.metrics, "env_steps")
+    if steps is not None:
+        found.append(("environment steps", f"{round(steps):,}", f"of {total:,}" if total else ""))
+    if wall_s(view) is not None:
+        found.append(("wall-clock", clock(wall_s(view) or 0.0), remaining(view)))
+    for label, column, note in RATES:
+        rate = view.summary.get(column) or view.status.get(column)
+        if rate:
+            found.append((label, si(rate), note))
+    return [{"label": label, "value": value, "note": note} for label, value, note in found]
+
+
+def remaining(view: RunView) -> str:
+    """How long a run that goes on will take, at the rate so far; "" of others."""
+    steps, seconds = (view.metrics.get(name, np.zeros(0)) for name in X_COLUMNS)
+    total = view.status.get("total_steps")
+    if view.state in ENDED or not total or len(steps) < 2 or steps[-1] <= steps[0]:
+        return ""
+    left_s = (total - steps[-1]) * (seconds[-1] - seconds[0]) / (steps[-1] - steps[0])
+    return f"{clock(max(left_s, 0.0))} left"
+
+
+def wall_s(view: RunView) -> float | None:
+    """Seconds of the run so far."""
+    return view.summary.get("wall_s") or view.status.get("wall_s") or last_of(view.metrics, "wall_s")
+
+
+def metrics_by_seed(table: Columns) -> list[dict[str, list[float | None]]]:
+    """Each seed's metrics over its own steps, thinned."""
+    if "seed" not in table:
+        return []
+    own = [{k: v[table["seed"] == seed] for k, v in table.items() if k != "seed"} for seed in np.unique(table["seed"])]
+    return [{name: plain(values) for name, values in thinned(one).items()} for one in own]
+
+
+def last_of(table: Columns, name: str) -> float | None:
+    """The last number of a column."""
+    column = table.get(name, np.zeros(0))
+    return float(column[-1]) if len(column) else None
+
+
+def plain(values: np.ndarray) -> list[float | None]:
+    """Numbers with 6 figures, as JSON knows them; None for NaN and infinity."""
+    return [float(f"{value:.6g}") if np.isfinite(value) else None for value in values]
+
+
+def describe_details(view: RunView) -> dict[str, Any]:
+    """What the report of a single run shows beside its curves."""
+    return {
+        "time": time_spent(view),
+        "settings": settings_table(view),
+        "machine": machine_table(view),
+        "lines": view.status.get("lines", []),
+        "commands": commands(view),
+        "graph": _as_uri(view.path / "graph.svg", "image/svg+xml"),
+        "animation": _as_uri(view.path / "policy.gif", "image/gif"),
+        "episode": _read_text(view.path / "policy.html"),
+    }
+
+
+def time_spent(view: RunView) -> list[dict[str, Any]]:
+    """Where a run's wall-clock seconds went. Sampling and learning are one program, so they are one entry but for the
+    chunks that only fill a replay buffer."""
+    whole = wall_s(view)
+    if whole is None:
+        return []
+    compile_s = view.summary.get("compile_s") or view.status.get("compile_s") or 0.0
+    first_s = view.summary.get("time_to_first_step_s") or compile_s
+    filling_s, training_s = chunk_seconds(view)
+    waited_s = view.summary.get("eval_wait_s") or 0.0
+    parts = [
+        ("start", max(0.0, first_s - compile_s)),
+        ("compile", compile_s),
+        ("sample only (fills the replay buffer)", filling_s),
+        ("sample and learn", training_s),
+        ("wait for an evaluation", waited_s),
+    ]
+    beside_s = max(0.0, view.summary.get("eval_s", 0.0) - waited_s)
+    rest = whole - sum(seconds for _, seconds in parts)
+    parts.append(("between chunks: checkpoints, tables, pages", max(0.0, rest)))
+    found = [{"label": label, "seconds": seconds} for label, seconds in parts if seconds > 0]
+    aside = {"label": "evaluate, beside the others", "seconds": beside_s, "beside": True}
+    return [*found, aside] if beside_s else found
+
+
+def chunk_seconds(view: RunView) -> tuple[float, float]:
+    """Seconds in chunks without and with gradient updates."""
+    table = view.metrics
+    if not {"env_steps", "sampling_hz", "updates"} <= set(table) or not len(table["env_steps"]):
+        return 0.0, 0.0
+    steps = np.diff(table["env_steps"], prepend=0.0) * (view.status.get("num_seeds") or 1)
+    seconds = np.nan_to_num(steps / table["sampling_hz"])
+    learns = np.diff(table["updates"], prepend=0.0) > 0
+    return float(seconds[~learns].sum()), float(seconds[learns].sum())
+
+
+def settings_table(view: RunView) -> list[list[str]]:
+    """Rows of key, value, and where the value comes from."""
+    sources, chosen = view.status.get("sources", {}), view.status.get("chosen")
+    given = {"placement": chosen, "devices": chosen} if chosen else {}
+    origin = {**given, **sources}
+    return [[key, written(value), origin.get(key, "default")] for key, value in flat(view.settings).items()]
+
+
+def differing_settings(views: Sequence[RunView]) -> list[list[str]]:
+    """Rows of key and each run's value, of the settings that are not the same in all."""
+    tables = [{key: written(value) for key, value in flat(view.settings).items()} for view in views]
+    keys = list(dict.fromkeys(key for table in tables for key in table))
+    rows = [[key, *(table.get(key, "–") for table in tables)] for key in keys]
+    return [row for row in rows if len(set(row[1:])) > 1]
+
+
+def machine_table(view: RunView) -> list[list[str]]:
+    """Rows of what computed the run, and with which versions."""
+    machine, versions = view.status.get("machine", {}), view.status.get("versions", {})
+    rows = [
+        ["processor", f"{machine['processor']}, {machine['cores']} cores"] if machine else None,
+        ["devices", ", ".join(view.summary.get("devices") or machine.get("devices", []))],
+        ["system", f"{view.status['system']}, {view.status['host']}"] if "system" in view.status else None,
+        *([name, str(version)] for name, version in versions.items()),
+    ]
+    return [row for row in rows if row and row[1]]
+
+
+def commands(view: RunView) -> list[list[str]]:
+    """Rows of a purpose and the line to type for it."""
+    folder = str(view.path)
+    rows: list[tuple[str, ...]] = [("repeat", "train", f"config={folder}/config.yaml")]
+    if (view.path / "checkpoints").is_dir():
+        rows.append(("resume", "train", f"resume={folder}"))
+    if (view.path / "policy").is_dir():
+        rows += [("evaluate", "evaluate", folder, "episodes=100"), ("export", "export", folder)]
+    return [[what, shlex.join(["python", "-m", f"jaxrl_fast.{command}", *words])] for what, command, *words in rows]
+
+
+def flat(tree: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+    """Leaves by dotted key; the name of a section has the section's own key."""
+    leaves: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            leaves |= flat(value, f"{prefix}{key}.")
+        else:
+            leaves[f"{prefix}{key}".removesuffix(".name")] = value
+    return leaves
+
+
+def written(value: Any) -> str:
+    """A setting as it is typed."""
+    if value is None or isinstance(value, bool):
+        return str(value).lower().replace("none", "null")
+    return str(value).replace(" ", "") if isinstance(value, list) else str(value)
+
+
+def _as_uri(file: Path, kind: str) -> str | None:
+    with suppress(OSError):
+        return f"data:{kind};base64,{base64.b64encode(file.read_bytes()).decode()}"
+    return None
+
+
+def _read_text(file: Path) -> str | None:
+    with suppress(OSError, ValueError):
+        return file.read_text("utf-8")
+    return None
+
+
+REPORT_FILE = "report.html"
+
+
+def page_of(views: Sequence[RunView]) -> str:
+    """The page of one run, or the comparison of several."""
+    content: dict[str, Any] = {
+        "written_at": time.time(),
+        "runs": [describe_run(view, name) for view, name in zip(views, short_names(views), strict=True)],
+        "details": describe_details(views[0]) if len(views) == 1 else None,
+        "differing": differing_settings(views) if len(views) > 1 else [],
+    }
+    return assembled("report.html", content=content)
+
+
+def write_report(folder: Path) -> None:
+    """Write a run's ``report.html``, which replaces an older one at once.
+
+    Raises:
+        OSError: the folder cannot be written to.
+    """
+    replace_file(folder / REPORT_FILE, page_of([read_run(folder)]))
+
+
+def short_names(views: Sequence[RunView]) -> list[str]:
+    """The runs' paths without what all have in common."""
+    paths = [str(view.path) for view in views]
+    if len(paths) == 1:
+        return [Path(paths[0]).name or paths[0]]
+    shared = commonpath([str(Path(path).parent) for path in map(os.path.abspath, paths)])
+    return [os.path.relpath(os.path.abspath(path), shared) for path in paths]
