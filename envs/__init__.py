@@ -6,10 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the pool's workers import this package, and must not load JAX
     from jaxrl_fast.envs.env import Env, VecEnv
-    from jaxrl_fast.envs.host_env import FilmedHost, HostEnv
-
-JAXRL_FAST = True
-"""Distinguishes this package from others that are called ``envs``."""
+    from jaxrl_fast.envs.host_env import HostEnv
+    from jaxrl_fast.envs.pool.making import FilmedHost
 
 SHORT_NAMES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "halfcheetah": ("brax", "halfcheetah", {"backend": "spring"}),
@@ -107,7 +105,7 @@ def make(name: str, **options: Any) -> "Env":
         if suite == "custom":
             return _seen(import_module("jaxrl_fast.envs.custom").make(**options), frame_stack)
         id = options.pop("id")
-        module = import_module(MODULES.get(suite, f"envs.from_{suite}"))
+        module = import_module(MODULES.get(suite, f"jaxrl_fast.envs.from_{suite}"))
     except ModuleNotFoundError as error:
         needed = f"'jaxrl_fast[{suite}]'" if suite in EXTRAS else error.name
         raise ValueError(f"env={name} needs the package '{error.name}': pip install {needed}") from error

@@ -13,7 +13,7 @@ from jaxrl_fast.envs.env_checks import check_env
 from jaxrl_fast.envs.host_env import HostEnv
 
 if TYPE_CHECKING:  # Gymnasium is not needed for an `Env`
-    from jaxrl_fast.envs.host_env import FilmedHost
+    from jaxrl_fast.envs.pool.making import FilmedHost
 
 
 def make(*, make: str | Callable[..., Any], **options: Any) -> Env:
@@ -45,7 +45,7 @@ def make_any(
     name, function, made = _call(make, options)
     if _is_gymnasium(made) or _is_parallel(made):
         made.close()
-        given = import_module("envs").pool_options(pool)
+        given = import_module("jaxrl_fast.envs").pool_options(pool)
         host = import_module("jaxrl_fast.envs.from_gymnasium")
         again: Callable[[], Any] = partial(function, **options)
         if _is_parallel(made):

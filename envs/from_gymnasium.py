@@ -1,4 +1,4 @@
-"""Gymnasium environments (https://gymnasium.farama.org, 1.1 and later), stepped on the host by `jaxrl_fast.envs.pool`."""
+"""Gymnasium environments (https://gymnasium.farama.org, 1.1 and later), stepped on the host by `envs.pool`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -8,10 +8,10 @@ import jax
 import numpy as np
 
 from jaxrl_fast.core import Box, Discrete, EnvSpec
-from jaxrl_fast.envs.host_env import RENDER_MODE, Camera, FilmedHost, HostEnv, HostStep, TakeEvents
+from jaxrl_fast.envs.host_env import HostEnv, HostStep, TakeEvents
 from jaxrl_fast.envs.pool import from_envpool, recipes
 from jaxrl_fast.envs.pool.batches import PoolOptions, check_options
-from jaxrl_fast.envs.pool.making import in_process, make_pool
+from jaxrl_fast.envs.pool.making import RENDER_MODE, Camera, FilmedHost, in_process, make_pool
 from jaxrl_fast.envs.pool.stepping import HostEnvSpec, describe, make_one, of_env
 
 Wrappers = Sequence[str | Mapping[str, Mapping[str, Any]]]
@@ -67,7 +67,7 @@ def make_atari_host(
 
     ``clip_rewards`` replaces rewards by their signs, for learning; ``life_loss`` ends an episode, for learning, with
     each life. Reported returns are always the true scores of whole games, and ``another``, for evaluation, makes games
-    without either. ``options`` are those of `jaxrl_fast.envs.pool.recipes.atari`: ``sticky``, ``frame_skip``, ``noop_max``,
+    without either. ``options`` are those of `pool.recipes.atari`: ``sticky``, ``frame_skip``, ``noop_max``,
     ``screen_size``, ``episode_length``, and ALE's own.
 
     Raises:

@@ -5,8 +5,9 @@ from functools import partial
 from typing import Any
 
 from jaxrl_fast.envs.from_gymnasium import filmed, pooled
-from jaxrl_fast.envs.host_env import RENDER_MODE, FilmedHost, HostEnv
+from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.envs.pool.batches import PoolOptions, check_options
+from jaxrl_fast.envs.pool.making import RENDER_MODE, FilmedHost
 from jaxrl_fast.envs.pool.several_agents import make_parallel
 from jaxrl_fast.envs.pool.stepping import make_one
 
@@ -24,7 +25,7 @@ def make_host(
     """``num_envs`` of a parallel environment for each of ``num_seeds``: ``sisl/pursuit_v5``, ``mpe2/simple_spread_v3``
     or ``my_package/my_module``, a module with ``parallel_env``, to which ``options`` go.
 
-    Observations are those of `jaxrl_fast.envs.pool.several_agents`; each agent has its own reward. ``num_agents`` is only checked:
+    Observations are those of `pool.several_agents`; each agent has its own reward. ``num_agents`` is only checked:
     parallel environments call it differently. ``episode_length``: cut after so many steps.
 
     Raises:

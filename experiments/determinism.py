@@ -1,6 +1,6 @@
-"""The same ``run_config.yaml`` again and again: are the numbers the same, bit for bit?
+"""The same ``config.yaml`` again and again: are the numbers the same, bit for bit?
 
-``python experiments/determinism.py [repeats [job ...]]`` trains each job once, and then its own ``run_config.yaml``
+``python experiments/determinism.py [repeats [job ...]]`` trains each job once, and then its own ``config.yaml``
 ``repeats`` times (default 20) in fresh processes; ``metrics.csv`` (rates and times apart) and the parameters must be
 equal to the first. The result is written to experiments/results/determinism.json.
 """
@@ -38,7 +38,7 @@ def digest(folder: Path) -> str:
 
 
 def repeat(words: tuple[str, ...], repeats: int, folder: Path) -> list[str]:
-    """The digests of a job and of its repetitions from its ``run_config.yaml``."""
+    """The digests of a job and of its repetitions from its ``config.yaml``."""
     run(*words, f"run_dir={folder / 'first'}")
     digests = [digest(folder / "first")]
     for number in range(repeats):

@@ -5,31 +5,68 @@
     import jaxrl_fast as jf
     result = jf.learn(jf.make_env("halfcheetah", num_envs=256), jf.ppo(), total_steps=1_000_000, on_metrics=print)
 
-Importing changes no JAX setting; commands call `setup`.
+Importing changes no JAX setting, and loads JAX with the first name that needs it: a pool's worker, which imports
+`jaxrl_fast.envs.pool`, never does. Commands call `setup`.
 """
 
 import time
 
-from jaxrl_fast.algorithms import registry
-from jaxrl_fast.algorithms.registry import *
-from jaxrl_fast.api import Result, learn, make_env, make_train_step
-from jaxrl_fast.core import Box, Discrete, EnvSpec, Timestep, Transition, __version__
-from jaxrl_fast.envs.env import Env, VecEnv, vectorize
-from jaxrl_fast.envs.host_env import HostEnv, HostStep
-from jaxrl_fast.learning.algorithm import Agent, Algorithm
-from jaxrl_fast.numerics.optimizers import Cosine, Linear
-from jaxrl_fast.policy.policies import Policy, load_policy, save_policy
-from jaxrl_fast.settings.machine import setup
-from jaxrl_fast.training.checkpoints import CheckpointError, Checkpoints
-from jaxrl_fast.training.episodes import evaluate_policy
-from jaxrl_fast.training.recorder import NonFiniteError
-
 IMPORT_START_S = time.perf_counter()
 """When the import began: what a command counts its start-up from."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Agent", "Algorithm", "Box", "CheckpointError", "Checkpoints", "Cosine", "Discrete", "Env"]
-__all__ += ["EnvSpec", "HostEnv", "HostStep", "Linear", "NonFiniteError", "Policy", "Result", "Timestep"]
-__all__ += ["Transition", "VecEnv", "__version__", "evaluate_policy", "learn", "load_policy", "make_env"]
-__all__ += ["make_train_step", "save_policy", "setup", "vectorize"]
-__all__ += registry.__all__
+if TYPE_CHECKING:
+    from jaxrl_fast.algorithms.dqn import dqn
+    from jaxrl_fast.algorithms.flash_sac import flash_sac
+    from jaxrl_fast.algorithms.impala import impala
+    from jaxrl_fast.algorithms.ippo import ippo
+    from jaxrl_fast.algorithms.mappo import mappo
+    from jaxrl_fast.algorithms.ppo import ppo
+    from jaxrl_fast.algorithms.pqn import pqn
+    from jaxrl_fast.algorithms.pqn_vdn import pqn_vdn
+    from jaxrl_fast.algorithms.sac import sac
+    from jaxrl_fast.algorithms.sac_discrete import sac_discrete
+    from jaxrl_fast.algorithms.td3 import td3
+    from jaxrl_fast.api import Result, learn, make_env, make_train_step
+    from jaxrl_fast.core import Box, Discrete, EnvSpec, Timestep, Transition, __version__
+    from jaxrl_fast.envs.env import Env, VecEnv, vectorize
+    from jaxrl_fast.envs.host_env import HostEnv, HostStep
+    from jaxrl_fast.learning.algorithm import Agent, Algorithm
+    from jaxrl_fast.numerics.optimizers import Cosine, Linear
+    from jaxrl_fast.policy.policies import Policy, load_policy, save_policy
+    from jaxrl_fast.settings.machine import setup
+    from jaxrl_fast.training.checkpoints import CheckpointError, Checkpoints
+    from jaxrl_fast.training.episodes import evaluate_policy
+    from jaxrl_fast.training.recorder import NonFiniteError
+
+_PUBLIC = {
+    "algorithms.registry": "dqn flash_sac impala ippo mappo ppo pqn pqn_vdn sac sac_discrete td3",
+    "api": "Result learn make_env make_train_step",
+    "core": "Box Discrete EnvSpec Timestep Transition __version__",
+    "envs.env": "Env VecEnv vectorize",
+    "envs.host_env": "HostEnv HostStep",
+    "learning.algorithm": "Agent Algorithm",
+    "numerics.optimizers": "Cosine Linear",
+    "policy.policies": "Policy load_policy save_policy",
+    "settings.machine": "setup",
+    "training.checkpoints": "CheckpointError Checkpoints",
+    "training.episodes": "evaluate_policy",
+    "training.recorder": "NonFiniteError",
+}
+_HOME = {name: module for module, names in _PUBLIC.items() for name in names.split()}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'jaxrl_fast' has no attribute '{name}'")
+    value = getattr(import_module(f"jaxrl_fast.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

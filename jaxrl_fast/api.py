@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 
 from jaxrl_fast import envs
+from jaxrl_fast.core import Log
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.learning.algorithm import Algorithm
@@ -38,7 +39,6 @@ from jaxrl_fast.training.checkpoints import Checkpoints
 from jaxrl_fast.training.episodes import Evaluate
 from jaxrl_fast.training.job import JobOptions, make_job
 from jaxrl_fast.training.loop import run_job
-from jaxrl_fast.training.records import Log
 from jaxrl_fast.views.listeners import make_listeners
 from jaxrl_fast.views.notebook import live_plot, result_html
 

@@ -1,7 +1,7 @@
 """The types that all packages share: action spaces, steps, rollouts, minibatches.
 
 Axis letters, the same everywhere: ``T`` time, ``E`` environments, ``B`` batch, ``K`` gradient updates,
-``S`` seeds, ``L`` steps of a training sequence, ``G`` logical shards (`updates.minibatches`). Arrays are time-major:
+``S`` seeds, ``L`` steps of a training sequence, ``G`` logical shards (`learning.minibatches`). Arrays are time-major:
 ``[T, E, ...]``. An observation is a pytree: usually one array, a dictionary where it has an ``action_mask`` too.
 
 In a world of several agents ``A`` stands behind all of these: observations, actions and rewards are ``[T, E, A, ...]``,
@@ -12,7 +12,7 @@ world's own, without the axis ``A``, and `OUT`, bool ``[A]``, tells which agents
 import math
 import zlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +48,7 @@ class EnvSpec(NamedTuple):
     - ``action``: the action space.
     - ``max_episode_steps``: the time limit in steps, which `vectorize` enforces by truncation; None: no limit.
     - ``frame_stack``: how many of the last images the networks see at once (0 and 1: only the newest). The environment
-      itself gives single images; `updates.frame_stack` stacks them.
+      itself gives single images; `learning.frame_stack` stacks them.
     - ``num_agents``: of a world of several agents (``A``): ``obs`` has that axis then, but for `STATE`, and ``action``
       is what each agent may do. None: one agent, without such an axis.
     - ``shared_reward``: agents get one reward, the team's, and it goes on for those that are out; else each gets its
@@ -163,6 +163,10 @@ class Batches(NamedTuple):
     data: PyTree
     indices: jax.Array
     places: PyTree = ()
+
+
+Log = Literal["tensorboard", "wandb", "none"]
+"""Where the scalars of a run go, beside its tables."""
 
 
 def action_shape(spec: EnvSpec) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from jaxrl_fast.commands import run_config
 from jaxrl_fast.commands.env_cache import env_cache_of, make_cached_envs, store_of
 from jaxrl_fast.commands.run_config import alone, flat_settings, make_algorithm
 from jaxrl_fast.envs.host_env import HostEnv
-from jaxrl_fast.learning.agent import bind
+from jaxrl_fast.learning.run_graph import bind
 from jaxrl_fast.policy.policies import params_template
 from jaxrl_fast.settings.machine import collect_garbage_seldom, setup
 from jaxrl_fast.training.callbacks import to_stderr
@@ -21,7 +21,7 @@ from jaxrl_fast.training.evaluator_process import read_ahead, serve, take_what_i
 
 
 def evaluate_for(folder: Path) -> None:
-    """Evaluate what training sends, in environments made by the ``run_config.yaml`` of its ``folder``."""
+    """Evaluate what training sends, in environments made by the ``config.yaml`` of its ``folder``."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what an environment prints must not mix with the answers
     take_what_is_left()

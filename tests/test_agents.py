@@ -17,10 +17,9 @@ from jaxrl_fast.core import OUT, STATE, Discrete, EnvSpec, Timestep, Transition
 from jaxrl_fast.envs.env import Env, VecEnv, vectorize
 from jaxrl_fast.envs.env_checks import check_env
 from jaxrl_fast.envs.probes import TWO_AGENTS
-from jaxrl_fast.learning.agent import bind
 from jaxrl_fast.learning.algorithm import Learned, Part, Values, apply_apart, init_params
 from jaxrl_fast.learning.rollout import start, unroll
-from jaxrl_fast.learning.run_graph import GraphOptions, build_graph
+from jaxrl_fast.learning.run_graph import GraphOptions, bind, build_graph
 from jaxrl_fast.networks.network import Network, make_network
 from jaxrl_fast.networks.per_agent import obs_of_one, separate_networks, shared_network
 from jaxrl_fast.numerics.optimizers import Linear, make_optimizer

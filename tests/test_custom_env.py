@@ -204,7 +204,7 @@ def test_a_missing_package_is_named(monkeypatch):
 @pytest.mark.parametrize("name", envs.SHORT_NAMES)
 def test_every_short_name_names_a_known_environment(name):
     suite, id, _ = envs.SHORT_NAMES[name]
-    module = pytest.importorskip(f"envs.from_{suite}")
+    module = pytest.importorskip(f"jaxrl_fast.envs.from_{suite}")
     assert id in module.ids()
 
 
@@ -225,7 +225,8 @@ def test_describe(name, options, text):
 
 def test_importing_envs_imports_no_suite():
     script = (
-        "import envs, sys; envs.describe('halfcheetah'); print([m for m in ('brax', 'gymnax') if m in sys.modules])"
+        "import sys; from jaxrl_fast import envs; envs.describe('halfcheetah'); "
+        "print([m for m in ('brax', 'gymnax') if m in sys.modules])"
     )
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240)
     assert ran.stdout == "[]\n", ran.stderr

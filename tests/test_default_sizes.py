@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from jaxrl_fast import envs
 from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.commands.run_config import compose
-from jaxrl_fast.learning.agent import bind
 from jaxrl_fast.learning.algorithm import Replay, off_policy_sizes, on_policy_sizes
+from jaxrl_fast.learning.run_graph import bind
 
 WIDTHS = st.integers(1, 8192)
 

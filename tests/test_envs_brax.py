@@ -83,7 +83,7 @@ def test_dictionary_observations():
 
 
 def test_loading_is_quiet(tmp_path):
-    script = "import envs; envs.make('halfcheetah')"
+    script = "from jaxrl_fast import envs; envs.make('halfcheetah')"
     ran = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}; {script}"],
         cwd=tmp_path,

@@ -11,7 +11,7 @@ from jaxrl_fast import envs
 from jaxrl_fast.core import OUT, STATE, Discrete
 from jaxrl_fast.envs.adapter_utils import relaxed
 from jaxrl_fast.envs.env import vectorize
-from jaxrl_fast.learning.agent import bind
+from jaxrl_fast.learning.run_graph import bind
 
 pytest.importorskip("jaxtyping")
 adapter = pytest.importorskip("jaxrl_fast.envs.from_jaxmarl")

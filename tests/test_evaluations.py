@@ -363,8 +363,7 @@ def programs_in(cache: Path) -> dict[str, int]:
 
 def test_a_process_gives_the_same_bits_and_survives_its_own_death(tmp_path: Path, monkeypatch):
     from jaxrl_fast.commands.run_config import make_algorithm, make_envs
-    from jaxrl_fast.learning.agent import bind
-    from jaxrl_fast.learning.run_graph import GraphOptions, build_graph
+    from jaxrl_fast.learning.run_graph import GraphOptions, bind, build_graph
     from jaxrl_fast.runtime.graph import init
     from jaxrl_fast.training.episodes import make_periodic_evaluation
 
@@ -399,7 +398,7 @@ def test_a_process_gives_the_same_bits_and_survives_its_own_death(tmp_path: Path
 
 
 def test_a_device_of_its_own_computes_and_gives_the_same_numbers(monkeypatch):
-    from jaxrl_fast.learning.agent import bind
+    from jaxrl_fast.learning.run_graph import bind
     from jaxrl_fast.training.episodes import make_periodic_evaluation
 
     env, algorithm = line(discrete=True), jf.ppo(rollout_length=8, num_minibatches=1)

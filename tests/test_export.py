@@ -14,8 +14,8 @@ import pytest
 
 import jaxrl_fast as jf
 from jaxrl_fast.export import main
-from jaxrl_fast.learning.agent import bind
 from jaxrl_fast.learning.algorithm import Learned, init_params
+from jaxrl_fast.learning.run_graph import bind
 from jaxrl_fast.numerics.running_stats import RunningStats
 from jaxrl_fast.policy.exporting import (
     FORMATS,

@@ -9,10 +9,9 @@ import tiny
 
 import jaxrl_fast as jf
 from jaxrl_fast.core import Transition
-from jaxrl_fast.learning.agent import bind
 from jaxrl_fast.learning.algorithm import ReplayBatch
 from jaxrl_fast.learning.normalization import Statistics, scale_experience
-from jaxrl_fast.learning.run_graph import build_graph
+from jaxrl_fast.learning.run_graph import bind, build_graph
 from jaxrl_fast.learning.updates import init_part, trainable, update
 from jaxrl_fast.networks.network import hold_unit_norm
 from jaxrl_fast.numerics.running_stats import RunningStats

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 import jaxrl_fast as jf
 from jaxrl_fast.learning import flat_params
-from jaxrl_fast.learning.agent import bind
 from jaxrl_fast.learning.flat_params import can_join, pack, pack_moments, packing_of, stacked, unpack, unpack_moments
 from jaxrl_fast.learning.rollout import pack_step, unpack_steps
-from jaxrl_fast.learning.run_graph import GraphOptions, build_graph
+from jaxrl_fast.learning.run_graph import GraphOptions, bind, build_graph
 from jaxrl_fast.learning.updates import init_part
 from jaxrl_fast.runtime.graph import init, tick
 from jaxrl_fast.runtime.layout import scan_ticks

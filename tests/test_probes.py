@@ -19,11 +19,11 @@ from jaxrl_fast.algorithms.td3 import td3
 from jaxrl_fast.core import Discrete, EnvSpec
 from jaxrl_fast.envs.env import Env, VecEnv, vectorize
 from jaxrl_fast.envs.probes import FORBIDDEN_PAYOFF, PROBES
-from jaxrl_fast.learning.agent import BoundAgent, bind
+from jaxrl_fast.learning.agent import BoundAgent
 from jaxrl_fast.learning.algorithm import Algorithm
 from jaxrl_fast.learning.normalization import Statistics
 from jaxrl_fast.learning.rollout import start, unroll
-from jaxrl_fast.learning.run_graph import GraphOptions, build_graph
+from jaxrl_fast.learning.run_graph import GraphOptions, bind, build_graph
 from jaxrl_fast.numerics.optimizers import Linear
 from jaxrl_fast.numerics.running_stats import normalize
 from jaxrl_fast.runtime import graph as graphs

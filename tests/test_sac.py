@@ -9,9 +9,9 @@ import tiny
 
 from jaxrl_fast.algorithms.sac import SacHyper, sac
 from jaxrl_fast.core import Transition
-from jaxrl_fast.learning.agent import bind
 from jaxrl_fast.learning.algorithm import Replay, ReplayBatch
 from jaxrl_fast.learning.replay import SampledWindows, fold_n_steps
+from jaxrl_fast.learning.run_graph import bind
 from jaxrl_fast.learning.updates import PartState, init_part
 from jaxrl_fast.learning.updates import update as update_part
 

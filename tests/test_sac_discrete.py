@@ -8,8 +8,8 @@ import references
 import tiny
 
 import jaxrl_fast as jf
-from jaxrl_fast.learning.agent import bind
 from jaxrl_fast.learning.algorithm import ReplayBatch
+from jaxrl_fast.learning.run_graph import bind
 from jaxrl_fast.learning.updates import init_part, update
 
 RNG = np.random.default_rng(3)

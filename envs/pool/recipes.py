@@ -119,7 +119,7 @@ def atari(
 
     Each action is repeated for ``frame_skip`` frames, the last two are joined by their maximum; a game begins with up
     to ``noop_max`` idle frames. ``sticky`` repeats the last action with probability 0.25 (Machado et al., 2018).
-    ``episode_length`` counts the policy's steps; ``options`` go to ALE. Frames are stacked later (`updates.frame_stack`).
+    ``episode_length`` counts the policy's steps; ``options`` go to ALE. Frames are stacked later (`frame_stack`).
 
     Raises:
         ValueError: unknown game, a size out of range, or ``ale-py`` or OpenCV is not installed.

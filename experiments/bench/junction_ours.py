@@ -23,7 +23,7 @@ from worker import say
 import jaxrl_fast as jf
 from jaxrl_fast.core import OUT, EnvSpec
 from jaxrl_fast.envs import traffic_junction
-from jaxrl_fast.learning.agent import bind
+from jaxrl_fast.learning.run_graph import bind
 from jaxrl_fast.policy.policies import Policy, PolicyParams, make_policy, params_template
 from jaxrl_fast.training.episodes import steps_on_host
 

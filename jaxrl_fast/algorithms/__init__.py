@@ -1,1 +1,8 @@
-"""The algorithms, a file each: hyper-parameters, networks, choice of actions, losses, and the data they need."""
+"""Algorithms, a file each; also under the names that their helpers had until 0.2.0."""
+
+import sys
+
+from jaxrl_fast.learning import algorithm, exploration
+
+for _old, _new in (("interface", algorithm), ("sequences", algorithm), ("choosing", exploration)):
+    sys.modules[f"{__name__}.{_old}"] = _new

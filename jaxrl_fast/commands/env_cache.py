@@ -25,7 +25,7 @@ from jaxrl_fast.policy.policies import spec_from_json, spec_to_json
 from jaxrl_fast.settings.machine import cache_root, cpu_fingerprint, make_own_folder, make_room
 from jaxrl_fast.system import replacing
 
-OWN = ("jaxrl_fast", "envs")
+OWN = ("jaxrl_fast",)
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "chex", "ml_dtypes", "numpy")
 OF_SUITES = {
     "brax": ("brax", "mujoco", "mujoco_mjx", "jaxopt", "trimesh", "scipy"),
@@ -88,7 +88,7 @@ def _files(package: str) -> Iterator[tuple[str, str]]:
     if spec is None:
         return
     for root in spec.submodule_search_locations or ():
-        for folder, folders, files in os.walk(root):
+        for folder, folders, files in os.walk(root, followlinks=True):
             folders[:] = sorted(name for name in folders if name != "__pycache__")
             for name in sorted(files):
                 if name.endswith(CODE):
@@ -261,7 +261,7 @@ SECTIONS_WITHOUT = ("eval.", "checkpoint.")
 
 
 class ProgramFiles(NamedTuple):
-    """A `jaxrl_fast.runtime.program_store.Store` of the programs of one run, in ``files``; ``key`` says what they depend on."""
+    """A `program_store.Store` of the programs of one run, in ``files``; ``key`` says what they depend on."""
 
     files: KeptFiles
     key: str

@@ -193,7 +193,7 @@ REFERENCES = Path(__file__).parent.parent / "config" / "references.yaml"
 
 
 def new_folder(run: Run) -> Path:
-    """Make the run's folder, or take that of a resumed run, and write ``run_config.yaml`` into it.
+    """Make the run's folder, or take that of a resumed run, and write ``config.yaml`` into it.
 
     Raises:
         ValueError: it holds a run already, or cannot be written to.

@@ -13,6 +13,7 @@ from yaml import YAMLError
 
 from jaxrl_fast import envs
 from jaxrl_fast.algorithms.registry import ALGORITHMS
+from jaxrl_fast.core import Log
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.learning.algorithm import Algorithm
@@ -28,7 +29,6 @@ from jaxrl_fast.settings.schema import ConfigError, Key, algo_keys, nearest, rea
 from jaxrl_fast.training.callbacks import to_stderr
 from jaxrl_fast.training.checkpoints import Checkpoints, find, newest_good, read_description
 from jaxrl_fast.training.job import JobOptions
-from jaxrl_fast.training.records import Log
 
 GROUPS = ("env", "algo", "placement")
 

@@ -90,6 +90,10 @@ class GradientResult(NamedTuple):
     priorities: Any = ()
 
 
+Found = GradientResult
+"""Its name until 0.2.0."""
+
+
 class Part(NamedTuple):
     """Networks that are updated together, and separately from other parts, such as an actor or a critic.
 
@@ -148,7 +152,7 @@ class OnPolicy(NamedTuple):
       from before the tick's updates.
     - ``value``: computes values from that network's outputs.
     - ``targets``: computes what batches hold as ``targets``. Without it (None), batches hold rewards and ends of
-      episodes instead, and the losses compute what they need with the newest params (`updates.algorithm`).
+      episodes instead, and the losses compute what they need with the newest params (`learning.algorithm`).
     """
 
     num_epochs: int
@@ -231,7 +235,7 @@ class ReplayBatch(NamedTuple):
       them.
 
     For recurrent networks ``obs`` covers the ``W`` steps of a window, with the burn-in before and n - 1 steps after the
-    ``L`` others, and there are three more fields, else ``()``. `updates.algorithm` runs networks over both kinds.
+    ``L`` others, and there are three more fields, else ``()``. `learning.algorithm` runs networks over both kinds.
 
     - ``first``: whether a step begins an episode, ``[W, B]``.
     - ``memory``: the recurrent memory before the window, by part, ``[1, B, ...]``.
@@ -263,7 +267,7 @@ InitDecide = Callable[[int], PyTree]
 
 
 class Agent(NamedTuple):
-    """An algorithm for the shapes of one environment, as `updates.agent` takes it.
+    """An algorithm for the shapes of one environment, as `learning.agent` takes it.
 
     - ``parts``: the networks that are updated together, by name.
     - ``data``: what the updates learn from.

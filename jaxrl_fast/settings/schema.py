@@ -18,11 +18,11 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from jaxrl_fast.algorithms.registry import ALGORITHMS
+from jaxrl_fast.core import Log
 from jaxrl_fast.learning.run_graph import GraphOptions, Overlap
 from jaxrl_fast.learning.updates import Average, OnNan
 from jaxrl_fast.networks.layers import Precision
 from jaxrl_fast.numerics.optimizers import SCHEDULES
-from jaxrl_fast.training.records import Log
 
 MAX_SEED = 2**32 - 1
 """Of a larger seed JAX uses only the lowest 32 bits."""

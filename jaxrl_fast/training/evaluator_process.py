@@ -31,7 +31,7 @@ MANY_EPISODES = 512
 
 
 class EvaluatorProcess:
-    """Evaluates in a process that makes the run of a folder's ``run_config.yaml`` again; one that ended is started anew.
+    """Evaluates in a process that makes the run of a folder's ``config.yaml`` again; one that ended is started anew.
 
     ``device`` is "cpu" for the host's cores, or "same" for what training runs on; ``one_thread``: of the cores, XLA is
     to use one. What the process prints goes to ``evaluator.log``. It ends by itself when this process does. ``process``

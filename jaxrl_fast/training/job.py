@@ -8,11 +8,11 @@ import jax
 
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
-from jaxrl_fast.learning.agent import BoundAgent, bind
+from jaxrl_fast.learning.agent import BoundAgent
 from jaxrl_fast.learning.algorithm import Algorithm, require_positive
 from jaxrl_fast.learning.io_callback_env import Bridge, check_placement, in_graph
 from jaxrl_fast.learning.minibatches import MAX_SHARDS
-from jaxrl_fast.learning.run_graph import GraphOptions, graph_of
+from jaxrl_fast.learning.run_graph import GraphOptions, bind, graph_of
 from jaxrl_fast.runtime import hosts
 from jaxrl_fast.runtime import program as programs
 from jaxrl_fast.runtime.graph import Graph
@@ -148,8 +148,8 @@ class JobOptions(NamedTuple):
 
 
 class Job(NamedTuple):
-    """A run before it starts: ``env``, ``algorithm`` and the ``agent`` that binds the two; the ``graph`` that
-    ``batches.graph`` made of them, its ``placement`` and ``program``; and the ``plan`` of its chunks.
+    """A run before it starts: ``env``, ``algorithm`` and the ``agent`` that binds the two; the ``graph`` that the
+    ``options`` made of them, its ``placement`` and ``program``; and the ``plan`` of its chunks.
 
     ``keys`` ``[S]``: a random key for each seed; ``failures`` collects what environments on the host raise in a
     callback; ``settings``: what a checkpoint stores of them; ``resumed``: the checkpoint that the run goes on from, if

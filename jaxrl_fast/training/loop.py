@@ -4,29 +4,29 @@ A chunk has a fixed size and is compiled once; its state is donated, its metrics
 slow or with a side effect (evaluation, files, callbacks, signals) happens between chunks.
 """
 
-from collections.abc import Callable
-from contextlib import ExitStack, closing, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
 
 import jax
 import numpy as np
 
+from jaxrl_fast.core import Log
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.learning.host_sampling import print_events_after
 from jaxrl_fast.learning.io_callback_env import reraise_callback_error
 from jaxrl_fast.policy.policies import Policy
 from jaxrl_fast.runtime import hosts
 from jaxrl_fast.runtime import program as programs
-from jaxrl_fast.runtime.graph import TrainState
-from jaxrl_fast.training import find_nan, resuming
-from jaxrl_fast.training.callbacks import Calls, Row
-from jaxrl_fast.training.checkpoints import Checkpointer
+from jaxrl_fast.runtime.graph import TrainState, tagged
+from jaxrl_fast.runtime.placements import REPLAY
+from jaxrl_fast.training import checkpoints, find_nan, resuming
+from jaxrl_fast.training.callbacks import Calls, Row, Tell
+from jaxrl_fast.training.checkpoints import FOLDER, Checkpointer
 from jaxrl_fast.training.episodes import evaluation_device, make_periodic_evaluation
 from jaxrl_fast.training.evaluations import Evaluations, LastPolicy
-from jaxrl_fast.training.job import Job
+from jaxrl_fast.training.job import Job, Plan
 from jaxrl_fast.training.recorder import NonFiniteError, Recorder, check_start
-from jaxrl_fast.training.records import Log
-from jaxrl_fast.training.resuming import describe_start, open_folder
 from jaxrl_fast.training.run_folder import RunFolder, write_summary
 
 Trained = tuple[TrainState, Policy, list[Row], Row]
@@ -50,7 +50,7 @@ def run_job(job: Job, calls: Calls, run_dir: str | Path | None = None, log: Log 
             calls = calls if folder is None else calls._replace(tell=folder.tell)
         recorder = Recorder(job, calls, folder)
         evaluations = stack.enter_context(closing(make_evaluations(job, recorder, folder, saver, calls)))
-        return train(job, evaluations, calls)
+        return train_job(job, evaluations, calls)
 
 
 def make_evaluations(
@@ -68,7 +68,7 @@ def make_evaluations(
     return Evaluations(evaluation, job, recorder, folder, saver, calls)
 
 
-def train(job: Job, evaluations: Evaluations, calls: Calls) -> Trained:
+def train_job(job: Job, evaluations: Evaluations, calls: Calls) -> Trained:
     """As `run_job`, when the files are open."""
     tell, resumed = calls.tell, job.resumed
     recorder, folder, saver = evaluations.recorder, evaluations.folder, evaluations.saver
@@ -189,3 +189,67 @@ def make_rates(job: Job) -> Callable[[TrainState], dict[str, np.ndarray]]:
         return {name: np.atleast_1d(value) for name, value in found._asdict().items()}
 
     return rates
+
+
+FACTS = ("env", "env.id", "env.make", "algo", "total_steps", "num_seeds")
+"""The settings that ``run.json`` repeats."""
+
+
+def describe_start(state: TrainState, job: Job, saver: Checkpointer | None, tell: Tell) -> None:
+    """Say where a resumed run goes on and what is different, and what the checkpoints will hold."""
+    resumed, plan = job.resumed, job.plan
+    if resumed is not None:
+        tell(f"goes on from {resumed.description.path}, {resumed.progress['env_steps']:,} steps trained")
+        for line in resumed.changes:
+            tell(f"changed: {line}")
+        if resumed.description.replay_lost:
+            steps = job.agent.warmup_ticks * plan.steps_per_tick
+            tell(
+                f"the replay buffer was not saved: the next {steps:,} steps fill a new one before anything is "
+                "learned, and what follows differs from the run without the interruption"
+            )
+    if saver is not None:
+        tell(describe_checkpoints(state, saver, plan))
+
+
+def describe_checkpoints(state: TrainState, saver: Checkpointer, plan: Plan) -> str:
+    """How often a checkpoint is made, how large it will be, and what it leaves out."""
+    own, replay = (size / 1e6 for size in checkpoints.sizes(state, saver.refills))
+    every = plan.chunks_per_checkpoint * plan.ticks_per_chunk * plan.steps_per_tick
+    text = f"checkpoint every {every:,} steps, {own:.1f} MB"
+    if replay and saver.plan.replay:
+        return f"{text}, the newest with {replay:.1f} MB of replay"
+    if replay:
+        return f"{text}, without replay ({replay:.1f} MB): a resumed run fills a new buffer before it learns again"
+    return text
+
+
+@contextmanager
+def open_folder(job: Job, path: Path, log: Log, tell: Tell) -> Iterator[tuple[RunFolder | None, Checkpointer | None]]:
+    """The run's files and the writer of its checkpoints, closed on leaving. Only process 0 has
+    files, the others None.
+
+    A run that goes on in its own folder removes what was written there after the checkpoint.
+    """
+    resumed, settings, asked = job.resumed, job.settings, job.options.checkpoints
+    refills = tagged(job.graph, REPLAY)
+    if resumed is None and checkpoints.all_steps(path / FOLDER):
+        raise ValueError(f"{path} holds the checkpoints of a run: resume it, or write another run_dir")
+    own = resumed is not None and resumed.description.path.parent.resolve() == (path / FOLDER).resolve()
+    resume_at = resumed.progress["env_steps"] if own and resumed else None
+    with ExitStack() as stack:
+        folder = None
+        if hosts.is_first():
+            again = [one["env_steps"] for one in resumed.progress.get("snapshots", [])] if own and resumed else []
+            facts = {name: settings[name] for name in FACTS if name in settings}
+            folder = stack.enter_context(
+                RunFolder(
+                    path, resume_at=resume_at, evaluated_again=again, tell=tell, facts=facts, log=log, settings=settings
+                )
+            )
+            tell = folder.tell
+            checkpoints.remove_stale(path / FOLDER, after=resume_at)
+        saver = Checkpointer(path / FOLDER, asked, settings, refills, tell) if asked.keep else None
+        if saver is not None and own and resumed:
+            saver.newest = resumed.description.path
+        yield folder, saver and stack.enter_context(saver)

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from jaxrl_fast.core import Log
 from jaxrl_fast.system import replace_file
 from jaxrl_fast.training.callbacks import Row, Tell
 
@@ -134,7 +135,6 @@ def _start_of(pid: int) -> int | None:
     return None if fields[0] == "Z" else int(fields[19])
 
 
-Log = Literal["tensorboard", "wandb", "none"]
 Kind = Literal["train", "eval"]
 """Of a row: those of ``metrics.csv`` and those of evaluations."""
 PROJECT = "jaxrl_fast"

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import yaml
 
-from jaxrl_fast.core import EpisodeTotals
+from jaxrl_fast.core import EpisodeTotals, Log
 from jaxrl_fast.policy.policies import Policy, save_policy
 from jaxrl_fast.system import replace_file, replacing
 from jaxrl_fast.training.callbacks import Row, Tell
-from jaxrl_fast.training.records import SILENT_S, Kind, Log, Logger, RunStatus, open_logger, read_status, state_now
+from jaxrl_fast.training.records import SILENT_S, Kind, Logger, RunStatus, open_logger, read_status, state_now
 
 TABLES = ("metrics.csv", "metrics_seeds.csv", "evals.csv")
 EVAL_COLUMNS = ("seed", "env_steps", "wall_s", "return", "length")
@@ -336,7 +336,7 @@ class RunView(NamedTuple):
 
     - ``path``: of the folder.
     - ``state``: `records.state_now`; of a folder without ``run.json`` guessed from its files.
-    - ``status``, ``settings``, ``summary``: ``run.json``, ``run_config.yaml`` and ``summary.json``.
+    - ``status``, ``settings``, ``summary``: ``run.json``, ``config.yaml`` and ``summary.json``.
     - ``metrics``: ``metrics.csv``, a row a chunk.
     - ``of_seeds``: ``metrics_seeds.csv``, a row a chunk and seed.
     - ``evals``: ``evals.csv``, a row an episode.

@@ -14,11 +14,17 @@ import numpy as np
 from jaxrl_fast.core import Batches, Discrete, PyTree, action_shape
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
-from jaxrl_fast.learning.agent import bind
 from jaxrl_fast.learning.algorithm import Algorithm
 from jaxrl_fast.learning.flat_params import make_learning
 from jaxrl_fast.learning.rollout import SamplerState, start, unroll
-from jaxrl_fast.learning.run_graph import experience_fragment, init_statistics, products_beside, rollout_shapes, sampler
+from jaxrl_fast.learning.run_graph import (
+    bind,
+    experience_fragment,
+    init_statistics,
+    products_beside,
+    rollout_shapes,
+    sampler,
+)
 from jaxrl_fast.learning.updates import init_learned, learn_fragment
 from jaxrl_fast.numerics.optimizers import resolve
 from jaxrl_fast.runtime.graph import Channels, Fragment, Graph, ShardingAxes

@@ -25,7 +25,7 @@ What = Literal["training", "sampling", "environments", "updates"]
 
 
 class Request(NamedTuple):
-    """What to measure: ``path``: of a run's ``run_config.yaml``; ``what``: the part of it; ``memory_cap``: bytes that it
+    """What to measure: ``path``: of a run's ``config.yaml``; ``what``: the part of it; ``memory_cap``: bytes that it
     may use (None: a share of what is free); ``repeat_s``: seconds that a repeat takes at least."""
 
     path: str

@@ -238,7 +238,7 @@ def drawn_bodies(scene: Scene, motion: Motion, steps: Iterable[int], width: int)
 
 
 if TYPE_CHECKING:  # Gymnasium takes a second to import
-    from jaxrl_fast.envs.host_env import FilmedHost
+    from jaxrl_fast.envs.pool.making import FilmedHost
 
 HINTS = {"OpenGL": INSTALL_GL, "pygame": "it comes with pip install 'jaxrl_fast[video]'"}
 """What to do about an error of an environment that draws itself, by a word in it."""

@@ -46,7 +46,7 @@ def _bucket_means(column: np.ndarray, edges: np.ndarray) -> np.ndarray:
     return np.divide(sums, counts, out=np.full(len(sums), np.nan), where=counts > 0)
 
 
-ASSETS = files("jaxrl_fast.inspection") / "assets"
+ASSETS = files("jaxrl_fast.views") / "assets"
 
 
 def assembled(name: str, **content: Any) -> str:
@@ -172,7 +172,7 @@ def describe_details(view: RunView) -> dict[str, Any]:
         "settings": settings_table(view),
         "machine": machine_table(view),
         "lines": view.status.get("lines", []),
-        "commands": commands(view),
+        "commands": command_lines(view),
         "graph": _as_uri(view.path / "graph.svg", "image/svg+xml"),
         "animation": _as_uri(view.path / "policy.gif", "image/gif"),
         "episode": _read_text(view.path / "policy.html"),
@@ -243,7 +243,7 @@ def machine_table(view: RunView) -> list[list[str]]:
     return [row for row in rows if row and row[1]]
 
 
-def commands(view: RunView) -> list[list[str]]:
+def command_lines(view: RunView) -> list[list[str]]:
     """Rows of a purpose and the line to type for it."""
     folder = str(view.path)
     rows: list[tuple[str, ...]] = [("repeat", "train", f"config={folder}/config.yaml")]

@@ -24,7 +24,7 @@ from jaxrl_fast.runtime.xla_options import acting_options
 from jaxrl_fast.system import replace_file
 from jaxrl_fast.training.episodes import STEP_LIMIT, Playing, player
 
-ASSETS = files("jaxrl_fast.evaluation") / "assets"
+ASSETS = files("jaxrl_fast.views") / "assets"
 FULL_SCALE = 32767
 """The largest int16: stands for 1 in rotations and for the largest offset in positions."""
 
