@@ -140,7 +140,7 @@ def learn(
         on_last_policy,
         evaluator,
         tell,
-        make_listeners(),
+        make_listeners() if run_dir is not None else Listeners(),
     )
     return Result(*run_job(job, calls, run_dir, log))
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
-from jaxrl_fast.learning.agent import BoundAgent
+from jaxrl_fast.learning.acting import BoundAgent
 from jaxrl_fast.learning.algorithm import Algorithm
 from jaxrl_fast.learning.minibatches import MAX_SHARDS
 from jaxrl_fast.numerics.optimizers import plain
