@@ -27,6 +27,7 @@ from jaxrl_fast.runtime.program_store import FindStore
 from jaxrl_fast.training.callbacks import (
     BetweenChunks,
     Calls,
+    Listeners,
     OnLastPolicy,
     OnMetrics,
     OnNewPolicy,
