@@ -6,6 +6,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import jax
 import pytest
 import yaml
 
@@ -20,6 +21,7 @@ import docs_tables
 import learning_page
 import scaling
 import startup
+import startup_watch
 import targets
 from docs_text import (
     ROOT,
@@ -105,6 +107,13 @@ def test_every_script_that_a_text_names_exists():
 @pytest.mark.parametrize("gone", ["python experiments/{}.py", "env.make=experiments.{}.make", "make: docs/site/{}.py"])
 def test_a_script_that_moved_is_found(gone: str):
     assert missing_scripts(gone.format("moved_away"))
+
+
+def test_the_watch_of_a_start_names_functions_that_exist():
+    folders = (ROOT / "jaxrl_fast", ROOT / "envs", Path(jax.__file__).parent)
+    named = {*startup_watch.PHASES, *startup_watch.WORK}
+    texts = {file: [path.read_text() for folder in folders for path in folder.rglob(file)] for file, _ in named}
+    assert [place for place in named if not any(f"def {place[1]}(" in text for text in texts[place[0]])] == []
 
 
 def test_figures_are_those_of_the_results():

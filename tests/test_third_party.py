@@ -84,6 +84,7 @@ OTHERWISE = {
     "xla_flags",
     "xla_knows",
     "xla_no_such_flag",
+    "xla_options",
 }
 """What is spelled like an option and is none, or is one of the environment alone."""
 EVENT = "/jax/compilation_cache/cache_hits"

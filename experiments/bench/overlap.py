@@ -23,11 +23,10 @@ NUM_SEEDS = 4
 def curve(env: str, algo: str, overlap: str) -> dict[str, Any]:
     """Train with tuned settings, in a process of its own: returns of every seed by steps and seconds."""
     script = (
-        "import json, sys; import jaxrl_fast as jf; from jaxrl_fast.settings import config\n"
-        "from jaxrl_fast.commands.run_config import make_algorithm\n"
+        "import json, sys; import jaxrl_fast as jf; from jaxrl_fast.commands import run_config\n"
         f"jf.setup(cpu_devices={1 if overlap == 'none' else 2})\n"
-        f"run = config.compose(['env={env}', 'algo={algo}'])\n"
-        f"env, algo = jf.make_env('{env}', num_envs=run.num_envs), make_algorithm(run)\n"
+        f"run = run_config.compose(['env={env}', 'algo={algo}'])\n"
+        f"env, algo = jf.make_env('{env}', num_envs=run.num_envs), run_config.make_algorithm(run)\n"
         f"result = jf.learn(env, algo, total_steps=run.total_steps, num_seeds={NUM_SEEDS}, overlap='{overlap}',\n"
         f"                  placement='{LAYOUTS[overlap]}', eval_every=run.total_steps // 20)\n"
         "rows = [row for row in result.history if row['kind'] == 'eval']\n"

@@ -20,19 +20,20 @@ from typing import Any
 
 INTERVAL_S = 0.005
 PHASES = {
-    ("config.py", "compose"): "settings",
+    ("run_config.py", "compose"): "settings",
     ("prepare.py", "fill_in"): "devices",
-    ("run_settings.py", "make_envs"): "world",
-    ("build.py", "build_graph"): "graph",
+    ("env_cache.py", "make_cached_envs"): "world",
+    ("run_config.py", "make_envs"): "world",
+    ("run_graph.py", "build_graph"): "graph",
     ("evaluator_process.py", "_start"): "evaluator's process",
-    ("periodic.py", "make_periodic_evaluation"): "evaluation",
+    ("episodes.py", "make_periodic_evaluation"): "evaluation",
     ("loop.py", "start"): "programs",
-    ("drawing.py", "draw_run"): "graph.svg",
-    ("run_report.py", "new_folder"): "run folder",
-    ("run_report.py", "write_facts"): "run folder",
-    ("run_report.py", "print_opening"): "run folder",
-    ("run_files.py", "open_folder"): "run folder",
-    ("folder.py", "__init__"): "run folder",
+    ("graph_picture.py", "draw_run"): "graph.svg",
+    ("prepare.py", "new_folder"): "run folder",
+    ("prepare.py", "write_facts"): "run folder",
+    ("prepare.py", "print_opening"): "run folder",
+    ("loop.py", "open_folder"): "run folder",
+    ("run_folder.py", "__init__"): "run folder",
 }
 """File and function -> the phase of a start that it is."""
 WORK = {
@@ -40,13 +41,12 @@ WORK = {
     ("compiler.py", "_cache_read"): "programs from disk",
     ("compiler.py", "_cache_write"): "programs to disk",
     ("compiler.py", "compile_or_get_cached"): "programs from disk",
-    ("kept.py", "load"): "programs from disk",
-    ("kept.py", "save"): "programs to disk",
+    ("program_store.py", "read"): "programs from disk",
+    ("program_store.py", "write"): "programs to disk",
     ("mlir.py", "lower_jaxpr_to_module"): "lowering",
     ("pxla.py", "lower_sharding_computation"): "lowering",
     ("partial_eval.py", "trace_to_jaxpr"): "tracing",
     ("partial_eval.py", "trace_to_jaxpr_nounits"): "tracing",
-    ("pjit.py", "_create_pjit_jaxpr"): "tracing",
     ("pjit.py", "_infer_params"): "tracing",
     ("pxla.py", "__call__"): "running",
 }
