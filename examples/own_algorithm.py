@@ -10,15 +10,7 @@ import jax.numpy as jnp
 import jaxrl_fast as jf
 from jaxrl_fast.algorithms.ppo import critic_part, targets
 from jaxrl_fast.learning.acting import policy_of, sample_action
-from jaxrl_fast.learning.algorithm import (
-    GradientResult,
-    Learned,
-    OnPolicy,
-    OnPolicyBatch,
-    Part,
-    gradients_of,
-    over_rollout,
-)
+from jaxrl_fast.learning.algorithm import GradientResult, OnPolicy, OnPolicyBatch, Part, gradients_of, over_rollout
 from jaxrl_fast.networks.network import make_network
 from jaxrl_fast.numerics import distributions, losses, optimizers
 
@@ -33,9 +25,7 @@ def awr(rollout_length: int = 64, num_epochs: int = 8, num_minibatches: int = 8,
     def build(spec: jf.EnvSpec, num_envs: int) -> jf.Agent:
         policy = make_network(spec.obs, distributions.num_outputs(spec.action), hidden=(64, 64), out_scale=0.01)
 
-        def gradients(
-            own: Learned, peers: dict, batch: OnPolicyBatch, key: jax.Array, hyper: AwrHyper
-        ) -> GradientResult:
+        def gradients(own, peers: dict, batch: OnPolicyBatch, key: jax.Array, hyper: AwrHyper) -> GradientResult:
             advantage = jax.nn.standardize(batch.targets["advantage"], axis=None)
             weight = jnp.minimum(jnp.exp(advantage / hyper.temperature), hyper.max_weight)
 
