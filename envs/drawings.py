@@ -1,4 +1,4 @@
-"""Pictures of gymnax's environments, drawn from their states, twice as large as they are mostly shown.
+"""Pictures of gymnax's environments and of those of several agents, drawn from their states.
 
 gymnax has a visualizer, which needs pygame for what is drawn here as lines, and writes files instead of pictures.
 """

@@ -1,4 +1,4 @@
-"""The shapes of brax's bodies, read from the MuJoCo model that every backend of brax starts from."""
+"""brax's environments (https://github.com/google/brax, v2), and the shapes of their bodies for pictures."""
 
 import inspect
 import io

@@ -1,4 +1,4 @@
-"""Files that are replaced in one step, so that no reader and no killed process ever finds half of one."""
+"""Files that are replaced in one step, and processes of this package beside the one that trains."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Groups of environments in the parent: their rows and seeds, writing actions, reading results."""
+"""Options of a pool, and groups of its environments in the parent: rows and seeds, actions, results."""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, pairwise

@@ -1,5 +1,4 @@
-"""Gymnasium's spaces as arrays: observations are written into rows, actions read from them. No JAX: the workers import
-this."""
+"""Gymnasium's spaces as arrays, and the shared arrays of a pool. No JAX: the workers import this."""
 
 import math
 from collections.abc import Callable

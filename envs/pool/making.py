@@ -1,4 +1,4 @@
-"""The choice of how many worker processes to use: from the measured time of a step and known costs of a batch."""
+"""Makes a pool: in this process or with as many workers as the time of a step is worth; and a camera for one."""
 
 import os
 import time

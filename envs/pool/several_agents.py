@@ -1,5 +1,4 @@
-"""Agents that differ in what they observe and can do: filled up to the largest. No JAX: the pool's workers import
-this."""
+"""Environments of several agents in a pool; agents that differ are filled up to the largest. No JAX."""
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module

@@ -1,7 +1,7 @@
-"""Semaphores by which a pool and its workers wake each other, in shared memory whose name cannot be left behind.
+"""A worker process of the pool, and the semaphores by which it and the pool wake each other.
 
-On Linux they are POSIX semaphores, called through ctypes: posting one that nobody sleeps on, and looking whether one
-was posted, need no system call. Elsewhere (macOS has none without a name) each is a pipe.
+On Linux they are POSIX semaphores in shared memory, called through ctypes: posting one that nobody sleeps on, and
+looking whether one was posted, need no system call. Elsewhere (macOS has none without a name) each is a pipe.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""What every command shares: ``--help``, ``--version``, ``--multirun``, and errors of one line.
+"""What every command shares: ``--help``, ``--version``, ``--multirun``, errors of one line, and opening a trained run.
 
 Exit status: 0, 2 for settings that cannot be run, 130 after Ctrl-C, else what the command says.
 """

@@ -1,4 +1,8 @@
-"""What a compiled program depends on beside its run's settings: code, packages, machine, and JAX's own settings."""
+"""Environments and compiled programs of earlier starts, in files of the user's own, and all that they depend on.
+
+A file is named by a digest of code, packages, machine, JAX's own settings and the run's; it holds what an environment
+says of itself, so that it need not be built again, or one compiled program.
+"""
 
 import hashlib
 import json

@@ -1,5 +1,4 @@
-"""Prepares a run for this machine: starts JAX with the devices that it needs and resolves settings that are
-``auto``."""
+"""Prepares a run for this machine, and reports it: its first lines, the facts in its folder, its closing lines."""
 
 import dataclasses
 import secrets

@@ -1,7 +1,12 @@
-"""Sizes that follow from the number of environments, where none is given.
+"""The interface of an algorithm: its rates, its networks, how an action is chosen, its losses, and the data it needs.
 
-With more environments a tick samples more steps. So that these are learned from as often, it then makes more updates,
-up to a limit, and from there on larger ones.
+An `Algorithm` is made by a factory such as `jaxrl_fast.ppo` before any environment is known; ``build(spec, num_envs)``
+returns its `Agent` for one environment, or raises where the two do not fit. Everything else is done once for all
+algorithms by `run_graph.bind`: normalization, stacks of frames, replay, n-step returns, recurrent memory. Losses run
+networks over the sequences of a batch by the functions at the end of this file, recurrent or not.
+
+Axes: ``T`` time, ``E`` environments, ``L`` steps of a training sequence, ``B`` batch. With several agents their axis
+``A`` stands behind ``E`` and ``B`` (`core`).
 """
 
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""What off-policy actor-critics share: a policy, an ensemble of Q-networks, and the regression of the latter."""
+"""Critics of off-policy algorithms: ensembles of Q-networks and their regression, and values by quantiles or bins."""
 
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple

@@ -1,4 +1,4 @@
-"""Minibatches out of logical shards.
+"""Minibatches out of logical shards, and those of on-policy data: epochs over one rollout.
 
 The data that updates learn from has a leading axis of ``G`` *logical shards*. ``G`` depends on ``shards``, the number
 of environments and the batch size, never on the number of devices, and every minibatch takes the same share from each

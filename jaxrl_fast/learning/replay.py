@@ -1,4 +1,4 @@
-"""Replay: a ring buffer of steps, from which windows of consecutive steps are sampled."""
+"""Replay: a ring buffer of steps, from which windows of consecutive steps are sampled, and their n-step returns."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

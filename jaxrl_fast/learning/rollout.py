@@ -1,4 +1,4 @@
-"""One array for all that a step of the environments gives, so that a device stores it by one kernel."""
+"""Rollouts of compiled environments: `unroll`, the only scan over environment steps in training, also packed."""
 
 from collections.abc import Callable
 from math import prod

@@ -1,4 +1,4 @@
-"""One gradient update of a part: gradients, the optimizer's step, the constraint on params, the target networks."""
+"""Gradient updates: one of a part (gradients, optimizer, constraint, target networks), and the K updates of a tick."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple

@@ -1,4 +1,4 @@
-"""Whether an exported file acts as its policy does: both choose actions for the same random observations."""
+"""Policies as JAX and ONNX files, each checked: it must choose the actions of the policy for random observations."""
 
 import importlib.util
 import operator

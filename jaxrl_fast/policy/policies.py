@@ -1,4 +1,4 @@
-"""A trained policy as a value: parameters, observation statistics and two pure functions."""
+"""A trained policy as a value: parameters, observation statistics and two pure functions; also that of one agent."""
 
 import json
 from collections.abc import Callable, Mapping

@@ -1,7 +1,8 @@
-"""The structure of a state as JSON, and back, without the modules of the environments that it holds.
+"""Compiled programs on disk, for the next start: neither traced nor compiled again.
 
-Our own NamedTuples come back as what they are. A node of any other type, such as a brax state, comes back as `Other`,
-which has its children under the same names: a program takes and gives its arrays either way.
+A store is given by the caller, who must include in its keys everything else that a program depends on. The structure
+of a state is saved as JSON, without the modules of the environments that it holds: our NamedTuples come back as
+themselves, a node of any other type, such as a brax state, as `Other` with its children under the same names.
 """
 
 import dataclasses

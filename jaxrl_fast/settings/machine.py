@@ -1,4 +1,4 @@
-"""Folders from which a process takes what it then runs: the user's own, closed to all others, and not too large."""
+"""JAX's set-up on this machine: devices, caches in folders of the user's own, and placements measured before."""
 
 import contextlib
 import gc

@@ -1,4 +1,4 @@
-"""Accelerators that can be compiled for without having one: what XLA must know of them, and their limits."""
+"""Accelerators that can be compiled for without having one, their compilers, and the words that name them."""
 
 import os
 import re

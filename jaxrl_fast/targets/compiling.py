@@ -1,4 +1,4 @@
-"""What of a device's memory a run takes, and how far it could grow there."""
+"""Compiles a run's programs for a target, and says what of its memory they take."""
 
 import time
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What programs would cost on a target, as tables and sentences for the terminal."""
+"""What programs cost on a target, or here by measurement, as tables and sentences for the terminal."""
 
 import json
 import os

@@ -1,7 +1,4 @@
-"""What a GPU's host does to run a program: how many graphs and single kernels it launches, and where it waits.
-
-Read from XLA's dump of its thunks, the steps of the host: a `kCommandBuffer` is one launch of a CUDA graph.
-"""
+"""What a program costs on a target: kernels, launches of its host, seconds by XLA's model, memory, collectives."""
 
 import re
 from collections import Counter

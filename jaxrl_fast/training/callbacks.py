@@ -1,4 +1,4 @@
-"""What the caller of a run hands in to be called while it goes on."""
+"""Functions that a run calls while it goes on, given by its caller; Ctrl-C and SIGTERM are one of them."""
 
 import os
 import signal

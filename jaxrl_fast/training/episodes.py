@@ -1,4 +1,4 @@
-"""Evaluation of a policy: undiscounted returns of whole episodes, and a confidence interval of their mean."""
+"""Evaluation of a policy: whole episodes, compiled or on the host, their statistics, and those of a run's policies."""
 
 from collections.abc import Callable, Iterator
 from functools import cache, partial

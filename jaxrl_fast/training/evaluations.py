@@ -1,4 +1,4 @@
-"""The evaluations of a run: one at a time and in order, beside training or between its chunks."""
+"""The evaluations of a run: one at a time and in order, beside training or between its chunks; and its last policy."""
 
 import time
 from collections.abc import Mapping, Sequence

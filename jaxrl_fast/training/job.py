@@ -1,4 +1,4 @@
-"""How a run is cut into chunks: pieces of equal size, each one call of a compiled program."""
+"""A job: all that a run is made of, checked and put together before anything is compiled, and cut into chunks."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""``run.json``: what a run is, what it does at the moment and how it ended, for whoever looks on."""
+"""``run.json``, which says what a run is, does and how it ended, and loggers of its scalars."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""The tables of a run folder: CSV files that grow, and that are cut where a run is resumed."""
+"""The folder of a run: tables that grow, policies and the summary; and reading a folder in any condition."""
 
 import contextlib
 import csv

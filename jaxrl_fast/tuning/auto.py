@@ -1,4 +1,4 @@
-"""``num_envs=auto``: the number of environments found here before, else a short measurement where the run is long."""
+"""``num_envs=auto`` and ``overlap=auto``: as found here before, else by a short measurement where the run is long."""
 
 import dataclasses
 import statistics

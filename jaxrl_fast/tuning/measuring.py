@@ -1,4 +1,4 @@
-"""The request that `child` sends to a `trial`."""
+"""Measurements of settings, each in a subprocess that is given one request after another."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""The picture of a sweep: throughput against width, with memory, the ceilings and the choice."""
+"""The results of a sweep: rows, files, and the picture of throughput against width."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""Times a graph under a placement: compiles it, warms it up, and measures its chunks. Compilation is timed apart."""
+"""``python -m jaxrl_fast.tuning.trial``: the subprocess that measures settings: builds, compiles, times."""
 
 import dataclasses
 import json

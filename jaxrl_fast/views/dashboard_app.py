@@ -1,4 +1,4 @@
-"""A run as a row of a list and as a curve, from files in any condition."""
+"""The dashboard: finds runs, shows each as a row and as curves, and answers only a browser on this machine."""
 
 import asyncio
 import json

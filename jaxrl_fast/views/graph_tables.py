@@ -1,4 +1,4 @@
-"""Plain tables for the terminal."""
+"""Tables for the terminal, and those of a graph and its programs."""
 
 import sys
 from typing import Any

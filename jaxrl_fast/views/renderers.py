@@ -1,4 +1,4 @@
-"""Pictures one after another as a GIF or an MP4."""
+"""Episodes as GIF and MP4: how each suite is drawn, bodies by MuJoCo's OpenGL, and the file."""
 
 import io
 import math

@@ -1,4 +1,4 @@
-"""Long tables as curves that a page can draw."""
+"""``report.html``: curves, tables and facts of one run or several, in one page that needs nothing else."""
 
 import base64
 import json
