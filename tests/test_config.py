@@ -75,7 +75,7 @@ def test_every_tuned_file_applies_to_its_environment_and_algorithm(path: Path):
     keys = algo_keys(algo)
     assert algo_options == {k: plain(read_value(k, v, keys[f"algo.{k}"])) for k, v in asked.pop("algo").items()}
     assert asked.pop("env", {}).items() <= run.env_options.items()
-    assert asked.pop("eval", {"episodes": run.eval_episodes}) == {"episodes": run.eval_episodes}
+    assert asked.pop("eval", {"episodes": run.eval.episodes}) == {"episodes": run.eval.episodes}
     assert asked == {key: getattr(run, key) for key in asked}
 
 
@@ -190,7 +190,7 @@ def test_values_are_read_as_the_types_of_their_keys():
             "algo.layer_norm=true",
         ]
     )
-    assert (run.total_steps, run.num_envs, run.name, run.eval_every) == (200_000, 1000, "3", 10_000)
+    assert (run.total_steps, run.num_envs, run.name, run.eval.every) == (200_000, 1000, "3", 10_000)
     assert type(run.total_steps) is int
     expected = {
         "learning_rate": Linear(3e-4, 0.0),
@@ -211,8 +211,8 @@ def test_the_schema_of_an_algorithm_is_the_signature_of_its_factory():
 
 
 def test_a_tenth_of_the_run_lies_between_evaluations_unless_told():
-    assert compose(["total_steps=5000"]).eval_every == 500
-    assert compose(["total_steps=3"]).eval_every == 1
+    assert compose(["total_steps=5000"]).eval.every == 500
+    assert compose(["total_steps=3"]).eval.every == 1
 
 
 def test_options_of_an_environment_pass_through():

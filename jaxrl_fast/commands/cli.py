@@ -29,8 +29,8 @@ from jaxrl_fast.settings.machine import AUTO
 from jaxrl_fast.settings.schema import ConfigError, Key, command_line, parse_word, run_keys
 
 WIDTH = 80
-ASIDE = ("eval.device", "eval.picture", "checkpoint.", "env.", "distributed", "pool.", "log", "shards", "name", "debug")
-"""Sections, and keys, that ``--help`` only lists; README and docs describe them."""
+ASIDE = ("checkpoint.", "env.", "distributed", "pool.")
+"""Sections of which ``--help`` only lists the keys; README and docs describe them."""
 INTERRUPTED = (130, 143)
 """Exit statuses after Ctrl-C and SIGTERM."""
 
@@ -123,7 +123,8 @@ def multirun(command: str, words: Sequence[str]) -> int:
 
 def train_help() -> str:
     """The screen of ``--help``, from the registries and schemas; fits 80 x 50."""
-    run = compose([])
+    run, keys = compose([]), run_keys()
+    aside = [name for name, key in keys.items() if key.aside or name.startswith(ASIDE)]
     return "\n".join(
         [
             "python -m jaxrl_fast.train [key=value ...] [--multirun] [--version] [--help]",
@@ -138,10 +139,10 @@ def train_help() -> str:
             f"keys, with their defaults for env={run.env}",
             *(
                 _key_line(name, key, flat_settings(run).get(name, key.default))
-                for name, key in run_keys().items()
-                if not name.startswith(ASIDE)
+                for name, key in keys.items()
+                if name not in aside
             ),
-            *_listed(name for section in ASIDE for name in run_keys() if name.startswith(section)),
+            *_listed(aside),
             "tuned=false: untuned; config=<file>: a run again; HYDRA_FULL_ERROR=1: tracebacks",
         ]
     )

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from omegaconf import OmegaConf
@@ -13,38 +13,49 @@ from yaml import YAMLError
 
 from jaxrl_fast import envs
 from jaxrl_fast.algorithms.registry import ALGORITHMS
-from jaxrl_fast.core import Log
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.learning.algorithm import Algorithm
-from jaxrl_fast.learning.run_graph import GraphOptions, Overlap
-from jaxrl_fast.learning.updates import Average, OnNan
+from jaxrl_fast.learning.run_graph import GraphOptions
 from jaxrl_fast.numerics.optimizers import plain
 from jaxrl_fast.runtime import cluster
 from jaxrl_fast.runtime.cluster import Processes
 from jaxrl_fast.runtime.placements import PLACEMENTS
 from jaxrl_fast.runtime.xla_options import starts_kernels_singly
 from jaxrl_fast.settings.machine import AUTO
-from jaxrl_fast.settings.schema import ConfigError, Key, algo_keys, nearest, read_value, read_word, run_keys, written
+from jaxrl_fast.settings.schema import (
+    Checkpoints,
+    ConfigError,
+    EvalOptions,
+    Key,
+    RunSchema,
+    algo_keys,
+    choice_keys,
+    nearest,
+    read_value,
+    read_word,
+    run_keys,
+    written,
+)
 from jaxrl_fast.training.callbacks import to_stderr
-from jaxrl_fast.training.checkpoints import Checkpoints, find, newest_good, read_description
+from jaxrl_fast.training.checkpoints import find, newest_good, read_description
 from jaxrl_fast.training.job import JobOptions
 
 GROUPS = ("env", "algo", "placement")
+FIRST = ("overlap", "learners", "average")
+"""What stands before the other keys without a section in ``config.yaml``."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """All settings of a run; fields named like a key of the command line mean the same (`schema`).
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run(RunSchema):
+    """All settings of a run: the keys of the command line without a section, the sections, and how it was asked for.
 
     ``env`` and ``env_options`` go to ``envs.make``, ``algo_options`` to the factory of ``algo``, ``pool`` to the pool
-    of worker processes. ``total_steps`` and ``eval_every`` are environment steps over all environments, for each seed.
-    ``tuned_file``: the file of tuned settings that applied, relative to the config folder. ``resume``: the path of the
-    checkpoint to go on from; ``requeued``: the folder may hold an earlier start of the same run. ``processes``: those
-    that were named on the command line; ``distributed``: whether to look for those of a cluster. ``auto_width``:
-    ``num_envs`` is to be replaced by the fastest number here that keeps the samples per update; ``auto_overlap``:
-    ``overlap`` by what is fastest here. ``sources``: where each
-    setting comes from that is not a default, by key.
+    of worker processes. ``tuned_file``: the file of tuned settings that applied, relative to the config folder.
+    ``requeued``: the folder may hold an earlier start of the same run. ``processes``: those that were named on the
+    command line. ``auto_width``: ``num_envs`` is to be replaced by the fastest number here that keeps the samples per
+    update; ``auto_overlap``: ``overlap`` by what is fastest here. ``sources``: where each setting comes from that is
+    not a default, by key.
     """
 
     env: str
@@ -52,32 +63,11 @@ class Run:
     algo: str
     algo_options: dict[str, Any]
     placement: str
-    overlap: Overlap
-    total_steps: int
-    num_envs: int
-    seed: int
-    num_seeds: int
-    devices: int | None
-    precision: str
-    eval_every: int
-    eval_episodes: int
-    eval_beside: bool = True
-    eval_device: Literal["cpu", "same"] = "cpu"
-    eval_picture: bool = False
-    run_dir: str | None = None
-    name: str | None = None
-    log: Log = "tensorboard"
+    eval: EvalOptions
+    checkpoint: Checkpoints
+    pool: dict[str, Any]
     tuned_file: str | None = None
-    checkpoints: Checkpoints = Checkpoints()
-    pool: dict[str, Any] = dataclasses.field(default_factory=dict)
-    learners: int = 1
-    average: Average = "gradients"
-    shards: int = GraphOptions().shards
-    resume: str | None = None
     requeued: bool = False
-    nan: OnNan = "stop"
-    debug: bool = False
-    distributed: Literal["auto", "off"] = "auto"
     processes: Processes | None = None
     auto_width: bool = False
     auto_overlap: bool = False
@@ -86,34 +76,19 @@ class Run:
 
 def graph_options(run: Run) -> GraphOptions:
     """The options of the run's graph that do not belong to its algorithm, on the devices that JAX has started."""
-    return GraphOptions(
-        run.overlap,
-        run.learners,
-        run.average,
-        run.total_steps,
-        run.nan,
-        joined=starts_kernels_singly(jax.default_backend()),
-        shards=run.shards,
-    )
+    joined = starts_kernels_singly(jax.default_backend())
+    return GraphOptions(**_applied_to("graph", run), total_steps=run.total_steps, joined=joined)
 
 
 def job_options(run: Run) -> JobOptions:
     """How the run is trained, beside its environment and algorithm."""
-    return JobOptions(
-        run.total_steps,
-        run.seed,
-        run.num_seeds,
-        graph_options(run),
-        run.placement,
-        run.devices,
-        run.eval_every,
-        run.eval_episodes,
-        run.eval_beside,
-        run.eval_device,
-        run.checkpoints,
-        run.resume,
-        run.debug,
-    )
+    sections = {"eval": run.eval, "checkpoints": run.checkpoint}
+    return JobOptions(**_applied_to("job", run), **sections, graph=graph_options(run), placement=run.placement)
+
+
+def _applied_to(target: str, run: Run) -> dict[str, Any]:
+    """The settings that are declared to apply to a target, by name."""
+    return {name: getattr(run, name) for name, key in run_keys().items() if key.to == target}
 
 
 def make_algorithm(run: Run) -> Algorithm:
@@ -175,25 +150,18 @@ def flat_settings(run: Run) -> dict[str, Any]:
 def _to_tree(run: Run) -> dict[str, Any]:
     known = {key: value for key, value in run.env_options.items() if f"env.{key}" in run_keys()}
     options = {key: value for key, value in run.env_options.items() if key not in known}
-    alone = tuple(
-        "placement overlap learners average total_steps num_envs seed num_seeds devices precision name log "
-        "nan debug".split()
-    )
+    keys, alone = run_keys(), {name: getattr(run, name) for name in ("placement", *FIRST)}
+    for name in sorted(keys, key=lambda name: keys[name].stored == "changed"):
+        if "." not in name and keys[name].is_stored(getattr(run, name)):
+            alone[name] = getattr(run, name)
     return {
         "env": {"name": run.env, **known, **({"options": options} if options else {})},
         "algo": {"name": run.algo, **{key: plain(value) for key, value in run.algo_options.items()}},
-        "eval": {
-            "every": run.eval_every,
-            "episodes": run.eval_episodes,
-            "beside": run.eval_beside,
-            "device": run.eval_device,
-            "picture": run.eval_picture,
-        },
-        "checkpoint": run.checkpoints._asdict(),
+        "eval": dataclasses.asdict(run.eval),
+        "checkpoint": dataclasses.asdict(run.checkpoint),
         **({"pool": run.pool} if may_be_host(run.env) else {}),
         "tuned": run.tuned_file is not None,
-        **{key: getattr(run, key) for key in alone},
-        **({} if run.shards == GraphOptions().shards else {"shards": run.shards}),
+        **alone,
     }
 
 
@@ -214,7 +182,6 @@ def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
 
 
 CONFIG_DIR = Path(__file__).parent.parent / "config"
-DEFAULT_ENV = "halfcheetah"
 COMMAND_LINE, FOLLOWS = "command line", "follows num_envs"
 """Where a setting comes from, beside files."""
 NEEDS = {
@@ -338,7 +305,7 @@ def _read_file(path: Any) -> Layer:
 
 def _take_tuned(given: Layer, file: Layer) -> bool:
     asked = file.values.pop("tuned", True)
-    return bool(read_value("tuned", given.values.pop("tuned", asked), Key(bool, True)))
+    return bool(read_value("tuned", given.values.pop("tuned", asked), choice_keys()["tuned"]))
 
 
 def _take_auto(key: str, given: Layer, file: Layer) -> bool:
@@ -373,10 +340,14 @@ def _known_option(group: str, name: str) -> str:
 
 def _group_settings(groups: Mapping[str, str], tuned: bool, id: str | None) -> tuple[Layer, Layer]:
     """The settings of the chosen groups, and those of the tuned file, if one applies. ``id``: within a family."""
-    env = groups.get("env", DEFAULT_ENV)
+    env = groups.get("env", choice_keys()["env"].default)
     row = _environments()[env]
     algo = groups.get("algo", row.get("algo_of_id", {}).get(id, row["algo"]))
-    names = {"env.name": env, "algo.name": algo, "placement.name": groups.get("placement", AUTO)}
+    names = {
+        "env.name": env,
+        "algo.name": algo,
+        "placement.name": groups.get("placement", choice_keys()["placement"].default),
+    }
     sizes = {"num_envs": row["num_envs"], "total_steps": row["total_steps"]}
     defaults = Layer("config/envs.yaml: ", {**sizes, **names})
     return defaults, _tuned_settings(env, id, algo) if tuned else Layer("", {})
@@ -455,29 +426,20 @@ def _make_run(env: str, algo: str, placement: str, values: dict[str, Any], tuned
     algo_options = section("algo.")
     algo_options |= ALGORITHMS[algo](**algo_options).sizes(values["num_envs"])
     env_options = {k: v for k, v in section("env.").items() if v is not None and not k.startswith("options.")}
-    alone = {key: value for key, value in values.items() if "." not in key}
     named = cluster.named_processes(**section("distributed."))
     if named is not None and values["distributed"] == "off":
         raise ConfigError("distributed=off means a single process: leave it out, or the other distributed.* keys")
+    tenth = max(1, values["total_steps"] // 10)
     return Run(
+        **{key: value for key, value in values.items() if "." not in key},
         env=env,
         env_options={**env_options, **options},
         algo=algo,
         algo_options=algo_options,
         placement=placement,
-        eval_every=values["eval.every"] or max(1, values["total_steps"] // 10),
-        eval_episodes=values["eval.episodes"],
-        eval_beside=values["eval.beside"],
-        eval_device=values["eval.device"],
-        eval_picture=values["eval.picture"],
-        tuned_file=tuned_file,
-        checkpoints=_checkpoints(values),
-        processes=named,
+        eval=EvalOptions(**section("eval.") | {"every": values["eval.every"] or tenth}),
+        checkpoint=Checkpoints(**section("checkpoint.") | {"every": values["checkpoint.every"] or tenth}),
         pool=section("pool."),
-        **alone,
+        tuned_file=tuned_file,
+        processes=named,
     )
-
-
-def _checkpoints(values: dict[str, Any]) -> Checkpoints:
-    every = values["checkpoint.every"] or max(1, values["total_steps"] // 10)
-    return Checkpoints(every, values["checkpoint.keep"], values["checkpoint.replay"])
