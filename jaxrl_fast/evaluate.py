@@ -7,11 +7,11 @@ import jax
 import numpy as np
 
 from jaxrl_fast.commands import cli
-from jaxrl_fast.commands.cli import Whole, check_spaces, open_run, read_words
+from jaxrl_fast.commands.cli import check_spaces, open_run, read_words
 from jaxrl_fast.commands.run_config import make_evaluation_envs
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.settings.machine import setup
-from jaxrl_fast.settings.schema import MAX_SEED, MAX_SIZE
+from jaxrl_fast.settings.schema import MAX_SEED, MAX_SIZE, Key
 from jaxrl_fast.training.episodes import bootstrap_interval, evaluate_episodes, evaluation_on_host
 from jaxrl_fast.training.progress import share
 
@@ -19,7 +19,7 @@ HELP = """python -m jaxrl_fast.evaluate RUN [episodes=100] [seed=0]
   RUN         a run's folder, such as runs/latest
   episodes    how many episodes to play, each from a fresh start
   seed        of the episodes; their random keys differ from those of training"""
-NUMBERS = {"episodes": Whole(100, 1, MAX_SIZE), "seed": Whole(0, 0, MAX_SEED)}
+NUMBERS = {"episodes": Key(int, 100, 1, maximum=MAX_SIZE), "seed": Key(int, 0, 0, maximum=MAX_SEED)}
 
 
 def evaluate_run(words: Sequence[str]) -> int:

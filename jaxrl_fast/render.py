@@ -9,11 +9,11 @@ import numpy as np
 
 from jaxrl_fast import envs
 from jaxrl_fast.commands import cli
-from jaxrl_fast.commands.cli import Whole, check_spaces, open_run, read_words
+from jaxrl_fast.commands.cli import check_spaces, open_run, read_words
 from jaxrl_fast.commands.run_config import Run
 from jaxrl_fast.policy.policies import Policy
 from jaxrl_fast.settings.machine import setup
-from jaxrl_fast.settings.schema import MAX_SEED, ConfigError
+from jaxrl_fast.settings.schema import MAX_SEED, ConfigError, Key
 from jaxrl_fast.system import replace_file
 from jaxrl_fast.views.renderers import Shot, Subject, check_out, encode, offer_gl, subject_of
 from jaxrl_fast.views.viewer import write_policy_html
@@ -29,11 +29,11 @@ HELP = """python -m jaxrl_fast.render RUN [out=RUN/policy.gif] [policy=newest] [
   fps         pictures a second at most; what happens between two of them is left out
   width       of the pictures at most, in pixels; small ones are enlarged by whole pixels"""
 NUMBERS = {
-    "episodes": Whole(1, 1, 100),
-    "seed": Whole(0, 0, MAX_SEED),
-    "seconds": Whole(20, 1, 3600),
-    "fps": Whole(25, 1, 50),
-    "width": Whole(480, 16, 4096),
+    "episodes": Key(int, 1, 1, maximum=100),
+    "seed": Key(int, 0, 0, maximum=MAX_SEED),
+    "seconds": Key(int, 20, 1, maximum=3600),
+    "fps": Key(int, 25, 1, maximum=50),
+    "width": Key(int, 480, 16, maximum=4096),
 }
 POLICIES = {"newest": "policy", "best": "policy/best"}
 ENDS = {"terminated": "ended by the environment", "truncated": "ended by the time limit", "cut": "cut here"}

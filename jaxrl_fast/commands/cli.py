@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from hydra.errors import HydraException
 from jax.errors import JaxRuntimeError
@@ -26,7 +26,7 @@ from jaxrl_fast.core import EnvSpec
 from jaxrl_fast.policy.policies import Policy, load_policy, same_spaces
 from jaxrl_fast.runtime.placements import PLACEMENTS
 from jaxrl_fast.settings.machine import AUTO
-from jaxrl_fast.settings.schema import ConfigError, Key, command_line, parse_word, run_keys
+from jaxrl_fast.settings.schema import MAX_SIZE, ConfigError, Key, command_line, parse_word, run_keys
 
 WIDTH = 80
 ASIDE = ("checkpoint.", "env.", "distributed", "pool.")
@@ -215,16 +215,8 @@ def _key_line(name: str, key: Key, default: Any) -> str:
     return f"  {name:<18} {shown:<8} {key.text}{choices}"
 
 
-class Whole(NamedTuple):
-    """A key that takes a whole number: its ``default``, the ``least`` and the ``most`` that it may be."""
-
-    default: int
-    least: int
-    most: int
-
-
 def read_words(
-    words: Sequence[str], command: str, numbers: Mapping[str, Whole], texts: Sequence[str] = ()
+    words: Sequence[str], command: str, numbers: Mapping[str, Key], texts: Sequence[str] = ()
 ) -> tuple[Path, dict[str, int], dict[str, str]]:
     """The run's folder, the numbers with their defaults, and those of the ``texts`` that were given.
 
@@ -274,10 +266,9 @@ def check_spaces(policy: Policy, spec: EnvSpec, folder: Path) -> None:
         )
 
 
-def _whole(word: str, value: str, number: Whole) -> int:
-    if not value.isdecimal() or not number.least <= int(value) <= number.most:
+def _whole(word: str, value: str, number: Key) -> int:
+    least, most = number.minimum or 0, number.maximum or MAX_SIZE
+    if not value.isdecimal() or not least <= int(value) <= most:
         key = word.partition("=")[0]
-        raise ConfigError(
-            f"{word}: write a whole number from {number.least} to {number.most}, for example {key}={number.default}"
-        )
+        raise ConfigError(f"{word}: write a whole number from {least} to {most}, for example {key}={number.default}")
     return int(value)

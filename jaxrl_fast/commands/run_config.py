@@ -82,8 +82,8 @@ def graph_options(run: Run) -> GraphOptions:
 
 def job_options(run: Run) -> JobOptions:
     """How the run is trained, beside its environment and algorithm."""
-    sections = {"eval": run.eval, "checkpoints": run.checkpoint}
-    return JobOptions(**_applied_to("job", run), **sections, graph=graph_options(run), placement=run.placement)
+    graph, options = graph_options(run), _applied_to("job", run)
+    return JobOptions(**options, graph=graph, placement=run.placement, eval=run.eval, checkpoints=run.checkpoint)
 
 
 def _applied_to(target: str, run: Run) -> dict[str, Any]:
@@ -119,11 +119,6 @@ def alone(run: Run) -> Run:
     """The run with a single environment, and no worker for it."""
     pool = {**run.pool, "workers": 0, "num_groups": 1, "order": "fixed"}
     return dataclasses.replace(run, num_envs=1, num_seeds=1, pool=pool)
-
-
-def pool_defaults() -> dict[str, Any]:
-    """The defaults of ``pool.*``."""
-    return {name.removeprefix("pool."): key.default for name, key in run_keys().items() if name.startswith("pool.")}
 
 
 def may_be_host(env: str) -> bool:
@@ -184,18 +179,7 @@ def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
 CONFIG_DIR = Path(__file__).parent.parent / "config"
 COMMAND_LINE, FOLLOWS = "command line", "follows num_envs"
 """Where a setting comes from, beside files."""
-NEEDS = {
-    "brax": ("id", "ant"),
-    "gymnax": ("id", "CartPole-v1"),
-    "gymnasium": ("id", "HalfCheetah-v5"),
-    "atari": ("id", "Pong"),
-    "jaxmarl": ("id", "MPE_simple_spread_v3"),
-    "jumanji": ("id", "LevelBasedForaging"),
-    "pettingzoo": ("id", "mpe2/simple_spread_v3"),
-    "traffic": ("id", "TrafficJunction4-v0"),
-    "probe": ("id", "value"),
-    "custom": ("make", "my_package.make"),
-}
+NEEDS = {**{suite: ("id", id) for suite, id in envs.EXAMPLE_IDS.items()}, "custom": ("make", "my_package.make")}
 """Names that stand for a family of environments: which key of ``env.*`` chooses one, and an example."""
 
 
@@ -236,12 +220,11 @@ def compose(argv: Sequence[str] = ()) -> Run:
     if "/" in (values["name"] or ""):
         raise ConfigError(f"name={values['name']}: it is part of a folder's name, so write it without a slash")
     tuned_file = tuned_values.source.removeprefix("config/").removesuffix(": ") or None
-    run = _make_run(env, algo, placement, values, tuned_file)
-    chosen = [f"algo.{name}" for name, value in run.algo_options.items() if value is not None]
-    sources |= {name: FOLLOWS for name in chosen if values[name] is None}
-    return dataclasses.replace(
-        run, requeued=requeued, auto_width=auto_width, auto_overlap=auto_overlap, sources=sources
-    )
+    chosen = {"tuned_file": tuned_file, "requeued": requeued, "auto_width": auto_width, "auto_overlap": auto_overlap}
+    run = _make_run(env, algo, placement, values, chosen | {"sources": sources})
+    found = [f"algo.{name}" for name, value in run.algo_options.items() if value is not None]
+    sources |= {name: FOLLOWS for name in found if values[name] is None}
+    return run
 
 
 def options_of(group: str) -> list[str]:
@@ -418,7 +401,7 @@ def _check_pool(env: str, given: Layer) -> None:
             )
 
 
-def _make_run(env: str, algo: str, placement: str, values: dict[str, Any], tuned_file: str | None) -> Run:
+def _make_run(env: str, algo: str, placement: str, values: dict[str, Any], others: dict[str, Any]) -> Run:
     def section(prefix: str) -> dict[str, Any]:
         return {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
 
@@ -432,6 +415,7 @@ def _make_run(env: str, algo: str, placement: str, values: dict[str, Any], tuned
     tenth = max(1, values["total_steps"] // 10)
     return Run(
         **{key: value for key, value in values.items() if "." not in key},
+        **others,
         env=env,
         env_options={**env_options, **options},
         algo=algo,
@@ -440,6 +424,5 @@ def _make_run(env: str, algo: str, placement: str, values: dict[str, Any], tuned
         eval=EvalOptions(**section("eval.") | {"every": values["eval.every"] or tenth}),
         checkpoint=Checkpoints(**section("checkpoint.") | {"every": values["checkpoint.every"] or tenth}),
         pool=section("pool."),
-        tuned_file=tuned_file,
         processes=named,
     )

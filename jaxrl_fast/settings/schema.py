@@ -11,6 +11,7 @@ import inspect
 import math
 import shlex
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import cache
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
@@ -180,20 +181,14 @@ class RunSchema:
     distributed: Literal["auto", "off"] = setting("auto", "join the processes of a cluster:", stored="never")
 
 
-SECTIONS = {
-    "eval.": EvalOptions,
-    "checkpoint.": Checkpoints,
-    "distributed.": DistributedSchema,
-    "env.": EnvSchema,
-    "pool.": PoolSchema,
-}
+SECTIONS = {"": RunSchema, "eval.": EvalOptions, "checkpoint.": Checkpoints, "distributed.": DistributedSchema}
+SECTIONS |= {"env.": EnvSchema, "pool.": PoolSchema}
 
 
 @cache
 def run_keys() -> dict[str, Key]:
     """The keys that every run has, by dotted name."""
-    sections = (_keys_of(schema, prefix) for prefix, schema in SECTIONS.items())
-    return {name: key for keys in (_keys_of(RunSchema), *sections) for name, key in keys.items()}
+    return {name: key for prefix, schema in SECTIONS.items() for name, key in _keys_of(schema, prefix).items()}
 
 
 @cache
@@ -205,30 +200,21 @@ def choice_keys() -> dict[str, Key]:
 def resume_rule(name: str) -> Literal["fixed", "free", "silent"]:
     """Whether a resumed run may change a setting, by dotted name, as `Key`; options of environments and algorithms are
     fixed."""
-    key = run_keys().get(name) or choice_keys().get(name)
+    key = {**choice_keys(), **run_keys()}.get(name)
     return "fixed" if key is None else key.resume
 
 
-def algo_schema(name: str) -> type:
-    """The dataclass of an algorithm's options, from the signature of its factory; losses are left out."""
+def algo_keys(name: str) -> dict[str, Key]:
+    """The keys ``algo.*`` of an algorithm, from the signature of its factory; losses are left out. Its whole numbers
+    are never negative, and those in a list never 0."""
     factory = ALGORITHMS[name]
-    hints = get_type_hints(factory)
-    fields = [
-        (p.name, hints[p.name], dataclasses.field(default=p.default))
+    hints, least = get_type_hints(factory), {int: 0, int | None: 0, tuple[int, ...]: 1}
+    options = {
+        p.name: Key(hints[p.name], p.default, least.get(hints[p.name]))
         for p in inspect.signature(factory).parameters.values()
         if not callable(p.default) and p.name not in NOT_OPTIONS
-    ]
-    return dataclasses.make_dataclass(f"{name.capitalize()}Schema", fields, frozen=True)
-
-
-def algo_keys(name: str) -> dict[str, Key]:
-    """The keys ``algo.*`` of an algorithm; its whole numbers are never negative, and those in a list never 0."""
-    keys = _keys_of(algo_schema(name), "algo.")
-    least = {int: 0, int | None: 0, tuple[int, ...]: 1}
-    return {
-        name: key._replace(minimum=least[key.type], maximum=MAX_SIZE) if key.type in least else key
-        for name, key in keys.items()
     }
+    return {f"algo.{n}": key if key.minimum is None else key._replace(maximum=MAX_SIZE) for n, key in options.items()}
 
 
 def read_value(name: str, value: Any, key: Key) -> Any:
@@ -271,11 +257,8 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def _keys_of(schema: type, prefix: str = "") -> dict[str, Key]:
-    hints = get_type_hints(schema)
-    return {
-        prefix + f.name: Key(**{"type": hints[f.name], "default": f.default, **f.metadata})
-        for f in dataclasses.fields(schema)
-    }
+    hints, fields = get_type_hints(schema), dataclasses.fields(schema)
+    return {prefix + f.name: Key(**{"type": hints[f.name], "default": f.default, **f.metadata}) for f in fields}
 
 
 def _convert(value: Any, wanted: Any) -> Any:
@@ -284,13 +267,15 @@ def _convert(value: Any, wanted: Any) -> Any:
     if wanted is Any:
         return _rate(value)
     if origin in (Union, UnionType):
-        return None if value is None and NoneType in args else _convert_to_one(value, args)
+        return _convert_to_one(value, args)
     if origin is Literal:
         return args[args.index("off" if value is False else value)]  # in YAML, off is false
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
             raise TypeError(value)
         return tuple(_convert(v, args[0]) for v in value)
+    if wanted is NoneType and value is None:
+        return None
     if wanted is str and isinstance(value, (str, int, float)) and not isinstance(value, bool):
         return str(value)
     if wanted is bool and isinstance(value, bool):
@@ -302,13 +287,10 @@ def _convert(value: Any, wanted: Any) -> Any:
 
 def _convert_to_one(value: Any, kinds: tuple[Any, ...]) -> Any:
     """The value as the first of several types that fits."""
-    *others, last = (kind for kind in kinds if kind is not NoneType)
-    for kind in others:
-        try:
+    for kind in kinds:
+        with suppress(TypeError, ValueError):
             return _convert(value, kind)
-        except (TypeError, ValueError):
-            continue
-    return _convert(value, last)
+    raise TypeError(value)
 
 
 def _number(value: float, wanted: type) -> Any:

@@ -231,15 +231,8 @@ def settings_of_job(
         for name, key in run_keys().items()
         if key.to and (key.resume == "fixed" or name == "total_steps") and key.is_stored(asked[name])
     }
-    own = {
-        **algorithm.options,
-        **algorithm.hyper._asdict(),
-        "rollout_length": agent.rollout_length,
-        "updates_per_tick": agent.updates_per_tick,
-        "batch_size": agent.batch_size,
-        "normalize_observations": agent.normalize_observations,
-        "normalize_rewards": agent.normalize_rewards,
-    }
+    bound = "rollout_length updates_per_tick batch_size normalize_observations normalize_rewards".split()
+    own = {**algorithm.options, **algorithm.hyper._asdict(), **{name: getattr(agent, name) for name in bound}}
     return {
         "env": env.spec.name,
         "num_envs": env.num_envs,
