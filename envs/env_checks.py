@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxrl_fast.core import OUT, STATE, Box, Discrete, EnvSpec, PyTree, Timestep, action_shape, reward_shape
 from jaxrl_fast.envs.env import Draw, Env, is_count
-from jaxrl_fast.numerics.running_stats import is_mask
+from jaxrl_fast.numerics.normalization import is_mask
 
 
 def check_env(env: Env, name: str) -> None:

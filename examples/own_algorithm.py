@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 import jaxrl_fast as jf
 from jaxrl_fast.algorithms.ppo import critic_part, targets
+from jaxrl_fast.learning.acting import policy_of, sample_action
 from jaxrl_fast.learning.algorithm import (
     Agent,
     GradientResult,
@@ -19,7 +20,6 @@ from jaxrl_fast.learning.algorithm import (
     gradients_of,
     over_rollout,
 )
-from jaxrl_fast.learning.exploration import policy_of, sample_action
 from jaxrl_fast.networks.network import make_network
 from jaxrl_fast.numerics import distributions, losses, optimizers
 

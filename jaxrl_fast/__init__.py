@@ -10,12 +10,12 @@ Importing changes no JAX setting, and loads JAX with the first name that needs i
 """
 
 import time
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 IMPORT_START_S = time.perf_counter()
 """When the import began: what a command counts its start-up from."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jaxrl_fast.algorithms.dqn import dqn
@@ -65,9 +65,9 @@ __all__ = sorted(_HOME)
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'jaxrl_fast' has no attribute '{name}'")
-    value = getattr(import_module(f"jaxrl_fast.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
+    for public, module in _HOME.items():  # all at once: each needs most of what the others do
+        globals()[public] = getattr(import_module(f"jaxrl_fast.{module}"), public)
+    return globals()[name]
 
 
 def __dir__() -> list[str]:

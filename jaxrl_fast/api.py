@@ -28,6 +28,7 @@ from jaxrl_fast.settings.schema import Checkpoints, EvalOptions
 from jaxrl_fast.training.callbacks import (
     BetweenChunks,
     Calls,
+    Listeners,
     OnLastPolicy,
     OnMetrics,
     OnNewPolicy,
@@ -141,7 +142,7 @@ def learn(
         on_last_policy,
         evaluator,
         tell,
-        make_listeners(),
+        make_listeners() if run_dir is not None else Listeners(),
     )
     return Result(*run_job(job, calls, run_dir, log))
 

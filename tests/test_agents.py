@@ -22,8 +22,8 @@ from jaxrl_fast.learning.rollout import start, unroll
 from jaxrl_fast.learning.run_graph import GraphOptions, bind, build_graph
 from jaxrl_fast.networks.network import Network, make_network
 from jaxrl_fast.networks.per_agent import obs_of_one, separate_networks, shared_network
+from jaxrl_fast.numerics.normalization import init_stats, update_stats
 from jaxrl_fast.numerics.optimizers import Linear, make_optimizer
-from jaxrl_fast.numerics.running_stats import init_stats, update_stats
 from jaxrl_fast.policy.exporting import export_policy
 from jaxrl_fast.policy.policies import PolicyParams, make_policy
 from jaxrl_fast.runtime import graph as graphs

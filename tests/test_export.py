@@ -16,7 +16,7 @@ import jaxrl_fast as jf
 from jaxrl_fast.export import main
 from jaxrl_fast.learning.algorithm import Learned, init_params
 from jaxrl_fast.learning.run_graph import bind
-from jaxrl_fast.numerics.running_stats import RunningStats
+from jaxrl_fast.numerics.normalization import RunningStats
 from jaxrl_fast.policy.exporting import (
     FORMATS,
     NUM_OBSERVATIONS,

@@ -10,11 +10,10 @@ import tiny
 import jaxrl_fast as jf
 from jaxrl_fast.core import Transition
 from jaxrl_fast.learning.algorithm import ReplayBatch
-from jaxrl_fast.learning.normalization import Statistics, scale_experience
 from jaxrl_fast.learning.run_graph import bind, build_graph
 from jaxrl_fast.learning.updates import init_part, trainable, update
 from jaxrl_fast.networks.network import hold_unit_norm
-from jaxrl_fast.numerics.running_stats import RunningStats
+from jaxrl_fast.numerics.normalization import RunningStats, Statistics, scale_experience
 
 RNG = np.random.default_rng(4)
 B, GAMMA, NUM_ATOMS = 7, 0.9, 5

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import references
 
-from jaxrl_fast.networks.layers import Head
-from jaxrl_fast.networks.network import action_mask, ensemble, features, make_network
+from jaxrl_fast.networks.network import Head, action_mask, ensemble, features, make_network
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrl_fast.numerics.running_stats import init_stats, normalize, update_stats
+from jaxrl_fast.numerics.normalization import init_stats, normalize, update_stats
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 

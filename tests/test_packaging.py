@@ -42,7 +42,7 @@ may import: only those above it in this list."""
 COMMANDS = {"train", "evaluate", "render", "explain", "export", "report", "dashboard", "autotune"}
 ENTRY_POINTS = {"__init__", "__main__", "api", "placement", "evaluator", *COMMANDS}
 """Modules beside the packages: commands and public names, which may import anything and are imported by nobody else."""
-APPLIED = {"algorithm", "critics", "exploration"}
+APPLIED = {"algorithm", "critics", "acting"}
 """The modules of `learning` that algorithms declare with; they know nothing of what is done for all algorithms."""
 KNOW_ENVS = {"jaxrl_fast.views.viewer", "jaxrl_fast.views.renderers"}
 """Modules below the commands that know environments by name."""

@@ -12,8 +12,7 @@ import pytest
 import jaxrl_fast as jf
 from jaxrl_fast.learning.algorithm import Algorithm
 from jaxrl_fast.learning.run_graph import bind, build_graph
-from jaxrl_fast.networks.layers import CNNS, choose_convolutions, patches
-from jaxrl_fast.networks.network import make_network
+from jaxrl_fast.networks.network import CNNS, choose_convolutions, make_network, patches
 from jaxrl_fast.runtime import graph as graphs
 from jaxrl_fast.runtime import placements
 from jaxrl_fast.runtime import program as programs

@@ -12,12 +12,11 @@ from jaxrl_fast.algorithms.ppo import PpoHyper, ppo
 from jaxrl_fast.core import Extras, Transition
 from jaxrl_fast.learning.algorithm import Learned, OnPolicyBatch
 from jaxrl_fast.learning.minibatches import make_batch, values_of
-from jaxrl_fast.learning.normalization import Statistics, scale_experience
 from jaxrl_fast.learning.run_graph import bind
 from jaxrl_fast.learning.updates import init_part
 from jaxrl_fast.learning.updates import update as update_part
+from jaxrl_fast.numerics.normalization import RunningStats, Statistics, scale_experience
 from jaxrl_fast.numerics.optimizers import make_optimizer
-from jaxrl_fast.numerics.running_stats import RunningStats
 
 RNG = np.random.default_rng(3)
 B = 6

@@ -2,7 +2,7 @@
 
 import sys
 
-from jaxrl_fast.learning import algorithm, exploration
+from jaxrl_fast.learning import acting, algorithm
 
-for _old, _new in (("interface", algorithm), ("sequences", algorithm), ("choosing", exploration)):
+for _old, _new in (("interface", algorithm), ("sequences", algorithm), ("choosing", acting)):
     sys.modules[f"{__name__}.{_old}"] = _new

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.core import Discrete, EnvSpec, Metrics, PyTree
+from jaxrl_fast.learning.acting import by_q_values, greedy_action
 from jaxrl_fast.learning.algorithm import (
     Agent,
     Algorithm,
@@ -31,7 +32,6 @@ from jaxrl_fast.learning.algorithm import (
     sequence_priority,
 )
 from jaxrl_fast.learning.critics import ValueHead, ValueKind, by_action, make_value_head, of_action, q_outputs
-from jaxrl_fast.learning.exploration import by_q_values, greedy_action
 from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision, make_network
 from jaxrl_fast.numerics import losses
 from jaxrl_fast.numerics.optimizers import OptimizerName, check_optimizer, make_optimizer

@@ -12,6 +12,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.core import Box, EnvSpec, Metrics, PyTree
+from jaxrl_fast.learning.acting import (
+    repeated_noise_action,
+    temperature_gradient,
+    temperature_network,
+    temperature_optimizer,
+)
 from jaxrl_fast.learning.algorithm import (
     Agent,
     Algorithm,
@@ -26,12 +32,6 @@ from jaxrl_fast.learning.algorithm import (
     require_positive,
 )
 from jaxrl_fast.learning.critics import ValueHead, categorical_head
-from jaxrl_fast.learning.exploration import (
-    repeated_noise_action,
-    temperature_gradient,
-    temperature_network,
-    temperature_optimizer,
-)
 from jaxrl_fast.networks.network import Cnn, Network, Precision, ensemble, hold_unit_norm, make_network
 from jaxrl_fast.numerics import distributions
 from jaxrl_fast.numerics.optimizers import make_optimizer

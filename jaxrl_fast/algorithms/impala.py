@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.core import Box, Discrete, EnvSpec, Metrics, PyTree
+from jaxrl_fast.learning.acting import policy_of, sample_action
 from jaxrl_fast.learning.algorithm import (
     Agent,
     Algorithm,
@@ -26,7 +27,6 @@ from jaxrl_fast.learning.algorithm import (
     over_rollout,
     require_actions,
 )
-from jaxrl_fast.learning.exploration import policy_of, sample_action
 from jaxrl_fast.networks.network import Activation, Cnn, Head, Network, Precision, make_network
 from jaxrl_fast.numerics import distributions, losses
 from jaxrl_fast.numerics.optimizers import OptimizerName, check_optimizer, make_optimizer

@@ -26,7 +26,7 @@ MakeCritic = Callable[[EnvSpec, Network], tuple[Network, ValueOf]]
 
 def spec_of_one(spec: EnvSpec, *, shared: bool) -> EnvSpec:
     """A world of several agents as the network of one sees it."""
-    assert spec.num_agents is not None  # `learning.agent` has checked it
+    assert spec.num_agents is not None  # `learning.acting` has checked it
     obs = obs_of_one(spec.obs, spec.num_agents, shared=shared)
     return spec._replace(obs=obs, num_agents=None, shared_reward=False)
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.core import Discrete, EnvSpec, Metrics, PyTree, Transition
+from jaxrl_fast.learning.acting import by_q_values, greedy_value, value_of
 from jaxrl_fast.learning.algorithm import (
     Agent,
     Algorithm,
@@ -25,7 +26,6 @@ from jaxrl_fast.learning.algorithm import (
     over_rollout,
     require_actions,
 )
-from jaxrl_fast.learning.exploration import by_q_values, greedy_value, value_of
 from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision, make_network
 from jaxrl_fast.numerics import losses
 from jaxrl_fast.numerics.optimizers import OptimizerName, check_optimizer, make_optimizer

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jaxrl_fast.algorithms import pqn as of_one
 from jaxrl_fast.algorithms.multi_agent import keys_of_one, network_of_all, out_of, spec_of_one, with_own_optimizers
 from jaxrl_fast.core import Discrete, EnvSpec, PyTree, Transition
+from jaxrl_fast.learning.acting import greedy_value, value_of
 from jaxrl_fast.learning.algorithm import Agent, Algorithm, OnPolicy, Values, require_actions
-from jaxrl_fast.learning.exploration import greedy_value, value_of
 from jaxrl_fast.networks.network import Activation, Cnn, Precision
 from jaxrl_fast.numerics import losses
 from jaxrl_fast.numerics.optimizers import OptimizerName

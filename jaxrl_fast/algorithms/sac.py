@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.core import Box, EnvSpec, Metrics, PyTree
+from jaxrl_fast.learning.acting import sample_action, temperature_gradient, temperature_network, temperature_optimizer
 from jaxrl_fast.learning.algorithm import (
     Agent,
     Algorithm,
@@ -25,12 +26,6 @@ from jaxrl_fast.learning.algorithm import (
     require_actions,
 )
 from jaxrl_fast.learning.critics import policy_and_critics, regression
-from jaxrl_fast.learning.exploration import (
-    sample_action,
-    temperature_gradient,
-    temperature_network,
-    temperature_optimizer,
-)
 from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision
 from jaxrl_fast.numerics import distributions, losses
 from jaxrl_fast.numerics.optimizers import OptimizerName, check_optimizer, make_optimizer

@@ -267,7 +267,7 @@ InitDecide = Callable[[int], PyTree]
 
 
 class Agent(NamedTuple):
-    """An algorithm for the shapes of one environment, as `learning.agent` takes it.
+    """An algorithm for the shapes of one environment, as `learning.acting` takes it.
 
     - ``parts``: the networks that are updated together, by name.
     - ``data``: what the updates learn from.

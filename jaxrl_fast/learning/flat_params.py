@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.core import PyTree
-from jaxrl_fast.learning.agent import BoundAgent
+from jaxrl_fast.learning.acting import BoundAgent
 from jaxrl_fast.learning.algorithm import Learned, Part
 from jaxrl_fast.learning.updates import (
     Learning,

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.core import Batches, EnvSpec, Extras, PyTree, Transition, is_image
-from jaxrl_fast.learning.agent import Acting, Carry, make_acting
+from jaxrl_fast.learning.acting import Acting, Carry
 from jaxrl_fast.learning.algorithm import Agent, OnPolicy, Peers, ReplayBatch, Values
 from jaxrl_fast.learning.minibatches import (
     MAX_SHARDS,
@@ -28,7 +28,7 @@ from jaxrl_fast.learning.minibatches import (
     shards_of,
     take_batch,
 )
-from jaxrl_fast.learning.normalization import Statistics, scale_experience
+from jaxrl_fast.numerics.normalization import Statistics, scale_experience
 
 
 class View(NamedTuple):
@@ -287,15 +287,3 @@ def take_tabled(data: Tabled, index: jax.Array) -> Any:
 
 def _is_none(x: Any) -> bool:
     return x is None
-
-
-def view_of(spec: EnvSpec) -> View | None:
-    """How networks see the images of an observation; None where it has none."""
-    images = any(is_image(leaf) for leaf in jax.tree.leaves(spec.obs))
-    return make_view(spec) if images or spec.frame_stack != 0 else None
-
-
-def acting_of(agent: Agent, view: View | None) -> Acting:
-    """The `Acting` of an agent, on single frames where it sees stacks of them."""
-    acting = make_acting(agent)
-    return acting if view is None or view.stack == 1 else stacked_acting(acting, view)

@@ -15,8 +15,8 @@ import numpy as np
 
 from jaxrl_fast.core import PyTree, Transition
 from jaxrl_fast.envs.host_env import MAX_STEPS, HostEnv, HostStep
-from jaxrl_fast.learning.agent import BoundAgent
-from jaxrl_fast.numerics.running_stats import normalize
+from jaxrl_fast.learning.acting import BoundAgent
+from jaxrl_fast.numerics.normalization import normalize
 from jaxrl_fast.runtime.graph import Channels, Fragment
 from jaxrl_fast.runtime.placements import SAMPLING
 

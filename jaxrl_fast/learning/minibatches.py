@@ -15,8 +15,8 @@ import jax.numpy as jnp
 
 from jaxrl_fast.core import Batches, Metrics, PyTree, Transition, over_two_axes
 from jaxrl_fast.learning.algorithm import Agent, Learned, OnPolicy, OnPolicyBatch, Peers, Values, apply_apart
-from jaxrl_fast.learning.normalization import Statistics, scale_experience
 from jaxrl_fast.networks.network import Network
+from jaxrl_fast.numerics.normalization import Statistics, scale_experience
 
 MAX_SHARDS = 8
 """The most logical shards unless ``shards`` says otherwise, so the most devices that data is divided among."""

@@ -11,9 +11,9 @@ from jaxrl_fast.learning.algorithm import Agent, Peers, Replay
 from jaxrl_fast.learning.frame_stack import Tabled, View, take_tabled
 from jaxrl_fast.learning.image_replay import image_buffer
 from jaxrl_fast.learning.minibatches import MAX_SHARDS, Experience, take_batch
-from jaxrl_fast.learning.normalization import Statistics, scale_experience
 from jaxrl_fast.learning.prioritized_replay import prioritized_source
 from jaxrl_fast.learning.replay import Window, fold_n_steps, ring_buffer, uniform_source, window_length
+from jaxrl_fast.numerics.normalization import Statistics, scale_experience
 
 
 def off_policy_experience(

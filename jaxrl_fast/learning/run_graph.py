@@ -19,10 +19,10 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.core import Batches, EnvSpec, Products, PyTree, Transition, reward_shape, select
+from jaxrl_fast.core import Batches, EnvSpec, Products, PyTree, Transition, is_image, reward_shape, select
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
-from jaxrl_fast.learning.agent import BoundAgent
+from jaxrl_fast.learning.acting import Acting, BoundAgent, make_acting
 from jaxrl_fast.learning.algorithm import (
     Agent,
     Algorithm,
@@ -35,15 +35,14 @@ from jaxrl_fast.learning.algorithm import (
 )
 from jaxrl_fast.learning.averaging import averaging_gradients, averaging_parameters
 from jaxrl_fast.learning.flat_params import make_learning
-from jaxrl_fast.learning.frame_stack import acting_of, stacked_on_policy, view_of
+from jaxrl_fast.learning.frame_stack import View, make_view, stacked_acting, stacked_on_policy
 from jaxrl_fast.learning.host_sampling import arrival_sample_fragment, host_sample_fragment
 from jaxrl_fast.learning.minibatches import MAX_SHARDS, on_policy_experience
-from jaxrl_fast.learning.normalization import Statistics, normalizes
 from jaxrl_fast.learning.off_policy import off_policy_experience, warmup_ticks
 from jaxrl_fast.learning.rollout import SamplerState, scan_packed, start, unroll
 from jaxrl_fast.learning.updates import PRIORITIES, Average, Delays, OnNan, all_finite, learn_fragment
+from jaxrl_fast.numerics.normalization import Statistics, init_stats, normalize, normalizes, update_stats
 from jaxrl_fast.numerics.optimizers import at_start, has_schedule, resolve
-from jaxrl_fast.numerics.running_stats import init_stats, normalize, update_stats
 from jaxrl_fast.runtime.graph import Channels, Fragment, Graph, ShardingAxes, check
 from jaxrl_fast.runtime.placements import REPLAY, SAMPLING
 
@@ -445,3 +444,15 @@ def _minibatch_steps(agent: Agent, data: OnPolicy, num_envs: int) -> int:
             f"{length} steps, which algo.num_minibatches={data.num_minibatches} does not divide"
         )
     return sequences // data.num_minibatches * length
+
+
+def view_of(spec: EnvSpec) -> View | None:
+    """How networks see the images of an observation; None where it has none."""
+    images = any(is_image(leaf) for leaf in jax.tree.leaves(spec.obs))
+    return make_view(spec) if images or spec.frame_stack != 0 else None
+
+
+def acting_of(agent: Agent, view: View | None) -> Acting:
+    """The `Acting` of an agent, on single frames where it sees stacks of them."""
+    acting = make_acting(agent)
+    return acting if view is None or view.stack == 1 else stacked_acting(acting, view)

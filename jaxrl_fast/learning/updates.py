@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_fast.core import Batches, Metrics, PyTree, stable_hash
-from jaxrl_fast.learning.agent import BoundAgent
+from jaxrl_fast.learning.acting import BoundAgent
 from jaxrl_fast.learning.algorithm import GradientResult, Learned, Part, init_params
 from jaxrl_fast.learning.prioritized_replay import empty_feedback, make_feedback
-from jaxrl_fast.networks.layers import STATISTICS
+from jaxrl_fast.networks.network import STATISTICS
 from jaxrl_fast.numerics.optimizers import global_norm
 from jaxrl_fast.runtime.graph import NOT_SHARDED, Channels, Fragment, Inner, ShardingAxes
 from jaxrl_fast.runtime.placements import ACTING, LEARNING

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_fast.core import Discrete, PyTree, __version__, action_shape
-from jaxrl_fast.numerics.running_stats import is_mask
+from jaxrl_fast.numerics.normalization import is_mask
 from jaxrl_fast.policy.onnx_export import to_onnx
 from jaxrl_fast.policy.policies import Policy, memory_of, with_memory
 from jaxrl_fast.system import replace_file

@@ -14,10 +14,11 @@ from jax.tree_util import keystr
 from jaxrl_fast.algorithms.multi_agent import spec_of_one
 from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.core import Box, Discrete, EnvSpec, PyTree
-from jaxrl_fast.learning.agent import Acting, Carry
+from jaxrl_fast.learning.acting import Acting, Carry
 from jaxrl_fast.learning.algorithm import Agent, Learned, Part, init_params
-from jaxrl_fast.learning.frame_stack import View, acting_of, view_of
-from jaxrl_fast.numerics.running_stats import RunningStats, init_stats, normalize
+from jaxrl_fast.learning.frame_stack import View
+from jaxrl_fast.learning.run_graph import acting_of, view_of
+from jaxrl_fast.numerics.normalization import RunningStats, init_stats, normalize
 from jaxrl_fast.system import replace_file
 
 FORMAT_VERSION, BY_POSITION = 2, 1

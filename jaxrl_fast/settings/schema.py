@@ -20,7 +20,7 @@ from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.core import Log
 from jaxrl_fast.learning.run_graph import GraphOptions, Overlap
 from jaxrl_fast.learning.updates import Average, OnNan
-from jaxrl_fast.networks.layers import Precision
+from jaxrl_fast.networks.network import Precision
 from jaxrl_fast.numerics.optimizers import SCHEDULES
 
 if TYPE_CHECKING:

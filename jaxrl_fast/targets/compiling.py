@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxrl_fast.commands.run_config import Run, graph_options, make_algorithm, make_envs
-from jaxrl_fast.learning.agent import BoundAgent
+from jaxrl_fast.learning.acting import BoundAgent
 from jaxrl_fast.learning.io_callback_env import check_placement, in_graph
 from jaxrl_fast.learning.run_graph import build_graph
 from jaxrl_fast.runtime import program as programs

@@ -13,7 +13,7 @@ import numpy as np
 from jaxrl_fast.core import EpisodeTotals, PyTree, select
 from jaxrl_fast.envs.env import VecEnv, VecState, no_totals, vectorize
 from jaxrl_fast.envs.host_env import UNTOLD, HostEnv, HostStep
-from jaxrl_fast.learning.agent import BoundAgent
+from jaxrl_fast.learning.acting import BoundAgent
 from jaxrl_fast.learning.algorithm import Algorithm
 from jaxrl_fast.policy.policies import Policy, PolicyParams, make_policy
 from jaxrl_fast.runtime import hosts

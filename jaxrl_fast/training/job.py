@@ -8,7 +8,7 @@ import jax
 
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
-from jaxrl_fast.learning.agent import BoundAgent
+from jaxrl_fast.learning.acting import BoundAgent
 from jaxrl_fast.learning.algorithm import Algorithm, require_positive
 from jaxrl_fast.learning.io_callback_env import Bridge, check_placement, in_graph
 from jaxrl_fast.learning.run_graph import GraphOptions, bind, graph_of

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_fast.learning.agent import BoundAgent
+from jaxrl_fast.learning.acting import BoundAgent
 from jaxrl_fast.learning.algorithm import Algorithm
 from jaxrl_fast.runtime import hosts
 from jaxrl_fast.runtime.graph import Graph, TrainState, tagged

@@ -25,7 +25,7 @@ from jaxrl_fast.commands.run_config import Run, graph_options, make_algorithm, m
 from jaxrl_fast.core import Metrics
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
-from jaxrl_fast.learning.agent import BoundAgent
+from jaxrl_fast.learning.acting import BoundAgent
 from jaxrl_fast.learning.algorithm import Algorithm
 from jaxrl_fast.learning.io_callback_env import in_graph
 from jaxrl_fast.learning.run_graph import bind, build_graph
