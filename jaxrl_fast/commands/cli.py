@@ -215,30 +215,35 @@ def _key_line(name: str, key: Key, default: Any) -> str:
     return f"  {name:<18} {shown:<8} {key.text}{choices}"
 
 
-def read_words(
-    words: Sequence[str], command: str, numbers: Mapping[str, Key], texts: Sequence[str] = ()
-) -> tuple[Path, dict[str, int], dict[str, str]]:
-    """The run's folder, the numbers with their defaults, and those of the ``texts`` that were given.
+def split_words(words: Sequence[str], command: str, keys: Mapping[str, Key]) -> tuple[list[Path], dict[str, Any]]:
+    """Read the words of a command that takes folders: the folders, and its keys, texts and whole numbers, by name.
 
     Raises:
-        ConfigError: no folder, several, an unknown key, or not a number in its range.
+        ConfigError: an unknown key, or not a number in its range.
     """
-    found, given = {key: number.default for key, number in numbers.items()}, dict[str, str]()
-    folders = []
+    found, folders = {name: key.default for name, key in keys.items()}, []
     for word in words:
-        key, equals, value = word.partition("=")
-        if not equals or "/" in key:
+        name, equals, value = word.partition("=")
+        if not equals or "/" in name:
             folders.append(Path(word))
-        elif key in texts:
-            given[key] = value
-        elif key in numbers:
-            found[key] = _whole(word, value, numbers[key])
+        elif name not in keys:
+            known = " and ".join(", ".join(keys).rsplit(", ", 1))
+            raise ConfigError(f"unknown key '{name}': {command} knows {known}")
         else:
-            *others, last = (*texts, *numbers)
-            raise ConfigError(f"unknown key '{key}': {command} knows {', '.join(others)} and {last}")
+            found[name] = _whole(name, value, keys[name]) if keys[name].type is int else value
+    return folders, found
+
+
+def read_words(words: Sequence[str], command: str, keys: Mapping[str, Key]) -> tuple[Path, dict[str, Any]]:
+    """Read the words of a command that takes one run's folder, as `split_words`.
+
+    Raises:
+        ConfigError: no folder, several, or as `split_words`.
+    """
+    folders, found = split_words(words, command, keys)
     if len(folders) != 1:
         raise ConfigError("write the path of one run's folder, such as runs/latest")
-    return folders[0], found, given
+    return folders[0], found
 
 
 def open_run(folder: Path, policy: str = "policy") -> tuple[Run, Policy]:
@@ -266,9 +271,10 @@ def check_spaces(policy: Policy, spec: EnvSpec, folder: Path) -> None:
         )
 
 
-def _whole(word: str, value: str, number: Key) -> int:
-    least, most = number.minimum or 0, number.maximum or MAX_SIZE
+def _whole(name: str, value: str, key: Key) -> int:
+    least, most = key.minimum or 0, key.maximum or MAX_SIZE
     if not value.isdecimal() or not least <= int(value) <= most:
-        key = word.partition("=")[0]
-        raise ConfigError(f"{word}: write a whole number from {least} to {most}, for example {key}={number.default}")
+        raise ConfigError(
+            f"{name}={value}: write a whole number from {least} to {most}, for example {name}={key.default}"
+        )
     return int(value)

@@ -24,13 +24,16 @@ from jaxrl_fast.runtime.placements import PLACEMENTS
 from jaxrl_fast.runtime.xla_options import starts_kernels_singly
 from jaxrl_fast.settings.machine import AUTO
 from jaxrl_fast.settings.schema import (
+    GROUPS,
     Checkpoints,
     ConfigError,
     EvalOptions,
     Key,
     RunSchema,
     algo_keys,
+    by_dotted_key,
     choice_keys,
+    flatten,
     nearest,
     read_value,
     read_word,
@@ -41,7 +44,6 @@ from jaxrl_fast.training.callbacks import to_stderr
 from jaxrl_fast.training.checkpoints import find, newest_good, read_description
 from jaxrl_fast.training.job import JobOptions
 
-GROUPS = ("env", "algo", "placement")
 FIRST = ("overlap", "learners", "average")
 """What stands before the other keys without a section in ``config.yaml``."""
 
@@ -158,22 +160,6 @@ def _to_tree(run: Run) -> dict[str, Any]:
         "tuned": run.tuned_file is not None,
         **alone,
     }
-
-
-def by_dotted_key(tree: Mapping[Any, Any]) -> dict[str, Any]:
-    """Leaves by dotted key; the name of a group has the group's own key (``env``, not ``env.name``)."""
-    return {key.removesuffix(".name") if key[:-5] in GROUPS else key: v for key, v in flatten(tree).items()}
-
-
-def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """Leaves by dotted key; an environment's option that is a dictionary is one leaf."""
-    flat = {}
-    for key, value in tree.items():
-        if isinstance(value, dict) and prefix != "env.options.":
-            flat.update(flatten(value, f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
 
 
 CONFIG_DIR = Path(__file__).parent.parent / "config"

@@ -29,6 +29,8 @@ from jaxrl_fast.training.callbacks import Tell, to_stderr
 
 SIZES = ("num_envs", "algo.rollout_length", "algo.updates_per_tick", "algo.batch_size", "algo.num_minibatches")
 """Settings that say how much is computed at once."""
+FREE = {"placement", "devices", "pool.workers"}
+"""Settings of a finding that change no learning."""
 
 
 class Device(NamedTuple):
@@ -201,13 +203,8 @@ def _checked(finding: Finding) -> Finding:
     """The finding, if its values are possible; else raises ValueError."""
     settings = finding.learning | finding.free
     words = {"placement": [machine.AUTO, *PLACEMENTS], "overlap": get_args(Overlap)}
-    known = set(finding.learning) <= {*SIZES, "overlap"} and set(finding.free) <= {
-        "placement",
-        "devices",
-        "pool.workers",
-    }
-    sizes = [value for key, value in settings.items() if key not in words]
-    unsaid = any(settings[key] not in values for key, values in words.items() if key in settings)
-    if not known or unsaid or any(type(size) is not int or size < 0 for size in sizes):
+    known = set(finding.learning) <= {*SIZES, "overlap"} and set(finding.free) <= FREE
+    possible = [v in words[k] if k in words else type(v) is int and v >= 0 for k, v in settings.items()]
+    if not known or not all(possible):
         raise ValueError(finding)
     return finding

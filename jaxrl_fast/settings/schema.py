@@ -10,7 +10,7 @@ import difflib
 import inspect
 import math
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from types import NoneType, UnionType
@@ -30,6 +30,8 @@ MAX_SEED = 2**32 - 1
 """Of a larger seed JAX uses only the lowest 32 bits."""
 MAX_SIZE = 2**31 - 1
 """The largest int32, with which JAX counts."""
+GROUPS = ("env", "algo", "placement")
+"""Keys that choose what the sections and keys of their names begin with."""
 NOT_OPTIONS = ("precision",)
 """Factory arguments that are keys of the run, not of the algorithm."""
 
@@ -215,6 +217,22 @@ def algo_keys(name: str) -> dict[str, Key]:
         if not callable(p.default) and p.name not in NOT_OPTIONS
     }
     return {f"algo.{n}": key if key.minimum is None else key._replace(maximum=MAX_SIZE) for n, key in options.items()}
+
+
+def by_dotted_key(tree: Mapping[Any, Any]) -> dict[str, Any]:
+    """List leaves by dotted key; the name of a group has the group's own key (``env``, not ``env.name``)."""
+    return {key.removesuffix(".name") if key[:-5] in GROUPS else key: v for key, v in flatten(tree).items()}
+
+
+def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """Leaves by dotted key; an environment's option that is a dictionary is one leaf."""
+    flat = {}
+    for key, value in tree.items():
+        if isinstance(value, dict) and prefix != "env.options.":
+            flat.update(flatten(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
 
 
 def read_value(name: str, value: Any, key: Key) -> Any:
