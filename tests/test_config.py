@@ -1,6 +1,7 @@
 """Composition: what wins over what, what a run's file repeats, and what is refused."""
 
 import dataclasses
+import inspect
 import shlex
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
+import jaxrl_fast as jf
 from jaxrl_fast import Cosine, Linear, envs
 from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.commands import run_config as config
@@ -23,8 +25,11 @@ from jaxrl_fast.commands.run_config import (
     options_of,
     to_yaml,
 )
+from jaxrl_fast.envs.pool.batches import PoolOptions
+from jaxrl_fast.learning.run_graph import GraphOptions
 from jaxrl_fast.numerics.optimizers import plain
-from jaxrl_fast.settings.schema import ConfigError, algo_keys, command_line, read_value
+from jaxrl_fast.settings.schema import Checkpoints, ConfigError, algo_keys, command_line, read_value, run_keys
+from jaxrl_fast.training.job import JobOptions
 
 TUNED = sorted((CONFIG_DIR / "tuned").glob("*.yaml"))
 
@@ -314,3 +319,24 @@ def test_a_run_is_a_value():
     with pytest.raises(dataclasses.FrozenInstanceError):
         compose([]).seed = 1  # type: ignore[misc]
     assert isinstance(compose([]), Run)
+
+
+def test_the_keywords_of_learn_have_the_defaults_that_the_keys_declare():
+    """``total_steps`` is required; ``eval_beside`` follows from ``between_chunks`` unless it is given."""
+    declared = {name.replace(".", "_"): key.default for name, key in run_keys().items()}
+    declared |= {"checkpoints": Checkpoints(), "total_steps": inspect.Parameter.empty, "eval_beside": None}
+    parameters = inspect.signature(jf.learn).parameters
+    shared = {name: parameter.default for name, parameter in parameters.items() if name in declared}
+    assert shared == {name: declared[name] for name in shared} and len(shared) == 18
+
+
+def test_what_a_key_applies_to_has_a_field_of_its_name():
+    fields = {"graph": set(GraphOptions._fields), "job": set(JobOptions._fields)}
+    derived = {"graph": {"total_steps", "empty_until", "joined"}, "job": {"graph", "placement", "eval", "checkpoints"}}
+    for target, names in fields.items():
+        assert {name for name, key in run_keys().items() if key.to == target} == names - derived[target]
+
+
+def test_the_keys_of_the_pool_have_its_defaults():
+    keys = {name: run_keys()[f"pool.{name}"].default for name in PoolOptions._fields}
+    assert PoolOptions(**{**keys, "workers": "auto"}) == PoolOptions()

@@ -202,11 +202,8 @@ def _wrapped(label: str, text: str) -> list[str]:
 def _described(registry: dict[str, Any], doc: Callable[[Any], str | None]) -> list[str]:
     """A line for each entry: its name and the first line of its documentation."""
     first = {name: (doc(entry) or "").strip().partition("\n")[0] for name, entry in registry.items()}
-    return [_cut(f"  {name:<16} {line}", WIDTH) for name, line in first.items()]
-
-
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"
+    lines = [f"  {name:<16} {line}" for name, line in first.items()]
+    return [line if len(line) <= WIDTH else line[: WIDTH - 1] + "…" for line in lines]
 
 
 def _key_line(name: str, key: Key, default: Any) -> str:

@@ -22,24 +22,9 @@ from jaxrl_fast.runtime import cluster
 from jaxrl_fast.runtime.cluster import Processes
 from jaxrl_fast.runtime.placements import PLACEMENTS
 from jaxrl_fast.runtime.xla_options import starts_kernels_singly
+from jaxrl_fast.settings import schema
 from jaxrl_fast.settings.machine import AUTO
-from jaxrl_fast.settings.schema import (
-    GROUPS,
-    Checkpoints,
-    ConfigError,
-    EvalOptions,
-    Key,
-    RunSchema,
-    algo_keys,
-    by_dotted_key,
-    choice_keys,
-    flatten,
-    nearest,
-    read_value,
-    read_word,
-    run_keys,
-    written,
-)
+from jaxrl_fast.settings.schema import ConfigError, Key, algo_keys, nearest, read_value, read_word, run_keys, written
 from jaxrl_fast.training.callbacks import to_stderr
 from jaxrl_fast.training.checkpoints import find, newest_good, read_description
 from jaxrl_fast.training.job import JobOptions
@@ -49,7 +34,7 @@ FIRST = ("overlap", "learners", "average")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Run(RunSchema):
+class Run(schema.RunSchema):
     """All settings of a run: the keys of the command line without a section, the sections, and how it was asked for.
 
     ``env`` and ``env_options`` go to ``envs.make``, ``algo_options`` to the factory of ``algo``, ``pool`` to the pool
@@ -65,8 +50,8 @@ class Run(RunSchema):
     algo: str
     algo_options: dict[str, Any]
     placement: str
-    eval: EvalOptions
-    checkpoint: Checkpoints
+    eval: schema.EvalOptions
+    checkpoint: schema.Checkpoints
     pool: dict[str, Any]
     tuned_file: str | None = None
     requeued: bool = False
@@ -141,7 +126,7 @@ def to_yaml(run: Run) -> str:
 
 def flat_settings(run: Run) -> dict[str, Any]:
     """The same by dotted key, as a checkpoint stores it."""
-    return by_dotted_key(_to_tree(run))
+    return schema.by_dotted_key(_to_tree(run))
 
 
 def _to_tree(run: Run) -> dict[str, Any]:
@@ -182,20 +167,18 @@ def compose(argv: Sequence[str] = ()) -> Run:
     Raises:
         ConfigError: one line that names what was wrong and what to write instead.
     """
-    given = Layer("", {})
-    for word in argv:
-        key, value = read_word(word)
-        given.values[key] = value
+    given = Layer("", dict(map(read_word, argv)))
     requeued = given.values.get("resume") == "auto"
     checkpoint = _read_checkpoint(given)
     file = checkpoint or _read_file(given.values.pop("config", None))
     auto_width = _take_auto("num_envs", given, file) and checkpoint is None
     auto_overlap = _take_auto("overlap", given, file) and checkpoint is None
-    tuned = _take_tuned(given, file)
+    tuned = given.values.pop("tuned", file.values.pop("tuned", True))
+    tuned = read_value("tuned", tuned, schema.choice_keys()["tuned"])
     groups, file = _choose_groups(given, file)
     id = given.values.get("env.id", file.values.get("env.id"))
     defaults, tuned_values = _group_settings(groups, tuned, None if id is None else written(id))
-    env, algo, placement = (defaults.values.pop(f"{group}.name") for group in GROUPS)
+    env, algo, placement = (defaults.values.pop(f"{group}.name") for group in schema.GROUPS)
     keys = {**run_keys(), **algo_keys(algo)}
     values, sources = {name: key.default for name, key in keys.items()}, {}
     for layer in (defaults, tuned_values, file, given):
@@ -209,7 +192,7 @@ def compose(argv: Sequence[str] = ()) -> Run:
     chosen = {"tuned_file": tuned_file, "requeued": requeued, "auto_width": auto_width, "auto_overlap": auto_overlap}
     run = _make_run(env, algo, placement, values, chosen | {"sources": sources})
     found = [f"algo.{name}" for name, value in run.algo_options.items() if value is not None]
-    sources |= {name: FOLLOWS for name in found if values[name] is None}
+    run.sources.update((name, FOLLOWS) for name in found if values[name] is None)
     return run
 
 
@@ -269,12 +252,7 @@ def _read_file(path: Any) -> Layer:
         raise ConfigError(f"config={path}: write keys and values, such as seed: 3")
     if "resume" in tree:
         raise ConfigError(f"{path}: resume works on the command line only: write it there")
-    return Layer(f"{path}: ", by_dotted_key(tree))
-
-
-def _take_tuned(given: Layer, file: Layer) -> bool:
-    asked = file.values.pop("tuned", True)
-    return bool(read_value("tuned", given.values.pop("tuned", asked), choice_keys()["tuned"]))
+    return Layer(f"{path}: ", schema.by_dotted_key(tree))
 
 
 def _take_auto(key: str, given: Layer, file: Layer) -> bool:
@@ -290,7 +268,7 @@ def _take_auto(key: str, given: Layer, file: Layer) -> bool:
 def _choose_groups(given: Layer, file: Layer) -> tuple[dict[str, str], Layer]:
     """The options chosen for the groups, and the file's settings without those of a group that was chosen anew."""
     groups, values = {}, dict(file.values)
-    for group in GROUPS:
+    for group in schema.GROUPS:
         chosen = [layer.pop(group) for layer in (values, given.values) if group in layer]
         names = [_known_option(group, written(value)) for value in chosen]
         if len(set(names)) > 1:
@@ -309,13 +287,13 @@ def _known_option(group: str, name: str) -> str:
 
 def _group_settings(groups: Mapping[str, str], tuned: bool, id: str | None) -> tuple[Layer, Layer]:
     """The settings of the chosen groups, and those of the tuned file, if one applies. ``id``: within a family."""
-    env = groups.get("env", choice_keys()["env"].default)
+    env = groups.get("env", schema.choice_keys()["env"].default)
     row = _environments()[env]
     algo = groups.get("algo", row.get("algo_of_id", {}).get(id, row["algo"]))
     names = {
         "env.name": env,
         "algo.name": algo,
-        "placement.name": groups.get("placement", choice_keys()["placement"].default),
+        "placement.name": groups.get("placement", schema.choice_keys()["placement"].default),
     }
     sizes = {"num_envs": row["num_envs"], "total_steps": row["total_steps"]}
     defaults = Layer("config/envs.yaml: ", {**sizes, **names})
@@ -329,7 +307,7 @@ def _tuned_settings(env: str, id: str | None, algo: str) -> Layer:
     for name in (*own, f"{env}_{algo}.yaml"):
         path = CONFIG_DIR / "tuned" / name
         if path.exists():
-            return Layer(f"config/tuned/{name}: ", flatten(OmegaConf.to_container(OmegaConf.load(path))))
+            return Layer(f"config/tuned/{name}: ", schema.flatten(OmegaConf.to_container(OmegaConf.load(path))))
     return Layer("", {})
 
 
@@ -356,7 +334,7 @@ def _read_layer(layer: Layer, keys: Mapping[str, Key], of_what: str) -> dict[str
 
 
 def _nearest_key(name: str, keys: Mapping[str, Key]) -> str:
-    if name.removesuffix(".name") in GROUPS:
+    if name.removesuffix(".name") in schema.GROUPS:
         return f"did you mean {name.removesuffix('.name')}?"
     section = [key for key in keys if key.split(".")[0] == name.split(".")[0]]
     owners = [f"algo={algo}" for algo in ALGORITHMS if name in algo_keys(algo)]
@@ -407,8 +385,8 @@ def _make_run(env: str, algo: str, placement: str, values: dict[str, Any], other
         algo=algo,
         algo_options=algo_options,
         placement=placement,
-        eval=EvalOptions(**section("eval.") | {"every": values["eval.every"] or tenth}),
-        checkpoint=Checkpoints(**section("checkpoint.") | {"every": values["checkpoint.every"] or tenth}),
+        eval=schema.EvalOptions(**section("eval.") | {"every": values["eval.every"] or tenth}),
+        checkpoint=schema.Checkpoints(**section("checkpoint.") | {"every": values["checkpoint.every"] or tenth}),
         pool=section("pool."),
         processes=named,
     )
