@@ -30,7 +30,7 @@ from jaxrl_fast.training.checkpoints import find, newest_good, read_description
 from jaxrl_fast.training.job import JobOptions
 
 FIRST = ("overlap", "learners", "average")
-"""What stands before the other keys without a section in ``config.yaml``."""
+"""The keys without a section that stand before all others in ``config.yaml``."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ def job_options(run: Run) -> JobOptions:
 
 
 def _applied_to(target: str, run: Run) -> dict[str, Any]:
-    """The settings that are declared to apply to a target, by name."""
+    """Collect the settings that are declared to apply to a target, by name."""
     return {name: getattr(run, name) for name, key in run_keys().items() if key.to == target}
 
 

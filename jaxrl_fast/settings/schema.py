@@ -31,7 +31,7 @@ MAX_SEED = 2**32 - 1
 MAX_SIZE = 2**31 - 1
 """The largest int32, with which JAX counts."""
 GROUPS = ("env", "algo", "placement")
-"""Keys that choose what the sections and keys of their names begin with."""
+"""The keys that are names in one file and sections in another."""
 NOT_OPTIONS = ("precision",)
 """Factory arguments that are keys of the run, not of the algorithm."""
 
@@ -63,7 +63,7 @@ class Key(NamedTuple):
     aside: bool = False
 
     def is_stored(self, value: Any) -> bool:
-        """Whether config files and checkpoints name it when it has this value."""
+        """Return whether config files and checkpoints name the key when it has this value."""
         return self.stored == "always" or (self.stored == "changed" and value != self.default)
 
 
@@ -142,7 +142,7 @@ class PoolSchema:
 
 @dataclasses.dataclass(frozen=True)
 class ChoiceSchema:
-    """The keys that choose what all others begin with."""
+    """The keys that choose the defaults of all others."""
 
     env: str = setting("halfcheetah", "the environment")
     algo: str | None = setting(None, "the algorithm; chosen by the environment")
@@ -195,13 +195,13 @@ def run_keys() -> dict[str, Key]:
 
 @cache
 def choice_keys() -> dict[str, Key]:
-    """The keys that choose what all others begin with."""
+    """List the keys that choose the defaults of all others."""
     return _keys_of(ChoiceSchema)
 
 
 def resume_rule(name: str) -> Literal["fixed", "free", "silent"]:
-    """Whether a resumed run may change a setting, by dotted name, as `Key`; options of environments and algorithms are
-    fixed."""
+    """Look up whether a resumed run may change a setting, as `Key.resume`; ``name`` is dotted. Options of environments
+    and algorithms are fixed."""
     key = {**choice_keys(), **run_keys()}.get(name)
     return "fixed" if key is None else key.resume
 
