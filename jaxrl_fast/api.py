@@ -134,16 +134,10 @@ def learn(
     if settings is None and run_dir is None and resume is None and jax.process_count() == 1:
         settings = {}  # nobody reads them
     job = make_job(env, algorithm, JobOptions(*asked), settings, keep)
-    calls = Calls(
-        on_metrics if on_metrics is not None else live_plot(),
-        should_stop,
-        between_chunks or (lambda state, scores: None),
-        on_new_policy,
-        on_last_policy,
-        evaluator,
-        tell,
-        make_listeners() if run_dir is not None else Listeners(),
-    )
+    watch = on_metrics if on_metrics is not None else live_plot()
+    listeners = make_listeners() if run_dir is not None else Listeners()
+    change = between_chunks or (lambda state, scores: None)
+    calls = Calls(watch, should_stop, change, on_new_policy, on_last_policy, evaluator, tell, listeners)
     return Result(*run_job(job, calls, run_dir, log))
 
 

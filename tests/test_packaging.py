@@ -229,29 +229,73 @@ assert not jax_has_started(), "a device was touched"
     assert done.returncode == 0, done.stderr
 
 
+def build(source: Path, into: Path) -> Path:
+    """A wheel of ``source``, a folder or a source distribution."""
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-q"]
+    done = subprocess.run([*command, "-w", into, source], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return next(into.glob("*.whl"))
+
+
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel of the repository."""
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What is installed, and some that is not, as a checkout has it."""
     pytest.importorskip("setuptools", minversion="77")
-    folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"
+    source = tmp_path_factory.mktemp("checkout") / "source"
     for name in ("jaxrl_fast", "envs", "tests", "experiments"):
         if (ROOT / name).exists():
-            shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / name, source / name, ignore=ignored, symlinks=True)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-q"]
-    done = subprocess.run([*command, "-w", folder, source], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return next(folder.glob("*.whl"))
+    return source
+
+
+@pytest.fixture(scope="module")
+def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel of the repository."""
+    return build(source, tmp_path_factory.mktemp("wheel"))
 
 
 def test_a_wheel_carries_the_settings_and_assets_and_no_experiment(wheel: Path):
     held = set(zipfile.ZipFile(wheel).namelist())
     wanted = [*SOURCES, *ROOT.glob("jaxrl_fast/config/**/*.yaml"), *ROOT.glob("jaxrl_fast/**/assets/*")]
-    assert {str(path.relative_to(ROOT)) for path in wanted} <= held
+    names = {str(path.relative_to(ROOT)) for path in wanted}
+    assert {f"jaxrl_fast/{name}" if name.startswith("envs/") else name for name in names} <= held
     assert any(name.startswith("jaxrl_fast/config/tuned/") for name in held)
     assert {name.split("/")[0] for name in held if ".dist-info" not in name} == {"jaxrl_fast"}
+
+
+def test_a_source_distribution_gives_the_same_wheel(source: Path, wheel: Path, tmp_path: Path):
+    code = f"from setuptools.build_meta import build_sdist; build_sdist({str(tmp_path)!r})"
+    done = subprocess.run([sys.executable, "-c", code], cwd=source, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    again = build(next(tmp_path.glob("*.tar.gz")), tmp_path / "wheel")
+    assert set(zipfile.ZipFile(again).namelist()) == set(zipfile.ZipFile(wheel).namelist())
+
+
+def shadow(folder: Path) -> Path:
+    """A user's folder whose modules have names that ours have inside, and fail where they are taken for ours."""
+    for name in ("envs", "experiments", "tests"):
+        (folder / name).mkdir()
+        (folder / name / "__init__.py").write_text("raise ImportError('the module of a user was imported')\n")
+    for name in ("runs", "train", "core", "api", "system"):
+        (folder / f"{name}.py").write_text("raise ImportError('the module of a user was imported')\n")
+    return folder
+
+
+TINY = "algo=ppo num_envs=2 algo.rollout_length=8 algo.num_minibatches=1 total_steps=1 eval.episodes=1".split()
+ON_HOST = ["env=gymnasium", "env.id=CartPole-v1", "pool.workers=1", *TINY]
+
+
+def ours(folder: Path, path: Path, command: str, *words: str) -> str:
+    """What a command of ours prints when it is started in ``folder`` with the package from ``path``."""
+    variables = {**os.environ, "PYTHONPATH": str(path)}
+    line = [sys.executable, "-m", f"jaxrl_fast.{command}", *words]
+    done = subprocess.run(line, cwd=folder, env=variables, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the module of a user" not in done.stdout + done.stderr
+    return done.stdout
 
 
 def test_the_wheel_trains_from_another_folder_without_the_repository(wheel: Path, tmp_path: Path):
@@ -260,22 +304,28 @@ def test_the_wheel_trains_from_another_folder_without_the_repository(wheel: Path
     install = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "-q", "--target", place, wheel]
     done = subprocess.run(install, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    variables = {**os.environ, "PYTHONPATH": str(place)}
+    (folder := tmp_path / "own").mkdir()
     code = "import jaxrl_fast.envs; print(jaxrl_fast.envs.__file__, jaxrl_fast.__file__)"
-    found = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=variables, capture_output=True, text=True)
-    assert [Path(path).parent for path in found.stdout.split()] == [place / "jaxrl_fast" / "envs", place / "jaxrl_fast"]
-    words = [
-        "env=pendulum",
-        "algo=ppo",
-        "num_envs=2",
-        "algo.rollout_length=8",
-        "algo.num_minibatches=1",
-        "total_steps=1",
-    ]
-    train = [sys.executable, "-m", "jaxrl_fast.train", *words, "eval.episodes=1", "eval.beside=false", "run_dir=here"]
-    done = subprocess.run(train, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "here" / "summary.json").exists()
+    variables = {**os.environ, "PYTHONPATH": str(place)}
+    found = subprocess.run([sys.executable, "-c", code], cwd=folder, env=variables, capture_output=True, text=True)
+    assert [Path(path).parent for path in found.stdout.split()] == [place / "jaxrl_fast/envs", place / "jaxrl_fast"]
+    ours(shadow(folder), place, "train", *ON_HOST, "run_dir=here")
+    assert (folder / "here" / "summary.json").exists()
+
+
+def test_nothing_in_a_users_folder_shadows_ours(tmp_path: Path):
+    """Every command from a plain checkout; training with a pool, an evaluator and a visualizer."""
+    folder = shadow(tmp_path)
+    ours(folder, ROOT, "train", *ON_HOST, "run_dir=on_host")
+    ours(folder, ROOT, "train", "env=cartpole", *TINY, "eval.picture=true", "run_dir=run")
+    assert (folder / "run" / "policy.gif").exists()
+    ours(folder, ROOT, "evaluate", "run", "episodes=1")
+    ours(folder, ROOT, "render", "run", "out=episode.gif", "width=64")
+    ours(folder, ROOT, "export", "run", "formats=jax")
+    ours(folder, ROOT, "report", "run")
+    ours(folder, ROOT, "explain", "env=cartpole", *TINY)
+    for command in ("autotune", "dashboard"):
+        assert "jaxrl_fast" in ours(folder, ROOT, command, "--help")
 
 
 def public_named_tuples() -> list[ast.ClassDef]:

@@ -108,13 +108,8 @@ def ppo(
     shared: dict[str, Any] = dict(
         activation=activation, layer_norm=layer_norm, recurrent_size=recurrent_size, cnn=cnn, precision=precision
     )
-    options = shared | dict(
-        policy_hidden=tuple(policy_hidden),
-        value_hidden=tuple(value_hidden),
-        policy_keys=tuple(policy_keys),
-        critic_keys=tuple(critic_keys),
-        optimizer=optimizer,
-    )
+    options = shared | dict(policy_hidden=tuple(policy_hidden), value_hidden=tuple(value_hidden), optimizer=optimizer)
+    options |= dict(policy_keys=tuple(policy_keys), critic_keys=tuple(critic_keys))
     sizes = on_policy_sizes(rollout_length, num_minibatches, steps=256, least=4, whole_rollouts=recurrent_size > 0)
 
     def build(spec: EnvSpec, num_envs: int) -> Agent:
@@ -129,13 +124,7 @@ def ppo(
                 "critic": critic_part(value, value_loss, optimizer),
                 "actor": actor_part(space, policy, policy_loss, normalize_advantages, optimizer),
             },
-            data=OnPolicy(
-                num_epochs=num_epochs,
-                num_minibatches=sized["num_minibatches"],
-                critic="critic",
-                network="value",
-                targets=targets,
-            ),
+            data=OnPolicy(num_epochs, sized["num_minibatches"], critic="critic", network="value", targets=targets),
             acts={"actor": "policy"},
             remembers={"critic": "value"} if recurrent_size else {},
             decide=sample_action(space, remember=True),

@@ -91,16 +91,10 @@ def pqn(
         check_optimizer(optimizer, weight_decay)
         sized = sizes(num_envs)
         q = make_network(spec.obs, size, hidden=q_hidden, keys=q_keys, **shared)
+        how: dict[str, Any] = dict(critic="critic", network="q", value=best_value, targets=targets)
         return Agent(
             parts={"critic": critic_part(q, q_loss, optimizer)},
-            data=OnPolicy(
-                num_epochs=num_epochs,
-                num_minibatches=sized["num_minibatches"],
-                critic="critic",
-                network="q",
-                value=best_value,
-                targets=targets,
-            ),
+            data=OnPolicy(num_epochs, sized["num_minibatches"], **how),
             acts={"critic": "q"},
             decide=by_q_values(lambda outputs: outputs["critic"]),
             rollout_length=sized["rollout_length"],

@@ -66,32 +66,12 @@ def averaging_parameters(learning: Learning, team: tuple[str, ...], learners: in
 
     local = tuple(_local(name) for name in team)
     written = local + learning.feeds_back(team)
-    return (
-        Fragment(
-            learn,
-            init,
-            step,
-            ("batches", *team, *outside),
-            written,
-            lambda private: learning.no_feedback(team, learners),
-            start=learning.start,
-            init_name="learn",
-            counts=True,
-            tags=tags_of(learning, team),
-            division=ShardingAxes(0, dict.fromkeys(written, 0), learners, "learners"),
-        ),
-        Fragment(
-            server,
-            init_server,
-            step_server,
-            local,
-            team,
-            lambda p: p,
-            start=learning.start,
-            init_name="learn",
-            tags=(SERVER, *tags_of(learning, team)[1:]),
-        ),
-    )
+    reads, axes = ("batches", *team, *outside), ShardingAxes(0, dict.fromkeys(written, 0), learners, "learners")
+    how: dict[str, Any] = dict(start=learning.start, init_name="learn")
+    tags = tags_of(learning, team)
+    learn_all = Fragment(learn, init, step, reads, written, lambda p: learning.no_feedback(team, learners), **how)
+    average = Fragment(server, init_server, step_server, local, team, lambda p: p, **how)
+    return (learn_all._replace(counts=True, tags=tags, division=axes), average._replace(tags=(SERVER, *tags[1:])))
 
 
 def averaging_gradients(learning: Learning, side_by_side: bool, learners: int) -> tuple[tuple[Fragment, ...], Delays]:
@@ -132,19 +112,10 @@ def _gradients_fragment(learning: Learning, name: str, learners: int) -> Fragmen
         found, private = jax.vmap(one_learner)(batches, private, jax.random.split(key, learners))
         return private, {own: found, **private}, {}
 
-    return Fragment(
-        own,
-        init,
-        step,
-        ("batches", name, *part.reads),
-        (own, *back),
-        lambda private: private,
-        start=learning.start,
-        rounds=rounds,
-        counts=True,
-        tags=tags_of(learning, (name,)),
-        division=ShardingAxes(0, dict.fromkeys((own, *back), 0), learners, "learners"),
-    )
+    reads, writes = ("batches", name, *part.reads), (own, *back)
+    fragment = Fragment(own, init, step, reads, writes, lambda p: p, learning.start, rounds=rounds, counts=True)
+    axes = ShardingAxes(0, dict.fromkeys(writes, 0), learners, "learners")
+    return fragment._replace(tags=tags_of(learning, (name,)), division=axes)
 
 
 def _gradient_server(learning: Learning, name: str) -> Fragment:
@@ -168,19 +139,9 @@ def _gradient_server(learning: Learning, name: str) -> Fragment:
     def publish(private: States) -> Channels:
         return {name: private[name].learned}
 
-    return Fragment(
-        f"server_{name}",
-        init,
-        step,
-        (_gradients(name),),
-        (name,),
-        publish,
-        start=learning.start,
-        rounds=rounds,
-        counts=True,
-        init_name="learn",
-        tags=(SERVER, *tags_of(learning, (name,))[1:]),
-    )
+    tags = (SERVER, *tags_of(learning, (name,))[1:])
+    how: dict[str, Any] = dict(start=learning.start, rounds=rounds, counts=True, init_name="learn", tags=tags)
+    return Fragment(f"server_{name}", init, step, (_gradients(name),), (name,), publish, **how)
 
 
 def _apply_in_turns(

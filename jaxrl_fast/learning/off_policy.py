@@ -50,18 +50,12 @@ def off_policy_experience(
             batch if view is None else Tabled(batch, sampled.tables), in_turn(data, buffer.shards), places
         )
 
-    return Experience(
-        source.init,
-        step,
-        take_batch if view is None else take_tabled,
-        buffer.shards,
-        state_axes=source.state_axes,
-        metrics=source.metrics,
-        end_episodes=source.end_episodes,
-        refills=True,
-        prioritized_by=prioritize.part if prioritize else None,
-        learn_priorities=source.learn_priorities,
+    take, part = take_batch if view is None else take_tabled, prioritize.part if prioritize else None
+    experience = Experience(
+        source.init, step, take, buffer.shards, state_axes=source.state_axes, metrics=source.metrics
     )
+    experience = experience._replace(refills=True, end_episodes=source.end_episodes)
+    return experience._replace(prioritized_by=part, learn_priorities=source.learn_priorities)
 
 
 def in_turn(data: Replay, shards: int) -> jax.Array:

@@ -158,15 +158,8 @@ def sample_fragment(env: VecEnv, agent: BoundAgent, scan: Callable[..., tuple] =
         private, rollout, metrics = unroll(env, act, private, key, agent.rollout_length, scan)
         return private, {"rollout": rollout}, metrics
 
-    return Fragment(
-        "sample",
-        init,
-        step,
-        reads,
-        ("rollout",),
-        tags=(SAMPLING,),
-        division=ShardingAxes(0, {"rollout": 1}, env.num_envs, "environments"),
-    )
+    axes = ShardingAxes(0, {"rollout": 1}, env.num_envs, "environments")
+    return Fragment("sample", init, step, reads, ("rollout",), tags=(SAMPLING,), division=axes)
 
 
 def statistics_fragment(env: VecEnv | HostEnv, agent: BoundAgent, nan: OnNan = "stop") -> Fragment:
@@ -191,16 +184,12 @@ def statistics_fragment(env: VecEnv | HostEnv, agent: BoundAgent, nan: OnNan = "
             after = _if_finite(rollout, after, private)
         return after, {"statistics": after.statistics}, {}
 
-    axes = StatisticsState(statistics=None, discounted=0)  # type: ignore[arg-type]
-    return Fragment(
-        "statistics",
-        init,
-        step,
-        ("rollout",),
-        ("statistics",),
-        publish=lambda p: {"statistics": p.statistics},
-        division=ShardingAxes(axes, {}, env.num_envs, "environments"),
-    )
+    def publish(private: StatisticsState) -> Channels:
+        return {"statistics": private.statistics}
+
+    by_env = StatisticsState(statistics=None, discounted=0)  # type: ignore[arg-type]
+    axes = ShardingAxes(by_env, {}, env.num_envs, "environments")
+    return Fragment("statistics", init, step, ("rollout",), ("statistics",), publish, division=axes)
 
 
 def experience_fragment(env: VecEnv | HostEnv, agent: BoundAgent, max_shards: int = MAX_SHARDS) -> Fragment:
@@ -219,16 +208,10 @@ def experience_fragment(env: VecEnv | HostEnv, agent: BoundAgent, max_shards: in
         return private, {"batches": batches}, agent.experience.metrics(private)
 
     unit = f"logical shards (common divisor of {max_shards}, num_envs and the batch)"
-    axes = {"batches": Batches(data=0, indices=1, places=0)}  # type: ignore[arg-type]
-    return Fragment(
-        "experience",
-        init,
-        step,
-        reads,
-        ("batches",),
-        tags=(REPLAY,) if agent.experience.refills else (),
-        division=ShardingAxes(agent.experience.state_axes, axes, agent.experience.shards, unit, ("shards", max_shards)),
-    )
+    written = {"batches": Batches(data=0, indices=1, places=0)}  # type: ignore[arg-type]
+    limit, tags = ("shards", max_shards), (REPLAY,) if agent.experience.refills else ()
+    axes = ShardingAxes(agent.experience.state_axes, written, agent.experience.shards, unit, limit)
+    return Fragment("experience", init, step, reads, ("batches",), tags=tags, division=axes)
 
 
 def with_priorities(experience: Fragment, agent: BoundAgent) -> Fragment:

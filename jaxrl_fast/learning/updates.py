@@ -277,20 +277,11 @@ def learn_fragment(learning: Learning, team: tuple[str, ...] | None = None) -> F
         learned = {name: private[name].learned for name in team}
         return learned | learning.no_feedback(team) if fed_back else learned
 
-    return Fragment(
-        named("learn", parts, team),
-        init,
-        step,
-        ("batches", *outside),
-        team + fed_back,
-        publish,
-        start=learning.start,
-        init_name="learn",
-        counts=True,
-        tags=tags_of(learning, team),
-        by_agents=NOT_SHARDED if learning.agent.num_agents is None else divided_by_agents(learning, team),
-        inner=None if learning.make_trainer is trainer else Inner(begin, inner_step, end),
-    )
+    name, reads, writes = named("learn", parts, team), ("batches", *outside), team + fed_back
+    fragment = Fragment(name, init, step, reads, writes, publish, learning.start, init_name="learn", counts=True)
+    by_agents = NOT_SHARDED if learning.agent.num_agents is None else divided_by_agents(learning, team)
+    inner = None if learning.make_trainer is trainer else Inner(begin, inner_step, end)
+    return fragment._replace(tags=tags_of(learning, team), by_agents=by_agents, inner=inner)
 
 
 def make_updates(

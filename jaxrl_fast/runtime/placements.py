@@ -100,16 +100,8 @@ def central_inference(graph: Graph, devices: Sequence[jax.Device]) -> Placement:
     return Placement("central_inference", (Group(_names(graph), (devices[0],)),))
 
 
-PLACEMENTS: dict[str, Make] = {
-    "fused": fused,
-    "data_parallel": data_parallel,
-    "sharded_sampling": sharded_sampling,
-    "actor_critic": actor_critic,
-    "sampler_learner": sampler_learner,
-    "parameter_server": parameter_server,
-    "central_inference": central_inference,
-    "agents": agents,
-}
+_MAKERS = (fused, data_parallel, sharded_sampling, actor_critic, sampler_learner, parameter_server, central_inference)
+PLACEMENTS: dict[str, Make] = {make.__name__: make for make in (*_MAKERS, agents)}
 
 
 def place(graph: Graph, placement: str | Make, devices: int | None) -> Placement:

@@ -71,7 +71,8 @@ def with_seed_axis(state: TrainState, num_seeds: int) -> TrainState:
     """A program's state with the leading axis ``[S, ...]`` that a single seed's lacks."""
     if num_seeds > 1:
         return state
-    return jax.tree.map(transfer.with_axis, state)._replace(tick=state.tick)
+    with_axis = (lambda x: x[None]) if hosts.is_alone() else transfer.with_axis
+    return jax.tree.map(with_axis, state)._replace(tick=state.tick)
 
 
 def by_agents(home: dict[str, Mesh]) -> AbstractContextManager[Any]:

@@ -58,9 +58,7 @@ def passed_over(step: Callable[..., tuple], *layouts: PyTree) -> Callable[..., t
 
 
 def with_axis(x: jax.Array) -> jax.Array:
-    """``x[None]``, wherever it lies."""
-    if jax.process_count() == 1:
-        return x[None]
+    """``x[None]`` of an array that lies on devices of several processes."""
     shape, layout = jax.ShapeDtypeStruct((1, *x.shape), x.dtype), x.sharding
     if isinstance(layout, NamedSharding):
         layout = NamedSharding(layout.mesh, PartitionSpec(None, *layout.spec))

@@ -62,11 +62,13 @@ class Listeners(NamedTuple):
     - ``on_start(folder, job, state, run)``: before the first chunk; the `RunFolder`, the `Job`, the state and the
       compiled chunk.
     - ``on_row(folder)``: after each row of the history.
+    - ``on_finish(folder, policy)``: when the last policy is written.
     - ``on_end(run_dir, tell)``: when all files are closed, however the run ended.
     """
 
     on_start: Callable[[Any, Any, Any, Any], None] = lambda folder, job, state, run: None
     on_row: Callable[[Any], None] = lambda folder: None
+    on_finish: Callable[[Any, Policy], None] = lambda folder, policy: None
     on_end: Callable[[Path, Tell], None] = lambda run_dir, tell: None
 
 

@@ -30,7 +30,7 @@ from jaxrl_fast.runtime.graph import TrainState
 from jaxrl_fast.runtime.hosts import to_host
 from jaxrl_fast.settings.schema import Checkpoints
 from jaxrl_fast.system import replacing
-from jaxrl_fast.training.callbacks import Tell
+from jaxrl_fast.training.callbacks import Row, Tell
 
 FORMAT_VERSION = 2
 PARTS = ("state", "replay")
@@ -360,12 +360,7 @@ class Checkpointer:
         self._pending: Future | None = None
 
     def save(
-        self,
-        steps: int,
-        state: TrainState,
-        progress: Mapping[str, Any],
-        score: float | None,
-        beside: Mapping[str, np.ndarray] | None = None,
+        self, steps: int, state: TrainState, progress: Row, score: float | None, beside: Row | None = None
     ) -> None:
         """Copy the state, whose buffers the next chunk will overwrite, and write it while training goes on. Every
         process must call it; process 0 writes.

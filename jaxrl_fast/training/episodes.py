@@ -245,12 +245,8 @@ def make_periodic_evaluation(
     compiled at the first, or at once for params like ``ahead`` ``[S, ...]``, from what an earlier start left in the
     ``store``, or leaves there now. ``device``: which computes; default JAX's own."""
     num_seeds = len(keys)
-    made_by = {
-        "algo": algorithm.name,
-        "options": algorithm.options,
-        "num_envs": env.num_envs,
-        "normalize_observations": agent.normalize_observations,
-    }
+    made_by = {"algo": algorithm.name, "options": algorithm.options, "num_envs": env.num_envs}
+    made_by |= {"normalize_observations": agent.normalize_observations}
     acting = make_policy(env.spec, agent.acting, PolicyParams({}, None), made_by)
     if isinstance(env, HostEnv):
         totals: Any = evaluation_on_host(acting, env, episodes)

@@ -17,7 +17,6 @@ from jaxrl_fast.training.checkpoints import BESIDE, Checkpointer, one_line
 from jaxrl_fast.training.episodes import PeriodicEvaluation, Snapshot, with_untold, without_untold
 from jaxrl_fast.training.job import Job
 from jaxrl_fast.training.recorder import Recorder
-from jaxrl_fast.training.run_folder import RunFolder
 
 POLL_S = 0.5
 """How often it is checked whether the run is asked to stop while an evaluation is waited for, in seconds."""
@@ -33,16 +32,10 @@ class Evaluations:
     """
 
     def __init__(
-        self,
-        evaluation: PeriodicEvaluation,
-        job: Job,
-        recorder: Recorder,
-        folder: RunFolder | None,
-        saver: Checkpointer | None,
-        calls: Calls,
+        self, evaluation: PeriodicEvaluation, job: Job, recorder: Recorder, saver: Checkpointer | None, calls: Calls
     ) -> None:
-        self.evaluation, self.job, self.recorder, self.folder, self.saver = evaluation, job, recorder, folder, saver
-        self.beside, self.calls = job.options.eval.beside, calls
+        self.evaluation, self.job, self.recorder, self.saver, self.calls = evaluation, job, recorder, saver, calls
+        self.folder, self.beside = recorder.folder, job.options.eval.beside
         self.waiting: list[Snapshot] = []
         self._failed: set[int] = set()
         self._running: Future[EpisodeTotals] | None = None

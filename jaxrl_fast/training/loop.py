@@ -49,13 +49,11 @@ def run_job(job: Job, calls: Calls, run_dir: str | Path | None = None, log: Log 
             folder, saver = stack.enter_context(open_folder(job, Path(run_dir), log, calls.tell))
             calls = calls if folder is None else calls._replace(tell=folder.tell)
         recorder = Recorder(job, calls, folder)
-        evaluations = stack.enter_context(closing(make_evaluations(job, recorder, folder, saver, calls)))
+        evaluations = stack.enter_context(closing(make_evaluations(job, recorder, saver, calls)))
         return train_job(job, evaluations, calls)
 
 
-def make_evaluations(
-    job: Job, recorder: Recorder, folder: RunFolder | None, saver: Checkpointer | None, calls: Calls
-) -> Evaluations:
+def make_evaluations(job: Job, recorder: Recorder, saver: Checkpointer | None, calls: Calls) -> Evaluations:
     """The evaluations of a job, by ``calls.evaluate`` where that is given."""
     asked = job.options.eval
     apart = asked.beside and jax.default_backend() != "cpu"
@@ -63,7 +61,7 @@ def make_evaluations(
     evaluation = make_periodic_evaluation(job.env, job.algorithm, job.agent, job.keys, asked.episodes, device=device)
     if calls.evaluate is not None:
         evaluation = evaluation._replace(evaluate=calls.evaluate)
-    return Evaluations(evaluation, job, recorder, folder, saver, calls)
+    return Evaluations(evaluation, job, recorder, saver, calls)
 
 
 def train_job(job: Job, evaluations: Evaluations, calls: Calls) -> Trained:
@@ -168,6 +166,7 @@ def conclude(state: TrainState, evaluations: Evaluations, job: Job, calls: Calls
         evaluations.start_scoring_best()
     if folder is not None:
         folder.finish(policy)
+        calls.listeners.on_finish(folder, policy)
     if last and whole:
         last.show(policy)
     if whole:

@@ -107,7 +107,7 @@ class Recorder:
         first = self.ticks
         self.ticks += self.plan.ticks_per_chunk
         if self.nan == "stop":
-            _check_finite(metrics, first, self.plan, self.graph, self.env)
+            self._check_finite(metrics, first)
         updates = self._updates(first, self.ticks)
         self.updates += updates // self.num_seeds
         steps = self.plan.ticks_per_chunk * self.plan.steps_per_tick * self.num_seeds
@@ -206,6 +206,15 @@ class Recorder:
         if self.on_metrics is not None:
             self.on_metrics(row)
 
+    def _check_finite(self, metrics: dict[str, np.ndarray], first_tick: int) -> None:
+        (sampling,) = tagged(self.graph, SAMPLING)
+        steps = metrics[f"{sampling}/nonfinite_step"]
+        if (steps >= 0).any():
+            raise _nonfinite_step(steps, sampling, first_tick, self.plan, self.env)
+        bad = {name: np.argwhere(~np.isfinite(values)) for name, values in metrics.items()}
+        if any(places.size for places in bad.values()):
+            raise _nonfinite_metric(bad, first_tick)
+
     def _updates(self, first: int, last: int) -> int:
         """Gradient updates of all seeds in the ticks ``first .. last - 1``."""
         learner = next(f for f in self.graph.fragments if LEARNING in f.tags)
@@ -248,18 +257,6 @@ def evaluation_row(totals: EpisodeTotals) -> Row:
         row["eval_return_ci95"] = list(bootstrap_interval(scores))
         row["eval_return_seeds"] = [float(s) for s in scores]
     return row
-
-
-def _check_finite(
-    metrics: dict[str, np.ndarray], first_tick: int, plan: Plan, graph: Graph, env: VecEnv | HostEnv
-) -> None:
-    (sampling,) = tagged(graph, SAMPLING)
-    steps = metrics[f"{sampling}/nonfinite_step"]
-    if (steps >= 0).any():
-        raise _nonfinite_step(steps, sampling, first_tick, plan, env)
-    bad = {name: np.argwhere(~np.isfinite(values)) for name, values in metrics.items()}
-    if any(places.size for places in bad.values()):
-        raise _nonfinite_metric(bad, first_tick)
 
 
 def _nonfinite_step(

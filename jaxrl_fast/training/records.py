@@ -164,7 +164,6 @@ def check_logger(log: Log) -> None:
 def open_logger(
     log: Log,
     path: Path,
-    *,
     resume_at: int | None,
     written: Collection[tuple[Kind, int]],
     settings: Mapping[str, Any],

@@ -162,11 +162,10 @@ class RunFolder:
             self._evals = GrowingTable(path / "evals.csv", resume_at, evaluated_again)
             self.status = RunStatus(path, resumed=resume_at is not None, **(facts or {}))
             self.tell = self.status.noting(tell)
-            self._logger = self._open_logger(log, resume_at, written, settings or {})
+            self._logger = self._open_logger(log, path, resume_at, written, settings or {}, self.status, self.tell)
         except OSError as error:
-            raise ValueError(
-                f"cannot write to the run folder {path} ({error.strerror}): write another run_dir=..."
-            ) from error
+            text = f"cannot write to the run folder {path} ({error.strerror}): write another run_dir=..."
+            raise ValueError(text) from error
 
     def add_metrics(self, row: Row) -> None:
         """One row a chunk, and one for each of its ``seeds`` where there are several."""
@@ -176,9 +175,7 @@ class RunFolder:
         def add() -> None:
             self._metrics.add([row])
             self._of_seeds.add(of_seeds)
-            numbers = {
-                name: x for name, x in row.items() if isinstance(x, int | float) and not name.startswith("rate/")
-            }
+            numbers = {n: x for n, x in row.items() if isinstance(x, int | float) and not n.startswith("rate/")}
             self._logger.add("train", numbers, row["env_steps"])
 
         self._try(add)
@@ -218,29 +215,17 @@ class RunFolder:
         self._try(write)
 
     def finish(self, policy: Policy) -> None:
-        """Write the last policy and the curve.
+        """Write the last policy.
 
         Raises:
             OSError: the folder can no longer be written to.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         save_policy(policy, self.path / "policy")
-        if (self.path / "evals.csv").exists():
-            draw_curve(self.path, title=f"{policy.spec.name}, {policy.made_by['algo']}")
 
-    def _open_logger(
-        self, log: Log, resume_at: int | None, written: Collection[tuple[Kind, int]], settings: Mapping[str, Any]
-    ) -> Logger:
+    def _open_logger(self, *how: Any) -> Logger:
         try:
-            return open_logger(
-                log,
-                self.path,
-                resume_at=resume_at,
-                written=written,
-                settings=settings,
-                status=self.status,
-                tell=self.tell,
-            )
+            return open_logger(*how)
         except BaseException as error:
             self.status.end(error)
             raise
@@ -276,53 +261,6 @@ def read_evaluations(folder: Path) -> dict[str, np.ndarray]:
     with open(folder / "evals.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     return {name: np.array([float(row[name]) for row in rows]) for name in EVAL_COLUMNS}
-
-
-def draw_curve(folder: Path, *, title: str) -> None:
-    """``curve.png``: greedy return against environment steps, with its spread over episodes or seeds."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot as plt
-
-    table = read_evaluations(folder)
-    if not table["seed"].size:
-        return
-    steps = np.unique(table["env_steps"])
-    seeds = np.unique(table["seed"])
-    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
-    scores = np.array([[_mean_where(table, step, seed) for step in steps] for seed in seeds])
-    if len(seeds) > 1:
-        low, high, label = scores.min(axis=0), scores.max(axis=0), f"mean of {len(seeds)} seeds, range shaded"
-    else:
-        at = [table["return"][table["env_steps"] == step] for step in steps]
-        low, high = np.array([np.percentile(x, [10, 90]) for x in at]).T
-        label = f"mean of {len(at[0])} episodes, 10 to 90 % shaded"
-    axes.fill_between(steps, low, high, alpha=0.25, linewidth=0)
-    axes.plot(steps, scores.mean(axis=0), marker="o", markersize=3.5, label=label)
-    axes.set(xlabel="environment steps", ylabel="greedy return", xlim=(0, None))
-    axes.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter())
-    axes.grid(alpha=0.3)
-    axes.legend(loc="lower right", frameon=False)
-    unit, unit_s = ("minutes", 60.0) if table["wall_s"].max() > 180 else ("seconds", 1.0)
-    clock = axes.secondary_xaxis("top", functions=_steps_to_time(table["env_steps"], table["wall_s"] / unit_s))
-    clock.set_xlabel(f"wall-clock, {unit}", fontsize="small")
-    figure.suptitle(title)
-    figure.savefig(folder / "curve.png", dpi=130)
-    plt.close(figure)
-
-
-def _mean_where(table: dict[str, np.ndarray], step: float, seed: float) -> float:
-    return float(table["return"][(table["env_steps"] == step) & (table["seed"] == seed)].mean())
-
-
-def _steps_to_time(steps: np.ndarray, time: np.ndarray) -> tuple[Any, Any]:
-    """The straight line that fits the evaluations' times, and its inverse: rates are steady after the start."""
-    rate, start = np.polyfit(steps, time, 1) if len(np.unique(steps)) > 1 else (0.0, -1.0)
-    if start < 0:  # a fast warm-up, or a single evaluation: no time before the run
-        rate, start = float(steps @ time) / max(float(steps @ steps), 1.0), 0.0
-    rate = max(rate, 1e-12)
-    return (lambda x: start + x * rate), (lambda x: (x - start) / rate)
 
 
 MARKS = ("run.json", "config.yaml", "metrics.csv")

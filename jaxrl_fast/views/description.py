@@ -128,9 +128,7 @@ def describe(
         GroupFacts(group.fragments, tuple(f"{d.platform}:{d.id}" for d in group.devices), shards(group, num_seeds)[0])
         for group in placement.groups
     )
-    parts = [] if run is None else compiled_parts(run, tuple(group_of), ticks_per_chunk)
-    facts = [inspect_program(step, 1 / calls) if isinstance(step, Compiled) else None for _, step, calls in parts]
-    programs = [PlacedProgram(p[0], group_of[p[0][0]], p[2], f) for p, f in zip(parts, facts, strict=True)]
+    programs = [] if run is None else _placed_programs(run, group_of, ticks_per_chunk)
     channels = tuple(
         _channel(graph, writer, name, age, per_round, readers, shapes.get(name))
         for writer in graph.fragments
@@ -138,10 +136,28 @@ def describe(
         for (age, per_round), readers in _readers(graph, writer, name).items()
     )
     if programs:
-        home, axes = homes(placement, num_seeds), channel_axes(graph)
-        crossing = [_crossing(c, axes[c.name], shapes.get(c.name), home, num_seeds, programs) for c in channels]
-        channels = tuple(c._replace(crossing_bytes=x) for c, x in zip(channels, crossing, strict=True))
+        channels = _with_crossing(channels, graph, placement, shapes, num_seeds, programs)
     return Description(placement.name, num_seeds, fragments, channels, groups, tuple(programs))
+
+
+def _placed_programs(run: Any, group_of: dict[str, int], ticks_per_chunk: int) -> list[PlacedProgram]:
+    parts = compiled_parts(run, tuple(group_of), ticks_per_chunk)
+    facts = [inspect_program(step, 1 / calls) if isinstance(step, Compiled) else None for _, step, calls in parts]
+    return [PlacedProgram(p[0], group_of[p[0][0]], p[2], f) for p, f in zip(parts, facts, strict=True)]
+
+
+def _with_crossing(
+    channels: tuple[ChannelFacts, ...],
+    graph: Graph,
+    placement: Placement,
+    shapes: Channels,
+    num_seeds: int,
+    programs: list[PlacedProgram],
+) -> tuple[ChannelFacts, ...]:
+    """The channels, with the bytes of each that go from device to device."""
+    home, axes = homes(placement, num_seeds), channel_axes(graph)
+    crossing = [_crossing(c, axes[c.name], shapes.get(c.name), home, num_seeds, programs) for c in channels]
+    return tuple(c._replace(crossing_bytes=x) for c, x in zip(channels, crossing, strict=True))
 
 
 def trace_shapes(graph: Graph, state: TrainState, known: Channels, num_seeds: int = 1) -> Channels:

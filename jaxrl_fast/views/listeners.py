@@ -1,15 +1,18 @@
-"""What follows a run in its folder: its graph as a picture, and ``report.html`` while it goes on and after it."""
+"""What follows a run in its folder: its graph and its curve as pictures, and ``report.html`` during and after it."""
 
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from jaxrl_fast.policy.policies import Policy
 from jaxrl_fast.runtime.graph import TrainState
 from jaxrl_fast.runtime.program import RunChunk
 from jaxrl_fast.training.callbacks import Listeners, Tell
 from jaxrl_fast.training.checkpoints import one_line
 from jaxrl_fast.training.records import FILE
-from jaxrl_fast.training.run_folder import RunFolder
+from jaxrl_fast.training.run_folder import RunFolder, read_evaluations
 from jaxrl_fast.views.graph_picture import draw_run
 from jaxrl_fast.views.report_page import write_report
 
@@ -36,7 +39,7 @@ class LiveReport:
 
 def make_listeners() -> Listeners:
     """The `Listeners` of one run."""
-    return Listeners(draw_graph, LiveReport(), write_last_report)
+    return Listeners(draw_graph, LiveReport(), draw_last_curve, write_last_report)
 
 
 def draw_graph(folder: RunFolder, job: Any, state: TrainState, run: RunChunk) -> None:
@@ -44,6 +47,59 @@ def draw_graph(folder: RunFolder, job: Any, state: TrainState, run: RunChunk) ->
     how = f"placement {job.placement.name}, overlap {job.options.graph.overlap}"
     title = f"{job.env.spec.name}, {job.algorithm.name}, {how}"
     draw_run(folder.path / "graph.svg", title, job.graph, job.placement, state, run, job.num_seeds, folder.tell)
+
+
+def draw_last_curve(folder: RunFolder, policy: Policy) -> None:
+    """Draw ``curve.png``, if anything was evaluated."""
+    if (folder.path / "evals.csv").exists():
+        draw_curve(folder.path, title=f"{policy.spec.name}, {policy.made_by['algo']}")
+
+
+def draw_curve(folder: Path, *, title: str) -> None:
+    """``curve.png``: greedy return against environment steps, with its spread over episodes or seeds."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot as plt
+
+    table = read_evaluations(folder)
+    if not table["seed"].size:
+        return
+    steps = np.unique(table["env_steps"])
+    seeds = np.unique(table["seed"])
+    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
+    scores = np.array([[_mean_where(table, step, seed) for step in steps] for seed in seeds])
+    if len(seeds) > 1:
+        low, high, label = scores.min(axis=0), scores.max(axis=0), f"mean of {len(seeds)} seeds, range shaded"
+    else:
+        at = [table["return"][table["env_steps"] == step] for step in steps]
+        low, high = np.array([np.percentile(x, [10, 90]) for x in at]).T
+        label = f"mean of {len(at[0])} episodes, 10 to 90 % shaded"
+    axes.fill_between(steps, low, high, alpha=0.25, linewidth=0)
+    axes.plot(steps, scores.mean(axis=0), marker="o", markersize=3.5, label=label)
+    axes.set(xlabel="environment steps", ylabel="greedy return", xlim=(0, None))
+    axes.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter())
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right", frameon=False)
+    unit, unit_s = ("minutes", 60.0) if table["wall_s"].max() > 180 else ("seconds", 1.0)
+    clock = axes.secondary_xaxis("top", functions=_steps_to_time(table["env_steps"], table["wall_s"] / unit_s))
+    clock.set_xlabel(f"wall-clock, {unit}", fontsize="small")
+    figure.suptitle(title)
+    figure.savefig(folder / "curve.png", dpi=130)
+    plt.close(figure)
+
+
+def _mean_where(table: dict[str, np.ndarray], step: float, seed: float) -> float:
+    return float(table["return"][(table["env_steps"] == step) & (table["seed"] == seed)].mean())
+
+
+def _steps_to_time(steps: np.ndarray, time: np.ndarray) -> tuple[Any, Any]:
+    """The straight line that fits the evaluations' times, and its inverse: rates are steady after the start."""
+    rate, start = np.polyfit(steps, time, 1) if len(np.unique(steps)) > 1 else (0.0, -1.0)
+    if start < 0:  # a fast warm-up, or a single evaluation: no time before the run
+        rate, start = float(steps @ time) / max(float(steps @ steps), 1.0), 0.0
+    rate = max(rate, 1e-12)
+    return (lambda x: start + x * rate), (lambda x: (x - start) / rate)
 
 
 def write_last_report(run_dir: Path, tell: Tell) -> None:
