@@ -109,12 +109,12 @@ $(DOCS)/.installed: docs/site/requirements.lock
 # Without their dependencies: compiling for an accelerator needs none of NVIDIA's or Google's libraries.
 targets: $(TARGETS)/.installed
 
-$(TARGETS)/.installed: requirements.lock experiments/targets.lock
+$(TARGETS)/.installed: requirements.lock experiments/gpu/targets.lock
 	@$(TARGETS_PYTHON) -c 'import ensurepip, venv' || { \
 		echo "make: the compilers need Python 3.11: write make targets TARGETS_PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@[ -x $(@D)/bin/python ] || { echo "$(TARGETS_PYTHON) -m venv $(@D)"; $(TARGETS_PYTHON) -m venv $(@D); }
 	$(@D)/bin/python -m pip install --disable-pip-version-check --quiet -c requirements.lock -e .
-	$(@D)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps -r experiments/targets.lock
+	$(@D)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps -r experiments/gpu/targets.lock
 	@touch $@
 
 bench: $(STAMP) $(PEERS)/.installed
@@ -122,11 +122,11 @@ bench: $(STAMP) $(PEERS)/.installed
 	$(BIN)/python experiments/bench/profile_rows.py $(filter-out cartpole_8_seeds,$(ROWS))
 
 bench-host: $(STAMP) $(PEERS_HOST)/.installed
-	$(PEERS_HOST)/bin/python experiments/pool.py
+	$(PEERS_HOST)/bin/python experiments/bench/pool.py
 	BENCH_PEERS=$(abspath $(PEERS_HOST)/bin/python) $(BIN)/python experiments/bench/host_sac.py
 
 bench-returns: $(STAMP) $(PEERS)/.installed $(PEERS_HOST)/.installed
-	$(BIN)/python experiments/time_to_return.py $(ROWS)
+	$(BIN)/python experiments/learning/time_to_return.py $(ROWS)
 
 bench-ray: $(STAMP) $(PEERS_RAY)/.installed
 	BENCH_RAY=$(abspath $(PEERS_RAY)/bin/python) $(BIN)/python experiments/bench/q_learning.py $(ROWS)
@@ -139,7 +139,7 @@ bench-gate: $(STAMP)
 	@exec $(BIN)/python experiments/bench/gate.py $(ROWS)
 
 gpu: $(STAMP)
-	@exec $(BIN)/python experiments/gpu.py $(GPU)
+	@exec $(BIN)/python experiments/gpu/gpu.py $(GPU)
 
 sweep: $(STAMP)
 	@exec $(BIN)/python -m jaxrl_fast.autotune env=$(ENV) out=$(SWEEPS) $(SWEEP)

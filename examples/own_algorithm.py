@@ -10,16 +10,7 @@ import jax.numpy as jnp
 import jaxrl_fast as jf
 from jaxrl_fast.algorithms.ppo import critic_part, targets
 from jaxrl_fast.learning.acting import policy_of, sample_action
-from jaxrl_fast.learning.algorithm import (
-    Agent,
-    GradientResult,
-    Learned,
-    OnPolicy,
-    OnPolicyBatch,
-    Part,
-    gradients_of,
-    over_rollout,
-)
+from jaxrl_fast.learning.algorithm import GradientResult, OnPolicy, OnPolicyBatch, Part, gradients_of, over_rollout
 from jaxrl_fast.networks.network import make_network
 from jaxrl_fast.numerics import distributions, losses, optimizers
 
@@ -31,12 +22,10 @@ AwrHyper = namedtuple("AwrHyper", RATES, defaults=RATES.values())  # numbers or 
 def awr(rollout_length: int = 64, num_epochs: int = 8, num_minibatches: int = 8, **rates: float) -> jf.Algorithm:
     """Advantage-weighted regression, for discrete and continuous actions."""
 
-    def build(spec: jf.EnvSpec, num_envs: int) -> Agent:
+    def build(spec: jf.EnvSpec, num_envs: int) -> jf.Agent:
         policy = make_network(spec.obs, distributions.num_outputs(spec.action), hidden=(64, 64), out_scale=0.01)
 
-        def gradients(
-            own: Learned, peers: dict, batch: OnPolicyBatch, key: jax.Array, hyper: AwrHyper
-        ) -> GradientResult:
+        def gradients(own, peers: dict, batch: OnPolicyBatch, key: jax.Array, hyper: AwrHyper) -> GradientResult:
             advantage = jax.nn.standardize(batch.targets["advantage"], axis=None)
             weight = jnp.minimum(jnp.exp(advantage / hyper.temperature), hyper.max_weight)
 
@@ -52,7 +41,7 @@ def awr(rollout_length: int = 64, num_epochs: int = 8, num_minibatches: int = 8,
         actor = Part({"policy": policy}, gradients, {"policy": optimizers.make_optimizer("adam")})
         data = OnPolicy(num_epochs, num_minibatches, critic="critic", network="value", targets=targets)
         acts, decide = {"actor": "policy"}, sample_action(spec.action, remember=True)
-        return Agent({"critic": critic, "actor": actor}, data, acts, decide, rollout_length)
+        return jf.Agent({"critic": critic, "actor": actor}, data, acts, decide, rollout_length)
 
     return jf.Algorithm("awr", AwrHyper(**rates), {}, build)
 

@@ -1,4 +1,7 @@
-"""What a figure was measured on."""
+"""What a figure was measured on, for the scripts of all folders of ``experiments/``, which put this one on `sys.path`.
+
+It puts the repository there, whose ``jaxrl_fast`` is then imported.
+"""
 
 import json
 import os

@@ -15,7 +15,7 @@ from jaxrl_fast.runtime.graph import Fragment, Graph, check
 from jaxrl_fast.runtime.layout import homes
 from jaxrl_fast.runtime.placements import Group, Placement
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "experiments"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "experiments" / "bench"))
 from timeline import Span, Timeline, record
 
 CPU = jax.devices()

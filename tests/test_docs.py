@@ -6,10 +6,14 @@ import sys
 import tomllib
 from pathlib import Path
 
+import jax
 import pytest
 import yaml
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "experiments"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "docs" / "site"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "experiments" / "gpu"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "experiments" / "learning"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "experiments" / "startup"))
 import docs_measured
 import docs_other
 import docs_run
@@ -17,8 +21,22 @@ import docs_tables
 import learning_page
 import scaling
 import startup
+import startup_watch
 import targets
-from docs_text import ROOT, Figure, broken_links, command_lines, figures, name_of, pages, python_blocks, shows
+from docs_text import (
+    ROOT,
+    Figure,
+    broken_links,
+    command_lines,
+    figures,
+    missing_scripts,
+    name_of,
+    pages,
+    python_blocks,
+    scripts,
+    shows,
+    texts,
+)
 
 PAGES = {name_of(path): path for path in pages()}
 WITH_BLOCKS = [name for name, path in PAGES.items() if python_blocks(path)]
@@ -44,7 +62,7 @@ def test_the_python_of_a_page_runs(name: str, tmp_path: Path, request, monkeypat
 
 
 def new_lines() -> list[str]:
-    """Command lines that are to be run and that the record of `experiments/docs_run.py` does not have."""
+    """Command lines that are to be run and that the record of `docs/site/docs_run.py` does not have."""
     lines = {line for path in PAGES.values() for line in command_lines(path)}
     return sorted({line for line in lines if docs_run.reason_not_run(line) is None} - set(docs_run.record()))
 
@@ -59,7 +77,7 @@ def prepared(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("line", new_lines())
 def test_a_command_line_that_is_not_in_the_record_runs(line: str, prepared: Path, tmp_path: Path):
-    """`python experiments/docs_run.py` runs it once for all and takes it into the record."""
+    """`python docs/site/docs_run.py` runs it once for all and takes it into the record."""
     docs_run.run_command(line, Path(shutil.copytree(prepared, tmp_path, symlinks=True, dirs_exist_ok=True)))
 
 
@@ -79,6 +97,25 @@ def test_links_lead_somewhere(name: str):
     assert broken_links(PAGES[name]) == []
 
 
+def test_every_script_that_a_text_names_exists():
+    named = {name_of(path): path.read_text(errors="replace") for path in texts()}
+    assert len(set().union(*map(scripts, named.values()))) > 40
+    missing = {name: missing_scripts(text) for name, text in named.items()}
+    assert {name: lost for name, lost in missing.items() if lost} == {}
+
+
+@pytest.mark.parametrize("gone", ["python experiments/{}.py", "env.make=experiments.{}.make", "make: docs/site/{}.py"])
+def test_a_script_that_moved_is_found(gone: str):
+    assert missing_scripts(gone.format("moved_away"))
+
+
+def test_the_watch_of_a_start_names_functions_that_exist():
+    folders = (ROOT / "jaxrl_fast", ROOT / "envs", Path(jax.__file__).parent)
+    named = {*startup_watch.PHASES, *startup_watch.WORK}
+    texts = {file: [path.read_text() for folder in folders for path in folder.rglob(file)] for file, _ in named}
+    assert [place for place in named if not any(f"def {place[1]}(" in text for text in texts[place[0]])] == []
+
+
 def test_figures_are_those_of_the_results():
     found = [figure for path in PAGES.values() for figure in figures(path)]
     assert len(found) > 10
@@ -92,7 +129,7 @@ def test_a_figure_that_changed_is_found():
 
 @pytest.mark.parametrize("name", [name for name, path in PAGES.items() if "<!-- end -->" in path.read_text()])
 def test_tables_are_as_the_code_has_them(name: str):
-    """`python experiments/docs_tables.py` writes them."""
+    """`python docs/site/docs_tables.py` writes them."""
     assert docs_tables.filled(PAGES[name].read_text()) == PAGES[name].read_text()
 
 
@@ -132,7 +169,7 @@ def test_a_page_is_what_its_script_writes(module, tmp_path: Path, monkeypatch: p
 
 
 def test_what_is_in_other_languages_is_what_was_run():
-    """`python experiments/docs_other.py` runs it."""
+    """`python docs/site/docs_other.py` runs it."""
     ran = docs_measured.read("docs_other.json")["blocks"]
     assert {file: docs_other.digest(body) for file, body in docs_other.blocks().items()} == {
         file: row["digest"] for file, row in ran.items()
@@ -150,7 +187,6 @@ def test_extras_and_targets_of_make_exist():
 
 
 def test_every_page_of_the_navigation_is_there_and_others_join_it():
-    sys.path.insert(0, str(ROOT / "docs" / "site"))
     import assemble
 
     nav = yaml.safe_load((ROOT / "docs" / "site" / "mkdocs.yml").read_text())["nav"]
@@ -161,7 +197,6 @@ def test_every_page_of_the_navigation_is_there_and_others_join_it():
 
 
 def test_a_page_of_the_site_leads_to_pages_and_copies(tmp_path: Path):
-    sys.path.insert(0, str(ROOT / "docs" / "site"))
     import assemble
 
     page = ROOT / "docs" / "tutorials" / "world.md"
@@ -174,7 +209,6 @@ def test_a_page_of_the_site_leads_to_pages_and_copies(tmp_path: Path):
 
 
 def test_the_reference_says_what_every_key_means():
-    sys.path.insert(0, str(ROOT / "docs" / "site"))
     from reference import reference_pages
 
     rows = [line for text in reference_pages().values() for line in text.splitlines() if line.startswith("| `")]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "experiments"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "docs" / "site"))
 from notebook import CELLS
 
 FOLDER = Path(__file__).parent.parent / "examples"
@@ -41,7 +41,7 @@ def test_there_are_six_and_each_fits_a_screen():
 
 
 def test_the_notebook_lies_there_with_the_outputs_of_its_cells():
-    """`python experiments/notebook.py` runs it and writes it."""
+    """`python docs/site/notebook.py` runs it and writes it."""
     book = json.loads((FOLDER / "tour.ipynb").read_text())
     assert ["".join(cell["source"]) for cell in book["cells"]] == list(CELLS)
     cells = [cell for cell in book["cells"] if cell["cell_type"] == "code"]

@@ -14,7 +14,7 @@ from test_train import ROOT, begin, finish, wait_for
 
 from jaxrl_fast.training.checkpoints import all_steps, read_arrays, read_description
 
-sys.path.insert(0, str(ROOT / "experiments"))
+sys.path.insert(0, str(ROOT / "experiments" / "laws"))
 import kill
 
 SMALL = ["env=cartpole", "algo=ppo", "tuned=false", "num_envs=4", "eval.episodes=2", "algo.num_epochs=1"]

@@ -10,7 +10,7 @@ import pytest
 from jaxrl_fast.commands.run_config import compose
 from jaxrl_fast.training.episodes import interquartile_mean
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "experiments"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "experiments" / "learning"))
 from learning import merge
 from learning_page import at_equal_steps, passes, table_line
 from learning_rows import PEERS, ROWS, Row

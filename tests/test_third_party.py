@@ -15,7 +15,9 @@ import pytest
 from jaxrl_fast.runtime.xla_options import xla_knows
 
 ROOT = Path(__file__).parent.parent
-SOURCES = [p for folder in ("jaxrl_fast", "envs", "tests", "experiments") for p in ROOT.glob(f"{folder}/**/*.py")]
+SOURCES = [
+    p for folder in ("jaxrl_fast", "envs", "tests", "experiments", "docs") for p in ROOT.glob(f"{folder}/**/*.py")
+]
 TEXTS = [*SOURCES, *ROOT.glob("docs/**/*.md"), ROOT / "README.md", ROOT / "Makefile", ROOT / ".ci" / "run"]
 
 NAMES = {
@@ -82,11 +84,12 @@ OTHERWISE = {
     "xla_flags",
     "xla_knows",
     "xla_no_such_flag",
+    "xla_options",
 }
 """What is spelled like an option and is none, or is one of the environment alone."""
 EVENT = "/jax/compilation_cache/cache_hits"
 COMPILED = "/jax/core/compile/backend_compile_duration"
-"""How long programs take to compile, for `experiments/startup.py` alone."""
+"""How long programs take to compile, for `experiments/startup/startup.py` alone."""
 GONE = {"xla_cpu_use_fusion_emitters": (0, 11)}
 """From which JAX on the tests do without."""
 

@@ -15,7 +15,7 @@ import pytest
 from jaxrl_fast.commands.run_config import compose
 from jaxrl_fast.training.run_folder import EVAL_COLUMNS
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "experiments"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "experiments" / "learning"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "experiments" / "bench"))
 import ablation
 import agents_inference

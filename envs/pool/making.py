@@ -25,7 +25,7 @@ from jaxrl_fast.envs.pool.parallel import make_workers
 from jaxrl_fast.envs.pool.stepping import HostEnvSpec, describe_failure, make_stepper
 
 HERE_S, WAKE_UP_S = 20e-6, 40e-6
-"""The cost of a batch beside its steps: in this process, and by workers (experiments/pool.py measures it)."""
+"""The cost of a batch beside its steps: in this process, and by workers (experiments/bench/pool.py measures it)."""
 DECISION_S = 250e-6
 """The least that computing the actions of a group takes; it occupies a core."""
 COLD = 1.5

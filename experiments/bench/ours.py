@@ -19,7 +19,8 @@ import numpy as np
 import profiling
 from worker import say, serve
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "learning"))
 
 from environments import points
 

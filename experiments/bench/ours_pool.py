@@ -7,7 +7,6 @@ program beside it (see `gate`), which must not change. A repeat is a second.
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -34,7 +33,6 @@ def loop() -> Callable[[np.ndarray], int]:
 
 def pool() -> Callable[[np.ndarray], int]:
     """The same by our pool."""
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     from pool import PoolOptions, make_host, of_host
 
     return of_host(make_host("HalfCheetah-v5", num_envs=NUM_ENVS, pool=PoolOptions(workers=2, num_groups=2))).batch

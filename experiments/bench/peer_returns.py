@@ -1,4 +1,4 @@
-"""Worker: another library until its greedy return is reached, for `experiments/time_to_return.py`.
+"""Worker: another library until its greedy return is reached, for `experiments/learning/time_to_return.py`.
 
 ``python peer_returns.py brax|rejax|sb3|sbx <task> <seed> <goal> <steps> <every> <began>`` evaluates every so many steps
 and says the curve: (steps, mean return, seconds since ``began``, a `time.time` before this process was started). brax:

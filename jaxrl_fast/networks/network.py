@@ -1,4 +1,12 @@
-"""What all dense layers share: initial weights and the matrix product."""
+"""Networks as pure functions, made of flax.linen modules.
+
+Every network maps a sequence of observations, leaves ``[L, B, ...]``, to outputs ``[L, B, out]``, so that an algorithm
+can treat feed-forward and recurrent networks alike. The memory, leaves ``[B, ...]``, is ``()`` for feed-forward ones
+and is reset wherever ``first`` ``[L, B]`` is true.
+
+A network has an input stage (the chosen keys of an observation; convolutions for images, uint8 ``[height, width,
+channels]``, scaled to 0..1), a torso (dense layers or residual blocks, behind a GRU if asked for) and heads.
+"""
 
 import math
 from collections.abc import Callable

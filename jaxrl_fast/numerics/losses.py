@@ -1,4 +1,7 @@
-"""Returns: arrays in, arrays out, written for one environment and one sequence. The caller vmaps over E or B."""
+"""Returns and losses: arrays in, arrays out, written for one environment and one sequence.
+
+The caller vmaps over E or B.
+"""
 
 import jax
 import jax.numpy as jnp

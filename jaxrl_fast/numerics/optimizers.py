@@ -1,4 +1,4 @@
-"""The norm of a pytree."""
+"""Optimizers by name, schedules of their rates, and the norm by which gradients are clipped."""
 
 from collections.abc import Callable
 from functools import reduce

@@ -1,4 +1,12 @@
-"""The links of a chain: which neighbouring fragments become one program, in which order, and how each is called."""
+"""Chains: the programs of several groups, dispatched tick by tick from Python without waiting for any of them.
+
+Neighbouring fragments of a group become one program, a link of the chain. Channels are copied between devices where a
+reader is placed elsewhere than the writer. A host fragment is a link that is called instead of dispatched; links that
+do not wait for it are dispatched first, so that devices work meanwhile.
+
+Among several processes each goes through the whole chain, in the same order, and passes over the links on whose devices
+it has no share (`transfer`).
+"""
 
 import time
 from collections.abc import Callable, Iterator, Sequence

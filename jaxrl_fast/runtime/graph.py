@@ -1,4 +1,10 @@
-"""How a fragment may be divided among devices: what `layout` reads of it."""
+"""The dataflow graph: fragments joined by channels. Knows no reinforcement learning and no device.
+
+A *fragment* is a pure step with private state; it reads and writes named *channels*. Once a *tick*, every active
+fragment steps, in schedule order. An edge of age 0 carries what was written earlier in the same tick, an edge of age 1
+what was written in the tick before; only edges of age 1 let their two ends run at the same time. This is the fixed
+topology of the reactor model (arXiv 2312.04704): checked once, scheduled once, no locks.
+"""
 
 from collections.abc import Callable, Mapping
 from html import escape

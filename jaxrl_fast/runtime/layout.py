@@ -1,4 +1,4 @@
-"""The functions that a compiled program consists of, with what they take and give."""
+"""A compiled program: its functions, where its arrays lie on devices, and many ticks in one program."""
 
 from collections.abc import Callable
 from typing import Any, Protocol

@@ -25,8 +25,9 @@ SMALL_OPTIONS: dict[str, str | bool] = {"xla_cpu_multi_thread_eigen": False}
 SMALL_PRODUCT = 2**21
 """Where no matrix product has more multiply-adds (512 rows by 64 x 64, some 25 microseconds), XLA is told not to
 compute one by several threads: PPO on CartPole makes 1.15 times as many steps so with minibatches of 128, but no more
-with 2,048 and with layers of 256 (2 cores of an AMD EPYC of family 26, JAX 0.10.2, `experiments/compiler_options.py`).
-Why was not found out: the optimized program is the same text, and two cores are busy either way."""
+with 2,048 and with layers of 256 (2 cores of an AMD EPYC of family 26, JAX 0.10.2,
+`experiments/bench/compiler_options.py`). Why was not found out: the optimized program is the same text, and two cores
+are busy either way."""
 
 WIDE_VECTORS: dict[str, str | bool] = {"xla_cpu_prefer_vector_width": "512"}
 FULL_WIDTH_FAMILY = ("AuthenticAMD", 26)

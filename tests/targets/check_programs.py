@@ -1,7 +1,7 @@
 """What programs cost on accelerators does not grow: ``make test-targets`` (minutes; needs ``make targets``).
 
 Held are the committed figures of experiments/results/targets.json. A change that is meant to move them commits new ones
-(``python experiments/targets.py NAME ...``).
+(``python experiments/gpu/targets.py NAME ...``).
 """
 
 import json
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "experiments" / "gpu"))
 from targets import RESULTS, ROWS, compile_row
 
 from jaxrl_fast.settings.schema import ConfigError

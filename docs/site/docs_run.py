@@ -1,0 +1,164 @@
+"""Runs what README and docs say: every Python block and every command line, long ones with short settings.
+
+``python docs/site/docs_run.py`` runs what changed since it last ran, ``--all`` everything, ``--count=20`` so many.
+The record goes to ``experiments/results/docs_run.json``; ``tests/test_docs.py`` refuses a line that is not in it.
+"""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from docs_text import ROOT, Block, command_lines, pages, python_blocks
+
+RECORD = ROOT / "experiments" / "results" / "docs_run.json"
+LIMIT_S = 280
+NOT_RUN = {
+    r"\.\.\.$": "dots stand for any words",
+    r"srun|SLURM|mpirun|OMPI|JOB_COMPLETION|node01": "no cluster here",
+    r"^make \w+ EXTRA=|^make gpu|target=(h100|this|tpu)|gpu\.py": "no accelerator here",
+    r"^make (test|check|bench|sweep|targets|fmt|lint|types|docs)": "a daily command, run as such",
+    r"^make (setup|train)|^pip install|^python3?(\.\d+)? -m venv": "installs packages",
+    r"autotune env=|num_envs=auto": "needs the machine alone, for minutes",
+    r"http\.server": "does not end; docs/site/docs_other.py runs it",
+    r"jaxrl_fast\.dashboard": "does not end; tests/test_dashboard.py runs it",
+    r"experiments/|docs/site/": "takes long; its results are committed",
+}
+"""Lines that are not run here, and why."""
+SHORTER = (
+    (r"total_steps=([\d_]+)", lambda found: f"total_steps={max(64, int(found[1]) // 1000)}"),
+    (r"num_envs=\d+", "num_envs=4"),
+    (r"num_seeds=\d+", "num_seeds=2"),
+    (r"episodes=\d+", "episodes=2"),
+    (r"\"halfcheetah\"", '"pendulum"'),
+    (r"\bid=\"HalfCheetah-v5\"", 'id="Pendulum-v1"'),
+    (r"logspace\((.*?), \d+\)", r"logspace(\1, 2)"),
+    (r"split\((.*?), \d+\)", r"split(\1, 2)"),
+    (r"ticks=\d+", "ticks=2"),
+)
+"""What makes a Python block short."""
+TRAINED = [
+    *("env=pendulum", "algo=sac", "tuned=false", "num_envs=4", "total_steps=64", "eval.episodes=2", "eval.every=32"),
+    *("checkpoint.every=16", "algo.warmup_steps=16"),
+]
+"""The words of a run that commands and blocks find as ``runs/latest``."""
+
+
+def shortened(code: str) -> str:
+    """A block with short settings."""
+    for pattern, short in SHORTER:
+        code = re.sub(pattern, short, code)
+    return code
+
+
+def run_page(blocks: list[Block], folder: Path) -> None:
+    """Run the blocks of a page in one namespace, in ``folder``, which holds what they read."""
+    names: dict[str, Any] = {"__name__": "docs"}
+    sys.path.insert(0, str(folder))
+    try:
+        for number, block in enumerate(blocks):
+            named = re.match(r"# (\w+\.py)\n", block.code)
+            if named:
+                (folder / named[1]).write_text(block.code)
+            code = compile(shortened(f"{block.first}\n{block.code}"), f"{block.page}, block {number + 1}", "exec")
+            exec(code, names)
+    finally:
+        sys.path.remove(str(folder))
+
+
+def reason_not_run(line: str) -> str | None:
+    """Why a command line is not run here, None if it is."""
+    return next((why for pattern, why in NOT_RUN.items() if re.search(pattern, line)), None)
+
+
+def short_words(line: str) -> list[str]:
+    """The words of a command with short settings: few steps, few environments, small evaluations."""
+    words = shlex.split(line, comments=True)
+    if "jaxrl_fast.train" not in words:
+        return [re.sub(r"^episodes=\d+", "episodes=2", re.sub(r"^seconds=\d+", "seconds=1", word)) for word in words]
+    resumes = any(word.startswith(("resume=runs", "config=")) for word in words)
+    for pattern, shorter in ((r"^num_envs=\d+$", "num_envs=8"), (r"^total_steps=.*", "total_steps=96"), ("=/", "=")):
+        words = [re.sub(pattern, shorter, word) for word in words if word != "..."]
+    words = [word for word in words if resumes or not word.startswith("total_steps=")]
+    fresh = [] if resumes else ["total_steps=1", "eval.beside=false"]
+    keeps = resumes or any(word.startswith("resume=") for word in words)
+    short = ["eval.episodes=2", *fresh, *([] if keeps else ["checkpoint.keep=0"])]
+    known = {word.partition("=")[0] for word in words}
+    return words + [word for word in short if word.partition("=")[0] not in known]
+
+
+def run_command(line: str, folder: Path) -> None:
+    """Run a command line with short settings.
+
+    Raises:
+        SystemExit: it failed; the message is what it printed.
+    """
+    settings = {
+        word.partition("=")[0]: word.partition("=")[2] for word in shlex.split(line) if re.match(r"[A-Z_]+=", word)
+    }
+    words = [word for word in short_words(line) if not re.match(r"[A-Z_]+=", word)]
+    words = [sys.executable if word.endswith("python") else word for word in words]
+    words = [str(ROOT / word) if word.startswith("examples/") else word for word in words]
+    steps = [int(path.name) for path in folder.glob("runs/latest/checkpoints/*") if path.name.isdigit()]
+    words = [re.sub(r"checkpoints/\d+$", f"checkpoints/{min(steps, default=0)}", word) for word in words]
+    variables = {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+        **settings,
+    }
+    done = subprocess.run(words, cwd=folder, env=variables, capture_output=True, text=True, timeout=LIMIT_S)
+    if done.returncode:
+        raise SystemExit(f"{line}\nran as: {shlex.join(words)}\n{done.stdout[-500:]}{done.stderr[-1500:]}")
+
+
+def prepare(folder: Path) -> None:
+    """A folder with what the commands of the docs read: a run, two names for it, and worlds of one's own."""
+    for block in [b for path in pages() for b in python_blocks(path)]:
+        named = re.match(r"# (\w+\.py)\n", block.code)
+        if named and not (folder / named[1]).exists():
+            (folder / named[1]).write_text(f"{block.first}\n{block.code}")
+    words = [sys.executable, "-m", "jaxrl_fast.train", *TRAINED]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    subprocess.run(words, cwd=folder, env=variables, check=True, capture_output=True)
+    for name in ("a", "b"):
+        shutil.copytree((folder / "runs" / "latest").resolve(), folder / "runs" / name)
+
+
+def record() -> dict[str, float]:
+    """What was run, by command line, and how many seconds it took."""
+    return json.loads(RECORD.read_text()) if RECORD.exists() else {}
+
+
+def main(words: list[str]) -> int:
+    """Run what is not in the record, or everything. Returns how many lines failed."""
+    count = next((int(word.partition("=")[2]) for word in words if word.startswith("--count=")), 10_000)
+    lines = list(dict.fromkeys(line for path in pages() for line in command_lines(path) if not reason_not_run(line)))
+    known = {} if "--all" in words else {line: seconds for line, seconds in record().items() if line in lines}
+    todo, failed = [line for line in lines if line not in known][:count], 0
+    with tempfile.TemporaryDirectory() as name:
+        if todo:
+            prepare(Path(name))
+        for line in todo:
+            begin = time.perf_counter()
+            try:
+                with tempfile.TemporaryDirectory() as copy:  # a command may leave another runs/latest behind
+                    run_command(line, Path(shutil.copytree(name, copy, symlinks=True, dirs_exist_ok=True)))
+                known[line] = round(time.perf_counter() - begin, 1)
+            except (SystemExit, subprocess.TimeoutExpired) as error:
+                failed += 1
+                print(f"failed: {error}", flush=True)
+            RECORD.write_text(json.dumps(known, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
+    print(f"{len(known)} of {len(lines)} lines are in the record, {failed} failed")
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(bool(main(sys.argv[1:])))

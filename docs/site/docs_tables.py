@@ -1,0 +1,210 @@
+"""Writes the tables of README and docs that follow from the code or results: ``python docs/site/docs_tables.py``.
+
+A table stands between ``<!-- table: name -->`` and ``<!-- end -->``, a file of ``experiments/`` between ``<!-- file:
+path -->`` and the same. ``tests/test_docs.py`` refuses a page that this would change.
+"""
+
+import json
+import re
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "experiments"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "experiments" / "learning"))
+
+from coming_from.page import pairs
+from docs_measured import MEASURED, table
+from docs_run import reason_not_run
+from docs_text import ROOT, command_lines, pages
+from learning_rows import ROWS
+
+import jaxrl_fast as jf
+from jaxrl_fast import envs
+from jaxrl_fast.algorithms.registry import ALGORITHMS
+from jaxrl_fast.commands.run_config import compose
+
+RESULTS = ROOT / "experiments" / "results"
+DISCRETE, CONTINUOUS = jf.Discrete(2), jf.Box(np.full(1, -1.0, np.float32), np.full(1, 1.0, np.float32))
+ANY = {suite: (suite, (DISCRETE, CONTINUOUS), "algorithms.md") for suite in envs.EXAMPLE_IDS if suite != "probe"}
+SUITES = ANY | {
+    "brax": ("brax", (CONTINUOUS,), "concepts.md"),
+    "gymnax": ("gymnax", (DISCRETE, CONTINUOUS), "start.md"),
+    "gymnasium": ("Gymnasium", (DISCRETE, CONTINUOUS), "host.md"),
+    "atari": ("Atari", (DISCRETE,), "pixels.md"),
+    "custom": ("your own", (DISCRETE, CONTINUOUS), "tutorials/world.md"),
+    "traffic": ("traffic junction", (DISCRETE,), "algorithms.md#several-agents"),
+    "jaxmarl": ("JaxMARL", (DISCRETE,), "algorithms.md#several-agents"),
+    "jumanji": ("Jumanji", (DISCRETE,), "algorithms.md#several-agents"),
+    "pettingzoo": ("PettingZoo", (DISCRETE, CONTINUOUS), "host.md"),
+}
+"""By suite: how it is called, the actions of its worlds, and the page that is about it."""
+EXTRAS = {
+    "cuda12": "a GPU, with CUDA 12",
+    "cuda13": "a GPU, with CUDA 13",
+    "tpu": "a TPU",
+    "onnx": "policies as ONNX files",
+    "atari": "Atari's games",
+    "notebook": "a live plot in notebooks",
+    "paper": "figures for papers",
+    "envpool": "EnvPool's environments",
+    "jaxmarl": "JaxMARL's worlds of several agents",
+    "jumanji": "Jumanji's worlds of several agents",
+    "pettingzoo": "PettingZoo's worlds, stepped on the host",
+    "dashboard": "the dashboard",
+    "wandb": "Weights & Biases",
+    "video": "MP4, and pictures of Gymnasium's classic control",
+}
+
+
+PUBLISHED = {
+    "cartpole_ppo": "Rejax: 500 after 500,000",
+    "breakout_ppo": "gymnax-blines: 28 after 10 million",
+    "space_invaders_ppo": "gymnax-blines: 131 after 10 million",
+    "pendulum_ppo": "Stable-Baselines3 zoo: −172 after 100,000",
+    "pendulum_td3": "Stable-Baselines3 zoo: −152 after 20,000",
+    "pendulum_sac": "Stable-Baselines3 zoo: −157 after 20,000",
+    "halfcheetah_sac": "brax.training: 1,645 after 200,000",
+    "halfcheetah_ppo": "brax.training: 576 after 3,280,000",
+}
+"""Returns of peers after so many steps, as published or measured elsewhere, beside rows of ours."""
+
+
+SPEEDS = {
+    "spread_ippo": ("IPPO, `spread`", "1.2 × the bare loop"),
+    "spread_mappo": ("MAPPO, `spread`", "1.2 × the bare loop"),
+    "smax_3m_mappo": ("MAPPO, `smax_3m`", "1.2 × the bare loop"),
+    "points": ("cost of an agent's step, three agents against one", "at most 1.1 ×"),
+}
+"""Rows of ``bench/agents.py``: what they are, and what they must be."""
+
+
+def takes(name: str, action: jf.Discrete | jf.Box, agents: int | None) -> bool:
+    """Whether an algorithm is for worlds with such actions and so many agents."""
+    shape = jax.ShapeDtypeStruct((3,) if agents is None else (agents, 3), jnp.float32)
+    algorithm = ALGORITHMS[name]()
+    if algorithm.for_agents != (agents is not None):
+        return False
+    try:
+        algorithm.build(jf.EnvSpec("any", shape, action, 10, num_agents=agents), 4)
+    except ValueError:
+        return False
+    return True
+
+
+def learned_rows() -> dict[tuple[str, str], str]:
+    """The newest learning result of each algorithm and suite, by both; rows that missed their aim do not count."""
+    found = {}
+    for name, row in ROWS.items():
+        file = RESULTS / f"{name}.json"
+        if file.exists() and not row.unsolved and "(missed)" not in learning_line(name):
+            run = compose(list(row.words))
+            suite = envs.SHORT_NAMES[run.env][0] if run.env in envs.SHORT_NAMES else run.env
+            found.setdefault((run.algo, suite), name)
+    return found
+
+
+def learning_line(name: str) -> str:
+    """A row's line in ``docs/learning.md``."""
+    lines = (ROOT / "docs" / "learning.md").read_text().splitlines()
+    return next((line for line in lines if line.startswith(f"| [{name}]")), "(missed)")
+
+
+def coverage() -> str:
+    """Algorithms × suites."""
+    learned, rows = learned_rows(), []
+    for name in ALGORITHMS:
+        cells = [f"[`{name}`](docs/algorithms.md)"]
+        for suite, (_, actions, _) in SUITES.items():
+            agents = (
+                2 if suite in envs.OF_SEVERAL_AGENTS or (suite == "custom" and ALGORITHMS[name]().for_agents) else None
+            )
+            runs = any(takes(name, action, agents) for action in actions)
+            picture = learned.get((name, suite))
+            cells.append(f"[●](experiments/results/{picture}.png)" if picture else "○" if runs else "–")
+        rows.append(cells)
+    return table(["`algo=`", *(f"[{title}](docs/{page})" for title, _, page in SUITES.values())], rows)
+
+
+def extras() -> str:
+    """The extras of the package, but for that of its developers."""
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    rows = [[f"`pip install '.[{name}]'`", EXTRAS.get(name, "")] for name in known if name not in ("dev", "docs")]
+    return table(["extra", "for"], rows)
+
+
+def published() -> str:
+    """Our returns beside those that others published."""
+    rows = []
+    for name, peer in PUBLISHED.items():
+        result = json.loads((RESULTS / f"{name}.json").read_text())
+        least, most = result["return_ci95"]
+        command = f"`{' '.join(ROWS[name].words)}`"
+        own = f"**{result['return_mean']:,.0f}** [{least:,.0f}, {most:,.0f}]"
+        rows.append([command, f"{result['env_steps']:,}", f"{len(result['curve'][-1]['returns'])}", own, peer])
+    return table(["command", "steps", "seeds", "greedy return [95 %]", "a peer"], rows)
+
+
+def agents_speed() -> str:
+    """Training of several agents beside bare loops, and what an agent's step costs."""
+    found = json.loads((RESULTS / "bench" / "agents.json").read_text())
+    rows = []
+    for name in ("spread_ippo", "spread_mappo", "smax_3m_mappo", "points"):
+        for what, ratio in found.get(name, {}).get("ratio", {}).items():
+            apart, _, beside = what.rpartition(" / ")
+            rate = found[name]["rate"]["three_agents" if name == "points" else apart or "ours"]["median"]
+            said = f"{ratio['median']:.2f} × [{ratio['least']:.2f}, {ratio['most']:.2f}]"
+            way = ", `placement=actor_critic`" if apart else ""
+            rows.append(
+                [
+                    SPEEDS[name][0] + way,
+                    SPEEDS[name][1],
+                    beside.replace("_", " "),
+                    f"{rate:,.0f}",
+                    said,
+                    found[name]["machine"],
+                ]
+            )
+    return table(["", "must", "beside", "steps/s", "ratio", "on"], rows)
+
+
+def not_run() -> str:
+    """The command lines that `docs_run` leaves out, and why."""
+    reasons: dict[str, list[str]] = {}
+    for line in dict.fromkeys(line for path in pages() for line in command_lines(path)):
+        if why := reason_not_run(line):
+            reasons.setdefault(why, []).append(line if len(line) < 100 else f"{line[:97]}...")
+    return table(["why", "lines"], [[why, "<br>".join(f"`{x}`" for x in lines)] for why, lines in reasons.items()])
+
+
+OWN = (agents_speed, coverage, extras, not_run, pairs, published)
+TABLES: dict[str, Callable[[], str]] = {f.__name__: f for f in OWN} | MEASURED
+
+
+def filled(text: str) -> str:
+    """A page with its tables as they should be."""
+
+    def fill(found: re.Match[str]) -> str:
+        kind, name = found[1], found[2]
+        body = TABLES[name]() if kind == "table" else (ROOT / "experiments" / name).read_text().strip()
+        return f"<!-- {kind}: {name} -->\n\n{body}\n\n<!-- end -->"
+
+    return re.sub(r"<!-- (table|file): (\S+) -->\n.*?<!-- end -->", fill, text, flags=re.S)
+
+
+def main() -> None:
+    """Write every page that has changed."""
+    for path in pages():
+        text = path.read_text()
+        if filled(text) != text:
+            Path(path).write_text(filled(text))
+            print(f"written: {path.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""Training killed with SIGKILL again and again, also while it saves, and resumed: is anything lost?
+
+``python experiments/laws/kill.py [kills]`` runs each job once undisturbed, then with ``run_dir=X resume=auto`` as a
+cluster requeues it, killed ``kills`` times (default 20). At the end parameters, tables and the whole last checkpoint
+must be those of the undisturbed run, bit for bit. The result is written to experiments/results/kill.json.
+"""
+
+import csv
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from describe import ROOT, machine, versions
+
+from jaxrl_fast.training.checkpoints import all_steps, read_arrays, read_description, verify
+
+RESULTS = Path(__file__).resolve().parent.parent / "results"
+JOBS = {
+    "sac pendulum": (
+        "env=pendulum",
+        "algo=sac",
+        "tuned=false",
+        "num_envs=4",
+        "total_steps=40_000",
+        "algo.updates_per_tick=2",
+        "algo.batch_size=64",
+        "algo.buffer_size=20_000",
+        "algo.warmup_steps=400",
+        "algo.policy_hidden=[32,32]",
+        "algo.critic_hidden=[32,32]",
+        "eval.episodes=2",
+        "checkpoint.every=4000",
+    ),
+    "ppo cartpole": (
+        "env=cartpole",
+        "algo=ppo",
+        "tuned=false",
+        "num_envs=8",
+        "total_steps=1_000_000",
+        "algo.rollout_length=32",
+        "eval.episodes=2",
+        "checkpoint.every=100_000",
+    ),
+}
+HOW = ("training", "saving", "training", "saving", "starting")
+"""What the process is doing when it is killed, in turn."""
+
+
+def command(*words: str) -> subprocess.Popen:
+    """A training process."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "jaxrl_fast.train", *words],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+
+
+def rows(folder: Path) -> list[list[str]]:
+    """``metrics.csv`` as it stands, a last half line left out."""
+    path = folder / "metrics.csv"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return list(csv.reader(line for line in lines if line.endswith("\n")))
+
+
+def steps_done(folder: Path) -> int:
+    """Environment steps that the tables tell of."""
+    table = rows(folder)
+    return int(table[-1][table[0].index("env_steps")]) if len(table) > 1 else 0
+
+
+def good_steps(folder: Path) -> int:
+    """Environment steps of the newest complete checkpoint.
+
+    Raises:
+        CheckpointError: one bears its name and is not as it was written.
+    """
+    steps = all_steps(folder / "checkpoints")
+    for step in steps[-1:]:
+        verify(read_description(folder / "checkpoints" / str(step)))
+    return steps[-1] if steps else 0
+
+
+def kill_once(words: tuple[str, ...], folder: Path, how: str, chance: random.Random) -> dict[str, Any] | None:
+    """Start or resume a run and kill it at a random moment; None if it ended before."""
+    before, begin = steps_done(folder), time.monotonic()
+    process = command(*words, f"run_dir={folder}", "resume=auto")
+    wanted = before + chance.randint(1, number(words, "total_steps") // 4)
+    moment = begin + chance.uniform(0.2, 4.0)
+    while process.poll() is None:
+        if how == "starting" and time.monotonic() > moment:
+            break
+        if how == "training" and steps_done(folder) >= wanted:
+            time.sleep(chance.uniform(0.0, 0.05))
+            break
+        if how == "saving" and steps_done(folder) >= wanted and list(folder.glob("checkpoints/*.unfinished")):
+            time.sleep(chance.uniform(0.0, 0.05))
+            break
+        time.sleep(0.001)
+    process.send_signal(signal.SIGKILL)
+    errors = process.communicate()[1]
+    if process.returncode != -signal.SIGKILL:
+        assert process.returncode == 0, errors
+        return None
+    unfinished = bool(list(folder.glob("checkpoints/*.unfinished")))
+    return {"how": how, "steps": steps_done(folder), "kept": good_steps(folder), "in the middle of a save": unfinished}
+
+
+def number(words: tuple[str, ...], key: str) -> int:
+    """What a job says last of a key."""
+    return int([word for word in words if word.startswith(f"{key}=")][-1].partition("=")[2])
+
+
+def without_times(folder: Path, name: str) -> list[list[str]]:
+    """A table without what a clock says."""
+    table = list(csv.reader((folder / name).read_text().splitlines()))
+    timed = {i for i, column in enumerate(table[0]) if column == "wall_s" or column.endswith("_hz")}
+    return [[cell for i, cell in enumerate(row) if i not in timed] for row in table]
+
+
+def same_end(a: Path, b: Path) -> bool:
+    """Whether two runs ended with the same tables and the same whole state."""
+    (last,) = {all_steps(folder / "checkpoints")[-1] for folder in (a, b)}
+    states = [read_arrays(read_description(folder / "checkpoints" / str(last))) for folder in (a, b)]
+    equal = states[0].keys() == states[1].keys() and all(np.array_equal(x, states[1][n]) for n, x in states[0].items())
+    tables = all(without_times(a, name) == without_times(b, name) for name in ("metrics.csv", "evals.csv"))
+    return equal and tables
+
+
+def run(*words: str) -> None:
+    """A whole training.
+
+    Raises:
+        AssertionError: it failed.
+    """
+    process = command(*words)
+    errors = process.communicate()[1]
+    assert process.returncode == 0, errors
+
+
+def job(words: tuple[str, ...], kills: int, folder: Path, seed: int = 0) -> dict[str, Any]:
+    """One job, undisturbed and killed; says what each kill cost.
+
+    Raises:
+        CheckpointError: a kill left a damaged checkpoint behind.
+        AssertionError: the end is not that of the undisturbed run, or more was lost than two intervals.
+    """
+    chance = random.Random(seed)
+    whole, killed = folder / "whole", folder / "killed"
+    run(*words, f"run_dir={whole}")
+    events: list[dict[str, Any]] = []
+    while len(events) < kills:
+        event = kill_once(words, killed, HOW[len(events) % len(HOW)], chance)
+        if event is None:  # it ended: begin anew, so that every kill is one
+            assert same_end(whole, killed)
+            killed = folder / f"killed-{len(events)}"
+            continue
+        events.append(event)
+        print(event, flush=True)
+    run(*words, f"run_dir={killed}", "resume=auto")
+    assert same_end(whole, killed)
+    interval = number(words, "checkpoint.every")
+    lost = max((e["steps"] - e["kept"]) / interval for e in events)
+    assert lost <= 2
+    return {"kills": events, "most lost, in intervals": lost, "equal to the undisturbed run": True}
+
+
+def main(kills: int) -> None:
+    """Both jobs, half of the kills each."""
+    result: dict[str, Any] = {"command": f"python experiments/laws/kill.py {kills}", "machine": machine()}
+    result["versions"] = versions()
+    with tempfile.TemporaryDirectory() as folder:
+        for name, words in JOBS.items():
+            result[name] = job(words, kills // len(JOBS), Path(folder) / name.replace(" ", "-"))
+    (RESULTS / "kill.json").write_text(json.dumps(result, indent=1) + "\n")
+    print({name: result[name]["most lost, in intervals"] for name in JOBS})
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 20)

@@ -1,0 +1,136 @@
+"""Pictures and the page of the learning table."""
+
+import json
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from learning_rows import PEERS, ROWS, Peer, Row
+
+from jaxrl_fast.training.episodes import interquartile_mean
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "learning.md"
+HEAD = """# What learns what
+
+Greedy return of the last evaluation, averaged over seeds, with its 95 % bootstrap interval and its interquartile mean
+(Agarwal et al., arXiv 2108.13264). Where a row must be so many times another, both are taken where the shorter of the
+two ends. Of battles (SMAX) it is the share that was won. Seconds are those of the whole command, all seeds together,
+compilation and evaluations included. This page is written by `python experiments/learning/learning.py`; each row's
+settings, curve and picture lie in `experiments/results/`.
+
+| row | steps | seeds | greedy return [95 %] | interquartile mean | must | seconds | machine | command |
+|---|---|---|---|---|---|---|---|---|
+"""
+
+
+def must(row: Row) -> str:
+    """What a row must reach, in words."""
+    if row.rival is not None:
+        rival, factor = row.rival
+        return f"≥ {factor:g} × {rival}"
+    if row.must_reach is None:
+        return "–"
+    return f"{'< ' if row.unsolved else '≥ '}{row.must_reach:g}"
+
+
+def beside(row: Row, curve: list[dict[str, Any]], rivals: dict[str, list[dict[str, Any]]]) -> str:
+    """What row and rival have at equal steps, in words; nothing without a result of the rival's."""
+    if row.rival is None or row.rival[0] not in rivals:
+        return ""
+    form = " ({:.2f} against {:.2f})" if row.success else " ({:.0f} against {:.0f})"
+    return form.format(*at_equal_steps(curve, rivals[row.rival[0]]))
+
+
+def passes(row: Row, curve: list[dict[str, Any]], rivals: dict[str, list[dict[str, Any]]]) -> bool:
+    """Whether a row's curve ends where it must; true where nothing is asked or the rival has no result yet."""
+    if row.rival is not None:
+        rival, factor = row.rival
+        if rival not in rivals:
+            return True
+        own, other = at_equal_steps(curve, rivals[rival])
+        return own >= factor * other
+    value = float(np.mean(curve[-1]["returns"]))
+    if row.must_reach is None:
+        return True
+    return value < row.must_reach if row.unsolved else value >= row.must_reach
+
+
+def at_equal_steps(curve: list[dict[str, Any]], rival: list[dict[str, Any]]) -> tuple[float, float]:
+    """Mean returns of two curves where the shorter one ends. Where they were not evaluated at the same step, the rival
+    is taken at its next evaluation, and the row at its last one; not a number where it has none so early."""
+    end = min(curve[-1]["env_steps"], rival[-1]["env_steps"])
+    own = [point["returns"] for point in curve if point["env_steps"] <= end] or [float("nan")]
+    other = [point["returns"] for point in rival if point["env_steps"] >= end]
+    return float(np.mean(own[-1])), float(np.mean(other[0]))
+
+
+def table_line(name: str, result: dict[str, Any], rivals: dict[str, list[dict[str, Any]]]) -> str:
+    """A row of the page; ``rivals``: the curves of all rows by name."""
+    row, interval = ROWS.get(name, Row(())), result["return_ci95"]
+    digits = 2 if abs(result["return_mean"]) < 10 else 1
+    spread = "" if interval is None else f" [{interval[0]:.{digits}f}, {interval[1]:.{digits}f}]"
+    missed = "" if passes(row, result["curve"], rivals) else " (missed)"
+    cells = [
+        f"[{name}](../experiments/results/{name}.png)",
+        f"{result['env_steps']:,}",
+        f"{len(result['curve'][-1]['returns'])}",
+        f"{result['return_mean']:.{digits}f}{spread}",
+        f"{result['return_iqm']:.{digits}f}",
+        f"{must(row)}{beside(row, result['curve'], rivals)}{missed}",
+        f"{result['wall_s']:.0f}",
+        result["machine"],
+        f"`{' '.join(row.words) or result['command']}`",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def who(seeds: int) -> str:
+    """What the lines of a picture are."""
+    return "1 seed" if seeds == 1 else f"{seeds} seeds, interquartile mean"
+
+
+def write_page(results: Path) -> None:
+    """Write ``docs/learning.md`` from the results that are there."""
+    found = read_results(results)
+    rivals = {name: result["curve"] for name, result in found.items()}
+    lines = [
+        table_line(name, found[name], rivals) if name in found else f"| {name} | not run yet{' |' * 8}"
+        for name in [*ROWS, *PEERS]
+    ]
+    PAGE.write_text(HEAD + "\n".join(lines) + "\n")
+
+
+def read_results(results: Path) -> dict[str, dict[str, Any]]:
+    """The results that are there, by row."""
+    paths = {name: results / f"{name}.json" for name in [*ROWS, *PEERS]}
+    return {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
+
+
+def value_of(row: Row | Peer) -> str:
+    """What a row's curve shows."""
+    return "share of episodes won" if row.success else "greedy return"
+
+
+def draw(curve: list[dict[str, Any]], title: str, path: Path, value: str = "greedy return") -> None:
+    """Each seed's ``value``, and their interquartile mean, against steps and seconds."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot as plt
+
+    steps = [point["env_steps"] for point in curve]
+    seconds = [point["wall_s"] for point in curve]
+    returns = np.array([point["returns"] for point in curve])
+    middle = [interquartile_mean(values) for values in returns]
+    figure, plots = plt.subplots(1, 2, figsize=(10, 3.8), sharey=True, layout="constrained")
+    for plot, x, label in zip(plots, (steps, seconds), ("environment steps", "seconds, all counted"), strict=True):
+        plot.plot(x, returns, color="tab:blue", alpha=0.3, linewidth=1)
+        plot.plot(x, middle, color="tab:blue", marker="o", markersize=3)
+        plot.set_xlabel(label)
+        plot.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
+        plot.grid(alpha=0.3)
+    plots[0].set_ylabel(f"{value}: {who(returns.shape[1])}")
+    figure.suptitle(textwrap.fill(title, 130, break_long_words=False, break_on_hyphens=False), fontsize="medium")
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
