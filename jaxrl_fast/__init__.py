@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from jaxrl_fast.numerics.optimizers import Cosine, Linear
     from jaxrl_fast.policy.policies import Policy, load_policy, save_policy
     from jaxrl_fast.settings.machine import setup
-    from jaxrl_fast.training.checkpoints import CheckpointError, Checkpoints
+    from jaxrl_fast.settings.schema import Checkpoints
+    from jaxrl_fast.training.checkpoints import CheckpointError
     from jaxrl_fast.training.episodes import evaluate_policy
     from jaxrl_fast.training.recorder import NonFiniteError
 
@@ -51,7 +52,8 @@ _PUBLIC = {
     "numerics.optimizers": "Cosine Linear",
     "policy.policies": "Policy load_policy save_policy",
     "settings.machine": "setup",
-    "training.checkpoints": "CheckpointError Checkpoints",
+    "settings.schema": "Checkpoints",
+    "training.checkpoints": "CheckpointError",
     "training.episodes": "evaluate_policy",
     "training.recorder": "NonFiniteError",
 }

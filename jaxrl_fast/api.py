@@ -24,6 +24,7 @@ from jaxrl_fast.runtime.graph import init as init_graph
 from jaxrl_fast.runtime.graph import tick as tick_graph
 from jaxrl_fast.runtime.placements import Make
 from jaxrl_fast.runtime.program_store import FindStore
+from jaxrl_fast.settings.schema import Checkpoints, EvalOptions
 from jaxrl_fast.training.callbacks import (
     BetweenChunks,
     Calls,
@@ -36,7 +37,6 @@ from jaxrl_fast.training.callbacks import (
     Tell,
     to_stderr,
 )
-from jaxrl_fast.training.checkpoints import Checkpoints
 from jaxrl_fast.training.episodes import Evaluate
 from jaxrl_fast.training.job import JobOptions, make_job
 from jaxrl_fast.training.loop import run_job
@@ -129,10 +129,11 @@ def learn(
     """
     graph = GraphOptions(overlap, learners, average, nan=nan, shards=shards)
     beside = between_chunks is None if eval_beside is None else eval_beside
-    asked = placement, devices, eval_every, eval_episodes, beside, eval_device, checkpoints, resume, debug
+    evaluated = EvalOptions(eval_every, eval_episodes, beside, eval_device)
+    asked = total_steps, seed, num_seeds, graph, placement, devices, evaluated, checkpoints, resume, debug
     if settings is None and run_dir is None and resume is None and jax.process_count() == 1:
         settings = {}  # nobody reads them
-    job = make_job(env, algorithm, JobOptions(total_steps, seed, num_seeds, graph, *asked), settings, keep)
+    job = make_job(env, algorithm, JobOptions(*asked), settings, keep)
     watch = on_metrics if on_metrics is not None else live_plot()
     listeners = make_listeners() if run_dir is not None else Listeners()
     change = between_chunks or (lambda state, scores: None)

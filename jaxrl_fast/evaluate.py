@@ -7,11 +7,11 @@ import jax
 import numpy as np
 
 from jaxrl_fast.commands import cli
-from jaxrl_fast.commands.cli import Whole, check_spaces, open_run, read_words
+from jaxrl_fast.commands.cli import check_spaces, open_run, read_words
 from jaxrl_fast.commands.run_config import make_evaluation_envs
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.settings.machine import setup
-from jaxrl_fast.settings.schema import MAX_SEED, MAX_SIZE
+from jaxrl_fast.settings.schema import MAX_SEED, MAX_SIZE, Key
 from jaxrl_fast.training.episodes import bootstrap_interval, evaluate_episodes, evaluation_on_host
 from jaxrl_fast.training.progress import share
 
@@ -19,7 +19,7 @@ HELP = """python -m jaxrl_fast.evaluate RUN [episodes=100] [seed=0]
   RUN         a run's folder, such as runs/latest
   episodes    how many episodes to play, each from a fresh start
   seed        of the episodes; their random keys differ from those of training"""
-NUMBERS = {"episodes": Whole(100, 1, MAX_SIZE), "seed": Whole(0, 0, MAX_SEED)}
+KEYS = {"episodes": Key(int, 100, 1, maximum=MAX_SIZE), "seed": Key(int, 0, 0, maximum=MAX_SEED)}
 
 
 def evaluate_run(words: Sequence[str]) -> int:
@@ -28,21 +28,21 @@ def evaluate_run(words: Sequence[str]) -> int:
     Raises:
         ValueError: one line that says what was wrong and what to write instead.
     """
-    folder, numbers, _ = read_words(words, "evaluate", NUMBERS)
+    folder, given = read_words(words, "evaluate", KEYS)
     setup()
     run, policy = open_run(folder)
     env = make_evaluation_envs(run)
     check_spaces(policy, env.spec, folder)
-    key = jax.random.fold_in(jax.random.key(numbers["seed"]), 0xE7A1)
+    key = jax.random.fold_in(jax.random.key(given["seed"]), 0xE7A1)
     if isinstance(env, HostEnv):
         params = jax.tree.map(lambda x: x[None], policy.params)
-        first = evaluation_on_host(policy, env, numbers["episodes"])(params, key[None])
+        first = evaluation_on_host(policy, env, given["episodes"])(params, key[None])
         totals = jax.tree.map(lambda x: x[0], first)
     else:
-        totals = jax.device_get(evaluate_episodes(policy, env, key, episodes=numbers["episodes"]))
+        totals = jax.device_get(evaluate_episodes(policy, env, key, episodes=given["episodes"]))
     returns = totals.returns
     low, high = bootstrap_interval(returns)
-    print(f"{folder}: {env.spec.name}, {policy.made_by['algo']}, {len(returns)} episodes, seed {numbers['seed']}")
+    print(f"{folder}: {env.spec.name}, {policy.made_by['algo']}, {len(returns)} episodes, seed {given['seed']}")
     print(f"return  {returns.mean():.1f} ± {returns.std():.1f}  (95 % of the mean [{low:.1f}, {high:.1f}])")
     print(f"        least {returns.min():.1f}, median {np.median(returns):.1f}, most {returns.max():.1f}")
     print(f"length  {totals.length.mean():.0f} steps on average")

@@ -122,7 +122,7 @@ def explain_on(env: VecEnv | HostEnv, run: Run, chosen: str, folder: Path, measu
     graph, agent = build_graph(in_graph(env).env, algorithm, graph_options(run))
     placed = place(graph, run.placement, run.devices)
     check_placement(env, placed)
-    ticks = plan_run(env, agent, run.total_steps, run.eval_every, run.checkpoints.every).ticks_per_chunk
+    ticks = plan_run(env, agent, run.total_steps, run.eval.every, run.checkpoint.every).ticks_per_chunk
     program = programs.compile(graph, placed, ticks, run.num_seeds)
     open_folder(folder)
     print(envs.describe(run.env, run.env_options))

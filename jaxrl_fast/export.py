@@ -10,7 +10,7 @@ from jaxrl_fast.commands import cli
 from jaxrl_fast.policy.exporting import FORMATS, NUM_OBSERVATIONS, describe, export_policy, has_onnx, signature
 from jaxrl_fast.policy.policies import load_policy
 from jaxrl_fast.settings.machine import setup
-from jaxrl_fast.settings.schema import ConfigError
+from jaxrl_fast.settings.schema import ConfigError, Key
 
 HELP = """python -m jaxrl_fast.export RUN [formats=jax,onnx] [agent=2]
   RUN         a run's folder, such as runs/latest, or a policy's; the files join the policy's
@@ -58,9 +58,9 @@ def read_words(words: Sequence[str]) -> tuple[Path, list[str], int | None]:
         ConfigError: no folder or several, one without a policy, an unknown key or format, an agent that is no number.
         ImportError: a package that a format needs is missing.
     """
-    run, _, given = cli.read_words(words, "export", {}, ("formats", "agent"))
-    formats = list(dict.fromkeys(given["formats"].split(","))) if "formats" in given else []
-    if "agent" in given and not given["agent"].isdecimal():
+    run, given = cli.read_words(words, "export", {"formats": Key(str, None), "agent": Key(str, None)})
+    formats = [] if given["formats"] is None else list(dict.fromkeys(given["formats"].split(",")))
+    if given["agent"] is not None and not given["agent"].isdecimal():
         raise ConfigError(f"agent={given['agent']}: write the number of an agent, from 0")
     if unknown := [name for name in formats if name not in FORMATS]:
         raise ConfigError(f"formats={given['formats']}: '{unknown[0]}' is none of {', '.join(FORMATS)}")
@@ -69,7 +69,7 @@ def read_words(words: Sequence[str]) -> tuple[Path, list[str], int | None]:
         raise ConfigError(f"{run} holds no policy: write the path of a run's folder, such as runs/latest")
     if "onnx" in formats and not has_onnx():
         raise ImportError("formats=onnx needs two packages: pip install onnx onnxruntime, or write formats=jax")
-    return folder, formats, int(given["agent"]) if "agent" in given else None
+    return folder, formats, None if given["agent"] is None else int(given["agent"])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

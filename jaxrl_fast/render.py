@@ -3,17 +3,18 @@
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 
 from jaxrl_fast import envs
 from jaxrl_fast.commands import cli
-from jaxrl_fast.commands.cli import Whole, check_spaces, open_run, read_words
+from jaxrl_fast.commands.cli import check_spaces, open_run, read_words
 from jaxrl_fast.commands.run_config import Run
 from jaxrl_fast.policy.policies import Policy
 from jaxrl_fast.settings.machine import setup
-from jaxrl_fast.settings.schema import MAX_SEED, ConfigError
+from jaxrl_fast.settings.schema import MAX_SEED, ConfigError, Key
 from jaxrl_fast.system import replace_file
 from jaxrl_fast.views.renderers import Shot, Subject, check_out, encode, offer_gl, subject_of
 from jaxrl_fast.views.viewer import write_policy_html
@@ -28,12 +29,14 @@ HELP = """python -m jaxrl_fast.render RUN [out=RUN/policy.gif] [policy=newest] [
   seconds     after which an episode is cut, in the environment's own time
   fps         pictures a second at most; what happens between two of them is left out
   width       of the pictures at most, in pixels; small ones are enlarged by whole pixels"""
-NUMBERS = {
-    "episodes": Whole(1, 1, 100),
-    "seed": Whole(0, 0, MAX_SEED),
-    "seconds": Whole(20, 1, 3600),
-    "fps": Whole(25, 1, 50),
-    "width": Whole(480, 16, 4096),
+KEYS = {
+    "out": Key(str, None),
+    "policy": Key(str, "newest"),
+    "episodes": Key(int, 1, 1, maximum=100),
+    "seed": Key(int, 0, 0, maximum=MAX_SEED),
+    "seconds": Key(int, 20, 1, maximum=3600),
+    "fps": Key(int, 25, 1, maximum=50),
+    "width": Key(int, 480, 16, maximum=4096),
 }
 POLICIES = {"newest": "policy", "best": "policy/best"}
 ENDS = {"terminated": "ended by the environment", "truncated": "ended by the time limit", "cut": "cut here"}
@@ -47,12 +50,12 @@ def render_run(words: Sequence[str]) -> int:
     Raises:
         ValueError: one line that says what was wrong and what to write instead.
     """
-    folder, numbers, texts = read_words(words, "render", NUMBERS, ("out", "policy"))
-    which = texts.get("policy", "newest")
+    folder, given = read_words(words, "render", KEYS)
+    which = given["policy"]
     if which not in POLICIES:
         raise ConfigError(f"policy={which}: write {' or '.join(POLICIES)}")
-    out = Path(texts.get("out", folder / "policy.gif"))
-    if "out" in texts:
+    out = folder / "policy.gif" if given["out"] is None else Path(given["out"])
+    if given["out"] is not None:
         check_out(out)
     offer_gl()
     setup()
@@ -60,14 +63,14 @@ def render_run(words: Sequence[str]) -> int:
     jax.config.update("jax_platforms", "cpu")
     run, policy = open_run(folder, POLICIES[which])
     if out.suffix == ".html":
-        write_page(run, policy, folder, out, numbers["seed"])
+        write_page(run, policy, folder, out, given["seed"])
         return 0
     with subject_of(run.env, run.env_options) as subject:
         check_spaces(policy, subject.spec, folder)
         print(f"{folder}: {policy.spec.name}, {policy.made_by['algo']}, {which} policy", flush=True)
-        every = max(1, round(1 / (numbers["fps"] * subject.step_s)))
+        every = max(1, round(1 / (given["fps"] * subject.step_s)))
         picture_s = every * subject.step_s
-        content, sizes = encode(pictures_of(subject, policy, numbers, every, picture_s), out.suffix, picture_s)
+        content, sizes = encode(pictures_of(subject, policy, given, every, picture_s), out.suffix, picture_s)
     replace_file(out, content)
     size = f"{len(sizes)} pictures of {sizes[0][1]} × {sizes[0][0]}"
     print(f"{out}: {size}, {len(sizes) * picture_s:.1f} s, {len(content) / 1000:,.0f} kB")
@@ -75,14 +78,14 @@ def render_run(words: Sequence[str]) -> int:
 
 
 def pictures_of(
-    subject: Subject, policy: Policy, numbers: dict[str, int], every: int, picture_s: float
+    subject: Subject, policy: Policy, given: dict[str, Any], every: int, picture_s: float
 ) -> Iterator[np.ndarray]:
     """The pictures of all episodes; prints what happened in each."""
-    max_steps = max(1, round(numbers["seconds"] / subject.step_s))
-    for episode in range(numbers["episodes"]):
-        seed = (numbers["seed"] + episode) % (MAX_SEED + 1)
+    max_steps = max(1, round(given["seconds"] / subject.step_s))
+    for episode in range(given["episodes"]):
+        seed = (given["seed"] + episode) % (MAX_SEED + 1)
         shot: Shot | None = None
-        for shot in subject.shoot(policy, seed=seed, max_steps=max_steps, every=every, width=numbers["width"]):
+        for shot in subject.shoot(policy, seed=seed, max_steps=max_steps, every=every, width=given["width"]):
             yield shot.picture
         assert shot is not None
         yield from [shot.picture] * round(PAUSE_S / picture_s)

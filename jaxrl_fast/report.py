@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxrl_fast.commands import cli
-from jaxrl_fast.settings.schema import ConfigError
+from jaxrl_fast.settings.schema import ConfigError, Key
 from jaxrl_fast.training.run_folder import is_run, read_run
 from jaxrl_fast.views.report_page import REPORT_FILE, page_of, write_report
 
@@ -52,17 +52,10 @@ def read_words(words: Sequence[str]) -> tuple[list[Path], Path | None]:
     Raises:
         ConfigError: no folder, one that holds no run, the same twice, an unknown key, or a file of another kind.
     """
-    folders, out = [], None
-    for word in words:
-        key, equals, value = word.partition("=")
-        if not equals or "/" in key:
-            folders.append(Path(word))
-        elif key != "out":
-            raise ConfigError(f"unknown key '{key}': report knows out")
-        elif Path(value).suffix not in (".html", *FIGURES):
-            raise ConfigError(f"{word}: write a file that ends in .html, {', '.join(FIGURES)}")
-        else:
-            out = Path(value)
+    folders, given = cli.split_words(words, "report", {"out": Key(str, None)})
+    out = None if given["out"] is None else Path(given["out"])
+    if out is not None and out.suffix not in (".html", *FIGURES):
+        raise ConfigError(f"out={out}: write a file that ends in .html, {', '.join(FIGURES)}")
     if not folders:
         raise ConfigError("write the path of a run's folder, such as runs/latest")
     for folder in folders:

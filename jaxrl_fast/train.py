@@ -129,7 +129,7 @@ def draw_at_end(
 @contextmanager
 def visualizer_of(run: Run, folder: Path, tell: Tell) -> Iterator[Visualizer | None]:
     """What draws beside training, ended on leaving; None without."""
-    if not run.eval_picture or not hosts.is_first():
+    if not run.eval.picture or not hosts.is_first():
         yield None
         return
     suite, _ = envs.resolve(run.env, dict(run.env_options))
@@ -140,12 +140,12 @@ def visualizer_of(run: Run, folder: Path, tell: Tell) -> Iterator[Visualizer | N
 @contextmanager
 def evaluator_of(run: Run, env: VecEnv | HostEnv, folder: Path) -> Iterator[EvaluatorProcess | None]:
     """The process that evaluates beside training, ended on leaving; None without one."""
-    if not run.eval_beside or not hosts.is_first():
+    if not run.eval.beside or not hosts.is_first():
         yield None
         return
-    few = run.num_seeds * run.eval_episodes <= MANY_EPISODES
+    few = run.num_seeds * run.eval.episodes <= MANY_EPISODES
     one_thread = few and not any(is_image(leaf) for leaf in jax.tree.leaves(env.spec.obs))
-    with closing(EvaluatorProcess(folder, run.eval_device, one_thread=one_thread)) as evaluator:
+    with closing(EvaluatorProcess(folder, run.eval.device, one_thread=one_thread)) as evaluator:
         yield evaluator
 
 

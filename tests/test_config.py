@@ -1,6 +1,7 @@
 """Composition: what wins over what, what a run's file repeats, and what is refused."""
 
 import dataclasses
+import inspect
 import shlex
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
+import jaxrl_fast as jf
 from jaxrl_fast import Cosine, Linear, envs
 from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.commands import run_config as config
@@ -23,8 +25,11 @@ from jaxrl_fast.commands.run_config import (
     options_of,
     to_yaml,
 )
+from jaxrl_fast.envs.pool.batches import PoolOptions
+from jaxrl_fast.learning.run_graph import GraphOptions
 from jaxrl_fast.numerics.optimizers import plain
-from jaxrl_fast.settings.schema import ConfigError, algo_keys, command_line, read_value
+from jaxrl_fast.settings.schema import Checkpoints, ConfigError, algo_keys, command_line, read_value, run_keys
+from jaxrl_fast.training.job import JobOptions
 
 TUNED = sorted((CONFIG_DIR / "tuned").glob("*.yaml"))
 
@@ -75,7 +80,7 @@ def test_every_tuned_file_applies_to_its_environment_and_algorithm(path: Path):
     keys = algo_keys(algo)
     assert algo_options == {k: plain(read_value(k, v, keys[f"algo.{k}"])) for k, v in asked.pop("algo").items()}
     assert asked.pop("env", {}).items() <= run.env_options.items()
-    assert asked.pop("eval", {"episodes": run.eval_episodes}) == {"episodes": run.eval_episodes}
+    assert asked.pop("eval", {"episodes": run.eval.episodes}) == {"episodes": run.eval.episodes}
     assert asked == {key: getattr(run, key) for key in asked}
 
 
@@ -190,7 +195,7 @@ def test_values_are_read_as_the_types_of_their_keys():
             "algo.layer_norm=true",
         ]
     )
-    assert (run.total_steps, run.num_envs, run.name, run.eval_every) == (200_000, 1000, "3", 10_000)
+    assert (run.total_steps, run.num_envs, run.name, run.eval.every) == (200_000, 1000, "3", 10_000)
     assert type(run.total_steps) is int
     expected = {
         "learning_rate": Linear(3e-4, 0.0),
@@ -211,8 +216,8 @@ def test_the_schema_of_an_algorithm_is_the_signature_of_its_factory():
 
 
 def test_a_tenth_of_the_run_lies_between_evaluations_unless_told():
-    assert compose(["total_steps=5000"]).eval_every == 500
-    assert compose(["total_steps=3"]).eval_every == 1
+    assert compose(["total_steps=5000"]).eval.every == 500
+    assert compose(["total_steps=3"]).eval.every == 1
 
 
 def test_options_of_an_environment_pass_through():
@@ -314,3 +319,25 @@ def test_a_run_is_a_value():
     with pytest.raises(dataclasses.FrozenInstanceError):
         compose([]).seed = 1  # type: ignore[misc]
     assert isinstance(compose([]), Run)
+
+
+def test_the_keywords_of_learn_have_the_defaults_that_the_keys_declare():
+    """``total_steps`` is required; ``eval_beside`` follows from ``between_chunks`` unless it is given."""
+    declared = {name.replace(".", "_"): key.default for name, key in run_keys().items()}
+    declared |= {"checkpoints": Checkpoints(), "total_steps": inspect.Parameter.empty, "eval_beside": None}
+    parameters = inspect.signature(jf.learn).parameters
+    shared = {name: parameter.default for name, parameter in parameters.items() if name in declared}
+    assert shared == {name: declared[name] for name in shared}
+    assert {"seed", "overlap", "shards", "eval_every", "checkpoints", "nan"} <= shared.keys()
+
+
+def test_what_a_key_applies_to_has_a_field_of_its_name():
+    fields = {"graph": set(GraphOptions._fields), "job": set(JobOptions._fields)}
+    derived = {"graph": {"total_steps", "empty_until", "joined"}, "job": {"graph", "placement", "eval", "checkpoints"}}
+    for target, names in fields.items():
+        assert {name for name, key in run_keys().items() if key.to == target} == names - derived[target]
+
+
+def test_the_keys_of_the_pool_have_its_defaults():
+    keys = {name: run_keys()[f"pool.{name}"].default for name in PoolOptions._fields}
+    assert PoolOptions(**{**keys, "workers": "auto"}) == PoolOptions()

@@ -370,7 +370,7 @@ def test_a_process_gives_the_same_bits_and_survives_its_own_death(tmp_path: Path
     run = compose(WORDS)
     env, algorithm = make_envs(run), make_algorithm(run)
     keys = jax.random.split(jax.random.key(run.seed), run.num_seeds)
-    evaluation = make_periodic_evaluation(env, algorithm, bind(algorithm, env.spec, 4), keys, run.eval_episodes)
+    evaluation = make_periodic_evaluation(env, algorithm, bind(algorithm, env.spec, 4), keys, run.eval.episodes)
     graph, _ = build_graph(env, algorithm, GraphOptions())
     params = evaluation.copy_params(jax.jit(jax.vmap(lambda key: init(graph, key, algorithm.hyper)))(keys))
     monkeypatch.setenv("JAXRL_FAST_CACHE", str(tmp_path / "cache"))

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from hydra.errors import HydraException
 from jax.errors import JaxRuntimeError
@@ -26,11 +26,11 @@ from jaxrl_fast.core import EnvSpec
 from jaxrl_fast.policy.policies import Policy, load_policy, same_spaces
 from jaxrl_fast.runtime.placements import PLACEMENTS
 from jaxrl_fast.settings.machine import AUTO
-from jaxrl_fast.settings.schema import ConfigError, Key, command_line, parse_word, run_keys
+from jaxrl_fast.settings.schema import MAX_SIZE, ConfigError, Key, command_line, parse_word, run_keys
 
 WIDTH = 80
-ASIDE = ("eval.device", "eval.picture", "checkpoint.", "env.", "distributed", "pool.", "log", "shards", "name", "debug")
-"""Sections, and keys, that ``--help`` only lists; README and docs describe them."""
+ASIDE = ("checkpoint.", "env.", "distributed", "pool.")
+"""Sections of which ``--help`` only lists the keys; README and docs describe them."""
 INTERRUPTED = (130, 143)
 """Exit statuses after Ctrl-C and SIGTERM."""
 
@@ -123,7 +123,8 @@ def multirun(command: str, words: Sequence[str]) -> int:
 
 def train_help() -> str:
     """The screen of ``--help``, from the registries and schemas; fits 80 x 50."""
-    run = compose([])
+    run, keys = compose([]), run_keys()
+    aside = [name for name, key in keys.items() if key.aside or name.startswith(ASIDE)]
     return "\n".join(
         [
             "python -m jaxrl_fast.train [key=value ...] [--multirun] [--version] [--help]",
@@ -138,10 +139,10 @@ def train_help() -> str:
             f"keys, with their defaults for env={run.env}",
             *(
                 _key_line(name, key, flat_settings(run).get(name, key.default))
-                for name, key in run_keys().items()
-                if not name.startswith(ASIDE)
+                for name, key in keys.items()
+                if name not in aside
             ),
-            *_listed(name for section in ASIDE for name in run_keys() if name.startswith(section)),
+            *_listed(aside),
             "tuned=false: untuned; config=<file>: a run again; HYDRA_FULL_ERROR=1: tracebacks",
         ]
     )
@@ -201,11 +202,8 @@ def _wrapped(label: str, text: str) -> list[str]:
 def _described(registry: dict[str, Any], doc: Callable[[Any], str | None]) -> list[str]:
     """A line for each entry: its name and the first line of its documentation."""
     first = {name: (doc(entry) or "").strip().partition("\n")[0] for name, entry in registry.items()}
-    return [_cut(f"  {name:<16} {line}", WIDTH) for name, line in first.items()]
-
-
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"
+    lines = [f"  {name:<16} {line}" for name, line in first.items()]
+    return [line if len(line) <= WIDTH else line[: WIDTH - 1] + "…" for line in lines]
 
 
 def _key_line(name: str, key: Key, default: Any) -> str:
@@ -214,38 +212,35 @@ def _key_line(name: str, key: Key, default: Any) -> str:
     return f"  {name:<18} {shown:<8} {key.text}{choices}"
 
 
-class Whole(NamedTuple):
-    """A key that takes a whole number: its ``default``, the ``least`` and the ``most`` that it may be."""
-
-    default: int
-    least: int
-    most: int
-
-
-def read_words(
-    words: Sequence[str], command: str, numbers: Mapping[str, Whole], texts: Sequence[str] = ()
-) -> tuple[Path, dict[str, int], dict[str, str]]:
-    """The run's folder, the numbers with their defaults, and those of the ``texts`` that were given.
+def split_words(words: Sequence[str], command: str, keys: Mapping[str, Key]) -> tuple[list[Path], dict[str, Any]]:
+    """Read the words of a command that takes folders: the folders, and its keys, texts and whole numbers, by name.
 
     Raises:
-        ConfigError: no folder, several, an unknown key, or not a number in its range.
+        ConfigError: an unknown key, or not a number in its range.
     """
-    found, given = {key: number.default for key, number in numbers.items()}, dict[str, str]()
-    folders = []
+    found, folders = {name: key.default for name, key in keys.items()}, []
     for word in words:
-        key, equals, value = word.partition("=")
-        if not equals or "/" in key:
+        name, equals, value = word.partition("=")
+        if not equals or "/" in name:
             folders.append(Path(word))
-        elif key in texts:
-            given[key] = value
-        elif key in numbers:
-            found[key] = _whole(word, value, numbers[key])
+        elif name not in keys:
+            known = " and ".join(", ".join(keys).rsplit(", ", 1))
+            raise ConfigError(f"unknown key '{name}': {command} knows {known}")
         else:
-            *others, last = (*texts, *numbers)
-            raise ConfigError(f"unknown key '{key}': {command} knows {', '.join(others)} and {last}")
+            found[name] = _whole(name, value, keys[name]) if keys[name].type is int else value
+    return folders, found
+
+
+def read_words(words: Sequence[str], command: str, keys: Mapping[str, Key]) -> tuple[Path, dict[str, Any]]:
+    """Read the words of a command that takes one run's folder, as `split_words`.
+
+    Raises:
+        ConfigError: no folder, several, or as `split_words`.
+    """
+    folders, found = split_words(words, command, keys)
     if len(folders) != 1:
         raise ConfigError("write the path of one run's folder, such as runs/latest")
-    return folders[0], found, given
+    return folders[0], found
 
 
 def open_run(folder: Path, policy: str = "policy") -> tuple[Run, Policy]:
@@ -273,10 +268,10 @@ def check_spaces(policy: Policy, spec: EnvSpec, folder: Path) -> None:
         )
 
 
-def _whole(word: str, value: str, number: Whole) -> int:
-    if not value.isdecimal() or not number.least <= int(value) <= number.most:
-        key = word.partition("=")[0]
+def _whole(name: str, value: str, key: Key) -> int:
+    least, most = key.minimum or 0, key.maximum or MAX_SIZE
+    if not value.isdecimal() or not least <= int(value) <= most:
         raise ConfigError(
-            f"{word}: write a whole number from {number.least} to {number.most}, for example {key}={number.default}"
+            f"{name}={value}: write a whole number from {least} to {most}, for example {name}={key.default}"
         )
     return int(value)

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from jaxrl_fast import envs
 from jaxrl_fast.commands import tuning_cache
 from jaxrl_fast.commands.env_cache import EnvCache, env_cache_of, make_cached_envs
-from jaxrl_fast.commands.run_config import Run, env_name, flat_settings, pool_defaults, to_yaml
+from jaxrl_fast.commands.run_config import Run, env_name, flat_settings, to_yaml
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.learning.io_callback_env import in_graph
@@ -25,7 +25,7 @@ from jaxrl_fast.runtime.cluster import Processes
 from jaxrl_fast.runtime.placements import place, runs_in_parallel
 from jaxrl_fast.settings import machine
 from jaxrl_fast.settings.machine import cpu_cores, processor, setup, versions
-from jaxrl_fast.settings.schema import command_line
+from jaxrl_fast.settings.schema import PoolSchema, command_line
 from jaxrl_fast.training.callbacks import to_stderr
 from jaxrl_fast.training.checkpoints import FOLDER, all_steps
 from jaxrl_fast.training.job import Job
@@ -60,7 +60,7 @@ def prepare_run(run: Run, *, keep: bool = False) -> Iterator[Prepared]:
     keeper = env_cache_of(complete, to_stderr) if keep else None
     env = make_cached_envs(complete, keeper)
     try:
-        if not isinstance(env, HostEnv) and complete.pool != pool_defaults():
+        if not isinstance(env, HostEnv) and complete.pool != dataclasses.asdict(PoolSchema()):
             raise ValueError(f"pool.* has no effect with env={run.env}, which is compiled here: leave it out")
         if run.placement == machine.AUTO and isinstance(env, HostEnv):  # only now known of a user's own environment
             complete = dataclasses.replace(complete, placement=HOST.placement, devices=HOST.devices)

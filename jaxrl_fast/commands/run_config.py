@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from omegaconf import OmegaConf
@@ -13,38 +13,36 @@ from yaml import YAMLError
 
 from jaxrl_fast import envs
 from jaxrl_fast.algorithms.registry import ALGORITHMS
-from jaxrl_fast.core import Log
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.learning.algorithm import Algorithm
-from jaxrl_fast.learning.run_graph import GraphOptions, Overlap
-from jaxrl_fast.learning.updates import Average, OnNan
+from jaxrl_fast.learning.run_graph import GraphOptions
 from jaxrl_fast.numerics.optimizers import plain
 from jaxrl_fast.runtime import cluster
 from jaxrl_fast.runtime.cluster import Processes
 from jaxrl_fast.runtime.placements import PLACEMENTS
 from jaxrl_fast.runtime.xla_options import starts_kernels_singly
+from jaxrl_fast.settings import schema
 from jaxrl_fast.settings.machine import AUTO
 from jaxrl_fast.settings.schema import ConfigError, Key, algo_keys, nearest, read_value, read_word, run_keys, written
 from jaxrl_fast.training.callbacks import to_stderr
-from jaxrl_fast.training.checkpoints import Checkpoints, find, newest_good, read_description
+from jaxrl_fast.training.checkpoints import find, newest_good, read_description
 from jaxrl_fast.training.job import JobOptions
 
-GROUPS = ("env", "algo", "placement")
+FIRST = ("overlap", "learners", "average")
+"""The keys without a section that stand before all others in ``config.yaml``."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """All settings of a run; fields named like a key of the command line mean the same (`schema`).
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run(schema.RunSchema):
+    """All settings of a run: the keys of the command line without a section, the sections, and how it was asked for.
 
     ``env`` and ``env_options`` go to ``envs.make``, ``algo_options`` to the factory of ``algo``, ``pool`` to the pool
-    of worker processes. ``total_steps`` and ``eval_every`` are environment steps over all environments, for each seed.
-    ``tuned_file``: the file of tuned settings that applied, relative to the config folder. ``resume``: the path of the
-    checkpoint to go on from; ``requeued``: the folder may hold an earlier start of the same run. ``processes``: those
-    that were named on the command line; ``distributed``: whether to look for those of a cluster. ``auto_width``:
-    ``num_envs`` is to be replaced by the fastest number here that keeps the samples per update; ``auto_overlap``:
-    ``overlap`` by what is fastest here. ``sources``: where each
-    setting comes from that is not a default, by key.
+    of worker processes. ``tuned_file``: the file of tuned settings that applied, relative to the config folder.
+    ``requeued``: the folder may hold an earlier start of the same run. ``processes``: those that were named on the
+    command line. ``auto_width``: ``num_envs`` is to be replaced by the fastest number here that keeps the samples per
+    update; ``auto_overlap``: ``overlap`` by what is fastest here. ``sources``: where each setting comes from that is
+    not a default, by key.
     """
 
     env: str
@@ -52,32 +50,11 @@ class Run:
     algo: str
     algo_options: dict[str, Any]
     placement: str
-    overlap: Overlap
-    total_steps: int
-    num_envs: int
-    seed: int
-    num_seeds: int
-    devices: int | None
-    precision: str
-    eval_every: int
-    eval_episodes: int
-    eval_beside: bool = True
-    eval_device: Literal["cpu", "same"] = "cpu"
-    eval_picture: bool = False
-    run_dir: str | None = None
-    name: str | None = None
-    log: Log = "tensorboard"
+    eval: schema.EvalOptions
+    checkpoint: schema.Checkpoints
+    pool: dict[str, Any]
     tuned_file: str | None = None
-    checkpoints: Checkpoints = Checkpoints()
-    pool: dict[str, Any] = dataclasses.field(default_factory=dict)
-    learners: int = 1
-    average: Average = "gradients"
-    shards: int = GraphOptions().shards
-    resume: str | None = None
     requeued: bool = False
-    nan: OnNan = "stop"
-    debug: bool = False
-    distributed: Literal["auto", "off"] = "auto"
     processes: Processes | None = None
     auto_width: bool = False
     auto_overlap: bool = False
@@ -86,34 +63,19 @@ class Run:
 
 def graph_options(run: Run) -> GraphOptions:
     """The options of the run's graph that do not belong to its algorithm, on the devices that JAX has started."""
-    return GraphOptions(
-        run.overlap,
-        run.learners,
-        run.average,
-        run.total_steps,
-        run.nan,
-        joined=starts_kernels_singly(jax.default_backend()),
-        shards=run.shards,
-    )
+    joined = starts_kernels_singly(jax.default_backend())
+    return GraphOptions(**_applied_to("graph", run), total_steps=run.total_steps, joined=joined)
 
 
 def job_options(run: Run) -> JobOptions:
     """How the run is trained, beside its environment and algorithm."""
-    return JobOptions(
-        run.total_steps,
-        run.seed,
-        run.num_seeds,
-        graph_options(run),
-        run.placement,
-        run.devices,
-        run.eval_every,
-        run.eval_episodes,
-        run.eval_beside,
-        run.eval_device,
-        run.checkpoints,
-        run.resume,
-        run.debug,
-    )
+    graph, options = graph_options(run), _applied_to("job", run)
+    return JobOptions(**options, graph=graph, placement=run.placement, eval=run.eval, checkpoints=run.checkpoint)
+
+
+def _applied_to(target: str, run: Run) -> dict[str, Any]:
+    """Collect the settings that are declared to apply to a target, by name."""
+    return {name: getattr(run, name) for name, key in run_keys().items() if key.to == target}
 
 
 def make_algorithm(run: Run) -> Algorithm:
@@ -146,11 +108,6 @@ def alone(run: Run) -> Run:
     return dataclasses.replace(run, num_envs=1, num_seeds=1, pool=pool)
 
 
-def pool_defaults() -> dict[str, Any]:
-    """The defaults of ``pool.*``."""
-    return {name.removeprefix("pool."): key.default for name, key in run_keys().items() if name.startswith("pool.")}
-
-
 def may_be_host(env: str) -> bool:
     """Whether ``pool.*`` may have an effect: the environments are on the host, or a user's own."""
     return envs.is_host(env) or env == "custom"
@@ -169,66 +126,31 @@ def to_yaml(run: Run) -> str:
 
 def flat_settings(run: Run) -> dict[str, Any]:
     """The same by dotted key, as a checkpoint stores it."""
-    return by_dotted_key(_to_tree(run))
+    return schema.by_dotted_key(_to_tree(run))
 
 
 def _to_tree(run: Run) -> dict[str, Any]:
     known = {key: value for key, value in run.env_options.items() if f"env.{key}" in run_keys()}
     options = {key: value for key, value in run.env_options.items() if key not in known}
-    alone = tuple(
-        "placement overlap learners average total_steps num_envs seed num_seeds devices precision name log "
-        "nan debug".split()
-    )
+    keys, alone = run_keys(), {name: getattr(run, name) for name in ("placement", *FIRST)}
+    for name in sorted(keys, key=lambda name: keys[name].stored == "changed"):
+        if "." not in name and keys[name].is_stored(getattr(run, name)):
+            alone[name] = getattr(run, name)
     return {
         "env": {"name": run.env, **known, **({"options": options} if options else {})},
         "algo": {"name": run.algo, **{key: plain(value) for key, value in run.algo_options.items()}},
-        "eval": {
-            "every": run.eval_every,
-            "episodes": run.eval_episodes,
-            "beside": run.eval_beside,
-            "device": run.eval_device,
-            "picture": run.eval_picture,
-        },
-        "checkpoint": run.checkpoints._asdict(),
+        "eval": dataclasses.asdict(run.eval),
+        "checkpoint": dataclasses.asdict(run.checkpoint),
         **({"pool": run.pool} if may_be_host(run.env) else {}),
         "tuned": run.tuned_file is not None,
-        **{key: getattr(run, key) for key in alone},
-        **({} if run.shards == GraphOptions().shards else {"shards": run.shards}),
+        **alone,
     }
 
 
-def by_dotted_key(tree: Mapping[Any, Any]) -> dict[str, Any]:
-    """Leaves by dotted key; the name of a group has the group's own key (``env``, not ``env.name``)."""
-    return {key.removesuffix(".name") if key[:-5] in GROUPS else key: v for key, v in flatten(tree).items()}
-
-
-def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """Leaves by dotted key; an environment's option that is a dictionary is one leaf."""
-    flat = {}
-    for key, value in tree.items():
-        if isinstance(value, dict) and prefix != "env.options.":
-            flat.update(flatten(value, f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
-
-
 CONFIG_DIR = Path(__file__).parent.parent / "config"
-DEFAULT_ENV = "halfcheetah"
 COMMAND_LINE, FOLLOWS = "command line", "follows num_envs"
 """Where a setting comes from, beside files."""
-NEEDS = {
-    "brax": ("id", "ant"),
-    "gymnax": ("id", "CartPole-v1"),
-    "gymnasium": ("id", "HalfCheetah-v5"),
-    "atari": ("id", "Pong"),
-    "jaxmarl": ("id", "MPE_simple_spread_v3"),
-    "jumanji": ("id", "LevelBasedForaging"),
-    "pettingzoo": ("id", "mpe2/simple_spread_v3"),
-    "traffic": ("id", "TrafficJunction4-v0"),
-    "probe": ("id", "value"),
-    "custom": ("make", "my_package.make"),
-}
+NEEDS = {**{suite: ("id", id) for suite, id in envs.EXAMPLE_IDS.items()}, "custom": ("make", "my_package.make")}
 """Names that stand for a family of environments: which key of ``env.*`` chooses one, and an example."""
 
 
@@ -245,20 +167,18 @@ def compose(argv: Sequence[str] = ()) -> Run:
     Raises:
         ConfigError: one line that names what was wrong and what to write instead.
     """
-    given = Layer("", {})
-    for word in argv:
-        key, value = read_word(word)
-        given.values[key] = value
+    given = Layer("", dict(map(read_word, argv)))
     requeued = given.values.get("resume") == "auto"
     checkpoint = _read_checkpoint(given)
     file = checkpoint or _read_file(given.values.pop("config", None))
     auto_width = _take_auto("num_envs", given, file) and checkpoint is None
     auto_overlap = _take_auto("overlap", given, file) and checkpoint is None
-    tuned = _take_tuned(given, file)
+    tuned = given.values.pop("tuned", file.values.pop("tuned", True))
+    tuned = read_value("tuned", tuned, schema.choice_keys()["tuned"])
     groups, file = _choose_groups(given, file)
     id = given.values.get("env.id", file.values.get("env.id"))
     defaults, tuned_values = _group_settings(groups, tuned, None if id is None else written(id))
-    env, algo, placement = (defaults.values.pop(f"{group}.name") for group in GROUPS)
+    env, algo, placement = (defaults.values.pop(f"{group}.name") for group in schema.GROUPS)
     keys = {**run_keys(), **algo_keys(algo)}
     values, sources = {name: key.default for name, key in keys.items()}, {}
     for layer in (defaults, tuned_values, file, given):
@@ -269,12 +189,11 @@ def compose(argv: Sequence[str] = ()) -> Run:
     if "/" in (values["name"] or ""):
         raise ConfigError(f"name={values['name']}: it is part of a folder's name, so write it without a slash")
     tuned_file = tuned_values.source.removeprefix("config/").removesuffix(": ") or None
-    run = _make_run(env, algo, placement, values, tuned_file)
-    chosen = [f"algo.{name}" for name, value in run.algo_options.items() if value is not None]
-    sources |= {name: FOLLOWS for name in chosen if values[name] is None}
-    return dataclasses.replace(
-        run, requeued=requeued, auto_width=auto_width, auto_overlap=auto_overlap, sources=sources
-    )
+    chosen = {"tuned_file": tuned_file, "requeued": requeued, "auto_width": auto_width, "auto_overlap": auto_overlap}
+    run = _make_run(env, algo, placement, values, chosen | {"sources": sources})
+    found = [f"algo.{name}" for name, value in run.algo_options.items() if value is not None]
+    run.sources.update((name, FOLLOWS) for name in found if values[name] is None)
+    return run
 
 
 def options_of(group: str) -> list[str]:
@@ -333,12 +252,7 @@ def _read_file(path: Any) -> Layer:
         raise ConfigError(f"config={path}: write keys and values, such as seed: 3")
     if "resume" in tree:
         raise ConfigError(f"{path}: resume works on the command line only: write it there")
-    return Layer(f"{path}: ", by_dotted_key(tree))
-
-
-def _take_tuned(given: Layer, file: Layer) -> bool:
-    asked = file.values.pop("tuned", True)
-    return bool(read_value("tuned", given.values.pop("tuned", asked), Key(bool, True)))
+    return Layer(f"{path}: ", schema.by_dotted_key(tree))
 
 
 def _take_auto(key: str, given: Layer, file: Layer) -> bool:
@@ -354,7 +268,7 @@ def _take_auto(key: str, given: Layer, file: Layer) -> bool:
 def _choose_groups(given: Layer, file: Layer) -> tuple[dict[str, str], Layer]:
     """The options chosen for the groups, and the file's settings without those of a group that was chosen anew."""
     groups, values = {}, dict(file.values)
-    for group in GROUPS:
+    for group in schema.GROUPS:
         chosen = [layer.pop(group) for layer in (values, given.values) if group in layer]
         names = [_known_option(group, written(value)) for value in chosen]
         if len(set(names)) > 1:
@@ -373,10 +287,14 @@ def _known_option(group: str, name: str) -> str:
 
 def _group_settings(groups: Mapping[str, str], tuned: bool, id: str | None) -> tuple[Layer, Layer]:
     """The settings of the chosen groups, and those of the tuned file, if one applies. ``id``: within a family."""
-    env = groups.get("env", DEFAULT_ENV)
+    env = groups.get("env", schema.choice_keys()["env"].default)
     row = _environments()[env]
     algo = groups.get("algo", row.get("algo_of_id", {}).get(id, row["algo"]))
-    names = {"env.name": env, "algo.name": algo, "placement.name": groups.get("placement", AUTO)}
+    names = {
+        "env.name": env,
+        "algo.name": algo,
+        "placement.name": groups.get("placement", schema.choice_keys()["placement"].default),
+    }
     sizes = {"num_envs": row["num_envs"], "total_steps": row["total_steps"]}
     defaults = Layer("config/envs.yaml: ", {**sizes, **names})
     return defaults, _tuned_settings(env, id, algo) if tuned else Layer("", {})
@@ -389,7 +307,7 @@ def _tuned_settings(env: str, id: str | None, algo: str) -> Layer:
     for name in (*own, f"{env}_{algo}.yaml"):
         path = CONFIG_DIR / "tuned" / name
         if path.exists():
-            return Layer(f"config/tuned/{name}: ", flatten(OmegaConf.to_container(OmegaConf.load(path))))
+            return Layer(f"config/tuned/{name}: ", schema.flatten(OmegaConf.to_container(OmegaConf.load(path))))
     return Layer("", {})
 
 
@@ -416,7 +334,7 @@ def _read_layer(layer: Layer, keys: Mapping[str, Key], of_what: str) -> dict[str
 
 
 def _nearest_key(name: str, keys: Mapping[str, Key]) -> str:
-    if name.removesuffix(".name") in GROUPS:
+    if name.removesuffix(".name") in schema.GROUPS:
         return f"did you mean {name.removesuffix('.name')}?"
     section = [key for key in keys if key.split(".")[0] == name.split(".")[0]]
     owners = [f"algo={algo}" for algo in ALGORITHMS if name in algo_keys(algo)]
@@ -447,7 +365,7 @@ def _check_pool(env: str, given: Layer) -> None:
             )
 
 
-def _make_run(env: str, algo: str, placement: str, values: dict[str, Any], tuned_file: str | None) -> Run:
+def _make_run(env: str, algo: str, placement: str, values: dict[str, Any], others: dict[str, Any]) -> Run:
     def section(prefix: str) -> dict[str, Any]:
         return {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
 
@@ -455,29 +373,20 @@ def _make_run(env: str, algo: str, placement: str, values: dict[str, Any], tuned
     algo_options = section("algo.")
     algo_options |= ALGORITHMS[algo](**algo_options).sizes(values["num_envs"])
     env_options = {k: v for k, v in section("env.").items() if v is not None and not k.startswith("options.")}
-    alone = {key: value for key, value in values.items() if "." not in key}
     named = cluster.named_processes(**section("distributed."))
     if named is not None and values["distributed"] == "off":
         raise ConfigError("distributed=off means a single process: leave it out, or the other distributed.* keys")
+    tenth = max(1, values["total_steps"] // 10)
     return Run(
+        **{key: value for key, value in values.items() if "." not in key},
+        **others,
         env=env,
         env_options={**env_options, **options},
         algo=algo,
         algo_options=algo_options,
         placement=placement,
-        eval_every=values["eval.every"] or max(1, values["total_steps"] // 10),
-        eval_episodes=values["eval.episodes"],
-        eval_beside=values["eval.beside"],
-        eval_device=values["eval.device"],
-        eval_picture=values["eval.picture"],
-        tuned_file=tuned_file,
-        checkpoints=_checkpoints(values),
-        processes=named,
+        eval=schema.EvalOptions(**section("eval.") | {"every": values["eval.every"] or tenth}),
+        checkpoint=schema.Checkpoints(**section("checkpoint.") | {"every": values["checkpoint.every"] or tenth}),
         pool=section("pool."),
-        **alone,
+        processes=named,
     )
-
-
-def _checkpoints(values: dict[str, Any]) -> Checkpoints:
-    every = values["checkpoint.every"] or max(1, values["total_steps"] // 10)
-    return Checkpoints(every, values["checkpoint.keep"], values["checkpoint.replay"])

@@ -23,16 +23,14 @@ from jaxrl_fast.learning.run_graph import Overlap
 from jaxrl_fast.runtime.placements import PLACEMENTS
 from jaxrl_fast.settings import machine
 from jaxrl_fast.settings.machine import cache_root
+from jaxrl_fast.settings.schema import resume_rule
 from jaxrl_fast.system import replace_file
 from jaxrl_fast.training.callbacks import Tell, to_stderr
 
 SIZES = ("num_envs", "algo.rollout_length", "algo.updates_per_tick", "algo.batch_size", "algo.num_minibatches")
 """Settings that say how much is computed at once."""
-WORK = tuple(
-    "algo num_seeds overlap learners average shards precision placement devices pool.num_groups pool.backend "
-    "pool.order pool.bridge".split()
-)
-"""Settings that say what is computed, and where if that was configured, beside those of environment and algorithm."""
+FREE = {"placement", "devices", "pool.workers"}
+"""Settings of a finding that change no learning."""
 
 
 class Device(NamedTuple):
@@ -72,10 +70,10 @@ def make_key(asked: Run, device: Device, objective: str = "training") -> Finding
     """The key of a run as it was configured, before ``auto`` settings are resolved."""
     settings = flat_settings(asked)
     rates = set(make_algorithm(asked).hyper._fields)
-    options = {
-        k: v for k, v in settings.items() if k.startswith(("env", "algo.")) and k.removeprefix("algo.") not in rates
-    }
-    work = {**options, **{k: settings[k] for k in WORK if k in settings}, "objective": objective}
+    computed = [
+        k for k in settings if resume_rule(k) == "fixed" and k != "seed" and k.removeprefix("algo.") not in rates
+    ]
+    work = {k: settings[k] for k in (*computed, "placement", "devices")} | {"objective": objective}
     sizes = {k: work.pop(k, settings.get(k)) for k in SIZES}
     here = {**device._asdict(), "cores": machine.cpu_cores(), "jax": jax.__version__, "jaxrl_fast": __version__}
     return FindingKey(*(json.dumps(part, sort_keys=True, default=str) for part in (here, work, sizes)))
@@ -205,13 +203,8 @@ def _checked(finding: Finding) -> Finding:
     """The finding, if its values are possible; else raises ValueError."""
     settings = finding.learning | finding.free
     words = {"placement": [machine.AUTO, *PLACEMENTS], "overlap": get_args(Overlap)}
-    known = set(finding.learning) <= {*SIZES, "overlap"} and set(finding.free) <= {
-        "placement",
-        "devices",
-        "pool.workers",
-    }
-    sizes = [value for key, value in settings.items() if key not in words]
-    unsaid = any(settings[key] not in values for key, values in words.items() if key in settings)
-    if not known or unsaid or any(type(size) is not int or size < 0 for size in sizes):
+    known = set(finding.learning) <= {*SIZES, "overlap"} and set(finding.free) <= FREE
+    possible = [v in words[k] if k in words else type(v) is int and v >= 0 for k, v in settings.items()]
+    if not known or not all(possible):
         raise ValueError(finding)
     return finding

@@ -1,7 +1,8 @@
-"""The keys of a run: their types, defaults and units, and how a value given for one is read.
+"""The keys of a run, each declared once, and how a value given for one is read.
 
-The keys of a run are dataclasses written here; those of an algorithm are derived from the signature of its factory,
-so no default is written twice.
+A key of a run is a field of a dataclass here: type, default, help, range, what it applies to, whether a resumed run may
+change it. The command line, its help, config files, checkpoints, `Run`, the options of a graph and of a job follow from
+these. Keys of an algorithm are derived from the signature of its factory.
 """
 
 import dataclasses
@@ -9,13 +10,11 @@ import difflib
 import inspect
 import math
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
 from types import NoneType, UnionType
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
-
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.core import Log
@@ -24,10 +23,15 @@ from jaxrl_fast.learning.updates import Average, OnNan
 from jaxrl_fast.networks.network import Precision
 from jaxrl_fast.numerics.optimizers import SCHEDULES
 
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
+
 MAX_SEED = 2**32 - 1
 """Of a larger seed JAX uses only the lowest 32 bits."""
 MAX_SIZE = 2**31 - 1
 """The largest int32, with which JAX counts."""
+GROUPS = ("env", "algo", "placement")
+"""The keys that are names in one file and sections in another."""
 NOT_OPTIONS = ("precision",)
 """Factory arguments that are keys of the run, not of the algorithm."""
 
@@ -37,48 +41,74 @@ class ConfigError(ValueError):
 
 
 class Key(NamedTuple):
-    """A setting: its ``type``, its ``default``, and ``text``, a line of help with the unit. ``minimum`` and ``maximum``
-    hold for numbers, also in a list."""
+    """A setting, declared.
+
+    - ``type``, ``default``, ``text``: a line of help with the unit; ``minimum``, ``maximum``: of numbers, also in a
+      list.
+    - ``resume``: whether a resumed run may have another value: not, freely, or freely without a line that reports it.
+    - ``to``: what it applies to, under its own name: a field of `GraphOptions` or of `JobOptions`; None: neither.
+    - ``stored``: whether config files and checkpoints name it: always, where it is not the default (so what lacks it
+      has the default), or never.
+    - ``aside``: ``--help`` gives its name alone.
+    """
 
     type: Any
     default: Any
     minimum: int | None = None
     text: str = ""
     maximum: int | None = None
+    resume: Literal["fixed", "free", "silent"] = "fixed"
+    to: Literal["graph", "job"] | None = None
+    stored: Literal["always", "changed", "never"] = "always"
+    aside: bool = False
+
+    def is_stored(self, value: Any) -> bool:
+        """Return whether config files and checkpoints name the key when it has this value."""
+        return self.stored == "always" or (self.stored == "changed" and value != self.default)
 
 
-def setting(default: Any, text: str, minimum: int | None = None, maximum: int | None = None) -> Any:
-    """A dataclass field with a line of help, a least and a largest value."""
-    return dataclasses.field(default=default, metadata={"text": text, "minimum": minimum, "maximum": maximum})
+def setting(default: Any, text: str, minimum: int | None = None, maximum: int | None = None, **others: Any) -> Any:
+    """Declare a dataclass field as a `Key`, with other fields of one as ``others``; its type is the annotation unless
+    ``type`` says that more can be written."""
+    return dataclasses.field(default=default, metadata=dict(text=text, minimum=minimum, maximum=maximum, **others))
+
+
+GRAPH = GraphOptions()
 
 
 @dataclasses.dataclass(frozen=True)
-class EvalSchema:
-    """``eval.*``"""
+class EvalOptions:
+    """How a run is evaluated, ``eval.*``. ``every``: environment steps between two evaluations (None: a tenth of the
+    run); ``episodes`` of each; ``beside``: whether they run beside training; ``device``: where they then compute;
+    ``picture``: whether an episode is drawn after each."""
 
-    every: int | None = setting(None, "env steps between evaluations; a tenth of the run", 1)
-    episodes: int = setting(32, "episodes in an evaluation", 1, MAX_SIZE)
-    beside: bool = setting(True, "in a process of its own, while training goes on")
-    device: Literal["cpu", "same"] = setting("cpu", "where that process computes:")
-    picture: bool = setting(False, "draw an episode after each, by another process")
+    every: int | None = setting(None, "env steps between evaluations; a tenth of the run", 1, resume="free")
+    episodes: int = setting(32, "episodes in an evaluation", 1, MAX_SIZE, resume="free")
+    beside: bool = setting(True, "in a process of its own, while training goes on", resume="silent")
+    device: Literal["cpu", "same"] = setting("cpu", "where that process computes:", resume="silent", aside=True)
+    picture: bool = setting(False, "draw an episode after each, by another process", resume="silent", aside=True)
 
 
 @dataclasses.dataclass(frozen=True)
-class CheckpointSchema:
-    """``checkpoint.*``"""
+class Checkpoints:
+    """When to save, and what to keep, ``checkpoint.*``.
 
-    every: int | None = setting(None, "env steps between checkpoints; a tenth of the run", 1)
-    keep: int = setting(2, "newest ones to keep beside the best; 0 makes none", 0)
-    replay: bool = setting(True, "save the replay buffer too, in the newest")
+    ``every``: environment steps between two checkpoints (None: a tenth of the run); ``keep``: how many of the newest
+    are kept, beside the best (0: none is ever made); ``replay``: whether the newest holds the replay buffer.
+    """
+
+    every: int | None = setting(None, "env steps between checkpoints; a tenth of the run", 1, resume="free")
+    keep: int = setting(2, "newest ones to keep beside the best; 0 makes none", 0, resume="free")
+    replay: bool = setting(True, "save the replay buffer too, in the newest", resume="free")
 
 
 @dataclasses.dataclass(frozen=True)
 class DistributedSchema:
     """``distributed.*``: the arguments of `cluster.named_processes`. ``distributed`` itself is a key of `RunSchema`."""
 
-    coordinator: str | None = setting(None, "host:port where process 0 listens")
-    num_processes: int | None = setting(None, "processes of the run", 1)
-    process_id: int | None = setting(None, "which of them this one is, from 0", 0)
+    coordinator: str | None = setting(None, "host:port where process 0 listens", stored="never")
+    num_processes: int | None = setting(None, "processes of the run", 1, stored="never")
+    process_id: int | None = setting(None, "which of them this one is, from 0", 0, stored="never")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,69 +132,107 @@ class EnvSchema:
 class PoolSchema:
     """``pool.*``: how environments on the host are stepped, as `jaxrl_fast.envs.pool.batches.PoolOptions`."""
 
-    workers: int | None = setting(None, "worker processes, 0 none; measured", 0, 4096)
+    workers: int | None = setting(None, "worker processes, 0 none; measured", 0, 4096, resume="free")
     num_groups: int = setting(2, "groups that take turns", 1, MAX_SIZE)
     order: Literal["fixed", "arrival"] = setting("fixed", "who is served first:")
-    step_timeout_s: float = setting(60.0, "seconds after which a silent worker is started anew", 0)
+    step_timeout_s: float = setting(60.0, "seconds after which a silent worker is started anew", 0, resume="free")
     backend: Literal["workers", "envpool"] = setting("workers", "who steps:")
     bridge: Literal["host", "callback"] = setting("host", "called between programs, or from within:")
 
 
 @dataclasses.dataclass(frozen=True)
+class ChoiceSchema:
+    """The keys that choose the defaults of all others."""
+
+    env: str = setting("halfcheetah", "the environment")
+    algo: str | None = setting(None, "the algorithm; chosen by the environment")
+    placement: str = setting("auto", "where the run computes", resume="free")
+    tuned: bool = setting(True, "begin with the settings tuned for environment and algorithm", resume="silent")
+
+
+@dataclasses.dataclass(frozen=True)
 class RunSchema:
-    """The keys without a section."""
+    """The other keys without a section, as fields of `Run`."""
 
-    total_steps: int = setting(1_000_000, "env steps over all environments, for each seed", 1)
-    num_envs: int | Literal["auto"] = setting(64, "environments side by side; auto: as measured here", 1, MAX_SIZE)
-    seed: int = setting(0, "the first random seed", 0, MAX_SEED)
-    num_seeds: int = setting(1, "seeds trained at once in one program", 1, MAX_SIZE)
-    overlap: Literal[Overlap, "auto"] = setting("none", "what lags:")
-    learners: int = setting(1, "how many share the gradient updates", 1, MAX_SIZE)
-    average: Average = setting("gradients", "what they average:")
-    shards: int = setting(GraphOptions().shards, "most parts of replay and batches that devices share", 1, MAX_SIZE)
-    devices: int | None = setting(None, "devices to use; on a CPU, how many to make", 1, 1024)
+    total_steps: int = setting(1_000_000, "env steps over all environments, for each seed", 1, to="job", resume="free")
+    num_envs: int = setting(
+        64, "environments side by side; auto: as measured here", 1, MAX_SIZE, type=int | Literal["auto"]
+    )
+    seed: int = setting(0, "the first random seed", 0, MAX_SEED, to="job")
+    num_seeds: int = setting(1, "seeds trained at once in one program", 1, MAX_SIZE, to="job")
+    overlap: Overlap = setting(GRAPH.overlap, "what lags:", to="graph", type=Literal[Overlap, "auto"])
+    learners: int = setting(GRAPH.learners, "how many share the gradient updates", 1, MAX_SIZE, to="graph")
+    average: Average = setting(GRAPH.average, "what they average:", to="graph")
+    shards: int = setting(
+        GRAPH.shards,
+        "most parts of replay and batches that devices share",
+        1,
+        MAX_SIZE,
+        to="graph",
+        stored="changed",
+        aside=True,
+    )
+    devices: int | None = setting(None, "devices to use; on a CPU, how many to make", 1, 1024, to="job", resume="free")
     precision: Precision = setting("f32", "of matrix products:")
-    run_dir: str | None = setting(None, "folder of results; runs/<env>/<algo>/<time>-...")
-    name: str | None = setting(None, "a label for the run")
-    log: Log = setting("tensorboard", "where scalars go beside the tables:")
-    resume: str | None = setting(None, "a run's folder, to go on; auto: run_dir, if it can")
-    nan: OnNan = setting("stop", "on NaN or Inf:")
-    debug: bool = setting(False, "name the operation that gave a NaN")
-    distributed: Literal["auto", "off"] = setting("auto", "join the processes of a cluster:")
+    run_dir: str | None = setting(None, "folder of results; runs/<env>/<algo>/<time>-...", stored="never")
+    name: str | None = setting(None, "a label for the run", resume="silent", aside=True)
+    log: Log = setting("tensorboard", "where scalars go beside the tables:", resume="silent", aside=True)
+    resume: str | None = setting(None, "a run's folder, to go on; auto: run_dir, if it can", to="job", stored="never")
+    nan: OnNan = setting(GRAPH.nan, "on NaN or Inf:", to="graph", resume="free")
+    debug: bool = setting(False, "name the operation that gave a NaN", to="job", resume="free", aside=True)
+    distributed: Literal["auto", "off"] = setting("auto", "join the processes of a cluster:", stored="never")
 
 
+SECTIONS = {"": RunSchema, "eval.": EvalOptions, "checkpoint.": Checkpoints, "distributed.": DistributedSchema}
+SECTIONS |= {"env.": EnvSchema, "pool.": PoolSchema}
+
+
+@cache
 def run_keys() -> dict[str, Key]:
     """The keys that every run has, by dotted name."""
-    return {
-        **_keys_of(RunSchema),
-        **_keys_of(EvalSchema, "eval."),
-        **_keys_of(CheckpointSchema, "checkpoint."),
-        **_keys_of(DistributedSchema, "distributed."),
-        **_keys_of(EnvSchema, "env."),
-        **_keys_of(PoolSchema, "pool."),
-    }
+    return {name: key for prefix, schema in SECTIONS.items() for name, key in _keys_of(schema, prefix).items()}
 
 
-def algo_schema(name: str) -> type:
-    """The dataclass of an algorithm's options, from the signature of its factory; losses are left out."""
-    factory = ALGORITHMS[name]
-    hints = get_type_hints(factory)
-    fields = [
-        (p.name, hints[p.name], dataclasses.field(default=p.default))
-        for p in inspect.signature(factory).parameters.values()
-        if not callable(p.default) and p.name not in NOT_OPTIONS
-    ]
-    return dataclasses.make_dataclass(f"{name.capitalize()}Schema", fields, frozen=True)
+@cache
+def choice_keys() -> dict[str, Key]:
+    """List the keys that choose the defaults of all others."""
+    return _keys_of(ChoiceSchema)
+
+
+def resume_rule(name: str) -> Literal["fixed", "free", "silent"]:
+    """Look up whether a resumed run may change a setting, as `Key.resume`; ``name`` is dotted. Options of environments
+    and algorithms are fixed."""
+    key = {**choice_keys(), **run_keys()}.get(name)
+    return "fixed" if key is None else key.resume
 
 
 def algo_keys(name: str) -> dict[str, Key]:
-    """The keys ``algo.*`` of an algorithm; its whole numbers are never negative, and those in a list never 0."""
-    keys = _keys_of(algo_schema(name), "algo.")
-    least = {int: 0, int | None: 0, tuple[int, ...]: 1}
-    return {
-        name: key._replace(minimum=least[key.type], maximum=MAX_SIZE) if key.type in least else key
-        for name, key in keys.items()
+    """The keys ``algo.*`` of an algorithm, from the signature of its factory; losses are left out. Its whole numbers
+    are never negative, and those in a list never 0."""
+    factory = ALGORITHMS[name]
+    hints, least = get_type_hints(factory), {int: 0, int | None: 0, tuple[int, ...]: 1}
+    options = {
+        p.name: Key(hints[p.name], p.default, least.get(hints[p.name]))
+        for p in inspect.signature(factory).parameters.values()
+        if not callable(p.default) and p.name not in NOT_OPTIONS
     }
+    return {f"algo.{n}": key if key.minimum is None else key._replace(maximum=MAX_SIZE) for n, key in options.items()}
+
+
+def by_dotted_key(tree: Mapping[Any, Any]) -> dict[str, Any]:
+    """List leaves by dotted key; the name of a group has the group's own key (``env``, not ``env.name``)."""
+    return {key.removesuffix(".name") if key[:-5] in GROUPS else key: v for key, v in flatten(tree).items()}
+
+
+def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """Leaves by dotted key; an environment's option that is a dictionary is one leaf."""
+    flat = {}
+    for key, value in tree.items():
+        if isinstance(value, dict) and prefix != "env.options.":
+            flat.update(flatten(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
 
 
 def read_value(name: str, value: Any, key: Key) -> Any:
@@ -207,13 +275,8 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def _keys_of(schema: type, prefix: str = "") -> dict[str, Key]:
-    hints = get_type_hints(schema)
-    return {
-        prefix + f.name: Key(
-            hints[f.name], f.default, f.metadata.get("minimum"), f.metadata.get("text", ""), f.metadata.get("maximum")
-        )
-        for f in dataclasses.fields(schema)
-    }
+    hints, fields = get_type_hints(schema), dataclasses.fields(schema)
+    return {prefix + f.name: Key(**{"type": hints[f.name], "default": f.default, **f.metadata}) for f in fields}
 
 
 def _convert(value: Any, wanted: Any) -> Any:
@@ -222,13 +285,15 @@ def _convert(value: Any, wanted: Any) -> Any:
     if wanted is Any:
         return _rate(value)
     if origin in (Union, UnionType):
-        return None if value is None and NoneType in args else _convert_to_one(value, args)
+        return _convert_to_one(value, args)
     if origin is Literal:
         return args[args.index("off" if value is False else value)]  # in YAML, off is false
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
             raise TypeError(value)
         return tuple(_convert(v, args[0]) for v in value)
+    if wanted is NoneType and value is None:
+        return None
     if wanted is str and isinstance(value, (str, int, float)) and not isinstance(value, bool):
         return str(value)
     if wanted is bool and isinstance(value, bool):
@@ -240,13 +305,10 @@ def _convert(value: Any, wanted: Any) -> Any:
 
 def _convert_to_one(value: Any, kinds: tuple[Any, ...]) -> Any:
     """The value as the first of several types that fits."""
-    *others, last = (kind for kind in kinds if kind is not NoneType)
-    for kind in others:
-        try:
+    for kind in kinds:
+        with suppress(TypeError, ValueError):
             return _convert(value, kind)
-        except (TypeError, ValueError):
-            continue
-    return _convert(value, last)
+    raise TypeError(value)
 
 
 def _number(value: float, wanted: type) -> Any:
@@ -297,12 +359,16 @@ def read_word(word: str) -> tuple[str, Any]:
     return str(override.key_or_group), override.value()
 
 
-def parse_word(word: str) -> Override:
+def parse_word(word: str) -> "Override":
     """A word of the command line as Hydra reads it, which may be a sweep.
 
     Raises:
         ConfigError: as for `read_word`.
     """
+    # Imported here since training reads the declarations, and `jaxrl_fast.learn` needs no Hydra.
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
     key, equals, value = word.partition("=")
     if word.startswith("~"):
         raise ConfigError(f"{word}: settings cannot be removed; tuned=false leaves the tuned ones out")

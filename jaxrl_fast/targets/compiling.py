@@ -128,7 +128,7 @@ def compile_for(run: Run, target: Target, dump: Path) -> ForTarget:
     graph, agent = build_graph(in_graph(env).env, algorithm, options)
     placed = place_on(graph, placement_for(run, target), devices_of(target))
     check_placement(env, placed)
-    plan = plan_run(env, agent, run.total_steps, run.eval_every, run.checkpoints.every)
+    plan = plan_run(env, agent, run.total_steps, run.eval.every, run.checkpoint.every)
     program = programs.compile(graph, placed, plan.ticks_per_chunk, run.num_seeds)
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), run.num_seeds))
     begin = time.perf_counter()

@@ -28,6 +28,7 @@ from jaxrl_fast.core import PyTree
 from jaxrl_fast.runtime import hosts
 from jaxrl_fast.runtime.graph import TrainState
 from jaxrl_fast.runtime.hosts import to_host
+from jaxrl_fast.settings.schema import Checkpoints
 from jaxrl_fast.system import replacing
 from jaxrl_fast.training.callbacks import Row, Tell
 
@@ -338,18 +339,6 @@ def _damaged(path: Path, why: str) -> CheckpointError:
 
 
 FOLDER = "checkpoints"
-
-
-class Checkpoints(NamedTuple):
-    """When to save, and what to keep.
-
-    ``every``: environment steps between two checkpoints (None: a tenth of the run); ``keep``: how many of the newest
-    are kept, beside the best (0: none is ever made); ``replay``: whether the newest holds the replay buffer.
-    """
-
-    every: int | None = None
-    keep: int = 2
-    replay: bool = True
 
 
 class Checkpointer:

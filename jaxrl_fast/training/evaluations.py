@@ -35,7 +35,7 @@ class Evaluations:
         self, evaluation: PeriodicEvaluation, job: Job, recorder: Recorder, saver: Checkpointer | None, calls: Calls
     ) -> None:
         self.evaluation, self.job, self.recorder, self.saver, self.calls = evaluation, job, recorder, saver, calls
-        self.folder, self.beside = recorder.folder, job.options.eval_beside
+        self.folder, self.beside = recorder.folder, job.options.eval.beside
         self.waiting: list[Snapshot] = []
         self._failed: set[int] = set()
         self._running: Future[EpisodeTotals] | None = None
@@ -163,7 +163,7 @@ class Evaluations:
 
     def _share(self, totals: EpisodeTotals | None) -> EpisodeTotals | None:
         """Process 0's totals, in every process."""
-        shapes = jax.eval_shape(lambda: no_totals(self.job.env.spec, self.job.options.eval_episodes))
+        shapes = jax.eval_shape(lambda: no_totals(self.job.env.spec, self.job.options.eval.episodes))
         nothing = jax.tree.map(lambda x: np.zeros((self.job.num_seeds, *x.shape), x.dtype), shapes)
         made, shared = hosts.from_first((np.int32(totals is not None), with_untold(totals or nothing)))
         return without_untold(shared) if made else None

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -11,16 +11,16 @@ from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.learning.acting import BoundAgent
 from jaxrl_fast.learning.algorithm import Algorithm, require_positive
 from jaxrl_fast.learning.io_callback_env import Bridge, check_placement, in_graph
-from jaxrl_fast.learning.minibatches import MAX_SHARDS
 from jaxrl_fast.learning.run_graph import GraphOptions, bind, graph_of
+from jaxrl_fast.numerics.optimizers import plain
 from jaxrl_fast.runtime import hosts
 from jaxrl_fast.runtime import program as programs
 from jaxrl_fast.runtime.graph import Graph
 from jaxrl_fast.runtime.placements import Make, Placement, place
 from jaxrl_fast.runtime.program_store import FindStore, Store
 from jaxrl_fast.runtime.xla_options import starts_kernels_singly
+from jaxrl_fast.settings.schema import Checkpoints, EvalOptions, run_keys
 from jaxrl_fast.training import resuming
-from jaxrl_fast.training.checkpoints import Checkpoints
 
 CHUNKS_PER_RUN = 100
 MAX_CHUNK_STEPS = 32_768
@@ -128,23 +128,19 @@ class JobOptions(NamedTuple):
     """How a job is trained, beside its environment and algorithm; the fields mean the same as in `jaxrl_fast.learn`.
 
     ``total_steps``, ``seed``, ``num_seeds``; ``graph``: the options of its graph; ``placement`` and ``devices``;
-    ``eval_every``, ``eval_episodes``, ``eval_beside`` (whether evaluations run beside training) and ``eval_device``;
-    ``checkpoints``, ``resume`` and ``debug``.
+    ``eval``: how it is evaluated; ``checkpoints``, ``resume`` and ``debug``.
     """
 
     total_steps: int
-    seed: int = 0
-    num_seeds: int = 1
-    graph: GraphOptions = GraphOptions()
-    placement: str | Make = "fused"
-    devices: int | None = None
-    eval_every: int | None = None
-    eval_episodes: int = 32
-    eval_beside: bool = True
-    eval_device: Literal["cpu", "same"] = "cpu"
-    checkpoints: Checkpoints = Checkpoints()
-    resume: str | Path | None = None
-    debug: bool = False
+    seed: int
+    num_seeds: int
+    graph: GraphOptions
+    placement: str | Make
+    devices: int | None
+    eval: EvalOptions
+    checkpoints: Checkpoints
+    resume: str | Path | None
+    debug: bool
 
 
 class Job(NamedTuple):
@@ -192,7 +188,7 @@ def make_job(
         ValueError: arguments do not fit together, or a checkpoint does not fit them.
     """
     total_steps, num_seeds, asked = options.total_steps, options.num_seeds, options.graph
-    require_positive(total_steps=total_steps, num_seeds=num_seeds, eval_episodes=options.eval_episodes)
+    require_positive(total_steps=total_steps, num_seeds=num_seeds, eval_episodes=options.eval.episodes)
     agent = bind(algorithm, env.spec, env.num_envs, asked.shards)
     if settings is None:
         settings = settings_of_job(env, algorithm, agent, options)
@@ -208,7 +204,7 @@ def make_job(
     options = options._replace(graph=graph_options)
     graph = graph_of(vec_env, algorithm, agent, graph_options)
     progress = resumed.progress if resumed else None
-    plan = plan_run(env, agent, total_steps, options.eval_every, options.checkpoints.every, progress)
+    plan = plan_run(env, agent, total_steps, options.eval.every, options.checkpoints.every, progress)
     placed = place(graph, options.placement, options.devices)
     if isinstance(env, HostEnv):
         check_placement(env, placed)
@@ -229,14 +225,18 @@ def settings_of_job(
     env: VecEnv | HostEnv, algorithm: Algorithm, agent: BoundAgent, options: JobOptions
 ) -> dict[str, Any]:
     """The settings of a job that no command line made, by key of the command line where there is one."""
-    graph = options.graph
+    asked = {**options.graph._asdict(), **options._asdict()}
     named = {
-        "seed": options.seed,
-        "num_seeds": options.num_seeds,
-        "overlap": graph.overlap,
-        "learners": graph.learners,
-        "average": graph.average,
-        "total_steps": options.total_steps,
-        **({} if graph.shards == MAX_SHARDS else {"shards": graph.shards}),
+        name: asked[name]
+        for name, key in run_keys().items()
+        if key.to and (key.resume == "fixed" or name == "total_steps") and key.is_stored(asked[name])
     }
-    return resuming.settings_of(env, algorithm, agent, **named)
+    bound = "rollout_length updates_per_tick batch_size normalize_observations normalize_rewards".split()
+    own = {**algorithm.options, **algorithm.hyper._asdict(), **{name: getattr(agent, name) for name in bound}}
+    return {
+        "env": env.spec.name,
+        "num_envs": env.num_envs,
+        "algo": algorithm.name,
+        **named,
+        **{f"algo.{key}": plain(value) for key, value in own.items()},
+    }

@@ -55,11 +55,10 @@ def run_job(job: Job, calls: Calls, run_dir: str | Path | None = None, log: Log 
 
 def make_evaluations(job: Job, recorder: Recorder, saver: Checkpointer | None, calls: Calls) -> Evaluations:
     """The evaluations of a job, by ``calls.evaluate`` where that is given."""
-    options = job.options
-    apart = options.eval_beside and jax.default_backend() != "cpu"
-    device = evaluation_device(options.eval_device) if apart else None
-    parts = job.env, job.algorithm, job.agent, job.keys
-    evaluation = make_periodic_evaluation(*parts, options.eval_episodes, device=device)
+    asked = job.options.eval
+    apart = asked.beside and jax.default_backend() != "cpu"
+    device = evaluation_device(asked.device) if apart else None
+    evaluation = make_periodic_evaluation(job.env, job.algorithm, job.agent, job.keys, asked.episodes, device=device)
     if calls.evaluate is not None:
         evaluation = evaluation._replace(evaluate=calls.evaluate)
     return Evaluations(evaluation, job, recorder, saver, calls)

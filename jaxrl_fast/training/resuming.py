@@ -6,37 +6,21 @@ and saving may change; anything else makes another run.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_fast.envs.env import VecEnv
-from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.learning.acting import BoundAgent
 from jaxrl_fast.learning.algorithm import Algorithm
-from jaxrl_fast.learning.minibatches import MAX_SHARDS
-from jaxrl_fast.numerics.optimizers import plain
 from jaxrl_fast.runtime import hosts
 from jaxrl_fast.runtime.graph import Graph, TrainState, tagged
 from jaxrl_fast.runtime.placements import REPLAY, SAMPLING
 from jaxrl_fast.runtime.program import Program
+from jaxrl_fast.settings.schema import resume_rule, run_keys
 from jaxrl_fast.training import checkpoints
 from jaxrl_fast.training.checkpoints import CheckpointError, CheckpointFacts
-
-FREE = tuple(
-    "placement devices total_steps eval.every eval.episodes eval.beside eval.device eval.picture "
-    "checkpoint.every checkpoint.keep checkpoint.replay nan debug name log tuned pool.workers "
-    "pool.step_timeout_s".split()
-)
-"""Settings that may change on resume, beside the rates of the algorithm."""
-SILENT = ("name", "log", "tuned", "eval.beside", "eval.device", "eval.picture")
-"""Those of them whose change is not reported."""
-
-
-UNWRITTEN = {"shards": MAX_SHARDS}
-"""What settings are where a checkpoint does not name them."""
 
 
 class Resumed(NamedTuple):
@@ -62,26 +46,6 @@ class Resumed(NamedTuple):
         return self.progress["ticks"] if self.description.replay_lost else self.progress["empty_until"]
 
 
-def settings_of(env: VecEnv | HostEnv, algorithm: Algorithm, agent: BoundAgent, **run: Any) -> dict[str, Any]:
-    """The settings of a run that calls `learn` itself, by key of the command line where there is one."""
-    options = {
-        **algorithm.options,
-        **algorithm.hyper._asdict(),
-        "rollout_length": agent.rollout_length,
-        "updates_per_tick": agent.updates_per_tick,
-        "batch_size": agent.batch_size,
-        "normalize_observations": agent.normalize_observations,
-        "normalize_rewards": agent.normalize_rewards,
-    }
-    return {
-        "env": env.spec.name,
-        "num_envs": env.num_envs,
-        "algo": algorithm.name,
-        **run,
-        **{f"algo.{key}": plain(value) for key, value in options.items()},
-    }
-
-
 def read(path: str | Path, settings: Mapping[str, Any], algorithm: Algorithm) -> Resumed:
     """Read the checkpoint that ``path`` means, for a run with ``settings``.
 
@@ -95,17 +59,18 @@ def read(path: str | Path, settings: Mapping[str, Any], algorithm: Algorithm) ->
     return Resumed(description, checkpoints.read_arrays(description), changes, rates)
 
 
-def compare(description: CheckpointFacts, settings: Mapping[str, Any], rates: Iterable[str]) -> list[str]:
+def compare(description: CheckpointFacts, settings: Mapping[str, Any], rates: Sequence[str]) -> list[str]:
     """The settings that differ from a checkpoint's, where they may, each as a line; ``rates``: keys that may too.
 
     Raises:
         CheckpointError: one differs that may not.
     """
-    before, now = ({**UNWRITTEN, **known} for known in (description.settings, json.loads(json.dumps(settings))))
-    free = [key for key in FREE if key not in SILENT] + list(rates)
-    differing = [key for key in {**before, **now} if before.get(key) != now.get(key) and key not in SILENT]
+    unnamed = {name: key.default for name, key in run_keys().items() if key.stored == "changed"}
+    before, now = ({**unnamed, **known} for known in (description.settings, json.loads(json.dumps(settings))))
+    rules = {key: "free" if key in rates else resume_rule(key) for key in {**before, **now}}
+    differing = [key for key, rule in rules.items() if before.get(key) != now.get(key) and rule != "silent"]
     for key in differing:
-        if key not in free:
+        if rules[key] == "fixed":
             raise CheckpointError(
                 f"{key} was {before.get(key)} in {description.path} and is {now.get(key)}: a run goes on with the "
                 "settings it was started with; only rates, placement, devices, total_steps, eval.*, checkpoint.*, nan "

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxrl_fast.settings.schema import by_dotted_key, written
 from jaxrl_fast.training.run_folder import RunView, Scores, name_of, scores_of
-from jaxrl_fast.views.report_page import flat, written
 
 RESAMPLES = 2000
 SAME = {"seed", "num_seeds", "name", "total_steps", "env", "algo", "devices", "placement"}
@@ -95,7 +95,7 @@ def lines_of(views: Sequence[RunView]) -> Lines:
 
 def labels_of(views: Sequence[RunView]) -> list[str]:
     """For each run its algorithm, and what else differs from other runs of that algorithm in that environment."""
-    tables = [flat(view.settings) for view in views]
+    tables = [by_dotted_key(view.settings) for view in views]
     kinds = [(name_of(view.settings, "env"), name_of(view.settings, "algo")) for view in views]
     labels = []
     for kind, table, view in zip(kinds, tables, views, strict=True):

@@ -4,9 +4,8 @@ import base64
 import json
 import os
 import re
-import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib.resources import files
 from os.path import commonpath
@@ -15,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl_fast.settings.schema import by_dotted_key, command_line, written
 from jaxrl_fast.system import replace_file
 from jaxrl_fast.training.episodes import bootstrap_interval, interquartile_mean
 from jaxrl_fast.training.progress import clock, share, si
@@ -220,12 +220,12 @@ def settings_table(view: RunView) -> list[list[str]]:
     sources, chosen = view.status.get("sources", {}), view.status.get("chosen")
     given = {"placement": chosen, "devices": chosen} if chosen else {}
     origin = {**given, **sources}
-    return [[key, written(value), origin.get(key, "default")] for key, value in flat(view.settings).items()]
+    return [[key, written(value), origin.get(key, "default")] for key, value in by_dotted_key(view.settings).items()]
 
 
 def differing_settings(views: Sequence[RunView]) -> list[list[str]]:
     """Rows of key and each run's value, of the settings that are not the same in all."""
-    tables = [{key: written(value) for key, value in flat(view.settings).items()} for view in views]
+    tables = [{key: written(value) for key, value in by_dotted_key(view.settings).items()} for view in views]
     keys = list(dict.fromkeys(key for table in tables for key in table))
     rows = [[key, *(table.get(key, "–") for table in tables)] for key in keys]
     return [row for row in rows if len(set(row[1:])) > 1]
@@ -251,25 +251,7 @@ def command_lines(view: RunView) -> list[list[str]]:
         rows.append(("resume", "train", f"resume={folder}"))
     if (view.path / "policy").is_dir():
         rows += [("evaluate", "evaluate", folder, "episodes=100"), ("export", "export", folder)]
-    return [[what, shlex.join(["python", "-m", f"jaxrl_fast.{command}", *words])] for what, command, *words in rows]
-
-
-def flat(tree: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
-    """Leaves by dotted key; the name of a section has the section's own key."""
-    leaves: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            leaves |= flat(value, f"{prefix}{key}.")
-        else:
-            leaves[f"{prefix}{key}".removesuffix(".name")] = value
-    return leaves
-
-
-def written(value: Any) -> str:
-    """A setting as it is typed."""
-    if value is None or isinstance(value, bool):
-        return str(value).lower().replace("none", "null")
-    return str(value).replace(" ", "") if isinstance(value, list) else str(value)
+    return [[what, command_line(words, command)] for what, command, *words in rows]
 
 
 def _as_uri(file: Path, kind: str) -> str | None:
