@@ -57,7 +57,7 @@ def test_an_on_policy_width_keeps_the_samples_of_an_update(num_envs, length, min
     assume((num_envs if recurrent else num_envs * length) % minibatches == 0)
     words = [f"num_envs={num_envs}", f"algo.rollout_length={length}", f"algo.num_minibatches={minibatches}"]
     asked = compose([*PPO, *words, "total_steps=10_000_000", f"algo.recurrent_size={8 * recurrent}"])
-    legal = widths(asked, learns=True).legal
+    legal = widths(asked, learns=True)[0]
     assert num_envs in legal and legal == sorted(set(legal))
     for width in legal:
         run = at_width(asked, width).run
@@ -71,7 +71,7 @@ def test_an_on_policy_width_keeps_the_samples_of_an_update(num_envs, length, min
 @given(words=st.sampled_from([PPO, SAC]), num_envs=st.integers(1, 300), length=st.integers(1, 200))
 def test_any_width_can_sample(words, num_envs, length):
     asked = compose([*words, f"num_envs={num_envs}", f"algo.rollout_length={length}"])
-    for width in widths(asked, learns=False).legal:
+    for width in widths(asked, learns=False)[0]:
         run = at_width(asked, width, learns=False).run
         spec = line(discrete=words is PPO).spec
         assert bind(make_algorithm(run), spec, width).rollout_length == run.algo_options["rollout_length"]
@@ -81,7 +81,7 @@ def test_any_width_can_sample(words, num_envs, length):
 def test_an_off_policy_width_keeps_the_updates_per_step(num_envs, length, updates):
     words = [f"num_envs={num_envs}", f"algo.rollout_length={length}", f"algo.updates_per_tick={updates}"]
     asked = compose([*SAC, *words])
-    for width in widths(asked, learns=True).legal:
+    for width in widths(asked, learns=True)[0]:
         run = at_width(asked, width).run
         assert run.algo_options["updates_per_tick"] * samples(asked) == updates * samples(run)
         assert samples(run) <= max(samples(asked), width)
@@ -102,18 +102,18 @@ def test_each_width_says_what_it_does_to_learning():
 
 def test_widths_that_are_left_out_are_named_with_the_reason():
     found = widths(compose(PPO), learns=True)
-    assert found.legal == [8, 16, 32, 64, 128, 256]
-    text = "\n".join(found.notes)
+    assert found[0] == [8, 16, 32, 64, 128, 256]
+    text = "\n".join(found[1])
     assert "rollouts would be under 8 steps" in text and "48, 56" in text
     short = widths(compose([*SAC, "total_steps=20_000"]), learns=True)
-    assert short.legal[-1] <= 200 and "fewer than 100 of the run's 20,000 steps" in "\n".join(short.notes)
-    assert max(widths(compose(PPO), learns=True, max_num_envs=64).legal) == 64
-    assert {40, 48, 4096} <= set(widths(compose(PPO), learns=False).legal)
+    assert short[0][-1] <= 200 and "fewer than 100 of the run's 20,000 steps" in "\n".join(short[1])
+    assert max(widths(compose(PPO), learns=True, max_num_envs=64)[0]) == 64
+    assert {40, 48, 4096} <= set(widths(compose(PPO), learns=False)[0])
 
 
 def test_host_environments_keep_their_groups_and_workers():
     asked = compose([*GYM, "pool.num_groups=4", "pool.workers=2", "algo.rollout_length=128"])
-    legal = widths(asked, learns=True).legal
+    legal = widths(asked, learns=True)[0]
     assert all(width % 4 == 0 and width // 4 >= 2 for width in legal) and legal[0] == 8
     asked = compose(GYM)
     assert [c.value for c in pools(asked, 4)] == [0, 1, 2, 4, 8]

@@ -85,7 +85,7 @@ def facts(row: Row) -> dict[str, Any]:
 
 def grid(job: str, results: dict[str, Any], seconds: float) -> None:
     """Measure the widths that are still missing, for about so many seconds."""
-    legal = widths(run_config.compose(JOBS[job]), learns=True).legal
+    legal = widths(run_config.compose(JOBS[job]), learns=True)[0]
     rows = results.setdefault(job, {}).setdefault("grid", [])
     until = time.monotonic() + seconds
     with tempfile.TemporaryDirectory() as folder:
