@@ -158,19 +158,8 @@ TWO_AGENTS: dict[str, Callable[[], Env]] = {
     make.__name__: make for make in (two_credit, two_observations, two_state, two_out)
 }
 """Probes with two agents, all of the same shapes; those above have one."""
-PROBES: dict[str, Callable[[], Env]] = {
-    "value": value,
-    "reward": reward,
-    "discount": discount,
-    "action": action,
-    "action_continuous": action_continuous,
-    "observation": observation,
-    "observation_continuous": observation_continuous,
-    "truncation": truncation,
-    "memory": memory,
-    "mask": mask,
-    "dictionary": dictionary,
-}
+_OF_ONE = (value, reward, discount, action, action_continuous, observation, observation_continuous, truncation)
+PROBES: dict[str, Callable[[], Env]] = {make.__name__: make for make in (*_OF_ONE, memory, mask, dictionary)}
 
 
 def ids() -> list[str]:

@@ -131,17 +131,10 @@ def reset(key: jax.Array, params: PyTree, *, num_cars: int) -> tuple[Cars, PyTre
     """As many cars as there are gates begin, at one each; the others wait."""
     gates_key, routes_key = jax.random.split(key)
     gates = jax.random.permutation(gates_key, len(GATES)).astype(jnp.int32)
-    zeros = jnp.zeros(num_cars, jnp.int32)
-    entered = jnp.arange(num_cars) < len(GATES)
-    cars = Cars(
-        gate=gates[jnp.arange(num_cars) % len(GATES)],
-        route=jax.random.randint(routes_key, (num_cars,), 0, 3),
-        progress=zeros,
-        age=zeros,
-        entered=entered,
-        arrived=jnp.zeros(num_cars, bool),
-        collisions=jnp.zeros((), jnp.int32),
-    )
+    zeros, numbers = jnp.zeros(num_cars, jnp.int32), jnp.arange(num_cars)
+    route = jax.random.randint(routes_key, (num_cars,), 0, 3)
+    entered, arrived, collisions = numbers < len(GATES), jnp.zeros(num_cars, bool), jnp.zeros((), jnp.int32)
+    cars = Cars(gates[numbers % len(GATES)], route, zeros, zeros, entered, arrived, collisions)
     return cars, observe(cars)
 
 

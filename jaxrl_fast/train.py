@@ -91,15 +91,9 @@ def train_on(prepared: Prepared, stop: StopSignal) -> int:
                 pictures.extend(draw_at_end(run, env, policy, folder, visualizer, stop))
 
             early = visualizer is None and hosts.is_alone()  # a visualizer reads what the last evaluation writes
-            calls = Calls(
-                progress,
-                should_stop=stop,
-                on_new_policy=visualizer or (lambda: None),
-                on_last_policy=draw if early else None,
-                evaluate=evaluator,
-                tell=progress.tell,
-                listeners=make_listeners(),
-            )
+            calls = Calls(progress, stop, evaluate=evaluator, tell=progress.tell, listeners=make_listeners())
+            calls = calls._replace(on_last_policy=draw if early else None)
+            calls = calls if visualizer is None else calls._replace(on_new_policy=visualizer)
             _, policy, _, summary = run_job(job, calls, folder, run.log)
         stopped_by = hosts.highest(stop.number or 0) or None
         if hosts.is_first():

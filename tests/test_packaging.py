@@ -47,7 +47,7 @@ APPLIED = {"algorithm", "critics", "acting"}
 KNOW_ENVS = {"jaxrl_fast.views.viewer", "jaxrl_fast.views.renderers"}
 """Modules below the commands that know environments by name."""
 ONE_ADAPTER = {package: f"jaxrl_fast.envs.from_{package}" for package in ("brax", "gymnax", "jaxmarl", "jumanji")}
-MAX_PACKAGES, MAX_FILES, MAX_CODE_LINES = 12, 150, 18_350
+MAX_PACKAGES, MAX_FILES, MAX_CODE_LINES = 12, 150, 18_000
 """`targets`, which compiles for machines that are not here, and new files in ``envs/from_*`` and ``algorithms/`` do not
 count."""
 

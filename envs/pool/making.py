@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -128,14 +129,11 @@ def in_process(
     """
     check_groups(num_envs, num_groups)
     pool = _InProcess(host_spec, num_envs, num_groups, num_seeds, reason)
+    another = partial(in_process, host_spec, spec)
+    agents = None if host_spec.num_agents is None else pool.stepper.agents.copy
+    told: dict[str, Any] = dict(success=pool.stepper.success.copy, agents=agents)
     return pool.host_env(
-        spec,
-        num_envs // num_seeds,
-        lambda num_envs: in_process(host_spec, spec, num_envs=num_envs),
-        num_seeds=num_seeds,
-        overlaps=False,
-        success=pool.stepper.success.copy,
-        agents=None if host_spec.num_agents is None else pool.stepper.agents.copy,
+        spec, num_envs // num_seeds, lambda n: another(num_envs=n), num_seeds=num_seeds, overlaps=False, **told
     )
 
 
@@ -190,22 +188,11 @@ def make_pool(host_spec: HostEnvSpec, spec: EnvSpec, *, num_envs: int, num_seeds
         workers, reason = choose_workers(host_spec, num_rows // options.num_groups, options)
     if by_arrival:
         reason = f"{reason}{'; ' if reason else ''}pool.order=arrival: the same seed does not give the same run"
+    how: dict[str, Any] = dict(num_envs=num_rows, num_groups=options.num_groups, num_seeds=num_seeds, reason=reason)
     if workers == 0:
-        return in_process(
-            host_spec, spec, num_envs=num_rows, num_groups=options.num_groups, num_seeds=num_seeds, reason=reason
-        )
-    return make_workers(
-        host_spec,
-        spec,
-        num_envs=num_rows,
-        num_groups=options.num_groups,
-        num_seeds=num_seeds,
-        num_workers=int(workers),
-        reason=reason,
-        step_timeout_s=options.step_timeout_s,
-        by_arrival=by_arrival,
-        another=lambda num_envs: in_process(host_spec, spec, num_envs=num_envs),
-    )
+        return in_process(host_spec, spec, **how)
+    how |= dict(num_workers=int(workers), step_timeout_s=options.step_timeout_s, by_arrival=by_arrival)
+    return make_workers(host_spec, spec, another=lambda n: in_process(host_spec, spec, num_envs=n), **how)
 
 
 RENDER_MODE = "rgb_array"

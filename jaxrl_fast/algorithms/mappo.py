@@ -61,17 +61,9 @@ def mappo(
         assert spec.num_agents is not None
         has_state = isinstance(spec.obs, dict) and STATE in spec.obs
         size = spec.num_agents if share_parameters and not spec.shared_reward else 1
-        network = make_network(
-            spec.obs,
-            size,
-            hidden=value_hidden,
-            keys=tuple(critic_keys) or ((STATE,) if has_state else ()),
-            activation=activation,
-            layer_norm=layer_norm,
-            recurrent_size=recurrent_size,
-            cnn=cnn,
-            precision=precision,
-        )
+        keys = tuple(critic_keys) or ((STATE,) if has_state else ())
+        how: dict[str, Any] = dict(activation=activation, layer_norm=layer_norm, cnn=cnn, precision=precision)
+        network = make_network(spec.obs, size, hidden=value_hidden, keys=keys, recurrent_size=recurrent_size, **how)
         if not share_parameters:
             return separate_networks(network, spec.num_agents, see_all=True), first_output
         return network, first_output if spec.shared_reward else all_outputs

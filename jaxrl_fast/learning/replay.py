@@ -279,14 +279,8 @@ def fold_n_steps(sampled: SampledWindows, discount: jax.Array, data: Replay, *, 
         return leaf[:, :, learned] if data.n_step == 1 else jax.vmap(jax.vmap(lambda x, i: x[i]))(leaf, last)
 
     extras = of_learned(steps.extras.decision) if data.keep else {}
-    batch = ReplayBatch(
-        of_learned(steps.obs),
-        of_learned(steps.action),
-        reward,
-        bootstrap,
-        jax.tree.map(at_last, steps.next_obs),
-        extras,
-    )
+    obs, action = of_learned((steps.obs, steps.action))
+    batch = ReplayBatch(obs, action, reward, bootstrap, jax.tree.map(at_last, steps.next_obs), extras)
     if not memory:
         return batch
     before = jax.tree.map(lambda leaf: leaf[:, :, None], sampled.memory)

@@ -244,14 +244,9 @@ def compile(jit: Jit, traced: Traced) -> Loaded:
     leaves = [len(jax.tree.leaves(argument)) for argument in shapes]
     starts = [sum(leaves[:number]) for number in range(len(leaves))]
     donated = [i for number in jit.donate for i in range(starts[number], starts[number] + leaves[number])]
-    flat = Jit(
-        jit.name,
-        traced.exported.call,
-        tuple(donated),
-        None if jit.in_shardings is None else tuple(_spread(jit.in_shardings, shapes)),
-        None if jit.out_shardings is None else list(_spread(jit.out_shardings, outputs)),
-        jit.options,
-    )
+    come = None if jit.in_shardings is None else tuple(_spread(jit.in_shardings, shapes))
+    leave = None if jit.out_shardings is None else list(_spread(jit.out_shardings, outputs))
+    flat = Jit(jit.name, traced.exported.call, tuple(donated), come, leave, jit.options)
     return Loaded(flat.jitted().lower(*jax.tree.leaves(shapes)).compile(), traced.results, shapes)
 
 

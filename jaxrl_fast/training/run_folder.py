@@ -316,16 +316,9 @@ def read_run(folder: Path) -> RunView:
     """Everything that is in a folder."""
     status = read_status(folder)
     summary = _read_json(folder / "summary.json")
-    return RunView(
-        folder,
-        state_now(status) if status else _guess_state(folder, summary),
-        status,
-        _read_yaml(folder / "config.yaml"),
-        summary,
-        read_columns(folder / "metrics.csv"),
-        read_columns(folder / "metrics_seeds.csv"),
-        read_columns(folder / "evals.csv"),
-    )
+    state, settings = state_now(status) if status else _guess_state(folder, summary), _read_yaml(folder / "config.yaml")
+    tables = (read_columns(folder / f"{name}.csv") for name in ("metrics", "metrics_seeds", "evals"))
+    return RunView(folder, state, status, settings, summary, *tables)
 
 
 def name_of(settings: Mapping[str, Any], group: str) -> str:
