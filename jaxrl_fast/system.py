@@ -53,7 +53,7 @@ def end_session(process: subprocess.Popen) -> None:
     """Kill a process of `start_module` and all that it started, whatever they are doing, and close its pipes."""
     with suppress(ProcessLookupError):  # it has ended already
         os.killpg(process.pid, signal.SIGKILL)
+    process.wait()  # before its pipes are closed, so that a thread that reads from them finds their end
     for pipe in filter(None, (process.stdin, process.stdout)):
         with suppress(OSError):  # what was not sent is lost
             pipe.close()
-    process.wait()

@@ -275,11 +275,11 @@ def test_a_good_policy_is_not_refused(tmp_path, algorithm: jf.Algorithm, obs: An
 RESTORE = """
 import builtins, marshal, pathlib, pickle
 from jaxrl_fast import load_policy
-from jaxrl_fast.runs import checkpoint_files, checkpointing
+from jaxrl_fast.training import checkpoints
 
 def restore():
-    description = checkpoint_files.read_description(checkpointing.find(pathlib.Path("run")))
-    assert checkpoint_files.read_arrays(description)
+    description = checkpoints.read_description(checkpoints.find(pathlib.Path("run")))
+    assert checkpoints.read_arrays(description)
     load_policy("run/policy")
 
 def refuse(*args, **kwargs):

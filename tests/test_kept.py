@@ -154,8 +154,8 @@ def test_xlas_own_cache_stays_bounded_and_what_was_used_last_stays(tmp_path):
 
 def test_setup_makes_room_in_xlas_cache(tmp_path):
     script = (
-        "from jaxrl_fast.settings import runtime\n"
-        "runtime.MAX_CACHE_BYTES = 0\nruntime.setup()\nprint(runtime.cache_folder())"
+        "from jaxrl_fast.settings import machine\n"
+        "machine.MAX_CACHE_BYTES = 0\nmachine.setup()\nprint(machine.cache_folder())"
     )
     env = {**os.environ, "JAXRL_FAST_CACHE": str(tmp_path)}
     for _ in range(2):

@@ -143,12 +143,11 @@ class Child:
 
 def _hand_on(answers: IO[str], to: "queue.SimpleQueue[str | None]") -> None:
     """Pass on each line of JSON that is read, then None at the end. Other lines are ignored."""
-    try:
+    with suppress(ValueError):  # the pipe was closed meanwhile
         for line in answers:
             if line.startswith("{"):
                 to.put(line)
-    finally:
-        to.put(None)
+    to.put(None)
 
 
 class Row(NamedTuple):
