@@ -22,7 +22,6 @@ THREE := 0.187.0
 ESBUILD := 0.28.2
 UPLOT := 1.6.32
 ASSETS := jaxrl_fast/views/assets
-REPORT_ASSETS := jaxrl_fast/views/assets
 
 ARGS ?= env=halfcheetah
 TESTS ?= tests
@@ -170,8 +169,8 @@ $(PEERS_RAY)/magym/.installed: experiments/bench/magym.lock $(PEERS_RAY)/.instal
 viewer-assets:
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
 	npm install --prefix "$$folder" --no-save --no-audit --no-fund three@$(THREE) esbuild@$(ESBUILD) uplot@$(UPLOT) && \
-	cp "$$folder"/node_modules/uplot/dist/uPlot.iife.min.js "$$folder"/node_modules/uplot/dist/uPlot.min.css $(REPORT_ASSETS) && \
-	cp "$$folder/node_modules/uplot/LICENSE" $(REPORT_ASSETS)/uPlot.LICENSE && \
+	cp "$$folder"/node_modules/uplot/dist/uPlot.iife.min.js "$$folder"/node_modules/uplot/dist/uPlot.min.css $(ASSETS) && \
+	cp "$$folder/node_modules/uplot/LICENSE" $(ASSETS)/uPlot.LICENSE && \
 	cp $(ASSETS)/three_parts.js "$$folder" && \
 	cp "$$folder/node_modules/three/LICENSE" $(ASSETS)/three.LICENSE && \
 	"$$folder/node_modules/.bin/esbuild" "$$folder/three_parts.js" --bundle --minify --format=iife \
