@@ -13,7 +13,8 @@ import jaxrl_fast as jf
 from jaxrl_fast.learning.run_graph import build_graph
 from jaxrl_fast.training.job import plan_run
 from jaxrl_fast.training.recorder import summarize_metrics
-from jaxrl_fast.training.run_folder import RunFolder, _steps_to_time, write_summary
+from jaxrl_fast.training.run_folder import RunFolder, write_summary
+from jaxrl_fast.views.listeners import _steps_to_time
 
 
 def counting_env(bad_step: int | None = None) -> jf.Env:
