@@ -18,7 +18,7 @@ from jaxrl_fast.envs import from_gymnax
 
 
 class Config(NamedTuple):
-    """Sizes and hyper-parameters; the defaults are the engine's for 8 environments."""
+    """Settings; the defaults are the engine's for 8 environments. Engine: algorithms.dqn.DqnHyper."""
 
     num_envs: int = 8
     rollout_length: int = 4
@@ -35,7 +35,7 @@ class Config(NamedTuple):
 
 
 class State(NamedTuple):
-    """Everything a run is."""
+    """Everything a run is. Engine: runtime.graph.TrainState."""
 
     env: Any  # environment states, leaves [E, ...]
     obs: jax.Array  # what the policy sees next, [E, ...]

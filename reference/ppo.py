@@ -17,7 +17,7 @@ from jaxrl_fast.envs import from_gymnax
 
 
 class Config(NamedTuple):
-    """Sizes and hyper-parameters; the defaults are the engine's for 64 environments."""
+    """Settings; the defaults are the engine's for 64 environments. Engine: algorithms.ppo.PpoHyper."""
 
     num_envs: int = 64
     rollout_length: int = 128
@@ -33,7 +33,7 @@ class Config(NamedTuple):
 
 
 class State(NamedTuple):
-    """Everything a run is."""
+    """Everything a run is. Engine: runtime.graph.TrainState."""
 
     env: Any  # environment states, leaves [E, ...]
     obs: jax.Array  # what the policy sees next, [E, ...]

@@ -18,7 +18,7 @@ from jaxrl_fast.envs import from_gymnax
 
 
 class Config(NamedTuple):
-    """Sizes and hyper-parameters; the defaults are the engine's for one environment, but for a warm-up of 5,000."""
+    """Settings; the engine's defaults for one environment, whose warm-up is 5,000. Engine: algorithms.sac.SacHyper."""
 
     num_envs: int = 1
     updates_per_tick: int = 1
@@ -35,7 +35,7 @@ class Config(NamedTuple):
 
 
 class State(NamedTuple):
-    """Everything a run is."""
+    """Everything a run is. Engine: runtime.graph.TrainState."""
 
     env: Any  # environment states, leaves [E, ...]
     obs: jax.Array  # what the policy sees next, [E, ...]

@@ -209,7 +209,7 @@ def test_a_page_of_the_site_leads_to_pages_and_copies(tmp_path: Path):
 
 
 def test_the_reference_says_what_every_key_means():
-    from reference import reference_pages
+    from reference_pages import reference_pages
 
     rows = [line for text in reference_pages().values() for line in text.splitlines() if line.startswith("| `")]
     assert len(rows) > 300

@@ -51,8 +51,7 @@ def huber(error):
     return np.where(np.abs(error) <= 1, 0.5 * error**2, np.abs(error) - 0.5)
 
 
-@pytest.mark.parametrize("double", [False, True])
-@pytest.mark.parametrize("dueling", [False, True])
+@pytest.mark.parametrize(("double", "dueling"), [(False, False), (True, True)])  # for the default see test_reference.py
 def test_two_updates_equal_numpy(double: bool, dueling: bool):
     algorithm = small_dqn(double=double, dueling=dueling)
     part, hyper = algorithm.build(SPEC, 4).parts["critic"], algorithm.hyper

@@ -2,7 +2,7 @@
 builds from, and the same with ``--finish`` behind makes the built pages independent of any server.
 
 The README, CONTRIBUTING, CHANGELOG, SECURITY and the pages of ``docs/`` are copied; the reference is made from the code
-(`reference`). A link that leads out of ``docs/`` leads to a copy, so that the site opens from disk.
+(`reference_pages`). A link that leads out of ``docs/`` leads to a copy, so that the site opens from disk.
 """
 
 import re
@@ -122,7 +122,7 @@ def finish(pages: Path) -> None:
 
 def main(out: Path) -> None:
     """Write the sources of the site and its settings to ``out``."""
-    from reference import reference_pages
+    from reference_pages import reference_pages
 
     shutil.rmtree(out, ignore_errors=True)
     folder = out / "pages"
