@@ -184,18 +184,18 @@ def make_batch(data: OnPolicy, rollout: Transition, values: Values | None, hyper
     return batch._replace(transition=rollout._replace(obs=(), action=(), first=(), extras=()))  # type: ignore[arg-type]
 
 
-def values_of(agent: Agent, data: OnPolicy, rollout: Transition, learned: Peers) -> Values | None:
+def values_of(agent: Agent, data: OnPolicy, rollout: Transition, trained: Peers) -> Values | None:
     """The critic's values of a rollout, all with its params from before the tick's updates."""
     if data.targets is None:
         return None
-    network, params, memory = critic_of(agent, data, rollout, learned)
+    network, params, memory = critic_of(agent, data, rollout, trained)
     outputs, memory = apply_apart(network, params, memory, rollout.obs, rollout.first)
     following, _ = apply_apart(network, params, memory, rollout.next_obs, jnp.zeros_like(rollout.first))
     return Values(data.value(outputs, rollout.obs, rollout.action), data.value(following, rollout.next_obs, None))
 
 
-def critic_of(agent: Agent, data: OnPolicy, rollout: Transition, learned: Peers) -> tuple[Network, PyTree, PyTree]:
+def critic_of(agent: Agent, data: OnPolicy, rollout: Transition, trained: Peers) -> tuple[Network, PyTree, PyTree]:
     """The critic's network, its params, and its memory before every step of the rollout."""
     network = agent.parts[data.critic].networks[data.network]
     memory = rollout.extras.memory[data.critic] if network.recurrent else ()
-    return network, learned[data.critic].params[data.network], memory
+    return network, trained[data.critic].params[data.network], memory
