@@ -69,7 +69,7 @@ CNNS: dict[str, tuple[Convolution, ...]] = {
 
 
 class Convolutions(nn.Module):
-    """Convolutions from images ``[L, B, H, W, C]`` to features ``[L, B, F]``, with a ReLU after each layer, as published.
+    """Convolutions from images ``[L, B, H, W, C]`` to features ``[L, B, F]``, each with a ReLU, as published.
 
     A layer is a product of patches and filters. On a CPU this takes XLA 0.10 half as long as a convolution, also under
     a ``vmap`` over seeds (forward and backward, 256 images of 84 x 84 x 4, 2 cores: 180 instead of 380 ms).

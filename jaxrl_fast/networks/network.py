@@ -95,7 +95,7 @@ def unit_columns(key: jax.Array, shape: tuple[int, int], dtype: jnp.dtype = jnp.
 
 
 class ResidualTorso(nn.Module):
-    """Residual blocks over ``[L, B, F]``, one for each entry of ``hidden``, of equal width, and a last layer of all heads.
+    """Residual blocks over ``[L, B, F]``, one per entry of ``hidden``, of equal width, and a layer of all heads.
 
     With ``learning=True``, batch norms use the statistics of the batch and merge them into the running ones. Outputs
     grow with the width of the torso: heads read features of norm ``sqrt(width)``.
