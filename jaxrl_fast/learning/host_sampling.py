@@ -289,7 +289,7 @@ def _remembering(act: Callable[..., tuple]) -> Callable[..., tuple]:
 
 
 def _extras_of_a_group(env: HostEnv, shapes: PyTree) -> Callable[[], PyTree]:
-    """Return a function that allocates a group's extras ``[T, E / G, ...]``, of several seeds ``[S, T, E / G, ...]``."""
+    """Return a function that allocates a group's extras ``[T, E / G, ...]``, with several seeds ``[S, T, ...]``."""
     seeds, size = (env.num_seeds,) * env_axis(env), env.num_envs // env.num_groups
     return lambda: jax.tree.map(lambda s: jnp.zeros((*seeds, s.shape[0], size, *s.shape[2:]), s.dtype), shapes)
 

@@ -557,7 +557,7 @@ def tags_of(learning: Learning, team: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def divided_by_agents(learning: Learning, team: tuple[str, ...]) -> ShardingAxes:
-    """Return the sharding axes of params and optimizer moments over agents.
+    """Return the axes along which params and optimizer moments may be sharded over agents.
 
     Args:
         learning: Settings of the learners.
