@@ -74,7 +74,7 @@ COMMANDS = [
     ("=3", "cannot read '=3': write key=value"),
     ("--fast", "cannot read '--fast': write key=value"),
     ("seed=", "seed= has no value"),
-    ("seed=1,2", "seed=1,2: several values are several runs: add --multirun"),
+    ("seed=1,2", "seed=1,2: several values start several runs: add --multirun"),
     ("--multirun seed=1,x", "seed=x: write a whole number"),
     ("--multirun seed=1,2 run_dir=here", "several runs would write to run_dir=here: leave run_dir out"),
     ("~seed", "settings cannot be removed"),

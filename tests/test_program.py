@@ -280,7 +280,7 @@ def test_agents_are_divided_only_where_each_has_networks_of_its_own():
     with pytest.raises(GraphError, match="has one learner for each agent: write learners=1"):
         placements.agents(built("mappo", learners=2)[0], jax.devices()[:2])
     env = vectorize(TWO_AGENTS["two_out"](), num_envs=NUM_ENVS)
-    with pytest.raises(GraphError, match=r"these share theirs: write algo\.share_parameters=false"):
+    with pytest.raises(GraphError, match=r"these share one: write algo\.share_parameters=false"):
         placements.agents(build_graph(env, mappo())[0], jax.devices()[:2])
 
 

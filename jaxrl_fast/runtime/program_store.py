@@ -264,7 +264,7 @@ def _from_file(found: dict[str, Any]) -> Traced:
 def compile_stored(store: Store, jits: Sequence[Jit], trace_all: Callable[[], Iterable[Traced]]) -> list[Loaded] | None:
     """Compile programs that belong together, from a store if it contains all of them.
 
-    Otherwise they are traced, and then stored. Each is compiled in a separate thread as soon as it is traced. Signals
+    Otherwise they are traced, and then stored. Each is compiled in a separate thread directly after its trace. Signals
     are handled during the compilation.
 
     Args:
