@@ -65,7 +65,7 @@ def test_without_compilers_it_says_how_to_get_them(monkeypatch, tmp_path, capsys
     monkeypatch.setenv(accelerators.VARIABLE, str(tmp_path))
     monkeypatch.setattr(accelerators, "has_compiler", lambda platform: False)
     assert explain.main([*CARTPOLE, "target=h100"]) == 2
-    assert "write make targets in a checkout of jaxrl_fast" in capsys.readouterr().err
+    assert "run make targets in a checkout of jaxrl_fast" in capsys.readouterr().err
 
 
 def test_the_number_of_devices_is_the_targets(monkeypatch, tmp_path, capsys):

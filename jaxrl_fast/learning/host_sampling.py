@@ -313,9 +313,7 @@ def collect(record: HostRecord, extras: PyTree, axis: int = 0) -> tuple[Transiti
     step = record.step
     ends = step.terminated, step.truncated
     fields: Any = (record.obs, record.action, step.reward, step.next_obs, *ends, record.first, extras)
-    done = (step.terminated | step.truncated) & (
-        step.episode_length > 0
-    )  # excludes steps that a lost worker did not make
+    done = (step.terminated | step.truncated) & (step.episode_length > 0)  # no steps that a lost worker did not make
     real = [x for x in jax.tree.leaves((step.next_obs, step.reward)) if np.issubdtype(x.dtype, np.floating)]
     bad = np.any([~np.isfinite(x).reshape(*x.shape[: axis + 1], -1).all(axis=-1) for x in real], axis=0)
     both = (axis, axis + 1)

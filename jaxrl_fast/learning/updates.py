@@ -319,7 +319,7 @@ class Learning(NamedTuple):
         return (PRIORITIES,) if self.agent.experience.prioritized_by in team else ()
 
     def no_feedback(self, team: tuple[str, ...], learners: int = 1) -> Channels:
-        """Return that channel's value before the first update."""
+        """Return the value of the channel of priorities before the first update."""
         if not self.feeds_back(team):
             return {}
         shards = self.agent.experience.shards

@@ -19,17 +19,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.core import PyTree, is_image
-from jaxrl_fast.networks.convolutions import (
-    Cnn,
-    Convolution,
-    Convolutions,
-    Precision,
-    choose_convolutions,
-    convolved_by,
-    dot_of,
-    scaled_normal,
-    to_real,
-)
+from jaxrl_fast.networks import convolutions
+from jaxrl_fast.networks.convolutions import Cnn, Convolution, Precision, dot_of, scaled_normal, to_real
 from jaxrl_fast.numerics.normalization import is_mask
 
 STATISTICS = "batch_stats"
@@ -285,7 +276,11 @@ class PixelNetwork(nn.Module):
         recurrent = len(inputs) > 1
         obs = inputs[1] if recurrent else inputs[0]
         leaves = [leaf for path, leaf in jax.tree_util.tree_leaves_with_path(obs) if not is_mask(path)]
-        seen = [Convolutions(self.layers, self.precision)(leaf) for leaf in leaves if self.convolves(leaf, axes=2)]
+        seen = [
+            convolutions.Convolutions(self.layers, self.precision)(leaf)
+            for leaf in leaves
+            if self.convolves(leaf, axes=2)
+        ]
         rest = [leaf for leaf in leaves if not self.convolves(leaf, axes=2)]
         x = jnp.concatenate([*seen, features(rest)] if rest else seen, axis=-1)
         given = (inputs[0], x, *inputs[2:]) if recurrent else (x,)
@@ -404,7 +399,7 @@ def make_network(
     choose = partial(choose_keys, keys=keys) if keys else lambda obs: obs
     seen_spec = choose(obs_spec)
     convolved = cnn != "auto" or any(is_image(leaf) for leaf in jax.tree.leaves(seen_spec))
-    layers = choose_convolutions(seen_spec, cnn) if convolved else ()
+    layers = convolutions.choose_convolutions(seen_spec, cnn) if convolved else ()
     heads = out if isinstance(out, dict) else {"": Head(out, out_scale)}
     residual = torso == "residual"
     if residual and len(set(hidden)) != 1:
@@ -414,7 +409,7 @@ def make_network(
     shape = tuple(hidden), tuple(heads.values()), ACTIVATIONS[activation]
     dense = ResidualTorso(*shape, precision) if residual else Mlp(*shape, layer_norm, batch_norm, precision)
     body = GruMlp(recurrent_size, dense) if recurrent_size else dense
-    module: nn.Module = PixelNetwork(layers, convolved_by(cnn), body, precision) if layers else body
+    module: nn.Module = PixelNetwork(layers, convolutions.convolved_by(cnn), body, precision) if layers else body
 
     def initial_memory(batch_size: int) -> PyTree:
         return jnp.zeros((batch_size, recurrent_size), jnp.float32) if recurrent_size else ()

@@ -270,8 +270,8 @@ def describe(policy: Policy) -> dict[str, str]:
     memory = memory_of(policy.initial_carry(1))
     if memory is not None:
         parts = [array(_name("carry", path), x.shape[1:], x.dtype) for path, x in jax.tree.leaves_with_path(memory)]
-        begins = f"{array('first', (), bool)}, true where an episode begins, forgets it"
-        about["memory"] = f"{' and '.join(parts)}, zeros to begin with; {begins}"
+        begins = f"{array('first', (), bool)}, true where an episode begins, resets it"
+        about["memory"] = f"{' and '.join(parts)}, zeros at the start; {begins}"
     return about
 
 

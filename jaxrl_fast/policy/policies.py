@@ -120,9 +120,7 @@ def save_policy(policy: Policy, folder: Path) -> None:
         ValueError: It is the policy of one of several agents.
     """
     if AGENT in policy.made_by:
-        raise ValueError(
-            f"the policy of agent {policy.made_by[AGENT]} cannot be saved alone: save the policy of all agents"
-        )
+        raise ValueError(f"the policy of agent {policy.made_by[AGENT]} cannot be saved alone: save the joint policy")
     folder.mkdir(parents=True, exist_ok=True)
     description = {"format": FORMAT_VERSION, "spec": spec_to_json(policy.spec), "made_by": policy.made_by}
     params = serialization.msgpack_serialize(jax.tree.map(np.asarray, by_name(policy.params)))

@@ -19,7 +19,7 @@ from jaxrl_fast.runtime.hosts import PLACEMENT
 HEARTBEAT_TIMEOUT_S = 20
 """Seconds without a heartbeat after which JAX treats a process as dead, and ends the others."""
 LAST_MEETING_S = 7 * 24 * 3600
-"""Seconds for which the others wait for process 0, which may still be drawing; if it dies, they end at once."""
+"""Seconds for which the others wait for process 0, which may still be drawing; if it dies, they end, too."""
 SHORT_MEETING_S = 5
 """Seconds for which a failed process waits for the others, which may have failed for the same reason."""
 POLL_S = 0.5
@@ -89,7 +89,7 @@ def named_processes(coordinator: str | None, num_processes: int | None, process_
 def find() -> Processes | None:
     """Detect the processes that SLURM (``srun``), Open MPI 4 (``mpirun``) or Kubernetes (an indexed job) started.
 
-    The detection is that by `jax.distributed.initialize`. A process alone on its node drives all devices there; of
+    It detects them as `jax.distributed.initialize` does. A process alone on its node drives all devices there; of
     several processes on a node, each drives one.
 
     Returns:

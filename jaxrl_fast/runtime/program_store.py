@@ -284,10 +284,7 @@ def compile_stored(store: Store, jits: Sequence[Jit], trace_all: Callable[[], It
         for jit, program in zip(jits, known if kept else trace_all(), strict=True):
             traced.append(program)
             running.append(pool.submit(compile, jit, program))
-    except (
-        ValueError,
-        NotImplementedError,
-    ) as error:  # a callback; other errors are raised again by the usual compilation
+    except (ValueError, NotImplementedError) as error:  # a callback; other errors occur again in usual compilation
         store.refuse(jits[len(traced)].name, f"{type(error).__name__}: {error}")
         return None
     finally:

@@ -255,9 +255,7 @@ def compiled(request: Request, run: Run, env: VecEnv | HostEnv, algorithm: Algor
     wanted = memory_bytes(ready, placed)
     device = placed.groups[0].devices[0]
     cap = request.memory_cap if request.memory_cap is not None else ENOUGH * free_bytes(device)
-    taken = (
-        current_bytes() if device.platform == "cpu" else 0
-    )  # larger after a compilation than after loading from disk
+    taken = current_bytes() if device.platform == "cpu" else 0  # more after compiling than after loading from disk
     if wanted is not None and wanted + taken > cap:
         raise DoesNotFit(f"needs {(wanted + taken) / 1e9:.3g} GB of memory, and {cap / 1e9:.3g} GB are allowed")
     timed = warm(ready, agent.warmup_ticks + 1 if request.what == "training" else 0)
