@@ -158,7 +158,7 @@ def test_more_devices_than_logical_shards_are_told_which_key_to_write():
     graph, _ = built("sac", num_envs=64, batch_size=64)
     placed = placements.data_parallel(graph, range(64))  # numbers in place of devices, which nobody has
     with pytest.raises(
-        GraphError, match=r"divides the 8 logical shards \(common divisor of 8, .* write shards=64 with"
+        GraphError, match=r"cannot shard the 8 logical shards \(common divisor of 8, .* write shards=64 with"
     ):
         placements.check(graph, placed)
     graph, _ = built("sac", num_envs=64, batch_size=64, shards=64)
