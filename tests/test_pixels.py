@@ -123,7 +123,7 @@ def test_small_images_of_truth_values_and_real_numbers_are_convolved_where_a_con
     ("algorithm", "says"),
     [
         (small_ppo(cnn="nature"), "cnn=nature is too large for images with a side of 8 pixels: write cnn=auto"),
-        (small_ppo(normalize_observations=True), "motion, whose observations are images.*Leave normalize_observations out"),
+        (small_ppo(normalize_observations=True), "motion, whose observations are images.*Leave normalize_obs"),
         (small_sac(), "algo=sac does not work with the discrete actions of motion: write algo=sac_discrete"),
     ],
 )

@@ -129,7 +129,7 @@ def dqn(
         value_min: Smallest return of a categorical head.
         value_max: Largest return of a categorical head.
         normalize_observations: Whether to normalize observations; None for all but pure images.
-        q_hidden: Hidden layers of the Q-network.
+        q_hidden: Sizes of the Q-network's hidden layers.
         q_keys: Entries of a dictionary observation that the network reads; empty for all.
         activation: Activation of the hidden layers.
         layer_norm: Whether to normalize the hidden layers.

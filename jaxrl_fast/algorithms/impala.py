@@ -106,7 +106,7 @@ def impala(
         num_minibatches: Updates in a tick, of whole rollouts; None for minibatches of at least 640 steps.
         normalize_observations: Whether to normalize observations; None for all but pure images.
         normalize_rewards: Whether to divide rewards by the deviation of returns.
-        hidden: Hidden layers of the network.
+        hidden: Sizes of the hidden layers.
         keys: Entries of a dictionary observation that the network reads; empty for all.
         activation: Activation of the hidden layers.
         layer_norm: Whether to normalize the hidden layers.

@@ -70,8 +70,8 @@ def ippo(
         normalize_advantages: Whether to normalize advantages in each minibatch.
         share_parameters: Whether agents share networks, which read the agent's number, or have separate networks and
             optimizers.
-        policy_hidden: Hidden layers of the policy.
-        value_hidden: Hidden layers of the value network.
+        policy_hidden: Sizes of the policy's hidden layers.
+        value_hidden: Sizes of the value network's hidden layers.
         policy_keys: Entries of a dictionary observation that the policy reads; empty for all.
         critic_keys: Entries of a dictionary observation that the critic reads; empty for all.
         activation: Activation of the hidden layers.

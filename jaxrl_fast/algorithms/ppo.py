@@ -131,8 +131,8 @@ def ppo(
         normalize_observations: Whether to normalize observations; None for all but pure images.
         normalize_rewards: Whether to divide rewards by the deviation of returns.
         normalize_advantages: Whether to normalize advantages in each minibatch.
-        policy_hidden: Hidden layers of the policy.
-        value_hidden: Hidden layers of the value network.
+        policy_hidden: Sizes of the policy's hidden layers.
+        value_hidden: Sizes of the value network's hidden layers.
         policy_keys: Entries of a dictionary observation that the policy reads; empty for all.
         critic_keys: Entries of a dictionary observation that the critic reads; empty for all.
         activation: Activation of the hidden layers.

@@ -97,7 +97,7 @@ def pqn(
         num_minibatches: Minibatches in an epoch; None for minibatches of at least 128 steps.
         normalize_observations: Whether to normalize observations; None for all but pure images.
         normalize_rewards: Whether to divide rewards by the deviation of returns.
-        q_hidden: Hidden layers of the Q-network.
+        q_hidden: Sizes of the Q-network's hidden layers.
         q_keys: Entries of a dictionary observation that the network reads; empty for all.
         activation: Activation of the hidden layers.
         layer_norm: Whether to normalize the hidden layers.

@@ -65,7 +65,7 @@ def pqn_vdn(
         normalize_rewards: Whether to divide rewards by the deviation of returns.
         share_parameters: Whether agents share a network, which reads the agent's number, or have separate networks and
             optimizers.
-        q_hidden: Hidden layers of the Q-network.
+        q_hidden: Sizes of the Q-network's hidden layers.
         q_keys: Entries of a dictionary observation that the network reads; empty for all.
         activation: Activation of the hidden layers.
         layer_norm: Whether to normalize the hidden layers.

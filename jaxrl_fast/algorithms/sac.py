@@ -110,8 +110,8 @@ def sac(
         sequence_length: Steps of a training sequence with a GRU.
         burn_in: Steps before each sequence that only compute the GRU's memory.
         normalize_observations: Whether to normalize observations; None for all but pure images.
-        policy_hidden: Hidden layers of the policy.
-        critic_hidden: Hidden layers of the critics.
+        policy_hidden: Sizes of the policy's hidden layers.
+        critic_hidden: Sizes of the critics' hidden layers.
         policy_keys: Entries of a dictionary observation that the policy reads; empty for all.
         critic_keys: Entries of a dictionary observation that the critic reads; empty for all.
         activation: Activation of the hidden layers.

@@ -114,8 +114,8 @@ def td3(
         max_grad_norm: Norm to which the gradients of each network are clipped.
         reward_scale: Factor of the rewards.
         weight_decay: Weight decay of AdamW; 0 for other optimizers.
-        noise_spread: Ratio of the last environment's noise to ``exploration_noise``, and of that to the first
-            environment's.
+        noise_spread: Ratio of the last environment's noise to ``exploration_noise``; the first environment's noise is
+            smaller by the same ratio.
         policy_delay: Updates between two steps of the actor and of all target networks.
         num_critics: Number of Q-networks.
         rollout_length: Steps of each environment in a tick.
@@ -127,8 +127,8 @@ def td3(
         sequence_length: Steps of a training sequence with a GRU.
         burn_in: Steps before each sequence that only compute the GRU's memory.
         normalize_observations: Whether to normalize observations; None for all but pure images.
-        policy_hidden: Hidden layers of the policy.
-        critic_hidden: Hidden layers of the critics.
+        policy_hidden: Sizes of the policy's hidden layers.
+        critic_hidden: Sizes of the critics' hidden layers.
         policy_keys: Entries of a dictionary observation that the policy reads; empty for all.
         critic_keys: Entries of a dictionary observation that the critic reads; empty for all.
         activation: Activation of the hidden layers.
