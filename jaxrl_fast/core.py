@@ -1,12 +1,12 @@
-"""The types that all packages share: action spaces, steps, rollouts, minibatches.
+"""The types that all packages share: action spaces, time steps, transitions, minibatches.
 
-Axis letters, the same everywhere: ``T`` time, ``E`` environments, ``B`` batch, ``K`` gradient updates,
-``S`` seeds, ``L`` steps of a training sequence, ``G`` logical shards (`learning.minibatches`). Arrays are time-major:
-``[T, E, ...]``. An observation is a pytree: usually one array, a dictionary where it has an ``action_mask`` too.
+All packages use these axis letters: ``T`` time, ``E`` environments, ``B`` batch, ``K`` gradient updates, ``S`` seeds,
+``L`` steps of a training sequence, ``G`` logical shards (`learning.minibatches`). Arrays are time-major:
+``[T, E, ...]``. An observation is a pytree: usually one array, or a dictionary if it contains an ``action_mask``.
 
-In a world of several agents ``A`` stands behind all of these: observations, actions and rewards are ``[T, E, A, ...]``,
-the ends of episodes ``[T, E]``. In a dictionary observation two keys then mean the same everywhere: `STATE` is the
-world's own, without the axis ``A``, and `OUT`, bool ``[A]``, tells which agents take no part in the next step.
+An environment of several agents adds a last batch axis ``A``: observations, actions and rewards are ``[T, E, A, ...]``,
+episode ends ``[T, E]``. A dictionary observation reserves two keys: `STATE` is the global state, without the axis
+``A``, and `OUT`, bool ``[A]``, marks the agents that take no part in the next step.
 """
 
 import math
@@ -23,38 +23,47 @@ __version__ = "0.2.0"
 PyTree = Any
 """Nested dictionaries, lists and (named) tuples of arrays, as JAX maps over them."""
 Metrics = dict[str, jax.Array]
-"""Numbers to report, by the name of their column in ``metrics.csv``."""
+"""Values to report, by their column in ``metrics.csv``."""
 STATE, OUT = "state", "out"
 
 
 class Discrete(NamedTuple):
-    """Discrete actions: int32 scalars ``0 .. num_actions - 1``."""
+    """Discrete actions: int32 scalars ``0 .. num_actions - 1``.
+
+    Attributes:
+        num_actions: Number of actions.
+    """
 
     num_actions: int
 
 
 class Box(NamedTuple):
-    """Continuous actions between ``low`` and ``high``, both float32 ``[*action_shape]`` and finite."""
+    """Continuous actions within finite bounds.
+
+    Attributes:
+        low: Lower bounds, float32 ``[*action_shape]``.
+        high: Upper bounds, float32 ``[*action_shape]``.
+    """
 
     low: np.ndarray
     high: np.ndarray
 
 
 class EnvSpec(NamedTuple):
-    """What an algorithm may know of an environment before it runs.
+    """Static description of an environment.
 
-    - ``name``: for messages, tables and files.
-    - ``obs``: shapes and dtypes of one observation, a pytree of ``jax.ShapeDtypeStruct``.
-    - ``action``: the action space.
-    - ``max_episode_steps``: the time limit in steps, which `vectorize` enforces by truncation; None: no limit.
-    - ``frame_stack``: how many of the last images the networks see at once (0 and 1: only the newest). The environment
-      itself gives single images; `learning.frame_stack` stacks them.
-    - ``num_agents``: of a world of several agents (``A``): ``obs`` has that axis then, but for `STATE`, and ``action``
-      is what each agent may do. None: one agent, without such an axis.
-    - ``shared_reward``: agents get one reward, the team's, and it goes on for those that are out; else each gets its
-      own, the team's is their sum, and an agent's own return ends as it goes out.
-    - ``own_sizes``: of each agent how many numbers it observes and how many actions it has, where agents differ in
-      that: what they lack of the largest is filled up with zeros and masked. Empty: they are alike.
+    Attributes:
+        name: Name in messages, tables and file names.
+        obs: Shapes and dtypes of one observation, a pytree of ``jax.ShapeDtypeStruct``.
+        action: Action space; with several agents, the space of each agent.
+        max_episode_steps: Time limit in steps, which `vectorize` enforces by truncation; None for no limit.
+        frame_stack: Number of images that `learning.frame_stack` stacks for the networks; 0 and 1 mean only the newest.
+        num_agents: Number of agents ``A``, an axis of every leaf of ``obs`` but `STATE`; None for one agent without
+            axis.
+        shared_reward: True if all agents get one team reward, also after an agent is out. Otherwise each agent gets its
+            reward, the team reward is their sum, and an agent's return stops when it is out.
+        own_sizes: Observation size and number of actions of each agent, where agents differ. Smaller observations are
+            padded with zeros and missing actions masked. Empty if all agents are alike.
     """
 
     name: str
@@ -68,13 +77,13 @@ class EnvSpec(NamedTuple):
 
 
 class EpisodeTotals(NamedTuple):
-    """An episode up to and including this step, ``[E]``.
+    """Totals of an episode up to and including this step, ``[E]``.
 
-    - ``returns``: the undiscounted return, float32.
-    - ``length``: the number of steps, int32.
-    - ``success``: whether this step led to a success, bool; ``()`` where the environment does not say.
-    - ``agents``: the return of each agent, ``[E, A]``, of which ``returns`` is the sum; ``()`` where agents have no
-      rewards of their own.
+    Attributes:
+        returns: Undiscounted return, float32.
+        length: Number of steps, int32.
+        success: Whether this step led to a success, bool; ``()`` if the environment does not report it.
+        agents: Return of each agent, ``[E, A]``, whose sum is ``returns``; ``()`` if agents have no separate rewards.
     """
 
     returns: jax.Array
@@ -84,15 +93,16 @@ class EpisodeTotals(NamedTuple):
 
 
 class Timestep(NamedTuple):
-    """What one step of an environment returns.
+    """Result of one environment step.
 
-    - ``obs``: what the policy sees next; after the end of an episode, the first observation of the next one.
-    - ``next_obs``: the true successor, the one to bootstrap from; after the end of an episode, its last observation.
-    - ``reward``: of this step; ``[A]`` where each of several agents has its own.
-    - ``terminated``: the task ended, so there is no future reward.
-    - ``truncated``: the episode was cut, as by a time limit; its future reward is still worth the value of
-      ``next_obs``. Never true together with ``terminated``.
-    - ``episode``: `EpisodeTotals`, filled by `vectorize`; a single environment leaves it empty.
+    Attributes:
+        obs: Observation that the policy acts on next; after an episode ends, the first of the next episode.
+        next_obs: Observation that follows the action, for bootstrapping; at an episode's end, its terminal observation.
+        reward: Reward of this step; ``[A]`` if agents have separate rewards.
+        terminated: The task ended, so no reward follows.
+        truncated: The episode was cut, for example by a time limit; bootstrap from ``next_obs``. Never true together
+            with ``terminated``.
+        episode: `EpisodeTotals`, filled by `vectorize`; a single environment leaves it empty.
     """
 
     obs: PyTree
@@ -104,11 +114,11 @@ class Timestep(NamedTuple):
 
 
 class Extras(NamedTuple):
-    """What is stored of a decision for the updates.
+    """Data stored with a decision for the updates.
 
-    - ``decision``: arrays that the algorithm's choice of actions wants back (`algorithm.Decide`), by name, such as
-      ``log_prob``.
-    - ``memory``: the recurrent memory of the networks before this step, by part.
+    Attributes:
+        decision: Arrays that the algorithm's exploration returns (`algorithm.Decide`), by name, such as ``log_prob``.
+        memory: Recurrent memory of the networks before this step, by part.
     """
 
     decision: dict[str, jax.Array]
@@ -116,12 +126,17 @@ class Extras(NamedTuple):
 
 
 class Transition(NamedTuple):
-    """One decision and what came of it; a *rollout* is a `Transition` with leaves ``[T, E, ...]``.
+    """One decision and its outcome; a *rollout* is a `Transition` with leaves ``[T, E, ...]``.
 
-    - ``obs``: what the policy saw; ``action``: what it chose.
-    - ``reward``, ``next_obs``, ``terminated``, ``truncated``: as in `Timestep`.
-    - ``first``: whether ``obs`` is the first observation of an episode.
-    - ``extras``: `Extras`.
+    Attributes:
+        obs: Observation of the policy.
+        action: Action of the policy.
+        reward: As in `Timestep`.
+        next_obs: As in `Timestep`.
+        terminated: As in `Timestep`.
+        truncated: As in `Timestep`.
+        first: Whether ``obs`` is the first observation of an episode.
+        extras: `Extras`.
     """
 
     obs: PyTree
@@ -135,12 +150,13 @@ class Transition(NamedTuple):
 
 
 class Products(NamedTuple):
-    """How large the work of a program's updates is, to choose by how it is compiled.
+    """Size of the work in a program's updates, which decides how it is compiled.
 
-    - ``sequences``: whether matrix products are those of a few sequences of several agents.
-    - ``largest``: multiply-adds of the largest of them, forward; infinite if unknown.
-    - ``params``: numbers in all networks together; infinite if unknown.
-    - ``environments``: whether the program steps environments too, whose products are others.
+    Attributes:
+        sequences: Whether matrix products have operands of a few sequences of several agents.
+        largest: Multiply-adds of the largest product, forward; infinite if not computed.
+        params: Number of parameters in all networks; infinite if not computed.
+        environments: Whether the program also steps environments, which add products of other sizes.
     """
 
     sequences: bool = False
@@ -153,11 +169,12 @@ UNKNOWN_PRODUCTS = Products()
 
 
 class Batches(NamedTuple):
-    """The minibatches of ``K`` gradient updates.
+    """Minibatches of ``K`` gradient updates.
 
-    - ``data``: leaves ``[G, N, ...]``, ``N`` sequences in each of ``G`` logical shards.
-    - ``indices``: int32 ``[K, G, B / G]``, the sequences of each update, the same share from every shard.
-    - ``places``: where the sequences stand in prioritized replay, leaves ``[G, N]``; else ``()``.
+    Attributes:
+        data: Leaves ``[G, N, ...]``: ``N`` sequences in each of ``G`` logical shards.
+        indices: Sequences of each update, the same number from every shard, int32 ``[K, G, B / G]``.
+        places: Positions of the sequences in prioritized replay, leaves ``[G, N]``; else ``()``.
     """
 
     data: PyTree
@@ -166,41 +183,77 @@ class Batches(NamedTuple):
 
 
 Log = Literal["tensorboard", "wandb", "none"]
-"""Where the scalars of a run go, beside its tables."""
+"""Destination of a run's scalars, in addition to its tables."""
 
 
 def action_shape(spec: EnvSpec) -> tuple[int, ...]:
-    """Of what an environment takes in a step: of all its agents' actions together."""
+    """Return the shape of one environment step's action, with the agents' axis if there are several.
+
+    Args:
+        spec: Environment.
+
+    Returns:
+        ``(*action_shape,)``, or ``(A, *action_shape)`` with several agents.
+    """
     one = () if isinstance(spec.action, Discrete) else spec.action.low.shape
     return one if spec.num_agents is None else (spec.num_agents, *one)
 
 
 def reward_shape(spec: EnvSpec) -> tuple[int, ...]:
-    """Of what an environment pays in a step."""
+    """Return the shape of one environment step's reward.
+
+    Args:
+        spec: Environment.
+
+    Returns:
+        ``(A,)`` if agents have separate rewards, else ``()``.
+    """
     return () if spec.num_agents is None or spec.shared_reward else (spec.num_agents,)
 
 
 def is_image(leaf: Any, *, axes: int = 0) -> bool:
-    """Whether an array of this shape and dtype, without its first ``axes``, is one image: bytes
-    ``[height, width, channels]``."""
+    """Return whether an array's shape and dtype are those for an image, uint8 ``[height, width, channels]``.
+
+    Args:
+        leaf: Array or ``jax.ShapeDtypeStruct``.
+        axes: Number of leading batch axes.
+
+    Returns:
+        True for an image.
+    """
     return leaf.dtype == jnp.uint8 and len(leaf.shape) == axes + 3
 
 
 def on_every_device(tree: PyTree) -> PyTree:
-    """The same values; where a program names its devices (`jax.sharding.use_abstract_mesh`), all of them on each, so
-    that what is computed of them is not divided."""
+    """Replicate arrays over all devices of the current device mesh.
+
+    Computations on the result are then not sharded. Without a mesh (`jax.sharding.use_abstract_mesh`) nothing changes.
+
+    Args:
+        tree: Arrays.
+
+    Returns:
+        The same values, with a replicated sharding constraint.
+    """
     if jax.sharding.get_abstract_mesh().empty:
         return tree
     return jax.lax.with_sharding_constraint(tree, jax.sharding.PartitionSpec())
 
 
 def over_two_axes(function: Callable[[Any], PyTree], tree: PyTree) -> PyTree:
-    """``function`` of each element of the leaves ``[R, E, ...]``; its results are ``[R, E, ...]``.
+    """Map a function over the two leading axes of a pytree.
 
-    As two `jax.vmap`, but over one axis of ``E * R``: XLA compiles random draws over two axes of known sizes two to
-    three times as long on a CPU, and draws are half of what is compiled of CartPole's PPO (JAX 0.10.2). ``E``
-    comes first in it, so that what is divided among devices along ``E`` stays where it is. One row stays two
-    `jax.vmap`: as one, it made a TPU copy SAC's replay buffer in every tick.
+    Equals two nested `jax.vmap`, but maps one axis of size ``E * R``: XLA compiles random draws over two axes of static
+    sizes two to three times as long on a CPU, and draws are half of the code compiled for PPO on CartPole (JAX 0.10.2).
+    ``E`` is the major part of the joint axis, so arrays sharded along ``E`` stay on their devices. One row uses two
+    nested `jax.vmap`, because the joint axis made a TPU copy SAC's replay buffer in every tick.
+
+    Args:
+        function: Function of one element.
+        tree: Leaves ``[R, E, ...]``.
+
+    Returns:
+        Results with leaves ``[R, E, ...]``.
     """
     rows, columns = jax.tree.leaves(tree)[0].shape[:2]
     if rows == 1:
@@ -216,12 +269,28 @@ def over_two_axes(function: Callable[[Any], PyTree], tree: PyTree) -> PyTree:
 
 
 def stable_hash(name: str) -> int:
-    """A hash of ``name`` that is the same in every process, unlike `hash`."""
+    """Hash a string to the same integer in every process, unlike `hash`.
+
+    Args:
+        name: Text.
+
+    Returns:
+        32-bit hash.
+    """
     return zlib.crc32(name.encode())
 
 
 def select(mask: jax.Array, on_true: PyTree, on_false: PyTree) -> PyTree:
-    """`jnp.where` for whole elements of the leading axis: ``mask`` ``[E]``, leaves ``[E, ...]``."""
+    """Select whole elements of the leading axis, like `jnp.where`.
+
+    Args:
+        mask: Bool ``[E]``.
+        on_true: Values where the mask is true, leaves ``[E, ...]``.
+        on_false: Values elsewhere, leaves ``[E, ...]``; they set the dtypes.
+
+    Returns:
+        Selected values, leaves ``[E, ...]``.
+    """
 
     def choose(a: jax.Array, b: jax.Array) -> jax.Array:
         b = jnp.asarray(b)

@@ -1,4 +1,4 @@
-"""Files that are replaced in one step, and processes of this package beside the one that trains."""
+"""Atomic file replacement, and subprocesses of this package next to the training process."""
 
 import contextlib
 import os
@@ -12,12 +12,21 @@ from pathlib import Path
 from typing import Any
 
 UNFINISHED = ".unfinished"
-"""The end of the name of a file that is being written."""
+"""Suffix of the name of a file that is being written."""
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a new path beside ``path``, which takes its place when the block ends; removed if the block raises."""
+    """Yield a temporary path that replaces ``path`` when the block ends.
+
+    The temporary file is in the same folder and is removed if the block raises.
+
+    Args:
+        path: File to replace.
+
+    Returns:
+        A context manager that yields the temporary path.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(2)}{UNFINISHED}")
     try:
         yield temporary
@@ -29,31 +38,48 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def replace_file(path: Path, content: str | bytes) -> None:
-    """Write a file, text as UTF-8, in the place of an older one.
+    """Write a file atomically, replacing an older one.
+
+    Args:
+        path: File to write.
+        content: Text, written as UTF-8, or bytes.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: The file cannot be written.
     """
     with replacing(path) as temporary:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def start_module(module: str, *words: str, env: Mapping[str, str], **pipes: Any) -> subprocess.Popen:
-    """Run ``python -m module words`` in a session of its own: Ctrl-C is for this process, which then ends that one.
+    """Start ``python -m module words`` in a new session.
 
-    ``env``: all its environment variables; ``pipes``: as of `subprocess.Popen`.
+    Ctrl-C then reaches only this process, which has to end the other (`end_session`).
+
+    Args:
+        module: Name of the module.
+        *words: Command-line arguments.
+        env: All environment variables of the subprocess.
+        **pipes: Keyword arguments of `subprocess.Popen`.
+
+    Returns:
+        The started process.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: The process cannot be started.
     """
     return subprocess.Popen([sys.executable, "-m", module, *words], env=env, start_new_session=True, **pipes)
 
 
 def end_session(process: subprocess.Popen) -> None:
-    """Kill a process of `start_module` and all that it started, whatever they are doing, and close its pipes."""
+    """Kill a process of `start_module` with all its descendants, and close its pipes.
+
+    Args:
+        process: Process that leads its session.
+    """
     with suppress(ProcessLookupError):  # it has ended already
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait()  # before its pipes are closed, so that a thread that reads from them finds their end
+    process.wait()  # before closing the pipes, so that a thread that reads from them reaches their end
     for pipe in filter(None, (process.stdin, process.stdout)):
-        with suppress(OSError):  # what was not sent is lost
+        with suppress(OSError):  # unsent data is lost
             pipe.close()

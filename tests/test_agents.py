@@ -306,7 +306,7 @@ def test_one_agents_policy_does_what_that_of_all_does_in_its_place(shared: bool,
     assert export_policy(alone, tmp_path, "jax")[1].endswith("0 actions differ from the policy's")
     with pytest.raises(ValueError, match="counting has 2, write a number from 0 to 1"):
         policy.agent(2)
-    with pytest.raises(ValueError, match="that of the one agent of counting: use it as it is"):
+    with pytest.raises(ValueError, match="counting has one agent: use its policy directly"):
         alone.agent(0)
     with pytest.raises(ValueError, match="the policy of agent 1 cannot be saved alone"):
         jf.save_policy(alone, tmp_path)

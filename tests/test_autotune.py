@@ -163,33 +163,33 @@ def test_ctrl_c_keeps_what_was_measured_prints_the_best_and_leaves_nobody_behind
 
 def test_num_envs_auto_looks_around_only_where_the_run_is_worth_it(here: Path):
     told: list[str] = []
-    short = auto.resolve(compose([*WALK, "num_envs=auto", "total_steps=10_000"]), may_measure=True, tell=told.append)
+    short = auto.resolve(compose([*WALK, "num_envs=auto", "total_steps=10_000"]), may_measure=True, log=told.append)
     assert short == compose([*WALK[:3], *WALK[4:], "total_steps=10_000"])
     assert len(told) == 1 and "the run takes about 0:0" in told[0]
     told.clear()
     words = [*WALK, "num_envs=auto", "total_steps=1_000_000_000_000"]
-    long = auto.resolve(compose(words), may_measure=True, tell=told.append)
+    long = auto.resolve(compose(words), may_measure=True, log=told.append)
     assert [line.partition(":")[0] for line in told] == ["num_envs=auto"] * 2
-    assert "looks at 4, 16, 64 environments" in told[0] and f"{long.num_envs} environments" in told[1]
+    assert "measures 4, 16, 64 environments" in told[0] and f"{long.num_envs} environments" in told[1]
     assert long.num_envs in (4, 16, 64) and long.num_envs * long.algo_options["rollout_length"] == 512
     (finding,) = tuning_cache.read().values()
     assert finding.quick
-    assert auto.resolve(compose(words), may_measure=False, tell=told.append) == long
+    assert auto.resolve(compose(words), may_measure=False, log=told.append) == long
 
 
 def test_overlap_auto_measures_only_where_the_run_is_worth_it(here: Path):
     told: list[str] = []
     short = compose([*WALK, "overlap=auto", "total_steps=10_000"])
-    assert auto.resolve_overlap(short, may_measure=True, tell=told.append).overlap == "none"
+    assert auto.resolve_overlap(short, may_measure=True, log=told.append).overlap == "none"
     assert len(told) == 1 and "the run takes about 0:0" in told[0]
     told.clear()
     words = [*WALK, "overlap=auto", "total_steps=1_000_000_000_000"]
-    long = auto.resolve_overlap(compose(words), may_measure=True, tell=told.append)
+    long = auto.resolve_overlap(compose(words), may_measure=True, log=told.append)
     if machine.cpu_cores() == 1:
         pytest.skip("nothing could run at the same time")
     assert [line.partition(":")[0] for line in told] == ["overlap=auto"] * 2
     assert "measures none, actor_critic, all, sampling in turn" in told[0] and " the steps/s of none" in told[1]
-    assert auto.resolve_overlap(compose(words), may_measure=False, tell=told.append) == long
+    assert auto.resolve_overlap(compose(words), may_measure=False, log=told.append) == long
 
 
 def test_a_row_that_others_disturbed_is_named(here: Path):

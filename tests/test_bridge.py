@@ -60,7 +60,7 @@ def test_the_train_step_jits_scans_and_donates_and_each_state_is_stepped_once():
     first = jax.jit(init)(jax.random.key(0))
     second, _ = step(first)
     jax.block_until_ready(second)
-    with pytest.raises(jax.errors.JaxRuntimeError, match="left after 0 steps, and the environments stand at 24"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match="is at step 0 and the environments at step 24"):
         jax.block_until_ready(step(first))
     many = jax.jit(lambda state: jax.lax.scan(lambda s, _: train_step(s), state, length=3), donate_argnums=0)
     end, metrics = many(second)

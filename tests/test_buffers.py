@@ -155,7 +155,7 @@ def test_what_does_not_fit_is_refused():
         ring_buffer(capacity=128, num_envs=4, batch_size=256)
     with pytest.raises(ValueError, match=r"windows of 3 .*: write a buffer_size of at least 16"):
         ring_buffer(capacity=12, num_envs=4, batch_size=4, window=Window(3))
-    with pytest.raises(ValueError, match="9 steps does not fit a buffer of 5"):
+    with pytest.raises(ValueError, match="9 steps exceeds a buffer of 5"):
         filled(5, 4, 8, 1, [9])
 
 

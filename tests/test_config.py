@@ -287,7 +287,7 @@ REFUSED = [
     ("seed=", "seed= has no value"),
     ("seed", "cannot read 'seed': write key=value"),
     ("--fast", "cannot read '--fast'"),
-    ("seed=1,2", "seed=1,2: several values are several runs: add --multirun"),
+    ("seed=1,2", "seed=1,2: several values start several runs: add --multirun"),
     ("run_dir=/a(b)", "quote the value"),
     ("~algo", "settings cannot be removed"),
     ("algo@x=sac", "write key=value, without '@'"),

@@ -203,7 +203,7 @@ def test_the_onnx_file_says_what_it_is(tmp_path):
         "obs.action_mask bool[batch, 3], obs.board int8[batch, 3, 3], obs.where.x float32[batch, 2]"
     )
     assert told["action"] == "action float32[batch, 2] from [-2.0, -1.0] to [1.0, 3.0]"
-    assert told["memory"].startswith("carry float32[batch, 6], zeros to begin with")
+    assert told["memory"].startswith("carry float32[batch, 6], zeros at the start")
     inputs = ["carry", "obs.action_mask", "obs.board", "obs.where.x", "first"]
     assert [tensor.name for tensor in model.graph.input] == inputs
     assert [tensor.name for tensor in model.graph.output] == ["action", "next_carry"]
@@ -213,7 +213,7 @@ def test_the_onnx_file_says_what_it_is(tmp_path):
 def test_a_primitive_without_a_form_is_named_in_one_line():
     (batch,) = jax.export.symbolic_shape("batch")
     obs = jax.ShapeDtypeStruct((batch, 3), jnp.float32)
-    with pytest.raises(ValueError, match=r"^no ONNX form is known here for 'sort'.*formats=jax$"):
+    with pytest.raises(ValueError, match=r"^the ONNX export does not support 'sort'.*formats=jax$"):
         to_onnx(lambda x: jnp.sort(x, axis=-1), (obs,), ["obs"], ["action"], {"env": "toy"})
 
 

@@ -289,7 +289,7 @@ def test_the_best_policy_of_the_probe_is_found():
         (dict(max_return=0.0), "num_atoms=5 and max_return=0.0"),
         (
             dict(critic_hidden=(4, 8)),
-            r"residual blocks of the sizes \[4, 8\]: write at least one, all of the same size",
+            r"residual blocks of different or no sizes, \[4, 8\]: write at least one size, all equal",
         ),
     ],
 )

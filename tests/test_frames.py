@@ -276,8 +276,8 @@ def equations(jaxpr):
         (jax.ShapeDtypeStruct((4,), jnp.float32), 4, r"its observations are float32\[4\]: leave frame_stack out"),
         (jax.ShapeDtypeStruct((8, 8), jnp.uint8), 2, r"uint8\[8, 8\]"),
         ({"speed": jax.ShapeDtypeStruct((4,), jnp.float32)}, 2, r"its observations are \{'speed': 'float32\[4\]'\}"),
-        (pixel_envs.IMAGE, -1, "frame_stack=-1: write how many"),
-        (pixel_envs.IMAGE, 2.5, "frame_stack=2.5: write how many"),
+        (pixel_envs.IMAGE, -1, "frame_stack=-1: write the number"),
+        (pixel_envs.IMAGE, 2.5, "frame_stack=2.5: write the number"),
     ],
 )
 def test_only_images_are_stacked(obs, k, says):

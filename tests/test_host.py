@@ -138,7 +138,7 @@ def test_a_number_that_is_not_finite_names_the_step(tmp_path):
 
 def test_what_the_host_cannot_do_is_refused_in_a_line():
     graph, _ = build_graph(tiny.host_line(discrete=True), algorithm("ppo"))
-    with pytest.raises(GraphError, match="data_parallel divides 'sample' among 2 devices, but it runs on the host"):
+    with pytest.raises(GraphError, match="data_parallel shards 'sample' over 2 devices, but it runs on the host"):
         programs.compile(graph, placements.data_parallel(graph, jax.devices()[:2]), 1)
     for env, num_seeds in ((tiny.host_line(discrete=True), 2), (tiny.host_line(discrete=True, num_seeds=2), 1)):
         with pytest.raises(

@@ -134,7 +134,7 @@ def test_a_network_reads_the_keys_that_it_is_told():
     assert np.abs(net.apply(params, (), {**obs, "b": 0.0 * OBS}, FIRST)[0] - before).max() > 1e-3
     with pytest.raises(ValueError, match=r"no key 'c': write some of a, b"):
         make_network(spec, 2, hidden=(8,), keys=("c",))
-    with pytest.raises(ValueError, match=r"no key 'c': they are no dictionary: leave the keys out"):
+    with pytest.raises(ValueError, match=r"no key 'c': they are not a dictionary: leave the keys out"):
         make_network(SPEC, 2, hidden=(8,), keys=("c",))
 
 

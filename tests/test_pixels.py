@@ -12,7 +12,8 @@ import pytest
 import jaxrl_fast as jf
 from jaxrl_fast.learning.algorithm import Algorithm
 from jaxrl_fast.learning.run_graph import bind, build_graph
-from jaxrl_fast.networks.network import CNNS, choose_convolutions, make_network, patches
+from jaxrl_fast.networks.convolutions import CNNS, choose_convolutions, patches
+from jaxrl_fast.networks.network import make_network
 from jaxrl_fast.runtime import graph as graphs
 from jaxrl_fast.runtime import placements
 from jaxrl_fast.runtime import program as programs
@@ -121,15 +122,15 @@ def test_small_images_of_truth_values_and_real_numbers_are_convolved_where_a_con
 @pytest.mark.parametrize(
     ("algorithm", "says"),
     [
-        (small_ppo(cnn="nature"), "cnn=nature does not fit images with a side of 8 pixels: write cnn=auto"),
-        (small_ppo(normalize_observations=True), "motion observes images.*leave it out"),
+        (small_ppo(cnn="nature"), "cnn=nature is too large for images with a side of 8 pixels: write cnn=auto"),
+        (small_ppo(normalize_observations=True), "motion, whose observations are images.*Leave normalize_obs"),
         (small_sac(), "algo=sac does not work with the discrete actions of motion: write algo=sac_discrete"),
     ],
 )
 def test_what_images_do_not_go_with_is_refused(algorithm: Algorithm, says: str):
     with pytest.raises(ValueError, match=says):
         bind(algorithm, pixel_envs.motion().spec, 8)
-    with pytest.raises(ValueError, match=r"cnn=small reads images .* hold none: write cnn=auto"):
+    with pytest.raises(ValueError, match=r"cnn=small reads images .* contain none: write cnn=auto"):
         bind(small_ppo(cnn="small"), jf.EnvSpec("x", jax.ShapeDtypeStruct((4,), jnp.float32), jf.Discrete(2)), 8)
 
 

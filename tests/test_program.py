@@ -158,7 +158,7 @@ def test_more_devices_than_logical_shards_are_told_which_key_to_write():
     graph, _ = built("sac", num_envs=64, batch_size=64)
     placed = placements.data_parallel(graph, range(64))  # numbers in place of devices, which nobody has
     with pytest.raises(
-        GraphError, match=r"divides the 8 logical shards \(common divisor of 8, .* write shards=64 with"
+        GraphError, match=r"cannot shard the 8 logical shards \(common divisor of 8, .* write shards=64 with"
     ):
         placements.check(graph, placed)
     graph, _ = built("sac", num_envs=64, batch_size=64, shards=64)
@@ -273,14 +273,14 @@ def test_devices_of_agents_tell_each_other_in_a_step_only_what_these_do():
 
 def test_agents_are_divided_only_where_each_has_networks_of_its_own():
     graph, _ = built("mappo")
-    with pytest.raises(GraphError, match="divides the 2 agents of 'sample' among 3 devices, which does not come out"):
+    with pytest.raises(GraphError, match="cannot shard the 2 agents of 'sample' evenly over 3 devices"):
         programs.compile(graph, placements.agents(graph, jax.devices()[:3]), 1)
-    with pytest.raises(GraphError, match="divides agents, and this world has one: write placement=data_parallel"):
+    with pytest.raises(GraphError, match="shards agents, and this environment has one: write placement=data_parallel"):
         placements.agents(built("ppo")[0], jax.devices()[:2])
     with pytest.raises(GraphError, match="has one learner for each agent: write learners=1"):
         placements.agents(built("mappo", learners=2)[0], jax.devices()[:2])
     env = vectorize(TWO_AGENTS["two_out"](), num_envs=NUM_ENVS)
-    with pytest.raises(GraphError, match=r"these share theirs: write algo\.share_parameters=false"):
+    with pytest.raises(GraphError, match=r"these share one: write algo\.share_parameters=false"):
         placements.agents(build_graph(env, mappo())[0], jax.devices()[:2])
 
 
@@ -344,11 +344,11 @@ def test_every_program_compiles_once_donates_private_states_and_does_not_grow_me
 def test_a_division_that_does_not_come_out_even_is_refused_before_compiling():
     graph, _ = built("ppo", num_envs=6)
     with pytest.raises(
-        GraphError, match="placement=data_parallel divides the 6 environments of 'sample' among 4 devices"
+        GraphError, match="placement=data_parallel cannot shard the 6 environments of 'sample' evenly over 4 devices"
     ):
         programs.compile(graph, placements.data_parallel(graph, jax.devices()[:4]), 1)
     graph, _ = built("sac", num_envs=6)
-    with pytest.raises(GraphError, match=r"divides the 2 logical shards .* of 'experience' among 3 devices"):
+    with pytest.raises(GraphError, match=r"cannot shard the 2 logical shards .* of 'experience' evenly over 3 devices"):
         programs.compile(graph, placements.data_parallel(graph, jax.devices()[:3]), 1)
     with pytest.raises(GraphError, match="no or repeated devices"):
         programs.compile(graph, placements.data_parallel(graph, jax.devices()[:1] * 2), 1)

@@ -104,4 +104,4 @@ def test_where_one_ends_beside_the_others_everything_stays_as_it_was(monkeypatch
     record = Record()
     sweep.try_widths(SweepPlan(ASKED, "training", ("num_envs",)), record, SETTINGS)
     assert record.best is record.own and not any(row.in_turn for row in record.rows)
-    assert any("beside others: killed: no memory" in note for note in record.notes)
+    assert any("in turn with others: killed: no memory" in note for note in record.notes)

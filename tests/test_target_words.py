@@ -65,13 +65,13 @@ def test_without_compilers_it_says_how_to_get_them(monkeypatch, tmp_path, capsys
     monkeypatch.setenv(accelerators.VARIABLE, str(tmp_path))
     monkeypatch.setattr(accelerators, "has_compiler", lambda platform: False)
     assert explain.main([*CARTPOLE, "target=h100"]) == 2
-    assert "write make targets in a checkout of jaxrl_fast" in capsys.readouterr().err
+    assert "run make targets in a checkout of jaxrl_fast" in capsys.readouterr().err
 
 
 def test_the_number_of_devices_is_the_targets(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv(cost_tables.DUMP, str(tmp_path))
     assert explain.main([*CARTPOLE, "target=h100:8", "devices=2"]) == 2
-    assert "the target says how many there are (h100:8): leave it out" in capsys.readouterr().err
+    assert "the target sets their number (h100:8): leave it out" in capsys.readouterr().err
 
 
 def test_widths_are_read_only_where_several_are_listed():
@@ -95,7 +95,7 @@ def test_this_machine_is_measured(tmp_path):
     )
     facts = json.loads((tmp_path / "graph.json").read_text())["target"]
     assert "measured on 1 cpu" in done.stdout
-    assert "nothing is predicted for cpu" in done.stdout
+    assert "no prediction for cpu" in done.stdout
     assert facts["measured"]["tick_s"]
     assert all(seconds > 0 for seconds in facts["measured"]["tick_s"])
 

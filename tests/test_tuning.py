@@ -90,13 +90,13 @@ def test_an_off_policy_width_keeps_the_updates_per_step(num_envs, length, update
 
 def test_each_width_says_what_it_does_to_learning():
     asked = compose(PPO)
-    assert at_width(asked, 32).effect == "none: as asked for"
+    assert at_width(asked, 32).effect == "none: the requested width"
     assert "advantages over 8 steps instead of 64" in at_width(asked, 256).effect
     assert "takes 768 steps of the run instead of 6,144" in at_width(asked, 256).effect
     sac = compose(SAC)
-    assert "acts on parameters up to 128 updates old instead of 32" in at_width(sac, 256).effect
+    assert "sampling uses parameters up to 128 updates old instead of 32" in at_width(sac, 256).effect
     assert "rollouts of 4 steps instead of 1" in at_width(sac, 16).effect
-    with pytest.raises(ValueError, match="num_envs=48 does not keep the 2,048 samples"):
+    with pytest.raises(ValueError, match="num_envs=48 changes the 2,048 samples"):
         at_width(asked, 48)
 
 
@@ -250,7 +250,7 @@ def test_num_envs_auto_takes_what_was_found_says_so_in_a_line_and_the_file_repea
     tuning_cache.remember(tuning_cache.make_key(compose(PPO), tuning_cache.cpu_device()), FINDING)
     told: list[str] = []
     run = auto.resolve(
-        compose([*PPO, "num_envs=auto", f"config={_file(tmp_path)}"]), may_measure=False, tell=told.append
+        compose([*PPO, "num_envs=auto", f"config={_file(tmp_path)}"]), may_measure=False, log=told.append
     )
     assert (run.num_envs, run.algo_options["rollout_length"]) == (256, 8)
     assert (run.placement, run.devices) == ("sharded_sampling", 2)
@@ -270,10 +270,10 @@ def _file(folder: Path) -> Path:
 
 def test_num_envs_auto_without_a_finding_and_without_leave_to_measure_changes_nothing(empty: Path):
     told: list[str] = []
-    run = auto.resolve(compose([*PPO[:2], "num_envs=auto"]), may_measure=False, tell=told.append)
+    run = auto.resolve(compose([*PPO[:2], "num_envs=auto"]), may_measure=False, log=told.append)
     assert run == compose(PPO[:2])
-    assert len(told) == 1 and "nothing was measured here" in told[0]
-    assert auto.resolve(run, may_measure=True, tell=told.append) is run and len(told) == 1
+    assert len(told) == 1 and "no cached measurement on this machine" in told[0]
+    assert auto.resolve(run, may_measure=True, log=told.append) is run and len(told) == 1
 
 
 def test_num_envs_auto_is_refused_where_several_processes_share_a_run():
@@ -340,7 +340,7 @@ def test_something_lags_only_where_that_is_clearly_faster_and_is_remembered(empt
     assert finding is not None and finding.learning == {"overlap": overlap}
     assert finding.free == ({} if overlap == "none" else {"placement": "actor_critic", "devices": 2})
     told: list[str] = []
-    run = auto.resolve_overlap(compose([*SAC, "overlap=auto"]), may_measure=False, tell=told.append)
+    run = auto.resolve_overlap(compose([*SAC, "overlap=auto"]), may_measure=False, log=told.append)
     assert (run.overlap, run.placement) == (overlap, "auto" if overlap == "none" else "actor_critic")
     assert len(told) == 1 and told[0].startswith(f"overlap=auto: {overlap}")
     assert (
@@ -350,9 +350,9 @@ def test_something_lags_only_where_that_is_clearly_faster_and_is_remembered(empt
 
 def test_overlap_auto_without_a_finding_and_without_leave_to_measure_changes_nothing(empty: Path):
     told: list[str] = []
-    run = auto.resolve_overlap(compose([*SAC, "overlap=auto"]), may_measure=False, tell=told.append)
-    assert run == compose(SAC) and len(told) == 1 and "nothing was measured here: nothing lags" in told[0]
-    assert auto.resolve_overlap(run, may_measure=True, tell=told.append) is run and len(told) == 1
+    run = auto.resolve_overlap(compose([*SAC, "overlap=auto"]), may_measure=False, log=told.append)
+    assert run == compose(SAC) and len(told) == 1 and "no cached measurement on this machine: no overlap" in told[0]
+    assert auto.resolve_overlap(run, may_measure=True, log=told.append) is run and len(told) == 1
     assert auto.conclude_overlap(compose(SAC), _measured({"none": [], "all": [1.0]})) is None
 
 

@@ -1,4 +1,4 @@
-"""Algorithms, a file each; also under the names that their helpers had until 0.2.0."""
+"""Algorithms, one file each; and aliases of the modules that contained their helpers until 0.2.0."""
 
 import sys
 

@@ -38,10 +38,18 @@ from jaxrl_fast.numerics.optimizers import OptimizerName, check_optimizer, make_
 
 
 class DqnHyper(NamedTuple):
-    """Rates, each a number or a schedule such as ``Linear(1.0, 0.05)``: ``learning_rate``; ``discount`` γ per step;
-    ``epsilon``, the share of random actions; ``tau``, how far the target network moves (0 to 1) every
-    ``target_period`` updates; ``max_grad_norm``, to which gradients are clipped; ``reward_scale``, a factor of rewards;
-    ``weight_decay``, of AdamW; ``importance_exponent``, how far weights undo what priorities do (0 to 1)."""
+    """Hyper-parameters, each a number or a schedule such as ``Linear(1.0, 0.05)``.
+
+    Attributes:
+        learning_rate: Learning rate of all networks.
+        discount: Discount factor γ per step.
+        epsilon: Share of random actions.
+        tau: Weight of the new params in the target network every ``target_period`` updates, 0 to 1.
+        max_grad_norm: Norm to which the gradients of each network are clipped.
+        reward_scale: Factor of the rewards.
+        weight_decay: Weight decay of AdamW; 0 for other optimizers.
+        importance_exponent: Exponent of the importance weights in prioritized replay, 0 (none) to 1 (full).
+    """
 
     learning_rate: Any
     discount: Any
@@ -90,14 +98,49 @@ def dqn(
     precision: Precision = "f32",
     q_loss: Callable[[jax.Array, jax.Array], jax.Array] = losses.huber,
 ) -> Algorithm:
-    """DQN. A tick samples ``rollout_length`` steps in every environment, then makes ``updates_per_tick`` updates (by
-    default one for 4 steps, at most 64) of ``batch_size`` transitions, once ``warmup_steps`` steps are in the buffer.
+    """Build DQN.
 
-    ``priority_exponent`` > 0 prioritizes replay; ``importance_exponent`` says how much of that the weights undo.
-    ``value_head="categorical"`` learns a distribution over ``num_atoms`` returns from ``value_min`` to ``value_max``,
-    ``"quantiles"`` as many quantiles of it; ``q_loss(q, target)``, on scalars, is for ``"scalar"``.
-    ``recurrent_size`` > 0 puts a GRU in front (DRQN); a batch is then ``batch_size`` sequences of ``sequence_length``
-    steps, behind ``burn_in`` steps that only fill the memory. ``q_keys``: the entries of an observation to read (all).
+    A tick samples ``rollout_length`` steps in every environment, then makes ``updates_per_tick`` updates once
+    ``warmup_steps`` steps are in the buffer.
+
+    Args:
+        learning_rate: Learning rate of all networks.
+        discount: Discount factor γ per step.
+        epsilon: Share of random actions.
+        tau: Weight of the new params in the target network every ``target_period`` updates, 0 to 1.
+        max_grad_norm: Norm to which the gradients of each network are clipped.
+        reward_scale: Factor of the rewards.
+        weight_decay: Weight decay of AdamW; 0 for other optimizers.
+        rollout_length: Steps of each environment in a tick.
+        updates_per_tick: Gradient updates in a tick; None for one per 4 sampled steps, at most 64.
+        batch_size: Transitions in a minibatch, or sequences with a GRU.
+        buffer_size: Capacity of the replay buffer in steps over all environments.
+        warmup_steps: Steps over all environments before the first update.
+        n_step: Steps whose rewards are summed before bootstrapping.
+        sequence_length: Steps of a training sequence with a GRU.
+        burn_in: Steps before each sequence that only compute the GRU's memory.
+        priority_exponent: Exponent of the priorities in prioritized replay; 0 for uniform sampling.
+        importance_exponent: Exponent of the importance weights in prioritized replay, 0 (none) to 1 (full).
+        target_period: Updates between two steps of the target network.
+        double: Whether the online network selects the target's action (double Q-learning).
+        dueling: Whether values and advantages have separate heads.
+        value_head: "scalar", "categorical" (a distribution over ``num_atoms`` returns) or "quantiles".
+        num_atoms: Atoms or quantiles of a distribution of returns.
+        value_min: Smallest return of a categorical head.
+        value_max: Largest return of a categorical head.
+        normalize_observations: Whether to normalize observations; None for all but pure images.
+        q_hidden: Sizes of the Q-network's hidden layers.
+        q_keys: Entries of a dictionary observation that the network reads; empty for all.
+        activation: Activation of the hidden layers.
+        layer_norm: Whether to normalize the hidden layers.
+        recurrent_size: Size of a GRU before the hidden layers (DRQN); 0 for none.
+        cnn: Convolutions for images (`make_network`).
+        optimizer: Name in `OPTIMIZERS`.
+        precision: "f32", or "bf16" for dense layers and convolutions.
+        q_loss: ``(q, target) -> loss`` of a "scalar" head, on scalars.
+
+    Returns:
+        The algorithm.
     """
     rates = learning_rate, discount, epsilon, tau, max_grad_norm, reward_scale, weight_decay, importance_exponent
     hyper = DqnHyper(*rates)
@@ -128,7 +171,19 @@ def dqn(
 def critic_part(
     q: Network, head: ValueHead, data: Replay, double: bool, target_period: int, optimizer: OptimizerName
 ) -> Part:
-    """The Q-network: regression on the Bellman target, then a step of the target network."""
+    """Build the Q-network's part: regression on the Bellman target, then a step of the target network.
+
+    Args:
+        q: Q-network.
+        head: Representation of values.
+        data: Data of the updates.
+        double: Whether the online network selects the target's action.
+        target_period: Updates between two steps of the target network.
+        optimizer: Name in `OPTIMIZERS`.
+
+    Returns:
+        The part.
+    """
 
     def gradients(own: Learned, peers: dict, batch: ReplayBatch, key: jax.Array, hyper: DqnHyper) -> GradientResult:
         chooser = own.params if double else own.target

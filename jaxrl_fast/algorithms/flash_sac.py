@@ -1,9 +1,8 @@
-"""FlashSAC, for continuous actions: SAC with networks that stay in bounds, so that few and large updates do (arXiv
-2604.04539).
+"""FlashSAC, for continuous actions: SAC with bounded networks, for few and large updates (arXiv 2604.04539).
 
 Two parts, as in SAC: the critic (two networks of distributions of returns, and their target networks) and the actor
 (the policy, at every second update, and the temperature). Networks are residual, with batch norms and weights of unit
-norm; rewards are normalized so that returns fit the critic's atoms.
+norm. Rewards are normalized so that returns are within the range of the critic's atoms.
 """
 
 from typing import Any, NamedTuple
@@ -38,13 +37,17 @@ from jaxrl_fast.numerics.optimizers import make_optimizer
 
 
 class FlashSacHyper(NamedTuple):
-    """Rates, each a number or a schedule such as ``Linear(3e-4, 1.5e-4)``.
+    """Hyper-parameters, each a number or a schedule such as ``Linear(3e-4, 1.5e-4)``.
 
-    - ``learning_rate``, ``temperature_learning_rate``: of the networks, and of the temperature's logarithm.
-    - ``discount``: γ per step; ``tau``: how far target networks move at every update (0 to 1).
-    - ``target_entropy_per_action``: in nats per dimension.
-    - ``max_grad_norm``: to which the gradients of each network are clipped.
-    - ``reward_scale``: a factor of rewards, before they are normalized.
+    Attributes:
+        learning_rate: Learning rate of all networks.
+        temperature_learning_rate: Learning rate of the temperature's logarithm.
+        discount: Discount factor γ per step.
+        tau: Weight of the new params in target networks at each update, 0 to 1.
+        target_entropy_per_action: Target entropy in nats per action dimension; by default of normal noise with a
+            deviation of 0.15.
+        max_grad_norm: Norm to which the gradients of each network are clipped.
+        reward_scale: Factor of the rewards, before they are normalized.
     """
 
     learning_rate: Any
@@ -83,15 +86,41 @@ def flash_sac(
     cnn: Cnn = "auto",
     precision: Precision = "f32",
 ) -> Algorithm:
-    """FlashSAC. A tick samples ``rollout_length`` steps in every environment, then makes ``updates_per_tick`` updates
-    (by default one for each step, at most 64) of ``batch_size`` transitions each, once ``warmup_steps`` steps over all
-    environments are in the buffer.
+    """Build FlashSAC.
 
-    ``policy_hidden`` and ``critic_hidden``: the width of every residual block (published: 128 and 256, with batches of
-    512 to 2,048; these defaults are for two CPU cores). ``target_entropy_per_action`` is that of normal noise with a
-    deviation of 0.15. Exploration keeps its noise for up to ``max_repeats`` steps. Rewards are divided so that no
-    discounted return is larger than ``max_return``, between whose negative and itself the critic's ``num_atoms`` lie.
-    The other arguments are those of `sac`.
+    A tick samples ``rollout_length`` steps in every environment, then makes ``updates_per_tick`` updates once
+    ``warmup_steps`` steps are in the buffer. The default widths are for two CPU cores. Rewards are divided so that no
+    discounted return so far is larger than ``max_return``.
+
+    Args:
+        learning_rate: Learning rate of all networks.
+        temperature_learning_rate: Learning rate of the temperature's logarithm.
+        discount: Discount factor γ per step.
+        tau: Weight of the new params in target networks at each update, 0 to 1.
+        target_entropy_per_action: Target entropy in nats per action dimension; by default of normal noise with a
+            deviation of 0.15.
+        max_grad_norm: Norm to which the gradients of each network are clipped.
+        reward_scale: Factor of the rewards, before they are normalized.
+        rollout_length: Steps of each environment in a tick.
+        updates_per_tick: Gradient updates in a tick; None for one per sampled step, at most 64.
+        batch_size: Transitions in a minibatch.
+        buffer_size: Capacity of the replay buffer in steps over all environments.
+        warmup_steps: Steps over all environments before the first update.
+        n_step: Steps whose rewards are summed before bootstrapping.
+        policy_delay: Updates between two steps of the actor.
+        max_repeats: Most steps for which exploration repeats its noise.
+        num_atoms: Atoms of the critics, from ``-max_return`` to ``max_return``.
+        max_return: Bound of discounted returns of normalized rewards, and of the critic's atoms.
+        policy_hidden: Width of each residual block of the policy (published: 128, with batches of 512 to 2,048).
+        critic_hidden: Width of each residual block of the critics (published: 256).
+        policy_keys: Entries of a dictionary observation that the policy reads; empty for all.
+        critic_keys: Entries of a dictionary observation that the critic reads; empty for all.
+        initial_temperature: Temperature at the start of the run.
+        cnn: Convolutions for images (`make_network`).
+        precision: "f32", or "bf16" for dense layers and convolutions.
+
+    Returns:
+        The algorithm.
     """
     rates = learning_rate, temperature_learning_rate, discount, tau, target_entropy_per_action
     hyper = FlashSacHyper(*rates, max_grad_norm, reward_scale)
@@ -134,8 +163,19 @@ def flash_sac(
 
 
 def critic_part(box: Box, policy: Network, q_networks: Network, head: ValueHead) -> Part:
-    """Both critics: cross-entropy with the target of the lower one. Steps and their successors go through the networks
-    together, so that batch norms see both."""
+    """Build the critics' part: cross-entropy with the target of the critic with the lower value.
+
+    Steps and next steps pass through the networks together, so that batch norms include both.
+
+    Args:
+        box: Action space.
+        policy: Policy network.
+        q_networks: Ensemble of critics.
+        head: Representation of values.
+
+    Returns:
+        The part.
+    """
 
     def gradients(
         own: Learned, peers: dict[str, Learned], batch: ReplayBatch, key: jax.Array, hyper: FlashSacHyper
@@ -167,7 +207,18 @@ def critic_part(box: Box, policy: Network, q_networks: Network, head: ValueHead)
 
 
 def actor_part(box: Box, networks: dict[str, Network], q_networks: Network, head: ValueHead, policy_delay: int) -> Part:
-    """The policy, which maximizes the lower critic's value plus entropy, and the temperature."""
+    """Build the part of the policy, which maximizes the lower critic's value plus entropy, and of the temperature.
+
+    Args:
+        box: Action space.
+        networks: Policy and temperature.
+        q_networks: Ensemble of critics.
+        head: Representation of values.
+        policy_delay: Updates between two steps of this part.
+
+    Returns:
+        The part.
+    """
 
     def gradients(
         own: Learned, peers: dict[str, Learned], batch: ReplayBatch, key: jax.Array, hyper: FlashSacHyper
@@ -199,12 +250,27 @@ def actor_part(box: Box, networks: dict[str, Network], q_networks: Network, head
 
 
 def both_steps(batch: ReplayBatch) -> tuple[PyTree, jax.Array]:
-    """The observations of a batch followed by its next observations, ``[2 L, B, ...]``, and as many flags."""
+    """Concatenate the observations of a batch and its next observations.
+
+    Args:
+        batch: Batch of transitions.
+
+    Returns:
+        Observations ``[2 L, B, ...]``, and flags ``[2 L, B]`` that no step begins an episode.
+    """
     obs = jax.tree.map(lambda now, after: jnp.concatenate([now, after]), batch.obs, batch.next_obs)
     return obs, jnp.zeros((2 * batch.reward.shape[0], batch.reward.shape[1]), bool)
 
 
 def lower_of(outputs: jax.Array, head: ValueHead) -> jax.Array:
-    """What the critic with the lower value says, ``[L, B, width]`` out of ``[N, L, B, width]``."""
+    """Select the outputs of the critic with the lower value.
+
+    Args:
+        outputs: Outputs ``[N, L, B, width]``.
+        head: Representation of values.
+
+    Returns:
+        Outputs ``[L, B, width]``.
+    """
     lowest = jnp.argmin(head.expected(outputs), axis=0)
     return jnp.take_along_axis(outputs, lowest[None, ..., None], axis=0)[0]

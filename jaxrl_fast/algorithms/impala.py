@@ -1,7 +1,8 @@
-"""Importance-weighted actor-learner, any actions (IMPALA, arXiv 1802.01561): an actor-critic that may learn from steps
-of a policy that is some updates old. Where it is not (``overlap=none``), this is A2C (arXiv 1602.01783).
+"""Importance-weighted actor-learner, for any actions (IMPALA, arXiv 1802.01561).
 
-Policy and value are two heads of one network. V-trace is computed within every update, with the params that learn.
+It is an actor-critic whose steps may come from a policy that is some updates old. Without this delay (``overlap=none``)
+it is A2C (arXiv 1602.01783). Policy and value are two heads of one network. Every update computes V-trace with the
+newest params.
 """
 
 from collections.abc import Callable
@@ -33,13 +34,19 @@ from jaxrl_fast.numerics.optimizers import OptimizerName, check_optimizer, make_
 
 
 class ImpalaHyper(NamedTuple):
-    """Rates, each a number or a schedule such as ``Linear(7e-4, 0.0)``.
+    """Hyper-parameters, each a number or a schedule such as ``Linear(7e-4, 0.0)``.
 
-    - ``learning_rate``: of the optimizer; ``max_grad_norm``: to which gradients are clipped.
-    - ``discount``, ``trace_lambda``: γ per step, and λ of the traces (1: whole rollouts, as published).
-    - ``clip_rho``, ``clip_c``: at which the importance ratios of errors and of traces are clipped.
-    - ``value_coef``, ``entropy_coef``: the weights of value loss and entropy in the loss.
-    - ``reward_scale``: a factor of rewards; ``weight_decay``: of AdamW.
+    Attributes:
+        learning_rate: Learning rate of all networks.
+        discount: Discount factor γ per step.
+        trace_lambda: λ of the traces (1: whole rollouts, as published).
+        clip_rho: Upper bound of the importance ratios of errors.
+        clip_c: Upper bound of the importance ratios of traces.
+        value_coef: Weight of the value loss in the loss.
+        entropy_coef: Weight of the policy's entropy in the loss.
+        max_grad_norm: Norm to which gradients are clipped.
+        reward_scale: Factor of the rewards.
+        weight_decay: Weight decay of AdamW; 0 for other optimizers.
     """
 
     learning_rate: Any
@@ -80,11 +87,37 @@ def impala(
     precision: Precision = "f32",
     value_loss: Callable[[jax.Array, jax.Array], jax.Array] = losses.squared_error,
 ) -> Algorithm:
-    """IMPALA. A tick samples ``rollout_length`` steps in every environment and learns from them once, in
-    ``num_minibatches`` updates of whole rollouts (by default of 640 steps or more).
+    """Build IMPALA.
 
-    ``recurrent_size`` > 0 puts a GRU in front. ``keys``: which entries of a dictionary observation are read, all by
-    default. ``value_loss(value, target)`` takes and gives scalars.
+    A tick samples ``rollout_length`` steps in every environment and uses them once, in ``num_minibatches`` updates.
+
+    Args:
+        learning_rate: Learning rate of all networks.
+        discount: Discount factor γ per step.
+        trace_lambda: λ of the traces (1: whole rollouts, as published).
+        clip_rho: Upper bound of the importance ratios of errors.
+        clip_c: Upper bound of the importance ratios of traces.
+        value_coef: Weight of the value loss in the loss.
+        entropy_coef: Weight of the policy's entropy in the loss.
+        max_grad_norm: Norm to which gradients are clipped.
+        reward_scale: Factor of the rewards.
+        weight_decay: Weight decay of AdamW; 0 for other optimizers.
+        rollout_length: Steps of each environment in a tick.
+        num_minibatches: Updates in a tick, of whole rollouts; None for minibatches of at least 640 steps.
+        normalize_observations: Whether to normalize observations; None for all but pure images.
+        normalize_rewards: Whether to divide rewards by the deviation of returns.
+        hidden: Sizes of the hidden layers.
+        keys: Entries of a dictionary observation that the network reads; empty for all.
+        activation: Activation of the hidden layers.
+        layer_norm: Whether to normalize the hidden layers.
+        recurrent_size: Size of a GRU before the hidden layers; 0 for none.
+        cnn: Convolutions for images (`make_network`).
+        optimizer: Name in `OPTIMIZERS`.
+        precision: "f32", or "bf16" for dense layers and convolutions.
+        value_loss: ``(value, target) -> loss``, on scalars.
+
+    Returns:
+        The algorithm.
     """
     rates = learning_rate, discount, trace_lambda, clip_rho, clip_c, value_coef, entropy_coef, max_grad_norm
     hyper = ImpalaHyper(*rates, reward_scale, weight_decay)
@@ -114,8 +147,19 @@ def impala(
 
 
 def agent_part(space: Discrete | Box, network: Network, value_loss: Callable, optimizer: OptimizerName) -> Part:
-    """Policy gradient with V-trace advantages, regression on V-trace targets, and an entropy bonus (arXiv 1802.01561,
-    section 4.2)."""
+    """Build the network's part: policy gradient with V-trace advantages, V-trace regression, and an entropy bonus.
+
+    Args:
+        space: Action space.
+        network: Network with the heads ``policy`` and ``value``.
+        value_loss: Loss of a value and its target.
+        optimizer: Name in `OPTIMIZERS`.
+
+    Returns:
+        The part.
+
+    Source: Espeholt et al. (2018), section 4.2, arXiv 1802.01561.
+    """
 
     def gradients(
         own: Learned, peers: dict, batch: OnPolicyBatch, key: jax.Array, hyper: ImpalaHyper

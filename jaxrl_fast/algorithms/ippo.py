@@ -1,5 +1,6 @@
-"""Independent PPO, several agents, any actions (arXiv 2011.09533): PPO for each agent, to which the others are a part
-of the world.
+"""Independent PPO, for several agents and any actions (arXiv 2011.09533).
+
+Each agent runs PPO and treats the others as a part of the environment.
 """
 
 from collections.abc import Callable
@@ -47,10 +48,43 @@ def ippo(
     policy_loss: Callable[..., jax.Array] = losses.clipped_surrogate,
     value_loss: Callable[..., jax.Array] = losses.squared_error,
 ) -> Algorithm:
-    """IPPO: policy and critic see what their agent observes.
+    """Build IPPO: policy and critic read the observation of one agent.
 
-    ``share_parameters``: all agents have the same networks, which see the agent's number; else each has networks and
-    optimizers of its own. The other arguments are those of `jaxrl_fast.ppo`.
+    Args:
+        learning_rate: Learning rate of the policy.
+        critic_learning_rate_ratio: Learning rate of the critic, relative to ``learning_rate``.
+        discount: Discount factor γ per step.
+        gae_lambda: λ of the advantages.
+        clip_range: Largest deviation of the probability ratio from 1 (ε of PPO's loss).
+        entropy_coef: Weight of the policy's entropy in the loss.
+        max_grad_norm: Norm to which the gradients of each network are clipped.
+        reward_scale: Factor of the rewards.
+        weight_decay: Weight decay of AdamW; 0 for other optimizers.
+        rollout_length: Steps of each environment in a tick; None for a length that depends on ``num_envs``
+            (`default_rollout`).
+        num_epochs: Passes over a rollout.
+        num_minibatches: Minibatches in an epoch; None for a power of two that depends on ``num_envs``
+            (`on_policy_sizes`).
+        normalize_observations: Whether to normalize observations.
+        normalize_rewards: Whether to divide rewards by the deviation of returns.
+        normalize_advantages: Whether to normalize advantages in each minibatch.
+        share_parameters: Whether agents share networks, which read the agent's number, or have separate networks and
+            optimizers.
+        policy_hidden: Sizes of the policy's hidden layers.
+        value_hidden: Sizes of the value network's hidden layers.
+        policy_keys: Entries of a dictionary observation that the policy reads; empty for all.
+        critic_keys: Entries of a dictionary observation that the critic reads; empty for all.
+        activation: Activation of the hidden layers.
+        layer_norm: Whether to normalize the hidden layers.
+        recurrent_size: Size of a GRU before the hidden layers; 0 for none. With a GRU, minibatches are whole sequences.
+        cnn: Convolutions for images (`make_network`).
+        optimizer: Name in `OPTIMIZERS`.
+        precision: "f32", or "bf16" for dense layers and convolutions.
+        policy_loss: ``(log_ratio, advantage, clip_range) -> loss``, on scalars.
+        value_loss: ``(value, target) -> loss``, on scalars.
+
+    Returns:
+        The algorithm.
     """
     given = locals()
 

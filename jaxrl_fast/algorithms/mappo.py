@@ -1,5 +1,6 @@
-"""Multi-agent PPO, several agents, any actions (arXiv 2103.01955): policies see what their agent observes, the critic
-sees the state of the world.
+"""Multi-agent PPO, for several agents and any actions (arXiv 2103.01955).
+
+Policies read the observation of their agent; the critic reads the global state.
 """
 
 from collections.abc import Callable
@@ -48,12 +49,47 @@ def mappo(
     policy_loss: Callable[..., jax.Array] = losses.clipped_surrogate,
     value_loss: Callable[..., jax.Array] = losses.squared_error,
 ) -> Algorithm:
-    """MAPPO. The critic reads the entries ``critic_keys`` of the whole observation: by default the world's ``state``,
-    or all that agents observe side by side where it has none. It has one value where agents share their reward, else
-    one for each.
+    """Build MAPPO.
 
-    ``share_parameters``: all agents have the same networks, and the policy sees the agent's number; else each has
-    networks and optimizers of its own. The other arguments are those of `jaxrl_fast.ppo`.
+    The critic reads the global state, or all agents' observations if there is none. It has one value if agents share
+    their reward, else one for each agent.
+
+    Args:
+        learning_rate: Learning rate of the policy.
+        critic_learning_rate_ratio: Learning rate of the critic, relative to ``learning_rate``.
+        discount: Discount factor γ per step.
+        gae_lambda: λ of the advantages.
+        clip_range: Largest deviation of the probability ratio from 1 (ε of PPO's loss).
+        entropy_coef: Weight of the policy's entropy in the loss.
+        max_grad_norm: Norm to which the gradients of each network are clipped.
+        reward_scale: Factor of the rewards.
+        weight_decay: Weight decay of AdamW; 0 for other optimizers.
+        rollout_length: Steps of each environment in a tick; None for a length that depends on ``num_envs``
+            (`default_rollout`).
+        num_epochs: Passes over a rollout.
+        num_minibatches: Minibatches in an epoch; None for a power of two that depends on ``num_envs``
+            (`on_policy_sizes`).
+        normalize_observations: Whether to normalize observations.
+        normalize_rewards: Whether to divide rewards by the deviation of returns.
+        normalize_advantages: Whether to normalize advantages in each minibatch.
+        share_parameters: Whether agents share networks (the policy reads the agent's number), or have separate networks
+            and optimizers.
+        policy_hidden: Sizes of the policy's hidden layers.
+        value_hidden: Sizes of the value network's hidden layers.
+        policy_keys: Entries of a dictionary observation that the policy reads; empty for all.
+        critic_keys: Entries of the whole observation that the critic reads; empty for ``state``, or for all entries
+            without a state.
+        activation: Activation of the hidden layers.
+        layer_norm: Whether to normalize the hidden layers.
+        recurrent_size: Size of a GRU before the hidden layers; 0 for none. With a GRU, minibatches are whole sequences.
+        cnn: Convolutions for images (`make_network`).
+        optimizer: Name in `OPTIMIZERS`.
+        precision: "f32", or "bf16" for dense layers and convolutions.
+        policy_loss: ``(log_ratio, advantage, clip_range) -> loss``, on scalars.
+        value_loss: ``(value, target) -> loss``, on scalars.
+
+    Returns:
+        The algorithm.
     """
     given = locals()
 
@@ -72,5 +108,14 @@ def mappo(
 
 
 def all_outputs(outputs: PyTree, obs: PyTree, action: jax.Array | None) -> jax.Array:
-    """A value for each agent (`ValueOf`)."""
+    """Return all outputs as values of the agents (`ValueOf`).
+
+    Args:
+        outputs: Outputs ``[..., A]``.
+        obs: Unused.
+        action: Unused.
+
+    Returns:
+        Values ``[..., A]``.
+    """
     return outputs

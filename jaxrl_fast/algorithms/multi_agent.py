@@ -1,7 +1,7 @@
-"""What algorithms for several agents share: one for a single agent, as each would run it alone, becomes that of all.
+"""Code that algorithms for several agents share: it extends an algorithm for one agent to all agents.
 
-A world's agents share a network, which sees their number, or have one each (`networks.per_agent`). Where agents can be
-out, steps that they do not take are no part of a loss.
+Agents share a network, which reads their number, or have separate networks (`networks.per_agent`). If agents can be
+out, losses exclude the steps that they do not take.
 """
 
 from collections.abc import Callable
@@ -19,31 +19,63 @@ from jaxrl_fast.networks.per_agent import NUMBER, obs_of_one, separate_networks,
 from jaxrl_fast.numerics.optimizers import MakeOptimizer
 
 TAKES_PART = "takes_part"
-"""The target, bool ``[T, E, A]``, that says which agents take part in a step."""
+"""Target that marks which agents take part in a step, bool ``[T, E, A]``."""
 MakeCritic = Callable[[EnvSpec, Network], tuple[Network, ValueOf]]
-"""Makes the critic of all agents, and what reads its values, for a world and the critic of one agent."""
+"""(environment, critic of one agent) -> critic of all agents, and the function that reads its values."""
 
 
 def spec_of_one(spec: EnvSpec, *, shared: bool) -> EnvSpec:
-    """A world of several agents as the network of one sees it."""
+    """Return the environment as the network of one agent reads it.
+
+    Args:
+        spec: Environment of several agents.
+        shared: Whether agents share the network.
+
+    Returns:
+        An environment of one agent.
+    """
     assert spec.num_agents is not None  # `learning.acting` has checked it
     obs = obs_of_one(spec.obs, spec.num_agents, shared=shared)
     return spec._replace(obs=obs, num_agents=None, shared_reward=False)
 
 
 def keys_of_one(keys: tuple[str, ...], *, shared: bool) -> tuple[str, ...]:
-    """The entries of `spec_of_one` that a network reads, where it is to read ``keys`` of an agent's observation."""
+    """Return the entries of `spec_of_one` that a network reads.
+
+    Args:
+        keys: Entries of an agent's observation; empty for all.
+        shared: Whether agents share the network, which then also reads the agent's number.
+
+    Returns:
+        The entries.
+    """
     return (*keys, NUMBER) if keys and shared else tuple(keys)
 
 
 def network_of_all(one: Network, spec: EnvSpec, *, shared: bool) -> Network:
-    """The network of all agents, or all their networks, for that of one."""
+    """Extend the network of one agent to all agents.
+
+    Args:
+        one: Network of one agent.
+        spec: Environment of several agents.
+        shared: Whether agents share the network.
+
+    Returns:
+        A network over the agents' axis.
+    """
     assert spec.num_agents is not None
     return shared_network(one, spec.num_agents) if shared else separate_networks(one, spec.num_agents)
 
 
 def with_own_optimizers(part: Part) -> Part:
-    """A part in which agents with networks of their own have optimizers of their own, too."""
+    """Give agents with separate networks separate optimizers.
+
+    Args:
+        part: Part.
+
+    Returns:
+        The part, with optimizers mapped over agents.
+    """
     separate = {name for name, network in part.networks.items() if network.separate}
     each = {name: _each_agent(make) if name in separate else make for name, make in part.optimizers.items()}
     return part._replace(optimizers=each)
@@ -62,13 +94,27 @@ def _each_agent(make: MakeOptimizer) -> MakeOptimizer:
 
 
 def out_of(obs: PyTree) -> jax.Array | None:
-    """Which agents are out, bool ``[..., A]``; None where none ever is."""
+    """Return which agents are out.
+
+    Args:
+        obs: Observation.
+
+    Returns:
+        bool ``[..., A]``; None if no agent is ever out.
+    """
     return obs.get(OUT) if isinstance(obs, dict) else None
 
 
 def mean_over_agents(*, separate: bool, masked: bool) -> ppo.Mean:
-    """The mean over the steps of all agents, or of each (``separate``); ``masked``: only those in which they took
-    part."""
+    """Return the mean over steps of several agents.
+
+    Args:
+        separate: Whether each agent has a mean, ``[1, 1, A]``, instead of one mean of all.
+        masked: Whether to exclude the steps in which agents are out.
+
+    Returns:
+        The mean.
+    """
     axes = (0, 1) if separate else None
 
     def mean(x: jax.Array, batch: OnPolicyBatch) -> jax.Array:
@@ -84,8 +130,17 @@ def mean_over_agents(*, separate: bool, masked: bool) -> ppo.Mean:
 def ppo_of_agents(
     name: str, given: dict[str, Any], make_critic: MakeCritic, own_critic_keys: tuple[str, ...] = ()
 ) -> Algorithm:
-    """PPO for several agents; ``given``: what the factory ``name`` was given, which are PPO's arguments and
-    ``share_parameters``; ``own_critic_keys``: what the critic of one agent reads, if there is any use for it."""
+    """Build PPO for several agents.
+
+    Args:
+        name: Name of the algorithm.
+        given: Arguments of its factory: PPO's arguments and ``share_parameters``.
+        make_critic: Builds the critic of all agents.
+        own_critic_keys: Entries that the critic of one agent reads, if it is used.
+
+    Returns:
+        The algorithm.
+    """
     shared = given["share_parameters"]
     keys = {"policy_keys": given["policy_keys"], "critic_keys": own_critic_keys}
     keys = {key: keys_of_one(own, shared=shared) for key, own in keys.items()}
@@ -114,8 +169,16 @@ def ppo_of_agents(
 
 
 def targets_of_agents(spec: EnvSpec) -> MakeTargets:
-    """PPO's targets for each agent. Where agents have rewards of their own, an agent's return ends as it goes out; a
-    reward that they share goes on."""
+    """Return the function that computes PPO's targets for each agent.
+
+    If agents have separate rewards, an agent's return stops when it is out. A shared reward continues.
+
+    Args:
+        spec: Environment of several agents.
+
+    Returns:
+        The function.
+    """
 
     def targets(values: Values, rollout: Transition, hyper: Any) -> dict[str, jax.Array]:
         shape = values.now.shape  # [T, E] where the team has one value, else [T, E, A]

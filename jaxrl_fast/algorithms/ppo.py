@@ -1,7 +1,7 @@
-"""Proximal policy optimization, any actions (arXiv 1707.06347).
+"""Proximal policy optimization, for any actions (arXiv 1707.06347).
 
-Actor and critic have networks, optimizers and gradient-norm clips of their own, and within a tick neither reads what
-the other learns, so they can be updated at the same time without changing a number.
+Actor and critic have separate networks, optimizers and gradient-norm clips. Within a tick neither reads the other's
+newest parameters, so they can be updated at the same time without changing a result.
 """
 
 from collections.abc import Callable
@@ -34,14 +34,18 @@ from jaxrl_fast.numerics.optimizers import OptimizerName, check_optimizer, make_
 
 
 class PpoHyper(NamedTuple):
-    """Rates, each a number or a schedule such as ``Linear(3e-4, 0.0)``.
+    """Hyper-parameters, each a number or a schedule such as ``Linear(3e-4, 0.0)``.
 
-    - ``learning_rate``: of the policy; the critic's is multiplied by ``critic_learning_rate_ratio``.
-    - ``discount``, ``gae_lambda``: γ per step, and λ of the advantages.
-    - ``clip_range``: how far the probability ratio may leave 1 (ε of PPO's loss).
-    - ``entropy_coef``: the weight of the policy's entropy in its loss.
-    - ``max_grad_norm``: to which the gradients of each network are clipped.
-    - ``reward_scale``: a factor of rewards; ``weight_decay``: of AdamW.
+    Attributes:
+        learning_rate: Learning rate of the policy.
+        critic_learning_rate_ratio: Learning rate of the critic, relative to ``learning_rate``.
+        discount: Discount factor γ per step.
+        gae_lambda: λ of the advantages.
+        clip_range: Largest deviation of the probability ratio from 1 (ε of PPO's loss).
+        entropy_coef: Weight of the policy's entropy in the loss.
+        max_grad_norm: Norm to which the gradients of each network are clipped.
+        reward_scale: Factor of the rewards.
+        weight_decay: Weight decay of AdamW; 0 for other optimizers.
     """
 
     learning_rate: Any
@@ -56,12 +60,21 @@ class PpoHyper(NamedTuple):
 
 
 Mean = Callable[[jax.Array, OnPolicyBatch], jax.Array]
-"""(x ``[L, B]``, or ``[L, B, A]`` of several agents; its batch) -> the mean over the steps that count: a scalar, or one
-number for each agent's own network, ``[1, 1, A]``, whose losses are added up."""
+"""(x ``[L, B]``, or ``[L, B, A]`` of several agents; its batch) -> mean over the steps that count: a scalar, or one
+number for each agent's separate network, ``[1, 1, A]``, whose losses are summed.
+"""
 
 
 def over_all_steps(x: jax.Array, batch: OnPolicyBatch) -> jax.Array:
-    """The `Mean` of one agent."""
+    """Return the mean of one agent (`Mean`).
+
+    Args:
+        x: Values ``[L, B]``.
+        batch: Unused.
+
+    Returns:
+        A float32 scalar.
+    """
     return jnp.mean(x, dtype=jnp.float32)
 
 
@@ -95,13 +108,44 @@ def ppo(
     policy_loss: Callable[..., jax.Array] = losses.clipped_surrogate,
     value_loss: Callable[..., jax.Array] = losses.squared_error,
 ) -> Algorithm:
-    """PPO. A tick samples ``rollout_length`` steps in every environment and learns from them ``num_epochs *
-    num_minibatches`` times; their defaults follow from the number of environments (`default_sizes`).
+    """Build PPO.
 
-    ``recurrent_size`` > 0 puts a GRU in front of both networks; minibatches are then whole sequences.
-    ``normalize_observations`` defaults to true, except for images; those go through the convolutions named ``cnn``
-    (`make_network`). ``policy_keys`` and ``critic_keys``: which entries of a dictionary observation each reads, all by
-    default. ``policy_loss(log_ratio, advantage, clip_range)`` and ``value_loss(value, target)`` take and give scalars.
+    A tick samples ``rollout_length`` steps in every environment and makes ``num_epochs * num_minibatches`` updates with
+    them.
+
+    Args:
+        learning_rate: Learning rate of the policy.
+        critic_learning_rate_ratio: Learning rate of the critic, relative to ``learning_rate``.
+        discount: Discount factor γ per step.
+        gae_lambda: λ of the advantages.
+        clip_range: Largest deviation of the probability ratio from 1 (ε of PPO's loss).
+        entropy_coef: Weight of the policy's entropy in the loss.
+        max_grad_norm: Norm to which the gradients of each network are clipped.
+        reward_scale: Factor of the rewards.
+        weight_decay: Weight decay of AdamW; 0 for other optimizers.
+        rollout_length: Steps of each environment in a tick; None for a length that depends on ``num_envs``
+            (`default_rollout`).
+        num_epochs: Passes over a rollout.
+        num_minibatches: Minibatches in an epoch; None for a power of two that depends on ``num_envs``
+            (`on_policy_sizes`).
+        normalize_observations: Whether to normalize observations; None for all but pure images.
+        normalize_rewards: Whether to divide rewards by the deviation of returns.
+        normalize_advantages: Whether to normalize advantages in each minibatch.
+        policy_hidden: Sizes of the policy's hidden layers.
+        value_hidden: Sizes of the value network's hidden layers.
+        policy_keys: Entries of a dictionary observation that the policy reads; empty for all.
+        critic_keys: Entries of a dictionary observation that the critic reads; empty for all.
+        activation: Activation of the hidden layers.
+        layer_norm: Whether to normalize the hidden layers.
+        recurrent_size: Size of a GRU before the hidden layers; 0 for none. With a GRU, minibatches are whole sequences.
+        cnn: Convolutions for images (`make_network`).
+        optimizer: Name in `OPTIMIZERS`.
+        precision: "f32", or "bf16" for dense layers and convolutions.
+        policy_loss: ``(log_ratio, advantage, clip_range) -> loss``, on scalars.
+        value_loss: ``(value, target) -> loss``, on scalars.
+
+    Returns:
+        The algorithm.
     """
     rates = learning_rate, critic_learning_rate_ratio, discount, gae_lambda, clip_range, entropy_coef, max_grad_norm
     hyper = PpoHyper(*rates, reward_scale, weight_decay)
@@ -137,7 +181,16 @@ def ppo(
 
 
 def targets(values: Values, rollout: Transition, hyper: PpoHyper) -> dict[str, jax.Array]:
-    """Advantages and value targets ``[T, E]``, by the critic from before the tick's updates."""
+    """Compute advantages and value targets, with the critic from before the tick's updates.
+
+    Args:
+        values: Values of the critic, ``[T, E]``.
+        rollout: Normalized rollout.
+        hyper: Hyper-parameters of this tick.
+
+    Returns:
+        ``advantage`` and ``value_target``, ``[T, E]``.
+    """
     discount = hyper.discount * (1.0 - rollout.terminated)
     done = rollout.terminated | rollout.truncated
     advantage = jax.vmap(losses.gae, in_axes=(1, 1, 1, 1, 1, None), out_axes=1)(
@@ -154,7 +207,19 @@ def actor_part(
     optimizer: OptimizerName,
     mean: Mean = over_all_steps,
 ) -> Part:
-    """The policy's update: clipped surrogate with an entropy bonus."""
+    """Build the policy's part: clipped surrogate with an entropy bonus.
+
+    Args:
+        space: Action space.
+        policy: Policy network.
+        policy_loss: Loss of a log-ratio and an advantage.
+        normalize_advantages: Whether to normalize advantages in each minibatch.
+        optimizer: Name in `OPTIMIZERS`.
+        mean: Mean over steps.
+
+    Returns:
+        The part.
+    """
 
     def gradients(own: Learned, peers: dict, batch: OnPolicyBatch, key: jax.Array, hyper: PpoHyper) -> GradientResult:
         advantage = batch.targets["advantage"]
@@ -183,7 +248,16 @@ def actor_part(
 
 
 def first_output(outputs: PyTree, obs: PyTree, action: jax.Array | None) -> jax.Array:
-    """The value that a network of one output says (`ValueOf`)."""
+    """Return the first output as the value (`ValueOf`).
+
+    Args:
+        outputs: Outputs ``[..., 1]``.
+        obs: Unused.
+        action: Unused.
+
+    Returns:
+        Values ``[...]``.
+    """
     return outputs[..., 0]
 
 
@@ -194,7 +268,18 @@ def critic_part(
     value_of: ValueOf = first_output,
     mean: Mean = over_all_steps,
 ) -> Part:
-    """The value function's update: regression on the targets."""
+    """Build the value network's part: regression on the targets.
+
+    Args:
+        value: Value network.
+        value_loss: Loss of a value and its target.
+        optimizer: Name in `OPTIMIZERS`.
+        value_of: Computes values from the network's outputs.
+        mean: Mean over steps.
+
+    Returns:
+        The part.
+    """
 
     def gradients(own: Learned, peers: dict, batch: OnPolicyBatch, key: jax.Array, hyper: PpoHyper) -> GradientResult:
         def loss_fn(params: PyTree) -> tuple[jax.Array, Metrics]:

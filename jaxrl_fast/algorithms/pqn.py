@@ -1,5 +1,7 @@
-"""Parallelised Q-network, for discrete actions (PQN, arXiv 2407.04811): Q-learning from the steps of many environments
-as they come, with λ-returns and layer norm instead of a replay buffer and a target network.
+"""Parallelised Q-network, for discrete actions (PQN, arXiv 2407.04811).
+
+It is Q-learning from the newest steps of many environments, with λ-returns and layer norm instead of a replay buffer
+and a target network.
 """
 
 from collections.abc import Callable
@@ -32,12 +34,16 @@ from jaxrl_fast.numerics.optimizers import OptimizerName, check_optimizer, make_
 
 
 class PqnHyper(NamedTuple):
-    """Rates, each a number or a schedule such as ``Linear(1.0, 0.05, 0.2)``.
+    """Hyper-parameters, each a number or a schedule such as ``Linear(1.0, 0.05, 0.2)``.
 
-    - ``learning_rate``: of the optimizer; ``max_grad_norm``: to which gradients are clipped.
-    - ``discount``, ``q_lambda``: γ per step, and λ of the returns that are learned.
-    - ``epsilon``: the share of random actions.
-    - ``reward_scale``: a factor of rewards; ``weight_decay``: of AdamW.
+    Attributes:
+        learning_rate: Learning rate of all networks.
+        discount: Discount factor γ per step.
+        q_lambda: λ of the returns.
+        epsilon: Share of random actions.
+        max_grad_norm: Norm to which gradients are clipped.
+        reward_scale: Factor of the rewards.
+        weight_decay: Weight decay of AdamW; 0 for other optimizers.
     """
 
     learning_rate: Any
@@ -73,11 +79,36 @@ def pqn(
     precision: Precision = "f32",
     q_loss: Callable[[jax.Array, jax.Array], jax.Array] = losses.squared_error,
 ) -> Algorithm:
-    """PQN. A tick samples ``rollout_length`` steps in every environment and learns from them
-    ``num_epochs * num_minibatches`` times; by default minibatches of 128 steps or more.
+    """Build PQN.
 
-    ``recurrent_size`` > 0 puts a GRU in front; minibatches are then whole sequences. ``q_keys``: which entries of a
-    dictionary observation are read, all by default. ``q_loss(q, target)`` takes and gives scalars.
+    A tick samples ``rollout_length`` steps in every environment and makes ``num_epochs * num_minibatches`` updates with
+    them.
+
+    Args:
+        learning_rate: Learning rate of all networks.
+        discount: Discount factor γ per step.
+        q_lambda: λ of the returns.
+        epsilon: Share of random actions.
+        max_grad_norm: Norm to which gradients are clipped.
+        reward_scale: Factor of the rewards.
+        weight_decay: Weight decay of AdamW; 0 for other optimizers.
+        rollout_length: Steps of each environment in a tick.
+        num_epochs: Passes over a rollout.
+        num_minibatches: Minibatches in an epoch; None for minibatches of at least 128 steps.
+        normalize_observations: Whether to normalize observations; None for all but pure images.
+        normalize_rewards: Whether to divide rewards by the deviation of returns.
+        q_hidden: Sizes of the Q-network's hidden layers.
+        q_keys: Entries of a dictionary observation that the network reads; empty for all.
+        activation: Activation of the hidden layers.
+        layer_norm: Whether to normalize the hidden layers.
+        recurrent_size: Size of a GRU before the hidden layers; 0 for none. With a GRU, minibatches are whole sequences.
+        cnn: Convolutions for images (`make_network`).
+        optimizer: Name in `OPTIMIZERS`.
+        precision: "f32", or "bf16" for dense layers and convolutions.
+        q_loss: ``(q, target) -> loss``, on scalars.
+
+    Returns:
+        The algorithm.
     """
     hyper = PqnHyper(learning_rate, discount, q_lambda, epsilon, max_grad_norm, reward_scale, weight_decay)
     shared: dict[str, Any] = dict(
@@ -106,12 +137,32 @@ def pqn(
 
 
 def best_value(outputs: PyTree, obs: PyTree, action: jax.Array | None) -> jax.Array:
-    """The value of the best allowed action (`ValueOf`)."""
+    """Return the value of the best allowed action (`ValueOf`).
+
+    Args:
+        outputs: Q-values ``[..., num_actions]``.
+        obs: Observations, which may have a mask.
+        action: Unused.
+
+    Returns:
+        Values ``[...]``.
+    """
     return greedy_value(outputs, obs)
 
 
 def targets(values: Values, rollout: Transition, hyper: PqnHyper) -> dict[str, jax.Array]:
-    """λ-returns ``[T, E]`` that continue with the best action's value (arXiv 2407.04811)."""
+    """Compute λ-returns that continue with the best action's value.
+
+    Args:
+        values: Values of the critic, ``[T, E]``.
+        rollout: Normalized rollout.
+        hyper: Hyper-parameters of this tick.
+
+    Returns:
+        ``q_target`` ``[T, E]``.
+
+    Source: Gallici et al. (2024), arXiv 2407.04811.
+    """
     target = jax.vmap(losses.lambda_return, in_axes=(1, 1, 1, 1, None), out_axes=1)(
         rollout.reward,
         hyper.discount * (1.0 - rollout.terminated),
@@ -123,7 +174,16 @@ def targets(values: Values, rollout: Transition, hyper: PqnHyper) -> dict[str, j
 
 
 def chosen_value(outputs: PyTree, obs: PyTree, action: jax.Array | None) -> jax.Array:
-    """The value of the action that was taken (`ValueOf`)."""
+    """Return the value of the action that was taken (`ValueOf`).
+
+    Args:
+        outputs: Q-values ``[..., num_actions]``.
+        obs: Unused.
+        action: Actions ``[...]``.
+
+    Returns:
+        Values ``[...]``.
+    """
     assert action is not None
     return value_of(outputs, action)
 
@@ -131,7 +191,17 @@ def chosen_value(outputs: PyTree, obs: PyTree, action: jax.Array | None) -> jax.
 def critic_part(
     q_network: Network, q_loss: Callable, optimizer: OptimizerName, value_taken: ValueOf = chosen_value
 ) -> Part:
-    """Regression on the λ-returns."""
+    """Build the Q-network's part: regression on the λ-returns.
+
+    Args:
+        q_network: Q-network.
+        q_loss: Loss of a value and its target.
+        optimizer: Name in `OPTIMIZERS`.
+        value_taken: Computes the taken action's value from the network's outputs.
+
+    Returns:
+        The part.
+    """
 
     def gradients(own: Learned, peers: dict, batch: OnPolicyBatch, key: jax.Array, hyper: PqnHyper) -> GradientResult:
         def loss_fn(params: PyTree) -> tuple[jax.Array, Metrics]:

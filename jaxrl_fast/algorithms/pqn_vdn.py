@@ -1,5 +1,7 @@
-"""PQN with value decomposition, several agents, discrete actions: what the team can expect is the sum of what each
-agent says of its own action (VDN, arXiv 1706.05296), learned as PQN does (arXiv 2407.04811).
+"""PQN with value decomposition, for several agents and discrete actions.
+
+The value of the team is the sum of the agents' values of their actions (VDN, arXiv 1706.05296), trained as in PQN
+(arXiv 2407.04811).
 """
 
 from collections.abc import Callable
@@ -43,11 +45,38 @@ def pqn_vdn(
     precision: Precision = "f32",
     q_loss: Callable[[jax.Array, jax.Array], jax.Array] = losses.squared_error,
 ) -> Algorithm:
-    """PQN-VDN. Where agents have rewards of their own, it is their sum that is learned; agents that are out add nothing
-    to either sum.
+    """Build PQN-VDN.
 
-    ``share_parameters``: all agents have the same network, which sees the agent's number; else each has a network and
-    an optimizer of its own. The other arguments are those of `jaxrl_fast.pqn`.
+    If agents have separate rewards, the target is their sum. Agents that are out add nothing to the sums of rewards and
+    values.
+
+    Args:
+        learning_rate: Learning rate of all networks.
+        discount: Discount factor γ per step.
+        q_lambda: λ of the returns.
+        epsilon: Share of random actions.
+        max_grad_norm: Norm to which gradients are clipped.
+        reward_scale: Factor of the rewards.
+        weight_decay: Weight decay of AdamW; 0 for other optimizers.
+        rollout_length: Steps of each environment in a tick.
+        num_epochs: Passes over a rollout.
+        num_minibatches: Minibatches in an epoch; None for minibatches of at least 128 steps.
+        normalize_observations: Whether to normalize observations.
+        normalize_rewards: Whether to divide rewards by the deviation of returns.
+        share_parameters: Whether agents share a network, which reads the agent's number, or have separate networks and
+            optimizers.
+        q_hidden: Sizes of the Q-network's hidden layers.
+        q_keys: Entries of a dictionary observation that the network reads; empty for all.
+        activation: Activation of the hidden layers.
+        layer_norm: Whether to normalize the hidden layers.
+        recurrent_size: Size of a GRU before the hidden layers; 0 for none. With a GRU, minibatches are whole sequences.
+        cnn: Convolutions for images (`make_network`).
+        optimizer: Name in `OPTIMIZERS`.
+        precision: "f32", or "bf16" for dense layers and convolutions.
+        q_loss: ``(q, target) -> loss``, on scalars.
+
+    Returns:
+        The algorithm.
     """
     given = locals()
     keys = {"q_keys": keys_of_one(q_keys, shared=share_parameters)}
@@ -69,18 +98,45 @@ def pqn_vdn(
 
 
 def taken_together(outputs: PyTree, obs: PyTree, action: jax.Array | None) -> jax.Array:
-    """The sum ``[...]`` of the values of the agents' actions (`ValueOf`)."""
+    """Sum the values of the agents' actions (`ValueOf`).
+
+    Args:
+        outputs: Q-values ``[..., A, num_actions]``.
+        obs: Observations, which may mark agents that are out.
+        action: Actions ``[..., A]``.
+
+    Returns:
+        Values ``[...]``.
+    """
     assert action is not None
     return _sum_over_agents(value_of(outputs, action), obs)
 
 
 def best_together(outputs: PyTree, obs: PyTree, action: jax.Array | None) -> jax.Array:
-    """The sum ``[...]`` of the values of the agents' best actions, which is the best of the sums (`ValueOf`)."""
+    """Sum the values of the agents' best actions, which is the largest of all sums (`ValueOf`).
+
+    Args:
+        outputs: Q-values ``[..., A, num_actions]``.
+        obs: Observations, which may have masks.
+        action: Unused.
+
+    Returns:
+        Values ``[...]``.
+    """
     return _sum_over_agents(greedy_value(outputs, obs), obs)
 
 
 def team_targets(values: Values, rollout: Transition, hyper: of_one.PqnHyper) -> dict[str, jax.Array]:
-    """PQN's targets ``[T, E]`` for the reward of the team."""
+    """Compute PQN's targets for the reward of the team.
+
+    Args:
+        values: Values of the team, ``[T, E]``.
+        rollout: Normalized rollout.
+        hyper: Hyper-parameters of this tick.
+
+    Returns:
+        ``q_target`` ``[T, E]``.
+    """
     shared = rollout.reward.ndim == values.next.ndim
     reward = rollout.reward if shared else _sum_over_agents(rollout.reward, rollout.obs)
     return of_one.targets(values, rollout._replace(reward=reward), hyper)

@@ -1,4 +1,4 @@
-"""The algorithms by name. A new one needs a file of its own here, and its name in `ALGORITHMS` and ``__all__``."""
+"""The algorithms by name. A new algorithm needs a separate file here, and its name in `ALGORITHMS` and ``__all__``."""
 
 from collections.abc import Callable
 

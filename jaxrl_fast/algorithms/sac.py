@@ -32,10 +32,18 @@ from jaxrl_fast.numerics.optimizers import OptimizerName, check_optimizer, make_
 
 
 class SacHyper(NamedTuple):
-    """Rates, each a number or a schedule such as ``Linear(3e-4, 0.0)``: ``learning_rate`` of policy and critics;
-    ``temperature_learning_rate``; ``discount`` γ per step; ``tau``, how far the target networks move at an update (0 to
-    1); ``target_entropy_per_action``, in nats per dimension; ``max_grad_norm``, to which the gradients of each network
-    are clipped; ``reward_scale``, a factor of rewards; ``weight_decay``, of AdamW."""
+    """Hyper-parameters, each a number or a schedule such as ``Linear(3e-4, 0.0)``.
+
+    Attributes:
+        learning_rate: Learning rate of all networks.
+        temperature_learning_rate: Learning rate of the temperature's logarithm.
+        discount: Discount factor γ per step.
+        tau: Weight of the new params in target networks at each update, 0 to 1.
+        target_entropy_per_action: Target entropy in nats per action dimension.
+        max_grad_norm: Norm to which the gradients of each network are clipped.
+        reward_scale: Factor of the rewards.
+        weight_decay: Weight decay of AdamW; 0 for other optimizers.
+    """
 
     learning_rate: Any
     temperature_learning_rate: Any
@@ -79,15 +87,44 @@ def sac(
     precision: Precision = "f32",
     critic_loss: Callable[[jax.Array, jax.Array], jax.Array] = losses.squared_error,
 ) -> Algorithm:
-    """SAC. A tick samples ``rollout_length`` steps in every environment, then makes ``updates_per_tick`` updates
-    (by default one for each step, at most 64) of ``batch_size`` transitions each, once ``warmup_steps`` steps over all
-    environments are in the buffer.
+    """Build SAC.
 
-    ``recurrent_size`` > 0 puts a GRU in front of all networks; a batch is then ``batch_size`` sequences of
-    ``sequence_length`` steps, behind ``burn_in`` steps that only fill the memory.
-    ``normalize_observations`` defaults to true, except for images; those go through the convolutions named ``cnn``
-    (`make_network`) and are stored once each. ``policy_keys`` and ``critic_keys``: which entries of a dictionary
-    observation each reads, all by default. ``critic_loss(q, target)`` takes and gives scalars.
+    A tick samples ``rollout_length`` steps in every environment, then makes ``updates_per_tick`` updates once
+    ``warmup_steps`` steps are in the buffer. Images are stored once each.
+
+    Args:
+        learning_rate: Learning rate of all networks.
+        temperature_learning_rate: Learning rate of the temperature's logarithm.
+        discount: Discount factor γ per step.
+        tau: Weight of the new params in target networks at each update, 0 to 1.
+        target_entropy_per_action: Target entropy in nats per action dimension.
+        max_grad_norm: Norm to which the gradients of each network are clipped.
+        reward_scale: Factor of the rewards.
+        weight_decay: Weight decay of AdamW; 0 for other optimizers.
+        rollout_length: Steps of each environment in a tick.
+        updates_per_tick: Gradient updates in a tick; None for one per sampled step, at most 64.
+        batch_size: Transitions in a minibatch, or sequences with a GRU.
+        buffer_size: Capacity of the replay buffer in steps over all environments.
+        warmup_steps: Steps over all environments before the first update.
+        n_step: Steps whose rewards are summed before bootstrapping.
+        sequence_length: Steps of a training sequence with a GRU.
+        burn_in: Steps before each sequence that only compute the GRU's memory.
+        normalize_observations: Whether to normalize observations; None for all but pure images.
+        policy_hidden: Sizes of the policy's hidden layers.
+        critic_hidden: Sizes of the critics' hidden layers.
+        policy_keys: Entries of a dictionary observation that the policy reads; empty for all.
+        critic_keys: Entries of a dictionary observation that the critic reads; empty for all.
+        activation: Activation of the hidden layers.
+        critic_layer_norm: Whether to normalize the critics' hidden layers.
+        recurrent_size: Size of a GRU before the hidden layers; 0 for none.
+        initial_temperature: Temperature at the start of the run.
+        cnn: Convolutions for images (`make_network`).
+        optimizer: Name in `OPTIMIZERS`.
+        precision: "f32", or "bf16" for dense layers and convolutions.
+        critic_loss: ``(q, target) -> loss``, on scalars.
+
+    Returns:
+        The algorithm.
     """
     rates = learning_rate, temperature_learning_rate, discount, tau, target_entropy_per_action
     hyper = SacHyper(*rates, max_grad_norm, reward_scale, weight_decay)
@@ -124,7 +161,19 @@ def sac(
 def critic_part(
     box: Box, policy: Network, q_networks: Network, data: Replay, critic_loss: Callable, optimizer: OptimizerName
 ) -> Part:
-    """Both Q-networks: regression on the soft Bellman target, then a step of the target networks."""
+    """Build the Q-networks' part: regression on the soft Bellman target, then a step of the target networks.
+
+    Args:
+        box: Action space.
+        policy: Policy network.
+        q_networks: Ensemble of Q-networks.
+        data: Data of the updates.
+        critic_loss: Loss of a value and its target.
+        optimizer: Name in `OPTIMIZERS`.
+
+    Returns:
+        The part.
+    """
 
     def gradients(
         own: Learned, peers: dict[str, Learned], batch: ReplayBatch, key: jax.Array, hyper: SacHyper
@@ -153,8 +202,20 @@ def critic_part(
 def actor_part(
     box: Box, networks: dict[str, Network], q_networks: Network, data: Replay, optimizer: OptimizerName
 ) -> Part:
-    """The policy, which maximizes the critic's value plus entropy, and the temperature, learned as its logarithm, which
-    holds the entropy at its target."""
+    """Build the part of the policy, which maximizes the critic's value plus entropy, and of the temperature.
+
+    The temperature's logarithm is trained to hold the entropy at its target.
+
+    Args:
+        box: Action space.
+        networks: Policy and temperature.
+        q_networks: Ensemble of Q-networks.
+        data: Data of the updates.
+        optimizer: Name in `OPTIMIZERS`.
+
+    Returns:
+        The part.
+    """
     action_size = box.low.size
 
     def gradients(

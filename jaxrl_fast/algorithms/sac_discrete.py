@@ -1,8 +1,8 @@
-"""Soft actor-critic for discrete actions (arXiv 1910.07207), with the mean of the two critics in targets and losses
-(arXiv 2209.10081, which found their minimum to underestimate).
+"""Soft actor-critic for discrete actions (arXiv 1910.07207).
 
-Two parts, as in SAC: the critic (two Q-networks with target networks) and the actor (the policy and the temperature).
-Expectations over actions are exact, so nothing is sampled in an update.
+Targets and losses use the mean of the two critics, because their minimum underestimates (arXiv 2209.10081). Two parts,
+as in SAC: the critic (two Q-networks with target networks) and the actor (the policy and the temperature). Expectations
+over actions are exact, so updates sample nothing.
 """
 
 import math
@@ -41,13 +41,17 @@ from jaxrl_fast.numerics.optimizers import OptimizerName, check_optimizer, make_
 
 
 class SacDiscreteHyper(NamedTuple):
-    """Rates, each a number or a schedule such as ``Linear(3e-4, 0.0)``.
+    """Hyper-parameters, each a number or a schedule such as ``Linear(3e-4, 0.0)``.
 
-    - ``learning_rate``, ``temperature_learning_rate``: of the networks, and of the temperature's logarithm.
-    - ``discount``: γ per step; ``tau``: how far target networks move at every update (0 to 1).
-    - ``target_entropy_ratio``: the entropy that the temperature aims at, as a share of that of random actions.
-    - ``max_grad_norm``: to which the gradients of each network are clipped.
-    - ``reward_scale``: a factor of rewards; ``weight_decay``: of AdamW.
+    Attributes:
+        learning_rate: Learning rate of all networks.
+        temperature_learning_rate: Learning rate of the temperature's logarithm.
+        discount: Discount factor γ per step.
+        tau: Weight of the new params in target networks at each update, 0 to 1.
+        target_entropy_ratio: Target entropy as a share of the entropy of uniformly random actions.
+        max_grad_norm: Norm to which the gradients of each network are clipped.
+        reward_scale: Factor of the rewards.
+        weight_decay: Weight decay of AdamW; 0 for other optimizers.
     """
 
     learning_rate: Any
@@ -92,9 +96,44 @@ def sac_discrete(
     precision: Precision = "f32",
     critic_loss: Callable[[jax.Array, jax.Array], jax.Array] = losses.squared_error,
 ) -> Algorithm:
-    """SAC for discrete actions. A tick samples ``rollout_length`` steps in every environment, then makes
-    ``updates_per_tick`` updates (by default one for 4 steps, at most 64) of ``batch_size`` transitions each, once
-    ``warmup_steps`` steps over all environments are in the buffer. The other arguments are those of `sac`.
+    """Build SAC for discrete actions.
+
+    A tick samples ``rollout_length`` steps in every environment, then makes ``updates_per_tick`` updates once
+    ``warmup_steps`` steps are in the buffer.
+
+    Args:
+        learning_rate: Learning rate of all networks.
+        temperature_learning_rate: Learning rate of the temperature's logarithm.
+        discount: Discount factor γ per step.
+        tau: Weight of the new params in target networks at each update, 0 to 1.
+        target_entropy_ratio: Target entropy as a share of the entropy of uniformly random actions.
+        max_grad_norm: Norm to which the gradients of each network are clipped.
+        reward_scale: Factor of the rewards.
+        weight_decay: Weight decay of AdamW; 0 for other optimizers.
+        rollout_length: Steps of each environment in a tick.
+        updates_per_tick: Gradient updates in a tick; None for one per 4 sampled steps, at most 64.
+        batch_size: Transitions in a minibatch, or sequences with a GRU.
+        buffer_size: Capacity of the replay buffer in steps over all environments.
+        warmup_steps: Steps over all environments before the first update.
+        n_step: Steps whose rewards are summed before bootstrapping.
+        sequence_length: Steps of a training sequence with a GRU.
+        burn_in: Steps before each sequence that only compute the GRU's memory.
+        normalize_observations: Whether to normalize observations; None for all but pure images.
+        policy_hidden: Sizes of the policy's hidden layers.
+        critic_hidden: Sizes of the critics' hidden layers.
+        policy_keys: Entries of a dictionary observation that the policy reads; empty for all.
+        critic_keys: Entries of a dictionary observation that the critic reads; empty for all.
+        activation: Activation of the hidden layers.
+        critic_layer_norm: Whether to normalize the critics' hidden layers.
+        recurrent_size: Size of a GRU before the hidden layers; 0 for none.
+        initial_temperature: Temperature at the start of the run.
+        cnn: Convolutions for images (`make_network`).
+        optimizer: Name in `OPTIMIZERS`.
+        precision: "f32", or "bf16" for dense layers and convolutions.
+        critic_loss: ``(q, target) -> loss``, on scalars.
+
+    Returns:
+        The algorithm.
     """
     rates = learning_rate, temperature_learning_rate, discount, tau, target_entropy_ratio
     hyper = SacDiscreteHyper(*rates, max_grad_norm, reward_scale, weight_decay)
@@ -131,7 +170,20 @@ def sac_discrete(
 def critic_part(
     policy: Network, q_networks: Network, data: Replay, critic_loss: Callable, optimizer: OptimizerName
 ) -> Part:
-    """Both Q-networks: regression on the soft Bellman target (arXiv 1910.07207, equations 9 and 10)."""
+    """Build the Q-networks' part: regression on the soft Bellman target.
+
+    Args:
+        policy: Policy network.
+        q_networks: Ensemble of Q-networks.
+        data: Data of the updates.
+        critic_loss: Loss of a value and its target.
+        optimizer: Name in `OPTIMIZERS`.
+
+    Returns:
+        The part.
+
+    Source: Christodoulou (2019), equations 9 and 10, arXiv 1910.07207.
+    """
 
     def gradients(
         own: Learned, peers: dict[str, Learned], batch: ReplayBatch, key: jax.Array, hyper: SacDiscreteHyper
@@ -158,8 +210,20 @@ def critic_part(
 def actor_part(
     space: Discrete, networks: dict[str, Network], q_networks: Network, data: Replay, optimizer: OptimizerName
 ) -> Part:
-    """The policy, against the critic (arXiv 1910.07207, equation 12), and the temperature, against the target entropy
-    (equation 11)."""
+    """Build the part of the policy and of the temperature.
+
+    Args:
+        space: Action space.
+        networks: Policy and temperature.
+        q_networks: Ensemble of Q-networks.
+        data: Data of the updates.
+        optimizer: Name in `OPTIMIZERS`.
+
+    Returns:
+        The part.
+
+    Source: Christodoulou (2019), equations 12 (policy) and 11 (temperature), arXiv 1910.07207.
+    """
 
     def gradients(
         own: Learned, peers: dict[str, Learned], batch: ReplayBatch, key: jax.Array, hyper: SacDiscreteHyper

@@ -34,14 +34,19 @@ from jaxrl_fast.numerics.optimizers import OptimizerName, check_optimizer, make_
 
 
 class Td3Hyper(NamedTuple):
-    """Rates, each a number or a schedule such as ``Linear(3e-4, 0.0)``.
+    """Hyper-parameters, each a number or a schedule such as ``Linear(3e-4, 0.0)``.
 
-    - ``learning_rate``: of the critic; the actor's is multiplied by ``actor_learning_rate_ratio``.
-    - ``discount``: γ per step; ``tau``: how far target networks move when the actor steps (0 to 1).
-    - ``exploration_noise``: the standard deviation of what is added to actions in training, in half ranges.
-    - ``target_noise``, ``target_noise_clip``: the same for the target's actions, and where it is clipped.
-    - ``max_grad_norm``: to which the gradients of each network are clipped.
-    - ``reward_scale``: a factor of rewards; ``weight_decay``: of AdamW.
+    Attributes:
+        learning_rate: Learning rate of the critics.
+        actor_learning_rate_ratio: Learning rate of the actor, relative to ``learning_rate``.
+        discount: Discount factor γ per step.
+        tau: Weight of the new params in target networks when the actor steps, 0 to 1.
+        exploration_noise: Standard deviation of the noise on actions in training, in half ranges.
+        target_noise: Standard deviation of the noise on the target's actions, in half ranges.
+        target_noise_clip: Bound of that noise, in half ranges.
+        max_grad_norm: Norm to which the gradients of each network are clipped.
+        reward_scale: Factor of the rewards.
+        weight_decay: Weight decay of AdamW; 0 for other optimizers.
     """
 
     learning_rate: Any
@@ -92,13 +97,50 @@ def td3(
     precision: Precision = "f32",
     critic_loss: Callable[[jax.Array, jax.Array], jax.Array] = losses.squared_error,
 ) -> Algorithm:
-    """TD3. A tick samples ``rollout_length`` steps in every environment, then makes ``updates_per_tick`` updates
-    (by default one for each step, at most 64) of ``batch_size`` transitions each, once ``warmup_steps`` steps over all
-    environments are in the buffer.
+    """Build TD3; DDPG with ``num_critics=1, policy_delay=1, target_noise=0``.
 
-    Of several environments the first explores with ``exploration_noise / noise_spread``, the last with
-    ``exploration_noise * noise_spread``. The actor and all target networks move at every ``policy_delay``-th update.
-    DDPG: ``num_critics=1, policy_delay=1, target_noise=0``. The other arguments are those of `sac`.
+    A tick samples ``rollout_length`` steps in every environment, then makes ``updates_per_tick`` updates once
+    ``warmup_steps`` steps are in the buffer. With several environments, the first explores with ``exploration_noise /
+    noise_spread`` and the last with ``exploration_noise * noise_spread``.
+
+    Args:
+        learning_rate: Learning rate of the critics.
+        actor_learning_rate_ratio: Learning rate of the actor, relative to ``learning_rate``.
+        discount: Discount factor γ per step.
+        tau: Weight of the new params in target networks when the actor steps, 0 to 1.
+        exploration_noise: Standard deviation of the noise on actions in training, in half ranges.
+        target_noise: Standard deviation of the noise on the target's actions, in half ranges.
+        target_noise_clip: Bound of that noise, in half ranges.
+        max_grad_norm: Norm to which the gradients of each network are clipped.
+        reward_scale: Factor of the rewards.
+        weight_decay: Weight decay of AdamW; 0 for other optimizers.
+        noise_spread: Ratio of the last environment's noise to ``exploration_noise``; the first environment's noise is
+            smaller by the same ratio.
+        policy_delay: Updates between two steps of the actor and of all target networks.
+        num_critics: Number of Q-networks.
+        rollout_length: Steps of each environment in a tick.
+        updates_per_tick: Gradient updates in a tick; None for one per sampled step, at most 64.
+        batch_size: Transitions in a minibatch, or sequences with a GRU.
+        buffer_size: Capacity of the replay buffer in steps over all environments.
+        warmup_steps: Steps over all environments before the first update.
+        n_step: Steps whose rewards are summed before bootstrapping.
+        sequence_length: Steps of a training sequence with a GRU.
+        burn_in: Steps before each sequence that only compute the GRU's memory.
+        normalize_observations: Whether to normalize observations; None for all but pure images.
+        policy_hidden: Sizes of the policy's hidden layers.
+        critic_hidden: Sizes of the critics' hidden layers.
+        policy_keys: Entries of a dictionary observation that the policy reads; empty for all.
+        critic_keys: Entries of a dictionary observation that the critic reads; empty for all.
+        activation: Activation of the hidden layers.
+        critic_layer_norm: Whether to normalize the critics' hidden layers.
+        recurrent_size: Size of a GRU before the hidden layers; 0 for none.
+        cnn: Convolutions for images (`make_network`).
+        optimizer: Name in `OPTIMIZERS`.
+        precision: "f32", or "bf16" for dense layers and convolutions.
+        critic_loss: ``(q, target) -> loss``, on scalars.
+
+    Returns:
+        The algorithm.
     """
     rates = learning_rate, actor_learning_rate_ratio, discount, tau, exploration_noise, target_noise, target_noise_clip
     hyper = Td3Hyper(*rates, max_grad_norm, reward_scale, weight_decay)
@@ -143,8 +185,22 @@ def critic_part(
     policy_delay: int,
     optimizer: OptimizerName,
 ) -> Part:
-    """The Q-networks: regression on the least of their targets, with noise on the target policy's action (arXiv
-    1802.09477, equations 10 and 14)."""
+    """Build the Q-networks' part: regression on the smallest target, with noise on the target policy's action.
+
+    Args:
+        box: Action space.
+        policy: Policy network.
+        q_networks: Ensemble of Q-networks.
+        data: Data of the updates.
+        critic_loss: Loss of a value and its target.
+        policy_delay: Updates between two steps of the target networks.
+        optimizer: Name in `OPTIMIZERS`.
+
+    Returns:
+        The part.
+
+    Source: Fujimoto et al. (2018), equations 10 and 14, arXiv 1802.09477.
+    """
 
     def gradients(
         own: Learned, peers: dict[str, Learned], batch: ReplayBatch, key: jax.Array, hyper: Td3Hyper
@@ -173,7 +229,20 @@ def critic_part(
 
 
 def actor_part(policy: Network, q_networks: Network, data: Replay, policy_delay: int, optimizer: OptimizerName) -> Part:
-    """The policy: up the first Q-network (arXiv 1802.09477, algorithm 1)."""
+    """Build the policy's part, which maximizes the first Q-network's value.
+
+    Args:
+        policy: Policy network.
+        q_networks: Ensemble of Q-networks.
+        data: Data of the updates.
+        policy_delay: Updates between two steps of this part.
+        optimizer: Name in `OPTIMIZERS`.
+
+    Returns:
+        The part.
+
+    Source: Fujimoto et al. (2018), algorithm 1, arXiv 1802.09477.
+    """
 
     def gradients(
         own: Learned, peers: dict[str, Learned], batch: ReplayBatch, key: jax.Array, hyper: Td3Hyper

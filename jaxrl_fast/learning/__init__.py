@@ -1,1 +1,1 @@
-"""What an algorithm declares, and what is done once for all algorithms: acting, data, updates, the graph of a run."""
+"""The interface of algorithms, and the code that all of them share: action selection, data, updates, graph of a run."""

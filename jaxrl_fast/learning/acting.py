@@ -1,4 +1,4 @@
-"""How an agent acts: action selection, exploration, and the networks that choose actions with their memory."""
+"""Action selection: exploration, greedy actions, and the networks that act with their memory."""
 
 import math
 from collections.abc import Callable
@@ -18,16 +18,32 @@ from jaxrl_fast.numerics.optimizers import MakeOptimizer, make_optimizer
 
 
 def policy_of(space: Discrete | Box, outputs: jax.Array, obs: PyTree) -> Distribution:
-    """The policy at network outputs ``[..., out]``, without the actions that an ``action_mask`` forbids."""
+    """Build the policy from network outputs, without the actions that an ``action_mask`` forbids.
+
+    Args:
+        space: Action space.
+        outputs: Network outputs ``[..., num_outputs(space)]``.
+        obs: Observations, which may have a mask.
+
+    Returns:
+        The distribution.
+    """
     return distributions.of_outputs(space, outputs, action_mask(obs))
 
 
 def sample_action(
     space: Discrete | Box, *, remember: bool, outputs_of: Callable[[dict], jax.Array] = lambda outputs: outputs["actor"]
 ) -> Decide:
-    """Sample from the policy, by default that of the part ``actor``; greedily, take its mode. ``remember``: store the
-    raw action and its log-probability for the update, as ``raw_action`` and ``log_prob``. ``outputs_of``: picks the
-    policy's outputs, ``[..., num_outputs(space)]``, from the outputs of the acting parts."""
+    """Return action selection that samples from the policy, or takes its mode without exploration.
+
+    Args:
+        space: Action space.
+        remember: Whether to store the raw action and its log-probability, as ``raw_action`` and ``log_prob``.
+        outputs_of: Picks the policy's outputs, ``[..., num_outputs(space)]``, from the outputs by part.
+
+    Returns:
+        The `Decide` function.
+    """
 
     def decide(outputs: dict, obs: PyTree, state: PyTree, key: jax.Array, hyper: Any, explore: bool) -> tuple:
         dist = policy_of(space, outputs_of(outputs), obs)
@@ -39,10 +55,16 @@ def sample_action(
 
 
 def temperature_network(initial: float) -> Network:
-    """The logarithm of a learned temperature of a policy, such as SAC's.
+    """Build the trainable logarithm of a policy's temperature, such as SAC's.
+
+    Args:
+        initial: Initial temperature.
+
+    Returns:
+        A `scalar` network.
 
     Raises:
-        ValueError: ``initial`` is no positive number.
+        ValueError: ``initial`` is not a positive number.
     """
     if not 0.0 < initial < math.inf:
         raise ValueError(f"initial_temperature={initial}: write a positive number, such as 1.0")
@@ -50,30 +72,59 @@ def temperature_network(initial: float) -> Network:
 
 
 def temperature_optimizer() -> MakeOptimizer:
-    """Adam at ``hyper.temperature_learning_rate``."""
+    """Return Adam with the learning rate ``hyper.temperature_learning_rate``.
+
+    Returns:
+        The factory of the optimizer.
+    """
     return make_optimizer("adam", rate=lambda hyper: hyper.temperature_learning_rate)
 
 
 def temperature_gradient(
     log_temperature: jax.Array, entropy: jax.Array, target_entropy: jax.Array | float
 ) -> jax.Array:
-    """The gradient by which a temperature holds the policy's mean ``entropy`` at its target, in nats; scalars."""
+    """Compute the gradient of a temperature that holds the policy's mean entropy at its target.
+
+    Args:
+        log_temperature: Logarithm of the temperature, scalar.
+        entropy: Mean entropy in nats, scalar.
+        target_entropy: Target in nats, scalar.
+
+    Returns:
+        A scalar.
+    """
     return jax.grad(losses.temperature)(log_temperature, -entropy, target_entropy)
 
 
 def unit_policy(outputs: jax.Array) -> jax.Array:
-    """The deterministic policy's action in ``[-1, 1]``, ``[..., A]``, at network outputs ``[..., A]``."""
+    """Compute the deterministic policy's action in ``[-1, 1]``.
+
+    Args:
+        outputs: Network outputs ``[..., A]``.
+
+    Returns:
+        Actions ``[..., A]``.
+    """
     return jnp.tanh(outputs)
 
 
 def noisy_action(space: Box, spread: float) -> tuple[Decide, InitDecide]:
-    """The action of the part ``actor`` with normal noise, of a standard deviation of its own in each environment: from
-    ``hyper.exploration_noise / spread`` in the first to ``hyper.exploration_noise * spread`` in the last, in equal
-    ratios, and ``hyper.exploration_noise`` where there is one environment. (Horgan et al., arXiv 1803.00933, section
-    4.1, do so with ε.)
+    """Return action selection that adds normal noise to the action of the part ``actor``.
+
+    Environments have different standard deviations, in equal ratios, from ``hyper.exploration_noise / spread`` in the
+    first to ``hyper.exploration_noise * spread`` in the last. A single environment has ``hyper.exploration_noise``.
+
+    Args:
+        space: Action space.
+        spread: Ratio of the largest deviation to the middle one, at least 1.
+
+    Returns:
+        The `Decide` function and the initializer of its state.
 
     Raises:
-        ValueError: ``spread`` is less than 1.
+        ValueError: ``spread`` is less than 1 or infinite.
+
+    Source: Horgan et al. (2018), section 4.1, arXiv 1803.00933, which spreads ε.
     """
     if not 1.0 <= spread < math.inf:
         raise ValueError(f"noise_spread={spread}: write a number of at least 1, which gives all environments one noise")
@@ -93,10 +144,11 @@ def noisy_action(space: Box, spread: float) -> tuple[Decide, InitDecide]:
 
 
 class RepeatedNoise(NamedTuple):
-    """Noise that an environment keeps for some steps.
+    """Noise that an environment repeats for some steps.
 
-    - ``noise``: standard normal, ``[E, A]``.
-    - ``steps_left``: for which it stays, ``[E]``.
+    Attributes:
+        noise: Standard normal, ``[E, A]``.
+        steps_left: Steps before a new draw, ``[E]``.
     """
 
     noise: jax.Array
@@ -104,9 +156,20 @@ class RepeatedNoise(NamedTuple):
 
 
 def repeated_noise_action(space: Box, max_repeats: int, exponent: float = 2.0) -> tuple[Decide, InitDecide]:
-    """Sample from the policy of the part ``actor``, with noise that stays the same for n steps: n is drawn from 1 to
-    ``max_repeats`` in proportion to ``n ** -exponent``, by each environment for itself (Dabney et al., arXiv
-    2006.01782, section 5; with noise instead of an action, arXiv 2604.04539)."""
+    """Return action selection that samples from the part ``actor`` with noise that is constant for n steps.
+
+    Each environment draws n from 1 to ``max_repeats`` in proportion to ``n ** -exponent``.
+
+    Args:
+        space: Action space.
+        max_repeats: Largest number of steps with the same noise.
+        exponent: Exponent of the distribution of n.
+
+    Returns:
+        The `Decide` function and the initializer of its state.
+
+    Source: Dabney et al. (2021), section 5, arXiv 2006.01782; noise instead of an action: arXiv 2604.04539.
+    """
 
     def init(num_envs: int) -> RepeatedNoise:
         return RepeatedNoise(jnp.zeros((num_envs, space.low.size)), jnp.zeros(num_envs, jnp.int32))
@@ -127,12 +190,30 @@ def repeated_noise_action(space: Box, max_repeats: int, exponent: float = 2.0) -
 
 
 def greedy_action(q: jax.Array, obs: PyTree) -> jax.Array:
-    """The allowed action ``[...]`` with the largest of the Q-values ``[..., num_actions]``."""
+    """Select the allowed action with the largest Q-value.
+
+    Args:
+        q: Q-values ``[..., num_actions]``.
+        obs: Observations, which may have a mask.
+
+    Returns:
+        Actions ``[...]``.
+    """
     return distributions.mode(distributions.categorical(q, action_mask(obs)))
 
 
 def epsilon_greedy(q: jax.Array, obs: PyTree, epsilon: jax.Array, key: jax.Array) -> jax.Array:
-    """`greedy_action`, or with probability ``epsilon`` an allowed action, uniformly."""
+    """Select the greedy action, or with probability ``epsilon`` a uniformly random allowed action.
+
+    Args:
+        q: Q-values ``[..., num_actions]``.
+        obs: Observations, which may have a mask.
+        epsilon: Probability of a random action.
+        key: Random key.
+
+    Returns:
+        Actions ``[...]``.
+    """
     best, (which_key, action_key) = greedy_action(q, obs), jax.random.split(key)
     any_allowed = distributions.categorical(jnp.zeros_like(q), action_mask(obs))
     at_random = jax.random.uniform(which_key, best.shape) < epsilon
@@ -140,13 +221,27 @@ def epsilon_greedy(q: jax.Array, obs: PyTree, epsilon: jax.Array, key: jax.Array
 
 
 def greedy_value(q: jax.Array, obs: PyTree) -> jax.Array:
-    """The Q-value ``[...]`` of the allowed action with the largest, out of ``[..., num_actions]``."""
+    """Return the largest Q-value of the allowed actions.
+
+    Args:
+        q: Q-values ``[..., num_actions]``.
+        obs: Observations, which may have a mask.
+
+    Returns:
+        Values ``[...]``.
+    """
     return value_of(q, greedy_action(q, obs))
 
 
 def by_q_values(q_of: Callable[[dict[str, Any]], jax.Array]) -> Decide:
-    """`epsilon_greedy` with the share ``hyper.epsilon`` of random actions; greedily, the best action. ``q_of``: picks
-    Q-values ``[..., num_actions]`` from the outputs of the acting parts."""
+    """Return `epsilon_greedy` action selection with ``hyper.epsilon``, greedy without exploration.
+
+    Args:
+        q_of: Picks Q-values ``[..., num_actions]`` from the outputs by part.
+
+    Returns:
+        The `Decide` function.
+    """
 
     def decide(outputs: dict, obs: PyTree, state: PyTree, key: jax.Array, hyper: Any, explore: bool) -> tuple:
         q = q_of(outputs)
@@ -156,7 +251,15 @@ def by_q_values(q_of: Callable[[dict[str, Any]], jax.Array]) -> Decide:
 
 
 def value_of(q: jax.Array, action: jax.Array) -> jax.Array:
-    """The Q-value ``[...]`` of ``action``, out of ``[..., num_actions]``."""
+    """Return the Q-value of an action.
+
+    Args:
+        q: Q-values ``[..., num_actions]``.
+        action: Actions ``[...]``.
+
+    Returns:
+        Values ``[...]``.
+    """
     return distributions.pick(q, action)
 
 
@@ -165,11 +268,12 @@ Networks = dict[str, tuple[str, Network]]
 
 
 class Carry(NamedTuple):
-    """What acting remembers of each environment from step to step, ``[E, ...]``.
+    """State of action selection in each environment, ``[E, ...]``.
 
-    - ``frames``: the images before the newest (`frame_stack.stacked_acting`); ``()`` where none are stacked.
-    - ``memory``: of each part whose network is recurrent.
-    - ``choice``: the state of the algorithm's choice of actions (`algorithm.InitDecide`).
+    Attributes:
+        frames: Images before the newest (`frame_stack.stacked_acting`); ``()`` without a frame stack.
+        memory: Recurrent memory of each part whose network is recurrent.
+        choice: State of the algorithm's action selection (`algorithm.InitDecide`).
     """
 
     frames: PyTree
@@ -178,25 +282,29 @@ class Carry(NamedTuple):
 
 
 Explore = Callable[[dict[str, Learned], Carry, PyTree, jax.Array, jax.Array, Any], tuple[jax.Array, Carry, Extras]]
-"""(learned by part, of all `Acting.parts`; carry; obs ``[E, ...]``, normalized; first ``[E]``: whether it begins an
-episode; key; hyper) -> (actions ``[E, ...]``, next carry, what to store)."""
+"""(`Learned` by part, for all `Acting.parts`; carry; normalized obs ``[E, ...]``; first ``[E]``: whether it begins an
+episode; key; hyper) -> (actions ``[E, ...]``, next carry, data to store).
+"""
 
 
 ActGreedily = Callable[[dict[str, PyTree], Carry, PyTree, jax.Array, jax.Array], tuple[jax.Array, Carry]]
-"""(weights from `Acting.greedy_weights`, carry, obs ``[E, ...]`` normalized, first ``[E]``, key) -> (best known actions
-``[E, ...]``, next carry)."""
+"""(params from `Acting.greedy_weights`, carry, normalized obs ``[E, ...]``, first ``[E]``, key) -> (greedy actions
+``[E, ...]``, next carry).
+"""
 
 
 class Acting(NamedTuple):
-    """How actions are chosen, on normalized single frames ``[E, ...]``.
+    """Action selection on normalized single frames ``[E, ...]``.
 
-    - ``parts``: those whose networks run in training: the ones that choose actions, and recurrent ones whose memory is
-      stored for the updates.
-    - ``chooses``: those of them that choose actions.
-    - ``explore``, ``initial_carry(num_envs)``: acting in training, and its carry before the first step, leaves
-      ``[num_envs, ...]``.
-    - ``greedy``, ``greedy_carry(num_envs)``: acting in evaluation, and its carry before the first step.
-    - ``greedy_weights(learned)``: the params that ``greedy`` needs, by part, of what the parts have learned.
+    Attributes:
+        parts: Parts whose networks run in training: those that select actions, and recurrent ones whose memory is
+            stored for the updates.
+        chooses: Parts that select actions.
+        greedy_weights: ``(learned) -> params by part`` that ``greedy`` needs.
+        explore: Action selection in training.
+        greedy: Action selection in evaluation.
+        initial_carry: ``(num_envs) -> carry`` of ``explore`` before the first step, leaves ``[num_envs, ...]``.
+        greedy_carry: ``(num_envs) -> carry`` of ``greedy`` before the first step.
     """
 
     parts: tuple[str, ...]
@@ -209,7 +317,14 @@ class Acting(NamedTuple):
 
 
 def make_acting(agent: Agent) -> Acting:
-    """The `Acting` of an agent, on observations as its networks see them."""
+    """Build the `Acting` of an agent, on observations as its networks read them.
+
+    Args:
+        agent: Algorithm built for one environment.
+
+    Returns:
+        The action selection.
+    """
     chosen_by = {part: (name, agent.parts[part].networks[name]) for part, name in agent.acts.items()}
     followed = {part: (name, agent.parts[part].networks[name]) for part, name in agent.remembers.items()}
     both = chosen_by | followed
@@ -237,15 +352,23 @@ def make_acting(agent: Agent) -> Acting:
     return Acting(tuple(both), tuple(chosen_by), weights, explore, greedy, *carries)
 
 
-def weights_of(networks: Networks, learned: dict[str, Learned]) -> dict[str, PyTree]:
-    """The params of ``networks``, by part."""
-    return {part: learned[part].params[name] for part, (name, _) in networks.items()}
+def weights_of(networks: Networks, trained: dict[str, Learned]) -> dict[str, PyTree]:
+    """Select the params of networks.
+
+    Args:
+        networks: Networks by part.
+        trained: `Learned` by part.
+
+    Returns:
+        Params by part.
+    """
+    return {part: trained[part].params[name] for part, (name, _) in networks.items()}
 
 
 def _run(
     networks: Networks, weights: dict[str, PyTree], memory: dict[str, PyTree], obs: PyTree, first: jax.Array
 ) -> tuple[dict[str, Any], dict[str, PyTree]]:
-    """One step of each network: outputs ``[E, out]`` and memory, by part."""
+    """Run one step of each network; return outputs ``[E, out]`` and memory, by part."""
     outputs, after = {}, {}
     for part, (_, network) in networks.items():
         action = None if network.action_shape is None else jnp.zeros((1, *first.shape, *network.action_shape))
@@ -260,17 +383,21 @@ def _run(
 class BoundAgent(NamedTuple):
     """An algorithm bound to an environment.
 
-    - ``parts``: the networks that are updated together, by name.
-    - ``acting``: how actions are chosen.
-    - ``experience``: how rollouts become minibatches.
-    - ``hyper``: the rates at the start of the run, which give optimizers the shapes of their state.
-    - ``rollout_length``: steps of each environment in a tick.
-    - ``updates_per_tick``: gradient updates in a tick (``K``), none in the first ``warmup_ticks``.
-    - ``batch_size``: environment steps in the minibatch of an update, in ``batch_sequences`` sequences.
-    - ``warmup_ticks``: ticks that only fill the replay buffer.
-    - ``normalize_observations``, ``normalize_rewards``: whether networks and losses get them normalized.
-    - ``max_return``: as in `Agent`; ``num_agents``: as in `EnvSpec`.
-    - ``products``: those of its updates.
+    Attributes:
+        parts: Networks that are updated together, by name.
+        acting: Action selection.
+        `experience`: How rollouts become minibatches.
+        hyper: Hyper-parameters at the start of the run, from which optimizers get the shapes of their state.
+        rollout_length: Steps of each environment in a tick.
+        updates_per_tick: Gradient updates in a tick (``K``); none in the first ``warmup_ticks``.
+        batch_size: Environment steps in the minibatch of an update.
+        batch_sequences: Sequences in the minibatch of an update.
+        warmup_ticks: Ticks that only fill the replay buffer.
+        normalize_observations: Whether networks read normalized observations.
+        normalize_rewards: Whether losses get normalized rewards.
+        max_return: As in `Agent`.
+        num_agents: As in `EnvSpec`.
+        products: Matrix products of the updates.
     """
 
     parts: dict[str, Part]

@@ -1,12 +1,12 @@
-"""The interface of an algorithm: its rates, its networks, how an action is chosen, its losses, and the data it needs.
+"""The interface of an algorithm: hyper-parameters, networks, action selection, losses, and data of the updates.
 
-An `Algorithm` is made by a factory such as `jaxrl_fast.ppo` before any environment is known; ``build(spec, num_envs)``
-returns its `Agent` for one environment, or raises where the two do not fit. Everything else is done once for all
-algorithms by `run_graph.bind`: normalization, stacks of frames, replay, n-step returns, recurrent memory. Losses run
-networks over the sequences of a batch by the functions at the end of this file, recurrent or not.
+A factory such as `jaxrl_fast.ppo` makes an `Algorithm` independently of an environment. ``build(spec, num_envs)``
+returns its `Agent` for one environment, or raises if the algorithm does not support the environment. `run_graph.bind`
+does everything else for all algorithms: normalization, frame stacks, replay, n-step returns, recurrent memory. Losses
+run networks over the sequences of a batch with the functions at the end of this file, recurrent or not.
 
-Axes: ``T`` time, ``E`` environments, ``L`` steps of a training sequence, ``B`` batch. With several agents their axis
-``A`` stands behind ``E`` and ``B`` (`core`).
+Axes: ``T`` time, ``E`` environments, ``L`` steps of a training sequence, ``B`` batch. With several agents, an axis
+``A`` follows ``E`` and ``B`` (`core`).
 """
 
 from collections.abc import Callable, Mapping
@@ -20,9 +20,9 @@ from jaxrl_fast.networks.network import Network
 from jaxrl_fast.numerics.optimizers import MakeOptimizer
 
 MAX_UPDATES = 64
-"""In a tick of an off-policy algorithm; brax's notebook has 32 to 64 for 128 environments."""
+"""Most default updates in a tick of an off-policy algorithm; brax's notebook has 32 to 64 for 128 environments."""
 MAX_MINIBATCHES = 32
-"""In an epoch, as brax's notebook has for 2,048 environments, and purejaxql for 128."""
+"""Most default minibatches in an epoch, as in brax's notebook for 2,048 environments, and in purejaxql for 128."""
 
 
 Sizes = Callable[[int], dict[str, int]]
@@ -30,8 +30,18 @@ Sizes = Callable[[int], dict[str, int]]
 
 
 def off_policy_sizes(rollout_length: int, updates_per_tick: int | None, *, steps_per_update: int = 1) -> Sizes:
-    """``updates_per_tick``, if None: one for each ``steps_per_update`` steps that a tick samples, at most
-    `MAX_UPDATES`."""
+    """Return the function that fills in ``updates_per_tick``.
+
+    The default is one update per ``steps_per_update`` sampled steps of a tick, from 1 to `MAX_UPDATES`.
+
+    Args:
+        rollout_length: Steps of each environment in a tick.
+        updates_per_tick: The given number of updates; None for the default.
+        steps_per_update: Environment steps per update.
+
+    Returns:
+        The `Sizes` function.
+    """
 
     def sizes(num_envs: int) -> dict[str, int]:
         default = min(max(1, num_envs * rollout_length // steps_per_update), MAX_UPDATES)
@@ -41,17 +51,38 @@ def off_policy_sizes(rollout_length: int, updates_per_tick: int | None, *, steps
 
 
 def default_rollout(num_envs: int) -> int:
-    """128 steps up to 64 environments, then as many as make 8,192 steps a tick, at least 32 (brax's notebook: 5 to 30
-    for 2,048 to 4,096 environments)."""
+    """Return the default rollout length of on-policy algorithms.
+
+    It is 128 steps up to 64 environments, then 8,192 steps a tick over all environments, but at least 32 of each.
+    (brax's notebook: 5 to 30 for 2,048 to 4,096 environments.)
+
+    Args:
+        num_envs: Number of environments.
+
+    Returns:
+        Steps of each environment in a tick.
+    """
     return max(32, min(128, 8192 // num_envs))
 
 
 def on_policy_sizes(
     rollout_length: int | None, num_minibatches: int | None, *, steps: int, least: int, whole_rollouts: bool
 ) -> Sizes:
-    """``rollout_length``, if None: `default_rollout`. ``num_minibatches``, if None: the largest power of two, up to
-    `MAX_MINIBATCHES`, that divides the sequences (single steps; with ``whole_rollouts`` one for each environment) and
-    leaves ``steps`` steps in a minibatch, or is not above ``least``."""
+    """Return the function that fills in ``rollout_length`` and ``num_minibatches``.
+
+    The default number of minibatches is the largest power of two, up to `MAX_MINIBATCHES`, that divides the number of
+    sequences and either leaves ``steps`` steps in a minibatch or is at most ``least``.
+
+    Args:
+        rollout_length: The given rollout length; None for `default_rollout`.
+        num_minibatches: The given number; None for the default.
+        steps: Preferred number of steps in a minibatch.
+        least: Number of minibatches that is used even with fewer steps.
+        whole_rollouts: Whether a sequence is a whole rollout of an environment instead of a single step.
+
+    Returns:
+        The `Sizes` function.
+    """
 
     def sizes(num_envs: int) -> dict[str, int]:
         length = default_rollout(num_envs) if rollout_length is None else rollout_length
@@ -66,10 +97,11 @@ def on_policy_sizes(
 
 
 class Learned(NamedTuple):
-    """What a part has learned, and others may read.
+    """Parameters of a part, which other parts may read.
 
-    - ``params``: by network, with the statistics of normalization layers.
-    - ``target``: the params of the target networks (slow copies), for those networks that have one.
+    Attributes:
+        params: Params by network, with the statistics of normalization layers.
+        target: Params of the target networks (slow copies), for the networks that have one.
     """
 
     params: dict[str, PyTree]
@@ -77,16 +109,17 @@ class Learned(NamedTuple):
 
 
 Peers = dict[str, Learned]
-"""What parts have learned, by name."""
+"""`Learned` by part."""
 
 
 class GradientResult(NamedTuple):
-    """What a part computed from a batch.
+    """Result of a part's losses on a batch.
 
-    - ``grads``: by network, like its params.
-    - ``metrics``: scalars to report, by name.
-    - ``statistics``: the new statistics of batch norms (`ApplyLearning`), by network, for those that have any.
-    - ``priorities``: how likely each sample is to be sampled again, ``[B]``, for prioritized replay; ``()`` otherwise.
+    Attributes:
+        grads: Gradients by network, like its params.
+        metrics: Scalars to report, by name.
+        statistics: New statistics of batch norms (`ApplyLearning`), by network, for the networks that have any.
+        priorities: Priority of each sample in prioritized replay, ``[B]``; else ``()``.
     """
 
     grads: dict[str, PyTree]
@@ -96,24 +129,24 @@ class GradientResult(NamedTuple):
 
 
 Found = GradientResult
-"""Its name until 0.2.0."""
+"""Name of `GradientResult` until 0.2.0."""
 
 
 class Part(NamedTuple):
     """Networks that are updated together, and separately from other parts, such as an actor or a critic.
 
-    - ``networks``: by name. The first is initialized from the part's key itself, the others from keys derived of it.
-    - ``gradients(own, peers, batch, key, hyper)``: computes the losses of the part. ``own``: what the part has learned;
-      ``peers``: the same of at least the parts that it ``reads``, by name; ``batch``: `OnPolicyBatch` or `ReplayBatch`,
-      leaves ``[L, B, ...]``; ``hyper``: the rates of this tick.
-    - ``optimizers``: one for each network, with its own clip of the gradient norm.
-    - ``reads``: the other parts whose `Learned` its losses need.
-    - ``targets``: the networks that have a target network.
-    - ``target_rate(hyper, updates)``: the weight of the new params in these after each step, 0 to 1; ``updates``: how
-      many the run has made before this one.
-    - ``project(params)``: applies a constraint, such as unit norm, to the params by network after each step and after
-      averaging.
-    - ``every``: the part is updated at one of so many updates.
+    Attributes:
+        networks: Networks by name. The part's key initializes the first; keys derived from it initialize the others.
+        gradients: ``(own, peers, batch, key, hyper) -> GradientResult``. ``own`` is the part's `Learned`, ``peers`` has
+            at least the `Learned` of the parts that it ``reads``, ``batch`` an `OnPolicyBatch` or `ReplayBatch` with
+            leaves ``[L, B, ...]``, ``hyper`` the hyper-parameters of this tick.
+        optimizers: One for each network, each with a separate clip of the gradient norm.
+        reads: Other parts whose `Learned` the losses need.
+        targets: Networks that have a target network.
+        target_rate: ``(hyper, updates) -> weight`` of the new params in the target networks after each step, 0 to 1;
+            ``updates`` counts the updates of the run before this one.
+        project: ``(params) -> params`` by network, a constraint such as unit norm, after each step and after averaging.
+        every: The part is updated once in this many updates.
     """
 
     networks: dict[str, Network]
@@ -127,10 +160,11 @@ class Part(NamedTuple):
 
 
 class Values(NamedTuple):
-    """The critic's values of a rollout, ``[T, E]``.
+    """Values of a rollout, ``[T, E]``.
 
-    - ``now``: at the observations.
-    - ``next``: at the true successor of each.
+    Attributes:
+        now: Values of the observations.
+        next: Values of ``next_obs``.
     """
 
     now: jax.Array
@@ -138,26 +172,29 @@ class Values(NamedTuple):
 
 
 ValueOf = Callable[[PyTree, PyTree, jax.Array | None], jax.Array]
-"""(outputs ``[..., out]`` of a critic, obs and action of the same steps) -> values ``[...]``; at true successors the
-action is None."""
+"""(outputs ``[..., out]`` of a critic, obs and action of the same steps) -> values ``[...]``; the action is None at
+``next_obs``.
+"""
 
 
 MakeTargets = Callable[[Values, Transition, Any], dict[str, jax.Array]]
-"""(values and rollout ``[T, E, ...]``, normalized; hyper) -> targets of a rollout's updates, such as advantages: arrays
-``[T, E, ...]`` by name."""
+"""(values and normalized rollout ``[T, E, ...]``; hyper) -> targets of a rollout's updates, such as advantages: arrays
+``[T, E, ...]`` by name.
+"""
 
 
 class OnPolicy(NamedTuple):
-    """The data of an on-policy algorithm: each rollout is learned from for some epochs, then discarded.
+    """Data of an on-policy algorithm: each rollout is used for some epochs, then discarded.
 
-    - ``num_epochs``: passes over the rollout in a tick.
-    - ``num_minibatches``: in each epoch.
-    - ``sequence_length``: steps of a training sequence (``L``); None: whole rollouts for recurrent networks, else 1.
-    - ``critic``, ``network``: the part and its network whose values (`Values`) the targets are made of, with the params
-      from before the tick's updates.
-    - ``value``: computes values from that network's outputs.
-    - ``targets``: computes what batches hold as ``targets``. Without it (None), batches hold rewards and ends of
-      episodes instead, and the losses compute what they need with the newest params (`learning.algorithm`).
+    Attributes:
+        num_epochs: Passes over the rollout in a tick.
+        num_minibatches: Minibatches in each epoch.
+        sequence_length: Steps of a training sequence (``L``); None for whole rollouts with recurrent networks, else 1.
+        critic: Part whose `Values` the targets use, with the params from before the tick's updates.
+        network: Network of that part.
+        value: Computes values from that network's outputs.
+        targets: Computes the batches' ``targets``. If None, batches hold rewards and episode ends instead, and the
+            losses compute targets with the newest params (`learning.algorithm`).
     """
 
     num_epochs: int
@@ -170,11 +207,12 @@ class OnPolicy(NamedTuple):
 
 
 class Prioritize(NamedTuple):
-    """Prioritized replay (arXiv 1511.05952): sequences are sampled in proportion to a power of their priority.
+    """Prioritized replay: sequences are sampled in proportion to a power of their priority (arXiv 1511.05952).
 
-    - ``part``: whose ``GradientResult.priorities`` count.
-    - ``exponent``: of the priorities, α in the paper.
-    - ``correction(hyper)``: the exponent of the importance weights, 0 (none) to 1 (full), β in the paper.
+    Attributes:
+        part: Part whose ``GradientResult.priorities`` are used.
+        exponent: Exponent of the priorities, α in the paper.
+        correction: ``(hyper) -> exponent`` of the importance weights, 0 (none) to 1 (full), β in the paper.
     """
 
     part: str
@@ -183,18 +221,19 @@ class Prioritize(NamedTuple):
 
 
 class Replay(NamedTuple):
-    """The data of an off-policy algorithm: steps are stored, and batches sampled, with replacement.
+    """Data of an off-policy algorithm: steps are stored, and batches are sampled with replacement.
 
-    - ``capacity``: steps stored over all environments.
-    - ``batch_size``: sequences in the batch of an update.
-    - ``num_batches``: batches, so updates, in a tick (``K``).
-    - ``warmup_steps``: steps stored, over all environments, before the first update.
-    - ``n_step``: steps whose rewards are summed before bootstrapping.
-    - ``sequence_length``: steps of a sequence that are learned from (``L``), for recurrent networks; else 1.
-    - ``burn_in``: steps before these that only bring the recurrent memory up to date.
-    - ``keep``: names of the decision's extras (`Decide`) that are stored.
-    - ``prioritize``: how sequences are sampled by priority (`Prioritize`), None for uniformly. The priorities that an
-      update finds reach replay in the next tick, those of one sequence as their maximum.
+    Attributes:
+        capacity: Stored steps over all environments.
+        batch_size: Sequences in the batch of an update.
+        num_batches: Batches, so updates, in a tick (``K``).
+        warmup_steps: Stored steps over all environments before the first update.
+        n_step: Steps whose rewards are summed before bootstrapping.
+        sequence_length: Steps of a sequence that enter the loss (``L``), for recurrent networks; else 1.
+        burn_in: Steps before these that only compute the recurrent memory.
+        `keep`: Names of the decision's extras (`Decide`) that are stored.
+        prioritize: `Prioritize`, None for uniform sampling. Priorities of an update reach replay in the next tick;
+            several of one sequence as their maximum.
     """
 
     capacity: int
@@ -211,12 +250,15 @@ class Replay(NamedTuple):
 class OnPolicyBatch(NamedTuple):
     """Sequences of a rollout, leaves ``[L, B, ...]``.
 
-    - ``obs``: as networks see it; ``action``: as sent to the environment; ``first``: whether a step begins an episode.
-    - ``memory``: the recurrent memory of each acting network before the first step, by part, ``[1, B, ...]``.
-    - ``extras``: of the decisions, by name (`Decide`).
-    - ``targets``: by name, as `OnPolicy.targets` computes them; empty without.
-    - ``transition``: without targets, a `core.Transition` of what is left of the steps: rewards, successors and ends of
-      episodes; else ``()``.
+    Attributes:
+        obs: Observations as networks read them.
+        action: Actions as sent to the environment.
+        first: Whether a step begins an episode.
+        memory: Recurrent memory of each acting network before the first step, by part, ``[1, B, ...]``.
+        extras: Extras of the decisions, by name (`Decide`).
+        targets: Results of `OnPolicy.targets` by name; empty without it.
+        transition: Without targets, a `core.Transition` of the remaining data: rewards, next observations and episode
+            ends; else ``()``.
     """
 
     obs: PyTree
@@ -229,22 +271,23 @@ class OnPolicyBatch(NamedTuple):
 
 
 class ReplayBatch(NamedTuple):
-    """Sequences out of replay, leaves ``[L, B, ...]``; ``L`` is 1 unless a network is recurrent.
+    """Sequences from replay, leaves ``[L, B, ...]``; ``L`` is 1 unless a network is recurrent.
 
-    - ``obs``: as networks see it; ``action``: as sent to the environment.
-    - ``reward``: the discounted sum over n steps.
-    - ``bootstrap``: the factor of the value at ``next_obs`` in the target: γ^n, or 0 where the task ended.
-    - ``next_obs``: the observation after those n steps.
-    - ``extras``: those that `Replay.keep` names.
-    - ``weight``: importance weights of the losses with prioritized replay, else ``()``; `algorithm.mean_loss` applies
-      them.
+    For recurrent networks ``obs`` covers the ``W`` steps of a window: the burn-in, the ``L`` steps of the loss and n -
+    1 more steps. The fields ``first``, ``memory`` and ``last`` are ``()`` for other networks. `learning.algorithm` runs
+    networks over both kinds.
 
-    For recurrent networks ``obs`` covers the ``W`` steps of a window, with the burn-in before and n - 1 steps after the
-    ``L`` others, and there are three more fields, else ``()``. `learning.algorithm` runs networks over both kinds.
-
-    - ``first``: whether a step begins an episode, ``[W, B]``.
-    - ``memory``: the recurrent memory before the window, by part, ``[1, B, ...]``.
-    - ``last``: which of the ``W`` steps ``next_obs`` follows, ``[L, B]``.
+    Attributes:
+        obs: Observations as networks read them.
+        action: Actions as sent to the environment.
+        reward: Discounted sum over n steps.
+        bootstrap: Factor of the value at ``next_obs`` in the target: γ^n, or 0 after a termination.
+        next_obs: Observation after those n steps.
+        extras: Extras named by `Replay.keep`.
+        first: Whether a step begins an episode, ``[W, B]``.
+        memory: Recurrent memory before the window, by part, ``[1, B, ...]``.
+        last: Which of the ``W`` steps ``next_obs`` follows, ``[L, B]``.
+        weight: Importance weights of the losses in prioritized replay, else ``()``; `algorithm.mean_loss` applies them.
     """
 
     obs: PyTree
@@ -262,30 +305,32 @@ class ReplayBatch(NamedTuple):
 Decide = Callable[
     [dict[str, Any], PyTree, PyTree, jax.Array, Any, bool], tuple[jax.Array, PyTree, dict[str, jax.Array]]
 ]
-"""(outputs of networks by part ``[E, ...]``, obs ``[E, ...]`` as they saw it, own state from `InitDecide`, key, hyper,
+"""(outputs of networks by part ``[E, ...]``, obs ``[E, ...]`` as they read it, state from `InitDecide`, key, hyper,
 explore) -> (actions ``[E, ...]``, next state, extras ``[E, ...]`` to store, by name). ``explore`` is False outside of
-training: the action is the best known one and ``hyper`` None."""
+training: the action is greedy and ``hyper`` is None.
+"""
 
 
 InitDecide = Callable[[int], PyTree]
-"""(num_envs) -> the state of `Decide` before the first step, such as correlated noise, leaves ``[num_envs, ...]``."""
+"""(num_envs) -> state of `Decide` before the first step, such as correlated noise, leaves ``[num_envs, ...]``."""
 
 
 class Agent(NamedTuple):
-    """An algorithm for the shapes of one environment, as `learning.acting` takes it.
+    """An algorithm built for the shapes of one environment.
 
-    - ``parts``: the networks that are updated together, by name.
-    - ``data``: what the updates learn from.
-    - ``acts``: the parts that choose actions, each with the name of the network that runs.
-    - ``decide``: chooses actions from the outputs of these.
-    - ``rollout_length``: steps of each environment in a tick.
-    - ``remembers``: parts, each with the name of a network, that run beside these in training, so that their recurrent
-      memory at the starts of sequences is stored.
-    - ``init_decide``: the first state of ``decide``.
-    - ``normalize_observations``: by running statistics; None: unless all are images.
-    - ``normalize_rewards``: by the running deviation of discounted returns.
-    - ``max_return``: normalized rewards are small enough that no discounted return so far is larger (arXiv 2604.04539);
-      None: they are clipped only one by one.
+    Attributes:
+        parts: Networks that are updated together, by name.
+        data: Data of the updates.
+        acts: Parts that select actions, each with the name of the network that runs.
+        decide: Selects actions from these networks' outputs.
+        rollout_length: Steps of each environment in a tick.
+        remembers: Parts, each with the name of a network, that also run in training, so that their recurrent memory at
+            the starts of sequences is stored.
+        init_decide: Initial state of ``decide``.
+        normalize_observations: Whether running statistics normalize observations; None for all but pure images.
+        normalize_rewards: Whether the running deviation of discounted returns divides rewards.
+        max_return: Largest absolute discounted return of normalized rewards (arXiv 2604.04539); None for no bound but
+            the clip of single rewards.
     """
 
     parts: dict[str, Part]
@@ -301,15 +346,16 @@ class Agent(NamedTuple):
 
 
 class Algorithm(NamedTuple):
-    """An algorithm and its settings, before any environment is known.
+    """An algorithm and its settings, independent of an environment.
 
-    - ``name``: for tables and files, and to find it in `algorithms.registry`.
-    - ``hyper``: a NamedTuple of rates, at least ``discount`` and ``reward_scale``; they may follow a schedule.
-    - ``options``: those keyword arguments of its factory that its networks depend on.
-    - ``build(spec, num_envs)``: makes the `Agent` for one environment; ``spec``: with observations as networks see them
-      (images stacked). Raises ``ValueError`` where algorithm and environment do not fit.
-    - ``sizes``: those of its options that follow from the number of environments where they are not given.
-    - ``for_agents``: it is for worlds of several agents, and only for these.
+    Attributes:
+        name: Name in tables, files and `algorithms.registry`.
+        hyper: NamedTuple of hyper-parameters, at least ``discount`` and ``reward_scale``; each may be a schedule.
+        options: Keyword arguments of its factory on which its networks depend.
+        build: ``(spec, num_envs) -> Agent`` for one environment, whose ``spec`` has observations as networks read them
+            (images stacked). Raises ``ValueError`` if the algorithm does not support the environment.
+        sizes: Computes the options that depend on the number of environments and were not given.
+        for_agents: Whether the algorithm requires an environment of several agents.
     """
 
     name: str
@@ -321,27 +367,56 @@ class Algorithm(NamedTuple):
 
 
 def init_params(part: Part, key: jax.Array) -> dict[str, PyTree]:
-    """Initial params of a part's networks, by name; the first is initialized from ``key`` itself."""
+    """Initialize the params of a part's networks.
+
+    Args:
+        part: Part.
+        key: Random key, which initializes the first network; derived keys initialize the others.
+
+    Returns:
+        Params by network.
+    """
     others = {name: jax.random.fold_in(key, stable_hash(name)) for name in list(part.networks)[1:]}
     return {name: network.init(others.get(name, key)) for name, network in part.networks.items()}
 
 
 def gradients_of(loss_fn: Callable[[PyTree], tuple[jax.Array, Any]], params: PyTree) -> tuple[PyTree, Any]:
-    """Gradients of ``loss_fn(params) -> (loss, metrics)``, and the metrics or whatever else it gives."""
+    """Compute the gradients of a loss.
+
+    Args:
+        loss_fn: ``(params) -> (loss, auxiliary result)``, such as metrics.
+        params: Params.
+
+    Returns:
+        Gradients and the auxiliary result.
+    """
     (_, beside), grads = jax.value_and_grad(loss_fn, has_aux=True)(params)
     return grads, beside
 
 
 def elementwise(loss: Callable[..., jax.Array], x: jax.Array, y: jax.Array, *values: Any) -> jax.Array:
-    """Apply a loss on scalars to arrays ``[L, B]``, or ``[L, B, A]``."""
+    """Apply a loss on scalars to arrays.
+
+    Args:
+        loss: Loss of two scalars and ``values``.
+        x: First arguments, ``[L, B]`` or ``[L, B, A]``.
+        y: Second arguments, same shape.
+        *values: Further arguments, the same for all elements.
+
+    Returns:
+        Losses of the same shape.
+    """
     return jax.vmap(lambda a, b: elementwise(loss, a, b, *values))(x, y) if x.ndim else loss(x, y, *values)
 
 
 def require_positive(**sizes: int) -> None:
     """Check that sizes are positive.
 
+    Args:
+        **sizes: Sizes by the name of their setting.
+
     Raises:
-        ValueError: naming the size.
+        ValueError: A size is less than 1.
     """
     for name, size in sizes.items():
         if size < 1:
@@ -349,10 +424,19 @@ def require_positive(**sizes: int) -> None:
 
 
 def require_actions(name: str, spec: EnvSpec, kinds: tuple[type, ...], instead: str) -> Any:
-    """The action space, if it is one of the ``kinds`` that the algorithm supports.
+    """Return the action space, if the algorithm supports its kind.
+
+    Args:
+        name: Name of the algorithm.
+        spec: Environment.
+        kinds: Supported types of action spaces.
+        instead: Algorithm for the other kind, for the message.
+
+    Returns:
+        The action space.
 
     Raises:
-        ValueError: with what to write instead.
+        ValueError: The algorithm does not support the actions.
     """
     if not isinstance(spec.action, kinds):
         kind = "continuous" if isinstance(spec.action, Box) else "discrete"
@@ -361,7 +445,17 @@ def require_actions(name: str, spec: EnvSpec, kinds: tuple[type, ...], instead: 
 
 
 def over_rollout(network: Network, params: PyTree, batch: OnPolicyBatch, part: str) -> tuple[Any, PyTree]:
-    """Outputs ``[L, B, out]`` of a network of ``part``, and its memory after every step ``[L, B, ...]``."""
+    """Run a network over the sequences of a rollout.
+
+    Args:
+        network: Network of ``part``.
+        params: Its params.
+        batch: Sequences ``[L, B, ...]``.
+        part: Name of the part.
+
+    Returns:
+        Outputs ``[L, B, out]`` and the memory after every step, ``[L, B, ...]``.
+    """
     memory = jax.tree.map(lambda x: x[0], batch.memory[part]) if network.recurrent else ()
     return network.apply(params, memory, batch.obs, batch.first)
 
@@ -369,9 +463,21 @@ def over_rollout(network: Network, params: PyTree, batch: OnPolicyBatch, part: s
 def over_replay(
     data: Replay, network: Network, params: PyTree, batch: ReplayBatch, part: str, action: jax.Array | None = None
 ) -> Any:
-    """Outputs ``[L, B, out]`` of a network of ``part`` at the steps that are learned from; ``action`` ``[L, B, ...]``
-    is for networks that take one. No gradient reaches the burn-in (Kapturowski et al., "Recurrent experience replay
-    in distributed reinforcement learning", ICLR 2019, section 3)."""
+    """Run a network over the steps of a replay batch that enter the loss. No gradient reaches the burn-in.
+
+    Args:
+        data: Lengths of the sequences.
+        network: Network of ``part``.
+        params: Its params.
+        batch: Sequences ``[L, B, ...]``.
+        part: Name of the part.
+        action: Actions ``[L, B, ...]``, for networks that take them.
+
+    Returns:
+        Outputs ``[L, B, out]``.
+
+    Source: Kapturowski et al. (2019), R2D2, ICLR, section 3.
+    """
     length = batch.reward.shape[0]
     if not network.recurrent:
         return network.apply(params, (), batch.obs, jnp.zeros(batch.reward.shape, bool), action)[0]
@@ -387,7 +493,19 @@ def over_replay(
 def over_successors(
     data: Replay, network: Network, params: PyTree, batch: ReplayBatch, part: str, action: jax.Array | None = None
 ) -> Any:
-    """As `over_replay`, at ``next_obs``, with the memory of the steps before it."""
+    """Run a network at ``next_obs``, with the memory of the steps before it.
+
+    Args:
+        data: Lengths of the sequences.
+        network: Network of ``part``.
+        params: Its params.
+        batch: Sequences ``[L, B, ...]``.
+        part: Name of the part.
+        action: Actions ``[L, B, ...]``, for networks that take them.
+
+    Returns:
+        Outputs ``[L, B, out]``.
+    """
     if not network.recurrent:
         return network.apply(params, (), batch.next_obs, jnp.zeros(batch.reward.shape, bool), action)[0]
     memories = _remember(network, params, _before(batch, part), batch, slice(None))
@@ -397,14 +515,31 @@ def over_successors(
 
 
 def mean_loss(losses: jax.Array, batch: ReplayBatch) -> jax.Array:
-    """The mean of losses ``[L, B]``, each with its importance weight where replay is prioritized (arXiv 1511.05952,
-    section 3.4)."""
+    """Average losses, each with its importance weight if replay is prioritized.
+
+    Args:
+        losses: Losses ``[L, B]``.
+        batch: Batch with the weights.
+
+    Returns:
+        A scalar.
+
+    Source: Schaul et al. (2016), section 3.4, arXiv 1511.05952.
+    """
     return jnp.mean(losses if isinstance(batch.weight, tuple) else batch.weight * losses)
 
 
 def sequence_priority(errors: jax.Array) -> jax.Array:
-    """The priority ``[B]`` of sequences with errors ``[L, B]``: of more than one step, nine parts of the largest and
-    one of the mean (Kapturowski et al., ICLR 2019, section 2.3)."""
+    """Compute the priority of sequences: 0.9 times the largest error plus 0.1 times the mean.
+
+    Args:
+        errors: Errors ``[L, B]``.
+
+    Returns:
+        Priorities ``[B]``.
+
+    Source: Kapturowski et al. (2019), R2D2, ICLR, section 2.3.
+    """
     size = jnp.abs(errors)
     return 0.9 * jnp.max(size, axis=0) + 0.1 * jnp.mean(size, axis=0)
 
@@ -412,12 +547,23 @@ def sequence_priority(errors: jax.Array) -> jax.Array:
 def apply_apart(
     network: Network, params: PyTree, memory: PyTree, obs: PyTree, first: jax.Array, action: jax.Array | None = None
 ) -> tuple[Any, PyTree]:
-    """Outputs ``[T, B, out]`` at observations ``[T, B, ...]``, each after its own memory ``[T, B, ...]`` and not after
-    the step before it; and the memory after each."""
+    """Run a network at observations that each follow a separate memory, not the step before.
+
+    Args:
+        network: Network.
+        params: Its params.
+        memory: Memory before each observation, ``[T, B, ...]``.
+        obs: Observations ``[T, B, ...]``.
+        first: Whether each begins an episode, ``[T, B]``.
+        action: Actions ``[T, B, ...]``, for networks that take them.
+
+    Returns:
+        Outputs ``[T, B, out]`` and the memory after each observation, ``[T, B, ...]``.
+    """
     shape = first.shape
 
     def flat(tree: PyTree) -> PyTree:
-        # Batch first: where it is divided among devices, merging the two axes then moves nothing.
+        # Batch first: if it is sharded over devices, merging the two axes then transfers nothing.
         return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(1, first.size, *x.shape[2:]), tree)
 
     def apart(x: jax.Array) -> jax.Array:

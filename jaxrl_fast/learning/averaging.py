@@ -1,5 +1,7 @@
-"""Several learners with equal shares of every batch: a ``server`` applies their gradients at every update, or averages
-their parameters once a tick."""
+"""Several learners with equal shares of every batch.
+
+A ``server`` applies their gradients at every update, or averages their parameters once a tick.
+"""
 
 from typing import Any
 
@@ -32,7 +34,16 @@ from jaxrl_fast.runtime.placements import SERVER
 
 
 def averaging_parameters(learning: Learning, team: tuple[str, ...], learners: int) -> tuple[Fragment, Fragment]:
-    """Learners that each make the updates of a tick on their own shares, and the server that averages their params."""
+    """Build learners that each make the updates of a tick on separate shares, and a server that averages their params.
+
+    Args:
+        learning: Settings of the learners.
+        team: Parts to update.
+        learners: Number of learners.
+
+    Returns:
+        The fragments of all learners and of the server.
+    """
     parts = learning.parts
     outside = read_outside(parts, team)
     learn, server = (named(role, parts, team) for role in ("learn", "server"))
@@ -75,8 +86,18 @@ def averaging_parameters(learning: Learning, team: tuple[str, ...], learners: in
 
 
 def averaging_gradients(learning: Learning, side_by_side: bool, learners: int) -> tuple[tuple[Fragment, ...], Delays]:
-    """A cycle of one round per update: the learners' gradients for a part, and the server's step along their mean, or
-    its steps along one after another."""
+    """Build a cycle with one round per update: the learners' gradients of a part, and the server's step.
+
+    The server steps along the mean of the gradients, or along one learner's after another (`Learning.turns`).
+
+    Args:
+        learning: Settings of the learners.
+        side_by_side: Whether the parts of a round may run at the same time.
+        learners: Number of learners.
+
+    Returns:
+        The fragments and the ages of their edges.
+    """
     parts = learning.parts
     pairs = {name: (_gradients_fragment(learning, name, learners), _gradient_server(learning, name)) for name in parts}
     together = side_by_side or not any(part.reads for part in parts.values())
@@ -147,8 +168,10 @@ def _gradient_server(learning: Learning, name: str) -> Fragment:
 def _apply_in_turns(
     learning: Learning, part: Part, state: PartState, found: GradientResult, hyper: Any, turn: jax.Array
 ) -> Updated:
-    """A step along the gradients of each learner, leaves ``[N, ...]``, which all found them at the same params: those
-    of the last are as old as A3C's would be if the learners were equally fast."""
+    """Step along the gradients of each learner, leaves ``[N, ...]``, all computed at the same params.
+
+    The last learner's gradients are as old as A3C's with equally fast learners.
+    """
     (learners,) = {leaf.shape[0] for leaf in jax.tree.leaves(found)}
 
     def one(state: PartState, xs: tuple[GradientResult, jax.Array]) -> tuple[PartState, Metrics]:
@@ -164,7 +187,7 @@ def _with_params(state: PartState, params: dict[str, PyTree]) -> PartState:
 
 
 def _shares(batches: Batches, learners: int) -> Batches:
-    """Each learner's share of the batches, its own logical shards: leaves ``[N, ...]``."""
+    """Split batches into each learner's logical shards: leaves ``[N, ...]``."""
 
     def split(leaf: jax.Array, axis: int) -> jax.Array:
         shape = (*leaf.shape[:axis], learners, leaf.shape[axis] // learners, *leaf.shape[axis + 1 :])

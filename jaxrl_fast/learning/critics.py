@@ -1,4 +1,4 @@
-"""Critics of off-policy algorithms: ensembles of Q-networks and their regression, and values by quantiles or bins."""
+"""Critics of off-policy algorithms: ensembles of Q-networks with their regression, and values as quantiles or bins."""
 
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -21,8 +21,19 @@ def policy_and_critics(
     action_shape: tuple[int, ...] | None = None,
     num_critics: int = 2,
 ) -> tuple[Network, Network]:
-    """The policy, with ``policy_size`` outputs, and ``num_critics`` Q-networks with ``q_size`` outputs each, which take
-    an action where ``action_shape`` is given. ``options``: those of the factory (`Algorithm.options`)."""
+    """Build the policy and an ensemble of Q-networks.
+
+    Args:
+        obs_spec: Shapes of one observation.
+        options: Options of the algorithm's factory (`Algorithm.options`).
+        policy_size: Outputs of the policy.
+        q_size: Outputs of each Q-network.
+        action_shape: Shape of the action that Q-networks take; None for no action.
+        num_critics: Number of Q-networks.
+
+    Returns:
+        The policy and the ensemble.
+    """
     shared = {name: options[name] for name in ("activation", "recurrent_size", "cnn", "precision")}
     policy = make_network(
         obs_spec, policy_size, hidden=options["policy_hidden"], keys=options["policy_keys"], out_scale=0.01, **shared
@@ -33,7 +44,17 @@ def policy_and_critics(
 
 
 def regression(critic_loss: Callable, q: jax.Array, target: jax.Array, batch: ReplayBatch) -> jax.Array:
-    """The sum over critics of the mean loss of values ``q`` ``[N, L, B]`` against ``target`` ``[L, B]``."""
+    """Sum the critics' mean losses.
+
+    Args:
+        critic_loss: Loss of a value and its target, scalars.
+        q: Values ``[N, L, B]``.
+        target: Targets ``[L, B]``.
+        batch: Batch with importance weights.
+
+    Returns:
+        A scalar.
+    """
     return sum((mean_loss(elementwise(critic_loss, x, target), batch) for x in q), start=jnp.zeros(()))
 
 
@@ -41,13 +62,14 @@ ValueKind = Literal["scalar", "categorical", "quantiles"]
 
 
 class ValueHead(NamedTuple):
-    """How values are represented.
+    """Representation of values.
 
-    - ``width``: outputs for each action.
-    - ``expected(outputs [..., width])``: the values ``[...]`` that these mean.
-    - ``loss(outputs, reward, bootstrap, following)``: compares one step with its Bellman target: ``outputs``
-      ``[width]`` at the step, ``following`` ``[width]`` behind it; ``bootstrap``: the discount, 0 at an end. Returns
-      the loss, and how much the step surprised (the priority of prioritized replay).
+    Attributes:
+        width: Outputs for each action.
+        expected: ``(outputs [..., width]) -> values [...]``.
+        loss: ``(outputs, reward, bootstrap, following) -> (loss, priority)``, which compares one step with its Bellman
+            target: ``outputs`` ``[width]`` of the step, ``following`` ``[width]`` of the next one, ``bootstrap`` the
+            discount, 0 after a termination. The priority is for prioritized replay.
     """
 
     width: int
@@ -58,11 +80,19 @@ class ValueHead(NamedTuple):
 def make_value_head(
     kind: ValueKind, num_atoms: int, value_range: tuple[float, float], scalar_loss: Callable[..., jax.Array]
 ) -> ValueHead:
-    """The head named ``kind``; ``num_atoms`` is the width of a distribution, ``value_range`` where the atoms of a
-    categorical one lie.
+    """Build a value head by name.
+
+    Args:
+        kind: "scalar", "categorical" or "quantiles".
+        num_atoms: Width of a distribution.
+        value_range: First and last atom of a categorical head.
+        scalar_loss: Loss of a value and its target, of a scalar head.
+
+    Returns:
+        The head.
 
     Raises:
-        ValueError: there is no such head, it has fewer than 2 atoms, or the range is empty.
+        ValueError: The name does not exist, there are fewer than 2 atoms, or the range is empty.
     """
     if kind == "scalar":
         return scalar_head(scalar_loss)
@@ -79,7 +109,14 @@ def make_value_head(
 
 
 def scalar_head(scalar_loss: Callable[..., jax.Array]) -> ValueHead:
-    """The value itself; ``scalar_loss(value, target)``."""
+    """Build a head whose output is the value.
+
+    Args:
+        scalar_loss: Loss of a value and its target.
+
+    Returns:
+        The head; the priority is the error.
+    """
 
     def loss(
         outputs: jax.Array, reward: jax.Array, bootstrap: jax.Array, following: jax.Array
@@ -91,8 +128,19 @@ def scalar_head(scalar_loss: Callable[..., jax.Array]) -> ValueHead:
 
 
 def categorical_head(num_atoms: int, value_range: tuple[float, float]) -> ValueHead:
-    """Probabilities of evenly spaced returns, as logits (C51, arXiv 1707.06887); surprise is the Kullback-Leibler
-    divergence from the target (Rainbow, arXiv 1710.02298)."""
+    """Build a head of probabilities of evenly spaced returns, as logits.
+
+    The priority is the Kullback-Leibler divergence from the target, as in Rainbow (arXiv 1710.02298).
+
+    Args:
+        num_atoms: Number of atoms.
+        value_range: First and last atom.
+
+    Returns:
+        The head.
+
+    Source: Bellemare et al. (2017), C51, arXiv 1707.06887.
+    """
 
     def atoms() -> jax.Array:
         return jnp.linspace(*value_range, num_atoms)
@@ -110,7 +158,16 @@ def categorical_head(num_atoms: int, value_range: tuple[float, float]) -> ValueH
 
 
 def quantile_head(num_quantiles: int) -> ValueHead:
-    """Quantiles of the return (QR-DQN, arXiv 1710.10044); surprise is the loss."""
+    """Build a head of quantiles of the return; the priority is the loss.
+
+    Args:
+        num_quantiles: Number of quantiles.
+
+    Returns:
+        The head.
+
+    Source: Dabney et al. (2018), QR-DQN, arXiv 1710.10044.
+    """
 
     def loss(
         outputs: jax.Array, reward: jax.Array, bootstrap: jax.Array, following: jax.Array
@@ -122,13 +179,31 @@ def quantile_head(num_quantiles: int) -> ValueHead:
 
 
 def q_outputs(num_actions: int, width: int, dueling: bool) -> int | Heads:
-    """The heads of a network that says ``width`` numbers of each action."""
+    """Return the heads of a network with ``width`` outputs for each action.
+
+    Args:
+        num_actions: Number of actions.
+        width: Outputs for each action.
+        dueling: Whether to separate values and advantages.
+
+    Returns:
+        Number of outputs, or heads by name.
+    """
     return {"value": Head(width), "advantage": Head(num_actions * width)} if dueling else num_actions * width
 
 
 def by_action(outputs: Any, width: int) -> jax.Array:
-    """``[..., num_actions, width]`` of the outputs of `q_outputs`; dueling heads are added up (arXiv 1511.06581,
-    equation 9)."""
+    """Arrange the outputs of a `q_outputs` network by action; dueling heads are summed.
+
+    Args:
+        outputs: Outputs ``[..., num_actions * width]``, or a dictionary of heads.
+        width: Outputs for each action.
+
+    Returns:
+        ``[..., num_actions, width]``.
+
+    Source: Wang et al. (2016), equation 9, arXiv 1511.06581.
+    """
     if not isinstance(outputs, dict):
         return outputs.reshape(*outputs.shape[:-1], -1, width)
     advantage = by_action(outputs["advantage"], width)
@@ -136,5 +211,13 @@ def by_action(outputs: Any, width: int) -> jax.Array:
 
 
 def of_action(outputs: jax.Array, action: jax.Array) -> jax.Array:
-    """``[..., width]`` that ``outputs`` ``[..., num_actions, width]`` say of ``action`` ``[...]``."""
+    """Select the outputs of an action.
+
+    Args:
+        outputs: Outputs ``[..., num_actions, width]``.
+        action: Actions ``[...]``.
+
+    Returns:
+        ``[..., width]``.
+    """
     return jnp.take_along_axis(outputs, action[..., None, None], axis=-2)[..., 0, :]

@@ -1,8 +1,8 @@
-"""A part in training with each network's numbers joined into one vector, where kernels are small or started singly.
+"""Training with each network's parameters in one vector, for small networks or devices that start kernels singly.
 
 An optimizer's step is then a few kernels instead of several for each layer, and the networks of an ensemble are one
-batched product. What is computed is the same but for the order of sums in norms. For large networks on a CPU the copies
-cost more than they save.
+batched product. Results differ only by the order of sums in norms. For large networks on a CPU the copies cost more
+than they save.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,20 +28,24 @@ from jaxrl_fast.learning.updates import (
 from jaxrl_fast.numerics.optimizers import NamedOptimizer
 
 ANY = Part._field_defaults["project"]
-"""The constraint on params that is none."""
+"""The default of `Part.project`: no constraint."""
 SMALL_NETWORKS = 2**15
-"""Where networks have so few numbers together, each is one vector on every device: to begin an operation takes longer
-than to compute it, and an optimizer has several for each layer. PPO makes 1.1 to 1.2 times as many steps so on 4
-CartPoles, 1.05 times on 64, and no more with 34,691 numbers (by hand; 2 cores, AMD EPYC of family 26)."""
+"""Largest number of parameters of all networks for which every device joins each network into one vector.
+
+In small networks it takes longer to start an operation than to compute it, and an optimizer has several operations for
+each layer. Joining makes PPO 1.1 to 1.2 times as fast on 4 CartPoles, 1.05 times on 64, and no faster with 34,691
+parameters (measured by hand; 2 cores, AMD EPYC of family 26).
+"""
 
 
 class Packing(NamedTuple):
-    """How a tree of float32 arrays lies in a vector.
+    """Layout of a tree of float32 arrays in a vector.
 
-    - ``structure``: of the whole tree.
-    - ``member``: of one network; the whole tree where it is not an ensemble.
-    - ``shapes``: of a network's arrays, in order.
-    - ``size``: networks of an ensemble, 0 where it is none.
+    Attributes:
+        structure: Structure of the whole tree.
+        member: Structure of one network; of the whole tree without an ensemble.
+        shapes: Shapes of a network's arrays, in order.
+        size: Number of networks of an ensemble; 0 without one.
     """
 
     structure: Any
@@ -51,14 +55,30 @@ class Packing(NamedTuple):
 
 
 def packing_of(params: PyTree, size: int = 0) -> Packing:
-    """The packing of a network's params; those of an ensemble of ``size`` are a tuple of equal trees."""
+    """Return the packing of a network's params.
+
+    Args:
+        params: Params; of an ensemble, a tuple of equal trees.
+        size: Number of networks of an ensemble; 0 without one.
+
+    Returns:
+        The packing.
+    """
     member = params[0] if size else params
     leaves, structure = jax.tree.flatten(member)
     return Packing(jax.tree.structure(params), structure, tuple(leaf.shape for leaf in leaves), size)
 
 
 def pack(packing: Packing, tree: PyTree) -> jax.Array:
-    """A tree as a vector: array after array, of an ensemble each array of all networks together."""
+    """Join a tree into a vector, array after array; of an ensemble, each array of all networks together.
+
+    Args:
+        packing: Layout.
+        tree: Params or gradients; of an ensemble, a tuple or stacked.
+
+    Returns:
+        The vector.
+    """
     members = tree if packing.size else (tree,)
     if packing.size and not isinstance(tree, tuple):
         return jnp.concatenate([leaf.reshape(-1) for leaf in jax.tree.leaves(tree)])
@@ -67,7 +87,15 @@ def pack(packing: Packing, tree: PyTree) -> jax.Array:
 
 
 def stacked(packing: Packing, vector: jax.Array) -> PyTree:
-    """The arrays of a vector; those of an ensemble with its networks as the first axis."""
+    """Split a vector into arrays.
+
+    Args:
+        packing: Layout.
+        vector: The vector.
+
+    Returns:
+        The arrays; of an ensemble, with its networks as first axis.
+    """
     ahead = (packing.size,) if packing.size else ()
     arrays, start = [], 0
     for shape in packing.shapes:
@@ -78,7 +106,15 @@ def stacked(packing: Packing, vector: jax.Array) -> PyTree:
 
 
 def unpack(packing: Packing, vector: jax.Array) -> PyTree:
-    """The tree that was packed."""
+    """Split a vector into the tree that was packed.
+
+    Args:
+        packing: Layout.
+        vector: The vector.
+
+    Returns:
+        The tree; of an ensemble, a tuple.
+    """
     tree = stacked(packing, vector)
     if not packing.size:
         return tree
@@ -86,8 +122,18 @@ def unpack(packing: Packing, vector: jax.Array) -> PyTree:
 
 
 def can_join(part: Part, state: PartState) -> bool:
-    """Whether a part's numbers are all alike: float32, without batch norms and without a constraint, and each by itself
-    in optimizers that are known for that; and no agents have networks of their own, whose norms a vector would mix."""
+    """Return whether a part's parameters can be one vector.
+
+    All must be float32, without batch norms and constraints, with an optimizer that treats each number separately.
+    Agents must not have separate networks, whose norms a vector would mix.
+
+    Args:
+        part: Part.
+        state: Its state, or the shapes.
+
+    Returns:
+        True if the parameters can be joined.
+    """
     params = state.learned.params
     if not all(isinstance(make, NamedOptimizer) for make in part.optimizers.values()):
         return False
@@ -100,8 +146,18 @@ def can_join(part: Part, state: PartState) -> bool:
 def make_learning(
     agent: BoundAgent, *, start: int = 0, nan: OnNan = "stop", turns: bool = False, joined: bool = False
 ) -> Learning:
-    """What the learners of ``agent`` need, with flat parameters where networks are small; ``joined``: everywhere, and
-    the loop's counters too, for devices that start kernels one by one."""
+    """Return the settings of an agent's learners, with flat parameters for small networks.
+
+    Args:
+        agent: Algorithm bound to its environments.
+        start: First tick with updates.
+        nan: Action on NaN or infinity.
+        turns: Whether a server steps along one learner's gradients after another.
+        joined: Whether to join networks of any size, and the loop's counters, for devices that start kernels singly.
+
+    Returns:
+        The settings.
+    """
     learning = Learning(agent, start, nan, turns)
     if joined:
         return learning._replace(make_trainer=flat_trainer, scan=scan_joined)
@@ -109,14 +165,31 @@ def make_learning(
 
 
 def flat_trainer(part: Part, like: PartState, drop_nonfinite: bool) -> Trainer:
-    """A part as vectors where that is possible, else in its own form."""
+    """Return the trainer of a part as vectors, or in its own form if `can_join` is false.
+
+    Args:
+        part: Part.
+        like: State of the part, or the shapes.
+        drop_nonfinite: Whether to skip updates with NaN or infinity.
+
+    Returns:
+        The trainer.
+    """
     return (joined_trainer if can_join(part, like) else trainer)(part, like, drop_nonfinite)
 
 
 def joined_trainer(part: Part, like: PartState, drop_nonfinite: bool) -> Trainer:
-    """A part as vectors: its state has one for each network's params, target and each moment of the optimizer.
+    """Return the trainer of a part as vectors: one for each network's params, target and optimizer moment.
 
-    ``like``: the part's state as it is outside of the updates. A network that is a single number stays one.
+    A network that is a single number stays a number.
+
+    Args:
+        part: Part.
+        like: State of the part outside of the updates, or the shapes.
+        drop_nonfinite: Whether to skip updates with NaN or infinity.
+
+    Returns:
+        The trainer.
     """
     trees = {name: tree for name, tree in like.learned.params.items() if not isinstance(tree, jax.Array)}
     packings = {name: packing_of(tree, part.networks[name].ensemble_size) for name, tree in trees.items()}
@@ -150,13 +223,29 @@ def joined_trainer(part: Part, like: PartState, drop_nonfinite: bool) -> Trainer
 
 
 def pack_moments(packing: Packing, opt_state: PyTree) -> PyTree:
-    """An optimizer's state with a vector wherever it has the params' structure."""
+    """Replace each params-like tree of an optimizer's state by a vector.
+
+    Args:
+        packing: Layout of the params.
+        opt_state: State of the optimizer.
+
+    Returns:
+        The packed state.
+    """
     is_like = _is_like(packing)
     return jax.tree.map(lambda x: pack(packing, x) if is_like(x) else x, opt_state, is_leaf=is_like)
 
 
 def unpack_moments(packing: Packing, moments: tuple[PyTree, PyTree]) -> PyTree:
-    """The optimizer's state that was packed: ``moments`` are the packed one, and one that has its structure."""
+    """Restore an optimizer's state that was packed.
+
+    Args:
+        packing: Layout of the params.
+        moments: The packed state, and a state with the structure to restore.
+
+    Returns:
+        The unpacked state.
+    """
     is_like = _is_like(packing)
     packed, like = moments
     places, structure = jax.tree.flatten(like, is_leaf=is_like)
@@ -165,8 +254,16 @@ def unpack_moments(packing: Packing, moments: tuple[PyTree, PyTree]) -> PyTree:
 
 
 def scan_joined(step: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]], state: PyTree, xs: PyTree) -> tuple:
-    """As `jax.lax.scan`, eight steps at a time; single numbers of the state, such as counts of updates, are a vector
-    for each type between steps."""
+    """Scan like `jax.lax.scan`, unrolled eight times, with the state's scalars joined into one vector per dtype.
+
+    Args:
+        step: Step of the scan.
+        state: Initial state.
+        xs: Inputs of the steps.
+
+    Returns:
+        Final state and stacked outputs.
+    """
     leaves, structure = jax.tree.flatten(state)
     places: dict[str, list[int]] = {}
     for i, leaf in enumerate(leaves):

@@ -1,13 +1,13 @@
-"""The view of an observation: stacks of frames, and images that are stored once.
+"""Frame stacks: how networks read images, each stored once.
 
 Environments, rollouts and replay hold single frames, uint8 ``[H, W, C]``, alone or among the entries of a dictionary.
-Where ``EnvSpec.frame_stack`` is ``k`` > 1, networks see the last ``k`` of them, oldest first, as ``[H, W, k * C]``, and
-of all other entries the last. Before its ``k``-th step an episode repeats its first frame, as after a reset in Mnih et
-al. (2015) and Gymnasium; no stack has frames of two episodes.
+If ``EnvSpec.frame_stack`` is ``k`` > 1, networks read the last ``k`` frames, oldest first, as ``[H, W, k * C]``, and
+only the last of all other entries. Before its ``k``-th step an episode repeats its first frame, as after a reset in
+Mnih et al. (2015) and Gymnasium; no stack has frames of two episodes.
 
-Acting carries the frames before the newest; learners make the same stacks from tables of frames, where rows of int32
-say which frames make up a stack. A *tree of images* has the structure of an observation, with None in place of whatever
-is not an image.
+Action selection carries the frames before the newest. Learners build the same stacks from tables of frames, where rows
+of int32 index the frames of a stack. A *tree of images* has the structure of an observation, with None in place of all
+leaves that are not images.
 """
 
 from typing import Any, NamedTuple
@@ -32,11 +32,12 @@ from jaxrl_fast.numerics.normalization import Statistics, scale_experience
 
 
 class View(NamedTuple):
-    """How networks see observations.
+    """How networks read observations.
 
-    - ``spec``: of what networks see, with stacked images.
-    - ``images``: the shapes of the images in one observation of the environment, a tree of images.
-    - ``stack``: how many frames are seen at once (``k``), at least 1.
+    Attributes:
+        spec: Environment with stacked images in its observations.
+        images: Shapes of the images in one observation of the environment, a tree of images.
+        stack: Number of frames in a stack (``k``), at least 1.
     """
 
     spec: EnvSpec
@@ -45,10 +46,11 @@ class View(NamedTuple):
 
 
 class Recent(NamedTuple):
-    """The end of the last rollout, which the next one's first stacks need.
+    """The last steps of a rollout, which the next rollout's first stacks need.
 
-    - ``frames``: its last frames, a tree of images ``[G, k - 1, E / G, H, W, C]``.
-    - ``age``: steps since the episode began, at most ``k - 1``, ``[G, E / G]``; -1 before the first rollout.
+    Attributes:
+        frames: Last frames, a tree of images ``[G, k - 1, E / G, H, W, C]``.
+        age: Steps since the episode began, at most ``k - 1``, ``[G, E / G]``; -1 before the first rollout.
     """
 
     frames: PyTree
@@ -56,11 +58,12 @@ class Recent(NamedTuple):
 
 
 class Tabled(NamedTuple):
-    """Sequences whose images are stored apart.
+    """Sequences whose images are in tables.
 
-    - ``batch``: `OnPolicyBatch` or `ReplayBatch`, in which rows int32 ``[..., k]`` of the shard's table, oldest first,
-      take the place of images.
-    - ``tables``: the frames, a tree of images ``[G, F, H, W, C]``.
+    Attributes:
+        batch: `OnPolicyBatch` or `ReplayBatch`, with rows int32 ``[..., k]`` of the shard's table, oldest first, in
+            place of images.
+        tables: Frames, a tree of images ``[G, F, H, W, C]``.
     """
 
     batch: Any
@@ -68,14 +71,20 @@ class Tabled(NamedTuple):
 
 
 def make_view(spec: EnvSpec) -> View:
-    """How networks see the observations of ``spec``.
+    """Return how networks read the observations of an environment.
+
+    Args:
+        spec: Environment.
+
+    Returns:
+        The view.
 
     Raises:
-        ValueError: ``frame_stack`` is no whole number, or there is no image to stack.
+        ValueError: ``frame_stack`` is not a whole number, or there is no image to stack.
     """
     k = spec.frame_stack
     if not (type(k) is int and k >= 0):
-        raise ValueError(f"{spec.name}: frame_stack={k}: write how many frames the policy sees, such as 4, or 0")
+        raise ValueError(f"{spec.name}: frame_stack={k}: write the number of frames to stack, such as 4, or 0")
     images = jax.tree.map(lambda leaf: leaf if is_image(leaf) else None, spec.obs)
     if k > 1 and not jax.tree.leaves(images):
         shown = jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", spec.obs)
@@ -93,22 +102,54 @@ def make_view(spec: EnvSpec) -> View:
 
 
 def only_images(view: View, obs: PyTree) -> PyTree:
-    """The tree of images of an observation."""
+    """Return the tree of images of an observation.
+
+    Args:
+        view: How networks read observations.
+        obs: Observation.
+
+    Returns:
+        The tree of images.
+    """
     return jax.tree.map(lambda image, leaf: None if image is None else leaf, view.images, obs, is_leaf=_is_none)
 
 
 def without_images(view: View, obs: PyTree) -> PyTree:
-    """An observation with None in place of its images."""
+    """Return an observation with None in place of its images.
+
+    Args:
+        view: How networks read observations.
+        obs: Observation.
+
+    Returns:
+        The observation without images.
+    """
     return jax.tree.map(lambda image, leaf: leaf if image is None else None, view.images, obs, is_leaf=_is_none)
 
 
 def put_images(obs: PyTree, images: PyTree) -> PyTree:
-    """An observation with other images."""
+    """Replace the images of an observation.
+
+    Args:
+        obs: Observation.
+        images: Tree of images.
+
+    Returns:
+        The observation with these images.
+    """
     return jax.tree.map(lambda image, leaf: leaf if image is None else image, images, obs, is_leaf=_is_none)
 
 
 def initial_frames(view: View, size: int) -> PyTree:
-    """The frames before the first, a tree of images ``[size, H, W, (k - 1) * C]``; ``()`` where nothing is stacked."""
+    """Return the frames before the first step: zeros.
+
+    Args:
+        view: How networks read observations.
+        size: Number of environments.
+
+    Returns:
+        A tree of images ``[size, H, W, (k - 1) * C]``; ``()`` without a frame stack.
+    """
 
     def zeros(leaf: jax.ShapeDtypeStruct) -> jax.Array:
         return jnp.zeros((size, *leaf.shape[:-1], (view.stack - 1) * leaf.shape[-1]), leaf.dtype)
@@ -117,7 +158,15 @@ def initial_frames(view: View, size: int) -> PyTree:
 
 
 def stacked_acting(acting: Acting, view: View) -> Acting:
-    """``acting`` on single frames: it sees the last of them stacked, and carries those before the newest."""
+    """Adapt action selection on stacked frames to single frames.
+
+    Args:
+        acting: Action selection on stacks.
+        view: How networks read observations.
+
+    Returns:
+        Action selection that stacks the last frames and carries those before the newest.
+    """
 
     def explore(
         learned: Peers, carry: Carry, obs: PyTree, first: jax.Array, key: jax.Array, hyper: Any
@@ -145,7 +194,18 @@ def stacked_acting(acting: Acting, view: View) -> Acting:
 def stacked_on_policy(
     view: View, agent: Agent, data: OnPolicy, num_envs: int, max_shards: int = MAX_SHARDS
 ) -> Experience:
-    """As `on_policy_experience`, of rollouts of single frames whose networks see stacks."""
+    """Build on-policy minibatches of single frames for networks that read stacks.
+
+    Args:
+        view: How networks read observations.
+        agent: Algorithm built for one environment.
+        data: Data of the updates.
+        num_envs: Number of environments.
+        max_shards: Most logical shards.
+
+    Returns:
+        As `on_policy_experience`.
+    """
     shards = shards_of(agent, data, num_envs, max_shards)
 
     def step(
@@ -165,15 +225,25 @@ def stacked_on_policy(
 
 
 def values_of_stacks(
-    agent: Agent, data: OnPolicy, rollout: Transition, tables: PyTree, learned: Peers
+    agent: Agent, data: OnPolicy, rollout: Transition, tables: PyTree, trained: Peers
 ) -> Values | None:
-    """As `minibatches.values_of` where the observations are rows of tables.
+    """Compute the critic's values of a rollout whose images are rows of tables.
 
-    One time step after another: the stacks of all steps at once would take more memory than the rollout.
+    Computes one time step after another: the stacks of all steps at once take more memory than the rollout.
+
+    Args:
+        agent: Algorithm built for one environment.
+        data: Data of the updates.
+        rollout: Normalized rollout, with rows in place of images.
+        tables: Frames, a tree of images.
+        trained: `Learned` by part.
+
+    Returns:
+        Values ``[T, E]``; None if the data has no targets.
     """
     if data.targets is None:
         return None
-    network, params, memory = critic_of(agent, data, rollout, learned)
+    network, params, memory = critic_of(agent, data, rollout, trained)
 
     def one_step(xs: tuple) -> tuple[jax.Array, jax.Array]:
         obs, next_obs, action, first, memory = jax.tree.map(lambda x: x[None], xs)
@@ -188,8 +258,17 @@ def values_of_stacks(
 
 
 def look(view: View, before: PyTree, obs: PyTree, first: jax.Array) -> tuple[PyTree, PyTree]:
-    """What networks see of ``obs`` ``[E, ...]`` after the frames ``before``, which are discarded where ``first``
-    ``[E]``; and the frames to carry to the next step."""
+    """Stack the newest frames on those before.
+
+    Args:
+        view: How networks read observations.
+        before: Frames before, a tree of images; discarded where an episode begins.
+        obs: Observations ``[E, ...]`` with single frames.
+        first: Whether an episode begins, ``[E]``.
+
+    Returns:
+        Observations as networks read them, and the frames to carry to the next step.
+    """
     if view.stack == 1:
         return obs, ()
     frames = only_images(view, obs)
@@ -199,19 +278,44 @@ def look(view: View, before: PyTree, obs: PyTree, first: jax.Array) -> tuple[PyT
 
 
 def push(before: jax.Array, frame: jax.Array, first: jax.Array) -> jax.Array:
-    """The stack ``[E, H, W, k * C]`` that ends with ``frame`` ``[E, H, W, C]``, after ``before``
-    ``[E, H, W, (k - 1) * C]``, which is discarded where ``first`` ``[E]``."""
+    """Append a frame to a stack.
+
+    Args:
+        before: Frames before, ``[E, H, W, (k - 1) * C]``.
+        frame: Newest frames ``[E, H, W, C]``.
+        first: Where to repeat the newest frame instead of those before, ``[E]``.
+
+    Returns:
+        Stacks ``[E, H, W, k * C]``.
+    """
     repeated = jnp.concatenate([frame] * (before.shape[-1] // frame.shape[-1]), axis=-1)
     return jnp.concatenate([jnp.where(first[:, None, None, None], repeated, before), frame], axis=-1)
 
 
 def without_oldest(stack: jax.Array, channels: int) -> jax.Array:
-    """All but the oldest frame of stacks ``[..., k * C]``; a slice also where the batch is symbolic (`export`)."""
+    """Drop the oldest frame of stacks, by a slice also where the batch is symbolic (`export`).
+
+    Args:
+        stack: Stacks ``[..., k * C]``.
+        channels: Channels of a frame, ``C``.
+
+    Returns:
+        Stacks ``[..., (k - 1) * C]``.
+    """
     return jax.lax.slice_in_dim(stack, channels, None, axis=-1)
 
 
 def init_recent(view: View, num_envs: int, shards: int) -> Recent:
-    """`Recent` before the first rollout."""
+    """Return `Recent` before the first rollout.
+
+    Args:
+        view: How networks read observations.
+        num_envs: Number of environments.
+        shards: Number of logical shards.
+
+    Returns:
+        Frames of zeros.
+    """
     before, per_shard = view.stack - 1, num_envs // shards
     frames = jax.tree.map(lambda s: jnp.zeros((shards, before, per_shard, *s.shape), s.dtype), view.images)
     return Recent(frames, jnp.full((shards, per_shard), -1, jnp.int32))
@@ -220,8 +324,18 @@ def init_recent(view: View, num_envs: int, shards: int) -> Recent:
 def add_rollout(
     view: View, recent: Recent, obs: PyTree, first: jax.Array, shards: int
 ) -> tuple[Recent, PyTree, jax.Array]:
-    """The stacks of a rollout ``[T, E, ...]``. Returns its `Recent`, tables of its frames and the ``k - 1`` before it,
-    and rows ``[T, E, k]``."""
+    """Build the tables of a rollout's frames, and the rows of its stacks.
+
+    Args:
+        view: How networks read observations.
+        recent: Last frames of the rollout before.
+        obs: Observations ``[T, E, ...]``.
+        first: Whether an episode begins, ``[T, E]``.
+        shards: Number of logical shards.
+
+    Returns:
+        `Recent` of this rollout, tables of its frames and the ``k - 1`` before it, and rows ``[T, E, k]``.
+    """
     before, (steps, num_envs) = view.stack - 1, first.shape
     per_shard = num_envs // shards
     frames = jax.tree.map(lambda leaf: by_shard(leaf, shards), only_images(view, obs))
@@ -241,18 +355,44 @@ def add_rollout(
 
 
 def put_rows(view: View, obs: PyTree, rows: jax.Array) -> PyTree:
-    """An observation with rows of tables in place of its images."""
+    """Replace the images of an observation by rows of tables.
+
+    Args:
+        view: How networks read observations.
+        obs: Observation.
+        rows: Rows ``[..., k]``.
+
+    Returns:
+        The observation with rows.
+    """
     return put_images(obs, jax.tree.map(lambda image: rows, view.images))
 
 
 def put_stacks(tables: PyTree, obs: PyTree) -> PyTree:
-    """Observations ``[L, B, ...]`` with stacks in place of the rows of ``tables``."""
+    """Replace rows of tables by the stacks.
+
+    Args:
+        tables: Frames, a tree of images.
+        obs: Observations ``[L, B, ...]`` with rows.
+
+    Returns:
+        The observations with stacks.
+    """
     rows = jax.tree.map(lambda table, leaf: None if table is None else leaf, tables, obs, is_leaf=_is_none)
     return put_images(obs, jax.tree.map(make_stacks, tables, rows))
 
 
 def put_next_stacks(tables: PyTree, stacked: PyTree, next_obs: PyTree) -> PyTree:
-    """The observations ``next_obs`` ``[L, B, ...]`` with the stacks that follow those of ``stacked``."""
+    """Stack the frames of the next observations.
+
+    Args:
+        tables: Frames, a tree of images.
+        stacked: Observations ``[L, B, ...]`` with stacks.
+        next_obs: Next observations ``[L, B, ...]`` with single frames.
+
+    Returns:
+        The next observations with stacks.
+    """
 
     def following(table: Any, stack: jax.Array, frame: jax.Array) -> jax.Array | None:
         if table is None:
@@ -263,8 +403,15 @@ def put_next_stacks(tables: PyTree, stacked: PyTree, next_obs: PyTree) -> PyTree
 
 
 def make_stacks(table: jax.Array, rows: jax.Array) -> jax.Array:
-    """The stacks ``[L, B, H, W, k * C]`` of the rows ``[L, B, k]`` of ``table``; the batch is ``G`` equal shares, each
-    from its own shard."""
+    """Read stacks from a table.
+
+    Args:
+        table: Frames ``[G, F, H, W, C]``.
+        rows: Rows ``[L, B, k]``; the batch is ``G`` equal shares, each of one shard.
+
+    Returns:
+        Stacks ``[L, B, H, W, k * C]``.
+    """
     length, batch, k = rows.shape
     of_shard = rows.reshape(length, table.shape[0], -1, k).swapaxes(0, 1)
     frames = jax.vmap(lambda shard, i: shard[i])(table, of_shard)
@@ -274,7 +421,15 @@ def make_stacks(table: jax.Array, rows: jax.Array) -> jax.Array:
 
 
 def take_tabled(data: Tabled, index: jax.Array) -> Any:
-    """As `minibatches.take_batch`, with stacks in the observations."""
+    """Take a minibatch as `minibatches.take_batch`, with stacks in the observations.
+
+    Args:
+        data: Sequences and tables.
+        index: Sequences ``[G, B / G]``.
+
+    Returns:
+        `OnPolicyBatch` or `ReplayBatch`, leaves ``[L, B, ...]``.
+    """
     batch = take_batch(data.batch, index)
     obs = put_stacks(data.tables, batch.obs)
     if isinstance(batch, ReplayBatch):

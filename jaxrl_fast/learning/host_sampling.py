@@ -1,7 +1,7 @@
-"""Host environments in the graph: sampling driven from Python.
+"""Sampling from host environments, driven from Python.
 
 Actions are computed on the devices of the sampling fragment's group, for one group of environments while the others
-are being stepped (double buffering, as in Sample Factory, arXiv 2006.11751, section 3.1).
+step (double buffering, as in Sample Factory, arXiv 2006.11751, section 3.1).
 """
 
 from collections.abc import Callable
@@ -25,10 +25,13 @@ R = TypeVar("R")
 
 
 class HostSamplerState(NamedTuple):
-    """Where sampling on the host goes on from; shapes ``[E, ...]``, with several seeds ``[S, E, ...]``.
+    """State of sampling on the host between ticks; shapes ``[E, ...]``, with several seeds ``[S, E, ...]``.
 
-    - ``steps``: environment steps over the whole pool since its last reset, int32 (modulo `MAX_STEPS`).
-    - ``obs``, ``first``, ``carry``: as in `rollout.SamplerState`.
+    Attributes:
+        steps: Environment steps over the whole pool since its last reset, int32 (modulo `MAX_STEPS`).
+        obs: As in `rollout.SamplerState`.
+        first: As in `rollout.SamplerState`.
+        carry: As in `rollout.SamplerState`.
     """
 
     steps: Any
@@ -40,9 +43,11 @@ class HostSamplerState(NamedTuple):
 class HostRecord(NamedTuple):
     """One step of some environments, without the extras of the decision.
 
-    - ``obs``: what the policy saw; ``first``: whether it began an episode.
-    - ``action``: what the policy chose.
-    - ``step``: the results.
+    Attributes:
+        obs: Observations of the policy.
+        first: Whether they began an episode.
+        action: Actions of the policy.
+        step: Results of the step.
     """
 
     obs: PyTree
@@ -68,15 +73,23 @@ class Recording:
 
 
 def host_sample_fragment(env: HostEnv, agent: BoundAgent, rollout_shapes: Transition) -> Fragment:
-    """The fragment ``sample`` for environments outside JAX; it serves all seeds of a pool with several slices.
+    """Build the fragment ``sample`` for host environments; it serves all seeds of a pool.
 
-    The environments are reset in the first tick, and whenever their count of steps is not that of the state: after a
-    resume, episodes begin again.
+    The first tick resets the environments. So does every tick in which their count of steps differs from the state's:
+    after a resume, episodes restart.
+
+    Args:
+        env: Host environments.
+        agent: Algorithm bound to them.
+        rollout_shapes: Shapes of a rollout of one seed, ``[T, E, ...]``.
+
+    Returns:
+        The fragment.
     """
     axis, length = env_axis(env), agent.rollout_length
     rows = _slices(env.num_envs, env.num_groups)
     groups = range(env.num_groups)
-    turns = [[group] for group in groups] if env.overlaps else [list(groups)]  # whose actions one call computes
+    turns = [[group] for group in groups] if env.overlaps else [list(groups)]  # groups whose actions one call computes
     act = over_slices(env, _remembering(make_act(agent)), (0, 0, 0, 0, 0, 0, None, 0, None))
     no_extras = _extras_of_a_group(env, rollout_shapes.extras)
 
@@ -115,7 +128,14 @@ def host_sample_fragment(env: HostEnv, agent: BoundAgent, rollout_shapes: Transi
 
 
 def make_act(agent: BoundAgent) -> Callable[..., tuple]:
-    """``act(inputs, carry, obs, first, key, hyper, i) -> (action, carry, extras)``, for the ``i``-th call in a tick."""
+    """Return the function that selects the actions of one call.
+
+    Args:
+        agent: Algorithm bound to its environments.
+
+    Returns:
+        ``(inputs, carry, obs, first, key, hyper, i) -> (action, carry, extras)``, for the ``i``-th call in a tick.
+    """
 
     def act(
         inputs: Channels, carry: PyTree, obs: PyTree, first: jax.Array, key: jax.Array, hyper: Any, i: int
@@ -128,7 +148,17 @@ def make_act(agent: BoundAgent) -> Callable[..., tuple]:
 
 
 def host_fragment(env: HostEnv, agent: BoundAgent, rollout_shapes: Transition, step: Callable[..., tuple]) -> Fragment:
-    """The fragment ``sample`` with this ``step``; its first state says that the environments are not started yet."""
+    """Build the fragment ``sample`` around a step function. Its initial state marks the environments as not started.
+
+    Args:
+        env: Host environments.
+        agent: Algorithm bound to them.
+        rollout_shapes: Shapes of a rollout of one seed, ``[T, E, ...]``.
+        step: Step of the fragment.
+
+    Returns:
+        The fragment.
+    """
     reads = agent.acting.parts + (("statistics",) if agent.normalize_observations else ())
 
     def init(key: jax.Array) -> HostSamplerState:
@@ -142,30 +172,65 @@ def host_fragment(env: HostEnv, agent: BoundAgent, rollout_shapes: Transition, s
     return Fragment("sample", init, step, reads, ("rollout",), publish, host=True, tags=(SAMPLING,))
 
 
-def print_events_after(run: Callable[[T], R], env: HostEnv, tell: Callable[[str], None]) -> Callable[[T], R]:
-    """``run``, which then gives ``tell`` the lines of `HostEnv.events`."""
+def print_events_after(run: Callable[[T], R], env: HostEnv, log: Callable[[str], None]) -> Callable[[T], R]:
+    """Wrap a function to log the environments' events after each call.
+
+    Args:
+        run: Function of the training state.
+        env: Host environments with events (`HostEnv.events`).
+        log: Receives each message.
+
+    Returns:
+        The wrapped function.
+    """
 
     def call(state: T) -> R:
         result = run(state)
         for line in env.events():
-            tell(line)
+            log(line)
         return result
 
     return call
 
 
 def env_axis(env: HostEnv) -> int:
-    """The axis of the environments in a state's arrays: 1 where there are several seeds, whose axis comes first."""
+    """Return the axis of the environments in a state's arrays: 1 with several seeds, whose axis comes first, else 0.
+
+    Args:
+        env: Host environments.
+
+    Returns:
+        The axis.
+    """
     return int(env.num_seeds > 1)
 
 
 def over_slices(env: HostEnv, function: Callable, in_axes: tuple) -> Callable:
-    """``function`` of one seed, vmapped over the seeds where there are several."""
+    """Vmap a function of one seed over the seeds, if there are several.
+
+    Args:
+        env: Host environments.
+        function: Function of one seed.
+        in_axes: As in `jax.vmap`.
+
+    Returns:
+        The function of all seeds.
+    """
     return jax.vmap(function, in_axes) if env.num_seeds > 1 else function
 
 
 def begin(env: HostEnv, agent: BoundAgent, private: HostSamplerState, key: jax.Array) -> HostSamplerState:
-    """The state itself, if the environments stand where it left them; else one after a reset of all environments."""
+    """Return the state to sample from, after a reset if the environments are not where the state left them.
+
+    Args:
+        env: Host environments.
+        agent: Algorithm bound to them.
+        private: State of the fragment.
+        key: Random key of the reset.
+
+    Returns:
+        ``private``, or the state after a reset of all environments.
+    """
     taken = np.asarray(private.steps)
     if taken.all() and (taken == env.steps() % MAX_STEPS).all():
         return private
@@ -181,20 +246,20 @@ def begin(env: HostEnv, agent: BoundAgent, private: HostSamplerState, key: jax.A
 
 
 def _of_slices(env: HostEnv, shape: tuple[int, ...], rows: np.ndarray) -> np.ndarray:
-    """Rows of all environments, group after group, as ``[*shape, ...]``, which begins with the seeds."""
+    """Arrange rows of all environments, group after group, as ``[*shape, ...]``, which starts with the seeds."""
     parts = rows.reshape(env.num_groups, env.num_seeds, -1, *rows.shape[1:])
     return np.moveaxis(parts, 0, 1).reshape(*shape, *rows.shape[1:])
 
 
 def _by_slice(env: HostEnv, step: HostStep) -> HostStep:
-    """A group's step, rows ``[S * E / G, ...]``, with an axis of its own for the seeds."""
+    """Split the rows ``[S * E / G, ...]`` of a group's step by seed."""
     if env.num_seeds == 1:
         return step
     return jax.tree.map(lambda x: x.reshape(env.num_seeds, -1, *x.shape[1:]), step)
 
 
 def _in_rows(env: HostEnv, actions: np.ndarray) -> np.ndarray:
-    """Actions ``[S, E / G, ...]`` as the pool takes them."""
+    """Join actions ``[S, E / G, ...]`` into the rows that the pool takes."""
     return actions if env.num_seeds == 1 else actions.reshape(-1, *actions.shape[2:])
 
 
@@ -204,14 +269,16 @@ def _slices(num_envs: int, groups: int) -> list[slice]:
 
 
 def _part(state: HostSamplerState, own: slice, axis: int) -> tuple[PyTree, PyTree, Any]:
-    """What the actions of a group are computed from: carry, obs and first."""
+    """Return a group's inputs of action selection: carry, obs and first."""
     at = (*[slice(None)] * axis, own)
     return jax.tree.map(itemgetter(at), (state.carry, state.obs, state.first))
 
 
 def _remembering(act: Callable[..., tuple]) -> Callable[..., tuple]:
-    """``act`` that writes its extras at ``t`` into those of the rollout ``[T, E, ...]``, on the device: to copy those
-    of each step to the host would cost as much time as the decisions."""
+    """Wrap ``act`` to write its extras at ``t`` into the rollout's, ``[T, E, ...]``, on the device.
+
+    Copying each step's extras to the host takes as long as the decisions.
+    """
 
     def call(*args: Any) -> tuple:
         *given, remembered, t = args
@@ -222,22 +289,31 @@ def _remembering(act: Callable[..., tuple]) -> Callable[..., tuple]:
 
 
 def _extras_of_a_group(env: HostEnv, shapes: PyTree) -> Callable[[], PyTree]:
-    """Returns what allocates the extras ``[T, E / G, ...]`` of a group, with several seeds ``[S, T, E / G, ...]``."""
+    """Return a function that allocates a group's extras ``[T, E / G, ...]``, with several seeds ``[S, T, ...]``."""
     seeds, size = (env.num_seeds,) * env_axis(env), env.num_envs // env.num_groups
     return lambda: jax.tree.map(lambda s: jnp.zeros((*seeds, s.shape[0], size, *s.shape[2:]), s.dtype), shapes)
 
 
 def _join(groups: list[PyTree], axis: int) -> PyTree:
-    """The arrays of all groups, concatenated along the environments' ``axis``."""
+    """Concatenate the arrays of all groups along the environments' ``axis``."""
     return jax.tree.map(lambda *leaves: np.concatenate(leaves, axis), *jax.device_get(groups))
 
 
 def collect(record: HostRecord, extras: PyTree, axis: int = 0) -> tuple[Transition, dict[str, Any]]:
-    """The rollout ``[T, E, ...]`` and its metrics, as those of `rollout.unroll`; time is axis ``axis``."""
+    """Build the rollout and the same metrics as `rollout.unroll`.
+
+    Args:
+        record: Steps ``[T, E, ...]``, with several seeds ``[S, T, E, ...]``.
+        extras: Extras of the decisions, with the same leading axes.
+        axis: Axis of time.
+
+    Returns:
+        The rollout and its metrics.
+    """
     step = record.step
     ends = step.terminated, step.truncated
     fields: Any = (record.obs, record.action, step.reward, step.next_obs, *ends, record.first, extras)
-    done = (step.terminated | step.truncated) & (step.episode_length > 0)  # not a step that a lost worker never made
+    done = (step.terminated | step.truncated) & (step.episode_length > 0)  # no steps that a lost worker did not make
     real = [x for x in jax.tree.leaves((step.next_obs, step.reward)) if np.issubdtype(x.dtype, np.floating)]
     bad = np.any([~np.isfinite(x).reshape(*x.shape[: axis + 1], -1).all(axis=-1) for x in real], axis=0)
     both = (axis, axis + 1)
@@ -251,10 +327,13 @@ def collect(record: HostRecord, extras: PyTree, axis: int = 0) -> tuple[Transiti
 
 
 class Pending(NamedTuple):
-    """The step under way in each environment, ``[E, ...]``.
+    """The unfinished step of each environment, ``[E, ...]``.
 
-    - ``obs``: what the policy saw; ``first``: whether it began an episode.
-    - ``action``: what the policy chose; ``extras``: those of that decision.
+    Attributes:
+        obs: Observation of the policy.
+        first: Whether it began an episode.
+        action: Action of the policy.
+        extras: Extras of the decision.
     """
 
     obs: Any
@@ -264,7 +343,16 @@ class Pending(NamedTuple):
 
 
 def arrival_sample_fragment(env: HostEnv, agent: BoundAgent, rollout_shapes: Transition) -> Fragment:
-    """As `host_sampling.host_sample_fragment`, by ``recv_any`` and ``send_to``."""
+    """Build the fragment ``sample`` for environments that are stepped in the order of their arrival (``recv_any``).
+
+    Args:
+        env: Host environments.
+        agent: Algorithm bound to them.
+        rollout_shapes: Shapes of a rollout, ``[T, E, ...]``.
+
+    Returns:
+        The fragment.
+    """
     num_envs, batch, length = env.num_envs, env.num_envs // env.num_groups, agent.rollout_length
     act = jax.jit(make_act(agent))
     assert env.send_to is not None and env.recv_any is not None
@@ -272,7 +360,7 @@ def arrival_sample_fragment(env: HostEnv, agent: BoundAgent, rollout_shapes: Tra
 
     def step(private: HostSamplerState, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
         start = begin(env, agent, private, key)
-        # Copied: the state that the tick was given must not change.
+        # Copied, because the tick's input state must not change.
         obs, first, carry = jax.tree.map(np.array, jax.device_get((start.obs, start.first, start.carry)))
         one = jax.tree.map(lambda s: np.zeros(s.shape[1:], s.dtype), (rollout_shapes.action, rollout_shapes.extras))
         now = Pending(obs, first, *one)
@@ -282,7 +370,7 @@ def arrival_sample_fragment(env: HostEnv, agent: BoundAgent, rollout_shapes: Tra
 
         def ask(indices: np.ndarray) -> None:
             nonlocal calls
-            padded = np.resize(indices, batch)  # one compiled program, however few are asked
+            padded = np.resize(indices, batch)  # one compiled program for any number of environments
             seen = jax.tree.map(lambda x: x[padded], (carry, now.obs, now.first))
             action, after, more = jax.device_get(act(inputs, *seen, key, hyper, calls))
             calls += 1

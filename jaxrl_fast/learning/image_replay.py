@@ -1,4 +1,4 @@
-"""Replay of images: each frame is stored once, as bytes, and so is the true successor at the end of an episode."""
+"""Replay of images: each frame is stored once, as bytes, and so is the terminal observation of an episode."""
 
 from typing import NamedTuple
 
@@ -20,15 +20,15 @@ from jaxrl_fast.learning.replay import (
 )
 
 STEPS_PER_END = 32
-"""The streams of frames have space for one end of an episode in so many steps; with more ends, fewer steps can be
-sampled."""
+"""Steps per episode end for which the streams of frames have space; with more ends, fewer steps can be sampled."""
 
 
 class Place(NamedTuple):
-    """Where a step's frame is in its environment's stream of frames; int32, counted from the start of the run.
+    """Position of a step's frame in its environment's stream of frames; int32, counted from the start of the run.
 
-    - ``position``: of this step's frame.
-    - ``start``: of the first frame of its episode.
+    Attributes:
+        position: Position of this step's frame.
+        start: Position of its episode's first frame.
     """
 
     position: jax.Array
@@ -38,8 +38,9 @@ class Place(NamedTuple):
 class Placed(NamedTuple):
     """A stored observation.
 
-    - ``place``: where its images are.
-    - ``rest``: the observation without them.
+    Attributes:
+        place: Position of its images.
+        rest: Observation without images.
     """
 
     place: Place
@@ -47,13 +48,14 @@ class Placed(NamedTuple):
 
 
 class ImageRingState(NamedTuple):
-    """The state of an `image_buffer`.
+    """State of an `image_buffer`.
 
-    - ``ring``: stored steps, with `Placed` observations.
-    - ``frames``: each environment's stream of frames, a tree of images uint8 ``[G, F, E / G, H, W, C]``; the oldest are
-      overwritten first.
-    - ``head``: the position of the newest frame, the successor of the last step, ``[G, E / G]``.
-    - ``start``: the position at which the episode under way began, ``[G, E / G]``.
+    Attributes:
+        ring: Stored steps, with `Placed` observations.
+        frames: Stream of frames of each environment, a tree of images uint8 ``[G, F, E / G, H, W, C]``; new frames
+            overwrite the oldest.
+        head: Position of the newest frame, the last step's ``next_obs``, ``[G, E / G]``.
+        start: Position of the current episode's first frame, ``[G, E / G]``.
     """
 
     ring: RingState
@@ -71,19 +73,30 @@ def image_buffer(
     window: Window = Window(),
     max_shards: int = MAX_SHARDS,
 ) -> Buffer:
-    """As `replay.ring_buffer`, for observations with images.
+    """Build a `replay.ring_buffer` for observations with images.
 
-    The successor of a step is the next frame of its environment's stream: the observation of the next step or, where
-    the episode ended, a frame of its own. With more ends than one in `STEPS_PER_END` steps the frames are overwritten
-    sooner than the steps. Then only the newest steps are sampled, as many as have all their frames in every environment
-    of a shard, in the worst case half of ``capacity``. The metric ``lost_steps`` counts the stored steps, over all
+    The next frame of an environment's stream is a step's ``next_obs``: the observation of the next step or, at an
+    episode's end, the terminal observation. With more than one end in `STEPS_PER_END` steps, frames are overwritten
+    sooner than steps. Then only the newest steps are sampled, as many as have all their frames in every environment of
+    a shard, in the worst case half of ``capacity``. The metric ``lost_steps`` counts the stored steps, over all
     environments, that can no longer be sampled.
 
-    Without a memory, a window's frames are right up to the step that ends its first episode; those of later steps,
-    which no n-step return reads, are arbitrary.
+    Without a recurrent memory, a window's frames are valid up to the step that ends its first episode. Frames of later
+    steps, which no n-step return reads, are arbitrary.
+
+    Args:
+        view: How networks read observations.
+        capacity: Stored steps over all environments.
+        num_envs: Number of environments.
+        batch_size: Windows in a batch.
+        window: Shape of the sampled windows.
+        max_shards: Most logical shards.
+
+    Returns:
+        The buffer.
 
     Raises:
-        ValueError: as `replay.ring_buffer`.
+        ValueError: As `replay.ring_buffer`.
     """
     k = view.stack
     plain = ring_buffer(
@@ -91,7 +104,7 @@ def image_buffer(
     )
     shards, per_shard = plain.shards, plain.envs_per_shard
     capacity_t = capacity // num_envs // window.stride * window.stride
-    # Every end that a window passes takes a frame more.
+    # Every episode end within a window takes one more frame.
     width = k + window.length * (2 if window.memory else 1)
 
     def init(example: Transition) -> ImageRingState:
@@ -107,7 +120,7 @@ def image_buffer(
         time = jnp.arange(steps, dtype=jnp.int32)[None, :, None]
         position = state.head[:, None] + jnp.cumsum(first, axis=1, dtype=jnp.int32) + time
         start = jax.lax.cummax(jnp.where(first, position, state.start[:, None]), axis=1)
-        # Within an episode, a step's frame was written as the successor of the step before.
+        # Within an episode, a step's frame was already written as the next observation of the step before.
         new = first | (time == 0)
 
         def write(stream: jax.Array, frame: jax.Array, successor: jax.Array) -> jax.Array:
@@ -135,7 +148,7 @@ def image_buffer(
 
 
 def _usable(state: ImageRingState, k: int) -> jax.Array:
-    """How many of the newest steps of each shard have all frames of their stacks of ``k``, ``[G]``."""
+    """Return how many of the newest steps of each shard have all frames of their stacks of ``k``, ``[G]``."""
     place: Place = state.ring.data.obs.place
     oldest = jnp.maximum(place.position - (k - 1), place.start)
     whole = oldest > (state.head - jax.tree.leaves(state.frames)[0].shape[1])[:, None]
@@ -148,7 +161,7 @@ def _end_episodes(state: ImageRingState) -> ImageRingState:
 
 
 def _with_frames(view: View, frames: PyTree, sampled: SampledWindows, env: jax.Array, width: int) -> SampledWindows:
-    """The windows with rows in place of images, and with the tables that these refer to: ``width`` frames for each."""
+    """Return windows with rows in place of images, and the tables for these rows: ``width`` frames for each window."""
     k, (place, rest) = view.stack, sampled.steps.obs
     base = place.position[..., :1] - (k - 1)
     ring_size = jax.tree.leaves(frames)[0].shape[1]
@@ -156,7 +169,7 @@ def _with_frames(view: View, frames: PyTree, sampled: SampledWindows, env: jax.A
     offset = jnp.arange(base.shape[1], dtype=jnp.int32)[None, :, None, None] * width
 
     def rows(last: jax.Array) -> jax.Array:
-        """The stacks that end at ``last`` ``[G, N, W]``, as rows of the table ``[G, N, W, k]``."""
+        """Return the stacks that end at ``last`` ``[G, N, W]``, as rows of the table ``[G, N, W, k]``."""
         lag = jnp.arange(k - 1, -1, -1, dtype=jnp.int32)[None, None, None]
         position = jnp.maximum(last[..., None] - lag, place.start[..., None])
         return jnp.clip(position - base[..., None], 0, width - 1) + offset
@@ -174,7 +187,7 @@ def _placed(view: View, rollout: Transition, place: Place) -> Transition:
 
 
 def _write(frames: jax.Array, position: jax.Array, values: jax.Array, mask: jax.Array) -> jax.Array:
-    """Streams ``[G, F, E / G, ...]`` with ``values`` ``[G, T, E / G, ...]`` written at ``position`` where ``mask``."""
+    """Write ``values`` ``[G, T, E / G, ...]`` at ``position`` of streams ``[G, F, E / G, ...]`` where ``mask``."""
     size = frames.shape[1]
     slot = jnp.where(mask, position % size, size)  # out of bounds: dropped
     env = jnp.arange(frames.shape[2])[None]

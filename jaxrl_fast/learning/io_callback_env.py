@@ -1,8 +1,8 @@
-"""Host environments inside a compiled program, by ordered callbacks: `make_train_step` and ``scan`` work with them.
+"""Host environments inside a compiled program, by ordered callbacks, so `make_train_step` and ``scan`` support them.
 
-The state counts the pool's steps, and a step is refused unless its state's count is the pool's: so a callback that was
-dropped, repeated or given an old state is noticed. No callback calls JAX, and what it returns is a copy, never a view
-of shared memory. For one device only: in programs for two, JAX 0.10 hangs on operands of 147 KB and more.
+The state counts the pool's steps. A step raises unless its state's count equals the pool's, which detects callbacks
+that were dropped, repeated or given an old state. No callback calls JAX, and results are copies, never views of shared
+memory. Only one device is supported: in programs for two, JAX 0.10 hangs on operands of 147 KB and more.
 """
 
 from collections.abc import Iterator
@@ -21,14 +21,15 @@ from jaxrl_fast.runtime.placements import Placement
 
 
 class BridgeError(RuntimeError):
-    """A compiled program and its host environments are no longer in step."""
+    """A compiled program and its host environments are at different steps."""
 
 
 class Bridge(NamedTuple):
     """Host environments as compiled ones.
 
-    - ``env``: its ``reset`` and ``step`` call the host environments.
-    - ``failures``: errors raised in a callback, which JAX hides in one of its own (`reraise_callback_error`).
+    Attributes:
+        env: Environments whose ``reset`` and ``step`` call the host environments.
+        failures: Errors raised in a callback, which JAX replaces by its errors (`reraise_callback_error`).
     """
 
     env: VecEnv
@@ -36,10 +37,16 @@ class Bridge(NamedTuple):
 
 
 def in_graph(env: VecEnv | HostEnv) -> Bridge:
-    """The environments that a graph is built with: ``env`` itself, or a bridge to it with ``pool.bridge=callback``.
+    """Return the environments to build a graph with.
+
+    Args:
+        env: Compiled or host environments.
+
+    Returns:
+        A bridge to host environments with ``pool.bridge=callback``, else ``env`` with no failures.
 
     Raises:
-        ValueError: as `make_bridge`.
+        ValueError: As `make_bridge`.
     """
     if isinstance(env, HostEnv) and env.bridge == "callback":
         return make_bridge(env)
@@ -47,7 +54,15 @@ def in_graph(env: VecEnv | HostEnv) -> Bridge:
 
 
 def check_placement(env: VecEnv | HostEnv, placement: Placement) -> None:
-    """Raises ValueError where a placement for several devices or programs is asked to run callbacks."""
+    """Check that callbacks run in one program on one device.
+
+    Args:
+        env: Compiled or host environments.
+        placement: Placement of the run.
+
+    Raises:
+        ValueError: ``pool.bridge=callback`` has a placement for several devices or programs.
+    """
     alone = len(placement.groups) == 1 and len(placement.groups[0].devices) == 1
     if isinstance(env, HostEnv) and env.bridge == "callback" and not alone:
         raise ValueError(
@@ -57,10 +72,16 @@ def check_placement(env: VecEnv | HostEnv, placement: Placement) -> None:
 
 
 def make_bridge(host: HostEnv) -> Bridge:
-    """The environments of ``host`` as a `VecEnv`, whose ``reset`` and ``step`` may be compiled, but not vmapped.
+    """Build a `VecEnv` whose ``reset`` and ``step`` may be compiled, but not vmapped.
+
+    Args:
+        host: Host environments.
+
+    Returns:
+        The bridge.
 
     Raises:
-        ValueError: a pool that cannot be stepped in the order of a program.
+        ValueError: The pool serves several seeds, or steps in the order of arrival.
     """
     if host.num_seeds > 1:
         raise ValueError(
@@ -80,7 +101,17 @@ def make_bridge(host: HostEnv) -> Bridge:
 
 @contextmanager
 def reraise_callback_error(failures: list[Exception]) -> Iterator[None]:
-    """Raise the error of a callback instead of the one that JAX makes of it."""
+    """Raise a callback's original error in place of JAX's.
+
+    Args:
+        failures: Errors of the callbacks (`Bridge.failures`).
+
+    Returns:
+        A context manager.
+
+    Raises:
+        Exception: The original error of a callback.
+    """
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
@@ -127,8 +158,8 @@ def _step_all(host: HostEnv, count: int, action: np.ndarray, rows: int) -> tuple
     stands = host.steps() % MAX_STEPS
     if count != stands:
         raise BridgeError(
-            f"{host.spec.name}: this state was left after {count} steps, and the environments stand at {stands}: each "
-            "state can be stepped once, in order, and a new init restarts the environments for all states"
+            f"{host.spec.name}: this state is at step {count} and the environments at step {stands}: each state can be "
+            "stepped once, in order, and a new init restarts the environments for all states"
         )
     for group in range(host.num_groups):
         host.send(action[group * rows : (group + 1) * rows], group)
@@ -157,6 +188,6 @@ def _one_at_a_time(x: jax.Array) -> jax.Array:
 @_one_at_a_time.def_vmap
 def _refuse(axis_size: int, in_batched: Any, x: jax.Array) -> Any:
     raise ValueError(
-        f"an environment on the host cannot be vmapped ({axis_size} times here): its steps have one order; for several "
+        f"an environment on the host cannot be vmapped ({axis_size} times here): its steps have one order. For several "
         "seeds write learn(num_seeds=...), for several environments make_env(num_envs=...)"
     )

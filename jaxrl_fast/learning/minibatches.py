@@ -1,9 +1,9 @@
-"""Minibatches out of logical shards, and those of on-policy data: epochs over one rollout.
+"""Minibatches from logical shards, and on-policy minibatches: epochs over one rollout.
 
-The data that updates learn from has a leading axis of ``G`` *logical shards*. ``G`` depends on ``shards``, the number
-of environments and the batch size, never on the number of devices, and every minibatch takes the same share from each
-shard. So a batch is the same set of samples however the shards are spread over devices, and no data moves between
-devices to make it.
+The data of the updates has a leading axis of ``G`` *logical shards*. ``G`` depends on ``shards``, the number of
+environments and the batch size, never on the number of devices, and every minibatch takes the same number of samples
+from each shard. So a batch is the same set of samples however the shards are spread over devices, and building it
+transfers no data between devices.
 """
 
 from collections.abc import Callable
@@ -19,48 +19,53 @@ from jaxrl_fast.networks.network import Network
 from jaxrl_fast.numerics.normalization import Statistics, scale_experience
 
 MAX_SHARDS = 8
-"""The most logical shards unless ``shards`` says otherwise, so the most devices that data is divided among."""
+"""Default limit of logical shards, so of the devices over which data is sharded."""
 
 
 MakeBatches = Callable[
     [PyTree, Transition, dict[str, Learned], Statistics | None, Any, jax.Array], tuple[PyTree, Batches]
 ]
-"""(state of this `Experience`; rollout ``[T, E, ...]`` as sampled, not normalized; learned of the parts that it
-``reads``; statistics for normalization, None without; hyper; key) -> (next state, the batches of a tick)."""
+"""(state of this `Experience`; rollout ``[T, E, ...]`` as sampled, not normalized; `Learned` of the parts that it
+``reads``; statistics for normalization, None without; hyper; key) -> (next state, batches of a tick).
+"""
 
 
 InitStorage = Callable[[Any], PyTree]
-"""(shapes and dtypes of a rollout, ``[T, E, ...]``; None unless `Experience.refills`) -> the state that stores
-experience, before the first rollout."""
+"""(shapes and dtypes of a rollout, ``[T, E, ...]``; None unless `Experience.refills`) -> state of the storage before
+the first rollout.
+"""
 
 
 StorageMetrics = Callable[[PyTree], Metrics]
-"""(state) -> scalars by name, to report on stored experience."""
+"""(state) -> scalars to report on the stored data, by name."""
 
 
 EndEpisodes = Callable[[PyTree], PyTree]
-"""Ends the stored episodes of a state as truncated, since the next rollout does not continue them; its leaves have the
-seeds first if there are several."""
+"""(state) -> state with its stored episodes truncated, because the next rollout does not continue them. Leaves start
+with the seeds if there are several.
+"""
 
 
 LearnPriorities = Callable[[PyTree, PyTree], PyTree]
-"""(state, `prioritized_replay.Feedback`) -> the state with new priorities of the sequences that were learned from."""
+"""(state, `prioritized_replay.Feedback`) -> state with new priorities of the sequences in past updates."""
 
 
 class Experience(NamedTuple):
     """How rollouts become minibatches.
 
-    - ``init``, ``step``: the state that it stores, and the batches of a tick.
-    - ``take(data, index [G, B / G])``: makes one minibatch, as `take_batch`, of these sequences of `Batches`' data:
-      `OnPolicyBatch` or `ReplayBatch`, leaves ``[L, B, ...]``.
-    - ``shards``: the number of logical shards of its batches, ``G``.
-    - ``reads``: the parts whose `Learned` it needs.
-    - ``state_axes``: the axis of the logical shards in the state's leaves (a prefix tree; None: not divided).
-    - ``metrics``: what to report of the state.
-    - ``end_episodes``: marks a break between the last rollout and the next.
-    - ``refills``: whether training may go on from an empty state, as with a replay buffer.
-    - ``prioritized_by``: the part whose priorities decide what is sampled, None without such.
-    - ``learn_priorities``: takes these into the state.
+    Attributes:
+        init: Makes the state of the storage.
+        step: Stores a rollout and makes the batches of a tick.
+        take: ``(data, index [G, B / G]) -> minibatch`` of these sequences of the `Batches`, as `take_batch`:
+            `OnPolicyBatch` or `ReplayBatch`, leaves ``[L, B, ...]``.
+        shards: Number of logical shards of the batches, ``G``.
+        reads: Parts whose `Learned` it needs.
+        state_axes: Axis of the logical shards in the state's leaves (a prefix tree; None for none).
+        metrics: Scalars to report on the state.
+        end_episodes: Marks a break between the last rollout and the next.
+        refills: Whether training may resume from an empty state, as with a replay buffer.
+        prioritized_by: Part whose priorities weight the sampling; None for uniform sampling.
+        learn_priorities: Updates the priorities.
     """
 
     init: InitStorage
@@ -77,18 +82,43 @@ class Experience(NamedTuple):
 
 
 def logical_shards(num_envs: int, batch_size: int, most: int = MAX_SHARDS) -> int:
-    """``G``: the number of logical shards that both sizes divide into, a divisor of ``most``."""
+    """Return ``G``, the number of logical shards.
+
+    Args:
+        num_envs: Number of environments.
+        batch_size: Samples in a minibatch.
+        most: Limit of the shards.
+
+    Returns:
+        The greatest common divisor of all three.
+    """
     return gcd(most, num_envs, batch_size)
 
 
 def by_shard(leaf: jax.Array, shards: int) -> jax.Array:
-    """``[T, E, ...]`` as ``[G, T, E / G, ...]``."""
+    """Split the environments' axis by shard.
+
+    Args:
+        leaf: Array ``[T, E, ...]``.
+        shards: Number of logical shards.
+
+    Returns:
+        Array ``[G, T, E / G, ...]``.
+    """
     steps, num_envs, *rest = leaf.shape
     return leaf.reshape(steps, shards, num_envs // shards, *rest).swapaxes(0, 1)
 
 
 def take_batch(data: PyTree, index: jax.Array) -> PyTree:
-    """The minibatch that ``index`` ``[G, B / G]`` names, time-major: leaves ``[L, B, ...]``."""
+    """Gather a minibatch, time-major.
+
+    Args:
+        data: Sequences, leaves ``[G, N, L, ...]``.
+        index: Sequences of the minibatch, ``[G, B / G]``.
+
+    Returns:
+        Leaves ``[L, B, ...]``.
+    """
 
     def take(leaf: jax.Array) -> jax.Array:
         rows = jax.vmap(lambda shard, i: shard[i])(leaf, index)
@@ -98,17 +128,36 @@ def take_batch(data: PyTree, index: jax.Array) -> PyTree:
 
 
 def epoch_shards(num_envs: int, sequences_per_env: int, num_minibatches: int, most: int = MAX_SHARDS) -> int:
-    """``G`` of `shuffled_epochs`."""
+    """Return ``G`` of `shuffled_epochs`.
+
+    Args:
+        num_envs: Number of environments.
+        sequences_per_env: Sequences of each environment in a rollout.
+        num_minibatches: Minibatches in an epoch.
+        most: Limit of the shards.
+
+    Returns:
+        The number of logical shards.
+    """
     return logical_shards(num_envs, num_envs * sequences_per_env // num_minibatches, most)
 
 
 def shuffled_epochs(
     rollout: PyTree, key: jax.Array, data: OnPolicy, num_envs: int, max_shards: int = MAX_SHARDS
 ) -> Batches:
-    """Cut one rollout, leaves ``[T, E, ...]``, into sequences and shuffle them for each epoch.
+    """Cut one rollout into sequences and shuffle them for each epoch.
 
-    The sequences' leaves are ``[G, N, L, ...]``. Every epoch visits each sequence once; a minibatch takes
-    ``N / num_minibatches`` of each logical shard's own sequences.
+    Every epoch visits each sequence once. A minibatch takes ``N / num_minibatches`` sequences of each logical shard.
+
+    Args:
+        rollout: Leaves ``[T, E, ...]``.
+        key: Random key.
+        data: Numbers of epochs and minibatches, and the length of sequences.
+        num_envs: Number of environments.
+        max_shards: Limit of the shards.
+
+    Returns:
+        Batches with sequences ``[G, N, L, ...]``.
     """
     length = data.sequence_length or 1
     per_env = jax.tree.leaves(rollout)[0].shape[0] // length
@@ -122,7 +171,16 @@ def shuffled_epochs(
 
 
 def cut(data: PyTree, shards: int, sequence_length: int) -> PyTree:
-    """Leaves ``[T, E, ...]`` as sequences ``[G, N, L, ...]``."""
+    """Cut a rollout into sequences.
+
+    Args:
+        data: Leaves ``[T, E, ...]``.
+        shards: Number of logical shards.
+        sequence_length: Steps of a sequence, ``L``.
+
+    Returns:
+        Sequences ``[G, N, L, ...]``.
+    """
 
     def cut_leaf(leaf: jax.Array) -> jax.Array:
         steps, num_envs, *rest = leaf.shape
@@ -134,11 +192,18 @@ def cut(data: PyTree, shards: int, sequence_length: int) -> PyTree:
 
 
 def random_order(key: jax.Array, size: int) -> jax.Array:
-    """The numbers ``0 .. size - 1`` (int32) in random order.
+    """Return a random permutation of ``0 .. size - 1``.
 
-    Random bits with the number in their low bits are sorted: one array, which XLA sorts 6 to 12 times faster on a CPU
-    than the pairs of `jax.random.permutation`. Numbers whose random bits agree, one pair in ``2^32 / size``, keep
-    their order.
+    It sorts random bits with the number in their low bits: one array, which XLA sorts 6 to 12 times faster on a CPU
+    than the pairs of `jax.random.permutation`. Numbers with equal random bits, one pair in ``2^32 / size``, stay in
+    order.
+
+    Args:
+        key: Random key.
+        size: Number of elements.
+
+    Returns:
+        int32 ``[size]``.
     """
     low = max(1, (size - 1).bit_length())
     words = (jax.random.bits(key, (size,), jnp.uint32) << low) | jnp.arange(size, dtype=jnp.uint32)
@@ -146,7 +211,17 @@ def random_order(key: jax.Array, size: int) -> jax.Array:
 
 
 def on_policy_experience(agent: Agent, data: OnPolicy, num_envs: int, max_shards: int = MAX_SHARDS) -> Experience:
-    """The batches of `OnPolicy`, in at most ``max_shards`` logical shards."""
+    """Build the minibatches of on-policy data.
+
+    Args:
+        agent: Algorithm built for one environment.
+        data: Data of the updates.
+        num_envs: Number of environments.
+        max_shards: Limit of the shards.
+
+    Returns:
+        The minibatches, without stored state.
+    """
 
     def step(
         state: PyTree, rollout: Transition, learned: Peers, statistics: Statistics | None, hyper: Any, key: jax.Array
@@ -161,7 +236,17 @@ def on_policy_experience(agent: Agent, data: OnPolicy, num_envs: int, max_shards
 
 
 def shards_of(agent: Agent, data: OnPolicy, num_envs: int, max_shards: int) -> int:
-    """The number of logical shards of on-policy batches."""
+    """Return the number of logical shards of on-policy batches.
+
+    Args:
+        agent: Algorithm built for one environment.
+        data: Data of the updates, with the length of sequences filled in.
+        num_envs: Number of environments.
+        max_shards: Limit of the shards.
+
+    Returns:
+        The number of logical shards.
+    """
     assert data.sequence_length is not None  # `bind` has set it
     return epoch_shards(num_envs, agent.rollout_length // data.sequence_length, data.num_minibatches, max_shards)
 
@@ -169,14 +254,36 @@ def shards_of(agent: Agent, data: OnPolicy, num_envs: int, max_shards: int) -> i
 def epochs_of(
     data: OnPolicy, batch: OnPolicyBatch, memory: PyTree, key: jax.Array, num_envs: int, max_shards: int
 ) -> Batches:
-    """The minibatches of all epochs, of a rollout's ``batch`` ``[T, E, ...]`` and the memory before each step."""
+    """Return the minibatches of all epochs.
+
+    Args:
+        data: Data of the updates.
+        batch: Data of a rollout, ``[T, E, ...]``.
+        memory: Recurrent memory before each step, ``[T, E, ...]``.
+        key: Random key.
+        num_envs: Number of environments.
+        max_shards: Limit of the shards.
+
+    Returns:
+        The batches, with the memory at the start of each sequence.
+    """
     shuffled = shuffled_epochs(batch, key, data, num_envs, max_shards)
     starts = cut(jax.tree.map(lambda x: x[:: data.sequence_length], memory), shuffled.indices.shape[1], 1)
     return shuffled._replace(data=shuffled.data._replace(memory=starts))
 
 
 def make_batch(data: OnPolicy, rollout: Transition, values: Values | None, hyper: Any) -> OnPolicyBatch:
-    """The data of a rollout that losses get, ``[T, E, ...]``; ``memory`` is filled in later."""
+    """Build the losses' data from a rollout; ``memory`` is filled in later.
+
+    Args:
+        data: Data of the updates.
+        rollout: Normalized rollout ``[T, E, ...]``.
+        values: Values of the critic; None without targets.
+        hyper: Hyper-parameters of this tick.
+
+    Returns:
+        Data ``[T, E, ...]``.
+    """
     batch = OnPolicyBatch(rollout.obs, rollout.action, rollout.first, {}, rollout.extras.decision, {})
     if data.targets is not None:
         assert values is not None
@@ -184,18 +291,38 @@ def make_batch(data: OnPolicy, rollout: Transition, values: Values | None, hyper
     return batch._replace(transition=rollout._replace(obs=(), action=(), first=(), extras=()))  # type: ignore[arg-type]
 
 
-def values_of(agent: Agent, data: OnPolicy, rollout: Transition, learned: Peers) -> Values | None:
-    """The critic's values of a rollout, all with its params from before the tick's updates."""
+def values_of(agent: Agent, data: OnPolicy, rollout: Transition, trained: Peers) -> Values | None:
+    """Compute the critic's values of a rollout, with the params from before the tick's updates.
+
+    Args:
+        agent: Algorithm built for one environment.
+        data: Data of the updates.
+        rollout: Normalized rollout ``[T, E, ...]``.
+        trained: `Learned` by part.
+
+    Returns:
+        Values ``[T, E]``; None if the data has no targets.
+    """
     if data.targets is None:
         return None
-    network, params, memory = critic_of(agent, data, rollout, learned)
+    network, params, memory = critic_of(agent, data, rollout, trained)
     outputs, memory = apply_apart(network, params, memory, rollout.obs, rollout.first)
     following, _ = apply_apart(network, params, memory, rollout.next_obs, jnp.zeros_like(rollout.first))
     return Values(data.value(outputs, rollout.obs, rollout.action), data.value(following, rollout.next_obs, None))
 
 
-def critic_of(agent: Agent, data: OnPolicy, rollout: Transition, learned: Peers) -> tuple[Network, PyTree, PyTree]:
-    """The critic's network, its params, and its memory before every step of the rollout."""
+def critic_of(agent: Agent, data: OnPolicy, rollout: Transition, trained: Peers) -> tuple[Network, PyTree, PyTree]:
+    """Return the critic's network, its params, and its memory before every step of the rollout.
+
+    Args:
+        agent: Algorithm built for one environment.
+        data: Data of the updates, which name the critic.
+        rollout: Rollout ``[T, E, ...]``.
+        trained: `Learned` by part.
+
+    Returns:
+        Network, params and memory.
+    """
     network = agent.parts[data.critic].networks[data.network]
     memory = rollout.extras.memory[data.critic] if network.recurrent else ()
-    return network, learned[data.critic].params[data.network], memory
+    return network, trained[data.critic].params[data.network], memory

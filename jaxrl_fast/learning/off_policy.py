@@ -1,4 +1,4 @@
-"""Off-policy experience: steps are stored in a replay buffer, and batches are sampled from it."""
+"""Off-policy data: a replay buffer stores steps, and batches are sampled from it."""
 
 import math
 from typing import Any
@@ -19,11 +19,21 @@ from jaxrl_fast.numerics.normalization import Statistics, scale_experience
 def off_policy_experience(
     agent: Agent, data: Replay, view: View | None, num_envs: int, *, memory: bool, max_shards: int = MAX_SHARDS
 ) -> Experience:
-    """The batches of `Replay`, from at most ``max_shards`` logical shards; images are stored once. ``memory``: whether
-    an acting network is recurrent.
+    """Build the minibatches of off-policy data; images are stored once.
+
+    Args:
+        agent: Algorithm built for one environment.
+        data: Data of the updates.
+        view: How networks read images; None without images.
+        num_envs: Number of environments.
+        memory: Whether an acting network is recurrent.
+        max_shards: Most logical shards.
+
+    Returns:
+        The minibatches, with a replay buffer as state.
 
     Raises:
-        ValueError: sizes do not fit.
+        ValueError: Sizes do not match (`check_sizes`, `replay.ring_buffer`).
     """
     check_sizes(agent, data, num_envs)
     window = Window(window_length(data), data.sequence_length if memory else 1, data.keep, memory)
@@ -59,22 +69,48 @@ def off_policy_experience(
 
 
 def in_turn(data: Replay, shards: int) -> jax.Array:
-    """Indices ``[K, G, B / G]`` of sequences that are in random order already: one batch after another."""
+    """Return the indices of sequences that are already in random order, one batch after another.
+
+    Args:
+        data: Numbers of batches and of their sequences.
+        shards: Number of logical shards.
+
+    Returns:
+        Indices int32 ``[K, G, B / G]``.
+    """
     size = data.num_batches * data.batch_size // shards
     index = jnp.arange(size, dtype=jnp.int32).reshape(data.num_batches, 1, -1)
     return jnp.broadcast_to(index, (data.num_batches, shards, size // data.num_batches))
 
 
 def warmup_ticks(agent: Agent, data: Replay, num_envs: int) -> int:
-    """Ticks that only fill the buffer, until it holds enough steps to sample from."""
+    """Return how many ticks only fill the buffer, until it contains enough steps to sample from.
+
+    Args:
+        agent: Algorithm built for one environment.
+        data: Data of the updates.
+        num_envs: Number of environments.
+
+    Returns:
+        Number of ticks.
+    """
     longest = window_length(data) + data.sequence_length - 1  # a window begins at a multiple of the sequence's length
     enough = -(-data.warmup_steps // (num_envs * agent.rollout_length))
     return max(enough, -(-longest // agent.rollout_length)) - 1
 
 
 def check_sizes(agent: Agent, data: Replay, num_envs: int) -> None:
-    """Raises ValueError where warm-up, rollout or sequences do not fit the buffer or the batch, or where the exponent
-    of priorities is not positive and finite."""
+    """Check the sizes of off-policy data.
+
+    Args:
+        agent: Algorithm built for one environment.
+        data: Data of the updates.
+        num_envs: Number of environments.
+
+    Raises:
+        ValueError: Warm-up or rollout are larger than the buffer, or the exponent of priorities is not positive and
+            finite.
+    """
     if data.prioritize and not 0.0 < data.prioritize.exponent < math.inf:
         raise ValueError(f"priority_exponent={data.prioritize.exponent}: write a number of at least 0, such as 0.6")
     capacity, steps_per_tick = data.capacity, num_envs * agent.rollout_length
@@ -82,6 +118,6 @@ def check_sizes(agent: Agent, data: Replay, num_envs: int) -> None:
         raise ValueError(f"warmup_steps={data.warmup_steps} exceeds buffer_size={capacity}: write a smaller warm-up")
     if agent.rollout_length > capacity // num_envs:
         raise ValueError(
-            f"rollout_length={agent.rollout_length} in {num_envs} environments does not fit buffer_size={capacity}: "
+            f"rollout_length={agent.rollout_length} in {num_envs} environments exceeds buffer_size={capacity}: "
             f"write a buffer_size of at least {steps_per_tick}"
         )

@@ -1,9 +1,9 @@
-"""Prioritized replay: what surprised most is sampled most often (Schaul et al., arXiv 1511.05952).
+"""Prioritized replay: sequences with large errors are sampled most often (Schaul et al., arXiv 1511.05952).
 
-Each logical shard has priorities of its own and gives the same share of every batch, so that a batch is the same
-wherever the shards live; the importance weights count with the probabilities that this gives.
+Each logical shard has separate priorities and gives the same share of every batch, so a batch does not depend on how
+shards are placed on devices. Importance weights use the resulting probabilities.
 
-A tick samples all its batches at once, from a sum tree that is built anew.
+A tick samples all its batches at once, from a sum tree that is rebuilt each time.
 """
 
 from typing import Any, NamedTuple
@@ -16,14 +16,15 @@ from jaxrl_fast.learning.algorithm import Prioritize
 from jaxrl_fast.learning.replay import Buffer, Places, Sampled, Source, Window, window_range
 
 SMALLEST = 1e-6
-"""Added to every priority, so that nothing is lost for ever."""
+"""Added to every priority, so that every sequence can be sampled again."""
 
 
 class Priorities(NamedTuple):
-    """The priorities of a buffer's windows.
+    """Priorities of a buffer's windows.
 
-    - ``weight``: priorities raised to the exponent, of the window that begins at every stride, ``[G, slots, E / G]``.
-    - ``largest``: the largest weight of a shard so far, which new steps get, ``[G]``.
+    Attributes:
+        weight: Priorities raised to the exponent, of the window that begins at every stride, ``[G, slots, E / G]``.
+        largest: Largest weight of a shard so far, which new steps get, ``[G]``.
     """
 
     weight: jax.Array
@@ -33,8 +34,9 @@ class Priorities(NamedTuple):
 class PrioritizedState(NamedTuple):
     """A buffer with priorities.
 
-    - ``buffer``: the buffer's own state.
-    - ``priorities``: those of its windows.
+    Attributes:
+        buffer: State of the buffer.
+        priorities: Priorities of its windows.
     """
 
     buffer: PyTree
@@ -42,10 +44,11 @@ class PrioritizedState(NamedTuple):
 
 
 class Feedback(NamedTuple):
-    """What learning found of the sequences of a tick; leaves ``[learners, G / learners, N]``.
+    """Priorities of a tick's sequences, computed by the updates; leaves ``[learners, G / learners, N]``.
 
-    - ``places``: where each stands in replay.
-    - ``priority``: how much it surprised; not finite where nothing was found.
+    Attributes:
+        places: Position of each sequence in replay.
+        priority: Priority of each sequence; not finite if no update computed one.
     """
 
     places: Places
@@ -53,12 +56,13 @@ class Feedback(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """Windows, leaves ``[G, N]``.
+    """Sampled windows, leaves ``[G, N]``.
 
-    - ``start``: the step at which each begins.
-    - ``env``: its environment in the shard.
-    - ``weight``: by which its loss is multiplied, ``(probability · number of windows)^-correction``, at most 1
-      (arXiv 1511.05952, section 3.4).
+    Attributes:
+        start: First step of each window.
+        env: Environment in the shard.
+        weight: Factor of the loss, ``(probability · number of windows)^-correction``, at most 1 (arXiv 1511.05952,
+            section 3.4).
     """
 
     start: jax.Array
@@ -67,7 +71,17 @@ class Chosen(NamedTuple):
 
 
 def prioritized_source(buffer: Buffer, num_windows: int, prioritize: Prioritize, window: Window = Window()) -> Source:
-    """``num_windows`` (N) windows of each shard in a tick, in proportion to their priority and with replacement."""
+    """Build a source that samples windows in proportion to their priority, with replacement.
+
+    Args:
+        buffer: Buffer of steps.
+        num_windows: Windows of each shard in a tick, ``N``.
+        prioritize: Exponents.
+        window: Shape of the windows.
+
+    Returns:
+        The source.
+    """
 
     def init(example: Transition) -> PrioritizedState:
         return PrioritizedState(
@@ -103,12 +117,27 @@ def prioritized_source(buffer: Buffer, num_windows: int, prioritize: Prioritize,
 
 
 def empty_feedback(shape: tuple[int, ...]) -> Feedback:
-    """That of no sequence."""
+    """Return the feedback of no sequence.
+
+    Args:
+        shape: Shape of the leaves.
+
+    Returns:
+        Zeros.
+    """
     return Feedback(Places(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.int32)), jnp.zeros(shape, jnp.float32))
 
 
 def make_feedback(batches: Batches, priorities: jax.Array) -> Feedback:
-    """What the updates of a tick have found, ``[K, B]``, by sequence; leaves ``[G, N]``."""
+    """Collect the priorities of a tick's updates by sequence.
+
+    Args:
+        batches: Batches of the tick.
+        priorities: Priorities of each update's samples, ``[K, B]``.
+
+    Returns:
+        Feedback with leaves ``[G, N]``.
+    """
     none = jnp.full(batches.places.number.shape, -jnp.inf, priorities.dtype)
     updates = batches.indices, priorities.reshape(batches.indices.shape)
     index, found = (x.swapaxes(0, 1).reshape(len(none), -1) for x in updates)
@@ -118,25 +147,63 @@ def make_feedback(batches: Batches, priorities: jax.Array) -> Feedback:
 def add_feedback(
     feedback: Feedback, batches: Batches, index: jax.Array, priorities: jax.Array, round: jax.Array
 ) -> Feedback:
-    """The feedback of a tick's updates up to this ``round``, of the batch ``index``; the first begins anew."""
+    """Add the priorities of one update to the tick's feedback.
+
+    Args:
+        feedback: Feedback of the updates before; ignored in round 0.
+        batches: Batches of the tick.
+        index: Sequences of this update, ``[G, B / G]``.
+        priorities: Priorities of its samples, ``[B]``.
+        round: Number of this update in the tick, from 0.
+
+    Returns:
+        The feedback of all updates so far.
+    """
     before = jnp.where(round == 0, -jnp.inf, feedback.priority)
     return Feedback(batches.places, put_priorities(before, index, priorities))
 
 
 def put_priorities(by_sequence: jax.Array, index: jax.Array, priorities: jax.Array) -> jax.Array:
-    """Note the priorities of sampled sequences, ``[G, n]`` or flat, ``index`` ``[G, n]``, by sequence ``[G, N]``; where
-    one was seen before, the maximum stays."""
+    """Write the priorities of sampled sequences, as the maximum where a sequence occurs twice.
+
+    Args:
+        by_sequence: Priorities by sequence, ``[G, N]``.
+        index: Sequences ``[G, n]``.
+        priorities: New priorities, ``[G, n]`` or flat.
+
+    Returns:
+        Priorities by sequence, ``[G, N]``.
+    """
     shard = jnp.arange(by_sequence.shape[0])[:, None]
     return by_sequence.at[shard, index].max(priorities.reshape(index.shape))
 
 
 def init_priorities(shards: int, slots: int, envs_per_shard: int) -> Priorities:
-    """Those of an empty buffer with room for ``slots`` windows of each environment."""
+    """Return the priorities of an empty buffer.
+
+    Args:
+        shards: Number of logical shards.
+        slots: Windows of each environment.
+        envs_per_shard: Environments of each shard.
+
+    Returns:
+        Zero weights and largest weights of 1.
+    """
     return Priorities(jnp.zeros((shards, slots, envs_per_shard), jnp.float32), jnp.ones(shards, jnp.float32))
 
 
 def add_priorities(priorities: Priorities, steps: jax.Array, length: int, window: Window) -> Priorities:
-    """Give ``length`` new steps, added behind ``steps`` others, the largest priority so far."""
+    """Give new steps the largest priority so far.
+
+    Args:
+        priorities: Priorities.
+        steps: Number of steps added before.
+        length: Number of new steps.
+        window: Shape of the windows.
+
+    Returns:
+        The new priorities.
+    """
     slots = priorities.weight.shape[1]
     time = steps + jnp.arange(length)
     slot = jnp.where(time % window.stride == 0, time // window.stride % slots, slots)  # out of bounds: dropped
@@ -147,9 +214,19 @@ def add_priorities(priorities: Priorities, steps: jax.Array, length: int, window
 def update_priorities(
     priorities: Priorities, feedback: Feedback, steps: jax.Array, exponent: float, window: Window
 ) -> Priorities:
-    """Replace the priorities of the sequences that learning has seen, duplicates by their maximum.
+    """Replace the priorities of the sequences in past updates, duplicates by their maximum.
 
-    Sequences that have been overwritten since, and priorities that are not finite, are passed over.
+    Sequences that were overwritten since, and priorities that are not finite, are ignored.
+
+    Args:
+        priorities: Priorities.
+        feedback: New priorities, leaves ``[G, n]``.
+        steps: Number of steps ever added.
+        exponent: Exponent of the priorities.
+        window: Shape of the windows.
+
+    Returns:
+        The new priorities.
     """
     weight, largest = priorities
     slots, start = weight.shape[1], feedback.places.number - 1
@@ -171,12 +248,24 @@ def choose_windows(
     correction: jax.Array | float,
     window: Window,
 ) -> Chosen:
-    """Sample ``num_windows`` (N) windows of each shard among the newest ``usable``, a scalar or ``[G, 1]``, of
-    ``steps`` ever added: each with a probability in proportion to its priority, with replacement."""
+    """Sample windows with probabilities in proportion to their priorities, with replacement.
+
+    Args:
+        priorities: Priorities.
+        key: Random key.
+        steps: Number of steps ever added.
+        usable: Number of newest steps that can be sampled, a scalar or ``[G, 1]``.
+        num_windows: Windows of each shard, ``N``.
+        correction: Exponent of the importance weights, 0 to 1.
+        window: Shape of the windows.
+
+    Returns:
+        The windows.
+    """
     shards, slots, per_shard = priorities.weight.shape
     oldest, newest = window_range(steps, usable, window)
     last = (steps - 1) // window.stride
-    number = last - (last - jnp.arange(slots)) % slots  # of the window that a slot holds, counted in strides
+    number = last - (last - jnp.arange(slots)) % slots  # window in each slot, counted in strides
     there = jnp.broadcast_to((number[None] >= jnp.maximum(oldest, 0)) & (number[None] <= newest), (shards, slots))
     weight = jnp.where(there[..., None], priorities.weight, 0.0).reshape(shards, -1)
     levels = sum_tree(weight)
@@ -190,7 +279,14 @@ def choose_windows(
 
 
 def sum_tree(weight: jax.Array) -> list[jax.Array]:
-    """Sums of ``weight`` ``[G, M]`` over 1, 2, 4 ... neighbors, the largest first: ``[G, 1]``, ``[G, 2]`` and so on."""
+    """Sum weights over 1, 2, 4 ... neighbors.
+
+    Args:
+        weight: Weights ``[G, M]``.
+
+    Returns:
+        Levels of the tree from the root: ``[G, 1]``, ``[G, 2]`` and so on.
+    """
     size = 1 << (weight.shape[1] - 1).bit_length()
     levels = [jnp.pad(weight, ((0, 0), (0, size - weight.shape[1])))]
     while levels[0].shape[1] > 1:
@@ -199,7 +295,15 @@ def sum_tree(weight: jax.Array) -> list[jax.Array]:
 
 
 def descend(levels: list[jax.Array], share: jax.Array) -> jax.Array:
-    """The leaves ``[N]`` at which ``share`` ``[N]``, 0 to 1, of the whole sum is reached; none whose weight is 0."""
+    """Return the leaves at which the cumulative weight reaches a share of the total.
+
+    Args:
+        levels: Levels of one shard's tree from the root.
+        share: Shares of the total weight, 0 to 1, ``[N]``.
+
+    Returns:
+        Leaves ``[N]``, none with weight 0.
+    """
     left_over, node = share * levels[0][0], jnp.zeros(share.shape, jnp.int32)
     for level in levels[1:]:
         left, right = level[2 * node], level[2 * node + 1]

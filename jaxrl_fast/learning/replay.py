@@ -21,12 +21,13 @@ from jaxrl_fast.numerics import losses
 
 
 class Window(NamedTuple):
-    """What is sampled and what must be stored for it.
+    """Shape of the sampled windows, and the data to store for them.
 
-    - ``length``: consecutive steps in a window (``W``).
-    - ``stride``: windows begin at multiples of so many steps since the start of the run.
-    - ``keep``: names of the decision's extras that are stored.
-    - ``memory``: whether ``first``, and the recurrent memory at each step where a window may begin, are stored too.
+    Attributes:
+        length: Consecutive steps in a window (``W``).
+        stride: Windows begin at multiples of this many steps since the start of the run.
+        `keep`: Names of the decision's extras that are stored.
+        memory: Whether to store ``first``, and the recurrent memory at each step where a window may begin.
     """
 
     length: int = 1
@@ -38,9 +39,10 @@ class Window(NamedTuple):
 class SampledWindows(NamedTuple):
     """``N`` windows from each logical shard.
 
-    - ``steps``: leaves ``[G, N, W, ...]``.
-    - ``memory``: the recurrent memory before the first step of each, ``[G, N, ...]``, or ``()``.
-    - ``tables``: the images that the observations' rows refer to (`frame_stack.Tabled`), or None.
+    Attributes:
+        steps: Leaves ``[G, N, W, ...]``.
+        memory: Recurrent memory before the first step of each window, ``[G, N, ...]``, or ``()``.
+        tables: Images that the observations' rows refer to (`frame_stack.Tabled`), or None.
     """
 
     steps: Transition
@@ -49,23 +51,25 @@ class SampledWindows(NamedTuple):
 
 
 AddRollout = Callable[[PyTree, Transition], PyTree]
-"""(state, rollout ``[T, E, ...]``) -> the state that stores it, over the oldest steps where the buffer is full."""
+"""(state, rollout ``[T, E, ...]``) -> state that stores it, in place of the oldest steps if the buffer is full."""
 
 
 class Buffer(NamedTuple):
     """A replay buffer: pure functions of its state.
 
-    - ``init``, ``add``: make it, store a rollout.
-    - ``available(state)``: how many time steps were ever added, and how many of the newest can be sampled, a scalar or
-      ``[G, 1]``.
-    - ``windows(state, start [G, N], env [G, N])``: reads windows of consecutive steps: the step at which each begins,
-      and its environment in the shard.
-    - ``end_episodes``: marks that what is added next does not continue the newest steps.
-    - ``shards``: the number of logical shards, ``G``.
-    - ``envs_per_shard``: environments in each of them, ``E / G``.
-    - ``slots``: how many windows of an environment there is room for.
-    - ``state_axes``: the axis of the logical shards in the state's leaves, as `Experience.state_axes`.
-    - ``metrics``: what to report of the state.
+    Attributes:
+        init: Makes the empty state.
+        add: Stores a rollout.
+        available: ``(state) -> (steps ever added, number of newest steps that can be sampled)``, the latter a scalar or
+            ``[G, 1]``.
+        windows: ``(state, start [G, N], env [G, N]) -> windows`` of consecutive steps, by their first step and their
+            environment in the shard.
+        end_episodes: Marks that the next rollout does not continue the newest steps.
+        shards: Number of logical shards, ``G``.
+        envs_per_shard: Environments of each shard, ``E / G``.
+        slots: Capacity in windows of an environment.
+        state_axes: Axis of the logical shards in the state's leaves, as `Experience.state_axes`.
+        metrics: Scalars to report on the state.
     """
 
     init: InitStorage
@@ -81,11 +85,12 @@ class Buffer(NamedTuple):
 
 
 class Sampled(NamedTuple):
-    """The windows of a tick's batches.
+    """Windows of a tick's batches.
 
-    - ``windows``: what was sampled.
-    - ``weight``: importance weights ``[G, N]`` of their losses, ``()`` where all windows are alike.
-    - ``places``: where they stand in the buffer (`Places`), ``()`` without priorities.
+    Attributes:
+        windows: The windows.
+        weight: Importance weights of their losses, ``[G, N]``; ``()`` for uniform sampling.
+        places: Positions in the buffer (`Places`), ``()`` without priorities.
     """
 
     windows: SampledWindows
@@ -94,10 +99,11 @@ class Sampled(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Where windows stand in a buffer, leaves ``[G, N]``.
+    """Positions of windows in a buffer, leaves ``[G, N]``.
 
-    - ``number``: of the step at which each begins, counted from 1 (0: there is none).
-    - ``env``: its environment in the shard.
+    Attributes:
+        number: Number of the first step, counted from 1 (0 for no window).
+        env: Environment in the shard.
     """
 
     number: jax.Array
@@ -105,11 +111,16 @@ class Places(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A buffer, and how its windows are sampled. The state may hold more than the buffer's.
+    """A buffer with its way of sampling. The state may contain more than the buffer's.
 
-    - ``init``, ``add``, ``end_episodes``, ``state_axes``, ``metrics``: as those of `Buffer`.
-    - ``sample(state, key, hyper)``: samples the windows of all batches of a tick.
-    - ``learn_priorities``: as `Experience.learn_priorities`.
+    Attributes:
+        init: As in `Buffer`.
+        add: As in `Buffer`.
+        sample: ``(state, key, hyper) -> windows`` of all batches of a tick.
+        end_episodes: As in `Buffer`.
+        state_axes: As in `Buffer`.
+        metrics: As in `Buffer`.
+        learn_priorities: As in `Experience`.
     """
 
     init: InitStorage
@@ -122,11 +133,12 @@ class Source(NamedTuple):
 
 
 class RingState(NamedTuple):
-    """The state of a `ring_buffer`.
+    """State of a `ring_buffer`.
 
-    - ``data``: stored steps, leaves ``[G, capacity_T, E / G, ...]``; the oldest are overwritten first.
-    - ``steps``: time steps added since the start of the run, int32.
-    - ``memory``: recurrent memory at every ``stride``-th step, ``[G, capacity_T / stride, E / G, ...]``, or ``()``.
+    Attributes:
+        data: Stored steps, leaves ``[G, capacity_T, E / G, ...]``; new steps overwrite the oldest.
+        steps: Time steps added since the start of the run, int32.
+        memory: Recurrent memory at every ``stride``-th step, ``[G, capacity_T / stride, E / G, ...]``, or ``()``.
     """
 
     data: Transition
@@ -137,11 +149,20 @@ class RingState(NamedTuple):
 def ring_buffer(
     *, capacity: int, num_envs: int, batch_size: int, window: Window = Window(), max_shards: int = MAX_SHARDS
 ) -> Buffer:
-    """A replay buffer of ``capacity`` transitions over all environments, for batches of ``batch_size`` windows, in at
-    most ``max_shards`` logical shards.
+    """Build a replay buffer of single steps.
+
+    Args:
+        capacity: Stored transitions over all environments.
+        num_envs: Number of environments.
+        batch_size: Windows in a batch.
+        window: Shape of the windows.
+        max_shards: Most logical shards.
+
+    Returns:
+        The buffer.
 
     Raises:
-        ValueError: a batch, or a window in time, does not fit into the buffer.
+        ValueError: A batch, or a window in time, is larger than the buffer.
     """
     capacity_t = capacity // num_envs // window.stride * window.stride
     _check_sizes(capacity, capacity_t, num_envs, batch_size, window)
@@ -161,7 +182,7 @@ def ring_buffer(
         new = _storable(rollout, window)
         length = new.reward.shape[0]
         if length > capacity_t:
-            raise ValueError(f"a rollout of {length} steps does not fit a buffer of {capacity_t} steps")
+            raise ValueError(f"a rollout of {length} steps exceeds a buffer of {capacity_t} steps")
         time = state.steps + jnp.arange(length)
 
         def write(ring: jax.Array, leaf: jax.Array) -> jax.Array:
@@ -186,8 +207,14 @@ def ring_buffer(
 
 
 def end_episodes(state: RingState) -> RingState:
-    """The state (with the seeds first if there are several) with the newest steps marked as truncated: what is added
-    next does not continue them, and no n-step return may reach across."""
+    """Mark the newest steps as truncated, so that no n-step return extends into steps added later.
+
+    Args:
+        state: State of the buffer, with the seeds as first axis if there are several.
+
+    Returns:
+        The new state.
+    """
     steps = state.steps[..., None, None, None]
     time = jnp.arange(state.data.truncated.shape[-2])[:, None]
     newest = (time.reshape((1,) * (state.data.truncated.ndim - 2) + time.shape) == (steps - 1) % len(time)) & (
@@ -197,7 +224,16 @@ def end_episodes(state: RingState) -> RingState:
 
 
 def uniform_source(buffer: Buffer, num_windows: int, window: Window = Window()) -> Source:
-    """``num_windows`` (N) windows of each shard in a tick, uniformly and with replacement."""
+    """Build a source that samples windows uniformly, with replacement.
+
+    Args:
+        buffer: Buffer of steps.
+        num_windows: Windows of each shard in a tick, ``N``.
+        window: Shape of the windows.
+
+    Returns:
+        The source.
+    """
     shape = (buffer.shards, num_windows)
 
     def sample(state: PyTree, key: jax.Array, hyper: Any) -> Sampled:
@@ -212,14 +248,32 @@ def uniform_source(buffer: Buffer, num_windows: int, window: Window = Window()) 
 
 
 def window_range(steps: jax.Array, usable: jax.Array, window: Window) -> tuple[jax.Array, jax.Array]:
-    """The first and the last window among the newest ``usable``, a scalar or ``[G, 1]``, of ``steps`` ever added;
-    windows are counted from the start of the run."""
+    """Return the first and last window that can be sampled, counted from the start of the run.
+
+    Args:
+        steps: Number of steps ever added.
+        usable: Number of newest steps that can be sampled, a scalar or ``[G, 1]``.
+        window: Shape of the windows.
+
+    Returns:
+        First and last window.
+    """
     oldest = -((usable - steps) // window.stride)  # rounded up
     return oldest, (steps - window.length) // window.stride
 
 
 def gather_windows(state: RingState, start: jax.Array, env: jax.Array, window: Window) -> SampledWindows:
-    """The windows of ``env`` that begin at the steps ``start``, both ``[G, N]``."""
+    """Read windows from a ring buffer.
+
+    Args:
+        state: State of the buffer.
+        start: First step of each window, ``[G, N]``.
+        env: Environment in the shard, ``[G, N]``.
+        window: Shape of the windows.
+
+    Returns:
+        The windows.
+    """
     capacity_t = state.data.reward.shape[1]
     slot = (start[..., None] + jnp.arange(window.length)[None, None]) % capacity_t
     stride = (start // window.stride % (capacity_t // window.stride))[..., None]
@@ -228,12 +282,21 @@ def gather_windows(state: RingState, start: jax.Array, env: jax.Array, window: W
 
 
 def gather(data: PyTree, slot: jax.Array, env: jax.Array) -> PyTree:
-    """The entries at ``slot`` ``[G, N, W]`` of ``env`` ``[G, N]``, out of leaves ``[G, slots, E / G, ...]``."""
+    """Gather entries of environments.
+
+    Args:
+        data: Leaves ``[G, slots, E / G, ...]``.
+        slot: Slots ``[G, N, W]``.
+        env: Environment in the shard, ``[G, N]``.
+
+    Returns:
+        Leaves ``[G, N, W, ...]``.
+    """
     return jax.tree.map(lambda leaf: jax.vmap(lambda shard, t, e: shard[t, e[:, None]])(leaf, slot, env), data)
 
 
 def _storable(rollout: Transition, window: Window) -> Transition:
-    """A rollout without what only on-policy methods need."""
+    """Return a rollout without the data that only on-policy methods need."""
     decision = {name: rollout.extras.decision[name] for name in window.keep}
     extras: Any = Extras(decision, {}) if decision else ()
     return rollout._replace(extras=extras, first=rollout.first if window.memory else ())  # type: ignore[arg-type]
@@ -255,15 +318,29 @@ def _check_sizes(capacity: int, capacity_t: int, num_envs: int, batch_size: int,
 
 
 def window_length(data: Replay) -> int:
-    """How many consecutive steps a sequence needs."""
+    """Return how many consecutive steps a sequence needs.
+
+    Args:
+        data: Data of the updates.
+
+    Returns:
+        Number of steps.
+    """
     return data.burn_in + data.sequence_length + data.n_step - 1
 
 
 def fold_n_steps(sampled: SampledWindows, discount: jax.Array, data: Replay, *, memory: bool) -> ReplayBatch:
-    """Windows ``[G, N, W, ...]`` as sequences ``[G, N, L, ...]``; rewards and observations are already normalized.
+    """Compute n-step returns of windows, and arrange them as sequences.
 
-    ``memory``: whether a network is recurrent. If so, ``obs`` holds the whole window, as `ReplayBatch` says; if not,
-    only the steps that are learned from.
+    Args:
+        sampled: Windows ``[G, N, W, ...]``, with normalized rewards and observations.
+        discount: γ, scalar.
+        data: Lengths of the sequences.
+        memory: Whether a network is recurrent. ``obs`` then contains the whole window (`ReplayBatch`), else only the
+            steps in the loss.
+
+    Returns:
+        Sequences ``[G, N, L, ...]``.
     """
     steps = sampled.steps
     learned = slice(data.burn_in, data.burn_in + data.sequence_length)
@@ -288,7 +365,7 @@ def fold_n_steps(sampled: SampledWindows, discount: jax.Array, data: Replay, *, 
 
 
 def _n_step(reward: jax.Array, terminated: jax.Array, truncated: jax.Array, discount: jax.Array) -> Any:
-    """`losses.n_step` of ``[G, N, L, n]``."""
+    """Apply `losses.n_step` to ``[G, N, L, n]``."""
     return jax.vmap(jax.vmap(jax.vmap(losses.n_step, (0, 0, 0, None)), (0, 0, 0, None)), (0, 0, 0, None))(
         reward, terminated, truncated, discount
     )

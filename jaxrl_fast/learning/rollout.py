@@ -1,4 +1,4 @@
-"""Rollouts of compiled environments: `unroll`, the only scan over environment steps in training, also packed."""
+"""Rollouts of compiled environments: `unroll`, the only scan over environment steps in training, and packed outputs."""
 
 from collections.abc import Callable
 from math import prod
@@ -11,16 +11,18 @@ from jaxrl_fast.core import EpisodeTotals, Metrics, PyTree, Transition, on_every
 from jaxrl_fast.envs.env import VecEnv, VecState
 
 MAX_NUMBERS = 1024
-"""Of each environment: larger arrays, such as images, are stored by themselves."""
+"""Largest number of elements of each environment's array that is packed; larger arrays, such as images, stay separate.
+"""
 WORDS = (jnp.float32, jnp.int32, jnp.uint32)
-"""Types that are kept bit by bit; bools become words too."""
+"""Types that are stored bit by bit; bools become words too."""
 
 
 class PackedStep(NamedTuple):
-    """A step, in a scan's outputs.
+    """A step in the outputs of a scan.
 
-    - ``words``: uint32 ``[E, W]``.
-    - ``others``: the leaves that are no words, in order.
+    Attributes:
+        words: Packed leaves, uint32 ``[E, W]``.
+        others: All other leaves, in order.
     """
 
     words: jax.Array
@@ -28,14 +30,29 @@ class PackedStep(NamedTuple):
 
 
 def pack_step(step: PyTree) -> PackedStep:
-    """Pack leaves ``[E, ...]``."""
+    """Pack the leaves of a step.
+
+    Args:
+        step: Leaves ``[E, ...]``.
+
+    Returns:
+        The packed step.
+    """
     leaves = jax.tree.leaves(step)
     packed = [_as_words(leaf) for leaf in leaves if is_packed(leaf)]
     return PackedStep(jnp.concatenate(packed, axis=1), tuple(leaf for leaf in leaves if not is_packed(leaf)))
 
 
 def unpack_steps(packed: PackedStep, like: PyTree) -> PyTree:
-    """The steps that a scan has stacked, leaves ``[T, E, ...]``; ``like``: the shapes of one, ``[E, ...]``."""
+    """Unpack the steps that a scan has stacked.
+
+    Args:
+        packed: Packed steps with a leading axis ``T``.
+        like: Shapes of one step, ``[E, ...]``.
+
+    Returns:
+        Leaves ``[T, E, ...]``.
+    """
     shapes, structure = jax.tree.flatten(like)
     others, start, leaves = iter(packed.others), 0, []
     for shape in shapes:
@@ -50,7 +67,14 @@ def unpack_steps(packed: PackedStep, like: PyTree) -> PyTree:
 
 
 def is_packed(leaf: Any) -> bool:
-    """Whether a leaf ``[E, ...]`` is stored as words."""
+    """Return whether a leaf is packed.
+
+    Args:
+        leaf: Array or shape ``[E, ...]``.
+
+    Returns:
+        True for small arrays of `WORDS` or bools.
+    """
     return leaf.dtype in (*WORDS, jnp.bool_) and prod(leaf.shape[1:]) <= MAX_NUMBERS
 
 
@@ -64,17 +88,19 @@ def _from_words(words: jax.Array, dtype: Any) -> jax.Array:
 
 
 ActInRollout = Callable[[PyTree, PyTree, jax.Array, jax.Array], tuple[jax.Array, PyTree, PyTree]]
-"""(carry and obs ``[E, ...]``, first ``[E]`` as in `SamplerState`, key) -> (actions ``[E, ...]``, the carry of the next
-step, extras ``[E, ...]`` to store in the rollout)."""
+"""(carry and obs ``[E, ...]``, first ``[E]`` as in `SamplerState`, key) -> (actions ``[E, ...]``, carry of the next
+step, extras ``[E, ...]`` to store in the rollout).
+"""
 
 
 class SamplerState(NamedTuple):
-    """Where sampling goes on from.
+    """State of sampling between rollouts.
 
-    - ``env``: the state of the environments.
-    - ``obs``: what the policy sees next, ``[E, ...]``.
-    - ``first``: whether ``obs`` begins an episode, bool ``[E]``.
-    - ``carry``: the policy's memory and stacks of frames, ``[E, ...]``.
+    Attributes:
+        env: State of the environments.
+        obs: Observations that the policy acts on next, ``[E, ...]``.
+        first: Whether ``obs`` begins an episode, bool ``[E]``.
+        carry: Recurrent memory and frame stacks of the policy, ``[E, ...]``.
     """
 
     env: VecState
@@ -84,7 +110,16 @@ class SamplerState(NamedTuple):
 
 
 def start(env: VecEnv, carry: PyTree, key: jax.Array) -> SamplerState:
-    """Reset every environment; ``carry`` is the policy's initial one, ``[E, ...]``."""
+    """Reset every environment.
+
+    Args:
+        env: Environments.
+        carry: Initial carry of the policy, ``[E, ...]``.
+        key: Random key.
+
+    Returns:
+        The state before the first step.
+    """
     state, obs = env.reset(key)
     return SamplerState(state, obs, jnp.ones(env.num_envs, bool), carry)
 
@@ -94,10 +129,17 @@ def unroll(
 ) -> tuple[SamplerState, Transition, Metrics]:
     """Take ``num_steps`` (T) steps in every environment.
 
-    ``act``: an `ActInRollout`; ``scan``: runs the steps, as `jax.lax.scan` or `scan_packed`.
+    Args:
+        env: Environments.
+        act: Action selection, `ActInRollout`.
+        state: State to start from.
+        key: Random key.
+        num_steps: Steps of each environment.
+        scan: Runs the steps, as `jax.lax.scan` or `scan_packed`.
 
-    Returns the state to go on from, the rollout ``[T, E, ...]``, and metrics: sums over the episodes that ended in it,
-    and ``nonfinite_step``, the first step with an observation or reward that is not finite, or -1.
+    Returns:
+        The next state, the rollout ``[T, E, ...]``, and metrics: sums over the episodes that ended in the rollout, and
+        ``nonfinite_step``, the first step with an observation or reward that is not finite, or -1.
     """
     bank_key, scan_key = jax.random.split(key)
     bank = env.draw_fresh(bank_key, num_steps)
@@ -105,7 +147,7 @@ def unroll(
     def step(state: SamplerState, xs: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[SamplerState, tuple]:
         t, act_key, env_key = xs
         action, carry, extras = act(state.carry, state.obs, state.first, act_key)
-        # Devices that have agents of their own all step the whole world, rather than tell each other parts of it.
+        # Devices with separate agents all step the whole environment, which avoids transfers of its parts.
         env_state, ts = on_every_device(env.step(state.env, on_every_device(action), env_key, bank, t))
         done = ts.terminated | ts.truncated
         transition = Transition(
@@ -122,7 +164,16 @@ def unroll(
 
 
 def scan_packed(step: Callable, state: SamplerState, xs: PyTree) -> tuple[SamplerState, tuple]:
-    """As `jax.lax.scan`; the outputs of each step are stored as one array (`packed_steps`)."""
+    """Scan like `jax.lax.scan`, with the small outputs of each step stored as one array (`PackedStep`).
+
+    Args:
+        step: Step of the scan.
+        state: Initial state.
+        xs: Inputs of the steps.
+
+    Returns:
+        Final state and stacked outputs.
+    """
     shapes: list[PyTree] = []
 
     def packed(state: SamplerState, x: PyTree) -> tuple[SamplerState, PackedStep]:
@@ -135,8 +186,8 @@ def scan_packed(step: Callable, state: SamplerState, xs: PyTree) -> tuple[Sample
 
 
 def _episode_sums(done: jax.Array, episode: EpisodeTotals) -> Metrics:
-    """Sums over the ended episodes of a rollout, ``[T, E]``; after the scan, since a sum over E joins devices."""
-    done &= episode.length > 0  # not a step that a lost worker never made
+    """Sum over the ended episodes of a rollout ``[T, E]``, after the scan because a sum over E is an all-reduce."""
+    done &= episode.length > 0  # excludes steps that a lost worker did not make
     return {
         "episodes": jnp.sum(done, dtype=jnp.int32),
         "episode_return_sum": jnp.sum(jnp.where(done, episode.returns, 0.0)),
@@ -145,7 +196,7 @@ def _episode_sums(done: jax.Array, episode: EpisodeTotals) -> Metrics:
 
 
 def _first_nonfinite(transitions: Transition) -> jax.Array:
-    """Index of the first step with a NaN or infinity in its true successor or reward, or -1."""
+    """Return the index of the first step with a NaN or infinity in its next observation or reward, or -1."""
     leaves = jax.tree.leaves((transitions.next_obs, transitions.reward))
     bad = jnp.zeros(transitions.reward.shape[0], bool)
     for leaf in leaves:

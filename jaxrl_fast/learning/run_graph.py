@@ -1,13 +1,13 @@
-"""The graph of a run: an algorithm bound to its environments, and the fragments that they form.
+"""The graph of a run: an algorithm bound to its environments, as fragments.
 
-::
-
-    sample ──rollout──▶ statistics ──statistics──▶ (next tick)
-       │
-       └──rollout──▶ experience ──batches──▶ learn ──actor, critic──▶ (next tick)
+```
+sample ──rollout──▶ statistics ──statistics──▶ (next tick)
+   │
+   └──rollout──▶ experience ──batches──▶ learn ──actor, critic──▶ (next tick)
+```
 
 One learner is a fragment ``learn`` that makes all K updates of a tick, or a fragment per part. Several learners have
-equal shares of every batch; a ``server`` averages their gradients after every update or their parameters once a tick,
+equal shares of every batch. A ``server`` averages their gradients after every update or their parameters once a tick,
 or applies their gradients in turns (`averaging`).
 """
 
@@ -50,16 +50,18 @@ Overlap = Literal["none", "sampling", "actor_critic", "all"]
 
 
 class GraphOptions(NamedTuple):
-    """What a graph depends on beside algorithm and environment. The placement is not among it: it changes no number.
+    """Options of a graph, in addition to algorithm and environment, without the placement, which changes no result.
 
-    - ``overlap``: which fragments read data of the last tick, so that they can run at the same time as its writers.
-    - ``learners``, ``average``: how many learners share the gradient updates, and what is averaged over them.
-    - ``total_steps``: environment steps of the run, over all environments; schedules end there.
-    - ``nan``: stop on NaN or Inf, or skip such updates.
-    - ``empty_until``: the tick at which replay starts to fill; later than 0 in a resumed run that has lost it.
-    - ``joined``: arrays that are treated alike are joined into one, for devices that start kernels one by one; changes
-      numbers only by rounding.
-    - ``shards``: the most logical shards of replay and minibatches, among which devices can divide them.
+    Attributes:
+        overlap: Which fragments read data of the last tick, so that they can run at the same time as its writers.
+        learners: Number of learners that share the gradient updates.
+        average: Quantity that is averaged over the learners.
+        total_steps: Environment steps of the run over all environments, at which schedules end.
+        nan: Whether NaN or infinity stops the run, or skips the update.
+        empty_until: Tick at which replay starts to fill; later than 0 in a resumed run without its replay data.
+        joined: Whether similar arrays are joined into one, for devices that start kernels singly; changes results only
+            by rounding.
+        shards: Most logical shards of replay and minibatches, so most devices that share them.
     """
 
     overlap: Overlap = "none"
@@ -73,10 +75,11 @@ class GraphOptions(NamedTuple):
 
 
 class Learners(NamedTuple):
-    """The fragments of learning, and how they are connected.
+    """Fragments of learning, and their connections.
 
-    - ``fragments``: in the order in which they run.
-    - ``delays``: 1 for each (reader, channel) whose data is one tick, or round, old (`dataflow.Graph`).
+    Attributes:
+        fragments: Fragments in the order in which they run.
+        delays: 1 for each (reader, channel) whose data is one tick, or round, old (`graph.Graph`).
     """
 
     fragments: tuple[Fragment, ...]
@@ -84,15 +87,23 @@ class Learners(NamedTuple):
 
 
 def build_learners(agent: BoundAgent, options: GraphOptions = GraphOptions(), start: int = 0) -> Learners:
-    """The learning half of a graph; its fragments read ``batches`` and write a channel of `Learned` for each part.
+    """Build the learning half of a graph.
 
-    By default the parts take turns at every update, and each reads what the others have just learned (SAC and TD3 as
-    published). Where ``options.overlap`` lets them run at the same time, each reads the others' parameters of the last
-    exchange; an exchange is a tick, or an update where a server applies the gradients of several learners. ``start``:
-    the first tick with updates.
+    The fragments read ``batches`` and write a channel of `Learned` for each part. By default the parts take turns at
+    every update, and each reads the others' newest parameters (SAC and TD3 as published). If ``options.overlap`` lets
+    them run at the same time, each reads the others' parameters of the last exchange. An exchange is a tick, or an
+    update if a server applies the gradients of several learners.
+
+    Args:
+        agent: Algorithm bound to its environments.
+        options: Options of the graph.
+        start: First tick with updates.
+
+    Returns:
+        The fragments and their delays.
 
     Raises:
-        ValueError: the batches do not divide into equal shares for so many learners.
+        ValueError: The learners cannot share the batches equally.
     """
     learners, average, side_by_side = options.learners, options.average, options.overlap in ("actor_critic", "all")
     if learners != 1:
@@ -108,7 +119,16 @@ def build_learners(agent: BoundAgent, options: GraphOptions = GraphOptions(), st
 
 
 def check_shares(agent: BoundAgent, learners: int, max_shards: int) -> None:
-    """Raises ValueError where the batches do not divide into equal shares for so many learners."""
+    """Check that batches can be split into equal shares for the learners.
+
+    Args:
+        agent: Algorithm bound to its environments.
+        learners: Number of learners.
+        max_shards: Most logical shards, for the message.
+
+    Raises:
+        ValueError: The logical shards are not divisible by the number of learners.
+    """
     shards = agent.experience.shards
     if learners < 1 or shards % learners:
         raise ValueError(
@@ -132,10 +152,11 @@ def _divisor_near(number: int, wanted: int) -> int:
 
 
 class StatisticsState(NamedTuple):
-    """The state of the fragment ``statistics``.
+    """State of the fragment ``statistics``.
 
-    - ``statistics``: of observations and returns so far.
-    - ``discounted``: the running discounted return of each environment, ``[E]``, or of each of its agents, ``[E, A]``.
+    Attributes:
+        statistics: Running statistics of observations and returns.
+        discounted: Running discounted return of each environment, ``[E]``, or of each of its agents, ``[E, A]``.
     """
 
     statistics: Statistics
@@ -143,7 +164,16 @@ class StatisticsState(NamedTuple):
 
 
 def sample_fragment(env: VecEnv, agent: BoundAgent, scan: Callable[..., tuple] = jax.lax.scan) -> Fragment:
-    """Samples with the exploring policy; writes ``rollout`` ``[T, E, ...]``. ``scan``: as in `unroll`."""
+    """Build the fragment ``sample``, which writes ``rollout`` ``[T, E, ...]``, sampled with exploration.
+
+    Args:
+        env: Compiled environments.
+        agent: Algorithm bound to them.
+        scan: As in `unroll`.
+
+    Returns:
+        The fragment.
+    """
     reads = agent.acting.parts + (("statistics",) if agent.normalize_observations else ())
 
     def init(key: jax.Array) -> SamplerState:
@@ -163,9 +193,17 @@ def sample_fragment(env: VecEnv, agent: BoundAgent, scan: Callable[..., tuple] =
 
 
 def statistics_fragment(env: VecEnv | HostEnv, agent: BoundAgent, nan: OnNan = "stop") -> Fragment:
-    """Updates ``statistics``, of observations and discounted returns, with the rollout of all environments.
+    """Build the fragment ``statistics``, which merges each rollout into the running statistics.
 
-    With ``nan="skip"`` it skips rollouts with a NaN or an infinity, since one NaN would stay in the statistics.
+    With ``nan="skip"`` it skips rollouts with a NaN or infinity, because one NaN would stay in the statistics.
+
+    Args:
+        env: Environments.
+        agent: Algorithm bound to them.
+        nan: Action on NaN or infinity.
+
+    Returns:
+        The fragment.
     """
 
     def init(key: jax.Array) -> StatisticsState:
@@ -193,8 +231,16 @@ def statistics_fragment(env: VecEnv | HostEnv, agent: BoundAgent, nan: OnNan = "
 
 
 def experience_fragment(env: VecEnv | HostEnv, agent: BoundAgent, max_shards: int = MAX_SHARDS) -> Fragment:
-    """Turns rollouts into the ``batches`` of a tick's gradient updates; its state is the replay buffer, if any.
-    ``max_shards``: as the agent was bound with, for messages."""
+    """Build the fragment that turns rollouts into the ``batches`` of a tick; its state is the replay buffer, if any.
+
+    Args:
+        env: Environments.
+        agent: Algorithm bound to them.
+        max_shards: Most logical shards with which the agent was bound, for messages.
+
+    Returns:
+        The fragment.
+    """
     reads = ("rollout", *agent.experience.reads) + (("statistics",) if _needs_statistics(agent) else ())
 
     def init(key: jax.Array) -> PyTree:
@@ -214,37 +260,62 @@ def experience_fragment(env: VecEnv | HostEnv, agent: BoundAgent, max_shards: in
     return Fragment("experience", init, step, reads, ("batches",), tags=tags, division=axes)
 
 
-def with_priorities(experience: Fragment, agent: BoundAgent) -> Fragment:
-    """The fragment ``experience``, which first learns the priorities that the last updates found."""
+def with_priorities(fragment: Fragment, agent: BoundAgent) -> Fragment:
+    """Add the update of priorities to the fragment that makes batches.
+
+    Args:
+        fragment: Fragment of `experience_fragment`.
+        agent: Algorithm with prioritized replay.
+
+    Returns:
+        The fragment, which first reads the last updates' priorities.
+    """
 
     def step(private: PyTree, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
         private = agent.experience.learn_priorities(private, inputs[PRIORITIES])
-        return experience.step(private, inputs, hyper, key)  # type: ignore[call-arg]
+        return fragment.step(private, inputs, hyper, key)  # type: ignore[call-arg]
 
-    return experience._replace(step=step, reads=(*experience.reads, PRIORITIES))
+    return fragment._replace(step=step, reads=(*fragment.reads, PRIORITIES))
 
 
 def build_graph(
     env: VecEnv | HostEnv, algorithm: Algorithm, options: GraphOptions = GraphOptions()
 ) -> tuple[Graph, BoundAgent]:
-    """The graph of one run, and the algorithm bound to its environments.
+    """Build the graph of one run.
+
+    Args:
+        env: Environments.
+        algorithm: Algorithm.
+        options: Options of the graph.
+
+    Returns:
+        The graph, and the algorithm bound to its environments.
 
     Raises:
-        ValueError: algorithm and environment do not fit, or as `graph_of`.
+        ValueError: As `bind` or `graph_of`.
     """
     agent = bind(algorithm, env.spec, env.num_envs, options.shards)
     return graph_of(env, algorithm, agent, options), agent
 
 
 def graph_of(env: VecEnv | HostEnv, algorithm: Algorithm, agent: BoundAgent, options: GraphOptions) -> Graph:
-    """The graph of one run, of an algorithm that is bound to its environments as ``agent``.
+    """Build the graph of one run from a bound algorithm.
+
+    Args:
+        env: Environments.
+        algorithm: Algorithm.
+        agent: Algorithm bound to the environments.
+        options: Options of the graph.
+
+    Returns:
+        The graph.
 
     Raises:
-        ValueError: batches cannot be shared by so many learners, or a schedule lacks ``total_steps``.
+        ValueError: A schedule lacks ``total_steps``, or the learners cannot share the batches.
     """
     steps_per_tick = env.num_envs * agent.rollout_length
     if has_schedule(algorithm.hyper) and options.total_steps is None:
-        raise ValueError(f"a schedule among the rates of {algorithm.name} needs total_steps")
+        raise ValueError(f"a schedule among the hyper-parameters of {algorithm.name} needs total_steps")
     lag = options.overlap in ("sampling", "all")
     learning = build_learners(agent, options, options.empty_until + agent.warmup_ticks + lag)
     statistics = (statistics_fragment(env, agent, options.nan),) if _needs_statistics(agent) else ()
@@ -265,7 +336,16 @@ def graph_of(env: VecEnv | HostEnv, algorithm: Algorithm, agent: BoundAgent, opt
 
 
 def sampler(env: VecEnv | HostEnv, agent: BoundAgent, *, joined: bool = False) -> Fragment:
-    """The fragment ``sample``, for compiled environments (``joined``: steps are stored packed) or those on the host."""
+    """Build the fragment ``sample`` for compiled or host environments.
+
+    Args:
+        env: Environments.
+        agent: Algorithm bound to them.
+        joined: Whether compiled steps are stored packed.
+
+    Returns:
+        The fragment.
+    """
     if isinstance(env, HostEnv):
         make_sample = host_sample_fragment if env.recv_any is None else arrival_sample_fragment
         sample = make_sample(env, agent, rollout_shapes(env, agent))
@@ -277,18 +357,42 @@ def sampler(env: VecEnv | HostEnv, agent: BoundAgent, *, joined: bool = False) -
 
 
 def products_beside(env: VecEnv | HostEnv, agent: BoundAgent) -> Products:
-    """The products of an agent's updates, in a program that steps ``env`` as well unless it is on the host."""
+    """Return the size of an agent's matrix products in a program that also steps compiled environments.
+
+    Args:
+        env: Environments.
+        agent: Algorithm bound to them.
+
+    Returns:
+        The products.
+    """
     return agent.products._replace(environments=not isinstance(env, HostEnv))
 
 
 def init_statistics(env: VecEnv | HostEnv, agent: BoundAgent) -> Statistics:
-    """`Statistics` before the first rollout."""
+    """Return `Statistics` before the first rollout.
+
+    Args:
+        env: Environments.
+        agent: Algorithm bound to them.
+
+    Returns:
+        Statistics of no data.
+    """
     largest = () if agent.max_return is None else jnp.zeros(())
     return Statistics(init_stats(env.spec.obs), init_stats(jax.ShapeDtypeStruct((), jnp.float32)), largest)
 
 
 def rollout_shapes(env: VecEnv | HostEnv, agent: BoundAgent) -> Transition:
-    """The shapes of a rollout ``[T, E, ...]``, found without tracing the environment, which can take seconds."""
+    """Return the shapes of a rollout without tracing the environment, which can take seconds.
+
+    Args:
+        env: Environments.
+        agent: Algorithm bound to them.
+
+    Returns:
+        Shapes ``[T, E, ...]``.
+    """
 
     def one_step(key: jax.Array) -> Transition:
         learned = {name: Learned(init_params(agent.parts[name], key)) for name in agent.acting.parts}
@@ -312,7 +416,7 @@ def _seen(statistics: Statistics | None, obs: PyTree) -> PyTree:
 
 
 def _if_finite(rollout: Transition, after: StatisticsState, before: StatisticsState) -> StatisticsState:
-    """``after`` if the rollout is finite, else ``before``."""
+    """Return ``after`` if the rollout is finite, else ``before``."""
     finite = all_finite((rollout.obs, rollout.reward))
     return jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, before)
 
@@ -320,7 +424,7 @@ def _if_finite(rollout: Transition, after: StatisticsState, before: StatisticsSt
 def _update_returns(
     statistics: Statistics, discounted: jax.Array, rollout: Transition, hyper: Any
 ) -> tuple[Statistics, jax.Array]:
-    """Statistics with the discounted returns of a rollout, and these at its end."""
+    """Merge the discounted returns of a rollout into the statistics; return these and the returns at its end."""
     discounted, history = _discounted_returns(discounted, rollout, hyper)
     statistics = statistics._replace(returns=update_stats(statistics.returns, history, history.ndim))
     if isinstance(statistics.largest, tuple):
@@ -329,7 +433,7 @@ def _update_returns(
 
 
 def _discounted_returns(before: jax.Array, rollout: Transition, hyper: Any) -> tuple[jax.Array, jax.Array]:
-    """Each environment's discounted return so far at every step ``[T, E]``, carried over from rollout to rollout."""
+    """Compute each environment's discounted return so far at every step ``[T, E]``, continuing the rollout before."""
 
     def step(total: jax.Array, xs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         reward, done = xs
@@ -340,10 +444,19 @@ def _discounted_returns(before: jax.Array, rollout: Transition, hyper: Any) -> t
 
 
 def bind(algorithm: Algorithm, spec: EnvSpec, num_envs: int, shards: int = MAX_SHARDS) -> BoundAgent:
-    """Bind an algorithm to ``num_envs`` environments; its data has at most ``shards`` logical shards.
+    """Bind an algorithm to environments.
+
+    Args:
+        algorithm: Algorithm.
+        spec: Environment.
+        num_envs: Number of environments.
+        shards: Most logical shards of its data.
+
+    Returns:
+        The bound algorithm.
 
     Raises:
-        ValueError: algorithm and environment, or two sizes, do not fit.
+        ValueError: The algorithm does not support the environment, or two sizes do not match.
     """
     if algorithm.for_agents or spec.num_agents is not None:
         require_agents(algorithm, spec)
@@ -370,8 +483,18 @@ def bind(algorithm: Algorithm, spec: EnvSpec, num_envs: int, shards: int = MAX_S
 
 
 def products_of(agent: Agent, spec: EnvSpec, batch_size: int) -> Products:
-    """The matrix products of an agent's updates of ``batch_size`` steps; unknown in size where convolutions, whose
-    products have a row for every place of an image, may be among them."""
+    """Estimate the matrix products of an agent's updates.
+
+    The size is infinite if there may be convolutions, whose products have a row for every position of an image.
+
+    Args:
+        agent: Algorithm built for one environment.
+        spec: Environment.
+        batch_size: Steps in the minibatch of an update.
+
+    Returns:
+        The products.
+    """
     networks = [network for part in agent.parts.values() for network in part.networks.values()]
     sequences = spec.num_agents is not None and any(network.recurrent for network in networks)
     params = [jax.eval_shape(partial(init_params, part), jax.random.key(0)) for part in agent.parts.values()]
@@ -381,10 +504,14 @@ def products_of(agent: Agent, spec: EnvSpec, batch_size: int) -> Products:
 
 
 def require_agents(algorithm: Algorithm, spec: EnvSpec) -> None:
-    """Check that an algorithm is for as many agents as a world has, one or several, and such as they are.
+    """Check that an algorithm supports the number and kind of an environment's agents.
+
+    Args:
+        algorithm: Algorithm.
+        spec: Environment.
 
     Raises:
-        ValueError: with what to write instead.
+        ValueError: One of both is for several agents and the other for one, or different agents share parameters.
     """
     if algorithm.for_agents and spec.num_agents is None:
         raise ValueError(f"algo={algorithm.name} is for several agents, and {spec.name} has one: write algo=ppo")
@@ -396,13 +523,21 @@ def require_agents(algorithm: Algorithm, spec: EnvSpec) -> None:
     if spec.own_sizes and algorithm.options["share_parameters"]:
         sizes = ", ".join(f"{seen} and {number}" for seen, number in spec.own_sizes)
         raise ValueError(
-            f"the agents of {spec.name} differ in what they observe or can do (numbers and actions: {sizes}), and one "
-            "network for all does not fit: write algo.share_parameters=false"
+            f"the agents of {spec.name} differ in observations or actions (sizes: {sizes}) and cannot share a network: "
+            "write algo.share_parameters=false"
         )
 
 
 def with_sequences(agent: Agent, *, memory: bool) -> OnPolicy | Replay:
-    """The data that an agent asks for, with the length of its sequences filled in."""
+    """Return an agent's data with the length of its sequences filled in.
+
+    Args:
+        agent: Algorithm built for one environment.
+        memory: Whether an acting network is recurrent.
+
+    Returns:
+        The data.
+    """
     data = agent.data
     if isinstance(data, Replay):
         return data if memory else data._replace(sequence_length=1, burn_in=0)
@@ -411,15 +546,15 @@ def with_sequences(agent: Agent, *, memory: bool) -> OnPolicy | Replay:
 
 
 def _minibatch_steps(agent: Agent, data: OnPolicy, num_envs: int) -> int:
-    """Steps per minibatch.
+    """Return the number of steps per minibatch.
 
     Raises:
-        ValueError: the rollout does not divide into the minibatches.
+        ValueError: The rollout cannot be split equally into minibatches.
     """
     require_positive(num_epochs=data.num_epochs, num_minibatches=data.num_minibatches)
     length = data.sequence_length or 1
     if agent.rollout_length % length:
-        raise ValueError(f"rollout_length={agent.rollout_length} does not divide into sequences of {length} steps")
+        raise ValueError(f"rollout_length={agent.rollout_length} is not a multiple of sequence_length={length}")
     sequences = num_envs * agent.rollout_length // length
     if sequences % data.num_minibatches:
         raise ValueError(
@@ -430,12 +565,27 @@ def _minibatch_steps(agent: Agent, data: OnPolicy, num_envs: int) -> int:
 
 
 def view_of(spec: EnvSpec) -> View | None:
-    """How networks see the images of an observation; None where it has none."""
+    """Return how networks read the images of an observation.
+
+    Args:
+        spec: Environment.
+
+    Returns:
+        The view; None without images and frame stack.
+    """
     images = any(is_image(leaf) for leaf in jax.tree.leaves(spec.obs))
     return make_view(spec) if images or spec.frame_stack != 0 else None
 
 
 def acting_of(agent: Agent, view: View | None) -> Acting:
-    """The `Acting` of an agent, on single frames where it sees stacks of them."""
+    """Build the `Acting` of an agent, on single frames.
+
+    Args:
+        agent: Algorithm built for one environment.
+        view: How networks read images; None without images.
+
+    Returns:
+        The action selection.
+    """
     acting = make_acting(agent)
     return acting if view is None or view.stack == 1 else stacked_acting(acting, view)

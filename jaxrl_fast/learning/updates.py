@@ -1,4 +1,4 @@
-"""Gradient updates: one of a part (gradients, optimizer, constraint, target networks), and the K updates of a tick."""
+"""Gradient updates: one update of a part (gradients, optimizer, constraint, target networks), and all of a tick."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
@@ -17,15 +17,16 @@ from jaxrl_fast.runtime.graph import NOT_SHARDED, Channels, Fragment, Inner, Sha
 from jaxrl_fast.runtime.placements import ACTING, LEARNING
 
 DROPPED = "dropped_updates"
-"""The metric that counts skipped updates."""
+"""Metric that counts skipped updates."""
 
 
 class Updated(NamedTuple):
     """A part after an update.
 
-    - ``state``: the part.
-    - ``metrics``: of the losses and gradients, scalars by name.
-    - ``priorities``: how much each sequence of the batch surprised, ``[B]``, or ``()``.
+    Attributes:
+        state: State of the part.
+        metrics: Scalars of the losses and gradients, by name.
+        priorities: Priority of each sequence of the batch, ``[B]``, or ``()``.
     """
 
     state: "PartState"
@@ -36,8 +37,9 @@ class Updated(NamedTuple):
 class PartState(NamedTuple):
     """A part in training.
 
-    - ``learned``: its params and target networks.
-    - ``opt_state``: the optimizer's state, by network.
+    Attributes:
+        `learned`: Params and target networks.
+        opt_state: State of the optimizer, by network.
     """
 
     learned: Learned
@@ -45,7 +47,16 @@ class PartState(NamedTuple):
 
 
 def init_part(part: Part, key: jax.Array, hyper: Any) -> PartState:
-    """A part before its first update; no two of its leaves share a buffer."""
+    """Initialize a part; no two leaves of the result share a buffer.
+
+    Args:
+        part: Part.
+        key: Random key.
+        hyper: Hyper-parameters at the start of the run.
+
+    Returns:
+        The state before the first update.
+    """
     params = init_params(part, key)
     opt_state = {name: part.optimizers[name](hyper).init(trainable(params[name])) for name in part.networks}
     return PartState(Learned(params, jax.tree.map(jnp.copy, {name: params[name] for name in part.targets})), opt_state)
@@ -62,22 +73,40 @@ def update(
     *,
     drop_nonfinite: bool = False,
 ) -> Updated:
-    """One gradient update of a part by one learner; ``updates``: how many the run has made before it."""
+    """Make one gradient update of a part by one learner.
+
+    Args:
+        part: Part.
+        state: Its state.
+        peers: `Learned` of the other parts.
+        batch: Minibatch.
+        key: Random key.
+        hyper: Hyper-parameters of this tick.
+        updates: Number of updates of the run before this one.
+        drop_nonfinite: Whether to skip an update with NaN or infinity.
+
+    Returns:
+        The updated part.
+    """
     found = part.gradients(state.learned, peers, batch, key, hyper)
     return apply_gradients(part, state, found, hyper, updates, drop_nonfinite=drop_nonfinite)
 
 
 UpdatePart = Callable[[PartState, dict[str, Learned], Any, jax.Array, Any, jax.Array], Updated]
-"""(state of the part while updates are made, what the others have learned by name, batch, key, hyper, how many updates
-the run has made before) -> one gradient update of a part by one learner."""
+"""(state of the part during updates, `Learned` of the others by name, batch, key, hyper, number of updates of the run
+before) -> one gradient update of a part by one learner.
+"""
 
 
 class Trainer(NamedTuple):
-    """How the updates of a tick treat a part, whose state may look otherwise meanwhile.
+    """How the updates of a tick treat a part, whose state may have another form during the updates.
 
-    - ``begin``, ``end``: the part's state as it is updated, and back.
-    - ``learned``: what other parts see of it meanwhile; ``published``: the same as other fragments know it.
-    - ``update``: one update.
+    Attributes:
+        begin: Converts the part's state to the form of the updates.
+        end: Converts it back.
+        `learned`: Returns the `Learned` that other parts of the same fragment read during the updates.
+        published: Returns the `Learned` that other fragments read.
+        update: Makes one update.
     """
 
     begin: Callable[[PartState], PartState]
@@ -88,7 +117,16 @@ class Trainer(NamedTuple):
 
 
 def trainer(part: Part, like: PartState, drop_nonfinite: bool) -> Trainer:
-    """A `Trainer` that leaves a part's state in its own form; ``like``: the state, which other trainers need."""
+    """Return a `Trainer` that does not change the form of a part's state.
+
+    Args:
+        part: Part.
+        like: State of the part, unused here; other trainers need it.
+        drop_nonfinite: Whether to skip updates with NaN or infinity.
+
+    Returns:
+        The trainer.
+    """
 
     def step(
         state: PartState, peers: dict[str, Learned], batch: Any, key: jax.Array, hyper: Any, updates: jax.Array
@@ -102,45 +140,63 @@ def trainer(part: Part, like: PartState, drop_nonfinite: bool) -> Trainer:
 def apply_gradients(
     part: Part,
     state: PartState,
-    found: GradientResult,
+    result: GradientResult,
     hyper: Any,
     updates: jax.Array | int = 0,
     *,
     drop_nonfinite: bool = False,
 ) -> Updated:
-    """The part after a step along the gradients, and the metrics of both.
+    """Step along the gradients.
 
-    With ``drop_nonfinite`` a step that would give a NaN or an infinity is skipped, and ``dropped_updates`` is 1.
+    Args:
+        part: Part.
+        state: Its state.
+        result: Gradients, metrics and new statistics.
+        hyper: Hyper-parameters of this tick.
+        updates: Number of updates of the run before this one.
+        drop_nonfinite: Whether to skip a step that gives a NaN or infinity; ``dropped_updates`` is then 1.
+
+    Returns:
+        The updated part, and the metrics of losses and gradients.
     """
-    params, opt_state, metrics = {}, {}, dict(found.metrics)
+    params, opt_state, metrics = {}, {}, dict(result.metrics)
     for i, name in enumerate(part.networks):
-        before, grads = state.learned.params[name], trainable(found.grads[name])
+        before, grads = state.learned.params[name], trainable(result.grads[name])
         change, opt_state[name] = part.optimizers[name](hyper).update(grads, state.opt_state[name], trainable(before))
         params[name] = optax.apply_updates(trainable(before), change)
-        if name in found.statistics or jax.tree.leaves(statistics_of(before)):
-            params[name] = together(params[name], found.statistics.get(name, statistics_of(before)))
+        if name in result.statistics or jax.tree.leaves(statistics_of(before)):
+            params[name] = together(params[name], result.statistics.get(name, statistics_of(before)))
         metrics["grad_norm" if i == 0 else f"{name}_grad_norm"] = global_norm(grads)
     learned = Learned(part.project(params))
     if part.targets:
         learned = _move_targets(part, learned.params, state.learned.target, hyper, updates)
     new = PartState(learned, opt_state)
-    updated = Updated(new, metrics, found.priorities)
+    updated = Updated(new, metrics, result.priorities)
     return _drop_nonfinite(updated, state) if drop_nonfinite else updated
 
 
 def _drop_nonfinite(updated: Updated, before: PartState) -> Updated:
-    """The update, or the part ``before`` it where a number is not finite."""
+    """Return the update, or the part ``before`` it if a number is not finite."""
     finite = all_finite((updated.state, updated.metrics))
     chosen = jax.tree.map(lambda after, before: jnp.where(finite, after, before), updated.state, before)
     return Updated(chosen, {**updated.metrics, DROPPED: 1.0 - finite}, updated.priorities)
 
 
 def step_when_due(part: Part, make: Callable[[PartState], Updated], state: PartState, updates: jax.Array) -> Updated:
-    """``make(state)`` where the part is due (`Part.every`) after ``updates`` updates, else the state as it is.
+    """Make an update if the part is due (`Part.every`), else leave the state unchanged.
 
-    Where it is not due nothing is computed, as long as ``updates`` is the same for all seeds. Metrics are then 0, and
-    multiplied by ``part.every`` otherwise, so that their mean over all updates is that over the part's own; priorities
-    are then NaN.
+    If it is not due, nothing is computed as long as ``updates`` is the same for all seeds, metrics are 0 and priorities
+    NaN. Else metrics are multiplied by ``part.every``, so their mean over all updates is the mean over the part's
+    updates.
+
+    Args:
+        part: Part.
+        make: Makes the update.
+        state: State of the part.
+        updates: Number of updates of the run before this one.
+
+    Returns:
+        The part after the update, or unchanged.
     """
     _, metric_shapes, priority_shape = jax.eval_shape(make, state)
 
@@ -156,7 +212,14 @@ def step_when_due(part: Part, make: Callable[[PartState], Updated], state: PartS
 
 
 def trainable(params: PyTree) -> PyTree:
-    """A network's params, or those of an ensemble, without the statistics of batch norms."""
+    """Return params without the statistics of batch norms.
+
+    Args:
+        params: Params of a network, or a tuple of an ensemble's.
+
+    Returns:
+        The trainable params.
+    """
     if isinstance(params, tuple):
         return tuple(map(trainable, params))
     if isinstance(params, dict) and STATISTICS in params:
@@ -165,21 +228,43 @@ def trainable(params: PyTree) -> PyTree:
 
 
 def statistics_of(params: PyTree) -> PyTree:
-    """The statistics of batch norms, which `trainable` leaves out; empty without one."""
+    """Return the statistics of batch norms, which `trainable` leaves out.
+
+    Args:
+        params: Params of a network, or a tuple of an ensemble's.
+
+    Returns:
+        The statistics; empty without batch norms.
+    """
     if isinstance(params, tuple):
         return tuple(map(statistics_of, params))
     return params.get(STATISTICS, {}) if isinstance(params, dict) else {}
 
 
 def together(weights: PyTree, statistics: PyTree) -> PyTree:
-    """A network's params, put together from its `trainable` weights and its `statistics_of` batch norms."""
+    """Join trainable params and statistics of batch norms.
+
+    Args:
+        weights: Result of `trainable`.
+        statistics: Result of `statistics_of`.
+
+    Returns:
+        Params of the network or ensemble.
+    """
     if isinstance(weights, tuple):
         return tuple(map(together, weights, statistics))
     return {**weights, STATISTICS: statistics} if jax.tree.leaves(statistics) else weights
 
 
 def all_finite(tree: PyTree) -> jax.Array:
-    """Whether there is no NaN and no infinity anywhere in ``tree``; a scalar."""
+    """Return whether a pytree has no NaN and no infinity.
+
+    Args:
+        tree: Arrays.
+
+    Returns:
+        A bool scalar.
+    """
     real = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
     return jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in real]))
 
@@ -192,29 +277,29 @@ def _move_targets(
 
 
 OnNan = Literal["stop", "skip"]
-"""On NaN or Inf: stop the run, or skip the update."""
+"""Action on NaN or infinity: stop the run, or skip the update."""
 Average = Literal["gradients", "parameters", "turns"]
-"""What several learners average: gradients at every update, parameters after the updates of a tick, or nothing: a step
-along the gradients of each, in turns (A3C, arXiv 1602.01783)."""
+"""What several learners average; "turns" steps along each learner's gradients instead (A3C, arXiv 1602.01783)."""
 
 PRIORITIES = "priorities"
-"""The channel by which priorities go back to replay."""
+"""Channel that sends priorities back to replay."""
 
 States = dict[str, PartState]
-"""By part."""
+"""States by part."""
 Delays = dict[tuple[str, str], int]
-"""By (reader, channel): the age of what is read, 0 or 1 (`dataflow.Graph`)."""
+"""By (reader, channel): age of the data, 0 or 1 (`graph.Graph`)."""
 
 
 class Learning(NamedTuple):
-    """What every learner needs.
+    """Settings of every learner.
 
-    - ``agent``: the algorithm, bound to its environments.
-    - ``start``: the first tick with updates.
-    - ``nan``: what to do on NaN or Inf.
-    - ``turns``: a server steps along the gradients of one learner after another, not along their mean.
-    - ``make_trainer``: the form of a part's state while updates are made, such as `flat_params.flat_trainer`.
-    - ``scan``: runs the updates of a tick, as `jax.lax.scan`.
+    Attributes:
+        agent: Algorithm bound to its environments.
+        start: First tick with updates.
+        nan: Action on NaN or infinity.
+        turns: Whether a server steps along the gradients of one learner after another, not along their mean.
+        make_trainer: Makes the form of a part's state during updates, such as `flat_params.flat_trainer`.
+        scan: Runs the updates of a tick, as `jax.lax.scan`.
     """
 
     agent: BoundAgent
@@ -226,15 +311,15 @@ class Learning(NamedTuple):
 
     @property
     def parts(self) -> dict[str, Part]:
-        """The algorithm's parts by name."""
+        """Parts of the algorithm by name."""
         return self.agent.parts
 
     def feeds_back(self, team: tuple[str, ...]) -> tuple[str, ...]:
-        """The channel of priorities, if replay is prioritized by one of these parts."""
+        """Return the channel of priorities, if one of these parts prioritizes replay."""
         return (PRIORITIES,) if self.agent.experience.prioritized_by in team else ()
 
     def no_feedback(self, team: tuple[str, ...], learners: int = 1) -> Channels:
-        """What stands in that channel before the first update."""
+        """Return the value of the channel of priorities before the first update."""
         if not self.feeds_back(team):
             return {}
         shards = self.agent.experience.shards
@@ -243,7 +328,15 @@ class Learning(NamedTuple):
 
 
 def learn_fragment(learning: Learning, team: tuple[str, ...] | None = None) -> Fragment:
-    """One learner that makes all updates of a tick for the parts of ``team`` (default: all), which take turns."""
+    """Build one learner that makes all updates of a tick for some parts, which take turns.
+
+    Args:
+        learning: Settings of the learners.
+        team: Parts to update; None for all.
+
+    Returns:
+        The fragment.
+    """
     parts = learning.parts
     team = team or tuple(parts)
     outside, fed_back = read_outside(parts, team), learning.feeds_back(team)
@@ -294,7 +387,21 @@ def make_updates(
     hyper: Any,
     turn: jax.Array,
 ) -> tuple[States, Metrics, PyTree]:
-    """As `run_updates`, of the parts in ``team``, with states as they are outside."""
+    """Make K updates of some parts, with states in their usual form.
+
+    Args:
+        learning: Settings of the learners.
+        team: Parts to update.
+        states: Their states.
+        peers: `Learned` of the other parts.
+        batches: Batches of the tick.
+        key: Random key.
+        hyper: Hyper-parameters of this tick.
+        turn: Number of ticks with updates before this one.
+
+    Returns:
+        As `run_updates`.
+    """
     trainers = trainers_of(learning, team, states)
     begun = {name: trainers[name].begin(states[name]) for name in team}
     ended, metrics, priorities = run_updates(learning, trainers, begun, peers, batches, key, hyper, turn)
@@ -311,9 +418,21 @@ def run_updates(
     hyper: Any,
     turn: jax.Array,
 ) -> tuple[States, Metrics, PyTree]:
-    """K updates of the parts that have ``trainers``, in turns in this order, against ``peers``; ``states`` as they keep
-    them. Returns the next states, metrics ``[K]``, and the priorities ``[K, B]`` of the part that decides what is
-    sampled, or ()."""
+    """Make K updates of parts, which take turns, with states in the trainers' form.
+
+    Args:
+        learning: Settings of the learners.
+        trainers: Trainers by part, in the order of the updates.
+        states: States in the trainers' form.
+        peers: `Learned` of the other parts.
+        batches: Batches of the tick.
+        key: Random key.
+        hyper: Hyper-parameters of this tick.
+        turn: Number of ticks with updates before this one.
+
+    Returns:
+        Next states, metrics ``[K]``, and priorities ``[K, B]`` of the part that prioritizes replay, or ``()``.
+    """
     take, rounds, team = learning.agent.experience.take, batches.indices.shape[0], tuple(trainers)
     columns: list[str] = []
 
@@ -346,24 +465,59 @@ def run_updates(
 
 
 def trainers_of(learning: Learning, team: tuple[str, ...], states: States) -> dict[str, Trainer]:
-    """The `Trainer` of each part in ``team``, in this order; ``states``: theirs, or the shapes of these."""
+    """Return the `Trainer` of each part.
+
+    Args:
+        learning: Settings of the learners.
+        team: Parts, in order.
+        states: Their states, or the shapes.
+
+    Returns:
+        Trainers by part.
+    """
     drop = learning.nan == "skip"
     return {name: learning.make_trainer(learning.parts[name], states[name], drop) for name in team}
 
 
 def init_states(learning: Learning, team: tuple[str, ...], key: jax.Array) -> States:
-    """The states of the parts in ``team`` before the first update."""
+    """Initialize the states of parts.
+
+    Args:
+        learning: Settings of the learners.
+        team: Parts.
+        key: Random key.
+
+    Returns:
+        States before the first update.
+    """
     parts, hyper = learning.parts, learning.agent.hyper
     return {name: init_part(parts[name], jax.random.fold_in(key, stable_hash(name)), hyper) for name in team}
 
 
 def init_learned(agent: BoundAgent, names: tuple[str, ...], key: jax.Array) -> Channels:
-    """The `Learned` of the parts ``names`` before the first update, for programs that run without training."""
+    """Initialize the `Learned` of parts, for programs that run without training.
+
+    Args:
+        agent: Algorithm bound to its environments.
+        names: Parts.
+        key: Random key.
+
+    Returns:
+        `Learned` by part.
+    """
     return {name: Learned(init_params(agent.parts[name], jax.random.fold_in(key, stable_hash(name)))) for name in names}
 
 
 def over_updates(metrics: Metrics, nan: OnNan) -> Metrics:
-    """Means over the updates of a tick (and over learners); dropped updates are counted and left out of the means."""
+    """Average metrics over the updates of a tick, and over learners.
+
+    Args:
+        metrics: Metrics ``[K, ...]`` by name.
+        nan: "skip" sums the dropped updates and excludes values that are not finite from the means.
+
+    Returns:
+        Scalars by name.
+    """
     return {name: jnp.mean(values) for name, values in metrics.items()} if nan == "stop" else _finite_means(metrics)
 
 
@@ -376,18 +530,42 @@ def _finite_means(metrics: Metrics) -> Metrics:
 
 
 def read_outside(parts: dict[str, Part], team: tuple[str, ...]) -> tuple[str, ...]:
-    """The parts that ``team`` reads and that are not in it."""
+    """Return the parts that a team reads and that are not in it.
+
+    Args:
+        parts: All parts.
+        team: Names of the team's parts.
+
+    Returns:
+        Names of parts.
+    """
     return tuple(other for other in parts if other not in team and any(other in parts[name].reads for name in team))
 
 
 def tags_of(learning: Learning, team: tuple[str, ...]) -> tuple[str, ...]:
-    """`LEARNING`, and `ACTING` too where all parts of ``team`` choose actions and other parts learn elsewhere."""
+    """Return the tags of a learner's fragment.
+
+    Args:
+        learning: Settings of the learners.
+        team: Parts of the fragment.
+
+    Returns:
+        `LEARNING`, and `ACTING` if all parts of ``team`` select actions and other parts are updated elsewhere.
+    """
     chooses = len(team) < len(learning.parts) and set(team) <= set(learning.agent.acting.chooses)
     return (LEARNING, ACTING) if chooses else (LEARNING,)
 
 
 def divided_by_agents(learning: Learning, team: tuple[str, ...]) -> ShardingAxes:
-    """Params and moments of the parts in ``team``, where each of several agents has its own."""
+    """Return the axes along which params and optimizer moments may be sharded over agents.
+
+    Args:
+        learning: Settings of the learners.
+        team: Parts of the fragment.
+
+    Returns:
+        The axes; `NOT_SHARDED` unless every agent has separate networks.
+    """
     separate = [network.separate for name in team for network in learning.parts[name].networks.values()]
     if not all(separate):
         return NOT_SHARDED
@@ -395,10 +573,28 @@ def divided_by_agents(learning: Learning, team: tuple[str, ...]) -> ShardingAxes
 
 
 def named(role: str, parts: dict[str, Part], team: tuple[str, ...]) -> str:
-    """The name of a fragment: ``role``, followed by the parts in ``team`` unless these are all."""
+    """Name a fragment.
+
+    Args:
+        role: Role of the fragment.
+        parts: All parts.
+        team: Parts of the fragment.
+
+    Returns:
+        ``role``, followed by the parts in ``team`` unless they are all.
+    """
     return role if len(team) == len(parts) else "_".join((role, *team))
 
 
 def metric_name(team: tuple[str, ...], name: str, metric: str) -> str:
-    """``metric``, with the part's name before it where ``team`` has several."""
+    """Name a metric.
+
+    Args:
+        team: Parts of the fragment.
+        name: Part of the metric.
+        metric: Name in the part.
+
+    Returns:
+        ``metric``, prefixed by the part's name if ``team`` has several.
+    """
     return f"{name}/{metric}" if len(team) > 1 else metric

@@ -1,11 +1,11 @@
 """Networks as pure functions, made of flax.linen modules.
 
-Every network maps a sequence of observations, leaves ``[L, B, ...]``, to outputs ``[L, B, out]``, so that an algorithm
-can treat feed-forward and recurrent networks alike. The memory, leaves ``[B, ...]``, is ``()`` for feed-forward ones
-and is reset wherever ``first`` ``[L, B]`` is true.
+Every network maps a sequence of observations, leaves ``[L, B, ...]``, to outputs ``[L, B, out]``, so algorithms treat
+feed-forward and recurrent networks alike. The memory, leaves ``[B, ...]``, is ``()`` for feed-forward networks and is
+reset wherever ``first`` ``[L, B]`` is true.
 
-A network has an input stage (the chosen keys of an observation; convolutions for images, uint8 ``[height, width,
-channels]``, scaled to 0..1), a torso (dense layers or residual blocks, behind a GRU if asked for) and heads.
+A network has an input stage (the selected keys of an observation; convolutions for images, uint8 ``[height, width,
+channels]``, scaled to 0..1), a torso (dense layers or residual blocks, after an optional GRU) and heads.
 """
 
 import math
@@ -19,18 +19,20 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.core import PyTree, is_image
+from jaxrl_fast.networks import convolutions
+from jaxrl_fast.networks.convolutions import Cnn, Convolution, Precision, dot_of, scaled_normal, to_real
 from jaxrl_fast.numerics.normalization import is_mask
 
-Precision = Literal["f32", "bf16"]
 STATISTICS = "batch_stats"
-"""Flax's collection of the statistics of batch norms: part of the params, but not changed by optimizers."""
+"""Flax's collection of batch-norm statistics: part of the params, but not changed by optimizers."""
 
 
 class Head(NamedTuple):
-    """One of a network's outputs.
+    """One output of a network.
 
-    - ``size``: how many numbers it has.
-    - ``scale``: its weights start with standard deviation ``scale / sqrt(inputs)``.
+    Attributes:
+        size: Number of values.
+        scale: Initial weights have standard deviation ``scale / sqrt(inputs)``.
     """
 
     size: int
@@ -38,20 +40,18 @@ class Head(NamedTuple):
 
 
 Heads = dict[str, Head]
-"""By name."""
-
-
-def scaled_normal(scale: float) -> nn.initializers.Initializer:
-    """Truncated normal weights of variance ``scale / inputs``.
-
-    Not orthogonal ones: they need a QR decomposition, and two of them under ``vmap`` (several seeds) hang on a
-    CPU of two cores, since each blocks a thread of XLA's pool while it waits for another (seen with JAX 0.10.2).
-    """
-    return nn.initializers.variance_scaling(scale, "fan_in", "truncated_normal")
+"""Heads by name."""
 
 
 def normal_of_heads(heads: tuple[Head, ...]) -> nn.initializers.Initializer:
-    """Weights ``[inputs, out]`` of several heads side by side, each of its own scale."""
+    """Return an initializer of the joint weights ``[inputs, out]`` of several heads, each with its scale.
+
+    Args:
+        heads: Heads in the order of the outputs.
+
+    Returns:
+        The initializer.
+    """
     return scaled_normal(heads[0].scale ** 2) if len(heads) == 1 else _side_by_side(heads)
 
 
@@ -66,138 +66,30 @@ def _side_by_side(heads: tuple[Head, ...]) -> nn.initializers.Initializer:
     return init
 
 
-def dot_of(precision: Precision) -> Callable[..., jax.Array]:
-    """The matrix product of a dense layer: bf16 operands keep a float32 sum and float32 parameters."""
-    return jax.lax.dot_general if precision == "f32" else _bf16_dot
-
-
-def _bf16_dot(x: jax.Array, w: jax.Array, dimension_numbers: Any, precision: Any = None, **_: Any) -> jax.Array:
-    x, w = x.astype(jnp.bfloat16), w.astype(jnp.bfloat16)
-    return jax.lax.dot_general(x, w, dimension_numbers, precision=precision, preferred_element_type=jnp.float32)
-
-
-Cnn = Literal["auto", "nature", "small", "none"]
-
-
-class Convolution(NamedTuple):
-    """A convolution without padding.
-
-    - ``channels``: filters.
-    - ``size``: width and height of a filter, in pixels.
-    - ``stride``: pixels between two of its places; divides ``size``.
-    """
-
-    channels: int
-    size: int
-    stride: int
-
-
-CNNS: dict[str, tuple[Convolution, ...]] = {
-    "nature": (Convolution(32, 8, 4), Convolution(64, 4, 2), Convolution(64, 3, 1)),
-    "small": (Convolution(16, 3, 1),),
-}
-"""Those of Mnih et al. (Nature, 2015), for 84 x 84 pixels, and of MinAtar (arXiv 1903.03176), for 10 x 10."""
-
-
-class Convolutions(nn.Module):
-    """Images ``[L, B, H, W, C]`` to features ``[L, B, F]``; each layer is followed by a ReLU, as published.
-
-    A layer is a product of patches and filters: on a CPU, XLA 0.10 takes half as long for it, and under a ``vmap`` over
-    seeds, as for a convolution (forward and backward, 256 images of 84 x 84 x 4, 2 cores: 180 against 380 ms).
-    """
-
-    layers: tuple[Convolution, ...]
-    precision: Precision
-
-    @nn.compact
-    def __call__(self, image: jax.Array) -> jax.Array:
-        length, batch = image.shape[:2]
-        x = image.swapaxes(0, 1).reshape(batch * length, *image.shape[2:])
-        for channels, size, stride in self.layers:
-            x = patches(x, size, stride)
-            x = to_real(x)  # patches of bytes are cheaper to make
-            dense = nn.Dense(channels, kernel_init=scaled_normal(2.0), dot_general=dot_of(self.precision))
-            x = nn.relu(dense(x))
-        return x.reshape(batch, length, -1).swapaxes(0, 1)
-
-
-def patches(x: jax.Array, size: int, stride: int) -> jax.Array:
-    """The squares of ``size`` pixels, ``stride`` apart, that lie within images ``[N, H, W, C]``:
-    ``[N, H', W', size * size * C]``. ``stride`` divides ``size``."""
-    number, height, width, channels = x.shape
-    tiles = size // stride
-    rows, columns = ((side - size) // stride + 1 for side in (height, width))
-    high, wide = rows + tiles - 1, columns + tiles - 1
-    x = _cut(x, 0, high * stride, 0, wide * stride).reshape(number, high, stride, wide, stride * channels)
-    x = x.swapaxes(2, 3).reshape(number, high, wide, stride * stride * channels)
-    corners = [(i, j) for i in range(tiles) for j in range(tiles)]
-    return jnp.concatenate([_cut(x, i, i + rows, j, j + columns) for i, j in corners], axis=-1)
-
-
-def _cut(x: jax.Array, top: int, bottom: int, left: int, right: int) -> jax.Array:
-    """A rectangle of images ``[N, H, W, C]``; indexing would be a gather where ``N`` is symbolic, as in an exported
-    policy."""
-    return jax.lax.slice_in_dim(jax.lax.slice_in_dim(x, top, bottom, axis=1), left, right, axis=2)
-
-
-def choose_convolutions(obs_spec: PyTree, cnn: Cnn) -> tuple[Convolution, ...]:
-    """The layers named ``cnn``, for the images in an observation; none where there is none.
-
-    Raises:
-        ValueError: as `make_network`.
-    """
-    sides = [min(leaf.shape[:2]) for leaf in jax.tree.leaves(obs_spec) if convolved_by(cnn)(leaf)]
-    if cnn == "none" or (cnn == "auto" and not sides):
-        return ()
-    if not sides:
-        raise ValueError(
-            f"cnn={cnn} reads images [height, width, channels], and the observations hold none: write cnn=auto"
-        )
-    fitting = [name for name, layers in CNNS.items() if _side_after(layers, min(sides)) >= 1]
-    if cnn == "auto":
-        return CNNS[fitting[0]] if fitting else ()
-    if cnn not in fitting:
-        raise ValueError(f"cnn={cnn} does not fit images with a side of {min(sides)} pixels: write cnn=auto")
-    return CNNS[cnn]
-
-
-def convolved_by(cnn: Cnn) -> Callable[..., bool]:
-    """``(leaf, *, axes=0) -> bool``: whether a leaf goes through the convolutions named ``cnn``."""
-    return is_image if cnn == "auto" else _is_grid
-
-
-def _is_grid(leaf: Any, *, axes: int = 0) -> bool:
-    """Whether an array is bytes, bools or real numbers ``[height, width, channels]``, after ``axes`` more axes."""
-    return len(leaf.shape) == axes + 3
-
-
-def _side_after(layers: tuple[Convolution, ...], pixels: int) -> int:
-    """The side of an image after these layers, in pixels; 0 where a filter does not fit."""
-    for _, size, stride in layers:
-        pixels = (pixels - size) // stride + 1 if pixels >= size else 0
-    return pixels
-
-
-def to_real(image: jax.Array) -> jax.Array:
-    """As float32: bytes scaled to 0..1, bools and real numbers unchanged."""
-    return image.astype(jnp.float32) / 255.0 if image.dtype == jnp.uint8 else image.astype(jnp.float32)
-
-
 EXPANSION = 4
-"""How many times wider a block is inside."""
+"""Width of the hidden layer of a residual block, relative to the block's width."""
 SMALLEST = 1e-8
 
 
 def unit_columns(key: jax.Array, shape: tuple[int, int], dtype: jnp.dtype = jnp.float32) -> jax.Array:
-    """Weights ``[inputs, outputs]`` of a random direction for each output, of unit norm."""
+    """Initialize weights with a random direction of unit norm for each output.
+
+    Args:
+        key: Random key.
+        shape: ``(inputs, outputs)``.
+        dtype: Type of the weights.
+
+    Returns:
+        Weights ``[inputs, outputs]``.
+    """
     return _unit(jax.random.normal(key, shape, dtype))
 
 
 class ResidualTorso(nn.Module):
-    """Residual blocks over ``[L, B, F]``, one for each of ``hidden``, which are all of one width; the last layer is all
-    heads side by side. While ``learning``, batch norms take the statistics of the batch and add them to their own.
+    """Residual blocks over ``[L, B, F]``, one per entry of ``hidden``, of equal width, and a layer of all heads.
 
-    Outputs are the larger the wider the torso is: heads read features of norm ``sqrt(width)``.
+    With ``learning=True``, batch norms use the statistics of the batch and merge them into the running ones. Outputs
+    grow with the width of the torso: heads read features of norm ``sqrt(width)``.
     """
 
     hidden: tuple[int, ...]
@@ -210,7 +102,7 @@ class ResidualTorso(nn.Module):
         length, batch, _ = x.shape
         x = x.swapaxes(0, 1).reshape(batch * length, -1)  # as in `network.Mlp`
         dense = partial(nn.Dense, kernel_init=unit_columns, dot_general=dot_of(self.precision))
-        # The fast variance, mean of squares minus square of the mean, loses digits where a feature hardly varies.
+        # The fast variance (mean of squares minus square of the mean) loses digits where a feature hardly varies.
         normalized = partial(nn.BatchNorm, use_running_average=not learning, momentum=0.99, use_fast_variance=False)
         x = dense(self.hidden[0], use_bias=False)(normalized()(x))
         for width in self.hidden:
@@ -222,8 +114,15 @@ class ResidualTorso(nn.Module):
 
 
 def hold_unit_norm(params: PyTree) -> PyTree:
-    """Params with the weights of each output of unit norm, and scale and bias of each normalization layer together of
-    the norm ``sqrt(features)``. Statistics, and biases of dense layers, stay as they are."""
+    """Scale params to the norms that `ResidualTorso` requires.
+
+    Args:
+        params: Params of one network, or a tuple of an ensemble's.
+
+    Returns:
+        Params in which the weights of each output have unit norm, and scale and bias of each normalization layer
+        together have the norm ``sqrt(features)``. Statistics, and biases of dense layers, are unchanged.
+    """
     if isinstance(params, tuple):
         return tuple(map(hold_unit_norm, params))
     if not isinstance(params, dict):
@@ -242,24 +141,37 @@ def _unit(kernel: jax.Array) -> jax.Array:
 
 
 def choose_keys(obs: PyTree, keys: tuple[str, ...]) -> PyTree:
-    """The entries ``keys`` of a dictionary observation, and its ``action_mask``; all entries where no key is named.
+    """Select entries of a dictionary observation.
+
+    Args:
+        obs: Observation or its shapes.
+        keys: Entries to select, with the ``action_mask``; empty for all entries.
+
+    Returns:
+        The selected observation.
 
     Raises:
-        ValueError: a key is missing, or the observation is not a dictionary.
+        ValueError: A key is missing, or the observation is not a dictionary.
     """
     if not keys:
         return obs
     known = sorted(set(obs) - {"action_mask"}) if isinstance(obs, dict) else []
     for key in keys:
         if key not in known:
-            there = f"write some of {', '.join(known)}" if known else "they are no dictionary: leave the keys out"
+            there = f"write some of {', '.join(known)}" if known else "they are not a dictionary: leave the keys out"
             raise ValueError(f"the observations have no key '{key}': {there}")
     return {key: value for key, value in obs.items() if key in keys or key == "action_mask"}
 
 
 def features(obs: PyTree) -> jax.Array:
-    """Flatten an observation ``[L, B, ...]`` into float32 ``[L, B, features]``, its ``action_mask`` left out and its
-    images scaled to 0..1."""
+    """Flatten an observation to one vector per step, without its ``action_mask``.
+
+    Args:
+        obs: Observation ``[L, B, ...]``; images are scaled to 0..1.
+
+    Returns:
+        float32 ``[L, B, features]``.
+    """
     leaves = [
         (to_real(leaf) if is_image(leaf, axes=2) else leaf.astype(jnp.float32)).reshape(*leaf.shape[:2], -1)
         for path, leaf in jax.tree_util.tree_leaves_with_path(obs)
@@ -269,7 +181,14 @@ def features(obs: PyTree) -> jax.Array:
 
 
 def action_mask(obs: PyTree) -> jax.Array | None:
-    """The mask of allowed actions in a dictionary observation, or None."""
+    """Return the mask of allowed actions.
+
+    Args:
+        obs: Observation.
+
+    Returns:
+        The entry ``action_mask`` of a dictionary, or None.
+    """
     return obs.get("action_mask") if isinstance(obs, dict) else None
 
 
@@ -280,11 +199,11 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = dict(
 
 
 class Mlp(nn.Module):
-    """Dense layers over ``[L, B, F]``, each followed by an optional normalization and the activation; the last, which
-    is all heads side by side, is linear. While ``learning``, a batch norm takes the statistics of the batch and adds
-    them to its own (arXiv 1502.03167).
+    """Dense layers over ``[L, B, F]``, each followed by an optional normalization and the activation.
 
-    Weights start as in He et al. (arXiv 1502.01852).
+    The last layer holds all heads and is linear. With ``learning=True``, a batch norm uses the statistics of the batch
+    and merges them into the running ones (arXiv 1502.03167). Weights are initialized as in He et al. (arXiv
+    1502.01852).
     """
 
     hidden: tuple[int, ...]
@@ -297,7 +216,7 @@ class Mlp(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, *, learning: bool = False) -> jax.Array:
         # One batch axis: with two, XLA's CPU compiler makes layer norms and activations slower (SAC by 40 %). The batch
-        # stands before the sequence, so that a batch divided among devices stays where it is.
+        # comes before the sequence, so that a batch sharded over devices is not transferred.
         length, batch, _ = x.shape
         x = x.swapaxes(0, 1).reshape(batch * length, -1)
         dense = partial(nn.Dense, dot_general=dot_of(self.precision))
@@ -314,7 +233,7 @@ class Mlp(nn.Module):
 
 
 class GruMlp(nn.Module):
-    """A GRU over the sequence, with an `Mlp` or the like on top of its outputs; an action joins them there."""
+    """A GRU over the sequence, followed by a ``head`` such as `Mlp`; an action is concatenated to the GRU's outputs."""
 
     cell_size: int
     head: Any
@@ -341,8 +260,10 @@ class GruMlp(nn.Module):
 
 
 class PixelNetwork(nn.Module):
-    """``body``, an `Mlp` or a `GruMlp`, on the features of an observation's images, those leaves that it ``convolves``,
-    and on what else is in it."""
+    """Convolutions of an observation's images, followed by ``body``, an `Mlp` or a `GruMlp`.
+
+    ``convolves`` selects the leaves that are images; the other leaves are concatenated to the images' features.
+    """
 
     layers: tuple[Convolution, ...]
     convolves: Callable[..., bool]
@@ -351,24 +272,28 @@ class PixelNetwork(nn.Module):
 
     @nn.compact
     def __call__(self, *inputs: PyTree, learning: bool = False) -> Any:
-        """``(obs)``, or ``(memory, obs, first, action)`` with a memory."""
+        """Run the network on ``(obs)``, or on ``(memory, obs, first, action)`` if it is recurrent."""
         recurrent = len(inputs) > 1
         obs = inputs[1] if recurrent else inputs[0]
         leaves = [leaf for path, leaf in jax.tree_util.tree_leaves_with_path(obs) if not is_mask(path)]
-        seen = [Convolutions(self.layers, self.precision)(leaf) for leaf in leaves if self.convolves(leaf, axes=2)]
+        seen = [
+            convolutions.Convolutions(self.layers, self.precision)(leaf)
+            for leaf in leaves
+            if self.convolves(leaf, axes=2)
+        ]
         rest = [leaf for leaf in leaves if not self.convolves(leaf, axes=2)]
         x = jnp.concatenate([*seen, features(rest)] if rest else seen, axis=-1)
         given = (inputs[0], x, *inputs[2:]) if recurrent else (x,)
         return self.body(*given, learning=learning)
 
 
-# What an algorithm imports, so that it need not know the other modules of this package.
+# All that an algorithm imports, so that it depends on no other module of this package.
 __all__ = ["Activation", "Apply", "Cnn", "Head", "Heads", "Network", "Precision", "Torso", "action_mask"]
 __all__ += ["ensemble", "hold_unit_norm", "make_network", "scalar"]
 
 
 Torso = Literal["mlp", "residual"]
-"""The dense layers of a network, by name."""
+"""Kind of a network's dense layers."""
 
 
 class Apply(Protocol):
@@ -377,37 +302,45 @@ class Apply(Protocol):
     def __call__(
         self, params: PyTree, memory: PyTree, obs: PyTree, first: jax.Array, action: jax.Array | None = None
     ) -> tuple[Any, PyTree]:
-        """``memory``: before the first step, ``[B, ...]``; ``obs``: ``[L, B, ...]``; ``first``: whether a step begins
-        an episode, ``[L, B]``; ``action``: for networks that take one, ``[L, B, ...]``. Returns outputs ``[L, B, out]``
-        (a dictionary of them for several heads) and the memory after every step, ``[L, B, ...]``."""
+        """Run the network.
+
+        Args:
+            params: Params of the network.
+            memory: Memory before the first step, ``[B, ...]``.
+            obs: Observations ``[L, B, ...]``.
+            first: Whether a step begins an episode, ``[L, B]``.
+            action: Actions ``[L, B, ...]``, for networks that take them.
+
+        Returns:
+            Outputs ``[L, B, out]`` (a dictionary for several heads) and the memory after every step, ``[L, B, ...]``.
+        """
 
 
 class ApplyLearning(Protocol):
-    """As `Apply`, in a loss: batch norms use the statistics of the batch."""
+    """Runs a network in a loss, as `Apply`, with the batch's statistics in batch norms."""
 
     def __call__(
         self, params: PyTree, memory: PyTree, obs: PyTree, first: jax.Array, action: jax.Array | None = None
     ) -> tuple[Any, PyTree, PyTree]:
-        """Returns outputs, memory, and the new statistics of batch norms, the collection ``batch_stats`` of the params
-        (empty without a batch norm)."""
+        """Return outputs, memory, and the new ``batch_stats`` of the params (empty without a batch norm)."""
 
 
 class Network(NamedTuple):
     """One network as pure functions.
 
-    - ``init(key)``: makes its params, Flax variables: weights, and the statistics of normalization layers.
-    - ``apply``: runs it over a sequence.
-    - ``apply_learning``: the same in a loss, where batch norms are updated.
-    - ``initial_memory(batch_size)``: its memory at the start of an episode, leaves ``[batch_size, ...]``; ``()`` for a
-      feed-forward network.
-    - ``recurrent``: whether it has a memory.
-    - ``action_shape``: of the action that it takes beside the observation; None: it takes none.
-    - ``ensemble_size``: of an `ensemble`; 0: it is none.
-    - ``trailing_axes``: of its outputs and memory, behind the batch; 2 where each of several agents has its own.
-    - ``separate``: agents have networks of their own, whose params are stacked, ``[A, ...]``.
-    - ``of_agent(number, params)``: the network of one of several agents alone, from 0, and its params, out of the
-      params of all; it maps what this agent observes, ``[L, B, ...]``, to ``[L, B, out]``. None where there is one
-      agent.
+    Attributes:
+        init: ``(key) -> params``, Flax variables: weights, and statistics of normalization layers.
+        apply: Runs the network over a sequence.
+        apply_learning: Runs the network in a loss, where batch norms are updated.
+        initial_memory: ``(batch_size) -> memory`` at the start of an episode, leaves ``[batch_size, ...]``; ``()`` for
+            a feed-forward network.
+        recurrent: Whether the network has a memory.
+        action_shape: Shape of the action that the network takes in addition to the observation; None for no action.
+        ensemble_size: Number of members of an `ensemble`; 0 for a single network.
+        trailing_axes: Axes of outputs and memory after the batch; 2 if each of several agents has its own.
+        separate: Whether agents have separate networks, with stacked params ``[A, ...]``.
+        of_agent: ``(number, params) -> (network, params)`` of one of several agents, counted from 0. The network maps
+            this agent's observations ``[L, B, ...]`` to ``[L, B, out]``. None with one agent.
     """
 
     init: Callable[[jax.Array], PyTree]
@@ -438,34 +371,45 @@ def make_network(
     cnn: Cnn = "auto",
     torso: Torso = "mlp",
 ) -> Network:
-    """A multi-layer perceptron over the flattened observation, behind a GRU if ``recurrent_size`` > 0.
+    """Build a network of dense layers over the flattened observation, after a GRU if ``recurrent_size`` > 0.
 
-    ``torso="residual"`` takes residual blocks with batch norms instead, one for each of ``hidden``; their params are to
-    be held by `hold_unit_norm`.
+    Args:
+        obs_spec: Shapes of one observation.
+        out: Number of outputs, or heads by name, which share all layers but the last.
+        hidden: Sizes of the hidden layers, or widths of residual blocks.
+        keys: Entries of a dictionary observation that the network reads; empty for all.
+        action_shape: Shape of an action that the network takes too; None for no action.
+        activation: Name in `ACTIVATIONS`.
+        layer_norm: Whether to normalize each hidden layer's outputs; ignored by residual blocks.
+        batch_norm: Whether to normalize them over the batch; residual blocks always do.
+        precision: "bf16" for dense layers and convolutions; the GRU's small products stay in float32.
+        recurrent_size: Size of the GRU; 0 for none.
+        out_scale: Scale of a single head's initial weights (`Head`).
+        cnn: Convolutions for images. "auto" takes the largest that the images' size allows, for images of bytes. "none"
+            reads the pixels directly. A name also convolves real numbers and bools ``[height, width, channels]``.
+        torso: "mlp", or "residual" for residual blocks with batch norms, whose params need `hold_unit_norm`.
 
-    ``out`` is the number of outputs, or heads by name, which share everything but the last layer. ``keys`` names the
-    entries of a dictionary observation that are read (default: all); with ``action_shape`` the network takes an action
-    too. Images go through the convolutions named ``cnn``: ``"auto"`` takes the largest that fits images of bytes,
-    ``"none"`` reads the pixels themselves, and a name also convolves real numbers and bools ``[height, width,
-    channels]``. ``precision="bf16"`` concerns dense layers and convolutions; the GRU's small products stay in
-    float32.
+    Returns:
+        The network.
 
     Raises:
-        ValueError: there are no images for ``cnn``, they are too small for it, the observation lacks a key, or residual
-            blocks are not of one width.
+        ValueError: There are no images for ``cnn``, they are too small, the observation lacks a key, or the residual
+            blocks differ in width.
     """
     choose = partial(choose_keys, keys=keys) if keys else lambda obs: obs
     seen_spec = choose(obs_spec)
     convolved = cnn != "auto" or any(is_image(leaf) for leaf in jax.tree.leaves(seen_spec))
-    layers = choose_convolutions(seen_spec, cnn) if convolved else ()
+    layers = convolutions.choose_convolutions(seen_spec, cnn) if convolved else ()
     heads = out if isinstance(out, dict) else {"": Head(out, out_scale)}
     residual = torso == "residual"
     if residual and len(set(hidden)) != 1:
-        raise ValueError(f"residual blocks of the sizes {list(hidden)}: write at least one, all of the same size")
+        raise ValueError(
+            f"residual blocks of different or no sizes, {list(hidden)}: write at least one size, all equal"
+        )
     shape = tuple(hidden), tuple(heads.values()), ACTIVATIONS[activation]
     dense = ResidualTorso(*shape, precision) if residual else Mlp(*shape, layer_norm, batch_norm, precision)
     body = GruMlp(recurrent_size, dense) if recurrent_size else dense
-    module: nn.Module = PixelNetwork(layers, convolved_by(cnn), body, precision) if layers else body
+    module: nn.Module = PixelNetwork(layers, convolutions.convolved_by(cnn), body, precision) if layers else body
 
     def initial_memory(batch_size: int) -> PyTree:
         return jnp.zeros((batch_size, recurrent_size), jnp.float32) if recurrent_size else ()
@@ -498,12 +442,19 @@ def make_network(
 
 
 def without_statistics(apply: Apply) -> ApplyLearning:
-    """A network without batch norms in a loss."""
+    """Adapt the `Apply` of a network without batch norms to a loss.
+
+    Args:
+        apply: Function of the network.
+
+    Returns:
+        The same function with empty statistics as third result.
+    """
     return lambda *given: (*apply(*given), {})
 
 
 def _with_statistics(module: nn.Module, inputs: Callable[..., tuple], outputs_of: Callable) -> ApplyLearning:
-    """A network with batch norms in a loss."""
+    """Return the `ApplyLearning` of a module with batch norms."""
 
     def apply_learning(
         params: PyTree, memory: PyTree, obs: PyTree, first: jax.Array, action: jax.Array | None = None
@@ -516,9 +467,17 @@ def _with_statistics(module: nn.Module, inputs: Callable[..., tuple], outputs_of
 
 
 def ensemble(network: Network, size: int) -> Network:
-    """``size`` networks that differ in their initial weights only; outputs ``[size, L, B, out]``, a memory for each.
+    """Build an ensemble of networks that differ only in their initial weights.
 
-    Params are a tuple; those of networks without memory may also be stacked, ``[size, ...]``: then all are one product.
+    Params are a tuple. Params of networks without memory may also be stacked, ``[size, ...]``: `apply` then computes
+    one batched product.
+
+    Args:
+        network: Network to repeat.
+        size: Number of members.
+
+    Returns:
+        A network with outputs ``[size, L, B, out]`` and a memory for each member.
     """
 
     def init(key: jax.Array) -> PyTree:
@@ -551,7 +510,14 @@ def ensemble(network: Network, size: int) -> Network:
 
 
 def scalar(init: Callable[[], jax.Array]) -> Network:
-    """A learned number, such as the logarithm of a temperature, as a network: its output is the number itself."""
+    """Build a network of a single trainable number, such as the logarithm of a temperature.
+
+    Args:
+        init: Function that returns the initial value.
+
+    Returns:
+        A network whose output is the number.
+    """
 
     def apply(
         params: PyTree, memory: PyTree, obs: PyTree, first: jax.Array, action: jax.Array | None = None
@@ -562,13 +528,24 @@ def scalar(init: Callable[[], jax.Array]) -> Network:
 
 
 def step(network: Network, params: PyTree, memory: PyTree, obs: PyTree, first: jax.Array) -> tuple[Any, PyTree]:
-    """One step of a batch: outputs ``[B, out]`` and memory ``[B, ...]`` from observations ``[B, ...]``."""
+    """Run a network for one step of a batch.
+
+    Args:
+        network: Network.
+        params: Its params.
+        memory: Memory ``[B, ...]``.
+        obs: Observations ``[B, ...]``.
+        first: Whether the step begins an episode, ``[B]``.
+
+    Returns:
+        Outputs ``[B, out]`` and the next memory ``[B, ...]``.
+    """
     outputs, memories = network.apply(params, memory, *jax.tree.map(lambda x: x[None], (obs, first)))
     return jax.tree.map(lambda x: x[0], (outputs, memories))
 
 
 def _by_head(outputs: jax.Array, heads: Heads) -> dict[str, jax.Array]:
     ends = list(accumulate(head.size for head in heads.values()))
-    # Indexing would be a gather where the batch is symbolic, as in an exported file.
+    # Not by indexing, which is a gather where the batch is symbolic, as in an exported file.
     slices = {name: (end - heads[name].size, end) for name, end in zip(heads, ends, strict=True)}
     return {name: jax.lax.slice_in_dim(outputs, *limits, axis=-1) for name, limits in slices.items()}

@@ -1,7 +1,7 @@
-"""Networks of several agents: one that all share, with the agent's number beside its observation, or one for each.
+"""Networks of several agents: one shared network that also reads the agent's number, or one network per agent.
 
-Both map observations ``[L, B, A, ...]`` to outputs ``[L, B, A, out]``, recurrent ones with a memory ``[B, A, ...]``,
-and leave out what is not an agent's own: the world's state and the mask of agents that are out.
+Both map observations ``[L, B, A, ...]`` to outputs ``[L, B, A, out]``, recurrent networks with a memory
+``[B, A, ...]``. Both drop the entries without the agents' axis: the global state and the mask of agents that are out.
 """
 
 from collections.abc import Callable
@@ -14,23 +14,46 @@ from jaxrl_fast.core import OUT, STATE, PyTree
 from jaxrl_fast.networks.network import Network
 
 NUMBER = "agent_number"
-"""The key of the agent's number, one-hot, beside what it observes: the entries of a dictionary, or ``obs``."""
+"""Key of the agent's one-hot number, added to the entries of its observation, or to ``obs``."""
 
 
 def own_obs(obs: PyTree) -> PyTree:
-    """Of an observation what agents observe themselves."""
+    """Select the entries of an observation that the agents observe.
+
+    Args:
+        obs: Observation with the global state and the mask of agents.
+
+    Returns:
+        The observation without `STATE` and `OUT`.
+    """
     return {key: leaf for key, leaf in obs.items() if key not in (STATE, OUT)} if isinstance(obs, dict) else obs
 
 
 def obs_of_one(obs_spec: PyTree, num_agents: int, *, shared: bool) -> PyTree:
-    """The shapes of what the network of one agent sees, of those that all observe, ``[A, ...]``; with `NUMBER` where
-    they share the network."""
+    """Return the shapes that the network of one agent reads.
+
+    Args:
+        obs_spec: Shapes of one observation of all agents, ``[A, ...]``.
+        num_agents: Number of agents.
+        shared: Whether agents share the network, which then also reads `NUMBER`.
+
+    Returns:
+        Shapes without the agents' axis.
+    """
     one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), own_obs(obs_spec))
     return _with_number(one, jax.ShapeDtypeStruct((num_agents,), jnp.float32)) if shared else one
 
 
 def shared_network(one: Network, num_agents: int) -> Network:
-    """One network for all agents, which are rows of one batch; it sees their number."""
+    """Build one network for all agents, which are rows of one batch.
+
+    Args:
+        one: Network of one agent, which reads `NUMBER`.
+        num_agents: Number of agents.
+
+    Returns:
+        A network over the agents' axis.
+    """
 
     def apply(
         params: PyTree, memory: PyTree, obs: PyTree, first: jax.Array, action: jax.Array | None = None
@@ -67,8 +90,16 @@ def shared_network(one: Network, num_agents: int) -> Network:
 
 
 def separate_networks(one: Network, num_agents: int, *, see_all: bool = False) -> Network:
-    """A network for each agent, like ``one``: their params are stacked, ``[A, ...]``, and all are one batched product.
-    ``see_all``: each sees the whole observation, as a critic does, not only its agent's."""
+    """Build a network for each agent, with stacked params ``[A, ...]`` and one batched product for all.
+
+    Args:
+        one: Network of one agent.
+        num_agents: Number of agents.
+        see_all: Whether each network reads the whole observation, as a critic does, instead of its agent's.
+
+    Returns:
+        A network over the agents' axis.
+    """
     each = None if see_all else 2
 
     def init(key: jax.Array) -> PyTree:

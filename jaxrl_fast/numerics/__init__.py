@@ -1,1 +1,1 @@
-"""Arrays in, arrays out: distributions, losses, returns, running statistics, schedules, optimizers."""
+"""Pure functions of arrays: distributions, losses, returns, running statistics, schedules, optimizers."""

@@ -1,8 +1,8 @@
-"""Action distributions: categorical with a mask, and tanh-normal. Tested against SciPy.
+"""Action distributions: masked categorical and tanh-normal. Tested against SciPy.
 
-A distribution is a NamedTuple of parameters plus free functions. What is sampled and scored is the *raw* action;
-``to_action`` maps it into the environment's range. Keeping the raw action avoids the inverse of tanh, which loses
-all precision near the bounds.
+A distribution is a NamedTuple of parameters, used by free functions. Samples and log-probabilities use *raw* actions;
+``to_action`` maps a raw action into the environment's range. Storing raw actions avoids the inverse of tanh, which
+loses all precision near the bounds.
 """
 
 import math
@@ -23,15 +23,23 @@ _ABOVE_MINUS_1 = np.nextafter(np.float32(-1.0), np.float32(0.0))
 
 
 class Categorical(NamedTuple):
-    """A distribution over discrete actions: ``logits`` ``[..., num_actions]``, `MASKED_LOGIT` for masked actions."""
+    """Distribution over discrete actions.
+
+    Attributes:
+        logits: Unnormalized log-probabilities, `MASKED_LOGIT` for masked actions, ``[..., num_actions]``.
+    """
 
     logits: jax.Array
 
 
 class TanhNormal(NamedTuple):
-    """Independent normals squashed by tanh into (-1, 1) (SAC, arXiv 1801.01290, appendix C).
+    """Independent normals squashed by tanh into (-1, 1), for ``A`` action dimensions.
 
-    - ``mean``, ``scale``: mean and standard deviation before the squashing, ``[..., A]`` for ``A`` action dimensions.
+    Attributes:
+        mean: Means before the squashing, ``[..., A]``.
+        scale: Standard deviations before the squashing, ``[..., A]``.
+
+    Source: Haarnoja et al. (2018), appendix C, arXiv 1801.01290.
     """
 
     mean: jax.Array
@@ -42,36 +50,85 @@ Distribution = Categorical | TanhNormal
 
 
 def categorical(logits: jax.Array, mask: jax.Array | None = None) -> Categorical:
-    """A distribution over discrete actions; ``mask`` ``[..., num_actions]`` is true where an action is allowed."""
+    """Build a distribution over discrete actions.
+
+    Args:
+        logits: Logits ``[..., num_actions]``.
+        mask: True where an action is allowed, ``[..., num_actions]``; None allows all.
+
+    Returns:
+        The distribution.
+    """
     return Categorical(logits if mask is None else jnp.where(mask.astype(bool), logits, MASKED_LOGIT))
 
 
 def tanh_normal(outputs: jax.Array) -> TanhNormal:
-    """A tanh-normal from network outputs ``[..., 2 A]``: means, and scales through a softplus."""
+    """Build a tanh-normal distribution from network outputs.
+
+    Args:
+        outputs: Means, then standard deviations before a softplus, ``[..., 2 A]``.
+
+    Returns:
+        The distribution.
+    """
     mean, raw_scale = jnp.split(outputs, 2, axis=-1)
     return TanhNormal(mean, softplus(raw_scale) + MIN_SCALE)
 
 
 def of_outputs(space: Discrete | Box, outputs: jax.Array, mask: jax.Array | None = None) -> Distribution:
-    """The distribution over actions from network outputs ``[..., num_outputs(space)]``."""
+    """Build the action distribution of a space from network outputs.
+
+    Args:
+        space: Action space.
+        outputs: Network outputs ``[..., num_outputs(space)]``.
+        mask: Allowed actions ``[..., num_actions]``, of discrete spaces; None allows all.
+
+    Returns:
+        The distribution.
+    """
     return categorical(outputs, mask) if isinstance(space, Discrete) else tanh_normal(outputs)
 
 
 def num_outputs(space: Discrete | Box) -> int:
-    """The number of outputs of a policy network."""
+    """Return the number of outputs of a policy network.
+
+    Args:
+        space: Action space.
+
+    Returns:
+        Number of logits, or of means and standard deviations.
+    """
     return space.num_actions if isinstance(space, Discrete) else 2 * space.low.size
 
 
 def sample(dist: Distribution, key: jax.Array) -> jax.Array:
-    """One raw action per batch element: int32 ``[...]`` or float32 ``[..., A]``."""
+    """Draw one raw action per batch element.
+
+    Args:
+        dist: Distribution.
+        key: Random key.
+
+    Returns:
+        Raw actions, int32 ``[...]`` or float32 ``[..., A]``.
+    """
     if isinstance(dist, Categorical):
         return jax.random.categorical(key, dist.logits).astype(jnp.int32)
     return dist.mean + dist.scale * standard_normal(key, dist.mean.shape)
 
 
 def standard_normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """The numbers of `jax.random.normal`, float32 of this ``shape``. On a CPU by a loop of two turns, which XLA runs
-    once, where it copies an inverse error function into each of the five operations that use the result."""
+    """Draw the numbers of `jax.random.normal`.
+
+    On a CPU the inverse error function runs in a loop of two iterations, which XLA runs once; otherwise XLA copies the
+    function into each of the five operations that use the result. An odd number of elements is drawn by `jax.random`.
+
+    Args:
+        key: Random key.
+        shape: Shape of the result.
+
+    Returns:
+        float32 array of this shape.
+    """
     if math.prod(shape) % 2:
         return jax.random.normal(key, shape)
     uniform = jax.random.uniform(key, shape, minval=_ABOVE_MINUS_1, maxval=1.0)
@@ -87,14 +144,29 @@ def _normal(uniform: jax.Array) -> jax.Array:
 
 
 def mode(dist: Distribution) -> jax.Array:
-    """The greedy raw action."""
+    """Return the greedy raw action.
+
+    Args:
+        dist: Distribution.
+
+    Returns:
+        Raw actions, int32 ``[...]`` or float32 ``[..., A]``.
+    """
     if isinstance(dist, Categorical):
         return jnp.argmax(dist.logits, axis=-1).astype(jnp.int32)
     return dist.mean
 
 
 def log_prob(dist: Distribution, raw: jax.Array) -> jax.Array:
-    """Log-density ``[...]`` of the squashed action, in (-1, 1) units, at raw action ``raw``."""
+    """Compute the log-density of the squashed action, in (-1, 1) units.
+
+    Args:
+        dist: Distribution.
+        raw: Raw actions, int32 ``[...]`` or float32 ``[..., A]``.
+
+    Returns:
+        Log-probability or log-density ``[...]``.
+    """
     if isinstance(dist, Categorical):
         return pick(jax.nn.log_softmax(dist.logits), raw)
     normal = -0.5 * jnp.square((raw - dist.mean) / dist.scale) - jnp.log(dist.scale) - _LOG_SQRT_2PI
@@ -102,8 +174,17 @@ def log_prob(dist: Distribution, raw: jax.Array) -> jax.Array:
 
 
 def pick(values: jax.Array, index: jax.Array) -> jax.Array:
-    """The entries ``[...]`` of ``values`` ``[..., n]`` at ``index`` ``[...]``. On accelerators by a mask: a gather's
-    gradient is a scatter, slow there, and on a GPU not deterministic."""
+    """Select one entry of the last axis.
+
+    Accelerators use a mask: the gradient of a gather is a scatter, slow there and not deterministic on a GPU.
+
+    Args:
+        values: Values ``[..., n]``.
+        index: Indices ``[...]``.
+
+    Returns:
+        Selected entries ``[...]``.
+    """
     return jax.lax.platform_dependent(values, index, cpu=_gather, default=_masked)
 
 
@@ -117,7 +198,15 @@ def _masked(values: jax.Array, index: jax.Array) -> jax.Array:
 
 
 def entropy(dist: Distribution, key: jax.Array) -> jax.Array:
-    """Entropy ``[...]``: exact for categorical, an unbiased one-sample estimate for tanh-normal."""
+    """Compute the entropy: exact for categorical, an unbiased one-sample estimate for tanh-normal.
+
+    Args:
+        dist: Distribution.
+        key: Random key of the estimate.
+
+    Returns:
+        Entropies ``[...]``.
+    """
     if isinstance(dist, Categorical):
         log_probs = jax.nn.log_softmax(dist.logits)
         return -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
@@ -126,20 +215,43 @@ def entropy(dist: Distribution, key: jax.Array) -> jax.Array:
 
 
 def to_action(space: Discrete | Box, raw: jax.Array) -> jax.Array:
-    """The environment's action ``[..., *action_shape]``: the raw one if discrete, else squashed and scaled into
-    ``[low, high]``."""
+    """Map raw actions to the environment's actions.
+
+    Args:
+        space: Action space.
+        raw: Raw actions, int32 ``[...]`` or float32 ``[..., A]``.
+
+    Returns:
+        Discrete actions unchanged; else squashed by tanh and scaled into ``[low, high]``, ``[..., *action_shape]``.
+    """
     return raw if isinstance(space, Discrete) else from_unit(space, jnp.tanh(raw))
 
 
 def from_unit(space: Box, unit: jax.Array) -> jax.Array:
-    """Actions ``[..., A]`` in ``[-1, 1]`` scaled to ``[..., *action_shape]`` in ``[low, high]``."""
+    """Scale actions from ``[-1, 1]`` to ``[low, high]``.
+
+    Args:
+        space: Action space.
+        unit: Actions in ``[-1, 1]``, ``[..., A]``.
+
+    Returns:
+        Actions ``[..., *action_shape]``.
+    """
     low, half_range = _bounds(space, unit)
     action = low + (unit + 1.0) * half_range
     return action.reshape(*unit.shape[:-1], *space.low.shape)
 
 
 def to_unit(space: Box, action: jax.Array) -> jax.Array:
-    """The scaling inverted: actions ``[..., *action_shape]`` in ``[low, high]`` to ``[..., A]`` in ``[-1, 1]``."""
+    """Scale actions from ``[low, high]`` to ``[-1, 1]``.
+
+    Args:
+        space: Action space.
+        action: Actions ``[..., *action_shape]``.
+
+    Returns:
+        Actions in ``[-1, 1]``, ``[..., A]``.
+    """
     flat = action.reshape(*action.shape[: action.ndim - space.low.ndim], -1)
     low, half_range = _bounds(space, flat)
     return (flat - low) / half_range - 1.0
@@ -147,8 +259,17 @@ def to_unit(space: Box, action: jax.Array) -> jax.Array:
 
 @jax.custom_jvp
 def softplus(x: jax.Array) -> jax.Array:
-    """``log(1 + exp(x))`` to within 1e-7 and rounding. `jax.nn.softplus` is exact where that is smaller too, but of its
-    ``log1p`` XLA makes a slow program for the CPU, with which an update of SAC takes 3 to 9 % longer."""
+    """Compute ``log(1 + exp(x))`` to within 1e-7 and rounding.
+
+    `jax.nn.softplus` is exact also where the result is smaller than 1e-7, but XLA compiles its ``log1p`` to a slow
+    program for the CPU: an update of SAC takes 3 to 9 % longer with it.
+
+    Args:
+        x: Values of any shape.
+
+    Returns:
+        Values of the same shape.
+    """
     return jnp.maximum(x, 0.0) + jnp.log(1.0 + jnp.exp(-jnp.abs(x)))
 
 
@@ -169,37 +290,83 @@ def _log_tanh_slope(raw: jax.Array) -> jax.Array:
 
 
 def project(positions: jax.Array, probabilities: jax.Array, atoms: jax.Array) -> jax.Array:
-    """Move a distribution onto evenly spaced ``atoms`` ``[N]``: its ``probabilities`` ``[M]`` at ``positions`` ``[M]``
-    are shared between the two atoms around each, those outside go to the first or last (arXiv 1707.06887, equation 7).
-    Returns ``[N]``."""
+    """Project a distribution onto evenly spaced atoms.
+
+    The probability of each position is shared between the two atoms around it. Positions outside go to the first or
+    last.
+
+    Args:
+        positions: Support of the distribution, ``[M]``.
+        probabilities: Its probabilities, ``[M]``.
+        atoms: Evenly spaced atoms, ``[N]``.
+
+    Returns:
+        Probabilities of the atoms, ``[N]``.
+
+    Source: Bellemare et al. (2017), equation 7, arXiv 1707.06887.
+    """
     spacing = atoms[1] - atoms[0]
     distance = jnp.abs(jnp.clip(positions, atoms[0], atoms[-1])[None, :] - atoms[:, None]) / spacing
-    # A product, since XLA computes a plain sum anew for each use of its result.
+    # A dot product, because XLA recomputes a plain sum for each use of its result.
     return jnp.dot(jnp.clip(1.0 - distance, 0.0, 1.0), probabilities, precision="highest")
 
 
 def cross_entropy(logits: jax.Array, target: jax.Array) -> jax.Array:
-    """Of probabilities ``target`` ``[N]`` under ``logits`` ``[N]``, in nats."""
+    """Compute the cross-entropy of a categorical distribution against a target, in nats.
+
+    Args:
+        logits: Logits ``[N]``.
+        target: Probabilities ``[N]``.
+
+    Returns:
+        A scalar.
+    """
     return -jnp.sum(target * jax.nn.log_softmax(logits))
 
 
 def divergence(logits: jax.Array, target: jax.Array) -> jax.Array:
-    """The Kullback-Leibler divergence of ``logits`` ``[N]`` from probabilities ``target`` ``[N]``, in nats.
+    """Compute the Kullback-Leibler divergence from a target to a categorical distribution, in nats.
 
-    Summed over differences of logarithms: cross-entropy minus entropy would lose digits where the two are alike.
+    The sum is over differences of logarithms: cross-entropy minus entropy loses digits where the two are alike.
+
+    Args:
+        logits: Logits ``[N]``.
+        target: Probabilities ``[N]``.
+
+    Returns:
+        A scalar, KL(target || softmax(logits)).
     """
     log_target = jnp.log(jnp.maximum(target, jnp.finfo(target.dtype).tiny))
     return jnp.sum(target * (log_target - jax.nn.log_softmax(logits)))
 
 
 def quantile_levels(size: int) -> jax.Array:
-    """The levels, 0 to 1, of ``size`` quantiles: the middles of as many equal parts (arXiv 1710.10044, lemma 2)."""
+    """Return the levels of evenly spaced quantiles: the midpoints of equal parts of [0, 1].
+
+    Args:
+        size: Number of quantiles ``N``.
+
+    Returns:
+        Levels in (0, 1), ``[N]``.
+
+    Source: Dabney et al. (2018), lemma 2, arXiv 1710.10044.
+    """
     return (jnp.arange(size, dtype=jnp.float32) + 0.5) / size
 
 
 def quantile_huber(quantiles: jax.Array, targets: jax.Array, threshold: float = 1.0) -> jax.Array:
-    """The loss of ``quantiles`` ``[N]`` against samples ``targets`` ``[M]``: the sum over quantiles of the mean over
-    samples; quadratic up to errors of ``threshold`` (arXiv 1710.10044, equations 9 and 10)."""
+    """Compute the quantile Huber loss: the sum over quantiles of the mean over samples.
+
+    Args:
+        quantiles: Predicted quantiles ``[N]``.
+        targets: Samples of the target ``[M]``.
+        threshold: Error up to which the loss is quadratic.
+
+    Returns:
+        A scalar.
+
+    Source: Dabney et al. (2018), equations 9 and 10, arXiv 1710.10044.
+    """
     error = targets[None, :] - quantiles[:, None]
     size = jnp.abs(error)
     huber = jnp.where(size <= threshold, 0.5 * jnp.square(error), threshold * (size - 0.5 * threshold))

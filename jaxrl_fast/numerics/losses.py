@@ -1,7 +1,4 @@
-"""Returns and losses: arrays in, arrays out, written for one environment and one sequence.
-
-The caller vmaps over E or B.
-"""
+"""Returns and losses of one environment and one sequence. The caller vmaps over ``E`` or ``B``."""
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +12,20 @@ def gae(
     done: jax.Array,
     gae_lambda: jax.Array | float,
 ) -> jax.Array:
-    """Generalized advantage estimates ``[T]`` (arXiv 1506.02438, equation 16).
+    """Compute generalized advantage estimates.
 
-    ``discount`` is γ where the episode may go on and 0 where it terminated; ``next_value`` is the value of the true
-    successor, so a truncated step still bootstraps; ``done`` (terminated or truncated) cuts the recursion.
-    All inputs are ``[T]``.
+    Args:
+        reward: Rewards ``[T]``.
+        discount: γ, or 0 where the episode terminated, ``[T]``.
+        value: Values of the observations, ``[T]``.
+        next_value: Values of ``next_obs``, from which a truncated step bootstraps, ``[T]``.
+        done: Terminated or truncated, where the recursion stops, ``[T]``.
+        gae_lambda: λ, scalar.
+
+    Returns:
+        Advantages ``[T]``.
+
+    Source: Schulman et al. (2016), equation 16, arXiv 1506.02438.
     """
     delta = reward + discount * next_value - value
     decay = discount * gae_lambda * (1.0 - done.astype(reward.dtype))
@@ -35,11 +41,21 @@ def gae(
 def lambda_return(
     reward: jax.Array, discount: jax.Array, next_value: jax.Array, done: jax.Array, return_lambda: jax.Array | float
 ) -> jax.Array:
-    """λ-returns ``[T]`` (Sutton & Barto, 2nd edition, section 12.1); Peng's Q(λ) where ``next_value`` is that of the
-    best action.
+    """Compute λ-returns; Peng's Q(λ) if ``next_value`` is the value of the best action.
 
-    ``discount``, ``next_value`` and ``done`` as for `gae`; the last step, and one that ends an episode, bootstrap from
-    ``next_value`` alone. All inputs are ``[T]``.
+    The last step, and a step that ends an episode, bootstrap from ``next_value`` alone.
+
+    Args:
+        reward: Rewards ``[T]``.
+        discount: γ, or 0 where the episode terminated, ``[T]``.
+        next_value: Values of ``next_obs``, ``[T]``.
+        done: Terminated or truncated, ``[T]``.
+        return_lambda: λ, scalar.
+
+    Returns:
+        Returns ``[T]``.
+
+    Source: Sutton and Barto (2018), section 12.1.
     """
     mix = return_lambda * (1.0 - done.astype(reward.dtype))
 
@@ -62,11 +78,23 @@ def v_trace(
     clip_rho: jax.Array | float,
     clip_c: jax.Array | float,
 ) -> tuple[jax.Array, jax.Array]:
-    """V-trace targets and policy-gradient advantages, each ``[T]`` (arXiv 1802.01561, equation 1 and section 4.2).
+    """Compute V-trace targets and policy-gradient advantages.
 
-    ``ratio``: the probability of the action under the policy that learns by that under the one that acted; λ multiplies
-    the traces (remark 2). ``discount``, ``next_value`` and ``done`` as for `gae`. All inputs but the last three are
-    ``[T]``.
+    Args:
+        reward: Rewards ``[T]``.
+        discount: γ, or 0 where the episode terminated, ``[T]``.
+        value: Values of the observations, ``[T]``.
+        next_value: Values of ``next_obs``, ``[T]``.
+        done: Terminated or truncated, ``[T]``.
+        ratio: Probability of the action under the trained policy, divided by that under the policy that acted, ``[T]``.
+        trace_lambda: λ, which multiplies the traces (remark 2), scalar.
+        clip_rho: Upper bound of the importance weights ρ, scalar.
+        clip_c: Upper bound of the trace weights c, scalar.
+
+    Returns:
+        Value targets and advantages, each ``[T]``.
+
+    Source: Espeholt et al. (2018), equation 1 and section 4.2, arXiv 1802.01561.
     """
     rho, c = jnp.minimum(ratio, clip_rho), trace_lambda * jnp.minimum(ratio, clip_c)
     delta = rho * (reward + discount * next_value - value)
@@ -87,10 +115,21 @@ def v_trace(
 def n_step(
     reward: jax.Array, terminated: jax.Array, truncated: jax.Array, discount: jax.Array | float
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The n-step return of a window of consecutive steps ``[n]`` (Sutton & Barto, 2nd edition, equation 7.1).
+    """Compute the n-step return of a window of consecutive steps.
 
-    Returns ``(reward sum, discount of the bootstrap value, index of the step to bootstrap after)``. The sum stops
-    with the step that ends an episode; the bootstrap discount is 0 after a termination, γ^m after m steps otherwise.
+    The sum stops with the step that ends an episode.
+
+    Args:
+        reward: Rewards ``[n]``.
+        terminated: Terminations, bool ``[n]``.
+        truncated: Truncations, bool ``[n]``.
+        discount: γ, scalar.
+
+    Returns:
+        ``(sum of rewards, discount of the bootstrap value, index of the last step of the sum)``. The discount is 0
+        after a termination, else γ^m after m steps; the bootstrap value is that step's ``next_obs``'s.
+
+    Source: Sutton and Barto (2018), equation 7.1.
     """
     done = terminated | truncated
     alive = jnp.cumprod(jnp.concatenate([jnp.ones(1), 1.0 - done[:-1].astype(jnp.float32)]))
@@ -101,20 +140,48 @@ def n_step(
 
 
 def clipped_surrogate(log_ratio: jax.Array, advantage: jax.Array, clip_range: jax.Array | float) -> jax.Array:
-    """PPO's pessimistic policy loss, to be minimized (arXiv 1707.06347, equation 7)."""
+    """Compute PPO's clipped policy loss, to be minimized.
+
+    Args:
+        log_ratio: Log-probability of the action minus its log-probability at sampling time.
+        advantage: Advantage, same shape.
+        clip_range: ε, scalar.
+
+    Returns:
+        Losses of the same shape.
+
+    Source: Schulman et al. (2017), equation 7, arXiv 1707.06347.
+    """
     ratio = jnp.exp(log_ratio)
     clipped = jnp.clip(ratio, 1.0 - clip_range, 1.0 + clip_range)
     return -jnp.minimum(ratio * advantage, clipped * advantage)
 
 
 def squared_error(prediction: jax.Array, target: jax.Array) -> jax.Array:
-    """Half the squared error, so that its gradient is the error itself."""
+    """Compute half the squared error, whose gradient is the error.
+
+    Args:
+        prediction: Values of any shape.
+        target: Values of the same shape.
+
+    Returns:
+        Losses of the same shape.
+    """
     return 0.5 * jnp.square(prediction - target)
 
 
 def huber(prediction: jax.Array, target: jax.Array) -> jax.Array:
-    """Half the squared error within 1 of the target, and beyond it a line of slope 1 (DQN's clipped error; Mnih et al.,
-    Nature 2015, methods)."""
+    """Compute the Huber loss with threshold 1: half the squared error up to it, slope 1 beyond.
+
+    Args:
+        prediction: Values of any shape.
+        target: Values of the same shape.
+
+    Returns:
+        Losses of the same shape.
+
+    Source: Mnih et al. (2015), methods (clipped error), Nature 518.
+    """
     error = jnp.abs(prediction - target)
     return jnp.where(error <= 1.0, 0.5 * jnp.square(error), error - 0.5)
 
@@ -122,27 +189,79 @@ def huber(prediction: jax.Array, target: jax.Array) -> jax.Array:
 def soft_target(
     reward: jax.Array, discount: jax.Array, next_q: jax.Array, next_log_prob: jax.Array, temperature: jax.Array
 ) -> jax.Array:
-    """SAC's Bellman target (arXiv 1812.05905, equations 2 and 3); ``next_q`` holds the critics' values ``[2]``."""
+    """Compute SAC's Bellman target.
+
+    Args:
+        reward: Reward, scalar.
+        discount: γ, or 0 after a termination, scalar.
+        next_q: Values of both target critics, ``[2]``.
+        next_log_prob: Log-probability of the next action, scalar.
+        temperature: Weight of the entropy, scalar.
+
+    Returns:
+        A scalar.
+
+    Source: Haarnoja et al. (2018), equations 2 and 3, arXiv 1812.05905.
+    """
     return reward + discount * (jnp.min(next_q) - temperature * next_log_prob)
 
 
 def soft_policy(q: jax.Array, log_prob: jax.Array, temperature: jax.Array) -> jax.Array:
-    """SAC's policy loss (arXiv 1812.05905, equation 7); ``q`` holds the critics' values ``[2]``."""
+    """Compute SAC's policy loss.
+
+    Args:
+        q: Values of both critics, ``[2]``.
+        log_prob: Log-probability of the policy's action, scalar.
+        temperature: Weight of the entropy, scalar.
+
+    Returns:
+        A scalar.
+
+    Source: Haarnoja et al. (2018), equation 7, arXiv 1812.05905.
+    """
     return temperature * log_prob - least(q)
 
 
 def least(q: jax.Array) -> jax.Array:
-    """The least of the values ``[N]``; its gradient goes to the first of them that is so small."""
+    """Return the smallest value; the gradient reaches only the first minimum.
+
+    Args:
+        q: Values ``[N]``.
+
+    Returns:
+        A scalar.
+    """
     return jnp.sum(jnp.where(jax.nn.one_hot(jnp.argmin(q), q.shape[-1], dtype=bool), q, 0.0))
 
 
 def soft_value(logits: jax.Array, q: jax.Array, temperature: jax.Array) -> jax.Array:
-    """The soft value of a categorical policy (arXiv 1910.07207, equation 10); ``logits`` and ``q`` ``[..., actions]``,
-    exact over the actions."""
+    """Compute the soft value of a categorical policy, exact over its actions.
+
+    Args:
+        logits: Logits of the policy, ``[..., num_actions]``.
+        q: Action values ``[..., num_actions]``.
+        temperature: Weight of the entropy, scalar.
+
+    Returns:
+        Values ``[...]``.
+
+    Source: Christodoulou (2019), equation 10, arXiv 1910.07207.
+    """
     log_prob = jax.nn.log_softmax(logits)
     return jnp.sum(jnp.exp(log_prob) * (q - temperature * log_prob), axis=-1)
 
 
 def temperature(log_temperature: jax.Array, log_prob: jax.Array, target_entropy: jax.Array | float) -> jax.Array:
-    """SAC's temperature loss (arXiv 1812.05905, equation 18); no gradient reaches the policy."""
+    """Compute SAC's temperature loss; no gradient reaches the policy.
+
+    Args:
+        log_temperature: Logarithm of the temperature, scalar.
+        log_prob: Log-probability of the policy's action.
+        target_entropy: Entropy to hold, in nats.
+
+    Returns:
+        Losses of the shape of ``log_prob``.
+
+    Source: Haarnoja et al. (2018), equation 18, arXiv 1812.05905.
+    """
     return -jnp.exp(log_temperature) * jax.lax.stop_gradient(log_prob + target_entropy)

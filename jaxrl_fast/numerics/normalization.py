@@ -1,7 +1,7 @@
-"""Running mean and variance of pytrees, merged batch by batch (Chan, Golub and LeVeque, 1979), and what they normalize.
+"""Running mean and variance of pytrees, and normalization of observations and rewards.
 
-Keys named ``action_mask`` and leaves that are not floating point pass through untouched. Observations and rewards are
-normalized when batches are made; stored data stays raw.
+Batches are merged by Chan, Golub and LeVeque (1979). Keys named ``action_mask`` and leaves that are not floating point
+are returned unchanged. Observations and rewards are normalized when batches are made; stored data stays raw.
 """
 
 import math
@@ -14,11 +14,12 @@ from jaxrl_fast.core import EnvSpec, PyTree, Transition, is_image
 
 
 class RunningStats(NamedTuple):
-    """Mean and variance of the elements seen so far.
+    """Mean and variance of all elements merged so far.
 
-    - ``samples``: how many there were, a float32 scalar.
-    - ``mean``: of each number of an element, with the shape of one element.
-    - ``m2``: sum of squared deviations from the mean; the variance is ``m2 / samples``.
+    Attributes:
+        samples: Number of elements, float32 scalar.
+        mean: Mean of each number of an element, in the shape of one element.
+        m2: Sum of squared deviations from the mean; the variance is ``m2 / samples``.
     """
 
     samples: jax.Array
@@ -27,7 +28,14 @@ class RunningStats(NamedTuple):
 
 
 def init_stats(spec: PyTree) -> RunningStats:
-    """Statistics of no data; ``spec``: shapes of one element, a pytree of arrays or ``ShapeDtypeStruct``."""
+    """Return statistics of no data.
+
+    Args:
+        spec: Shapes of one element, a pytree of arrays or ``jax.ShapeDtypeStruct``.
+
+    Returns:
+        Statistics of zeros.
+    """
 
     def zeros(x: jax.ShapeDtypeStruct) -> jax.Array:
         return jnp.zeros(x.shape, jnp.float32)
@@ -36,7 +44,16 @@ def init_stats(spec: PyTree) -> RunningStats:
 
 
 def update_stats(stats: RunningStats, batch: PyTree, batch_axes: int) -> RunningStats:
-    """Merge a batch of elements, whose leaves have ``batch_axes`` leading batch axes."""
+    """Merge a batch of elements into running statistics.
+
+    Args:
+        stats: Statistics so far.
+        batch: Elements with ``batch_axes`` leading axes.
+        batch_axes: Number of leading batch axes.
+
+    Returns:
+        The merged statistics.
+    """
     axes = tuple(range(batch_axes))
     size = float(math.prod(jax.tree.leaves(batch)[0].shape[:batch_axes]))
     count = stats.samples + size
@@ -54,7 +71,16 @@ def update_stats(stats: RunningStats, batch: PyTree, batch_axes: int) -> Running
 
 
 def normalize(stats: RunningStats, x: PyTree, clip: float = 10.0) -> PyTree:
-    """``(x - mean) / std``, clipped to ``[-clip, clip]``; the identity while there is no data."""
+    """Normalize to mean 0 and deviation 1, and clip.
+
+    Args:
+        stats: Running statistics; without data the values stay unchanged.
+        x: Values, with any number of leading batch axes.
+        clip: Bound of the results' absolute values.
+
+    Returns:
+        ``(x - mean) / std`` in ``[-clip, clip]``.
+    """
 
     def apply(path: tuple, mean: jax.Array, m2: jax.Array, leaf: jax.Array) -> jax.Array:
         if is_mask(path) or not jnp.issubdtype(leaf.dtype, jnp.floating):
@@ -68,20 +94,28 @@ def normalize(stats: RunningStats, x: PyTree, clip: float = 10.0) -> PyTree:
 
 
 def is_mask(path: tuple) -> bool:
-    """Whether a leaf of an observation is its ``action_mask``."""
+    """Return whether a leaf of an observation is its ``action_mask``.
+
+    Args:
+        path: Path of the leaf, as in `jax.tree_util.tree_map_with_path`.
+
+    Returns:
+        True for the mask.
+    """
     return bool(path) and getattr(path[-1], "key", None) == "action_mask"
 
 
 MAX_SCALED_REWARD = 10.0
-"""Rewards normalized by the deviation of returns are clipped here, as in Stable-Baselines3's VecNormalize."""
+"""Bound of normalized rewards, as in Stable-Baselines3's VecNormalize."""
 
 
 class Statistics(NamedTuple):
     """Running statistics over all environments.
 
-    - ``obs``: of observations.
-    - ``returns``: of discounted returns, whose deviation is the scale of rewards.
-    - ``largest``: discounted return so far, by size; ``()`` where there is no `Agent.max_return`.
+    Attributes:
+        obs: Statistics of observations.
+        returns: Statistics of discounted returns, whose deviation divides rewards.
+        largest: Largest absolute discounted return so far; ``()`` without `Agent.max_return`.
     """
 
     obs: RunningStats
@@ -96,8 +130,18 @@ def scale_experience(
     normalize_rewards: bool,
     max_return: float | None = None,
 ) -> Transition:
-    """Steps with rewards multiplied by ``reward_scale``, and normalized observations and rewards where ``statistics``
-    are given; ``max_return`` as in `Agent`."""
+    """Scale rewards, and normalize observations and rewards.
+
+    Args:
+        data: Steps with raw observations and rewards.
+        statistics: Running statistics; None normalizes nothing.
+        reward_scale: Factor of the rewards, scalar.
+        normalize_rewards: Whether to divide rewards by the deviation of returns.
+        max_return: Bound of normalized returns, as in `Agent`; None for no bound.
+
+    Returns:
+        The steps with scaled rewards and observations.
+    """
     reward = data.reward * reward_scale
     if statistics is None:
         return data._replace(reward=reward)
@@ -113,20 +157,27 @@ def _normalize_rewards(reward: jax.Array, statistics: Statistics, max_return: fl
     factor = jax.lax.rsqrt(variance + 1e-8)
     if max_return is not None:
         factor = jnp.minimum(factor, max_return / jnp.maximum(statistics.largest, 1e-8))
-    # Clipped, since the first reward of a sparse environment would be divided by a deviation of 0.
+    # Clip, because the first reward of a sparse environment is divided by a deviation of nearly 0.
     return jnp.clip(reward * factor, -MAX_SCALED_REWARD, MAX_SCALED_REWARD)
 
 
 def normalizes(asked: bool | None, spec: EnvSpec) -> bool:
-    """Whether observations are normalized: as ``asked``; by default (None) unless all are images.
+    """Return whether observations are normalized.
+
+    Args:
+        asked: The setting; None normalizes unless all leaves are images.
+        spec: Environment.
+
+    Returns:
+        True if they are normalized.
 
     Raises:
-        ValueError: it was asked for, and there are only images.
+        ValueError: Normalization is requested and there are only images.
     """
     only_images = all(is_image(leaf) for leaf in jax.tree.leaves(spec.obs))
     if asked and only_images:
         raise ValueError(
-            f"normalize_observations=true is for real numbers, and {spec.name} observes images, whose bytes are scaled "
-            "to 0..1 as they are: leave it out"
+            f"normalize_observations=true does not support {spec.name}, whose observations are images: their bytes are "
+            "always scaled to 0..1. Leave normalize_observations out."
         )
     return not only_images if asked is None else asked

@@ -1,4 +1,4 @@
-"""Optimizers by name, schedules of their rates, and the norm by which gradients are clipped."""
+"""Named optimizers, schedules of hyper-parameters, and gradient clipping by the global norm."""
 
 from collections.abc import Callable
 from functools import reduce
@@ -11,12 +11,19 @@ import optax
 from jaxrl_fast.core import PyTree
 
 SLICES, FEW = 16, 2**12
-"""On a CPU an array of more than `FEW` numbers is added up as so many slices: the sum of 65,536 squares takes XLA's
-program 50 microseconds, and 5 where slices are added (2 cores, AMD EPYC of family 26, JAX 0.10.2)."""
+"""On a CPU, an array of more than `FEW` numbers is summed in `SLICES` slices. Summing 65,536 squares takes 5
+microseconds in slices and 50 without (2 cores, AMD EPYC of family 26, JAX 0.10.2)."""
 
 
 def global_norm(tree: PyTree) -> jax.Array:
-    """The Euclidean norm of all numbers in ``tree``; a scalar, 0 without any."""
+    """Compute the Euclidean norm of all numbers of a pytree.
+
+    Args:
+        tree: Arrays.
+
+    Returns:
+        A scalar; 0 for an empty tree.
+    """
     return jnp.sqrt(sum((_sum_of_squares(leaf) for leaf in jax.tree.leaves(tree)), start=jnp.zeros(())))
 
 
@@ -37,7 +44,13 @@ def _by_slices(array: jax.Array) -> jax.Array:
 
 
 class Linear(NamedTuple):
-    """A straight line from ``start`` to ``end``, reached when the share ``until`` (0 to 1) of the run is over."""
+    """Linear schedule.
+
+    Attributes:
+        start: Value at the start of the run.
+        end: Final value.
+        until: Share of the run (0 to 1) after which ``end`` is reached.
+    """
 
     start: Any
     end: Any
@@ -45,7 +58,13 @@ class Linear(NamedTuple):
 
 
 class Cosine(NamedTuple):
-    """Half a cosine wave from ``start`` to ``end``, reached when the share ``until`` (0 to 1) of the run is over."""
+    """Schedule along half a cosine wave.
+
+    Attributes:
+        start: Value at the start of the run.
+        end: Final value.
+        until: Share of the run (0 to 1) after which ``end`` is reached.
+    """
 
     start: Any
     end: Any
@@ -57,7 +76,15 @@ SCHEDULES: dict[str, type[Linear] | type[Cosine]] = {"linear": Linear, "cosine":
 
 
 def value_at(rate: Any, progress: jax.Array) -> jax.Array:
-    """The value of a number or schedule at ``progress`` in [0, 1]."""
+    """Evaluate a number or schedule.
+
+    Args:
+        rate: Number or schedule.
+        progress: Share of the run that is over, in [0, 1].
+
+    Returns:
+        The value.
+    """
     if isinstance(rate, Schedule):
         progress = jnp.minimum(progress / rate.until, 1.0)
     if isinstance(rate, Linear):
@@ -68,22 +95,51 @@ def value_at(rate: Any, progress: jax.Array) -> jax.Array:
 
 
 def resolve(hyper: Any, progress: jax.Array) -> Any:
-    """Every rate of a NamedTuple of rates at ``progress``."""
+    """Evaluate every schedule of a NamedTuple of hyper-parameters.
+
+    Args:
+        hyper: Numbers or schedules.
+        progress: Share of the run that is over, in [0, 1].
+
+    Returns:
+        A NamedTuple of the same type with values.
+    """
     return type(hyper)(*(value_at(rate, progress) for rate in hyper))
 
 
 def at_start(hyper: Any) -> Any:
-    """Every rate of a NamedTuple of rates as a run begins, without computing anything."""
+    """Return every hyper-parameter's value at the start of a run, without computing on a device.
+
+    Args:
+        hyper: NamedTuple of numbers or schedules.
+
+    Returns:
+        A NamedTuple of the same type with values.
+    """
     return type(hyper)(*(rate.start if isinstance(rate, Schedule) else rate for rate in hyper))
 
 
 def has_schedule(hyper: Any) -> bool:
-    """Whether any rate depends on progress."""
+    """Return whether any hyper-parameter is a schedule.
+
+    Args:
+        hyper: NamedTuple of numbers or schedules.
+
+    Returns:
+        True if a value depends on progress.
+    """
     return any(isinstance(rate, Schedule) for rate in hyper)
 
 
 def plain(value: Any) -> Any:
-    """A value as a config file holds it: schedules as text, tuples as lists."""
+    """Convert a value to the form of a config file: schedules as text, tuples as lists.
+
+    Args:
+        value: Number, text, schedule or tuple.
+
+    Returns:
+        The plain value.
+    """
     if isinstance(value, Schedule):
         name = next(name for name, schedule in SCHEDULES.items() if isinstance(value, schedule))
         numbers = value if value.until != 1.0 else value[:2]
@@ -92,7 +148,7 @@ def plain(value: Any) -> Any:
 
 
 Rate = jax.Array | float
-"""A number at one tick, after schedules."""
+"""Value of a hyper-parameter at one tick, with schedules evaluated."""
 OptimizerName = Literal["adam", "adamw", "radam", "rmsprop"]
 OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = dict(
     adam=optax.adam, adamw=optax.adamw, radam=optax.radam, rmsprop=optax.rmsprop
@@ -100,40 +156,64 @@ OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = dict(
 
 
 class MakeOptimizer(Protocol):
-    """Makes the optimizer of one network."""
+    """Factory of one network's optimizer."""
 
     def __call__(self, hyper: Any, /) -> optax.GradientTransformation:
-        """``hyper``: the rates of this tick. The shapes of the optimizer's state must not depend on their values."""
+        """Build the optimizer.
+
+        Args:
+            hyper: Hyper-parameters of this tick. The shapes of the optimizer's state must not depend on their values.
+
+        Returns:
+            An optax optimizer.
+        """
 
 
 PickRate = Callable[[Any], Rate]
-"""(hyper of this tick) -> a learning rate."""
+"""(hyper-parameters of this tick) -> learning rate."""
 
 
 class NamedOptimizer(NamedTuple):
-    """One of `OPTIMIZERS` by its ``name``, behind a clip; all treat every number by itself. ``rate`` picks the learning
-    rate."""
+    """Factory of one of `OPTIMIZERS` after clipping of gradients; all of them treat each number separately.
+
+    Attributes:
+        name: Name of the optimizer.
+        rate: Function that picks the learning rate of the hyper-parameters.
+    """
 
     name: OptimizerName
     rate: PickRate
 
     def __call__(self, hyper: Any) -> optax.GradientTransformation:
-        """As `MakeOptimizer`."""
+        """Build the optimizer, as in `MakeOptimizer`."""
         options = {"weight_decay": hyper.weight_decay} if self.name == "adamw" else {}
         return optax.chain(clip_by_global_norm(hyper.max_grad_norm), OPTIMIZERS[self.name](self.rate(hyper), **options))
 
 
 def make_optimizer(name: OptimizerName, *, rate: PickRate = lambda hyper: hyper.learning_rate) -> NamedOptimizer:
-    """optax's optimizer ``name``, with the learning rate that ``rate`` picks, behind a clip to the global norm
-    ``hyper.max_grad_norm``; AdamW decays weights by ``hyper.weight_decay``."""
+    """Return a factory of an optax optimizer after clipping to the global norm ``hyper.max_grad_norm``.
+
+    AdamW decays weights by ``hyper.weight_decay``.
+
+    Args:
+        name: Name in `OPTIMIZERS`.
+        rate: Function that picks the learning rate of the hyper-parameters.
+
+    Returns:
+        The factory.
+    """
     return NamedOptimizer(name, rate)
 
 
 def check_optimizer(name: str, weight_decay: Any) -> None:
-    """Check that an optimizer exists, and that it uses the weight decay.
+    """Check that an optimizer exists and supports the weight decay.
+
+    Args:
+        name: Name in `OPTIMIZERS`.
+        weight_decay: Number or schedule; only AdamW supports values other than 0.
 
     Raises:
-        ValueError: with what to write instead.
+        ValueError: The name is not in `OPTIMIZERS`, or the optimizer has no weight decay.
     """
     if name not in OPTIMIZERS:
         raise ValueError(f"optimizer={name}: write one of {', '.join(OPTIMIZERS)}")
@@ -142,7 +222,16 @@ def check_optimizer(name: str, weight_decay: Any) -> None:
 
 
 def clip_by_global_norm(max_norm: Rate) -> optax.GradientTransformation:
-    """As optax's, but faster: one factor for all numbers, where optax divides, multiplies and selects for each."""
+    """Return a gradient transformation like optax's `clip_by_global_norm`, but faster.
+
+    It multiplies all numbers by one factor, where optax divides, multiplies and selects for each number.
+
+    Args:
+        max_norm: Largest norm of the gradients.
+
+    Returns:
+        The gradient transformation.
+    """
 
     def clip(grads: Any, params: Any) -> Any:
         scale = jnp.minimum(1.0, max_norm / jnp.maximum(global_norm(grads), 1e-8))

@@ -1,1 +1,1 @@
-"""A trained policy: acting, files, export."""
+"""A trained policy: action selection, files, export."""

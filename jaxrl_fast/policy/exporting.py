@@ -1,4 +1,4 @@
-"""Policies as JAX and ONNX files, each checked: it must choose the actions of the policy for random observations."""
+"""Policies as JAX and ONNX files, each tested: it must select the policy's actions for random observations."""
 
 import importlib.util
 import operator
@@ -20,23 +20,32 @@ NUM_STEPS, NUM_ENVS = 10, 100
 NUM_OBSERVATIONS = NUM_STEPS * NUM_ENVS
 NUM_PERTURBED = 16
 ROUNDING = {"f32": (1e-5, 2.0**-20), "bf16": (1e-2, 2.0**-12)}
-"""By precision: the difference allowed to any policy, as a share of the range of actions, and the relative change of
-parameters that stands for rounding."""
+"""By precision: the difference that any policy may have, as a share of the range of actions, and the relative change of
+parameters that simulates rounding.
+"""
 
 
 ActOnBatch = Callable[[PyTree, PyTree, np.ndarray], tuple[Any, PyTree]]
-"""(carry: the memory ``[E, ...]``, ignored where there is none; obs ``[E, ...]``; first ``[E]``: whether an episode
-begins) -> (actions ``[E, ...]``, next carry), as a policy or its exported file does."""
+"""(carry: memory ``[E, ...]``, ignored without a memory; obs ``[E, ...]``; first ``[E]``: whether an episode begins) ->
+(actions ``[E, ...]``, next carry), as a policy or its exported file computes them.
+"""
 
 
 def compare(policy: Policy, step: ActOnBatch) -> str:
-    """How far the actions of ``step`` are from the policy's over `NUM_OBSERVATIONS` observations, in words.
+    """Compare actions with the policy's over `NUM_OBSERVATIONS` observations.
 
-    How much rounding may change actions depends on the policy and its inputs, so it is measured: they may also differ
-    by as much as the policy's own do when its parameters are perturbed in their last bits.
+    The effect of rounding on actions depends on the policy and its inputs, so it is measured: the difference may be as
+    large as the change of the policy's actions when the last bits of its parameters are perturbed.
+
+    Args:
+        policy: Policy.
+        step: Action selection to test.
+
+    Returns:
+        The difference in words.
 
     Raises:
-        ValueError: they differ by more.
+        ValueError: The actions differ by more.
     """
     rng = np.random.default_rng(0)
     obs = draw_observations(policy, rng)
@@ -60,8 +69,18 @@ def compare(policy: Policy, step: ActOnBatch) -> str:
 
 
 def draw_observations(policy: Policy, rng: np.random.Generator) -> PyTree:
-    """Observations, leaves ``[T, E, ...]``: normal with the mean and deviation that the policy has seen, else standard
-    normal. Integers are rounded, or else even (a byte: 0 to 255; others: 0 to 9); a mask allows at least one action."""
+    """Draw random observations.
+
+    They are normal with the mean and deviation of the policy's statistics, else standard normal. Integers are rounded,
+    or uniform without statistics (bytes: 0 to 255; others: 0 to 9). A mask allows at least one action.
+
+    Args:
+        policy: Policy.
+        rng: Random generator.
+
+    Returns:
+        Leaves ``[T, E, ...]``.
+    """
     spec, stats = policy.spec.obs, policy.params.obs
     known = stats is not None and float(stats.samples) > 0
 
@@ -88,7 +107,7 @@ def draw_observations(policy: Policy, rng: np.random.Generator) -> PyTree:
 
 
 def _play(step: ActOnBatch, carry: PyTree, obs: PyTree, first: np.ndarray) -> np.ndarray:
-    """Actions ``[T, E, ...]``."""
+    """Return the actions ``[T, E, ...]`` for observations."""
     actions = []
     for t in range(NUM_STEPS):
         now = jax.tree.map(operator.itemgetter(t), (obs, first))
@@ -131,13 +150,14 @@ PLATFORMS = ("cpu", "cuda", "tpu")
 
 
 class Signature(NamedTuple):
-    """The ``function`` that is exported, and what goes in and comes out.
+    """The exported function, its inputs and its outputs.
 
-    ``function``: a policy with its parameters as constants inside. ``act(obs)`` returns actions ``[batch, ...]``; with
-    a memory, ``act(carry, obs, first)`` returns actions and the next carry.
-
-    ``arguments``: pytrees of ``ShapeDtypeStruct`` ``[batch, ...]`` with a symbolic batch size; ``inputs``: the name of
-    each leaf of them -> its spelling in Python; ``outputs``: the names of what it returns.
+    Attributes:
+        function: Policy with its parameters as constants. ``act(obs)`` returns actions ``[batch, ...]``; with a memory,
+            ``act(carry, obs, first)`` returns actions and the next carry.
+        arguments: Pytrees of ``ShapeDtypeStruct`` ``[batch, ...]`` with a symbolic batch size.
+        inputs: Name of each leaf of the arguments -> Python expression for it.
+        outputs: Names of the results.
     """
 
     function: Callable[..., Any]
@@ -147,11 +167,12 @@ class Signature(NamedTuple):
 
 
 class Format(NamedTuple):
-    """A kind of file.
+    """A file format.
 
-    - ``write(policy)``: makes its content. Raises ``ValueError`` where the format cannot express the policy.
-    - ``load(content)``: makes its content act, to compare it with the policy.
-    - ``usage(signature, path)``: lines of Python that act with the file at ``path``.
+    Attributes:
+        write: ``(policy) -> content``. Raises ``ValueError`` if the format cannot express the policy.
+        load: ``(content) -> action selection``, to compare it with the policy.
+        usage: ``(signature, path) -> lines`` of Python that act with the file at ``path``.
     """
 
     write: Callable[[Policy], bytes]
@@ -160,25 +181,40 @@ class Format(NamedTuple):
 
 
 def export_policy(policy: Policy, folder: Path, name: str) -> tuple[Path, str]:
-    """Write ``folder/policy.<name>``, ``name`` one of `FORMATS`; returns its path and how far it is from the policy.
+    """Write a policy to ``folder/policy.<name>``.
+
+    Args:
+        policy: Policy.
+        folder: Existing folder.
+        name: Name in `FORMATS`.
+
+    Returns:
+        Path of the file, and its difference from the policy in words.
 
     Raises:
-        ValueError: the format cannot express the policy, the file would not agree with it, or a package is missing; no
-            file is left there.
+        ValueError: The format cannot express the policy, the file differs from it, or a package is missing; no file is
+            left.
     """
     path = folder / f"policy.{name}"
     path.unlink(missing_ok=True)
     try:
         content = FORMATS[name].write(policy)
         difference = compare(policy, FORMATS[name].load(content))
-    except Exception as error:  # ONNX runtimes have exceptions of their own for what they cannot take
+    except Exception as error:  # ONNX runtimes raise separate exception types for unsupported models
         raise ValueError(f"{path} was not written: {error}") from error
     replace_file(path, content)
     return path, difference
 
 
 def signature(policy: Policy) -> Signature:
-    """The function that is exported, and what goes in and comes out."""
+    """Return the exported function of a policy, its inputs and its outputs.
+
+    Args:
+        policy: Policy.
+
+    Returns:
+        The signature.
+    """
     (batch,) = jax.export.symbolic_shape("batch")
 
     def batched(shape: Sequence[int], dtype: Any) -> jax.ShapeDtypeStruct:
@@ -207,7 +243,14 @@ def signature(policy: Policy) -> Signature:
 
 
 def describe(policy: Policy) -> dict[str, str]:
-    """What the policy is and what goes in and comes out, in words."""
+    """Describe a policy, its inputs and its outputs.
+
+    Args:
+        policy: Policy.
+
+    Returns:
+        Texts by topic.
+    """
 
     def array(name: str, shape: Sequence[int], dtype: Any) -> str:
         return f"{name} {jax.dtypes.canonicalize_dtype(dtype)}[{', '.join(['batch', *map(str, shape)])}]"
@@ -227,8 +270,8 @@ def describe(policy: Policy) -> dict[str, str]:
     memory = memory_of(policy.initial_carry(1))
     if memory is not None:
         parts = [array(_name("carry", path), x.shape[1:], x.dtype) for path, x in jax.tree.leaves_with_path(memory)]
-        begins = f"{array('first', (), bool)}, true where an episode begins, forgets it"
-        about["memory"] = f"{' and '.join(parts)}, zeros to begin with; {begins}"
+        begins = f"{array('first', (), bool)}, true where an episode begins, resets it"
+        about["memory"] = f"{' and '.join(parts)}, zeros at the start; {begins}"
     return about
 
 
@@ -284,10 +327,14 @@ def _name(root: str, path: tuple) -> str:
 
 
 def _spellings(root: str, tree: PyTree) -> dict[str, str]:
-    """The name of each leaf of an input, and how it is written in Python."""
+    """Return the name of each leaf of an input, and its Python expression."""
     return {_name(root, path): f"{root}{jax.tree_util.keystr(path)}" for path, _ in jax.tree.leaves_with_path(tree)}
 
 
 def has_onnx() -> bool:
-    """Whether the packages that ONNX files need are installed."""
+    """Return whether the packages for ONNX files are installed.
+
+    Returns:
+        True if they are.
+    """
     return all(importlib.util.find_spec(name) for name in ("onnx", "onnxruntime"))

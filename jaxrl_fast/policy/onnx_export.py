@@ -1,10 +1,10 @@
-"""A function as an ONNX graph, primitive by primitive out of its jaxpr.
+"""A function as an ONNX graph, converted from its jaxpr primitive by primitive.
 
-It knows the primitives that policies use and refuses any other by name. What depends on no input becomes a constant;
-what no output depends on is left out.
+It supports the primitives that policies use and raises for others. Values that depend on no input become constants;
+values on which no output depends are omitted.
 
-Our own because jax2onnx 0.13, the last version that installs beside our other packages, reads neither a GRU nor many of
-the jaxprs of JAX 0.11, and brings 25 packages along.
+This module replaces jax2onnx 0.13, the last version that can be installed with our other packages: it supports neither
+a GRU nor many jaxprs of JAX 0.11, and depends on 25 packages.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,15 +16,20 @@ from jax.extend.core import Literal
 
 OPSET = 18
 IR_VERSION = 8
-"""Of 2022 and before, so that any runtime since then reads the file."""
+"""Version of 2022, which any later runtime can read."""
 
 Value = str | np.ndarray
 """A tensor of the graph by its name, or a constant."""
 
 
 class OnnxGraph(NamedTuple):
-    """An ONNX graph that is being written: its ``nodes`` so far, in order, and its ``constants`` by name. ``batched``
-    names an input whose first axis is the batch."""
+    """An ONNX graph that is being written.
+
+    Attributes:
+        nodes: Nodes so far, in order.
+        constants: Constants by name.
+        batched: Name of an input whose first axis is the batch.
+    """
 
     nodes: list[Any]
     constants: dict[str, np.ndarray]
@@ -38,14 +43,21 @@ def to_onnx(
     outputs: Sequence[str],
     metadata: dict[str, str],
 ) -> bytes:
-    """``function`` as a serialized ONNX model.
+    """Convert a function to a serialized ONNX model.
 
-    ``arguments`` are pytrees of ``ShapeDtypeStruct`` whose first axis is one symbolic batch size; ``inputs`` and
-    ``outputs`` name the leaves of what goes in and comes out.
+    Args:
+        function: Function.
+        arguments: Pytrees of ``ShapeDtypeStruct`` whose first axis is one symbolic batch size.
+        inputs: Names of the arguments' leaves.
+        outputs: Names of the results' leaves.
+        metadata: Texts to store with the model.
+
+    Returns:
+        The model.
 
     Raises:
-        ValueError: the function uses a primitive, or a form of one, that is not known here.
-        ImportError: the package onnx is missing.
+        ValueError: The function uses an unsupported primitive, or an unsupported form of one.
+        ImportError: The package onnx is missing.
     """
     import onnx
     from onnx import helper
@@ -70,7 +82,7 @@ def to_onnx(
 
 
 def _convert(graph: OnnxGraph, closed: Any, values: Sequence[Value]) -> list[Value]:
-    """Write a jaxpr's equations into the graph; its results."""
+    """Write a jaxpr's equations into the graph; return its results."""
     jaxpr = closed.jaxpr
     known: dict[Any, Value] = dict(zip(jaxpr.constvars, map(np.asarray, closed.consts), strict=True))
     known |= zip(jaxpr.invars, values, strict=True)
@@ -85,7 +97,7 @@ def _convert(graph: OnnxGraph, closed: Any, values: Sequence[Value]) -> list[Val
 
 
 def _live(jaxpr: Any) -> list[Any]:
-    """The equations that the results depend on, in order."""
+    """Return the equations that the results depend on, in order."""
     needed, live = set(_variables(jaxpr.outvars)), []
     for eqn in reversed(jaxpr.eqns):
         if needed & set(eqn.outvars):
@@ -115,7 +127,7 @@ def _equation(graph: OnnxGraph, eqn: Any, values: list[Value]) -> Sequence[Value
 
 
 def _unknown(eqn: Any) -> ValueError:
-    return ValueError(f"no ONNX form is known here for '{eqn.primitive.name}', which this policy uses: use formats=jax")
+    return ValueError(f"the ONNX export does not support '{eqn.primitive.name}' of this policy: use formats=jax")
 
 
 def _emit(graph: OnnxGraph, op: str, *values: Value, **attributes: Any) -> str:
@@ -132,7 +144,7 @@ def _emit_many(graph: OnnxGraph, op: str, count: int, *values: Value, **attribut
 
 
 def _name(graph: OnnxGraph, value: Value) -> str:
-    """The name of a value; a constant gets one."""
+    """Return the name of a value; a constant gets one."""
     if isinstance(value, str):
         return value
     name = f"constant_{len(graph.constants)}"
@@ -179,8 +191,7 @@ def _broadcast(graph: OnnxGraph, eqn: Any, x: Value) -> str:
 
 
 def _dot(graph: OnnxGraph, eqn: Any, x: Value, w: Value) -> str:
-    """``x @ w``, in float32 also where the operands were rounded to bf16; or one such product for each of several
-    agents, ``[A, ...]``."""
+    """Compute ``x @ w`` in float32, also of bf16 operands; or a product for each of several agents, ``[A, ...]``."""
     shapes = [var.aval.shape for var in eqn.invars]
     one = (((len(shapes[0]) - 1,), (0,)), ((), ())), 2
     if (eqn.params["dimension_numbers"], len(shapes[1])) not in (one, ((((2,), (1,)), ((0,), (0,))), 3)):
@@ -204,7 +215,7 @@ def _select(graph: OnnxGraph, eqn: Any, which: Value, *cases: Value) -> Value:
 
 
 def _gather(graph: OnnxGraph, eqn: Any, x: Value, index: Value) -> str:
-    """Only ``x[i]`` along one axis, for an ``i`` that is known."""
+    """Compute ``x[i]`` along one axis, for a constant ``i``."""
     numbers, shape = eqn.params["dimension_numbers"], eqn.invars[0].aval.shape
     axes = numbers.collapsed_slice_dims
     whole = tuple(1 if axis in axes else size for axis, size in enumerate(shape))
@@ -225,7 +236,7 @@ def _slice(graph: OnnxGraph, eqn: Any, x: Value) -> str:
 
 
 def _scan(graph: OnnxGraph, eqn: Any, *values: Value) -> list[Value]:
-    """One step, as acting takes it: the loop's body without a loop. What is stacked over steps has one axis more."""
+    """Inline one step of a loop, as action selection runs it. Results stacked over steps have an additional axis."""
     if eqn.params["length"] != 1:
         raise _unknown(eqn)
     body = eqn.params["jaxpr"]
@@ -239,7 +250,7 @@ def _scan(graph: OnnxGraph, eqn: Any, *values: Value) -> list[Value]:
 
 
 CALLS = {"jit": "jaxpr", "custom_jvp_call": "call_jaxpr"}
-"""Primitives that call a jaxpr, and the parameter that holds it."""
+"""Primitives that call a jaxpr, and the parameter that contains it."""
 
 SAME = {
     "abs": "Abs",

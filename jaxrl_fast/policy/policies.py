@@ -1,4 +1,4 @@
-"""A trained policy as a value: parameters, observation statistics and two pure functions; also that of one agent."""
+"""A trained policy as a value: parameters, observation statistics and two pure functions; also of a single agent."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -22,29 +22,38 @@ from jaxrl_fast.numerics.normalization import RunningStats, init_stats, normaliz
 from jaxrl_fast.system import replace_file
 
 FORMAT_VERSION, BY_POSITION = 2, 1
-"""The format that is written, and an older one that can still be read, in which arrays were numbered."""
+"""Current file format, and an older one, with numbered arrays, that can still be read."""
 AGENT = "agent"
-"""The entry of ``made_by`` with the number of the agent whose policy it is, where that is one of several."""
+"""Entry of ``made_by`` with the number of the agent, in a policy of one of several agents."""
 
 
 class PolicyParams(NamedTuple):
-    """The arrays of a policy. ``parts``: the weights of the networks that choose actions, by part of the algorithm;
-    ``obs``: statistics that normalize observations, None where they are not normalized."""
+    """Arrays of a policy.
+
+    Attributes:
+        parts: Params of the networks that select actions, by part of the algorithm.
+        obs: Statistics that normalize observations; None without normalization.
+    """
 
     parts: dict[str, PyTree]
     obs: RunningStats | None
 
 
 class Policy(NamedTuple):
-    """The greedy policy on raw observations: its ``params``, and ``act`` to use them.
+    """The greedy policy on raw observations.
 
-    ``act(params, carry, obs, first, key)`` chooses actions for a batch: ``carry`` ``[E, ...]``, from ``initial_carry``
-    or the last call (without a memory: any); ``obs`` ``[E, ...]``; ``first`` ``[E]``: whether an episode begins.
-    Returns actions ``[E, ...]`` and carry. ``initial_carry(num_envs)``: what ``act`` remembers before the first step,
-    leaves ``[num_envs, ...]``, none without a memory; ``spec``: the environment that it was trained on; ``made_by``:
-    the algorithm and its options, enough to make its networks again. Calling a feed-forward policy maps one raw
-    observation to an action; a recurrent one is stepped with ``act``. Of several agents it is the policy of all
-    together; ``agent(2)`` is that of the third alone.
+    Calling a feed-forward policy maps one raw observation to an action; a recurrent one is stepped with ``act``. With
+    several agents it is the joint policy; ``agent(2)`` is the policy of the third agent.
+
+    Attributes:
+        params: Parameters and statistics.
+        act: ``(params, carry, obs, first, key) -> (actions, carry)`` of a batch: ``carry`` ``[E, ...]`` from
+            ``initial_carry`` or the last call (without a memory: any), ``obs`` ``[E, ...]``, and ``first`` ``[E]``,
+            whether an episode begins.
+        initial_carry: ``(num_envs) -> carry`` before the first step, leaves ``[num_envs, ...]``; no leaves without a
+            memory.
+        spec: Environment on which it was trained.
+        made_by: Algorithm and its options, from which its networks can be rebuilt.
     """
 
     params: PolicyParams
@@ -54,7 +63,7 @@ class Policy(NamedTuple):
     made_by: dict[str, Any]
 
     def __call__(self, obs: PyTree) -> jax.Array:
-        """The action for one observation."""
+        """Return the action for one observation."""
         if jax.tree.leaves(self.initial_carry(1)):
             raise ValueError("this policy has a memory: step it with policy.act and policy.initial_carry")
         batch = jax.tree.map(lambda s, x: jnp.asarray(x, s.dtype)[None], self.spec.obs, _like(self.spec.obs, obs))
@@ -62,24 +71,36 @@ class Policy(NamedTuple):
         return action[0]
 
     def agent(self, number: int) -> "Policy":
-        """The policy of agent ``number``, from 0, of several: it maps what this agent observes to its action. It can be
-        exported, not saved.
+        """Return one agent's policy, from this agent's observation to its action. It can be exported, not saved.
+
+        Args:
+            number: Number of the agent, from 0.
 
         Raises:
-            ValueError: there is no such agent, or one agent only.
+            ValueError: There is no such agent, or only one agent.
         """
 
         return policy_of_agent(self, number)
 
 
 def make_policy(spec: EnvSpec, acting: Acting, params: PolicyParams, made_by: dict[str, Any]) -> Policy:
-    """Bind greedy actions to parameters and statistics."""
+    """Build a policy from action selection and parameters.
+
+    Args:
+        spec: Environment.
+        acting: Action selection.
+        params: Parameters and statistics.
+        made_by: Algorithm and its options.
+
+    Returns:
+        The policy.
+    """
     remembers = bool(jax.tree.leaves(acting.greedy_carry(1)))
 
     def act(params: PolicyParams, carry: PyTree, obs: PyTree, first: jax.Array, key: jax.Array) -> tuple:
         obs = _like(spec.obs, obs)
         seen = obs if params.obs is None else normalize(params.obs, obs)
-        if not remembers:  # any carry is accepted, also ()
+        if not remembers:  # any carry is accepted, even ()
             return acting.greedy(params.parts, acting.greedy_carry(1), seen, first, key)[0], carry
         return acting.greedy(params.parts, carry, seen, first, key)
 
@@ -87,14 +108,19 @@ def make_policy(spec: EnvSpec, acting: Acting, params: PolicyParams, made_by: di
 
 
 def save_policy(policy: Policy, folder: Path) -> None:
-    """Write ``policy.json`` (what it is) and ``params.msgpack`` (its arrays; no code) into ``folder``; each replaces an
-    older one at once, so that no reader finds half a file.
+    """Write ``policy.json`` (the description) and ``params.msgpack`` (the arrays; no code).
+
+    Each file replaces an older one atomically, so no reader sees half a file.
+
+    Args:
+        policy: Policy.
+        folder: Folder, created if missing.
 
     Raises:
-        ValueError: it is that of one of several agents.
+        ValueError: It is the policy of one of several agents.
     """
     if AGENT in policy.made_by:
-        raise ValueError(f"the policy of agent {policy.made_by[AGENT]} cannot be saved alone: save that of all agents")
+        raise ValueError(f"the policy of agent {policy.made_by[AGENT]} cannot be saved alone: save the joint policy")
     folder.mkdir(parents=True, exist_ok=True)
     description = {"format": FORMAT_VERSION, "spec": spec_to_json(policy.spec), "made_by": policy.made_by}
     params = serialization.msgpack_serialize(jax.tree.map(np.asarray, by_name(policy.params)))
@@ -103,70 +129,106 @@ def save_policy(policy: Policy, folder: Path) -> None:
 
 
 def load_policy(path: str | Path) -> Policy:
-    """A policy saved by a run, without the run's configuration.
+    """Load a policy saved by a run, without the run's configuration.
+
+    Args:
+        path: Folder of the policy.
+
+    Returns:
+        The policy.
 
     Raises:
-        ValueError: the folder holds no policy, or a damaged one.
+        ValueError: The folder contains no policy, or a damaged one.
     """
     folder = Path(path)
     description, stored = _read_files(folder)
     try:
         spec, made_by = spec_from_json(description["spec"]), description["made_by"]
         if made_by["algo"] not in ALGORITHMS:
-            raise ValueError(f"this version has no algo={made_by['algo']}, by which it was made")
+            raise ValueError(f"this version has no algo={made_by['algo']}, which made the policy")
         agent, view = built_again(spec, made_by)
         acting = acting_of(agent, view)
         template = params_template(spec, agent.parts, acting, made_by["normalize_observations"])
-    except Exception as error:  # the file may hold anything
+    except Exception as error:  # the file may contain anything
         raise ValueError(f"{folder}/policy.json cannot be used: {type(error).__name__}: {error}") from error
     wanted = by_name(template)
     try:
         found = serialization.msgpack_restore(stored)
         found = _named_by_position(found, wanted) if description["format"] == BY_POSITION else found
         leaves = [found[name] for name in wanted]
-    except Exception as error:  # msgpack and flax raise whatever damaged bytes make them stumble over
+    except Exception as error:  # errors of msgpack and flax on damaged bytes vary
         raise ValueError(f"{folder}/params.msgpack is damaged: {type(error).__name__}: {error}") from error
     shapes = [(leaf.shape, leaf.dtype) for leaf in wanted.values()]
     if [(np.shape(leaf), getattr(leaf, "dtype", None)) for leaf in leaves] != shapes or set(found) != set(wanted):
-        raise ValueError(f"{folder}/params.msgpack does not fit {folder}/policy.json: they are of different runs")
+        raise ValueError(f"{folder}/params.msgpack does not match {folder}/policy.json: they are of different runs")
     params = jax.tree.unflatten(jax.tree.structure(template), [jnp.asarray(leaf) for leaf in leaves])
     return make_policy(spec, acting, params, made_by)
 
 
 def built_again(spec: EnvSpec, made_by: dict[str, Any]) -> tuple[Agent, View | None]:
-    """The agent by which a policy was made, and how it looks at observations."""
+    """Rebuild the agent of a policy, and its view of observations.
+
+    Args:
+        spec: Environment of the policy.
+        made_by: Algorithm and its options.
+
+    Returns:
+        The agent, and how its networks read images (None without images).
+    """
     view = view_of(spec)
-    # Batch sizes and the like are not stored and do not matter here; their defaults fit 64 environments.
+    # Sizes such as the batch are not stored and do not matter here; their defaults support 64 environments.
     return ALGORITHMS[made_by["algo"]](**made_by["options"]).build(view.spec if view else spec, 64), view
 
 
 def memory_of(carry: Carry) -> PyTree:
-    """The part of a carry on which actions depend: the networks' memory, the frames before the last, or both by name;
-    None where a policy remembers nothing."""
+    """Return the part of a carry on which actions depend.
+
+    Args:
+        carry: Carry of a policy.
+
+    Returns:
+        The networks' memory, the frames before the last, or both by name; None without a memory.
+    """
     parts = dict(carry.memory) | ({"frames": carry.frames} if jax.tree.leaves(carry.frames) else {})
     return next(iter(parts.values())) if len(parts) == 1 else parts or None
 
 
 def with_memory(carry: Carry, memory: PyTree) -> Carry:
-    """A carry in which `memory_of` finds ``memory``."""
+    """Replace the part of a carry that `memory_of` returns.
+
+    Args:
+        carry: Carry of a policy.
+        memory: Result of `memory_of`.
+
+    Returns:
+        The carry.
+    """
     names = [*carry.memory, *(["frames"] if jax.tree.leaves(carry.frames) else [])]
     parts = {names[0]: memory} if len(names) == 1 else memory
     return carry._replace(frames=parts.get("frames", carry.frames), memory={n: parts[n] for n in carry.memory})
 
 
 def same_spaces(one: EnvSpec, other: EnvSpec) -> bool:
-    """Whether two environments have the same observations and the same actions."""
+    """Return whether two environments have equal observations and actions.
+
+    Args:
+        one: Environment.
+        other: Another environment.
+
+    Returns:
+        True if shapes, types and action spaces are equal.
+    """
     a, b = spec_to_json(one), spec_to_json(other)
     return json.dumps([a["obs"], a["action"]], sort_keys=True) == json.dumps([b["obs"], b["action"]], sort_keys=True)
 
 
 def _like(spec: PyTree, obs: PyTree) -> PyTree:
-    """An observation in the containers of its spec: read from a file, tuples have become lists."""
+    """Return an observation in the containers of its spec; in a spec from a file, tuples are lists."""
     return jax.tree.unflatten(jax.tree.structure(spec), jax.tree.leaves(obs))
 
 
 def _read_files(folder: Path) -> tuple[dict[str, Any], bytes]:
-    """The content of ``policy.json``, and the bytes of ``params.msgpack``."""
+    """Return the content of ``policy.json``, and the bytes of ``params.msgpack``."""
     try:
         description = json.loads((folder / "policy.json").read_text())
         stored = (folder / "params.msgpack").read_bytes()
@@ -184,7 +246,17 @@ def _read_files(folder: Path) -> tuple[dict[str, Any], bytes]:
 
 
 def params_template(spec: EnvSpec, parts: Mapping[str, Part], acting: Acting, normalized: bool) -> PolicyParams:
-    """Arrays of the shapes and dtypes that a policy's parameters have; ``parts`` are the algorithm's, by name."""
+    """Return arrays of the shapes and dtypes of a policy's parameters.
+
+    Args:
+        spec: Environment.
+        parts: Parts of the algorithm by name.
+        acting: Action selection.
+        normalized: Whether observations are normalized.
+
+    Returns:
+        Parameters of zeros.
+    """
 
     def weights() -> dict[str, PyTree]:
         return acting.greedy_weights({p: Learned(init_params(parts[p], jax.random.key(0))) for p in acting.chooses})
@@ -194,18 +266,36 @@ def params_template(spec: EnvSpec, parts: Mapping[str, Part], acting: Acting, no
 
 
 def by_name(params: PolicyParams) -> dict[str, Any]:
-    """Leaves by their path, such as ``parts/actor/params/Dense_0/kernel``."""
+    """Return the leaves of parameters by path.
+
+    Args:
+        params: Parameters.
+
+    Returns:
+        Leaves by paths such as ``parts/actor/params/Dense_0/kernel``.
+    """
     return {keystr(path, simple=True, separator="/"): leaf for path, leaf in jax.tree.leaves_with_path(params)}
 
 
 def from_names(template: PolicyParams, leaves: dict[str, Any]) -> PolicyParams:
-    """What `by_name` took apart, in the containers of ``template``."""
+    """Restore parameters from `by_name`.
+
+    Args:
+        template: Parameters with the same structure.
+        leaves: Result of `by_name`.
+
+    Returns:
+        The parameters.
+    """
     return jax.tree.unflatten(jax.tree.structure(template), [leaves[name] for name in by_name(template)])
 
 
 def _named_by_position(stored: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
-    """The arrays of a file of the first format, which numbered them: the actor's first, the statistics last, and
-    between them what chooses no action (SAC's temperature, the critic of a PPO with a memory)."""
+    """Return the arrays of a file of the first format by name.
+
+    They were numbered: the actor's first, the statistics last, and between them parameters that select no action (SAC's
+    temperature, the critic of a PPO with a memory).
+    """
     leaves = [stored[str(i)] for i in range(len(stored))]
     weights = [name for name in wanted if name.startswith("parts/")]
     statistics = [name for name in wanted if not name.startswith("parts/")]
@@ -215,7 +305,14 @@ def _named_by_position(stored: dict[str, Any], wanted: dict[str, Any]) -> dict[s
 
 
 def spec_to_json(spec: EnvSpec) -> dict[str, Any]:
-    """A spec as `spec_from_json` reads it; tuples of observations become lists."""
+    """Convert an environment's spec for JSON; tuples of observations become lists.
+
+    Args:
+        spec: Environment.
+
+    Returns:
+        The input of `spec_from_json`.
+    """
     action: dict[str, Any]
     if isinstance(spec.action, Discrete):
         action = {"num_actions": spec.action.num_actions}
@@ -228,7 +325,14 @@ def spec_to_json(spec: EnvSpec) -> dict[str, Any]:
 
 
 def spec_from_json(description: dict[str, Any]) -> EnvSpec:
-    """What `spec_to_json` wrote."""
+    """Restore the result of `spec_to_json`.
+
+    Args:
+        description: Dictionary from JSON.
+
+    Returns:
+        The environment.
+    """
     action = description["action"]
     space: Discrete | Box
     if "num_actions" in action:
@@ -248,15 +352,21 @@ def spec_from_json(description: dict[str, Any]) -> EnvSpec:
 
 
 def policy_of_agent(policy: Policy, number: int) -> Policy:
-    """The policy of agent ``number``, from 0: it maps what this agent observes, ``[E, ...]``, to its action, as the
-    policy of all agents does.
+    """Return the policy of one of several agents, which selects the same actions as the joint policy.
+
+    Args:
+        policy: Policy of all agents.
+        number: Number of the agent, from 0.
+
+    Returns:
+        A policy from this agent's observation, ``[E, ...]``, to its action.
 
     Raises:
-        ValueError: there is no such agent, or one agent only.
+        ValueError: There is no such agent, or only one agent.
     """
     spec = policy.spec
     if spec.num_agents is None:
-        raise ValueError(f"this policy is that of the one agent of {spec.name}: use it as it is")
+        raise ValueError(f"{spec.name} has one agent: use its policy directly")
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < spec.num_agents:
         raise ValueError(
             f"agent {number}: {spec.name} has {spec.num_agents}, write a number from 0 to {spec.num_agents - 1}"
@@ -265,7 +375,7 @@ def policy_of_agent(policy: Policy, number: int) -> Policy:
     parts, weights = {}, {}
     for part, name in agent.acts.items():
         of_agent = agent.parts[part].networks[name].of_agent
-        assert of_agent is not None  # as those of every algorithm for several agents
+        assert of_agent is not None  # every algorithm for several agents sets it
         network, weights[part] = of_agent(number, policy.params.parts[part])
         parts[part] = agent.parts[part]._replace(networks={name: network})
     alone = spec_of_one(spec, shared=False)

@@ -1,1 +1,1 @@
-"""A graph of fragments as compiled programs on devices; knows no reinforcement learning."""
+"""A graph of fragments as compiled programs on devices, independent of reinforcement learning."""

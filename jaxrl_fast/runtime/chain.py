@@ -1,11 +1,11 @@
 """Chains: the programs of several groups, dispatched tick by tick from Python without waiting for any of them.
 
-Neighbouring fragments of a group become one program, a link of the chain. Channels are copied between devices where a
-reader is placed elsewhere than the writer. A host fragment is a link that is called instead of dispatched; links that
-do not wait for it are dispatched first, so that devices work meanwhile.
+Neighbouring fragments of a group become one program, a segment of the chain. Channels are copied between devices if a
+reader's devices differ from the writer's. A host fragment is a segment that is called instead of dispatched; segments
+that do not wait for it are dispatched first, so that devices work during the call.
 
-Among several processes each goes through the whole chain, in the same order, and passes over the links on whose devices
-it has no share (`transfer`).
+With several processes, each runs through the whole chain in the same order, and skips the segments on whose devices it
+has no part (`transfer`).
 """
 
 import time
@@ -39,14 +39,19 @@ from jaxrl_fast.runtime.xla_options import compiler_options, starting_options
 
 
 class Segment(NamedTuple):
-    """``fragments`` that are neighbours in the schedule and belong to one group: one program of a chain, or one host
-    fragment.
+    """Neighbouring fragments of one group as one program, or one host fragment.
 
-    ``step(private, stored, fresh, hyper, key, tick, round) -> (private, written, metrics)`` takes channels as the last
-    tick left them, and those written by earlier segments in this tick. ``stored`` and ``fresh`` name the channels of
-    either kind that lie on its ``devices`` already; ``moved``: for either kind, where the others are copied to, by
-    channel; ``written``: the channels that it gives; ``whole``: where the rates and the key go; ``jit``: what ``step``
-    is compiled of, None on the host.
+    Attributes:
+        fragments: Fragments in schedule order.
+        step: ``(private, stored, fresh, hyper, key, tick, round) -> (private, written, metrics)``, of the channels
+            after the last tick and of those written by earlier segments in this tick.
+        stored: Channels of the first kind that are already on its devices.
+        fresh: Channels of the second kind that are already on its devices.
+        written: Channels that it returns.
+        `moved`: For either kind, the shardings to which the other channels are copied, by channel.
+        whole: Sharding of the hyper-parameters and the key.
+        devices: Its devices.
+        jit: Source of the compiled ``step``; None on the host.
     """
 
     fragments: tuple[Fragment, ...]
@@ -61,7 +66,7 @@ class Segment(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The names of its fragments."""
+        """Names of its fragments."""
         return ", ".join(f.name for f in self.fragments)
 
     @property
@@ -81,14 +86,28 @@ class Segment(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """``segments`` that take turns ``rounds`` times a tick: the parts of a cycle that spans groups, or one segment."""
+    """Segments that take turns ``rounds`` times a tick.
+
+    Attributes:
+        segments: Parts of a cycle that spans groups, or one segment.
+        rounds: Turns of each in a tick.
+    """
 
     segments: tuple[Segment, ...]
     rounds: int = 1
 
 
 def make_stages(graph: Graph, home: dict[str, Mesh], num_seeds: int) -> tuple[Stage, ...]:
-    """The stages of a tick of ``num_seeds`` seeds, each fragment on the devices of its ``home``."""
+    """Build the stages of a tick.
+
+    Args:
+        graph: Graph.
+        home: Device meshes by fragment.
+        num_seeds: Number of seeds.
+
+    Returns:
+        The stages in the order of dispatch.
+    """
     spans = _spanning(graph, home)
     cut = dispatch_order(graph, home)
     segments = [_segment(graph, home, run, num_seeds, one_round=run[0].name in spans) for run in cut]
@@ -101,11 +120,18 @@ def make_stages(graph: Graph, home: dict[str, Mesh], num_seeds: int) -> tuple[St
 
 
 def dispatch_order(graph: Graph, home: dict[str, Mesh]) -> list[tuple[Fragment, ...]]:
-    """The fragments of a tick, cut into the segments of a chain, in an order that lets groups run at the same time.
+    """Cut the fragments of a tick into the segments of a chain, in an order that lets groups run at the same time.
 
-    What waits for the fewest other groups comes first, host fragments last among equals, since they block. A segment
-    ends where another group waits for what it has written: a program hands nothing on before it ends. A cycle that
-    spans groups is cut into one segment per turn.
+    Fragments that wait for the fewest other groups come first. Among equals, host fragments come last, because they
+    block. A segment ends where another group waits for its channels, because a program returns nothing before it ends.
+    A cycle that spans groups becomes one segment per turn.
+
+    Args:
+        graph: Graph.
+        home: Device meshes by fragment.
+
+    Returns:
+        Fragments of each segment.
     """
     writer = {c: f.name for f in graph.fragments for c in f.writes}
     hosts = {f.name for f in graph.fragments if f.host}
@@ -132,7 +158,7 @@ def dispatch_order(graph: Graph, home: dict[str, Mesh]) -> list[tuple[Fragment, 
 
 
 def _spanning(graph: Graph, home: dict[str, Mesh]) -> dict[str, int]:
-    """The members of cycles that span several groups, with a number for each cycle."""
+    """Return the members of cycles that span several groups, with a number for each cycle."""
     cycles = [stage for stage in graphs.stages(graph.fragments) if len({id(home[f.name]) for f in stage}) > 1]
     return {f.name: i for i, cycle in enumerate(cycles) for f in cycle}
 
@@ -184,7 +210,7 @@ def _jit(
         after, outputs, metrics = step(graph, fragments, private, stored, fresh, moment)
         return after, {c: outputs[c] for c in written}, metrics
 
-    one_seed.__name__ = "_".join(f.name for f in fragments)  # what profilers and the compiler's dumps call the program
+    one_seed.__name__ = "_".join(f.name for f in fragments)  # the program's name in profiles and compiler dumps
     private = {f.name: lay(mesh, f.division.private, num_seeds) for f in fragments}
     whole = lay(mesh, None, num_seeds)
     acting = all(SAMPLING in f.tags for f in fragments)
@@ -199,8 +225,7 @@ def _jit(
 
 
 def _called(graph: Graph, fragment: Fragment, written: dict[str, Any], num_seeds: int) -> Any:
-    """The step of a host fragment: rates and keys (of all seeds) are computed for it, what it writes goes to its
-    group's devices."""
+    """Return the step of a host fragment, with hyper-parameters and keys; results are transferred to its group."""
     rates = jax.jit(over_seeds(graph.hyper_at, num_seeds, (0, None), 0))
     own_key = jax.jit(over_seeds(lambda key, tick: graphs.step_key(fragment, key, tick), num_seeds, (0, None), 0))
 
@@ -217,12 +242,16 @@ def _called(graph: Graph, fragment: Fragment, written: dict[str, Any], num_seeds
 
 
 class Chain(NamedTuple):
-    """``stages`` in the order of dispatch, called like one program: a chunk of ``ticks_per_chunk`` ticks.
+    """Stages in the order of dispatch, called like one program: a chunk.
 
-    Only the end of the chunk waits for the devices, to fetch the metrics. ``watch(segment, called_s, inputs,
-    outputs)``, if given, sees every call, as for a timeline. ``called_s``: `time.perf_counter` at the call; ``inputs``:
-    the segment's channels ``(stored, fresh)``; ``outputs``: ``(written, metrics)``, which its devices may still
-    compute.
+    Only the end of the chunk waits for the devices, to fetch the metrics.
+
+    Attributes:
+        stages: The stages.
+        ticks_per_chunk: Ticks of one call.
+        watch: ``(segment, called_s, inputs, outputs)``, called after each segment's call, for a timeline. ``called_s``
+            is `time.perf_counter` at the call, ``inputs`` the segment's channels ``(stored, fresh)``, and ``outputs``
+            ``(written, metrics)``, which devices may still be computing.
     """
 
     stages: tuple[Stage, ...]
@@ -231,7 +260,7 @@ class Chain(NamedTuple):
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """The links of the chain, in order."""
+        """All segments in order."""
         return tuple(segment for stage in self.stages for segment in stage.segments)
 
     def __call__(self, state: TrainState) -> tuple[TrainState, dict[str, Any]]:
@@ -249,7 +278,7 @@ class Chain(NamedTuple):
         return now._replace(tick=state.tick + self.ticks_per_chunk), columns
 
     def _tick(self, state: TrainState, tick: np.int32, shared: dict[int, Any]) -> tuple[TrainState, list[Metrics]]:
-        """``shared``: the rates and the key on each segment's devices. Metrics are those of each segment's call."""
+        """Run a tick; ``shared`` has hyper-parameters and key on each segment's devices. Metrics are listed by call."""
         private, fresh, metrics = dict(state.private), Channels(), []
         for stage in self.stages:
             stored = dict(state.channels)
@@ -290,8 +319,15 @@ class Chain(NamedTuple):
 
 
 class ChainParts(NamedTuple):
-    """A chain before it is compiled, with the other functions of a `jaxrl_fast.runtime.program.Program`: ``init``,
-    ``run``, ``ready``, ``compile_run`` and ``place`` mean the same there."""
+    """A chain before it is compiled, with the functions of a `jaxrl_fast.runtime.program.Program`.
+
+    Attributes:
+        init: As in `Program`.
+        run: As in `Program`.
+        ready: As in `Program`.
+        compile_run: As in `Program`.
+        place: As in `Program`.
+    """
 
     init: InitState
     run: Chain
@@ -301,7 +337,17 @@ class ChainParts(NamedTuple):
 
 
 def make_chain(graph: Graph, home: dict[str, Mesh], ticks_per_chunk: int, num_seeds: int) -> ChainParts:
-    """The chain of a graph whose fragments have their devices in ``home``."""
+    """Build the chain of a graph.
+
+    Args:
+        graph: Graph.
+        home: Device meshes by fragment.
+        ticks_per_chunk: Ticks of one call.
+        num_seeds: Number of seeds.
+
+    Returns:
+        The chain and its other functions.
+    """
     layout = state_layout(graph, home, num_seeds)
     if not hosts.is_alone():
         alike: Any = hosts.everywhere()
@@ -323,7 +369,7 @@ def make_chain(graph: Graph, home: dict[str, Mesh], ticks_per_chunk: int, num_se
         for segment in (s for stage in stages for s in stage.segments):
             if segment.host:
                 publish = segment.fragments[0].publish
-                assert publish is not None  # `placements.check` has seen to it
+                assert publish is not None  # `placements.check` requires it
                 fresh |= jax.eval_shape(over_seeds(publish, num_seeds, (0,), 0), state.private[segment.name])
                 continue
             arguments = _arguments(segment, state, fresh)
@@ -351,7 +397,7 @@ def make_chain(graph: Graph, home: dict[str, Mesh], ticks_per_chunk: int, num_se
         if found is not None:
             first_state, own_stages = found
             return lambda keys, hyper: place(first_state(keys, hyper)), Chain(own_stages, ticks_per_chunk)
-        jax.eval_shape(first, keys, hyper)  # kept by JAX: else both threads would trace it at once
+        jax.eval_shape(first, keys, hyper)  # cached by JAX, otherwise both threads trace it
         pool = ThreadPoolExecutor(1)
         init = pool.submit(lambda: first.lower(keys, hyper).compile())
         pool.shutdown(wait=False)
@@ -365,8 +411,11 @@ def make_chain(graph: Graph, home: dict[str, Mesh], ticks_per_chunk: int, num_se
 def _ready_from(
     store: Store, stages: tuple[Stage, ...], init: Jit, keys: jax.Array, hyper: Any
 ) -> tuple[InitState, tuple[Stage, ...]] | None:
-    """The first state's program, and stages of compiled segments, in a single process; traced only where they are not
-    in the ``store``, which then gets them. None with a segment on the host, or one that cannot be kept."""
+    """Return the initial state's program and stages of compiled segments, in a single process.
+
+    They are traced only if the ``store`` lacks them, and then stored. Returns None with a host segment, or a program
+    that cannot be stored.
+    """
     segments = [segment for stage in stages for segment in stage.segments]
     if any(segment.host for segment in segments):
         return None
@@ -381,7 +430,7 @@ def _ready_from(
 
 
 def _trace(segments: Sequence[Segment], init: Jit, keys: jax.Array, hyper: Any) -> Iterator[program_store.Traced]:
-    """The programs of all segments, none of which is on the host, and, last, that of the first state."""
+    """Trace the programs of all segments, none of which is on the host, and last the initial state's."""
     state, fresh = jax.eval_shape(init.jitted(), keys, hyper), Channels()
     for segment in segments:
         assert segment.jit is not None
@@ -407,7 +456,7 @@ def _arguments(segment: Segment, state: TrainState, fresh: Channels) -> tuple:
 
 
 def _columns(rows: list[list[Metrics]]) -> dict[str, np.ndarray]:
-    """Metrics ``[S, ticks]`` from what the segments gave in each tick; what a cycle gave in each round is added up."""
+    """Stack the segments' metrics of each tick to ``[S, ticks]``; metrics of a cycle's rounds are summed."""
     ticks = []
     for row in rows:
         total: dict[str, Any] = {}

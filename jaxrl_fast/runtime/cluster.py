@@ -1,6 +1,6 @@
-"""The processes of one run, on one host or many: how they find one another, and how they end together.
+"""The processes of one run, on one host or many: how they connect, and how they end together.
 
-What they do together while the run goes on is in `jaxrl_fast.runtime.hosts`.
+`jaxrl_fast.runtime.hosts` contains their operations during the run.
 """
 
 import os
@@ -17,29 +17,32 @@ import jax
 from jaxrl_fast.runtime.hosts import PLACEMENT
 
 HEARTBEAT_TIMEOUT_S = 20
-"""After how long without a sign of life JAX takes a process for dead, and ends the others."""
+"""Seconds without a heartbeat after which JAX treats a process as dead, and ends the others."""
 LAST_MEETING_S = 7 * 24 * 3600
-"""How long the others wait for process 0, which may still be drawing; should it die, they end all the same."""
+"""Seconds for which the others wait for process 0, which may still be drawing; if it dies, they end, too."""
 SHORT_MEETING_S = 5
-"""How long a process that failed waits for the others, which may have failed for the same reason."""
+"""Seconds for which a failed process waits for the others, which may have failed for the same reason."""
 POLL_S = 0.5
 CLUSTERS = {
     "OMPI_COMM_WORLD_SIZE": "jax._src.clusters.OmpiCluster",
     "SLURM_JOB_ID": "jax._src.clusters.SlurmCluster",
-    "JOB_COMPLETION_INDEX": "jax._src.clusters.K8sCluster",  # any other pod, a notebook say, is a process of its own
+    "JOB_COMPLETION_INDEX": "jax._src.clusters.K8sCluster",  # any other pod, such as a notebook, is a single process
 }
-"""A variable that each kind of cluster sets, and what JAX knows of that kind."""
+"""A variable that each kind of cluster sets, and JAX's class for that kind."""
 CONNECTED = "jax._src.distributed.global_state"
 MEETING = "jax._src.lib._jax.DistributedRuntimeClient.wait_at_barrier"
 LOST = re.compile(r"gloo|nccl|coordination service", re.IGNORECASE)
-"""What JAX's error says if another process is gone."""
+"""Pattern of JAX's errors after another process has died."""
 
 
 class Processes(NamedTuple):
-    """This process (``process_id`` of ``num_processes``, from 0) and the ``coordinator``: where process 0 listens, as
-    ``host:port``.
+    """This process and the coordinator.
 
-    ``local_devices``: the numbers of the devices that it drives, of those that it sees (None: all of them).
+    Attributes:
+        coordinator: Address on which process 0 listens, ``host:port``.
+        num_processes: Number of processes.
+        process_id: Number of this process, from 0.
+        local_devices: Numbers of the visible devices that this process drives; None for all.
     """
 
     coordinator: str
@@ -49,10 +52,18 @@ class Processes(NamedTuple):
 
 
 def named_processes(coordinator: str | None, num_processes: int | None, process_id: int | None) -> Processes | None:
-    """The processes that a user names on the command line; None where none are named.
+    """Return the processes that a user names on the command line.
+
+    Args:
+        coordinator: Address of process 0, ``host:port``.
+        num_processes: Number of processes, at least 2.
+        process_id: Number of this process, from 0.
+
+    Returns:
+        The processes; None if all arguments are None.
 
     Raises:
-        ValueError: a key is missing, or they do not fit together.
+        ValueError: A key is missing, or the values contradict each other.
     """
     keys = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
     missing = [f"distributed.{name}=..." for name, value in keys.items() if value is None]
@@ -76,13 +87,16 @@ def named_processes(coordinator: str | None, num_processes: int | None, process_
 
 
 def find() -> Processes | None:
-    """The processes that SLURM (``srun``), Open MPI 4 (``mpirun``) or Kubernetes (an indexed job) started together with
-    this one, as `jax.distributed.initialize` finds them; None where there is but one.
+    """Detect the processes that SLURM (``srun``), Open MPI 4 (``mpirun``) or Kubernetes (an indexed job) started.
 
-    A process alone on its node drives all devices there; of several on a node each drives one, as JAX has it.
+    It detects them as `jax.distributed.initialize` does. A process alone on its node drives all devices there; of
+    several processes on a node, each drives one.
+
+    Returns:
+        The processes; None if there is only one.
 
     Raises:
-        ValueError: the cluster's variables do not say how the processes find one another.
+        ValueError: The cluster's variables do not define how the processes connect.
     """
     try:
         kinds = [_private(name) for variable, name in CLUSTERS.items() if variable in os.environ]
@@ -93,29 +107,32 @@ def find() -> Processes | None:
         address = cluster.get_coordinator_address(timeout_secs=300, override_coordinator_port=port)
         own = _local_devices(cluster.get_local_process_id())
         return Processes(address, cluster.get_process_count(), cluster.get_process_id(), own)
-    except Exception as error:  # from environment variables of others and, in Kubernetes, from its servers
+    except Exception as error:  # from external environment variables and, in Kubernetes, from its servers
         raise ValueError(
-            f"several processes were started, but not how they find one another ({' '.join(str(error).split())}): "
+            f"several processes were started, but their connection is not defined ({' '.join(str(error).split())}): "
             "write distributed.coordinator, num_processes and process_id, or distributed=off"
         ) from error
 
 
 def start(processes: Processes) -> None:
-    """Connect this process with the others; call it before anything that touches a device.
+    """Connect this process with the others, before anything uses a device.
+
+    Args:
+        processes: This process and the coordinator.
 
     Raises:
-        ValueError: process 0 cannot listen at its address, or another process does not know its host.
+        ValueError: Process 0 cannot listen at its address, or another process cannot resolve its host.
     """
     _private(CONNECTED), _private(MEETING)
     _check_address(processes)
     last_word.say(
-        f"process {processes.process_id} was not joined by the others at {processes.coordinator}: start all "
+        f"process {processes.process_id} was not reached by the others at {processes.coordinator}: start all "
         f"{processes.num_processes} of them, each where it can reach that address"
     )
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # It would take SIGTERM for itself.
+    # The preemption service intercepts SIGTERM.
     jax.config.update("jax_enable_preemption_service", False)
-    # In a thread, so that Ctrl-C is heard while the others are waited for.
+    # In a thread, so that Ctrl-C works during the wait for the others.
     pool = ThreadPoolExecutor(1, thread_name_prefix="connect")
     connected = pool.submit(
         jax.distributed.initialize,
@@ -132,18 +149,25 @@ def start(processes: Processes) -> None:
     connected.result()
     joined.set()
     last_word.say(
-        f"process {processes.process_id} of {processes.num_processes} ended before the run did: another process died "
-        "or cannot be reached, or this one was killed; start all of them again, with resume=<run folder> to go on"
+        f"process {processes.process_id} of {processes.num_processes} ended before the run: another process died or "
+        "cannot be reached, or this one was killed. Start all of them again, with resume=<run folder> to continue"
     )
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether an error of JAX says that another process is gone."""
+    """Return whether an error of JAX reports that another process has died.
+
+    Args:
+        error: Error.
+
+    Returns:
+        True if it does, in a run of several processes.
+    """
     return jax.distributed.is_initialized() and LOST.search(str(error)) is not None
 
 
 def finish() -> None:
-    """End a run that went well: wait until all processes have come this far, so that none is taken for dead."""
+    """End a successful run: wait until all processes are here, so that none is treated as dead."""
     if joined.is_set():
         _meet("end", LAST_MEETING_S)
         jax.distributed.shutdown()
@@ -152,11 +176,17 @@ def finish() -> None:
 
 
 def leave(status: int) -> NoReturn:
-    """End a run that failed. Another process may hang, so none is waited for longer than `SHORT_MEETING_S`: they may be
-    about to fail for the same reason, each with its own message."""
+    """End a failed run, and exit.
+
+    Another process may hang, so this one waits at most `SHORT_MEETING_S`: others may be about to fail for the same
+    reason, each with a separate message.
+
+    Args:
+        status: Exit code.
+    """
     last_word.say("")
     if status > 1 and joined.is_set() and _meet("error", SHORT_MEETING_S):
-        # All are here: part in order, or process 0, gone first, would look like one that died.
+        # All are here: shut down in order, because process 0 looks dead if it leaves first.
         parting = threading.Thread(target=jax.distributed.shutdown, daemon=True)
         parting.start()
         parting.join(SHORT_MEETING_S)
@@ -164,7 +194,11 @@ def leave(status: int) -> NoReturn:
 
 
 def describe_devices() -> str:
-    """Which devices this process drives."""
+    """Describe the devices that this process drives.
+
+    Returns:
+        A line for the log.
+    """
     own = jax.local_devices()
     return (
         f"process {jax.process_index()} of {jax.process_count()} on {socket.gethostname()} drives {len(own)} "
@@ -173,7 +207,14 @@ def describe_devices() -> str:
 
 
 def unused_devices(used: int) -> str | None:
-    """A warning if a run on ``used`` devices of all processes leaves accelerators unused that this one sees."""
+    """Return a warning if a run leaves visible accelerators unused.
+
+    Args:
+        used: Devices of the run in all processes.
+
+    Returns:
+        The warning, or None.
+    """
     own = jax.local_devices()
     resting = len(own) - used // jax.process_count()
     hidden = (visible_devices() or 0) - len(own) * tasks_on_node()
@@ -184,27 +225,38 @@ def unused_devices(used: int) -> str | None:
 
 
 def tasks_on_node() -> int:
-    """How many processes SLURM or Open MPI started on this node; 1 where neither did."""
+    """Return how many processes SLURM or Open MPI started on this node.
+
+    Returns:
+        Number of processes; 1 without SLURM and Open MPI.
+    """
     slurm = re.match(r"\d+", os.environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
     return int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") or (slurm.group() if slurm else 1))
 
 
 def visible_devices() -> int | None:
-    """How many GPUs ``CUDA_VISIBLE_DEVICES`` lets this process see; None where it is not set."""
+    """Return how many GPUs ``CUDA_VISIBLE_DEVICES`` makes visible to this process.
+
+    Returns:
+        Number of GPUs; None if the variable is not set.
+    """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return len(visible.split(",")) if visible else None
 
 
 class LastWord:
-    """A line on stderr should this process end without Python's knowledge: when another process is lost, JAX prints a
-    page and calls abort() from a thread of its own. A shell that outlives the process prints the line."""
+    """A message on stderr if this process ends outside of Python's control.
+
+    When another process is lost, JAX prints a page and calls abort() from one of its threads. A shell that outlives
+    this process then prints the message.
+    """
 
     def __init__(self) -> None:
         self.text = ""
         self._shell: subprocess.Popen[str] | None = None
 
     def say(self, text: str) -> None:
-        """Set the line; nothing is printed if it is empty."""
+        """Set the message; an empty one is not printed."""
         self.text = text
         if self._shell is None:
             script = 'while IFS= read -r line; do last=$line; done; [ -z "$last" ] || printf "%s\\n" "$last" >&2'
@@ -222,23 +274,23 @@ class LastWord:
 
 last_word = LastWord()
 joined = threading.Event()
-"""Set from when this process has found the others until they part."""
+"""Set while this process is connected to the others."""
 
 
 def _meet(name: str, timeout_s: int) -> bool:
-    """Wait until all processes have come here, or for ``timeout_s``; whether they came."""
+    """Wait until all processes have called this, or for ``timeout_s``; return whether they have."""
     try:
         _private(CONNECTED).client.wait_at_barrier(f"jaxrl_fast_{name}", timeout_s * 1000)
-    except Exception:  # a process did not come: nothing can be done about that here
+    except Exception:  # a process did not arrive; nothing can be done here
         return False
     return True
 
 
 def _private(name: str) -> Any:
-    """An object of JAX that is not public, by its dotted name.
+    """Return a private object of JAX by its dotted name.
 
     Raises:
-        ValueError: this version of JAX does not have it.
+        ValueError: This version of JAX does not have it.
     """
     try:
         return pkgutil.resolve_name(name)
@@ -254,7 +306,7 @@ def _check_address(processes: Processes) -> None:
     try:
         socket.getaddrinfo(host.strip("[]"), int(port))
     except OSError:
-        raise ValueError(f"{where}: no host {host} is known here, write the one where process 0 runs") from None
+        raise ValueError(f"{where}: this machine cannot resolve {host}. Use the host where process 0 runs.") from None
     if processes.process_id > 0:
         return
     try:

@@ -1,9 +1,10 @@
-"""The dataflow graph: fragments joined by channels. Knows no reinforcement learning and no device.
+"""The dataflow graph: fragments joined by channels, independent of reinforcement learning and of devices.
 
 A *fragment* is a pure step with private state; it reads and writes named *channels*. Once a *tick*, every active
-fragment steps, in schedule order. An edge of age 0 carries what was written earlier in the same tick, an edge of age 1
-what was written in the tick before; only edges of age 1 let their two ends run at the same time. This is the fixed
-topology of the reactor model (arXiv 2312.04704): checked once, scheduled once, no locks.
+fragment steps, in schedule order. A *chunk* is a fixed number of ticks that one call runs. An edge of age 0 carries
+data written earlier in the same tick, an edge of age 1 data of the tick before; only edges of age 1 let their two ends
+run at the same time. This is the fixed topology of the reactor model (arXiv 2312.04704): checked once, scheduled once,
+no locks.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,11 +19,14 @@ from jaxrl_fast.core import UNKNOWN_PRODUCTS, Metrics, Products, PyTree, stable_
 
 
 class ShardingAxes(NamedTuple):
-    """The axes along which a fragment's arrays may be divided.
+    """Axes along which a fragment's arrays may be sharded.
 
-    ``private`` and ``writes`` (by channel) name the axis of each leaf, as prefix trees like those of ``vmap`` (None:
-    not divided); ``width`` is how long these axes are, 0 for none, and ``unit`` what they count, such as environments.
-    ``limit``: a setting of which ``width`` is a divisor, with its value, for messages.
+    Attributes:
+        private: Axis of each leaf of the private state, a prefix tree as in ``vmap`` (None: not sharded).
+        writes: The same for written channels, by name.
+        width: Size of these axes; 0 for none.
+        unit: What the axes count, such as environments.
+        limit: A setting of which ``width`` is a divisor, with its value, for messages.
     """
 
     private: Any = None
@@ -33,25 +37,31 @@ class ShardingAxes(NamedTuple):
 
 
 NOT_SHARDED = ShardingAxes()
-"""Not divided: every device has all of it."""
+"""Not sharded: every device has a full copy."""
 
 
 Channels = dict[str, PyTree]
-"""Values by the name of their channel."""
+"""Values by channel."""
 
 
 Step = Callable[[PyTree, Channels, Any, jax.Array], tuple[PyTree, Channels, Metrics]]
-"""(private state of a fragment, the channels that it reads, hyper of this tick, key as `step_key`) -> (next state, the
-channels that it writes, metrics: scalars by name)."""
+"""(private state of a fragment, channels that it reads, hyper of this tick, key as `step_key`) -> (next state, channels
+that it writes, metrics: scalars by name).
+"""
 
 
 CountedStep = Callable[[PyTree, Channels, Any, jax.Array, jax.Array], tuple[PyTree, Channels, Metrics]]
-"""As `Step`, with ``turn``: how many times its turn has come before, an int32 that is the same for all seeds."""
+"""As `Step`, with ``turn``: the number of the fragment's steps before, an int32 that is equal for all seeds."""
 
 
 class Inner(NamedTuple):
-    """Another form of a fragment's private state of one seed, for as long as ticks follow one another in one program:
-    ``begin`` and ``end`` turn it into that form and back, ``step`` is the fragment's on it."""
+    """Another form of a fragment's private state of one seed, for consecutive ticks in one program.
+
+    Attributes:
+        begin: Converts the private state to that form.
+        step: Step on that form.
+        end: Converts it back.
+    """
 
     begin: Callable[[PyTree], PyTree]
     step: Step | CountedStep
@@ -59,24 +69,36 @@ class Inner(NamedTuple):
 
 
 class GraphError(ValueError):
-    """A graph that cannot run; the message names the culprit."""
+    """A graph that cannot run; the message names the fragment or channel."""
 
 
 class Fragment(NamedTuple):
-    """One box of the graph: a pure step with private state, which ``reads`` and ``writes`` channels by name.
+    """A node of the graph: a pure step with private state.
 
-    It steps in the ticks ``start, start + every, ...``; in between, its channels keep their values and its metrics are
+    It steps in the ticks ``start, start + every, ...``; in between, its channels are unchanged and its metrics are
     zero. Neighbours with the same ``rounds`` > 1 are a *cycle*: they take turns that many times in a tick, an edge of
     age 1 between two of them is one round old, and their metrics are summed over the rounds.
 
-    ``name``: unique in its graph; random keys depend on it. ``init(key)`` makes the private
-    state of one seed before the first tick; its key is made from the run's and ``init_name`` (default: the name), so
-    that fragments of different graphs can begin alike. ``publish(private)`` returns the values of every channel that it
-    writes before the first tick; needed where a channel is read before its first step. ``counts``: ``step`` is a
-    `CountedStep`. ``host``: the step is ordinary Python, called between the compiled ones, and may hold environments
-    outside JAX; it is given all seeds at once, and ``publish`` gives the shapes of what it writes for one seed.
-    ``tags``: words by which others find fragments of a kind. ``division``: how it may be divided among devices,
-    ``by_agents``: by agents that share nothing. ``inner``: its state in a faster form.
+    Attributes:
+        name: Unique name in its graph; random keys depend on it.
+        init: ``(key) -> private state`` of one seed before the first tick.
+        step: Function of one tick.
+        reads: Channels that it reads.
+        writes: Channels that it writes.
+        publish: ``(private) -> channels`` that it writes, before the first tick; needed where a channel is read before
+            the fragment's first step. Of a host fragment, it gives the shapes for one seed.
+        start: First tick in which it steps.
+        every: Ticks between two steps.
+        rounds: Steps in a tick.
+        init_name: Name from which the key of ``init`` is derived (default: ``name``), so that fragments of different
+            graphs can have equal initial states.
+        host: Whether the step is ordinary Python, called between compiled steps with all seeds at once. It may use
+            environments outside JAX.
+        counts: Whether ``step`` is a `CountedStep`.
+        tags: Kinds of the fragment, such as `placements.SAMPLING`.
+        `division`: Axes along which it may be sharded over devices.
+        by_agents: Axes along which agents that share nothing may be sharded.
+        inner: Faster form of its state.
     """
 
     name: str
@@ -98,15 +120,20 @@ class Fragment(NamedTuple):
 
 
 Fragments = tuple[Fragment, ...]
-"""In schedule order."""
+"""Fragments in schedule order."""
 Privates = dict[str, PyTree]
-"""Private states, by fragment."""
+"""Private states by fragment."""
 
 
 class Graph(NamedTuple):
-    """What a run computes in a tick: ``fragments`` in schedule order; ``delays``: ``(reader, channel) -> age`` in
-    ticks, 0 where absent; ``hyper_at(hyper, tick)``: the rates of a tick, of rates or schedules; ``products``: its
-    matrix products."""
+    """The computation of a tick.
+
+    Attributes:
+        fragments: Fragments in schedule order.
+        delays: ``(reader, channel) -> age`` in ticks, 0 where absent.
+        hyper_at: ``(hyper, tick) -> hyper-parameters`` of a tick, from numbers or schedules.
+        products: Size of its matrix products.
+    """
 
     fragments: tuple[Fragment, ...]
     delays: Mapping[tuple[str, str], int] = {}
@@ -124,10 +151,14 @@ class Graph(NamedTuple):
 
 
 class TrainState(NamedTuple):
-    """Everything a run is. Leaves have a leading axis ``[S, ...]`` (but ``tick``) if there are several seeds.
+    """State of a run. Leaves have a leading axis ``[S, ...]`` (but ``tick``) if there are several seeds.
 
-    ``private``: states by fragment; ``channels``: those that outlive a tick, by name; ``hyper``: rates or schedules;
-    ``tick``: ticks done so far, int32; ``key``: the run's random key, which never changes.
+    Attributes:
+        private: Private states by fragment.
+        channels: Channels that outlive a tick, by name.
+        hyper: Hyper-parameters, numbers or schedules.
+        tick: Number of completed ticks, int32.
+        key: Random key of the run, which never changes.
     """
 
     private: dict[str, PyTree]
@@ -140,9 +171,11 @@ class TrainState(NamedTuple):
 class Moment(NamedTuple):
     """When fragments step.
 
-    - ``hyper``: the run's rates or schedules; ``key``: the run's own.
-    - ``tick``: ticks done so far, int32.
-    - ``round``: of a cycle; 0 elsewhere.
+    Attributes:
+        hyper: Hyper-parameters of the run, numbers or schedules.
+        key: Random key of the run.
+        tick: Number of completed ticks, int32.
+        round: Round of a cycle; 0 elsewhere.
     """
 
     hyper: Any
@@ -152,12 +185,28 @@ class Moment(NamedTuple):
 
 
 def age_of(graph: Graph, reader: str, channel: str) -> int:
-    """The age at which a fragment sees a channel."""
+    """Return the age at which a fragment reads a channel.
+
+    Args:
+        graph: Graph.
+        reader: Name of the fragment.
+        channel: Name of the channel.
+
+    Returns:
+        0 or 1.
+    """
     return graph.delays.get((reader, channel), 0)
 
 
 def stored_channels(graph: Graph) -> tuple[str, ...]:
-    """The channels whose values outlive a tick: those read at age 1, or held by a fragment that skips ticks."""
+    """Return the channels whose values outlive a tick.
+
+    Args:
+        graph: Graph.
+
+    Returns:
+        Channels that are read at age 1, or written by a fragment that skips ticks.
+    """
     aged = {c for f in graph.fragments for c in f.reads if age_of(graph, f.name, c) == 1}
     read = {c for f in graph.fragments for c in f.reads}
     held = {c for f in graph.fragments if _skips(f) for c in f.writes if c in read}
@@ -165,18 +214,42 @@ def stored_channels(graph: Graph) -> tuple[str, ...]:
 
 
 def stages(fragments: tuple[Fragment, ...]) -> list[tuple[Fragment, ...]]:
-    """Fragments in schedule order, one by one or, where they are a cycle, together."""
+    """Group fragments into stages.
+
+    Args:
+        fragments: Fragments in schedule order.
+
+    Returns:
+        Single fragments, and cycles as one stage each.
+    """
     runs = [(rounds, tuple(run)) for rounds, run in groupby(fragments, lambda f: f.rounds)]
     return [stage for rounds, run in runs for stage in ([run] if rounds > 1 else [(f,) for f in run])]
 
 
 def tagged(graph: Graph, tag: str) -> tuple[str, ...]:
-    """The names of the fragments with a tag."""
+    """Return the fragments with a tag.
+
+    Args:
+        graph: Graph.
+        tag: Tag.
+
+    Returns:
+        Names of fragments.
+    """
     return tuple(f.name for f in graph.fragments if tag in f.tags)
 
 
 def init(graph: Graph, key: jax.Array, hyper: Any) -> TrainState:
-    """The state before the first tick. No two of its leaves share a buffer, so it can be donated."""
+    """Initialize the state before the first tick. No two leaves share a buffer, so it can be donated.
+
+    Args:
+        graph: Graph.
+        key: Random key of the run.
+        hyper: Hyper-parameters, numbers or schedules.
+
+    Returns:
+        The state of one seed.
+    """
     private = {f.name: f.init(jax.random.fold_in(key, stable_hash(f.init_name or f.name))) for f in graph.fragments}
     private = jax.tree.map(jnp.copy, private)  # an environment's state may share an array with its observation
     published: Channels = {}
@@ -195,7 +268,15 @@ def init(graph: Graph, key: jax.Array, hyper: Any) -> TrainState:
 
 
 def tick(graph: Graph, state: TrainState) -> tuple[TrainState, Metrics]:
-    """Step every fragment once, in order. Metrics are named ``fragment/metric``."""
+    """Step every fragment once, in order.
+
+    Args:
+        graph: Graph.
+        state: State of one seed.
+
+    Returns:
+        The next state, and metrics named ``fragment/metric``.
+    """
     moment = Moment(state.hyper, state.key, state.tick)
     private, fresh, metrics = step_fragments(graph, graph.fragments, state.private, state.channels, {}, moment)
     channels = {c: fresh[c] for c in state.channels}
@@ -207,8 +288,16 @@ def step_fragments(
 ) -> tuple[Privates, Channels, Metrics]:
     """Step some of a graph's fragments in order: once, or all rounds of a cycle.
 
-    ``stored`` holds channels as the last tick left them, ``fresh`` what others have written in this one.
-    Returns the fragments' private states, the channels that they wrote, and their metrics.
+    Args:
+        graph: Graph.
+        fragments: Fragments to step.
+        private: Their private states.
+        stored: Channels after the last tick.
+        fresh: Channels written in this tick.
+        moment: When they step.
+
+    Returns:
+        The fragments' private states, the channels that they wrote, and their metrics.
     """
     after: Privates = {}
     written: Channels = {}
@@ -226,8 +315,19 @@ def step_fragments(
 def step_round(
     graph: Graph, fragments: Fragments, private: Privates, stored: Channels, fresh: Channels, moment: Moment
 ) -> tuple[Privates, Channels, Metrics]:
-    """Step each fragment once, as `step_fragments`; of a cycle, the given round, with ``stored`` as the last round left
-    it."""
+    """Step each fragment once; of a cycle, make one round.
+
+    Args:
+        graph: Graph.
+        fragments: Fragments to step.
+        private: Their private states.
+        stored: Channels after the last tick, or round of a cycle.
+        fresh: Channels written in this tick.
+        moment: When they step.
+
+    Returns:
+        As `step_fragments`.
+    """
     hyper = graph.hyper_at(moment.hyper, moment.tick)
     after: Privates = {}
     written: Channels = {}
@@ -235,7 +335,7 @@ def step_round(
     for fragment in fragments:
         now = fresh | written
         inputs = {c: stored[c] if age_of(graph, fragment.name, c) else now[c] for c in fragment.reads}
-        # No compiler may merge the arithmetic of two fragments: in one program or in several, they round alike.
+        # Prevent fusion across fragments, so that one program and several round equally.
         own_private, inputs = jax.lax.optimization_barrier((private[fragment.name], inputs))
         step = step_of(fragment, moment.tick * fragment.rounds + moment.round)
         if _skips(fragment):
@@ -250,7 +350,17 @@ def step_round(
 
 
 def step_key(fragment: Fragment, key: jax.Array, tick: jax.Array, round: jax.Array | int = 0) -> jax.Array:
-    """A fragment's key in a tick (of a cycle: and round), from the run's: it depends on nothing else."""
+    """Return a fragment's random key in a tick, and in the round of a cycle.
+
+    Args:
+        fragment: Fragment.
+        key: Random key of the run.
+        tick: Number of completed ticks.
+        round: Round of a cycle.
+
+    Returns:
+        A key that depends on nothing else.
+    """
     own = jax.random.fold_in(jax.random.fold_in(key, tick), stable_hash(fragment.name))
     return jax.random.fold_in(own, round) if fragment.rounds > 1 else own
 
@@ -258,7 +368,7 @@ def step_key(fragment: Fragment, key: jax.Array, tick: jax.Array, round: jax.Arr
 def _step_cycle(
     graph: Graph, cycle: Fragments, private: Privates, stored: Channels, fresh: Channels, moment: Moment
 ) -> tuple[Privates, Channels, Metrics]:
-    """All rounds of a cycle; of its channels, those are handed on that outlive a tick."""
+    """Make all rounds of a cycle; return its channels that outlive a tick."""
     own = {c: stored[c] for f in cycle for c in f.writes if c in stored}
 
     def one_round(carry: tuple, round: jax.Array) -> tuple[tuple, Metrics]:
@@ -272,7 +382,7 @@ def _step_cycle(
 
 
 def _step_or_hold(fragment: Fragment, step: Step, held: Channels, tick: jax.Array) -> Step:
-    """``step``, or in a tick that the fragment skips its state as it is; ``held``: what its channels hold so far."""
+    """Wrap ``step`` to return the state and ``held``, the channels' last values, in ticks that the fragment skips."""
 
     def step_or_hold(private: PyTree, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
         metrics_shape = jax.eval_shape(step, private, inputs, hyper, key)[2]
@@ -291,7 +401,15 @@ def _step_or_hold(fragment: Fragment, step: Step, held: Channels, tick: jax.Arra
 
 
 def step_of(fragment: Fragment, turn: jax.Array) -> Step:
-    """A fragment's step at its ``turn``, whether it counts them or not."""
+    """Return a fragment's step function as a `Step`.
+
+    Args:
+        fragment: Fragment.
+        turn: Number of its steps before.
+
+    Returns:
+        The step, with ``turn`` bound if it counts.
+    """
     if not fragment.counts:
         return cast(Step, fragment.step)
     counted = cast(CountedStep, fragment.step)
@@ -299,7 +417,16 @@ def step_of(fragment: Fragment, turn: jax.Array) -> Step:
 
 
 def active_ticks(fragment: Fragment, first: int, last: int) -> int:
-    """In how many of the ticks ``first .. last - 1`` the fragment steps."""
+    """Count the ticks ``first .. last - 1`` in which a fragment steps.
+
+    Args:
+        fragment: Fragment.
+        first: First tick.
+        last: Tick after the last.
+
+    Returns:
+        Number of ticks.
+    """
 
     def before(tick: int) -> int:
         return max(0, -(-(tick - fragment.start) // fragment.every))
@@ -312,7 +439,7 @@ def _skips(fragment: Fragment) -> bool:
 
 
 def _outputs(graph: Graph, state: TrainState, published: Channels) -> Channels:
-    """All channels of a first tick, for their shapes: what is read before it is written comes from ``published``."""
+    """Compute all channels of a first tick, for their shapes; ``published`` has all read before they are written."""
     key, channels = state.key, dict(published)
     hyper = graph.hyper_at(state.hyper, state.tick)
     for fragment in graph.fragments:
@@ -325,12 +452,15 @@ def _outputs(graph: Graph, state: TrainState, published: Channels) -> Channels:
 
 
 def check(graph: Graph) -> None:
-    """Refuse a graph that has no meaning.
+    """Check that a graph can run.
+
+    Args:
+        graph: Graph.
 
     Raises:
-        GraphError: two fragments of one name, two writers of a channel, a read that nothing writes or published before
-            the first tick, a delay that belongs to no edge or is not 0 or 1, a cycle of age 0, or a read at age 0 of
-            what is written in rounds.
+        GraphError: Two fragments have one name, a channel has two writers or none, a delay belongs to no edge or is not
+            0 or 1, a cycle has age 0, a channel is read in the first tick without `Fragment.publish`, or a fragment
+            outside a cycle reads its channel at age 0.
     """
     names = [f.name for f in graph.fragments]
     for name in names:
@@ -364,7 +494,7 @@ def _writers(graph: Graph) -> dict[str, str]:
 
 
 def _check_order(graph: Graph, writer: dict[str, str]) -> None:
-    """Every read must find a value: written earlier in the tick, or at age 1 in the tick before or published."""
+    """Check that every read has a value: from earlier in the tick, or at age 1 from the tick before or ``publish``."""
     published = {f.name for f in graph.fragments if f.publish is not None}
     seen: set[str] = set()
     for fragment in graph.fragments:
@@ -384,7 +514,7 @@ def _check_order(graph: Graph, writer: dict[str, str]) -> None:
 
 
 def _check_rounds(graph: Graph) -> None:
-    """What a cycle writes changes from round to round: only its own members may see that."""
+    """Check that only members of a cycle read its channels at age 0, because they change from round to round."""
     cycle_of = {f.name: stage for stage in stages(graph.fragments) for f in stage if f.rounds > 1}
     writer = {c: f.name for f in graph.fragments for c in f.writes}
     for fragment in graph.fragments:

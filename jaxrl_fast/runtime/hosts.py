@@ -1,7 +1,7 @@
-"""What the processes of one run do together: read and place arrays that are spread over them, and agree.
+"""Operations of the processes of one run: reading and placing arrays that are spread over them, and agreeing.
 
-In a single process all of this is what it would be without. What is *collective* must be called by every process, in
-the same order. How processes find one another and end is in `jaxrl_fast.runtime.cluster`.
+In a single process they do nothing special. A *collective* function must be called by every process, in the same order.
+`jaxrl_fast.runtime.cluster` connects and ends processes.
 """
 
 import json
@@ -22,28 +22,42 @@ from jaxrl_fast.core import PyTree
 from jaxrl_fast.runtime.transfer import absent
 
 PLACEMENT = "data_parallel"
-"""The placement of several processes unless another is named."""
+"""Default placement of several processes."""
 WITHIN_ONE = ("fused", "central_inference")
-"""Placements that have one device."""
+"""Placements on one device."""
 LEAST_BYTES, MOST_PADDED = 4_096, 1_048_576
-"""What processes add up is padded to a power of two, from the one number of bytes to the other."""
+"""Bounds in bytes between which summed data is padded to a power of two."""
 
 
 def is_first() -> bool:
-    """Whether this is process 0, the only one that writes files and prints."""
+    """Return whether this is process 0, the only one that writes files and prints.
+
+    Returns:
+        True in process 0.
+    """
     return jax.process_index() == 0
 
 
 def is_alone() -> bool:
-    """Whether there is no other process."""
+    """Return whether there is only one process.
+
+    Returns:
+        True with one process.
+    """
     return jax.process_count() == 1
 
 
 def devices(count: int | None) -> list[jax.Device]:
-    """The first ``count`` devices (None: all), of each process the same number.
+    """Return the first devices, equally many of each process.
+
+    Args:
+        count: Number of devices over all processes; None for all.
+
+    Returns:
+        The devices.
 
     Raises:
-        ValueError: there are not so many, or the processes cannot share them evenly.
+        ValueError: There are too few devices, or they cannot be shared evenly.
     """
     available = jax.devices()
     if count is not None and not 1 <= count <= len(available):
@@ -58,10 +72,17 @@ def _of_each_process(available: list[jax.Device], count: int | None) -> list[jax
 
 
 def share_of(devices: int, num_processes: int) -> int:
-    """How many of all ``devices`` each process has.
+    """Return how many devices each process has.
+
+    Args:
+        devices: Devices over all processes.
+        num_processes: Number of processes.
+
+    Returns:
+        Devices per process.
 
     Raises:
-        ValueError: they cannot be shared evenly.
+        ValueError: The devices cannot be shared evenly.
     """
     if devices % num_processes:
         raise ValueError(
@@ -72,10 +93,14 @@ def share_of(devices: int, num_processes: int) -> int:
 
 
 def check_placement(name: str, groups: Sequence[Sequence[jax.Device]]) -> None:
-    """Refuse a placement, given the devices of its groups, that leaves a process without work.
+    """Check that a placement gives every process work.
+
+    Args:
+        name: Name of the placement.
+        groups: Devices of its groups.
 
     Raises:
-        ValueError: naming it.
+        ValueError: A process has no device.
     """
     busy = {device.process_index for group in groups for device in group}
     idle = [process for process in range(jax.process_count()) if process not in busy]
@@ -89,7 +114,15 @@ def check_placement(name: str, groups: Sequence[Sequence[jax.Device]]) -> None:
 
 
 def refusal(placement: str, num_processes: int) -> str:
-    """What is said of a placement that does not span processes."""
+    """Return the error message for a placement that does not span processes.
+
+    Args:
+        placement: Name of the placement.
+        num_processes: Number of processes.
+
+    Returns:
+        The message.
+    """
     return (
         f"placement={placement} stays within one process: write placement={PLACEMENT}, which spans the "
         f"{num_processes} of this run"
@@ -97,14 +130,18 @@ def refusal(placement: str, num_processes: int) -> str:
 
 
 def join() -> None:
-    """Wait until all processes have come here. Collective."""
+    """Wait until all processes have called this. Collective."""
     if not is_alone():
         with _hidden_gloo():
             highest(0)
 
 
 def connect(groups: Iterable[Sequence[jax.Device]]) -> None:
-    """Let the devices of each group find one another before they are timed. Collective."""
+    """Connect the devices of each group before they are timed. Collective.
+
+    Args:
+        groups: Devices of each group.
+    """
     for devices in dict.fromkeys(tuple(group) for group in groups):
         own = [device for device in devices if device.process_index == jax.process_index()]
         if own and len({device.process_index for device in devices}) > 1:
@@ -119,32 +156,64 @@ def connect(groups: Iterable[Sequence[jax.Device]]) -> None:
 
 
 def require_one(what: str, num_processes: int) -> None:
-    """Refuse ``what``, which works in a single process only, in a run of several.
+    """Check that a run has a single process.
+
+    Args:
+        what: Feature that works in a single process only, for the message.
+        num_processes: Number of processes.
 
     Raises:
-        ValueError: there are several.
+        ValueError: There are several processes.
     """
     if num_processes > 1:
-        raise ValueError(f"{what} works in a single process only, not in {num_processes}: write distributed=off there")
+        raise ValueError(f"{what} works in a single process only, not in {num_processes}: write distributed=off")
 
 
 def any_process(flag: bool) -> bool:
-    """Whether ``flag`` is set in any process. Collective."""
+    """Return whether a flag is set in any process. Collective.
+
+    Args:
+        flag: Flag of this process.
+
+    Returns:
+        True if one is set.
+    """
     return bool(highest(int(flag)))
 
 
 def highest(number: int) -> int:
-    """The highest of the processes' numbers. Collective."""
+    """Return the maximum of the processes' numbers. Collective.
+
+    Args:
+        number: Number of this process, an int32.
+
+    Returns:
+        The maximum.
+    """
     return number if is_alone() else int(multihost_utils.process_allgather(np.int32(number)).max())
 
 
 def from_first(tree: PyTree) -> PyTree:
-    """Process 0's arrays, in every process, whose own have the same shapes. Collective."""
+    """Broadcast process 0's arrays. Collective.
+
+    Args:
+        tree: Arrays, of equal shapes in every process.
+
+    Returns:
+        Process 0's arrays.
+    """
     return tree if is_alone() else multihost_utils.broadcast_one_to_all(tree)
 
 
 def to_host(tree: PyTree) -> PyTree:
-    """Arrays of a run, on whatever devices of whatever processes, as NumPy's in every process. Collective."""
+    """Fetch a run's arrays, on any devices of any processes, as NumPy arrays in every process. Collective.
+
+    Args:
+        tree: Arrays.
+
+    Returns:
+        NumPy arrays.
+    """
     return jax.device_get(tree) if is_alone() else _gather(tree)
 
 
@@ -161,12 +230,26 @@ def _gather(tree: PyTree) -> PyTree:
 
 
 def own_copy(tree: PyTree) -> PyTree:
-    """What every process has whole (`everywhere`), on this one's own device."""
+    """Return this process's copy of arrays that every process has (`everywhere`).
+
+    Args:
+        tree: Arrays.
+
+    Returns:
+        The arrays on this process's device.
+    """
     return tree if is_alone() else jax.tree.map(lambda leaf: leaf.addressable_data(0), tree)
 
 
 def own_shares(tree: PyTree) -> PyTree:
-    """`own_share` of all arrays, which are fetched together."""
+    """Fetch this process's shares of arrays together (`own_share`).
+
+    Args:
+        tree: Arrays.
+
+    Returns:
+        NumPy arrays.
+    """
     if is_alone():
         return jax.device_get(tree)
     for leaf in jax.tree.leaves(tree):
@@ -176,7 +259,14 @@ def own_shares(tree: PyTree) -> PyTree:
 
 
 def own_share(leaf: jax.Array) -> np.ndarray:
-    """The part of an array that this process answers for, the rest zeros."""
+    """Fetch this process's share of an array.
+
+    Args:
+        leaf: Array.
+
+    Returns:
+        NumPy array of the whole shape, zero outside this process's share.
+    """
     share = np.zeros(leaf.shape, leaf.dtype)
     for part in leaf.addressable_shards:
         if part.replica_id == 0:
@@ -185,8 +275,16 @@ def own_share(leaf: jax.Array) -> np.ndarray:
 
 
 def add_up(tree: PyTree) -> PyTree:
-    """NumPy arrays of all processes as one: for every number one process has it, and the others have zero, so that the
-    sum of their bytes is exact. Collective."""
+    """Sum the NumPy arrays of all processes. Collective.
+
+    Each number must be nonzero in at most one process, so that the sum of the bytes is exact.
+
+    Args:
+        tree: NumPy arrays.
+
+    Returns:
+        The sums.
+    """
     if is_alone():
         return tree
     leaves, structure = jax.tree.flatten(tree)
@@ -203,20 +301,40 @@ def add_up(tree: PyTree) -> PyTree:
 
 
 def everywhere() -> NamedSharding:
-    """The layout of what every process has whole: a copy on one device of each."""
+    """Return the sharding of arrays that every process has: a copy on one device of each.
+
+    Returns:
+        The sharding.
+    """
     return NamedSharding(_one_device_each(), PartitionSpec())
 
 
 def put(tree: PyTree, shardings: PyTree) -> PyTree:
-    """Arrays that every process has whole, laid out over devices of any; ``shardings`` is a prefix of ``tree``. Those
-    that lie there already stay."""
+    """Transfer arrays that every process has to devices of any process.
+
+    Arrays that already have the sharding are not copied.
+
+    Args:
+        tree: Arrays.
+        shardings: Shardings, a prefix of ``tree``.
+
+    Returns:
+        The arrays on these devices.
+    """
     if is_alone():
         return jax.device_put(tree, shardings)
     return jax.tree.map(lambda sharding, part: jax.tree.map(lambda x: _put(x, sharding), part), shardings, tree)
 
 
 def copy(tree: PyTree) -> PyTree:
-    """Copies of arrays, on the same devices."""
+    """Copy arrays on their devices.
+
+    Args:
+        tree: Arrays.
+
+    Returns:
+        The copies.
+    """
 
     def copied(leaf: Any) -> Any:
         elsewhere = isinstance(leaf, jax.Array) and not leaf.sharding.addressable_devices
@@ -226,7 +344,17 @@ def copy(tree: PyTree) -> PyTree:
 
 
 def decide(make: Callable[[], str]) -> str:
-    """What ``make`` gives in process 0, which alone calls it; its ValueError is raised in all. Collective."""
+    """Compute a value in process 0, and return it in all. Collective.
+
+    Args:
+        make: Computes the value; its ``ValueError`` is raised in all processes.
+
+    Returns:
+        The value.
+
+    Raises:
+        ValueError: ``make`` raised it.
+    """
     if is_alone():
         return make()
     value = error = ""
@@ -242,10 +370,13 @@ def decide(make: Callable[[], str]) -> str:
 
 
 def check_agreement(settings: Mapping[str, Any]) -> None:
-    """Refuse processes that were started with different settings. Collective.
+    """Check that all processes have equal settings. Collective.
+
+    Args:
+        settings: Settings of this process.
 
     Raises:
-        ValueError: in every process, naming the first setting that differs.
+        ValueError: A setting differs; raised in every process, with the first such setting.
     """
     everyone = [json.loads(text) for text in _texts(json.dumps({**settings, "JAX": jax.__version__}, default=str))]
     for process, theirs in enumerate(everyone):
@@ -259,7 +390,7 @@ def check_agreement(settings: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _hidden_gloo() -> Iterator[None]:
-    """What gloo prints of a new connection is hidden: `cluster.describe_devices` says the same."""
+    """Hide gloo's output about a new connection; `cluster.describe_devices` contains the same."""
     sys.stdout.flush()
     shown, hidden = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     try:
@@ -292,12 +423,12 @@ def _put(leaf: Any, sharding: jax.sharding.Sharding) -> jax.Array:
     if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jax.random.wrap_key_data(_put(jax.random.key_data(leaf), sharding), impl=jax.random.key_impl(leaf))
     array = np.asarray(leaf)
-    # Copied: on a CPU a device may use the memory of a NumPy array as it is, and two of them the same.
+    # Copied, because on a CPU two devices may use the memory of one NumPy array directly.
     return jax.make_array_from_callback(array.shape, sharding, lambda index: np.array(array[index]))
 
 
 def _texts(text: str) -> list[str]:
-    """The text of every process."""
+    """Return the text of every process."""
     own = np.frombuffer(text.encode(), np.uint8)
     sizes = multihost_utils.process_allgather(np.int32(own.size))
     padded = np.zeros(int(sizes.max()), np.uint8)

@@ -1,4 +1,4 @@
-"""A compiled program: its functions, where its arrays lie on devices, and many ticks in one program."""
+"""A compiled program: its functions, the sharding of its arrays, and many ticks in one program."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -20,48 +20,81 @@ class InitState(Protocol):
     """Makes the state before the first tick."""
 
     def __call__(self, keys: jax.Array, hyper: Any, /) -> TrainState:
-        """``keys`` ``[S]``: a random key for each seed; ``hyper``: the rates or schedules that all seeds begin with."""
+        """Make the state.
+
+        Args:
+            keys: A random key for each seed, ``[S]``.
+            hyper: Hyper-parameters with which all seeds begin, numbers or schedules.
+
+        Returns:
+            The state.
+        """
 
 
 class RunChunk(Protocol):
     """Trains for a chunk: a fixed number of ticks."""
 
     def __call__(self, state: TrainState, /) -> tuple[TrainState, Metrics]:
-        """``state`` must not be used again: its private states are donated. Returns the state at the end and metrics
-        ``[S, ticks]`` named ``fragment/metric``."""
+        """Run the chunk.
+
+        Args:
+            state: State, which must not be used again: its private states are donated.
+
+        Returns:
+            The next state, and metrics ``[S, ticks]`` named ``fragment/metric``.
+        """
 
 
 class CompileAhead(Protocol):
-    """Compiles before anything runs, in threads."""
+    """Compiles both functions before anything runs, in threads."""
 
     def __call__(self, keys: jax.Array, hyper: Any, /, store: Store | None = None) -> tuple[InitState, RunChunk]:
-        """Takes what `InitState` takes, for the shapes. Returns both functions, compiled. Programs that a ``store`` has
-        are not traced; it gets those that it lacks."""
+        """Compile for the shapes of `InitState`'s arguments.
+
+        Programs that the ``store`` contains are not traced; it gets the programs that it lacks. Returns both functions.
+        """
 
 
 CompileRun = Callable[[jax.Array, Any], RunChunk]
-"""(as `InitState` takes, or shapes): compiles `RunChunk` alone."""
+"""(keys and hyper as in `InitState`, or their shapes) -> compiled `RunChunk`."""
 
 
 PlaceState = Callable[[TrainState], TrainState]
-"""Puts a state, for instance one from a file, from any device or NumPy on the devices where `RunChunk` expects it."""
+"""(state on any device or in NumPy, such as one from a file) -> state on the devices where `RunChunk` requires it."""
 
 
 SEED_AXES: Any = TrainState._make((0, 0, 0, None, 0))
-"""All seeds share the tick, so that what is skipped in a tick is skipped by all and costs nothing."""
+"""All seeds share the tick, so all skip the same fragments and a skipped fragment costs nothing."""
 
 NO_AXIS = -1
-"""In a tree of axes: leaves that have no axis to divide and none for the seeds."""
+"""In a tree of axes: leaves without a sharded axis and without an axis for the seeds."""
 
 
 def homes(placement: Placement, num_seeds: int) -> dict[str, Mesh]:
-    """Each fragment's devices; fragments of one group share the very mesh."""
+    """Return each fragment's devices; fragments of one group share one mesh object.
+
+    Args:
+        placement: Placement.
+        num_seeds: Number of seeds.
+
+    Returns:
+        Device meshes by fragment.
+    """
     meshes = [_mesh(group, num_seeds) for group in placement.groups]
     return {name: mesh for group, mesh in zip(placement.groups, meshes, strict=True) for name in group.fragments}
 
 
 def lay(mesh: Mesh, axes: PyTree, num_seeds: int) -> Any:
-    """Shardings as a prefix tree like ``axes``, which counts axes without that of the seeds."""
+    """Return the shardings of arrays on a device mesh.
+
+    Args:
+        mesh: Device mesh.
+        axes: Sharded axis of each leaf, counted without the seeds' axis; None for none.
+        num_seeds: Number of seeds.
+
+    Returns:
+        Shardings as a prefix tree like ``axes``.
+    """
     if mesh.size == 1:
         return SingleDeviceSharding(mesh.devices.item())
     seeds = ("seed",) if num_seeds > 1 else ()
@@ -76,7 +109,16 @@ def lay(mesh: Mesh, axes: PyTree, num_seeds: int) -> Any:
 
 
 def state_layout(graph: Graph, home: dict[str, Mesh], num_seeds: int) -> TrainState:
-    """Where each part of a `TrainState` lies: with the fragment that owns or writes it, the rest with the first."""
+    """Return the shardings of a `TrainState`.
+
+    Args:
+        graph: Graph.
+        home: Device meshes by fragment.
+        num_seeds: Number of seeds.
+
+    Returns:
+        Shardings: each part is with the fragment that has or writes it, the rest with the first fragment.
+    """
     axes = channel_axes(graph)
     writer = {c: f.name for f in graph.fragments for c in f.writes}
     private = {f.name: lay(home[f.name], f.division.private, num_seeds) for f in graph.fragments}
@@ -87,7 +129,15 @@ def state_layout(graph: Graph, home: dict[str, Mesh], num_seeds: int) -> TrainSt
 
 
 def init_seeds(graph: Graph, num_seeds: int) -> InitState:
-    """``init(keys [S], hyper)``: the first state of every seed."""
+    """Return the function that makes the initial state of every seed.
+
+    Args:
+        graph: Graph.
+        num_seeds: Number of seeds.
+
+    Returns:
+        ``init(keys [S], hyper)``.
+    """
 
     def init(keys: jax.Array, hyper: Any) -> TrainState:
         if len(keys) != num_seeds:
@@ -99,7 +149,17 @@ def init_seeds(graph: Graph, num_seeds: int) -> InitState:
 
 
 def over_seeds(function: Callable, num_seeds: int, in_axes: tuple, out_axes: Any) -> Callable:
-    """``vmap`` over the seed axis, where there is one: tracing a vmapped environment takes twice as long."""
+    """Vmap a function over the seeds, if there are several: tracing a vmapped environment takes twice as long.
+
+    Args:
+        function: Function of one seed.
+        num_seeds: Number of seeds.
+        in_axes: As in `jax.vmap`.
+        out_axes: As in `jax.vmap`.
+
+    Returns:
+        The function of all seeds.
+    """
     return function if num_seeds == 1 else jax.vmap(function, in_axes=in_axes, out_axes=out_axes)
 
 
@@ -109,12 +169,28 @@ def _mesh(group: Group, num_seeds: int) -> Mesh:
 
 
 def channel_axes(graph: Graph) -> dict[str, Any]:
-    """For each channel the axes along which its leaves may be divided, as its writer names them."""
+    """Return the axes along which channels may be sharded, as their writers name them.
+
+    Args:
+        graph: Graph.
+
+    Returns:
+        Axes of the leaves by channel.
+    """
     return {c: f.division.writes.get(c) for f in graph.fragments for c in f.writes}
 
 
 def scan_ticks(graph: Graph, state: TrainState, length: int) -> tuple[TrainState, Metrics]:
-    """``length`` ticks, one after another; metrics ``[length]``."""
+    """Run consecutive ticks.
+
+    Args:
+        graph: Graph.
+        state: State of one seed.
+        length: Number of ticks.
+
+    Returns:
+        The next state, and metrics ``[length]``.
+    """
     within = {f.name: f.inner for f in graph.fragments if f.inner is not None}
     inside = graph._replace(
         fragments=tuple(f if f.inner is None else f._replace(step=f.inner.step) for f in graph.fragments)

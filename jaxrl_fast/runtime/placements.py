@@ -1,7 +1,6 @@
-"""Placements: which fragments are compiled into one program, and the devices each program runs on.
+"""Placements: which fragments are compiled into one program, and the devices of each program.
 
-A placement changes numbers only by float
-rounding, since delays, keys and logical shards belong to the graph.
+A placement changes results only by float rounding, because delays, keys and logical shards belong to the graph.
 """
 
 from collections.abc import Sequence
@@ -14,22 +13,30 @@ from jaxrl_fast.runtime import hosts
 from jaxrl_fast.runtime.graph import Fragment, Graph, GraphError, age_of, tagged
 
 SAMPLING, LEARNING, ACTING, SERVER, REPLAY = "sampling", "learning", "acting", "server", "replay"
-"""Tags of fragments that placements, reports and checkpoints ask for: those that step environments; that make gradient
-updates; of these, those that learn only how to act; that average; and replay, which a resumed run can fill again."""
+"""Tags of fragments, read by placements, reports and checkpoints: fragments that step environments, that make gradient
+updates, that update only parts that select actions, that average, and replay, which a resumed run can refill."""
 
 
 class Group(NamedTuple):
-    """``fragments`` (names) that are compiled together, and the ``devices`` they run on. Several devices divide the
-    seeds first, then the axes that the fragments name."""
+    """Fragments that are compiled together, and their devices.
+
+    Attributes:
+        fragments: Names of the fragments.
+        devices: Several devices shard the seeds first, then the axes that the fragments name.
+    """
 
     fragments: tuple[str, ...]
     devices: tuple[jax.Device, ...]
 
 
 class Placement(NamedTuple):
-    """Where a graph runs: a ``name`` for messages, and ``groups`` that together hold every fragment exactly once.
-    Groups may share devices. ``divides``: what the devices of a group share, beside seeds: environments and batches, or
-    agents."""
+    """Where a graph runs.
+
+    Attributes:
+        name: Name in messages.
+        groups: Groups that together contain every fragment exactly once; they may share devices.
+        divides: What the devices of a group shard in addition to seeds: environments and batches, or agents.
+    """
 
     name: str
     groups: tuple[Group, ...]
@@ -37,43 +44,102 @@ class Placement(NamedTuple):
 
 
 class Make(Protocol):
-    """Makes a placement: one of `PLACEMENTS`, or a user's own."""
+    """Makes a placement: one of `PLACEMENTS`, or a user's function."""
 
     def __call__(self, graph: Graph, devices: Sequence[jax.Device], /) -> Placement:
-        """``devices``: those that may be used, the first ``devices=N`` of JAX's. May raise `GraphError`."""
+        """Make the placement.
+
+        Args:
+            graph: Graph.
+            devices: Available devices, the first ``devices=N`` of JAX's.
+
+        Raises:
+            GraphError: The placement does not support the graph or the devices.
+        """
 
 
 def fused(graph: Graph, devices: Sequence[jax.Device]) -> Placement:
-    """The whole graph as one program on one device."""
+    """The whole graph as one program on one device.
+
+    Args:
+        graph: Graph.
+        devices: Available devices.
+
+    Returns:
+        The placement.
+    """
     return Placement("fused", (Group(_names(graph), (devices[0],)),))
 
 
 def data_parallel(graph: Graph, devices: Sequence[jax.Device]) -> Placement:
-    """One program over all devices; seeds and batches divided."""
+    """One program over all devices, with sharded seeds and batches.
+
+    Args:
+        graph: Graph.
+        devices: Available devices.
+
+    Returns:
+        The placement.
+    """
     return Placement("data_parallel", (Group(_names(graph), tuple(devices)),))
 
 
 def sharded_sampling(graph: Graph, devices: Sequence[jax.Device]) -> Placement:
-    """Sampling divided over all devices, learning on one."""
+    """Sampling sharded over all devices, learning on one.
+
+    Args:
+        graph: Graph.
+        devices: Available devices.
+
+    Returns:
+        The placement.
+    """
     return _two_groups("sharded_sampling", graph, tagged(graph, SAMPLING), devices, devices[:1])
 
 
 def actor_critic(graph: Graph, devices: Sequence[jax.Device]) -> Placement:
-    """Critic on one device, actor and sampling on another."""
+    """Critic on one device, actor and sampling on another.
+
+    Args:
+        graph: Graph.
+        devices: Available devices, at least 2.
+
+    Returns:
+        The placement.
+    """
     _require_devices("actor_critic", devices, 2)
     acting = tagged(graph, SAMPLING) + tagged(graph, ACTING)
     return _two_groups("actor_critic", graph, acting, devices[1:2], devices[:1])
 
 
 def sampler_learner(graph: Graph, devices: Sequence[jax.Device]) -> Placement:
-    """Learning on the first device, sampling on the others."""
+    """Learning on the first device, sampling on the others.
+
+    Args:
+        graph: Graph.
+        devices: Available devices, at least 2.
+
+    Returns:
+        The placement.
+    """
     _require_devices("sampler_learner", devices, 2)
     samplers = _even(graph, tagged(graph, SAMPLING), devices[1:])
     return _two_groups("sampler_learner", graph, tagged(graph, SAMPLING), samplers, devices[:1])
 
 
 def parameter_server(graph: Graph, devices: Sequence[jax.Device]) -> Placement:
-    """Learners on all devices, one server that averages."""
+    """Learners on all devices, one server that averages.
+
+    Args:
+        graph: Graph with a server.
+        devices: Available devices.
+
+    Returns:
+        The placement.
+
+    Raises:
+        GraphError: The graph has no server.
+    """
     workers = tuple(name for name in _names(graph) if name not in tagged(graph, SERVER))
     if len(workers) == len(graph.fragments):
         raise GraphError(
@@ -85,17 +151,39 @@ def parameter_server(graph: Graph, devices: Sequence[jax.Device]) -> Placement:
 
 
 def agents(graph: Graph, devices: Sequence[jax.Device]) -> Placement:
-    """Agents with networks of their own divided over all devices."""
+    """Agents with separate networks, sharded over all devices.
+
+    Args:
+        graph: Graph of several agents.
+        devices: Available devices.
+
+    Returns:
+        The placement.
+
+    Raises:
+        GraphError: There is one agent, agents share networks, or there are several learners.
+    """
     _require_agents(graph)
     return Placement("agents", (Group(_names(graph), tuple(devices)),), "agents")
 
 
 def central_inference(graph: Graph, devices: Sequence[jax.Device]) -> Placement:
-    """Environments on the host, actions by the learner's device."""
+    """Environments on the host, actions by the learner's device.
+
+    Args:
+        graph: Graph with host environments.
+        devices: Available devices.
+
+    Returns:
+        The placement.
+
+    Raises:
+        GraphError: The environments are compiled.
+    """
     if not any(f.host for f in graph.fragments):
         raise GraphError(
-            "placement=central_inference is for environments on the host; these are compiled, and computing their "
-            "actions elsewhere would cost a transfer a step: write placement=fused or placement=sampler_learner"
+            "placement=central_inference is for environments on the host. These are compiled, and computing their "
+            "actions elsewhere costs a transfer per step: write placement=fused or placement=sampler_learner"
         )
     return Placement("central_inference", (Group(_names(graph), (devices[0],)),))
 
@@ -105,10 +193,18 @@ PLACEMENTS: dict[str, Make] = {make.__name__: make for make in (*_MAKERS, agents
 
 
 def place(graph: Graph, placement: str | Make, devices: int | None) -> Placement:
-    """A placement by name, or a user's own, on the first ``devices`` of JAX's devices.
+    """Place a graph on the first of JAX's devices.
+
+    Args:
+        graph: Graph.
+        placement: Name in `PLACEMENTS`, or a user's function.
+        devices: Number of devices; None for all.
+
+    Returns:
+        The placement.
 
     Raises:
-        ValueError: the name is unknown, there are not so many devices, or it does not span all processes.
+        ValueError: The name does not exist, there are too few devices, or the placement does not span all processes.
     """
     placed = place_on(graph, placement, hosts.devices(devices))
     if not hosts.is_alone():
@@ -117,10 +213,18 @@ def place(graph: Graph, placement: str | Make, devices: int | None) -> Placement
 
 
 def place_on(graph: Graph, placement: str | Make, devices: Sequence[jax.Device]) -> Placement:
-    """As `place`, on these devices, which need not be here.
+    """Place a graph on given devices, which need not exist here.
+
+    Args:
+        graph: Graph.
+        placement: Name in `PLACEMENTS`, or a user's function.
+        devices: Available devices.
+
+    Returns:
+        The placement.
 
     Raises:
-        ValueError: the name is unknown, or there are too few devices.
+        ValueError: The name does not exist, or there are too few devices.
     """
     if isinstance(placement, str) and placement not in PLACEMENTS:
         raise ValueError(f"placement={placement}: write one of {', '.join(PLACEMENTS)}")
@@ -140,17 +244,30 @@ def _too_few(placement: str | Make, count: int) -> ValueError:
 
 
 def divided(graph: Graph, placement: Placement) -> Graph:
-    """The graph whose fragments' ``division`` is by what the placement divides."""
+    """Return the graph with the sharding axes that the placement uses.
+
+    Args:
+        graph: Graph.
+        placement: Placement.
+
+    Returns:
+        The graph, in which `Fragment.division` shards batches or agents.
+    """
     if placement.divides == "batch":
         return graph
     return graph._replace(fragments=tuple(f._replace(division=f.by_agents) for f in graph.fragments))
 
 
 def check(graph: Graph, placement: Placement, num_seeds: int = 1) -> None:
-    """Refuse a placement that does not hold every fragment exactly once, divides one unevenly, or a host fragment.
+    """Check that a placement has every fragment exactly once, shards them evenly, and has host fragments on one device.
+
+    Args:
+        graph: Graph.
+        placement: Placement.
+        num_seeds: Number of seeds.
 
     Raises:
-        GraphError: naming the fragment.
+        GraphError: It does not; the message names the fragment.
     """
     placed = [name for group in placement.groups for name in group.fragments]
     if sorted(placed) != sorted(_names(graph)):
@@ -174,8 +291,16 @@ def _misplaced(placement: str, placed: Sequence[str], known: Sequence[str]) -> G
 
 
 def runs_in_parallel(graph: Graph, placement: Placement) -> bool:
-    """Whether anything can run at the same time: a group on several devices, or two fragments on different ones of
-    which neither, in whatever ticks, waits for the other."""
+    """Return whether any work can run at the same time.
+
+    Args:
+        graph: Graph.
+        placement: Placement.
+
+    Returns:
+        True if a group has several devices, or two fragments on different devices never wait for each other in some
+        ticks.
+    """
     if any(len(group.devices) > 1 for group in placement.groups):
         return True
     home = {name: group.devices for group in placement.groups for name in group.fragments}
@@ -190,7 +315,15 @@ def runs_in_parallel(graph: Graph, placement: Placement) -> bool:
 
 
 def shards(group: Group, num_seeds: int) -> tuple[int, int]:
-    """Into how many parts a group divides the seeds, and each seed's own axes."""
+    """Return the number of parts into which a group shards the seeds, and each seed's axes.
+
+    Args:
+        group: Group.
+        num_seeds: Number of seeds.
+
+    Returns:
+        ``(parts of the seeds, parts of each seed)``.
+    """
     over_seeds = gcd(num_seeds, len(group.devices))
     return over_seeds, len(group.devices) // over_seeds
 
@@ -208,15 +341,15 @@ def _check_division(graph: Graph, placement: Placement, group: Group, num_seeds:
             raised = f"{key}={parts} with " if value % parts else ""
             sizes = "" if placement.divides == "agents" else f"{raised}sizes that {parts} divides, "
             raise GraphError(
-                f"placement={placement.name} divides the {width} {unit} of '{fragment.name}' among "
-                f"{parts} devices, which does not come out even: write {sizes}another devices=..., or placement=fused"
+                f"placement={placement.name} cannot shard the {width} {unit} of '{fragment.name}' evenly over "
+                f"{parts} devices: write {sizes}another devices=..., or placement=fused"
             )
 
 
 def _check_host(fragment: Fragment, placement: str, group: Group) -> None:
     if len(group.devices) > 1:
         raise GraphError(
-            f"placement={placement} divides '{fragment.name}' among {len(group.devices)} devices, but it runs on "
+            f"placement={placement} shards '{fragment.name}' over {len(group.devices)} devices, but it runs on "
             "the host: write placement=fused, sampler_learner or central_inference"
         )
     if fragment.publish is None or fragment.start or fragment.every > 1 or fragment.rounds > 1:
@@ -224,7 +357,7 @@ def _check_host(fragment: Fragment, placement: str, group: Group) -> None:
 
 
 def _waits_within(graph: Graph, ticks: int) -> dict[tuple[str, int], set[tuple[str, int]]]:
-    """For each fragment and tick, the fragments and ticks that must have ended before."""
+    """Return, for each fragment and tick, the fragments and ticks that must have ended before."""
     writer = {c: f.name for f in graph.fragments for c in f.writes}
     waits: dict[tuple[str, int], set[tuple[str, int]]] = {}
     for tick in range(ticks):
@@ -238,7 +371,7 @@ def _waits_within(graph: Graph, ticks: int) -> dict[tuple[str, int], set[tuple[s
 def _two_groups(
     name: str, graph: Graph, first: tuple[str, ...], devices: Sequence[jax.Device], others: Sequence[jax.Device]
 ) -> Placement:
-    """The fragments ``first`` on ``devices``, the rest on ``others``; a group may be empty."""
+    """Place the fragments ``first`` on ``devices``, the rest on ``others``; a group may be empty."""
     names = _names(graph)
     groups = (
         Group(tuple(n for n in names if n in first), tuple(devices)),
@@ -258,17 +391,17 @@ def _require_devices(placement: str, devices: Sequence[jax.Device], least: int) 
 def _require_agents(graph: Graph) -> None:
     undivided = {f.name for f in graph.fragments if not f.by_agents.width}
     if undivided.intersection(tagged(graph, SAMPLING)):
-        raise GraphError("placement=agents divides agents, and this world has one: write placement=data_parallel")
+        raise GraphError("placement=agents shards agents, and this environment has one: write placement=data_parallel")
     if tagged(graph, SERVER):
         raise GraphError("placement=agents has one learner for each agent: write learners=1")
     if undivided.intersection(tagged(graph, LEARNING)):
         raise GraphError(
-            "placement=agents divides the networks of agents, and these share theirs: write algo.share_parameters=false"
+            "placement=agents shards the agents' networks, and these share one: write algo.share_parameters=false"
         )
 
 
 def _even(graph: Graph, names: Sequence[str], devices: Sequence[jax.Device]) -> Sequence[jax.Device]:
-    """As many of the devices as divide the widths of the fragments ``names``."""
+    """Return as many of the devices as divide the widths of the fragments ``names``."""
     widths = [f.division.width for f in graph.fragments if f.name in names]
     count = next(n for n in range(len(devices), 0, -1) if not any(width % n for width in widths))
     return devices[:count]

@@ -1,8 +1,7 @@
-"""Programs: a graph under a placement, compiled. With `placements`, `layout`, `compiler_choices` and
-`chain`, all that knows devices.
+"""Programs: a graph under a placement, compiled.
 
-A placement of one group becomes one program that scans over the ticks of a chunk. Several groups, or a host fragment,
-become a chain of programs.
+Only this module, `placements`, `layout`, `xla_options` and `chain` depend on devices. A placement of one group becomes
+one program that scans over the ticks of a chunk. Several groups, or a host fragment, become a chain of programs.
 """
 
 from collections.abc import Iterator
@@ -36,13 +35,18 @@ from jaxrl_fast.runtime.xla_options import compiler_options, starting_options
 
 
 class Program(NamedTuple):
-    """A graph ready to run.
+    """A graph that is ready to run.
 
-    ``init`` makes the first state and ``run`` trains a chunk of ``ticks_per_chunk`` ticks, compiled once; ``ready``
-    compiles both ahead of time, ``compile_run`` the latter alone, for devices that need not be here; ``place`` puts a
-    state from elsewhere where ``run`` wants it. Leaves of a state have a
-    leading axis ``[S, ...]`` (but the tick) if there are several seeds: for a single one, an axis of length 1 would
-    make XLA copy what it could update in place.
+    Leaves of a state have a leading axis ``[S, ...]`` (but the tick) if there are several seeds. With one seed, an axis
+    of length 1 makes XLA copy arrays that it can otherwise update in place.
+
+    Attributes:
+        init: Makes the initial state.
+        run: Trains a chunk, compiled once.
+        ready: Compiles both ahead of time.
+        compile_run: Compiles ``run`` alone, for devices that need not exist here.
+        place: Transfers a state to the devices where ``run`` requires it.
+        ticks_per_chunk: Ticks of a chunk.
     """
 
     init: InitState
@@ -54,10 +58,19 @@ class Program(NamedTuple):
 
 
 def compile(graph: Graph, placement: Placement, ticks_per_chunk: int, num_seeds: int = 1) -> Program:
-    """Turn a graph into a program for ``num_seeds`` seeds.
+    """Build the program of a graph.
+
+    Args:
+        graph: Graph.
+        placement: Placement of its fragments.
+        ticks_per_chunk: Ticks of a chunk.
+        num_seeds: Number of seeds.
+
+    Returns:
+        The program.
 
     Raises:
-        GraphError: the placement does not fit the graph.
+        GraphError: The graph cannot run, or the placement does not support it.
     """
     check(graph)
     placements.check(graph, placement, num_seeds)
@@ -68,7 +81,15 @@ def compile(graph: Graph, placement: Placement, ticks_per_chunk: int, num_seeds:
 
 
 def with_seed_axis(state: TrainState, num_seeds: int) -> TrainState:
-    """A program's state with the leading axis ``[S, ...]`` that a single seed's lacks."""
+    """Return a state with the leading axis ``[S, ...]``, which a single seed's state lacks.
+
+    Args:
+        state: State of a program.
+        num_seeds: Number of seeds.
+
+    Returns:
+        The state with the axis in all leaves but the tick.
+    """
     if num_seeds > 1:
         return state
     with_axis = (lambda x: x[None]) if hosts.is_alone() else transfer.with_axis
@@ -76,7 +97,14 @@ def with_seed_axis(state: TrainState, num_seeds: int) -> TrainState:
 
 
 def by_agents(home: dict[str, Mesh]) -> AbstractContextManager[Any]:
-    """Name the devices among which agents are divided for what is traced in it (`core.on_every_device`)."""
+    """Set the device mesh over which agents are sharded, for code traced in this context (`core.on_every_device`).
+
+    Args:
+        home: Device meshes by fragment.
+
+    Returns:
+        A context manager.
+    """
     mesh = next(iter(home.values()))
     return jax.sharding.use_abstract_mesh(mesh.abstract_mesh) if mesh.size > 1 else nullcontext()
 
@@ -106,7 +134,7 @@ def _one_program(
         programs = None if store is None else ready_from(store, keys, hyper)
         if programs is not None:
             return programs
-        jax.eval_shape(init, keys, hyper)  # kept by JAX: else both threads would trace it at once
+        jax.eval_shape(init, keys, hyper)  # cached by JAX, otherwise both threads trace it
         pool = ThreadPoolExecutor(1)
         first = pool.submit(lambda: init.lower(keys, hyper).compile())
         pool.shutdown(wait=False)
@@ -114,7 +142,7 @@ def _one_program(
         return first.result(), compiled
 
     def ready_from(store: Store, keys: jax.Array, hyper: Any) -> tuple[InitState, RunChunk] | None:
-        def trace() -> Iterator[Traced]:  # what takes longest to compile begins first
+        def trace() -> Iterator[Traced]:  # the program with the longest compilation is first
             yield program_store.trace(run_jit, jax.eval_shape(init, keys, hyper))
             yield program_store.trace(init_jit, keys, hyper)
 

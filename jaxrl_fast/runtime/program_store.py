@@ -1,8 +1,8 @@
-"""Compiled programs on disk, for the next start: neither traced nor compiled again.
+"""Compiled programs on disk, which the next start neither traces nor compiles.
 
-A store is given by the caller, who must include in its keys everything else that a program depends on. The structure
-of a state is saved as JSON, without the modules of the environments that it holds: our NamedTuples come back as
-themselves, a node of any other type, such as a brax state, as `Other` with its children under the same names.
+The caller provides a store and must include in its keys everything else that a program depends on. The structure of a
+state is saved as JSON, without the modules of its environments: NamedTuples of this package are restored as their
+types, a node of any other type, such as a brax state, as `Other` with its children under the same names.
 """
 
 import dataclasses
@@ -24,23 +24,30 @@ LEAF = "*"
 
 @jax.tree_util.register_pytree_with_keys_class
 class Other:
-    """A node whose type is not loaded: ``children`` by ``names``, as `jax.tree_util.keystr` has them."""
+    """A node whose type is not loaded: ``children`` by ``names``, as in `jax.tree_util.keystr`."""
 
     def __init__(self, names: tuple[str, ...], children: tuple[PyTree, ...]) -> None:
         self.names, self.children = names, children
 
     def tree_flatten_with_keys(self) -> tuple[tuple, tuple[str, ...]]:
-        """For JAX."""
+        """Flatten the node for JAX."""
         return tuple(zip(map(GetAttrKey, self.names), self.children, strict=True)), self.names
 
     @classmethod
     def tree_unflatten(cls, names: tuple[str, ...], children: Any) -> "Other":
-        """For JAX."""
+        """Restore the node for JAX."""
         return cls(names, tuple(children))
 
 
 def to_json(tree: PyTree) -> Any:
-    """The structure of ``tree``, without its leaves."""
+    """Describe the structure of a tree, without its leaves.
+
+    Args:
+        tree: Tree.
+
+    Returns:
+        Lists and strings for JSON.
+    """
     if jax.tree_util.all_leaves([tree]):
         return LEAF
     if tree is None:
@@ -59,10 +66,16 @@ def to_json(tree: PyTree) -> Any:
 
 
 def from_json(described: Any) -> PyTree:
-    """A tree of such a structure, with True for each leaf.
+    """Build a tree from its description, with True for each leaf.
+
+    Args:
+        described: Result of `to_json`.
+
+    Returns:
+        The tree.
 
     Raises:
-        ValueError: it is of no such structure.
+        ValueError: The description is invalid.
     """
     if described == LEAF:
         return True
@@ -78,7 +91,7 @@ def from_json(described: Any) -> PyTree:
 
 
 def _own(place: str) -> type:
-    """A NamedTuple of this package, by where it is defined."""
+    """Return a NamedTuple of this package by its module and name."""
     module, _, name = place.partition(":")
     found = getattr(import_module(module), name, None) if module.startswith(OWN) else None
     if not isinstance(found, type) or not issubclass(found, tuple) or not hasattr(found, "_fields"):
@@ -87,7 +100,7 @@ def _own(place: str) -> type:
 
 
 def _name(key: Any) -> str:
-    """One step of a path, as a checkpoint names it."""
+    """Return one step of a path, as a checkpoint names it."""
     if isinstance(key, DictKey):
         if not isinstance(key.key, str):
             raise TypeError(f"a dictionary with the key {key.key!r} cannot be described")
@@ -96,13 +109,15 @@ def _name(key: Any) -> str:
 
 
 class Jit(NamedTuple):
-    """What `jax.jit` is to make a program of.
+    """Arguments of `jax.jit` for one program.
 
-    - ``name``: under which it is kept.
-    - ``function``: a pure one of trees of arrays.
-    - ``donate``: the numbers of the arguments that it may overwrite.
-    - ``in_shardings``, ``out_shardings``: of arguments and results, prefixes of their trees; None: as they come.
-    - ``options``: of the compiler.
+    Attributes:
+        name: Name in a store.
+        function: Pure function of trees of arrays.
+        donate: Numbers of the arguments that it may overwrite.
+        in_shardings: Shardings of the arguments, prefixes of their trees; None for any.
+        out_shardings: Shardings of the results, a prefix of their tree; None for any.
+        options: Options of the compiler.
     """
 
     name: str
@@ -113,14 +128,17 @@ class Jit(NamedTuple):
     options: dict[str, str | bool] | None = None
 
     def jitted(self) -> Any:
-        """The function by `jax.jit`."""
+        """Return the function by `jax.jit`."""
         given = {"in_shardings": self.in_shardings, "out_shardings": self.out_shardings}
         shardings = {name: value for name, value in given.items() if value is not None}
         return jax.jit(self.function, donate_argnums=self.donate, compiler_options=self.options, **shardings)
 
     def anywhere(self) -> Any:
-        """The same, but what is traced within another program becomes a part of it, by its options: JAX takes those of
-        the outermost program only."""
+        """Return the function by `jax.jit`, also for use within another program.
+
+        It is then compiled as a part with the outer program's options: JAX accepts options of the outermost program
+        only.
+        """
         alone, part = self.jitted(), self._replace(options=None).jitted()
 
         def call(*arguments: PyTree) -> Any:
@@ -131,26 +149,32 @@ class Jit(NamedTuple):
 
 
 class Store(Protocol):
-    """Where programs are kept."""
+    """A storage of programs."""
 
     def read(self, name: str, /) -> dict[str, Any] | None:
-        """The program of a name, None where there is none."""
+        """Return the program of a name, or None."""
 
     def write(self, name: str, content: dict[str, Any], /) -> None:
-        """Keep it."""
+        """Store a program."""
 
     def refuse(self, name: str, why: str, /) -> None:
-        """Say that a program cannot be used, or kept, and why."""
+        """Report that a program cannot be used or stored, and why."""
 
 
 FindStore = Callable[[Any], Store | None]
-"""(program: the options of its graph, the placement, the ticks of a chunk, the number of seeds) -> where the programs
-of a run are stored. The function itself must know all else that programs depend on."""
+"""(program: options of its graph, placement, ticks of a chunk, number of seeds) -> store of a run's programs. The
+function must include everything else that programs depend on.
+"""
 
 
 class Traced(NamedTuple):
-    """A program as it was traced, here or in another process: ``exported`` takes and gives flat arrays, those of trees
-    like ``arguments`` and ``results``."""
+    """A program as it was traced, here or in another process.
+
+    Attributes:
+        exported: The program on flat arrays.
+        arguments: Structure of its arguments.
+        results: Structure of its results.
+    """
 
     exported: export.Exported
     arguments: PyTreeDef
@@ -163,42 +187,69 @@ class Traced(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """A compiled program, called with trees whose leaves are as it was traced for, of ``shapes``; ``results``: the
-    structure of what it returns."""
+    """A compiled program, called with trees of the traced structure.
+
+    Attributes:
+        compiled: The program on flat arrays.
+        results: Structure of its results.
+        shapes: Shapes of its arguments.
+    """
 
     compiled: Compiled
     results: PyTreeDef
     shapes: tuple[PyTree, ...]
 
     def __call__(self, *arguments: PyTree) -> Any:
-        """Run it."""
+        """Run the program."""
         return jax.tree.unflatten(self.results, self.compiled(*jax.tree.leaves(arguments)))
 
 
 def trace(jit: Jit, *arguments: PyTree) -> Traced:
-    """Trace a program for arguments like these, or for their shapes."""
+    """Trace a program.
+
+    Args:
+        jit: Program.
+        *arguments: Arguments, or their shapes.
+
+    Returns:
+        The traced program.
+    """
     exported = export.export(jit.jitted())(*arguments)
     results = exported.out_tree
     return Traced(_flat(exported), jax.tree.structure(arguments), results)
 
 
 def read(store: Store, jit: Jit) -> Traced | None:
-    """A program that was kept; None where there is none that can be used."""
+    """Read a stored program.
+
+    Args:
+        store: Storage of programs.
+        jit: Program.
+
+    Returns:
+        The traced program; None if there is none that can be used.
+    """
     found = store.read(jit.name)
     try:
         return None if found is None else _from_file(found)
-    except Exception as error:  # whatever JAX raises at a text of another version
+    except Exception as error:  # JAX's errors on a program of another version vary
         store.refuse(jit.name, f"{type(error).__name__}: {error}")
         return None
 
 
 def write(store: Store, jit: Jit, traced: Traced) -> None:
-    """Keep a program."""
+    """Store a program.
+
+    Args:
+        store: Storage of programs.
+        jit: Program.
+        traced: The traced program.
+    """
     trees = {"arguments": traced.arguments, "results": traced.results}
     try:
         described = {name: to_json(jax.tree.unflatten(t, range(t.num_leaves))) for name, t in trees.items()}
         content = {"exported": bytes(traced.exported.serialize()), **described}
-    except (TypeError, ValueError, NotImplementedError) as error:  # a state of kinds that have no names
+    except (TypeError, ValueError, NotImplementedError) as error:  # the state has types without names
         store.refuse(jit.name, f"{type(error).__name__}: {error}")
         return
     store.write(jit.name, content)
@@ -211,10 +262,18 @@ def _from_file(found: dict[str, Any]) -> Traced:
 
 
 def compile_stored(store: Store, jits: Sequence[Jit], trace_all: Callable[[], Iterable[Traced]]) -> list[Loaded] | None:
-    """Programs that belong together, compiled: those of the ``store`` or, unless it has all of them, as they are traced
-    now, one by one; it then gets these. None where they can be compiled, but not exported.
+    """Compile programs that belong together, from a store if it contains all of them.
 
-    Each is compiled in a thread of its own as soon as it is there; signals are heard meanwhile.
+    Otherwise they are traced, and then stored. Each is compiled in a separate thread directly after its trace. Signals
+    are handled during the compilation.
+
+    Args:
+        store: Storage of programs.
+        jits: Programs.
+        trace_all: Traces the programs one by one.
+
+    Returns:
+        The compiled programs; None if they cannot be exported.
     """
     found = [read(store, jit) for jit in jits]
     known = [program for program in found if program is not None]
@@ -225,7 +284,7 @@ def compile_stored(store: Store, jits: Sequence[Jit], trace_all: Callable[[], It
         for jit, program in zip(jits, known if kept else trace_all(), strict=True):
             traced.append(program)
             running.append(pool.submit(compile, jit, program))
-    except (ValueError, NotImplementedError) as error:  # a callback; what is wrong with it as such is found once more
+    except (ValueError, NotImplementedError) as error:  # a callback; other errors occur again in usual compilation
         store.refuse(jits[len(traced)].name, f"{type(error).__name__}: {error}")
         return None
     finally:
@@ -238,7 +297,15 @@ def compile_stored(store: Store, jits: Sequence[Jit], trace_all: Callable[[], It
 
 
 def compile(jit: Jit, traced: Traced) -> Loaded:
-    """Compile a program, with the shardings and options of ``jit``."""
+    """Compile a program, with its shardings and options.
+
+    Args:
+        jit: Program.
+        traced: The traced program.
+
+    Returns:
+        The compiled program.
+    """
     shapes = jax.tree.unflatten(traced.arguments, _shapes(traced.exported.in_avals))
     outputs = jax.tree.unflatten(traced.results, range(traced.results.num_leaves))
     leaves = [len(jax.tree.leaves(argument)) for argument in shapes]
@@ -251,7 +318,7 @@ def compile(jit: Jit, traced: Traced) -> Loaded:
 
 
 def _flat(exported: export.Exported) -> export.Exported:
-    """The same, called with arrays one by one, of which it returns a list."""
+    """Return the program called with arrays one by one, which returns a list."""
     given = jax.tree.structure(((0,) * len(exported.in_avals), {}))
     return dataclasses.replace(
         exported, in_tree=given, out_tree=jax.tree.structure([0] * len(exported.out_avals)), _get_vjp=None
@@ -263,7 +330,7 @@ def _shapes(avals: Any) -> list[jax.ShapeDtypeStruct]:
 
 
 def _spread(prefix: PyTree, tree: PyTree) -> list[Any]:
-    """An entry of ``prefix`` for each leaf of ``tree``."""
+    """Return an entry of ``prefix`` for each leaf of ``tree``."""
 
     def entries(entry: Any, part: PyTree) -> list[Any]:
         return [entry] * len(jax.tree.leaves(part))

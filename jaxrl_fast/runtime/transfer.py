@@ -1,8 +1,8 @@
-"""Arrays that lie on devices of some processes only, and how they come to devices of others.
+"""Arrays on devices of some processes only, and their transfer to devices of others.
 
-Every process of a run dispatches the same programs in the same order, but for those in which it has no device: what
-these give is *absent* there, an array with a shape and a place but no numbers. `move` is the one program that has
-devices on both sides of an edge between processes.
+Every process of a run dispatches the same programs in the same order, except programs in which it has no device. Their
+results are *absent* there: arrays with a shape and a sharding but no data. `move` is the only program with devices on
+both sides of an edge between processes.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,14 @@ AXIS = "device"
 
 
 class Route(NamedTuple):
-    """An array's ``shape`` and ``dtype``, where it lies (``source``) and where it goes (``target``)."""
+    """Transfer of an array.
+
+    Attributes:
+        shape: Shape of the array.
+        dtype: Its type.
+        source: Its sharding before.
+        target: Its sharding after.
+    """
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -29,13 +36,27 @@ class Route(NamedTuple):
 
 
 def is_here(devices: Sequence[jax.Device]) -> bool:
-    """Whether this process drives one of these devices."""
+    """Return whether this process drives one of some devices.
+
+    Args:
+        devices: Devices.
+
+    Returns:
+        True if it does.
+    """
     return any(device.process_index == jax.process_index() for device in devices)
 
 
 def absent(shapes: PyTree, shardings: PyTree) -> PyTree:
-    """Arrays (with shapes and dtypes like those of ``shapes``) whose numbers lie in other processes; ``shardings`` is a
-    prefix of ``shapes``."""
+    """Return arrays whose data is in other processes.
+
+    Args:
+        shapes: Arrays or shapes with dtypes.
+        shardings: Shardings, a prefix of ``shapes``.
+
+    Returns:
+        Arrays without data.
+    """
 
     def one(shape: Any, sharding: Sharding) -> jax.Array:
         return jax.make_array_from_single_device_arrays(shape.shape, sharding, [], dtype=shape.dtype)
@@ -44,8 +65,15 @@ def absent(shapes: PyTree, shardings: PyTree) -> PyTree:
 
 
 def passed_over(step: Callable[..., tuple], *layouts: PyTree) -> Callable[..., tuple]:
-    """A ``step`` of other processes, ``(private, ...) -> (private, *outputs)``, as this one makes it: private states
-    stay as they are here, and the outputs, with these ``layouts``, are absent."""
+    """Return a stand-in for a step that only other processes run.
+
+    Args:
+        step: ``(private, ...) -> (private, *outputs)``.
+        *layouts: Shardings of the outputs.
+
+    Returns:
+        A function that returns the private states unchanged, and absent outputs.
+    """
     made: list[tuple] = []
 
     def pass_over(private: PyTree, *arguments: Any) -> tuple:
@@ -58,7 +86,14 @@ def passed_over(step: Callable[..., tuple], *layouts: PyTree) -> Callable[..., t
 
 
 def with_axis(x: jax.Array) -> jax.Array:
-    """``x[None]`` of an array that lies on devices of several processes."""
+    """Compute ``x[None]`` of an array on devices of several processes.
+
+    Args:
+        x: Array.
+
+    Returns:
+        The array with a leading axis.
+    """
     shape, layout = jax.ShapeDtypeStruct((1, *x.shape), x.dtype), x.sharding
     if isinstance(layout, NamedSharding):
         layout = NamedSharding(layout.mesh, PartitionSpec(None, *layout.spec))
@@ -67,14 +102,29 @@ def with_axis(x: jax.Array) -> jax.Array:
 
 
 def spread(prefix: PyTree, tree: PyTree) -> PyTree:
-    """A prefix of a tree, such as its shardings, with an entry for each leaf."""
+    """Expand a prefix of a tree, such as its shardings, to an entry for each leaf.
+
+    Args:
+        prefix: Prefix of ``tree``.
+        tree: Tree.
+
+    Returns:
+        The entries.
+    """
     return jax.tree.map(lambda entry, part: jax.tree.map(lambda _: entry, part), prefix, tree)
 
 
 def move(tree: PyTree, shardings: PyTree) -> PyTree:
-    """Arrays laid out anew, as by `jax.device_put`, from process to process too; ``shardings`` is a prefix of ``tree``.
-    Collective."""
-    if not shardings:  # most often: four calls a tick, 0.2 ms of it
+    """Transfer arrays to other shardings, like `jax.device_put`, also between processes. Collective.
+
+    Args:
+        tree: Arrays.
+        shardings: Shardings, a prefix of ``tree``.
+
+    Returns:
+        The arrays with these shardings.
+    """
+    if not shardings:  # the usual case, four calls a tick that take 0.2 ms otherwise
         return tree
     if jax.process_count() == 1:
         return jax.device_put(tree, shardings)
@@ -96,35 +146,53 @@ def move(tree: PyTree, shardings: PyTree) -> PyTree:
 
 
 class Turns:
-    """Programs that span processes, one after another on CPUs: gloo knows two sums apart only by their order, and a CPU
-    computes at the same time what does not wait for each other. On GPUs programs keep the order of their dispatch."""
+    """Order of the programs that span processes, which run one after another on CPUs.
+
+    gloo distinguishes two sums only by their order, and a CPU computes independent programs at the same time. GPUs run
+    programs in the order of their dispatch.
+    """
 
     def __init__(self) -> None:
         self._last: list[jax.Array] = []
 
     def wait(self) -> None:
-        """Wait for the last of them to end, where it matters."""
+        """Wait for the last program to end, on CPUs."""
         jax.block_until_ready(self._last)
         self._last = []
 
     def began(self, outputs: PyTree) -> None:
-        """Note what a program will give, if its next call does not donate it."""
+        """Note the outputs of a program, if its next call does not donate them."""
         leaves = jax.tree.leaves(outputs)
         self._last = leaves if leaves and next(iter(leaves[0].devices())).platform == "cpu" else []
 
 
 turns = Turns()
-"""Those of this process."""
+"""Order of the programs of this process."""
 
 
 def spans_processes(devices: Sequence[jax.Device]) -> bool:
-    """Whether they are driven by several processes."""
+    """Return whether several processes drive some devices.
+
+    Args:
+        devices: Devices.
+
+    Returns:
+        True if they do.
+    """
     return len({device.process_index for device in devices}) > 1
 
 
 def compile_move(shapes: PyTree, sources: PyTree, targets: PyTree) -> tuple[jax.Device, ...]:
-    """Compile what `move` will need for such arrays. Returns the devices that it has, none if no array leaves its
-    process."""
+    """Compile the program that `move` uses for arrays.
+
+    Args:
+        shapes: Shapes of the arrays.
+        sources: Shardings before, a prefix of ``shapes``.
+        targets: Shardings after, a prefix of ``shapes``.
+
+    Returns:
+        Devices of the program; empty if no array leaves its process.
+    """
     leaves = (jax.tree.leaves(tree) for tree in (shapes, spread(sources, shapes), spread(targets, shapes)))
     routes = (Route(shape.shape, shape.dtype, *ends) for shape, *ends in zip(*leaves, strict=True))
     across = tuple(route for route in routes if between_processes(route))
@@ -135,7 +203,14 @@ def compile_move(shapes: PyTree, sources: PyTree, targets: PyTree) -> tuple[jax.
 
 
 def between_processes(route: Route) -> bool:
-    """Whether an array's way leads from process to process."""
+    """Return whether a transfer is between processes.
+
+    Args:
+        route: Transfer.
+
+    Returns:
+        True if it is.
+    """
     if route.source.is_equivalent_to(route.target, len(route.shape)):
         return False
     return spans_processes((*route.source.device_set, *route.target.device_set))
@@ -143,14 +218,17 @@ def between_processes(route: Route) -> bool:
 
 @cache
 def _exchange(routes: tuple[Route, ...]) -> Callable[[list[jax.Array]], list[jax.Array]]:
-    """One program for all these arrays, over the devices that have or get any of them: each gives its own share, as
-    whole numbers that are zero elsewhere, and the sum of all is every bit of the array."""
+    """Compile one program for all transfers, over the devices that have or get any of the arrays.
+
+    Each device gives its share as unsigned integers that are zero elsewhere; the sum over devices has every bit of the
+    array.
+    """
     devices = _devices(routes)
     own = [device for device in devices if device.process_index == jax.process_index()]
     if not own:
         return lambda leaves: absent(leaves, [route.target for route in routes])
     mesh = Mesh(np.array(devices), (AXIS,), axis_types=(AxisType.Auto,))
-    # Each device's share differs, though the layout says that they are alike: inside of `shard_map` nothing asks.
+    # Each device's share differs, although the sharding is replicated; `shard_map` does not check this.
     alike = NamedSharding(mesh, PartitionSpec())
 
     def exchange(*shares: jax.Array) -> tuple[jax.Array, ...]:
@@ -187,14 +265,14 @@ def _devices(routes: Sequence[Route]) -> tuple[jax.Device, ...]:
 
 
 def _of(route: Route, taken: jax.Array) -> jax.Array:
-    """The array at its target, out of what every device of the exchange was given."""
+    """Assemble the array at its target from the results of all devices."""
     wanted = route.target.addressable_devices
     parts = [part.data for part in taken.addressable_shards if part.device in wanted]
     return jax.make_array_from_single_device_arrays(route.shape, route.target, parts, dtype=route.dtype)
 
 
 def _give(share: jax.Array, route: Route, devices: Sequence[jax.Device], number: jax.Array) -> jax.Array:
-    """A device's share as whole numbers in an array of the whole shape, zeros where another device gives the same."""
+    """Return a device's share as unsigned integers of the whole shape, zero if another device gives the same share."""
     starts = _starts(route.source, route.shape, devices)
     first = [starts[i] is not None and starts[i] not in starts[:i] for i in range(len(devices))]
     bits = _bits(share)
@@ -212,13 +290,13 @@ def _take(bits: jax.Array, route: Route, devices: Sequence[jax.Device], number: 
 
 
 def _starts(sharding: Sharding, shape: tuple[int, ...], devices: Sequence[jax.Device]) -> list[tuple[int, ...] | None]:
-    """Where each device's share of an array begins; None for a device without one."""
+    """Return where each device's share of an array begins; None for a device without one."""
     shares = sharding.devices_indices_map(shape)
     return [tuple(part.start or 0 for part in shares[d]) if d in shares else None for d in devices]
 
 
 def _add_up(given: list[jax.Array]) -> list[jax.Array]:
-    """The sum over all devices of each array: one all-reduce for each dtype, whatever their number."""
+    """Sum each array over all devices, with one all-reduce for each dtype."""
     whole = list(given)
     for dtype in dict.fromkeys(bits.dtype for bits in given):
         alike = [i for i, bits in enumerate(given) if bits.dtype == dtype]
@@ -234,7 +312,7 @@ def _at(starts: list[tuple[int, ...] | None], shape: tuple[int, ...], number: ja
 
 
 def _bits(x: jax.Array) -> jax.Array:
-    """Unsigned whole numbers of a width that every backend adds up: 8, 32 or 64 bits."""
+    """Return unsigned integers of a width that every backend sums: 8, 32 or 64 bits."""
     if jnp.issubdtype(x.dtype, jnp.bool_):
         return x.astype(jnp.uint8)
     width = 8 * x.dtype.itemsize

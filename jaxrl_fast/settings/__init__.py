@@ -1,1 +1,1 @@
-"""Settings: from the words of a command line to a run that is ready to start."""
+"""Settings: from the arguments of a command line to a run that is ready to start."""

@@ -1,4 +1,4 @@
-"""JAX's set-up on this machine: devices, caches in folders of the user's own, and placements measured before."""
+"""Setup of JAX on this machine: devices, caches in the user's private folders, and measured placements."""
 
 import contextlib
 import gc
@@ -18,8 +18,14 @@ import yaml
 
 
 def make_own_folder(folder: Path) -> str | None:
-    """Make a folder that its owner alone can open, or close an older one that others can only read. Returns what is
-    wrong, a few words and what to do, where there is none that can be trusted."""
+    """Create a folder that only its owner can open, or restrict an older one that others can only read.
+
+    Args:
+        folder: Folder.
+
+    Returns:
+        None, or an error message with a fix if there is no folder that can be trusted.
+    """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -36,14 +42,18 @@ def make_own_folder(folder: Path) -> str | None:
 
 
 def make_room(folder: Path, max_bytes: int) -> None:
-    """Remove the files that were not used for longest, so that the others have at most ``max_bytes`` together.
+    """Remove the least recently used files of a folder.
+
+    Args:
+        folder: Folder.
+        max_bytes: Most bytes of the remaining files.
 
     Raises:
-        OSError: the folder cannot be read, or a file not be removed.
+        OSError: The folder cannot be read, or a file cannot be removed.
     """
     files, total = [], 0
     for entry in os.scandir(folder):
-        with contextlib.suppress(FileNotFoundError):  # another process may make room too
+        with contextlib.suppress(FileNotFoundError):  # another process may remove files too
             files.append((entry.stat(follow_symlinks=False), entry.path))
     for found, path in sorted(files, key=lambda file: -max(file[0].st_atime_ns, file[0].st_mtime_ns)):
         total += found.st_size
@@ -52,19 +62,23 @@ def make_room(folder: Path, max_bytes: int) -> None:
 
 
 MAX_CACHE_BYTES = 2_000_000_000
-"""Of XLA's programs on disk, those of earlier versions among them; what was not used for longest gives way."""
+"""Most bytes of XLA's programs on disk, of all versions; the least recently used files are removed."""
 
 
 def setup(*, cpu_devices: int | None = None, cache: bool = True) -> None:
-    """Prepare this process for training; call it before anything that touches a device.
+    """Prepare this process for training, before anything uses a device.
 
-    ``cpu_devices``: how many XLA devices to make of the CPU's cores; ``cache``: save compiled programs on disk, so
-    that a second start is fast (in the folder ``JAXRL_FAST_CACHE``, else ``jaxrl_fast`` in the user's cache folder;
-    ``JAXRL_FAST_CACHE=off`` keeps nothing). A folder that is not the user's own, or to which others can write, is not
-    used, since what is in it would be executed.
+    The cache is the folder ``JAXRL_FAST_CACHE``, else ``jaxrl_fast`` in the user's cache folder;
+    ``JAXRL_FAST_CACHE=off`` disables it. A folder that the user does not own, or to which others can write, is not
+    used, because its programs would be executed.
+
+    Args:
+        cpu_devices: Number of XLA devices to make of the CPU's cores; None for JAX's default.
+        cache: Whether to save compiled programs on disk, which makes a second start fast.
 
     Raises:
         RuntimeError: JAX has already started, so the settings would have no effect.
+        ValueError: ``cpu_devices`` is less than 1.
     """
     if jax_has_started():
         raise RuntimeError(
@@ -77,25 +91,32 @@ def setup(*, cpu_devices: int | None = None, cache: bool = True) -> None:
     folder = cache_folder() if cache else None
     wrong = None if folder is None else make_own_folder(folder)
     if wrong is not None:
-        print(f"{wrong}; until then compiled programs are not saved", file=sys.stderr)
+        print(f"{wrong}. Until then compiled programs are not saved", file=sys.stderr)
     elif folder is not None:
-        with contextlib.suppress(OSError):  # a folder that can only be read serves as well
+        with contextlib.suppress(OSError):  # a read-only folder works, too
             make_room(folder, MAX_CACHE_BYTES)
         jax.config.update("jax_compilation_cache_dir", str(folder))
-        # Also programs that compile fast: building a brax environment alone compiles a hundred small ones.
+        # Also programs that compile fast: building a brax environment compiles a hundred small ones.
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 def collect_garbage_seldom() -> None:
-    """Let Python look for garbage less often, in a process that is nothing but a command. Tracing makes many objects
-    that stay: until everything is traced, halfcheetah's PPO took 5.1 s, and takes 4.1 s so, with as much memory."""
+    """Make Python collect garbage less often, in a process that is a command.
+
+    Tracing makes many objects that stay alive. Until everything was traced, halfcheetah's PPO took 5.1 s with the
+    default and takes 4.1 s with these thresholds, with equal memory.
+    """
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
 
 
 def cache_root() -> Path | None:
-    """The folder of all that is saved between runs; None with ``JAXRL_FAST_CACHE=off``."""
+    """Return the folder of all data that is saved between runs.
+
+    Returns:
+        The folder; None with ``JAXRL_FAST_CACHE=off``.
+    """
     base = os.environ.get("JAXRL_FAST_CACHE")
     if base == "off":
         return None
@@ -103,13 +124,21 @@ def cache_root() -> Path | None:
 
 
 def cache_folder() -> Path | None:
-    """Where compiled programs are saved: one folder per kind of CPU, since programs hold its instructions."""
+    """Return the folder of compiled programs, one per kind of CPU, because programs contain its instructions.
+
+    Returns:
+        The folder; None with ``JAXRL_FAST_CACHE=off``.
+    """
     root = cache_root()
     return None if root is None else root / f"xla-{cpu_fingerprint()}"
 
 
 def cpu_fingerprint() -> str:
-    """A hash of the machine type and, where the system lists them, the CPU's instruction sets."""
+    """Hash the machine type and, if the system lists them, the CPU's instruction sets.
+
+    Returns:
+        12 hexadecimal digits.
+    """
     features = platform.machine() + platform.processor()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -119,7 +148,11 @@ def cpu_fingerprint() -> str:
 
 
 def jax_has_started() -> bool:
-    """Whether JAX has made its devices: it then refuses another number of them."""
+    """Return whether JAX has made its devices, after which their number cannot change.
+
+    Returns:
+        True if it has.
+    """
     devices = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]
     try:
         jax.config.update("jax_num_cpu_devices", devices + 1)
@@ -134,7 +167,13 @@ AUTO = "auto"
 
 
 class Choice(NamedTuple):
-    """A ``placement`` (its name), the number of ``devices`` it gets, and the ``reason`` in a few words, "" for none."""
+    """A placement for a run.
+
+    Attributes:
+        placement: Name of the placement.
+        devices: Number of devices.
+        reason: Reason in a few words; "" for none.
+    """
 
     placement: str
     devices: int
@@ -142,7 +181,11 @@ class Choice(NamedTuple):
 
 
 def cpu_cores() -> int:
-    """Cores that this process may run on."""
+    """Return the number of cores that this process may use.
+
+    Returns:
+        Number of cores.
+    """
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:
@@ -150,7 +193,11 @@ def cpu_cores() -> int:
 
 
 def processor() -> str:
-    """The processor's model name."""
+    """Return the processor's model name.
+
+    Returns:
+        The name.
+    """
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -158,13 +205,21 @@ def processor() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages on which speed depends."""
+    """Return the versions of Python and of the packages on which speed depends.
+
+    Returns:
+        Versions by package.
+    """
     names = ("jaxrl_fast", "jax", "jaxlib", "flax", "brax", "gymnax", "gymnasium", "numpy")
     return {"python": platform.python_version(), **{name: metadata.version(name) for name in names}}
 
 
 def free_memory_bytes() -> int:
-    """Memory that programs can still get, within the limit of a container; all memory where only that is known."""
+    """Return the memory that programs can still get, within the limit of a container.
+
+    Returns:
+        Bytes; the machine's total memory if the system does not report more.
+    """
     free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     meminfo, group = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
     if meminfo.exists():
@@ -179,8 +234,13 @@ def free_memory_bytes() -> int:
 
 
 def busy_seconds() -> tuple[float, float] | None:
-    """CPU seconds that all programs have used on this machine so far, and those of this process, its session and its
-    children, the dead ones that were waited for too; None where the system does not say (Linux does)."""
+    """Return the CPU seconds used so far by all programs, and by this process with its session and children.
+
+    Children that have ended count if they were waited for.
+
+    Returns:
+        Seconds of all programs and of this process; None if the system does not report them (Linux does).
+    """
     ticks, tick_s = Path("/proc/stat"), 1 / os.sysconf("SC_CLK_TCK")
     if not ticks.exists():
         return None
@@ -188,8 +248,8 @@ def busy_seconds() -> tuple[float, float] | None:
     own, me, session = 0, os.getpid(), os.getsid(0)
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it has ended meanwhile
-            # behind the name in brackets: state, parent, group, session ...; the 12th to 15th are times: its own
-            # as a user and within the system, and the same two of its children that have ended
+            # after the name in brackets: state, parent, group, session ...; the 12th to 15th are the user and system
+            # times of the process, and of its children that have ended
             fields = path.read_text().rpartition(")")[2].split()
             if int(fields[1]) == me or int(fields[3]) == session:
                 own += sum(map(int, fields[11:15]))
@@ -197,10 +257,21 @@ def busy_seconds() -> tuple[float, float] | None:
 
 
 def choose(suite: str, name: str, algo: str, *, num_envs: int, num_seeds: int, devices: int) -> Choice:
-    """The fastest placement for an environment (its suite and short name) and an algorithm on ``devices`` cores.
+    """Select the fastest placement for an environment and an algorithm.
 
-    Seeds are divided first, since they exchange nothing. Only as many devices are used as divide the seeds, or else the
-    environments, evenly.
+    Seeds are sharded first, because they exchange nothing. Only as many devices are used as divide the seeds, or else
+    the environments, evenly.
+
+    Args:
+        suite: Suite of the environment.
+        name: Short name of the environment.
+        algo: Name of the algorithm.
+        num_envs: Number of environments.
+        num_seeds: Number of seeds.
+        devices: Number of cores.
+
+    Returns:
+        The placement.
     """
     by_seeds = largest_divisor(num_seeds, devices)
     if by_seeds > 1:
@@ -208,7 +279,7 @@ def choose(suite: str, name: str, algo: str, *, num_envs: int, num_seeds: int, d
     table = yaml.safe_load(TABLE.read_text())
     measured = table.get(name, table.get(suite, {})).get(algo)
     if measured is None:
-        return Choice("fused", 1, f"nothing is measured for {algo} on env={suite}")
+        return Choice("fused", 1, f"no measurement of {algo} on env={suite}")
     even = largest_divisor(num_envs, devices)
     if measured == "fused" or even == 1:
         return Choice("fused", 1, "measured" if measured == "fused" else "one device, or an odd number of environments")
@@ -216,11 +287,19 @@ def choose(suite: str, name: str, algo: str, *, num_envs: int, num_seeds: int, d
 
 
 def _file_cache_bytes(statistics: Path) -> int:
-    """What a container uses to cache files, which programs can have when they need it."""
+    """Return the bytes with which a container caches files, and which programs can get."""
     found = re.search(r"^inactive_file (\d+)$", statistics.read_text(), re.MULTILINE)
     return int(found[1]) if found else 0
 
 
 def largest_divisor(number: int, limit: int) -> int:
-    """The largest divisor of ``number`` that is at most ``limit``."""
+    """Return the largest divisor of a number up to a limit.
+
+    Args:
+        number: Positive number.
+        limit: Largest allowed divisor.
+
+    Returns:
+        The divisor.
+    """
     return max(d for d in range(1, min(number, limit) + 1) if number % d == 0)

@@ -1,7 +1,7 @@
-"""The keys of a run, each declared once, and how a value given for one is read.
+"""The keys of a run, each declared once, and how their values are read.
 
-A key of a run is a field of a dataclass here: type, default, help, range, what it applies to, whether a resumed run may
-change it. The command line, its help, config files, checkpoints, `Run`, the options of a graph and of a job follow from
+A key of a run is a field of a dataclass here: type, default, help, range, target, and whether a resumed run may change
+it. The command line, its help, config files, checkpoints, `Run`, and the options of a graph and of a job follow from
 these. Keys of an algorithm are derived from the signature of its factory.
 """
 
@@ -27,29 +27,32 @@ if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
 MAX_SEED = 2**32 - 1
-"""Of a larger seed JAX uses only the lowest 32 bits."""
+"""JAX uses only the lowest 32 bits of a larger seed."""
 MAX_SIZE = 2**31 - 1
-"""The largest int32, with which JAX counts."""
+"""The largest int32, the type of JAX's counters."""
 GROUPS = ("env", "algo", "placement")
-"""The keys that are names in one file and sections in another."""
+"""Keys that are names in one file and sections in another."""
 NOT_OPTIONS = ("precision",)
-"""Factory arguments that are keys of the run, not of the algorithm."""
+"""Arguments of factories that are keys of the run, not of the algorithm."""
 
 
 class ConfigError(ValueError):
-    """Settings that cannot be run; the message is one line that says what to write instead."""
+    """Settings that cannot be run; the message is one line with the value to write instead."""
 
 
 class Key(NamedTuple):
-    """A setting, declared.
+    """Declaration of a setting.
 
-    - ``type``, ``default``, ``text``: a line of help with the unit; ``minimum``, ``maximum``: of numbers, also in a
-      list.
-    - ``resume``: whether a resumed run may have another value: not, freely, or freely without a line that reports it.
-    - ``to``: what it applies to, under its own name: a field of `GraphOptions` or of `JobOptions`; None: neither.
-    - ``stored``: whether config files and checkpoints name it: always, where it is not the default (so what lacks it
-      has the default), or never.
-    - ``aside``: ``--help`` gives its name alone.
+    Attributes:
+        type: Type of its values.
+        default: Default value.
+        minimum: Smallest number, also in a list.
+        text: Line of help, with the unit.
+        maximum: Largest number, also in a list.
+        resume: Whether a resumed run may have another value: no, yes, or yes without a message.
+        to: Field that it sets, under its name: of `GraphOptions` or of `JobOptions`; None for neither.
+        stored: Whether config files and checkpoints contain it: always, if it differs from the default, or never.
+        aside: Whether ``--help`` lists only its name.
     """
 
     type: Any
@@ -63,13 +66,23 @@ class Key(NamedTuple):
     aside: bool = False
 
     def is_stored(self, value: Any) -> bool:
-        """Return whether config files and checkpoints name the key when it has this value."""
+        """Return whether config files and checkpoints contain the key with this value."""
         return self.stored == "always" or (self.stored == "changed" and value != self.default)
 
 
 def setting(default: Any, text: str, minimum: int | None = None, maximum: int | None = None, **others: Any) -> Any:
-    """Declare a dataclass field as a `Key`, with other fields of one as ``others``; its type is the annotation unless
-    ``type`` says that more can be written."""
+    """Declare a dataclass field as a `Key`.
+
+    Args:
+        default: Default value.
+        text: Line of help, with the unit.
+        minimum: Smallest number.
+        maximum: Largest number.
+        **others: Other fields of `Key`; ``type`` replaces the annotation if it allows more values.
+
+    Returns:
+        A dataclass field.
+    """
     return dataclasses.field(default=default, metadata=dict(text=text, minimum=minimum, maximum=maximum, **others))
 
 
@@ -78,33 +91,41 @@ GRAPH = GraphOptions()
 
 @dataclasses.dataclass(frozen=True)
 class EvalOptions:
-    """How a run is evaluated, ``eval.*``. ``every``: environment steps between two evaluations (None: a tenth of the
-    run); ``episodes`` of each; ``beside``: whether they run beside training; ``device``: where they then compute;
-    ``picture``: whether an episode is drawn after each."""
+    """Evaluation of a run, ``eval.*``.
+
+    Attributes:
+        every: Environment steps between two evaluations; None for a tenth of the run.
+        episodes: Episodes of each evaluation.
+        `beside`: Whether a background process evaluates during training.
+        device: Device of that process.
+        picture: Whether an episode is drawn after each evaluation.
+    """
 
     every: int | None = setting(None, "env steps between evaluations; a tenth of the run", 1, resume="free")
     episodes: int = setting(32, "episodes in an evaluation", 1, MAX_SIZE, resume="free")
-    beside: bool = setting(True, "in a process of its own, while training goes on", resume="silent")
-    device: Literal["cpu", "same"] = setting("cpu", "where that process computes:", resume="silent", aside=True)
-    picture: bool = setting(False, "draw an episode after each, by another process", resume="silent", aside=True)
+    beside: bool = setting(True, "in a background process, during training", resume="silent")
+    device: Literal["cpu", "same"] = setting("cpu", "device of that process:", resume="silent", aside=True)
+    picture: bool = setting(False, "draw an episode after each, in a subprocess", resume="silent", aside=True)
 
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoints:
-    """When to save, and what to keep, ``checkpoint.*``.
+    """Checkpoints of a run, ``checkpoint.*``.
 
-    ``every``: environment steps between two checkpoints (None: a tenth of the run); ``keep``: how many of the newest
-    are kept, beside the best (0: none is ever made); ``replay``: whether the newest holds the replay buffer.
+    Attributes:
+        every: Environment steps between two checkpoints; None for a tenth of the run.
+        `keep`: Number of the newest checkpoints to retain in addition to the best; 0 for no checkpoints.
+        replay: Whether the newest checkpoint contains the replay buffer.
     """
 
     every: int | None = setting(None, "env steps between checkpoints; a tenth of the run", 1, resume="free")
-    keep: int = setting(2, "newest ones to keep beside the best; 0 makes none", 0, resume="free")
+    keep: int = setting(2, "newest ones to retain, plus the best; 0 makes none", 0, resume="free")
     replay: bool = setting(True, "save the replay buffer too, in the newest", resume="free")
 
 
 @dataclasses.dataclass(frozen=True)
 class DistributedSchema:
-    """``distributed.*``: the arguments of `cluster.named_processes`. ``distributed`` itself is a key of `RunSchema`."""
+    """Keys ``distributed.*``: the arguments of `cluster.named_processes`. ``distributed`` is a key of `RunSchema`."""
 
     coordinator: str | None = setting(None, "host:port where process 0 listens", stored="never")
     num_processes: int | None = setting(None, "processes of the run", 1, stored="never")
@@ -113,73 +134,67 @@ class DistributedSchema:
 
 @dataclasses.dataclass(frozen=True)
 class EnvSchema:
-    """``env.*``. Each environment refuses those that it does not take; others are given as ``+env.name=value``."""
+    """Keys ``env.*``. Each environment refuses those it does not support; others are given as ``+env.name=value``."""
 
     id: str | None = setting(None, "id within its suite, with env=brax, gymnax, gymnasium and the like")
     backend: str | None = setting(None, "physics of a brax environment")
     make: str | None = setting(None, "my_package.make, with env=custom")
-    num_agents: int | None = setting(None, "agents of a world of several, where it can have others", 1, MAX_SIZE)
-    episode_length: int | None = setting(None, "steps before an episode is cut; its own", 1, MAX_SIZE)
-    frame_stack: int | None = setting(None, "images that the policy sees at once; 4 with env=atari", 0, 255)
-    frame_skip: int | None = setting(None, "frames of a game that an action lasts; 4", 1, MAX_SIZE)
+    num_agents: int | None = setting(None, "agents of a multi-agent env, if it can vary", 1, MAX_SIZE)
+    episode_length: int | None = setting(None, "time limit in steps; the environment's", 1, MAX_SIZE)
+    frame_stack: int | None = setting(None, "images in a frame stack; 4 with env=atari", 0, 255)
+    frame_skip: int | None = setting(None, "frames of a game per action; 4", 1, MAX_SIZE)
     sticky: bool | None = setting(None, "repeat a game's last action now and then; true")
-    life_loss: bool | None = setting(None, "end episodes of learning with each life; false")
-    noop_max: int | None = setting(None, "idle frames at most as a game begins; 30", 0, MAX_SIZE)
-    clip_rewards: bool | None = setting(None, "learn from the signs of a game's rewards; true")
+    life_loss: bool | None = setting(None, "end training episodes with each life; false")
+    noop_max: int | None = setting(None, "most idle frames at a game's start; 30", 0, MAX_SIZE)
+    clip_rewards: bool | None = setting(None, "use only the signs of a game's rewards; true")
 
 
 @dataclasses.dataclass(frozen=True)
 class PoolSchema:
-    """``pool.*``: how environments on the host are stepped, as `jaxrl_fast.envs.pool.batches.PoolOptions`."""
+    """Keys ``pool.*``: stepping of host environments, as `jaxrl_fast.envs.pool.batches.PoolOptions`."""
 
     workers: int | None = setting(None, "worker processes, 0 none; measured", 0, 4096, resume="free")
     num_groups: int = setting(2, "groups that take turns", 1, MAX_SIZE)
-    order: Literal["fixed", "arrival"] = setting("fixed", "who is served first:")
-    step_timeout_s: float = setting(60.0, "seconds after which a silent worker is started anew", 0, resume="free")
-    backend: Literal["workers", "envpool"] = setting("workers", "who steps:")
-    bridge: Literal["host", "callback"] = setting("host", "called between programs, or from within:")
+    order: Literal["fixed", "arrival"] = setting("fixed", "order of the environments:")
+    step_timeout_s: float = setting(60.0, "seconds after which a silent worker is restarted", 0, resume="free")
+    backend: Literal["workers", "envpool"] = setting("workers", "implementation of the pool:")
+    bridge: Literal["host", "callback"] = setting("host", "called between programs or within:")
 
 
 @dataclasses.dataclass(frozen=True)
 class ChoiceSchema:
-    """The keys that choose the defaults of all others."""
+    """Keys that select the defaults of all others."""
 
     env: str = setting("halfcheetah", "the environment")
-    algo: str | None = setting(None, "the algorithm; chosen by the environment")
-    placement: str = setting("auto", "where the run computes", resume="free")
-    tuned: bool = setting(True, "begin with the settings tuned for environment and algorithm", resume="silent")
+    algo: str | None = setting(None, "the algorithm; depends on the environment")
+    placement: str = setting("auto", "devices of each part of the run", resume="free")
+    tuned: bool = setting(True, "start from the settings tuned for environment and algorithm", resume="silent")
 
 
 @dataclasses.dataclass(frozen=True)
 class RunSchema:
-    """The other keys without a section, as fields of `Run`."""
+    """Other keys without a section, as fields of `Run`."""
 
     total_steps: int = setting(1_000_000, "env steps over all environments, for each seed", 1, to="job", resume="free")
     num_envs: int = setting(
-        64, "environments side by side; auto: as measured here", 1, MAX_SIZE, type=int | Literal["auto"]
+        64, "parallel environments; auto: as measured here", 1, MAX_SIZE, type=int | Literal["auto"]
     )
     seed: int = setting(0, "the first random seed", 0, MAX_SEED, to="job")
     num_seeds: int = setting(1, "seeds trained at once in one program", 1, MAX_SIZE, to="job")
-    overlap: Overlap = setting(GRAPH.overlap, "what lags:", to="graph", type=Literal[Overlap, "auto"])
-    learners: int = setting(GRAPH.learners, "how many share the gradient updates", 1, MAX_SIZE, to="graph")
-    average: Average = setting(GRAPH.average, "what they average:", to="graph")
+    overlap: Overlap = setting(GRAPH.overlap, "delayed edges:", to="graph", type=Literal[Overlap, "auto"])
+    learners: int = setting(GRAPH.learners, "learners that share the gradient updates", 1, MAX_SIZE, to="graph")
+    average: Average = setting(GRAPH.average, "averaged quantity:", to="graph")
     shards: int = setting(
-        GRAPH.shards,
-        "most parts of replay and batches that devices share",
-        1,
-        MAX_SIZE,
-        to="graph",
-        stored="changed",
-        aside=True,
+        GRAPH.shards, "most shards of replay and batches", 1, MAX_SIZE, to="graph", stored="changed", aside=True
     )
     devices: int | None = setting(None, "devices to use; on a CPU, how many to make", 1, 1024, to="job", resume="free")
-    precision: Precision = setting("f32", "of matrix products:")
+    precision: Precision = setting("f32", "precision of matrix products:")
     run_dir: str | None = setting(None, "folder of results; runs/<env>/<algo>/<time>-...", stored="never")
     name: str | None = setting(None, "a label for the run", resume="silent", aside=True)
-    log: Log = setting("tensorboard", "where scalars go beside the tables:", resume="silent", aside=True)
-    resume: str | None = setting(None, "a run's folder, to go on; auto: run_dir, if it can", to="job", stored="never")
-    nan: OnNan = setting(GRAPH.nan, "on NaN or Inf:", to="graph", resume="free")
-    debug: bool = setting(False, "name the operation that gave a NaN", to="job", resume="free", aside=True)
+    log: Log = setting("tensorboard", "destination of scalars, besides tables:", resume="silent", aside=True)
+    resume: str | None = setting(None, "a run's folder, to continue; auto: run_dir", to="job", stored="never")
+    nan: OnNan = setting(GRAPH.nan, "action on NaN or Inf:", to="graph", resume="free")
+    debug: bool = setting(False, "find the operation that gave a NaN", to="job", resume="free", aside=True)
     distributed: Literal["auto", "off"] = setting("auto", "join the processes of a cluster:", stored="never")
 
 
@@ -189,26 +204,48 @@ SECTIONS |= {"env.": EnvSchema, "pool.": PoolSchema}
 
 @cache
 def run_keys() -> dict[str, Key]:
-    """The keys that every run has, by dotted name."""
+    """Return the keys that every run has.
+
+    Returns:
+        Keys by dotted name.
+    """
     return {name: key for prefix, schema in SECTIONS.items() for name, key in _keys_of(schema, prefix).items()}
 
 
 @cache
 def choice_keys() -> dict[str, Key]:
-    """List the keys that choose the defaults of all others."""
+    """Return the keys that select the defaults of all others.
+
+    Returns:
+        Keys by name.
+    """
     return _keys_of(ChoiceSchema)
 
 
 def resume_rule(name: str) -> Literal["fixed", "free", "silent"]:
-    """Look up whether a resumed run may change a setting, as `Key.resume`; ``name`` is dotted. Options of environments
-    and algorithms are fixed."""
+    """Return whether a resumed run may change a setting.
+
+    Args:
+        name: Dotted name; options of environments and algorithms are fixed.
+
+    Returns:
+        As `Key.resume`.
+    """
     key = {**choice_keys(), **run_keys()}.get(name)
     return "fixed" if key is None else key.resume
 
 
 def algo_keys(name: str) -> dict[str, Key]:
-    """The keys ``algo.*`` of an algorithm, from the signature of its factory; losses are left out. Its whole numbers
-    are never negative, and those in a list never 0."""
+    """Return the keys ``algo.*`` of an algorithm, from the signature of its factory without losses.
+
+    Whole numbers are at least 0, and at least 1 in a list.
+
+    Args:
+        name: Name of the algorithm.
+
+    Returns:
+        Keys by dotted name.
+    """
     factory = ALGORITHMS[name]
     hints, least = get_type_hints(factory), {int: 0, int | None: 0, tuple[int, ...]: 1}
     options = {
@@ -220,12 +257,27 @@ def algo_keys(name: str) -> dict[str, Key]:
 
 
 def by_dotted_key(tree: Mapping[Any, Any]) -> dict[str, Any]:
-    """List leaves by dotted key; the name of a group has the group's own key (``env``, not ``env.name``)."""
+    """Flatten a tree of settings; the name of a group has the group's key (``env``, not ``env.name``).
+
+    Args:
+        tree: Nested dictionaries.
+
+    Returns:
+        Leaves by dotted key.
+    """
     return {key.removesuffix(".name") if key[:-5] in GROUPS else key: v for key, v in flatten(tree).items()}
 
 
 def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """Leaves by dotted key; an environment's option that is a dictionary is one leaf."""
+    """Flatten nested dictionaries; an environment's option that is a dictionary is one leaf.
+
+    Args:
+        tree: Nested dictionaries.
+        prefix: Prefix of the keys.
+
+    Returns:
+        Leaves by dotted key.
+    """
     flat = {}
     for key, value in tree.items():
         if isinstance(value, dict) and prefix != "env.options.":
@@ -236,10 +288,18 @@ def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def read_value(name: str, value: Any, key: Key) -> Any:
-    """``value`` as the type of ``key``: ``2e5`` is a whole number, ``"linear:3e-4:0"`` a schedule.
+    """Convert a value to the type of its key: ``2e5`` is a whole number, ``"linear:3e-4:0"`` a schedule.
+
+    Args:
+        name: Dotted name, for the message.
+        value: Value from a command line or file.
+        key: Declaration.
+
+    Returns:
+        The converted value.
 
     Raises:
-        ConfigError: naming the key, the value and what is wanted.
+        ConfigError: The value has another type, or is out of range.
     """
     try:
         result = _convert(value, key.type)
@@ -253,22 +313,37 @@ def read_value(name: str, value: Any, key: Key) -> Any:
     return result
 
 
-def describe_type(wanted: Any) -> str:
-    """A type in words, to follow "write" in a message."""
-    if wanted is Any:
+def describe_type(hint: Any) -> str:
+    """Describe a type in words, to follow "write" in a message.
+
+    Args:
+        hint: Type annotation.
+
+    Returns:
+        The description.
+    """
+    if hint is Any:
         return f"a number or a schedule such as {next(iter(SCHEDULES))}:3e-4:0 ({', '.join(SCHEDULES)})"
-    if get_origin(wanted) is Literal:
-        return ("one of " if len(get_args(wanted)) > 1 else "") + ", ".join(get_args(wanted))
-    if get_origin(wanted) in (Union, UnionType):
-        return " or ".join("null" if t is NoneType else describe_type(t) for t in get_args(wanted))
-    if get_origin(wanted) is tuple:
+    if get_origin(hint) is Literal:
+        return ("one of " if len(get_args(hint)) > 1 else "") + ", ".join(get_args(hint))
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join("null" if t is NoneType else describe_type(t) for t in get_args(hint))
+    if get_origin(hint) is tuple:
         return "a list such as [256,256]"
-    return {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}[wanted]
+    return {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}[hint]
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """``"did you mean ...?"``, or every known word where none is near."""
-    names = {k.lower(): k for k in known}
+def nearest(word: str, allowed: Iterable[str]) -> str:
+    """Suggest names similar to a word.
+
+    Args:
+        word: Word without a match.
+        allowed: Allowed names.
+
+    Returns:
+        ``"did you mean ...?"``, or all names if none is similar.
+    """
+    names = {k.lower(): k for k in allowed}
     close = [k for low, k in names.items() if low.rpartition(".")[2] == word.lower().rpartition(".")[2]]
     close = close or [names[low] for low in difflib.get_close_matches(word.lower(), names, n=3, cutoff=0.65)]
     return f"did you mean {' or '.join(close)}?" if close else f"write one of {', '.join(names.values())}"
@@ -280,7 +355,7 @@ def _keys_of(schema: type, prefix: str = "") -> dict[str, Key]:
 
 
 def _convert(value: Any, wanted: Any) -> Any:
-    """Raises one of Python's errors where ``value`` is not of the type."""
+    """Convert ``value``; raise one of Python's errors if it is not of the type."""
     origin, args = get_origin(wanted), get_args(wanted)
     if wanted is Any:
         return _rate(value)
@@ -304,7 +379,7 @@ def _convert(value: Any, wanted: Any) -> Any:
 
 
 def _convert_to_one(value: Any, kinds: tuple[Any, ...]) -> Any:
-    """The value as the first of several types that fits."""
+    """Convert the value to the first of several types that accepts it."""
     for kind in kinds:
         with suppress(TypeError, ValueError):
             return _convert(value, kind)
@@ -319,7 +394,7 @@ def _number(value: float, wanted: type) -> Any:
 
 
 def _rate(value: Any) -> Any:
-    """A number, or a schedule written ``kind:start:end``, or ``kind:start:end:until``."""
+    """Return a number, or a schedule written ``kind:start:end`` or ``kind:start:end:until``."""
     if isinstance(value, tuple(SCHEDULES.values())):
         return value
     if isinstance(value, str):
@@ -332,7 +407,14 @@ def _rate(value: Any) -> Any:
 
 
 def written(value: Any) -> str:
-    """A value as a person writes it on the command line."""
+    """Format a value as on the command line.
+
+    Args:
+        value: Value of a setting.
+
+    Returns:
+        The text.
+    """
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, (list, tuple)):
@@ -343,29 +425,49 @@ def written(value: Any) -> str:
 
 
 def command_line(argv: Sequence[str], command: str = "train") -> str:
-    """The line to type in a shell for these words."""
+    """Return the shell command for arguments.
+
+    Args:
+        argv: Arguments.
+        command: Module of the command.
+
+    Returns:
+        The command, quoted for a shell.
+    """
     return shlex.join(["python", "-m", f"jaxrl_fast.{command}", *argv])
 
 
 def read_word(word: str) -> tuple[str, Any]:
-    """A word of the command line as key and value.
+    """Read an argument of the command line.
+
+    Args:
+        word: Argument ``key=value``.
+
+    Returns:
+        Key and value.
 
     Raises:
-        ConfigError: it has no key, no value, several values, or is not in Hydra's grammar.
+        ConfigError: It has no key, no value or several values, or Hydra cannot parse it.
     """
     override = parse_word(word)
     if override.is_sweep_override():
-        raise ConfigError(f"{word}: several values are several runs: add --multirun")
+        raise ConfigError(f"{word}: several values start several runs: add --multirun")
     return str(override.key_or_group), override.value()
 
 
 def parse_word(word: str) -> "Override":
-    """A word of the command line as Hydra reads it, which may be a sweep.
+    """Parse an argument of the command line with Hydra; it may be a sweep.
+
+    Args:
+        word: Argument ``key=value``.
+
+    Returns:
+        Hydra's override.
 
     Raises:
-        ConfigError: as for `read_word`.
+        ConfigError: It has no key or no value, or Hydra cannot parse it.
     """
-    # Imported here since training reads the declarations, and `jaxrl_fast.learn` needs no Hydra.
+    # Imported here because training reads the declarations, and `jaxrl_fast.learn` needs no Hydra.
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -375,7 +477,7 @@ def parse_word(word: str) -> "Override":
     if not equals or not key.strip():
         raise ConfigError(f"cannot read '{word}': write key=value, for example env=halfcheetah (--help lists the keys)")
     if not value.strip():
-        raise ConfigError(f"{word} has no value: write it behind the equals sign, without a space")
+        raise ConfigError(f"{word} has no value: write it after the equals sign, without a space")
     try:
         override = OverridesParser.create().parse_override(word)
     except HydraException:

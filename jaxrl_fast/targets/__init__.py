@@ -1,1 +1,1 @@
-"""Compiling for accelerators that are not here, and what the compiler says of the program."""
+"""Compiling for accelerators that this machine does not have, and the compiler's analysis of the program."""

@@ -1,4 +1,4 @@
-"""Accelerators that can be compiled for without having one, their compilers, and the words that name them."""
+"""Accelerators for which programs can be compiled without a device, their compilers, and their names."""
 
 import os
 import re
@@ -15,14 +15,16 @@ from jaxrl_fast.settings.schema import ConfigError
 
 
 class Chip(NamedTuple):
-    """One device of a kind.
+    """One kind of device.
 
-    - ``title``: its name in sentences.
-    - ``platform``: XLA's word for its compiler.
-    - ``memory_bytes``: of one device; ``bandwidth``: bytes a second that it reads and writes.
-    - ``product_flops``: a second, in matrix products of float32 arrays as JAX does them by default there.
-    - ``devices_per_host``: as such machines are built.
-    - ``description``: XLA's ``GpuTargetConfigProto`` as text; empty where a topology says all.
+    Attributes:
+        title: Name in sentences.
+        platform: XLA's name of its compiler.
+        memory_bytes: Memory of one device.
+        bandwidth: Memory bandwidth in bytes per second.
+        product_flops: FLOP per second in matrix products of float32 arrays with JAX's default precision.
+        devices_per_host: Devices of a usual machine.
+        description: XLA's ``GpuTargetConfigProto`` as text; empty if a topology is sufficient.
     """
 
     title: str
@@ -48,29 +50,31 @@ platform_name: "CUDA"
 dnn_version_info { major: 9 minor: 10 patch: 0 }
 device_description_str: "NVIDIA H100 80GB HBM3"
 """
-"""Of an H100 SXM: NVIDIA's H100 data sheet, and the CUDA programming guide's limits of compute capability 9.0."""
+"""An H100 SXM: NVIDIA's H100 data sheet, and the CUDA programming guide's limits of compute capability 9.0."""
 
 CHIPS = {
     "h100": Chip("H100 SXM", "cuda", 84_942_979_072, 3.352e12, 494.7e12, 8, H100),
     "tpu-v5e": Chip("TPU v5e", "tpu", 17_179_869_184, 8.19e11, 197e12, 8),
 }
 """Products of float32 arrays: on an H100 in TF32, 494.7 TFLOP/s; on a TPU v5e in bfloat16, 197 TFLOP/s (Google's and
-NVIDIA's data sheets). A TPU runs a program without launching kernels one by one."""
+NVIDIA's data sheets). A TPU runs a program without launching kernels one by one.
+"""
 
 
 THIS = "this"
-"""The word for the machine that the command runs on."""
+"""Name of the machine on which the command runs."""
 SMALLEST_TPU = "2x2"
-"""A program for one TPU is compiled for the first of four, the smallest that XLA has a topology of."""
+"""A program for one TPU is compiled for the first of four, the smallest topology that XLA has."""
 
 
 class Target(NamedTuple):
-    """A machine, or several that are joined.
+    """A machine, or several connected ones.
 
-    - ``name``: as the user wrote it.
-    - ``chip``: what its devices are.
-    - ``num_devices``: over all hosts.
-    - ``topology``: XLA's word for how they are joined.
+    Attributes:
+        name: Name that the user wrote.
+        chip: Kind of its devices.
+        num_devices: Devices over all hosts.
+        topology: XLA's name of their connection.
     """
 
     name: str
@@ -80,10 +84,16 @@ class Target(NamedTuple):
 
 
 def parse_target(word: str) -> Target:
-    """The machine that ``word`` names.
+    """Read the name of a target.
+
+    Args:
+        word: Kind of device, with a number or topology of devices after a colon.
+
+    Returns:
+        The target.
 
     Raises:
-        ConfigError: with the words that there are.
+        ConfigError: There is no such target; the message lists the names.
     """
     name, _, size = word.partition(":")
     if name not in CHIPS:
@@ -102,8 +112,14 @@ def parse_target(word: str) -> Target:
 
 
 def devices_of(target: Target) -> list[jax.Device]:
-    """Devices that programs can be compiled for and that run nothing. Needs the compiler of their platform
-    (`jaxrl_fast.targets.accelerators`)."""
+    """Return devices for which programs can be compiled, but that run nothing.
+
+    Args:
+        target: Target whose platform has a compiler here.
+
+    Returns:
+        The devices.
+    """
     if target.chip.platform == "cuda":
         text = target.chip.description
         found = topologies.get_topology_desc(platform="cuda", target_config=text, topology=target.topology)
@@ -115,14 +131,20 @@ def devices_of(target: Target) -> list[jax.Device]:
 FOLDER = ".venv-targets"
 VARIABLE = "JAXRL_FAST_TARGETS"
 PLUGINS = {"cuda": "jax_plugins.xla_cuda13", "tpu": "libtpu"}
-"""By platform, what must be importable to compile for it."""
+"""By platform, the module that must be importable to compile for it."""
 
 
 def python_for(platform: str) -> Path:
-    """The Python that can compile for a platform.
+    """Return the Python that can compile for a platform.
+
+    Args:
+        platform: XLA's name of the compiler.
+
+    Returns:
+        Path of the executable.
 
     Raises:
-        ConfigError: there is none; says how to make it.
+        ConfigError: There is none; the message has the installation command.
     """
     if has_compiler(platform):
         return Path(sys.executable)
@@ -131,34 +153,59 @@ def python_for(platform: str) -> Path:
         if python.exists():
             return python
     raise ConfigError(
-        f"no compiler for accelerators is installed: write make targets in a checkout of jaxrl_fast, which makes "
+        f"no compiler for accelerators is installed: run make targets in a checkout of jaxrl_fast, which makes "
         f"{FOLDER} (1.5 GB), or set {VARIABLE} to a folder that it made"
     )
 
 
 def places() -> list[Path]:
-    """Where the environment may be: where the user says, beside the package's checkout, in the working directory."""
+    """Return where the virtual environment may be: the user's folder, else in the checkout and the working directory.
+
+    Returns:
+        Folders in the order of the search.
+    """
     named = os.environ.get(VARIABLE)
     checkout = Path(__file__).resolve().parents[2]
     return [Path(named)] if named else [checkout / FOLDER, Path.cwd() / FOLDER]
 
 
 def has_compiler(platform: str) -> bool:
-    """Whether this Python can compile for a platform."""
+    """Return whether this Python can compile for a platform.
+
+    Args:
+        platform: XLA's name of the compiler.
+
+    Returns:
+        True if it can.
+    """
     package = PLUGINS[platform].rpartition(".")[0]
     return (not package or find_spec(package) is not None) and find_spec(PLUGINS[platform]) is not None
 
 
 def compile_only(dump: Path) -> dict[str, str]:
-    """Environment variables of a process that compiles for what is not here and puts down in ``dump`` what XLA says."""
-    # Without a device XLA cannot ask CUB how much memory a sort of 32,768 numbers and more needs.
+    """Return the environment variables of a process that compiles for absent devices and dumps XLA's analysis.
+
+    Args:
+        dump: Folder of the dumps.
+
+    Returns:
+        All variables of the process.
+    """
+    # Without a device XLA cannot ask CUB for the memory of a sort of at least 32,768 numbers.
     flags = compile_here(dump)["XLA_FLAGS"] + " --xla_gpu_deviceless_cub_mode=DEVICELESS_CUB_DISABLED"
     own = {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "JAXRL_FAST_CACHE": "off", "XLA_FLAGS": flags}
     return {**os.environ, **own}
 
 
 def compile_here(dump: Path) -> dict[str, str]:
-    """Environment variables with which XLA puts down in ``dump`` what it says of the programs that it compiles."""
+    """Return the environment variables with which XLA dumps its analysis of the programs it compiles.
+
+    Args:
+        dump: Folder of the dumps.
+
+    Returns:
+        Variables to add.
+    """
     flags = f"--xla_dump_to={dump} --xla_dump_hlo_as_text --xla_gpu_collect_cost_model_stats=true"
-    # A program that is found on disk is not compiled, and nothing is said of it.
+    # XLA does not analyze a program that it loads from disk.
     return {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip(), "JAXRL_FAST_CACHE": "off"}

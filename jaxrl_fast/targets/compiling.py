@@ -1,4 +1,4 @@
-"""Compiles a run's programs for a target, and says what of its memory they take."""
+"""Compiles a run's programs for a target, and reports their use of its memory."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -23,12 +23,19 @@ from jaxrl_fast.training.job import plan_run
 from jaxrl_fast.views.description import compiled_parts
 
 PREALLOCATED = {"cuda": 0.75, "tpu": 1.0}
-"""The share of a device's memory that JAX takes by default, by platform
-(https://docs.jax.dev/en/latest/gpu_memory_allocation.html)."""
+"""Share of a device's memory that JAX allocates by default, by platform
+(https://docs.jax.dev/en/latest/gpu_memory_allocation.html).
+"""
 
 
 class Stored(NamedTuple):
-    """A replay buffer of ``buffer_size`` steps: ``size_bytes`` on each device of a group."""
+    """A replay buffer on a target.
+
+    Attributes:
+        buffer_size: Capacity in steps.
+        group: Number of its group of devices.
+        size_bytes: Bytes on each device of the group.
+    """
 
     buffer_size: int
     group: int
@@ -36,11 +43,13 @@ class Stored(NamedTuple):
 
 
 class Room(NamedTuple):
-    """Of the fullest device.
+    """Memory of the fullest device.
 
-    - ``needed_bytes``: what the run takes; ``limit_bytes``: what there is.
-    - ``largest_buffer_size``: of replay, if all else stays as it is; None without replay.
-    - ``largest_num_envs``: environments that fit if everything but replay grew with them, so at least so many.
+    Attributes:
+        needed_bytes: Bytes that the run needs.
+        limit_bytes: Bytes available.
+        largest_buffer_size: Largest capacity of replay with all else unchanged; None without replay.
+        largest_num_envs: Lower bound of the environments that are possible, if everything but replay grows with them.
     """
 
     needed_bytes: float
@@ -50,7 +59,17 @@ class Room(NamedTuple):
 
 
 def stored_replay(options: Mapping[str, Any], graph: Graph, placed: Placement, state: TrainState) -> Stored | None:
-    """The replay buffer of a run whose algorithm has these ``options``; ``state``: shapes, of all its seeds."""
+    """Return the size of a run's replay buffer.
+
+    Args:
+        options: Options of the algorithm.
+        graph: Graph of the run.
+        placed: Its placement.
+        state: Shapes of its state, of all seeds.
+
+    Returns:
+        The replay buffer; None without one.
+    """
     holders = tagged(graph, REPLAY)
     if not holders or "buffer_size" not in options:
         return None
@@ -61,7 +80,17 @@ def stored_replay(options: Mapping[str, Any], graph: Graph, placed: Placement, s
 
 
 def room_of(costs: Sequence[ProgramCost], stored: Stored | None, num_envs: int, chip: Chip) -> Room:
-    """How far a run of ``num_envs`` environments could grow."""
+    """Compute how far a run could grow.
+
+    Args:
+        costs: Costs of its programs.
+        stored: Its replay buffer; None without one.
+        num_envs: Number of environments.
+        chip: Kind of its devices.
+
+    Returns:
+        Memory of the fullest device.
+    """
     limit = PREALLOCATED[chip.platform] * chip.memory_bytes
     needed = by_group((cost.group, cost.memory_bytes or 0) for cost in costs)
     buffer_size, fixed = None, dict.fromkeys(needed, 0.0)
@@ -74,8 +103,16 @@ def room_of(costs: Sequence[ProgramCost], stored: Stored | None, num_envs: int, 
 
 
 class Rounds(NamedTuple):
-    """How often a tick repeats what it consists of: ``steps`` of every environment (``env_steps`` over all of them),
-    gradient ``updates`` of ``batch_size`` samples each, in the fragments ``sampling`` and ``learning``."""
+    """Repetitions within a tick.
+
+    Attributes:
+        steps: Steps of every environment.
+        updates: Gradient updates.
+        batch_size: Samples of each update.
+        env_steps: Steps over all environments.
+        sampling: Fragments that sample.
+        learning: Fragments that update.
+    """
 
     steps: int
     updates: int
@@ -86,14 +123,18 @@ class Rounds(NamedTuple):
 
 
 class ForTarget(NamedTuple):
-    """A run, compiled for a target.
+    """A run compiled for a target.
 
-    - ``graph``, ``placed``: what runs, and on which devices.
-    - ``state``: the shapes of its state.
-    - ``compiled``: the program of a chunk of ``ticks_per_chunk`` ticks, in ``compile_s`` seconds.
-    - ``costs``: of each of its programs.
-    - ``rounds``: how often a tick repeats what it consists of.
-    - ``room``: how far it could grow on the target's devices.
+    Attributes:
+        graph: Graph of the run.
+        placed: Its placement.
+        state: Shapes of its state.
+        compiled: Program of a chunk.
+        ticks_per_chunk: Ticks of a chunk.
+        costs: Cost of each of its programs.
+        rounds: Repetitions within a tick.
+        room: How far it could grow on the target's devices.
+        compile_s: Seconds of the compilation.
     """
 
     graph: Graph
@@ -108,20 +149,36 @@ class ForTarget(NamedTuple):
 
 
 def placement_for(run: Run, target: Target) -> str:
-    """The placement that the run asks for; without one, that of all devices.
+    """Return the placement of a run on a target.
+
+    Args:
+        run: Settings.
+        target: Target.
+
+    Returns:
+        The run's placement; by default one that uses all devices.
 
     Raises:
-        ConfigError: the run names a number of devices beside the target's.
+        ConfigError: The run sets a number of devices in addition to the target's.
     """
     if run.devices is not None:
-        raise ConfigError(f"devices={run.devices}: the target says how many there are ({target.name}): leave it out")
+        raise ConfigError(f"devices={run.devices}: the target sets their number ({target.name}): leave it out")
     if run.placement != AUTO:
         return run.placement
     return "fused" if target.num_devices == 1 else "data_parallel"
 
 
 def compile_for(run: Run, target: Target, dump: Path) -> ForTarget:
-    """Compile everything that the run would run on the target's devices; XLA writes into ``dump``."""
+    """Compile all programs of a run for a target's devices.
+
+    Args:
+        run: Settings.
+        target: Target.
+        dump: Folder in which XLA writes.
+
+    Returns:
+        The compiled run.
+    """
     env = make_envs(run)
     algorithm = make_algorithm(run)
     options = graph_options(run)._replace(joined=starts_kernels_singly(target.chip.platform))
@@ -142,7 +199,18 @@ def compile_for(run: Run, target: Target, dump: Path) -> ForTarget:
 
 
 def costs_of(compiled: Any, placed: Placement, ticks: int, target: Target, dump: Path) -> tuple[ProgramCost, ...]:
-    """What each program of the run costs; those that the host steps are left out."""
+    """Return the cost of each compiled program of a run, without steps on the host.
+
+    Args:
+        compiled: Program of a chunk.
+        placed: Placement of the run.
+        ticks: Ticks of a chunk.
+        target: Target.
+        dump: Folder in which XLA wrote.
+
+    Returns:
+        The costs.
+    """
     group_of = {name: index for index, group in enumerate(placed.groups) for name in group.fragments}
     costs = []
     for fragments, step, calls in compiled_parts(compiled, tuple(group_of), ticks):
@@ -155,6 +223,15 @@ def costs_of(compiled: Any, placed: Placement, ticks: int, target: Target, dump:
 
 
 def rounds_of(graph: Graph, agent: BoundAgent, steps_per_tick: int) -> Rounds:
-    """How often a tick of this graph steps its environments and updates its networks."""
+    """Return the repetitions within a tick of a graph.
+
+    Args:
+        graph: Graph.
+        agent: Algorithm bound to its environments.
+        steps_per_tick: Steps of a tick over all environments.
+
+    Returns:
+        The repetitions.
+    """
     sampling, learning = (tuple(tagged(graph, tag)) for tag in (SAMPLING, LEARNING))
     return Rounds(agent.rollout_length, agent.updates_per_tick, agent.batch_size, steps_per_tick, sampling, learning)

@@ -1,4 +1,4 @@
-"""What programs cost on a target, or here by measurement, as tables and sentences for the terminal."""
+"""Costs of programs on a target, or measured here, as tables and sentences for the terminal."""
 
 import json
 import os
@@ -26,7 +26,14 @@ from jaxrl_fast.views.graph_tables import new_console, new_table
 
 
 def launch_table(costs: Sequence[ProgramCost]) -> Table:
-    """A row a program: what starts in a tick."""
+    """Build a table with a row per program: its launches in a tick.
+
+    Args:
+        costs: Costs of the programs.
+
+    Returns:
+        The table.
+    """
     columns = (">devices", ">kernels", ">graphs", ">alone", ">host waits", ">GFLOP*", ">GB moved", ">memory")
     table = new_table("programs, a tick, each device", *columns)
     for cost in costs:
@@ -44,7 +51,16 @@ def launch_table(costs: Sequence[ProgramCost]) -> Table:
 
 
 def band_table(costs: Sequence[ProgramCost], rounds: Rounds, target: Target) -> Table:
-    """A row a floor: how long a tick would last, and the rates that follow."""
+    """Build a table with a row per assumed kernel time: the duration of a tick and the resulting rates.
+
+    Args:
+        costs: Costs of the programs.
+        rounds: Repetitions within a tick.
+        target: Target.
+
+    Returns:
+        The table.
+    """
     table = new_table("if a kernel takes at least", ">ms a tick", ">steps/s", ">updates/s", ">frames/s")
     for name, us in band(costs):
         rates = [n / us * 1e6 for n in (rounds.env_steps, rounds.updates, rounds.updates * rounds.batch_size)]
@@ -53,50 +69,77 @@ def band_table(costs: Sequence[ProgramCost], rounds: Rounds, target: Target) -> 
 
 
 def band(costs: Sequence[ProgramCost]) -> list[tuple[str, float]]:
-    """Microseconds a tick, by what is assumed: the programs of a group one after another, groups beside each other."""
+    """Estimate the duration of a tick. Programs of a group run one after another, groups at the same time.
+
+    Args:
+        costs: Costs of the programs.
+
+    Returns:
+        ``(assumption, microseconds)`` for each assumed kernel time.
+    """
     named = [("nothing (roofline)", [(c.group, c.roofline_us) for c in costs])]
     named += [(f"{floor:g} µs", [(c.group, c.busy_us[i]) for c in costs]) for i, floor in enumerate(FLOORS_US)]
     return [(name, max(by_group(pairs).values())) for name, pairs in named]
 
 
-def cost_lines(found: ForTarget) -> list[str]:
-    """What the tables do not show."""
-    lines = [*round_lines(found), *collective_lines(found.costs), *memory_lines(found.room)]
-    for cost in found.costs:
+def cost_lines(result: ForTarget) -> list[str]:
+    """Describe costs that the tables do not contain.
+
+    Args:
+        result: Compiled run.
+
+    Returns:
+        Lines of text.
+    """
+    lines = [*round_lines(result), *collective_lines(result.costs), *memory_lines(result.room)]
+    for cost in result.costs:
         name = ", ".join(cost.fragments)
         if cost.big_copies:
             lines.append(f"copies of more than 1 MB in {name}: {', '.join(cost.big_copies)}")
         if cost.unordered:
             lines.append(
-                f"not deterministic there: {len(cost.unordered)} scatters of {name} add in the order in which threads "
-                "come (XLA_FLAGS=--xla_gpu_deterministic_ops=true makes them wait for each other)"
+                f"not deterministic there: {len(cost.unordered)} scatters of {name} add in the order of threads "
+                "(XLA_FLAGS=--xla_gpu_deterministic_ops=true makes them wait for each other)"
             )
-    short = sum(c.short_share * c.kernels for c in found.costs) / max(1.0, sum(c.kernels for c in found.costs))
+    short = sum(c.short_share * c.kernels for c in result.costs) / max(1.0, sum(c.kernels for c in result.costs))
     lines += [
-        f"{short:.0%} of the kernels would run for less than {SHORT_US:g} µs: their number is the time",
-        "* of matrix products. The band cannot tell: how products run once they are tuned on the device, how long a "
-        "launch takes there, what a network adds, and how far XLA's model of the device is off. Trust orderings that "
-        "are far apart.",
+        f"{short:.0%} of the kernels would run for less than {SHORT_US:g} µs: their number determines the time",
+        "* of matrix products. The band does not include products tuned on the device, the time of a launch there, the "
+        "network, and the error of XLA's model. Trust orderings that are far apart.",
     ]
     return lines
 
 
-def round_lines(found: ForTarget) -> list[str]:
-    """Kernels of an update and of a step of all environments."""
-    rounds = found.rounds
+def round_lines(result: ForTarget) -> list[str]:
+    """Describe the kernels of an update and of a step of all environments.
+
+    Args:
+        result: Compiled run.
+
+    Returns:
+        Lines of text.
+    """
+    rounds = result.rounds
     pairs = [(name, rounds.updates, "update") for name in rounds.learning]
     pairs += [(name, rounds.steps, "step of all environments") for name in rounds.sampling]
     kernels = [
         (name, kernels_a_round(cost, name, number), what)
         for name, number, what in pairs
-        for cost in found.costs
+        for cost in result.costs
         if name in cost.fragments
     ]
     return [f"{name}: {number:.0f} kernels and copies in each {what}" for name, number, what in kernels if number]
 
 
 def collective_lines(costs: Sequence[ProgramCost]) -> list[str]:
-    """What moves between the devices of a program."""
+    """Describe the transfers between the devices of a program.
+
+    Args:
+        costs: Costs of the programs.
+
+    Returns:
+        Lines of text.
+    """
     lines = []
     for cost in costs:
         for found in cost.collectives:
@@ -109,19 +152,35 @@ def collective_lines(costs: Sequence[ProgramCost]) -> list[str]:
 
 
 def memory_lines(room: Room) -> list[str]:
-    """What of a device's memory the run takes, and how far it could grow."""
+    """Describe a run's use of a device's memory, and how far it could grow.
+
+    Args:
+        room: Memory of the fullest device.
+
+    Returns:
+        Lines of text.
+    """
     needed, limit = byte_size(room.needed_bytes), byte_size(room.limit_bytes)
     sizes = f"memory: {needed} of the {limit} that JAX takes by default of each device"
     if room.needed_bytes >= room.limit_bytes:
-        return [f"{sizes}: does not fit: write a smaller num_envs or algo.buffer_size"]
-    lines = [sizes, f"  at least num_envs={room.largest_num_envs:,} fits, if all but replay grows with it"]
+        return [f"{sizes}: too much: write a smaller num_envs or algo.buffer_size"]
+    lines = [sizes, f"  enough for at least num_envs={room.largest_num_envs:,}, if all but replay grows with it"]
     if room.largest_buffer_size is not None:
-        lines.append(f"  the largest replay that fits beside the rest: algo.buffer_size={room.largest_buffer_size:,}")
+        lines.append(f"  the largest replay in the remaining memory: algo.buffer_size={room.largest_buffer_size:,}")
     return lines
 
 
 def cost_facts(costs: Sequence[ProgramCost], rounds: Rounds, target: Target) -> dict[str, Any]:
-    """For ``graph.json``: what is not in the programs' own figures."""
+    """Return the data for ``graph.json``.
+
+    Args:
+        costs: Costs of the programs.
+        rounds: Repetitions within a tick.
+        target: Target.
+
+    Returns:
+        Values for JSON.
+    """
 
     def each(fragments: tuple[str, ...], number: int) -> dict[str, float | None]:
         return {n: kernels_a_round(c, n, number) for c in costs for n in c.fragments if n in fragments}
@@ -140,20 +199,34 @@ def cost_facts(costs: Sequence[ProgramCost], rounds: Rounds, target: Target) -> 
 
 
 DUMP = "JAXRL_FAST_TARGET_DUMP"
-"""Set in the process that has the compiler: where XLA writes."""
+"""Set in the process that has the compiler: folder in which XLA writes."""
 
 
 def dump_folder() -> Path | None:
-    """Where XLA writes in this process; None in one that was not started to compile for a target."""
+    """Return the folder in which XLA writes in this process.
+
+    Returns:
+        The folder; None in a process that was not started to compile for a target.
+    """
     folder = os.environ.get(DUMP)
     return Path(folder) if folder else None
 
 
 def explain_elsewhere(words: Sequence[str], target: str, folder: Path) -> int:
-    """Explain in a process that has the compiler; ``num_envs=64,1024`` once for each width, and then by width.
+    """Run the explanation in a process that has the compiler.
+
+    With ``num_envs=64,1024`` it runs once for each width, and prints a table by width.
+
+    Args:
+        words: Arguments of the command.
+        target: Name of the target.
+        folder: Folder of the results.
+
+    Returns:
+        Exit code.
 
     Raises:
-        ConfigError: the target is unknown, or there is no compiler for it.
+        ConfigError: There is no such target, or no compiler for it.
     """
     parse_target(target)
     widths = asked_widths(words)
@@ -174,10 +247,16 @@ def explain_elsewhere(words: Sequence[str], target: str, folder: Path) -> int:
 
 
 def asked_widths(words: Sequence[str]) -> list[int]:
-    """The numbers of environments that ``num_envs`` lists.
+    """Return the numbers of environments that ``num_envs`` lists.
+
+    Args:
+        words: Arguments of the command.
+
+    Returns:
+        The numbers; empty without a list.
 
     Raises:
-        ConfigError: one is no number.
+        ConfigError: An entry of the list is not a number.
     """
     given = [word.partition("=")[2] if "," in word else str(read_word(word)[1]) for word in words if _is_width(word)]
     parts = given[-1].split(",") if given else []
@@ -187,7 +266,16 @@ def asked_widths(words: Sequence[str]) -> list[int]:
 
 
 def run_once(words: Sequence[str], target: str, *, quiet: bool = False) -> int:
-    """The command in the process that has the compiler; its exit status."""
+    """Run the command in the process that has the compiler.
+
+    Args:
+        words: Arguments of the command.
+        target: Name of the target.
+        quiet: Whether to hide its output.
+
+    Returns:
+        Exit code.
+    """
     python = python_for(parse_target(target).chip.platform)
     with tempfile.TemporaryDirectory(prefix="jaxrl_fast-target-") as dump:
         command = [str(python), "-m", "jaxrl_fast.explain", *words]
@@ -205,16 +293,27 @@ def run_once(words: Sequence[str], target: str, *, quiet: bool = False) -> int:
 
 
 def is_compilers_talk(line: str) -> bool:
-    """Whether a line of the other process is XLA's logging, such as ``W1123 08:42:03.615707   20162 sort.cc:929]``."""
+    """Return whether a line is XLA's logging, such as ``W1123 08:42:03.615707   20162 sort.cc:929]``.
+
+    Args:
+        line: Line of stderr.
+
+    Returns:
+        True for logging.
+    """
     head, bracket, _ = line.partition("]")
     return bool(bracket) and head[:1] in "IWE" and head[1:5].isdecimal() and ".cc:" in head
 
 
-def print_widths(found: Sequence[tuple[int, dict[str, Any]]]) -> None:
-    """A row a width."""
+def print_widths(results: Sequence[tuple[int, dict[str, Any]]]) -> None:
+    """Print a table with a row per width.
+
+    Args:
+        results: ``(num_envs, cost_facts)`` by width.
+    """
     columns = (">steps a tick", ">kernels a tick", ">ms at 1 µs", ">ms at 4 µs", ">steps/s", ">memory")
     table = new_table("by width", *columns)
-    for width, facts in found:
+    for width, facts in results:
         us = dict(zip(("roofline", *facts["floors_us"]), facts["tick_us"], strict=True))
         rates = sorted(facts["rounds"]["env_steps"] / us[floor] * 1e6 for floor in (1.0, 4.0))
         table.add_row(
@@ -238,7 +337,18 @@ ENOUGH_S = 10.0
 
 
 def compare_here(ready: Ready, placed: Placement, rounds: Rounds, dump: Path, *, warmup_ticks: int) -> dict[str, Any]:
-    """Measure, print it beside what XLA predicted where that is known, and return both."""
+    """Measure a run here, and print the result next to XLA's prediction if there is one.
+
+    Args:
+        ready: Compiled run.
+        placed: Its placement.
+        rounds: Repetitions within a tick.
+        dump: Folder in which XLA wrote.
+        warmup_ticks: Ticks before the first update.
+
+    Returns:
+        Measurement and prediction for JSON.
+    """
     measured = measure_ticks(ready, warmup_ticks)
     low_s, tick_s, high_s = (f(measured["tick_s"]) for f in (min, statistics.median, max))
     rates = [n / tick_s for n in (rounds.env_steps, rounds.updates, rounds.updates * rounds.batch_size)]
@@ -251,7 +361,7 @@ def compare_here(ready: Ready, placed: Placement, rounds: Rounds, dump: Path, *,
     facts = {"name": THIS, "chip": kind, "num_devices": number, "measured": measured}
     chip = chip_here()
     if chip is None:
-        print(f"nothing is predicted for {kind}: write target=h100 for what its programs would cost there")
+        print(f"no prediction for {kind}: write target=h100 for the cost of the programs on an H100")
         return facts
     target = Target(THIS, chip, number, "")
     costs = costs_of(ready.run, placed, ready.ticks, target, dump)
@@ -263,14 +373,25 @@ def compare_here(ready: Ready, placed: Placement, rounds: Rounds, dump: Path, *,
 
 
 def chip_here() -> Chip | None:
-    """What is known of this machine's devices; None of a CPU, and of cards without figures here."""
+    """Return the figures of this machine's devices.
+
+    Returns:
+        The chip; None for a CPU, and for devices without figures in `CHIPS`.
+    """
     kind = jax.devices()[0].device_kind.lower().replace(" ", "")
     return next((chip for name, chip in CHIPS.items() if name.removeprefix("tpu-") in kind), None)
 
 
 def measure_ticks(ready: Ready, warmup_ticks: int) -> dict[str, Any]:
-    """Run chunks until the warm-up of replay is over, then time some more; ``tick_s``: seconds of a tick, one for each
-    of these chunks, ``first_chunk_s``: seconds of the very first chunk."""
+    """Run chunks until the warm-up of replay is over, then time some more.
+
+    Args:
+        ready: Compiled run.
+        warmup_ticks: Ticks before the first update.
+
+    Returns:
+        ``tick_s``, seconds per tick of each timed chunk, and ``first_chunk_s``, seconds of the first chunk.
+    """
     state, seconds = ready.init(), list[float]()
     warm = 1 + warmup_ticks // ready.ticks
     while len(seconds) < warm + REPEATS and sum(seconds[warm:]) < ENOUGH_S:

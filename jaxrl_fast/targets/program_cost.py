@@ -1,4 +1,4 @@
-"""What a program costs on a target: kernels, launches of its host, seconds by XLA's model, memory, collectives."""
+"""Cost of a program on a target: kernels, launches, seconds by XLA's model, memory, collectives."""
 
 import re
 from collections import Counter
@@ -32,11 +32,12 @@ HOST_ONLY = {"kSequential", "kPartitionId", "kReplicaId", "kGroupStart", "kAsync
 
 
 class Launches(NamedTuple):
-    """What the host does in one call of a program.
+    """Work of the host in one call of a program.
 
-    - ``graphs``: CUDA graphs that it launches.
-    - ``alone``: kernels and copies that it launches one by one.
-    - ``host_syncs``: how often it waits for the device to learn what comes next: a branch, or a loop of unknown length.
+    Attributes:
+        graphs: CUDA graphs that it launches.
+        alone: Kernels and copies that it launches one by one.
+        host_syncs: How often it waits for the device to decide the next step: a branch, or a loop of dynamic length.
     """
 
     graphs: float
@@ -45,13 +46,20 @@ class Launches(NamedTuple):
 
 
 def count_launches(thunks: str, metadata: str, trips: Mapping[str, float]) -> Launches:
-    """Count what XLA wrote down as ``thunk_sequence`` and ``thunk_metadata``; ``trips``: how often each loop of the
-    program runs, by the name of its instruction (absent: unknown, and counted once).
+    """Count the launches of a program.
 
-    A branch counts as taken, and so do all the branches of one choice.
+    A branch counts as taken, and so do all branches of one conditional.
+
+    Args:
+        thunks: XLA's dump ``thunk_sequence``.
+        metadata: XLA's dump ``thunk_metadata``.
+        trips: Iterations of each loop by its instruction's name; a loop that is absent counts once.
+
+    Returns:
+        The launches.
     """
     names, totals = thunk_names(metadata), dict.fromkeys(Launches._fields, 0.0)
-    blocks: list[tuple[int, float]] = []  # depth of each step that holds others, and how often these run
+    blocks: list[tuple[int, float]] = []  # depth of each step with inner steps, and how often these run
     for depth, number, kind in steps_of_host(thunks):
         while blocks and depth <= blocks[-1][0]:
             blocks.pop()
@@ -61,14 +69,20 @@ def count_launches(thunks: str, metadata: str, trips: Mapping[str, float]) -> La
             totals["host_syncs"] += often if known is None else 0.0
         elif kind not in HOST_ONLY:
             totals["graphs" if kind == GRAPH else "alone"] += often
-        # What a graph or a kernel consists of is launched with it.
+        # The parts of a graph or a kernel are launched with it.
         blocks.append((depth, often * (known or 1.0) if kind in (LOOP, CHOICE, SEQUENCE) else 0.0))
     return Launches(**totals)
 
 
 def steps_of_host(thunks: str) -> Iterator[tuple[int, int, str]]:
-    """The thunks in order: depth in the text, number and kind. Conditions of loops are left out: where the trips are
-    known they never run."""
+    """Iterate over the thunks, without conditions of loops, which never run if the iterations are static.
+
+    Args:
+        thunks: XLA's dump ``thunk_sequence``.
+
+    Returns:
+        Depth in the text, number and kind of each thunk.
+    """
     in_condition = -1
     for line in thunks.splitlines():
         if CONDITION.match(line):
@@ -80,7 +94,14 @@ def steps_of_host(thunks: str) -> Iterator[tuple[int, int, str]]:
 
 
 def thunk_names(metadata: str) -> dict[int, str]:
-    """The instruction behind each thunk, by the thunk's number."""
+    """Return the instruction of each thunk.
+
+    Args:
+        metadata: XLA's dump ``thunk_metadata``.
+
+    Returns:
+        Names of instructions by the thunk's number.
+    """
     names = {}
     for info in METADATA.findall(metadata):
         number, name = re.search(r"thunk_id: (\d+)", info), re.search(r'profile_annotation: "([^"]*)"', info)
@@ -93,10 +114,10 @@ NO_KERNEL = {
     *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "after-all"),
     *("partition-id", "replica-id", "opt-barrier", "async-done", "add-dependency"),
 }
-"""Instructions for which nothing is started on the device."""
+"""Instructions that start nothing on the device."""
 SLICING = {"dynamic-slice", "gather", "slice"}
 UPDATED = {"dynamic-update-slice": 1, "scatter": 2}
-"""Instructions that write a part of an array in its place, and which operand is that part."""
+"""Instructions that write a part of an array in place, and the operand that is this part."""
 OP_NAME = re.compile(r'op_name="([^"]*)"')
 FUSED = re.compile(r"calls=%([\w.\-]+)")
 MODEL_US = re.compile(
@@ -109,18 +130,20 @@ WINDOW = re.compile(r"dim_labels=\w+_(\w+)->")
 
 
 Named = dict[str, Instruction]
-"""The instructions of a computation by name."""
+"""Instructions of a computation by name."""
 
 
 class Kernel(NamedTuple):
-    """An instruction that starts something on the device.
+    """An instruction that starts work on the device.
 
-    - ``name``, ``opcode``: of the instruction.
-    - ``scope``: the fragment that asked for it, "" where the program as a whole did.
-    - ``runs``: in one call of the program.
-    - ``flops``: of its matrix products and convolutions, a run; other arithmetic is not counted.
-    - ``moved_bytes``: read and written, a run; of what is sliced or gathered, the slices.
-    - ``model_us``: a run, as XLA's model of the device estimates it, None without an estimate.
+    Attributes:
+        name: Name of the instruction.
+        opcode: Its operation.
+        scope: Fragment that it belongs to; "" for the program as a whole.
+        runs: Runs in one call of the program.
+        flops: FLOP of its matrix products and convolutions in a run; other arithmetic is not counted.
+        moved_bytes: Bytes read and written in a run; of a slice or gather, only the slices.
+        model_us: Microseconds of a run by XLA's model of the device; None without an estimate.
     """
 
     name: str
@@ -133,7 +156,15 @@ class Kernel(NamedTuple):
 
 
 def kernels_of(text: Text, scopes: Sequence[str]) -> list[Kernel]:
-    """All kernels, with the ``scopes`` (fragments' names) that they belong to."""
+    """Return all kernels of a program.
+
+    Args:
+        text: Parsed program.
+        scopes: Names of fragments.
+
+    Returns:
+        The kernels, each with its fragment.
+    """
     found = []
     for name, runs in text.runs.items():
         own = [i for i in text.computations[name] if starts_something(i)]
@@ -146,13 +177,28 @@ def kernels_of(text: Text, scopes: Sequence[str]) -> list[Kernel]:
 
 
 def starts_something(instruction: Instruction) -> bool:
-    """Whether a kernel, a copy or a collective stands behind an instruction. Of an asynchronous pair, the start."""
+    """Return whether an instruction starts a kernel, copy or collective; of an asynchronous pair, the start does.
+
+    Args:
+        instruction: Instruction.
+
+    Returns:
+        True if it does.
+    """
     done = instruction.opcode.endswith("-done")
     return instruction.opcode not in NO_KERNEL and not done
 
 
 def scope_of(instruction: Instruction, scopes: Sequence[str]) -> str:
-    """The first of ``scopes`` in the path of Python functions that an instruction came from."""
+    """Return the fragment that an instruction belongs to.
+
+    Args:
+        instruction: Instruction.
+        scopes: Names of fragments.
+
+    Returns:
+        The first of ``scopes`` in the instruction's path of Python functions, or "".
+    """
     path = OP_NAME.search(instruction.notes)
     for part in path[1].split("/") if path else ():
         plain = part.rpartition("(")[2].rstrip(")")
@@ -162,7 +208,15 @@ def scope_of(instruction: Instruction, scopes: Sequence[str]) -> str:
 
 
 def product_flops(instruction: Instruction, around: Named) -> float:
-    """Of a matrix product or a convolution: 2 for each multiplication and addition. 0 for everything else."""
+    """Count the FLOP of a matrix product or convolution, 2 for each multiply-add.
+
+    Args:
+        instruction: Instruction.
+        around: Instructions of its computation.
+
+    Returns:
+        FLOP; 0 for other instructions.
+    """
     out = prod(dims_of(instruction.shape))
     if instruction.opcode == "dot" or "__cublas" in instruction.notes:
         axes = CONTRACTED.search(instruction.notes)
@@ -175,13 +229,29 @@ def product_flops(instruction: Instruction, around: Named) -> float:
 
 
 def dims_of(shape: str) -> list[int]:
-    """The dimensions of the first array in a shape."""
+    """Return the dimensions of the first array in a shape.
+
+    Args:
+        shape: Shape in XLA's text.
+
+    Returns:
+        The dimensions.
+    """
     found = ARRAY.search(shape)
     return [int(n) for n in found[2].split(",") if n] if found else []
 
 
 def moved_bytes(inside: Named, around: Named, kernel: Instruction) -> float:
-    """Bytes that a kernel reads and writes; ``inside``: the instructions that it was fused from, itself if none."""
+    """Count the bytes that a kernel reads and writes.
+
+    Args:
+        inside: Instructions fused in the kernel; the kernel if nothing is fused.
+        around: Instructions of its computation.
+        kernel: Instruction.
+
+    Returns:
+        Bytes.
+    """
     if kernel.name in inside:
         read = [_read(around[name], [kernel]) for name in kernel.operands if name in around]
         return sum(read) + _written(kernel, around)
@@ -207,7 +277,7 @@ def _kernel(text: Text, i: Instruction, around: Named, runs: float, scope: str) 
 
 
 def _read(operand: Instruction, users: list[Instruction]) -> int:
-    """What is read of an operand: only the slices, where it is only sliced or written into."""
+    """Count the bytes read of an operand: only the slices, if it is only sliced or updated."""
     if all(user.opcode in {*SLICING, *UPDATED} and user.operands[0] == operand.name for user in users):
         return sum(array_bytes(user.shape) for user in users if user.opcode in SLICING)
     return array_bytes(operand.shape)
@@ -223,27 +293,35 @@ def _written(result: Instruction, around: Named) -> int:
 
 
 FLOORS_US = (0.0, 1.0, 2.0, 4.0)
-"""Microseconds that a kernel takes at least, for which the band is given."""
+"""Assumed shortest times of a kernel in microseconds, for which the band is computed."""
 SHORT_US = 2.0
 UNROLLED = 8
 BIG_COPY_BYTES = 1_000_000
-"""From here on a copy is of a replay buffer or a rollout, not of parameters."""
+"""Larger copies are of a replay buffer or a rollout, not of parameters."""
 
 
 class ProgramCost(NamedTuple):
-    """A program of ``fragments`` on each of its devices, over one tick.
+    """Cost of a program on each of its devices, in one tick.
 
-    - ``group``: the number of its group of devices, of which it has ``num_devices``.
-    - ``kernels``: kernels and copies; ``kernels_of``: the same for each fragment, and "" for what belongs to none;
-      ``repeated``: of these, how many one round of the fragment's innermost common loop has (see `rounds_of`).
-    - ``short_share``: the share of kernels that run for less than `SHORT_US`.
-    - ``launches``: None where the device takes whole programs.
-    - ``collectives``: what moves data between its devices.
-    - ``product_flops``, ``moved_bytes``: of all kernels together, with every loop counted as often as it runs.
-    - ``roofline_us``: the least time for these; ``busy_us``: the band, at each of `FLOORS_US`.
-    - ``memory_bytes``: while it runs; ``temporary_bytes``, ``aliased_bytes`` of it.
-    - ``big_copies``: copies of more than `BIG_COPY_BYTES` in every tick. (Between chunks a TPU lays arrays out anew.)
-    - ``unordered``: scatters that add up in the order in which threads come, so that sums round differently each time.
+    Attributes:
+        fragments: Fragments of the program.
+        group: Number of its group of devices.
+        num_devices: Devices of the group.
+        kernels: Number of kernels and copies.
+        kernels_of: The same for each fragment, and "" for kernels of no fragment.
+        repeated: For each fragment, the number of kernels by their runs in a tick (`by_round`).
+        short_share: Share of kernels that run for less than `SHORT_US`.
+        launches: Work of the host; None if the device runs whole programs.
+        collectives: Transfers between its devices.
+        product_flops: FLOP of all kernels, with loops counted by their iterations.
+        moved_bytes: Bytes of all kernels, with loops counted by their iterations.
+        roofline_us: Shortest time for these, in microseconds.
+        busy_us: Time with each of `FLOORS_US`.
+        memory_bytes: Memory while it runs.
+        temporary_bytes: Temporary part of the memory.
+        aliased_bytes: Part of the memory that inputs and outputs share.
+        big_copies: Copies of more than `BIG_COPY_BYTES` in every tick. (A TPU also changes layouts between chunks.)
+        unordered: Scatters that sum in the order of threads, so that results round differently each time.
     """
 
     fragments: tuple[str, ...]
@@ -276,11 +354,24 @@ def cost_of(
     calls: float,
     dumped: tuple[str, str] | None,
 ) -> ProgramCost:
-    """Read a program that is called ``calls`` times a tick; ``dumped``: what `program_cost.find_dump` found of it."""
+    """Analyze a compiled program.
+
+    Args:
+        compiled: The program.
+        fragments: Its fragments.
+        chip: Kind of its devices.
+        group: Number of its group of devices.
+        num_devices: Devices of the group.
+        calls: Calls in a tick.
+        dumped: Result of `program_cost.find_dump`.
+
+    Returns:
+        The cost.
+    """
     source = compiled.as_text() or ""
     text = read_text(source)
     kernels = [kernel._replace(runs=kernel.runs * calls) for kernel in kernels_of(text, fragments)]
-    # As XLA's model of the device has it, else the roofline.
+    # By XLA's model of the device, else by the roofline.
     times = [(k.runs, roofline_us(k, chip) if k.model_us is None else k.model_us) for k in kernels]
     total = sum(k.runs for k in kernels)
     memory, big = compiled.memory_analysis(), 2 * BIG_COPY_BYTES  # read and written
@@ -307,12 +398,27 @@ def cost_of(
 
 
 def roofline_us(kernel: Kernel, chip: Chip) -> float:
-    """The least time that a kernel's products and traffic take."""
+    """Return the shortest time of a kernel's products and memory traffic.
+
+    Args:
+        kernel: Kernel.
+        chip: Kind of the device.
+
+    Returns:
+        Microseconds.
+    """
     return 1e6 * max(kernel.flops / chip.product_flops, kernel.moved_bytes / chip.bandwidth)
 
 
 def by_group(pairs: Iterable[tuple[int, float]]) -> dict[int, float]:
-    """Sums by group."""
+    """Sum values by group.
+
+    Args:
+        pairs: ``(group, value)``.
+
+    Returns:
+        Sums by group.
+    """
     sums: dict[int, float] = {}
     for group, value in pairs:
         sums[group] = sums.get(group, 0.0) + value
@@ -320,14 +426,30 @@ def by_group(pairs: Iterable[tuple[int, float]]) -> dict[int, float]:
 
 
 def by_round(kernels: Sequence[Kernel]) -> dict[str, float]:
-    """How many kernels run how often a tick, by that number."""
+    """Count kernels by their runs in a tick.
+
+    Args:
+        kernels: Kernels.
+
+    Returns:
+        Numbers of kernels by runs, as text.
+    """
     return dict[str, float](Counter(f"{kernel.runs:g}" for kernel in kernels))
 
 
 def kernels_a_round(cost: ProgramCost, fragment: str, rounds: float) -> float | None:
-    """Kernels of a fragment in each of ``rounds`` rounds a tick (updates, or steps of environments), those of loops
-    within a round counted as often as they run; None if nothing runs so often. A loop may do up to `UNROLLED` rounds
-    at a time."""
+    """Return a fragment's kernels in each of a tick's rounds (updates, or steps of environments).
+
+    Kernels of loops within a round are counted by their runs. A loop may be unrolled by up to `UNROLLED` rounds.
+
+    Args:
+        cost: Cost of the program.
+        fragment: Name of the fragment.
+        rounds: Rounds in a tick.
+
+    Returns:
+        Kernels per round; None if no kernel runs that often.
+    """
     runs = {float(often): number for often, number in cost.repeated.get(fragment, {}).items()}
     least = rounds if rounds <= UNROLLED else rounds / UNROLLED
     inside = sum(often * number for often, number in runs.items() if often >= least)
@@ -335,13 +457,20 @@ def kernels_a_round(cost: ProgramCost, fragment: str, rounds: float) -> float | 
 
 
 def unordered_scatters(text: Text) -> tuple[str, ...]:
-    """The scatters of a program that may meet the same place twice and add there."""
+    """Return the scatters that may add to one position twice.
+
+    Args:
+        text: Parsed program.
+
+    Returns:
+        Names of instructions.
+    """
     found = [i for instructions in text.computations.values() for i in instructions if i.opcode == "scatter"]
     return tuple(i.name for i in found if "unique_indices=true" not in i.notes and _adds(i.notes, text))
 
 
 def _adds(notes: str, text: Text) -> bool:
-    """Whether a scatter's computation keeps something of what was there."""
+    """Return whether a scatter's computation uses the previous value."""
     name = notes.partition("to_apply=%")[2].partition(",")[0].split()[0]
     combiner = text.computations.get(name, ())
     return any(i.is_root and i.opcode != "parameter" for i in combiner)
@@ -358,16 +487,30 @@ AFTER, BEFORE, DUMP_METADATA = "thunk_sequence_after_thunk_passes.txt", "thunk_s
 
 
 def find_dump(folder: Path, program: str) -> tuple[str, str] | None:
-    """The thunks (steps of the host) and their metadata, of the newest program whose module has this name, such as
-    ``jit_learn``; None where there are none, as for a TPU."""
+    """Read XLA's dump of the newest program with a module name.
+
+    Args:
+        folder: Folder of the dumps.
+        program: Name of the module, such as ``jit_learn``.
+
+    Returns:
+        Thunks (steps of the host) and their metadata; None if there are none, as for a TPU.
+    """
     found = sorted(folder.glob(f"module_*.{program}.{DUMP_METADATA}"))
     if not found:
         return None
     stem = str(found[-1]).removesuffix(DUMP_METADATA)
-    after, before = Path(stem + AFTER), Path(stem + BEFORE)  # the first is left out where the passes changed nothing
+    after, before = Path(stem + AFTER), Path(stem + BEFORE)  # XLA omits the first if the passes changed nothing
     return (after if after.exists() else before).read_text(), found[-1].read_text()
 
 
 def module_name(hlo: str) -> str:
-    """The name of a program's module, from its text."""
+    """Return the name of a program's module.
+
+    Args:
+        hlo: Text of the program.
+
+    Returns:
+        The name.
+    """
     return hlo.partition("HloModule ")[2].partition(",")[0].strip()

@@ -1,4 +1,4 @@
-"""``num_envs=auto`` and ``overlap=auto``: as found here before, else by a short measurement where the run is long."""
+"""``num_envs=auto`` and ``overlap=auto``: from the cache, else by a short measurement if the run is long."""
 
 import dataclasses
 import statistics
@@ -22,19 +22,22 @@ from jaxrl_fast.tuning.measuring import Row, Settings, measure, measure_in_turn
 from jaxrl_fast.tuning.search import chosen, patience
 
 WORTH_S = 600.0
-"""Seconds; nothing is measured for a run that would end sooner."""
+"""Expected seconds of a run from which its width is measured."""
 REPEATS, REPEAT_S = 3, 0.5
 FACTORS = (0.25, 4.0)
-"""Widths that are measured beside the environment's own, as multiples of it."""
+"""Measured widths in addition to the environment's default, as multiples of it."""
 
 
-def resolve(run: Run, *, may_measure: bool, tell: Tell = lambda line: print(line, flush=True)) -> Run:
-    """The run with the number of environments that is fastest here, and the sizes that go with it; ``tell`` gets a
-    line. Without a finding it is measured, if ``may_measure`` and the run is long; else the environment's own number
-    stays.
+def resolve(run: Run, *, may_measure: bool, log: Tell = lambda line: print(line, flush=True)) -> Run:
+    """Set the number of environments that is fastest here, and the sizes that depend on it.
 
-    Raises:
-        ValueError: the run is shared by several processes, which might choose differently.
+    Args:
+        run: Run, which may have ``num_envs=auto``.
+        may_measure: Whether to measure a long run without a cached result; else the environment's default is used.
+        log: Receives a message.
+
+    Returns:
+        The run with a number of environments.
     """
     if not run.auto_width:
         return run
@@ -42,44 +45,66 @@ def resolve(run: Run, *, may_measure: bool, tell: Tell = lambda line: print(line
     asked = dataclasses.replace(run, auto_width=False)
     finding = tuning_cache.look_up(tuning_cache.make_key(asked, tuning_cache.this_device()))
     if finding is None and not may_measure:
-        tell(f"num_envs=auto: nothing was measured here: {asked.num_envs} environments, as without it")
+        log(f"num_envs=auto: no cached measurement on this machine: {asked.num_envs} environments, the default")
     if finding is None and may_measure:
-        finding = look_around(asked, tell)
+        finding = look_around(asked, log)
     if finding is None:
         return asked
-    tell(
-        f"num_envs=auto: {finding.learning['num_envs']} environments, measured here {finding.found} ({finding.effect})"
-    )
+    log(f"num_envs=auto: {finding.learning['num_envs']} environments, measured here {finding.found} ({finding.effect})")
     placed = {key: value for key, value in finding.free.items() if key in ("placement", "devices")}
     return tuning_cache.apply(asked, {**finding.learning, **placed})
 
 
 def refuse_several(run: Run, word: str, instead: str) -> None:
-    """Refuse ``word`` where several processes share the run, and might choose differently; ``instead``: what to write.
+    """Check that a run has a single process, because several might select different values.
+
+    Args:
+        run: Run.
+        word: Setting, for the message.
+        instead: Supported setting, for the message.
 
     Raises:
-        ValueError: they do.
+        ValueError: Several processes share the run.
     """
     if run.processes or (run.distributed == "auto" and cluster.find()):
         raise ValueError(f"{word} is for a single process: write {instead}")
 
 
-def look_around(asked: Run, tell: Tell) -> Finding | None:
-    """Measure the environment's own number and, if the run is long enough to be worth it, a few around it."""
+def look_around(asked: Run, log: Tell) -> Finding | None:
+    """Measure the environment's default width and, if the run is long enough, a few others.
+
+    Args:
+        asked: Run with the default width.
+        log: Receives messages.
+
+    Returns:
+        The fastest width, which is saved; None if nothing was measured.
+    """
     legal, _ = widths(asked, learns=True)
     nearest = {min(legal, key=lambda w: (abs(log2(w / asked.num_envs / factor)), w)) for factor in FACTORS}
     others = sorted({asked.num_envs, *nearest})
-    doing = f"looks at {', '.join(map(str, others))} environments"
-    words = "num_envs=auto", f"{asked.num_envs} environments, as without it", doing
+    doing = f"measures {', '.join(map(str, others))} environments"
+    words = "num_envs=auto", f"{asked.num_envs} environments, the default", doing
     own, ways = at_width(asked, asked.num_envs), [at_width(asked, width) for width in others]
-    return conclude(asked, measure_if_long(own, ways, WORTH_S, REPEATS, words, tell))
+    return conclude(asked, measure_if_long(own, ways, WORTH_S, REPEATS, words, log))
 
 
 def measure_if_long(
-    own: Candidate, candidates: Sequence[Candidate], worth_s: float, repeats: int, words: Sequence[str], tell: Tell
+    own: Candidate, candidates: Sequence[Candidate], worth_s: float, repeats: int, words: Sequence[str], log: Tell
 ) -> list[Row]:
-    """Measure ``candidates`` in turn if the run, with ``own``, takes ``worth_s`` seconds or more; empty if it does not,
-    or does not run. ``words``, for ``tell``: the key, what follows if nothing is measured, and if something is."""
+    """Measure candidates in turn if the run is long.
+
+    Args:
+        own: Candidate of the run, from which its duration is estimated.
+        candidates: Candidates to compare.
+        worth_s: Expected seconds of the run from which they are measured.
+        repeats: Repeats of each candidate.
+        words: Parts of the messages: the key, the consequence without a measurement, and the measurement.
+        log: Receives messages.
+
+    Returns:
+        Results; empty if the run is short or does not run.
+    """
     key, otherwise, doing = words
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings(Path(folder), repeats=repeats, repeat_s=REPEAT_S)
@@ -88,14 +113,22 @@ def measure_if_long(
             return []
         run_s = own.run.total_steps * own.run.num_seeds / alone.outcome().rate
         if run_s < worth_s:
-            tell(f"{key}: nothing was measured here, and the run takes about {clock(run_s)}: {otherwise}")
+            log(f"{key}: no cached measurement, and the run takes only about {clock(run_s)}: {otherwise}")
             return []
-        tell(f"{key}: the run takes about {clock(run_s)}: {doing}")
+        log(f"{key}: the run takes about {clock(run_s)}: {doing}")
         return measure_in_turn([(candidate, "training") for candidate in candidates], settings)
 
 
 def conclude(asked: Run, rows: Sequence[Row]) -> Finding | None:
-    """The fastest of the measured widths as a finding, which is saved; None where nothing ran."""
+    """Save the fastest of the measured widths.
+
+    Args:
+        asked: Run with the default width.
+        rows: Results.
+
+    Returns:
+        The fastest width; None if nothing ran.
+    """
     best = chosen({row.value: row.outcome() for row in rows}, asked.num_envs)
     if best is None:
         return None
@@ -109,23 +142,27 @@ def conclude(asked: Run, rows: Sequence[Row]) -> Finding | None:
 
 GAIN = 1.05
 OVERLAP_WORTH_S = 1_800.0
-"""Seconds; nothing is measured for a run that would end sooner: several programs are compiled for it."""
+"""Expected seconds of a run from which overlaps are measured, for which several programs are compiled."""
 OVERLAP_REPEATS = 5
 OBJECTIVE = "overlap"
-"""Of findings, beside the autotuner's."""
+"""Objective of the cached results, in addition to the autotuner's."""
 EFFECTS: dict[Overlap, str] = {
-    "sampling": "acts on parameters that are a tick old",
-    "actor_critic": "actor and critic learn from each other's parameters of a tick before",
-    "all": "acts on parameters that are a tick old, and actor and critic learn from each other's of a tick before",
+    "sampling": "sampling uses parameters that are a tick old",
+    "actor_critic": "actor and critic use each other's parameters of the last tick",
+    "all": "sampling uses parameters that are a tick old, actor and critic each other's of the last tick",
 }
 
 
-def resolve_overlap(run: Run, *, may_measure: bool, tell: Tell = lambda line: print(line, flush=True)) -> Run:
-    """The run with the overlap, and the placement that goes with it, that is fastest here; ``tell`` gets a line.
-    Without a finding it is measured, if ``may_measure`` and the run is long; else nothing lags.
+def resolve_overlap(run: Run, *, may_measure: bool, log: Tell = lambda line: print(line, flush=True)) -> Run:
+    """Set the overlap that is fastest here, and its placement.
 
-    Raises:
-        ValueError: the run is shared by several processes, which might choose differently.
+    Args:
+        run: Run, which may have ``overlap=auto``.
+        may_measure: Whether to measure a long run without a cached result; else the overlap is "none".
+        log: Receives a message.
+
+    Returns:
+        The run with an overlap.
     """
     if not run.auto_overlap:
         return run
@@ -133,17 +170,25 @@ def resolve_overlap(run: Run, *, may_measure: bool, tell: Tell = lambda line: pr
     asked, device = dataclasses.replace(run, auto_overlap=False), tuning_cache.this_device()
     finding = tuning_cache.look_up(tuning_cache.make_key(asked, device, OBJECTIVE))
     if finding is None and not may_measure:
-        tell("overlap=auto: nothing was measured here: nothing lags")
+        log("overlap=auto: no cached measurement on this machine: no overlap")
     if finding is None and may_measure:
-        finding = look_around_overlap(asked, device.number, tell)
+        finding = look_around_overlap(asked, device.number, log)
     if finding is None:
         return asked
-    tell(f"overlap=auto: {finding.effect}, measured here {finding.found}")
+    log(f"overlap=auto: {finding.effect}, measured here {finding.found}")
     return tuning_cache.apply(asked, {**finding.learning, **finding.free})
 
 
 def ways(asked: Run, devices: int) -> Iterator[Candidate]:
-    """What could lag, each with the placement under which it lets things run at the same time."""
+    """List the overlaps of a run, each with the placement that lets fragments run at the same time.
+
+    Args:
+        asked: Run without overlap.
+        devices: Number of devices.
+
+    Returns:
+        Candidates.
+    """
     if envs.is_host(asked.env):
         yield Candidate("overlap", "sampling", dataclasses.replace(asked, overlap="sampling"), EFFECTS["sampling"])
         return
@@ -158,23 +203,39 @@ def ways(asked: Run, devices: int) -> Iterator[Candidate]:
             yield Candidate("overlap", overlap, run, EFFECTS[overlap])
 
 
-def look_around_overlap(asked: Run, devices: int, tell: Tell) -> Finding | None:
-    """Measure the run as it is and, if it is long enough to be worth it, in turn with every other way."""
+def look_around_overlap(asked: Run, devices: int, log: Tell) -> Finding | None:
+    """Measure the run without overlap and, if it is long enough, in turn with every overlap.
+
+    Args:
+        asked: Run without overlap.
+        devices: Number of devices.
+        log: Receives messages.
+
+    Returns:
+        The result, which is saved; None if nothing was measured.
+    """
     own, others = Candidate("overlap", "none", asked, NO_EFFECT), list(ways(asked, devices))
     if not others:
-        tell("overlap=auto: nothing could run at the same time here: nothing lags")
+        log("overlap=auto: nothing could run at the same time on this machine: no overlap")
         return None
-    words = "overlap=auto", "nothing lags", f"measures none, {', '.join(str(other.value) for other in others)} in turn"
-    return conclude_overlap(asked, measure_if_long(own, [own, *others], OVERLAP_WORTH_S, OVERLAP_REPEATS, words, tell))
+    words = "overlap=auto", "no overlap", f"measures none, {', '.join(str(other.value) for other in others)} in turn"
+    return conclude_overlap(asked, measure_if_long(own, [own, *others], OVERLAP_WORTH_S, OVERLAP_REPEATS, words, log))
 
 
 def conclude_overlap(asked: Run, rows: Sequence[Row]) -> Finding | None:
-    """What the rule says of ``rows``, of which the first is without overlap, as a finding, which is saved; None where
-    that one did not run."""
+    """Save the overlap that is clearly faster than none, or none.
+
+    Args:
+        asked: Run without overlap.
+        rows: Results, the first without overlap.
+
+    Returns:
+        The result; None if the run without overlap did not run.
+    """
     if not rows or not rows[0].tick_hz:
         return None
     own, *others = rows
-    # How many times the steps/s of ``own``, in each round.
+    # Steps/s relative to ``own`` in each round.
     gains = [(row, [a / b for a, b in zip(row.tick_hz, own.tick_hz, strict=False)]) for row in others if row.tick_hz]
     learning, free, effect = {"overlap": "none"}, dict[str, str | int](), "none: nothing else ran"
     if gains:
@@ -190,7 +251,7 @@ def conclude_overlap(asked: Run, rows: Sequence[Row]) -> Finding | None:
 
 
 def _placed(asked: Run, row: Row) -> dict[str, str | int]:
-    """Where it runs, if the run does not say so itself."""
+    """Return the placement and devices, if the run does not set them."""
     if row.run.placement == asked.placement or row.run.devices is None:
         return {}
     return {"placement": row.run.placement, "devices": row.run.devices}

@@ -1,7 +1,7 @@
-"""What the autotuner varies, and what each change does to learning.
+"""What the autotuner varies, and the effect of each change on learning.
 
-Samples per update and updates per sample stay as they were asked for: with another number of environments the rollout
-length changes too or, where a rollout is a single step already, the number of updates in a tick.
+Samples per update and updates per sample stay constant: another number of environments also changes the rollout length
+or, if a rollout is already a single step, the number of updates in a tick.
 """
 
 import dataclasses
@@ -15,25 +15,31 @@ from jaxrl_fast.settings.machine import largest_divisor
 from jaxrl_fast.settings.schema import written
 
 KNOBS = ("num_envs", "placement", "devices", "pool", "updates_per_tick", "batch_size")
-"""What may be varied, in this order."""
+"""Settings that may be varied, in this order."""
 ON_REQUEST = ("updates_per_tick", "batch_size")
-"""Those of them that are adopted only if named, since they change learning."""
+"""Settings that are adopted only if the user names them, because they change learning."""
 FREE = ("placement", "devices", "pool")
-"""Those of them that change no learning setting."""
+"""Settings that do not change learning."""
 NO_EFFECT = "none: the same numbers but for rounding"
 FIRST_WIDTH, MAX_WIDTH, MAX_HOST_WIDTH = 4, 65_536, 1024
 PER_OCTAVE = (4, 5, 6, 7)
-"""Widths tried from a power of two to the next, in quarters of it."""
+"""Widths from a power of two to the next, in quarters of it."""
 MIN_ROLLOUT_STEPS = 8
-"""An on-policy rollout is not made shorter: advantages look no further ahead than a rollout."""
+"""Shortest on-policy rollout: advantages look no further ahead than a rollout."""
 MIN_STEPS_PER_ENV = 100
-"""No width is tried at which an environment takes fewer steps than this in the whole run."""
+"""Fewest steps of an environment in the whole run; wider candidates are not tried."""
 BATCHES = (256, 1024, 4096, 8192)
 
 
 class Candidate(NamedTuple):
-    """A ``run`` like the one that was asked for, but with another ``value`` of ``knob`` (one of `KNOBS`); ``effect``:
-    what that does to learning, in a sentence."""
+    """A variation of a run.
+
+    Attributes:
+        knob: Setting, one of `KNOBS`.
+        value: Its value.
+        run: The run with this value.
+        effect: Effect on learning, in a sentence.
+    """
 
     knob: str
     value: Any
@@ -42,9 +48,19 @@ class Candidate(NamedTuple):
 
 
 def widths(asked: Run, *, learns: bool, max_num_envs: int | None = None) -> tuple[list[int], list[str]]:
-    """The widths to try: about four between a power of two and the next, from a fraction of what was asked for (divided
-    by a power of four) up to the limit; with ``learns`` only those that keep the samples per update and the updates per
-    sample. Returns these, sorted, and a line for each reason why others cannot be tried."""
+    """Return the widths to try.
+
+    They are about four between a power of two and the next, from a fraction of the run's width (divided by a power of
+    four) up to the limit.
+
+    Args:
+        asked: Run.
+        learns: Whether to return only widths that preserve samples per update and updates per sample.
+        max_num_envs: Largest width; None for the default limit.
+
+    Returns:
+        Widths in order, and a message for each reason that excludes others.
+    """
     own, notes = asked.num_envs, []
     limit = max_num_envs or (MAX_HOST_WIDTH if envs.is_host(asked.env) else MAX_WIDTH)
     steps_limit = asked.total_steps // MIN_STEPS_PER_ENV
@@ -68,33 +84,50 @@ def widths(asked: Run, *, learns: bool, max_num_envs: int | None = None) -> tupl
         else:
             legal.add(near)
     if left_out:
-        notes.append(f"left out, since they do not keep the samples per update: {', '.join(map(str, left_out))}")
+        notes.append(f"excluded, because they change the samples per update: {', '.join(map(str, left_out))}")
     return sorted(legal), notes
 
 
 def at_width(asked: Run, width: int, *, learns: bool = True) -> Candidate:
-    """``width`` environments, with the rollout length and updates that keep samples per update and updates per sample.
+    """Return a run with another width, and the rollout length and updates that preserve samples and updates.
+
+    Args:
+        asked: Run.
+        width: Number of environments.
+        learns: Whether samples per update and updates per sample must be preserved.
+
+    Returns:
+        The candidate.
 
     Raises:
-        ValueError: no rollout length keeps them.
+        ValueError: No rollout length preserves them.
     """
     if not fits(asked, width, learns):
-        raise ValueError(f"num_envs={width} does not keep the {_samples(asked):,} samples per update")
+        raise ValueError(f"num_envs={width} changes the {_samples(asked):,} samples per update: write another number")
     length = max(1, _samples(asked) // width)
     options = {**asked.algo_options, "rollout_length": length}
     if not _on_policy(asked):
         options["updates_per_tick"] = max(1, asked.algo_options["updates_per_tick"] * width * length // _samples(asked))
     if not learns and _on_policy(asked):
-        options["num_minibatches"] = 1  # nothing is learned here, so any width must do
+        options["num_minibatches"] = 1  # without updates every width is possible
     elif not learns:
         options["buffer_size"] = max(options["buffer_size"], 2 * width * (length + options["n_step"]))
     run = dataclasses.replace(asked, num_envs=width, algo_options=options)
-    effect = _width_effect(asked, run) if learns else "nothing is learned here"
+    effect = _width_effect(asked, run) if learns else "none: there are no updates"
     return Candidate("num_envs", width, run, effect)
 
 
 def fits(asked: Run, width: int, learns: bool) -> bool:
-    """Whether ``width`` environments keep the samples per update and divide into the groups of a pool."""
+    """Return whether a width preserves the samples per update and is divisible into the groups of a pool.
+
+    Args:
+        asked: Run.
+        width: Number of environments.
+        learns: Whether samples per update and updates per sample must be preserved.
+
+    Returns:
+        True if it is possible.
+    """
     length = max(1, _samples(asked) // width)
     if envs.is_host(asked.env):
         size, rest = divmod(width, asked.pool["num_groups"])
@@ -109,8 +142,15 @@ def fits(asked: Run, width: int, learns: bool) -> bool:
 
 
 def placement_choices(run: Run, devices: int) -> Iterator[Candidate]:
-    """The other placements that can run something at the same time, on as many of ``devices`` as divide the
-    environments."""
+    """List the other placements that can run work at the same time.
+
+    Args:
+        run: Run.
+        devices: Number of devices, of which as many are used as divide the environments.
+
+    Returns:
+        Candidates.
+    """
     host, even = envs.is_host(run.env), largest_divisor(run.num_envs, devices)
     names = {"fused": 1}
     if even > 1 and not host:
@@ -128,7 +168,15 @@ def placement_choices(run: Run, devices: int) -> Iterator[Candidate]:
 
 
 def device_counts(run: Run, devices: int) -> Iterator[Candidate]:
-    """The chosen placement on other numbers of devices, where it takes any number."""
+    """List other numbers of devices for the run's placement, if it supports any number.
+
+    Args:
+        run: Run.
+        devices: Number of devices.
+
+    Returns:
+        Candidates.
+    """
     if run.placement not in ("sharded_sampling", "data_parallel", "sampler_learner", "parameter_server"):
         return
     count = devices
@@ -139,7 +187,15 @@ def device_counts(run: Run, devices: int) -> Iterator[Candidate]:
 
 
 def pools(run: Run, cores: int) -> Iterator[Candidate]:
-    """Other numbers of worker processes, each with its share of a group's environments."""
+    """List other numbers of worker processes, each with a share of a group's environments.
+
+    Args:
+        run: Run.
+        cores: Number of cores.
+
+    Returns:
+        Candidates; none for compiled environments.
+    """
     if not envs.is_host(run.env) or run.pool["backend"] != "workers":
         return
     size = run.num_envs // run.pool["num_groups"]
@@ -151,7 +207,14 @@ def pools(run: Run, cores: int) -> Iterator[Candidate]:
 
 
 def bursts(run: Run) -> Iterator[Candidate]:
-    """Longer rollouts and as many more updates after them; off-policy methods only."""
+    """List longer rollouts with proportionally more updates after them.
+
+    Args:
+        run: Run.
+
+    Returns:
+        Candidates; none for on-policy algorithms.
+    """
     if _on_policy(run):
         return
     for factor in (2, 4):
@@ -163,7 +226,15 @@ def bursts(run: Run) -> Iterator[Candidate]:
 
 
 def batch_sizes(run: Run, sizes: Sequence[int] = BATCHES) -> Iterator[Candidate]:
-    """Other batch sizes; learning rates stay, though a larger batch often learns better with another."""
+    """List other batch sizes. Learning rates are unchanged, although a larger batch often requires another.
+
+    Args:
+        run: Run.
+        sizes: Batch sizes.
+
+    Returns:
+        Candidates.
+    """
     for size in sizes:
         options = dict(run.algo_options)
         if not _on_policy(run):
@@ -178,13 +249,28 @@ def batch_sizes(run: Run, sizes: Sequence[int] = BATCHES) -> Iterator[Candidate]
 
 
 def batch_size(run: Run) -> int:
-    """Samples of a gradient update."""
+    """Return the samples of a gradient update.
+
+    Args:
+        run: Run.
+
+    Returns:
+        Number of samples.
+    """
     options = run.algo_options
     return _samples(run) // options["num_minibatches"] if _on_policy(run) else options["batch_size"]
 
 
 def words(asked: Run, run: Run) -> list[str]:
-    """What to add to the command line of ``asked`` to get ``run``."""
+    """Return the arguments that change one run into another.
+
+    Args:
+        asked: Run.
+        run: The other run.
+
+    Returns:
+        Arguments ``key=value``.
+    """
     before, after = flat_settings(asked), flat_settings(run)
     return [f"{key}={written(value)}" for key, value in after.items() if before.get(key) != value]
 
@@ -194,7 +280,7 @@ def _on_policy(run: Run) -> bool:
 
 
 def _samples(run: Run) -> int:
-    """Environment steps of a tick."""
+    """Return the environment steps of a tick."""
     return run.num_envs * run.algo_options["rollout_length"]
 
 
@@ -204,7 +290,7 @@ def _least_rollout(run: Run) -> int:
 
 def _width_effect(asked: Run, run: Run) -> str:
     if run.num_envs == asked.num_envs:
-        return "none: as asked for"
+        return "none: the requested width"
     before, after = (r.algo_options["rollout_length"] for r in (asked, run))
     if _on_policy(run):
         text = f"same samples per update and updates per step; advantages over {after} steps instead of {before}"
@@ -218,7 +304,7 @@ def _width_effect(asked: Run, run: Run) -> str:
 
 def _age(before: Run, after: Run) -> str:
     old, new = (run.algo_options["updates_per_tick"] for run in (before, after))
-    return f"acts on parameters up to {new} updates old instead of {old}"
+    return f"sampling uses parameters up to {new} updates old instead of {old}"
 
 
 def _round_numbers(first: float, last: int) -> list[int]:
@@ -227,6 +313,6 @@ def _round_numbers(first: float, last: int) -> list[int]:
 
 
 def _around(nominal: int, first: float, last: int) -> list[int]:
-    """Whole numbers within an eighth of an octave of ``nominal``, the nearest first."""
+    """Return the whole numbers within an eighth of an octave of ``nominal``, the nearest first."""
     near = range(max(1, round(nominal / 2**0.125)), round(nominal * 2**0.125) + 1)
     return sorted((w for w in near if first <= w <= last), key=lambda w: (abs(w - nominal), w))

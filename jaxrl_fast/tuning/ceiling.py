@@ -1,7 +1,7 @@
-"""What bounds training: sampling alone, the environments alone, and the gradient updates alone, as graphs of their own.
+"""Bounds of training, as separate graphs: sampling alone, the environments alone, and the gradient updates alone.
 
-They are compiled and placed like any graph, with arrays joined where training joins them, so that they compare with it:
-where both share a machine, a tick of training needs at least the time of sampling and then of the updates.
+They are compiled and placed like any graph, with the same joined arrays as training, so they are comparable with it: on
+one machine, a tick of training needs at least the time of sampling plus the time of the updates.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,15 @@ from jaxrl_fast.runtime.xla_options import starts_kernels_singly
 
 
 def sampling_only(env: VecEnv | HostEnv, algorithm: Algorithm) -> Graph:
-    """A tick samples as training does, with a policy that stays as it is; the rollout is stored and not used."""
+    """Build a graph that samples as training does, with constant parameters; the rollout is stored and not used.
+
+    Args:
+        env: Environments.
+        algorithm: Algorithm.
+
+    Returns:
+        The graph.
+    """
     agent = bind(algorithm, env.spec, env.num_envs)
     sample = sampler(env, agent, joined=starts_kernels_singly(jax.default_backend()))
 
@@ -50,7 +58,7 @@ def sampling_only(env: VecEnv | HostEnv, algorithm: Algorithm) -> Graph:
         return inputs["rollout"], {}, {}
 
     policy = Fragment("policy", init, step, (), sample.reads)
-    # Without a reader the compiler would leave out the parts of a rollout that only learning needs.
+    # Without a reader the compiler removes the parts of a rollout that only updates need.
     stored = Fragment(
         "stored", init_store, store, ("rollout",), (), division=ShardingAxes(1, {}, env.num_envs, "environments")
     )
@@ -58,7 +66,15 @@ def sampling_only(env: VecEnv | HostEnv, algorithm: Algorithm) -> Graph:
 
 
 def environments_only(env: VecEnv, rollout_length: int) -> Graph:
-    """A tick steps every environment ``rollout_length`` times under uniform random actions."""
+    """Build a graph that steps every environment with uniform random actions.
+
+    Args:
+        env: Compiled environments.
+        rollout_length: Steps of each environment in a tick.
+
+    Returns:
+        The graph.
+    """
 
     def act(carry: PyTree, obs: PyTree, first: jax.Array, key: jax.Array) -> tuple:
         return random_actions(env, key), carry, ()
@@ -75,7 +91,14 @@ def environments_only(env: VecEnv, rollout_length: int) -> Graph:
 
 
 def host_environments_only(env: HostEnv) -> Callable[[int], None]:
-    """``run(num_steps)`` steps every environment so often under uniform random actions, its groups taking turns."""
+    """Return a function that steps host environments with uniform random actions, in alternating groups.
+
+    Args:
+        env: Host environments.
+
+    Returns:
+        ``run(num_steps)``, with the steps of every environment.
+    """
     size, rng = env.num_seeds * env.num_envs // env.num_groups, np.random.default_rng(0)
     space = env.spec.action
     if isinstance(space, Discrete):
@@ -96,7 +119,15 @@ def host_environments_only(env: HostEnv) -> Callable[[int], None]:
 
 
 def updates_only(env: VecEnv | HostEnv, algorithm: Algorithm) -> Graph:
-    """A tick makes the gradient updates of one tick of training, always on the same batches of random numbers."""
+    """Build a graph that makes the gradient updates of training, always on the same batches of random numbers.
+
+    Args:
+        env: Environments.
+        algorithm: Algorithm.
+
+    Returns:
+        The graph.
+    """
     agent = bind(algorithm, env.spec, env.num_envs)
     source = experience_fragment(env, agent)
     statistics = init_statistics(env, agent)
@@ -120,13 +151,29 @@ def updates_only(env: VecEnv | HostEnv, algorithm: Algorithm) -> Graph:
 
 
 def share_of_bound(training_s: float, environments_s: float, updates_s: float) -> float:
-    """The time of environments and updates, each alone, as a share of the time of training, for the same number of
-    ticks: 1 if training did the one after the other and nothing else."""
+    """Return the time of environments and updates, each alone, as a share of the time of training.
+
+    Args:
+        training_s: Seconds of some ticks of training.
+        environments_s: Seconds of the environments for as many ticks.
+        updates_s: Seconds of the updates for as many ticks.
+
+    Returns:
+        1 if training does both one after the other and nothing else.
+    """
     return (environments_s + updates_s) / training_s
 
 
 def random_actions(env: VecEnv, key: jax.Array) -> jax.Array:
-    """Uniform actions for every environment, ``[E, ...]``."""
+    """Draw uniform actions for every environment.
+
+    Args:
+        env: Environments.
+        key: Random key.
+
+    Returns:
+        Actions ``[E, ...]``.
+    """
     space, shape = env.spec.action, (env.num_envs, *action_shape(env.spec))
     if isinstance(space, Discrete):
         return jax.random.randint(key, shape, 0, space.num_actions)
@@ -135,7 +182,7 @@ def random_actions(env: VecEnv, key: jax.Array) -> jax.Array:
 
 
 def _noise(shapes: PyTree, key: jax.Array) -> PyTree:
-    """Normal numbers where there are real ones, zeros elsewhere."""
+    """Return normal numbers for floating-point leaves, zeros for others."""
 
     def fill(leaf: jax.ShapeDtypeStruct) -> jax.Array:
         real = jnp.issubdtype(leaf.dtype, jnp.floating)

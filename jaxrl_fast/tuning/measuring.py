@@ -1,4 +1,4 @@
-"""Measurements of settings, each in a subprocess that is given one request after another."""
+"""Measurements of settings, each in a subprocess that receives one request after another."""
 
 import dataclasses
 import json
@@ -21,12 +21,18 @@ from jaxrl_fast.tuning.candidates import Candidate
 from jaxrl_fast.tuning.search import GoOn, Outcome
 
 What = Literal["training", "sampling", "environments", "updates"]
-"""What of a run is measured: all of it, or one of the parts that bound it."""
+"""Measured part of a run: all of it, or one of the parts that bound it."""
 
 
 class Request(NamedTuple):
-    """What to measure: ``path``: of a run's ``config.yaml``; ``what``: the part of it; ``memory_cap``: bytes that it
-    may use (None: a share of what is free); ``repeat_s``: seconds that a repeat takes at least."""
+    """Request of a measurement.
+
+    Attributes:
+        path: Path of the run's ``config.yaml``.
+        what: Part of the run.
+        memory_cap: Bytes that it may use; None for a share of the free memory.
+        repeat_s: Shortest duration of a repeat in seconds.
+    """
 
     path: str
     what: What
@@ -35,34 +41,45 @@ class Request(NamedTuple):
 
 
 SILENCE_S = 900.0
-"""Seconds without an answer after which a trial is ended: longer than any compilation or repeat should take."""
+"""Seconds without an answer after which a trial is killed, longer than any compilation or repeat should take."""
 POLL_S = 0.1
 LAST_WORDS = 2000
 """Characters at the end of a crashed trial's stderr that are read."""
 
 
 class Failure(NamedTuple):
-    """A candidate that gave no rate: ``status`` is ``skipped``, ``refused``, ``out of memory``, ``killed``, ``crashed``
-    or ``silent``; ``why`` is a line on the reason."""
+    """A candidate without a rate.
+
+    Attributes:
+        status: ``skipped``, ``refused``, ``out of memory``, ``killed``, ``crashed`` or ``silent``.
+        why: Reason in a line.
+    """
 
     status: str
     why: str
 
     @property
     def larger_fails(self) -> bool:
-        """Whether a larger candidate would fail too, for lack of memory."""
+        """Whether a larger candidate would also fail, because of memory."""
         return self.status in ("skipped", "out of memory", "killed")
 
 
 class Stopped(Exception):
-    """An early end was asked for while a trial was waited for."""
+    """The user requested a stop during a trial."""
 
 
 class Child:
-    """A trial in a process and a session of its own. A context manager: on leaving, it and what it started are ended.
+    """A trial in a subprocess with a separate session.
 
-    ``what`` of the run to measure; ``folder`` gets its settings and its stderr; ``memory_cap`` in bytes (None: a share
-    of what is free); ``repeat_s``: how long a repeat takes at least; ``stopped`` is asked while it is waited for.
+    It is a context manager that kills the process and its descendants at the end.
+
+    Args:
+        run: Run.
+        what: Part of the run to measure.
+        folder: Folder for its settings and stderr.
+        memory_cap: Bytes that it may use; None for a share of the free memory.
+        repeat_s: Shortest duration of a repeat in seconds.
+        stopped: Whether the user requested a stop, called while waiting.
     """
 
     def __init__(
@@ -83,7 +100,7 @@ class Child:
         request = Request(str(path), what, memory_cap, repeat_s)
         with self.errors.open("w") as errors:
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors}
-            # Else JAX would reserve most of an accelerator's memory, and other trials would not see what is free.
+            # Otherwise JAX reserves most of an accelerator's memory, which hides the free memory from other trials.
             env = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
             self.process = start_module("jaxrl_fast.tuning.trial", json.dumps(request), env=env, text=True, **pipes)
         assert self.process.stdout is not None
@@ -91,21 +108,21 @@ class Child:
         threading.Thread(target=_hand_on, args=(self.process.stdout, self.answers), daemon=True).start()
 
     def ready(self) -> dict[str, Any] | Failure:
-        """Facts about the candidate once it is compiled (the ``ready`` answer of `trial`), or why it failed.
+        """Return facts about the compiled candidate (the ``ready`` answer of `trial`), or its failure.
 
         Raises:
-            Stopped: an end was asked for meanwhile.
+            Stopped: The user requested a stop.
         """
         return self._answer()
 
     def repeat(self) -> dict[str, Any] | Failure:
-        """Measure one repeat: an answer with the ``seconds`` of ``ticks`` ticks, or why it failed.
+        """Measure one repeat: return an answer with the ``seconds`` of ``ticks`` ticks, or the failure.
 
         Raises:
-            Stopped: an end was asked for meanwhile.
+            Stopped: The user requested a stop.
         """
         assert self.process.stdin is not None
-        with suppress(OSError):  # it has ended, as the answer will show
+        with suppress(OSError):  # it has ended, which the answer reports
             print("again", file=self.process.stdin, flush=True)
         return self._answer()
 
@@ -116,11 +133,11 @@ class Child:
             if self.stopped():
                 raise Stopped
             if time.monotonic() > until:
-                return Failure("silent", f"said nothing for {SILENCE_S:.0f} s")
+                return Failure("silent", f"no answer for {SILENCE_S:.0f} s")
             with suppress(queue.Empty):
                 line = self.answers.get(timeout=POLL_S)
         if line is None:
-            self.answers.put(None)  # for whoever asks again
+            self.answers.put(None)  # for the next call
             return self._ended()
         answer = json.loads(line)
         return answer if answer["kind"] in ("ready", "repeat") else Failure(answer["kind"], answer["why"])
@@ -130,8 +147,8 @@ class Child:
         lines = self.errors.read_text(errors="replace")[-LAST_WORDS:].strip().splitlines()
         last = f": {lines[-1]}" if lines else ""
         if status == -signal.SIGKILL:
-            return Failure("killed", "ended by SIGKILL, as the system does where memory runs out")
-        how = f"ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+            return Failure("killed", "ended by SIGKILL, which the system sends if memory runs out")
+        how = f"ended by {signal.Signals(-status).name}" if status < 0 else f"ended with exit code {status}"
         return Failure("crashed", f"{how}{last}")
 
     def __enter__(self) -> "Child":
@@ -142,7 +159,7 @@ class Child:
 
 
 def _hand_on(answers: IO[str], to: "queue.SimpleQueue[str | None]") -> None:
-    """Pass on each line of JSON that is read, then None at the end. Other lines are ignored."""
+    """Forward each line of JSON, then None at the end. Other lines are ignored."""
     with suppress(ValueError):  # the pipe was closed meanwhile
         for line in answers:
             if line.startswith("{"):
@@ -151,12 +168,22 @@ def _hand_on(answers: IO[str], to: "queue.SimpleQueue[str | None]") -> None:
 
 
 class Row(NamedTuple):
-    """One candidate as measured: ``knob``, ``value``, ``effect`` and ``run`` as in `Candidate`.
+    """Result of a candidate.
 
-    ``what`` of the run was measured; ``status``: "measured", or that of a `Failure` with its ``why``; ``facts``: what
-    its trial reported; ``tick_hz``: ticks/s of each repeat, none where it did not run; ``peak_bytes``: the most memory
-    that its process had (None: unknown); ``others``: the largest share of the CPU, 0 to 1, that other programs took
-    during a repeat; ``took_s``: all seconds, with the start of the process; ``in_turn``: others took turns with it.
+    Attributes:
+        knob: As in `Candidate`.
+        value: As in `Candidate`.
+        effect: As in `Candidate`.
+        run: As in `Candidate`.
+        what: Measured part of the run.
+        status: "measured", or the status of a `Failure`.
+        why: Reason of a failure.
+        facts: Facts that its trial reported.
+        tick_hz: Ticks/s of each repeat; empty if it did not run.
+        peak_bytes: Peak memory of its process; None if the system does not report it.
+        others: Largest share of the CPU, 0 to 1, that other programs used during a repeat.
+        took_s: Seconds of all repeats, with the start of the process.
+        in_turn: Whether it alternated with others.
     """
 
     knob: str
@@ -174,8 +201,11 @@ class Row(NamedTuple):
     in_turn: bool = False
 
     def rates(self, unit: str) -> tuple[float, ...]:
-        """Of every repeat, over all seeds: ``sampling_hz`` (environment steps/s), ``update_hz`` or ``update_frame_hz``
-        (updates/s times the batch size)."""
+        """Return the rates of every repeat, over all seeds.
+
+        The unit is ``sampling_hz`` (environment steps/s), ``update_hz`` or ``update_frame_hz`` (updates/s times the
+        batch size).
+        """
         facts = self.facts
         if not self.tick_hz:
             return ()
@@ -184,21 +214,25 @@ class Row(NamedTuple):
         return tuple(hz * facts["num_seeds"] * amounts[unit] for hz in self.tick_hz)
 
     def outcome(self, unit: str = "sampling_hz") -> Outcome:
-        """The row as the search sees it."""
+        """Return the result for the search."""
         larger_fails = not self.tick_hz and Failure(self.status, self.why).larger_fails
         return Outcome(self.rates(unit), larger_fails)
 
 
 Spread = dict[str, float]
-"""The ``median`` of some numbers, and their lower (``low``) and upper (``high``) quartile."""
+"""``median`` of numbers, and their lower (``low``) and upper (``high``) quartile."""
 
 
 class Settings(NamedTuple):
-    """How trials are made.
+    """Settings of trials.
 
-    ``folder``: for their files; ``memory_cap``: bytes that each may use (None: a share of what is free); ``repeats``:
-    of a candidate at most, each of at least ``repeat_s`` seconds; once they took ``enough_s`` seconds there are enough;
-    ``stopped``: asked all the time, it ends a measurement with `measuring.Stopped`.
+    Attributes:
+        folder: Folder of their files.
+        memory_cap: Bytes that each may use; None for a share of the free memory.
+        repeats: Most repeats of a candidate.
+        repeat_s: Shortest duration of a repeat in seconds.
+        enough_s: Seconds of repeats after which no more are made.
+        stopped: Whether the user requested a stop, which ends a measurement with `measuring.Stopped`.
     """
 
     folder: Path
@@ -210,7 +244,18 @@ class Settings(NamedTuple):
 
 
 def measure(candidate: Candidate, what: What, go_on: GoOn, settings: Settings, unit: str = "sampling_hz") -> Row:
-    """Measure one candidate until ``go_on(rates so far)`` is false."""
+    """Measure one candidate.
+
+    Args:
+        candidate: Candidate.
+        what: Part of the run.
+        go_on: Whether to make another repeat, called with the rates so far.
+        settings: Settings of the trial.
+        unit: Unit of the rates (`Row.rates`).
+
+    Returns:
+        The result.
+    """
     began_s = time.perf_counter()
     with start(candidate.run, what, settings) as child:
         row = _first_row(candidate, what, child.ready(), began_s)
@@ -223,8 +268,17 @@ def measure(candidate: Candidate, what: What, go_on: GoOn, settings: Settings, u
 
 
 def measure_in_turn(candidates: Sequence[tuple[Candidate, What]], settings: Settings) -> list[Row]:
-    """Measure several side by side: all are compiled at the same time and then repeated by turns, so that a machine
-    that slows down slows all of them. Ratios within a round are what to compare."""
+    """Measure several candidates in alternating repeats, after all are compiled.
+
+    A machine that slows down then slows all of them. Only ratios within a round are comparable.
+
+    Args:
+        candidates: Candidates, each with the part of the run.
+        settings: Settings of the trials.
+
+    Returns:
+        Results in the order of the candidates.
+    """
     began_s = time.perf_counter()
     with ExitStack() as stack:
         children = [stack.enter_context(start(c.run, what, settings)) for c, what in candidates]
@@ -239,14 +293,30 @@ def measure_in_turn(candidates: Sequence[tuple[Candidate, What]], settings: Sett
 
 
 def start(run: Run, what: What, settings: Settings) -> Child:
-    """Start the process of a trial."""
+    """Start the process of a trial.
+
+    Args:
+        run: Run.
+        what: Part of the run.
+        settings: Settings of the trial.
+
+    Returns:
+        The process.
+    """
     return Child(
         run, what, settings.folder, memory_cap=settings.memory_cap, repeat_s=settings.repeat_s, stopped=settings.stopped
     )
 
 
 def spread(rates: Sequence[float]) -> Spread:
-    """Median and quartiles of at least one number."""
+    """Compute median and quartiles.
+
+    Args:
+        rates: At least one number.
+
+    Returns:
+        Median and quartiles.
+    """
     if len(rates) == 1:
         return dict.fromkeys(("median", "low", "high"), rates[0])
     low, median, high = statistics.quantiles(rates, n=4, method="inclusive")
@@ -263,7 +333,7 @@ def _first_row(candidate: Candidate, what: What, answer: dict[str, Any] | Failur
 
 
 def _with_repeat(row: Row, answer: dict[str, Any] | Failure, began_s: float) -> Row:
-    """The row with one repeat more. A candidate that fails in the middle has no rate: it would not finish a run."""
+    """Add a repeat to a result. A candidate that fails later has no rate, because it would not finish a run."""
     took_s = time.perf_counter() - began_s
     if isinstance(answer, Failure):
         return row._replace(status=answer.status, why=answer.why, tick_hz=(), took_s=took_s)

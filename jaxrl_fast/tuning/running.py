@@ -1,4 +1,4 @@
-"""Runs a whole sweep: prints its lines and saves its files, picture and finding."""
+"""Runs a whole sweep: prints its progress and saves its files, picture and result."""
 
 import sys
 import tempfile
@@ -21,7 +21,7 @@ from jaxrl_fast.views.graph_tables import new_console
 
 
 class SweepStop(StopSignal):
-    """As `StopSignal`, of a sweep: the first signal ends it, the second the process."""
+    """Signal handler of a sweep, as `StopSignal`: the first signal ends the sweep, the second the process."""
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.number = number
@@ -29,7 +29,21 @@ class SweepStop(StopSignal):
 
 
 def run_sweep(plan: SweepPlan, settings: Settings, stem: Path, argv: Sequence[str], own_keys: Sequence[str]) -> int:
-    """Sweep, print and write; returns the exit status. After a signal, what was measured so far is saved."""
+    """Run a sweep, print and write its results. After a signal, the results so far are saved.
+
+    Args:
+        plan: What to vary.
+        settings: Settings of the trials.
+        stem: Path of the result files without suffix.
+        argv: Arguments of the command.
+        own_keys: Keys of the autotuner, which a training command does not have.
+
+    Returns:
+        Exit code.
+
+    Raises:
+        ConfigError: No candidate ran.
+    """
 
     def on_row(record: Record, row: Row) -> None:
         print(sweep_report.line(row, row is record.best), flush=True)
@@ -39,7 +53,7 @@ def run_sweep(plan: SweepPlan, settings: Settings, stem: Path, argv: Sequence[st
     try:
         run_knobs(plan, record, settings._replace(stopped=stop))
     except Stopped:
-        print("\nstopped; what was measured is saved", file=sys.stderr)
+        print("\nstopped; the results so far are saved", file=sys.stderr)
     stop.ignore()
     doc = sweep_report.document(plan, record, settings, argv, interrupted=stop())
     sweep_report.write(doc, stem)
@@ -57,7 +71,15 @@ def run_sweep(plan: SweepPlan, settings: Settings, stem: Path, argv: Sequence[st
 
 
 def remember(plan: SweepPlan, record: Record) -> Path | None:
-    """Save what a complete sweep has found, for later runs; returns the file."""
+    """Save the result of a complete sweep for later runs.
+
+    Args:
+        plan: What was varied.
+        record: Results.
+
+    Returns:
+        The file; None without a complete result.
+    """
     if record.width is None or record.best is None or not record.complete:
         return None
     run, free = record.best.run, dict[str, Any]()
@@ -71,11 +93,19 @@ def remember(plan: SweepPlan, record: Record) -> Path | None:
 
 
 def print_use(plan: SweepPlan, record: Record, path: Path | None, argv: Sequence[str], own_keys: Sequence[str]) -> None:
-    """Print how to train with what was found."""
+    """Print the command that trains with the result.
+
+    Args:
+        plan: What was varied.
+        record: Results.
+        path: File of the saved result; None if it was not saved.
+        argv: Arguments of the command.
+        own_keys: Keys of the autotuner.
+    """
     if path is not None:
-        print(f"remembered in {path}{': num_envs=auto takes it' if plan.objective == 'training' else ''}")
+        print(f"saved in {path}{', for num_envs=auto' if plan.objective == 'training' else ''}")
     elif not record.complete:
-        print("not remembered: num_envs was not among the knobs")
+        print("not saved for num_envs=auto: num_envs was not among the knobs")
     if plan.objective == "training" and record.best is not None:
         found = candidates.words(plan.asked, record.best.run)
         replaced = {*own_keys, *(word.partition("=")[0] for word in found)}
@@ -84,10 +114,13 @@ def print_use(plan: SweepPlan, record: Record, path: Path | None, argv: Sequence
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder that can be written to.
+    """Create a writable folder.
+
+    Args:
+        path: Folder.
 
     Raises:
-        ConfigError: it cannot.
+        ConfigError: It cannot be written.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -99,10 +132,16 @@ def make_folder(path: Path) -> None:
 
 @contextmanager
 def results_folder(path: Path) -> Iterator[Path]:
-    """A folder that can be written to; it is not left behind empty.
+    """Create a writable folder, and remove it at the end if it is empty.
+
+    Args:
+        path: Folder.
+
+    Returns:
+        A context manager that yields the folder.
 
     Raises:
-        ConfigError: it cannot be written to.
+        ConfigError: It cannot be written.
     """
     make_folder(path)
     try:

@@ -1,11 +1,11 @@
-"""Which size is fastest: a search over sorted sizes, with the measurement passed in. No process, no device.
+"""Search for the fastest of sorted sizes, with the measurement as an argument. Uses no process and no device.
 
-Throughput over the logarithm of the size is assumed to have one peak, which may be flat. The size that was asked for is
-measured first: it shows whether anything runs at all, and sizes far behind it need no repeats. From there sizes a
-factor of four apart are measured, upwards until two bring nothing more and then down. Then the gap beside the best
-size that may hold a faster one, by the straight lines through its neighbors, is halved until none is left. The first
-halving gives powers of two; to measure all of these would take more than a quarter of the time of a full grid where
-the peak is at large sizes.
+The search assumes that throughput over the logarithm of the size has one peak, which may be flat. The user's size is
+measured first: it shows whether anything runs at all, and much slower sizes need no repeats. From there it measures
+sizes a factor of four apart, upwards until two are no faster and then down. Then it halves the gap next to the best
+size that may contain a faster one, by the straight lines through its neighbors, until none is left. The first halving
+gives powers of two; measuring all of these would take more than a quarter of the time of a full grid if the peak is at
+large sizes.
 """
 
 import statistics
@@ -17,14 +17,15 @@ from typing import NamedTuple, TypeVar
 CLIMB = 4
 """Factor between the sizes that are measured first."""
 GAIN = 0.02
-"""What counts as faster; of sizes that differ by less, the nearest to the one that was asked for is chosen."""
+"""Relative gain that counts as faster; of sizes within it, the nearest to the user's is selected."""
 BEHIND = (0.15, 0.05)
-"""A candidate is given up if its first repeat is behind the best median by more than the first share, or its first two
-by more than the second; after more repeats, by more than `GAIN`."""
+"""A candidate is dropped if its first repeat is slower than the best median by more than the first share, or its first
+two by more than the second; after more repeats, by more than `GAIN`.
+"""
 HALVINGS = 4
-"""At most so many sizes are measured after the climb."""
+"""Most sizes that are measured after the climb."""
 CLOSE, FINALISTS = 0.1, 3
-"""Rates that were measured minutes apart and differ by less than this share do not compare: so many of the fastest are
+"""Rates measured minutes apart that differ by less than `CLOSE` are not comparable: the `FINALISTS` fastest are
 measured again in turn."""
 
 T = TypeVar("T")
@@ -32,24 +33,28 @@ C = TypeVar("C", contravariant=True)
 
 
 GoOn = Callable[[Sequence[float]], bool]
-"""(rates of its repeats so far, more is better) -> whether a candidate deserves another repeat."""
+"""(rates of its repeats so far, more is better) -> whether to make another repeat of a candidate."""
 
 
 class Outcome(NamedTuple):
-    """A candidate's result: the ``rates`` of its repeats, more is better, none where it did not run. ``larger_fails``:
-    it did not run and nothing larger would, as for lack of memory."""
+    """Result of a candidate.
+
+    Attributes:
+        rates: Rates of its repeats, more is better; empty if it did not run.
+        larger_fails: Whether it failed and larger candidates would also fail, because of memory.
+    """
 
     rates: tuple[float, ...] = ()
     larger_fails: bool = False
 
     @property
     def rate(self) -> float:
-        """The median, 0 where it did not run."""
+        """The median; 0 if it did not run."""
         return statistics.median(self.rates) if self.rates else 0.0
 
 
 Measure = Callable[[C, GoOn], Outcome]
-"""Measures a candidate: repeats the measurement until ``go_on(rates so far)`` is false."""
+"""(candidate, go_on) -> outcome, with repeats until ``go_on(rates so far)`` is false."""
 
 
 Results = dict[int, Outcome]
@@ -57,8 +62,17 @@ Results = dict[int, Outcome]
 
 
 def find_size(measure: Measure[int], sizes: Sequence[int], own: int, *, repeats: int) -> Results:
-    """Measure few of ``sizes`` (sorted), beginning with ``own``; outcomes in the order in which they were measured.
-    `chosen` says which one to take."""
+    """Measure few of some sizes; `chosen` selects one of them.
+
+    Args:
+        measure: Measures a size.
+        sizes: Sizes in order.
+        own: Size to measure first.
+        repeats: Most repeats of a size.
+
+    Returns:
+        Outcomes in the order of the measurements.
+    """
     results: Results = {}
 
     def ask(size: int) -> None:
@@ -77,7 +91,17 @@ def find_size(measure: Measure[int], sizes: Sequence[int], own: int, *, repeats:
 
 
 def find_option(measure: Measure[T], options: Iterable[T], incumbent: Outcome, *, repeats: int) -> list[Outcome]:
-    """Measure each of ``options`` against the best so far, ``incumbent``; their outcomes in order."""
+    """Measure options against the best so far.
+
+    Args:
+        measure: Measures an option.
+        options: Options.
+        incumbent: Outcome of the best so far.
+        repeats: Most repeats of an option.
+
+    Returns:
+        Outcomes in order.
+    """
     seen = [incumbent]
     for option in options:
         seen.append(measure(option, patience(seen, repeats)))
@@ -85,7 +109,15 @@ def find_option(measure: Measure[T], options: Iterable[T], incumbent: Outcome, *
 
 
 def patience(seen: Iterable[Outcome], repeats: int) -> GoOn:
-    """Goes on for all ``repeats``, unless even the fastest of the first ones is clearly behind the best of ``seen``."""
+    """Return the rule that stops repeats once even the fastest is clearly slower than the best.
+
+    Args:
+        seen: Outcomes so far.
+        repeats: Most repeats.
+
+    Returns:
+        The rule.
+    """
     best = max((outcome.rate for outcome in seen), default=0.0)
 
     def go_on(rates: Sequence[float]) -> bool:
@@ -96,15 +128,30 @@ def patience(seen: Iterable[Outcome], repeats: int) -> GoOn:
 
 
 def chosen(results: Results, own: int) -> int | None:
-    """Of the sizes that are as fast as the fastest, or nearly, the nearest to ``own``; None where nothing ran."""
+    """Select a size: of those nearly as fast as the fastest, the nearest to the user's.
+
+    Args:
+        results: Outcomes by size.
+        own: The user's size.
+
+    Returns:
+        The size; None if nothing ran.
+    """
     best = max((outcome.rate for outcome in results.values()), default=0.0)
     near = [size for size, outcome in results.items() if outcome.rate and outcome.rate >= best * (1 - GAIN)]
     return min(near, key=lambda size: (abs(log2(size / own)), size), default=None)
 
 
 def finalists(results: dict[T, Outcome], own: T) -> list[T]:
-    """What to measure again in turn: ``own``, with which a gain is compared, and the fastest if they are close to each
-    other; empty if only one would remain."""
+    """Select the candidates to measure again in turn: the user's, and the fastest if they are close.
+
+    Args:
+        results: Outcomes by candidate.
+        own: The user's candidate, with which gains are compared.
+
+    Returns:
+        Candidates; empty if only one remains.
+    """
     best = max((outcome.rate for outcome in results.values()), default=0.0)
     ran = {name: outcome.rate for name, outcome in results.items() if outcome.rate}
     close = [name for name, rate in ran.items() if name == own or rate >= best * (1 - CLOSE)]
@@ -113,7 +160,15 @@ def finalists(results: dict[T, Outcome], own: T) -> list[T]:
 
 
 def rungs(sizes: Sequence[int], own: int) -> list[int]:
-    """The sizes nearest to ``own`` times or divided by powers of `CLIMB`, within the range of ``sizes``."""
+    """Return the sizes nearest to a size times powers of `CLIMB`.
+
+    Args:
+        sizes: Sizes in order.
+        own: Size in the middle.
+
+    Returns:
+        Sizes in order.
+    """
     down = range(-int(log2(own / sizes[0]) / log2(CLIMB)), 0) if own > sizes[0] else range(0)
     up = range(int(log2(sizes[-1] / own) / log2(CLIMB)) + 1)
     wanted = [own * CLIMB ** float(k) for k in (*down, *up)]
@@ -123,8 +178,11 @@ def rungs(sizes: Sequence[int], own: int) -> list[int]:
 
 
 def _climb(ask: Callable[[int], None], ladder: Sequence[int], results: Results, *, upwards: bool) -> None:
-    """Measure along the ladder: upwards until two in a row bring nothing more, or one fails that larger ones would fail
-    with; downwards until one brings nothing more, but at least until something runs."""
+    """Measure along the ladder.
+
+    Upwards until two in a row are no faster, or one fails such that larger ones would also fail; downwards until one is
+    no faster, but at least until one runs.
+    """
     in_vain = 0
     for size in ladder:
         before = max((outcome.rate for outcome in results.values()), default=0.0)
@@ -137,7 +195,7 @@ def _climb(ask: Callable[[int], None], ladder: Sequence[int], results: Results, 
 
 
 def _next_between(sizes: Sequence[int], results: Results) -> int | None:
-    """The middle of that gap beside the best which may hold the most, if that is enough to matter."""
+    """Return the middle of the gap next to the best size with the largest headroom, if that is more than `GAIN`."""
     ran = sorted(size for size, outcome in results.items() if outcome.rate)
     if not ran:
         return _middle(sizes, sizes[0] / 2, min(results), results)
@@ -151,9 +209,18 @@ def _next_between(sizes: Sequence[int], results: Results) -> int | None:
 
 
 def headroom(gap: tuple[float, float], ran: Sequence[int], results: Results) -> float:
-    """How many times the rate of its faster end a size inside a gap may reach, if the logarithm of the rate is concave
-    over that of the size: the lines through the two sizes on either side bound it. Infinite where neither line is
-    known."""
+    """Bound the rate inside a gap relative to its faster end, by the lines through the two sizes on either side.
+
+    The bound holds if the logarithm of the rate is concave over the logarithm of the size.
+
+    Args:
+        gap: Sizes on both sides.
+        ran: Sizes that ran, in order.
+        results: Outcomes by size.
+
+    Returns:
+        The ratio; infinite if there is no line.
+    """
     low, high = gap
     below, above = [size for size in ran if size <= low][-2:], [size for size in ran if size >= high][:2]
     lines = [_line(pair, results) for pair in (below, above) if len(pair) == 2]
@@ -170,7 +237,7 @@ def _line(pair: Sequence[int], results: Results) -> Callable[[float], float]:
 
 
 def _middle(sizes: Sequence[int], low: float, high: float, results: Results) -> int | None:
-    """The size in the middle between two, on a scale of logarithms; None where there is none left."""
+    """Return the size in the middle between two on a logarithmic scale; None if none is left."""
     inside = [size for size in sizes if low < size < high and size not in results]
     target = log2(low * high) / 2
     return min(inside, key=lambda size: (abs(log2(size) - target), size), default=None)

@@ -1,4 +1,4 @@
-"""A sweep: measures the width first, then each other knob at the best so far, then what bounds the best."""
+"""A sweep: measures the width first, then each other setting with the best so far, then the bounds of the best."""
 
 from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
@@ -11,21 +11,25 @@ from jaxrl_fast.tuning.measuring import Row, Settings, What, measure, measure_in
 from jaxrl_fast.tuning.search import GAIN, GoOn, Outcome, T, chosen, finalists, find_option, find_size
 
 Objective = Literal["training", "sampling"]
-"""What is to be fast: the whole train step at fixed learning settings, or its sampling alone."""
+"""Quantity to maximize: speed of the whole train step with constant learning settings, or of its sampling alone."""
 PARTS: dict[Objective, tuple[What, ...]] = {
     "training": ("training", "sampling", "environments", "updates"),
     "sampling": ("sampling", "environments"),
 }
-"""What is measured side by side at the end, beginning with the objective."""
+"""Parts that are measured in turn at the end, starting with the objective."""
 STARTS = 2
-"""How many times the processes of close candidates are started, to be measured in turn."""
+"""Number of processes in which close candidates are measured in turn."""
 
 
 class SweepPlan(NamedTuple):
-    """What to vary in the run that was ``asked`` for.
+    """What to vary in a run.
 
-    ``objective``: what is to be fast; ``knobs``: what to vary; ``requested``: those of them that the user named, which
-    are adopted even where they change learning; ``max_num_envs``: no more environments (None: the default limit).
+    Attributes:
+        asked: The run.
+        objective: Quantity to maximize.
+        knobs: Settings to vary.
+        requested: Settings that the user named, which are adopted even if they change learning.
+        max_num_envs: Largest number of environments; None for the default limit.
     """
 
     asked: Run
@@ -36,12 +40,18 @@ class SweepPlan(NamedTuple):
 
 
 class Record:
-    """All that a sweep has measured so far, in ``rows``, and the lines about it in ``notes``.
+    """Results of a sweep.
 
-    ``own``: the row of what was asked for; ``width``: of the best number of environments; ``best``: of the best of all;
-    ``bounds``: of the best and its parts, measured in turn, and ``asked``: of what was asked for, in turn with these.
-    ``on_row(record, row)`` sees each row when it has been measured and added; ``complete``: the search for a width
-    has ended.
+    Attributes:
+        rows: Results so far.
+        bounds: Results of the best run and its parts, measured in turn.
+        asked: Result of the user's run, in turn with these.
+        notes: Messages.
+        own: Result of the user's run.
+        width: Result of the best number of environments.
+        best: Best result.
+        complete: Whether the search for a width has ended.
+        on_row: ``(record, row)``, called after each result.
     """
 
     def __init__(self, on_row: Callable[["Record", Row], None] = lambda record, row: None) -> None:
@@ -56,7 +66,7 @@ class Record:
         self.on_row = on_row
 
     def add(self, row: Row, instead_of: Row | None = None) -> None:
-        """Add a row, or put it in the place of another."""
+        """Add a result, or replace another one."""
         if instead_of is None:
             self.rows.append(row)
         else:
@@ -68,10 +78,15 @@ class Record:
 
 
 def run_knobs(plan: SweepPlan, record: Record, settings: Settings) -> None:
-    """Measure everything that the plan asks for, into ``record``.
+    """Measure everything in a plan.
+
+    Args:
+        plan: What to vary.
+        record: Receives the results.
+        settings: Settings of the trials.
 
     Raises:
-        ValueError: not even what was asked for makes a run.
+        ValueError: The user's run is not possible.
     """
     try_widths(plan, record, settings)
     if record.best is None:
@@ -90,7 +105,13 @@ def run_knobs(plan: SweepPlan, record: Record, settings: Settings) -> None:
 
 
 def measure_bounds(plan: SweepPlan, record: Record, settings: Settings) -> None:
-    """Measure in turn the best, its parts alone and, where it is another run, what was asked for."""
+    """Measure in turn the best run, its parts and, if it differs, the user's run.
+
+    Args:
+        plan: What to vary.
+        record: Receives the results.
+        settings: Settings of the trials.
+    """
     assert record.best is not None
     best, own = Candidate("bound", "", record.best.run, record.best.effect), record.own
     turns: list[tuple[Candidate, What]] = [(best, what) for what in PARTS[plan.objective]]
@@ -102,7 +123,13 @@ def measure_bounds(plan: SweepPlan, record: Record, settings: Settings) -> None:
 
 
 def try_widths(plan: SweepPlan, record: Record, settings: Settings) -> None:
-    """Find the fastest number of environments; without the knob, measure the one that was asked for."""
+    """Search for the fastest number of environments; without this setting in the plan, measure the user's.
+
+    Args:
+        plan: What to vary.
+        record: Receives the results.
+        settings: Settings of the trials.
+    """
     learns, own = plan.objective == "training", plan.asked.num_envs
     legal, notes = widths(plan.asked, learns=learns, max_num_envs=plan.max_num_envs)
     legal = legal if "num_envs" in plan.knobs else [own]
@@ -131,8 +158,14 @@ def try_widths(plan: SweepPlan, record: Record, settings: Settings) -> None:
 
 
 def try_options(plan: SweepPlan, record: Record, settings: Settings, options: list[Candidate]) -> None:
-    """Measure other values of a knob against the best so far, and adopt one that is clearly faster, if that is
-    allowed."""
+    """Measure other values of a setting against the best so far, and adopt a clearly faster one if allowed.
+
+    Args:
+        plan: What to vary.
+        record: Receives the results.
+        settings: Settings of the trials.
+        options: Candidates of one setting.
+    """
     assert record.best is not None
     unit = "update_frame_hz" if options and options[0].knob == "batch_size" else "sampling_hz"
     incumbent = (record.best.knob, record.best.value)
@@ -157,15 +190,33 @@ def try_options(plan: SweepPlan, record: Record, settings: Settings, options: li
 
 
 def screening(settings: Settings) -> int:
-    """Repeats of a candidate before the fastest are measured in turn."""
+    """Return the repeats of a candidate before the fastest are measured in turn.
+
+    Args:
+        settings: Settings of the trials.
+
+    Returns:
+        Number of repeats.
+    """
     return (settings.repeats + 1) // 2
 
 
 def play_off(record: Record, rows: dict[T, Row], own: T, settings: Settings, unit: str = "sampling_hz") -> dict[T, Row]:
-    """Measure the fastest again in turn, and return only these. Between their first measurements the speed of the
-    machine may have changed by more than they differ, and one process may be slower than another with the same program,
-    so each is started several times. Where nothing is close, or one of them fails, ``rows`` are returned as they
-    were."""
+    """Measure the fastest candidates again in turn, and return only these.
+
+    Between their first measurements the machine's speed may have changed by more than they differ, and processes with
+    one program may differ in speed, so each candidate is started several times.
+
+    Args:
+        record: Receives the results.
+        rows: Results by candidate.
+        own: The user's candidate.
+        settings: Settings of the trials.
+        unit: Unit of the rates.
+
+    Returns:
+        Results of the fastest; ``rows`` if none are close, or one fails.
+    """
     names = finalists({name: row.outcome(unit) for name, row in rows.items()}, own)
     if not names:
         return rows
@@ -174,7 +225,7 @@ def play_off(record: Record, rows: dict[T, Row], own: T, settings: Settings, uni
     starts = [measure_in_turn(asked, settings._replace(repeats=screening(settings))) for _ in range(STARTS)]
     ended = [row for rows in starts for row in rows if not row.tick_hz]
     if ended:
-        record.notes += [f"{row.knob}={row.value} beside others: {row.status}: {row.why}" for row in ended]
+        record.notes += [f"{row.knob}={row.value} in turn with others: {row.status}: {row.why}" for row in ended]
         return rows
     after: dict[T, Row] = {}
     for name, old, *new in zip(names, before, *starts, strict=True):
@@ -189,7 +240,15 @@ def play_off(record: Record, rows: dict[T, Row], own: T, settings: Settings, uni
 
 
 def left_open(asked: Run, named: tuple[str, ...]) -> tuple[str, ...]:
-    """The knobs to vary: those ``named``, or all that the run's settings leave open."""
+    """Return the settings to vary.
+
+    Args:
+        asked: Run.
+        named: Settings that the user named.
+
+    Returns:
+        ``named``, or all settings that the run does not set.
+    """
     if named:
         return named
     fixed = {

@@ -1,4 +1,4 @@
-"""The results of a sweep: rows, files, and the picture of throughput against width."""
+"""Results of a sweep: rows, files, and the picture of throughput by width."""
 
 import csv
 import json
@@ -29,11 +29,16 @@ CEILINGS = {
     "both": ("sampling and updates alone, one after the other", "#8a5a9e", ":"),
 }
 FAR = 4.0
-"""Ceilings more than so many times the highest rate are only named: drawn, they would press the curve flat."""
+"""Ceilings above this multiple of the highest rate are only named, because drawing them would flatten the curve."""
 
 
 def draw(doc: dict[str, Any], path: Path) -> None:
-    """Write the PNG; nothing where no width was measured."""
+    """Draw throughput by width; writes nothing if no width was measured.
+
+    Args:
+        doc: Content of the JSON file.
+        path: PNG file.
+    """
     import matplotlib
 
     matplotlib.use("agg")
@@ -62,12 +67,12 @@ def draw(doc: dict[str, Any], path: Path) -> None:
     if doc["chosen"]:
         _mark(axes, doc["chosen"])
     axes.set_ylim(0, 1.12 * highest)
-    # Powers of two within the range, and the widths themselves where these are few.
+    # Powers of two within the range, or the widths if there are few.
     ticks = [int(w) for w in x] if len(x) <= 7 else [2**k for k in range(32) if x[0] <= 2**k <= x[-1]]
     axes.set_xticks(ticks, labels=[f"{value:,}" for value in ticks])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.set(xlabel="environments side by side", ylabel="environment steps/s")
+    axes.set(xlabel="parallel environments", ylabel="environment steps/s")
     axes.grid(alpha=0.25, zorder=0)
     axes.set_title(f"{doc['env']}, {doc['algo']}: {doc['objective']}", loc="left", fontweight="bold")
     axes.set_title(doc["machine"], loc="right", fontsize="small", color="#666666")
@@ -78,7 +83,7 @@ def draw(doc: dict[str, Any], path: Path) -> None:
 
 
 def _rates(axes: Any, rows: list[dict[str, Any]], x: np.ndarray) -> None:
-    """Draw medians, joined, with quartiles as bars; hollow where only one repeat was made."""
+    """Draw medians, joined, with quartiles as bars; hollow for a single repeat."""
     rate = np.array([[row["sampling_hz"][part] for part in ("median", "low", "high")] for row in rows])
     error = [rate[:, 0] - rate[:, 1], rate[:, 2] - rate[:, 0]]
     label = "measured: median and quartiles (hollow: one repeat)"
@@ -88,7 +93,7 @@ def _rates(axes: Any, rows: list[dict[str, Any]], x: np.ndarray) -> None:
 
 
 def _memory(axes: Any, rows: list[dict[str, Any]], x: np.ndarray) -> None:
-    """Draw memory as bars, on a second axis and behind everything."""
+    """Draw memory as bars, on a second axis in the background."""
     known = [(width, row["memory_bytes"]) for width, row in zip(x, rows, strict=True) if row.get("memory_bytes")]
     axes.set_zorder(-1)
     axes.set_ylabel("memory as XLA predicts it", color="#8a8a8a")
@@ -102,8 +107,11 @@ def _memory(axes: Any, rows: list[dict[str, Any]], x: np.ndarray) -> None:
 
 
 def _ceilings(doc: dict[str, Any]) -> dict[str, float]:
-    """Steps/s that no width can exceed. They were measured in turn with training at the chosen width, and are scaled to
-    its rate in the sweep, since the machine is not always equally fast."""
+    """Return bounds of steps/s.
+
+    They were measured in turn with training at the selected width, and are multiplied by the ratio to its rate in the
+    sweep, because the machine's speed varies.
+    """
     found = doc["bounds"] or {}
     parts = [what for what in ("environments", "sampling") if what in found and what != doc["objective"]]
     rates = {what: found[what]["sampling_hz"]["median"] for what in parts}
@@ -118,7 +126,7 @@ def _ceilings(doc: dict[str, Any]) -> dict[str, float]:
 def _mark(axes: Any, chosen: dict[str, Any]) -> None:
     width, rate = chosen["num_envs"], chosen["sampling_hz"]
     axes.scatter([width], [rate], s=190, facecolors="none", edgecolors=CHOSEN, linewidths=2.2, zorder=6, label="chosen")
-    speedup = f"\n{chosen['speedup']:.2f} × as asked for" if chosen["speedup"] else ""
+    speedup = f"\n{chosen['speedup']:.2f} × the requested run" if chosen["speedup"] else ""
     box = dict(boxstyle="round,pad=0.2", facecolor="white", edgecolor="none", alpha=0.8)
     place = {"xytext": (0, -16), "textcoords": "offset points", "ha": "center", "va": "top", "zorder": 7}
     text = f"{width:,} environments{speedup}"
@@ -126,20 +134,20 @@ def _mark(axes: Any, chosen: dict[str, Any]) -> None:
 
 
 UNITS = ("sampling_hz", "update_hz", "update_frame_hz")
-"""Spreeze's measures: environment steps/s, gradient updates/s, and these times the batch size."""
+"""Spreeze's measures: environment steps/s, gradient updates/s, and the latter times the batch size."""
 SPREEZE_NAMES = ("sampling Hz", "update Hz", "update frame rate")
 EQUAL_BATCHES = (256, 8192)
-"""Batch sizes at which Spreeze compares."""
+"""Batch sizes of Spreeze's comparisons."""
 
 SHARES = {
     "sampling_of_environments": "the rate of the environments alone",
     "updates_of_bare_updates": "the rate of the updates alone",
-    "share_of_bounds": "what environments and updates alone allow together, one after the other",
-    "share_of_parts": "what sampling and updates alone allow together, one after the other",
+    "share_of_bounds": "the bound by environments and updates alone, one after the other",
+    "share_of_parts": "the bound by sampling and updates alone, one after the other",
 }
 QUARTILES = ("median", "low", "high")
 DISTURBED = 0.1
-"""Figures are called disturbed if other programs took more than this share of the CPU."""
+"""Share of the CPU used by other programs above which results are reported as disturbed."""
 OF_THE_DEVICE = ("platform", "device_kind", "available")
 
 Document = dict[str, Any]
@@ -148,7 +156,18 @@ Document = dict[str, Any]
 def document(
     plan: SweepPlan, record: Record, settings: Settings, argv: Sequence[str], *, interrupted: bool
 ) -> Document:
-    """The content of the JSON file, from which the other files and the picture are made too."""
+    """Return the content of the JSON file, from which the other files and the picture are made.
+
+    Args:
+        plan: What was varied.
+        record: Results.
+        settings: Settings of the trials.
+        argv: Arguments of the command.
+        interrupted: Whether the sweep was stopped.
+
+    Returns:
+        Values for JSON.
+    """
     return {
         "command": command_line(argv, "autotune"),
         "machine": f"{machine.cpu_cores()} cores, {machine.processor()}",
@@ -172,7 +191,15 @@ def document(
 
 
 def row_facts(plan: SweepPlan, row: Row) -> dict[str, Any]:
-    """A row in plain numbers; rates are medians and quartiles over ``repeats`` repeats."""
+    """Convert a result for JSON; rates are medians and quartiles over ``repeats`` repeats.
+
+    Args:
+        plan: What was varied.
+        row: Result.
+
+    Returns:
+        Values for JSON.
+    """
     facts = {key: value for key, value in row.facts.items() if key not in ("kind", "events", *OF_THE_DEVICE)}
     rates = {unit: spread(row.rates(unit)) if row.tick_hz else None for unit in UNITS}
     own = {name: getattr(row, name) for name in ("knob", "value", "status", "why", "effect")}
@@ -182,18 +209,32 @@ def row_facts(plan: SweepPlan, row: Row) -> dict[str, Any]:
 
 
 def disturbed(record: Record) -> list[str]:
-    """A line if other programs took much of the CPU while something was measured."""
+    """Return a message if other programs used much of the CPU during measurements.
+
+    Args:
+        record: Results.
+
+    Returns:
+        No or one message.
+    """
     names = [f"{row.knob}={row.value}" for row in record.rows if row.others > DISTURBED]
     most = max((row.others for row in (*record.rows, *record.bounds)), default=0.0)
     if most <= DISTURBED:
         return []
     which = f" ({', '.join(names)})" if names else ""
-    return [f"other programs took up to {most:.0%} of the CPU meanwhile{which}: run it again when they are done"]
+    return [f"other programs took up to {most:.0%} of the CPU meanwhile{which}: run it again when they have ended"]
 
 
 def choice(plan: SweepPlan, record: Record) -> dict[str, Any] | None:
-    """The words to add to the command line, how much faster they are than what was asked for, and their effect on
-    learning."""
+    """Describe the selected settings: their arguments, speedup and effect on learning.
+
+    Args:
+        plan: What was varied.
+        record: Results.
+
+    Returns:
+        Values for JSON; None if nothing ran.
+    """
     if record.best is None:
         return None
     taken = [row for row in (record.width, record.best) if row is not None]
@@ -208,7 +249,14 @@ def choice(plan: SweepPlan, record: Record) -> dict[str, Any] | None:
 
 
 def speedup(record: Record) -> float | None:
-    """How many times as fast the best is as what was asked for, from measurements in turn where there are any."""
+    """Return the speed of the best run relative to the user's, from measurements in turn if there are any.
+
+    Args:
+        record: Results.
+
+    Returns:
+        The ratio; None without both rates.
+    """
     if record.asked is not None and record.asked.tick_hz and record.bounds[0].tick_hz:
         pairs = zip(record.bounds[0].rates("sampling_hz"), record.asked.rates("sampling_hz"), strict=True)
         return statistics.median(best / own for best, own in pairs)
@@ -217,7 +265,14 @@ def speedup(record: Record) -> float | None:
 
 
 def bounds(record: Record) -> dict[str, Any] | None:
-    """The parts of the best candidate, each alone, measured in turn, and how near the whole is to what they allow."""
+    """Describe the parts of the best run, measured in turn, and its share of the bound that they give.
+
+    Args:
+        record: Results.
+
+    Returns:
+        Values for JSON; None if nothing was measured.
+    """
     rows = {row.what: row for row in record.bounds if row.tick_hz}
     units = {"training": UNITS, "updates": UNITS[1:]}
     result: dict[str, Any] = {
@@ -238,7 +293,14 @@ def bounds(record: Record) -> dict[str, Any] | None:
 
 
 def spreeze(record: Record) -> list[dict[str, Any]]:
-    """Rates at the batch sizes that Spreeze compares at, and at the one with the highest update frame rate."""
+    """Return the rates at Spreeze's batch sizes, and at the one with the highest update frame rate.
+
+    Args:
+        record: Results.
+
+    Returns:
+        Values for JSON.
+    """
     rows = {row.facts["batch_size"]: row for row in record.rows if row.tick_hz and row.knob == "batch_size"}
     if record.best is not None and record.best.what == "training" and rows:
         rows.setdefault(record.best.facts["batch_size"], record.best)
@@ -251,7 +313,12 @@ def spreeze(record: Record) -> list[dict[str, Any]]:
 
 
 def write(doc: Document, stem: Path) -> None:
-    """``<stem>.json`` and ``<stem>.csv``, each in one piece."""
+    """Write ``<stem>.json`` and ``<stem>.csv``, each atomically.
+
+    Args:
+        doc: Content of the JSON file.
+        stem: Path without suffix.
+    """
     columns = (
         *("knob", "value", "status", "num_envs", "rollout_length", "updates_per_tick", "batch_size", "placement"),
         *("devices", "workers", "repeats", "in_turn", "memory_bytes", "peak_bytes", "compile_s", "took_s", "effect"),
@@ -268,7 +335,15 @@ def write(doc: Document, stem: Path) -> None:
 
 
 def line(row: Row, best: bool) -> str:
-    """The line that is printed when a candidate has been measured."""
+    """Format a result for the terminal.
+
+    Args:
+        row: Result.
+        best: Whether it is the best so far.
+
+    Returns:
+        A line of text.
+    """
     name = f"{row.knob}={row.value}"
     if not row.tick_hz:
         return f"  {name:<32} {row.status}: {row.why}"
@@ -276,12 +351,19 @@ def line(row: Row, best: bool) -> str:
     seconds = f"{row.took_s:.0f} s, {row.facts['compile_s']:.0f} s of it to compile"
     text = f"  {name:<32} {_shown(rate):>28} steps/s  {si(updates['median']):>6} updates/s  "
     if row.in_turn:
-        return f"{text}again, in turn with what is close"
+        return f"{text}again, in turn with close candidates"
     return f"{text}{seconds}{'  best so far' if best else ''}"
 
 
 def table(doc: Document) -> Table:
-    """All rows for the terminal; what is chosen is marked."""
+    """Build the table of all results, with the selected one marked.
+
+    Args:
+        doc: Content of the JSON file.
+
+    Returns:
+        The table.
+    """
     title = f"{doc['env']}, {doc['algo']}, objective {doc['objective']}"
     columns = (">steps/s [quartiles]", ">updates/s", ">frames/s", ">memory", ">compile", ">took")
     result = new_table(title, *columns)
@@ -299,7 +381,14 @@ def table(doc: Document) -> Table:
 
 
 def closing(doc: Document) -> list[str]:
-    """The lines below the table: effects on learning, ceilings, Spreeze's measures and the choice."""
+    """Describe effects on learning, bounds, Spreeze's measures and the selection.
+
+    Args:
+        doc: Content of the JSON file.
+
+    Returns:
+        Lines of text.
+    """
     lines = ["effect on learning, and why a candidate did not run:"]
     lines += [f"  {row['knob']}={row['value']}: {row['why'] or row['effect']}" for row in doc["rows"]]
     lines += [f"  {note}" for note in doc["notes"]]
@@ -322,9 +411,9 @@ def _verdict(doc: Document) -> list[str]:
     chosen = doc["chosen"]
     if chosen is None:
         return ["nothing ran"]
-    faster = f", {chosen['speedup']:.2f} × what was asked for" if chosen["speedup"] else ""
+    faster = f", {chosen['speedup']:.2f} × the requested run" if chosen["speedup"] else ""
     best = "best so far" if doc["interrupted"] else "chosen"
-    what = " ".join(chosen["words"]) or "what was asked for"
+    what = " ".join(chosen["words"]) or "the requested run"
     return [f"{best}: {what}: {si(chosen['sampling_hz'])} steps/s{faster}", f"effect on learning: {chosen['effect']}"]
 
 

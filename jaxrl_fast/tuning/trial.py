@@ -41,9 +41,14 @@ from jaxrl_fast.views import hlo
 
 
 class Ready(NamedTuple):
-    """A program that is compiled and has not run: ``init()`` makes its first state, a new one each time since a
-    chunk donates it, with fixed keys and rates; ``run`` runs a chunk of ``ticks`` ticks; ``compile_s``: the seconds
-    that compiling took."""
+    """A compiled program that has not run.
+
+    Attributes:
+        init: Makes an initial state with a fixed key, a new one each time because a chunk donates it.
+        run: Runs a chunk.
+        ticks: Ticks of a chunk.
+        compile_s: Seconds of the compilation.
+    """
 
     init: Callable[[], TrainState]
     run: programs.RunChunk
@@ -52,7 +57,18 @@ class Ready(NamedTuple):
 
 
 def compile_timed(graph: Graph, placement: Placement, hyper: Any, *, ticks: int, num_seeds: int = 1) -> Ready:
-    """Compile chunks of ``ticks`` ticks."""
+    """Compile a graph and measure the time.
+
+    Args:
+        graph: Graph.
+        placement: Its placement.
+        hyper: Hyper-parameters.
+        ticks: Ticks of a chunk.
+        num_seeds: Number of seeds.
+
+    Returns:
+        The compiled program.
+    """
     program = programs.compile(graph, placement, ticks, num_seeds)
     keys = jax.random.split(jax.random.key(0), num_seeds)
     begin_s = time.perf_counter()
@@ -61,8 +77,17 @@ def compile_timed(graph: Graph, placement: Placement, hyper: Any, *, ticks: int,
 
 
 def memory_bytes(ready: Ready, placement: Placement) -> int | None:
-    """Memory that the programs need, as XLA predicts it: on a CPU that of all devices together, else that of the device
-    that needs most. A channel that several programs read counts for each. None where XLA does not say."""
+    """Return the memory that XLA predicts for the programs.
+
+    A channel that several programs read counts for each.
+
+    Args:
+        ready: Compiled program.
+        placement: Its placement.
+
+    Returns:
+        Bytes, on a CPU of all devices together, else of the fullest device; None if XLA does not report them.
+    """
     per_device: dict[jax.Device, int] = {}
     for devices, step in _programs(ready.run, placement):
         wanted = hlo.program_bytes(step)
@@ -75,8 +100,15 @@ def memory_bytes(ready: Ready, placement: Placement) -> int | None:
 
 
 def warm(ready: Ready, num_ticks: int) -> Callable[[int], tuple[float, Metrics]]:
-    """Run at least ``num_ticks`` ticks; then ``repeat(chunks)`` gives the seconds of so many chunks, and the metrics of
-    the last."""
+    """Run ticks for warm-up.
+
+    Args:
+        ready: Compiled program.
+        num_ticks: Fewest ticks to run.
+
+    Returns:
+        ``repeat(chunks)``, which returns the seconds of these chunks and the metrics of the last.
+    """
     state = ready.init()
 
     def repeat(chunks: int) -> tuple[float, Metrics]:
@@ -84,7 +116,7 @@ def warm(ready: Ready, num_ticks: int) -> Callable[[int], tuple[float, Metrics]]
         begin_s = time.perf_counter()
         for _ in range(chunks):
             state, metrics = ready.run(state)
-            # As training does. Several calls in flight can starve each other's collectives of threads on a CPU.
+            # As in training. Several calls in flight can starve each other's collectives of threads on a CPU.
             jax.block_until_ready((state, metrics))
         return time.perf_counter() - begin_s, metrics
 
@@ -99,15 +131,20 @@ def _programs(run: Any, placement: Placement) -> list[tuple[tuple[jax.Device, ..
 
 
 CHUNK_STEPS, CHUNK_FRAMES = 8192, 65_536
-"""Limits of a chunk, lower than in training, since a repeat is made of whole chunks."""
+"""Limits of a chunk, lower than in training, because a repeat consists of whole chunks."""
 ENOUGH = 0.8
-"""The share of the free memory that may be used unless a cap is given."""
+"""Share of the free memory that may be used without a cap."""
 
 
 class Measured(NamedTuple):
-    """A candidate that is ready to be timed: ``repeat(chunks)`` returns the seconds that so many chunks of ``ticks``
-    ticks took; ``memory_bytes``: what XLA
-    predicts for its arrays (None: unknown); ``compile_s``: the seconds that compiling took."""
+    """A candidate that is ready to be timed.
+
+    Attributes:
+        repeat: ``(chunks) -> seconds``.
+        ticks: Ticks of a chunk.
+        memory_bytes: Memory that XLA predicts for its arrays; None without a prediction.
+        compile_s: Seconds of the compilation.
+    """
 
     repeat: Callable[[int], float]
     ticks: int
@@ -116,16 +153,20 @@ class Measured(NamedTuple):
 
 
 class DoesNotFit(Exception):
-    """A candidate needs more memory than it may have."""
+    """A candidate needs more memory than allowed."""
 
 
-def measure(request: Request, say: Callable[..., None], wait: Callable[[], None]) -> None:
-    """Compile, check the memory, warm up, and repeat as often as asked. ``say(kind, **facts)`` answers, ``wait``
-    returns when the parent asks for more.
+def measure(request: Request, report: Callable[..., None], wait: Callable[[], None]) -> None:
+    """Compile, check the memory, warm up, and repeat on request.
+
+    Args:
+        request: Request of the parent.
+        report: ``(kind, **facts)``, sends an answer.
+        wait: Returns when the parent requests more.
 
     Raises:
-        DoesNotFit: before anything has run.
-        ValueError: the settings cannot be run.
+        DoesNotFit: The candidate needs too much memory; nothing has run.
+        ValueError: The settings cannot be run.
     """
     run, _ = fill_in_alone(run_config.compose([f"config={request.path}"]), look_up=False)
     run = without_warm_up(run)
@@ -138,21 +179,29 @@ def measure(request: Request, say: Callable[..., None], wait: Callable[[], None]
             measured = measure_on_host(env, agent.rollout_length)
         else:
             measured = compiled(request, run, env, algorithm, agent)
-        say("ready", **facts, memory_bytes=measured.memory_bytes, compile_s=measured.compile_s)
-        wait()  # until then others may be compiling
+        report("ready", **facts, memory_bytes=measured.memory_bytes, compile_s=measured.compile_s)
+        wait()  # others may be compiling before
         first = repeat(measured, 1)
         chunks = max(1, math.ceil(request.repeat_s / max(first["seconds"], 1e-6)))
-        say("repeat", **(first if chunks == 1 else repeat(measured, chunks)))
+        report("repeat", **(first if chunks == 1 else repeat(measured, chunks)))
         while True:
             wait()
-            say("repeat", **repeat(measured, chunks))
+            report("repeat", **repeat(measured, chunks))
     finally:
         if isinstance(env, HostEnv):
             env.close()
 
 
 def repeat(measured: Measured, chunks: int) -> dict[str, Any]:
-    """The answer about so many chunks: seconds, ticks, peak memory and the share of other programs."""
+    """Time some chunks.
+
+    Args:
+        measured: Candidate.
+        chunks: Number of chunks.
+
+    Returns:
+        Seconds, ticks, peak memory and the CPU share of other programs.
+    """
     before = machine.busy_seconds()
     seconds = measured.repeat(chunks)
     others = share_of_others(before, machine.busy_seconds(), seconds)
@@ -160,7 +209,15 @@ def repeat(measured: Measured, chunks: int) -> dict[str, Any]:
 
 
 def measure_on_host(env: HostEnv, rollout_length: int) -> Measured:
-    """Environments alone, stepped outside JAX; a chunk is one tick."""
+    """Prepare the timing of host environments alone; a chunk is one tick.
+
+    Args:
+        env: Host environments.
+        rollout_length: Steps of each environment in a tick.
+
+    Returns:
+        The candidate.
+    """
     steps = ceiling.host_environments_only(env)
 
     def repeat(ticks: int) -> float:
@@ -173,10 +230,20 @@ def measure_on_host(env: HostEnv, rollout_length: int) -> Measured:
 
 
 def compiled(request: Request, run: Run, env: VecEnv | HostEnv, algorithm: Algorithm, agent: BoundAgent) -> Measured:
-    """A part of the run (``request.what``), compiled and warmed up.
+    """Compile and warm up a part of the run.
+
+    Args:
+        request: Request, with the part.
+        run: Run.
+        env: Environments.
+        algorithm: Algorithm.
+        agent: Algorithm bound to the environments.
+
+    Returns:
+        The candidate.
 
     Raises:
-        DoesNotFit: it would need too much memory; nothing has run.
+        DoesNotFit: It needs too much memory; nothing has run.
     """
     graph = part_of(request.what, run, env, algorithm)
     placed = place(graph, run.placement, run.devices)
@@ -188,15 +255,25 @@ def compiled(request: Request, run: Run, env: VecEnv | HostEnv, algorithm: Algor
     wanted = memory_bytes(ready, placed)
     device = placed.groups[0].devices[0]
     cap = request.memory_cap if request.memory_cap is not None else ENOUGH * free_bytes(device)
-    taken = current_bytes() if device.platform == "cpu" else 0  # more if it was compiled here than if it was on disk
+    taken = current_bytes() if device.platform == "cpu" else 0  # more after compiling than after loading from disk
     if wanted is not None and wanted + taken > cap:
-        raise DoesNotFit(f"wants {(wanted + taken) / 1e9:.3g} GB of memory, and {cap / 1e9:.3g} GB are allowed")
+        raise DoesNotFit(f"needs {(wanted + taken) / 1e9:.3g} GB of memory, and {cap / 1e9:.3g} GB are allowed")
     timed = warm(ready, agent.warmup_ticks + 1 if request.what == "training" else 0)
     return Measured(lambda chunks: _checked(*timed(chunks)), ticks, wanted, ready.compile_s)
 
 
 def part_of(what: What, run: Run, env: VecEnv | HostEnv, algorithm: Algorithm) -> Graph:
-    """The graph of the whole run, or of what bounds it."""
+    """Build the graph of a run, or of a part that bounds it.
+
+    Args:
+        what: Part of the run.
+        run: Run.
+        env: Environments.
+        algorithm: Algorithm.
+
+    Returns:
+        The graph.
+    """
     joined = in_graph(env).env
     if what == "sampling":
         return ceiling.sampling_only(joined, algorithm)
@@ -208,8 +285,16 @@ def part_of(what: What, run: Run, env: VecEnv | HostEnv, algorithm: Algorithm) -
 
 
 def without_warm_up(run: Run) -> Run:
-    """The run with the shortest possible warm-up of replay, since the rate after it is to be measured. Without any
-    warm-up the program would be another."""
+    """Return the run with the shortest warm-up of replay, because the rate after it is measured.
+
+    No warm-up would change the program.
+
+    Args:
+        run: Run.
+
+    Returns:
+        The run with fewer warm-up steps.
+    """
     if "warmup_steps" not in run.algo_options:
         return run
     shortest = run.num_envs * run.algo_options["rollout_length"] + 1
@@ -218,7 +303,16 @@ def without_warm_up(run: Run) -> Run:
 
 
 def describe(run: Run, env: VecEnv | HostEnv, agent: BoundAgent) -> dict[str, Any]:
-    """Facts about the candidate, as prepared on this machine."""
+    """Describe a candidate as it runs on this machine.
+
+    Args:
+        run: Run.
+        env: Environments.
+        agent: Algorithm bound to the environments.
+
+    Returns:
+        Values for JSON.
+    """
     own = {name: getattr(run, name) for name in ("num_envs", "num_seeds", "placement", "devices")}
     sizes = {name: getattr(agent, name) for name in ("rollout_length", "updates_per_tick", "batch_size")}
     platform, devices = jax.default_backend(), jax.devices()
@@ -235,7 +329,16 @@ def describe(run: Run, env: VecEnv | HostEnv, agent: BoundAgent) -> dict[str, An
 def share_of_others(
     before: tuple[float, float] | None, after: tuple[float, float] | None, seconds: float
 ) -> float | None:
-    """The share of the machine's CPU time that other programs took meanwhile."""
+    """Return the share of the machine's CPU time that other programs used.
+
+    Args:
+        before: Result of `busy_seconds` before.
+        after: Result of `busy_seconds` after.
+        seconds: Seconds between both.
+
+    Returns:
+        The share, 0 to 1; None if the system does not report it.
+    """
     if before is None or after is None:
         return None
     all_s, own_s = (b - a for a, b in zip(before, after, strict=True))
@@ -243,7 +346,14 @@ def share_of_others(
 
 
 def free_bytes(device: jax.Device) -> int:
-    """Memory that is free where the program will run."""
+    """Return the free memory of a device.
+
+    Args:
+        device: Device.
+
+    Returns:
+        Bytes.
+    """
     stats = (device.memory_stats() or {}) if device.platform != "cpu" else {}
     if "bytes_limit" in stats:
         return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
@@ -251,7 +361,11 @@ def free_bytes(device: jax.Device) -> int:
 
 
 def current_bytes() -> int:
-    """Memory of this process now; its peak so far where the system does not say (Linux does)."""
+    """Return the memory of this process.
+
+    Returns:
+        Bytes now; the peak so far if the system does not report the current value (Linux does).
+    """
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
@@ -259,7 +373,11 @@ def current_bytes() -> int:
 
 
 def peak_bytes() -> int:
-    """The most memory that this process has had so far."""
+    """Return the peak memory of this process so far.
+
+    Returns:
+        Bytes.
+    """
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
@@ -271,14 +389,18 @@ def _checked(seconds: float, metrics: dict[str, Any]) -> float:
 
 
 def main(argument: str) -> NoReturn:
-    """The process: answers on what was its standard output; whatever else is printed goes to stderr."""
+    """Run the process: answers go to the original standard output, all other output to stderr.
+
+    Args:
+        argument: `Request` as JSON.
+    """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     asked: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(asked,), daemon=True).start()
     _be_the_first_to_go()
 
-    def say(kind: str, **facts: Any) -> None:
+    def report(kind: str, **facts: Any) -> None:
         print(json.dumps({"kind": kind, **facts}), file=answers, flush=True)
 
     def wait() -> None:
@@ -286,17 +408,17 @@ def main(argument: str) -> NoReturn:
 
     status = 0
     try:
-        measure(Request(*json.loads(argument)), say, wait)
+        measure(Request(*json.loads(argument)), report, wait)
     except DoesNotFit as error:
-        say("skipped", why=str(error))
+        report("skipped", why=str(error))
     except (ValueError, OSError, ImportError) as error:
-        say("refused", why=" ".join(str(error).split()))
+        report("refused", why=" ".join(str(error).split()))
     except (MemoryError, JaxRuntimeError) as error:
         if isinstance(error, JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
             traceback.print_exc()
             status = 1
         else:
-            say("out of memory", why=" ".join(str(error).split())[:200])
+            report("out of memory", why=" ".join(str(error).split())[:200])
     except Exception:
         traceback.print_exc()
         status = 1
@@ -305,14 +427,14 @@ def main(argument: str) -> NoReturn:
 
 
 def _listen(asked: queue.SimpleQueue[str]) -> None:
-    """Queue what the parent asks; end the process, wherever it is, when the parent has closed the pipe or ended."""
+    """Queue the parent's requests; exit at once when the parent has closed the pipe or ended."""
     for line in sys.stdin:
         asked.put(line)
     os._exit(0)
 
 
 def _be_the_first_to_go() -> None:
-    """Have the system end this process before any other if memory runs out after all (Linux)."""
+    """Make the system kill this process before any other if memory runs out (Linux)."""
     try:
         Path("/proc/self/oom_score_adj").write_text("1000")
     except OSError:
