@@ -86,7 +86,7 @@ def test_a_killed_worker_is_replaced_and_its_episodes_are_truncated_as_last_seen
         np.testing.assert_array_equal(again.episode_length[2:], 1)
     assert host.steps() == undisturbed.steps() - 4
     (line,) = host.events()
-    assert "worker 1 of walk was killed by SIGKILL and was started anew" in line
+    assert "worker 1 of walk was killed by SIGKILL and was restarted" in line
     assert "4 environments begin new episodes" in line and "1 restarts so far" in line
 
 
