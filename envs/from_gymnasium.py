@@ -33,9 +33,9 @@ def make_host(
 ) -> HostEnv:
     """Make a vectorized host environment of any Gymnasium id.
 
-    The shape and dtype of a Box observation do not change (64 bits become 32). Other observations are flattened to one float32
-    vector in the order of `gymnasium.spaces.flatten`, with Discrete parts one-hot. MultiDiscrete and MultiBinary
-    actions of at most 4,096 combinations become one Discrete action.
+    The shape and dtype of a Box observation do not change (64 bits become 32). Other observations are flattened to one
+    float32 vector in the order of `gymnasium.spaces.flatten`, with Discrete parts one-hot. MultiDiscrete and
+    MultiBinary actions of at most 4,096 combinations become one Discrete action.
 
     Args:
         id: Gymnasium id. ``my_package:MyEnv-v0`` imports ``my_package`` first.

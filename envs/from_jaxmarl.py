@@ -87,27 +87,25 @@ def make(id: str, *, num_agents: int | None = None, episode_length: int | None =
         raise ValueError(f"env.id={id}: jaxmarl's {id} is not supported: {REFUSED[id]}")
     if "scenario" in options:
         options["scenario"] = _scenario(options["scenario"])
-    raw_env = _made(id, options)
-    if num_agents not in (None, raw_env.num_agents):
+    base = _made(id, options)
+    if num_agents not in (None, base.num_agents):
         options["num_agents"] = num_agents
         try:
-            raw_env = _made(id, options)
+            base = _made(id, options)
         except ValueError:
-            raise ValueError(
-                f"env.num_agents={num_agents}: {id} has {raw_env.num_agents} agents: leave it out"
-            ) from None
-    limit = getattr(raw_env, "max_steps", None)
+            raise ValueError(f"env.num_agents={num_agents}: {id} has {base.num_agents} agents: leave it out") from None
+    limit = getattr(base, "max_steps", None)
     if limit is not None:
         limit = int(limit) + id.startswith("MPE_")  # MPE compares the step counter before incrementing it
-    env = adapt(raw_env, name=id, time_limit=limit, shared_reward=id in SHARED_REWARD, leave_early=id in LEAVE_EARLY)
+    env = adapt(base, name=id, time_limit=limit, shared_reward=id in SHARED_REWARD, leave_early=id in LEAVE_EARLY)
     if episode_length is not None:
         env = env._replace(spec=env.spec._replace(max_episode_steps=min(episode_length, limit or episode_length)))
     check_shapes(env, f"jaxmarl {id}")
     if id.startswith("MPE_"):
-        return env._replace(draw=drawings.particles(raw_env))
+        return env._replace(draw=drawings.particles(base))
     if id in ("SMAX", "HeuristicEnemySMAX"):
-        env = env._replace(draw=drawings.battle(getattr(raw_env, "_env", raw_env)))
-    return env._replace(success=_battle_is_won(raw_env)) if id == "HeuristicEnemySMAX" else env
+        env = env._replace(draw=drawings.battle(getattr(base, "_env", base)))
+    return env._replace(success=_battle_is_won(base)) if id == "HeuristicEnemySMAX" else env
 
 
 def adapt(

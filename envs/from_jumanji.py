@@ -87,14 +87,14 @@ def make(id: str, *, num_agents: int | None = None, **options: Any) -> Env:
         given["fov"] = given["grid_size"]
     limit = given.pop("episode_length")
     try:
-        raw_env = _foraging(**given) if id == "LevelBasedForaging" else _warehouse(**given)
+        base = _foraging(**given) if id == "LevelBasedForaging" else _warehouse(**given)
     except (AssertionError, ValueError, TypeError) as error:
         message = " ".join(str(error).split()).rstrip(".")
         raise ValueError(f"jumanji {id} does not take these options: {message}") from error
-    env = adapt(raw_env, name=id, time_limit=limit, shared_reward=id == "RobotWarehouse")
+    env = adapt(base, name=id, time_limit=limit, shared_reward=id == "RobotWarehouse")
     check_shapes(env, f"jumanji {id}")
     if id == "RobotWarehouse":
-        goals = [(int(x), int(y)) for x, y in raw_env.goals]
+        goals = [(int(x), int(y)) for x, y in base.goals]
         return env._replace(draw=lambda state: drawings.warehouse(state, goals))
     draw = drawings.foraging(given["grid_size"])
     return env._replace(draw=draw, success=lambda state: jnp.all(state.food_items.eaten))

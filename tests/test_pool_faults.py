@@ -87,7 +87,7 @@ def test_a_killed_worker_is_replaced_and_its_episodes_are_truncated_as_last_seen
     assert host.steps() == undisturbed.steps() - 4
     (line,) = host.events()
     assert "worker 1 of walk was killed by SIGKILL and was restarted" in line
-    assert "4 environments begin new episodes" in line and "1 restarts so far" in line
+    assert "4 environments start new episodes" in line and "1 restarts so far" in line
 
 
 def test_a_worker_killed_with_steps_under_way_loses_them_in_every_group(start):

@@ -58,8 +58,8 @@ class ActionCodec(NamedTuple):
 def encode_obs(space: spaces.Space, name: str) -> ObsCodec:
     """Make the codec of an observation space.
 
-    The shape and dtype of a Box do not change (64 bits become 32). Every other space becomes one float32 vector in the order of
-    `gymnasium.spaces.flatten`: a Dict by key, a Tuple by position, Discrete and MultiDiscrete one-hot.
+    The shape and dtype of a Box do not change (64 bits become 32). Every other space becomes one float32 vector in the
+    order of `gymnasium.spaces.flatten`: a Dict by key, a Tuple by position, Discrete and MultiDiscrete one-hot.
 
     Args:
         space: Observation space.
