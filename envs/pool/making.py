@@ -169,9 +169,9 @@ def in_process(
     pool = _InProcess(host_spec, num_envs, num_groups, num_seeds, reason)
     another = partial(in_process, host_spec, spec)
     agents = None if host_spec.num_agents is None else pool.stepper.agents.copy
-    told: dict[str, Any] = dict(success=pool.stepper.success.copy, agents=agents)
+    reports: dict[str, Any] = dict(success=pool.stepper.success.copy, agents=agents)
     return pool.host_env(
-        spec, num_envs // num_seeds, lambda n: another(num_envs=n), num_seeds=num_seeds, overlaps=False, **told
+        spec, num_envs // num_seeds, lambda n: another(num_envs=n), num_seeds=num_seeds, overlaps=False, **reports
     )
 
 

@@ -218,10 +218,10 @@ def told_success(info: dict) -> int:
     Returns:
         1, 0, or `UNTOLD`.
     """
-    told = next((info[key] for key in SUCCESS if key in info), None)
-    if isinstance(told, np.ndarray) and told.size == 1:
-        told = told.item()
-    return int(bool(told)) if isinstance(told, bool | int | float | np.bool_ | np.number) else UNTOLD
+    value = next((info[key] for key in SUCCESS if key in info), None)
+    if isinstance(value, np.ndarray) and value.size == 1:
+        value = value.item()
+    return int(bool(value)) if isinstance(value, bool | int | float | np.bool_ | np.number) else UNTOLD
 
 
 def add_up(arrays: Arrays, rows: slice, returns: np.ndarray, lengths: np.ndarray, goes_on: np.ndarray) -> None:
