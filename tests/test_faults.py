@@ -42,7 +42,7 @@ def test_a_run_that_is_stopped_saves_at_once_and_goes_on_where_it_was(tmp_path, 
     steps = summary["env_steps"]
     assert all_steps(tmp_path / "run" / "checkpoints")[-1] == steps
     assert "not evaluated yet" in out
-    assert "go on:    python -m jaxrl_fast.train resume=run" in out
+    assert "resume:   python -m jaxrl_fast.train resume=run" in out
     assert (tmp_path / "run" / "policy" / "params.msgpack").exists()
     if number == signal.SIGINT:
         return

@@ -70,7 +70,7 @@ def test_a_damaged_file_is_not_used_and_said_in_a_line(files, told, place):
     content[place] ^= 1
     path.write_bytes(content)
     assert files.read("one") is None
-    assert len(told) == 1 and str(path) in told[0] and "made anew" in told[0]
+    assert len(told) == 1 and str(path) in told[0] and "rebuilt" in told[0]
 
 
 def test_a_file_under_another_name_is_not_used(files, told):
