@@ -73,7 +73,7 @@ def test_a_finished_run_has_nothing_to_do_and_a_requeued_one_begins_if_there_is_
     assert "4,000 steps of 4 environments" in out
     status, out, err = finish(begin(tmp_path, "train", *words))
     assert (status, err) == (0, "")
-    assert "all 4,000 steps are trained; a larger total_steps=... goes on" in out
+    assert "all 4,000 steps are trained; write a larger total_steps=... to continue" in out
     for path in (tmp_path / "run" / "checkpoints").glob("*/description.json"):
         path.write_text("{")
     status, out, err = finish(begin(tmp_path, "train", *words))

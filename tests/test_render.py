@@ -345,7 +345,7 @@ def test_a_mistake_ends_in_one_line(commands: Commands, runs: Path):
         "cartpole fps=100": "fps=100: write a whole number from 1 to 50, for example fps=25",
         "cartpole policy=last": "policy=last: write newest or best",
         "cartpole policy=best": "cartpole/policy/best holds no policy",
-        "probe": "probe value cannot be drawn: its Env has no draw. Write one",
+        "probe": "probe value cannot be drawn: its Env has no draw. Write a function",
     }
     ended = commands.run_all(runs, [["render", *words.split()] for words in said])
     for one, (words, expected) in zip(ended, said.items(), strict=True):

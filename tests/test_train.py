@@ -103,7 +103,7 @@ def test_a_run_leaves_what_the_design_names(trained):
 
 def test_the_command_it_names_repeats_the_run_bit_for_bit(trained):
     folder, out = trained
-    words = next(line for line in out.splitlines() if line.startswith("again:")).split()[4:]
+    words = next(line for line in out.splitlines() if line.startswith("repeat:")).split()[4:]
     status, _, _ = finish(begin(folder, "train", *words, f"run_dir={folder / 'again'}"))
     assert status == 0
     first = next((folder / "runs" / "cartpole" / "ppo").iterdir())

@@ -384,7 +384,7 @@ def _known_option(group: str, name: str) -> str:
 
 
 def _group_settings(groups: Mapping[str, str], tuned: bool, id: str | None) -> tuple[Layer, Layer]:
-    """Return the settings of the groups, and the settings of the tuned file if one applies. ``id`` is within a suite."""
+    """Return the settings of the groups, and of the tuned file if one applies. ``id`` is within a suite."""
     env = groups.get("env", schema.choice_keys()["env"].default)
     row = _environments()[env]
     algo = groups.get("algo", row.get("algo_of_id", {}).get(id, row["algo"]))
