@@ -1,6 +1,4 @@
-"""Adapter of Gymnasium environments (https://gymnasium.farama.org, 1.1 and later), stepped on the host by
-`envs.pool`.
-"""
+"""Adapter of Gymnasium environments (https://gymnasium.farama.org, 1.1+), stepped on the host by `envs.pool`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -1,5 +1,6 @@
-"""Adapter of gymnax's environments. The only file that imports gymnax (https://github.com/RobertTLange/gymnax,
-1.0+).
+"""Adapter of gymnax's environments (https://github.com/RobertTLange/gymnax, 1.0+).
+
+This is the only file that imports gymnax.
 """
 
 from collections.abc import Callable

@@ -1,5 +1,6 @@
-"""Probes: tiny environments with exactly computable best returns. Each detects one kind of bug, which its test
-names.
+"""Probes: tiny environments with exactly computable best returns.
+
+Each detects one kind of bug, which its test names.
 
 Source: Andy Jones, https://andyljones.com/posts/rl-debugging.html#probe.
 """

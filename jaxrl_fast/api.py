@@ -128,10 +128,10 @@ def learn(
         total_steps: Environment steps per seed, over all its environments.
         seed: Seed of the run.
         num_seeds: Number of seeds.
-        overlap: Which parts of a tick run at the same time (`GraphOptions`).
-        learners: Number of learners, each with an equal share of every batch (`GraphOptions`).
-        average: What learners average (`GraphOptions`).
-        shards: Largest number of logical shards of replay buffer and minibatches (`GraphOptions`).
+        overlap: Which fragments read data of the last tick, so that they can run parallel to its writers.
+        learners: Number of learners, each with an equal share of every batch.
+        average: What several learners average: gradients, parameters, or nothing ("turns").
+        shards: Largest number of logical shards of replay buffer and minibatches, which devices can share.
         placement: Name of a placement, or a function ``(graph, devices) -> Placement``.
         devices: Number of JAX's devices to use, None for all.
         eval_every: Environment steps between evaluations, None for a tenth of the run.

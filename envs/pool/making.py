@@ -1,6 +1,4 @@
-"""Makes a pool, with the number of workers that the measured time of a step suggests; and a camera for one
-environment.
-"""
+"""Makes a pool with the number of workers that suits the measured time of a step; and a camera for one environment."""
 
 import os
 import time

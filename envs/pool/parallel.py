@@ -1,4 +1,4 @@
-"""Worker processes: start, commands, answers, restart and end, independent of what an environment is.
+"""Worker processes: start, commands, answers, restart and end, independent of the kind of environment.
 
 A worker is a plain ``python -c`` process, neither a fork of a process with JAX nor a second run of the user's
 script. Therefore notebooks and scripts need no ``__main__`` guard. Parent and worker share an anonymous file by

@@ -1,5 +1,4 @@
-"""Common parts of all commands: ``--help``, ``--version``, ``--multirun``, one-line errors, and opening of trained
-runs.
+"""Common parts of all commands: ``--help``, ``--version``, ``--multirun``, one-line errors, and loading of runs.
 
 Exit codes: 0, 2 for settings that cannot be run, 130 after Ctrl-C, others as documented by the command.
 """

@@ -357,7 +357,7 @@ def _write_description(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _require_space(path: Path, size: int) -> None:
-    """Raise OSError if ``size`` bytes do not go on the disk, before Orbax's threads fail and print tracebacks."""
+    """Raise OSError without space for ``size`` bytes, before Orbax's threads fail and print tracebacks."""
     with path.open("wb") as file:
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(file.fileno(), 0, size)

@@ -152,14 +152,15 @@ def _read_table(path: Path) -> list[list[str]]:
 class RunFolder:
     """Context manager that writes the files of a run; every row is on disk before the next chunk ends.
 
+    ``resume_at`` continues existing tables without their rows after this number of environment steps, and without
+    evaluations after the steps ``evaluated_again``. ``facts`` are entries of ``run.json``. ``log`` is the logger of
+    scalars and of the ``settings``. A file that cannot be written prints one message and does not end training.
+
     Attributes:
         path: Folder of the run.
-        broken: Whether a file could not be written. This prints one message and does not end training.
-        status: ``run.json`` of the run, which also stores the argument ``facts``.
+        broken: Whether a file could not be written.
+        status: ``run.json`` of the run.
         tell: Shows messages to the user, and stores them in ``run.json``.
-
-    ``resume_at`` continues existing tables without their rows after this number of environment steps, and without
-    evaluations after the steps ``evaluated_again``. ``log`` is the logger of scalars and of the ``settings``.
 
     Raises:
         ValueError: The folder is not writable, or the logger cannot be opened.

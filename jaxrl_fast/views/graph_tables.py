@@ -93,7 +93,7 @@ def channel_table(description: Description) -> Table:
         sizes = channel.size_bytes, channel.tick_bytes, channel.crossing_bytes
         table.add_row(
             channel.name,
-            f"{channel.writer} → {', '.join(channel.readers) or 'nobody in the graph'}",
+            f"{channel.writer} → {', '.join(channel.readers) or 'no fragment'}",
             age if channel.readers else "-",
             arrays_of(channel),
             *map(byte_size, sizes),

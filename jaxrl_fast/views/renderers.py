@@ -300,10 +300,9 @@ class Shoot(Protocol):
     """Plays an episode and draws it."""
 
     def __call__(self, policy: Policy, *, seed: int, max_steps: int, every: int, width: int) -> Iterator[Shot]:
-        """Return shots of the first state, of every ``every``-th state and of the last one, at most ``width`` pixels
-        wide.
+        """Return shots of the first state, of every ``every``-th state and of the last one.
 
-        ``max_steps`` is the time limit.
+        ``max_steps`` is the time limit, and ``width`` the largest width in pixels.
         """
 
 
