@@ -64,7 +64,7 @@ def command(*words: str) -> list[str]:
         (["memory_cap_gb=lots"], "memory_cap_gb=lots: write a number or null"),
         (["env=halfchetah"], "did you mean halfcheetah?"),
         (["algo.gamma=1"], "unknown key 'algo.gamma'"),
-        (["resume=runs/latest"], "autotune goes on with no run: write config="),
+        (["resume=runs/latest"], "autotune does not resume runs: write config="),
         (["out=/proc/nowhere"], "cannot write to out=/proc/nowhere"),
         (["show", "all"], "show all: write python -m jaxrl_fast.autotune show"),
         (["--multirun", "seed=1,2"], "--multirun is for training"),

@@ -194,7 +194,7 @@ POLICIES = {
         "policy.json cannot be used: TypeError",
     ),
     "policy of another version": ("policy/policy.json", lambda p: edit(p, format=99), "has format 99"),
-    "config.yaml deleted": ("config.yaml", delete, "run holds no run"),
+    "config.yaml deleted": ("config.yaml", delete, "run contains no run"),
     "config.yaml no YAML": ("config.yaml", write(b"a: [1\n"), "is not YAML"),
     "config.yaml of another environment": (
         "config.yaml",
@@ -216,7 +216,7 @@ RUN_FOLDERS = {
     "checkpoints without config.yaml": (
         lambda run: [delete(run / "config.yaml"), delete(run / "metrics.csv")],
         [*SMALL, "run_dir=run"],
-        "run_dir=run holds a run already: write resume=run, or another run_dir",
+        "run_dir=run contains a run already: write resume=run, or another run_dir",
     ),
     "a temperature of 0": (lambda run: None, [*SMALL, "algo.initial_temperature=0"], "write a positive number"),
     "metrics.csv of another kind": (

@@ -27,7 +27,7 @@ COMMANDS = [
     (f"{HOST} pool.order=arrival num_seeds=2", "num_seeds=2: pool.order=arrival serves one: write pool.order=fixed"),
     (f"{HOST} pool.order=arrival pool.workers=0", "pool.order=arrival needs worker processes"),
     (f"{HOST} pool.order=arrival pool.workers=1 pool.bridge=callback", "has no fixed order to compile: write pool.bri"),
-    (f"{HOST} debug=true", "debug=true computes a tick again, which environments on the host cannot: leave it out"),
+    (f"{HOST} debug=true", "debug=true repeats a tick, which environments on the host do not support: leave it out"),
     (f"{HOST} pool.bridge=call", "pool.bridge=call: write one of host, callback"),
     (f"{HOST} placement=central_inference num_seeds=0", "num_seeds=0: write a number of at least 1"),
     (f"{HOST} num_envs=3", "num_envs=3"),
@@ -66,7 +66,7 @@ COMMANDS = [
     ("env.name=cartpole", "unknown key 'env.name' for algo=sac env=halfcheetah: did you mean env?"),
     ("algo=sac algo.clip_range=0.1", "it belongs to algo=ippo or algo=mappo or algo=ppo"),
     ("foo.bar=1", "--help lists the keys"),
-    ("env.foo.bar=1", "an option of the environment's own is written +env.foo.bar=..."),
+    ("env.foo.bar=1", "write +env.foo.bar=... for an option of the environment"),
     (f"{PPO} env.options={{a:1}}", "unknown key 'env.options'"),
     (f"{PPO} +env.speed=1", "probe value has no option 'speed': leave it out"),
     # grammar
@@ -149,29 +149,29 @@ COMMANDS = [
     (f"{PPO} num_envs=5 algo.num_minibatches=1 devices=2 placement=data_parallel", "cannot shard the 5 environments"),
     (f"{PPO} num_envs=5 algo.num_minibatches=1 devices=2 placement=sharded_sampling", "or placement=fused"),
     # folders
-    (f"{PPO} run_dir=taken", "run_dir=taken holds a run already: write resume=taken, or another run_dir"),
+    (f"{PPO} run_dir=taken", "run_dir=taken contains a run already: write resume=taken, or another run_dir"),
     (f"{PPO} run_dir=taken/config.yaml", "taken/config.yaml (File exists): write another run_dir=..."),
     (f"{PPO} run_dir=taken/config.yaml/deeper", "(Not a directory): write another run_dir=..."),
     ("run_dir=[a]", "run_dir=[a]: write a text or null"),
-    ("resume=nowhere", "nowhere holds no checkpoint: write the folder of a run, such as runs/latest"),
-    ("resume=taken", "taken holds no checkpoint"),
-    ("resume=taken/config.yaml", "holds no checkpoint"),
-    ("resume=unfinished/checkpoints/7", "unfinished/checkpoints/7 is no complete checkpoint"),
+    ("resume=nowhere", "nowhere contains no checkpoint: write the folder of a run, such as runs/latest"),
+    ("resume=taken", "taken contains no checkpoint"),
+    ("resume=taken/config.yaml", "contains no checkpoint"),
+    ("resume=unfinished/checkpoints/7", "unfinished/checkpoints/7 is not a complete checkpoint"),
     ("resume=unfinished", "checkpoint unfinished/checkpoints/7 is damaged (description.json is missing)"),
-    ("resume=taken config=taken/config.yaml", "resume brings the run's own settings: leave config out"),
-    ("resume=auto", "resume=auto needs to know where: write run_dir=<folder> with it"),
+    ("resume=taken config=taken/config.yaml", "resume uses the settings of the run: leave config out"),
+    ("resume=auto", "resume=auto needs a folder: write run_dir=<folder> with it"),
     ("resume=true", "resume=true: write a text or null"),
     # evaluate
     ("evaluate", "write the path of one run's folder, such as runs/latest"),
     ("evaluate taken unfinished", "write the path of one run's folder"),
-    ("evaluate nowhere", "nowhere holds no run: write the path of a run's folder, such as runs/latest"),
+    ("evaluate nowhere", "nowhere contains no run: write the path of a run's folder, such as runs/latest"),
     ("evaluate taken", "taken/policy holds no policy (No such file or directory)"),
     ("evaluate taken episodes=0", "episodes=0: write a whole number from 1 to 2147483647, for example episodes=100"),
     ("evaluate taken episodes=ten", "episodes=ten: write a whole number"),
     ("evaluate taken episodes=²", "episodes=²: write a whole number"),
     ("evaluate taken seed=-1", "seed=-1: write a whole number from 0 to 4294967295, for example seed=0"),
     ("evaluate taken seed=4294967296", "seed=4294967296: write a whole number"),
-    ("evaluate taken episode=3", "unknown key 'episode': evaluate knows episodes and seed"),
+    ("evaluate taken episode=3", "unknown key 'episode': the keys of evaluate are episodes and seed"),
     ("evaluate --multirun taken", "--multirun is for training: run evaluate once for each run"),
 ]
 
@@ -255,6 +255,6 @@ def test_what_does_not_fit_into_memory(capsys):
         raise JaxRuntimeError(words[0])
 
     assert cli.main("train", run, ["RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes."]) == 2
-    assert "does not fit into memory: write a smaller num_envs" in capsys.readouterr().err
+    assert "out of memory: write a smaller num_envs" in capsys.readouterr().err
     with pytest.raises(JaxRuntimeError):
         cli.main("train", run, ["INTERNAL: a bug"])

@@ -89,7 +89,7 @@ def test_a_flipped_bit_in_an_array_is_found(saved, tmp_path, part):
     damaged = bytearray(largest.read_bytes())
     damaged[len(damaged) // 2] ^= 1
     largest.write_bytes(damaged)
-    with pytest.raises(files.CheckpointError, match=r"12 is damaged \(.*\): there is no other beside it"):
+    with pytest.raises(files.CheckpointError, match=r"12 is damaged \(.*\): there is no other checkpoint of this run"):
         files.read_arrays(files.read_description(copy))
 
 
@@ -163,7 +163,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_newest_good_one(tmp_path):
     shutil.rmtree(tmp_path / "checkpoints" / "20" / "state")
     told: list[str] = []
     assert newest_good(tmp_path, told.append) == tmp_path / "checkpoints" / "10"
-    assert len(told) == 2 and all(line.startswith("passed over: checkpoint") for line in told)
+    assert len(told) == 2 and all(line.startswith("skipped: checkpoint") for line in told)
 
 
 def test_the_writer_copies_what_it_is_given_before_it_returns(tmp_path):

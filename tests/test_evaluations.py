@@ -384,7 +384,7 @@ def test_a_process_gives_the_same_bits_and_survives_its_own_death(tmp_path: Path
         wait_for_share_of_session(evaluator.process.pid, "0")
         assert evaluator.memory_mb > 10
         os.kill(evaluator.process.pid, signal.SIGKILL)
-        with pytest.raises(RuntimeError, match="its process ended with status -9"):
+        with pytest.raises(RuntimeError, match="its process ended with exit code -9"):
             evaluator.process.wait()
             monkeypatch.setattr(evaluator.process, "poll", lambda: None)  # it dies just before it is asked
             evaluator(params)
@@ -445,5 +445,5 @@ def test_a_run_that_lacks_only_its_last_evaluation_is_resumed_for_it(tmp_path: P
     result = learn(run_dir=tmp_path, evaluator=Evaluator(), resume=tmp_path)
     assert rows(tmp_path) == rows(undisturbed)
     assert result.summary["env_steps"] == STEPS
-    with pytest.raises(ValueError, match="all of them are trained"):
+    with pytest.raises(ValueError, match="the run is complete"):
         learn(run_dir=tmp_path, evaluator=Evaluator(), resume=tmp_path)

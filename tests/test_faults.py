@@ -42,13 +42,13 @@ def test_a_run_that_is_stopped_saves_at_once_and_goes_on_where_it_was(tmp_path, 
     steps = summary["env_steps"]
     assert all_steps(tmp_path / "run" / "checkpoints")[-1] == steps
     assert "not evaluated yet" in out
-    assert "go on:    python -m jaxrl_fast.train resume=run" in out
+    assert "resume:   python -m jaxrl_fast.train resume=run" in out
     assert (tmp_path / "run" / "policy" / "params.msgpack").exists()
     if number == signal.SIGINT:
         return
     status, out, err = finish(begin(tmp_path, "train", "resume=run", f"total_steps={2 * steps}"))
     assert (status, err) == (0, "")
-    assert f"goes on from run/checkpoints/{steps}, {steps:,} steps trained" in out
+    assert f"resumes from run/checkpoints/{steps}, {steps:,} steps trained" in out
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["env_steps"] == 2 * steps
 
 
@@ -59,7 +59,7 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path):
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGCONT)
     for line in process.stderr:
-        if "once more to stop at once" in line:
+        if "again to stop at once" in line:
             break
     process.send_signal(signal.SIGINT)
     status, _, _ = finish(process)
@@ -73,12 +73,12 @@ def test_a_finished_run_has_nothing_to_do_and_a_requeued_one_begins_if_there_is_
     assert "4,000 steps of 4 environments" in out
     status, out, err = finish(begin(tmp_path, "train", *words))
     assert (status, err) == (0, "")
-    assert "all 4,000 steps are trained; a larger total_steps=... goes on" in out
+    assert "all 4,000 steps are trained; write a larger total_steps=... to continue" in out
     for path in (tmp_path / "run" / "checkpoints").glob("*/description.json"):
         path.write_text("{")
     status, out, err = finish(begin(tmp_path, "train", *words))
     assert status == 0
-    assert "passed over: checkpoint run/checkpoints/" in err
+    assert "skipped: checkpoint run/checkpoints/" in err
     assert "greedy return" in out
     assert list((tmp_path / "run").glob("checkpoints-damaged-*/*"))
 

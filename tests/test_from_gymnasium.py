@@ -82,7 +82,7 @@ def test_an_observation_of_another_shape_is_told():
     wrong = OneStep(spaces.Box(0, 1, (3,)), spaces.Discrete(2))
     wrong.observation_space.sample = lambda: np.zeros(1)  # NumPy would spread it over all three
     host = make_custom_host(lambda: wrong, num_envs=1, name="toy", pool=HERE)
-    with pytest.raises(RuntimeError, match=r"an observation has shape \(1,\); observation_space says \(3,\)"):
+    with pytest.raises(RuntimeError, match=r"an observation has shape \(1,\), but observation_space has shape \(3,\)"):
         host.reset(0)
 
 

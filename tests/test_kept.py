@@ -70,14 +70,14 @@ def test_a_damaged_file_is_not_used_and_said_in_a_line(files, told, place):
     content[place] ^= 1
     path.write_bytes(content)
     assert files.read("one") is None
-    assert len(told) == 1 and str(path) in told[0] and "made anew" in told[0]
+    assert len(told) == 1 and str(path) in told[0] and "rebuilt" in told[0]
 
 
 def test_a_file_under_another_name_is_not_used(files, told):
     files.write("one", {"program": b"of these settings"})
     (files.folder / "one").rename(files.folder / "other")
     assert files.read("other") is None
-    assert "not as it was written" in told[0]
+    assert "has changed" in told[0]
 
 
 def test_a_file_that_others_may_write_is_not_used(files, told):

@@ -153,7 +153,7 @@ def test_the_operation_that_gave_a_nan_is_found_and_its_line():
     [
         (lambda count: 1.0 / (count - 3.0), "division by zero"),
         (lambda count: jnp.where(count == 3, jnp.nan, 1.0), "nan"),
-        (lambda count: jnp.exp(100.0 * (count - 2.0)), "outgrew float32"),
+        (lambda count: jnp.exp(100.0 * (count - 2.0)), "overflowed float32"),
     ],
 )
 def test_what_a_world_does_is_found_some_ticks_later(reward, found):
@@ -168,4 +168,4 @@ def test_what_a_world_does_is_found_some_ticks_later(reward, found):
 
 
 def test_an_operation_that_is_not_found_is_said_to_be_so():
-    assert "gave finite numbers in this tick" in found_in(line(discrete=True), tiny_ppo(**SHORT), 1, "sample")
+    assert "computed finite numbers in this tick" in found_in(line(discrete=True), tiny_ppo(**SHORT), 1, "sample")

@@ -86,8 +86,8 @@ def test_a_killed_worker_is_replaced_and_its_episodes_are_truncated_as_last_seen
         np.testing.assert_array_equal(again.episode_length[2:], 1)
     assert host.steps() == undisturbed.steps() - 4
     (line,) = host.events()
-    assert "worker 1 of walk was killed by SIGKILL and was started anew" in line
-    assert "4 environments begin new episodes" in line and "1 restarts so far" in line
+    assert "worker 1 of walk was killed by SIGKILL and was restarted" in line
+    assert "4 environments start new episodes" in line and "1 restarts so far" in line
 
 
 def test_a_worker_killed_with_steps_under_way_loses_them_in_every_group(start):
@@ -166,7 +166,7 @@ def test_a_worker_that_dies_again_and_again_ends_in_its_own_traceback(start, how
             step(host, 0, [1, 9])
     message = str(caught.value)
     assert {"abort": "worker 0 of walk was killed by SIGABRT", "hang": "did not answer within 0.3 s"}[how] in message
-    assert "the 3. time within 10,000 batches" in message
+    assert "is not restarted after 3 deaths within 10,000 batches" in message
     assert 'pool_envs.py", line' in message and "in misbehave" in message
     assert len(host.events()) == 2
 

@@ -62,7 +62,7 @@ def test_a_run_that_is_stopped_and_resumed_keeps_its_lines(tmp_path: Path):
     learn(tmp_path, resume=tmp_path)
     view = read_run(tmp_path)
     assert view.state == "done" and view.status["lines"][: len(lines)] == lines
-    assert any(text.startswith("goes on from") for text in view.status["lines"][len(lines) :])
+    assert any(text.startswith("resumes from") for text in view.status["lines"][len(lines) :])
 
 
 def test_a_run_that_fails_says_why(tmp_path: Path):

@@ -337,15 +337,15 @@ def test_the_command_draws_what_it_says(commands: Commands, runs: Path):
 def test_a_mistake_ends_in_one_line(commands: Commands, runs: Path):
     said = {
         "": "write the path of one run's folder",
-        "nowhere": "nowhere holds no run",
+        "nowhere": "nowhere contains no run",
         "cartpole out=x.avi": "out=x.avi: write a file that ends in .gif, .mp4 or .html",
         "cartpole out=no/x.gif": "there is no folder no",
         "cartpole out=x.html": "pages are for brax's environments: write out=....gif",
-        "cartpole frames=3": "unknown key 'frames': render knows out, policy, episodes, seed, seconds, fps and width",
+        "cartpole frames=3": "unknown key 'frames': the keys of render are out, policy, episodes, seed, seconds, fps and width",
         "cartpole fps=100": "fps=100: write a whole number from 1 to 50, for example fps=25",
         "cartpole policy=last": "policy=last: write newest or best",
         "cartpole policy=best": "cartpole/policy/best holds no policy",
-        "probe": "probe value cannot be drawn: its Env has no draw. Write one",
+        "probe": "probe value cannot be drawn: its Env has no draw. Write a function",
     }
     ended = commands.run_all(runs, [["render", *words.split()] for words in said])
     for one, (words, expected) in zip(ended, said.items(), strict=True):

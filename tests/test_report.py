@@ -190,9 +190,9 @@ def test_the_figure_is_a_file_of_its_kind(runs, tmp_path: Path, suffix: str, cap
     ("words", "expected"),
     [
         ([], "write the path of a run's folder, such as runs/latest"),
-        (["nothing/here"], "nothing/here holds no run: write the path of a run's folder, such as runs/latest"),
+        (["nothing/here"], "nothing/here contains no run: write the path of a run's folder, such as runs/latest"),
         (["{first}", "{first}/."], "two of these folders are the same run: write each once"),
-        (["{first}", "to=x.pdf"], "unknown key 'to': report knows out"),
+        (["{first}", "to=x.pdf"], "unknown key 'to': the keys of report are out"),
         (["{first}", "out=x.doc"], "out=x.doc: write a file that ends in .html, .pdf, .svg, .png"),
         (
             ["{first}", "out=no/such/x.html"],

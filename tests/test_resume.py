@@ -205,7 +205,7 @@ def test_a_run_may_be_made_longer_and_its_rates_changed_which_is_told(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"algorithm": tiny_ppo(rollout_length=16)}, r"algo.rollout_length was 8 in .* and is 16: .* only rates"),
+        ({"algorithm": tiny_ppo(rollout_length=16)}, r"algo.rollout_length was 8 in .* and is 16: .* only hyper-parameters"),
         ({"algorithm": tiny_ppo(policy_hidden=(9,))}, r"algo.policy_hidden was \[8\] in .* and is \[9\]"),
         ({"env": line(discrete=True, num_envs=8)}, "num_envs was 4 in .* and is 8"),
         ({"algorithm": tiny_sac(), "env": line(discrete=False)}, "algo was ppo in .* and is sac"),
@@ -213,8 +213,8 @@ def test_a_run_may_be_made_longer_and_its_rates_changed_which_is_told(tmp_path):
         ({"seed": 1}, "seed was 0 in .* and is 1"),
         ({"num_seeds": 2}, "num_seeds was 1 in .* and is 2"),
         ({"overlap": "all"}, "overlap was none in .* and is all"),
-        ({"shards": 16}, "shards was 8 in .* and is 16: a run goes on with the settings it was started with"),
-        ({"total_steps": 32}, "all of them are trained"),
+        ({"shards": 16}, "shards was 8 in .* and is 16: a resumed run needs the settings it was started with"),
+        ({"total_steps": 32}, "the run is complete"),
     ],
 )
 def test_what_makes_another_run_is_refused_and_named(finished, tmp_path, changes, message):
@@ -237,7 +237,7 @@ def test_without_its_replay_a_run_fills_a_new_buffer_before_it_learns(tmp_path):
     options = {"total_steps": 240, "eval_episodes": 2, "run_dir": tmp_path, "checkpoints": jf.Checkpoints(replay=False)}
     told: list[str] = []
     stopped = jf.learn(env, algorithm, tell=told.append, **stop_after(30), **options)
-    assert "without replay" in told[0] and "fills a new buffer before it learns again" in told[0]
+    assert "without replay" in told[0] and "fills a new buffer before it updates again" in told[0]
     told.clear()
     resumed = jf.learn(env, algorithm, resume=tmp_path, tell=told.append, **options)
     assert any("the replay buffer was not saved: the next 20 steps fill a new one" in line for line in told)
@@ -274,7 +274,7 @@ def test_checkpoints_lie_at_the_steps_asked_for_and_remember_their_return(tmp_pa
 
 
 def test_a_folder_with_checkpoints_is_not_overwritten_by_a_new_run(finished):
-    with pytest.raises(ValueError, match="holds the checkpoints of a run: resume it, or write another run_dir"):
+    with pytest.raises(ValueError, match="contains checkpoints of a run: resume it, or write another run_dir"):
         jf.learn(line(discrete=True), tiny_ppo(), total_steps=640, run_dir=finished, tell=quiet)
 
 

@@ -226,7 +226,7 @@ def test_nothing_is_kept_where_the_cache_is_off_or_cannot_be_written(monkeypatch
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("JAXRL_FAST_CACHE", str(tmp_path / "file" / "below"))
     assert tuning_cache.remember(key, FINDING, told.append) is None
-    assert len(told) == 1 and "nothing is remembered" in told[0]
+    assert len(told) == 1 and "nothing is stored" in told[0]
 
 
 def test_num_envs_auto_is_read_and_stands_for_the_number_before_it(tmp_path: Path):

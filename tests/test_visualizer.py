@@ -74,8 +74,8 @@ def test_its_death_in_the_middle_changes_no_bit_and_loses_no_row(commands: Comma
     os.kill(child, signal.SIGKILL)
     status, out, err = finish(training)
     assert (status, err) == (0, "")
-    said = [line for line in out.splitlines() if "the process that draws it ended" in line]
-    assert [line.partition(":")[0] for line in said] == ["no policy.gif"] and "status -9" in said[0]
+    said = [line for line in out.splitlines() if "its process ended" in line]
+    assert [line.partition(":")[0] for line in said] == ["no policy.gif"] and "exit code -9" in said[0]
     assert f"{tmp_path}/seen: report.html, summary.json, curve.png, graph.svg, policy.gif, policy/" in out
     assert (tmp_path / "seen" / "policy.gif").read_bytes().startswith(b"GIF89a")
     alone = commands.run(tmp_path, "train", *TRAIN, f"run_dir={tmp_path}/alone", trains=True)
@@ -101,7 +101,7 @@ def test_one_that_hangs_is_ended_and_the_next_policy_is_drawn(tmp_path: Path):
     time.sleep(1.1)
     visualizer.limit_s = 60.0
     visualizer()
-    assert told == ["no policy.gif: the process that draws it took too long and was ended"]
+    assert told == ["no policy.gif: the process that draws it exceeded its time limit and was ended"]
     assert visualizer.process is not hung and time.monotonic() - begun_s < 10
     wait_until_gone(hung.pid)
     assert visualizer.finish(lambda: False)
