@@ -50,6 +50,7 @@ def refused_words(text: str) -> list[str]:
         The words, in order.
     """
     text = re.sub(r"^( *)(```|~~~).*?^\1\2", "", text, flags=re.M | re.S)
+    text = re.sub(r"^ +\*{0,2}\w+:", "", text, flags=re.M)  # names of arguments and fields are not prose
     text = re.sub(r"``.+?``|`[^`]*`|\]\([^)]*\)|https?://\S+|“[^”]*”|^ *>.*?$", "", text, flags=re.M | re.S)
     return WORD.findall(" ".join(text.split()))
 
