@@ -1,10 +1,10 @@
-"""What several agents cost: training against bare loops over JaxMARL's worlds, and three agents against one.
+"""The cost of several agents: training against bare loops over JaxMARL's environments, and three agents against one.
 
-``python experiments/bench/agents.py [spread_ippo ...] [points]`` in an environment with the extra ``jaxmarl`` (a
-quarter of an hour; run nothing beside it) measures ours and the bare loop in turn, A B A B ..., each compiled and warm
-before, and writes ``experiments/results/bench/agents.json``. The bare loops have the networks that JaxMARL publishes;
-where these have a memory, a second loop lacks the layer before it, as ours does. Where there is more than one core,
-ours also has actor and critic on devices of their own. ``points``: cost of an agent's step.
+``python experiments/bench/agents.py [spread_ippo ...] [points]`` needs the extra ``jaxmarl`` and 15 minutes on an
+otherwise idle machine. It measures ours and the bare loop in turn, A B A B ..., each compiled and warm, and writes
+``experiments/results/bench/agents.json``. The bare loops have the networks that JaxMARL publishes. Where these have a
+memory, a second loop leaves out the layer before the memory, which our network does not have. On more than one core,
+ours also runs with actor and critic on separate devices. ``points`` measures the cost of an agent's step.
 """
 
 import json
@@ -37,7 +37,7 @@ def commands(name: str) -> dict[str, tuple[str, ...]]:
 
 
 def measure(name: str) -> dict[str, Any]:
-    """Rates of all workers of a row, in turn, and their ratios round by round."""
+    """Measure the rates of all workers of a row, in turn, and their ratios round by round."""
     workers: dict[str, Worker] = {}
     rates: dict[str, list[float]] = {what: [] for what in commands(name)}
     try:
@@ -58,7 +58,7 @@ def measure(name: str) -> dict[str, Any]:
 
 
 def ratios(rates: dict[str, list[float]]) -> dict[str, dict[str, float]]:
-    """Ours against each bare loop; of agents, the cost of three against that of one."""
+    """Compute the ratio of ours to each bare loop; for `agents`, the cost of three agents against one."""
     if "ours" in rates:
         pairs = {what: (rates["ours"], rates[what]) for what in rates if what.startswith("bare")}
         pairs |= {f"{APART} / {what}": (rates[APART], rates[what]) for what in pairs if APART in rates}
@@ -68,7 +68,7 @@ def ratios(rates: dict[str, list[float]]) -> dict[str, dict[str, float]]:
 
 
 def main(names: list[str]) -> None:
-    """Measure rows and keep them."""
+    """Measure rows and write them."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     for name in names or ROUNDS:
         if name not in ROUNDS:

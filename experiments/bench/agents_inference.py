@@ -1,11 +1,13 @@
-"""Several agents act, as in the Reactor paper's benchmark: ma-gym's TrafficJunction in Python on all sides, 4 and 10
-agents that see all, each with a network of its own of 64 hidden units; ours against Ray, an actor for each agent.
+"""Inference of several agents, as in the Reactor paper's benchmark: ours against Ray with one actor per agent.
 
-``make bench-agents`` makes what it needs (`.venv-peers-ray`, and ma-gym in a folder beside it) and runs all; ``python
-experiments/bench/agents_inference.py [4] [10] [--turns=1]`` some (turns already in the file are kept, so a run that was
-cut goes on), ``--page`` writes the table only. Every contender is a fresh process in every turn. Steps are fewer than
-the paper's 100,000 where a side is slow; the table scales. Ours and Ray tuned get the same sum of rewards from as many
-steps, but for a decision that rounding tips. Run nothing beside it.
+The environment of all programs is ma-gym's TrafficJunction in Python, with 4 and 10 agents. Each agent sees the
+observations of all and has a separate network of 64 hidden units.
+
+``make bench-agents`` sets up `.venv-peers-ray` and, in a folder next to it, ma-gym, and runs everything; ``python
+experiments/bench/agents_inference.py [4] [10] [--turns=1]`` runs a part. Turns already in the file are not repeated, so
+an interrupted run can be resumed. ``--page`` writes the table only. Every contender is a new process in every turn.
+Slow programs run fewer steps than the paper's 100,000; the table scales. Ours and Ray tuned get the same sum of rewards
+from equal numbers of steps, except for decisions that rounding changes. Run it on an otherwise idle machine.
 """
 
 import json
@@ -34,11 +36,11 @@ CONTENDERS = {
     "ma-gym alone": (sys.executable, "junction_ours.py", "alone", ("1x5000", *MANY)),
     "ours, compiled": (sys.executable, "junction_ours.py", "compiled", ("1x5000", *MANY)),
 }
-"""Python, worker, what it does, and how many junctions make how many steps."""
+"""Python, worker, description, and the numbers of junctions and of steps."""
 
 
 def measure(num_agents: int, document: dict[str, Any], turns: int) -> None:
-    """So many turns of all contenders, or as many as are lacking; kept after each contender."""
+    """Measure this many turns of all contenders, or the missing ones; write after each contender."""
     runs = document["rows"].setdefault(str(num_agents), {})
     lacking = [turn for turn in range(TURNS) if any(len(runs.get(name, [])) <= turn for name in CONTENDERS)]
     for turn in lacking[:turns]:
@@ -56,13 +58,13 @@ def measure(num_agents: int, document: dict[str, Any], turns: int) -> None:
 
 
 def per_100_000(found: dict[str, Any], word: str) -> float:
-    """The seconds of the paper's number of steps, of what ``junctions x steps`` took."""
+    """Scale the seconds of ``junctions x steps`` to the paper's number of steps."""
     count, _, steps = word.partition("x")
     return found[count]["seconds"] * PAPER_STEPS / (int(steps) // int(count) * int(count))
 
 
 def page(document: dict[str, Any]) -> str:
-    """The table, or that there is none yet."""
+    """Write the table, or a note that there is none yet."""
     lines = ["| agents | junctions | side | 100,000 steps, s | Ray tuned takes | its bound, ma-gym alone |"]
     lines.append("|---|---|---|---|---|---|")
     for num_agents in AGENTS:
@@ -77,7 +79,7 @@ def page(document: dict[str, Any]) -> str:
 
 
 def line(num_agents: int, count: str, name: str, runs: dict[str, list[dict[str, Any]]]) -> str:
-    """A side's line: medians [least, most]; ratios within a turn."""
+    """Write a program's line: medians [least, most]; ratios within a turn."""
 
     def times(other: str, side: str) -> str:
         pairs = zip(runs[other], runs[side], strict=False)
@@ -95,7 +97,7 @@ def line(num_agents: int, count: str, name: str, runs: dict[str, list[dict[str, 
 
 
 def main(words: list[str]) -> None:
-    """Measure what is asked for, and write the page."""
+    """Measure the requested rows, and write the page."""
     turns = TURNS
     for word in words:
         if word.startswith("--turns=") and word.removeprefix("--turns=").isdigit():

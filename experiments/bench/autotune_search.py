@@ -1,8 +1,8 @@
-"""Does the autotuner's search land near the best of a full grid, and in which share of its time?
+"""Does the autotuner's search select a width near the best of a full grid, and in which share of the grid's time?
 
-``python experiments/bench/autotune_search.py grid <job> [seconds]`` measures every width that the search may choose
-from, with all repeats, and goes on where an earlier call stopped after so many seconds; ``search <job>`` searches; both
-compile everything anew. ``report`` prints what came of it. The result is experiments/results/autotune_search.json.
+``python experiments/bench/autotune_search.py grid <job> [seconds]`` measures every width of the search space, with all
+repeats, and resumes an earlier call that stopped after so many seconds. ``search <job>`` searches. Both compile without
+a cache. ``report`` prints the result, experiments/results/autotune_search.json.
 """
 
 import json
@@ -39,12 +39,12 @@ JOBS = {
     "halfcheetah_sac": ["env=halfcheetah", "algo=sac"],
     "halfcheetah_ppo": ["env=halfcheetah", "algo=ppo"],
 }
-"""The tuned settings; of the pendulums with 10,080 samples per update, which many widths divide."""
+"""The tuned settings; for the pendulums with 10,080 samples per update, a number with many divisors."""
 REPEATS, REPEAT_S, QUIET_S = 5, 1.0, 3.0
 
 
 def one(job: str, width: int, go_on: GoOn, folder: Path) -> Row:
-    """A width in a process that finds no compiled programs on disk; once more where other programs disturbed it."""
+    """Measure a width in a process without compiled programs on disk; repeat once where other programs disturbed it."""
     asked = run_config.compose(JOBS[job])
     while True:
         with tempfile.TemporaryDirectory() as programs:
@@ -58,7 +58,7 @@ def one(job: str, width: int, go_on: GoOn, folder: Path) -> Row:
 
 
 def wait_until_quiet() -> None:
-    """Return when other programs have left the machine alone for a few seconds; give up after a minute."""
+    """Return when other programs have left the machine idle for a few seconds; give up after a minute."""
     quiet_s, until = 0.0, time.monotonic() + 60
     while quiet_s < QUIET_S:
         if time.monotonic() > until:
@@ -73,7 +73,7 @@ def wait_until_quiet() -> None:
 
 
 def facts(row: Row) -> dict[str, Any]:
-    """What is kept of a width."""
+    """The stored figures of a width."""
     return {
         "width": row.value,
         "status": row.status,
@@ -84,7 +84,7 @@ def facts(row: Row) -> dict[str, Any]:
 
 
 def grid(job: str, results: dict[str, Any], seconds: float) -> None:
-    """Measure the widths that are still missing, for about so many seconds."""
+    """Measure the missing widths, for about this many seconds."""
     legal = widths(run_config.compose(JOBS[job]), learns=True)[0]
     rows = results.setdefault(job, {}).setdefault("grid", [])
     until = time.monotonic() + seconds
@@ -99,7 +99,7 @@ def grid(job: str, results: dict[str, Any], seconds: float) -> None:
 
 
 def search(job: str, results: dict[str, Any]) -> None:
-    """Search as a sweep does, with an empty cache of compiled programs, and keep what was measured on the way."""
+    """Search as a sweep does, with an empty cache of compiled programs, and store the measurements."""
     asked = run_config.compose(JOBS[job])
     record = Record(lambda record, row: print(report_line(row, row is record.best), flush=True))
     began_s = time.perf_counter()
@@ -116,13 +116,13 @@ def search(job: str, results: dict[str, Any]) -> None:
 
 
 def keep(results: dict[str, Any]) -> None:
-    """Write what there is, with what it was measured on."""
+    """Write the results, with a description of the machine."""
     described = {"machine": machine(), "versions": versions(), "repeats": REPEATS, "repeat_s": REPEAT_S, "words": JOBS}
     RESULT.write_text(json.dumps({**results, "measured with": described}, indent=1) + "\n")
 
 
 def report(results: dict[str, Any]) -> None:
-    """For each search: its choice against the best of the grid, as the grid measured both, and the time it took."""
+    """Compare each search with the grid: its choice against the best, both as the grid measured them, and its time."""
     for job in JOBS:
         rates = {row["width"]: Outcome(tuple(row["rates"])).rate for row in results.get(job, {}).get("grid", ())}
         grid_s = sum(row["took_s"] for row in results.get(job, {}).get("grid", ()))
@@ -138,7 +138,7 @@ def report(results: dict[str, Any]) -> None:
 
 
 def main(command: str, job: str = "", seconds: str = "1e9") -> None:
-    """One step of the measurement."""
+    """Run one step of the measurement."""
     results = json.loads(RESULT.read_text()) if RESULT.exists() else {}
     if command == "grid":
         grid(job, results, float(seconds))

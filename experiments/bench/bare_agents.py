@@ -1,12 +1,14 @@
-"""Worker: IPPO and MAPPO as bare loops over JaxMARL's worlds, one file from world to numbers.
+"""Worker: IPPO and MAPPO as bare loops over JaxMARL's environments, in one file.
 
-Settings and sizes are those that JaxMARL publishes (github.com/FLAIROx/JaxMARL, ``baselines``: ``ippo_ff_mpe``,
-``mappo_homogenous_rnn_mpe`` and ``mappo_homogenous_rnn_smax``), and so is the manner: worlds that reset themselves in
-every step, values while sampling, a value for every agent. Written anew for this comparison.
+Hyper-parameters and sizes are JaxMARL's published ones (github.com/FLAIROx/JaxMARL, ``baselines``: ``ippo_ff_mpe``,
+``mappo_homogenous_rnn_mpe`` and ``mappo_homogenous_rnn_smax``), and so is the method: environments that reset
+themselves in every step, values computed during sampling, a value for every agent. The code was written for this
+comparison.
 
-``python bare_agents.py rate <row> [all]``: a repeat is one iteration of 128 steps in every world, after the first;
-``all`` leaves the layer in front of the memory out, as ours has none.
-``python bare_agents.py solve <row> <steps> <seeds> <evaluations>``: whole runs, one seed after another; says steps,
+``python bare_agents.py rate <row> [all]``: a repeat is one iteration of 128 steps in every environment, after the
+first; ``all`` leaves out the layer before the memory, which our network does not have.
+
+``python bare_agents.py solve <row> <steps> <seeds> <evaluations>``: whole runs, one seed after another. Prints steps,
 each seed's greedy return (SMAX: share of battles won) and seconds at every evaluation.
 """
 
@@ -38,7 +40,7 @@ class Step(NamedTuple):
 
 
 class Loop(NamedTuple):
-    """Where training stands."""
+    """The state of training."""
 
     params: dict[str, Any]
     opt_state: Any
@@ -49,7 +51,7 @@ class Loop(NamedTuple):
 
 
 def init(setup: Setup, key: jax.Array) -> Loop:
-    """Before the first iteration."""
+    """Build the state before the first iteration."""
     keys = jax.random.split(key, 4)
     worlds, seen, memory = begin(setup, keys[0], setup.row.num_envs)
     once = jax.tree.map(lambda x: x[None], seen)
@@ -61,7 +63,7 @@ def init(setup: Setup, key: jax.Array) -> Loop:
 
 
 def act(setup: Setup, loop: Loop, _: None) -> tuple[Loop, Step]:
-    """One step of all agents."""
+    """Make one step of all agents."""
     key, act_key, step_key = jax.random.split(loop.key, 3)
     log_probs, value, memory = run_once(setup, loop.params, loop.memory, loop.seen)
     action = jax.random.categorical(act_key, log_probs)
@@ -75,7 +77,7 @@ def act(setup: Setup, loop: Loop, _: None) -> tuple[Loop, Step]:
 
 
 def advantages(steps: Step, last: jax.Array) -> jax.Array:
-    """GAE ``[T, N]``; ``last``: the values behind the last step."""
+    """Compute GAE ``[T, N]``; ``last``: the values after the last step."""
 
     def back(carry: tuple, step: Step) -> tuple[tuple, jax.Array]:
         following, advantage = carry
@@ -87,7 +89,7 @@ def advantages(steps: Step, last: jax.Array) -> jax.Array:
 
 
 def loss(params: Any, setup: Setup, memory: tuple, steps: Step, advantage: jax.Array) -> jax.Array:
-    """PPO's, with clipped values."""
+    """Compute PPO's loss, with clipped values."""
     log_probs, value, _ = run(setup, params, memory, steps.seen)
     target = advantage + steps.value
     near = steps.value + jnp.clip(value - steps.value, -CLIP, CLIP)
@@ -100,7 +102,7 @@ def loss(params: Any, setup: Setup, memory: tuple, steps: Step, advantage: jax.A
 
 
 def minibatches(setup: Setup, key: jax.Array, memory: tuple, steps: Step, advantage: jax.Array) -> tuple:
-    """Sequences of agents where there is a memory, else single steps, ``[MINIBATCHES, L, N', ...]``."""
+    """Split into sequences of agents for a memory, else into single steps, ``[MINIBATCHES, L, N', ...]``."""
     batch = (jax.tree.map(lambda x: x[None], memory), steps, advantage)
     if not setup.row.central:
         none = jnp.zeros((1, advantage.size))
@@ -116,7 +118,7 @@ def minibatches(setup: Setup, key: jax.Array, memory: tuple, steps: Step, advant
 
 @partial(jax.jit, static_argnums=0, donate_argnums=1)
 def iteration(setup: Setup, loop: Loop) -> Loop:
-    """A rollout and the updates that learn from it."""
+    """Make a rollout and the updates on it."""
     before = loop.memory
     loop, steps = jax.lax.scan(partial(act, setup), loop, None, NUM_STEPS)
     found = advantages(steps, run_once(setup, loop.params, loop.memory, loop.seen)[1])
@@ -137,7 +139,9 @@ def iteration(setup: Setup, loop: Loop) -> Loop:
 
 @partial(jax.jit, static_argnums=0)
 def evaluate(setup: Setup, params: Any, key: jax.Array) -> jax.Array:
-    """The team's mean greedy return (SMAX: share of battles won) in the first episode of `EPISODES` worlds."""
+    """Compute the team's mean greedy return (SMAX: share of battles won) in the first episode of `EPISODES`
+    environments.
+    """
     num_agents = len(setup.names)
 
     def won(worlds: Any) -> jax.Array:
@@ -159,7 +163,7 @@ def evaluate(setup: Setup, params: Any, key: jax.Array) -> jax.Array:
 
 
 def rate(name: str, embeds: str = "") -> None:
-    """Steady-state training."""
+    """Measure steady-state training."""
     setup = make(ROWS[name], 1_000, embeds=embeds != "all")
     since = time.perf_counter()
     loop = jax.jit(init, static_argnums=0)(setup, jax.random.key(0))
@@ -177,7 +181,7 @@ def rate(name: str, embeds: str = "") -> None:
 
 
 def solve(name: str, steps: str, seeds: str, evaluations: str) -> None:
-    """Whole runs."""
+    """Train whole runs."""
     since, row = time.perf_counter(), ROWS[name]
     per_iteration = NUM_STEPS * row.num_envs
     iterations = round(int(steps) / per_iteration)

@@ -1,5 +1,7 @@
-"""Networks and an optimizer in plain JAX, for the fixed programs of `gate`. They must not change: what is measured is
-measured against them."""
+"""Networks and an optimizer in plain JAX, for the fixed programs of `gate`.
+
+They must not change, since other measurements are compared with them.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,14 +13,14 @@ Layers = list[tuple[jax.Array, jax.Array]]
 
 
 def make_mlp(key: jax.Array, *sizes: int) -> Layers:
-    """Weights ``[in, out]`` and biases ``[out]`` of each layer."""
+    """Draw weights ``[in, out]`` and biases ``[out]`` of each layer."""
     keys = jax.random.split(key, len(sizes) - 1)
     pairs = zip(keys, sizes[:-1], sizes[1:], strict=True)
     return [(jax.random.normal(k, (a, b)) * (2 / a) ** 0.5, jnp.zeros(b)) for k, a, b in pairs]
 
 
 def mlp(layers: Layers, x: jax.Array, activation: Callable[[jax.Array], jax.Array]) -> jax.Array:
-    """``[..., in]`` to ``[..., out]``."""
+    """Apply the layers, ``[..., in]`` to ``[..., out]``."""
     for weights, bias in layers[:-1]:
         x = activation(x @ weights + bias)
     weights, bias = layers[-1]
@@ -26,13 +28,13 @@ def mlp(layers: Layers, x: jax.Array, activation: Callable[[jax.Array], jax.Arra
 
 
 def make_adam(params: Any) -> Any:
-    """The optimizer's first state: both moments, and the count of steps."""
+    """Build the optimizer's first state: both moments, and the count of steps."""
     first, second = (jax.tree.map(jnp.zeros_like, params) for _ in range(2))
     return first, second, jnp.zeros((), jnp.int32)
 
 
 def adam(params: Any, state: Any, grads: Any, rate: float) -> tuple[Any, Any]:
-    """A step of Adam (arXiv 1412.6980, algorithm 1)."""
+    """Make a step of Adam (arXiv 1412.6980, algorithm 1)."""
     first, second, count = state
     count = count + 1
     first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, first, grads)
@@ -43,14 +45,14 @@ def adam(params: Any, state: Any, grads: Any, rate: float) -> tuple[Any, Any]:
 
 
 def squashed(outputs: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """A sample of a Gaussian ``[..., 2 A]`` under tanh: action ``[..., A]``, raw action, log-density ``[...]``."""
+    """Sample a tanh-squashed Gaussian ``[..., 2 A]``: action ``[..., A]``, raw action, log-density ``[...]``."""
     mean, log_std = jnp.split(outputs, 2, -1)
     raw = mean + jnp.exp(jnp.clip(log_std, -5, 2)) * jax.random.normal(key, mean.shape)
     return jnp.tanh(raw), raw, squashed_density(outputs, raw)
 
 
 def squashed_density(outputs: jax.Array, raw: jax.Array) -> jax.Array:
-    """Log-density of a raw action."""
+    """Compute the log-density of a raw action."""
     mean, log_std = jnp.split(outputs, 2, -1)
     log_std = jnp.clip(log_std, -5, 2)
     normal = -0.5 * ((raw - mean) * jnp.exp(-log_std)) ** 2 - log_std - 0.9189385332

@@ -1,8 +1,8 @@
-"""The fixed program beside our PPO: ``python bare_ppo.py halfcheetah|cartpole`` (see `gate`).
+"""The fixed program that is compared with our PPO: ``python bare_ppo.py halfcheetah|cartpole`` (see `gate`).
 
-One jitted loop in plain JAX, on the environment's own package: a rollout, advantages, epochs over minibatches in the
-order of time. Networks, minibatches, epochs and steps are those of the rows in `ours`. Environments are spread over two
-devices, and the compiler divides the rest. What it learns does not matter; it must not change.
+One jitted loop in plain JAX, on the environment's original package: a rollout, advantages, epochs over minibatches in
+time order. Networks, minibatches, epochs and steps match the rows in `ours`. Environments are sharded over two devices,
+and the compiler shards the rest. Its returns do not matter. The program must not change.
 """
 
 import functools
@@ -19,8 +19,9 @@ from worker import serve
 
 
 class World(NamedTuple):
-    """``reset(key) -> state``; ``step(key, state, action) -> state, reward, done``, both of one environment;
-    ``obs(state) -> [O]``; ``act_size`` actions, ``discrete`` or in (-1, 1)."""
+    """One environment: ``reset(key) -> state``; ``step(key, state, action) -> state, reward, done``; ``obs(state) ->
+    [O]``; ``act_size`` actions, ``discrete`` or in (-1, 1).
+    """
 
     reset: Callable
     step: Callable
@@ -44,7 +45,7 @@ class Settings(NamedTuple):
 
 
 def halfcheetah() -> World:
-    """brax's, episodes of 1,000 steps, which begin anew in their first state."""
+    """Build brax's environment: episodes of 1,000 steps, which reset to their first state."""
     from brax import envs
 
     env = envs.create("halfcheetah", backend="spring", episode_length=1000, auto_reset=False)
@@ -67,7 +68,7 @@ def halfcheetah() -> World:
 
 
 def cartpole() -> World:
-    """gymnax's, with its own reset."""
+    """Build gymnax's environment, with gymnax's reset."""
     import gymnax
 
     env, params = gymnax.make("CartPole-v1")
@@ -83,14 +84,14 @@ def cartpole() -> World:
 
 
 WORLDS = {
-    # As `ours.SHORT["ppo_halfcheetah"]`: minibatches as large as in brax's notebook, fewer of them.
+    # As `ours.SHORT["ppo_halfcheetah"]`: minibatches as large as in brax's notebook, but fewer.
     "halfcheetah": (halfcheetah, Settings(256, 80, 8, 2, 1, (32,) * 4, (256,) * 5, jax.nn.swish)),
     "cartpole": (cartpole, Settings(64, 128, 4, 4, 50, (64, 64), (64, 64), jnp.tanh)),
 }
 
 
 def choose(world: World, outputs: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Action, raw action, log-density."""
+    """Return action, raw action and log-density."""
     if not world.discrete:
         return squashed(outputs, key)
     action = jax.random.categorical(key, outputs)
@@ -98,14 +99,14 @@ def choose(world: World, outputs: jax.Array, key: jax.Array) -> tuple[jax.Array,
 
 
 def density(world: World, outputs: jax.Array, raw: jax.Array) -> jax.Array:
-    """Log-density of a raw action."""
+    """Compute the log-density of a raw action."""
     if not world.discrete:
         return squashed_density(outputs, raw)
     return jnp.take_along_axis(jax.nn.log_softmax(outputs), raw[..., None], -1)[..., 0]
 
 
 def advantages(reward: jax.Array, done: jax.Array, value: jax.Array, last: jax.Array) -> jax.Array:
-    """Generalized advantages ``[T, E]`` (γ 0.99, λ 0.95)."""
+    """Compute generalized advantages ``[T, E]`` (γ 0.99, λ 0.95)."""
     following = jnp.concatenate([value[1:], last[None]])
     goes_on = 1.0 - done
     delta = reward + 0.99 * goes_on * following - value
@@ -118,7 +119,7 @@ def advantages(reward: jax.Array, done: jax.Array, value: jax.Array, last: jax.A
 
 
 def make_loss(world: World, at: Settings) -> Callable[[Any, Any], jax.Array]:
-    """PPO's loss of a minibatch (observation, raw action, old log-density, advantage, target)."""
+    """Compute PPO's loss of a minibatch (observation, raw action, old log-density, advantage, target)."""
 
     def loss(params: Any, batch: Any) -> jax.Array:
         obs, raw, old, advantage, target = batch
@@ -133,7 +134,7 @@ def make_loss(world: World, at: Settings) -> Callable[[Any, Any], jax.Array]:
 
 
 def make_tick(world: World, at: Settings) -> Callable[[Any, jax.Array], tuple[Any, jax.Array]]:
-    """``tick((params, adam, envs), key)``: a rollout, and the updates on it."""
+    """Build ``tick((params, adam, envs), key)``: a rollout, and the updates on it."""
 
     def act(carry: Any, key: jax.Array) -> tuple[Any, Any]:
         params, envs = carry

@@ -1,8 +1,8 @@
-"""The fixed program beside our SAC: ``python bare_sac.py halfcheetah|HalfCheetah-v5`` (see `gate`).
+"""The fixed program that is compared with our SAC: ``python bare_sac.py halfcheetah|HalfCheetah-v5`` (see `gate`).
 
-Plain JAX: a step in every environment, then as many updates of as large batches, from as large a buffer, as the rows of
-`ours` and `ours_host`. brax's environment is in the same program, Gymnasium's are stepped in a loop. What it learns
-does not matter; it must not change.
+Plain JAX: a step in every environment, then updates. Number of updates, batch size and buffer size match the rows of
+`ours` and `ours_host`. brax's environment is in the same program; Gymnasium's are stepped in a loop. Its returns do not
+matter. The program must not change.
 """
 
 import sys
@@ -41,13 +41,13 @@ def make_learned(key: jax.Array) -> Any:
 
 
 def q_values(critics: Any, obs: jax.Array, action: jax.Array) -> jax.Array:
-    """``[2, B]``."""
+    """Compute both critics' values, ``[2, B]``."""
     both = jnp.concatenate([obs, action], -1)
     return jnp.stack([mlp(q, both, jax.nn.relu)[..., 0] for q in critics])
 
 
 def loss(params: Any, target: Any, batch: jax.Array, key: jax.Array) -> jax.Array:
-    """The three losses together; each moves its own networks only."""
+    """Compute the sum of the three losses; each has gradients in its networks only."""
     obs, following, action = batch[:, :OBS], batch[:, OBS : 2 * OBS], batch[:, 2 * OBS : 2 * OBS + ACT]
     reward, goes_on = batch[:, -2], batch[:, -1]
     held = jax.lax.stop_gradient(params)
@@ -62,7 +62,7 @@ def loss(params: Any, target: Any, batch: jax.Array, key: jax.Array) -> jax.Arra
 
 
 def make_updates(at: Settings) -> Callable[..., Any]:
-    """``updates(learned, buffer [ROWS, columns], filled, key)``: the updates of a tick."""
+    """Build ``updates(learned, buffer [ROWS, columns], filled, key)``: the updates of a tick."""
 
     def updates(learned: Any, buffer: jax.Array, filled: jax.Array, key: jax.Array) -> Any:
         def update(learned: Any, key: jax.Array) -> tuple[Any, None]:
@@ -79,12 +79,12 @@ def make_updates(at: Settings) -> Callable[..., Any]:
 
 
 def rows(obs: Any, following: Any, action: Any, reward: Any, done: Any, numpy: Any) -> Any:
-    """What the buffer keeps of a step in every environment ``[E, columns]``."""
+    """Return the buffer rows of a step in every environment ``[E, columns]``."""
     return numpy.concatenate([obs, following, action, reward[:, None], 1.0 - done[:, None]], -1)
 
 
 def compiled_world(at: Settings) -> Callable[[], jax.Array]:
-    """brax: environments and updates in one program. Returns a repeat."""
+    """Build a repeat on brax: environments and updates in one program."""
     world, updates = halfcheetah(), make_updates(at)
 
     def tick(carry: Any, key: jax.Array) -> tuple[Any, jax.Array]:
@@ -114,7 +114,7 @@ def compiled_world(at: Settings) -> Callable[[], jax.Array]:
 
 
 def host_world(at: Settings) -> Callable[[], jax.Array]:
-    """Gymnasium: a loop over environments, one program that acts and one that learns. Returns a repeat."""
+    """Build a repeat on Gymnasium: a loop over environments, one program that acts and one that updates."""
     import gymnasium
 
     envs = [gymnasium.make("HalfCheetah-v5") for _ in range(at.num_envs)]

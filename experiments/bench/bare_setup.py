@@ -1,4 +1,4 @@
-"""The worlds, networks and settings of `bare_agents`."""
+"""The environments, networks and settings of `bare_agents`."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ NUM_STEPS, EPOCHS, MINIBATCHES = 128, 4, 4
 
 
 class Row(NamedTuple):
-    """What JaxMARL's files say of one run."""
+    """JaxMARL's settings of one run."""
 
     world: str
     num_envs: int
@@ -45,7 +45,7 @@ class Dense(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """MAPPO's networks: 128 units before, in and behind the memory."""
+    """MAPPO's networks: 128 units before, in and after the memory."""
 
     out: int
     last_scale: float
@@ -68,7 +68,7 @@ class Recurrent(nn.Module):
 
 
 class Seen(NamedTuple):
-    """What agents see, ``[N, ...]`` with N worlds times agents, the agent first."""
+    """Observations, ``[N, ...]`` with N environments times agents, the agent first."""
 
     obs: jax.Array
     central: jax.Array
@@ -77,7 +77,7 @@ class Seen(NamedTuple):
 
 
 class Setup(NamedTuple):
-    """What stays the same: the world with the names of its agents, networks and optimizer."""
+    """The constants of a run: the environment with the names of its agents, networks and optimizer."""
 
     row: Row
     world: Any
@@ -89,12 +89,12 @@ class Setup(NamedTuple):
 
     @property
     def smax(self) -> bool:
-        """Whether there is a battle to win."""
+        """Return whether success is a won battle."""
         return self.row.world == "HeuristicEnemySMAX"
 
 
 def make(row: Row, iterations: int, *, embeds: bool = True) -> Setup:
-    """The learning rate falls to zero over so many iterations."""
+    """Return a learning rate that decays to zero over this many iterations."""
     options = {"scenario": map_name_to_scenario("3m")} if row.world == "HeuristicEnemySMAX" else {}
     world = jaxmarl.make(row.world, **options)
     names = tuple(world.agents)
@@ -109,18 +109,21 @@ def make(row: Row, iterations: int, *, embeds: bool = True) -> Setup:
 
 
 def flat(setup: Setup, by_name: Any) -> jax.Array:
-    """``[N, ...]`` of what agents have by name."""
+    """Stack a dictionary by agent to ``[N, ...]``."""
     stacked = jnp.stack([by_name[name] for name in setup.names])
     return stacked.reshape(-1, *stacked.shape[2:])
 
 
 def by_name(setup: Setup, action: jax.Array) -> dict[str, jax.Array]:
-    """Actions ``[N]`` as worlds want them."""
+    """Convert actions ``[N]`` to the environment's dictionary."""
     return dict(zip(setup.names, action.reshape(len(setup.names), -1), strict=True))
 
 
 def see(setup: Setup, obs: Any, worlds: Any, first: jax.Array) -> Seen:
-    """What agents and critic see; SMAX's critic the state and the agent's number, that of others all observations."""
+    """Return the inputs of agents and critic.
+
+    SMAX's critic sees the state and the agent's number; the other critics see all observations.
+    """
     own, num_agents = flat(setup, obs), len(setup.names)
     num_envs = own.shape[0] // num_agents
     if not setup.row.central:
@@ -136,20 +139,20 @@ def see(setup: Setup, obs: Any, worlds: Any, first: jax.Array) -> Seen:
 
 
 def run(setup: Setup, params: Any, memory: tuple, seen: Seen) -> tuple[jax.Array, jax.Array, tuple]:
-    """Log-probabilities ``[L, N, actions]``, values ``[L, N]`` and memory."""
+    """Compute log-probabilities ``[L, N, actions]``, values ``[L, N]`` and memory."""
     logits, own = setup.policy.apply(params["policy"], memory[0], seen.obs, seen.first)
     value, central = setup.critic.apply(params["critic"], memory[1], seen.central, seen.first)
     return jax.nn.log_softmax(jnp.where(seen.allowed, logits, -1e10)), value[..., 0], (own, central)
 
 
 def run_once(setup: Setup, params: Any, memory: tuple, seen: Seen) -> tuple[jax.Array, jax.Array, tuple]:
-    """As `run`, of one step."""
+    """Do the same as `run` for one step."""
     log_probs, value, memory = run(setup, params, memory, jax.tree.map(lambda x: x[None], seen))
     return log_probs[0], value[0], memory
 
 
 def begin(setup: Setup, key: jax.Array, num_envs: int) -> tuple[Any, Seen, tuple]:
-    """New worlds, what is seen there, and empty memories."""
+    """Reset the environments; return their states, observations and empty memories."""
     obs, worlds = jax.vmap(setup.world.reset)(jax.random.split(key, num_envs))
     rows = num_envs * len(setup.names)
     return worlds, see(setup, obs, worlds, jnp.ones(rows, bool)), (jnp.zeros((rows, 128)), jnp.zeros((rows, 128)))

@@ -1,8 +1,8 @@
-"""What looking for numbers that are not finite costs, and what a checkpoint costs.
+"""The cost of checking for numbers that are not finite, and of a checkpoint.
 
-``python experiments/bench/check_cost.py [repeats]`` measures chunks of training with the checks and without them in
-turn (A B A B), and of the tuned SAC on halfcheetah how long a checkpoint holds training up (the copy) and how long it
-is written meanwhile. The result is written to experiments/results/check_cost.json.
+``python experiments/bench/check_cost.py [repeats]`` measures chunks of training with and without the checks in turn (A
+B A B). For the tuned SAC on halfcheetah, it also measures for how long a checkpoint blocks training (the copy) and for
+how long it is written in the background. The result is written to experiments/results/check_cost.json.
 """
 
 import json
@@ -39,7 +39,7 @@ JOBS = {"sac halfcheetah": (["env=halfcheetah", "algo=sac"], 25), "ppo cartpole"
 
 
 def prepare(words: list[str], ticks: int, *, checked: bool) -> tuple[Callable[[], float], list[Any]]:
-    """A warm program; calling it runs a chunk and says its seconds. The state is in the list."""
+    """Return a warm program and a list with its state; calling the program runs a chunk and returns its seconds."""
     run = run_config.compose(words)
     env = jf.vectorize(envs.make(run.env, **run.env_options), num_envs=run.num_envs)
     algorithm = make_algorithm(run)
@@ -73,7 +73,7 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def checkpoint_cost(state: Any, repeats: int) -> dict[str, Any]:
-    """Seconds of the copy, for which training waits, and of the write, for which it does not."""
+    """Return the seconds of the copy, for which training waits, and of the write, for which it does not."""
     copies, writes, refills = [], [], ["experience"]
     content = {"settings": {}, "progress": {}, "score": None, "refills": refills, "left_out": False}
     with tempfile.TemporaryDirectory() as folder:
@@ -88,7 +88,7 @@ def checkpoint_cost(state: Any, repeats: int) -> dict[str, Any]:
 
 
 def main(repeats: int) -> None:
-    """All jobs."""
+    """Run all jobs."""
     jf.setup(cpu_devices=1)
     result: dict[str, Any] = {"command": f"python experiments/bench/check_cost.py {repeats}", "machine": machine()}
     result["versions"] = versions()

@@ -1,8 +1,9 @@
-"""What options of XLA bring: each program as it is compiled here, and with one option left out or added, in turn.
+"""The effect of XLA's options: each program with the default options, and with one option left out or added, in turn.
 
-``python experiments/bench/compiler_options.py [job ...] [rounds=5]`` (ten minutes; run nothing beside it) times whole
-training or, where fast-math is tried, the environments' step alone, since it may never touch a learner. Written to
-experiments/results/compiler_options.json; jobs that are not named keep what they had. ``--page`` writes only the table.
+``python experiments/bench/compiler_options.py [job ...] [rounds=5]`` (ten minutes, on an otherwise idle machine) times
+whole training. For fast-math, it times the environments' step alone, since fast-math is never applied to a learner. The
+result is written to experiments/results/compiler_options.json; figures of jobs that are not named stay. ``--page``
+writes only the table.
 """
 
 import json
@@ -28,7 +29,7 @@ LIBERTIES = " ".join(f"--{option}=false" for option in HONORED)
 
 
 class Way(NamedTuple):
-    """``flags``: more of XLA's; ``without``: names of `compiler_choices` whose options are left out."""
+    """``flags``: additional flags of XLA; ``without``: names of `compiler_choices` whose options are left out."""
 
     flags: str = ""
     without: str = ""
@@ -57,7 +58,7 @@ JOBS = {
 
 
 def measure(row: str, what: str, ways: dict[str, Way], rounds: int) -> dict[str, Any]:
-    """Rates of each way, and how many times those of the program as it is, round by round."""
+    """Measure the rate of each variant, and its ratio to the default program, round by round."""
     workers: dict[str, Worker] = {}
     rates: dict[str, list[float]] = {name: [] for name in ways}
     try:
@@ -86,7 +87,7 @@ def measure(row: str, what: str, ways: dict[str, Way], rounds: int) -> dict[str,
 
 
 def page(document: dict[str, Any]) -> str:
-    """The table; compilations of a job run side by side, so their seconds compare only with each other."""
+    """Write the table. Compilations of one job run at the same time, so compare their seconds only with each other."""
     lines = ["| program | compiled | steps/s, times as it is | compilation, s |", "|---|---|---|---|"]
     for job, found in document.items():
         for name, ratio in found["times_as_it_is"].items():
@@ -98,7 +99,7 @@ def page(document: dict[str, Any]) -> str:
 
 
 def main(words: list[str]) -> None:
-    """Measure what is asked for, keep, and write the table."""
+    """Measure the requested jobs, store the figures, and write the table."""
     given = [word for word in words if word.startswith("rounds=") and word[7:].isdigit() and int(word[7:])]
     unknown = [word for word in words if word not in (*JOBS, *given, "--page")]
     if unknown:

@@ -1,9 +1,9 @@
-"""The table that MSRL argues with: PPO and SAC under every placement, on a light and a heavy environment.
+"""The table of the MSRL paper: PPO and SAC under every placement, on a light and a heavy environment.
 
-``python experiments/bench/distribution.py [algo-env ...]`` on an otherwise idle machine. Placements of one algorithm
-and environment are measured in turn in one process, so that ratios are of neighbours in time: rates, bytes that cross
-devices in a tick, the share of the time in which a device had nothing to do, and how much of the machine was used.
-Written to experiments/results/distribution.json, with a timeline of the two-device placements as distribution.png.
+``python experiments/bench/distribution.py [algo-env ...]`` needs an otherwise idle machine. Placements of one algorithm
+and environment are measured in turn in one process, so that ratios compare neighbours in time: rates, bytes that cross
+devices in a tick, the share of the time in which a device was idle, and the used share of the machine. The result is
+written to experiments/results/distribution.json, with a timeline of the two-device placements as distribution.png.
 """
 
 import json
@@ -39,7 +39,7 @@ HOST_JOBS = {"ppo-Pendulum-v1": 2, "sac-Pendulum-v1": 20, "ppo-HalfCheetah-v5": 
 
 
 class Case(NamedTuple):
-    """A placement at an overlap, with so many learners."""
+    """A placement at an overlap, with this number of learners."""
 
     placement: str
     overlap: str = "none"
@@ -47,7 +47,7 @@ class Case(NamedTuple):
 
     @property
     def label(self) -> str:
-        """As it is typed."""
+        """The words of the command."""
         more = f" learners={self.learners}" if self.learners > 1 else ""
         return f"{self.placement} overlap={self.overlap}{more}"
 
@@ -74,7 +74,9 @@ HOST_CASES = (
 
 
 class Ready(NamedTuple):
-    """A warm program: ``repeat() -> (wall_s, cpu_s)`` of one chunk, ``trace()`` its timeline, and what crosses."""
+    """A warm program: ``repeat() -> (wall_s, cpu_s)`` of one chunk, ``trace()`` its timeline, and the bytes that
+    cross devices.
+    """
 
     repeat: Callable[[], tuple[float, float]]
     trace: Callable[[], Timeline | None]
@@ -118,7 +120,7 @@ def make_ready(env: Any, algorithm: jf.Algorithm, case: Case, ticks: int) -> Rea
 
 
 def measure(env: Any, algorithm: jf.Algorithm, cases: tuple[Case, ...], ticks: int) -> list[dict[str, Any]]:
-    """Every case, in turn, ``REPEATS`` times; speeds are against the first case of the same round."""
+    """Measure every case, in turn, ``REPEATS`` times; speeds are relative to the first case of the same round."""
     agent = bind(algorithm, env.spec, env.num_envs)
     ready = {case: make_ready(env, algorithm, case, ticks) for case in cases}
     rounds = [{case: one.repeat() for case, one in ready.items()} for _ in range(REPEATS)]
@@ -151,7 +153,7 @@ def measure(env: Any, algorithm: jf.Algorithm, cases: tuple[Case, ...], ticks: i
 
 
 def show(job: str, row: dict[str, Any]) -> str:
-    """A line of the table."""
+    """Write a line of the table."""
     idle = row["idle_share"]
     bytes_moved = row["crossing_bytes_per_tick"]
     label = Case(row["placement"], row["overlap"], row["learners"]).label
@@ -188,14 +190,14 @@ def main() -> None:
 
 
 def host_settings(algo: str) -> list[str]:
-    """Sizes for a host environment: PPO as in its Gymnasium papers, SAC one update a step."""
+    """Return sizes for a host environment: PPO as in its Gymnasium papers, SAC one update a step."""
     if algo == "ppo":
         return ["num_envs=16", "algo.rollout_length=128", "algo.num_epochs=4", "algo.num_minibatches=4"]
     return ["num_envs=16", "algo.updates_per_tick=16", "algo.batch_size=256", "algo.warmup_steps=1_000"]
 
 
 def draw(jobs: dict[str, Any]) -> None:
-    """Which program ran when, on the two devices: two ticks of the first tenth of a second or more."""
+    """Plot the programs on the two devices over time: two ticks of the first tenth of a second or more."""
     import matplotlib
 
     matplotlib.use("agg")

@@ -1,11 +1,11 @@
-"""What evaluation costs a run: beside training, and between its chunks, against the same run without any.
+"""The cost of evaluation: during training, and between its chunks, against the same run without evaluation.
 
-``python experiments/bench/evaluation_cost.py [pairs [job ...]]`` runs each job (the whole ones only where they are
-named: 8 minutes a run) in all three ways in turn, ``pairs`` times (default 3), after one run that fills the cache of
-compiled programs (of whole jobs: the beginning of one, and a short one). Seconds are the run's own: of training until
-the last update, and of the whole command, with the last evaluation, that of the best policy, and pictures. The run
-without any is the command with two functions left out, which no setting does. Written to
-experiments/results/evaluation_cost.json; run nothing else meanwhile.
+``python experiments/bench/evaluation_cost.py [pairs [job ...]]`` runs each job in all three ways in turn, ``pairs``
+times (default 3), after one run that fills the cache of compiled programs. The whole jobs (8 minutes a run) must be
+named; before them, the beginning of one run and a short run fill the cache. The run reports the seconds: of training
+until the last update, and of the whole command, with the last evaluation, the evaluation of the best policy, and
+pictures. The run without evaluation is the command with two functions left out, for which there is no option. The
+result is written to experiments/results/evaluation_cost.json. Run it on an otherwise idle machine.
 """
 
 import csv
@@ -39,7 +39,9 @@ JOBS = {
     "sac halfcheetah, whole": ("env=halfcheetah", "algo=sac", "total_steps=160_000"),
     "ppo halfcheetah, whole": ("env=halfcheetah", "algo=ppo"),
 }
-"""Those that are *cold* find no programs on disk; the *whole* ones run beside training and without evaluation only."""
+"""*Cold* jobs have no programs on disk; the *whole* ones run only with evaluation during training and without
+evaluation.
+"""
 WAYS = {"beside": (), "between chunks": ("eval.beside=false",), "none": ("eval.beside=false",)}
 COMMAND = ("-m", "jaxrl_fast.train")
 WITHOUT_ANY = """import sys
@@ -52,7 +54,7 @@ sys.exit(train.main(sys.argv[1:], keep=True))
 
 
 def train(words: tuple[str, ...], way: str, folder: Path, *, cold: bool = False, only_s: float | None = None) -> None:
-    """A run, or its first ``only_s`` seconds."""
+    """Make a run, or its first ``only_s`` seconds."""
     program = ("-c", WITHOUT_ANY) if way == "none" else COMMAND
     command = [sys.executable, *program, *words, *WAYS[way], f"run_dir={folder}", "checkpoint.keep=0"]
     env = {**os.environ, **({"JAXRL_FAST_CACHE": "off"} if cold else {})}
@@ -68,7 +70,7 @@ def train(words: tuple[str, ...], way: str, folder: Path, *, cold: bool = False,
 
 
 def seconds(words: tuple[str, ...], way: str, folder: Path, *, cold: bool) -> dict[str, float]:
-    """Of one run: until its first step, until its last update, and all."""
+    """Return the seconds of one run until its first step, until its last update, and in total."""
     train(words, way, folder, cold=cold)
     summary = json.loads((folder / "summary.json").read_text())
     rows = list(csv.DictReader((folder / "metrics.csv").open()))
@@ -82,14 +84,14 @@ def seconds(words: tuple[str, ...], way: str, folder: Path, *, cold: bool) -> di
 
 
 def compare(name: str, pairs: int) -> dict[str, Any]:
-    """Seconds of every run, and medians of the ratios within each round."""
+    """Measure the seconds of every run, and medians of the ratios within each round."""
     words, cold, whole = JOBS[name], name.endswith("cold"), name.endswith("whole")
     ways = [way for way in WAYS if way != "between chunks" or not whole]
     found: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
     with tempfile.TemporaryDirectory() as folder:
         for way in () if cold else ways:
             train(words, way, Path(folder) / f"{way} warm", only_s=WARM_S if whole else None)
-            if whole:  # one that was stopped has not compiled what draws its policy
+            if whole:  # a stopped run has not compiled the program that draws its policy
                 train((*words, SHORT), way, Path(folder) / f"{way} short")
         for number in range(pairs):
             for way in ways:
@@ -111,7 +113,7 @@ def spread(values: list[float]) -> list[float]:
 
 
 def main(pairs: int, names: list[str]) -> None:
-    """The jobs named, or all; results of the others stay in the file."""
+    """Run the jobs named, or all; results of the others stay in the file."""
     result: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     result |= {"unit": "seconds; ratios: median, least, most"}
     where = {"machine": machine(), "versions": versions()}

@@ -1,10 +1,10 @@
-"""Has a change made training slower? ``make bench-gate``, six minutes on two cores; run nothing beside it.
+"""Has a change made training slower? ``make bench-gate``, six minutes on two cores of an otherwise idle machine.
 
-Each row is a training program of ours and a fixed program beside it, in plain JAX or Gymnasium (``bare_*.py``), of the
-same environment, networks and batches; no peers are needed. Both are compiled and warm, and then measured A B A B: what
-counts is the ratio of a round, so that a slow machine slows both. The medians are compared with those committed in
-experiments/results/bench_gate.json by the rule of `gate_rule`; a row that falls gives exit status 1.
-``python experiments/bench/gate.py --write [row ...]`` commits new figures, ``--plan`` says what would run.
+Each row is a training program of ours and a fixed program in plain JAX or Gymnasium (``bare_*.py``), with the same
+environment, networks and batches; no other library is needed. Both are compiled and warm, and then measured A B A B.
+The ratio of a round counts, since a slow machine slows both. The medians are compared with the committed ones in
+experiments/results/bench_gate.json by the rule of `gate_rule`; a slower row gives exit code 1. ``python
+experiments/bench/gate.py --write [row ...]`` commits new figures, ``--plan`` prints the plan.
 """
 
 import json
@@ -24,7 +24,7 @@ RESULT = HERE.parent / "results" / "bench_gate.json"
 
 
 class Row(NamedTuple):
-    """Words of both workers, what is counted, rounds, and about how many minutes the row takes."""
+    """Words of both workers, the counted unit, rounds, and about how many minutes the row takes."""
 
     ours: tuple[str, ...]
     fixed: tuple[str, ...]
@@ -45,7 +45,7 @@ ROWS = {
 
 
 def measure(name: str) -> list[dict[str, float]]:
-    """The rates of both in every round, and the seconds that the row took."""
+    """Measure the rates of both in every round, and the seconds of the row."""
     row, rounds = ROWS[name], []
     begin = time.perf_counter()
     both = {what: Worker(sys.executable, *words) for what, words in (("ours", row.ours), ("fixed", row.fixed))}
@@ -66,12 +66,12 @@ def measure(name: str) -> list[dict[str, float]]:
 
 
 def read_committed() -> dict[str, Any]:
-    """What was committed."""
+    """Read the committed figures."""
     return json.loads(RESULT.read_text()) if RESULT.exists() else {"rows": {}}
 
 
 def write(rounds: dict[str, list[dict[str, float]]], figures: dict[str, Figure]) -> None:
-    """Put rows into the file that is committed."""
+    """Write rows into the committed file."""
     where = {"machine": machine(), "versions": versions(), "commit": commit()}
     rows = {
         name: {**figures[name]._asdict(), "unit": ROWS[name].unit, "rounds": rounds[name], **where} for name in rounds
@@ -81,7 +81,7 @@ def write(rounds: dict[str, list[dict[str, float]]], figures: dict[str, Figure])
 
 
 def main(words: list[str]) -> int:
-    """Measure, and compare or write. Returns the exit status."""
+    """Measure, and compare or write; return the exit code."""
     names = [word for word in words if not word.startswith("--")] or list(ROWS)
     unknown = [word for word in words if word not in (*ROWS, "--write", "--plan")]
     if unknown:
@@ -108,7 +108,7 @@ def main(words: list[str]) -> int:
 
 
 def refuse(line: str) -> int:
-    """Say what was wrong."""
+    """Print the error."""
     print(f"bench-gate: {line}", file=sys.stderr)
     return 2
 

@@ -1,25 +1,26 @@
-"""When a row of `gate` has become slower: the rule, and the words for it. Measures nothing."""
+"""When a row of `gate` has become slower: the rule, and its messages. Measures nothing."""
 
 import statistics
 from typing import NamedTuple
 
 FALL, SPREADS = 0.10, 3.0
-"""A row falls where its ratio is lower by more than this share *and* by more than so many committed spreads."""
+"""A row fails where its ratio is lower by more than this share *and* by more than this many committed spreads."""
 
 
 class Figure(NamedTuple):
-    """Ours against the fixed program: the ``median`` of the rounds' ratios and their ``spread``, the distance between
-    the quarters."""
+    """Ours against the fixed program: the ``median`` of the rounds' ratios and their ``spread``, the interquartile
+    range.
+    """
 
     median: float
     spread: float
 
 
 def figure(ratios: list[float]) -> Figure:
-    """Of the ratios of rounds.
+    """Compute it from the ratios of rounds.
 
     Raises:
-        ValueError: there are fewer than three.
+        ValueError: There are fewer than three.
     """
     if len(ratios) < 3:
         raise ValueError(f"{len(ratios)} rounds have no spread: measure at least 3")
@@ -28,13 +29,13 @@ def figure(ratios: list[float]) -> Figure:
 
 
 def falls(committed: Figure, now: Figure) -> bool:
-    """Whether a row has become slower beyond both limits."""
+    """Return whether a row has become slower beyond both limits."""
     lost = committed.median - now.median
     return lost > FALL * committed.median and lost > SPREADS * committed.spread
 
 
 def verdict(name: str, committed: Figure | None, now: Figure) -> str:
-    """A row's line."""
+    """Write a row's line."""
     said = f"{name}: {now.median:.3f} of the fixed program's rate, spread {now.spread:.3f}"
     if committed is None:
         return f"{said}; nothing committed"
@@ -44,6 +45,6 @@ def verdict(name: str, committed: Figure | None, now: Figure) -> str:
 
 
 def compare(committed: dict[str, Figure], now: dict[str, Figure]) -> tuple[list[str], list[str]]:
-    """A line for every row that was measured, and the names of those that fell."""
+    """Return a line for every measured row, and the names of the slower ones."""
     lines = [verdict(name, committed.get(name), one) for name, one in now.items()]
     return lines, [name for name, one in now.items() if name in committed and falls(committed[name], one)]

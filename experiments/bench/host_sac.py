@@ -1,8 +1,8 @@
-"""SAC on Gymnasium's HalfCheetah-v5, one update of 256 a step: ours, its bound, SBX and Stable-Baselines3, in turn.
+"""SAC on Gymnasium's HalfCheetah-v5, one update of 256 per step: ours, its bound, SBX and Stable-Baselines3, in turn.
 
-``make bench-host`` makes the peers' environment and runs both: ``rates`` (updates per second, all contenders warm and
-asleep but for their turn; ratios within a round) and ``returns`` (a whole run of each: greedy return of 10 episodes
-against steps and wall-clock, everything counted from the first import on). Run nothing beside it.
+``make bench-host`` sets up the other libraries and runs both parts: ``rates`` (updates per second, all contenders warm
+and asleep except in their turn; ratios within a round) and ``returns`` (a whole run of each: greedy return of 10
+episodes against steps and wall-clock time from the first import on). Run it on an otherwise idle machine.
 """
 
 import json
@@ -33,7 +33,7 @@ ROUNDS, SEED, STEPS, EVERY, GOAL = 7, 1, 100_000, 5_000, 4_000
 
 
 def rates() -> dict[str, Any]:
-    """Updates per second of all contenders, and ours against each."""
+    """Measure the updates per second of all contenders, and the ratio of ours to each."""
     workers: dict[str, Worker] = {}
     ready: dict[str, Any] = {}
     rounds: dict[str, list[float]] = {name: [] for name in CONTENDERS}
@@ -66,7 +66,7 @@ def rates() -> dict[str, Any]:
 
 
 def returns() -> dict[str, Any]:
-    """Curves of one whole run each, and the seconds until the goal."""
+    """Measure the curve of one whole run each, and the seconds until the goal."""
     words = (str(SEED), str(STEPS), str(EVERY))
     found = {}
     for name in ("ours", "sbx", "sb3"):
@@ -81,7 +81,7 @@ def returns() -> dict[str, Any]:
 
 
 def draw(found: dict[str, Any]) -> None:
-    """Greedy return against steps and against seconds."""
+    """Plot the greedy return against steps and against seconds."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -102,7 +102,7 @@ def draw(found: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Measure what is asked for (default: both) and keep it."""
+    """Measure the requested parts (default: both) and write them."""
     if not PEERS.exists():
         raise SystemExit(f"{PEERS.name} of the peers is missing: run make bench-host, which makes their environment")
     path = RESULTS / "host_sac.json"

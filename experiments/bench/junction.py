@@ -1,6 +1,7 @@
-"""What all sides of `agents_inference` share: ma-gym's TrafficJunction in which every car sees all, and the networks.
+"""The common parts of all programs of `agents_inference`: ma-gym's TrafficJunction with full observations, and the
+networks.
 
-Imports nothing that a side could lack; ma-gym 0.0.14 and gym 0.20.0 come from the folder BENCH_MAGYM.
+Imports only packages that all programs have; ma-gym 0.0.14 and gym 0.20.0 come from the folder BENCH_MAGYM.
 """
 
 import os
@@ -15,7 +16,7 @@ HIDDEN, ACTIONS, MAX_STEPS = 64, 2, 100
 
 
 def world(num_agents: int) -> Any:
-    """TrafficJunction4-v1 or TrafficJunction10-v1, as the paper's benchmark."""
+    """Make TrafficJunction4-v1 or TrafficJunction10-v1, as in the paper's benchmark."""
     if os.environ["BENCH_MAGYM"] not in sys.path:
         sys.path.append(os.environ["BENCH_MAGYM"])
     from ma_gym.envs.traffic_junction.traffic_junction import TrafficJunction
@@ -24,13 +25,14 @@ def world(num_agents: int) -> Any:
 
 
 def num_seen(num_agents: int) -> int:
-    """How many numbers a car sees: of nine cells about each car who is there, where, and its route."""
+    """Size of a car's observation: the cars in the nine cells around each car, its position, and its route."""
     return num_agents * 9 * (num_agents + 5)
 
 
 def networks(num_agents: int) -> tuple[np.ndarray, ...]:
-    """A network of one hidden layer for each agent: weights ``[A, seen, 64]``, biases ``[A, 64]``, weights
-    ``[A, 64, 2]``, biases ``[A, 2]``."""
+    """Draw a network of one hidden layer for each agent: weights ``[A, seen, 64]``, biases ``[A, 64]``, weights
+    ``[A, 64, 2]``, biases ``[A, 2]``.
+    """
     rng, seen = np.random.default_rng(0), num_seen(num_agents)
     shapes = (num_agents, seen, HIDDEN), (num_agents, HIDDEN), (num_agents, HIDDEN, ACTIONS), (num_agents, ACTIONS)
     scales = seen**-0.5, 0.1, HIDDEN**-0.5, 0.1
@@ -39,21 +41,26 @@ def networks(num_agents: int) -> tuple[np.ndarray, ...]:
 
 
 def act(nets: tuple[np.ndarray, ...], seen: np.ndarray) -> np.ndarray:
-    """What one agent's network says, ``[E, seen]`` to ``[E]``."""
+    """Compute the actions of one agent's network, ``[E, seen]`` to ``[E]``."""
     first, first_bias, second, second_bias = nets
     return (np.maximum(seen @ first + first_bias, 0.0) @ second + second_bias).argmax(1)
 
 
 def begin(num_agents: int, count: int) -> tuple[list[Any], np.ndarray]:
-    """So many junctions, and what all cars of each see, ``[E, seen]``; chance begins anew."""
+    """Make this many junctions; return them and the observations of all cars of each, ``[E, seen]``.
+
+    Resets the random seed.
+    """
     worlds = [world(num_agents) for _ in range(count)]
     random.seed(0)
     return worlds, np.array([one.reset()[0] for one in worlds], np.float32)
 
 
 def step_all(worlds: list[Any], actions: Sequence[Sequence[int]], seen: np.ndarray) -> float:
-    """A step of each, and a reset where all cars are done. ``actions`` ``[E, A]``; writes ``seen`` ``[E, seen]``.
-    Returns the sum of all rewards."""
+    """Step each junction, and reset it where all cars are done; return the sum of all rewards.
+
+    ``actions`` ``[E, A]``; writes ``seen`` ``[E, seen]``.
+    """
     total = 0.0
     for i, (one, action) in enumerate(zip(worlds, actions, strict=True)):
         obs, rewards, done, _ = one.step(action)
@@ -63,5 +70,5 @@ def step_all(worlds: list[Any], actions: Sequence[Sequence[int]], seen: np.ndarr
 
 
 def numbers(words: tuple[str, ...]) -> list[tuple[int, int]]:
-    """(junctions, steps) of words such as ``64x25600``."""
+    """Parse words such as ``64x25600`` into (junctions, steps)."""
     return [(int(count), int(steps)) for count, steps in (word.split("x") for word in words)]

@@ -1,9 +1,9 @@
-"""Worker: all agents of traffic junctions act, each with a network of its own, by jaxrl_fast.
+"""Worker: all agents of traffic junctions act, each with a separate network, with jaxrl_fast.
 
-``python junction_ours.py host|compiled|alone <agents> <junctions>x<steps> ...`` says, for each number of junctions, the
-seconds of so many environment steps. ``host``: ma-gym's world, to us a parallel environment of one's own, in our pool;
-``compiled``: the junction of ours, in one program; ``alone``: ma-gym's under the same actions as in ``host``, which are
-known before, so that nobody is asked.
+``python junction_ours.py host|compiled|alone <agents> <junctions>x<steps> ...`` prints, for each number of junctions,
+the seconds of this many environment steps. ``host``: ma-gym's environment in our pool, through the interface for
+parallel environments; ``compiled``: our compiled junction, in one program; ``alone``: ma-gym's environment with the
+actions of ``host``, computed beforehand, so no network runs.
 """
 
 import random
@@ -31,7 +31,9 @@ WARM = 20
 
 
 class Junction:
-    """ma-gym's, with the interface of PettingZoo's parallel environments; every car acts until all are done."""
+    """ma-gym's junction, with the interface of PettingZoo's parallel environments; every car acts until all are
+    done.
+    """
 
     def __init__(self, num_agents: int) -> None:
         self.world = junction.world(num_agents)
@@ -61,14 +63,16 @@ class Junction:
         return self._all(obs), dict(enumerate(rewards)), *flags, {}
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no resource is open."""
 
     def _all(self, obs: list[list[float]]) -> dict[int, np.ndarray]:
         return dict.fromkeys(self.possible_agents, np.array(obs[0], np.float32))  # the same list for every car
 
 
 def policy_of(spec: EnvSpec, num_agents: int) -> Policy:
-    """Networks of their own for all agents, as they would come from a run, with the weights that all sides have."""
+    """Build separate networks for all agents, in the form of a trained policy, with the weights that all programs
+    have.
+    """
     sizes = dict(policy_hidden=(junction.HIDDEN,), value_hidden=(junction.HIDDEN,), activation="relu")
     agent = bind(jf.ippo(**sizes, share_parameters=False, normalize_observations=False), spec, 8)  # type: ignore[arg-type]
     template = params_template(spec, agent.parts, agent.acting, False)
@@ -78,11 +82,11 @@ def policy_of(spec: EnvSpec, num_agents: int) -> Policy:
 
 
 def host(num_agents: int, steps: int, count: int) -> dict[str, Any]:
-    """In the pool; how many workers step is measured and chosen by it."""
+    """Measure in the pool, which measures and selects its number of workers."""
     env = jf.make_env("custom", make=partial(Junction, num_agents), num_envs=count, pool={"num_groups": 1})
     policy = policy_of(env.spec, num_agents)
     act = jax.jit(policy.act)
-    others = env.another(count)  # ma-gym's cars that wait still show the route of their last episode
+    others = env.another(count)  # ma-gym's waiting cars still show the route of their last episode
     for _ in islice(steps_on_host(act, policy.initial_carry, others, policy.params, 0), WARM):
         pass
     random.seed(0)
@@ -96,7 +100,7 @@ def host(num_agents: int, steps: int, count: int) -> dict[str, Any]:
 
 
 def compiled(num_agents: int, steps: int, count: int) -> dict[str, Any]:
-    """In one program, the observations of all cars side by side."""
+    """Measure in one program, with the observations of all cars concatenated."""
     base = traffic_junction.make(f"TrafficJunction{num_agents}-v0")
 
     def all_see(obs: Any) -> Any:
@@ -139,7 +143,7 @@ def compiled(num_agents: int, steps: int, count: int) -> dict[str, Any]:
 
 
 def alone(num_agents: int, steps: int, count: int) -> dict[str, Any]:
-    """What ma-gym's Python costs: no side that steps it in one process can be faster."""
+    """Measure the cost of ma-gym's Python: a program that steps it in one process cannot be faster."""
     nets = [tuple(one[i] for one in junction.networks(num_agents)) for i in range(num_agents)]
     known = list[list[list[int]]]()
     worlds, seen = junction.begin(num_agents, count)

@@ -1,10 +1,11 @@
-"""Worker: all agents of traffic junctions act, each with a network of its own, in an actor of Ray of its own.
+"""Worker: all agents of traffic junctions act, each with a separate network, in a separate Ray actor.
 
 ``python junction_ray.py written|tuned <agents> <junctions>x<steps> ...``, as `junction_ours`. ``written`` has the
-design of the Reactor paper's benchmark, written anew: one junction; every actor is sent what all agents see as lists
-of numbers, takes its own, and answers with one action by PyTorch; chance is seeded in every step. What is printed in
-each step there is left out. ``tuned``: what is seen is one array of all junctions, sent to each actor, or put once for
-all where it is larger than what Ray sends along with a call; an actor answers for all junctions in NumPy.
+design of the Reactor paper's benchmark, rewritten here: one junction; every actor receives the observations of all
+agents as lists of numbers, takes one of them, and answers with one action from PyTorch; the random seed is set in every
+step. The original's print in each step is left out. ``tuned``: the observations of all junctions are one array, sent to
+each actor, or put once for all where it is larger than Ray's limit for inline arguments; an actor answers for all
+junctions in NumPy.
 """
 
 import os
@@ -20,7 +21,7 @@ from worker import say
 
 CORES = len(os.sched_getaffinity(0))
 WARM, ALONG = 20, 100_000
-"""Turns before it is measured, and the bytes up to which Ray sends an argument along."""
+"""Turns before the measurement, and the size in bytes up to which Ray sends an argument inline."""
 
 
 class OneState:
@@ -37,7 +38,7 @@ class OneState:
         self.net.load_state_dict(state)
 
     def act(self, seen: list[list[float]]) -> int:
-        """``seen``: what every agent sees."""
+        """Return the action; ``seen``: the observations of all agents."""
         random.seed(1)
         own = self.torch.from_numpy(np.array(seen[self.number])).float().unsqueeze(0)
         with self.torch.no_grad():
@@ -51,12 +52,12 @@ class ManyStates:
         self.weights = tuple(one[number] for one in junction.networks(num_agents))
 
     def act(self, seen: np.ndarray) -> list[int]:
-        """``[E, seen]`` to ``[E]``, which Ray sends faster as a list."""
+        """Compute actions, ``[E, seen]`` to ``[E]``, as a list, which Ray sends faster."""
         return junction.act(self.weights, seen).tolist()
 
 
 def written(num_agents: int, steps: int, count: int) -> dict[str, Any]:
-    """One junction, whatever ``count`` is."""
+    """Step one junction, at any ``count``."""
     actors = [ray.remote(OneState).remote(i, num_agents) for i in range(num_agents)]
     world = junction.world(num_agents)
     seen, done, total, begin = world.reset(), [False] * num_agents, 0.0, 0.0
@@ -72,7 +73,7 @@ def written(num_agents: int, steps: int, count: int) -> dict[str, Any]:
 
 
 def tuned(num_agents: int, steps: int, count: int) -> dict[str, Any]:
-    """``count`` junctions side by side."""
+    """Step ``count`` junctions in a batch."""
     actors = [ray.remote(ManyStates).remote(i, num_agents) for i in range(num_agents)]
 
     def play(worlds: list[Any], seen: np.ndarray, turns: int) -> float:

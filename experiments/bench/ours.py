@@ -1,9 +1,8 @@
 """Worker: one row of the benchmark with jaxrl_fast, or one of its bounds. A repeat is one compiled chunk.
 
 ``python ours.py <row> train|env|update [placement] [precision] [overlap]``: the whole train step; the environments
-alone under random actions; the gradient updates alone on batches that stay. ``env:profile`` and ``update:profile`` say,
-once, where the time of the two goes.
-``python ours.py solve ...`` as for `peer_rejax.py`.
+alone under random actions; the gradient updates alone on constant batches. ``env:profile`` and ``update:profile`` print
+once how the time of the two is spent. ``python ours.py solve ...`` as for `peer_rejax.py`.
 """
 
 import os
@@ -47,19 +46,19 @@ class Row(NamedTuple):
 
 
 ITERATION = dict(rollout_length=128, num_epochs=4, num_minibatches=4)
-"""Of JaxMARL's baselines, as is `RECURRENT`."""
+"""From JaxMARL's baselines, like `RECURRENT`."""
 RECURRENT = dict(recurrent_size=128, policy_hidden=(128,), value_hidden=(128,), activation="relu")
 
 
 def _points(num_agents: int | None, num_envs: int) -> Row:
-    """Agents that cost the same each, alone or three in a world."""
+    """Agents of equal cost, one alone or three in an environment."""
     algorithm = jf.ppo if num_agents is None else jf.ippo
     make = {"make": partial(points, num_agents)}
     return Row("custom", num_envs, algorithm, {**ITERATION, "normalize_observations": False}, "fused", 20, make)
 
 
 def _cartpole(num_envs: int, ticks: int) -> Row:
-    """Rejax's work: as many environments, steps, epochs and minibatches, on raw observations."""
+    """Rejax's work: the same numbers of environments, steps, epochs and minibatches, on raw observations."""
     return Row("cartpole", num_envs, jf.ppo, {**ITERATION, "normalize_observations": False}, "fused", ticks)
 
 
@@ -106,7 +105,7 @@ SHORT = {
         options={**ROWS["ppo_halfcheetah"].options, "rollout_length": 80, "num_minibatches": 2}
     )
 }
-"""Of `gate`: minibatches as large as in the row, fewer of them."""
+"""For `gate`: minibatches as large as in the row, but fewer."""
 
 
 PROFILED: dict[tuple[str, str], dict[str, Any]] = {
@@ -114,7 +113,7 @@ PROFILED: dict[tuple[str, str], dict[str, Any]] = {
     ("ppo_halfcheetah", "update"): {"rollout_length": 40, "num_minibatches": 1},
     ("sac_halfcheetah", "update"): {"updates_per_tick": 8},
 }
-"""Where a tick has more events than the profiler's buffer holds: less of the same, minibatches as large as ever."""
+"""For ticks with more events than the profiler's buffer holds: fewer minibatches of the same size."""
 
 
 def main(name: str, what: str, placement: str = "", precision: str = "f32", overlap: str = "none") -> None:
@@ -158,7 +157,7 @@ def main(name: str, what: str, placement: str = "", precision: str = "f32", over
 def solve(
     learning_rate: float, observations: str, steps: int, evaluations: int, placement: str = "data_parallel"
 ) -> None:
-    """Eight seeds of the CartPole row at once; says the seconds from nothing compiled to the last evaluation."""
+    """Train eight seeds of the CartPole row at once; print the seconds from an empty cache to the last evaluation."""
     row = ROWS["ppo_cartpole"]
     options = row.options | {"normalize_observations": observations == "normalized"}
     jf.setup(cpu_devices=2, cache=False)

@@ -1,6 +1,6 @@
 """Worker: SAC on Gymnasium's HalfCheetah-v5 with jaxrl_fast, one update of 256 for every step.
 
-``python ours_host.py train [bridge] [overlap]``, ``update`` (the bare updates, on batches that stay), ``solve`` (a
+``python ours_host.py train [bridge] [overlap]``, ``update`` (the updates alone, on constant batches), ``solve`` (a
 whole run: a curve of greedy returns, as `peer_sb3.py`).
 """
 
@@ -55,7 +55,9 @@ def main(what: str, bridge: str = "host", overlap: str = "none") -> None:
 
 
 def solve(seed: str, total_steps: str, every: str) -> None:
-    """A whole run from nothing compiled; says (steps, greedy return of 10 episodes, seconds) at every evaluation."""
+    """Train a whole run from an empty cache; print (steps, greedy return of 10 episodes, seconds) at every
+    evaluation.
+    """
     jf.setup(cpu_devices=1, cache=False)
     begin, curve = time.perf_counter(), list[tuple[int, float, float]]()
 

@@ -1,7 +1,7 @@
 """Worker: HalfCheetah-v5 under random actions, 16 environments in turn: the pool, or the environments in a plain loop.
 
-``python ours_pool.py pool`` with two workers and two groups, ``python ours_pool.py loop`` in plain Gymnasium, the fixed
-program beside it (see `gate`), which must not change. A repeat is a second.
+``python ours_pool.py pool`` runs two workers and two groups. ``python ours_pool.py loop`` is the fixed program for
+comparison, in plain Gymnasium (see `gate`), which must not change. A repeat is a second.
 """
 
 import sys
@@ -16,7 +16,7 @@ NUM_ENVS, BATCHES, SECONDS = 16, 64, 1.0
 
 
 def loop() -> Callable[[np.ndarray], int]:
-    """Steps all environments ``[E, A]``, one after another."""
+    """Step all environments ``[E, A]``, one after another."""
     envs = [gymnasium.make("HalfCheetah-v5") for _ in range(NUM_ENVS)]
     for i, env in enumerate(envs):
         env.reset(seed=i)
@@ -32,7 +32,7 @@ def loop() -> Callable[[np.ndarray], int]:
 
 
 def pool() -> Callable[[np.ndarray], int]:
-    """The same by our pool."""
+    """Do the same with our pool."""
     from pool import PoolOptions, make_host, of_host
 
     return of_host(make_host("HalfCheetah-v5", num_envs=NUM_ENVS, pool=PoolOptions(workers=2, num_groups=2))).batch

@@ -1,8 +1,8 @@
-"""Worker: parallel Q-learning by `jf.dqn` and `jf.learn`: ``python ours_q.py <how> <minibatch> <rounds>``.
+"""Worker: parallel Q-learning with `jf.dqn` and `jf.learn`: ``python ours_q.py <how> <minibatch> <rounds>``.
 
 ``pool``: Gymnasium's Blackjack-v1 in our sampler pool; ``callback``: the same, called from within one compiled program;
 ``compiled``: the same rules in JAX (`q_blackjack_jax`). Minibatches are drawn with replacement. The pool has one group:
-with cores as few as processes that step, there is none on which to compute the actions of another meanwhile.
+with one stepping process per core, no core is free to compute the actions of a second group meanwhile.
 """
 
 import sys
@@ -30,7 +30,7 @@ WORLDS = {
 
 
 def algorithm(minibatch: int) -> jf.Algorithm:
-    """Plain Q-learning with a target network, as the others have it."""
+    """Plain Q-learning with a target network, as in the other programs."""
     return jf.dqn(
         learning_rate=SETTINGS.learning_rate,
         discount=SETTINGS.discount,
@@ -51,7 +51,7 @@ def algorithm(minibatch: int) -> jf.Algorithm:
 
 
 def main(how: str, minibatch: str, rounds: str) -> None:
-    """Train once, and say how long it took."""
+    """Train once, and print the seconds."""
     jf.setup(cpu_devices=1, cache=False)
     env, rows, asked = WORLDS[how](), [], int(rounds)
     steps_per_round = SETTINGS.num_envs * SETTINGS.rollout_length

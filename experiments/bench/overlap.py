@@ -1,7 +1,7 @@
-"""What an overlap costs in learning, and what it gives in time: curves by steps and by wall-clock.
+"""The cost of an overlap in returns, and its gain in time: curves by steps and by wall-clock time.
 
 ``python experiments/bench/overlap.py`` on an otherwise idle machine: two environments, every ``overlap``, four seeds in
-one program, each with the placement that makes use of it. Written to experiments/results/overlap.json and overlap.png.
+one program, each with the placement that uses it. Written to experiments/results/overlap.json and overlap.png.
 """
 
 import json
@@ -21,7 +21,7 @@ NUM_SEEDS = 4
 
 
 def curve(env: str, algo: str, overlap: str) -> dict[str, Any]:
-    """Train with tuned settings, in a process of its own: returns of every seed by steps and seconds."""
+    """Train with tuned settings in a separate process; return every seed's returns by steps and seconds."""
     script = (
         "import json, sys; import jaxrl_fast as jf; from jaxrl_fast.commands import run_config\n"
         f"jf.setup(cpu_devices={1 if overlap == 'none' else 2})\n"
@@ -48,7 +48,7 @@ def curve(env: str, algo: str, overlap: str) -> dict[str, Any]:
 
 
 def draw(rows: list[dict[str, Any]]) -> None:
-    """A row of pictures for each environment: against steps, and against seconds."""
+    """Plot a row of panels for each environment: against steps, and against seconds."""
     import matplotlib
 
     matplotlib.use("agg")

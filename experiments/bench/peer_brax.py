@@ -1,9 +1,10 @@
-"""Worker: brax.training PPO or SAC on halfcheetah (spring), in the peers' environment. A repeat is a training epoch.
+"""Worker: brax.training PPO or SAC on halfcheetah (spring), in brax's separate environment. A repeat is a training
+epoch.
 
-``python peer_brax.py ppo`` with the settings of brax's notebook, ``python peer_brax.py sac [batch]`` with 64 updates of
-512, or as many, per 128 environment steps. Rates are brax's own ``training/sps``, which leaves evaluation out. ``python
+``python peer_brax.py ppo`` has the settings of brax's notebook, ``python peer_brax.py sac [batch]`` 64 updates of 512
+(or ``batch``) per 128 environment steps. Rates are brax's ``training/sps``, which excludes evaluation. ``python
 peer_brax.py solve <environment> <steps> <seed> <evaluations>`` is a whole run of SAC in any of brax's environments;
-each evaluation is of 32 episodes, the first before anything is learned.
+each evaluation has 32 episodes, the first before any training.
 """
 
 import sys
@@ -48,19 +49,19 @@ UPDATES_PER_EPOCH = {"ppo": 256, "sac": 64 * 2}
 
 
 class NoEvaluation:
-    """Stands for brax's evaluator, whose time is not ours to measure."""
+    """Replaces brax's evaluator, whose time must not count."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         del args, kwargs
 
     def run_evaluation(self, params: Any, training_metrics: dict[str, Any], **_: Any) -> dict[str, Any]:
-        """The training metrics alone."""
+        """Return the training metrics alone."""
         del params
         return dict(training_metrics)
 
 
 def main(algorithm: str, batch_size: str = "512") -> None:
-    """Train for ever, an epoch at each line from the driver. The first, which compiles, is not counted."""
+    """Train for ever, an epoch at each line from the driver. The first epoch, which compiles, does not count."""
     epochs = 0
 
     def progress(step: int, metrics: dict[str, Any]) -> None:
@@ -88,7 +89,7 @@ def main(algorithm: str, batch_size: str = "512") -> None:
 
 
 def solve(environment: str, total_steps: str, seed: str, num_evals: str = "11") -> None:
-    """A whole run of SAC; says (steps, greedy return of 32 episodes, seconds from the first import on)."""
+    """Train a whole run of SAC; print (steps, greedy return of 32 episodes, seconds from the first import on)."""
     begin, curve = time.perf_counter(), list[tuple[int, float, float]]()
 
     def progress(step: int, metrics: dict[str, Any]) -> None:

@@ -1,10 +1,11 @@
-"""Worker: Rejax PPO on gymnax CartPole. Runs in the peers' environment.
+"""Worker: Rejax PPO on gymnax CartPole, in Rejax's separate environment.
 
-``python peer_rejax.py rate [environments] [iterations]``: a repeat is 50 iterations of 64 environments x 128 steps, or
-as many as said, without evaluation.
-``python peer_rejax.py solve <learning rate> <raw|normalized> <steps> <evaluations>``: once, eight seeds under ``vmap``
-on raw or normalized observations: says the seconds from nothing compiled to the last evaluation, and the mean return
-over seeds at each.
+``python peer_rejax.py rate [environments] [iterations]``: a repeat is 50 iterations of 64 environments x 128 steps (or
+the given numbers), without evaluation.
+
+``python peer_rejax.py solve <learning rate> <raw|normalized> <steps> <evaluations>``: eight seeds once under ``vmap``,
+on raw or normalized observations. Prints the seconds from an empty cache to the last evaluation, and the mean return
+over seeds at each evaluation.
 """
 
 import sys
@@ -16,7 +17,7 @@ import numpy as np
 from rejax import PPO
 from worker import say, serve
 
-# Rejax scales the critic's loss by vf_coef and clips element by element; neither changes the work done.
+# Rejax scales the critic's loss by vf_coef and clips element by element; neither changes the amount of work.
 SETTINGS = dict(
     env="CartPole-v1",
     num_envs=64,
@@ -34,7 +35,7 @@ SEEDS = 8
 
 
 def rate(num_envs: int = 64, iterations: int = 50) -> None:
-    """Steady-state training."""
+    """Measure steady-state training."""
     algo = PPO.create(**SETTINGS | dict(num_envs=num_envs), agent_kwargs=dict(NETWORKS))
 
     def many(state: Any) -> Any:
@@ -57,7 +58,7 @@ def rate(num_envs: int = 64, iterations: int = 50) -> None:
 
 
 def solve(learning_rate: float, observations: str, steps: int, evaluations: int) -> None:
-    """Eight seeds at once, as Rejax's README trains them."""
+    """Train eight seeds at once, as in Rejax's README."""
     begin = time.perf_counter()
     algo = PPO.create(
         **SETTINGS,

@@ -1,8 +1,9 @@
-"""Worker: another library until its greedy return is reached, for `experiments/learning/time_to_return.py`.
+"""Worker: another library until it reaches a greedy return, for `experiments/learning/time_to_return.py`.
 
 ``python peer_returns.py brax|rejax|sb3|sbx <task> <seed> <goal> <steps> <every> <began>`` evaluates every so many steps
-and says the curve: (steps, mean return, seconds since ``began``, a `time.time` before this process was started). brax:
-32 episodes, Rejax: 128 in its compiled program, as it comes; the other two: 10, as their users do.
+and prints the curve: (steps, mean return, seconds since ``began``, a `time.time` before the start of this process). An
+evaluation has 32 episodes for brax, 128 for Rejax (its default, in the compiled program), and 10 for the other two, as
+their users do.
 """
 
 import os
@@ -17,13 +18,13 @@ from typing import Any
 from worker import say
 
 Note = Callable[[int, float], None]
-"""Takes steps and a return; ends the process, with what it found, where the goal is reached."""
+"""Takes steps and a return; at the goal, it prints the curve and ends the process."""
 WARMUP_STEPS = 5_000
-"""Of SAC on HalfCheetah-v5, as in `peer_sb3.solve`."""
+"""Settings of SAC on HalfCheetah-v5, as in `peer_sb3.solve`."""
 
 
 def brax(task: str, seed: int, steps: int, every: int, note: Note) -> None:
-    """brax.training's SAC with 64 updates of 512 for each step of 128 environments."""
+    """Train brax.training's SAC with 64 updates of 512 for each step of 128 environments."""
     from brax import envs
     from brax.training.agents.sac import train as sac
     from peer_brax import SAC
@@ -84,7 +85,7 @@ REJAX: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def rejax(task: str, seed: int, steps: int, every: int, note: Note) -> None:
-    """Rejax, one seed in one program, which tells of each evaluation as it is made."""
+    """Train Rejax, one seed in one program, which reports each evaluation when it is made."""
     import jax
     from jax.experimental import io_callback
 
@@ -108,7 +109,7 @@ def rejax(task: str, seed: int, steps: int, every: int, note: Note) -> None:
 
 
 def falling(start: float) -> Callable[[float], float]:
-    """A rate that falls to 0, as Stable-Baselines3 takes it."""
+    """Return a learning rate that decays to 0, in Stable-Baselines3's form."""
     return lambda left: left * start
 
 
@@ -127,11 +128,13 @@ ZOO: dict[str, tuple[str, str, int, dict[str, Any]]] = {
         dict(train_freq=1, gradient_steps=1, batch_size=256, learning_starts=WARMUP_STEPS),
     ),
 }
-"""Algorithm, environment, how many, and settings: those of RL Baselines3 Zoo, but for HalfCheetah-v5 as `peer_sb3`."""
+"""Algorithm, environment, number of environments, and settings: from RL Baselines3 Zoo; for HalfCheetah-v5 as
+`peer_sb3`.
+"""
 
 
 def baselines(library: str, task: str, seed: int, steps: int, every: int, note: Note) -> None:
-    """Stable-Baselines3 or SBX."""
+    """Train Stable-Baselines3 or SBX."""
     import gymnasium
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.evaluation import evaluate_policy
@@ -158,7 +161,7 @@ def baselines(library: str, task: str, seed: int, steps: int, every: int, note: 
 
 
 def main(library: str, task: str, seed: str, goal: str, steps: str, every: str, began: str) -> None:
-    """Train until the goal or the last step, and say the curve."""
+    """Train until the goal or the last step, and print the curve."""
     curve: list[tuple[int, float, float]] = []
 
     def note(step: int, value: float) -> None:

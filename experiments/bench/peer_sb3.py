@@ -1,8 +1,8 @@
-"""Worker: SAC on HalfCheetah-v5 with Stable-Baselines3 (PyTorch) or SBX (its JAX sibling), one update of 256 a step.
+"""Worker: SAC on HalfCheetah-v5 with Stable-Baselines3 (PyTorch) or SBX (its JAX sibling), one update of 256 per step.
 
 ``python peer_sb3.py sb3|sbx train`` serves repeats of 512 steps; ``solve <seed> <steps> <every> [id [warmup]]`` is a
-whole run, in another environment too, with ``warmup`` steps before the first update. Both are as they come: one
-environment, networks 256 × 256, learning rate 3e-4, one update after each step.
+whole run, also in another environment, with ``warmup`` steps before the first update. Both have their default settings:
+one environment, networks 256 × 256, learning rate 3e-4, one update after each step.
 """
 
 import sys
@@ -18,7 +18,7 @@ STEPS = 512
 
 
 def make(library: str, seed: int, learning_starts: int, id: str = "HalfCheetah-v5") -> Any:
-    """The algorithm, on one environment of its own."""
+    """Build the algorithm, on a separate environment."""
     module = import_module({"sb3": "stable_baselines3", "sbx": "sbx"}[library])
     env = gymnasium.make(id)
     options = dict(train_freq=1, gradient_steps=1, batch_size=256, learning_starts=learning_starts)
@@ -43,7 +43,7 @@ def train(library: str) -> None:
 def solve(
     library: str, seed: str, total_steps: str, every: str, id: str = "HalfCheetah-v5", warmup_steps: str = "5_000"
 ) -> None:
-    """A whole run; says (steps, greedy return of 10 episodes, seconds) at every evaluation."""
+    """Train a whole run; print (steps, greedy return of 10 episodes, seconds) at every evaluation."""
     from stable_baselines3.common.evaluation import evaluate_policy
 
     begin, curve = time.perf_counter(), list[tuple[int, float, float]]()

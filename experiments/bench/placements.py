@@ -1,8 +1,8 @@
-"""Which placement is fastest: what ``placement=auto`` rests on, and how well sampling uses every core.
+"""Which placement is fastest: the basis of ``placement=auto``, and how well sampling uses every core.
 
-``python experiments/bench/placements.py`` on an otherwise idle machine, one XLA device per core; in one process, in
-turn, so that ratios are of neighbours in time. First sampling alone at several widths on one device and on all, then
-the train step of each environment and algorithm, with its tuned settings, under every placement.
+``python experiments/bench/placements.py`` needs an otherwise idle machine and one XLA device per core. It measures in
+one process, in turn, so that ratios compare neighbours in time: first sampling alone at several widths on one device
+and on all, then the train step of each environment and algorithm, with its tuned settings, under every placement.
 """
 
 import json
@@ -39,14 +39,14 @@ Repeat = Callable[[], float]
 
 
 def ready(graph: Graph, place: Any, ticks: int, hyper: Any, warm: int = 1, seeds: int = 1) -> Repeat:
-    """A compiled program that has run ``warm`` chunks; calling it gives the seconds of one more."""
+    """Return a compiled program that has run ``warm`` chunks; calling it returns the seconds of one more."""
     compiled = trial.compile_timed(graph, place(graph, jax.devices()), hyper, ticks=ticks, num_seeds=seeds)
     timed = trial.warm(compiled, (warm - 1) * ticks)
     return lambda: timed(1)[0]
 
 
 def in_turn(repeats: dict[str, Repeat], steps: int) -> dict[str, Any]:
-    """Steps/s of each, and its speed against the first in the same round."""
+    """Measure the steps/s of each, and its speed relative to the first in the same round."""
     rounds = [{name: repeat() for name, repeat in repeats.items()} for _ in range(REPEATS)]
     first = next(iter(repeats))
     return {
@@ -61,7 +61,7 @@ def in_turn(repeats: dict[str, Repeat], steps: int) -> dict[str, Any]:
 
 
 def sampling(name: str, num_envs: int) -> dict[str, Any]:
-    """The environments alone, on one device and on all."""
+    """Measure the environments alone, on one device and on all."""
     length = SAMPLING_STEPS // num_envs
     graph = environments_only(jf.make_env(name, num_envs=num_envs), length)
     places = {"one device": fused, "all devices": data_parallel}
@@ -69,7 +69,7 @@ def sampling(name: str, num_envs: int) -> dict[str, Any]:
 
 
 def training(name: str, algo: str, ticks: int, seeds: int = 1) -> dict[str, Any]:
-    """The whole train step with its tuned settings under every placement."""
+    """Measure the whole train step with its tuned settings under every placement."""
     run = run_config.compose([f"env={name}", f"algo={algo}"])
     env, algorithm = jf.make_env(name, num_envs=run.num_envs), make_algorithm(run)
     graph, agent = build_graph(env, algorithm, GraphOptions(total_steps=run.total_steps))

@@ -1,10 +1,10 @@
 """The sampler pool against one process, Gymnasium's vector environments, EnvPool and Ray actors.
 
-``python experiments/bench/pool.py [--rounds 5] [--seconds 1] [row ...]`` on an otherwise idle machine. Prints a table
-and writes ``results/pool.json``, where rows that were not asked for stay as they are. Rates are environment steps per
-second under uniform random actions, the median over rounds in which all contenders take turns (EnvPool and Ray after
-them, apart); a call in which Gymnasium's vector environments only reset is no step. Contenders whose package is not
-installed (ale-py, envpool, ray) are left out and named.
+``python experiments/bench/pool.py [--rounds 5] [--seconds 1] [row ...]`` needs an otherwise idle machine. It prints a
+table and writes ``results/pool.json``, where other rows stay unchanged. Rates are environment steps per second under
+uniform random actions: the median over rounds in which all contenders take turns (EnvPool and Ray separately, after
+them). A call in which Gymnasium's vector environments only reset is no step. Contenders whose package is not installed
+(ale-py, envpool, ray) are left out and named.
 """
 
 import argparse
@@ -54,16 +54,19 @@ ROWS = {
         for id in ("ALE/Pong-v5", "ALE/Pacman-v5", "ALE/SpaceInvaders-v5")
     },
 }
-"""Row -> environment, number of environments, contenders. A pool has two groups, where they divide the environments.
-With pictures three are faster than one: the parent copies 1.5 MB while the other groups are stepped."""
+"""Row -> environment, number of environments, contenders.
+
+A pool has two groups where they divide the environments. With image observations three groups are faster than one: the
+parent copies 1.5 MB while the other groups step.
+"""
 NEEDS = {"envpool": "envpool", "envpool backend": "envpool", "ray": "ray"}
 APART = (("envpool backend", "envpool"), ("ray",))
-"""Measured when the others are gone: their threads and servers take a part of the cores also between their turns."""
+"""Measured after the others have ended: their threads and servers use the cores also between their turns."""
 RESULT = Path(__file__).parent.parent / "results" / "pool.json"
 
 
 class Contender(NamedTuple):
-    """``batch(actions [E, ...]) -> steps made``; ``notes`` is what it said of itself."""
+    """``batch(actions [E, ...]) -> steps made``; ``notes``: its self-description."""
 
     batch: Callable[[np.ndarray], int]
     close: Callable[[], None]
@@ -71,7 +74,7 @@ class Contender(NamedTuple):
 
 
 class Nothing(gymnasium.Env):
-    """Costs nothing to step: what is left is the pool."""
+    """An environment whose step costs nothing, to measure the pool alone."""
 
     observation_space = gymnasium.spaces.Box(-1, 1, (4,))
     action_space = gymnasium.spaces.Discrete(2)
@@ -85,7 +88,7 @@ class Nothing(gymnasium.Env):
 
 
 def of_host(host: HostEnv) -> Contender:
-    """Groups take turns: one is sent its actions as soon as its last step was received."""
+    """Let groups take turns: a group gets its actions as soon as its last step was received."""
     host.reset(0)
     size = host.num_envs // host.num_groups
     begun: set[int] = set()
@@ -102,7 +105,7 @@ def of_host(host: HostEnv) -> Contender:
 
 
 def one_process(host_spec: HostEnvSpec, num_envs: int) -> Contender:
-    """The environments alone: a loop, nothing kept of what they give."""
+    """Step the environments alone, in a loop that stores no results."""
     envs = [host_spec.make() for _ in range(num_envs)]
     for i, env in enumerate(envs):
         env.reset(seed=i)
@@ -118,7 +121,7 @@ def one_process(host_spec: HostEnvSpec, num_envs: int) -> Contender:
 
 
 def at_once(id: str, num_envs: int) -> Contender:
-    """As many of the above as there are cores, with nobody to wait for or to tell: what the cores give at most."""
+    """Run one such loop per core without any communication: the upper bound of the cores."""
     turns, share = 1000, num_envs // CORES
     code = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import pool, numpy\n"
@@ -143,7 +146,7 @@ def at_once(id: str, num_envs: int) -> Contender:
 
 
 def gymnasium_vector(host_spec: HostEnvSpec, num_envs: int, kind: str) -> Contender:
-    """SyncVectorEnv, or AsyncVectorEnv with shared memory, as they are by default."""
+    """Run SyncVectorEnv, or AsyncVectorEnv with shared memory, with default options."""
     makers = [host_spec.make] * num_envs
     if kind == "sync":
         vector = gymnasium.vector.SyncVectorEnv(makers)
@@ -165,7 +168,7 @@ def gymnasium_vector(host_spec: HostEnvSpec, num_envs: int, kind: str) -> Conten
 
 
 def envpool_alone(id: str, num_envs: int) -> Contender:
-    """EnvPool as it is by default: all environments in one batch."""
+    """Run EnvPool with default options: all environments in one batch."""
     envpool = import_module("envpool").make(id, env_type="gymnasium", num_envs=num_envs)
     envpool.reset()
     ended = np.zeros(num_envs, bool)
@@ -181,7 +184,7 @@ def envpool_alone(id: str, num_envs: int) -> Contender:
 
 
 def ray_actors(host_spec: HostEnvSpec, num_envs: int) -> Contender:
-    """One actor an environment, each called once a step, as the Reactor paper counts it."""
+    """Run one actor per environment, each called once a step, as the Reactor paper counts it."""
     ray = import_module("ray")
     ray.init(num_cpus=CORES, include_dashboard=False, log_to_driver=False)
 
@@ -207,7 +210,7 @@ def ray_actors(host_spec: HostEnvSpec, num_envs: int) -> Contender:
 
 
 def contender(name: str, id: str, num_envs: int, host_spec: HostEnvSpec) -> Contender:
-    """One by its name in `ROWS`."""
+    """Build a contender by its name in `ROWS`."""
     workers = min(CORES, num_envs)
     groups = 1 if num_envs % 2 else 2
     if name == "one process":
@@ -231,7 +234,7 @@ def contender(name: str, id: str, num_envs: int, host_spec: HostEnvSpec) -> Cont
 
 
 def rate(one: Contender, actions: np.ndarray, seconds: float) -> float:
-    """Steps per second; actions ``[batches, E, ...]`` are gone through again and again."""
+    """Measure steps per second; cycles through the actions ``[batches, E, ...]``."""
     steps, began, at = 0, time.perf_counter(), 0
     while time.perf_counter() - began < seconds:
         steps += one.batch(actions[at % len(actions)])
@@ -240,7 +243,7 @@ def rate(one: Contender, actions: np.ndarray, seconds: float) -> float:
 
 
 def row(name: str, rounds: int, seconds: float) -> dict[str, Any]:
-    """Rates of all contenders of a row, in turns."""
+    """Measure the rates of all contenders of a row, in turns."""
     id, num_envs, names = ROWS[name]
     missing = [n for n in names if n in NEEDS and find_spec(NEEDS[n]) is None]
     if id.startswith("ALE/") and find_spec("ale_py") is None:
@@ -282,8 +285,9 @@ def take_turns(
 
 
 def ratios(rates: dict[str, float]) -> dict[str, float]:
-    """What the issue asks: of the pool (of so many groups as are best) to cores times one process, and to the best of
-    Gymnasium's, EnvPool and Ray."""
+    """Compute the required ratios: of the pool (with its best number of groups) to cores times one process, and to
+    the best of Gymnasium's, EnvPool and Ray.
+    """
     rates = dict(rates)
     rates["pool"] = max(rate for name, rate in rates.items() if name.startswith("pool"))
     found = {}
@@ -300,7 +304,9 @@ def ratios(rates: dict[str, float]) -> dict[str, float]:
 
 
 def round_trip(seconds: float) -> dict[str, float]:
-    """Microseconds a batch costs beside its steps: two environments that do nothing, in one group and in two."""
+    """Measure the pool's overhead per batch in microseconds: two environments that do nothing, in one group and in
+    two.
+    """
     found = {}
     for workers in (0, 1, 2):
         for groups in (1, 2):
@@ -313,7 +319,9 @@ def round_trip(seconds: float) -> dict[str, float]:
 
 
 def memory(id: str, num_envs: int) -> dict[str, float]:
-    """Proportional memory, MiB, of the pool's workers and of as many plain processes with the same environments."""
+    """Measure the proportional memory, MiB, of the pool's workers and of as many plain processes with the same
+    environments.
+    """
     share = num_envs // CORES
     code = (
         f"import gymnasium, sys; envs = [gymnasium.make({id!r}) for _ in range({share})]; "
@@ -342,7 +350,7 @@ def memory(id: str, num_envs: int) -> dict[str, float]:
 
 
 def children() -> Iterator[int]:
-    """Process ids of this process's children."""
+    """Return the process ids of this process's children."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             parent = int(stat.read_text().rpartition(")")[2].split()[1])
@@ -353,13 +361,13 @@ def children() -> Iterator[int]:
 
 
 def pss_mib(pid: int) -> float:
-    """Memory of a process, shared pages counted in parts."""
+    """Return the memory of a process, with shared pages counted in parts."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
 
 
 def start_s(id: str, num_envs: int) -> float:
-    """Seconds from nothing to the first observations."""
+    """Measure the seconds from the start to the first observations."""
     began = time.perf_counter()
     host = make_host(id, num_envs=num_envs, pool=PoolOptions(workers=CORES))
     host.reset(0)

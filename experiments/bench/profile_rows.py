@@ -1,8 +1,8 @@
-"""Where the time of a row's training goes: `profiling` of its two parts.
+"""How the time of a row's training is spent: `profiling` of its two parts.
 
-Environments and updates are traced apart, since a whole tick has more events than the profiler's buffer holds; how much
-each weighs in training follows from their bare rates, which `run.py` has measured.
-``python experiments/bench/profile_rows.py`` profiles every row that `run.py` has measured; results stand beside them.
+Environments and updates are traced separately, since a whole tick has more events than the profiler's buffer holds.
+Their shares in training follow from their separate rates, which `run.py` has measured. ``python
+experiments/bench/profile_rows.py`` profiles every row that `run.py` has measured, and writes its results next to them.
 """
 
 import json
@@ -20,7 +20,7 @@ PARTS = {"environments alone": "env:profile", "updates alone": "update:profile"}
 
 
 def main(names: list[str]) -> None:
-    """Profile rows, each in a process of its own, and write the report again."""
+    """Profile rows, each in a separate process, and write the report again."""
     for name in names or [name for name in ROWS if (RESULTS / f"{name}.json").exists()]:
         rate = json.loads((RESULTS / f"{name}.json").read_text())["rate"]
         parts = {part: profile_part(name, words) for part, words in PARTS.items()}
@@ -32,7 +32,7 @@ def main(names: list[str]) -> None:
 
 
 def profile_part(row: str, what: str) -> dict[str, Any]:
-    """One part's profile, from a process of its own."""
+    """Return one part's profile, from a separate process."""
     command = [sys.executable, "ours.py", row, what]
     answer = subprocess.run(command, cwd=HERE, stdout=subprocess.PIPE, text=True, check=True).stdout
     return json.loads(next(line for line in answer.splitlines() if line.startswith("{")))

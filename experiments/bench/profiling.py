@@ -1,4 +1,4 @@
-"""Where the time of a warm function goes: XLA's own trace, summed by kind of operation."""
+"""How the time of a warm function is spent: XLA's trace, summed by kind of operation."""
 
 import glob
 import re
@@ -21,11 +21,13 @@ KINDS = (
 CONTAINERS = r"while|call|conditional|parallel"
 TOP = 12
 COVERED = 0.8
-"""A trace that spans less of the call than this was cut short by the profiler."""
+"""Smallest share of the call in a complete trace; the profiler has truncated a shorter one."""
 
 
 def operations(function: Callable[[], Any]) -> dict[str, float]:
-    """Seconds by name of XLA operation, summed over threads, in one call of ``function`` (which must be warm)."""
+    """Return seconds by name of XLA operation, summed over threads, in one call of ``function`` (which must be
+    warm).
+    """
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             begin = time.perf_counter()
@@ -50,7 +52,7 @@ def operations(function: Callable[[], Any]) -> dict[str, float]:
 
 
 def shares(seconds: dict[str, float]) -> dict[str, float]:
-    """The same by kind, as shares of all."""
+    """Return the same by kind, as shares of all."""
     kinds: dict[str, float] = defaultdict(float)
     for name, value in seconds.items():
         kinds[next((kind for kind, pattern in KINDS if re.search(pattern, name)), "elementwise and the rest")] += value
@@ -59,11 +61,11 @@ def shares(seconds: dict[str, float]) -> dict[str, float]:
 
 
 def profile(function: Callable[[], Any]) -> dict[str, Any]:
-    """Shares by kind and the largest operations, in seconds summed over threads, beside the wall-clock and CPU time of
-    an untraced call.
+    """Return shares by kind and the largest operations, in seconds summed over threads, with the wall-clock and CPU
+    time of an untraced call.
 
-    What the threads of a matrix product's own pool do is in the CPU time only; and tracing slows operations of
-    a microsecond down, so that their sum may exceed the CPU time.
+    The work of a matrix product's separate thread pool is in the CPU time only. Tracing slows operations of a
+    microsecond down, so that their sum may exceed the CPU time.
     """
     cpu, wall = time.process_time(), time.perf_counter()
     jax.block_until_ready(function())

@@ -1,7 +1,7 @@
 """Worker: Gymnasium's Blackjack-v1 and nothing else: ``python q_alone.py <processes> <minibatch> <rounds>``.
 
-As many processes as cores step their shares of the environments of `q_learning`, one call after another, by a rule
-(hit below 18) that costs nothing. No trainer that steps these environments on these cores can be faster.
+One process per core steps its share of the environments of `q_learning`, one call after another, with a rule (hit below
+18) that costs nothing. A trainer that steps these environments on these cores cannot be faster.
 """
 
 import multiprocessing
@@ -17,7 +17,7 @@ from worker import say  # noqa: E402
 
 
 def play(first: int, count: int, steps: int, ready: Any, results: Any) -> None:
-    """``steps`` steps of ``count`` environments; tells the seconds and the mean return."""
+    """Make ``steps`` steps of ``count`` environments; report the seconds and the mean return."""
     envs = [gymnasium.make("Blackjack-v1", disable_env_checker=True) for _ in range(count)]
     sums, rewards = [env.reset(seed=first + i)[0][0] for i, env in enumerate(envs)], []
     ready.wait()
@@ -33,7 +33,7 @@ def play(first: int, count: int, steps: int, ready: Any, results: Any) -> None:
 
 
 def main(processes: str, minibatch: str, rounds: str) -> None:
-    """Play once, and say how long the slowest took."""
+    """Play once, and print the seconds of the slowest process."""
     wanted = len(os.sched_getaffinity(0)) if processes == "cores" else int(processes)
     size, steps = min(wanted, SETTINGS.num_envs), int(rounds) * SETTINGS.rollout_length
     shares = [SETTINGS.num_envs // size + (i < SETTINGS.num_envs % size) for i in range(size)]

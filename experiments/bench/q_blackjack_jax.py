@@ -1,5 +1,7 @@
-"""Gymnasium's Blackjack-v1 (``sab=True``) written in JAX, for `q_learning`: cards from an endless deck, the dealer
-draws to 17, a natural wins unless the dealer has one too."""
+"""Gymnasium's Blackjack-v1 (``sab=True``) written in JAX, for `q_learning`.
+
+Cards come from an endless deck, the dealer draws to 17, and a natural wins unless the dealer has one too.
+"""
 
 from typing import NamedTuple
 
@@ -9,11 +11,11 @@ import jax.numpy as jnp
 import jaxrl_fast as jf
 
 DRAWS = 10
-"""The most cards that a dealer can draw before 17 (found by trying all)."""
+"""The largest number of cards that a dealer can draw before 17 (computed by trying all)."""
 
 
 class Hand(NamedTuple):
-    """``total`` with every ace as 1; whether there is an ``ace``; how many ``cards``."""
+    """``total`` with every ace as 1; whether there is an ``ace``; the number of ``cards``."""
 
     total: jax.Array
     ace: jax.Array
@@ -21,7 +23,7 @@ class Hand(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Both hands, and the dealer's card that is seen."""
+    """Both hands, and the dealer's visible card."""
 
     player: Hand
     dealer: Hand
@@ -29,42 +31,42 @@ class Table(NamedTuple):
 
 
 def draw(key: jax.Array, shape: tuple[int, ...] = ()) -> jax.Array:
-    """Cards from 1 to 10; tens and the three pictures are 10."""
+    """Draw cards from 1 to 10; tens and the three pictures are 10."""
     return jnp.minimum(jax.random.randint(key, shape, 1, 14), 10)
 
 
 def take(hand: Hand, card: jax.Array) -> Hand:
-    """A hand with one card more."""
+    """Add a card to a hand."""
     return Hand(hand.total + card, hand.ace | (card == 1), hand.cards + 1)
 
 
 def usable(hand: Hand) -> jax.Array:
-    """Whether an ace can count 11."""
+    """Return whether an ace can count 11."""
     return hand.ace & (hand.total + 10 <= 21)
 
 
 def value(hand: Hand) -> jax.Array:
-    """The sum, an ace as 11 where it can."""
+    """Return the sum, with an ace as 11 where allowed."""
     return hand.total + 10 * usable(hand)
 
 
 def natural(hand: Hand) -> jax.Array:
-    """An ace and a ten from the start."""
+    """Return whether the first two cards are an ace and a ten."""
     return (hand.cards == 2) & hand.ace & (hand.total == 11)
 
 
 def dealt(cards: jax.Array) -> Hand:
-    """Two cards ``[2]``."""
+    """Build a hand of two cards ``[2]``."""
     return Hand(cards.sum(), (cards == 1).any(), jnp.asarray(2))
 
 
 def observe(table: Table) -> jax.Array:
-    """float32 ``[3]``."""
+    """Return float32 ``[3]``."""
     return jnp.stack([value(table.player), table.shown, usable(table.player)]).astype(jnp.float32)
 
 
 def play_out(hand: Hand, cards: jax.Array) -> Hand:
-    """The dealer draws from ``cards [DRAWS]`` until 17."""
+    """Let the dealer draw from ``cards [DRAWS]`` until 17."""
 
     def one(hand: Hand, card: jax.Array) -> tuple[Hand, None]:
         more = value(hand) < 17
@@ -74,7 +76,9 @@ def play_out(hand: Hand, cards: jax.Array) -> Hand:
 
 
 def settle(table: Table, hit: jax.Array, cards: jax.Array) -> tuple[Table, jax.Array, jax.Array]:
-    """The table after a decision, the reward, and whether the game has ended; ``cards [DRAWS]`` are the next ones."""
+    """Return the table after a decision, the reward, and whether the game has ended; ``cards [DRAWS]`` are the next
+    ones.
+    """
     player = jax.tree.map(lambda a, b: jnp.where(hit, a, b), take(table.player, cards[0]), table.player)
     bust = value(player) > 21
     dealer = play_out(table.dealer, cards)
@@ -85,7 +89,7 @@ def settle(table: Table, hit: jax.Array, cards: jax.Array) -> tuple[Table, jax.A
 
 
 def make() -> jf.Env:
-    """The environment: action 1 takes a card, 0 ends."""
+    """Build the environment: action 1 takes a card, 0 ends."""
 
     def reset(key: jax.Array, params: object) -> tuple[Table, jax.Array]:
         cards = draw(key, (4,))

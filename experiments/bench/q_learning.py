@@ -1,10 +1,13 @@
-"""Parallel Q-learning as in the Reactor paper: Blackjack, 16 environments x 100 steps and one update a round, 500
-rounds, minibatches of 500, 1,000 and 2,000, MLP 3-32-2; ours against Ray as written by the authors and tuned, in turn.
+"""Parallel Q-learning as in the Reactor paper: ours against Ray, as the authors wrote it and tuned, in turn.
 
-``make bench-ray`` makes Ray's environment and runs all; ``python experiments/bench/q_learning.py [500|1000|2000 ...]``
-some (a row's rounds already in the file are kept, so a run that was cut goes on), ``--plan`` says what would run,
-``--page`` writes the table only. Every contender is a fresh process; Ray and ours step the same Gymnasium Blackjack-v1,
-but for "ours, compiled", which has the same rules in JAX. Run nothing beside it.
+The job: Blackjack, 16 environments x 100 steps and one update a round, 500 rounds, minibatches of 500, 1,000 and 2,000,
+MLP 3-32-2.
+
+``make bench-ray`` makes Ray's environment and runs everything; ``python experiments/bench/q_learning.py [500|1000|2000
+...]`` runs some rows. A row's rounds that are already in the file are not repeated, so an interrupted run can be
+resumed. ``--plan`` prints the plan, ``--page`` writes the table only. Every contender is a new process. Ray and ours
+step the same Gymnasium Blackjack-v1, except "ours, compiled", which has the same rules in JAX. Run it on an otherwise
+idle machine.
 """
 
 import json
@@ -33,21 +36,24 @@ CONTENDERS = {
 }
 WRITTEN = "Ray, as written"
 MUST, AIM = 0.688, 0.1
-"""Of Ray tuned: the paper's −31.2 %, and −90 %."""
+"""Relative to Ray tuned: the paper's −31.2 %, and −90 %."""
 MINUTES = {500: 12, 1000: 6, 2000: 6}
 """On two cores."""
 
 
 def turns(minibatch: int, name: str) -> int:
-    """How often a contender runs. Ray as written takes five minutes where the others take seconds, and no ratio is to
-    it: once, with the minibatch of which the paper says how long it took there."""
+    """Number of runs of a contender.
+
+    Ray as written takes five minutes where the others take seconds, and no ratio refers to it: it runs once, with the
+    minibatch for which the paper gives a time.
+    """
     if name != WRITTEN:
         return REPEATS
     return int(minibatch == MINIBATCHES[0])
 
 
 def measure(minibatch: int, document: dict[str, Any], rounds: int) -> None:
-    """All contenders in turn, as often as is lacking; kept after each."""
+    """Run all contenders in turn, as often as results are missing; write after each."""
     runs = document["rows"].setdefault(str(minibatch), {})
     for repeat in range(REPEATS):
         for name, words in CONTENDERS.items():
@@ -62,7 +68,7 @@ def measure(minibatch: int, document: dict[str, Any], rounds: int) -> None:
 
 
 def page(document: dict[str, Any]) -> str:
-    """The table, or that there is none yet."""
+    """Write the table, or a note that there is none yet."""
     seconds = "500 rounds, s | of Ray tuned | with start and compilation, s | of Ray tuned"
     lines = [f"| minibatch | contender | {seconds} | mean return at the end |"]
     lines.append("|---|---|---|---|---|---|---|")
@@ -77,7 +83,7 @@ def page(document: dict[str, Any]) -> str:
 
 
 def line(minibatch: int, name: str, runs: dict[str, list[dict[str, Any]]]) -> str:
-    """A contender's line: medians [least, most]; ratios within a turn."""
+    """Write a contender's line: medians [least, most]; ratios within a turn."""
     cells = [f"{minibatch:,}", name]
     for key in ("seconds", "total_s"):
         seconds = spread([run[key] for run in runs[name]])
@@ -89,7 +95,7 @@ def line(minibatch: int, name: str, runs: dict[str, list[dict[str, Any]]]) -> st
 
 
 def main(words: list[str]) -> None:
-    """Measure what is asked for, and write the page."""
+    """Measure the requested rows, and write the page."""
     known = [*map(str, MINIBATCHES), "--plan", "--page"]
     for word in words:
         if word not in known:

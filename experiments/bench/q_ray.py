@@ -1,10 +1,10 @@
 """Worker: parallel Q-learning with Ray, in the environment of peers_ray.lock.
 
-``python q_ray.py written|tuned <minibatch> <rounds>``: the settings of `q_learning.SETTINGS`, said once and in the same
-words for every side. ``written`` has the design of the Reactor paper's benchmark: an actor an environment, which sends
-each step as tensors of its own, and a replay buffer that is an actor. ``tuned`` computes the same rounds as Ray does it
-well: an actor a core, its environments side by side, acting in NumPy; the weights are put once a round, a rollout comes
-back as six arrays, and the buffer is an array in the learner.
+``python q_ray.py written|tuned <minibatch> <rounds>`` uses the settings of `q_learning.SETTINGS`, which all programs
+share. ``written`` has the design of the Reactor paper's benchmark: an actor per environment, which sends each step as
+separate tensors, and a replay buffer that is an actor. ``tuned`` computes the same rounds with Ray's recommended
+design: an actor per core with a batch of environments, acting in NumPy; the weights are put once a round, a rollout
+comes back as six arrays, and the buffer is an array in the learner.
 """
 
 import os
@@ -26,14 +26,14 @@ CORES = len(os.sched_getaffinity(0))
 
 
 def network() -> torch.nn.Module:
-    """3-32-2."""
+    """The network, 3-32-2."""
     return torch.nn.Sequential(
         torch.nn.Linear(3, SETTINGS.hidden), torch.nn.ReLU(), torch.nn.Linear(SETTINGS.hidden, 2)
     )
 
 
 class Learner:
-    """The network, its target and the optimizer."""
+    """The network, its target network and the optimizer."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
@@ -42,7 +42,7 @@ class Learner:
         self.optimizer = torch.optim.Adam(self.net.parameters(), lr=SETTINGS.learning_rate)
 
     def update(self, obs: Any, action: Any, reward: Any, following: Any, done: Any) -> None:
-        """One step on a minibatch of tensors ``[B, ...]``."""
+        """Make one step on a minibatch of tensors ``[B, ...]``."""
         with torch.no_grad():
             best = self.target(following).max(1).values
             wanted = reward + SETTINGS.discount * best * (1 - done)
@@ -64,7 +64,7 @@ class OneEnvironment:
         self.obs = torch.tensor([self.env.reset(seed=seed)[0]], dtype=torch.float32)
 
     def rollout(self, weights: dict[str, torch.Tensor]) -> list[tuple]:
-        """Steps, each a tuple of tensors and numbers."""
+        """Return steps, each a tuple of tensors and numbers."""
         self.net.load_state_dict(weights)
         steps = []
         for _ in range(SETTINGS.rollout_length):
@@ -87,13 +87,13 @@ class Memory:
         self.minibatch = minibatch
 
     def exchange(self, steps: list[tuple]) -> list[tuple]:
-        """Keep these, give a minibatch."""
+        """Add these, return a minibatch."""
         self.steps.extend(steps)
         return random.sample(list(self.steps), min(self.minibatch, len(self.steps)))
 
 
 class ManyEnvironments:
-    """An actor of ``tuned``: ``count`` environments side by side."""
+    """An actor of ``tuned``: a batch of ``count`` environments."""
 
     def __init__(self, first: int, count: int) -> None:
         self.envs = [gymnasium.make("Blackjack-v1", disable_env_checker=True) for _ in range(count)]
@@ -101,7 +101,7 @@ class ManyEnvironments:
         self.rng = np.random.default_rng(first)
 
     def rollout(self, weights: list[np.ndarray]) -> list[np.ndarray]:
-        """Observation, action, reward, next observation and end of ``rollout_length * count`` steps."""
+        """Return observation, action, reward, next observation and end of ``rollout_length * count`` steps."""
         (first, first_bias, second, second_bias), kept = weights, []
         shape = SETTINGS.rollout_length, len(self.envs)
         explores, guess = self.rng.random(shape) < SETTINGS.epsilon, self.rng.integers(0, 2, shape)
@@ -119,7 +119,7 @@ class ManyEnvironments:
 
 
 def written(minibatch: int) -> Any:
-    """A round of the paper's design; returns rewards of the episodes that ended."""
+    """Make a round of the paper's design; return the returns of the episodes that ended."""
     actors = [ray.remote(OneEnvironment).remote(seed) for seed in range(SETTINGS.num_envs)]
     memory, learner = ray.remote(Memory).remote(minibatch), Learner()
 
@@ -135,7 +135,7 @@ def written(minibatch: int) -> Any:
 
 
 def tuned(minibatch: int) -> Any:
-    """A round with an actor a core."""
+    """Make a round with an actor per core."""
     shares = np.array_split(np.arange(SETTINGS.num_envs), min(CORES, SETTINGS.num_envs))
     actors = [ray.remote(ManyEnvironments).remote(int(one[0]), len(one)) for one in shares]
     learner, rng, filled, at = Learner(), np.random.default_rng(0), 0, 0
@@ -161,7 +161,7 @@ def tuned(minibatch: int) -> Any:
 
 
 def main(how: str, minibatch: str, rounds: str) -> None:
-    """Train once, and say how long it took."""
+    """Train once, and print the seconds."""
     ray.init(num_cpus=CORES, include_dashboard=False, log_to_driver=False)
     round_ = {"written": written, "tuned": tuned}[how](int(minibatch))
     round_()

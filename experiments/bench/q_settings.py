@@ -1,12 +1,15 @@
-"""Parallel Q-learning as in the Reactor paper's benchmark: what all sides of `q_learning` share. Imports nothing that a
-side could lack."""
+"""Parallel Q-learning as in the Reactor paper's benchmark: the common settings of all programs of `q_learning`.
+
+Imports only packages that all programs have.
+"""
 
 from typing import NamedTuple
 
 
 class Settings(NamedTuple):
-    """A round is ``num_envs x rollout_length`` steps and one update; the target network follows every
-    ``target_period`` updates."""
+    """A round is ``num_envs x rollout_length`` steps and one update; the target network updates every
+    ``target_period`` updates.
+    """
 
     num_envs: int = 16
     rollout_length: int = 100
@@ -23,6 +26,6 @@ LAST_ROUNDS = 50
 
 
 def at_end(rewards: list[list[float]]) -> float:
-    """Mean return of the episodes of the last rounds, explored steps included."""
+    """Compute the mean return of the episodes of the last rounds, with exploration."""
     last = [reward for one in rewards[-LAST_ROUNDS:] for reward in one]
     return sum(last) / len(last)

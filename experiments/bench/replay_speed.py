@@ -1,9 +1,9 @@
-"""Prioritized replay: our sum tree, built anew each tick, against flashbax's, which is updated in place.
+"""Prioritized replay: our sum tree, rebuilt each tick, against flashbax's, which is updated in place.
 
 ``python experiments/bench/replay_speed.py`` (after ``pip install --no-deps flashbax==0.1.3``) makes the same ticks with
-both: add a step of 64 environments, sample K batches of 256, give their priorities back. Ours samples a tick's batches
-at once; flashbax is called as its users call it, once for each batch, all of a tick in one program. In turn, medians
-and spread; written to experiments/results/replay_speed.json. Run nothing else meanwhile.
+both: add a step of 64 environments, sample K batches of 256, return their priorities. Ours samples a tick's batches at
+once; flashbax is called in its usual way, once for each batch, all of a tick in one program. They run in turn; medians
+and spread are written to experiments/results/replay_speed.json. Run it on an otherwise idle machine.
 """
 
 import json
@@ -37,14 +37,14 @@ Tick = Callable[[Any, jax.Array], tuple[Any, jax.Array]]
 
 
 def step_of(key: jax.Array) -> Transition:
-    """One step of every environment, ``[1, E, ...]``."""
+    """Build one step of every environment, ``[1, E, ...]``."""
     obs = jax.random.normal(key, (1, NUM_ENVS, *OBS))
     flag = jnp.zeros((1, NUM_ENVS), bool)
     return Transition(obs, jnp.zeros((1, NUM_ENVS, 6)), obs[..., 0], obs, flag, flag, flag, ())
 
 
 def ours(capacity: int, batches: int) -> tuple[Any, Tick]:
-    """A full buffer of ours, and a tick."""
+    """Build a full buffer of ours, and a tick."""
     buffer = ring_buffer(capacity=capacity, num_envs=NUM_ENVS, batch_size=BATCH)
     prioritize = Prioritize("critic", EXPONENT, lambda hyper: CORRECTION)
     source = prioritized_source(buffer, batches * BATCH // buffer.shards, prioritize)
@@ -61,7 +61,7 @@ def ours(capacity: int, batches: int) -> tuple[Any, Tick]:
 
 
 def theirs(capacity: int, batches: int) -> tuple[Any, Tick]:
-    """A full buffer of flashbax's, and a tick."""
+    """Build a full buffer of flashbax's, and a tick."""
     buffer = flashbax.make_prioritised_flat_buffer(
         max_length=capacity,
         min_length=BATCH,
@@ -96,7 +96,7 @@ def theirs(capacity: int, batches: int) -> tuple[Any, Tick]:
 
 
 def timed(state: Any, tick: Tick, capacity: int) -> Callable[[], float]:
-    """Compile and fill; then each call gives the seconds of a tick."""
+    """Compile and fill; then each call returns the seconds of a tick."""
     run = jax.jit(lambda state, keys: jax.lax.scan(tick, state, keys), donate_argnums=0)
     keys = jax.random.split(jax.random.key(1), TICKS)
     for _ in range(min(20, 2 + capacity // (NUM_ENVS * TICKS))):
@@ -113,7 +113,7 @@ def timed(state: Any, tick: Tick, capacity: int) -> Callable[[], float]:
 
 
 def compare(capacity: int, batches: int) -> dict[str, Any]:
-    """Seconds of a tick with either, in turn."""
+    """Measure the seconds of a tick with either, in turn."""
     makers = {"ours": ours, "flashbax": theirs}
     repeats = {name: timed(*make(capacity, batches), capacity) for name, make in makers.items()}
     seconds: dict[str, list[float]] = {name: [] for name in makers}
@@ -130,7 +130,7 @@ def compare(capacity: int, batches: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """All sizes, and what was found into the file."""
+    """Measure all sizes, and write the results."""
     rows = []
     for capacity, batches in SIZES:
         rows.append(compare(capacity, batches))

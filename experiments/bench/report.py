@@ -19,11 +19,11 @@ WITH = {
     "apart": "`placement=actor_critic overlap=actor_critic`",
     "raw": "raw observations on our side only",
 }
-"""Ours in another way, below its row."""
+"""Variants of ours, below their row."""
 
 
 def write_report(folder: Path) -> str:
-    """Write ``table.md`` and ``bench.png`` beside the rows; returns the table."""
+    """Write ``table.md`` and ``bench.png`` next to the rows; return the table."""
     rows = {
         name: json.loads((folder / f"{name}.json").read_text()) for name in ORDER if (folder / f"{name}.json").exists()
     }
@@ -101,7 +101,7 @@ def _percent(spread: dict[str, float]) -> str:
 
 
 def _chart(rows: dict[str, Any], path: Path) -> None:
-    """Ratios to the peer, a bar a row, with the spread and the two goals."""
+    """Plot the ratios to the other library, a bar per row, with the spread and the two goals."""
     figure, axes = plt.subplots(figsize=(8, 0.9 * len(rows) + 1.2), layout="constrained")
     for y, row in enumerate(rows.values()):
         speed = _speed(row, row["ratio"])
@@ -122,7 +122,7 @@ def _chart(rows: dict[str, Any], path: Path) -> None:
 
 
 def _speed(row: dict[str, Any], ratio: dict[str, float]) -> dict[str, float]:
-    """A ratio as more is better: of seconds it is turned over."""
+    """Return a ratio for which more is better: a ratio of seconds is inverted."""
     if row["unit"] != "seconds":
         return ratio
     return {"median": 1 / ratio["median"], "least": 1 / ratio["most"], "most": 1 / ratio["least"]}

@@ -1,9 +1,8 @@
-"""What fresh initial states cost: our bank against no reset at all.
+"""The cost of new initial states: our bank of initial states against no reset at all.
 
-``python experiments/bench/reset_cost.py`` on an otherwise idle machine.
-
-Steady-state steps/s of a 32-step unroll under uniform random actions, 256 environments. The floor replaces the bank by
-one that is drawn once and reused, so that nothing but the drawing differs. Both are timed in turn (A B A B ...).
+``python experiments/bench/reset_cost.py`` needs an otherwise idle machine. It measures steady-state steps/s of a
+32-step unroll under uniform random actions, with 256 environments. The baseline has a bank that is drawn once and
+reused, so that only the drawing differs. Both are timed in turn (A B A B ...).
 """
 
 import json
@@ -34,7 +33,7 @@ Run = Callable[[SamplerState, jax.Array], SamplerState]
 
 
 def unrolls(env: VecEnv) -> Run:
-    """Compiled: ``UNROLLS_PER_REPEAT`` unrolls under uniform random actions."""
+    """Compile ``UNROLLS_PER_REPEAT`` unrolls under uniform random actions."""
 
     def act(carry: tuple, obs: Any, first: jax.Array, key: jax.Array) -> tuple:
         return jax.random.uniform(key, (NUM_ENVS, *env.spec.action.low.shape), jnp.float32, -1.0, 1.0), carry, ()
@@ -50,20 +49,20 @@ def unrolls(env: VecEnv) -> Run:
 
 
 def without_drawing(env: VecEnv) -> VecEnv:
-    """The same environments, except that the bank is drawn once, here."""
+    """Build the same environments, except that the bank is drawn once, here."""
     bank = jax.jit(lambda key: env.draw_fresh(key, NUM_STEPS))(jax.random.key(7))
     return env._replace(draw_fresh=lambda key, num_steps: bank)
 
 
 def seconds(run: Run, state: SamplerState, key: jax.Array) -> float:
-    """Wall time of one repeat."""
+    """Return the wall-clock time of one repeat."""
     begin = time.perf_counter()
     jax.block_until_ready(run(state, key))
     return time.perf_counter() - begin
 
 
 def measure(name: str) -> dict[str, Any]:
-    """Median rates of both, and the cost: one minus the median of the ratios of neighbours in time."""
+    """Return the median rates of both, and the cost: one minus the median of the ratios of neighbours in time."""
     env = vectorize(make(name, backend="spring"), num_envs=NUM_ENVS)
     bank, floor = unrolls(env), unrolls(without_drawing(env))
     state = jax.jit(lambda key: start(env, (), key))(jax.random.key(0))

@@ -1,8 +1,8 @@
-"""The benchmark against peers: ours and theirs in turn, with the bounds of the same run beside each row.
+"""The benchmark against other libraries: ours and theirs in turn, with the bounds of the same run in each row.
 
-``make bench`` makes the peers' environment and runs every row, ``make bench ROWS=sac_halfcheetah`` one. A row's workers
+``make bench`` sets up the other libraries and runs every row, ``make bench ROWS=sac_halfcheetah`` one. A row's workers
 are compiled and warm before the first repeat, and then measured A B A B ...: a ratio is the median over the repeats of
-rival and ours in the same round, so that a machine that slows down slows both. Run nothing beside it.
+rival and ours in the same round, so that a machine that slows down slows both. Run it on an otherwise idle machine.
 """
 
 import json
@@ -25,9 +25,11 @@ PEERS = Path(os.environ.get("BENCH_PEERS", HERE.parent.parent / ".venv-peers" / 
 
 
 class Row(NamedTuple):
-    """One line of the table: the peer's worker, what counts (``steps`` or ``updates`` per second), and the goals.
+    """One line of the table: the other library's worker, the counted unit (``steps`` or ``updates`` per second), and
+    the goals.
 
-    ``bf16``, ``apart``: whether ours is measured with `precision=bf16` too, and with actor and critic on a device each.
+    ``bf16``, ``apart``: whether ours is measured with `precision=bf16` too, and with actor and critic on separate
+    devices.
     """
 
     title: str
@@ -69,13 +71,14 @@ SOLVE_AT = {
 }
 """Learning rate, observations, and the fewest steps, in multiples of 65,536, at which the mean over seeds reached 475.
 
-Looked for with ``solve <rate> <raw|normalized> <steps> <evaluations>``, rates 1e-3, 2e-3 and 4e-3: on this machine
-Rejax reached 475 within 655,360 steps in this setting only, so both sides are compared in it. The third line is ours in
-the setting that serves it best."""
+Searched with ``solve <rate> <raw|normalized> <steps> <evaluations>`` over the rates 1e-3, 2e-3 and 4e-3. On this
+machine Rejax reached 475 within 655,360 steps in this setting only, so both libraries are compared in it. The third
+line is ours in its best setting.
+"""
 
 
 class Worker:
-    """A process that compiles one program and measures it when told."""
+    """A process that compiles one program and measures it on request."""
 
     def __init__(self, python: str, *words: str) -> None:
         self.process = subprocess.Popen(
@@ -84,7 +87,7 @@ class Worker:
         self.words = words
 
     def read(self) -> dict[str, Any]:
-        """The next answer; what a library prints meanwhile is passed over."""
+        """Return the next answer; other output of the library is skipped."""
         assert self.process.stdout is not None and self.process.stderr is not None
         for line in self.process.stdout:
             if line.startswith("{"):
@@ -92,7 +95,7 @@ class Worker:
         raise SystemExit(f"{' '.join(self.words)} ended:\n{self.process.stderr.read()[-3000:]}")
 
     def repeat(self) -> dict[str, Any]:
-        """One measurement."""
+        """Make one measurement."""
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
@@ -100,7 +103,7 @@ class Worker:
 
 
 def measure(name: str) -> dict[str, Any]:
-    """All workers of a row, in turn, and the figures of each."""
+    """Measure all workers of a row, in turn, and compute the figures of each."""
     row = ROWS[name]
     words = {
         "peer": (str(PEERS), *row.peer),
@@ -133,7 +136,7 @@ def measure(name: str) -> dict[str, Any]:
 
 
 def summarize(name: str, ready: dict[str, Any], rounds: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """Medians and spreads; ratios are taken round by round."""
+    """Compute medians and spreads; ratios are computed round by round."""
     row = ROWS[name]
     rates = {what: [r[row.unit] / r["seconds"] for r in times] for what, times in rounds.items()}
     per_step = {what: [r["seconds"] / r["steps"] for r in times] for what, times in rounds.items()}
@@ -142,7 +145,7 @@ def summarize(name: str, ready: dict[str, Any], rounds: dict[str, list[dict[str,
     peer_compile = ready["peer"].get("compile_s")
     if peer_compile is None:
         peer_compile = ready["peer"]["first_s"] - statistics.median(peer_s)
-        # brax compiles within its first epoch: what is less than the spread of epochs says nothing.
+        # brax compiles within its first epoch: a time below the spread of epochs has no meaning.
         peer_compile = peer_compile if peer_compile > max(peer_s) - min(peer_s) else None
     result = {
         "title": row.title,
@@ -169,7 +172,9 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def solve() -> dict[str, Any]:
-    """Wall-clock from nothing compiled to 475 over eight seeds: fresh processes, in turn, one evaluation at the end."""
+    """Measure the wall-clock time from an empty cache to 475 over eight seeds: new processes, in turn, one
+    evaluation at the end.
+    """
     runs: dict[str, list[dict[str, Any]]] = {side: [] for side in SOLVE_AT}
     for _ in range(SOLVE_REPEATS):
         for side, (rate, observations, steps) in SOLVE_AT.items():
@@ -197,12 +202,12 @@ def solve() -> dict[str, Any]:
 
 
 def once(*words: str) -> dict[str, Any]:
-    """The answer of a worker that does one thing and ends."""
+    """Return the answer of a worker that does one thing and ends."""
     return Worker(*words).read()
 
 
 def main(names: list[str]) -> None:
-    """Measure rows, keep each as JSON, and write the table and the chart of all that have been measured."""
+    """Measure rows, write each as JSON, and write the table and the chart of all measured rows."""
     from report import write_report
 
     if not PEERS.exists():

@@ -1,4 +1,4 @@
-"""When each program of a chain ran: a chunk is run as always, and threads note when inputs and results are ready."""
+"""When each program of a chain ran: a normal chunk, while threads record when inputs and results are ready."""
 
 import time
 from collections import defaultdict
@@ -21,7 +21,9 @@ class Span(NamedTuple):
 
 
 class Timeline(NamedTuple):
-    """A chunk's spans, in order of dispatch, its ticks and wall-clock, and the seconds until all was dispatched."""
+    """A chunk's spans, in order of dispatch, its ticks and wall-clock time, and the seconds until all was
+    dispatched.
+    """
 
     spans: list[Span]
     ticks: int
@@ -29,7 +31,7 @@ class Timeline(NamedTuple):
     dispatch_s: float
 
     def busy(self) -> dict[str, list[tuple[float, float]]]:
-        """When each device had something to do, as intervals in order that do not touch."""
+        """Return when each device was busy, as sorted disjoint intervals."""
         on: dict[str, list[tuple[float, float]]] = defaultdict(list)
         for span in sorted(self.spans, key=lambda span: span.start_s):
             for device in span.devices:
@@ -41,12 +43,12 @@ class Timeline(NamedTuple):
         return dict(on)
 
     def idle_share(self) -> dict[str, float]:
-        """For each device the share of the wall-clock in which it had nothing to do."""
+        """Return for each device the share of the wall-clock time in which it was idle."""
         busy_s = {device: sum(end - start for start, end in spans) for device, spans in self.busy().items()}
         return {device: 1.0 - seconds / self.wall_s for device, seconds in sorted(busy_s.items())}
 
     def together_share(self) -> float:
-        """The share of the wall-clock in which two devices or more were at work."""
+        """Return the share of the wall-clock time in which two devices or more were busy."""
         spans = [span for spans in self.busy().values() for span in spans]
         edges = [edge for start, end in spans for edge in ((start, 1), (end, -1))]
         total_s, at_work, since = 0.0, 0, 0.0
@@ -57,7 +59,7 @@ class Timeline(NamedTuple):
 
 
 def record(chain: Chain, state: TrainState) -> tuple[TrainState, Timeline]:
-    """Run a chunk and note when each program of it ran. ``state`` is donated as always."""
+    """Run a chunk and record when each program of it ran. ``state`` is donated as in training."""
     pools: dict[tuple[jax.Device, ...], ThreadPoolExecutor] = {}
     notes: list[tuple[Segment, Future]] = []
     dispatched_s = 0.0
@@ -84,7 +86,7 @@ def record(chain: Chain, state: TrainState) -> tuple[TrainState, Timeline]:
 
 
 def _ready_times(started_s: float | None, inputs: Any, outputs: Any) -> tuple[float, float]:
-    """A group's programs end in order of dispatch, so this begins when the one before has ended."""
+    """A group's programs end in order of dispatch, so this one begins when the previous one has ended."""
     if started_s is None:
         jax.block_until_ready(inputs)
         started_s = time.perf_counter()

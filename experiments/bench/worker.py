@@ -1,6 +1,6 @@
-"""The talk between `run.py` and a worker, one JSON line each way. Imports nothing that either side could lack.
+"""The protocol between `run.py` and a worker, one JSON line each way. Imports only packages that both have.
 
-A worker says ``{"ready": ...}`` once its programs are compiled and warm, and then answers each line on its standard
+A worker prints ``{"ready": ...}`` once its programs are compiled and warm, and then answers each line on its standard
 input with one measured repeat. So two workers can be alive at once and be measured in turn, with the other asleep.
 """
 
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-# What the measured code prints must not mix with the answers.
+# Output of the measured code must not mix with the answers.
 _ANSWERS = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 
@@ -21,13 +21,13 @@ def say(message: dict[str, Any]) -> None:
 
 
 def wait_for_turn() -> None:
-    """Sleep until the driver asks for a repeat; end the process when it has enough."""
+    """Sleep until the driver requests a repeat; end the process when the driver has finished."""
     if not sys.stdin.readline():
         os._exit(0)
 
 
 def serve(repeat: Callable[[], dict[str, Any]], **ready: Any) -> None:
-    """Answer with ``repeat()`` as often as asked."""
+    """Answer every request with ``repeat()``."""
     say({"ready": ready})
     while True:
         wait_for_turn()
