@@ -1,6 +1,7 @@
-"""What a figure was measured on, for the scripts of all folders of ``experiments/``, which put this one on `sys.path`.
+"""Description of the machine and versions of a measurement, for the scripts of all folders of ``experiments/``.
 
-It puts the repository there, whose ``jaxrl_fast`` is then imported.
+Those scripts put this folder on `sys.path`. This module adds the repository, from which ``jaxrl_fast`` is then
+imported.
 """
 
 import json
@@ -35,13 +36,13 @@ PACKAGES = (
 
 
 def machine() -> str:
-    """The processor, its number of cores, and how many of them this process may use where these are fewer."""
+    """Describe the processor, its number of cores, and the number that this process may use where it is smaller."""
     allowed = f"{cpu_cores()} of " if cpu_cores() != os.cpu_count() else ""
     return f"{allowed}{os.cpu_count()} cores, {processor()}{_generation()}"
 
 
 def _generation() -> str:
-    """On Linux, family and model: a virtual machine may call processors of several generations by one name."""
+    """Return family and model on Linux, since virtual machines use one name for processors of several generations."""
     said = first_processor()
     if not {"cpu family", "model"} <= set(said):
         return ""
@@ -49,7 +50,7 @@ def _generation() -> str:
 
 
 def commit() -> str:
-    """The commit that was measured, and whether the tree had other changes."""
+    """Return the measured commit, and whether the tree had other changes."""
 
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()
@@ -59,7 +60,7 @@ def commit() -> str:
 
 
 def versions(*others: Path) -> dict[str, dict[str, str]]:
-    """Versions of Python and the packages that matter, here and in other environments (paths of their Pythons)."""
+    """Return versions of Python and the relevant packages, here and in other environments (paths of their Pythons)."""
     script = (
         "import importlib.metadata as m, json, platform\n"
         "known = {d.name.lower(): d.version for d in m.distributions()}\n"

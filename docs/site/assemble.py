@@ -1,8 +1,10 @@
-"""Puts the site together, which ``make docs`` does: ``python docs/site/assemble.py build/site`` writes what Zensical
-builds from, and the same with ``--finish`` behind makes the built pages independent of any server.
+"""Builds the site for ``make docs``.
 
-The README, CONTRIBUTING, CHANGELOG, SECURITY and the pages of ``docs/`` are copied; the reference is made from the code
-(`reference_pages`). A link that leads out of ``docs/`` leads to a copy, so that the site opens from disk.
+``python docs/site/assemble.py build/site`` writes the input of Zensical. The same command with ``--finish`` makes the
+built pages independent of any server.
+
+The README, CONTRIBUTING, CHANGELOG, SECURITY and the pages of ``docs/`` are copied; the reference is generated from the
+code (`reference_pages`). A link that leads out of ``docs/`` leads to a copy, so that the site opens from disk.
 """
 
 import re
@@ -20,22 +22,22 @@ TOP |= {"SECURITY.md": "security.md"}
 PICTURES = {".png", ".svg", ".gif", ".html"}
 LINK = re.compile(r"(\]\()([^()\s]+)((?: \"[^\"]*\")?\))")
 LONG = re.compile(r"(`[^`]{60,}`)(?= \|)")
-"""A command that is a cell of a table: the style gives it room."""
+"""A command in a cell of a table: the style gives it room."""
 FENCE = re.compile(r"(^ *```.*?^ *```)", re.M | re.S)
 
 
 def sources() -> dict[Path, str]:
-    """Every page's source, and where it goes."""
+    """Return every page's source, and its path in the site."""
     pages = {ROOT / name: target for name, target in TOP.items() if (ROOT / name).exists()}
     own = (path for path in sorted(DOCS.glob("**/*.md")) if HERE not in path.parents)
     return pages | {path: path.relative_to(DOCS).as_posix() for path in own}
 
 
 def relinked(page: Path, target: str, folder: Path, known: dict[Path, str]) -> str:
-    """A page whose links lead to pages of the site, or to copies of files in ``folder``.
+    """Return a page whose links lead to pages of the site, or to copies of files in ``folder``.
 
     Raises:
-        SystemExit: a link leads nowhere.
+        SystemExit: A link leads nowhere.
     """
 
     def link(found: re.Match[str]) -> str:
@@ -54,8 +56,9 @@ def relinked(page: Path, target: str, folder: Path, known: dict[Path, str]) -> s
 
 
 def spaced(text: str) -> str:
-    """Lists and tables behind an empty line, which forges do not ask for and the site does, and long commands of tables
-    marked for the style."""
+    """Insert an empty line before lists and tables, which the site requires and forges do not, and mark long
+    commands of tables for the style.
+    """
     lines = [""]
     for line in text.split("\n"):
         line = LONG.sub(r"\1{.long}", line) if line.startswith("|") else line
@@ -66,8 +69,10 @@ def spaced(text: str) -> str:
 
 
 def copied(file: Path, folder: Path) -> str:
-    """Where a copy of a file of the repository lies in the site; one of text ends in .txt, so that browsers show it. Of
-    a folder, the list of its files."""
+    """Return the path of a copy of a repository file in the site; text files end in .txt, so that browsers show them.
+
+    For a folder, copy the list of its files.
+    """
     name = f"files/{file.relative_to(ROOT).as_posix()}"
     if file.is_dir():
         place = folder / f"{name}.txt"
@@ -81,7 +86,7 @@ def copied(file: Path, folder: Path) -> str:
 
 
 def named_in(tree: object) -> set[str]:
-    """The pages that a navigation names."""
+    """Return the pages that a navigation names."""
     if isinstance(tree, str):
         return {tree}
     branches = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else []
@@ -89,10 +94,10 @@ def named_in(tree: object) -> set[str]:
 
 
 def navigation(nav: list, pages: set[str]) -> list:
-    """The navigation of ``mkdocs.yml``; pages that it does not name stand at the end of How-to.
+    """Return the navigation of ``mkdocs.yml``; pages that it does not name are appended to How-to.
 
     Raises:
-        SystemExit: it names a page that is not there.
+        SystemExit: It names a missing page.
     """
     if missing := named_in(nav) - pages:
         raise SystemExit(f"docs/site/mkdocs.yml names pages that are not there: {', '.join(sorted(missing))}")
@@ -108,7 +113,7 @@ def finish(pages: Path) -> None:
     """Let search work from disk without a script of another server.
 
     Raises:
-        SystemExit: a page still loads something from another server.
+        SystemExit: A page still loads a file from another server.
     """
     shutil.copy(HERE / "search_from_disk.js", pages)
     for page in pages.glob("**/*.html"):

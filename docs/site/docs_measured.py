@@ -1,4 +1,4 @@
-"""Tables of figures in ``docs/``, from the result files of what measured them, for `docs_tables`."""
+"""Tables of figures in ``docs/``, from the result files of the measurements, for `docs_tables`."""
 
 import json
 from collections.abc import Callable
@@ -12,28 +12,28 @@ WORLDS = {"pendulum": "Pendulum", "halfcheetah": "halfcheetah", "cartpole": "Car
 
 
 def read(name: str) -> Any:
-    """A result file."""
+    """Read a result file."""
     return json.loads((RESULTS / name).read_text())
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table."""
+    """Write a Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def rate(value: float) -> str:
-    """A rate with three digits or more."""
+    """Format a rate with three digits or more."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
 
 def frames(row: dict[str, Any]) -> str:
-    """Updates a second × batch = update frame rate."""
+    """Compute updates a second × batch = update frame rate."""
     return f"{rate(row['update_hz'])} × {row['batch_size']:,} = {row['update_frame_hz']:,.0f}"
 
 
 def distribution_row(row: dict[str, Any]) -> list[str]:
-    """One placement; in bold what is faster than `fused` in every round."""
+    """Write one placement; bold where it is faster than `fused` in every round."""
     words = [row["placement"], f"overlap={row['overlap']}", f"learners={row['learners']}"]
     label = " ".join(word for word in words if word not in ("overlap=none", "learners=1"))
     against = f"{row['speed']:.2f} [{row['speed_least']:.2f}, {row['speed_most']:.2f}]"
@@ -45,7 +45,7 @@ def distribution_row(row: dict[str, Any]) -> list[str]:
 
 
 def distribution(job: str) -> str:
-    """Every placement for one algorithm and environment, against `fused`."""
+    """Write every placement for one algorithm and environment, against `fused`."""
     algo, _, world = job.partition("-")
     head = [f"{algo.upper()}, {WORLDS.get(world, world)}", "steps/s", "updates/s × batch = frames/s", "against `fused`"]
     rows = [distribution_row(row) for row in read("distribution.json")["jobs"][job]]
@@ -53,7 +53,7 @@ def distribution(job: str) -> str:
 
 
 def overlap_row(row: dict[str, Any], plain: dict[str, Any]) -> list[str]:
-    """One overlap; ``plain`` is the row without any."""
+    """Write one overlap; ``plain`` is the row without any."""
     summary = row["summary"]
     score = f"{summary['eval_return_mean']:.1f} ± {summary['eval_return_std']:.1f}"
     same = row is not plain and row["returns"] == plain["returns"]
@@ -63,7 +63,7 @@ def overlap_row(row: dict[str, Any], plain: dict[str, Any]) -> list[str]:
 
 
 def overlaps() -> str:
-    """What each overlap costs in return, and gives in speed."""
+    """Write the cost of each overlap in return, and its gain in speed."""
     rows = read("overlap.json")["rows"]
     plain = {(row["env"], row["algo"]): row for row in rows if row["overlap"] == "none"}
     head = ["", "`overlap=`", "`placement=`", "return, mean ± std over seeds", "seconds, with compilation", "steps/s"]
@@ -72,7 +72,7 @@ def overlaps() -> str:
 
 
 def pool_row(row: dict[str, Any]) -> list[str]:
-    """One environment in the pool, and by the better of what else steps it on Gymnasium."""
+    """Write one environment in the pool, and the better of one process and Gymnasium's vector environments."""
     rates = row["rates"]
     others = {name: rates[name] for name in ("one process", "sync", "async") if name in rates}
     best = max(others, key=lambda name: others[name])
@@ -91,7 +91,9 @@ def pool_row(row: dict[str, Any]) -> list[str]:
 
 
 def pool() -> str:
-    """Stepping environments on the host: the pool, one process or Gymnasium's vectors, and Ray's actors."""
+    """Write the rates of host environments: the pool, one process or Gymnasium's vector environments, and Ray's
+    actors.
+    """
     head = ["environment, how many", "one process, or Gymnasium's better vector", "pool, 2 workers"]
     return table(
         [*head, "pool, workers by default", "Ray actors"], [pool_row(row) for row in read("pool.json")["rows"]]
@@ -99,7 +101,7 @@ def pool() -> str:
 
 
 def envpool() -> str:
-    """EnvPool alone, and behind the pool's interface."""
+    """Write EnvPool alone, and through the pool's interface."""
     rows = []
     for row in read("pool.json")["rows"]:
         rates = row["rates"]
@@ -121,7 +123,7 @@ SIDES = {
 
 
 def host_sac_rates() -> str:
-    """Updates a second of SAC on HalfCheetah-v5."""
+    """Write updates a second of SAC on HalfCheetah-v5."""
     found = read("bench/host_sac.json")["rates"]
     rows = []
     for side, name in SIDES.items():
@@ -131,7 +133,7 @@ def host_sac_rates() -> str:
 
 
 def host_sac_returns() -> str:
-    """One whole run of each."""
+    """Write one whole run of each."""
     runs, rows = read("bench/host_sac.json")["returns"], []
     for side in ("ours", "sbx", "sb3"):
         steps, score, seconds = runs[side]["curve"][-1]
@@ -141,7 +143,7 @@ def host_sac_returns() -> str:
 
 
 def sweep_row(job: str) -> list[str]:
-    """What the autotuner found for one run."""
+    """Write the autotuner's result for one run."""
     found = read(f"sweeps/{job}.json")
     chosen, bounds, spreeze = found["chosen"], found["bounds"], found["spreeze"]
     share = bounds["share_of_bounds"]
@@ -160,14 +162,14 @@ def sweep_row(job: str) -> list[str]:
 
 
 def sweeps() -> str:
-    """What the autotuner found on halfcheetah, and how near to its ceiling that is."""
+    """Write the autotuner's results on halfcheetah, and their ratios to the upper bound."""
     head = ["", "chosen", "against what was asked for", "share of environments and updates alone"]
     head += ["environments alone", "updates alone", "update frame rate at batch 256, best, 8,192"]
     return table(head, [sweep_row(f"halfcheetah_{algo}") for algo in ("sac", "ppo")])
 
 
 def search_rows(job: str, found: dict[str, Any]) -> list[list[str]]:
-    """Each search of one job, against the whole grid."""
+    """Write each search of one job, against the whole grid."""
     rates = {row["width"]: median(row["rates"]) for row in found["grid"] if row["rates"]}
     grid_s, rows = sum(row["took_s"] for row in found["grid"]), []
     for search in found["searches"]:
@@ -178,14 +180,14 @@ def search_rows(job: str, found: dict[str, Any]) -> list[list[str]]:
 
 
 def searches() -> str:
-    """The autotuner's search against measuring every width."""
+    """Write the autotuner's search against measuring every width."""
     found = {job: x for job, x in read("autotune_search.json").items() if "searches" in x and "grid" in x}
     head = ["job", "widths measured", "chosen", "of the grid's best", "of the grid's time"]
     return table(head, [row for job, x in found.items() for row in search_rows(job, x)])
 
 
 def equal_numbers() -> str:
-    """Placements against `fused`: where fragments only move, and where an axis is divided."""
+    """Compare placements with `fused`: fragments on other devices, and sharded axes."""
     rows, lines = read("equal_numbers.json")["rows"], []
     for name, moved in (("fragments are moved", True), ("an axis is divided", False)):
         found = [row for row in rows if (row["ticks"] > 1) == moved]
@@ -197,7 +199,7 @@ def equal_numbers() -> str:
 
 
 def other_languages() -> str:
-    """What of the tutorial on export was run in other languages."""
+    """Write the tutorial blocks on export that ran in other languages."""
     found = read("docs_other.json")
     rows = [
         [f"`{file}`", row["versions"], f"{row['action']:.5f}", f"{row['in Python']:.5f}"]
@@ -216,7 +218,7 @@ EVALUATED = {
 
 
 def evaluation_row(name: str) -> list[str]:
-    """What evaluations cost one run, beside training and between chunks."""
+    """Write the cost of evaluations for one run, during training and between chunks."""
     found, cells = read("evaluation_cost.json")[name], []
     for way in ("beside", "between chunks"):
         middle, least, most = found["ratios"].get(way, {}).get("all_s", (0.0, 0.0, 0.0))
@@ -226,7 +228,7 @@ def evaluation_row(name: str) -> list[str]:
 
 
 def evaluation() -> str:
-    """Seconds of runs with evaluations, by those of the same run without any."""
+    """Write the seconds of runs with evaluations, divided by the seconds of the same run without."""
     head = ["job, ten evaluations", "pairs", "beside training", "between chunks", "on"]
     return table(head, [evaluation_row(name) for name in EVALUATED])
 

@@ -1,8 +1,8 @@
-"""Runs what ``docs/tutorials/export.md`` says in other languages: its page in a Chromium, its program in C++.
+"""Runs the code of ``docs/tutorials/export.md`` in other languages: its page in a Chromium, its program in C++.
 
-``python docs/site/docs_other.py web=<folder with node_modules> cpp=<folder with include and lib>`` trains a short
-run, exports it, and compares the actions of both with those of ONNX Runtime in Python. Versions and a digest of each
-block go to ``experiments/results/docs_other.json``; ``tests/test_docs.py`` refuses a block that changed since.
+``python docs/site/docs_other.py web=<folder with node_modules> cpp=<folder with include and lib>`` trains a short run,
+exports it, and compares the actions of both with ONNX Runtime in Python. Versions and a digest of each block are
+written to ``experiments/results/docs_other.json``; ``tests/test_docs.py`` refuses a block that changed since.
 """
 
 import hashlib
@@ -28,18 +28,18 @@ TOLERANCE = 1e-4
 
 
 def blocks() -> dict[str, str]:
-    """The blocks of the page that are neither Python nor commands, by the file that their first line names."""
+    """Return the blocks of the page that are neither Python nor commands, by the file name in their first line."""
     bodies = [m["body"] for m in FENCE.finditer(PAGE.read_text()) if m["language"] in ("html", "cpp")]
     return {re.search(r"[\w.]+\.\w+", body.splitlines()[0])[0]: body for body in bodies}  # type: ignore[index]
 
 
 def digest(body: str) -> str:
-    """What tells whether a block is the one that was run."""
+    """Compute the digest that identifies a block."""
     return hashlib.sha256(body.encode()).hexdigest()[:16]
 
 
 def in_python(folder: Path) -> tuple[float, str]:
-    """The action by ONNX Runtime in Python, and its version."""
+    """Return the action by ONNX Runtime in Python, and its version."""
     import numpy as np
     import onnxruntime
 
@@ -49,7 +49,7 @@ def in_python(folder: Path) -> tuple[float, str]:
 
 
 def in_browser(folder: Path, web: Path) -> tuple[float, str]:
-    """The action that the page shows in a Chromium, from a server as the tutorial starts it."""
+    """Return the action that the page shows in a Chromium, from a server started as in the tutorial."""
     sys.path.insert(0, str(ROOT / "tests"))
     from browser import chromium_page, find_chromium
 
@@ -71,7 +71,7 @@ def in_browser(folder: Path, web: Path) -> tuple[float, str]:
 
 
 def in_cpp(folder: Path, cpp: Path) -> tuple[float, str]:
-    """The action of the program in C++, compiled as the tutorial says."""
+    """Return the action of the program in C++, compiled as in the tutorial."""
     (folder / "onnxruntime").symlink_to(cpp)
     line = next(line for line in PAGE.read_text().splitlines() if line.startswith("g++ "))
     subprocess.run(line.split(), cwd=folder, check=True)

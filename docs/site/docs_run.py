@@ -1,7 +1,8 @@
-"""Runs what README and docs say: every Python block and every command line, long ones with short settings.
+"""Runs every Python block and every command line of README and docs, long ones with short settings.
 
-``python docs/site/docs_run.py`` runs what changed since it last ran, ``--all`` everything, ``--count=20`` so many.
-The record goes to ``experiments/results/docs_run.json``; ``tests/test_docs.py`` refuses a line that is not in it.
+``python docs/site/docs_run.py`` runs lines that changed since their last run, ``--all`` everything, ``--count=20`` that
+many. The record is written to ``experiments/results/docs_run.json``; ``tests/test_docs.py`` refuses a line that is not
+in it.
 """
 
 import json
@@ -31,7 +32,7 @@ NOT_RUN = {
     r"jaxrl_fast\.dashboard": "does not end; tests/test_dashboard.py runs it",
     r"experiments/|docs/site/": "takes long; its results are committed",
 }
-"""Lines that are not run here, and why."""
+"""Lines that are not run here, and the reason."""
 SHORTER = (
     (r"total_steps=([\d_]+)", lambda found: f"total_steps={max(64, int(found[1]) // 1000)}"),
     (r"num_envs=\d+", "num_envs=4"),
@@ -43,23 +44,23 @@ SHORTER = (
     (r"split\((.*?), \d+\)", r"split(\1, 2)"),
     (r"ticks=\d+", "ticks=2"),
 )
-"""What makes a Python block short."""
+"""Replacements that make a Python block short."""
 TRAINED = [
     *("env=pendulum", "algo=sac", "tuned=false", "num_envs=4", "total_steps=64", "eval.episodes=2", "eval.every=32"),
     *("checkpoint.every=16", "algo.warmup_steps=16"),
 ]
-"""The words of a run that commands and blocks find as ``runs/latest``."""
+"""The words of a run that commands and blocks use as ``runs/latest``."""
 
 
 def shortened(code: str) -> str:
-    """A block with short settings."""
+    """Return a block with short settings."""
     for pattern, short in SHORTER:
         code = re.sub(pattern, short, code)
     return code
 
 
 def run_page(blocks: list[Block], folder: Path) -> None:
-    """Run the blocks of a page in one namespace, in ``folder``, which holds what they read."""
+    """Run the blocks of a page in one namespace, in ``folder``, which contains their input files."""
     names: dict[str, Any] = {"__name__": "docs"}
     sys.path.insert(0, str(folder))
     try:
@@ -74,12 +75,12 @@ def run_page(blocks: list[Block], folder: Path) -> None:
 
 
 def reason_not_run(line: str) -> str | None:
-    """Why a command line is not run here, None if it is."""
+    """Return why a command line is not run here, None if it is."""
     return next((why for pattern, why in NOT_RUN.items() if re.search(pattern, line)), None)
 
 
 def short_words(line: str) -> list[str]:
-    """The words of a command with short settings: few steps, few environments, small evaluations."""
+    """Return the words of a command with short settings: few steps, few environments, small evaluations."""
     words = shlex.split(line, comments=True)
     if "jaxrl_fast.train" not in words:
         return [re.sub(r"^episodes=\d+", "episodes=2", re.sub(r"^seconds=\d+", "seconds=1", word)) for word in words]
@@ -98,7 +99,7 @@ def run_command(line: str, folder: Path) -> None:
     """Run a command line with short settings.
 
     Raises:
-        SystemExit: it failed; the message is what it printed.
+        SystemExit: It failed; the message is its output.
     """
     settings = {
         word.partition("=")[0]: word.partition("=")[2] for word in shlex.split(line) if re.match(r"[A-Z_]+=", word)
@@ -120,7 +121,9 @@ def run_command(line: str, folder: Path) -> None:
 
 
 def prepare(folder: Path) -> None:
-    """A folder with what the commands of the docs read: a run, two names for it, and worlds of one's own."""
+    """Make a folder with the input files of the commands of the docs: a run, two names for it, and user
+    environments.
+    """
     for block in [b for path in pages() for b in python_blocks(path)]:
         named = re.match(r"# (\w+\.py)\n", block.code)
         if named and not (folder / named[1]).exists():
@@ -133,12 +136,12 @@ def prepare(folder: Path) -> None:
 
 
 def record() -> dict[str, float]:
-    """What was run, by command line, and how many seconds it took."""
+    """Return the lines that were run, with the seconds of each."""
     return json.loads(RECORD.read_text()) if RECORD.exists() else {}
 
 
 def main(words: list[str]) -> int:
-    """Run what is not in the record, or everything. Returns how many lines failed."""
+    """Run the lines that are not in the record, or everything; return the number of failed lines."""
     count = next((int(word.partition("=")[2]) for word in words if word.startswith("--count=")), 10_000)
     lines = list(dict.fromkeys(line for path in pages() for line in command_lines(path) if not reason_not_run(line)))
     known = {} if "--all" in words else {line: seconds for line, seconds in record().items() if line in lines}

@@ -1,7 +1,7 @@
 """Writes the tables of README and docs that follow from the code or results: ``python docs/site/docs_tables.py``.
 
-A table stands between ``<!-- table: name -->`` and ``<!-- end -->``, a file of ``experiments/`` between ``<!-- file:
-path -->`` and the same. ``tests/test_docs.py`` refuses a page that this would change.
+A table is between ``<!-- table: name -->`` and ``<!-- end -->``, a file of ``experiments/`` between ``<!-- file: path
+-->`` and the same. ``tests/test_docs.py`` refuses a page that this would change.
 """
 
 import json
@@ -43,7 +43,7 @@ SUITES = ANY | {
     "jumanji": ("Jumanji", (DISCRETE,), "algorithms.md#several-agents"),
     "pettingzoo": ("PettingZoo", (DISCRETE, CONTINUOUS), "host.md"),
 }
-"""By suite: how it is called, the actions of its worlds, and the page that is about it."""
+"""By suite: its name, the actions of its environments, and its page."""
 EXTRAS = {
     "cuda12": "a GPU, with CUDA 12",
     "cuda13": "a GPU, with CUDA 13",
@@ -72,7 +72,7 @@ PUBLISHED = {
     "halfcheetah_sac": "brax.training: 1,645 after 200,000",
     "halfcheetah_ppo": "brax.training: 576 after 3,280,000",
 }
-"""Returns of peers after so many steps, as published or measured elsewhere, beside rows of ours."""
+"""Returns of peers after so many steps, as published or measured elsewhere, for comparison with our rows."""
 
 
 SPEEDS = {
@@ -81,11 +81,11 @@ SPEEDS = {
     "smax_3m_mappo": ("MAPPO, `smax_3m`", "1.2 × the bare loop"),
     "points": ("cost of an agent's step, three agents against one", "at most 1.1 ×"),
 }
-"""Rows of ``bench/agents.py``: what they are, and what they must be."""
+"""Rows of ``bench/agents.py``: title and target."""
 
 
 def takes(name: str, action: jf.Discrete | jf.Box, agents: int | None) -> bool:
-    """Whether an algorithm is for worlds with such actions and so many agents."""
+    """Return whether an algorithm supports these actions and this number of agents."""
     shape = jax.ShapeDtypeStruct((3,) if agents is None else (agents, 3), jnp.float32)
     algorithm = ALGORITHMS[name]()
     if algorithm.for_agents != (agents is not None):
@@ -98,7 +98,9 @@ def takes(name: str, action: jf.Discrete | jf.Box, agents: int | None) -> bool:
 
 
 def learned_rows() -> dict[tuple[str, str], str]:
-    """The newest learning result of each algorithm and suite, by both; rows that missed their aim do not count."""
+    """Return the newest learning result of each algorithm and suite, by both; rows that missed their goal do not
+    count.
+    """
     found = {}
     for name, row in ROWS.items():
         file = RESULTS / f"{name}.json"
@@ -110,13 +112,13 @@ def learned_rows() -> dict[tuple[str, str], str]:
 
 
 def learning_line(name: str) -> str:
-    """A row's line in ``docs/learning.md``."""
+    """Return the link to a row in ``docs/learning.md``."""
     lines = (ROOT / "docs" / "learning.md").read_text().splitlines()
     return next((line for line in lines if line.startswith(f"| [{name}]")), "(missed)")
 
 
 def coverage() -> str:
-    """Algorithms × suites."""
+    """Write algorithms × suites."""
     learned, rows = learned_rows(), []
     for name in ALGORITHMS:
         cells = [f"[`{name}`](docs/algorithms.md)"]
@@ -132,14 +134,14 @@ def coverage() -> str:
 
 
 def extras() -> str:
-    """The extras of the package, but for that of its developers."""
+    """Write the extras of the package, except the extra for its developers."""
     known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     rows = [[f"`pip install '.[{name}]'`", EXTRAS.get(name, "")] for name in known if name not in ("dev", "docs")]
     return table(["extra", "for"], rows)
 
 
 def published() -> str:
-    """Our returns beside those that others published."""
+    """Write our returns next to published ones."""
     rows = []
     for name, peer in PUBLISHED.items():
         result = json.loads((RESULTS / f"{name}.json").read_text())
@@ -151,7 +153,7 @@ def published() -> str:
 
 
 def agents_speed() -> str:
-    """Training of several agents beside bare loops, and what an agent's step costs."""
+    """Write the training speed of several agents against bare loops, and the cost of an agent's step."""
     found = json.loads((RESULTS / "bench" / "agents.json").read_text())
     rows = []
     for name in ("spread_ippo", "spread_mappo", "smax_3m_mappo", "points"):
@@ -174,7 +176,7 @@ def agents_speed() -> str:
 
 
 def not_run() -> str:
-    """The command lines that `docs_run` leaves out, and why."""
+    """Write the command lines that `docs_run` leaves out, and the reasons."""
     reasons: dict[str, list[str]] = {}
     for line in dict.fromkeys(line for path in pages() for line in command_lines(path)):
         if why := reason_not_run(line):
@@ -187,7 +189,7 @@ TABLES: dict[str, Callable[[], str]] = {f.__name__: f for f in OWN} | MEASURED
 
 
 def filled(text: str) -> str:
-    """A page with its tables as they should be."""
+    """Return a page with its current tables."""
 
     def fill(found: re.Match[str]) -> str:
         kind, name = found[1], found[2]

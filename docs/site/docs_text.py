@@ -1,10 +1,10 @@
-"""What the README and the pages of ``docs/`` say that can be checked: blocks of code, command lines, links, figures.
+"""The checkable parts of the README and the pages of ``docs/``: blocks of code, command lines, links, figures.
 
-- A Python block runs after those above it on its page. A comment ``<!-- first: ... -->`` right above a block holds
+- A Python block runs after the blocks above it on its page. A comment ``<!-- first: ... -->`` right above a block holds
   lines that run before it and are not shown. A block whose first line is ``# name.py`` is also written to that file.
-- A command line is a line of a block without a language, or of a ``bash`` one, that begins with a known program.
-- A figure with a source is written ``2,734<!--= results/x.json key.of.a.number -->``, a factor of it ``* 100`` behind.
-  ``_`` in a key also stands for a space.
+- A command line is a line of a block without a language, or of a ``bash`` one, that begins with a supported program.
+- A figure with a source is written ``2,734<!--= results/x.json key.of.a.number -->``, followed by a factor such as ``*
+  100``. ``_`` in a key also stands for a space.
 """
 
 import json
@@ -38,36 +38,36 @@ class Figure(NamedTuple):
 
 
 def pages() -> list[Path]:
-    """The README and all pages of ``docs/``."""
+    """Return the README and all pages of ``docs/``."""
     return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
 
 
 def name_of(path: Path) -> str:
-    """A page's path in the repository."""
+    """Return a page's path in the repository."""
     return path.relative_to(ROOT).as_posix()
 
 
 def python_blocks(path: Path) -> list[Block]:
-    """The Python blocks of a page, in order."""
+    """Return the Python blocks of a page, in order."""
     found = FENCE.finditer(path.read_text())
     return [Block(name_of(path), m["body"], m["first"] or "") for m in found if m["language"] == "python"]
 
 
 def command_lines(path: Path) -> list[str]:
-    """The command lines of a page, without their comments."""
+    """Return the command lines of a page, without their comments."""
     bodies = [m["body"] for m in FENCE.finditer(path.read_text()) if m["language"] in ("", "bash", "sh")]
     lines = [line for body in bodies for line in body.replace("\\\n", " ").splitlines()]
     return [re.split(r"\s{2,}", line.strip())[0] for line in lines if PROGRAM.match(line)]
 
 
 def links(path: Path) -> list[str]:
-    """Where the links and pictures of a page lead, those within code left out."""
+    """Return the targets of the links and pictures of a page, without links within code."""
     text = re.sub(r"`[^`\n]*`", "", FENCE.sub("", path.read_text()))
     return [one or other for one, other in LINK.findall(text)]
 
 
 def anchors(path: Path) -> set[str]:
-    """The headings of a page as anchors, as forges and MkDocs make them."""
+    """Return the headings of a page as anchors, as forges and MkDocs make them."""
     text = FENCE.sub("", path.read_text())
     headings = re.findall(r"^#+ (.+)$", text, re.M)
     slugs = (re.sub(r"[^\w\- ]", "", re.sub(r"[`*]", "", heading).strip().lower()) for heading in headings)
@@ -75,7 +75,7 @@ def anchors(path: Path) -> set[str]:
 
 
 def broken_links(path: Path) -> list[str]:
-    """Links within the repository that lead nowhere."""
+    """Return links within the repository that lead nowhere."""
     wrong = []
     for link in links(path):
         if re.match(r"[a-z]+:", link):
@@ -88,7 +88,7 @@ def broken_links(path: Path) -> list[str]:
 
 
 def texts() -> list[Path]:
-    """All that may name a script: pages, code, recorded results, and what runs commands."""
+    """Return all files that may name a script: pages, code, recorded results, and files that run commands."""
     single = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "Makefile", ".ci/run")]
     folders = (".github", "docs", "examples", "experiments", "jaxrl_fast", "envs", "tests")
     kinds = {".md", ".py", ".yml", ".yaml", ".json"}
@@ -97,19 +97,21 @@ def texts() -> list[Path]:
 
 
 def scripts(text: str) -> set[str]:
-    """The paths of scripts of ``experiments/`` and ``docs/site/`` in a text. A module, as in
-    ``env.make=experiments.learning.environments.function``, counts as its file."""
+    """Return the paths of scripts of ``experiments/`` and ``docs/site/`` in a text.
+
+    A module, as in ``env.make=experiments.learning.environments.function``, counts as its file.
+    """
     found = {match[0] for match in SCRIPT.finditer(text)}
     return {name if "/" in name else name.replace(".", "/") + ".py" for name in found}
 
 
 def missing_scripts(text: str) -> list[str]:
-    """Scripts that a text names and that do not exist."""
+    """Return the scripts that a text names and that do not exist."""
     return sorted(name for name in scripts(text) if not (ROOT / name).is_file())
 
 
 def figures(path: Path) -> list[Figure]:
-    """The figures of a page that name their source, each with the number that lies there."""
+    """Return the figures of a page that name their source, each with the number in the source."""
     found = []
     for written, _, source, key, factor in FIGURE.findall(path.read_text()):
         value = json.loads((ROOT / "experiments" / source).read_text())
@@ -120,11 +122,11 @@ def figures(path: Path) -> list[Figure]:
 
 
 def spaced(key: str) -> str:
-    """A key of a result file that has spaces, as it lies there."""
+    """Return a key of a result file with its spaces."""
     return key.replace("_", " ")
 
 
 def shows(figure: Figure) -> bool:
-    """Whether a figure is its number, rounded to the digits that are written."""
+    """Return whether a figure is its number, rounded to the written digits."""
     digits = len(figure.written.partition(".")[2])
     return float(figure.written.replace(",", "").replace("−", "-")) == round(figure.value, digits)

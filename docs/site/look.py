@@ -1,7 +1,7 @@
-"""Looks at every page of the built site in Chromium: ``python docs/site/look.py build/site/html /tmp/look [page ...]``.
+"""Checks every page of the built site in Chromium: ``python docs/site/look.py build/site/html /tmp/look [page ...]``.
 
-Each page is drawn at 1440 and 390 pixels, light and dark. What is wrong is printed: a page wider than the screen, an
-error of a script, a request that is not for a file of the site. Then search is tried, from disk.
+Each page is drawn at 1440 and 390 pixels, light and dark. Errors are printed: a page wider than the screen, an error of
+a script, a request that is not for a file of the site. Then search is tried, from disk.
 """
 
 import base64
@@ -17,7 +17,7 @@ SIZES = ((1440, False), (1440, True), (390, False), (390, True))
 
 
 def faults(page: Page, site: Path) -> list[str]:
-    """What the browser reported since it was last asked."""
+    """Return the browser's reports since the last call."""
     found = []
     for event in page.events:
         text = json.dumps(event.get("params", {}))
@@ -32,7 +32,7 @@ def faults(page: Page, site: Path) -> list[str]:
 
 
 def look(page: Page, file: Path, site: Path, out: Path) -> None:
-    """Draw one page at every size, and print what is wrong with it."""
+    """Draw one page at every size, and print its errors."""
     name = file.relative_to(site).with_suffix("").as_posix().replace("/", "-")
     for width, dark in SIZES:
         page.open(file, width=width, height=900, mobile=width < 500, dark=dark)
@@ -40,14 +40,14 @@ def look(page: Page, file: Path, site: Path, out: Path) -> None:
         clip = {"x": 0, "y": 0, "width": width, "height": min(height, 6000), "scale": 1}
         shot = page.ask("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)
         (out / f"{name}-{width}-{'dark' if dark else 'light'}.png").write_bytes(base64.b64decode(shot["data"]))
-        page.run("localStorage.clear()")  # it keeps the colors of the first visit
+        page.run("localStorage.clear()")  # it retains the colors of the first visit
         wrong = [f"{scroll} pixels wide"] if scroll > width else []
         for fault in [*wrong, *faults(page, site)]:
             print(f"{name} at {width}{' dark' if dark else ''}: {fault}", flush=True)
 
 
 def search(page: Page, site: Path) -> None:
-    """Search by the keyboard, and print what went wrong; what was found is in ``search.png``."""
+    """Search by the keyboard, and print errors; the result is in ``search.png``."""
     page.open(site / "index.html", width=1440, height=900)
     page.run("new Promise(done => setTimeout(done, 1000))")
     for kind in ("rawKeyDown", "keyUp"):
@@ -59,7 +59,7 @@ def search(page: Page, site: Path) -> None:
 
 
 def main(site: Path, out: Path, names: list[str]) -> None:
-    """Look at the pages that are named, at all by default, and search."""
+    """Check the named pages, all by default, and search."""
     out.mkdir(parents=True, exist_ok=True)
     files = sorted(
         file

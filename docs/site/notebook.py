@@ -90,12 +90,12 @@ plt.ylabel("episodes");""",
 Tutorials are in `docs/tutorials/`; `make docs` makes a site of them, with a reference. The other files of `examples/`
 are programs of at most 60 lines each.""",
 )
-"""The cells: those that begin as code are code."""
+"""Build the cells; texts that begin as code are code cells."""
 CODE = ("import", "env =", "result", "rows =", "small =", "def ", "returns =")
 
 
 def shorten(data: dict[str, str]) -> None:
-    """Cut the text of an output that is shown as a picture or as HTML anyway."""
+    """Remove the text of an output that is also shown as a picture or as HTML."""
     if len(data) > 1:
         data["text/plain"] = data["text/plain"][:200]
 

@@ -1,4 +1,4 @@
-"""The reference pages of the site, from what the code itself says: commands, keys, environments, functions."""
+"""The reference pages of the site, generated from the code: commands, keys, environments, functions."""
 
 import dataclasses
 import importlib
@@ -40,7 +40,7 @@ GROUPS = {
 
 
 def reference_pages() -> dict[str, str]:
-    """All pages, Markdown by file name."""
+    """Return all pages, Markdown by file name."""
     return {
         "commands.md": commands(),
         "keys.md": keys(),
@@ -52,7 +52,7 @@ def reference_pages() -> dict[str, str]:
 
 
 def commands() -> str:
-    """Every command with the text of its ``--help``."""
+    """Write every command with the text of its ``--help``."""
     parts = ["# Commands\n\nWhat `--help` prints, by command."]
     for name, text in COMMANDS.items():
         module = importlib.import_module(f"jaxrl_fast.{name}")
@@ -62,7 +62,7 @@ def commands() -> str:
 
 
 def keys() -> str:
-    """Every key of a run, by section."""
+    """Write every key of a run, by section."""
     known, parts = (
         run_keys(),
         ["# Keys\n\nWords `key=value` of `train`, and of every command that takes a run's words."],
@@ -80,7 +80,7 @@ def keys() -> str:
 
 
 def algorithms() -> str:
-    """Every key of every algorithm, with what its docstrings say."""
+    """Write every key of every algorithm, with its docstring."""
     parts = ["# Keys of algorithms\n\nWords `algo.key=value`; in Python, arguments of `jaxrl_fast.<name>`."]
     for name, factory in ALGORITHMS.items():
         meanings = entries(sections(factory)["Args"])
@@ -90,7 +90,7 @@ def algorithms() -> str:
 
 
 def environments() -> str:
-    """Every short name of an environment, with its defaults."""
+    """Write every short name of an environment, with its defaults."""
     defaults = yaml.safe_load((CONFIG_DIR / "envs.yaml").read_text())
     tuned = {path.stem for path in (CONFIG_DIR / "tuned").glob("*.yaml")}
     rows = []
@@ -106,7 +106,7 @@ def environments() -> str:
 
 
 def api() -> str:
-    """The public names of ``jaxrl_fast``."""
+    """Write the public names of ``jaxrl_fast``."""
     parts = ["# Python\n\nThe names of `jaxrl_fast`, and of `jaxrl_fast.placement`."]
     names = [name for name in jf.__all__ if name not in (*ALGORITHMS, "__version__")]
     for module, own in ((jf, names), (placement, placement.__all__)):
@@ -119,7 +119,7 @@ def api() -> str:
 
 
 def line_by_line() -> str:
-    """Show ``reference/ppo.py`` beside the places of the engine that its docstrings name."""
+    """Show ``reference/ppo.py`` next to the places of the engine that its docstrings name."""
     source = (ROOT / "reference" / "ppo.py").read_text()
     head, *blocks = re.split(r"^(?=def |class |if __name__)", source, flags=re.M)
     rows = [f"```python\n{head.strip()}\n```"]
@@ -151,13 +151,13 @@ def place(name: str) -> str:
 
 
 def key_table(known: Mapping[str, Key]) -> str:
-    """A table of keys: name, default, what may be written, what it means."""
+    """Write a table of keys: name, default, allowed values, meaning."""
     rows = [[f"`{name}`", default_of(key), choices(key), plain(key.text.rstrip(":"))] for name, key in known.items()]
     return table(["key", "default", "write", "meaning"], rows)
 
 
 def default_of(key: Key) -> str:
-    """A default as it is written on the command line; none: it follows from the rest."""
+    """Format a default as it is written on the command line; none where it follows from other keys."""
     value = key.default
     if value is None:
         return ""
@@ -168,7 +168,7 @@ def default_of(key: Key) -> str:
 
 
 def choices(key: Key) -> str:
-    """What may be written, as messages say it."""
+    """Return the allowed values in the words of error messages."""
     if get_origin(key.type) is Literal:
         return ", ".join(f"`{choice}`" for choice in get_args(key.type))
     return "a number or a schedule" if key.type is Any else describe_type(key.type).replace("|", "\\|")
@@ -193,7 +193,7 @@ def entries(section: str) -> dict[str, str]:
 
 
 def signature(name: str, thing: Any) -> str:
-    """A signature, an argument a line where it is long; of a NamedTuple or dataclass, its fields."""
+    """Format a signature, an argument per line where it is long; of a NamedTuple or dataclass, its fields."""
     if inspect.isclass(thing) and (hasattr(thing, "_fields") or dataclasses.is_dataclass(thing)):
         fields = getattr(thing, "_fields", None) or [f.name for f in dataclasses.fields(thing)]
         return f"{name}({', '.join(fields)})"
@@ -221,17 +221,17 @@ def docstring(thing: Any) -> str:
 
 
 def plain(text: str) -> str:
-    """Docstring markup as Markdown: one kind of backticks, no bare angle brackets, no pipes that end a cell."""
+    """Convert docstring markup to Markdown: one kind of backticks, no bare angle brackets, no pipes that end a cell."""
     text = re.sub(r"``(.+?)``", r"`\1`", text, flags=re.S).replace("::\n", ":\n")
     parts = re.split(r"(`[^`]*`)", text)
     return "".join(part if part.startswith("`") else part.replace("<", "&lt;").replace("*", "\\*") for part in parts)
 
 
 def first_line(thing: Any) -> str:
-    """The first line of a docstring."""
+    """Return the first line of a docstring."""
     return plain((inspect.getdoc(thing) or "").partition("\n")[0])
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table."""
+    """Write a Markdown table."""
     return "\n".join(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *rows])

@@ -1,4 +1,4 @@
-"""The pairs of ``docs/coming_from.md`` side by side, with what both sides ended with, for `docs_tables`."""
+"""The pairs of ``docs/coming_from.md`` side by side, with the results of both programs, for `docs_tables`."""
 
 import json
 import textwrap
@@ -30,7 +30,7 @@ TITLES = {
 
 
 def shown(words: tuple[str, ...]) -> str:
-    """A program as a block: the text of its file, or the command."""
+    """Show a program as a block: the text of its file, or the command."""
     if len(words) == 1:
         return f"```py\n{(ROOT / words[0]).read_text()}```"
     lines = textwrap.wrap("python " + " ".join(words), 72, break_long_words=False, break_on_hyphens=False)
@@ -38,7 +38,7 @@ def shown(words: tuple[str, ...]) -> str:
 
 
 def outcome(result: dict[str, Any]) -> str:
-    """What both sides ended with."""
+    """Write the results of both programs."""
     there, here = (
         f"return {result[side]['return']:.3g}, {result[side]['seconds']:.0f} s" for side in ("theirs", "ours")
     )
@@ -47,7 +47,7 @@ def outcome(result: dict[str, Any]) -> str:
 
 
 def section(name: str, pair: Pair, result: dict[str, Any]) -> str:
-    """A pair, side by side."""
+    """Write a pair, side by side."""
     title, about = TITLES[name]
     columns = [(title, shown(pair.theirs)), ("here", shown(pair.ours))]
     cells = "\n".join(f"<div markdown>\n\n{who}\n\n{code}\n\n</div>" for who, code in columns)
@@ -55,6 +55,6 @@ def section(name: str, pair: Pair, result: dict[str, Any]) -> str:
 
 
 def pairs() -> str:
-    """All pairs that were run."""
+    """Write all pairs that have results."""
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     return "\n\n".join(section(name, PAIRS[name], results[name]) for name in TITLES if name in results)

@@ -1,9 +1,9 @@
 """Runs the pairs of ``docs/coming_from.md``: the same training in another library and here, one after the other.
 
-``python experiments/coming_from/run.py [sb3 rejax brax purejaxrl cleanrl stoix mava]``. Peers run in the environments
-that ``make bench`` and ``make bench-host`` set up. Of CleanRL, PureJaxRL, Stoix and Mava name a copy of the repository,
-``STOIX=<folder>``, and a Python that has what it needs, ``STOIX_PYTHON=<python>``. Results go to
-``experiments/results/coming_from.json``; seconds count everything, from the first import to the last line.
+``python experiments/coming_from/run.py [sb3 rejax brax purejaxrl cleanrl stoix mava]``. Other libraries run in the
+environments that ``make bench`` and ``make bench-host`` set up. For CleanRL, PureJaxRL, Stoix and Mava, give a copy of
+the repository, ``STOIX=<folder>``, and a Python with its dependencies, ``STOIX_PYTHON=<python>``. Results are written
+to ``experiments/results/coming_from.json``; seconds count everything, from the first import to the last line.
 """
 
 import json
@@ -24,9 +24,10 @@ RETURN = r"(?:return|episodic_return=)[^\d\n=-]*\[?(-?[\d,]+\.?\d*)"
 
 
 class Pair(NamedTuple):
-    """One program twice: ``theirs`` and ``ours``, words behind a Python; ``python``: theirs, relative to the
-    repository; ``path``: the variable that names where their script lies, in a ``subfolder`` of it; ``score``: what
-    finds a return in what theirs prints."""
+    """One program in both libraries: ``theirs`` and ``ours``, the words after a Python; ``python``: theirs, relative
+    to the repository; ``path``: the variable that names the folder of their script, in a ``subfolder`` of it;
+    ``score``: the pattern of a return in their output.
+    """
 
     theirs: tuple[str, ...]
     ours: tuple[str, ...]
@@ -37,7 +38,7 @@ class Pair(NamedTuple):
 
 
 def programs(name: str, python: str, path: str = "", subfolder: str = "") -> Pair:
-    """A pair of files of this folder."""
+    """Build a pair from files of this folder."""
     files = (f"experiments/coming_from/{side}_{name}.py" for side in ("theirs", "ours"))
     return Pair(*((file,) for file in files), python, path, subfolder)
 
@@ -103,7 +104,7 @@ PAIRS = {
 
 
 def run(command: list[str], folder: Path, score: str = RETURN, **variables: str) -> dict[str, Any]:
-    """What a program printed last that is a return, and how long it took."""
+    """Run a program; return the last return that it printed, and its seconds."""
     begin = time.perf_counter()
     done = subprocess.run(
         command, cwd=folder, env={**os.environ, **variables}, capture_output=True, text=True, timeout=LIMIT_S
@@ -116,7 +117,7 @@ def run(command: list[str], folder: Path, score: str = RETURN, **variables: str)
 
 
 def measure(pair: Pair) -> dict[str, Any]:
-    """Both sides, each in an empty folder of compiled programs."""
+    """Run both programs, each with an empty folder of compiled programs."""
     from describe import machine
 
     theirs = Path(os.environ.get(pair.path, "")) if pair.path else ROOT
@@ -131,7 +132,7 @@ def measure(pair: Pair) -> dict[str, Any]:
 
 
 def main(names: list[str]) -> None:
-    """Measure the pairs that are named, all by default."""
+    """Measure the named pairs, all by default."""
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for name in names or PAIRS:
         results[name] = measure(PAIRS[name])

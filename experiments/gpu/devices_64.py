@@ -1,11 +1,11 @@
-"""Sixty-four devices: one tick of PPO and SAC under every placement that divides, against one device.
+"""Sixty-four devices: one tick of PPO and SAC under every placement with sharding, against one device.
 
 ``python experiments/gpu/devices_64.py [devices=64] [few] [sac/data_parallel ...]`` (CPU; minutes) starts a process with
-so many virtual devices, runs a tick on one of them and on all from the same state, and compares: equal within 1e-6,
-relative to numbers over 1 (the law of equal numbers). All graphs have ``shards=`` as many as devices. ``few`` compiles
-with few of XLA's optimizations; words choose cases. A process that says nothing for `SILENT_S` counts as a deadlock. 64
-devices on few cores come to a collective one after another, so XLA's own patience (40 s) is made longer. Written to
-experiments/results/devices_64.json, unless cases are chosen.
+this many virtual devices, runs a tick on one of them and on all from the same state, and compares. The states must be
+equal within 1e-6, relative to numbers over 1. All graphs have as many logical shards, ``shards=``, as devices. ``few``
+compiles with few of XLA's optimizations; words select cases. A process without output for `SILENT_S` counts as a
+deadlock. 64 devices on few cores reach a collective one after another, so XLA's timeout of 40 s is raised. The result
+is written to experiments/results/devices_64.json, unless cases are selected.
 """
 
 import json
@@ -35,7 +35,7 @@ PATIENT = (
 
 
 def measure(case: str, devices: int, few: bool) -> dict[str, Any]:
-    """One tick from the same state, on one device and on all."""
+    """Run one tick from the same state, on one device and on all."""
     import jax
     from equal_numbers import algorithm, difference, end, to_host
 
@@ -46,7 +46,7 @@ def measure(case: str, devices: int, few: bool) -> dict[str, Any]:
 
     algo, placement = CASES[case]
     learners = devices if placement == "parameter_server" else 1
-    # Sampling apart has one device less, and each takes two environments.
+    # A separate sampling placement has one device less, and each takes two environments.
     num_envs = 2 * (devices - 1) if placement == "sampler_learner" else devices
     env = jf.make_env("cartpole" if algo == "ppo" else "pendulum", num_envs=num_envs)
     chosen = algorithm(algo, batch_size=devices, buffer_size=32 * num_envs)
@@ -82,7 +82,7 @@ def measure(case: str, devices: int, few: bool) -> dict[str, Any]:
 
 
 def state_bytes(state: Any) -> int:
-    """Bytes of a run's state on the device that holds most of it."""
+    """Return the bytes of a run's state on the device that holds most of it."""
     import jax
 
     held: dict[Any, int] = {}
@@ -93,7 +93,7 @@ def state_bytes(state: Any) -> int:
 
 
 def child(devices: int, few: bool, cases: list[str]) -> None:
-    """Measure the cases, a line of JSON for each."""
+    """Measure the cases, and print a line of JSON for each."""
     import jax
 
     jax.config.update("jax_num_cpu_devices", devices)
@@ -104,10 +104,10 @@ def child(devices: int, few: bool, cases: list[str]) -> None:
 
 
 def start_child(devices: int, few: bool, case: str) -> dict[str, Any]:
-    """A case in a process of its own.
+    """Run a case in a separate process.
 
     Raises:
-        SystemExit: it failed, or said nothing for `SILENT_S`.
+        SystemExit: It failed, or printed nothing for `SILENT_S`.
     """
     flags = f"{os.environ.get('XLA_FLAGS', '')} {PATIENT}".strip()
     words = [sys.executable, __file__, "child", f"devices={devices}", *(["few"] if few else []), case]
@@ -124,7 +124,7 @@ def start_child(devices: int, few: bool, case: str) -> dict[str, Any]:
 
 
 def main(words: list[str]) -> None:
-    """Start the cases, print a line for each, write the JSON; the exit status is that of the law."""
+    """Start the cases, print a line for each, write the JSON; the exit code is 1 if a case differs."""
     devices = next((int(word.removeprefix("devices=")) for word in words if word.startswith("devices=")), 64)
     few, chosen = "few" in words, [word for word in words if word in CASES]
     if "child" in words:

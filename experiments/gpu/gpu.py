@@ -1,9 +1,10 @@
-"""Everything that is worth measuring on a GPU or a TPU, in one command of 10 to 15 minutes.
+"""All measurements for a GPU or a TPU, in one command of 10 to 15 minutes.
 
-``python experiments/gpu/gpu.py`` (`make gpu`) on an otherwise idle machine, with one card or several;
-``parts=law,updates`` chooses, ``out=FOLDER`` writes elsewhere. A part that fails is a line in the results and stops no
-other. Written to experiments/results/<card>/: gpu.json (all figures) and README.md (tables). ``--short`` runs the same
-parts at tiny sizes, also on a CPU, in seconds: it shows that they work, its figures mean nothing.
+``python experiments/gpu/gpu.py`` (`make gpu`) needs an otherwise idle machine, with one card or several.
+``parts=law,updates`` selects parts, ``out=FOLDER`` writes elsewhere. A part that fails is a line in the results and
+stops no other part. Results are written to experiments/results/<card>/: gpu.json (all figures) and README.md (tables).
+``--short`` runs the same parts at tiny sizes in seconds, also on a CPU: it shows that they work, but its figures have
+no meaning.
 """
 
 import importlib.metadata
@@ -30,7 +31,7 @@ from jaxrl_fast.commands.tuning_cache import Device, this_device
 
 RESULTS = Path(__file__).parent.parent / "results"
 PACKAGES = re.compile(r"jax-cuda|jax-tpu|libtpu|nvidia-")
-"""Beginnings of the names of packages on which an accelerator's speed depends."""
+"""Prefixes of the names of packages on which an accelerator's speed depends."""
 SYSTEM = (
     "nvidia-smi --query-gpu=name,driver_version,memory.total,power.limit,clocks.max.sm,clocks.max.mem --format=csv",
     "nvidia-smi topo -m",
@@ -38,7 +39,7 @@ SYSTEM = (
 
 
 def main(words: list[str]) -> int:
-    """Measure, print and write; the exit status is 1 if a part failed."""
+    """Measure, print and write; the exit code is 1 if a part failed."""
     is_short, given = read(words)
     device = this_device()
     if device.platform == "cpu" and not is_short:
@@ -58,7 +59,7 @@ def main(words: list[str]) -> int:
 
 
 def read(words: list[str]) -> tuple[bool, dict[str, str]]:
-    """Whether the short form is asked for, and ``out`` and ``parts`` as far as they are given."""
+    """Return whether the short form is requested, and ``out`` and ``parts`` where they are given."""
     given = dict(word.split("=", 1) for word in words if "=" in word)
     unknown = [word for word in words if word != "--short" and word.partition("=")[0] not in ("out", "parts")]
     if unknown:
@@ -69,7 +70,7 @@ def read(words: list[str]) -> tuple[bool, dict[str, str]]:
 
 
 def measure(bench: Bench, name: str) -> dict[str, Any]:
-    """A part's rows, or a line on why there are none."""
+    """Return a part's rows, or a line with the reason why there are none."""
     began = time.time()
     status, why, rows = "measured", "", {}
     try:
@@ -86,7 +87,7 @@ def measure(bench: Bench, name: str) -> dict[str, Any]:
 
 
 def describe(device: Device, words: list[str], is_short: bool) -> dict[str, Any]:
-    """What it is measured on."""
+    """Describe the machine."""
     packages = {d.name: d.version for d in importlib.metadata.distributions() if PACKAGES.match(d.name or "")}
     return {
         "device": device.kind,
@@ -104,17 +105,17 @@ def describe(device: Device, words: list[str], is_short: bool) -> dict[str, Any]
 
 
 def slug(device: Device) -> str:
-    """A card's name as a folder: nvidia-h100-80gb-hbm3."""
+    """Return a card's name as a folder: nvidia-h100-80gb-hbm3."""
     return "cpu" if device.platform == "cpu" else re.sub(r"[^a-z0-9]+", "-", device.kind.lower()).strip("-")
 
 
 def commit() -> str:
-    """This tree's, and whether it is changed."""
+    """Return this tree's commit, and whether the tree is changed."""
     return output("git rev-parse HEAD") + (", changed" if output("git status --porcelain") else "") or "unknown"
 
 
 def output(command: str) -> str:
-    """What a program prints; nothing where it is missing or fails."""
+    """Return a program's output; an empty string where it is missing or fails."""
     try:
         done = subprocess.run(shlex.split(command), cwd=ROOT, capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
@@ -123,7 +124,7 @@ def output(command: str) -> str:
 
 
 def write(folder: Path, document: dict[str, Any]) -> None:
-    """All figures and the page, as far as they are known."""
+    """Write all available figures and the page."""
     (folder / "gpu.json").write_text(json.dumps(document, indent=1) + "\n")
     targets = RESULTS / "targets.json"
     predicted = json.loads(targets.read_text()) if targets.exists() else {}
@@ -131,7 +132,7 @@ def write(folder: Path, document: dict[str, Any]) -> None:
 
 
 def print_closing(folder: Path, device: Device) -> None:
-    """What to send, and where."""
+    """Print the files to send, and the address."""
     print(f"written: {folder}/README.md, gpu.json")
     if device.platform != "cpu":
         print(
@@ -142,7 +143,7 @@ def print_closing(folder: Path, device: Device) -> None:
 
 
 def refuse(line: str) -> NoReturn:
-    """End with a line on what to write instead."""
+    """Exit with a line that contains the correction."""
     print(f"gpu: error: {line}", file=sys.stderr)
     sys.exit(2)
 

@@ -1,4 +1,4 @@
-"""What `gpu` makes of workers' answers: rates with their spread, and how far two states are apart."""
+"""Figures of `gpu` from workers' answers: rates with their spread, and the difference of two states."""
 
 import statistics
 from typing import Any
@@ -11,7 +11,7 @@ Rows = dict[str, Row]
 
 
 def rates(job: Job, answer: Row) -> Row:
-    """A job's answer with sampling Hz, update Hz and update frame rate, as far as it samples and updates."""
+    """Add sampling Hz, update Hz and update frame rate to a job's answer, where it samples and updates."""
     row = {"words": job.words, "what": job.what, **{k: v for k, v in answer.items() if k != "keep"}}
     if "seconds" not in answer:
         return row
@@ -31,14 +31,15 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def same_bits(one: Row, other: Row) -> bool | None:
-    """Whether two answers end in the same bits; None if one has none."""
+    """Return whether two answers end in the same bits; None if one has none."""
     digests = one.get("digest"), other.get("digest")
     return None if None in digests else digests[0] == digests[1]
 
 
 def compare(one: Row, other: Row) -> Row:
-    """How far two answers' states are apart after the first ticks: of parameters and optimizers, the difference as a
-    share of their change; and the largest of any number, relative to those over 1."""
+    """Compare two answers' states after the first ticks: for parameters and optimizers, the difference as a share of
+    their change; and the largest difference of any number, relative to numbers over 1.
+    """
     errors = [answer["error"] for answer in (one, other) if "error" in answer]
     if errors:
         return {"error": errors[0]}
@@ -47,7 +48,7 @@ def compare(one: Row, other: Row) -> Row:
 
 
 def difference(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> Row:
-    """As `compare`, of arrays by name; "first/" is before the first tick."""
+    """Do the same as `compare` for arrays by name; "first/" is before the first tick."""
     learned = tuple(one["learned"])
     off, change, largest = 0.0, 0.0, 0.0
     for name in (n for n in one if n.startswith("private.")):

@@ -1,7 +1,7 @@
-"""What `gpu` asks of other processes: jobs of a worker that keeps the device, and whole commands.
+"""Requests of `gpu` to other processes: jobs of a worker that occupies the device, and whole commands.
 
-XLA reads its flags once, and one process at a time can have a card's memory; so there is one worker for each set of
-environment variables, ended before another starts. A job that ends its worker costs that job alone.
+XLA reads its flags once, and only one process at a time can hold a card's memory. So there is one worker for each set
+of environment variables, which ends before another starts. A job that ends its worker costs that job alone.
 """
 
 import json
@@ -19,20 +19,20 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = Path(__file__).with_name("gpu_worker.py")
 LIMIT_S = 300.0
-"""Seconds after which a job is given up: a large program takes one or two minutes to compile."""
+"""Time limit of a job in seconds: a large program takes one or two minutes to compile."""
 LAST_WORDS = 300
-"""Characters of an error that are kept, from its beginning."""
+"""Maximal length of a stored error message."""
 TO_END_S = 30.0
 
 
 class Job(NamedTuple):
-    """What a worker compiles and times.
+    """The options of a job that a worker compiles and times.
 
     - ``name``: of the row; ``words``: of the train command.
     - ``what`` of the run: "training", "sampling", "environments" or "updates".
     - ``repeats`` of at least ``repeat_s`` seconds each; 0 times nothing.
     - ``ticks``: of a chunk; None: as many as in training.
-    - ``keep``: the file (.npz) for the first state and that after two chunks, "" for none.
+    - ``keep``: the file (.npz) for the first state and the state after two chunks, "" for none.
     """
 
     name: str
@@ -45,8 +45,9 @@ class Job(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """How a command ended: its ``status``, the end of what it printed, and the ``seconds`` that it took; ``late``: it
-    was ended after its time."""
+    """The result of a command: its ``status``, the end of its output, and its ``seconds``; ``late``: it was ended
+    after its time limit.
+    """
 
     status: int
     said: str
@@ -55,7 +56,7 @@ class Ended(NamedTuple):
 
 
 class Processes:
-    """A context manager: on leaving, the worker is ended. ``variables`` are added to those of this process."""
+    """A context manager that ends the worker on exit. ``variables`` are added to the variables of this process."""
 
     def __init__(self) -> None:
         self._worker: subprocess.Popen[str] | None = None
@@ -63,7 +64,7 @@ class Processes:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed on leaving)
 
     def ask(self, job: Job, variables: Mapping[str, str], limit_s: float = LIMIT_S) -> dict[str, Any]:
-        """A job's answer, or ``{"error": line}``. Workers are started and ended as it needs them."""
+        """Return a job's answer, or ``{"error": line}``. Starts and ends workers as required."""
         worker = self._worker_with(dict(variables))
         assert worker.stdin is not None and worker.stdout is not None
         late = threading.Event()
@@ -85,7 +86,7 @@ class Processes:
         return {"error": f"{how}: {said}" if said and not late.is_set() else how}
 
     def command(self, words: Sequence[str], variables: Mapping[str, str], limit_s: float = LIMIT_S) -> Ended:
-        """Run Python with ``words``. After its time a command gets SIGTERM, at which training saves and ends."""
+        """Run Python with ``words``. After its time limit a command gets SIGTERM, at which training saves and ends."""
         self.close()
         begin = time.monotonic()
         process = subprocess.Popen(
@@ -144,15 +145,16 @@ class Processes:
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables of another process: XLA's flags and Python's path are added to those that are there, the others
-    replace them."""
+    """Return the variables of another process: XLA's flags and Python's path are appended to the existing ones, the
+    others replace them.
+    """
     flags = " ".join(filter(None, (os.environ.get("XLA_FLAGS"), variables.get("XLA_FLAGS"))))
     path = os.pathsep.join(filter(None, (str(ROOT), variables.get("PYTHONPATH"), os.environ.get("PYTHONPATH"))))
     return {**os.environ, **variables, "PYTHONPATH": path, **({"XLA_FLAGS": flags} if flags else {})}
 
 
 def end(process: subprocess.Popen[str]) -> str:
-    """End a command and what it started; returns what it printed."""
+    """End a command and its child processes; return its output."""
     os.killpg(process.pid, signal.SIGTERM)
     try:
         return process.communicate(timeout=TO_END_S)[0]
@@ -162,5 +164,5 @@ def end(process: subprocess.Popen[str]) -> str:
 
 
 def ending(status: int) -> str:
-    """How a process ended, in words."""
+    """Describe how a process ended."""
     return f"ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"

@@ -1,4 +1,4 @@
-"""The page of `gpu`: its figures as tables, predicted beside measured."""
+"""The page of `gpu`: its figures as tables, predicted and measured."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ NO = "–"
 
 
 def page(document: dict[str, Any], predicted: dict[str, Row]) -> str:
-    """Markdown. ``predicted``: rows of targets.json by name."""
+    """Write Markdown. ``predicted``: rows of targets.json by name."""
     short = ["The short form, which shows that everything runs: its figures mean nothing.", ""]
     title = f"# Measured on {document['number']} × {document['device']}"
     lines = [title, "", *(short if document["short"] else ()), *facts(document)]
@@ -27,7 +27,7 @@ def page(document: dict[str, Any], predicted: dict[str, Row]) -> str:
 
 
 def facts(document: dict[str, Any]) -> list[str]:
-    """What it was measured on, and how."""
+    """List machine, versions, command and method."""
     versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items())
     lines = [
         f"{document['machine']}; {versions}; commit {document['commit']}; {document['date']}.",
@@ -40,7 +40,7 @@ def facts(document: dict[str, Any]) -> list[str]:
 def lines_of(
     part: str, name: str, row: Row, columns: Sequence[str], cells: Cells, predicted: dict[str, Row]
 ) -> list[str]:
-    """The line of a row, or of its failure, and that of what was predicted of it."""
+    """List the line of a row, or of its failure, and the line of its prediction."""
     if "error" in row:
         return [table_line([name, f"failed: {row['error']}", *[""] * (len(columns) - 2)])]
     found = [table_line([name, *cells(name, row)])]
@@ -50,24 +50,24 @@ def lines_of(
 
 
 def table_line(cells: Sequence[str]) -> str:
-    """A row of a table; what would end a cell is left out."""
+    """Format a row of a table; a `|` in a cell becomes `/`."""
     return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 
 
 def rate(row: Row, key: str) -> str:
-    """A rate with its least and most."""
+    """Format a rate with its least and most."""
     if key not in row:
         return NO
     return f"{si(row[key]['median'])} [{si(row[key]['least'])}, {si(row[key]['most'])}]"
 
 
 def memory(row: Row) -> str:
-    """What XLA predicts for the program, in MB."""
+    """Return XLA's prediction for the program, in MB."""
     return NO if row.get("memory_bytes") is None else f"{row['memory_bytes'] / 1e6:,.0f}"
 
 
 def rate_cells(name: str, row: Row) -> list[str]:
-    """All rates together."""
+    """Write all rates together."""
     return [
         rate(row, "tick_ms"),
         *(rate(row, key) for key in ("sampling_hz", "update_hz", "update_frame_hz")),
@@ -77,7 +77,7 @@ def rate_cells(name: str, row: Row) -> list[str]:
 
 
 def band_cells(row: Row) -> list[str]:
-    """The predicted band, with launches of 1 to 4 µs."""
+    """Write the predicted band, with launches of 1 to 4 µs."""
     us = dict(zip(("roofline", *row["floors_us"]), row["tick_us"], strict=True))
     ends, rounds = (us[1.0], us[4.0]), row["rounds"]
     amounts = (rounds["env_steps"], rounds["updates"], rounds["updates"] * rounds["batch_size"])
@@ -87,7 +87,7 @@ def band_cells(row: Row) -> list[str]:
 
 
 def update_cells(name: str, row: Row) -> list[str]:
-    """Updates alone, and the least time that their products and traffic take."""
+    """Write updates alone, and the least time of their matrix products and memory traffic."""
     work = row.get("an_update")
     if work is None:
         return [rate(row, "update_hz"), rate(row, "update_frame_hz"), NO, NO, NO]
@@ -101,7 +101,7 @@ def update_cells(name: str, row: Row) -> list[str]:
 
 
 def law_cells(name: str, row: Row) -> list[str]:
-    """How far apart, and whether that is within rounding."""
+    """Write the difference, and whether it is within rounding."""
     return [
         f"{row['share_of_change']:.1e}",
         "a flag or a count differs" if row["largest_difference"] is None else f"{row['largest_difference']:.1e}",
@@ -111,19 +111,19 @@ def law_cells(name: str, row: Row) -> list[str]:
 
 
 def flag_cells(name: str, row: Row) -> list[str]:
-    """Rates of both processes, and whether they end alike."""
+    """Write rates of both processes, and whether they end alike."""
     again = row.get("again", {})
     return [rate(row, "update_hz"), rate(again, "update_hz"), rate(row, "sampling_hz"), yes(row.get("bitwise_again"))]
 
 
 def graph_cells(name: str, row: Row) -> list[str]:
-    """Rates, and how the results compare with the default's."""
+    """Write rates, and the difference of the results from the default's."""
     share = NO if "share_of_change" not in row else f"{row['share_of_change']:.1e}"
     return [rate(row, "tick_ms"), rate(row, "update_hz"), rate(row, "sampling_hz"), yes(row.get("bitwise")), share]
 
 
 def return_cells(name: str, row: Row) -> list[str]:
-    """When the goal was reached, or how near it came."""
+    """Write when the goal was reached, or the best return."""
     best = max(row["evaluations"], key=lambda found: found[2])
     summary = row["summary"] or {}
     return [
@@ -136,7 +136,7 @@ def return_cells(name: str, row: Row) -> list[str]:
 
 
 def roofline_cells(name: str, row: Row) -> list[str]:
-    """A tick as measured, beside the band of this card where it is known."""
+    """List the measured tick, and the band of this card if it is supported."""
     seconds = sorted(row["measured"]["tick_s"])
     measured = f"{1e3 * seconds[len(seconds) // 2]:.3g} [{1e3 * seconds[0]:.3g}, {1e3 * seconds[-1]:.3g}]"
     if "tick_us" not in row:
@@ -146,13 +146,13 @@ def roofline_cells(name: str, row: Row) -> list[str]:
 
 
 def test_cells(name: str, row: Row) -> list[str]:
-    """Counts, and the names of what failed."""
+    """Write counts, and the names of failed tests."""
     passed = row["tests"] - row["failures"] - row["errors"] - row["skipped"]
     return [str(passed), str(row["failures"] + row["errors"]), str(row["skipped"]), ", ".join(row["failed"]) or NO]
 
 
 def yes(value: bool | None) -> str:
-    """A word for a flag."""
+    """Format a flag as a word."""
     return {True: "yes", False: "no", None: NO}[value]
 
 

@@ -1,4 +1,4 @@
-"""The parts of `gpu`. Each takes what it needs to measure and returns rows by name; one that fails stops no other."""
+"""The parts of `gpu`. Each takes its inputs and returns rows by name; one that fails stops no other."""
 
 import json
 import time
@@ -15,19 +15,24 @@ from jaxrl_fast.commands.tuning_cache import Device
 from jaxrl_fast.training.run_folder import read_columns, scores_of
 
 EXACT = {"JAX_DEFAULT_MATMUL_PRECISION": "highest"}
-"""Products of float32 in float32: by default an accelerator rounds what it multiplies to 10 bits, or to 7."""
+"""Matrix products of float32 in float32: by default an accelerator rounds the factors to 10 bits, or to 7."""
 DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 ALLOWED = 1e-4
-"""Of the change of parameters and optimizers in the compared ticks, how far another device's may be off. Measured on a
-CPU: by 1e-7 to 2e-6 where XLA compiled with few or other optimizations, by 2e-3 to 3e-3 with products in bfloat16."""
+"""Largest allowed difference of another device, as a share of the change of parameters and optimizers in the compared
+ticks.
+
+Measured on a CPU: 1e-7 to 2e-6 where XLA compiled with few or other optimizations, 2e-3 to 3e-3 with products in
+bfloat16.
+"""
 TESTS_S = 600.0
 STOPPED = 143
-"""The exit status of training that was stopped by SIGTERM and has saved."""
+"""The exit code of training that was stopped by SIGTERM and has saved."""
 
 
 class Bench(NamedTuple):
-    """What parts have: the ``device``, the ``plan``, ``processes`` that do the work, a ``folder`` for their files, and
-    ``variants``: what was already measured, by variant and job."""
+    """The inputs of parts: the ``device``, the ``plan``, ``processes`` that do the work, a ``folder`` for their
+    files, and ``variants``: earlier measurements, by variant and job.
+    """
 
     device: Device
     plan: Plan
@@ -37,11 +42,11 @@ class Bench(NamedTuple):
 
 
 class Skipped(Exception):
-    """A part cannot be measured here; says why."""
+    """A part cannot be measured here; the message names the reason."""
 
 
 def tests(bench: Bench) -> Rows:
-    """The suite's tests of devices, with the accelerator as JAX's default."""
+    """Run the suite's tests of devices, with the accelerator as JAX's default."""
     report = bench.folder / "tests.xml"
     workers = "4" if bench.device.platform == "gpu" else "0"
     variables = {
@@ -50,7 +55,9 @@ def tests(bench: Bench) -> Rows:
         "PYTHONPATH": str(Path(__file__).parent),
     }
     if bench.device.platform != "cpu":
-        variables["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "false"  # else the suite compiles quickly, and not as users do
+        variables["JAX_DISABLE_MOST_OPTIMIZATIONS"] = (
+            "false"  # else the suite compiles with few optimizations, unlike users
+        )
     words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "gpu_pytest", "-n", workers, f"--junitxml={report}")
     ended = bench.processes.command([*words, *bench.plan.tests], variables, TESTS_S)
     if not report.exists():
@@ -63,7 +70,7 @@ def tests(bench: Bench) -> Rows:
 
 
 def law(bench: Bench) -> Rows:
-    """The law of equal numbers between the accelerator and the host's CPU, and between two processes."""
+    """Compare the accelerator with the host's CPU, and two processes with each other: the numbers must be equal."""
     jobs = bench.plan.law
     host = variant(bench, "host", EXACT | {"JAX_PLATFORMS": "cpu"}, jobs)
     exact = variant(bench, "exact", EXACT, jobs)
@@ -76,7 +83,9 @@ def law(bench: Bench) -> Rows:
 
 
 def deterministic(bench: Bench) -> Rows:
-    """Whether two processes give the same bits, and how fast, without and with XLA's deterministic operations."""
+    """Check whether two processes give the same bits, and their speed, without and with XLA's deterministic
+    operations.
+    """
     if bench.device.platform == "tpu":
         raise Skipped("XLA's deterministic operations are for GPUs")
     jobs = (*bench.plan.law, *bench.plan.flagged)
@@ -94,7 +103,7 @@ def deterministic(bench: Bench) -> Rows:
 
 
 def graphs(bench: Bench) -> Rows:
-    """Whole ticks as CUDA graphs, against the default: same results, and how fast."""
+    """Compare whole ticks as CUDA graphs with the default: equal results, and the speed."""
     if bench.device.platform != "gpu":
         raise Skipped("CUDA graphs are for NVIDIA's GPUs")
     jobs = (*bench.plan.law, *bench.plan.flagged, *bench.plan.graphed)
@@ -112,12 +121,12 @@ def graphs(bench: Bench) -> Rows:
 
 
 def sampling(bench: Bench) -> Rows:
-    """Environment steps a second by number of environments."""
+    """Measure environment steps per second by number of environments."""
     return timed(bench, bench.plan.sampling)
 
 
 def updates(bench: Bench) -> Rows:
-    """Gradient updates alone by batch size, against their roofline."""
+    """Measure gradient updates alone by batch size, against their roofline."""
     rows = timed(bench, bench.plan.updates)
     for row in rows.values():
         if "an_update" in row:
@@ -126,25 +135,25 @@ def updates(bench: Bench) -> Rows:
 
 
 def ticks(bench: Bench) -> Rows:
-    """Whole ticks of training, as `experiments/gpu/targets.py` predicted them."""
+    """Measure whole ticks of training, which `experiments/gpu/targets.py` predicts."""
     return timed(bench, bench.plan.ticks)
 
 
 def placements(bench: Bench) -> Rows:
-    """Two devices: apart with overlap, divided, and one alone."""
+    """Measure two devices: separate with overlap, sharded, and one alone."""
     if bench.device.platform == "cpu" or bench.device.number < 2:
         raise Skipped("one device here: placements need two")
     return timed(bench, bench.plan.apart)
 
 
 def returns(bench: Bench) -> Rows:
-    """Seconds of the train command until a mean return, everything counted, also compilation."""
+    """Measure the seconds of the train command until a mean return, compilation included."""
     jobs = enumerate(bench.plan.returns.items())
     return {name: reach(bench, goal, bench.folder / f"run{number}") for number, (name, goal) in jobs}
 
 
 def roofline(bench: Bench) -> Rows:
-    """``explain target=this``: a tick as measured beside what XLA's model of this card predicts."""
+    """Run ``explain target=this``: a measured tick, compared with the prediction of XLA's model of this card."""
     out = bench.folder / "explain"
     words = ("-m", "jaxrl_fast.explain", *bench.plan.explained.split(), "target=this", f"out={out}")
     ended = bench.processes.command(words, {})
@@ -168,7 +177,7 @@ PARTS: dict[str, Callable[[Bench], Rows]] = {
 
 
 def variant(bench: Bench, name: str, variables: Mapping[str, str], jobs: tuple[Job, ...]) -> Rows:
-    """The answers to jobs under some variables, in a process of their own; what is known is not asked for again."""
+    """Return the answers to jobs under some variables, in a separate process; earlier answers are reused."""
     known = bench.variants.setdefault(name, {})
     bench.processes.close()
     for job in jobs:
@@ -180,7 +189,7 @@ def variant(bench: Bench, name: str, variables: Mapping[str, str], jobs: tuple[J
 
 
 def timed(bench: Bench, jobs: tuple[Job, ...]) -> Rows:
-    """Rates of jobs as users get them."""
+    """Measure the rates of jobs with users' options."""
     return {job.name: rates(job, bench.processes.ask(job, {})) for job in jobs}
 
 
@@ -211,7 +220,7 @@ def reach(bench: Bench, goal: ToReturn, folder: Path) -> Row:
 
 
 def last_line(ended: Ended) -> str:
-    """Why a command failed."""
+    """Describe why a command failed."""
     if ended.late:
         return f"longer than {ended.seconds:.0f} s"
     lines = ended.said.strip().splitlines()

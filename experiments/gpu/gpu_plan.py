@@ -1,4 +1,4 @@
-"""What `gpu` measures, and at what sizes: on an accelerator, and in its short form."""
+"""The measurements of `gpu` and their sizes: on an accelerator, and in its short form."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,7 @@ from targets import CARTPOLE, ROWS, SAC
 
 BATCHES = (256, 8_192, 32_768)
 PREDICTED = ("sac_h100", "sac_8192_h100", "sac_32768_h100", "ppo_cartpole_h100", "ppo_cheetah_h100")
-"""Rows of targets.json for one device, the same words of which are timed here."""
+"""Rows of targets.json for one device, whose words are timed here."""
 PREDICTED_APART = ("sac_h100x2_split", "sac_h100x2_sampler")
 """The same for two devices."""
 PREDICTED_EIGHT = ("ppo_cartpole_h100x8", "ppo_cheetah_h100x8", "sac_h100x8", "ppo_seeds_h100x8")
@@ -19,7 +19,7 @@ LAW = {
     "algo.buffer_size=4096",
     "ppo pendulum": f"{PENDULUM} algo=ppo num_envs=16 algo.rollout_length=8 algo.num_epochs=2 algo.num_minibatches=2",
 }
-"""No contact, so that rounding does not grow; 15 and 16 updates in the ticks that are compared."""
+"""No contact, so that rounding errors do not grow; 15 and 16 updates in the compared ticks."""
 LAW_TICKS = 2
 DEVICE_TESTS = tuple(f"tests/test_{name}.py" for name in ("program", "chain", "placement", "buffers"))
 
@@ -33,7 +33,7 @@ class ToReturn(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """All that is measured.
+    """All measurements.
 
     - ``tests``: arguments of pytest.
     - ``law``: jobs whose first ticks are compared between devices and between processes.
@@ -41,8 +41,8 @@ class Plan(NamedTuple):
     - ``sampling``, ``updates``, ``ticks``, ``apart``: jobs of the parts of these names.
     - ``returns``: trainings by name.
     - ``explained``: words of a run whose programs are described and timed.
-    - ``fresh``: variables of processes that are compared: with XLA's choices by timing on disk, two runs would be alike
-      that users' are not, so everything is compiled anew.
+    - ``fresh``: variables of compared processes. With XLA's timing-based choices on disk, two runs would agree more
+      than two users' runs do, so everything is compiled without a cache.
     """
 
     tests: tuple[str, ...]
@@ -59,7 +59,7 @@ class Plan(NamedTuple):
 
 
 def whole(number: int) -> Plan:
-    """The plan for a machine with so many devices."""
+    """Return the plan for a machine with this many devices."""
     widths = (64, 1024, 4096, 16_384)
     eight = PREDICTED_EIGHT if number >= 8 else ()
     return Plan(
@@ -94,7 +94,7 @@ def whole(number: int) -> Plan:
 
 
 def short() -> Plan:
-    """The same parts in seconds on a CPU: small sizes, no physics."""
+    """Return the same parts in seconds on a CPU: small sizes, no physics."""
     tiny = (
         "env=probe env.id=value tuned=false total_steps=256 num_envs=8 algo=ppo algo.rollout_length=4 "
         "algo.num_epochs=1 algo.num_minibatches=2 algo.policy_hidden=[4] algo.value_hidden=[4]"

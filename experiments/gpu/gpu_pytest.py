@@ -1,4 +1,4 @@
-"""A plug-in of pytest for `gpu`: a test that asks for more devices than there are is skipped, and says so."""
+"""A pytest plug-in for `gpu`: a test that requests more devices than there are is skipped, with a message."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import pytest
 
 
 class Devices(list):
-    """JAX's devices; asking for one that is not there skips the test."""
+    """JAX's devices; a request for a missing one skips the test."""
 
     def __getitem__(self, key: Any) -> Any:
         wanted = key.stop if isinstance(key, slice) else key + 1
@@ -20,7 +20,7 @@ all_devices = jax.devices
 
 
 def devices(*args: Any, **options: Any) -> Devices:
-    """As `jax.devices`."""
+    """Do the same as `jax.devices`."""
     return Devices(all_devices(*args, **options))
 
 

@@ -1,4 +1,6 @@
-"""Does the jobs of `gpu`: reads a `gpu_jobs.Job` a line (JSON), compiles, runs and times it, and answers in a line."""
+"""Does the jobs of `gpu`: reads a `gpu_jobs.Job` per line (JSON), compiles, runs and times it, and answers in a
+line.
+"""
 
 import hashlib
 import json
@@ -29,14 +31,14 @@ from jaxrl_fast.training.job import ticks_within
 from jaxrl_fast.tuning import trial
 
 FIRST_CHUNKS = 2
-"""After so many a state is kept."""
+"""Number of chunks after which a state is stored."""
 
 
 def measure(job: Job) -> dict[str, Any]:
     """Compile a part of a run, run its first chunks, and time it.
 
     Raises:
-        ValueError: it cannot be run, or gave numbers that are not finite.
+        ValueError: It cannot be run, or gave numbers that are not finite.
     """
     run = trial.without_warm_up(run_config.compose(job.words.split()))
     env, algorithm = make_envs(run), make_algorithm(run)
@@ -63,7 +65,9 @@ def measure(job: Job) -> dict[str, Any]:
 
 
 def keep_first(graph: Graph, ready: trial.Ready, path: Path) -> str:
-    """Save the first state and that after some chunks, without replay; returns a digest of the whole of the latter."""
+    """Save the first state and the state after some chunks, without replay; return a digest of the whole latter
+    state.
+    """
     state = ready.init()
     first = leaves_of(graph, state)
     for _ in range(FIRST_CHUNKS):
@@ -77,20 +81,20 @@ def keep_first(graph: Graph, ready: trial.Ready, path: Path) -> str:
 
 
 def leaves_of(graph: Graph, state: TrainState) -> dict[str, np.ndarray]:
-    """What the fragments hold, by name, but for replay."""
+    """Return the state of the fragments by name, except replay."""
     kept = {name: part for name, part in state.private.items() if name not in tagged(graph, REPLAY)}
     named = jax.tree_util.tree_leaves_with_path({"private": kept})
     return {jax.tree_util.keystr(path, simple=True, separator="."): numbers(leaf) for path, leaf in named}
 
 
 def numbers(leaf: jax.Array) -> np.ndarray:
-    """A copy on the host; random keys as numbers. A chunk donates the arrays themselves."""
+    """Copy to the host, with random keys as numbers. A chunk donates the arrays themselves."""
     typed = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     return np.array(jax.random.key_data(leaf) if typed else leaf)
 
 
 def timed(job: Job, ready: trial.Ready, agent: BoundAgent) -> dict[str, Any]:
-    """Seconds of repeats of whole chunks, each waited for, after the warm-up of replay."""
+    """Time repeats of whole chunks in seconds, each to its end, after the warm-up of replay."""
     repeat = trial.warm(ready, agent.warmup_ticks + 1 if job.what == "training" else 0)
     seconds, metrics = repeat(1)
     if not all(np.isfinite(np.asarray(value)).all() for value in metrics.values()):
@@ -100,8 +104,9 @@ def timed(job: Job, ready: trial.Ready, agent: BoundAgent) -> dict[str, Any]:
 
 
 def work_of(ready: trial.Ready, placed: Placement, agent: BoundAgent) -> dict[str, Any]:
-    """Of an update: products, traffic and kernels, as the compiled program has them, and the least time that they take
-    on a card that is known; on others, on an H100."""
+    """Describe an update: matrix products, memory traffic and kernels of the compiled program, and their least time
+    on a supported card; on other cards, on an H100.
+    """
     chip = chip_here() or CHIPS["h100"]
     with tempfile.TemporaryDirectory() as nothing:
         cost = costs_of(ready.run, placed, ready.ticks, Target(THIS, chip, 1, ""), Path(nothing))[0]
@@ -110,7 +115,7 @@ def work_of(ready: trial.Ready, placed: Placement, agent: BoundAgent) -> dict[st
 
 
 def main() -> None:
-    """Answer jobs until there are no more. What else is printed goes to stderr."""
+    """Answer jobs until there are no more. Other output goes to stderr."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     jf.setup(cpu_devices=1)

@@ -1,8 +1,8 @@
-"""Whose kernels a physics substep on a GPU consists of: brax's, or those of the wrappers around it.
+"""Whether the kernels of a physics substep on a GPU come from brax or from the wrappers around it.
 
 ``python experiments/gpu/physics_kernels.py`` (after `make targets`) compiles PPO for one H100 on two brax environments
-and reads, for every kernel of the innermost loop of the step, the Python frames that it came from. Written to
-experiments/results/physics_kernels.json; `experiments/gpu/targets.py` prints it on its page.
+and reads, for every kernel of the innermost loop of the step, the Python frames that it came from. The result is
+written to experiments/results/physics_kernels.json; `experiments/gpu/targets.py` prints it on its page.
 """
 
 import json
@@ -39,7 +39,7 @@ def read_tables(text: str) -> dict[str, dict[int, tuple[str, ...]]]:
 
 
 def files_of(tables: dict[str, dict[int, tuple[str, ...]]], frame: int) -> list[str]:
-    """The files of a frame and of those that called it, the innermost first."""
+    """Return the files of a frame and of its callers, the innermost first."""
     files = []
     while frame in tables["frames"]:
         location, parent = tables["frames"][frame]
@@ -49,7 +49,7 @@ def files_of(tables: dict[str, dict[int, tuple[str, ...]]], frame: int) -> list[
 
 
 def whose(files: list[str]) -> str:
-    """The owner of a kernel: the first of brax and this project among its frames."""
+    """Return the owner of a kernel: the first of brax and this project among its frames."""
     for file in files:
         if "/brax/" in file:
             return "brax"
@@ -59,7 +59,7 @@ def whose(files: list[str]) -> str:
 
 
 def count(env: str, dump: Path) -> dict[str, object]:
-    """Kernels of a substep by owner; called where the compiler is."""
+    """Count kernels of a substep by owner; runs where the compiler is available."""
     from jaxrl_fast.commands import run_config
     from jaxrl_fast.targets.accelerators import parse_target
     from jaxrl_fast.targets.compiling import compile_for

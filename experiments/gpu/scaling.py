@@ -1,7 +1,7 @@
-"""One to 64 H100s that are not here: what the compiler says of each size, and a band of time.
+"""One to 64 absent H100s: the compiler's figures for each size, and a band of time.
 
-``python experiments/gpu/scaling.py`` compiles all rows (`make targets` first; a minute each; what is there already is
-kept), ``python experiments/gpu/scaling.py sac_ant_weak`` the rows of one line. Figures go to
+``python experiments/gpu/scaling.py`` compiles all rows (`make targets` first; a minute each; existing results are not
+repeated), ``python experiments/gpu/scaling.py sac_ant_weak`` the rows of one line. Figures are written to
 experiments/results/scaling.json, the picture to scaling.png, the tables to docs/scaling.md.
 """
 
@@ -26,8 +26,8 @@ class Line(NamedTuple):
     """Rows of one kind over `SIZES`.
 
     - ``title``: for the page.
-    - ``words``: of explain, for so many devices.
-    - ``sizes``: which of them are compiled.
+    - ``words``: of explain, for this many devices.
+    - ``sizes``: the compiled sizes.
     """
 
     title: str
@@ -36,21 +36,21 @@ class Line(NamedTuple):
 
 
 def ppo(env: str, *, factor: int = 1, more: str = "") -> str:
-    """PPO with ``factor`` times as many environments, and minibatches that are as much larger."""
+    """Return PPO with ``factor`` times as many environments, and minibatches larger by the same factor."""
     envs = PPO_ENVS * factor
     sizes = f"num_envs={envs} algo.rollout_length=16 algo.num_epochs=4 algo.num_minibatches={PPO_MINIBATCHES}"
     return f"env={env} algo=ppo tuned=false {sizes} total_steps={envs * 16 * 100} {more}".strip()
 
 
 def sac(env: str, *, factor: int = 1, more: str = "") -> str:
-    """SAC with ``factor`` times as many environments, and batches that are as much larger."""
+    """Return SAC with ``factor`` times as many environments, and batches larger by the same factor."""
     sizes = f"num_envs={SAC_ENVS * factor} algo.batch_size={SAC_BATCH * factor} algo.updates_per_tick=64"
     nets = "algo.policy_hidden=[256,256] algo.critic_hidden=[256,256]"
     return f"env={env} algo=sac tuned=false {sizes} {nets} total_steps={SAC_ENVS * factor * 8192} {more}".strip()
 
 
 def divided(number: int) -> str:
-    """Words for one seed on so many devices."""
+    """Return words for one seed on this many devices."""
     return f"placement=data_parallel shards={max(8, number)}" if number > 1 else ""
 
 
@@ -88,7 +88,7 @@ COLUMNS = (
 
 
 def rates(row: dict[str, Any]) -> dict[str, tuple[float, float]]:
-    """Steps, updates and frames a second: the slow end of the band and the fast one. Seeds count together."""
+    """Return steps, updates and frames a second: the slow end of the band and the fast one. Seeds count together."""
     fast, slow = tick_ms(row)
     rounds, seeds = row["rounds"], row["num_seeds"]
     steps, updates = rounds["env_steps"] * seeds, rounds["updates"] * seeds
@@ -97,7 +97,7 @@ def rates(row: dict[str, Any]) -> dict[str, tuple[float, float]]:
 
 
 def table(rows: dict[int, dict[str, Any]]) -> list[str]:
-    """A line's rows by number of devices."""
+    """Write a line's rows by number of devices."""
     lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
     for number, row in sorted(rows.items()):
         count, size_bytes = collectives_a_tick(row)
@@ -120,7 +120,7 @@ def table(rows: dict[int, dict[str, Any]]) -> list[str]:
 
 
 def draw(found: dict[str, dict[int, dict[str, Any]]]) -> None:
-    """Frames a second against devices, a panel for each algorithm, bands from slow to fast."""
+    """Plot frames a second against devices, a panel for each algorithm, bands from slow to fast."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -148,14 +148,14 @@ def draw(found: dict[str, dict[int, dict[str, Any]]]) -> None:
 
 
 def write_page(found: dict[str, dict[int, dict[str, Any]]]) -> None:
-    """Replace the tables of the page, below its words."""
+    """Replace the tables of the page, below its text."""
     words = PAGE.read_text().partition("<!-- tables -->")[0]
     parts = [f"## {LINES[name].title}\n\n" + "\n".join(table(rows)) for name, rows in found.items()]
     PAGE.write_text(f"{words}<!-- tables -->\n\n" + "\n\n".join(parts) + "\n")
 
 
 def main(names: list[str]) -> None:
-    """Compile what is missing of the named lines (of all, if none), then write page and picture of all there are."""
+    """Compile the missing rows of the named lines (of all, if none), then write page and picture of all rows."""
     if unknown := set(names) - set(LINES):
         raise SystemExit(f"{', '.join(unknown)}: write one of {', '.join(LINES)}")
     file = RESULTS / "scaling.json"
@@ -177,7 +177,7 @@ def main(names: list[str]) -> None:
 
 
 def by_line(results: dict[str, Any]) -> dict[str, dict[int, dict[str, Any]]]:
-    """Results by line and number of devices; a line without one device is left out."""
+    """Return results by line and number of devices; a line without one device is left out."""
     found = {
         name: {n: results[f"{name}_{n}"] for n in line.sizes if f"{name}_{n}" in results}
         for name, line in LINES.items()

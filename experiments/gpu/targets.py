@@ -1,7 +1,7 @@
-"""What runs would cost on accelerators that are not here: algorithm x placement x target, as the compiler has it.
+"""Estimated cost of runs on absent accelerators: algorithm x placement x target, from the compiler.
 
-``python experiments/gpu/targets.py`` compiles every row (`make targets` first; half a minute each),
-``python experiments/gpu/targets.py sac_h100`` one, ``--page`` none. Figures go to experiments/results/targets.json, the
+``python experiments/gpu/targets.py`` compiles every row (`make targets` first; half a minute each), ``python
+experiments/gpu/targets.py sac_h100`` one, ``--page`` none. Figures are written to experiments/results/targets.json, the
 table to docs/targets.md.
 """
 
@@ -87,7 +87,7 @@ COLUMNS = (
 
 
 def compile_row(words: str, target: str, environment: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
-    """What `explain` finds of a run on a target."""
+    """Return `explain`'s results for a run on a target."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "jaxrl_fast.explain", *words.split(), f"target={target}", f"out={folder}"]
         done = subprocess.run(
@@ -100,7 +100,7 @@ def compile_row(words: str, target: str, environment: Mapping[str, str] = Mappin
 
 
 def table_line(name: str, row: dict[str, Any]) -> str:
-    """A row of the page."""
+    """Write a row of the page."""
     programs, rounds = row["programs"], row["rounds"]
     launches = [program["launches"] for program in programs]
     started = "–" if None in launches else " + ".join(f"{sum(x[key] for x in launches):,.0f}" for key in launches[0])
@@ -133,12 +133,12 @@ def table_line(name: str, row: dict[str, Any]) -> str:
 
 
 def rounded(number: float) -> str:
-    """Three digits that mean something."""
+    """Format with three significant digits."""
     return f"{float(f'{number:.3g}'):,.0f}"
 
 
 def counts(by_fragment: dict[str, float | None]) -> str:
-    """Kernels of each fragment, where there are several."""
+    """Write the kernels of each fragment, where there are several."""
     known = {name: number for name, number in by_fragment.items() if number is not None}
     named = [f"{number:.0f}" if len(known) == 1 else f"{name} {number:.0f}" for name, number in known.items()]
     return ", ".join(named) or "–"
@@ -160,7 +160,7 @@ def main(names: list[str]) -> None:
 
 
 def physics_lines() -> list[str]:
-    """What `physics_kernels.py` has found."""
+    """Write the results of `physics_kernels.py`."""
     if not PHYSICS.exists():
         return []
     lines = ["", "## Whose kernels a step is made of", ""]

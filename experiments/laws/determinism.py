@@ -1,7 +1,7 @@
-"""The same ``config.yaml`` again and again: are the numbers the same, bit for bit?
+"""Does the same ``config.yaml`` give the same numbers every time, bit for bit?
 
-``python experiments/laws/determinism.py [repeats [job ...]]`` trains each job once, and then its own ``config.yaml``
-``repeats`` times (default 20) in fresh processes; ``metrics.csv`` (rates and times apart) and the parameters must be
+``python experiments/laws/determinism.py [repeats [job ...]]`` trains each job once, and then its ``config.yaml``
+``repeats`` times (default 20) in new processes. ``metrics.csv`` (without rates and times) and the parameters must be
 equal to the first. The result is written to experiments/results/determinism.json.
 """
 
@@ -33,14 +33,14 @@ MORE = {
 
 
 def digest(folder: Path) -> str:
-    """Of all numbers that a run leaves, but for what a clock says."""
+    """Compute a digest of all numbers of a run, without times."""
     tables = [without_times(folder, name) for name in ("metrics.csv", "evals.csv")]
     params = (folder / "policy" / "params.msgpack").read_bytes()
     return hashlib.sha256(json.dumps(tables).encode() + params).hexdigest()
 
 
 def repeat(words: tuple[str, ...], repeats: int, folder: Path) -> list[str]:
-    """The digests of a job and of its repetitions from its ``config.yaml``."""
+    """Return the digests of a job and of its repetitions from its ``config.yaml``."""
     run(*words, f"run_dir={folder / 'first'}")
     digests = [digest(folder / "first")]
     for number in range(repeats):
@@ -50,7 +50,7 @@ def repeat(words: tuple[str, ...], repeats: int, folder: Path) -> list[str]:
 
 
 def main(repeats: int, names: list[str]) -> None:
-    """The jobs named, or all; results of the others stay in the file."""
+    """Run the jobs named, or all; results of the others stay in the file."""
     file, jobs = RESULTS / "determinism.json", {**JOBS, **MORE}
     result: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     result |= {

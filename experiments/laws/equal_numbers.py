@@ -1,12 +1,13 @@
-"""The law of equal numbers, whole: every placement against one fused program on the same graph.
+"""Equal numbers, the whole check: every placement against one fused program on the same graph.
 
 ``python experiments/laws/equal_numbers.py [--fast] [ppo] [sac/pendulum] [sac/pendulum/none]`` (CPU, four virtual
-devices; over an hour) takes every algorithm, with two environments of different observations or actions, every
-``overlap``, one and several learners, and 1, 2 and 4 devices; words choose parts of that. Algorithms for several agents
-share their networks in the probe, and give each agent its own in the junction, where ``agents`` divides them too.
+devices; over an hour) runs every algorithm, with two environments of different observations or actions, every
+``overlap``, one and several learners, and 1, 2 and 4 devices; words select a part. Multi-agent algorithms share their
+networks in the probe, and have a separate network per agent in the junction, where ``agents`` shards them too.
 ``--fast`` compiles with few of XLA's optimizations, as the tests do; two processes may compute parts at once.
-Placements that move fragments are compared after 20 ticks (0.0), those that divide them after one tick from the same
-state (1e-6, relative to numbers over 1). Written to experiments/results/equal_numbers.json.
+Placements that put fragments on other devices are compared after 20 ticks (difference 0.0), placements with sharding
+after one tick from the same state (1e-6, relative to numbers over 1). The result is written to
+experiments/results/equal_numbers.json.
 """
 
 import itertools
@@ -54,7 +55,7 @@ SEEDS = [3]
 
 
 def algorithm(name: str, batch_size: int = 16, buffer_size: int = 1_024, **agents: bool) -> jf.Algorithm:
-    """Small, and with work in every tick; ``agents``: what those for several agents share."""
+    """Build a small algorithm with work in every tick; ``agents``: the networks that agents share."""
     if name in ("ppo", "ippo", "mappo"):
         sizes: dict[str, Any] = dict(rollout_length=8, num_epochs=2, num_minibatches=2)
         make_ppo = {"ppo": jf.ppo, "ippo": jf.ippo, "mappo": jf.mappo}[name]
@@ -75,22 +76,22 @@ def algorithm(name: str, batch_size: int = 16, buffer_size: int = 1_024, **agent
 
 
 def world(name: str) -> jf.VecEnv:
-    """Eight environments."""
+    """Build eight environments."""
     return jf.make_env("probe", id=name, num_envs=8) if name in TWO_AGENTS else jf.make_env(name, num_envs=8)
 
 
 def shared(algo: str, env_name: str) -> dict[str, bool]:
-    """What agents share, of an algorithm for several."""
+    """Return the networks that the agents of a multi-agent algorithm share."""
     return {"share_parameters": env_name in TWO_AGENTS} if algo in ("ippo", "mappo", "pqn_vdn") else {}
 
 
 def make(graph: Graph, placement: str, devices: int) -> programs.Program:
-    """A program of one tick."""
+    """Compile a program of one tick."""
     return programs.compile(graph, PLACEMENTS[placement](graph, jax.devices()[:devices]), 1)
 
 
 def end(program: programs.Program, ticks: int, start: Any) -> Any:
-    """The state after some ticks and the metrics of the last, from a state on the host; on the host."""
+    """Return the state after some ticks and the metrics of the last, both on the host, from a state on the host."""
     state, metrics = program.place(from_host(start)), {}
     for _ in range(ticks):
         state, metrics = program.run(state)
@@ -98,19 +99,21 @@ def end(program: programs.Program, ticks: int, start: Any) -> Any:
 
 
 def to_host(leaf: Any) -> np.ndarray:
-    """A copy; random keys as numbers."""
+    """Copy to the host, with random keys as numbers."""
     typed = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     return np.array(jax.random.key_data(leaf) if typed else leaf)
 
 
 def from_host(state: TrainState) -> TrainState:
-    """What `to_host` made of a state, as a state."""
+    """Convert the output of `to_host` to a state."""
     copy = jax.tree.map(np.array, state)
     return copy._replace(key=jax.random.wrap_key_data(copy.key))
 
 
 def difference(got: Any, want: Any) -> float:
-    """The largest over all leaves, relative to numbers over 1; a different flag or count is infinitely far."""
+    """Return the largest difference over all leaves, relative to numbers over 1; a different flag or count is
+    infinitely far.
+    """
     worst = 0.0
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         if not np.issubdtype(b.dtype, np.floating):
@@ -121,7 +124,7 @@ def difference(got: Any, want: Any) -> float:
 
 
 def compare(algo: str, env_name: str, overlap: Overlap) -> list[dict[str, Any]]:
-    """All placements of one graph (and of that with several learners)."""
+    """Compare all placements of one graph (and of the graph with several learners)."""
     env, chosen, rows = world(env_name), algorithm(algo, **shared(algo, env_name)), []
     dividing = DIVIDING + (BY_AGENTS if chosen.options.get("share_parameters") is False else ())
     turns = ((2, "turns"),) if algo == "impala" else ()
@@ -157,7 +160,7 @@ def compare(algo: str, env_name: str, overlap: Overlap) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Compare everything, print a line for each, write the JSON; the exit status is that of the law."""
+    """Compare everything, print a line for each, write the JSON; the exit code is 1 if a placement differs."""
     jax.config.update("jax_num_cpu_devices", 4)
     jax.config.update("jax_disable_most_optimizations", "--fast" in sys.argv)
     broken = False
@@ -177,7 +180,9 @@ def main() -> None:
 
 
 def parts(words: list[str]) -> list[tuple[str, str, Overlap]]:
-    """(algorithm, environment, overlap) of every part that begins with one of the words; all parts without words."""
+    """Return (algorithm, environment, overlap) of every part that begins with one of the words; all parts without
+    words.
+    """
     known = [
         (algo, name, overlap)
         for algo, names in ENVIRONMENTS.items()
@@ -187,7 +192,7 @@ def parts(words: list[str]) -> list[tuple[str, str, Overlap]]:
 
 
 def keep(rows: list[dict[str, Any]]) -> None:
-    """Put rows into the result, in place of the same of an earlier time."""
+    """Write rows into the result, and replace earlier ones."""
     same = [[row[key] for key in ("algo", "env", "overlap")] for row in rows[:1]]
     known = json.loads(RESULT.read_text())["rows"] if RESULT.exists() else []
     others = [row for row in known if [row[key] for key in ("algo", "env", "overlap")] not in same]

@@ -2,7 +2,7 @@
 
 ``python experiments/laws/kill.py [kills]`` runs each job once undisturbed, then with ``run_dir=X resume=auto`` as a
 cluster requeues it, killed ``kills`` times (default 20). At the end parameters, tables and the whole last checkpoint
-must be those of the undisturbed run, bit for bit. The result is written to experiments/results/kill.json.
+must equal the undisturbed run's, bit for bit. The result is written to experiments/results/kill.json.
 """
 
 import csv
@@ -54,11 +54,11 @@ JOBS = {
     ),
 }
 HOW = ("training", "saving", "training", "saving", "starting")
-"""What the process is doing when it is killed, in turn."""
+"""The activity of the process when it is killed, in turn."""
 
 
 def command(*words: str) -> subprocess.Popen:
-    """A training process."""
+    """Start a training process."""
     return subprocess.Popen(
         [sys.executable, "-m", "jaxrl_fast.train", *words],
         stdout=subprocess.DEVNULL,
@@ -69,23 +69,23 @@ def command(*words: str) -> subprocess.Popen:
 
 
 def rows(folder: Path) -> list[list[str]]:
-    """``metrics.csv`` as it stands, a last half line left out."""
+    """Read ``metrics.csv``, without a last incomplete line."""
     path = folder / "metrics.csv"
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     return list(csv.reader(line for line in lines if line.endswith("\n")))
 
 
 def steps_done(folder: Path) -> int:
-    """Environment steps that the tables tell of."""
+    """Return the number of environment steps in the tables."""
     table = rows(folder)
     return int(table[-1][table[0].index("env_steps")]) if len(table) > 1 else 0
 
 
 def good_steps(folder: Path) -> int:
-    """Environment steps of the newest complete checkpoint.
+    """Return the environment steps of the newest complete checkpoint.
 
     Raises:
-        CheckpointError: one bears its name and is not as it was written.
+        CheckpointError: A checkpoint with a complete name is damaged.
     """
     steps = all_steps(folder / "checkpoints")
     for step in steps[-1:]:
@@ -94,7 +94,7 @@ def good_steps(folder: Path) -> int:
 
 
 def kill_once(words: tuple[str, ...], folder: Path, how: str, chance: random.Random) -> dict[str, Any] | None:
-    """Start or resume a run and kill it at a random moment; None if it ended before."""
+    """Start or resume a run and kill it at a random moment; return None if it ended before."""
     before, begin = steps_done(folder), time.monotonic()
     process = command(*words, f"run_dir={folder}", "resume=auto")
     wanted = before + chance.randint(1, number(words, "total_steps") // 4)
@@ -119,19 +119,19 @@ def kill_once(words: tuple[str, ...], folder: Path, how: str, chance: random.Ran
 
 
 def number(words: tuple[str, ...], key: str) -> int:
-    """What a job says last of a key."""
+    """Return a job's last value of a key."""
     return int([word for word in words if word.startswith(f"{key}=")][-1].partition("=")[2])
 
 
 def without_times(folder: Path, name: str) -> list[list[str]]:
-    """A table without what a clock says."""
+    """Return a table without the columns of times."""
     table = list(csv.reader((folder / name).read_text().splitlines()))
     timed = {i for i, column in enumerate(table[0]) if column == "wall_s" or column.endswith("_hz")}
     return [[cell for i, cell in enumerate(row) if i not in timed] for row in table]
 
 
 def same_end(a: Path, b: Path) -> bool:
-    """Whether two runs ended with the same tables and the same whole state."""
+    """Return whether two runs ended with the same tables and the same whole state."""
     (last,) = {all_steps(folder / "checkpoints")[-1] for folder in (a, b)}
     states = [read_arrays(read_description(folder / "checkpoints" / str(last))) for folder in (a, b)]
     equal = states[0].keys() == states[1].keys() and all(np.array_equal(x, states[1][n]) for n, x in states[0].items())
@@ -140,10 +140,10 @@ def same_end(a: Path, b: Path) -> bool:
 
 
 def run(*words: str) -> None:
-    """A whole training.
+    """Train a whole run.
 
     Raises:
-        AssertionError: it failed.
+        AssertionError: It failed.
     """
     process = command(*words)
     errors = process.communicate()[1]
@@ -151,11 +151,11 @@ def run(*words: str) -> None:
 
 
 def job(words: tuple[str, ...], kills: int, folder: Path, seed: int = 0) -> dict[str, Any]:
-    """One job, undisturbed and killed; says what each kill cost.
+    """Run one job, undisturbed and killed; print the loss of each kill.
 
     Raises:
-        CheckpointError: a kill left a damaged checkpoint behind.
-        AssertionError: the end is not that of the undisturbed run, or more was lost than two intervals.
+        CheckpointError: A kill left a damaged checkpoint behind.
+        AssertionError: The end differs from the undisturbed run's, or more than two intervals were lost.
     """
     chance = random.Random(seed)
     whole, killed = folder / "whole", folder / "killed"
@@ -163,7 +163,7 @@ def job(words: tuple[str, ...], kills: int, folder: Path, seed: int = 0) -> dict
     events: list[dict[str, Any]] = []
     while len(events) < kills:
         event = kill_once(words, killed, HOW[len(events) % len(HOW)], chance)
-        if event is None:  # it ended: begin anew, so that every kill is one
+        if event is None:  # it ended: start again, so that every kill counts
             assert same_end(whole, killed)
             killed = folder / f"killed-{len(events)}"
             continue
@@ -178,7 +178,7 @@ def job(words: tuple[str, ...], kills: int, folder: Path, seed: int = 0) -> dict
 
 
 def main(kills: int) -> None:
-    """Both jobs, half of the kills each."""
+    """Run both jobs, half of the kills each."""
     result: dict[str, Any] = {"command": f"python experiments/laws/kill.py {kills}", "machine": machine()}
     result["versions"] = versions()
     with tempfile.TemporaryDirectory() as folder:

@@ -1,9 +1,9 @@
-"""Whether the oldest packages that pyproject.toml allows work together: the part of the tests that `make test-part`
-runs, on the Python that this is started with, which is to be the oldest.
+"""Whether the oldest packages that pyproject.toml allows work together: runs the tests of `make test-part` on the
+current Python, which should be the oldest.
 
-``python3.11 experiments/laws/oldest.py`` makes the environment .venv-oldest: of what pyproject.toml asks for the lowest
-versions that fit together, of what those ask for the newest (resolved by uv). The result is written to
-experiments/results/oldest.json. Where something fails, raise a floor in pyproject.toml and start again.
+``python3.11 experiments/laws/oldest.py`` makes the environment .venv-oldest: the lowest compatible versions of the
+dependencies in pyproject.toml, and the newest versions of their dependencies (resolved by uv). The result is written to
+experiments/results/oldest.json. Where a test fails, raise a lower bound in pyproject.toml and start again.
 """
 
 import json
@@ -21,7 +21,7 @@ RESULT = ROOT / "experiments" / "results" / "oldest.json"
 
 
 def direct() -> set[str]:
-    """The packages that pyproject.toml names, normalized."""
+    """Return the packages that pyproject.toml names, normalized."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
     return {normal(re.match(r"[\w.-]+", line)[0]) for line in lines}
@@ -32,7 +32,7 @@ def normal(name: str) -> str:
 
 
 def resolve() -> dict[str, str]:
-    """Versions by package, of all that is to be installed."""
+    """Return versions by package, of all packages to install."""
     subprocess.run([sys.executable, "-m", "venv", "--clear", ENVIRONMENT], check=True)
     subprocess.run([PYTHON, "-m", "pip", "install", "--disable-pip-version-check", "--quiet", "uv"], check=True)
     words = ["pip", "compile", "--quiet", "--resolution", "lowest-direct", "--extra", "dev", "--no-header"]
@@ -46,11 +46,11 @@ def install(versions: dict[str, str]) -> None:
     pip = [PYTHON, "-m", "pip", "install", "--disable-pip-version-check", "--quiet", "--no-deps"]
     subprocess.run([*pip, *pins], check=True)
     subprocess.run([*pip, "--no-build-isolation", "-e", ROOT], check=True)
-    (ENVIRONMENT / ".installed-dev").touch()  # else make would bring it up to date
+    (ENVIRONMENT / ".installed-dev").touch()  # else make would update it
 
 
 def test() -> tuple[int, str]:
-    """How the tests ended, and their last line."""
+    """Return the result of the tests, and their last line."""
     done = subprocess.run(
         ["make", "test-part", f"VENV={ENVIRONMENT.name}"], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )

@@ -1,17 +1,20 @@
-"""Are the numbers of this tree those of another commit, bit for bit?
+"""Does this tree compute the same numbers as another commit, bit for bit?
 
-``python experiments/laws/same_numbers.py COMMIT [JOB ...]`` (CPU, two virtual devices) trains small jobs at both, each
-in a process of its own, from the same initial parameters: those that the other commit draws, which take the place of
-the ones of the graph's first state (of the function ``init(graph, key, hyper)``) at both, mapped by name. ``JOB`` is
-how the names of the wanted jobs begin. `same_numbers_jobs` has them; `same_numbers_run` has ``RENAMES``, to fill in
-where names of leaves or columns have changed.
+``python experiments/laws/same_numbers.py COMMIT [JOB ...]`` (CPU, two virtual devices) trains small jobs at both
+commits, each in a separate process, from the same initial parameters. The other commit draws these; at both commits,
+mapped by name, they replace the parameters of the graph's first state (of the function ``init(graph, key, hyper)``).
+``JOB`` is a prefix of the names of jobs. `same_numbers_jobs` contains the jobs; `same_numbers_run` has ``RENAMES``, to
+fill in where names of leaves or columns have changed.
 
-Compared are the last state, leaf by leaf (parameters and targets must all have a partner; optimizers, replay, worlds
-and keys are compared where a leaf of that name and shape exists, the others counted as unmapped), and ``metrics.csv``,
-a row a tick, and ``evals.csv`` without times; a column that is new here is left out. A job that differs is done once
-more at both commits with a processor that has no fused multiply-add (XLA's ``--xla_cpu_max_isa=AVX``): if it is equal
-there, the programs compute the same, and the compiler only chose another product to fuse with the same sum. The exit
-status is 1 where a job differs both times. Written to experiments/results/same_numbers.json, job by job.
+The last state is compared leaf by leaf: parameters and targets must all have a partner; optimizers, replay,
+environments and keys are compared where a leaf of that name and shape exists, and the others are counted as unmapped.
+``metrics.csv``, a row per tick, and ``evals.csv`` are compared without times; a column that is new in this tree is left
+out.
+
+A job that differs runs once more at both commits on a simulated processor without fused multiply-add (XLA's
+``--xla_cpu_max_isa=AVX``). If it is equal there, the programs compute the same, and the compiler only fused another
+product with the same sum. The exit code is 1 where a job differs both times. The result is written to
+experiments/results/same_numbers.json, job by job.
 """
 
 import csv
@@ -38,12 +41,14 @@ SCRIPT = Path(__file__).with_name("same_numbers_run.py")
 RESULT = Path(__file__).parent.parent / "results" / "same_numbers.json"
 TABLES = ("metrics.csv", "evals.csv")
 NO_FMA = "--xla_cpu_max_isa=AVX"
-"""Processors of AVX know no fused multiply-add, which rounds once where a product and a sum round twice."""
+"""Processors with AVX only have no fused multiply-add, which rounds once where a product and a sum round twice."""
 
 
 class Difference(NamedTuple):
-    """How far ``where`` is from its partner; infinitely where there are no two numbers to subtract. ``row``: the first
-    of a table that differs, counted from 1, so the tick of ``metrics.csv``; 0 for a leaf."""
+    """Difference between ``where`` and its partner; infinite where there are no two numbers to subtract.
+
+    ``row``: the first row of a table that differs, counted from 1, so the tick of ``metrics.csv``; 0 for a leaf.
+    """
 
     size: float
     where: str
@@ -51,12 +56,12 @@ class Difference(NamedTuple):
 
 
 def git(*words: str) -> str:
-    """What git says, in this repository."""
+    """Return git's output, in this repository."""
     return subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def unpack(commit: str, folder: Path) -> Path:
-    """The files of a commit."""
+    """Extract the files of a commit."""
     folder.mkdir()
     archive = subprocess.run(["git", "archive", commit], cwd=ROOT, check=True, capture_output=True).stdout
     subprocess.run(["tar", "-x", "-C", folder], input=archive, check=True)
@@ -64,15 +69,15 @@ def unpack(commit: str, folder: Path) -> Path:
 
 
 def run(name: str, tree: Path, folder: Path, flags: str, *words: str | Path) -> None:
-    """One job by the code of ``tree``; what it compiles is kept for the other, which has no need to do so again.
+    """Run one job with the code of ``tree``; the other tree reuses its compiled programs.
 
     Raises:
-        RuntimeError: it failed; with the last lines of what it said.
+        RuntimeError: It failed; with the last lines of its output.
     """
     settings = {
         "PYTHONPATH": str(tree),
         "JAX_PLATFORMS": "cpu",
-        "JAX_TRACEBACK_FILTERING": "off",  # or JAX's own words would stand last
+        "JAX_TRACEBACK_FILTERING": "off",  # or JAX's message would come last
         "JAX_COMPILATION_CACHE_DIR": str(folder.parent / "cache"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip(),
@@ -92,7 +97,7 @@ def run(name: str, tree: Path, folder: Path, flags: str, *words: str | Path) -> 
 def compare_states(
     other: dict[str, np.ndarray], own: dict[str, np.ndarray], rename: Callable[[str], str]
 ) -> tuple[list[Difference], int, list[str]]:
-    """What differs, how many leaves were compared, and the names of those without a partner."""
+    """Return the differences, the number of compared leaves, and the names of leaves without a partner."""
     partners = {name: rename(name) for name in own}
     lost = required(other) - set(partners.values())
     differences, unmapped = [Difference(float("inf"), f"{name} is gone") for name in sorted(lost)], []
@@ -110,12 +115,14 @@ def compare_states(
 
 
 def kind(leaf: np.ndarray) -> tuple[Any, ...]:
-    """What must agree before numbers can be compared."""
+    """Check the facts that must agree before numbers can be compared."""
     return leaf.shape, leaf.dtype
 
 
 def compare_tables(name: str, other: list[dict[str, str]], own: list[dict[str, str]]) -> tuple[list[Difference], int]:
-    """What differs in a table, for each column the first row that does; and how many columns were compared."""
+    """Return the differences in a table, for each column the first row that differs, and the number of compared
+    columns.
+    """
     if len(other) != len(own):
         return [Difference(float("inf"), f"{name} has {len(own)} rows, not {len(other)}")], 0
     columns = [c for c in other[0] if c != "wall_s" and not c.endswith("_hz")]
@@ -133,7 +140,7 @@ def compare_tables(name: str, other: list[dict[str, str]], own: list[dict[str, s
 
 
 def distance(a: str, b: str) -> float:
-    """Of two cells."""
+    """Return the difference of two cells."""
     try:
         return abs(float(a) - float(b))
     except ValueError:
@@ -141,13 +148,13 @@ def distance(a: str, b: str) -> float:
 
 
 def rows(path: Path) -> list[dict[str, str]]:
-    """A table, a dictionary a row."""
+    """Read a table, a dictionary per row."""
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
 
 
 def compare(other: Path, own: Path, job: Job) -> dict[str, Any]:
-    """The results of a job, from the folders of both trees."""
+    """Return the results of a job, from the folders of both trees."""
     states = [dict(np.load(folder / "final.npz")) for folder in (other, own)]
     old = not any(".learned." in name for name in states[0])
     rename = partial(mapped, job=job) if old else str
@@ -170,7 +177,7 @@ def compare(other: Path, own: Path, job: Job) -> dict[str, Any]:
 
 
 def do(name: str, job: Job, trees: tuple[Path, Path], folder: Path) -> dict[str, Any]:
-    """A job's result, and where it differs, whether it is equal without fused multiply-adds."""
+    """Return a job's result, and where it differs, whether it is equal without fused multiply-adds."""
     begin = time.perf_counter()
     result = run_both(name, job, trees, folder)
     if result["differences"]:
@@ -193,7 +200,7 @@ def run_both(name: str, job: Job, trees: tuple[Path, Path], folder: Path, flags:
 
 
 def describe(name: str, result: dict[str, Any]) -> str:
-    """A line of the table."""
+    """Write a line of the table."""
     said = "equal" if result["equal"] else "FAILED: " + result.get("error", "")
     if found := result["differences"]:
         said = "equal without fused multiply-adds; with them " if result["equal_without_fma"] else ""
@@ -204,13 +211,13 @@ def describe(name: str, result: dict[str, Any]) -> str:
 
 
 def first_rows(differences: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those of tables, the earliest first, ``metrics.csv`` before ``evals.csv``."""
+    """Return the differences of tables, the earliest first, ``metrics.csv`` before ``evals.csv``."""
     tables = [found for found in differences if found["row"]]
     return sorted(tables, key=lambda found: (found["where"].startswith("evals"), found["row"]))
 
 
 def keep(commits: dict[str, Any], name: str, result: dict[str, Any]) -> None:
-    """Put a result into the file, beside those of other jobs if they are of the same commits."""
+    """Write a result into the file; results of other jobs stay if they are of the same commits."""
     known = json.loads(RESULT.read_text()) if RESULT.exists() else {}
     jobs = known["jobs"] if known.get("commits") == commits else {}
     jobs = {job: result if job == name else jobs[job] for job in JOBS if job == name or job in jobs}
@@ -219,7 +226,7 @@ def keep(commits: dict[str, Any], name: str, result: dict[str, Any]) -> None:
 
 
 def main(commit: str, words: Iterable[str]) -> None:
-    """Do the jobs, print the table, write the JSON; the exit status is that of the law."""
+    """Do the jobs, print the table, write the JSON; the exit code is 1 if a job differs."""
     chosen = {name: job for name, job in JOBS.items() if not words or name.startswith(tuple(words))}
     if not chosen:
         sys.exit(f"no job begins so: write the beginning of one of {'; '.join(JOBS)}")

@@ -1,5 +1,7 @@
-"""The jobs of `same_numbers`, and the environments that they need; made with nothing but the public API, since the code
-of any commit runs them."""
+"""The jobs of `same_numbers` and their environments.
+
+They use only the public API, since the code of any commit runs them.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -26,10 +28,10 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 
 
 class Job(NamedTuple):
-    """``make_env()`` and ``algorithm`` with ``options`` are trained for so many ticks; ``run``: arguments of `learn`.
+    """``make_env()`` and ``algorithm`` with ``options`` are trained for this many ticks; ``run``: arguments of `learn`.
 
-    A job that is the same ``as_`` another is stopped half-way and resumed at this commit, and must equal that other at
-    the other commit, where it was never stopped.
+    A job that is the same ``as_`` another is stopped half-way and resumed at this commit. It must equal the
+    uninterrupted job at the other commit.
     """
 
     make_env: Callable[[], Any]
@@ -82,7 +84,7 @@ def dot(*, discrete: bool) -> Any:
 
 
 def masked() -> Any:
-    """A dictionary with an action mask: on a line of seven places, a step beyond an end is not allowed."""
+    """A dictionary with an action mask: on a line of seven places, a step over an end is not allowed."""
     obs = {"action_mask": jax.ShapeDtypeStruct((3,), jnp.bool_), "place": jax.ShapeDtypeStruct((2,), jnp.float32)}
 
     def look(place: jax.Array) -> dict[str, jax.Array]:
@@ -132,10 +134,10 @@ JOBS: dict[str, Job] = {
 
 
 def algorithm(job: Job) -> jf.Algorithm:
-    """The job's algorithm."""
+    """Return the job's algorithm."""
     return getattr(jf, job.algorithm)(**{**ALGORITHMS[job.algorithm], **job.options})
 
 
 def total_steps(job: Job) -> int:
-    """The environment steps of its ticks."""
+    """Return the environment steps of its ticks."""
     return job.ticks * NUM_ENVS * {**ALGORITHMS[job.algorithm], **job.options}["rollout_length"]

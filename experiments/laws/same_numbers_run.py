@@ -1,9 +1,9 @@
-"""One job of `same_numbers`, by the code that PYTHONPATH names.
+"""One job of `same_numbers`, with the code that PYTHONPATH names.
 
 ``python -P same_numbers_run.py JOB TREE FOLDER [--initial FILE] [--broken]`` trains and leaves in FOLDER
 ``initial.npz`` (parameters and targets before the first tick, by name; without ``--initial``), ``final.npz`` (the whole
-last state by name), ``run/metrics.csv`` and ``run/evals.csv``. It is run by the code of two commits: what it uses of
-them is their public API, that a state's leaves have names, and the function ``init(graph, key, hyper)``.
+last state by name), ``run/metrics.csv`` and ``run/evals.csv``. The code of two commits runs it, so it uses only their
+public API, the names of a state's leaves, and the function ``init(graph, key, hyper)``.
 """
 
 import argparse
@@ -48,57 +48,59 @@ RENAMES: dict[str, list[tuple[str, str]]] = {
     ],
 }
 """By algorithm: (regex, replacement), all applied in turn with `re.sub` to names of leaves: from this tree's names to
-those of commits before "An algorithm file says its rates ...". Where the other commit's names are this tree's, nothing
-is renamed."""
+the names of commits before "An algorithm file says its rates ...".
+
+Nothing is renamed where the other commit has this tree's names.
+"""
 ENV_STATE = [(r"\.env\.env_state\b", ".env.world"), (r"\.env\.world\.state\b", ".env.world.world")]
-"""The same for the states of environments, to those of commits before `VecState.env_state`."""
+"""The same for the states of environments, to the names of commits before `VecState.env_state`."""
 LEARNED = re.compile(r"private\.(learn|server)\w*\.|channels\.(actor|critic)\w*\.")
 """Leaves that hold parameters, targets and optimizers, by their names at the other commit."""
 OPTIONAL = re.compile(r"\.opt_state\b|^channels\.critic_target\.|^private\.server\.critic\.target\.")
-"""Those of them that may lack a partner: they begin at zero in any case, or are copies of others."""
+"""The leaves among them that may lack a partner: they begin at zero in any case, or are copies of others."""
 SEED = 7
 
 
 def mapped(name: str, job: Job) -> str:
-    """The name that a leaf or a column of this tree has at the other commit."""
+    """Return the name of a leaf or a column of this tree at the other commit."""
     for pattern, replacement in RENAMES[job.algorithm]:
         name = re.sub(pattern, replacement, name)
     return name
 
 
 def mapped_env(name: str) -> str:
-    """The name that a leaf of this tree has at a commit before `VecState.env_state`."""
+    """Return the name of a leaf of this tree at a commit before `VecState.env_state`."""
     for pattern, replacement in ENV_STATE:
         name = re.sub(pattern, replacement, name)
     return name
 
 
 def named_leaves(state: Any) -> dict[str, Any]:
-    """A state's leaves by path, random keys as numbers."""
+    """Return a state's leaves by path, with random keys as numbers."""
     leaves = jax.tree_util.tree_leaves_with_path(state)
     return {name_of(path): numbers(leaf) for path, leaf in leaves}
 
 
 def name_of(path: tuple) -> str:
-    """``private.learn.critic.params.params.Dense_0.kernel``."""
+    """Format a path as ``private.learn.critic.params.params.Dense_0.kernel``."""
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
 def numbers(leaf: Any) -> Any:
-    """What a leaf holds; of a random key, its data."""
+    """Return the data of a leaf, also of a random key."""
     return jax.random.key_data(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
 
 
 def required(names: Any) -> set[str]:
-    """Those of the names, as at the other commit, that must have a partner in the other state."""
+    """Return the names, as at the other commit, that must have a partner in the other state."""
     return {name for name in names if LEARNED.match(name) and not OPTIONAL.search(name)}
 
 
 def put_parameters(state: Any, initial: dict[str, np.ndarray], rename: Callable[[str], str]) -> Any:
-    """A first state with the initial parameters in place of its own.
+    """Replace the parameters of a first state with the initial parameters.
 
     Raises:
-        ValueError: a leaf finds no partner, or one of another shape.
+        ValueError: A leaf has no partner, or one of another shape.
     """
     names = {rename(name) for name in named_leaves(state)}
     for name in sorted(required(names) ^ required(initial)):
@@ -117,10 +119,10 @@ def put_parameters(state: Any, initial: dict[str, np.ndarray], rename: Callable[
 
 
 def replace_init(initial: dict[str, np.ndarray], rename: Callable[[str], str]) -> list[str]:
-    """From now on every graph begins with these parameters. All seeds begin alike: their keys differ.
+    """Make every graph begin with these parameters from now on. All seeds begin alike: their keys differ.
 
-    Found by name and arguments wherever it lives, and replaced wherever it was imported. Returns a list that is empty
-    until it is called.
+    Locates the function by name and arguments in any module, and replaces it wherever it was imported. Returns a list
+    that is empty until the function is called.
     """
     for name in jf.__all__:  # a public name loads its module on first use
         getattr(jf, name)
@@ -141,13 +143,13 @@ def replace_init(initial: dict[str, np.ndarray], rename: Callable[[str], str]) -
 
 
 def is_init(value: Any) -> bool:
-    """Whether this is the function that makes the first state of a graph."""
+    """Return whether this function makes the first state of a graph."""
     wanted = ["graph", "key", "hyper"]
     return inspect.isfunction(value) and value.__name__ == "init" and [*inspect.signature(value).parameters] == wanted
 
 
 def draw(job: Job) -> dict[str, np.ndarray]:
-    """The parameters with which the job would begin, by name."""
+    """Return the job's initial parameters, by name."""
     env, known = job.make_env(), ("overlap", "learners", "average")
     chosen = {name: value for name, value in job.run.items() if name in known}
     init, _ = jf.make_train_step(env, algorithm(job), total_steps=total_steps(job), **chosen)
@@ -164,7 +166,7 @@ def close(env: Any) -> None:
 
 
 def train(job: Job, folder: Path, broken: bool) -> Any:
-    """The last state; a broken run is stopped half-way and resumed."""
+    """Return the last state; a broken run is stopped half-way and resumed."""
     seen: list[str] = []
     common: dict[str, Any] = dict(
         total_steps=total_steps(job),
@@ -199,7 +201,7 @@ def main() -> None:
     parser.add_argument("--initial", type=Path)
     parser.add_argument("--broken", action="store_true")
     args = parser.parse_args()
-    # By file: an editable install lends its own ``jaxrl_fast.envs`` to a tree that has ``envs`` beside ``jaxrl_fast``.
+    # By file: an editable install adds its ``jaxrl_fast.envs`` to a tree that has ``envs`` next to ``jaxrl_fast``.
     envs = import_module("jaxrl_fast.envs" if (args.tree / "jaxrl_fast" / "envs").exists() else "envs")
     for module in (jf, envs):
         assert Path(str(module.__file__)).is_relative_to(args.tree.resolve()), f"{module.__file__}: not of {args.tree}"

@@ -1,10 +1,10 @@
-"""Is this tree as fast as another commit? Run on an idle machine.
+"""Is this tree as fast as another commit? Run it on an otherwise idle machine.
 
-``python experiments/laws/same_speed.py COMMIT [ROW ...]`` trains each row at both, in processes that take turns chunk
-by chunk (A B A B, the first of a round changing), after a warm-up each; then it starts the command of the main job at
-both in turn, with programs on disk, and reads the seconds to the first training step. Printed are medians of the ratios
-of rounds, with the least and the most: this tree's rate by the other's (start-up: seconds by seconds). Written to
-experiments/results/same_speed.json.
+``python experiments/laws/same_speed.py COMMIT [ROW ...]`` trains each row at both commits, in processes that take turns
+chunk by chunk (A B A B, the first of a round alternates), after a warm-up each. Then it starts the command of the main
+job at both in turn, with programs on disk, and reads the seconds to the first training step. It prints medians of the
+ratios of rounds, with the least and the most: this tree's rate by the other's (start-up: seconds by seconds). The
+result is written to experiments/results/same_speed.json.
 """
 
 import json
@@ -40,7 +40,7 @@ START_UP = "start-up, sac halfcheetah"
 
 
 class Trainer:
-    """A process that trains by the code of one tree, a chunk at a time."""
+    """A process that trains with the code of one tree, a chunk at a time."""
 
     def __init__(self, tree: Path, words: list[str], cache: Path) -> None:
         variables = {**os.environ, "PYTHONPATH": str(tree), "JAXRL_FAST_CACHE": str(cache), "JAX_PLATFORMS": "cpu"}
@@ -57,7 +57,7 @@ class Trainer:
             self.seconds = self._chunk()["seconds"]
 
     def rate(self) -> float:
-        """Environment steps a second over the chunks of a round."""
+        """Return environment steps a second over the chunks of a round."""
         begin, total = self.steps, 0.0
         while total < ROUND_S:
             total += self._chunk()["seconds"]
@@ -86,8 +86,9 @@ class Trainer:
 
 
 def measure_row(trees: tuple[Path, Path], words: list[str], folder: Path) -> list[tuple[float, float]]:
-    """Rates of the other tree and of this, a pair a round; of the rounds, half with the other tree's process started
-    first and half with this one's, since the first of two equal processes was seen to be 2 % faster."""
+    """Measure rates of the other tree and of this, a pair a round; half of the rounds have the other tree's process
+    first and half this one's, since the first of two equal processes was up to 2 % faster.
+    """
     pairs = []
     for order in ((0, 1), (1, 0)):
         trainers = {i: Trainer(trees[i], words, folder / f"cache{i}") for i in order}
@@ -100,7 +101,9 @@ def measure_row(trees: tuple[Path, Path], words: list[str], folder: Path) -> lis
 
 
 def measure_start_up(trees: tuple[Path, Path], folder: Path) -> list[tuple[float, float]]:
-    """Seconds from the command to the first training step, programs on disk, a pair a round; the first is dropped."""
+    """Measure seconds from the command to the first training step, programs on disk, a pair a round; the first is
+    dropped.
+    """
     pairs = []
     for number in range(ROUNDS + 1):
         found = {}
@@ -142,7 +145,7 @@ def main(commit: str, names: list[str]) -> None:
 
 
 def keep(commits: dict[str, str], name: str, row: dict[str, Any]) -> None:
-    """Put a row into the file, beside others of the same commits."""
+    """Write a row into the file; other rows of the same commits stay."""
     known = json.loads(RESULT.read_text()) if RESULT.exists() else {}
     before = known["rows"] if known.get("commits") == commits else {}
     document = {"commits": commits, "machine": machine(), "versions": versions(), "rows": before | {name: row}}

@@ -1,6 +1,6 @@
-"""One row of `same_speed`, by the code that PYTHONPATH names: ``python -P same_speed_run.py WORD ...``.
+"""One row of `same_speed`, with the code that PYTHONPATH names: ``python -P same_speed_run.py WORD ...``.
 
-It is run by the code of two commits: what it uses of them is their public API, and how a command's words are read.
+The code of two commits runs it, so it uses only their public API, and the functions that read a command's words.
 """
 
 import json
@@ -20,14 +20,14 @@ PACKAGE = Path(jf.__file__).parent
 def load(*names: str) -> ModuleType:
     """Import the first of these modules of ``jaxrl_fast`` that the tree has, the newest layout first.
 
-    By file: an editable install lends its own modules to a tree that lacks them.
+    By file: an editable install adds its modules to a tree that lacks them.
     """
     name = next(name for name in names if (PACKAGE / f"{name.replace('.', '/')}.py").exists())
     return import_module(f"jaxrl_fast.{name}")
 
 
 def main(words: list[str]) -> None:
-    """Train with these words of a command; after each chunk say how long it took, and wait for a line."""
+    """Train with these words of a command; after each chunk print its seconds, and wait for a line."""
     config = load("commands.run_config", "settings.config", "config")
     run_config = load("commands.run_config", "settings.run_settings", "config")
     run = config.compose([*words, "total_steps=1_000_000_000"])

@@ -1,9 +1,9 @@
-"""What each idea is worth: wall-clock to the return as the command is, and with one idea left out or added.
+"""The value of each idea: wall-clock time to the return with the default command, and with one idea left out or added.
 
-``python experiments/learning/ablation.py [halfcheetah] [halfcheetah_v5] [seeds=1]`` (an hour and a half; run nothing
-beside it) starts every way of a row in turn, a fresh process for each seed, until an evaluation at the return is known.
-Programs are on disk, left there by a start before, but for the way that keeps none. Written to
-experiments/results/ablation.json and ablation.png, and the table to ablation.md; what is in the file is not run again,
+``python experiments/learning/ablation.py [halfcheetah] [halfcheetah_v5] [seeds=1]`` (90 minutes, on an otherwise idle
+machine) starts every variant of a row in turn, a new process for each seed, until an evaluation reaches the return.
+Programs are on disk from an earlier start, except for the variant without cached programs. The result is written to
+experiments/results/ablation.json and ablation.png, and the table to ablation.md. Results in the file are not repeated;
 ``--page`` only draws.
 """
 
@@ -24,12 +24,14 @@ from time_to_return_rows import Ours, Row
 RESULT = Path(__file__).parent.parent / "results" / "ablation.json"
 AS_IT_IS = "as it is"
 EVERY_STEP = "import jaxrl_fast.envs.env as env\nenv.FRESH_INTERVAL = 1"
-"""Initial states for every environment at every step, as auto-reset draws them elsewhere."""
+"""Initial states for every environment at every step, as auto-reset draws them in other libraries."""
 
 
 class Part(NamedTuple):
-    """A row: its words, the return, and how seeds and steps between evaluations are chosen. ``ways``: by name, words
-    more, and Python that is run first."""
+    """A row: its words, the return, and the choice of seeds and of steps between evaluations.
+
+    ``ways``: by name, additional words, and Python that runs first.
+    """
 
     title: str
     words: str
@@ -75,13 +77,13 @@ PARTS = {
 
 
 def contender(part: Part, way: str) -> Ours:
-    """The command of a way."""
+    """Return the command of a variant."""
     words, before = part.ways[way]
     return Ours(tuple(f"{part.words} {words}".split()), warm=way != "no kept programs", before=before)
 
 
 def measure(name: str, document: dict[str, Any], seeds: int) -> None:
-    """The runs that are lacking: all ways, seed by seed; the file is written after each."""
+    """Make the missing runs: all variants, seed by seed; the file is written after each."""
     part, runs = PARTS[name], document["rows"].setdefault(name, {})
     row = Row(part.title, part.goal, part.every, {}, {}, {}, {}, seeds, 0.0)
     first_evaluation = row._replace(goal=-float("inf"))
@@ -102,27 +104,29 @@ def measure(name: str, document: dict[str, Any], seeds: int) -> None:
 
 
 def worth(runs: dict[str, list[dict[str, Any]]], way: str) -> tuple[list[float], list[float]]:
-    """Seconds to the return, and how many times those of the command as it is; of seeds that both brought there."""
+    """Return the seconds to the return, and their ratio to the default command's, over seeds that both brought
+    there.
+    """
     pairs = zip(runs.get(way, []), runs.get(AS_IT_IS, []), strict=False)
     reached = [(a["reached_s"], b["reached_s"]) for a, b in pairs if a["reached_s"] and b["reached_s"]]
     return [a for a, _ in reached], [a / b for a, b in reached]
 
 
 def speed(runs: dict[str, list[dict[str, Any]]], way: str) -> str:
-    """Environment steps a second between a run's first evaluation and its last."""
+    """Return environment steps a second between a run's first evaluation and its last."""
     spans = [(run["curve"][0], run["curve"][-1]) for run in runs[way] if len(run["curve"]) > 1]
     rates = [(last[0] - first[0]) / (last[2] - first[2]) for first, last in spans]
     return f"{statistics.median(rates):,.0f}" if rates else "–"
 
 
 def steps(done: list[dict[str, Any]]) -> str:
-    """Environment steps at the evaluation that had the return; of runs that got there."""
+    """Return environment steps at the evaluation that reached the return, of runs that reached it."""
     found = [run["curve"][-1][0] for run in done if run["reached_s"]]
     return f"{statistics.median(found):,.0f}" if found else "–"
 
 
 def spread(values: list[float], digits: int) -> str:
-    """Median [least, most]."""
+    """Format as median [least, most]."""
     if not values:
         return "–"
     found = [f"{value:.{digits}f}" for value in (statistics.median(values), min(values), max(values))]
@@ -130,7 +134,7 @@ def spread(values: list[float], digits: int) -> str:
 
 
 def table(document: dict[str, Any]) -> str:
-    """All rows, those that were not run too."""
+    """Write all rows, also rows without results."""
     lines = ["| to the return | way | seconds | times as it is | steps | steps/s from the first evaluation | reached |"]
     lines.append("|---|---|---|---|---|---|---|")
     for name, part in PARTS.items():
@@ -147,7 +151,7 @@ def table(document: dict[str, Any]) -> str:
 
 
 def draw(document: dict[str, Any]) -> None:
-    """A bar for each way: how many times the seconds of the command as it is; a dot for each seed."""
+    """Plot a bar for each variant: the ratio of its seconds to the default command's; a dot for each seed."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -170,7 +174,7 @@ def draw(document: dict[str, Any]) -> None:
 
 
 def main(words: list[str]) -> None:
-    """Run what is asked for, write and draw."""
+    """Run the requested rows, write and draw."""
     names = [word for word in words if word in PARTS] or list(PARTS)
     given = [word for word in words if word.startswith("seeds=") and word[6:].isdigit()]
     unknown = [word for word in words if word not in (*PARTS, *given, "--page")]

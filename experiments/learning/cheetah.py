@@ -1,7 +1,7 @@
-"""README's first figures: the newcomer's command, alone on the machine, with nothing compiled before.
+"""README's first figures: the first command of a new user, alone on the machine, with an empty cache.
 
-``python experiments/learning/cheetah.py`` (five minutes; run nothing beside it) trains in ``runs/cheetah`` with an
-empty cache folder and writes experiments/results/cheetah.json; then it draws docs/cheetah.gif.
+``python experiments/learning/cheetah.py`` (five minutes, on an otherwise idle machine) trains in ``runs/cheetah`` with
+an empty cache folder and writes experiments/results/cheetah.json; then it draws docs/cheetah.gif.
 """
 
 import json
@@ -52,7 +52,7 @@ def train() -> dict[str, Any]:
 
 
 def curve(folder: Path) -> list[dict[str, Any]]:
-    """Steps, seconds and mean greedy return of every evaluation."""
+    """Return steps, seconds and mean greedy return of every evaluation."""
     table = read_evaluations(folder)
     points = []
     for steps in np.unique(table["env_steps"]):

@@ -9,7 +9,7 @@ from jaxrl_fast.envs.env import Env
 
 
 def pendulum_without_velocity() -> Env:
-    """Pendulum-v1 that shows the angle only: how fast it turns must be remembered from step to step."""
+    """Build a Pendulum-v1 that shows the angle only: the angular velocity must be remembered from step to step."""
     pendulum = envs.make("pendulum")
     shown = 2
 
@@ -27,8 +27,10 @@ def pendulum_without_velocity() -> Env:
 
 
 def points(num_agents: int | None = None) -> Env:
-    """Agents (None: one alone) that are each paid for bringing a point of their own to its goal; what one more costs is
-    what one costs."""
+    """Build agents (None: one alone) that are each paid for bringing a separate point to its goal.
+
+    Each additional agent costs as much as one.
+    """
     shape = () if num_agents is None else (num_agents,)
     pushes = jnp.array([[0.0, 0.0], [0.1, 0.0], [-0.1, 0.0], [0.0, 0.1], [0.0, -0.1]])
 

@@ -1,9 +1,10 @@
-"""The learning table: each row is a command over several seeds; figures, curve and settings go to
-``experiments/results/``, the table to ``docs/learning.md``.
+"""The learning table: each row is a command over several seeds.
+
+Figures, curve and settings are written to ``experiments/results/``, the table to ``docs/learning.md``.
 
 ``python experiments/learning/learning.py`` runs every row, ``python experiments/learning/learning.py cartpole_ppo``
-one, and ``python experiments/learning/learning.py --page`` only writes the table. A row that was interrupted goes on
-where it was, with the seeds that it lacks; its run folders are in ``runs/learning/``. One that is finished is run anew.
+one, and ``python experiments/learning/learning.py --page`` only writes the table. An interrupted row resumes with its
+missing seeds; its run folders are in ``runs/learning/``. A finished row runs again.
 """
 
 import csv
@@ -46,7 +47,7 @@ def main(names: list[str]) -> None:
 
 
 def measure(name: str, row: Row) -> dict[str, Any]:
-    """Train the seeds that are lacking, and keep what all of them gave."""
+    """Train the missing seeds, and store the results of all."""
     groups = [(seed, 1) for seed in range(row.num_seeds)] if row.apart else [(0, row.num_seeds)]
     folders = [train(name, row, first, count) for first, count in groups]
     curve = merge([read_curve(folder, "success" if row.success else "return") for folder in folders])
@@ -64,7 +65,7 @@ def measure(name: str, row: Row) -> dict[str, Any]:
 
 
 def measure_peer(name: str, peer: Peer) -> dict[str, Any]:
-    """A whole run of another library."""
+    """Make a whole run of another library."""
     bench = RESULTS.parent / "bench"
     python = bench.parent.parent / peer.environment / "bin" / "python" if peer.environment else Path(sys.executable)
     if not python.exists():
@@ -81,7 +82,7 @@ def measure_peer(name: str, peer: Peer) -> dict[str, Any]:
 
 
 def end_of(curve: list[dict[str, Any]]) -> dict[str, Any]:
-    """The figures of the last evaluation, the whole curve, and where it was computed."""
+    """Return the figures of the last evaluation, the whole curve, and a description of the machine."""
     last = np.array(curve[-1]["returns"])
     return {
         "machine": machine(),
@@ -95,7 +96,7 @@ def end_of(curve: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def train(name: str, row: Row, first: int, count: int) -> Path:
-    """The folder of some seeds' run, which is begun, resumed, or found finished."""
+    """Return the folder of some seeds' run, after starting or resuming it where it is not finished."""
     folder = RUNS / name / f"seed-{first}"
     if not finished(folder):
         words = ["-m", "jaxrl_fast.train", *row.words, f"seed={first}", f"num_seeds={count}"]
@@ -104,13 +105,13 @@ def train(name: str, row: Row, first: int, count: int) -> Path:
 
 
 def finished(folder: Path) -> bool:
-    """Whether a run's last start came to its end."""
+    """Return whether a run's last start finished."""
     summary = folder / "summary.json"
     return summary.exists() and json.loads(summary.read_text())["stopped_by"] is None
 
 
 def read_curve(folder: Path, column: str = "return") -> list[dict[str, Any]]:
-    """Steps, seconds and each seed's mean of a ``column``, the greedy return, of every evaluation."""
+    """Return steps, seconds and each seed's mean of a ``column``, the greedy return, of every evaluation."""
     table = read_evaluations(folder)
     if column not in table:
         with open(folder / "evals.csv", newline="") as file:
@@ -124,7 +125,7 @@ def read_curve(folder: Path, column: str = "return") -> list[dict[str, Any]]:
 
 
 def merge(curves: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Curves of other seeds at the same steps, as one: seconds are those of all runs together."""
+    """Join curves of other seeds at the same steps into one; seconds are the sum over all runs."""
     return [
         {
             "env_steps": points[0]["env_steps"],

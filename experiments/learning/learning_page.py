@@ -25,7 +25,7 @@ settings, curve and picture lie in `experiments/results/`.
 
 
 def must(row: Row) -> str:
-    """What a row must reach, in words."""
+    """Describe a row's goal."""
     if row.rival is not None:
         rival, factor = row.rival
         return f"≥ {factor:g} × {rival}"
@@ -35,7 +35,7 @@ def must(row: Row) -> str:
 
 
 def beside(row: Row, curve: list[dict[str, Any]], rivals: dict[str, list[dict[str, Any]]]) -> str:
-    """What row and rival have at equal steps, in words; nothing without a result of the rival's."""
+    """Describe the returns of row and rival at equal steps; empty without a result of the rival."""
     if row.rival is None or row.rival[0] not in rivals:
         return ""
     form = " ({:.2f} against {:.2f})" if row.success else " ({:.0f} against {:.0f})"
@@ -43,7 +43,7 @@ def beside(row: Row, curve: list[dict[str, Any]], rivals: dict[str, list[dict[st
 
 
 def passes(row: Row, curve: list[dict[str, Any]], rivals: dict[str, list[dict[str, Any]]]) -> bool:
-    """Whether a row's curve ends where it must; true where nothing is asked or the rival has no result yet."""
+    """Return whether a row's curve reaches its goal; true without a goal or without a result of the rival."""
     if row.rival is not None:
         rival, factor = row.rival
         if rival not in rivals:
@@ -57,8 +57,11 @@ def passes(row: Row, curve: list[dict[str, Any]], rivals: dict[str, list[dict[st
 
 
 def at_equal_steps(curve: list[dict[str, Any]], rival: list[dict[str, Any]]) -> tuple[float, float]:
-    """Mean returns of two curves where the shorter one ends. Where they were not evaluated at the same step, the rival
-    is taken at its next evaluation, and the row at its last one; not a number where it has none so early."""
+    """Return the mean returns of two curves where the shorter one ends.
+
+    Where they were not evaluated at the same step, use the rival's next evaluation and the row's last one; NaN where
+    the rival has none so early.
+    """
     end = min(curve[-1]["env_steps"], rival[-1]["env_steps"])
     own = [point["returns"] for point in curve if point["env_steps"] <= end] or [float("nan")]
     other = [point["returns"] for point in rival if point["env_steps"] >= end]
@@ -66,7 +69,7 @@ def at_equal_steps(curve: list[dict[str, Any]], rival: list[dict[str, Any]]) -> 
 
 
 def table_line(name: str, result: dict[str, Any], rivals: dict[str, list[dict[str, Any]]]) -> str:
-    """A row of the page; ``rivals``: the curves of all rows by name."""
+    """Write a row of the page; ``rivals``: the curves of all rows by name."""
     row, interval = ROWS.get(name, Row(())), result["return_ci95"]
     digits = 2 if abs(result["return_mean"]) < 10 else 1
     spread = "" if interval is None else f" [{interval[0]:.{digits}f}, {interval[1]:.{digits}f}]"
@@ -86,12 +89,12 @@ def table_line(name: str, result: dict[str, Any], rivals: dict[str, list[dict[st
 
 
 def who(seeds: int) -> str:
-    """What the lines of a picture are."""
+    """Describe the lines of a picture."""
     return "1 seed" if seeds == 1 else f"{seeds} seeds, interquartile mean"
 
 
 def write_page(results: Path) -> None:
-    """Write ``docs/learning.md`` from the results that are there."""
+    """Write ``docs/learning.md`` from the available results."""
     found = read_results(results)
     rivals = {name: result["curve"] for name, result in found.items()}
     lines = [
@@ -102,18 +105,18 @@ def write_page(results: Path) -> None:
 
 
 def read_results(results: Path) -> dict[str, dict[str, Any]]:
-    """The results that are there, by row."""
+    """Return the available results, by row."""
     paths = {name: results / f"{name}.json" for name in [*ROWS, *PEERS]}
     return {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
 
 
 def value_of(row: Row | Peer) -> str:
-    """What a row's curve shows."""
+    """Describe the quantity of a row's curve."""
     return "share of episodes won" if row.success else "greedy return"
 
 
 def draw(curve: list[dict[str, Any]], title: str, path: Path, value: str = "greedy return") -> None:
-    """Each seed's ``value``, and their interquartile mean, against steps and seconds."""
+    """Plot each seed's ``value``, and their interquartile mean, against steps and seconds."""
     import matplotlib
 
     matplotlib.use("agg")

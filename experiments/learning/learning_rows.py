@@ -1,4 +1,4 @@
-"""The rows of the learning table: what is trained, over how many seeds, and what it must reach."""
+"""The rows of the learning table: the command, the number of seeds, and the goal."""
 
 from typing import NamedTuple
 
@@ -6,12 +6,13 @@ from typing import NamedTuple
 class Row(NamedTuple):
     """One row.
 
-    - ``words``: of the train command, but for seeds and folder.
+    - ``words``: of the train command, without seeds and folder.
     - ``must_reach``: the greedy return, averaged over the seeds; None where another row decides.
-    - ``num_seeds``: from seed 0 on, in one program; with ``apart`` each in a process of its own, one after another.
-    - ``rival``: another row and a factor: the return must be at least so many times the rival's (after the same steps).
-    - ``unsolved``: the return must stay *below* ``must_reach``: a control that lacks what the task needs.
-    - ``success``: not returns count but the share of episodes that were a success, such as battles won.
+    - ``num_seeds``: from seed 0 on, in one program; with ``apart`` each in a separate process, one after another.
+    - ``rival``: another row and a factor: the return must be at least this factor times the rival's (after the same
+      steps).
+    - ``unsolved``: the return must stay *below* ``must_reach``: a control without a feature that the task requires.
+    - ``success``: the share of successful episodes, such as won battles, counts in place of returns.
     """
 
     words: tuple[str, ...]
@@ -24,8 +25,11 @@ class Row(NamedTuple):
 
 
 class Peer(NamedTuple):
-    """A row of another library: the environment that `make bench` or `make bench-host` makes for it ("": the Python
-    that runs this), and a worker of ``experiments/bench`` with its words. ``success``: as in `Row`."""
+    """A row of another library: the environment that `make bench` or `make bench-host` makes for it ("": the current
+    Python), and a worker of ``experiments/bench`` with its words.
+
+    ``success``: as in `Row`.
+    """
 
     environment: str
     words: tuple[str, ...]
@@ -41,43 +45,48 @@ HIDDEN = (
     "total_steps=30_000 algo.updates_per_tick=2 algo.learning_rate=linear:1e-3:0 algo.temperature_learning_rate=1e-3 "
     "algo.buffer_size=30_000 algo.warmup_steps=1000 algo.policy_hidden=[64] algo.critic_hidden=[128]"
 )
-"""Pendulum that shows no velocity; settings chosen here."""
+"""Pendulum without the velocity; these settings were selected here."""
 MEMORY = "algo.recurrent_size=64 algo.batch_size=32"
-"""Batches of 32 sequences of 8 steps; without memory they have as many steps."""
+"""Batches of 32 sequences of 8 steps; without memory they have the same number of steps."""
 TO_THE_END = "algo.learning_rate=linear:1e-3:1e-4"
-"""A rate that falls until the last step."""
+"""A learning rate that decays until the last step."""
 SHORT = "total_steps=4_000_000"
-"""Of MinAtar, where 10 million steps were too many for the time that there was."""
+"""For MinAtar, since 10 million steps take too long."""
 BREAKOUT, INVADERS = 28.0, 131.0
 """PPO of gymnax-blines after 10 million steps."""
 UPRIGHT = 950.0
-"""Gymnasium's ``reward_threshold`` of InvertedPendulum: 1 for each step, of 1,000 at most, here as there."""
+"""Gymnasium's ``reward_threshold`` of InvertedPendulum: 1 for each step, of 1,000 at most, in both implementations."""
 REACHED = -3.75
-"""Gymnasium's ``reward_threshold`` of Reacher, whose arm, motors, reward and 50 steps are those here; brax's targets
-lie a bit closer to the middle."""
+"""Gymnasium's ``reward_threshold`` of Reacher.
+
+Arm, motors, reward and 50 steps are equal here; brax's targets are a bit closer to the middle.
+"""
 REACHER = "env=reacher env.episode_length=50 eval.episodes=4_096 eval.beside=false"
-"""Returns depend on where the targets lie: of 32 episodes the mean is known to 0.4 (95 %), of 4,096 to 0.04."""
+"""Returns depend on the positions of the targets: the 95 % interval of the mean is ±0.4 for 32 episodes and ±0.04
+for 4,096.
+"""
 SMALL_PONG = "env=atari env.id=Pong +env.screen_size=64"
-"""Not 84 x 84 pixels, for want of time: about half the computation."""
+"""Not 84 x 84 pixels, which take too long: about half the computation."""
 ON_ONE_CORE = "eval.episodes=10 eval.beside=false pool.workers=0 pool.num_groups=1"
 BRAX_STEPS, BRAX_EVALUATIONS = "150_000", "13"
-"""Evaluations of brax's own SAC: the first is before anything is learned."""
+"""Evaluations of brax's SAC: the first is before any training."""
 ITERATION = "algo.rollout_length=128 algo.num_epochs=4 algo.num_minibatches=4"
 SPREAD_IPPO_STEPS, SPREAD_MAPPO_STEPS, SMAX_MAPPO_STEPS, SMAX_PQN_STEPS = "1_000_000", "200_000", "300_000", "600_000"
-"""Not the 10 million of JaxMARL, nor 3 million on SMAX, for want of time; ours and bare alike."""
+"""Not the 10 million of JaxMARL, nor 3 million on SMAX, which take too long; equal for ours and the bare loop."""
 SPREAD_IPPO = f"env=spread algo=ippo num_envs=16 {ITERATION} algo.learning_rate=linear:2.5e-4:0"
 RECURRENT = "algo.recurrent_size=128 algo.policy_hidden=[128] algo.value_hidden=[128] algo.activation=relu"
 SPREAD_MAPPO = (
     f"env=spread algo=mappo num_envs=16 {ITERATION} {RECURRENT} algo.learning_rate=linear:2e-3:0 algo.discount=0.9 "
     "algo.normalize_rewards=true"
 )
-"""Discount and scale are not those of the bare loop, to which the 26 steps of an episode are all that there is; here
-the end is a time limit, behind which rewards go on."""
+"""Discount and scale differ from the bare loop, for which the 26 steps of an episode are all; here the end is a time
+limit, after which rewards continue.
+"""
 SMAX_MAPPO = (
     f"env=smax_3m algo=mappo num_envs=128 {ITERATION} {RECURRENT} algo.learning_rate=linear:2e-3:0 "
     "algo.entropy_coef=0 algo.max_grad_norm=0.25"
 )
-"""The settings and sizes of JaxMARL's baselines, as `bench/bare_setup` has them; a memory without a layer before it."""
+"""The settings and sizes of JaxMARL's baselines, as in `bench/bare_setup`; a memory without a layer before it."""
 SMAX_PQN = (
     "env=smax_3m algo=pqn_vdn num_envs=128 algo.rollout_length=32 algo.num_epochs=4 algo.num_minibatches=16 "
     "algo.q_hidden=[256,256] algo.learning_rate=linear:5e-4:0 algo.epsilon=linear:1:0.01:0.1 algo.q_lambda=0.85 "
@@ -85,7 +94,7 @@ SMAX_PQN = (
 )
 """purejaxql's settings, but smaller networks without a memory and shorter rollouts."""
 LARGE_STEPS, LARGE_FLASH_SAC_STEPS = "600_000", "300_000"
-"""Of FlashSAC half, for want of time: they take 25 minutes of one core."""
+"""Half of FlashSAC's updates, which already take 25 minutes of one core."""
 BRAX = [(env, algo) for env in ("halfcheetah", "walker2d", "ant") for algo in ("sac", "flash_sac")]
 BRAX += [("halfcheetah", "td3")]
 GYMNASIUM = [(env, algo) for env in ("HalfCheetah", "Walker2d", "Ant") for algo in ("sac", "flash_sac")]
@@ -93,9 +102,9 @@ GYMNASIUM += [("HalfCheetah", "td3"), ("Humanoid", "sac"), ("Humanoid", "flash_s
 
 
 def _brax(env: str, algo: str) -> Row:
-    """Above brax's own SAC after as many steps; with few evaluations, whose steps are more than those of learning."""
+    """Above brax's SAC after as many steps; with few evaluations, which have more steps than training."""
     rival = (f"{env}_brax_training", 1.0)
-    if (env, algo) == ("halfcheetah", "sac"):  # the job of a newcomer
+    if (env, algo) == ("halfcheetah", "sac"):  # the first command of a new user
         return _row("env=halfcheetah algo=sac", num_seeds=5, apart=True, rival=rival)
     budget = f"total_steps={BRAX_STEPS} eval.every=30_000 eval.beside=false"
     return _row(f"env={env} algo={algo} {budget}", num_seeds=3, apart=True, rival=rival)
@@ -113,7 +122,7 @@ def _gymnasium(env: str, algo: str) -> Row:
 
 
 def _agents(words: str, steps: str, **more: object) -> Row:
-    """Of several agents, three seeds one after another; ten evaluations."""
+    """For several agents, three seeds one after another; ten evaluations."""
     budget = f"total_steps={steps} eval.every={int(steps) // 10} eval.episodes=128 eval.beside=false"
     return _row(f"{words} {budget}", num_seeds=3, apart=True, **more)
 

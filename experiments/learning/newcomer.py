@@ -1,8 +1,9 @@
-"""Is a return the seed's, the processor's or the code's? Seeds 0 to 4 of SAC on halfcheetah on one machine, by the code
-of an earlier commit and by today's, with the settings that were tuned then.
+"""Does a return depend on the seed, the processor or the code? Seeds 0 to 4 of SAC on halfcheetah on one machine.
 
-``python experiments/learning/newcomer.py [seeds...]`` (ten minutes a seed, for both; a core is enough) writes
-experiments/results/newcomer.json; what is in the file is not run again.
+The code is an earlier commit's and this tree's, with the settings that were tuned at the earlier commit.
+
+``python experiments/learning/newcomer.py [seeds...]`` (ten minutes a seed for both, on one core) writes
+experiments/results/newcomer.json; results in the file are not repeated.
 """
 
 import csv
@@ -22,8 +23,9 @@ from describe import ROOT, commit, machine, versions
 
 RESULT = Path(__file__).parent.parent / "results" / "newcomer.json"
 EARLIER = "b035f2d"
-"""Of the first learning table: three of its seeds had 2,794 to 3,415 on one machine, later code's seed 0 2,302 on
-another."""
+"""From the first learning table: three of its seeds had 2,794 to 3,415 on one machine, later code's seed 0 2,302 on
+another.
+"""
 STEPS, EVERY, SEEDS = 40_000, 8_000, 5
 SETTINGS = (
     "env=halfcheetah algo=sac num_envs=64 algo.learning_rate=1e-3 algo.temperature_learning_rate=1e-3 "
@@ -32,11 +34,11 @@ SETTINGS = (
     "algo.critic_hidden=[256,256]"
 )
 TODAY = "algo.initial_temperature=1 eval.beside=false"
-"""Words that the earlier commit does not know; it has these values."""
+"""Words that the earlier commit does not support; it has these values."""
 
 
 def run(tree: Path, words: str, seed: int, folder: Path) -> dict[str, Any]:
-    """The mean greedy return at every evaluation, by the code of ``tree``."""
+    """Return the mean greedy return at every evaluation, with the code of ``tree``."""
     asked = f"{SETTINGS} {words} total_steps={STEPS} eval.every={EVERY} seed={seed} tuned=false run_dir={folder}"
     command = [sys.executable, "-m", "jaxrl_fast.train", *asked.split()]
     begin = time.perf_counter()
@@ -51,13 +53,13 @@ def run(tree: Path, words: str, seed: int, folder: Path) -> dict[str, Any]:
 
 
 def at_end(runs: list[dict[str, Any]]) -> dict[str, float]:
-    """Of the last evaluations of all seeds."""
+    """Summarize the last evaluations of all seeds."""
     last = [done["curve"][-1][1] for done in runs]
     return {"mean": sum(last) / len(last), "least": min(last), "most": max(last)} if last else {}
 
 
 def main(words: list[str]) -> None:
-    """Run what is lacking, and print the table."""
+    """Make the missing runs, and print the table."""
     document = (
         json.loads(RESULT.read_text()) if RESULT.exists() else {"steps": STEPS, "runs": {EARLIER: [], "today": []}}
     )

@@ -1,11 +1,11 @@
-"""Wall-clock from the command to a return, everything counted, ours and theirs in turn.
+"""Wall-clock time from the command to a return, start and compilation included, ours and theirs in turn.
 
 ``python experiments/learning/time_to_return.py`` runs every row, ``... cartpole pendulum`` some, ``repeats=1`` fewer
-seeds, ``--plan`` says what would run and how long it may take, ``--page`` only writes the table. Each is a fresh
-process on nothing compiled ("second start": on what the start just before it left), counted from before the process
-exists to the moment at which an evaluation at the return is known; then it is stopped. What is in the file is not run
-again, so an interrupted row goes on. Needs the environments of ``make bench`` and ``make bench-host``; run nothing
-beside it.
+seeds. ``--plan`` prints the plan and the expected time, ``--page`` only writes the table. Each is a new process with an
+empty cache ("second start": with the cache of the start just before). Time counts from before the process exists to the
+moment at which an evaluation reaches the return; then the process is stopped. Results in the file are not repeated, so
+an interrupted row can be resumed. It needs the environments of ``make bench`` and ``make bench-host``, and an otherwise
+idle machine.
 """
 
 import json
@@ -32,14 +32,14 @@ from jaxrl_fast.training.run_folder import read_evaluations
 RESULT = Path(__file__).parent.parent / "results" / "time_to_return.json"
 PAGE = RESULT.with_suffix(".md")
 LOOK_S = 0.25
-"""How often a run of ours is looked at."""
+"""Interval in seconds at which a run of ours is checked."""
 END_S = 120.0
 COMMAND = "\nimport sys\nfrom jaxrl_fast import train\nsys.exit(train.main(sys.argv[1:], keep=True))"
-"""What ``-m jaxrl_fast.train`` does."""
+"""The program of ``-m jaxrl_fast.train``."""
 
 
 def ours(row: Row, contender: Ours, seed: int, cache: Path) -> dict[str, Any]:
-    """Our command until its first evaluation at the goal, or its end."""
+    """Run our command until its first evaluation at the goal, or its end."""
     if not contender.warm:
         shutil.rmtree(cache, ignore_errors=True)
     elif not cache.exists():
@@ -63,7 +63,9 @@ def ours(row: Row, contender: Ours, seed: int, cache: Path) -> dict[str, Any]:
 
 
 def follow(process: subprocess.Popen, folder: Path, goal: float, began: float) -> list[list[float]]:
-    """Evaluations as they come: (steps, mean return, seconds), until one is at the goal or the process has ended."""
+    """Yield evaluations as they arrive: (steps, mean return, seconds), until one is at the goal or the process has
+    ended.
+    """
     curve: list[list[float]] = []
     running = True
     while running and not any(value >= goal for _, value, _ in curve):
@@ -76,7 +78,7 @@ def follow(process: subprocess.Popen, folder: Path, goal: float, began: float) -
 
 
 def evaluations(folder: Path) -> list[tuple[int, float]]:
-    """(steps, mean return) of each evaluation that is in the run folder."""
+    """Return (steps, mean return) of each evaluation in the run folder."""
     if not (folder / "evals.csv").exists():
         return []
     found = read_evaluations(folder)
@@ -85,7 +87,7 @@ def evaluations(folder: Path) -> list[tuple[int, float]]:
 
 
 def end(process: subprocess.Popen) -> None:
-    """Stop a run of ours as a person would."""
+    """Stop a run of ours as a user does."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
     try:
@@ -96,10 +98,10 @@ def end(process: subprocess.Popen) -> None:
 
 
 def python_of(peer: Peer) -> Path:
-    """The peer's Python.
+    """Return the Python of the other library.
 
     Raises:
-        SystemExit: its environment is not there.
+        SystemExit: Its environment is missing.
     """
     python = ROOT / peer.environment / "bin" / "python"
     if not python.exists():
@@ -109,7 +111,7 @@ def python_of(peer: Peer) -> Path:
 
 
 def theirs(row: Row, peer: Peer, seed: int) -> dict[str, Any]:
-    """A peer until its first evaluation at the goal, or its last step."""
+    """Run another library until its first evaluation at the goal, or its last step."""
     settings = [str(seed), str(row.goal), str(peer.steps), str(row.every)]
     words = ["peer_returns.py", *peer.words, *settings]
     variables = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
@@ -129,7 +131,7 @@ def theirs(row: Row, peer: Peer, seed: int) -> dict[str, Any]:
 
 
 def measure(name: str, document: dict[str, Any], repeats: int) -> None:
-    """The runs of a row that are lacking, contenders in turn, a seed a repeat; the file is written after each."""
+    """Make the missing runs of a row, contenders in turn, a seed a repeat; the file is written after each."""
     row, runs = ROWS[name], document["rows"].setdefault(name, {})
     with tempfile.TemporaryDirectory() as caches:
         for seed in range(repeats):
@@ -149,7 +151,7 @@ def measure(name: str, document: dict[str, Any], repeats: int) -> None:
 
 
 def plan(names: list[str], document: dict[str, Any], repeats: int | None) -> None:
-    """Say what lacks, and about how long it takes."""
+    """Print the missing runs, and about how long they take."""
     for name in names:
         row, runs = ROWS[name], document["rows"].get(name, {})
         wanted = repeats or row.repeats
@@ -159,7 +161,7 @@ def plan(names: list[str], document: dict[str, Any], repeats: int | None) -> Non
 
 
 def main(words: list[str]) -> None:
-    """Run what is asked for, and write the page."""
+    """Run the requested rows, and write the page."""
     names = [word for word in words if word in ROWS] or list(ROWS)
     given = [word for word in words if word.startswith("repeats=") and word[8:].isdigit()]
     unknown = [word for word in words if word not in (*ROWS, *given, "--plan", "--page")]

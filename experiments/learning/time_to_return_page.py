@@ -13,14 +13,15 @@ Runs = dict[str, list[dict[str, Any]]]
 
 
 def reached_s(curve: list[Any], goal: float) -> float | None:
-    """Seconds until the first evaluation that reached the goal: of points (steps, return, seconds), or of a curve of
-    the learning table."""
+    """Return the seconds until the first evaluation that reached the goal: from points (steps, return, seconds), or
+    from a curve of the learning table.
+    """
     points = [(p["returns"], p["wall_s"]) if isinstance(p, dict) else ([p[1]], p[2]) for p in curve]
     return next((float(seconds) for values, seconds in points if statistics.mean(values) >= goal), None)
 
 
 def table(document: dict[str, Any]) -> str:
-    """All rows, those that were not run too."""
+    """Write all rows, also rows without results."""
     lines = ["| to the return | who | seconds, median [least, most] | of the peers' | must | aim |"]
     lines.append("|---|---|---|---|---|---|")
     for name, row in ROWS.items():
@@ -29,7 +30,7 @@ def table(document: dict[str, Any]) -> str:
 
 
 def row_lines(row: Row, runs: Runs) -> list[str]:
-    """Ours, each beside every peer; then the peers."""
+    """List ours, each with its ratio to every peer, then the peers."""
     lines = [
         f"| {row.title} | jaxrl_fast {name} | {seconds(runs.get(name, []))} | {beside(row, runs, name)}"
         for name in row.ours
@@ -41,7 +42,7 @@ def row_lines(row: Row, runs: Runs) -> list[str]:
 
 
 def seconds(runs: list[dict[str, Any]]) -> str:
-    """Of all repeats; one that never got there counts as longer than any."""
+    """Summarize all repeats; a repeat that never reached the goal counts as longer than any."""
     if not runs:
         return "not run yet"
     found = sorted(float("inf") if run["reached_s"] is None else run["reached_s"] for run in runs)
@@ -55,7 +56,7 @@ def seconds(runs: list[dict[str, Any]]) -> str:
 
 
 def beside(row: Row, runs: Runs, name: str) -> str:
-    """Ratios to each peer, seed by seed, with what they must be and the aim."""
+    """Write the ratios to each other library, seed by seed, with the limit and the aim."""
     cells: list[list[str]] = [[], [], []]
     for peer in row.peers:
         pairs = zip(runs.get(name, []), runs.get(peer, []), strict=False)
@@ -68,7 +69,7 @@ def beside(row: Row, runs: Runs, name: str) -> str:
 
 
 def earlier(row: Row, peer: Peer) -> str:
-    """A figure of an earlier run, labelled so; no ratio is taken to it."""
+    """Write a figure of an earlier run, with a label; it has no ratio."""
     if peer.earlier is None or not (RESULTS / peer.earlier[0]).exists():
         return "not run yet"
     document = json.loads((RESULTS / peer.earlier[0]).read_text())

@@ -1,11 +1,12 @@
-"""The rows of `time_to_return`: what must be reached, by whom, and what it was before."""
+"""The rows of `time_to_return`: the goal, the contenders, and earlier figures."""
 
 from typing import NamedTuple
 
 
 class Peer(NamedTuple):
     """A worker's words before the seed (`bench/peer_returns.py`), its environment, and its ``earlier`` figure: a
-    committed file, where in it the curve lies, for as long as it has not run here."""
+    committed file and the place of the curve in it, until it has run here.
+    """
 
     environment: str
     words: tuple[str, str]
@@ -14,8 +15,11 @@ class Peer(NamedTuple):
 
 
 class Ours(NamedTuple):
-    """Words of our command, but for seed and folder. ``warm``: programs are on disk, from the start of the same words
-    just before. ``before``: Python that is run first, to leave out what no setting does."""
+    """Words of our command, without seed and folder.
+
+    ``warm``: programs are on disk, from the start of the same words just before. ``before``: Python that runs first, to
+    leave out a part for which there is no option.
+    """
 
     words: tuple[str, ...]
     warm: bool = False
@@ -23,8 +27,10 @@ class Ours(NamedTuple):
 
 
 class Row(NamedTuple):
-    """``goal``: a mean greedy return; ``every``: environment steps between evaluations, on all sides; ``must`` and
-    ``aim``: of each peer's seconds; ``minutes``: about how many a repeat takes, for all contenders together."""
+    """``goal``: a mean greedy return; ``every``: environment steps between evaluations, for all contenders; ``must``
+    and ``aim``: ratios to each other library's seconds; ``minutes``: about how many a repeat takes, for all
+    contenders together.
+    """
 
     title: str
     goal: float

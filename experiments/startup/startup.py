@@ -1,11 +1,11 @@
-"""Where the seconds go from the command to the first training step, at a first and at a second start.
+"""How the seconds from the command to the first training step are spent, at a first and at a second start.
 
-``python experiments/startup/startup.py [repeats [job ...]]`` starts the real command in a fresh process: *cold*, with
-an empty cache folder, then *warm*, with what the first has left there, ``repeats`` times (default 3); `startup_watch`
-names what every moment went to. With the peers' environment (``make bench`` makes it; ``BENCH_PEERS=<its python>``;
-``=off`` leaves them out) it starts brax.training and Rejax the same way, whose second start has JAX's own cache.
-Medians go to experiments/results/startup.json and startup.png, and the table into docs/startup.md. Run nothing beside
-it.
+``python experiments/startup/startup.py [repeats [job ...]]`` starts the real command in a new process: *cold*, with an
+empty cache folder, then *warm*, with the cache of the first, ``repeats`` times (default 3); `startup_watch` attributes
+every moment. With the environment of the other libraries (``make bench`` makes it; ``BENCH_PEERS=<its python>``;
+``=off`` leaves them out) it starts brax.training and Rejax the same way, whose second start has JAX's cache. Medians
+are written to experiments/results/startup.json and startup.png, and the table into docs/startup.md. Run it on an
+otherwise idle machine.
 """
 
 import json
@@ -29,11 +29,11 @@ PEERS = os.environ.get("BENCH_PEERS", str(ROOT / ".venv-peers" / "bin" / "python
 PAGE, BEGIN, END = ROOT / "docs" / "startup.md", "<!-- table -->\n", "<!-- end of the table -->\n"
 PICTURE = "![Where the seconds go](../experiments/results/startup.png)"
 SMALL_S = 0.1
-"""What took less is shown as "rest"."""
+"""Smaller parts are shown as "rest"."""
 
 
 class Job(NamedTuple):
-    """Words of our command, and the peer's script."""
+    """Words of our command, and the script of the other library."""
 
     words: tuple[str, ...]
     peer: tuple[str, ...]
@@ -49,7 +49,7 @@ WORK = ("tracing", "lowering", "compiling", "programs from disk", "programs to d
 
 
 def start(python: str, words: tuple[str, ...], cache: Path, folder: Path) -> dict[str, Any]:
-    """One start until the first training step: seconds in all, and by name."""
+    """Measure one start until the first training step: seconds in all, and by name."""
     out = folder / "watched.json"
     peer = words[0].endswith(".py")
     own = () if peer else (f"run_dir={folder / 'run'}",)
@@ -69,7 +69,7 @@ def start(python: str, words: tuple[str, ...], cache: Path, folder: Path) -> dic
 
 
 def pair(python: str, words: tuple[str, ...]) -> dict[str, dict[str, Any]]:
-    """A cold start and a warm one after it."""
+    """Measure a cold start and a warm one after it."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # the evaluator ends a moment later
         found = {}
         for kind in STARTS:
@@ -80,7 +80,7 @@ def pair(python: str, words: tuple[str, ...]) -> dict[str, dict[str, Any]]:
 
 
 def summary(pairs: list[dict[str, dict[str, Any]]]) -> dict[str, Any]:
-    """Medians over the repeats; names of the one whose total is the median."""
+    """Compute medians over the repeats; names come from the repeat whose total is the median."""
     result = {}
     for kind in STARTS:
         totals = sorted(one[kind]["total_s"] for one in pairs)
@@ -93,12 +93,12 @@ def summary(pairs: list[dict[str, dict[str, Any]]]) -> dict[str, Any]:
 
 
 def spread(one: dict[str, float]) -> str:
-    """Least and most, where there were several starts."""
+    """Format the least and the most, where there were several starts."""
     return f" [{one['least']:.1f}, {one['most']:.1f}]" if one["least"] < one["most"] else ""
 
 
 def table(rows: dict[str, dict[str, Any]]) -> str:
-    """The table of docs/startup.md."""
+    """Write the table of docs/startup.md."""
     lines = ["| job | first start, s | second start, s | peer, first | peer, second | first, of the peer's |"]
     lines.append("|---|---|---|---|---|---|")
     for name, row in rows.items():
@@ -114,7 +114,7 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
 
 
 def kinds(by_name: dict[str, float]) -> Counter[str]:
-    """Seconds by kind of work, wherever it was done."""
+    """Sum the seconds by kind of work, over all phases."""
     found: Counter[str] = Counter()
     for name, seconds in by_name.items():
         phase, _, work = name.partition(": ")
@@ -123,7 +123,7 @@ def kinds(by_name: dict[str, float]) -> Counter[str]:
 
 
 def table_of_kinds(rows: dict[str, dict[str, Any]]) -> str:
-    """What the seconds went to, a column for each start."""
+    """Write the seconds by kind, a column for each start."""
     columns = {f"{job}, {kind}": kinds(row["ours"][kind]["by_name"]) for job, row in rows.items() for kind in STARTS}
     lines = [f"| seconds | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
     for work in ("imports", *WORK, "other"):
@@ -132,13 +132,13 @@ def table_of_kinds(rows: dict[str, dict[str, Any]]) -> str:
 
 
 def parts(by_name: dict[str, float]) -> dict[str, float]:
-    """Seconds by name, the small ones together."""
+    """Sum the seconds by name, the small ones together."""
     large = {name: seconds for name, seconds in by_name.items() if seconds >= SMALL_S}
     return {**large, "rest": sum(by_name.values()) - sum(large.values())}
 
 
 def draw(rows: dict[str, dict[str, Any]], path: Path) -> None:
-    """A bar for each start, in its parts."""
+    """Plot a bar for each start, in its parts."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -187,7 +187,7 @@ def main(repeats: str = "3", *jobs: str) -> None:
 
 
 def write_page(result: dict[str, Any]) -> None:
-    """Put the table into the page, with what it was measured on."""
+    """Write the table into the page, with a description of the machine."""
     rows, repeats = result["jobs"], result["repeats"]
     shown = "Medians [least, most]" if repeats > 1 else "One start of each"
     measured = f"{shown}; {result['machine']}. {'Of the start in the middle' if repeats > 1 else 'Where they go'}:"

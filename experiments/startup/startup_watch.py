@@ -1,10 +1,11 @@
-"""Runs a command in this process and notes what every moment until its first training step went to.
+"""Runs a command in this process and records the activity of every moment until its first training step.
 
 ``python startup_watch.py OUT BEGAN_S MODULE WORD ...``: as ``python -m MODULE WORD ...``, started by `startup` at
-``BEGAN_S`` (seconds since the epoch). A thread looks at every thread's stack some 200 times a second and names what the
-main one is doing: a phase by the outermost function that `PHASES` knows, and what within it by the innermost that
-`WORK` knows; where it waits for others, theirs counts. At the first training step it writes JSON to ``OUT`` and ends
-the process; of a peer's program, that is the end of its longest compilation, and the process goes on.
+``BEGAN_S`` (seconds since the epoch). A thread samples every thread's stack about 200 times a second and names the
+activity of the main thread: a phase by the outermost function in `PHASES`, and the work within it by the innermost
+function in `WORK`; where it waits for other threads, theirs counts. At the first training step it writes JSON to
+``OUT`` and ends the process. For a program of another library, it writes at the end of the longest compilation, and the
+process continues.
 """
 
 import json
@@ -35,7 +36,7 @@ PHASES = {
     ("loop.py", "open_folder"): "run folder",
     ("run_folder.py", "__init__"): "run folder",
 }
-"""File and function -> the phase of a start that it is."""
+"""File and function -> the phase of a start."""
 WORK = {
     ("compiler.py", "backend_compile_and_load"): "compiling",
     ("compiler.py", "_cache_read"): "programs from disk",
@@ -55,7 +56,7 @@ COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
 def named(frame: FrameType | None) -> tuple[str, str, bool]:
-    """The phase, the work and whether it waits, of a thread whose innermost frame this is."""
+    """Return the phase, the work and whether it waits, of a thread with this innermost frame."""
     waits, work, package, phase, own = False, "", "", "", ""
     first = True
     while frame is not None:
@@ -76,7 +77,7 @@ def named(frame: FrameType | None) -> tuple[str, str, bool]:
 
 
 class Watch:
-    """The thread that looks, from when it is made; ``seconds`` by thread, phase and work."""
+    """The sampling thread, which runs from its creation; ``seconds`` by thread, phase and work."""
 
     def __init__(self, out: Path, began_s: float) -> None:
         self.out, self.began_s, self.main = out, began_s, threading.main_thread().ident
@@ -102,13 +103,13 @@ class Watch:
             last = now
 
     def compiled(self, name: str, seconds: float, **more: Any) -> None:
-        """A duration that JAX reports; writes at the end of the longest compilation."""
+        """Handle a duration that JAX reports; write at the end of the longest compilation."""
         if name == COMPILED and seconds >= self.longest_s:
             self.longest_s = seconds
             self.write()
 
     def write(self) -> None:
-        """All that was seen until now."""
+        """Write all samples until now."""
         rows = [[*key, seconds] for key, seconds in self.seconds.most_common()]
         self.out.write_text(json.dumps({"total_s": time.time() - self.began_s, "rows": rows}))
 
