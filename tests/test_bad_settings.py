@@ -1,5 +1,6 @@
-"""Bad commands and config files: each ends in one line that says what to write instead, with status 2, before anything
-is compiled, and leaves nothing behind."""
+"""Bad commands and config files: each ends before compilation with one line that contains the correction and exit code
+2, and leaves no files behind.
+"""
 
 import pytest
 from jax.errors import JaxRuntimeError
@@ -129,7 +130,7 @@ COMMANDS = [
     ("algo.learning_rate=linear:3e-4", "algo.learning_rate=linear:3e-4: write a number or a schedule"),
     ("algo.learning_rate=square:1:0", "algo.learning_rate=square:1:0: write a number or a schedule"),
     ("algo.learning_rate=linear:inf:0", "algo.learning_rate=linear:inf:0: write a number or a schedule"),
-    # what does not fit together
+    # incompatible options
     (f"{PPO} algo.rollout_length=0", "rollout_length=0: write a positive number"),
     (f"{PPO} algo.num_minibatches=0", "num_minibatches=0: write a positive number"),
     (f"{PPO} num_envs=5 algo.rollout_length=7 algo.num_minibatches=4", "algo.num_minibatches=4 does not divide"),
@@ -176,12 +177,12 @@ COMMANDS = [
 ]
 
 ALONE = "devices="
-"""What must be said before JAX starts: such a command is given a process of its own, the others share one."""
+"""Errors that must be reported before JAX starts: such a command runs in a separate process, the others share one."""
 
 
 @pytest.fixture(scope="module")
 def answers(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
-    """How each bad command ended; they are given in one folder, which stays as it is."""
+    """Result of each bad command. All run in one folder, which stays unchanged."""
     folder = tmp_path_factory.mktemp("commands")
     (folder / "taken").mkdir()
     (folder / "taken" / "config.yaml").write_text("env: cartpole\n")
@@ -212,7 +213,7 @@ FILES = {
     "no YAML": (b"a: [1\nb: 2\n", "config=mine.yaml is not YAML"),
     "binary": (bytes(range(256)), "config=mine.yaml is not YAML"),
     "too deep": (b"a: " + b"[" * 2000 + b"]" * 2000, "config=mine.yaml is not YAML"),
-    "a key twice": (b"seed: 1\nseed: 2\n", "found duplicate key seed"),
+    "a key twice": (b"seed: 1\nseed: 2\n", "duplicate key seed"),
     "code": (b"seed: !!python/object/apply:os.mkdir [ran]\n", "config=mine.yaml is not YAML"),
     "a list": (b"- 1\n", "config=mine.yaml: write keys and values, such as seed: 3"),
     "a number": (b"3\n", "config=mine.yaml: write keys and values, such as seed: 3"),

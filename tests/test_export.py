@@ -51,7 +51,7 @@ SIZES: dict[str, dict] = {
 
 
 def policy_of(obs, action, algo="ppo", *, normalized=True, seed=0, frame_stack=0, **options) -> Policy:
-    """A policy that has learned nothing but acts differently here and there; ``obs``: (shape, dtype), or a tree."""
+    """An untrained policy whose actions depend on the observation; ``obs``: (shape, dtype), or a tree."""
     is_leaf = lambda x: isinstance(x, tuple)  # noqa: E731
     spec = jf.EnvSpec(
         "toy", jax.tree.map(lambda s: jax.ShapeDtypeStruct(*s), obs, is_leaf=is_leaf), action, None, frame_stack
@@ -108,7 +108,7 @@ def policy_named(kind: str) -> Policy:
 
 
 def opened(path: Path):
-    """What a user of the file writes; a function of arrays that gives a list of them."""
+    """The code of a user of the file: a function of arrays that gives a list of arrays."""
     if path.suffix == ".jax":
         call = jax.jit(jax.export.deserialize(path.read_bytes()).call)
         return lambda *arguments: [np.asarray(x) for x in jax.tree.leaves(call(*arguments))]
@@ -118,7 +118,7 @@ def opened(path: Path):
 
 
 def original(policy: Policy, carry, obs, first) -> tuple:
-    """The policy's own action and memory."""
+    """The policy's action and memory in this package."""
     return jax.jit(policy.act)(policy.params, carry, obs, jnp.asarray(first), jax.random.key(0))
 
 

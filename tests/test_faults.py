@@ -1,4 +1,4 @@
-"""What happens to a run from outside: killed, stopped, and its disk taken away. Real processes, signals and files."""
+"""External faults of a run: killed, stopped, and its disk full. Real processes, signals and files."""
 
 import json
 import os
@@ -19,7 +19,7 @@ import kill
 
 SMALL = ["env=cartpole", "algo=ppo", "tuned=false", "num_envs=4", "eval.episodes=2", "algo.num_epochs=1"]
 ALONE = [*SMALL, "eval.beside=false"]
-"""Without a second process, for the laws that say nothing of it."""
+"""A command without a background process, for tests that do not need one."""
 ENDLESS = [*SMALL, "total_steps=100_000_000", "checkpoint.every=40_000", "eval.every=100_000_000"]
 
 
@@ -55,7 +55,7 @@ def test_a_run_that_is_stopped_saves_at_once_and_goes_on_where_it_was(tmp_path, 
 def test_a_second_ctrl_c_ends_at_once(tmp_path):
     process = begin(tmp_path, "train", *ENDLESS, "run_dir=run", "eval.beside=false")
     wait_for(tmp_path / "run" / "metrics.csv")
-    process.send_signal(signal.SIGSTOP)  # both signals are there before the chunk can end
+    process.send_signal(signal.SIGSTOP)  # both signals arrive before the chunk can end
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGCONT)
     for line in process.stderr:
@@ -84,13 +84,13 @@ def test_a_finished_run_has_nothing_to_do_and_a_requeued_one_begins_if_there_is_
 
 
 def limited(limit_bytes: int) -> None:
-    """No file of this process may grow larger, as on a full disk."""
+    """Limit the size of this process's files, as on a full disk."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
 
 
 def test_a_full_disk_does_not_end_training_nor_harm_the_last_good_checkpoint(tmp_path):
-    """The replay buffer outgrows what a file may hold, and the tables soon after."""
+    """The replay buffer exceeds the largest file size, and the tables soon after."""
     words = [
         "env=pendulum",
         "algo=sac",

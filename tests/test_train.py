@@ -1,4 +1,4 @@
-"""The commands as a person uses them: real processes, real signals, real files."""
+"""The commands in use: real processes, real signals, real files."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def wait_for(path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> tuple[Path, str]:
-    """A folder in which one run has been made, and what the run printed."""
+    """A folder with one run, and the output of the run."""
     folder = tmp_path_factory.mktemp("work")
     status, out, err = finish(begin(folder, "train", *SMALL, "total_steps=20_000", "seed=5"))
     assert (status, err) == (0, "")
