@@ -88,7 +88,7 @@ def _same_numbers_in_any_order(request: pytest.FixtureRequest) -> None:
         rng.bit_generator.state = np.random.default_rng(1).bit_generator.state
 
 
-MEMORY_LIMIT = 2_500_000_000
+MEMORY_LIMIT = 1_200_000_000
 """Memory limit of a process in bytes when a test module ends; above it, compiled programs are dropped."""
 
 
