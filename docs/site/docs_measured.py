@@ -93,9 +93,7 @@ def pool_row(row: dict[str, Any]) -> list[str]:
 def pool() -> str:
     """Stepping environments on the host: the pool, one process or Gymnasium's vectors, and Ray's actors."""
     head = ["environment, number", "one process, or Gymnasium's better vector", "pool, 2 workers"]
-    return table(
-        [*head, "pool, default workers", "Ray actors"], [pool_row(row) for row in read("pool.json")["rows"]]
-    )
+    return table([*head, "pool, default workers", "Ray actors"], [pool_row(row) for row in read("pool.json")["rows"]])
 
 
 def envpool() -> str:

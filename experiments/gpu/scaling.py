@@ -62,7 +62,9 @@ LINES = {
         "PPO halfcheetah, 2,048 environments in total", lambda n: ppo("halfcheetah", more=divided(n)), FEW
     ),
     "ppo_halfcheetah_seeds": Line(
-        "PPO halfcheetah, one seed per device", lambda n: ppo("halfcheetah", more=f"num_seeds={n}" if n > 1 else ""), FEW
+        "PPO halfcheetah, one seed per device",
+        lambda n: ppo("halfcheetah", more=f"num_seeds={n}" if n > 1 else ""),
+        FEW,
     ),
     "sac_halfcheetah_weak": Line(
         "SAC halfcheetah, 128 environments and a batch of 512 per device",
@@ -74,9 +76,13 @@ LINES = {
         FEW,
     ),
     "sac_halfcheetah_seeds": Line(
-        "SAC halfcheetah, one seed per device", lambda n: sac("halfcheetah", more=f"num_seeds={n}" if n > 1 else ""), FEW
+        "SAC halfcheetah, one seed per device",
+        lambda n: sac("halfcheetah", more=f"num_seeds={n}" if n > 1 else ""),
+        FEW,
     ),
-    "ppo_ant_weak": Line("PPO ant, 2,048 environments per device", lambda n: ppo("ant", factor=n, more=divided(n)), FEW),
+    "ppo_ant_weak": Line(
+        "PPO ant, 2,048 environments per device", lambda n: ppo("ant", factor=n, more=divided(n)), FEW
+    ),
     "sac_ant_weak": Line(
         "SAC ant, 128 environments and a batch of 512 per device", lambda n: sac("ant", factor=n, more=divided(n)), FEW
     ),

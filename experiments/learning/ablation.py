@@ -140,7 +140,9 @@ def spread(values: list[float], digits: int) -> str:
 
 def table(document: dict[str, Any]) -> str:
     """All rows, those that were not run too."""
-    lines = ["| to the return | variant | seconds | ratio to the default | steps | steps/s from the first evaluation | reached |"]
+    lines = [
+        "| to the return | variant | seconds | ratio to default | steps | steps/s after first evaluation | reached |"
+    ]
     lines.append("|---|---|---|---|---|---|---|")
     for name, part in PARTS.items():
         runs = document["rows"].get(name, {})

@@ -15,8 +15,8 @@ HEAD = """# Learning results
 
 `python experiments/learning/learning.py` writes this page. The greedy return is the mean over seeds in the last
 evaluation, with its 95 % bootstrap interval and its interquartile mean (Agarwal et al., arXiv 2108.13264). For SMAX it
-is the share of battles won. A target such as "≥ 1.3 × row" compares both rows at the last step of the shorter run. A row
-that did not reach its target is marked "missed". Seconds cover the whole command with all seeds, compilation and
+is the share of battles won. A target such as "≥ 1.3 × row" compares both rows at the last step of the shorter run. A
+row that did not reach its target is marked "missed". Seconds cover the whole command with all seeds, compilation and
 evaluations. `experiments/results/` has settings, curve and picture of each row.
 
 | row | steps | seeds | greedy return [95 %] | interquartile mean | target | seconds | machine | command |

@@ -29,7 +29,7 @@ def table(document: dict[str, Any]) -> str:
 
 
 def row_lines(row: Row, runs: Runs) -> list[str]:
-    """Ours, each beside every peer; then the peers."""
+    """List ours, each with its ratio to every peer, then the peers."""
     lines = [
         f"| {row.title} | jaxrl_fast {name} | {seconds(runs.get(name, []))} | {beside(row, runs, name)}"
         for name in row.ours
