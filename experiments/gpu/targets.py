@@ -75,8 +75,8 @@ HEAD = """# Predicted cost on a GPU or a TPU
 figures for any run. **Nothing here was measured.** XLA (JAX 0.10.2) compiled the programs for these devices on a
 machine without them. Figures are per device. Kernels (copies included), launches and collectives are facts of the
 compiled program. Times are a band, so trust only large differences. On a GPU each kernel takes the time of XLA's
-device model, and at least 1 µs (lower end) or 4 µs (upper end). A TPU starts a program as a whole, so its band runs from
-the roofline to XLA's model. A *tick* is one round of training: environment steps, then updates.
+device model, and at least 1 µs (lower end) or 4 µs (upper end). A TPU starts a program as a whole, so its band runs
+from the roofline to XLA's model. A *tick* is one round of training: environment steps, then updates.
 """
 
 
