@@ -1,10 +1,10 @@
-"""Environments by name. brax, gymnax and Gymnasium are imported only when one of their environments is made."""
+"""Environments by name. An adapter and its library are imported only when one of its environments is made."""
 
 from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # the pool's workers import this package, and must not load JAX
+if TYPE_CHECKING:  # the pool's workers import this package and must not import JAX
     from jaxrl_fast.envs.env import Env, VecEnv
     from jaxrl_fast.envs.host_env import HostEnv
     from jaxrl_fast.envs.pool.making import FilmedHost
@@ -42,7 +42,7 @@ SHORT_NAMES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "lbf": ("jumanji", "LevelBasedForaging", {}),
     "rware": ("jumanji", "RobotWarehouse", {}),
 }
-"""Short name -> (suite, id, options)."""
+"""Short name -> (suite, id, default options)."""
 
 GYMNASIUM_NAMESAKES = {
     "ant": "Ant-v5",
@@ -56,7 +56,7 @@ GYMNASIUM_NAMESAKES = {
     "reacher": "Reacher-v5",
     "walker2d": "Walker2d-v5",
 }
-"""brax id -> Gymnasium's environment of the same name, whose physics differ."""
+"""brax id -> Gymnasium environment of the same name but with different physics."""
 
 EXAMPLE_IDS = {
     "brax": "ant",
@@ -70,32 +70,40 @@ EXAMPLE_IDS = {
     "probe": "value",
 }
 MODULES = {"probe": "jaxrl_fast.envs.probes", "traffic": "jaxrl_fast.envs.traffic_junction"}
-"""Suites of our own; the adapter of another is ``envs.from_<suite>``."""
+"""Suites written in this package. The adapter of every other compiled suite is ``envs.from_<suite>``."""
 HOST_SUITES = {
     "gymnasium": ("jaxrl_fast.envs.from_gymnasium", "make_host", "film"),
     "atari": ("jaxrl_fast.envs.from_gymnasium", "make_atari_host", "film_atari"),
     "pettingzoo": ("jaxrl_fast.envs.from_pettingzoo", "make_host", "film"),
 }
-"""Suites whose environments are stepped on the host, not compiled -> the module that makes them, its function for many,
-and the one for one to be drawn."""
+"""Suites stepped on the host -> (adapter module, function that makes a vectorized one, function that makes one to
+draw).
+"""
 EXTRAS = ("jaxmarl", "jumanji")
-"""Suites whose package is an extra of ours."""
+"""Suites whose package is an optional extra of jaxrl_fast."""
 OF_ONE_AGENT = {"brax", "gymnax", "gymnasium", "atari"}
-"""Suites whose worlds have no ``num_agents``."""
+"""Suites whose environments take no ``num_agents``."""
 OF_SEVERAL_AGENTS = {"jaxmarl", "jumanji", "pettingzoo", "traffic"}
 FRAME_STACK = {"atari": 4}
-"""How many frames a policy sees at once by default, by suite."""
+"""Default frame stack by suite, in frames."""
 
 
 def make(name: str, **options: Any) -> "Env":
-    """The compiled environment that a short name or a suite stands for.
+    """Make the compiled environment of a short name or a suite.
 
-    ``make("halfcheetah")``, ``make("brax", id="ant", backend="mjx")``, ``make("gymnax", id="CartPole-v1")``,
-    ``make("probe", id="value")``, ``make("custom", make="my_package.make")``; other options go to the environment,
-    except for ``frame_stack``: how many of its images the policy sees at once.
+    Examples: ``make("halfcheetah")``, ``make("brax", id="ant", backend="mjx")``, ``make("gymnax", id="CartPole-v1")``,
+    ``make("probe", id="value")``, ``make("custom", make="my_package.make")``.
+
+    Args:
+        name: Short name, suite or ``custom``.
+        **options: Options of the environment, and ``frame_stack``, the number of stacked images that the policy
+            observes.
+
+    Returns:
+        The environment.
 
     Raises:
-        ValueError: unknown name, id or option, or a package that is not installed; one line that says what to write.
+        ValueError: Unknown name, id or option, an environment stepped on the host, or a package that is not installed.
     """
     suite, options = resolve(name, options)
     if suite in HOST_SUITES:
@@ -118,13 +126,20 @@ def make(name: str, **options: Any) -> "Env":
 def make_vec(
     name: str, *, num_envs: int, num_seeds: int = 1, pool: dict[str, Any] | None = None, **options: Any
 ) -> "VecEnv | HostEnv":
-    """``num_envs`` environments side by side, compiled or stepped on the host.
+    """Make a vectorized environment, compiled or stepped on the host.
 
-    For those on the host: ``num_seeds`` times as many, and ``pool`` are their options
-    (`jaxrl_fast.envs.pool.batches.PoolOptions`).
+    Args:
+        name: As in `make`.
+        num_envs: Number of environments, for each seed if stepped on the host.
+        num_seeds: Number of seeds that one pool on the host serves.
+        pool: Options of the pool on the host (`jaxrl_fast.envs.pool.batches.PoolOptions`).
+        **options: As in `make`.
+
+    Returns:
+        A `VecEnv`, or a `HostEnv` with ``num_seeds * num_envs`` environments.
 
     Raises:
-        ValueError: as `make`, or an option of the pool is wrong.
+        ValueError: As `make`, or an option of the pool is wrong.
     """
     suite, options = resolve(name, options)
     frame_stack = options.pop("frame_stack", FRAME_STACK.get(suite))
@@ -146,10 +161,17 @@ def make_vec(
 
 
 def make_to_draw(name: str, **options: Any) -> "Env | FilmedHost":
-    """One environment of a name, to be drawn: a compiled `Env`, or one on the host with a camera.
+    """Make one environment that can be drawn.
+
+    Args:
+        name: As in `make`.
+        **options: As in `make`. ``frame_stack`` is ignored for environments stepped on the host.
+
+    Returns:
+        A compiled `Env`, or an environment on the host with a camera.
 
     Raises:
-        ValueError: as `make`, or it is on the host and gives no pictures.
+        ValueError: As `make`, or the environment on the host has no pictures.
     """
     suite, given = resolve(name, options)
     if suite not in (*HOST_SUITES, "custom"):
@@ -162,7 +184,17 @@ def make_to_draw(name: str, **options: Any) -> "Env | FilmedHost":
 
 
 def pool_options(pool: dict[str, Any] | None) -> Any:
-    """A dictionary as `jaxrl_fast.envs.pool.batches.PoolOptions`. Raises ValueError where an option is unknown."""
+    """Convert a dictionary to `jaxrl_fast.envs.pool.batches.PoolOptions`.
+
+    Args:
+        pool: Options by name, or None for the defaults.
+
+    Returns:
+        The options.
+
+    Raises:
+        ValueError: Unknown option.
+    """
     options = import_module("jaxrl_fast.envs.pool.batches").PoolOptions
     for option in pool or {}:
         if option not in options._fields:
@@ -171,15 +203,29 @@ def pool_options(pool: dict[str, Any] | None) -> Any:
 
 
 def is_host(name: str) -> bool:
-    """Whether an environment is stepped on the host; one of a user's own (``custom``) may be, too."""
+    """Check whether a suite is always stepped on the host.
+
+    Args:
+        name: Short name, suite or ``custom``. A ``custom`` environment may be stepped on the host, but gives False.
+
+    Returns:
+        True for the suites of `HOST_SUITES`.
+    """
     return name in HOST_SUITES
 
 
 def describe(name: str, options: dict[str, Any] | None = None) -> str:
-    """One line on what a name stands for, for the top of a run.
+    """Describe an environment in one line, without making it.
+
+    Args:
+        name: As in `make`.
+        options: Options of the environment.
+
+    Returns:
+        The line that a run prints first.
 
     Raises:
-        ValueError: as `make`, except that the environment itself is not made.
+        ValueError: As `resolve`.
     """
     suite, options = resolve(name, dict(options or {}))
     if suite == "custom":
@@ -196,7 +242,19 @@ def describe(name: str, options: dict[str, Any] | None = None) -> str:
 
 
 def resolve(name: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The suite, and options with the ``id`` (custom: the ``make``) that a name stands for."""
+    """Resolve a name to a suite and its options.
+
+    Args:
+        name: As in `make`.
+        options: Options of the environment.
+
+    Returns:
+        The suite, and options with the ``id`` (of ``custom``: the ``make``).
+
+    Raises:
+        ValueError: Unknown name, missing ``id`` or ``make``, an ``id`` that contradicts the short name, or
+            ``num_agents`` for a suite with one agent.
+    """
     suite = SHORT_NAMES[name][0] if name in SHORT_NAMES else name
     if suite in OF_ONE_AGENT and options.get("num_agents") is not None:
         raise ValueError(f"env.num_agents={options['num_agents']}: env={name} has one agent: leave it out")
@@ -217,7 +275,7 @@ def resolve(name: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def _seen(env: Any, frame_stack: int | None) -> Any:
-    """An `Env` or `HostEnv` with ``frame_stack`` in its spec; None: unchanged."""
+    """Set ``frame_stack`` in the spec of an `Env` or `HostEnv`; None changes nothing."""
     return env if frame_stack is None else env._replace(spec=env.spec._replace(frame_stack=frame_stack))
 
 

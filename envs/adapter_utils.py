@@ -1,5 +1,4 @@
-"""What the adapters share: calling other libraries' environments, whose code is laxer about dtypes than JAX here, and
-importing them without all that they import."""
+"""Utilities of the adapters: relaxed dtype promotion, fixed dtypes, and imports that are postponed."""
 
 import sys
 from collections.abc import Callable
@@ -19,7 +18,14 @@ R = TypeVar("R")
 
 
 def relaxed(function: Callable[P, R]) -> Callable[P, R]:
-    """Let ``function`` promote ranks and dtypes implicitly, which may be forbidden elsewhere."""
+    """Wrap a function so that JAX promotes ranks and dtypes implicitly in it, as other libraries need.
+
+    Args:
+        function: Function to wrap.
+
+    Returns:
+        The wrapped function.
+    """
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -30,7 +36,14 @@ def relaxed(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def settled(tree: PyTree) -> PyTree:
-    """Every leaf as an array of a definite (not weak) dtype."""
+    """Convert every leaf to an array with a strong (not weak) dtype.
+
+    Args:
+        tree: Pytree of numbers and arrays.
+
+    Returns:
+        Pytree of arrays.
+    """
 
     def settle(x: Any) -> jax.Array:
         x = jnp.asarray(x)
@@ -40,14 +53,29 @@ def settled(tree: PyTree) -> PyTree:
 
 
 def like(tree: PyTree, before: PyTree) -> PyTree:
-    """``tree`` with the dtypes of ``before``: some environments change them between reset and step, which a scan cannot
-    carry."""
+    """Cast the leaves of a pytree to the dtypes of another.
+
+    Some environments change dtypes between reset and step, which a scan cannot carry.
+
+    Args:
+        tree: Pytree to cast.
+        before: Pytree of the same structure with the dtypes to cast to.
+
+    Returns:
+        The cast pytree.
+    """
     return jax.tree.map(lambda x, old: jnp.asarray(x, old.dtype), tree, before)
 
 
 def import_later(*names: str) -> None:
-    """Let imports of these modules load them only when something of them is used: another library imports them at its
-    top, for functions that few call. (`importlib.util.LazyLoader` of Python 3.11 loads at the second import.)"""
+    """Postpone the import of modules until one of their attributes is used.
+
+    Another library imports them at its top, for functions that few users call. `importlib.util.LazyLoader` of Python
+    3.11 does not help, because it loads the module at the second import.
+
+    Args:
+        *names: Modules. Those that are imported already or not installed are skipped.
+    """
     for name in names:
         spec = None if name in sys.modules else find_spec(name)
         if spec is not None:
@@ -56,7 +84,7 @@ def import_later(*names: str) -> None:
 
 
 class _Later(ModuleType):
-    """A module that becomes another of its name as soon as something of it is asked for."""
+    """A placeholder that imports its module at the first access of an attribute."""
 
     def __getattr__(self, attribute: str) -> Any:
         name = self.__name__

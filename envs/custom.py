@@ -1,4 +1,4 @@
-"""A user's own environment: call a function anywhere on the path, and make an `Env` of what it returns."""
+"""User environments: calls a user's function and adapts its result to an `Env` or a `HostEnv`."""
 
 import inspect
 import os
@@ -17,14 +17,18 @@ if TYPE_CHECKING:  # Gymnasium is not needed for an `Env`
 
 
 def make(*, make: str | Callable[..., Any], **options: Any) -> Env:
-    """A user's own environment.
+    """Make a user's compiled environment.
 
-    ``make`` is ``my_package.make`` or ``my_package:make``, also found from the current directory, or the function
-    itself. It is called with ``options`` and may return an `Env`, a gymnax-style environment (alone or with its
-    parameters) or a brax-style one.
+    Args:
+        make: ``my_package.make``, ``my_package:make`` or the function; the current directory is searched, too. It
+            returns an `Env`, a gymnax-style environment (alone or with its parameters) or a brax-style one.
+        **options: Arguments of ``make``.
+
+    Returns:
+        The environment.
 
     Raises:
-        ValueError: the function is not found, fails, or returns something else.
+        ValueError: The function cannot be imported, fails, or returns something else.
     """
     name, _, made = _call(make, options)
     if _is_gymnasium(made) or _is_parallel(made):
@@ -36,11 +40,20 @@ def make(*, make: str | Callable[..., Any], **options: Any) -> Env:
 def make_any(
     *, make: str | Callable[..., Any], num_envs: int, num_seeds: int, pool: dict[str, Any] | None, **options: Any
 ) -> Env | HostEnv:
-    """As `make`; or ``num_envs`` of a `gymnasium.Env` or a PettingZoo parallel environment, stepped on the host, if
-    ``make`` returns that.
+    """Make a user's compiled environment, or a vectorized one stepped on the host.
+
+    Args:
+        make: As in `make`; it may also return a `gymnasium.Env` or a PettingZoo parallel environment.
+        num_envs: Number of environments for each seed, if stepped on the host.
+        num_seeds: Number of seeds that the pool serves.
+        pool: Options of the pool.
+        **options: Arguments of ``make``.
+
+    Returns:
+        An `Env`, or a `HostEnv` for an environment of Gymnasium or PettingZoo.
 
     Raises:
-        ValueError: as `make`, or an option of the pool is wrong.
+        ValueError: As `make`, or an option of the pool is wrong.
     """
     name, function, made = _call(make, options)
     if _is_gymnasium(made) or _is_parallel(made):
@@ -55,10 +68,17 @@ def make_any(
 
 
 def make_to_draw(*, make: str | Callable[..., Any], **options: Any) -> "Env | FilmedHost":
-    """As `make`; or what `make_any` steps on the host, made with ``render_mode="rgb_array"`` if ``make`` takes that.
+    """Make one user environment that can be drawn.
+
+    Args:
+        make: As in `make_any`. If the function takes ``render_mode``, it is called with ``rgb_array``.
+        **options: Arguments of ``make``.
+
+    Returns:
+        An `Env`, or an environment on the host with a camera.
 
     Raises:
-        ValueError: as `make`, or an environment on the host gives no pictures.
+        ValueError: As `make`, or an environment on the host has no pictures.
     """
     name, function, made = _call(make, options)
     if not (_is_gymnasium(made) or _is_parallel(made)):
@@ -82,13 +102,13 @@ def _call(make: str | Callable[..., Any], options: dict[str, Any]) -> tuple[str,
 
 
 def _is_gymnasium(made: Any) -> bool:
-    """Whether this is a `gymnasium.Env`; does not import Gymnasium, which whoever made one has done."""
+    """Check for a `gymnasium.Env` without importing Gymnasium, which is imported already if one was made."""
     known = sys.modules.get("gymnasium")
     return known is not None and isinstance(made, known.Env)
 
 
 def _is_parallel(made: Any) -> bool:
-    """Whether this has the interface of a PettingZoo parallel environment."""
+    """Check for the interface of a PettingZoo parallel environment."""
     return _has(made, "possible_agents", "observation_space", "action_space", "reset", "step")
 
 
@@ -97,7 +117,7 @@ def _compiled(made: Any, name: str) -> Env:
         env = as_env(made, name=name)
     except ValueError:
         raise
-    except Exception as error:  # raised in the environment, which is called to learn its shapes
+    except Exception as error:  # raised in the environment, which is called to infer its shapes
         what = f"env.make={name}: the {type(made).__name__} that it returned"
         raise ValueError(f"{what} failed: {type(error).__name__}: {_one_line(error)}") from error
     check_env(env, f"env.make={name}")
@@ -105,10 +125,17 @@ def _compiled(made: Any, name: str) -> Env:
 
 
 def as_env(made: Any, *, name: str) -> Env:
-    """An `Env`, or an environment in the style of gymnax or brax, as an `Env`.
+    """Convert an `Env` or an environment in the style of gymnax or brax to an `Env`.
+
+    Args:
+        made: Environment, or a pair of a gymnax-style environment and its parameters.
+        name: Name in the spec and in error messages.
+
+    Returns:
+        The environment.
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: ``made`` is none of these.
     """
     if isinstance(made, Env):
         return made

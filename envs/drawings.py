@@ -1,6 +1,6 @@
-"""Pictures of gymnax's environments and of those of several agents, drawn from their states.
+"""Pictures of gymnax and multi-agent environments, drawn from their states.
 
-gymnax has a visualizer, which needs pygame for what is drawn here as lines, and writes files instead of pictures.
+gymnax's visualizer is not used: it needs pygame for simple line drawings, and writes files instead of arrays.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,15 +22,18 @@ CHANNEL_COLORS = (
     (153, 153, 153),
     (255, 170, 190),
 )
-"""For the channels of a grid, in turn; most are told apart by the color-blind (Okabe and Ito, 2008)."""
+"""Colors for the channels of a grid, in turn. Most are distinguishable for color-blind people (Okabe and Ito, 2008)."""
 Points = Any
-"""Points ``(x, y)``, ``[N, 2]`` or a list of pairs."""
+"""Points ``(x, y)``: ``[N, 2]`` or a list of pairs."""
 
 
 class Sheet:
-    """A picture that is drawn on in an environment's own units, y upwards.
+    """A picture with methods to draw in an environment's units, with the y axis upwards.
 
-    ``center``: the point in its middle; ``height``: what it shows from top to bottom; ``pixels``: width and height.
+    Attributes:
+        center: Point in the middle of the picture, ``(x, y)``.
+        height: Height of the visible area in the environment's units.
+        pixels: Width and height in pixels.
     """
 
     def __init__(self, center: tuple[float, float], height: float, pixels: tuple[int, int] = (960, 640)) -> None:
@@ -39,32 +42,40 @@ class Sheet:
         self.center, self.scale = np.array(center), pixels[1] / height
 
     def at(self, points: Points) -> list[tuple[float, float]]:
-        """Points in pixels."""
+        """Convert points to pixel coordinates."""
         middle = np.array(self.image.size) / 2
         placed = middle + (np.array(points, float) - self.center) * (self.scale, -self.scale)
         return [(float(x), float(y)) for x, y in placed]
 
     def line(self, points: Points, width: float, color: str) -> None:
-        """A line with round ends and corners."""
+        """Draw a line with round ends and corners."""
         self.pen.line(self.at(points), color, round(width * self.scale), joint="curve")
         for point in (points[0], points[-1]):
             self.disk(point, width / 2, color)
 
     def shape(self, points: Points, color: str) -> None:
-        """A filled polygon."""
+        """Draw a filled polygon."""
         self.pen.polygon(self.at(points), color)
 
     def disk(self, center: Any, radius: float, color: str) -> None:
-        """A filled circle."""
+        """Draw a filled circle."""
         self.pen.circle(self.at([center])[0], radius * self.scale, color)
 
     def picture(self) -> np.ndarray:
-        """What was drawn, uint8 ``[height, width, 3]``."""
+        """Return the picture, uint8 ``[height, width, 3]``."""
         return np.asarray(self.image)
 
 
 def cart_pole(state: Any, params: Any) -> np.ndarray:
-    """The cart on its track, whose ends are where an episode ends."""
+    """Draw the cart and its track, which ends where an episode terminates.
+
+    Args:
+        state: gymnax state.
+        params: gymnax parameters.
+
+    Returns:
+        Picture, uint8 ``[height, width, 3]``.
+    """
     sheet, limit = Sheet((0.0, 0.5), 3.4), float(params.x_threshold)
     x, theta = float(state.x), float(state.theta)
     sheet.line([(-limit, -0.2), (limit, -0.2)], 0.04, GROUND)
@@ -78,7 +89,15 @@ def cart_pole(state: Any, params: Any) -> np.ndarray:
 
 
 def pendulum(state: Any, params: Any) -> np.ndarray:
-    """The rod, whose angle is 0 where it stands, and the last torque as an arc around its axle."""
+    """Draw the rod (upright at angle 0), and the last torque as an arc around its axle.
+
+    Args:
+        state: gymnax state.
+        params: gymnax parameters.
+
+    Returns:
+        Picture, uint8 ``[height, width, 3]``.
+    """
     length, theta = float(params.l), float(state.theta)
     sheet, torque = Sheet((0.0, 0.0), 2.8 * length, (800, 800)), float(np.ravel(state.last_u)[0])
     sheet.line([(0.0, 0.0), (-length * np.sin(theta), length * np.cos(theta))], 0.18 * length, BODY)
@@ -90,7 +109,15 @@ def pendulum(state: Any, params: Any) -> np.ndarray:
 
 
 def acrobot(state: Any, params: Any) -> np.ndarray:
-    """Both links, and the height that the end of the second is to reach."""
+    """Draw both links, and the height that the end of the second must reach.
+
+    Args:
+        state: gymnax state.
+        params: gymnax parameters.
+
+    Returns:
+        Picture, uint8 ``[height, width, 3]``.
+    """
     lengths = np.array([params.link_length_1, params.link_length_2], float)
     angles = np.cumsum([float(state.joint_angle1), float(state.joint_angle2)])
     joints = np.cumsum(lengths[:, None] * np.stack([np.sin(angles), -np.cos(angles)], axis=-1), axis=0)
@@ -104,7 +131,15 @@ def acrobot(state: Any, params: Any) -> np.ndarray:
 
 
 def mountain_car(state: Any, params: Any) -> np.ndarray:
-    """The car in its valley, and a flag where it is to arrive."""
+    """Draw the car in its valley, and a flag at the goal.
+
+    Args:
+        state: gymnax state.
+        params: gymnax parameters.
+
+    Returns:
+        Picture, uint8 ``[height, width, 3]``.
+    """
     low, high = float(params.min_position), float(params.max_position)
     sheet = Sheet(((low + high) / 2, 0.5), (high - low) * 2 / 3)
 
@@ -133,17 +168,32 @@ LINES: dict[str, tuple[Callable[[Any, Any], np.ndarray], Callable[[Any], float]]
     "MountainCarContinuous-v0": (mountain_car, lambda params: 1 / 30),
     "Pendulum-v1": (pendulum, lambda params: params.dt),
 }
-"""What is drawn as lines: its picture, of gymnax's state and parameters, and the seconds of a step."""
+"""Id -> (function of gymnax's state and parameters that draws a picture, function of the parameters for seconds per
+step).
+"""
 
 
 def is_grid(shape: Sequence[int]) -> bool:
-    """Whether an observation of this shape is a picture already: ``[rows, columns]``, or with channels."""
+    """Check whether an observation can be drawn as a grid.
+
+    Args:
+        shape: Shape of the observation.
+
+    Returns:
+        True for ``[rows, columns]`` and ``[rows, columns, channels]`` with more than 3 rows and columns.
+    """
     return len(shape) in (2, 3) and min(shape[:2]) > 3
 
 
 def grid(observation: Any) -> np.ndarray:
-    """A grid ``[rows, columns]`` or ``[rows, columns, channels]``, a pixel for each cell: the color of its first
-    channel that is not 0."""
+    """Draw a grid with one pixel per cell, in the color of the cell's first channel that is not 0.
+
+    Args:
+        observation: ``[rows, columns]`` or ``[rows, columns, channels]``.
+
+    Returns:
+        Picture, uint8 ``[rows, columns, 3]``.
+    """
     cells = np.asarray(observation) != 0
     cells = cells if cells.ndim == 3 else cells[..., None]
     colors = np.array([CHANNEL_COLORS[i % len(CHANNEL_COLORS)] for i in range(cells.shape[2])], np.uint8)
@@ -152,13 +202,22 @@ def grid(observation: Any) -> np.ndarray:
 
 
 SIDE = 640
-"""Pixels of the longer side of a picture."""
+"""Length of a picture's longer side in pixels."""
 FLOOR, REQUESTED, SHELF = "#d5dbe2", "#2f9e62", "#6f7fb5"
 TEAMS = ("#1f6fb2", "#b8481a")
 
 
 def foraging(grid_size: int) -> Callable[[Any], np.ndarray]:
-    """Draws Jumanji's foraging: food in green, players in orange (red: they are loading); dots are levels."""
+    """Make a function that draws Jumanji's level-based foraging.
+
+    Food is green, players are orange (red while loading), and the dots show levels.
+
+    Args:
+        grid_size: Rows and columns of the field.
+
+    Returns:
+        ``draw(state)``, which returns a picture.
+    """
 
     def draw(state: Any) -> np.ndarray:
         sheet = _board(grid_size, grid_size)
@@ -176,8 +235,17 @@ def foraging(grid_size: int) -> Callable[[Any], np.ndarray]:
 
 
 def warehouse(state: Any, goals: list[tuple[int, int]]) -> np.ndarray:
-    """Jumanji's warehouse: shelves (green: requested) and robots (red: they carry one), which look where their line
-    goes; ``goals``: (column, row) of the cells to deliver at."""
+    """Draw Jumanji's robot warehouse.
+
+    Shelves are blue (green if requested). Robots are orange (red while carrying), with a line in their direction.
+
+    Args:
+        state: Jumanji state.
+        goals: (column, row) of the cells to deliver at.
+
+    Returns:
+        Picture, uint8 ``[height, width, 3]``.
+    """
     sheet = _board(*np.shape(state.grid)[1:])
     for column, row in goals:
         _square(sheet, (row, column), 0.96, DARK)
@@ -196,11 +264,18 @@ def warehouse(state: Any, goals: list[tuple[int, int]]) -> np.ndarray:
     return sheet.picture()
 
 
-def particles(world: Any) -> Callable[[Any], np.ndarray]:
-    """Draws JaxMARL's particles (MPE): agents and landmarks as disks in their own sizes and colors."""
-    sizes = np.asarray(world.rad, float)
-    colors = ["#{:02x}{:02x}{:02x}".format(*map(int, np.asarray(color))) for color in world.colour]
-    order = sorted(range(len(sizes)), key=lambda i: i < world.num_agents)  # landmarks first, under the agents
+def particles(env: Any) -> Callable[[Any], np.ndarray]:
+    """Make a function that draws JaxMARL's particle environments (MPE), agents and landmarks as disks.
+
+    Args:
+        env: JaxMARL environment, for sizes and colors.
+
+    Returns:
+        ``draw(state)``, which returns a picture.
+    """
+    sizes = np.asarray(env.rad, float)
+    colors = ["#{:02x}{:02x}{:02x}".format(*map(int, np.asarray(color))) for color in env.colour]
+    order = sorted(range(len(sizes)), key=lambda i: i < env.num_agents)  # landmarks first, under the agents
 
     def draw(state: Any) -> np.ndarray:
         sheet = Sheet((0.0, 0.0), 4.0, (SIDE, SIDE))
@@ -211,29 +286,37 @@ def particles(world: Any) -> Callable[[Any], np.ndarray]:
     return draw
 
 
-def battle(world: Any) -> Callable[[Any], np.ndarray]:
-    """Draws JaxMARL's battles (SMAX): units in the colors of their teams, twice their size, smaller the less health
-    they have within their rings."""
-    sizes, full = np.asarray(world.unit_type_radiuses, float), np.asarray(world.unit_type_health, float)
-    middle = (world.map_width / 2, world.map_height / 2)
+def battle(env: Any) -> Callable[[Any], np.ndarray]:
+    """Make a function that draws JaxMARL's battles (SMAX).
+
+    Units are drawn at twice their size in their team's color; the area inside a unit's ring shows its health.
+
+    Args:
+        env: JaxMARL environment, for sizes and health.
+
+    Returns:
+        ``draw(state)``, which returns a picture.
+    """
+    sizes, full = np.asarray(env.unit_type_radiuses, float), np.asarray(env.unit_type_health, float)
+    middle = (env.map_width / 2, env.map_height / 2)
 
     def draw(state: Any) -> np.ndarray:
         units = getattr(state.state, "state", state.state)
-        sheet = Sheet(middle, world.map_height, (SIDE * world.map_width // world.map_height, SIDE))
+        sheet = Sheet(middle, env.map_height, (SIDE * env.map_width // env.map_height, SIDE))
         kinds, alive = np.asarray(units.unit_types).astype(int), np.asarray(units.unit_alive).astype(bool)
         for i, place in enumerate(np.asarray(units.unit_positions)):
             if alive[i]:
                 radius, health = 2 * sizes[kinds[i]], float(units.unit_health[i]) / full[kinds[i]]
                 sheet.disk(place, radius, DARK)
                 sheet.disk(place, 0.9 * radius, SKY)
-                sheet.disk(place, 0.9 * radius * np.sqrt(max(health, 0.0)), TEAMS[int(i >= world.num_allies)])
+                sheet.disk(place, 0.9 * radius * np.sqrt(max(health, 0.0)), TEAMS[int(i >= env.num_allies)])
         return sheet.picture()
 
     return draw
 
 
 def _board(rows: int, columns: int) -> Sheet:
-    """A board whose cell (row, column) is around the point (column, -row)."""
+    """Make a board with cell (row, column) centered at the point (column, -row)."""
     cell = SIDE // max(rows, columns)
     sheet = Sheet(((columns - 1) / 2, (1 - rows) / 2), rows, (cell * columns, cell * rows))
     for i in range(rows * columns):

@@ -1,10 +1,10 @@
-"""Compiled environments: a single one (`Env`), many at once (`VecEnv`), and how one becomes many (`vectorize`).
+"""Compiled environments: a single one (`Env`), a vectorized one (`VecEnv`), and the conversion (`vectorize`).
 
-What every `VecEnv` guarantees, each point covered by a test:
+Every `VecEnv` guarantees, and tests check, that
 
 * environments do not influence each other;
-* after ``terminated | truncated``, ``obs`` starts a new episode and ``next_obs`` stays the true successor;
-* an episode that spans two rollouts is counted as one.
+* after ``terminated | truncated``, ``obs`` starts a new episode and ``next_obs`` is the terminal observation;
+* an episode that spans two rollouts is counted once.
 """
 
 from collections.abc import Callable
@@ -17,39 +17,49 @@ import numpy as np
 from jaxrl_fast.core import EnvSpec, EpisodeTotals, PyTree, Timestep, over_two_axes, reward_shape, select
 
 FRESH_INTERVAL = 8
-"""At most this many steps share one row of the bank of initial states (see `VecEnv.draw_fresh`)."""
+"""Largest number of steps that share one row of the bank of initial states (see `VecEnv.draw_fresh`)."""
 
 
 def no_params(key: jax.Array) -> tuple[()]:
-    """`Env.sample_params` of an environment without parameters to randomize."""
+    """Return no parameters: `Env.sample_params` of an environment without randomization.
+
+    Args:
+        key: Unused.
+
+    Returns:
+        ``()``.
+    """
     del key
     return ()
 
 
 SampleParams = Callable[[jax.Array], PyTree]
-"""(key) -> what differs from episode to episode (domain randomization), as `Env.reset` takes it; reset puts it into the
-state if ``step`` needs it."""
+"""``(key) -> params``: samples what differs between episodes (domain randomization) for `Env.reset`, which stores
+it in the state if ``step`` needs it.
+"""
 
 
 Draw = Callable[[PyTree], np.ndarray]
-"""(state) -> an RGB picture, uint8 ``[height, width, 3]``, of the same size for every state, for ``python -m
-jaxrl_fast.render``; called outside of compiled programs, so it may use NumPy."""
+"""``(state) -> picture``: RGB, uint8 ``[height, width, 3]``, the same size for every state. ``python -m
+jaxrl_fast.render`` calls it outside of compiled programs, so it may use NumPy.
+"""
 
 
 class Env(NamedTuple):
-    """A single environment, written without a batch axis.
+    """A single environment without a batch axis. All its functions but ``draw`` are pure.
 
-    - ``spec``: its observations, actions and time limit.
-    - ``reset(key, params)``: begins an episode with parameters of ``sample_params``. Returns ``(state, obs)``; pure.
-    - ``step(state, action, key)``: takes one step; ``action``: of the spec's action space, of several agents
-      ``[A, ...]``. Returns ``(state, Timestep)``; its ``obs`` and ``next_obs`` are equal, since a single environment
-      never resets itself; pure.
-    - ``sample_params(key)``: samples the parameters of an episode; pure.
-    - ``shortest_episode``: no episode has fewer steps; the larger it is, the fewer initial states are sampled.
-    - ``step_s``: how long a step lasts in its pictures, in seconds.
-    - ``draw``: draws its states; None where there are no pictures of them.
-    - ``success(state)``: whether a state is a success, such as a goal that is reached: one bool; pure. An episode is a
-      success if its last state is. None where there is no such thing.
+    Attributes:
+        spec: Observations, actions and time limit.
+        reset: ``(key, params) -> (state, obs)``, starts an episode with parameters of ``sample_params``.
+        step: ``(state, action, key) -> (state, Timestep)``. ``action`` is in the spec's action space, ``[A, ...]`` with
+            several agents. ``obs`` and ``next_obs`` of the result are equal, since a single environment does not reset
+            itself.
+        sample_params: ``(key) -> params``, samples the parameters of an episode.
+        shortest_episode: Lower bound of an episode's steps. Fewer initial states are sampled if it is larger.
+        step_s: Duration of a step in pictures, in seconds.
+        draw: ``(state) -> picture``, or None if states cannot be drawn.
+        success: ``(state) -> bool``, whether a state is a success, such as a reached goal. An episode is a success if
+            its last state is. None without such a criterion.
     """
 
     spec: EnvSpec
@@ -63,10 +73,11 @@ class Env(NamedTuple):
 
 
 class VecState(NamedTuple):
-    """The state of a `VecEnv`.
+    """State of a `VecEnv`.
 
-    - ``env_state``: the states of its environments, leaves ``[E, ...]``.
-    - ``episode``: totals ``[E]`` of the episodes under way.
+    Attributes:
+        env_state: States of the environments, leaves ``[E, ...]``.
+        episode: Totals of the running episodes, ``[E]``.
     """
 
     env_state: PyTree
@@ -74,17 +85,19 @@ class VecState(NamedTuple):
 
 
 class VecEnv(NamedTuple):
-    """``num_envs`` environments side by side, with time limit, auto-reset and episode totals.
+    """A vectorized environment with time limit, auto-reset and episode totals. All its functions are pure.
 
-    - ``spec``: that of each environment; ``num_envs``: how many there are (``E``).
-    - ``reset(key)``: begins an episode in every environment. Returns ``(state, obs [E, ...])``; pure.
-    - ``draw_fresh(key, num_steps)``: samples the bank of the resets of the next steps, outside any scan: rows of E
-      initial states and observations. A row serves `FRESH_INTERVAL` steps, or fewer where ``shortest_episode`` is
-      smaller, so that no environment starts twice from the same state and no step pays for a reset.
-    - ``step(state, action, key, bank, t)``: takes one step in every environment, and starts a new episode where one
-      ends; ``action`` ``[E, ...]``; ``bank``: from ``draw_fresh``; ``t``: which of its steps this is, from 0. Returns
-      ``(state, Timestep [E, ...])``; pure.
-    - ``env``: the single environment they are copies of; None where there is none to copy.
+    Attributes:
+        spec: Spec of each environment.
+        num_envs: Number of environments, ``E``.
+        reset: ``(key) -> (state, obs [E, ...])``, starts an episode in every environment.
+        draw_fresh: ``(key, num_steps) -> bank``, samples rows of ``E`` initial states and observations for the resets
+            of the next steps, outside any scan. A row serves `FRESH_INTERVAL` steps, or fewer if ``shortest_episode``
+            is smaller, so that no environment starts twice from the same state and no step pays for a reset.
+        step: ``(state, action [E, ...], key, bank, t) -> (state, Timestep [E, ...])``, takes one step in every
+            environment and resets those whose episode ended. ``bank`` is the result of ``draw_fresh``, ``t`` the step's
+            index in it.
+        env: The single environment that is copied, or None.
     """
 
     spec: EnvSpec
@@ -96,7 +109,14 @@ class VecEnv(NamedTuple):
 
 
 def vectorize(env: Env, *, num_envs: int) -> VecEnv:
-    """Run ``num_envs`` copies of a single environment side by side.
+    """Run copies of a single environment as a `VecEnv`.
+
+    Args:
+        env: Single environment.
+        num_envs: Number of copies.
+
+    Returns:
+        The vectorized environment.
 
     Raises:
         ValueError: ``num_envs``, the time limit or the shortest episode is not a positive whole number.
@@ -144,19 +164,34 @@ def vectorize(env: Env, *, num_envs: int) -> VecEnv:
 
 
 def is_count(value: Any) -> bool:
-    """Whether a value is a whole number of at least 1."""
+    """Check whether a value is a whole number of at least 1.
+
+    Args:
+        value: Any value.
+
+    Returns:
+        True for Python and NumPy integers of at least 1, but not for bools.
+    """
     return isinstance(value, int | np.integer) and not isinstance(value, bool) and int(value) >= 1
 
 
 def no_totals(spec: EnvSpec, num_envs: int) -> EpisodeTotals:
-    """Totals ``[E]`` of episodes that begin."""
+    """Return the totals of episodes that start.
+
+    Args:
+        spec: Spec of the environments.
+        num_envs: Number of environments, ``E``.
+
+    Returns:
+        Zeros ``[E]``, and ``[E, A]`` for agents with separate rewards.
+    """
     own = reward_shape(spec)
     agents = jnp.zeros((num_envs, *own), jnp.float32) if own else ()
     return EpisodeTotals(jnp.zeros(num_envs, jnp.float32), jnp.zeros(num_envs, jnp.int32), agents=agents)
 
 
 def _with_step(before: EpisodeTotals, reward: jax.Array) -> EpisodeTotals:
-    """Totals after one more step with ``reward`` ``[E]``, or ``[E, A]`` where agents have their own."""
+    """Add a step with ``reward`` ``[E]``, or ``[E, A]`` for agents with separate rewards, to the totals."""
     if isinstance(before.agents, tuple):
         return EpisodeTotals(before.returns + reward, before.length + 1)
     team = jnp.sum(reward, axis=1)

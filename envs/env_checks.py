@@ -1,4 +1,4 @@
-"""Checks of a user's environment against its spec, in shapes and dtypes, before training is compiled."""
+"""Checks of a user environment's shapes and dtypes against its spec, before training is compiled."""
 
 import math
 from collections.abc import Callable
@@ -14,11 +14,16 @@ from jaxrl_fast.numerics.normalization import is_mask
 
 
 def check_env(env: Env, name: str) -> None:
-    """Check that an environment written by a user is what `vectorize` expects; nothing is compiled but its reset, and
-    only the first state is drawn.
+    """Check a user's environment for `vectorize`.
+
+    Only its reset is compiled, and only the first state is drawn.
+
+    Args:
+        env: Environment.
+        name: Name in error messages.
 
     Raises:
-        ValueError: one line that names what is wrong.
+        ValueError: A shape or dtype is wrong, the first observation is not finite, or the picture is wrong.
     """
     check_shapes(env, name)
     state, first = jax.jit(lambda key: env.reset(key, env.sample_params(key)))(jax.random.key(0))
@@ -30,10 +35,15 @@ def check_env(env: Env, name: str) -> None:
 
 
 def check_picture(draw: Draw, state: PyTree, name: str) -> None:
-    """Check that ``draw(state)`` is a picture.
+    """Check that a state can be drawn.
+
+    Args:
+        draw: `Env.draw`.
+        state: State to draw.
+        name: Name in error messages.
 
     Raises:
-        ValueError: one line that says what it is instead.
+        ValueError: ``draw`` fails or does not return uint8 ``[height, width, 3]``.
     """
     try:
         picture = draw(state)
@@ -45,10 +55,14 @@ def check_picture(draw: Draw, state: PyTree, name: str) -> None:
 
 
 def check_shapes(env: Env, name: str) -> None:
-    """As `check_env`, without computing anything.
+    """Check the shapes and dtypes of an environment without computing anything.
+
+    Args:
+        env: Environment.
+        name: Name in error messages.
 
     Raises:
-        ValueError: one line that names what is wrong.
+        ValueError: ``sample_params``, ``reset``, ``step`` or ``success`` fails or contradicts the spec.
     """
     _check_observations(name, env.spec)
     action, key = _an_action(name, env.spec), jax.random.key(0)
@@ -72,10 +86,15 @@ def check_shapes(env: Env, name: str) -> None:
 
 
 def check_option(name: str, value: Any, default: Any) -> None:
-    """Check that an option of an environment is a bool or a number where its default is one.
+    """Check that an option is a bool or a number if its default is one.
+
+    Args:
+        name: Name of the option in error messages.
+        value: Value to check.
+        default: Default value.
 
     Raises:
-        ValueError: naming the option.
+        ValueError: The value is of another kind.
     """
     if isinstance(default, bool) and not isinstance(value, bool):
         raise ValueError(f"{name}={value}: write true or false")
@@ -118,7 +137,7 @@ def _check_observations(name: str, spec: EnvSpec) -> None:
 
 
 def _check_agents(name: str, spec: EnvSpec) -> None:
-    """Check that what is observed has an axis of the agents, where there are several."""
+    """Check that observations have an axis for the agents if there are several."""
     if spec.num_agents is None:
         return
     if not is_count(spec.num_agents):
@@ -128,7 +147,7 @@ def _check_agents(name: str, spec: EnvSpec) -> None:
         if leaf.shape[:1] != (spec.num_agents,):
             raise ValueError(
                 f"{name}: its spec has an observation of shape {list(leaf.shape)}: with num_agents={spec.num_agents} "
-                f"write [{spec.num_agents}, ...], what agent after agent observes; only '{STATE}' is without that axis"
+                f"write [{spec.num_agents}, ...], one row for each agent; only '{STATE}' has no agent axis"
             )
     out = own.get(OUT) if isinstance(own, dict) else None
     if out is not None and (out.shape != (spec.num_agents,) or out.dtype != jnp.bool_):
@@ -136,7 +155,7 @@ def _check_agents(name: str, spec: EnvSpec) -> None:
 
 
 def _odd_observation(spec: PyTree) -> Any:
-    """The first thing in the spec of an observation that training or a policy's file cannot hold, or None."""
+    """Return the first part of an observation's spec that is not supported in training or policy files, or None."""
     if isinstance(spec, dict | list | tuple):
         inside = list(spec.values()) if isinstance(spec, dict) else spec
         keys = [key for key in spec if not isinstance(key, str)] if isinstance(spec, dict) else []
@@ -179,5 +198,5 @@ def _require_numbers(name: str, what: str, value: Any, kind: str, shape: tuple[i
 
 
 def _is_real(dtype: Any) -> bool:
-    """Whether an observation may have this dtype: real numbers or bools."""
+    """Check whether an observation may have this dtype: real numbers or bools."""
     return any(jnp.issubdtype(dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_))

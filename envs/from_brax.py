@@ -1,4 +1,4 @@
-"""brax's environments (https://github.com/google/brax, v2), and the shapes of their bodies for pictures."""
+"""Adapter of brax's environments (https://github.com/google/brax, v2), and their bodies' shapes for pictures."""
 
 import inspect
 import io
@@ -21,12 +21,19 @@ KINDS = ("plane", "heightfield", "sphere", "capsule", "ellipsoid", "cylinder", "
 """MuJoCo's kinds of geoms in the order of its mjtGeom."""
 MESH = KINDS.index("mesh")
 NO_COLOR = ((0.5, 0.5, 0.5, 1.0), (0.4, 0.33, 0.26, 1.0))
-"""Colors that say nothing: MuJoCo's default, and the one that brax's own models have throughout."""
+"""Colors that mean "unset": MuJoCo's default, and the one that brax's models use throughout."""
 
 
 def geoms_of(model: Any) -> tuple[Geom, ...]:
-    """Every geom of a ``mujoco.MjModel``, in its order. Body 0 of MuJoCo, which never moves, becomes -1, so that the
-    others have the indices of brax's links."""
+    """List the geoms of a MuJoCo model.
+
+    Args:
+        model: ``mujoco.MjModel``.
+
+    Returns:
+        Geoms in the model's order. MuJoCo's body 0, which is static, becomes -1, so that the others have the indices of
+        brax's links.
+    """
     return tuple(_geom(model, index) for index in range(model.ngeom))
 
 
@@ -53,14 +60,19 @@ def _triangles(model: Any, mesh: int) -> Triangles:
 
 
 def _floats(numbers: np.ndarray) -> tuple[float, ...]:
-    """As Python's, six digits: a model's are float32 or written by hand, and a page is no longer than it must be."""
+    """Convert to Python floats of six digits, which float32 has, so that pages are not longer than necessary."""
     return tuple(round(float(number), 6) for number in numbers)
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress what brax and MuJoCo print at import and construction (no warp, not maintained, old model files), and
-    keep it out of MUJOCO_LOG.TXT."""
+    """Suppress the messages of brax and MuJoCo at import and construction, also in MUJOCO_LOG.TXT.
+
+    They report a missing warp, an unmaintained package and old model files.
+
+    Returns:
+        A context manager.
+    """
     with redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import mujoco
@@ -82,29 +94,44 @@ REFUSED = {"swimmer": "brax 0.14.2 calls jnp.clip(a_min=), which JAX 0.10 remove
 SHORTEST_EPISODE = dict(
     ant=2, fast=8, halfcheetah=8, hopper=6, humanoid=2, humanoidstandup=8, pusher=8, reacher=8, walker2d=6
 )
-"""Steps that an episode lasts at least: any number where the environment never terminates; else a bit less than the
-shortest of 256 episodes of full thrust (spring: hopper 8, walker2d over 30, ant 4; generalized: hopper 6, walker2d 7),
-and a guess for humanoid. Sampled, not proven: a shorter episode could start from the same state as the one before.
-Those not listed may end at any step."""
+"""Lower bounds of an episode's steps, 1 for ids not listed.
+
+Environments that never terminate have an arbitrary number. The others have a bit less than the shortest of 256
+episodes of full thrust (spring: hopper 8, walker2d over 30, ant 4; generalized: hopper 6, walker2d 7); humanoid's is
+a guess. They are sampled, not proven: a shorter episode could start from the same state as the one before.
+"""
 
 
 def ids() -> list[str]:
-    """The registered ids that run on current JAX, with every one of `BACKENDS`."""
+    """List the registered ids that run on current JAX, with all of `BACKENDS`.
+
+    Returns:
+        Sorted ids.
+    """
     return sorted(set(_constructors()) - set(REFUSED))
 
 
 def _constructors() -> dict[str, Any]:
-    """The constructors of brax's environments by id, from a private name of brax."""
+    """Return the constructors of brax's environments by id, from a private name of brax."""
     if not hasattr(brax_envs, "_envs"):
         raise ValueError("this version of brax does not list its environments (brax.envs._envs): install brax 0.14")
     return dict(brax_envs._envs)
 
 
 def make(id: str, *, backend: str = "spring", episode_length: int = MAX_EPISODE_STEPS, **options: Any) -> Env:
-    """A registered brax environment; ``options`` go to its constructor.
+    """Make a registered brax environment.
+
+    Args:
+        id: brax id.
+        backend: One of `BACKENDS`.
+        episode_length: Time limit in steps.
+        **options: Arguments of the environment's constructor.
+
+    Returns:
+        The environment.
 
     Raises:
-        ValueError: the environment is unknown or refused, the backend unknown, or an option is not the constructor's.
+        ValueError: Unknown or unsupported id, backend, episode length or option.
     """
     if id in REFUSED:
         raise ValueError(f"env.id={id}: brax's {id} does not run on this JAX: {REFUSED[id]}")
@@ -130,7 +157,17 @@ def make(id: str, *, backend: str = "spring", episode_length: int = MAX_EPISODE_
 
 
 def adapt(env: Any, *, name: str, max_episode_steps: int | None = MAX_EPISODE_STEPS, shortest_episode: int = 1) -> Env:
-    """Any object with brax's interface, unwrapped, as an `Env`. Its actions are taken to lie in [-1, 1]."""
+    """Convert an object with brax's interface to an `Env`.
+
+    Args:
+        env: Unwrapped environment. Its actions are assumed to be in [-1, 1].
+        name: Name in the spec.
+        max_episode_steps: Time limit in steps, or None.
+        shortest_episode: Lower bound of an episode's steps.
+
+    Returns:
+        The environment.
+    """
     reset_one, step_one = relaxed(env.reset), relaxed(env.step)
 
     def reset(key: jax.Array, params: PyTree) -> tuple[PyTree, PyTree]:
@@ -151,15 +188,23 @@ def adapt(env: Any, *, name: str, max_episode_steps: int | None = MAX_EPISODE_ST
 
 
 def _copied_containers(state: PyTree) -> PyTree:
-    """``state`` with its dictionaries copied: ant, hopper, humanoid and walker2d write into ``state.metrics``."""
+    """Copy the dictionaries of a state: ant, hopper, humanoid and walker2d write into ``state.metrics``."""
     return jax.tree.map(lambda x: x, state)
 
 
 def scene_of(*, id: str, backend: str = "spring", **options: Any) -> Scene:
-    """The bodies of an environment that `make` makes with the same options.
+    """Return the bodies of an environment that `make` makes with the same options.
+
+    Args:
+        id: As in `make`.
+        backend: As in `make`.
+        **options: As in `make`.
+
+    Returns:
+        The scene.
 
     Raises:
-        ValueError: the environment has none.
+        ValueError: The environment has no bodies.
     """
     options.pop("episode_length", None)
     with quiet():
@@ -170,6 +215,12 @@ def scene_of(*, id: str, backend: str = "spring", **options: Any) -> Scene:
 
 
 def pose_of(state: PyTree) -> tuple[jax.Array, jax.Array]:
-    """What a state of an environment with bodies shows, with any backend; leading axes stay: positions ``[B, 3]`` and
-    rotations ``[B, 4]`` of its bodies."""
+    """Return the positions and rotations of the bodies in a state, for every backend.
+
+    Args:
+        state: State of an environment with bodies, leaves ``[..., ...]``.
+
+    Returns:
+        Positions ``[..., B, 3]`` and rotations ``[..., B, 4]``.
+    """
     return state.pipeline_state.x.pos, state.pipeline_state.x.rot

@@ -1,4 +1,4 @@
-"""Gymnasium environments (https://gymnasium.farama.org, 1.1 and later), stepped on the host by `envs.pool`."""
+"""Adapter of Gymnasium environments (https://gymnasium.farama.org, 1.1+), stepped on the host by `envs.pool`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ from jaxrl_fast.envs.pool.stepping import HostEnvSpec, describe, make_one, of_en
 
 Wrappers = Sequence[str | Mapping[str, Mapping[str, Any]]]
 UNKNOWN_FPS = 10.0
-"""Steps a second in the pictures of an environment that does not say how many they are."""
+"""Steps per second in the pictures of an environment without ``render_fps``."""
 
 
 def make_host(
@@ -29,16 +29,26 @@ def make_host(
     max_episode_steps: int | None = None,
     **options: Any,
 ) -> HostEnv:
-    """``num_envs`` of any environment that Gymnasium knows, for each of ``num_seeds``; ``my_package:MyEnv-v0`` imports
-    ``my_package`` first.
+    """Make a vectorized host environment of any Gymnasium id.
 
-    ``wrappers`` by name, in order: ``["FlattenObservation", {"my_package.Scale": {"factor": 2}}]``; ``options`` go to
-    the environment. Observations that are a Box keep their shape and dtype (64 bits become 32); others are flattened
-    to one float32 vector, in the order of `gymnasium.spaces.flatten`, Discrete parts one-hot. MultiDiscrete and
-    MultiBinary actions of at most 4,096 combinations are numbered, as one Discrete.
+    The shape and dtype of a Box observation do not change (64 bits become 32). Other observations are flattened to one
+    float32 vector in the order of `gymnasium.spaces.flatten`, with Discrete parts one-hot. MultiDiscrete and
+    MultiBinary actions of at most 4,096 combinations become one Discrete action.
+
+    Args:
+        id: Gymnasium id. ``my_package:MyEnv-v0`` imports ``my_package`` first.
+        num_envs: Number of environments for each seed.
+        num_seeds: Number of seeds that the pool serves.
+        pool: Options of the pool.
+        wrappers: Wrappers by name, in order: ``["FlattenObservation", {"my_package.Scale": {"factor": 2}}]``.
+        max_episode_steps: Time limit in steps, or None for the limit registered with the id.
+        **options: Arguments of the environment's constructor.
+
+    Returns:
+        The environment.
 
     Raises:
-        ValueError: unknown id, option or wrapper, or spaces that are not supported; one line that says what to write.
+        ValueError: Unknown id, option or wrapper, unsupported spaces, or options that EnvPool does not support.
     """
     check_options(pool, num_envs, num_seeds)
     make = recipes.recipe(id, wrappers=wrappers, max_episode_steps=max_episode_steps, **options)
@@ -63,15 +73,27 @@ def make_atari_host(
     life_loss: bool = False,
     **options: Any,
 ) -> HostEnv:
-    """``num_envs`` of an Atari game, ``Pong`` or ``ALE/Pong-v5``: a grey frame ``[84, 84, 1]`` uint8 a step, unstacked.
+    """Make a vectorized host environment of an Atari game: one grey frame ``[84, 84, 1]`` uint8 a step, unstacked.
 
-    ``clip_rewards`` replaces rewards by their signs, for learning; ``life_loss`` ends an episode, for learning, with
-    each life. Reported returns are always the true scores of whole games, and ``another``, for evaluation, makes games
-    without either. ``options`` are those of `pool.recipes.atari`: ``sticky``, ``frame_skip``, ``noop_max``,
-    ``screen_size``, ``episode_length``, and ALE's own.
+    Reported returns are the true scores of whole games. ``another``, for evaluation, makes games without clipped
+    rewards and without ends of episodes at lost lives.
+
+    Args:
+        game: ``Pong`` or ``ALE/Pong-v5``.
+        num_envs: Number of environments for each seed.
+        num_seeds: Number of seeds that the pool serves.
+        pool: Options of the pool.
+        clip_rewards: Replace training rewards by their signs.
+        life_loss: End a training episode with each lost life.
+        **options: Options of `pool.recipes.atari` (``sticky``, ``frame_skip``, ``noop_max``, ``screen_size``,
+            ``episode_length``), and ALE's.
+
+    Returns:
+        The environment.
 
     Raises:
-        ValueError: unknown game or option, or a package of the extra ``atari`` is not installed.
+        ValueError: Unknown game or option, ``pool.backend=envpool``, or a package of the extra ``atari`` is not
+            installed.
     """
     check_options(pool, num_envs, num_seeds)
     if pool.backend == "envpool":
@@ -86,10 +108,20 @@ def make_atari_host(
 def make_custom_host(
     make: Callable[[], Any], *, num_envs: int, num_seeds: int = 1, name: str = "", pool: PoolOptions = PoolOptions()
 ) -> HostEnv:
-    """``num_envs`` of what ``make()`` returns, a `gymnasium.Env`; a closure or a lambda of a notebook will do.
+    """Make a vectorized host environment of a user's function.
+
+    Args:
+        make: Returns a `gymnasium.Env`. Closures and lambdas of a notebook are supported.
+        num_envs: Number of environments for each seed.
+        num_seeds: Number of seeds that the pool serves.
+        name: Name in the spec, or "" for the name of ``make``.
+        pool: Options of the pool.
+
+    Returns:
+        The environment.
 
     Raises:
-        ValueError: it fails, returns something else, or cannot be sent to worker processes.
+        ValueError: ``make`` fails, returns something else, or cannot be sent to worker processes.
     """
     check_options(pool, num_envs, num_seeds)
     if pool.backend == "envpool":
@@ -98,10 +130,19 @@ def make_custom_host(
 
 
 def film(id: str, *, wrappers: Wrappers = (), max_episode_steps: int | None = None, **options: Any) -> FilmedHost:
-    """One environment as `make_host` makes them, to be drawn.
+    """Make one environment that can be drawn.
+
+    Args:
+        id: As in `make_host`.
+        wrappers: As in `make_host`.
+        max_episode_steps: As in `make_host`.
+        **options: As in `make_host`.
+
+    Returns:
+        The environment and its camera.
 
     Raises:
-        ValueError: as `make_host`, or it has no pictures.
+        ValueError: As `make_host`, or the environment has no pictures.
     """
     options["render_mode"] = RENDER_MODE
     make = recipes.recipe(id, wrappers=wrappers, max_episode_steps=max_episode_steps, **options)
@@ -109,10 +150,19 @@ def film(id: str, *, wrappers: Wrappers = (), max_episode_steps: int | None = No
 
 
 def film_atari(game: str, *, clip_rewards: bool = True, life_loss: bool = False, **options: Any) -> FilmedHost:
-    """One Atari game as `make_atari_host` makes them for evaluation, to be drawn: whole, with its true scores.
+    """Make one Atari game that can be drawn, as for evaluation: a whole game with its true score.
+
+    Args:
+        game: As in `make_atari_host`.
+        clip_rewards: Ignored.
+        life_loss: Ignored.
+        **options: As in `make_atari_host`.
+
+    Returns:
+        The environment and its camera.
 
     Raises:
-        ValueError: as `make_atari_host`.
+        ValueError: As `make_atari_host`.
     """
     del clip_rewards, life_loss
     made = make_one(recipes.atari(game, render_mode=RENDER_MODE, **options), game)
@@ -121,16 +171,24 @@ def film_atari(game: str, *, clip_rewards: bool = True, life_loss: bool = False,
 
 
 def filmed(env: gymnasium.Env, name: str, limit: int | None = None) -> FilmedHost:
-    """``env`` as one environment to be drawn, which enforces the limit of steps itself.
+    """Convert one environment to a host environment with a camera.
+
+    Args:
+        env: Environment with ``render_mode="rgb_array"``.
+        name: Name in the spec and in error messages.
+        limit: Time limit in steps that ``env`` enforces, or None.
+
+    Returns:
+        The environment and its camera.
 
     Raises:
-        ValueError: it gives no pictures, or its spaces are not supported.
+        ValueError: The environment has no pictures, or its spaces are not supported.
     """
     if env.render_mode != RENDER_MODE:
         env.close()
         raise ValueError(
-            f"{name} cannot be drawn: its render_mode is {env.render_mode}, and only {RENDER_MODE} gives pictures: let "
-            "what makes it take render_mode and pass it on"
+            f"{name} cannot be drawn: its render_mode is {env.render_mode}, and only {RENDER_MODE} gives pictures: "
+            "add an argument render_mode to the function that makes it, and pass it to the environment"
         )
     camera = Camera(env)
     host_spec = of_env(camera, lambda: camera, name)
@@ -140,7 +198,15 @@ def filmed(env: gymnasium.Env, name: str, limit: int | None = None) -> FilmedHos
 
 
 def env_spec(host_spec: HostEnvSpec, max_episode_steps: int | None = None) -> EnvSpec:
-    """The `EnvSpec` of environments on the host, which enforce the limit ``max_episode_steps`` themselves."""
+    """Convert the spec of a host environment to an `EnvSpec`.
+
+    Args:
+        host_spec: Spec of the host environment.
+        max_episode_steps: Time limit in steps that the environments enforce, or None.
+
+    Returns:
+        The spec.
+    """
     act = host_spec.act
     action = Discrete(act.num_actions) if act.num_actions else Box(act.low, act.high)
     shape, dtype = host_spec.observe.shape, host_spec.observe.dtype
@@ -150,7 +216,14 @@ def env_spec(host_spec: HostEnvSpec, max_episode_steps: int | None = None) -> En
 
 
 def by_entries(host: HostEnv) -> HostEnv:
-    """``host``, whose observations are records, with dictionaries of their entries instead."""
+    """Convert a host environment's record observations to dictionaries.
+
+    Args:
+        host: Host environment whose observations are NumPy records.
+
+    Returns:
+        The same environment with one array per field.
+    """
 
     def entries(records: np.ndarray) -> dict[str, np.ndarray]:
         return {name: np.ascontiguousarray(records[name]) for name in records.dtype.names or ()}
@@ -181,10 +254,22 @@ def pooled(
     pool: PoolOptions,
     hint: str = "",
 ) -> HostEnv:
-    """``num_envs`` environments for each seed; ``hint``: a line for the user.
+    """Make a pool of host environments.
+
+    Args:
+        make: Makes one environment.
+        name: Name in the spec and in error messages.
+        limit: Time limit in steps that the environments enforce, or None.
+        num_envs: Number of environments for each seed.
+        num_seeds: Number of seeds that the pool serves.
+        pool: Options of the pool.
+        hint: Line that is reported once to the user, or "".
+
+    Returns:
+        The environment.
 
     Raises:
-        ValueError: one cannot be made, or its spaces are not supported.
+        ValueError: An environment cannot be made, or its spaces are not supported.
     """
     host_spec = describe(make, name)
     host = make_pool(host_spec, env_spec(host_spec, limit), num_envs=num_envs, num_seeds=num_seeds, options=pool)
@@ -198,6 +283,6 @@ def _with_hint(events: TakeEvents, hint: str) -> TakeEvents:
 
 
 def _could_envpool(id: str, wrappers: Wrappers) -> str:
-    """A hint for the user where EnvPool has ``id`` too, else an empty string."""
+    """Return a hint if EnvPool supports ``id``, else an empty string."""
     served = id.rpartition("-v")[0] in from_envpool.SERVES and not wrappers
     return f"EnvPool has {id} too: pool.backend=envpool, pip install 'jaxrl_fast[envpool]'" if served else ""

@@ -1,4 +1,7 @@
-"""gymnax's environments. The only file that imports gymnax (https://github.com/RobertTLange/gymnax, 1.0 and later)."""
+"""Adapter of gymnax's environments (https://github.com/RobertTLange/gymnax, 1.0+).
+
+This is the only file that imports gymnax.
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,7 +18,7 @@ from jaxrl_fast.envs.adapter_utils import import_later, like, relaxed, settled
 from jaxrl_fast.envs.env import FRESH_INTERVAL, Env, SampleParams, no_params
 from jaxrl_fast.envs.env_checks import check_option, check_shapes
 
-import_later("seaborn", "matplotlib.pyplot")  # for pictures of its own: with pandas and SciPy, longer than all else
+import_later("seaborn", "matplotlib.pyplot")  # only for its pictures; the slowest imports, with pandas and SciPy
 
 REFUSED = {"MNISTBandit-bsuite": "it downloads a data set when made"}
 LONG_EPISODES = tuple(
@@ -27,10 +30,11 @@ LONG_EPISODES = tuple(
 
 
 class GymnaxState(NamedTuple):
-    """An environment's state.
+    """State of an environment.
 
-    - ``state``: gymnax's own.
-    - ``params``: the gymnax parameters of this episode; ``()``: the defaults.
+    Attributes:
+        state: gymnax's state.
+        params: gymnax parameters of this episode; ``()`` for the defaults.
     """
 
     state: PyTree
@@ -38,15 +42,27 @@ class GymnaxState(NamedTuple):
 
 
 def ids() -> list[str]:
-    """The registered ids that can run."""
+    """List the registered ids that are supported.
+
+    Returns:
+        Sorted ids.
+    """
     return sorted(set(gymnax.registered_envs) - set(REFUSED))
 
 
 def make(id: str, *, episode_length: int | None = None, **options: Any) -> Env:
-    """A registered gymnax environment; ``options`` override its default parameters.
+    """Make a registered gymnax environment.
+
+    Args:
+        id: gymnax id.
+        episode_length: Time limit in steps, or None for gymnax's default.
+        **options: Values that override gymnax's default parameters.
+
+    Returns:
+        The environment.
 
     Raises:
-        ValueError: the environment is unknown or refused, or has no such parameter, or not of this kind.
+        ValueError: Unsupported id, episode length below 1, or a parameter that is unknown or of the wrong kind.
     """
     if id in REFUSED:
         raise ValueError(f"env.id={id}: gymnax's {id} is not supported: {REFUSED[id]}")
@@ -70,9 +86,16 @@ def make(id: str, *, episode_length: int | None = None, **options: Any) -> Env:
 
 
 def adapt(env: Any, params: Any = None, *, name: str, sample_params: SampleParams = no_params) -> Env:
-    """Any object with gymnax's interface as an `Env`.
+    """Convert an object with gymnax's interface to an `Env`.
 
-    ``sample_params(key)`` returns the gymnax parameters of an episode.
+    Args:
+        env: gymnax-style environment.
+        params: gymnax parameters, or None for the defaults.
+        name: Name in the spec.
+        sample_params: ``(key) -> gymnax parameters``, or ``()`` for ``params``; called for every episode.
+
+    Returns:
+        The environment.
     """
     default = env.default_params if params is None else params
     reset_one, step_one, is_truncated = relaxed(env.reset_env), relaxed(env.step_env), _truncation(env)
@@ -103,7 +126,7 @@ def adapt(env: Any, params: Any = None, *, name: str, sample_params: SampleParam
 
 
 def _pictures(id: str, env: Any, params: Any) -> dict[str, Any]:
-    """`Env.draw` and `Env.step_s`, where there are pictures of an environment."""
+    """Return `Env.draw` and `Env.step_s` if the environment can be drawn."""
     if id in drawings.LINES:
         picture, step_s = drawings.LINES[id]
         return {"draw": lambda state: picture(state.state, params), "step_s": float(step_s(params))}
@@ -114,7 +137,7 @@ def _pictures(id: str, env: Any, params: Any) -> dict[str, Any]:
 
 
 def _truncation(env: Any) -> Callable[[PyTree, PyTree], jax.Array]:
-    """``is_truncated(state, params)``: gymnax 1.0 has it, an environment written in its style may not."""
+    """Return ``is_truncated(state, params)``, which gymnax 1.0 has and an environment in its style may lack."""
     if not hasattr(env, "is_truncated"):
         return lambda state, params: jnp.zeros((), bool)
     is_truncated = relaxed(env.is_truncated)

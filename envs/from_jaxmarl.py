@@ -1,4 +1,4 @@
-"""JaxMARL's worlds of several agents. The only file that imports jaxmarl (https://github.com/FLAIROx/JaxMARL, 0.2)."""
+"""Adapter of JaxMARL's environments. The only file that imports jaxmarl (https://github.com/FLAIROx/JaxMARL, 0.2)."""
 
 import inspect
 import sys
@@ -21,8 +21,7 @@ from jaxrl_fast.envs.pool.several_agents import largest_shape, most_actions, own
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress what JaxMARL prints at import, of packages that it does not need; it goes back to the process's own
-    streams on its way."""
+    """Suppress JaxMARL's messages about optional packages; it restores the process's streams to print them."""
     whole, errors = sys.__stdout__, sys.stderr
     with redirect_stdout(StringIO()) as nowhere:
         sys.__stdout__ = nowhere  # type: ignore[assignment, misc]
@@ -43,67 +42,93 @@ REFUSED = {
 }
 MABRAX = {"ant_4x2", "halfcheetah_6x1", "hopper_3x1", "humanoid_9|8", "walker2d_2x3"}
 SHARED_REWARD = {"HeuristicEnemySMAX", "hanabi", "overcooked", "overcooked_v2", "switch_riddle", *MABRAX}
-"""Worlds whose agents all get the same."""
+"""Environments whose agents all get the same reward."""
 LEAVE_EARLY = {"HeuristicEnemySMAX", "SMAX", "jaxnav"}
-"""Worlds that go on without those of their agents that are done."""
+"""Environments that continue without their agents that are done."""
 
 
 class JaxMarlState(NamedTuple):
-    """A world's state: JaxMARL's own, and the ``steps`` of the episode."""
+    """State of an environment.
+
+    Attributes:
+        state: JaxMARL's state.
+        steps: Steps of the episode so far, int32.
+    """
 
     state: PyTree
     steps: jax.Array
 
 
 def ids() -> list[str]:
-    """The registered ids that can run."""
+    """List the registered ids that are supported.
+
+    Returns:
+        Sorted ids.
+    """
     return sorted(set(jaxmarl.registered_envs) - set(REFUSED))
 
 
 def make(id: str, *, num_agents: int | None = None, episode_length: int | None = None, **options: Any) -> Env:
-    """A registered JaxMARL world; ``options`` go to its constructor, ``scenario`` by its name, such as ``3m``.
+    """Make a registered JaxMARL environment.
+
+    Args:
+        id: JaxMARL id.
+        num_agents: Number of agents, or None for the default.
+        episode_length: Time limit in steps. The smaller of it and JaxMARL's limit applies.
+        **options: Arguments of the environment's constructor. ``scenario`` is a name, such as ``3m``.
+
+    Returns:
+        The environment.
 
     Raises:
-        ValueError: it is refused, has not so many agents, does not take the options, or its agents cannot be filled up
-            to the largest.
+        ValueError: Unsupported id, number of agents or option, or agents that cannot be padded to the largest.
     """
     if id in REFUSED:
         raise ValueError(f"env.id={id}: jaxmarl's {id} is not supported: {REFUSED[id]}")
     if "scenario" in options:
         options["scenario"] = _scenario(options["scenario"])
-    world = _made(id, options)
-    if num_agents not in (None, world.num_agents):
+    base = _made(id, options)
+    if num_agents not in (None, base.num_agents):
         options["num_agents"] = num_agents
         try:
-            world = _made(id, options)
+            base = _made(id, options)
         except ValueError:
-            raise ValueError(f"env.num_agents={num_agents}: {id} has {world.num_agents} agents: leave it out") from None
-    limit = getattr(world, "max_steps", None)
+            raise ValueError(f"env.num_agents={num_agents}: {id} has {base.num_agents} agents: leave it out") from None
+    limit = getattr(base, "max_steps", None)
     if limit is not None:
-        limit = int(limit) + id.startswith("MPE_")  # these look at the clock before they turn it on
-    env = adapt(world, name=id, time_limit=limit, shared_reward=id in SHARED_REWARD, leave_early=id in LEAVE_EARLY)
+        limit = int(limit) + id.startswith("MPE_")  # MPE compares the step counter before incrementing it
+    env = adapt(base, name=id, time_limit=limit, shared_reward=id in SHARED_REWARD, leave_early=id in LEAVE_EARLY)
     if episode_length is not None:
         env = env._replace(spec=env.spec._replace(max_episode_steps=min(episode_length, limit or episode_length)))
     check_shapes(env, f"jaxmarl {id}")
     if id.startswith("MPE_"):
-        return env._replace(draw=drawings.particles(world))
+        return env._replace(draw=drawings.particles(base))
     if id in ("SMAX", "HeuristicEnemySMAX"):
-        env = env._replace(draw=drawings.battle(getattr(world, "_env", world)))
-    return env._replace(success=_battle_is_won(world)) if id == "HeuristicEnemySMAX" else env
+        env = env._replace(draw=drawings.battle(getattr(base, "_env", base)))
+    return env._replace(success=_battle_is_won(base)) if id == "HeuristicEnemySMAX" else env
 
 
 def adapt(
-    world: Any, *, name: str, time_limit: int | None = None, shared_reward: bool = False, leave_early: bool = False
+    env: Any, *, name: str, time_limit: int | None = None, shared_reward: bool = False, leave_early: bool = False
 ) -> Env:
-    """Any object with JaxMARL's interface as an `Env`. ``time_limit``: the steps after which it says that it is done
-    though its task is not; ``shared_reward``: all agents get the same; ``leave_early``: agents that are done are out.
+    """Convert an object with JaxMARL's interface to an `Env`.
+
+    Args:
+        env: JaxMARL-style environment.
+        name: Name in the spec.
+        time_limit: Number of steps after which ``done`` is a truncation, or None.
+        shared_reward: All agents get the same reward.
+        leave_early: Agents that are done are marked as out while the others continue.
+
+    Returns:
+        The environment.
 
     Raises:
-        ValueError: its agents cannot be filled up to the largest.
+        ValueError: The agents' observations or actions cannot be padded to the largest.
     """
-    reset_one, step_one = relaxed(world.reset), relaxed(world.step_env)
-    names = list(world.agents)
-    acts = [_action_space(name, world.action_space(agent)) for agent in names]
+    reset_one, step_one = relaxed(env.reset), relaxed(env.step_env)
+    names = list(env.agents)
+    acts = [_action_space(name, env.action_space(agent)) for agent in names]
     numbers = [act.num_actions if isinstance(act, Discrete) else 0 for act in acts]
     most = most_actions(name, numbers, [(0, 0) if isinstance(act, Discrete) else act for act in acts])
     space = Discrete(most) if most else acts[0]
@@ -111,7 +136,7 @@ def adapt(
     if not (isinstance(shapes, dict) and set(names) <= set(shapes)):
         raise ValueError(f"{name} gives no observations by the names of its agents: write another env.id")
     largest_shape(name, [(shapes[agent].dtype, shapes[agent].shape) for agent in names])
-    allowed = (_allowed(world) or _all_of(names, numbers)) if most else None
+    allowed = (_allowed(env) or _all_of(names, numbers)) if most else None
 
     def stacked(by_name: PyTree) -> jax.Array:
         return filled_up([jnp.asarray(by_name[agent]) for agent in names])
@@ -147,15 +172,15 @@ def adapt(
 
 def _made(id: str, options: dict[str, Any]) -> Any:
     try:
-        world = jaxmarl.make(id, **options)
+        env = jaxmarl.make(id, **options)
     except Exception as error:  # any error that an option causes inside jaxmarl
         message = " ".join(str(error).split())
         raise ValueError(f"jaxmarl {id} does not take these options: {message}: leave them out") from error
-    classes = {*type(world).__mro__, *type(getattr(world, "_env", world)).__mro__} - {object}
+    classes = {*type(env).__mro__, *type(getattr(env, "_env", env)).__mro__} - {object}
     known = {name for cls in classes for name in inspect.signature(cls).parameters} - {"args", "kwargs", "env_kwargs"}
-    if unknown := sorted(set(options) - known):  # some swallow whatever they are given
+    if unknown := sorted(set(options) - known):  # some constructors ignore unknown arguments
         raise ValueError(f"jaxmarl {id} has no option '{unknown[0]}': write some of {', '.join(sorted(known))}")
-    return world
+    return env
 
 
 def _scenario(name: Any) -> Any:
@@ -164,32 +189,39 @@ def _scenario(name: Any) -> Any:
     return MAP_NAME_TO_SCENARIO[name]
 
 
-def _allowed(world: Any) -> Callable[[PyTree], PyTree] | None:
-    """``allowed(state)``: the actions that each agent may take; None where they always may take all."""
-    allowed = relaxed(getattr(world, "get_legal_moves", world.get_avail_actions))
+def _allowed(env: Any) -> Callable[[PyTree], PyTree] | None:
+    """Return ``allowed(state)``, the masks of the allowed actions by agent; None if all actions are always allowed."""
+    allowed = relaxed(getattr(env, "get_legal_moves", env.get_avail_actions))
     try:
-        given = jax.eval_shape(lambda key: allowed(relaxed(world.reset)(key)[1]), jax.random.key(0))
+        given = jax.eval_shape(lambda key: allowed(relaxed(env.reset)(key)[1]), jax.random.key(0))
     except NotImplementedError:
         return None
     return allowed if isinstance(given, dict) else None
 
 
 def _all_of(names: list[str], numbers: list[int]) -> Callable[[PyTree], PyTree] | None:
-    """As `_allowed`, where agents may take all that they have; None where they have equally many."""
+    """Return masks as `_allowed` if agents have different numbers of actions, else None."""
     masks = {agent: np.ones(number, bool) for agent, number in zip(names, numbers, strict=True)}
     return (lambda state: masks) if len(set(numbers)) > 1 else None
 
 
-def _battle_is_won(world: Any) -> Callable[[PyTree], jax.Array]:
+def _battle_is_won(env: Any) -> Callable[[PyTree], jax.Array]:
     def success(state: PyTree) -> jax.Array:
         alive = state.state.state.unit_alive.astype(bool)
-        return jnp.any(alive[: world.num_allies]) & ~jnp.any(alive[world.num_allies :])
+        return jnp.any(alive[: env.num_allies]) & ~jnp.any(alive[env.num_allies :])
 
     return success
 
 
 def filled_up(arrays: list[jax.Array]) -> jax.Array:
-    """One array ``[A, ...]``, with zeros behind vectors that are shorter than the longest."""
+    """Stack the agents' arrays, padding shorter vectors with zeros at the end.
+
+    Args:
+        arrays: One array for each agent, equal in shape except that vectors may differ in length.
+
+    Returns:
+        Array ``[A, ...]``.
+    """
     most = max(x.shape[:1] for x in arrays)
     return jnp.stack([jnp.pad(x, (0, most[0] - len(x))) if x.shape[:1] < most else x for x in arrays])
 

@@ -1,6 +1,7 @@
-"""Jumanji's worlds of several agents. The only file that imports jumanji (https://github.com/instadeepai/jumanji, 1.1).
+"""Adapter of Jumanji's multi-agent environments. The only file that imports jumanji.
 
-Its clock never runs out here: the time limit is `vectorize`'s, which truncates, where Jumanji's ends the task.
+Source: https://github.com/instadeepai/jumanji, 1.1. Jumanji's time limit terminates an episode; here it never
+applies, and `vectorize` truncates instead.
 """
 
 import inspect
@@ -19,9 +20,9 @@ from jaxrl_fast.envs.env import Env, is_count
 from jaxrl_fast.envs.env_checks import check_option, check_shapes
 
 NEVER = 2**30
-"""As a time limit, in steps."""
+"""A time limit in steps that is never reached."""
 STEP_S = 0.25
-"""How long a step lasts in pictures, in seconds."""
+"""Duration of a step in pictures, in seconds."""
 FORAGING = {
     "grid_size": 8,
     "fov": 8,
@@ -34,8 +35,9 @@ FORAGING = {
     "penalty": 0.0,
     "episode_length": 100,
 }
-"""Jumanji's own defaults: a field of 8 x 8, 2 players, 2 pieces of food that take both. All see all of it, unless
-``fov`` is given."""
+"""Jumanji's defaults: an 8 x 8 field, 2 players, 2 pieces of food that each need both players. Every player observes
+the whole field unless ``fov`` is given.
+"""
 WAREHOUSE = {
     "shelf_rows": 1,
     "shelf_columns": 3,
@@ -45,22 +47,34 @@ WAREHOUSE = {
     "request_queue_size": 4,
     "episode_length": 500,
 }
-"""tiny-4ag of Papoudakis et al. (arXiv 2006.07869), where Jumanji's own defaults are another warehouse."""
+"""tiny-4ag of Papoudakis et al. (arXiv 2006.07869). Jumanji's defaults are another warehouse."""
 WORLDS: dict[str, dict[str, Any]] = {"LevelBasedForaging": FORAGING, "RobotWarehouse": WAREHOUSE}
-"""Id -> options and their defaults."""
+"""Id -> default options."""
 
 
 def ids() -> list[str]:
-    """Jumanji's names of the worlds whose agents each have an observation."""
+    """List the supported ids: environments with an observation for each agent.
+
+    Returns:
+        Jumanji's class names.
+    """
     return list(WORLDS)
 
 
 def make(id: str, *, num_agents: int | None = None, **options: Any) -> Env:
-    """A Jumanji world; ``options`` are those of `WORLDS`, as its constructor and its generator call them, and
-    ``episode_length``.
+    """Make a Jumanji environment.
+
+    Args:
+        id: One of `ids`.
+        num_agents: Number of agents, or None for the default.
+        **options: Options of `WORLDS`: arguments of Jumanji's constructor and generator, and ``episode_length`` in
+            steps.
+
+    Returns:
+        The environment.
 
     Raises:
-        ValueError: an option is unknown, or has a value that the world does not take.
+        ValueError: Unknown option, or a value that Jumanji does not accept.
     """
     given = WORLDS[id] | ({} if num_agents is None else {"num_agents": num_agents}) | options
     for option, value in given.items():
@@ -73,23 +87,33 @@ def make(id: str, *, num_agents: int | None = None, **options: Any) -> Env:
         given["fov"] = given["grid_size"]
     limit = given.pop("episode_length")
     try:
-        world = _foraging(**given) if id == "LevelBasedForaging" else _warehouse(**given)
+        base = _foraging(**given) if id == "LevelBasedForaging" else _warehouse(**given)
     except (AssertionError, ValueError, TypeError) as error:
         message = " ".join(str(error).split()).rstrip(".")
         raise ValueError(f"jumanji {id} does not take these options: {message}") from error
-    env = adapt(world, name=id, time_limit=limit, shared_reward=id == "RobotWarehouse")
+    env = adapt(base, name=id, time_limit=limit, shared_reward=id == "RobotWarehouse")
     check_shapes(env, f"jumanji {id}")
     if id == "RobotWarehouse":
-        goals = [(int(x), int(y)) for x, y in world.goals]
+        goals = [(int(x), int(y)) for x, y in base.goals]
         return env._replace(draw=lambda state: drawings.warehouse(state, goals))
     draw = drawings.foraging(given["grid_size"])
     return env._replace(draw=draw, success=lambda state: jnp.all(state.food_items.eaten))
 
 
-def adapt(world: Any, *, name: str, time_limit: int | None, shared_reward: bool = False) -> Env:
-    """A Jumanji environment whose observation has ``agents_view`` ``[A, ...]`` and ``action_mask`` ``[A, actions]``, as
-    an `Env`. Whatever its own clock says counts as the end of its task; ``shared_reward``: all agents get the same."""
-    reset_one, step_one = relaxed(world.reset), relaxed(world.step)
+def adapt(env: Any, *, name: str, time_limit: int | None, shared_reward: bool = False) -> Env:
+    """Convert a Jumanji environment to an `Env`.
+
+    Args:
+        env: Environment whose observation has ``agents_view`` ``[A, ...]`` and ``action_mask`` ``[A, actions]``. Its
+            last step counts as a termination.
+        name: Name in the spec.
+        time_limit: Time limit in steps for `vectorize`, or None.
+        shared_reward: All agents get the same reward.
+
+    Returns:
+        The environment.
+    """
+    reset_one, step_one = relaxed(env.reset), relaxed(env.step)
 
     def observed(obs: Any) -> PyTree:
         return {"action_mask": jnp.asarray(obs.action_mask, bool), "obs": jnp.asarray(obs.agents_view, jnp.float32)}

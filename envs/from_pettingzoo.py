@@ -1,5 +1,4 @@
-"""PettingZoo's parallel environments (https://pettingzoo.farama.org, 1.24 and later), stepped on the host by
-`jaxrl_fast.envs.pool`."""
+"""Adapter of PettingZoo's parallel environments (https://pettingzoo.farama.org, 1.24+), stepped on the host."""
 
 from functools import partial
 from typing import Any
@@ -22,14 +21,24 @@ def make_host(
     episode_length: int | None = None,
     **options: Any,
 ) -> HostEnv:
-    """``num_envs`` of a parallel environment for each of ``num_seeds``: ``sisl/pursuit_v5``, ``mpe2/simple_spread_v3``
-    or ``my_package/my_module``, a module with ``parallel_env``, to which ``options`` go.
+    """Make a vectorized host environment of a PettingZoo parallel environment.
 
-    Observations are those of `pool.several_agents`; each agent has its own reward. ``num_agents`` is only checked:
-    parallel environments call it differently. ``episode_length``: cut after so many steps.
+    Observations are described in `pool.several_agents`. Each agent has a separate reward.
+
+    Args:
+        id: ``sisl/pursuit_v5``, ``mpe2/simple_spread_v3`` or ``my_package/my_module``, a module with ``parallel_env``.
+        num_envs: Number of environments for each seed.
+        num_seeds: Number of seeds that the pool serves.
+        pool: Options of the pool.
+        num_agents: Expected number of agents. It is only checked: parallel environments have different names for it.
+        episode_length: Time limit in steps, or None.
+        **options: Arguments of ``parallel_env``.
+
+    Returns:
+        The environment.
 
     Raises:
-        ValueError: unknown id or option, or spaces that are not supported; one line that says what to write.
+        ValueError: Unknown id or option, unsupported spaces, ``pool.backend=envpool``, or another number of agents.
     """
     check_options(pool, num_envs, num_seeds)
     if pool.backend == "envpool":
@@ -46,10 +55,19 @@ def make_host(
 
 
 def film(id: str, *, num_agents: int | None = None, episode_length: int | None = None, **options: Any) -> FilmedHost:
-    """One environment as `make_host` makes them, to be drawn.
+    """Make one environment that can be drawn.
+
+    Args:
+        id: As in `make_host`.
+        num_agents: Ignored.
+        episode_length: As in `make_host`.
+        **options: As in `make_host`.
+
+    Returns:
+        The environment and its camera.
 
     Raises:
-        ValueError: as `make_host`, or it has no pictures.
+        ValueError: As `make_host`, or the environment has no pictures.
     """
     make = partial(make_parallel, _checked(id), {**options, "render_mode": RENDER_MODE}, episode_length)
     return filmed(make_one(make, id), id, episode_length)

@@ -1,7 +1,7 @@
-"""Environments stepped on the host: many at once, outside JAX, in NumPy.
+"""Vectorized environments stepped on the host, outside JAX, in NumPy.
 
-A `HostEnv` is the interface of the sampler pool (`jaxrl_fast.envs.pool`) and of EnvPool. Nothing in it knows JAX: the
-fragment ``sample`` (`learning.host_sampling`) connects it to the graph.
+`HostEnv` is the interface of the sampler pool (`jaxrl_fast.envs.pool`) and of EnvPool. It does not depend on JAX:
+the fragment ``sample`` (`learning.host_sampling`) connects it to the graph.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,22 +12,25 @@ import numpy as np
 from jaxrl_fast.core import EnvSpec
 
 MAX_STEPS = 2**31
-"""Where the count of steps in a sampling state wraps around to 0: it is an int32."""
+"""Where the step counter of a sampling state, an int32, wraps around to 0."""
 UNTOLD = -1
-"""Stands for the success of an episode of which its environment says nothing."""
+"""Marks the success of an episode whose environment does not report it."""
 
 
 class HostStep(NamedTuple):
-    """The results of one step of a group of environments, ``[E / G, ...]``, where ``G`` is the number of groups.
+    """Results of one step of a group of environments, ``[E / G, ...]``, where ``G`` is the number of groups.
 
-    All arrays are copies that belong to the receiver, never views of shared memory, and read-only.
+    All arrays are read-only copies that belong to the receiver, never views of shared memory.
 
-    - ``obs``: what the policy sees next; after the end of an episode, the first observation of the next one.
-    - ``next_obs``: the true successor; may be the same array as ``obs`` where no episode ended.
-    - ``reward``: float32, as learning gets it; ``[E / G, A]`` of several agents.
-    - ``terminated``, ``truncated``: bool, never both true.
-    - ``episode_return``, ``episode_length``: totals of the episode up to and including this step. A length of 0 where
-      an episode ended: do not count this episode (its worker died, or only a life of the game was lost).
+    Attributes:
+        obs: Next observation for the policy; after the end of an episode, the first one of the next episode.
+        next_obs: Terminal observation where an episode ended, else ``obs``. May be the same array if no episode ended.
+        reward: Training reward, float32; ``[E / G, A]`` with several agents.
+        terminated: Bool, false where ``truncated``.
+        truncated: Bool.
+        episode_return: Return of the episode including this step.
+        episode_length: Length of the episode including this step. A length of 0 at the end of an episode means that it
+            must not be counted: its worker died, or the game only lost a life.
     """
 
     obs: Any
@@ -40,38 +43,41 @@ class HostStep(NamedTuple):
 
 
 TakeEvents = Callable[[], list[str]]
-"""Returns one line for each event since the last call that a person should know, such as a worker that restarted."""
+"""Returns one line for each event since the last call that the user should read, such as a worker that restarted."""
 
 
 class HostEnv(NamedTuple):
     """``num_envs`` environments in ``num_groups`` groups of equal size, which are stepped independently.
 
-    One pool may serve several seeds: ``num_seeds`` slices of ``num_envs`` environments each. Every group then holds an
-    equal part of each slice, one slice after the other, and where shapes say ``E`` they mean ``S * E``.
+    One pool may serve several seeds with ``num_seeds`` slices of ``num_envs`` environments each. Every group then holds
+    an equal part of each slice, one slice after the other, and ``E`` means ``S * E`` in shapes.
 
-    - ``spec``: that of each environment.
-    - ``reset(seed)``: starts a new episode in every environment, and discards steps in flight. Environment ``i`` is
-      seeded by ``seed`` and ``i`` alone (with several slices: seeds ``[S]``, and ``i`` counts within the slice).
-      Returns observations ``[E, ...]``.
-    - ``send(actions [E / G, ...], group)``: starts a step of a group, 0 to ``num_groups - 1``, and returns at once.
-    - ``recv(group)``: waits for that step. For the same seed and actions the result is the same, whatever the workers
-      and the timing.
-    - ``steps()``: counts the steps since the last ``reset``, over all environments.
-    - ``events``: lines for the user.
-    - ``another(num_envs)``: makes environments of this kind in one group, stepped in this process, as for evaluation.
-    - ``close()``: closes the environments and ends their processes; may be called twice.
-    - ``send_to(actions [n, ...], indices [n])``, ``recv_any()``: with ``pool.order=arrival``, sampling uses these and
-      serves whoever is ready first; the same seed then no longer gives the same run. ``recv_any`` waits for those and
-      returns their indices ``[E / G]`` and their step, fewer where fewer are under way; ``send_to`` steps them, or all
-      in the beginning. None otherwise.
-    - ``bridge``: how they are connected to compiled programs: ``host`` (called between programs) or ``callback``
-      (called from within one).
-    - ``overlaps``: whether a group is stepped elsewhere while this process computes the actions of another.
-    - ``success()``: int8 ``[E]``, of the last episode that ended in each environment: whether that was a success (1) or
-      not (0); `UNTOLD` where the environment does not report it, or none has ended. None where that is not known. Only
-      evaluation asks.
-    - ``agents()``: float32 ``[E, A]``, the returns of each of several agents in the last episode that ended in each
-      environment; None where there is one agent. Only evaluation asks.
+    Attributes:
+        spec: Spec of each environment.
+        num_envs: Number of environments, ``E``.
+        num_groups: Number of groups, ``G``.
+        reset: ``(seed) -> obs [E, ...]``, starts an episode in every environment and discards steps in flight. The seed
+            of environment ``i`` depends on ``seed`` and ``i`` only. With several slices, seeds are ``[S]``, and ``i``
+            counts within the slice.
+        send: ``(actions [E / G, ...], group)``, starts a step of a group, 0 to ``num_groups - 1``, and returns at once.
+        recv: ``(group) -> HostStep``, waits for that step. The result depends on the seed and the actions only, not on
+            the workers or the timing.
+        steps: Counts the steps since the last ``reset``, over all environments.
+        events: Lines for the user.
+        another: ``(num_envs) -> HostEnv`` of the same kind in one group, stepped in this process, as for evaluation.
+        close: Closes the environments and ends their processes; may be called twice.
+        send_to: ``(actions [n, ...], indices [n])``, steps those environments, or all in the beginning. Used instead of
+            ``send`` with ``pool.order=arrival``, else None. The same seed then no longer gives the same run.
+        recv_any: ``() -> (indices [E / G], HostStep)`` of the environments that are ready first, fewer where fewer are
+            under way. Used with ``send_to``, else None.
+        num_seeds: Number of slices, ``S``.
+        bridge: Connection to compiled programs: ``host`` (called between programs) or ``callback`` (called from within
+            one).
+        overlaps: Whether a group is stepped elsewhere while this process computes the actions of another.
+        success: ``() -> int8 [E]`` of each environment's last finished episode: 1 success, 0 failure, `UNTOLD` if the
+            environment does not report it or no episode finished. None if unsupported. Only evaluation calls it.
+        agents: ``() -> float32 [E, A]``, the agents' returns in each environment's last finished episode. None with one
+            agent. Only evaluation calls it.
     """
 
     spec: EnvSpec

@@ -1,6 +1,8 @@
-"""Probes: tiny environments with known best returns. Each fails for one kind of bug, so that a failing test names it.
+"""Probes: tiny environments with exactly computable best returns.
 
-The idea is Andy Jones' (https://andyljones.com/posts/rl-debugging.html#probe).
+Each detects one kind of bug, which its test names.
+
+Source: Andy Jones, https://andyljones.com/posts/rl-debugging.html#probe.
 """
 
 from collections.abc import Callable
@@ -15,25 +17,41 @@ from jaxrl_fast.envs.env import Env
 
 UNIT = Box(-np.ones(1, np.float32), np.ones(1, np.float32))
 PAYOFFS = (0.0, 0.5, 1.0)
-"""What the allowed actions of `mask` pay."""
+"""Rewards of the allowed actions of `mask`."""
 FORBIDDEN_PAYOFF = 2.0
-"""What a masked action of `mask` would pay."""
+"""Reward of a masked action of `mask`."""
 MEMORY_STEPS = 4
 TRUNCATION_STEPS = 3
 
 
 def value() -> Env:
-    """Reward 1, then the end: V = 1. Fails if the value function cannot learn a constant."""
+    """Make a probe with reward 1 and one step: V = 1. Fails if the value function cannot represent a constant.
+
+    Returns:
+        The environment.
+    """
     return _one_step("value", UNIT, lambda key: jnp.ones(1), lambda obs, action: jnp.ones(()))
 
 
 def reward() -> Env:
-    """Observation ±1, reward the same: V(obs) = obs. Fails if gradients do not reach the observation."""
+    """Make a probe with observation ±1 and the observation as reward: V(obs) = obs.
+
+    Fails if gradients do not reach the observation.
+
+    Returns:
+        The environment.
+    """
     return _one_step("reward", UNIT, _sign, lambda obs, action: obs[0])
 
 
 def discount() -> Env:
-    """Two steps, observations -1 and 1, reward 1 at the end: V(-1) = γ and V(1) = 1. Fails on a wrong discount."""
+    """Make a probe with two steps, observations -1 and 1, and reward 1 at the end: V(-1) = γ and V(1) = 1.
+
+    Fails on a wrong discount.
+
+    Returns:
+        The environment.
+    """
     spec = _spec("discount", jax.ShapeDtypeStruct((1,), jnp.float32), UNIT, 2)
 
     def step(obs: jax.Array, action: jax.Array, key: jax.Array) -> tuple[jax.Array, Timestep]:
@@ -44,29 +62,53 @@ def discount() -> Env:
 
 
 def action() -> Env:
-    """Action 1 of two pays 1, the other nothing. Fails if the policy gradient has the wrong sign."""
+    """Make a probe in which action 1 of two pays 1 and the other nothing.
+
+    Fails if the policy gradient has the wrong sign.
+
+    Returns:
+        The environment.
+    """
     return _one_step("action", Discrete(2), lambda key: jnp.ones(1), lambda obs, action: action.astype(jnp.float32))
 
 
 def action_continuous() -> Env:
-    """Reward -(a - 1/2)²: best action 1/2."""
+    """Make a probe with reward -(a - 1/2)²: best action 1/2.
+
+    Returns:
+        The environment.
+    """
     return _one_step("action_continuous", UNIT, lambda key: jnp.ones(1), lambda obs, action: _miss(action, 0.5))
 
 
 def observation() -> Env:
-    """Observation ±1; action 1 pays 1 at +1, action 0 at -1. Fails if advantages and observations are mixed up."""
+    """Make a probe with observation ±1, in which action 1 pays 1 at +1, and action 0 at -1.
+
+    Fails if advantages and observations are mixed up.
+
+    Returns:
+        The environment.
+    """
     return _one_step(
         "observation", Discrete(2), _sign, lambda obs, action: (action == (obs[0] > 0)).astype(jnp.float32)
     )
 
 
 def observation_continuous() -> Env:
-    """Observation ±1, reward -(a - obs/2)²: best action obs/2."""
+    """Make a probe with observation ±1 and reward -(a - obs/2)²: best action obs/2.
+
+    Returns:
+        The environment.
+    """
     return _one_step("observation_continuous", UNIT, _sign, lambda obs, action: _miss(action, 0.5 * obs[0]))
 
 
 def dictionary() -> Env:
-    """A dictionary of a cue ±1 and noise, reward -(a - cue/2)²: best action cue/2."""
+    """Make a probe with a dictionary of a cue ±1 and noise, and reward -(a - cue/2)²: best action cue/2.
+
+    Returns:
+        The environment.
+    """
 
     def observe(key: jax.Array) -> PyTree:
         cue_key, noise_key = jax.random.split(key)
@@ -76,8 +118,14 @@ def dictionary() -> Env:
 
 
 def mask() -> Env:
-    """Actions pay `PAYOFFS`, but a masked one would pay `FORBIDDEN_PAYOFF`; at -1 action 2 is masked, at +1 action 1.
-    Best allowed actions 1 and 2. Fails if the mask does not reach the policy."""
+    """Make a probe in which actions pay `PAYOFFS`, and a masked one `FORBIDDEN_PAYOFF`.
+
+    At -1 action 2 is masked, at +1 action 1, so that the best allowed actions are 1 and 2. Fails if the mask does not
+    reach the policy.
+
+    Returns:
+        The environment.
+    """
 
     def observe(key: jax.Array) -> PyTree:
         cue = _sign(key)
@@ -90,8 +138,13 @@ def mask() -> Env:
 
 
 def truncation() -> Env:
-    """Reward 1 for ever, cut off by the time limit every few steps: V = 1 / (1 - γ). Fails if a time limit is
-    taken for an end of the task."""
+    """Make a probe with reward 1 for ever, truncated every `TRUNCATION_STEPS` steps: V = 1 / (1 - γ).
+
+    Fails if a truncation is treated as a termination.
+
+    Returns:
+        The environment.
+    """
     spec = _spec("truncation", jax.ShapeDtypeStruct((1,), jnp.float32), UNIT, TRUNCATION_STEPS)
 
     def step(obs: jax.Array, action: jax.Array, key: jax.Array) -> tuple[jax.Array, Timestep]:
@@ -101,8 +154,14 @@ def truncation() -> Env:
 
 
 def memory() -> Env:
-    """A cue ±1 is seen only at the first of `MEMORY_STEPS` steps; at the last, action 1 pays 1 if the cue was +1 and
-    action 0 if it was -1. The best policy without memory gets 1/2 on average."""
+    """Make a probe with a cue ±1 that is observed only at the first of `MEMORY_STEPS` steps.
+
+    At the last step, action 1 pays 1 if the cue was +1, and action 0 if it was -1. The best policy without memory gets
+    1/2 on average.
+
+    Returns:
+        The environment.
+    """
     spec = _spec("memory", jax.ShapeDtypeStruct((2,), jnp.float32), Discrete(2), MEMORY_STEPS)
 
     def observe(cue: jax.Array, t: jax.Array) -> jax.Array:
@@ -122,13 +181,24 @@ def memory() -> Env:
 
 
 def two_credit() -> Env:
-    """Agent 0 is paid 1 for action 1, agent 1 for action 0. Fails if the credit goes to the other agent."""
+    """Make a probe in which agent 0 is paid 1 for action 1, and agent 1 for action 0.
+
+    Fails if the credit goes to the other agent.
+
+    Returns:
+        The environment.
+    """
     return _two("two_credit", lambda key: _seen(), lambda obs, action: action == jnp.array([1, 0]))
 
 
 def two_observations() -> Env:
-    """Each agent sees a sign of its own, and is paid 1 for action 1 at +1 and for action 0 at -1. Fails if agents get
-    each other's observations."""
+    """Make a probe in which each agent observes a separate sign.
+
+    An agent is paid 1 for action 1 at +1 and for action 0 at -1. Fails if agents get each other's observations.
+
+    Returns:
+        The environment.
+    """
     return _two(
         "two_observations",
         lambda key: _seen(own=jax.random.rademacher(key, (2, 1), jnp.float32)),
@@ -137,16 +207,26 @@ def two_observations() -> Env:
 
 
 def two_state() -> Env:
-    """Only the world's state is ±1; agent 0 is paid that, agent 1 its negative. Fails if the critic does not see the
-    state."""
+    """Make a probe in which only the global state is ±1; agent 0 is paid that number, agent 1 its negative.
+
+    Fails if the critic does not observe the state.
+
+    Returns:
+        The environment.
+    """
     return _two(
         "two_state", lambda key: _seen(state=_sign(key)), lambda obs, action: obs[STATE][0] * jnp.array([1.0, -1.0])
     )
 
 
 def two_out() -> Env:
-    """Action 1 pays 1; but agent 1 is out in every other episode, and is then paid `FORBIDDEN_PAYOFF` for action 0.
-    Fails if an agent learns while it is out."""
+    """Make a probe in which action 1 pays 1, but agent 1 is out in every other episode and paid for the wrong action.
+
+    The reward of action 0 is then `FORBIDDEN_PAYOFF`. Fails if an agent is trained on steps in which it is out.
+
+    Returns:
+        The environment.
+    """
 
     def pay(obs: PyTree, action: jax.Array) -> jax.Array:
         return jnp.where(obs[OUT], FORBIDDEN_PAYOFF * (action == 0), action == 1)
@@ -157,21 +237,32 @@ def two_out() -> Env:
 TWO_AGENTS: dict[str, Callable[[], Env]] = {
     make.__name__: make for make in (two_credit, two_observations, two_state, two_out)
 }
-"""Probes with two agents, all of the same shapes; those above have one."""
+"""Probes with two agents, all of the same shapes. `PROBES` have one."""
 _OF_ONE = (value, reward, discount, action, action_continuous, observation, observation_continuous, truncation)
 PROBES: dict[str, Callable[[], Env]] = {make.__name__: make for make in (*_OF_ONE, memory, mask, dictionary)}
 
 
 def ids() -> list[str]:
-    """The names of the probes."""
+    """List the probes.
+
+    Returns:
+        Sorted names.
+    """
     return sorted({**PROBES, **TWO_AGENTS})
 
 
 def make(id: str, **options: Any) -> Env:
-    """A probe by name.
+    """Make a probe.
+
+    Args:
+        id: Name of the probe.
+        **options: None is supported.
+
+    Returns:
+        The environment.
 
     Raises:
-        ValueError: an option was given; probes have none.
+        ValueError: An option was given.
     """
     if options:
         raise ValueError(f"probe {id} has no option '{sorted(options)[0]}': leave it out")
@@ -184,7 +275,7 @@ def _one_step(
     observe: Callable[[jax.Array], PyTree],
     pay: Callable[[PyTree, jax.Array], jax.Array],
 ) -> Env:
-    """An environment with episodes of one step: ``observe(key) -> obs``, ``pay(obs, action) -> reward``."""
+    """Make an environment with episodes of one step from ``observe(key)`` and ``pay(obs, action)``."""
 
     def reset(key: jax.Array, params: PyTree) -> tuple[PyTree, PyTree]:
         obs = observe(key)
@@ -198,13 +289,13 @@ def _one_step(
 
 
 def _two(name: str, observe: Callable[[jax.Array], PyTree], pay: Callable[[PyTree, jax.Array], jax.Array]) -> Env:
-    """As `_one_step`, of two agents with two actions; ``pay`` gives the reward of each."""
+    """Make an environment as `_one_step` with two agents and two actions; ``pay`` returns each agent's reward."""
     env = _one_step(name, Discrete(2), observe, lambda obs, action: pay(obs, action).astype(jnp.float32))
     return env._replace(spec=env.spec._replace(num_agents=2))
 
 
 def _seen(own: Any = None, state: Any = None, out: Any = None) -> PyTree:
-    """What the probes of two agents show: constants for what is None."""
+    """Return an observation of a probe with two agents, with constants for arguments that are None."""
     return {
         "own": jnp.ones((2, 1)) if own is None else own,
         STATE: jnp.ones(1) if state is None else state,

@@ -1,4 +1,4 @@
-"""What the bodies of a simulated environment look like: plain numbers, to be drawn by whoever wants to."""
+"""The bodies of a simulated environment as plain numbers, to be drawn elsewhere."""
 
 from typing import NamedTuple
 
@@ -8,8 +8,9 @@ import numpy as np
 class Triangles(NamedTuple):
     """The surface of a mesh.
 
-    - ``vertices``: float32 ``[V, 3]`` in metres, in the frame of its geom.
-    - ``faces``: three indices of vertices each, int32 ``[F, 3]``, counter-clockwise as seen from outside.
+    Attributes:
+        vertices: Float32 ``[V, 3]`` in metres, in the frame of the geom.
+        faces: Three indices of vertices each, int32 ``[F, 3]``, counter-clockwise as seen from outside.
     """
 
     vertices: np.ndarray
@@ -19,12 +20,14 @@ class Triangles(NamedTuple):
 class Geom(NamedTuple):
     """A shape that is fixed to a body, with the conventions of MuJoCo (https://mujoco.readthedocs.io, XMLreference).
 
-    - ``kind``: ``plane``, ``sphere``, ``capsule``, ``ellipsoid``, ``cylinder``, ``box``, ``mesh``, or another word.
-    - ``body``: index of its body; -1 for what never moves.
-    - ``position``: in metres, ``(x, y, z)``, and ``rotation``: unit quaternion ``(w, x, y, z)``; in its body's frame.
-    - ``size``: three numbers in metres, whose meaning depends on the kind: radii and half lengths.
-    - ``color``: ``(red, green, blue, opacity)`` in [0, 1]; None where its model leaves it open.
-    - ``mesh``: the surface of a ``mesh``, else None.
+    Attributes:
+        kind: ``plane``, ``sphere``, ``capsule``, ``ellipsoid``, ``cylinder``, ``box``, ``mesh``, or another word.
+        body: Index of the body; -1 for a static shape.
+        position: ``(x, y, z)`` in metres, in the body's frame.
+        rotation: Unit quaternion ``(w, x, y, z)``, in the body's frame.
+        size: Three numbers in metres, radii and half lengths, whose meaning depends on the kind.
+        color: ``(red, green, blue, opacity)`` in [0, 1]; None if the model does not define one.
+        mesh: The surface of a ``mesh``, else None.
     """
 
     kind: str
@@ -37,11 +40,12 @@ class Geom(NamedTuple):
 
 
 class Scene(NamedTuple):
-    """All that can be drawn of an environment.
+    """Everything that can be drawn of an environment.
 
-    - ``title``: what it is called.
-    - ``geoms``: its shapes.
-    - ``step_s``: seconds of simulated time that a step takes.
+    Attributes:
+        title: Title of the picture.
+        geoms: Shapes.
+        step_s: Simulated time per step in seconds.
     """
 
     title: str
@@ -50,12 +54,13 @@ class Scene(NamedTuple):
 
 
 class Motion(NamedTuple):
-    """How ``B`` bodies moved in one episode of ``T`` steps; the first and the last state are both in it.
+    """The motion of ``B`` bodies in one episode of ``T`` steps, including the first and the last state.
 
-    - ``positions``: in metres, ``[T + 1, B, 3]``.
-    - ``rotations``: unit quaternions ``(w, x, y, z)``, ``[T + 1, B, 4]``.
-    - ``rewards``: of its steps, ``[T]``.
-    - ``terminated``: whether the environment ended it, and not the time limit.
+    Attributes:
+        positions: In metres, ``[T + 1, B, 3]``.
+        rotations: Unit quaternions ``(w, x, y, z)``, ``[T + 1, B, 4]``.
+        rewards: Reward of each step, ``[T]``.
+        terminated: Whether the episode ended by termination, not by the time limit.
     """
 
     positions: np.ndarray

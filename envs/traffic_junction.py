@@ -1,9 +1,11 @@
-"""Traffic junction, compiled: the world of Sukhbaatar et al. (arXiv 1605.07736) by the rules of ma-gym 0.0.14.
+"""Traffic junction, compiled.
 
-Two roads of two lanes cross on a grid of 14 x 14 cells. Cars enter at four gates, each on one of three routes, and are
-out once they reach its end. Every car can give gas or brake; one whose next cell is taken stays and pays for the
-collision, and each pays for the time that it is on the road, more with every step. Cars move one after another. Unlike
-ma-gym's, a car that is not on the road observes zeros.
+Two roads of two lanes cross on a grid of 14 x 14 cells. Cars enter at four gates, each on one of three routes, and
+are out at the end of their route. Each car accelerates or brakes. A car whose next cell is taken stays and is
+penalized for the collision. Each car is penalized for each step on the road, more with every step. Cars move one
+after another. Unlike in ma-gym, a car that is not on the road observes zeros.
+
+Source: Sukhbaatar et al., arXiv 1605.07736, with the rules of ma-gym 0.0.14.
 """
 
 from functools import partial
@@ -19,21 +21,26 @@ from jaxrl_fast.envs.env_checks import check_option
 
 SIDE, MAX_CARS, MAX_STEPS = 14, 10, 100
 IDS = {"TrafficJunction4-v0": 4, "TrafficJunction10-v0": 10}
-"""ma-gym's names, and how many cars they stand for."""
+"""ma-gym's ids -> number of cars."""
 GAS = 0
 GATES = ((7, 0), (13, 7), (6, 13), (0, 6))
 HEADINGS = ((0, 1), (-1, 0), (0, -1), (1, 0))
-"""(row, column) of each gate, and where a car that enters there heads."""
+"""(row, column) of each gate, and the direction of a car that enters there."""
 TURNS_AFTER = (SIDE, 6, 7)
-"""Steps after which a car on a route turns: never, to the right, to the left."""
+"""Steps after which a car on each route turns: never, to the right, to the left."""
 
 
 class Cars(NamedTuple):
-    """The cars, ``[A]`` each, and how many ``collisions`` there were.
+    """State of the cars.
 
-    - ``gate``, ``route``: where a car entered, and its route.
-    - ``progress``: cells on its route behind it; ``age``: steps on the road.
-    - ``entered``, ``arrived``: whether it has.
+    Attributes:
+        gate: Gate at which each car entered, int32 ``[A]``.
+        route: Route of each car, int32 ``[A]``.
+        progress: Cells that each car has passed on its route, int32 ``[A]``.
+        age: Steps of each car on the road, int32 ``[A]``.
+        entered: Whether each car has entered, bool ``[A]``.
+        arrived: Whether each car has arrived, bool ``[A]``.
+        collisions: Number of collisions in the episode, int32.
     """
 
     gate: jax.Array
@@ -46,12 +53,12 @@ class Cars(NamedTuple):
 
     @property
     def on_road(self) -> jax.Array:
-        """Which cars are on the road, bool ``[A]``."""
+        """Cars on the road, bool ``[A]``."""
         return self.entered & ~self.arrived
 
 
 def _route(gate: int, route: int) -> np.ndarray:
-    """The cells (row, column) of a route, ``[cells, 2]``."""
+    """List the cells (row, column) of a route, ``[cells, 2]``."""
     cell, heading, cells = np.array(GATES[gate]), np.array(HEADINGS[gate]), []
     while ((cell >= 0) & (cell < SIDE)).all():
         cells.append(cell)
@@ -67,11 +74,15 @@ LENGTHS = np.array([[len(cells) for cells in routes] for routes in ROUTES])
 CELLS = np.array(
     [[np.pad(cells, ((0, LENGTHS.max() + 1 - len(cells)), (0, 0))) for cells in routes] for routes in ROUTES], np.int32
 )
-"""(row, column) of a car by gate, route and progress, filled up behind the end of a route."""
+"""(row, column) of a car by gate, route and progress, padded after the end of a route."""
 
 
 def ids() -> list[str]:
-    """ma-gym's names of the worlds with 4 and with 10 cars."""
+    """List ma-gym's ids of the environments with 4 and with 10 cars.
+
+    Returns:
+        Ids.
+    """
     return list(IDS)
 
 
@@ -84,12 +95,21 @@ def make(
     collision_reward: float = -10.0,
     **unknown: Any,
 ) -> Env:
-    """A junction by ma-gym's name. ``num_agents``: another number of cars, 1 to 10; ``arrive_prob``: that one enters in
-    a step; ``step_cost``: of each step on the road, times how many it is; ``collision_reward``: of a car that would
-    enter a taken cell.
+    """Make a traffic junction.
+
+    Args:
+        id: One of `ids`.
+        num_agents: Number of cars, 1 to 10, or None for the number in the id.
+        arrive_prob: Probability that a car enters in a step.
+        step_cost: Reward of each step on the road, multiplied by the car's number of steps so far.
+        collision_reward: Reward of a car whose next cell is taken.
+        **unknown: Refused options.
+
+    Returns:
+        The environment.
 
     Raises:
-        ValueError: an option is unknown, or has a value that the world does not have.
+        ValueError: An option is unknown or out of range.
     """
     if unknown:
         known = "num_agents, arrive_prob, step_cost, collision_reward"
@@ -128,7 +148,16 @@ def make(
 
 
 def reset(key: jax.Array, params: PyTree, *, num_cars: int) -> tuple[Cars, PyTree]:
-    """As many cars as there are gates begin, at one each; the others wait."""
+    """Start an episode with one car at each gate; the others wait.
+
+    Args:
+        key: PRNG key.
+        params: Unused.
+        num_cars: Number of cars, ``A``.
+
+    Returns:
+        State and observation.
+    """
     gates_key, routes_key = jax.random.split(key)
     gates = jax.random.permutation(gates_key, len(GATES)).astype(jnp.int32)
     zeros, numbers = jnp.zeros(num_cars, jnp.int32), jnp.arange(num_cars)
@@ -139,7 +168,15 @@ def reset(key: jax.Array, params: PyTree, *, num_cars: int) -> tuple[Cars, PyTre
 
 
 def move(cars: Cars, gas: jax.Array) -> tuple[Cars, jax.Array]:
-    """Cars that give ``gas`` go on, one after another. Returns them, and which of them collided."""
+    """Move the cars that accelerate, one after another.
+
+    Args:
+        cars: State.
+        gas: Cars that accelerate, bool ``[A]``.
+
+    Returns:
+        State, and cars that collided, bool ``[A]``.
+    """
     last = jnp.asarray(LENGTHS)[cars.gate, cars.route] - 1
     going, following = cars.on_road & gas, place(cars._replace(progress=cars.progress + 1))
 
@@ -160,7 +197,16 @@ def move(cars: Cars, gas: jax.Array) -> tuple[Cars, jax.Array]:
 
 
 def enter(cars: Cars, key: jax.Array, arrive_prob: float) -> Cars:
-    """With ``arrive_prob`` the first car that waits enters at one of the gates that are free."""
+    """Let the first waiting car enter at a random free gate, with a probability.
+
+    Args:
+        cars: State.
+        key: PRNG key.
+        arrive_prob: Probability that a car enters.
+
+    Returns:
+        State.
+    """
     chance_key, gate_key, route_key = jax.random.split(key, 3)
     at_gates = jnp.all(place(cars)[:, None] == jnp.asarray(GATES)[None], axis=2)
     free = ~jnp.any(at_gates & cars.on_road[:, None], axis=0)
@@ -174,13 +220,27 @@ def enter(cars: Cars, key: jax.Array, arrive_prob: float) -> Cars:
 
 
 def place(cars: Cars) -> jax.Array:
-    """(row, column) of every car, int32 ``[A, 2]``."""
+    """Return the cell of every car.
+
+    Args:
+        cars: State.
+
+    Returns:
+        (row, column), int32 ``[A, 2]``.
+    """
     return jnp.asarray(CELLS)[cars.gate, cars.route, cars.progress]
 
 
 def observe(cars: Cars) -> PyTree:
-    """Every car on the road sees the 3 x 3 cells around it: of a car there its number and route, one-hot, and its row
-    and column divided by 13."""
+    """Return each car's observation of the 3 x 3 cells around it.
+
+    Args:
+        cars: State.
+
+    Returns:
+        ``view`` float32 ``[A, 9 * (A + 5)]``: for each cell the number of the car in it (one-hot), its row and column
+        divided by 13, and its route (one-hot). ``out`` bool ``[A]``: cars that are not on the road.
+    """
     at, there, number = place(cars), cars.on_road, cars.gate.shape[0]
     about = (jnp.eye(number), at.astype(jnp.float32) / (SIDE - 1), jax.nn.one_hot(cars.route, 3))
     offset = at[None] - at[:, None]  # [A, A, 2], of the second from the first
@@ -191,7 +251,14 @@ def observe(cars: Cars) -> PyTree:
 
 
 def draw(cars: Any) -> np.ndarray:
-    """The roads, and each car on them in a color of its own."""
+    """Draw the roads, and each car on them in a separate color.
+
+    Args:
+        cars: State.
+
+    Returns:
+        Picture, uint8 ``[336, 336, 3]``.
+    """
     picture = np.full((SIDE, SIDE, 3), 20, np.uint8)
     picture[6:8], picture[:, 6:8] = 143, 143
     colors = np.random.default_rng(3).integers(60, 255, (MAX_CARS, 3))

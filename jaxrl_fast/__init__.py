@@ -5,8 +5,8 @@
     import jaxrl_fast as jf
     result = jf.learn(jf.make_env("halfcheetah", num_envs=256), jf.ppo(), total_steps=1_000_000, on_metrics=print)
 
-Importing changes no JAX setting, and loads JAX with the first name that needs it: a pool's worker, which imports
-`jaxrl_fast.envs.pool`, never does. Commands call `setup`.
+The import changes no JAX setting. JAX is imported with the first name that needs it, so that a pool's worker, which
+imports `jaxrl_fast.envs.pool`, does not import it. Commands call `setup`.
 """
 
 import time
@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 IMPORT_START_S = time.perf_counter()
-"""When the import began: what a command counts its start-up from."""
+"""Start of the import, from which commands measure their start-up time."""
 
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ __all__ = sorted(_HOME)
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'jaxrl_fast' has no attribute '{name}'")
-    for public, module in _HOME.items():  # all at once: each needs most of what the others do
+    for public, module in _HOME.items():  # all names at once, since their imports overlap
         globals()[public] = getattr(import_module(f"jaxrl_fast.{module}"), public)
     return globals()[name]
 

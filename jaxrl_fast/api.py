@@ -1,6 +1,6 @@
-"""The library: environments by name, training with everything around it, and training as two pure functions.
+"""The library: environments by name, training with evaluation and files, and training as two pure functions.
 
-It stands above training and views, and hands the pages and pictures of a run's folder to training.
+It combines training and views: it gives the pages and pictures of a run's folder to the training loop.
 """
 
 from collections.abc import Callable, Mapping
@@ -45,9 +45,14 @@ from jaxrl_fast.views.notebook import live_plot, result_html
 
 
 class Result(NamedTuple):
-    """What `learn` returns: its last ``state``, with a leading seed axis ``[S, ...]`` always; the ``policy`` of the
-    seed with the best last evaluation; ``history``: a row for each chunk and each evaluation; ``summary``: what
-    ``summary.json`` holds."""
+    """Result of `learn`.
+
+    Attributes:
+        state: Last state, always with a seed axis, leaves ``[S, ...]``.
+        policy: Policy of the seed with the best last evaluation.
+        history: A row for each chunk and each evaluation.
+        summary: Content of ``summary.json``.
+    """
 
     state: TrainState
     policy: Policy
@@ -59,12 +64,22 @@ class Result(NamedTuple):
 
 
 def make_env(name: str, *, num_envs: int, **options: Any) -> VecEnv | HostEnv:
-    """``num_envs`` copies of a named environment: a short name (``"halfcheetah"``), or a suite with its options
-    (``"brax", id="ant", backend="mjx"``; ``"gymnasium", id="HalfCheetah-v5", num_seeds=4, pool={"workers": 2}``,
-    stepped on the host, for each of four seeds: close it when done; ``"custom", make=make_my_env``).
+    """Make a vectorized environment.
+
+    Examples: ``make_env("halfcheetah", num_envs=64)``, ``make_env("brax", id="ant", backend="mjx", num_envs=64)``,
+    ``make_env("gymnasium", id="HalfCheetah-v5", num_seeds=4, pool={"workers": 2}, num_envs=8)``,
+    ``make_env("custom", make=make_my_env, num_envs=64)``.
+
+    Args:
+        name: Short name, suite or ``custom``.
+        num_envs: Number of environments, for each seed if stepped on the host.
+        **options: Options of the environment; on the host also ``num_seeds`` and ``pool``.
+
+    Returns:
+        A compiled environment, or one stepped on the host, which must be closed.
 
     Raises:
-        ValueError: the name or an option is unknown; the message says what to write instead.
+        ValueError: Unknown name or option.
     """
     return envs.make_vec(name, num_envs=num_envs, **options)
 
@@ -102,37 +117,56 @@ def learn(
     keep: FindStore = lambda program: None,
     tell: Tell = to_stderr,
 ) -> Result:
-    """Train for ``total_steps`` environment steps over all environments, for each of ``num_seeds`` seeds at once.
+    """Train several seeds at once, each for a number of environment steps.
 
-    ``eval_every`` (environment steps; default a tenth of the run) and ``eval_episodes`` say how often and on how many
-    episodes the greedy policy is evaluated: in a thread beside training, by ``evaluator`` if there is one, or between
-    chunks with ``eval_beside=False``, the default where a ``between_chunks`` is to see the scores. ``eval_device`` says
-    where that thread computes beside an accelerator: on the host's cores, or on the "same" device. ``placement`` is a
-    name or a function ``(graph, devices) -> Placement``, and ``devices`` how many of JAX's devices it may use (default
-    all). ``on_metrics`` gets each row of ``history`` as it comes, ``on_new_policy`` is called when the newest evaluated
-    policy has been written, and ``on_last_policy`` with that of the result, in a thread while the last evaluations go
-    on, unless the run is stopped. Nothing is written unless ``run_dir`` is given; then ``log`` says where scalars go
-    beside the tables, and ``checkpoints`` when the whole state is saved. ``resume`` is a run's folder or one of its
-    checkpoints, to go on from. ``nan="skip"`` drops updates that would give a number that is
-    not finite; ``debug`` names the operation that gave one. ``should_stop`` is asked before every chunk, and while an
-    evaluation is waited for, which is then left for the resumed run to make. ``between_chunks`` is called after every
-    chunk and may change the state. ``settings`` is what a resumed run must have in common with this one (default: taken
-    from the arguments). ``keep`` says where programs are kept for later starts. ``tell`` gets what a person should
-    know, line by line.
+    In a program that has called `jax.distributed.initialize`, every process calls this function with equal arguments
+    and a placement with devices of all processes. Process 0 evaluates, writes, and calls ``on_metrics`` and ``tell``.
 
-    In a program that has called `jax.distributed.initialize`, every process calls this alike, with a placement that has
-    devices of all of them; process 0 evaluates, writes, and calls ``on_metrics`` and ``tell``.
+    Args:
+        env: Vectorized environment.
+        algorithm: Algorithm.
+        total_steps: Environment steps per seed, over all its environments.
+        seed: Seed of the run.
+        num_seeds: Number of seeds.
+        overlap: Which fragments read data of the last tick, so that they can run parallel to its writers.
+        learners: Number of learners, each with an equal share of every batch.
+        average: What several learners average: gradients, parameters, or nothing ("turns").
+        shards: Largest number of logical shards of replay buffer and minibatches, which devices can share.
+        placement: Name of a placement, or a function ``(graph, devices) -> Placement``.
+        devices: Number of JAX's devices to use, None for all.
+        eval_every: Environment steps between evaluations, None for a tenth of the run.
+        eval_episodes: Episodes per evaluation and seed.
+        eval_beside: Evaluate in a thread during training, not between chunks. None: unless ``between_chunks`` is given.
+        eval_device: Where that thread evaluates if training uses an accelerator: on the CPU or the same device.
+        evaluator: Replaces the evaluation.
+        on_new_policy: Called when the newest evaluated policy was written.
+        on_last_policy: Called with the last policy in a thread during the last evaluations, unless the run is stopped.
+        on_metrics: Called with each row of ``history``.
+        run_dir: Folder for files, None to write nothing.
+        log: Logger of scalars in ``run_dir``, in addition to the tables.
+        checkpoints: When to save the whole state in ``run_dir``.
+        resume: A run's folder or one of its checkpoints, to continue from; None for a new run.
+        nan: "stop" at a non-finite number, or "skip" updates that would compute one.
+        debug: Name the operation that computed a non-finite number.
+        should_stop: Called before every chunk and during waits for an evaluation, which a resumed run then repeats.
+        between_chunks: Called after every chunk, and may change the state.
+        settings: Settings that a resumed run must have in common with this one, None to take them from the arguments.
+        keep: Returns the store of compiled programs for later starts, or None.
+        tell: Shows messages to the user.
+
+    Returns:
+        State, policy, history and summary.
 
     Raises:
-        ValueError: arguments do not fit together, or a checkpoint does not fit them; before anything is compiled.
-        NonFiniteError: the environment or an update gave a NaN or an infinity.
+        ValueError: Arguments contradict each other, or the checkpoint; raised before compilation.
+        NonFiniteError: The environment or an update computed a NaN or an infinity.
     """
     graph = GraphOptions(overlap, learners, average, nan=nan, shards=shards)
     beside = between_chunks is None if eval_beside is None else eval_beside
     evaluated = EvalOptions(eval_every, eval_episodes, beside, eval_device)
     asked = total_steps, seed, num_seeds, graph, placement, devices, evaluated, checkpoints, resume, debug
     if settings is None and run_dir is None and resume is None and jax.process_count() == 1:
-        settings = {}  # nobody reads them
+        settings = {}  # not read without files and other processes
     job = make_job(env, algorithm, JobOptions(*asked), settings, keep)
     watch = on_metrics if on_metrics is not None else live_plot()
     listeners = make_listeners() if run_dir is not None else Listeners()
@@ -151,16 +185,27 @@ def make_train_step(
     shards: int = MAX_SHARDS,
     total_steps: int | None = None,
 ) -> tuple[Callable[..., TrainState], Callable[[TrainState], tuple[TrainState, dict[str, jax.Array]]]]:
-    """Training as two pure functions ``(init, train_step)``: jit, scan, vmap or change them.
+    """Make training as two pure functions, to be jitted, scanned, vmapped or changed.
 
-    ``init(key, hyper=algorithm.hyper) -> TrainState``; ``train_step(state) -> (state, metrics)`` is one tick: sample,
-    then learn. ``overlap``, ``learners``, ``average`` and ``shards`` are those of `GraphOptions`. Donate the state when
-    you jit the step. Under a ``vmap`` of your own, the updates of a warm-up are
-    computed and discarded; `learn` with ``num_seeds`` skips them. Environments on the host are stepped by ordered
-    callbacks: on one device, each state once and in order, and not under a ``vmap`` of your own.
+    Donate the state if you jit the step. Under your ``vmap``, the updates of a warm-up are computed and discarded;
+    `learn` with ``num_seeds`` skips them. Environments on the host are stepped by ordered callbacks: on one device,
+    each state once and in order, and not under ``vmap``.
+
+    Args:
+        env: Vectorized environment.
+        algorithm: Algorithm.
+        overlap: As in `learn`.
+        learners: As in `learn`.
+        average: As in `learn`.
+        shards: As in `learn`.
+        total_steps: Environment steps of the run, for schedules of hyper-parameters.
+
+    Returns:
+        ``init(key, hyper=algorithm.hyper) -> state``, and ``train_step(state) -> (state, metrics)``, which is one tick:
+        sampling, then updates.
 
     Raises:
-        ValueError: algorithm and environment do not fit.
+        ValueError: The algorithm does not support the environment.
     """
     vec_env = make_bridge(env).env if isinstance(env, HostEnv) else env
     graph, _ = build_graph(vec_env, algorithm, GraphOptions(overlap, learners, average, total_steps, shards=shards))

@@ -1,4 +1,4 @@
-"""``python -m jaxrl_fast.autotune env=halfcheetah``: find the fastest settings here, save them and draw them."""
+"""``python -m jaxrl_fast.autotune env=halfcheetah``: find the fastest settings on this machine, store and draw them."""
 
 import dataclasses
 import sys
@@ -19,41 +19,51 @@ from jaxrl_fast.tuning.sweep import Objective, SweepPlan, left_open
 from jaxrl_fast.views.graph_tables import new_console, new_table
 
 KEYS = {
-    "objective": Key(Objective, "training", text="what is to be fast: training, or sampling alone"),
-    "knobs": Key(tuple[str, ...], (), text=f"what to vary, of {', '.join(candidates.KNOBS)}; what is open"),
+    "objective": Key(Objective, "training", text="rate to maximize: of training, or of sampling alone"),
+    "knobs": Key(tuple[str, ...], (), text=f"settings to vary, of {', '.join(candidates.KNOBS)}; default open ones"),
     "repeats": Key(int, 5, 1, "measurements of a candidate that is not clearly behind", 1000),
-    "repeat_s": Key(float, 1.0, 0, "seconds that each takes at least", 3600),
-    "max_num_envs": Key(int | None, None, 1, "no more environments than this"),
-    "memory_cap_gb": Key(float | None, None, 0, "memory for a candidate; 80 % of what is free"),
+    "repeat_s": Key(float, 1.0, 0, "shortest duration of a measurement in seconds", 3600),
+    "max_num_envs": Key(int | None, None, 1, "largest number of environments"),
+    "memory_cap_gb": Key(float | None, None, 0, "memory for a candidate; default 80 % of the free memory"),
     "out": Key(str, "sweeps", text="folder of <env>_<algo>.json, .csv and .png"),
 }
-"""The keys that this command has beside those of training."""
+"""Keys of this command, in addition to the keys of training."""
 
 
 HELP = """python -m jaxrl_fast.autotune [key=value ...]     find the fastest settings for a run on this machine
-python -m jaxrl_fast.autotune show | clear        what was found here; forget it
-Saves no policy; says of every candidate what it does to learning. num_envs=auto takes what was found, and so
-does placement=auto. Keys, beside every key of train:"""
+python -m jaxrl_fast.autotune show | clear        show or remove the findings on this machine
+Saves no policy; reports how every candidate changes training results. num_envs=auto and placement=auto use the
+findings. Keys, in addition to all keys of train:"""
 
 
 def help_text() -> str:
-    """The screen of ``--help``."""
+    """Return the text of ``--help``.
+
+    Returns:
+        The text.
+    """
     return "\n".join([HELP, *(f"  {name:<14} {key.text}" for name, key in KEYS.items())])
 
 
 def tune(words: list[str]) -> int:
-    """Sweep, or ``show`` or ``clear``, as the words of the command line say; returns the exit status.
+    """Run a sweep, or ``show`` or ``clear`` the findings.
+
+    Args:
+        words: Words of the command line.
+
+    Returns:
+        Exit code.
 
     Raises:
-        ConfigError: one line that says what was wrong and what to write instead.
+        ConfigError: Invalid words.
     """
     if words and words[0] in ("show", "clear"):
         if words[1:]:
             raise ConfigError(
-                f"{' '.join(words[:2])}: write python -m jaxrl_fast.autotune {words[0]}, with nothing behind it"
+                f"{' '.join(words[:2])}: write python -m jaxrl_fast.autotune {words[0]} without other words"
             )
         if words[0] == "clear":
-            print(f"{tuning_cache.clear()} findings forgotten")
+            print(f"{tuning_cache.clear()} findings removed")
         else:
             show()
         return 0
@@ -68,10 +78,16 @@ def tune(words: list[str]) -> int:
 
 
 def take_own(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """This command's own keys, typed, and the other words.
+    """Separate this command's keys from the other words.
+
+    Args:
+        words: Words of the command line.
+
+    Returns:
+        Values by key, and the other words.
 
     Raises:
-        ConfigError: a value is wrong, a knob is unknown, or a run is to be resumed.
+        ConfigError: Invalid value, unknown knob, or ``resume``.
     """
     values = {name: key.default for name, key in KEYS.items()}
     others = []
@@ -80,7 +96,7 @@ def take_own(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         if name == "knobs" and text.strip():
             values[name] = tuple(part.strip() for part in text.strip("[] ").split(","))
         elif name == "resume":
-            raise ConfigError(f"{word}: autotune goes on with no run: write config=<its folder>/config.yaml instead")
+            raise ConfigError(f"{word}: autotune does not resume runs: write config=<its folder>/config.yaml instead")
         elif name in KEYS:
             values[name] = read_value(name, read_word(word)[1], KEYS[name])
         else:
@@ -92,10 +108,18 @@ def take_own(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
 
 
 def make_plan(run: Run, options: dict[str, Any]) -> SweepPlan:
-    """What to vary, and in which run.
+    """Plan a sweep.
+
+    Args:
+        run: Settings of the run.
+        options: Values of `KEYS`.
+
+    Returns:
+        The plan.
 
     Raises:
-        ValueError: an option of the environment or the algorithm is wrong.
+        ConfigError: ``overlap=auto``.
+        ValueError: An option of the environment or the algorithm is wrong.
     """
     if run.auto_overlap:
         raise ConfigError(f"overlap=auto is for train: write one of {', '.join(get_args(Overlap))}")
@@ -109,17 +133,24 @@ def make_plan(run: Run, options: dict[str, Any]) -> SweepPlan:
 def show() -> None:
     """Print all findings."""
     known = tuning_cache.read()
-    columns = ("objective", "asked for", "found", "device, versions", "when")
+    columns = ("objective", "asked for", "fastest", "device, versions", "when")
     table = new_table("environment, algorithm", *columns)
     for key, finding in known.items():
         table.add_row(*tuning_cache.describe(key, finding))
     if known:
         new_console().print(table)
-    print(f"{len(known)} findings in {tuning_cache.file() or 'no file: JAXRL_FAST_CACHE=off keeps none'}")
+    print(f"{len(known)} findings in {tuning_cache.file() or 'no file, since JAXRL_FAST_CACHE=off'}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; returns its exit status."""
+    """Run the command.
+
+    Args:
+        argv: Words of the command line, None for the arguments of the process.
+
+    Returns:
+        Exit code.
+    """
     return cli.main("autotune", tune, argv, help_text)
 
 

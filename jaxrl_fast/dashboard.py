@@ -1,4 +1,4 @@
-"""``python -m jaxrl_fast.dashboard``: the runs in a folder as a page of this machine that keeps itself up to date."""
+"""``python -m jaxrl_fast.dashboard``: shows the runs of a folder as a live page on this machine."""
 
 import errno
 import socket
@@ -13,21 +13,27 @@ from jaxrl_fast.training.run_folder import is_run
 from jaxrl_fast.views.dashboard_app import FoundRuns
 
 HELP = """python -m jaxrl_fast.dashboard [runs=runs] [port=8321]
-  runs   the folder below which runs lie
-  port   of http://127.0.0.1, where the page is; 0 takes a free one
-It only reads, and only this machine can open it. Ctrl-C ends it."""
+  runs   folder that contains runs, also in subfolders
+  port   port of the page on http://127.0.0.1; 0 selects a free one
+The page is read-only, and only this machine can open it. Ctrl-C ends the command."""
 ADDRESS = "127.0.0.1"
 CLOSE_S = 1
-"""Pages that are still open get so long when it ends, in seconds."""
+"""Time for open pages at the end, in seconds."""
 
 
 def show_runs(words: Sequence[str]) -> int:
     """Serve the page until Ctrl-C.
 
+    Args:
+        words: Words of the command line.
+
+    Returns:
+        Exit code.
+
     Raises:
-        ValueError: one line that says what was wrong and what to write instead.
-        ImportError: a package is missing.
-        KeyboardInterrupt: after Ctrl-C.
+        ConfigError: Invalid words, or the port is not available.
+        ImportError: A package is missing.
+        KeyboardInterrupt: After Ctrl-C.
     """
     folder, port = read_words(words)
     try:
@@ -43,7 +49,7 @@ def show_runs(words: Sequence[str]) -> int:
     app = make_app(FoundRuns(folder), port)
     plain: dict[str, Any] = {"http": "h11", "ws": "none", "lifespan": "off", "loop": "asyncio", "server_header": False}
     config = uvicorn.Config(app, **plain, log_level="critical", timeout_graceful_shutdown=CLOSE_S)
-    missing = "" if folder.is_dir() else ", which is not there yet"
+    missing = "" if folder.is_dir() else ", which does not exist yet"
     print(f"http://{ADDRESS}:{port}/  shows the runs below {folder}{missing}; Ctrl-C ends it", flush=True)
     with listener:
         uvicorn.Server(config).run(sockets=[listener])
@@ -51,48 +57,67 @@ def show_runs(words: Sequence[str]) -> int:
 
 
 def read_words(words: Sequence[str]) -> tuple[Path, int]:
-    """The folder of runs and the port.
+    """Parse the words of the command line.
+
+    Args:
+        words: Words of the command line.
+
+    Returns:
+        Folder of runs, and port.
 
     Raises:
-        ConfigError: an unknown word, no port, or a folder that is a run itself.
+        ConfigError: Unknown word, invalid port, or a folder that is a run.
     """
     given = {"runs": "runs", "port": "8321"}
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or key not in given:
-            raise ConfigError(f"unknown word '{word}': the dashboard knows runs=<folder> and port=<number>")
+            raise ConfigError(f"unknown word '{word}': write runs=<folder> or port=<number>")
         given[key] = value
     folder = Path(given["runs"])
     if not given["port"].isdecimal() or int(given["port"]) > 65535:
         raise ConfigError(f"port={given['port']}: write a number from 0 to 65535, for example port=8321")
     if is_run(folder):
-        raise ConfigError(f"runs={folder} is a run itself: write the folder that it lies in, runs={folder.parent}")
+        raise ConfigError(f"runs={folder} is a run: write the folder that contains it, runs={folder.parent}")
     if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"runs={folder} is no folder: write the one below which runs lie, such as runs=runs")
+        raise ConfigError(f"runs={folder} is not a folder: write a folder that contains runs, such as runs=runs")
     return folder, int(given["port"])
 
 
 def listen(port: int) -> socket.socket:
-    """A socket of this machine alone.
+    """Open a socket that only this machine can reach.
+
+    Args:
+        port: Port, 0 for a free one.
+
+    Returns:
+        The socket.
 
     Raises:
-        ConfigError: another program has the port, or it is not for everyone.
+        ConfigError: The port is in use or not permitted.
     """
     listener = socket.socket()
-    # Otherwise the port stays taken for a minute after an earlier page.
+    # Otherwise the port remains in use for a minute after an earlier page.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((ADDRESS, port))
         listener.listen()
     except OSError as error:
         listener.close()
-        why = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be had ({error.strerror})"
+        why = "is in use" if error.errno == errno.EADDRINUSE else f"is not available ({error.strerror})"
         raise ConfigError(f"port={port} {why}: write another, or port=0 for a free one") from None
     return listener
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; returns its exit status."""
+    """Run the command.
+
+    Args:
+        argv: Words of the command line, None for the arguments of the process.
+
+    Returns:
+        Exit code.
+    """
     return cli.main("dashboard", show_runs, argv, lambda: HELP)
 
 

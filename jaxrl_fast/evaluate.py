@@ -1,4 +1,4 @@
-"""``python -m jaxrl_fast.evaluate runs/latest episodes=100``: how good is the policy that a run left behind?"""
+"""``python -m jaxrl_fast.evaluate runs/latest episodes=100``: evaluate the policy of a run."""
 
 import sys
 from collections.abc import Sequence
@@ -17,16 +17,19 @@ from jaxrl_fast.training.progress import share
 
 HELP = """python -m jaxrl_fast.evaluate RUN [episodes=100] [seed=0]
   RUN         a run's folder, such as runs/latest
-  episodes    how many episodes to play, each from a fresh start
-  seed        of the episodes; their random keys differ from those of training"""
+  episodes    number of episodes, each with a new initial state
+  seed        seed of the episodes; their PRNG keys differ from the keys of training"""
 KEYS = {"episodes": Key(int, 100, 1, maximum=MAX_SIZE), "seed": Key(int, 0, 0, maximum=MAX_SEED)}
 
 
 def evaluate_run(words: Sequence[str]) -> int:
-    """Play whole episodes with a run's greedy policy and print what they returned.
+    """Play whole episodes with a run's greedy policy, and print the returns.
 
-    Raises:
-        ValueError: one line that says what was wrong and what to write instead.
+    Args:
+        words: Words of the command line.
+
+    Returns:
+        Exit code.
     """
     folder, given = read_words(words, "evaluate", KEYS)
     setup()
@@ -52,7 +55,14 @@ def evaluate_run(words: Sequence[str]) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; returns its exit status."""
+    """Run the command.
+
+    Args:
+        argv: Words of the command line, None for the arguments of the process.
+
+    Returns:
+        Exit code.
+    """
     return cli.main("evaluate", evaluate_run, argv, lambda: HELP)
 
 

@@ -1,4 +1,4 @@
-"""``python -m jaxrl_fast.evaluator FOLDER``: the evaluator of a run that goes on, started by training."""
+"""``python -m jaxrl_fast.evaluator FOLDER``: the evaluator process of a run, started by training."""
 
 import os
 import signal
@@ -21,9 +21,13 @@ from jaxrl_fast.training.evaluator_process import read_ahead, serve, take_what_i
 
 
 def evaluate_for(folder: Path) -> None:
-    """Evaluate what training sends, in environments made by the ``config.yaml`` of its ``folder``."""
+    """Evaluate the parameters that training sends, in environments made from the run's ``config.yaml``.
+
+    Args:
+        folder: Folder of the run.
+    """
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what an environment prints must not mix with the answers
+    os.dup2(2, 1)  # output of an environment must not mix with the answers
     take_what_is_left()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     requests = read_ahead(sys.stdin.buffer)

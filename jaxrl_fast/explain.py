@@ -1,4 +1,4 @@
-"""``python -m jaxrl_fast.explain env=halfcheetah``: a run's fragments, where they run, and XLA's figures of them."""
+"""``python -m jaxrl_fast.explain env=halfcheetah``: show a run's fragments, their devices, and XLA's figures."""
 
 import dataclasses
 import json
@@ -53,21 +53,24 @@ from jaxrl_fast.views.graph_tables import (
 FILES = ("graph.svg", "graph.mmd", "graph.json")
 
 HELP = """python -m jaxrl_fast.explain [key=value ...] [out=FOLDER]
-Compiles what `train` with the same words would run, and prints its fragments, channels, devices, collectives, FLOPs
-and memory. Trains nothing, and looks at a single process.
+Compiles the program that `train` runs with the same words, and prints its fragments, channels, devices, collectives,
+FLOPs and memory. Does not train, and assumes a single process.
   key=value   every key of train (python -m jaxrl_fast.train --help)
-  target      compile for machines that are not here: h100, h100:8, h100:64, tpu-v5e, tpu-v5e:2x4 (make targets
-              installs the compilers); num_envs=64,1024,16384 then makes a table by width.
-              this: run some ticks here, too, and print what they took beside what was predicted
-  out         where graph.svg, graph.mmd (Mermaid) and graph.json (all figures) go;
+  target      compile for other machines: h100, h100:8, h100:64, tpu-v5e, tpu-v5e:2x4 (make targets installs the
+              compilers); num_envs=64,1024,16384 then makes a table by width.
+              this: also run some ticks here, and print their measured and predicted time
+  out         folder of graph.svg, graph.mmd (Mermaid) and graph.json (all figures);
               default explain/<env>_<algo>_<placement>"""
 
 
 def explain_run(words: Sequence[str]) -> int:
     """Print and draw the graph that ``train`` would run with these words, in a single process.
 
-    Raises:
-        ValueError: one line that says what was wrong and what to write instead.
+    Args:
+        words: Words of the command line.
+
+    Returns:
+        Exit code.
     """
     out, words = take_out(words, "out")
     target, words = take_out(words, "target")
@@ -76,7 +79,7 @@ def explain_run(words: Sequence[str]) -> int:
     asked = dataclasses.replace(run_config.compose(words), distributed="off", processes=None)
     with tempfile.TemporaryDirectory(prefix="jaxrl_fast-target-") as dump:
         if target == THIS:
-            os.environ.update(compile_here(Path(dump)))  # read when JAX starts, which it has not
+            os.environ.update(compile_here(Path(dump)))  # read when JAX starts, which happens later
         asked = auto.resolve_overlap(auto.resolve(asked, may_measure=False), may_measure=False)
         with prepare_run(asked) as (run, chosen, env, _):
             folder = Path(out or default_folder(run))
@@ -84,11 +87,20 @@ def explain_run(words: Sequence[str]) -> int:
 
 
 def explain_target(words: Sequence[str], target: str, out: str | None) -> int:
-    """As `explain_run`, for devices that are not here, in a process that has their compiler."""
+    """Explain a run for devices that are not on this machine, in a process with their compiler.
+
+    Args:
+        words: Words of the command line without ``out`` and ``target``.
+        target: Machine, such as ``h100:8``.
+        out: Folder to write, None for the default.
+
+    Returns:
+        Exit code.
+    """
     dump = dump_folder()
     if dump is None:
         many = [word for word in words if word.startswith("num_envs=") and "," in word]
-        # What is wrong is said before a process starts.
+        # Errors are reported before a process starts.
         run = run_config.compose([word for word in words if word not in many])
         where = out or f"{default_folder(run)}_{target.replace(':', '_')}"
         return explain_elsewhere(words, target, Path(where))
@@ -114,9 +126,17 @@ def explain_target(words: Sequence[str], target: str, out: str | None) -> int:
 
 
 def explain_on(env: VecEnv | HostEnv, run: Run, chosen: str, folder: Path, measured_in: Path | None = None) -> int:
-    """As `explain_run`, with environments that are made; ``chosen``: `prepare_run`'s words on the placement.
+    """Explain a run whose environments are made.
 
-    ``measured_in``: run some chunks too, and compare them with what XLA wrote there.
+    Args:
+        env: Environments of the run.
+        run: Settings of the run.
+        chosen: Reason of the placement.
+        folder: Folder to write.
+        measured_in: Folder with XLA's dump; if given, some chunks are run and compared with it.
+
+    Returns:
+        Exit code.
     """
     algorithm = make_algorithm(run)
     graph, agent = build_graph(in_graph(env).env, algorithm, graph_options(run))
@@ -141,7 +161,14 @@ def explain_on(env: VecEnv | HostEnv, run: Run, chosen: str, folder: Path, measu
 
 
 def write_files(folder: Path, title: str, description: Description, facts: dict[str, Any]) -> None:
-    """Draw the graph and write all figures."""
+    """Draw the graph and write all figures.
+
+    Args:
+        folder: Folder to write.
+        title: Title of the picture.
+        description: Description of the graph.
+        facts: Other entries of ``graph.json``.
+    """
     everything = {"source": f"{MARK}.explain", **facts, **plain(description)}
     (folder / "graph.svg").write_text(to_svg(description, title))
     (folder / "graph.mmd").write_text(to_mermaid(description, title))
@@ -150,10 +177,17 @@ def write_files(folder: Path, title: str, description: Description, facts: dict[
 
 
 def take_out(words: Sequence[str], name: str) -> tuple[str | None, list[str]]:
-    """The value of the word ``name=``, and the other words.
+    """Separate the word ``name=`` from the other words.
+
+    Args:
+        words: Words of the command line.
+        name: Key.
+
+    Returns:
+        Its value or None, and the other words.
 
     Raises:
-        ConfigError: it has no value, or is given twice.
+        ConfigError: The key is given twice.
     """
     given = [word for word in words if word.partition("=")[0] == name]
     if len(given) > 1:
@@ -163,16 +197,26 @@ def take_out(words: Sequence[str], name: str) -> tuple[str | None, list[str]]:
 
 
 def default_folder(run: Run) -> str:
-    """A folder for each kind of run, so that several can be compared."""
+    """Return a folder by kind of run, so that several runs can be compared.
+
+    Args:
+        run: Settings of the run.
+
+    Returns:
+        Path.
+    """
     overlap = "" if run.overlap == "none" else f"_overlap_{run.overlap}"
     return f"explain/{env_name(run)}_{run.algo}_{run.placement}{overlap}"
 
 
 def open_folder(folder: Path) -> None:
-    """Make the folder. Files that this command wrote there before may be replaced, and no others.
+    """Make a folder, and check that only files of this command would be replaced.
+
+    Args:
+        folder: Folder to write.
 
     Raises:
-        ConfigError: it cannot be written to, or holds files of these names that are somebody else's.
+        ConfigError: The folder is not writable, or contains files of these names from another source.
     """
     make_folder(folder)
     for path in (folder / name for name in FILES):
@@ -183,8 +227,18 @@ def open_folder(folder: Path) -> None:
 def look_at(
     run: Run, graph: Graph, placed: Placement, program: programs.Program, hyper: Any
 ) -> tuple[Ready, Description, dict[str, Any]]:
-    """Compile a program and describe it; returns the first state and the program, the description, and facts about the
-    run and its compilation."""
+    """Compile and describe a program.
+
+    Args:
+        run: Settings of the run.
+        graph: Graph of the run.
+        placed: Placement of the graph.
+        program: Program of a chunk.
+        hyper: Hyper-parameters.
+
+    Returns:
+        First state and compiled program, description, and facts about run and compilation.
+    """
     keys = jax.random.split(jax.random.key(run.seed), run.num_seeds)
     events: list[str] = []
     jax.monitoring.register_event_listener(lambda event, **_: events.append(event))
@@ -202,12 +256,29 @@ def look_at(
 
 
 def title_of(run: Run, placement: str) -> str:
-    """What stands over the picture."""
+    """Return the title of the picture.
+
+    Args:
+        run: Settings of the run.
+        placement: Name of the placement.
+
+    Returns:
+        Text.
+    """
     return f"{env_name(run)}, {run.algo}, placement {placement}, overlap {run.overlap}"
 
 
 def facts_of(run: Run, placement: str, **others: Any) -> dict[str, Any]:
-    """What ``graph.json`` says of the run itself."""
+    """Return the entries of ``graph.json`` about the run.
+
+    Args:
+        run: Settings of the run.
+        placement: Name of the placement.
+        **others: Other entries.
+
+    Returns:
+        Entries by name.
+    """
     names = ("env", "algo", "overlap", "num_envs", "num_seeds")
     return {
         **{name: getattr(run, name) for name in names},
@@ -218,7 +289,14 @@ def facts_of(run: Run, placement: str, **others: Any) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; returns its exit status."""
+    """Run the command.
+
+    Args:
+        argv: Words of the command line, None for the arguments of the process.
+
+    Returns:
+        Exit code.
+    """
     return cli.main("explain", explain_run, argv, lambda: HELP)
 
 

@@ -1,4 +1,4 @@
-"""``python -m jaxrl_fast.export runs/latest``: the policy that a run left behind, as files that need no jaxrl_fast."""
+"""``python -m jaxrl_fast.export runs/latest``: write the policy of a run as files that do not need jaxrl_fast."""
 
 import sys
 from collections.abc import Sequence
@@ -13,21 +13,24 @@ from jaxrl_fast.settings.machine import setup
 from jaxrl_fast.settings.schema import ConfigError, Key
 
 HELP = """python -m jaxrl_fast.export RUN [formats=jax,onnx] [agent=2]
-  RUN         a run's folder, such as runs/latest, or a policy's; the files join the policy's
+  RUN         folder of a run, such as runs/latest, or of a policy, to which the files are added
   formats     jax: policy.jax, for jax.export.deserialize on cpu, cuda or tpu, with the JAX
-                that wrote it or a newer one
+                version that wrote it or a newer one
               onnx: policy.onnx, for any ONNX runtime; needs pip install onnx onnxruntime
               default: both, or jax where those packages are missing
-  agent       of several agents, the policy of this one alone, from 0, into a folder agent_2
-              default: the policy of all together
-A file is compared with the policy on 1,000 observations, and is left only if they agree."""
+  agent       write the policy of one of several agents, from 0, to a folder such as agent_2
+              default: the policy of all agents
+Each file is compared with the policy on 1,000 observations, and removed if they disagree."""
 
 
 def export_run(words: Sequence[str]) -> int:
-    """Write a run's policy in the formats asked for and say what was written.
+    """Write a run's policy in the requested formats, and print the files.
 
-    Raises:
-        ValueError, ImportError: one line that says what was wrong and what to write instead.
+    Args:
+        words: Words of the command line.
+
+    Returns:
+        Exit code.
     """
     folder, formats, number = read_words(words)
     setup()
@@ -52,28 +55,41 @@ def export_run(words: Sequence[str]) -> int:
 
 
 def read_words(words: Sequence[str]) -> tuple[Path, list[str], int | None]:
-    """The policy's folder, the formats asked for, if any, and the number of an agent, if one is asked for.
+    """Parse the words of the command line.
+
+    Args:
+        words: Words of the command line.
+
+    Returns:
+        Folder of the policy, formats (empty for the default), and number of an agent or None.
 
     Raises:
-        ConfigError: no folder or several, one without a policy, an unknown key or format, an agent that is no number.
-        ImportError: a package that a format needs is missing.
+        ConfigError: No folder or several, a folder without a policy, an unknown key or format, or an invalid agent.
+        ImportError: A package that a format needs is missing.
     """
     run, given = cli.read_words(words, "export", {"formats": Key(str, None), "agent": Key(str, None)})
     formats = [] if given["formats"] is None else list(dict.fromkeys(given["formats"].split(",")))
     if given["agent"] is not None and not given["agent"].isdecimal():
         raise ConfigError(f"agent={given['agent']}: write the number of an agent, from 0")
     if unknown := [name for name in formats if name not in FORMATS]:
-        raise ConfigError(f"formats={given['formats']}: '{unknown[0]}' is none of {', '.join(FORMATS)}")
+        raise ConfigError(f"formats={given['formats']}: '{unknown[0]}' is not one of {', '.join(FORMATS)}")
     folder = run if (run / "policy.json").exists() else run / "policy"
     if not (folder / "policy.json").exists():
-        raise ConfigError(f"{run} holds no policy: write the path of a run's folder, such as runs/latest")
+        raise ConfigError(f"{run} contains no policy: write the path of a run's folder, such as runs/latest")
     if "onnx" in formats and not has_onnx():
         raise ImportError("formats=onnx needs two packages: pip install onnx onnxruntime, or write formats=jax")
     return folder, formats, None if given["agent"] is None else int(given["agent"])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; returns its exit status."""
+    """Run the command.
+
+    Args:
+        argv: Words of the command line, None for the arguments of the process.
+
+    Returns:
+        Exit code.
+    """
     return cli.main("export", export_run, argv, lambda: HELP)
 
 

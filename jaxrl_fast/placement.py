@@ -1,4 +1,4 @@
-"""For writing a placement of your own: the public names of `jaxrl_fast.runtime.placements`."""
+"""The public names of `jaxrl_fast.runtime.placements`, for user placements."""
 
 from jaxrl_fast.runtime.placements import (
     PLACEMENTS,

@@ -1,4 +1,4 @@
-"""``python -m jaxrl_fast.render runs/latest``: greedy episodes of the policy that a run left behind, as GIF or MP4."""
+"""``python -m jaxrl_fast.render runs/latest``: draw greedy episodes of a run's policy as GIF or MP4."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -21,14 +21,14 @@ from jaxrl_fast.views.viewer import write_policy_html
 
 HELP = """python -m jaxrl_fast.render RUN [out=RUN/policy.gif] [policy=newest] [episodes=1] [seed=0]
                                     [seconds=20] [fps=25] [width=480]
-  RUN         a run's folder, such as runs/latest
-  out         the file: .gif, .mp4 (pip install 'jaxrl_fast[video]') or, for brax, .html
+  RUN         folder of a run, such as runs/latest
+  out         file to write: .gif, .mp4 (pip install 'jaxrl_fast[video]') or, for brax, .html
   policy      newest or best
-  episodes    how many to play, one after another
-  seed        of the first episode; the next ones count on from it
-  seconds     after which an episode is cut, in the environment's own time
-  fps         pictures a second at most; what happens between two of them is left out
-  width       of the pictures at most, in pixels; small ones are enlarged by whole pixels"""
+  episodes    number of episodes, one after another
+  seed        seed of the first episode; the next ones have the following numbers
+  seconds     longest duration of an episode, in the environment's time
+  fps         largest number of pictures per second; steps between two pictures are not drawn
+  width       largest width of pictures in pixels; small ones are enlarged by a whole factor"""
 KEYS = {
     "out": Key(str, None),
     "policy": Key(str, "newest"),
@@ -41,14 +41,21 @@ KEYS = {
 POLICIES = {"newest": "policy", "best": "policy/best"}
 ENDS = {"terminated": "ended by the environment", "truncated": "ended by the time limit", "cut": "cut here"}
 PAUSE_S = 1.0
-"""How long the last picture of an episode stays."""
+"""Duration of an episode's last picture in seconds."""
 
 
 def render_run(words: Sequence[str]) -> int:
-    """Play greedy episodes of a run's policy, draw them and print what was drawn.
+    """Play greedy episodes of a run's policy, draw them, and print the file.
+
+    Args:
+        words: Words of the command line.
+
+    Returns:
+        Exit code.
 
     Raises:
-        ValueError: one line that says what was wrong and what to write instead.
+        ConfigError: Unknown policy.
+        ValueError: Invalid words, or the environment cannot be drawn.
     """
     folder, given = read_words(words, "render", KEYS)
     which = given["policy"]
@@ -59,7 +66,7 @@ def render_run(words: Sequence[str]) -> int:
         check_out(out)
     offer_gl()
     setup()
-    # An accelerator may be busy training, and one environment keeps none busy.
+    # An accelerator may be busy training, and one environment does not need it.
     jax.config.update("jax_platforms", "cpu")
     run, policy = open_run(folder, POLICIES[which])
     if out.suffix == ".html":
@@ -80,7 +87,18 @@ def render_run(words: Sequence[str]) -> int:
 def pictures_of(
     subject: Subject, policy: Policy, given: dict[str, Any], every: int, picture_s: float
 ) -> Iterator[np.ndarray]:
-    """The pictures of all episodes; prints what happened in each."""
+    """Draw all episodes, and print the result of each.
+
+    Args:
+        subject: Environment with a camera.
+        policy: Policy.
+        given: Values of `KEYS`.
+        every: Steps between pictures.
+        picture_s: Duration of a picture in seconds.
+
+    Returns:
+        Iterator over pictures, uint8 ``[H, W, 3]``.
+    """
     max_steps = max(1, round(given["seconds"] / subject.step_s))
     for episode in range(given["episodes"]):
         seed = (given["seed"] + episode) % (MAX_SEED + 1)
@@ -93,10 +111,17 @@ def pictures_of(
 
 
 def write_page(run: Run, policy: Policy, folder: Path, out: Path, seed: int) -> None:
-    """Write an episode as a page with its own viewer.
+    """Write an episode as a page with a viewer.
+
+    Args:
+        run: Settings of the run.
+        policy: Policy.
+        folder: Folder of the run.
+        out: File to write.
+        seed: Seed of the episode.
 
     Raises:
-        ConfigError: the environment is not one of brax's.
+        ConfigError: The environment is not from brax.
     """
     suite, options = envs.resolve(run.env, dict(run.env_options))
     if suite != "brax":
@@ -108,7 +133,14 @@ def write_page(run: Run, policy: Policy, folder: Path, out: Path, seed: int) -> 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; returns its exit status."""
+    """Run the command.
+
+    Args:
+        argv: Words of the command line, None for the arguments of the process.
+
+    Returns:
+        Exit code.
+    """
     return cli.main("render", render_run, argv, lambda: HELP)
 
 

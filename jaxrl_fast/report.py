@@ -1,4 +1,4 @@
-"""``python -m jaxrl_fast.report runs/a runs/b``: what runs did, as a page on its own, or as a figure."""
+"""``python -m jaxrl_fast.report runs/a runs/b``: show runs on a self-contained page, or as a figure."""
 
 import sys
 from collections.abc import Sequence
@@ -12,17 +12,23 @@ from jaxrl_fast.views.report_page import REPORT_FILE, page_of, write_report
 FIGURES = (".pdf", ".svg", ".png")
 
 HELP = """python -m jaxrl_fast.report RUN [RUN ...] [out=FILE]
-  RUN   a run's folder, such as runs/latest; it may still go on. Several are compared: curves, rates, and the settings
-        that differ
-  out   an .html page; a .pdf, .svg or .png is a figure for a paper: curves and rliable's aggregate metrics over seeds.
+  RUN   folder of a run, such as runs/latest, which may still be training. Several are compared: curves, rates, and
+        differing settings
+  out   an .html page, or a figure for a paper (.pdf, .svg, .png): curves and rliable's aggregate metrics over seeds.
         Default: report.html in the run's folder, comparison.html here for several"""
 
 
 def report_on(words: Sequence[str]) -> int:
     """Write a page or a figure about runs, and print its path.
 
+    Args:
+        words: Words of the command line.
+
+    Returns:
+        Exit code.
+
     Raises:
-        ValueError: one line that says what was wrong and what to write instead.
+        ConfigError: Invalid words, or the file is not writable.
     """
     folders, out = read_words(words)
     path = out or (folders[0] / REPORT_FILE if len(folders) == 1 else Path("comparison.html"))
@@ -35,7 +41,12 @@ def report_on(words: Sequence[str]) -> int:
 
 
 def write(folders: Sequence[Path], path: Path) -> None:
-    """Write what the suffix of ``path`` asks for."""
+    """Write a page or a figure, depending on the suffix.
+
+    Args:
+        folders: Folders of the runs.
+        path: File to write.
+    """
     if path.suffix in FIGURES:
         from jaxrl_fast.views.paper_figure import draw_figure
 
@@ -47,10 +58,16 @@ def write(folders: Sequence[Path], path: Path) -> None:
 
 
 def read_words(words: Sequence[str]) -> tuple[list[Path], Path | None]:
-    """The runs' folders, and the file that is asked for.
+    """Parse the words of the command line.
+
+    Args:
+        words: Words of the command line.
+
+    Returns:
+        Folders of the runs, and the requested file or None.
 
     Raises:
-        ConfigError: no folder, one that holds no run, the same twice, an unknown key, or a file of another kind.
+        ConfigError: No folder, a folder without a run, a repeated run, an unknown key, or an unsupported suffix.
     """
     folders, given = cli.split_words(words, "report", {"out": Key(str, None)})
     out = None if given["out"] is None else Path(given["out"])
@@ -60,14 +77,21 @@ def read_words(words: Sequence[str]) -> tuple[list[Path], Path | None]:
         raise ConfigError("write the path of a run's folder, such as runs/latest")
     for folder in folders:
         if not is_run(folder):
-            raise ConfigError(f"{folder} holds no run: write the path of a run's folder, such as runs/latest")
+            raise ConfigError(f"{folder} contains no run: write the path of a run's folder, such as runs/latest")
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise ConfigError("two of these folders are the same run: write each once")
     return folders, out
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; returns its exit status."""
+    """Run the command.
+
+    Args:
+        argv: Words of the command line, None for the arguments of the process.
+
+    Returns:
+        Exit code.
+    """
     return cli.main("report", report_on, argv, lambda: HELP)
 
 

@@ -50,10 +50,14 @@ PAGE = "policy.html"
 
 
 def train_run(run: Run, *, keep: bool = False) -> int:
-    """Train as ``run`` says; the exit status is 0, or 130 or 143 after a signal. ``keep``: as of `prepare_run`.
+    """Train a run.
 
-    Raises:
-        ValueError: one line that says what was wrong and what to write instead.
+    Args:
+        run: Settings of the run.
+        keep: As in `prepare_run`.
+
+    Returns:
+        Exit code: 0, or 130 or 143 after a signal.
     """
     stop = StopSignal()
     if is_complete(run):
@@ -65,7 +69,15 @@ def train_run(run: Run, *, keep: bool = False) -> int:
 
 
 def train_on(prepared: Prepared, stop: StopSignal) -> int:
-    """As `train_run`, when all is prepared."""
+    """Train a prepared run.
+
+    Args:
+        prepared: The run.
+        stop: Handler of signals.
+
+    Returns:
+        Exit code: 0, or 130 or 143 after a signal.
+    """
     run, chosen, env, keeper = prepared
     algorithm = make_algorithm(run)
     settings = flat_settings(run)
@@ -111,18 +123,38 @@ def train_on(prepared: Prepared, stop: StopSignal) -> int:
 def draw_at_end(
     run: Run, env: VecEnv | HostEnv, policy: Policy, folder: Path, visualizer: Visualizer | None, stop: StopSignal
 ) -> list[str]:
-    """Draw the ``policy`` that a run ends with: for brax a page always, else what ``eval.picture`` asks for. Not
-    after a signal, which wants a quick end. Returns the names of the files."""
+    """Draw the last policy of a run: a page for brax, else the picture of ``eval.picture``; nothing after a signal.
+
+    Args:
+        run: Settings of the run.
+        env: Environments of the run.
+        policy: Last policy.
+        folder: Folder of the run.
+        visualizer: Draws during training, or None.
+        stop: Handler of signals.
+
+    Returns:
+        Names of the files.
+    """
     if visualizer is not None and visualizer.out != PAGE:
         return [visualizer.out] if visualizer.finish(stop) else []
     if visualizer is not None:
-        visualizer.close()  # or it would write its page over this one
+        visualizer.close()  # otherwise it would overwrite this page
     return [PAGE] if draw_policy(policy, env, run.env, run.env_options, run.seed, folder) else []
 
 
 @contextmanager
 def visualizer_of(run: Run, folder: Path, tell: Tell) -> Iterator[Visualizer | None]:
-    """What draws beside training, ended on leaving; None without."""
+    """Start the process that draws during training, and end it at exit.
+
+    Args:
+        run: Settings of the run.
+        folder: Folder of the run.
+        tell: Shows messages to the user.
+
+    Returns:
+        Context manager of the visualizer, or of None without ``eval.picture``.
+    """
     if not run.eval.picture or not hosts.is_first():
         yield None
         return
@@ -133,7 +165,16 @@ def visualizer_of(run: Run, folder: Path, tell: Tell) -> Iterator[Visualizer | N
 
 @contextmanager
 def evaluator_of(run: Run, env: VecEnv | HostEnv, folder: Path) -> Iterator[EvaluatorProcess | None]:
-    """The process that evaluates beside training, ended on leaving; None without one."""
+    """Start the process that evaluates during training, and end it at exit.
+
+    Args:
+        run: Settings of the run.
+        env: Environments of the run.
+        folder: Folder of the run.
+
+    Returns:
+        Context manager of the evaluator, or of None without ``eval.beside``.
+    """
     if not run.eval.beside or not hosts.is_first():
         yield None
         return
@@ -144,24 +185,50 @@ def evaluator_of(run: Run, env: VecEnv | HostEnv, folder: Path) -> Iterator[Eval
 
 
 def is_complete(run: Run) -> bool:
-    """Whether a run to be resumed has nothing left to do; prints so."""
+    """Check whether a run to be resumed has nothing left to do, and print it.
+
+    Args:
+        run: Settings of the run.
+
+    Returns:
+        True if all steps are trained and evaluated.
+    """
     if run.resume is None:
         return False
     progress = read_description(Path(run.resume)).progress
     done = progress["env_steps"] >= run.total_steps and not progress.get("snapshots")
     if done:
-        print(f"{run.resume}: all {run.total_steps:,} steps are trained; a larger total_steps=... goes on")
+        print(f"{run.resume}: all {run.total_steps:,} steps are trained; write a larger total_steps=... to continue")
     return done
 
 
 def main(argv: Sequence[str] | None = None, *, keep: bool = False) -> int:
-    """The command; returns its exit status. ``keep``: as of `prepare_run`, for a process that is nothing else, since
-    what a program changes of this package as it runs is not seen in its files."""
+    """Run the command.
+
+    Args:
+        argv: Words of the command line, None for the arguments of the process.
+        keep: As in `prepare_run`. Only for a process that runs nothing else, since changes of this package at run time
+            are not visible in its files.
+
+    Returns:
+        Exit code.
+    """
     return cli.main("train", lambda words: train_with_others(run_config.compose(words), keep=keep), argv)
 
 
 def train_with_others(run: Run, *, keep: bool = False) -> int:
-    """As `train_run`; if another process is lost, prints one line and returns exit status 1."""
+    """Train a run; if another process is lost, print one line.
+
+    Args:
+        run: Settings of the run.
+        keep: As in `prepare_run`.
+
+    Returns:
+        Exit code: as `train_run`, or 1 if another process is lost.
+
+    Raises:
+        Exception: Any other error of the run.
+    """
     try:
         return train_run(run, keep=keep)
     except Exception as error:
@@ -172,8 +239,14 @@ def train_with_others(run: Run, *, keep: bool = False) -> int:
 
 
 def run_as_process() -> NoReturn:
-    """Run the command and end the process. A stopped run does not wait for threads that compile or evaluate, and a run
-    that failed does not wait for other processes."""
+    """Run the command and end the process.
+
+    A stopped run does not wait for threads that compile or evaluate, and a failed run does not wait for other
+    processes.
+
+    Raises:
+        Exception: Any error that is not about lost processes.
+    """
     collect_garbage_seldom()
     try:
         status = main(keep=True)

@@ -1,5 +1,8 @@
-"""A headless Chromium, driven over a pair of pipes with its DevTools protocol
-(https://chromedevtools.github.io/devtools-protocol): no driver and no library is needed."""
+"""A headless Chromium, driven through a pair of pipes with the DevTools protocol
+(https://chromedevtools.github.io/devtools-protocol).
+
+It needs no driver and no library.
+"""
 
 import base64
 import json
@@ -15,7 +18,7 @@ from typing import Any
 NAMES = ("chromium", "chromium-browser", "chrome", "google-chrome")
 SWITCHES = (
     "--headless",
-    "--no-sandbox",  # which root has not, and many containers have not; what is shown is a page of our own
+    "--no-sandbox",  # root and many containers have no sandbox; the page shown is our own
     "--disable-gpu",
     "--enable-unsafe-swiftshader",
     "--hide-scrollbars",
@@ -29,16 +32,16 @@ SWITCHES = (
 
 
 def find_chromium() -> str | None:
-    """The path of a Chromium, if there is one."""
+    """Return the path of a Chromium, or None."""
     return next(filter(None, map(shutil.which, NAMES)), None)
 
 
 class BrowserError(RuntimeError):
-    """The browser has ended, or refused what it was asked for."""
+    """The browser ended or refused a request."""
 
 
 class Page:
-    """One page of a browser. ``events``: what it has reported so far."""
+    """One page of a browser. ``events`` holds the events reported so far."""
 
     def __init__(self, to: Any, answers: Any) -> None:
         self.to, self.answers, self.events = to, answers, list[dict[str, Any]]()
@@ -78,7 +81,7 @@ class Page:
     def open(
         self, what: Path | str, *, width: int = 800, height: int = 600, mobile: bool = False, dark: bool = False
     ) -> None:
-        """Show a file of this machine, or an address of it, and wait until it is loaded."""
+        """Open a local file or an address and wait until it is loaded."""
         self.ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile)
         self.ask("Emulation.setTouchEmulationEnabled", enabled=mobile)
         self.prefer(dark=dark)
@@ -86,16 +89,16 @@ class Page:
         self.run("new Promise(done => document.readyState === 'complete' ? done() : addEventListener('load', done))")
 
     def prefer(self, *, dark: bool) -> None:
-        """As if the person had chosen dark or light colors."""
+        """Emulate the preference for dark or light colors."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.ask("Emulation.setEmulatedMedia", features=[scheme])
 
     def png(self) -> bytes:
-        """A picture of what is to be seen."""
+        """Take a screenshot."""
         return base64.b64decode(self.ask("Page.captureScreenshot", format="png")["data"])
 
     def _read(self) -> dict[str, Any]:
-        """The next message; they end with a zero byte."""
+        """Read the next message. A zero byte ends a message."""
         while b"\0" not in self.unread:
             some = self.answers.read1()
             if not some:

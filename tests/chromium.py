@@ -1,4 +1,4 @@
-"""Whether there is a headless Chromium for tests, and what it shows."""
+"""Whether a headless Chromium is available for tests, and screenshots of its pages."""
 
 import io
 
@@ -11,7 +11,7 @@ needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: 
 
 
 def pixels(page: Page) -> np.ndarray:
-    """What is to be seen, float ``[height, width, 3]`` in [0, 1]."""
+    """Return a screenshot, float ``[height, width, 3]`` in [0, 1]."""
     from matplotlib.image import imread
 
     return imread(io.BytesIO(page.png()))[..., :3]

@@ -1,5 +1,6 @@
-"""What every test runs under: no silent rank promotion, warnings as errors, repeatable examples, and four CPU devices,
-since the laws of placements are to hold on 1, 2 and 4."""
+"""Settings of every test: no silent rank promotion, warnings as errors, repeatable hypothesis examples, and four CPU
+devices, since placements are tested on 1, 2 and 4.
+"""
 
 import gc
 import os
@@ -10,7 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-# Most programs here, and in commands, run for a moment only. For an accelerator (make gpu) it is set otherwise.
+# Most programs of tests and commands run only for a moment. `make gpu` sets this otherwise.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")
 
 import jax
@@ -19,7 +20,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from many_commands import Commands
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has its background jobs, and theirs, ignore Ctrl-C
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs and their children ignore Ctrl-C
 jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -41,7 +42,7 @@ THIRD_PARTY_WARNINGS = (
     "ignore:.*google.protobuf.*:DeprecationWarning",
     "ignore:.*jax.*deprecated.*:DeprecationWarning:(?!jaxrl_fast|envs)",
 )
-"""Exceptions to warnings-as-errors, each of code that is not ours. Later lines win in pytest."""
+"""Exceptions to warnings-as-errors, each caused by other packages. Later lines win in pytest."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -52,20 +53,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What other packages no longer have is named before the failures that follow from it."""
+    """Report attributes that other packages no longer have before the failures that follow."""
     items.sort(key=lambda item: item.path.stem != "test_third_party")
 
 
 @pytest.fixture(autouse=True)
 def _same_numbers_in_any_order(request: pytest.FixtureRequest) -> None:
-    """A module's ``RNG`` begins each test anew, so that a test's numbers do not depend on which ran before it."""
+    """Reset a module's ``RNG`` before each test, so that a test's numbers do not depend on the tests before it."""
     rng = getattr(request.module, "RNG", None)
     if rng is not None:
         rng.bit_generator.state = np.random.default_rng(1).bit_generator.state
 
 
 MEMORY_LIMIT = 2_500_000_000
-"""Bytes that a process may have when a module of tests ends; above it, compiled programs are dropped."""
+"""Memory limit of a process in bytes when a test module ends; above it, compiled programs are dropped."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -80,16 +81,16 @@ def _no_module_leaves_its_programs_behind(request: pytest.FixtureRequest) -> Ite
 
 
 def memory_bytes() -> int:
-    """Of this process; 0 where the system does not say."""
+    """Return the memory of this process in bytes; 0 where the system does not report it."""
     pages = Path("/proc/self/statm")
     return int(pages.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if pages.exists() else 0
 
 
 def keep_compiled_programs(config: pytest.Config) -> None:
-    """For as long as this process lives, for itself and for the commands that it starts.
+    """Set a cache folder for this process and for the commands that it starts.
 
-    Each worker of pytest-xdist has a folder of its own: JAX does not write its files in one piece, so that a process
-    may read half of what another one writes.
+    Each worker of pytest-xdist has a separate folder: JAX does not write its files atomically, so a process could read
+    a file that another process has half written.
     """
     folder = tempfile.TemporaryDirectory(prefix="jaxrl_fast-tests-")
     config.add_cleanup(folder.cleanup)
@@ -102,15 +103,18 @@ EMITTERS = "xla_cpu_use_fusion_emitters"
 
 
 def compile_in_half_the_time() -> None:
-    """By XLA's older emitters, here and in commands, where this version of XLA has them: JAX 0.10 does. And what is
-    `optimized` is so as by ``clang -O1``: on a CPU that takes half as long as -O3 and runs as fast at our sizes."""
+    """Compile with XLA's older emitters, here and in commands, where this version of XLA has them (JAX 0.10 does).
+
+    Programs marked `optimized` are compiled as with ``clang -O1``: on a CPU, compilation takes half as long as with
+    -O3, and the programs run as fast at the sizes of the tests.
+    """
     added = f"--{EMITTERS}=false"
     if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "true":
         added += " --xla_backend_optimization_level=1"
     flags = os.environ.get("XLA_FLAGS", "")
-    if added in flags:  # of pytest-xdist, who set it
+    if added in flags:  # set by pytest-xdist
         return
-    # XLA reads its flags once, and ends a process with a flag that it does not know.
+    # XLA reads its flags once, and ends a process that has an unsupported flag.
     variables = {**os.environ, "XLA_FLAGS": f"{flags} {added}".strip(), "JAX_PLATFORMS": "cpu"}
     known = subprocess.run([sys.executable, "-c", "import jax; jax.devices()"], env=variables, capture_output=True)
     if known.returncode == 0:
@@ -125,15 +129,15 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
 
 @pytest.fixture
 def strict_dtypes() -> Iterator[None]:
-    """No implicit promotion between dtypes: for the numerics that are our own."""
+    """Forbid implicit promotion between dtypes, for this package's numerics."""
     with jax.numpy_dtype_promotion("strict"):
         yield
 
 
 @pytest.fixture
 def optimized() -> Iterator[None]:
-    """Compile as users do: where programs run for long, or what was compiled is looked at."""
-    before = jax.config.values["jax_disable_most_optimizations"]  # a flag, which is no attribute
+    """Compile with the default optimization, for programs that run long or whose compiled text is examined."""
+    before = jax.config.values["jax_disable_most_optimizations"]  # a flag, not an attribute
     jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", before)
@@ -141,7 +145,7 @@ def optimized() -> Iterator[None]:
 
 @pytest.fixture
 def same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compile programs by the emitters that users have, which round alike however fragments are cut into programs."""
+    """Compile with the default emitters, which round alike however fragments are grouped into programs."""
     from jaxrl_fast.runtime import xla_options
 
     if EMITTERS in os.environ.get("XLA_FLAGS", ""):

@@ -31,7 +31,7 @@ SUCCESSES = "".join(f"{row},{told}\n" for row, told in zip(EVALS.split(), ("succ
 
 
 class Server(NamedTuple):
-    """A dashboard, and the folder of runs that it shows."""
+    """Start a dashboard; return it with the folder of runs that it shows."""
 
     port: int
     runs: Path
@@ -51,7 +51,7 @@ def serving(runs: Path) -> Iterator[Server]:
 
 
 def a_run(folder: Path, *, evals: str = EVALS, **facts: Any) -> Path:
-    """A run folder; of a run that goes on in this process, if nothing else is said."""
+    """Write a run folder. By default the run is still running, in this process."""
     folder.mkdir(parents=True)
     status = RunStatus(folder, env="cartpole", algo="ppo", total_steps=400, num_seeds=2)
     row = dict(env_steps=200, wall_s=14.0, sampling_hz=100.0, update_hz=5.0, update_frame_hz=640.0)
@@ -88,7 +88,7 @@ LISTED = {"cartpole/ppo/a", "cartpole/ppo/b", "dead", HOSTILE, "half %2f written
 
 
 def ask(server: Server, path: str, *, method: str = "GET", hosts: tuple[str, ...] | None = None) -> tuple[int, bytes]:
-    """Status and body; the path goes out as it is written."""
+    """Return status and body of a request. The path is sent without escaping."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
     connection.putrequest(method, path, skip_host=True)
     for host in (f"127.0.0.1:{server.port}",) if hosts is None else hosts:
@@ -111,7 +111,7 @@ def rows_of(server: Server) -> dict[str, dict[str, Any]]:
 
 
 def soon(condition: Any) -> Any:
-    """The first true value, within five seconds."""
+    """Return the first true value within five seconds."""
     end = time.monotonic() + 5
     while not (value := condition()):
         assert time.monotonic() < end

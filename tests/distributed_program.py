@@ -1,4 +1,4 @@
-"""A process of a run that a program of one's own makes: ``distributed_program.py ADDRESS PROCESS_ID FOLDER``."""
+"""One process of a distributed run, started by a user: ``distributed_program.py ADDRESS PROCESS_ID FOLDER``."""
 
 import sys
 from pathlib import Path
@@ -16,7 +16,7 @@ from jaxrl_fast.training.checkpoints import Checkpoints
 
 
 def jobs() -> dict[str, tuple[VecEnv, Algorithm, dict[str, Any]]]:
-    """What is trained, by name: on four environments, a few ticks. PPO is trained by the commands too."""
+    """Training jobs by name: a few ticks on four environments. The commands also train PPO."""
     from tiny import line
 
     sac = jf.sac(
@@ -36,13 +36,13 @@ def jobs() -> dict[str, tuple[VecEnv, Algorithm, dict[str, Any]]]:
         "sac": (line(discrete=False), sac, {"total_steps": 60}),
         "sac_learner_apart": (line(discrete=False), sac, learner),
         "ppo_with_server": (line(discrete=True), ppo, server),
-        # Both devices of both processes: two sums at once would stop each other.
+        # Uses both devices of both processes: two all-reduces at once would deadlock.
         "sac_sampling_divided": (line(discrete=False), sac, divided),
     }
 
 
 def train(name: str, folder: Path, **arguments: Any) -> jf.Result:
-    """Train one of the jobs, on two devices unless it says otherwise, and leave its files in ``folder``."""
+    """Train one of the jobs, on two devices by default, and leave its files in ``folder``."""
     env, algorithm, told = jobs()[name]
     return jf.learn(
         env,
@@ -56,7 +56,7 @@ def train(name: str, folder: Path, **arguments: Any) -> jf.Result:
 
 
 def refused(**arguments: Any) -> str:
-    """What is said of arguments that several processes cannot share."""
+    """Collect the error messages for arguments that several processes cannot share."""
     try:
         train("sac", Path("nowhere"), **arguments)
     except ValueError as error:
@@ -65,7 +65,7 @@ def refused(**arguments: Any) -> str:
 
 
 def spread_and_read() -> bool:
-    """Whether numbers and keys, laid out over both processes as those of two seeds are, are read back whole."""
+    """Check that numbers and keys, sharded over both processes by seed, are read back whole."""
     mesh = Mesh(np.array(hosts.devices(2)), ("seed",))
     keys, numbers = jax.random.split(jax.random.key(0), 2), np.arange(8.0, dtype=np.float32).reshape(2, 4)
     placed = hosts.put((keys, numbers), NamedSharding(mesh, PartitionSpec("seed")))
@@ -75,7 +75,7 @@ def spread_and_read() -> bool:
 
 
 def main(address: str, process_id: int, folder: Path) -> None:
-    """All jobs, and what is refused."""
+    """Run all jobs, and the cases that must be refused."""
     jax.config.update("jax_num_cpu_devices", 2)
     jax.config.update("jax_disable_most_optimizations", True)
     jax.distributed.initialize(address, 2, process_id, cluster_detection_method="deactivate")

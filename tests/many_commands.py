@@ -1,7 +1,7 @@
-"""Many commands in little time: forked from one process that has imported them, each in a folder of its own.
+"""Run many commands in little time: each is forked from one process that has imported them, and has a separate folder.
 
-JAX must not be forked once it has started, so that process imports and never computes. Run as a script it reads jobs
-from stdin, a line of JSON each, and answers with exit statuses.
+JAX must not be forked once it has started, so this process imports and never computes. Run as a script, it reads jobs
+from stdin, one line of JSON each, and answers with exit codes.
 """
 
 import functools
@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).parent.parent
 LIMIT_S = 240
 TRAINED = 99
-"""The exit status in place of training, where a job must end before it."""
+"""The exit code that replaces training, where a job must end before training."""
 
 
 class Ended(NamedTuple):
-    """How a command ended, and what it printed."""
+    """Exit code and output of a command."""
 
     status: int
     out: str
@@ -30,7 +30,7 @@ class Ended(NamedTuple):
 
 
 class Commands:
-    """A context manager; ``notes`` is a folder for what the commands print."""
+    """A context manager; ``notes`` is a folder for the output of the commands."""
 
     def __init__(self, notes: Path) -> None:
         self.notes = notes
@@ -46,14 +46,19 @@ class Commands:
         )
 
     def run(self, cwd: Path, command: str, *words: str, trains: bool = False, **variables: str) -> Ended:
-        """``train``, ``evaluate``, ``render``, ``autotune`` or ``python`` (the words are then lines of a program).
-        Unless it ``trains`` it is ended where training, or an evaluation, would be compiled, with status `TRAINED`."""
+        """Run ``train``, ``evaluate``, ``render``, ``autotune`` or ``python`` (the words are then lines of a program).
+
+        Unless the command ``trains``, it ends where training or an evaluation would be compiled, with exit code
+        `TRAINED`.
+        """
         (ended,) = self.run_all(cwd, [[command, *words]], trains=trains, **variables)
         return ended
 
     def run_all(self, cwd: Path, lines: list[list[str]], *, trains: bool = False, **variables: str) -> list[Ended]:
-        """Commands with their words one after another in one process, which starts JAX once, with one
-        device: much quicker, for commands of which none trains."""
+        """Run commands one after another in one process, which starts JAX once with one device.
+
+        Much quicker, for commands that do not train.
+        """
         job = {"cwd": str(cwd), "notes": str(self.notes), "lines": lines, "trains": trains, "variables": variables}
         (self.notes / "statuses").write_text("")
         assert self.process.stdin is not None and self.process.stdout is not None
@@ -80,7 +85,7 @@ def serve() -> None:
     for line in sys.stdin:
         job = json.loads(line)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # JAX warns of every fork
+            warnings.simplefilter("ignore")  # JAX warns at every fork
             child = os.fork()
         if child == 0:
             work(job)
@@ -88,7 +93,7 @@ def serve() -> None:
 
 
 def import_commands() -> None:
-    """All that starts no JAX; gymnax does when it is imported."""
+    """Import every module that does not start JAX; gymnax starts it on import."""
     import gymnasium  # noqa: F401
     import orbax.checkpoint  # noqa: F401
 
@@ -102,7 +107,7 @@ def import_commands() -> None:
 
 
 def work(job: dict[str, Any]) -> None:
-    """One job in a process of its own, which ends here, with the status of its last command."""
+    """Run one job in a separate process, which ends here with the exit code of its last command."""
     signal.alarm(LIMIT_S)
     os.chdir(job["cwd"])
     os.environ.update(job["variables"])
@@ -119,7 +124,7 @@ def work(job: dict[str, Any]) -> None:
 
 
 def redirected(notes: Path, number: int, command: str, words: list[str]) -> int:
-    """The exit status of a command that prints into ``out-<number>`` and ``err-<number>``."""
+    """Return the exit code of a command that prints into ``out-<number>`` and ``err-<number>``."""
     for descriptor, name in ((1, "out"), (2, "err")):
         file = os.open(notes / f"{name}-{number}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(file, descriptor)
@@ -135,7 +140,7 @@ def redirected(notes: Path, number: int, command: str, words: list[str]) -> int:
 
 
 def call(command: str, words: list[str]) -> int:
-    """The exit status of a command."""
+    """Return the exit code of a command."""
     from jaxrl_fast import autotune, evaluate, render, train
 
     if command == "python":
@@ -146,7 +151,7 @@ def call(command: str, words: list[str]) -> int:
 
 
 def stop_before_training() -> None:
-    """From here on what would be trained or evaluated ends the process."""
+    """End the process at the first training or evaluation from here on."""
     from jaxrl_fast import evaluate
     from jaxrl_fast.training import loop
 
@@ -154,7 +159,7 @@ def stop_before_training() -> None:
 
 
 def start_jax_once() -> None:
-    """From here on only the first command sets JAX up."""
+    """Let only the first command set up JAX."""
     from jaxrl_fast import evaluate, render
     from jaxrl_fast.commands import prepare
     from jaxrl_fast.settings.machine import setup
@@ -164,12 +169,12 @@ def start_jax_once() -> None:
 
 
 def everything(folder: Path) -> dict[str, bytes | None]:
-    """What lies in a folder: contents by path, None for a folder."""
+    """Return the contents of a folder by path, None for a folder."""
     return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in folder.rglob("*")}
 
 
 def refusal(ended: Ended) -> str:
-    """What a command said, once it is certain that it was refused as it should be."""
+    """Check that a command was refused correctly; return its error message."""
     assert ended.status == 2, ended
     assert ended.out == ""
     assert ended.err.startswith("jaxrl_fast: error: ") and ended.err.count("\n") == 1, ended.err
@@ -178,7 +183,7 @@ def refusal(ended: Ended) -> str:
 
 
 def refused(commands: Commands, cwd: Path, command: str, *words: str) -> str:
-    """What a command said that was refused and left the folder as it was."""
+    """Check that a command was refused and left the folder unchanged; return its error message."""
     before = everything(cwd)
     said = refusal(commands.run(cwd, command, *words))
     assert everything(cwd) == before

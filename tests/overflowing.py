@@ -1,5 +1,4 @@
-"""An environment whose observation, after 200 steps of an episode, is the logarithm of a number that is
-not positive."""
+"""An environment that observes the logarithm of a number that is not positive after 200 steps of an episode."""
 
 import jax
 import jax.numpy as jnp

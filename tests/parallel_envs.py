@@ -1,4 +1,4 @@
-"""Small worlds of several agents with PettingZoo's interface, which they need no package for."""
+"""Small multi-agent environments with PettingZoo's interface. They need no package."""
 
 import os
 from typing import Any
@@ -7,15 +7,15 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete
 
 LEAVES = {"a": 2, "b": 4, "c": 3}
-"""After how many steps an agent's task is over."""
+"""Number of steps after which an agent's task is over."""
 SIZES = {"a": (1, 2), "b": (2, 3), "c": (3, 4)}
-"""How many numbers an agent of `Unequal` observes, and how many actions it has."""
+"""Number of observations and of actions of each agent of `Unequal`."""
 
 
 class Leaving:
-    """Agents leave one after another: "a" and "c" are done, and "b", the last, is cut where ``last_is_cut``.
+    """Agents leave one after another: "a" and "c" terminate, and "b", the last, is truncated where ``last_is_cut``.
 
-    Each observes [its number, steps, the seed's draw, process id]; it is paid its action plus ten times its number.
+    Each observes [its number, steps, the seed's draw, process id]; its reward is its action plus ten times its number.
     """
 
     def __init__(self, last_is_cut: bool = True, render_mode: str | None = None) -> None:
@@ -39,7 +39,7 @@ class Leaving:
         return np.array([self.possible_agents.index(agent), self.steps, self.draw, os.getpid()])
 
     def step(self, actions: dict[str, Any]) -> tuple[dict, dict, dict, dict, dict]:
-        assert sorted(actions) == sorted(self.agents), "an agent that has left was told to act"
+        assert sorted(actions) == sorted(self.agents), "an agent that has left got an action"
         acted, self.steps = self.agents, self.steps + 1
         gone = {agent: self.steps >= LEAVES[agent] for agent in acted}
         cut = {agent: gone[agent] and agent == "b" and self.last_is_cut for agent in acted}
@@ -56,7 +56,7 @@ class Leaving:
 
 
 class Pushing(Leaving):
-    """As `Leaving`, with actions of two numbers, and the steps as a state of the world."""
+    """`Leaving` with actions of two numbers, and the steps as the environment's state."""
 
     state_space = Box(0.0, 100.0, (1,), np.float32)
 
@@ -68,8 +68,11 @@ class Pushing(Leaving):
 
 
 class Unequal(Leaving):
-    """As `Leaving`, with another number of observations and actions for each agent; "c" also says which it may take:
-    never its first. Agents are paid 1 for the last action that they have, else nothing."""
+    """`Leaving` with a different number of observations and actions for each agent.
+
+    Agent "c" also has an action mask, which never allows its first action. An agent is paid 1 for its last action, else
+    nothing.
+    """
 
     def observation_space(self, agent: str) -> Any:
         plain = Box(-np.inf, np.inf, (SIZES[agent][0],), np.float32)
@@ -89,7 +92,7 @@ class Unequal(Leaving):
 
 
 class Mixed(Leaving):
-    """One agent chooses among three actions, the others give numbers."""
+    """One agent has three discrete actions, the others continuous ones."""
 
     def action_space(self, agent: str) -> Any:
         return Discrete(3) if agent == "a" else Box(-1.0, 1.0, (2,), np.float32)

@@ -1,4 +1,4 @@
-"""Environments of images: one in which only what moved between two of them tells, and one of random bytes."""
+"""Image environments: one that can be solved only from the motion between two images, and one of random bytes."""
 
 import jax
 import jax.numpy as jnp
@@ -12,14 +12,17 @@ UNIT = Box(-jnp.ones(1), jnp.ones(1))
 
 
 def dot(row: jax.Array, column: jax.Array) -> jax.Array:
-    """A bright pixel on black."""
+    """Draw a bright pixel on black."""
     return jnp.zeros((SIDE, SIDE, 1), jnp.uint8).at[row, column].set(255)
 
 
 def motion(*, discrete: bool = True, frame_stack: int = 2) -> Env:
-    """Two steps: a dot, which then has moved to the left or to the right. The second action is paid for telling which:
-    1 for action 1 where it went right and for action 0 where it went left; or -(a - d / 2)², with d = ±1. Where the dot
-    stands then says nothing: it is equally likely to have come from either side."""
+    """Show a dot for two steps; it moves to the left or to the right between them.
+
+    The second action is paid for naming the direction: 1 for action 1 after a move to the right and for action 0 after
+    a move to the left; or -(a - d / 2)², with d = ±1. The dot's last position alone gives no information: both
+    directions are equally likely.
+    """
 
     def reset(key, params):
         place_key, side_key = jax.random.split(key)
@@ -40,7 +43,7 @@ def motion(*, discrete: bool = True, frame_stack: int = 2) -> Env:
 
 
 def walk(*, frame_stack: int = 3, limit: int | None = 9) -> Env:
-    """Random bytes, 4 x 3 pixels of 2 channels; episodes end at random steps, or are cut after ``limit``."""
+    """Random bytes, 4 x 3 pixels of 2 channels. Episodes end at random steps, or are truncated after ``limit``."""
     spec = EnvSpec("walk", jax.ShapeDtypeStruct((4, 3, 2), jnp.uint8), UNIT, limit, frame_stack)
 
     def look(key):
@@ -58,7 +61,7 @@ def walk(*, frame_stack: int = 3, limit: int | None = 9) -> Env:
 
 
 def stacking(env: Env) -> Env:
-    """The same environment, which shows whole stacks by itself."""
+    """The same environment, which stacks frames inside."""
     k, (height, width, channels) = env.spec.frame_stack, env.spec.obs.shape
     obs = jax.ShapeDtypeStruct((height, width, k * channels), jnp.uint8)
 

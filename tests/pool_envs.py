@@ -12,10 +12,10 @@ from gymnasium.spaces import Box, Discrete
 
 
 class Walk(gymnasium.Env):
-    """A random walk that ends after a random number of steps, terminated or truncated by turns.
+    """A random walk that ends after a random number of steps, alternately by termination and truncation.
 
-    Observes [position, steps of the episode, episodes, process id, 1 if JAX is loaded]. Action 9 does what ``on_nine``
-    says, in the process ``culprit`` only where one is given.
+    Observes [position, steps of the episode, episodes, process id, 1 if JAX is loaded]. Action 9 triggers ``on_nine``,
+    only in the process ``culprit`` where one is given.
     """
 
     def __init__(self, jitter_s: float = 0.0, on_nine: str = "nothing") -> None:
@@ -58,7 +58,7 @@ def misbehave(how: str) -> None:
 
 
 class Uneven(gymnasium.Env):
-    """Counts its steps; a quarter of the seeds give an environment that is slow."""
+    """Count the steps; a quarter of the seeds give a slow environment."""
 
     observation_space = Box(0, 1e6, (2,), np.float32)
     action_space = Discrete(3)

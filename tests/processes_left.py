@@ -1,11 +1,11 @@
-"""Whether processes that a test started are still there."""
+"""Checks whether processes that a test started are still running."""
 
 import time
 from pathlib import Path
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended and is not waited for yet does not."""
+    """Return whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -13,7 +13,7 @@ def is_alive(pid: int) -> bool:
 
 
 def wait_until_gone(*pids: int) -> None:
-    """Wait until all have ended, at most a minute."""
+    """Wait at most a minute until all have ended."""
     until = time.monotonic() + 60
     while any(map(is_alive, pids)):
         assert time.monotonic() < until, "a process was left behind"

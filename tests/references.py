@@ -1,4 +1,4 @@
-"""Slow and obvious NumPy references, in float64 and with loops where a loop is the definition."""
+"""Slow and simple NumPy references, in float64, with loops where the definition is a loop."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ import numpy as np
 
 
 def gae(reward, terminated, truncated, value, next_value, discount, gae_lambda) -> np.ndarray:
-    """Advantage of step t: the λ-weighted sum of the TD errors from t to the end of its episode."""
+    """Compute the advantage of step t: the λ-weighted sum of the TD errors from t to the end of its episode."""
     steps = len(reward)
     delta = [reward[t] + (0.0 if terminated[t] else discount * next_value[t]) - value[t] for t in range(steps)]
     advantage = np.zeros(steps)
@@ -20,7 +20,7 @@ def gae(reward, terminated, truncated, value, next_value, discount, gae_lambda) 
 
 
 def lambda_return(reward, terminated, truncated, next_value, discount, return_lambda) -> np.ndarray:
-    """Of step t: the weighted mean of all n-step returns from t that stay within its episode."""
+    """Compute the λ-return of step t: the weighted mean of all n-step returns from t that stay within its episode."""
     steps = len(reward)
     mean = np.zeros(steps)
     for t in range(steps):
@@ -37,7 +37,7 @@ def lambda_return(reward, terminated, truncated, next_value, discount, return_la
 
 
 def v_trace(reward, terminated, truncated, value, next_value, ratio, discount, trace_lambda, clip_rho, clip_c):
-    """Targets and advantages: equation 1 of arXiv 1802.01561 as the sum that it is, and section 4.2."""
+    """Compute targets and advantages: equation 1 of arXiv 1802.01561 as a sum, and section 4.2."""
     steps = len(reward)
     rho, c = np.minimum(ratio, clip_rho), trace_lambda * np.minimum(ratio, clip_c)
     gamma = [0.0 if terminated[t] else discount for t in range(steps)]
@@ -56,7 +56,9 @@ def v_trace(reward, terminated, truncated, value, next_value, ratio, discount, t
 
 
 def n_step(reward, terminated, truncated, discount) -> tuple[float, float, int]:
-    """Sum of discounted rewards until the window or the episode ends, bootstrap discount, index of the last step."""
+    """Return the sum of discounted rewards until the window or the episode ends, the bootstrap discount, and the index
+    of the last step.
+    """
     total = 0.0
     for k in range(len(reward)):
         total += discount**k * reward[k]
@@ -66,7 +68,9 @@ def n_step(reward, terminated, truncated, discount) -> tuple[float, float, int]:
 
 
 def tanh_normal_log_prob(mean, scale, raw) -> np.ndarray:
-    """Log-density of ``tanh(raw)``, by the change of variables and the plain slope; the last axis is summed."""
+    """Compute the log-density of ``tanh(raw)`` by the change of variables and the plain slope, summed over the last
+    axis.
+    """
     mean, scale, raw = (np.asarray(x, np.float64) for x in (mean, scale, raw))
     normal = -0.5 * ((raw - mean) / scale) ** 2 - np.log(scale) - 0.5 * np.log(2 * np.pi)
     return np.sum(normal - np.log(1.0 - np.tanh(raw) ** 2), axis=-1)
@@ -81,7 +85,7 @@ def log_softmax(logits) -> np.ndarray:
 
 
 def mlp(params: dict, x: np.ndarray) -> np.ndarray:
-    """The multi-layer perceptron of `networks.Mlp` with tanh and no layer norm, from its flax parameters."""
+    """Compute the multi-layer perceptron of `networks.Mlp` with tanh and no layer norm, from its flax parameters."""
     layers = params["params"]
     for i in range(len(layers)):
         layer = layers[f"Dense_{i}"]
@@ -92,7 +96,7 @@ def mlp(params: dict, x: np.ndarray) -> np.ndarray:
 
 
 def gradient(loss: Callable[[list[np.ndarray]], float], leaves: list[np.ndarray]) -> list[np.ndarray]:
-    """Central finite differences of ``loss(leaves)``, one number at a time."""
+    """Compute central finite differences of ``loss(leaves)``, one number at a time."""
     grads = [np.zeros_like(leaf) for leaf in leaves]
     for leaf, grad in zip(leaves, grads, strict=True):
         for at in np.ndindex(leaf.shape):
@@ -106,7 +110,7 @@ def gradient(loss: Callable[[list[np.ndarray]], float], leaves: list[np.ndarray]
 
 
 class Adam:
-    """arXiv 1412.6980, algorithm 1, behind a clip of the global gradient norm."""
+    """Compute arXiv 1412.6980, algorithm 1, after a clip of the global gradient norm."""
 
     def __init__(self, learning_rate: float, max_grad_norm: float) -> None:
         self.learning_rate, self.max_grad_norm, self.t = learning_rate, max_grad_norm, 0

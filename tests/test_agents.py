@@ -1,5 +1,6 @@
-"""Worlds of several agents: what they are, networks, targets and optimizers of agents, and the probes with two agents,
-each of which fails for a bug that only they can have."""
+"""Multi-agent environments: spaces and rewards, networks, targets and optimizers of agents, and the probes with two
+agents, each of which fails for a bug that only multi-agent code can have.
+"""
 
 import csv
 from functools import cache, partial
@@ -34,7 +35,7 @@ NUM_ENVS = 16
 
 
 def counting(num_agents: int | None = 2, *, shared_reward: bool = False, **changes) -> Env:
-    """A world of two steps: agent i is paid ``10 * i + action``; a shared reward is the sum of the actions."""
+    """An environment of two steps: agent i is paid ``10 * i + action``; a shared reward is the sum of the actions."""
     obs = {"seen": jnp.zeros((2, 3)), STATE: jnp.zeros(4), OUT: jnp.zeros(2, bool)} | changes
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), obs)
     spec = EnvSpec("counting", shapes, Discrete(2), 2, num_agents=num_agents, shared_reward=shared_reward)
@@ -113,7 +114,7 @@ def test_algorithms_are_for_one_agent_or_for_several():
 
 
 def observations(steps: int, num_envs: int) -> dict:
-    """Of three agents, ``[steps, num_envs, 3, ...]``."""
+    """Build a batch of three agents, ``[steps, num_envs, 3, ...]``."""
     return {
         "a": jnp.asarray(RNG.normal(size=(steps, num_envs, 3, 4)), jnp.float32),
         "b": jnp.asarray(RNG.normal(size=(steps, num_envs, 3, 2)), jnp.float32),
@@ -123,7 +124,7 @@ def observations(steps: int, num_envs: int) -> dict:
 
 
 def networks(obs: dict, recurrent_size: int) -> tuple[Network, Network, Network]:
-    """A network for one agent, and the two ways to make one of all agents."""
+    """A network for one agent, and the two ways to build a network for all agents from it."""
     spec = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), obs)
     one, numbered = (
         make_network(obs_of_one(spec, 3, shared=shared), 2, hidden=(8,), recurrent_size=recurrent_size)
@@ -148,12 +149,12 @@ def test_networks_of_all_agents_say_what_that_of_each_would(recurrent_size: int)
         np.testing.assert_allclose(outputs[:, :, i], expected, atol=1e-6)
         for x, y in zip(jax.tree.leaves(after), jax.tree.leaves(memories), strict=True):
             np.testing.assert_allclose(x[:, :, i], y, atol=1e-6)
-        # The shared network of all agents in agent i's place says the same of agent i.
+        # The agents' shared network gives the same output for agent i in agent i's place.
         alike = {**obs, "a": obs["a"].at[:].set(obs["a"][:, :, i : i + 1])}
         alike |= {"b": obs["b"].at[:].set(obs["b"][:, :, i : i + 1])}
         others, _ = say(together, shared.initial_memory(2), alike, first)
         np.testing.assert_allclose(others[:, :, i], numbered[:, :, i], atol=1e-6)
-        assert not np.allclose(others[:, :, (i + 1) % 3], numbered[:, :, i], atol=1e-3)  # it sees the number
+        assert not np.allclose(others[:, :, (i + 1) % 3], numbered[:, :, i], atol=1e-3)  # it sees its number
     for network, params in ((separate, own), (shared, together)):
         memory = jax.tree.map(lambda x: jnp.stack([x] * 5), network.initial_memory(2))
         apart, _ = jax.jit(partial(apply_apart, network))(params, memory, obs, jnp.ones_like(first))
@@ -182,7 +183,7 @@ def test_agents_with_networks_of_their_own_have_optimizers_of_their_own():
 @pytest.mark.parametrize("shared", [False, True])
 def test_an_agent_that_goes_out_ends_its_own_return_but_not_the_teams(shared: bool):
     hyper = jf.ppo(discount=0.5, gae_lambda=1.0).hyper
-    out = jnp.array([[[False, False]], [[False, True]], [[False, True]]])  # [T, E, A]: agent 1 goes out after a step
+    out = jnp.array([[[False, False]], [[False, True]], [[False, True]]])  # [T, E, A]: agent 1 leaves after a step
     next_out = jnp.concatenate([out[1:], out[-1:]])
     flag, ended = jnp.zeros((3, 1), bool), jnp.array([[False], [False], [True]])
     reward = jnp.ones((3, 1)) if shared else jnp.ones((3, 1, 2))
@@ -214,7 +215,7 @@ def test_a_teams_value_sums_what_is_allowed_over_the_agents_that_take_part():
 
 
 def one_of(which: jax.Array) -> VecEnv:
-    """The probe of two agents with number ``which``, where only the compiled program knows which."""
+    """The two-agent probe number ``which``, where ``which`` is an argument of the compiled program."""
     probes = [make() for make in TWO_AGENTS.values()]
 
     def reset(key, params):
@@ -237,8 +238,9 @@ ALGORITHMS = {
 
 @cache
 def trained(name: str):
-    """The mean return in each probe of the greedy policy, what the critic says in ``two_state`` where the state is 1,
-    and the actions in all probes."""
+    """Return the mean return of the greedy policy in each probe, the critic's value in ``two_state`` where the state
+    is 1, and the actions in all probes.
+    """
     algorithm, total_steps = ALGORITHMS[name], 10_000
     agent = bind(algorithm, one_of(jnp.int32(0)).spec, NUM_ENVS)
 

@@ -1,4 +1,4 @@
-"""The Python API, every snippet of the design and the README run for real."""
+"""The Python API; every snippet of the design and the README runs."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Atari games: what the workers make of them, what learning and evaluation get, and the commands."""
+"""Atari games: the workers' observations, the data for learning and evaluation, and the commands."""
 
 import json
 import sys
@@ -24,7 +24,7 @@ def game(id: str, num_envs: int = 2, pool=HERE, **options) -> HostEnv:
 
 
 def played(env: HostEnv, steps: int, seed: int = 0) -> list[HostStep]:
-    """Random play."""
+    """Play random actions."""
     env.reset(seed)
     rng, size = np.random.default_rng(seed), env.num_envs // env.num_groups
     done = []
@@ -43,12 +43,12 @@ def test_a_step_gives_one_grey_frame_and_a_policy_sees_four(id: str):
     assert (env.spec.frame_stack, env.spec.max_episode_steps) == (4, 27_000)
     frames = np.stack([step.obs for step in played(env, 30)])
     assert (frames.dtype, frames.shape) == (np.uint8, (30, 2, 84, 84, 1))
-    assert all((frames[t] != frames[t + 1]).any() for t in range(20, 29))  # the ball moves
+    assert all((frames[t] != frames[t + 1]).any() for t in range(20, 29))  # the ball changes its position
     assert frames[0].std() > 10
 
 
 def test_the_last_two_frames_of_a_step_are_joined():
-    """Sprites of many games are drawn in every other frame only."""
+    """Many games draw a sprite in every second frame only."""
     options = dict(noop_max=0, sticky=False)
     joined, alone = (
         np.stack([step.obs for step in played(game("SpaceInvaders", 1, frame_skip=n, **options), 60)]) for n in (2, 1)
@@ -63,7 +63,7 @@ def test_learning_gets_signs_and_lives_while_returns_are_those_of_whole_games():
     clipped = played(game("SpaceInvaders", life_loss=True, **options), 700)
     lives = over = 0
     for one, other in zip(plain, clipped, strict=True):
-        np.testing.assert_array_equal(one.obs, other.obs)  # a life is lost without a step of its own
+        np.testing.assert_array_equal(one.obs, other.obs)  # a life is lost without a separate step
         np.testing.assert_array_equal(np.sign(one.reward), other.reward)
         lost = other.terminated & ~one.terminated
         assert not other.episode_length[lost].any()

@@ -1,4 +1,6 @@
-"""The command and its processes: crashes are results, signals keep what was measured, nobody is left behind."""
+"""The autotune command and its processes: crashes count as results, a signal saves the measurements, no process is
+left behind.
+"""
 
 import csv
 import json
@@ -41,7 +43,7 @@ QUICK = ["repeats=2", "repeat_s=0.01"]
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory from which the environments are found, and a cache of its own."""
+    """A working directory from which the environments can be imported, with a separate cache."""
     (tmp_path / "tests").symlink_to(ROOT / "tests")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
@@ -64,7 +66,7 @@ def command(*words: str) -> list[str]:
         (["memory_cap_gb=lots"], "memory_cap_gb=lots: write a number or null"),
         (["env=halfchetah"], "did you mean halfcheetah?"),
         (["algo.gamma=1"], "unknown key 'algo.gamma'"),
-        (["resume=runs/latest"], "autotune goes on with no run: write config="),
+        (["resume=runs/latest"], "autotune does not resume runs: write config="),
         (["out=/proc/nowhere"], "cannot write to out=/proc/nowhere"),
         (["show", "all"], "show all: write python -m jaxrl_fast.autotune show"),
         (["--multirun", "seed=1,2"], "--multirun is for training"),
@@ -82,7 +84,7 @@ def test_bad_input_ends_in_one_line_and_status_2(words, expected, here: Path, ca
 
 def test_a_sweep_outlives_its_candidates_and_keeps_draws_and_remembers_what_it_found(here: Path, commands: Commands):
     variables = {"JAXRL_FAST_CACHE": os.environ["JAXRL_FAST_CACHE"]}
-    # 16, 64 and 4 are measured whatever the rates are; which ones then follow depends on them.
+    # 16, 64 and 4 are always measured; the measured rates decide which numbers follow.
     words = [*WALK, "+env.abort_at=4", "+env.starve_at=64", *QUICK, "objective=sampling", "knobs=num_envs"]
     done = commands.run(here, "autotune", *words, "max_num_envs=64", trains=True, **variables)
     assert done.status == 0, done.err
@@ -108,7 +110,7 @@ def test_a_sweep_outlives_its_candidates_and_keeps_draws_and_remembers_what_it_f
 
 
 def test_a_candidate_over_the_cap_is_skipped_before_it_runs(here: Path):
-    row = one(compose([*WALK, "+env.abort_at=1"]), here, memory_cap=1e6)  # it would abort, if it ran
+    row = one(compose([*WALK, "+env.abort_at=1"]), here, memory_cap=1e6)  # it would abort if it ran
     assert row.status == "skipped" and "0.001 GB are allowed" in row.why
     assert row.outcome().larger_fails
 
@@ -119,7 +121,7 @@ def test_settings_that_make_no_run_are_refused_in_their_own_words(here: Path):
 
 
 def one(run, folder: Path, memory_cap: float | None = None) -> Row:
-    """One candidate, measured in this very process's child."""
+    """Measure one candidate in a child of this process."""
     files = folder / "files"
     files.mkdir()
     settings = Settings(files, memory_cap, repeats=1, repeat_s=0.01)
@@ -129,7 +131,7 @@ def one(run, folder: Path, memory_cap: float | None = None) -> Row:
 def test_a_trial_ends_with_its_parent_wherever_it_is(here: Path):
     child = Child(compose([*WALK, "+env.hang_in_make=true", "+env.leave_pid=pid"]), "training", here)
     wait_for(here / "pid")
-    child.process.stdin.close()  # as the system does for a parent that was killed
+    child.process.stdin.close()  # as the system does for the child of a killed parent
     wait_until_gone(child.process.pid)
     with child:
         assert isinstance(child.ready(), Failure)
@@ -232,6 +234,6 @@ trial.measure(Request("run.yaml", "environments", None, float(sys.argv[1])), lam
 
 @pytest.mark.parametrize(("repeat_s", "first"), [("0", "timed"), ("0.2", "timed timed")])
 def test_nothing_is_timed_before_it_is_asked_for_since_others_may_be_compiling(repeat_s, first, here: Path):
-    """Where a repeat has to hold several chunks, one is timed to see how many."""
+    """Time one chunk to derive how many chunks a repeat needs."""
     out = subprocess.run([sys.executable, "-c", TRIAL, repeat_s], check=True, capture_output=True, text=True).stdout
     assert out == f"ready asked {first} repeat asked timed repeat asked\n"

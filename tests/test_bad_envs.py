@@ -1,5 +1,6 @@
-"""Environments of one's own that break a rule: each is refused in one line that says what to write instead, with
-status 2, before anything is compiled."""
+"""User environments that break a rule: each is refused before compilation with one line that contains the correction,
+and exit code 2.
+"""
 
 import pytest
 from many_commands import Commands, Ended, everything, refusal
@@ -72,7 +73,7 @@ class BraxStep(BraxSize):
     action_size = 1
     def step(self, state, action): return 3
 """
-"""A module of good environments, but for what a test or a class changes."""
+"""A module of valid environments, changed by a test or a class."""
 
 NAMED = [
     ("bad.nothing", "bad has no function 'nothing'"),
@@ -96,7 +97,7 @@ NAMED = [
     ("bad.BraxSize", "are not supported: write Discrete(n) with n >= 1"),
     ("bad.BraxStep", "env.make=bad.BraxStep: step failed"),
 ]
-"""What ``env.make`` names, in the folder of `ENVS`."""
+"""The value of ``env.make``, in the folder of `ENVS`."""
 
 NAN = 'float("nan")'
 NO_ACTION = "are not supported: write Discrete(n) with n >= 1, or Box(low, high) with arrays of finite bounds"
@@ -175,12 +176,12 @@ MADE = [
     ("env()._replace(success=lambda state: state)", "success gives int32[]: write one bool, shape []"),
     ("env()._replace(success=lambda state: fail())", "success failed: RuntimeError: no such"),
 ]
-"""What the function of ``env.make`` returns."""
+"""The return value of the function of ``env.make``."""
 
 
 @pytest.fixture(scope="module")
 def answers(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
-    """How training in each bad environment ended, by what ``env.make`` names or by what it returns."""
+    """Results of training in each bad environment, by the value of ``env.make`` or by the value that it returns."""
     folder = tmp_path_factory.mktemp("envs")
     makes = "\n".join(f"def make_{number}(): return {made}" for number, (made, _) in enumerate(MADE))
     (folder / "bad.py").write_text(f"{ENVS}\n{makes}\n")

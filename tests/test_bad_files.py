@@ -1,5 +1,8 @@
-"""Damaged checkpoints, policies and run folders: each is refused in one line that says what to write instead, with
-status 2, before anything is compiled, and nothing that they hold is executed."""
+"""Damaged checkpoints, policies and run folders: each is refused before compilation with one line that contains the
+correction, and exit code 2.
+
+Nothing that they contain is executed.
+"""
 
 import json
 import os
@@ -41,7 +44,7 @@ OBS = jax.ShapeDtypeStruct((2,), jnp.float32)
 
 @pytest.fixture(scope="module")
 def made(commands, tmp_path_factory) -> Path:
-    """A folder with a tiny run in ``run``; never changed, only copied."""
+    """A folder with a tiny run in ``run``; tests copy it and never change it."""
     folder = tmp_path_factory.mktemp("made")
     ended = commands.run(folder, "train", *SMALL, "run_dir=run", trains=True)
     assert (ended.status, ended.err) == (0, "")
@@ -143,7 +146,7 @@ OTHERS = [
 
 
 def test_a_checkpoint_named_by_a_link_is_the_same_when_the_link_leads_elsewhere(made, tmp_path):
-    """As ``runs/latest`` does as soon as the run has a folder of its own."""
+    """As ``runs/latest`` does as soon as the run has a folder."""
     (tmp_path / "latest").symlink_to(made / "run")
     resume = Path(str(compose([f"resume={tmp_path}/latest/checkpoints/200"]).resume))
     (tmp_path / "latest").unlink()
@@ -186,7 +189,7 @@ POLICIES = {
     "policy.json with other networks": (
         "policy/policy.json",
         lambda p: edit(p, made_by={**json.loads(p.read_text())["made_by"], "options": {"policy_hidden": [9]}}),
-        "does not fit",
+        "does not match",
     ),
     "policy.json with odd options": (
         "policy/policy.json",
@@ -194,7 +197,7 @@ POLICIES = {
         "policy.json cannot be used: TypeError",
     ),
     "policy of another version": ("policy/policy.json", lambda p: edit(p, format=99), "has format 99"),
-    "config.yaml deleted": ("config.yaml", delete, "run holds no run"),
+    "config.yaml deleted": ("config.yaml", delete, "run contains no run"),
     "config.yaml no YAML": ("config.yaml", write(b"a: [1\n"), "is not YAML"),
     "config.yaml of another environment": (
         "config.yaml",
@@ -216,7 +219,7 @@ RUN_FOLDERS = {
     "checkpoints without config.yaml": (
         lambda run: [delete(run / "config.yaml"), delete(run / "metrics.csv")],
         [*SMALL, "run_dir=run"],
-        "run_dir=run holds a run already: write resume=run, or another run_dir",
+        "run_dir=run contains a run already: write resume=run, or another run_dir",
     ),
     "a temperature of 0": (lambda run: None, [*SMALL, "algo.initial_temperature=0"], "write a positive number"),
     "metrics.csv of another kind": (
@@ -323,4 +326,4 @@ def test_a_pickle_in_place_of_a_file_is_not_run(commands, made, tmp_path, comman
     assert path.exists()
     path.write_bytes(pickle.dumps(Bomb()))
     words = ["resume=run", "total_steps=400"] if command == "train" else ["run", "episodes=2"]
-    refused(commands, tmp_path, command, *words)  # nothing is in the folder that was not there: no "ran"
+    refused(commands, tmp_path, command, *words)  # the folder contains no new file: no "ran"

@@ -1,5 +1,6 @@
-"""Bad commands and config files: each ends in one line that says what to write instead, with status 2, before anything
-is compiled, and leaves nothing behind."""
+"""Bad commands and config files: each ends before compilation with one line that contains the correction and exit code
+2, and leaves no files behind.
+"""
 
 import pytest
 from jax.errors import JaxRuntimeError
@@ -27,7 +28,7 @@ COMMANDS = [
     (f"{HOST} pool.order=arrival num_seeds=2", "num_seeds=2: pool.order=arrival serves one: write pool.order=fixed"),
     (f"{HOST} pool.order=arrival pool.workers=0", "pool.order=arrival needs worker processes"),
     (f"{HOST} pool.order=arrival pool.workers=1 pool.bridge=callback", "has no fixed order to compile: write pool.bri"),
-    (f"{HOST} debug=true", "debug=true computes a tick again, which environments on the host cannot: leave it out"),
+    (f"{HOST} debug=true", "debug=true repeats a tick, which environments on the host do not support: leave it out"),
     (f"{HOST} pool.bridge=call", "pool.bridge=call: write one of host, callback"),
     (f"{HOST} placement=central_inference num_seeds=0", "num_seeds=0: write a number of at least 1"),
     (f"{HOST} num_envs=3", "num_envs=3"),
@@ -66,7 +67,7 @@ COMMANDS = [
     ("env.name=cartpole", "unknown key 'env.name' for algo=sac env=halfcheetah: did you mean env?"),
     ("algo=sac algo.clip_range=0.1", "it belongs to algo=ippo or algo=mappo or algo=ppo"),
     ("foo.bar=1", "--help lists the keys"),
-    ("env.foo.bar=1", "an option of the environment's own is written +env.foo.bar=..."),
+    ("env.foo.bar=1", "write +env.foo.bar=... for an option of the environment"),
     (f"{PPO} env.options={{a:1}}", "unknown key 'env.options'"),
     (f"{PPO} +env.speed=1", "probe value has no option 'speed': leave it out"),
     # grammar
@@ -129,7 +130,7 @@ COMMANDS = [
     ("algo.learning_rate=linear:3e-4", "algo.learning_rate=linear:3e-4: write a number or a schedule"),
     ("algo.learning_rate=square:1:0", "algo.learning_rate=square:1:0: write a number or a schedule"),
     ("algo.learning_rate=linear:inf:0", "algo.learning_rate=linear:inf:0: write a number or a schedule"),
-    # what does not fit together
+    # incompatible options
     (f"{PPO} algo.rollout_length=0", "rollout_length=0: write a positive number"),
     (f"{PPO} algo.num_minibatches=0", "num_minibatches=0: write a positive number"),
     (f"{PPO} num_envs=5 algo.rollout_length=7 algo.num_minibatches=4", "algo.num_minibatches=4 does not divide"),
@@ -149,39 +150,39 @@ COMMANDS = [
     (f"{PPO} num_envs=5 algo.num_minibatches=1 devices=2 placement=data_parallel", "cannot shard the 5 environments"),
     (f"{PPO} num_envs=5 algo.num_minibatches=1 devices=2 placement=sharded_sampling", "or placement=fused"),
     # folders
-    (f"{PPO} run_dir=taken", "run_dir=taken holds a run already: write resume=taken, or another run_dir"),
+    (f"{PPO} run_dir=taken", "run_dir=taken contains a run already: write resume=taken, or another run_dir"),
     (f"{PPO} run_dir=taken/config.yaml", "taken/config.yaml (File exists): write another run_dir=..."),
     (f"{PPO} run_dir=taken/config.yaml/deeper", "(Not a directory): write another run_dir=..."),
     ("run_dir=[a]", "run_dir=[a]: write a text or null"),
-    ("resume=nowhere", "nowhere holds no checkpoint: write the folder of a run, such as runs/latest"),
-    ("resume=taken", "taken holds no checkpoint"),
-    ("resume=taken/config.yaml", "holds no checkpoint"),
-    ("resume=unfinished/checkpoints/7", "unfinished/checkpoints/7 is no complete checkpoint"),
+    ("resume=nowhere", "nowhere contains no checkpoint: write the folder of a run, such as runs/latest"),
+    ("resume=taken", "taken contains no checkpoint"),
+    ("resume=taken/config.yaml", "contains no checkpoint"),
+    ("resume=unfinished/checkpoints/7", "unfinished/checkpoints/7 is not a complete checkpoint"),
     ("resume=unfinished", "checkpoint unfinished/checkpoints/7 is damaged (description.json is missing)"),
-    ("resume=taken config=taken/config.yaml", "resume brings the run's own settings: leave config out"),
-    ("resume=auto", "resume=auto needs to know where: write run_dir=<folder> with it"),
+    ("resume=taken config=taken/config.yaml", "resume uses the settings of the run: leave config out"),
+    ("resume=auto", "resume=auto needs a folder: write run_dir=<folder> with it"),
     ("resume=true", "resume=true: write a text or null"),
     # evaluate
     ("evaluate", "write the path of one run's folder, such as runs/latest"),
     ("evaluate taken unfinished", "write the path of one run's folder"),
-    ("evaluate nowhere", "nowhere holds no run: write the path of a run's folder, such as runs/latest"),
+    ("evaluate nowhere", "nowhere contains no run: write the path of a run's folder, such as runs/latest"),
     ("evaluate taken", "taken/policy holds no policy (No such file or directory)"),
     ("evaluate taken episodes=0", "episodes=0: write a whole number from 1 to 2147483647, for example episodes=100"),
     ("evaluate taken episodes=ten", "episodes=ten: write a whole number"),
     ("evaluate taken episodes=²", "episodes=²: write a whole number"),
     ("evaluate taken seed=-1", "seed=-1: write a whole number from 0 to 4294967295, for example seed=0"),
     ("evaluate taken seed=4294967296", "seed=4294967296: write a whole number"),
-    ("evaluate taken episode=3", "unknown key 'episode': evaluate knows episodes and seed"),
+    ("evaluate taken episode=3", "unknown key 'episode': the keys of evaluate are episodes and seed"),
     ("evaluate --multirun taken", "--multirun is for training: run evaluate once for each run"),
 ]
 
 ALONE = "devices="
-"""What must be said before JAX starts: such a command is given a process of its own, the others share one."""
+"""Errors that must be reported before JAX starts: such a command runs in a separate process, the others share one."""
 
 
 @pytest.fixture(scope="module")
 def answers(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
-    """How each bad command ended; they are given in one folder, which stays as it is."""
+    """Result of each bad command. All run in one folder, which stays unchanged."""
     folder = tmp_path_factory.mktemp("commands")
     (folder / "taken").mkdir()
     (folder / "taken" / "config.yaml").write_text("env: cartpole\n")
@@ -212,7 +213,7 @@ FILES = {
     "no YAML": (b"a: [1\nb: 2\n", "config=mine.yaml is not YAML"),
     "binary": (bytes(range(256)), "config=mine.yaml is not YAML"),
     "too deep": (b"a: " + b"[" * 2000 + b"]" * 2000, "config=mine.yaml is not YAML"),
-    "a key twice": (b"seed: 1\nseed: 2\n", "found duplicate key seed"),
+    "a key twice": (b"seed: 1\nseed: 2\n", "duplicate key seed"),
     "code": (b"seed: !!python/object/apply:os.mkdir [ran]\n", "config=mine.yaml is not YAML"),
     "a list": (b"- 1\n", "config=mine.yaml: write keys and values, such as seed: 3"),
     "a number": (b"3\n", "config=mine.yaml: write keys and values, such as seed: 3"),
@@ -255,6 +256,6 @@ def test_what_does_not_fit_into_memory(capsys):
         raise JaxRuntimeError(words[0])
 
     assert cli.main("train", run, ["RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes."]) == 2
-    assert "does not fit into memory: write a smaller num_envs" in capsys.readouterr().err
+    assert "out of memory: write a smaller num_envs" in capsys.readouterr().err
     with pytest.raises(JaxRuntimeError):
         cli.main("train", run, ["INTERNAL: a bug"])

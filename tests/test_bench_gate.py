@@ -1,4 +1,4 @@
-"""When `make bench-gate` says that a row has become slower. Nothing is timed here."""
+"""When `make bench-gate` reports that a row has become slower. Nothing is timed here."""
 
 import json
 import sys
@@ -17,7 +17,7 @@ QUIET, LOUD = Figure(2.0, 0.01), Figure(2.0, 0.2)
     ("committed", "median", "expected"),
     [
         (QUIET, 1.79, True),
-        (QUIET, 1.81, False),  # less than 10 %, however quiet it was
+        (QUIET, 1.81, False),  # less than 10 %, at any noise
         (LOUD, 1.5, False),  # 25 %, but within three spreads of 0.2
         (LOUD, 1.39, True),
         (QUIET, 2.5, False),  # faster
@@ -42,14 +42,14 @@ def test_every_row_has_one_line_and_only_those_that_fell_are_named():
 
 
 def run(monkeypatch, tmp_path, rounds: list[tuple[float, float]], *words: str) -> int:
-    """The command, with these rates of ours and of the fixed program in place of a measurement of a minute."""
+    """The command, with these rates for the package and for the fixed program in place of a measurement of a minute."""
     monkeypatch.setattr(gate, "RESULT", tmp_path / "gate.json")
     monkeypatch.setattr(gate, "measure", lambda name: [{"ours": a, "fixed": b} for a, b in rounds])
     return gate.main(["pool", *words])
 
 
 def test_the_command_writes_compares_and_refuses(monkeypatch, tmp_path, capsys):
-    """A machine that is slower altogether is no fall; ours alone is."""
+    """A machine that is slower altogether causes no failure; a slower package does."""
     assert run(monkeypatch, tmp_path, [(3, 2)] * 3) == 2
     assert "--write" in capsys.readouterr().err
     assert run(monkeypatch, tmp_path, [(3, 2)] * 3, "--write") == 0

@@ -1,4 +1,4 @@
-"""The hook between chunks: it sees the whole state and each seed's scores, and may give back another state."""
+"""The `between_chunks` callback: it sees the whole state and each seed's scores, and may return another state."""
 
 import csv
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What bounds training runs where training runs it."""
+"""The bounds of training, measured where training runs."""
 
 import jax
 import pytest

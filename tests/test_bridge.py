@@ -1,4 +1,6 @@
-"""Host environments called from within a compiled program: nothing is lost, a stale state is caught, no vmap."""
+"""Host environments called from within a compiled program: no step is lost, a stale state is detected, vmap is
+refused.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -111,7 +113,7 @@ def test_what_cannot_be_bridged_is_refused_in_a_line():
 
 
 def pictures(num_envs: int, bridge: str) -> HostEnv:
-    """Observations of 450 KB a step over all environments, in which each one's count of steps is written."""
+    """Observations of 450 KB a step over all environments, which contain each environment's step count."""
     count, sent = np.zeros(num_envs, np.int64), list[np.ndarray]()
     no, zero = np.zeros(num_envs, bool), np.zeros(num_envs, np.float32)
     canvas = np.zeros((num_envs, 84, 84, 4), np.uint8)

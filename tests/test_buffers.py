@@ -1,4 +1,4 @@
-"""Buffers: what is sampled was added, in time order, an equal share from every logical shard."""
+"""Replay buffers: a minibatch contains only added steps, in time order, an equal share from every logical shard."""
 
 from functools import cache
 
@@ -19,7 +19,10 @@ NUM_BATCHES = 3
 
 
 def rollout(start: int, length: int, num_envs: int) -> Transition:
-    """Every element names its environment and its time (counted from 1: a zero would be a hole)."""
+    """Steps whose elements name their environment and their time.
+
+    Time counts from 1, since a zero looks like a hole.
+    """
     t, env = np.meshgrid(np.arange(start, start + length) + 1, np.arange(num_envs), indexing="ij")
     no = np.zeros((length, num_envs), bool)
     obs = np.stack([t, env], axis=-1).astype(np.int32)
@@ -82,7 +85,7 @@ def test_windows_are_consecutive_recent_and_whole(sizes, chunks, seed):
         assert (env == env[0]).all()
         assert t.min() > max(0, time - capacity_t)
         assert t.max() <= time
-        np.testing.assert_array_equal(batch.action, t * 10)  # leaves stay together
+        np.testing.assert_array_equal(batch.action, t * 10)  # the leaves of a step stay together
         np.testing.assert_array_equal(batch.next_obs["t"], t + 1)
 
 
@@ -136,7 +139,7 @@ def test_replay_stores_of_a_decision_what_it_is_asked_to():
     seed=st.integers(0, 99),
 )
 def test_sequences_begin_where_the_memory_is_known(sizes, chunks, seed):
-    """Each at a multiple of the stride, with the memory of just that step, whole and recent."""
+    """Each window starts at a multiple of the stride, has the memory of exactly that step, is whole and is recent."""
     capacity_t, num_envs, batch_size, length, stride = sizes
     if sum(chunks) < length + stride - 1:
         chunks = [*chunks, *([1] * (length + stride - 1))]

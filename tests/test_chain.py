@@ -1,4 +1,4 @@
-"""Chains: what is dispatched when, cycles across groups, and devices that really work at the same time."""
+"""Chains of programs: the order of dispatch, cycles across groups, and devices that work at the same time."""
 
 import sys
 from pathlib import Path
@@ -22,7 +22,7 @@ CPU = jax.devices()
 
 
 def box(name: str, reads=(), writes=(), **options) -> Fragment:
-    """Adds up what it reads and a draw from its key."""
+    """Add the inputs and a draw from the key."""
 
     def step(private, inputs, hyper, key):
         private = private + jax.random.uniform(key) + sum((inputs[c] for c in reads), start=jnp.zeros(()))
@@ -40,9 +40,9 @@ def box(name: str, reads=(), writes=(), **options) -> Fragment:
 
 
 def names(graph: Graph, *groups: tuple[str, ...]) -> list[str]:
-    """The segments in order of dispatch, with these groups on a device each."""
+    """Return the segments in order of dispatch, with each of these groups on one device."""
     placed = Placement("mine", tuple(Group(group, (CPU[i],)) for i, group in enumerate(groups)))
-    return [" ".join(f.name for f in segment) for segment in dispatch_order(graph, homes(placed, 1))]
+    return ["+".join(f.name for f in segment) for segment in dispatch_order(graph, homes(placed, 1))]
 
 
 SAMPLE, BATCH = box("sample", ["weights"], ["rollout"]), box("experience", ["rollout"], ["batches"])
@@ -52,10 +52,10 @@ LATE = {("sample", "weights"): 1}
 
 def test_what_waits_for_no_other_group_goes_first():
     graph = Graph((SAMPLE, BATCH, LEARN), LATE)
-    assert names(graph, ("sample",), ("experience", "learn")) == ["sample", "experience learn"]
+    assert names(graph, ("sample",), ("experience", "learn")) == ["sample", "experience+learn"]
     overlapped = Graph((SAMPLE, BATCH, LEARN), LATE | {("learn", "batches"): 1})
     assert names(overlapped, ("sample",), ("experience", "learn")) == ["sample", "learn", "experience"]
-    assert names(overlapped, ("sample", "experience", "learn")) == ["sample experience learn"]
+    assert names(overlapped, ("sample", "experience", "learn")) == ["sample+experience+learn"]
 
 
 def test_a_segment_ends_where_another_group_waits_for_it():
@@ -69,7 +69,7 @@ def test_a_host_fragment_is_called_after_what_does_not_wait_for_it():
     graph = Graph((host, BATCH, LEARN), LATE | {("learn", "batches"): 1})
     assert names(graph, ("sample", "experience", "learn")) == ["learn", "sample", "experience"]
     graph = Graph((host, BATCH, LEARN), LATE)
-    assert names(graph, ("sample", "experience", "learn")) == ["sample", "experience learn"]
+    assert names(graph, ("sample", "experience", "learn")) == ["sample", "experience+learn"]
 
 
 @pytest.mark.parametrize("rest", [{}, {"start": 2}, {"every": 2}])

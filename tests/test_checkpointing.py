@@ -1,4 +1,4 @@
-"""Checkpoints on disk: whole or not there at all, every bit checked, the right ones kept."""
+"""Checkpoints on disk: written whole or not at all, every bit checked, old ones deleted in the right order."""
 
 import json
 import shutil
@@ -54,7 +54,7 @@ def test_what_is_read_is_what_was_written(saved):
     restored = files.restore(state(0.0), description, files.read_arrays(description))
     assert same(restored, state())
     assert jnp.issubdtype(restored.key.dtype, jax.dtypes.prng_key)
-    assert restored.hyper == state().hyper  # rates are settings, not state
+    assert restored.hyper == state().hyper  # hyper-parameters are configuration, not state
 
 
 def test_the_size_that_is_announced_is_the_size_on_disk(saved):
@@ -89,7 +89,7 @@ def test_a_flipped_bit_in_an_array_is_found(saved, tmp_path, part):
     damaged = bytearray(largest.read_bytes())
     damaged[len(damaged) // 2] ^= 1
     largest.write_bytes(damaged)
-    with pytest.raises(files.CheckpointError, match=r"12 is damaged \(.*\): there is no other beside it"):
+    with pytest.raises(files.CheckpointError, match=r"12 is damaged \(.*\): there is no other checkpoint of this run"):
         files.read_arrays(files.read_description(copy))
 
 
@@ -130,7 +130,7 @@ def test_an_unfinished_checkpoint_is_never_taken_for_a_good_one(tmp_path, monkey
         raise KeyboardInterrupt
 
     monkeypatch.setattr(files.os, "replace", killed)
-    monkeypatch.setattr(files.shutil, "rmtree", lambda *args, **kwargs: None)  # as after SIGKILL: nobody tidies up
+    monkeypatch.setattr(files.shutil, "rmtree", lambda *args, **kwargs: None)  # as after SIGKILL: nothing cleans up
     with pytest.raises(KeyboardInterrupt):
         save(run / "checkpoints", 20)
     monkeypatch.undo()
@@ -163,7 +163,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_newest_good_one(tmp_path):
     shutil.rmtree(tmp_path / "checkpoints" / "20" / "state")
     told: list[str] = []
     assert newest_good(tmp_path, told.append) == tmp_path / "checkpoints" / "10"
-    assert len(told) == 2 and all(line.startswith("passed over: checkpoint") for line in told)
+    assert len(told) == 2 and all(line.startswith("skipped: checkpoint") for line in told)
 
 
 def test_the_writer_copies_what_it_is_given_before_it_returns(tmp_path):

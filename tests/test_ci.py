@@ -1,4 +1,4 @@
-"""Which Pythons `.ci/run` takes; make and the Pythons are stand-ins."""
+"""The Python version that `.ci/run` selects; make and the Pythons are stand-ins."""
 
 import re
 import shutil
@@ -31,8 +31,9 @@ def put(path: Path, script: str) -> Path:
 def run(
     folder: Path, *stand_ins: str, manager: str = "", managed: tuple[str, ...] = (), refused: str = ""
 ) -> tuple[int, str, str]:
-    """How it ends where Python 3.11 is on the PATH, with ``stand_ins`` that do not run, and a version manager;
-    ``refused``: what make cannot do there."""
+    """Result where Python 3.11 is on the PATH, with ``stand_ins`` that do not run, and a version manager; ``refused``:
+    the command that make does not support there.
+    """
     programs = folder / "bin"
     default = put(programs / "python3.11", WORKS.format("3.11"))
     put(programs / "make", MAKE)

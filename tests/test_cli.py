@@ -1,4 +1,4 @@
-"""The commands as a person meets them: help, errors of one line, sweeps, exit statuses."""
+"""The command line for a user: help, errors of one line, sweeps, exit codes."""
 
 import os
 import signal
@@ -69,10 +69,10 @@ def test_version_names_what_results_depend_on(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("error", "status"),
     [
-        (ConfigError("say\nthis"), 2),
-        (ValueError("say this"), 2),
-        (PermissionError(13, "say this"), 2),
-        (ImportError("say this"), 2),
+        (ConfigError("an\nerror"), 2),
+        (ValueError("an error"), 2),
+        (PermissionError(13, "an error"), 2),
+        (ImportError("an error"), 2),
         (KeyboardInterrupt(), 130),
     ],
 )
@@ -87,7 +87,7 @@ def test_errors_become_one_line_and_a_status(
     assert cli.main("train", run, []) == status
     said = capsys.readouterr().err
     assert said.count("\n") == (1 if status == 2 else 0)
-    assert ("say this" in said) == (status == 2)
+    assert ("an error" in said) == (status == 2)
 
 
 def test_the_traceback_is_shown_on_request(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):

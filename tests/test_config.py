@@ -1,4 +1,4 @@
-"""Composition: what wins over what, what a run's file repeats, and what is refused."""
+"""Composition of the configuration: precedence, the file of a run, and refused options."""
 
 import dataclasses
 import inspect
@@ -35,7 +35,7 @@ TUNED = sorted((CONFIG_DIR / "tuned").glob("*.yaml"))
 
 
 def needed(env: str) -> list[str]:
-    """The words that a family of environments cannot do without."""
+    """The options that a family of environments requires."""
     return [f"env.{NEEDS[env][0]}={NEEDS[env][1]}"] if env in NEEDS else []
 
 
@@ -238,7 +238,7 @@ def test_the_command_line_survives_a_shell():
 
 
 REFUSED = [
-    # unknown names, with what is near
+    # unknown names, with suggestions
     ("env=halfchetah", "env=halfchetah is unknown: did you mean halfcheetah?"),
     ("env=HalfCheetah-v5", "did you mean halfcheetah?"),
     ("env=zzzz", "write one of acrobot, ant"),
@@ -278,7 +278,7 @@ REFUSED = [
     ("num_seeds=0", "num_seeds=0: write a number of at least 1"),
     ("devices=0", "devices=0: write a number of at least 1"),
     ("algo=sac algo.batch_size=-1", "algo.batch_size=-1: write a number of at least 0"),
-    # what an environment needs
+    # required options of an environment
     ("env=brax", "env=brax needs env.id: write for example env=brax env.id=ant"),
     ("env=gymnax", "env=gymnax needs env.id"),
     ("env=custom", "env=custom needs env.make: write for example env=custom env.make=my_package.make"),

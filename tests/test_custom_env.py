@@ -1,4 +1,4 @@
-"""An environment of one's own, named by a dotted path; and what the names of `envs` refuse."""
+"""A user's environment, named by a dotted path; and the names that `envs` refuses."""
 
 import subprocess
 import sys

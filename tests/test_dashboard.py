@@ -1,4 +1,4 @@
-"""The dashboard: a real server is asked by raw requests."""
+"""The dashboard: raw requests to a real server."""
 
 import http.client
 import json
@@ -40,7 +40,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield found
 
 
-# What is shown.
+# Contents of the pages.
 
 
 def test_every_run_has_a_row_and_a_link_is_none(server: Server):
@@ -54,7 +54,7 @@ def test_every_run_has_a_row_and_a_link_is_none(server: Server):
     assert (row["sampling_hz"], row["update_hz"], row["update_frame_hz"]) == (100.0, 5.0, 640.0)
     assert row["left_s"] == 200 * (14.0 - 10.0) / 200
     assert rows["cartpole/ppo/a"]["left_s"] is None
-    assert rows["dead"]["best_return"] == 105.0, "from evals.csv, where run.json does not say"
+    assert rows["dead"]["best_return"] == 105.0, "from evals.csv, where run.json lacks it"
 
 
 def test_a_curve_is_the_table(server: Server):
@@ -95,7 +95,7 @@ def test_the_best_return_is_kept_beside_the_newest(tmp_path: Path):
     assert (status.facts["eval_return"], status.facts["best_return"]) == (2.0, 3.0)
 
 
-# What is refused.
+# Refused requests.
 
 OUTSIDE = (
     "/run/../outside/report.html",
@@ -220,7 +220,7 @@ def test_damaged_runs_are_listed(tmp_path: Path):
 
 
 def test_a_folder_may_vanish_at_any_time(server: Server):
-    """One run comes and goes while it is asked for; only rows and 'not found' are ever answered."""
+    """Create and delete one run during requests; the answers are only rows and 'not found'."""
     folder, stop = server.runs / "comes" / "and_goes", threading.Event()
 
     def come_and_go() -> None:
@@ -273,7 +273,7 @@ def test_a_thousand_runs_are_listed_and_read_once(tmp_path: Path, monkeypatch: p
     assert rows[names[5]]["state"] == "failed" and len(rows) == 999 and read[1000:] == [tmp_path / names[5]]
 
 
-# As it changes.
+# Updates of a running run.
 
 
 def test_a_page_hears_of_what_changes_and_of_nothing_else(server: Server):
@@ -334,9 +334,9 @@ def test_what_cannot_be_served_is_one_line(tmp_path: Path, capsys: pytest.Captur
             (f"port={port}",): f"port={port} is in use: write another, or port=0 for a free one",
             ("port=x",): "port=x: write a number from 0 to 65535, for example port=8321",
             ("port=65536",): "port=65536: write a number from 0 to 65535, for example port=8321",
-            ("host=0.0.0.0",): "unknown word 'host=0.0.0.0': the dashboard knows runs=<folder> and port=<number>",
-            (f"runs={run}",): f"runs={run} is a run itself: write the folder that it lies in, runs={tmp_path}",
-            (f"runs={file}",): f"runs={file} is no folder: write the one below which runs lie, such as runs=runs",
+            ("host=0.0.0.0",): "unknown word 'host=0.0.0.0': write runs=<folder> or port=<number>",
+            (f"runs={run}",): f"runs={run} is a run: write the folder that contains it, runs={tmp_path}",
+            (f"runs={file}",): f"runs={file} is not a folder: write a folder that contains runs, such as runs=runs",
         }.items():
             assert dashboard.main(words) == 2
             assert capsys.readouterr().err == f"jaxrl_fast: error: {line}\n"

@@ -31,7 +31,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 
 
 def open_list(page: Page, server: Server, **options: Any) -> None:
-    """The list, with the curve of one run, which has returns, drawn."""
+    """The list of runs, with the drawn curve of one run, which has returns."""
     page.open(f"http://127.0.0.1:{server.port}/", **options)
     soon(lambda: page.run("lines.size") == len(LISTED))
     page.run("byId('clear').click(), choose('cartpole/ppo/a', true)")
@@ -152,7 +152,7 @@ def test_it_says_when_the_server_is_gone(browser: Page, tmp_path: Path):
 
 
 def test_a_report_runs_its_scripts_and_reaches_nothing(browser: Page, server: Server):
-    """It may have come with a folder from somebody else."""
+    """The name may come from a folder that somebody else sent."""
     script = "fetch('/api/runs').then(() => 'read', () => 'refused').then(text => document.title = text)"
     (server.runs / "dead/report.html").write_text(f"<title>waits</title><script>{script}</script>")
     browser.open(f"http://127.0.0.1:{server.port}/run/dead/")

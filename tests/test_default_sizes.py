@@ -1,4 +1,4 @@
-"""Sizes that follow from the number of environments: they divide, and are the same wherever they are asked for."""
+"""Sizes that follow from the number of environments: they divide it, and are the same wherever they are computed."""
 
 import pytest
 from hypothesis import given
@@ -32,7 +32,7 @@ def test_default_updates_are_one_for_so_many_steps_up_to_a_limit(num_envs, lengt
 def test_sizes_that_are_given_stay(num_envs):
     given_sizes = {"rollout_length": 7, "num_minibatches": 5}
     assert on_policy_sizes(7, 5, steps=512, least=4, whole_rollouts=False)(num_envs) == given_sizes
-    assert off_policy_sizes(1, 0)(num_envs) == {"updates_per_tick": 0}  # which is refused when it is bound
+    assert off_policy_sizes(1, 0)(num_envs) == {"updates_per_tick": 0}  # refused when it is bound
 
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))

@@ -38,7 +38,9 @@ SMALL = [
     "eval.every=1_280",
 ]
 LONG = [*SMALL, "total_steps=12_800", "run_dir=run"]
-"""Long enough to be disturbed, in chunks of 4 ticks: in each the processes exchange several messages."""
+"""Arguments of a run long enough to be interrupted, in chunks of 4 ticks; the processes exchange several messages in
+each.
+"""
 NODE = {"SLURM_JOB_ID": "77", "SLURM_STEP_NODELIST": "node[03-04]", "SLURM_NTASKS": "4", "SLURM_PROCID": "3"}
 
 
@@ -48,7 +50,7 @@ def free_port() -> int:
 
 
 def spawn(folder: Path, *words: str, **variables: str) -> subprocess.Popen[str]:
-    """Python with these words, without a cluster around it but the one in ``variables``."""
+    """Start Python with these words, with no cluster variables but ``variables``."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "OMPI_"))}
     environment = {**kept, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "PYTHONUNBUFFERED": "1", "JAX_PLATFORMS": "cpu"}
     return subprocess.Popen(
@@ -87,7 +89,7 @@ def arrays(folder: Path, steps: int) -> dict[str, np.ndarray]:
 
 
 def assert_same_end(one: Path, other: Path) -> None:
-    """The whole states of the last checkpoints are equal, bit for bit."""
+    """Check that the whole states of the last checkpoints are equal, bit for bit."""
     (last,) = {all_steps(folder / "checkpoints")[-1] for folder in (one, other)}
     a, b = arrays(one, last), arrays(other, last)
     assert a.keys() == b.keys()
@@ -96,7 +98,7 @@ def assert_same_end(one: Path, other: Path) -> None:
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory) -> tuple[Path, list[str]]:
-    """The folder of runs that two processes of a program made together, and what each printed."""
+    """The folder of runs that two processes of a program made together, and the output of each."""
     folder = tmp_path_factory.mktemp("together")
     address = f"127.0.0.1:{free_port()}"
     script = str(ROOT / "tests" / "distributed_program.py")
@@ -121,7 +123,7 @@ def test_two_processes_compute_what_one_does_with_as_many_devices(programs, name
 
 
 def test_one_process_goes_on_from_what_two_have_saved(programs, tmp_path):
-    name = "ppo_with_server"  # a SAC's earlier checkpoint has lost its replay
+    name = "ppo_with_server"  # SAC's earlier checkpoint no longer has its replay buffer
     half, end = all_steps(programs[0] / name / "checkpoints")
     distributed_program.train(name, tmp_path, resume=programs[0] / name / "checkpoints" / str(half))
     assert all_steps(tmp_path / name / "checkpoints")[-1] == end
@@ -141,14 +143,14 @@ def test_a_program_speaks_through_process_0_and_is_refused_what_processes_cannot
 
 
 def evaluators_of(process: subprocess.Popen[str]) -> list[int]:
-    """The processes that evaluate for this one."""
+    """Return the processes that evaluate for this one."""
     children = Path(f"/proc/{process.pid}/task").glob("*/children")
     found = [int(child) for file in children for child in file.read_text().split()]
     return [child for child in found if b"jaxrl_fast.evaluator" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
 def wait_for_evaluation(run: Path, after: int) -> int:
-    """Wait until a policy of more than ``after`` environment steps is evaluated; returns of how many the last is."""
+    """Wait until a policy of more than ``after`` environment steps is evaluated; return the steps of the last one."""
     deadline = time.monotonic() + 240
     while not (run / "evals.csv").exists() or (last := int(rows(run)[-1][1])) <= after:
         assert time.monotonic() < deadline
@@ -157,8 +159,9 @@ def wait_for_evaluation(run: Path, after: int) -> int:
 
 
 class Stopped(NamedTuple):
-    """How two processes ended, one of which was told to; ``evaluators``: of each those before one was killed, and all
-    later."""
+    """Results of two processes, one of which received a signal; ``evaluators``: the evaluation processes of each
+    before one was killed, and all later ones.
+    """
 
     folder: Path
     ended: list[tuple[int, str, str]]
@@ -167,8 +170,10 @@ class Stopped(NamedTuple):
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory) -> Stopped:
-    """A run of two processes that SLURM seems to have started. The one that evaluates for it is killed, then a SIGTERM
-    comes to the second of them."""
+    """Run two processes that SLURM seems to have started.
+
+    One evaluation process is killed, then the second process receives a SIGTERM.
+    """
     folder = tmp_path_factory.mktemp("stopped")
     slurm = {
         "SLURM_JOB_ID": "77",
@@ -193,7 +198,7 @@ def test_a_signal_to_one_process_ends_all_at_the_same_chunk_saved(stopped):
     folder, ended, _ = stopped
     (first, out, err), (second, other_out, other_err) = ended
     assert (first, second) == (143, 143), ended
-    assert err == "" and "stopping after this chunk; once more to stop at once" in other_err
+    assert err == "" and "stopping after this chunk; press Ctrl-C again to stop at once" in other_err
     assert "placement data_parallel on 2 devices (of 2 processes)\n" in out and "go on:" in out
     lines = other_out.splitlines()
     assert len(lines) == 1 and lines[0].startswith("process 1 of 2 on ")
@@ -230,7 +235,7 @@ def test_it_goes_on_as_one_process_would_and_a_killed_process_ends_the_other(sto
     assert (status, err) == (0, "")
     one, other = arrays(tmp_path / "run", goal), arrays(tmp_path / "alone", goal)
     states = [{name for name in found if not name.startswith(BESIDE)} for found in (one, other)]
-    assert states[0] == states[1]  # which policies still wait for their evaluation is a matter of time
+    assert states[0] == states[1]  # timing decides which policies still wait for their evaluation
     assert not [name for name in states[0] if not np.array_equal(one[name], other[name])]
 
 

@@ -21,7 +21,7 @@ LOG_PROB = jax.jit(d.log_prob)
 
 
 def squashed_log_density(action, mean, scale):
-    """SciPy's normal at atanh(action), with the slope of atanh."""
+    """SciPy's normal density at atanh(action), with the slope of atanh."""
     return scipy.stats.norm.logpdf(np.arctanh(action), mean, scale) - np.log1p(-(action**2))
 
 

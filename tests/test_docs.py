@@ -1,4 +1,4 @@
-"""Nothing is said that was not run: blocks, command lines, links, figures and tables of README and docs."""
+"""README and docs contain only tested content: code blocks, command lines, links, figures and tables."""
 
 import re
 import shutil
@@ -62,14 +62,14 @@ def test_the_python_of_a_page_runs(name: str, tmp_path: Path, request, monkeypat
 
 
 def new_lines() -> list[str]:
-    """Command lines that are to be run and that the record of `docs/site/docs_run.py` does not have."""
+    """Command lines that must be run and that the record of `docs/site/docs_run.py` lacks."""
     lines = {line for path in PAGES.values() for line in command_lines(path)}
     return sorted({line for line in lines if docs_run.reason_not_run(line) is None} - set(docs_run.record()))
 
 
 @pytest.fixture(scope="session")
 def prepared(tmp_path_factory) -> Path:
-    """A folder with what command lines read."""
+    """A folder with the files that command lines read."""
     folder = tmp_path_factory.mktemp("commands")
     docs_run.prepare(folder)
     return folder
@@ -77,7 +77,7 @@ def prepared(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("line", new_lines())
 def test_a_command_line_that_is_not_in_the_record_runs(line: str, prepared: Path, tmp_path: Path):
-    """`python docs/site/docs_run.py` runs it once for all and takes it into the record."""
+    """`python docs/site/docs_run.py` runs each command line once and records it."""
     docs_run.run_command(line, Path(shutil.copytree(prepared, tmp_path, symlinks=True, dirs_exist_ok=True)))
 
 
@@ -134,7 +134,7 @@ def test_tables_are_as_the_code_has_them(name: str):
 
 
 def changed(value: object) -> object:
-    """A result with other numbers; texts, names and counts stay."""
+    """Change the numbers of a result; texts, names and counts stay."""
     if isinstance(value, dict):
         return {key: changed(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -156,7 +156,7 @@ WRITERS = {
     scaling: lambda: scaling.write_page(scaling.by_line(docs_measured.read("scaling.json"))),
     startup: lambda: startup.write_page(docs_measured.read("startup.json")),
 }
-"""What writes a whole page, or its tables."""
+"""Scripts that write a whole page, or its tables."""
 
 
 @pytest.mark.parametrize("module", WRITERS, ids=lambda module: module.__name__)

@@ -1,4 +1,4 @@
-"""DQN's updates against slow NumPy references, its exploration, and its slow target."""
+"""DQN's updates against slow NumPy references, its exploration, and its slow target network."""
 
 import jax
 import jax.numpy as jnp
@@ -85,7 +85,7 @@ def softmax(x):
 
 
 def categorical_loss(outputs, reward, bootstrap, following, atoms):
-    """C51's, for one sample, after algorithm 1 of arXiv 1707.06887."""
+    """Compute C51's loss of one sample, after algorithm 1 of arXiv 1707.06887."""
     spacing, target = atoms[1] - atoms[0], np.zeros(len(atoms))
     for atom, probability in zip(atoms, softmax(following), strict=True):
         place = (np.clip(reward + bootstrap * atom, atoms[0], atoms[-1]) - atoms[0]) / spacing
@@ -96,7 +96,7 @@ def categorical_loss(outputs, reward, bootstrap, following, atoms):
 
 
 def quantile_loss(outputs, reward, bootstrap, following):
-    """QR-DQN's, for one sample, after equation 10 of arXiv 1710.10044."""
+    """Compute QR-DQN's loss of one sample, after equation 10 of arXiv 1710.10044."""
     total = 0.0
     for i, quantile in enumerate(outputs):
         for sample in reward + bootstrap * following:

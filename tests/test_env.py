@@ -1,4 +1,6 @@
-"""The laws of many environments: batches do not leak, resets are fresh, ends are told apart, totals are right."""
+"""Invariants of vectorized environments: no leaks between batch elements, new initial states at resets, termination
+distinct from truncation, correct totals.
+"""
 
 from typing import NamedTuple
 
@@ -19,7 +21,7 @@ NUM_ENVS = 4
 
 
 class Walk(NamedTuple):
-    """``name``: a number drawn at reset that tells episodes apart; ``time``: steps since."""
+    """``name``: a number drawn at reset that identifies the episode; ``time``: steps since the reset."""
 
     name: jax.Array
     time: jax.Array
@@ -52,7 +54,9 @@ def scripted(actions):
 
 
 def play(env: Env, actions, seed: int = 0, num_steps: int | None = None):
-    """The end and every rollout of ``num_steps`` steps (default: one rollout) under scripted actions, joined."""
+    """Return the final state and all rollouts of ``num_steps`` steps (default: one rollout) under scripted actions,
+    joined.
+    """
     num_envs = np.shape(actions)[1]
     vec_env = vectorize(env, num_envs=num_envs)
     num_steps = num_steps or len(actions)
@@ -120,7 +124,7 @@ def test_episode_totals_survive_the_border_between_rollouts(ends_at, limit, num_
 
 
 def whole_episodes(reward, length):
-    """Slow reference: cut each environment's rewards ``[T, E]`` every ``length`` steps, a partial rest left out."""
+    """Slow reference: cut each environment's rewards ``[T, E]`` every ``length`` steps, without the partial rest."""
     columns = reward.T
     return [list(c[i : i + length]) for c in columns for i in range(0, len(c) - length + 1, length)]
 
@@ -166,7 +170,7 @@ def test_no_environment_at_all_is_refused():
 
 
 def test_sample_params_varies_gravity_per_environment_and_per_episode():
-    """Domain randomization: Pendulum under a gravity of its own for every episode."""
+    """Domain randomization: Pendulum with a different gravity for every episode."""
     theirs, default = gymnax.make("Pendulum-v1")
 
     def sample_params(key):

@@ -1,4 +1,4 @@
-"""brax: every environment traces with every backend, runs with one, and says nothing while it loads."""
+"""brax: every environment traces with every backend, runs with one, and prints nothing while it loads."""
 
 import subprocess
 import sys
@@ -17,7 +17,9 @@ def default_backend(id: str) -> str:
 
 
 def another_backend(number: int, id: str) -> str:
-    """A backend that is not the default, which runs below; in turn, so that each traces several environments."""
+    """Return a backend other than the default, which runs below; backends alternate, so that each traces several
+    environments.
+    """
     others = [backend for backend in from_brax.BACKENDS if backend != default_backend(id)]
     return others[number % len(others)]
 
@@ -40,14 +42,14 @@ def test_every_environment_traces_on_another_backend_too(id, backend):
         return state, following, timestep
 
     state, following, timestep = jax.eval_shape(reset_and_step, jax.random.key(0), action)
-    # By leaves: mjx's states hold arrays beside their leaves, which Python 3.13 refuses to compare.
+    # Compare the leaves: mjx's states hold arrays that are not leaves, which Python 3.13 cannot compare.
     assert kinds_of(state) == kinds_of(following)
     assert timestep.next_obs == single.spec.obs
 
 
 @pytest.mark.parametrize("id", from_brax.ids())
 def test_every_environment_runs(id):
-    """Finite for a few steps under full thrust, moving, and no episode shorter than declared."""
+    """Check a few steps under full thrust: finite numbers, motion, and no episode shorter than declared."""
     single = envs.make("brax", id=id, backend=default_backend(id))
 
     @jax.jit
@@ -64,7 +66,7 @@ def test_every_environment_runs(id):
 
 
 def test_a_step_leaves_the_state_it_was_given_alone():
-    """brax's hopper writes into the dictionary of metrics that it is handed."""
+    """brax's hopper writes into the dictionary of metrics that it is given."""
     single = envs.make("hopper")
 
     def kept(key):
@@ -110,7 +112,7 @@ def test_what_cannot_run_is_refused(options, message):
 
 
 def test_swimmer_is_still_broken():
-    """Once this fails, brax has mended it: take it out of `REFUSED`."""
+    """If this test fails, brax has fixed the bug: remove the environment from `REFUSED`."""
     with from_brax.quiet():
         single = from_brax.brax_envs.get_environment("swimmer")
     single = from_brax.adapt(single, name="swimmer")

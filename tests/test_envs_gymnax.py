@@ -1,4 +1,4 @@
-"""gymnax: every id steps, and our step is gymnax's own."""
+"""gymnax: every id steps, and the adapter's step equals gymnax's step."""
 
 import gymnax
 import jax
@@ -45,7 +45,7 @@ def test_every_id_steps(id):
 
 @pytest.mark.parametrize("id", ["CartPole-v1", "Pendulum-v1"])
 def test_a_step_is_gymnax_own(id):
-    """The same keys and actions give what gymnax's `step_env` gives."""
+    """Check that the same keys and actions give the results of gymnax's `step_env`."""
     single, params = gymnax.make(id)
     ours = envs.make("gymnax", id=id)
     key = jax.random.key(3)
@@ -67,7 +67,7 @@ def test_a_step_is_gymnax_own(id):
 
 @pytest.mark.parametrize("id", ["CartPole-v1", "Catch-bsuite", "DeepSea-bsuite"])
 def test_long_episodes_are_as_long_as_declared(id):
-    """What `LONG_EPISODES` promises, under every constant action."""
+    """Check `LONG_EPISODES` under every constant action."""
     single = envs.make("gymnax", id=id)
     assert single.shortest_episode == FRESH_INTERVAL
 

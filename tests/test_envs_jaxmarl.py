@@ -1,5 +1,7 @@
-"""JaxMARL's worlds through the adapter, beside themselves. Skipped where jaxmarl is not installed (pip install
-'jaxrl_fast[jaxmarl]')."""
+"""JaxMARL's environments through the adapter, compared with JaxMARL.
+
+Skipped where jaxmarl is not installed (pip install 'jaxrl_fast[jaxmarl]').
+"""
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +32,7 @@ def test_simple_spread_is_jaxmarls_own_but_for_the_end_of_its_episodes():
         obs, own, reward, done, _ = step_raw(key, own, {name: action[i] for i, name in enumerate(raw.agents)})
         np.testing.assert_allclose(timestep.obs["obs"], [obs[name] for name in raw.agents], rtol=1e-5)
         np.testing.assert_allclose(timestep.reward, [reward[name] for name in raw.agents], rtol=1e-5)
-        assert not timestep.terminated  # it is cut, not over
+        assert not timestep.terminated  # truncated, not terminated
         assert bool(done["__all__"]) == (t == env.spec.max_episode_steps - 1)
 
 
@@ -56,7 +58,7 @@ def test_a_battle_has_a_state_masks_and_units_that_are_out():
     assert played.reward.shape == (60, 8) and played.terminated.any()
     out, allowed = np.asarray(played.next_obs[OUT]), np.asarray(played.next_obs["action_mask"])
     assert out.any() and not out.all() and not out[np.asarray(played.terminated)].any()
-    assert (allowed[out].sum(axis=-1) == 1).all()  # nothing is left to choose
+    assert (allowed[out].sum(axis=-1) == 1).all()  # no action is left
 
 
 def test_unequal_agents_are_filled_up_to_the_largest():

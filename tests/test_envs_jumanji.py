@@ -1,5 +1,7 @@
-"""Jumanji's worlds through the adapter, beside themselves. Skipped where jumanji is not installed (pip install
-'jaxrl_fast[jumanji]')."""
+"""Jumanji's environments through the adapter, compared with Jumanji.
+
+Skipped where jumanji is not installed (pip install 'jaxrl_fast[jumanji]').
+"""
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +54,7 @@ def test_foraging_is_jumanjis_own_and_its_time_limit_cuts():
         done = np.asarray(steps.terminated[t] | steps.truncated[t])
         np.testing.assert_array_equal(done[going], given.last()[going])
         ended |= done
-    # nobody finds all food by chance, and what is cut at step 100 is worth what comes
+    # random actions never collect all food, and an episode truncated at step 100 still bootstraps
     assert ended.all() and steps.truncated[99].any() and not steps.truncated[:99].any()
     assert np.abs(steps.reward).sum() > 0
 
@@ -98,7 +100,7 @@ def test_a_world_that_cannot_be_is_refused(name: str, options: dict, message: st
 
 
 def test_agents_learn_to_forage():
-    """Food that one can take alone; at random the two find about a third of it in 25 steps."""
+    """Food that one agent can take alone; two random agents collect about a third of it in 25 steps."""
     env = jf.make_env("lbf", num_envs=64, grid_size=5, num_food=1, force_coop=False, episode_length=25)
     algo = jf.ippo(rollout_length=25, num_minibatches=4, learning_rate=2e-3, normalize_observations=True)
     result = jf.learn(env, algo, total_steps=160_000, eval_every=160_000, eval_episodes=64, eval_beside=False)

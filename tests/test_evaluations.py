@@ -1,4 +1,4 @@
-"""Evaluation beside training: the same rows as between chunks, none left out, whatever happens to the evaluator."""
+"""Evaluation in a background process: the same rows as between chunks, also after the evaluator fails."""
 
 import csv
 import json
@@ -40,7 +40,7 @@ def learn(**options: Any) -> jf.Result:
 
 
 def rows(folder: Path) -> list[list[str]]:
-    """``evals.csv`` without times; none before the first evaluation."""
+    """Return ``evals.csv`` without times; none before the first evaluation."""
     table = folder / "evals.csv"
     found = list(csv.DictReader(table.read_text().splitlines())) if table.exists() else []
     return [[row[name] for name in ("seed", "env_steps", "return", "length")] for row in found]
@@ -55,7 +55,7 @@ def fail_at(*evaluations: int) -> Callable[[int], None]:
 
 
 class Evaluator:
-    """Gives the params' sum as every return, and does what a test asks for before it answers."""
+    """Returns the params' sum as every return, after running a test's function."""
 
     def __init__(self, before=lambda number: None, num_seeds: int = 2) -> None:
         self.before, self.num_seeds, self.calls = before, num_seeds, 0
@@ -105,7 +105,7 @@ def test_training_goes_on_meanwhile_and_waits_where_the_next_one_is_due(tmp_path
 def test_a_snapshot_that_was_not_evaluated_is_in_the_checkpoint_and_resume_makes_up_for_it(
     tmp_path: Path, undisturbed: Path, at: int
 ):
-    """``at``: the evaluation in which the run is stopped."""
+    """``at``: the evaluation during which the run is stopped."""
     stopping, release = threading.Event(), threading.Event()
 
     def stop(number: int) -> None:
@@ -164,7 +164,7 @@ def test_one_that_is_made_up_for_does_not_replace_newer_ones(tmp_path: Path, und
     learn(run_dir=tmp_path, evaluator=Evaluator(fail_at(2, 4)))
     before = written.read_bytes()
     result = learn(run_dir=tmp_path, evaluator=Evaluator(look), resume=tmp_path)
-    assert found[0] == before  # while the fourth is evaluated, after the second was made up for
+    assert found[0] == before  # during the fourth evaluation, after the second was repeated
     expected = json.loads((undisturbed / "summary.json").read_text())
     assert result.summary["best"] == expected["best"]
     assert result.summary["eval_return_mean"] == expected["eval_return_mean"]
@@ -178,7 +178,7 @@ def test_a_newer_score_stays_when_an_older_one_is_made_up_for(tmp_path: Path, un
 
 
 def test_the_checkpoint_of_a_score_names_no_snapshot_that_it_lacks(tmp_path: Path):
-    """All fail; when the run is resumed, the first is made up for while the later ones wait."""
+    """All evaluations fail. When the run is resumed, the first is repeated while the later ones wait."""
     plan = jf.Checkpoints(every=EVERY, keep=9)
     learn(run_dir=tmp_path, evaluator=Evaluator(fail_at(1, 2, 3, 4)), checkpoints=plan)
     learn(run_dir=tmp_path, evaluator=Evaluator(fail_at(2, 3, 4)), checkpoints=plan, resume=tmp_path)
@@ -265,7 +265,7 @@ def test_a_stopped_run_shows_no_last_policy():
 
 
 def test_copied_params_own_their_memory():
-    """A view would change when the next chunk overwrites the state."""
+    """A NumPy view would change when the next chunk overwrites the state."""
     seen: list[bool] = []
 
     class Owned(Evaluator):
@@ -323,7 +323,7 @@ def test_the_best_policy_is_scored_once_more_from_fresh_starts(tmp_path: Path, b
     assert [fresh for fresh, _ in calls] == [False] * 4 + [True]
     np.testing.assert_array_equal(calls[-1][1], calls[best["env_steps"] // EVERY - 1][1])
     assert best["fresh_return_mean"] == pytest.approx(best["return_mean"] + 100.0)
-    if beside:  # a run that goes on takes the best one from its folder
+    if beside:  # a resumed run reads the best score from its folder
         calls.clear()
         learn(run_dir=tmp_path, evaluator=Evaluator(), resume=tmp_path, total_steps=STEPS + EVERY)
         newer = json.loads((tmp_path / "summary.json").read_text())["best"]
@@ -349,7 +349,9 @@ def process_for(folder: Path) -> EvaluatorProcess:
 
 
 def wait_for_share_of_session(process: int, niceness: str) -> None:
-    """Where Linux divides cores among sessions, wait for a minute at most until that of ``process`` is so nice."""
+    """Wait at most a minute until the session of ``process`` has this nice value, where Linux divides cores among
+    sessions.
+    """
     group, until_s = Path(f"/proc/{process}/autogroup"), time.monotonic() + 60
     while group.exists() and group.read_text().split()[-1:] != [niceness]:
         assert time.monotonic() < until_s, group.read_text()
@@ -357,7 +359,7 @@ def wait_for_share_of_session(process: int, niceness: str) -> None:
 
 
 def programs_in(cache: Path) -> dict[str, int]:
-    """Kept programs, with a number that changes when one is written anew."""
+    """A store of compiled programs, with a number that changes when a program is rewritten."""
     return {path.name: path.stat().st_ino for path in (cache / "kept").glob("program-*-evaluation")}
 
 
@@ -376,7 +378,7 @@ def test_a_process_gives_the_same_bits_and_survives_its_own_death(tmp_path: Path
     monkeypatch.setenv("JAXRL_FAST_CACHE", str(tmp_path / "cache"))
     evaluator = process_for(tmp_path)
     try:
-        wait_for_share_of_session(evaluator.process.pid, "19")  # it compiles in spare time
+        wait_for_share_of_session(evaluator.process.pid, "19")  # it compiles while idle
         for fresh in (False, True):
             here, there = evaluation.evaluate(params, fresh), evaluator(params, fresh)
             np.testing.assert_array_equal(here.returns, there.returns)
@@ -384,9 +386,9 @@ def test_a_process_gives_the_same_bits_and_survives_its_own_death(tmp_path: Path
         wait_for_share_of_session(evaluator.process.pid, "0")
         assert evaluator.memory_mb > 10
         os.kill(evaluator.process.pid, signal.SIGKILL)
-        with pytest.raises(RuntimeError, match="its process ended with status -9"):
+        with pytest.raises(RuntimeError, match="its process ended with exit code -9"):
             evaluator.process.wait()
-            monkeypatch.setattr(evaluator.process, "poll", lambda: None)  # it dies just before it is asked
+            monkeypatch.setattr(evaluator.process, "poll", lambda: None)  # it dies just before the request
             evaluator(params)
         monkeypatch.delattr(evaluator.process, "poll")
         kept = programs_in(tmp_path / "cache")
@@ -445,5 +447,5 @@ def test_a_run_that_lacks_only_its_last_evaluation_is_resumed_for_it(tmp_path: P
     result = learn(run_dir=tmp_path, evaluator=Evaluator(), resume=tmp_path)
     assert rows(tmp_path) == rows(undisturbed)
     assert result.summary["env_steps"] == STEPS
-    with pytest.raises(ValueError, match="all of them are trained"):
+    with pytest.raises(ValueError, match="the run is complete"):
         learn(run_dir=tmp_path, evaluator=Evaluator(), resume=tmp_path)

@@ -1,4 +1,4 @@
-"""Each example, with short settings: it runs, and prints what its text promises."""
+"""Each example, with short settings: it runs, and prints the output that its text promises."""
 
 import importlib.util
 import json
@@ -20,7 +20,7 @@ SHORT: dict[str, tuple[dict[str, Any], str]] = {
     "gymnasium_env": (dict(total_steps=128, num_envs=2), "°C"),
     "export_and_play": (dict(total_steps=8), "return in Gymnasium, by ONNX"),
 }
-"""Arguments that make an example short, and what it then prints, by file."""
+"""By file: arguments that make an example short, and its expected output."""
 
 
 @pytest.mark.parametrize("name", SHORT)

@@ -1,4 +1,4 @@
-"""Explain: figures are those of the layouts and the compiled programs, and in the picture nothing meets anything."""
+"""Explain: the figures match the layouts and the compiled programs, and elements of the picture do not overlap."""
 
 import json
 import re
@@ -34,13 +34,15 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def apart(graph, devices) -> Placement:
-    """Every fragment a program of its own, in turns on two devices."""
+    """Each fragment in a separate program, alternating on two devices."""
     groups = [Group((f.name,), (devices[i % 2],)) for i, f in enumerate(graph.fragments)]
     return Placement("apart", tuple(groups))
 
 
 def toy_graph() -> Graph:
-    """Rows divided over devices, and a learner of ``UPDATES`` steps on their mean; compiles in no time."""
+    """A data-parallel graph: rows sharded over devices, and a learner of ``UPDATES`` steps on their mean; it compiles
+    quickly.
+    """
 
     def sample(private, inputs, hyper, key):
         rows = private + jnp.sum(inputs["weights"]) + inputs["scale"]
@@ -82,7 +84,7 @@ def toy_graph() -> Graph:
 
 
 def cycle_graph() -> Graph:
-    """A worker and a server that take turns three times a tick, the server's word being a round old."""
+    """A worker and a server that alternate three times a tick; the server's message is one round old."""
 
     def work(private, inputs, hyper, key):
         return private, {"gradient": inputs["weights"] * hyper}, {}
@@ -151,12 +153,12 @@ def descriptions(draw) -> Description:
 
 
 def meet(a, b) -> bool:
-    """Whether two rectangles (or lines) have a point in common that is not on an edge of both."""
+    """Return whether two rectangles (or lines) have a common point that is not on an edge of both."""
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
 def texts(svg: str) -> dict[tuple[float, float, float, float], str]:
-    """The space that each text takes."""
+    """Return the area of each text."""
     found = {}
     for text in ElementTree.fromstring(svg).iter(f"{SVG}text"):
         x, y, size = (float(text.get(name)) for name in ("x", "y", "font-size"))
@@ -166,7 +168,7 @@ def texts(svg: str) -> dict[tuple[float, float, float, float], str]:
 
 
 def shapes(svg: str, kind: str, *names: str) -> list[tuple[float, ...]]:
-    """Numbers of all elements of a kind."""
+    """Return the numbers of all elements of a kind."""
     return [tuple(float(e.get(name, "")) for name in names) for e in ElementTree.fromstring(svg).iter(f"{SVG}{kind}")]
 
 

@@ -51,7 +51,7 @@ SIZES: dict[str, dict] = {
 
 
 def policy_of(obs, action, algo="ppo", *, normalized=True, seed=0, frame_stack=0, **options) -> Policy:
-    """A policy that has learned nothing but acts differently here and there; ``obs``: (shape, dtype), or a tree."""
+    """An untrained policy whose actions depend on the observation; ``obs``: (shape, dtype), or a tree."""
     is_leaf = lambda x: isinstance(x, tuple)  # noqa: E731
     spec = jf.EnvSpec(
         "toy", jax.tree.map(lambda s: jax.ShapeDtypeStruct(*s), obs, is_leaf=is_leaf), action, None, frame_stack
@@ -108,7 +108,7 @@ def policy_named(kind: str) -> Policy:
 
 
 def opened(path: Path):
-    """What a user of the file writes; a function of arrays that gives a list of them."""
+    """The code of a user of the file: a function of arrays that gives a list of arrays."""
     if path.suffix == ".jax":
         call = jax.jit(jax.export.deserialize(path.read_bytes()).call)
         return lambda *arguments: [np.asarray(x) for x in jax.tree.leaves(call(*arguments))]
@@ -118,7 +118,7 @@ def opened(path: Path):
 
 
 def original(policy: Policy, carry, obs, first) -> tuple:
-    """The policy's own action and memory."""
+    """The policy's action and memory in this package."""
     return jax.jit(policy.act)(policy.params, carry, obs, jnp.asarray(first), jax.random.key(0))
 
 
@@ -364,12 +364,12 @@ def test_a_damaged_policy_is_one_line(tmp_path, file):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["runs/nowhere"], "runs/nowhere holds no policy: write the path of a run's folder, such as runs/latest"),
+        (["runs/nowhere"], "runs/nowhere contains no policy: write the path of a run's folder, such as runs/latest"),
         ([], "write the path of one run's folder, such as runs/latest"),
         (["a", "b"], "write the path of one run's folder, such as runs/latest"),
-        (["a", "episodes=3"], "unknown key 'episodes': export knows formats and agent"),
+        (["a", "episodes=3"], "unknown key 'episodes': the keys of export are formats and agent"),
         (["a", "agent=x"], "agent=x: write the number of an agent, from 0"),
-        (["a", "formats=jax,pt"], "formats=jax,pt: 'pt' is none of jax, onnx"),
+        (["a", "formats=jax,pt"], "formats=jax,pt: 'pt' is not one of jax, onnx"),
     ],
 )
 def test_a_bad_word_is_one_line(capsys, words, line):

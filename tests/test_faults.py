@@ -1,4 +1,4 @@
-"""What happens to a run from outside: killed, stopped, and its disk taken away. Real processes, signals and files."""
+"""External faults of a run: killed, stopped, and its disk full. Real processes, signals and files."""
 
 import json
 import os
@@ -19,7 +19,7 @@ import kill
 
 SMALL = ["env=cartpole", "algo=ppo", "tuned=false", "num_envs=4", "eval.episodes=2", "algo.num_epochs=1"]
 ALONE = [*SMALL, "eval.beside=false"]
-"""Without a second process, for the laws that say nothing of it."""
+"""A command without a background process, for tests that do not need one."""
 ENDLESS = [*SMALL, "total_steps=100_000_000", "checkpoint.every=40_000", "eval.every=100_000_000"]
 
 
@@ -42,24 +42,24 @@ def test_a_run_that_is_stopped_saves_at_once_and_goes_on_where_it_was(tmp_path, 
     steps = summary["env_steps"]
     assert all_steps(tmp_path / "run" / "checkpoints")[-1] == steps
     assert "not evaluated yet" in out
-    assert "go on:    python -m jaxrl_fast.train resume=run" in out
+    assert "resume:   python -m jaxrl_fast.train resume=run" in out
     assert (tmp_path / "run" / "policy" / "params.msgpack").exists()
     if number == signal.SIGINT:
         return
     status, out, err = finish(begin(tmp_path, "train", "resume=run", f"total_steps={2 * steps}"))
     assert (status, err) == (0, "")
-    assert f"goes on from run/checkpoints/{steps}, {steps:,} steps trained" in out
+    assert f"resumes from run/checkpoints/{steps}, {steps:,} steps trained" in out
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["env_steps"] == 2 * steps
 
 
 def test_a_second_ctrl_c_ends_at_once(tmp_path):
     process = begin(tmp_path, "train", *ENDLESS, "run_dir=run", "eval.beside=false")
     wait_for(tmp_path / "run" / "metrics.csv")
-    process.send_signal(signal.SIGSTOP)  # both signals are there before the chunk can end
+    process.send_signal(signal.SIGSTOP)  # both signals arrive before the chunk can end
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGCONT)
     for line in process.stderr:
-        if "once more to stop at once" in line:
+        if "again to stop at once" in line:
             break
     process.send_signal(signal.SIGINT)
     status, _, _ = finish(process)
@@ -73,24 +73,24 @@ def test_a_finished_run_has_nothing_to_do_and_a_requeued_one_begins_if_there_is_
     assert "4,000 steps of 4 environments" in out
     status, out, err = finish(begin(tmp_path, "train", *words))
     assert (status, err) == (0, "")
-    assert "all 4,000 steps are trained; a larger total_steps=... goes on" in out
+    assert "all 4,000 steps are trained; write a larger total_steps=... to continue" in out
     for path in (tmp_path / "run" / "checkpoints").glob("*/description.json"):
         path.write_text("{")
     status, out, err = finish(begin(tmp_path, "train", *words))
     assert status == 0
-    assert "passed over: checkpoint run/checkpoints/" in err
+    assert "skipped: checkpoint run/checkpoints/" in err
     assert "greedy return" in out
     assert list((tmp_path / "run").glob("checkpoints-damaged-*/*"))
 
 
 def limited(limit_bytes: int) -> None:
-    """No file of this process may grow larger, as on a full disk."""
+    """Limit the size of this process's files, as on a full disk."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
 
 
 def test_a_full_disk_does_not_end_training_nor_harm_the_last_good_checkpoint(tmp_path):
-    """The replay buffer outgrows what a file may hold, and the tables soon after."""
+    """The replay buffer exceeds the largest file size, and the tables soon after."""
     words = [
         "env=pendulum",
         "algo=sac",

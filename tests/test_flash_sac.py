@@ -1,4 +1,4 @@
-"""FlashSAC's updates against slow NumPy references, its constraint on weights, its noise, its scale of rewards."""
+"""FlashSAC's updates against slow NumPy references: its weight constraint, its noise, its reward normalization."""
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +42,7 @@ def numbers(tree):
 
 
 def residual(params: dict, x: np.ndarray, *, learning: bool) -> tuple[np.ndarray, dict]:
-    """The torso of arXiv 2604.04539 on ``[N, F]``, and the means and variances that its batch norms saw."""
+    """The torso of arXiv 2604.04539 on ``[N, F]``, and the means and variances that its batch norms computed."""
     layers, seen = params["params"], {}
 
     def normalized(i: int, x: np.ndarray) -> np.ndarray:
@@ -77,7 +77,7 @@ def probabilities(outputs):
 
 
 def projected(positions, chances):
-    """Algorithm 1 of arXiv 1707.06887, for one sample."""
+    """Compute algorithm 1 of arXiv 1707.06887 for one sample."""
     target, spacing = np.zeros(NUM_ATOMS), ATOMS[1] - ATOMS[0]
     for position, chance in zip(positions, chances, strict=True):
         place = (np.clip(position, ATOMS[0], ATOMS[-1]) - ATOMS[0]) / spacing
@@ -99,7 +99,7 @@ def made():
 
 
 def check_step(before, after, grads, adam, seen) -> None:
-    """Adam's step and then the constraint; running statistics move by a hundredth."""
+    """Apply Adam's step and then the constraint; running statistics change by a hundredth."""
     leaves = [np.float64(x) for x in jax.tree.leaves(trainable(before))]
     stepped = jax.tree.unflatten(jax.tree.structure(trainable(before)), adam.step(leaves, grads))
     for got, want in zip(jax.tree.leaves(trainable(after)), jax.tree.leaves(hold_by_hand(stepped)), strict=True):
@@ -132,7 +132,9 @@ def with_weights(params, leaves):
 
 
 def test_a_critic_update_equals_numpy():
-    """Steps and successors in one batch, the distribution of the lower target critic, entropy as a price."""
+    """Steps and next observations form one batch; the target is the distribution of the lower target critic, with an
+    entropy cost.
+    """
     parts, hyper, states = made()
     state, actor, data, key = states["critic"], states["actor"].learned, batch(), jax.random.key(5)
     got, metrics, _ = jax.jit(lambda state: update(parts["critic"], state, {"actor": actor}, data, key, hyper))(state)
@@ -168,7 +170,7 @@ def test_a_critic_update_equals_numpy():
 
 
 def test_an_actor_update_equals_numpy():
-    """The policy sees steps and successors in one batch and learns from the former; critics judge as they act."""
+    """The policy sees steps and next observations in one batch and trains on the steps; critics run in inference."""
     parts, hyper, states = made()
     state, critic, data, key = states["actor"], states["critic"].learned, batch(), jax.random.key(6)
     got, metrics, _ = jax.jit(lambda state: update(parts["actor"], state, {"critic": critic}, data, key, hyper))(state)
@@ -259,7 +261,7 @@ def test_the_largest_return_is_kept():
 
 @pytest.mark.usefixtures("optimized")
 def test_the_best_policy_of_the_probe_is_found():
-    """That with an observation which varies: where it is always the same, batch norms divide by a deviation of 0."""
+    """A varying observation; with a constant one, batch norms divide by a deviation of 0."""
     algorithm = jf.flash_sac(
         learning_rate=jf.Linear(3e-3, 0.0),
         temperature_learning_rate=1e-2,

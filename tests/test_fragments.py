@@ -1,4 +1,4 @@
-"""The train step as a whole: what overlap changes and what it does not, warm-up, seeds, rates, refusals."""
+"""The train step as a whole: the effects of overlap, warm-up, seeds, hyper-parameters, refusals."""
 
 from functools import cache
 
@@ -41,7 +41,7 @@ def small_sac(**options):
 
 @cache
 def train_step(name: str, overlap: str = "none"):
-    """``(graph, init, jitted tick)``, made once for all tests."""
+    """``(graph, init, jitted tick)``, built once for all tests."""
     algorithm = {"ppo": small_ppo, "sac": small_sac}[name]()
     graph, _ = build_graph(tiny.line(discrete=name == "ppo"), algorithm, GraphOptions(overlap=overlap))
     init = jax.jit(lambda key, hyper: graphs.init(graph, key, hyper))
@@ -50,7 +50,7 @@ def train_step(name: str, overlap: str = "none"):
 
 
 def run(state, tick, ticks: int):
-    """The state after each tick, and the metrics of each tick."""
+    """Return the state after each tick, and the metrics of each tick."""
     states, metrics = [state], []
     for _ in range(ticks):
         state, own = tick(state)
@@ -90,7 +90,7 @@ def test_actor_and_critic_of_ppo_learn_the_same_side_by_side_as_in_turns():
     _, init_split, tick_split = train_step("ppo", "actor_critic")
     turns, split = init(), init_split()
     for part in ("actor", "critic"):
-        assert not moved(split.private[f"learn_{part}"][part], turns.private["learn"][part])  # they begin alike
+        assert not moved(split.private[f"learn_{part}"][part], turns.private["learn"][part])  # both start alike
     turns, split = run(turns, tick, 2)[0][-1], run(split, tick_split, 2)[0][-1]
     for part in ("actor", "critic"):
         assert_close(split.private[f"learn_{part}"][part], turns.private["learn"][part], atol=1e-5)
@@ -100,7 +100,7 @@ def test_overlapped_sampling_learns_from_the_batches_of_the_last_tick():
     graph, init, tick = train_step("ppo", "sampling")
     learn = next(f for f in graph.fragments if f.name == "learn")
     states, _ = run(init(), tick, 3)
-    assert not moved(learners(states[0]), learners(states[1]))  # nothing has been sampled before the first tick
+    assert not moved(learners(states[0]), learners(states[1]))  # no rollout exists before the first tick
     step_key = jax.random.fold_in(jax.random.fold_in(states[1].key, 1), graphs.stable_hash("learn"))
     old = {"batches": states[1].channels["batches"]}  # written in tick 0
     private, _, _ = jax.jit(learn.step)(states[1].private["learn"], old, states[1].hyper, step_key, states[1].tick)
@@ -115,7 +115,7 @@ def test_the_first_update_on_a_rollout_sees_the_policy_that_sampled_it(recurrent
     graph, _ = build_graph(tiny.line(discrete=True), algorithm)
     tick = jax.jit(lambda state: graphs.tick(graph, state))
     states, metrics = run(jax.jit(lambda: graphs.init(graph, KEY, algorithm.hyper))(), tick, 4)
-    assert states[-1].channels["statistics"].obs.mean[1] > 1.0  # observations are being normalized
+    assert states[-1].channels["statistics"].obs.mean[1] > 1.0  # observations are normalized
     for own in metrics:
         assert abs(own["learn/actor/approx_kl"]) < 1e-6
         assert own["learn/actor/clip_fraction"] == 0.0
@@ -124,7 +124,7 @@ def test_the_first_update_on_a_rollout_sees_the_policy_that_sampled_it(recurrent
 
 @pytest.mark.parametrize(("overlap", "first_update"), [("none", 3), ("sampling", 4)])
 def test_sac_does_not_learn_before_the_warm_up_is_over_and_does_right_after(overlap, first_update):
-    # 12 steps of warm-up, 4 environments, 1 step a tick: the third tick is the first to learn
+    # 12 steps of warm-up, 4 environments, 1 step a tick: updates start in the third tick
     _, init, tick = train_step("sac", overlap)
     states, metrics = run(init(), tick, first_update)
     assert not moved(learners(states[0]), learners(states[-2]))
@@ -187,7 +187,7 @@ def test_rewards_are_normalized_with_or_without_observations():
     rollout = Transition(obs, reward, reward, obs, ended, jnp.zeros_like(ended), ended, ())
     hyper = small_ppo(discount=0.5).hyper
     private, outputs, _ = statistics.step(private._replace(discounted=jnp.zeros(2)), {"rollout": rollout}, hyper, KEY)
-    # Discounted returns by hand: 1, 2.5 | 3 (the first ended); 0, 4, 2. What goes on is carried over.
+    # Discounted returns by hand: 1, 2.5 | 3 (the first ended); 0, 4, 2. Unfinished returns are carried over.
     np.testing.assert_allclose(private.discounted, [3.0, 2.0])
     returns = outputs["statistics"].returns
     np.testing.assert_allclose(returns.m2 / 6, np.var([1, 2.5, 3, 0, 4, 2]), rtol=1e-5)

@@ -1,4 +1,6 @@
-"""Stacks of frames: who acts, who learns and what is replayed all see the same ones, none across an episode's start."""
+"""Frame stacks: action selection, updates and replay use the same stacks, none of which reaches across the start of an
+episode.
+"""
 
 from functools import cache
 
@@ -30,22 +32,23 @@ FRAME = (2, 1, 3)
 
 
 def view_of(k: int, *, beside: bool = False) -> View:
-    """Stacks of ``k`` frames, alone or in a dictionary beside two numbers."""
+    """Stacks of ``k`` frames, alone or in a dictionary with two numbers."""
     frame = jax.ShapeDtypeStruct(FRAME, jnp.uint8)
     obs = {"image": frame, "speed": jax.ShapeDtypeStruct((2,), jnp.float32)} if beside else frame
     return make_view(EnvSpec("toy", obs, Discrete(2), None, k))
 
 
 def with_speed(obs: np.ndarray, beside: bool):
-    """Observations of images ``[T, E, ...]``, in a dictionary beside numbers that tell the image."""
+    """Observations of images ``[T, E, ...]``, in a dictionary with numbers that identify the image."""
     return {"image": obs, "speed": obs[..., 0, 0, :2].astype(np.float32)} if beside else obs
 
 
 def streams(
     done: np.ndarray, seed: int, restarts: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Frames, true successors and first-step flags ``[T, E, ...]`` of environments whose episodes end where ``done``;
-    where there is a restart an environment begins anew before this step, without an end."""
+    """Frames, `next_obs` and first-step flags ``[T, E, ...]`` of environments whose episodes end where ``done``; where
+    there is a restart, an environment starts a new episode before this step, without termination or truncation.
+    """
     rng = np.random.default_rng(seed)
     steps, num_envs = done.shape
     obs = rng.integers(0, 256, (steps + 1, num_envs, *FRAME), np.uint8)
@@ -56,7 +59,9 @@ def streams(
 
 
 def slow_stacks(obs: np.ndarray, next_obs: np.ndarray, first: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """The stacks of every step and of its successor, frame by frame; before its start an episode repeats its first."""
+    """The stacks of every step and of its `next_obs`, frame by frame; before its start an episode repeats its first
+    frame.
+    """
     stacks = np.zeros((*obs.shape[:-1], k * FRAME[-1]), np.uint8)
     following = np.zeros_like(stacks)
     for e in range(obs.shape[1]):
@@ -111,11 +116,11 @@ def test_a_learner_of_rollouts_sees_the_same_stacks(beside: bool, seed: int, oft
         if beside:
             np.testing.assert_array_equal(seen["speed"], own["speed"])
         (table,) = jax.tree.leaves(tables)
-        assert table.size == (2 + k - 1) * 6 * np.prod(FRAME)  # each frame once, and the few before them
+        assert table.size == (2 + k - 1) * 6 * np.prod(FRAME)  # each frame once, and the few frames before
 
 
 class Both:
-    """A buffer of frames, and a plain one in which whole stacks lie, fed alike."""
+    """A buffer of frames, and a plain one that stores whole stacks, given the same steps."""
 
     def __init__(self, k: int, capacity_t: int, num_envs: int, batch_size: int, n_step: int, length: int) -> None:
         sizes = dict(capacity=capacity_t * num_envs, num_envs=num_envs, batch_size=batch_size, window=Window(n_step))
@@ -159,7 +164,7 @@ def both(*sizes: int) -> Both:
 
 
 def used(batch: Transition) -> np.ndarray:
-    """Which steps of its windows ``[n, B]`` an n-step return reads: up to the first end."""
+    """Return the steps of windows ``[n, B]`` that an n-step return reads: up to the first end of an episode."""
     over = np.asarray(batch.terminated | batch.truncated)
     return np.concatenate([np.ones_like(over[:1]), ~np.logical_or.accumulate(over, axis=0)[:-1]])
 
@@ -179,12 +184,12 @@ def assert_same(got: Transition, want: Transition) -> None:
     seed=st.integers(0, 999),
 )
 def test_replay_equals_one_that_stores_whole_stacks(sizes: tuple[int, ...], steps: int, seed: int):
-    """Bitwise, after a wrap too, as long as ends are not more frequent than there is room for."""
+    """Equal bit for bit, also after a wrap, unless more episodes end than the buffer has room for."""
     pair = both(*sizes)
     capacity_t, num_envs = sizes[1:3]
     done = np.zeros((steps, num_envs), bool)
     rng = np.random.default_rng(seed)
-    for e in range(num_envs):  # one end in so many steps, anywhere
+    for e in range(num_envs):  # one end in this many steps, at any place
         done[rng.integers(0, capacity_t) :: capacity_t, e] = True
     (ours, plain), _ = pair.fill(done, rng.random(done.shape) < 0.5, seed)
     assert pair.ours.metrics(ours)["lost_steps"] == 0
@@ -219,7 +224,9 @@ def test_with_many_ends_replay_reaches_less_far_back_and_is_still_true(sizes: tu
 
 
 def test_an_environment_that_begins_anew_without_an_end_counts_as_cut_off():
-    """As those on the host do in a resumed run: the step before keeps its successor, and no return reaches across."""
+    """As host environments do in a resumed run: the step before a restart retains its `next_obs`, and no return
+    reaches across the restart.
+    """
     pair = both(3, 33, 4, 8, 3, 4)
     restarts = np.zeros((8, 4), bool)
     restarts[4] = True

@@ -1,4 +1,4 @@
-"""Gymnasium's spaces and environments as the pool takes them; EnvPool where it is installed."""
+"""Gymnasium's spaces and environments in the pool; EnvPool where it is installed."""
 
 from itertools import pairwise
 from typing import Any
@@ -38,7 +38,7 @@ SPACES = st.recursive(
 
 
 class OneStep(gymnasium.Env):
-    """Any spaces; observes a sample, and rewards with what ``judge`` makes of the action."""
+    """An environment of any spaces; it observes a sample, and ``judge`` computes the reward from the action."""
 
     def __init__(self, observed: spaces.Space, acted: spaces.Space, judge: Any = lambda action: 0.0) -> None:
         self.observation_space, self.action_space, self.judge = observed, acted, judge
@@ -57,7 +57,7 @@ def test_observations_are_flattened_as_gymnasium_does(space: spaces.Space, seed:
     codec = encode_obs(spaces.Tuple([space]), "toy")
     assert codec.dtype == np.float32
     row = np.full(codec.shape, np.nan, codec.dtype)
-    for _ in range(2):  # a row is written over and over
+    for _ in range(2):  # a row is overwritten again and again
         obs = space.sample()
         codec.write(row, (obs,))
         np.testing.assert_array_equal(row, spaces.flatten(space, obs).astype(np.float32))
@@ -80,9 +80,9 @@ def test_a_box_keeps_its_shape_and_its_dtype_up_to_32_bits(dtype: str, kept: str
 
 def test_an_observation_of_another_shape_is_told():
     wrong = OneStep(spaces.Box(0, 1, (3,)), spaces.Discrete(2))
-    wrong.observation_space.sample = lambda: np.zeros(1)  # NumPy would spread it over all three
+    wrong.observation_space.sample = lambda: np.zeros(1)  # NumPy would broadcast it to all three
     host = make_custom_host(lambda: wrong, num_envs=1, name="toy", pool=HERE)
-    with pytest.raises(RuntimeError, match=r"an observation has shape \(1,\); observation_space says \(3,\)"):
+    with pytest.raises(RuntimeError, match=r"an observation has shape \(1,\), but observation_space has shape \(3,\)"):
         host.reset(0)
 
 
@@ -104,7 +104,7 @@ def test_every_action_of_a_finite_space_has_a_number(space: spaces.Space, count:
     assert len({np.asarray(action).tobytes() for action in decoded}) == count
     again = codec.decode(np.zeros(2, np.int32))
     if isinstance(again, np.ndarray):
-        again[0] = 99  # an environment may keep and change what it was given
+        again[0] = 99  # an environment may store and change its arguments
         np.testing.assert_array_equal(codec.decode(np.zeros(1, np.int32))[0], again[1])
 
 
@@ -122,7 +122,7 @@ def test_real_actions_come_in_the_dtype_of_their_space(dtype: type):
         step = host.recv(0)
     assert step.terminated.all() and not step.truncated.any()  # never both
     assert [action.dtype for action in seen] == [dtype] * 4
-    np.testing.assert_array_equal(np.stack(seen), np.repeat([0.25, 0.5], 4).reshape(4, 2))  # none is a view
+    np.testing.assert_array_equal(np.stack(seen), np.repeat([0.25, 0.5], 4).reshape(4, 2))  # none is a NumPy view
     host.close()
 
 

@@ -1,4 +1,4 @@
-"""`make gpu` in its short form: everything runs and is written, and a part that fails stops no other."""
+"""`make gpu` in its short form: everything runs and is written, and a part that fails stops no other part."""
 
 import json
 import sys
@@ -17,8 +17,10 @@ from gpu_plan import short
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory):
-    """The status of the command, its folder, and what it wrote. XLA ends a process that has a flag it does not know,
-    and a whole part fails by its words."""
+    """Return the command's exit code, its folder and its output.
+
+    XLA ends a process that has an unsupported flag; a whole part fails with these words.
+    """
     folder = tmp_path_factory.mktemp("gpu")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAX_PLATFORMS", "cpu")

@@ -1,4 +1,4 @@
-"""The graph: what is refused, what a delay carries, when fragments step, and whose keys they get."""
+"""The graph: refused graphs, the values of a delay, the ticks in which fragments step, and the keys of fragments."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ KEY = jax.random.key(7)
 
 
 def box(name, reads=(), writes=(), *, publish=True, **options) -> Fragment:
-    """Counts its steps; writes the count; reports what it read, its count and a draw from its key."""
+    """Counts its steps; writes the count; reports its inputs, its count and a draw from its key."""
 
     def step(private, inputs, hyper, key):
         private = private + 1
@@ -73,8 +73,8 @@ def test_a_channel_that_nobody_published_is_zero_before_its_first_tick():
 def test_fragments_step_from_start_every_so_often_and_rest_in_between():
     fragments = box("w", writes=["x"], start=4, every=3), box("r", ["x"])
     metrics = run(Graph(fragments), 9)
-    assert metrics["w/count"].tolist() == [0, 0, 0, 0, 1, 0, 0, 2, 0]  # metrics of a resting tick are zero
-    assert metrics["r/saw_x"].tolist() == [0, 0, 0, 0, 1, 1, 1, 2, 2]  # its channel keeps its value
+    assert metrics["w/count"].tolist() == [0, 0, 0, 0, 1, 0, 0, 2, 0]  # metrics are zero in a tick without a step
+    assert metrics["r/saw_x"].tolist() == [0, 0, 0, 0, 1, 1, 1, 2, 2]  # its channel retains its value
     counted = [graphs.active_ticks(fragments[0], 0, n) for n in range(10)]
     assert counted == [0, 0, 0, 0, 0, 1, 1, 1, 2, 2]
     assert graphs.active_ticks(fragments[0], 3, 6) == 1

@@ -1,5 +1,8 @@
-"""What is read in a compiled program's text: excerpts of `test_explain`'s data-parallel program, as two versions of XLA
-wrote them (types, operands and metadata left out where nothing is read in them)."""
+"""Reading the text of a compiled program: excerpts of `test_explain`'s data-parallel program in the formats of two
+versions of XLA.
+
+Types, operands and metadata that are not read are left out.
+"""
 
 import pytest
 
@@ -105,7 +108,7 @@ body=%wide.region_0.7_spmd.clone, backend_config={"known_init_step":{"init":"0"}
   ROOT %gt.8 = pred[4,6]{1,0} compare(%add.83, %broadcast.19), direction=GT
 }
 """
-"""Here a computation that nothing calls stands behind the one that the program begins with."""
+"""Here an uncalled computation follows the entry computation."""
 
 LEFT_BEHIND = """
 %unused (param: f32[8]) -> f32[8] {

@@ -1,4 +1,4 @@
-"""IMPALA's updates against slow NumPy references, and what lag does to its ratios."""
+"""IMPALA's updates against slow NumPy references, and the effect of lag on its ratios."""
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ def batch() -> OnPolicyBatch:
 
 
 def terms(params, data: OnPolicyBatch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Log-probabilities of the taken actions, entropies and values, each ``[T, B]``."""
+    """Compute log-probabilities of the taken actions, entropies and values, each ``[T, B]``."""
     outputs = references.mlp(params, np.float64(data.obs))
     log_probs = references.log_softmax(outputs[..., :2])
     taken = np.take_along_axis(log_probs, data.action[..., None], -1)[..., 0]
@@ -81,7 +81,7 @@ def test_two_updates_equal_numpy():
 
 
 def deviations(**options) -> list[float]:
-    """Of the ratios, tick by tick."""
+    """Return statistics of the ratios, tick by tick."""
     seen: list[float] = []
     jf.learn(
         tiny.line(discrete=True, num_envs=8),
@@ -96,7 +96,7 @@ def deviations(**options) -> list[float]:
 
 
 def test_ratios_are_one_without_lag_and_not_where_sampling_goes_on_meanwhile():
-    """V-trace is computed within the update, against the params that learn."""
+    """V-trace is computed within the update, with the current parameters."""
     assert max(deviations()) < 1e-5  # A2C
     assert max(deviations(overlap="sampling")[1:]) > 1e-2
 

@@ -1,4 +1,4 @@
-"""Joined arrays: packing loses nothing, and a run computes the same with them as without."""
+"""Joined arrays: packing loses nothing, and a run with joined arrays computes the same numbers."""
 
 from functools import partial
 
@@ -65,7 +65,7 @@ def test_an_optimizers_moments_are_packed_and_its_counts_are_not(params, size, o
 
 
 def test_an_optimizer_that_nobody_knows_has_its_arrays_one_by_one():
-    """LAMB, for one, looks at the norm of each array."""
+    """LAMB, for example, uses the norm of each array."""
     own = jf.make_env("pendulum", num_envs=8)
     part = bind(ALGORITHMS["sac"][1], own.spec, 8).parts["critic"]
     state = init_part(part, jax.random.key(0), ALGORITHMS["sac"][1].hyper)
@@ -94,8 +94,9 @@ def test_steps_keep_every_bit(seed):
 @pytest.mark.parametrize("kernels_singly", [True, False])
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_run_computes_the_same_joined(name, kernels_singly, monkeypatch):
-    """Tick by tick with arrays one by one, and in one program whose state is joined from the first tick to the last:
-    where that is asked for, and where networks are small."""
+    """Run ticks with separate arrays, and in one program whose state is joined from the first tick to the last: where
+    joining is requested, and where networks are small.
+    """
     monkeypatch.setattr(flat_params, "SMALL_NETWORKS", 0)
     env_name, algorithm = ALGORITHMS[name]
     env = jf.make_env(env_name, num_envs=8)

@@ -1,4 +1,6 @@
-"""What is kept for a second start: it spares tracing, changes no number, and is used only where it is surely right."""
+"""The cache of compiled programs: a cached program saves tracing, changes no number, and is used only where it is
+valid.
+"""
 
 import csv
 import json
@@ -70,14 +72,14 @@ def test_a_damaged_file_is_not_used_and_said_in_a_line(files, told, place):
     content[place] ^= 1
     path.write_bytes(content)
     assert files.read("one") is None
-    assert len(told) == 1 and str(path) in told[0] and "made anew" in told[0]
+    assert len(told) == 1 and str(path) in told[0] and "rebuilt" in told[0]
 
 
 def test_a_file_under_another_name_is_not_used(files, told):
     files.write("one", {"program": b"of these settings"})
     (files.folder / "one").rename(files.folder / "other")
     assert files.read("other") is None
-    assert "not as it was written" in told[0]
+    assert "has changed" in told[0]
 
 
 def test_a_file_that_others_may_write_is_not_used(files, told):
@@ -258,7 +260,7 @@ def counted(name: str, function):
 
 
 def run_twice(placement: str, devices: int, store: Kept | None, num_seeds: int = 1) -> list[np.ndarray]:
-    """All numbers of two chunks of a small PPO."""
+    """Return all numbers of two chunks of a small PPO run."""
     env = tiny.line(discrete=True, num_envs=8)
     env = env._replace(**{name: counted(name, getattr(env, name)) for name in ("reset", "draw_fresh", "step")})
     algorithm = ppo(rollout_length=4, num_epochs=1, num_minibatches=2, policy_hidden=(4,), value_hidden=(4,))
@@ -330,7 +332,7 @@ def test_what_cannot_be_exported_is_compiled_all_the_same():
 
 
 def start(folder: Path, cache: Path, *words: str) -> tuple[list[str], list[str], list[dict[str, str]], str]:
-    """A run as a command: what was traced, the modules that it had, its metrics, and what it said."""
+    """Run a command; return the traced functions, its modules, its metrics and its output."""
     out = folder.with_suffix(".json")
     env = {**os.environ, "JAXRL_FAST_CACHE": str(cache)}
     command = [sys.executable, "-c", COMMAND, str(out), *WORDS, *words, f"run_dir={folder}", "eval.beside=false"]

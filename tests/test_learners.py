@@ -1,4 +1,6 @@
-"""Learners: several that average gradients learn what one learns; several that average parameters, their mean."""
+"""Data-parallel learners: with averaged gradients they compute the updates of one learner; with averaged parameters,
+the mean of their updates.
+"""
 
 from types import SimpleNamespace
 
@@ -36,7 +38,7 @@ def small_ppo(**options):
 
 
 def after(graph, hyper, ticks: int):
-    """The state and metrics after some ticks."""
+    """Return the state and metrics after some ticks."""
     tick = jax.jit(lambda state: graphs.tick(graph, state))
     state, metrics = jax.jit(lambda: graphs.init(graph, KEY, hyper))(), {}
     for _ in range(ticks):
@@ -70,7 +72,7 @@ NUMBER = scalar(lambda: jnp.zeros(()))
 
 
 def quadratic(other: str) -> Part:
-    """A number that goes to the mean of its batch and of its peer, by steps of a tenth."""
+    """A number that moves toward the mean of its batch and of its peer, by steps of a tenth."""
 
     def gradients(own, peers, batch, key, hyper):
         x = own.params["x"]
@@ -80,7 +82,7 @@ def quadratic(other: str) -> Part:
 
 
 class Toy:
-    """As much of an agent as learners look at: two parts that read each other, batches of two shards."""
+    """A minimal agent for learners: two parts that read each other, batches of two shards."""
 
     def __init__(self, parts: dict[str, Part] | None = None, updates: int = 3) -> None:
         self.parts = parts or {"critic": quadratic("actor"), "actor": quadratic("critic")}
@@ -94,7 +96,7 @@ def learner_options(*, side_by_side: bool = False, **options):
 
 
 def learn_toy(ticks: int = 2, toy: Toy | None = None, **options):
-    """State and metrics after some ticks; the shards' batches have means 1 and 3."""
+    """Return state and metrics after some ticks; the shards' batches have means 1 and 3."""
     toy = toy or Toy()
     learning = build_learners(toy, learner_options(**options))
     data, index = jnp.float32([[[1.0]], [[3.0]]]), jnp.zeros((toy.updates_per_tick, 2, 1), jnp.int32)
@@ -110,8 +112,9 @@ def learn_toy(ticks: int = 2, toy: Toy | None = None, **options):
 
 
 def reference(ticks: int, *, side_by_side: bool, exchange_every: int, means: list[float]) -> dict[str, float]:
-    """The toy in plain Python: learners of their own between two exchanges, then their mean, or for an exchange every 0
-    updates the step of each added to the same."""
+    """Compute the toy in plain Python: separate learners between two exchanges, then their mean; or, for an exchange
+    every 0 updates, the step of each added to the same number.
+    """
     shared = {"critic": 0.0, "actor": 0.0}
     for update in range(3 * ticks):
         if exchange_every == 0:
@@ -143,7 +146,9 @@ def test_every_learner_computes_what_plain_python_does(side_by_side, learners, a
 
 
 def test_a_server_in_turns_makes_one_optimizer_step_for_each_learner():
-    """Adam's first step is as large for any gradient: two in turns go twice as far as one along their mean."""
+    """Adam's first step has the same size for any gradient: two successive steps are twice as long as one step along
+    their mean.
+    """
     part = quadratic("critic")._replace(optimizers={"x": lambda hyper: optax.adam(0.1)}, reads=())
     part = part._replace(gradients=lambda own, *_: GradientResult({"x": own.params["x"] - 1.0}, {"loss": jnp.ones(())}))
     ends = {}
@@ -155,7 +160,7 @@ def test_a_server_in_turns_makes_one_optimizer_step_for_each_learner():
 
 
 def test_in_turns_every_step_counts_as_an_update_of_the_run():
-    """A target network that follows at every third update does so in the middle of a round."""
+    """A target network that updates at every third update does so in the middle of a round."""
 
     def rate(hyper, updates):
         return jnp.where((updates + 1) % 3 == 0, 1.0, 0.0)
@@ -173,7 +178,7 @@ HOW = [dict(), dict(side_by_side=True), dict(learners=2, average="gradients"), d
 @pytest.mark.parametrize("how", HOW, ids=["alone", "side_by_side", "gradients", "parameters"])
 @pytest.mark.parametrize(("updates", "ticks"), [(4, 2), (1, 5), (3, 3)])
 def test_a_delayed_part_steps_at_every_nth_update_of_the_run(how, updates, ticks):
-    """Also where a tick has fewer updates; its metrics are means over its own steps."""
+    """Also where a tick has fewer updates; metrics are means over the learner's steps."""
     parts = {"critic": counting(1), "actor": counting(2)}
     state, metrics = learn_toy(ticks, Toy(parts, updates), **how)
     steps = {name: float(channel.params["x"]) for name, channel in state.channels.items() if name in parts}
@@ -195,7 +200,9 @@ def counting(every: int) -> Part:
 
 @pytest.mark.parametrize("how", HOW, ids=["alone", "side_by_side", "gradients", "parameters"])
 def test_statistics_targets_and_constraints_are_published_with_the_params(how):
-    """A network with batch statistics, a slow copy and a bound: its readers see all of it, averaged where averaged."""
+    """A network with batch statistics, a slow copy and a bound: readers get all three, averaged where learners
+    average.
+    """
 
     def gradients(own, peers, batch, key, hyper):
         variables = own.params["x"]
@@ -219,7 +226,7 @@ def test_statistics_targets_and_constraints_are_published_with_the_params(how):
 
 
 def test_a_delayed_part_is_skipped_under_several_seeds_and_not_computed_for_nothing():
-    """Its step stands in a conditional of the compiled program, where a select would compute it at every update."""
+    """Its step is inside a conditional of the compiled program; a select would compute it at every update."""
     parts = {"critic": counting(1), "actor": counting(2)}
     (fragment,) = build_learners(Toy(parts, 4)).fragments
     states = jax.vmap(fragment.init)(jax.random.split(KEY, 2))

@@ -1,4 +1,4 @@
-"""The learning table: its rows are settings that exist, and its figures are what they are called."""
+"""The learning table: its rows are valid configurations, and its figures match their names."""
 
 import math
 import sys

@@ -1,4 +1,6 @@
-"""Where scalars go beside the tables: TensorBoard, Weights & Biases (here a stand-in that keeps all), nowhere."""
+"""Log backends for scalars in addition to the tables: TensorBoard, Weights & Biases (here a stand-in that stores
+everything), none.
+"""
 
 import sys
 from pathlib import Path
@@ -23,8 +25,9 @@ def learn(folder: Path, **options: Any) -> jf.Result:
 
 @pytest.fixture
 def wandb(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Stands in for the package: ``inits`` and ``rows`` that it was given, ``ends``: exit codes of its runs; ``broken``
-    runs refuse rows."""
+    """A stand-in for the package: ``inits`` and ``rows`` that it was given, ``ends``: exit codes of its runs;
+    ``broken`` runs refuse rows.
+    """
     kept = SimpleNamespace(inits=[], rows=[], ends=[], broken=False, closed=False)
     module: Any = ModuleType("wandb")
     module.Error = type("Error", (Exception,), {})
@@ -114,7 +117,7 @@ def test_a_failed_run_is_failed_there_too(tmp_path: Path, wandb: SimpleNamespace
 
 @pytest.mark.parametrize("found", (None, ModuleType("wandb")))
 def test_without_the_package_a_line_says_what_to_do(found: ModuleType | None, monkeypatch: pytest.MonkeyPatch):
-    """A folder ``wandb``, as the package makes them, looks like an empty module."""
+    """A folder ``wandb``, which the package makes for its runs, looks like an empty module."""
     monkeypatch.setitem(sys.modules, "wandb", found)
     with pytest.raises(ImportError, match="pip install wandb, or write log=tensorboard"):
         check_logger("wandb")

@@ -1,4 +1,4 @@
-"""The loop: fixed chunks, compiled once, memory that does not grow, a NaN named with its step, and run files."""
+"""The training loop: fixed chunks, one compilation, constant memory, a NaN reported with its step, and run files."""
 
 import csv
 import json
@@ -117,7 +117,7 @@ def test_memory_does_not_grow_with_the_number_of_steps():
         total_steps=32 * 300,
         eval_every=32 * 30,
         eval_episodes=2,
-        eval_beside=False,  # arrays of an evaluation that is under way would count
+        eval_beside=False,  # arrays of a running evaluation would count
         on_metrics=lambda row: live.append(sum(x.nbytes for x in jax.live_arrays())),
     )
     assert len(live) > 50

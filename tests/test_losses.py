@@ -19,9 +19,9 @@ NUMBER = st.floats(-3, 3, width=32)
     [
         (1.0, 2.0, -2.0, -2.0),
         (1.5, 2.0, -2.4, 0.0),  # clipped at 1.2, no further gain
-        (0.5, 2.0, -1.0, -1.0),  # a good action made rarer is not clipped
+        (0.5, 2.0, -1.0, -1.0),  # a good action made less likely is not clipped
         (0.5, -2.0, 1.6, 0.0),  # clipped at 0.8
-        (1.5, -2.0, 3.0, 3.0),  # a bad action made likelier is not clipped
+        (1.5, -2.0, 3.0, 3.0),  # a bad action made more likely is not clipped
     ],
 )
 def test_clipped_surrogate_by_hand(ratio, advantage, loss, slope):

@@ -1,4 +1,7 @@
-"""What the machine chooses: the measured placement, on as many devices as divide the work; nothing that is learned."""
+"""Decisions that depend on the machine: the measured placement, and the number of devices, which divides the work.
+
+The numbers of training do not depend on the machine.
+"""
 
 import pytest
 import yaml

@@ -1,4 +1,4 @@
-"""Numbers that are not finite: found in the tick in which they arise and named, or left out and counted."""
+"""Numbers that are not finite: detected and reported in the tick in which they arise, or left out and counted."""
 
 from functools import partial
 
@@ -28,7 +28,7 @@ def tiny_ppo(**options) -> jf.Algorithm:
 
 
 def adding(metric_of=lambda new: jnp.sum(new)) -> Part:
-    """Adds its batch to its parameters."""
+    """Add the batch to the parameters."""
 
     def gradients(own, peers, batch, key, hyper):
         return GradientResult({"x": -batch[0, 0]}, {"loss": metric_of(own.params["x"] + batch[0, 0])})
@@ -38,7 +38,7 @@ def adding(metric_of=lambda new: jnp.sum(new)) -> Part:
 
 
 def learning(part: Part, nan: OnNan = "stop") -> Fragment:
-    """The fragment that learns it."""
+    """Build the fragment that trains it."""
     sizes = dict(rollout_length=1, updates_per_tick=3, batch_size=1, batch_sequences=1, warmup_ticks=0)
     experience = Experience(lambda example: (), lambda *args: ((), None), take_batch, 1)
     agent = BoundAgent(
@@ -48,7 +48,7 @@ def learning(part: Part, nan: OnNan = "stop") -> Fragment:
 
 
 def batches(*values: float) -> Batches:
-    """One update a value, each of one sequence."""
+    """Make one update per value, each of one sequence."""
     data = jnp.array(values, jnp.float32)[None, :, None, None] * jnp.ones((1, 1, 1, 2))
     return Batches(data, jnp.arange(len(values))[:, None, None])
 
@@ -94,7 +94,9 @@ def test_a_dropped_update_is_one_that_would_have_been_bad():
 
 
 def poisoned(step_number: int) -> jf.VecEnv:
-    """Gives a NaN observation and reward at one step of every tenth environment's episodes, and is fine afterwards."""
+    """Gives a NaN observation and reward at one step of every tenth environment's episodes, and finite values
+    afterwards.
+    """
     spec = jf.EnvSpec("poisoned", OBS, jf.Discrete(2), max_episode_steps=20)
 
     def reset(key, params):
@@ -151,9 +153,9 @@ def test_the_operation_that_gave_a_nan_is_found_and_its_line():
 @pytest.mark.parametrize(
     ("reward", "found"),
     [
-        (lambda count: 1.0 / (count - 3.0), "division by zero"),
+        (lambda count: 1.0 / (count - 3.0), "by zero"),
         (lambda count: jnp.where(count == 3, jnp.nan, 1.0), "nan"),
-        (lambda count: jnp.exp(100.0 * (count - 2.0)), "outgrew float32"),
+        (lambda count: jnp.exp(100.0 * (count - 2.0)), "overflowed float32"),
     ],
 )
 def test_what_a_world_does_is_found_some_ticks_later(reward, found):
@@ -168,4 +170,4 @@ def test_what_a_world_does_is_found_some_ticks_later(reward, found):
 
 
 def test_an_operation_that_is_not_found_is_said_to_be_so():
-    assert "gave finite numbers in this tick" in found_in(line(discrete=True), tiny_ppo(**SHORT), 1, "sample")
+    assert "computed finite numbers in this tick" in found_in(line(discrete=True), tiny_ppo(**SHORT), 1, "sample")

@@ -1,4 +1,4 @@
-"""Networks: dtypes, memory, and nothing passing between elements of a batch."""
+"""Networks: dtypes, memory, and no leaks between the elements of a batch."""
 
 import jax
 import jax.numpy as jnp
@@ -158,7 +158,7 @@ def test_a_batch_norm_sees_the_batch_while_it_learns_and_what_it_has_seen_elsewh
     params, big = jax.jit(net.init)(KEY), 1000.0 * OBS
     outputs, _, statistics = net.apply_learning(params, (), big, FIRST)
     other, _, _ = net.apply_learning(params, (), OBS, FIRST)
-    np.testing.assert_allclose(outputs, other, atol=1e-3)  # scale is forgotten, with the batch's own statistics
+    np.testing.assert_allclose(outputs, other, atol=1e-3)  # the batch's statistics remove the scale
     assert np.abs(net.apply(params, (), big, FIRST)[0] - outputs).max() > 1.0
 
     def see(_, stats):
@@ -168,7 +168,7 @@ def test_a_batch_norm_sees_the_batch_while_it_learns_and_what_it_has_seen_elsewh
     np.testing.assert_allclose(net.apply(params, (), big, FIRST)[0], outputs, atol=1e-2)
     before = net.apply(params, (), OBS, FIRST)[0]
     after = net.apply(params, (), OBS.at[:, 2].set(100.0), FIRST)[0]
-    np.testing.assert_array_equal(before[:, :2], after[:, :2])  # acting, no element leaks into another
+    np.testing.assert_array_equal(before[:, :2], after[:, :2])  # in inference mode, no element leaks into another
     assert jax.tree.leaves(statistics) and not net.apply_learning(params, (), OBS, FIRST)[1]
 
 

@@ -1,4 +1,4 @@
-"""A run in a real notebook's kernel: its plot grows in the cell, and result and graph show themselves."""
+"""A run in a real notebook kernel: its plot grows in the cell, and result and graph have rich displays."""
 
 from pathlib import Path
 

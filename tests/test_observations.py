@@ -1,5 +1,8 @@
-"""Every algorithm with every kind of observation: it learns an environment of that kind, or says why it cannot. Vectors
-and action masks are those of `test_probes`."""
+"""Every algorithm with every kind of observation: it solves an environment of that kind, or reports why it is
+unsupported.
+
+`test_probes` tests vectors and action masks.
+"""
 
 from functools import partial
 
@@ -16,11 +19,11 @@ from jaxrl_fast.numerics.optimizers import Linear
 
 UNIT = Box(-jnp.ones(1), jnp.ones(1))
 STEPS = 3
-"""Of an episode in which a cue must be remembered."""
+"""Steps of an episode in which a cue must be remembered."""
 
 
 def paid(action: jax.Array, side: jax.Array, *, discrete: bool) -> jax.Array:
-    """1 for action 1 where the side is +1 and for action 0 where it is -1, else 0; or -(a - side / 2)²."""
+    """Pay 1 for action 1 where the side is +1 and for action 0 where it is -1, else 0; or -(a - side / 2)²."""
     return (action == (side > 0)).astype(jnp.float32) if discrete else -jnp.square(action[0] - 0.5 * side)
 
 
@@ -47,8 +50,11 @@ def dictionary(*, discrete: bool) -> Env:
 
 
 def image_in_dictionary(*, discrete: bool) -> Env:
-    """`pixel_envs.motion` beside a sign: at +1 the motion must be told, at -1 the answer is action 1; or the best
-    action is a quarter of both. Neither image nor sign says enough alone."""
+    """`pixel_envs.motion` with a sign: at +1 the action must name the motion, at -1 the answer is action 1; or the
+    best action is a quarter of both.
+
+    Neither image nor sign is sufficient alone.
+    """
     inner = pixel_envs.motion(discrete=discrete)
     obs = {"image": inner.spec.obs, "sign": jax.ShapeDtypeStruct((1,), jnp.float32)}
 
@@ -70,7 +76,7 @@ def image_in_dictionary(*, discrete: bool) -> Env:
 
 
 def memory(*, discrete: bool) -> Env:
-    """The side is shown at the first step and asked for at the last."""
+    """The first observation shows the side; the last action must name it."""
 
     def observe(side, t):
         return jnp.stack([jnp.where(t == 0, side, 0.0), (t == STEPS - 1).astype(jnp.float32)])
@@ -253,7 +259,7 @@ ALGORITHMS = {
 
 
 def score(single: Env, algorithm: jf.Algorithm, total_steps: int) -> float:
-    """The mean return of the greedy policy."""
+    """Return the mean return of the greedy policy."""
     env = jf.vectorize(single, num_envs=16)
     result = jf.learn(env, algorithm, total_steps=total_steps, seed=1, eval_every=total_steps, eval_episodes=128)
     return result.summary["eval_return_mean"]
@@ -265,12 +271,14 @@ CASES = [
     for kind in ENVS
     if (name, kind) != ("flash_sac", "memory") and (kind != "image stack" or name == "ppo")
 ]
-"""What learns from a dictionary with an image learns from its stack of images: one algorithm tries that alone."""
+"""An algorithm that solves a dictionary with an image also solves a stack of images: one algorithm tries the stack
+alone.
+"""
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_an_algorithm_learns_from_every_kind_of_observation(name: str, kind: str, request: pytest.FixtureRequest):
-    if "image" in kind:  # convolutions are worth it; vectors are learned from before a compiler is through with that
+    if "image" in kind:  # convolutions are worth optimized compilation; vectors are not
         request.getfixturevalue("optimized")
     make, discrete, total_steps = ALGORITHMS[name]
     algorithm = make(recurrent_size=16) if kind == "memory" else make()

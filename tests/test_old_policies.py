@@ -1,4 +1,4 @@
-"""Policies that version 0.1.0 wrote (numbered arrays, whole parts) act as they did then."""
+"""Policies that version 0.1.0 wrote (numbered arrays, whole parts) act as they did in that version."""
 
 import json
 from pathlib import Path
@@ -41,5 +41,5 @@ def test_an_old_file_with_too_few_arrays_is_refused(tmp_path: Path):
     other = json.loads((tmp_path / "policy.json").read_text())
     other["made_by"]["options"]["policy_hidden"] = [4, 4, 4, 4]
     (tmp_path / "policy.json").write_text(json.dumps(other))
-    with pytest.raises(ValueError, match=r"does not fit|is damaged"):
+    with pytest.raises(ValueError, match=r"does not match|is damaged"):
         jf.load_policy(tmp_path)

@@ -1,4 +1,4 @@
-"""What is installed, and which module may know which."""
+"""The installed files, and the allowed imports of each module."""
 
 import ast
 import os
@@ -18,7 +18,7 @@ from jaxrl_fast.algorithms.registry import ALGORITHMS
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted([*ROOT.glob("jaxrl_fast/**/*.py"), *ROOT.glob("envs/**/*.py")])
-SOURCES = [path for path in SOURCES if ROOT / "jaxrl_fast" / "envs" not in path.parents]  # a link, which 3.13 follows
+SOURCES = [path for path in SOURCES if ROOT / "jaxrl_fast" / "envs" not in path.parents]  # a link
 BASE = {"core", "system", "numerics"}
 MAY_IMPORT: dict[str, set[str]] = {
     "system": set(),
@@ -37,19 +37,22 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tuning": {*BASE, "envs", "runtime", "learning", "settings", "training", "views", "commands"},
     "targets": {"core", "runtime", "learning", "settings", "training", "views", "commands", "tuning"},
 }
-"""Every package of jaxrl_fast, and its two modules of the lowest layer, the lowest first; and which others its modules
-may import: only those above it in this list."""
+"""Every package of jaxrl_fast and its two modules of the lowest layer, the lowest first.
+
+A package may import only the packages above it in this list.
+"""
 COMMANDS = {"train", "evaluate", "render", "explain", "export", "report", "dashboard", "autotune"}
 ENTRY_POINTS = {"__init__", "__main__", "api", "placement", "evaluator", *COMMANDS}
-"""Modules beside the packages: commands and public names, which may import anything and are imported by nobody else."""
+"""Modules outside the packages: commands and public names. They may import anything; no other module imports them."""
 APPLIED = {"algorithm", "critics", "acting"}
-"""The modules of `learning` that algorithms declare with; they know nothing of what is done for all algorithms."""
+"""The modules of `learning` with which algorithms are declared; they do not depend on the code common to all
+algorithms.
+"""
 KNOW_ENVS = {"jaxrl_fast.views.viewer", "jaxrl_fast.views.renderers"}
-"""Modules below the commands that know environments by name."""
+"""Modules below the commands that contain names of environments."""
 ONE_ADAPTER = {package: f"jaxrl_fast.envs.from_{package}" for package in ("brax", "gymnax", "jaxmarl", "jumanji")}
 MAX_PACKAGES, MAX_FILES, MAX_CODE_LINES = 12, 150, 18_000
-"""`targets`, which compiles for machines that are not here, and new files in ``envs/from_*`` and ``algorithms/`` do not
-count."""
+"""Not counted: `targets`, which compiles for absent machines, and new files in ``envs/from_*`` and ``algorithms/``."""
 
 
 def module_name(path: Path) -> str:
@@ -59,7 +62,7 @@ def module_name(path: Path) -> str:
 
 
 def imports_of(path: Path) -> set[str]:
-    """Dotted names of what a file imports, wherever in it."""
+    """Return the dotted names of all imports of a file."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -78,13 +81,13 @@ def importers(package: str) -> set[str]:
 
 
 def imported_packages(name: str) -> set[str]:
-    """The packages of jaxrl_fast that a module imports, its own left out; of the package itself ``__init__``."""
+    """Return the packages of jaxrl_fast that a module imports, except its package; `__init__` for itself."""
     own = {u for u in IMPORTS[name] if u.split(".")[0] == "jaxrl_fast"}
     return {package_of(u) for u in own if u != "jaxrl_fast" or name != "jaxrl_fast"} - {package_of(name), "__init__"}
 
 
 def package_of(name: str) -> str:
-    """The package of jaxrl_fast that a module lies in, or the module itself."""
+    """Return the package of jaxrl_fast that contains a module, or the module itself."""
     parts = name.split(".")
     return parts[1] if len(parts) > 1 else "__init__"
 
@@ -122,7 +125,7 @@ def test_no_two_modules_and_no_two_classes_share_a_name_nor_a_function_with_a_mo
     classes = [node.name for _, node in bodies if isinstance(node, ast.ClassDef) and node.name[0] != "_"]
     assert len(set(classes)) == len(classes), {name for name in classes if classes.count(name) > 1}
     for path, node in bodies:
-        # An algorithm's file is named for its one factory.
+        # An algorithm's file has the name of its one factory.
         if isinstance(node, ast.FunctionDef) and path.parent.name != "algorithms":
             assert node.name not in modules, f"{path}: function {node.name} shares its name with a module"
 
@@ -161,7 +164,7 @@ def test_environments_import_only_core_and_the_types_of_environments():
 
 
 def test_nobody_imports_a_package_of_another_root():
-    """A folder ``envs`` in the user's directory must not be taken for ours."""
+    """A folder ``envs`` in the user's directory must not shadow the package's folder."""
     others = {path for folder in ("tests", "experiments", "docs") for path in ROOT.glob(f"{folder}/**/*.py")}
     used = {**IMPORTS, **{str(path): imports_of(path) for path in others}}
     assert not [name for name, imports in used.items() if any(u.split(".")[0] == "envs" for u in imports)]
@@ -175,7 +178,7 @@ def test_an_algorithm_imports_only_what_it_declares_with():
 
 
 def code_lines(path: Path) -> set[int]:
-    """The lines of a file that are code: no blanks, comments or docstrings."""
+    """Return the lines of a file that are code: no blanks, comments or docstrings."""
     text, strings = path.read_text(), set[int]()
     for node in ast.walk(ast.parse(text)):
         body = getattr(node, "body", None)
@@ -231,7 +234,7 @@ assert not jax_has_started(), "a device was touched"
 
 
 def build(source: Path, into: Path) -> Path:
-    """A wheel of ``source``, a folder or a source distribution."""
+    """Build a wheel of ``source``, a folder or a source distribution."""
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-q"]
     done = subprocess.run([*command, "-w", into, source], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -240,7 +243,7 @@ def build(source: Path, into: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What is installed, and some that is not, as a checkout has it."""
+    """A checkout: the files to install, and some that must not be installed."""
     pytest.importorskip("setuptools", minversion="77")
     source = tmp_path_factory.mktemp("checkout") / "source"
     for name in ("jaxrl_fast", "envs", "tests", "experiments"):
@@ -276,7 +279,7 @@ def test_a_source_distribution_gives_the_same_wheel(source: Path, wheel: Path, t
 
 
 def shadow(folder: Path) -> Path:
-    """A user's folder whose modules have names that ours have inside, and fail where they are taken for ours."""
+    """A user's folder with modules named like the package's inner modules; importing them fails."""
     for name in ("envs", "experiments", "tests"):
         (folder / name).mkdir()
         (folder / name / "__init__.py").write_text("raise ImportError('the module of a user was imported')\n")
@@ -290,7 +293,7 @@ ON_HOST = ["env=gymnasium", "env.id=CartPole-v1", "pool.workers=1", *TINY]
 
 
 def ours(folder: Path, path: Path, command: str, *words: str) -> str:
-    """What a command of ours prints when it is started in ``folder`` with the package from ``path``."""
+    """Return the output of a command that starts in ``folder`` with the package from ``path``."""
     variables = {**os.environ, "PYTHONPATH": str(path)}
     line = [sys.executable, "-m", f"jaxrl_fast.{command}", *words]
     done = subprocess.run(line, cwd=folder, env=variables, capture_output=True, text=True, timeout=300)
@@ -300,7 +303,7 @@ def ours(folder: Path, path: Path, command: str, *words: str) -> str:
 
 
 def test_the_wheel_trains_from_another_folder_without_the_repository(wheel: Path, tmp_path: Path):
-    """In an environment that has its dependencies and nothing else of ours."""
+    """Run in an environment that has only the package's dependencies."""
     place = tmp_path / "packages"
     install = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "-q", "--target", place, wheel]
     done = subprocess.run(install, capture_output=True, text=True, timeout=300)
@@ -319,7 +322,7 @@ def test_nothing_in_a_users_folder_shadows_ours(tmp_path: Path):
     folder = shadow(tmp_path)
     ours(folder, ROOT, "train", *ON_HOST, "run_dir=on_host")
     ours(folder, ROOT, "train", "env=cartpole", *TINY, "eval.picture=true", "run_dir=run")
-    drawn = folder / "run" / "render.log"  # of the visualizer, which a short run may not wait for
+    drawn = folder / "run" / "render.log"  # of the visualizer, for which a short run may not wait
     assert not drawn.exists() or "the module of a user" not in drawn.read_text()
     ours(folder, ROOT, "evaluate", "run", "episodes=1")
     ours(folder, ROOT, "render", "run", "out=episode.gif", "width=64")
@@ -340,13 +343,13 @@ def public_named_tuples() -> list[ast.ClassDef]:
 
 
 def fields_of(cls: ast.ClassDef) -> dict[str, str]:
-    """The fields of a class, with their types as written."""
+    """Return the fields of a class, with their types as written."""
     fields = [node for node in cls.body if isinstance(node, ast.AnnAssign)]
     return {field.target.id: ast.unparse(field.annotation) for field in fields if isinstance(field.target, ast.Name)}
 
 
 def test_every_field_of_a_public_type_is_documented():
-    """In the docstring of its class, or by a string of its own below it."""
+    """A field is documented in the docstring of its class, or by a string below the field."""
     missing = []
     for cls in public_named_tuples():
         documented = ast.get_docstring(cls) or ""
@@ -357,11 +360,14 @@ def test_every_field_of_a_public_type_is_documented():
         }
         unnamed = [name for name in fields_of(cls) if not re.search(rf"\b{name}\b", documented)]
         missing += [f"{cls.name}.{name}" for name in unnamed if name not in own]
-    assert not missing, f"say what these mean: {', '.join(missing)}"
+    assert not missing, f"these fields lack a description: {', '.join(missing)}"
 
 
 def test_an_alias_of_a_function_is_documented():
-    """By a string below it, since `Callable` names no arguments. Fields of public types: see the test above."""
+    """A string below it documents it, since `Callable` names no arguments.
+
+    The test above checks fields of public types.
+    """
     missing = [
         f"{path}: {ast.unparse(alias.targets[0])}"
         for path in SOURCES
@@ -369,17 +375,17 @@ def test_an_alias_of_a_function_is_documented():
         if isinstance(alias, ast.Assign) and ast.unparse(alias.value).startswith("Callable[")
         if not (isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant))
     ]
-    assert not missing, f"say what goes in and comes out of {', '.join(missing)}"
+    assert not missing, f"describe arguments and results of {', '.join(missing)}"
 
 
 MAX_FILE, MAX_FUNCTION, MAX_ARGUMENTS = 600, 80, 10
-"""Lines of a file; of a function without its docstring; arguments beside ``self``."""
+"""Largest number of lines of a file, lines of a function without its docstring, and arguments without ``self``."""
 FACTORIES = {*ALGORITHMS, "learn", "make_network"}
 """Public functions of many keyword arguments, each with a default, whose signatures do not count."""
 
 
 def own_lines(function: ast.FunctionDef) -> int:
-    """Lines of a function without its docstring, of a factory without its signature."""
+    """Count the lines of a function without its docstring, of a factory without its signature."""
     docstring = function.body[0] if ast.get_docstring(function) else None
     if function.name in FACTORIES:
         return function.end_lineno - (docstring.end_lineno if docstring else function.lineno)

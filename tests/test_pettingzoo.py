@@ -1,4 +1,4 @@
-"""Worlds with PettingZoo's interface through the pool: who is out, who is paid, what ends and what is cut."""
+"""Environments with PettingZoo's interface in the pool: agents that left, rewards, terminations and truncations."""
 
 import csv
 from pathlib import Path
@@ -37,7 +37,7 @@ def test_agents_that_leave_are_out_and_their_pay_is_their_own():
     first = env.reset(3)
     assert first["obs"].shape == (2, 3, 4) and not first[OUT].any()
     steps = played(env, [[[0, 1, 2], [2, 1, 0]]] * 4)
-    # "a" leaves after 2 steps, "c" after 3, "b" is cut after 4; what an agent sees is zero from then on
+    # "a" leaves after 2 steps, "c" after 3, "b" is truncated after 4; then an agent's observation is zero
     out = [(~step.next_obs[OUT]).sum(axis=1).tolist() for step in steps]
     assert out == [[3, 3], [2, 2], [1, 1], [1, 1]]
     assert steps[1].next_obs[OUT][0].tolist() == [True, False, False]
@@ -45,7 +45,7 @@ def test_agents_that_leave_are_out_and_their_pay_is_their_own():
     np.testing.assert_array_equal([step.reward[0] for step in steps], [[0, 11, 22]] * 2 + [[0, 11, 22], [0, 11, 0]])
     assert [bool(step.truncated.all()) for step in steps] == [False, False, False, True]
     assert not any(step.terminated.any() for step in steps)
-    assert not steps[3].next_obs[OUT][0, 1] and not steps[3].obs[OUT].any()  # it is worth what comes; a new episode
+    assert not steps[3].next_obs[OUT][0, 1] and not steps[3].obs[OUT].any()  # it bootstraps; a new episode
     assert steps[3].obs["obs"][0, 0, 1] == 0 and steps[3].next_obs["obs"][0, 1, 1] == 4
     assert steps[3].episode_return.tolist() == [110.0, 2 + 2 + 4 * 11 + 3 * 20]
     assert env.agents is not None and env.agents().tolist() == [[0, 44, 66], [4, 44, 60]]
@@ -104,7 +104,7 @@ def test_a_run_learns_and_its_tables_have_each_agent(tmp_path: Path):
     env.close()
     rows = list(csv.DictReader((tmp_path / "evals.csv").read_text().splitlines()))
     own = [[float(row[f"return_{i}"]) for i in range(3)] for row in rows]
-    assert own == [[2.0, 4.0, 3.0]] * 4  # as many as the steps that an agent is there
+    assert own == [[2.0, 4.0, 3.0]] * 4  # as many as the steps of the agent
     assert [float(row["return"]) for row in rows] == [9.0] * 4
     assert result.state is not None
 

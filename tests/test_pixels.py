@@ -1,5 +1,4 @@
-"""Agents that see images: the networks, what stacks change (nothing but what is stored), and environments that need
-them."""
+"""Agents that see images: the networks, frame stacks (which change only storage), and environments that need them."""
 
 import re
 
@@ -180,7 +179,7 @@ def test_replay_of_images_is_updated_in_place():
 
 @pytest.mark.parametrize("algorithm", [small_ppo(), small_sac(n_step=2)], ids=["ppo", "sac"])
 def test_stacks_made_here_teach_what_stacks_of_the_environment_teach(algorithm: Algorithm):
-    """Acting, rollouts, replay and learners: all see the stacks that an environment would make itself."""
+    """Action selection, rollouts, replay and learners use the stacks that a stacking environment would return."""
     env = pixel_envs.walk()
     ours, metrics = trained(env, algorithm, 3)
     theirs, _ = trained(pixel_envs.stacking(env), algorithm, 3)

@@ -1,4 +1,4 @@
-"""Placements hold every fragment once; a compiled chunk is compiled once and takes its state over."""
+"""Placements contain every fragment once; a chunk is compiled once and reuses the memory of its state."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""The sampler pool: what a seed gives is the same however it is stepped, and nothing is lost, invented or shared."""
+"""The sampler pool: a seed's results do not depend on how the pool steps, and no step is lost, invented or shared."""
 
 import os
 import subprocess
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parent.parent
 NUM_ENVS = 6
 STEPS = 40
 PID, JAX = 3, 4
-"""Where `Walk` observes its process, and whether JAX is loaded there."""
+"""Index of `Walk`'s observation of its process, and of whether JAX is loaded there."""
 
 
 def walks(workers: int, num_groups: int = 2, jitter_s: float = 0.0) -> HostEnv:
@@ -46,7 +46,7 @@ def actions_at(t: int) -> np.ndarray:
 
 
 def roll(host: HostEnv, seed: int, steps: int = STEPS) -> tuple[np.ndarray, list[HostStep]]:
-    """First observations and steps ``[E]`` of all groups, double buffered."""
+    """Return first observations and steps ``[E]`` of all groups, double buffered."""
     obs, size = host.reset(seed), host.num_envs // host.num_groups
     parts: list[list[HostStep]] = [[] for _ in range(host.num_groups)]
     for t in range(steps + 1):
@@ -67,7 +67,7 @@ def without_pid(first: np.ndarray, steps: list[HostStep]) -> list[np.ndarray]:
 
 
 def by_hand(seed: int) -> tuple[np.ndarray, list[HostStep]]:
-    """The same, with nothing but Gymnasium."""
+    """Return the same with plain Gymnasium."""
     envs = [Walk() for _ in range(NUM_ENVS)]
     first = np.stack([env.reset(seed=env_seed(seed, i))[0] for i, env in enumerate(envs)]).astype(np.float32)
     steps, returns, lengths = [], np.zeros(NUM_ENVS), np.zeros(NUM_ENVS, np.int32)
@@ -98,7 +98,7 @@ def test_a_pool_gives_what_its_environments_give_step_by_step(pool: HostEnv):
     assert_equal(without_pid(*roll(pool, 5)), expected)
     assert pool.steps() == NUM_ENVS * STEPS
     ends = np.array([step.terminated | step.truncated for step in by_hand(5)[1]])
-    assert ends.sum() > NUM_ENVS  # or the law would say little about episode ends
+    assert ends.sum() > NUM_ENVS  # or the test would cover few episode ends
 
 
 @pytest.mark.parametrize(("workers", "num_groups"), [(0, 1), (0, 3), (1, 2), (3, 2), (2, 1)])
@@ -229,8 +229,11 @@ def test_it_is_measured_whether_workers_pay_and_said_in_one_line():
     ],
 )
 def test_what_was_fastest_is_expected_to_be(cores, num_envs, num_groups, step_us, fastest):
-    """Measured in training with 4 and 64 light environments and 16 and 64 of HalfCheetah on 2 cores. Elsewhere it is
-    what the costs say: with many cores one is left for the actions until steps take far longer than these."""
+    """Measured in training with 4 and 64 light environments and 16 and 64 of HalfCheetah on 2 cores.
+
+    Elsewhere the costs decide: with many cores, one is left for action selection until steps take far longer than
+    these.
+    """
     took_s = turns_s(cores, num_envs // num_groups, 1e-6 * step_us, PoolOptions(num_groups=num_groups))
     assert min(took_s, key=lambda workers: took_s[workers]) == fastest
 
@@ -277,7 +280,7 @@ def test_by_arrival_the_fast_do_not_wait_for_the_slow():
         with pytest.raises(ValueError, match="as recv_any gave them"):
             host.send_to(np.zeros(4, int), indices[::-1])
         host.send_to(1 + indices % 2, indices)
-    assert steps[0] < steps.max()  # the worker of the slow one was not waited for
+    assert steps[0] < steps.max()  # the pool did not wait for the slow worker
     assert host.steps() == steps.sum() == 30 * 4
     host.close()
 

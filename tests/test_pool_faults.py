@@ -1,4 +1,4 @@
-"""Workers that are killed, hang or fail, and parents that are: real processes and signals."""
+"""Workers and parents that are killed, hang or fail: real processes and signals."""
 
 import gc
 import os
@@ -24,7 +24,7 @@ from jaxrl_fast.envs.pool.stepping import PoolError
 ROOT = Path(__file__).parent.parent
 PID = 3
 IN_TIME_S = 30.0
-"""Far more than anything here takes; only what would never end is caught."""
+"""Far longer than any test here takes; it catches only hangs."""
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_a_killed_worker_is_replaced_and_its_episodes_are_truncated_as_last_seen
     victim = int(before[0].obs[2, PID])
     assert [int(pid) == victim for pid in before[0].obs[:, PID]] == [False, False, True, True]
     os.kill(victim, signal.SIGKILL)
-    for group in (0, 1):  # the worker served both groups: neither may go on from an observation of a lost episode
+    for group in (0, 1):  # the worker served both groups: neither may continue from an observation of a lost episode
         after, expected = step(host, group), step(undisturbed, group)
         np.testing.assert_array_equal(after.next_obs[:2, :PID], expected.next_obs[:2, :PID])
         np.testing.assert_array_equal(after.next_obs[2:], before[group].obs[2:])
@@ -86,8 +86,8 @@ def test_a_killed_worker_is_replaced_and_its_episodes_are_truncated_as_last_seen
         np.testing.assert_array_equal(again.episode_length[2:], 1)
     assert host.steps() == undisturbed.steps() - 4
     (line,) = host.events()
-    assert "worker 1 of walk was killed by SIGKILL and was started anew" in line
-    assert "4 environments begin new episodes" in line and "1 restarts so far" in line
+    assert "worker 1 of walk was killed by SIGKILL and was restarted" in line
+    assert "4 environments start new episodes" in line and "1 restarts so far" in line
 
 
 def test_a_worker_killed_with_steps_under_way_loses_them_in_every_group(start):
@@ -123,7 +123,7 @@ def test_by_arrival_workers_are_replaced_too(start):
     assert "did not answer within 0.5 s" in host.events()[-1]
     os.kill(int(result.obs[0, PID]), signal.SIGKILL)
     told, deadline_s = list[str](), time.monotonic() + 60
-    while not told and time.monotonic() < deadline_s:  # a busy machine lets the killed one live a while
+    while not told and time.monotonic() < deadline_s:  # on a busy machine a killed process lives a while
         indices, _ = host.recv_any()
         host.send_to(np.ones(len(indices), int), indices)
         told = host.events()
@@ -166,7 +166,7 @@ def test_a_worker_that_dies_again_and_again_ends_in_its_own_traceback(start, how
             step(host, 0, [1, 9])
     message = str(caught.value)
     assert {"abort": "worker 0 of walk was killed by SIGABRT", "hang": "did not answer within 0.3 s"}[how] in message
-    assert "the 3. time within 10,000 batches" in message
+    assert "is not restarted after 3 deaths within 10,000 batches" in message
     assert 'pool_envs.py", line' in message and "in misbehave" in message
     assert len(host.events()) == 2
 
@@ -250,5 +250,5 @@ def test_no_worker_and_no_shared_memory_outlives_the_parent(how: str, number: si
     assert gone(pids)
     if os.path.isdir("/dev/shm"):
         assert set(os.listdir("/dev/shm")) <= shared
-    tracebacks = 1 if how == "raise" or number == signal.SIGINT else 0  # the parent's, and no worker's
+    tracebacks = 1 if how == "raise" or number == signal.SIGINT else 0  # the parent's, not a worker's
     assert err.count("Traceback") == tracebacks, err

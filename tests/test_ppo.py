@@ -1,4 +1,4 @@
-"""PPO's metrics, optimizer, normalization and masks; its updates are compared in `test_reference.py`."""
+"""PPO's metrics, optimizer, normalization and masks; `test_reference.py` compares its updates."""
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ def agent(discrete: bool, **options):
 
 
 def batch(discrete: bool) -> OnPolicyBatch:
-    """Old log-probabilities far enough from the new ones that some ratios are clipped."""
+    """Old log-probabilities that differ enough from the new ones that some ratios are clipped."""
     raw = RNG.integers(0, 2, (1, B)).astype(np.int32) if discrete else RNG.normal(size=(1, B, 1)).astype(np.float32)
     numbers = RNG.normal(size=(3, 1, B)).astype(np.float32)
     obs = RNG.normal(size=(1, B, 2)).astype(np.float32)
@@ -38,7 +38,7 @@ def batch(discrete: bool) -> OnPolicyBatch:
 
 
 def policy_terms(params, data: OnPolicyBatch, noise) -> tuple[np.ndarray, np.ndarray]:
-    """Log-probability of the taken actions and entropy, each ``[1, B]``."""
+    """Compute the log-probability of the taken actions and the entropy, each ``[1, B]``."""
     outputs = references.mlp(params, np.float64(data.obs))
     if noise is None:
         log_probs = references.log_softmax(outputs)
@@ -123,7 +123,7 @@ def test_rewards_are_divided_by_the_deviation_of_returns_and_observations_normal
     np.testing.assert_allclose(scaled.next_obs, (data.next_obs - [1.0, 2.0]) / [2.0, 1.0], rtol=1e-4, atol=1e-5)
     silent = statistics._replace(returns=RunningStats(jnp.float32(4), jnp.float32(0.0), jnp.float32(0.0)))
     first = scale_experience(data._replace(reward=np.float32([[1.0, -1.0]])), silent, jnp.float32(1.0), True).reward
-    np.testing.assert_array_equal(first, [[10.0, -10.0]])  # a sparse environment's first reward does not explode
+    np.testing.assert_array_equal(first, [[10.0, -10.0]])  # the first reward of a sparse environment does not explode
     raw = scale_experience(data, statistics, jnp.float32(0.5), False)
     np.testing.assert_allclose(raw.reward, data.reward * 0.5, rtol=1e-6)
 

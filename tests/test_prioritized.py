@@ -1,4 +1,4 @@
-"""Prioritized replay: what is sampled, how often, with which weight, and what learning says of it."""
+"""Prioritized replay: the sampled windows, their frequencies and weights, and the priorities that updates return."""
 
 import jax
 import jax.numpy as jnp
@@ -56,7 +56,7 @@ def test_a_descent_ends_where_the_running_sum_passes_the_share(weight, share):
 @pytest.mark.parametrize("window", [Window(), Window(length=3), Window(length=4, stride=2)])
 @pytest.mark.parametrize("steps", [5, 9, 29])
 def test_windows_are_sampled_in_proportion_and_weighted_for_it(window: Window, steps: int):
-    """Against a slow table of all windows that may be sampled."""
+    """Compare with a slow table of all windows that may be sampled."""
     rng = np.random.default_rng(steps)
     slots, capacity_t = SLOTS, SLOTS * window.stride
     state = init_priorities(G, slots, ENVS)
@@ -141,7 +141,7 @@ def small(**options) -> jf.Algorithm:
     ids=["overlap", "gradients", "parameters"],
 )
 def test_what_learning_finds_reaches_replay_a_tick_later(options: GraphOptions):
-    """The weights in replay are those of the errors found, wherever a sequence has been learned from."""
+    """The weights in replay come from the TD errors of the latest update of each sequence."""
     graph, agent = build_graph(tiny.line(discrete=True), small(), options)
     state = jax.jit(lambda key: init(graph, key, agent.hyper))(jax.random.key(0))
     step = jax.jit(lambda s: tick(graph, s))
@@ -155,7 +155,7 @@ def test_what_learning_finds_reaches_replay_a_tick_later(options: GraphOptions):
         for n, e, p in zip(feedback.places.number[g], feedback.places.env[g], feedback.priority[g], strict=True):
             assert n > 0 and np.isfinite(p)
             largest[n, e] = max(p, largest.get((n, e), 0.0))
-        newest = int(before.private["experience"].buffer.steps) + 2  # two steps of this tick lie over older ones
+        newest = int(before.private["experience"].buffer.steps) + 2  # two steps of this tick overwrite older ones
         for (n, e), p in largest.items():
             if n - 1 >= newest - slots:
                 np.testing.assert_allclose(weight[g, (n - 1) % slots, e], (p + SMALLEST) ** 0.6, rtol=1e-5)
@@ -173,7 +173,7 @@ def test_what_learning_finds_reaches_replay_a_tick_later(options: GraphOptions):
     ids=["one learner", "gradients", "parameters"],
 )
 def test_the_priority_of_a_sequence_is_the_one_that_its_own_losses_gave(options: GraphOptions):
-    """Losses that give a number which names the step; it is read at the sequence's place in the buffer."""
+    """Losses whose value identifies the step; the test reads it at the sequence's place in the buffer."""
     algorithm = small(normalize_observations=False)
 
     def build(spec, num_envs):
@@ -205,7 +205,7 @@ def test_without_an_exponent_nothing_changes():
 
 
 def test_the_transition_is_what_a_place_names():
-    """A sampled window is the one that stands where its place says."""
+    """A sampled window equals the steps at its place."""
     buffer = ring_buffer(capacity=32, num_envs=4, batch_size=4, window=Window())
     source = prioritized_source(buffer, 16, small().build(tiny.line(discrete=True).spec, 4).data.prioritize)
     t, e = np.meshgrid(np.arange(5), np.arange(4), indexing="ij")

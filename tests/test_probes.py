@@ -1,4 +1,4 @@
-"""Every algorithm finds the known answer of every probe that it can act in, in a few thousand steps."""
+"""Every algorithm solves every probe that supports its actions, in a few thousand steps."""
 
 from collections.abc import Callable
 from functools import cache
@@ -44,13 +44,13 @@ BEST_RETURN = {"action": 1.0, "action_continuous": 0.0, "observation": 1.0, "obs
 
 
 ELSEWHERE = {"memory", "dictionary"}
-"""Whose kinds `test_observations` has for every algorithm."""
+"""Algorithms whose other kinds of observation `test_observations` covers."""
 SIDE_BY_SIDE = (
     ("value", "reward", "discount", "truncation", "action_continuous", "observation_continuous"),
     ("action", "observation"),
     ("mask",),
 )
-"""The probes, those of equal spaces together: one program trains them all, since compiling it takes the time."""
+"""The probes, grouped by equal spaces: one program trains a group, since compilation takes most of the time."""
 
 
 class Trained(NamedTuple):
@@ -63,7 +63,7 @@ class Trained(NamedTuple):
     statistics: Statistics | None
 
     def of(self, probe: str) -> "Trained":
-        """Without that axis."""
+        """Return it without that axis."""
         index = self.names.index(probe)
         learned, statistics = jax.tree.map(lambda x: x[index], (self.learned, self.statistics))
         return self._replace(names=(probe,), learned=learned, statistics=statistics)
@@ -77,13 +77,13 @@ def together(probe: str) -> tuple[str, ...]:
 
 
 def spec_of(names: tuple[str, ...]) -> EnvSpec:
-    """What the probes have in common; in those of values alone actions change nothing, so that any will do."""
+    """The spaces of the probes. In value-only probes actions change nothing, so any action space works."""
     spec = PROBES[names[0]]().spec
     return spec._replace(action=Discrete(2)) if names == tuple(VALUES) else spec
 
 
 def one_of(names: tuple[str, ...], which: jax.Array) -> VecEnv:
-    """The probe ``names[which]``, where only the compiled program knows which."""
+    """The probe ``names[which]``, where ``which`` is an argument of the compiled program."""
     singles = [PROBES[name]() for name in names]
     limits = [single.spec.max_episode_steps for single in singles]
 
@@ -113,8 +113,9 @@ def train(names: tuple[str, ...], algorithm: Algorithm, total_steps: int) -> Tra
 
 @cache
 def learned_ppo(names: tuple[str, ...]) -> Trained:
-    """The rate falls to zero, so that the answer does not hang on the seed: with a constant one 5 to 9 of 24 seeds
-    missed the best continuous action by more than the tolerance."""
+    """The learning rate decays to zero, so that the result does not depend on the seed: with a constant rate 5 to 9 of
+    24 seeds missed the best continuous action by more than the tolerance.
+    """
     algorithm = ppo(
         learning_rate=Linear(3e-3, 0.0),
         discount=DISCOUNT,
@@ -216,7 +217,7 @@ def learned_pqn(names: tuple[str, ...]) -> Trained:
         num_epochs=4,
         num_minibatches=4,
         q_hidden=(32,),
-        layer_norm=False,  # of one number, a layer norm forgets the size
+        layer_norm=False,  # for one number, a layer norm removes the size
     )
     return train(names, algorithm, 8_000)
 
@@ -257,7 +258,7 @@ def learned_impala(names: tuple[str, ...]) -> Trained:
 
 @cache
 def play(learned: Callable[[tuple[str, ...]], Trained], names: tuple[str, ...], mode: str = "greedy"):
-    """Rollouts ``[P, T, E]`` of the policies of P probes, and the mean return of the whole episodes of each."""
+    """Return rollouts ``[P, T, E]`` of the policies of P probes, and the mean return of the whole episodes of each."""
     trained = learned(names)
 
     def one(which, own, statistics):
@@ -285,8 +286,9 @@ def mean_return(learned: Callable[[tuple[str, ...]], Trained], probe: str) -> fl
 
 
 def value_of(trained: Trained, obs) -> float:
-    """What the critic says: PPO's and IMPALA's of the observation, SAC's and TD3's lower one with the action 0, DQN's
-    and PQN's of the worse action."""
+    """Return the critic's value: PPO's and IMPALA's of the observation, SAC's and TD3's lower one for the action 0,
+    DQN's and PQN's for the worse action.
+    """
     part = "critic" if "critic" in trained.learned else "agent"
     ((name, network),) = trained.agent.parts[part].networks.items()
     params, first = trained.learned[part].params[name], jnp.zeros((1, 1), bool)

@@ -1,4 +1,4 @@
-"""Programs: a placement changes numbers only by rounding, divides without moving samples, and compiles once."""
+"""Programs: a placement changes numbers only by rounding, shards without a transfer of samples, and compiles once."""
 
 import re
 from functools import cache
@@ -34,8 +34,9 @@ COLLECTIVE = re.compile(r" (all-\w+|collective-\w+|reduce-scatter|ragged-\S+?)(?
 def built(
     name: str, overlap: str = "none", num_envs: int = NUM_ENVS, recurrent: int = 0, batch_size: int = 16, **learning
 ):
-    """``(graph, hyper)`` of a small run in which every fragment has work in every tick; the environments of PPO and SAC
-    differ in their observations and actions."""
+    """``(graph, hyper)`` of a small run in which every fragment has work in every tick; the environments of PPO and
+    SAC have different observations and actions.
+    """
     options = dict(
         ppo=dict(
             rollout_length=6,
@@ -82,7 +83,7 @@ def keys(seeds: int) -> jax.Array:
 
 @cache
 def warm_state(name: str, overlap: str = "none", seeds: int = 1, **learning):
-    """A state in which episodes have ended, statistics have been seen and updates been made; on the host."""
+    """Return a host state after ended episodes, updates of the statistics and gradient updates."""
     _, init, run = compiled(name, "fused", 1, overlap, seeds=seeds, **learning)
     state = init(keys(seeds), built(name)[1])
     for _ in range(4):
@@ -111,7 +112,9 @@ def one_tick(name: str, placement: str, devices: int, overlap: str = "none", see
 
 
 def largest_difference(got, want) -> float:
-    """Relative to numbers over 1 and absolute below; a different flag or count is infinitely far."""
+    """Compute the difference, relative for numbers over 1 and absolute below; a different flag or count is infinitely
+    far.
+    """
     worst = 0.0
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         a, b = np.asarray(a), np.asarray(b)
@@ -139,7 +142,7 @@ def test_dividing_among_devices_changes_one_tick_only_by_rounding(name, placemen
     want, reference = one_tick(name, "fused", 1)
     assert largest_difference(got, want) <= 1e-6
     assert largest_difference(dict(metrics), dict(reference)) <= 1e-5  # ratios of small numbers
-    assert largest_difference(want.private["learn"], warm_state(name).private["learn"]) > 1e-4  # it did learn
+    assert largest_difference(want.private["learn"], warm_state(name).private["learn"]) > 1e-4  # the parameters changed
 
 
 @pytest.mark.parametrize(("name", "shards"), [("ppo", 16), ("sac", 32)])
@@ -156,7 +159,7 @@ def test_more_logical_shards_change_a_tick_on_several_devices_only_by_rounding(n
 
 def test_more_devices_than_logical_shards_are_told_which_key_to_write():
     graph, _ = built("sac", num_envs=64, batch_size=64)
-    placed = placements.data_parallel(graph, range(64))  # numbers in place of devices, which nobody has
+    placed = placements.data_parallel(graph, range(64))  # numbers in place of devices, since no machine has that many
     with pytest.raises(
         GraphError, match=r"cannot shard the 8 logical shards \(common divisor of 8, .* write shards=64 with"
     ):
@@ -196,7 +199,7 @@ def test_a_parameter_server_computes_what_one_program_does(name, devices, overla
 
 
 def apart(graph, devices) -> Placement:
-    """A user's own: every fragment a program of its own, in turns on two devices."""
+    """A user's placement: each fragment in a separate program, alternating on two devices."""
     groups = [Group((f.name,), (devices[i % 2],)) for i, f in enumerate(graph.fragments)]
     return Placement("apart", tuple(groups))
 
@@ -233,7 +236,7 @@ def test_divided_programs_add_up_but_never_move_samples(name, recurrent):
 
 
 def crossing_sizes(text: str) -> set[int]:
-    """The lengths of all axes of what a program's collectives give."""
+    """Return the lengths of all axes of the results of a program's collectives."""
     lines = [line for line in text.splitlines() if COLLECTIVE.search(line)]
     shapes = [shape for line in lines for shape in re.findall(r"\w+\[([\d,]*)\]", line.partition(" all-")[0])]
     return {int(size) for shape in shapes for size in shape.split(",") if size}

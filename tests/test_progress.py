@@ -1,4 +1,4 @@
-"""What a person sees: plain lines where the output is no terminal, and times that say what they mean."""
+"""Progress output: plain lines where the output is no terminal, and times with a label."""
 
 import io
 

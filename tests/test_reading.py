@@ -1,4 +1,4 @@
-"""Run folders as somebody else sees them: while a run goes on, after it, and after it was killed."""
+"""Reading run folders from another process: during a run, after it, and after it was killed."""
 
 import json
 import math
@@ -62,17 +62,17 @@ def test_a_run_that_is_stopped_and_resumed_keeps_its_lines(tmp_path: Path):
     learn(tmp_path, resume=tmp_path)
     view = read_run(tmp_path)
     assert view.state == "done" and view.status["lines"][: len(lines)] == lines
-    assert any(text.startswith("goes on from") for text in view.status["lines"][len(lines) :])
+    assert any(text.startswith("resumes from") for text in view.status["lines"][len(lines) :])
 
 
 def test_a_run_that_fails_says_why(tmp_path: Path):
     def fail(state, scores):
-        raise RuntimeError("a hook\nbroke")
+        raise RuntimeError("a callback\nfailed")
 
     with pytest.raises(RuntimeError):
         learn(tmp_path, between_chunks=fail)
     view = read_run(tmp_path)
-    assert view.state == "failed" and view.status["error"] == "a hook broke"
+    assert view.state == "failed" and view.status["error"] == "a callback failed"
 
 
 def test_another_run_in_the_folder_begins_with_a_clean_page(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""The references, an algorithm on one screen each, compute what the engine computes, tick by tick."""
+"""The references, an algorithm on one screen each, compute the engine's numbers, tick by tick."""
 
 import ast
 import importlib
@@ -38,13 +38,13 @@ def like(example: Any, tree: Any) -> Any:
 
 
 def statistics(state: Any) -> tuple:
-    """Running statistics of observations in the engine's state."""
+    """Return the running statistics of observations in the engine's state."""
     own = state.private["statistics"].statistics.obs
     return own.samples, own.mean, own.m2
 
 
 def sampler(state: Any) -> dict[str, Any]:
-    """What all references share, of the engine's state."""
+    """Return the parts of the engine's state that all references share."""
     own = state.private["sample"]
     totals = own.env.episode.returns, own.env.episode.length
     shared = dict(env=own.env.env_state, obs=own.obs, totals=totals, stats=statistics(state))
@@ -83,7 +83,7 @@ CASES["dqn cartpole"] = (dqn, cartpole, jf.dqn, OFF_POLICY, dqn_state)
 
 
 @pytest.mark.parametrize("case", CASES)
-@jax.numpy_rank_promotion("allow")  # the references are written as most JAX code is
+@jax.numpy_rank_promotion("allow")  # the references use JAX's default dtype promotion
 def test_a_tick_equals_the_engines(case: str):
     module, make_env, algorithm, sizes, convert = CASES[case]
     env, config = make_env(), module.Config(**sizes)
@@ -102,7 +102,7 @@ def test_a_tick_equals_the_engines(case: str):
 
 
 def assert_equal(reference: Any, engine: Any, where: str) -> None:
-    """Floats within 1e-6, relative to the largest number of the array; everything else exactly."""
+    """Compare floats within 1e-6, relative to the largest number of the array; everything else exactly."""
     for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(reference), jax.tree.leaves(engine), strict=True):
         name = f"{where}: {jax.tree_util.keystr(path)}"
         if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):

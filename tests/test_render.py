@@ -1,4 +1,4 @@
-"""Episodes as GIF and MP4: what is seen is the episode that evaluation counts, whatever draws it."""
+"""Episodes as GIF and MP4: the pictures show the episode that evaluation counts, with every renderer."""
 
 import json
 import re
@@ -74,7 +74,7 @@ def shots_of(policy: Policy, name: str, seed: int = 0, max_steps: int = 40, ever
 
 
 def frames_of(gif: Path) -> tuple[list[np.ndarray], list[int]]:
-    """The pictures of a GIF, and how long each is shown, in ms. Equal ones that follow each other are one."""
+    """Return the pictures of a GIF, and the duration of each in ms. Equal successive pictures count as one."""
     frames, times = [], []
     with Image.open(gif) as image:
         for index in range(image.n_frames):
@@ -87,7 +87,7 @@ def frames_of(gif: Path) -> tuple[list[np.ndarray], list[int]]:
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a package, in which a run may lie."""
+    """A folder with a package, for runs."""
     (tmp_path / "own_pictures.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -147,7 +147,7 @@ def state_of(id: str, **fields: float):
 
 
 def color_at(picture: np.ndarray, x: float, y: float, center: tuple[float, float], height: float) -> str:
-    """The color at a point in the environment's own units, as HTML writes it."""
+    """Return the color at a point in the environment's units, in HTML notation."""
     scale = picture.shape[0] / height
     column, row = picture.shape[1] / 2 + (x - center[0]) * scale, picture.shape[0] / 2 - (y - center[1]) * scale
     return "#" + bytes(picture[round(row), round(column)]).hex()
@@ -201,7 +201,7 @@ def test_the_pictures_are_those_of_the_episode_that_is_evaluated(tmp_path: Path)
     assert shots_of(policy, "cartpole", episode_length=4)[-1].end == "truncated"
 
 
-# One's own.
+# A user's renderer.
 
 
 def test_a_world_of_ones_own_is_drawn_by_its_draw(own: Path):
@@ -227,7 +227,7 @@ def test_what_is_no_picture_is_refused_before_training(own: Path, draw, says: st
 
 
 def counted_on_host(policy: Policy, name: str, seed: int = 0, **options) -> tuple[float, int]:
-    """What an evaluation counts: the return and the length of an episode."""
+    """Compute an evaluation's numbers: the return and the length of an episode."""
     host = jf.make_env(name, num_envs=1, pool={"workers": 0, "num_groups": 1}, **options)
     params = jax.tree.map(lambda x: x[None], policy.params)
     totals = evaluation_on_host(policy, host, 1)(params, jax.random.key(seed)[None])
@@ -277,7 +277,7 @@ np.save("pictures.npy", np.stack(list(pictures)))
 
 
 def colorful(picture: np.ndarray) -> np.ndarray:
-    """Where bodies are, bool ``[height, width]``."""
+    """Return the pixels of bodies, bool ``[height, width]``."""
     return picture.max(axis=2).astype(int) - picture.min(axis=2) > 64
 
 
@@ -337,15 +337,17 @@ def test_the_command_draws_what_it_says(commands: Commands, runs: Path):
 def test_a_mistake_ends_in_one_line(commands: Commands, runs: Path):
     said = {
         "": "write the path of one run's folder",
-        "nowhere": "nowhere holds no run",
+        "nowhere": "nowhere contains no run",
         "cartpole out=x.avi": "out=x.avi: write a file that ends in .gif, .mp4 or .html",
         "cartpole out=no/x.gif": "there is no folder no",
         "cartpole out=x.html": "pages are for brax's environments: write out=....gif",
-        "cartpole frames=3": "unknown key 'frames': render knows out, policy, episodes, seed, seconds, fps and width",
+        "cartpole frames=3": (
+            "unknown key 'frames': the keys of render are out, policy, episodes, seed, seconds, fps and width"
+        ),
         "cartpole fps=100": "fps=100: write a whole number from 1 to 50, for example fps=25",
         "cartpole policy=last": "policy=last: write newest or best",
         "cartpole policy=best": "cartpole/policy/best holds no policy",
-        "probe": "probe value cannot be drawn: its Env has no draw. Write one",
+        "probe": "probe value cannot be drawn: its Env has no draw. Write a function",
     }
     ended = commands.run_all(runs, [["render", *words.split()] for words in said])
     for one, (words, expected) in zip(ended, said.items(), strict=True):

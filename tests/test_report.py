@@ -1,4 +1,6 @@
-"""``report.html`` and the figure show what is in the run's files; a real browser without a network shows the page."""
+"""``report.html`` and the figure show the contents of the run's files; a real browser without a network shows the
+page.
+"""
 
 import base64
 import json
@@ -48,10 +50,10 @@ def train(folder: Path, **options: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> tuple[Path, Path]:
-    """Two finished runs of other seeds, the first with all that a report can show."""
+    """Two finished runs of different seeds, the first with everything that a report can show."""
     folder = tmp_path_factory.mktemp("runs")
     first, second = train(folder / "<b>first"), train(folder / "second", seed=7)
-    lines = {"lines": ["said </script><script>document.title='broken'</script>"]}
+    lines = {"lines": ["text </script><script>document.title='broken'</script>"]}
     known = {"reference": {"return": 4.0, "source": "a paper"}, "machine": {"processor": "abacus", "cores": 2}}
     write_status(first, {**read_status(first), **lines, **known, "versions": {"jax": "1.2"}})
     (first / "policy.html").write_text("<!doctype html><p id='inside'>episode</p>")
@@ -99,12 +101,12 @@ def test_it_grows_while_training_goes_on_and_tells_the_end(tmp_path: Path, monke
 
 def test_a_run_that_fails_leaves_a_report_that_says_so(tmp_path: Path):
     def fail(state, scores):
-        raise RuntimeError("a hook broke")
+        raise RuntimeError("a callback failed")
 
     with pytest.raises(RuntimeError):
         train(tmp_path, between_chunks=fail)
     (run,) = data_of((tmp_path / "report.html").read_text())["runs"]
-    assert (run["state"], run["error"]) == ("failed", "a hook broke")
+    assert (run["state"], run["error"]) == ("failed", "a callback failed")
 
 
 def test_it_is_written_no_more_often_than_its_share_of_the_time(tmp_path: Path, monkeypatch):
@@ -125,9 +127,12 @@ def test_it_is_written_no_more_often_than_its_share_of_the_time(tmp_path: Path, 
 
 def test_what_goes_wrong_with_it_costs_a_line_and_no_run(tmp_path: Path, monkeypatch):
     told: list[str] = []
-    monkeypatch.setattr(report_page, "page_of", lambda views: 1 / 0)
+    monkeypatch.setattr(report_page, "page_of", lambda views: int("x"))
     train(tmp_path, tell=told.append)
-    assert next(text for text in told if "report" in text) == "no report.html (division by zero)"
+    assert (
+        next(text for text in told if "report" in text)
+        == "no report.html (invalid literal for int() with base 10: 'x')"
+    )
     assert read_run(tmp_path).state == "done"
 
 
@@ -190,9 +195,9 @@ def test_the_figure_is_a_file_of_its_kind(runs, tmp_path: Path, suffix: str, cap
     ("words", "expected"),
     [
         ([], "write the path of a run's folder, such as runs/latest"),
-        (["nothing/here"], "nothing/here holds no run: write the path of a run's folder, such as runs/latest"),
+        (["nothing/here"], "nothing/here contains no run: write the path of a run's folder, such as runs/latest"),
         (["{first}", "{first}/."], "two of these folders are the same run: write each once"),
-        (["{first}", "to=x.pdf"], "unknown key 'to': report knows out"),
+        (["{first}", "to=x.pdf"], "unknown key 'to': the keys of report are out"),
         (["{first}", "out=x.doc"], "out=x.doc: write a file that ends in .html, .pdf, .svg, .png"),
         (
             ["{first}", "out=no/such/x.html"],
@@ -232,7 +237,7 @@ def page() -> Iterator[Page]:
 
 
 def colors_in(page: Page, selector: str) -> set[tuple[int, ...]]:
-    """The colours of a canvas."""
+    """Return the colors of a canvas."""
     script = f"document.querySelector({json.dumps(selector)}).toDataURL().split(',')[1]"
     import io
 
@@ -257,7 +262,7 @@ def test_the_page_shows_the_run(page: Page, runs, width: int, dark: bool):
     assert curve in colors_in(page, "#learning canvas")
     assert curve in colors_in(page, "#rates canvas")
     said = page.run("document.getElementById('lines').innerText")
-    assert "said </script><script>" in said
+    assert "text </script><script>" in said
     assert page.run("document.querySelector('header p').innerText").startswith("<b>first — ✓ done")
 
 

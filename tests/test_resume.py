@@ -1,4 +1,4 @@
-"""A run that is interrupted and resumed is the run that was never interrupted."""
+"""A run that is interrupted and resumed gives the numbers of an uninterrupted run."""
 
 import csv
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def quiet(line: str) -> None:
 
 
 def stop_after(chunks: int) -> dict[str, Any]:
-    """Arguments of `learn` that end a run after so many chunks."""
+    """Return arguments of `learn` that end a run after this many chunks."""
     seen: list[str] = []
     return {"should_stop": lambda: seen.count("train") >= chunks, "on_metrics": lambda row: seen.append(row["kind"])}
 
@@ -44,14 +44,14 @@ def assert_same_state(a: jf.Result, b: jf.Result) -> None:
 
 
 def table(folder: Path, name: str) -> list[list[str]]:
-    """A table without what a clock says."""
+    """Return a table without the columns of times."""
     rows = list(csv.reader((folder / name).read_text().splitlines()))
     timed = {i for i, column in enumerate(rows[0]) if column == "wall_s" or column.endswith("_hz")}
     return [[cell for i, cell in enumerate(row) if i not in timed] for row in rows]
 
 
 def interrupted(folder: Path, env: jf.VecEnv, algorithm: jf.Algorithm, chunks: tuple[int, ...], **options: Any) -> Any:
-    """Stopped after each number of chunks, resumed each time, and let run to its end."""
+    """Stop a run after each number of chunks, resume it each time, and let it finish."""
     for number, chunk in enumerate(chunks):
         options["resume"] = folder if number else None
         jf.learn(env, algorithm, run_dir=folder, tell=quiet, **stop_after(chunk), **options)
@@ -119,7 +119,7 @@ def test_resuming_equals_running_through_bit_for_bit(tmp_path, name):
     env, algorithm = make_env(), make_algorithm()
     options = {"total_steps": total_steps, "eval_episodes": 2, **options}
     want = jf.learn(env, algorithm, run_dir=tmp_path / "through", tell=quiet, **options)
-    breaks = (3, 14) if name == "gymnax, sac, two seeds" else (5,)  # each start is traced anew, which takes seconds
+    breaks = (3, 14) if name == "gymnax, sac, two seeds" else (5,)  # each start traces again, which takes seconds
     got = interrupted(tmp_path / "broken", env, algorithm, breaks, **options)
     assert_same_state(got, want)
     for file in ("metrics.csv", "evals.csv"):
@@ -136,7 +136,7 @@ def test_an_evaluation_that_a_signal_cut_short_is_made_up_for(tmp_path, monkeypa
     monkeypatch.setattr("jaxrl_fast.training.evaluations.POLL_S", 0.0)
 
     def should_stop() -> bool:
-        """Asked before every chunk, and then while the first evaluation compiles, which takes long enough."""
+        """Called before every chunk, and then while the first evaluation compiles, which takes long enough."""
         told.append(seen.count("train") >= 2)
         return told[-1]
 
@@ -158,7 +158,7 @@ def test_an_evaluation_that_a_signal_cut_short_is_made_up_for(tmp_path, monkeypa
 
 @pytest.fixture(scope="module")
 def one_more_chunk(tmp_path_factory) -> Callable[..., jf.Result]:
-    """Goes on for a chunk, as told, from a run that was stopped."""
+    """Resume a stopped run for one chunk, as its arguments require."""
     env, algorithm, folder = line(discrete=False), tiny_sac(), tmp_path_factory.mktemp("stopped") / "run"
     options = {"total_steps": 240, "eval_episodes": 2, "eval_beside": False, "tell": quiet}
     jf.learn(env, algorithm, run_dir=folder, **stop_after(20), **options)
@@ -199,13 +199,13 @@ def test_a_run_may_be_made_longer_and_its_rates_changed_which_is_told(tmp_path):
     steps = [int(row[0]) for row in table(tmp_path, "metrics.csv")[1:]]
     assert steps == sorted(set(steps)) and steps[-1] == 960
     norms = [row["learn/actor/param_norm"] for row in longer.history if row["kind"] == "train"]
-    assert len(set(norms)) == 1  # the new rate is the one that counts
+    assert len(set(norms)) == 1  # the new learning rate counts
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"algorithm": tiny_ppo(rollout_length=16)}, r"algo.rollout_length was 8 in .* and is 16: .* only rates"),
+        ({"algorithm": tiny_ppo(rollout_length=16)}, "algo.rollout_length was 8 in .* and is 16: .* only hyper"),
         ({"algorithm": tiny_ppo(policy_hidden=(9,))}, r"algo.policy_hidden was \[8\] in .* and is \[9\]"),
         ({"env": line(discrete=True, num_envs=8)}, "num_envs was 4 in .* and is 8"),
         ({"algorithm": tiny_sac(), "env": line(discrete=False)}, "algo was ppo in .* and is sac"),
@@ -213,8 +213,8 @@ def test_a_run_may_be_made_longer_and_its_rates_changed_which_is_told(tmp_path):
         ({"seed": 1}, "seed was 0 in .* and is 1"),
         ({"num_seeds": 2}, "num_seeds was 1 in .* and is 2"),
         ({"overlap": "all"}, "overlap was none in .* and is all"),
-        ({"shards": 16}, "shards was 8 in .* and is 16: a run goes on with the settings it was started with"),
-        ({"total_steps": 32}, "all of them are trained"),
+        ({"shards": 16}, "shards was 8 in .* and is 16: a resumed run needs the settings it was started with"),
+        ({"total_steps": 32}, "the run is complete"),
     ],
 )
 def test_what_makes_another_run_is_refused_and_named(finished, tmp_path, changes, message):
@@ -237,12 +237,12 @@ def test_without_its_replay_a_run_fills_a_new_buffer_before_it_learns(tmp_path):
     options = {"total_steps": 240, "eval_episodes": 2, "run_dir": tmp_path, "checkpoints": jf.Checkpoints(replay=False)}
     told: list[str] = []
     stopped = jf.learn(env, algorithm, tell=told.append, **stop_after(30), **options)
-    assert "without replay" in told[0] and "fills a new buffer before it learns again" in told[0]
+    assert "without replay" in told[0] and "fills a new buffer before it updates again" in told[0]
     told.clear()
     resumed = jf.learn(env, algorithm, resume=tmp_path, tell=told.append, **options)
     assert any("the replay buffer was not saved: the next 20 steps fill a new one" in line for line in told)
     losses = [row["learn/critic/critic_loss"] for row in resumed.history if row["kind"] == "train"]
-    ticks = 24 // 4 - 1  # of the warm-up, which ends with the tick that fills it
+    ticks = 24 // 4 - 1  # of the warm-up, which ends with the tick that fills the buffer
     assert [loss is None for loss in losses] == [True] * ticks + [False] * (len(losses) - ticks)
     assert resumed.summary["updates"] == stopped.summary["updates"] + 2 * (len(losses) - ticks)
     assert int(np.asarray(resumed.state.private["experience"].steps).max()) == len(losses)
@@ -274,12 +274,12 @@ def test_checkpoints_lie_at_the_steps_asked_for_and_remember_their_return(tmp_pa
 
 
 def test_a_folder_with_checkpoints_is_not_overwritten_by_a_new_run(finished):
-    with pytest.raises(ValueError, match="holds the checkpoints of a run: resume it, or write another run_dir"):
+    with pytest.raises(ValueError, match="contains checkpoints of a run: resume it, or write another run_dir"):
         jf.learn(line(discrete=True), tiny_ppo(), total_steps=640, run_dir=finished, tell=quiet)
 
 
 def test_a_world_with_keys_in_its_state_is_resumed(tmp_path):
-    """Typed keys, zero-sized leaves and several dtypes are carried by environments too."""
+    """Environments also carry typed keys, zero-sized leaves and several dtypes."""
     spec = jf.EnvSpec("keys", jax.ShapeDtypeStruct((1,), jnp.float32), jf.Discrete(2), max_episode_steps=7)
 
     def reset(key, params):

@@ -129,7 +129,7 @@ def test_v_trace_equals_the_sum_of_the_paper(case, discount, clips, seed):
 
 @given(sequences(), st.floats(0, 1, width=32))
 def test_without_lag_v_trace_is_the_return_of_a2c(case, discount):
-    """Ratios of 1: the targets are λ-returns with λ = 1, where values of successors are those of the next steps."""
+    """Ratios of 1: the targets are λ-returns with λ = 1, where the value of `next_obs` is the next step's value."""
     reward, value, next_value, terminated, truncated = case
     next_value = np.where(terminated | truncated, next_value, np.append(value[1:], next_value[-1])).astype(np.float32)
     same = reward, value, next_value, terminated, truncated

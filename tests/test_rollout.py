@@ -1,4 +1,4 @@
-"""unroll: what a rollout remembers of each decision, and the sums over the episodes that ended in it."""
+"""unroll: the fields that a rollout stores for each decision, and the sums over the episodes that ended in it."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ def always_right(carry, obs, first, key):
 
 @pytest.fixture(scope="module")
 def rollouts():
-    """Two rollouts of 7 steps, one after the other, walking right until falling off or 3 steps."""
+    """Return two consecutive rollouts of 7 steps, walking right until falling off or 3 steps."""
     env = tiny.line(discrete=True, limit=3)
 
     def both(key):
@@ -46,7 +46,7 @@ def test_first_marks_the_step_after_an_end_and_the_very_first(rollouts):
     assert whole.truncated.any()
     assert whole.first[0].all()
     np.testing.assert_array_equal(whole.first[1:], done[:-1])
-    assert (np.abs(whole.obs[whole.first][:, 0]) <= 1.0).all()  # a fresh state, not the one that fell off
+    assert (np.abs(whole.obs[whole.first][:, 0]) <= 1.0).all()  # a new initial state, not the terminal observation
 
 
 def test_the_memory_of_the_policy_is_carried_from_rollout_to_rollout(rollouts):

@@ -1,4 +1,4 @@
-"""Where runs are found."""
+"""Resolution of run folders."""
 
 from pathlib import Path
 

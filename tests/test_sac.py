@@ -58,7 +58,7 @@ def windows() -> Transition:
 
 
 def folded(data: Transition) -> ReplayBatch:
-    """What the losses see of them, leaves ``[1, B, ...]``."""
+    """Return the losses' inputs from them, leaves ``[1, B, ...]``."""
     sizes = Replay(capacity=0, batch_size=B, num_batches=1, warmup_steps=0, n_step=N)
     steps = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1)[None], data)
     batch = fold_n_steps(SampledWindows(steps, (), None), HYPER.discount, sizes, memory=False)
@@ -70,7 +70,7 @@ def numbers(tree):
 
 
 def policy_sample(params, obs, noise):
-    """Action in (−1, 1) and its log-probability."""
+    """Compute an action in (−1, 1) and its log-probability."""
     outputs = references.mlp(params, obs)
     mean, scale = outputs[:, :1], references.softplus(outputs[:, 1:]) + 1e-3
     raw = mean + scale * noise

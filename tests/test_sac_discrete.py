@@ -40,7 +40,7 @@ def q_values(params, obs) -> np.ndarray:
 
 
 def soft_value(policy, temperature, obs, q) -> tuple[np.ndarray, np.ndarray]:
-    """The mean over actions of ``q`` less the temperature's share, and the entropy."""
+    """Compute the mean over actions of ``q`` less the temperature's share, and the entropy."""
     log_prob = references.log_softmax(references.mlp(policy, np.float64(obs)))
     prob = np.exp(log_prob)
     return (prob * (q - temperature * log_prob)).sum(-1), -(prob * log_prob).sum(-1)

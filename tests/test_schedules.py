@@ -1,4 +1,4 @@
-"""Schedules: values of progress, stored like numbers."""
+"""Schedules: values over progress, stored like numbers."""
 
 from typing import Any, NamedTuple
 

@@ -1,4 +1,4 @@
-"""Success of evaluation episodes: from wherever an environment says it of the last state, to every page."""
+"""Success of evaluation episodes: from each place where an environment reports it for the last state, to every page."""
 
 import csv
 import json
@@ -50,7 +50,7 @@ def world() -> Env:
 
 
 def until(goal: float) -> Callable[..., Any]:
-    """A policy that goes to the right until it stands at ``goal``."""
+    """A policy that moves to the right until it reaches ``goal``."""
 
     def act(params, carry, obs, first, key):
         return (obs[:, 0] < goal).astype(int), carry
@@ -92,7 +92,7 @@ def test_a_state_of_training_holds_nothing_of_it():
 
 
 class Reach(gymnasium.Env):
-    """As `WORLD`; ``tell`` makes the info of a step out of whether it reached the goal."""
+    """`WORLD` on the host; ``tell`` returns a step's info, given whether it reached the goal."""
 
     observation_space, action_space = Box(-9, 9, (1,)), Discrete(2)
 
@@ -133,7 +133,7 @@ def test_one_of_gymnasium_says_it_in_its_info(tell, known: bool):
 
 
 class Later(Reach):
-    """Only its first episode is no success, which is long with every second seed."""
+    """Only its first episode is no success; with every second seed that episode is long."""
 
     def reset(self, *, seed=None, options=None):
         self.first, self.steps = seed is not None, -4 * (seed % 2) if seed is not None else 0
@@ -158,7 +158,7 @@ def test_what_counts_as_said():
     assert UNTOLD == UNTOLD_ON_HOST
 
 
-# What is made of it.
+# Uses of the success rate.
 
 TOLD = EpisodeTotals(np.ones((2, 2), np.float32), np.full((2, 2), 3, np.int32), np.array([[True, False], [True, True]]))
 
@@ -183,7 +183,7 @@ def test_tables_have_the_column_where_there_is_something_to_say(tmp_path: Path):
     assert header[-1] == "success" and [row[-1] for row in rows] == ["1", "0", "1", "1"]
     assert evaluation_row(TOLD)["eval_success_rate"] == 0.75
     assert "eval_success_rate" not in evaluation_row(TOLD._replace(success=()))
-    with RunFolder(tmp_path / "silent", resume_at=10, log="none") as folder:  # of a version that did not know it
+    with RunFolder(tmp_path / "silent", resume_at=10, log="none") as folder:  # of a version without this key
         folder.add_evaluation(20, 2.5, TOLD)
     assert (tmp_path / "silent/evals.csv").read_text().splitlines()[-1] == "1,20,2.50,1.0,3"
 

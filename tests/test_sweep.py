@@ -1,4 +1,4 @@
-"""The course of a sweep on a machine that slows down all the time: what decides was measured in turn."""
+"""A sweep on a machine that slows down all the time: decisions use measurements taken in turn."""
 
 from pathlib import Path
 
@@ -16,8 +16,11 @@ SETTINGS = Settings(Path("unused"), repeats=5)
 
 
 class SlowingMachine:
-    """Takes the place of the trials: a candidate's ticks/s are ``ideal(candidate)``, less 1 % for every repeat since
-    the start; those that take turns slow down together. ``fails_beside`` ends on its way when others run too."""
+    """Replaces the trials: a candidate's ticks/s are ``ideal(candidate)``, less 1 % for every repeat since the start;
+    candidates measured in turn slow down together.
+
+    ``fails_beside`` ends on its way when others run too.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, ideal, fails_beside: int | None = None) -> None:
         self.ideal, self.fails_beside, self.speed = ideal, fails_beside, 1.0
@@ -62,7 +65,7 @@ class SlowingMachine:
 
 
 def flat_but_for(value: int | str | None = None, gain: float = 1.0):
-    """Equal steps/s whatever the width and the placement, but for one of them."""
+    """Equal steps/s at every width and placement, except one."""
 
     def ideal(candidate: Candidate) -> float:
         run = candidate.run
@@ -77,7 +80,7 @@ def test_what_decides_is_measured_in_turn_and_stands_in_the_table(monkeypatch: p
     record = Record()
     sweep.run_knobs(SweepPlan(ASKED, "training", ("num_envs",)), record, SETTINGS)
     assert record.own is not None and record.width is not None and record.best is record.width
-    assert record.best.value == 128  # as first measured, later, it was slower than what was asked for
+    assert record.best.value == 128  # as first measured; later, it was slower than the requested configuration
     assert record.own.value == ASKED.num_envs and {record.own.value, 128} <= set(machine.turns[0])
     in_turn = [row for row in record.rows if row.in_turn]
     assert sorted(row.value for row in in_turn) == sorted(machine.turns[0])

@@ -1,5 +1,7 @@
-"""What is read in the texts that XLA writes for a GPU: excerpts of programs compiled for an H100 with JAX 0.10.2 (what
-nothing is read in is left out)."""
+"""Reading the texts that XLA writes for a GPU: excerpts of programs compiled for an H100 with JAX 0.10.2.
+
+Parts that are not read are left out.
+"""
 
 import pytest
 

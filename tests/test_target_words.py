@@ -1,4 +1,4 @@
-"""``explain target=``: the words for machines, what is said of wrong ones, and what is measured on this one."""
+"""``explain target=``: the names of machines, error messages for wrong ones, and measurements on this machine."""
 
 import json
 import subprocess
@@ -108,7 +108,7 @@ def test_kernels_of_a_round_count_what_repeats_within_it():
 
 
 def test_what_else_fits_fills_the_device():
-    """A replay of the largest size, and environments of the largest number, take what there is and no more."""
+    """The largest replay buffer and the largest number of environments use exactly the available memory."""
     chip = CHIPS["h100"]
     limit, replay, rest = 0.75 * chip.memory_bytes, 2e9, 1e9
     cost = ProgramCost(*[None] * len(ProgramCost._fields))._replace(group=0, memory_bytes=int(replay + rest))

@@ -60,7 +60,7 @@ def made(**options):
 
 @pytest.mark.parametrize("num_critics", [1, 2])
 def test_two_critic_updates_equal_numpy(num_critics: int):
-    """The target: the least critic, at the target policy's action with clipped noise."""
+    """Compute the target: the least critic, at the target policy's action with clipped noise."""
     parts, hyper, states = made(num_critics=num_critics)
     state, peers = states["critic"], {"actor": states["actor"].learned}
     step = jax.jit(lambda state, data, key, count: update(parts["critic"], state, peers, data, key, hyper, count))
@@ -80,7 +80,7 @@ def test_two_critic_updates_equal_numpy(num_critics: int):
 
         np.testing.assert_allclose(metrics["critic_loss"], loss(leaves), rtol=1e-4)
         leaves = adam.step(leaves, references.gradient(loss, leaves))
-        if count % 2 == 0:  # the target networks move when the actor steps
+        if count % 2 == 0:  # the target networks update together with the actor
             slow = [0.9 * old + 0.1 * new for old, new in zip(slow, leaves, strict=True)]
         for got, want in zip(jax.tree.leaves(tuple(state.learned)), leaves + slow, strict=True):
             np.testing.assert_allclose(got, want, atol=1e-4)

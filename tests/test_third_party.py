@@ -1,5 +1,8 @@
-"""What we use of other packages without their word that the next version has it: private names, options of XLA,
-settings of JAX, an event, arguments. Each is asked for by name, before the tests that would fail for want of it."""
+"""Features of other packages that may disappear in their next version: private names, options of XLA, JAX's
+configuration, an event, arguments.
+
+Each is checked by name, before the tests that would fail without it.
+"""
 
 import ast
 import inspect
@@ -28,9 +31,9 @@ NAMES = {
     "jax._src.lib._jax.DistributedRuntimeClient.wait_at_barrier": "the end of several processes",
     "brax.envs._envs": "the list of brax's environments",
 }
-"""Private names, and what is not to be had without them."""
+"""Private names, and features that only they provide."""
 MEMBERS = {"_cache_size": jax.jit(lambda x: x)}
-"""Private names of objects, such as this one: in tests, how often a function was compiled."""
+"""Private names of objects, such as this one, which gives the number of compilations of a function in tests."""
 OPTIONS = {
     "xla_backend_optimization_level": 1,
     "xla_cpu_collective_call_terminate_timeout_seconds": 40,
@@ -53,7 +56,7 @@ OPTIONS = {
     "xla_gpu_enable_command_buffer": "",
     "xla_gpu_graph_min_graph_size": 5,
 }
-"""Options of XLA, with a value of theirs."""
+"""Options of XLA, with a valid value."""
 SETTINGS = {
     "jax_compilation_cache_dir",
     "jax_cpu_collectives_implementation",
@@ -69,7 +72,7 @@ SETTINGS = {
     "jax_platforms",
     "jax_traceback_filtering",
 }
-"""Settings of JAX, by `jax.config` or as variables."""
+"""Options of JAX, by `jax.config` or as variables."""
 ARGUMENTS = {
     "jax.distributed.initialize": {"cluster_detection_method", "heartbeat_timeout_seconds", "local_device_ids"},
     "orbax.checkpoint.PyTreeCheckpointHandler": {"use_compression", "multiprocessing_options"},
@@ -86,16 +89,16 @@ OTHERWISE = {
     "xla_no_such_flag",
     "xla_options",
 }
-"""What is spelled like an option and is none, or is one of the environment alone."""
+"""Names that look like an option and are none, or are an environment variable only."""
 EVENT = "/jax/compilation_cache/cache_hits"
 COMPILED = "/jax/core/compile/backend_compile_duration"
-"""How long programs take to compile, for `experiments/startup/startup.py` alone."""
+"""Compile times of programs, for `experiments/startup/startup.py` alone."""
 GONE = {"xla_cpu_use_fusion_emitters": (0, 11)}
-"""From which JAX on the tests do without."""
+"""The version of JAX from which the tests do without these."""
 
 
 def missing() -> Iterator[str]:
-    """What the installed versions do not have."""
+    """Return the features that the installed versions lack."""
     for name in {**NAMES, **ARGUMENTS}:
         try:
             found = pkgutil.resolve_name(name)
@@ -119,7 +122,7 @@ def test_what_nobody_promises_is_there():
     with quiet():
         lacking = list(missing())
     versions = ", ".join(f"{name} {version(name)}" for name in ("jax", "jaxlib", "orbax-checkpoint", "brax"))
-    assert not lacking, f"{versions} lack {', '.join(lacking)}: mend this first, other tests fail for want of it"
+    assert not lacking, f"{versions} lack {', '.join(lacking)}: fix this first, other tests depend on it"
 
 
 @pytest.mark.parametrize("option", GONE)
@@ -141,7 +144,7 @@ def test_programs_found_on_disk_are_told_of():
         jax.config.update("jax_persistent_cache_min_compile_time_secs", least)
         jax.monitoring.unregister_event_listener(listen)
         jax.monitoring.unregister_event_duration_listener(listen)
-    assert {EVENT, COMPILED} <= set(told), f"JAX {jax.__version__} does not tell of {EVENT} or {COMPILED}"
+    assert {EVENT, COMPILED} <= set(told), f"JAX {jax.__version__} does not report {EVENT} or {COMPILED}"
 
 
 def test_the_lists_are_complete():
@@ -169,7 +172,7 @@ def test_no_other_private_name_is_used():
 
 
 def private_names(tree: ast.Module) -> Iterator[str]:
-    """Names with an underscore that a file takes from anything but itself, this project and its own objects."""
+    """Return the names with an underscore that a file takes from anything but itself, this project and its objects."""
     nodes = list(ast.walk(tree))
     imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
     own = {a.asname or a.name for node in imports for a in node.names if _is_ours(node.module or "")} | {"self", "cls"}

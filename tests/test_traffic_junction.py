@@ -1,4 +1,4 @@
-"""The compiled junction against ma-gym's rules, written down once more on a grid."""
+"""The compiled junction against ma-gym's rules, written a second time on a grid."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from jaxrl_fast.core import OUT
 from jaxrl_fast.envs import traffic_junction
 from jaxrl_fast.envs.env_checks import check_env
 
-TURNS = {  # where a car that heads there turns: to the right, to the left
+TURNS = {  # the turn of a car that heads there: to the right, to the left
     (0, 1): ((7, 6), (7, 7)),
     (-1, 0): ((7, 7), (6, 7)),
     (1, 0): ((6, 6), (7, 6)),
@@ -20,7 +20,7 @@ STEPS = 300
 
 
 class Junction:
-    """Cars that move one after another over a dictionary of taken cells; who enters where is told from outside."""
+    """Drive the cars one after another over a dictionary of taken cells; arguments decide which car enters where."""
 
     def __init__(self, num_cars: int) -> None:
         self.cells: dict[tuple, int] = {}
@@ -77,7 +77,7 @@ def test_cars_move_collide_see_and_are_paid_as_in_ma_gym(num_cars: int):
     state, obs = reset(jax.random.key(0), ())
     junction, known = Junction(num_cars), set()
     for t in range(STEPS):
-        for car in np.flatnonzero(np.asarray(state.entered)):  # those that are new
+        for car in np.flatnonzero(np.asarray(state.entered)):  # the new ones
             if int(car) not in known:
                 known.add(int(car))
                 gate = int(state.gate[car])

@@ -1,4 +1,4 @@
-"""The commands as a person uses them: real processes, real signals, real files."""
+"""The commands in use: real processes, real signals, real files."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def wait_for(path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> tuple[Path, str]:
-    """A folder in which one run has been made, and what the run printed."""
+    """A folder with one run, and the output of the run."""
     folder = tmp_path_factory.mktemp("work")
     status, out, err = finish(begin(folder, "train", *SMALL, "total_steps=20_000", "seed=5"))
     assert (status, err) == (0, "")
@@ -103,7 +103,7 @@ def test_a_run_leaves_what_the_design_names(trained):
 
 def test_the_command_it_names_repeats_the_run_bit_for_bit(trained):
     folder, out = trained
-    words = next(line for line in out.splitlines() if line.startswith("again:")).split()[4:]
+    words = next(line for line in out.splitlines() if line.startswith("repeat:")).split()[4:]
     status, _, _ = finish(begin(folder, "train", *words, f"run_dir={folder / 'again'}"))
     assert status == 0
     first = next((folder / "runs" / "cartpole" / "ppo").iterdir())
@@ -140,7 +140,7 @@ def test_a_signal_before_training_ends_at_once(tmp_path):
     process.send_signal(signal.SIGINT)
     status, _, err = finish(process)
     assert status == 130
-    assert err.strip() == "stopped before anything was trained"
+    assert err.strip() == "stopped before training"
 
 
 def test_a_signal_ends_the_process_even_where_python_drops_exceptions(tmp_path):
@@ -165,7 +165,7 @@ time.sleep(60)
 """)
     done = subprocess.run([sys.executable, "collected.py"], cwd=tmp_path, capture_output=True, text=True, timeout=50)
     assert done.returncode == 128 + signal.SIGTERM
-    assert done.stderr.startswith("\nstopped before anything was trained\n")
+    assert done.stderr.startswith("\nstopped before training\n")
     assert "SystemExit" not in done.stderr
     assert "OSError: another's" in done.stderr
 

@@ -1,4 +1,4 @@
-"""What the autotuner may vary, what it remembers, and how what it found is used: all without measuring anything."""
+"""The autotuner's search space, its stored results and their use. Nothing is measured here."""
 
 import dataclasses
 import json
@@ -38,7 +38,7 @@ FINDING = Finding(
 
 @pytest.fixture
 def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache folder of its own; returns the file that findings go to."""
+    """A separate cache folder; return the file of the findings."""
     monkeypatch.setenv("JAXRL_FAST_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache" / "autotune.json"
 
@@ -203,7 +203,8 @@ def test_a_short_look_does_not_replace_a_whole_sweep(empty: Path):
         '{"findings": [{}]}',
         "\x00\xff",
         '{"findings": [{"key": {"machine": "", "work": "", "sizes": ""}, "finding": {"learning": {"num_envs": "rm"}, '
-        '"free": {}, "effect": "", "found": "", "quick": false}}]}',
+        + '"free": {}, "effect": "",'
+        + '"found":"","quick":false}}]}',
     ],
 )
 def test_a_damaged_file_is_told_of_in_one_line_and_taken_to_be_empty(text: str, empty: Path):
@@ -226,7 +227,7 @@ def test_nothing_is_kept_where_the_cache_is_off_or_cannot_be_written(monkeypatch
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("JAXRL_FAST_CACHE", str(tmp_path / "file" / "below"))
     assert tuning_cache.remember(key, FINDING, told.append) is None
-    assert len(told) == 1 and "nothing is remembered" in told[0]
+    assert len(told) == 1 and "nothing is stored" in told[0]
 
 
 def test_num_envs_auto_is_read_and_stands_for_the_number_before_it(tmp_path: Path):
@@ -262,7 +263,7 @@ def test_num_envs_auto_takes_what_was_found_says_so_in_a_line_and_the_file_repea
 
 
 def _file(folder: Path) -> Path:
-    """A file that asks for what `PPO` asks for, so that the word ``num_envs=auto`` stands for its number."""
+    """A file with the requests of `PPO`, so that the word ``num_envs=auto`` gives its number."""
     path = folder / "asked.yaml"
     path.write_text("num_envs: 32\n")
     return path
@@ -312,7 +313,7 @@ def test_what_could_lag_comes_with_a_placement_that_runs_it_at_the_same_time():
 
 
 def _measured(rates: dict[str, list[float]]) -> list[Row]:
-    """Rows as `measure_in_turn` gives them, with so many ticks a second in each round; none: it did not run."""
+    """Build rows like `measure_in_turn`'s, with the ticks/s of each round; no rates mean that it did not run."""
     ways = {way.value: way for way in auto.ways(compose(SAC), 2)}
     facts = {"platform": "cpu"}
     rows = [
@@ -377,7 +378,7 @@ def test_workers_that_were_found_are_used_where_they_fit_and_none_were_asked_for
 def test_the_machine_tells_what_this_process_takes_of_it():
     before = machine.busy_seconds()
     if before is None:
-        pytest.skip("only Linux tells")
+        pytest.skip("needs Linux")
     end = time.process_time() + 0.2
     while time.process_time() < end:
         pass
@@ -387,7 +388,7 @@ def test_the_machine_tells_what_this_process_takes_of_it():
 
 def test_what_a_child_took_is_still_counted_when_it_has_ended():
     if machine.busy_seconds() is None:
-        pytest.skip("only Linux tells")
+        pytest.skip("needs Linux")
     busy = "import time\nwhile time.process_time() < 0.5: pass\nprint(flush=True)\ninput()"
     child = subprocess.Popen([sys.executable, "-c", busy], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     child.stdout.readline()

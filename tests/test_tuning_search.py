@@ -33,7 +33,7 @@ def saturating(top: float, slope: float) -> Surface:
 
 
 class Bench:
-    """Measures a surface with noise; counts the time: so much to start and compile a candidate, 1 for each repeat."""
+    """Measures a surface with noise and counts the time: a start and compilation cost a fixed time, each repeat 1."""
 
     def __init__(self, surface: Surface, *, noise: float = 0.0, start: float = 5.0, fails_from: float = 1e9) -> None:
         self.surface, self.noise, self.start, self.fails_from = surface, noise, start, fails_from
@@ -52,7 +52,7 @@ class Bench:
         return Outcome(tuple(rates))
 
     def in_turn(self, sizes: Sequence[int]) -> dict[int, Outcome]:
-        """Repeats of what is compiled already, free of drift; the starts of these processes are not counted."""
+        """Repeat already compiled candidates, free of drift; the starts of these processes do not count."""
         repeats = STARTS * SCREENING
         self.time += repeats * len(sizes)
         noise = [1 + self.noise * self.random.uniform(-1, 1) for _ in range(repeats)]
@@ -113,10 +113,10 @@ def test_where_memory_ends_is_a_result_and_what_fits_below_is_searched(surface, 
     best = chosen(results, own)
     fits = [size for size in SIZES if size < limit]
     if own >= limit and len(fits) < 3:
-        return  # two sizes at most, far below what was asked for
+        return  # two sizes at most, far below the requested number
     assert best is not None and best < limit
     failed = [size for size in bench.asked if size >= limit]
-    assert failed == sorted(failed, reverse=True)  # nothing larger than what has failed is tried
+    assert failed == sorted(failed, reverse=True)  # nothing larger than a failed size is tried
     if own < limit:
         assert surface(best) >= 0.9 * max(map(surface, fits))
 

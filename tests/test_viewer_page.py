@@ -1,4 +1,4 @@
-"""``policy.html``: what it holds is the episode, and a real browser without a network shows it."""
+"""``policy.html``: it contains the episode, and a real browser without a network shows it."""
 
 import base64
 import json
@@ -48,7 +48,7 @@ SHOWN_KINDS = {"plane", "sphere", "capsule", "ellipsoid", "cylinder", "box", "me
 
 
 def a_run(steps: int = STEPS, bodies: int = BODIES, distance: float = DISTANCE) -> Motion:
-    """A row of bodies that turn, and run ``distance`` metres along x."""
+    """A row of bodies that turn, and move ``distance`` metres along x."""
     share = np.linspace(0, 1, steps + 1)[:, None]
     row = np.arange(bodies)[None] - bodies / 2
     positions = np.stack([row + distance * share, 0.1 * np.sin(9 * share + row), 0.5 + 0 * (row + share)], axis=-1)
@@ -115,7 +115,7 @@ def test_what_is_not_a_number_is_refused_with_its_step(what: str):
 
 
 def test_every_geom_of_every_brax_environment_is_drawn():
-    """With the numbers that its own simulation has, of which brax reads some from other places than we do."""
+    """Compare with the environment's simulation, of which brax reads some numbers from different places."""
     for number, id in enumerate(sorted(set(from_brax.ids()) - {"fast"})):
         scene, physics = scene_and_physics(id, from_brax.BACKENDS[number % len(from_brax.BACKENDS)])
         assert {geom.kind for geom in scene.geoms} <= SHOWN_KINDS, id
@@ -141,7 +141,7 @@ def test_a_page_of_1000_steps_is_small():
 
 
 def pusher_of_carts(force: float) -> Policy:
-    """Pushes an inverted pendulum's cart one way, until the pole falls."""
+    """Push an inverted pendulum's cart one way, until the pole falls."""
     spec = jf.make_env("inverted_pendulum", num_envs=1).spec
 
     def act(params: Any, carry: Any, obs: jax.Array, first: jax.Array, key: jax.Array) -> tuple[jax.Array, Any]:
@@ -151,7 +151,7 @@ def pusher_of_carts(force: float) -> Policy:
 
 
 def test_the_page_shows_the_episode_that_the_evaluation_counts(tmp_path: Path):
-    """The same steps and rewards; and the state in which it ended, with the pole down, is still in it."""
+    """Check the steps and rewards, and that the last state, with the pole down, is included."""
     options = {"episode_length": 60}
     policy, env = pusher_of_carts(0.3), jf.make_env("inverted_pendulum", num_envs=3, **options)
     counted = evaluate_episodes(policy, vectorize(env.env, num_envs=1), jax.random.key(5), episodes=1)
@@ -220,7 +220,7 @@ def swipe(page: Page, start: tuple[float, float], end: tuple[float, float]) -> N
 
 
 def boxes(page: Page, selectors: tuple[str, ...]) -> dict[str, list[float]]:
-    """Left, top, right and bottom of what is first found with each."""
+    """Return left, top, right and bottom of the first pixels of each color."""
     script = """selectors => Object.fromEntries(selectors.map(one => {
         const box = document.querySelector(one).getBoundingClientRect();
         return [one, [box.left, box.top, box.right, box.bottom]];
@@ -229,7 +229,7 @@ def boxes(page: Page, selectors: tuple[str, ...]) -> dict[str, list[float]]:
 
 
 def bodies_seen(picture: np.ndarray) -> np.ndarray:
-    """Where the picture has the strong colors of bodies, between the two panels, bool ``[height, width]``."""
+    """Return where the picture has the strong colors of bodies, between the two panels, bool ``[height, width]``."""
     colorful = picture.max(-1) - picture.min(-1) > 0.25
     height = len(picture)
     colorful[: height // 5], colorful[-height // 3 :] = False, False

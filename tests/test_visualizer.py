@@ -1,4 +1,4 @@
-"""What draws beside training may die, hang or refuse: training neither waits for it nor is changed by it."""
+"""The background process that draws may die, hang or refuse: training neither waits for it nor changes."""
 
 import os
 import signal
@@ -31,13 +31,13 @@ TRAIN = [
 
 
 def arrays(run: Path) -> dict[str, np.ndarray]:
-    """The whole state that a run ends with, as its last checkpoint holds it."""
+    """Return the whole final state of a run, from its last checkpoint."""
     folder = run / "checkpoints"
     return read_arrays(read_description(folder / str(all_steps(folder)[-1])))
 
 
 def drawing(run: Path) -> int:
-    """The number of the process that draws for ``run``, once there is one."""
+    """Return the id of the process that draws for ``run``, once there is one."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         for process in Path("/proc").iterdir():
@@ -48,10 +48,10 @@ def drawing(run: Path) -> int:
 
 
 def wait_until_idle(process: int) -> None:
-    """Until it takes only what is left of the cores, which it sees to itself as it begins."""
+    """Wait until the process runs at idle priority, which it sets when it starts."""
     deadline = time.monotonic() + 60
     while os.sched_getscheduler(process) != os.SCHED_IDLE:
-        assert time.monotonic() < deadline, "it does not take only what is left"
+        assert time.monotonic() < deadline, "it does not run at idle priority"
         time.sleep(0.01)
 
 
@@ -63,7 +63,7 @@ def _draws(process: Path, run: Path) -> bool:
     return b"jaxrl_fast.render" in words and str(run).encode() in words
 
 
-needs_proc = pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="processes are found in /proc")
+needs_proc = pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="needs /proc")
 
 
 @needs_proc
@@ -74,8 +74,8 @@ def test_its_death_in_the_middle_changes_no_bit_and_loses_no_row(commands: Comma
     os.kill(child, signal.SIGKILL)
     status, out, err = finish(training)
     assert (status, err) == (0, "")
-    said = [line for line in out.splitlines() if "the process that draws it ended" in line]
-    assert [line.partition(":")[0] for line in said] == ["no policy.gif"] and "status -9" in said[0]
+    said = [line for line in out.splitlines() if "its process ended" in line]
+    assert [line.partition(":")[0] for line in said] == ["no policy.gif"] and "exit code -9" in said[0]
     assert f"{tmp_path}/seen: report.html, summary.json, curve.png, graph.svg, policy.gif, policy/" in out
     assert (tmp_path / "seen" / "policy.gif").read_bytes().startswith(b"GIF89a")
     alone = commands.run(tmp_path, "train", *TRAIN, f"run_dir={tmp_path}/alone", trains=True)
@@ -101,7 +101,7 @@ def test_one_that_hangs_is_ended_and_the_next_policy_is_drawn(tmp_path: Path):
     time.sleep(1.1)
     visualizer.limit_s = 60.0
     visualizer()
-    assert told == ["no policy.gif: the process that draws it took too long and was ended"]
+    assert told == ["no policy.gif: the process that draws it exceeded its time limit and was ended"]
     assert visualizer.process is not hung and time.monotonic() - begun_s < 10
     wait_until_gone(hung.pid)
     assert visualizer.finish(lambda: False)

@@ -1,4 +1,4 @@
-"""Environments small enough that compiling them costs next to nothing."""
+"""Environments that compile in little time."""
 
 from collections.abc import Sequence
 
@@ -37,7 +37,7 @@ def line(*, discrete: bool, num_envs: int = 4, limit: int = 5) -> VecEnv:
 def host_line(
     *, discrete: bool, num_envs: int = 4, num_groups: int = 2, num_seeds: int = 1, limit: int = 5, bridge: str = "host"
 ) -> HostEnv:
-    """The same point in NumPy, as an environment on the host; a fault in the order of calls raises."""
+    """The same point in NumPy, as a host environment; a fault in the order of calls raises."""
     spec = line(discrete=discrete, limit=limit).spec
     per_seed, num_envs = num_envs, num_envs * num_seeds
     size = num_envs // num_groups

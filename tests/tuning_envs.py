@@ -1,4 +1,4 @@
-"""Environments for the tests of the autotuner: cheap ones, and some that end the process that measures them."""
+"""Environments for the tests of the autotuner: cheap ones, and some that end the measuring process."""
 
 import os
 import resource
@@ -13,8 +13,11 @@ from jaxrl_fast.envs.env import Env
 
 
 def walk(abort_at: int = 0, starve_at: int = 0, hang_in_make: bool = False, leave_pid: str = "") -> Env:
-    """A point on a line. With ``abort_at`` environments a step calls abort(); with ``starve_at`` the process denies
-    itself more memory, and then asks for some."""
+    """A point on a line.
+
+    With ``abort_at`` environments a step calls abort(); with ``starve_at`` the process limits its memory, and then
+    allocates some.
+    """
     if leave_pid:
         with open(leave_pid, "a") as file:
             print(os.getpid(), file=file)

@@ -1,4 +1,4 @@
-"""Runs that were never trained, in a moment: settings and a policy whose weights are all 0."""
+"""Untrained runs, made in a moment: a configuration and a policy whose weights are all 0."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ SMALL = ["tuned=false", "num_envs=4", "algo.policy_hidden=[4]", "algo.value_hidd
 
 
 def untrained_run(folder: Path, *words: str) -> Policy:
-    """Write the folder of a run of PPO; returns its policy, which does action 0 always."""
+    """Write the folder of a run of PPO; return its policy, which always takes action 0."""
     run = compose([*words, "algo=ppo", *SMALL])
     env, algorithm = make_evaluation_envs(run), make_algorithm(run)
     if hasattr(env, "close"):

@@ -1,5 +1,6 @@
-"""The sampler pool: Gymnasium environments stepped on the host, in worker processes or in this one.
+"""The sampler pool: Gymnasium environments stepped on the host, in worker processes or in the parent process.
 
-``recipes``, ``codec``, ``stepping``, ``signals`` and ``worker`` run in the workers and do not import JAX, so that a
-worker starts in a fraction of a second; the other modules run in the parent. `envs.from_gymnasium` is the way in.
+The workers import ``recipes``, ``codec``, ``several_agents``, ``stepping`` and ``worker``. These do not import JAX,
+so that a worker starts in a fraction of a second. The parent imports the other modules. `envs.from_gymnasium` makes
+pools.
 """

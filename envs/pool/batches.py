@@ -1,4 +1,4 @@
-"""Options of a pool, and groups of its environments in the parent: rows and seeds, actions, results."""
+"""Options of a pool, and groups of its environments in the parent: rows, seeds, actions and results."""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, pairwise
@@ -13,9 +13,17 @@ from jaxrl_fast.envs.pool.worker import RESET
 
 
 class Groups:
-    """What all pools share: equal ``groups`` of environments, lines for the user, and refusals. ``title``: of the pool,
-    for messages; ``steps``: since the last reset. A pool adds ``reset``, ``send``, ``recv`` and ``close``, as those of
-    `HostEnv`."""
+    """Base class of all pools: equal groups of environments, lines for the user, and checks of calls.
+
+    A pool adds ``reset``, ``send``, ``recv`` and ``close`` of `HostEnv`.
+
+    Attributes:
+        title: Name of the pool in messages.
+        groups: Rows of each group.
+        lines: Lines for the user that were not read yet.
+        steps: Steps since the last reset, over all environments.
+        is_open: Whether the pool was not closed.
+    """
 
     def __init__(self, title: str, num_envs: int, num_groups: int, reason: str = "") -> None:
         self.title, self.groups = title, split(slice(0, num_envs), num_groups)
@@ -23,7 +31,7 @@ class Groups:
         self.steps, self.is_open = 0, True
 
     def host_env(self: Any, spec: EnvSpec, num_envs: int, another: Callable[[int], HostEnv], **more: Any) -> HostEnv:
-        """The pool as ``num_envs`` environments of each seed; ``more``: other fields of `HostEnv`."""
+        """Return the pool as a `HostEnv` of ``num_envs`` environments per seed, with other fields in ``more``."""
         own = (self.reset, self.send, self.recv, lambda: self.steps, self.events, another, self.close)
         return HostEnv(spec, num_envs, len(self.groups), *own, **more)
 
@@ -47,22 +55,54 @@ class Groups:
 
 
 def env_seed(seed: int, index: int, restarts: int = 0) -> int:
-    """The seed of one environment: of 31 bits, since some games take no more."""
+    """Derive the seed of one environment.
+
+    Args:
+        seed: Seed of the run.
+        index: Index of the environment.
+        restarts: How often its worker was restarted.
+
+    Returns:
+        A seed of 31 bits, the most that some games accept.
+    """
     return int(np.random.SeedSequence(seed, spawn_key=(index, restarts)).generate_state(1)[0]) >> 1
 
 
 def row_seeds(
     seeds: Sequence[int], rows: Iterable[int], *, num_rows: int, num_groups: int, restarts: int = 0
 ) -> list[int]:
-    """The seeds of the environments in ``rows``, each from the seed of its slice and its index among the environments
-    of that slice. Every group holds a part of each slice, one slice after the other."""
+    """Derive the seeds of several environments from their slice's seed and their index in the slice.
+
+    Every group holds an equal part of each slice, one slice after the other.
+
+    Args:
+        seeds: One seed per slice.
+        rows: Rows of the environments.
+        num_rows: Number of all rows.
+        num_groups: Number of groups.
+        restarts: How often the worker of these rows was restarted.
+
+    Returns:
+        One seed per row.
+    """
     part = num_rows // (num_groups * len(seeds))
     place = ((*divmod(row // part, len(seeds)), row % part) for row in rows)
     return [env_seed(seeds[which], group * part + i, restarts) for group, which, i in place]
 
 
 def check_seeds(seed: int | Sequence[int], num_seeds: int) -> tuple[int, ...]:
-    """One seed for each slice. Raises ValueError where their number is wrong, or one is no whole number from 0 on."""
+    """Check the seeds of a pool.
+
+    Args:
+        seed: One seed, or one per slice.
+        num_seeds: Number of slices.
+
+    Returns:
+        One seed per slice.
+
+    Raises:
+        ValueError: The number of seeds is wrong, or a seed is not a whole number of at least 0.
+    """
     seeds = tuple(seed) if isinstance(seed, list | tuple) else (seed,)
     for one in seeds:
         if isinstance(one, bool) or not isinstance(one, int | np.integer) or one < 0:
@@ -73,14 +113,32 @@ def check_seeds(seed: int | Sequence[int], num_seeds: int) -> tuple[int, ...]:
 
 
 def split(rows: slice, parts: int, turn: int = 0) -> list[slice]:
-    """``parts`` slices of ``rows``, as equal as possible; the longer ones are number ``turn`` and those after it."""
+    """Split rows into slices of as equal length as possible.
+
+    Args:
+        rows: Rows to split.
+        parts: Number of slices.
+        turn: Index of the first of the longer slices.
+
+    Returns:
+        The slices, in order.
+    """
     count = rows.stop - rows.start
     sizes = [count // parts + ((part - turn) % parts < count % parts) for part in range(parts)]
     return [slice(*pair) for pair in pairwise(accumulate(sizes, initial=rows.start))]
 
 
 def check_groups(num_envs: int, num_groups: int) -> None:
-    """Raises ValueError where ``num_envs`` do not make ``num_groups`` equal groups."""
+    """Check that environments can be split into equal groups.
+
+    Args:
+        num_envs: Number of environments.
+        num_groups: Number of groups.
+
+    Raises:
+        ValueError: A number is not positive, there are too many groups, or ``num_envs`` is not divisible by
+            ``num_groups``.
+    """
     for what, value in (("num_envs", num_envs), ("pool.num_groups", num_groups)):
         if type(value) is not int or value < 1:
             raise ValueError(f"{what}={value}: write a whole number of at least 1")
@@ -95,7 +153,16 @@ def check_groups(num_envs: int, num_groups: int) -> None:
 
 
 def put_actions(arrays: Arrays, rows: slice, actions: np.ndarray) -> None:
-    """Copy actions ``[n, ...]`` into ``rows``. Raises ValueError where they are of another shape."""
+    """Copy actions into the shared arrays.
+
+    Args:
+        arrays: Shared arrays.
+        rows: Rows to write.
+        actions: Actions ``[n, ...]``.
+
+    Raises:
+        ValueError: The actions have another shape.
+    """
     wanted = (rows.stop - rows.start, *arrays.action.shape[1:])
     if np.shape(actions) != wanted:
         raise ValueError(
@@ -105,7 +172,15 @@ def put_actions(arrays: Arrays, rows: slice, actions: np.ndarray) -> None:
 
 
 def gather(arrays: Arrays, rows: slice) -> HostStep:
-    """The results of one step of ``rows``, copied and read-only; where no episode ended, ``next_obs`` is ``obs``."""
+    """Copy the results of one step out of the shared arrays.
+
+    Args:
+        arrays: Shared arrays.
+        rows: Rows to read.
+
+    Returns:
+        Read-only results. ``next_obs`` is ``obs`` if no episode ended.
+    """
     obs = next_obs = arrays.obs[rows].copy()
     facts = arrays.facts[rows].copy()
     facts.setflags(write=False)
@@ -121,48 +196,80 @@ def gather(arrays: Arrays, rows: slice) -> HostStep:
 
 
 def just_reset(obs: np.ndarray) -> HostStep:
-    """A `HostStep` of environments that have not been stepped since their reset."""
+    """Return a `HostStep` of environments that were not stepped since their reset.
+
+    Args:
+        obs: First observations, ``[n, ...]``.
+
+    Returns:
+        Results with zero rewards and lengths.
+    """
     count = len(obs)
     nothing, no = np.zeros(count, np.float32), np.zeros(count, bool)
     return HostStep(obs, obs, nothing, no, no, nothing, np.zeros(count, np.int32))
 
 
-def mark_lost(step: HostStep, part: slice, known: HostStep, known_part: slice) -> HostStep:
-    """``step`` with the episodes of ``part``, whose worker was lost, ended: truncated, with the observations and totals
-    last received (``known``). The step under way does not count."""
+def mark_lost(step: HostStep, part: slice, last: HostStep, last_part: slice) -> HostStep:
+    """Truncate the episodes of environments whose worker was lost.
+
+    The running step of these environments is not counted.
+
+    Args:
+        step: Results of the step.
+        part: Rows in ``step`` of the lost environments.
+        last: Results that were received last from these environments.
+        last_part: Rows in ``last`` of the lost environments.
+
+    Returns:
+        ``step`` with the observations and totals of ``last`` in the lost rows, read-only.
+    """
     step = HostStep(*(array.copy() for array in step))
-    ended = (known.terminated | known.truncated)[known_part]
-    step.next_obs[part] = known.obs[known_part]
+    ended = (last.terminated | last.truncated)[last_part]
+    step.next_obs[part] = last.obs[last_part]
     step.reward[part], step.terminated[part], step.truncated[part] = 0.0, False, True
-    step.episode_return[part] = np.where(ended, 0.0, known.episode_return[known_part])
-    step.episode_length[part] = np.where(ended, 0, known.episode_length[known_part])
+    step.episode_return[part] = np.where(ended, 0.0, last.episode_return[last_part])
+    step.episode_length[part] = np.where(ended, 0, last.episode_length[last_part])
     return sealed(step)
 
 
 def sealed(step: HostStep) -> HostStep:
-    """The same arrays, read-only."""
+    """Make the arrays of a step read-only, in place.
+
+    Args:
+        step: Results of a step.
+
+    Returns:
+        ``step``.
+    """
     for array in step:
         array.setflags(write=False)
     return step
 
 
 def joined(steps: list[HostStep]) -> HostStep:
-    """The steps of several shares as one."""
+    """Concatenate the steps of several shares.
+
+    Args:
+        steps: Results of each share.
+
+    Returns:
+        One step.
+    """
     return HostStep(*map(np.concatenate, zip(*steps, strict=True)))
 
 
 class PoolOptions(NamedTuple):
-    """How environments on the host are stepped. Only ``num_groups``, ``order``, ``backend`` and ``bridge`` can change a
-    number.
+    """How environments are stepped on the host. ``workers`` and ``step_timeout_s`` do not change the results of a run.
 
-    - ``workers``: worker processes; 0: step in this process; ``"auto"``: measure a few steps and choose.
-    - ``num_groups``: groups of environments that take turns: one is stepped while another's actions are computed.
-    - ``order``: ``"fixed"``, or ``"arrival"``: whoever is ready first, for environments of very uneven speed; the same
-      seed then no longer gives the same run.
-    - ``step_timeout_s``: a worker that does not answer for so many seconds is restarted.
-    - ``backend``: ``"workers"``, or ``"envpool"``: EnvPool's own environments.
-    - ``bridge``: ``"host"``: called between compiled programs; ``"callback"``: called from within the one program of a
-      run, on one device.
+    Attributes:
+        workers: Number of worker processes; 0 steps in the parent process, ``"auto"`` measures a few steps and selects.
+        num_groups: Groups of environments that take turns: one is stepped while another's actions are computed.
+        order: ``"fixed"``, or ``"arrival"``, which serves the environments that are ready first. It is for environments
+            of very uneven speed; the same seed then no longer gives the same run.
+        step_timeout_s: A worker that does not answer within this time, in seconds, is restarted.
+        backend: ``"workers"``, or ``"envpool"`` for EnvPool's environments.
+        bridge: ``"host"``: called between compiled programs. ``"callback"``: called from within the single program of a
+            run, on one device.
     """
 
     workers: int | str = "auto"
@@ -174,7 +281,16 @@ class PoolOptions(NamedTuple):
 
 
 def check_options(options: PoolOptions, num_envs: int, num_seeds: int = 1) -> None:
-    """Raises ValueError, in one line, where an option does not fit another, or ``num_envs`` environments per seed."""
+    """Check the options of a pool.
+
+    Args:
+        options: Options of the pool.
+        num_envs: Number of environments per seed.
+        num_seeds: Number of seeds.
+
+    Raises:
+        ValueError: An option is out of range, or contradicts another option or the number of environments.
+    """
     check_groups(num_envs, options.num_groups)
     if type(num_seeds) is not int or num_seeds < 1:
         raise ValueError(f"num_seeds={num_seeds}: write a whole number of at least 1")

@@ -1,4 +1,4 @@
-"""Gymnasium's spaces as arrays, and the shared arrays of a pool. No JAX: the workers import this."""
+"""Conversion of Gymnasium's spaces to arrays, and a pool's shared arrays. Workers import this module: no JAX."""
 
 import math
 from collections.abc import Callable
@@ -8,24 +8,26 @@ import numpy as np
 from gymnasium import spaces
 
 MAX_JOINT_ACTIONS = 4096
-"""The most combinations of a MultiDiscrete or MultiBinary space that are numbered as one Discrete."""
+"""Largest number of combinations of a MultiDiscrete or MultiBinary space that are numbered as one Discrete action."""
 NARROWED = {"float64": np.float32, "int64": np.int32, "uint64": np.uint32}
-"""The dtypes that JAX, which computes in 32 bits, cannot hold, and what they become."""
+"""64-bit dtypes, which JAX does not use by default -> their replacement."""
 
 
 WriteObs = Callable[[np.ndarray, Any], None]
-"""(row ``[*shape]``, observation as the environment returned it): writes the observation over the row."""
+"""``(row [*shape], obs)``: writes an observation of the environment into a row."""
 
 
 DecodeActions = Callable[[np.ndarray], Any]
-"""(actions ``[n, *shape]``) -> a sequence of ``n`` actions as environments take them, none a view of the array."""
+"""``(actions [n, *shape]) -> sequence``: ``n`` actions for environments, none a view of the array."""
 
 
 class ObsCodec(NamedTuple):
-    """One observation as an array.
+    """Conversion of an observation to an array.
 
-    - ``shape``, ``dtype``: of the array.
-    - ``write``: puts an observation into it.
+    Attributes:
+        shape: Shape of the array.
+        dtype: Dtype of the array.
+        write: Writes an observation into a row.
     """
 
     shape: tuple[int, ...]
@@ -34,12 +36,15 @@ class ObsCodec(NamedTuple):
 
 
 class ActionCodec(NamedTuple):
-    """One action as an array.
+    """Conversion of an array to an action.
 
-    - ``shape``, ``dtype``: of the array.
-    - ``decode``: from arrays to what environments take.
-    - ``num_actions``: of a discrete space; 0 where actions are continuous.
-    - ``low``, ``high``: the bounds of continuous actions, float32 ``[*shape]``.
+    Attributes:
+        shape: Shape of the array.
+        dtype: Dtype of the array.
+        decode: Converts arrays to actions of the environments.
+        num_actions: Number of discrete actions; 0 if actions are continuous.
+        low: Lower bounds of continuous actions, float32 ``[*shape]``.
+        high: Upper bounds of continuous actions, float32 ``[*shape]``.
     """
 
     shape: tuple[int, ...]
@@ -51,11 +56,20 @@ class ActionCodec(NamedTuple):
 
 
 def encode_obs(space: spaces.Space, name: str) -> ObsCodec:
-    """A Box keeps its shape and dtype (64 bits become 32). Everything else becomes one float32 vector, in the order of
-    `gymnasium.spaces.flatten`: a Dict by key, a Tuple by position, Discrete and MultiDiscrete one-hot.
+    """Make the codec of an observation space.
+
+    The shape and dtype of a Box do not change (64 bits become 32). Every other space becomes one float32 vector in the
+    order of `gymnasium.spaces.flatten`: a Dict by key, a Tuple by position, Discrete and MultiDiscrete one-hot.
+
+    Args:
+        space: Observation space.
+        name: Name in error messages.
+
+    Returns:
+        The codec.
 
     Raises:
-        ValueError: a space that has no fixed size.
+        ValueError: The space has no fixed size.
     """
     if isinstance(space, spaces.Box):
         dtype = np.dtype(space.dtype)
@@ -65,11 +79,20 @@ def encode_obs(space: spaces.Space, name: str) -> ObsCodec:
 
 
 def encode_action(space: spaces.Space, name: str) -> ActionCodec:
-    """A bounded Box of floats, Discrete, or a MultiDiscrete or MultiBinary of few joint actions, numbered with the last
-    part running fastest.
+    """Make the codec of an action space.
+
+    Supported are a bounded Box of floats, Discrete, and MultiDiscrete or MultiBinary of at most `MAX_JOINT_ACTIONS`
+    combinations, which are numbered with the last part varying fastest.
+
+    Args:
+        space: Action space.
+        name: Name in error messages.
+
+    Returns:
+        The codec.
 
     Raises:
-        ValueError: any other space; one line that says what to write.
+        ValueError: Any other space.
     """
     if isinstance(space, spaces.Box):
         return _box_action(space, name)
@@ -85,7 +108,16 @@ def encode_action(space: spaces.Space, name: str) -> ActionCodec:
 
 
 def sample(codec: ActionCodec, rng: np.random.Generator, size: int) -> np.ndarray:
-    """Random actions ``[size, *shape]``."""
+    """Sample random actions.
+
+    Args:
+        codec: Codec of the action space.
+        rng: Random generator.
+        size: Number of actions.
+
+    Returns:
+        Actions ``[size, *shape]``.
+    """
     if codec.num_actions:
         return rng.integers(codec.num_actions, size=(size, *codec.shape), dtype=np.int32)
     return (codec.low + rng.random((size, *codec.shape), np.float32) * (codec.high - codec.low)).astype(np.float32)
@@ -93,12 +125,12 @@ def sample(codec: ActionCodec, rng: np.random.Generator, size: int) -> np.ndarra
 
 def _write_box(row: np.ndarray, obs: Any) -> None:
     if getattr(obs, "shape", None) != row.shape and np.shape(obs) != row.shape:
-        raise ValueError(f"an observation has shape {np.shape(obs)}; observation_space says {row.shape}")
+        raise ValueError(f"an observation has shape {np.shape(obs)}, but observation_space has shape {row.shape}")
     row[...] = obs
 
 
 def _flat(space: spaces.Space, start: int, name: str) -> tuple[int, WriteObs]:
-    """The length of a space once flattened, and a function that writes it into a row from ``start`` on."""
+    """Return the length of a flattened space, and a function that writes it into a row from ``start`` on."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         return _flat_parts(space, start, name)
     if isinstance(space, spaces.Discrete):
@@ -132,7 +164,7 @@ def _flat_parts(space: spaces.Dict | spaces.Tuple, start: int, name: str) -> tup
 
 
 def _one_hot(start: int, stop: int, offset: np.ndarray) -> WriteObs:
-    """``offset``: where the hot element of each part is when its value is 0; a scalar where there is one part."""
+    """Make a writer of one-hot parts. ``offset``: position of each part's value 0; a scalar for one part."""
     whole, one = slice(start, stop), int(offset) if offset.ndim == 0 else None
 
     def write_one(row: np.ndarray, obs: Any) -> None:
@@ -192,7 +224,14 @@ ALIGNMENT_BYTES = 64
 
 
 def facts_dtype(num_agents: int | None) -> np.dtype:
-    """The record of a step's results, but for observations; of several agents each has a reward."""
+    """Return the dtype of a record with a step's results other than observations.
+
+    Args:
+        num_agents: Number of agents with separate rewards, or None.
+
+    Returns:
+        An aligned record dtype.
+    """
     own = () if num_agents is None else (num_agents,)
     return np.dtype(
         [
@@ -209,12 +248,18 @@ def facts_dtype(num_agents: int | None) -> np.dtype:
 class Arrays(NamedTuple):
     """Shared arrays with a row for each of ``E`` environments.
 
-    - ``obs``: what the policy sees next.
-    - ``final_obs``: the last observation of an episode, valid only where one has just ended.
-    - ``action``: what the next step takes.
-    - ``facts``: all other results of a step, one record a row, so that they are copied at once. Views of its fields:
-      ``reward``, ``terminated``, ``truncated``, ``episode_return``, ``episode_length`` (as in `HostStep`).
-    - ``seed``: for `Stepper.reset`.
+    Attributes:
+        obs: Next observation for the policy.
+        final_obs: Terminal observation, valid only where an episode has just ended.
+        action: Action of the next step.
+        facts: Other results of a step, one record a row, so that one copy is enough. The next five are views of its
+            fields.
+        reward: As in `HostStep`.
+        terminated: As in `HostStep`.
+        truncated: As in `HostStep`.
+        episode_return: As in `HostStep`.
+        episode_length: As in `HostStep`.
+        seed: Seeds for `Stepper.reset`.
     """
 
     obs: np.ndarray
@@ -232,7 +277,17 @@ class Arrays(NamedTuple):
 def array_fields(
     num_envs: int, observe: ObsCodec, act: ActionCodec, num_agents: int | None = None
 ) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-    """Shapes and dtypes of the arrays that `place` allocates, by name."""
+    """List the arrays that `place` allocates.
+
+    Args:
+        num_envs: Number of environments.
+        observe: Codec of observations.
+        act: Codec of actions.
+        num_agents: Number of agents with separate rewards, or None.
+
+    Returns:
+        Shape and dtype by name.
+    """
     obs, scalar = ((num_envs, *observe.shape), observe.dtype), (num_envs,)
     return {
         "obs": obs,
@@ -244,12 +299,27 @@ def array_fields(
 
 
 def size_bytes(fields: dict[str, tuple[tuple[int, ...], np.dtype]]) -> int:
-    """The bytes that `place` needs."""
+    """Compute the size of the arrays that `place` allocates.
+
+    Args:
+        fields: Result of `array_fields`.
+
+    Returns:
+        Bytes.
+    """
     return sum(_aligned_bytes(shape, dtype) for shape, dtype in fields.values())
 
 
 def place(fields: dict[str, tuple[tuple[int, ...], np.dtype]], buffer: Any) -> Arrays:
-    """The arrays of `array_fields` one after another in ``buffer``, each beginning a cache line of its own."""
+    """Place arrays one after another in a buffer, each at the start of a separate cache line.
+
+    Args:
+        fields: Result of `array_fields`.
+        buffer: Buffer of at least `size_bytes`.
+
+    Returns:
+        The arrays.
+    """
     placed, offset = {}, 0
     for name, (shape, dtype) in fields.items():
         placed[name] = np.ndarray(shape, dtype, buffer, offset)

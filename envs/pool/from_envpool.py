@@ -1,5 +1,7 @@
-"""EnvPool (https://github.com/sail-sg/envpool, extra ``envpool``) as a `HostEnv`: environments written in C++, stepped
-by threads of this process. The only file that imports it, which takes seconds."""
+"""EnvPool as a `HostEnv`: environments in C++, stepped by threads of this process.
+
+The only file that imports EnvPool (https://github.com/sail-sg/envpool, extra ``envpool``), which takes seconds.
+"""
 
 import warnings
 from collections.abc import Iterator, Sequence
@@ -21,14 +23,23 @@ SERVES = tuple(
     "HumanoidStandup InvertedDoublePendulum InvertedPendulum LunarLander LunarLanderContinuous MountainCar "
     "MountainCarContinuous Pendulum Pusher Reacher Swimmer Walker2d".split()
 )
-"""Environments of Gymnasium that EnvPool has too, in their newest version; known without importing it."""
+"""Gymnasium environments that EnvPool supports in their newest version, listed here to avoid its import."""
 
 
 def make(id: str, *, num_envs: int, num_groups: int = 1, **options: Any) -> HostEnv:
-    """``num_envs`` of EnvPool's ``id``; ``options`` go to EnvPool.
+    """Make a vectorized host environment of EnvPool.
+
+    Args:
+        id: EnvPool id.
+        num_envs: Number of environments.
+        num_groups: Number of groups, each a separate EnvPool.
+        **options: Arguments of EnvPool.
+
+    Returns:
+        The environment.
 
     Raises:
-        ValueError: EnvPool is not installed, or does not know the id or an option, or its spaces are not supported.
+        ValueError: EnvPool is not installed, or it does not support the id, an option or the spaces.
     """
     check_groups(num_envs, num_groups)
     pool = _EnvPool(id, num_envs, num_groups, options)
@@ -37,8 +48,11 @@ def make(id: str, *, num_envs: int, num_groups: int = 1, **options: Any) -> Host
 
 
 class _EnvPool(Groups):
-    """One EnvPool for each group. EnvPool resets an environment on the step after an episode's last, and ignores that
-    step's action: environments whose episode ended are stepped once more at once, so that the policy never sees it."""
+    """One EnvPool for each group.
+
+    EnvPool resets an environment on the step after an episode's last, and ignores that step's action. Environments
+    whose episode ended are therefore stepped once more at once, so that the policy never observes that step.
+    """
 
     def __init__(self, id: str, num_envs: int, num_groups: int, options: dict[str, Any]) -> None:
         super().__init__(f"the EnvPool of {id}", num_envs, num_groups)
@@ -105,7 +119,7 @@ class _EnvPool(Groups):
         return sealed(HostStep(obs, next_obs, reward.astype(np.float32), terminated, truncated, totals, lengths))
 
     def _begin_anew(self, pool: Any, obs: np.ndarray, ended: np.ndarray) -> None:
-        """Put the first observations of new episodes into the rows of those that ended."""
+        """Write the first observations of new episodes into the rows of those that ended."""
         pool.send(np.zeros((len(ended), *self.act.shape), self.action_dtype), ended.astype(np.int32))
         fresh, _, _, _, info = pool.recv()
         obs[info["env_id"]] = fresh
@@ -135,7 +149,7 @@ class _EnvPool(Groups):
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """EnvPool's spaces make Gymnasium warn of their precision."""
+    """Suppress Gymnasium's warnings about the precision of EnvPool's spaces."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -1,4 +1,4 @@
-"""Makes a pool: in this process or with as many workers as the time of a step is worth; and a camera for one."""
+"""Makes a pool with the number of workers that suits the measured time of a step; and a camera for one environment."""
 
 import os
 import time
@@ -26,21 +26,31 @@ from jaxrl_fast.envs.pool.parallel import make_workers
 from jaxrl_fast.envs.pool.stepping import HostEnvSpec, describe_failure, make_stepper
 
 HERE_S, WAKE_UP_S = 20e-6, 40e-6
-"""The cost of a batch beside its steps: in this process, and by workers (experiments/bench/pool.py measures it)."""
+"""Overhead of a batch in seconds: in the parent process, and with workers (measured by experiments/bench/pool.py)."""
 DECISION_S = 250e-6
-"""The least that computing the actions of a group takes; it occupies a core."""
+"""Lower bound of the time to compute the actions of a group, in seconds. It occupies a core."""
 COLD = 1.5
-"""The factor by which steps and decisions are slower where they share a core or take turns, and so evict each other
-from caches. From PPO's rates with 0, 1 and 2 workers on 2 cores, 4 to 64 environments of CartPole, Pendulum and
-HalfCheetah."""
+"""Factor by which steps and action computations are slower if they share a core or take turns, and so evict each
+other from caches. From PPO's step rates with 0, 1 and 2 workers on 2 cores, with 4 to 64 environments of CartPole,
+Pendulum and HalfCheetah.
+"""
 MEASURE_S, MEASURE_STEPS, CHUNK = 0.05, 1000, 20
-"""The time and the number of steps of a measurement, and steps in a chunk of it; the median over chunks ignores what
-other programs took."""
+"""Longest time in seconds and number of steps of a measurement, and steps per part of it. The median over parts
+ignores interruptions by other programs.
+"""
 
 
 def choose_workers(host_spec: HostEnvSpec, group_size: int, options: PoolOptions) -> tuple[int, str]:
-    """The number of workers expected to step all environments once, actions included, in the least time, and a line
-    that says why."""
+    """Select the number of workers that should step all environments, including actions, in the least time.
+
+    Args:
+        host_spec: Spec of the environments.
+        group_size: Environments per group.
+        options: Options of the pool.
+
+    Returns:
+        The number of workers (0: the parent process), and a line for the user with the reason.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if options.order == "arrival":
         workers = max(n for n in range(1, min(cores, group_size) + 1) if group_size % n == 0)
@@ -57,14 +67,23 @@ def choose_workers(host_spec: HostEnvSpec, group_size: int, options: PoolOptions
 
 
 def turns_s(cores: int, group_size: int, step_s: float, options: PoolOptions) -> dict[int, float]:
-    """By number of workers, those worth considering: the seconds that a step of all groups and its actions should
-    take."""
+    """Estimate the time of one step of all groups, including actions, for each number of workers worth considering.
+
+    Args:
+        cores: Number of cores.
+        group_size: Environments per group.
+        step_s: Time of one environment step in seconds.
+        options: Options of the pool.
+
+    Returns:
+        Number of workers (0: the parent process) -> seconds.
+    """
     workers = sorted({min(n, group_size) for n in (cores - 1, cores) if n > 0 and cores > 1})
     return {n: _turn_s(n, cores, group_size, step_s, options) for n in (0, *workers)}
 
 
 def _turn_s(workers: int, cores: int, group_size: int, step_s: float, options: PoolOptions) -> float:
-    """Seconds that a step of all groups and its actions should take."""
+    """Estimate the seconds of one step of all groups, including actions."""
     if workers == 0:
         return COLD * (options.num_groups * (HERE_S + group_size * step_s) + DECISION_S)
     share_s = -(-group_size // workers) * step_s
@@ -81,10 +100,16 @@ def _processes(workers: int) -> str:
 
 
 def step_cost_s(host_spec: HostEnvSpec) -> float:
-    """Seconds that one step takes, with random actions, in an environment made for this measurement.
+    """Measure the time of one step with random actions, in an environment made for this purpose.
+
+    Args:
+        host_spec: Spec of the environment.
+
+    Returns:
+        Seconds.
 
     Raises:
-        PoolError: the environment raised.
+        PoolError: The environment raised an error.
     """
     env = host_spec.make()
     try:
@@ -99,7 +124,7 @@ def _median_step_s(env: gymnasium.Env, host_spec: HostEnvSpec) -> float:
     actions = host_spec.act.decode(sample(host_spec.act, np.random.default_rng(0), MEASURE_STEPS))
     row = np.zeros(host_spec.observe.shape, host_spec.observe.dtype)
     env.reset(seed=0)
-    env.step(actions[0])  # the first may load and compile things
+    env.step(actions[0])  # the first step may import and compile
     env.reset()
     took_s: list[float] = []
     end_s = time.perf_counter() + MEASURE_S
@@ -122,18 +147,29 @@ def _median_step_s(env: gymnasium.Env, host_spec: HostEnvSpec) -> float:
 def in_process(
     host_spec: HostEnvSpec, spec: EnvSpec, *, num_envs: int, num_groups: int = 1, num_seeds: int = 1, reason: str = ""
 ) -> HostEnv:
-    """``num_envs`` environments over all seeds, stepped one after another in this process, a group when it is received.
+    """Make a pool that steps its environments one after another in the parent process, each group when it is received.
+
+    Args:
+        host_spec: Spec of the environments.
+        spec: Spec for the policy.
+        num_envs: Number of environments over all seeds.
+        num_groups: Number of groups.
+        num_seeds: Number of seeds.
+        reason: Line for the user, or "".
+
+    Returns:
+        The environment.
 
     Raises:
-        ValueError: the groups do not divide the environments.
+        ValueError: ``num_envs`` is not divisible by ``num_groups``.
     """
     check_groups(num_envs, num_groups)
     pool = _InProcess(host_spec, num_envs, num_groups, num_seeds, reason)
     another = partial(in_process, host_spec, spec)
     agents = None if host_spec.num_agents is None else pool.stepper.agents.copy
-    told: dict[str, Any] = dict(success=pool.stepper.success.copy, agents=agents)
+    reports: dict[str, Any] = dict(success=pool.stepper.success.copy, agents=agents)
     return pool.host_env(
-        spec, num_envs // num_seeds, lambda n: another(num_envs=n), num_seeds=num_seeds, overlaps=False, **told
+        spec, num_envs // num_seeds, lambda n: another(num_envs=n), num_seeds=num_seeds, overlaps=False, **reports
     )
 
 
@@ -175,10 +211,20 @@ class _InProcess(Groups):
 
 
 def make_pool(host_spec: HostEnvSpec, spec: EnvSpec, *, num_envs: int, num_seeds: int, options: PoolOptions) -> HostEnv:
-    """``num_envs`` environments for each of ``num_seeds``, stepped as ``options`` say.
+    """Make a pool in the parent process or with workers.
+
+    Args:
+        host_spec: Spec of the environments.
+        spec: Spec for the policy.
+        num_envs: Number of environments per seed.
+        num_seeds: Number of seeds.
+        options: Options of the pool.
+
+    Returns:
+        The environment.
 
     Raises:
-        ValueError: an option is wrong, or the environments cannot be sent to other processes.
+        ValueError: An option is wrong, or the environments cannot be sent to worker processes.
     """
     check_options(options, num_envs, num_seeds)
     num_rows = num_envs * num_seeds
@@ -199,12 +245,13 @@ RENDER_MODE = "rgb_array"
 
 
 class FilmedHost(NamedTuple):
-    """One environment on the host, and how to take pictures of it.
+    """One environment on the host, and its camera.
 
-    - ``env``: a `HostEnv` of this one; close it when done.
-    - ``picture()``: takes a picture of the state after the last step, also where that ended the episode: uint8 RGB
-      ``[height, width, 3]``.
-    - ``step_s``: how long a step lasts in its pictures, in seconds.
+    Attributes:
+        env: `HostEnv` with this environment, to be closed by the receiver.
+        picture: Draws the state after the last step, also if that step ended the episode: RGB, uint8 ``[height, width,
+            3]``.
+        step_s: Duration of a step in pictures, in seconds.
     """
 
     env: HostEnv
@@ -213,18 +260,18 @@ class FilmedHost(NamedTuple):
 
 
 class Camera(gymnasium.Wrapper):
-    """Keeps the picture of an episode's last state, since the pool begins the next episode in the same step."""
+    """Stores the picture of an episode's last state, since the pool resets the environment in the same step."""
 
     def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)
         self.last: Any = None
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """As the environment's own."""
+        """Step the environment, and draw its last state."""
         result = self.env.step(action)
         self.last = self.env.render() if result[2] or result[3] else None
         return result
 
     def picture(self) -> np.ndarray:
-        """As `FilmedHost.picture`."""
+        """Draw the state after the last step, as `FilmedHost.picture`."""
         return np.asarray(self.env.render() if self.last is None else self.last)

@@ -1,10 +1,9 @@
-"""Worker processes: starting them, sending commands, waiting for answers, restarting and ending them. Nothing here
-knows what an environment is.
+"""Worker processes: start, commands, answers, restart and end, independent of the kind of environment.
 
-A worker is a plain ``python -c`` process: never a fork of one in which JAX runs, and never a second run of the user's
-script, so neither a notebook nor a script needs a ``__main__`` guard. Its memory is an anonymous file that both hold by
-descriptor: no name, so nothing can be left behind. Semaphores there wake either side once a batch; a pipe in each
-direction, when it closes, shows that the other side is gone.
+A worker is a plain ``python -c`` process, neither a fork of a process with JAX nor a second run of the user's
+script. Therefore notebooks and scripts need no ``__main__`` guard. Parent and worker share an anonymous file by
+descriptor, which leaves nothing behind. Semaphores in it wake either side once a batch. A pipe in each direction
+signals by closing that the other side ended.
 """
 
 import mmap
@@ -58,17 +57,23 @@ BOOT = (
     "from jaxrl_fast.envs.pool.worker import main; main(*rest, given)"
 )
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-"""The workers are the parallelism: libraries inside them must not add threads."""
+"""Set to 1 in workers: libraries must not add threads, since the workers are the parallelism."""
 GRACE_S = 2.0
-"""How long a worker may take to close its environments."""
+"""Time for a worker to close its environments, in seconds."""
 AWAKE_S = 20e-6
-"""How long a parent that waits polls before it sleeps: the workers and XLA need its core."""
+"""How long a waiting parent polls before it sleeps, in seconds. It is short, since workers and XLA need the core."""
 NOTICE_S = 0.05
-"""How often a parent that waits checks whether the worker is still alive."""
+"""Interval in seconds at which a waiting parent checks whether the worker is alive."""
 
 
 class Died(Exception):
-    """A worker process has ended: ``worker``, its index; ``how`` it ended; ``words``: its last output, if any."""
+    """A worker process ended.
+
+    Attributes:
+        worker: Index of the worker.
+        how: How it ended.
+        words: Its last output, or "".
+    """
 
     def __init__(self, worker: int, how: str, words: bytes) -> None:
         super().__init__(how)
@@ -77,9 +82,17 @@ class Died(Exception):
 
 @dataclass
 class Worker:
-    """A worker process, the parent's ends of its pipes, and the ``words`` that came by them.
+    """A worker process, and the parent's ends of its pipes.
 
-    ``replies`` have arrived and were not waited for yet; ``commands`` counts those that were sent.
+    Attributes:
+        index: Index of the worker.
+        process: The process.
+        last_words: Descriptor of the pipe for its error message.
+        lifeline: Descriptor of the pipe that shows the worker whether the parent is alive.
+        poll: ``select.poll`` of ``last_words``.
+        replies: Answers that arrived but were not waited for yet.
+        words: Its error message so far.
+        commands: Number of commands sent.
     """
 
     index: int
@@ -93,12 +106,12 @@ class Worker:
 
 
 class Crew:
-    """The workers of a job, one for each of its shares; ``close`` closes ``job.memory`` too.
+    """The workers of a job, one for each of its shares; ``close`` closes ``job.memory``, too.
 
-    `wait` and `arrivals` raise `Died`, and `PoolError` where an environment raised.
+    `wait` and `arrivals` raise `Died` if a worker ended, and `PoolError` if an environment raised an error.
 
     Raises:
-        ValueError: this system has no such processes.
+        ValueError: The system does not support such processes.
     """
 
     def __init__(self, job: WorkerJob) -> None:
@@ -114,7 +127,7 @@ class Crew:
         self.owner, self.looked_s = os.getpid(), time.monotonic()
 
     def order(self, index: int, command: int) -> None:
-        """Send a worker a command; returns at once."""
+        """Send a command to a worker and return at once."""
         worker = self.workers[index]
         self.signals.board[index * BACKLOG + worker.commands % BACKLOG] = command
         worker.commands += 1
@@ -132,10 +145,10 @@ class Crew:
                 raise _hung(worker, timeout_s)
         worker.replies.discard(reply)
         if reply == RESET:
-            self._forget(index)  # the answers to steps that were sent before it
+            self._forget(index)  # drops the answers to steps that were sent before the reset
 
     def arrivals(self, timeout_s: float) -> list[tuple[int, int]]:
-        """The answers that arrive next, ``[(worker, reply)]``; none after the timeout. Needs ``job.by_arrival``."""
+        """Return the next answers, ``[(worker, reply)]``, or none after the timeout. Needs ``job.by_arrival``."""
         until_s = time.monotonic() + timeout_s
         while (now_s := time.monotonic()) < until_s:
             if now_s - self.looked_s > NOTICE_S:
@@ -150,11 +163,11 @@ class Crew:
         return []
 
     def give_up(self, index: int, timeout_s: float) -> Died:
-        """End a worker that did not answer in time; returns the error to report."""
+        """End a worker that did not answer in time, and return the error to report."""
         return _hung(self.workers[index], timeout_s)
 
     def replace(self, index: int) -> None:
-        """Restart a worker; its pending commands are dropped."""
+        """Restart a worker and drop its pending commands."""
         _end([self.workers[index]], grace_s=0.0)
         self.signals.clear(self.go[index])
         self.workers[index] = _start(self.job, index, self.job_fd)
@@ -189,7 +202,7 @@ def _start(job: WorkerJob, index: int, job_fd: int) -> Worker:
         stdin=subprocess.DEVNULL,
         pass_fds=(job_fd, job.memory, *job.signals, words_end, lifeline_end),
         env={**quiet, **os.environ},
-        process_group=0,  # Ctrl-C is for the parent; in a session of its own it would be scheduled without regard to it
+        process_group=0,  # Ctrl-C is for the parent. A new session would be scheduled independently of the parent.
     )
     for fd in (words_end, lifeline_end):
         os.close(fd)
@@ -199,7 +212,7 @@ def _start(job: WorkerJob, index: int, job_fd: int) -> Worker:
 
 
 def _hear(worker: Worker) -> None:
-    """Read a worker's last words, if any. Raises `Died` at their end, `PoolError` where an environment raised."""
+    """Read a worker's error message. Raises `Died` at its end, `PoolError` if an environment raised an error."""
     while worker.poll.poll(0):
         heard = os.read(worker.last_words, MAX_LAST_WORDS)
         if not heard:
@@ -215,12 +228,12 @@ def _gone(worker: Worker) -> Exception:
         status = worker.process.wait()
     if status == 1 and worker.words:
         return PoolError(worker.words.decode(errors="replace"))
-    how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
+    how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit code {status}"
     return Died(worker.index, how, worker.words)
 
 
 def _hung(worker: Worker, timeout_s: float) -> Died:
-    """Have ``faulthandler`` write where it hangs, by SIGABRT, then kill it."""
+    """Let ``faulthandler`` print a worker's stack by SIGABRT, then kill the worker."""
     worker.process.send_signal(signal.SIGABRT)
     with suppress(subprocess.TimeoutExpired):
         worker.process.wait(GRACE_S / 2)
@@ -246,9 +259,9 @@ def _end(workers: Sequence[Worker], *, grace_s: float) -> None:
 
 
 START_TIMEOUT_S = 120.0
-"""How long a worker may take to make and reset its environments, unless a step may take longer."""
+"""Time for a worker to make and reset its environments in seconds, unless ``step_timeout_s`` is longer."""
 MAX_DEATHS, DEATH_WINDOW = 3, 10_000
-"""A worker that dies so often within so many batches is not restarted."""
+"""A worker that dies this often within this number of batches is not restarted."""
 
 
 def make_workers(
@@ -264,10 +277,25 @@ def make_workers(
     another: Callable[[int], HostEnv],
     reason: str,
 ) -> HostEnv:
-    """``num_envs`` environments over all seeds, stepped by worker processes, each of which owns a share of every group.
+    """Make a pool of worker processes, each of which steps a share of every group.
+
+    Args:
+        host_spec: Spec of the environments.
+        spec: Spec for the policy.
+        num_envs: Number of environments over all seeds.
+        num_groups: Number of groups.
+        num_seeds: Number of seeds.
+        num_workers: Number of worker processes.
+        step_timeout_s: A worker that does not answer within this time, in seconds, is restarted.
+        by_arrival: Serve the environments that are ready first.
+        another: `HostEnv.another`.
+        reason: Line for the user, or "".
+
+    Returns:
+        The environment.
 
     Raises:
-        ValueError: the environments cannot be sent to other processes.
+        ValueError: The environments cannot be sent to worker processes.
     """
     pool = _Pool(host_spec, num_envs, num_groups, num_seeds, num_workers, step_timeout_s, by_arrival, reason)
     host = pool.host_env(spec, num_envs // num_seeds, another, num_seeds=num_seeds)
@@ -275,9 +303,9 @@ def make_workers(
 
 
 class _Pool(Groups):
-    """A share is the part of a group that one worker steps: ``(worker, group)``.
+    """A pool of workers. A share ``(worker, group)`` is the part of a group that one worker steps.
 
-    ``known`` is the last result received of a share, as (step, the rows of that step). ``lost`` are the shares whose
+    ``known`` is the last result received of a share, as (step, rows of that step). ``lost`` are the shares whose
     environments were reset since, because their worker was restarted: their next step is not made but reported as a
     truncation.
     """
@@ -314,7 +342,7 @@ class _Pool(Groups):
         self.arrived: deque[tuple[int, int]] = deque()
         self.heard_s = [0.0] * num_workers
         self.deaths: dict[int, list[int]] = {w: [] for w in range(num_workers)}
-        weakref.finalize(self, self.crew.close)  # when nothing holds the pool any more, or as Python ends
+        weakref.finalize(self, self.crew.close)  # at garbage collection of the pool, or at exit
 
     def reset(self, seed: int | Sequence[int]) -> np.ndarray:
         self.require_open()
@@ -348,7 +376,7 @@ class _Pool(Groups):
         return self._take([(worker, group) for worker in range(self.num_workers)], self.groups[group])
 
     def send_to(self, actions: np.ndarray, indices: np.ndarray) -> None:
-        """Step the environments ``indices``, whole shares as `recv_any` gives them, or all of them, in order."""
+        """Step the environments ``indices``: whole shares as returned by `recv_any`, or all of them, in order."""
         self.require_open()
         shares = self._shares_of(np.asarray(indices))
         size = len(indices) // len(shares)
@@ -362,7 +390,7 @@ class _Pool(Groups):
                 self.arrived.append(share)
 
     def recv_any(self) -> tuple[np.ndarray, HostStep]:
-        """``(indices, step)`` of the shares that were ready first: as many as make a group, or all under way."""
+        """Return ``(indices, step)`` of the shares that were ready first: as many as make a group, or all under way."""
         self.require_open()
         if not self.in_flight:
             raise ValueError("recv_any(): nothing is under way: send_to environments first")
@@ -383,7 +411,7 @@ class _Pool(Groups):
             self.crew.order(*share)
 
     def _take(self, shares: list[tuple[int, int]], rows: slice) -> HostStep:
-        """The results of ``shares``, which make up ``rows``; read-only, since they are stored as ``known``."""
+        """Return the results of ``shares``, which make up ``rows``; read-only, since they are stored as ``known``."""
         step = gather(self.arrays, rows)
         self.steps += rows.stop - rows.start
         self.batches += 1
@@ -398,7 +426,7 @@ class _Pool(Groups):
         return step
 
     def _within(self, share: tuple[int, int], rows: slice) -> slice:
-        """Where the rows of a share are in an array of ``rows``."""
+        """Return the rows of a share in an array of ``rows``."""
         own = self.shares[share]
         return slice(own.start - rows.start, own.stop - rows.start)
 
@@ -413,7 +441,7 @@ class _Pool(Groups):
             raise
 
     def _listen(self) -> None:
-        """Wait until some share is ready, and note which are."""
+        """Wait until a share is ready, and store which are."""
         try:
             came = self.crew.arrivals(self.step_timeout_s)
         except Died as death:
@@ -439,7 +467,7 @@ class _Pool(Groups):
         return [share for share in self.in_flight if share[0] == worker and share not in self.arrived]
 
     def _revive(self, death: Died) -> None:
-        """Restart a worker, its environments from new seeds; the steps that it had under way are lost."""
+        """Restart a worker with new seeds of its environments; its pending steps are lost."""
         began = time.monotonic()
         worker, first = death.worker, death
         mine = [share for share in self.shares if share[0] == worker]
@@ -460,8 +488,8 @@ class _Pool(Groups):
         steps = sum(self._count(share) for share in mine if share in self.in_flight and share not in self.lost)
         self.lost.update(mine)
         self.lines.append(
-            f"worker {worker} of {self.host_spec.name} {first.how} and was started anew in "
-            f"{time.monotonic() - began:.1f} s: {sum(map(self._count, mine))} environments begin new episodes, "
+            f"worker {worker} of {self.host_spec.name} {first.how} and was restarted in "
+            f"{time.monotonic() - began:.1f} s: {sum(map(self._count, mine))} environments start new episodes, "
             f"{steps} steps are lost; {sum(map(len, self.deaths.values()))} restarts so far"
         )
 
@@ -472,10 +500,10 @@ class _Pool(Groups):
         if len(recent) < MAX_DEATHS:
             return
         self.close()
-        words = f"Its last words:\n{death.words}" if death.words else "It left no traceback; is there enough memory?"
+        words = f"Its error message:\n{death.words}" if death.words else "It left no traceback. Is there enough memory?"
         raise PoolError(
-            f"worker {death.worker} of {self.host_spec.name} {death.how}, the {len(recent)}. time within "
-            f"{DEATH_WINDOW:,} batches, and is not started again. {words}"
+            f"worker {death.worker} of {self.host_spec.name} {death.how} and is not restarted after {len(recent)} "
+            f"deaths within {DEATH_WINDOW:,} batches. {words}"
         )
 
     def _seed_rows(self, rows: slice, restarts: int = 0) -> None:

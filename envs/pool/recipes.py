@@ -1,4 +1,4 @@
-"""How to make Gymnasium environments by name, with their wrappers. No JAX: the workers import this."""
+"""Functions that make Gymnasium environments by name, with their wrappers. Workers import this module: no JAX."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ import gymnasium
 from jaxrl_fast.envs.pool.stepping import GOES_ON, MakeGymnasium
 
 ATARI_EPISODE_STEPS = 27_000
-"""Half an hour at 60 frames a second, four frames a step (Machado et al., 2018)."""
+"""30 minutes at 60 frames per second, with four frames per step (Machado et al., 2018)."""
 WRAPPERS = "a name of gymnasium.wrappers, my_package.MyWrapper, or {name: {option: value}}"
 
 
@@ -24,13 +24,21 @@ def recipe(
     max_episode_steps: int | None = None,
     **options: Any,
 ) -> MakeGymnasium:
-    """A function that makes the environment ``id``, here or in a worker; ``options`` go to the environment.
+    """Return a function that makes a Gymnasium environment, in the parent or in a worker.
 
-    ``wrappers`` are put around it in order, the time limit being inside of them: ``"FlattenObservation"`` and the like
-    of `gymnasium.wrappers`, ``"my_package.MyWrapper"``, or with options ``{"ClipReward": {"min_reward": -1}}``.
+    Args:
+        id: Gymnasium id.
+        wrappers: Wrappers in order, applied outside of the time limit: names of `gymnasium.wrappers`, such as
+            ``"FlattenObservation"``, ``"my_package.MyWrapper"``, or with options ``{"ClipReward": {"min_reward":
+            -1}}``.
+        max_episode_steps: Time limit in steps, or None for the registered one.
+        **options: Arguments of the environment's constructor.
+
+    Returns:
+        The function, which can be pickled.
 
     Raises:
-        ValueError: unknown id or wrapper, or a time limit below 1.
+        ValueError: Unknown id or wrapper, or a time limit below 1.
     """
     if max_episode_steps is not None and not (type(max_episode_steps) is int and max_episode_steps >= 1):
         raise ValueError(f"max_episode_steps={max_episode_steps}: write a whole number of at least 1")
@@ -45,7 +53,16 @@ def build_env(
     wrappers: Sequence[tuple[Callable[..., gymnasium.Env], Mapping[str, Any]]],
     options: Mapping[str, Any],
 ) -> gymnasium.Env:
-    """The environment of a `recipe`."""
+    """Make the environment of a `recipe`.
+
+    Args:
+        spec: Gymnasium's registration.
+        wrappers: Wrapper classes and their options, in order.
+        options: Arguments of the environment's constructor.
+
+    Returns:
+        The environment.
+    """
     if str(spec.entry_point).startswith("ale_py"):
         ale_py = import_module("ale_py")
         ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # else each process prints a banner
@@ -57,10 +74,16 @@ def build_env(
 
 
 def find(id: str) -> gymnasium.envs.registration.EnvSpec:
-    """Gymnasium's registration of ``id``; ``my_package:MyEnv-v0`` imports ``my_package`` first.
+    """Look up Gymnasium's registration of an id.
+
+    Args:
+        id: Gymnasium id. ``my_package:MyEnv-v0`` imports ``my_package`` first.
+
+    Returns:
+        The registration.
 
     Raises:
-        ValueError: the id is unknown, or its package is not installed.
+        ValueError: The id is unknown, or its package is not installed.
     """
     module, _, name = str(id).rpartition(":")
     try:
@@ -78,24 +101,28 @@ def find(id: str) -> gymnasium.envs.registration.EnvSpec:
 
 
 class LifeLoss(gymnasium.Wrapper):
-    """The loss of a life ends an episode for learning (Mnih et al., 2015), while the game goes on from the same state:
-    no extra step is made, no reward is lost, and the score is that of the whole game."""
+    """Ends a training episode at the loss of a life, while the game continues from the same state.
+
+    No step is added, no reward is lost, and the score is the whole game's.
+
+    Source: Mnih et al. (2015).
+    """
 
     def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)
         self.lives, self.over, self.last = 0, True, None
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """A step of the game; ``terminated`` is true also where a life was lost."""
+        """Step the game; ``terminated`` is also true if a life was lost."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         lives = self.env.unwrapped.ale.lives()  # type: ignore[attr-defined]
         self.over = terminated or truncated
-        lost = 0 < lives < self.lives and not self.over  # with none left, some games take a while to end
+        lost = 0 < lives < self.lives and not self.over  # some games end a few steps after the last life
         self.lives, self.last = lives, obs
         return obs, reward, terminated or lost, truncated, {**info, GOES_ON: True} if lost else info
 
     def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
-        """A new game where the last is over or a seed is given, else the next life."""
+        """Start a new game if the last one is over or a seed is given, else return the observation of the next life."""
         if not self.over and options.get("seed") is None:
             return self.last, {}
         obs, info = self.env.reset(**options)
@@ -115,14 +142,25 @@ def atari(
     episode_length: int | None = ATARI_EPISODE_STEPS,
     **options: Any,
 ) -> MakeGymnasium:
-    """A function that makes an Atari game with the usual preprocessing: one grey frame ``[84, 84, 1]`` uint8 a step.
+    """Return a function that makes an Atari game with the usual preprocessing.
 
-    Each action is repeated for ``frame_skip`` frames, the last two are joined by their maximum; a game begins with up
-    to ``noop_max`` idle frames. ``sticky`` repeats the last action with probability 0.25 (Machado et al., 2018).
-    ``episode_length`` counts the policy's steps; ``options`` go to ALE. Frames are stacked later (`frame_stack`).
+    A step has one grey frame ``[84, 84, 1]`` uint8. Frames are stacked later (`frame_stack`).
+
+    Args:
+        game: ``Pong`` or ``ALE/Pong-v5``.
+        sticky: Repeat the last action with probability 0.25 (Machado et al., 2018).
+        life_loss: End an episode with each lost life.
+        frame_skip: Frames for which an action is repeated; the maximum of the last two is observed.
+        noop_max: Largest number of idle frames at the start of a game.
+        screen_size: Height and width of a frame in pixels.
+        episode_length: Time limit in steps of the policy, or None.
+        **options: Arguments of ALE.
+
+    Returns:
+        The function, which can be pickled.
 
     Raises:
-        ValueError: unknown game, a size out of range, or ``ale-py`` or OpenCV is not installed.
+        ValueError: Unknown game, a size out of range, or ``ale-py`` or OpenCV is not installed.
     """
     least = {"frame_skip": 1, "noop_max": 0, "screen_size": 1, "episode_length": 1}
     sizes = {"frame_skip": frame_skip, "noop_max": noop_max, "screen_size": screen_size}
@@ -147,7 +185,7 @@ def atari(
 
 
 def _game(name: str) -> gymnasium.envs.registration.EnvSpec:
-    """What ``Pong`` or ``ALE/Pong-v5`` is registered as."""
+    """Return the registration of ``Pong`` or ``ALE/Pong-v5``."""
     short = str(name).removeprefix("ALE/").removesuffix("-v5")
     find("ALE/Pong-v5")  # registers all of them
     games = {spec.name: spec for spec in gymnasium.registry.values() if spec.namespace == "ALE"}
@@ -161,7 +199,7 @@ def _game(name: str) -> gymnasium.envs.registration.EnvSpec:
 
 @contextmanager
 def _quiet_mujoco() -> Iterator[None]:
-    """Silence MuJoCo's deprecation warning about Gymnasium's HalfCheetah, printed and logged for each one made."""
+    """Suppress MuJoCo's deprecation warning about Gymnasium's HalfCheetah, printed and logged for each environment."""
     mujoco = import_module("mujoco")
     before = mujoco.get_mju_user_warning()
     mujoco.set_mju_user_warning(lambda message: None)

@@ -1,4 +1,4 @@
-"""Environments of several agents in a pool; agents that differ are filled up to the largest. No JAX."""
+"""Multi-agent environments in a pool. Agents that differ in size are padded to the largest. No JAX."""
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -12,10 +12,17 @@ from jaxrl_fast.envs.pool.codec import ActionCodec, ObsCodec, encode_action, enc
 
 
 def largest_shape(name: str, kinds: Sequence[tuple[Any, tuple[int, ...]]]) -> tuple[int, ...]:
-    """The shape that holds what each agent observes, by ``(dtype, shape)`` of each.
+    """Return the shape that holds the observation of every agent.
+
+    Args:
+        name: Name in error messages.
+        kinds: ``(dtype, shape)`` of each agent's observation.
+
+    Returns:
+        The largest shape.
 
     Raises:
-        ValueError: they differ in more than the length of vectors.
+        ValueError: The observations differ in more than the length of vectors.
     """
     shapes = {shape for _, shape in kinds}
     if len({dtype for dtype, _ in kinds}) > 1 or (len(shapes) > 1 and {len(shape) for shape in shapes} != {1}):
@@ -25,10 +32,18 @@ def largest_shape(name: str, kinds: Sequence[tuple[Any, tuple[int, ...]]]) -> tu
 
 
 def most_actions(name: str, numbers: Sequence[int], bounds: Sequence[tuple[Any, Any]]) -> int:
-    """How many actions the agent has that has most, 0 where they are continuous, by ``numbers`` and ``bounds`` of each.
+    """Return the largest number of discrete actions of an agent.
+
+    Args:
+        name: Name in error messages.
+        numbers: Number of discrete actions of each agent, 0 if continuous.
+        bounds: Bounds of the continuous actions of each agent.
+
+    Returns:
+        The largest number, 0 if actions are continuous.
 
     Raises:
-        ValueError: they differ in more than the number of discrete actions.
+        ValueError: The actions differ in more than the number of discrete actions.
     """
     alike = all(np.array_equal(one, bounds[0]) for one in bounds)
     if not alike or len({number > 0 for number in numbers}) > 1:
@@ -37,25 +52,34 @@ def most_actions(name: str, numbers: Sequence[int], bounds: Sequence[tuple[Any, 
 
 
 def own_sizes(shapes: Sequence[tuple[int, ...]], numbers: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """`EnvSpec.own_sizes` of agents with observations of these shapes and so many actions."""
+    """Return `EnvSpec.own_sizes` of agents.
+
+    Args:
+        shapes: Shape of each agent's observation.
+        numbers: Number of discrete actions of each agent.
+
+    Returns:
+        (observation size, number of actions) of each agent; ``()`` if all are equal.
+    """
     sizes = tuple((int(np.prod(shape)), number) for shape, number in zip(shapes, numbers, strict=True))
     return sizes if len(set(sizes)) > 1 else ()
 
 
 MASK, OUT, STATE = "action_mask", "out", "state"
-"""Entries of observations, as `jaxrl_fast.core` has them, which cannot be imported here without JAX."""
+"""Entries of observations. They repeat `jaxrl_fast.core`, which imports JAX."""
 OWN = ("atari", "butterfly", "classic", "sisl")
-"""PettingZoo's own families; others are packages themselves."""
+"""Families of environments inside PettingZoo. Others are separate packages."""
 MOVED = {"mpe": "mpe2"}
-"""Families that are packages of their own by now."""
+"""Families that left PettingZoo -> their package."""
 
 
 class Seen(NamedTuple):
-    """What agents see.
+    """Observations of all agents.
 
-    - ``obs``: by name, of those that are there or have just left.
-    - ``out``: bool ``[A]``.
-    - ``state``: the world's own, or None.
+    Attributes:
+        obs: Observation by name, of the agents that are present or have just left.
+        out: Agents that are absent, bool ``[A]``.
+        state: Global state of the environment, or None.
     """
 
     obs: Mapping[Any, Any]
@@ -64,10 +88,10 @@ class Seen(NamedTuple):
 
 
 class AgentsTogether(gymnasium.Env):
-    """A parallel environment whose agents act and are paid in one step, as the pool takes it.
+    """A parallel environment as the pool takes it, with one action and one reward array for all agents.
 
-    The world is over when no agent is left; it was cut if any of the last ones was, and of these those that were cut
-    are not out. ``episode_length``: cut after so many steps; None: as the environment does.
+    An episode ends when no agent is left. It is truncated if any of the last agents was truncated; of these agents,
+    those truncated are not out. ``episode_length`` is a time limit in steps; None uses the environment's.
     """
 
     def __init__(self, env: Any, episode_length: int | None = None) -> None:
@@ -79,13 +103,13 @@ class AgentsTogether(gymnasium.Env):
         self.state_space = space if isinstance(space, spaces.Box) and len(space.shape) == 1 else None
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Seen, dict[str, Any]]:
-        """A new episode; agents that are not there yet are out."""
+        """Start an episode; agents that are not present yet are out."""
         obs, _ = self.env.reset(seed=seed, options=options)
         self.steps = 0
         return self._seen(obs, self.env.agents), {}
 
     def step(self, action: Sequence[Any]) -> tuple[Seen, np.ndarray, bool, bool, dict[str, Any]]:
-        """``action``: of all agents; of those that are out it does not count. The reward is that of each."""
+        """Step with the actions of all agents (ignored for those that are out), and return the reward of each."""
         live = list(self.env.agents)
         obs, rewards, terminated, truncated, _ = self.env.step({name: action[self.number[name]] for name in live})
         self.steps += 1
@@ -103,25 +127,40 @@ class AgentsTogether(gymnasium.Env):
         return Seen(obs, out, None if self.state_space is None else self.env.state())
 
     def render(self) -> Any:
-        """As the environment's own."""
+        """Draw the environment."""
         return self.env.render()
 
     def close(self) -> None:
-        """As the environment's own."""
+        """Close the environment."""
         self.env.close()
 
 
 def acting_together(make: Callable[[], Any], episode_length: int | None = None) -> AgentsTogether:
-    """What ``make`` makes, as the pool takes it."""
+    """Make a parallel environment for the pool.
+
+    Args:
+        make: Makes a PettingZoo parallel environment.
+        episode_length: Time limit in steps, or None.
+
+    Returns:
+        The environment.
+    """
     return AgentsTogether(make(), episode_length)
 
 
 def make_parallel(id: str, options: Mapping[str, Any], episode_length: int | None = None) -> AgentsTogether:
-    """The parallel environment that ``id`` names: ``sisl/pursuit_v5``, or ``my_package/my_module``, whose
-    ``parallel_env(**options)`` makes it.
+    """Make a parallel environment by id for the pool.
+
+    Args:
+        id: ``sisl/pursuit_v5``, or ``my_package/my_module``, a module with ``parallel_env``.
+        options: Arguments of ``parallel_env``.
+        episode_length: Time limit in steps, or None.
+
+    Returns:
+        The environment.
 
     Raises:
-        ValueError: there is no such module, or no parallel environment in it.
+        ValueError: The module does not exist, or has no ``parallel_env``.
     """
     family, _, name = id.rpartition("/")
     family = MOVED.get(family, family).replace("/", ".")
@@ -133,16 +172,24 @@ def make_parallel(id: str, options: Mapping[str, Any], episode_length: int | Non
             raise
         raise ValueError(f"there is no module {module}") from error
     if not hasattr(found, "parallel_env"):
-        raise ValueError(f"{module} has no parallel_env: its agents take turns, and here all act in every step")
+        raise ValueError(f"{module} has no parallel_env. Environments whose agents take turns are not supported")
     return AgentsTogether(found.parallel_env(**options), episode_length)
 
 
 def encode_agents(env: AgentsTogether, name: str) -> tuple[ObsCodec, ActionCodec, tuple[tuple[int, int], ...]]:
-    """How observations and actions of all agents are stored: a record with ``obs`` ``[A, ...]``, ``out``, and
-    ``action_mask`` and ``state`` where there are such; and ``own_sizes`` as in `EnvSpec`.
+    """Make the codecs of all agents' observations and actions.
+
+    An observation is a record with ``obs`` ``[A, ...]``, ``out``, and if present ``action_mask`` and ``state``.
+
+    Args:
+        env: Environment.
+        name: Name in error messages.
+
+    Returns:
+        Codec of observations, codec of actions, and `EnvSpec.own_sizes`.
 
     Raises:
-        ValueError: spaces that are not supported, or that cannot be filled up to the largest.
+        ValueError: Spaces that are not supported, or that cannot be padded to the largest.
     """
     views = [_view(env.env.observation_space(agent)) for agent in env.names]
     codecs = [encode_obs(space, name) for space, _ in views]
@@ -161,14 +208,14 @@ def encode_agents(env: AgentsTogether, name: str) -> tuple[ObsCodec, ActionCodec
 
 
 def _view(space: spaces.Space) -> tuple[spaces.Space, bool]:
-    """What an agent sees without the mask of its actions, and whether there is one."""
+    """Return an agent's observation space without the action mask, and whether it has one."""
     if not (isinstance(space, spaces.Dict) and MASK in space.spaces):
         return space, False
     return spaces.Dict({key: inner for key, inner in space.spaces.items() if key != MASK}), True
 
 
 def _all_actions(acts: Sequence[ActionCodec], name: str) -> ActionCodec:
-    """The actions of all agents, ``[A, ...]``; those of one where the codec says what an agent may do."""
+    """Make the codec of all agents' actions, ``[A, ...]``. ``num_actions`` and bounds are one agent's."""
     first, numbers = acts[0], [one.num_actions for one in acts]
     most = most_actions(name, numbers, [(one.low, one.high) for one in acts])
 
@@ -181,7 +228,7 @@ def _all_actions(acts: Sequence[ActionCodec], name: str) -> ActionCodec:
 def _writer(
     names: Sequence[Any], codecs: Sequence[ObsCodec], masked: Sequence[bool], numbers: Sequence[int]
 ) -> Callable[[Any, Any], None]:
-    """Writes a `Seen` into a record; ``numbers``: how many actions each agent has, empty where there are no masks."""
+    """Make a function that writes a `Seen` into a record. ``numbers`` of actions is empty if there are no masks."""
     flat = len(codecs[0].shape) == 1
     lengths = [codec.shape[0] if flat else None for codec in codecs]
 

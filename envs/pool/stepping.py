@@ -1,4 +1,4 @@
-"""The inner loop: steps environments one after another and writes the results into rows of shared arrays. No JAX."""
+"""The inner loop: steps environments one after another and writes results into rows of shared arrays. No JAX."""
 
 import traceback
 from collections.abc import Callable, Sequence
@@ -11,16 +11,17 @@ from jaxrl_fast.envs.pool.codec import ActionCodec, Arrays, ObsCodec, encode_act
 from jaxrl_fast.envs.pool.several_agents import AgentsTogether, encode_agents
 
 GOES_ON = "jaxrl_fast.goes_on"
-"""A key in the ``info`` of a step that ends an episode for learning only: a life was lost, and the game goes on. The
-totals go on too, and the step has length 0, so that no episode is counted."""
+"""Key in the ``info`` of a step that ends an episode for training only: a life was lost, and the game continues. Its
+totals continue, too, and the step has length 0, so that no episode is counted.
+"""
 SUCCESS = ("is_success", "success")
-"""Keys in the ``info`` of a step that ends an episode: whether it was a success, as Gymnasium's robots say it."""
+"""Keys in the ``info`` of a step that ends an episode: whether it was a success, as in Gymnasium-Robotics."""
 UNTOLD = -1
-"""`host_env.UNTOLD`, which cannot be imported here without JAX."""
+"""`host_env.UNTOLD`, repeated here since that module imports JAX."""
 
 
 class PoolError(RuntimeError):
-    """The environments cannot be stepped any more: one of them raised, or its worker died again and again."""
+    """The environments can no longer be stepped: one raised an error, or its worker died repeatedly."""
 
 
 MakeGymnasium = Callable[[], gymnasium.Env]
@@ -28,13 +29,16 @@ MakeGymnasium = Callable[[], gymnasium.Env]
 
 
 class HostEnvSpec(NamedTuple):
-    """What a pool must know of the environments that it steps.
+    """Spec of a pool's environments.
 
-    - ``name``: for messages.
-    - ``make``: makes one environment.
-    - ``observe``, ``act``: how its observations and actions are stored in arrays.
-    - ``clip_rewards``: learning gets the signs of rewards, while totals of episodes add up the rewards themselves.
-    - ``num_agents``, ``own_sizes``: as in `EnvSpec`.
+    Attributes:
+        name: Name in messages.
+        make: Makes one environment.
+        observe: Codec of observations.
+        act: Codec of actions.
+        clip_rewards: Use the signs of rewards for training; totals of episodes add up the rewards themselves.
+        num_agents: As in `EnvSpec`.
+        own_sizes: As in `EnvSpec`.
     """
 
     name: str
@@ -47,14 +51,15 @@ class HostEnvSpec(NamedTuple):
 
 
 class Stepper(NamedTuple):
-    """The environments that one process owns; their actions and results are rows of `Arrays`.
+    """The environments of one process; their actions and results are rows of `Arrays`.
 
-    - ``reset()``: resets all environments with the seeds in the arrays, and writes ``obs``.
-    - ``step(rows)``: takes one step, and resets the environments whose episode ended; reads ``action`` of ``rows``, and
-      writes everything else but ``seed``.
-    - ``close()``: closes all environments; may be called twice.
-    - ``success``: int8 ``[E]``, changed in place, as `HostEnv.success` returns it; not shared between processes.
-    - ``agents``: float32 ``[E, A]``, as `HostEnv.agents` returns it, likewise; ``[E, 0]`` where there is one agent.
+    Attributes:
+        reset: Resets all environments with the seeds in the arrays, and writes ``obs``.
+        step: ``(rows)``, takes one step and resets environments whose episode ended. Reads ``action`` of ``rows``, and
+            writes everything but ``seed``.
+        close: Closes all environments; may be called twice.
+        success: Int8 ``[E]`` as returned by `HostEnv.success`, changed in place, not shared between processes.
+        agents: Float32 ``[E, A]`` as returned by `HostEnv.agents`, likewise; ``[E, 0]`` with one agent.
     """
 
     reset: Callable[[], None]
@@ -65,10 +70,17 @@ class Stepper(NamedTuple):
 
 
 def describe(make: MakeGymnasium, name: str) -> HostEnvSpec:
-    """The `HostEnvSpec` of what ``make`` makes; one environment is made to learn its spaces, and closed.
+    """Make one environment to read its spaces, and close it.
+
+    Args:
+        make: Makes one environment.
+        name: Name in messages.
+
+    Returns:
+        The spec.
 
     Raises:
-        ValueError: it cannot be made, or its spaces are not supported.
+        ValueError: The environment cannot be made, or its spaces are not supported.
     """
     env = make_one(make, name)
     try:
@@ -78,10 +90,17 @@ def describe(make: MakeGymnasium, name: str) -> HostEnvSpec:
 
 
 def make_one(make: MakeGymnasium, name: str) -> gymnasium.Env:
-    """What ``make`` makes.
+    """Make one environment.
+
+    Args:
+        make: Makes one environment.
+        name: Name in messages.
+
+    Returns:
+        The environment.
 
     Raises:
-        ValueError: it cannot be made.
+        ValueError: The environment cannot be made.
     """
     try:
         return make()
@@ -92,10 +111,18 @@ def make_one(make: MakeGymnasium, name: str) -> gymnasium.Env:
 
 
 def of_env(env: Any, make: MakeGymnasium, name: str) -> HostEnvSpec:
-    """The `HostEnvSpec` whose spaces are those of ``env``.
+    """Return the spec of an environment.
+
+    Args:
+        env: Environment with the spaces.
+        make: Makes one environment.
+        name: Name in messages.
+
+    Returns:
+        The spec.
 
     Raises:
-        ValueError: they are not supported, or ``env`` has none.
+        ValueError: The environment has no spaces, or they are not supported.
     """
     together = getattr(env, "unwrapped", None)
     if isinstance(together, AgentsTogether):
@@ -108,10 +135,18 @@ def of_env(env: Any, make: MakeGymnasium, name: str) -> HostEnvSpec:
 
 
 def make_stepper(host_spec: HostEnvSpec, arrays: Arrays, owned: Sequence[int]) -> Stepper:
-    """Make the environments ``owned``, indices into the rows of ``arrays``.
+    """Make a process's environments.
 
-    Raises (here and from ``reset`` and ``step``):
-        PoolError: an environment raised; its message ends with the environment's traceback.
+    Args:
+        host_spec: Spec of the environments.
+        arrays: Shared arrays.
+        owned: Rows of ``arrays`` whose environments this process steps.
+
+    Returns:
+        The stepper. Its ``reset`` and ``step`` raise `PoolError`, too.
+
+    Raises:
+        PoolError: An environment raised an error. The message ends with the environment's traceback.
     """
     envs: dict[int, gymnasium.Env] = {}
     steps: list[Callable] = [_not_ours] * len(arrays.seed)
@@ -159,7 +194,7 @@ def make_stepper(host_spec: HostEnvSpec, arrays: Arrays, owned: Sequence[int]) -
             np.sign(arrays.reward[rows], out=arrays.reward[rows])
 
     def end(i: int, obs: Any, terminated: Any, info: dict) -> Any:
-        """Write the end of an episode, and reset the environment."""
+        """Write the terminal observation and success of an episode, and reset the environment."""
         arrays.terminated[i], arrays.truncated[i] = terminated, not terminated
         goes_on[i] = GOES_ON in info
         success[i] = told_success(info)
@@ -175,16 +210,30 @@ def make_stepper(host_spec: HostEnvSpec, arrays: Arrays, owned: Sequence[int]) -
 
 
 def told_success(info: dict) -> int:
-    """What ``info`` says of success: 1, 0, or `UNTOLD`."""
-    told = next((info[key] for key in SUCCESS if key in info), None)
-    if isinstance(told, np.ndarray) and told.size == 1:
-        told = told.item()
-    return int(bool(told)) if isinstance(told, bool | int | float | np.bool_ | np.number) else UNTOLD
+    """Read the success of an episode.
+
+    Args:
+        info: ``info`` of the episode's last step.
+
+    Returns:
+        1, 0, or `UNTOLD`.
+    """
+    value = next((info[key] for key in SUCCESS if key in info), None)
+    if isinstance(value, np.ndarray) and value.size == 1:
+        value = value.item()
+    return int(bool(value)) if isinstance(value, bool | int | float | np.bool_ | np.number) else UNTOLD
 
 
 def add_up(arrays: Arrays, rows: slice, returns: np.ndarray, lengths: np.ndarray, goes_on: np.ndarray) -> None:
-    """Add a step to the totals of ``rows``, and reset them where an episode ended. ``returns``, ``lengths``: running
-    totals ``[E]``; ``goes_on``: where only a life was lost and the game goes on, so that no episode is counted."""
+    """Add a step to the totals of running episodes, and reset those that ended.
+
+    Args:
+        arrays: Shared arrays; ``episode_return`` and ``episode_length`` are written.
+        rows: Rows that were stepped.
+        returns: Running returns, ``[E]``, changed in place.
+        lengths: Running lengths in steps, ``[E]``, changed in place.
+        goes_on: Environments in which only a life was lost, so that no episode is counted, bool ``[E]``.
+    """
     running, counts, reward = returns[rows], lengths[rows], arrays.reward[rows]
     running += reward if reward.ndim == 1 else reward.sum(axis=1)
     counts += 1
@@ -197,7 +246,14 @@ def add_up(arrays: Arrays, rows: slice, returns: np.ndarray, lengths: np.ndarray
 
 
 def add_up_each(arrays: Arrays, rows: slice, running: np.ndarray, ended: np.ndarray) -> None:
-    """Add a step to the returns of agents, ``running`` ``[E, A]``; those of episodes that end go to ``ended``."""
+    """Add a step to the returns of each agent, and store the returns of finished episodes.
+
+    Args:
+        arrays: Shared arrays.
+        rows: Rows that were stepped.
+        running: Running returns, ``[E, A]``, changed in place.
+        ended: Returns of the last finished episode, ``[E, A]``, changed in place.
+    """
     own, over = running[rows], arrays.terminated[rows] | arrays.truncated[rows]
     own += arrays.reward[rows]
     ended[rows][over] = own[over]
@@ -209,7 +265,17 @@ def _not_ours(action: Any) -> Any:
 
 
 def describe_failure(error: BaseException, name: str, index: int, where: str) -> PoolError:
-    """The error that a user sees in place of the environment's own."""
+    """Wrap an environment's error for the user.
+
+    Args:
+        error: Error of the environment.
+        name: Name of the environments.
+        index: Index of the environment.
+        where: What the environment was doing.
+
+    Returns:
+        The error to raise.
+    """
     what = traceback.format_exception_only(error)[-1].strip()
     lines = "".join(traceback.format_exception(error)).rstrip()
     return PoolError(f"environment {index} of {name} raised {what} ({where}). Its traceback:\n{lines}")

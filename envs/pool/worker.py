@@ -1,7 +1,7 @@
-"""A worker process of the pool, and the semaphores by which it and the pool wake each other.
+"""A worker process of the pool, and the semaphores with which worker and parent wake each other.
 
-On Linux they are POSIX semaphores in shared memory, called through ctypes: posting one that nobody sleeps on, and
-looking whether one was posted, need no system call. Elsewhere (macOS has none without a name) each is a pipe.
+On Linux they are POSIX semaphores in shared memory, called through ctypes: without a sleeping process, post and test
+need no system call. On other systems each is a pipe, since macOS has no unnamed semaphores.
 """
 
 import ctypes
@@ -23,18 +23,19 @@ from jaxrl_fast.envs.pool.codec import Arrays, array_fields, place
 from jaxrl_fast.envs.pool.stepping import HostEnvSpec, PoolError, Stepper, make_stepper, of_env
 
 SLOT_BYTES = 64
-"""The space of a semaphore: a cache line, which is more than a ``sem_t`` takes."""
+"""Space of a semaphore in bytes: a cache line, which is larger than a ``sem_t``."""
 _yield: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
 
 
 class Signals(NamedTuple):
     """Semaphores by number, and bytes of shared memory.
 
-    - ``post(i)``: posts semaphore ``i``.
-    - ``acquire(i, timeout_s)``: waits for it; 0 looks once. False if it was not posted in that time, or a signal of the
-      system interrupted the wait.
-    - ``clear(i)``: sets it to "not posted"; only while nobody else uses it.
-    - ``board``: the bytes behind the semaphores, for commands.
+    Attributes:
+        post: ``(i)``, posts semaphore ``i``.
+        acquire: ``(i, timeout_s) -> bool``, waits for it; 0 tests once. False if it was not posted in time, or a system
+            signal interrupted the wait.
+        clear: ``(i)``, sets it to "not posted"; only while no other process uses it.
+        board: Bytes after the semaphores, for commands.
     """
 
     post: Callable[[int], Any]
@@ -44,7 +45,15 @@ class Signals(NamedTuple):
 
 
 def anonymous_file(content: bytes = b"", size_bytes: int = 0) -> int:
-    """The descriptor of a file in memory without a name, which is freed when the last process that holds it ends."""
+    """Create a file in memory without a name, which is freed when the last process that holds it ends.
+
+    Args:
+        content: Initial content.
+        size_bytes: Size, at least the content's.
+
+    Returns:
+        File descriptor.
+    """
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("jaxrl_fast_pool")
     else:
@@ -57,7 +66,16 @@ def anonymous_file(content: bytes = b"", size_bytes: int = 0) -> int:
 
 
 def make_signals(count: int, board_bytes: int, *, pipes: bool = sys.platform != "linux") -> tuple[int, ...]:
-    """The descriptors of ``count`` semaphores and a board, for `open_signals` here and in processes that get them."""
+    """Create semaphores and a board of commands, for `open_signals` in every process that gets the descriptors.
+
+    Args:
+        count: Number of semaphores.
+        board_bytes: Size of the board.
+        pipes: Use pipes instead of POSIX semaphores.
+
+    Returns:
+        File descriptors.
+    """
     memory_fd = anonymous_file(size_bytes=count * SLOT_BYTES + board_bytes)
     if pipes:
         return memory_fd, *(fd for _ in range(count) for fd in os.pipe())
@@ -68,10 +86,18 @@ def make_signals(count: int, board_bytes: int, *, pipes: bool = sys.platform != 
 
 
 def open_signals(fds: Sequence[int], count: int, *, awake_s: float = 0.0) -> Signals:
-    """The semaphores of `make_signals`, in any process that holds its descriptors.
+    """Open the semaphores of `make_signals`.
 
-    A process that waits polls for ``awake_s`` seconds before it sleeps: being woken costs it 50 µs and, where its core
-    went idle meanwhile, 20 µs of the process that wakes it.
+    A waiting process polls before it sleeps, since waking it costs it 50 µs and, if its core became idle, 20 µs of the
+    process that wakes it.
+
+    Args:
+        fds: File descriptors.
+        count: Number of semaphores.
+        awake_s: Time to poll in seconds.
+
+    Returns:
+        The semaphores and the board.
     """
     memory = mmap.mmap(fds[0], 0)
     post, look, sleep, clear = _piped(fds[1:]) if len(fds) > 1 else _posix(memory, count)
@@ -96,12 +122,12 @@ class _Timespec(ctypes.Structure):
 def _posix(memory: mmap.mmap, count: int) -> tuple[Callable[..., Any], ...]:
     base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     at = [ctypes.c_void_p(base + i * SLOT_BYTES) for i in range(count)]
-    c, c_keeping_the_gil = ctypes.CDLL(None), ctypes.PyDLL(None)
-    sem_post, sem_trywait = c_keeping_the_gil.sem_post, c_keeping_the_gil.sem_trywait  # these never wait
+    c, c_with_gil = ctypes.CDLL(None), ctypes.PyDLL(None)
+    sem_post, sem_trywait = c_with_gil.sem_post, c_with_gil.sem_trywait  # these never wait
     sem_timedwait = c.sem_timedwait
 
     def sleep(i: int, timeout_s: float) -> bool:
-        until_ns = time.time_ns() + int(1e9 * timeout_s)  # the only clock that it knows
+        until_ns = time.time_ns() + int(1e9 * timeout_s)  # sem_timedwait supports only this clock
         return sem_timedwait(at[i], ctypes.byref(_Timespec(*divmod(until_ns, 10**9)))) == 0
 
     return (lambda i: sem_post(at[i]), lambda i: sem_trywait(at[i]) == 0, sleep, lambda i: c.sem_init(at[i], 1, 0))
@@ -115,7 +141,7 @@ def _piped(ends: Sequence[int]) -> tuple[Callable[..., Any], ...]:
         poll.register(reader, select.POLLIN)
 
     def post(i: int) -> None:
-        with suppress(BlockingIOError):  # full: there is enough to be woken by
+        with suppress(BlockingIOError):  # a full pipe wakes the reader, too
             os.write(ends[2 * i + 1], b"+")
 
     def look(i: int) -> bool:
@@ -132,27 +158,32 @@ def _piped(ends: Sequence[int]) -> tuple[Callable[..., Any], ...]:
 
 
 RESET, END = 8, 9
-"""The commands to reset and to close; smaller bytes are groups."""
+"""Commands to reset and to close. Smaller bytes are groups."""
 BACKLOG = 16
-"""How many commands a worker's part of the board can hold: one for every group, and more."""
+"""Number of commands that a worker's part of the board can hold: more than one per group."""
 AWAKE_S = 300e-6
-"""How long a worker polls for a command before it sleeps: PPO on HalfCheetah was 5 to 15 % faster that way with one
-worker on two cores, and 20 % with two, than with workers that sleep at once."""
+"""How long a worker polls for a command before it sleeps, in seconds. PPO on HalfCheetah was 5 to 15 % faster with
+it for one worker on two cores, and 20 % for two, than with workers that sleep at once.
+"""
 LOOK_S = 1.0
-"""How often an idle worker checks whether its parent is still alive; on Linux it is notified at once."""
+"""Interval in seconds at which an idle worker checks whether its parent is alive. Linux notifies it at once."""
 MAX_LAST_WORDS = 30_000
 """In characters: fewer than a pipe holds, so that a dying worker never waits for a reader."""
 
 
 class WorkerJob(NamedTuple):
-    """What every worker of a pool is given.
+    """Arguments of every worker of a pool.
 
-    - ``name``, ``clip_rewards``: as in `HostEnvSpec`; ``make``: the same, pickled.
-    - ``num_envs``: environments of the whole pool, over all seeds.
-    - ``fields``: shapes and dtypes of the shared arrays, from `array_fields`.
-    - ``shares``: ``shares[worker][group]`` are the rows that a worker steps.
-    - ``memory``, ``signals``: file descriptors of shared memory and semaphores, the same in every process.
-    - ``by_arrival``: the parent waits for whoever is ready first, by a semaphore that all workers post.
+    Attributes:
+        name: As in `HostEnvSpec`.
+        make: `HostEnvSpec.make`, pickled.
+        num_envs: Environments of the whole pool, over all seeds.
+        fields: Shapes and dtypes of the shared arrays, from `array_fields`.
+        shares: ``shares[worker][group]`` are the rows that a worker steps.
+        memory: File descriptor of the shared memory, the same in every process.
+        clip_rewards: As in `HostEnvSpec`.
+        by_arrival: The parent waits for the first answer of any worker, with a semaphore that all workers post.
+        signals: File descriptors of the semaphores, the same in every process.
     """
 
     name: str
@@ -167,33 +198,40 @@ class WorkerJob(NamedTuple):
 
     @property
     def num_signals(self) -> int:
-        """How many semaphores the pool needs."""
+        """Number of semaphores of the pool."""
         return 1 + len(self.shares) * (len(self.shares[0]) + 2)
 
     def go(self, worker: int) -> int:
-        """The number of the semaphore that announces a command."""
+        """Return the number of the semaphore that announces a command."""
         return 1 + worker * (len(self.shares[0]) + 2)
 
     def done(self, worker: int, command: int) -> int:
-        """The number of the semaphore that answers a command."""
+        """Return the number of the semaphore that answers a command."""
         return self.go(worker) + 1 + min(command, len(self.shares[0]))
 
 
 NEWS = 0
-"""The number of the semaphore that every worker posts with ``by_arrival``."""
+"""Number of the semaphore that every worker posts with ``by_arrival``."""
 
 
 def main(index: int, words_fd: int, lifeline_fd: int, job: bytes) -> None:
-    """Serve until the parent commands `END`, or dies."""
+    """Run a worker until the parent sends `END` or dies.
+
+    Args:
+        index: Index of the worker.
+        words_fd: Descriptor of the pipe for the error message.
+        lifeline_fd: Descriptor of the pipe that closes when the parent dies.
+        job: Pickled `WorkerJob`.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to handle
-    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # an environment that prints must not be stopped for it
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # an environment that prints must not be stopped
     _die_with_parent(lifeline_fd)
     faulthandler.enable(words_fd)
     status = 0
     try:
         given: WorkerJob = pickle.loads(job)
         for fd in (words_fd, lifeline_fd, given.memory, *given.signals):
-            os.set_inheritable(fd, False)  # a game server that an environment starts must not hold them open
+            os.set_inheritable(fd, False)  # processes that an environment starts must not hold them open
         arrays = place(given.fields, mmap.mmap(given.memory, 0))
         stepper = _stepper(given, arrays, index)
         _serve(stepper, given, index, lifeline_fd)
@@ -204,7 +242,7 @@ def main(index: int, words_fd: int, lifeline_fd: int, job: bytes) -> None:
         status = 1
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)  # an environment's threads or exit handlers must not keep the process
+    os._exit(status)  # an environment's threads or exit handlers must not delay the exit
 
 
 def _serve(stepper: Stepper, job: WorkerJob, index: int, lifeline_fd: int) -> None:
@@ -232,7 +270,7 @@ def _stepper(job: WorkerJob, arrays: Arrays, index: int) -> Stepper:
     host_spec: HostEnvSpec = of_env(probe, make, job.name)
     if array_fields(job.num_envs, host_spec.observe, host_spec.act, host_spec.num_agents) != job.fields:
         raise PoolError(
-            f"{job.name} has other spaces in worker {index} than in the parent: make must always give the same"
+            f"{job.name} has other spaces in worker {index} than in the parent: make must always return the same spaces"
         )
     first = [probe]
     host_spec = host_spec._replace(make=lambda: first.pop() if first else make(), clip_rewards=job.clip_rewards)
@@ -240,9 +278,9 @@ def _stepper(job: WorkerJob, arrays: Arrays, index: int) -> Stepper:
 
 
 def _die_with_parent(lifeline_fd: int) -> None:
-    """Have the kernel end this process when the parent dies, even in an environment that never returns."""
+    """Let the kernel end this process when the parent dies, even in an environment that never returns."""
     if sys.platform != "linux":
-        return  # `_serve` checks it between two steps
+        return  # `_serve` checks the parent between two steps
     import fcntl
 
     fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, os.getpid())

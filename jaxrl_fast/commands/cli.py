@@ -1,6 +1,6 @@
-"""What every command shares: ``--help``, ``--version``, ``--multirun``, errors of one line, and opening a trained run.
+"""Common parts of all commands: ``--help``, ``--version``, ``--multirun``, one-line errors, and loading of runs.
 
-Exit status: 0, 2 for settings that cannot be run, 130 after Ctrl-C, else what the command says.
+Exit codes: 0, 2 for settings that cannot be run, 130 after Ctrl-C, others as documented by the command.
 """
 
 import importlib.metadata
@@ -32,11 +32,11 @@ WIDTH = 80
 ASIDE = ("checkpoint.", "env.", "distributed", "pool.")
 """Sections of which ``--help`` only lists the keys; README and docs describe them."""
 INTERRUPTED = (130, 143)
-"""Exit statuses after Ctrl-C and SIGTERM."""
+"""Exit codes after Ctrl-C and SIGTERM."""
 
 EXAMPLES = (
     ("", "train a cheetah to run"),
-    ("env=cartpole algo=ppo seed=3", "choose"),
+    ("env=cartpole algo=ppo seed=3", "select env, algorithm, seed"),
     ("algo.learning_rate=linear:3e-4:0", "change a setting"),
     ("--multirun algo=sac,ppo seed=1,2,3", "six runs, one by one"),
 )
@@ -48,10 +48,21 @@ def main(
     argv: Sequence[str] | None = None,
     help_text: Callable[[], str] | None = None,
 ) -> int:
-    """Run a command's ``run(words) -> exit status`` and turn its errors into one line on stderr and status 2.
+    """Run a command, and convert its errors to one line on stderr and exit code 2.
 
-    ``HYDRA_FULL_ERROR=1`` shows the traceback too. ``argv``: the words, default those of the process; ``help_text``:
-    gives the text of ``--help``, default that of training.
+    ``HYDRA_FULL_ERROR=1`` prints the traceback, too.
+
+    Args:
+        command: Name of the command.
+        run: ``(words) -> exit code``; None means 0.
+        argv: Words of the command line, None for the arguments of the process.
+        help_text: Returns the text of ``--help``, None for the text of training.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        JaxRuntimeError: An error of JAX other than exhausted memory.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -73,11 +84,19 @@ def main(
     except JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        return fail(error, "this does not fit into memory: write a smaller num_envs, num_seeds, batch or buffer_size")
+        return fail(error, "out of memory: write a smaller num_envs, num_seeds, batch or buffer_size")
 
 
 def fail(error: Exception, message: str | None = None) -> int:
-    """Print in one line what was wrong: ``message``, default the error's own. Returns exit status 2."""
+    """Print an error in one line.
+
+    Args:
+        error: Error.
+        message: Text to print, None for the error's text.
+
+    Returns:
+        Exit code 2.
+    """
     if os.environ.get("HYDRA_FULL_ERROR") == "1":
         traceback.print_exception(error)
     message = message or " ".join(str(error).split()) or type(error).__name__
@@ -86,16 +105,26 @@ def fail(error: Exception, message: str | None = None) -> int:
 
 
 def version_line() -> str:
-    """The versions of this package and of those on which results depend."""
+    """Return the versions of this package and of packages that affect results.
+
+    Returns:
+        A line.
+    """
     versions = [f"{name} {importlib.metadata.version(name)}" for name in ("jaxrl_fast", "jax", "brax", "gymnax")]
     return ", ".join([*versions, f"Python {platform.python_version()}"])
 
 
 def expand(words: Sequence[str]) -> list[list[str]]:
-    """The jobs of a sweep: every combination of the values separated by commas.
+    """List the jobs of a sweep: every combination of the values separated by commas.
+
+    Args:
+        words: Words of the command line.
+
+    Returns:
+        Words of each job.
 
     Raises:
-        ConfigError: a word that cannot be read, a sweep without values, or two jobs that would write to one folder.
+        ConfigError: Invalid word, a sweep without values, or two jobs with the same folder.
     """
     jobs = [list(job) for job in itertools.product(*(_values(word) for word in words))]
     if not jobs:
@@ -107,10 +136,17 @@ def expand(words: Sequence[str]) -> list[list[str]]:
 
 
 def multirun(command: str, words: Sequence[str]) -> int:
-    """Run the jobs of a sweep one after another, each in a fresh process. Returns the worst exit status.
+    """Run the jobs of a sweep one after another, each in a new process.
+
+    Args:
+        command: Name of the command.
+        words: Words of the command line.
+
+    Returns:
+        The highest exit code.
 
     Raises:
-        ConfigError: as `expand`, before any job starts.
+        ConfigError: As `expand`, before any job starts.
     """
     jobs, statuses = expand(words), []
     for number, job in enumerate(jobs, 1):
@@ -122,7 +158,11 @@ def multirun(command: str, words: Sequence[str]) -> int:
 
 
 def train_help() -> str:
-    """The screen of ``--help``, from the registries and schemas; fits 80 x 50."""
+    """Build the text of ``--help`` from the registries and schemas, within 80 x 50 characters.
+
+    Returns:
+        The text.
+    """
     run, keys = compose([]), run_keys()
     aside = [name for name, key in keys.items() if key.aside or name.startswith(ASIDE)]
     return "\n".join(
@@ -134,7 +174,7 @@ def train_help() -> str:
             "algorithms (algo=...), compared in docs/algorithms.md; their settings are algo.*",
             *_listed(ALGORITHMS),
             "placements (placement=...)",
-            f"  {AUTO:<16} The one that was measured to be fastest for env and algo.",
+            f"  {AUTO:<16} The fastest measured placement for env and algo.",
             *_described(PLACEMENTS, lambda place: place.__doc__),
             f"keys, with their defaults for env={run.env}",
             *(
@@ -143,7 +183,7 @@ def train_help() -> str:
                 if name not in aside
             ),
             *_listed(aside),
-            "tuned=false: untuned; config=<file>: a run again; HYDRA_FULL_ERROR=1: tracebacks",
+            "tuned=false: untuned; config=<file>: repeats it; HYDRA_FULL_ERROR=1: tracebacks",
         ]
     )
 
@@ -159,7 +199,7 @@ def _values(word: str) -> list[str]:
 
 
 def _run_job(words: list[str]) -> int:
-    """Exit status of a process, which gets our SIGTERM too (Ctrl-C reaches it by itself)."""
+    """Run a process and return its exit code. It also gets SIGTERM; Ctrl-C reaches it directly."""
     with subprocess.Popen(words) as job, _forwarded(signal.SIGTERM, job.send_signal):
         while True:
             try:
@@ -179,7 +219,7 @@ def _forwarded(number: signal.Signals, send: Callable[[int], Any]) -> Iterator[N
 
 
 def _environments() -> list[str]:
-    """Short names by suite, those of several agents together, and all suites but our probes."""
+    """List short names by suite, multi-agent ones together, and all suites but the probes."""
     from jaxrl_fast.envs import OF_SEVERAL_AGENTS, SHORT_NAMES
 
     names: dict[str, list[str]] = {}
@@ -195,12 +235,12 @@ def _listed(names: Iterable[str]) -> list[str]:
 
 
 def _wrapped(label: str, text: str) -> list[str]:
-    """Text beside a label, over as many lines as it takes."""
+    """Wrap a text next to a label."""
     return textwrap.wrap(text, WIDTH, initial_indent=f"  {label:<10} ", subsequent_indent=" " * 13)
 
 
 def _described(registry: dict[str, Any], doc: Callable[[Any], str | None]) -> list[str]:
-    """A line for each entry: its name and the first line of its documentation."""
+    """Format a line for each entry with its name and the first line of its documentation."""
     first = {name: (doc(entry) or "").strip().partition("\n")[0] for name, entry in registry.items()}
     lines = [f"  {name:<16} {line}" for name, line in first.items()]
     return [line if len(line) <= WIDTH else line[: WIDTH - 1] + "…" for line in lines]
@@ -213,10 +253,18 @@ def _key_line(name: str, key: Key, default: Any) -> str:
 
 
 def split_words(words: Sequence[str], command: str, keys: Mapping[str, Key]) -> tuple[list[Path], dict[str, Any]]:
-    """Read the words of a command that takes folders: the folders, and its keys, texts and whole numbers, by name.
+    """Parse the words of a command that takes folders.
+
+    Args:
+        words: Words of the command line.
+        command: Name of the command in error messages.
+        keys: Keys of the command by name.
+
+    Returns:
+        The folders, and the values by key: text or whole numbers.
 
     Raises:
-        ConfigError: an unknown key, or not a number in its range.
+        ConfigError: Unknown key, or a number out of range.
     """
     found, folders = {name: key.default for name, key in keys.items()}, []
     for word in words:
@@ -225,17 +273,25 @@ def split_words(words: Sequence[str], command: str, keys: Mapping[str, Key]) -> 
             folders.append(Path(word))
         elif name not in keys:
             known = " and ".join(", ".join(keys).rsplit(", ", 1))
-            raise ConfigError(f"unknown key '{name}': {command} knows {known}")
+            raise ConfigError(f"unknown key '{name}': the keys of {command} are {known}")
         else:
             found[name] = _whole(name, value, keys[name]) if keys[name].type is int else value
     return folders, found
 
 
 def read_words(words: Sequence[str], command: str, keys: Mapping[str, Key]) -> tuple[Path, dict[str, Any]]:
-    """Read the words of a command that takes one run's folder, as `split_words`.
+    """Parse the words of a command that takes one run's folder.
+
+    Args:
+        words: Words of the command line.
+        command: Name of the command in error messages.
+        keys: Keys of the command by name.
+
+    Returns:
+        The folder, and the values by key.
 
     Raises:
-        ConfigError: no folder, several, or as `split_words`.
+        ConfigError: No folder, several folders, or as `split_words`.
     """
     folders, found = split_words(words, command, keys)
     if len(folders) != 1:
@@ -244,27 +300,40 @@ def read_words(words: Sequence[str], command: str, keys: Mapping[str, Key]) -> t
 
 
 def open_run(folder: Path, policy: str = "policy") -> tuple[Run, Policy]:
-    """The settings of a run, and the policy in its subfolder ``policy``.
+    """Load a run's settings and policy.
+
+    Args:
+        folder: Folder of the run.
+        policy: Subfolder of the policy.
+
+    Returns:
+        The settings and the policy.
 
     Raises:
-        ValueError: there is no run, or no policy; one line that says what to write instead.
+        ConfigError: The folder contains no run.
+        ValueError: The run has no readable policy.
     """
     config_file = folder / "config.yaml"
     if not config_file.exists():
-        raise ConfigError(f"{folder} holds no run: write the path of a run's folder, such as runs/latest")
+        raise ConfigError(f"{folder} contains no run: write the path of a run's folder, such as runs/latest")
     return compose([f"config='{config_file}'"]), load_policy(folder / policy)
 
 
 def check_spaces(policy: Policy, spec: EnvSpec, folder: Path) -> None:
     """Check that a policy was trained on environments like the one in its run's settings.
 
+    Args:
+        policy: Policy.
+        spec: Spec of the environment.
+        folder: Folder of the run.
+
     Raises:
-        ConfigError: it was not.
+        ConfigError: Observations or actions differ.
     """
     if not same_spaces(policy.spec, spec):
         raise ConfigError(
-            f"{folder}/policy was trained on {policy.spec.name}, whose observations or actions are not those of the "
-            f"{spec.name} in {folder / 'config.yaml'}: put the files of one run together"
+            f"{folder}/policy was trained on {policy.spec.name}, whose observations or actions differ from the "
+            f"{spec.name} in {folder / 'config.yaml'}: use the files of one run"
         )
 
 

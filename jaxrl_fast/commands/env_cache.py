@@ -1,7 +1,7 @@
-"""Environments and compiled programs of earlier starts, in files of the user's own, and all that they depend on.
+"""A cache of environments and compiled programs in the user's files, and the identity of everything they depend on.
 
-A file is named by a digest of code, packages, machine, JAX's own settings and the run's; it holds what an environment
-says of itself, so that it need not be built again, or one compiled program.
+The name of a file is a digest of code, packages, machine, JAX's configuration and the run's settings. A file
+contains the facts of an environment, so that it need not be built again, or one compiled program.
 """
 
 import hashlib
@@ -37,18 +37,24 @@ OF_SUITES = {
     "traffic": (),
     "probe": (),
 }
-"""Suites whose worlds are wholly said by a name, options and these packages; those of others are never kept."""
+"""Suites whose environments are fully determined by name, options and these packages. Other suites are never cached."""
 CODE = (".py", ".so", ".xml", ".yaml", ".json")
 VARIABLES = ("JAX", "XLA", "LIBTPU", "TPU_", "CUDA", "NVIDIA", "NCCL", "TF_", "OMP_", "OPENBLAS", "LD_")
-"""Begin the names of environment variables that may change what is computed."""
+"""Prefixes of environment variables that may change results."""
 UNIMPORTANT = ("JAXRL_FAST_CACHE",)
 CACHE_SETTINGS = ("jax_compilation_cache_dir", "jax_compilation_cache", "jax_persistent_cache")
-"""Begin the names of JAX's settings that say where and what it saves."""
+"""Prefixes of JAX options that control JAX's cache."""
 
 
 def identity_of(suite: str) -> dict[str, Any] | None:
-    """All of it for worlds of a ``suite``, as JSON has it; None for worlds that are more than their names, such as a
-    user's own. Starts JAX's devices."""
+    """Collect everything that cached files of a suite depend on, other than settings. Starts JAX's devices.
+
+    Args:
+        suite: Suite of environments.
+
+    Returns:
+        Nested values for JSON; None for suites that cannot be cached, such as user environments.
+    """
     if suite not in OF_SUITES:
         return None
     packages = (*PACKAGES, *OF_SUITES[suite])
@@ -64,12 +70,19 @@ def identity_of(suite: str) -> dict[str, Any] | None:
 
 
 def digest(*parts: Any) -> str:
-    """A name for what all of this says."""
+    """Compute a name from values.
+
+    Args:
+        *parts: Values for JSON, or with a complete ``repr``.
+
+    Returns:
+        40 hexadecimal digits.
+    """
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=repr).encode()).hexdigest()[:40]
 
 
 def _digest_of_code(package: str) -> str:
-    """Of what is written in a package's files."""
+    """Return the digest of the contents of a package's files."""
     found = hashlib.sha256()
     for path, place in _files(package):
         content = Path(path).read_bytes()
@@ -78,7 +91,7 @@ def _digest_of_code(package: str) -> str:
 
 
 def _stamp(package: str) -> str:
-    """Of when a package's files were last changed, and how long they are."""
+    """Return the digest of the modification times and sizes of a package's files."""
     found = hashlib.sha256()
     for path, place in _files(package):
         state = os.stat(path)
@@ -87,7 +100,7 @@ def _stamp(package: str) -> str:
 
 
 def _files(package: str) -> Iterator[tuple[str, str]]:
-    """The files of a package that can change what it does, as path and name within it, in order."""
+    """Iterate over the files of a package that can change its behaviour, as path and name within it, in order."""
     spec = find_spec(package)
     if spec is None:
         return
@@ -108,25 +121,27 @@ def _version(package: str) -> str | None:
 
 
 MAX_BYTES = 512_000_000
-"""Of all files together; those that were not read for longest give way."""
+"""Largest size of all files in bytes. The files that were not read for longest are removed."""
 FOLDER = "kept"
 HEAD = b"jaxrl_fast kept 1\n"
 DIGEST_BYTES = 32
 
 
 class KeptFiles:
-    """A folder of files by name, each a dictionary of numbers, texts, bytes and arrays. ``tell`` gets a line where a
-    file, or the folder, cannot be used."""
+    """A folder of files, each a dictionary of numbers, texts, bytes and arrays.
+
+    ``tell`` gets a line if a file or the folder cannot be used.
+    """
 
     def __init__(self, folder: Path, tell: Callable[[str], None], max_bytes: int = MAX_BYTES) -> None:
         self.folder, self.tell, self.max_bytes = folder, tell, max_bytes
         wrong = make_own_folder(folder)
         self.usable = wrong is None
         if wrong is not None:
-            tell(f"{wrong}; until then nothing is kept for a second start")
+            tell(f"{wrong}; until then nothing is cached for the next start")
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """The content of a file; None where there is none that can be used."""
+        """Read a file; None if there is no usable one."""
         path = self.folder / name
         if not self.usable:
             return None
@@ -136,17 +151,17 @@ class KeptFiles:
                 raise ValueError("it is of another kind")
             digest, body = content[len(HEAD) :][:DIGEST_BYTES], content[len(HEAD) + DIGEST_BYTES :]
             if digest != _digest(name, body):
-                raise ValueError("it is not as it was written")
+                raise ValueError("it has changed")
             os.utime(path)
             return dict(serialization.msgpack_restore(body))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError) as error:
-            self.tell(f"{path} cannot be used ({_reason(error)}) and is made anew")
+            self.tell(f"{path} cannot be used ({_reason(error)}) and is rebuilt")
             return None
 
     def write(self, name: str, content: dict[str, Any]) -> None:
-        """Replace a file in one step, and remove old ones if all are more than ``max_bytes``."""
+        """Replace a file atomically, and remove old ones if all are larger than ``max_bytes``."""
         if not self.usable:
             return
         body = serialization.msgpack_serialize(content)
@@ -162,7 +177,7 @@ class KeptFiles:
 
 
 def _read_own(path: Path) -> bytes:
-    """The bytes of a file that belongs to the user, and that no other can have written."""
+    """Read a file that belongs to the user and that others cannot write."""
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
@@ -179,17 +194,28 @@ def _reason(error: Exception) -> str:
 
 
 class EnvCache(NamedTuple):
-    """The ``files`` in which what was made for a run is kept, and its ``identity``: all that this depends on beside the
-    run's settings."""
+    """The cache of a run.
+
+    Attributes:
+        files: Cached files.
+        identity: Everything that they depend on, other than the run's settings.
+    """
 
     files: KeptFiles
     identity: dict[str, Any]
 
 
 def env_cache_of(run: Run, tell: Callable[[str], None]) -> EnvCache | None:
-    """The `EnvCache` of a run, for which JAX has started; None where nothing may be kept: with
-    ``JAXRL_FAST_CACHE=off``, for worlds that are more than their names, in several processes, and with ``debug``, which
-    traces each tick's operations."""
+    """Open the cache of a run for which JAX has started.
+
+    Args:
+        run: Settings of the run.
+        tell: Shows messages to the user.
+
+    Returns:
+        The cache; None with ``JAXRL_FAST_CACHE=off``, in several processes, for environments that are not determined by
+        their names, and with ``debug``, which traces each tick's operations.
+    """
     root = cache_root()
     if root is None or run.debug or jax.process_count() > 1:
         return None
@@ -199,7 +225,15 @@ def env_cache_of(run: Run, tell: Callable[[str], None]) -> EnvCache | None:
 
 
 def make_cached_envs(run: Run, keeper: EnvCache | None) -> VecEnv | HostEnv:
-    """As `make_envs`; a world that was built before is built only when it is traced."""
+    """Make the environments of a run; cached ones are built only when they are traced.
+
+    Args:
+        run: Settings of the run.
+        keeper: Cache, or None.
+
+    Returns:
+        The environments.
+    """
     if keeper is None:
         return make_envs(run)
     name = f"world-{digest(keeper.identity, *envs.resolve(run.env, dict(run.env_options)))}"
@@ -215,7 +249,15 @@ def make_cached_envs(run: Run, keeper: EnvCache | None) -> VecEnv | HostEnv:
 
 
 def same(one: EnvSpec, other: EnvSpec) -> bool:
-    """Whether two specs are the same in everything, containers included."""
+    """Check whether two specs are equal, including their containers.
+
+    Args:
+        one: Spec.
+        other: Spec.
+
+    Returns:
+        True if they are equal.
+    """
     if str(jax.tree.structure(one)) != str(jax.tree.structure(other)):
         return False
     pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
@@ -233,12 +275,12 @@ def _facts(env: Env) -> dict[str, Any]:
 
 
 def _built_later(run: Run, known: dict[str, Any]) -> Env:
-    """The world of a run, built at the first call of one of its functions."""
+    """Make the environment of a run, which is built at the first call of one of its functions."""
     built: list[Env] = []
     lock = threading.Lock()
 
     def world() -> Env:
-        with lock, jax.ensure_compile_time_eval():  # its arrays outlive the trace that asks for it
+        with lock, jax.ensure_compile_time_eval():  # its arrays must outlive the current trace
             if not built:
                 built.append(envs.make(run.env, **run.env_options))
         return built[0]
@@ -260,31 +302,45 @@ def _of(function: Any, state: PyTree) -> Any:
 
 
 WITHOUT_EFFECT = ("seed", "name", "log", "tuned")
-"""Settings that no program depends on: a seed is an argument."""
+"""Settings that programs do not depend on. A seed is an argument."""
 SECTIONS_WITHOUT = ("eval.", "checkpoint.")
 
 
 class ProgramFiles(NamedTuple):
-    """A `program_store.Store` of the programs of one run, in ``files``; ``key`` says what they depend on."""
+    """A `program_store.Store` of the programs of one run.
+
+    Attributes:
+        files: Cached files.
+        key: Digest of everything that the programs depend on.
+    """
 
     files: KeptFiles
     key: str
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """The program of a name, None where there is none."""
+        """Read a program; None if there is none."""
         return self.files.read(f"program-{self.key}-{name}")
 
     def write(self, name: str, content: dict[str, Any]) -> None:
-        """Keep it."""
+        """Write a program."""
         self.files.write(f"program-{self.key}-{name}", content)
 
     def refuse(self, name: str, why: str) -> None:
-        """Say that a program cannot be used, or kept, and why."""
-        self.files.tell(f"program '{name}' is not kept for a second start ({' '.join(why.split())})")
+        """Report why a program cannot be used or cached."""
+        self.files.tell(f"program '{name}' is not cached for the next start ({' '.join(why.split())})")
 
 
 def store_of(keeper: EnvCache, settings: Mapping[str, Any], program: Any) -> ProgramFiles:
-    """Where the programs of a run with ``settings`` are kept; ``program``: what else they depend on."""
+    """Return the store of a run's compiled programs.
+
+    Args:
+        keeper: Cache of the run.
+        settings: Settings of the run.
+        program: Other values that the programs depend on.
+
+    Returns:
+        The store.
+    """
     telling = {
         key: value
         for key, value in settings.items()

@@ -1,4 +1,4 @@
-"""Prepares a run for this machine, and reports it: its first lines, the facts in its folder, its closing lines."""
+"""Prepares a run for this machine and reports it: first lines, facts in its folder, closing lines."""
 
 import dataclasses
 import secrets
@@ -37,8 +37,14 @@ HOST = machine.Choice("fused", 1, "actions and learning on one device, environme
 
 
 class Prepared(NamedTuple):
-    """A ``run`` with every ``auto`` resolved, a few words on what was ``chosen``, its environments ``env``, and the
-    ``keeper`` of what is made for it (None: nothing is kept)."""
+    """A prepared run.
+
+    Attributes:
+        run: Settings with every ``auto`` resolved.
+        chosen: Reason of the selected placement.
+        env: Environments.
+        keeper: Cache, or None.
+    """
 
     run: Run
     chosen: str
@@ -48,11 +54,17 @@ class Prepared(NamedTuple):
 
 @contextmanager
 def prepare_run(run: Run, *, keep: bool = False) -> Iterator[Prepared]:
-    """Prepare a run; its environments are closed on leaving. ``keep``: what was made for such a run before is used, and
-    what is made now is kept.
+    """Prepare a run, and close its environments at exit.
+
+    Args:
+        run: Settings of the run.
+        keep: Use and fill the cache of environments and compiled programs.
+
+    Returns:
+        Context manager of the prepared run.
 
     Raises:
-        ValueError: the run does not fit its processes, or an environment refuses its id or an option.
+        ValueError: The run does not support its processes, or an environment refuses its id or an option.
     """
     complete, chosen = fill_in(run)
     if not hosts.is_alone():
@@ -62,7 +74,7 @@ def prepare_run(run: Run, *, keep: bool = False) -> Iterator[Prepared]:
     try:
         if not isinstance(env, HostEnv) and complete.pool != dataclasses.asdict(PoolSchema()):
             raise ValueError(f"pool.* has no effect with env={run.env}, which is compiled here: leave it out")
-        if run.placement == machine.AUTO and isinstance(env, HostEnv):  # only now known of a user's own environment
+        if run.placement == machine.AUTO and isinstance(env, HostEnv):  # a user environment, resolved only here
             complete = dataclasses.replace(complete, placement=HOST.placement, devices=HOST.devices)
             chosen = HOST.reason
         yield Prepared(complete, chosen, env, keeper)
@@ -72,11 +84,18 @@ def prepare_run(run: Run, *, keep: bool = False) -> Iterator[Prepared]:
 
 
 def fill_in(run: Run) -> tuple[Run, str]:
-    """Start JAX with the devices that the run needs, and resolve its placement and devices; returns the run and a few
-    words on the choice. Warns of visible accelerators that are left unused.
+    """Start JAX with the devices that a run needs, and resolve its placement and devices.
+
+    Warns of visible accelerators that are not used.
+
+    Args:
+        run: Settings of the run.
+
+    Returns:
+        The settings, and the reason of the placement.
 
     Raises:
-        ValueError: the run does not fit the processes that were started for it.
+        ValueError: The run does not support the processes that were started for it.
     """
     several = run.processes or (cluster.find() if run.distributed == "auto" else None)
     run, chosen = fill_in_alone(run) if several is None else fill_in_among(run, several)
@@ -87,11 +106,19 @@ def fill_in(run: Run) -> tuple[Run, str]:
 
 
 def fill_in_among(run: Run, several: Processes) -> tuple[Run, str]:
-    """As `fill_in`, for one of several processes. On a CPU each has one device unless ``devices`` says otherwise, which
-    counts those of all processes.
+    """Resolve placement and devices of a run in several processes.
+
+    ``devices`` counts the devices of all processes; on CPUs the default is one per process.
+
+    Args:
+        run: Settings of the run.
+        several: The processes.
+
+    Returns:
+        The settings, and the reason of the placement.
 
     Raises:
-        ValueError: the placement does not span processes, or they cannot share the devices evenly.
+        ValueError: The placement does not support several processes, or they cannot share the devices equally.
     """
     if run.placement in hosts.WITHIN_ONE:
         raise ValueError(hosts.refusal(run.placement, several.num_processes))
@@ -110,13 +137,19 @@ def fill_in_among(run: Run, several: Processes) -> tuple[Run, str]:
 
 
 def fill_in_alone(run: Run, *, look_up: bool = True) -> tuple[Run, str]:
-    """As `fill_in`, for a single process. With ``look_up``, what the autotuner measured here comes before the package's
-    table.
+    """Resolve placement and devices of a run in a single process.
 
     A CPU becomes one device per core, unless the placement needs only one. Of several accelerators only the first is
     used, unless a placement is named or was measured.
+
+    Args:
+        run: Settings of the run.
+        look_up: Prefer the autotuner's measurement on this machine to the package's table.
+
+    Returns:
+        The settings, and the reason of the placement.
     """
-    envs.resolve(run.env, dict(run.env_options))  # what it does not know is refused before anything slow starts
+    envs.resolve(run.env, dict(run.env_options))  # refuses unknown names before anything slow starts
     finding = remembered(run, tuning_cache.cpu_device()) if look_up else None
     choice = machine.Choice(run.placement, run.devices or machine.cpu_cores(), "")
     if run.placement == machine.AUTO:
@@ -128,7 +161,7 @@ def fill_in_alone(run: Run, *, look_up: bool = True) -> tuple[Run, str]:
         available = run.devices or len(jax.devices())
         device = tuning_cache.Device(jax.default_backend(), jax.devices()[0].device_kind, len(jax.devices()))
         finding = remembered(run, device) if look_up else None
-        auto = machine.Choice("fused", 1, f"{available - 1} other devices rest" if available > 1 else "")
+        auto = machine.Choice("fused", 1, f"{available - 1} other devices are unused" if available > 1 else "")
         choice = (
             as_measured(run, finding) or auto if run.placement == machine.AUTO else choice._replace(devices=available)
         )
@@ -137,7 +170,15 @@ def fill_in_alone(run: Run, *, look_up: bool = True) -> tuple[Run, str]:
 
 
 def remembered(run: Run, device: tuning_cache.Device) -> tuning_cache.Finding | None:
-    """The autotuner's finding for such a run, if this one leaves placement or workers open."""
+    """Look up the autotuner's finding for a run, if its placement or workers are open.
+
+    Args:
+        run: Settings of the run.
+        device: Device of the run.
+
+    Returns:
+        The finding, or None.
+    """
     workers_open = envs.is_host(run.env) and run.pool["workers"] is None
     if run.placement != machine.AUTO and not workers_open:
         return None
@@ -145,7 +186,15 @@ def remembered(run: Run, device: tuning_cache.Device) -> tuning_cache.Finding | 
 
 
 def as_measured(run: Run, finding: tuning_cache.Finding | None) -> machine.Choice | None:
-    """The placement of a finding, where it fits: one found at other sizes may not divide these evenly."""
+    """Return the placement of a finding, if it supports the run's number of environments.
+
+    Args:
+        run: Settings of the run.
+        finding: Finding, or None. It may be from other sizes.
+
+    Returns:
+        The placement, or None.
+    """
     if finding is None or "placement" not in finding.free or run.devices is not None:
         return None
     placement, devices = finding.free["placement"], finding.free["devices"]
@@ -155,7 +204,15 @@ def as_measured(run: Run, finding: tuning_cache.Finding | None) -> machine.Choic
 
 
 def with_workers(run: Run, finding: tuning_cache.Finding | None) -> Run:
-    """The worker processes of a finding, where they fit and none were asked for."""
+    """Set the worker processes of a finding, if they are supported and none were requested.
+
+    Args:
+        run: Settings of the run.
+        finding: Finding, or None.
+
+    Returns:
+        The settings.
+    """
     workers = finding.free.get("pool.workers") if finding else None
     if workers is None or run.pool["workers"] is not None or workers > run.num_envs // run.pool["num_groups"]:
         return run
@@ -163,7 +220,15 @@ def with_workers(run: Run, finding: tuning_cache.Finding | None) -> Run:
 
 
 def choose(run: Run, devices: int) -> machine.Choice:
-    """The placement of a run on a CPU by the package's table."""
+    """Select the placement of a run on a CPU by the package's table.
+
+    Args:
+        run: Settings of the run.
+        devices: Number of devices.
+
+    Returns:
+        The placement.
+    """
     suite, _ = envs.resolve(run.env, dict(run.env_options))
     if envs.is_host(run.env):
         return HOST
@@ -171,8 +236,12 @@ def choose(run: Run, devices: int) -> machine.Choice:
 
 
 def print_if_serial(run: Run, job: Job) -> None:
-    """Print a line if the placement runs its groups one after another, with the values of ``overlap`` at which it would
-    not."""
+    """Print a line if devices run one after another, with the values of ``overlap`` at which they would not.
+
+    Args:
+        run: Settings of the run.
+        job: Job of the run.
+    """
 
     def parallel(overlap: Overlap) -> bool:
         options = job.options.graph._replace(overlap=overlap)
@@ -183,7 +252,7 @@ def print_if_serial(run: Run, job: Job) -> None:
         instead = [f"overlap={overlap}" for overlap in get_args(Overlap) if parallel(overlap)]
         print(
             f"placement {run.placement} runs one device after the other at overlap={run.overlap}"
-            + (f"; {' or '.join(instead)} lets them run at the same time" if instead else "")
+            + (f"; {' or '.join(instead)} runs them at the same time" if instead else "")
         )
 
 
@@ -192,10 +261,16 @@ REFERENCES = Path(__file__).parent.parent / "config" / "references.yaml"
 
 
 def new_folder(run: Run) -> Path:
-    """Make the run's folder, or take that of a resumed run, and write ``config.yaml`` into it.
+    """Make a run's folder, or open a resumed run's, and write ``config.yaml`` into it.
+
+    Args:
+        run: Settings of the run.
+
+    Returns:
+        The folder.
 
     Raises:
-        ValueError: it holds a run already, or cannot be written to.
+        ValueError: The folder contains a run already, or is not writable.
     """
     label = f"{time.strftime('%Y%m%d-%H%M%S')}{f'-{run.name}' if run.name else ''}-{run.seed}-{secrets.token_hex(2)}"
     folder = Path(run.run_dir) if run.run_dir else RUNS / run.env / run.algo / label
@@ -204,7 +279,7 @@ def new_folder(run: Run) -> Path:
         check_tables(folder)
     holds_a_run = (folder / "config.yaml").exists() or all_steps(folder / FOLDER)
     if holds_a_run and not (goes_on or run.requeued):
-        raise ValueError(f"run_dir={folder} holds a run already: write resume={folder}, or another run_dir")
+        raise ValueError(f"run_dir={folder} contains a run already: write resume={folder}, or another run_dir")
     try:
         if run.requeued and not goes_on and (folder / FOLDER).exists():
             (folder / FOLDER).rename(folder / f"{FOLDER}-damaged-{secrets.token_hex(2)}")
@@ -220,9 +295,12 @@ def new_folder(run: Run) -> Path:
 
 
 def write_facts(run: Run, chosen: str, folder: Path) -> None:
-    """Write into ``run.json`` what only the command knows: where settings come from and what computes.
+    """Write the sources of settings, the versions and the machine to ``run.json``.
 
-    ``chosen``: `prepare_run`'s words on the placement.
+    Args:
+        run: Settings of the run.
+        chosen: Reason of the placement.
+        folder: Folder of the run.
     """
     before = read_status(folder) if run.resume is not None else {}
     computer = {"processor": processor(), "cores": cpu_cores(), "devices": [str(d) for d in jax.devices()]}
@@ -231,13 +309,26 @@ def write_facts(run: Run, chosen: str, folder: Path) -> None:
 
 
 def reference_of(run: Run) -> dict[str, Any] | None:
-    """A ``return`` that is known of the run's environment, and its ``source``; None without one."""
+    """Return a published return for the run's environment.
+
+    Args:
+        run: Settings of the run.
+
+    Returns:
+        ``return`` and ``source``, or None.
+    """
     known: Any = OmegaConf.to_container(OmegaConf.load(REFERENCES))
     return known.get(env_name(run))
 
 
 def print_opening(run: Run, chosen: str, folder: Path) -> None:
-    """Print what the names stand for, what was chosen for this machine, and where the run's files go."""
+    """Print the environment, algorithm, sizes, placement and folder of a run.
+
+    Args:
+        run: Settings of the run.
+        chosen: Reason of the placement.
+        folder: Folder of the run.
+    """
     print(envs.describe(run.env, run.env_options))
     print(f"{run.algo}, settings {f'tuned for this environment ({run.tuned_file})' if run.tuned_file else 'untuned'}")
     seeds = f", {run.num_seeds} seeds from {run.seed}" if run.num_seeds > 1 else f", seed {run.seed}"
@@ -250,8 +341,19 @@ def print_opening(run: Run, chosen: str, folder: Path) -> None:
 def add_to_summary(
     run: Run, result: dict[str, Any], folder: Path, before_s: float, wall_s: float, stopped_by: int | None
 ) -> dict[str, Any]:
-    """Complete ``summary.json`` with what only the command knows: the seconds before training, all until now, and the
-    signal that ended the run."""
+    """Complete ``summary.json`` with settings, times and the signal that ended the run.
+
+    Args:
+        run: Settings of the run.
+        result: Summary of the training loop.
+        folder: Folder of the run.
+        before_s: Seconds before training.
+        wall_s: Seconds until now.
+        stopped_by: Number of the signal, or None.
+
+    Returns:
+        The summary.
+    """
     _, options = envs.resolve(run.env, dict(run.env_options))
     summary = {
         "env": run.env,
@@ -271,7 +373,13 @@ def add_to_summary(
 
 
 def print_closing(summary: dict[str, Any], folder: Path, pictures: list[str]) -> None:
-    """Print result, speed, paths, and the command that repeats the run."""
+    """Print result, speed, paths, and the command that repeats the run.
+
+    Args:
+        summary: Summary of the run.
+        folder: Folder of the run.
+        pictures: Names of pictures in the folder.
+    """
     steps = f"{summary['env_steps']:,} steps and {summary['updates']:,} updates"
     interval = summary.get("eval_return_ci95")
     spread = f"95 % of the mean [{interval[0]:.1f}, {interval[1]:.1f}]" if interval else "std over episodes"
@@ -286,14 +394,14 @@ def print_closing(summary: dict[str, Any], folder: Path, pictures: list[str]) ->
         print(f"\n{last}greedy return {mean:.1f}{value} ({spread}, {episodes}) after {steps}")
     best = summary.get("best") or {}
     if "fresh_return_mean" in best:
-        chosen = f"chosen for {best['return_mean']:.1f} after {best['env_steps']:,} steps"
+        chosen = f"selected for {best['return_mean']:.1f} after {best['env_steps']:,} steps"
         print(
-            f"best policy {best['fresh_return_mean']:.1f} ± {best['fresh_return_std']:.1f} from fresh starts ({chosen})"
+            f"best policy {best['fresh_return_mean']:.1f} ± {best['fresh_return_std']:.1f} in new episodes ({chosen})"
         )
     if summary["dropped_updates"]:
-        print(f"{summary['dropped_updates']:,} updates were dropped, since they gave a number that is not finite")
+        print(f"{summary['dropped_updates']:,} updates were dropped because of numbers that are not finite")
     print(
-        f"{clock(summary['wall_s'])} in all, {summary['time_to_first_step_s']:.1f} s to the first step; "
+        f"{clock(summary['wall_s'])} in total, {summary['time_to_first_step_s']:.1f} s to the first step; "
         f"{si(summary['sampling_hz'])} steps/s, {si(summary['update_hz'])} updates/s of {summary['batch_size']}, "
         f"update frame rate {si(summary['update_frame_hz'])}"
     )
@@ -303,7 +411,7 @@ def print_closing(summary: dict[str, Any], folder: Path, pictures: list[str]) ->
     files = ["report.html", "summary.json", "curve.png", "graph.svg", *pictures, "policy/", "metrics.csv", "evals.csv"]
     print(f"{folder}: {', '.join(file for file in files if (folder / file).exists())}")
     if summary["stopped_by"]:
-        print(f"go on:    {command_line([f'resume={folder}'])}")
-    print(f"again:    {command_line([f'config={folder}/config.yaml'])}")
+        print(f"resume:   {command_line([f'resume={folder}'])}")
+    print(f"repeat:   {command_line([f'config={folder}/config.yaml'])}")
     print(f"evaluate: {command_line([str(folder), 'episodes=100'], 'evaluate')}")
     print(f"draw:     {command_line([str(folder)], 'render')}")

@@ -1,4 +1,4 @@
-"""All settings of a run, and what is made of them."""
+"""The settings of a run, and the objects made from them."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -30,19 +30,28 @@ from jaxrl_fast.training.checkpoints import find, newest_good, read_description
 from jaxrl_fast.training.job import JobOptions
 
 FIRST = ("overlap", "learners", "average")
-"""The keys without a section that stand before all others in ``config.yaml``."""
+"""Keys without a section that precede all others in ``config.yaml``."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run(schema.RunSchema):
-    """All settings of a run: the keys of the command line without a section, the sections, and how it was asked for.
+    """All settings of a run: keys without a section, sections, and the origin of the settings.
 
-    ``env`` and ``env_options`` go to ``envs.make``, ``algo_options`` to the factory of ``algo``, ``pool`` to the pool
-    of worker processes. ``tuned_file``: the file of tuned settings that applied, relative to the config folder.
-    ``requeued``: the folder may hold an earlier start of the same run. ``processes``: those that were named on the
-    command line. ``auto_width``: ``num_envs`` is to be replaced by the fastest number here that keeps the samples per
-    update; ``auto_overlap``: ``overlap`` by what is fastest here. ``sources``: where each setting comes from that is
-    not a default, by key.
+    Attributes:
+        env: Name of the environment, for ``envs.make``.
+        env_options: Options of the environment.
+        algo: Name of the algorithm.
+        algo_options: Arguments of the algorithm's factory.
+        placement: Name of the placement.
+        eval: Options of evaluation.
+        checkpoint: Options of checkpoints.
+        pool: Options of the pool of worker processes.
+        tuned_file: File of tuned settings that was applied, relative to the config folder, or None.
+        requeued: Whether the folder may contain an earlier start of the same run.
+        processes: Processes named on the command line, or None.
+        auto_width: Whether to replace ``num_envs`` by the fastest number here with as many samples per update.
+        auto_overlap: Whether to replace ``overlap`` by the fastest value here.
+        sources: Origin of each setting that is not a default, by key.
     """
 
     env: str
@@ -62,13 +71,27 @@ class Run(schema.RunSchema):
 
 
 def graph_options(run: Run) -> GraphOptions:
-    """The options of the run's graph that do not belong to its algorithm, on the devices that JAX has started."""
+    """Return the options of a run's graph, on the devices that JAX has started.
+
+    Args:
+        run: Settings of the run.
+
+    Returns:
+        The options.
+    """
     joined = starts_kernels_singly(jax.default_backend())
     return GraphOptions(**_applied_to("graph", run), total_steps=run.total_steps, joined=joined)
 
 
 def job_options(run: Run) -> JobOptions:
-    """How the run is trained, beside its environment and algorithm."""
+    """Return the options of a run's job.
+
+    Args:
+        run: Settings of the run.
+
+    Returns:
+        The options.
+    """
     graph, options = graph_options(run), _applied_to("job", run)
     return JobOptions(**options, graph=graph, placement=run.placement, eval=run.eval, checkpoints=run.checkpoint)
 
@@ -79,53 +102,108 @@ def _applied_to(target: str, run: Run) -> dict[str, Any]:
 
 
 def make_algorithm(run: Run) -> Algorithm:
-    """The run's algorithm, not yet bound to an environment.
+    """Make a run's algorithm, not yet bound to an environment.
+
+    Args:
+        run: Settings of the run.
+
+    Returns:
+        The algorithm.
 
     Raises:
-        ValueError: options that do not fit together.
+        ValueError: Options contradict each other.
     """
     return ALGORITHMS[run.algo](**run.algo_options, precision=run.precision)
 
 
 def make_envs(run: Run) -> VecEnv | HostEnv:
-    """The run's environments; close them at the end if they are on the host.
+    """Make a run's environments, to be closed at the end if they are on the host.
+
+    Args:
+        run: Settings of the run.
+
+    Returns:
+        The environments.
 
     Raises:
-        ValueError: the environment refuses its id or an option.
+        ValueError: The environment refuses its id or an option.
     """
     pool = {name: value for name, value in run.pool.items() if value is not None and may_be_host(run.env)}
     return envs.make_vec(run.env, num_envs=run.num_envs, num_seeds=run.num_seeds, pool=pool, **run.env_options)
 
 
 def make_evaluation_envs(run: Run) -> VecEnv | HostEnv:
-    """An environment like the run's, from which those to evaluate in are made."""
+    """Make one environment like the run's, from which evaluation environments are made.
+
+    Args:
+        run: Settings of the run.
+
+    Returns:
+        The environment.
+    """
     return make_envs(alone(run))
 
 
 def alone(run: Run) -> Run:
-    """The run with a single environment, and no worker for it."""
+    """Reduce a run to one seed and one environment without workers.
+
+    Args:
+        run: Settings of the run.
+
+    Returns:
+        The settings.
+    """
     pool = {**run.pool, "workers": 0, "num_groups": 1, "order": "fixed"}
     return dataclasses.replace(run, num_envs=1, num_seeds=1, pool=pool)
 
 
 def may_be_host(env: str) -> bool:
-    """Whether ``pool.*`` may have an effect: the environments are on the host, or a user's own."""
+    """Check whether ``pool.*`` may have an effect: the environments are on the host, or a user's.
+
+    Args:
+        env: Name of the environment.
+
+    Returns:
+        True for suites on the host and ``custom``.
+    """
     return envs.is_host(env) or env == "custom"
 
 
 def env_name(run: Run) -> str:
-    """The environment's short name, or its id in a family of them, as part of a file's name."""
+    """Return the environment's short name, or its id in a suite, for the name of a file.
+
+    Args:
+        run: Settings of the run.
+
+    Returns:
+        The name, with dashes for slashes.
+    """
     return str(run.env_options.get("id", run.env)).replace("/", "-")
 
 
 def to_yaml(run: Run) -> str:
-    """The run as a file that ``config=<file>`` repeats. It leaves out where results went and which processes shared the
-    work: a single one with as many devices computes the same."""
+    """Format a run as a file for ``config=<file>``.
+
+    It omits the folder of results, and the processes, since one process with as many devices computes the same.
+
+    Args:
+        run: Settings of the run.
+
+    Returns:
+        YAML.
+    """
     return OmegaConf.to_yaml(OmegaConf.create(_to_tree(run)))
 
 
 def flat_settings(run: Run) -> dict[str, Any]:
-    """The same by dotted key, as a checkpoint stores it."""
+    """Return a run's settings by dotted key, as a checkpoint stores them.
+
+    Args:
+        run: Settings of the run.
+
+    Returns:
+        Values by key.
+    """
     return schema.by_dotted_key(_to_tree(run))
 
 
@@ -149,23 +227,34 @@ def _to_tree(run: Run) -> dict[str, Any]:
 
 CONFIG_DIR = Path(__file__).parent.parent / "config"
 COMMAND_LINE, FOLLOWS = "command line", "follows num_envs"
-"""Where a setting comes from, beside files."""
+"""Origins of settings, other than files."""
 NEEDS = {**{suite: ("id", id) for suite, id in envs.EXAMPLE_IDS.items()}, "custom": ("make", "my_package.make")}
-"""Names that stand for a family of environments: which key of ``env.*`` chooses one, and an example."""
+"""Suites -> the key of ``env.*`` that is required, and an example."""
 
 
 class Layer(NamedTuple):
-    """Settings from one source, such as a file: ``values`` by dotted key; ``source`` begins its error messages."""
+    """Settings from one source, such as a file.
+
+    Attributes:
+        source: Prefix of error messages.
+        values: Values by dotted key.
+    """
 
     source: str
     values: dict[str, Any]
 
 
 def compose(argv: Sequence[str] = ()) -> Run:
-    """The run that the words of a command line ask for, such as ``["env=cartpole", "algo=ppo", "seed=3"]``.
+    """Parse the words of a command line to a run.
+
+    Args:
+        argv: Words, such as ``["env=cartpole", "algo=ppo", "seed=3"]``.
+
+    Returns:
+        Settings of the run.
 
     Raises:
-        ConfigError: one line that names what was wrong and what to write instead.
+        ConfigError: Unknown key or name, or invalid value.
     """
     given = Layer("", dict(map(read_word, argv)))
     requeued = given.values.get("resume") == "auto"
@@ -197,7 +286,14 @@ def compose(argv: Sequence[str] = ()) -> Run:
 
 
 def options_of(group: str) -> list[str]:
-    """The names to choose from in a group."""
+    """List the names of a group.
+
+    Args:
+        group: ``algo``, ``placement`` or ``env``.
+
+    Returns:
+        Names.
+    """
     if group == "algo":
         return list(ALGORITHMS)
     if group == "placement":
@@ -206,19 +302,18 @@ def options_of(group: str) -> list[str]:
 
 
 def _read_checkpoint(given: Layer) -> Layer | None:
-    """The settings of the checkpoint that ``resume`` means, None without one; its path replaces ``resume`` in
-    ``given``.
+    """Return the settings of the checkpoint of ``resume``, None without one; its path replaces ``resume`` in ``given``.
 
-    A run goes on in its own folder, unless another is named or ``resume`` names a checkpoint instead of a run.
+    A run continues in its folder, unless another is named or ``resume`` names a checkpoint instead of a run.
     """
     keys = run_keys()
     resume, run_dir = (read_value(name, given.values.get(name), keys[name]) for name in ("resume", "run_dir"))
     if resume is None:
         return None
     if "config" in given.values:
-        raise ConfigError("resume brings the run's own settings: leave config out")
+        raise ConfigError("resume uses the settings of the run: leave config out")
     if resume == "auto" and run_dir is None:
-        raise ConfigError("resume=auto needs to know where: write run_dir=<folder> with it")
+        raise ConfigError("resume=auto needs a folder: write run_dir=<folder> with it")
     path = newest_good(Path(run_dir), to_stderr) if resume == "auto" else _without_links(find(Path(resume)))
     given.values["resume"] = None if path is None else str(path)
     if path is None:
@@ -232,18 +327,18 @@ def _read_checkpoint(given: Layer) -> Layer | None:
 
 
 def _without_links(path: Path) -> Path:
-    """Where a path leads: ``runs/latest`` is another folder as soon as this run has its own."""
+    """Resolve links, since ``runs/latest`` changes when this run creates a folder."""
     return path if path.absolute() == path.resolve() else path.resolve()
 
 
 def _read_file(path: Any) -> Layer:
-    """The settings of a config file. A group (env, algo, placement) is a name, or a section with ``name``."""
+    """Read a config file. A group (env, algo, placement) is a name, or a section with ``name``."""
     if path is None:
         return Layer("", {})
     try:
         tree = OmegaConf.to_container(OmegaConf.load(str(path)))
     except OSError as error:
-        if error.strerror is None:  # OmegaConf's own: a number, or a text of a kind
+        if error.strerror is None:  # raised by OmegaConf: the file contains a number or a text
             raise ConfigError(f"config={path}: write keys and values, such as seed: 3") from None
         raise ConfigError(f"config={path}: {error.strerror}; write the path of a config.yaml") from None
     except (OmegaConfBaseException, YAMLError, UnicodeDecodeError, RecursionError) as error:
@@ -256,8 +351,11 @@ def _read_file(path: Any) -> Layer:
 
 
 def _take_auto(key: str, given: Layer, file: Layer) -> bool:
-    """Remove ``auto`` as the value of a key from the layers; whether it has the last word. What then remains is what
-    the choice begins with: of ``num_envs`` the number that says how many samples per update to hold."""
+    """Remove ``auto`` as the value of a key from the layers, and return whether it is the effective value.
+
+    The remaining value is the start of the selection, for ``num_envs`` the number that determines the samples per
+    update.
+    """
     asked = given.values.get(key, file.values.get(key))
     for layer in (given, file):
         if layer.values.get(key) == AUTO:
@@ -266,7 +364,7 @@ def _take_auto(key: str, given: Layer, file: Layer) -> bool:
 
 
 def _choose_groups(given: Layer, file: Layer) -> tuple[dict[str, str], Layer]:
-    """The options chosen for the groups, and the file's settings without those of a group that was chosen anew."""
+    """Return the names of the groups, and the file's settings without the settings of a replaced group."""
     groups, values = {}, dict(file.values)
     for group in schema.GROUPS:
         chosen = [layer.pop(group) for layer in (values, given.values) if group in layer]
@@ -286,7 +384,7 @@ def _known_option(group: str, name: str) -> str:
 
 
 def _group_settings(groups: Mapping[str, str], tuned: bool, id: str | None) -> tuple[Layer, Layer]:
-    """The settings of the chosen groups, and those of the tuned file, if one applies. ``id``: within a family."""
+    """Return the settings of the groups, and of the tuned file if one applies. ``id`` is within a suite."""
     env = groups.get("env", schema.choice_keys()["env"].default)
     row = _environments()[env]
     algo = groups.get("algo", row.get("algo_of_id", {}).get(id, row["algo"]))
@@ -301,8 +399,7 @@ def _group_settings(groups: Mapping[str, str], tuned: bool, id: str | None) -> t
 
 
 def _tuned_settings(env: str, id: str | None, algo: str) -> Layer:
-    """Those of ``<env>_<id>_<algo>.yaml`` (a slash of the id is a dash there), else of ``<env>_<algo>.yaml``, else
-    none."""
+    """Read ``<env>_<id>_<algo>.yaml`` (with dashes for slashes in the id), else ``<env>_<algo>.yaml``, else nothing."""
     own = [] if id is None else [f"{env}_{id.replace('/', '-')}_{algo}.yaml"]
     for name in (*own, f"{env}_{algo}.yaml"):
         path = CONFIG_DIR / "tuned" / name
@@ -313,12 +410,12 @@ def _tuned_settings(env: str, id: str | None, algo: str) -> Layer:
 
 @cache
 def _environments() -> dict[str, dict[str, Any]]:
-    """``config/envs.yaml``: the defaults of each environment."""
+    """Read ``config/envs.yaml``, the defaults of each environment."""
     return OmegaConf.to_container(OmegaConf.load(CONFIG_DIR / "envs.yaml"))  # type: ignore[return-value]
 
 
 def _read_layer(layer: Layer, keys: Mapping[str, Key], of_what: str) -> dict[str, Any]:
-    """The layer's values with their types; what is under ``env.options`` is checked by the environment."""
+    """Convert the layer's values to their types. The environment checks ``env.options`` itself."""
     typed = {}
     for name, value in layer.values.items():
         if name.startswith("env.options."):
@@ -343,11 +440,11 @@ def _nearest_key(name: str, keys: Mapping[str, Key]) -> str:
     hint = nearest(name, keys)
     if hint.startswith("write one of"):
         hint = f"write one of {', '.join(section)}" if section else "--help lists the keys"
-    return f"{hint} (an option of the environment's own is written +{name}=...)" if name.startswith("env.") else hint
+    return f"{hint} (write +{name}=... for an option of the environment)" if name.startswith("env.") else hint
 
 
 def _check_env(env: str, values: Mapping[str, Any]) -> None:
-    """Refuse a family of environments without the key that chooses one, and such a key without a family."""
+    """Refuse a suite without its required key, and such a key without a suite."""
     needed, example = NEEDS.get(env, (None, None))
     if needed is not None and values[f"env.{needed}"] is None:
         raise ConfigError(f"env={env} needs env.{needed}: write for example env={env} env.{needed}={example}")

@@ -1,8 +1,8 @@
-"""What the autotuner found on this machine: a JSON file in the user's cache folder, read by any command.
+"""The autotuner's findings on this machine: a JSON file in the user's cache folder, read by all commands.
 
-A finding is looked up by machine (device kind and count, cores), by versions, by what is computed (environment and
-options, algorithm and networks, but not its rates, which do not change the speed) and by its sizes. Settings that
-change no learning are also taken from findings for other sizes of the same work.
+The key of a finding is the machine (device kind and count, cores), the versions, the work (environment and options,
+algorithm and networks, without hyper-parameters, which do not change the speed) and its sizes. Settings that do not
+change training results are also taken from findings for other sizes of the same work.
 """
 
 import dataclasses
@@ -28,14 +28,19 @@ from jaxrl_fast.system import replace_file
 from jaxrl_fast.training.callbacks import Tell, to_stderr
 
 SIZES = ("num_envs", "algo.rollout_length", "algo.updates_per_tick", "algo.batch_size", "algo.num_minibatches")
-"""Settings that say how much is computed at once."""
+"""Settings that determine how much is computed at once."""
 FREE = {"placement", "devices", "pool.workers"}
-"""Settings of a finding that change no learning."""
+"""Settings of a finding that do not change training results."""
 
 
 class Device(NamedTuple):
-    """A kind of device: ``platform`` (cpu, gpu, tpu); ``kind`` as JAX calls it, or the name of a CPU; ``number`` of
-    devices, or of a CPU's cores."""
+    """A kind of device.
+
+    Attributes:
+        platform: cpu, gpu or tpu.
+        kind: JAX's device kind, or the name of a CPU.
+        number: Number of devices, or of a CPU's cores.
+    """
 
     platform: str
     kind: str
@@ -43,11 +48,14 @@ class Device(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """The fastest settings, by key of the command line: ``learning`` settings, found for one size of the work, and
-    ``free`` ones, which change no learning.
+    """The fastest settings, by key of the command line.
 
-    ``effect``: what they change in learning, in a sentence; ``found``: when, in a few words; ``quick``: whether only a
-    few widths were tried.
+    Attributes:
+        learning: Settings that change training results, for one size of the work.
+        free: Settings that do not change training results.
+        effect: Description of the changed training results.
+        found: Time of the measurement.
+        quick: Whether only a few widths were tried.
     """
 
     learning: dict[str, Any]
@@ -58,8 +66,13 @@ class Finding(NamedTuple):
 
 
 class FindingKey(NamedTuple):
-    """What a finding is looked up by; each part is JSON. ``machine``: device, cores and versions; ``work``: what is
-    computed; ``sizes``: how much of it at once."""
+    """Key of a finding; each part is JSON.
+
+    Attributes:
+        machine: Device, cores and versions.
+        work: Environment, algorithm and options.
+        sizes: Values of `SIZES`.
+    """
 
     machine: str
     work: str
@@ -67,7 +80,16 @@ class FindingKey(NamedTuple):
 
 
 def make_key(asked: Run, device: Device, objective: str = "training") -> FindingKey:
-    """The key of a run as it was configured, before ``auto`` settings are resolved."""
+    """Return the key of a run, before ``auto`` settings are resolved.
+
+    Args:
+        asked: Settings of the run.
+        device: Device of the run.
+        objective: Quantity that the autotuner maximizes.
+
+    Returns:
+        The key.
+    """
     settings = flat_settings(asked)
     rates = set(make_algorithm(asked).hyper._fields)
     computed = [
@@ -80,20 +102,36 @@ def make_key(asked: Run, device: Device, objective: str = "training") -> Finding
 
 
 def cpu_device() -> Device:
-    """This machine's CPU, without starting JAX."""
+    """Return this machine's CPU, without starting JAX.
+
+    Returns:
+        The device.
+    """
     return Device("cpu", machine.processor(), machine.cpu_cores())
 
 
 def device_of(facts: dict[str, Any]) -> Device:
-    """The device that a trial has reported."""
+    """Return the device that a trial reported.
+
+    Args:
+        facts: Report of the trial.
+
+    Returns:
+        The device.
+    """
     if facts["platform"] == "cpu":
         return cpu_device()
     return Device(facts["platform"], facts["device_kind"], facts["available"])
 
 
 def this_device() -> Device:
-    """The device on which JAX would compute. JAX must not start yet in this process, so where there may be an
-    accelerator another process looks."""
+    """Return JAX's default device without starting JAX in this process.
+
+    If there may be an accelerator, a subprocess checks.
+
+    Returns:
+        The device.
+    """
     plugins = entry_points(group="jax_plugins") or find_spec("jax_plugins") or find_spec("libtpu")
     if not plugins or os.environ.get("JAX_PLATFORMS") == "cpu":
         return cpu_device()
@@ -104,31 +142,65 @@ def this_device() -> Device:
 
 
 def sizes_of(run: Run) -> dict[str, Any]:
-    """The settings of a run that say how much is computed at once."""
+    """Return the settings of a run in `SIZES`.
+
+    Args:
+        run: Settings of the run.
+
+    Returns:
+        Values by key.
+    """
     settings = flat_settings(run)
     return {key: settings[key] for key in SIZES if key in settings}
 
 
 def file() -> Path | None:
-    """Where findings are saved; None with ``JAXRL_FAST_CACHE=off``."""
+    """Return the path of the findings.
+
+    Returns:
+        The path; None with ``JAXRL_FAST_CACHE=off``.
+    """
     root = cache_root()
     return None if root is None else root / "autotune.json"
 
 
 def look_up(key: FindingKey, tell: Tell = lambda line: None) -> Finding | None:
-    """The finding for exactly this work and these sizes."""
+    """Look up the finding for exactly this work and these sizes.
+
+    Args:
+        key: Key of the finding.
+        tell: Gets a line if the file is damaged.
+
+    Returns:
+        The finding, or None.
+    """
     return read(tell).get(key)
 
 
 def look_up_free(key: FindingKey, tell: Tell = lambda line: None) -> Finding | None:
-    """The finding for this work, else the last one for other sizes of it; use only its ``free`` settings."""
+    """Look up the finding for this work, else the last one for other sizes; use only its ``free`` settings.
+
+    Args:
+        key: Key of the finding.
+        tell: Gets a line if the file is damaged.
+
+    Returns:
+        The finding, or None.
+    """
     findings = read(tell)
     others = [known for known in findings if known[:2] == key[:2]]
     return findings.get(key) or (findings[others[-1]] if others else None)
 
 
 def read(tell: Tell = to_stderr) -> dict[FindingKey, Finding]:
-    """All findings, the oldest first. A damaged file counts as empty: ``tell`` gets a line."""
+    """Read all findings, oldest first. A damaged file counts as empty.
+
+    Args:
+        tell: Gets a line if the file is damaged.
+
+    Returns:
+        Findings by key.
+    """
     path = file()
     if path is None or not path.exists():
         return {}
@@ -136,12 +208,21 @@ def read(tell: Tell = to_stderr) -> dict[FindingKey, Finding]:
         entries = json.loads(path.read_text())["findings"]
         return {FindingKey(**entry["key"]): _checked(Finding(**entry["finding"])) for entry in entries}
     except (OSError, ValueError, TypeError, KeyError) as error:
-        tell(f"{path} cannot be read ({type(error).__name__}) and is taken to be empty; autotune clear removes it")
+        tell(f"{path} cannot be read ({type(error).__name__}) and counts as empty; autotune clear removes it")
         return {}
 
 
 def remember(key: FindingKey, finding: Finding, tell: Tell = to_stderr) -> Path | None:
-    """Save a finding in place of an older one; a quick one does not replace a thorough one. Returns the file."""
+    """Store a finding in place of an older one. A quick one does not replace a thorough one.
+
+    Args:
+        key: Key of the finding.
+        finding: Finding.
+        tell: Gets a line if the file is damaged or not writable.
+
+    Returns:
+        Path of the file, or None if nothing was stored.
+    """
     path = file()
     if path is None:
         return None
@@ -153,20 +234,33 @@ def remember(key: FindingKey, finding: Finding, tell: Tell = to_stderr) -> Path 
     try:
         write(path, findings)
     except OSError as error:
-        tell(f"cannot write {path} ({error.strerror}): nothing is remembered")
+        tell(f"cannot write {path} ({error.strerror}): nothing is stored")
         return None
     return path
 
 
 def write(path: Path, findings: dict[FindingKey, Finding]) -> None:
-    """Replace the file in one step, so that a killed process leaves the old one."""
+    """Replace the file atomically, so that a killed process leaves the old one.
+
+    Args:
+        path: Path of the file.
+        findings: Findings by key.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     entries = [{"key": key._asdict(), "finding": finding._asdict()} for key, finding in findings.items()]
     replace_file(path, json.dumps({"findings": entries}, indent=1) + "\n")
 
 
 def apply(run: Run, settings: dict[str, Any]) -> Run:
-    """The run with ``settings`` by key of the command line."""
+    """Replace settings of a run.
+
+    Args:
+        run: Settings of the run.
+        settings: Values by key of the command line.
+
+    Returns:
+        The settings.
+    """
     own = {key: value for key, value in settings.items() if "." not in key}
     algo, pool = (
         {k.removeprefix(f"{g}."): v for k, v in settings.items() if k.startswith(f"{g}.")} for g in ("algo", "pool")
@@ -177,7 +271,15 @@ def apply(run: Run, settings: dict[str, Any]) -> Run:
 
 
 def describe(key: FindingKey, finding: Finding) -> list[str]:
-    """A finding as columns of a table: what was asked for, what was found, and where."""
+    """Format a finding as columns of a table.
+
+    Args:
+        key: Key of the finding.
+        finding: Finding.
+
+    Returns:
+        Environment and algorithm, objective, width, settings, device and time.
+    """
     here, work, sizes = (json.loads(part) for part in key)
     found = {k: v for k, v in finding.learning.items() if v != sizes.get(k)} | finding.free
     env = work.get("env.id") or work["env"]
@@ -185,14 +287,18 @@ def describe(key: FindingKey, finding: Finding) -> list[str]:
         f"{env}, {work['algo']}",
         work["objective"],
         f"num_envs={sizes['num_envs']}",
-        " ".join(f"{k}={v}" for k, v in found.items()) or "the same",
+        " ".join(f"{k}={v}" for k, v in found.items()) or "unchanged",
         f"{here['number']} × {here['kind']}, jax {here['jax']}",
         finding.found,
     ]
 
 
 def clear() -> int:
-    """Remove all findings; returns how many there were."""
+    """Remove all findings.
+
+    Returns:
+        Number of removed findings.
+    """
     path, count = file(), len(read(lambda line: None))
     if path is not None:
         path.unlink(missing_ok=True)
@@ -200,7 +306,7 @@ def clear() -> int:
 
 
 def _checked(finding: Finding) -> Finding:
-    """The finding, if its values are possible; else raises ValueError."""
+    """Return the finding if its values are possible, else raise ValueError."""
     settings = finding.learning | finding.free
     words = {"placement": [machine.AUTO, *PLACEMENTS], "overlap": get_args(Overlap)}
     known = set(finding.learning) <= {*SIZES, "overlap"} and set(finding.free) <= FREE

@@ -1,1 +1,1 @@
-"""The loop around the graph: chunks, records, checkpoints, processes, errors."""
+"""The training loop around the graph: chunks, records, checkpoints, evaluator processes and errors."""

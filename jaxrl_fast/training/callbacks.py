@@ -1,4 +1,4 @@
-"""Functions that a run calls while it goes on, given by its caller; Ctrl-C and SIGTERM are one of them."""
+"""Callbacks of a run, given by its caller, and the one that handles Ctrl-C and SIGTERM."""
 
 import os
 import signal
@@ -16,54 +16,63 @@ from jaxrl_fast.policy.policies import Policy
 from jaxrl_fast.runtime.graph import TrainState
 
 Row = dict[str, Any]
-"""A row of a run's history, by column: ``kind`` is "train" (a chunk) or "eval" (an evaluation)."""
+"""A row of a run's history, by column. ``kind`` is "train" (a chunk) or "eval" (an evaluation)."""
 
 
 OnMetrics = Callable[[Row], None]
-"""Called with each row of a run's history when it is made: the columns of ``metrics.csv`` or of an evaluation; not to
-be changed."""
+"""``(row)``: called with each new row of a run's history, the columns of ``metrics.csv`` or of an evaluation. The
+row must not be changed.
+"""
 
 
 OnNewPolicy = Callable[[], None]
-"""Called when the newest evaluated policy lies in the run's folder, in ``policy/``. Training waits for it, so it must
-be quick."""
+"""Called when the newest evaluated policy was written to ``policy/`` in the run's folder. Training waits for it, so
+it must be quick.
+"""
 
 
 OnLastPolicy = Callable[[Policy], None]
-"""Called with the policy that a run ends with, that of the result, written to ``policy/``."""
+"""``(policy)``: called with the last policy of a run, which the result contains and ``policy/`` stores."""
 
 
 Tell = Callable[[str], None]
-"""Shows a person what happens, for instance by printing it: a sentence without a line break at its end."""
+"""``(line)``: shows a message to the user, for instance by printing it. The line has no line break at its end."""
 
 
 def to_stderr(line: str) -> None:
-    """The `Tell` of commands."""
+    """Print a message to stderr: the `Tell` of commands.
+
+    Args:
+        line: Message.
+    """
     print(line, file=sys.stderr)
 
 
 ShouldStop = Callable[[], bool]
-"""Asked again and again whether to end early, so it must be quick. Returns True once the end is wanted, and from
-then on."""
+"""``() -> bool``: whether the run should stop early. It is called often, so it must be quick. After the first True
+it must always return True.
+"""
 
 
 BetweenChunks = Callable[[TrainState, np.ndarray], TrainState | None]
-"""Sees the state after every chunk, before its checkpoint, and may change it.
+"""``(state, scores) -> state``: reads the state after every chunk, before its checkpoint, and may change it.
 
-(state: all that the run is, leaves ``[S, ...]`` with several seeds, else without that axis; scores ``[S]``: the mean
-returns of the last evaluation, empty before the first) -> the state to go on from, with other rates (``state.hyper``)
-or params for instance, or None for the same. The state's buffers are overwritten by the next chunk: copy what you need.
+``state`` is the complete state of the run, leaves ``[S, ...]`` with several seeds, else without that axis.
+``scores`` ``[S]`` are the mean returns of the last evaluation, empty before the first. The result is the state to
+continue with, for instance with other hyper-parameters (``state.hyper``) or network parameters, or None for no
+change. The next chunk overwrites the buffers of the state, so copy what you need.
 """
 
 
 class Listeners(NamedTuple):
-    """Pages and pictures that follow a run in its folder, which training does not know.
+    """Pages and pictures that follow a run in its folder. The training loop does not depend on them.
 
-    - ``on_start(folder, job, state, run)``: before the first chunk; the `RunFolder`, the `Job`, the state and the
-      compiled chunk.
-    - ``on_row(folder)``: after each row of the history.
-    - ``on_finish(folder, policy)``: when the last policy is written.
-    - ``on_end(run_dir, tell)``: when all files are closed, however the run ended.
+    Attributes:
+        on_start: ``(folder, job, state, run)``, before the first chunk, with `RunFolder`, `Job`, state and compiled
+            chunk.
+        on_row: ``(folder)``, after each row of the history.
+        on_finish: ``(folder, policy)``, when the last policy was written.
+        on_end: ``(run_dir, tell)``, when all files are closed, also after an error.
     """
 
     on_start: Callable[[Any, Any, Any, Any], None] = lambda folder, job, state, run: None
@@ -73,11 +82,17 @@ class Listeners(NamedTuple):
 
 
 class Calls(NamedTuple):
-    """What a run calls while it goes on.
+    """The callbacks of a run.
 
-    ``on_metrics``: for each row (None: nothing); ``should_stop``: before each chunk; ``between_chunks``: after each;
-    ``on_new_policy`` and ``on_last_policy``: with policies; ``evaluate``: in place of its own evaluation; ``tell``: for
-    what a person should know; ``listeners``: in its folder.
+    Attributes:
+        on_metrics: Called with each row; None for none.
+        should_stop: Called before each chunk.
+        between_chunks: Called after each chunk.
+        on_new_policy: Called after each evaluation.
+        on_last_policy: Called with the last policy; None for none.
+        evaluate: Replaces the run's evaluation; None for none.
+        tell: Shows messages to the user.
+        listeners: Pages and pictures in the run's folder.
     """
 
     on_metrics: OnMetrics | None = None
@@ -91,8 +106,11 @@ class Calls(NamedTuple):
 
 
 class StopSignal:
-    """Handles Ctrl-C and SIGTERM: the first ends the run after its chunk (at once while there is nothing to save), the
-    second ends the process wherever it is. Calling it says whether to stop."""
+    """Handler of Ctrl-C and SIGTERM, and a `ShouldStop`.
+
+    The first signal stops the run after its chunk, or at once if nothing was trained. The second ends the process at
+    once.
+    """
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -104,18 +122,20 @@ class StopSignal:
         self.number = number
         self.ignore()
         if not self.training:
-            print("\nstopped before anything was trained", file=sys.stderr)
+            print("\nstopped before training", file=sys.stderr)
             self._leave(number, frame)
-        print("\nstopping after this chunk; once more to stop at once", file=sys.stderr)
+        print("\nstopping after this chunk; press Ctrl-C again to stop at once", file=sys.stderr)
 
     def ignore(self) -> None:
-        """Stop handling signals: from here on one ends the process."""
+        """Restore the default handlers, so that the next signal ends the process."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
 
     def _leave(self, number: int, frame: FrameType | None) -> NoReturn:
-        """Exit by `SystemExit`, again and again until it gets through: Python drops what is raised in a finalizer or in
-        a callback of its garbage collector (JAX has one)."""
+        """Raise `SystemExit` until it is effective.
+
+        Python drops exceptions raised in a finalizer or in a callback of its garbage collector (JAX has one).
+        """
 
         def raise_later(dropped: "sys.UnraisableHookArgs") -> None:
             if dropped.exc_value is leaving:

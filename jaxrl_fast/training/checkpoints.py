@@ -1,12 +1,12 @@
-"""The files of a checkpoint: written in whole, and read only once every bit is known to be as it was written.
+"""The files of a checkpoint: written completely or not at all, and verified before they are read.
 
-A checkpoint is a folder ``checkpoints/<environment steps>``, which bears this name only once all of it is on disk::
+A checkpoint is a folder ``checkpoints/<environment steps>``, which gets this name when all of it is on disk::
 
-    description.json   the run's settings, where it stood, and a digest of every file
-    state/             Orbax: parameters, optimizers, statistics, environments, keys, channels that cross a tick
-    replay/            Orbax: the replay buffer; only the newest checkpoint keeps it
+    description.json   the run's settings and progress, and a digest of every file
+    state/             Orbax: parameters, optimizers, statistics, environments, PRNG keys, channels that cross a tick
+    replay/            Orbax: the replay buffer, in the newest checkpoint only
 
-Nothing read from a checkpoint is ever executed: arrays are numbers, all else is JSON.
+Nothing read from a checkpoint is executed: arrays are numbers, and everything else is JSON.
 """
 
 import errno
@@ -35,27 +35,41 @@ from jaxrl_fast.training.callbacks import Row, Tell
 FORMAT_VERSION = 2
 PARTS = ("state", "replay")
 BESIDE = "evaluation/"
-"""Begins the names of arrays that are not of the run's state: snapshots that were not evaluated yet."""
+"""Prefix of arrays that are not part of the run's state: snapshots that were not evaluated yet."""
 SMALL_FILES = 65_536
-"""Bytes of a checkpoint that are not arrays, roughly."""
+"""Approximate size in bytes of a checkpoint's files that are not arrays."""
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be used; the message is one line."""
+    """A checkpoint that cannot be used. The message is one line."""
 
 
 def is_replay(name: str, refills: Iterable[str]) -> bool:
-    """Whether an array of a run's state belongs to a fragment that ``refills``: a replay buffer."""
+    """Check whether an array of a run's state belongs to a replay buffer.
+
+    Args:
+        name: Name of the array.
+        refills: Names of the fragments with a replay buffer.
+
+    Returns:
+        True for an array of these fragments.
+    """
     return name.startswith(tuple(f"private.{fragment}." for fragment in refills))
 
 
 class CheckpointFacts(NamedTuple):
-    """What ``description.json`` says of the checkpoint at ``path``.
+    """Content of a checkpoint's ``description.json``.
 
-    ``settings``: the run's, by key of the command line; ``progress``: where the run stood (`Recorder.progress`);
-    ``score``: the return of this very state, None if it was not evaluated; ``arrays``: name -> ``shape`` and ``dtype``;
-    ``files``: path -> SHA-256; ``versions`` of the packages that wrote it; ``refills``: the fragments that hold a
-    replay buffer; ``left_out``: whether the buffer was not saved.
+    Attributes:
+        path: Folder of the checkpoint.
+        settings: Settings of the run, by key of the command line.
+        progress: Progress of the run (`Recorder.progress`).
+        score: Mean return of this state, None if it was not evaluated.
+        arrays: Name -> ``shape`` and ``dtype``.
+        files: Path -> SHA-256.
+        versions: Versions of the packages that wrote it.
+        refills: Names of the fragments with a replay buffer.
+        left_out: Whether the replay buffer was not saved.
     """
 
     path: Path
@@ -70,14 +84,23 @@ class CheckpointFacts(NamedTuple):
 
     @property
     def replay_lost(self) -> bool:
-        """Whether the run has a replay buffer that cannot be read from here."""
+        """Whether the run has a replay buffer that this checkpoint does not contain."""
         saved = any(is_replay(name, self.refills) for name in self.arrays)
         return self.left_out or (saved and not (self.path / "replay").exists())
 
 
 def write(folder: Path, steps: int, arrays: dict[str, np.ndarray], content: Mapping[str, Any]) -> Path:
-    """Write a checkpoint; it gets its name when it is complete. ``content`` is what its `CheckpointFacts` is to say,
-    but for arrays and files. Returns its path."""
+    """Write a checkpoint, and name it when it is complete.
+
+    Args:
+        folder: Folder of the checkpoints.
+        steps: Environment steps of the state, the name of the checkpoint.
+        arrays: Arrays by name.
+        content: Fields of `CheckpointFacts` other than ``path``, ``arrays``, ``files`` and ``versions``.
+
+    Returns:
+        Path of the checkpoint.
+    """
     unfinished, finished = folder / f"{steps}.unfinished", folder / str(steps)
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
@@ -99,18 +122,29 @@ def write(folder: Path, steps: int, arrays: dict[str, np.ndarray], content: Mapp
 
 
 def set_score(path: Path, score: float, progress: Mapping[str, Any]) -> None:
-    """Note the return of a checkpoint's state, which was evaluated after it was saved, and what that changes of its
-    ``progress``."""
+    """Store the mean return of a checkpoint's state, if it was evaluated after it was saved.
+
+    Args:
+        path: Path of the checkpoint.
+        score: Mean return.
+        progress: Entries of the checkpoint's ``progress`` that change.
+    """
     content = read_description(path)._asdict()
     del content["path"]
     _write_description(path, {**content, "score": score, "progress": {**content["progress"], **progress}})
 
 
 def read_description(path: Path) -> CheckpointFacts:
-    """What a checkpoint says of itself.
+    """Read and verify the description of a checkpoint.
+
+    Args:
+        path: Path of the checkpoint.
+
+    Returns:
+        The description.
 
     Raises:
-        CheckpointError: it is missing, damaged, or of another version.
+        CheckpointError: The description is missing, damaged, or of another format version.
     """
     try:
         stored = json.loads((path / "description.json").read_text())
@@ -126,14 +160,17 @@ def read_description(path: Path) -> CheckpointFacts:
             f"checkpoint {path} has format {version}, this version of jaxrl_fast reads format {FORMAT_VERSION}: "
             "resume it with the version that wrote it"
         )
-    raise _damaged(path, "description.json is not as it was written")
+    raise _damaged(path, "description.json has changed")
 
 
 def verify(description: CheckpointFacts) -> None:
-    """Refuse a checkpoint with a file that is missing or has changed; those of a lost replay buffer do not count.
+    """Check that no file of a checkpoint is missing or has changed. A lost replay buffer is not checked.
+
+    Args:
+        description: Description of the checkpoint.
 
     Raises:
-        CheckpointError: naming the file.
+        CheckpointError: A file is missing or has changed.
     """
     for name, digest in description.files.items():
         if description.replay_lost and name.startswith("replay/"):
@@ -143,17 +180,23 @@ def verify(description: CheckpointFacts) -> None:
         except OSError as error:
             raise _damaged(description.path, f"{name} cannot be read: {error.strerror or error}") from error
         if found != digest:
-            raise _damaged(description.path, f"{name} is not as it was written")
+            raise _damaged(description.path, f"{name} has changed")
 
 
 def read_arrays(description: CheckpointFacts) -> dict[str, np.ndarray]:
-    """The arrays of a checkpoint by name, without those of a replay buffer that is gone.
+    """Verify and read the arrays of a checkpoint, except a lost replay buffer.
+
+    Args:
+        description: Description of the checkpoint.
+
+    Returns:
+        Arrays by name.
 
     Raises:
-        CheckpointError: a file is missing or not as it was written.
+        CheckpointError: A file is missing or has changed.
     """
     path, arrays = description.path, {}
-    # First of all: of what they cannot read, Orbax and TensorStore print long tracebacks from threads of theirs.
+    # Verified first, since Orbax and TensorStore print long tracebacks from threads for unreadable files.
     verify(description)
     refills, lost = description.refills, description.replay_lost
     wanted = {n: d for n, d in description.arrays.items() if not (lost and is_replay(n, refills))}
@@ -161,14 +204,24 @@ def read_arrays(description: CheckpointFacts) -> dict[str, np.ndarray]:
         names = _of_part(part, wanted, refills)
         try:
             arrays.update(_load_arrays(path / part, names))
-        except Exception as error:  # whatever another version of Orbax may stumble over
+        except Exception as error:  # any error of another version of Orbax
             raise _damaged(path, f"{part} cannot be read: {one_line(error)}") from error
     return arrays
 
 
 def snapshot(state: TrainState, refills: Iterable[str], *, replay: bool = True) -> dict[str, np.ndarray]:
-    """Copies of a state's arrays on the host, by name. Collective. One array at a time, since gathering puts a whole
-    copy of it on every device."""
+    """Copy a state's arrays to the host. All processes must call it.
+
+    Arrays are copied one at a time, since gathering needs a whole copy on every device.
+
+    Args:
+        state: State of the run.
+        refills: Names of the fragments with a replay buffer.
+        replay: Include the replay buffer.
+
+    Returns:
+        Arrays by name.
+    """
     leaves = {name: leaf for name, leaf in _leaves(state).items() if replay or not is_replay(name, refills)}
     for leaf in leaves.values():
         if isinstance(leaf, jax.Array) and leaf.is_fully_addressable:
@@ -179,20 +232,30 @@ def snapshot(state: TrainState, refills: Iterable[str], *, replay: bool = True) 
 def restore(
     state: TrainState, description: CheckpointFacts, arrays: Mapping[str, np.ndarray], new_rates: Iterable[str] = ()
 ) -> TrainState:
-    """``state``, a run's first, with the arrays of a checkpoint put in (still on the host), except a replay buffer that
-    was not saved and the rates ``new_rates``.
+    """Replace the arrays of a run's first state by a checkpoint's, on the host.
+
+    Arrays of a replay buffer that was not saved, and hyper-parameters in ``new_rates``, are not replaced.
+
+    Args:
+        state: First state of the run.
+        description: Description of the checkpoint.
+        arrays: Arrays of the checkpoint by name.
+        new_rates: Hyper-parameters that are taken from this run.
+
+    Returns:
+        The state.
 
     Raises:
-        CheckpointError: the checkpoint's arrays are not those of this run.
+        CheckpointError: Names, shapes or dtypes of the arrays differ from this run's.
     """
-    ours = tuple(f"hyper.{rate}." for rate in new_rates)  # a schedule's name goes on behind the point
+    ours = tuple(f"hyper.{rate}." for rate in new_rates)  # a schedule has more names after the point
     arrays = {name: array for name, array in arrays.items() if not f"{name}.".startswith(ours)}
     leaves = [name for name in _leaves(state) if not f"{name}.".startswith(ours)]
     missing = {n for n in leaves if n not in arrays and not is_replay(n, description.refills)}
     strange = {n for n in arrays if n not in leaves and not n.startswith(BESIDE)}
     for name in sorted(missing | strange)[:1]:
         owner, other = ("this run", "the checkpoint") if name in missing else ("the checkpoint", "this run")
-        raise CheckpointError(f"checkpoint {description.path} does not fit: {owner} has {name}, {other} does not")
+        raise CheckpointError(f"checkpoint {description.path} is incompatible: {owner} has {name}, {other} does not")
 
     def put(path: tuple, leaf: jax.Array) -> Any:
         name = _name(path)
@@ -201,7 +264,7 @@ def restore(
         given, wanted = arrays[name], _data(leaf)
         if (given.shape, given.dtype) != (wanted.shape, wanted.dtype):
             raise CheckpointError(
-                f"checkpoint {description.path} does not fit: {name} is {given.dtype}{list(given.shape)} there and "
+                f"checkpoint {description.path} is incompatible: {name} is {given.dtype}{list(given.shape)} there and "
                 f"{wanted.dtype}{list(wanted.shape)} in this run"
             )
         if _is_key(leaf):
@@ -212,7 +275,11 @@ def restore(
 
 
 def discard(path: Path) -> None:
-    """Remove a folder; it is renamed first, so that nobody sees half of it under its name."""
+    """Remove a folder. It is renamed first, so that no process reads a partial folder under its name.
+
+    Args:
+        path: Folder.
+    """
     rubbish = path.with_name(f"{path.name}.rubbish")
     shutil.rmtree(rubbish, ignore_errors=True)
     os.replace(path, rubbish)
@@ -220,29 +287,63 @@ def discard(path: Path) -> None:
 
 
 def all_steps(folder: Path) -> list[int]:
-    """The environment steps of the complete checkpoints in ``folder``, in order."""
+    """List the complete checkpoints in a folder.
+
+    Args:
+        folder: Folder of the checkpoints.
+
+    Returns:
+        Their environment steps, in ascending order.
+    """
     return sorted(int(path.name) for path in folder.glob("*") if path.name.isdigit())
 
 
 def sizes(state: TrainState, refills: Iterable[str]) -> tuple[int, int]:
-    """Bytes of a checkpoint's state, and of its replay buffer."""
+    """Compute the size of a checkpoint.
+
+    Args:
+        state: State of the run.
+        refills: Names of the fragments with a replay buffer.
+
+    Returns:
+        Bytes of the state without its replay buffer, and bytes of the replay buffer.
+    """
     replay = {name: leaf.nbytes for name, leaf in _leaves(state).items() if is_replay(name, refills)}
     return sum(leaf.nbytes for leaf in _leaves(state).values()) - sum(replay.values()), sum(replay.values())
 
 
 def versions() -> dict[str, str]:
-    """Versions of the packages on which a run's numbers depend."""
+    """Return the versions of the packages that affect a run's numbers.
+
+    Returns:
+        Package -> version.
+    """
     return {name: importlib.metadata.version(name) for name in ("jax", "jaxlib")}
 
 
 def others(folder: Path, but: str = "") -> str:
-    """What to resume instead of the checkpoint ``but``."""
+    """Suggest another checkpoint to resume.
+
+    Args:
+        folder: Folder of the checkpoints.
+        but: Name of the checkpoint that cannot be used.
+
+    Returns:
+        Text for an error message.
+    """
     found = [str(folder / str(steps)) for steps in reversed(all_steps(folder)) if str(steps) != but]
-    return f"resume another, such as resume={found[0]}" if found else "there is no other beside it"
+    return f"resume another, such as resume={found[0]}" if found else "there is no other checkpoint of this run"
 
 
 def one_line(error: BaseException) -> str:
-    """An error in a line of moderate length."""
+    """Format an error in one line of at most 200 characters.
+
+    Args:
+        error: Error.
+
+    Returns:
+        The line.
+    """
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 200 else f"{text[:199]}…"
 
@@ -256,11 +357,7 @@ def _write_description(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _require_space(path: Path, size: int) -> None:
-    """Find out whether the disk is full before Orbax does, whose threads print tracebacks of their own.
-
-    Raises:
-        OSError: ``size`` bytes do not fit.
-    """
+    """Raise OSError without space for ``size`` bytes, before Orbax's threads fail and print tracebacks."""
     with path.open("wb") as file:
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(file.fileno(), 0, size)
@@ -295,10 +392,10 @@ def _load_arrays(path: Path, described: dict[str, dict[str, Any]]) -> dict[str, 
 def _checkpointer() -> Any:
     import orbax.checkpoint as ocp
 
-    # Alone: it would wait for the other processes, which write nothing and read in their own time.
+    # One process: Orbax would wait for the others, which write nothing and read at other times.
     own = jax.process_index()
     alone = ocp.options.MultiprocessingOptions(primary_host=own, active_processes={own})
-    # Uncompressed: what is printed beforehand is the true size, and compressing would take cores from training.
+    # Uncompressed: the size that is printed before is exact, and compression would take cores from training.
     handler = ocp.PyTreeCheckpointHandler(use_compression=False, multiprocessing_options=alone)
     return ocp.Checkpointer(handler, multiprocessing_options=alone)
 
@@ -308,7 +405,7 @@ def _of_part(part: str, by_name: Mapping[str, Any], refills: Iterable[str]) -> d
 
 
 def _leaves(state: TrainState) -> dict[str, Any]:
-    """A state's arrays by name, keys as the numbers they are made of."""
+    """Return a state's arrays by name, with PRNG keys as numbers."""
     leaves = jax.tree_util.tree_leaves_with_path(state)
     return {_name(path): _data(leaf) for path, leaf in leaves}
 
@@ -342,11 +439,14 @@ FOLDER = "checkpoints"
 
 
 class Checkpointer:
-    """Writes one run's checkpoints in a thread, one at a time. A write that fails does not end training: ``tell`` gets
-    a line.
+    """Writes the checkpoints of one run in a thread, one at a time.
 
-    - ``refills``: the fragments that hold a replay buffer.
-    - ``unscored``: the environment steps of checkpoints whose score may still come, which are kept until then.
+    A write that fails does not end training: ``tell`` gets a line.
+
+    Attributes:
+        refills: Names of the fragments with a replay buffer.
+        newest: Path of the newest checkpoint, or None.
+        unscored: Environment steps of checkpoints that may still get a score and are retained until then.
     """
 
     def __init__(
@@ -362,11 +462,10 @@ class Checkpointer:
     def save(
         self, steps: int, state: TrainState, progress: Row, score: float | None, beside: Row | None = None
     ) -> None:
-        """Copy the state, whose buffers the next chunk will overwrite, and write it while training goes on. Every
-        process must call it; process 0 writes.
+        """Copy the state, which the next chunk will overwrite, and write it during training.
 
-        ``score``: the mean return of this state, None if it is not evaluated or not yet (`add_score`); ``beside``: more
-        arrays, whose names begin with `BESIDE`.
+        Every process must call it; process 0 writes. ``score`` is the mean return of this state, None if it is not
+        evaluated or not yet (`add_score`). ``beside`` are more arrays, whose names begin with `BESIDE`.
         """
         self.wait()
         arrays = snapshot(state, self.refills, replay=self.plan.replay) | dict(beside or {})
@@ -381,14 +480,13 @@ class Checkpointer:
         self._pending = self._worker.submit(self._write, steps, arrays, content)
 
     def add_score(self, steps: int, score: float, progress: Mapping[str, Any]) -> None:
-        """Note the mean return of the state that was saved after ``steps`` environment steps, if it was, and what that
-        changes of its ``progress``."""
+        """Store the mean return of the state saved after ``steps``, and changes of its ``progress``."""
         if hosts.is_first() and steps in self.unscored:
             self.wait()
             self._pending = self._worker.submit(self._score, steps, score, dict(progress))
 
     def wait(self) -> None:
-        """Wait until the write that is under way has ended."""
+        """Wait until the running write has ended."""
         if self._pending is None:
             return
         error, self._pending = self._pending.exception(), None
@@ -415,8 +513,16 @@ class Checkpointer:
 
 
 def prune(folder: Path, keep: int, unscored: Collection[int] = ()) -> None:
-    """Leave the ``keep`` newest checkpoints, the one with the best score and those that may yet get one
-    (``unscored``), and a replay buffer in the newest only."""
+    """Remove old checkpoints, and old replay buffers.
+
+    The newest ``keep``, the one with the best score and the ``unscored`` remain. Only the newest retains its replay
+    buffer.
+
+    Args:
+        folder: Folder of the checkpoints.
+        keep: Number of newest checkpoints to retain.
+        unscored: Environment steps of checkpoints that may still get a score.
+    """
     steps = all_steps(folder)
     scores = {s: score for s in steps if (score := _score(folder / str(s))) is not None}
     best = [max(scores, key=lambda s: (scores[s], s))] if scores else []
@@ -428,7 +534,12 @@ def prune(folder: Path, keep: int, unscored: Collection[int] = ()) -> None:
 
 
 def remove_stale(folder: Path, after: int | None = None) -> None:
-    """Remove what a killed process left unfinished, and the checkpoints later than ``after`` environment steps."""
+    """Remove unfinished files of a killed process, and checkpoints that are too new.
+
+    Args:
+        folder: Folder of the checkpoints.
+        after: Remove checkpoints after this number of environment steps; None removes none.
+    """
     for path in folder.glob("*.unfinished"):
         shutil.rmtree(path, ignore_errors=True)
     for path in [*folder.glob("*.rubbish"), *folder.glob("*/*.rubbish")]:
@@ -439,29 +550,43 @@ def remove_stale(folder: Path, after: int | None = None) -> None:
 
 
 def find(path: Path) -> Path:
-    """The checkpoint that ``path`` means: itself, or the newest of a run's folder.
+    """Find the checkpoint of a path.
+
+    Args:
+        path: A checkpoint, or the folder of a run, which means its newest checkpoint.
+
+    Returns:
+        Path of the checkpoint.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: There is no checkpoint.
     """
     if (path / "description.json").exists() or path.parent.name == FOLDER:
         if not (path / "description.json").exists():
-            raise CheckpointError(f"{path} is no complete checkpoint: {others(path.parent, but=path.name)}")
+            raise CheckpointError(f"{path} is not a complete checkpoint: {others(path.parent, but=path.name)}")
         return path
     steps = all_steps(path / FOLDER)
     if not steps:
-        raise CheckpointError(f"{path} holds no checkpoint: write the folder of a run, such as runs/latest")
+        raise CheckpointError(f"{path} contains no checkpoint: write the folder of a run, such as runs/latest")
     return path / FOLDER / str(steps[-1])
 
 
 def newest_good(run_folder: Path, tell: Tell) -> Path | None:
-    """The newest undamaged checkpoint of a run, or None; ``tell`` gets a line for each damaged one."""
+    """Find the newest undamaged checkpoint of a run.
+
+    Args:
+        run_folder: Folder of the run.
+        tell: Gets a line for each damaged checkpoint.
+
+    Returns:
+        Path of the checkpoint, or None.
+    """
     for steps in reversed(all_steps(run_folder / FOLDER)):
         path = run_folder / FOLDER / str(steps)
         try:
             verify(read_description(path))
         except CheckpointError as error:
-            tell(f"passed over: {error}")
+            tell(f"skipped: {error}")
             continue
         return path
     return None

@@ -1,4 +1,4 @@
-"""Evaluation of a policy: whole episodes, compiled or on the host, their statistics, and those of a run's policies."""
+"""Evaluation of policies in whole episodes, compiled or on the host, and statistics of the results."""
 
 from collections.abc import Callable, Iterator
 from functools import cache, partial
@@ -22,20 +22,42 @@ from jaxrl_fast.runtime.program_store import Jit, Store, compile_stored, trace
 from jaxrl_fast.runtime.xla_options import acting_options
 
 STEP_LIMIT = 10_000
-"""Steps after which an evaluation episode is cut in an environment without a time limit."""
+"""Time limit in steps of an evaluation episode in an environment without one."""
 
 
 def evaluate_policy(policy: Policy, env: VecEnv, key: jax.Array, *, episodes: int = 128) -> np.ndarray:
-    """Undiscounted returns ``[episodes]`` of the greedy policy, each episode from an initial state of its own.
+    """Evaluate the greedy policy, each episode in a separate initial state.
+
+    Args:
+        policy: Policy.
+        env: Compiled environment.
+        key: PRNG key.
+        episodes: Number of episodes, played in parallel.
+
+    Returns:
+        Undiscounted returns ``[episodes]``.
 
     Raises:
-        ValueError: ``episodes`` is not positive.
+        ValueError: ``episodes`` is not positive, or the environment cannot be copied.
     """
     return np.asarray(evaluate_episodes(policy, env, key, episodes=episodes).returns)
 
 
 def evaluate_episodes(policy: Policy, env: VecEnv, key: jax.Array, *, episodes: int) -> EpisodeTotals:
-    """As `evaluate_policy`: returns, lengths and successes of the episodes, ``[episodes]``."""
+    """Evaluate the greedy policy as `evaluate_policy`.
+
+    Args:
+        policy: Policy.
+        env: Compiled environment.
+        key: PRNG key.
+        episodes: Number of episodes, played in parallel.
+
+    Returns:
+        Returns, lengths and successes of the episodes, ``[episodes]``.
+
+    Raises:
+        ValueError: ``episodes`` is not positive, or the environment cannot be copied.
+    """
     if episodes < 1:
         raise ValueError(f"episodes={episodes}: write a whole number of at least 1")
     if env.env is None:
@@ -45,14 +67,16 @@ def evaluate_episodes(policy: Policy, env: VecEnv, key: jax.Array, *, episodes: 
 
 
 class Playing(NamedTuple):
-    """Evaluation episodes under way in ``E`` environments.
+    """Running evaluation episodes in ``E`` environments.
 
-    - ``t``: steps so far.
-    - ``finished``: which environments have ended their first episode, bool ``[E]``.
-    - ``totals``: of the first episode of each, so far, ``[E]``.
-    - ``state``, ``obs``: of the environments.
-    - ``first``: whether ``obs`` begins an episode, bool ``[E]``.
-    - ``carry``: the policy's memory and stacks of frames, ``[E, ...]``.
+    Attributes:
+        t: Steps so far.
+        finished: Environments whose first episode has ended, bool ``[E]``.
+        totals: Totals of each environment's first episode so far, ``[E]``.
+        state: State of the environments.
+        obs: Observations, ``[E, ...]``.
+        first: Whether ``obs`` begins an episode, bool ``[E]``.
+        carry: Recurrent state of the policy and frame stacks, ``[E, ...]``.
     """
 
     t: jax.Array
@@ -67,7 +91,18 @@ class Playing(NamedTuple):
 def player(
     act: Callable[..., Any], initial_carry: Callable[[int], PyTree], env: VecEnv, params: PyTree, key: jax.Array
 ) -> tuple[Playing, Callable[[Playing], Playing]]:
-    """The initial `Playing` of an episode in every environment, and the pure function that takes one step."""
+    """Start an episode in every environment.
+
+    Args:
+        act: `Policy.act`.
+        initial_carry: `Policy.initial_carry`.
+        env: Compiled environment.
+        params: Parameters of the policy.
+        key: PRNG key.
+
+    Returns:
+        The initial `Playing`, and the pure function that takes one step.
+    """
     reset_key, step_key = jax.random.split(key)
     state, obs = env.reset(reset_key)
     bank = jax.tree.map(lambda x: x[None], (state.env_state, obs))  # only first episodes count: any start will do
@@ -89,9 +124,19 @@ def player(
 def play(
     act: Callable[..., Any], initial_carry: Callable[[int], PyTree], env: VecEnv, params: PyTree, key: jax.Array
 ) -> EpisodeTotals:
-    """The first episode of every environment, totals ``[E]``; pure, so it may be vmapped over ``params``.
+    """Play the first episode of every environment. Pure, so that it can be vmapped over ``params``.
 
-    Runs until the last episode has ended, so short episodes cost little.
+    The loop ends with the last episode, so that short episodes cost little.
+
+    Args:
+        act: `Policy.act`.
+        initial_carry: `Policy.initial_carry`.
+        env: Compiled environment.
+        params: Parameters of the policy.
+        key: PRNG key.
+
+    Returns:
+        Totals ``[E]``.
     """
     limit = env.spec.max_episode_steps or STEP_LIMIT
     start, step = player(act, initial_carry, env, params, key)
@@ -99,20 +144,45 @@ def play(
 
 
 def with_untold(totals: EpisodeTotals) -> EpisodeTotals:
-    """``totals`` with an array as its ``success`` in any case, int8."""
+    """Convert ``success`` to an int8 array, with `UNTOLD` for unreported ones.
+
+    Args:
+        totals: Totals of episodes.
+
+    Returns:
+        The totals.
+    """
     if isinstance(totals.success, tuple):
         return totals._replace(success=np.full(np.shape(totals.returns), UNTOLD, np.int8))
     return totals._replace(success=np.asarray(totals.success, np.int8))
 
 
 def without_untold(totals: EpisodeTotals) -> EpisodeTotals:
-    """What `with_untold` was given. Where some episodes tell of success, those that do not are none."""
+    """Undo `with_untold`. If some episodes report success, those that do not count as failures.
+
+    Args:
+        totals: Result of `with_untold`.
+
+    Returns:
+        The totals, with a bool ``success``, or ``()`` if no episode reports it.
+    """
     told = totals.success != UNTOLD
     return totals._replace(success=totals.success == 1 if told.any() else ())
 
 
 def bootstrap_interval(samples: np.ndarray, *, resamples: int = 10_000, seed: int = 0) -> tuple[float, float]:
-    """The 95 % percentile bootstrap interval of the mean (Efron and Tibshirani, 1993, chapter 13)."""
+    """Compute the 95 % percentile bootstrap interval of the mean.
+
+    Args:
+        samples: Samples, ``[n]``.
+        resamples: Number of bootstrap samples.
+        seed: Seed of the resampling.
+
+    Returns:
+        Lower and upper bound.
+
+    Source: Efron and Tibshirani (1993), chapter 13.
+    """
     rng = np.random.default_rng(seed)
     draws = rng.choice(np.asarray(samples), size=(resamples, len(samples)), replace=True)
     low, high = np.percentile(draws.mean(axis=1), [2.5, 97.5])
@@ -120,8 +190,16 @@ def bootstrap_interval(samples: np.ndarray, *, resamples: int = 10_000, seed: in
 
 
 def interquartile_mean(samples: np.ndarray) -> float:
-    """The mean of the samples between the quartiles, of all where they are fewer than 4 (Agarwal et al., 2021,
-    arXiv 2108.13264)."""
+    """Compute the mean of the samples between the quartiles, or of all samples if they are fewer than 4.
+
+    Args:
+        samples: Samples, ``[n]``.
+
+    Returns:
+        The interquartile mean.
+
+    Source: Agarwal et al. (2021), arXiv 2108.13264.
+    """
     cut = len(samples) // 4
     return float(np.sort(samples)[cut : len(samples) - cut].mean())
 
@@ -129,8 +207,18 @@ def interquartile_mean(samples: np.ndarray) -> float:
 def steps_on_host(
     act: Callable[..., Any], initial_carry: Callable[[int], PyTree], env: HostEnv, params: PyTree, seed: int
 ) -> Iterator[HostStep]:
-    """Begins an episode in every environment, and returns the steps that the policy then takes, without end. ``act``
-    should be compiled."""
+    """Start an episode in every host environment, and iterate over the policy's steps without end.
+
+    Args:
+        act: `Policy.act`, compiled for speed.
+        initial_carry: `Policy.initial_carry`.
+        env: Host environment with one group.
+        params: Parameters of the policy.
+        seed: Seed of the environments and of actions.
+
+    Returns:
+        Iterator over the steps.
+    """
     return _steps_from(env.reset(seed), act, initial_carry(env.num_envs), env, params, jax.random.key(seed))
 
 
@@ -149,8 +237,18 @@ def _steps_from(
 def play_on_host(
     act: Callable[..., Any], initial_carry: Callable[[int], PyTree], env: HostEnv, params: PyTree, seed: int
 ) -> EpisodeTotals:
-    """The first episode of every environment, totals ``[E]``, as `episodes.play`; ``success`` is as `HostEnv.success`
-    gives it. ``act`` should be compiled."""
+    """Play the first episode of every host environment, as `play`.
+
+    Args:
+        act: `Policy.act`, compiled for speed.
+        initial_carry: `Policy.initial_carry`.
+        env: Host environment with one group.
+        params: Parameters of the policy.
+        seed: Seed of the environments and of actions.
+
+    Returns:
+        Totals ``[E]``, with ``success`` as returned by `HostEnv.success`.
+    """
     n = env.num_envs
     finished, success = np.zeros(n, bool), np.full(n, UNTOLD, np.int8)
     totals = EpisodeTotals(np.zeros(n, np.float32), np.zeros(n, np.int32))  # type: ignore[arg-type]
@@ -171,15 +269,30 @@ def play_on_host(
 
 
 def host_seed(key: jax.Array) -> int:
-    """The seed of the environments of an evaluation on the host."""
+    """Derive the seed of the host environments of an evaluation.
+
+    Args:
+        key: PRNG key of the evaluation.
+
+    Returns:
+        The seed.
+    """
     return int(jax.random.bits(jax.random.fold_in(key, 0xE7A1), (), jnp.uint32))
 
 
 def evaluation_on_host(
     policy: Policy, env: HostEnv, episodes: int
 ) -> Callable[[PolicyParams, jax.Array], EpisodeTotals]:
-    """A function of params ``[S, ...]`` and keys ``[S]`` that returns totals ``[S, episodes]``: in environments of its
-    own, and with the same initial states at each call."""
+    """Make a function that evaluates policies in separate host environments, from the same initial states at each call.
+
+    Args:
+        policy: Policy whose parameters are replaced.
+        env: Host environment of the run.
+        episodes: Number of episodes per seed.
+
+    Returns:
+        ``(params [S, ...], keys [S]) -> totals [S, episodes]``.
+    """
     act = jax.jit(policy.act)
 
     def evaluate(params: PolicyParams, keys: jax.Array) -> EpisodeTotals:
@@ -196,14 +309,16 @@ def evaluation_on_host(
 
 
 FRESH = 0xF5E5
-"""Folded into the keys of an evaluation whose initial states no other one has."""
+"""Folded into the keys of an evaluation with initial states that no other evaluation uses."""
 
 
 class Snapshot(NamedTuple):
     """The policies of a run at one time, in host memory.
 
-    - ``env_steps``, ``wall_s``: environment steps and seconds of the run until then.
-    - ``params``: of all seeds, leaves ``[S, ...]``.
+    Attributes:
+        env_steps: Environment steps of the run until then.
+        wall_s: Seconds of the run until then.
+        params: Parameters of all seeds, leaves ``[S, ...]``.
     """
 
     env_steps: int
@@ -212,17 +327,19 @@ class Snapshot(NamedTuple):
 
 
 Evaluate = Callable[[PolicyParams, bool], EpisodeTotals]
-"""(params ``[S, ...]``, fresh): plays whole episodes with the policies of all seeds. Returns totals ``[S, episodes]``
-in host memory, from the same initial states at each call; with ``fresh`` from others."""
+"""``(params [S, ...], fresh) -> totals [S, episodes]`` in host memory: plays whole episodes with the policies of
+all seeds, from the same initial states at each call, or with ``fresh`` from others.
+"""
 
 
 class PeriodicEvaluation(NamedTuple):
-    """How a run's policies are copied and evaluated.
+    """The functions that copy and evaluate a run's policies.
 
-    - ``copy_params(state)``: copies the params that acting needs, of all seeds, out of a program's state: leaves
-      ``[S, ...]`` in host memory. Collective.
-    - ``evaluate``: plays whole episodes with them.
-    - ``policy_of(params [S, ...], seed)``: the policy of one seed, from 0.
+    Attributes:
+        copy_params: ``(state) -> params``, copies the parameters for acting of all seeds out of a program's state,
+            leaves ``[S, ...]`` in host memory. All processes must call it.
+        evaluate: Plays whole episodes with them.
+        policy_of: ``(params [S, ...], seed) -> policy``, the policy of one seed, from 0.
     """
 
     copy_params: Callable[[TrainState], PolicyParams]
@@ -241,9 +358,23 @@ def make_periodic_evaluation(
     device: jax.Device | None = None,
     store: Store | None = None,
 ) -> PeriodicEvaluation:
-    """The `PeriodicEvaluation` of a run, with one of ``keys`` for each seed. Compiled environments: evaluation is
-    compiled at the first, or at once for params like ``ahead`` ``[S, ...]``, from what an earlier start left in the
-    ``store``, or leaves there now. ``device``: which computes; default JAX's own."""
+    """Make the evaluation of a run.
+
+    Compiled environments: the evaluation is compiled at its first call, or at once if ``ahead`` is given.
+
+    Args:
+        env: Environment of the run.
+        algorithm: Algorithm of the run.
+        agent: Algorithm bound to the environment.
+        keys: One PRNG key per seed, ``[S]``.
+        episodes: Number of episodes per seed.
+        ahead: Parameters ``[S, ...]`` with the shapes to compile for.
+        device: Device that evaluates, None for JAX's default.
+        store: Store of compiled programs for ``ahead``, read and written; None for none.
+
+    Returns:
+        The evaluation.
+    """
     num_seeds = len(keys)
     made_by = {"algo": algorithm.name, "options": algorithm.options, "num_envs": env.num_envs}
     made_by |= {"normalize_observations": agent.normalize_observations}
@@ -274,13 +405,30 @@ def make_periodic_evaluation(
 
 
 def compile_ahead(jit: Jit, params: PolicyParams, keys: jax.Array, store: Store | None) -> Any:
-    """``jit`` compiled for arguments like these, from the ``store`` where it has it."""
+    """Compile a function for arguments of given shapes, or load it from the store.
+
+    Args:
+        jit: Function to compile.
+        params: Parameters with the shapes to compile for.
+        keys: PRNG keys with the shape to compile for.
+        store: Store of compiled programs, or None.
+
+    Returns:
+        The compiled function.
+    """
     programs = None if store is None else compile_stored(store, [jit], lambda: [trace(jit, params, keys)])
     return programs[0] if programs else jit.jitted().lower(params, keys).compile()
 
 
 def evaluation_device(name: Literal["cpu", "same"]) -> jax.Device | None:
-    """The device that "cpu" means beside an accelerator: the host's cores. None for the one that trains."""
+    """Return the device that evaluates.
+
+    Args:
+        name: "cpu" for the cores of the host, "same" for the device that trains.
+
+    Returns:
+        The CPU device, or None for the device that trains, also if JAX has no CPU backend.
+    """
     if name == "same":
         return None
     try:
@@ -290,7 +438,19 @@ def evaluation_device(name: Literal["cpu", "same"]) -> jax.Device | None:
 
 
 def make_evaluation(env: VecEnv, policy: Policy, episodes: int) -> Callable[[PolicyParams, jax.Array], EpisodeTotals]:
-    """A pure function of params ``[S, ...]`` and keys ``[S]`` that returns totals ``[S, episodes]``."""
+    """Make the evaluation in compiled environments as a pure function.
+
+    Args:
+        env: Compiled environment.
+        policy: Policy whose parameters are replaced.
+        episodes: Number of episodes per seed.
+
+    Returns:
+        ``(params [S, ...], keys [S]) -> totals [S, episodes]``.
+
+    Raises:
+        ValueError: The environment cannot be copied.
+    """
     if env.env is None:
         raise ValueError("this environment cannot be copied for evaluation: make it with jaxrl_fast.vectorize")
     own_envs = vectorize(env.env, num_envs=episodes)
@@ -302,8 +462,18 @@ def make_evaluation(env: VecEnv, policy: Policy, episodes: int) -> Callable[[Pol
 
 
 def policy_params(agent: BoundAgent, state: TrainState, num_seeds: int) -> PolicyParams:
-    """A copy of the params that acting needs, out of a program's state: leaves ``[S, ...]``, in host memory, so that
-    any device can use them, and after the program has overwritten its state."""
+    """Copy the parameters for acting out of a program's state to host memory.
+
+    There any device can use them, also after the program has overwritten its state.
+
+    Args:
+        agent: Algorithm bound to the environment.
+        state: State of the program.
+        num_seeds: Number of seeds, ``S``.
+
+    Returns:
+        Parameters, leaves ``[S, ...]``.
+    """
     parts = agent.acting.greedy_weights(state.channels)
     stats = state.channels["statistics"].obs if agent.normalize_observations else None
     params = PolicyParams(*hosts.to_host((parts, stats)))

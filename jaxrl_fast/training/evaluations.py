@@ -1,4 +1,4 @@
-"""The evaluations of a run: one at a time and in order, beside training or between its chunks; and its last policy."""
+"""The evaluations of a run, one at a time and in order, during training or between its chunks; and its last policy."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -19,16 +19,24 @@ from jaxrl_fast.training.job import Job
 from jaxrl_fast.training.recorder import Recorder
 
 POLL_S = 0.5
-"""How often it is checked whether the run is asked to stop while an evaluation is waited for, in seconds."""
+"""Interval in seconds at which a wait for an evaluation checks whether the run should stop."""
 
 
 class Evaluations:
-    """Evaluates snapshots of a run and records what they gave. Process 0 evaluates; all must call every method.
+    """Evaluates snapshots of a run and records the results. Process 0 evaluates; all processes must call every method.
 
-    - ``waiting``: the snapshots that are not recorded yet, oldest first; checkpoints hold them.
+    If an evaluation during training fails, a message is printed, and its snapshot remains for the resumed run. Between
+    chunks its error is raised.
 
-    Beside training (``beside``) an evaluation that fails costs a line: its snapshot goes on waiting, for the resumed
-    run. Between chunks its error is raised.
+    Attributes:
+        evaluation: Functions that copy and evaluate policies.
+        job: Job of the run.
+        recorder: Records results.
+        saver: Writes checkpoints, or None.
+        calls: Callbacks of the run.
+        folder: Folder of the run, or None.
+        beside: Whether to evaluate during training.
+        waiting: Snapshots that are not recorded yet, oldest first. Checkpoints contain them.
     """
 
     def __init__(
@@ -43,7 +51,7 @@ class Evaluations:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="evaluation")
 
     def add(self, state: TrainState) -> None:
-        """Evaluate the policies of ``state``. Training waits for an evaluation that is still under way."""
+        """Evaluate the policies of ``state``. Training waits for a running evaluation."""
         self.finish()
         params = self.evaluation.copy_params(state)
         self.take_up([Snapshot(self.recorder.env_steps(), self.recorder.wall_s(), params)])
@@ -51,18 +59,18 @@ class Evaluations:
             self.finish()
 
     def take_up(self, snapshots: Sequence[Snapshot]) -> None:
-        """Evaluate these after those that wait."""
+        """Append snapshots to those that wait."""
         self.waiting += snapshots
         self._start_next()
 
     def collect(self) -> None:
-        """Record the evaluation that was under way, if it has ended."""
+        """Record the running evaluation if it has ended."""
         ended = self._running is not None and self._running.done()
         if not hosts.any_process(ended):
             return
         snapshot = self._next()
         assert snapshot is not None
-        totals = self._take_result("training goes on, and resuming the run makes up for it")
+        totals = self._take_result("training continues, and resuming the run repeats it")
         if totals is not None:
             self.waiting = [other for other in self.waiting if other is not snapshot]
             self._record(snapshot, totals)
@@ -71,7 +79,7 @@ class Evaluations:
         self._start_next()
 
     def finish(self) -> None:
-        """Wait until all are recorded, have failed, or the run is asked to stop."""
+        """Wait until all snapshots are recorded or have failed, or the run should stop."""
         begin = time.perf_counter()
         self.collect()
         if not hosts.any_process(self._running is not None):
@@ -81,27 +89,26 @@ class Evaluations:
         self.recorder.waited(begin)
 
     def start_scoring_best(self) -> None:
-        """Begin to evaluate the best policy once more, from initial states on which it was not chosen. Left out where
-        the run is asked to stop."""
+        """Start to evaluate the best policy from initial states not used to select it, unless the run should stop."""
         params = self._best_params()
         if params is not None and hosts.is_first() and not self.calls.should_stop():
             self._running = self._worker.submit(self._evaluate, params, True)
 
     def finish_scoring_best(self) -> None:
-        """Wait until that has ended and note what it gave, unless the run is asked to stop."""
+        """Wait until that evaluation has ended and record it, unless the run should stop."""
         while self._go_on_waiting():
             if hosts.any_process(self._running is not None and self._running.done()):
-                totals = self._take_result("the best policy keeps the score by which it was chosen")
+                totals = self._take_result("the score of the best policy remains the one it was selected by")
                 if totals is not None:
                     self.recorder.add_fresh_score(totals)
 
     def progress(self, until: int | None = None) -> Row:
-        """What a checkpoint says of the snapshots that wait, of those taken ``until`` then (None: of all)."""
+        """Return the progress entry of waiting snapshots taken ``until`` these environment steps (None: all)."""
         held = [s for s in self.waiting if until is None or s.env_steps <= until]
         return {"snapshots": [{"env_steps": s.env_steps, "wall_s": s.wall_s} for s in held]}
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Their params by name, as a checkpoint holds them."""
+        """Return the parameters of waiting snapshots by name, for a checkpoint."""
         return {
             f"{BESIDE}{snapshot.env_steps}/{name}": np.asarray(leaf)
             for snapshot in self.waiting
@@ -109,7 +116,7 @@ class Evaluations:
         }
 
     def go_on_from(self, state: TrainState, progress: Row, arrays: Mapping[str, np.ndarray]) -> None:
-        """Take up the snapshots of a checkpoint; ``state`` is the one that was restored from it."""
+        """Add the snapshots of a checkpoint, from which ``state`` was restored."""
         template = self.evaluation.copy_params(state)
         for waiting in progress.get("snapshots", []):
             prefix = f"{BESIDE}{waiting['env_steps']}/"
@@ -117,15 +124,15 @@ class Evaluations:
             if self.saver is not None:
                 self.saver.unscored.add(waiting["env_steps"])
             self.take_up([Snapshot(waiting["env_steps"], waiting["wall_s"], from_names(template, leaves))])
-        if progress.get("evaluation_due"):  # of a version that evaluated between chunks only
+        if progress.get("evaluation_due"):  # from a version that evaluated between chunks only
             self.add(state)
 
     def close(self) -> None:
-        """Leave an evaluation that is under way to itself: it may take longer than a stopped run may."""
+        """Abandon the running evaluation, which may take longer than a stopped run has time."""
         self._worker.shutdown(wait=False, cancel_futures=True)
 
     def _next(self) -> Snapshot | None:
-        """The oldest that has not failed; the one under way, if one is."""
+        """Return the oldest snapshot that has not failed, which is the running one if there is one."""
         return next((snapshot for snapshot in self.waiting if snapshot.env_steps not in self._failed), None)
 
     def _start_next(self) -> None:
@@ -140,7 +147,7 @@ class Evaluations:
         return totals
 
     def _go_on_waiting(self) -> bool:
-        """Whether an evaluation is under way in any process and none is asked to stop; waits for it a moment."""
+        """Wait `POLL_S` for a running evaluation of any process; False if there is none or the run should stop."""
         if not hosts.any_process(self._running is not None) or hosts.any_process(self.calls.should_stop()):
             return False
         if self.folder is not None:
@@ -150,7 +157,7 @@ class Evaluations:
         return True
 
     def _take_result(self, consequence: str) -> EpisodeTotals | None:
-        """The totals of the evaluation that has ended, in all processes; None if it failed, which costs a line."""
+        """Return the totals of the ended evaluation in all processes; None if it failed, which prints a message."""
         totals, error = None, self._running.exception() if self._running is not None else None
         if error is not None and not self.beside:
             raise error
@@ -162,14 +169,14 @@ class Evaluations:
         return totals if hosts.is_alone() else self._share(totals)
 
     def _share(self, totals: EpisodeTotals | None) -> EpisodeTotals | None:
-        """Process 0's totals, in every process."""
+        """Return the totals of process 0 in every process."""
         shapes = jax.eval_shape(lambda: no_totals(self.job.env.spec, self.job.options.eval.episodes))
         nothing = jax.tree.map(lambda x: np.zeros((self.job.num_seeds, *x.shape), x.dtype), shapes)
         made, shared = hosts.from_first((np.int32(totals is not None), with_untold(totals or nothing)))
         return without_untold(shared) if made else None
 
     def _best_params(self) -> PolicyParams | None:
-        """Those of the best policy ``[S, ...]``; those on disk where the run was resumed and none was better since."""
+        """Return the best parameters ``[S, ...]``, from disk if the run was resumed and none was better since."""
         if self._best is not None or not self.recorder.best or self.folder is None:
             return self._best
         try:
@@ -194,18 +201,18 @@ class Evaluations:
 
 
 LAST_POLICY_POLL_S = 0.1
-"""How often it is checked whether the run is asked to stop, in seconds."""
+"""Interval in seconds at which a wait for the callback checks whether the run should stop."""
 
 
 class LastPolicy:
-    """Calls ``on_last_policy`` at most once, in a thread of process 0, and not where the run is asked to stop."""
+    """Calls ``on_last_policy`` at most once, in a thread of process 0, unless the run should stop."""
 
     def __init__(self, on_last_policy: OnLastPolicy, should_stop: ShouldStop) -> None:
         self.on_last_policy, self.should_stop = on_last_policy, should_stop
         self._shown: Future[None] | None = None
 
     def show(self, policy: Policy) -> None:
-        """Begin to show it, unless one has been shown."""
+        """Start the callback, unless it was started before."""
         if self._shown is not None or not hosts.is_first() or self.should_stop():
             return
         worker = ThreadPoolExecutor(1, thread_name_prefix="last policy")
@@ -213,7 +220,7 @@ class LastPolicy:
         worker.shutdown(wait=False)
 
     def wait(self) -> None:
-        """Wait until that has ended, unless the run is asked to stop; raises what it raised."""
+        """Wait until the callback has ended and raise its error, unless the run should stop."""
         if self._shown is None:
             return
         while not self._shown.done() and not self.should_stop():

@@ -1,6 +1,7 @@
-"""Evaluation in a process of its own, which training neither waits for nor depends on.
+"""Evaluation in a separate process, which training neither waits for nor depends on.
 
-The two talk through pipes: a message is its length in 8 bytes, then msgpack. Nothing in one is ever executed.
+The two processes communicate by pipes: a message is its length in 8 bytes, followed by msgpack. Messages are never
+executed.
 """
 
 import os
@@ -23,19 +24,25 @@ from jaxrl_fast.training.episodes import Evaluate
 
 LOG = "evaluator.log"
 ONE_THREAD = {"PJRT_NPROC": "1"}
-"""What a process has in its environment so that XLA computes by one thread. Few environments are not worth more: 32 of
-halfcheetah for an episode, on two cores, took 3.6 s and 5.2 core-seconds by two threads, 2.6 and 2.6 by one, with the
-same bits; 512 took 55 s by either."""
+"""Environment variable that limits XLA to one thread, which is enough for few environments. An episode of 32
+halfcheetah environments on two cores took 3.6 s and 5.2 core-seconds with two threads, 2.6 s and 2.6 core-seconds
+with one, with identical results; 512 environments took 55 s with either.
+"""
 MANY_EPISODES = 512
-"""Evaluations of more episodes at once than this have a thread for each core, and so have those of images."""
+"""Evaluations of more parallel episodes than this use one thread per core, as do evaluations with images."""
 
 
 class EvaluatorProcess:
-    """Evaluates in a process that makes the run of a folder's ``config.yaml`` again; one that ended is started anew.
+    """Evaluates in a process that rebuilds the run from its ``config.yaml``; a process that ended is restarted.
 
-    ``device`` is "cpu" for the host's cores, or "same" for what training runs on; ``one_thread``: of the cores, XLA is
-    to use one. What the process prints goes to ``evaluator.log``. It ends by itself when this process does. ``process``
-    is the one that runs, ``memory_mb`` the most memory that it was seen to have.
+    It ends when the parent process ends. Its output goes to ``evaluator.log``.
+
+    Attributes:
+        folder: Folder of the run.
+        device: "cpu" for the cores of the host, "same" for the device that trains.
+        one_thread: Whether XLA uses one core only.
+        process: The running process.
+        memory_mb: Largest memory of the process so far, in MB.
     """
 
     def __init__(self, folder: Path, device: str, *, one_thread: bool = True) -> None:
@@ -44,10 +51,10 @@ class EvaluatorProcess:
         self.process = self._start()
 
     def __call__(self, params: PolicyParams, fresh: bool = False) -> EpisodeTotals:
-        """As `episodes.Evaluate`.
+        """Evaluate, as `episodes.Evaluate`.
 
         Raises:
-            RuntimeError: the evaluation failed, or its process ended.
+            RuntimeError: The evaluation failed, or its process ended.
         """
         if self.process.poll() is not None:
             self.close()
@@ -60,14 +67,14 @@ class EvaluatorProcess:
         except OSError:
             answer = None
         if answer is None:
-            raise RuntimeError(f"its process ended with status {self.process.wait()}: see {self.folder / LOG}")
+            raise RuntimeError(f"its process ended with exit code {self.process.wait()}: see {self.folder / LOG}")
         if "error" in answer:
             raise RuntimeError(answer["error"])
         self.memory_mb = max(self.memory_mb, answer["memory_mb"])
         return EpisodeTotals(**{name: answer[name] for name in EpisodeTotals._fields if name in answer})
 
     def close(self) -> None:
-        """End the process, whatever it is doing."""
+        """Kill the process."""
         end_session(self.process)
         log = self.folder / LOG
         if log.exists() and not log.stat().st_size:
@@ -83,7 +90,14 @@ class EvaluatorProcess:
 
 
 def serve(evaluate: Evaluate, template: PolicyParams, requests: Iterator[dict[str, Any]], answers: IO[bytes]) -> None:
-    """Answer evaluations, as `read_ahead` gives them."""
+    """Answer requests of evaluations.
+
+    Args:
+        evaluate: Evaluates parameters.
+        template: Parameters with the structure of those in requests.
+        requests: Result of `read_ahead`.
+        answers: Pipe for the answers.
+    """
     for message in requests:
         try:
             params = from_names(template, message["params"])
@@ -96,8 +110,14 @@ def serve(evaluate: Evaluate, template: PolicyParams, requests: Iterator[dict[st
 
 
 def take_what_is_left(process: int = 0) -> None:
-    """Run this process, or another one by its number, only where the cores would rest. One reading, SAC on two cores, a
-    run of 70 s with five evaluations: 4.0 s longer so, 7.0 s by niceness alone."""
+    """Run a process at idle priority.
+
+    SAC on two cores with five evaluations in 70 s took 4.0 s longer this way, and 7.0 s longer with niceness alone (one
+    measurement).
+
+    Args:
+        process: Process id, 0 for this process.
+    """
     os.setpriority(os.PRIO_PROCESS, process, 19)
     if hasattr(os, "SCHED_IDLE"):  # Linux
         os.sched_setscheduler(process, os.SCHED_IDLE, os.sched_param(0))
@@ -105,22 +125,34 @@ def take_what_is_left(process: int = 0) -> None:
 
 
 def take_a_share() -> None:
-    """Have as much of a busy core as training has, where the system divides cores among sessions: training waits for an
-    evaluation that is late."""
+    """Give this process the same share of busy cores as training, since training waits for a late evaluation.
+
+    It only has an effect if the system schedules sessions.
+    """
     _be_nice_as_a_session(0, 0)
 
 
 def _be_nice_as_a_session(process: int, niceness: int) -> None:
-    """Linux may divide cores among sessions first, and regard the priorities of processes within each (`man 7 sched`,
-    autogroups). Only of a process that leads its session, which else has others in it."""
+    """Set the niceness of a process's session, if the process leads it; other sessions may contain other processes.
+
+    Linux may schedule sessions first, and processes by priority within each (`man 7 sched`, autogroups).
+    """
     if os.getsid(process) == (process or os.getpid()):
         with suppress(OSError):  # not Linux, or changed too recently
             Path(f"/proc/{process or 'self'}/autogroup").write_text(str(niceness))
 
 
 def read_ahead(requests: IO[bytes]) -> Iterator[dict[str, Any]]:
-    """Messages as they come, read by a thread from now on: when the first is there, this process takes its share of the
-    cores, and when there are no more, it ends, whatever it is doing."""
+    """Read messages in a thread.
+
+    The first message gives this process its share of the cores, and the end of the pipe ends this process.
+
+    Args:
+        requests: Pipe of the requests.
+
+    Returns:
+        Iterator over the messages.
+    """
     waiting: queue.Queue[dict[str, Any]] = queue.Queue()
 
     def read() -> None:
@@ -134,14 +166,26 @@ def read_ahead(requests: IO[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def send(pipe: IO[bytes], message: dict[str, Any]) -> None:
-    """Write a message."""
+    """Write a message to a pipe.
+
+    Args:
+        pipe: Pipe.
+        message: Arrays and numbers by name.
+    """
     content = serialization.msgpack_serialize(message)
     pipe.write(len(content).to_bytes(8, "big") + content)
     pipe.flush()
 
 
 def receive(pipe: IO[bytes]) -> dict[str, Any] | None:
-    """Read a message; None at the end."""
+    """Read a message from a pipe.
+
+    Args:
+        pipe: Pipe.
+
+    Returns:
+        The message, or None at the end.
+    """
     length = pipe.read(8)
     if len(length) < 8:
         return None
@@ -150,7 +194,11 @@ def receive(pipe: IO[bytes]) -> dict[str, Any] | None:
 
 
 def peak_memory_mb() -> float:
-    """The most memory that this process has had, in MB."""
+    """Return the largest memory of this process so far.
+
+    Returns:
+        Resident memory in MB.
+    """
     import resource
 
     unit = 1e-6 if sys.platform == "darwin" else 1e-3

@@ -1,4 +1,4 @@
-"""Which operation gave the first number that is not finite: the failing tick once more, with JAX's own checks."""
+"""Finds the operation that computed the first non-finite number, by repeating the failing tick with JAX's checks."""
 
 import os
 import re
@@ -22,14 +22,24 @@ from jaxrl_fast.training.recorder import NonFiniteError
 
 JAX_FOLDER = os.path.dirname(jax.__file__)
 PLACE = re.compile(r"\S+:\d+ \([^)]+\)")
-"""A line of a traceback as `checkify` writes it: file, line and function."""
+"""A line of a traceback as written by `checkify`: file, line and function."""
 
 
 def explain_nonfinite(
     error: NonFiniteError, job: Job, run: RunChunk, saver: Checkpointer | None, origin: Path | None
 ) -> NonFiniteError:
-    """The error, with the last good checkpoint and, with ``debug``, the operation that gave the number. ``origin``: the
-    checkpoint from which the run was resumed."""
+    """Add the last good checkpoint and, with ``debug``, the failing operation to an error.
+
+    Args:
+        error: Error of the run.
+        job: Job of the run.
+        run: Compiled chunk.
+        saver: Writer of checkpoints, or None.
+        origin: Checkpoint from which the run was resumed, or None.
+
+    Returns:
+        The extended error.
+    """
     if saver is not None:
         saver.wait()
     newest = saver.newest if saver is not None else None
@@ -41,8 +51,17 @@ def explain_nonfinite(
 
 
 def find_operation(graph: Graph, state: TrainState, tick: int, fragment: str) -> str:
-    """A line on the operation that gives the first NaN or infinity when ``fragment`` steps in ``tick``. ``state``, that
-    of one seed without an axis for it, may be from some ticks earlier."""
+    """Find the operation that computes the first NaN or infinity when a fragment steps.
+
+    Args:
+        graph: Graph of the run.
+        state: State of one seed without a seed axis, at ``tick`` or earlier.
+        tick: Tick of the failure.
+        fragment: Name of the fragment.
+
+    Returns:
+        A line that describes the operation.
+    """
     one_tick = jax.jit(partial(graphs.tick, graph))
     while int(state.tick) < tick:
         state, _ = one_tick(state)
@@ -52,17 +71,17 @@ def find_operation(graph: Graph, state: TrainState, tick: int, fragment: str) ->
     fresh = jax.jit(partial(_step, graph, before))(state, {})[1] if before else {}
     step = partial(_step, graph, stages[place])
     if bool(jax.jit(lambda *args: all_finite(step(*args)))(state, fresh)):
-        return f"computed again, fragment {fragment} gave finite numbers in this tick: the operation is not found"
+        return f"repeated, fragment {fragment} computed finite numbers in this tick: the operation was not found"
     return (
         _by_checkify(step, state, fresh, checkify.nan_checks)
         or _by_checkify(step, state, fresh, checkify.div_checks)
         or _by_hand(step, state, fresh)
-        or f"fragment {fragment} gave an infinity, by no division: a number outgrew float32"
+        or f"fragment {fragment} computed an infinity without dividing by 0: a number overflowed float32"
     )
 
 
 def _state_before(tick: int, job: Job, run: RunChunk, checkpoint: Path | None) -> TrainState:
-    """The state at the start of the chunk that holds ``tick``, computed from a checkpoint or from the start."""
+    """Compute the state at the start of the chunk of ``tick``, from a checkpoint or from the start."""
     state = job.program.init(job.keys, job.algorithm.hyper)
     description = checkpoints.read_description(checkpoint) if checkpoint else None
     if description is not None and not description.replay_lost:
@@ -87,12 +106,12 @@ def _step(graph: Graph, fragments: tuple[Fragment, ...], state: TrainState, fres
 
 
 def _by_checkify(step: Callable[..., tuple], state: TrainState, fresh: Channels, errors: Any) -> str | None:
-    """The operation as JAX's `checkify` finds it, in a compiled program: quick, but it misses some."""
+    """Find the operation with JAX's `checkify` in a compiled program, which is quick but misses some."""
     error, _ = jax.jit(checkify.checkify(step, errors=errors))(state, fresh)
     found = error.get_exception()
     if found is None:
         return None
-    # Behind the message stands where the operation was traced, the innermost call first.
+    # After the message, the traceback lists where the operation was traced, the innermost call first.
     places = [
         place for place in PLACE.findall(str(getattr(found, "traceback_info", ""))) if not place.startswith(JAX_FOLDER)
     ]
@@ -100,8 +119,10 @@ def _by_checkify(step: Callable[..., tuple], state: TrainState, fresh: Channels,
 
 
 def _by_hand(step: Callable[..., tuple], state: TrainState, fresh: Channels) -> str | None:
-    """The operation as found by running one after another: slow, but it finds NaNs that `checkify` misses, such as
-    those that a ``where`` chooses."""
+    """Find the operation without compilation.
+
+    This is slow but finds NaNs that `checkify` misses, such as those selected by a ``where``.
+    """
     try:
         with jax.disable_jit(), jax.debug_nans(True):
             jax.block_until_ready(step(state, fresh))

@@ -1,4 +1,4 @@
-"""A job: all that a run is made of, checked and put together before anything is compiled, and cut into chunks."""
+"""A job: the parts of a run, checked and assembled before anything is compiled, and its chunks."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,16 +24,20 @@ from jaxrl_fast.training import resuming
 
 CHUNKS_PER_RUN = 100
 MAX_CHUNK_STEPS = 32_768
-"""Most environment steps of a chunk, unless one tick has more: signals wait for the end of a chunk."""
+"""Largest number of environment steps in a chunk, unless one tick has more. Signals wait for the end of a chunk."""
 MAX_CHUNK_FRAMES = 524_288
-"""The same for updates times their batch size."""
+"""Largest number of updates times batch size in a chunk, unless one tick has more."""
 
 
 class Plan(NamedTuple):
-    """How a run is cut: into ``num_chunks`` chunks of ``ticks_per_chunk`` ticks, of ``steps_per_tick`` environment
-    steps (over all environments) each.
+    """The chunks of a run.
 
-    ``chunks_per_eval``, ``chunks_per_checkpoint``: an evaluation and a checkpoint follow every so many chunks.
+    Attributes:
+        ticks_per_chunk: Ticks of a chunk.
+        num_chunks: Chunks of the run.
+        chunks_per_eval: Chunks between evaluations.
+        chunks_per_checkpoint: Chunks between checkpoints.
+        steps_per_tick: Environment steps of a tick, over all environments.
     """
 
     ticks_per_chunk: int
@@ -51,19 +55,32 @@ def plan_run(
     checkpoint_every: int | None = None,
     progress: dict[str, Any] | None = None,
 ) -> Plan:
-    """Cut a run into about a hundred equal chunks, or more if these would be long, with the least overshoot over
-    ``total_steps``. A resumed run keeps the chunks that it had, according to the ``progress`` of its checkpoint.
+    """Split a run into chunks.
+
+    There are about 100 equal chunks, or more if these would be too long, with the least overshoot over ``total_steps``.
+    A resumed run has the chunk size of its checkpoint.
+
+    Args:
+        env: Environment.
+        agent: Algorithm bound to the environment.
+        total_steps: Environment steps of the run.
+        eval_every: Environment steps between evaluations, None for a tenth of the run.
+        checkpoint_every: Environment steps between checkpoints, None for a tenth of the run.
+        progress: Progress of the checkpoint that is resumed, or None.
+
+    Returns:
+        The plan.
 
     Raises:
-        ValueError: a resumed run has nothing left to do.
+        ValueError: A resumed run has no steps left.
     """
     steps_per_tick = env.num_envs * agent.rollout_length
     frames_per_tick = agent.updates_per_tick * agent.batch_size
     ticks = -(-total_steps // steps_per_tick)
     if progress is not None and progress["env_steps"] >= total_steps and not _only_evaluations_lack(progress, ticks):
         raise ValueError(
-            f"total_steps={total_steps}: all of them are trained ({progress['env_steps']} steps): write a larger "
-            "total_steps to go on"
+            f"total_steps={total_steps}: the run is complete ({progress['env_steps']} steps): write a larger "
+            "total_steps to continue"
         )
     ticks_per_chunk = progress["ticks_per_chunk"] if progress else _chunk_size(ticks, steps_per_tick, frames_per_tick)
 
@@ -75,7 +92,7 @@ def plan_run(
 
 
 def _only_evaluations_lack(progress: dict[str, Any], ticks: int) -> bool:
-    """Whether a run of so many ``ticks`` was stopped behind its last one, before all was evaluated."""
+    """Check whether a run of ``ticks`` was stopped after its last tick, before all evaluations."""
     whole_run = -(-ticks // progress["ticks_per_chunk"]) * progress["ticks_per_chunk"]
     return bool(progress.get("snapshots")) and progress["ticks"] == whole_run
 
@@ -83,7 +100,17 @@ def _only_evaluations_lack(progress: dict[str, Any], ticks: int) -> bool:
 def ticks_within(
     steps_per_tick: int, frames_per_tick: int, *, max_steps: int = MAX_CHUNK_STEPS, max_frames: int = MAX_CHUNK_FRAMES
 ) -> int:
-    """Ticks of a chunk that stays within both limits, if a single tick does."""
+    """Compute the ticks of a chunk that respects both limits.
+
+    Args:
+        steps_per_tick: Environment steps of a tick.
+        frames_per_tick: Updates times batch size of a tick.
+        max_steps: Limit of environment steps.
+        max_frames: Limit of updates times batch size.
+
+    Returns:
+        Ticks, at least 1.
+    """
     return max(1, min(max_steps // steps_per_tick, max_frames // frames_per_tick))
 
 
@@ -96,14 +123,18 @@ def _chunk_size(ticks: int, steps_per_tick: int, frames_per_tick: int) -> int:
 
 
 def check_host(env: VecEnv | HostEnv, num_seeds: int, debug: bool) -> None:
-    """Refuse environments on the host that were made for another number of seeds, or a ``debug`` that would step them
-    again.
+    """Check the number of seeds of host environments, and that ``debug`` is not used with them.
+
+    Args:
+        env: Environment.
+        num_seeds: Number of seeds of the run.
+        debug: Whether a failing tick shall be repeated, which host environments do not support.
 
     Raises:
-        ValueError: with what to write instead.
+        ValueError: The environments serve another number of seeds, or ``debug`` is true.
     """
     if isinstance(env, HostEnv) and debug:
-        raise ValueError("debug=true computes a tick again, which environments on the host cannot: leave it out")
+        raise ValueError("debug=true repeats a tick, which environments on the host do not support: leave it out")
     if isinstance(env, HostEnv) and env.num_seeds != num_seeds:
         raise ValueError(
             f"num_seeds={num_seeds}: these environments on the host serve {env.num_seeds}: write "
@@ -112,10 +143,14 @@ def check_host(env: VecEnv | HostEnv, num_seeds: int, debug: bool) -> None:
 
 
 def check_processes(env: VecEnv | HostEnv, settings: Mapping[str, Any]) -> None:
-    """Refuse processes of one run that were started with different ``settings``, and what works in one process only.
+    """Check that all processes of a run have the same settings, and that these support several processes.
+
+    Args:
+        env: Environment.
+        settings: Settings of this process.
 
     Raises:
-        ValueError: naming the setting.
+        ValueError: A setting differs, or is supported in one process only.
     """
     hosts.check_agreement(settings)
     if settings["debug"]:
@@ -125,10 +160,19 @@ def check_processes(env: VecEnv | HostEnv, settings: Mapping[str, Any]) -> None:
 
 
 class JobOptions(NamedTuple):
-    """How a job is trained, beside its environment and algorithm; the fields mean the same as in `jaxrl_fast.learn`.
+    """How a job is trained; the fields mean the same as in `jaxrl_fast.learn`.
 
-    ``total_steps``, ``seed``, ``num_seeds``; ``graph``: the options of its graph; ``placement`` and ``devices``;
-    ``eval``: how it is evaluated; ``checkpoints``, ``resume`` and ``debug``.
+    Attributes:
+        total_steps: Environment steps per seed.
+        seed: Seed of the run.
+        num_seeds: Number of seeds.
+        graph: Options of the graph.
+        placement: Name of a placement, or a function that makes one.
+        devices: Number of devices, or None.
+        eval: Options of evaluation.
+        checkpoints: Options of checkpoints.
+        resume: Checkpoint or folder of a run, or None.
+        debug: Find the operation that computed a non-finite number.
     """
 
     total_steps: int
@@ -144,12 +188,22 @@ class JobOptions(NamedTuple):
 
 
 class Job(NamedTuple):
-    """A run before it starts: ``env``, ``algorithm`` and the ``agent`` that binds the two; the ``graph`` that the
-    ``options`` made of them, its ``placement`` and ``program``; and the ``plan`` of its chunks.
+    """A run before it starts.
 
-    ``keys`` ``[S]``: a random key for each seed; ``failures`` collects what environments on the host raise in a
-    callback; ``settings``: what a checkpoint stores of them; ``resumed``: the checkpoint that the run goes on from, if
-    any; ``store``: where compiled programs are stored, None for nowhere.
+    Attributes:
+        env: Environment.
+        algorithm: Algorithm.
+        agent: Algorithm bound to the environment.
+        graph: Graph made of them.
+        placement: Placement of the graph.
+        program: Program of a chunk.
+        plan: Plan of the chunks.
+        keys: One PRNG key per seed, ``[S]``.
+        failures: Errors that host environments raised in a callback.
+        options: Options of the job.
+        settings: Settings that a checkpoint stores.
+        resumed: Checkpoint that is resumed, or None.
+        store: Store of compiled programs, or None.
     """
 
     env: VecEnv | HostEnv
@@ -168,7 +222,7 @@ class Job(NamedTuple):
 
     @property
     def num_seeds(self) -> int:
-        """How many seeds are trained at once."""
+        """Number of seeds."""
         return len(self.keys)
 
 
@@ -179,13 +233,20 @@ def make_job(
     settings: Mapping[str, Any] | None = None,
     keep: FindStore = lambda program: None,
 ) -> Job:
-    """Check everything that can be checked before anything is compiled, and put a run together.
+    """Assemble a run, after all checks that are possible before compilation.
 
-    ``settings``: what a resumed run must have in common with this one (default: taken from the arguments); ``keep``
-    says where programs are stored for later starts.
+    Args:
+        env: Environment.
+        algorithm: Algorithm.
+        options: Options of the job.
+        settings: Settings that a resumed run must have in common with this one; None takes them from the arguments.
+        keep: Returns the store of compiled programs for later starts, or None.
+
+    Returns:
+        The job.
 
     Raises:
-        ValueError: arguments do not fit together, or a checkpoint does not fit them.
+        ValueError: Arguments contradict each other, or the checkpoint.
     """
     total_steps, num_seeds, asked = options.total_steps, options.num_seeds, options.graph
     require_positive(total_steps=total_steps, num_seeds=num_seeds, eval_episodes=options.eval.episodes)
@@ -216,7 +277,16 @@ def make_job(
 
 
 def bridge_of(env: HostEnv, num_seeds: int, debug: bool) -> Bridge:
-    """The environments that the graph of a job on the host is built with, checked."""
+    """Check host environments, and convert them for the graph.
+
+    Args:
+        env: Host environment.
+        num_seeds: Number of seeds of the run.
+        debug: As in `check_host`.
+
+    Returns:
+        The environment for the graph, and the list of errors raised in callbacks.
+    """
     check_host(env, num_seeds, debug)
     return in_graph(env)
 
@@ -224,7 +294,17 @@ def bridge_of(env: HostEnv, num_seeds: int, debug: bool) -> Bridge:
 def settings_of_job(
     env: VecEnv | HostEnv, algorithm: Algorithm, agent: BoundAgent, options: JobOptions
 ) -> dict[str, Any]:
-    """The settings of a job that no command line made, by key of the command line where there is one."""
+    """Collect the settings of a job that was not made from a command line.
+
+    Args:
+        env: Environment.
+        algorithm: Algorithm.
+        agent: Algorithm bound to the environment.
+        options: Options of the job.
+
+    Returns:
+        Settings by key of the command line.
+    """
     asked = {**options.graph._asdict(), **options._asdict()}
     named = {
         name: asked[name]

@@ -1,6 +1,6 @@
-"""The training loop: runs compiled chunks of ticks and, between them, evaluates, saves and reports.
+"""The training loop: runs compiled chunks of ticks, and evaluates, saves and reports between them.
 
-A chunk has a fixed size and is compiled once; its state is donated, its metrics come back when it ends. Everything
+A chunk has a fixed size and is compiled once. Its state is donated, and its metrics return at its end. Everything
 slow or with a side effect (evaluation, files, callbacks, signals) happens between chunks.
 """
 
@@ -30,14 +30,23 @@ from jaxrl_fast.training.recorder import NonFiniteError, Recorder, check_start
 from jaxrl_fast.training.run_folder import RunFolder, write_summary
 
 Trained = tuple[TrainState, Policy, list[Row], Row]
-"""What a run gives: state, policy, history and summary, as `jaxrl_fast.Result` names them."""
+"""Result of a run: state, policy, history and summary, as in `jaxrl_fast.Result`."""
 
 
 def run_job(job: Job, calls: Calls, run_dir: str | Path | None = None, log: Log = "tensorboard") -> Trained:
-    """Train a job; nothing is written unless ``run_dir`` is given, then ``log`` says where scalars go.
+    """Train a job.
+
+    Args:
+        job: Job.
+        calls: Callbacks.
+        run_dir: Folder for files, None to write nothing.
+        log: Logger of scalars.
+
+    Returns:
+        State, policy, history and summary.
 
     Raises:
-        NonFiniteError: the environment or an update gave a NaN or an infinity.
+        NonFiniteError: The environment or an update computed a NaN or an infinity.
     """
     if not hosts.is_first():
         calls = calls._replace(on_metrics=None, tell=lambda line: None)
@@ -54,7 +63,17 @@ def run_job(job: Job, calls: Calls, run_dir: str | Path | None = None, log: Log 
 
 
 def make_evaluations(job: Job, recorder: Recorder, saver: Checkpointer | None, calls: Calls) -> Evaluations:
-    """The evaluations of a job, by ``calls.evaluate`` where that is given."""
+    """Make the evaluations of a job.
+
+    Args:
+        job: Job.
+        recorder: Records results.
+        saver: Writer of checkpoints, or None.
+        calls: Callbacks. ``calls.evaluate`` replaces the evaluation in this process.
+
+    Returns:
+        The evaluations.
+    """
     asked = job.options.eval
     apart = asked.beside and jax.default_backend() != "cpu"
     device = evaluation_device(asked.device) if apart else None
@@ -65,7 +84,19 @@ def make_evaluations(job: Job, recorder: Recorder, saver: Checkpointer | None, c
 
 
 def train_job(job: Job, evaluations: Evaluations, calls: Calls) -> Trained:
-    """As `run_job`, when the files are open."""
+    """Train a job whose files are open.
+
+    Args:
+        job: Job.
+        evaluations: Evaluations of the job.
+        calls: Callbacks.
+
+    Returns:
+        State, policy, history and summary.
+
+    Raises:
+        NonFiniteError: The environment or an update computed a NaN or an infinity.
+    """
     tell, resumed = calls.tell, job.resumed
     recorder, folder, saver = evaluations.recorder, evaluations.folder, evaluations.saver
     state, run = start(job, recorder)
@@ -90,12 +121,19 @@ def train_job(job: Job, evaluations: Evaluations, calls: Calls) -> Trained:
 
 
 def start(job: Job, recorder: Recorder) -> tuple[TrainState, programs.RunChunk]:
-    """The first state, or that of a checkpoint, and the compiled chunk.
+    """Compute or load the first state, and compile the chunk.
 
-    Both programs are compiled at the same time, in threads: a second core helps, and signals are handled meanwhile.
+    Both programs are compiled in parallel threads, which uses a second core and lets signals be handled.
+
+    Args:
+        job: Job.
+        recorder: Records times.
+
+    Returns:
+        The state, and the compiled chunk.
 
     Raises:
-        NonFiniteError: the first observation is not finite, and ``nan`` is "stop".
+        NonFiniteError: The first observation is not finite, and ``nan`` is "stop".
     """
     recorder.compiling()
     init, run = job.program.ready(job.keys, job.algorithm.hyper, job.store)
@@ -106,7 +144,7 @@ def start(job: Job, recorder: Recorder) -> tuple[TrainState, programs.RunChunk]:
             state = resuming.begin_anew(state, first, job.graph, job.agent)
         recorder.go_on_from(job.resumed.progress)
     jax.block_until_ready(state)
-    hosts.join()  # or the first chunk's time would include what another process still compiles
+    hosts.join()  # otherwise the first chunk's time would include the compilation of other processes
     recorder.compiled()
     if job.options.graph.nan == "stop":
         check_start(state, job.graph, job.env)
@@ -114,9 +152,19 @@ def start(job: Job, recorder: Recorder) -> tuple[TrainState, programs.RunChunk]:
 
 
 def drive(run: programs.RunChunk, state: TrainState, evaluations: Evaluations, job: Job, calls: Calls) -> TrainState:
-    """Run all chunks, or until ``calls.should_stop`` in any process, and save the last state.
+    """Run all chunks and save the last state. A true ``calls.should_stop`` of any process stops early.
 
-    The last state of a whole run is always evaluated; a run that is stopped ends as soon as it is saved.
+    The last state of a complete run is always evaluated. A stopped run ends when it is saved.
+
+    Args:
+        run: Compiled chunk.
+        state: First state.
+        evaluations: Evaluations of the job.
+        job: Job.
+        calls: Callbacks.
+
+    Returns:
+        The last state.
     """
     plan, rates_at = job.plan, make_rates(job)
     recorder, saver = evaluations.recorder, evaluations.saver
@@ -150,8 +198,20 @@ def drive(run: programs.RunChunk, state: TrainState, evaluations: Evaluations, j
 
 
 def conclude(state: TrainState, evaluations: Evaluations, job: Job, calls: Calls) -> Policy:
-    """The policy that a run ends with, shown while evaluations go on: that of the best policy from other initial
-    states, and with one seed the last one too; among several seeds that one chooses."""
+    """Select and write the last policy, and finish the evaluations.
+
+    While evaluations run, ``calls.on_last_policy`` gets the policy: at once with one seed, else when the best seed is
+    determined. The best policy is evaluated again from other initial states.
+
+    Args:
+        state: Last state.
+        evaluations: Evaluations of the job.
+        job: Job.
+        calls: Callbacks.
+
+    Returns:
+        The last policy, with several seeds the one with the best last evaluation.
+    """
     last = None if calls.on_last_policy is None else LastPolicy(calls.on_last_policy, calls.should_stop)
     policy_of, recorder, folder = evaluations.evaluation.policy_of, evaluations.recorder, evaluations.folder
     params = evaluations.evaluation.copy_params(state)
@@ -177,7 +237,14 @@ def conclude(state: TrainState, evaluations: Evaluations, job: Job, calls: Calls
 
 
 def make_rates(job: Job) -> Callable[[TrainState], dict[str, np.ndarray]]:
-    """The rates of each seed ``[S]`` by name, as they are in the tick that a state is in."""
+    """Make a function that computes the current hyper-parameters, including schedules.
+
+    Args:
+        job: Job.
+
+    Returns:
+        ``(state) -> {name: values [S]}``.
+    """
     axes = (0, None)
     rates_at = jax.jit(jax.vmap(job.graph.hyper_at, axes) if job.num_seeds > 1 else job.graph.hyper_at)
 
@@ -189,49 +256,77 @@ def make_rates(job: Job) -> Callable[[TrainState], dict[str, np.ndarray]]:
 
 
 FACTS = ("env", "env.id", "env.make", "algo", "total_steps", "num_seeds")
-"""The settings that ``run.json`` repeats."""
+"""Settings that ``run.json`` repeats."""
 
 
 def describe_start(state: TrainState, job: Job, saver: Checkpointer | None, tell: Tell) -> None:
-    """Say where a resumed run goes on and what is different, and what the checkpoints will hold."""
+    """Report where a resumed run starts and which settings changed, and what checkpoints will contain.
+
+    Args:
+        state: First state.
+        job: Job.
+        saver: Writer of checkpoints, or None.
+        tell: Shows messages to the user.
+    """
     resumed, plan = job.resumed, job.plan
     if resumed is not None:
-        tell(f"goes on from {resumed.description.path}, {resumed.progress['env_steps']:,} steps trained")
+        tell(f"resumes from {resumed.description.path}, {resumed.progress['env_steps']:,} steps trained")
         for line in resumed.changes:
             tell(f"changed: {line}")
         if resumed.description.replay_lost:
             steps = job.agent.warmup_ticks * plan.steps_per_tick
             tell(
-                f"the replay buffer was not saved: the next {steps:,} steps fill a new one before anything is "
-                "learned, and what follows differs from the run without the interruption"
+                f"the replay buffer was not saved: the next {steps:,} steps fill a new one before the next update, "
+                "and results differ from a run without the interruption"
             )
     if saver is not None:
         tell(describe_checkpoints(state, saver, plan))
 
 
 def describe_checkpoints(state: TrainState, saver: Checkpointer, plan: Plan) -> str:
-    """How often a checkpoint is made, how large it will be, and what it leaves out."""
+    """Describe the interval, size and content of checkpoints.
+
+    Args:
+        state: State of the run.
+        saver: Writer of checkpoints.
+        plan: Plan of the chunks.
+
+    Returns:
+        A line.
+    """
     own, replay = (size / 1e6 for size in checkpoints.sizes(state, saver.refills))
     every = plan.chunks_per_checkpoint * plan.ticks_per_chunk * plan.steps_per_tick
     text = f"checkpoint every {every:,} steps, {own:.1f} MB"
     if replay and saver.plan.replay:
         return f"{text}, the newest with {replay:.1f} MB of replay"
     if replay:
-        return f"{text}, without replay ({replay:.1f} MB): a resumed run fills a new buffer before it learns again"
+        return f"{text}, without replay ({replay:.1f} MB): a resumed run fills a new buffer before it updates again"
     return text
 
 
 @contextmanager
 def open_folder(job: Job, path: Path, log: Log, tell: Tell) -> Iterator[tuple[RunFolder | None, Checkpointer | None]]:
-    """The run's files and the writer of its checkpoints, closed on leaving. Only process 0 has
-    files, the others None.
+    """Open the run's files and the writer of its checkpoints, and close them at exit.
 
-    A run that goes on in its own folder removes what was written there after the checkpoint.
+    Only process 0 writes files. A run that resumes in the same folder removes rows and checkpoints after its
+    checkpoint.
+
+    Args:
+        job: Job.
+        path: Folder of the run.
+        log: Logger of scalars.
+        tell: Shows messages to the user.
+
+    Returns:
+        Context manager of the folder (None in processes other than 0) and the writer (None without checkpoints).
+
+    Raises:
+        ValueError: The folder contains checkpoints, and the run does not resume.
     """
     resumed, settings, asked = job.resumed, job.settings, job.options.checkpoints
     refills = tagged(job.graph, REPLAY)
     if resumed is None and checkpoints.all_steps(path / FOLDER):
-        raise ValueError(f"{path} holds the checkpoints of a run: resume it, or write another run_dir")
+        raise ValueError(f"{path} contains checkpoints of a run: resume it, or write another run_dir")
     own = resumed is not None and resumed.description.path.parent.resolve() == (path / FOLDER).resolve()
     resume_at = resumed.progress["env_steps"] if own and resumed else None
     with ExitStack() as stack:

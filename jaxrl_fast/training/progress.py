@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: live lines on a terminal, plain lines elsewhere."""
+"""Display of a run's progress: live lines on a terminal, plain lines elsewhere."""
 
 import math
 import time
@@ -17,15 +17,17 @@ from jaxrl_fast.training.records import read_status
 
 PLAIN_INTERVAL_S = 5.0
 REFRESH_HZ = 2
-"""The live lines are drawn so often. A thread that draws holds Python's lock, for which training waits."""
+"""Refreshes of the live lines per second. They are few, since a thread that draws holds Python's lock (GIL), for
+which training waits.
+"""
 SPARKS = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 24
 
 
 class ProgressDisplay:
-    """Shows a run's progress while it is open (a context manager); call it with each row of the run's history.
+    """Context manager that shows a run's progress; call it with each row of the run's history.
 
-    ``compile_s``: how long a run like this one compiled before, None if that is not known.
+    ``compile_s`` is the compile time of an earlier similar run in seconds, or None.
     """
 
     def __init__(self, total_steps: int, console: Console | None = None, *, compile_s: float | None = None) -> None:
@@ -68,7 +70,7 @@ class ProgressDisplay:
             self.console.print(f"  {steps}  {self._figures()}", soft_wrap=True)
 
     def tell(self, line: str) -> None:
-        """Show a line above the live ones; the last that came during training stays to be seen."""
+        """Show a message above the live lines; the last one during training remains visible."""
         if self.first is not None:
             self.told.append(line)
         self.console.print(line, soft_wrap=True, markup=False)
@@ -84,7 +86,7 @@ class ProgressDisplay:
         )
 
     def lines(self) -> Group:
-        """The live lines: how far the run is, its return so far, and what it said last."""
+        """Return the live lines: progress, returns so far, and the last message."""
         steps = min(self.last.get("env_steps", 0), self.total_steps)
         bar = Table.grid(padding=(0, 1))
         share = f"{100 * steps // self.total_steps:3d}%"
@@ -135,7 +137,15 @@ class ProgressDisplay:
 
 
 def sparkline(values: Sequence[float], width: int = SPARK_WIDTH) -> str:
-    """Numbers as a row of bars, the lowest ▁ and the highest █; more than ``width`` are averaged in groups."""
+    """Draw numbers as a row of bars, the lowest ▁ and the highest █.
+
+    Args:
+        values: Numbers; those not finite are omitted.
+        width: Largest number of bars. More numbers are averaged in groups.
+
+    Returns:
+        The bars.
+    """
     values = [value for value in values if math.isfinite(value)]
     groups = max(1, min(len(values), width))
     edges = [len(values) * i // groups for i in range(groups + 1)]
@@ -146,26 +156,53 @@ def sparkline(values: Sequence[float], width: int = SPARK_WIDTH) -> str:
 
 
 def earlier_compile_s(folder: Path) -> float | None:
-    """How long the newest other run beside ``folder`` compiled, in seconds; None if none says so. Folders of runs sort
-    by time."""
+    """Look up the compile time of the newest other run in the same parent folder. Names of runs sort by time.
+
+    Args:
+        folder: Folder of this run.
+
+    Returns:
+        Seconds, or None if no run contains it.
+    """
     others = sorted((other for other in folder.parent.glob("*") if other != folder), reverse=True)
     return next((facts["compile_s"] for facts in map(read_status, others) if facts.get("compile_s")), None)
 
 
 def clock(seconds: float) -> str:
-    """``m:ss`` or ``h:mm:ss``."""
+    """Format a duration.
+
+    Args:
+        seconds: Duration.
+
+    Returns:
+        ``m:ss`` or ``h:mm:ss``.
+    """
     minutes, second = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{second:02}" if hours else f"{minutes}:{second:02}"
 
 
 def share(part: float) -> str:
-    """A part of a whole in per cent, with three figures."""
+    """Format a fraction in per cent with three digits.
+
+    Args:
+        part: Fraction.
+
+    Returns:
+        Text, such as ``12.5 %``.
+    """
     return f"{100 * part:.3g} %"
 
 
 def si(value: float) -> str:
-    """Three figures with a unit prefix: 12.3k."""
+    """Format a number with three digits and a unit prefix.
+
+    Args:
+        value: Number.
+
+    Returns:
+        Text, such as ``12.3k``.
+    """
     for limit, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= limit:
             return f"{value / limit:.3g}{prefix}"

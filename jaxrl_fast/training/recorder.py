@@ -1,4 +1,4 @@
-"""What is recorded of a run: the metrics of chunks and evaluations as rows, rates and a summary."""
+"""Records of a run: metrics of chunks and evaluations as rows, rates and a summary."""
 
 import time
 
@@ -19,7 +19,7 @@ from jaxrl_fast.training.run_folder import RunFolder
 
 
 class NonFiniteError(ValueError):
-    """An environment or an update gave a NaN or an infinity; the message names fragment, tick and metric."""
+    """An environment or an update computed a NaN or an infinity; the message names fragment, tick and metric."""
 
     def __init__(self, message: str, fragment: str = "", tick: int = 0, seed: int = 0) -> None:
         super().__init__(message)
@@ -27,11 +27,11 @@ class NonFiniteError(ValueError):
 
 
 NOT_EVALUATED: Row = {"eval_return_mean": None, "eval_return_std": None, "eval_episodes": 0}
-"""What a summary says of a run that was stopped before its first evaluation."""
+"""Entries in the summary of a run that was stopped before its first evaluation."""
 
 
 class Recorder:
-    """Counts a run's ticks, updates and seconds, and makes rows, rates and the summary of them."""
+    """Counts a run's ticks, updates and seconds, and computes rows, rates and the summary."""
 
     def __init__(self, job: Job, calls: Calls, folder: RunFolder | None) -> None:
         self.env, self.agent, self.plan, self.graph = job.env, job.agent, job.plan, job.graph
@@ -50,7 +50,7 @@ class Recorder:
         self.eval_steps = 0
 
     def progress(self) -> Row:
-        """Where the run stands, for a checkpoint."""
+        """Return the progress of the run, for a checkpoint."""
         return {
             "ticks": self.ticks,
             "env_steps": self.env_steps(),
@@ -65,11 +65,11 @@ class Recorder:
         }
 
     def evaluated(self) -> Row:
-        """What a checkpoint says of the evaluations until now."""
+        """Return the results of the evaluations so far, for a checkpoint."""
         return dict(best=self.best, scores=self.scores.tolist(), eval_row=self.eval_row, eval_steps=self.eval_steps)
 
     def go_on_from(self, progress: Row) -> None:
-        """Count on from where a checkpoint stood."""
+        """Continue to count from a checkpoint's progress."""
         self.ticks, self.updates, self.dropped = progress["ticks"], progress["updates"], progress["dropped"]
         self.wall_before_s, self.eval_wait_s = progress["wall_s"], progress.get("eval_wait_s", 0.0)
         self.eval_s = progress.get("eval_s", 0.0)
@@ -77,30 +77,30 @@ class Recorder:
         self.scores, self.eval_row = np.array(progress["scores"]), progress["eval_row"]
 
     def compiling(self) -> None:
-        """Call before the programs are traced and compiled."""
+        """Start the compile time; call before the programs are traced and compiled."""
         self.last_s = time.perf_counter()
 
     def compiled(self) -> None:
-        """Call when they are compiled and the first training step is about to start."""
+        """Stop the compile time; call directly before the first training step."""
         now = time.perf_counter()
         self.compile_s, self.last_s, self.first_step_s = now - self.last_s, now, now
         if self.folder is not None:
             self.folder.status.set(state="training", compile_s=self.compile_s)
 
     def wall_s(self) -> float:
-        """Seconds of this run, with those before it was resumed."""
+        """Return the seconds of this run, including those before it was resumed."""
         return self.wall_before_s + time.perf_counter() - self.start_s
 
     def score(self) -> float:
-        """The mean return of the last evaluation, over seeds and episodes."""
+        """Return the mean return of the last evaluation, over seeds and episodes."""
         return float(self.scores.mean())
 
     def env_steps(self) -> int:
-        """Environment steps so far, of each seed."""
+        """Return the environment steps of each seed so far."""
         return self.ticks * self.plan.steps_per_tick
 
     def add_chunk(self, metrics: dict[str, np.ndarray], rates: dict[str, np.ndarray] | None = None) -> None:
-        """Record the metrics ``[S, ticks]`` of a chunk that has just ended, and the ``rates`` ``[S]`` at its end."""
+        """Record the metrics ``[S, ticks]`` of a chunk that has just ended, and hyper-parameters ``[S]``."""
         rates = rates or {}
         now = time.perf_counter()
         seconds, self.last_s = now - self.last_s, now
@@ -131,8 +131,10 @@ class Recorder:
             self.folder.add_metrics(row)
 
     def add_evaluation(self, snapshot: Snapshot, totals: EpisodeTotals) -> np.ndarray:
-        """Record a snapshot's totals ``[S, episodes]``. Returns each seed's mean ``[S]``. One that is made up for
-        after a newer one does not replace that as the newest."""
+        """Record a snapshot's totals ``[S, episodes]``, and return each seed's mean ``[S]``.
+
+        A late evaluation of an older snapshot does not replace the newest.
+        """
         scores, row = np.asarray(totals.returns).mean(axis=1), evaluation_row(totals)
         if snapshot.env_steps >= self.eval_steps:
             self.scores, self.eval_row, self.eval_steps = scores, row, snapshot.env_steps
@@ -142,14 +144,14 @@ class Recorder:
         return scores
 
     def is_best(self, snapshot: Snapshot, seed: int, score: float) -> bool:
-        """Whether the mean ``score`` of ``seed`` in ``snapshot`` is the highest so far; notes it, if so."""
+        """Check whether ``score`` of ``seed`` in ``snapshot`` is the highest so far, and store it if so."""
         if self.best and score <= self.best["return_mean"]:
             return False
         self.best = {"env_steps": snapshot.env_steps, "seed": seed, "return_mean": score}
         return True
 
     def add_fresh_score(self, totals: EpisodeTotals) -> None:
-        """Note what the best policy gave from initial states on which it was not chosen; totals ``[S, episodes]``."""
+        """Store the result ``[S, episodes]`` of the best policy from initial states not used to select it."""
         returns = np.asarray(totals.returns)[self.best["seed"]]
         fresh = {"mean": float(returns.mean()), "std": float(returns.std()), "episodes": int(returns.size)}
         self.best = {**self.best, **{f"fresh_return_{name}": value for name, value in fresh.items()}}
@@ -162,7 +164,7 @@ class Recorder:
         self.eval_wait_s += self.last_s - since_s
 
     def summary(self) -> Row:
-        """The figures of the whole run; steady rates leave compilation and evaluation out."""
+        """Return the results of the whole run; its rates exclude compilation and evaluation."""
         active = [(s, u) for s, u in self.rates if u] or self.rates
         seconds = sum(s for s, _ in active)
         chunk_steps = self.plan.ticks_per_chunk * self.plan.steps_per_tick * self.num_seeds
@@ -216,13 +218,26 @@ class Recorder:
             raise _nonfinite_metric(bad, first_tick)
 
     def _updates(self, first: int, last: int) -> int:
-        """Gradient updates of all seeds in the ticks ``first .. last - 1``."""
+        """Count the gradient updates of all seeds in the ticks ``first .. last - 1``."""
         learner = next(f for f in self.graph.fragments if LEARNING in f.tags)
         return active_ticks(learner, first, last) * self.agent.updates_per_tick * self.num_seeds
 
 
 def summarize_metrics(graph: Graph, metrics: dict[str, np.ndarray], first: int, last: int) -> Row:
-    """One number a metric: episode statistics are per ended episode, others the mean over active ticks and seeds."""
+    """Reduce the metrics of a chunk to one number each.
+
+    Episode statistics are means over ended episodes, dropped updates are sums, and others are means over active ticks
+    and seeds.
+
+    Args:
+        graph: Graph of the run.
+        metrics: Metrics by name, ``[S, ticks]``.
+        first: First tick.
+        last: Tick after the last one.
+
+    Returns:
+        Row of numbers; None for no episodes or no active ticks.
+    """
     (sampling,) = tagged(graph, SAMPLING)
     episodes = int(metrics[f"{sampling}/episodes"].sum())
     row: Row = {"episodes": episodes}
@@ -240,8 +255,17 @@ def summarize_metrics(graph: Graph, metrics: dict[str, np.ndarray], first: int, 
 
 
 def evaluation_row(totals: EpisodeTotals) -> Row:
-    """Mean return and its spread: over episodes for one seed, over seeds (with a 95 % interval) for several; and the
-    share of successes, where there is such a thing."""
+    """Compute the statistics of an evaluation.
+
+    Standard deviation and interquartile mean are over episodes for one seed, and over seeds for several, which also get
+    a 95 % interval. The success rate is included if the environment reports success.
+
+    Args:
+        totals: Totals ``[S, episodes]``.
+
+    Returns:
+        Row of numbers.
+    """
     returns = np.asarray(totals.returns)
     scores = returns.mean(axis=1)
     row: Row = {
@@ -262,7 +286,7 @@ def evaluation_row(totals: EpisodeTotals) -> Row:
 def _nonfinite_step(
     steps: np.ndarray, sampling: str, first_tick: int, plan: Plan, env: VecEnv | HostEnv
 ) -> NonFiniteError:
-    """The error of the first environment step that is not finite; ``steps`` ``[S, ticks]``, -1 in ticks without one."""
+    """Make the error of the first non-finite environment step; ``steps`` ``[S, ticks]`` is -1 in ticks without one."""
     seed, tick = min(np.argwhere(steps >= 0).tolist(), key=lambda index: index[1])
     step = (first_tick + tick) * (plan.steps_per_tick // env.num_envs) + int(steps[seed, tick]) + 1
     return NonFiniteError(
@@ -276,7 +300,7 @@ def _nonfinite_step(
 
 
 def _nonfinite_metric(bad: dict[str, np.ndarray], first_tick: int) -> NonFiniteError:
-    """The error of the first metric that is not finite; ``bad``: places ``[n, 2]`` (seed, tick) of such, by name."""
+    """Make the error of the first non-finite metric; ``bad``: places ``[n, 2]`` (seed, tick) by name."""
     first = {name: min(found.tolist(), key=lambda index: index[1]) for name, found in bad.items() if found.size}
     name = min(first, key=lambda n: first[n][1])
     seed, tick = first[name]
@@ -291,10 +315,15 @@ def _nonfinite_metric(bad: dict[str, np.ndarray], first_tick: int) -> NonFiniteE
 
 
 def check_start(state: TrainState, graph: Graph, env: VecEnv | HostEnv) -> None:
-    """Refuse a first observation that is not finite.
+    """Check that the first observation is finite.
+
+    Args:
+        state: First state.
+        graph: Graph of the run.
+        env: Environment, for its name.
 
     Raises:
-        NonFiniteError: naming the environment.
+        NonFiniteError: The observation is not finite.
     """
     (sampling,) = tagged(graph, SAMPLING)
     for leaf in jax.tree.leaves(hosts.to_host(state.private[sampling].obs)):

@@ -1,4 +1,4 @@
-"""``run.json``, which says what a run is, does and how it ended, and loggers of its scalars."""
+"""``run.json``, which describes a run and its state, and loggers of its scalars."""
 
 import contextlib
 import json
@@ -18,22 +18,22 @@ from jaxrl_fast.training.callbacks import Row, Tell
 
 FILE = "run.json"
 WRITE_EVERY_S = 1.0
-"""The file is written at most so often, but for a change of ``state``, in seconds."""
+"""Shortest interval in seconds between writes of the file, unless ``state`` changes."""
 SILENT_S = 600.0
-"""A run on another machine that has said nothing for so long counts as dead, in seconds."""
+"""A run on another machine counts as dead if its file was not updated for this number of seconds."""
 MAX_LINES = 200
-"""Of the lines that a run has printed, so many are kept."""
+"""Largest number of stored messages of a run."""
 ENDED = ("done", "stopped", "failed", "dead", "unknown")
-"""The states of a run that does not go on."""
+"""States of a run that has ended."""
 FROM_ROWS = ("env_steps", "wall_s", "sampling_hz", "update_hz", "update_frame_hz", "episode_return")
 
 
 class RunStatus:
-    """Keeps ``run.json`` of one run up to date. What the file held before stays if
-    the run's own command wrote it, or an earlier start of a run that goes on (``resumed``).
+    """Updates the ``run.json`` of one run.
 
-    An entry ``state`` is ``compiling``, ``training``, ``evaluating``, ``done``, ``stopped`` or ``failed``. A file that
-    cannot be written costs the file, not the run.
+    Entries that the file contained before are retained if the run's command wrote them, or an earlier start of a run
+    that is ``resumed``. The entry ``state`` is ``compiling``, ``training``, ``evaluating``, ``done``, ``stopped`` or
+    ``failed``. If the file cannot be written, the run continues without it.
     """
 
     def __init__(self, folder: Path, *, resumed: bool = False, **facts: Any) -> None:
@@ -44,14 +44,14 @@ class RunStatus:
         self.set(state="compiling")
 
     def set(self, *, now: bool = True, **changes: Any) -> None:
-        """Change entries, and write the file: at once, or when it was not written for a while."""
+        """Change entries, and write the file: at once, or if it was not written for `WRITE_EVERY_S`."""
         self.facts |= changes
         if now or time.monotonic() - self._written_s > WRITE_EVERY_S:
             self._written_s = time.monotonic()
             write_status(self.folder, self.facts)
 
     def add(self, row: Row) -> None:
-        """Note the figures of a row of the run's history."""
+        """Store the figures of a row of the run's history."""
         if row["kind"] == "eval":
             newest, before = row["eval_return_mean"], self.facts.get("best_return")
             best = newest if before is None else max(before, newest)
@@ -62,7 +62,7 @@ class RunStatus:
             self.set(now=first, state="training", **{name: row.get(name) for name in FROM_ROWS})
 
     def noting(self, tell: Tell) -> Tell:
-        """A ``tell`` that also keeps what it is given."""
+        """Wrap a ``tell`` so that it also stores its messages."""
 
         def note(line: str) -> None:
             self.set(lines=[*self.facts["lines"], line][-MAX_LINES:])
@@ -71,7 +71,7 @@ class RunStatus:
         return note
 
     def end(self, error: BaseException | None) -> None:
-        """Note how the run ended: with an ``error``, early, or complete."""
+        """Store how the run ended: with an ``error``, early, or complete."""
         if error is not None:
             self.set(state="failed", error=" ".join(str(error).split()) or type(error).__name__)
             return
@@ -80,7 +80,14 @@ class RunStatus:
 
 
 def read_status(folder: Path) -> dict[str, Any]:
-    """What ``run.json`` says; nothing where there is none that can be read."""
+    """Read ``run.json``.
+
+    Args:
+        folder: Folder of the run.
+
+    Returns:
+        The entries, empty if there is no readable file.
+    """
     try:
         found = json.loads((folder / FILE).read_text())
     except (OSError, ValueError, RecursionError):
@@ -89,14 +96,25 @@ def read_status(folder: Path) -> dict[str, Any]:
 
 
 def write_status(folder: Path, facts: Mapping[str, Any]) -> None:
-    """Replace ``run.json`` at once, so that no reader finds half of it; a folder that is gone is left alone."""
+    """Replace ``run.json`` atomically; do nothing if the folder does not exist.
+
+    Args:
+        folder: Folder of the run.
+        facts: Entries. Numbers that are not finite become null.
+    """
     with contextlib.suppress(OSError):
         replace_file(folder / FILE, json.dumps({**_finite(facts), "updated_at": time.time()}, indent=1) + "\n")
 
 
 def state_now(facts: Mapping[str, Any]) -> str:
-    """The ``state`` of a run, or ``dead`` where it says that it goes on and its process is gone; ``unknown`` without
-    one."""
+    """Return the current state of a run.
+
+    Args:
+        facts: Entries of ``run.json``.
+
+    Returns:
+        The stored ``state``, but ``dead`` if the process of a running state is gone, and ``unknown`` without a state.
+    """
     state = facts.get("state", "unknown")
     if state in ENDED:
         return state
@@ -106,7 +124,7 @@ def state_now(facts: Mapping[str, Any]) -> str:
 
 
 def _finite(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON knows neither NaN nor infinity."""
+    """Replace NaN and infinity, which JSON does not support, by None."""
     return {key: None if isinstance(x, float) and not math.isfinite(x) else x for key, x in facts.items()}
 
 
@@ -116,7 +134,7 @@ def _this_process() -> dict[str, Any]:
 
 
 def _runs(pid: int, start: int | None) -> bool:
-    """Whether the process runs, and is no later one that got the same number."""
+    """Check whether the process runs, and is not a later one with the same id."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -127,7 +145,7 @@ def _runs(pid: int, start: int | None) -> bool:
 
 
 def _start_of(pid: int) -> int | None:
-    """When a process began, in clock ticks since this machine did; None where the system does not say (Linux does)."""
+    """Return the start of a process in clock ticks since the machine's start; None if the system is not Linux."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -136,26 +154,29 @@ def _start_of(pid: int) -> int | None:
 
 
 Kind = Literal["train", "eval"]
-"""Of a row: those of ``metrics.csv`` and those of evaluations."""
+"""Kind of a row: of ``metrics.csv``, or of an evaluation."""
 PROJECT = "jaxrl_fast"
-"""Of Weights & Biases, unless ``WANDB_PROJECT`` names another."""
+"""Default project of Weights & Biases; ``WANDB_PROJECT`` overrides it."""
 
 
 class Logger(Protocol):
-    """Gets the scalars of a run as they come. An `OSError` of it costs a line, not the run."""
+    """Receives the scalars of a run. An `OSError` of it prints a message and does not end the run."""
 
     def add(self, kind: Kind, scalars: Mapping[str, float], env_steps: int) -> None:
-        """``scalars`` by name, as they were after ``env_steps`` environment steps."""
+        """Log ``scalars`` by name, as of ``env_steps`` environment steps."""
 
     def close(self, failed: bool) -> None:
-        """The run has ended; nothing may follow."""
+        """Close the logger at the end of the run."""
 
 
 def check_logger(log: Log) -> None:
-    """Refuse one whose package is missing, before anything is compiled.
+    """Check that the package of a logger is installed.
+
+    Args:
+        log: Name of the logger.
 
     Raises:
-        ImportError: it is not installed.
+        ImportError: The package is not installed.
     """
     if log == "wandb":
         _import_wandb()
@@ -170,12 +191,23 @@ def open_logger(
     status: RunStatus,
     tell: Tell,
 ) -> Logger:
-    """A logger that writes into the run folder ``path``; ``resume_at``: go on after this number of environment steps.
-    ``written``: kind and environment steps of the rows that the tables had when the run was interrupted.
+    """Open a logger that writes to the folder of a run.
+
+    Args:
+        log: Name of the logger.
+        path: Folder of the run.
+        resume_at: Environment steps after which to continue, or None for a new run.
+        written: Kind and environment steps of the rows in the tables when the run was interrupted.
+        settings: Settings of the run.
+        status: ``run.json`` of the run.
+        tell: Shows messages to the user.
+
+    Returns:
+        The logger.
 
     Raises:
-        ImportError: its package is not installed.
-        ValueError: Weights & Biases does not let us in.
+        ImportError: The package of the logger is not installed.
+        ValueError: Weights & Biases refuses the run.
     """
     if log == "tensorboard":
         return _TensorBoard(path, resume_at)
@@ -198,8 +230,11 @@ class _TensorBoard:
 
 
 class _WeightsAndBiases:
-    """A run that is resumed goes on under its id, which ``run.json`` keeps. Rows cannot be taken back there: those that
-    it has from before an interruption are not sent again."""
+    """Logs to Weights & Biases.
+
+    A resumed run continues under its id, which ``run.json`` stores. Rows cannot be removed there, so that rows logged
+    before an interruption are not sent again.
+    """
 
     def __init__(
         self,
@@ -230,10 +265,10 @@ class _WeightsAndBiases:
             why = " ".join(str(error).split()).rstrip(".")
             raise ValueError(f"log=wandb: {why}: set WANDB_MODE=offline, or write log=tensorboard") from None
         status.set(wandb_id=id)
-        # An evaluation comes later than rows of later steps, which W&B's own count of steps would not allow.
+        # An evaluation may follow rows of later steps, which W&B's default step counter does not allow.
         self._run.define_metric("*", step_metric="env_steps")
         folder = Path(self._run.dir).parent
-        tell(f"Weights & Biases: {f'later, with wandb sync {folder}' if self._run.offline else self._run.url}")
+        tell(f"Weights & Biases: {f'offline; upload with wandb sync {folder}' if self._run.offline else self._run.url}")
 
     def add(self, kind: Kind, scalars: Mapping[str, float], env_steps: int) -> None:
         if (kind, env_steps) in self._there:
@@ -263,6 +298,6 @@ def _import_wandb() -> Any:
         import wandb
     except ImportError as error:
         raise ImportError("log=wandb needs a package: pip install wandb, or write log=tensorboard") from error
-    if not hasattr(wandb, "init"):  # the folder in which it keeps its own files, where it is not installed
+    if not hasattr(wandb, "init"):  # a folder of its files is importable where it is not installed
         raise ImportError("log=wandb needs a package: pip install wandb, or write log=tensorboard")
     return wandb

@@ -1,8 +1,8 @@
-"""Resuming a run from a checkpoint: which settings may change, and how its state is restored.
+"""Resuming a run from a checkpoint: which settings may change, and how the state is restored.
 
-A run that is resumed with nothing changed computes, on the same machine and placement, bit for bit what it would have
-computed without the interruption. ``placement``, ``devices``, ``total_steps``, rates and what concerns only evaluation
-and saving may change; anything else makes another run.
+A resumed run without changes computes, on the same machine and placement, bit for bit the results of an
+uninterrupted run. ``placement``, ``devices``, ``total_steps``, hyper-parameters and options of evaluation and saving
+may change; other changes need a new run.
 """
 
 import json
@@ -24,10 +24,13 @@ from jaxrl_fast.training.checkpoints import CheckpointError, CheckpointFacts
 
 
 class Resumed(NamedTuple):
-    """A checkpoint, read and checked, and how the run that goes on from it differs.
+    """A verified checkpoint, and the changes of the run that resumes it.
 
-    ``description``: what it says of itself; ``arrays``: its arrays by name; ``changes``: the settings that differ, a
-    line each; ``new_rates``: names of the rates that differ, which keep this run's values.
+    Attributes:
+        description: Description of the checkpoint.
+        arrays: Arrays by name.
+        changes: Settings that differ, one line each.
+        new_rates: Names of the hyper-parameters that differ, which have this run's values.
     """
 
     description: CheckpointFacts
@@ -37,20 +40,28 @@ class Resumed(NamedTuple):
 
     @property
     def progress(self) -> dict[str, Any]:
-        """Where the run stood."""
+        """Progress of the run at the checkpoint."""
         return self.description.progress
 
     @property
     def empty_until(self) -> int:
-        """The tick from which replay is filled: this one, if the buffer is lost."""
+        """Tick from which replay is filled: the checkpoint's tick if its buffer is lost."""
         return self.progress["ticks"] if self.description.replay_lost else self.progress["empty_until"]
 
 
 def read(path: str | Path, settings: Mapping[str, Any], algorithm: Algorithm) -> Resumed:
-    """Read the checkpoint that ``path`` means, for a run with ``settings``.
+    """Read the checkpoint of a path.
+
+    Args:
+        path: A checkpoint, or the folder of a run.
+        settings: Settings of the run that resumes it.
+        algorithm: Algorithm of the run.
+
+    Returns:
+        The checkpoint and the changes.
 
     Raises:
-        CheckpointError: it is missing or damaged, or a setting differs that may not.
+        CheckpointError: The checkpoint is missing or damaged, or a setting differs that must not change.
     """
     description = checkpoints.read_description(checkpoints.find(Path(path)))
     changes = compare(description, settings, [f"algo.{name}" for name in algorithm.hyper._fields])
@@ -60,10 +71,18 @@ def read(path: str | Path, settings: Mapping[str, Any], algorithm: Algorithm) ->
 
 
 def compare(description: CheckpointFacts, settings: Mapping[str, Any], rates: Sequence[str]) -> list[str]:
-    """The settings that differ from a checkpoint's, where they may, each as a line; ``rates``: keys that may too.
+    """List the settings that differ from a checkpoint's.
+
+    Args:
+        description: Description of the checkpoint.
+        settings: Settings of the run that resumes it.
+        rates: Keys of hyper-parameters, which may change.
+
+    Returns:
+        One line per changed setting.
 
     Raises:
-        CheckpointError: one differs that may not.
+        CheckpointError: A setting differs that must not change.
     """
     unnamed = {name: key.default for name, key in run_keys().items() if key.stored == "changed"}
     before, now = ({**unnamed, **known} for known in (description.settings, json.loads(json.dumps(settings))))
@@ -72,9 +91,9 @@ def compare(description: CheckpointFacts, settings: Mapping[str, Any], rates: Se
     for key in differing:
         if rules[key] == "fixed":
             raise CheckpointError(
-                f"{key} was {before.get(key)} in {description.path} and is {now.get(key)}: a run goes on with the "
-                "settings it was started with; only rates, placement, devices, total_steps, eval.*, checkpoint.*, nan "
-                "and debug may change"
+                f"{key} was {before.get(key)} in {description.path} and is {now.get(key)}: a resumed run needs the "
+                "settings it was started with; only hyper-parameters, placement, devices, total_steps, eval.*, "
+                "checkpoint.*, nan and debug may change"
             )
     changes = [f"{key}: {before.get(key)} -> {now.get(key)}" for key in differing]
     if description.versions != checkpoints.versions():
@@ -83,19 +102,36 @@ def compare(description: CheckpointFacts, settings: Mapping[str, Any], rates: Se
 
 
 def put_back(state: TrainState, resumed: Resumed, program: Program) -> TrainState:
-    """A run's first ``state`` with the checkpoint's arrays put in, on the devices of the program.
+    """Restore the state of a checkpoint on the devices of a program.
+
+    Args:
+        state: First state of the run.
+        resumed: Checkpoint.
+        program: Program of the run.
+
+    Returns:
+        The state.
 
     Raises:
-        CheckpointError: the checkpoint's arrays are not those of this run.
+        CheckpointError: Names, shapes or dtypes of the arrays differ from this run's.
     """
     restored = checkpoints.restore(state, resumed.description, resumed.arrays, resumed.new_rates)
-    # Copied: on a CPU a device may use the memory of a NumPy array as it is, and a chunk overwrites what it is given.
+    # Copied: a CPU device may use the memory of a NumPy array, and a chunk overwrites its arguments.
     return hosts.copy(program.place(restored))
 
 
 def begin_anew(state: TrainState, first: TrainState, graph: Graph, agent: BoundAgent) -> TrainState:
-    """A resumed ``state`` whose environments, which live on the host, begin new episodes as in a run's ``first`` state;
-    in replay the old ones end there, truncated."""
+    """Start new episodes in the host environments of a resumed run; in replay, the old ones are truncated.
+
+    Args:
+        state: Restored state.
+        first: First state of a run.
+        graph: Graph of the run.
+        agent: Algorithm bound to the environment.
+
+    Returns:
+        The state.
+    """
     anew = {name: first.private[name] for name in tagged(graph, SAMPLING)}
     ended = {name: agent.experience.end_episodes(state.private[name]) for name in tagged(graph, REPLAY)}
     return state._replace(private={**state.private, **anew, **ended})

@@ -1,4 +1,4 @@
-"""The folder of a run: tables that grow, policies and the summary; and reading a folder in any condition."""
+"""The folder of a run: tables, policies and summary; and reading of folders, also incomplete ones."""
 
 import contextlib
 import csv
@@ -20,13 +20,16 @@ from jaxrl_fast.training.records import SILENT_S, Kind, Logger, RunStatus, open_
 
 TABLES = ("metrics.csv", "metrics_seeds.csv", "evals.csv")
 EVAL_COLUMNS = ("seed", "env_steps", "wall_s", "return", "length")
-"""Of ``evals.csv``; a column ``success`` follows where the environment knows success, and ``return_0`` and so on, the
-returns of several agents, where these have rewards of their own."""
+"""Columns of ``evals.csv``. ``success`` follows if the environment reports it, and ``return_0`` and so on for agents
+with separate rewards.
+"""
 
 
 class GrowingTable:
-    """A CSV file that is made with its first rows, whose names are its columns; ``resume_at`` as in `RunFolder`, which
-    removes the rows of the steps ``without``, too."""
+    """A CSV file that is created with its first rows, whose keys are its columns.
+
+    ``resume_at`` is described in `RunFolder`; rows of the steps ``without`` are removed, too.
+    """
 
     def __init__(self, path: Path, resume_at: int | None, without: Collection[int] = ()) -> None:
         self.path = path
@@ -34,7 +37,7 @@ class GrowingTable:
         self.columns = _cut_table(path, resume_at, without)
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Write rows, and have them on disk."""
+        """Write rows to disk."""
         if not rows:
             return
         if not self.columns:
@@ -43,9 +46,9 @@ class GrowingTable:
         self._file.flush()
 
     def begin(self, columns: Sequence[str]) -> None:
-        """Write the names of the columns, which are on disk with the first rows or when the file is closed."""
+        """Write the names of the columns, which are on disk after the first rows or when the file is closed."""
         self._write([columns])
-        self.columns = list(columns)  # not before: a folder that was gone may be there again for the next rows
+        self.columns = list(columns)  # after the write: a folder that was missing may exist for the next rows
 
     def _write(self, lines: Sequence[Sequence[Any]]) -> None:
         if self._file is None:
@@ -53,13 +56,22 @@ class GrowingTable:
         csv.writer(self._file).writerows(lines)
 
     def close(self) -> None:
-        """Close the file; no rows may follow."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
 
 
 def evaluation_rows(env_steps: int, wall_s: float, totals: EpisodeTotals) -> list[Row]:
-    """A row for each episode of totals ``[S, episodes]``."""
+    """Make one row for each episode of an evaluation.
+
+    Args:
+        env_steps: Environment steps at the evaluation.
+        wall_s: Seconds of the run at the evaluation.
+        totals: Totals ``[S, episodes]``.
+
+    Returns:
+        Rows of ``evals.csv``.
+    """
     columns = {"return": np.asarray(totals.returns), "length": np.asarray(totals.length)}
     if not isinstance(totals.success, tuple):
         columns["success"] = np.asarray(totals.success, int)
@@ -74,17 +86,27 @@ def evaluation_rows(env_steps: int, wall_s: float, totals: EpisodeTotals) -> lis
 
 
 def written_rows(folder: Path) -> set[tuple[Kind, int]]:
-    """Kind and environment steps of the rows that a run's tables hold."""
+    """List the rows in a run's tables.
+
+    Args:
+        folder: Folder of the run.
+
+    Returns:
+        Kind and environment steps of each row.
+    """
     tables: tuple[tuple[Kind, str], ...] = (("train", "metrics.csv"), ("eval", "evals.csv"))
     found = ((kind, folder / name) for kind, name in tables if (folder / name).exists())
     return {(kind, steps) for kind, path in found for steps in _steps_of(_read_table(path))}
 
 
 def check_tables(folder: Path) -> None:
-    """Refuse to resume a run one of whose tables cannot be read.
+    """Check that the tables of a run that shall be resumed are readable.
+
+    Args:
+        folder: Folder of the run.
 
     Raises:
-        ValueError: naming the one that cannot be read.
+        ValueError: A table is not readable.
     """
     for name in TABLES:
         if (folder / name).exists():
@@ -92,13 +114,12 @@ def check_tables(folder: Path) -> None:
 
 
 def _cut_table(path: Path, env_steps: int | None, without: Collection[int] = ()) -> list[str]:
-    """Drop a table's rows past ``env_steps`` (None: all of it) and those of the steps ``without``; returns its columns,
-    if it has any."""
+    """Remove a table's rows after ``env_steps`` (None: all) and of the steps ``without``; return its columns."""
     if env_steps is None or not path.exists():
         path.unlink(missing_ok=True)
         return []
     rows = _read_table(path)
-    if len(rows) < 2:  # the first rows to come say which columns there are
+    if len(rows) < 2:  # the next rows determine the columns
         path.unlink()
         return []
     steps = zip(rows[1:], _steps_of(rows), strict=True)
@@ -109,13 +130,13 @@ def _cut_table(path: Path, env_steps: int | None, without: Collection[int] = ())
 
 
 def _steps_of(rows: Sequence[Sequence[str]]) -> list[int]:
-    """The column ``env_steps`` of a table whose first row has the names."""
+    """Return the column ``env_steps`` of a table whose first row contains the names."""
     at = rows[0].index("env_steps") if rows else 0
     return [int(row[at]) for row in rows[1:]]
 
 
 def _read_table(path: Path) -> list[list[str]]:
-    """The names and the rows of a table, but for one that a killed process has written half of."""
+    """Read the names and rows of a table, without partial rows of a killed process."""
     try:
         with path.open(newline="") as file:
             rows = list(csv.reader(file))
@@ -123,23 +144,27 @@ def _read_table(path: Path) -> list[list[str]]:
         _steps_of(rows)
     except (ValueError, csv.Error) as error:
         raise ValueError(
-            f"{path} is not the table that a run writes ({error}): move it away, and the run goes on with a new one"
+            f"{path} is not the table that a run writes ({error}): move it away, and the run starts a new one"
         ) from error
     return rows
 
 
 class RunFolder:
-    """Writes one run's files as they come; every row is on disk before the next chunk ends. A context manager.
+    """Context manager that writes the files of a run; every row is on disk before the next chunk ends.
 
-    ``resume_at``: go on with the tables that are there, without their rows past this number of environment steps, nor
-    those of evaluations after the steps ``evaluated_again``.
-    ``tell`` gets a line, once, if a table can no longer be written; that does not end training. The attribute ``tell``
-    also keeps the lines that it is given, in ``run.json``, which ``status`` writes; ``facts`` go there, too.
-    ``log``: where scalars go beside the tables, and with them the ``settings``, if that shows any.
+    ``resume_at`` continues existing tables without their rows after this number of environment steps, and without
+    evaluations after the steps ``evaluated_again``. ``facts`` are entries of ``run.json``. ``log`` is the logger of
+    scalars and of the ``settings``. A file that cannot be written prints one message and does not end training.
+
+    Attributes:
+        path: Folder of the run.
+        broken: Whether a file could not be written.
+        status: ``run.json`` of the run.
+        tell: Shows messages to the user, and stores them in ``run.json``.
 
     Raises:
-        ValueError: the folder cannot be written to, or the logger does not open.
-        ImportError: the logger's package is missing.
+        ValueError: The folder is not writable, or the logger cannot be opened.
+        ImportError: The package of the logger is not installed.
     """
 
     def __init__(
@@ -168,7 +193,7 @@ class RunFolder:
             raise ValueError(text) from error
 
     def add_metrics(self, row: Row) -> None:
-        """One row a chunk, and one for each of its ``seeds`` where there are several."""
+        """Write a row of a chunk, and one of each of its ``seeds`` if there are several."""
         of_seeds = row.get("seeds", [])
         row = {name: value for name, value in row.items() if name not in ("kind", "seeds")}
 
@@ -181,7 +206,7 @@ class RunFolder:
         self._try(add)
 
     def add_evaluation(self, env_steps: int, wall_s: float, totals: EpisodeTotals) -> None:
-        """One row an episode; totals are ``[S, episodes]``."""
+        """Write a row per episode; totals are ``[S, episodes]``."""
 
         def add() -> None:
             self._evals.add(evaluation_rows(env_steps, wall_s, totals))
@@ -218,7 +243,7 @@ class RunFolder:
         """Write the last policy.
 
         Raises:
-            OSError: the folder can no longer be written to.
+            OSError: The folder is no longer writable.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         save_policy(policy, self.path / "policy")
@@ -235,12 +260,17 @@ class RunFolder:
             write()
         except OSError as error:
             if not self.broken:
-                self.tell(f"cannot write to {self.path} ({error.strerror or error}): training goes on without it")
+                self.tell(f"cannot write to {self.path} ({error.strerror or error}): training continues without it")
             self.broken = True
 
 
 def write_summary(folder: Path, summary: Row) -> None:
-    """Write ``summary.json``, adding to what it holds already; what cannot be read is replaced."""
+    """Write ``summary.json``. Other entries that it contains are retained; an unreadable file is replaced.
+
+    Args:
+        folder: Folder of the run.
+        summary: Entries to write.
+    """
     path = folder / "summary.json"
     try:
         before = dict(json.loads(path.read_text()))
@@ -250,34 +280,50 @@ def write_summary(folder: Path, summary: Row) -> None:
 
 
 def link_latest(folder: Path, runs: Path) -> None:
-    """Point ``runs/latest`` to the newest run, where the file system knows links. A folder of that name, which may
-    hold a run, is left as it is."""
+    """Point the link ``latest`` to the newest run, if the file system supports links.
+
+    A folder of this name, which may contain a run, is not replaced.
+
+    Args:
+        folder: Folder of the newest run.
+        runs: Folder that contains the link.
+    """
     with contextlib.suppress(OSError), replacing(runs / "latest") as temporary:
         temporary.symlink_to(os.path.relpath(folder, runs), target_is_directory=True)
 
 
 def read_evaluations(folder: Path) -> dict[str, np.ndarray]:
-    """The columns of ``evals.csv``."""
+    """Read the `EVAL_COLUMNS` of ``evals.csv``.
+
+    Args:
+        folder: Folder of the run.
+
+    Returns:
+        Arrays by column.
+    """
     with open(folder / "evals.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     return {name: np.array([float(row[name]) for row in rows]) for name in EVAL_COLUMNS}
 
 
 MARKS = ("run.json", "config.yaml", "metrics.csv")
-"""A folder that holds one of these files is a run's."""
+"""A folder with one of these files is a run's."""
 Columns = dict[str, np.ndarray]
-"""A table: float64 ``[rows]`` by name; NaN where nothing stands."""
+"""A table: float64 ``[rows]`` by name; NaN for empty cells."""
 
 
 class RunView(NamedTuple):
-    """What a run folder holds now. Whatever is missing or cannot be read is empty.
+    """Content of a run folder at one time. Parts that are missing or unreadable are empty.
 
-    - ``path``: of the folder.
-    - ``state``: `records.state_now`; of a folder without ``run.json`` guessed from its files.
-    - ``status``, ``settings``, ``summary``: ``run.json``, ``config.yaml`` and ``summary.json``.
-    - ``metrics``: ``metrics.csv``, a row a chunk.
-    - ``of_seeds``: ``metrics_seeds.csv``, a row a chunk and seed.
-    - ``evals``: ``evals.csv``, a row an episode.
+    Attributes:
+        path: The folder.
+        state: `records.state_now`, or a guess from the files of a folder without ``run.json``.
+        status: ``run.json``.
+        settings: ``config.yaml``.
+        summary: ``summary.json``.
+        metrics: ``metrics.csv``, one row per chunk.
+        of_seeds: ``metrics_seeds.csv``, one row per chunk and seed.
+        evals: ``evals.csv``, one row per episode.
     """
 
     path: Path
@@ -293,10 +339,13 @@ class RunView(NamedTuple):
 class Scores(NamedTuple):
     """The evaluations of a run.
 
-    - ``env_steps``, ``wall_s``: when each policy was, ``[N]``.
-    - ``returns``: each seed's mean over its episodes, ``[N, S]``.
-    - ``low``, ``high``: the 10th and 90th percentile over all episodes, ``[N]``.
-    - ``success``: the share of all episodes that were a success, ``[N]``; NaN where that is not known.
+    Attributes:
+        env_steps: Environment steps of each policy, ``[N]``.
+        wall_s: Seconds of the run at each policy, ``[N]``.
+        returns: Each seed's mean over episodes, ``[N, S]``.
+        low: 10th percentile over all episodes, ``[N]``.
+        high: 90th percentile over all episodes, ``[N]``.
+        success: Fraction of successful episodes, ``[N]``; NaN if it is not reported.
     """
 
     env_steps: np.ndarray
@@ -308,12 +357,26 @@ class Scores(NamedTuple):
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder holds a run."""
+    """Check whether a folder contains a run.
+
+    Args:
+        folder: Folder.
+
+    Returns:
+        True if one of `MARKS` exists.
+    """
     return any((folder / name).is_file() for name in MARKS)
 
 
 def read_run(folder: Path) -> RunView:
-    """Everything that is in a folder."""
+    """Read all files of a run folder.
+
+    Args:
+        folder: Folder of the run.
+
+    Returns:
+        The content.
+    """
     status = read_status(folder)
     summary = _read_json(folder / "summary.json")
     state, settings = state_now(status) if status else _guess_state(folder, summary), _read_yaml(folder / "config.yaml")
@@ -322,7 +385,15 @@ def read_run(folder: Path) -> RunView:
 
 
 def name_of(settings: Mapping[str, Any], group: str) -> str:
-    """The name chosen for ``env`` or ``algo``; of a family of environments the id. "" where it is not known."""
+    """Return the name of the environment or the algorithm in settings.
+
+    Args:
+        settings: Content of ``config.yaml``.
+        group: ``env`` or ``algo``.
+
+    Returns:
+        The id of an environment of a suite, else the name, or "".
+    """
     section = settings.get(group)
     if not isinstance(section, dict):
         return str(section or "")
@@ -330,7 +401,14 @@ def name_of(settings: Mapping[str, Any], group: str) -> str:
 
 
 def scores_of(evals: Columns) -> Scores:
-    """The evaluations in ``evals.csv``, the oldest first; those that lack a seed are left out."""
+    """Compute the scores of a run's evaluations.
+
+    Args:
+        evals: Columns of ``evals.csv``.
+
+    Returns:
+        Scores, oldest first, without evaluations that lack a seed.
+    """
     known = set(EVAL_COLUMNS) <= set(evals)
     steps, seeds = (np.unique(evals[name]) if known else np.zeros(0) for name in ("env_steps", "seed"))
     found = [(step, _scores_at(evals, step, seeds)) for step in steps[np.isfinite(steps)]]
@@ -341,7 +419,14 @@ def scores_of(evals: Columns) -> Scores:
 
 
 def read_columns(path: Path) -> Columns:
-    """A table of numbers. Rows that are not whole, as a process leaves that is killed while it writes, are left out."""
+    """Read a table of numbers, without partial rows of a killed process.
+
+    Args:
+        path: CSV file.
+
+    Returns:
+        Columns by name, empty if the file is not readable.
+    """
     try:
         with path.open(newline="", errors="replace") as file:
             rows = list(csv.reader(line.replace("\0", "") for line in file))
@@ -366,7 +451,7 @@ def _scores_at(evals: Columns, step: float, seeds: np.ndarray) -> tuple[float, n
 
 
 def _guess_state(folder: Path, summary: Mapping[str, Any]) -> str:
-    """Of a folder that an older version wrote."""
+    """Guess the state of a run whose folder an older version wrote."""
     if summary:
         return "stopped" if summary.get("stopped_by") else "done"
     try:

@@ -1,1 +1,1 @@
-"""Runs, graphs and episodes as pages and pictures."""
+"""Pages and pictures of runs, graphs and episodes."""

@@ -1,4 +1,4 @@
-"""The dashboard: finds runs, shows each as a row and as curves, and answers only a browser on this machine."""
+"""The dashboard: lists runs as rows and curves, and serves browsers on this machine only."""
 
 import asyncio
 import json
@@ -26,38 +26,45 @@ from jaxrl_fast.training.run_folder import MARKS, Columns, name_of, read_columns
 from jaxrl_fast.views.report_page import assembled, text_of, thinned
 
 Facts = dict[str, Any]
-"""What ``run.json`` says, or would say."""
+"""Content of ``run.json``, or a reconstruction."""
 ACTIVE = ("compiling", "training", "evaluating")
 STATES = (*ACTIVE, "done", "stopped", "failed", "dead", "unknown")
 MAX_TEXT = 500
-"""So many characters of a text are shown."""
+"""Largest number of characters of a text that are shown."""
 Curve = dict[str, list[float | None]]
-"""Columns of equal length, or empty: ``steps``, ``wall_s`` and ``mean``, and its range from ``low`` to ``high``."""
+"""Columns of equal length, or empty: ``steps``, ``wall_s``, ``mean``, and a range from ``low`` to ``high``."""
 
 
 RunRow = dict[str, Any]
-"""A run in the list. None is not known.
+"""A run in the list. Unknown values are None.
 
-- ``name``: the path of its folder below the root.
-- ``env``, ``algo``, ``num_seeds``: what it trains.
-- ``state``: one of `STATES`; ``error``: why it failed.
-- ``env_steps``, ``total_steps``: of each seed, until now and in the end.
+- ``name``: path of its folder below the root.
+- ``env``, ``algo``, ``num_seeds``: environment, algorithm and number of seeds.
+- ``state``: one of `STATES`; ``error``: reason of a failure.
+- ``env_steps``, ``total_steps``: environment steps per seed, so far and in total.
 - ``eval_return``, ``eval_steps``: the newest evaluation, a mean over seeds; ``best_return``: the highest.
-- ``eval_success``: the share of its episodes that were a success.
-- ``episode_return``: of the episodes that training ended.
-- ``sampling_hz``, ``update_hz``, ``update_frame_hz``: steps, updates and samples of updates in a second.
-- ``elapsed_s``, ``left_s``: seconds trained, and to go at the pace until now.
-- ``started_at``: when its process began, in seconds since 1970.
+- ``eval_success``: fraction of successful evaluation episodes.
+- ``episode_return``: mean return of the training episodes that ended.
+- ``sampling_hz``, ``update_hz``, ``update_frame_hz``: steps, updates and samples of updates per second.
+- ``elapsed_s``, ``left_s``: seconds so far, and remaining at the rate so far.
+- ``started_at``: start of its process in seconds since 1970.
 """
 NUMBERS = (
     *("num_seeds", "env_steps", "total_steps", "eval_return", "eval_steps", "best_return", "eval_success"),
     *("episode_return", "sampling_hz", "update_hz", "update_frame_hz", "started_at"),
 )
-"""Numbers of a row that stand in ``run.json``."""
+"""Numbers of a row that ``run.json`` contains."""
 
 
 def read_facts(folder: Path) -> Facts:
-    """What ``run.json`` says; of a run that an older version wrote, or that has just begun, what it would say."""
+    """Read ``run.json``, or reconstruct it for a run of an older version or one that has just begun.
+
+    Args:
+        folder: Folder of the run.
+
+    Returns:
+        The entries.
+    """
     facts = read_status(folder)
     if "state" not in facts:
         facts = {**_guessed(folder), **facts}
@@ -67,7 +74,15 @@ def read_facts(folder: Path) -> Facts:
 
 
 def row_of(name: str, facts: Facts) -> RunRow:
-    """The row of a run. Facts of a wrong kind count as not known."""
+    """Make the row of a run.
+
+    Args:
+        name: Path of the run below the root.
+        facts: Entries of ``run.json``. Values of a wrong type count as unknown.
+
+    Returns:
+        The row.
+    """
     row: RunRow = {key: _number(facts.get(key)) for key in NUMBERS}
     steps, total, elapsed_s, left_s = row["env_steps"], row["total_steps"], _number(facts.get("wall_s")), None
     state = _state(facts)
@@ -80,8 +95,14 @@ def row_of(name: str, facts: Facts) -> RunRow:
 
 
 def greedy_curve(evals: Columns) -> Curve:
-    """Of ``evals.csv``: the mean over seeds and their range; for one seed the 10th and 90th percentile of its
-    episodes."""
+    """Compute the curve of greedy returns.
+
+    Args:
+        evals: Columns of ``evals.csv``.
+
+    Returns:
+        Mean over seeds with their range; for one seed with the 10th and 90th percentile of its episodes.
+    """
     scores = scores_of(evals)
     if not len(scores.env_steps):
         return _curve()
@@ -92,14 +113,28 @@ def greedy_curve(evals: Columns) -> Curve:
 
 
 def success_curve(evals: Columns) -> Curve:
-    """Of ``evals.csv``: the share of greedy episodes that were a success, in per cent."""
+    """Compute the curve of successful greedy episodes.
+
+    Args:
+        evals: Columns of ``evals.csv``.
+
+    Returns:
+        Success rate in per cent.
+    """
     scores = scores_of(evals)
     told = np.isfinite(scores.success)
     return _curve(scores.env_steps[told], scores.wall_s[told], 100 * scores.success[told])
 
 
 def training_curve(metrics: Columns) -> Curve:
-    """Of ``metrics.csv``: the return of the episodes that training ended, which has no spread."""
+    """Compute the curve of training returns.
+
+    Args:
+        metrics: Columns of ``metrics.csv``.
+
+    Returns:
+        Mean return of the episodes that ended, without a range.
+    """
     names = ("env_steps", "wall_s", "episode_return")
     if not set(names) <= set(metrics) or not np.isfinite(metrics["episode_return"]).any():
         return _curve()
@@ -135,7 +170,7 @@ def _state(facts: Facts) -> str:
         "process_start": facts.get("process_start"),
         "updated_at": _number(facts.get("updated_at")) or 0.0,
     }
-    # 0 and less are names of groups of processes, and what lies above no process has.
+    # Numbers below 1 name groups of processes, and larger numbers are not valid process ids.
     return state_now(whole) if 0 < whole["pid"] < 2**31 or not whole["host"] else "unknown"
 
 
@@ -157,7 +192,7 @@ def _changed_at(path: Path) -> float | None:
 
 
 def _number(value: Any) -> float | None:
-    """A number that JSON and the browser know."""
+    """Return a finite number that JSON and browsers support, else None."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not -1e300 < value < 1e300:
         return None
     return value if math.isfinite(value) else None
@@ -168,26 +203,26 @@ def _text(value: Any) -> str:
 
 
 TABLES = ("run.json", "config.yaml", "summary.json", "metrics.csv", "metrics_seeds.csv", "evals.csv")
-"""The files of a run that are read."""
+"""Files of a run that are read."""
 SERVED = ("report.html", "policy.html", "policy.gif", "graph.svg", "curve.png")
-"""The files of a run that are handed out as they are."""
+"""Files of a run that are served unchanged."""
 MAX_DEPTH = 4
-"""A run lies at most so many folders below the root, as ``<env>/<algo>/<label>`` does."""
+"""Largest number of folders between the root and a run, as in ``<env>/<algo>/<label>``."""
 MAX_FOLDERS = 20_000
-"""After so many folders the search ends: a root such as ``/`` holds everything."""
+"""Number of folders after which the search ends, since a root such as ``/`` contains everything."""
 FRESH_S = 1.0
-"""Rows are looked up at most so often, in seconds."""
+"""Shortest interval between reads of the rows, in seconds."""
 IDLE_SHARE = 4.0
-"""And never more often than once in so many times the seconds that it takes."""
+"""Shortest interval between reads of the rows, as a multiple of their duration."""
 
 Stamp = tuple[tuple[str, int, int, int], ...]
-"""Name, time of change in ns, size and inode of each file: another stamp, other contents."""
+"""Name, modification time in ns, size and inode of each file. It changes with the contents."""
 
 
 class FoundRuns:
-    """The runs below ``root``. Links are never followed, so nothing outside is read and ``latest`` counts once.
+    """The runs below ``root``; thread-safe.
 
-    May be called from several threads.
+    Links are not followed, so that nothing outside is read and ``latest`` counts once.
     """
 
     def __init__(self, root: Path) -> None:
@@ -197,7 +232,7 @@ class FoundRuns:
         self._lock, self._look_at_s = threading.Lock(), 0.0
 
     def rows(self) -> dict[str, RunRow]:
-        """A row for each run by its name, which is its path below the root; at most `FRESH_S` old."""
+        """Return a row for each run by its path below the root, at most `FRESH_S` old."""
         with self._lock:
             began_s = time.monotonic()
             if began_s >= self._look_at_s:
@@ -212,10 +247,10 @@ class FoundRuns:
             return self._rows
 
     def path_of(self, name: str, file: str) -> Path:
-        """Where a file of a run lies. Every path that a visitor asks for goes through here.
+        """Return the path of a run's file. Every path of a request is checked here.
 
         Raises:
-            FileNotFoundError: no such run or file, a file that is none of `TABLES` and `SERVED`, or a link in its path.
+            FileNotFoundError: Unknown run or file, a file not in `TABLES` and `SERVED`, or a link in the path.
         """
         path = self.root / name / file
         known = name in self.rows() and file in (*TABLES, *SERVED)
@@ -226,8 +261,16 @@ class FoundRuns:
 
 
 def find_runs(root: Path) -> Iterator[tuple[str, Stamp]]:
-    """Name and stamp of each run below ``root``. Folders within runs, hidden ones, and those whose tables are links or
-    whose names are not text are left out."""
+    """Search the runs below a folder.
+
+    Folders within runs, hidden folders, and runs whose tables are links or whose names are not printable are skipped.
+
+    Args:
+        root: Folder.
+
+    Returns:
+        Iterator over path below the root and stamp of each run.
+    """
     waiting, seen = [""], 0
     while waiting and seen < MAX_FOLDERS:
         folder, seen = waiting.pop(), seen + 1
@@ -242,19 +285,19 @@ def find_runs(root: Path) -> Iterator[tuple[str, Stamp]]:
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    """What a folder holds; nothing once it is gone."""
+    """List the entries of a folder; empty if it does not exist."""
     with suppress(OSError), os.scandir(folder) as entries:
         return list(entries)
     return []
 
 
 def _may_hold_runs(entry: os.DirEntry[str]) -> bool:
-    # A name that is not text has no address on the page.
+    # A name that is not printable has no address on the page.
     return entry.name[0] != "." and entry.name.isprintable() and entry.is_dir(follow_symlinks=False)
 
 
 def _stamp(tables: list[os.DirEntry[str]]) -> Stamp | None:
-    """None where one of them is a link, a pipe or gone."""
+    """Return the stamp of tables; None if one is a link, a pipe or missing."""
     if not all(entry.is_file(follow_symlinks=False) for entry in tables):
         return None
     with suppress(OSError):
@@ -267,26 +310,28 @@ METHODS = ("GET", "HEAD")
 OWN_PAGES = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; " + (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""For our pages, which hold no script of their own: one that came in with a name from a folder would not run."""
+"""Policy of the dashboard's pages. They contain no inline scripts, so that a script in the name of a folder does not
+run.
+"""
 RUN_FILES = "default-src 'none'; script-src 'unsafe-inline' blob:; style-src 'unsafe-inline'; font-src data:; " + (
     "img-src 'self' data: blob:; media-src 'self' data: blob:; frame-src 'self'; "
     "sandbox allow-scripts allow-popups allow-downloads"
 )
-"""For pages that a run has left: their scripts run, but reach neither our pages nor any server."""
+"""Policy of a run's pages: their scripts run, but cannot access the dashboard's pages or any server."""
 HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": OWN_PAGES,
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-"""Of every answer that does not say otherwise."""
+"""Default headers of every response."""
 
 
 class Guard:
-    """Lets through to ``app`` only what may be asked: by a browser of this machine, to read.
+    """Middleware that passes on only read requests of browsers on this machine.
 
-    The ``Host`` must be one of this machine's own names with our ``port``. Any page on the internet may have its name
-    point to 127.0.0.1 and then counts for the browser as the same server; its ``Host`` gives it away.
+    The ``Host`` must be a name of this machine with the ``port`` of the dashboard. Any website may let its name resolve
+    to 127.0.0.1, and then counts for the browser as the same server, but its ``Host`` differs.
     """
 
     def __init__(self, app: ASGIApp, port: int) -> None:
@@ -295,7 +340,7 @@ class Guard:
         self.hosts = {f"{name}:{port}".encode() for name in names} | {name.encode() for name in names if port == 80}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Respond to one request."""
         if scope["type"] != "http":
             return
         given = [value.lower() for name, value in scope["headers"] if name == b"host"]
@@ -303,7 +348,7 @@ class Guard:
         if len(given) != 1 or given[0] not in self.hosts:
             app = PlainTextResponse(f"open http://127.0.0.1:{self.port}/ on this machine\n", 400)
         elif scope["method"] not in METHODS:
-            app = PlainTextResponse("this page only reads\n", 405, {"Allow": ", ".join(METHODS)})
+            app = PlainTextResponse("this page is read-only\n", 405, {"Allow": ", ".join(METHODS)})
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -324,13 +369,21 @@ CURVES = {
     "train": ("metrics.csv", training_curve),
 }
 POLL_S = 1.0
-"""Between two looks at the folders for a page that is open, in seconds."""
+"""Interval in seconds at which the folders are checked for an open page."""
 HEARTBEAT_S = 10.0
-"""A page hears something at least so often, in seconds: so both sides notice that the other is gone."""
+"""Longest interval in seconds between messages to a page, so that both sides notice a lost connection."""
 
 
 def make_app(runs: FoundRuns, port: int) -> ASGIApp:
-    """The application, for the port that it is asked on."""
+    """Make the application.
+
+    Args:
+        runs: Runs to show.
+        port: Port of the server.
+
+    Returns:
+        The ASGI application.
+    """
     routes = [
         Route("/", _list_page),
         Route("/assets/{name}", _asset),
@@ -346,7 +399,15 @@ def make_app(runs: FoundRuns, port: int) -> ASGIApp:
 
 
 def changes(before: dict[str, RunRow], now: dict[str, RunRow]) -> dict[str, Any]:
-    """What a page that shows the rows ``before`` must learn: ``rows`` that are new or other, and names ``gone``."""
+    """Compute the update of a page.
+
+    Args:
+        before: Rows that the page shows.
+        now: Current rows.
+
+    Returns:
+        ``rows`` that are new or have changed, and names that are ``gone``.
+    """
     other = [row for name, row in now.items() if row != before.get(name)]
     return {"rows": other, "gone": [name for name in before if name not in now]}
 
@@ -366,7 +427,7 @@ def _asset(request: Request) -> Response:
 
 
 def _of_run(request: Request) -> Response:
-    """A run's page if the path ends with "/", which relative links in it need, else one of its files."""
+    """Serve a run's page if the path ends with "/", which relative links need, else one of its files."""
     runs, path = _runs(request), request.path_params["path"]
     name, _, file = path.rpartition("/")
     if not file:
@@ -385,7 +446,7 @@ def _rows(request: Request) -> Response:
 
 
 def _details(request: Request) -> Response:
-    """Of one run, what the list has no room for: the lines that it printed and the files that it left."""
+    """Serve the messages and the list of files of one run."""
     runs, name = _runs(request), request.query_params.get("run", "")
     _row(request, name)
     lines = read_status(runs.path_of(name, "run.json").parent).get("lines") if _has(runs, name, "run.json") else []
@@ -410,7 +471,7 @@ async def _events(request: Request) -> Response:
 
 
 async def _changing(runs: FoundRuns, only: str | None) -> AsyncIterator[str]:
-    """All rows, as the event ``list``; then, as the event ``change``, what has changed, and a ``beat`` in between."""
+    """Send all rows as event ``list``, then changed rows as event ``change``, and ``beat`` in between."""
     shown: dict[str, RunRow] = {}
     kind, silent_s = "list", 0.0
     while True:

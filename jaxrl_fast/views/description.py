@@ -1,6 +1,6 @@
-"""What a graph is under a placement, in plain numbers: read from its layouts, its shapes and its compiled programs.
+"""Describes a graph under a placement in plain numbers, from its layouts, shapes and compiled programs.
 
-Nothing here is written by hand. What is not known is None, as is what only a trace would show in a run's folder.
+Unknown values are None, as are values that need a trace in a run's folder.
 """
 
 import math
@@ -23,8 +23,14 @@ from jaxrl_fast.views.hlo import ProgramFacts, inspect_program
 
 
 class Leaf(NamedTuple):
-    """One array of a channel, over all seeds: its ``path`` within the channel (keys joined by points), ``shape``,
-    ``dtype`` and ``size_bytes``."""
+    """One array of a channel, over all seeds.
+
+    Attributes:
+        path: Path within the channel, keys joined by points.
+        shape: Shape.
+        dtype: Dtype.
+        size_bytes: Size in bytes.
+    """
 
     path: str
     shape: tuple[int, ...]
@@ -33,11 +39,18 @@ class Leaf(NamedTuple):
 
 
 class ChannelFacts(NamedTuple):
-    """A channel, as ``readers`` of one ``age`` (in ticks, 0 or 1) see what its ``writer`` writes.
+    """A channel, as read at one age.
 
-    ``name``: of the channel; ``per_round``: the readers belong to the writer's cycle, where age 1 is one round;
-    ``leaves``: its arrays; ``size_bytes``: of all of them, over all seeds; ``tick_bytes``: bytes written in a tick,
-    counted once however many read them; ``crossing_bytes``: bytes copied between devices in a tick for these readers.
+    Attributes:
+        name: Name of the channel.
+        writer: Fragment that writes it.
+        readers: Fragments that read it at this age.
+        age: Age in ticks, 0 or 1.
+        per_round: Whether the readers belong to the writer's cycle, where age 1 is one round.
+        leaves: Arrays, or None.
+        size_bytes: Bytes of all arrays, over all seeds.
+        tick_bytes: Bytes written in a tick, counted once for all readers.
+        crossing_bytes: Bytes copied between devices in a tick for these readers.
     """
 
     name: str
@@ -52,11 +65,21 @@ class ChannelFacts(NamedTuple):
 
 
 class FragmentFacts(NamedTuple):
-    """A fragment (``name``, with the channels that it ``reads`` and ``writes``) and the number of its ``group``.
+    """A fragment.
 
-    ``start``: its first tick; ``every``: it steps in one tick of so many; ``rounds``: its steps in such a tick;
-    ``host``: whether it is ordinary Python. Its axes are ``width`` long, in ``unit`` (0: none), and divided into
-    ``parts``; ``state_bytes``: its private state, over all seeds.
+    Attributes:
+        name: Name.
+        reads: Channels that it reads.
+        writes: Channels that it writes.
+        group: Index of its group.
+        start: First tick in which it steps.
+        every: Ticks between its active ticks.
+        rounds: Steps in an active tick.
+        host: Whether it is Python on the host.
+        width: Length of its sharding axes, 0 for none.
+        unit: Unit of the axes, such as environments.
+        parts: Number of shards of the axes.
+        state_bytes: Bytes of its private state, over all seeds.
     """
 
     name: str
@@ -74,8 +97,13 @@ class FragmentFacts(NamedTuple):
 
 
 class GroupFacts(NamedTuple):
-    """Names of ``fragments`` that are placed together, and their ``devices``, such as ``cpu:0``, which divide the seeds
-    into ``seed_parts``."""
+    """Fragments that are placed together.
+
+    Attributes:
+        fragments: Names of the fragments.
+        devices: Devices, such as ``cpu:0``.
+        seed_parts: Number of parts into which the devices shard the seeds.
+    """
 
     fragments: tuple[str, ...]
     devices: tuple[str, ...]
@@ -83,8 +111,14 @@ class GroupFacts(NamedTuple):
 
 
 class PlacedProgram(NamedTuple):
-    """A program that steps ``fragments`` of a ``group`` (its number), called ``calls`` times a tick (less than 1:
-    several ticks in one call); ``facts``: XLA's figures, None where Python steps the fragments."""
+    """A program of a group.
+
+    Attributes:
+        fragments: Fragments that it steps.
+        group: Index of the group.
+        calls: Calls per tick; less than 1 for several ticks per call.
+        facts: XLA's figures, None for fragments in Python.
+    """
 
     fragments: tuple[str, ...]
     group: int
@@ -93,10 +127,15 @@ class PlacedProgram(NamedTuple):
 
 
 class Description(NamedTuple):
-    """A graph of ``fragments`` and ``channels`` under a ``placement`` (its name), trained for ``num_seeds`` seeds at
-    once.
+    """A graph under a placement.
 
-    ``groups``: of the placement, which fragments and programs number; ``programs``: empty where none were looked at.
+    Attributes:
+        placement: Name of the placement.
+        num_seeds: Number of seeds trained at once.
+        fragments: Fragments of the graph.
+        channels: Channels of the graph.
+        groups: Groups of the placement, which fragments and programs refer to by index.
+        programs: Programs, empty if none were inspected.
     """
 
     placement: str
@@ -117,9 +156,19 @@ def describe(
     run: Any = None,
     ticks_per_chunk: int = 1,
 ) -> Description:
-    """Describe a graph; without ``run``, what `Program.ready` compiled, at next to no cost.
+    """Describe a graph. Without ``run`` the cost is negligible.
 
-    ``state`` is a program's, or its shapes; ``shapes`` those of channels that do not outlive a tick, as far as known.
+    Args:
+        graph: Graph.
+        placement: Placement of the graph.
+        state: State of the program, or its shapes.
+        num_seeds: Number of seeds.
+        shapes: Available shapes of channels that do not outlive a tick.
+        run: Result of `Program.ready`, to inspect its programs; None for none.
+        ticks_per_chunk: Ticks of a chunk.
+
+    Returns:
+        The description.
     """
     graph, shapes = divided(graph, placement), {**(shapes or {}), **state.channels}
     group_of = {name: index for index, group in enumerate(placement.groups) for name in group.fragments}
@@ -154,40 +203,66 @@ def _with_crossing(
     num_seeds: int,
     programs: list[PlacedProgram],
 ) -> tuple[ChannelFacts, ...]:
-    """The channels, with the bytes of each that go from device to device."""
+    """Add the bytes copied between devices to the channels."""
     home, axes = homes(placement, num_seeds), channel_axes(graph)
     crossing = [_crossing(c, axes[c.name], shapes.get(c.name), home, num_seeds, programs) for c in channels]
     return tuple(c._replace(crossing_bytes=x) for c, x in zip(channels, crossing, strict=True))
 
 
-def trace_shapes(graph: Graph, state: TrainState, known: Channels, num_seeds: int = 1) -> Channels:
-    """The shapes of all channels: those of ``known`` and of ``state``, and the others by tracing the fragments that
-    write them, which takes seconds for some environments. Host fragments cannot be traced."""
-    known = {**known, **state.channels}
+def trace_shapes(graph: Graph, state: TrainState, given: Channels, num_seeds: int = 1) -> Channels:
+    """Infer the shapes of all channels.
+
+    Tracing the fragments that write unknown channels takes seconds for some environments. Host fragments cannot be
+    traced.
+
+    Args:
+        graph: Graph.
+        state: State of the program, or its shapes.
+        given: Shapes of channels that need not be inferred.
+        num_seeds: Number of seeds.
+
+    Returns:
+        Shapes by channel.
+    """
+    given = {**given, **state.channels}
     for fragment in graph.fragments:
-        if fragment.host or set(fragment.writes) <= set(known) or not set(fragment.reads) <= set(known):
+        if fragment.host or set(fragment.writes) <= set(given) or not set(fragment.reads) <= set(given):
             continue
 
         def outputs(private: PyTree, inputs: Channels, hyper: Any, key: Any, fragment: Fragment = fragment) -> Channels:
             step = graphs.step_of(fragment, jnp.zeros((), jnp.int32))
             return step(private, inputs, graph.hyper_at(hyper, jnp.zeros((), jnp.int32)), key)[1]
 
-        inputs = {channel: known[channel] for channel in fragment.reads}
+        inputs = {channel: given[channel] for channel in fragment.reads}
         over = over_seeds(outputs, num_seeds, (0, 0, 0, 0), 0)
         written = jax.eval_shape(over, state.private[fragment.name], inputs, state.hyper, state.key)
-        known = {**written, **known}
-    return known
+        given = {**written, **given}
+    return given
 
 
 def run_shapes(run: Any) -> Channels:
-    """The shapes of the channels between the programs of a chain, as they were compiled."""
+    """Return the compiled shapes of the channels between the programs of a chain.
+
+    Args:
+        run: Compiled chunk.
+
+    Returns:
+        Shapes by channel, empty if ``run`` is no chain.
+    """
     steps = [segment.step for segment in getattr(run, "segments", ()) if isinstance(segment.step, Compiled | Loaded)]
     taken = [step.shapes if isinstance(step, Loaded) else step.args_info[0] for step in steps]
     return {name: value for arguments in taken for given in arguments[1:3] for name, value in given.items()}
 
 
 def plain(value: Any) -> Any:
-    """The same in dictionaries, lists, numbers and words, as JSON has them; NaN, which it has not, as None."""
+    """Convert to dictionaries, lists, numbers and texts for JSON; NaN becomes None.
+
+    Args:
+        value: Nested NamedTuples, dictionaries, tuples and scalars.
+
+    Returns:
+        The converted value.
+    """
     if isinstance(value, float) and math.isnan(value):
         return None
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
@@ -198,7 +273,16 @@ def plain(value: Any) -> Any:
 
 
 def compiled_parts(run: Any, names: tuple[str, ...], ticks_per_chunk: int) -> list[tuple[tuple[str, ...], Any, float]]:
-    """Fragments, program and calls a tick: of one program for all, or of each link of a chain."""
+    """List the programs of a chunk.
+
+    Args:
+        run: Compiled chunk, one program or a chain.
+        names: Names of all fragments.
+        ticks_per_chunk: Ticks of a chunk.
+
+    Returns:
+        Fragments, program and calls per tick.
+    """
     if isinstance(run, Compiled):
         return [(names, run, 1 / ticks_per_chunk)]
     return [
@@ -216,7 +300,7 @@ def _fragment(fragment: Fragment, placement: Placement, group: int, state: Train
 
 
 def _readers(graph: Graph, writer: Fragment, channel: str) -> dict[tuple[int, bool], tuple[str, ...]]:
-    """Who reads a channel, by age, and whether in rounds; what nobody reads is an output all the same."""
+    """Return the readers of a channel by age and whether in rounds; an output without readers counts, too."""
     cycle = next(stage for stage in graphs.stages(graph.fragments) if writer in stage)
     readers: dict[tuple[int, bool], tuple[str, ...]] = {}
     for fragment in graph.fragments:
@@ -239,7 +323,7 @@ def _channel(
 def _crossing(
     channel: ChannelFacts, axes: Any, shapes: PyTree, home: Any, num_seeds: int, programs: list[PlacedProgram]
 ) -> float | None:
-    """Bytes a tick: each call of a program copies what it reads from elsewhere. ``home``: the mesh of each fragment."""
+    """Compute the bytes per tick that programs copy from other devices. ``home``: mesh of each fragment."""
     if channel.leaves is None:
         return None
     here = lay(home[channel.writer], axes, num_seeds)
@@ -252,7 +336,16 @@ def _crossing(
 
 
 def bytes_moved(shapes: PyTree, source: PyTree, target: PyTree) -> int:
-    """Bytes that devices of one layout need and do not have in another; layouts are prefix trees of shardings."""
+    """Compute the bytes that devices of one layout need and do not have in another.
+
+    Args:
+        shapes: Pytree of shapes.
+        source: Prefix tree of shardings.
+        target: Prefix tree of shardings.
+
+    Returns:
+        Bytes.
+    """
     leaves = jax.tree.leaves(shapes)
     layouts = zip(*(jax.tree.leaves(jax.tree.broadcast(layout, shapes)) for layout in (source, target)), strict=True)
     return sum(_missing(leaf, *pair) for leaf, pair in zip(leaves, layouts, strict=True))
@@ -288,14 +381,30 @@ def _leaves(tree: PyTree) -> tuple[Leaf, ...]:
 
 
 def notes_of(fragment: FragmentFacts, description: Description) -> tuple[str, ...]:
-    """What a box says below its title, in up to two short lines: only what is out of the ordinary."""
+    """Return up to two short lines for a fragment's box, only about unusual properties.
+
+    Args:
+        fragment: Fragment.
+        description: Description with the fragment.
+
+    Returns:
+        Lines.
+    """
     whole = fragment.parts == 1 and copies(fragment, description) == 1
     where = () if whole and not fragment.host else (axes_note(fragment, description),)
     return (*where, *(() if time_note(fragment) == "every tick" else (time_note(fragment),)))
 
 
 def axes_note(fragment: FragmentFacts, description: Description) -> str:
-    """What of a fragment may be divided among devices, and whether it is."""
+    """Describe the sharding axes of a fragment.
+
+    Args:
+        fragment: Fragment.
+        description: Description with the fragment.
+
+    Returns:
+        Text, such as ``8 rows over 2 devices``.
+    """
     axes = f"{fragment.width} {fragment.unit.partition(' (')[0]}" if fragment.width else ""
     if fragment.host:
         return f"{axes}, on the host" if axes else "on the host"
@@ -306,7 +415,14 @@ def axes_note(fragment: FragmentFacts, description: Description) -> str:
 
 
 def time_note(fragment: FragmentFacts) -> str:
-    """When a fragment steps."""
+    """Describe the ticks in which a fragment steps.
+
+    Args:
+        fragment: Fragment.
+
+    Returns:
+        Text, such as ``every tick``.
+    """
     often = [f"{fragment.rounds} rounds a tick"] if fragment.rounds > 1 else []
     often += [f"every {fragment.every} ticks"] if fragment.every > 1 else []
     often += [f"from tick {fragment.start}"] if fragment.start else []
@@ -314,13 +430,28 @@ def time_note(fragment: FragmentFacts) -> str:
 
 
 def copies(fragment: FragmentFacts, description: Description) -> int:
-    """How many devices step the very same fragment, of each seed."""
+    """Count the devices that replicate a fragment, for each seed.
+
+    Args:
+        fragment: Fragment.
+        description: Description with the fragment.
+
+    Returns:
+        Number of devices.
+    """
     group = description.groups[fragment.group]
     return len(group.devices) // group.seed_parts // fragment.parts
 
 
 def label_of(channel: ChannelFacts) -> str:
-    """What a line says of its channel besides the name: size and age."""
+    """Describe the size and age of a channel.
+
+    Args:
+        channel: Channel.
+
+    Returns:
+        Text, "" if there is nothing to describe.
+    """
     times = " a round" if channel.per_round else ""
     size = [] if channel.size_bytes is None else [byte_size(channel.size_bytes) + times]
     age = ["one round old" if channel.per_round else "age 1"] if channel.age else []
@@ -328,7 +459,14 @@ def label_of(channel: ChannelFacts) -> str:
 
 
 def byte_size(number: float | None) -> str:
-    """Bytes as a person reads them, in powers of 1000: ``1.2 MB``; "?" for None, which is not known."""
+    """Format a number of bytes in powers of 1000.
+
+    Args:
+        number: Bytes, or None if unknown.
+
+    Returns:
+        Text, such as ``1.2 MB``, or "?".
+    """
     if number is None:
         return "?"
     for unit in ("B", "kB", "MB"):
@@ -339,7 +477,14 @@ def byte_size(number: float | None) -> str:
 
 
 def device_names(devices: Sequence[str]) -> str:
-    """Devices in few words: ``cpu:0, cpu:1`` or ``cpu:0 to cpu:7``."""
+    """Format names of devices.
+
+    Args:
+        devices: Names, such as ``cpu:0``.
+
+    Returns:
+        Text, such as ``cpu:0, cpu:1`` or ``cpu:0 to cpu:7``.
+    """
     kinds = {device.partition(":")[0] for device in devices}
     numbers = [int(device.partition(":")[2]) for device in devices]
     unbroken = all(b == a + 1 for a, b in pairwise(numbers))
@@ -349,6 +494,13 @@ def device_names(devices: Sequence[str]) -> str:
 
 
 def group_label(group: GroupFacts) -> str:
-    """A group's devices, and what they do with several seeds."""
+    """Describe a group's devices and their share of seeds.
+
+    Args:
+        group: Group.
+
+    Returns:
+        Text.
+    """
     seeds = f", seeds in {group.seed_parts} parts" if group.seed_parts > 1 else ""
     return device_names(group.devices) + seeds

@@ -1,7 +1,7 @@
-"""The dataflow graph as a picture: SVG text for people, Mermaid text for pages that know it. Needs no other program.
+"""The dataflow graph as SVG, and as Mermaid text for pages that support it, without external programs.
 
-The SVG is a sequence diagram: each fragment has a column, each channel a row, in the order of a tick. So no text meets
-another text or box. Lengths are in pixels, y grows downwards.
+The SVG is a sequence diagram: each fragment has a column and each channel a row, in the order of a tick, so that no
+text overlaps another text or box. Lengths are in pixels, and y increases downwards.
 """
 
 from html import escape
@@ -25,14 +25,14 @@ from jaxrl_fast.views.description import (
 
 FILLS = ("#e9f1fe", "#e9f6ec", "#fdf4e0", "#f2edfb", "#fdecec", "#e4f4f5")
 EDGES = ("#9dbbe8", "#97cba6", "#e0c07a", "#bfa9e4", "#e2a6a6", "#8dc6cc")
-"""Of groups' frames; groups on the same devices have the same."""
+"""Colors of groups' frames; groups on the same devices share a color."""
 SOLID, DASHED, INK, FAINT = "#33475b", "#b5532a", "#1d2733", "#5d6b7a"
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
 MARGIN, PAD, ROW, ARROW, LOOP = 24.0, 14.0, 46.0, 8.0, 26.0
 FRAMES, BOXES = 64.0, 94.0
 """Upper edges."""
 MARK = "made by jaxrl_fast"
-"""A mark in every file that is written here, so that only such files are replaced."""
+"""A mark in every file written here, so that only such files are replaced."""
 CAPTIONS = (
     "Top to bottom: the order within a tick. A channel goes from the dot of its writer to the arrows of its readers.",
     "Dashed, age 1: read as the last tick (or round) left it.",
@@ -40,8 +40,15 @@ CAPTIONS = (
 
 
 def to_svg(description: Description, title: str) -> str:
-    """The graph as SVG on a light ground of its own, so that it reads well in a dark viewer too. Channels that nobody
-    reads are left out."""
+    """Draw a graph as SVG on a light background, legible also in a dark viewer. Channels without readers are omitted.
+
+    Args:
+        description: Description of the graph.
+        title: Title of the picture.
+
+    Returns:
+        SVG.
+    """
     channels = [channel for channel in description.channels if channel.readers]
     notes = {fragment.name: notes_of(fragment, description) for fragment in description.fragments}
     low = BOXES + 38 + 15 * max(map(len, notes.values()))
@@ -81,13 +88,30 @@ def to_svg(description: Description, title: str) -> str:
 
 
 def text_width(text: str, size: float, *, bold: bool = False) -> float:
-    """At least the width of a text in any common sans-serif face."""
+    """Estimate an upper bound of a text's width in common sans-serif fonts.
+
+    Args:
+        text: Text.
+        size: Font size in pixels.
+        bold: Whether the text is bold.
+
+    Returns:
+        Width in pixels.
+    """
     em = sum(0.42 if c in "iljtfrI.,:;|'() " else 1.0 if c in "mwMW@%→" else 0.66 for c in text)
     return em * size * (1.1 if bold else 1.0)
 
 
 def to_mermaid(description: Description, title: str) -> str:
-    """The graph as a Mermaid flowchart."""
+    """Draw a graph as a Mermaid flowchart.
+
+    Args:
+        description: Description of the graph.
+        title: Title of the picture.
+
+    Returns:
+        Mermaid text.
+    """
     lines = ["---", f'title: "{_plain(title)}"', "---", f"%% {MARK}", "flowchart LR"]
     for number, group in enumerate(description.groups):
         lines.append(f'  subgraph group{number}["{_plain(device_names(group.devices))}"]')
@@ -106,9 +130,17 @@ def to_mermaid(description: Description, title: str) -> str:
 def draw_run(
     path: Path, title: str, graph: Graph, placement: Placement, state: TrainState, run: Any, num_seeds: int, tell: Tell
 ) -> None:
-    """Draw the graph of a run that is about to start; traces and compiles nothing, so some sizes are left out.
+    """Draw the graph of a run that is about to start, without tracing or compiling, so that some sizes are omitted.
 
-    A picture that cannot be written does not stop the run: ``tell`` gets a line.
+    Args:
+        path: File to write.
+        title: Title of the picture.
+        graph: Graph of the run.
+        placement: Placement of the graph.
+        state: First state.
+        run: Compiled chunk.
+        num_seeds: Number of seeds.
+        tell: Gets a line if the file cannot be written, which does not stop the run.
     """
     description = describe(graph, placement, state, num_seeds, shapes=run_shapes(run))
     try:
@@ -118,7 +150,7 @@ def draw_run(
 
 
 def _box(name: str, notes: tuple[str, ...], x: float, width: float, low: float, bottom: float) -> str:
-    """A fragment's box, down to ``low``, and the line below it on which its channels begin and end."""
+    """Draw a fragment's box, down to ``low``, and the vertical line at which its channels begin and end."""
     middle = x + width / 2
     parts = [f'<path d="M{middle:g},{low:g} V{bottom - PAD:g}" stroke="#b4bfca"/>']
     parts.append(_rectangle(x, BOXES, width, low - BOXES, 'fill="#ffffff" stroke="#7c8b9b" stroke-width="1.2"'))
@@ -128,7 +160,7 @@ def _box(name: str, notes: tuple[str, ...], x: float, width: float, low: float, 
 
 
 def _channel(channel: ChannelFacts, middles: dict[str, float], y: float) -> tuple[str, float]:
-    """A channel's row, and the right end of its texts."""
+    """Draw a channel's row, and return it with the right end of its texts."""
     start, ends, label = middles[channel.writer], [middles[name] for name in channel.readers], label_of(channel)
     color, dash = (DASHED, ' stroke-dasharray="6 4"') if channel.age else (SOLID, "")
     style = f'fill="none" stroke="{color}" stroke-width="1.6"{dash}'
@@ -159,7 +191,7 @@ def _text(x: float, y: float, text: str, *, size: float = 12, bold: bool = False
 
 
 def _id(name: str) -> str:
-    """A name that Mermaid takes: its own words, such as ``end``, cannot be one."""
+    """Return a valid name for Mermaid, which reserves words such as ``end``."""
     return "f_" + "".join(c if c.isalnum() else "_" for c in name)
 
 

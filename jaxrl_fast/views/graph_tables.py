@@ -1,4 +1,4 @@
-"""Tables for the terminal, and those of a graph and its programs."""
+"""Tables for the terminal, of a graph and its programs and in general."""
 
 import sys
 from typing import Any
@@ -19,16 +19,28 @@ from jaxrl_fast.views.description import (
 )
 
 WIDTH = 118
-"""Columns of text where the output is not a terminal."""
+"""Columns of text if the output is not a terminal."""
 
 
 def new_console() -> Console:
-    """A console as wide as the terminal, or `WIDTH` where the output goes to a file."""
+    """Make a console as wide as the terminal, or `WIDTH` if the output is a file.
+
+    Returns:
+        The console.
+    """
     return Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False, markup=False)
 
 
 def new_table(title: str, *columns: str) -> Table:
-    """A table without frame; a column that begins with ``>`` is aligned to the right."""
+    """Make a table without a frame.
+
+    Args:
+        title: Title of the first column.
+        *columns: Titles of the other columns; those that begin with ``>`` are aligned to the right.
+
+    Returns:
+        The table.
+    """
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column(f"\n{title}", overflow="fold")
     for name in columns:
@@ -37,7 +49,14 @@ def new_table(title: str, *columns: str) -> Table:
 
 
 def fragment_table(description: Description) -> Table:
-    """A row a fragment, in the order of a tick."""
+    """Make a table with a row per fragment, in the order of a tick.
+
+    Args:
+        description: Description of the graph.
+
+    Returns:
+        The table.
+    """
     table = new_table("fragments", "devices", "reads", "writes", "axes", "steps", ">state")
     old = {
         (reader, channel.name): " (last round)" if channel.per_round else " (last tick)"
@@ -60,14 +79,21 @@ def fragment_table(description: Description) -> Table:
 
 
 def channel_table(description: Description) -> Table:
-    """A row a channel and age."""
+    """Make a table with a row per channel and age.
+
+    Args:
+        description: Description of the graph.
+
+    Returns:
+        The table.
+    """
     table = new_table("channels", "from → to", "age", "arrays", ">size", ">a tick", ">between devices")
     for channel in description.channels:
         age = "1 round" if channel.age and channel.per_round else str(channel.age)
         sizes = channel.size_bytes, channel.tick_bytes, channel.crossing_bytes
         table.add_row(
             channel.name,
-            f"{channel.writer} → {', '.join(channel.readers) or 'nobody in the graph'}",
+            f"{channel.writer} → {', '.join(channel.readers) or 'no fragment'}",
             age if channel.readers else "-",
             arrays_of(channel),
             *map(byte_size, sizes),
@@ -76,7 +102,14 @@ def channel_table(description: Description) -> Table:
 
 
 def arrays_of(channel: ChannelFacts) -> str:
-    """How many arrays, of what types, and the largest one."""
+    """Describe the number and dtypes of a channel's arrays, and the largest array.
+
+    Args:
+        channel: Channel.
+
+    Returns:
+        Two lines of text, or "?".
+    """
     if not channel.leaves:
         return "?"
     largest = max(channel.leaves, key=lambda leaf: leaf.size_bytes)
@@ -87,7 +120,14 @@ def arrays_of(channel: ChannelFacts) -> str:
 
 
 def program_table(description: Description) -> Table:
-    """The programs of each group, with XLA's figures for each of its devices."""
+    """Make a table of the programs of each group, with XLA's figures per device.
+
+    Args:
+        description: Description of the graph.
+
+    Returns:
+        The table.
+    """
     columns = ("devices", ">FLOPs*", ">accessed*", ">arguments", ">outputs", ">in place", ">temporaries", ">loops run")
     table = new_table("programs", *columns)
     for number, group in enumerate(description.groups):
@@ -103,7 +143,15 @@ def program_table(description: Description) -> Table:
 
 
 def program_row(program: PlacedProgram, devices: str) -> list[str]:
-    """A program's figures, as far as its device reports them."""
+    """Make the row of a program, with "?" for unreported figures.
+
+    Args:
+        program: Program.
+        devices: Label of its devices.
+
+    Returns:
+        Cells.
+    """
     names, facts = ", ".join(program.fragments), program.facts
     if facts is None:
         return [names, "the host, in Python"]
@@ -116,26 +164,41 @@ def program_row(program: PlacedProgram, devices: str) -> list[str]:
 
 
 def collective_lines(description: Description) -> list[str]:
-    """What the compiler put in to move data between the devices of a program."""
-    lines = ["", "collectives, as found in the compiled programs"]
+    """Describe the collectives that the compiler inserted to communicate between the devices of a program.
+
+    Args:
+        description: Description of the graph.
+
+    Returns:
+        Lines.
+    """
+    lines = ["", "collectives in the compiled programs"]
     for program in description.programs:
         for found in program.facts.collectives if program.facts else ():
             often = f"in a loop, {found.runs or 0:g} times a tick" if found.runs else "in a loop of unknown length"
             often = "once a tick" if found.runs == 1 else often
-            text = f"{found.instructions} {found.kind}, {often}, {byte_size(found.size_bytes)} in all each time"
+            text = f"{found.instructions} {found.kind}, {often}, {byte_size(found.size_bytes)} in total each time"
             lines.append(f"  {', '.join(program.fragments)}: {text}")
     return lines if len(lines) > 2 else [*lines, "  none"]
 
 
 def closing_lines(description: Description, facts: dict[str, Any]) -> list[str]:
-    """How the figures are to be read, and how long compiling took."""
+    """Explain the figures, and report the compile time.
+
+    Args:
+        description: Description of the graph.
+        facts: ``compile_s`` in seconds, and ``programs_from_disk``, the number of programs loaded from the cache.
+
+    Returns:
+        Lines.
+    """
     disk = facts["programs_from_disk"]
-    cached = f", {disk} program{'s' if disk > 1 else ''} found compiled on disk" if disk else ""
+    cached = f", {disk} program{'s' if disk > 1 else ''} loaded from the disk cache" if disk else ""
     seeds = f"; shapes and sizes are of all {description.num_seeds} seeds" if description.num_seeds > 1 else ""
     return [
         "",
-        "* XLA's own analysis, for one device and one tick (or call). The body of a loop counts once, however often it",
-        "  runs, so the true work is more where there are loops: how often their bodies run in a tick stands under",
-        f"  'loops run'{seeds}.",
+        "* XLA's analysis, for one device and one tick (or call). The body of a loop counts once, however often it",
+        "  runs, so programs with loops do more work than shown: the column 'loops run' has the runs of each body in a",
+        f"  tick{seeds}.",
         f"traced and compiled in {facts['compile_s']:.1f} s{cached}",
     ]

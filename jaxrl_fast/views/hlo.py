@@ -1,6 +1,6 @@
-"""What XLA says of a compiled program: its operations, its memory, and the collectives that it put in.
+"""XLA's figures of a compiled program: operations, memory and collectives.
 
-The collectives are read from the text of the compiled program, which XLA's own analysis leaves out.
+Collectives are parsed from the text of the compiled program, since XLA's analysis does not include them.
 """
 
 import re
@@ -15,21 +15,24 @@ CALLEES = re.compile(r"\b(body|condition|to_apply|calls|\w+_computations?)=\{?(%
 TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 CONDITION = re.compile(r"\bcondition=%([\w.\-]+)")
 COUNTED = re.compile(r"ROOT %[\w.\-]+ = pred\[\]\S* compare\(%[\w.\-]+, %([\w.\-]+)\), direction=LT")
-"""The end of a loop's condition that asks whether a counter is below a number."""
+"""The end of a loop's condition that compares whether a counter is less than a number."""
 CONSTANT = re.compile(r"%([\w.\-]+) = s32\[\]\S* constant\((\d+)\)")
 ARRAY = re.compile(r"\b(?:pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
 COLLECTIVE = re.compile(
     r"= (.*?) (all-reduce|all-gather|(?:ragged-)?all-to-all|reduce-scatter|collective-(?:permute|broadcast))"
     r"(?:-done)?\("
 )
-"""An instruction that moves data between devices; of an asynchronous pair, the one that ends it."""
+"""An instruction that communicates between devices; of an asynchronous pair, the one that ends it."""
 
 
 class Collective(NamedTuple):
-    """A number of ``instructions`` of one ``kind``, such as all-reduce, that each run ``runs`` times a tick (None: in a
-    loop of unknown length).
+    """Collectives of one kind that run equally often.
 
-    ``size_bytes``: what one run of all of them gives each device. A branch counts as taken.
+    Attributes:
+        kind: Kind, such as all-reduce.
+        instructions: Number of instructions.
+        runs: Runs per tick, None in a loop of unknown length. A branch counts as taken.
+        size_bytes: Bytes that one run of all instructions gives to each device.
     """
 
     kind: str
@@ -39,12 +42,18 @@ class Collective(NamedTuple):
 
 
 class ProgramFacts(NamedTuple):
-    """XLA's figures of a compiled program, for each of its devices; None is what the device does not report.
+    """XLA's figures of a compiled program, for each of its devices; None if the device does not report them.
 
-    ``flops`` and ``accessed_bytes`` (read and written) are of one call, with the body of every loop counted once;
-    ``loops``: of each loop whose body runs more than once a tick, how often (None where XLA does not know).
-    Memory: ``argument_bytes``, ``output_bytes``, of which ``aliased_bytes`` lie in the memory of arguments,
-    ``temporary_bytes``, and ``code_bytes`` of the program itself. ``collectives`` move data between its devices.
+    Attributes:
+        flops: Floating-point operations of one call, with the body of every loop counted once.
+        accessed_bytes: Bytes read and written in one call, with the body of every loop counted once.
+        argument_bytes: Memory of arguments.
+        output_bytes: Memory of outputs.
+        aliased_bytes: Part of the outputs in the memory of arguments.
+        temporary_bytes: Memory of temporaries.
+        code_bytes: Memory of the program's code.
+        loops: Runs per tick of each loop body that runs more than once, None if XLA does not report it.
+        collectives: Collectives between its devices.
     """
 
     flops: float | None
@@ -59,10 +68,18 @@ class ProgramFacts(NamedTuple):
 
 
 def inspect_program(compiled: Compiled, ticks: float = 1) -> ProgramFacts:
-    """Read a program of which one call is ``ticks`` ticks (a half: it is called twice a tick)."""
+    """Read the figures of a compiled program.
+
+    Args:
+        compiled: Compiled program.
+        ticks: Ticks per call; 0.5 for two calls per tick.
+
+    Returns:
+        The figures.
+    """
     cost, size = compiled.cost_analysis() or {}, partial(_memory_size, compiled.memory_analysis())
     text = compiled.as_text() or ""
-    # The loop over ticks itself is left out: its body runs once a tick.
+    # The loop over ticks is left out, since its body runs once a tick.
     loops = sorted(count / ticks for count in loop_runs(text) if not count <= ticks)
     argument, output, alias, temp, code = map(size, ("argument", "output", "alias", "temp", "generated_code"))
     flops, accessed, collectives = cost.get("flops"), cost.get("bytes accessed"), find_collectives(text, ticks)
@@ -71,15 +88,31 @@ def inspect_program(compiled: Compiled, ticks: float = 1) -> ProgramFacts:
 
 
 def program_bytes(compiled: Compiled) -> int | None:
-    """Memory on each device while the program runs: arguments, outputs that lie in none of them, temporaries and code.
-    None where the device does not report them."""
+    """Compute the memory on each device while a program runs.
+
+    It contains arguments, outputs not in the memory of arguments, temporaries and code.
+
+    Args:
+        compiled: Compiled program.
+
+    Returns:
+        Bytes, or None if the device does not report them.
+    """
     memory, kinds = compiled.memory_analysis(), ("argument", "output", "temp", "generated_code", "alias")
     sizes = [size for kind in kinds if (size := _memory_size(memory, kind)) is not None]
     return sum(sizes[:-1]) - sizes[-1] if len(sizes) == len(kinds) else None
 
 
 def find_collectives(text: str, ticks: float = 1) -> tuple[Collective, ...]:
-    """The collectives in a program's text, those that run equally often together."""
+    """List the collectives in a program's text, grouped by kind and number of runs.
+
+    Args:
+        text: Text of the compiled program.
+        ticks: Ticks per call.
+
+    Returns:
+        Collectives.
+    """
     computations, runs = _read(text)
     found: dict[tuple[str, float | None], list[int]] = {}
     for name, often in runs.items():
@@ -89,7 +122,14 @@ def find_collectives(text: str, ticks: float = 1) -> tuple[Collective, ...]:
 
 
 def loop_runs(text: str) -> list[float]:
-    """How often the body of each loop in a program's text runs in one call; NaN where XLA does not know."""
+    """Count the runs of each loop body in one call of a program.
+
+    Args:
+        text: Text of the compiled program.
+
+    Returns:
+        Numbers of runs; NaN if XLA does not report it.
+    """
     computations, runs = _read(text)
     called = [call for name in runs for line in computations[name] for call in _calls(line)]
     return [runs.get(callee, 0.0) for callee, loop in called if loop]
@@ -101,7 +141,14 @@ def _read(text: str) -> tuple[dict[str, list[str]], dict[str, float]]:
 
 
 def read_computations(text: str) -> tuple[dict[str, list[str]], str]:
-    """The instructions of each computation, and the name of the one that the program begins with."""
+    """Split a program's text into computations.
+
+    Args:
+        text: Text of the compiled program.
+
+    Returns:
+        Instructions by computation, and the name of the entry computation.
+    """
     computations: dict[str, list[str]] = {}
     entry, lines = "", []
     for line in text.splitlines():
@@ -114,8 +161,15 @@ def read_computations(text: str) -> tuple[dict[str, list[str]], str]:
 
 
 def computation_runs(computations: dict[str, list[str]], entry: str) -> dict[str, float]:
-    """How often each computation runs in one call of the program. Those that nothing calls, of which XLA leaves some
-    behind, are left out."""
+    """Count the runs of each computation in one call of the program.
+
+    Args:
+        computations: Instructions by computation.
+        entry: Name of the entry computation.
+
+    Returns:
+        Runs by computation, without computations that are never called, of which XLA leaves some.
+    """
     callers: dict[str, list[tuple[str, float]]] = {name: [] for name in computations}
     for name, lines in computations.items():
         for line in lines:
@@ -132,8 +186,18 @@ def computation_runs(computations: dict[str, list[str]], entry: str) -> dict[str
 
 
 def loop_trips(line: str, computations: dict[str, list[str]]) -> float:
-    """How often the body of the loop in ``line`` runs: as XLA noted, else (on TPUs) up to the number with which the
-    condition compares a counter, since loops of JAX count from 0 in ones. NaN where neither is there."""
+    """Return the runs of a loop's body.
+
+    XLA notes them; otherwise (on TPUs) they are the number that the condition compares a counter with, since loops of
+    JAX count from 0 in ones.
+
+    Args:
+        line: Instruction of the loop.
+        computations: Instructions by computation.
+
+    Returns:
+        Number of runs, NaN if unknown.
+    """
     noted, condition = TRIPS.search(line), CONDITION.search(line)
     if noted or not condition:
         return float(noted[1]) if noted else nan
@@ -144,12 +208,19 @@ def loop_trips(line: str, computations: dict[str, list[str]]) -> float:
 
 
 def _calls(line: str) -> list[tuple[str, bool]]:
-    """The computations that an instruction calls, and whether as the body of a loop."""
+    """List the computations that an instruction calls, and whether as the body of a loop."""
     return [(name[1:], role == "body") for role, names in CALLEES.findall(line) for name in names.split(", ")]
 
 
 def array_bytes(shape: str) -> int:
-    """Bytes of an array or a tuple of them, as in ``(f32[256]{0}, pred[])``."""
+    """Compute the size of an array or a tuple of arrays.
+
+    Args:
+        shape: XLA shape, such as ``(f32[256]{0}, pred[])``.
+
+    Returns:
+        Bytes.
+    """
     arrays = ARRAY.findall(shape)
     return sum(prod(int(n) for n in dims.split(",") if n) * max(1, int(bits or 8) // 8) for bits, dims in arrays)
 
@@ -170,13 +241,20 @@ CALLED = {
     "conditional": re.compile(r"(?:branch_computations|true_computation|false_computation)=\{?(%[^},]+(?:, %[^},]+)*)"),
     "call": re.compile(r"to_apply=(%[\w.\-]+)"),
 }
-"""Where the computations stand that an instruction runs step by step, as the program's own."""
+"""Patterns of the computations that an instruction runs step by step, by opcode."""
 
 
 class Instruction(NamedTuple):
-    """One line of a computation: its ``name`` and ``opcode``, the ``shape`` of its result, its ``operands`` (names of
-    other instructions), ``notes``, all that stands behind them, and whether it gives the computation's result
-    (``is_root``)."""
+    """One instruction of a computation.
+
+    Attributes:
+        name: Name.
+        shape: Shape of the result.
+        opcode: Opcode.
+        operands: Names of other instructions.
+        notes: Text after the operands.
+        is_root: Whether it computes the result of the computation.
+    """
 
     name: str
     shape: str
@@ -187,15 +265,27 @@ class Instruction(NamedTuple):
 
 
 class Text(NamedTuple):
-    """A program: ``computations`` by name; ``runs``: how often those that run step by step do so in one call of the
-    program (NaN: in a loop of unknown length). Others are the insides of kernels."""
+    """The parsed text of a program.
+
+    Attributes:
+        computations: Instructions by computation.
+        runs: Runs of the computations that run step by step in one call, NaN in a loop of unknown length. Other
+            computations are parts of kernels.
+    """
 
     computations: dict[str, tuple[Instruction, ...]]
     runs: dict[str, float]
 
 
 def read_text(text: str) -> Text:
-    """Read a program as XLA prints it."""
+    """Parse a program's text.
+
+    Args:
+        text: Text of the compiled program.
+
+    Returns:
+        The parsed program.
+    """
     lines, entry = read_computations(text)
     found = {
         name: tuple(read for line in lines[name] if (read := read_instruction(line)) is not None) for name in lines
@@ -209,7 +299,14 @@ def read_text(text: str) -> Text:
 
 
 def read_instruction(line: str) -> Instruction | None:
-    """An instruction; None for another line."""
+    """Parse an instruction.
+
+    Args:
+        line: Line of a computation.
+
+    Returns:
+        The instruction; None for another line.
+    """
     start = NAME.match(line)
     if start is None:
         return None
@@ -224,20 +321,34 @@ def read_instruction(line: str) -> Instruction | None:
 
 
 def steps_of(instruction: Instruction) -> list[str]:
-    """The computations that an instruction runs step by step."""
+    """List the computations that an instruction runs step by step.
+
+    Args:
+        instruction: Instruction.
+
+    Returns:
+        Names of computations.
+    """
     pattern = CALLED.get(instruction.opcode)
     lists = [] if pattern is None else pattern.findall(instruction.notes)
     return [name for names in lists for name in OPERAND.findall(names)]
 
 
 def trip_count(instruction: Instruction) -> float | None:
-    """How often a loop runs, if XLA knows."""
+    """Return the number of iterations of a loop, if XLA notes it.
+
+    Args:
+        instruction: Instruction of the loop.
+
+    Returns:
+        Number of iterations, or None.
+    """
     found = TRIPS.search(instruction.notes)
     return float(found[1]) if found else None
 
 
 def _closing(text: str, opens: int) -> int:
-    """The place of the bracket that closes the one at ``opens``."""
+    """Return the position of the bracket that closes the one at ``opens``."""
     depth = 0
     for place in range(opens, len(text)):
         depth += (text[place] == "(") - (text[place] == ")")

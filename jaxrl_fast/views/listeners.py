@@ -1,4 +1,4 @@
-"""What follows a run in its folder: its graph and its curve as pictures, and ``report.html`` during and after it."""
+"""Writes pages and pictures of a run to its folder: graph, curve, and ``report.html`` during and after training."""
 
 import time
 from pathlib import Path
@@ -17,13 +17,13 @@ from jaxrl_fast.views.graph_picture import draw_run
 from jaxrl_fast.views.report_page import write_report
 
 EVERY_S = 10.0
-"""The page is written at most so often, in seconds."""
+"""Shortest interval between writes of the page, in seconds."""
 SHARE = 0.01
-"""Writing it takes at most this share of the time."""
+"""Largest fraction of time for writing the page."""
 
 
 class LiveReport:
-    """Writes a run's page again if it is time; call it as often as you like. An error costs a line, once."""
+    """Rewrites a run's page when it is due. Call it any number of times. An error prints a message and stops it."""
 
     def __init__(self) -> None:
         self.due_s = 0.0
@@ -38,25 +38,46 @@ class LiveReport:
 
 
 def make_listeners() -> Listeners:
-    """The `Listeners` of one run."""
+    """Make the `Listeners` of one run.
+
+    Returns:
+        The listeners.
+    """
     return Listeners(draw_graph, LiveReport(), draw_last_curve, write_last_report)
 
 
 def draw_graph(folder: RunFolder, job: Any, state: TrainState, run: RunChunk) -> None:
-    """Draw ``graph.svg`` of a job that is about to start."""
+    """Draw ``graph.svg`` of a job that is about to start.
+
+    Args:
+        folder: Folder of the run.
+        job: Job.
+        state: First state.
+        run: Compiled chunk.
+    """
     how = f"placement {job.placement.name}, overlap {job.options.graph.overlap}"
     title = f"{job.env.spec.name}, {job.algorithm.name}, {how}"
     draw_run(folder.path / "graph.svg", title, job.graph, job.placement, state, run, job.num_seeds, folder.tell)
 
 
 def draw_last_curve(folder: RunFolder, policy: Policy) -> None:
-    """Draw ``curve.png``, if anything was evaluated."""
+    """Draw ``curve.png`` if there are evaluations.
+
+    Args:
+        folder: Folder of the run.
+        policy: Last policy, for the title.
+    """
     if (folder.path / "evals.csv").exists():
         draw_curve(folder.path, title=f"{policy.spec.name}, {policy.made_by['algo']}")
 
 
 def draw_curve(folder: Path, *, title: str) -> None:
-    """``curve.png``: greedy return against environment steps, with its spread over episodes or seeds."""
+    """Draw ``curve.png``: greedy return against environment steps, with its spread over episodes or seeds.
+
+    Args:
+        folder: Folder of the run.
+        title: Title of the picture.
+    """
     import matplotlib
 
     matplotlib.use("agg")
@@ -94,22 +115,35 @@ def _mean_where(table: dict[str, np.ndarray], step: float, seed: float) -> float
 
 
 def _steps_to_time(steps: np.ndarray, time: np.ndarray) -> tuple[Any, Any]:
-    """The straight line that fits the evaluations' times, and its inverse: rates are steady after the start."""
+    """Return the linear regression of the evaluations' times and its inverse: rates are constant after the start."""
     rate, start = np.polyfit(steps, time, 1) if len(np.unique(steps)) > 1 else (0.0, -1.0)
-    if start < 0:  # a fast warm-up, or a single evaluation: no time before the run
+    if start < 0:  # a fast warm-up, or a single evaluation: a run cannot start before time 0
         rate, start = float(steps @ time) / max(float(steps @ steps), 1.0), 0.0
     rate = max(rate, 1e-12)
     return (lambda x: start + x * rate), (lambda x: (x - start) / rate)
 
 
 def write_last_report(run_dir: Path, tell: Tell) -> None:
-    """Write the page once more, if the run has begun."""
+    """Write the page a last time, if the run has started.
+
+    Args:
+        run_dir: Folder of the run.
+        tell: Gets a line if it fails.
+    """
     if (run_dir / FILE).exists():
         try_to_write(run_dir, tell)
 
 
 def try_to_write(folder: Path, tell: Tell) -> bool:
-    """Write the page; whether that went well. The run does not depend on it."""
+    """Write the page. The run does not depend on its success.
+
+    Args:
+        folder: Folder of the run.
+        tell: Gets a line if it fails.
+
+    Returns:
+        Whether it was written.
+    """
     try:
         write_report(folder)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Runs in a notebook: a plot that grows while one goes on, and what a result shows of itself."""
+"""Runs in a notebook: a plot that is updated during training, and the HTML of a result."""
 
 import io
 import sys
@@ -11,13 +11,13 @@ from jaxrl_fast.training.callbacks import OnMetrics, Row
 from jaxrl_fast.training.progress import clock, si
 
 SHARE = 0.02
-"""Drawing takes at most this share of the time."""
+"""Largest fraction of time for drawing."""
 SHOWN = ("env_steps", "updates", "eval_return_mean", "eval_return_std", "eval_success_rate", "eval_episodes", "wall_s")
 RATES = {"sampling_hz": "steps/s", "update_hz": "updates/s", "update_frame_hz": "samples/s"}
 
 
 class LivePlot:
-    """Draws a run's returns in a cell of a notebook; call it with each row of the run's history."""
+    """Draws a run's returns in a notebook cell; call it with each row of the run's history."""
 
     def __init__(self) -> None:
         from IPython.display import HTML, display
@@ -37,14 +37,25 @@ class LivePlot:
 
 
 def live_plot() -> OnMetrics | None:
-    """A `LivePlot` where this Python runs a notebook's cells, else None."""
+    """Make a `LivePlot` in a notebook.
+
+    Returns:
+        The plot, or None outside of notebooks.
+    """
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return LivePlot() if getattr(shell, "kernel", None) is not None else None
 
 
 def history_html(history: Sequence[Row]) -> str:
-    """A plot of the returns so far, and a line with the newest figures."""
+    """Plot the returns so far above a line with the newest figures.
+
+    Args:
+        history: Rows of the run's history.
+
+    Returns:
+        HTML.
+    """
     rows = [row for row in history if row["kind"] == "train"]
     last = rows[-1] if rows else {}
     figures = [f"{last['env_steps']:,} steps", clock(last["wall_s"])] if rows else []
@@ -53,7 +64,14 @@ def history_html(history: Sequence[Row]) -> str:
 
 
 def history_svg(history: Sequence[Row]) -> str:
-    """Greedy and training return by environment steps, as SVG; "" before there is one."""
+    """Plot greedy and training returns against environment steps.
+
+    Args:
+        history: Rows of the run's history.
+
+    Returns:
+        SVG; "" without returns.
+    """
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
@@ -78,7 +96,15 @@ def history_svg(history: Sequence[Row]) -> str:
 
 
 def result_html(history: Sequence[Row], summary: Mapping[str, Any]) -> str:
-    """What a finished run shows of itself: its returns and a table of its figures."""
+    """Show a finished run: a plot of its returns and a table of its figures.
+
+    Args:
+        history: Rows of the run's history.
+        summary: Summary of the run.
+
+    Returns:
+        HTML.
+    """
     rows = "".join(f"<tr><th>{name}</th><td>{_written(summary[name])}</td></tr>" for name in SHOWN if name in summary)
     rates = " · ".join(f"{si(summary[name])} {unit}" for name, unit in RATES.items() if name in summary)
     return f"<div>{history_svg(history)}<table>{rows}<tr><th>rates</th><td>{escape(rates)}</td></tr></table></div>"

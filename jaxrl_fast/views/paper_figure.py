@@ -1,5 +1,7 @@
-"""A figure for a paper: learning curves, aggregate metrics and performance profiles over seeds (Agarwal et al., 2021,
-arXiv 2108.13264), computed by rliable."""
+"""A figure for a paper: learning curves, aggregate metrics and performance profiles over seeds, computed by rliable.
+
+Source: Agarwal et al. (2021), arXiv 2108.13264.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,19 +15,20 @@ from jaxrl_fast.training.run_folder import RunView, Scores, name_of, scores_of
 RESAMPLES = 2000
 SAME = {"seed", "num_seeds", "name", "total_steps", "env", "algo", "devices", "placement"}
 SAME_SECTIONS = ("checkpoint.", "eval.", "env.")
-"""Settings by which runs of one line may differ, and those that stand elsewhere in the figure."""
+"""Settings that may differ between runs of one line, and those shown elsewhere in the figure."""
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "#56b4e9", "#e69f00", "#555555")
-"""Those of Okabe and Ito, which colour-blind people tell apart."""
+"""Okabe and Ito's colors, which are distinguishable for color-blind people."""
 AGGREGATES = {"median": "median", "interquartile mean": "iqm", "mean": "mean", "optimality gap": "optimality_gap"}
-"""Title, and rliable's name."""
+"""Title -> rliable's name."""
 
 
 class Line(NamedTuple):
-    """What is drawn in one colour in one environment.
+    """The curve of one color in one environment.
 
-    - ``env_steps``: of the evaluations ``[N]``.
-    - ``returns``: each seed's mean greedy return ``[N, S]``, the seeds of all its runs.
-    - ``reference``: a return known from elsewhere, None without one.
+    Attributes:
+        env_steps: Environment steps of the evaluations, ``[N]``.
+        returns: Mean greedy return of each seed of all its runs, ``[N, S]``.
+        reference: A published return, or None.
     """
 
     env_steps: np.ndarray
@@ -38,11 +41,14 @@ Lines = dict[str, dict[str, Line]]
 
 
 def draw_figure(views: Sequence[RunView], path: Path) -> None:
-    """Write the figure to ``path``, as its suffix says.
+    """Write the figure of several runs.
+
+    Args:
+        views: Runs.
+        path: File, whose suffix determines the format.
 
     Raises:
         ValueError: rliable is not installed, or there is nothing to draw or to compare.
-        OSError: ``path`` cannot be written.
     """
     try:
         import rliable.library  # noqa: F401
@@ -70,10 +76,16 @@ def draw_figure(views: Sequence[RunView], path: Path) -> None:
 
 
 def lines_of(views: Sequence[RunView]) -> Lines:
-    """The runs' evaluations; runs that differ in their seeds only are one line.
+    """Group the evaluations of runs. Runs that differ in their seeds only form one line.
+
+    Args:
+        views: Runs.
+
+    Returns:
+        The lines.
 
     Raises:
-        ValueError: a run has no evaluation, or two that belong together were evaluated at other steps.
+        ValueError: A run has no evaluation, or runs of a line were evaluated at different steps.
     """
     grouped: dict[tuple[str, str], list[tuple[RunView, Scores]]] = {}
     for view, label in zip(views, labels_of(views), strict=True):
@@ -86,7 +98,7 @@ def lines_of(views: Sequence[RunView]) -> Lines:
         steps = members[0][1].env_steps
         steps = steps[np.all([np.isin(steps, scores.env_steps) for _, scores in members], axis=0)]
         if not steps.size:
-            raise ValueError(f"the runs of {label} on {task} were never evaluated after as many steps: compare others")
+            raise ValueError(f"the runs of {label} on {task} have no evaluations at the same steps: compare others")
         returns = [scores.returns[np.isin(scores.env_steps, steps)] for _, scores in members]
         reference = (members[0][0].status.get("reference") or {}).get("return")
         lines.setdefault(label, {})[task] = Line(steps, np.concatenate(returns, axis=1), reference)
@@ -94,7 +106,14 @@ def lines_of(views: Sequence[RunView]) -> Lines:
 
 
 def labels_of(views: Sequence[RunView]) -> list[str]:
-    """For each run its algorithm, and what else differs from other runs of that algorithm in that environment."""
+    """Label each run by its algorithm, and its differences from other runs of that algorithm and environment.
+
+    Args:
+        views: Runs.
+
+    Returns:
+        One label per run.
+    """
     tables = [by_dotted_key(view.settings) for view in views]
     kinds = [(name_of(view.settings, "env"), name_of(view.settings, "algo")) for view in views]
     labels = []
@@ -108,11 +127,19 @@ def labels_of(views: Sequence[RunView]) -> list[str]:
 
 
 def final_scores(lines: Lines, tasks: Sequence[str]) -> dict[str, np.ndarray]:
-    """Last returns ``[seeds, tasks]`` by label, scaled so that the lowest return in the figure is 0 and the reference
-    (without one, the highest) is 1.
+    """Compute normalized final returns.
+
+    The lowest return in the figure is 0, and the reference (without one, the highest return) is 1.
+
+    Args:
+        lines: Lines of the figure.
+        tasks: Environments.
+
+    Returns:
+        Scores ``[seeds, tasks]`` by label.
 
     Raises:
-        ValueError: a label lacks an environment, or has other seeds there.
+        ValueError: A label lacks an environment, or has another number of seeds there.
     """
     scaled: dict[str, list[np.ndarray]] = {label: [] for label in lines}
     for task in tasks:
@@ -126,12 +153,18 @@ def final_scores(lines: Lines, tasks: Sequence[str]) -> dict[str, np.ndarray]:
             scaled[label].append((by_task[task].returns[-1] - low) / max(high - low, 1e-9))
     for label, columns in scaled.items():
         if len({len(column) for column in columns}) > 1:
-            raise ValueError(f"{label} has other numbers of seeds in other environments: give it as many in each")
+            raise ValueError(f"{label} has different numbers of seeds by environment: use the same number in each")
     return {label: np.stack(columns, axis=1) for label, columns in scaled.items()}
 
 
 def draw_curves(axes: Any, lines: Lines, task: str) -> None:
-    """The interquartile mean over seeds against steps, with its stratified bootstrap interval."""
+    """Draw the interquartile mean over seeds against steps, with its stratified bootstrap interval.
+
+    Args:
+        axes: Axes of the figure.
+        lines: Lines of the figure.
+        task: Environment.
+    """
     from matplotlib.ticker import EngFormatter
     from rliable import metrics
 
@@ -146,7 +179,13 @@ def draw_curves(axes: Any, lines: Lines, task: str) -> None:
 
 
 def draw_aggregates(figure: Any, axes: Any, scores: dict[str, np.ndarray]) -> None:
-    """Median, interquartile mean, mean and optimality gap of the last returns, with intervals."""
+    """Draw median, interquartile mean, mean and optimality gap of the final returns, with intervals.
+
+    Args:
+        figure: Figure.
+        axes: Axes of the figure.
+        scores: Scores ``[seeds, tasks]`` by label.
+    """
     from rliable import metrics
 
     axes.set_axis_off()
@@ -163,7 +202,12 @@ def draw_aggregates(figure: Any, axes: Any, scores: dict[str, np.ndarray]) -> No
 
 
 def draw_profile(axes: Any, scores: dict[str, np.ndarray]) -> None:
-    """Which share of runs ended above each score."""
+    """Draw the fraction of runs above each score.
+
+    Args:
+        axes: Axes of the figure.
+        scores: Scores ``[seeds, tasks]`` by label.
+    """
     from rliable import library
 
     top = max(1.0, *(float(matrix.max()) for matrix in scores.values()))
@@ -172,12 +216,12 @@ def draw_profile(axes: Any, scores: dict[str, np.ndarray]) -> None:
     for color, label in zip(COLORS * len(scores), scores, strict=False):
         axes.plot(taus, shares[label], color=color, label=label)
         axes.fill_between(taus, *intervals[label], color=color, alpha=0.2, linewidth=0)
-    what = "score: 0 is the lowest return drawn, 1 the reference or the highest"
+    what = "score: 0 is the lowest return in the figure, 1 the reference or the highest"
     axes.set(xlabel=what, ylabel="share of runs above it", ylim=(-0.02, 1.02), title="performance profile")
 
 
 def _interval(matrix: np.ndarray, function: Any) -> tuple[float, float, float]:
-    """A metric of ``[seeds, tasks]``, and its 95 % stratified bootstrap interval; the metric alone for one seed."""
+    """Compute a metric of ``[seeds, tasks]`` with its 95 % stratified bootstrap interval; no interval for one seed."""
     from rliable import library
 
     point = float(function(matrix))

@@ -1,4 +1,4 @@
-"""Episodes as GIF and MP4: how each suite is drawn, bodies by MuJoCo's OpenGL, and the file."""
+"""Episodes as GIF and MP4: drawing of each suite, bodies by MuJoCo's OpenGL, and encoding."""
 
 import io
 import math
@@ -29,14 +29,17 @@ from jaxrl_fast.training.episodes import host_seed, steps_on_host
 from jaxrl_fast.views.viewer import Watched, check_finite, watch, watch_bodies
 
 SUFFIXES = (".gif", ".mp4", ".html")
-"""Of files with an episode; a page is written by `views.viewer`."""
+"""Suffixes of files with an episode; `views.viewer` writes pages."""
 
 
 def check_out(path: Path) -> None:
-    """Check that a file like ``path`` can be written here.
+    """Check that a file can be written.
+
+    Args:
+        path: File.
 
     Raises:
-        ValueError: they cannot; one line that says what to write or to install.
+        ValueError: Unsupported suffix, missing ffmpeg, or missing folder.
     """
     if path.suffix not in SUFFIXES:
         raise ValueError(f"out={path}: write a file that ends in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
@@ -47,8 +50,16 @@ def check_out(path: Path) -> None:
 
 
 def encode(pictures: Iterable[np.ndarray], suffix: str, picture_s: float) -> tuple[bytes, list[tuple[int, int]]]:
-    """A file of the kind ``suffix`` that shows each of the ``pictures``, uint8 ``[H, W, 3]``, for ``picture_s``
-    seconds: its content, and height and width of each picture."""
+    """Encode pictures as GIF or MP4.
+
+    Args:
+        pictures: Pictures, uint8 ``[H, W, 3]``.
+        suffix: ``.gif`` or ``.mp4``.
+        picture_s: Duration of a picture in seconds.
+
+    Returns:
+        Content of the file, and height and width of each picture.
+    """
     sizes: list[tuple[int, int]] = []
 
     def counted() -> Iterator[np.ndarray]:
@@ -60,7 +71,15 @@ def encode(pictures: Iterable[np.ndarray], suffix: str, picture_s: float) -> tup
 
 
 def fitted(picture: np.ndarray, width: int) -> np.ndarray:
-    """A picture at most ``width`` pixels wide: a smaller one is enlarged by whole pixels, a larger one averaged."""
+    """Scale a picture to at most a width: a smaller one by a whole factor, a larger one by averaging.
+
+    Args:
+        picture: Picture, uint8 ``[H, W, 3]``.
+        width: Width in pixels.
+
+    Returns:
+        The picture.
+    """
     image = Image.fromarray(picture)
     times = width // image.width
     if times >= 1:
@@ -69,7 +88,7 @@ def fitted(picture: np.ndarray, width: int) -> np.ndarray:
 
 
 def _gif(pictures: Iterator[np.ndarray], picture_s: float) -> bytes:
-    # Hundredths of a second are all that the format knows, and browsers take less than two for ten.
+    # The format stores hundredths of a second, and browsers replace less than two by ten.
     duration_ms = 10 * max(2, round(100 * picture_s))
     images = (Image.fromarray(picture).quantize(dither=Image.Dither.NONE) for picture in pictures)
     file = io.BytesIO()
@@ -81,7 +100,7 @@ def _mp4(pictures: Iterator[np.ndarray], picture_s: float) -> bytes:
     first = next(pictures)
     height, width = first.shape[:2]
     given = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", str(1 / picture_s), "-i", "-"]
-    # Its colors are stored for squares of two by two pixels.
+    # Colors are stored for squares of two by two pixels.
     made = ["-vf", "crop=trunc(iw/2)*2:trunc(ih/2)*2", "-pix_fmt", "yuv420p", "-movflags", "faststart"]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "movie.mp4"
@@ -103,18 +122,20 @@ def _find_ffmpeg() -> str | None:
 
 FIELD_OF_VIEW = 35.0
 TOWARDS_CAMERA = np.array((0.45, -1.0, 0.32))
-"""From what is looked at: from the side and a little from above, as in ``policy.html``."""
+"""Direction from the target to the camera: from the side and slightly above, as in ``policy.html``."""
 SKY, TILES = (0.93, 0.94, 0.96), ((0.80, 0.83, 0.87), (0.72, 0.76, 0.81))
 BODIES, FIXED = ((0.94, 0.50, 0.25, 1.0), (0.86, 0.40, 0.19, 1.0)), (0.55, 0.58, 0.63, 1.0)
-"""Two colors in turn, so that limbs that cross can be told apart; and that of what never moves."""
+"""Two alternating colors, so that crossing limbs are distinguishable; and the color of static shapes."""
 SHADOW_PIXELS = 1024
-"""A quarter of MuJoCo's own: without a GPU four times as fast, and no difference to be seen at this size."""
+"""A quarter of MuJoCo's default: four times as fast without a GPU, and no visible difference at this size."""
 INSTALL_GL = "install a GL that needs no screen (apt install libosmesa6)"
 
 
 def offer_gl() -> None:
-    """Name a GL that draws without a screen in ``MUJOCO_GL``, if there is one and none is named; before anything
-    imports MuJoCo, which reads it then. Gymnasium reads it, too."""
+    """Set ``MUJOCO_GL`` to a GL that draws without a screen, if there is one and none is set.
+
+    Call it before MuJoCo is imported, which reads the variable. Gymnasium reads it, too.
+    """
     if sys.platform != "linux" or {"MUJOCO_GL", "DISPLAY", "WAYLAND_DISPLAY"} & set(os.environ):
         return
     for name, library in (("egl", "EGL"), ("osmesa", "OSMesa")):
@@ -124,10 +145,17 @@ def offer_gl() -> None:
 
 
 def drawn_by_gl(scene: Scene, motion: Motion, steps: Iterable[int], width: int) -> Iterator[np.ndarray]:
-    """Pictures of a motion at some of its steps, uint8 ``[2 / 3 width, width, 3]``.
+    """Draw a motion with MuJoCo's OpenGL.
 
-    Raises:
-        Exception: of many kinds, before the first picture: there is no GL here.
+    Args:
+        scene: Bodies.
+        motion: Motion of the bodies.
+        steps: Steps to draw.
+        width: Width in pixels.
+
+    Returns:
+        Iterator over pictures, uint8 ``[2 / 3 width, width, 3]``. Without a GL, the first one raises one of many
+        errors.
     """
     import mujoco
 
@@ -136,10 +164,10 @@ def drawn_by_gl(scene: Scene, motion: Motion, steps: Iterable[int], width: int) 
     data = mujoco.MjData(model)
     center, radius = _bounds(mujoco, model, data, motion)
     ways = motion.positions.mean(axis=1) - motion.positions[0].mean(axis=0)
-    # A robot that stands on a table is not followed: only its arm would move the mean.
+    # The camera does not follow a robot on a table, where only the arm would move the mean.
     follows = np.linalg.norm(ways, axis=1).max() > radius
     camera = _camera(mujoco, radius)
-    model.stat.extent = 3 * radius  # as far as shadows reach
+    model.stat.extent = 3 * radius  # extent of shadows
     with closing(mujoco.Renderer(model, height, width)) as renderer:
         for step in steps:
             _pose(mujoco, model, data, motion, step)
@@ -151,7 +179,7 @@ def drawn_by_gl(scene: Scene, motion: Motion, steps: Iterable[int], width: int) 
 
 
 def _model(scene: Scene, motion: Motion, pixels: tuple[int, int]) -> Any:
-    """A model with the geoms of ``scene`` on bodies that stand wherever they are put."""
+    """Make a model with the geoms of ``scene`` on bodies that can be placed anywhere."""
     import mujoco
 
     spec = mujoco.MjSpec()
@@ -176,14 +204,14 @@ def _model(scene: Scene, motion: Motion, pixels: tuple[int, int]) -> Any:
 
 
 def _add(mujoco: Any, spec: Any, body: Any, geom: Geom, number: int) -> None:
-    """Add a geom to a body; kinds that the page does not draw are left out here, too."""
+    """Add a geom to a body; kinds that the page does not draw are skipped, too."""
     kind = getattr(mujoco.mjtGeom, f"mjGEOM_{geom.kind.upper()}", None)
     options: dict[str, Any] = {
         "size": geom.size,
         "rgba": geom.color or (BODIES[geom.body % 2] if geom.body >= 0 else FIXED),
     }
     if geom.kind == "plane":
-        options |= {"size": [0.0, 0.0, 1.0], "material": "ground", "rgba": [1.0] * 4}  # without an end
+        options |= {"size": [0.0, 0.0, 1.0], "material": "ground", "rgba": [1.0] * 4}  # infinite
     elif geom.mesh is not None:
         vertices, faces = geom.mesh
         mesh = spec.add_mesh(name=f"mesh{number}", inertia=mujoco.mjtMeshInertia.mjMESH_INERTIA_SHELL)
@@ -200,7 +228,7 @@ def _pose(mujoco: Any, model: Any, data: Any, motion: Motion, step: int) -> None
 
 
 def _bounds(mujoco: Any, model: Any, data: Any, motion: Motion) -> tuple[np.ndarray, float]:
-    """Center and radius of a sphere around all that is not endless, as the motion begins."""
+    """Return center and radius of a sphere around everything finite at the start of the motion."""
     _pose(mujoco, model, data, motion, 0)
     shown = model.geom_type != mujoco.mjtGeom.mjGEOM_PLANE
     places, radii = data.geom_xpos[shown], model.geom_rbound[shown, None]
@@ -209,7 +237,7 @@ def _bounds(mujoco: Any, model: Any, data: Any, motion: Motion) -> tuple[np.ndar
 
 
 def _camera(mujoco: Any, radius: float) -> Any:
-    """A camera as far away as shows a sphere of this radius."""
+    """Make a camera at a distance that shows a sphere of this radius."""
     camera = mujoco.MjvCamera()
     x, y, z = TOWARDS_CAMERA / np.linalg.norm(TOWARDS_CAMERA)
     camera.azimuth, camera.elevation = math.degrees(math.atan2(-y, -x)), -math.degrees(math.asin(z))
@@ -218,21 +246,29 @@ def _camera(mujoco: Any, radius: float) -> Any:
 
 
 def drawn_bodies(scene: Scene, motion: Motion, steps: Iterable[int], width: int) -> Iterator[np.ndarray]:
-    """Pictures of a motion at some of its steps, uint8 ``[2 / 3 width, width, 3]``.
+    """Draw a motion, after a check of its numbers.
+
+    Args:
+        scene: Bodies.
+        motion: Motion of the bodies.
+        steps: Steps to draw.
+        width: Width in pixels.
+
+    Returns:
+        Iterator over pictures, uint8 ``[2 / 3 width, width, 3]``.
 
     Raises:
-        ValueError: there is no GL here (one line that says what to install), or a body is somewhere that is not a
-            number.
+        ValueError: There is no GL, or a number is not finite.
     """
     check_finite(motion)
     by_gl = drawn_by_gl(scene, motion, steps, width)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a missing screen
+            warnings.simplefilter("ignore")  # warnings of a missing screen
             first = next(by_gl)
-    except Exception as error:  # each GL fails in its own way: ImportError, FatalError, AttributeError, OSError, ...
+    except Exception as error:  # GLs raise different errors: ImportError, FatalError, AttributeError, OSError, ...
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".:")
-        instead = f"{INSTALL_GL}, or write out=....html; MuJoCo says: {reason}"
+        instead = f"{INSTALL_GL}, or write out=....html; MuJoCo's error: {reason}"
         raise ValueError(f"{scene.title} cannot be drawn here: {instead}") from error
     yield from chain([first], by_gl)
 
@@ -241,15 +277,17 @@ if TYPE_CHECKING:  # Gymnasium takes a second to import
     from jaxrl_fast.envs.pool.making import FilmedHost
 
 HINTS = {"OpenGL": INSTALL_GL, "pygame": "it comes with pip install 'jaxrl_fast[video]'"}
-"""What to do about an error of an environment that draws itself, by a word in it."""
+"""A word in an error of an environment's renderer -> remedy."""
 
 
 class Shot(NamedTuple):
     """A picture of an episode.
 
-    - ``picture``: uint8 RGB ``[H, W, 3]``.
-    - ``steps``, ``returned``: how many steps there were until then, and the sum of their rewards.
-    - ``end``: as of `Watched` in the last shot, else empty.
+    Attributes:
+        picture: RGB, uint8 ``[H, W, 3]``.
+        steps: Steps so far.
+        returned: Sum of the rewards so far.
+        end: `Watched.end` in the last shot, else "".
     """
 
     picture: np.ndarray
@@ -259,19 +297,22 @@ class Shot(NamedTuple):
 
 
 class Shoot(Protocol):
-    """Plays an episode and takes pictures of it."""
+    """Plays an episode and draws it."""
 
     def __call__(self, policy: Policy, *, seed: int, max_steps: int, every: int, width: int) -> Iterator[Shot]:
-        """``max_steps``: it is cut after these. Returns shots of its first state, of every ``every``-th after that, and
-        of its last one, at most ``width`` pixels wide."""
+        """Return shots of the first state, of every ``every``-th state and of the last one.
+
+        ``max_steps`` is the time limit, and ``width`` the largest width in pixels.
+        """
 
 
 class Subject(NamedTuple):
-    """An environment in front of the camera.
+    """An environment with a camera.
 
-    - ``spec``: its observations, actions and time limit.
-    - ``step_s``: how long a step lasts in its pictures, in seconds.
-    - ``shoot``: plays an episode and takes pictures.
+    Attributes:
+        spec: Observations, actions and time limit.
+        step_s: Duration of a step in pictures, in seconds.
+        shoot: Plays an episode and draws it.
     """
 
     spec: EnvSpec
@@ -281,10 +322,17 @@ class Subject(NamedTuple):
 
 @contextmanager
 def subject_of(name: str, options: dict[str, Any]) -> Iterator[Subject]:
-    """What is drawn of the environment that ``envs.make`` makes of ``name`` and ``options``; closed on leaving.
+    """Make an environment with a camera, and close it at exit.
+
+    Args:
+        name: Name for ``envs.make``.
+        options: Options for ``envs.make``.
+
+    Returns:
+        Context manager of the environment.
 
     Raises:
-        ValueError: there are no pictures of it; one line that says what to write instead.
+        ValueError: The environment has no pictures.
     """
     suite, given = envs.resolve(name, dict(options))
     made = envs.make_to_draw(name, **options)
@@ -297,13 +345,21 @@ def subject_of(name: str, options: dict[str, Any]) -> Iterator[Subject]:
         yield Subject(made.spec, made.step_s, _shoot_states(made))
     else:
         raise ValueError(
-            f"{made.spec.name} cannot be drawn: its Env has no draw. Write one, a function from a state to "
-            "uint8[height, width, 3], and return env._replace(draw=...) from a make of your own (env=custom)"
+            f"{made.spec.name} cannot be drawn: its Env has no draw. Write a function from a state to "
+            "uint8[height, width, 3], and return env._replace(draw=...) from a custom make (env=custom)"
         )
 
 
 def picked(last: int, every: int) -> list[int]:
-    """The steps of which there are pictures."""
+    """List the steps to draw.
+
+    Args:
+        last: Last step.
+        every: Steps between pictures.
+
+    Returns:
+        Steps, including the first and the last.
+    """
     return [*range(0, last, every), last]
 
 

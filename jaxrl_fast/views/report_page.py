@@ -1,4 +1,4 @@
-"""``report.html``: curves, tables and facts of one run or several, in one page that needs nothing else."""
+"""``report.html``: curves, tables and facts of one or several runs in one self-contained page."""
 
 import base64
 import json
@@ -22,13 +22,21 @@ from jaxrl_fast.training.records import ENDED
 from jaxrl_fast.training.run_folder import Columns, RunView, Scores, name_of, read_run, scores_of
 
 MAX_POINTS = 500
-"""A curve with more points is averaged down to at most so many."""
+"""Largest number of points of a curve; more are averaged."""
 X_COLUMNS = ("env_steps", "wall_s")
-"""What a curve is drawn over."""
+"""Horizontal axes of curves."""
 
 
 def thinned(table: Columns, points: int = MAX_POINTS) -> Columns:
-    """A table with at most so many rows, each the mean of neighbours; steps and seconds are those of the last."""
+    """Average neighbouring rows of a table. Steps, seconds and updates are the last row's.
+
+    Args:
+        table: Columns by name.
+        points: Largest number of rows.
+
+    Returns:
+        The table.
+    """
     rows = len(next(iter(table.values()), ()))
     if rows <= points:
         return table
@@ -50,15 +58,30 @@ ASSETS = files("jaxrl_fast.views") / "assets"
 
 
 def assembled(name: str, **content: Any) -> str:
-    """The page ``name``. Where ``{{this}}`` stands in it comes that ``content`` as JSON, else the file of that name."""
-    # "<" of a name would end the script that the data lie in.
+    """Fill the template of a page: ``{{name}}`` becomes the content of this name as JSON, else the file of this name.
+
+    Args:
+        name: File of the template.
+        **content: Values for JSON.
+
+    Returns:
+        HTML.
+    """
+    # "<" in a name would end the script that contains the data.
     data = {key: json.dumps(value, allow_nan=False).replace("<", "\\u003c") for key, value in content.items()}
     page = text_of(name)
     return re.sub(r"\{\{([\w.]+)\}\}", lambda place: data.get(place[1]) or text_of(place[1]), page)
 
 
 def text_of(name: str) -> str:
-    """A file as it is."""
+    """Read an asset.
+
+    Args:
+        name: Name of the file.
+
+    Returns:
+        Its text.
+    """
     return (ASSETS / name).read_text("utf-8")
 
 
@@ -71,7 +94,15 @@ RATES = (
 
 
 def describe_run(view: RunView, name: str | None = None) -> dict[str, Any]:
-    """The curves and figures of one run; ``name``: what to call it, by default its path."""
+    """Collect the curves and figures of one run.
+
+    Args:
+        view: Run.
+        name: Displayed name, None for the path.
+
+    Returns:
+        Values for JSON.
+    """
     scores, metrics = scores_of(view.evals), thinned(view.metrics)
     env, algo = (view.status.get(g) or name_of(view.settings, g) for g in ("env", "algo"))
     return {
@@ -89,8 +120,15 @@ def describe_run(view: RunView, name: str | None = None) -> dict[str, Any]:
 
 
 def describe_scores(scores: Scores, evals: Columns) -> dict[str, Any]:
-    """The greedy return: each evaluation's mean, the interval around it and what that is, and every seed's mean;
-    ``success``: the share of successes in per cent."""
+    """Collect the curves of greedy returns: mean, interval, each seed's mean, and success in per cent.
+
+    Args:
+        scores: Scores of the run.
+        evals: Columns of ``evals.csv``.
+
+    Returns:
+        Values for JSON.
+    """
     num_seeds = scores.returns.shape[1]
     low, high = scores.low, scores.high
     if num_seeds > 1:
@@ -105,7 +143,15 @@ def describe_scores(scores: Scores, evals: Columns) -> dict[str, Any]:
 
 
 def figures(view: RunView, scores: Scores) -> list[dict[str, str]]:
-    """The figures on top: a label, a value and a note each."""
+    """List the figures at the top of the page.
+
+    Args:
+        view: Run.
+        scores: Scores of the run.
+
+    Returns:
+        Label, value and note of each figure.
+    """
     found: list[tuple[str, str, str]] = []
     if scores.returns.size:
         last = scores.returns[-1]
@@ -116,7 +162,7 @@ def figures(view: RunView, scores: Scores) -> list[dict[str, str]]:
             found.append(("success", share(scores.success[-1]), "of the greedy episodes"))
     best = view.status.get("best") or view.summary.get("best")
     if best:
-        fresh = f"; {best['fresh_return_mean']:.1f} from fresh starts" if "fresh_return_mean" in best else ""
+        fresh = f"; {best['fresh_return_mean']:.1f} in new episodes" if "fresh_return_mean" in best else ""
         found.append(("best", f"{best['return_mean']:.1f}", f"after {best['env_steps']:,} steps{fresh}"))
     total = view.status.get("total_steps")
     steps = view.status.get("env_steps") or view.summary.get("env_steps") or last_of(view.metrics, "env_steps")
@@ -132,7 +178,14 @@ def figures(view: RunView, scores: Scores) -> list[dict[str, str]]:
 
 
 def remaining(view: RunView) -> str:
-    """How long a run that goes on will take, at the rate so far; "" of others."""
+    """Estimate the remaining time of a run at the rate so far.
+
+    Args:
+        view: Run.
+
+    Returns:
+        Text; "" for a run that has ended or just started.
+    """
     steps, seconds = (view.metrics.get(name, np.zeros(0)) for name in X_COLUMNS)
     total = view.status.get("total_steps")
     if view.state in ENDED or not total or len(steps) < 2 or steps[-1] <= steps[0]:
@@ -142,12 +195,26 @@ def remaining(view: RunView) -> str:
 
 
 def wall_s(view: RunView) -> float | None:
-    """Seconds of the run so far."""
+    """Return the seconds of a run so far.
+
+    Args:
+        view: Run.
+
+    Returns:
+        Seconds, or None.
+    """
     return view.summary.get("wall_s") or view.status.get("wall_s") or last_of(view.metrics, "wall_s")
 
 
 def metrics_by_seed(table: Columns) -> list[dict[str, list[float | None]]]:
-    """Each seed's metrics over its own steps, thinned."""
+    """Split the metrics by seed and thin them.
+
+    Args:
+        table: Columns of ``metrics_seeds.csv``.
+
+    Returns:
+        Columns of each seed.
+    """
     if "seed" not in table:
         return []
     own = [{k: v[table["seed"] == seed] for k, v in table.items() if k != "seed"} for seed in np.unique(table["seed"])]
@@ -155,18 +222,40 @@ def metrics_by_seed(table: Columns) -> list[dict[str, list[float | None]]]:
 
 
 def last_of(table: Columns, name: str) -> float | None:
-    """The last number of a column."""
+    """Return the last number of a column.
+
+    Args:
+        table: Columns by name.
+        name: Name of the column.
+
+    Returns:
+        The number, or None.
+    """
     column = table.get(name, np.zeros(0))
     return float(column[-1]) if len(column) else None
 
 
 def plain(values: np.ndarray) -> list[float | None]:
-    """Numbers with 6 figures, as JSON knows them; None for NaN and infinity."""
+    """Convert numbers for JSON, with 6 digits.
+
+    Args:
+        values: Numbers, ``[n]``.
+
+    Returns:
+        List of numbers; None for NaN and infinity.
+    """
     return [float(f"{value:.6g}") if np.isfinite(value) else None for value in values]
 
 
 def describe_details(view: RunView) -> dict[str, Any]:
-    """What the report of a single run shows beside its curves."""
+    """Collect the parts of a single run's page other than curves.
+
+    Args:
+        view: Run.
+
+    Returns:
+        Values for JSON.
+    """
     return {
         "time": time_spent(view),
         "settings": settings_table(view),
@@ -180,8 +269,16 @@ def describe_details(view: RunView) -> dict[str, Any]:
 
 
 def time_spent(view: RunView) -> list[dict[str, Any]]:
-    """Where a run's wall-clock seconds went. Sampling and learning are one program, so they are one entry but for the
-    chunks that only fill a replay buffer."""
+    """Split the wall-clock time of a run.
+
+    Sampling and learning are one program, so that they are one entry, except for chunks that only fill a replay buffer.
+
+    Args:
+        view: Run.
+
+    Returns:
+        Label and seconds of each part; ``beside`` marks evaluation parallel to the others.
+    """
     whole = wall_s(view)
     if whole is None:
         return []
@@ -200,12 +297,19 @@ def time_spent(view: RunView) -> list[dict[str, Any]]:
     rest = whole - sum(seconds for _, seconds in parts)
     parts.append(("between chunks: checkpoints, tables, pages", max(0.0, rest)))
     found = [{"label": label, "seconds": seconds} for label, seconds in parts if seconds > 0]
-    aside = {"label": "evaluate, beside the others", "seconds": beside_s, "beside": True}
+    aside = {"label": "evaluate, parallel to the others", "seconds": beside_s, "beside": True}
     return [*found, aside] if beside_s else found
 
 
 def chunk_seconds(view: RunView) -> tuple[float, float]:
-    """Seconds in chunks without and with gradient updates."""
+    """Compute the seconds in chunks without and with gradient updates.
+
+    Args:
+        view: Run.
+
+    Returns:
+        Seconds without updates, and with.
+    """
     table = view.metrics
     if not {"env_steps", "sampling_hz", "updates"} <= set(table) or not len(table["env_steps"]):
         return 0.0, 0.0
@@ -216,7 +320,14 @@ def chunk_seconds(view: RunView) -> tuple[float, float]:
 
 
 def settings_table(view: RunView) -> list[list[str]]:
-    """Rows of key, value, and where the value comes from."""
+    """List the settings of a run.
+
+    Args:
+        view: Run.
+
+    Returns:
+        Rows of key, value and origin.
+    """
     sources, chosen = view.status.get("sources", {}), view.status.get("chosen")
     given = {"placement": chosen, "devices": chosen} if chosen else {}
     origin = {**given, **sources}
@@ -224,7 +335,14 @@ def settings_table(view: RunView) -> list[list[str]]:
 
 
 def differing_settings(views: Sequence[RunView]) -> list[list[str]]:
-    """Rows of key and each run's value, of the settings that are not the same in all."""
+    """List the settings that differ between runs.
+
+    Args:
+        views: Runs.
+
+    Returns:
+        Rows of key and the value of each run.
+    """
     tables = [{key: written(value) for key, value in by_dotted_key(view.settings).items()} for view in views]
     keys = list(dict.fromkeys(key for table in tables for key in table))
     rows = [[key, *(table.get(key, "–") for table in tables)] for key in keys]
@@ -232,7 +350,14 @@ def differing_settings(views: Sequence[RunView]) -> list[list[str]]:
 
 
 def machine_table(view: RunView) -> list[list[str]]:
-    """Rows of what computed the run, and with which versions."""
+    """List the machine and the versions of a run.
+
+    Args:
+        view: Run.
+
+    Returns:
+        Rows of label and value.
+    """
     machine, versions = view.status.get("machine", {}), view.status.get("versions", {})
     rows = [
         ["processor", f"{machine['processor']}, {machine['cores']} cores"] if machine else None,
@@ -244,7 +369,14 @@ def machine_table(view: RunView) -> list[list[str]]:
 
 
 def command_lines(view: RunView) -> list[list[str]]:
-    """Rows of a purpose and the line to type for it."""
+    """List commands to continue with a run.
+
+    Args:
+        view: Run.
+
+    Returns:
+        Rows of purpose and command.
+    """
     folder = str(view.path)
     rows: list[tuple[str, ...]] = [("repeat", "train", f"config={folder}/config.yaml")]
     if (view.path / "checkpoints").is_dir():
@@ -270,7 +402,14 @@ REPORT_FILE = "report.html"
 
 
 def page_of(views: Sequence[RunView]) -> str:
-    """The page of one run, or the comparison of several."""
+    """Make the page of one run, or the comparison of several.
+
+    Args:
+        views: Runs.
+
+    Returns:
+        HTML.
+    """
     content: dict[str, Any] = {
         "written_at": time.time(),
         "runs": [describe_run(view, name) for view, name in zip(views, short_names(views), strict=True)],
@@ -281,16 +420,23 @@ def page_of(views: Sequence[RunView]) -> str:
 
 
 def write_report(folder: Path) -> None:
-    """Write a run's ``report.html``, which replaces an older one at once.
+    """Write a run's ``report.html`` atomically.
 
-    Raises:
-        OSError: the folder cannot be written to.
+    Args:
+        folder: Folder of the run.
     """
     replace_file(folder / REPORT_FILE, page_of([read_run(folder)]))
 
 
 def short_names(views: Sequence[RunView]) -> list[str]:
-    """The runs' paths without what all have in common."""
+    """Shorten the paths of runs by their common part.
+
+    Args:
+        views: Runs.
+
+    Returns:
+        One name per run.
+    """
     paths = [str(view.path) for view in views]
     if len(paths) == 1:
         return [Path(paths[0]).name or paths[0]]

@@ -1,4 +1,4 @@
-"""One episode of moving bodies as one HTML file that holds its viewer, its data and nothing of the network."""
+"""One episode of moving bodies as a self-contained HTML file with viewer and data."""
 
 import base64
 import json
@@ -26,30 +26,44 @@ from jaxrl_fast.training.episodes import STEP_LIMIT, Playing, player
 
 ASSETS = files("jaxrl_fast.views") / "assets"
 FULL_SCALE = 32767
-"""The largest int16: stands for 1 in rotations and for the largest offset in positions."""
+"""The largest int16, which represents 1 in rotations and the largest offset in positions."""
 
 
 def page_of(scene: Scene, motion: Motion) -> str:
-    """The page.
+    """Make the page of an episode.
+
+    Args:
+        scene: Bodies.
+        motion: Motion of the bodies.
+
+    Returns:
+        HTML.
 
     Raises:
-        ValueError: a position, rotation or reward is not a number.
+        ValueError: A position, rotation or reward is not finite.
     """
-    # "<" of a title would end the script that the data lie in.
+    # "<" in a title would end the script that contains the data.
     data = {"episode": json.dumps(described(scene, motion), allow_nan=False).replace("<", "\\u003c")}
     page = (ASSETS / "policy.html").read_text("utf-8")
     return re.sub(r"\{\{([\w.]+)\}\}", lambda at: data.get(at[1]) or (ASSETS / at[1]).read_text("utf-8"), page)
 
 
 def described(scene: Scene, motion: Motion) -> dict[str, Any]:
-    """An episode as JSON. Arrays are base64 of little-endian numbers.
+    """Convert an episode for JSON. Arrays are base64 of little-endian numbers.
 
-    A body may run for hundreds of metres, where int16 would be centimetres apart. So the mean over bodies is stored as
-    float32, and of each body only the offset from it, as a share of the largest one: for a body of 1 m the steps are
-    0.03 mm. Rotations are int16, too.
+    A body may run for hundreds of metres, for which the resolution of int16 would be centimetres. So the mean over
+    bodies is stored as float32, and each body's offset from it as a fraction of the largest offset, with a resolution
+    of 0.03 mm for a body of 1 m. Rotations are int16, too.
+
+    Args:
+        scene: Bodies.
+        motion: Motion of the bodies.
+
+    Returns:
+        Values for JSON.
 
     Raises:
-        ValueError: a position, rotation or reward is not a number.
+        ValueError: A position, rotation or reward is not finite.
     """
     check_finite(motion)
     center = motion.positions.mean(axis=1, keepdims=True).astype("<f4")
@@ -57,7 +71,7 @@ def described(scene: Scene, motion: Motion) -> dict[str, Any]:
     reach = float(np.abs(offsets).max()) or 1.0
     return {
         "title": scene.title,
-        "step_s": round(scene.step_s, 6),  # float32 says 0.049999997
+        "step_s": round(scene.step_s, 6),  # 0.05 is 0.049999997 in float32
         "steps": len(motion.rewards),
         "bodies": motion.positions.shape[1],
         "terminated": motion.terminated,
@@ -73,8 +87,11 @@ def described(scene: Scene, motion: Motion) -> dict[str, Any]:
 def check_finite(motion: Motion) -> None:
     """Check that a motion can be drawn.
 
+    Args:
+        motion: Motion of the bodies.
+
     Raises:
-        ValueError: a position, rotation or reward is not a number.
+        ValueError: A position, rotation or reward is not finite.
     """
     for what, numbers in zip(("a position", "a rotation", "a reward"), motion[:3], strict=True):
         if not np.isfinite(numbers).all():
@@ -97,9 +114,10 @@ def _base64(numbers: np.ndarray) -> str:
 class Watched(NamedTuple):
     """An episode of ``T`` steps.
 
-    - ``seen``: what was seen of its states, the first and the last included, leaves ``[T + 1, ...]``.
-    - ``rewards``: of its steps, ``[T]``.
-    - ``end``: ``terminated``, ``truncated``, or ``cut`` where it goes on after the steps that were asked for.
+    Attributes:
+        seen: Observed arrays of its states, including the first and the last, leaves ``[T + 1, ...]``.
+        rewards: Reward of each step, ``[T]``.
+        end: ``terminated``, ``truncated``, or ``cut`` if it would continue after the requested steps.
     """
 
     seen: PyTree
@@ -108,7 +126,7 @@ class Watched(NamedTuple):
 
 
 class _Moment(NamedTuple):
-    """A state, and the reward and the end of the step that led to it."""
+    """A state, and reward and end of the step that led to it."""
 
     state: PyTree
     reward: jax.Array
@@ -119,9 +137,20 @@ class _Moment(NamedTuple):
 def watch(
     policy: Policy, env: Env, key: jax.Array, *, see: Callable[[PyTree], PyTree], max_steps: int | None = None
 ) -> Watched:
-    """The first episode of the greedy policy, the one that `evaluate_episodes` counts with the same key and one
-    environment. ``see``: a pure function, picks arrays from a state of the environment; ``max_steps``: cut it after so
-    many."""
+    """Play the first episode of the greedy policy.
+
+    It is the episode of `evaluate_episodes` with the same key and one environment.
+
+    Args:
+        policy: Policy.
+        env: Environment.
+        key: PRNG key.
+        see: Pure function that selects arrays from a state of the environment.
+        max_steps: Limit of steps, or None.
+
+    Returns:
+        The episode.
+    """
     one = vectorize(_unending(env), num_envs=1)
     limit = env.spec.max_episode_steps or STEP_LIMIT
     most = min(limit, max_steps or limit)
@@ -146,8 +175,7 @@ def watch(
 
 
 def _unending(env: Env) -> Env:
-    """``env`` without an end of its episodes: many of them side by side never reset, so the state in which an episode
-    terminated, the fall itself, stays there to be seen."""
+    """Wrap ``env`` so that episodes do not end, and the terminal state, such as a fall, remains visible."""
 
     def reset(key: jax.Array, params: PyTree) -> tuple[_Moment, PyTree]:
         state, obs = env.reset(key, params)
@@ -157,7 +185,7 @@ def _unending(env: Env) -> Env:
     def step(moment: _Moment, action: jax.Array, key: jax.Array) -> tuple[_Moment, Timestep]:
         state, ts = env.step(moment.state, action, key)
         ends = (ts.terminated.astype(bool), ts.truncated.astype(bool))
-        following = _Moment(state, jnp.sum(ts.reward.astype(jnp.float32)), *ends)  # the team's, of several agents
+        following = _Moment(state, jnp.sum(ts.reward.astype(jnp.float32)), *ends)  # the sum over several agents
         never = jnp.zeros((), bool)
         return following, ts._replace(terminated=never, truncated=never)
 
@@ -165,8 +193,17 @@ def _unending(env: Env) -> Env:
 
 
 def watch_bodies(policy: Policy, env: Env, key: jax.Array, *, max_steps: int | None = None) -> tuple[Motion, Watched]:
-    """The first episode of the greedy policy in one of brax's environments: how its bodies move, and what else is known
-    of it. ``max_steps``: cut it after so many."""
+    """Play the first episode of the greedy policy in a brax environment.
+
+    Args:
+        policy: Policy.
+        env: Environment.
+        key: PRNG key.
+        max_steps: Limit of steps, or None.
+
+    Returns:
+        The motion of the bodies, and the episode.
+    """
     from jaxrl_fast.envs.from_brax import pose_of
 
     watched = watch(policy, env, key, see=pose_of, max_steps=max_steps)
@@ -175,11 +212,17 @@ def watch_bodies(policy: Policy, env: Env, key: jax.Array, *, max_steps: int | N
 
 
 def write_policy_html(policy: Policy, env: Env, path: Path, *, options: dict[str, Any], seed: int = 0) -> None:
-    """Write a greedy episode to ``path``, a page that needs nothing but itself; ``options`` are those of the
-    environment.
+    """Write a greedy episode as a self-contained page.
+
+    Args:
+        policy: Policy.
+        env: brax environment.
+        path: File to write.
+        options: Options of the environment.
+        seed: Seed of the episode.
 
     Raises:
-        ValueError: it has no bodies, or they are somewhere that is not a number.
+        ValueError: The environment has no bodies, or a number is not finite.
     """
     from jaxrl_fast.envs import from_brax
 
@@ -191,8 +234,19 @@ def write_policy_html(policy: Policy, env: Env, path: Path, *, options: dict[str
 def draw_policy(
     policy: Policy, env: VecEnv | HostEnv, name: str, options: dict[str, Any], seed: int, folder: Path
 ) -> bool:
-    """Write ``policy.html`` if the environment is one of brax's; return whether it was written. Where that fails, a
-    line on stderr says so, since the run itself has succeeded. ``name`` and ``options`` are those of ``envs.make``."""
+    """Write ``policy.html`` for a brax environment. A failure prints a line on stderr, since the run has succeeded.
+
+    Args:
+        policy: Policy.
+        env: Environment of the run.
+        name: Name for ``envs.make``.
+        options: Options for ``envs.make``.
+        seed: Seed of the episode.
+        folder: Folder of the run.
+
+    Returns:
+        Whether it was written.
+    """
     suite, options = envs.resolve(name, dict(options))
     if suite != "brax" or isinstance(env, HostEnv) or env.env is None:
         return False

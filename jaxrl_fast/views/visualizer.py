@@ -1,4 +1,4 @@
-"""An episode of the newest policy, drawn while training goes on, by a process that training does not depend on."""
+"""Draws an episode of the newest policy during training, in a process that training does not depend on."""
 
 import os
 import subprocess
@@ -13,17 +13,19 @@ from jaxrl_fast.training.evaluator_process import ONE_THREAD, take_what_is_left
 LOG = "render.log"
 POLL_S = 0.1
 LIMIT_S, LAST_LIMIT_S = 600.0, 60.0
-"""After so many seconds a drawing is given up, while training goes on and after its end."""
+"""Time limits of a drawing in seconds, during training and after its end."""
 REFUSED = 2
-"""The exit status of a command that says what is wrong, and would say it again."""
+"""Exit code of a command with invalid settings, which would fail again."""
 
 
 class Visualizer:
     """Draws ``out`` in the folder of a run by ``python -m jaxrl_fast.render``, from the run's ``policy/`` and ``seed``.
-    Call it when a new policy lies there: while one is being drawn, newer ones wait, and the newest is next.
 
-    What becomes of that process costs a line (``tell``); what it printed is then in ``render.log``. ``process`` is the
-    one that draws, None where none does.
+    Call it after each new policy. While one is drawn, newer ones wait, and the newest is drawn next. A failure of the
+    process prints a message (``tell``), and its output is in ``render.log``.
+
+    Attributes:
+        process: The process that draws, or None.
     """
 
     def __init__(self, folder: Path, out: str, seed: int, tell: Tell, *, limit_s: float = LIMIT_S) -> None:
@@ -33,7 +35,7 @@ class Visualizer:
         self._waiting = self._drawn = self._refused = False
 
     def __call__(self) -> None:
-        """Draw the newest policy, or have it wait for the one that is being drawn."""
+        """Draw the newest policy, or let it wait for the one being drawn."""
         self._waiting = True
         if not self._is_drawing():
             self._start()
@@ -42,7 +44,7 @@ class Visualizer:
                 take_what_is_left(self.process.pid)
 
     def finish(self, should_stop: ShouldStop) -> bool:
-        """Draw the newest policy and wait for it; returns whether that succeeded."""
+        """Draw the newest policy and wait for it; return whether that succeeded."""
         if self._waiting:
             self.close()
             self._start()
@@ -52,7 +54,7 @@ class Visualizer:
         return self._drawn
 
     def close(self) -> None:
-        """End the process, whatever it is doing."""
+        """Kill the process."""
         if self.process is None:
             return
         end_session(self.process)
@@ -73,7 +75,7 @@ class Visualizer:
             self.tell(f"no {self.out}: {error}")
 
     def _is_drawing(self) -> bool:
-        """Whether the process draws; takes note of its end."""
+        """Check whether the process draws, and handle its end."""
         if self.process is None:
             return False
         status = self.process.poll()
@@ -82,11 +84,11 @@ class Visualizer:
         self._drawn, self._refused = status == 0, status == REFUSED
         if status is None:
             self.close()
-            self.tell(f"no {self.out}: the process that draws it took too long and was ended")
+            self.tell(f"no {self.out}: the process that draws it exceeded its time limit and was ended")
         elif self._refused:
             self.tell(f"no {self.out}: {self._last_word()}")
         elif not self._drawn:
-            self.tell(f"no {self.out}: the process that draws it ended with status {status}: see {self.folder / LOG}")
+            self.tell(f"no {self.out}: its process ended with exit code {status}: see {self.folder / LOG}")
         self.process = None
         if self._drawn or self._refused:
             self._remove(LOG)

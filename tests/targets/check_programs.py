@@ -1,7 +1,8 @@
-"""What programs cost on accelerators does not grow: ``make test-targets`` (minutes; needs ``make targets``).
+"""Checks that the cost of programs on accelerators does not grow: ``make test-targets`` (minutes; needs ``make
+targets``).
 
-Held are the committed figures of experiments/results/targets.json. A change that is meant to move them commits new ones
-(``python experiments/gpu/targets.py NAME ...``).
+The reference is the committed figures of experiments/results/targets.json. A change that raises the cost on purpose
+commits new figures (``python experiments/gpu/targets.py NAME ...``).
 """
 
 import json
@@ -21,14 +22,16 @@ NAMES = (
     "sac_h100x2_split",
 )
 WARM_UP = {"sac_h100": 1, "dqn_h100": 1, "sac_h100x2_split": 2}
-"""Where the host waits so often a tick: a learner's program asks the device whether the warm-up of replay is over.
-In no other does it wait at all."""
+"""Host waits per tick of these programs: a learner's program asks the device whether the replay warm-up is over.
+
+The other programs never wait.
+"""
 GROWTH = 1.05
-"""Kernels may become this many times as many; a change of XLA's heuristics moves some."""
+"""Largest allowed growth of the number of kernels; a change of XLA's heuristics shifts some."""
 
 
 def compilers_missing() -> bool:
-    """Whether this machine cannot compile for accelerators."""
+    """Why this machine cannot compile for accelerators, if it cannot."""
     try:
         return not (python_for("cuda") and python_for("tpu"))
     except ConfigError:
@@ -36,7 +39,7 @@ def compilers_missing() -> bool:
 
 
 def figures(row: dict) -> dict:
-    """What is held of a row."""
+    """Check one row."""
     programs = row["programs"]
     return {
         "kernels": sum(program["kernels"] for program in programs),
@@ -69,7 +72,7 @@ def test_programs_cost_what_is_committed(name):
 
 
 def check_kernels(now: dict, held: dict) -> None:
-    """There are not many more kernels, nor launches."""
+    """Check that the numbers of kernels and of launches have not grown much."""
     assert now["kernels"] <= GROWTH * held["kernels"]
     for each in ("kernels_an_update", "kernels_a_step"):
         for fragment, number in held[each].items():
@@ -79,7 +82,7 @@ def check_kernels(now: dict, held: dict) -> None:
 
 
 def check_memory(found: dict) -> None:
-    """No replay buffer is copied, and everything fits."""
+    """Check that no replay buffer is copied, and that the program does not exceed the memory."""
     memory = CHIPS[found["target"].partition(":")[0]].memory_bytes
     for program in found["programs"]:
         assert not program["big_copies"]

@@ -32,7 +32,7 @@ const SHAPES = {
     const indexed = new THREE.BufferGeometry();
     indexed.setAttribute("position", new THREE.BufferAttribute(numbers(mesh.vertices, Float32Array), 3));
     indexed.setIndex(new THREE.BufferAttribute(numbers(mesh.faces, Uint32Array), 1));
-    const geometry = indexed.toNonIndexed(); // each triangle with a normal of its own, so that edges stay sharp
+    const geometry = indexed.toNonIndexed(); // a separate normal for each triangle, so that edges remain sharp
     geometry.computeVertexNormals();
     return geometry;
   },
@@ -43,7 +43,7 @@ function notDrawn(geoms) {
   return [...new Set(geoms.map((geom) => geom.kind))].filter((kind) => kind !== "plane" && !(kind in SHAPES));
 }
 
-/** An object at its place in its body's frame. MuJoCo's quaternions begin with w, those of three.js end with it. */
+/** Place an object in its body's frame. MuJoCo's quaternions begin with w, but three.js's end with it. */
 function placed(object, { position, rotation: [w, x, y, z] }) {
   object.position.set(...position);
   object.quaternion.set(x, y, z, w);
@@ -61,7 +61,7 @@ function solid(geom) {
   return placed(object, geom);
 }
 
-/** A plane has no end: this is a large piece of it, which `follow` keeps around the camera's target. */
+/** Make a large part of an infinite plane, which `follow` centers at the camera's target. */
 function ground(geom, tile) {
   const size = 400 * tile;
   const material = new THREE.MeshStandardMaterial({ roughness: 1 });

@@ -1,7 +1,7 @@
 "use strict";
-// The charts of all pages: lines with their ranges, by steps ("env_steps") or by seconds ("wall_s"). Those of a page
-// share their zoom and their cursor. Colors are those of Okabe and Ito, which colour-blind people tell apart; runs
-// differ by dashes, too. Needs numbers.js.
+// The charts of all pages: lines with their ranges, by steps ("env_steps") or by seconds ("wall_s"). The charts of a page
+// share zoom and cursor. The colors of Okabe and Ito are distinguishable for color-blind people; runs also differ by
+// dashes. Needs numbers.js.
 
 const charts = (() => {
   const LIGHT = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "#56b4e9", "#e69f00", "#555555"];
@@ -56,7 +56,7 @@ const charts = (() => {
       this.shape = shape;
     }
 
-    // As more arrives, whoever has zoomed in stays where he is.
+    // New data does not change the zoom.
     update(data) {
       const { min, max } = this.plot.scales.x, before = this.plot.data[0];
       const whole = min <= before[0] && max >= before.at(-1);

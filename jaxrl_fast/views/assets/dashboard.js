@@ -22,7 +22,7 @@ const FIRST_CHOICE = 4; // so many runs that go on are drawn before anybody has 
 
 const lines = new Map(); // by name: {row, tr, box, cells}
 const chosen = new Map(); // by name: the number of its color
-const curves = new Map(); // by name: what the server said of a chosen run
+const curves = new Map(); // by name: the server's data of a selected run
 const chart = new charts.Chart(byId("chart"), CHART);
 let sorted = { key: "started_at", up: false };
 let first = true;
@@ -95,12 +95,12 @@ function compare(one, other) {
   const column = COLUMNS.find(({ key }) => key === sorted.key), sign = sorted.up ? 1 : -1;
   const [a, b] = [valueOf(one, column), valueOf(other, column)];
   if (a === b) return one.name < other.name ? -1 : 1;
-  if (a === null || b === null) return a === null ? 1 : -1; // what is not known stands last
+  if (a === null || b === null) return a === null ? 1 : -1; // unknown values are last
   return a < b ? -sign : sign;
 }
 
-// Put rows in order and hide those that the filter leaves out; only rows that stand elsewhere are moved, since a moved
-// one loses the keyboard's focus.
+// Sort rows and hide rows that do not match the filter. Only rows at another position change their place, since this
+// loses the keyboard's focus.
 function arrange() {
   const words = byId("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
   const all = [...lines.values()].sort((one, other) => compare(one.row, other.row));
@@ -114,8 +114,8 @@ function arrange() {
   }
   const active = all.filter(({ row }) => ACTIVE.includes(row.state)).length;
   const one = all.length === 1;
-  byId("count").textContent = `${all.length} run${one ? "" : "s"}, ${active} of them going on`;
-  byId("none").textContent = all.length ? "No run fits the filter." : "No runs here yet. They appear by themselves.";
+  byId("count").textContent = `${all.length} run${one ? "" : "s"}, ${active} active`;
+  byId("none").textContent = all.length ? "No run matches the filter." : "No runs yet. New runs appear automatically.";
   byId("none").hidden = shown > 0;
 }
 
@@ -205,7 +205,7 @@ function show() {
     const line = lines.get(name);
     if (line) line.box.style.accentColor = charts.color(number);
   }
-  const nothing = chosen.size ? "Nothing to draw yet: nothing is known." : "Choose runs in the list to draw them.";
+  const nothing = chosen.size ? "Nothing to draw yet: no data." : "Select runs in the list to draw them.";
   showCurves(chart, ready.map(([name, number]) => ({ ...curves.get(name), number })), byId("by").value, nothing);
 }
 

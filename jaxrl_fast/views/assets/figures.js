@@ -36,7 +36,7 @@ function showState(place, row) {
   place.title = row.error;
 }
 
-// curves: [{name, number, steps, wall_s, mean, low, high}]; number chooses the color. nothing: what to say without.
+// curves: [{name, number, steps, wall_s, mean, low, high}]; number selects the color. nothing: text without curves.
 function showCurves(chart, curves, by, nothing) {
   const some = curves.filter(curve => curve.mean.length);
   byId("empty").textContent = nothing;
@@ -54,7 +54,7 @@ async function ask(path, query) {
   return answer.ok ? answer.json() : null;
 }
 
-// Calls update({rows, gone}, whole) as rows change; whole: they are all that there are. Says so when no server answers.
+// Calls update({rows, gone}, whole) when rows change; whole: these are all rows. Shows a note when no server responds.
 function follow(query, update) {
   const source = new EventSource(`/events${query}`);
   let timer = 0;

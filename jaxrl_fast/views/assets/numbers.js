@@ -4,7 +4,7 @@
 const UNKNOWN = "–";
 const known = write => (value, ...how) => value === null || value === undefined ? UNKNOWN : write(value, ...how);
 
-// A few figures with a unit prefix: 12.3k; those of very small ones with an exponent: 7.5e-5.
+// Format with a few digits and a unit prefix: 12.3k; very small numbers with an exponent: 7.5e-5.
 const si = known((value, figures = 3) => {
   for (const [limit, prefix] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]]) {
     if (Math.abs(value) >= limit) return `${Number((value / limit).toPrecision(figures))}${prefix}`;

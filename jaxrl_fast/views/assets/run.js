@@ -52,7 +52,7 @@ async function showCurve() {
 }
 
 function draw() {
-  showCurves(chart, curve ? [{ ...curve, number: 0 }] : [], byId("by").value, "Nothing to draw yet: nothing is known.");
+  showCurves(chart, curve ? [{ ...curve, number: 0 }] : [], byId("by").value, "Nothing to draw yet: no data.");
 }
 
 async function update({ rows: [row] }) {

@@ -80,7 +80,7 @@ function paint(stage) {
   const anisotropy = stage.renderer.capabilities.getMaxAnisotropy();
   for (const plane of stage.grounds) plane.userData.paint(tiles(color("--tile"), color("--other-tile"), anisotropy));
   stage.bodies.forEach((body, index) => {
-    // Two colors in turn, so that limbs that cross can be told apart.
+    // Two alternating colors, so that crossing limbs are distinguishable.
     const tint = color(index === episode.bodies ? "--fixed" : index % 2 ? "--next-body" : "--body");
     for (const part of body.children) if (!part.userData.ownColor) part.material.color.set(tint);
   });
@@ -92,7 +92,7 @@ function fit(stage) {
   stage.renderer.setPixelRatio(Math.min(devicePixelRatio, 2));
   stage.renderer.setSize(innerWidth, innerHeight, false);
   stage.camera.aspect = innerWidth / innerHeight;
-  // The middle of the picture lies in the middle of what the panels leave free; a narrow one leaves room beside it.
+  // Center the picture in the area without panels; a narrow panel leaves space next to it.
   const [above, below] = ["facts", "controls"].map((id) => element(id).getBoundingClientRect());
   const top = above.width > innerWidth / 2 ? above.bottom : 0;
   const raised = Math.round((innerHeight - below.top - top) / 2);
@@ -102,7 +102,7 @@ function fit(stage) {
   if (!stage.turned) resetCamera(stage);
 }
 
-/** Draw the bodies; the camera keeps its angle and distance to what it follows. */
+/** Draw the bodies; the camera's angle and distance to its target do not change. */
 function draw(stage) {
   const { camera, controls, scene, sun, radius } = stage;
   pose(stage.bodies, episode, arrays, clock.moment);
