@@ -43,7 +43,7 @@ SUITES = ANY | {
     "jumanji": ("Jumanji", (DISCRETE,), "algorithms.md#several-agents"),
     "pettingzoo": ("PettingZoo", (DISCRETE, CONTINUOUS), "host.md"),
 }
-"""By suite: how it is called, the actions of its worlds, and the page that is about it."""
+"""By suite: its name, the actions of its environments, and its page."""
 EXTRAS = {
     "cuda12": "a GPU, with CUDA 12",
     "cuda13": "a GPU, with CUDA 13",
@@ -53,9 +53,9 @@ EXTRAS = {
     "notebook": "a live plot in notebooks",
     "paper": "figures for papers",
     "envpool": "EnvPool's environments",
-    "jaxmarl": "JaxMARL's worlds of several agents",
-    "jumanji": "Jumanji's worlds of several agents",
-    "pettingzoo": "PettingZoo's worlds, stepped on the host",
+    "jaxmarl": "JaxMARL's environments of several agents",
+    "jumanji": "Jumanji's environments of several agents",
+    "pettingzoo": "PettingZoo's environments, stepped on the host",
     "dashboard": "the dashboard",
     "wandb": "Weights & Biases",
     "video": "MP4, and pictures of Gymnasium's classic control",
@@ -72,7 +72,7 @@ PUBLISHED = {
     "halfcheetah_sac": "brax.training: 1,645 after 200,000",
     "halfcheetah_ppo": "brax.training: 576 after 3,280,000",
 }
-"""Returns of peers after so many steps, as published or measured elsewhere, beside rows of ours."""
+"""Returns of peers after so many steps, as published or measured elsewhere, for comparison with our rows."""
 
 
 SPEEDS = {
@@ -81,11 +81,11 @@ SPEEDS = {
     "smax_3m_mappo": ("MAPPO, `smax_3m`", "1.2 × the bare loop"),
     "points": ("cost of an agent's step, three agents against one", "at most 1.1 ×"),
 }
-"""Rows of ``bench/agents.py``: what they are, and what they must be."""
+"""Rows of ``bench/agents.py``: title and target."""
 
 
 def takes(name: str, action: jf.Discrete | jf.Box, agents: int | None) -> bool:
-    """Whether an algorithm is for worlds with such actions and so many agents."""
+    """Return whether an algorithm supports these actions and this number of agents."""
     shape = jax.ShapeDtypeStruct((3,) if agents is None else (agents, 3), jnp.float32)
     algorithm = ALGORITHMS[name]()
     if algorithm.for_agents != (agents is not None):
@@ -139,7 +139,7 @@ def extras() -> str:
 
 
 def published() -> str:
-    """Our returns beside those that others published."""
+    """Write our returns next to published ones."""
     rows = []
     for name, peer in PUBLISHED.items():
         result = json.loads((RESULTS / f"{name}.json").read_text())
@@ -147,30 +147,30 @@ def published() -> str:
         command = f"`{' '.join(ROWS[name].words)}`"
         own = f"**{result['return_mean']:,.0f}** [{least:,.0f}, {most:,.0f}]"
         rows.append([command, f"{result['env_steps']:,}", f"{len(result['curve'][-1]['returns'])}", own, peer])
-    return table(["command", "steps", "seeds", "greedy return [95 %]", "a peer"], rows)
+    return table(["command", "steps", "seeds", "greedy return [95 %]", "other library"], rows)
 
 
 def agents_speed() -> str:
-    """Training of several agents beside bare loops, and what an agent's step costs."""
+    """Write the training speed of several agents against bare loops, and the cost of an agent's step."""
     found = json.loads((RESULTS / "bench" / "agents.json").read_text())
     rows = []
     for name in ("spread_ippo", "spread_mappo", "smax_3m_mappo", "points"):
-        for what, ratio in found.get(name, {}).get("ratio", {}).items():
-            apart, _, beside = what.rpartition(" / ")
+        for pair, ratio in found.get(name, {}).get("ratio", {}).items():
+            apart, _, rival = pair.rpartition(" / ")
             rate = found[name]["rate"]["three_agents" if name == "points" else apart or "ours"]["median"]
-            said = f"{ratio['median']:.2f} × [{ratio['least']:.2f}, {ratio['most']:.2f}]"
+            cell = f"{ratio['median']:.2f} × [{ratio['least']:.2f}, {ratio['most']:.2f}]"
             way = ", `placement=actor_critic`" if apart else ""
             rows.append(
                 [
                     SPEEDS[name][0] + way,
                     SPEEDS[name][1],
-                    beside.replace("_", " "),
+                    rival.replace("_", " "),
                     f"{rate:,.0f}",
-                    said,
+                    cell,
                     found[name]["machine"],
                 ]
             )
-    return table(["", "must", "beside", "steps/s", "ratio", "on"], rows)
+    return table(["", "target", "compared with", "steps/s", "ratio", "machine"], rows)
 
 
 def not_run() -> str:
@@ -179,7 +179,7 @@ def not_run() -> str:
     for line in dict.fromkeys(line for path in pages() for line in command_lines(path)):
         if why := reason_not_run(line):
             reasons.setdefault(why, []).append(line if len(line) < 100 else f"{line[:97]}...")
-    return table(["why", "lines"], [[why, "<br>".join(f"`{x}`" for x in lines)] for why, lines in reasons.items()])
+    return table(["reason", "lines"], [[why, "<br>".join(f"`{x}`" for x in lines)] for why, lines in reasons.items()])
 
 
 OWN = (agents_speed, coverage, extras, not_run, pairs, published)

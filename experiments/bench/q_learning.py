@@ -63,8 +63,8 @@ def measure(minibatch: int, document: dict[str, Any], rounds: int) -> None:
 
 def page(document: dict[str, Any]) -> str:
     """The table, or that there is none yet."""
-    seconds = "500 rounds, s | of Ray tuned | with start and compilation, s | of Ray tuned"
-    lines = [f"| minibatch | contender | {seconds} | mean return at the end |"]
+    seconds = "500 rounds, s | ratio to Ray tuned | with start and compilation, s | ratio to Ray tuned"
+    lines = [f"| minibatch | program | {seconds} | mean return at the end |"]
     lines.append("|---|---|---|---|---|---|---|")
     for minibatch in MINIBATCHES:
         runs = document["rows"].get(str(minibatch), {})

@@ -21,7 +21,7 @@ def reached_s(curve: list[Any], goal: float) -> float | None:
 
 def table(document: dict[str, Any]) -> str:
     """All rows, those that were not run too."""
-    lines = ["| to the return | who | seconds, median [least, most] | of the peers' | must | aim |"]
+    lines = ["| to the return | library | seconds, median [least, most] | ratio to the peer | required | goal |"]
     lines.append("|---|---|---|---|---|---|")
     for name, row in ROWS.items():
         lines += row_lines(row, document["rows"].get(name, {}))
@@ -29,7 +29,7 @@ def table(document: dict[str, Any]) -> str:
 
 
 def row_lines(row: Row, runs: Runs) -> list[str]:
-    """Ours, each beside every peer; then the peers."""
+    """List ours, each with its ratio to every peer, then the peers."""
     lines = [
         f"| {row.title} | jaxrl_fast {name} | {seconds(runs.get(name, []))} | {beside(row, runs, name)}"
         for name in row.ours
