@@ -1,4 +1,4 @@
-# make setup | train | test | test-part | check | fmt | docs | bench | sweep | gpu. Works with GNU make 3.81 (macOS) and later.
+# make setup | train | test | test-long | test-part | check | fmt | docs | bench | sweep | gpu. Works with GNU make 3.81 (macOS) and later.
 #   make train ARGS="env=cartpole algo=ppo"     train; the default is env=halfcheetah
 #   make train EXTRA=cuda13                     with an accelerator: cuda13, cuda12 or tpu
 #   make bench ROWS="ppo_cartpole"              measure against peers (an hour; run nothing beside it); default: all rows
@@ -57,7 +57,7 @@ EXTRAS := dev$(if $(EXTRA),$(comma)$(EXTRA))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(EXTRAS)
 
-.PHONY: setup train test test-part test-targets targets check docs fmt lint types bench bench-host bench-returns bench-ray bench-agents bench-gate gpu sweep sweep-all viewer-assets clean
+.PHONY: setup train test test-long test-part test-targets targets check docs fmt lint types bench bench-host bench-returns bench-ray bench-agents bench-gate gpu sweep sweep-all viewer-assets clean
 
 setup: $(STAMP)
 
@@ -73,7 +73,10 @@ train: $(STAMP)
 	@exec $(BIN)/python -m jaxrl_fast.train $(ARGS)
 
 test: $(STAMP)
-	@exec $(BIN)/python -m pytest -p no:cacheprovider -q -n $(WORKERS) --dist worksteal $(TESTS)
+	@exec $(BIN)/python -m pytest -p no:cacheprovider -q -n $(WORKERS) --dist worksteal -m "not long" $(TESTS)
+
+test-long: $(STAMP)
+	@exec $(BIN)/python -m pytest -p no:cacheprovider -q -n $(WORKERS) --dist worksteal -m long $(TESTS)
 
 test-targets: $(STAMP)
 	@exec $(BIN)/python -m pytest -p no:cacheprovider -q -rs -n $(WORKERS) tests/targets/check_programs.py
@@ -81,7 +84,7 @@ test-targets: $(STAMP)
 test-part: TESTS := $(PARTS:%=tests/test_%.py)
 test-part: test
 
-check: lint types test
+check: lint types test test-long
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -1,7 +1,7 @@
-"""A policy that leaves JAX: ``python examples/export_and_play.py`` (needs ``pip install 'jaxrl_fast[onnx]'``).
+"""Play a policy without JAX: ``python examples/export_and_play.py`` (needs ``pip install 'jaxrl_fast[onnx]'``).
 
-SAC learns to swing up a pendulum in gymnax, compiled. The policy is written as ONNX, and then plays Gymnasium's own
-Pendulum-v1 with onnxruntime: no JAX and no jaxrl_fast in that loop.
+SAC trains on gymnax's pendulum, compiled. The policy is exported as ONNX. It then plays Gymnasium's Pendulum-v1 with
+onnxruntime. This loop uses neither JAX nor jaxrl_fast.
 """
 
 import math
@@ -17,7 +17,7 @@ import jaxrl_fast as jf
 
 
 def main(total_steps: int = 12_000, folder: Path | None = None) -> float:
-    """Train, export, play one episode; returns what it earned."""
+    """Train, export and play one episode; return its return."""
     folder = folder or Path(tempfile.mkdtemp(prefix="pendulum-"))
     small = dict(policy_hidden=(64, 64), critic_hidden=(64, 64), batch_size=128, buffer_size=20_000, warmup_steps=1_000)
     algo = jf.sac(learning_rate=1e-3, temperature_learning_rate=1e-3, **small)

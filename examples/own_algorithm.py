@@ -1,6 +1,6 @@
-"""An algorithm of one's own in one file: ``python examples/own_algorithm.py``. Advantage-weighted regression (Peng et
-al., arXiv 1910.00177): the policy imitates its own actions, weighted by ``exp(advantage / temperature)``. Here from the
-newest rollout; the paper also keeps older ones. Critic and targets are those of PPO: only the policy's loss is new."""
+"""Write an algorithm in one file: ``python examples/own_algorithm.py``. Advantage-weighted regression (Peng et al.,
+arXiv 1910.00177): the policy imitates its own actions, weighted by ``exp(advantage / temperature)``. This version uses
+the newest rollout; the paper also uses older ones. Critic and targets are PPO's: only the policy's loss is new."""
 
 from collections import namedtuple
 

@@ -1,7 +1,7 @@
-"""A world of one's own: ``python examples/own_world.py``.
+"""Write an environment: ``python examples/own_world.py``.
 
-A rocket falls. The engine is on or off, and hitting the ground faster than 1 m/s is a crash. One environment is written
-without a batch axis; batching, auto-reset, time limit and episode statistics are added by `jf.vectorize`."""
+A rocket falls. Its engine is on or off. Hitting the ground faster than 1 m/s is a crash. The environment has no batch
+axis; `jf.vectorize` adds batching, auto-reset, time limit and episode statistics."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ STEP_S, GRAVITY, THRUST, SOFT = 0.1, 1.6, 4.0, 1.0  # s, m/s², m/s², m/s
 
 
 def make_lander() -> jf.Env:
-    """A state is (height in m, velocity in m/s); the two actions are engine off and on."""
+    """Make one lander: the state is (height in m, velocity in m/s); the actions are engine off and on."""
 
     def reset(key: jax.Array, params: Any) -> tuple[jax.Array, jax.Array]:
         height = jax.random.uniform(key, (), jnp.float32, 10.0, 20.0)
@@ -35,7 +35,7 @@ def make_lander() -> jf.Env:
 
 
 def main(total_steps: int = 200_000, num_envs: int = 64, episodes: int = 64) -> None:
-    """Train a pilot, say how many landings are soft, and draw one of them."""
+    """Train a policy, print the share of soft landings, and draw one landing."""
     env = jf.vectorize(make_lander(), num_envs=num_envs)
     algo = jf.ppo(learning_rate=3e-3, rollout_length=32, discount=0.999)
     result = jf.learn(env, algo, total_steps=total_steps, eval_episodes=episodes)

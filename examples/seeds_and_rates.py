@@ -1,6 +1,6 @@
-"""Eight seeds x eight learning rates in one program: ``python examples/seeds_and_rates.py``.
+"""Train eight seeds x eight learning rates in one program: ``python examples/seeds_and_rates.py``.
 
-A learning rate is a value, not a setting of the compiler, so 64 trainings compile once and run side by side.
+A learning rate is a value, not an option of the compiler. So 64 trainings compile once and run at the same time.
 """
 
 import time
@@ -13,7 +13,7 @@ import jaxrl_fast as jf
 
 
 def main(num_seeds: int = 8, num_rates: int = 8, ticks: int = 40, num_envs: int = 8) -> np.ndarray:
-    """Train all of them on CartPole; returns the mean returns of the last quarter ``[seeds, rates]``."""
+    """Train all pairs on CartPole; return the mean returns of the last quarter ``[seeds, rates]``."""
     algo = jf.ppo(rollout_length=64, num_minibatches=4)
     init, train_step = jf.make_train_step(jf.make_env("cartpole", num_envs=num_envs), algo)
     rates = jnp.logspace(-4, -1.5, num_rates)

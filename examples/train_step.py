@@ -1,7 +1,7 @@
-"""A loop of one's own: ``python examples/train_step.py``.
+"""Write a training loop: ``python examples/train_step.py``.
 
-``make_train_step`` gives two pure functions. This loop jits the step, donates the state, prints the returns of the
-episodes that ended, and stops as soon as CartPole is solved.
+``make_train_step`` returns two pure functions. This loop jits the step, donates the state, and prints the mean return
+of finished episodes. It stops as soon as CartPole is solved.
 """
 
 import time
@@ -15,7 +15,7 @@ SOLVED = 475.0
 
 
 def main(num_envs: int = 32, ticks: int = 96, rollout_length: int = 64) -> float:
-    """Train for at most ``ticks`` train steps; returns the mean return of the episodes that ended last."""
+    """Train for at most ``ticks`` train steps; return the mean return of the last finished episodes."""
     steps_per_tick = num_envs * rollout_length
     env = jf.make_env("cartpole", num_envs=num_envs)
     algo = jf.ppo(learning_rate=jf.Linear(1e-3, 0.0), rollout_length=rollout_length, num_epochs=8, num_minibatches=8)
@@ -35,7 +35,7 @@ def main(num_envs: int = 32, ticks: int = 96, rollout_length: int = 64) -> float
 
 
 def mean_return(metrics: dict[str, Any], before: float) -> float:
-    """The mean return of the episodes that ended in this tick; ``before`` where none did."""
+    """Return the mean return of the episodes that ended in this train step, or ``before`` without such episodes."""
     episodes = int(metrics["sample/episodes"])
     return float(metrics["sample/episode_return_sum"]) / episodes if episodes else before
 

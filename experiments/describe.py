@@ -63,9 +63,9 @@ def versions(*others: Path) -> dict[str, dict[str, str]]:
     """Return versions of Python and the relevant packages, here and in other environments (paths of their Pythons)."""
     script = (
         "import importlib.metadata as m, json, platform\n"
-        "known = {d.name.lower(): d.version for d in m.distributions()}\n"
-        f"known = {{p: known[p] for p in {PACKAGES} if p in known}}\n"
-        "print(json.dumps({'python': platform.python_version(), **known}))"
+        "have = {d.name.lower(): d.version for d in m.distributions()}\n"
+        f"have = {{p: have[p] for p in {PACKAGES} if p in have}}\n"
+        "print(json.dumps({'python': platform.python_version(), **have}))"
     )
     found = {}
     for label, python in (("ours", sys.executable), *(("peers", str(other)) for other in others)):

@@ -48,13 +48,36 @@ THIRD_PARTY_WARNINGS = (
 def pytest_configure(config: pytest.Config) -> None:
     keep_compiled_programs(config)
     compile_in_half_the_time()
+    config.addinivalue_line("markers", "long: a wide grid; `make test` runs its cheapest member")
     for line in ("error", *THIRD_PARTY_WARNINGS):
         config.addinivalue_line("filterwarnings", line)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Report attributes that other packages no longer have before the failures that follow."""
     items.sort(key=lambda item: item.path.stem != "test_third_party")
+    mark_long_tests(config, items)
+
+
+LONG_TESTS = [line for line in Path(__file__).with_name("long_tests.txt").read_text().splitlines() if line[:1] != "#"]
+"""Tests that only ``make test-long`` runs: ``test_file.py::name``, or how such names begin, followed by ``*``."""
+
+
+def mark_long_tests(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the tests of `LONG_TESTS` as ``long``.
+
+    Raises:
+        pytest.UsageError: The whole suite was collected, and a line names no test.
+    """
+    used = set()
+    for item in items:
+        name = f"{item.path.name}::{item.name}"
+        lines = {line for line in LONG_TESTS if line == name or (line[-1] == "*" and name.startswith(line[:-1]))}
+        used |= lines
+        if lines:
+            item.add_marker(pytest.mark.long)
+    if config.args in (["tests"], [str(Path(__file__).parent)]) and (unused := set(LONG_TESTS) - used):
+        raise pytest.UsageError(f"tests/long_tests.txt names no test: {', '.join(sorted(unused))}")
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +88,7 @@ def _same_numbers_in_any_order(request: pytest.FixtureRequest) -> None:
         rng.bit_generator.state = np.random.default_rng(1).bit_generator.state
 
 
-MEMORY_LIMIT = 2_500_000_000
+MEMORY_LIMIT = 1_200_000_000
 """Memory limit of a process in bytes when a test module ends; above it, compiled programs are dropped."""
 
 

@@ -67,7 +67,7 @@ def test_pythons_of_a_version_manager_whose_stand_ins_do_not_run_are_found(tmp_p
         f"make test-part PYTHON={tmp_path / manager.format(v)}/bin/python VENV=.venv-{v}" for v in ("3.12", "3.13")
     ]
     made = [line for line in out.splitlines() if line.startswith("make")]
-    assert made == ["make setup", "make test", "make targets", "make test-targets", *parts]
+    assert made == ["make setup", "make test", "make test-long", "make targets", "make test-targets", *parts]
     last = f"{WHOLE}, what programs cost on accelerators, a part of it on 3.12, a part of it on 3.13"
     assert out.splitlines()[-1] == last
 

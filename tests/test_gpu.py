@@ -64,7 +64,7 @@ def test_figures_are_there_with_what_they_were_measured_on(measured):
     assert 0 < reached["reached_s"] <= reached["process_s"] and reached["reached_at_steps"] <= 256
     assert {"device", "machine", "versions", "commit", "command"} <= set(document)
     text = (folder / "README.md").read_text()
-    assert "its figures mean nothing" in text and "| ppo probe |" in text
+    assert "its figures have no meaning" in text and "| ppo probe |" in text
 
 
 def test_predictions_stand_beside_what_was_measured(measured):

@@ -79,7 +79,7 @@ def test_an_idea_is_worth_what_the_same_seeds_took_without_it():
     assert ablation.worth(runs, ablation.AS_IT_IS) == ([10.0, 20.0], [1.0, 1.0])
     assert ablation.speed(runs, way) == "3"
     said = ablation.table({"rows": {"halfcheetah": runs}})
-    assert f"| {way} | 15 | 1.50 | 40 | 3 | 1 of 2 |" in said and "| not run yet |" in said
+    assert f"| {ablation.LABELS[way]} | 15 | 1.50 | 40 | 3 | 1 of 2 |" in said and "| not run yet |" in said
 
 
 def test_a_run_is_followed_until_the_return_and_then_stopped(tmp_path):

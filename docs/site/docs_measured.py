@@ -49,7 +49,7 @@ def distribution(job: str) -> str:
     algo, _, world = job.partition("-")
     head = [f"{algo.upper()}, {WORLDS.get(world, world)}", "steps/s", "updates/s × batch = frames/s", "against `fused`"]
     rows = [distribution_row(row) for row in read("distribution.json")["jobs"][job]]
-    return table([*head, "kB a tick between devices", "idle, device 0, 1"], rows)
+    return table([*head, "kB per tick between devices", "idle, device 0, 1"], rows)
 
 
 def overlap_row(row: dict[str, Any], plain: dict[str, Any]) -> list[str]:
@@ -58,7 +58,7 @@ def overlap_row(row: dict[str, Any], plain: dict[str, Any]) -> list[str]:
     score = f"{summary['eval_return_mean']:.1f} ± {summary['eval_return_std']:.1f}"
     same = row is not plain and row["returns"] == plain["returns"]
     name = f"{row['algo'].upper()} {WORLDS[row['env']]}, {summary['env_steps']:,} steps" if row is plain else ""
-    words = [name, f"`{row['overlap']}`", f"`{row['placement']}`", score + (" (the same numbers)" if same else "")]
+    words = [name, f"`{row['overlap']}`", f"`{row['placement']}`", score + (" (equal numbers)" if same else "")]
     return [*words, f"{summary['wall_s']:.1f} s", f"{summary['sampling_hz']:,.0f}", frames(summary)]
 
 
@@ -94,10 +94,8 @@ def pool() -> str:
     """Write the rates of host environments: the pool, one process or Gymnasium's vector environments, and Ray's
     actors.
     """
-    head = ["environment, how many", "one process, or Gymnasium's better vector", "pool, 2 workers"]
-    return table(
-        [*head, "pool, workers by default", "Ray actors"], [pool_row(row) for row in read("pool.json")["rows"]]
-    )
+    head = ["environment, number", "one process, or Gymnasium's better vector", "pool, 2 workers"]
+    return table([*head, "pool, default workers", "Ray actors"], [pool_row(row) for row in read("pool.json")["rows"]])
 
 
 def envpool() -> str:
@@ -110,7 +108,7 @@ def envpool() -> str:
             rows.append(
                 [f"{row['env']}, {row['num_envs']}", f"{alone:,.0f}", f"{behind:,.0f}", f"{behind / alone:.2f}"]
             )
-    return table(["environment, how many", "EnvPool alone", "`pool.backend=envpool`", "ratio"], rows)
+    return table(["environment, number", "EnvPool alone", "`pool.backend=envpool`", "ratio"], rows)
 
 
 SIDES = {
@@ -129,7 +127,7 @@ def host_sac_rates() -> str:
     for side, name in SIDES.items():
         speed, against = found["rate"][side]["median"], found["ours_against"][side]["median"]
         rows.append([name, f"{speed:.0f}", f"{256 * speed / 1e3:.1f}k", "" if side == "ours" else f"{against:.2f}"])
-    return table(["", "updates/s", "update frame rate", "the default against it"], rows)
+    return table(["", "updates/s", "update frame rate", "speed of the default, divided by this row"], rows)
 
 
 def host_sac_returns() -> str:
@@ -139,7 +137,7 @@ def host_sac_returns() -> str:
         steps, score, seconds = runs[side]["curve"][-1]
         name = "ours" if side == "ours" else SIDES[side]
         rows.append([name, f"{steps:,}", f"{score:,.0f}", f"{seconds:,.0f}", f"{runs[side]['seconds_to_4000']:,.0f}"])
-    return table(["", "steps", "return after these", "seconds for these", "seconds to a return of 4,000"], rows)
+    return table(["", "steps", "return at the end", "seconds in total", "seconds to a return of 4,000"], rows)
 
 
 def sweep_row(job: str) -> list[str]:
@@ -163,7 +161,7 @@ def sweep_row(job: str) -> list[str]:
 
 def sweeps() -> str:
     """Write the autotuner's results on halfcheetah, and their ratios to the upper bound."""
-    head = ["", "chosen", "against what was asked for", "share of environments and updates alone"]
+    head = ["", "selected", "speed, against the default width", "share of the bound"]
     head += ["environments alone", "updates alone", "update frame rate at batch 256, best, 8,192"]
     return table(head, [sweep_row(f"halfcheetah_{algo}") for algo in ("sac", "ppo")])
 
@@ -182,20 +180,20 @@ def search_rows(job: str, found: dict[str, Any]) -> list[list[str]]:
 def searches() -> str:
     """Write the autotuner's search against measuring every width."""
     found = {job: x for job, x in read("autotune_search.json").items() if "searches" in x and "grid" in x}
-    head = ["job", "widths measured", "chosen", "of the grid's best", "of the grid's time"]
+    head = ["job", "widths measured", "selected", "speed, share of the grid's best", "time, share of the grid's"]
     return table(head, [row for job, x in found.items() for row in search_rows(job, x)])
 
 
 def equal_numbers() -> str:
     """Compare placements with `fused`: fragments on other devices, and sharded axes."""
     rows, lines = read("equal_numbers.json")["rows"], []
-    for name, moved in (("fragments are moved", True), ("an axis is divided", False)):
+    for name, moved in (("fragments on other devices", True), ("an axis split over devices", False)):
         found = [row for row in rows if (row["ticks"] > 1) == moved]
         ticks = sorted({row["ticks"] for row in found})
         worst, held = max(row["difference"] for row in found), sum(row["difference"] <= row["allowed"] for row in found)
         compared = f"{held:,} of {len(found):,}"
         lines.append([name, compared, f"{worst:.2g}", f"{max(row['allowed'] for row in found):g}", f"{ticks[-1]}"])
-    return table(["compared with `fused`", "hold", "largest difference", "allowed", "after ticks"], lines)
+    return table(["compared with `fused`", "within limit", "largest difference", "limit", "after ticks"], lines)
 
 
 def other_languages() -> str:
@@ -205,15 +203,15 @@ def other_languages() -> str:
         [f"`{file}`", row["versions"], f"{row['action']:.5f}", f"{row['in Python']:.5f}"]
         for file, row in found["blocks"].items()
     ]
-    return table(["what was run here", "with", "action", f"in Python, {found['compared with']}"], rows)
+    return table(["program", "run with", "action", f"action in Python, {found['compared with']}"], rows)
 
 
 EVALUATED = {
-    "sac halfcheetah, whole": "SAC halfcheetah, all of its 160,000 steps",
-    "ppo halfcheetah, whole": "PPO halfcheetah, all of its steps",
+    "sac halfcheetah, whole": "SAC halfcheetah, whole run of 160,000 steps",
+    "ppo halfcheetah, whole": "PPO halfcheetah, whole run",
     "sac halfcheetah, groups": "SAC halfcheetah, 32,000 steps, `placement=actor_critic overlap=all`, two devices",
     "ppo cartpole": "PPO CartPole, a run of seconds",
-    "ppo cartpole, cold": "the same, no compiled program on disk",
+    "ppo cartpole, cold": "PPO CartPole, empty compilation cache",
 }
 
 
@@ -229,7 +227,7 @@ def evaluation_row(name: str) -> list[str]:
 
 def evaluation() -> str:
     """Write the seconds of runs with evaluations, divided by the seconds of the same run without."""
-    head = ["job, ten evaluations", "pairs", "beside training", "between chunks", "on"]
+    head = ["job, ten evaluations", "pairs", "during training", "between chunks", "machine"]
     return table(head, [evaluation_row(name) for name in EVALUATED])
 
 

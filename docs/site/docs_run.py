@@ -22,12 +22,12 @@ from docs_text import ROOT, Block, command_lines, pages, python_blocks
 RECORD = ROOT / "experiments" / "results" / "docs_run.json"
 LIMIT_S = 280
 NOT_RUN = {
-    r"\.\.\.$": "dots stand for any words",
-    r"srun|SLURM|mpirun|OMPI|JOB_COMPLETION|node01": "no cluster here",
-    r"^make \w+ EXTRA=|^make gpu|target=(h100|this|tpu)|gpu\.py": "no accelerator here",
-    r"^make (test|check|bench|sweep|targets|fmt|lint|types|docs)": "a daily command, run as such",
+    r"\.\.\.$": "`...` is a placeholder",
+    r"srun|SLURM|mpirun|OMPI|JOB_COMPLETION|node01": "needs a cluster",
+    r"^make \w+ EXTRA=|^make gpu|target=(h100|this|tpu)|gpu\.py": "needs a GPU or a TPU",
+    r"^make (test|check|bench|sweep|targets|fmt|lint|types|docs)": "a development command, run in full",
     r"^make (setup|train)|^pip install|^python3?(\.\d+)? -m venv": "installs packages",
-    r"autotune env=|num_envs=auto": "needs the machine alone, for minutes",
+    r"autotune env=|num_envs=auto": "needs an idle machine for minutes",
     r"http\.server": "does not end; docs/site/docs_other.py runs it",
     r"jaxrl_fast\.dashboard": "does not end; tests/test_dashboard.py runs it",
     r"experiments/|docs/site/": "takes long; its results are committed",

@@ -53,9 +53,9 @@ EXTRAS = {
     "notebook": "a live plot in notebooks",
     "paper": "figures for papers",
     "envpool": "EnvPool's environments",
-    "jaxmarl": "JaxMARL's worlds of several agents",
-    "jumanji": "Jumanji's worlds of several agents",
-    "pettingzoo": "PettingZoo's worlds, stepped on the host",
+    "jaxmarl": "JaxMARL's environments of several agents",
+    "jumanji": "Jumanji's environments of several agents",
+    "pettingzoo": "PettingZoo's environments, stepped on the host",
     "dashboard": "the dashboard",
     "wandb": "Weights & Biases",
     "video": "MP4, and pictures of Gymnasium's classic control",
@@ -149,7 +149,7 @@ def published() -> str:
         command = f"`{' '.join(ROWS[name].words)}`"
         own = f"**{result['return_mean']:,.0f}** [{least:,.0f}, {most:,.0f}]"
         rows.append([command, f"{result['env_steps']:,}", f"{len(result['curve'][-1]['returns'])}", own, peer])
-    return table(["command", "steps", "seeds", "greedy return [95 %]", "a peer"], rows)
+    return table(["command", "steps", "seeds", "greedy return [95 %]", "other library"], rows)
 
 
 def agents_speed() -> str:
@@ -157,22 +157,22 @@ def agents_speed() -> str:
     found = json.loads((RESULTS / "bench" / "agents.json").read_text())
     rows = []
     for name in ("spread_ippo", "spread_mappo", "smax_3m_mappo", "points"):
-        for what, ratio in found.get(name, {}).get("ratio", {}).items():
-            apart, _, beside = what.rpartition(" / ")
+        for pair, ratio in found.get(name, {}).get("ratio", {}).items():
+            apart, _, rival = pair.rpartition(" / ")
             rate = found[name]["rate"]["three_agents" if name == "points" else apart or "ours"]["median"]
-            said = f"{ratio['median']:.2f} × [{ratio['least']:.2f}, {ratio['most']:.2f}]"
+            cell = f"{ratio['median']:.2f} × [{ratio['least']:.2f}, {ratio['most']:.2f}]"
             way = ", `placement=actor_critic`" if apart else ""
             rows.append(
                 [
                     SPEEDS[name][0] + way,
                     SPEEDS[name][1],
-                    beside.replace("_", " "),
+                    rival.replace("_", " "),
                     f"{rate:,.0f}",
-                    said,
+                    cell,
                     found[name]["machine"],
                 ]
             )
-    return table(["", "must", "beside", "steps/s", "ratio", "on"], rows)
+    return table(["", "target", "compared with", "steps/s", "ratio", "machine"], rows)
 
 
 def not_run() -> str:
@@ -181,7 +181,7 @@ def not_run() -> str:
     for line in dict.fromkeys(line for path in pages() for line in command_lines(path)):
         if why := reason_not_run(line):
             reasons.setdefault(why, []).append(line if len(line) < 100 else f"{line[:97]}...")
-    return table(["why", "lines"], [[why, "<br>".join(f"`{x}`" for x in lines)] for why, lines in reasons.items()])
+    return table(["reason", "lines"], [[why, "<br>".join(f"`{x}`" for x in lines)] for why, lines in reasons.items()])
 
 
 OWN = (agents_speed, coverage, extras, not_run, pairs, published)

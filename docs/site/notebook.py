@@ -11,7 +11,7 @@ PATH = ROOT / "examples" / "tour.ipynb"
 CELLS = (
     """# A tour in five minutes
 
-Train, look, sweep, and write a world of your own. Everything here ran from top to bottom.""",
+Train, plot, sweep, and write your own environment. All cells ran from top to bottom.""",
     """import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
@@ -22,16 +22,16 @@ import jaxrl_fast as jf
 %config InlineBackend.figure_formats = ["svg"]""",
     """## Train
 
-`jf.make_env` gives environments side by side, `jf.ppo` an algorithm, `jf.learn` a trained policy. While it trains, the
-cell draws the returns.""",
+`jf.make_env` returns a vectorized environment, `jf.ppo` an algorithm, `jf.learn` a trained policy. During training, the
+cell plots the returns.""",
     """env = jf.make_env("cartpole", num_envs=32)
 algo = jf.ppo(learning_rate=jf.Linear(1e-3, 0.0), rollout_length=64, num_epochs=8, num_minibatches=8)
 result = jf.learn(env, algo, total_steps=100_000, num_seeds=4)""",
-    "A result shows itself: four seeds, trained in one program.",
+    "The result displays a summary: four seeds, trained in one program.",
     "result",
-    """## Look
+    """## Plot
 
-`result.history` has a row for each chunk and each evaluation.""",
+`result.history` has a row for each evaluation and each chunk (one call of the compiled program).""",
     """rows = [row for row in result.history if row["kind"] == "eval"]
 steps = [row["env_steps"] for row in rows]
 plt.figure(figsize=(6, 3))
@@ -40,7 +40,7 @@ plt.xlabel("environment steps")
 plt.ylabel("greedy return of each seed");""",
     """## The train step is a pure function
 
-So rates can be swept with `vmap`: 32 trainings in one program, compiled once.""",
+So `vmap` sweeps learning rates: 32 trainings in one program, compiled once.""",
     """small = jf.ppo(rollout_length=64, num_minibatches=4)
 init, train_step = jf.make_train_step(jf.make_env("cartpole", num_envs=8), small)
 
@@ -61,9 +61,9 @@ for rate, curve in zip(np.asarray(rates), np.asarray(curves.mean(axis=0)), stric
 plt.xlabel("tick")
 plt.ylabel("return while training")
 plt.legend(title="learning rate", fontsize="small");""",
-    """## A world of your own
+    """## Your own environment
 
-A boat must stay near a buoy, in a wind. One environment, no batch axis.""",
+A boat must stay near a buoy, in a wind. The code describes one environment, without a batch axis.""",
     """def make_buoy(wind=0.05):
     def reset(key, params):
         x = jax.random.uniform(key, (1,), minval=-1.0, maxval=1.0)
@@ -78,17 +78,17 @@ A boat must stay near a buoy, in a wind. One environment, no batch axis.""",
     return jf.Env(jf.EnvSpec("buoy", jax.ShapeDtypeStruct((1,), jnp.float32), box, 50), reset, step)
 
 
-world = jf.vectorize(make_buoy(), num_envs=64)
-boat = jf.learn(world, jf.ppo(learning_rate=1e-3, rollout_length=32), total_steps=200_000)""",
-    """returns = jf.evaluate_policy(boat.policy, world, jax.random.key(1), episodes=256)
+buoys = jf.vectorize(make_buoy(), num_envs=64)
+boat = jf.learn(buoys, jf.ppo(learning_rate=1e-3, rollout_length=32), total_steps=200_000)""",
+    """returns = jf.evaluate_policy(boat.policy, buoys, jax.random.key(1), episodes=256)
 plt.figure(figsize=(6, 3))
 plt.hist(np.asarray(returns), bins=30)
 plt.xlabel("return of an episode, of 50 at most")
 plt.ylabel("episodes");""",
-    """## Where to go on
+    """## Next
 
-Tutorials are in `docs/tutorials/`; `make docs` makes a site of them, with a reference. The other files of `examples/`
-are programs of at most 60 lines each.""",
+Tutorials are in `docs/tutorials/`. `make docs` builds a site from them, with a reference. The other files of
+`examples/` are programs of at most 60 lines each.""",
 )
 """Build the cells; texts that begin as code are code cells."""
 CODE = ("import", "env =", "result", "rows =", "small =", "def ", "returns =")

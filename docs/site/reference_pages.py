@@ -22,20 +22,20 @@ from jaxrl_fast.settings.schema import Key, algo_keys, describe_type, run_keys
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SECTIONS = {
-    "": "Of every run",
+    "": "General",
     "eval.": "Evaluations",
     "checkpoint.": "Checkpoints",
     "env.": "Environments",
-    "pool.": "Environments on the host",
+    "pool.": "Host environments",
     "distributed.": "Several processes",
 }
 
 GROUPS = {
     "env": "the environment: a [short name](environments.md), or a suite with `env.id=`",
     "algo": "the [algorithm](algorithms.md)",
-    "placement": "where it runs: `auto`, or one of those [below](#placements)",
-    "config": "a file to take settings from, such as `runs/latest/config.yaml`",
-    "tuned": "`false` leaves out the settings tuned for environment and algorithm",
+    "placement": "the devices of the run: `auto`, or a name [below](#placements)",
+    "config": "a file with settings, such as `runs/latest/config.yaml`",
+    "tuned": "`false` omits the settings tuned for environment and algorithm",
 }
 
 
@@ -53,7 +53,7 @@ def reference_pages() -> dict[str, str]:
 
 def commands() -> str:
     """Write every command with the text of its ``--help``."""
-    parts = ["# Commands\n\nWhat `--help` prints, by command."]
+    parts = ["# Commands\n\nThe output of `--help`, by command."]
     for name, text in COMMANDS.items():
         module = importlib.import_module(f"jaxrl_fast.{name}")
         shown = train_help() if name == "train" else module.help_text() if hasattr(module, "help_text") else module.HELP
@@ -65,23 +65,23 @@ def keys() -> str:
     """Write every key of a run, by section."""
     known, parts = (
         run_keys(),
-        ["# Keys\n\nWords `key=value` of `train`, and of every command that takes a run's words."],
+        ["# Keys\n\nWrite `key=value` after `train`, and after every command that accepts the settings of a run."],
     )
     groups = table(["key", "meaning"], [[f"`{name}`", text] for name, text in GROUPS.items()])
-    parts.append(f"## What, and from where\n\n{groups}")
+    parts.append(f"## Environment, algorithm and sources\n\n{groups}")
     for prefix, title in SECTIONS.items():
         own = {k: v for k, v in known.items() if k.startswith(prefix) and (prefix or "." not in k)}
         parts.append(f"## {title}\n\n{key_table(own)}")
     places = [[f"`{name}`", first_line(make)] for name, make in PLACEMENTS.items()]
     parts.append(
-        f"## Placements\n\nValues of `placement=`, beside `auto`.\n\n{table(['name', 'what it does'], places)}"
+        f"## Placements\n\nValues of `placement=`, in addition to `auto`.\n\n{table(['name', 'effect'], places)}"
     )
     return "\n\n".join(parts) + "\n"
 
 
 def algorithms() -> str:
     """Write every key of every algorithm, with its docstring."""
-    parts = ["# Keys of algorithms\n\nWords `algo.key=value`; in Python, arguments of `jaxrl_fast.<name>`."]
+    parts = ["# Keys of algorithms\n\nWrite `algo.key=value`. In Python, write arguments of `jaxrl_fast.<name>`."]
     for name, factory in ALGORITHMS.items():
         meanings = entries(sections(factory)["Args"])
         own = {k: v._replace(text=meanings.get(k.removeprefix("algo."), "")) for k, v in algo_keys(name).items()}
@@ -102,12 +102,12 @@ def environments() -> str:
     head = ["`env=`", "suite", "id", "algorithm", "environments", "steps", "settings tuned for"]
     families = ", ".join(f"`env={suite} env.id={id_}`" for suite, id_ in envs.EXAMPLE_IDS.items() if suite != "probe")
     title = "# Environments\n\nShort names, with their defaults."
-    return f"{title}\n\n{table(head, rows)}\n\nAny other by its id: {families}.\n"
+    return f"{title}\n\n{table(head, rows)}\n\nOther environments, by id: {families}.\n"
 
 
 def api() -> str:
     """Write the public names of ``jaxrl_fast``."""
-    parts = ["# Python\n\nThe names of `jaxrl_fast`, and of `jaxrl_fast.placement`."]
+    parts = ["# Python\n\nThe public names of `jaxrl_fast` and of `jaxrl_fast.placement`."]
     names = [name for name in jf.__all__ if name not in (*ALGORITHMS, "__version__")]
     for module, own in ((jf, names), (placement, placement.__all__)):
         for name in sorted(own, key=lambda n: (n[0].isupper(), n.lower())):
@@ -133,11 +133,11 @@ def line_by_line() -> str:
 
 LINE_BY_LINE = """# PPO here, line by line
 
-`python reference/ppo.py` learns CartPole in less than a minute. The file is PPO as `jaxrl_fast.ppo()` computes it with
-default options: random keys, resets, truncation, statistics and minibatches included. A test starts it from the
-engine's state at ticks 0, 1, 10 and 40 and compares the states after one tick: floats agree within 1e-6, integers
-exactly. On the right stands where the engine has each function, where it serves every algorithm and placement.
-`reference/sac.py` and `reference/dqn.py` are made and tested alike.
+`python reference/ppo.py` solves CartPole in less than a minute. The file computes the same PPO as `jaxrl_fast.ppo()`
+with default options, including random keys, resets, truncation, statistics and minibatches. A test starts it from the
+engine's state at ticks 0, 1, 10 and 40 (a tick is one round of training) and compares the states after one tick: floats
+agree within 1e-6, integers exactly. The right column names the engine's version of each function, which supports every
+algorithm and placement. `reference/sac.py` and `reference/dqn.py` have the same form and the same test.
 
 """
 
@@ -157,7 +157,7 @@ def key_table(known: Mapping[str, Key]) -> str:
 
 
 def default_of(key: Key) -> str:
-    """Format a default as it is written on the command line; none where it follows from other keys."""
+    """Format a default as written on the command line; none where it follows from other keys."""
     value = key.default
     if value is None:
         return ""

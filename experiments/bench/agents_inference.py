@@ -65,7 +65,7 @@ def per_100_000(found: dict[str, Any], word: str) -> float:
 
 def page(document: dict[str, Any]) -> str:
     """Write the table, or a note that there is none yet."""
-    lines = ["| agents | junctions | side | 100,000 steps, s | Ray tuned takes | its bound, ma-gym alone |"]
+    lines = ["| agents | junctions | program | 100,000 steps, s | Ray tuned / this | bound: Ray tuned / ma-gym alone |"]
     lines.append("|---|---|---|---|---|---|")
     for num_agents in AGENTS:
         runs = document["rows"].get(str(num_agents), {})

@@ -62,7 +62,7 @@ def wait_until_quiet() -> None:
     quiet_s, until = 0.0, time.monotonic() + 60
     while quiet_s < QUIET_S:
         if time.monotonic() > until:
-            raise SystemExit("other programs keep the machine busy: run this again when they are done")
+            raise SystemExit("other programs occupy the machine: run this again when they have ended")
         before = busy_seconds()
         time.sleep(1.0)
         after = busy_seconds()

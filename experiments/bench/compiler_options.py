@@ -18,6 +18,15 @@ from run import Worker, spread
 
 RESULT = Path(__file__).resolve().parent.parent / "results" / "compiler_options.json"
 AS_IT_IS = "as it is"
+LABELS = {
+    AS_IT_IS: "default",
+    "vectors as XLA chooses": "vectors selected by XLA",
+    "as if products were large": "options for large products",
+    "LLVM's second level": "LLVM optimization level 2",
+    "LLVM's first level": "LLVM optimization level 1",
+    "fast-math, all liberties": "fast-math, all options",
+}
+"""Names of the table for names of the result file."""
 FAST = "--xla_cpu_enable_fast_math=true"
 HONORED = (
     "xla_cpu_fast_math_honor_division",
@@ -88,13 +97,13 @@ def measure(row: str, what: str, ways: dict[str, Way], rounds: int) -> dict[str,
 
 def page(document: dict[str, Any]) -> str:
     """Write the table. Compilations of one job run at the same time, so compare their seconds only with each other."""
-    lines = ["| program | compiled | steps/s, times as it is | compilation, s |", "|---|---|---|---|"]
+    lines = ["| program | options | steps/s, or ratio to the default | compilation, s |", "|---|---|---|---|"]
     for job, found in document.items():
         for name, ratio in found["times_as_it_is"].items():
             said = f"{ratio['median']:.2f} [{ratio['least']:.2f}, {ratio['most']:.2f}]"
             if name == AS_IT_IS:
                 said = f"{found['steps_per_s'][name]['median']:,.0f} steps/s"
-            lines.append(f"| {job} | {name} | {said} | {found['compile_s'][name]:.0f} |")
+            lines.append(f"| {job} | {LABELS.get(name, name)} | {said} | {found['compile_s'][name]:.0f} |")
     return "\n".join(lines) + "\n"
 
 

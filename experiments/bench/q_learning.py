@@ -69,8 +69,8 @@ def measure(minibatch: int, document: dict[str, Any], rounds: int) -> None:
 
 def page(document: dict[str, Any]) -> str:
     """Write the table, or a note that there is none yet."""
-    seconds = "500 rounds, s | of Ray tuned | with start and compilation, s | of Ray tuned"
-    lines = [f"| minibatch | contender | {seconds} | mean return at the end |"]
+    seconds = "500 rounds, s | ratio to Ray tuned | with start and compilation, s | ratio to Ray tuned"
+    lines = [f"| minibatch | program | {seconds} | mean return at the end |"]
     lines.append("|---|---|---|---|---|---|---|")
     for minibatch in MINIBATCHES:
         runs = document["rows"].get(str(minibatch), {})
@@ -108,7 +108,7 @@ def main(words: list[str]) -> None:
         for minibatch in asked:
             have = {name: len(document["rows"].get(str(minibatch), {}).get(name, [])) for name in CONTENDERS}
             wanted = {name: turns(minibatch, name) for name in CONTENDERS}
-            print(f"{minibatch}: about {MINUTES[minibatch]} minutes; wanted {wanted}, there are {have}")
+            print(f"{minibatch}: about {MINUTES[minibatch]} minutes; required {wanted}, measured {have}")
         return
     if "--page" not in words:
         if not RAY.exists():

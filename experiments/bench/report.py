@@ -37,7 +37,7 @@ def write_report(folder: Path) -> str:
 
 def _rates(rows: dict[str, Any]) -> list[str]:
     lines = [
-        "| work, 2 CPU cores | peer | ours | ratio, median [least, most] | must | aim | compile, peer / ours |",
+        "| work, 2 CPU cores | peer | ours | ratio, median [least, most] | required | goal | compile, peer / ours |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in rows.values():

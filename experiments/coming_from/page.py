@@ -8,18 +8,18 @@ from coming_from.run import PAIRS, RESULTS, ROOT, Pair
 
 TITLES = {
     "sb3": ("Stable-Baselines3", "PPO on Gymnasium's CartPole, eight environments in this process."),
-    "cleanrl": ("CleanRL", "PPO on Gymnasium's CartPole, as commands. CleanRL prints returns while training."),
+    "cleanrl": ("CleanRL", "PPO on Gymnasium's CartPole, as commands. CleanRL prints returns of training episodes."),
     "purejaxrl": (
         "PureJaxRL",
-        "PPO on gymnax's CartPole, eight seeds by `vmap`; returns are those while training. It ran without navix, "
-        "which CartPole does not need.",
+        "PPO on gymnax's CartPole, eight seeds by `vmap`; returns are from training episodes. PureJaxRL ran without "
+        "navix, which CartPole does not need.",
     ),
     "rejax": ("Rejax", "PPO on gymnax's CartPole, eight seeds in one program, three evaluations."),
     "brax": ("brax.training", "PPO on brax's inverted pendulum (spring), one evaluation at the end."),
     "stoix": (
         "Stoix",
         "PPO on gymnax's CartPole, as commands. Networks have 256 units and ReLU on both sides. Stoix at "
-        "commit 8fff19c with JAX 0.5.3; its README installs it by `uv sync`.",
+        "commit 8fff19c with JAX 0.5.3; its README installs it with `uv sync`.",
     ),
     "mava": (
         "Mava",
@@ -37,21 +37,21 @@ def shown(words: tuple[str, ...]) -> str:
     return "```shell\n" + " \\\n    ".join(lines) + "\n```"
 
 
-def outcome(result: dict[str, Any]) -> str:
+def outcome(title: str, result: dict[str, Any]) -> str:
     """Write the results of both programs."""
-    there, here = (
+    peer, ours = (
         f"return {result[side]['return']:.3g}, {result[side]['seconds']:.0f} s" for side in ("theirs", "ours")
     )
     conditions = f"{result['machine']}; seconds from the first import on, with compilation"
-    return f"There: {there}. Here: {here} ({conditions})."
+    return f"{title}: {peer}. jaxrl_fast: {ours} ({conditions})."
 
 
 def section(name: str, pair: Pair, result: dict[str, Any]) -> str:
     """Write a pair, side by side."""
     title, about = TITLES[name]
-    columns = [(title, shown(pair.theirs)), ("here", shown(pair.ours))]
+    columns = [(title, shown(pair.theirs)), ("jaxrl_fast", shown(pair.ours))]
     cells = "\n".join(f"<div markdown>\n\n{who}\n\n{code}\n\n</div>" for who, code in columns)
-    return f'## {title}\n\n{about}\n\n<div class="side" markdown>\n{cells}\n</div>\n\n{outcome(result)}'
+    return f'## {title}\n\n{about}\n\n<div class="side" markdown>\n{cells}\n</div>\n\n{outcome(title, result)}'
 
 
 def pairs() -> str:

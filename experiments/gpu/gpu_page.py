@@ -12,7 +12,7 @@ NO = "–"
 
 def page(document: dict[str, Any], predicted: dict[str, Row]) -> str:
     """Write Markdown. ``predicted``: rows of targets.json by name."""
-    short = ["The short form, which shows that everything runs: its figures mean nothing.", ""]
+    short = ["This is the short form. It shows that everything runs; its figures have no meaning.", ""]
     title = f"# Measured on {document['number']} × {document['device']}"
     lines = [title, "", *(short if document["short"] else ()), *facts(document)]
     for name, part in document["parts"].items():
@@ -31,8 +31,8 @@ def facts(document: dict[str, Any]) -> list[str]:
     versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items())
     lines = [
         f"{document['machine']}; {versions}; commit {document['commit']}; {document['date']}.",
-        f"`{document['command']}`, {document['took_s'] / 60:.0f} minutes. Figures are medians of repeats of whole "
-        "chunks after the warm-up, each waited for, with the least and the most in brackets; compilation is apart.",
+        f"`{document['command']}`, {document['took_s'] / 60:.0f} minutes. Figures are medians [least, most] of "
+        "compiled calls after the warm-up, each timed to its end. Compilation is separate.",
     ]
     return [*lines, "", "```", *document["system"].splitlines(), "```"] if document["system"] else lines
 
@@ -140,7 +140,7 @@ def roofline_cells(name: str, row: Row) -> list[str]:
     seconds = sorted(row["measured"]["tick_s"])
     measured = f"{1e3 * seconds[len(seconds) // 2]:.3g} [{1e3 * seconds[0]:.3g}, {1e3 * seconds[-1]:.3g}]"
     if "tick_us" not in row:
-        return [measured, NO, "nothing is known of this card"]
+        return [measured, NO, "unsupported card"]
     us = dict(zip(("roofline", *row["floors_us"]), row["tick_us"], strict=True))
     return [measured, f"{us['roofline'] / 1e3:.3g}", f"{us[1.0] / 1e3:.3g} to {us[4.0] / 1e3:.3g}"]
 
@@ -156,13 +156,13 @@ def yes(value: bool | None) -> str:
     return {True: "yes", False: "no", None: NO}[value]
 
 
-RATES = ("row", "ms a tick", "sampling Hz", "update Hz", "update frame rate", "compiled in s", "MB")
+RATES = ("row", "ms per tick", "sampling Hz", "update Hz", "update frame rate", "compilation, s", "MB")
 TITLES = {
     "law": "Equal numbers on the accelerator and on the host",
     "sampling": "Sampling by number of environments",
     "updates": "Gradient updates alone by batch size",
-    "ticks": "Whole ticks of training, and what was predicted",
-    "returns": "Seconds to a return, everything counted",
+    "ticks": "Whole ticks of training, measured and predicted",
+    "returns": "Seconds to a return, imports and compilation included",
     "placements": "Two devices",
     "roofline": "A tick of SAC against its roofline",
     "deterministic": "XLA's deterministic operations",
@@ -170,24 +170,43 @@ TITLES = {
     "tests": "Tests of devices, run on the accelerator",
 }
 COLUMNS: dict[str, tuple[tuple[str, ...], Cells]] = {
-    "law": (("run", "off, of the change", "largest difference", "within rounding", "the same bits again"), law_cells),
+    "law": (
+        (
+            "run",
+            "difference, share of the change",
+            "largest difference",
+            "within rounding",
+            "equal bits in a second process",
+        ),
+        law_cells,
+    ),
     "sampling": (RATES, rate_cells),
-    "updates": (("run", "update Hz", "update frame rate", "µs an update", "roofline µs", "of an update"), update_cells),
+    "updates": (
+        ("run", "update Hz", "update frame rate", "µs per update", "roofline µs", "work per update"),
+        update_cells,
+    ),
     "ticks": (RATES, rate_cells),
     "returns": (("run", "goal", "s", "steps", "best", "sampling Hz", "update Hz", "update frame rate"), return_cells),
     "placements": (RATES, rate_cells),
-    "roofline": (("run", "ms a tick, measured", "roofline", "predicted at 1 to 4 µs a kernel"), roofline_cells),
-    "deterministic": (("run", "update Hz", "again", "sampling Hz", "the same bits again"), flag_cells),
-    "graphs": (("run", "ms a tick", "update Hz", "sampling Hz", "default's bits", "off, of the change"), graph_cells),
+    "roofline": (("run", "ms per tick, measured", "roofline", "predicted, 1 to 4 µs per kernel"), roofline_cells),
+    "deterministic": (
+        ("run", "update Hz", "second process", "sampling Hz", "equal bits in a second process"),
+        flag_cells,
+    ),
+    "graphs": (
+        ("run", "ms per tick", "update Hz", "sampling Hz", "default's bits", "difference, share of the change"),
+        graph_cells,
+    ),
     "tests": (("", "passed", "failed", "skipped", "names"), test_cells),
 }
 NOTES = {
     "law": [
-        "Products in float32 (`JAX_DEFAULT_MATMUL_PRECISION=highest`) on both; by default an accelerator's are coarser."
+        "Both devices compute products in float32 (`JAX_DEFAULT_MATMUL_PRECISION=highest`). An accelerator's "
+        "default is less precise."
     ],
-    "deterministic": ["Two processes each, in which everything was compiled anew."],
+    "deterministic": ["Each row has two processes. Each process compiles all programs again."],
     "tests": [
-        "Products in float32. Tests that need more devices than there are are skipped. That moving a fragment changes "
-        "no bit is a law of CPUs: a failure of it here says that fusing rounds otherwise."
+        "Products are in float32. Tests that need more devices are skipped. On CPUs, a fragment on another device "
+        "changes no bit. A failure of this test here means that fusion rounds differently."
     ],
 }

@@ -56,34 +56,40 @@ def divided(number: int) -> str:
 
 LINES = {
     "ppo_halfcheetah_weak": Line(
-        "PPO halfcheetah, 2,048 environments a device", lambda n: ppo("halfcheetah", factor=n, more=divided(n))
+        "PPO halfcheetah, 2,048 environments per device", lambda n: ppo("halfcheetah", factor=n, more=divided(n))
     ),
     "ppo_halfcheetah_strong": Line(
-        "PPO halfcheetah, 2,048 environments together", lambda n: ppo("halfcheetah", more=divided(n)), FEW
+        "PPO halfcheetah, 2,048 environments in total", lambda n: ppo("halfcheetah", more=divided(n)), FEW
     ),
     "ppo_halfcheetah_seeds": Line(
-        "PPO halfcheetah, a seed a device", lambda n: ppo("halfcheetah", more=f"num_seeds={n}" if n > 1 else ""), FEW
+        "PPO halfcheetah, one seed per device",
+        lambda n: ppo("halfcheetah", more=f"num_seeds={n}" if n > 1 else ""),
+        FEW,
     ),
     "sac_halfcheetah_weak": Line(
-        "SAC halfcheetah, 128 environments and a batch of 512 a device",
+        "SAC halfcheetah, 128 environments and a batch of 512 per device",
         lambda n: sac("halfcheetah", factor=n, more=divided(n)),
     ),
     "sac_halfcheetah_strong": Line(
-        "SAC halfcheetah, 128 environments and a batch of 512 together",
+        "SAC halfcheetah, 128 environments and a batch of 512 in total",
         lambda n: sac("halfcheetah", more=divided(n)),
         FEW,
     ),
     "sac_halfcheetah_seeds": Line(
-        "SAC halfcheetah, a seed a device", lambda n: sac("halfcheetah", more=f"num_seeds={n}" if n > 1 else ""), FEW
+        "SAC halfcheetah, one seed per device",
+        lambda n: sac("halfcheetah", more=f"num_seeds={n}" if n > 1 else ""),
+        FEW,
     ),
-    "ppo_ant_weak": Line("PPO ant, 2,048 environments a device", lambda n: ppo("ant", factor=n, more=divided(n)), FEW),
+    "ppo_ant_weak": Line(
+        "PPO ant, 2,048 environments per device", lambda n: ppo("ant", factor=n, more=divided(n)), FEW
+    ),
     "sac_ant_weak": Line(
-        "SAC ant, 128 environments and a batch of 512 a device", lambda n: sac("ant", factor=n, more=divided(n)), FEW
+        "SAC ant, 128 environments and a batch of 512 per device", lambda n: sac("ant", factor=n, more=divided(n)), FEW
     ),
 }
 COLUMNS = (
-    *("devices", "hosts", "collectives a tick", "MB a tick", "ms a tick", "of it network", "steps/s", "updates/s"),
-    *("frames/s", "speed-up", "memory a device"),
+    *("devices", "hosts", "collectives per tick", "MB per tick", "ms per tick", "network, ms", "steps/s", "updates/s"),
+    *("frames/s", "speed-up", "memory per device"),
 )
 
 
@@ -135,7 +141,7 @@ def draw(found: dict[str, dict[int, dict[str, Any]]]) -> None:
                 panel.fill_between(numbers, low, high, alpha=0.2)
                 middle = [(a * b) ** 0.5 for a, b in zip(low, high, strict=True)]
                 panel.plot(numbers, middle, marker="o", label=LINES[name].title.partition(" ")[2])
-        panel.set(title=algo.upper(), xscale="log", yscale="log", xlabel="H100s", ylabel="frames/s learned from")
+        panel.set(title=algo.upper(), xscale="log", yscale="log", xlabel="H100s", ylabel="update frame rate, frames/s")
         panel.set_xticks(SIZES, labels=[str(n) for n in SIZES])
         panel.minorticks_off()
         panel.grid(alpha=0.3)

@@ -69,20 +69,28 @@ ROWS = {
     "sac_h100_graphs": Row(SAC, "h100", GRAPHS),
     "ppo_cartpole_h100_graphs": Row(CARTPOLE, "h100", GRAPHS),
 }
-HEAD = """# What runs would cost on a GPU or a TPU
+HEAD = """# Predicted cost on a GPU or a TPU
 
-Nothing here was measured: the programs were compiled for these devices by XLA (JAX 0.10.2) on a machine without them.
-`python -m jaxrl_fast.explain ... target=h100` gives the same for any run. Kernels (copies counted), launches and
-collectives are facts of the compiled program, of each device. The band of time takes each kernel to last as long as
-XLA's model of the device says and on a GPU at least 1 or 4 µs (on a TPU, which starts a program as a whole: from the
-roofline to XLA's model): trust orderings that are far apart.
-`python experiments/gpu/targets.py` writes this page.
+`python experiments/gpu/targets.py` writes this page. `python -m jaxrl_fast.explain ... target=h100` prints the same
+figures for any run. **Nothing here was measured.** XLA (JAX 0.10.2) compiled the programs for these devices on a
+machine without them. Figures are per device. Kernels (copies included), launches and collectives are facts of the
+compiled program. Times are a band, so trust only large differences. On a GPU each kernel takes the time of XLA's
+device model, and at least 1 µs (lower end) or 4 µs (upper end). A TPU starts a program as a whole, so its band runs
+from the roofline to XLA's model. A *tick* is one round of training: environment steps, then updates.
 """
 
 
 COLUMNS = (
-    *("row", "command", "target", "kernels a tick", "of an update", "of a step", "graphs + alone + waits"),
-    *("all-reduces a tick", "GFLOP", "GB moved", "memory", "ms a tick", "steps/s", "updates/s"),
+    *(
+        "row",
+        "command",
+        "target",
+        "kernels per tick",
+        "kernels per update",
+        "kernels per step",
+        "launches: graphs + single kernels + waits",
+    ),
+    *("all-reduces per tick", "GFLOP", "GB of traffic", "memory", "ms per tick", "steps/s", "updates/s"),
 )
 
 
@@ -163,7 +171,7 @@ def physics_lines() -> list[str]:
     """Write the results of `physics_kernels.py`."""
     if not PHYSICS.exists():
         return []
-    lines = ["", "## Whose kernels a step is made of", ""]
+    lines = ["", "## Origin of the kernels of a step", ""]
     for found in json.loads(PHYSICS.read_text()):
         loops = [
             f"a loop of {loop['substeps']} rounds with {loop['kernels']} kernels each "
@@ -171,7 +179,7 @@ def physics_lines() -> list[str]:
             for loop in found["loops_within_a_step"]
         ]
         lines.append(
-            f"- PPO on {found['env']}: {found['kernels_a_step']:.0f} kernels a step, of it {'; '.join(loops)}."
+            f"- PPO on {found['env']}: {found['kernels_a_step']:.0f} kernels per step, including {'; '.join(loops)}."
         )
     return lines
 

@@ -48,7 +48,7 @@ RENAMES: dict[str, list[tuple[str, str]]] = {
     ],
 }
 """By algorithm: (regex, replacement), all applied in turn with `re.sub` to names of leaves: from this tree's names to
-the names of commits before "An algorithm file says its rates ...".
+the names of commits before “An algorithm file says its rates ...”.
 
 Nothing is renamed where the other commit has this tree's names.
 """
@@ -130,7 +130,7 @@ def replace_init(initial: dict[str, np.ndarray], rename: Callable[[str], str]) -
     places = [(module, name, value) for module in modules for name, value in vars(module).items() if is_init(value)]
     found = {value for _, _, value in places}
     if len(found) != 1:
-        raise RuntimeError(f"expected one function init(graph, key, hyper) in jaxrl_fast, found {found}")
+        raise RuntimeError(f"expected one function init(graph, key, hyper) in jaxrl_fast, got {found}")
     original, called = found.pop(), list[str]()
 
     def init(graph: Any, key: jax.Array, hyper: Any) -> Any:

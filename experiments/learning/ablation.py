@@ -23,6 +23,15 @@ from time_to_return_rows import Ours, Row
 
 RESULT = Path(__file__).parent.parent / "results" / "ablation.json"
 AS_IT_IS = "as it is"
+LABELS = {
+    AS_IT_IS: "default",
+    "no kept programs": "no cached programs",
+    "no bank of fresh starts": "no bank of initial states",
+    "with actor and critic apart": "actor and critic on separate devices",
+    "with both apart and overlap": "actor and critic on separate devices, overlap",
+    "with sampling divided": "sampling on both devices",
+}
+"""Names of the table for names of the result file."""
 EVERY_STEP = "import jaxrl_fast.envs.env as env\nenv.FRESH_INTERVAL = 1"
 """Initial states for every environment at every step, as auto-reset draws them in other libraries."""
 
@@ -135,17 +144,20 @@ def spread(values: list[float], digits: int) -> str:
 
 def table(document: dict[str, Any]) -> str:
     """Write all rows, also rows without results."""
-    lines = ["| to the return | way | seconds | times as it is | steps | steps/s from the first evaluation | reached |"]
+    lines = [
+        "| to the return | variant | seconds | ratio to default | steps | steps/s after first evaluation | reached |"
+    ]
     lines.append("|---|---|---|---|---|---|---|")
     for name, part in PARTS.items():
         runs = document["rows"].get(name, {})
         for way in part.ways:
             if not runs.get(way):
-                lines.append(f"| {part.title} | {way} | not run yet | | | | |")
+                lines.append(f"| {part.title} | {LABELS.get(way, way)} | not run yet | | | | |")
                 continue
             seconds, ratios = worth(runs, way)
             got = f"{sum(run['reached_s'] is not None for run in runs[way])} of {len(runs[way])}"
-            cells = (part.title, way, spread(seconds, 0), spread(ratios, 2), steps(runs[way]), speed(runs, way), got)
+            rates = (spread(seconds, 0), spread(ratios, 2), steps(runs[way]), speed(runs, way), got)
+            cells = (part.title, LABELS.get(way, way), *rates)
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -167,7 +179,7 @@ def draw(document: dict[str, Any]) -> None:
             axes.plot(ratios, [place] * len(ratios), "o", color="#1f4e79", markersize=4)
         axes.axvline(1.0, color="black", linewidth=0.8)
         axes.invert_yaxis()
-        axes.set(title=part.title, xlabel="seconds to the return, times those of the command as it is")
+        axes.set(title=part.title, xlabel="seconds to the return, relative to the default command")
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(RESULT.with_suffix(".png"), dpi=130)
     plt.close(figure)

@@ -11,15 +11,15 @@ from learning_rows import PEERS, ROWS, Peer, Row
 from jaxrl_fast.training.episodes import interquartile_mean
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "learning.md"
-HEAD = """# What learns what
+HEAD = """# Learning results
 
-Greedy return of the last evaluation, averaged over seeds, with its 95 % bootstrap interval and its interquartile mean
-(Agarwal et al., arXiv 2108.13264). Where a row must be so many times another, both are taken where the shorter of the
-two ends. Of battles (SMAX) it is the share that was won. Seconds are those of the whole command, all seeds together,
-compilation and evaluations included. This page is written by `python experiments/learning/learning.py`; each row's
-settings, curve and picture lie in `experiments/results/`.
+`python experiments/learning/learning.py` writes this page. The greedy return is the mean over seeds in the last
+evaluation, with its 95 % bootstrap interval and its interquartile mean (Agarwal et al., arXiv 2108.13264). For SMAX it
+is the share of battles won. A target such as "≥ 1.3 × row" compares both rows at the last step of the shorter run. A
+row that did not reach its target is marked "missed". Seconds cover the whole command with all seeds, compilation and
+evaluations. `experiments/results/` has settings, curve and picture of each row.
 
-| row | steps | seeds | greedy return [95 %] | interquartile mean | must | seconds | machine | command |
+| row | steps | seeds | greedy return [95 %] | interquartile mean | target | seconds | machine | command |
 |---|---|---|---|---|---|---|---|---|
 """
 

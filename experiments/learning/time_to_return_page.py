@@ -22,7 +22,7 @@ def reached_s(curve: list[Any], goal: float) -> float | None:
 
 def table(document: dict[str, Any]) -> str:
     """Write all rows, also rows without results."""
-    lines = ["| to the return | who | seconds, median [least, most] | of the peers' | must | aim |"]
+    lines = ["| to the return | library | seconds, median [least, most] | ratio to the peer | required | goal |"]
     lines.append("|---|---|---|---|---|---|")
     for name, row in ROWS.items():
         lines += row_lines(row, document["rows"].get(name, {}))

@@ -27,7 +27,7 @@ HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parent / "results"
 PEERS = os.environ.get("BENCH_PEERS", str(ROOT / ".venv-peers" / "bin" / "python"))
 PAGE, BEGIN, END = ROOT / "docs" / "startup.md", "<!-- table -->\n", "<!-- end of the table -->\n"
-PICTURE = "![Where the seconds go](../experiments/results/startup.png)"
+PICTURE = "![Seconds of a start by phase](../experiments/results/startup.png)"
 SMALL_S = 0.1
 """Smaller parts are shown as "rest"."""
 
@@ -99,7 +99,7 @@ def spread(one: dict[str, float]) -> str:
 
 def table(rows: dict[str, dict[str, Any]]) -> str:
     """Write the table of docs/startup.md."""
-    lines = ["| job | first start, s | second start, s | peer, first | peer, second | first, of the peer's |"]
+    lines = ["| job | first start, s | second start, s | peer, first | peer, second | first start, ratio to the peer |"]
     lines.append("|---|---|---|---|---|---|")
     for name, row in rows.items():
         own = [row["ours"][kind]["total_s"] for kind in STARTS]
@@ -190,7 +190,7 @@ def write_page(result: dict[str, Any]) -> None:
     """Write the table into the page, with a description of the machine."""
     rows, repeats = result["jobs"], result["repeats"]
     shown = "Medians [least, most]" if repeats > 1 else "One start of each"
-    measured = f"{shown}; {result['machine']}. {'Of the start in the middle' if repeats > 1 else 'Where they go'}:"
+    measured = f"{shown}; {result['machine']}. {'The median start' if repeats > 1 else 'The start'} by phase:"
     text = "\n\n".join((table(rows), measured, table_of_kinds(rows), PICTURE)) + "\n"
     before, _, rest = PAGE.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
