@@ -68,7 +68,7 @@ class Page:
         return dict(answer["result"])
 
     def run(self, script: str) -> Any:
-        """The value of an expression of JavaScript, awaited if it is a promise.
+        """Evaluate an expression of JavaScript, awaited if it is a promise.
 
         Raises:
             BrowserError: it threw.
@@ -110,7 +110,7 @@ class Page:
 
 @contextmanager
 def chromium_page(chromium: str) -> Iterator[Page]:
-    """A page of a new browser, which ends with it.
+    """Open a page of a new browser, which ends with the page.
 
     Raises:
         BrowserError: it does not start.

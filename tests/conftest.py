@@ -128,8 +128,8 @@ EMITTERS = "xla_cpu_use_fusion_emitters"
 def compile_in_half_the_time() -> None:
     """Compile with XLA's older emitters, here and in commands, where this version of XLA has them (JAX 0.10 does).
 
-    Programs marked `optimized` are compiled as with ``clang -O1``: on a CPU, compilation takes half as long as with
-    -O3, and the programs run as fast at the sizes of the tests.
+    The fixture `optimized` then compiles as with ``clang -O1``. On a CPU, this takes half as long as -O3, and the
+    programs run as fast at the sizes of the tests.
     """
     added = f"--{EMITTERS}=false"
     if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "true":

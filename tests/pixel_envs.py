@@ -61,7 +61,7 @@ def walk(*, frame_stack: int = 3, limit: int | None = 9) -> Env:
 
 
 def stacking(env: Env) -> Env:
-    """The same environment, which stacks frames inside."""
+    """Build the same environment, which stacks frames inside."""
     k, (height, width, channels) = env.spec.frame_stack, env.spec.obs.shape
     obs = jax.ShapeDtypeStruct((height, width, k * channels), jnp.uint8)
 

@@ -35,7 +35,7 @@ NUM_ENVS = 16
 
 
 def counting(num_agents: int | None = 2, *, shared_reward: bool = False, **changes) -> Env:
-    """An environment of two steps: agent i is paid ``10 * i + action``; a shared reward is the sum of the actions."""
+    """Build a two-step environment: agent i is paid ``10 * i + action``; a shared reward is the sum of the actions."""
     obs = {"seen": jnp.zeros((2, 3)), STATE: jnp.zeros(4), OUT: jnp.zeros(2, bool)} | changes
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), obs)
     spec = EnvSpec("counting", shapes, Discrete(2), 2, num_agents=num_agents, shared_reward=shared_reward)
@@ -124,7 +124,7 @@ def observations(steps: int, num_envs: int) -> dict:
 
 
 def networks(obs: dict, recurrent_size: int) -> tuple[Network, Network, Network]:
-    """A network for one agent, and the two ways to build a network for all agents from it."""
+    """Build a network for one agent, and the two ways to build a network for all agents from it."""
     spec = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), obs)
     one, numbered = (
         make_network(obs_of_one(spec, 3, shared=shared), 2, hidden=(8,), recurrent_size=recurrent_size)
@@ -215,7 +215,7 @@ def test_a_teams_value_sums_what_is_allowed_over_the_agents_that_take_part():
 
 
 def one_of(which: jax.Array) -> VecEnv:
-    """The two-agent probe number ``which``, where ``which`` is an argument of the compiled program."""
+    """Build the two-agent probe number ``which``, where ``which`` is an argument of the compiled program."""
     probes = [make() for make in TWO_AGENTS.values()]
 
     def reset(key, params):

@@ -43,7 +43,7 @@ QUICK = ["repeats=2", "repeat_s=0.01"]
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory from which the environments can be imported, with a separate cache."""
+    """Enter a working directory from which the environments can be imported, with a separate cache."""
     (tmp_path / "tests").symlink_to(ROOT / "tests")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")

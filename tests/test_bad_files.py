@@ -44,7 +44,7 @@ OBS = jax.ShapeDtypeStruct((2,), jnp.float32)
 
 @pytest.fixture(scope="module")
 def made(commands, tmp_path_factory) -> Path:
-    """A folder with a tiny run in ``run``; tests copy it and never change it."""
+    """Make a folder with a tiny run in ``run``; tests copy it and never change it."""
     folder = tmp_path_factory.mktemp("made")
     ended = commands.run(folder, "train", *SMALL, "run_dir=run", trains=True)
     assert (ended.status, ended.err) == (0, "")

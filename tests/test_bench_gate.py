@@ -42,7 +42,7 @@ def test_every_row_has_one_line_and_only_those_that_fell_are_named():
 
 
 def run(monkeypatch, tmp_path, rounds: list[tuple[float, float]], *words: str) -> int:
-    """The command, with these rates for the package and for the fixed program in place of a measurement of a minute."""
+    """Run the command with these rates of the package and of the fixed program, in place of a measurement."""
     monkeypatch.setattr(gate, "RESULT", tmp_path / "gate.json")
     monkeypatch.setattr(gate, "measure", lambda name: [{"ours": a, "fixed": b} for a, b in rounds])
     return gate.main(["pool", *words])

@@ -35,7 +35,7 @@ TUNED = sorted((CONFIG_DIR / "tuned").glob("*.yaml"))
 
 
 def needed(env: str) -> list[str]:
-    """The options that a family of environments requires."""
+    """Return the options that a family of environments requires."""
     return [f"env.{NEEDS[env][0]}={NEEDS[env][1]}"] if env in NEEDS else []
 
 

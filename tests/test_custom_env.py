@@ -76,7 +76,7 @@ def number():
 
 @pytest.fixture
 def my_package(tmp_path, monkeypatch):
-    """A module in the current directory, which is not yet on the path."""
+    """Make a module in the current directory, which is not yet on the path."""
     (tmp_path / "my_package.py").write_text(MY_PACKAGE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(tmp_path))])

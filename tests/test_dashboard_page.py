@@ -31,7 +31,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 
 
 def open_list(page: Page, server: Server, **options: Any) -> None:
-    """The list of runs, with the drawn curve of one run, which has returns."""
+    """Open the list of runs, with the drawn curve of one run, which has returns."""
     page.open(f"http://127.0.0.1:{server.port}/", **options)
     soon(lambda: page.run("lines.size") == len(LISTED))
     page.run("byId('clear').click(), choose('cartpole/ppo/a', true)")

@@ -98,7 +98,7 @@ def assert_same_end(one: Path, other: Path) -> None:
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory) -> tuple[Path, list[str]]:
-    """The folder of runs that two processes of a program made together, and the output of each."""
+    """Return the folder of runs that two processes of a program made together, and the output of each."""
     folder = tmp_path_factory.mktemp("together")
     address = f"127.0.0.1:{free_port()}"
     script = str(ROOT / "tests" / "distributed_program.py")

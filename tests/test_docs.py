@@ -44,7 +44,7 @@ WITH_BLOCKS = [name for name, path in PAGES.items() if python_blocks(path)]
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory, commands) -> Path:
-    """A folder in which ``runs/latest`` is a short run of Pendulum."""
+    """Make a folder in which ``runs/latest`` is a short run of Pendulum."""
     folder = tmp_path_factory.mktemp("docs")
     ended = commands.run(folder, "train", *docs_run.TRAINED, trains=True)
     assert ended.status == 0, ended
@@ -69,7 +69,7 @@ def new_lines() -> list[str]:
 
 @pytest.fixture(scope="session")
 def prepared(tmp_path_factory) -> Path:
-    """A folder with the files that command lines read."""
+    """Make a folder with the files that command lines read."""
     folder = tmp_path_factory.mktemp("commands")
     docs_run.prepare(folder)
     return folder

@@ -48,7 +48,7 @@ def walk(*, ends_at: int | None = None, limit: int | None = None, shortest: int 
 
 
 def scripted(actions):
-    """A policy that plays ``actions`` ``[T, E]`` in turn; its memory is the index."""
+    """Build a policy that plays ``actions`` ``[T, E]`` in turn; its memory is the index."""
     actions = jnp.asarray(actions, jnp.int32)
     return lambda index, obs, first, key: (actions[index[0]], index + 1, ())
 

@@ -359,7 +359,7 @@ def wait_for_share_of_session(process: int, niceness: str) -> None:
 
 
 def programs_in(cache: Path) -> dict[str, int]:
-    """A store of compiled programs, with a number that changes when a program is rewritten."""
+    """Return the stored programs, each with a number that changes when it is rewritten."""
     return {path.name: path.stat().st_ino for path in (cache / "kept").glob("program-*-evaluation")}
 
 

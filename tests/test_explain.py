@@ -34,14 +34,14 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def apart(graph, devices) -> Placement:
-    """Each fragment in a separate program, alternating on two devices."""
+    """Place each fragment in a separate program, alternating on two devices."""
     groups = [Group((f.name,), (devices[i % 2],)) for i, f in enumerate(graph.fragments)]
     return Placement("apart", tuple(groups))
 
 
 def toy_graph() -> Graph:
-    """A data-parallel graph: rows sharded over devices, and a learner of ``UPDATES`` steps on their mean; it compiles
-    quickly.
+    """Build a data-parallel graph: rows sharded over devices, and a learner of ``UPDATES`` steps on their
+    mean; it compiles quickly.
     """
 
     def sample(private, inputs, hyper, key):
@@ -84,7 +84,7 @@ def toy_graph() -> Graph:
 
 
 def cycle_graph() -> Graph:
-    """A worker and a server that alternate three times a tick; the server's message is one round old."""
+    """Build a worker and a server that alternate three times a tick; the server's message is one round old."""
 
     def work(private, inputs, hyper, key):
         return private, {"gradient": inputs["weights"] * hyper}, {}

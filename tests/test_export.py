@@ -51,7 +51,7 @@ SIZES: dict[str, dict] = {
 
 
 def policy_of(obs, action, algo="ppo", *, normalized=True, seed=0, frame_stack=0, **options) -> Policy:
-    """An untrained policy whose actions depend on the observation; ``obs``: (shape, dtype), or a tree."""
+    """Build an untrained policy whose actions depend on the observation; ``obs``: (shape, dtype), or a tree."""
     is_leaf = lambda x: isinstance(x, tuple)  # noqa: E731
     spec = jf.EnvSpec(
         "toy", jax.tree.map(lambda s: jax.ShapeDtypeStruct(*s), obs, is_leaf=is_leaf), action, None, frame_stack
@@ -108,7 +108,7 @@ def policy_named(kind: str) -> Policy:
 
 
 def opened(path: Path):
-    """The code of a user of the file: a function of arrays that gives a list of arrays."""
+    """Load the file as a user does: return a function of arrays that gives a list of arrays."""
     if path.suffix == ".jax":
         call = jax.jit(jax.export.deserialize(path.read_bytes()).call)
         return lambda *arguments: [np.asarray(x) for x in jax.tree.leaves(call(*arguments))]
@@ -118,7 +118,7 @@ def opened(path: Path):
 
 
 def original(policy: Policy, carry, obs, first) -> tuple:
-    """The policy's action and memory in this package."""
+    """Compute the policy's action and memory in this package."""
     return jax.jit(policy.act)(policy.params, carry, obs, jnp.asarray(first), jax.random.key(0))
 
 

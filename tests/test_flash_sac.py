@@ -42,7 +42,7 @@ def numbers(tree):
 
 
 def residual(params: dict, x: np.ndarray, *, learning: bool) -> tuple[np.ndarray, dict]:
-    """The torso of arXiv 2604.04539 on ``[N, F]``, and the means and variances that its batch norms computed."""
+    """Compute the torso of arXiv 2604.04539 on ``[N, F]``, and the means and variances of its batch norms."""
     layers, seen = params["params"], {}
 
     def normalized(i: int, x: np.ndarray) -> np.ndarray:
@@ -124,7 +124,7 @@ def hold_by_hand(params):
 
 
 def with_weights(params, leaves):
-    """The network with other weights and the same statistics."""
+    """Return the network with other weights and the same statistics."""
     weights = jax.tree.unflatten(jax.tree.structure(trainable(params)), leaves)
     if isinstance(params, tuple):
         return tuple({**own, "batch_stats": p["batch_stats"]} for own, p in zip(weights, params, strict=True))

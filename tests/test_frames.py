@@ -59,7 +59,7 @@ def streams(
 
 
 def slow_stacks(obs: np.ndarray, next_obs: np.ndarray, first: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """The stacks of every step and of its `next_obs`, frame by frame; before its start an episode repeats its first
+    """Compute stacks of every step and of its `next_obs`, frame by frame; before its start an episode repeats its first
     frame.
     """
     stacks = np.zeros((*obs.shape[:-1], k * FRAME[-1]), np.uint8)

@@ -19,7 +19,7 @@ from gpu_plan import short
 def measured(tmp_path_factory: pytest.TempPathFactory):
     """Return the command's exit code, its folder and its output.
 
-    XLA ends a process that has an unsupported flag; a whole part fails with these words.
+    One part gets an unsupported XLA flag, which ends its process; another part gets words of an unknown environment.
     """
     folder = tmp_path_factory.mktemp("gpu")
     with pytest.MonkeyPatch.context() as patch:

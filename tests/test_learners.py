@@ -72,7 +72,7 @@ NUMBER = scalar(lambda: jnp.zeros(()))
 
 
 def quadratic(other: str) -> Part:
-    """A number that moves toward the mean of its batch and of its peer, by steps of a tenth."""
+    """Build a number that moves toward the mean of its batch and of its peer, by steps of a tenth."""
 
     def gradients(own, peers, batch, key, hyper):
         x = own.params["x"]
@@ -190,7 +190,7 @@ def test_a_delayed_part_steps_at_every_nth_update_of_the_run(how, updates, ticks
 
 
 def counting(every: int) -> Part:
-    """A number that counts its steps."""
+    """Build a number that counts its steps."""
 
     def gradients(own, peers, batch, key, hyper):
         return GradientResult({"x": -jnp.ones(())}, {"one": jnp.ones(())})

@@ -25,7 +25,7 @@ def learn(folder: Path, **options: Any) -> jf.Result:
 
 @pytest.fixture
 def wandb(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """A stand-in for the package: ``inits`` and ``rows`` that it was given, ``ends``: exit codes of its runs;
+    """Install a stand-in for the package: ``inits`` and ``rows`` that it was given, ``ends``: exit codes of its runs;
     ``broken`` runs refuse rows.
     """
     kept = SimpleNamespace(inits=[], rows=[], ends=[], broken=False, closed=False)

@@ -94,9 +94,7 @@ def test_a_dropped_update_is_one_that_would_have_been_bad():
 
 
 def poisoned(step_number: int) -> jf.VecEnv:
-    """Gives a NaN observation and reward at one step of every tenth environment's episodes, and finite values
-    afterwards.
-    """
+    """Build environments in which a tenth of the episodes have one step with NaN observation and reward."""
     spec = jf.EnvSpec("poisoned", OBS, jf.Discrete(2), max_episode_steps=20)
 
     def reset(key, params):

@@ -28,7 +28,7 @@ def paid(action: jax.Array, side: jax.Array, *, discrete: bool) -> jax.Array:
 
 
 def shown(observe, obs, *, discrete: bool) -> Env:
-    """A single decision about the side ±1 that ``observe(key, side)`` shows."""
+    """Build a single decision about the side ±1 that ``observe(key, side)`` shows."""
 
     def reset(key, params):
         side_key, obs_key = jax.random.split(key)

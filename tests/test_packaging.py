@@ -100,7 +100,7 @@ def test_every_module_lies_in_a_package_that_is_named_here():
 def test_a_package_may_import_only_packages_below_it():
     below: set[str] = set()
     for package, allowed in MAY_IMPORT.items():
-        assert allowed <= below, f"{package} would import {allowed - below}, which stands above it"
+        assert allowed <= below, f"{package} would import {allowed - below}, which is in a higher layer"
         below.add(package)
 
 
@@ -243,7 +243,7 @@ def build(source: Path, into: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkout: the files to install, and some that must not be installed."""
+    """Make a checkout: the files to install, and some that must not be installed."""
     pytest.importorskip("setuptools", minversion="77")
     source = tmp_path_factory.mktemp("checkout") / "source"
     for name in ("jaxrl_fast", "envs", "tests", "experiments"):
@@ -257,7 +257,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel of the repository."""
+    """Build a wheel of the repository."""
     return build(source, tmp_path_factory.mktemp("wheel"))
 
 
@@ -279,7 +279,7 @@ def test_a_source_distribution_gives_the_same_wheel(source: Path, wheel: Path, t
 
 
 def shadow(folder: Path) -> Path:
-    """A user's folder with modules named like the package's inner modules; importing them fails."""
+    """Make a user's folder with modules named like the package's inner modules; importing them fails."""
     for name in ("envs", "experiments", "tests"):
         (folder / name).mkdir()
         (folder / name / "__init__.py").write_text("raise ImportError('the module of a user was imported')\n")

@@ -63,7 +63,7 @@ class Trained(NamedTuple):
     statistics: Statistics | None
 
     def of(self, probe: str) -> "Trained":
-        """Return it without that axis."""
+        """Return one probe's result, without the axis of probes."""
         index = self.names.index(probe)
         learned, statistics = jax.tree.map(lambda x: x[index], (self.learned, self.statistics))
         return self._replace(names=(probe,), learned=learned, statistics=statistics)
@@ -77,13 +77,13 @@ def together(probe: str) -> tuple[str, ...]:
 
 
 def spec_of(names: tuple[str, ...]) -> EnvSpec:
-    """The spaces of the probes. In value-only probes actions change nothing, so any action space works."""
+    """Return the spaces of the probes. In value-only probes actions change nothing, so any action space works."""
     spec = PROBES[names[0]]().spec
     return spec._replace(action=Discrete(2)) if names == tuple(VALUES) else spec
 
 
 def one_of(names: tuple[str, ...], which: jax.Array) -> VecEnv:
-    """The probe ``names[which]``, where ``which`` is an argument of the compiled program."""
+    """Build the probe ``names[which]``, where ``which`` is an argument of the compiled program."""
     singles = [PROBES[name]() for name in names]
     limits = [single.spec.max_episode_steps for single in singles]
 

@@ -199,7 +199,7 @@ def test_a_parameter_server_computes_what_one_program_does(name, devices, overla
 
 
 def apart(graph, devices) -> Placement:
-    """A user's placement: each fragment in a separate program, alternating on two devices."""
+    """Define a user's placement: each fragment in a separate program, alternating on two devices."""
     groups = [Group((f.name,), (devices[i % 2],)) for i, f in enumerate(graph.fragments)]
     return Placement("apart", tuple(groups))
 

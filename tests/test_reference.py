@@ -28,7 +28,7 @@ def cartpole():
 
 
 def pendulum():
-    """Every episode is truncated after 20 steps."""
+    """Build Pendulum with episodes that are truncated after 20 steps."""
     return from_gymnax.make("Pendulum-v1", episode_length=20)
 
 

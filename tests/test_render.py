@@ -87,7 +87,7 @@ def frames_of(gif: Path) -> tuple[list[np.ndarray], list[int]]:
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a package, for runs."""
+    """Make a folder with a package, for runs."""
     (tmp_path / "own_pictures.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -282,7 +282,7 @@ def colorful(picture: np.ndarray) -> np.ndarray:
 
 
 def check_bodies(pictures: np.ndarray) -> None:
-    """The row of bodies is in the middle, also after 400 metres, and turns."""
+    """Check that the row of bodies is in the middle, also after 400 metres, and turns."""
     for picture in pictures:
         rows, columns = np.nonzero(colorful(picture))
         assert 400 < len(rows) < 4000

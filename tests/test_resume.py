@@ -225,7 +225,7 @@ def test_what_makes_another_run_is_refused_and_named(finished, tmp_path, changes
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Path:
-    """A run stopped after a tenth."""
+    """Return a run stopped after a tenth."""
     folder = tmp_path_factory.mktemp("finished")
     env = line(discrete=True)
     jf.learn(env, tiny_ppo(), total_steps=640, eval_episodes=2, run_dir=folder, tell=quiet, **stop_after(2))

@@ -50,7 +50,7 @@ def world() -> Env:
 
 
 def until(goal: float) -> Callable[..., Any]:
-    """A policy that moves to the right until it reaches ``goal``."""
+    """Build a policy that moves to the right until it reaches ``goal``."""
 
     def act(params, carry, obs, first, key):
         return (obs[:, 0] < goal).astype(int), carry

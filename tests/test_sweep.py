@@ -19,7 +19,7 @@ class SlowingMachine:
     """Replaces the trials: a candidate's ticks/s are ``ideal(candidate)``, less 1 % for every repeat since the start;
     candidates measured in turn slow down together.
 
-    ``fails_beside`` ends on its way when others run too.
+    ``fails_beside``: a value whose trial is killed when it is measured in turn with others.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, ideal, fails_beside: int | None = None) -> None:

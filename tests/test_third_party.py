@@ -92,7 +92,7 @@ OTHERWISE = {
 """Names that look like an option and are none, or are an environment variable only."""
 EVENT = "/jax/compilation_cache/cache_hits"
 COMPILED = "/jax/core/compile/backend_compile_duration"
-"""Compile times of programs, for `experiments/startup/startup.py` alone."""
+"""Event with the compile time of a program, for `experiments/startup/startup.py` alone."""
 GONE = {"xla_cpu_use_fusion_emitters": (0, 11)}
 """The version of JAX from which the tests do without these."""
 

@@ -44,7 +44,7 @@ def wait_for(path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> tuple[Path, str]:
-    """A folder with one run, and the output of the run."""
+    """Make a folder with one run; return it and the output of the run."""
     folder = tmp_path_factory.mktemp("work")
     status, out, err = finish(begin(folder, "train", *SMALL, "total_steps=20_000", "seed=5"))
     assert (status, err) == (0, "")

@@ -38,7 +38,7 @@ FINDING = Finding(
 
 @pytest.fixture
 def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A separate cache folder; return the file of the findings."""
+    """Set a separate cache folder; return the file of the findings."""
     monkeypatch.setenv("JAXRL_FAST_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache" / "autotune.json"
 
@@ -263,7 +263,7 @@ def test_num_envs_auto_takes_what_was_found_says_so_in_a_line_and_the_file_repea
 
 
 def _file(folder: Path) -> Path:
-    """A file with the requests of `PPO`, so that the word ``num_envs=auto`` gives its number."""
+    """Return a file with the requests of `PPO`, so that the word ``num_envs=auto`` gives its number."""
     path = folder / "asked.yaml"
     path.write_text("num_envs: 32\n")
     return path

@@ -48,7 +48,7 @@ SHOWN_KINDS = {"plane", "sphere", "capsule", "ellipsoid", "cylinder", "box", "me
 
 
 def a_run(steps: int = STEPS, bodies: int = BODIES, distance: float = DISTANCE) -> Motion:
-    """A row of bodies that turn, and move ``distance`` metres along x."""
+    """Make a run of a row of bodies that turn, and move ``distance`` metres along x."""
     share = np.linspace(0, 1, steps + 1)[:, None]
     row = np.arange(bodies)[None] - bodies / 2
     positions = np.stack([row + distance * share, 0.1 * np.sin(9 * share + row), 0.5 + 0 * (row + share)], axis=-1)

@@ -14,7 +14,7 @@ OBS = jax.ShapeDtypeStruct((2,), jnp.float32)
 
 
 def line(*, discrete: bool, num_envs: int = 4, limit: int = 5) -> VecEnv:
-    """A point on a line that is paid for staying near 0; falling off at 3 terminates, ``limit`` steps truncate."""
+    """Build a point on a line. It is paid for staying near 0; falling off at 3 terminates, ``limit`` steps truncate."""
     action = Discrete(2) if discrete else Box(np.full(1, -2.0, np.float32), np.full(1, 1.0, np.float32))
 
     def observe(x: jax.Array) -> jax.Array:
@@ -37,7 +37,7 @@ def line(*, discrete: bool, num_envs: int = 4, limit: int = 5) -> VecEnv:
 def host_line(
     *, discrete: bool, num_envs: int = 4, num_groups: int = 2, num_seeds: int = 1, limit: int = 5, bridge: str = "host"
 ) -> HostEnv:
-    """The same point in NumPy, as a host environment; a fault in the order of calls raises."""
+    """Build the same point in NumPy, as a host environment; a fault in the order of calls raises."""
     spec = line(discrete=discrete, limit=limit).spec
     per_seed, num_envs = num_envs, num_envs * num_seeds
     size = num_envs // num_groups

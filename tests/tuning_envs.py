@@ -13,7 +13,7 @@ from jaxrl_fast.envs.env import Env
 
 
 def walk(abort_at: int = 0, starve_at: int = 0, hang_in_make: bool = False, leave_pid: str = "") -> Env:
-    """A point on a line.
+    """Build a point on a line.
 
     With ``abort_at`` environments a step calls abort(); with ``starve_at`` the process limits its memory, and then
     allocates some.

@@ -27,7 +27,7 @@ AGENTS = {"one_agent": 1, "one_agent_48": 1, "three_agents": 3}
 
 
 def commands(name: str) -> dict[str, tuple[str, ...]]:
-    """The workers of a row."""
+    """Return the workers of a row."""
     if name == "points":
         return {row: ("ours.py", row, "train") for row in AGENTS}
     bare, ours = ("bare_agents.py", "rate", name), ("ours.py", name, "train")

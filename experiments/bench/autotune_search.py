@@ -53,7 +53,7 @@ def one(job: str, width: int, go_on: GoOn, folder: Path) -> Row:
             row = measure(at_width(asked, width), "training", go_on, settings)
         if row.others <= DISTURBED:
             return row
-        print(f"{width}: other programs took {row.others:.0%} of the CPU, once more", flush=True)
+        print(f"{width}: other programs took {row.others:.0%} of the CPU, repeating", flush=True)
         wait_until_quiet()
 
 
@@ -73,7 +73,7 @@ def wait_until_quiet() -> None:
 
 
 def facts(row: Row) -> dict[str, Any]:
-    """The stored figures of a width."""
+    """Return the stored figures of a width."""
     return {
         "width": row.value,
         "status": row.status,

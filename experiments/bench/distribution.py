@@ -47,7 +47,7 @@ class Case(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The words of the command."""
+        """Return the words of the command."""
         more = f" learners={self.learners}" if self.learners > 1 else ""
         return f"{self.placement} overlap={self.overlap}{more}"
 

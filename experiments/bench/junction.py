@@ -25,7 +25,7 @@ def world(num_agents: int) -> Any:
 
 
 def num_seen(num_agents: int) -> int:
-    """Size of a car's observation: the cars in the nine cells around each car, its position, and its route."""
+    """Return the size of a car's observation: for each car its position, its route, and the cars in nine cells."""
     return num_agents * 9 * (num_agents + 5)
 
 

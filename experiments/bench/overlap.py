@@ -69,7 +69,7 @@ def draw(rows: list[dict[str, Any]]) -> None:
         for plot in pair:
             plot.grid(alpha=0.3)
     axes[0, 0].legend(loc="lower right", frameon=False, fontsize="small")
-    figure.suptitle(f"What overlap costs and gives: mean of {NUM_SEEDS} seeds, range shaded ({machine()})", fontsize=11)
+    figure.suptitle(f"Cost and gain of overlap: mean of {NUM_SEEDS} seeds, range shaded ({machine()})", fontsize=11)
     figure.savefig(RESULTS / "overlap.png", dpi=120)
 
 

@@ -26,7 +26,7 @@ CORES = len(os.sched_getaffinity(0))
 
 
 def network() -> torch.nn.Module:
-    """The network, 3-32-2."""
+    """Build the network, 3-32-2."""
     return torch.nn.Sequential(
         torch.nn.Linear(3, SETTINGS.hidden), torch.nn.ReLU(), torch.nn.Linear(SETTINGS.hidden, 2)
     )

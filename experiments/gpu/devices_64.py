@@ -46,7 +46,7 @@ def measure(case: str, devices: int, few: bool) -> dict[str, Any]:
 
     algo, placement = CASES[case]
     learners = devices if placement == "parameter_server" else 1
-    # A separate sampling placement has one device less, and each takes two environments.
+    # `sampler_learner` samples on one device less, with two environments on each.
     num_envs = 2 * (devices - 1) if placement == "sampler_learner" else devices
     env = jf.make_env("cartpole" if algo == "ppo" else "pendulum", num_envs=num_envs)
     chosen = algorithm(algo, batch_size=devices, buffer_size=32 * num_envs)

@@ -25,7 +25,7 @@ FRAME = re.compile(r"stack_frame_id=(\d+)")
 
 
 def read_tables(text: str) -> dict[str, dict[int, tuple[str, ...]]]:
-    """The tables of Python frames at the head of a program's text."""
+    """Read the tables of Python frames at the head of a program's text."""
     found: dict[str, dict[int, tuple[str, ...]]] = {name: {} for name in TABLES}
     now = None
     for line in text.splitlines():

@@ -53,17 +53,17 @@ def pendulum() -> Any:
 
 
 def halfcheetah() -> Any:
-    """An environment of brax."""
+    """Make an environment of brax."""
     return jf.make_env("halfcheetah", num_envs=NUM_ENVS)
 
 
 def host(id: str, workers: int) -> Any:
-    """An environment of Gymnasium, stepped on the host."""
+    """Make an environment of Gymnasium, stepped on the host."""
     return jf.make_env("gymnasium", id=id, num_envs=NUM_ENVS, pool={"workers": workers})
 
 
 def dot(*, discrete: bool) -> Any:
-    """A bright pixel that actions push along a row; at the border the episode ends."""
+    """Build a bright pixel that actions push along a row; at the border the episode ends."""
     action = jf.Discrete(3) if discrete else jf.Box(-np.ones(1, np.float32), np.ones(1, np.float32))
     spec = jf.EnvSpec("dot", jax.ShapeDtypeStruct((8, 8, 1), jnp.uint8), action, 12, frame_stack=3)
 
@@ -84,7 +84,7 @@ def dot(*, discrete: bool) -> Any:
 
 
 def masked() -> Any:
-    """A dictionary with an action mask: on a line of seven places, a step over an end is not allowed."""
+    """Build a dictionary with an action mask: on a line of seven places, a step over an end is not allowed."""
     obs = {"action_mask": jax.ShapeDtypeStruct((3,), jnp.bool_), "place": jax.ShapeDtypeStruct((2,), jnp.float32)}
 
     def look(place: jax.Array) -> dict[str, jax.Array]:

@@ -28,7 +28,7 @@ PICTURE = "-m jaxrl_fast.render {} out=docs/cheetah.gif seconds=5 width=400 fps=
 
 
 def train() -> dict[str, Any]:
-    """The figures of a whole run."""
+    """Train a whole run; return its figures."""
     shutil.rmtree(FOLDER, ignore_errors=True)
     with tempfile.TemporaryDirectory() as cache:
         words = [sys.executable, *TRAIN.split(), f"run_dir={FOLDER}"]

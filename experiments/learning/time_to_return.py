@@ -157,7 +157,7 @@ def plan(names: list[str], document: dict[str, Any], repeats: int | None) -> Non
         wanted = repeats or row.repeats
         lack = {who: max(0, wanted - len(runs.get(who, []))) for who in (*row.ours, *row.peers)}
         share = sum(lack.values()) / len(lack)
-        print(f"{name}: about {row.minutes * share:.0f} minutes for {wanted} seeds; runs that are lacking: {lack}")
+        print(f"{name}: about {row.minutes * share:.0f} minutes for {wanted} seeds; missing runs: {lack}")
 
 
 def main(words: list[str]) -> None:

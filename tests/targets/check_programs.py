@@ -31,7 +31,7 @@ GROWTH = 1.05
 
 
 def compilers_missing() -> bool:
-    """Why this machine cannot compile for accelerators, if it cannot."""
+    """Return whether this machine cannot compile for accelerators."""
     try:
         return not (python_for("cuda") and python_for("tpu"))
     except ConfigError:
@@ -39,7 +39,7 @@ def compilers_missing() -> bool:
 
 
 def figures(row: dict) -> dict:
-    """Check one row."""
+    """Return the checked figures of a row."""
     programs = row["programs"]
     return {
         "kernels": sum(program["kernels"] for program in programs),
