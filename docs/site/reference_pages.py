@@ -131,7 +131,12 @@ def line_by_line() -> str:
     return LINE_BY_LINE + "\n\n".join(rows) + "\n"
 
 
-LINE_BY_LINE = """# PPO here, line by line
+LINE_BY_LINE = """---
+hide:
+  - toc
+---
+
+# PPO here, line by line
 
 `python reference/ppo.py` solves CartPole in less than a minute. The file computes the same PPO as `jaxrl_fast.ppo()`
 with default options, including random keys, resets, truncation, statistics and minibatches. A test starts it from the
