@@ -64,10 +64,9 @@ def prose_of(path: Path) -> list[tuple[int, str]]:
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             texts.append((token.start[0], token.string))
-    in_f_strings = {
-        id(v) for node in ast.walk(ast.parse(source)) if isinstance(node, ast.JoinedStr) for v in node.values
-    }
-    for node in ast.walk(ast.parse(source)):
+    nodes = list(ast.walk(ast.parse(source)))
+    in_f_strings = {id(value) for node in nodes if isinstance(node, ast.JoinedStr) for value in node.values}
+    for node in nodes:
         if isinstance(node, ast.JoinedStr):
             parts = [v.value if isinstance(v, ast.Constant) else "`x`" for v in node.values]
             texts.append((node.lineno, "".join(map(str, parts))))
