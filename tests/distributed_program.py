@@ -1,4 +1,4 @@
-"""One process of a distributed run, started by a user: ``distributed_program.py ADDRESS PROCESS_ID FOLDER``."""
+"""One process of a distributed run, started by a user: ``distributed_program.py ADDRESS PROCESS_ID FOLDER JOB ...``."""
 
 import sys
 from pathlib import Path
@@ -74,8 +74,8 @@ def spread_and_read() -> bool:
     return bool((read[0] == jax.random.key_data(keys)).all() and (read[1] == numbers).all())
 
 
-def main(address: str, process_id: int, folder: Path) -> None:
-    """Run all jobs, and the cases that must be refused."""
+def main(address: str, process_id: int, folder: Path, *names: str) -> None:
+    """Run the jobs ``names``, and the cases that must be refused."""
     jax.config.update("jax_num_cpu_devices", 2)
     jax.config.update("jax_disable_most_optimizations", True)
     jax.distributed.initialize(address, 2, process_id, cluster_detection_method="deactivate")
@@ -83,10 +83,10 @@ def main(address: str, process_id: int, folder: Path) -> None:
     print(refused(seed=process_id))
     print(refused(placement="fused"))
     print(refused(debug=True))
-    for name in jobs():
+    for name in names:
         result = train(name, folder, on_metrics=lambda row: print(row["kind"]))
         print(name, result.summary["eval_return_mean"], len(result.history), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), *sys.argv[4:])

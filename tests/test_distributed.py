@@ -97,12 +97,14 @@ def assert_same_end(one: Path, other: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def programs(tmp_path_factory) -> tuple[Path, list[str]]:
-    """Return the folder of runs that two processes of a program made together, and the output of each."""
+def programs(tmp_path_factory, request) -> tuple[Path, list[str]]:
+    """Return the folder of the selected runs that two processes of a program made together, and the output of each."""
     folder = tmp_path_factory.mktemp("together")
+    selected = {item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")}
+    names = [name for name in distributed_program.jobs() if name in {*selected, "ppo_with_server"}]
     address = f"127.0.0.1:{free_port()}"
     script = str(ROOT / "tests" / "distributed_program.py")
-    ended = end_all([spawn(folder, script, address, str(i), str(folder)) for i in (0, 1)])
+    ended = end_all([spawn(folder, script, address, str(i), str(folder), *names) for i in (0, 1)])
     assert [status for status, _, _ in ended] == [0, 0], ended
     return folder, [out for _, out, _ in ended]
 

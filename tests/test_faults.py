@@ -23,9 +23,10 @@ ALONE = [*SMALL, "eval.beside=false"]
 ENDLESS = [*SMALL, "total_steps=100_000_000", "checkpoint.every=40_000", "eval.every=100_000_000"]
 
 
-def test_killed_while_it_trains_and_while_it_saves_nothing_is_lost(tmp_path):
+@pytest.mark.parametrize("kills", [1, 2])
+def test_killed_while_it_trains_and_while_it_saves_nothing_is_lost(tmp_path, kills):
     small = "total_steps=8000", "checkpoint.every=800"
-    assert kill.job((*kill.JOBS["sac pendulum"], *small), 2, tmp_path)["equal to the undisturbed run"]
+    assert kill.job((*kill.JOBS["sac pendulum"], *small), kills, tmp_path)["equal to the undisturbed run"]
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

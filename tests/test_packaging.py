@@ -317,13 +317,17 @@ def test_the_wheel_trains_from_another_folder_without_the_repository(wheel: Path
     assert (folder / "here" / "summary.json").exists()
 
 
-def test_nothing_in_a_users_folder_shadows_ours(tmp_path: Path):
-    """Every command from a plain checkout; training with a pool, an evaluator and a visualizer."""
+def test_nothing_in_a_users_folder_shadows_training(tmp_path: Path):
+    """Train from a plain checkout with a pool, an evaluator and a visualizer."""
     folder = shadow(tmp_path)
-    ours(folder, ROOT, "train", *ON_HOST, "run_dir=on_host")
-    ours(folder, ROOT, "train", "env=cartpole", *TINY, "eval.picture=true", "run_dir=run")
-    drawn = folder / "run" / "render.log"  # of the visualizer, for which a short run may not wait
+    ours(folder, ROOT, "train", *ON_HOST, "eval.picture=true", "run_dir=on_host")
+    drawn = folder / "on_host" / "render.log"  # of the visualizer, which a short run may not wait for
     assert not drawn.exists() or "the module of a user" not in drawn.read_text()
+
+
+def test_nothing_in_a_users_folder_shadows_the_other_commands(tmp_path: Path):
+    folder = shadow(tmp_path)
+    ours(folder, ROOT, "train", "env=cartpole", *TINY, "run_dir=run")
     ours(folder, ROOT, "evaluate", "run", "episodes=1")
     ours(folder, ROOT, "render", "run", "out=episode.gif", "width=64")
     ours(folder, ROOT, "export", "run", "formats=jax")
