@@ -167,7 +167,7 @@ def test_num_envs_auto_looks_around_only_where_the_run_is_worth_it(here: Path):
     told: list[str] = []
     short = auto.resolve(compose([*WALK, "num_envs=auto", "total_steps=10_000"]), may_measure=True, log=told.append)
     assert short == compose([*WALK[:3], *WALK[4:], "total_steps=10_000"])
-    assert len(told) == 1 and "the run takes about 0:0" in told[0]
+    assert len(told) == 1 and "the run takes only about 0:0" in told[0]
     told.clear()
     words = [*WALK, "num_envs=auto", "total_steps=1_000_000_000_000"]
     long = auto.resolve(compose(words), may_measure=True, log=told.append)
@@ -183,7 +183,7 @@ def test_overlap_auto_measures_only_where_the_run_is_worth_it(here: Path):
     told: list[str] = []
     short = compose([*WALK, "overlap=auto", "total_steps=10_000"])
     assert auto.resolve_overlap(short, may_measure=True, log=told.append).overlap == "none"
-    assert len(told) == 1 and "the run takes about 0:0" in told[0]
+    assert len(told) == 1 and "the run takes only about 0:0" in told[0]
     told.clear()
     words = [*WALK, "overlap=auto", "total_steps=1_000_000_000_000"]
     long = auto.resolve_overlap(compose(words), may_measure=True, log=told.append)

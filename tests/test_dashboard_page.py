@@ -146,7 +146,7 @@ def test_it_sorts_and_filters(browser: Page, server: Server):
 def test_it_says_when_the_server_is_gone(browser: Page, tmp_path: Path):
     with serving(tmp_path) as server:
         browser.open(f"http://127.0.0.1:{server.port}/")
-        soon(lambda: "No runs here yet" in browser.run("document.body.innerText"))
+        soon(lambda: "No runs yet" in browser.run("document.body.innerText"))
         assert browser.run("byId('gone').hidden")
     soon(lambda: not browser.run("byId('gone').hidden"))
 

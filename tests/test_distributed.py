@@ -201,7 +201,7 @@ def test_a_signal_to_one_process_ends_all_at_the_same_chunk_saved(stopped):
     (first, out, err), (second, other_out, other_err) = ended
     assert (first, second) == (143, 143), ended
     assert err == "" and "stopping after this chunk; press Ctrl-C again to stop at once" in other_err
-    assert "placement data_parallel on 2 devices (of 2 processes)\n" in out and "go on:" in out
+    assert "placement data_parallel on 2 devices (of 2 processes)\n" in out and "resume:" in out
     lines = other_out.splitlines()
     assert len(lines) == 1 and lines[0].startswith("process 1 of 2 on ")
     assert lines[0].endswith("drives 1 device (cpu 2048)")

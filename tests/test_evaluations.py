@@ -423,7 +423,10 @@ def test_of_few_episodes_it_computes_by_one_thread(tmp_path: Path, monkeypatch, 
     monkeypatch.delenv("PJRT_NPROC", raising=False)
     (tmp_path / "config.yaml").write_text(to_yaml(compose(WORDS)))
     evaluator = EvaluatorProcess(tmp_path, "cpu", one_thread=one_thread)
-    given = Path(f"/proc/{evaluator.process.pid}/environ").read_bytes().split(b"\0")
+    process = Path(f"/proc/{evaluator.process.pid}")
+    while b"jaxrl_fast.evaluator" not in (process / "cmdline").read_bytes():  # until then it is a copy of this process
+        time.sleep(0.01)
+    given = (process / "environ").read_bytes().split(b"\0")
     evaluator.close()
     assert (b"PJRT_NPROC=1" in given) == one_thread
 

@@ -63,7 +63,7 @@ def test_weights_and_biases_gets_the_rows_and_evaluations(tmp_path: Path, wandb:
     (init,) = wandb.inits
     assert (init["project"], init["name"], init["config"]) == ("jaxrl_fast", tmp_path.name, {"env": "line", "seed": 7})
     assert wandb.ends == [0] and not list(tmp_path.glob("events.*"))
-    assert f"Weights & Biases: later, with wandb sync {tmp_path}/wandb/offline" in lines
+    assert f"Weights & Biases: offline; upload with wandb sync {tmp_path}/wandb/offline" in lines
 
 
 def test_a_resumed_run_goes_on_under_its_id(tmp_path: Path, wandb: SimpleNamespace):
