@@ -105,7 +105,7 @@ def test_a_world_of_ones_own():
 
 def test_a_saved_policy_acts_the_same_without_its_run(env, algo, tmp_path):
     result = jf.learn(env, algo, total_steps=80, eval_episodes=2, run_dir=tmp_path)
-    policy = jf.load_policy(tmp_path / "policy")
+    policy = jf.load_policy(tmp_path)  # as `evaluate` takes it; `tmp_path / "policy"` is the same
     for obs in np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32):
         np.testing.assert_array_equal(policy(obs), result.policy(obs))
     returns = [jf.evaluate_policy(p, env, jax.random.key(1), episodes=4) for p in (policy, result.policy)]

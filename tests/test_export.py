@@ -167,6 +167,15 @@ def test_a_file_carries_the_memory_of_its_policy(tmp_path, kind, name):
         jax.tree.map(lambda got, want: np.testing.assert_allclose(got, want, atol=1e-5), theirs, wanted)
 
 
+@pytest.mark.parametrize("kind", ["td3", "flash_sac"])
+def test_exploration_noise_is_no_memory_of_a_policy(kind):
+    policy = policy_named(kind)
+    obs = some_observations(policy, 4)
+    actions, carry = policy.act(policy.params, (), obs, jnp.ones(4, bool), jax.random.key(0))
+    assert carry == () and not jax.tree.leaves(policy.initial_carry(4))
+    np.testing.assert_allclose(policy(obs[0]), actions[0], atol=1e-6)
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_masked_action_is_never_taken(tmp_path, name):
     policy = policy_named("dictionary with a mask")

@@ -95,7 +95,8 @@ def make_policy(spec: EnvSpec, acting: Acting, params: PolicyParams, made_by: di
     Returns:
         The policy.
     """
-    remembers = bool(jax.tree.leaves(acting.greedy_carry(1)))
+    # Some algorithms carry exploration noise, on which greedy actions do not depend.
+    remembers = memory_of(acting.greedy_carry(1)) is not None
 
     def act(params: PolicyParams, carry: PyTree, obs: PyTree, first: jax.Array, key: jax.Array) -> tuple:
         obs = _like(spec.obs, obs)
@@ -104,7 +105,8 @@ def make_policy(spec: EnvSpec, acting: Acting, params: PolicyParams, made_by: di
             return acting.greedy(params.parts, acting.greedy_carry(1), seen, first, key)[0], carry
         return acting.greedy(params.parts, carry, seen, first, key)
 
-    return Policy(params, act, acting.greedy_carry, spec, made_by)
+    initial_carry = acting.greedy_carry if remembers else lambda num_envs: Carry((), {}, ())
+    return Policy(params, act, initial_carry, spec, made_by)
 
 
 def save_policy(policy: Policy, folder: Path) -> None:
@@ -132,7 +134,7 @@ def load_policy(path: str | Path) -> Policy:
     """Load a policy saved by a run, without the run's configuration.
 
     Args:
-        path: Folder of the policy.
+        path: Folder of a run, or of its policy.
 
     Returns:
         The policy.
@@ -141,6 +143,7 @@ def load_policy(path: str | Path) -> Policy:
         ValueError: The folder contains no policy, or a damaged one.
     """
     folder = Path(path)
+    folder = folder / "policy" if (folder / "policy" / "policy.json").exists() else folder
     description, stored = _read_files(folder)
     try:
         spec, made_by = spec_from_json(description["spec"]), description["made_by"]
