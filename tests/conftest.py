@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 # Most programs of tests and commands run only for a moment. `make gpu` sets this otherwise.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")
@@ -90,22 +91,29 @@ def _same_numbers_in_any_order(request: pytest.FixtureRequest) -> None:
         rng.bit_generator.state = np.random.default_rng(1).bit_generator.state
 
 
-MEMORY_LIMIT = 1_000_000_000
-"""Memory of a process in bytes above which a test returns free memory, and a module drops its compiled programs."""
+MEMORY_LIMIT, LIVE_LIMIT = 1_000_000_000, 1_400_000_000
+"""Bytes of a process above which a test returns free memory, and above which it then drops compiled programs."""
 
 
 @pytest.fixture(autouse=True)
-def _free_memory_is_returned() -> Iterator[None]:
+def _memory_is_bounded(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if memory_bytes() > MEMORY_LIMIT:
         return_free_memory()
+    if memory_bytes() > LIVE_LIMIT:
+        drop_programs(request.module)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _no_module_leaves_its_programs_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
-    for value in vars(request.module).values():
-        if hasattr(value, "cache_clear") and getattr(value, "__module__", "") == request.module.__name__:
+    drop_programs(request.module)
+
+
+def drop_programs(module: ModuleType) -> None:
+    """Empty the caches of a test module and, above `MEMORY_LIMIT`, those of JAX."""
+    for value in vars(module).values():
+        if hasattr(value, "cache_clear") and getattr(value, "__module__", "") == module.__name__:
             value.cache_clear()
     if memory_bytes() > MEMORY_LIMIT:
         jax.clear_caches()
