@@ -111,7 +111,7 @@ def _no_module_leaves_its_programs_behind(request: pytest.FixtureRequest) -> Ite
 
 
 def drop_programs(module: ModuleType) -> None:
-    """Empty the caches of a test module and, above `MEMORY_LIMIT`, those of JAX."""
+    """Empty the caches of a test module and, above `MEMORY_LIMIT`, the caches of JAX."""
     for value in vars(module).values():
         if hasattr(value, "cache_clear") and getattr(value, "__module__", "") == module.__name__:
             value.cache_clear()
