@@ -42,7 +42,7 @@ def box(name: str, reads=(), writes=(), **options) -> Fragment:
 def names(graph: Graph, *groups: tuple[str, ...]) -> list[str]:
     """Return the segments in order of dispatch, with each of these groups on one device."""
     placed = Placement("mine", tuple(Group(group, (CPU[i],)) for i, group in enumerate(groups)))
-    return ["+".join(f.name for f in segment) for segment in dispatch_order(graph, homes(placed, 1))]
+    return [" ".join(f.name for f in segment) for segment in dispatch_order(graph, homes(placed, 1))]
 
 
 SAMPLE, BATCH = box("sample", ["weights"], ["rollout"]), box("experience", ["rollout"], ["batches"])
@@ -52,10 +52,10 @@ LATE = {("sample", "weights"): 1}
 
 def test_what_waits_for_no_other_group_goes_first():
     graph = Graph((SAMPLE, BATCH, LEARN), LATE)
-    assert names(graph, ("sample",), ("experience", "learn")) == ["sample", "experience+learn"]
+    assert names(graph, ("sample",), ("experience", "learn")) == ["sample", "experience learn"]
     overlapped = Graph((SAMPLE, BATCH, LEARN), LATE | {("learn", "batches"): 1})
     assert names(overlapped, ("sample",), ("experience", "learn")) == ["sample", "learn", "experience"]
-    assert names(overlapped, ("sample", "experience", "learn")) == ["sample+experience+learn"]
+    assert names(overlapped, ("sample", "experience", "learn")) == ["sample experience learn"]
 
 
 def test_a_segment_ends_where_another_group_waits_for_it():
@@ -69,7 +69,7 @@ def test_a_host_fragment_is_called_after_what_does_not_wait_for_it():
     graph = Graph((host, BATCH, LEARN), LATE | {("learn", "batches"): 1})
     assert names(graph, ("sample", "experience", "learn")) == ["learn", "sample", "experience"]
     graph = Graph((host, BATCH, LEARN), LATE)
-    assert names(graph, ("sample", "experience", "learn")) == ["sample", "experience+learn"]
+    assert names(graph, ("sample", "experience", "learn")) == ["sample", "experience learn"]
 
 
 @pytest.mark.parametrize("rest", [{}, {"start": 2}, {"every": 2}])

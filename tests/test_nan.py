@@ -151,7 +151,7 @@ def test_the_operation_that_gave_a_nan_is_found_and_its_line():
 @pytest.mark.parametrize(
     ("reward", "found"),
     [
-        (lambda count: 1.0 / (count - 3.0), "by zero"),
+        (lambda count: 1.0 / (count - 3.0), "division by zero"),
         (lambda count: jnp.where(count == 3, jnp.nan, 1.0), "nan"),
         (lambda count: jnp.exp(100.0 * (count - 2.0)), "overflowed float32"),
     ],

@@ -203,8 +203,7 @@ def test_a_short_look_does_not_replace_a_whole_sweep(empty: Path):
         '{"findings": [{}]}',
         "\x00\xff",
         '{"findings": [{"key": {"machine": "", "work": "", "sizes": ""}, "finding": {"learning": {"num_envs": "rm"}, '
-        + '"free": {}, "effect": "",'
-        + '"found":"","quick":false}}]}',
+        '"free": {}, "effect": "", "found": "", "quick": false}}]}',
     ],
 )
 def test_a_damaged_file_is_told_of_in_one_line_and_taken_to_be_empty(text: str, empty: Path):
