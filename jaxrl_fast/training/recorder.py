@@ -99,16 +99,15 @@ class Recorder:
         """Return the environment steps of each seed so far."""
         return self.ticks * self.plan.steps_per_tick
 
-    def add_chunk(self, metrics: dict[str, np.ndarray], rates: dict[str, np.ndarray] | None = None) -> None:
+    def add_chunk(self, metrics: dict[str, np.ndarray], rates: dict[str, np.ndarray]) -> None:
         """Record the metrics ``[S, ticks]`` of a chunk that has just ended, and hyper-parameters ``[S]``."""
-        rates = rates or {}
-        now = time.perf_counter()
+        now, first = time.perf_counter(), self.ticks
         seconds, self.last_s = now - self.last_s, now
-        first = self.ticks
         self.ticks += self.plan.ticks_per_chunk
         if self.nan == "stop":
             self._check_finite(metrics, first)
-        updates = self._updates(first, self.ticks)
+        learner = next(fragment for fragment in self.graph.fragments if LEARNING in fragment.tags)
+        updates = active_ticks(learner, first, self.ticks) * self.agent.updates_per_tick * self.num_seeds
         self.updates += updates // self.num_seeds
         steps = self.plan.ticks_per_chunk * self.plan.steps_per_tick * self.num_seeds
         self.rates.append((seconds, updates))
@@ -216,11 +215,6 @@ class Recorder:
         bad = {name: np.argwhere(~np.isfinite(values)) for name, values in metrics.items()}
         if any(places.size for places in bad.values()):
             raise _nonfinite_metric(bad, first_tick)
-
-    def _updates(self, first: int, last: int) -> int:
-        """Count the gradient updates of all seeds in the ticks ``first .. last - 1``."""
-        learner = next(f for f in self.graph.fragments if LEARNING in f.tags)
-        return active_ticks(learner, first, last) * self.agent.updates_per_tick * self.num_seeds
 
 
 def summarize_metrics(graph: Graph, metrics: dict[str, np.ndarray], first: int, last: int) -> Row:
