@@ -8,7 +8,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_fast.core import OUT, STATE, Box, Discrete, EnvSpec, PyTree, Timestep, action_shape, reward_shape
+from jaxrl_fast.core import (
+    OUT,
+    STATE,
+    Actions,
+    Box,
+    Discrete,
+    EnvSpec,
+    MultiDiscrete,
+    PyTree,
+    Timestep,
+    action_shape,
+    reward_shape,
+)
 from jaxrl_fast.envs.env import Draw, Env, is_count
 from jaxrl_fast.numerics.normalization import is_mask
 
@@ -85,6 +97,20 @@ def check_shapes(env: Env, name: str) -> None:
         _require_numbers(name, "success gives", _shapes(name, "success", env.success, after), "bool")
 
 
+def check_spaces(spec: EnvSpec, name: str) -> None:
+    """Check the observations and actions of any environment, compiled or on the host.
+
+    Args:
+        spec: Environment.
+        name: Name in error messages.
+
+    Raises:
+        ValueError: Training does not support them.
+    """
+    _check_observations(name, spec)
+    _an_action(name, spec)
+
+
 def check_option(name: str, value: Any, default: Any) -> None:
     """Check that an option is a bool or a number if its default is one.
 
@@ -129,11 +155,27 @@ def _check_observations(name: str, spec: EnvSpec) -> None:
     _check_agents(name, spec)
     for mask in [leaf for path, leaf in leaves if is_mask(path)]:
         wanted = () if spec.num_agents is None else (spec.num_agents,)
-        if isinstance(spec.action, Discrete) and mask.shape != (*wanted, spec.action.num_actions):
+        size = num_choices(spec.action)
+        if size and mask.shape != (*wanted, size):
             raise ValueError(
-                f"{name}: action_mask has shape {list(mask.shape)}: write one bool for each of the "
-                f"{spec.action.num_actions} actions" + (" of each agent" if wanted else "")
+                f"{name}: action_mask has shape {list(mask.shape)}: write one bool for each of the {size} "
+                f"{'actions' if isinstance(spec.action, Discrete) else 'values of all parts of an action'}"
+                + (" of each agent" if wanted else "")
             )
+
+
+def num_choices(space: Actions) -> int:
+    """Return the length of an ``action_mask``.
+
+    Args:
+        space: Action space.
+
+    Returns:
+        Number of actions, or of the values of all parts; 0 for continuous actions.
+    """
+    if isinstance(space, Box):
+        return 0
+    return space.num_actions if isinstance(space, Discrete) else sum(space.sizes)
 
 
 def _check_agents(name: str, spec: EnvSpec) -> None:
@@ -166,6 +208,8 @@ def _odd_observation(spec: PyTree) -> Any:
 
 def _an_action(name: str, spec: EnvSpec) -> jax.ShapeDtypeStruct:
     space = spec.action
+    if isinstance(space, MultiDiscrete) and space.sizes and all(map(is_count, space.sizes)):
+        return jax.ShapeDtypeStruct(action_shape(spec), jnp.int32)
     if isinstance(space, Discrete) and is_count(space.num_actions):
         return jax.ShapeDtypeStruct(action_shape(spec), jnp.int32)
     if isinstance(space, Box) and all(isinstance(x, np.ndarray | np.generic | jax.Array) for x in space):
@@ -175,7 +219,7 @@ def _an_action(name: str, spec: EnvSpec) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(action_shape(spec), jnp.float32)
     raise ValueError(
         f"{name}: actions {space!r} are not supported: write Discrete(n) with n >= 1, or "
-        "Box(low, high) with arrays of finite bounds, low < high"
+        "Box(low, high) with arrays of finite bounds, low < high, or MultiDiscrete(sizes)"
     )
 
 

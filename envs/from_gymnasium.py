@@ -7,12 +7,14 @@ import gymnasium
 import jax
 import numpy as np
 
-from jaxrl_fast.core import Box, Discrete, EnvSpec
+from jaxrl_fast.core import Box, Discrete, EnvSpec, MultiDiscrete
+from jaxrl_fast.envs.env_checks import check_spaces
 from jaxrl_fast.envs.host_env import HostEnv, HostStep, TakeEvents
 from jaxrl_fast.envs.pool import from_envpool, recipes
 from jaxrl_fast.envs.pool.batches import PoolOptions, check_options
+from jaxrl_fast.envs.pool.codec import Outside
 from jaxrl_fast.envs.pool.making import RENDER_MODE, Camera, FilmedHost, in_process, make_pool
-from jaxrl_fast.envs.pool.stepping import HostEnvSpec, describe, make_one, of_env
+from jaxrl_fast.envs.pool.stepping import HostEnvSpec, PoolError, describe, make_one, of_env
 
 Wrappers = Sequence[str | Mapping[str, Mapping[str, Any]]]
 UNKNOWN_FPS = 10.0
@@ -31,9 +33,9 @@ def make_host(
 ) -> HostEnv:
     """Make a vectorized host environment of any Gymnasium id.
 
-    The shape and dtype of a Box observation do not change (64 bits become 32). Other observations are flattened to one
-    float32 vector in the order of `gymnasium.spaces.flatten`, with Discrete parts one-hot. MultiDiscrete and
-    MultiBinary actions of at most 4,096 combinations become one Discrete action.
+    The shape and dtype of a Box observation do not change (64 bits become 32). Discrete observations become one-hot
+    vectors. A Dict or Tuple becomes a dictionary of arrays, with images and an ``action_mask`` as in a compiled
+    environment (`pool.codec.encode_obs`). MultiDiscrete and MultiBinary actions become `MultiDiscrete`.
 
     Args:
         id: Gymnasium id. ``my_package:MyEnv-v0`` imports ``my_package`` first.
@@ -193,7 +195,7 @@ def filmed(env: gymnasium.Env, name: str, limit: int | None = None) -> FilmedHos
     camera = Camera(env)
     host_spec = of_env(camera, lambda: camera, name)
     host = in_process(host_spec, env_spec(host_spec, limit), num_envs=1)
-    host = host if host_spec.num_agents is None else by_entries(host)
+    host = by_entries(host) if isinstance(host.spec.obs, dict) else host
     return FilmedHost(host, camera.picture, 1 / float(env.metadata.get("render_fps") or UNKNOWN_FPS))
 
 
@@ -206,13 +208,20 @@ def env_spec(host_spec: HostEnvSpec, max_episode_steps: int | None = None) -> En
 
     Returns:
         The spec.
+
+    Raises:
+        ValueError: The spaces are not supported in training.
     """
     act = host_spec.act
-    action = Discrete(act.num_actions) if act.num_actions else Box(act.low, act.high)
+    discrete = MultiDiscrete(act.sizes) if act.sizes else Discrete(act.num_actions)
+    action = discrete if act.sizes or act.num_actions else Box(act.low, act.high)
     shape, dtype = host_spec.observe.shape, host_spec.observe.dtype
     obs = {name: jax.ShapeDtypeStruct(part[0].shape, part[0].base) for name, part in (dtype.fields or {}).items()}
     spec = EnvSpec(host_spec.name, obs or jax.ShapeDtypeStruct(shape, dtype), action, max_episode_steps)
-    return spec._replace(num_agents=host_spec.num_agents, own_sizes=host_spec.own_sizes)
+    spec = spec._replace(num_agents=host_spec.num_agents, own_sizes=host_spec.own_sizes)
+    spec = spec._replace(obs_space=host_spec.observe.space, action_space=act.space)
+    check_spaces(spec, host_spec.name)
+    return spec
 
 
 def by_entries(host: HostEnv) -> HostEnv:
@@ -273,13 +282,40 @@ def pooled(
     """
     host_spec = describe(make, name)
     host = make_pool(host_spec, env_spec(host_spec, limit), num_envs=num_envs, num_seeds=num_seeds, options=pool)
-    host = host if host_spec.num_agents is None else by_entries(host)
-    return host._replace(events=_with_hint(host.events, hint), bridge=pool.bridge)
+    host = by_entries(host) if isinstance(host.spec.obs, dict) else host
+    lines = [hint] if hint else []
+    host = host._replace(events=_with_lines(host.events, lines), bridge=pool.bridge)
+    if host_spec.observe.outside is None:
+        return host
+    return host._replace(require_inside=_require_inside(host_spec.observe.outside, name, pool.out_of_space, lines))
 
 
-def _with_hint(events: TakeEvents, hint: str) -> TakeEvents:
-    hints = [hint] if hint else []
-    return lambda: [*events(), *(hints.pop() for _ in range(len(hints)))]
+def _with_lines(events: TakeEvents, lines: list[str]) -> TakeEvents:
+    return lambda: [*events(), *(lines.pop(0) for _ in range(len(lines)))]
+
+
+def _require_inside(
+    outside: Outside, name: str, out_of_space: str, lines: list[str]
+) -> Callable[[Any, Callable[[int], str]], None]:
+    """Return `HostEnv.require_inside`; with ``out_of_space="count"`` it appends to ``lines`` at 1, 10, 100, ... ."""
+    count, told = 0, 0
+
+    def require_inside(obs: Any, place: Callable[[int], str]) -> None:
+        nonlocal count, told
+        found = outside(obs)
+        if not found:
+            return
+        row, entry, text = found[0]
+        what = f"'{entry}'" if entry else "the observation"
+        where = f"{name}, {place(row)}: {what} is {text}"
+        if out_of_space == "stop":
+            raise PoolError(f"{where}. Mend its observation_space, or write pool.out_of_space=count")
+        count += len(found)
+        if count >= 10 * told:
+            lines.append(f"{count:,} observations were outside of their space so far; {where}")
+            told = count
+
+    return require_inside
 
 
 def _could_envpool(id: str, wrappers: Wrappers) -> str:

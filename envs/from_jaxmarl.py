@@ -17,6 +17,7 @@ from jaxrl_fast.envs.adapter_utils import like, relaxed, settled
 from jaxrl_fast.envs.env import Env
 from jaxrl_fast.envs.env_checks import check_shapes
 from jaxrl_fast.envs.pool.several_agents import largest_shape, most_actions, own_sizes
+from jaxrl_fast.spaces import Space, space_of_arrays
 
 
 @contextmanager
@@ -167,7 +168,25 @@ def adapt(
     obs = jax.eval_shape(reset, jax.random.key(0), ())[1]
     sizes = own_sizes([shapes[agent].shape for agent in names], numbers)
     spec = EnvSpec(name, obs, space, time_limit, 0, len(names), shared_reward, sizes)
-    return Env(spec, reset, step)
+    own = _own_spaces(names, [shapes[agent] for agent in names], acts, masked=allowed is not None)
+    return Env(spec._replace(obs_space=own[0], action_space=own[1]), reset, step)
+
+
+def _own_spaces(
+    names: list[str], shapes: list[jax.ShapeDtypeStruct], acts: list[Discrete | Box], *, masked: bool
+) -> tuple[Space, Space]:
+    """Return the spaces of the agents by name. An agent with a mask observes ``obs`` and ``action_mask``."""
+    seen, acted = {}, {}
+    for name, shape, act in zip(names, shapes, acts, strict=True):
+        seen[name] = space_of_arrays(shape)
+        if isinstance(act, Discrete):
+            acted[name] = {"kind": "Discrete", "n": act.num_actions, "start": 0, "dtype": "int32"}
+        else:
+            acted[name] = {"kind": "Box", "shape": list(act.low.shape), "dtype": "float32"}
+        if masked and isinstance(act, Discrete):
+            mask = space_of_arrays(jax.ShapeDtypeStruct((act.num_actions,), bool))
+            seen[name] = {"kind": "Dict", "spaces": {"action_mask": mask, "obs": seen[name]}}
+    return {"kind": "Agents", "spaces": seen}, {"kind": "Agents", "spaces": acted}
 
 
 def _made(id: str, options: dict[str, Any]) -> Any:

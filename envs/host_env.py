@@ -78,6 +78,8 @@ class HostEnv(NamedTuple):
             environment does not report it or no episode finished. None if unsupported. Only evaluation calls it.
         agents: ``() -> float32 [E, A]``, the agents' returns in each environment's last finished episode. None with one
             agent. Only evaluation calls it.
+        require_inside: ``(obs [n, ...], place)``, raises an error if an observation is outside of its space; ``place``
+            names the environment and step of a row. None if nothing is bounded.
     """
 
     spec: EnvSpec
@@ -97,3 +99,4 @@ class HostEnv(NamedTuple):
     overlaps: bool = True
     success: Callable[[], np.ndarray] | None = None
     agents: Callable[[], np.ndarray] | None = None
+    require_inside: Callable[[Any, Callable[[int], str]], None] | None = None

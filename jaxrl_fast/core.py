@@ -49,6 +49,22 @@ class Box(NamedTuple):
     high: np.ndarray
 
 
+class MultiDiscrete(NamedTuple):
+    """Several discrete actions at once: int32 ``[D]``, each ``0 .. size - 1``.
+
+    An ``action_mask`` has the masks of all parts one after another, ``[sum(sizes)]``.
+
+    Attributes:
+        sizes: Number of values of each part.
+    """
+
+    sizes: tuple[int, ...]
+
+
+Actions = Discrete | Box | MultiDiscrete
+"""Any action space."""
+
+
 class EnvSpec(NamedTuple):
     """Static description of an environment.
 
@@ -64,16 +80,21 @@ class EnvSpec(NamedTuple):
             reward, the team reward is their sum, and an agent's return stops when it is out.
         own_sizes: Observation size and number of actions of each agent, where agents differ. Smaller observations are
             padded with zeros and missing actions masked. Empty if all agents are alike.
+        obs_space: The environment's own observation space as plain data (`jaxrl_fast.spaces`), which its policies take;
+            None where it gives ``obs``.
+        action_space: The environment's own action space likewise, None where it takes actions of ``action``.
     """
 
     name: str
     obs: PyTree
-    action: Discrete | Box
+    action: Actions
     max_episode_steps: int | None = None
     frame_stack: int = 0
     num_agents: int | None = None
     shared_reward: bool = False
     own_sizes: tuple[tuple[int, int], ...] = ()
+    obs_space: dict[str, Any] | None = None
+    action_space: dict[str, Any] | None = None
 
 
 class EpisodeTotals(NamedTuple):
@@ -195,8 +216,12 @@ def action_shape(spec: EnvSpec) -> tuple[int, ...]:
     Returns:
         ``(*action_shape,)``, or ``(A, *action_shape)`` with several agents.
     """
-    one = () if isinstance(spec.action, Discrete) else spec.action.low.shape
+    one: tuple[int, ...] = () if isinstance(spec.action, Discrete) else _own_shape(spec.action)
     return one if spec.num_agents is None else (spec.num_agents, *one)
+
+
+def _own_shape(space: Box | MultiDiscrete) -> tuple[int, ...]:
+    return space.low.shape if isinstance(space, Box) else (len(space.sizes),)
 
 
 def reward_shape(spec: EnvSpec) -> tuple[int, ...]:

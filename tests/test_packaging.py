@@ -23,13 +23,14 @@ BASE = {"core", "system", "numerics"}
 MAY_IMPORT: dict[str, set[str]] = {
     "system": set(),
     "core": set(),
+    "spaces": set(),
     "numerics": {"core"},
     "networks": {"core", "numerics"},
-    "envs": {"core", "numerics"},
+    "envs": {"core", "spaces", "numerics"},
     "runtime": {"core"},
     "learning": {"core", "numerics", "networks", "envs", "runtime"},
     "algorithms": {"core", "numerics", "networks", "learning"},
-    "policy": {*BASE, "learning", "algorithms"},
+    "policy": {*BASE, "spaces", "learning", "algorithms"},
     "settings": {*BASE, "networks", "learning", "algorithms"},
     "training": {*BASE, "envs", "runtime", "learning", "policy", "settings"},
     "views": {*BASE, "envs", "runtime", "policy", "settings", "training"},
@@ -37,7 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tuning": {*BASE, "envs", "runtime", "learning", "settings", "training", "views", "commands"},
     "targets": {"core", "runtime", "learning", "settings", "training", "views", "commands", "tuning"},
 }
-"""Every package of jaxrl_fast and its two modules of the lowest layer, the lowest first.
+"""Every package of jaxrl_fast and its three modules of the lowest layer, the lowest first.
 
 A package may import only the packages above it in this list.
 """
@@ -51,7 +52,7 @@ algorithms.
 KNOW_ENVS = {"jaxrl_fast.views.viewer", "jaxrl_fast.views.renderers"}
 """Modules below the commands that contain names of environments."""
 ONE_ADAPTER = {package: f"jaxrl_fast.envs.from_{package}" for package in ("brax", "gymnax", "jaxmarl", "jumanji")}
-MAX_PACKAGES, MAX_FILES, MAX_CODE_LINES = 12, 150, 18_000
+MAX_PACKAGES, MAX_FILES, MAX_CODE_LINES = 12, 150, 19_400
 """Not counted: `targets`, which compiles for absent machines, and new files in ``envs/from_*`` and ``algorithms/``."""
 
 
@@ -160,7 +161,7 @@ def test_only_settings_and_what_stands_on_them_know_config_and_environments_by_n
 def test_environments_import_only_core_and_the_types_of_environments():
     for name in IMPORTS:
         if package_of(name) == "envs":
-            assert imported_packages(name) <= {"core", "numerics"}, name
+            assert imported_packages(name) <= {"core", "spaces", "numerics"}, name
 
 
 def test_nobody_imports_a_package_of_another_root():

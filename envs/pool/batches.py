@@ -270,6 +270,7 @@ class PoolOptions(NamedTuple):
         backend: ``"workers"``, or ``"envpool"`` for EnvPool's environments.
         bridge: ``"host"``: called between compiled programs. ``"callback"``: called from within the single program of a
             run, on one device.
+        out_of_space: ``"stop"``: an observation outside of its space stops the run. ``"count"``: they are only counted.
     """
 
     workers: int | str = "auto"
@@ -278,6 +279,7 @@ class PoolOptions(NamedTuple):
     step_timeout_s: float = 60.0
     backend: str = "workers"
     bridge: str = "host"
+    out_of_space: str = "stop"
 
 
 def check_options(options: PoolOptions, num_envs: int, num_seeds: int = 1) -> None:
@@ -314,3 +316,5 @@ def check_options(options: PoolOptions, num_envs: int, num_seeds: int = 1) -> No
         raise ValueError(f"pool.backend={options.backend}: write workers or envpool")
     if options.bridge not in ("host", "callback"):
         raise ValueError(f"pool.bridge={options.bridge}: write host or callback")
+    if options.out_of_space not in ("stop", "count"):
+        raise ValueError(f"pool.out_of_space={options.out_of_space}: write stop or count")

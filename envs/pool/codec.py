@@ -1,20 +1,29 @@
 """Conversion of Gymnasium's spaces to arrays, and a pool's shared arrays. Workers import this module: no JAX."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
 
-MAX_JOINT_ACTIONS = 4096
-"""Largest number of combinations of a MultiDiscrete or MultiBinary space that are numbered as one Discrete action."""
+from jaxrl_fast.spaces import CONTAINERS, MASK, Space, SpacePart, array_of, decode, parts_of, sizes_of
+
 NARROWED = {"float64": np.float32, "int64": np.int32, "uint64": np.uint32}
 """64-bit dtypes, which JAX does not use by default -> their replacement."""
 
 
+class SpaceError(ValueError):
+    """An environment gave an observation of another shape than its space, or a number that no dtype of ours holds."""
+
+
 WriteObs = Callable[[np.ndarray, Any], None]
 """``(row [*shape], obs)``: writes an observation of the environment into a row."""
+
+
+Outside = Callable[[Any], list[tuple[int, str, str]]]
+"""``(rows) -> [(row, entry, text)]``: values outside of their space."""
 
 
 DecodeActions = Callable[[np.ndarray], Any]
@@ -22,17 +31,22 @@ DecodeActions = Callable[[np.ndarray], Any]
 
 
 class ObsCodec(NamedTuple):
-    """Conversion of an observation to an array.
+    """Conversion of an observation to an array, or to a record with a field for each part.
 
     Attributes:
-        shape: Shape of the array.
-        dtype: Dtype of the array.
+        shape: Shape of the array; ``()`` for a record.
+        dtype: Dtype of the array or record.
         write: Writes an observation into a row.
+        space: The space as plain data (`jaxrl_fast.spaces`).
+        outside: ``(rows [n, *shape]) -> [(row, entry, text)]``: values outside of their space. Records may be given as
+            dictionaries of their fields. None if nothing is bounded.
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype
     write: WriteObs
+    space: Space
+    outside: Outside | None = None
 
 
 class ActionCodec(NamedTuple):
@@ -45,6 +59,8 @@ class ActionCodec(NamedTuple):
         num_actions: Number of discrete actions; 0 if actions are continuous.
         low: Lower bounds of continuous actions, float32 ``[*shape]``.
         high: Upper bounds of continuous actions, float32 ``[*shape]``.
+        space: The space as plain data (`jaxrl_fast.spaces`).
+        sizes: Numbers of values of several discrete parts, as in `MultiDiscrete`; ``()`` for other actions.
     """
 
     shape: tuple[int, ...]
@@ -53,13 +69,16 @@ class ActionCodec(NamedTuple):
     num_actions: int
     low: np.ndarray
     high: np.ndarray
+    space: Space
+    sizes: tuple[int, ...] = ()
 
 
 def encode_obs(space: spaces.Space, name: str) -> ObsCodec:
     """Make the codec of an observation space.
 
-    The shape and dtype of a Box do not change (64 bits become 32). Every other space becomes one float32 vector in the
-    order of `gymnasium.spaces.flatten`: a Dict by key, a Tuple by position, Discrete and MultiDiscrete one-hot.
+    A Box has its shape and dtype (64 bits become 32, or float32 if its bounds need more). Discrete and MultiDiscrete
+    become one-hot vectors. A Dict or Tuple becomes a record with a field for each part by its path, such as
+    ``camera.front``: images stay bytes, an ``action_mask`` of the outermost Dict is bool, all else is float32.
 
     Args:
         space: Observation space.
@@ -69,20 +88,165 @@ def encode_obs(space: spaces.Space, name: str) -> ObsCodec:
         The codec.
 
     Raises:
+        ValueError: The space has no fixed size or no numbers, or two parts have the same path.
+    """
+    whole = describe_obs(space, name)
+    parts = parts_of(whole)
+    if not sum(math.prod(array_of(part.space)[0]) for part in parts if part.path[:1] != (MASK,)):
+        raise ValueError(f"{name} has no numbers to observe: its observation_space is {' '.join(repr(space).split())}")
+    inner = {part.path: _inner(space, part.path) for part in parts}
+    if whole["kind"] not in CONTAINERS:
+        shape, dtype = array_of(whole)
+        write, outside = _writer(space, whole), _outside(space, whole)
+        check = None if outside is None else lambda rows: [(i, "", text) for i, text in outside(rows)]
+        return ObsCodec(shape, dtype, write, whole, check)
+    slots = _slots(parts, name)
+    fields = {field: (dtype, shape) for _, field, dtype, shape, _ in slots}
+    dtype = np.dtype([(field, *kind) for field, kind in fields.items()], align=True)
+    writers = [(part.path, field, where, _writer(inner[part.path], part.space)) for part, field, _, _, where in slots]
+    checks = [(part.name, field, where, _outside(inner[part.path], part.space)) for part, field, _, _, where in slots]
+
+    def write_parts(row: Any, obs: Any) -> None:
+        for path, field, where, write in writers:
+            value = obs
+            for key in path:
+                value = value[key]
+            try:
+                write(row[field] if where is None else row[field][where], value)
+            except SpaceError as error:
+                raise SpaceError(f"'{'.'.join(map(str, path))}': {error}") from error
+
+    def outside_parts(rows: Any) -> list[tuple[int, str, str]]:
+        found = []
+        for entry, field, where, check in checks:
+            if check is not None:
+                own = rows[field] if where is None else rows[field][:, where]
+                found += [(i, entry, text) for i, text in check(own)]
+        return found
+
+    bounded = any(check is not None for *_, check in checks)
+    return ObsCodec((), dtype, write_parts, whole, outside_parts if bounded else None)
+
+
+def describe_obs(space: spaces.Space, name: str, path: tuple[str | int, ...] = ()) -> Space:
+    """Describe an observation space as plain data.
+
+    Args:
+        space: Observation space.
+        name: Name in error messages.
+        path: Path of the space within the observation.
+
+    Returns:
+        The space.
+
+    Raises:
         ValueError: The space has no fixed size.
     """
+    if isinstance(space, spaces.Dict):
+        if odd := [key for key in space.spaces if not isinstance(key, str)]:
+            raise ValueError(f"{name} has observations with the key {odd[0]!r}: write names")
+        inner = {key: describe_obs(one, name, (*path, key)) for key, one in space.spaces.items()}
+        return {"kind": "Dict", "spaces": inner}
+    if isinstance(space, spaces.Tuple):
+        return {"kind": "Tuple", "spaces": [describe_obs(one, name, (*path, i)) for i, one in enumerate(space.spaces)]}
     if isinstance(space, spaces.Box):
-        dtype = np.dtype(space.dtype)
-        return ObsCodec(space.shape, np.dtype(NARROWED.get(dtype.name, dtype)), _write_box)
-    size, write = _flat(space, 0, name)
-    return ObsCodec((size,), np.dtype(np.float32), write)
+        return {
+            "kind": "Box",
+            "shape": list(space.shape),
+            "dtype": str(space.dtype),
+            "array": _array_dtype(space, path),
+        }
+    array = {"array": "bool"} if path[:1] == (MASK,) else {}
+    if isinstance(space, spaces.Discrete):
+        return {"kind": "Discrete", "n": int(space.n), "start": int(space.start)}
+    if isinstance(space, spaces.MultiDiscrete):
+        return {"kind": "MultiDiscrete", "nvec": space.nvec.tolist(), "start": space.start.tolist()}
+    if isinstance(space, spaces.MultiBinary):
+        return {"kind": "MultiBinary", "shape": list(space.shape), "dtype": str(space.dtype), **array}
+    raise ValueError(
+        f"{name} has observations of kind {type(space).__name__}: Box, Discrete, MultiDiscrete, MultiBinary, and Dict "
+        "and Tuple of these are supported; a wrapper may change it, as gymnasium.wrappers.TransformObservation"
+    )
+
+
+def _array_dtype(space: spaces.Box, path: tuple[str | int, ...]) -> str:
+    """Return the dtype of a Box in training."""
+    dtype = np.dtype(space.dtype)
+    if path:
+        is_image = dtype == np.uint8 and len(space.shape) == 3
+        return "bool" if path[:1] == (MASK,) else "uint8" if is_image else "float32"
+    narrow = np.dtype(NARROWED.get(dtype.name, dtype))
+    if narrow.kind not in "iu" or narrow == dtype or not space.low.size:
+        return narrow.name
+    limits = np.iinfo(narrow)
+    return narrow.name if space.low.min() >= limits.min and space.high.max() <= limits.max else "float32"
+
+
+def _inner(space: Any, path: tuple[str | int, ...]) -> Any:
+    for key in path:
+        space = space.spaces[key]
+    return space
+
+
+def _slots(
+    parts: Sequence[SpacePart], name: str
+) -> list[tuple[SpacePart, str, np.dtype, tuple[int, ...], slice | None]]:
+    """Return each part with its field's name, dtype and shape, and where it lies in it; a mask is one field."""
+    masks = [part for part in parts if part.path[:1] == (MASK,)]
+    lengths = [math.prod(array_of(part.space)[0]) for part in masks]
+    slots: list[tuple[SpacePart, str, np.dtype, tuple[int, ...], slice | None]] = []
+    for part in parts:
+        shape, dtype = array_of(part.space)
+        if part in masks:
+            start = sum(lengths[: masks.index(part)])
+            slots.append((part, MASK, np.dtype(bool), (sum(lengths),), slice(start, start + math.prod(shape))))
+        else:
+            slots.append((part, part.name, dtype, shape, None))
+    names = [part.name for part in parts]
+    if twice := [one for one in names if names.count(one) > 1]:
+        raise ValueError(f"{name} has two observations of the name '{twice[0]}': rename one")
+    return slots
+
+
+def flat_obs(space: spaces.Space, name: str) -> ObsCodec:
+    """Make the codec of an observation space as one array: of its only part, or one float32 vector of all parts.
+
+    Args:
+        space: Observation space.
+        name: Name in error messages.
+
+    Returns:
+        The codec.
+
+    Raises:
+        ValueError: As `encode_obs`.
+    """
+    whole = encode_obs(space, name)
+    if whole.dtype.fields is None:
+        return whole
+    sizes = {field: math.prod(kind[0].shape) for field, kind in whole.dtype.fields.items()}
+    if len(sizes) == 1:
+        ((field, kind),) = whole.dtype.fields.items()
+        only = np.zeros((), whole.dtype)
+
+        def write_only(row: np.ndarray, obs: Any) -> None:
+            whole.write(only, obs)
+            row[...] = only[field]
+
+        return ObsCodec(kind[0].shape, kind[0].base, write_only, whole.space)
+    record = np.zeros((), whole.dtype)
+
+    def write(row: np.ndarray, obs: Any) -> None:
+        whole.write(record, obs)
+        row[...] = np.concatenate([np.ravel(record[field]) for field in sizes])
+
+    return ObsCodec((sum(sizes.values()),), np.dtype(np.float32), write, whole.space)
 
 
 def encode_action(space: spaces.Space, name: str) -> ActionCodec:
     """Make the codec of an action space.
 
-    Supported are a bounded Box of floats, Discrete, and MultiDiscrete or MultiBinary of at most `MAX_JOINT_ACTIONS`
-    combinations, which are numbered with the last part varying fastest.
+    Supported are a bounded Box of floats, Discrete, MultiDiscrete and MultiBinary.
 
     Args:
         space: Action space.
@@ -96,11 +260,19 @@ def encode_action(space: spaces.Space, name: str) -> ActionCodec:
     """
     if isinstance(space, spaces.Box):
         return _box_action(space, name)
+    none = np.zeros((), np.float32)
     if isinstance(space, spaces.Discrete):
-        start = int(space.start)
-        return _numbered(int(space.n), lambda actions: (actions + start).tolist())
+        own: Space = {"kind": "Discrete", "n": int(space.n), "start": int(space.start)}
+        return ActionCodec((), np.dtype(np.int32), _python_numbers(int(space.start)), int(space.n), none, none, own)
     if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
-        return _joint_action(space, name)
+        own = {"kind": type(space).__name__, "dtype": str(space.dtype)}
+        own |= (
+            {"nvec": space.nvec.tolist(), "start": space.start.tolist()}
+            if isinstance(space, spaces.MultiDiscrete)
+            else {"shape": list(space.shape)}
+        )
+        sizes = tuple(sizes_of(own))
+        return ActionCodec((len(sizes),), np.dtype(np.int32), partial(decode, own, xp=np), 0, none, none, own, sizes)
     raise ValueError(
         f"{name} has actions of kind {type(space).__name__}: Box, Discrete, MultiDiscrete and MultiBinary are "
         "supported; a wrapper may change it, as gymnasium.wrappers.TransformAction"
@@ -118,71 +290,110 @@ def sample(codec: ActionCodec, rng: np.random.Generator, size: int) -> np.ndarra
     Returns:
         Actions ``[size, *shape]``.
     """
+    if codec.sizes:
+        return rng.integers(codec.sizes, size=(size, *codec.shape), dtype=np.int32)
     if codec.num_actions:
         return rng.integers(codec.num_actions, size=(size, *codec.shape), dtype=np.int32)
     return (codec.low + rng.random((size, *codec.shape), np.float32) * (codec.high - codec.low)).astype(np.float32)
 
 
+def _writer(space: spaces.Space, own: Space) -> WriteObs:
+    """Return a function that writes one part into its row."""
+    if isinstance(space, spaces.Box):
+        if own["array"] == "bool":
+            return _write_flat
+        return _write_checked if np.dtype(own["array"]) != space.dtype and own["array"] != "uint8" else _write_box
+    if isinstance(space, spaces.MultiBinary):
+        return _write_flat
+    if isinstance(space, spaces.Discrete):
+        return _one_hot(int(space.n), int(space.start))
+    sizes = np.array(sizes_of(own))
+    firsts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+    return _one_hots(np.shape(own["nvec"]), sizes, np.ravel(own["start"]), firsts)
+
+
 def _write_box(row: np.ndarray, obs: Any) -> None:
     if getattr(obs, "shape", None) != row.shape and np.shape(obs) != row.shape:
-        raise ValueError(f"an observation has shape {np.shape(obs)}, but observation_space has shape {row.shape}")
+        raise SpaceError(f"an observation has shape {np.shape(obs)}, but observation_space has shape {row.shape}")
     row[...] = obs
 
 
-def _flat(space: spaces.Space, start: int, name: str) -> tuple[int, WriteObs]:
-    """Return the length of a flattened space, and a function that writes it into a row from ``start`` on."""
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        return _flat_parts(space, start, name)
-    if isinstance(space, spaces.Discrete):
-        return int(space.n), _one_hot(start, start + int(space.n), np.asarray(start - int(space.start)))
-    if isinstance(space, spaces.MultiDiscrete):
-        sizes = space.nvec.ravel()
-        firsts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-        return int(sizes.sum()), _one_hot(start, start + int(sizes.sum()), start + firsts - space.start.ravel())
-    if isinstance(space, spaces.Box | spaces.MultiBinary):
-        size = math.prod(space.shape)
-        return size, _plain(slice(start, start + size))
-    raise ValueError(
-        f"{name} has observations of kind {type(space).__name__}: Box, Discrete, MultiDiscrete, MultiBinary, and Dict "
-        "and Tuple of these are supported; a wrapper may change it, as gymnasium.wrappers.TransformObservation"
-    )
+def _write_checked(row: np.ndarray, obs: Any) -> None:
+    """Write numbers into a dtype that may not hold them."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        _write_box(row, obs)
+    if row.dtype.kind in "iu" and not np.array_equal(row, obs):
+        raise SpaceError(
+            f"an observation is {np.max(np.abs(np.asarray(obs, np.float64))):.6g}, more than {row.dtype} holds"
+        )
+    if row.dtype.kind == "f" and not np.isfinite(row).all() and np.isfinite(obs).all():
+        raise SpaceError(f"an observation is {_largest(obs)}, more than {row.dtype} holds: scale it")
 
 
-def _flat_parts(space: spaces.Dict | spaces.Tuple, start: int, name: str) -> tuple[int, WriteObs]:
-    named = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
-    parts, end = [], start
-    for key, inner in named:
-        size, write = _flat(inner, end, name)
-        parts.append((key, write))
-        end += size
-
-    def write_parts(row: np.ndarray, obs: Any) -> None:
-        for key, write in parts:
-            write(row, obs[key])
-
-    return end - start, write_parts
+def _largest(obs: Any) -> str:
+    return f"{np.max(np.abs(np.asarray(obs, np.float64))):.6g}"
 
 
-def _one_hot(start: int, stop: int, offset: np.ndarray) -> WriteObs:
-    """Make a writer of one-hot parts. ``offset``: position of each part's value 0; a scalar for one part."""
-    whole, one = slice(start, stop), int(offset) if offset.ndim == 0 else None
-
-    def write_one(row: np.ndarray, obs: Any) -> None:
-        row[whole] = 0
-        row[obs + one] = 1
-
-    def write_each(row: np.ndarray, obs: Any) -> None:
-        row[whole] = 0
-        row[np.ravel(obs) + offset] = 1
-
-    return write_each if one is None else write_one
+def _write_flat(row: np.ndarray, obs: Any) -> None:
+    if np.size(obs) != row.size:
+        raise SpaceError(f"an observation has shape {np.shape(obs)}, but observation_space has {row.size} numbers")
+    row[...] = np.ravel(obs)
 
 
-def _plain(part: slice) -> WriteObs:
+def _one_hot(size: int, start: int) -> WriteObs:
     def write(row: np.ndarray, obs: Any) -> None:
-        row[part] = np.ravel(obs)
+        row[...] = 0
+        index = obs - start
+        if np.shape(index):
+            raise SpaceError(f"an observation has shape {np.shape(obs)}, but observation_space is Discrete")
+        if 0 <= index < size:  # else `_outside` finds it
+            row[int(index)] = 1
 
     return write
+
+
+def _one_hots(shape: tuple[int, ...], sizes: np.ndarray, starts: np.ndarray, firsts: np.ndarray) -> WriteObs:
+    def write(row: np.ndarray, obs: Any) -> None:
+        if np.shape(obs) != shape:
+            raise SpaceError(f"an observation has shape {np.shape(obs)}, but observation_space has shape {shape}")
+        row[...] = 0
+        index = np.ravel(obs) - starts
+        inside = (index >= 0) & (index < sizes)
+        row[(index + firsts)[inside]] = 1
+
+    return write
+
+
+def _outside(space: spaces.Space, own: Space) -> Callable[[np.ndarray], list[tuple[int, str]]] | None:
+    """Return a function that finds values outside of a space: row and text of each row with such a value, no NaNs."""
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        count, text = len(sizes_of(own)), f"none of the values of {' '.join(repr(space).split())}"
+        return lambda rows: [(int(i), text) for i in np.flatnonzero(rows.sum(axis=1) != count)]
+    if not isinstance(space, spaces.Box) or own["array"] == "bool":
+        return None
+    dtype = np.dtype(own["array"])
+    low, high = space.low.astype(dtype), space.high.astype(dtype)
+    limits: Any = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
+    if (low <= limits.min).all() and (high >= limits.max).all():
+        return None
+
+    def find(rows: np.ndarray) -> list[tuple[int, str]]:
+        wrong = (rows < low) | (rows > high)
+        if not wrong.any():
+            return []
+        each = [np.argwhere(own)[0] for own in wrong if own.any()]
+        bounds = [(tuple(at), low[tuple(at)], high[tuple(at)]) for at in each]
+        found = np.flatnonzero(wrong.reshape(len(wrong), -1).any(axis=1))
+        return [
+            (int(i), f"{rows[i][at]:.6g} at {list(map(int, at))}, not within {least:.6g} to {most:.6g}")
+            for i, (at, least, most) in zip(found, bounds, strict=True)
+        ]
+
+    return find
+
+
+def _python_numbers(start: int) -> DecodeActions:
+    return lambda actions: (actions + start).tolist()
 
 
 def _box_action(space: spaces.Box, name: str) -> ActionCodec:
@@ -193,31 +404,8 @@ def _box_action(space: spaces.Box, name: str) -> ActionCodec:
         raise ValueError(
             f"{name} has unbounded actions: bound them with a wrapper, as gymnasium.wrappers.TransformAction"
         )
-    return ActionCodec(space.shape, np.dtype(np.float32), lambda actions: actions.astype(space.dtype), 0, low, high)
-
-
-def _joint_action(space: spaces.MultiDiscrete | spaces.MultiBinary, name: str) -> ActionCodec:
-    sizes = (
-        [int(n) for n in space.nvec.ravel()]
-        if isinstance(space, spaces.MultiDiscrete)
-        else [2] * math.prod(space.shape)
-    )
-    count = math.prod(sizes)
-    if count > MAX_JOINT_ACTIONS:
-        raise ValueError(
-            f"{name} has {type(space).__name__} actions with {count:,} combinations: at most {MAX_JOINT_ACTIONS:,} can "
-            "be numbered; offer fewer with a wrapper, as gymnasium.wrappers.TransformAction"
-        )
-    table = np.stack(np.unravel_index(np.arange(count), sizes), axis=-1).reshape(count, *space.shape)
-    if isinstance(space, spaces.MultiDiscrete):
-        table = table + space.start
-    table = table.astype(space.dtype)
-    return _numbered(count, lambda actions: table[actions])
-
-
-def _numbered(count: int, decode: DecodeActions) -> ActionCodec:
-    none = np.zeros((), np.float32)
-    return ActionCodec((), np.dtype(np.int32), decode, count, none, none)
+    own = {"kind": "Box", "shape": list(space.shape), "dtype": str(space.dtype)}
+    return ActionCodec(space.shape, np.dtype(np.float32), partial(decode, own, xp=np), 0, low, high, own)
 
 
 ALIGNMENT_BYTES = 64

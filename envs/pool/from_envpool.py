@@ -68,7 +68,8 @@ class _EnvPool(Groups):
         observe, self.act = encode_obs(observed, id), encode_action(acted, id)
         self.action_dtype = acted.dtype
         action = Discrete(self.act.num_actions) if self.act.num_actions else Box(self.act.low, self.act.high)
-        self.spec = EnvSpec(id, jax.ShapeDtypeStruct(observe.shape, observe.dtype), action, limit)
+        spec = EnvSpec(id, jax.ShapeDtypeStruct(observe.shape, observe.dtype), action, limit)
+        self.spec = spec._replace(obs_space=observe.space, action_space=self.act.space)
         self.in_order = np.arange(num_envs // num_groups, dtype=np.int32).tobytes()
         self.dtype = observe.dtype
         self.returns = np.zeros((num_groups, num_envs // num_groups))

@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from jaxrl_fast.envs.pool.codec import ActionCodec, ObsCodec, encode_action, encode_obs
+from jaxrl_fast.envs.pool.codec import ActionCodec, ObsCodec, describe_obs, encode_action, flat_obs
 
 
 def largest_shape(name: str, kinds: Sequence[tuple[Any, tuple[int, ...]]]) -> tuple[int, ...]:
@@ -192,9 +192,14 @@ def encode_agents(env: AgentsTogether, name: str) -> tuple[ObsCodec, ActionCodec
         ValueError: Spaces that are not supported, or that cannot be padded to the largest.
     """
     views = [_view(env.env.observation_space(agent)) for agent in env.names]
-    codecs = [encode_obs(space, name) for space, _ in views]
+    codecs = [flat_obs(space, name) for space, _ in views]
+    spaces_of = {agent: describe_obs(env.env.observation_space(agent), name) for agent in env.names}
     acts = [encode_action(env.env.action_space(agent), name) for agent in env.names]
-    act, numbers = _all_actions(acts, name), [one.num_actions for one in acts]
+    act = _all_actions(acts, name)
+    act = act._replace(
+        space={"kind": "Agents", "spaces": {a: one.space for a, one in zip(env.names, acts, strict=True)}}
+    )
+    numbers = [one.num_actions for one in acts]
     shape = largest_shape(name, [(codec.dtype, codec.shape) for codec in codecs])
     masked = act.num_actions > 0 and (any(own for _, own in views) or len(set(numbers)) > 1)
     fields: list[tuple] = [("obs", codecs[0].dtype, (len(codecs), *shape)), (OUT, np.bool_, (len(codecs),))]
@@ -204,7 +209,7 @@ def encode_agents(env: AgentsTogether, name: str) -> tuple[ObsCodec, ActionCodec
         fields.append((STATE, np.float32, env.state_space.shape))
     write = _writer(env.names, codecs, [own for _, own in views], numbers if masked else [])
     sizes = own_sizes([codec.shape for codec in codecs], numbers)
-    return ObsCodec((), np.dtype(fields, align=True), write), act, sizes
+    return ObsCodec((), np.dtype(fields, align=True), write, {"kind": "Agents", "spaces": spaces_of}), act, sizes
 
 
 def _view(space: spaces.Space) -> tuple[spaces.Space, bool]:
@@ -222,7 +227,9 @@ def _all_actions(acts: Sequence[ActionCodec], name: str) -> ActionCodec:
     def decode(actions: np.ndarray) -> list[tuple]:
         return list(zip(*(one.decode(actions[:, i]) for i, one in enumerate(acts)), strict=True))
 
-    return ActionCodec((len(acts), *first.shape), first.dtype, decode, most, first.low, first.high)
+    if len({one.sizes for one in acts}) > 1:
+        raise ValueError(f"{name}: its agents differ in the parts of their actions: only one discrete part may")
+    return first._replace(shape=(len(acts), *first.shape), decode=decode, num_actions=most)
 
 
 def _writer(

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 
-from jaxrl_fast.envs.pool.codec import ActionCodec, Arrays, ObsCodec, encode_action, encode_obs
+from jaxrl_fast.envs.pool.codec import ActionCodec, Arrays, ObsCodec, SpaceError, encode_action, encode_obs
 from jaxrl_fast.envs.pool.several_agents import AgentsTogether, encode_agents
 
 GOES_ON = "jaxrl_fast.goes_on"
@@ -154,7 +154,8 @@ def make_stepper(host_spec: HostEnvSpec, arrays: Arrays, owned: Sequence[int]) -
     goes_on, success = np.zeros(len(arrays.seed), bool), np.full(len(arrays.seed), UNTOLD, np.int8)
     running, agents = np.zeros((2, len(arrays.seed), host_spec.num_agents or 0), np.float32)
     write, decode = host_spec.observe.write, host_spec.act.decode
-    obs_rows, final_rows = list(arrays.obs), list(arrays.final_obs)
+    # Not by iteration, which gives scalars instead of arrays without axes.
+    obs_rows, final_rows = ([rows[i, ...] for i in range(len(rows))] for rows in (arrays.obs, arrays.final_obs))
 
     def make_all() -> None:
         for i in owned:
@@ -276,6 +277,8 @@ def describe_failure(error: BaseException, name: str, index: int, where: str) ->
     Returns:
         The error to raise.
     """
+    if isinstance(error, SpaceError):
+        return PoolError(f"environment {index} of {name}: {error} ({where})")
     what = traceback.format_exception_only(error)[-1].strip()
     lines = "".join(traceback.format_exception(error)).rstrip()
     return PoolError(f"environment {index} of {name} raised {what} ({where}). Its traceback:\n{lines}")

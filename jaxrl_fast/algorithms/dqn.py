@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.core import Discrete, EnvSpec, Metrics, PyTree
-from jaxrl_fast.learning.acting import by_q_values, greedy_action
+from jaxrl_fast.core import Actions, Discrete, EnvSpec, Metrics, MultiDiscrete, PyTree
+from jaxrl_fast.learning.acting import by_q_values, greedy_action, num_joint, number_of
 from jaxrl_fast.learning.algorithm import (
     Agent,
     Algorithm,
@@ -152,7 +152,7 @@ def dqn(
     sizes = off_policy_sizes(rollout_length, updates_per_tick, steps_per_update=4)
 
     def build(spec: EnvSpec, num_envs: int) -> Agent:
-        size = require_actions("dqn", spec, (Discrete,), "sac").num_actions
+        space = require_actions("dqn", spec, (Discrete, MultiDiscrete), "sac")
         require_positive(target_period=target_period)
         check_optimizer(optimizer, weight_decay)
         updates = sizes(num_envs)["updates_per_tick"]
@@ -160,20 +160,29 @@ def dqn(
         priorities = Prioritize("critic", priority_exponent, lambda hyper: hyper.importance_exponent)
         data = data._replace(prioritize=priorities if priority_exponent else None)
         head = make_value_head(value_head, num_atoms, (value_min, value_max), q_loss)
-        q = make_network(spec.obs, q_outputs(size, head.width, dueling), hidden=q_hidden, keys=q_keys, **shared)
-        parts = {"critic": critic_part(q, head, data, double, target_period, optimizer)}
-        act = by_q_values(lambda outputs: head.expected(by_action(outputs["critic"], head.width)))
+        q = make_network(
+            spec.obs, q_outputs(num_joint(space), head.width, dueling), hidden=q_hidden, keys=q_keys, **shared
+        )
+        parts = {"critic": critic_part(space, q, head, data, double, target_period, optimizer)}
+        act = by_q_values(space, lambda outputs: head.expected(by_action(outputs["critic"], head.width)))
         return Agent(parts, data, {"critic": "q"}, act, rollout_length, normalize_observations=normalize_observations)
 
     return Algorithm("dqn", hyper, options, build, sizes)
 
 
 def critic_part(
-    q: Network, head: ValueHead, data: Replay, double: bool, target_period: int, optimizer: OptimizerName
+    space: Actions,
+    q: Network,
+    head: ValueHead,
+    data: Replay,
+    double: bool,
+    target_period: int,
+    optimizer: OptimizerName,
 ) -> Part:
     """Build the Q-network's part: regression on the Bellman target, then a step of the target network.
 
     Args:
+        space: Action space.
         q: Q-network.
         head: Representation of values.
         data: Data of the updates.
@@ -188,12 +197,13 @@ def critic_part(
     def gradients(own: Learned, peers: dict, batch: ReplayBatch, key: jax.Array, hyper: DqnHyper) -> GradientResult:
         chooser = own.params if double else own.target
         chosen_by = by_action(over_successors(data, q, chooser["q"], batch, "critic"), head.width)
-        best = greedy_action(head.expected(chosen_by), batch.next_obs)
+        best = greedy_action(space, head.expected(chosen_by), batch.next_obs)
         following = by_action(over_successors(data, q, own.target["q"], batch, "critic"), head.width)
         given = batch.reward, batch.bootstrap, of_action(following, best)
 
         def loss_fn(params: PyTree) -> tuple[jax.Array, tuple[Metrics, jax.Array]]:
-            outputs = of_action(by_action(over_replay(data, q, params, batch, "critic"), head.width), batch.action)
+            outputs = by_action(over_replay(data, q, params, batch, "critic"), head.width)
+            outputs = of_action(outputs, number_of(space, batch.action))
             found, surprise = jax.vmap(jax.vmap(head.loss))(outputs, *given)
             loss, q_mean = mean_loss(found, batch), jnp.mean(head.expected(outputs))
             metrics = {"q_loss": loss, "q_mean": q_mean, "epsilon": jnp.asarray(hyper.epsilon)}

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.core import Box, Discrete, EnvSpec, Metrics, PyTree
+from jaxrl_fast.core import Actions, Box, Discrete, EnvSpec, Metrics, MultiDiscrete, PyTree
 from jaxrl_fast.learning.acting import policy_of, sample_action
 from jaxrl_fast.learning.algorithm import (
     Agent,
@@ -128,7 +128,7 @@ def impala(
     sizes = on_policy_sizes(rollout_length, num_minibatches, steps=640, least=1, whole_rollouts=True)
 
     def build(spec: EnvSpec, num_envs: int) -> Agent:
-        space = require_actions("impala", spec, (Discrete, Box), "sac")
+        space = require_actions("impala", spec, (Discrete, MultiDiscrete, Box), "sac")
         check_optimizer(optimizer, weight_decay)
         sized = sizes(num_envs)
         heads = {"policy": Head(distributions.num_outputs(space), 0.01), "value": Head(1)}
@@ -146,7 +146,7 @@ def impala(
     return Algorithm("impala", hyper, options, build, sizes)
 
 
-def agent_part(space: Discrete | Box, network: Network, value_loss: Callable, optimizer: OptimizerName) -> Part:
+def agent_part(space: Actions, network: Network, value_loss: Callable, optimizer: OptimizerName) -> Part:
     """Build the network's part: policy gradient with V-trace advantages, V-trace regression, and an entropy bonus.
 
     Args:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.core import Box, Discrete, EnvSpec, Metrics, PyTree, Transition
+from jaxrl_fast.core import Actions, Box, Discrete, EnvSpec, Metrics, MultiDiscrete, PyTree, Transition
 from jaxrl_fast.learning.acting import policy_of, sample_action
 from jaxrl_fast.learning.algorithm import (
     Agent,
@@ -157,7 +157,7 @@ def ppo(
     sizes = on_policy_sizes(rollout_length, num_minibatches, steps=256, least=4, whole_rollouts=recurrent_size > 0)
 
     def build(spec: EnvSpec, num_envs: int) -> Agent:
-        space = require_actions("ppo", spec, (Discrete, Box), "sac")
+        space = require_actions("ppo", spec, (Discrete, MultiDiscrete, Box), "sac")
         check_optimizer(optimizer, weight_decay)
         sized = sizes(num_envs)
         size = distributions.num_outputs(space)
@@ -200,7 +200,7 @@ def targets(values: Values, rollout: Transition, hyper: PpoHyper) -> dict[str, j
 
 
 def actor_part(
-    space: Discrete | Box,
+    space: Actions,
     policy: Network,
     policy_loss: Callable,
     normalize_advantages: bool,
@@ -233,12 +233,9 @@ def actor_part(
             log_ratio = distributions.log_prob(dist, batch.extras["raw_action"]) - batch.extras["log_prob"]
             surrogate = elementwise(policy_loss, log_ratio, advantage, hyper.clip_range)
             loss, entropy = mean(surrogate, batch), mean(distributions.entropy(dist, key), batch)
-            metrics = {
-                "policy_loss": loss,
-                "entropy": entropy,
-                "approx_kl": mean(jnp.expm1(log_ratio) - log_ratio, batch),
-                "clip_fraction": mean(jnp.abs(jnp.expm1(log_ratio)) > hyper.clip_range, batch),
-            }
+            change = jnp.expm1(log_ratio)
+            metrics = {"policy_loss": loss, "entropy": entropy, "approx_kl": mean(change - log_ratio, batch)}
+            metrics["clip_fraction"] = mean(jnp.abs(change) > hyper.clip_range, batch)
             return jnp.sum(loss - hyper.entropy_coef * entropy), jax.tree.map(jnp.mean, metrics)
 
         grads, metrics = gradients_of(loss_fn, own.params["policy"])

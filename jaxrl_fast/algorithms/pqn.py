@@ -5,13 +5,14 @@ and a target network.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.core import Discrete, EnvSpec, Metrics, PyTree, Transition
-from jaxrl_fast.learning.acting import by_q_values, greedy_value, value_of
+from jaxrl_fast.core import Actions, Discrete, EnvSpec, Metrics, MultiDiscrete, PyTree, Transition
+from jaxrl_fast.learning.acting import by_q_values, greedy_value, num_joint, number_of, value_of
 from jaxrl_fast.learning.algorithm import (
     Agent,
     Algorithm,
@@ -118,16 +119,16 @@ def pqn(
     sizes = on_policy_sizes(rollout_length, num_minibatches, steps=128, least=4, whole_rollouts=recurrent_size > 0)
 
     def build(spec: EnvSpec, num_envs: int) -> Agent:
-        size = require_actions("pqn", spec, (Discrete,), "ppo").num_actions
+        space = require_actions("pqn", spec, (Discrete, MultiDiscrete), "ppo")
         check_optimizer(optimizer, weight_decay)
         sized = sizes(num_envs)
-        q = make_network(spec.obs, size, hidden=q_hidden, keys=q_keys, **shared)
-        how: dict[str, Any] = dict(critic="critic", network="q", value=best_value, targets=targets)
+        q = make_network(spec.obs, num_joint(space), hidden=q_hidden, keys=q_keys, **shared)
+        how: dict[str, Any] = dict(critic="critic", network="q", value=partial(best_value, space), targets=targets)
         return Agent(
-            parts={"critic": critic_part(q, q_loss, optimizer)},
+            parts={"critic": critic_part(q, q_loss, optimizer, partial(chosen_value, space))},
             data=OnPolicy(num_epochs, sized["num_minibatches"], **how),
             acts={"critic": "q"},
-            decide=by_q_values(lambda outputs: outputs["critic"]),
+            decide=by_q_values(space, lambda outputs: outputs["critic"]),
             rollout_length=sized["rollout_length"],
             normalize_observations=normalize_observations,
             normalize_rewards=normalize_rewards,
@@ -136,18 +137,19 @@ def pqn(
     return Algorithm("pqn", hyper, options, build, sizes)
 
 
-def best_value(outputs: PyTree, obs: PyTree, action: jax.Array | None) -> jax.Array:
+def best_value(space: Actions, outputs: PyTree, obs: PyTree, action: jax.Array | None) -> jax.Array:
     """Return the value of the best allowed action (`ValueOf`).
 
     Args:
-        outputs: Q-values ``[..., num_actions]``.
+        space: Action space.
+        outputs: Q-values ``[..., num_joint(space)]``.
         obs: Observations, which may have a mask.
         action: Unused.
 
     Returns:
         Values ``[...]``.
     """
-    return greedy_value(outputs, obs)
+    return greedy_value(space, outputs, obs)
 
 
 def targets(values: Values, rollout: Transition, hyper: PqnHyper) -> dict[str, jax.Array]:
@@ -173,11 +175,12 @@ def targets(values: Values, rollout: Transition, hyper: PqnHyper) -> dict[str, j
     return {"q_target": target}
 
 
-def chosen_value(outputs: PyTree, obs: PyTree, action: jax.Array | None) -> jax.Array:
+def chosen_value(space: Actions, outputs: PyTree, obs: PyTree, action: jax.Array | None) -> jax.Array:
     """Return the value of the action that was taken (`ValueOf`).
 
     Args:
-        outputs: Q-values ``[..., num_actions]``.
+        space: Action space.
+        outputs: Q-values ``[..., num_joint(space)]``.
         obs: Unused.
         action: Actions ``[...]``.
 
@@ -185,12 +188,10 @@ def chosen_value(outputs: PyTree, obs: PyTree, action: jax.Array | None) -> jax.
         Values ``[...]``.
     """
     assert action is not None
-    return value_of(outputs, action)
+    return value_of(outputs, number_of(space, action))
 
 
-def critic_part(
-    q_network: Network, q_loss: Callable, optimizer: OptimizerName, value_taken: ValueOf = chosen_value
-) -> Part:
+def critic_part(q_network: Network, q_loss: Callable, optimizer: OptimizerName, value_taken: ValueOf) -> Part:
     """Build the Q-network's part: regression on the λ-returns.
 
     Args:

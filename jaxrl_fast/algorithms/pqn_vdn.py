@@ -5,6 +5,7 @@ The value of the team is the sum of the agents' values of their actions (VDN, ar
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,8 +13,8 @@ import jax.numpy as jnp
 
 from jaxrl_fast.algorithms import pqn as of_one
 from jaxrl_fast.algorithms.multi_agent import keys_of_one, network_of_all, out_of, spec_of_one, with_own_optimizers
-from jaxrl_fast.core import Discrete, EnvSpec, PyTree, Transition
-from jaxrl_fast.learning.acting import greedy_value, value_of
+from jaxrl_fast.core import Actions, Discrete, EnvSpec, MultiDiscrete, PyTree, Transition
+from jaxrl_fast.learning.acting import greedy_value, number_of, value_of
 from jaxrl_fast.learning.algorithm import Agent, Algorithm, OnPolicy, Values, require_actions
 from jaxrl_fast.networks.network import Activation, Cnn, Precision
 from jaxrl_fast.numerics import losses
@@ -83,25 +84,26 @@ def pqn_vdn(
     base = of_one.pqn(**{key: x for key, x in given.items() if key != "share_parameters"} | keys)
 
     def build(spec: EnvSpec, num_envs: int) -> Agent:
-        require_actions("pqn_vdn", spec, (Discrete,), "ippo")
+        space = require_actions("pqn_vdn", spec, (Discrete, MultiDiscrete), "ippo")
         one = base.build(spec_of_one(spec, shared=share_parameters), num_envs)
         assert isinstance(one.data, OnPolicy)
         q = network_of_all(one.parts["critic"].networks["q"], spec, shared=share_parameters)
-        part = of_one.critic_part(q, q_loss, optimizer, taken_together)
+        part = of_one.critic_part(q, q_loss, optimizer, partial(taken_together, space))
         return one._replace(
             parts={"critic": with_own_optimizers(part)},
-            data=one.data._replace(targets=team_targets, value=best_together),
+            data=one.data._replace(targets=team_targets, value=partial(best_together, space)),
         )
 
     options = base.options | {"q_keys": tuple(q_keys), "share_parameters": share_parameters}
     return Algorithm("pqn_vdn", base.hyper, options, build, base.sizes, for_agents=True)
 
 
-def taken_together(outputs: PyTree, obs: PyTree, action: jax.Array | None) -> jax.Array:
+def taken_together(space: Actions, outputs: PyTree, obs: PyTree, action: jax.Array | None) -> jax.Array:
     """Sum the values of the agents' actions (`ValueOf`).
 
     Args:
-        outputs: Q-values ``[..., A, num_actions]``.
+        space: Action space of an agent.
+        outputs: Q-values ``[..., A, num_joint(space)]``.
         obs: Observations, which may mark agents that are out.
         action: Actions ``[..., A]``.
 
@@ -109,21 +111,22 @@ def taken_together(outputs: PyTree, obs: PyTree, action: jax.Array | None) -> ja
         Values ``[...]``.
     """
     assert action is not None
-    return _sum_over_agents(value_of(outputs, action), obs)
+    return _sum_over_agents(value_of(outputs, number_of(space, action)), obs)
 
 
-def best_together(outputs: PyTree, obs: PyTree, action: jax.Array | None) -> jax.Array:
+def best_together(space: Actions, outputs: PyTree, obs: PyTree, action: jax.Array | None) -> jax.Array:
     """Sum the values of the agents' best actions, which is the largest of all sums (`ValueOf`).
 
     Args:
-        outputs: Q-values ``[..., A, num_actions]``.
+        space: Action space of an agent.
+        outputs: Q-values ``[..., A, num_joint(space)]``.
         obs: Observations, which may have masks.
         action: Unused.
 
     Returns:
         Values ``[...]``.
     """
-    return _sum_over_agents(greedy_value(outputs, obs), obs)
+    return _sum_over_agents(greedy_value(space, outputs, obs), obs)
 
 
 def team_targets(values: Values, rollout: Transition, hyper: of_one.PqnHyper) -> dict[str, jax.Array]:

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.core import Discrete, EnvSpec, Metrics, PyTree
+from jaxrl_fast.core import Actions, Discrete, EnvSpec, Metrics, MultiDiscrete, PyTree
 from jaxrl_fast.learning.acting import (
+    policy_of,
     sample_action,
     temperature_gradient,
     temperature_network,
@@ -35,7 +36,7 @@ from jaxrl_fast.learning.algorithm import (
     require_actions,
 )
 from jaxrl_fast.learning.critics import policy_and_critics, regression
-from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision, action_mask
+from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision
 from jaxrl_fast.numerics import distributions, losses
 from jaxrl_fast.numerics.optimizers import OptimizerName, check_optimizer, make_optimizer
 
@@ -144,16 +145,16 @@ def sac_discrete(
     sizes = off_policy_sizes(rollout_length, updates_per_tick, steps_per_update=4)
 
     def build(spec: EnvSpec, num_envs: int) -> Agent:
-        space = require_actions("sac_discrete", spec, (Discrete,), "sac")
+        space = require_actions("sac_discrete", spec, (Discrete, MultiDiscrete), "sac")
         check_optimizer(optimizer, weight_decay)
         updates = sizes(num_envs)["updates_per_tick"]
         data = Replay(buffer_size, batch_size, updates, warmup_steps, n_step, sequence_length, burn_in)
-        size = space.num_actions
+        size = distributions.num_outputs(space)
         policy, q = policy_and_critics(spec.obs, options, policy_size=size, q_size=size)
         networks = {"policy": policy, "temperature": temperature_network(initial_temperature)}
         return Agent(
             parts={
-                "critic": critic_part(policy, q, data, critic_loss, optimizer),
+                "critic": critic_part(space, policy, q, data, critic_loss, optimizer),
                 "actor": actor_part(space, networks, q, data, optimizer),
             },
             data=data,
@@ -168,11 +169,15 @@ def sac_discrete(
 
 
 def critic_part(
-    policy: Network, q_networks: Network, data: Replay, critic_loss: Callable, optimizer: OptimizerName
+    space: Actions, policy: Network, q_networks: Network, data: Replay, critic_loss: Callable, optimizer: OptimizerName
 ) -> Part:
     """Build the Q-networks' part: regression on the soft Bellman target.
 
+    The value of a `MultiDiscrete` action is the sum of a value for each part, so that its mean under the policy is
+    exact.
+
     Args:
+        space: Action space.
         policy: Policy network.
         q_networks: Ensemble of Q-networks.
         data: Data of the updates.
@@ -191,13 +196,13 @@ def critic_part(
         actor = peers["actor"].params
         logits = over_successors(data, policy, actor["policy"], batch, "actor")
         next_q = jnp.mean(over_successors(data, q_networks, own.target["q"], batch, "critic"), axis=0)
-        dist = distributions.categorical(logits, action_mask(batch.next_obs))
-        value = losses.soft_value(dist.logits, next_q, jnp.exp(actor["temperature"]))
+        dist = policy_of(space, logits, batch.next_obs)
+        value = soft_value(space, dist, next_q, jnp.exp(actor["temperature"]))
         target = batch.reward + batch.bootstrap * value
 
         def loss_fn(params: PyTree) -> tuple[jax.Array, Metrics]:
             outputs = over_replay(data, q_networks, params, batch, "critic")
-            q = jnp.stack([value_of(x, batch.action) for x in outputs])
+            q = jnp.stack([value_taken(space, x, batch.action) for x in outputs])
             loss = regression(critic_loss, q, target, batch)
             return loss, {"critic_loss": loss, "q_mean": jnp.mean(q)}
 
@@ -207,8 +212,55 @@ def critic_part(
     return Part({"q": q_networks}, gradients, {"q": make_optimizer(optimizer)}, reads=("actor",), targets=("q",))
 
 
+def sizes_of(space: Actions) -> tuple[int, ...]:
+    """Return the number of values of each part of an action.
+
+    Args:
+        space: Action space.
+
+    Returns:
+        One number of a `Discrete` space, several of a `MultiDiscrete`.
+    """
+    return (space.num_actions,) if isinstance(space, Discrete) else space.sizes  # type: ignore[union-attr]
+
+
+def soft_value(space: Actions, dist: distributions.Distribution, q: jax.Array, temperature: jax.Array) -> jax.Array:
+    """Compute the mean value of the policy's actions with the bonus for entropy, summed over the parts of an action.
+
+    Args:
+        space: Action space.
+        dist: Policy.
+        q: Values of all parts, ``[..., sum of sizes]``.
+        temperature: Temperature.
+
+    Returns:
+        Values ``[...]``.
+    """
+    assert not isinstance(dist, distributions.TanhNormal)
+    if isinstance(space, Discrete):
+        return losses.soft_value(dist.logits, q, temperature)
+    each = losses.soft_value(dist.logits, distributions.by_part(sizes_of(space), q, 0.0), temperature)
+    return jnp.sum(each, axis=-1)
+
+
+def value_taken(space: Actions, q: jax.Array, action: jax.Array) -> jax.Array:
+    """Compute the value of an action, summed over its parts.
+
+    Args:
+        space: Action space.
+        q: Values of all parts, ``[..., sum of sizes]``.
+        action: Actions ``[...]``, or ``[..., D]``.
+
+    Returns:
+        Values ``[...]``.
+    """
+    if isinstance(space, Discrete):
+        return value_of(q, action)
+    return jnp.sum(value_of(distributions.by_part(sizes_of(space), q, 0.0), action), axis=-1)
+
+
 def actor_part(
-    space: Discrete, networks: dict[str, Network], q_networks: Network, data: Replay, optimizer: OptimizerName
+    space: Actions, networks: dict[str, Network], q_networks: Network, data: Replay, optimizer: OptimizerName
 ) -> Part:
     """Build the part of the policy and of the temperature.
 
@@ -225,6 +277,8 @@ def actor_part(
     Source: Christodoulou (2019), equations 12 (policy) and 11 (temperature), arXiv 1910.07207.
     """
 
+    largest_entropy = sum(math.log(size) for size in sizes_of(space))
+
     def gradients(
         own: Learned, peers: dict[str, Learned], batch: ReplayBatch, key: jax.Array, hyper: SacDiscreteHyper
     ) -> GradientResult:
@@ -234,12 +288,12 @@ def actor_part(
 
         def policy_loss(params: PyTree) -> tuple[jax.Array, Metrics]:
             logits = over_replay(data, networks["policy"], params, batch, "actor")
-            dist = distributions.categorical(logits, action_mask(batch.obs))
-            loss = -jnp.mean(losses.soft_value(dist.logits, q, temperature))
+            dist = policy_of(space, logits, batch.obs)
+            loss = -jnp.mean(soft_value(space, dist, q, temperature))
             return loss, {"policy_loss": loss, "entropy": jnp.mean(distributions.entropy(dist, key))}
 
         policy_grads, metrics = gradients_of(policy_loss, own.params["policy"])
-        target_entropy = hyper.target_entropy_ratio * math.log(space.num_actions)
+        target_entropy = hyper.target_entropy_ratio * largest_entropy
         temperature_grad = temperature_gradient(log_temperature, metrics["entropy"], target_entropy)
         grads = {"policy": policy_grads, "temperature": temperature_grad}
         return GradientResult(grads, {**metrics, "temperature": temperature})

@@ -3,12 +3,14 @@
 import math
 from collections.abc import Callable
 from functools import partial
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jaxrl_fast.core import UNKNOWN_PRODUCTS, Box, Discrete, Extras, Products, PyTree
+from jaxrl_fast.core import UNKNOWN_PRODUCTS, Actions, Box, Discrete, Extras, MultiDiscrete, Products, PyTree
 from jaxrl_fast.learning.algorithm import Agent, Decide, InitDecide, Learned, Part
 from jaxrl_fast.learning.minibatches import Experience
 from jaxrl_fast.networks.network import Network, action_mask, scalar
@@ -17,7 +19,7 @@ from jaxrl_fast.numerics.distributions import Distribution
 from jaxrl_fast.numerics.optimizers import MakeOptimizer, make_optimizer
 
 
-def policy_of(space: Discrete | Box, outputs: jax.Array, obs: PyTree) -> Distribution:
+def policy_of(space: Actions, outputs: jax.Array, obs: PyTree) -> Distribution:
     """Build the policy from network outputs, without the actions that an ``action_mask`` forbids.
 
     Args:
@@ -32,7 +34,7 @@ def policy_of(space: Discrete | Box, outputs: jax.Array, obs: PyTree) -> Distrib
 
 
 def sample_action(
-    space: Discrete | Box, *, remember: bool, outputs_of: Callable[[dict], jax.Array] = lambda outputs: outputs["actor"]
+    space: Actions, *, remember: bool, outputs_of: Callable[[dict], jax.Array] = lambda outputs: outputs["actor"]
 ) -> Decide:
     """Return action selection that samples from the policy, or takes its mode without exploration.
 
@@ -189,55 +191,138 @@ def repeated_noise_action(space: Box, max_repeats: int, exponent: float = 2.0) -
     return decide, init
 
 
-def greedy_action(q: jax.Array, obs: PyTree) -> jax.Array:
+def greedy_action(space: Actions, q: jax.Array, obs: PyTree) -> jax.Array:
     """Select the allowed action with the largest Q-value.
 
     Args:
-        q: Q-values ``[..., num_actions]``.
+        space: Action space.
+        q: Q-values ``[..., num_joint(space)]``.
         obs: Observations, which may have a mask.
 
     Returns:
-        Actions ``[...]``.
+        Numbers of actions ``[...]``.
     """
-    return distributions.mode(distributions.categorical(q, action_mask(obs)))
+    return distributions.mode(distributions.categorical(q, joint_mask(space, obs)))
 
 
-def epsilon_greedy(q: jax.Array, obs: PyTree, epsilon: jax.Array, key: jax.Array) -> jax.Array:
+def epsilon_greedy(space: Actions, q: jax.Array, obs: PyTree, epsilon: jax.Array, key: jax.Array) -> jax.Array:
     """Select the greedy action, or with probability ``epsilon`` a uniformly random allowed action.
 
     Args:
-        q: Q-values ``[..., num_actions]``.
+        space: Action space.
+        q: Q-values ``[..., num_joint(space)]``.
         obs: Observations, which may have a mask.
         epsilon: Probability of a random action.
         key: Random key.
 
     Returns:
-        Actions ``[...]``.
+        Numbers of actions ``[...]``.
     """
-    best, (which_key, action_key) = greedy_action(q, obs), jax.random.split(key)
-    any_allowed = distributions.categorical(jnp.zeros_like(q), action_mask(obs))
+    best, (which_key, action_key) = greedy_action(space, q, obs), jax.random.split(key)
+    any_allowed = distributions.categorical(jnp.zeros_like(q), joint_mask(space, obs))
     at_random = jax.random.uniform(which_key, best.shape) < epsilon
     return jnp.where(at_random, distributions.sample(any_allowed, action_key), best)
 
 
-def greedy_value(q: jax.Array, obs: PyTree) -> jax.Array:
+def greedy_value(space: Actions, q: jax.Array, obs: PyTree) -> jax.Array:
     """Return the largest Q-value of the allowed actions.
 
     Args:
+        space: Action space.
         q: Q-values ``[..., num_actions]``.
         obs: Observations, which may have a mask.
 
     Returns:
         Values ``[...]``.
     """
-    return value_of(q, greedy_action(q, obs))
+    return value_of(q, greedy_action(space, q, obs))
 
 
-def by_q_values(q_of: Callable[[dict[str, Any]], jax.Array]) -> Decide:
+MAX_JOINT_ACTIONS = 4096
+"""Largest number of combinations of a `MultiDiscrete` action that Q-networks number."""
+
+
+def num_joint(space: Discrete | MultiDiscrete) -> int:
+    """Return the number of actions, of a `MultiDiscrete` the number of its combinations.
+
+    Args:
+        space: Action space.
+
+    Returns:
+        The number.
+
+    Raises:
+        ValueError: There are more than `MAX_JOINT_ACTIONS`.
+    """
+    count = space.num_actions if isinstance(space, Discrete) else math.prod(space.sizes)
+    if isinstance(space, MultiDiscrete) and count > MAX_JOINT_ACTIONS:
+        raise ValueError(
+            f"an action of {len(space.sizes)} parts has {count:,} combinations, and Q-values are for at most "
+            f"{MAX_JOINT_ACTIONS:,}: write algo=ppo or algo=sac_discrete, which choose each part"
+        )
+    return count
+
+
+def number_of(space: Actions, action: jax.Array) -> jax.Array:
+    """Return the number of an action, from 0; the last part varies fastest.
+
+    Args:
+        space: Action space.
+        action: Actions ``[...]``, or ``[..., D]`` of a `MultiDiscrete`.
+
+    Returns:
+        Numbers ``[...]``.
+    """
+    if not isinstance(space, MultiDiscrete):
+        return action
+    strides = np.array([math.prod(space.sizes[i + 1 :]) for i in range(len(space.sizes))], np.int32)
+    return jnp.sum(action * strides.reshape((*(1,) * (action.ndim - 1), -1)), axis=-1)
+
+
+def of_number(space: Actions, number: jax.Array) -> jax.Array:
+    """Return the action of a number: the inverse of `number_of`.
+
+    Args:
+        space: Action space.
+        number: Numbers ``[...]``.
+
+    Returns:
+        Actions ``[...]``, or ``[..., D]`` of a `MultiDiscrete`.
+    """
+    if not isinstance(space, MultiDiscrete):
+        return number
+    strides = [math.prod(space.sizes[i + 1 :]) for i in range(len(space.sizes))]
+    # Numbers are not negative, so that C's quotient equals Python's.
+    quotients = [jax.lax.div(number, jnp.int32(stride)) for stride in strides]
+    parts = [jax.lax.rem(q, jnp.int32(n)) for q, n in zip(quotients, space.sizes, strict=True)]
+    return jnp.concatenate([jnp.expand_dims(part, -1) for part in parts], axis=-1)
+
+
+def joint_mask(space: Actions, obs: PyTree) -> jax.Array | None:
+    """Return the mask of actions by number: a combination is allowed if each of its parts is.
+
+    Args:
+        space: Action space.
+        obs: Observations, which may have a mask.
+
+    Returns:
+        Mask ``[..., num_joint(space)]``, or None.
+    """
+    mask = action_mask(obs)
+    if mask is None or not isinstance(space, MultiDiscrete):
+        return mask
+    joint = jnp.ones((*mask.shape[:-1], 1), bool)
+    for part in jnp.split(mask.astype(bool), list(accumulate(space.sizes))[:-1], axis=-1):
+        joint = (joint[..., :, None] & part[..., None, :]).reshape(*mask.shape[:-1], -1)
+    return joint
+
+
+def by_q_values(space: Actions, q_of: Callable[[dict[str, Any]], jax.Array]) -> Decide:
     """Return `epsilon_greedy` action selection with ``hyper.epsilon``, greedy without exploration.
 
     Args:
-        q_of: Picks Q-values ``[..., num_actions]`` from the outputs by part.
+        space: Action space.
+        q_of: Picks Q-values ``[..., num_joint(space)]`` from the outputs by part.
 
     Returns:
         The `Decide` function.
@@ -245,7 +330,8 @@ def by_q_values(q_of: Callable[[dict[str, Any]], jax.Array]) -> Decide:
 
     def decide(outputs: dict, obs: PyTree, state: PyTree, key: jax.Array, hyper: Any, explore: bool) -> tuple:
         q = q_of(outputs)
-        return (epsilon_greedy(q, obs, hyper.epsilon, key) if explore else greedy_action(q, obs)), state, {}
+        number = epsilon_greedy(space, q, obs, hyper.epsilon, key) if explore else greedy_action(space, q, obs)
+        return of_number(space, number), state, {}
 
     return decide
 
@@ -255,7 +341,7 @@ def value_of(q: jax.Array, action: jax.Array) -> jax.Array:
 
     Args:
         q: Q-values ``[..., num_actions]``.
-        action: Actions ``[...]``.
+        action: Numbers of actions ``[...]``.
 
     Returns:
         Values ``[...]``.

@@ -119,6 +119,7 @@ def host_sample_fragment(env: HostEnv, agent: BoundAgent, rollout_shapes: Transi
                 for group, (action, carry, extras[group]) in zip(turn, decided, strict=True):
                     given[group], sent[group] = (carry, *given[group][1:]), np.asarray(action)
                     env.send(_in_rows(env, sent[group]), group)
+        require_inside(env, recording.arrays, axis)
         rollout, metrics = collect(recording.arrays, _join(extras, axis + 1), axis)
         carry, obs, first = _join(given, axis)
         steps = np.full(now.steps.shape, env.steps() % MAX_STEPS, np.int32)
@@ -326,6 +327,35 @@ def collect(record: HostRecord, extras: PyTree, axis: int = 0) -> tuple[Transiti
     return Transition(*fields), metrics
 
 
+def require_inside(env: HostEnv, record: HostRecord, axis: int = 0) -> None:
+    """Check that all observations of a rollout are inside of their space (`HostEnv.require_inside`).
+
+    Args:
+        env: Host environments.
+        record: Steps ``[T, E, ...]``, with several seeds ``[S, T, E, ...]``.
+        axis: Axis of time.
+
+    Raises:
+        RuntimeError: An observation is outside.
+    """
+    if env.require_inside is None:
+        return
+    shape = record.step.terminated.shape
+    steps = env.steps() // (env.num_seeds * env.num_envs) - shape[axis]
+    begun = np.flatnonzero(record.first)
+
+    def place(index: int, after: int) -> str:
+        at = np.unravel_index(index, shape)
+        seed = f"seed {at[0]}, " if axis else ""
+        step = steps + int(at[axis]) + after
+        return f"{seed}environment {at[-1]}, {'' if after else 'reset after '}step {step}"
+
+    following, first = jax.tree.map(lambda x: x.reshape(-1, *x.shape[axis + 2 :]), (record.step.next_obs, record.obs))
+    env.require_inside(following, lambda row: place(row, 1))
+    if begun.size:
+        env.require_inside(jax.tree.map(lambda x: x[begun], first), lambda row: place(int(begun[row]), 0))
+
+
 class Pending(NamedTuple):
     """The unfinished step of each environment, ``[E, ...]``.
 
@@ -391,6 +421,7 @@ def arrival_sample_fragment(env: HostEnv, agent: BoundAgent, rollout_shapes: Tra
             going = indices[taken[indices] < length]
             if going.size:
                 ask(going)
+        require_inside(env, recording.arrays)
         rollout, metrics = collect(recording.arrays, extras)
         steps = np.int32(env.steps() % MAX_STEPS)
         return HostSamplerState(steps, now.obs, now.first, carry), {"rollout": rollout}, metrics

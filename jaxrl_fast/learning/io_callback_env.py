@@ -165,6 +165,8 @@ def _step_all(host: HostEnv, count: int, action: np.ndarray, rows: int) -> tuple
         host.send(action[group * rows : (group + 1) * rows], group)
     steps = [host.recv(group) for group in range(host.num_groups)]
     whole = steps[0] if len(steps) == 1 else jax.tree.map(lambda *parts: np.concatenate(parts), *steps)
+    if host.require_inside is not None:
+        host.require_inside(whole.next_obs, lambda row: f"environment {row}, step {host.steps() // host.num_envs}")
     return whole, np.int32(host.steps() % MAX_STEPS)
 
 

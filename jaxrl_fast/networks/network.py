@@ -145,7 +145,8 @@ def choose_keys(obs: PyTree, keys: tuple[str, ...]) -> PyTree:
 
     Args:
         obs: Observation or its shapes.
-        keys: Entries to select, with the ``action_mask``; empty for all entries.
+        keys: Entries to select, with the ``action_mask``; empty for all entries. ``camera`` also selects
+            ``camera.front``, an entry of a nested dictionary.
 
     Returns:
         The selected observation.
@@ -156,11 +157,12 @@ def choose_keys(obs: PyTree, keys: tuple[str, ...]) -> PyTree:
     if not keys:
         return obs
     known = sorted(set(obs) - {"action_mask"}) if isinstance(obs, dict) else []
+    chosen = {name for name in known if name in keys or any(name.startswith(f"{key}.") for key in keys)}
     for key in keys:
-        if key not in known:
+        if not any(name == key or name.startswith(f"{key}.") for name in known):
             there = f"write some of {', '.join(known)}" if known else "they are not a dictionary: leave the keys out"
             raise ValueError(f"the observations have no key '{key}': {there}")
-    return {key: value for key, value in obs.items() if key in keys or key == "action_mask"}
+    return {key: value for key, value in obs.items() if key in chosen or key == "action_mask"}
 
 
 def features(obs: PyTree) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Action distributions: masked categorical and tanh-normal. Tested against SciPy.
+"""Action distributions: masked categorical, products of them, and tanh-normal. Tested against SciPy.
 
 A distribution is a NamedTuple of parameters, used by free functions. Samples and log-probabilities use *raw* actions;
 ``to_action`` maps a raw action into the environment's range. Storing raw actions avoids the inverse of tanh, which
@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_fast.core import Box, Discrete
+from jaxrl_fast.core import Actions, Box, Discrete, MultiDiscrete
 
 MASKED_LOGIT = -1e9
 MIN_SCALE = 1e-3
@@ -46,7 +46,17 @@ class TanhNormal(NamedTuple):
     scale: jax.Array
 
 
-Distribution = Categorical | TanhNormal
+class MultiCategorical(NamedTuple):
+    """Independent distributions over the ``D`` parts of a `MultiDiscrete` action.
+
+    Attributes:
+        logits: As of `Categorical`, ``[..., D, largest size]``; parts with fewer values are filled with `MASKED_LOGIT`.
+    """
+
+    logits: jax.Array
+
+
+Distribution = Categorical | TanhNormal | MultiCategorical
 
 
 def categorical(logits: jax.Array, mask: jax.Array | None = None) -> Categorical:
@@ -62,6 +72,41 @@ def categorical(logits: jax.Array, mask: jax.Array | None = None) -> Categorical
     return Categorical(logits if mask is None else jnp.where(mask.astype(bool), logits, MASKED_LOGIT))
 
 
+def multi_categorical(sizes: tuple[int, ...], outputs: jax.Array, mask: jax.Array | None = None) -> MultiCategorical:
+    """Build the distribution of several discrete actions.
+
+    Args:
+        sizes: Number of values of each part.
+        outputs: Logits of all parts, one after another, ``[..., sum(sizes)]``.
+        mask: True where a value is allowed, in the same order; None allows all.
+
+    Returns:
+        The distribution.
+    """
+    return MultiCategorical(by_part(sizes, categorical(outputs, mask).logits, MASKED_LOGIT))
+
+
+def by_part(sizes: tuple[int, ...], values: jax.Array, fill: float) -> jax.Array:
+    """Split the values of the parts of a `MultiDiscrete` action.
+
+    Args:
+        sizes: Number of values of each part.
+        values: Values of all parts, one after another, ``[..., sum(sizes)]``.
+        fill: Value at the end of smaller parts.
+
+    Returns:
+        Values ``[..., D, largest size]``.
+    """
+    rows, start = [], 0
+    for size in sizes:
+        row = jax.lax.slice_in_dim(values, start, start + size, axis=-1)
+        missing = jnp.full((*values.shape[:-1], max(sizes) - size), fill, values.dtype)
+        row = jnp.concatenate([row, missing], axis=-1) if max(sizes) > size else row
+        rows.append(jnp.expand_dims(row, -2))
+        start += size
+    return jnp.concatenate(rows, axis=-2)
+
+
 def tanh_normal(outputs: jax.Array) -> TanhNormal:
     """Build a tanh-normal distribution from network outputs.
 
@@ -75,7 +120,7 @@ def tanh_normal(outputs: jax.Array) -> TanhNormal:
     return TanhNormal(mean, softplus(raw_scale) + MIN_SCALE)
 
 
-def of_outputs(space: Discrete | Box, outputs: jax.Array, mask: jax.Array | None = None) -> Distribution:
+def of_outputs(space: Actions, outputs: jax.Array, mask: jax.Array | None = None) -> Distribution:
     """Build the action distribution of a space from network outputs.
 
     Args:
@@ -86,10 +131,12 @@ def of_outputs(space: Discrete | Box, outputs: jax.Array, mask: jax.Array | None
     Returns:
         The distribution.
     """
+    if isinstance(space, MultiDiscrete):
+        return multi_categorical(space.sizes, outputs, mask)
     return categorical(outputs, mask) if isinstance(space, Discrete) else tanh_normal(outputs)
 
 
-def num_outputs(space: Discrete | Box) -> int:
+def num_outputs(space: Actions) -> int:
     """Return the number of outputs of a policy network.
 
     Args:
@@ -98,6 +145,8 @@ def num_outputs(space: Discrete | Box) -> int:
     Returns:
         Number of logits, or of means and standard deviations.
     """
+    if isinstance(space, MultiDiscrete):
+        return sum(space.sizes)
     return space.num_actions if isinstance(space, Discrete) else 2 * space.low.size
 
 
@@ -109,9 +158,9 @@ def sample(dist: Distribution, key: jax.Array) -> jax.Array:
         key: Random key.
 
     Returns:
-        Raw actions, int32 ``[...]`` or float32 ``[..., A]``.
+        Raw actions, int32 ``[...]`` or ``[..., D]``, or float32 ``[..., A]``.
     """
-    if isinstance(dist, Categorical):
+    if not isinstance(dist, TanhNormal):
         return jax.random.categorical(key, dist.logits).astype(jnp.int32)
     return dist.mean + dist.scale * standard_normal(key, dist.mean.shape)
 
@@ -150,9 +199,9 @@ def mode(dist: Distribution) -> jax.Array:
         dist: Distribution.
 
     Returns:
-        Raw actions, int32 ``[...]`` or float32 ``[..., A]``.
+        Raw actions, int32 ``[...]`` or ``[..., D]``, or float32 ``[..., A]``.
     """
-    if isinstance(dist, Categorical):
+    if not isinstance(dist, TanhNormal):
         return jnp.argmax(dist.logits, axis=-1).astype(jnp.int32)
     return dist.mean
 
@@ -162,15 +211,19 @@ def log_prob(dist: Distribution, raw: jax.Array) -> jax.Array:
 
     Args:
         dist: Distribution.
-        raw: Raw actions, int32 ``[...]`` or float32 ``[..., A]``.
+        raw: Raw actions, int32 ``[...]`` or ``[..., D]``, or float32 ``[..., A]``.
 
     Returns:
         Log-probability or log-density ``[...]``.
     """
-    if isinstance(dist, Categorical):
-        return pick(jax.nn.log_softmax(dist.logits), raw)
+    if not isinstance(dist, TanhNormal):
+        return _over_parts(dist, pick(jax.nn.log_softmax(dist.logits), raw))
     normal = -0.5 * jnp.square((raw - dist.mean) / dist.scale) - jnp.log(dist.scale) - _LOG_SQRT_2PI
     return jnp.sum(normal - _log_tanh_slope(raw), axis=-1)
+
+
+def _over_parts(dist: Categorical | MultiCategorical, each: jax.Array) -> jax.Array:
+    return jnp.sum(each, axis=-1) if isinstance(dist, MultiCategorical) else each
 
 
 def pick(values: jax.Array, index: jax.Array) -> jax.Array:
@@ -207,24 +260,24 @@ def entropy(dist: Distribution, key: jax.Array) -> jax.Array:
     Returns:
         Entropies ``[...]``.
     """
-    if isinstance(dist, Categorical):
+    if not isinstance(dist, TanhNormal):
         log_probs = jax.nn.log_softmax(dist.logits)
-        return -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
+        return _over_parts(dist, -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1))
     gaussian = 0.5 + _LOG_SQRT_2PI + jnp.log(dist.scale)
     return jnp.sum(gaussian + _log_tanh_slope(sample(dist, key)), axis=-1)
 
 
-def to_action(space: Discrete | Box, raw: jax.Array) -> jax.Array:
+def to_action(space: Actions, raw: jax.Array) -> jax.Array:
     """Map raw actions to the environment's actions.
 
     Args:
         space: Action space.
-        raw: Raw actions, int32 ``[...]`` or float32 ``[..., A]``.
+        raw: Raw actions, int32 ``[...]`` or ``[..., D]``, or float32 ``[..., A]``.
 
     Returns:
         Discrete actions unchanged; else squashed by tanh and scaled into ``[low, high]``, ``[..., *action_shape]``.
     """
-    return raw if isinstance(space, Discrete) else from_unit(space, jnp.tanh(raw))
+    return from_unit(space, jnp.tanh(raw)) if isinstance(space, Box) else raw
 
 
 def from_unit(space: Box, unit: jax.Array) -> jax.Array:

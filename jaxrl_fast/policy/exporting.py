@@ -1,6 +1,7 @@
 """Policies as JAX and ONNX files, each tested: it must select the policy's actions for random observations."""
 
 import importlib.util
+import math
 import operator
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_fast.core import Discrete, PyTree, __version__, action_shape
-from jaxrl_fast.numerics.normalization import is_mask
+from jaxrl_fast import spaces
+from jaxrl_fast.core import Box, Discrete, EnvSpec, PyTree, __version__, action_shape
 from jaxrl_fast.policy.onnx_export import to_onnx
 from jaxrl_fast.policy.policies import Policy, memory_of, with_memory
 from jaxrl_fast.system import replace_file
@@ -63,16 +64,20 @@ def compare(policy: Policy, step: ActOnBatch) -> str:
         raise ValueError(f"actions {actual.dtype}{actual.shape[1:]} instead of {expected.dtype}{expected.shape[1:]}")
     perturbed = np.stack([play_with(_perturb(policy.params, rng, change)) for _ in range(NUM_PERTURBED)])
     space = policy.spec.action
-    if isinstance(space, Discrete):
+    if not isinstance(space, Box):
         return _compare_discrete(actual, expected, perturbed)
-    return _compare_continuous(actual, expected, perturbed, space.high - space.low, tolerance)
+    span = space.high - space.low
+    if expected.shape[2:] != action_shape(policy.spec):  # of several agents, one after another
+        span = np.tile(span.ravel(), policy.spec.num_agents or 1)
+    return _compare_continuous(actual, expected, perturbed, span, tolerance)
 
 
 def draw_observations(policy: Policy, rng: np.random.Generator) -> PyTree:
-    """Draw random observations.
+    """Draw random observations of the environment's own space, of the parts that the policy reads.
 
-    They are normal with the mean and deviation of the policy's statistics, else standard normal. Integers are rounded,
-    or uniform without statistics (bytes: 0 to 255; others: 0 to 9). A mask allows at least one action.
+    Numbers are normal with the mean and deviation of the policy's statistics, else standard normal. Integers are
+    rounded, or uniform without statistics (bytes: 0 to 255; others: 0 to 9); Discrete ones are uniform. A mask allows
+    at least one action.
 
     Args:
         policy: Policy.
@@ -81,38 +86,49 @@ def draw_observations(policy: Policy, rng: np.random.Generator) -> PyTree:
     Returns:
         Leaves ``[T, E, ...]``.
     """
-    spec, stats = policy.spec.obs, policy.params.obs
+    adapter, stats = policy.adapter, policy.params.obs
     known = stats is not None and float(stats.samples) > 0
+    names = [
+        jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in jax.tree.leaves_with_path(policy.spec.obs)
+    ]
+    moments: dict[str, Any] = {}
+    if stats is not None and known:
+        variances = [m2 / stats.samples for m2 in jax.tree.leaves(stats.m2)]
+        moments = dict(zip(names, zip(jax.tree.leaves(stats.mean), variances, strict=True), strict=True))
 
-    def draw(path: tuple, spec: jax.ShapeDtypeStruct, mean: Any, variance: Any) -> np.ndarray:
-        size, dtype = (NUM_STEPS, NUM_ENVS, *spec.shape), np.dtype(spec.dtype)
-        integer = jnp.issubdtype(dtype, jnp.integer)
-        if dtype == np.bool_ or is_mask(path):
-            numbers: np.ndarray = rng.random(size) < 0.5
-            if is_mask(path):
-                np.put_along_axis(numbers, rng.integers(size[-1], size=(*size[:-1], 1)), True, axis=-1)
-        elif integer and not known:
-            numbers = rng.integers(0, 256 if dtype == np.uint8 else 10, size)
-        else:
-            numbers = np.asarray(mean) + np.sqrt(np.asarray(variance)) * rng.standard_normal(size)
-            if integer:
-                numbers = np.clip(np.rint(numbers), np.iinfo(dtype).min, np.iinfo(dtype).max)
+    def draw(part: spaces.SpacePart) -> np.ndarray:
+        space, shape = part.space, (NUM_STEPS, NUM_ENVS, *spaces.own_shape(part.space))
+        dtype = spaces.file_dtype(space)
+        if spaces.MASK in part.path:
+            numbers: np.ndarray = rng.random(shape) < 0.5
+            np.put_along_axis(numbers, rng.integers(shape[-1], size=(*shape[:-1], 1)), True, axis=-1)
+            return numbers.astype(dtype)
+        limits = spaces.range_of(space)
+        if space["kind"] in ("Discrete", "MultiDiscrete") and limits is not None:
+            return rng.integers(limits[0], limits[1] + 1, shape).astype(dtype)
+        if dtype == np.bool_ or space["kind"] == "MultiBinary":
+            return (rng.random(shape) < 0.5).astype(dtype)
+        mean, variance = moments.get(part.name, (0.0, 1.0))
+        if np.shape(mean) not in ((), shape[2:]):
+            mean, variance = 0.0, 1.0
+        if dtype.kind in "iu" and part.name not in moments:
+            return rng.integers(0, 256 if dtype == np.uint8 else 10, shape).astype(dtype)
+        numbers = np.asarray(mean) + np.sqrt(np.asarray(variance)) * rng.standard_normal(shape)
+        if dtype.kind in "iu":
+            numbers = np.clip(np.rint(numbers), np.iinfo(dtype).min, np.iinfo(dtype).max)
         return numbers.astype(dtype)
 
-    if stats is None or not known:
-        zeros = jax.tree.map(lambda s: np.zeros(s.shape), spec)
-        return jax.tree_util.tree_map_with_path(draw, spec, zeros, jax.tree.map(np.ones_like, zeros))
-    variance = jax.tree.map(lambda m2: m2 / stats.samples, stats.m2)
-    return jax.tree_util.tree_map_with_path(draw, spec, stats.mean, variance)
+    return spaces.build(adapter.space, {part.path: draw(part) for part in adapter.parts(policy.params)})
 
 
 def _play(step: ActOnBatch, carry: PyTree, obs: PyTree, first: np.ndarray) -> np.ndarray:
-    """Return the actions ``[T, E, ...]`` for observations."""
+    """Return the actions ``[T, E, ...]`` for observations; several agents one after another."""
     actions = []
     for t in range(NUM_STEPS):
         now = jax.tree.map(operator.itemgetter(t), (obs, first))
         action, carry = step(carry, *now)
-        actions.append(np.asarray(action))
+        each = [np.asarray(one) for one in jax.tree.leaves(action)]
+        actions.append(each[0] if len(each) == 1 else np.concatenate([one.reshape(NUM_ENVS, -1) for one in each], 1))
     return np.stack(actions)
 
 
@@ -220,26 +236,30 @@ def signature(policy: Policy) -> Signature:
     def batched(shape: Sequence[int], dtype: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((batch, *shape), jax.dtypes.canonicalize_dtype(dtype))
 
-    params = policy.params
-    obs = jax.tree.map(lambda s: batched(s.shape, s.dtype), policy.spec.obs)
+    params, adapter = policy.params, policy.adapter
+    parts = adapter.parts(params)
+    leaves = {part.path: batched(spaces.own_shape(part.space), spaces.file_dtype(part.space)) for part in parts}
+    obs = spaces.build(adapter.space, leaves)
     inputs = _spellings("obs", obs)
 
-    def act(obs: PyTree) -> jax.Array:
+    def act(obs: PyTree) -> Any:
         first = jnp.ones(jax.tree.leaves(obs)[0].shape[:1], bool)
         return policy.act(params, policy.initial_carry(1), obs, first, jax.random.key(0))[0]
 
-    def act_with_memory(carry: PyTree, obs: PyTree, first: jax.Array) -> tuple[jax.Array, PyTree]:
+    def act_with_memory(carry: PyTree, obs: PyTree, first: jax.Array) -> tuple[Any, PyTree]:
         whole = with_memory(policy.initial_carry(first.shape[0]), carry)
         action, whole = policy.act(params, whole, obs, first, jax.random.key(0))
         return action, memory_of(whole)
 
     memory = memory_of(policy.initial_carry(1))
     if memory is None:
-        return Signature(act, (obs,), inputs, ("action",))
+        return Signature(act, (obs,), inputs, tuple(_spellings("action", jax.eval_shape(act, obs))))
     carry = jax.tree.map(lambda x: batched(x.shape[1:], x.dtype), memory)
     carried = _spellings("carry", carry)
-    outputs = ("action", *(f"next_{name}" for name in carried))
-    return Signature(act_with_memory, (carry, obs, batched((), bool)), {**carried, **inputs, "first": "first"}, outputs)
+    arguments = carry, obs, batched((), bool)
+    actions = _spellings("action", jax.eval_shape(act_with_memory, *arguments)[0])
+    outputs = (*actions, *(f"next_{name}" for name in carried))
+    return Signature(act_with_memory, arguments, {**carried, **inputs, "first": "first"}, outputs)
 
 
 def describe(policy: Policy) -> dict[str, str]:
@@ -255,24 +275,103 @@ def describe(policy: Policy) -> dict[str, str]:
     def array(name: str, shape: Sequence[int], dtype: Any) -> str:
         return f"{name} {jax.dtypes.canonicalize_dtype(dtype)}[{', '.join(['batch', *map(str, shape)])}]"
 
-    space, shape = policy.spec.action, action_shape(policy.spec)
-    leaves = jax.tree.leaves_with_path(policy.spec.obs)
+    def observed(part: spaces.SpacePart) -> str:
+        name, space = ".".join(["obs", *map(str, part.path)]), part.space
+        values = f" ({spaces.text_of(space)})" if space["kind"] == "Discrete" else ""
+        return array(name, spaces.own_shape(space), spaces.file_dtype(space)) + values
+
     about = {
         "env": policy.spec.name,
         "algo": policy.made_by["algo"],
-        "observation": ", ".join(array(_name("obs", path), s.shape, s.dtype) for path, s in leaves),
+        "observation": ", ".join(map(observed, policy.adapter.parts(policy.params))),
+        "action": _action_text(policy.spec, array),
     }
-    if isinstance(space, Discrete):
-        about["action"] = f"{array('action', shape, jnp.int32)} from 0 to {space.num_actions - 1}"
-    else:
-        low, high = (str(np.unique(x)[0] if np.unique(x).size == 1 else x.tolist()) for x in (space.low, space.high))
-        about["action"] = f"{array('action', shape, jnp.float32)} from {low} to {high}"
     memory = memory_of(policy.initial_carry(1))
     if memory is not None:
         parts = [array(_name("carry", path), x.shape[1:], x.dtype) for path, x in jax.tree.leaves_with_path(memory)]
         begins = f"{array('first', (), bool)}, true where an episode begins, resets it"
         about["memory"] = f"{' and '.join(parts)}, zeros at the start; {begins}"
     return about
+
+
+def _action_text(spec: EnvSpec, array: Callable[..., str]) -> str:
+    """Describe the actions of an exported file."""
+    own = spec.action_space
+    if own is not None and own["kind"] == "Agents":
+        each = own["spaces"].items()
+        return ", ".join(array(f"action.{name}", spaces.own_shape(one), spaces.file_dtype(one)) for name, one in each)
+    space, shape = spec.action, action_shape(spec)
+    if isinstance(space, Box):
+        low, high = (str(np.unique(x)[0] if np.unique(x).size == 1 else x.tolist()) for x in (space.low, space.high))
+        return f"{array('action', shape, jnp.float32)} from {low} to {high}"
+    if isinstance(space, Discrete):
+        start = 0 if own is None else own["start"]
+        return f"{array('action', shape, jnp.int32)} from {start} to {start + space.num_actions - 1}"
+    shape, start = (shape, 0) if own is None else (spaces.own_shape(own), own.get("start", 0))
+    first = np.broadcast_to(start, np.shape(space.sizes) if own is None else shape)
+    last = first + np.reshape(space.sizes, first.shape) - 1
+    return f"{array('action', shape, jnp.int32)} from {first.tolist()} to {last.tolist()}"
+
+
+def fast(policy: Policy) -> Callable[..., Any]:
+    """Return a policy as a function that ONNX Runtime runs in one thread (`Policy.fast`).
+
+    Args:
+        policy: Policy.
+
+    Returns:
+        ``(obs) -> action``; with a memory ``(carry, obs, first) -> (action, carry)``.
+
+    Raises:
+        ValueError: A package is missing, or ONNX cannot express the policy.
+    """
+    if not has_onnx():
+        raise ValueError("policy.fast() needs two packages: pip install onnx onnxruntime")
+    import onnxruntime  # type: ignore[import-untyped]
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    session = onnxruntime.InferenceSession(_write_onnx(policy), options, providers=["CPUExecutionProvider"])
+    adapter, params, memory = policy.adapter, policy.params, memory_of(policy.initial_carry(1))
+    parts = adapter.parts(params)
+    inputs = [(".".join(["obs", *map(str, one.path)]), spaces.file_dtype(one.space)) for one in parts]
+    shapes = [spaces.own_shape(part.space) for part in parts]
+    outputs, own = [tensor.name for tensor in session.get_outputs()], policy.spec.action_space
+    num_actions = sum(name.partition(".")[0] == "action" for name in outputs)
+    carried = [name.removeprefix("next_") for name in outputs[num_actions:]]
+
+    def feed_of(obs: PyTree) -> tuple[dict[str, np.ndarray], tuple[int, ...]]:
+        read, values = adapter.read(params, obs)
+        if len(read) < len(parts):
+            raise ValueError("policy.fast() needs the observations of all agents: call the policy itself")
+        lead = values[0].shape[: values[0].ndim - len(shapes[0])]
+        arrays = zip(inputs, values, shapes, strict=True)
+        return {name: np.asarray(x, dtype).reshape(-1, *shape) for (name, dtype), x, shape in arrays}, lead
+
+    def action_of(results: list[np.ndarray], lead: tuple[int, ...]) -> Any:
+        actions = [x.reshape((*lead, *x.shape[1:])) for x in results[:num_actions]]
+        if own is None:
+            return actions[0]
+        if own["kind"] == "Agents":
+            each = {name.partition(".")[2]: x for name, x in zip(outputs, actions, strict=False)}
+            return {name: each[name].astype(spaces.own_dtype(one))[()] for name, one in own["spaces"].items()}
+        return actions[0].astype(spaces.own_dtype(own))[()]
+
+    def act(obs: PyTree) -> Any:
+        feed, lead = feed_of(obs)
+        return action_of(session.run(outputs, feed), lead)
+
+    def act_with_memory(carry: Any, obs: PyTree, first: Any) -> tuple[Any, Any]:
+        feed, lead = feed_of(obs)
+        size = math.prod(lead)
+        if carry is None:
+            zeros = jax.tree.leaves(memory_of(policy.initial_carry(size)))
+            carry = dict(zip(carried, map(np.asarray, zeros), strict=True))
+        begins = np.broadcast_to(np.asarray(first, bool), lead).reshape(size)
+        results = session.run(outputs, {**carry, **feed, "first": begins})
+        return action_of(results, lead), dict(zip(carried, results[num_actions:], strict=True))
+
+    return act if memory is None else act_with_memory
 
 
 def _write_jax(policy: Policy) -> bytes:
@@ -283,7 +382,11 @@ def _write_jax(policy: Policy) -> bytes:
 def _load_jax(content: bytes) -> ActOnBatch:
     exported = jax.export.deserialize(bytearray(content))
     call = jax.jit(exported.call)
-    return call if len(exported.out_avals) > 1 else lambda carry, obs, first: (call(obs), carry)
+    return (
+        call
+        if len(jax.tree.unflatten(exported.in_tree, exported.in_avals)[0]) > 1
+        else lambda carry, obs, first: (call(obs), carry)
+    )
 
 
 def _write_onnx(policy: Policy) -> bytes:
@@ -293,15 +396,17 @@ def _write_onnx(policy: Policy) -> bytes:
 
 
 def _load_onnx(content: bytes) -> ActOnBatch:
-    import onnxruntime  # type: ignore[import-untyped]
+    import onnxruntime
 
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     names = [tensor.name for tensor in session.get_inputs()]
 
     def step(carry: PyTree, obs: PyTree, first: np.ndarray) -> tuple[np.ndarray, PyTree]:
         leaves = jax.tree.leaves((carry, obs, first) if names[-1] == "first" else obs)
-        action, *rest = session.run(None, dict(zip(names, map(np.asarray, leaves), strict=True)))
-        return action, jax.tree.unflatten(jax.tree.structure(carry), rest) if rest else carry
+        results = session.run(None, dict(zip(names, map(np.asarray, leaves), strict=True)))
+        size = len(results) - len(jax.tree.leaves(carry)) if names[-1] == "first" else len(results)
+        after = jax.tree.unflatten(jax.tree.structure(carry), results[size:]) if size < len(results) else carry
+        return results[:size], after
 
     return step
 

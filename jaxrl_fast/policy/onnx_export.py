@@ -255,7 +255,9 @@ CALLS = {"jit": "jaxpr", "custom_jvp_call": "call_jaxpr"}
 SAME = {
     "abs": "Abs",
     "add": "Add",
+    "and": "And",
     "div": "Div",
+    "eq": "Equal",
     "exp": "Exp",
     "gt": "Greater",
     "logistic": "Sigmoid",
@@ -263,6 +265,7 @@ SAME = {
     "min": "Min",
     "mul": "Mul",
     "neg": "Neg",
+    "rem": "Mod",
     "sqrt": "Sqrt",
     "sub": "Sub",
     "stop_gradient": "Identity",

@@ -2,8 +2,10 @@
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,37 +15,30 @@ from jax.tree_util import keystr
 
 from jaxrl_fast.algorithms.multi_agent import spec_of_one
 from jaxrl_fast.algorithms.registry import ALGORITHMS
-from jaxrl_fast.core import Box, Discrete, EnvSpec, PyTree
+from jaxrl_fast.core import Actions, Box, Discrete, EnvSpec, MultiDiscrete, PyTree
 from jaxrl_fast.learning.acting import Acting, Carry
 from jaxrl_fast.learning.algorithm import Agent, Learned, Part, init_params
 from jaxrl_fast.learning.frame_stack import View
 from jaxrl_fast.learning.run_graph import acting_of, view_of
 from jaxrl_fast.numerics.normalization import RunningStats, init_stats, normalize
+from jaxrl_fast.policy.space_adapter import ActBatch, PolicyParams, SpaceAdapter, adapter_of
 from jaxrl_fast.system import replace_file
 
-FORMAT_VERSION, BY_POSITION = 2, 1
-"""Current file format, and an older one, with numbered arrays, that can still be read."""
+FORMAT_VERSION, BY_POSITION = 3, 1
+"""Current file format, and an older one, with numbered arrays; all from 1 on can be read."""
 AGENT = "agent"
 """Entry of ``made_by`` with the number of the agent, in a policy of one of several agents."""
 
 
-class PolicyParams(NamedTuple):
-    """Arrays of a policy.
+@dataclass(frozen=True, eq=False)
+class Policy:
+    """The greedy policy, in the environment's own observations and actions.
 
-    Attributes:
-        parts: Params of the networks that select actions, by part of the algorithm.
-        obs: Statistics that normalize observations; None without normalization.
-    """
-
-    parts: dict[str, PyTree]
-    obs: RunningStats | None
-
-
-class Policy(NamedTuple):
-    """The greedy policy on raw observations.
-
-    Calling a feed-forward policy maps one raw observation to an action; a recurrent one is stepped with ``act``. With
+    Calling a feed-forward policy maps one observation, or a batch with any leading axes, to actions; a recurrent one is
+    stepped with ``act``. Entries of dictionaries are read by name, and only those that select actions are needed. With
     several agents it is the joint policy; ``agent(2)`` is the policy of the third agent.
+
+    It is no NamedTuple, because `jax.jit` takes no tuples.
 
     Attributes:
         params: Parameters and statistics.
@@ -54,21 +49,59 @@ class Policy(NamedTuple):
             memory.
         spec: Environment on which it was trained.
         made_by: Algorithm and its options, from which its networks can be rebuilt.
+        act_arrays: As ``act``, with observations and actions as the arrays of training (``spec.obs``, ``spec.action``).
     """
 
     params: PolicyParams
-    act: Callable[[PolicyParams, PyTree, PyTree, jax.Array, jax.Array], tuple[jax.Array, PyTree]]
+    act: ActBatch
     initial_carry: Callable[[int], PyTree]
     spec: EnvSpec
     made_by: dict[str, Any]
+    act_arrays: ActBatch = None  # type: ignore[assignment]
 
-    def __call__(self, obs: PyTree) -> jax.Array:
-        """Return the action for one observation."""
+    def __post_init__(self) -> None:
+        if self.act_arrays is None:
+            object.__setattr__(self, "act_arrays", self.act)
+
+    @property
+    def adapter(self) -> SpaceAdapter:
+        """Conversion between the environment's own spaces and the arrays of training, made and compiled once."""
+        return adapter_of(self.spec, self.act_arrays, self.initial_carry)
+
+    def __call__(self, obs: PyTree) -> Any:
+        """Return the action for an observation, or actions ``[..., *action]`` for observations ``[..., *obs]``.
+
+        Args:
+            obs: Observations as the environment gives them: NumPy, JAX or plain Python.
+
+        Returns:
+            Actions as the environment takes them.
+
+        Raises:
+            ValueError: The policy has a memory, or the observation has other shapes or names.
+        """
         if jax.tree.leaves(self.initial_carry(1)):
             raise ValueError("this policy has a memory: step it with policy.act and policy.initial_carry")
-        batch = jax.tree.map(lambda s, x: jnp.asarray(x, s.dtype)[None], self.spec.obs, _like(self.spec.obs, obs))
-        action, _ = self.act(self.params, self.initial_carry(1), batch, jnp.ones(1, bool), jax.random.key(0))
-        return action[0]
+        return self.adapter.of(obs).first_action(self.params, obs)
+
+    def __repr__(self) -> str:
+        return f"Policy({self.spec.name}, {self.made_by.get('algo', 'own')})"
+
+    def _replace(self, **changes: Any) -> "Policy":
+        """Return a policy with other fields, as of a NamedTuple."""
+        return replace(self, **changes)
+
+    def fast(self) -> Callable[..., Any]:
+        """Return the policy as a function for a loop in Python, run by ONNX Runtime in one thread, without JAX.
+
+        Returns:
+            ``(obs) -> action``, as calling the policy; with a memory ``(carry, obs, first) -> (action, carry)``, where
+            ``carry`` is None at the start.
+
+        Raises:
+            ValueError: A package is missing, or ONNX cannot express the policy.
+        """
+        return import_module("jaxrl_fast.policy.exporting").fast(self)
 
     def agent(self, number: int) -> "Policy":
         """Return one agent's policy, from this agent's observation to its action. It can be exported, not saved.
@@ -98,15 +131,19 @@ def make_policy(spec: EnvSpec, acting: Acting, params: PolicyParams, made_by: di
     # Some algorithms carry exploration noise, on which greedy actions do not depend.
     remembers = memory_of(acting.greedy_carry(1)) is not None
 
-    def act(params: PolicyParams, carry: PyTree, obs: PyTree, first: jax.Array, key: jax.Array) -> tuple:
-        obs = _like(spec.obs, obs)
+    def act_arrays(params: PolicyParams, carry: PyTree, obs: PyTree, first: jax.Array, key: jax.Array) -> tuple:
         seen = obs if params.obs is None else normalize(params.obs, obs)
         if not remembers:  # any carry is accepted, even ()
             return acting.greedy(params.parts, acting.greedy_carry(1), seen, first, key)[0], carry
         return acting.greedy(params.parts, carry, seen, first, key)
 
+    def act(params: PolicyParams, carry: PyTree, obs: PyTree, first: jax.Array, key: jax.Array) -> tuple:
+        adapter = adapter_of(spec, act_arrays, initial_carry).of(obs)
+        action, carry = act_arrays(params, carry, adapter.to_arrays(*adapter.read(params, obs)), first, key)
+        return adapter.to_actions(action), carry
+
     initial_carry = acting.greedy_carry if remembers else lambda num_envs: Carry((), {}, ())
-    return Policy(params, act, initial_carry, spec, made_by)
+    return Policy(params, act, initial_carry, spec, made_by, act_arrays)
 
 
 def save_policy(policy: Policy, folder: Path) -> None:
@@ -225,11 +262,6 @@ def same_spaces(one: EnvSpec, other: EnvSpec) -> bool:
     return json.dumps([a["obs"], a["action"]], sort_keys=True) == json.dumps([b["obs"], b["action"]], sort_keys=True)
 
 
-def _like(spec: PyTree, obs: PyTree) -> PyTree:
-    """Return an observation in the containers of its spec; in a spec from a file, tuples are lists."""
-    return jax.tree.unflatten(jax.tree.structure(spec), jax.tree.leaves(obs))
-
-
 def _read_files(folder: Path) -> tuple[dict[str, Any], bytes]:
     """Return the content of ``policy.json``, and the bytes of ``params.msgpack``."""
     try:
@@ -240,7 +272,7 @@ def _read_files(folder: Path) -> tuple[dict[str, Any], bytes]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{folder}/policy.json is damaged: {error}") from error
     version = description.get("format") if isinstance(description, dict) else None
-    if version not in (FORMAT_VERSION, BY_POSITION):
+    if version not in range(BY_POSITION, FORMAT_VERSION + 1):
         raise ValueError(
             f"{folder}/policy.json has format {version}, this version of jaxrl_fast reads {FORMAT_VERSION}: use the "
             "version that wrote it"
@@ -317,14 +349,12 @@ def spec_to_json(spec: EnvSpec) -> dict[str, Any]:
         The input of `spec_from_json`.
     """
     action: dict[str, Any]
-    if isinstance(spec.action, Discrete):
-        action = {"num_actions": spec.action.num_actions}
-    else:
+    if isinstance(spec.action, Box):
         action = {"low": np.asarray(spec.action.low).tolist(), "high": np.asarray(spec.action.high).tolist()}
+    else:
+        action = {name: list(x) if isinstance(x, tuple) else x for name, x in spec.action._asdict().items()}
     obs = jax.tree.map(lambda s: {"shape": list(s.shape), "dtype": str(s.dtype)}, spec.obs)
-    alone = {"max_episode_steps": spec.max_episode_steps, "frame_stack": spec.frame_stack}
-    agents = {} if spec.num_agents is None else {"num_agents": spec.num_agents, "shared_reward": spec.shared_reward}
-    return {"name": spec.name, "obs": obs, "action": action, **alone, **agents}
+    return {**spec._asdict(), "obs": obs, "action": action, "own_sizes": [list(own) for own in spec.own_sizes]}
 
 
 def spec_from_json(description: dict[str, Any]) -> EnvSpec:
@@ -337,9 +367,11 @@ def spec_from_json(description: dict[str, Any]) -> EnvSpec:
         The environment.
     """
     action = description["action"]
-    space: Discrete | Box
+    space: Actions
     if "num_actions" in action:
         space = Discrete(action["num_actions"])
+    elif "sizes" in action:
+        space = MultiDiscrete(tuple(action["sizes"]))
     else:
         space = Box(np.asarray(action["low"], np.float32), np.asarray(action["high"], np.float32))
 
@@ -351,7 +383,9 @@ def spec_from_json(description: dict[str, Any]) -> EnvSpec:
     )
     stack = description.get("frame_stack", 0)  # policies of older versions have none
     agents = description.get("num_agents"), description.get("shared_reward", False)
-    return EnvSpec(description["name"], obs, space, description["max_episode_steps"], stack, *agents)
+    sizes = tuple((size, number) for size, number in description.get("own_sizes", ()))
+    own = description.get("obs_space"), description.get("action_space")
+    return EnvSpec(description["name"], obs, space, description["max_episode_steps"], stack, *agents, sizes, *own)
 
 
 def policy_of_agent(policy: Policy, number: int) -> Policy:
@@ -381,7 +415,8 @@ def policy_of_agent(policy: Policy, number: int) -> Policy:
         assert of_agent is not None  # every algorithm for several agents sets it
         network, weights[part] = of_agent(number, policy.params.parts[part])
         parts[part] = agent.parts[part]._replace(networks={name: network})
-    alone = spec_of_one(spec, shared=False)
+    acted = None if spec.action_space is None else list(spec.action_space["spaces"].values())[number]
+    alone = spec_of_one(spec, shared=False)._replace(obs_space=None, action_space=acted)
     acting = acting_of(agent._replace(parts=parts, remembers={}), view_of(alone))
     statistics = None if policy.params.obs is None else _statistics_of_agent(policy.params.obs, alone.obs, number)
     return make_policy(alone, acting, PolicyParams(weights, statistics), {**policy.made_by, AGENT: number})

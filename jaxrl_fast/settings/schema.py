@@ -159,6 +159,7 @@ class PoolSchema:
     step_timeout_s: float = setting(60.0, "seconds after which a silent worker is restarted", 0, resume="free")
     backend: Literal["workers", "envpool"] = setting("workers", "implementation of the pool:")
     bridge: Literal["host", "callback"] = setting("host", "called between programs or within:")
+    out_of_space: Literal["stop", "count"] = setting("stop", "observations outside of their space:", resume="free")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -62,7 +62,7 @@ def evaluate_episodes(policy: Policy, env: VecEnv, key: jax.Array, *, episodes: 
         raise ValueError(f"episodes={episodes}: write a whole number of at least 1")
     if env.env is None:
         raise ValueError("this environment cannot be copied for evaluation: make it with jaxrl_fast.vectorize")
-    run = partial(play, policy.act, policy.initial_carry, vectorize(env.env, num_envs=episodes))
+    run = partial(play, policy.act_arrays, policy.initial_carry, vectorize(env.env, num_envs=episodes))
     return jax.jit(run, compiler_options=acting_options())(policy.params, key)
 
 
@@ -94,7 +94,7 @@ def player(
     """Start an episode in every environment.
 
     Args:
-        act: `Policy.act`.
+        act: `Policy.act_arrays`.
         initial_carry: `Policy.initial_carry`.
         env: Compiled environment.
         params: Parameters of the policy.
@@ -129,7 +129,7 @@ def play(
     The loop ends with the last episode, so that short episodes cost little.
 
     Args:
-        act: `Policy.act`.
+        act: `Policy.act_arrays`.
         initial_carry: `Policy.initial_carry`.
         env: Compiled environment.
         params: Parameters of the policy.
@@ -210,7 +210,7 @@ def steps_on_host(
     """Start an episode in every host environment, and iterate over the policy's steps without end.
 
     Args:
-        act: `Policy.act`, compiled for speed.
+        act: `Policy.act_arrays`, compiled for speed.
         initial_carry: `Policy.initial_carry`.
         env: Host environment with one group.
         params: Parameters of the policy.
@@ -240,7 +240,7 @@ def play_on_host(
     """Play the first episode of every host environment, as `play`.
 
     Args:
-        act: `Policy.act`, compiled for speed.
+        act: `Policy.act_arrays`, compiled for speed.
         initial_carry: `Policy.initial_carry`.
         env: Host environment with one group.
         params: Parameters of the policy.
@@ -293,7 +293,7 @@ def evaluation_on_host(
     Returns:
         ``(params [S, ...], keys [S]) -> totals [S, episodes]``.
     """
-    act = jax.jit(policy.act)
+    act = jax.jit(policy.act_arrays)
 
     def evaluate(params: PolicyParams, keys: jax.Array) -> EpisodeTotals:
         own_envs, rows = env.another(episodes), []
@@ -375,7 +375,6 @@ def make_periodic_evaluation(
     Returns:
         The evaluation.
     """
-    num_seeds = len(keys)
     made_by = {"algo": algorithm.name, "options": algorithm.options, "num_envs": env.num_envs}
     made_by |= {"normalize_observations": agent.normalize_observations}
     acting = make_policy(env.spec, agent.acting, PolicyParams({}, None), made_by)
@@ -390,9 +389,6 @@ def make_periodic_evaluation(
         found = jax.vmap(jax.random.fold_in, (0, None))(keys, FRESH) if fresh else keys
         return found if device is None else jax.device_put(found, device)
 
-    def copy_params(state: TrainState) -> PolicyParams:
-        return policy_params(agent, state, num_seeds)
-
     def evaluate(params: PolicyParams, fresh: bool = False) -> EpisodeTotals:
         with jax.default_device(device):
             return jax.device_get(totals(params, own_keys(fresh)))
@@ -401,7 +397,7 @@ def make_periodic_evaluation(
         own = jax.tree.map(lambda x: jnp.array(x[seed]), params)
         return make_policy(env.spec, agent.acting, own, made_by)
 
-    return PeriodicEvaluation(copy_params, evaluate, policy_of)
+    return PeriodicEvaluation(partial(policy_params, agent, len(keys)), evaluate, policy_of)
 
 
 def compile_ahead(jit: Jit, params: PolicyParams, keys: jax.Array, store: Store | None) -> Any:
@@ -456,20 +452,20 @@ def make_evaluation(env: VecEnv, policy: Policy, episodes: int) -> Callable[[Pol
     own_envs = vectorize(env.env, num_envs=episodes)
 
     def one_seed(params: PolicyParams, key: jax.Array) -> EpisodeTotals:
-        return play(policy.act, policy.initial_carry, own_envs, params, jax.random.fold_in(key, 0xE7A1))
+        return play(policy.act_arrays, policy.initial_carry, own_envs, params, jax.random.fold_in(key, 0xE7A1))
 
     return jax.vmap(one_seed)
 
 
-def policy_params(agent: BoundAgent, state: TrainState, num_seeds: int) -> PolicyParams:
+def policy_params(agent: BoundAgent, num_seeds: int, state: TrainState) -> PolicyParams:
     """Copy the parameters for acting out of a program's state to host memory.
 
     There any device can use them, also after the program has overwritten its state.
 
     Args:
         agent: Algorithm bound to the environment.
-        state: State of the program.
         num_seeds: Number of seeds, ``S``.
+        state: State of the program.
 
     Returns:
         Parameters, leaves ``[S, ...]``.

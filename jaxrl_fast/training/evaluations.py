@@ -53,8 +53,8 @@ class Evaluations:
     def add(self, state: TrainState) -> None:
         """Evaluate the policies of ``state``. Training waits for a running evaluation."""
         self.finish()
-        params = self.evaluation.copy_params(state)
-        self.take_up([Snapshot(self.recorder.env_steps(), self.recorder.wall_s(), params)])
+        steps, wall_s = self.recorder.env_steps(), self.recorder.wall_s()
+        self.take_up([Snapshot(steps, wall_s, self.evaluation.copy_params(state))])
         if not self.beside:
             self.finish()
 

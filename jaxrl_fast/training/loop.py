@@ -245,8 +245,7 @@ def make_rates(job: Job) -> Callable[[TrainState], dict[str, np.ndarray]]:
     Returns:
         ``(state) -> {name: values [S]}``.
     """
-    axes = (0, None)
-    rates_at = jax.jit(jax.vmap(job.graph.hyper_at, axes) if job.num_seeds > 1 else job.graph.hyper_at)
+    rates_at = jax.jit(jax.vmap(job.graph.hyper_at, (0, None)) if job.num_seeds > 1 else job.graph.hyper_at)
 
     def rates(state: TrainState) -> dict[str, np.ndarray]:
         found = jax.device_get(rates_at(*hosts.to_host((state.hyper, state.tick))))

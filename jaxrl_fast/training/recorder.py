@@ -35,6 +35,7 @@ class Recorder:
 
     def __init__(self, job: Job, calls: Calls, folder: RunFolder | None) -> None:
         self.env, self.agent, self.plan, self.graph = job.env, job.agent, job.plan, job.graph
+        self.chunk_steps = job.plan.ticks_per_chunk * job.plan.steps_per_tick * job.num_seeds
         self.num_seeds, self.nan, self.empty_until = job.num_seeds, job.options.graph.nan, job.options.graph.empty_until
         self.devices = sorted({str(device) for group in job.placement.groups for device in group.devices})
         self.on_metrics, self.on_row, self.folder = calls.on_metrics, calls.listeners.on_row, folder
@@ -109,14 +110,13 @@ class Recorder:
         learner = next(fragment for fragment in self.graph.fragments if LEARNING in fragment.tags)
         updates = active_ticks(learner, first, self.ticks) * self.agent.updates_per_tick * self.num_seeds
         self.updates += updates // self.num_seeds
-        steps = self.plan.ticks_per_chunk * self.plan.steps_per_tick * self.num_seeds
         self.rates.append((seconds, updates))
         row = {
             "kind": "train",
             "env_steps": self.env_steps(),
             "updates": self.updates,
             "wall_s": self.wall_s(),
-            "sampling_hz": steps / seconds,
+            "sampling_hz": self.chunk_steps / seconds,
             "update_hz": updates / seconds,
             "update_frame_hz": updates * self.agent.batch_size / seconds,
             **summarize_metrics(self.graph, metrics, first, self.ticks),
@@ -166,7 +166,6 @@ class Recorder:
         """Return the results of the whole run; its rates exclude compilation and evaluation."""
         active = [(s, u) for s, u in self.rates if u] or self.rates
         seconds = sum(s for s, _ in active)
-        chunk_steps = self.plan.ticks_per_chunk * self.plan.steps_per_tick * self.num_seeds
         update_hz = sum(u for _, u in active) / seconds if seconds else 0.0
         return {
             "num_seeds": self.num_seeds,
@@ -182,7 +181,7 @@ class Recorder:
             "time_to_first_step_s": self.first_step_s - self.start_s,
             "eval_wait_s": self.eval_wait_s,
             "eval_s": self.eval_s,
-            "sampling_hz": len(active) * chunk_steps / seconds if seconds else 0.0,
+            "sampling_hz": len(active) * self.chunk_steps / seconds if seconds else 0.0,
             "update_hz": update_hz,
             "update_frame_hz": update_hz * self.agent.batch_size,
             **NOT_EVALUATED,

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_fast.core import Batches, Discrete, PyTree, action_shape
+from jaxrl_fast.core import Batches, Box, Discrete, PyTree, action_shape
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.learning.algorithm import Algorithm
@@ -101,8 +101,9 @@ def host_environments_only(env: HostEnv) -> Callable[[int], None]:
     """
     size, rng = env.num_seeds * env.num_envs // env.num_groups, np.random.default_rng(0)
     space = env.spec.action
-    if isinstance(space, Discrete):
-        actions = rng.integers(0, space.num_actions, (64, size), np.int32)
+    if not isinstance(space, Box):
+        numbers = space.num_actions if isinstance(space, Discrete) else space.sizes
+        actions = rng.integers(0, numbers, (64, size, *action_shape(env.spec)), np.int32)
     else:
         actions = rng.uniform(space.low, space.high, (64, size, *space.low.shape)).astype(np.float32)
     env.reset(list(range(env.num_seeds)))
@@ -175,8 +176,9 @@ def random_actions(env: VecEnv, key: jax.Array) -> jax.Array:
         Actions ``[E, ...]``.
     """
     space, shape = env.spec.action, (env.num_envs, *action_shape(env.spec))
-    if isinstance(space, Discrete):
-        return jax.random.randint(key, shape, 0, space.num_actions)
+    if not isinstance(space, Box):
+        numbers = space.num_actions if isinstance(space, Discrete) else jnp.asarray(space.sizes)
+        return jax.random.randint(key, shape, 0, jnp.broadcast_to(numbers, shape))
     low, high = (jnp.broadcast_to(jnp.asarray(bound), shape) for bound in (space.low, space.high))
     return jax.random.uniform(key, shape, jnp.float32, low, high)
 

@@ -396,7 +396,7 @@ def _shot(watched: Watched, step: int, picture: np.ndarray) -> Shot:
 
 def _shoot_on_host(film: "FilmedHost") -> Shoot:
     def shoot(policy: Policy, *, seed: int, max_steps: int, every: int, width: int) -> Iterator[Shot]:
-        act = jax.jit(policy.act)
+        act = jax.jit(policy.act_arrays)
         host = host_seed(jax.random.key(seed))
         steps = steps_on_host(act, policy.initial_carry, film.env, policy.params, host)
         yield Shot(_picture(film, width), 0, 0.0, "")

@@ -157,7 +157,7 @@ def watch(
 
     @partial(jax.jit, compiler_options=acting_options())
     def moments(params: PyTree) -> PyTree:
-        start, step = player(policy.act, policy.initial_carry, one, params, key)
+        start, step = player(policy.act_arrays, policy.initial_carry, one, params, key)
 
         def advance(now: Playing, _: None) -> tuple[Playing, _Moment]:
             moment = now.state.env_state
