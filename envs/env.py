@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_fast.core import EnvSpec, EpisodeTotals, PyTree, Timestep, over_two_axes, reward_shape, select
+from jaxrl_fast.envs.scene import Bodies
 
 FRESH_INTERVAL = 8
 """Largest number of steps that share one row of the bank of initial states (see `VecEnv.draw_fresh`)."""
@@ -60,6 +61,7 @@ class Env(NamedTuple):
         draw: ``(state) -> picture``, or None if states cannot be drawn.
         success: ``(state) -> bool``, whether a state is a success, such as a reached goal. An episode is a success if
             its last state is. None without such a criterion.
+        bodies: How MuJoCo's renderer and the page of an episode draw states, or None. It precedes ``draw``.
     """
 
     spec: EnvSpec
@@ -70,6 +72,7 @@ class Env(NamedTuple):
     step_s: float = 0.1
     draw: Draw | None = None
     success: Callable[[PyTree], jax.Array] | None = None
+    bodies: Bodies | None = None
 
 
 class VecState(NamedTuple):

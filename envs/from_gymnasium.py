@@ -1,6 +1,7 @@
 """Adapter of Gymnasium environments (https://gymnasium.farama.org, 1.1+), stepped on the host by `envs.pool`."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -106,7 +107,13 @@ def make_atari_host(
 
 
 def make_custom_host(
-    make: Callable[[], Any], *, num_envs: int, num_seeds: int = 1, name: str = "", pool: PoolOptions = PoolOptions()
+    make: Callable[[], Any],
+    *,
+    num_envs: int,
+    num_seeds: int = 1,
+    name: str = "",
+    pool: PoolOptions = PoolOptions(),
+    max_episode_steps: int | None = None,
 ) -> HostEnv:
     """Make a vectorized host environment of a user's function.
 
@@ -116,6 +123,7 @@ def make_custom_host(
         num_seeds: Number of seeds that the pool serves.
         name: Name in the spec, or "" for the name of ``make``.
         pool: Options of the pool.
+        max_episode_steps: Time limit in steps, or None for the environment's.
 
     Returns:
         The environment.
@@ -126,7 +134,8 @@ def make_custom_host(
     check_options(pool, num_envs, num_seeds)
     if pool.backend == "envpool":
         raise ValueError("pool.backend=envpool is for env=gymnasium: leave it out for env=custom")
-    return pooled(make, name or getattr(make, "__qualname__", "make"), None, num_envs, num_seeds, pool)
+    name, limit = name or getattr(make, "__qualname__", "make"), max_episode_steps
+    return pooled(partial(recipes.limited, make, limit) if limit else make, name, limit, num_envs, num_seeds, pool)
 
 
 def film(id: str, *, wrappers: Wrappers = (), max_episode_steps: int | None = None, **options: Any) -> FilmedHost:

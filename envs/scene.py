@@ -1,6 +1,7 @@
 """The bodies of a simulated environment as plain numbers, to be drawn elsewhere."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -67,3 +68,16 @@ class Motion(NamedTuple):
     rotations: np.ndarray
     rewards: np.ndarray
     terminated: bool
+
+
+class Bodies(NamedTuple):
+    """How an environment with bodies is drawn.
+
+    Attributes:
+        scene: ``() -> Scene``, collects the shapes.
+        pose: ``(state) -> (positions [..., B, 3], rotations [..., B, 4])`` of the bodies in states, as in `Motion`;
+            pure.
+    """
+
+    scene: Callable[[], Scene]
+    pose: Callable[[Any], tuple[Any, Any]]

@@ -13,7 +13,7 @@ from typing import NoReturn
 import jax
 from rich.console import Console
 
-from jaxrl_fast import IMPORT_START_S, envs
+from jaxrl_fast import IMPORT_START_S
 from jaxrl_fast.commands import cli, run_config
 from jaxrl_fast.commands.env_cache import store_of
 from jaxrl_fast.commands.prepare import (
@@ -43,7 +43,7 @@ from jaxrl_fast.training.progress import ProgressDisplay, earlier_compile_s
 from jaxrl_fast.training.records import check_logger
 from jaxrl_fast.tuning import auto
 from jaxrl_fast.views.listeners import make_listeners, try_to_write
-from jaxrl_fast.views.viewer import draw_policy
+from jaxrl_fast.views.viewer import draw_policy, with_bodies
 from jaxrl_fast.views.visualizer import Visualizer
 
 PAGE = "policy.html"
@@ -95,7 +95,7 @@ def train_on(prepared: Prepared, stop: StopSignal) -> int:
     console = None if hosts.is_first() else Console(quiet=True)
     compile_s = None if run.run_dir else earlier_compile_s(folder)
     progress = ProgressDisplay(run.total_steps, console, compile_s=compile_s)
-    with visualizer_of(run, folder, progress.tell) as visualizer:
+    with visualizer_of(run, env, folder, progress.tell) as visualizer:
         with progress, evaluator_of(run, env, folder) as evaluator:
             pictures: list[str] = []
 
@@ -123,7 +123,7 @@ def train_on(prepared: Prepared, stop: StopSignal) -> int:
 def draw_at_end(
     run: Run, env: VecEnv | HostEnv, policy: Policy, folder: Path, visualizer: Visualizer | None, stop: StopSignal
 ) -> list[str]:
-    """Draw the last policy of a run: a page for brax, else the picture of ``eval.picture``; nothing after a signal.
+    """Draw the last policy of a run: a page of bodies, or the picture of ``eval.picture``; nothing after a signal.
 
     Args:
         run: Settings of the run.
@@ -140,15 +140,16 @@ def draw_at_end(
         return [visualizer.out] if visualizer.finish(stop) else []
     if visualizer is not None:
         visualizer.close()  # otherwise it would overwrite this page
-    return [PAGE] if draw_policy(policy, env, run.env, run.env_options, run.seed, folder) else []
+    return [PAGE] if draw_policy(policy, env, run.seed, folder) else []
 
 
 @contextmanager
-def visualizer_of(run: Run, folder: Path, tell: Tell) -> Iterator[Visualizer | None]:
+def visualizer_of(run: Run, env: VecEnv | HostEnv, folder: Path, tell: Tell) -> Iterator[Visualizer | None]:
     """Start the process that draws during training, and end it at exit.
 
     Args:
         run: Settings of the run.
+        env: Environments of the run.
         folder: Folder of the run.
         tell: Shows messages to the user.
 
@@ -158,8 +159,9 @@ def visualizer_of(run: Run, folder: Path, tell: Tell) -> Iterator[Visualizer | N
     if not run.eval.picture or not hosts.is_first():
         yield None
         return
-    suite, _ = envs.resolve(run.env, dict(run.env_options))
-    with closing(Visualizer(folder, PAGE if suite == "brax" else "policy.gif", run.seed, tell)) as visualizer:
+    with closing(
+        Visualizer(folder, PAGE if with_bodies(env) is not None else "policy.gif", run.seed, tell)
+    ) as visualizer:
         yield visualizer
 
 

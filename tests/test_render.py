@@ -340,7 +340,7 @@ def test_a_mistake_ends_in_one_line(commands: Commands, runs: Path):
         "nowhere": "nowhere contains no run",
         "cartpole out=x.avi": "out=x.avi: write a file that ends in .gif, .mp4 or .html",
         "cartpole out=no/x.gif": "there is no folder no",
-        "cartpole out=x.html": "pages are for brax's environments: write out=....gif",
+        "cartpole out=x.html": "pages are for environments with bodies, such as brax's: write out=....gif",
         "cartpole frames=3": (
             "unknown key 'frames': the keys of render are out, policy, episodes, seed, seconds, fps and width"
         ),

@@ -10,6 +10,7 @@ from typing import Any
 
 import gymnasium
 
+from jaxrl_fast.envs.pool.several_agents import AgentsTogether
 from jaxrl_fast.envs.pool.stepping import GOES_ON, MakeGymnasium
 
 ATARI_EPISODE_STEPS = 27_000
@@ -71,6 +72,27 @@ def build_env(
     for wrapper, wrapper_options in wrappers:
         env = wrapper(env, **wrapper_options)
     return env
+
+
+def limited(make: Callable[[], Any], max_episode_steps: int) -> gymnasium.Env:
+    """Make an environment with another time limit.
+
+    Args:
+        make: Makes an environment.
+        max_episode_steps: Time limit in steps. It replaces the limit of a `gymnasium.wrappers.TimeLimit`.
+
+    Returns:
+        The environment.
+    """
+    layer = env = make()
+    while isinstance(layer, gymnasium.Wrapper):
+        if isinstance(layer, gymnasium.wrappers.TimeLimit):
+            layer._max_episode_steps = max_episode_steps
+            return env
+        layer = layer.env
+    if not isinstance(layer, gymnasium.Env) or isinstance(layer, AgentsTogether):
+        return env  # several agents count steps themselves
+    return gymnasium.wrappers.TimeLimit(env, max_episode_steps)
 
 
 def find(id: str) -> gymnasium.envs.registration.EnvSpec:
