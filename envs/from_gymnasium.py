@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import gymnasium
@@ -16,6 +17,7 @@ from jaxrl_fast.envs.pool.making import RENDER_MODE, Camera, FilmedHost, in_proc
 from jaxrl_fast.envs.pool.stepping import HostEnvSpec, describe, make_one, of_env
 
 Wrappers = Sequence[str | Mapping[str, Mapping[str, Any]]]
+DRAWN_BY_PYGAME = tuple(f"gymnasium.envs.{family}" for family in ("classic_control", "toy_text", "box2d"))
 UNKNOWN_FPS = 10.0
 """Steps per second in the pictures of an environment without ``render_fps``."""
 
@@ -199,6 +201,9 @@ def filmed(env: gymnasium.Env, name: str, limit: int | None = None) -> FilmedHos
             f"{name} cannot be drawn: its render_mode is {env.render_mode}, and only {RENDER_MODE} gives pictures: "
             "add an argument render_mode to the function that makes it, and pass it to the environment"
         )
+    if type(env.unwrapped).__module__.startswith(DRAWN_BY_PYGAME) and find_spec("pygame") is None:
+        env.close()
+        raise ValueError(f"{name} cannot be drawn: it needs pygame: pip install 'jaxrl_fast[video]'")
     camera = Camera(env)
     host_spec = of_env(camera, lambda: camera, name)
     host = in_process(host_spec, env_spec(host_spec, limit), num_envs=1)

@@ -19,6 +19,7 @@ from jaxrl_fast.commands.env_cache import store_of
 from jaxrl_fast.commands.prepare import (
     Prepared,
     add_to_summary,
+    can_draw,
     new_folder,
     prepare_run,
     print_closing,
@@ -115,7 +116,7 @@ def train_on(prepared: Prepared, stop: StopSignal) -> int:
             measured = {**summary, "evaluator_memory_mb": evaluator and evaluator.memory_mb}
             summary = add_to_summary(run, measured, folder, before_s, wall_s, stopped_by)
             try_to_write(folder, print)
-            print_closing(summary, folder, pictures)
+            print_closing(summary, folder, pictures, can_draw(run, env))
     cluster.finish()
     return 128 + stopped_by if stopped_by is not None else 0
 

@@ -1,6 +1,8 @@
 """Wrapped environments of other libraries: wrappers are called or refused by name, and ends of episodes stay true."""
 
+import dataclasses
 import types
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -9,13 +11,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import struct
 from gymnax.wrappers import FlattenObservationWrapper, LegacyStepAPIWrapper, LogWrapper, StickyActionWrapper
 from gymnax.wrappers.purerl import GymnaxWrapper
 
 import jaxrl_fast as jf
 from jaxrl_fast import envs
+from jaxrl_fast.commands.prepare import can_draw
+from jaxrl_fast.commands.run_config import compose
 from jaxrl_fast.envs import from_brax
 from jaxrl_fast.envs.from_brax import brax_envs
+from jaxrl_fast.policy.policies import Policy
+from jaxrl_fast.views.viewer import draw_policy, watch_bodies, write_policy_html
 
 training = brax_envs.training
 KEY = jax.random.key(0)
@@ -413,3 +420,108 @@ def test_the_limit_holds_on_the_host(wrap: Any):
         cut.append(host.recv(0).truncated.tolist())
     assert cut == [[False] * 2, [False] * 2, [True] * 2] * 2
     host.close()
+
+
+# Pictures.
+
+HINGE = """
+<mujoco><worldbody><geom type="plane" size="1 1 1"/><body pos="0 0 1"><joint name="hinge" type="hinge" axis="0 1 0"/>
+<geom type="capsule" size="0.1 0.3"/><body pos="0 0 0.5"><joint name="slide" type="slide" axis="1 0 0"/>
+<geom type="sphere" size="0.2"/></body></body></worldbody><actuator><motor joint="hinge" gear="900"/></actuator></mujoco>
+"""
+
+
+def a_policy(spec: jf.EnvSpec) -> Any:
+    def act(params: Any, carry: Any, obs: jax.Array, first: jax.Array, key: jax.Array) -> tuple[jax.Array, Any]:
+        return jnp.ones((obs.shape[0], 1)), carry
+
+    return Policy(jnp.zeros(()), act, lambda num_envs: (), spec, {"algo": "ppo"})
+
+
+def pipeline_env() -> Any:
+    """Make an environment of a user's with brax's physics."""
+    with from_brax.quiet():
+        from brax.io import mjcf
+
+        class Hinge(brax_envs.PipelineEnv):
+            def reset(self, rng: jax.Array) -> Any:
+                state = self.pipeline_init(self.sys.init_q, jnp.zeros(self.sys.qd_size()))
+                return brax_envs.State(state, state.q, jnp.zeros(()), jnp.zeros(()))
+
+            def step(self, state: Any, action: jax.Array) -> Any:
+                following = self.pipeline_step(state.pipeline_state, action)
+                return state.replace(pipeline_state=following, obs=following.q, reward=action[0])
+
+        return Hinge(mjcf.loads(HINGE), backend="spring", n_frames=5)
+
+
+class Playground:
+    """It has the interface of a MuJoCo Playground environment, with MJX's state."""
+
+    action_size, observation_size, dt = 1, 2, 0.02
+
+    def __init__(self) -> None:
+        with from_brax.quiet():
+            import mujoco
+            from mujoco import mjx
+
+            self.mjx, self.mj_model = mjx, mujoco.MjModel.from_xml_string(HINGE)
+            self.mjx_model = mjx.put_model(self.mj_model)
+
+    def reset(self, rng: jax.Array) -> Any:
+        data = self.mjx.make_data(self.mjx_model)
+        return PlaygroundState(data, data.qpos, jnp.zeros(()), jnp.zeros(()), {}, {})
+
+    def step(self, state: Any, action: jax.Array) -> Any:
+        data = self.mjx.step(self.mjx_model, state.data.replace(ctrl=action))
+        return state.replace(data=data, obs=data.qpos, reward=action[0])
+
+
+@struct.dataclass
+class PlaygroundState:
+    """Playground's state."""
+
+    data: Any
+    obs: Any
+    reward: Any
+    done: Any
+    metrics: Any
+    info: Any
+
+
+@pytest.mark.parametrize("make", [pipeline_env, lambda: training.wrap(pipeline_env(), 6), Playground])
+def test_ones_own_physics_is_drawn(make: Any, tmp_path: Path):
+    env = envs.make("custom", make=make, episode_length=6)
+    assert env.bodies is not None
+    scene = env.bodies.scene()
+    assert [(geom.kind, geom.body) for geom in scene.geoms] == [("plane", -1), ("capsule", 0), ("sphere", 1)]
+    assert scene.step_s == pytest.approx(0.02 if make is Playground else 0.01)
+    policy = a_policy(env.spec)
+    motion, _ = watch_bodies(policy, env, KEY)
+    assert motion.positions.shape == (7, 2, 3) and motion.rewards.tolist() == [1.0] * 6
+    assert np.ptp(motion.positions[:, 1]) > 1e-3, "the sphere moves"
+    write_policy_html(policy, env, tmp_path / "policy.html")
+    assert draw_policy(policy, jf.vectorize(env, num_envs=2), 0, tmp_path)
+
+
+def test_the_command_for_pictures_is_printed_only_if_there_are_pictures(capsys: pytest.CaptureFixture[str]):
+    def draws(make: Any, **options: Any) -> bool:
+        run = compose(["env=custom", "env.make=x"])
+        run = dataclasses.replace(run, env_options={"make": make, **options})
+        env = jf.make_env("custom", make=make, num_envs=2)
+        return can_draw(run, env)
+
+    assert draws(Playground)
+    assert not draws(Clock)
+    assert draws(
+        lambda: from_brax.adapt(Clock(), name="clock")._replace(draw=lambda state: np.zeros((2, 2, 3), np.uint8))
+    )
+    assert not draws(Line)
+    assert draws(Seen)
+
+
+class Seen(Line):
+    """An environment on the host with pictures."""
+
+    def __init__(self, render_mode: str | None = None):
+        self.render_mode = render_mode
