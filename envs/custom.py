@@ -200,6 +200,11 @@ def as_env(made: Any, *, name: str, episode_length: int | None = None) -> Env:
         from_brax = import_module("jaxrl_fast.envs.from_brax")
         single, limit = from_brax.unwrapped(env, name, episode_length)
         return from_brax.adapt(single, name=name, max_episode_steps=limit)
+    if _has(made, "reset", "step", "observation_space", "action_space") and not hasattr(made, "num_envs"):
+        raise ValueError(
+            f"env.make={name} returned {type(made).__name__}, which is no gymnasium.Env: derive it from gymnasium.Env; "
+            "reset returns (obs, info), and step returns (obs, reward, terminated, truncated, info)"
+        )
     raise ValueError(
         f"env.make={name} returned {type(made).__name__}: return a jaxrl_fast.Env, one gymnasium.Env, a gymnax-style "
         "environment (reset_env, step_env, default_params), a brax-style one (reset, step, observation_size, "

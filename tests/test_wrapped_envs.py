@@ -427,7 +427,8 @@ def test_the_limit_holds_on_the_host(wrap: Any):
 HINGE = """
 <mujoco><worldbody><geom type="plane" size="1 1 1"/><body pos="0 0 1"><joint name="hinge" type="hinge" axis="0 1 0"/>
 <geom type="capsule" size="0.1 0.3"/><body pos="0 0 0.5"><joint name="slide" type="slide" axis="1 0 0"/>
-<geom type="sphere" size="0.2"/></body></body></worldbody><actuator><motor joint="hinge" gear="900"/></actuator></mujoco>
+<geom type="sphere" size="0.2"/></body></body></worldbody>
+<actuator><motor joint="hinge" gear="900"/></actuator></mujoco>
 """
 
 
@@ -525,3 +526,114 @@ class Seen(Line):
 
     def __init__(self, render_mode: str | None = None):
         self.render_mode = render_mode
+
+
+# Wrappers with statistics, and old interfaces, on the host.
+
+
+class Own(gymnasium.wrappers.NormalizeObservation):
+    """A user's subclass."""
+
+
+class Around(gymnasium.Wrapper):
+    """A user's wrapper."""
+
+
+def host(make: Any, **options: Any) -> None:
+    jf.make_env("custom", make=make, num_envs=2, **options).close()
+
+
+OBS, REWARD = (
+    "algo.normalize_observations=true (the default without images)",
+    "algo.normalize_rewards=true (with on-policy",
+)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: gymnasium.wrappers.NormalizeObservation(Line()), f"NormalizeObservation has running statistics|{OBS}"),
+        (lambda: Around(gymnasium.wrappers.NormalizeReward(Around(Line()))), f"NormalizeReward has|{REWARD}"),
+        (lambda: Around(Own(Line())), f"Own has running statistics|{OBS}"),
+    ],
+)
+def test_a_wrapper_with_statistics_is_refused_also_inside(make: Any, words: str):
+    with pytest.raises(ValueError) as caught:
+        host(make)
+    assert all(word in str(caught.value) for word in words.split("|"))
+
+
+@pytest.mark.parametrize(
+    "wrapper", ["NormalizeObservation", {"NormalizeReward": {"gamma": 0.9}}, "vector.NormalizeReward"]
+)
+def test_a_named_wrapper_with_statistics_is_refused(wrapper: Any):
+    name = wrapper if isinstance(wrapper, str) else next(iter(wrapper))
+    with pytest.raises(ValueError, match=r"wrappers: Normalize\w+ has running .* write algo.normalize_") as caught:
+        jf.make_env("gymnasium", id="CartPole-v1", wrappers=[wrapper], num_envs=2)
+    assert name.rpartition(".")[2] in str(caught.value)
+
+
+def test_an_id_whose_registration_has_statistics_is_refused():
+    def make() -> gymnasium.Env:
+        return gymnasium.wrappers.NormalizeReward(Line())
+
+    gymnasium.register("Normalized-v0", entry_point=make)
+    try:
+        with pytest.raises(ValueError, match=r"Normalized-v0: NormalizeReward has running statistics"):
+            jf.make_env("gymnasium", id="Normalized-v0", num_envs=2)
+    finally:
+        del gymnasium.registry["Normalized-v0"]
+
+
+def test_evaluation_returns_the_environments_own_reward():
+    """Check that a reward is not changed between the environment and the reported return."""
+    env = jf.make_env("custom", make=lambda: gymnasium.wrappers.TimeLimit(Line(), 4), num_envs=2)
+    algo = jf.ppo(rollout_length=4, num_minibatches=1, normalize_rewards=True)
+    assert jf.learn(env, algo, total_steps=8, eval_episodes=2).summary["eval_return_mean"] == 4.0
+    env.close()
+
+
+class Old(Line):
+    """The interface of Gym before 0.26: ``step`` has four results."""
+
+    def step(self, action: Any) -> Any:
+        return super().step(action)[0], 1.0, False, {}
+
+
+class OldReset(Line):
+    """Only an observation of ``reset``."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return np.zeros(1, np.float32)
+
+
+class Seedless(Line):
+    """No seed of ``reset``."""
+
+    def reset(self) -> Any:  # type: ignore[override]
+        return np.zeros(1, np.float32), {}
+
+
+class NoGym:
+    """Gym's interface without its class."""
+
+    observation_space, action_space, reset, step = Line.observation_space, Line.action_space, Line.reset, Line.step
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (Old, "step returns 4 values: return obs, reward, terminated, truncated, info, as in Gymnasium"),
+        (lambda: gymnasium.wrappers.TimeLimit(Old(), 9), "step returns 4 values: return obs, reward, terminated"),
+        (
+            lambda: gymnasium.wrappers.OrderEnforcing(OldReset()),
+            "reset must be reset(self, *, seed=None, options=None)",
+        ),
+        (Seedless, "reset must be reset(self, *, seed=None, options=None) and return (obs, info)"),
+        (NoGym, "returned NoGym, which is no gymnasium.Env: derive it from gymnasium.Env; reset returns (obs, info)"),
+    ],
+)
+def test_the_interface_of_old_gym_is_named(make: Any, words: str):
+    with pytest.raises(ValueError) as caught:
+        host(make, pool={"workers": 0})
+    assert words in str(caught.value) and "\n" not in str(caught.value)

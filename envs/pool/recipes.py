@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium
 
 from jaxrl_fast.envs.pool.several_agents import AgentsTogether
-from jaxrl_fast.envs.pool.stepping import GOES_ON, MakeGymnasium
+from jaxrl_fast.envs.pool.stepping import GOES_ON, MakeGymnasium, refuse_statistics
 
 ATARI_EPISODE_STEPS = 27_000
 """30 minutes at 60 frames per second, with four frames per step (Machado et al., 2018)."""
@@ -240,7 +240,9 @@ def _wrapper(one: str | Mapping[str, Mapping[str, Any]]) -> tuple[Callable[..., 
         raise ValueError(f"wrappers: {one!r}: write {WRAPPERS}")
     module, _, attribute = name.rpartition(".")
     try:
-        wrapper = getattr(import_module(module or "gymnasium.wrappers"), attribute)
+        module = f"gymnasium.wrappers.{module}" if module in ("", "vector") else module
+        wrapper = getattr(import_module(module.rstrip(".")), attribute)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"wrappers: there is no {name}: write {WRAPPERS}") from error
+    refuse_statistics(wrapper, "wrappers")
     return wrapper, dict(options or {})
