@@ -9,9 +9,10 @@ from importlib import import_module
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from jaxrl_fast.envs import RuleBroken
 from jaxrl_fast.envs.adapter_utils import layers_of, relaxed
 from jaxrl_fast.envs.env import Env, is_count
-from jaxrl_fast.envs.env_checks import check_env
+from jaxrl_fast.envs.env_checks import check_start
 from jaxrl_fast.envs.host_env import HostEnv
 
 if TYPE_CHECKING:  # Gymnasium is not needed for an `Env`
@@ -160,12 +161,12 @@ def _is_parallel(made: Any) -> bool:
 def _compiled(called: Called) -> Env:
     try:
         env = as_env(called.made, name=called.name, episode_length=called.episode_length)
-    except ValueError:
-        raise
+    except ValueError as error:
+        raise RuleBroken(_one_line(error)) from error
     except Exception as error:  # raised in the environment, which is called to infer its shapes
         what = f"env.make={called.name}: the {type(called.made).__name__} that it returned"
-        raise ValueError(f"{what} failed: {type(error).__name__}: {_one_line(error)}") from error
-    check_env(env, f"env.make={called.name}")
+        raise RuleBroken(f"{what} failed: {type(error).__name__}: {_one_line(error)}") from error
+    check_start(env, f"env.make={called.name}")
     return env
 
 

@@ -78,6 +78,8 @@ class HostEnv(NamedTuple):
             environment does not report it or no episode finished. None if unsupported. Only evaluation calls it.
         agents: ``() -> float32 [E, A]``, the agents' returns in each environment's last finished episode. None with one
             agent. Only evaluation calls it.
+        watched: ``(num_envs, tell) -> HostEnv`` as ``another``, whose environments report values outside of their
+            spaces to ``tell``. None with EnvPool.
     """
 
     spec: EnvSpec
@@ -97,3 +99,4 @@ class HostEnv(NamedTuple):
     overlaps: bool = True
     success: Callable[[], np.ndarray] | None = None
     agents: Callable[[], np.ndarray] | None = None
+    watched: Callable[[int, Callable[[str], None]], "HostEnv"] | None = None

@@ -33,7 +33,7 @@ from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.policy.policies import Policy
 from jaxrl_fast.runtime import cluster, hosts
-from jaxrl_fast.runtime.placements import check
+from jaxrl_fast.runtime.placements import check_placed
 from jaxrl_fast.settings.machine import collect_garbage_seldom
 from jaxrl_fast.training.callbacks import Calls, StopSignal, Tell
 from jaxrl_fast.training.checkpoints import read_description
@@ -84,7 +84,7 @@ def train_on(prepared: Prepared, stop: StopSignal) -> int:
     settings = flat_settings(run)
     keep = partial(store_of, keeper, settings) if keeper is not None else lambda program: None
     job = make_job(env, algorithm, job_options(run), settings, keep)
-    check(job.graph, job.placement, run.num_seeds)
+    check_placed(job.graph, job.placement, run.num_seeds)
     earlier_s = job.resumed.progress["wall_s"] if job.resumed is not None else 0.0
     folder = Path(hosts.decide(lambda: str(new_folder(run))))
     if hosts.is_first():

@@ -41,7 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 A package may import only the packages above it in this list.
 """
-COMMANDS = {"train", "evaluate", "render", "explain", "export", "report", "dashboard", "autotune"}
+COMMANDS = {"train", "check", "evaluate", "render", "explain", "export", "report", "dashboard", "autotune"}
 ENTRY_POINTS = {"__init__", "__main__", "api", "placement", "evaluator", *COMMANDS}
 """Modules outside the packages: commands and public names. They may import anything; no other module imports them."""
 APPLIED = {"algorithm", "critics", "acting"}

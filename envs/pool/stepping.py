@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 
+from jaxrl_fast.envs import RuleBroken
 from jaxrl_fast.envs.pool.codec import ActionCodec, Arrays, ObsCodec, encode_action, encode_obs, sample
 from jaxrl_fast.envs.pool.several_agents import AgentsTogether, encode_agents
 
@@ -80,14 +81,16 @@ def describe(make: MakeGymnasium, name: str) -> HostEnvSpec:
         The spec.
 
     Raises:
-        ValueError: The environment cannot be made, its spaces or wrappers are not supported, or its ``reset`` or
-            ``step`` is not Gymnasium's.
+        ValueError: The environment cannot be made.
+        RuleBroken: Its spaces or wrappers are not supported, or its ``reset`` or ``step`` is not Gymnasium's.
     """
     env = make_one(make, name)
     try:
         host_spec = of_env(env, make, name)
         check_calls(env, host_spec)
         return host_spec
+    except ValueError as error:
+        raise RuleBroken(str(error)) from error
     finally:
         env.close()
 
