@@ -127,6 +127,22 @@ def around(layer: Any, held: str, inner: Any, name: str) -> Any:
     return changed(layer, **{held: inner})
 
 
+class Delegating:
+    """A wrapper of this package: other attributes are the attributes of the environment inside.
+
+    Attributes:
+        env: Environment inside.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.env, name)
+
+
 def changed(layer: Any, **attributes: Any) -> Any:
     """Return a copy of an object with other attributes.
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxrl_fast.envs import RuleBroken
@@ -161,13 +161,13 @@ def _is_parallel(made: Any) -> bool:
 def _compiled(called: Called) -> Env:
     try:
         env = as_env(called.made, name=called.name, episode_length=called.episode_length)
+        check_start(env, f"env.make={called.name}")
+        return env
     except ValueError as error:
         raise RuleBroken(_one_line(error)) from error
     except Exception as error:  # raised in the environment, which is called to infer its shapes
         what = f"env.make={called.name}: the {type(called.made).__name__} that it returned"
         raise RuleBroken(f"{what} failed: {type(error).__name__}: {_one_line(error)}") from error
-    check_start(env, f"env.make={called.name}")
-    return env
 
 
 def _limited(env: Env, episode_length: int | None) -> Env:
@@ -233,9 +233,9 @@ def _find(path: str) -> Callable[..., Any]:
 
 def _has(env: Any, *names: str) -> bool:
     """Check whether an environment, or one that it wraps, has attributes, without computing brax's properties."""
-    layers = [layer for layer, _ in layers_of(env)]
-    delegating = takewhile(lambda layer: hasattr(type(layer), "__getattr__"), layers)
-    classes = [type(layer) for layer in layers[: sum(1 for _ in delegating) + 1]]
+    classes = [type(layer) for layer, _ in layers_of(env)]
+    inside = takewhile(lambda outer: hasattr(outer[0], "__getattr__"), pairwise(classes))
+    classes = [classes[0], *(inner for _, inner in inside)]
     return all(any(hasattr(cls, name) for cls in classes) or hasattr(env, name) for name in names)
 
 

@@ -30,15 +30,8 @@ def check_start(env: Env, name: str) -> None:
         name: Name in error messages.
 
     Raises:
-        RuleBroken: A shape or dtype is wrong, the first observation is not finite, or the picture is wrong.
+        ValueError: A shape or dtype is wrong, the first observation is not finite, or the picture is wrong.
     """
-    try:
-        _check_start(env, name)
-    except ValueError as error:
-        raise RuleBroken(str(error)) from error
-
-
-def _check_start(env: Env, name: str) -> None:
     check_shapes(env, name)
     state, first = jax.jit(lambda key: env.reset(key, env.sample_params(key)))(jax.random.key(0))
     for leaf in jax.tree.leaves(first):
@@ -282,22 +275,14 @@ class Report(NamedTuple):
 TIMED_ENVS, TIMED_STEPS = 64, 64
 
 
-def check_env(
-    env: Any,
-    *,
-    num_steps: int = 1_000,
-    seed: int = 0,
-    another: Callable[[], Any] | None = None,
-    tell: Callable[[str], None] = print,
-) -> Report:
+def check_env(env: Any, *, num_steps: int = 1_000, seed: int = 0, tell: Callable[[str], None] = print) -> Report:
     """Play an environment, and report which rules it follows, with its speed.
 
     Args:
         env: `Env`, `VecEnv`, `HostEnv`, an environment of Gymnasium, PettingZoo, gymnax or brax, or a function that
-            makes one.
+            makes one. A function is called twice, and the environments are compared.
         num_steps: Steps of each of 8 environments, at least to the end of the time limit, but at most 20 s.
         seed: Seed.
-        another: Makes a second `Env` to compare with; for others a second one is made anyway.
         tell: Gets each line.
 
     Returns:
@@ -307,7 +292,7 @@ def check_env(
         ValueError: ``env`` is none of these, or cannot be made.
     """
     try:
-        report = _report_on(env, num_steps, seed, another)
+        report = _report_on(env, num_steps, seed)
     except RuleBroken as error:
         report = Report("", (Verdict("wrong", "spec", str(error)),))
     for line in report.lines():
@@ -315,30 +300,37 @@ def check_env(
     return report
 
 
-def _report_on(env: Any, num_steps: int, seed: int, another: Callable[[], Any] | None) -> Report:
-    if isinstance(env, VecEnv):
-        if env.env is None:
-            raise ValueError(f"{env.spec.name}: check the single environment from which this VecEnv was made")
-        env = env.env
-    if isinstance(env, Env):
-        return _report_on_env(env, num_steps, seed, another)
-    if isinstance(env, HostEnv):
-        return _report_on_host(env, num_steps, seed)
-    make = env if callable(env) or isinstance(env, str) else partial(copy.deepcopy, env)
-    make_any = import_module("jaxrl_fast.envs.custom").make_any
-    sizes: dict[str, Any] = dict(num_envs=1, num_seeds=1, pool={"workers": 0, "num_groups": 1})
-    made = make_any(make=make, **sizes)
-    if isinstance(made, Env):
-        return _report_on_env(made, num_steps, seed, another or (lambda: make_any(make=make, **sizes)))
+def _report_on(env: Any, num_steps: int, seed: int) -> Report:
+    again: Callable[[], Any] | None = env if callable(env) else None
+    made = env if again is None else again()
+    if not isinstance(made, Env | VecEnv | HostEnv):
+        own = env if callable(env) or isinstance(env, str) else partial(copy.deepcopy, env)
+        sizes: dict[str, Any] = dict(num_envs=1, num_seeds=1, pool={"workers": 0, "num_groups": 1})
+        again = partial(import_module("jaxrl_fast.envs.custom").make_any, make=own, **sizes)
+        made = again()
+    if not isinstance(made, HostEnv):
+        return _report_on_env(_single(made), num_steps, seed, again)
     try:
         return _report_on_host(made, num_steps, seed)
     finally:
-        made.close()
+        if made is not env:
+            made.close()
 
 
-def _report_on_env(env: Env, num_steps: int, seed: int, another: Callable[[], Any] | None) -> Report:
+def _single(env: Env | VecEnv) -> Env:
+    if isinstance(env, Env):
+        return env
+    if env.env is None:
+        raise ValueError(f"{env.spec.name}: check the single environment from which this VecEnv was made")
+    return env.env
+
+
+def _report_on_env(env: Env, num_steps: int, seed: int, again: Callable[[], Any] | None) -> Report:
     name = env.spec.name
-    check_start(env, name)
+    try:
+        check_start(env, name)
+    except ValueError as error:
+        return Report(name, (Verdict("wrong", "spec", str(error)),))
     pure = _judge_purity(env)
     try:
         player = compiled_player(env)
@@ -346,15 +338,8 @@ def _report_on_env(env: Env, num_steps: int, seed: int, another: Callable[[], An
     except Exception as error:
         words = f"it cannot be compiled for {NUM_ENVS} environments: {type(error).__name__}: {_first_line(error)}"
         return Report(name, (Verdict("wrong", "spec", words),))
-
-    def second() -> Player:
-        if another is None:
-            return player
-        made = another()
-        return compiled_player(made.env or env if isinstance(made, VecEnv) else made)
-
-    found = [Verdict("ok", "spec"), pure, *_judge(player, second, num_steps, seed)]
-    return Report(name, tuple(found), *_speed(env), TIMED_ENVS)
+    found = _judge(player, lambda: player if again is None else compiled_player(_single(again())), num_steps, seed)
+    return Report(name, (Verdict("ok", "spec"), pure, *found), *_speed(env), TIMED_ENVS)
 
 
 def _report_on_host(host: HostEnv, num_steps: int, seed: int) -> Report:
@@ -377,12 +362,10 @@ def _report_on_host(host: HostEnv, num_steps: int, seed: int) -> Report:
 def _judge(player: Player, second: Callable[[], Player], num_steps: int, seed: int) -> list[Verdict]:
     """Play the environments, and return the findings of the rules that are the same for all of them."""
     limit = player.spec.max_episode_steps
-    starts = _judge_starts(player, seed)
     trace = play_episodes(player, max(num_steps, 1 + min(limit or 0, 5 * num_steps)), seed)
-    short = len(trace.steps)
-    later = play_episodes(player, short, seed)
-    other = play_episodes(second(), short, seed, changed=True)
-    found = [starts, *_judge_repeats(trace, later, other, second, seed)]
+    later = play_episodes(player, len(trace.steps), seed)
+    other = play_episodes(second(), len(trace.steps), seed, changed=True)
+    found = [_judge_starts(player, seed), *_judge_repeats(trace, later, other, second, seed)]
     masked = isinstance(player.spec.obs, dict) and "action_mask" in player.spec.obs
     for rule in ("finite", *(["mask"] if masked else []), "terminal"):
         found.append(Verdict("wrong", rule, trace.faults[rule]) if rule in trace.faults else Verdict("ok", rule))
@@ -392,12 +375,8 @@ def _judge(player: Player, second: Callable[[], Player], num_steps: int, seed: i
 def _judge_starts(player: Player, seed: int) -> Verdict:
     one, same, other = player.start(seed), player.start(seed), player.start(seed + 1)
     if not equal(one, same).all():
-        return Verdict(
-            "wrong",
-            "starts",
-            "two resets with the same seed give different observations: on the host call super().reset(seed=seed) and "
-            "draw from self.np_random, in JAX draw with the key only",
-        )
+        words = "two resets with the same seed give different observations: draw with the key only, or on the host from"
+        return Verdict("wrong", "starts", f"{words} self.np_random after super().reset(seed=seed)")
     rolled = jax.tree.map(lambda leaf: np.roll(leaf, 1, axis=0), one)
     if equal(one, other).all() and equal(one, rolled).all():
         return Verdict("note", "starts", "all seeds give the same first observation: intended?")

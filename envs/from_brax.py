@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_fast.core import Box, EnvSpec, PyTree, Timestep
-from jaxrl_fast.envs.adapter_utils import around, changed, layers_of, like, relaxed, settled
+from jaxrl_fast.envs.adapter_utils import Delegating, around, changed, layers_of, like, relaxed, settled
 from jaxrl_fast.envs.env import Env
 from jaxrl_fast.envs.env_checks import check_option, check_shapes
 from jaxrl_fast.envs.scene import Bodies, Geom, Scene, Triangles
@@ -147,13 +147,8 @@ def make(id: str, *, backend: str = "spring", episode_length: int = MAX_EPISODE_
     try:
         with quiet():
             physics = brax_envs.get_environment(id, backend=backend, **options)
-        env = adapt(
-            physics,
-            name=id,
-            max_episode_steps=episode_length,
-            shortest_episode=SHORTEST_EPISODE.get(id, 1),
-            title=f"{id}, {backend}",
-        )
+        env = adapt(physics, name=id, max_episode_steps=episode_length, title=f"{id}, {backend}")
+        env = env._replace(shortest_episode=SHORTEST_EPISODE.get(id, 1))
     except Exception as error:  # any error that an option causes inside brax
         message = " ".join(str(error).split())
         hint = f"write some of {', '.join(known)}" if known else "leave them out"
@@ -163,14 +158,7 @@ def make(id: str, *, backend: str = "spring", episode_length: int = MAX_EPISODE_
     return env
 
 
-def adapt(
-    env: Any,
-    *,
-    name: str,
-    max_episode_steps: int | None = MAX_EPISODE_STEPS,
-    shortest_episode: int = 1,
-    title: str = "",
-) -> Env:
+def adapt(env: Any, *, name: str, max_episode_steps: int | None = MAX_EPISODE_STEPS, title: str = "") -> Env:
     """Convert an object with brax's interface to an `Env`.
 
     Args:
@@ -178,7 +166,6 @@ def adapt(
             ``info["truncation"]`` is 1 is truncated, as in brax's own training.
         name: Name in the spec.
         max_episode_steps: Time limit in steps, or None.
-        shortest_episode: Lower bound of an episode's steps.
         title: Title of pictures, or "" for ``name``.
 
     Returns:
@@ -199,7 +186,7 @@ def adapt(
     state, obs = jax.eval_shape(lambda key: reset(key, ()), jax.random.key(0))
     bound = np.ones(env.action_size, np.float32)
     spec = EnvSpec(name, obs, Box(-bound, bound), max_episode_steps)
-    return Env(spec, reset, step, shortest_episode=shortest_episode, bodies=_bodies_of(env, title or name, state))
+    return Env(spec, reset, step, bodies=_bodies_of(env, title or name, state))
 
 
 def _copied_containers(state: PyTree) -> PyTree:
@@ -294,8 +281,8 @@ def unwrapped(env: Any, name: str, episode_length: int | None = None) -> tuple[A
         kind = _kind(layer, name)
         if kind == EPISODE:
             limit = -(-layer.episode_length // layer.action_repeat)
-            steps = (episode_length or limit) * layer.action_repeat
-            inner = changed(around(layer, held, inner, name), episode_length=steps)
+            length = (episode_length or limit) * layer.action_repeat
+            inner = changed(around(layer, held, inner, name), episode_length=length)
         elif kind in SAMPLED:
             inner = _OneModel(inner, SAMPLED[kind], layer)
         elif kind not in DROPPED:
@@ -333,17 +320,13 @@ def _check_single(env: Any, what: str) -> None:
         raise ValueError(f"{what} resets the environment (state.info has '{mark}'): {INSTEAD}")
 
 
-class _OneModel:
+class _OneModel(Delegating):
     """An environment whose episodes each have one of the models of a wrapper with domain randomization."""
 
     def __init__(self, env: Any, attribute: str, wrapper: Any) -> None:
-        self.env, self.models, self.axes = env, getattr(wrapper, attribute), wrapper._in_axes
+        super().__init__(env)
+        self.models, self.axes = getattr(wrapper, attribute), wrapper._in_axes
         self.attribute = "sys" if attribute == "_sys_v" else "_mjx_model"
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self.env, name)
 
     def reset(self, rng: jax.Array) -> Any:
         """Start an episode with one of the models, all equally probable."""

@@ -14,7 +14,7 @@ from gymnax.environments import spaces
 
 from jaxrl_fast.core import Box, Discrete, EnvSpec, PyTree, Timestep
 from jaxrl_fast.envs import drawings
-from jaxrl_fast.envs.adapter_utils import around, import_later, layers_of, like, relaxed, settled
+from jaxrl_fast.envs.adapter_utils import Delegating, around, import_later, layers_of, like, relaxed, settled
 from jaxrl_fast.envs.env import FRESH_INTERVAL, Env, SampleParams, no_params
 from jaxrl_fast.envs.env_checks import check_option, check_shapes
 
@@ -235,16 +235,12 @@ def _trace(env: Any, params: Any) -> None:
     jax.eval_shape(once, jax.random.key(0))
 
 
-class _Unending:
+class _Unending(Delegating):
     """A gymnax-style environment whose ``step`` and ``reset`` are of one episode, so that it never resets itself."""
 
     def __init__(self, env: Any, num_values: int) -> None:
-        self.env, self.num_values, self.truncates = env, num_values, _truncation(env)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self.env, name)
+        super().__init__(env)
+        self.num_values, self.truncates = num_values, _truncation(env)
 
     def reset(self, key: jax.Array, params: Any = None) -> tuple[Any, Any]:
         """Start an episode."""
@@ -260,16 +256,12 @@ class _Unending:
         return obs, following, reward, *given, {**info, **ends}
 
 
-class _Wrapped:
+class _Wrapped(Delegating):
     """A gymnax-style environment whose ``reset_env`` and ``step_env`` are ``reset`` and ``step`` of a wrapper."""
 
     def __init__(self, env: Any, what: str) -> None:
-        self.env, self.what = env, what
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self.env, name)
+        super().__init__(env)
+        self.what = what
 
     def reset_env(self, key: jax.Array, params: Any) -> tuple[Any, Any]:
         """Start an episode; a state is the wrapper's, and whether the step to it was truncated."""

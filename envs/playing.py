@@ -153,10 +153,8 @@ def host_player(host: HostEnv) -> Player:
         ends = step.reward, step.terminated, step.truncated
         return Played(obs, next_obs, next_obs, *ends, step.terminated | step.truncated, none, none)
 
-    def steps_per_s() -> float:
-        return NUM_ENVS * (len(took_s) - 1) / max(sum(took_s), 1e-9)
-
-    return Player(host.spec, lambda seed: by_name(host.reset(seed)), play, steps_per_s, host.close)
+    speed = lambda: NUM_ENVS * (len(took_s) - 1) / max(sum(took_s), 1e-9)  # noqa: E731
+    return Player(host.spec, lambda seed: by_name(host.reset(seed)), play, speed, host.close)
 
 
 def choose_actions(spec: EnvSpec, obs: Any, rng: np.random.Generator) -> np.ndarray:
@@ -276,7 +274,7 @@ def note_faults(faults: dict[str, str], step: Played, number: int) -> None:
         number: Number of the step from 1.
     """
 
-    def place(flags: np.ndarray) -> str:
+    def place(flags: Any) -> str:
         i = int(np.argmax(flags))
         return f"step {number} of an environment with {ACTIONS[i]} actions"
 
@@ -289,8 +287,8 @@ def note_faults(faults: dict[str, str], step: Played, number: int) -> None:
                     value = value[~np.isfinite(value)][0]
                     faults.setdefault("finite", f"{place(bad)}: {what} {value}")
     if isinstance(step.obs, dict) and "action_mask" in step.obs:
-        here = ~np.asarray(step.obs.get(OUT, False), bool)
-        none = (here & ~np.asarray(step.obs["action_mask"], bool).any(-1)).reshape(NUM_ENVS, -1).any(1)
+        some = np.logical_or(np.any(step.obs["action_mask"], axis=-1), step.obs.get(OUT, False))
+        none = ~np.reshape(some, (NUM_ENVS, -1)).all(1)
         if none.any():
             faults.setdefault("mask", f"{place(none)}: no action is allowed")
     differs = ~equal(step.given_obs, step.next_obs)

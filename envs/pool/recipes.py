@@ -90,9 +90,8 @@ def limited(make: Callable[[], Any], max_episode_steps: int) -> gymnasium.Env:
             layer._max_episode_steps = max_episode_steps
             return env
         layer = layer.env
-    if not isinstance(layer, gymnasium.Env) or isinstance(layer, AgentsTogether):
-        return env  # several agents count steps themselves
-    return gymnasium.wrappers.TimeLimit(env, max_episode_steps)
+    # `AgentsTogether` counts its steps.
+    return env if isinstance(layer, AgentsTogether) else gymnasium.wrappers.TimeLimit(env, max_episode_steps)
 
 
 def find(id: str) -> gymnasium.envs.registration.EnvSpec:

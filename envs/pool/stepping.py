@@ -119,10 +119,9 @@ def make_one(make: MakeGymnasium, name: str) -> gymnasium.Env:
 STATEFUL = {
     "NormalizeObservation": "algo.normalize_observations=true (the default without images)",
     "NormalizeReward": "algo.normalize_rewards=true (with on-policy algorithms)",
-    "VecNormalize": "algo.normalize_observations=true",
 }
 """Wrappers with running statistics, of `WRITERS` -> our option."""
-WRITERS = ("gymnasium", "gym", "stable_baselines3", "supersuit")
+WRITERS = ("gymnasium", "gym")
 
 
 def refuse_statistics(kind: Any, name: str) -> None:

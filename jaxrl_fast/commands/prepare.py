@@ -16,7 +16,7 @@ from jaxrl_fast import envs
 from jaxrl_fast.commands import tuning_cache
 from jaxrl_fast.commands.env_cache import EnvCache, env_cache_of, make_cached_envs
 from jaxrl_fast.commands.run_config import Run, env_name, flat_settings, to_yaml
-from jaxrl_fast.envs.env import Env, VecEnv
+from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.learning.io_callback_env import in_graph
 from jaxrl_fast.learning.run_graph import Overlap, graph_of
@@ -385,11 +385,10 @@ def can_draw(run: Run, env: VecEnv | HostEnv) -> bool:
     if isinstance(env, VecEnv):
         return env.env is not None and (env.env.bodies is not None or env.env.draw is not None)
     try:
-        film = envs.make_to_draw(run.env, **run.env_options)
+        film: Any = envs.make_to_draw(run.env, **run.env_options)
     except Exception:  # any error of a user's environment
         return False
-    if not isinstance(film, Env):
-        film.env.close()
+    film.env.close()
     return True
 
 

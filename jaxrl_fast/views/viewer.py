@@ -219,10 +219,9 @@ def write_policy_html(policy: Policy, env: Env, path: Path, *, seed: int = 0) ->
         seed: Seed of the episode.
 
     Raises:
-        ValueError: The environment has no bodies, or a number is not finite.
+        ValueError: A number is not finite.
     """
-    if env.bodies is None:
-        raise ValueError(f"{env.spec.name} has no bodies to draw")
+    assert env.bodies is not None
     motion, _ = watch_bodies(policy, env, jax.random.key(seed))
     replace_file(path, page_of(env.bodies.scene(), motion))
 
