@@ -88,6 +88,10 @@ FRAME_STACK = {"atari": 4}
 """Default frame stack by suite, in frames."""
 
 
+class RuleBroken(ValueError):
+    """A user's environment breaks a rule, as `jaxrl_fast.check_env` reports it."""
+
+
 def make(name: str, **options: Any) -> "Env":
     """Make the compiled environment of a short name or a suite.
 

@@ -1,4 +1,4 @@
-"""Utilities of the adapters: relaxed dtype promotion, fixed dtypes, and imports that are postponed."""
+"""Utilities of the adapters: relaxed dtype promotion, fixed dtypes, wrappers, and imports that are postponed."""
 
 import sys
 from collections.abc import Callable
@@ -65,6 +65,97 @@ def like(tree: PyTree, before: PyTree) -> PyTree:
         The cast pytree.
     """
     return jax.tree.map(lambda x, old: jnp.asarray(x, old.dtype), tree, before)
+
+
+def layers_of(env: Any) -> list[tuple[Any, str]]:
+    """List the wrappers around an environment, and the environment.
+
+    Args:
+        env: Environment or wrapper of any library. A wrapper has one attribute with ``reset`` and ``step``.
+
+    Returns:
+        Wrappers from the outermost on, each with the name of that attribute, and last the environment with "".
+    """
+    layers: list[tuple[Any, str]] = []
+    while True:
+        held = [name for name, value in getattr(env, "__dict__", {}).items() if is_steppable(value)]
+        own = held[0] if len(held) == 1 and getattr(env, held[0]) not in [layer for layer, _ in layers] else ""
+        layers.append((env, own))
+        if not own:
+            return layers
+        env = getattr(env, own)
+
+
+def is_steppable(value: Any) -> bool:
+    """Check whether a value looks like an environment.
+
+    Args:
+        value: Any value.
+
+    Returns:
+        Whether it has ``reset`` and ``step``, but is no class.
+    """
+    return not isinstance(value, type) and hasattr(value, "reset") and hasattr(value, "step")
+
+
+def around(layer: Any, held: str, inner: Any, name: str) -> Any:
+    """Return a copy of a wrapper around another environment.
+
+    Args:
+        layer: Wrapper.
+        held: Name of its attribute with the environment.
+        inner: Environment for the copy.
+        name: Name in error messages.
+
+    Returns:
+        The copy, or ``layer`` if it holds ``inner`` already.
+
+    Raises:
+        ValueError: Another attribute of the wrapper is a function of the environment inside, such as its ``step``.
+    """
+    before = getattr(layer, held)
+    if before is inner:
+        return layer
+    replaced = [one for one, _ in layers_of(before)]
+    for attribute, value in vars(layer).items():
+        owner = getattr(getattr(value, "__wrapped__", value), "__self__", None)
+        if any(owner is one for one in replaced):
+            raise ValueError(
+                f"{name}: {type(layer).__name__} stores a function of the environment inside when it is made "
+                f"({attribute}): write self.{held}.step in a method, or return the environment without this wrapper"
+            )
+    return changed(layer, **{held: inner})
+
+
+class Delegating:
+    """A wrapper of this package: other attributes are the attributes of the environment inside.
+
+    Attributes:
+        env: Environment inside.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.env, name)
+
+
+def changed(layer: Any, **attributes: Any) -> Any:
+    """Return a copy of an object with other attributes.
+
+    Args:
+        layer: Object. `copy.copy` would ask a wrapper without attributes for some, and its ``__getattr__`` recurse.
+        **attributes: New values.
+
+    Returns:
+        The copy.
+    """
+    copied = object.__new__(type(layer))
+    vars(copied).update({**vars(layer), **attributes})
+    return copied
 
 
 def import_later(*names: str) -> None:

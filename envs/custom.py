@@ -3,13 +3,16 @@
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise, takewhile
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jaxrl_fast.envs.env import Env
-from jaxrl_fast.envs.env_checks import check_env
+from jaxrl_fast.envs import RuleBroken
+from jaxrl_fast.envs.adapter_utils import layers_of, relaxed
+from jaxrl_fast.envs.env import Env, is_count
+from jaxrl_fast.envs.env_checks import check_start
 from jaxrl_fast.envs.host_env import HostEnv
 
 if TYPE_CHECKING:  # Gymnasium is not needed for an `Env`
@@ -22,7 +25,8 @@ def make(*, make: str | Callable[..., Any], **options: Any) -> Env:
     Args:
         make: ``my_package.make``, ``my_package:make`` or the function; the current directory is searched, too. It
             returns an `Env`, a gymnax-style environment (alone or with its parameters) or a brax-style one.
-        **options: Arguments of ``make``.
+        **options: Arguments of ``make``. ``episode_length`` or ``max_episode_steps`` is the time limit in steps, unless
+            ``make`` has a parameter of that name.
 
     Returns:
         The environment.
@@ -30,11 +34,11 @@ def make(*, make: str | Callable[..., Any], **options: Any) -> Env:
     Raises:
         ValueError: The function cannot be imported, fails, or returns something else.
     """
-    name, _, made = _call(make, options)
-    if _is_gymnasium(made) or _is_parallel(made):
-        made.close()
-        raise ValueError(f"env.make={name} is stepped on the host and cannot be compiled: write make_env(...)")
-    return _compiled(made, name)
+    called = _call(make, options)
+    if _is_gymnasium(called.made) or _is_parallel(called.made):
+        called.made.close()
+        raise ValueError(f"env.make={called.name} is stepped on the host and cannot be compiled: write make_env(...)")
+    return _compiled(called)
 
 
 def make_any(
@@ -47,7 +51,7 @@ def make_any(
         num_envs: Number of environments for each seed, if stepped on the host.
         num_seeds: Number of seeds that the pool serves.
         pool: Options of the pool.
-        **options: Arguments of ``make``.
+        **options: As in `make`.
 
     Returns:
         An `Env`, or a `HostEnv` for an environment of Gymnasium or PettingZoo.
@@ -55,16 +59,18 @@ def make_any(
     Raises:
         ValueError: As `make`, or an option of the pool is wrong.
     """
-    name, function, made = _call(make, options)
-    if _is_gymnasium(made) or _is_parallel(made):
-        made.close()
+    called = _call(make, options)
+    if _is_gymnasium(called.made) or _is_parallel(called.made):
+        called.made.close()
         given = import_module("jaxrl_fast.envs").pool_options(pool)
         host = import_module("jaxrl_fast.envs.from_gymnasium")
-        again: Callable[[], Any] = partial(function, **options)
-        if _is_parallel(made):
-            again = partial(import_module("jaxrl_fast.envs.pool.several_agents").acting_together, again)
-        return host.make_custom_host(again, num_envs=num_envs, num_seeds=num_seeds, name=name, pool=given)
-    return _compiled(made, name)
+        again: Callable[[], Any] = partial(called.function, **called.options)
+        if _is_parallel(called.made):
+            together = import_module("jaxrl_fast.envs.pool.several_agents").acting_together
+            again = partial(together, again, called.episode_length)
+        sizes = {"num_envs": num_envs, "num_seeds": num_seeds, "max_episode_steps": called.episode_length}
+        return host.make_custom_host(again, name=called.name, pool=given, **sizes)
+    return _compiled(called)
 
 
 def make_to_draw(*, make: str | Callable[..., Any], **options: Any) -> "Env | FilmedHost":
@@ -72,7 +78,7 @@ def make_to_draw(*, make: str | Callable[..., Any], **options: Any) -> "Env | Fi
 
     Args:
         make: As in `make_any`. If the function takes ``render_mode``, it is called with ``rgb_array``.
-        **options: Arguments of ``make``.
+        **options: As in `make`.
 
     Returns:
         An `Env`, or an environment on the host with a camera.
@@ -80,25 +86,65 @@ def make_to_draw(*, make: str | Callable[..., Any], **options: Any) -> "Env | Fi
     Raises:
         ValueError: As `make`, or an environment on the host has no pictures.
     """
-    name, function, made = _call(make, options)
-    if not (_is_gymnasium(made) or _is_parallel(made)):
-        return _compiled(made, name)
-    parameters = inspect.signature(function).parameters
+    called = _call(make, options)
+    if not (_is_gymnasium(called.made) or _is_parallel(called.made)):
+        return _compiled(called)
+    parameters = _parameters(called.function)
     if "render_mode" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        made.close()
-        made = _call(make, {"render_mode": "rgb_array", **options})[2]
+        called.made.close()
+        called = _call(make, {"render_mode": "rgb_array", **options})
+    made, limit = called.made, called.episode_length
+    host = import_module("jaxrl_fast.envs.from_gymnasium")
     if _is_parallel(made):
-        made = import_module("jaxrl_fast.envs.pool.several_agents").AgentsTogether(made)
-    return import_module("jaxrl_fast.envs.from_gymnasium").filmed(made, f"env.make={name}")
+        made = import_module("jaxrl_fast.envs.pool.several_agents").AgentsTogether(made, limit)
+    elif limit is not None:
+        made = host.recipes.limited(lambda: made, limit)
+    return host.filmed(made, f"env.make={called.name}", limit)
 
 
-def _call(make: str | Callable[..., Any], options: dict[str, Any]) -> tuple[str, Callable[..., Any], Any]:
+LIMITS = ("episode_length", "max_episode_steps")
+"""Options with the time limit in steps."""
+
+
+class Called(NamedTuple):
+    """What a user's function returned.
+
+    Attributes:
+        name: Name of the function.
+        function: The function.
+        options: Its arguments.
+        made: Its result.
+        episode_length: Time limit in steps that is not an argument of the function, or None.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    options: dict[str, Any]
+    made: Any
+    episode_length: int | None
+
+
+def _call(make: str | Callable[..., Any], options: dict[str, Any]) -> Called:
     name = make if isinstance(make, str) else getattr(make, "__qualname__", "make")
     function = _find(make) if isinstance(make, str) else make
+    limits = {key: options[key] for key in LIMITS if options.get(key) is not None and key not in _parameters(function)}
+    for key, limit in limits.items():
+        if not is_count(limit):
+            raise ValueError(f"env.{key}={limit}: write a whole number of at least 1")
+    if len(limits) > 1:
+        raise ValueError(f"env.{' and env.'.join(limits)} are both the time limit: write env.episode_length only")
+    given = {key: value for key, value in options.items() if key not in limits}
     try:
-        return name, function, function(**options)
+        return Called(name, function, given, relaxed(function)(**given), next(iter(limits.values()), None))
     except (Exception, SystemExit) as error:
         raise ValueError(f"env.make={name} failed: {type(error).__name__}: {_one_line(error)}") from error
+
+
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):  # of a function written in C
+        return {}
 
 
 def _is_gymnasium(made: Any) -> bool:
@@ -112,38 +158,54 @@ def _is_parallel(made: Any) -> bool:
     return _has(made, "possible_agents", "observation_space", "action_space", "reset", "step")
 
 
-def _compiled(made: Any, name: str) -> Env:
+def _compiled(called: Called) -> Env:
     try:
-        env = as_env(made, name=name)
-    except ValueError:
-        raise
+        env = as_env(called.made, name=called.name, episode_length=called.episode_length)
+        check_start(env, f"env.make={called.name}")
+        return env
+    except ValueError as error:
+        raise RuleBroken(_one_line(error)) from error
     except Exception as error:  # raised in the environment, which is called to infer its shapes
-        what = f"env.make={name}: the {type(made).__name__} that it returned"
-        raise ValueError(f"{what} failed: {type(error).__name__}: {_one_line(error)}") from error
-    check_env(env, f"env.make={name}")
-    return env
+        what = f"env.make={called.name}: the {type(called.made).__name__} that it returned"
+        raise RuleBroken(f"{what} failed: {type(error).__name__}: {_one_line(error)}") from error
 
 
-def as_env(made: Any, *, name: str) -> Env:
+def _limited(env: Env, episode_length: int | None) -> Env:
+    return env if episode_length is None else env._replace(spec=env.spec._replace(max_episode_steps=episode_length))
+
+
+def as_env(made: Any, *, name: str, episode_length: int | None = None) -> Env:
     """Convert an `Env` or an environment in the style of gymnax or brax to an `Env`.
+
+    Wrappers are called, but wrappers of brax, MuJoCo Playground and gymnax make no batches and do not reset.
 
     Args:
         made: Environment, or a pair of a gymnax-style environment and its parameters.
         name: Name in the spec and in error messages.
+        episode_length: Time limit in steps, or None for the environment's.
 
     Returns:
         The environment.
 
     Raises:
-        ValueError: ``made`` is none of these.
+        ValueError: ``made`` is none of these, or has a wrapper that is not supported.
     """
     if isinstance(made, Env):
-        return made
+        return _limited(made, episode_length)
     env, params = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if _has(env, "reset_env", "step_env", "default_params", "action_space"):
-        return import_module("jaxrl_fast.envs.from_gymnax").adapt(env, params, name=name)
+        from_gymnax = import_module("jaxrl_fast.envs.from_gymnax")
+        params = from_gymnax.with_limit(env, params, episode_length)
+        return _limited(from_gymnax.adapt(from_gymnax.unwrapped(env, params, name), params, name=name), episode_length)
     if params is None and _has(env, "reset", "step", "observation_size", "action_size"):
-        return import_module("jaxrl_fast.envs.from_brax").adapt(env, name=name)
+        from_brax = import_module("jaxrl_fast.envs.from_brax")
+        single, limit = from_brax.unwrapped(env, name, episode_length)
+        return from_brax.adapt(single, name=name, max_episode_steps=limit)
+    if _has(made, "reset", "step", "observation_space", "action_space") and not hasattr(made, "num_envs"):
+        raise ValueError(
+            f"env.make={name} returned {type(made).__name__}, which is no gymnasium.Env: derive it from gymnasium.Env; "
+            "reset returns (obs, info), and step returns (obs, reward, terminated, truncated, info)"
+        )
     raise ValueError(
         f"env.make={name} returned {type(made).__name__}: return a jaxrl_fast.Env, one gymnasium.Env, a gymnax-style "
         "environment (reset_env, step_env, default_params), a brax-style one (reset, step, observation_size, "
@@ -170,7 +232,11 @@ def _find(path: str) -> Callable[..., Any]:
 
 
 def _has(env: Any, *names: str) -> bool:
-    return all(hasattr(type(env), name) or hasattr(env, name) for name in names)
+    """Check whether an environment, or one that it wraps, has attributes, without computing brax's properties."""
+    classes = [type(layer) for layer, _ in layers_of(env)]
+    inside = takewhile(lambda outer: hasattr(outer[0], "__getattr__"), pairwise(classes))
+    classes = [classes[0], *(inner for _, inner in inside)]
+    return all(any(hasattr(cls, name) for cls in classes) or hasattr(env, name) for name in names)
 
 
 def _one_line(error: BaseException) -> str:

@@ -1,8 +1,12 @@
-"""Checks of a user environment's shapes and dtypes against its spec, before training is compiled."""
+"""Checks of a user's environment: shapes and dtypes before training, and all rules on request (`check_env`)."""
 
+import copy
 import math
+import time
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from importlib import import_module
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,12 +25,15 @@ from jaxrl_fast.core import (
     action_shape,
     reward_shape,
 )
-from jaxrl_fast.envs.env import Draw, Env, is_count
+from jaxrl_fast.envs import RuleBroken
+from jaxrl_fast.envs.env import Draw, Env, VecEnv, is_count, vectorize
+from jaxrl_fast.envs.host_env import HostEnv
+from jaxrl_fast.envs.playing import NUM_ENVS, Player, Trace, compiled_player, equal, host_player, play_episodes
 from jaxrl_fast.numerics.normalization import is_mask
 
 
-def check_env(env: Env, name: str) -> None:
-    """Check a user's environment for `vectorize`.
+def check_start(env: Env, name: str) -> None:
+    """Check a user's environment for `vectorize`, as training does before it starts.
 
     Only its reset is compiled, and only the first state is drawn.
 
@@ -244,3 +251,299 @@ def _require_numbers(name: str, what: str, value: Any, kind: str, shape: tuple[i
 def _is_real(dtype: Any) -> bool:
     """Check whether an observation may have this dtype: real numbers or bools."""
     return any(jnp.issubdtype(dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_))
+
+
+class Verdict(NamedTuple):
+    """The result of a rule.
+
+    Attributes:
+        kind: ``ok``, ``note`` (unusual, but may be intended) or ``wrong``.
+        rule: The rule, one of `RULES`.
+        words: What was observed, and what to write; "" if all is well.
+    """
+
+    kind: str
+    rule: str
+    words: str = ""
+
+
+RULES = {
+    "spec": "shapes, dtypes and calls follow the interface",
+    "pure": "reset and step are pure functions",
+    "starts": "the seed decides where an episode starts",
+    "repeats": "the same seed and actions give the same episode, also in a second environment and after other episodes",
+    "separate": "environments do not influence each other",
+    "actions": "actions have an effect",
+    "finite": "observations and rewards are finite, also under extreme actions",
+    "space": "observations, rewards and ends are in their spaces at every step",
+    "mask": "a mask allows at least one action",
+    "terminal": "a step returns the terminal observation, and does not reset",
+    "limit": "a time limit truncates and does not terminate",
+}
+
+
+class Report(NamedTuple):
+    """The result of `check_env`. Its text has one line for each rule.
+
+    Attributes:
+        name: Name of the environment.
+        findings: Results of the rules that were checked.
+        steps_per_s: Steps per second over all environments, or None if they were not run.
+        compile_s: Seconds to compile the timed steps, or None on the host.
+        num_envs: Number of environments that were timed.
+    """
+
+    name: str
+    findings: tuple[Verdict, ...]
+    steps_per_s: float | None = None
+    compile_s: float | None = None
+    num_envs: int = 0
+
+    @property
+    def wrong(self) -> tuple[Verdict, ...]:
+        """Rules that are broken."""
+        return tuple(finding for finding in self.findings if finding.kind == "wrong")
+
+    def lines(self) -> list[str]:
+        """Return one line for each rule, and one for the speed."""
+        rules = [f"{f.kind:<6} {RULES[f.rule]}{': ' if f.words else ''}{f.words}" for f in self.findings]
+        if self.steps_per_s is None:
+            return rules
+        compiled = "" if self.compile_s is None else f", compiled in {self.compile_s:.1f} s"
+        return [*rules, f"speed  {self.steps_per_s:,.0f} steps/s in {self.num_envs} environments{compiled}"]
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+
+TIMED_ENVS, TIMED_STEPS = 64, 64
+
+
+def check_env(env: Any, *, num_steps: int = 1_000, seed: int = 0, tell: Callable[[str], None] = print) -> Report:
+    """Play an environment, and report which rules it follows, with its speed.
+
+    Args:
+        env: `Env`, `VecEnv`, `HostEnv`, an environment of Gymnasium, PettingZoo, gymnax or brax, or a function that
+            makes one. A function is called twice, and the environments are compared.
+        num_steps: Steps of each of 8 environments, at least to the end of the time limit, but at most 20 s.
+        seed: Seed.
+        tell: Gets each line.
+
+    Returns:
+        The report. ``report.wrong`` is empty if no rule is broken.
+
+    Raises:
+        ValueError: ``env`` is none of these, or cannot be made.
+    """
+    try:
+        report = _report_on(env, num_steps, seed)
+    except RuleBroken as error:
+        report = Report("", (Verdict("wrong", "spec", str(error)),))
+    for line in report.lines():
+        tell(line)
+    return report
+
+
+def _report_on(env: Any, num_steps: int, seed: int) -> Report:
+    again: Callable[[], Any] | None = env if callable(env) else None
+    made = env if again is None else again()
+    if not isinstance(made, Env | VecEnv | HostEnv):
+        own = env if callable(env) or isinstance(env, str) else partial(copy.deepcopy, env)
+        sizes: dict[str, Any] = dict(num_envs=1, num_seeds=1, pool={"workers": 0, "num_groups": 1})
+        again = partial(import_module("jaxrl_fast.envs.custom").make_any, make=own, **sizes)
+        made = again()
+    if not isinstance(made, HostEnv):
+        return _report_on_env(_single(made), num_steps, seed, again)
+    try:
+        return _report_on_host(made, num_steps, seed)
+    finally:
+        if made is not env:
+            made.close()
+
+
+def _single(env: Env | VecEnv) -> Env:
+    if isinstance(env, Env):
+        return env
+    if env.env is None:
+        raise ValueError(f"{env.spec.name}: check the single environment from which this VecEnv was made")
+    return env.env
+
+
+def _report_on_env(env: Env, num_steps: int, seed: int, again: Callable[[], Any] | None) -> Report:
+    name = env.spec.name
+    try:
+        check_start(env, name)
+    except ValueError as error:
+        return Report(name, (Verdict("wrong", "spec", str(error)),))
+    pure = _judge_purity(env)
+    try:
+        player = compiled_player(env)
+        player.start(seed)
+    except Exception as error:
+        words = f"it cannot be compiled for {NUM_ENVS} environments: {type(error).__name__}: {_first_line(error)}"
+        return Report(name, (Verdict("wrong", "spec", words),))
+    found = _judge(player, lambda: player if again is None else compiled_player(_single(again())), num_steps, seed)
+    return Report(name, (Verdict("ok", "spec"), pure, *found), *_speed(env), TIMED_ENVS)
+
+
+def _report_on_host(host: HostEnv, num_steps: int, seed: int) -> Report:
+    if host.watched is None:
+        raise ValueError(f"{host.spec.name}: EnvPool's environments cannot be checked: write pool.backend=workers")
+    outside: list[str] = []
+    players = [host_player(host.watched(NUM_ENVS, outside.append)) for _ in range(2)]
+    try:
+        found = _judge(players[0], lambda: players[1], num_steps, seed)
+        steps_per_s = players[0].steps_per_s()
+    except RuntimeError as error:  # `PoolError`, which has the environment's traceback
+        return Report(host.spec.name, (Verdict("wrong", "spec", _first_line(error)),))
+    finally:
+        for player in players:
+            player.close()
+    space = Verdict("wrong", "space", outside[0]) if outside else Verdict("ok", "space")
+    return Report(host.spec.name, (Verdict("ok", "spec"), *found, space), steps_per_s, None, NUM_ENVS)
+
+
+def _judge(player: Player, second: Callable[[], Player], num_steps: int, seed: int) -> list[Verdict]:
+    """Play the environments, and return the findings of the rules that are the same for all of them."""
+    limit = player.spec.max_episode_steps
+    trace = play_episodes(player, max(num_steps, 1 + min(limit or 0, 5 * num_steps)), seed)
+    later = play_episodes(player, len(trace.steps), seed)
+    other = play_episodes(second(), len(trace.steps), seed, changed=True)
+    found = [_judge_starts(player, seed), *_judge_repeats(trace, later, other, second, seed)]
+    masked = isinstance(player.spec.obs, dict) and "action_mask" in player.spec.obs
+    for rule in ("finite", *(["mask"] if masked else []), "terminal"):
+        found.append(Verdict("wrong", rule, trace.faults[rule]) if rule in trace.faults else Verdict("ok", rule))
+    return [*found, _judge_limit(trace.ends, limit)]
+
+
+def _judge_starts(player: Player, seed: int) -> Verdict:
+    one, same, other = player.start(seed), player.start(seed), player.start(seed + 1)
+    if not equal(one, same).all():
+        words = "two resets with the same seed give different observations: draw with the key only, or on the host from"
+        return Verdict("wrong", "starts", f"{words} self.np_random after super().reset(seed=seed)")
+    rolled = jax.tree.map(lambda leaf: np.roll(leaf, 1, axis=0), one)
+    if equal(one, other).all() and equal(one, rolled).all():
+        return Verdict("note", "starts", "all seeds give the same first observation: intended?")
+    return Verdict("ok", "starts")
+
+
+def _judge_repeats(trace: Trace, later: Trace, other: Trace, second: Callable[[], Player], seed: int) -> list[Verdict]:
+    """Compare the same actions in the same and in a second environment, and other actions in environment 0."""
+
+    def differences(one: Trace, two: Trace) -> tuple[np.ndarray, int]:
+        """Return for each environment whether it differs, and the first step at which one does."""
+        differ, at = ~equal(one.first, two.first), 0
+        for number, (a, b) in enumerate(zip(one.steps, two.steps, strict=False), 1):
+            parts = (a.next_obs, a.reward, a.terminated), (b.next_obs, b.reward, b.terminated)
+            new = ~equal(*parts)
+            at = number if not at and new[1:].any() else at
+            differ = differ | new
+        return differ, at
+
+    changed, at = differences(trace, other)
+    acts = Verdict("ok", "actions")
+    if not changed[0]:
+        words = f"other actions gave the same observations, rewards and ends in {len(trace.steps)} steps"
+        acts = Verdict("wrong", "actions", words)
+    again, when = differences(trace, later)
+    if again.any():
+        words = (
+            f"after other episodes, step {when} differs: something outlives an episode, such as the running statistics "
+            "of a wrapper or a random generator without the seed"
+        )
+        return [Verdict("wrong", "repeats", words), acts]
+    if not changed[1:].any():
+        return [Verdict("ok", "repeats"), Verdict("ok", "separate"), acts]
+    fresh, since = differences(trace, play_episodes(second(), len(trace.steps), seed))
+    if fresh.any():
+        return [Verdict("wrong", "repeats", f"step {since} differs in a second environment that was made alike"), acts]
+    words = f"step {at} differs where another environment got other actions: they share something that changes"
+    return [Verdict("ok", "repeats"), Verdict("wrong", "separate", words), acts]
+
+
+def _judge_limit(ends: list[tuple[int, str]], limit: int | None) -> Verdict:
+    lengths = [length for length, kind in ends if kind == "terminated"]
+    at, near = lengths.count(limit or 0), lengths.count((limit or 0) - 1)
+    if limit is not None and limit > 1 and at >= 2 and at > 3 * near:
+        words = f"{at} episodes terminated after exactly {limit} steps, the time limit: return terminated=False there"
+        return Verdict("wrong", "limit", f"{words}; the limit itself truncates")
+    if len(lengths) >= 4 and len(set(lengths)) == 1 and lengths[0] > 1:
+        words = (
+            f"all {len(lengths)} terminations came after exactly {lengths[0]} steps: if that is a time limit, return"
+        )
+        return Verdict(
+            "note", "limit", f"{words} truncated there, or write it as max_episode_steps or env.episode_length"
+        )
+    if not ends:
+        return Verdict("note", "limit", "no episode ended")
+    return Verdict("ok", "limit")
+
+
+def _judge_purity(env: Env) -> Verdict:
+    """Trace reset and step twice, since a side effect or a value from outside changes the trace."""
+    key = jax.random.key(0)
+    params = env.sample_params(key)
+    state = jax.eval_shape(lambda key: env.reset(key, params)[0], key)
+    action = jax.ShapeDtypeStruct(
+        action_shape(env.spec), jnp.float32 if isinstance(env.spec.action, Box) else jnp.int32
+    )
+    for what, function, args in (("reset", env.reset, (key, params)), ("step", env.step, (state, action, key))):
+        traces = [jax.make_jaxpr(lambda *args, f=function: f(*args))(*args) for _ in range(2)]
+        if _fingerprint(traces[0]) != _fingerprint(traces[1]):
+            words = (
+                f"{what} computes something else each time that it is traced: it reads or writes a value outside of "
+            )
+            return Verdict("wrong", "pure", f"{words}its arguments, such as a counter or NumPy's random numbers")
+        called = sorted({name for name, _ in _fingerprint(traces[0]) if "callback" in name})
+        if called:
+            words = (
+                f"{what} calls Python ({called[0]}) at every step: JAX may repeat or drop such calls, and they are slow"
+            )
+            return Verdict("note", "pure", words)
+    return Verdict("ok", "pure")
+
+
+def _fingerprint(closed: Any) -> list[tuple[str, str]]:
+    """List the operations of a traced program with their constants, also of the programs in it."""
+    found = [("constants", str([np.asarray(x).tolist() for x in closed.consts if np.size(x) <= 64]))]
+    todo = [closed.jaxpr]
+    while todo:
+        for eqn in todo.pop().eqns:
+            literals = [str(v.val) for v in eqn.invars if hasattr(v, "val")]
+            found.append((eqn.primitive.name, f"{literals} {[v.aval for v in eqn.outvars]}"))
+            for value in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns")):
+                inner = getattr(value, "jaxpr", value)
+                todo.extend([inner] if hasattr(inner, "eqns") else [])
+    return found
+
+
+def _speed(env: Env) -> tuple[float, float]:
+    """Return steps per second with random-like actions, and the seconds to compile them."""
+    vec = vectorize(env, num_envs=TIMED_ENVS)
+    space, shape = env.spec.action, (TIMED_ENVS, *action_shape(env.spec))
+
+    def run(key: jax.Array) -> Any:
+        state, _ = vec.reset(key)
+        bank = vec.draw_fresh(key, TIMED_STEPS)
+
+        def advance(state: Any, t: jax.Array) -> Any:
+            now = jax.random.fold_in(key, t)
+            drawn = jax.random.uniform(now, shape)
+            if isinstance(space, Box):
+                low, high = (jnp.broadcast_to(jnp.asarray(bound, jnp.float32), shape) for bound in space)
+                action = low + drawn * (high - low)
+            else:
+                numbers = jnp.asarray(space.num_actions if isinstance(space, Discrete) else space.sizes)
+                action = (drawn * jnp.broadcast_to(numbers, shape)).astype(jnp.int32)
+            state, ts = vec.step(state, action, now, bank, t)
+            return state, ts.reward
+
+        return jax.lax.scan(advance, state, jnp.arange(TIMED_STEPS))
+
+    begin_s = time.perf_counter()
+    compiled = jax.jit(run).lower(jax.random.key(0)).compile()
+    compile_s = time.perf_counter() - begin_s
+    jax.block_until_ready(compiled(jax.random.key(1)))
+    begin_s = time.perf_counter()
+    jax.block_until_ready(compiled(jax.random.key(2)))
+    return TIMED_ENVS * TIMED_STEPS / (time.perf_counter() - begin_s), compile_s

@@ -2,8 +2,9 @@
 
 import inspect
 import io
+import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
@@ -12,10 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_fast.core import Box, EnvSpec, PyTree, Timestep
-from jaxrl_fast.envs.adapter_utils import like, relaxed, settled
-from jaxrl_fast.envs.env import Env
+from jaxrl_fast.envs.adapter_utils import Delegating, around, changed, layers_of, like, relaxed, settled
+from jaxrl_fast.envs.env import Bodies, Env, Geom, Scene, Triangles
 from jaxrl_fast.envs.env_checks import check_option, check_shapes
-from jaxrl_fast.envs.scene import Geom, Scene, Triangles
 
 KINDS = ("plane", "heightfield", "sphere", "capsule", "ellipsoid", "cylinder", "box", "mesh")
 """MuJoCo's kinds of geoms in the order of its mjtGeom."""
@@ -146,7 +146,8 @@ def make(id: str, *, backend: str = "spring", episode_length: int = MAX_EPISODE_
     try:
         with quiet():
             physics = brax_envs.get_environment(id, backend=backend, **options)
-        env = adapt(physics, name=id, max_episode_steps=episode_length, shortest_episode=SHORTEST_EPISODE.get(id, 1))
+        env = adapt(physics, name=id, max_episode_steps=episode_length, title=f"{id}, {backend}")
+        env = env._replace(shortest_episode=SHORTEST_EPISODE.get(id, 1))
     except Exception as error:  # any error that an option causes inside brax
         message = " ".join(str(error).split())
         hint = f"write some of {', '.join(known)}" if known else "leave them out"
@@ -156,14 +157,15 @@ def make(id: str, *, backend: str = "spring", episode_length: int = MAX_EPISODE_
     return env
 
 
-def adapt(env: Any, *, name: str, max_episode_steps: int | None = MAX_EPISODE_STEPS, shortest_episode: int = 1) -> Env:
+def adapt(env: Any, *, name: str, max_episode_steps: int | None = MAX_EPISODE_STEPS, title: str = "") -> Env:
     """Convert an object with brax's interface to an `Env`.
 
     Args:
-        env: Unwrapped environment. Its actions are assumed to be in [-1, 1].
+        env: Environment as `unwrapped` returns it. Its actions are assumed to be in [-1, 1]. A step whose
+            ``info["truncation"]`` is 1 is truncated, as in brax's own training.
         name: Name in the spec.
         max_episode_steps: Time limit in steps, or None.
-        shortest_episode: Lower bound of an episode's steps.
+        title: Title of pictures, or "" for ``name``.
 
     Returns:
         The environment.
@@ -176,15 +178,14 @@ def adapt(env: Any, *, name: str, max_episode_steps: int | None = MAX_EPISODE_ST
 
     def step(state: PyTree, action: jax.Array, key: jax.Array) -> tuple[PyTree, Timestep]:
         following = like(step_one(_copied_containers(state), action), state)
-        terminated = following.done.astype(bool)
-        return following, Timestep(
-            following.obs, following.obs, following.reward, terminated, jnp.zeros_like(terminated)
-        )
+        done = jnp.asarray(following.done).astype(bool)
+        truncated = done & jnp.asarray((getattr(following, "info", None) or {}).get("truncation", False), bool)
+        return following, Timestep(following.obs, following.obs, following.reward, done & ~truncated, truncated)
 
-    obs = jax.eval_shape(lambda key: reset(key, ())[1], jax.random.key(0))
+    state, obs = jax.eval_shape(lambda key: reset(key, ()), jax.random.key(0))
     bound = np.ones(env.action_size, np.float32)
     spec = EnvSpec(name, obs, Box(-bound, bound), max_episode_steps)
-    return Env(spec, reset, step, shortest_episode=shortest_episode)
+    return Env(spec, reset, step, bodies=_bodies_of(env, title or name, state))
 
 
 def _copied_containers(state: PyTree) -> PyTree:
@@ -192,30 +193,43 @@ def _copied_containers(state: PyTree) -> PyTree:
     return jax.tree.map(lambda x: x, state)
 
 
-def scene_of(*, id: str, backend: str = "spring", **options: Any) -> Scene:
-    """Return the bodies of an environment that `make` makes with the same options.
+def _bodies_of(env: Any, title: str, state: PyTree) -> Bodies | None:
+    """Return the bodies of an environment of brax or MuJoCo Playground, or None if ``state`` has no poses of bodies."""
+    physics = _physics(env)
+    if not (hasattr(getattr(physics, "sys", physics), "mj_model") and hasattr(physics, "dt")):
+        return None
+    try:
+        jax.eval_shape(pose_of, state)
+    except (AttributeError, TypeError):
+        return None
+    return Bodies(lambda: scene_of(env, title), pose_of)
+
+
+def scene_of(env: Any, title: str) -> Scene:
+    """Return the bodies of an environment.
 
     Args:
-        id: As in `make`.
-        backend: As in `make`.
-        **options: As in `make`.
+        env: Environment of brax or MuJoCo Playground with a MuJoCo model, with or without wrappers.
+        title: Title of pictures.
 
     Returns:
         The scene.
-
-    Raises:
-        ValueError: The environment has no bodies.
     """
-    options.pop("episode_length", None)
-    with quiet():
-        physics = brax_envs.get_environment(id, backend=backend, **options)
-    if not hasattr(physics, "sys"):
-        raise ValueError(f"brax's {id} has no bodies to draw")
-    return Scene(f"{id}, {backend}", geoms_of(physics.sys.mj_model), float(physics.dt))
+    base = _physics(env)
+    repeats = math.prod(
+        vars(layer).get("action_repeat", 1) for layer, _ in layers_of(env) if hasattr(layer, "__dict__")
+    )
+    return Scene(title, geoms_of(getattr(base, "sys", base).mj_model), float(base.dt) * repeats)
+
+
+def _physics(env: Any) -> Any:
+    """Return the environment inside all wrappers that has a model of MuJoCo, or the innermost."""
+    layers = [layer for layer, _ in reversed(layers_of(env))]
+    return next((layer for layer in layers if hasattr(getattr(layer, "sys", layer), "mj_model")), layers[0])
 
 
 def pose_of(state: PyTree) -> tuple[jax.Array, jax.Array]:
-    """Return the positions and rotations of the bodies in a state, for every backend.
+    """Return the positions and rotations of the bodies in a state, for every backend, and for MuJoCo Playground.
 
     Args:
         state: State of an environment with bodies, leaves ``[..., ...]``.
@@ -223,4 +237,120 @@ def pose_of(state: PyTree) -> tuple[jax.Array, jax.Array]:
     Returns:
         Positions ``[..., B, 3]`` and rotations ``[..., B, 4]``.
     """
+    if hasattr(state, "data"):
+        return state.data.xpos[..., 1:, :], state.data.xquat[..., 1:, :]  # MuJoCo's body 0 is static
     return state.pipeline_state.x.pos, state.pipeline_state.x.rot
+
+
+LIBRARIES = ("brax", "mujoco_playground")
+EPISODE = "EpisodeWrapper"
+DROPPED = ("VmapWrapper", "AutoResetWrapper", "BraxAutoResetWrapper", "EvalWrapper")
+"""Wrappers of these libraries that do what `vectorize` and evaluation do."""
+SAMPLED = {"DomainRandomizationVmapWrapper": "_sys_v", "BraxDomainRandomizationVmapWrapper": "_mjx_model_v"}
+"""Wrappers with domain randomization -> their attribute with the models of all environments."""
+KNOWN = (EPISODE, *DROPPED, *SAMPLED)
+MARKS = ("first_obs", "first_pipeline_state", "first_state", "first_data")
+"""Ends of the names in ``state.info`` with which a wrapper resets the environment."""
+INSTEAD = (
+    "return the environment inside it; jaxrl_fast adds batches, resets and the time limit (env.episode_length=...)"
+)
+
+
+def unwrapped(env: Any, name: str, episode_length: int | None = None) -> tuple[Any, int]:
+    """Return an environment without the wrappers of brax and MuJoCo Playground that batch, reset or evaluate it.
+
+    An ``EpisodeWrapper`` stays, since it repeats actions. A user's wrapper stays and is called. With a wrapper for
+    domain randomization, every episode samples one of its models.
+
+    Args:
+        env: brax-style environment, with or without wrappers.
+        name: Name in error messages.
+        episode_length: Time limit in steps, or None for the environment's.
+
+    Returns:
+        The environment, and its time limit in steps.
+
+    Raises:
+        ValueError: A wrapper is not supported.
+    """
+    *layers, (inner, _) = layers_of(env)
+    config = getattr(inner, "_config", None)  # MuJoCo Playground's
+    limit = getattr(config, "episode_length", None) or MAX_EPISODE_STEPS
+    for layer, held in reversed(layers):
+        kind = _kind(layer, name)
+        if kind == EPISODE:
+            limit = -(-layer.episode_length // layer.action_repeat)
+            length = (episode_length or limit) * layer.action_repeat
+            inner = changed(around(layer, held, inner, name), episode_length=length)
+        elif kind in SAMPLED:
+            inner = _OneModel(inner, SAMPLED[kind], layer)
+        elif kind not in DROPPED:
+            inner = around(layer, held, inner, name)
+    if layers:
+        _check_single(inner, f"{name}: {type(layers[0][0]).__name__}")
+    return inner, episode_length or limit
+
+
+def _kind(layer: Any, name: str) -> str:
+    """Return the class of a library's wrapper, or "" for a user's. Refuse what cannot be taken apart."""
+    own, library = type(layer).__name__, type(layer).__module__.split(".")[0]
+    if library in LIBRARIES and own in KNOWN:
+        return own
+    parents = [base.__name__ for base in type(layer).__mro__[1:] if base.__module__.split(".")[0] in LIBRARIES]
+    parent = next((parent for parent in parents if parent in KNOWN), None)
+    delegates = library in LIBRARIES and hasattr(type(layer), "__getattr__")
+    foreign = library == "gymnax" or (delegates and own != "Wrapper")
+    if parent or foreign or any(word in own.lower() for word in ("autoreset", "vmap", "timelimit")):
+        which = f"a subclass of brax's {parent}" if parent else "a wrapper"
+        raise ValueError(f"{name}: {own} is {which} that is not supported: {INSTEAD}")
+    return ""
+
+
+def _check_single(env: Any, what: str) -> None:
+    """Check that a wrapped environment is single, and does not reset itself."""
+    state = jax.eval_shape(lambda key: relaxed(env.reset)(jax.random.key_data(key)), jax.random.key(0))
+    if not all(hasattr(state, field) for field in ("obs", "reward", "done")):
+        raise ValueError(f"{what} gives {type(state).__name__}, not a brax State with obs, reward and done: {INSTEAD}")
+    shape = jnp.shape(state.reward) or jnp.shape(state.done)
+    if shape:
+        raise ValueError(f"{what} makes a batch: a reward has shape {list(shape)}: {INSTEAD}")
+    mark = next((key for key in getattr(state, "info", None) or {} if str(key).endswith(MARKS)), None)
+    if mark is not None:
+        raise ValueError(f"{what} resets the environment (state.info has '{mark}'): {INSTEAD}")
+
+
+class _OneModel(Delegating):
+    """An environment whose episodes each have one of the models of a wrapper with domain randomization."""
+
+    def __init__(self, env: Any, attribute: str, wrapper: Any) -> None:
+        super().__init__(env)
+        self.models, self.axes = getattr(wrapper, attribute), wrapper._in_axes
+        self.attribute = "sys" if attribute == "_sys_v" else "_mjx_model"
+
+    def reset(self, rng: jax.Array) -> Any:
+        """Start an episode with one of the models, all equally probable."""
+        sizes = jax.tree.leaves(self._each(lambda axis, x: x.shape[axis], lambda part: None))
+        number = jax.random.randint(jax.random.fold_in(rng, 1), (), 0, min(sizes))
+        return self._with_model(number, self.env.reset, rng)
+
+    def step(self, state: Any, action: jax.Array) -> Any:
+        """Step the episode with its model."""
+        return self._with_model(state.info["model"], self.env.step, state, action)
+
+    def _with_model(self, number: jax.Array, function: Any, *args: Any) -> Any:
+        base = self.env.unwrapped
+        before = getattr(base, self.attribute)
+        setattr(base, self.attribute, self._each(lambda axis, x: jnp.take(x, number, axis), lambda part: part))
+        try:
+            state = function(*args)
+        finally:
+            setattr(base, self.attribute, before)
+        return state.replace(info={**state.info, "model": number})
+
+    def _each(self, varied: Callable[[int, Any], Any], common: Callable[[Any], Any]) -> PyTree:
+        """Map the leaves that differ between the models, by their axis, and the parts that all models share."""
+
+        def convert(axis: int | None, part: Any) -> Any:
+            return common(part) if axis is None else jax.tree.map(lambda x: varied(axis, x), part)
+
+        return jax.tree.map(convert, self.axes, self.models, is_leaf=lambda axis: axis is None)

@@ -1,6 +1,8 @@
 """Adapter of Gymnasium environments (https://gymnasium.farama.org, 1.1+), stepped on the host by `envs.pool`."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import gymnasium
@@ -17,6 +19,7 @@ from jaxrl_fast.envs.pool.making import RENDER_MODE, Camera, FilmedHost, in_proc
 from jaxrl_fast.envs.pool.stepping import HostEnvSpec, PoolError, describe, make_one, of_env
 
 Wrappers = Sequence[str | Mapping[str, Mapping[str, Any]]]
+DRAWN_BY_PYGAME = tuple(f"gymnasium.envs.{family}" for family in ("classic_control", "toy_text", "box2d"))
 UNKNOWN_FPS = 10.0
 """Steps per second in the pictures of an environment without ``render_fps``."""
 
@@ -108,7 +111,13 @@ def make_atari_host(
 
 
 def make_custom_host(
-    make: Callable[[], Any], *, num_envs: int, num_seeds: int = 1, name: str = "", pool: PoolOptions = PoolOptions()
+    make: Callable[[], Any],
+    *,
+    num_envs: int,
+    num_seeds: int = 1,
+    name: str = "",
+    pool: PoolOptions = PoolOptions(),
+    max_episode_steps: int | None = None,
 ) -> HostEnv:
     """Make a vectorized host environment of a user's function.
 
@@ -118,6 +127,7 @@ def make_custom_host(
         num_seeds: Number of seeds that the pool serves.
         name: Name in the spec, or "" for the name of ``make``.
         pool: Options of the pool.
+        max_episode_steps: Time limit in steps, or None for the environment's.
 
     Returns:
         The environment.
@@ -128,7 +138,8 @@ def make_custom_host(
     check_options(pool, num_envs, num_seeds)
     if pool.backend == "envpool":
         raise ValueError("pool.backend=envpool is for env=gymnasium: leave it out for env=custom")
-    return pooled(make, name or getattr(make, "__qualname__", "make"), None, num_envs, num_seeds, pool)
+    name, limit = name or getattr(make, "__qualname__", "make"), max_episode_steps
+    return pooled(partial(recipes.limited, make, limit) if limit else make, name, limit, num_envs, num_seeds, pool)
 
 
 def film(id: str, *, wrappers: Wrappers = (), max_episode_steps: int | None = None, **options: Any) -> FilmedHost:
@@ -192,6 +203,9 @@ def filmed(env: gymnasium.Env, name: str, limit: int | None = None) -> FilmedHos
             f"{name} cannot be drawn: its render_mode is {env.render_mode}, and only {RENDER_MODE} gives pictures: "
             "add an argument render_mode to the function that makes it, and pass it to the environment"
         )
+    if type(env.unwrapped).__module__.startswith(DRAWN_BY_PYGAME) and find_spec("pygame") is None:
+        env.close()
+        raise ValueError(f"{name} cannot be drawn: it needs pygame: pip install 'jaxrl_fast[video]'")
     camera = Camera(env)
     host_spec = of_env(camera, lambda: camera, name)
     host = in_process(host_spec, env_spec(host_spec, limit), num_envs=1)

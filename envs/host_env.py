@@ -80,6 +80,8 @@ class HostEnv(NamedTuple):
             agent. Only evaluation calls it.
         require_inside: ``(obs [n, ...], place)``, raises an error if an observation is outside of its space; ``place``
             names the environment and step of a row. None if nothing is bounded.
+        watched: ``(num_envs, tell) -> HostEnv`` as ``another``, whose environments report values outside of their
+            spaces to ``tell``. None with EnvPool.
     """
 
     spec: EnvSpec
@@ -100,3 +102,4 @@ class HostEnv(NamedTuple):
     success: Callable[[], np.ndarray] | None = None
     agents: Callable[[], np.ndarray] | None = None
     require_inside: Callable[[Any, Callable[[int], str]], None] | None = None
+    watched: Callable[[int, Callable[[str], None]], "HostEnv"] | None = None

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from jaxrl_fast.api import Result, learn, make_env, make_train_step
     from jaxrl_fast.core import Box, Discrete, EnvSpec, Timestep, Transition, __version__
     from jaxrl_fast.envs.env import Env, VecEnv, vectorize
+    from jaxrl_fast.envs.env_checks import check_env
     from jaxrl_fast.envs.host_env import HostEnv, HostStep
     from jaxrl_fast.learning.algorithm import Agent, Algorithm
     from jaxrl_fast.numerics.optimizers import Cosine, Linear
@@ -47,6 +48,7 @@ _PUBLIC = {
     "api": "Result learn make_env make_train_step",
     "core": "Box Discrete EnvSpec Timestep Transition __version__",
     "envs.env": "Env VecEnv vectorize",
+    "envs.env_checks": "check_env",
     "envs.host_env": "HostEnv HostStep",
     "learning.algorithm": "Agent Algorithm",
     "numerics.optimizers": "Cosine Linear",

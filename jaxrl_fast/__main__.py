@@ -4,6 +4,7 @@ import sys
 
 COMMANDS = {
     "train": "train a policy: python -m jaxrl_fast.train env=halfcheetah",
+    "check": "check an environment: python -m jaxrl_fast.check env=custom env.make=my_package.make",
     "explain": "show a run's fragments and devices: python -m jaxrl_fast.explain env=halfcheetah",
     "autotune": "find the fastest settings here: python -m jaxrl_fast.autotune env=halfcheetah",
     "evaluate": "evaluate a trained policy: python -m jaxrl_fast.evaluate <run folder> episodes=100",

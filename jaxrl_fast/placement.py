@@ -8,7 +8,6 @@ from jaxrl_fast.runtime.placements import (
     actor_critic,
     agents,
     central_inference,
-    check,
     data_parallel,
     fused,
     parameter_server,
@@ -18,6 +17,7 @@ from jaxrl_fast.runtime.placements import (
     sharded_sampling,
     shards,
 )
+from jaxrl_fast.runtime.placements import check_placed as check
 
 __all__ = ["PLACEMENTS", "Group", "Make", "Placement", "actor_critic", "agents", "central_inference", "check"]
 __all__ += ["data_parallel", "fused", "parameter_server", "place", "runs_in_parallel", "sampler_learner"]

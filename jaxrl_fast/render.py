@@ -12,6 +12,7 @@ from jaxrl_fast import envs
 from jaxrl_fast.commands import cli
 from jaxrl_fast.commands.cli import check_spaces, open_run, read_words
 from jaxrl_fast.commands.run_config import Run
+from jaxrl_fast.envs.env import Env
 from jaxrl_fast.policy.policies import Policy
 from jaxrl_fast.settings.machine import setup
 from jaxrl_fast.settings.schema import MAX_SEED, ConfigError, Key
@@ -121,14 +122,13 @@ def write_page(run: Run, policy: Policy, folder: Path, out: Path, seed: int) -> 
         seed: Seed of the episode.
 
     Raises:
-        ConfigError: The environment is not from brax.
+        ConfigError: The environment has no bodies.
     """
-    suite, options = envs.resolve(run.env, dict(run.env_options))
-    if suite != "brax":
-        raise ConfigError(f"out={out}: pages are for brax's environments: write out=....gif")
-    env = envs.make(run.env, **run.env_options)
+    env = None if envs.is_host(run.env) else envs.make_to_draw(run.env, **run.env_options)
+    if not isinstance(env, Env) or env.bodies is None:
+        raise ConfigError(f"out={out}: pages are for environments with bodies, such as brax's: write out=....gif")
     check_spaces(policy, env.spec, folder)
-    write_policy_html(policy, env, out, options=options, seed=seed)
+    write_policy_html(policy, env, out, seed=seed)
     print(f"{out}: seed {seed}, {out.stat().st_size / 1000:,.0f} kB, opens in any browser")
 
 

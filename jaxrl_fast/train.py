@@ -13,12 +13,13 @@ from typing import NoReturn
 import jax
 from rich.console import Console
 
-from jaxrl_fast import IMPORT_START_S, envs
+from jaxrl_fast import IMPORT_START_S
 from jaxrl_fast.commands import cli, run_config
 from jaxrl_fast.commands.env_cache import store_of
 from jaxrl_fast.commands.prepare import (
     Prepared,
     add_to_summary,
+    can_draw,
     new_folder,
     prepare_run,
     print_closing,
@@ -32,7 +33,7 @@ from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.policy.policies import Policy
 from jaxrl_fast.runtime import cluster, hosts
-from jaxrl_fast.runtime.placements import check
+from jaxrl_fast.runtime.placements import check_placed
 from jaxrl_fast.settings.machine import collect_garbage_seldom
 from jaxrl_fast.training.callbacks import Calls, StopSignal, Tell
 from jaxrl_fast.training.checkpoints import read_description
@@ -43,7 +44,7 @@ from jaxrl_fast.training.progress import ProgressDisplay, earlier_compile_s
 from jaxrl_fast.training.records import check_logger
 from jaxrl_fast.tuning import auto
 from jaxrl_fast.views.listeners import make_listeners, try_to_write
-from jaxrl_fast.views.viewer import draw_policy
+from jaxrl_fast.views.viewer import draw_policy, with_bodies
 from jaxrl_fast.views.visualizer import Visualizer
 
 PAGE = "policy.html"
@@ -83,7 +84,7 @@ def train_on(prepared: Prepared, stop: StopSignal) -> int:
     settings = flat_settings(run)
     keep = partial(store_of, keeper, settings) if keeper is not None else lambda program: None
     job = make_job(env, algorithm, job_options(run), settings, keep)
-    check(job.graph, job.placement, run.num_seeds)
+    check_placed(job.graph, job.placement, run.num_seeds)
     earlier_s = job.resumed.progress["wall_s"] if job.resumed is not None else 0.0
     folder = Path(hosts.decide(lambda: str(new_folder(run))))
     if hosts.is_first():
@@ -95,7 +96,7 @@ def train_on(prepared: Prepared, stop: StopSignal) -> int:
     console = None if hosts.is_first() else Console(quiet=True)
     compile_s = None if run.run_dir else earlier_compile_s(folder)
     progress = ProgressDisplay(run.total_steps, console, compile_s=compile_s)
-    with visualizer_of(run, folder, progress.tell) as visualizer:
+    with visualizer_of(run, env, folder, progress.tell) as visualizer:
         with progress, evaluator_of(run, env, folder) as evaluator:
             pictures: list[str] = []
 
@@ -115,7 +116,7 @@ def train_on(prepared: Prepared, stop: StopSignal) -> int:
             measured = {**summary, "evaluator_memory_mb": evaluator and evaluator.memory_mb}
             summary = add_to_summary(run, measured, folder, before_s, wall_s, stopped_by)
             try_to_write(folder, print)
-            print_closing(summary, folder, pictures)
+            print_closing(summary, folder, pictures, can_draw(run, env))
     cluster.finish()
     return 128 + stopped_by if stopped_by is not None else 0
 
@@ -123,7 +124,7 @@ def train_on(prepared: Prepared, stop: StopSignal) -> int:
 def draw_at_end(
     run: Run, env: VecEnv | HostEnv, policy: Policy, folder: Path, visualizer: Visualizer | None, stop: StopSignal
 ) -> list[str]:
-    """Draw the last policy of a run: a page for brax, else the picture of ``eval.picture``; nothing after a signal.
+    """Draw the last policy of a run: a page of bodies, or the picture of ``eval.picture``; nothing after a signal.
 
     Args:
         run: Settings of the run.
@@ -140,15 +141,16 @@ def draw_at_end(
         return [visualizer.out] if visualizer.finish(stop) else []
     if visualizer is not None:
         visualizer.close()  # otherwise it would overwrite this page
-    return [PAGE] if draw_policy(policy, env, run.env, run.env_options, run.seed, folder) else []
+    return [PAGE] if draw_policy(policy, env, run.seed, folder) else []
 
 
 @contextmanager
-def visualizer_of(run: Run, folder: Path, tell: Tell) -> Iterator[Visualizer | None]:
+def visualizer_of(run: Run, env: VecEnv | HostEnv, folder: Path, tell: Tell) -> Iterator[Visualizer | None]:
     """Start the process that draws during training, and end it at exit.
 
     Args:
         run: Settings of the run.
+        env: Environments of the run.
         folder: Folder of the run.
         tell: Shows messages to the user.
 
@@ -158,8 +160,9 @@ def visualizer_of(run: Run, folder: Path, tell: Tell) -> Iterator[Visualizer | N
     if not run.eval.picture or not hosts.is_first():
         yield None
         return
-    suite, _ = envs.resolve(run.env, dict(run.env_options))
-    with closing(Visualizer(folder, PAGE if suite == "brax" else "policy.gif", run.seed, tell)) as visualizer:
+    with closing(
+        Visualizer(folder, PAGE if with_bodies(env) is not None else "policy.gif", run.seed, tell)
+    ) as visualizer:
         yield visualizer
 
 

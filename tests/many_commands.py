@@ -46,7 +46,7 @@ class Commands:
         )
 
     def run(self, cwd: Path, command: str, *words: str, trains: bool = False, **variables: str) -> Ended:
-        """Run ``train``, ``evaluate``, ``render``, ``autotune`` or ``python`` (the words are then lines of a program).
+        """Run a command of `call`, or ``python`` (the words are then lines of a program).
 
         Unless the command ``trains``, it ends where training or an evaluation would be compiled, with exit code
         `TRAINED`.
@@ -98,6 +98,7 @@ def import_commands() -> None:
     import orbax.checkpoint  # noqa: F401
 
     import jaxrl_fast.autotune
+    import jaxrl_fast.check
     import jaxrl_fast.evaluate
     import jaxrl_fast.render
     import jaxrl_fast.train  # noqa: F401
@@ -141,12 +142,13 @@ def redirected(notes: Path, number: int, command: str, words: list[str]) -> int:
 
 def call(command: str, words: list[str]) -> int:
     """Return the exit code of a command."""
-    from jaxrl_fast import autotune, evaluate, render, train
+    from jaxrl_fast import autotune, check, evaluate, render, train
 
     if command == "python":
         exec("\n".join(words), {})
         return 0
     known = {"train": train.main, "evaluate": evaluate.main, "render": render.main, "autotune": autotune.main}
+    known["check"] = check.main
     return known[command](words)
 
 
@@ -160,12 +162,12 @@ def stop_before_training() -> None:
 
 def start_jax_once() -> None:
     """Let only the first command set up JAX."""
-    from jaxrl_fast import evaluate, render
+    from jaxrl_fast import check, evaluate, render
     from jaxrl_fast.commands import prepare
     from jaxrl_fast.settings.machine import setup
 
     once = functools.cache(setup)
-    prepare.setup = evaluate.setup = render.setup = lambda **options: once()
+    prepare.setup = check.setup = evaluate.setup = render.setup = lambda **options: once()
 
 
 def everything(folder: Path) -> dict[str, bytes | None]:

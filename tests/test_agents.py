@@ -16,7 +16,7 @@ from jaxrl_fast.algorithms.multi_agent import TAKES_PART, targets_of_agents, wit
 from jaxrl_fast.algorithms.pqn_vdn import best_together, taken_together
 from jaxrl_fast.core import OUT, STATE, Discrete, EnvSpec, Timestep, Transition
 from jaxrl_fast.envs.env import Env, VecEnv, vectorize
-from jaxrl_fast.envs.env_checks import check_env
+from jaxrl_fast.envs.env_checks import check_start
 from jaxrl_fast.envs.probes import TWO_AGENTS
 from jaxrl_fast.learning.algorithm import Learned, Part, Values, apply_apart, init_params
 from jaxrl_fast.learning.rollout import start, unroll
@@ -51,7 +51,7 @@ def counting(num_agents: int | None = 2, *, shared_reward: bool = False, **chang
 @pytest.mark.parametrize("shared", [False, True])
 def test_an_episode_counts_what_the_team_and_what_each_agent_got(shared: bool):
     single = counting(shared_reward=shared)
-    check_env(single, "counting")
+    check_start(single, "counting")
     env = vectorize(single, num_envs=3)
     state, _ = env.reset(jax.random.key(0))
     bank = env.draw_fresh(jax.random.key(1), 4)
@@ -87,7 +87,7 @@ BAD_WORLDS = {
 @pytest.mark.parametrize("message", BAD_WORLDS)
 def test_a_world_that_is_not_what_it_says_is_refused(message: str):
     with pytest.raises(ValueError, match=message):
-        check_env(BAD_WORLDS[message], "world")
+        check_start(BAD_WORLDS[message], "world")
 
 
 def test_the_world_of_the_docs_is_one():
@@ -95,7 +95,7 @@ def test_the_world_of_the_docs_is_one():
     scope: dict = {}
     exec(text.partition("```python\n")[2].partition("```")[0], scope)
     env = scope["make"](4)
-    check_env(env, "meeting")
+    check_start(env, "meeting")
     agent = bind(jf.mappo(), env.spec, 4)
     assert env.spec.num_agents == 4 and set(agent.parts) == {"actor", "critic"}
 

@@ -11,7 +11,7 @@ import pytest
 from jaxrl_fast.runtime import graph as graphs
 from jaxrl_fast.runtime import program as programs
 from jaxrl_fast.runtime.chain import Chain, dispatch_order
-from jaxrl_fast.runtime.graph import Fragment, Graph, check
+from jaxrl_fast.runtime.graph import Fragment, Graph, check_graph
 from jaxrl_fast.runtime.layout import homes
 from jaxrl_fast.runtime.placements import Group, Placement
 
@@ -100,7 +100,7 @@ def test_within_a_cycle_an_edge_of_age_1_is_one_round_old():
     writer = Fragment("w", lambda key: jnp.zeros(()), step, ("count",), ("count",), lambda p: {"count": p}, rounds=3)
     outside = Fragment("r", lambda key: (), reader, ("count",), ())
     graph = Graph((writer, outside), {("w", "count"): 1, ("r", "count"): 1})
-    check(graph)
+    check_graph(graph)
     state = graphs.init(graph, jax.random.key(0), ())
     sums = []
     for _ in range(2):
@@ -108,7 +108,7 @@ def test_within_a_cycle_an_edge_of_age_1_is_one_round_old():
         sums.append((float(metrics["w/saw"]), float(metrics["r/saw"])))
     assert sums == [(0 + 1 + 2, 0.0), (3 + 4 + 5, 3.0)]
     with pytest.raises(graphs.GraphError, match="'r' reads channel 'count' at age 0, which 'w' writes 3 times a tick"):
-        check(Graph((writer, outside), {("w", "count"): 1}))
+        check_graph(Graph((writer, outside), {("w", "count"): 1}))
 
 
 def heavy(name: str, reads=(), writes=(), size: int = 400) -> Fragment:

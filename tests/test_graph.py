@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxrl_fast.runtime import graph as graphs
-from jaxrl_fast.runtime.graph import Fragment, Graph, GraphError, check
+from jaxrl_fast.runtime.graph import Fragment, Graph, GraphError, check_graph
 
 KEY = jax.random.key(7)
 
@@ -24,7 +24,7 @@ def box(name, reads=(), writes=(), *, publish=True, **options) -> Fragment:
 
 
 def run(graph: Graph, ticks: int) -> dict[str, np.ndarray]:
-    check(graph)
+    check_graph(graph)
     state = graphs.init(graph, KEY, {"rate": 1.0})
     _, metrics = jax.jit(lambda s: jax.lax.scan(lambda s, _: graphs.tick(graph, s), s, length=ticks))(state)
     return {name: np.asarray(values) for name, values in metrics.items()}
@@ -49,7 +49,7 @@ def run(graph: Graph, ticks: int) -> dict[str, np.ndarray]:
 )
 def test_a_graph_without_meaning_is_refused_by_name(fragments, delays, message):
     with pytest.raises(GraphError, match=message):
-        check(Graph(fragments, delays))
+        check_graph(Graph(fragments, delays))
 
 
 def test_an_edge_carries_this_tick_or_the_last_one():

@@ -19,7 +19,7 @@ from jaxrl_fast.learning.minibatches import Experience, take_batch
 from jaxrl_fast.learning.run_graph import GraphOptions, build_graph, build_learners
 from jaxrl_fast.networks.network import scalar
 from jaxrl_fast.runtime import graph as graphs
-from jaxrl_fast.runtime.graph import check
+from jaxrl_fast.runtime.graph import check_graph
 
 KEY = jax.random.key(0)
 
@@ -107,7 +107,7 @@ def learn_toy(ticks: int = 2, toy: Toy | None = None, **options):
     source = graphs.Fragment("experience", lambda key: (), step, tuple(toy.parts), ("batches",))
     late = {("experience", name): 1 for name in toy.parts}
     graph = graphs.Graph((source, *learning.fragments), learning.delays | late)
-    check(graph)
+    check_graph(graph)
     return after(graph, (), ticks)
 
 

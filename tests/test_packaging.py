@@ -42,7 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 A package may import only the packages above it in this list.
 """
-COMMANDS = {"train", "evaluate", "render", "explain", "export", "report", "dashboard", "autotune"}
+COMMANDS = {"train", "check", "evaluate", "render", "explain", "export", "report", "dashboard", "autotune"}
 ENTRY_POINTS = {"__init__", "__main__", "api", "placement", "evaluator", *COMMANDS}
 """Modules outside the packages: commands and public names. They may import anything; no other module imports them."""
 APPLIED = {"algorithm", "critics", "acting"}
@@ -52,7 +52,7 @@ algorithms.
 KNOW_ENVS = {"jaxrl_fast.views.viewer", "jaxrl_fast.views.renderers"}
 """Modules below the commands that contain names of environments."""
 ONE_ADAPTER = {package: f"jaxrl_fast.envs.from_{package}" for package in ("brax", "gymnax", "jaxmarl", "jumanji")}
-MAX_PACKAGES, MAX_FILES, MAX_CODE_LINES = 12, 150, 19_400
+MAX_PACKAGES, MAX_FILES, MAX_CODE_LINES = 12, 150, 19_700
 """Not counted: `targets`, which compiles for absent machines, and new files in ``envs/from_*`` and ``algorithms/``."""
 
 

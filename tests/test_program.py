@@ -163,9 +163,9 @@ def test_more_devices_than_logical_shards_are_told_which_key_to_write():
     with pytest.raises(
         GraphError, match=r"cannot shard the 8 logical shards \(common divisor of 8, .* write shards=64 with"
     ):
-        placements.check(graph, placed)
+        placements.check_placed(graph, placed)
     graph, _ = built("sac", num_envs=64, batch_size=64, shards=64)
-    placements.check(graph, placed)
+    placements.check_placed(graph, placed)
 
 
 @pytest.mark.parametrize(

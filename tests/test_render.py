@@ -17,7 +17,7 @@ from untrained import untrained_run
 import jaxrl_fast as jf
 from jaxrl_fast import envs
 from jaxrl_fast.envs import drawings, from_gymnax
-from jaxrl_fast.envs.env_checks import check_env
+from jaxrl_fast.envs.env_checks import check_start
 from jaxrl_fast.policy.policies import Policy
 from jaxrl_fast.training.episodes import evaluate_episodes, evaluation_on_host
 from jaxrl_fast.views import renderers
@@ -223,7 +223,7 @@ def test_a_world_of_ones_own_is_drawn_by_its_draw(own: Path):
 def test_what_is_no_picture_is_refused_before_training(own: Path, draw, says: str):
     env = envs.make("custom", make="own_pictures.make")
     with pytest.raises(ValueError, match=says):
-        check_env(env._replace(draw=draw), "mine")
+        check_start(env._replace(draw=draw), "mine")
 
 
 def counted_on_host(policy: Policy, name: str, seed: int = 0, **options) -> tuple[float, int]:
@@ -340,7 +340,7 @@ def test_a_mistake_ends_in_one_line(commands: Commands, runs: Path):
         "nowhere": "nowhere contains no run",
         "cartpole out=x.avi": "out=x.avi: write a file that ends in .gif, .mp4 or .html",
         "cartpole out=no/x.gif": "there is no folder no",
-        "cartpole out=x.html": "pages are for brax's environments: write out=....gif",
+        "cartpole out=x.html": "pages are for environments with bodies, such as brax's: write out=....gif",
         "cartpole frames=3": (
             "unknown key 'frames': the keys of render are out, policy, episodes, seed, seconds, fps and width"
         ),

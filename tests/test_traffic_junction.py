@@ -7,7 +7,7 @@ import pytest
 
 from jaxrl_fast.core import OUT
 from jaxrl_fast.envs import traffic_junction
-from jaxrl_fast.envs.env_checks import check_env
+from jaxrl_fast.envs.env_checks import check_start
 
 TURNS = {  # the turn of a car that heads there: to the right, to the left
     (0, 1): ((7, 6), (7, 7)),
@@ -71,7 +71,7 @@ def views(junction: Junction, num_cars: int) -> np.ndarray:
 @pytest.mark.parametrize("num_cars", [4, 10])
 def test_cars_move_collide_see_and_are_paid_as_in_ma_gym(num_cars: int):
     env = traffic_junction.make(f"TrafficJunction{num_cars}-v0")
-    check_env(env, "junction")
+    check_start(env, "junction")
     reset, step, rng = jax.jit(env.reset), jax.jit(env.step), np.random.default_rng(1)
     collisions = episodes = 0
     state, obs = reset(jax.random.key(0), ())

@@ -23,7 +23,8 @@ from jaxrl_fast.envs.pool.batches import (
 )
 from jaxrl_fast.envs.pool.codec import array_fields, place, sample, size_bytes
 from jaxrl_fast.envs.pool.parallel import make_workers
-from jaxrl_fast.envs.pool.stepping import HostEnvSpec, describe_failure, make_stepper
+from jaxrl_fast.envs.pool.several_agents import AgentsTogether
+from jaxrl_fast.envs.pool.stepping import HostEnvSpec, MakeGymnasium, describe_failure, make_stepper
 
 HERE_S, WAKE_UP_S = 20e-6, 40e-6
 """Overhead of a batch in seconds: in the parent process, and with workers (measured by experiments/bench/pool.py)."""
@@ -234,11 +235,84 @@ def make_pool(host_spec: HostEnvSpec, spec: EnvSpec, *, num_envs: int, num_seeds
         workers, reason = choose_workers(host_spec, num_rows // options.num_groups, options)
     if by_arrival:
         reason = f"{reason}{'; ' if reason else ''}pool.order=arrival: the same seed does not give the same run"
+
+    def watched(num_envs: int, tell: Callable[[str], None]) -> HostEnv:
+        return in_process(host_spec._replace(make=partial(watch_spaces, host_spec.make, tell)), spec, num_envs=num_envs)
+
     how: dict[str, Any] = dict(num_envs=num_rows, num_groups=options.num_groups, num_seeds=num_seeds, reason=reason)
     if workers == 0:
-        return in_process(host_spec, spec, **how)
+        return in_process(host_spec, spec, **how)._replace(watched=watched)
     how |= dict(num_workers=int(workers), step_timeout_s=options.step_timeout_s, by_arrival=by_arrival)
-    return make_workers(host_spec, spec, another=lambda n: in_process(host_spec, spec, num_envs=n), **how)
+    made = make_workers(host_spec, spec, another=lambda n: in_process(host_spec, spec, num_envs=n), **how)
+    return made._replace(watched=watched)
+
+
+class SpaceWatch(gymnasium.Wrapper):
+    """Reports observations, rewards and ends of an environment that are not in their spaces."""
+
+    def __init__(self, env: gymnasium.Env, tell: Callable[[str], None]) -> None:
+        super().__init__(env)
+        self.tell, self.steps = tell, 0
+
+    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+        """Start an episode."""
+        obs, info = self.env.reset(**options)
+        self.steps = 0
+        self._look_at(obs)
+        return obs, info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Step the environment."""
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        self.steps += 1
+        self._look_at(obs)
+        for what, flag in (("terminated", terminated), ("truncated", truncated)):
+            if not isinstance(flag, bool | np.bool_):
+                self.tell(f"step {self.steps} returns {what}={flag!r}: write a bool")
+        if not np.issubdtype(np.asarray(reward).dtype, np.number):
+            self.tell(f"step {self.steps} returns the reward {reward!r}: write a number")
+        return obs, reward, terminated, truncated, info
+
+    def _look_at(self, obs: Any) -> None:
+        together = self.env.unwrapped
+        if not isinstance(together, AgentsTogether):
+            self._compare(obs, self.env.observation_space, "an observation")
+            return
+        for agent, own in obs.obs.items():
+            self._compare(own, together.env.observation_space(agent), f"the observation of {agent}")
+
+    def _compare(self, obs: Any, space: gymnasium.Space, what: str) -> None:
+        if not space.contains(obs):
+            where = f"step {self.steps}" if self.steps else "reset"
+            self.tell(f"{where} returns {what} {described(obs)}, which is not in {space}")
+
+
+def described(obs: Any) -> str:
+    """Describe an observation in a few words.
+
+    Args:
+        obs: Observation.
+
+    Returns:
+        Dtype, shape and range of an array, or the value itself, cut.
+    """
+    if isinstance(obs, np.ndarray) and obs.size and np.issubdtype(obs.dtype, np.number):
+        return f"{obs.dtype}{list(obs.shape)} from {obs.min():g} to {obs.max():g}"
+    text = repr(obs)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def watch_spaces(make: MakeGymnasium, tell: Callable[[str], None]) -> SpaceWatch:
+    """Make an environment that reports values outside of its spaces.
+
+    Args:
+        make: Makes an environment.
+        tell: Gets a line for each.
+
+    Returns:
+        The environment.
+    """
+    return SpaceWatch(make(), tell)
 
 
 RENDER_MODE = "rgb_array"

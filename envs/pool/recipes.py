@@ -10,7 +10,8 @@ from typing import Any
 
 import gymnasium
 
-from jaxrl_fast.envs.pool.stepping import GOES_ON, MakeGymnasium
+from jaxrl_fast.envs.pool.several_agents import AgentsTogether
+from jaxrl_fast.envs.pool.stepping import GOES_ON, MakeGymnasium, refuse_statistics
 
 ATARI_EPISODE_STEPS = 27_000
 """30 minutes at 60 frames per second, with four frames per step (Machado et al., 2018)."""
@@ -71,6 +72,26 @@ def build_env(
     for wrapper, wrapper_options in wrappers:
         env = wrapper(env, **wrapper_options)
     return env
+
+
+def limited(make: Callable[[], Any], max_episode_steps: int) -> gymnasium.Env:
+    """Make an environment with another time limit.
+
+    Args:
+        make: Makes an environment.
+        max_episode_steps: Time limit in steps. It replaces the limit of a `gymnasium.wrappers.TimeLimit`.
+
+    Returns:
+        The environment.
+    """
+    layer = env = make()
+    while isinstance(layer, gymnasium.Wrapper):
+        if isinstance(layer, gymnasium.wrappers.TimeLimit):
+            layer._max_episode_steps = max_episode_steps
+            return env
+        layer = layer.env
+    # `AgentsTogether` counts its steps.
+    return env if isinstance(layer, AgentsTogether) else gymnasium.wrappers.TimeLimit(env, max_episode_steps)
 
 
 def find(id: str) -> gymnasium.envs.registration.EnvSpec:
@@ -218,7 +239,9 @@ def _wrapper(one: str | Mapping[str, Mapping[str, Any]]) -> tuple[Callable[..., 
         raise ValueError(f"wrappers: {one!r}: write {WRAPPERS}")
     module, _, attribute = name.rpartition(".")
     try:
-        wrapper = getattr(import_module(module or "gymnasium.wrappers"), attribute)
+        module = f"gymnasium.wrappers.{module}" if module in ("", "vector") else module
+        wrapper = getattr(import_module(module.rstrip(".")), attribute)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"wrappers: there is no {name}: write {WRAPPERS}") from error
+    refuse_statistics(wrapper, "wrappers")
     return wrapper, dict(options or {})

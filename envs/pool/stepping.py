@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 
-from jaxrl_fast.envs.pool.codec import ActionCodec, Arrays, ObsCodec, SpaceError, encode_action, encode_obs
+from jaxrl_fast.envs import RuleBroken
+from jaxrl_fast.envs.pool.codec import ActionCodec, Arrays, ObsCodec, SpaceError, encode_action, encode_obs, sample
 from jaxrl_fast.envs.pool.several_agents import AgentsTogether, encode_agents
 
 GOES_ON = "jaxrl_fast.goes_on"
@@ -80,11 +81,16 @@ def describe(make: MakeGymnasium, name: str) -> HostEnvSpec:
         The spec.
 
     Raises:
-        ValueError: The environment cannot be made, or its spaces are not supported.
+        ValueError: The environment cannot be made.
+        RuleBroken: Its spaces or wrappers are not supported, or its ``reset`` or ``step`` is not Gymnasium's.
     """
     env = make_one(make, name)
     try:
-        return of_env(env, make, name)
+        host_spec = of_env(env, make, name)
+        check_calls(env, host_spec)
+        return host_spec
+    except ValueError as error:
+        raise RuleBroken(str(error)) from error
     finally:
         env.close()
 
@@ -110,6 +116,74 @@ def make_one(make: MakeGymnasium, name: str) -> gymnasium.Env:
         raise ValueError(f"{name} cannot be made: {type(error).__name__}: {' '.join(str(error).split())}") from error
 
 
+STATEFUL = {
+    "NormalizeObservation": "algo.normalize_observations=true (the default without images)",
+    "NormalizeReward": "algo.normalize_rewards=true (with on-policy algorithms)",
+}
+"""Wrappers with running statistics, of `WRITERS` -> our option."""
+WRITERS = ("gymnasium", "gym")
+
+
+def refuse_statistics(kind: Any, name: str) -> None:
+    """Refuse a wrapper with running statistics, which evaluation and the policy's files would lack.
+
+    Args:
+        kind: Class of a wrapper or environment.
+        name: Name in messages.
+
+    Raises:
+        ValueError: It is such a wrapper, or a subclass.
+    """
+    for base in getattr(kind, "__mro__", ()):
+        if base.__name__ in STATEFUL and base.__module__.split(".")[0] in WRITERS:
+            raise ValueError(
+                f"{name}: {kind.__name__} has running statistics, which evaluation and the policy's files "
+                f"would lack: leave it out and write {STATEFUL[base.__name__]}"
+            )
+
+
+def check_calls(env: gymnasium.Env, host_spec: HostEnvSpec) -> None:
+    """Reset and step a user's environment once, and check the results against Gymnasium's interface.
+
+    Environments of Gymnasium and ALE are not called. Other errors are left to the pool, which names their place.
+
+    Args:
+        env: Environment, to be closed afterwards.
+        host_spec: Its spec.
+
+    Raises:
+        ValueError: The environment has the interface of Gym before 0.26, or returns something else.
+    """
+    if type(env.unwrapped).__module__.split(".")[0] in ("gymnasium", "ale_py") or host_spec.num_agents is not None:
+        return
+    name = host_spec.name
+    try:
+        first = env.reset(seed=0)
+        if not (isinstance(first, tuple) and len(first) == 2 and isinstance(first[1], dict)):
+            raise ValueError(f"{name}: {OLD_RESET}")
+        action = host_spec.act.decode(sample(host_spec.act, np.random.default_rng(0), 1))[0]
+        result: Any = env.step(action)
+        number = len(result) if isinstance(result, tuple) else 1
+        if number != 5:
+            raise ValueError(f"{name}: step returns {number} values: {NEW_STEP}")
+    except Exception as error:
+        said = str(error)
+        if "(expected 5, got " in said:  # in a wrapper of Gymnasium
+            number = int(said.rpartition("got ")[2].rstrip(") "))
+            raise ValueError(f"{name}: step returns {number} values: {NEW_STEP}") from error
+        if isinstance(error, TypeError) and "reset()" in said and ("seed" in said or "options" in said):
+            raise ValueError(f"{name}: {OLD_RESET}") from error
+        if said.startswith(name):
+            raise
+
+
+OLD_RESET = "reset must be reset(self, *, seed=None, options=None) and return (obs, info), as in Gymnasium"
+NEW_STEP = (
+    "return obs, reward, terminated, truncated, info, as in Gymnasium; truncated marks a time limit, after which "
+    "values are bootstrapped"
+)
+
+
 def of_env(env: Any, make: MakeGymnasium, name: str) -> HostEnvSpec:
     """Return the spec of an environment.
 
@@ -122,8 +196,12 @@ def of_env(env: Any, make: MakeGymnasium, name: str) -> HostEnvSpec:
         The spec.
 
     Raises:
-        ValueError: The environment has no spaces, or they are not supported.
+        ValueError: The environment has no spaces, or they or a wrapper are not supported.
     """
+    layer = env
+    while layer is not None:
+        refuse_statistics(type(layer), name)
+        layer = getattr(layer, "__dict__", {}).get("env")
     together = getattr(env, "unwrapped", None)
     if isinstance(together, AgentsTogether):
         observe, act, sizes = encode_agents(together, name)

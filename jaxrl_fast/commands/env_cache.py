@@ -23,7 +23,7 @@ from flax import serialization
 from jaxrl_fast import envs
 from jaxrl_fast.commands.run_config import Run, make_envs
 from jaxrl_fast.core import EnvSpec, PyTree
-from jaxrl_fast.envs.env import Env, VecEnv, vectorize
+from jaxrl_fast.envs.env import Bodies, Env, VecEnv, vectorize
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.policy.policies import spec_from_json, spec_to_json
 from jaxrl_fast.settings.machine import cache_root, cpu_fingerprint, make_own_folder, make_room
@@ -271,6 +271,7 @@ def _facts(env: Env) -> dict[str, Any]:
         "step_s": float(env.step_s),
         "draws": env.draw is not None,
         "succeeds": env.success is not None,
+        "has_bodies": env.bodies is not None,
     }
 
 
@@ -294,7 +295,15 @@ def _built_later(run: Run, known: dict[str, Any]) -> Env:
         known["step_s"],
         (lambda state: _of(world().draw, state)) if known["draws"] else None,
         (lambda state: _of(world().success, state)) if known["succeeds"] else None,
+        Bodies(lambda: _bodies(world()).scene(), lambda state: _bodies(world()).pose(state))
+        if known["has_bodies"]
+        else None,
     )
+
+
+def _bodies(env: Env) -> Bodies:
+    assert env.bodies is not None
+    return env.bodies
 
 
 def _of(function: Any, state: PyTree) -> Any:

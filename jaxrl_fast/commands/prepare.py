@@ -372,13 +372,34 @@ def add_to_summary(
     return summary
 
 
-def print_closing(summary: dict[str, Any], folder: Path, pictures: list[str]) -> None:
-    """Print result, speed, paths, and the command that repeats the run.
+def can_draw(run: Run, env: VecEnv | HostEnv) -> bool:
+    """Check whether ``python -m jaxrl_fast.render`` supports a run's environment.
+
+    Args:
+        run: Settings of the run.
+        env: Environments of the run.
+
+    Returns:
+        Whether it has bodies, a ``draw``, or pictures on the host.
+    """
+    if isinstance(env, VecEnv):
+        return env.env is not None and (env.env.bodies is not None or env.env.draw is not None)
+    try:
+        film: Any = envs.make_to_draw(run.env, **run.env_options)
+    except Exception:  # any error of a user's environment
+        return False
+    film.env.close()
+    return True
+
+
+def print_closing(summary: dict[str, Any], folder: Path, pictures: list[str], draws: bool) -> None:
+    """Print result, speed, paths, and the commands for this run.
 
     Args:
         summary: Summary of the run.
         folder: Folder of the run.
         pictures: Names of pictures in the folder.
+        draws: Whether to print the command that draws episodes.
     """
     steps = f"{summary['env_steps']:,} steps and {summary['updates']:,} updates"
     interval = summary.get("eval_return_ci95")
@@ -414,4 +435,5 @@ def print_closing(summary: dict[str, Any], folder: Path, pictures: list[str]) ->
         print(f"resume:   {command_line([f'resume={folder}'])}")
     print(f"repeat:   {command_line([f'config={folder}/config.yaml'])}")
     print(f"evaluate: {command_line([str(folder), 'episodes=100'], 'evaluate')}")
-    print(f"draw:     {command_line([str(folder)], 'render')}")
+    if draws:
+        print(f"draw:     {command_line([str(folder)], 'render')}")

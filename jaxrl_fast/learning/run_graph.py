@@ -43,7 +43,7 @@ from jaxrl_fast.learning.rollout import SamplerState, scan_packed, start, unroll
 from jaxrl_fast.learning.updates import PRIORITIES, Average, Delays, OnNan, all_finite, learn_fragment
 from jaxrl_fast.numerics.normalization import Statistics, init_stats, normalize, normalizes, update_stats
 from jaxrl_fast.numerics.optimizers import at_start, has_schedule, resolve
-from jaxrl_fast.runtime.graph import Channels, Fragment, Graph, ShardingAxes, check
+from jaxrl_fast.runtime.graph import Channels, Fragment, Graph, ShardingAxes, check_graph
 from jaxrl_fast.runtime.placements import REPLAY, SAMPLING
 
 Overlap = Literal["none", "sampling", "actor_critic", "all"]
@@ -331,7 +331,7 @@ def graph_of(env: VecEnv | HostEnv, algorithm: Algorithm, agent: BoundAgent, opt
         return resolve(hyper, jnp.clip(tick * (steps_per_tick / (options.total_steps or steps_per_tick)), 0.0, 1.0))
 
     graph = Graph(before + learning.fragments, delays, hyper_at, products=products_beside(env, agent))
-    check(graph)
+    check_graph(graph)
     return graph
 
 

@@ -369,7 +369,7 @@ def make_chain(graph: Graph, home: dict[str, Mesh], ticks_per_chunk: int, num_se
         for segment in (s for stage in stages for s in stage.segments):
             if segment.host:
                 publish = segment.fragments[0].publish
-                assert publish is not None  # `placements.check` requires it
+                assert publish is not None  # `placements.check_placed` requires it
                 fresh |= jax.eval_shape(over_seeds(publish, num_seeds, (0,), 0), state.private[segment.name])
                 continue
             arguments = _arguments(segment, state, fresh)

@@ -451,7 +451,7 @@ def _outputs(graph: Graph, state: TrainState, published: Channels) -> Channels:
     return channels
 
 
-def check(graph: Graph) -> None:
+def check_graph(graph: Graph) -> None:
     """Check that a graph can run.
 
     Args:

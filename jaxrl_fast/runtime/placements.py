@@ -258,7 +258,7 @@ def divided(graph: Graph, placement: Placement) -> Graph:
     return graph._replace(fragments=tuple(f._replace(division=f.by_agents) for f in graph.fragments))
 
 
-def check(graph: Graph, placement: Placement, num_seeds: int = 1) -> None:
+def check_placed(graph: Graph, placement: Placement, num_seeds: int = 1) -> None:
     """Check that a placement has every fragment exactly once, shards them evenly, and has host fragments on one device.
 
     Args:

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from jaxrl_fast.core import Metrics
 from jaxrl_fast.runtime import hosts, placements, program_store, transfer
 from jaxrl_fast.runtime.chain import make_chain
-from jaxrl_fast.runtime.graph import Graph, TrainState, check
+from jaxrl_fast.runtime.graph import Graph, TrainState, check_graph
 from jaxrl_fast.runtime.layout import (
     SEED_AXES,
     CompileAhead,
@@ -72,8 +72,8 @@ def compile(graph: Graph, placement: Placement, ticks_per_chunk: int, num_seeds:
     Raises:
         GraphError: The graph cannot run, or the placement does not support it.
     """
-    check(graph)
-    placements.check(graph, placement, num_seeds)
+    check_graph(graph)
+    placements.check_placed(graph, placement, num_seeds)
     graph, home = placements.divided(graph, placement), homes(placement, num_seeds)
     if len(placement.groups) == 1 and not any(f.host for f in graph.fragments):
         return _one_program(graph, placement, home, ticks_per_chunk, num_seeds)

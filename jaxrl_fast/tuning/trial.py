@@ -32,7 +32,7 @@ from jaxrl_fast.learning.run_graph import bind, build_graph
 from jaxrl_fast.runtime import program as programs
 from jaxrl_fast.runtime.chain import Chain
 from jaxrl_fast.runtime.graph import Graph, TrainState
-from jaxrl_fast.runtime.placements import Placement, check, place
+from jaxrl_fast.runtime.placements import Placement, check_placed, place
 from jaxrl_fast.settings import machine
 from jaxrl_fast.training.job import ticks_within
 from jaxrl_fast.tuning import ceiling
@@ -247,7 +247,7 @@ def compiled(request: Request, run: Run, env: VecEnv | HostEnv, algorithm: Algor
     """
     graph = part_of(request.what, run, env, algorithm)
     placed = place(graph, run.placement, run.devices)
-    check(graph, placed, run.num_seeds)
+    check_placed(graph, placed, run.num_seeds)
     frames = agent.updates_per_tick * agent.batch_size if request.what in ("training", "updates") else 1
     steps = env.num_envs * agent.rollout_length
     ticks = ticks_within(steps, frames, max_steps=CHUNK_STEPS, max_frames=CHUNK_FRAMES)

@@ -22,8 +22,7 @@ from PIL import Image
 
 from jaxrl_fast import envs
 from jaxrl_fast.core import EnvSpec
-from jaxrl_fast.envs.env import Env
-from jaxrl_fast.envs.scene import Geom, Motion, Scene
+from jaxrl_fast.envs.env import Env, Geom, Motion, Scene
 from jaxrl_fast.policy.policies import Policy
 from jaxrl_fast.training.episodes import host_seed, steps_on_host
 from jaxrl_fast.views.viewer import Watched, check_finite, watch, watch_bodies
@@ -334,13 +333,12 @@ def subject_of(name: str, options: dict[str, Any]) -> Iterator[Subject]:
     Raises:
         ValueError: The environment has no pictures.
     """
-    suite, given = envs.resolve(name, dict(options))
     made = envs.make_to_draw(name, **options)
     if not isinstance(made, Env):
         with closing(made.env):
             yield Subject(made.env.spec, made.step_s, _shoot_on_host(made))
-    elif suite == "brax":
-        yield _of_bodies(made, given)
+    elif made.bodies is not None:
+        yield _of_bodies(made, made.bodies.scene())
     elif made.draw is not None:
         yield Subject(made.spec, made.step_s, _shoot_states(made))
     else:
@@ -363,12 +361,7 @@ def picked(last: int, every: int) -> list[int]:
     return [*range(0, last, every), last]
 
 
-def _of_bodies(env: Env, options: dict[str, Any]) -> Subject:
-    from jaxrl_fast.envs import from_brax
-
-    options.pop("frame_stack", None)
-    scene = from_brax.scene_of(**options)
-
+def _of_bodies(env: Env, scene: Scene) -> Subject:
     def shoot(policy: Policy, *, seed: int, max_steps: int, every: int, width: int) -> Iterator[Shot]:
         motion, watched = watch_bodies(policy, env, jax.random.key(seed), max_steps=max_steps)
         steps = picked(len(watched.rewards), every)

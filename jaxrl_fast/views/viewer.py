@@ -14,11 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_fast import envs
 from jaxrl_fast.core import PyTree, Timestep
-from jaxrl_fast.envs.env import Env, VecEnv, vectorize
+from jaxrl_fast.envs.env import Env, Geom, Motion, Scene, VecEnv, vectorize
 from jaxrl_fast.envs.host_env import HostEnv
-from jaxrl_fast.envs.scene import Geom, Motion, Scene
 from jaxrl_fast.policy.policies import Policy
 from jaxrl_fast.runtime.xla_options import acting_options
 from jaxrl_fast.system import replace_file
@@ -193,65 +191,70 @@ def _unending(env: Env) -> Env:
 
 
 def watch_bodies(policy: Policy, env: Env, key: jax.Array, *, max_steps: int | None = None) -> tuple[Motion, Watched]:
-    """Play the first episode of the greedy policy in a brax environment.
+    """Play the first episode of the greedy policy in an environment with bodies.
 
     Args:
         policy: Policy.
-        env: Environment.
+        env: Environment with `Env.bodies`.
         key: PRNG key.
         max_steps: Limit of steps, or None.
 
     Returns:
         The motion of the bodies, and the episode.
     """
-    from jaxrl_fast.envs.from_brax import pose_of
-
-    watched = watch(policy, env, key, see=pose_of, max_steps=max_steps)
+    assert env.bodies is not None
+    watched = watch(policy, env, key, see=env.bodies.pose, max_steps=max_steps)
     positions, rotations = jax.tree.map(np.asarray, watched.seen)
     return Motion(positions, rotations, watched.rewards, watched.end == "terminated"), watched
 
 
-def write_policy_html(policy: Policy, env: Env, path: Path, *, options: dict[str, Any], seed: int = 0) -> None:
+def write_policy_html(policy: Policy, env: Env, path: Path, *, seed: int = 0) -> None:
     """Write a greedy episode as a self-contained page.
 
     Args:
         policy: Policy.
-        env: brax environment.
+        env: Environment with `Env.bodies`.
         path: File to write.
-        options: Options of the environment.
         seed: Seed of the episode.
 
     Raises:
-        ValueError: The environment has no bodies, or a number is not finite.
+        ValueError: A number is not finite.
     """
-    from jaxrl_fast.envs import from_brax
-
-    scene = from_brax.scene_of(**{name: value for name, value in options.items() if name != "frame_stack"})
+    assert env.bodies is not None
     motion, _ = watch_bodies(policy, env, jax.random.key(seed))
-    replace_file(path, page_of(scene, motion))
+    replace_file(path, page_of(env.bodies.scene(), motion))
 
 
-def draw_policy(
-    policy: Policy, env: VecEnv | HostEnv, name: str, options: dict[str, Any], seed: int, folder: Path
-) -> bool:
-    """Write ``policy.html`` for a brax environment. A failure prints a line on stderr, since the run has succeeded.
+def with_bodies(env: VecEnv | HostEnv) -> Env | None:
+    """Return the single environment of a run if its episodes can be written as pages.
+
+    Args:
+        env: Environments of the run.
+
+    Returns:
+        The environment, or None if it has no bodies.
+    """
+    single = env.env if isinstance(env, VecEnv) else None
+    return single if single is not None and single.bodies is not None else None
+
+
+def draw_policy(policy: Policy, env: VecEnv | HostEnv, seed: int, folder: Path) -> bool:
+    """Write ``policy.html`` if bodies can be drawn. A failure prints a line on stderr, since the run has succeeded.
 
     Args:
         policy: Policy.
         env: Environment of the run.
-        name: Name for ``envs.make``.
-        options: Options for ``envs.make``.
         seed: Seed of the episode.
         folder: Folder of the run.
 
     Returns:
         Whether it was written.
     """
-    suite, options = envs.resolve(name, dict(options))
-    if suite != "brax" or isinstance(env, HostEnv) or env.env is None:
+    single = with_bodies(env)
+    if single is None:
         return False
     try:
-        write_policy_html(policy, env.env, folder / "policy.html", options=options, seed=seed)
+        write_policy_html(policy, single, folder / "policy.html", seed=seed)
     except Exception as error:
         print(f"no policy.html: {type(error).__name__}: {error}", file=sys.stderr)
         return False
