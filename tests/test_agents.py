@@ -209,9 +209,10 @@ def test_a_teams_value_sums_what_is_allowed_over_the_agents_that_take_part():
             best[t] += max(q[t, agent, a] for a in range(num_actions) if mask[t, agent, a])
             taken[t] += q[t, agent, action[t, agent]]
     assert (best != np.where(out, 0.0, q.max(axis=-1)).sum(axis=-1)).any(), "masks matter here"
+    space = Discrete(num_actions)
     obs = {"seen": jnp.zeros((num_steps, num_agents, 1)), "action_mask": jnp.asarray(mask), OUT: jnp.asarray(out)}
-    np.testing.assert_allclose(best_together(jnp.asarray(q), obs, None), best, rtol=1e-5)
-    np.testing.assert_allclose(taken_together(jnp.asarray(q), obs, jnp.asarray(action)), taken, rtol=1e-5)
+    np.testing.assert_allclose(best_together(space, jnp.asarray(q), obs, None), best, rtol=1e-5)
+    np.testing.assert_allclose(taken_together(space, jnp.asarray(q), obs, jnp.asarray(action)), taken, rtol=1e-5)
 
 
 def one_of(which: jax.Array) -> VecEnv:

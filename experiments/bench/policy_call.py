@@ -1,10 +1,10 @@
-"""Microseconds of one call of a policy in a loop of Python: as it is, in jax.jit, and by ONNX Runtime.
+"""Microseconds of one call of a policy in a loop of Python: called, under jax.jit, and by ONNX Runtime.
 
     python experiments/bench/policy_call.py [results.json]
 
 Gymnasium's CartPole-v1 (4 numbers, one of 2 actions) and HalfCheetah-v5's spaces (17 numbers in float64, 6 in float32),
 networks of 64 x 64 and 256 x 256, untrained: the time does not depend on the numbers. Each way is timed in turn, 15
-rounds of 1,000 calls; median, least and largest of the rounds. The limit beside them is the bare ONNX session.
+rounds of 1,000 calls; median, least and largest of the rounds. The limit is the bare ONNX session.
 """
 
 import json
