@@ -135,9 +135,15 @@ def _call(make: str | Callable[..., Any], options: dict[str, Any]) -> Called:
         raise ValueError(f"env.{' and env.'.join(limits)} are both the time limit: write env.episode_length only")
     given = {key: value for key, value in options.items() if key not in limits}
     try:
-        return Called(name, function, given, relaxed(function)(**given), next(iter(limits.values()), None))
+        made = relaxed(function)(**given)
     except (Exception, SystemExit) as error:
         raise ValueError(f"env.make={name} failed: {type(error).__name__}: {_one_line(error)}") from error
+    if _has(made, "agent_iter", "possible_agents", "last"):
+        raise ValueError(
+            f"env.make={name} returned {type(made).__name__}, a PettingZoo environment whose agents take turns: return "
+            "pettingzoo.utils.aec_to_parallel(env), or turn_based_aec_to_parallel(env) for a game of turns"
+        )
+    return Called(name, function, given, made, next(iter(limits.values()), None))
 
 
 def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:

@@ -147,6 +147,18 @@ def test_a_closure_of_a_notebook_is_stepped_by_workers():
     env.close()
 
 
+def test_agents_that_take_turns_are_refused_in_one_line():
+    class Turns:
+        possible_agents = ("a", "b")
+
+        def agent_iter(self) -> None: ...
+
+        def last(self) -> None: ...
+
+    with pytest.raises(ValueError, match=r"agents take turns: return pettingzoo\.utils\.aec_to_parallel\(env\)"):
+        jf.make_env("custom", make=Turns, num_envs=2)
+
+
 def one_line(**options) -> str:
     with pytest.raises(ValueError) as caught:
         envs.make(**options)

@@ -415,6 +415,40 @@ def fuzz(observed: gym.Space, acted: gym.Space, name: str, seed: int, folder: Pa
         export_policy(policy, folder, kind)
 
 
+def of_space(observed: gym.Space) -> jf.Env:
+    """Make a compiled environment that observes the arrays of a space; its reward depends on all that it sees."""
+    codec = encode_obs(observed, "toy")
+    fields = codec.dtype.fields or {"": (codec.dtype,)}
+    shapes = {name: jax.ShapeDtypeStruct(kind[0].shape or codec.shape, kind[0].base) for name, kind in fields.items()}
+    obs = {"inner": [shapes.pop(name) for name in list(shapes)[1:]], "first": next(iter(shapes.values()))}
+
+    def draw(key: jax.Array) -> Any:
+        return jax.tree.map(lambda s: jax.random.randint(key, s.shape, 0, 2).astype(s.dtype), obs)
+
+    def reset(key: jax.Array, params: Any) -> tuple:
+        return draw(key), draw(key)
+
+    def step(state: Any, action: jax.Array, key: jax.Array) -> tuple:
+        seen = sum((jnp.sum(x.astype(jnp.float32)) for x in jax.tree.leaves(state)), start=jnp.zeros(()))
+        after = draw(key)
+        return after, Timestep(after, after, seen, jnp.zeros((), bool), jnp.zeros((), bool))
+
+    return jf.Env(EnvSpec("toy", obs, Discrete(2), 5), reset, step)
+
+
+@settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(observed=SPACES)
+def test_random_compiled_environments_train_and_their_policies_are_called_by_name(observed: gym.Space):
+    env = of_space(observed)
+    result = jf.learn(jf.vectorize(env, num_envs=2), jf.ppo(**ON_POLICY), total_steps=32, eval_episodes=2)
+    _, obs = env.reset(jax.random.key(0), ())
+    batch = jax.tree.map(lambda x: x[None], obs)
+    policy = result.policy
+    wanted, _ = policy.act_arrays(policy.params, (), batch, np.ones(1, bool), jax.random.key(0))
+    renamed = dict(reversed(jax.tree.map(np.asarray, obs).items()))  # another order of the same names
+    assert policy(renamed) == wanted[0] and policy.act(policy.params, (), batch, np.ones(1, bool), None)[0] == wanted
+
+
 @pytest.mark.parametrize("name", FUZZED)
 @settings(max_examples=1, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(observed=SPACES, acted=ACTIONS, seed=st.integers(0, 99))

@@ -172,7 +172,10 @@ def make_parallel(id: str, options: Mapping[str, Any], episode_length: int | Non
             raise
         raise ValueError(f"there is no module {module}") from error
     if not hasattr(found, "parallel_env"):
-        raise ValueError(f"{module} has no parallel_env. Environments whose agents take turns are not supported")
+        raise ValueError(
+            f"{module} has no parallel_env, its agents take turns: write env=custom with a function that returns "
+            "pettingzoo.utils.turn_based_aec_to_parallel(...) of its env"
+        )
     return AgentsTogether(found.parallel_env(**options), episode_length)
 
 
