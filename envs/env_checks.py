@@ -375,15 +375,16 @@ def _report_on_env(env: Env, num_steps: int, seed: int, again: Callable[[], Any]
         check_start(env, name)
     except ValueError as error:
         return Report(name, (Verdict("wrong", "spec", str(error)),))
-    pure = _judge_purity(env)
+    found = [Verdict("ok", "spec"), _judge_purity(env)]
+    if found[1].kind == "wrong":
+        return Report(name, tuple(found))
     try:
         player = compiled_player(env)
-        player.start(seed)
+        second = lambda: player if again is None else compiled_player(_single(again()))  # noqa: E731
+        return Report(name, (*found, *_judge(player, second, num_steps, seed)), *_speed(env), TIMED_ENVS)
     except Exception as error:
-        words = f"it cannot be compiled for {NUM_ENVS} environments: {type(error).__name__}: {_first_line(error)}"
+        words = f"{NUM_ENVS} of them cannot be played: {type(error).__name__}: {_first_line(error)}"
         return Report(name, (Verdict("wrong", "spec", words),))
-    found = _judge(player, lambda: player if again is None else compiled_player(_single(again())), num_steps, seed)
-    return Report(name, (Verdict("ok", "spec"), pure, *found), *_speed(env), TIMED_ENVS)
 
 
 def _report_on_host(host: HostEnv, num_steps: int, seed: int) -> Report:
@@ -406,10 +407,11 @@ def _report_on_host(host: HostEnv, num_steps: int, seed: int) -> Report:
 def _judge(player: Player, second: Callable[[], Player], num_steps: int, seed: int) -> list[Verdict]:
     """Play the environments, and return the findings of the rules that are the same for all of them."""
     limit = player.spec.max_episode_steps
-    trace = play_episodes(player, max(num_steps, 1 + min(limit or 0, 5 * num_steps)), seed)
+    long = max(num_steps, 1 + min(limit or 0, 5 * num_steps))
+    starts, trace = _judge_starts(player, seed), play_episodes(player, long, seed)
     later = play_episodes(player, len(trace.steps), seed)
     other = play_episodes(second(), len(trace.steps), seed, changed=True)
-    found = [_judge_starts(player, seed), *_judge_repeats(trace, later, other, second, seed)]
+    found = [starts, *_judge_repeats(trace, later, other, second, seed)]
     masked = isinstance(player.spec.obs, dict) and "action_mask" in player.spec.obs
     for rule in ("finite", *(["mask"] if masked else []), "terminal"):
         found.append(Verdict("wrong", rule, trace.faults[rule]) if rule in trace.faults else Verdict("ok", rule))
@@ -488,32 +490,36 @@ def _judge_purity(env: Env) -> Verdict:
         action_shape(env.spec), jnp.float32 if isinstance(env.spec.action, Box) else jnp.int32
     )
     for what, function, args in (("reset", env.reset, (key, params)), ("step", env.step, (state, action, key))):
-        traces = [jax.make_jaxpr(lambda *args, f=function: f(*args))(*args) for _ in range(2)]
-        if _fingerprint(traces[0]) != _fingerprint(traces[1]):
+        try:
+            first, again = (_fingerprint(jax.make_jaxpr(lambda *args, f=function: f(*args))(*args)) for _ in range(2))
+        except Exception as error:
+            words = f"{what} fails when it is traced again: {type(error).__name__}: {_first_line(error)}"
+            return Verdict("wrong", "pure", words)
+        if first != again:
+            words = f"{what} computes something else each time that it is traced: it reads or writes a value outside of"
+            return Verdict("wrong", "pure", f"{words} its arguments, such as a counter or NumPy's random numbers")
+        called = next((name for name, _ in first if "callback" in name), None)
+        if called is not None:
             words = (
-                f"{what} computes something else each time that it is traced: it reads or writes a value outside of "
-            )
-            return Verdict("wrong", "pure", f"{words}its arguments, such as a counter or NumPy's random numbers")
-        called = sorted({name for name, _ in _fingerprint(traces[0]) if "callback" in name})
-        if called:
-            words = (
-                f"{what} calls Python ({called[0]}) at every step: JAX may repeat or drop such calls, and they are slow"
+                f"{what} calls Python ({called}) at every step: such calls are slow, and JAX may repeat or drop them"
             )
             return Verdict("note", "pure", words)
     return Verdict("ok", "pure")
 
 
 def _fingerprint(closed: Any) -> list[tuple[str, str]]:
-    """List the operations of a traced program with their constants, also of the programs in it."""
-    found = [("constants", str([np.asarray(x).tolist() for x in closed.consts if np.size(x) <= 64]))]
-    todo = [closed.jaxpr]
+    """List the operations and constants of a traced program, also of the programs in it."""
+    found, todo = [], [closed]
     while todo:
-        for eqn in todo.pop().eqns:
+        program = todo.pop()
+        for x in getattr(program, "consts", ()):
+            numbers = jax.random.key_data(x) if jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key) else x
+            found.append(("constant", str(hash(np.asarray(numbers).tobytes()))))
+        for eqn in program.eqns:
             literals = [str(v.val) for v in eqn.invars if hasattr(v, "val")]
             found.append((eqn.primitive.name, f"{literals} {[v.aval for v in eqn.outvars]}"))
-            for value in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns")):
-                inner = getattr(value, "jaxpr", value)
-                todo.extend([inner] if hasattr(inner, "eqns") else [])
+            parts = jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns"))
+            todo.extend(part for part in parts if hasattr(part, "eqns"))
     return found
 
 

@@ -123,8 +123,7 @@ def compiled_player(env: Env) -> Player:
         now["state"], ts = advance(now["state"], actions, now["key"])
         ts = jax.tree.map(np.asarray, ts)
         new, seen = ts.obs, ts.next_obs
-        ends = ts.reward, ts.terminated, ts.truncated
-        return Played(new.obs, seen.obs, seen.given, *ends, seen.ended, seen.before, seen.after)
+        return Played(new.obs, seen.obs, seen.given, *ts[2:5], *seen[2:])
 
     return Player(env.spec, start, play, lambda: 0.0, lambda: None)
 
@@ -150,8 +149,7 @@ def host_player(host: HostEnv) -> Player:
         step = host.recv(0)
         took_s.append(time.perf_counter() - begin_s)
         obs, next_obs = by_name(step.obs), by_name(step.next_obs)
-        ends = step.reward, step.terminated, step.truncated
-        return Played(obs, next_obs, next_obs, *ends, step.terminated | step.truncated, none, none)
+        return Played(obs, next_obs, next_obs, *step[2:5], step.terminated | step.truncated, none, none)
 
     speed = lambda: NUM_ENVS * (len(took_s) - 1) / max(sum(took_s), 1e-9)  # noqa: E731
     return Player(host.spec, lambda seed: by_name(host.reset(seed)), play, speed, host.close)
@@ -185,8 +183,8 @@ def choose_actions(spec: EnvSpec, obs: Any, rng: np.random.Generator) -> np.ndar
             for kind, rank in ranks.items():
                 chosen[kind][..., part] = np.where(own, rank, -np.inf).argmax(-1)
         chosen = {kind: action.reshape(shape) for kind, action in chosen.items()}
-    dtype = np.float32 if isinstance(spec.action, Box) else np.int32
-    return np.stack([chosen[kind][i] for i, kind in enumerate(ACTIONS)]).astype(dtype)
+    actions = np.stack([chosen[kind][i] for i, kind in enumerate(ACTIONS)])
+    return actions.astype(np.float32 if isinstance(spec.action, Box) else np.int32)
 
 
 class Trace(NamedTuple):
@@ -222,6 +220,7 @@ def play_episodes(player: Player, num_steps: int, seed: int, *, changed: bool = 
     trace = Trace(player.start(seed), [], [], {})
     obs, first, begin_s = trace.first, trace.first, time.perf_counter()
     lengths, moved = np.zeros(NUM_ENVS, int), False
+    counts: Any = True  # numbers of the state that count steps, bool ``[K]``
     again: dict[str, list[bool]] = {"terminated": [], "truncated": []}
     for number in range(1, num_steps + 1):
         actions = choose_actions(player.spec, obs, rng)
@@ -230,6 +229,10 @@ def play_episodes(player: Player, num_steps: int, seed: int, *, changed: bool = 
         step = player.step(actions)
         lengths += 1
         note_faults(trace.faults, step, number)
+        counts = counts & ((step.after == step.before + 1) | step.ended[:, None]).all(0)
+        if (counts & (step.after == 0) & (step.before > 1) & step.ended[:, None]).any():
+            words = "a counter in the state starts again where an episode ends: an Env does not reset itself"
+            trace.faults.setdefault("terminal", f"step {number}: {words}")
         back = equal(step.next_obs, first)
         moved = moved or not back[~step.ended].all()
         again["terminated"].extend(back[step.ended & step.terminated])
@@ -238,7 +241,7 @@ def play_episodes(player: Player, num_steps: int, seed: int, *, changed: bool = 
             trace.ends.append((int(lengths[i]), "terminated" if step.terminated[i] else "truncated"))
         over = step.terminated | step.truncated
         lengths[over] = 0
-        first = jax.tree.map(lambda new, old, over=over: np.where(_wide(over, new), new, old), step.obs, first)
+        first = jax.tree.map(lambda new, old, over=over: np.where(over, new.T, old.T).T, step.obs, first)
         if number <= SHORT_STEPS:
             trace.steps.append(step)
         obs = step.obs
@@ -248,10 +251,6 @@ def play_episodes(player: Player, num_steps: int, seed: int, *, changed: bool = 
         words = "each terminal observation equals the first one of its episode: return the observation after the action"
         trace.faults.setdefault("terminal", words)
     return trace
-
-
-def _wide(flags: np.ndarray, leaf: np.ndarray) -> np.ndarray:
-    return flags.reshape(-1, *[1] * (np.ndim(leaf) - 1))
 
 
 def equal(one: Any, other: Any) -> np.ndarray:
@@ -301,9 +300,3 @@ def note_faults(faults: dict[str, str], step: Played, number: int) -> None:
     if differs.any():
         words = "obs differs from next_obs, though an Env does not reset itself: return the same observation as both"
         faults.setdefault("terminal", f"{place(differs)}: {words}")
-    counts = (step.after == step.before + 1) | step.ended[:, None]
-    restarts = counts.all(0) & (step.after == 0).any(0) & (~step.ended).any()
-    fell = (step.after == 0) & (step.before > 1) & step.ended[:, None]
-    if (restarts & fell.any(0)).any():
-        words = "a counter in the state starts again where an episode ends: an Env does not reset itself"
-        faults.setdefault("terminal", f"{place(fell.any(1))}: {words}")

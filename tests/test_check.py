@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import io_callback
 from many_commands import Commands, refusal
 
 import jaxrl_fast as jf
@@ -69,6 +70,15 @@ def test_a_good_environment_follows_all_rules():
 
 
 CALLS = itertools.count()
+LEAKED: list[Any] = []
+
+
+def leak(x: Any) -> Any:
+    """Return a value of the trace before, from the third call on."""
+    LEAKED.append(x[0])
+    return LEAKED[-2] if len(LEAKED) > 2 else x[0]
+
+
 NEVER = jnp.zeros((), bool)
 
 
@@ -108,6 +118,15 @@ BROKEN: dict[str, tuple[dict[str, Any], str, str]] = {
         "each terminal observation equals the first one of its episode",
     ),
     "new start": ({"after": new_start}, "terminal", "a counter in the state starts again where an episode ends"),
+    "new start at a limit": (
+        {
+            "after": lambda state, done, key: (state[0], jnp.where(done, 0, state[1])),
+            "ends": lambda x, s: (NEVER, s >= 6),
+        },
+        "terminal",
+        "a counter in the state starts again where an episode ends",
+    ),
+    "leaks a trace": ({"reward": lambda x, a: leak(x)}, "pure", "fails when it is traced again"),
     "two observations": ({"obs": lambda x, following: following + 1}, "terminal", "obs differs from next_obs"),
     "dtype": ({"move": lambda x, a: (x + a).astype(jnp.float16)}, "spec", "step gives a state"),
 }
@@ -120,6 +139,16 @@ def test_each_rule_finds_a_compiled_environment_that_breaks_it(fault: str):
     assert rule in [finding.rule for finding in report.wrong], str(report)
     assert next(f for f in report.wrong if f.rule == rule).words.count(words) == 1, str(report)
     assert len(report.wrong) == 1, str(report)
+
+
+def test_an_environment_that_cannot_be_played_is_named():
+    """Check a step that JAX cannot map over environments."""
+
+    def ordered(x: Any, action: Any) -> Any:
+        io_callback(lambda seen: None, None, x, ordered=True)
+        return x + action
+
+    assert "8 of them cannot be played: ValueError: Cannot `vmap`" in str(report_on(walk(move=ordered)))
 
 
 def test_what_may_be_intended_is_a_note():

@@ -275,11 +275,11 @@ class SpaceWatch(gymnasium.Wrapper):
 
     def _look_at(self, obs: Any) -> None:
         together = self.env.unwrapped
-        if not isinstance(together, AgentsTogether):
+        if isinstance(together, AgentsTogether):
+            for agent, own in obs.obs.items():
+                self._compare(own, together.env.observation_space(agent), f"the observation of {agent}")
+        else:
             self._compare(obs, self.env.observation_space, "an observation")
-            return
-        for agent, own in obs.obs.items():
-            self._compare(own, together.env.observation_space(agent), f"the observation of {agent}")
 
     def _compare(self, obs: Any, space: gymnasium.Space, what: str) -> None:
         if not space.contains(obs):
@@ -298,8 +298,7 @@ def described(obs: Any) -> str:
     """
     if isinstance(obs, np.ndarray) and obs.size and np.issubdtype(obs.dtype, np.number):
         return f"{obs.dtype}{list(obs.shape)} from {obs.min():g} to {obs.max():g}"
-    text = repr(obs)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    return repr(obs)[:80]
 
 
 def watch_spaces(make: MakeGymnasium, tell: Callable[[str], None]) -> SpaceWatch:

@@ -137,8 +137,7 @@ def refuse_statistics(kind: Any, name: str) -> None:
     for base in getattr(kind, "__mro__", ()):
         if base.__name__ in STATEFUL and base.__module__.split(".")[0] in WRITERS:
             raise ValueError(
-                f"{name}: {kind.__name__} has running statistics, which evaluation and the policy's files "
-                f"would lack: leave it out and write {STATEFUL[base.__name__]}"
+                f"{name}: {kind.__name__} has running statistics that evaluation lacks: write {STATEFUL[base.__name__]}"
             )
 
 
