@@ -47,7 +47,7 @@ SHORTER = (
 """Replacements that make a Python block short."""
 TRAINED = [
     *("env=pendulum", "algo=sac", "tuned=false", "num_envs=4", "total_steps=64", "eval.episodes=2", "eval.every=32"),
-    *("checkpoint.every=16", "algo.warmup_steps=16"),
+    *("checkpoint.every=16", "algo.warmup_steps=16", "eval.beside=false"),
 ]
 """The words of a run that commands and blocks use as ``runs/latest``."""
 
