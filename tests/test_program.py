@@ -295,7 +295,8 @@ def test_sampling_on_two_devices_joins_them_only_for_its_metrics():
     assert not COLLECTIVE.findall(text.partition("\nENTRY")[0])  # none in a loop
 
 
-def test_a_replay_buffer_is_updated_in_place_under_every_placement():
+@pytest.mark.parametrize("placement", [placements.data_parallel, placements.sharded_sampling])
+def test_a_replay_buffer_is_updated_in_place_under_every_placement(placement):
     algorithm = sac(
         batch_size=16,
         buffer_size=8 * 50_000,
@@ -305,11 +306,10 @@ def test_a_replay_buffer_is_updated_in_place_under_every_placement():
         critic_hidden=(4,),
     )
     graph, _ = build_graph(tiny.line(discrete=False, num_envs=NUM_ENVS), algorithm)
-    for placement in (placements.data_parallel, placements.sharded_sampling):
-        program = programs.compile(graph, placement(graph, jax.devices()[:2]), 1)
-        _, run = program.ready(keys(1), algorithm.hyper)
-        texts = [s.step.as_text() for s in run.segments] if isinstance(run, Chain) else [run.as_text()]
-        assert not re.findall(r"\[[\d,]*50000[\d,]*\]\S* copy(?:-start)?\(", "".join(texts))
+    program = programs.compile(graph, placement(graph, jax.devices()[:2]), 1)
+    _, run = program.ready(keys(1), algorithm.hyper)
+    texts = [s.step.as_text() for s in run.segments] if isinstance(run, Chain) else [run.as_text()]
+    assert not re.findall(r"\[[\d,]*50000[\d,]*\]\S* copy(?:-start)?\(", "".join(texts))
 
 
 @pytest.mark.parametrize(("name", "seeds"), [("ppo", 2), ("sac", 4)])

@@ -43,6 +43,7 @@ SHORTER = (
     (r"logspace\((.*?), \d+\)", r"logspace(\1, 2)"),
     (r"split\((.*?), \d+\)", r"split(\1, 2)"),
     (r"ticks=\d+", "ticks=2"),
+    (r"jf\.sac\(\)", "jf.sac(policy_hidden=(8,), critic_hidden=(8,))"),
 )
 """Replacements that make a Python block short."""
 TRAINED = [
