@@ -1,6 +1,7 @@
 """The Python API; every snippet of the design and the README runs."""
 
 import os
+import shutil
 import subprocess
 import sys
 
@@ -103,9 +104,16 @@ def test_a_world_of_ones_own():
     assert returns.mean() > -3.0
 
 
-def test_a_saved_policy_acts_the_same_without_its_run(env, algo, tmp_path):
-    result = jf.learn(env, algo, total_steps=80, eval_episodes=2, run_dir=tmp_path)
-    policy = jf.load_policy(tmp_path)  # as `evaluate` takes it; `tmp_path / "policy"` is the same
+@pytest.fixture(scope="module")
+def saved(env, algo, tmp_path_factory):
+    """Return the folder of a run and its result."""
+    folder = tmp_path_factory.mktemp("saved")
+    return folder, jf.learn(env, algo, total_steps=80, eval_episodes=2, run_dir=folder)
+
+
+def test_a_saved_policy_acts_the_same_without_its_run(env, saved):
+    folder, result = saved
+    policy = jf.load_policy(folder)  # as `evaluate` takes it; `folder / "policy"` is the same
     for obs in np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32):
         np.testing.assert_array_equal(policy(obs), result.policy(obs))
     returns = [jf.evaluate_policy(p, env, jax.random.key(1), episodes=4) for p in (policy, result.policy)]
@@ -120,8 +128,8 @@ def test_a_saved_policy_acts_the_same_without_its_run(env, algo, tmp_path):
         (lambda folder: (folder / "params.msgpack").write_bytes(b"\x81"), "is damaged"),
     ],
 )
-def test_a_damaged_policy_is_refused_in_one_line(env, algo, tmp_path, damage, words):
-    jf.learn(env, algo, total_steps=4, eval_episodes=1, run_dir=tmp_path)
+def test_a_damaged_policy_is_refused_in_one_line(saved, tmp_path, damage, words):
+    shutil.copytree(saved[0] / "policy", tmp_path / "policy")
     damage(tmp_path / "policy")
     with pytest.raises(ValueError, match=words) as error:
         jf.load_policy(tmp_path / "policy")

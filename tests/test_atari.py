@@ -124,6 +124,7 @@ def test_the_commands_train_and_evaluate_a_game(commands: Commands, tmp_path):
         "algo.value_hidden=[8]",
         "eval.episodes=2",
         "eval.every=1000",
+        "eval.beside=false",
         "checkpoint.every=1000",
         "pool.workers=2",
     ]

@@ -41,13 +41,20 @@ WALK = [
 QUICK = ["repeats=2", "repeat_s=0.01"]
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the programs that all tests of this file compile."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Enter a working directory from which the environments can be imported, with a separate cache."""
+def here(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Enter a working directory from which the environments can be imported, without cached results."""
+    (cache / "autotune.json").unlink(missing_ok=True)
     (tmp_path / "tests").symlink_to(ROOT / "tests")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    monkeypatch.setenv("JAXRL_FAST_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("JAXRL_FAST_CACHE", str(cache))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -146,7 +153,7 @@ def wait_for(path: Path) -> str:
 
 
 def test_ctrl_c_keeps_what_was_measured_prints_the_best_and_leaves_nobody_behind(here: Path):
-    words = [*WALK, "+env.leave_pid=pids", *QUICK, "repeats=1000", "knobs=num_envs"]
+    words = [*WALK, "+env.leave_pid=pids", *QUICK, "repeats=20", "knobs=num_envs"]
     process = subprocess.Popen(command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     until = time.monotonic() + 100
@@ -163,7 +170,8 @@ def test_ctrl_c_keeps_what_was_measured_prints_the_best_and_leaves_nobody_behind
     wait_until_gone(*map(int, (here / "pids").read_text().split()))
 
 
-def test_num_envs_auto_looks_around_only_where_the_run_is_worth_it(here: Path):
+def test_num_envs_auto_looks_around_only_where_the_run_is_worth_it(here: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(auto, "REPEAT_S", 0.02)
     told: list[str] = []
     short = auto.resolve(compose([*WALK, "num_envs=auto", "total_steps=10_000"]), may_measure=True, log=told.append)
     assert short == compose([*WALK[:3], *WALK[4:], "total_steps=10_000"])

@@ -100,7 +100,8 @@ def assert_same_end(one: Path, other: Path) -> None:
 def programs(tmp_path_factory, request) -> tuple[Path, list[str]]:
     """Return the folder of the selected runs that two processes of a program made together, and the output of each."""
     folder = tmp_path_factory.mktemp("together")
-    selected = {item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")}
+    here = [item for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
+    selected = {item.callspec.params.get("name") for item in here}  # other files also have a parameter "name"
     names = [name for name in distributed_program.jobs() if name in {*selected, "ppo_with_server"}]
     address = f"127.0.0.1:{free_port()}"
     script = str(ROOT / "tests" / "distributed_program.py")

@@ -17,7 +17,8 @@ from jaxrl_fast.training.checkpoints import all_steps, read_arrays, read_descrip
 sys.path.insert(0, str(ROOT / "experiments" / "laws"))
 import kill
 
-SMALL = ["env=cartpole", "algo=ppo", "tuned=false", "num_envs=4", "eval.episodes=2", "algo.num_epochs=1"]
+SMALL = ["env=probe", "env.id=observation", "algo=ppo", "tuned=false", "num_envs=4"]
+SMALL += ["eval.episodes=2", "algo.num_epochs=1"]
 ALONE = [*SMALL, "eval.beside=false"]
 """A command without a background process, for tests that do not need one."""
 ENDLESS = [*SMALL, "total_steps=100_000_000", "checkpoint.every=40_000", "eval.every=100_000_000"]
@@ -25,8 +26,12 @@ ENDLESS = [*SMALL, "total_steps=100_000_000", "checkpoint.every=40_000", "eval.e
 
 @pytest.mark.parametrize("kills", [1, 2])
 def test_killed_while_it_trains_and_while_it_saves_nothing_is_lost(tmp_path, kills):
-    small = "total_steps=8000", "checkpoint.every=800"
-    assert kill.job((*kill.JOBS["sac pendulum"], *small), kills, tmp_path)["equal to the undisturbed run"]
+    words = list(kill.JOBS["sac pendulum"])
+    words += ["total_steps=4000", "checkpoint.every=400"]
+    if kills == 1:  # needs neither gymnax nor an evaluating process
+        words[words.index("env=pendulum")] = "env=probe"
+        words += ["env.id=observation_continuous", "eval.beside=false"]
+    assert kill.job(tuple(words), kills, tmp_path)["equal to the undisturbed run"]
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -67,17 +72,17 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path):
     assert status in (-signal.SIGINT, 130)
 
 
-def test_a_finished_run_has_nothing_to_do_and_a_requeued_one_begins_if_there_is_none(tmp_path):
+def test_a_finished_run_has_nothing_to_do_and_a_requeued_one_begins_if_there_is_none(commands, tmp_path):
     words = [*ALONE, "total_steps=4000", "run_dir=run", "resume=auto"]
-    status, out, err = finish(begin(tmp_path, "train", *words))
+    status, out, err = commands.run(tmp_path, "train", *words, trains=True)
     assert (status, err) == (0, "")
     assert "4,000 steps of 4 environments" in out
-    status, out, err = finish(begin(tmp_path, "train", *words))
+    status, out, err = commands.run(tmp_path, "train", *words, trains=True)
     assert (status, err) == (0, "")
     assert "all 4,000 steps are trained; write a larger total_steps=... to continue" in out
     for path in (tmp_path / "run" / "checkpoints").glob("*/description.json"):
         path.write_text("{")
-    status, out, err = finish(begin(tmp_path, "train", *words))
+    status, out, err = commands.run(tmp_path, "train", *words, trains=True)
     assert status == 0
     assert "skipped: checkpoint run/checkpoints/" in err
     assert "greedy return" in out

@@ -346,7 +346,7 @@ def start(folder: Path, cache: Path, *words: str) -> tuple[list[str], list[str],
 
 def test_a_second_start_traces_nothing_and_computes_the_same(tmp_path):
     cache = tmp_path / "cache"
-    words = ("eval.episodes=1", "eval.every=100_000_000")
+    words = ("eval.episodes=1", "eval.every=100_000_000", "eval.beside=false")
     traced, modules, rows, _ = start(tmp_path / "first", cache, *words)
     assert {"init", "chunk"} <= set(traced) and "gymnax" in modules
     again, modules, same_rows, _ = start(tmp_path / "second", cache, *words, "seed=0")

@@ -295,7 +295,8 @@ def test_sampling_on_two_devices_joins_them_only_for_its_metrics():
     assert not COLLECTIVE.findall(text.partition("\nENTRY")[0])  # none in a loop
 
 
-def test_a_replay_buffer_is_updated_in_place_under_every_placement():
+@pytest.mark.parametrize("placement", [placements.data_parallel, placements.sharded_sampling])
+def test_a_replay_buffer_is_updated_in_place_under_every_placement(placement):
     algorithm = sac(
         batch_size=16,
         buffer_size=8 * 50_000,
@@ -305,19 +306,18 @@ def test_a_replay_buffer_is_updated_in_place_under_every_placement():
         critic_hidden=(4,),
     )
     graph, _ = build_graph(tiny.line(discrete=False, num_envs=NUM_ENVS), algorithm)
-    for placement in (placements.data_parallel, placements.sharded_sampling):
-        program = programs.compile(graph, placement(graph, jax.devices()[:2]), 1)
-        _, run = program.ready(keys(1), algorithm.hyper)
-        texts = [s.step.as_text() for s in run.segments] if isinstance(run, Chain) else [run.as_text()]
-        assert not re.findall(r"\[[\d,]*50000[\d,]*\]\S* copy(?:-start)?\(", "".join(texts))
+    program = programs.compile(graph, placement(graph, jax.devices()[:2]), 1)
+    _, run = program.ready(keys(1), algorithm.hyper)
+    texts = [s.step.as_text() for s in run.segments] if isinstance(run, Chain) else [run.as_text()]
+    assert not re.findall(r"\[[\d,]*50000[\d,]*\]\S* copy(?:-start)?\(", "".join(texts))
 
 
-@pytest.mark.parametrize("name", ["ppo", "sac"])
-def test_divided_seeds_equal_seeds_on_one_device_and_have_nothing_to_say_to_each_other(name):
-    _, _, run = compiled(name, "data_parallel", 2, seeds=4)
+@pytest.mark.parametrize(("name", "seeds"), [("ppo", 2), ("sac", 4)])
+def test_divided_seeds_equal_seeds_on_one_device_and_have_nothing_to_say_to_each_other(name, seeds):
+    _, _, run = compiled(name, "data_parallel", 2, seeds=seeds)
     assert not COLLECTIVE.findall(run.as_text())
-    got, _ = one_tick(name, "data_parallel", 2, seeds=4)
-    want, _ = one_tick(name, "fused", 1, seeds=4)
+    got, _ = one_tick(name, "data_parallel", 2, seeds=seeds)
+    want, _ = one_tick(name, "fused", 1, seeds=seeds)
     assert largest_difference(got, want) <= 1e-6
 
 
@@ -381,9 +381,9 @@ def test_an_option_that_xla_does_not_know_is_left_out(monkeypatch):
     assert set(told) == {name for name in xla_options.CPU_OPTIONS if name != "no_such_option"}
 
 
-@pytest.mark.parametrize("placement", ["fused", "actor_critic"])
-def test_a_first_state_of_few_optimizations_is_that_of_all_but_for_rounding(monkeypatch, placement):
-    graph, hyper = built("sac")
+@pytest.mark.parametrize(("name", "placement"), [("ppo", "fused"), ("sac", "actor_critic")])
+def test_a_first_state_of_few_optimizations_is_that_of_all_but_for_rounding(monkeypatch, name, placement):
+    graph, hyper = built(name)
 
     def first_state():
         program = programs.compile(graph, PLACEMENTS[placement](graph, jax.devices()[:2]), 1)

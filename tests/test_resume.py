@@ -293,7 +293,7 @@ def test_a_world_with_keys_in_its_state_is_resumed(tmp_path):
         return state, jf.Timestep(obs, obs, obs[0] * action, no, no)
 
     env = vectorize(jf.Env(spec, reset, step), num_envs=4)
-    options = {"total_steps": 640, "eval_episodes": 2}
+    options = {"total_steps": 640, "eval_episodes": 2, "num_seeds": 2}
     want = jf.learn(env, tiny_ppo(), **options)
     got = interrupted(tmp_path / "run", env, tiny_ppo(), (4,), **options)
     assert_same_state(got, want)

@@ -203,7 +203,15 @@ SMALL = ["tuned=false", "num_envs=4", "algo.rollout_length=8", "algo.policy_hidd
 
 def test_a_run_shows_it_everywhere(commands: Commands, tmp_path: Path):
     (tmp_path / "world.py").write_text(WORLD)
-    words = ["env=custom", "env.make=world.make", "algo=ppo", "algo.num_minibatches=1", "total_steps=640", *SMALL]
+    words = [
+        "env=custom",
+        "env.make=world.make",
+        "algo=ppo",
+        "algo.num_minibatches=1",
+        "total_steps=640",
+        *SMALL,
+        "eval.beside=false",
+    ]
     ended = commands.run(tmp_path, "train", *words, "run_dir=run", "eval.episodes=8", "eval.every=320", trains=True)
     assert (ended.status, ended.err) == (0, "")
     run = tmp_path / "run"

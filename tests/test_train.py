@@ -119,9 +119,9 @@ def test_what_the_machine_chose_is_shown_and_kept(trained):
     assert "devices: 1\n" in kept
 
 
-def test_a_named_placement_trains_on_the_devices_it_is_given(tmp_path):
-    words = [*SMALL, "total_steps=4000", "placement=sharded_sampling", "devices=2", "run_dir=run"]
-    status, out, err = finish(begin(tmp_path, "train", *words))
+def test_a_named_placement_trains_on_the_devices_it_is_given(commands, tmp_path):
+    words = [*SMALL, "total_steps=4000", "placement=sharded_sampling", "devices=2", "run_dir=run", "eval.beside=false"]
+    status, out, err = commands.run(tmp_path, "train", *words, trains=True)
     assert (status, err) == (0, "")
     assert "placement sharded_sampling on 2 devices\n" in out
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -170,10 +170,10 @@ time.sleep(60)
     assert "OSError: another's" in done.stderr
 
 
-def test_the_world_of_the_readme_trains_from_another_folder(tmp_path):
+def test_the_world_of_the_readme_trains_from_another_folder(commands, tmp_path):
     code = (ROOT / "README.md").read_text().partition("# my_package.py\n")[2].partition("```")[0]
     (tmp_path / "my_package.py").write_text(code)
     words = ["env=custom", "env.make=my_package.make", "+env.speed=0.1", "num_envs=8", "total_steps=5000"]
-    status, out, err = finish(begin(tmp_path, "train", *words))
+    status, out, err = commands.run(tmp_path, "train", *words, "eval.beside=false", trains=True)
     assert (status, err) == (0, "")
     assert "greedy return" in out

@@ -70,7 +70,8 @@ def test_an_on_policy_width_keeps_the_samples_of_an_update(num_envs, length, min
 
 @given(words=st.sampled_from([PPO, SAC]), num_envs=st.integers(1, 300), length=st.integers(1, 200))
 def test_any_width_can_sample(words, num_envs, length):
-    asked = compose([*words, f"num_envs={num_envs}", f"algo.rollout_length={length}"])
+    small = [f"algo.{name}_hidden=[2]" for name in ("policy", "value" if words is PPO else "critic")]
+    asked = compose([*words, *small, f"num_envs={num_envs}", f"algo.rollout_length={length}"])
     for width in widths(asked, learns=False)[0]:
         run = at_width(asked, width, learns=False).run
         spec = line(discrete=words is PPO).spec

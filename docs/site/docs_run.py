@@ -43,11 +43,12 @@ SHORTER = (
     (r"logspace\((.*?), \d+\)", r"logspace(\1, 2)"),
     (r"split\((.*?), \d+\)", r"split(\1, 2)"),
     (r"ticks=\d+", "ticks=2"),
+    (r"jf\.sac\(\)", "jf.sac(policy_hidden=(8,), critic_hidden=(8,))"),
 )
 """Replacements that make a Python block short."""
 TRAINED = [
     *("env=pendulum", "algo=sac", "tuned=false", "num_envs=4", "total_steps=64", "eval.episodes=2", "eval.every=32"),
-    *("checkpoint.every=16", "algo.warmup_steps=16"),
+    *("checkpoint.every=16", "algo.warmup_steps=16", "eval.beside=false"),
 ]
 """The words of a run that commands and blocks use as ``runs/latest``."""
 
