@@ -1,9 +1,7 @@
 """Callbacks of a run, given by its caller, and the one that handles Ctrl-C and SIGTERM."""
 
-import os
 import signal
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -139,8 +137,9 @@ class StopSignal:
 
         def raise_later(dropped: "sys.UnraisableHookArgs") -> None:
             if dropped.exc_value is leaving:
-                signal.signal(number, self._leave)
-                threading.Timer(0.01, os.kill, [os.getpid(), number]).start()
+                # Not a thread: its start waits, and the signal could arrive in this hook, where it would be lost.
+                signal.signal(signal.SIGALRM, lambda _, frame: self._leave(number, frame))
+                signal.setitimer(signal.ITIMER_REAL, 0.05)
             else:
                 sys.__unraisablehook__(dropped)
 
