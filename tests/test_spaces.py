@@ -223,9 +223,9 @@ def test_every_algorithm_of_discrete_actions_learns_several_parts_with_masks(nam
     env = jf.vectorize(several(), num_envs=16)
     options: dict[str, Any] = dict(learning_rate=1e-2, rollout_length=8)
     if name in ("sac_discrete", "dqn"):
-        options |= dict(OFF_POLICY, buffer_size=2048, batch_size=64, updates_per_tick=16, warmup_steps=128)
+        options |= dict(OFF_POLICY, buffer_size=2048, batch_size=32, updates_per_tick=8, warmup_steps=128)
     algorithm = getattr(jf, name)(**options)
-    result = jf.learn(env, algorithm, total_steps=16 * 8 * 60, eval_episodes=4)
+    result = jf.learn(env, algorithm, total_steps=16 * 8 * 40, eval_episodes=4, eval_every=16 * 8 * 40)
     best = 1 + 0 + 2  # the masks forbid 2 of the first part and 3 of the last
     assert result.summary["eval_return_mean"] == best
     np.testing.assert_array_equal(result.policy({"x": [0.5], "action_mask": [1, 1, 0, 1, 1, 1, 1, 0]}), [1, 0, 2])
