@@ -281,9 +281,10 @@ def over_two_axes(function: Callable[[Any], PyTree], tree: PyTree) -> PyTree:
         Results with leaves ``[R, E, ...]``.
     """
     rows, columns = jax.tree.leaves(tree)[0].shape[:2]
-    if rows == 1:
-        return jax.vmap(jax.vmap(function))(tree)
+    return jax.vmap(jax.vmap(function))(tree) if rows == 1 else _over_joint_axis(function, tree, rows, columns)
 
+
+def _over_joint_axis(function: Callable[..., Any], tree: PyTree, rows: int, columns: int) -> PyTree:
     def joined(leaf: jax.Array) -> jax.Array:
         return jnp.swapaxes(leaf, 0, 1).reshape(-1, *leaf.shape[2:])
 

@@ -155,12 +155,12 @@ def read_description(path: Path) -> CheckpointFacts:
         raise _damaged(path, "description.json is missing") from error
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise _damaged(path, f"description.json cannot be read: {one_line(error)}") from error
-    if version != FORMAT_VERSION:
-        raise CheckpointError(
-            f"checkpoint {path} has format {version}, this version of jaxrl_fast reads format {FORMAT_VERSION}: "
-            "resume it with the version that wrote it"
-        )
-    raise _damaged(path, "description.json has changed")
+    raise _damaged(path, "description.json has changed") if version == FORMAT_VERSION else _outdated(path, version)
+
+
+def _outdated(path: Path, version: Any) -> CheckpointError:
+    found = f"checkpoint {path} has format {version}, this version of jaxrl_fast reads format {FORMAT_VERSION}"
+    return CheckpointError(f"{found}: resume it with the version that wrote it")
 
 
 def verify(description: CheckpointFacts) -> None:

@@ -2,12 +2,14 @@
 
 import contextlib
 import csv
+import fcntl
 import json
 import os
+import socket
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import yaml
@@ -23,6 +25,79 @@ EVAL_COLUMNS = ("seed", "env_steps", "wall_s", "return", "length")
 """Columns of ``evals.csv``. ``success`` follows if the environment reports it, and ``return_0`` and so on for agents
 with separate rewards.
 """
+
+
+LOCK = ".lock"
+"""File of a run folder that the process which trains there has locked. The system unlocks it when the process ends."""
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[str]:
+    """Lock a run folder, which is created if it is missing, until the exit of the block.
+
+    A file system that has no locks is used without one.
+
+    Args:
+        folder: Folder of the run.
+
+    Returns:
+        Context manager of the folder's path.
+
+    Raises:
+        ValueError: Another process or thread trains there, or the folder is not writable.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / LOCK).open("a+", encoding="utf-8")
+    except OSError as error:
+        raise unwritable(folder, error) from None
+    with file:
+        _lock(file, folder, fcntl.LOCK_EX)
+        with contextlib.suppress(OSError):  # a full disk
+            file.truncate(0)
+            os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
+        yield str(folder)
+
+
+def check_unused(folder: Path) -> None:
+    """Check that nobody trains in a folder, before the slow parts of a start; `locked` makes sure of it.
+
+    Args:
+        folder: Folder of a run, or a missing one.
+
+    Raises:
+        ValueError: Another process or thread trains there.
+    """
+    with contextlib.suppress(OSError), (folder / LOCK).open(encoding="utf-8") as file:
+        _lock(file, folder, fcntl.LOCK_SH)  # shared, so that the processes of one run do not refuse each other
+
+
+def unwritable(folder: Path, error: OSError) -> ValueError:
+    """Make the error of a run folder that cannot be written.
+
+    Args:
+        folder: Folder of the run.
+        error: Error of the system.
+
+    Returns:
+        The error, with an advice.
+    """
+    return ValueError(f"cannot write to the run folder {folder} ({error.strerror}): write another run_dir=...")
+
+
+def _lock(file: IO[str], folder: Path, kind: int) -> None:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise _in_use(file, folder) from None
+    except OSError:  # the file system has no locks
+        return
+
+
+def _in_use(file: IO[str], folder: Path) -> ValueError:
+    file.seek(0)
+    user = file.read() or "another process"
+    return ValueError(f"{folder} is in use by {user}: wait until it ends, or write another run_dir")
 
 
 class GrowingTable:
@@ -118,6 +193,10 @@ def _cut_table(path: Path, env_steps: int | None, without: Collection[int] = ())
     if env_steps is None or not path.exists():
         path.unlink(missing_ok=True)
         return []
+    return _rewrite_table(path, env_steps, without)
+
+
+def _rewrite_table(path: Path, env_steps: int, without: Collection[int]) -> list[str]:
     rows = _read_table(path)
     if len(rows) < 2:  # the next rows determine the columns
         path.unlink()
@@ -189,8 +268,7 @@ class RunFolder:
             self.tell = self.status.noting(tell)
             self._logger = self._open_logger(log, path, resume_at, written, settings or {}, self.status, self.tell)
         except OSError as error:
-            text = f"cannot write to the run folder {path} ({error.strerror}): write another run_dir=..."
-            raise ValueError(text) from error
+            raise unwritable(path, error) from error
 
     def add_metrics(self, row: Row) -> None:
         """Write a row of a chunk, and one of each of its ``seeds`` if there are several."""
