@@ -265,6 +265,19 @@ def on_every_device(tree: PyTree) -> PyTree:
     return jax.lax.with_sharding_constraint(tree, jax.sharding.PartitionSpec())
 
 
+X64 = 'jaxrl_fast computes in 32 bits, and jax_enable_x64 is on: write jax.config.update("jax_enable_x64", False)'
+
+
+def require_32_bits() -> None:
+    """Check that JAX computes in 32 bits by default.
+
+    Raises:
+        ValueError: The program has set ``jax_enable_x64``.
+    """
+    if jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+        raise ValueError(X64)
+
+
 def over_two_axes(function: Callable[[Any], PyTree], tree: PyTree) -> PyTree:
     """Map a function over the two leading axes of a pytree.
 

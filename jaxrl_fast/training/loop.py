@@ -23,7 +23,7 @@ from jaxrl_fast.runtime.placements import REPLAY
 from jaxrl_fast.training import checkpoints, find_nan, resuming
 from jaxrl_fast.training.callbacks import Calls, Row, Tell
 from jaxrl_fast.training.checkpoints import FOLDER, Checkpointer
-from jaxrl_fast.training.episodes import evaluation_device, make_periodic_evaluation
+from jaxrl_fast.training.episodes import evaluation_device, make_periodic_evaluation, tell_limit
 from jaxrl_fast.training.evaluations import Evaluations, LastPolicy
 from jaxrl_fast.training.job import Job, Plan
 from jaxrl_fast.training.recorder import NonFiniteError, Recorder, check_start
@@ -75,6 +75,7 @@ def make_evaluations(job: Job, recorder: Recorder, saver: Checkpointer | None, c
         The evaluations.
     """
     asked = job.options.eval
+    tell_limit(job.env.spec.max_episode_steps, calls.tell)
     apart = asked.beside and jax.default_backend() != "cpu"
     device = evaluation_device(asked.device) if apart else None
     evaluation = make_periodic_evaluation(job.env, job.algorithm, job.agent, job.keys, asked.episodes, device=device)

@@ -127,7 +127,7 @@ class GrowingTable:
 
     def _write(self, lines: Sequence[Sequence[Any]]) -> None:
         if self._file is None:
-            self._file = self.path.open("a", newline="")
+            self._file = self.path.open("a", encoding="utf-8", newline="")
         csv.writer(self._file).writerows(lines)
 
     def close(self) -> None:
@@ -203,7 +203,7 @@ def _rewrite_table(path: Path, env_steps: int, without: Collection[int]) -> list
         return []
     steps = zip(rows[1:], _steps_of(rows), strict=True)
     left = [row for row, at in steps if at <= env_steps and at not in without]
-    with replacing(path) as temporary, temporary.open("w", newline="") as file:
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([rows[0], *left])
     return rows[0]
 
@@ -217,7 +217,7 @@ def _steps_of(rows: Sequence[Sequence[str]]) -> list[int]:
 def _read_table(path: Path) -> list[list[str]]:
     """Read the names and rows of a table, without partial rows of a killed process."""
     try:
-        with path.open(newline="") as file:
+        with path.open(encoding="utf-8", newline="") as file:
             rows = list(csv.reader(file))
         rows = [row for row in rows if len(row) == len(rows[0])]
         _steps_of(rows)
@@ -351,7 +351,7 @@ def write_summary(folder: Path, summary: Row) -> None:
     """
     path = folder / "summary.json"
     try:
-        before = dict(json.loads(path.read_text()))
+        before = dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         before = {}
     replace_file(path, json.dumps({**before, **summary}, indent=2) + "\n")
@@ -379,7 +379,7 @@ def read_evaluations(folder: Path) -> dict[str, np.ndarray]:
     Returns:
         Arrays by column.
     """
-    with open(folder / "evals.csv", newline="") as file:
+    with open(folder / "evals.csv", encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     return {name: np.array([float(row[name]) for row in rows]) for name in EVAL_COLUMNS}
 
@@ -506,7 +506,7 @@ def read_columns(path: Path) -> Columns:
         Columns by name, empty if the file is not readable.
     """
     try:
-        with path.open(newline="", errors="replace") as file:
+        with path.open(encoding="utf-8", newline="", errors="replace") as file:
             rows = list(csv.reader(line.replace("\0", "") for line in file))
     except (OSError, csv.Error):
         return {}
@@ -548,7 +548,7 @@ def _number(cell: str) -> float:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -556,7 +556,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        found = yaml.load(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        found = yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return {}
     return found if isinstance(found, dict) else {}
