@@ -9,9 +9,9 @@ from importlib import import_module
 from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jaxrl_fast.envs import RuleBroken
+from jaxrl_fast.envs import RuleBroken, fault_of, place_of
 from jaxrl_fast.envs.adapter_utils import layers_of, relaxed
-from jaxrl_fast.envs.env import Env, is_count
+from jaxrl_fast.envs.env import A_COUNT, Env, is_count
 from jaxrl_fast.envs.env_checks import check_start
 from jaxrl_fast.envs.host_env import HostEnv
 
@@ -130,14 +130,14 @@ def _call(make: str | Callable[..., Any], options: dict[str, Any]) -> Called:
     limits = {key: options[key] for key in LIMITS if options.get(key) is not None and key not in _parameters(function)}
     for key, limit in limits.items():
         if not is_count(limit):
-            raise ValueError(f"env.{key}={limit}: write a whole number of at least 1")
+            raise ValueError(f"env.{key}={limit}: {A_COUNT}")
     if len(limits) > 1:
         raise ValueError(f"env.{' and env.'.join(limits)} are both the time limit: write env.episode_length only")
     given = {key: value for key, value in options.items() if key not in limits}
     try:
         made = relaxed(function)(**given)
     except (Exception, SystemExit) as error:
-        raise ValueError(f"env.make={name} failed: {type(error).__name__}: {_one_line(error)}") from error
+        raise ValueError(f"env.make={name} failed: {fault_of(error)}") from error
     if _has(made, "agent_iter", "possible_agents", "last"):
         raise ValueError(
             f"env.make={name} returned {type(made).__name__}, a PettingZoo environment whose agents take turns: return "
@@ -173,7 +173,7 @@ def _compiled(called: Called) -> Env:
         raise RuleBroken(_one_line(error)) from error
     except Exception as error:  # raised in the environment, which is called to infer its shapes
         what = f"env.make={called.name}: the {type(called.made).__name__} that it returned"
-        raise RuleBroken(f"{what} failed: {type(error).__name__}: {_one_line(error)}") from error
+        raise RuleBroken(f"{what} failed: {fault_of(error)}") from error
 
 
 def _limited(env: Env, episode_length: int | None) -> Env:
@@ -228,8 +228,9 @@ def _find(path: str) -> Callable[..., Any]:
     try:
         module = import_module(module_name)
     except (Exception, SystemExit) as error:
-        hint = "; run from the folder that holds it, or install it" if isinstance(error, ModuleNotFoundError) else ""
-        message = f"cannot import {module_name}: {type(error).__name__}: {_one_line(error)}{hint}"
+        missing = isinstance(error, ModuleNotFoundError) and place_of(error) is None
+        hint = "; run from the folder that holds it, or install it" if missing else ""
+        message = f"cannot import {module_name}: {fault_of(error)}{hint}"
         raise ValueError(f"env.make={path}: {message}") from error
     function = getattr(module, attribute, None)
     if not callable(function):

@@ -14,7 +14,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_fast.core import EnvSpec, EpisodeTotals, PyTree, Timestep, over_two_axes, reward_shape, select
+from jaxrl_fast.core import (
+    EnvSpec,
+    EpisodeTotals,
+    PyTree,
+    Timestep,
+    over_two_axes,
+    require_32_bits,
+    reward_shape,
+    select,
+)
 
 FRESH_INTERVAL = 8
 """Largest number of steps that share one row of the bank of initial states (see `VecEnv.draw_fresh`)."""
@@ -200,12 +209,13 @@ def vectorize(env: Env, *, num_envs: int) -> VecEnv:
     Raises:
         ValueError: ``num_envs``, the time limit or the shortest episode is not a positive whole number.
     """
+    require_32_bits()
     if num_envs < 1:
         raise ValueError(f"num_envs={num_envs}: at least one environment is needed, for example num_envs=64")
     limit = env.spec.max_episode_steps
     for what, steps in (("max_episode_steps", limit), ("shortest_episode", env.shortest_episode)):
         if not (is_count(steps) or (steps is None and what == "max_episode_steps")):
-            raise ValueError(f"{env.spec.name}: {what}={steps!r}: write a whole number of at least 1")
+            raise ValueError(f"{env.spec.name}: {what}={steps!r}: {A_COUNT}")
     fresh_interval = max(1, min(FRESH_INTERVAL, env.shortest_episode, limit or FRESH_INTERVAL))
 
     def reset_one(key: jax.Array) -> tuple[PyTree, PyTree]:
@@ -242,16 +252,20 @@ def vectorize(env: Env, *, num_envs: int) -> VecEnv:
     return VecEnv(env.spec, num_envs, reset, draw_fresh, step, env)
 
 
+A_COUNT = "write a whole number of at least 1 that 32 bits hold (2,147,483,647)"
+"""Advice after a value that is not `is_count`."""
+
+
 def is_count(value: Any) -> bool:
-    """Check whether a value is a whole number of at least 1.
+    """Check whether a value is a positive int32.
 
     Args:
         value: Any value.
 
     Returns:
-        True for Python and NumPy integers of at least 1, but not for bools.
+        True for Python and NumPy integers from 1 to 2,147,483,647, but not for bools.
     """
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and int(value) >= 1
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and 1 <= int(value) < 2**31
 
 
 def no_totals(spec: EnvSpec, num_envs: int) -> EpisodeTotals:

@@ -25,7 +25,7 @@ from jaxrl_fast.core import (
     action_shape,
     reward_shape,
 )
-from jaxrl_fast.envs import RuleBroken
+from jaxrl_fast.envs import RuleBroken, fault_of
 from jaxrl_fast.envs.env import Draw, Env, VecEnv, is_count, vectorize
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.envs.playing import NUM_ENVS, Player, Trace, compiled_player, equal, host_player, play_episodes
@@ -67,7 +67,7 @@ def check_picture(draw: Draw, state: PyTree, name: str) -> None:
     try:
         picture = draw(state)
     except Exception as error:
-        raise ValueError(f"{name}: draw failed: {type(error).__name__}: {_first_line(error)}") from error
+        raise ValueError(f"{name}: draw failed: {fault_of(error)}") from error
     shape, dtype = np.shape(picture), getattr(picture, "dtype", type(picture).__name__)
     if dtype != np.uint8 or len(shape) != 3 or shape[2] != 3 or not all(shape):
         raise ValueError(f"{name}: draw gives {dtype}{list(shape)}: write uint8[height, width, 3], an RGB picture")
@@ -140,7 +140,7 @@ def _shapes(name: str, what: str, function: Callable[..., Any], *args: Any) -> A
     try:
         return jax.eval_shape(function, *args)
     except Exception as error:
-        raise ValueError(f"{name}: {what} failed: {type(error).__name__}: {_first_line(error)}") from error
+        raise ValueError(f"{name}: {what} failed: {fault_of(error)}") from error
 
 
 def _first_line(error: Exception) -> str:
@@ -383,7 +383,7 @@ def _report_on_env(env: Env, num_steps: int, seed: int, again: Callable[[], Any]
         second = lambda: player if again is None else compiled_player(_single(again()))  # noqa: E731
         return Report(name, (*found, *_judge(player, second, num_steps, seed)), *_speed(env), TIMED_ENVS)
     except Exception as error:
-        words = f"{NUM_ENVS} of them cannot be played: {type(error).__name__}: {_first_line(error)}"
+        words = f"{NUM_ENVS} of them cannot be played: {fault_of(error)}"
         return Report(name, (Verdict("wrong", "spec", words),))
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxrl_fast.core import Box, EnvSpec, PyTree, Timestep
 from jaxrl_fast.envs.adapter_utils import Delegating, around, changed, layers_of, like, relaxed, settled
-from jaxrl_fast.envs.env import Bodies, Env, Geom, Scene, Triangles
+from jaxrl_fast.envs.env import A_COUNT, Bodies, Env, Geom, Scene, Triangles, is_count
 from jaxrl_fast.envs.env_checks import check_option, check_shapes
 
 KINDS = ("plane", "heightfield", "sphere", "capsule", "ellipsoid", "cylinder", "box", "mesh")
@@ -137,8 +137,8 @@ def make(id: str, *, backend: str = "spring", episode_length: int = MAX_EPISODE_
         raise ValueError(f"env.id={id}: brax's {id} does not run on this JAX: {REFUSED[id]}")
     if backend not in BACKENDS:
         raise ValueError(f"env.backend={backend}: write one of {', '.join(BACKENDS)}")
-    if episode_length < 1:
-        raise ValueError(f"env.episode_length={episode_length}: an episode has at least one step, write 1000")
+    if not is_count(episode_length):
+        raise ValueError(f"env.episode_length={episode_length}: {A_COUNT}, such as 1000")
     parameters = inspect.signature(_constructors()[id]).parameters.items()
     known = {name: p.default for name, p in parameters if name not in ("backend", "kwargs")}
     for option in set(options) & set(known):

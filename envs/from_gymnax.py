@@ -15,7 +15,7 @@ from gymnax.environments import spaces
 from jaxrl_fast.core import Box, Discrete, EnvSpec, PyTree, Timestep
 from jaxrl_fast.envs import drawings
 from jaxrl_fast.envs.adapter_utils import Delegating, around, import_later, layers_of, like, relaxed, settled
-from jaxrl_fast.envs.env import FRESH_INTERVAL, Env, SampleParams, no_params
+from jaxrl_fast.envs.env import A_COUNT, FRESH_INTERVAL, Env, SampleParams, is_count, no_params
 from jaxrl_fast.envs.env_checks import check_option, check_shapes
 
 import_later("seaborn", "matplotlib.pyplot")  # only for its pictures; the slowest imports, with pandas and SciPy
@@ -75,8 +75,8 @@ def make(id: str, *, episode_length: int | None = None, **options: Any) -> Env:
         check_option(f"env.{option}", value, getattr(params, option))
     shortest = FRESH_INTERVAL if id in LONG_EPISODES and not options else 1
     if episode_length is not None:
-        if episode_length < 1:
-            raise ValueError(f"env.episode_length={episode_length}: an episode has at least one step, write 500")
+        if not is_count(episode_length):
+            raise ValueError(f"env.episode_length={episode_length}: {A_COUNT}, such as 500")
         options["max_steps_in_episode"] = episode_length
     params = params.replace(**options)
     adapted = adapt(env, params, name=id)._replace(shortest_episode=shortest, **_pictures(id, env, params))

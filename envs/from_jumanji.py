@@ -16,7 +16,7 @@ from jumanji.environments.routing.robot_warehouse.generator import RandomGenerat
 from jaxrl_fast.core import Discrete, EnvSpec, PyTree, Timestep
 from jaxrl_fast.envs import drawings
 from jaxrl_fast.envs.adapter_utils import like, relaxed, settled
-from jaxrl_fast.envs.env import Env, is_count
+from jaxrl_fast.envs.env import A_COUNT, Env, is_count
 from jaxrl_fast.envs.env_checks import check_option, check_shapes
 
 NEVER = 2**30
@@ -82,7 +82,7 @@ def make(id: str, *, num_agents: int | None = None, **options: Any) -> Env:
             raise ValueError(f"jumanji {id} has no option '{option}': write some of {', '.join(sorted(WORLDS[id]))}")
         check_option(f"env.{option}", value, WORLDS[id][option])
         if type(WORLDS[id][option]) is int and not is_count(value):
-            raise ValueError(f"env.{option}={value}: write a whole number of at least 1")
+            raise ValueError(f"env.{option}={value}: {A_COUNT}")
     if id == "LevelBasedForaging" and "fov" not in options:
         given["fov"] = given["grid_size"]
     limit = given.pop("episode_length")

@@ -4,6 +4,7 @@ It combines training and views: it gives the pages and pictures of a run's folde
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -19,6 +20,7 @@ from jaxrl_fast.learning.minibatches import MAX_SHARDS
 from jaxrl_fast.learning.run_graph import GraphOptions, Overlap, build_graph
 from jaxrl_fast.learning.updates import Average, OnNan
 from jaxrl_fast.policy.policies import Policy
+from jaxrl_fast.runtime import hosts
 from jaxrl_fast.runtime.graph import TrainState
 from jaxrl_fast.runtime.graph import init as init_graph
 from jaxrl_fast.runtime.graph import tick as tick_graph
@@ -28,18 +30,19 @@ from jaxrl_fast.settings.schema import Checkpoints, EvalOptions
 from jaxrl_fast.training.callbacks import (
     BetweenChunks,
     Calls,
-    Listeners,
     OnLastPolicy,
     OnMetrics,
     OnNewPolicy,
     Row,
     ShouldStop,
     Tell,
+    stopping_at_ctrl_c,
     to_stderr,
 )
 from jaxrl_fast.training.episodes import Evaluate
-from jaxrl_fast.training.job import JobOptions, make_job
-from jaxrl_fast.training.loop import run_job
+from jaxrl_fast.training.job import Job, JobOptions, make_job
+from jaxrl_fast.training.loop import Trained, run_job
+from jaxrl_fast.training.run_folder import locked
 from jaxrl_fast.views.listeners import make_listeners
 from jaxrl_fast.views.notebook import live_plot, result_html
 
@@ -160,6 +163,7 @@ def learn(
     Raises:
         ValueError: Arguments contradict each other, or the checkpoint; raised before compilation.
         NonFiniteError: The environment or an update computed a NaN or an infinity.
+        KeyboardInterrupt: Ctrl-C was pressed; with ``run_dir``, the run stops after its chunk and is saved first.
     """
     graph = GraphOptions(overlap, learners, average, nan=nan, shards=shards)
     beside = between_chunks is None if eval_beside is None else eval_beside
@@ -169,10 +173,31 @@ def learn(
         settings = {}  # not read without files and other processes
     job = make_job(env, algorithm, JobOptions(*asked), settings, keep)
     watch = on_metrics if on_metrics is not None else live_plot()
-    listeners = make_listeners() if run_dir is not None else Listeners()
     change = between_chunks or (lambda state, scores: None)
-    calls = Calls(watch, should_stop, change, on_new_policy, on_last_policy, evaluator, tell, listeners)
-    return Result(*run_job(job, calls, run_dir, log))
+    calls = Calls(watch, should_stop, change, on_new_policy, on_last_policy, evaluator, tell)
+    return Result(*(run_job(job, calls) if run_dir is None else run_in_folder(job, calls, Path(run_dir), log)))
+
+
+def run_in_folder(job: Job, calls: Calls, folder: Path, log: Log) -> Trained:
+    """Train a job with files in a folder that no other run may use, and save it if Ctrl-C is pressed.
+
+    Args:
+        job: Job.
+        calls: Callbacks.
+        folder: Folder of the run.
+        log: Logger of scalars.
+
+    Returns:
+        State, policy, history and summary.
+
+    Raises:
+        ValueError: Another run uses the folder, or it is not writable.
+        KeyboardInterrupt: Ctrl-C was pressed, and the run is saved.
+    """
+    with ExitStack() as stack:
+        hosts.decide(lambda: stack.enter_context(locked(folder)))
+        should_stop = stack.enter_context(stopping_at_ctrl_c(calls.should_stop))
+        return run_job(job, calls._replace(should_stop=should_stop, listeners=make_listeners()), folder, log)
 
 
 def make_train_step(

@@ -265,6 +265,19 @@ def on_every_device(tree: PyTree) -> PyTree:
     return jax.lax.with_sharding_constraint(tree, jax.sharding.PartitionSpec())
 
 
+X64 = 'jaxrl_fast computes in 32 bits, and jax_enable_x64 is on: write jax.config.update("jax_enable_x64", False)'
+
+
+def require_32_bits() -> None:
+    """Check that JAX computes in 32 bits by default.
+
+    Raises:
+        ValueError: The program has set ``jax_enable_x64``.
+    """
+    if jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+        raise ValueError(X64)
+
+
 def over_two_axes(function: Callable[[Any], PyTree], tree: PyTree) -> PyTree:
     """Map a function over the two leading axes of a pytree.
 
@@ -281,9 +294,10 @@ def over_two_axes(function: Callable[[Any], PyTree], tree: PyTree) -> PyTree:
         Results with leaves ``[R, E, ...]``.
     """
     rows, columns = jax.tree.leaves(tree)[0].shape[:2]
-    if rows == 1:
-        return jax.vmap(jax.vmap(function))(tree)
+    return jax.vmap(jax.vmap(function))(tree) if rows == 1 else _over_joint_axis(function, tree, rows, columns)
 
+
+def _over_joint_axis(function: Callable[..., Any], tree: PyTree, rows: int, columns: int) -> PyTree:
     def joined(leaf: jax.Array) -> jax.Array:
         return jnp.swapaxes(leaf, 0, 1).reshape(-1, *leaf.shape[2:])
 

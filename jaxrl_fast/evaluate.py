@@ -12,7 +12,7 @@ from jaxrl_fast.commands.run_config import make_evaluation_envs
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.settings.machine import setup
 from jaxrl_fast.settings.schema import MAX_SEED, MAX_SIZE, Key
-from jaxrl_fast.training.episodes import bootstrap_interval, evaluate_episodes, evaluation_on_host
+from jaxrl_fast.training.episodes import bootstrap_interval, evaluate_episodes, evaluation_on_host, tell_limit
 from jaxrl_fast.training.progress import share
 
 HELP = """python -m jaxrl_fast.evaluate RUN [episodes=100] [seed=0]
@@ -38,6 +38,7 @@ def evaluate_run(words: Sequence[str]) -> int:
     check_spaces(policy, env.spec, folder)
     key = jax.random.fold_in(jax.random.key(given["seed"]), 0xE7A1)
     if isinstance(env, HostEnv):
+        tell_limit(env.spec.max_episode_steps)
         params = jax.tree.map(lambda x: x[None], policy.params)
         first = evaluation_on_host(policy, env, given["episodes"])(params, key[None])
         totals = jax.tree.map(lambda x: x[0], first)

@@ -170,9 +170,9 @@ def write_files(folder: Path, title: str, description: Description, facts: dict[
         facts: Other entries of ``graph.json``.
     """
     everything = {"source": f"{MARK}.explain", **facts, **plain(description)}
-    (folder / "graph.svg").write_text(to_svg(description, title))
-    (folder / "graph.mmd").write_text(to_mermaid(description, title))
-    (folder / "graph.json").write_text(json.dumps(everything, indent=1, allow_nan=False) + "\n")
+    (folder / "graph.svg").write_text(to_svg(description, title), encoding="utf-8")
+    (folder / "graph.mmd").write_text(to_mermaid(description, title), encoding="utf-8")
+    (folder / "graph.json").write_text(json.dumps(everything, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     print(f"written: {', '.join(str(folder / name) for name in FILES)}")
 
 
@@ -220,7 +220,7 @@ def open_folder(folder: Path) -> None:
     """
     make_folder(folder)
     for path in (folder / name for name in FILES):
-        if path.exists() and MARK not in path.read_text(errors="replace")[:1000]:
+        if path.exists() and MARK not in path.read_text(encoding="utf-8", errors="replace")[:1000]:
             raise ConfigError(f"{path} was not written by this command: move it, or write another out=...")
 
 

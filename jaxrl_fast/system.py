@@ -68,6 +68,7 @@ def start_module(module: str, *words: str, env: Mapping[str, str], **pipes: Any)
     Raises:
         OSError: The process cannot be started.
     """
+    env = {**env, "JAX_ENABLE_X64": "0"}  # the user's variable, which the parent has ignored, too
     return subprocess.Popen([sys.executable, "-m", module, *words], env=env, start_new_session=True, **pipes)
 
 

@@ -5,7 +5,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -42,6 +42,7 @@ from jaxrl_fast.training.job import make_job
 from jaxrl_fast.training.loop import run_job
 from jaxrl_fast.training.progress import ProgressDisplay, earlier_compile_s
 from jaxrl_fast.training.records import check_logger
+from jaxrl_fast.training.run_folder import check_unused
 from jaxrl_fast.tuning import auto
 from jaxrl_fast.views.listeners import make_listeners, try_to_write
 from jaxrl_fast.views.viewer import draw_policy, with_bodies
@@ -61,20 +62,23 @@ def train_run(run: Run, *, keep: bool = False) -> int:
         Exit code: 0, or 130 or 143 after a signal.
     """
     stop = StopSignal()
+    if run.run_dir is not None:
+        check_unused(Path(run.run_dir))
     if is_complete(run):
         return 0
     check_logger(run.log)
     run = auto.resolve_overlap(auto.resolve(run, may_measure=True), may_measure=True)
-    with prepare_run(run, keep=keep) as prepared:
-        return train_on(prepared, stop)
+    with prepare_run(run, keep=keep) as prepared, ExitStack() as stack:
+        return train_on(prepared, stop, stack)
 
 
-def train_on(prepared: Prepared, stop: StopSignal) -> int:
+def train_on(prepared: Prepared, stop: StopSignal, stack: ExitStack) -> int:
     """Train a prepared run.
 
     Args:
         prepared: The run.
         stop: Handler of signals.
+        stack: Unlocks the folder of the run when it ends.
 
     Returns:
         Exit code: 0, or 130 or 143 after a signal.
@@ -86,7 +90,7 @@ def train_on(prepared: Prepared, stop: StopSignal) -> int:
     job = make_job(env, algorithm, job_options(run), settings, keep)
     check_placed(job.graph, job.placement, run.num_seeds)
     earlier_s = job.resumed.progress["wall_s"] if job.resumed is not None else 0.0
-    folder = Path(hosts.decide(lambda: str(new_folder(run))))
+    folder = Path(hosts.decide(lambda: stack.enter_context(new_folder(run))))
     if hosts.is_first():
         print_opening(run, chosen, folder)
         write_facts(run, chosen, folder)

@@ -94,14 +94,14 @@ def serve() -> None:
 
 def import_commands() -> None:
     """Import every module that does not start JAX; gymnax starts it on import."""
-    import gymnasium  # noqa: F401
-    import orbax.checkpoint  # noqa: F401
+    import gymnasium
+    import orbax.checkpoint
 
     import jaxrl_fast.autotune
     import jaxrl_fast.check
     import jaxrl_fast.evaluate
     import jaxrl_fast.render
-    import jaxrl_fast.train  # noqa: F401
+    import jaxrl_fast.train
     from jaxrl_fast.settings.machine import jax_has_started
 
     assert not jax_has_started()

@@ -205,10 +205,54 @@ def test_a_bad_environment(answers, made: str, expected: str):
     assert expected in refusal(answers[made])
 
 
+USERS = """import gymnasium, jax, jax.numpy as jnp, numpy as np, jaxrl_fast as jf
+
+class Robot(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        return {}["lidar"]
+
+def traced(state, action, key):
+    return state if state[0] > 0 else state + 1
+
+def compiled():
+    spec = jf.EnvSpec("robot", jax.ShapeDtypeStruct((1,), np.float32), jf.Discrete(2), 100)
+    return jf.Env(spec, lambda key, params: (jnp.zeros(1), jnp.zeros(1)), traced)
+"""
+
+
+def test_an_error_in_a_users_code_is_named_with_file_and_line(commands, tmp_path):
+    """In a package that fails on import, in a step on the host, and in one that is traced."""
+    files = {"syntax": "import os\ndef make(:\n", "inner": "from numpy import nothing_there\n"}
+    files |= {"lacking": "\nimport lidar_driver\n", "raises": "raise RuntimeError('no licence')\n", "users": USERS}
+    for name, text in files.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    places = {"syntax": ("SyntaxError: invalid syntax", 2), "inner": ("ImportError: cannot import name", 1)}
+    places |= {"lacking": ("ModuleNotFoundError: No module named 'lidar_driver'", 2)}
+    places |= {"raises": ("RuntimeError: no licence", 1)}
+    asked = {(f"env=custom env.make={name}.make"): (name, *place) for name, place in places.items()}
+    asked |= {(f"env=gymnasium env.id={name}:Env-v0"): (name, *place) for name, place in places.items()}
+    asked["env=custom env.make=users.Robot"] = ("users", "KeyError: 'lidar'", 11)
+    asked["env=custom env.make=users.compiled"] = ("users", "step failed: TracerBoolConversionError", 14)
+    lines = [["train", *words.split(), "algo=ppo", "total_steps=1000"] for words in asked]
+    ended = commands.run_all(tmp_path, lines)
+    for (name, error, number), answer in zip(asked.values(), ended, strict=True):
+        line = refusal(answer)
+        assert error in line and f"{tmp_path / name}.py, line {number}" in line, line
+        assert line.endswith("; HYDRA_FULL_ERROR=1 prints the traceback\n")
+
+
 def test_the_traceback_on_request(commands, tmp_path):
     (tmp_path / "bad.py").write_text(ENVS + "def make(): fail()")
     ended = commands.run(tmp_path, "train", "env=custom", "env.make=bad.make", HYDRA_FULL_ERROR="1")
     assert ended.status == 2
     assert ended.err.startswith("Traceback")
     assert 'raise RuntimeError("no such\\nfile")' in ended.err
-    assert ended.err.splitlines()[-1] == "jaxrl_fast: error: env.make=bad.make failed: RuntimeError: no such file"
+    place = f"({tmp_path}/bad.py, line {ENVS.splitlines().index('def fail(*args):') + 2})"
+    line = f"jaxrl_fast: error: env.make=bad.make failed: RuntimeError: no such file {place}"
+    assert ended.err.splitlines()[-1] == line

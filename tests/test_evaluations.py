@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from processes_left import wait_until_gone
@@ -23,6 +24,7 @@ from jaxrl_fast.commands.run_config import compose, to_yaml
 from jaxrl_fast.core import EpisodeTotals
 from jaxrl_fast.policy.policies import params_template
 from jaxrl_fast.training.checkpoints import all_steps, read_description
+from jaxrl_fast.training.episodes import STEP_LIMIT
 from jaxrl_fast.training.evaluator_process import EvaluatorProcess
 
 STEPS, EVERY = 32 * 12, 32 * 3
@@ -452,3 +454,31 @@ def test_a_run_that_lacks_only_its_last_evaluation_is_resumed_for_it(tmp_path: P
     assert result.summary["env_steps"] == STEPS
     with pytest.raises(ValueError, match="the run is complete"):
         learn(run_dir=tmp_path, evaluator=Evaluator(), resume=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("cartpole", {"episode_length": 10**10}),
+        ("brax", {"id": "fast", "episode_length": 10**10}),
+        ("gymnasium", {"id": "Pendulum-v1", "max_episode_steps": 10**10}),
+    ],
+)
+def test_a_time_limit_that_32_bits_do_not_hold_is_refused(name, options):
+    with pytest.raises(ValueError, match="0000000000: write a whole number of at least 1 that 32 bits hold"):
+        jf.make_env(name, num_envs=2, **options)
+
+
+def test_an_evaluation_ends_where_the_time_limit_is_none_and_says_so():
+    def step(state, action, key):
+        return state, jf.Timestep(state, state, jnp.float32(1), jnp.bool_(False), jnp.bool_(False))
+
+    spec = jf.EnvSpec("endless", jax.ShapeDtypeStruct((1,), np.float32), jf.Discrete(2), 10**9)
+    env = jf.vectorize(jf.Env(spec, lambda key, params: (jnp.zeros(1),) * 2, step), num_envs=2)
+    lines: list[str] = []
+    algo = jf.ppo(rollout_length=4, num_minibatches=1, num_epochs=1, policy_hidden=(4,), value_hidden=(4,))
+    summary = jf.learn(env, algo, total_steps=8, eval_episodes=1, tell=lines.append).summary
+    assert summary["eval_return_mean"] == STEP_LIMIT
+    assert (
+        lines[0] == "evaluation episodes end after 10,000 steps: the time limit of 1,000,000,000 is too long for them"
+    )

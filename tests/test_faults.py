@@ -5,14 +5,19 @@ import os
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 from test_train import ROOT, begin, finish, wait_for
 
+from jaxrl_fast.training.callbacks import stopping_at_ctrl_c
 from jaxrl_fast.training.checkpoints import all_steps, read_arrays, read_description
+from jaxrl_fast.training.run_folder import locked
 
 sys.path.insert(0, str(ROOT / "experiments" / "laws"))
 import kill
@@ -56,6 +61,93 @@ def test_a_run_that_is_stopped_saves_at_once_and_goes_on_where_it_was(tmp_path, 
     assert (status, err) == (0, "")
     assert f"resumes from run/checkpoints/{steps}, {steps:,} steps trained" in out
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["env_steps"] == 2 * steps
+
+
+PROGRAM = """
+import sys, jaxrl_fast as jf
+env = jf.make_env("cartpole", num_envs=4)
+words = dict(total_steps=100_000_000, eval_every=100_000_000, eval_episodes=2, run_dir="run")
+words["checkpoints"] = jf.Checkpoints(every=100_000_000)
+words["on_metrics"] = lambda row: print(row["env_steps"], flush=True)
+try:
+    jf.learn(env, jf.ppo(num_epochs=1), **words, **eval(sys.argv[1]))
+except KeyboardInterrupt:
+    import signal
+    print("interrupted", signal.getsignal(signal.SIGINT) is signal.default_int_handler, flush=True)
+"""
+
+
+def program(folder: Path, **more: object) -> subprocess.Popen:
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, "-c", PROGRAM, repr(more)], cwd=folder, env=variables, **pipes)
+
+
+def test_ctrl_c_in_a_program_saves_its_run_and_is_then_raised(tmp_path):
+    process = program(tmp_path)
+    process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    status, out, err = finish(process)
+    assert (status, out.split("\n")[-2]) == (0, "interrupted True"), err
+    assert "stopping after this chunk" in err and "Traceback" not in err
+    steps = json.loads((tmp_path / "run" / "summary.json").read_text())["env_steps"]
+    assert all_steps(tmp_path / "run" / "checkpoints") == [steps]
+    assert (tmp_path / "run" / "policy" / "params.msgpack").exists()
+
+
+def test_a_second_ctrl_c_interrupts_a_program_at_once(tmp_path):
+    process = program(tmp_path)
+    process.stdout.readline()
+    process.send_signal(signal.SIGSTOP)  # both signals arrive before the chunk can end
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGCONT)
+    for line in process.stderr:
+        if "again to stop at once" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    _, out, _ = finish(process)
+    assert out.split("\n")[-2] == "interrupted True"
+
+
+def test_a_handler_of_the_program_stays_and_threads_have_none():
+    def own(number, frame):
+        return None
+
+    signal.signal(signal.SIGINT, own)
+    try:
+        with stopping_at_ctrl_c(bool):
+            assert signal.getsignal(signal.SIGINT) is own
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    entered = []
+
+    def elsewhere() -> None:
+        with stopping_at_ctrl_c(bool) as stop:
+            entered.append((stop, signal.getsignal(signal.SIGINT)))
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert entered == [(bool, signal.default_int_handler)]
+
+
+def test_a_folder_has_one_run_at_a_time_and_a_killed_one_leaves_no_lock(tmp_path, commands):
+    process = begin(tmp_path, "train", *ENDLESS, "run_dir=run")
+    wait_for(tmp_path / "run" / "metrics.csv")
+    while not all_steps(tmp_path / "run" / "checkpoints"):
+        time.sleep(0.05)
+    again = ["run_dir=run"], ["run_dir=run", "resume=auto"], ["resume=run"]
+    in_use = f"in use by process {process.pid} on {socket.gethostname()}: wait until it ends, or write another run_dir"
+    lines = [["train", *(() if words[0][:6] == "resume" else ENDLESS), *words] for words in again]
+    for ended in commands.run_all(tmp_path, lines):
+        assert (ended.status, ended.err) == (2, f"jaxrl_fast: error: run is {in_use}\n")
+    _, _, err = finish(program(tmp_path))
+    assert err.endswith(f"ValueError: run is {in_use}\n")
+    assert finish(begin(tmp_path, "report", "run"))[0] == 0  # readers need no lock
+    process.kill()
+    finish(process)
+    with locked(tmp_path / "run"):
+        pass
 
 
 def test_a_second_ctrl_c_ends_at_once(tmp_path):

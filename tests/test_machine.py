@@ -3,13 +3,22 @@
 The numbers of training do not depend on the machine.
 """
 
+import os
+import pwd
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import yaml
 
 from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.envs import SHORT_NAMES
 from jaxrl_fast.runtime.placements import PLACEMENTS
+from jaxrl_fast.settings import machine
 from jaxrl_fast.settings.machine import TABLE, choose, cpu_cores, largest_divisor
+
+ROOT = Path(__file__).parent.parent
 
 
 def chosen(suite: str, name: str, algo: str, **sizes: int) -> tuple[str, int]:
@@ -49,3 +58,54 @@ def test_the_table_names_only_what_exists():
 def test_divisors_and_cores():
     assert [largest_divisor(12, limit) for limit in (1, 2, 5, 8, 100)] == [1, 2, 4, 6, 12]
     assert cpu_cores() >= 1
+
+
+def test_a_user_without_a_home_has_no_cache(monkeypatch):
+    for name in ("HOME", "XDG_CACHE_HOME", "JAXRL_FAST_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def unknown(uid: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    assert machine.cache_root() is None and machine.cache_folder() is None
+
+
+def test_a_platform_that_is_not_here_is_refused_and_64_bits_are_switched_off_or_refused(commands, tmp_path):
+    words = ["env=cartpole", "algo=ppo", "total_steps=1000"]
+    no_device = [
+        "import jax, jaxrl_fast.train as train",
+        "jax.config.update('jax_platforms', 'cuda')",
+        f"assert train.main({words}) == 2",
+    ]
+    wide = [
+        "import jax, jaxrl_fast as jf",
+        "jax.config.update('jax_enable_x64', True)",
+        "for make in (lambda: jf.make_env('cartpole', num_envs=2), lambda: jf.vectorize(None, num_envs=2)):",
+        "    try: make()",
+        "    except ValueError as error: print(error)",
+        "jf.setup()",
+        "assert not jax.config.jax_enable_x64",
+    ]
+    refused = commands.run(tmp_path, "python", *no_device)
+    line = "JAX_PLATFORMS=cuda: JAX finds no such device here: write JAX_PLATFORMS=cpu, or install its driver"
+    assert (refused.status, refused.err.splitlines()[-1]) == (0, f"jaxrl_fast: error: {line}")
+    answer = commands.run(tmp_path, "python", *wide)
+    assert answer.status == 0, answer.err
+    assert answer.out.count("computes in 32 bits, and jax_enable_x64 is on: write jax.config.update(") == 2
+    assert answer.err == "jax_enable_x64 is switched off: jaxrl_fast computes in 32 bits\n"
+
+
+def test_a_run_where_the_system_writes_ascii(tmp_path):
+    variables = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "LC_ALL": "POSIX",
+        "PYTHONUTF8": "0",
+        "PYTHONCOERCECLOCALE": "0",
+    }
+    words = "env=cartpole algo=ppo tuned=false num_envs=4 total_steps=512 eval.episodes=1 eval.beside=false"
+    command = [sys.executable, "-m", "jaxrl_fast.train", *words.split(), "run_dir=run"]
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, timeout=240)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b" ? " in done.stdout  # for ±

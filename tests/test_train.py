@@ -64,6 +64,7 @@ def test_a_run_leaves_what_the_design_names(trained):
         "evals.csv",
         "curve.png",
         "graph.svg",
+        ".lock",
         "policy",
         "checkpoints",
     }

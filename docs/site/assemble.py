@@ -51,7 +51,7 @@ def relinked(page: Path, target: str, folder: Path, known: dict[Path, str]) -> s
         up = "../" * target.count("/")
         return f"{found[1]}{up}{place}{'#' + anchor if anchor else ''}{found[3]}"
 
-    parts = FENCE.split(page.read_text())
+    parts = FENCE.split(page.read_text(encoding="utf-8"))
     return "".join(part if part.lstrip().startswith("```") else spaced(LINK.sub(link, part)) for part in parts)
 
 

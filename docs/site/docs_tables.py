@@ -204,7 +204,7 @@ def main() -> None:
     for path in pages():
         text = path.read_text()
         if filled(text) != text:
-            Path(path).write_text(filled(text))
+            Path(path).write_text(filled(text), encoding="utf-8")
             print(f"written: {path.relative_to(ROOT)}")
 
 

@@ -49,26 +49,28 @@ def name_of(path: Path) -> str:
 
 def python_blocks(path: Path) -> list[Block]:
     """Return the Python blocks of a page, in order."""
-    found = FENCE.finditer(path.read_text())
+    found = FENCE.finditer(path.read_text(encoding="utf-8"))
     return [Block(name_of(path), m["body"], m["first"] or "") for m in found if m["language"] == "python"]
 
 
 def command_lines(path: Path) -> list[str]:
     """Return the command lines of a page, without their comments."""
-    bodies = [m["body"] for m in FENCE.finditer(path.read_text()) if m["language"] in ("", "bash", "sh")]
+    bodies = [
+        m["body"] for m in FENCE.finditer(path.read_text(encoding="utf-8")) if m["language"] in ("", "bash", "sh")
+    ]
     lines = [line for body in bodies for line in body.replace("\\\n", " ").splitlines()]
     return [re.split(r"\s{2,}", line.strip())[0] for line in lines if PROGRAM.match(line)]
 
 
 def links(path: Path) -> list[str]:
     """Return the targets of the links and pictures of a page, without links within code."""
-    text = re.sub(r"`[^`\n]*`", "", FENCE.sub("", path.read_text()))
+    text = re.sub(r"`[^`\n]*`", "", FENCE.sub("", path.read_text(encoding="utf-8")))
     return [one or other for one, other in LINK.findall(text)]
 
 
 def anchors(path: Path) -> set[str]:
     """Return the headings of a page as anchors, as forges and MkDocs make them."""
-    text = FENCE.sub("", path.read_text())
+    text = FENCE.sub("", path.read_text(encoding="utf-8"))
     headings = re.findall(r"^#+ (.+)$", text, re.M)
     slugs = (re.sub(r"[^\w\- ]", "", re.sub(r"[`*]", "", heading).strip().lower()) for heading in headings)
     return {slug.replace(" ", "-") for slug in slugs} | {re.sub(r"[\s-]+", "-", slug) for slug in slugs}
@@ -113,7 +115,7 @@ def missing_scripts(text: str) -> list[str]:
 def figures(path: Path) -> list[Figure]:
     """Return the figures of a page that name their source, each with the number in the source."""
     found = []
-    for written, _, source, key, factor in FIGURE.findall(path.read_text()):
+    for written, _, source, key, factor in FIGURE.findall(path.read_text(encoding="utf-8")):
         value = json.loads((ROOT / "experiments" / source).read_text())
         for part in key.split("."):
             value = value[int(part)] if isinstance(value, list) else value[part if part in value else spaced(part)]

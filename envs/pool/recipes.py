@@ -10,6 +10,7 @@ from typing import Any
 
 import gymnasium
 
+from jaxrl_fast.envs import fault_of, place_of
 from jaxrl_fast.envs.pool.several_agents import AgentsTogether
 from jaxrl_fast.envs.pool.stepping import GOES_ON, MakeGymnasium, refuse_statistics
 
@@ -41,8 +42,9 @@ def recipe(
     Raises:
         ValueError: Unknown id or wrapper, or a time limit below 1.
     """
-    if max_episode_steps is not None and not (type(max_episode_steps) is int and max_episode_steps >= 1):
-        raise ValueError(f"max_episode_steps={max_episode_steps}: write a whole number of at least 1")
+    if max_episode_steps is not None and not (type(max_episode_steps) is int and 1 <= max_episode_steps < 2**31):
+        advice = "write a whole number of at least 1 that 32 bits hold (2,147,483,647)"
+        raise ValueError(f"max_episode_steps={max_episode_steps}: {advice}")
     spec = copy.deepcopy(find(id))
     spec.order_enforce = False  # the pool resets before it steps
     spec.max_episode_steps = max_episode_steps or spec.max_episode_steps
@@ -112,9 +114,11 @@ def find(id: str) -> gymnasium.envs.registration.EnvSpec:
             import_module(module)
         if name.startswith("ALE/"):
             gymnasium.register_envs(import_module("ale_py"))
-    except ModuleNotFoundError as error:
-        needed = "'jaxrl_fast[atari]'" if error.name == "ale_py" else str(error.name)
-        raise ValueError(f"env.id={id} needs the package '{error.name}': pip install {needed}") from error
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and place_of(error) is None:
+            needed = "'jaxrl_fast[atari]'" if error.name == "ale_py" else str(error.name)
+            raise ValueError(f"env.id={id} needs the package '{error.name}': pip install {needed}") from error
+        raise ValueError(f"env.id={id}: cannot import {module or 'ale_py'}: {fault_of(error)}") from error
     try:
         return gymnasium.spec(name)
     except gymnasium.error.Error as error:

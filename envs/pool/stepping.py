@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 
-from jaxrl_fast.envs import RuleBroken
+from jaxrl_fast.envs import EnvFailed, RuleBroken, place_of
 from jaxrl_fast.envs.pool.codec import ActionCodec, Arrays, ObsCodec, SpaceError, encode_action, encode_obs, sample
 from jaxrl_fast.envs.pool.several_agents import AgentsTogether, encode_agents
 
@@ -21,7 +21,7 @@ UNTOLD = -1
 """`host_env.UNTOLD`, repeated here since that module imports JAX."""
 
 
-class PoolError(RuntimeError):
+class PoolError(EnvFailed):
     """The environments can no longer be stepped: one raised an error, or its worker died repeatedly."""
 
 
@@ -356,6 +356,7 @@ def describe_failure(error: BaseException, name: str, index: int, where: str) ->
     """
     if isinstance(error, SpaceError):
         return PoolError(f"environment {index} of {name}: {error} ({where})")
-    what = traceback.format_exception_only(error)[-1].strip()
+    what, place = traceback.format_exception_only(error)[-1].strip(), place_of(error)
     lines = "".join(traceback.format_exception(error)).rstrip()
-    return PoolError(f"environment {index} of {name} raised {what} ({where}). Its traceback:\n{lines}")
+    at = "" if place is None else f" in {place}"
+    return PoolError(f"environment {index} of {name} raised {what} ({where}){at}. Its traceback:\n{lines}")

@@ -74,7 +74,7 @@ def main() -> None:
             print(f"{name:<32} {way:<38} {median:7.1f} µs [{least:.1f}, {most:.1f}]")
     if len(sys.argv) > 1:
         about = {"jax": jax.__version__, "onnxruntime": onnxruntime.__version__, "us": results}
-        Path(sys.argv[1]).write_text(f"{json.dumps(about, indent=1)}\n")
+        Path(sys.argv[1]).write_text(f"{json.dumps(about, indent=1)}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

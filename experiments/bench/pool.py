@@ -362,7 +362,7 @@ def children() -> Iterator[int]:
 
 def pss_mib(pid: int) -> float:
     """Return the memory of a process, with shared pages counted in parts."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
 
 

@@ -61,7 +61,7 @@ class Processes:
     def __init__(self) -> None:
         self._worker: subprocess.Popen[str] | None = None
         self._variables: dict[str, str] = {}
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed on leaving)
+        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 (closed on leaving)
 
     def ask(self, job: Job, variables: Mapping[str, str], limit_s: float = LIMIT_S) -> dict[str, Any]:
         """Return a job's answer, or ``{"error": line}``. Starts and ends workers as required."""

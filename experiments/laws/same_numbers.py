@@ -149,7 +149,7 @@ def distance(a: str, b: str) -> float:
 
 def rows(path: Path) -> list[dict[str, str]]:
     """Read a table, a dictionary per row."""
-    with path.open(newline="") as file:
+    with path.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 

@@ -114,7 +114,7 @@ def read_curve(folder: Path, column: str = "return") -> list[dict[str, Any]]:
     """Return steps, seconds and each seed's mean of a ``column``, the greedy return, of every evaluation."""
     table = read_evaluations(folder)
     if column not in table:
-        with open(folder / "evals.csv", newline="") as file:
+        with open(folder / "evals.csv", encoding="utf-8", newline="") as file:
             table[column] = np.array([float(row[column]) for row in csv.DictReader(file)])
     curve = []
     for steps in np.unique(table["env_steps"]):

@@ -49,7 +49,7 @@ def ours(row: Row, contender: Ours, seed: int, cache: Path) -> dict[str, Any]:
         program = ["-c", contender.before + COMMAND] if contender.before else ["-m", "jaxrl_fast.train"]
         words = [*program, *contender.words, f"seed={seed}", f"eval.every={row.every}"]
         variables = {**os.environ, "PYTHONPATH": str(ROOT), "JAXRL_FAST_CACHE": str(cache)}
-        with open(Path(place) / "said.txt", "w+") as said:
+        with open(Path(place) / "said.txt", "w+", encoding="utf-8") as said:
             began = time.time()
             command = [sys.executable, *words, f"run_dir={folder}"]
             process = subprocess.Popen(command, env=variables, cwd=place, stdout=said, stderr=said)

@@ -14,15 +14,18 @@ import textwrap
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
+import jax
 from hydra.errors import HydraException
 from jax.errors import JaxRuntimeError
 
 from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.commands.run_config import NEEDS, Run, compose, flat_settings
 from jaxrl_fast.core import EnvSpec
+from jaxrl_fast.envs import EnvFailed, place_of
 from jaxrl_fast.policy.policies import Policy, load_policy, same_spaces
 from jaxrl_fast.runtime.placements import PLACEMENTS
 from jaxrl_fast.settings.machine import AUTO
@@ -33,6 +36,7 @@ ASIDE = ("checkpoint.", "env.", "distributed", "pool.")
 """Sections of which ``--help`` only lists the keys; README and docs describe them."""
 INTERRUPTED = (130, 143)
 """Exit codes after Ctrl-C and SIGTERM."""
+TRACEBACK = "HYDRA_FULL_ERROR=1 prints the traceback"
 
 EXAMPLES = (
     ("", "train a cheetah to run"),
@@ -65,6 +69,9 @@ def main(
         JaxRuntimeError: An error of JAX other than exhausted memory.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without × or … shows the rest
     try:
         if {"-h", "--help"} & set(words):
             print((help_text or train_help)())
@@ -81,10 +88,18 @@ def main(
         return 130
     except (ValueError, OSError, ImportError) as error:
         return fail(error)
+    except EnvFailed as error:
+        return fail(error, str(error).splitlines()[0].removesuffix(". Its traceback:"))
     except JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         return fail(error, "out of memory: write a smaller num_envs, num_seeds, batch or buffer_size")
+    except (AssertionError, RuntimeError) as error:  # JAX raises either if it has no device
+        last = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)][-1]
+        if Path(last).name != "xla_bridge.py":
+            raise
+        wanted = f"JAX_PLATFORMS={jax.config.jax_platforms or ''}"  # type: ignore[attr-defined]
+        return fail(error, f"{wanted}: JAX finds no such device here: write JAX_PLATFORMS=cpu, or install its driver")
 
 
 def fail(error: Exception, message: str | None = None) -> int:
@@ -97,11 +112,20 @@ def fail(error: Exception, message: str | None = None) -> int:
     Returns:
         Exit code 2.
     """
+    message = message or " ".join(str(error).split()) or type(error).__name__
     if os.environ.get("HYDRA_FULL_ERROR") == "1":
         traceback.print_exception(error)
-    message = message or " ".join(str(error).split()) or type(error).__name__
+    elif isinstance(error, EnvFailed) or _names_a_place(error, message):
+        message += f"; {TRACEBACK}"
     print(f"jaxrl_fast: error: {message}", file=sys.stderr)
     return 2
+
+
+def _names_a_place(error: BaseException, message: str) -> bool:
+    """Check whether a message names the line of a user's code that caused the error."""
+    cause = error.__cause__
+    place = None if cause is None else place_of(cause)
+    return cause is not None and ((place is not None and place in message) or _names_a_place(cause, message))
 
 
 def version_line() -> str:

@@ -27,11 +27,11 @@ from jaxrl_fast.settings import machine
 from jaxrl_fast.settings.machine import cpu_cores, processor, setup, versions
 from jaxrl_fast.settings.schema import PoolSchema, command_line
 from jaxrl_fast.training.callbacks import to_stderr
-from jaxrl_fast.training.checkpoints import FOLDER, all_steps
+from jaxrl_fast.training.checkpoints import FOLDER, all_steps, newest_good
 from jaxrl_fast.training.job import Job
 from jaxrl_fast.training.progress import clock, share, si
 from jaxrl_fast.training.records import read_status, write_status
-from jaxrl_fast.training.run_folder import check_tables, link_latest, write_summary
+from jaxrl_fast.training.run_folder import check_tables, link_latest, locked, unwritable, write_summary
 
 HOST = machine.Choice("fused", 1, "actions and learning on one device, environments on the host")
 
@@ -260,38 +260,39 @@ RUNS = Path("runs")
 REFERENCES = Path(__file__).parent.parent / "config" / "references.yaml"
 
 
-def new_folder(run: Run) -> Path:
-    """Make a run's folder, or open a resumed run's, and write ``config.yaml`` into it.
+@contextmanager
+def new_folder(run: Run) -> Iterator[str]:
+    """Make and lock a run's folder, or a resumed run's, and write ``config.yaml`` into it.
 
     Args:
         run: Settings of the run.
 
     Returns:
-        The folder.
+        Context manager of the folder's path, which is unlocked at exit.
 
     Raises:
-        ValueError: The folder contains a run already, or is not writable.
+        ValueError: The folder contains a run already, is in use, or is not writable.
     """
     label = f"{time.strftime('%Y%m%d-%H%M%S')}{f'-{run.name}' if run.name else ''}-{run.seed}-{secrets.token_hex(2)}"
     folder = Path(run.run_dir) if run.run_dir else RUNS / run.env / run.algo / label
-    goes_on = run.resume is not None and Path(run.resume).parent.parent.resolve() == folder.resolve()
-    if goes_on:
-        check_tables(folder)
-    holds_a_run = (folder / "config.yaml").exists() or all_steps(folder / FOLDER)
-    if holds_a_run and not (goes_on or run.requeued):
-        raise ValueError(f"run_dir={folder} contains a run already: write resume={folder}, or another run_dir")
-    try:
-        if run.requeued and not goes_on and (folder / FOLDER).exists():
-            (folder / FOLDER).rename(folder / f"{FOLDER}-damaged-{secrets.token_hex(2)}")
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.yaml").write_text(to_yaml(run))
-    except OSError as error:
-        raise ValueError(
-            f"cannot write to the run folder {folder} ({error.strerror}): write another run_dir=..."
-        ) from None
-    if not run.run_dir:
-        link_latest(folder, RUNS)
-    return folder
+    with locked(folder) as path:
+        goes_on = run.resume is not None and Path(run.resume).parent.parent.resolve() == folder.resolve()
+        if goes_on:
+            check_tables(folder)
+        holds_a_run = (folder / "config.yaml").exists() or all_steps(folder / FOLDER)
+        if holds_a_run and not (goes_on or run.requeued):
+            raise ValueError(f"run_dir={folder} contains a run already: write resume={folder}, or another run_dir")
+        if run.requeued and not goes_on and newest_good(folder, lambda line: None) is not None:
+            raise ValueError(f"another process trained in {folder} while this one started: start it again")
+        try:
+            if run.requeued and not goes_on and (folder / FOLDER).exists():
+                (folder / FOLDER).rename(folder / f"{FOLDER}-damaged-{secrets.token_hex(2)}")
+            (folder / "config.yaml").write_text(to_yaml(run), encoding="utf-8")
+        except OSError as error:
+            raise unwritable(folder, error) from None
+        if not run.run_dir:
+            link_latest(folder, RUNS)
+        yield path
 
 
 def write_facts(run: Run, chosen: str, folder: Path) -> None:

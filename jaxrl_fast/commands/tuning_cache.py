@@ -205,7 +205,7 @@ def read(tell: Tell = to_stderr) -> dict[FindingKey, Finding]:
     if path is None or not path.exists():
         return {}
     try:
-        entries = json.loads(path.read_text())["findings"]
+        entries = json.loads(path.read_text(encoding="utf-8"))["findings"]
         return {FindingKey(**entry["key"]): _checked(Finding(**entry["finding"])) for entry in entries}
     except (OSError, ValueError, TypeError, KeyError) as error:
         tell(f"{path} cannot be read ({type(error).__name__}) and counts as empty; autotune clear removes it")

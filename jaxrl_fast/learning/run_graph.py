@@ -557,10 +557,10 @@ def _minibatch_steps(agent: Agent, data: OnPolicy, num_envs: int) -> int:
         raise ValueError(f"rollout_length={agent.rollout_length} is not a multiple of sequence_length={length}")
     sequences = num_envs * agent.rollout_length // length
     if sequences % data.num_minibatches:
-        raise ValueError(
-            f"num_envs={num_envs} with rollout_length={agent.rollout_length} gives {sequences} sequences of "
-            f"{length} steps, which algo.num_minibatches={data.num_minibatches} does not divide"
+        gives = (
+            f"num_envs={num_envs} with rollout_length={agent.rollout_length} gives {sequences} sequences of {length}"
         )
+        raise ValueError(f"{gives} steps, which algo.num_minibatches={data.num_minibatches} does not divide")
     return sequences // data.num_minibatches * length
 
 

@@ -265,7 +265,7 @@ def same_spaces(one: EnvSpec, other: EnvSpec) -> bool:
 def _read_files(folder: Path) -> tuple[dict[str, Any], bytes]:
     """Return the content of ``policy.json``, and the bytes of ``params.msgpack``."""
     try:
-        description = json.loads((folder / "policy.json").read_text())
+        description = json.loads((folder / "policy.json").read_text(encoding="utf-8"))
         stored = (folder / "params.msgpack").read_bytes()
     except OSError as error:
         raise ValueError(f"{folder} holds no policy ({error.strerror}): write the path of a run's policy") from error

@@ -500,17 +500,22 @@ def _check_order(graph: Graph, writer: dict[str, str]) -> None:
     for fragment in graph.fragments:
         for channel in fragment.reads:
             late = writer[channel] not in seen
-            if late and age_of(graph, fragment.name, channel) == 0:
-                raise GraphError(
-                    f"fragment '{fragment.name}' reads channel '{channel}' at age 0, but its writer "
-                    f"'{writer[channel]}' is scheduled later or at the same place: a cycle of age 0"
-                )
-            if late and writer[channel] not in published:
-                raise GraphError(
-                    f"fragment '{fragment.name}' reads channel '{channel}' in the first tick, before its writer "
-                    f"'{writer[channel]}' has stepped: give that fragment a publish"
-                )
+            now = age_of(graph, fragment.name, channel) == 0
+            if late and (now or writer[channel] not in published):
+                raise _too_early(fragment.name, channel, writer[channel], now=now)
         seen.add(fragment.name)
+
+
+def _too_early(reader: str, channel: str, writer: str, *, now: bool) -> GraphError:
+    if now:
+        return GraphError(
+            f"fragment '{reader}' reads channel '{channel}' at age 0, but its writer "
+            f"'{writer}' is scheduled later or at the same place: a cycle of age 0"
+        )
+    return GraphError(
+        f"fragment '{reader}' reads channel '{channel}' in the first tick, before its writer "
+        f"'{writer}' has stepped: give that fragment a publish"
+    )
 
 
 def _check_rounds(graph: Graph) -> None:

@@ -355,8 +355,10 @@ def decide(make: Callable[[], str]) -> str:
     Raises:
         ValueError: ``make`` raised it.
     """
-    if is_alone():
-        return make()
+    return make() if is_alone() else _decide_for_all(make)
+
+
+def _decide_for_all(make: Callable[[], str]) -> str:
     value = error = ""
     if is_first():
         try:

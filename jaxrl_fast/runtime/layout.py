@@ -1,6 +1,7 @@
 """A compiled program: its functions, the sharding of its arrays, and many ticks in one program."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import jax
@@ -98,14 +99,14 @@ def lay(mesh: Mesh, axes: PyTree, num_seeds: int) -> Any:
     if mesh.size == 1:
         return SingleDeviceSharding(mesh.devices.item())
     seeds = ("seed",) if num_seeds > 1 else ()
+    return jax.tree.map(partial(_sharding, mesh, seeds), axes, is_leaf=lambda x: x is None)
 
-    def sharding(axis: int | None) -> NamedSharding:
-        if axis == NO_AXIS:
-            return NamedSharding(mesh, PartitionSpec())
-        behind = () if axis is None else (*[None] * axis, "batch")
-        return NamedSharding(mesh, PartitionSpec(*seeds, *behind))
 
-    return jax.tree.map(sharding, axes, is_leaf=lambda x: x is None)
+def _sharding(mesh: Mesh, seeds: tuple[str, ...], axis: int | None) -> NamedSharding:
+    if axis == NO_AXIS:
+        return NamedSharding(mesh, PartitionSpec())
+    behind = () if axis is None else (*[None] * axis, "batch")
+    return NamedSharding(mesh, PartitionSpec(*seeds, *behind))
 
 
 def state_layout(graph: Graph, home: dict[str, Mesh], num_seeds: int) -> TrainState:

@@ -131,7 +131,7 @@ def _one_program(
         return run.lower(jax.eval_shape(init, keys, hyper)).compile()
 
     def ready(keys: jax.Array, hyper: Any, store: Store | None = None) -> tuple[InitState, RunChunk]:
-        programs = None if store is None else ready_from(store, keys, hyper)
+        programs = None if store is None else _ready_from(store, init, init_jit, run_jit, keys, hyper)
         if programs is not None:
             return programs
         jax.eval_shape(init, keys, hyper)  # cached by JAX, otherwise both threads trace it
@@ -141,13 +141,16 @@ def _one_program(
         compiled = compile_run(keys, hyper)
         return first.result(), compiled
 
-    def ready_from(store: Store, keys: jax.Array, hyper: Any) -> tuple[InitState, RunChunk] | None:
-        def trace() -> Iterator[Traced]:  # the program with the longest compilation is first
-            yield program_store.trace(run_jit, jax.eval_shape(init, keys, hyper))
-            yield program_store.trace(init_jit, keys, hyper)
-
-        programs = program_store.compile_stored(store, (run_jit, init_jit), trace)
-        return None if programs is None else (programs[1], programs[0])
-
     anywhere = init_jit.anywhere()
     return Program(anywhere, run, ready, compile_run, lambda state: hosts.put(state, layout), ticks_per_chunk)
+
+
+def _ready_from(
+    store: Store, init: Any, init_jit: Jit, run_jit: Jit, keys: jax.Array, hyper: Any
+) -> tuple[InitState, RunChunk] | None:
+    def trace() -> Iterator[Traced]:  # the program with the longest compilation is first
+        yield program_store.trace(run_jit, jax.eval_shape(init, keys, hyper))
+        yield program_store.trace(init_jit, keys, hyper)
+
+    programs = program_store.compile_stored(store, (run_jit, init_jit), trace)
+    return None if programs is None else (programs[1], programs[0])

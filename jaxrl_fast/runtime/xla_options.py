@@ -171,5 +171,5 @@ def first_processor() -> dict[str, str]:
         Values by Linux's names, with family and model on x86; empty without ``/proc/cpuinfo``.
     """
     cpuinfo = Path("/proc/cpuinfo")
-    first = cpuinfo.read_text().partition("\n\n")[0] if cpuinfo.exists() else ""
+    first = cpuinfo.read_text(encoding="utf-8").partition("\n\n")[0] if cpuinfo.exists() else ""
     return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}

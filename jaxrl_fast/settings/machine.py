@@ -88,6 +88,9 @@ def setup(*, cpu_devices: int | None = None, cache: bool = True) -> None:
         if cpu_devices < 1:
             raise ValueError(f"cpu_devices={cpu_devices}: at least one device is needed")
         jax.config.update("jax_num_cpu_devices", cpu_devices)
+    if jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+        print("jax_enable_x64 is switched off: jaxrl_fast computes in 32 bits", file=sys.stderr)
+        jax.config.update("jax_enable_x64", False)
     folder = cache_folder() if cache else None
     wrong = None if folder is None else make_own_folder(folder)
     if wrong is not None:
@@ -115,12 +118,16 @@ def cache_root() -> Path | None:
     """Return the folder of all data that is saved between runs.
 
     Returns:
-        The folder; None with ``JAXRL_FAST_CACHE=off``.
+        The folder; None with ``JAXRL_FAST_CACHE=off``, or for a user without a home folder.
     """
     base = os.environ.get("JAXRL_FAST_CACHE")
     if base == "off":
         return None
-    return Path(base) if base else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxrl_fast"
+    if base:
+        return Path(base)
+    with suppress(RuntimeError):  # neither HOME nor an entry in the system's list of users
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxrl_fast"
+    return None
 
 
 def cache_folder() -> Path | None:
@@ -142,7 +149,7 @@ def cpu_fingerprint() -> str:
     features = platform.machine() + platform.processor()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
-        lines = cpuinfo.read_text().splitlines()
+        lines = cpuinfo.read_text(encoding="utf-8").splitlines()
         features += "".join(next((x for x in lines if x.startswith(("flags", "Features"))), ""))
     return hashlib.sha256(features.encode()).hexdigest()[:12]
 
@@ -199,7 +206,7 @@ def processor() -> str:
         The name.
     """
     cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return models[0] if models else platform.processor() or platform.machine()
 
@@ -223,11 +230,11 @@ def free_memory_bytes() -> int:
     free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     meminfo, group = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
     if meminfo.exists():
-        kilobytes = re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text())
+        kilobytes = re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text(encoding="utf-8"))
         free = 1024 * int(kilobytes[1]) if kilobytes else free
     try:
-        used = int((group / "memory.current").read_text()) - _file_cache_bytes(group / "memory.stat")
-        limit = int((group / "memory.max").read_text())
+        used = int((group / "memory.current").read_text(encoding="utf-8")) - _file_cache_bytes(group / "memory.stat")
+        limit = int((group / "memory.max").read_text(encoding="utf-8"))
     except (OSError, ValueError):  # no container, or one without a limit
         return free
     return max(0, min(free, limit - used))
@@ -244,13 +251,13 @@ def busy_seconds() -> tuple[float, float] | None:
     ticks, tick_s = Path("/proc/stat"), 1 / os.sysconf("SC_CLK_TCK")
     if not ticks.exists():
         return None
-    user, nice, system, _, _, *interrupts = map(int, ticks.read_text().splitlines()[0].split()[1:8])
+    user, nice, system, _, _, *interrupts = map(int, ticks.read_text(encoding="utf-8").splitlines()[0].split()[1:8])
     own, me, session = 0, os.getpid(), os.getsid(0)
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it has ended meanwhile
             # after the name in brackets: state, parent, group, session ...; the 12th to 15th are the user and system
             # times of the process, and of its children that have ended
-            fields = path.read_text().rpartition(")")[2].split()
+            fields = path.read_text(encoding="utf-8").rpartition(")")[2].split()
             if int(fields[1]) == me or int(fields[3]) == session:
                 own += sum(map(int, fields[11:15]))
     return (user + nice + system + sum(interrupts)) * tick_s, own * tick_s
@@ -276,7 +283,7 @@ def choose(suite: str, name: str, algo: str, *, num_envs: int, num_seeds: int, d
     by_seeds = largest_divisor(num_seeds, devices)
     if by_seeds > 1:
         return Choice("data_parallel", by_seeds, f"{num_seeds} seeds on {by_seeds} devices")
-    table = yaml.safe_load(TABLE.read_text())
+    table = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
     measured = table.get(name, table.get(suite, {})).get(algo)
     if measured is None:
         return Choice("fused", 1, f"no measurement of {algo} on env={suite}")
@@ -288,7 +295,7 @@ def choose(suite: str, name: str, algo: str, *, num_envs: int, num_seeds: int, d
 
 def _file_cache_bytes(statistics: Path) -> int:
     """Return the bytes with which a container caches files, and which programs can get."""
-    found = re.search(r"^inactive_file (\d+)$", statistics.read_text(), re.MULTILINE)
+    found = re.search(r"^inactive_file (\d+)$", statistics.read_text(encoding="utf-8"), re.MULTILINE)
     return int(found[1]) if found else 0
 
 

@@ -239,7 +239,7 @@ def explain_elsewhere(words: Sequence[str], target: str, folder: Path) -> int:
         status = run_once([*rest, f"num_envs={width}", f"target={target}", f"out={own}"], target, quiet=True)
         if status:
             return status
-        found.append((width, json.loads((own / "graph.json").read_text())["target"]))
+        found.append((width, json.loads((own / "graph.json").read_text(encoding="utf-8"))["target"]))
         print(f"num_envs={width}: compiled in {found[-1][1]['compile_s']:.0f} s", flush=True)
     print_widths(found)
     print(f"written: {folder}/num_envs_*/graph.json")

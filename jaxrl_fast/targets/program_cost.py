@@ -501,7 +501,7 @@ def find_dump(folder: Path, program: str) -> tuple[str, str] | None:
         return None
     stem = str(found[-1]).removesuffix(DUMP_METADATA)
     after, before = Path(stem + AFTER), Path(stem + BEFORE)  # XLA omits the first if the passes changed nothing
-    return (after if after.exists() else before).read_text(), found[-1].read_text()
+    return (after if after.exists() else before).read_text(encoding="utf-8"), found[-1].read_text(encoding="utf-8")
 
 
 def module_name(hlo: str) -> str:

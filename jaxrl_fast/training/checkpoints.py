@@ -147,7 +147,7 @@ def read_description(path: Path) -> CheckpointFacts:
         CheckpointError: The description is missing, damaged, or of another format version.
     """
     try:
-        stored = json.loads((path / "description.json").read_text())
+        stored = json.loads((path / "description.json").read_text(encoding="utf-8"))
         version = stored["format"]
         if version == FORMAT_VERSION and stored["digest"] == _digest_of(stored["content"]):
             return CheckpointFacts(path, **stored["content"])
@@ -155,12 +155,12 @@ def read_description(path: Path) -> CheckpointFacts:
         raise _damaged(path, "description.json is missing") from error
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise _damaged(path, f"description.json cannot be read: {one_line(error)}") from error
-    if version != FORMAT_VERSION:
-        raise CheckpointError(
-            f"checkpoint {path} has format {version}, this version of jaxrl_fast reads format {FORMAT_VERSION}: "
-            "resume it with the version that wrote it"
-        )
-    raise _damaged(path, "description.json has changed")
+    raise _damaged(path, "description.json has changed") if version == FORMAT_VERSION else _outdated(path, version)
+
+
+def _outdated(path: Path, version: Any) -> CheckpointError:
+    found = f"checkpoint {path} has format {version}, this version of jaxrl_fast reads format {FORMAT_VERSION}"
+    return CheckpointError(f"{found}: resume it with the version that wrote it")
 
 
 def verify(description: CheckpointFacts) -> None:
@@ -350,7 +350,7 @@ def one_line(error: BaseException) -> str:
 
 def _write_description(path: Path, content: Mapping[str, Any]) -> None:
     text = json.dumps({"format": FORMAT_VERSION, "digest": _digest_of(content), "content": content})
-    with replacing(path / "description.json") as temporary, temporary.open("w") as file:
+    with replacing(path / "description.json") as temporary, temporary.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

@@ -20,9 +20,35 @@ from jaxrl_fast.runtime import hosts
 from jaxrl_fast.runtime.graph import TrainState
 from jaxrl_fast.runtime.program_store import Jit, Store, compile_stored, trace
 from jaxrl_fast.runtime.xla_options import acting_options
+from jaxrl_fast.training.callbacks import to_stderr
 
-STEP_LIMIT = 10_000
-"""Time limit in steps of an evaluation episode in an environment without one."""
+STEP_LIMIT, LONGEST = 10_000, 200_000
+"""Time limit in steps of an evaluation episode in an environment without one, and the longest time limit that counts as
+one.
+"""
+
+
+def evaluation_limit(limit: int | None) -> int:
+    """Return the most steps of an evaluation episode.
+
+    Args:
+        limit: Time limit of the environment in steps, or None.
+
+    Returns:
+        The time limit, or `STEP_LIMIT` if there is none or it is longer than `LONGEST`.
+    """
+    return STEP_LIMIT if limit is None or limit > LONGEST else limit
+
+
+def tell_limit(limit: int | None, tell: Callable[[str], None] = to_stderr) -> None:
+    """Report that evaluation episodes do not reach a time limit that is too long.
+
+    Args:
+        limit: Time limit of the environment in steps, or None.
+        tell: Shows messages to the user.
+    """
+    if limit is not None and limit > LONGEST:
+        tell(f"evaluation episodes end after {STEP_LIMIT:,} steps: the time limit of {limit:,} is too long for them")
 
 
 def evaluate_policy(policy: Policy, env: VecEnv, key: jax.Array, *, episodes: int = 128) -> np.ndarray:
@@ -62,6 +88,7 @@ def evaluate_episodes(policy: Policy, env: VecEnv, key: jax.Array, *, episodes: 
         raise ValueError(f"episodes={episodes}: write a whole number of at least 1")
     if env.env is None:
         raise ValueError("this environment cannot be copied for evaluation: make it with jaxrl_fast.vectorize")
+    tell_limit(env.spec.max_episode_steps)
     run = partial(play, policy.act_arrays, policy.initial_carry, vectorize(env.env, num_envs=episodes))
     return jax.jit(run, compiler_options=acting_options())(policy.params, key)
 
@@ -138,7 +165,7 @@ def play(
     Returns:
         Totals ``[E]``.
     """
-    limit = env.spec.max_episode_steps or STEP_LIMIT
+    limit = evaluation_limit(env.spec.max_episode_steps)
     start, step = player(act, initial_carry, env, params, key)
     return jax.lax.while_loop(lambda now: (now.t < limit) & ~jnp.all(now.finished), step, start).totals
 
@@ -253,7 +280,7 @@ def play_on_host(
     finished, success = np.zeros(n, bool), np.full(n, UNTOLD, np.int8)
     totals = EpisodeTotals(np.zeros(n, np.float32), np.zeros(n, np.int32))  # type: ignore[arg-type]
     agents = None if env.agents is None else np.zeros_like(env.agents())
-    limit = env.spec.max_episode_steps or STEP_LIMIT
+    limit = evaluation_limit(env.spec.max_episode_steps)
     for step in islice(steps_on_host(act, initial_carry, env, params, seed), limit):
         own = EpisodeTotals(step.episode_return, step.episode_length)  # type: ignore[arg-type]
         totals = jax.tree.map(partial(np.where, finished), totals, own)

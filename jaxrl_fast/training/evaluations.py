@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -179,8 +180,11 @@ class Evaluations:
         """Return the best parameters ``[S, ...]``, from disk if the run was resumed and none was better since."""
         if self._best is not None or not self.recorder.best or self.folder is None:
             return self._best
+        return self._stored_best(self.folder.path)
+
+    def _stored_best(self, folder: Path) -> PolicyParams | None:
         try:
-            stored = load_policy(self.folder.path / "policy" / "best").params
+            stored = load_policy(folder / "policy" / "best").params
         except ValueError:
             return None
         return jax.tree.map(lambda x: np.stack([x] * self.recorder.num_seeds), stored)

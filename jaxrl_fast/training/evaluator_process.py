@@ -83,7 +83,7 @@ class EvaluatorProcess:
     def _start(self) -> subprocess.Popen:
         platform = {"JAX_PLATFORMS": "cpu"} if self.device == "cpu" else {}
         threads = ONE_THREAD if self.one_thread else {}
-        with (self.folder / LOG).open("a") as log:
+        with (self.folder / LOG).open("a", encoding="utf-8") as log:
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log}
             env = {**threads, **os.environ, **platform}
             return start_module("jaxrl_fast.evaluator", str(self.folder), env=env, **pipes)
@@ -139,7 +139,7 @@ def _be_nice_as_a_session(process: int, niceness: int) -> None:
     """
     if os.getsid(process) == (process or os.getpid()):
         with suppress(OSError):  # not Linux, or changed too recently
-            Path(f"/proc/{process or 'self'}/autogroup").write_text(str(niceness))
+            Path(f"/proc/{process or 'self'}/autogroup").write_text(str(niceness), encoding="utf-8")
 
 
 def read_ahead(requests: IO[bytes]) -> Iterator[dict[str, Any]]:

@@ -23,7 +23,7 @@ from jaxrl_fast.runtime.placements import REPLAY
 from jaxrl_fast.training import checkpoints, find_nan, resuming
 from jaxrl_fast.training.callbacks import Calls, Row, Tell
 from jaxrl_fast.training.checkpoints import FOLDER, Checkpointer
-from jaxrl_fast.training.episodes import evaluation_device, make_periodic_evaluation
+from jaxrl_fast.training.episodes import evaluation_device, make_periodic_evaluation, tell_limit
 from jaxrl_fast.training.evaluations import Evaluations, LastPolicy
 from jaxrl_fast.training.job import Job, Plan
 from jaxrl_fast.training.recorder import NonFiniteError, Recorder, check_start
@@ -75,6 +75,7 @@ def make_evaluations(job: Job, recorder: Recorder, saver: Checkpointer | None, c
         The evaluations.
     """
     asked = job.options.eval
+    tell_limit(job.env.spec.max_episode_steps, calls.tell)
     apart = asked.beside and jax.default_backend() != "cpu"
     device = evaluation_device(asked.device) if apart else None
     evaluation = make_periodic_evaluation(job.env, job.algorithm, job.agent, job.keys, asked.episodes, device=device)
@@ -267,19 +268,32 @@ def describe_start(state: TrainState, job: Job, saver: Checkpointer | None, tell
         saver: Writer of checkpoints, or None.
         tell: Shows messages to the user.
     """
-    resumed, plan = job.resumed, job.plan
-    if resumed is not None:
-        tell(f"resumes from {resumed.description.path}, {resumed.progress['env_steps']:,} steps trained")
-        for line in resumed.changes:
-            tell(f"changed: {line}")
-        if resumed.description.replay_lost:
-            steps = job.agent.warmup_ticks * plan.steps_per_tick
-            tell(
-                f"the replay buffer was not saved: the next {steps:,} steps fill a new one before the next update, "
-                "and results differ from a run without the interruption"
-            )
+    if job.resumed is not None:
+        for line in describe_resumed(job, job.resumed):
+            tell(line)
     if saver is not None:
-        tell(describe_checkpoints(state, saver, plan))
+        tell(describe_checkpoints(state, saver, job.plan))
+
+
+def describe_resumed(job: Job, resumed: resuming.Resumed) -> list[str]:
+    """Describe where a resumed run starts and which settings changed.
+
+    Args:
+        job: Job.
+        resumed: Its checkpoint.
+
+    Returns:
+        Lines.
+    """
+    lines = [f"resumes from {resumed.description.path}, {resumed.progress['env_steps']:,} steps trained"]
+    lines += [f"changed: {line}" for line in resumed.changes]
+    if resumed.description.replay_lost:
+        steps = job.agent.warmup_ticks * job.plan.steps_per_tick
+        lines.append(
+            f"the replay buffer was not saved: the next {steps:,} steps fill a new one before the next update, "
+            "and results differ from a run without the interruption"
+        )
+    return lines
 
 
 def describe_checkpoints(state: TrainState, saver: Checkpointer, plan: Plan) -> str:

@@ -89,7 +89,7 @@ def read_status(folder: Path) -> dict[str, Any]:
         The entries, empty if there is no readable file.
     """
     try:
-        found = json.loads((folder / FILE).read_text())
+        found = json.loads((folder / FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -147,7 +147,7 @@ def _runs(pid: int, start: int | None) -> bool:
 def _start_of(pid: int) -> int | None:
     """Return the start of a process in clock ticks since the machine's start; None if the system is not Linux."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
         return None
     return None if fields[0] == "Z" else int(fields[19])

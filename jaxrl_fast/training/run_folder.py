@@ -2,12 +2,14 @@
 
 import contextlib
 import csv
+import fcntl
 import json
 import os
+import socket
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import yaml
@@ -23,6 +25,79 @@ EVAL_COLUMNS = ("seed", "env_steps", "wall_s", "return", "length")
 """Columns of ``evals.csv``. ``success`` follows if the environment reports it, and ``return_0`` and so on for agents
 with separate rewards.
 """
+
+
+LOCK = ".lock"
+"""File of a run folder that the process which trains there has locked. The system unlocks it when the process ends."""
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[str]:
+    """Lock a run folder, which is created if it is missing, until the exit of the block.
+
+    A file system that has no locks is used without one.
+
+    Args:
+        folder: Folder of the run.
+
+    Returns:
+        Context manager of the folder's path.
+
+    Raises:
+        ValueError: Another process or thread trains there, or the folder is not writable.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / LOCK).open("a+", encoding="utf-8")
+    except OSError as error:
+        raise unwritable(folder, error) from None
+    with file:
+        _lock(file, folder, fcntl.LOCK_EX)
+        with contextlib.suppress(OSError):  # a full disk
+            file.truncate(0)
+            os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
+        yield str(folder)
+
+
+def check_unused(folder: Path) -> None:
+    """Check that nobody trains in a folder, before the slow parts of a start; `locked` makes sure of it.
+
+    Args:
+        folder: Folder of a run, or a missing one.
+
+    Raises:
+        ValueError: Another process or thread trains there.
+    """
+    with contextlib.suppress(OSError), (folder / LOCK).open(encoding="utf-8") as file:
+        _lock(file, folder, fcntl.LOCK_SH)  # shared, so that the processes of one run do not refuse each other
+
+
+def unwritable(folder: Path, error: OSError) -> ValueError:
+    """Make the error of a run folder that cannot be written.
+
+    Args:
+        folder: Folder of the run.
+        error: Error of the system.
+
+    Returns:
+        The error, with an advice.
+    """
+    return ValueError(f"cannot write to the run folder {folder} ({error.strerror}): write another run_dir=...")
+
+
+def _lock(file: IO[str], folder: Path, kind: int) -> None:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise _in_use(file, folder) from None
+    except OSError:  # the file system has no locks
+        return
+
+
+def _in_use(file: IO[str], folder: Path) -> ValueError:
+    file.seek(0)
+    user = file.read() or "another process"
+    return ValueError(f"{folder} is in use by {user}: wait until it ends, or write another run_dir")
 
 
 class GrowingTable:
@@ -52,7 +127,7 @@ class GrowingTable:
 
     def _write(self, lines: Sequence[Sequence[Any]]) -> None:
         if self._file is None:
-            self._file = self.path.open("a", newline="")
+            self._file = self.path.open("a", encoding="utf-8", newline="")
         csv.writer(self._file).writerows(lines)
 
     def close(self) -> None:
@@ -118,13 +193,17 @@ def _cut_table(path: Path, env_steps: int | None, without: Collection[int] = ())
     if env_steps is None or not path.exists():
         path.unlink(missing_ok=True)
         return []
+    return _rewrite_table(path, env_steps, without)
+
+
+def _rewrite_table(path: Path, env_steps: int, without: Collection[int]) -> list[str]:
     rows = _read_table(path)
     if len(rows) < 2:  # the next rows determine the columns
         path.unlink()
         return []
     steps = zip(rows[1:], _steps_of(rows), strict=True)
     left = [row for row, at in steps if at <= env_steps and at not in without]
-    with replacing(path) as temporary, temporary.open("w", newline="") as file:
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([rows[0], *left])
     return rows[0]
 
@@ -138,7 +217,7 @@ def _steps_of(rows: Sequence[Sequence[str]]) -> list[int]:
 def _read_table(path: Path) -> list[list[str]]:
     """Read the names and rows of a table, without partial rows of a killed process."""
     try:
-        with path.open(newline="") as file:
+        with path.open(encoding="utf-8", newline="") as file:
             rows = list(csv.reader(file))
         rows = [row for row in rows if len(row) == len(rows[0])]
         _steps_of(rows)
@@ -189,8 +268,7 @@ class RunFolder:
             self.tell = self.status.noting(tell)
             self._logger = self._open_logger(log, path, resume_at, written, settings or {}, self.status, self.tell)
         except OSError as error:
-            text = f"cannot write to the run folder {path} ({error.strerror}): write another run_dir=..."
-            raise ValueError(text) from error
+            raise unwritable(path, error) from error
 
     def add_metrics(self, row: Row) -> None:
         """Write a row of a chunk, and one of each of its ``seeds`` if there are several."""
@@ -273,7 +351,7 @@ def write_summary(folder: Path, summary: Row) -> None:
     """
     path = folder / "summary.json"
     try:
-        before = dict(json.loads(path.read_text()))
+        before = dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         before = {}
     replace_file(path, json.dumps({**before, **summary}, indent=2) + "\n")
@@ -301,7 +379,7 @@ def read_evaluations(folder: Path) -> dict[str, np.ndarray]:
     Returns:
         Arrays by column.
     """
-    with open(folder / "evals.csv", newline="") as file:
+    with open(folder / "evals.csv", encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     return {name: np.array([float(row[name]) for row in rows]) for name in EVAL_COLUMNS}
 
@@ -428,7 +506,7 @@ def read_columns(path: Path) -> Columns:
         Columns by name, empty if the file is not readable.
     """
     try:
-        with path.open(newline="", errors="replace") as file:
+        with path.open(encoding="utf-8", newline="", errors="replace") as file:
             rows = list(csv.reader(line.replace("\0", "") for line in file))
     except (OSError, csv.Error):
         return {}
@@ -470,7 +548,7 @@ def _number(cell: str) -> float:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -478,7 +556,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        found = yaml.load(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        found = yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -95,10 +95,10 @@ class Child:
         self.stopped = stopped
         number = len(list(folder.glob("*.yaml")))
         path = folder / f"{number}.yaml"
-        path.write_text(to_yaml(run))
+        path.write_text(to_yaml(run), encoding="utf-8")
         self.errors = folder / f"{number}.txt"
         request = Request(str(path), what, memory_cap, repeat_s)
-        with self.errors.open("w") as errors:
+        with self.errors.open("w", encoding="utf-8") as errors:
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors}
             # Otherwise JAX reserves most of an accelerator's memory, which hides the free memory from other trials.
             env = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
@@ -144,7 +144,7 @@ class Child:
 
     def _ended(self) -> Failure:
         status = self.process.wait()
-        lines = self.errors.read_text(errors="replace")[-LAST_WORDS:].strip().splitlines()
+        lines = self.errors.read_text(encoding="utf-8", errors="replace")[-LAST_WORDS:].strip().splitlines()
         last = f": {lines[-1]}" if lines else ""
         if status == -signal.SIGKILL:
             return Failure("killed", "ended by SIGKILL, which the system sends if memory runs out")

@@ -325,7 +325,7 @@ def write(doc: Document, stem: Path) -> None:
         "why",
     )
     rates = [f"{unit}_{part}" for unit in UNITS for part in QUARTILES]
-    with replacing(stem.with_suffix(".csv")) as temporary, temporary.open("w", newline="") as file:
+    with replacing(stem.with_suffix(".csv")) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file)
         table.writerow([*columns, *rates])
         for row in doc["rows"]:

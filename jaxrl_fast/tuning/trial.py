@@ -367,7 +367,7 @@ def current_bytes() -> int:
         Bytes now; the peak so far if the system does not report the current value (Linux does).
     """
     try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return peak_bytes()
 
@@ -394,7 +394,7 @@ def main(argument: str) -> NoReturn:
     Args:
         argument: `Request` as JSON.
     """
-    answers = os.fdopen(os.dup(1), "w")
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     asked: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(asked,), daemon=True).start()
@@ -436,7 +436,7 @@ def _listen(asked: queue.SimpleQueue[str]) -> None:
 def _be_the_first_to_go() -> None:
     """Make the system kill this process before any other if memory runs out (Linux)."""
     try:
-        Path("/proc/self/oom_score_adj").write_text("1000")
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="utf-8")
     except OSError:
         return
 

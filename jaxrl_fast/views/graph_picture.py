@@ -144,7 +144,7 @@ def draw_run(
     """
     description = describe(graph, placement, state, num_seeds, shapes=run_shapes(run))
     try:
-        path.write_text(to_svg(description, title))
+        path.write_text(to_svg(description, title), encoding="utf-8")
     except OSError as error:
         tell(f"no {path.name} ({error.strerror or error})")
 

@@ -38,8 +38,10 @@ def thinned(table: Columns, points: int = MAX_POINTS) -> Columns:
         The table.
     """
     rows = len(next(iter(table.values()), ()))
-    if rows <= points:
-        return table
+    return table if rows <= points else _averaged(table, rows, points)
+
+
+def _averaged(table: Columns, rows: int, points: int) -> Columns:
     edges = np.linspace(0, rows, points + 1).astype(int)
     return {
         name: column[edges[1:] - 1] if name in (*X_COLUMNS, "updates") else _bucket_means(column, edges)

@@ -20,7 +20,7 @@ from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.policy.policies import Policy
 from jaxrl_fast.runtime.xla_options import acting_options
 from jaxrl_fast.system import replace_file
-from jaxrl_fast.training.episodes import STEP_LIMIT, Playing, player
+from jaxrl_fast.training.episodes import Playing, evaluation_limit, player
 
 ASSETS = files("jaxrl_fast.views") / "assets"
 FULL_SCALE = 32767
@@ -150,7 +150,7 @@ def watch(
         The episode.
     """
     one = vectorize(_unending(env), num_envs=1)
-    limit = env.spec.max_episode_steps or STEP_LIMIT
+    limit = evaluation_limit(env.spec.max_episode_steps)
     most = min(limit, max_steps or limit)
 
     @partial(jax.jit, compiler_options=acting_options())

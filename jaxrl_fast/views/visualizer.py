@@ -68,7 +68,7 @@ class Visualizer:
         self._until_s = time.perf_counter() + self.limit_s
         words = [str(self.folder.resolve()), f"out={self.folder / self.out}", f"seed={self.seed}"]
         try:
-            with (self.folder / LOG).open("w") as log:
+            with (self.folder / LOG).open("w", encoding="utf-8") as log:
                 pipes = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
                 self.process = start_module("jaxrl_fast.render", *words, env={**ONE_THREAD, **os.environ}, **pipes)
         except OSError as error:
@@ -96,7 +96,7 @@ class Visualizer:
 
     def _last_word(self) -> str:
         try:
-            said = (self.folder / LOG).read_text().strip()
+            said = (self.folder / LOG).read_text(encoding="utf-8").strip()
         except OSError as error:
             return str(error)
         return said.rpartition("\n")[2].removeprefix("jaxrl_fast: error: ")
