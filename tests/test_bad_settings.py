@@ -129,6 +129,12 @@ COMMANDS = [
     ("algo.learning_rate=fast", "write a number or a schedule such as linear:3e-4:0 (linear, cosine)"),
     ("algo.learning_rate=linear:3e-4", "algo.learning_rate=linear:3e-4: write a number or a schedule"),
     ("algo.learning_rate=square:1:0", "algo.learning_rate=square:1:0: write a number or a schedule"),
+    ("algo.learning_rate=-1", "algo.learning_rate=-1: write a number of at least 0"),
+    ("algo.learning_rate=linear:1e-3:-1", "algo.learning_rate=linear:1e-3:-1: write a number of at least 0"),
+    ("algo.learning_rate=inf", "algo.learning_rate=inf: write a number that is finite"),
+    ("algo.discount=1.5", "algo.discount=1.5: write a number of at most 1"),
+    ("algo.tau=5", "algo.tau=5: write a number of at most 1"),
+    (f"{PPO} algo.clip_range=-1", "algo.clip_range=-1: write a number of at least 0"),
     ("algo.learning_rate=linear:inf:0", "algo.learning_rate=linear:inf:0: write a number or a schedule"),
     # incompatible options
     (f"{PPO} algo.rollout_length=0", "rollout_length=0: write a positive number"),

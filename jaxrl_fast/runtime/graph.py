@@ -486,9 +486,8 @@ def _writers(graph: Graph) -> dict[str, str]:
     for fragment in graph.fragments:
         for channel in fragment.writes:
             if channel in writer:
-                raise GraphError(
-                    f"channel '{channel}' has two writers, fragments '{writer[channel]}' and '{fragment.name}'"
-                )
+                names = f"fragments '{writer[channel]}' and '{fragment.name}'"
+                raise GraphError(f"channel '{channel}' has two writers, {names}")
             writer[channel] = fragment.name
     return writer
 
@@ -499,17 +498,13 @@ def _check_order(graph: Graph, writer: dict[str, str]) -> None:
     seen: set[str] = set()
     for fragment in graph.fragments:
         for channel in fragment.reads:
-            late = writer[channel] not in seen
+            late, source = writer[channel] not in seen, f"its writer '{writer[channel]}'"
+            what = f"fragment '{fragment.name}' reads channel '{channel}'"
             if late and age_of(graph, fragment.name, channel) == 0:
-                raise GraphError(
-                    f"fragment '{fragment.name}' reads channel '{channel}' at age 0, but its writer "
-                    f"'{writer[channel]}' is scheduled later or at the same place: a cycle of age 0"
-                )
+                cycle = "is scheduled later or at the same place: a cycle of age 0"
+                raise GraphError(f"{what} at age 0, but {source} {cycle}")
             if late and writer[channel] not in published:
-                raise GraphError(
-                    f"fragment '{fragment.name}' reads channel '{channel}' in the first tick, before its writer "
-                    f"'{writer[channel]}' has stepped: give that fragment a publish"
-                )
+                raise GraphError(f"{what} in the first tick, before {source} has stepped: give that fragment a publish")
         seen.add(fragment.name)
 
 
