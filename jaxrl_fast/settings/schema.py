@@ -158,7 +158,7 @@ class PoolSchema:
     """Keys ``pool.*``: stepping of host environments, as `jaxrl_fast.envs.pool.batches.PoolOptions`."""
 
     workers: int | None = setting(None, "worker processes, 0 none; measured", 0, 4096, resume="free")
-    num_groups: int = setting(2, "groups that take turns", 1, MAX_SIZE)
+    num_groups: int | None = setting(None, "groups that take turns; 2, or 1 for an odd num_envs", 1, MAX_SIZE)
     order: Literal["fixed", "arrival"] = setting("fixed", "order of the environments:")
     step_timeout_s: float = setting(60.0, "seconds after which a silent worker is restarted", 0, resume="free")
     backend: Literal["workers", "envpool"] = setting("workers", "implementation of the pool:")
