@@ -195,12 +195,14 @@ def make_vec(
     """
     import_module("jaxrl_fast.core").require_32_bits()
     suite, options = resolve(name, options)
+    arguments = _as_text(options)
     frame_stack = options.pop("frame_stack", FRAME_STACK.get(suite))
     if suite in HOST_SUITES:
         module_name, many, _ = HOST_SUITES[suite]
         make_suite = getattr(import_module(module_name), many)
         sizes = {"num_envs": num_envs, "num_seeds": num_seeds}
-        return _seen(make_suite(options.pop("id"), **sizes, pool=pool_options(pool), **options), frame_stack)
+        host = make_suite(options.pop("id"), **sizes, pool=pool_options(pool), **options)
+        return _seen(host, frame_stack, arguments)
     if suite == "custom":
         custom = import_module("jaxrl_fast.envs.custom")
         made = custom.make_any(num_envs=num_envs, num_seeds=num_seeds, pool=pool, **options)
@@ -209,7 +211,7 @@ def make_vec(
     else:
         made = make(name, **options)
     env = import_module("jaxrl_fast.envs.env")
-    seen = _seen(made, frame_stack)
+    seen = _seen(made, frame_stack, arguments)
     return env.vectorize(seen, num_envs=num_envs) if isinstance(seen, env.Env) else seen
 
 
@@ -327,9 +329,20 @@ def resolve(name: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     return name, options
 
 
-def _seen(env: Any, frame_stack: int | None) -> Any:
-    """Set ``frame_stack`` in the spec of an `Env` or `HostEnv`; None changes nothing."""
-    return env if frame_stack is None else env._replace(spec=env.spec._replace(frame_stack=frame_stack))
+def _seen(env: Any, frame_stack: int | None, arguments: str = "") -> Any:
+    """Set ``frame_stack``, unless None, and ``arguments`` in the spec of an `Env` or `HostEnv`."""
+    stack = {} if frame_stack is None else {"frame_stack": frame_stack}
+    return env._replace(spec=env.spec._replace(arguments=arguments, **stack))
+
+
+def _as_text(value: Any) -> str:
+    """Format options as text that is equal in every process: functions and objects by name, without addresses."""
+    if isinstance(value, dict):
+        return " ".join(f"{key}={_as_text(value[key])}" for key in sorted(value, key=str))
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_as_text, value))}]"
+    plain = value is None or isinstance(value, str | int | float)
+    return str(value) if plain else getattr(value, "__qualname__", type(value).__qualname__)
 
 
 def _nearest(name: str, known: list[str]) -> str:

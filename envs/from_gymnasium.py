@@ -55,7 +55,7 @@ def make_host(
     Raises:
         ValueError: Unknown id, option or wrapper, unsupported spaces, or options that EnvPool does not support.
     """
-    check_options(pool, num_envs, num_seeds)
+    pool = check_options(pool, num_envs, num_seeds)
     make = recipes.recipe(id, wrappers=wrappers, max_episode_steps=max_episode_steps, **options)
     limit = max_episode_steps or recipes.find(id).max_episode_steps
     if pool.backend == "envpool":
@@ -63,7 +63,8 @@ def make_host(
             raise ValueError(f"num_seeds={num_seeds}: pool.backend=envpool serves one: write pool.backend=workers")
         if wrappers or pool.order != "fixed":
             raise ValueError("pool.backend=envpool takes no wrappers and no pool.order: write pool.backend=workers")
-        host = from_envpool.make(id, num_envs=num_envs, num_groups=pool.num_groups, max_episode_steps=limit, **options)
+        sizes = {"num_envs": num_envs, "num_groups": pool.num_groups or 1}
+        host = from_envpool.make(id, max_episode_steps=limit, **sizes, **options)
         return host._replace(bridge=pool.bridge)
     return pooled(make, id, limit, num_envs, num_seeds, pool, _could_envpool(id, wrappers))
 
@@ -100,7 +101,7 @@ def make_atari_host(
         ValueError: Unknown game or option, ``pool.backend=envpool``, or a package of the extra ``atari`` is not
             installed.
     """
-    check_options(pool, num_envs, num_seeds)
+    pool = check_options(pool, num_envs, num_seeds)
     if pool.backend == "envpool":
         raise ValueError("pool.backend=envpool is for env=gymnasium: leave it out for env=atari")
     whole = describe(recipes.atari(game, **options), game)
@@ -135,7 +136,7 @@ def make_custom_host(
     Raises:
         ValueError: ``make`` fails, returns something else, or cannot be sent to worker processes.
     """
-    check_options(pool, num_envs, num_seeds)
+    pool = check_options(pool, num_envs, num_seeds)
     if pool.backend == "envpool":
         raise ValueError("pool.backend=envpool is for env=gymnasium: leave it out for env=custom")
     name, limit = name or getattr(make, "__qualname__", "make"), max_episode_steps

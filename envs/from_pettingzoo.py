@@ -40,7 +40,7 @@ def make_host(
     Raises:
         ValueError: Unknown id or option, unsupported spaces, ``pool.backend=envpool``, or another number of agents.
     """
-    check_options(pool, num_envs, num_seeds)
+    pool = check_options(pool, num_envs, num_seeds)
     if pool.backend == "envpool":
         raise ValueError("pool.backend=envpool is for env=gymnasium: leave it out for env=pettingzoo")
     make = partial(make_parallel, _checked(id), options, episode_length)

@@ -19,6 +19,7 @@ from jaxrl_fast.learning.io_callback_env import make_bridge
 from jaxrl_fast.learning.minibatches import MAX_SHARDS
 from jaxrl_fast.learning.run_graph import GraphOptions, Overlap, build_graph
 from jaxrl_fast.learning.updates import Average, OnNan
+from jaxrl_fast.numerics.optimizers import checks_numbers
 from jaxrl_fast.policy.policies import Policy
 from jaxrl_fast.runtime import hosts
 from jaxrl_fast.runtime.graph import TrainState
@@ -26,7 +27,7 @@ from jaxrl_fast.runtime.graph import init as init_graph
 from jaxrl_fast.runtime.graph import tick as tick_graph
 from jaxrl_fast.runtime.placements import Make
 from jaxrl_fast.runtime.program_store import FindStore
-from jaxrl_fast.settings.schema import Checkpoints, EvalOptions
+from jaxrl_fast.settings.schema import Checkpoints, EvalOptions, argument_ranges
 from jaxrl_fast.training.callbacks import (
     BetweenChunks,
     Calls,
@@ -66,6 +67,12 @@ class Result(NamedTuple):
         return result_html(self.history, self.summary)
 
 
+RANGES = argument_ranges()
+SIZES = dict.fromkeys(("num_envs", "num_seeds"), RANGES["learners"])
+STEP_RANGES = {**RANGES, "total_steps": RANGES["total_steps"]._replace(optional=True)}
+
+
+@checks_numbers(SIZES)
 def make_env(name: str, *, num_envs: int, **options: Any) -> VecEnv | HostEnv:
     """Make a vectorized environment.
 
@@ -87,6 +94,7 @@ def make_env(name: str, *, num_envs: int, **options: Any) -> VecEnv | HostEnv:
     return envs.make_vec(name, num_envs=num_envs, **options)
 
 
+@checks_numbers(RANGES)
 def learn(
     env: VecEnv | HostEnv,
     algorithm: Algorithm,
@@ -200,6 +208,7 @@ def run_in_folder(job: Job, calls: Calls, folder: Path, log: Log) -> Trained:
         return run_job(job, calls._replace(should_stop=should_stop, listeners=make_listeners()), folder, log)
 
 
+@checks_numbers(STEP_RANGES)
 def make_train_step(
     env: VecEnv | HostEnv,
     algorithm: Algorithm,

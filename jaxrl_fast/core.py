@@ -12,6 +12,7 @@ episode ends ``[T, E]``. A dictionary observation reserves two keys: `STATE` is 
 import math
 import zlib
 from collections.abc import Callable
+from numbers import Real
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -65,6 +66,70 @@ Actions = Discrete | Box | MultiDiscrete
 """Any action space."""
 
 
+MAX_SIZE = 2**31 - 1
+"""The largest int32, the type of JAX's counters."""
+
+
+class Number(NamedTuple):
+    """Range of a numeric argument or setting; NaN and infinities are outside of every range.
+
+    Attributes:
+        least: Smallest allowed number.
+        most: Largest allowed number.
+        kind: A whole number, any number, or a hyper-parameter, which may be a schedule.
+        optional: Whether None is allowed.
+    """
+
+    least: float = -math.inf
+    most: float = math.inf
+    kind: Literal["whole", "number", "rate"] = "rate"
+    optional: bool = False
+
+    def holds(self, *numbers: float) -> bool:
+        """Return whether all numbers are in range."""
+        return all(self.least <= n <= self.most and n - n == 0 for n in numbers)
+
+    def instead_of(self, *numbers: float) -> str:
+        """Return what to write instead of numbers of which one is out of range."""
+        if any(n < self.least for n in numbers):
+            return f"write a number of at least {self.least}"
+        return "write a number that is finite" if self.most == math.inf else f"write a number of at most {self.most}"
+
+
+def as_whole(value: Any) -> int:
+    """Convert a number to an integer of the same value.
+
+    Args:
+        value: Number of Python or NumPy.
+
+    Returns:
+        The integer.
+
+    Raises:
+        TypeError: It is not a whole number.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real) or value % 1 != 0:
+        raise TypeError(value)
+    return int(value)  # type: ignore[call-overload]
+
+
+def as_number(value: Any) -> float:
+    """Convert a number to a float.
+
+    Args:
+        value: Number of Python or NumPy.
+
+    Returns:
+        The float.
+
+    Raises:
+        TypeError: It is no number.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(value)
+    return float(value)
+
+
 class EnvSpec(NamedTuple):
     """Static description of an environment.
 
@@ -83,6 +148,7 @@ class EnvSpec(NamedTuple):
         obs_space: The environment's own observation space as plain data (`jaxrl_fast.spaces`), which its policies take;
             None where it gives ``obs``.
         action_space: The environment's own action space likewise, None where it takes actions of ``action``.
+        arguments: Options with which `jaxrl_fast.make_env` made the environment, as text; a resumed run needs the same.
     """
 
     name: str
@@ -95,6 +161,7 @@ class EnvSpec(NamedTuple):
     own_sizes: tuple[tuple[int, int], ...] = ()
     obs_space: dict[str, Any] | None = None
     action_space: dict[str, Any] | None = None
+    arguments: str = ""
 
 
 class EpisodeTotals(NamedTuple):

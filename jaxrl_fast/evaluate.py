@@ -9,9 +9,10 @@ import numpy as np
 from jaxrl_fast.commands import cli
 from jaxrl_fast.commands.cli import check_spaces, open_run, read_words
 from jaxrl_fast.commands.run_config import make_evaluation_envs
+from jaxrl_fast.core import MAX_SIZE
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.settings.machine import setup
-from jaxrl_fast.settings.schema import MAX_SEED, MAX_SIZE, Key
+from jaxrl_fast.settings.schema import MAX_SEED, Key
 from jaxrl_fast.training.episodes import bootstrap_interval, evaluate_episodes, evaluation_on_host, tell_limit
 from jaxrl_fast.training.progress import share
 

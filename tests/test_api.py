@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 
 import jaxrl_fast as jf
+from jaxrl_fast.algorithms.registry import ALGORITHMS
+from jaxrl_fast.settings.schema import ConfigError, algo_keys, read_value
 
 
 @pytest.fixture(scope="module")
@@ -169,3 +172,79 @@ def test_many_seeds_start_without_a_decomposition(env, algo):
     init, _ = jf.make_train_step(env, algo)
     program = jax.jit(jax.vmap(init)).lower(jax.random.split(jax.random.key(0), 3)).as_text()
     assert "lapack" not in program
+
+
+RATES = [
+    (name, rate, key)
+    for name in ALGORITHMS
+    for rate, key in algo_keys(name).items()
+    if key.type is Any or key.type is float
+]
+
+
+@pytest.mark.parametrize(("name", "rate", "key"), RATES, ids=[f"{name}-{rate}" for name, rate, _ in RATES])
+def test_library_and_command_refuse_the_same_numbers_with_the_same_words(name, rate, key):
+    least, most = key.minimum, key.maximum
+    wrong = ["fast", float("nan"), float("inf"), None, True]
+    wrong += [] if least is None else [least - 1, f"linear:{least}:{least - 1}", f"cosine:{least - 1}:{least}"]
+    wrong += [] if most is None else [most + 1, f"linear:{most + 1}:{most}"]
+    for value in wrong:
+        with pytest.raises(ConfigError) as command:
+            read_value(rate, value, key)
+        with pytest.raises(ValueError) as library:
+            ALGORITHMS[name](**{rate.removeprefix("algo."): value})
+        said, instead = (str(error.value).partition(": write ")[2] for error in (library, command))
+        assert said == instead, (value, said, instead)
+    assert least is not None or rate == "algo.target_entropy_per_action" or rate.startswith("algo.value_")
+
+
+def test_a_function_of_progress_is_a_schedule(env):
+    rows = []
+    algo = small_sac(learning_rate=lambda progress: 1e-3 if progress < 0.5 else 1e-4)
+    state = jf.learn(env, algo, total_steps=4e2, eval_episodes=np.int64(2), on_metrics=rows.append).state
+    rates = [row["rate/learning_rate"] for row in rows if row["kind"] == "train"]
+    assert rates[0] == pytest.approx(1e-3) and rates[-1] == pytest.approx(1e-4) and len(set(rates)) <= 3
+    assert rows[-1]["env_steps"] == 400 and int(state.tick) == 100
+    with pytest.raises(ValueError, match=r"learning_rate=function from 1.0 to -1.0.*: write a number of at least 0"):
+        small_sac(learning_rate=lambda progress: 1 - 2 * progress)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (dict(total_steps=1.5), "total_steps=1.5: write a whole number"),
+        (dict(total_steps="100"), "total_steps='100': write a whole number"),
+        (dict(total_steps=True), "total_steps=True: write a whole number"),
+        (dict(total_steps=None), "total_steps=None: write a whole number"),
+        (dict(total_steps=float("nan")), "total_steps=nan: write a whole number"),
+        (dict(total_steps=0), "total_steps=0: write a number of at least 1"),
+        (dict(num_seeds=0), "num_seeds=0: write a number of at least 1"),
+        (dict(seed=-1), "seed=-1: write a number of at least 0"),
+        (dict(seed=2**32), "seed=4294967296: write a number of at most 4294967295"),
+        (dict(eval_episodes=0), "eval_episodes=0: write a number of at least 1"),
+        (dict(eval_every=-1), "eval_every=-1: write a number of at least"),
+        (dict(learners=2.5), "learners=2.5: write a whole number"),
+        (dict(devices=0), "devices=0: write a number of at least 1"),
+    ],
+    ids=str,
+)
+def test_a_wrong_number_in_a_call_ends_in_one_line(env, algo, wrong, words):
+    with pytest.raises(ValueError, match=words):
+        jf.learn(env, algo, **{"total_steps": 100, **wrong})
+
+
+def test_resuming_needs_the_same_options_of_the_environment(tmp_path, algo):
+    def train(steps, resume=None, **options):
+        env = jf.make_env("pendulum", num_envs=4, **options)
+        jf.learn(env, algo, total_steps=steps, eval_episodes=1, run_dir=tmp_path / "run", resume=resume)
+
+    train(8, g=10.0)
+    with pytest.raises(ValueError, match=r"env.arguments was g=10.0 id=Pendulum-v1 in .* and is g=9.0 id=Pendulum-v1"):
+        train(16, tmp_path / "run", g=9.0)
+    train(16, tmp_path / "run", g=10.0)
+
+
+def test_a_path_may_be_a_text(env, algo, tmp_path):
+    policy = jf.learn(env, algo, total_steps=4, eval_episodes=1).policy
+    jf.save_policy(policy, str(tmp_path / "name"))
+    assert jf.load_policy(str(tmp_path / "name")).spec.name == policy.spec.name

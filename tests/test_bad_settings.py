@@ -31,7 +31,7 @@ COMMANDS = [
     (f"{HOST} debug=true", "debug=true repeats a tick, which environments on the host do not support: leave it out"),
     (f"{HOST} pool.bridge=call", "pool.bridge=call: write one of host, callback"),
     (f"{HOST} placement=central_inference num_seeds=0", "num_seeds=0: write a number of at least 1"),
-    (f"{HOST} num_envs=3", "num_envs=3"),
+    (f"{HOST} num_envs=3 pool.num_groups=2", "num_envs=3 does not divide into pool.num_groups=2"),
     ("env=cartpole pool.workers=2", "pool.workers has no effect with env=cartpole, which is compiled"),
     (
         "env=cartpole algo=ppo placement=central_inference devices=1",
@@ -129,6 +129,12 @@ COMMANDS = [
     ("algo.learning_rate=fast", "write a number or a schedule such as linear:3e-4:0 (linear, cosine)"),
     ("algo.learning_rate=linear:3e-4", "algo.learning_rate=linear:3e-4: write a number or a schedule"),
     ("algo.learning_rate=square:1:0", "algo.learning_rate=square:1:0: write a number or a schedule"),
+    ("algo.learning_rate=-1", "algo.learning_rate=-1: write a number of at least 0"),
+    ("algo.learning_rate=linear:1e-3:-1", "algo.learning_rate=linear:1e-3:-1: write a number of at least 0"),
+    ("algo.learning_rate=inf", "algo.learning_rate=inf: write a number that is finite"),
+    ("algo.discount=1.5", "algo.discount=1.5: write a number of at most 1"),
+    ("algo.tau=5", "algo.tau=5: write a number of at most 1"),
+    (f"{PPO} algo.clip_range=-1", "algo.clip_range=-1: write a number of at least 0"),
     ("algo.learning_rate=linear:inf:0", "algo.learning_rate=linear:inf:0: write a number or a schedule"),
     # incompatible options
     (f"{PPO} algo.rollout_length=0", "rollout_length=0: write a positive number"),

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import jax
@@ -14,10 +15,14 @@ import pytest
 from pool_envs import Uneven, Walk
 
 from jaxrl_fast.algorithms.ppo import ppo
-from jaxrl_fast.envs.from_gymnasium import make_custom_host, make_host
+from jaxrl_fast.algorithms.registry import ALGORITHMS
+from jaxrl_fast.commands.run_config import compose, make_algorithm, make_envs
+from jaxrl_fast.envs.from_gymnasium import env_spec, make_custom_host, make_host
 from jaxrl_fast.envs.host_env import HostEnv, HostStep
+from jaxrl_fast.envs.pool import making
 from jaxrl_fast.envs.pool.batches import PoolOptions, env_seed
-from jaxrl_fast.envs.pool.making import turns_s
+from jaxrl_fast.envs.pool.making import make_pool, turns_s
+from jaxrl_fast.envs.pool.stepping import describe
 from jaxrl_fast.learning.run_graph import build_graph
 from jaxrl_fast.learning.updates import init_learned
 from jaxrl_fast.settings.machine import cpu_cores
@@ -377,3 +382,44 @@ def test_images_keep_their_bytes_and_a_pool_of_gymnasium_gives_what_gymnasium_gi
         if terminated:
             np.testing.assert_array_equal(step.obs[1], env.reset()[0])
     host.close()
+
+
+class _Still:
+    """Stands for a pool with workers, which would cost processes."""
+
+    def __init__(self, num_groups: int) -> None:
+        self.num_groups = num_groups
+
+    def _replace(self, **_: Any) -> "_Still":
+        return self
+
+
+@pytest.mark.parametrize("cores", range(1, 9))
+def test_every_number_of_environments_fits_the_defaults_on_every_number_of_cores(cores, monkeypatch):
+    def workers(host_spec, spec, *, num_workers, num_groups, num_envs, **_):
+        assert num_envs % num_groups == 0 and 1 <= num_workers <= num_envs // num_groups
+        return _Still(num_groups)
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    monkeypatch.setattr(making, "make_workers", workers)
+    found = set()
+    for step_s in (1e-6, 1e-3):
+        monkeypatch.setattr(making, "step_cost_s", lambda _, step_s=step_s: step_s)
+        for num_envs in range(1, 34):
+            host_spec = describe(partial(Walk), "walk")
+            made = make_pool(host_spec, env_spec(host_spec), num_envs=num_envs, num_seeds=1, options=PoolOptions())
+            assert made.num_groups == (2 if num_envs % 2 == 0 else 1)
+            found.add(isinstance(made, _Still))
+    assert found == ({False} if cores == 1 else {False, True})
+
+
+@pytest.mark.parametrize("widths", [(1, 7), range(1, 34)], ids=["two", "all"])
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_every_number_of_environments_fits_the_default_sizes(name, widths):
+    agents, continuous = ("ippo", "mappo", "pqn_vdn"), ("sac", "td3", "flash_sac")
+    env = "traffic_junction_4" if name in agents else "pendulum" if name in continuous else "cartpole"
+    for num_envs in widths:
+        run = compose([f"env={env}", f"algo={name}", "tuned=false", f"num_envs={num_envs}"])
+        build_graph(make_envs(run), make_algorithm(run))
+    host = compose(["env=gymnasium", "env.id=CartPole-v1", f"algo={name}", f"num_envs={num_envs}"])
+    assert host.pool["num_groups"] == 1

@@ -1,5 +1,6 @@
 """Options of a pool, and groups of its environments in the parent: rows, seeds, actions and results."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
@@ -263,7 +264,8 @@ class PoolOptions(NamedTuple):
 
     Attributes:
         workers: Number of worker processes; 0 steps in the parent process, ``"auto"`` measures a few steps and selects.
-        num_groups: Groups of environments that take turns: one is stepped while another's actions are computed.
+        num_groups: Groups of environments that take turns: one is stepped while another's actions are computed. None
+            for 2, or 1 for an odd number of environments.
         order: ``"fixed"``, or ``"arrival"``, which serves the environments that are ready first. It is for environments
             of very uneven speed; the same seed then no longer gives the same run.
         step_timeout_s: A worker that does not answer within this time, in seconds, is restarted.
@@ -274,7 +276,7 @@ class PoolOptions(NamedTuple):
     """
 
     workers: int | str = "auto"
-    num_groups: int = 2
+    num_groups: int | None = None
     order: str = "fixed"
     step_timeout_s: float = 60.0
     backend: str = "workers"
@@ -282,21 +284,40 @@ class PoolOptions(NamedTuple):
     out_of_space: str = "stop"
 
 
-def check_options(options: PoolOptions, num_envs: int, num_seeds: int = 1) -> None:
-    """Check the options of a pool.
+def default_groups(num_envs: int) -> int:
+    """Return the default number of groups: 2 if these can be equal, else 1.
+
+    Args:
+        num_envs: Number of environments per seed.
+
+    Returns:
+        A divisor of ``num_envs``.
+    """
+    return math.gcd(num_envs, 2)
+
+
+def check_options(options: PoolOptions, num_envs: int, num_seeds: int = 1) -> PoolOptions:
+    """Check the options of a pool, and fill in the number of groups.
 
     Args:
         options: Options of the pool.
         num_envs: Number of environments per seed.
         num_seeds: Number of seeds.
 
+    Returns:
+        The options.
+
     Raises:
         ValueError: An option is out of range, or contradicts another option or the number of environments.
     """
-    check_groups(num_envs, options.num_groups)
+    if options.num_groups is None:
+        check_groups(num_envs, 1)
+        options = options._replace(num_groups=default_groups(num_envs))
+    num_groups: Any = options.num_groups
+    check_groups(num_envs, num_groups)
     if type(num_seeds) is not int or num_seeds < 1:
         raise ValueError(f"num_seeds={num_seeds}: write a whole number of at least 1")
-    workers, size = options.workers, num_envs * num_seeds // options.num_groups
+    workers, size = options.workers, num_envs * num_seeds // num_groups
     if workers != "auto" and not (type(workers) is int and workers >= 0):
         raise ValueError(f"pool.workers={workers}: write auto, 0 (in this process) or a number of processes")
     if workers != "auto" and int(workers) > size:
@@ -318,3 +339,4 @@ def check_options(options: PoolOptions, num_envs: int, num_seeds: int = 1) -> No
         raise ValueError(f"pool.bridge={options.bridge}: write host or callback")
     if options.out_of_space not in ("stop", "count"):
         raise ValueError(f"pool.out_of_space={options.out_of_space}: write stop or count")
+    return options

@@ -85,15 +85,16 @@ def turns_s(cores: int, group_size: int, step_s: float, options: PoolOptions) ->
 
 def _turn_s(workers: int, cores: int, group_size: int, step_s: float, options: PoolOptions) -> float:
     """Estimate the seconds of one step of all groups, including actions."""
+    num_groups = options.num_groups or 1
     if workers == 0:
-        return COLD * (options.num_groups * (HERE_S + group_size * step_s) + DECISION_S)
+        return COLD * (num_groups * (HERE_S + group_size * step_s) + DECISION_S)
     share_s = -(-group_size // workers) * step_s
-    if options.num_groups == 1 or options.bridge == "callback":
-        return options.num_groups * (WAKE_UP_S + COLD * (share_s + DECISION_S))
+    if num_groups == 1 or options.bridge == "callback":
+        return num_groups * (WAKE_UP_S + COLD * (share_s + DECISION_S))
     if workers < cores:
-        return options.num_groups * (WAKE_UP_S + max(share_s, DECISION_S))
+        return num_groups * (WAKE_UP_S + max(share_s, DECISION_S))
     all_cores_s = (group_size * step_s + COLD * DECISION_S) / cores
-    return options.num_groups * (WAKE_UP_S + max(share_s, COLD * DECISION_S, all_cores_s))
+    return num_groups * (WAKE_UP_S + max(share_s, COLD * DECISION_S, all_cores_s))
 
 
 def _processes(workers: int) -> str:
@@ -227,19 +228,19 @@ def make_pool(host_spec: HostEnvSpec, spec: EnvSpec, *, num_envs: int, num_seeds
     Raises:
         ValueError: An option is wrong, or the environments cannot be sent to worker processes.
     """
-    check_options(options, num_envs, num_seeds)
-    num_rows = num_envs * num_seeds
+    options = check_options(options, num_envs, num_seeds)
+    num_rows, num_groups = num_envs * num_seeds, options.num_groups or 1
     by_arrival, reason = options.order == "arrival", ""
     workers = options.workers
     if workers == "auto":
-        workers, reason = choose_workers(host_spec, num_rows // options.num_groups, options)
+        workers, reason = choose_workers(host_spec, num_rows // num_groups, options)
     if by_arrival:
         reason = f"{reason}{'; ' if reason else ''}pool.order=arrival: the same seed does not give the same run"
 
     def watched(num_envs: int, tell: Callable[[str], None]) -> HostEnv:
         return in_process(host_spec._replace(make=partial(watch_spaces, host_spec.make, tell)), spec, num_envs=num_envs)
 
-    how: dict[str, Any] = dict(num_envs=num_rows, num_groups=options.num_groups, num_seeds=num_seeds, reason=reason)
+    how: dict[str, Any] = dict(num_envs=num_rows, num_groups=num_groups, num_seeds=num_seeds, reason=reason)
     if workers == 0:
         return in_process(host_spec, spec, **how)._replace(watched=watched)
     how |= dict(num_workers=int(workers), step_timeout_s=options.step_timeout_s, by_arrival=by_arrival)

@@ -6,7 +6,7 @@ together are Rainbow without noisy nets (arXiv 1710.02298).
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,16 @@ from jaxrl_fast.learning.algorithm import (
 from jaxrl_fast.learning.critics import ValueHead, ValueKind, by_action, make_value_head, of_action, q_outputs
 from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision, make_network
 from jaxrl_fast.numerics import losses
-from jaxrl_fast.numerics.optimizers import OptimizerName, check_optimizer, make_optimizer
+from jaxrl_fast.numerics.optimizers import (
+    ANY,
+    FROM_0_TO_1,
+    OptimizerName,
+    Rate0,
+    Rate01,
+    check_optimizer,
+    checks_numbers,
+    make_optimizer,
+)
 
 
 class DqnHyper(NamedTuple):
@@ -61,15 +70,16 @@ class DqnHyper(NamedTuple):
     importance_exponent: Any
 
 
+@checks_numbers()
 def dqn(
     *,
-    learning_rate: Any = 3e-4,
-    discount: Any = 0.99,
-    epsilon: Any = 0.1,
-    tau: Any = 0.005,
-    max_grad_norm: Any = 10.0,
-    reward_scale: Any = 1.0,
-    weight_decay: Any = 0.0,
+    learning_rate: Rate0 = 3e-4,
+    discount: Rate01 = 0.99,
+    epsilon: Rate01 = 0.1,
+    tau: Rate01 = 0.005,
+    max_grad_norm: Rate0 = 10.0,
+    reward_scale: Rate0 = 1.0,
+    weight_decay: Rate0 = 0.0,
     rollout_length: int = 4,
     updates_per_tick: int | None = None,
     batch_size: int = 128,
@@ -78,15 +88,15 @@ def dqn(
     n_step: int = 1,
     sequence_length: int = 8,
     burn_in: int = 4,
-    priority_exponent: float = 0.0,
-    importance_exponent: Any = 0.4,
+    priority_exponent: Annotated[float, FROM_0_TO_1] = 0.0,
+    importance_exponent: Rate01 = 0.4,
     target_period: int = 1,
     double: bool = True,
     dueling: bool = False,
     value_head: ValueKind = "scalar",
     num_atoms: int = 51,
-    value_min: float = -10.0,
-    value_max: float = 10.0,
+    value_min: Annotated[float, ANY] = -10.0,
+    value_max: Annotated[float, ANY] = 10.0,
     normalize_observations: bool | None = None,
     q_hidden: tuple[int, ...] = (128, 128),
     q_keys: tuple[str, ...] = (),

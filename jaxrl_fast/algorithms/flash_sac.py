@@ -5,7 +5,7 @@ Two parts, as in SAC: the critic (two networks of distributions of returns, and 
 norm. Rewards are normalized so that returns are within the range of the critic's atoms.
 """
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ from jaxrl_fast.learning.algorithm import (
 from jaxrl_fast.learning.critics import ValueHead, categorical_head
 from jaxrl_fast.networks.network import Cnn, Network, Precision, ensemble, hold_unit_norm, make_network
 from jaxrl_fast.numerics import distributions
-from jaxrl_fast.numerics.optimizers import make_optimizer
+from jaxrl_fast.numerics.optimizers import ABOVE_0, AnyRate, Rate0, Rate01, checks_numbers, make_optimizer
 
 
 class FlashSacHyper(NamedTuple):
@@ -59,15 +59,16 @@ class FlashSacHyper(NamedTuple):
     reward_scale: Any
 
 
+@checks_numbers()
 def flash_sac(
     *,
-    learning_rate: Any = 3e-4,
-    temperature_learning_rate: Any = 3e-4,
-    discount: Any = 0.99,
-    tau: Any = 0.01,
-    target_entropy_per_action: Any = -0.478,
-    max_grad_norm: Any = 1e6,
-    reward_scale: Any = 1.0,
+    learning_rate: Rate0 = 3e-4,
+    temperature_learning_rate: Rate0 = 3e-4,
+    discount: Rate01 = 0.99,
+    tau: Rate01 = 0.01,
+    target_entropy_per_action: AnyRate = -0.478,
+    max_grad_norm: Rate0 = 1e6,
+    reward_scale: Rate0 = 1.0,
     rollout_length: int = 1,
     updates_per_tick: int | None = None,
     batch_size: int = 256,
@@ -77,12 +78,12 @@ def flash_sac(
     policy_delay: int = 2,
     max_repeats: int = 16,
     num_atoms: int = 101,
-    max_return: float = 5.0,
+    max_return: Annotated[float, ABOVE_0] = 5.0,
     policy_hidden: tuple[int, ...] = (64, 64),
     critic_hidden: tuple[int, ...] = (128, 128),
     policy_keys: tuple[str, ...] = (),
     critic_keys: tuple[str, ...] = (),
-    initial_temperature: float = 0.01,
+    initial_temperature: Annotated[float, ABOVE_0] = 0.01,
     cnn: Cnn = "auto",
     precision: Precision = "f32",
 ) -> Algorithm:

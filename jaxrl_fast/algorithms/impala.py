@@ -30,7 +30,7 @@ from jaxrl_fast.learning.algorithm import (
 )
 from jaxrl_fast.networks.network import Activation, Cnn, Head, Network, Precision, make_network
 from jaxrl_fast.numerics import distributions, losses
-from jaxrl_fast.numerics.optimizers import OptimizerName, check_optimizer, make_optimizer
+from jaxrl_fast.numerics.optimizers import OptimizerName, Rate0, Rate01, check_optimizer, checks_numbers, make_optimizer
 
 
 class ImpalaHyper(NamedTuple):
@@ -61,18 +61,19 @@ class ImpalaHyper(NamedTuple):
     weight_decay: Any
 
 
+@checks_numbers()
 def impala(
     *,
-    learning_rate: Any = 7e-4,
-    discount: Any = 0.99,
-    trace_lambda: Any = 1.0,
-    clip_rho: Any = 1.0,
-    clip_c: Any = 1.0,
-    value_coef: Any = 0.5,
-    entropy_coef: Any = 0.01,
-    max_grad_norm: Any = 0.5,
-    reward_scale: Any = 1.0,
-    weight_decay: Any = 0.0,
+    learning_rate: Rate0 = 7e-4,
+    discount: Rate01 = 0.99,
+    trace_lambda: Rate01 = 1.0,
+    clip_rho: Rate0 = 1.0,
+    clip_c: Rate0 = 1.0,
+    value_coef: Rate0 = 0.5,
+    entropy_coef: Rate0 = 0.01,
+    max_grad_norm: Rate0 = 0.5,
+    reward_scale: Rate0 = 1.0,
+    weight_decay: Rate0 = 0.0,
     rollout_length: int = 20,
     num_minibatches: int | None = None,
     normalize_observations: bool | None = None,

@@ -4,7 +4,6 @@ Each agent runs PPO and treats the others as a part of the environment.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 
@@ -14,20 +13,21 @@ from jaxrl_fast.core import EnvSpec
 from jaxrl_fast.learning.algorithm import Algorithm, ValueOf
 from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision
 from jaxrl_fast.numerics import losses
-from jaxrl_fast.numerics.optimizers import OptimizerName
+from jaxrl_fast.numerics.optimizers import OptimizerName, Rate0, Rate01, checks_numbers
 
 
+@checks_numbers()
 def ippo(
     *,
-    learning_rate: Any = 3e-4,
-    critic_learning_rate_ratio: Any = 1.0,
-    discount: Any = 0.99,
-    gae_lambda: Any = 0.95,
-    clip_range: Any = 0.2,
-    entropy_coef: Any = 0.01,
-    max_grad_norm: Any = 0.5,
-    reward_scale: Any = 1.0,
-    weight_decay: Any = 0.0,
+    learning_rate: Rate0 = 3e-4,
+    critic_learning_rate_ratio: Rate0 = 1.0,
+    discount: Rate01 = 0.99,
+    gae_lambda: Rate01 = 0.95,
+    clip_range: Rate0 = 0.2,
+    entropy_coef: Rate0 = 0.01,
+    max_grad_norm: Rate0 = 0.5,
+    reward_scale: Rate0 = 1.0,
+    weight_decay: Rate0 = 0.0,
     rollout_length: int | None = None,
     num_epochs: int = 4,
     num_minibatches: int | None = None,

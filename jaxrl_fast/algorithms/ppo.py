@@ -30,7 +30,7 @@ from jaxrl_fast.learning.algorithm import (
 )
 from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision, make_network
 from jaxrl_fast.numerics import distributions, losses
-from jaxrl_fast.numerics.optimizers import OptimizerName, check_optimizer, make_optimizer
+from jaxrl_fast.numerics.optimizers import OptimizerName, Rate0, Rate01, check_optimizer, checks_numbers, make_optimizer
 
 
 class PpoHyper(NamedTuple):
@@ -78,17 +78,18 @@ def over_all_steps(x: jax.Array, batch: OnPolicyBatch) -> jax.Array:
     return jnp.mean(x, dtype=jnp.float32)
 
 
+@checks_numbers()
 def ppo(
     *,
-    learning_rate: Any = 3e-4,
-    critic_learning_rate_ratio: Any = 1.0,
-    discount: Any = 0.99,
-    gae_lambda: Any = 0.95,
-    clip_range: Any = 0.2,
-    entropy_coef: Any = 0.01,
-    max_grad_norm: Any = 0.5,
-    reward_scale: Any = 1.0,
-    weight_decay: Any = 0.0,
+    learning_rate: Rate0 = 3e-4,
+    critic_learning_rate_ratio: Rate0 = 1.0,
+    discount: Rate01 = 0.99,
+    gae_lambda: Rate01 = 0.95,
+    clip_range: Rate0 = 0.2,
+    entropy_coef: Rate0 = 0.01,
+    max_grad_norm: Rate0 = 0.5,
+    reward_scale: Rate0 = 1.0,
+    weight_decay: Rate0 = 0.0,
     rollout_length: int | None = None,
     num_epochs: int = 4,
     num_minibatches: int | None = None,
@@ -149,9 +150,8 @@ def ppo(
     """
     rates = learning_rate, critic_learning_rate_ratio, discount, gae_lambda, clip_range, entropy_coef, max_grad_norm
     hyper = PpoHyper(*rates, reward_scale, weight_decay)
-    shared: dict[str, Any] = dict(
-        activation=activation, layer_norm=layer_norm, recurrent_size=recurrent_size, cnn=cnn, precision=precision
-    )
+    shared: dict[str, Any] = dict(activation=activation, layer_norm=layer_norm, recurrent_size=recurrent_size)
+    shared |= dict(cnn=cnn, precision=precision)
     options = shared | dict(policy_hidden=tuple(policy_hidden), value_hidden=tuple(value_hidden), optimizer=optimizer)
     options |= dict(policy_keys=tuple(policy_keys), critic_keys=tuple(critic_keys))
     sizes = on_policy_sizes(rollout_length, num_minibatches, steps=256, least=4, whole_rollouts=recurrent_size > 0)

@@ -31,7 +31,7 @@ from jaxrl_fast.learning.algorithm import (
 )
 from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision, make_network
 from jaxrl_fast.numerics import losses
-from jaxrl_fast.numerics.optimizers import OptimizerName, check_optimizer, make_optimizer
+from jaxrl_fast.numerics.optimizers import OptimizerName, Rate0, Rate01, check_optimizer, checks_numbers, make_optimizer
 
 
 class PqnHyper(NamedTuple):
@@ -56,15 +56,16 @@ class PqnHyper(NamedTuple):
     weight_decay: Any
 
 
+@checks_numbers()
 def pqn(
     *,
-    learning_rate: Any = 5e-4,
-    discount: Any = 0.99,
-    q_lambda: Any = 0.65,
-    epsilon: Any = 0.1,
-    max_grad_norm: Any = 10.0,
-    reward_scale: Any = 1.0,
-    weight_decay: Any = 0.0,
+    learning_rate: Rate0 = 5e-4,
+    discount: Rate01 = 0.99,
+    q_lambda: Rate01 = 0.65,
+    epsilon: Rate01 = 0.1,
+    max_grad_norm: Rate0 = 10.0,
+    reward_scale: Rate0 = 1.0,
+    weight_decay: Rate0 = 0.0,
     rollout_length: int = 32,
     num_epochs: int = 2,
     num_minibatches: int | None = None,

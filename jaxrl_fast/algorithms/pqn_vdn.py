@@ -6,7 +6,6 @@ The value of the team is the sum of the agents' values of their actions (VDN, ar
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,18 +17,19 @@ from jaxrl_fast.learning.acting import greedy_value, number_of, value_of
 from jaxrl_fast.learning.algorithm import Agent, Algorithm, OnPolicy, Values, require_actions
 from jaxrl_fast.networks.network import Activation, Cnn, Precision
 from jaxrl_fast.numerics import losses
-from jaxrl_fast.numerics.optimizers import OptimizerName
+from jaxrl_fast.numerics.optimizers import OptimizerName, Rate0, Rate01, checks_numbers
 
 
+@checks_numbers()
 def pqn_vdn(
     *,
-    learning_rate: Any = 5e-4,
-    discount: Any = 0.99,
-    q_lambda: Any = 0.65,
-    epsilon: Any = 0.1,
-    max_grad_norm: Any = 10.0,
-    reward_scale: Any = 1.0,
-    weight_decay: Any = 0.0,
+    learning_rate: Rate0 = 5e-4,
+    discount: Rate01 = 0.99,
+    q_lambda: Rate01 = 0.65,
+    epsilon: Rate01 = 0.1,
+    max_grad_norm: Rate0 = 10.0,
+    reward_scale: Rate0 = 1.0,
+    weight_decay: Rate0 = 0.0,
     rollout_length: int = 32,
     num_epochs: int = 2,
     num_minibatches: int | None = None,

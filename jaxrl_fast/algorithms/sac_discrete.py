@@ -7,7 +7,7 @@ over actions are exact, so updates sample nothing.
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +38,15 @@ from jaxrl_fast.learning.algorithm import (
 from jaxrl_fast.learning.critics import policy_and_critics, regression
 from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision
 from jaxrl_fast.numerics import distributions, losses
-from jaxrl_fast.numerics.optimizers import OptimizerName, check_optimizer, make_optimizer
+from jaxrl_fast.numerics.optimizers import (
+    ABOVE_0,
+    OptimizerName,
+    Rate0,
+    Rate01,
+    check_optimizer,
+    checks_numbers,
+    make_optimizer,
+)
 
 
 class SacDiscreteHyper(NamedTuple):
@@ -65,16 +73,17 @@ class SacDiscreteHyper(NamedTuple):
     weight_decay: Any
 
 
+@checks_numbers()
 def sac_discrete(
     *,
-    learning_rate: Any = 3e-4,
-    temperature_learning_rate: Any = 3e-4,
-    discount: Any = 0.99,
-    tau: Any = 0.005,
-    target_entropy_ratio: Any = 0.3,
-    max_grad_norm: Any = 10.0,
-    reward_scale: Any = 1.0,
-    weight_decay: Any = 0.0,
+    learning_rate: Rate0 = 3e-4,
+    temperature_learning_rate: Rate0 = 3e-4,
+    discount: Rate01 = 0.99,
+    tau: Rate01 = 0.005,
+    target_entropy_ratio: Rate01 = 0.3,
+    max_grad_norm: Rate0 = 10.0,
+    reward_scale: Rate0 = 1.0,
+    weight_decay: Rate0 = 0.0,
     rollout_length: int = 4,
     updates_per_tick: int | None = None,
     batch_size: int = 128,
@@ -91,7 +100,7 @@ def sac_discrete(
     activation: Activation = "relu",
     critic_layer_norm: bool = False,
     recurrent_size: int = 0,
-    initial_temperature: float = 1.0,
+    initial_temperature: Annotated[float, ABOVE_0] = 1.0,
     cnn: Cnn = "auto",
     optimizer: OptimizerName = "adam",
     precision: Precision = "f32",

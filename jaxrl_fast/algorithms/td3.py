@@ -5,7 +5,7 @@ With one Q-network, no delay and no noise on targets it is DDPG (arXiv 1509.0297
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,15 @@ from jaxrl_fast.learning.algorithm import (
 from jaxrl_fast.learning.critics import policy_and_critics, regression
 from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision
 from jaxrl_fast.numerics import distributions, losses
-from jaxrl_fast.numerics.optimizers import OptimizerName, check_optimizer, make_optimizer
+from jaxrl_fast.numerics.optimizers import (
+    FROM_0,
+    OptimizerName,
+    Rate0,
+    Rate01,
+    check_optimizer,
+    checks_numbers,
+    make_optimizer,
+)
 
 
 class Td3Hyper(NamedTuple):
@@ -61,19 +69,20 @@ class Td3Hyper(NamedTuple):
     weight_decay: Any
 
 
+@checks_numbers()
 def td3(
     *,
-    learning_rate: Any = 3e-4,
-    actor_learning_rate_ratio: Any = 1.0,
-    discount: Any = 0.99,
-    tau: Any = 0.005,
-    exploration_noise: Any = 0.1,
-    target_noise: Any = 0.2,
-    target_noise_clip: Any = 0.5,
-    max_grad_norm: Any = 1e6,
-    reward_scale: Any = 1.0,
-    weight_decay: Any = 0.0,
-    noise_spread: float = 2.0,
+    learning_rate: Rate0 = 3e-4,
+    actor_learning_rate_ratio: Rate0 = 1.0,
+    discount: Rate01 = 0.99,
+    tau: Rate01 = 0.005,
+    exploration_noise: Rate0 = 0.1,
+    target_noise: Rate0 = 0.2,
+    target_noise_clip: Rate0 = 0.5,
+    max_grad_norm: Rate0 = 1e6,
+    reward_scale: Rate0 = 1.0,
+    weight_decay: Rate0 = 0.0,
+    noise_spread: Annotated[float, FROM_0] = 2.0,
     policy_delay: int = 2,
     num_critics: int = 2,
     rollout_length: int = 1,

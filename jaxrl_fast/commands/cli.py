@@ -24,12 +24,12 @@ from jax.errors import JaxRuntimeError
 
 from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.commands.run_config import NEEDS, Run, compose, flat_settings
-from jaxrl_fast.core import EnvSpec
+from jaxrl_fast.core import MAX_SIZE, EnvSpec
 from jaxrl_fast.envs import EnvFailed, place_of
 from jaxrl_fast.policy.policies import Policy, load_policy, same_spaces
 from jaxrl_fast.runtime.placements import PLACEMENTS
 from jaxrl_fast.settings.machine import AUTO
-from jaxrl_fast.settings.schema import MAX_SIZE, ConfigError, Key, command_line, parse_word, run_keys
+from jaxrl_fast.settings.schema import ConfigError, Key, command_line, parse_word, run_keys
 
 WIDTH = 80
 ASIDE = ("checkpoint.", "env.", "distributed", "pool.")

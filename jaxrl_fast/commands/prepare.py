@@ -18,6 +18,7 @@ from jaxrl_fast.commands.env_cache import EnvCache, env_cache_of, make_cached_en
 from jaxrl_fast.commands.run_config import Run, env_name, flat_settings, to_yaml
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
+from jaxrl_fast.envs.pool.batches import default_groups
 from jaxrl_fast.learning.io_callback_env import in_graph
 from jaxrl_fast.learning.run_graph import Overlap, graph_of
 from jaxrl_fast.runtime import cluster, hosts
@@ -72,7 +73,8 @@ def prepare_run(run: Run, *, keep: bool = False) -> Iterator[Prepared]:
     keeper = env_cache_of(complete, to_stderr) if keep else None
     env = make_cached_envs(complete, keeper)
     try:
-        if not isinstance(env, HostEnv) and complete.pool != dataclasses.asdict(PoolSchema()):
+        defaults = dataclasses.asdict(PoolSchema()) | {"num_groups": default_groups(complete.num_envs)}
+        if not isinstance(env, HostEnv) and complete.pool != defaults:
             raise ValueError(f"pool.* has no effect with env={run.env}, which is compiled here: leave it out")
         if run.placement == machine.AUTO and isinstance(env, HostEnv):  # a user environment, resolved only here
             complete = dataclasses.replace(complete, placement=HOST.placement, devices=HOST.devices)

@@ -15,6 +15,7 @@ from jaxrl_fast import envs
 from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
+from jaxrl_fast.envs.pool.batches import default_groups
 from jaxrl_fast.learning.algorithm import Algorithm
 from jaxrl_fast.learning.run_graph import GraphOptions
 from jaxrl_fast.numerics.optimizers import plain
@@ -484,6 +485,6 @@ def _make_run(env: str, algo: str, placement: str, values: dict[str, Any], other
         placement=placement,
         eval=schema.EvalOptions(**section("eval.") | {"every": values["eval.every"] or tenth}),
         checkpoint=schema.Checkpoints(**section("checkpoint.") | {"every": values["checkpoint.every"] or tenth}),
-        pool=section("pool."),
+        pool=section("pool.") | {"num_groups": values["pool.num_groups"] or default_groups(values["num_envs"])},
         processes=named,
     )

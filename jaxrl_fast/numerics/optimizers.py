@@ -1,14 +1,17 @@
 """Named optimizers, schedules of hyper-parameters, and gradient clipping by the global norm."""
 
-from collections.abc import Callable
-from functools import reduce
-from typing import Any, Literal, NamedTuple, Protocol
+import math
+import zlib
+from collections.abc import Callable, Mapping
+from functools import reduce, wraps
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar, cast, get_args, get_type_hints
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
-from jaxrl_fast.core import PyTree
+from jaxrl_fast.core import MAX_SIZE, Number, PyTree, as_number, as_whole
 
 SLICES, FEW = 16, 2**12
 """On a CPU, an array of more than `FEW` numbers is summed in `SLICES` slices. Summing 65,536 squares takes 5
@@ -56,6 +59,10 @@ class Linear(NamedTuple):
     end: Any
     until: Any = 1.0
 
+    def at(self, progress: jax.Array) -> Any:
+        """Return the value at a share of the run."""
+        return self.start + (self.end - self.start) * jnp.minimum(progress / self.until, 1.0)
+
 
 class Cosine(NamedTuple):
     """Schedule along half a cosine wave.
@@ -70,12 +77,39 @@ class Cosine(NamedTuple):
     end: Any
     until: Any = 1.0
 
+    def at(self, progress: jax.Array) -> Any:
+        """Return the value at a share of the run."""
+        progress = jnp.minimum(progress / self.until, 1.0)
+        return self.end + (self.start - self.end) * 0.5 * (1.0 + jnp.cos(jnp.pi * progress))
 
-Schedule = Linear | Cosine
+
+class Curve(NamedTuple):
+    """Schedule of a Python function of progress.
+
+    Attributes:
+        values: Its values at equal distances from the start of the run to its end, linear in between.
+    """
+
+    values: Any
+
+    @property
+    def start(self) -> Any:
+        """Value at the start of the run."""
+        return self.values[0]
+
+    def at(self, progress: jax.Array) -> Any:
+        """Return the value at a share of the run."""
+        return jnp.interp(progress, jnp.linspace(0.0, 1.0, len(self.values)), self.values)
+
+
+Schedule = Linear | Cosine | Curve
 SCHEDULES: dict[str, type[Linear] | type[Cosine]] = {"linear": Linear, "cosine": Cosine}
+CURVE_POINTS = 1_001
+"""Values that a run takes of a function of progress."""
+A_RATE = f"a number or a schedule such as {next(iter(SCHEDULES))}:3e-4:0 ({', '.join(SCHEDULES)})"
 
 
-def value_at(rate: Any, progress: jax.Array) -> jax.Array:
+def value_at(rate: Any, progress: jax.Array) -> Any:
     """Evaluate a number or schedule.
 
     Args:
@@ -85,13 +119,136 @@ def value_at(rate: Any, progress: jax.Array) -> jax.Array:
     Returns:
         The value.
     """
-    if isinstance(rate, Schedule):
-        progress = jnp.minimum(progress / rate.until, 1.0)
-    if isinstance(rate, Linear):
-        return rate.start + (rate.end - rate.start) * progress
-    if isinstance(rate, Cosine):
-        return rate.end + (rate.start - rate.end) * 0.5 * (1.0 + jnp.cos(jnp.pi * progress))
-    return rate
+    return rate.at(progress) if isinstance(rate, Schedule) else rate
+
+
+def as_rate(value: Any) -> Any:
+    """Convert a value to a number or schedule.
+
+    Args:
+        value: Number, schedule, text ``kind:start:end`` or ``kind:start:end:until``, or a function of progress.
+
+    Returns:
+        The number or schedule.
+
+    Raises:
+        TypeError: It is of another type.
+        ValueError: The text is no schedule.
+        KeyError: Unknown kind of schedule.
+    """
+    if isinstance(value, Schedule):
+        return value
+    if callable(value):
+        return Curve(np.array([float(value(i / (CURVE_POINTS - 1))) for i in range(CURVE_POINTS)], np.float32))
+    if isinstance(value, str):
+        kind, *ends = value.split(":")
+        schedule = SCHEDULES[kind.strip()](*map(float, ends))
+        if not math.isfinite(schedule.start + schedule.end) or not 0.0 < schedule.until <= 1.0:
+            raise ValueError(value)
+        return schedule
+    return as_number(value)
+
+
+CONVERT: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "whole": (as_whole, "a whole number"),
+    "number": (as_number, "a number"),
+    "rate": (as_rate, A_RATE),
+}
+"""Kind of a number -> function that converts a value to it, and its description."""
+
+
+def numbers_of(value: Any) -> tuple[float, ...]:
+    """Return the numbers of a hyper-parameter that must be in its range.
+
+    Args:
+        value: Number or schedule.
+
+    Returns:
+        The number, both ends of a schedule, or all values of a `Curve`.
+    """
+    if isinstance(value, Curve):
+        return tuple(map(float, value.values))
+    return tuple(value[:2]) if isinstance(value, Schedule) else (value,)
+
+
+def read_number(name: str, value: Any, allowed: Number) -> Any:
+    """Check a numeric argument.
+
+    Args:
+        name: Name of the argument.
+        value: Number, for a hyper-parameter also a schedule, a function of progress, or an array.
+        allowed: Range.
+
+    Returns:
+        The number or schedule.
+
+    Raises:
+        ValueError: It has another type, or is out of range.
+    """
+    if (value is None and allowed.optional) or (allowed.kind == "rate" and isinstance(value, jax.Array | np.ndarray)):
+        return value
+    try:
+        found = CONVERT[allowed.kind][0](value)
+    except (TypeError, ValueError, KeyError):
+        raise _wrong_kind(name, value, allowed) from None
+    if not allowed.holds(*(numbers_of(found) if allowed.kind == "rate" else (found,))):
+        shown = plain(found) if isinstance(found, Schedule) else value
+        raise ValueError(f"{name}={shown}: {allowed.instead_of(*numbers_of(found))}")
+    return found
+
+
+def _wrong_kind(name: str, value: Any, allowed: Number) -> ValueError:
+    shown = repr(value) if isinstance(value, str) else value
+    return ValueError(f"{name}={shown}: write {CONVERT[allowed.kind][1]}")
+
+
+Factory = TypeVar("Factory", bound=Callable[..., Any])
+ANY, FROM_0, FROM_0_TO_1, ABOVE_0 = Number(), Number(0), Number(0, 1), Number(1e-8)
+SIZE = Number(0, MAX_SIZE, "whole")
+AnyRate = Annotated[Any, ANY]
+Rate0 = Annotated[Any, FROM_0]
+Rate01 = Annotated[Any, FROM_0_TO_1]
+"""Types of hyper-parameters: any finite number, at least 0, and from 0 to 1; schedules are allowed."""
+
+
+def declared_number(hint: Any) -> Number | None:
+    """Return the range that a type annotation declares.
+
+    Args:
+        hint: Type annotation; ``int`` is a size of at least 0.
+
+    Returns:
+        The range, None if it is not a number.
+    """
+    if hint in (int, int | None):
+        return SIZE._replace(optional=hint is not int)
+    found = next((data for data in getattr(hint, "__metadata__", ()) if isinstance(data, Number)), None)
+    return found._replace(kind="number") if found is not None and get_args(hint)[0] is float else found
+
+
+def checks_numbers(declared: Mapping[str, Number] | None = None) -> Callable[[Factory], Factory]:
+    """Make a decorator that checks the numeric arguments of a function.
+
+    Args:
+        declared: Range of each argument; None to read its annotations.
+
+    Returns:
+        The decorator.
+    """
+
+    def decorate(function: Factory) -> Factory:
+        hints = get_type_hints(function, include_extras=True) if declared is None else {}
+        found = {name: number for name, hint in hints.items() if (number := declared_number(hint)) is not None}
+        ranges = found if declared is None else declared
+
+        @wraps(function)
+        def checked(*args: Any, **given: Any) -> Any:
+            numbers = {name: read_number(name, given[name], ranges[name]) for name in given if name in ranges}
+            return function(*args, **{**given, **numbers})
+
+        return cast(Factory, checked)
+
+    return decorate
 
 
 def resolve(hyper: Any, progress: jax.Array) -> Any:
@@ -140,7 +297,10 @@ def plain(value: Any) -> Any:
     Returns:
         The plain value.
     """
-    if isinstance(value, Schedule):
+    if isinstance(value, Curve):
+        first, last = float(value.values[0]), float(value.values[-1])
+        return f"function from {first} to {last}, {zlib.crc32(np.asarray(value.values).tobytes()):08x}"
+    if isinstance(value, Linear | Cosine):
         name = next(name for name, schedule in SCHEDULES.items() if isinstance(value, schedule))
         numbers = value if value.until != 1.0 else value[:2]
         return ":".join([name, *(repr(float(number)) for number in numbers)])

@@ -146,7 +146,7 @@ def make_policy(spec: EnvSpec, acting: Acting, params: PolicyParams, made_by: di
     return Policy(params, act, initial_carry, spec, made_by, act_arrays)
 
 
-def save_policy(policy: Policy, folder: Path) -> None:
+def save_policy(policy: Policy, folder: str | Path) -> None:
     """Write ``policy.json`` (the description) and ``params.msgpack`` (the arrays; no code).
 
     Each file replaces an older one atomically, so no reader sees half a file.
@@ -160,6 +160,7 @@ def save_policy(policy: Policy, folder: Path) -> None:
     """
     if AGENT in policy.made_by:
         raise ValueError(f"the policy of agent {policy.made_by[AGENT]} cannot be saved alone: save the joint policy")
+    folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     description = {"format": FORMAT_VERSION, "spec": spec_to_json(policy.spec), "made_by": policy.made_by}
     params = serialization.msgpack_serialize(jax.tree.map(np.asarray, by_name(policy.params)))
@@ -354,7 +355,8 @@ def spec_to_json(spec: EnvSpec) -> dict[str, Any]:
     else:
         action = {name: list(x) if isinstance(x, tuple) else x for name, x in spec.action._asdict().items()}
     obs = jax.tree.map(lambda s: {"shape": list(s.shape), "dtype": str(s.dtype)}, spec.obs)
-    return {**spec._asdict(), "obs": obs, "action": action, "own_sizes": [list(own) for own in spec.own_sizes]}
+    facts = {name: value for name, value in spec._asdict().items() if name != "arguments"}
+    return {**facts, "obs": obs, "action": action, "own_sizes": [list(own) for own in spec.own_sizes]}
 
 
 def spec_from_json(description: dict[str, Any]) -> EnvSpec:

@@ -486,9 +486,8 @@ def _writers(graph: Graph) -> dict[str, str]:
     for fragment in graph.fragments:
         for channel in fragment.writes:
             if channel in writer:
-                raise GraphError(
-                    f"channel '{channel}' has two writers, fragments '{writer[channel]}' and '{fragment.name}'"
-                )
+                names = f"fragments '{writer[channel]}' and '{fragment.name}'"
+                raise GraphError(f"channel '{channel}' has two writers, {names}")
             writer[channel] = fragment.name
     return writer
 

@@ -17,19 +17,17 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from jaxrl_fast.algorithms.registry import ALGORITHMS
-from jaxrl_fast.core import Log
+from jaxrl_fast.core import MAX_SIZE, Log, Number, as_number, as_whole
 from jaxrl_fast.learning.run_graph import GraphOptions, Overlap
 from jaxrl_fast.learning.updates import Average, OnNan
 from jaxrl_fast.networks.network import Precision
-from jaxrl_fast.numerics.optimizers import SCHEDULES
+from jaxrl_fast.numerics.optimizers import A_RATE, Schedule, as_rate, declared_number, numbers_of
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
 MAX_SEED = 2**32 - 1
 """JAX uses only the lowest 32 bits of a larger seed."""
-MAX_SIZE = 2**31 - 1
-"""The largest int32, the type of JAX's counters."""
 GROUPS = ("env", "algo", "placement")
 """Keys that are names in one file and sections in another."""
 NOT_OPTIONS = ("precision",)
@@ -57,13 +55,19 @@ class Key(NamedTuple):
 
     type: Any
     default: Any
-    minimum: int | None = None
+    minimum: float | None = None
     text: str = ""
-    maximum: int | None = None
+    maximum: float | None = None
     resume: Literal["fixed", "free", "silent"] = "fixed"
     to: Literal["graph", "job"] | None = None
     stored: Literal["always", "changed", "never"] = "always"
     aside: bool = False
+
+    def range(self) -> Number:
+        """Return the range of its numbers."""
+        least, most = -math.inf if self.minimum is None else self.minimum, self.maximum
+        kind: Any = {int: "whole", int | None: "whole", Any: "rate"}.get(self.type, "number")
+        return Number(least, math.inf if most is None else most, kind, self.type not in (int, float))
 
     def is_stored(self, value: Any) -> bool:
         """Return whether config files and checkpoints contain the key with this value."""
@@ -154,7 +158,7 @@ class PoolSchema:
     """Keys ``pool.*``: stepping of host environments, as `jaxrl_fast.envs.pool.batches.PoolOptions`."""
 
     workers: int | None = setting(None, "worker processes, 0 none; measured", 0, 4096, resume="free")
-    num_groups: int = setting(2, "groups that take turns", 1, MAX_SIZE)
+    num_groups: int | None = setting(None, "groups that take turns; 2, or 1 for an odd num_envs", 1, MAX_SIZE)
     order: Literal["fixed", "arrival"] = setting("fixed", "order of the environments:")
     step_timeout_s: float = setting(60.0, "seconds after which a silent worker is restarted", 0, resume="free")
     backend: Literal["workers", "envpool"] = setting("workers", "implementation of the pool:")
@@ -236,10 +240,20 @@ def resume_rule(name: str) -> Literal["fixed", "free", "silent"]:
     return "fixed" if key is None else key.resume
 
 
+def argument_ranges() -> dict[str, Number]:
+    """Return the ranges of the numeric arguments of `jaxrl_fast.learn`, as of the keys of the same names.
+
+    Returns:
+        Ranges by argument.
+    """
+    keys = {name.replace("eval.", "eval_"): key for name, key in run_keys().items()}
+    return {name: key.range() for name, key in keys.items() if key.range().kind == "whole"}
+
+
 def algo_keys(name: str) -> dict[str, Key]:
     """Return the keys ``algo.*`` of an algorithm, from the signature of its factory without losses.
 
-    Whole numbers are at least 0, and at least 1 in a list.
+    Whole numbers are at least 0, and at least 1 in a list; the annotations of others declare a range.
 
     Args:
         name: Name of the algorithm.
@@ -248,13 +262,14 @@ def algo_keys(name: str) -> dict[str, Key]:
         Keys by dotted name.
     """
     factory = ALGORITHMS[name]
-    hints, least = get_type_hints(factory), {int: 0, int | None: 0, tuple[int, ...]: 1}
-    options = {
-        p.name: Key(hints[p.name], p.default, least.get(hints[p.name]))
+    plain, hints = get_type_hints(factory), get_type_hints(factory, include_extras=True)
+    sizes = Number(1, MAX_SIZE, "whole")
+    ranges = {n: sizes if hint == tuple[int, ...] else declared_number(hint) or Number() for n, hint in hints.items()}
+    return {
+        f"algo.{p.name}": Key(plain[p.name], p.default, ranges[p.name].least, maximum=ranges[p.name].most)
         for p in inspect.signature(factory).parameters.values()
         if not callable(p.default) and p.name not in NOT_OPTIONS
     }
-    return {f"algo.{n}": key if key.minimum is None else key._replace(maximum=MAX_SIZE) for n, key in options.items()}
 
 
 def by_dotted_key(tree: Mapping[Any, Any]) -> dict[str, Any]:
@@ -306,11 +321,10 @@ def read_value(name: str, value: Any, key: Key) -> Any:
         result = _convert(value, key.type)
     except (TypeError, ValueError, KeyError, OverflowError):
         raise ConfigError(f"{name}={written(value)}: write {describe_type(key.type)}") from None
-    numbers = [n for n in (result if isinstance(result, tuple) else (result,)) if isinstance(n, int | float)]
-    if key.minimum is not None and any(n < key.minimum for n in numbers):
-        raise ConfigError(f"{name}={written(value)}: write a number of at least {key.minimum}")
-    if key.maximum is not None and any(n > key.maximum for n in numbers):
-        raise ConfigError(f"{name}={written(value)}: write a number of at most {key.maximum}")
+    numbers = result if isinstance(result, tuple) and not isinstance(result, Schedule) else numbers_of(result)
+    numbers = tuple(n for n in numbers if isinstance(n, int | float))
+    if not key.range().holds(*numbers):
+        raise ConfigError(f"{name}={written(value)}: {key.range().instead_of(*numbers)}")
     return result
 
 
@@ -324,7 +338,7 @@ def describe_type(hint: Any) -> str:
         The description.
     """
     if hint is Any:
-        return f"a number or a schedule such as {next(iter(SCHEDULES))}:3e-4:0 ({', '.join(SCHEDULES)})"
+        return A_RATE
     if get_origin(hint) is Literal:
         return ("one of " if len(get_args(hint)) > 1 else "") + ", ".join(get_args(hint))
     if get_origin(hint) in (Union, UnionType):
@@ -359,7 +373,7 @@ def _convert(value: Any, wanted: Any) -> Any:
     """Convert ``value``; raise one of Python's errors if it is not of the type."""
     origin, args = get_origin(wanted), get_args(wanted)
     if wanted is Any:
-        return _rate(value)
+        return as_rate(value)
     if origin in (Union, UnionType):
         return _convert_to_one(value, args)
     if origin is Literal:
@@ -374,8 +388,10 @@ def _convert(value: Any, wanted: Any) -> Any:
         return str(value)
     if wanted is bool and isinstance(value, bool):
         return value
-    if wanted in (int, float) and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return _number(value, wanted)
+    if wanted is int:
+        return as_whole(value)
+    if wanted is float:
+        return as_number(value)
     raise TypeError(value)
 
 
@@ -385,26 +401,6 @@ def _convert_to_one(value: Any, kinds: tuple[Any, ...]) -> Any:
         with suppress(TypeError, ValueError):
             return _convert(value, kind)
     raise TypeError(value)
-
-
-def _number(value: float, wanted: type) -> Any:
-    number = wanted(value)
-    if math.isnan(number) or number != value:
-        raise ValueError(value)
-    return number
-
-
-def _rate(value: Any) -> Any:
-    """Return a number, or a schedule written ``kind:start:end`` or ``kind:start:end:until``."""
-    if isinstance(value, tuple(SCHEDULES.values())):
-        return value
-    if isinstance(value, str):
-        kind, *ends = value.split(":")
-        schedule = SCHEDULES[kind.strip()](*(_number(float(text), float) for text in ends))
-        if not math.isfinite(schedule.start + schedule.end) or not 0.0 < schedule.until <= 1.0:
-            raise ValueError(value)
-        return schedule
-    return _convert(value, float)
 
 
 def written(value: Any) -> str:

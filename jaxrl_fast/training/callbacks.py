@@ -144,7 +144,7 @@ class StopSignal:
 
         def raise_later(dropped: "sys.UnraisableHookArgs") -> None:
             if dropped.exc_value is leaving:
-                # Not a thread: its start waits, and the signal could arrive in this hook, where it would be lost.
+                # Not a thread: its start waits, and the signal could arrive here, where it would be lost.
                 signal.signal(signal.SIGALRM, lambda _, frame: self._leave(number, frame))
                 signal.setitimer(signal.ITIMER_REAL, 0.05)
             else:

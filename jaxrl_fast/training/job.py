@@ -9,7 +9,7 @@ import jax
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.learning.acting import BoundAgent
-from jaxrl_fast.learning.algorithm import Algorithm, require_positive
+from jaxrl_fast.learning.algorithm import Algorithm
 from jaxrl_fast.learning.io_callback_env import Bridge, check_placement, in_graph
 from jaxrl_fast.learning.run_graph import GraphOptions, bind, graph_of
 from jaxrl_fast.numerics.optimizers import plain
@@ -77,11 +77,8 @@ def plan_run(
     steps_per_tick = env.num_envs * agent.rollout_length
     frames_per_tick = agent.updates_per_tick * agent.batch_size
     ticks = -(-total_steps // steps_per_tick)
-    if progress is not None and progress["env_steps"] >= total_steps and not _only_evaluations_lack(progress, ticks):
-        raise ValueError(
-            f"total_steps={total_steps}: the run is complete ({progress['env_steps']} steps): write a larger "
-            "total_steps to continue"
-        )
+    if progress is not None:
+        _check_left(progress, total_steps, ticks)
     ticks_per_chunk = progress["ticks_per_chunk"] if progress else _chunk_size(ticks, steps_per_tick, frames_per_tick)
 
     def chunks(steps: int | None) -> int:
@@ -89,6 +86,14 @@ def plan_run(
 
     num_chunks = -(-ticks // ticks_per_chunk)
     return Plan(ticks_per_chunk, num_chunks, chunks(eval_every), chunks(checkpoint_every), steps_per_tick)
+
+
+def _check_left(progress: dict[str, Any], total_steps: int, ticks: int) -> None:
+    if progress["env_steps"] >= total_steps and not _only_evaluations_lack(progress, ticks):
+        raise ValueError(
+            f"total_steps={total_steps}: the run is complete ({progress['env_steps']} steps): write a larger "
+            "total_steps to continue"
+        )
 
 
 def _only_evaluations_lack(progress: dict[str, Any], ticks: int) -> bool:
@@ -249,7 +254,6 @@ def make_job(
         ValueError: Arguments contradict each other, or the checkpoint.
     """
     total_steps, num_seeds, asked = options.total_steps, options.num_seeds, options.graph
-    require_positive(total_steps=total_steps, num_seeds=num_seeds, eval_episodes=options.eval.episodes)
     agent = bind(algorithm, env.spec, env.num_envs, asked.shards)
     if settings is None:
         settings = settings_of_job(env, algorithm, agent, options)
@@ -257,15 +261,12 @@ def make_job(
         check_processes(env, {**settings, "resume": options.resume, "debug": options.debug})
     vec_env, failures = (env, []) if isinstance(env, VecEnv) else bridge_of(env, num_seeds, options.debug)
     resumed = None if options.resume is None else resuming.read(options.resume, settings, algorithm)
-    graph_options = asked._replace(
-        total_steps=total_steps,
-        empty_until=resumed.empty_until if resumed else 0,
-        joined=starts_kernels_singly(jax.default_backend()),
-    )
+    start, joined = resumed.empty_until if resumed else 0, starts_kernels_singly(jax.default_backend())
+    graph_options = asked._replace(total_steps=total_steps, empty_until=start, joined=joined)
     options = options._replace(graph=graph_options)
     graph = graph_of(vec_env, algorithm, agent, graph_options)
-    progress = resumed.progress if resumed else None
-    plan = plan_run(env, agent, total_steps, options.eval.every, options.checkpoints.every, progress)
+    progress, every = resumed and resumed.progress, options.eval.every
+    plan = plan_run(env, agent, total_steps, every, options.checkpoints.every, progress)
     placed = place(graph, options.placement, options.devices)
     if isinstance(env, HostEnv):
         check_placement(env, placed)
@@ -315,6 +316,7 @@ def settings_of_job(
     own = {**algorithm.options, **algorithm.hyper._asdict(), **{name: getattr(agent, name) for name in bound}}
     return {
         "env": env.spec.name,
+        "env.arguments": env.spec.arguments,
         "num_envs": env.num_envs,
         "algo": algorithm.name,
         **named,

@@ -51,10 +51,9 @@ def run_job(job: Job, calls: Calls, run_dir: str | Path | None = None, log: Log 
     if not hosts.is_first():
         calls = calls._replace(on_metrics=None, tell=lambda line: None)
     with ExitStack() as stack:
-        if run_dir is not None:
-            stack.callback(calls.listeners.on_end, Path(run_dir), calls.tell)
         folder, saver = None, None
         if run_dir is not None:
+            stack.callback(calls.listeners.on_end, Path(run_dir), calls.tell)
             folder, saver = stack.enter_context(open_folder(job, Path(run_dir), log, calls.tell))
             calls = calls if folder is None else calls._replace(tell=folder.tell)
         recorder = Recorder(job, calls, folder)

@@ -87,6 +87,8 @@ def compare(description: CheckpointFacts, settings: Mapping[str, Any], rates: Se
     unnamed = {name: key.default for name, key in run_keys().items() if key.stored == "changed"}
     before, now = ({**unnamed, **known} for known in (description.settings, json.loads(json.dumps(settings))))
     rules = {key: "free" if key in rates else resume_rule(key) for key in {**before, **now}}
+    if "env.arguments" not in before:  # from the command, or a version that did not store them
+        rules.pop("env.arguments", None)
     differing = [key for key, rule in rules.items() if before.get(key) != now.get(key) and rule != "silent"]
     for key in differing:
         if rules[key] == "fixed":
