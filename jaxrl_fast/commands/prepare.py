@@ -277,13 +277,13 @@ def new_folder(run: Run) -> Iterator[str]:
     """
     label = f"{time.strftime('%Y%m%d-%H%M%S')}{f'-{run.name}' if run.name else ''}-{run.seed}-{secrets.token_hex(2)}"
     folder = Path(run.run_dir) if run.run_dir else RUNS / run.env / run.algo / label
+    goes_on = run.resume is not None and Path(run.resume).parent.parent.resolve() == folder.resolve()
+    if goes_on:
+        check_tables(folder)
+    holds_a_run = (folder / "config.yaml").exists() or all_steps(folder / FOLDER)
+    if holds_a_run and not (goes_on or run.requeued):
+        raise ValueError(f"run_dir={folder} contains a run already: write resume={folder}, or another run_dir")
     with locked(folder) as path:
-        goes_on = run.resume is not None and Path(run.resume).parent.parent.resolve() == folder.resolve()
-        if goes_on:
-            check_tables(folder)
-        holds_a_run = (folder / "config.yaml").exists() or all_steps(folder / FOLDER)
-        if holds_a_run and not (goes_on or run.requeued):
-            raise ValueError(f"run_dir={folder} contains a run already: write resume={folder}, or another run_dir")
         if run.requeued and not goes_on and newest_good(folder, lambda line: None) is not None:
             raise ValueError(f"another process trained in {folder} while this one started: start it again")
         try:
