@@ -341,3 +341,19 @@ def test_what_a_key_applies_to_has_a_field_of_its_name():
 def test_the_keys_of_the_pool_have_its_defaults():
     keys = {name: run_keys()[f"pool.{name}"].default for name in PoolOptions._fields}
     assert PoolOptions(**{**keys, "workers": "auto"}) == PoolOptions()
+
+
+@pytest.mark.parametrize(
+    ("words", "algo", "why"),
+    [
+        ("env.id=CartPole-v1", "ppo", "discrete actions"),
+        ("env.id=MountainCar-v0 env.episode_length=50", "ppo", "discrete actions"),
+        ("env.id=Pendulum-v1 +env.g=9.0", "sac", "continuous actions"),
+        ("env.id=CartPole-v1 algo=dqn", "dqn", None),
+        ("env.id=HalfCheetah-v5", "flash_sac", None),
+    ],
+)
+def test_the_kind_of_actions_selects_the_algorithm(words, algo, why):
+    run = compose(["env=gymnasium", *words.split()])
+    assert (run.algo, run.sources.get("algo")) == (algo, why)
+    assert compose(["env=gymnasium", *words.split(), f"algo={algo}"]) == run
