@@ -274,7 +274,7 @@ REFUSED = [
     ("num_envs=0", "num_envs=0: write a number of at least 1"),
     ("total_steps=-5", "total_steps=-5: write a number of at least 1"),
     ("eval.episodes=0", "eval.episodes=0: write a number of at least 1"),
-    ("eval.every=0", "eval.every=0: write a number of at least 1"),
+    ("checkpoint.every=0", "checkpoint.every=0: write a number of at least 1"),
     ("num_seeds=0", "num_seeds=0: write a number of at least 1"),
     ("devices=0", "devices=0: write a number of at least 1"),
     ("algo=sac algo.batch_size=-1", "algo.batch_size=-1: write a number of at least 0"),
