@@ -414,7 +414,10 @@ def _actions_of(groups: Mapping[str, str], id: Any, values: Mapping[str, Any]) -
         return None
     prefix = "env.options."
     options = {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
-    made = envs.make_vec(env, num_envs=1, pool={"workers": 0}, id=written(id), **options)
+    try:
+        made = envs.make_vec(env, num_envs=1, pool={"workers": 0}, id=written(id), **options)
+    except ValueError:  # the run reports it when it makes its environments
+        return None
     made.close()  # type: ignore[union-attr]
     return CONTINUOUS if isinstance(made.spec.action, Box) else "discrete actions"
 
