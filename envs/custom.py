@@ -61,15 +61,16 @@ def make_any(
     """
     called = _call(make, options)
     if _is_gymnasium(called.made) or _is_parallel(called.made):
-        called.made.close()
         given = import_module("jaxrl_fast.envs").pool_options(pool)
         host = import_module("jaxrl_fast.envs.from_gymnasium")
         again: Callable[[], Any] = partial(called.function, **called.options)
-        if _is_parallel(called.made):
-            together = import_module("jaxrl_fast.envs.pool.several_agents").acting_together
-            again = partial(together, again, called.episode_length)
+        first = called.made
+        if _is_parallel(first):
+            agents = import_module("jaxrl_fast.envs.pool.several_agents")
+            again = partial(agents.acting_together, again, called.episode_length)
+            first = agents.AgentsTogether(first, called.episode_length)
         sizes = {"num_envs": num_envs, "num_seeds": num_seeds, "max_episode_steps": called.episode_length}
-        return host.make_custom_host(again, name=called.name, pool=given, **sizes)
+        return host.make_custom_host(again, name=called.name, pool=given, first=first, **sizes)
     return _compiled(called)
 
 

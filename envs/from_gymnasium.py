@@ -119,6 +119,7 @@ def make_custom_host(
     name: str = "",
     pool: PoolOptions = PoolOptions(),
     max_episode_steps: int | None = None,
+    first: Any = None,
 ) -> HostEnv:
     """Make a vectorized host environment of a user's function.
 
@@ -129,6 +130,7 @@ def make_custom_host(
         name: Name in the spec, or "" for the name of ``make``.
         pool: Options of the pool.
         max_episode_steps: Time limit in steps, or None for the environment's.
+        first: Result of ``make`` that gives the spaces and is then closed; None to make one.
 
     Returns:
         The environment.
@@ -140,7 +142,8 @@ def make_custom_host(
     if pool.backend == "envpool":
         raise ValueError("pool.backend=envpool is for env=gymnasium: leave it out for env=custom")
     name, limit = name or getattr(make, "__qualname__", "make"), max_episode_steps
-    return pooled(partial(recipes.limited, make, limit) if limit else make, name, limit, num_envs, num_seeds, pool)
+    again = partial(recipes.limited, make, limit) if limit else make
+    return pooled(again, name, limit, num_envs, num_seeds, pool, first=first)
 
 
 def film(id: str, *, wrappers: Wrappers = (), max_episode_steps: int | None = None, **options: Any) -> FilmedHost:
@@ -277,6 +280,7 @@ def pooled(
     num_seeds: int,
     pool: PoolOptions,
     hint: str = "",
+    first: Any = None,
 ) -> HostEnv:
     """Make a pool of host environments.
 
@@ -288,6 +292,7 @@ def pooled(
         num_seeds: Number of seeds that the pool serves.
         pool: Options of the pool.
         hint: Line that is reported once to the user, or "".
+        first: Environment that gives the spaces and is then closed; None to make one.
 
     Returns:
         The environment.
@@ -295,7 +300,7 @@ def pooled(
     Raises:
         ValueError: An environment cannot be made, or its spaces are not supported.
     """
-    host_spec = describe(make, name)
+    host_spec = describe(make, name, first)
     host = make_pool(host_spec, env_spec(host_spec, limit), num_envs=num_envs, num_seeds=num_seeds, options=pool)
     host = by_entries(host) if isinstance(host.spec.obs, dict) else host
     lines = [hint] if hint else []

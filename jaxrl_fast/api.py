@@ -145,7 +145,7 @@ def learn(
         shards: Largest number of logical shards of replay buffer and minibatches, which devices can share.
         placement: Name of a placement, or a function ``(graph, devices) -> Placement``.
         devices: Number of JAX's devices to use, None for all.
-        eval_every: Environment steps between evaluations, None for a tenth of the run.
+        eval_every: Environment steps between evaluations, None for a tenth of the run, 0 for no evaluation.
         eval_episodes: Episodes per evaluation and seed.
         eval_beside: Evaluate in a thread during training, not between chunks. None: unless ``between_chunks`` is given.
         eval_device: Where that thread evaluates if training uses an accelerator: on the CPU or the same device.

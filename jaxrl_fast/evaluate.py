@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 
 import jax
 import numpy as np
@@ -41,7 +42,8 @@ def evaluate_run(words: Sequence[str]) -> int:
     if isinstance(env, HostEnv):
         tell_limit(env.spec.max_episode_steps)
         params = jax.tree.map(lambda x: x[None], policy.params)
-        first = evaluation_on_host(policy, env, given["episodes"])(params, key[None])
+        with closing(evaluation_on_host(policy, env, given["episodes"])) as evaluate:
+            first = evaluate(params, key[None])
         totals = jax.tree.map(lambda x: x[0], first)
     else:
         totals = jax.device_get(evaluate_episodes(policy, env, key, episodes=given["episodes"]))

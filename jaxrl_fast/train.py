@@ -180,9 +180,9 @@ def evaluator_of(run: Run, env: VecEnv | HostEnv, folder: Path) -> Iterator[Eval
         folder: Folder of the run.
 
     Returns:
-        Context manager of the evaluator, or of None without ``eval.beside``.
+        Context manager of the evaluator, or of None without ``eval.beside`` or evaluations.
     """
-    if not run.eval.beside or not hosts.is_first():
+    if not run.eval.beside or run.eval.every == 0 or not hosts.is_first():
         yield None
         return
     few = run.num_seeds * run.eval.episodes <= MANY_EPISODES

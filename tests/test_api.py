@@ -6,6 +6,7 @@ import subprocess
 import sys
 from typing import Any
 
+import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -248,3 +249,52 @@ def test_a_path_may_be_a_text(env, algo, tmp_path):
     policy = jf.learn(env, algo, total_steps=4, eval_episodes=1).policy
     jf.save_policy(policy, str(tmp_path / "name"))
     assert jf.load_policy(str(tmp_path / "name")).spec.name == policy.spec.name
+
+
+class Simulator(gymnasium.Env):
+    """Counts its instances: in all, alive, and most alive at once."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+    made = alive = most = 0
+
+    def __init__(self):
+        Simulator.made, Simulator.alive = Simulator.made + 1, Simulator.alive + 1
+        Simulator.most = max(Simulator.most, Simulator.alive)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.np_random.uniform(-1, 1, 2).astype(np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        reward = float(self.np_random.uniform())
+        return self.np_random.uniform(-1, 1, 2).astype(np.float32), reward, False, self.t >= 5, {}
+
+    def close(self):
+        Simulator.alive -= 1
+
+
+@pytest.mark.parametrize(("every", "made", "most"), [(0, 2, 1), (10, 5, 4)])
+def test_a_simulator_of_which_there_is_one_is_made_once_and_evaluations_keep_theirs(every, made, most):
+    Simulator.made = Simulator.alive = Simulator.most = 0
+    env = jf.make_env("custom", make=Simulator, num_envs=1)
+    result = jf.learn(env, small_sac(), total_steps=40, eval_every=every, eval_episodes=3, eval_beside=False)
+    env.close()
+    assert (Simulator.made, Simulator.most) == (made, most)
+    returns = [row["eval_return_mean"] for row in result.history if row["kind"] == "eval"]
+    assert len(returns) == (4 if every else 0)
+    assert len(set(returns)) <= 1  # rewards depend on the seed only: each evaluation begins with the same states
+    assert (result.summary["eval_return_mean"] is None) == (every == 0)
+
+
+def test_a_run_without_evaluations(env, algo, tmp_path):
+    def evaluate(params, fresh):
+        raise AssertionError("evaluated")
+
+    result = jf.learn(env, algo, total_steps=40, num_seeds=2, eval_every=0, evaluator=evaluate, run_dir=tmp_path / "a")
+    assert result.summary["eval_episodes"] == 0 and not [row for row in result.history if row["kind"] == "eval"]
+    assert jf.load_policy(tmp_path / "a").spec.name == env.spec.name
+    resumed = jf.learn(env, algo, total_steps=80, num_seeds=2, eval_every=0, resume=tmp_path / "a", evaluator=evaluate)
+    assert resumed.summary["env_steps"] == 80

@@ -274,7 +274,7 @@ REFUSED = [
     ("num_envs=0", "num_envs=0: write a number of at least 1"),
     ("total_steps=-5", "total_steps=-5: write a number of at least 1"),
     ("eval.episodes=0", "eval.episodes=0: write a number of at least 1"),
-    ("eval.every=0", "eval.every=0: write a number of at least 1"),
+    ("checkpoint.every=0", "checkpoint.every=0: write a number of at least 1"),
     ("num_seeds=0", "num_seeds=0: write a number of at least 1"),
     ("devices=0", "devices=0: write a number of at least 1"),
     ("algo=sac algo.batch_size=-1", "algo.batch_size=-1: write a number of at least 0"),
@@ -341,3 +341,19 @@ def test_what_a_key_applies_to_has_a_field_of_its_name():
 def test_the_keys_of_the_pool_have_its_defaults():
     keys = {name: run_keys()[f"pool.{name}"].default for name in PoolOptions._fields}
     assert PoolOptions(**{**keys, "workers": "auto"}) == PoolOptions()
+
+
+@pytest.mark.parametrize(
+    ("words", "algo", "why"),
+    [
+        ("env.id=CartPole-v1", "ppo", "discrete actions"),
+        ("env.id=MountainCar-v0 env.episode_length=50", "ppo", "discrete actions"),
+        ("env.id=Pendulum-v1 +env.g=9.0", "sac", "continuous actions"),
+        ("env.id=CartPole-v1 algo=dqn", "dqn", None),
+        ("env.id=HalfCheetah-v5", "flash_sac", None),
+    ],
+)
+def test_the_kind_of_actions_selects_the_algorithm(words, algo, why):
+    run = compose(["env=gymnasium", *words.split()])
+    assert (run.algo, run.sources.get("algo")) == (algo, why)
+    assert compose(["env=gymnasium", *words.split(), f"algo={algo}"]) == run

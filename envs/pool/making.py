@@ -52,6 +52,8 @@ def choose_workers(host_spec: HostEnvSpec, group_size: int, options: PoolOptions
     Returns:
         The number of workers (0: the parent process), and a line for the user with the reason.
     """
+    if group_size == options.num_groups == 1:  # nothing to share, and a measurement would make another environment
+        return 0, ""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if options.order == "arrival":
         workers = max(n for n in range(1, min(cores, group_size) + 1) if group_size % n == 0)

@@ -70,12 +70,13 @@ class Stepper(NamedTuple):
     agents: np.ndarray
 
 
-def describe(make: MakeGymnasium, name: str) -> HostEnvSpec:
+def describe(make: MakeGymnasium, name: str, first: Any = None) -> HostEnvSpec:
     """Make one environment to read its spaces, and close it.
 
     Args:
         make: Makes one environment.
         name: Name in messages.
+        first: Environment to read and close, None to make one.
 
     Returns:
         The spec.
@@ -84,7 +85,7 @@ def describe(make: MakeGymnasium, name: str) -> HostEnvSpec:
         ValueError: The environment cannot be made.
         RuleBroken: Its spaces or wrappers are not supported, or its ``reset`` or ``step`` is not Gymnasium's.
     """
-    env = make_one(make, name)
+    env = make_one(make, name) if first is None else first
     try:
         host_spec = of_env(env, make, name)
         check_calls(env, host_spec)

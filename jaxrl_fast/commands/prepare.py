@@ -333,7 +333,10 @@ def print_opening(run: Run, chosen: str, folder: Path) -> None:
         folder: Folder of the run.
     """
     print(envs.describe(run.env, run.env_options))
-    print(f"{run.algo}, settings {f'tuned for this environment ({run.tuned_file})' if run.tuned_file else 'untuned'}")
+    why = f" (algo not given: selected for {run.sources['algo']})" if "algo" in run.sources else ""
+    print(
+        f"{run.algo}{why}, settings {f'tuned for this environment ({run.tuned_file})' if run.tuned_file else 'untuned'}"
+    )
     seeds = f", {run.num_seeds} seeds from {run.seed}" if run.num_seeds > 1 else f", seed {run.seed}"
     print(f"{run.total_steps:,} steps of {run.num_envs} environments{seeds}")
     devices = f"{run.devices} device{'s' if run.devices != 1 else ''}"

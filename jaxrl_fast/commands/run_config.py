@@ -13,6 +13,7 @@ from yaml import YAMLError
 
 from jaxrl_fast import envs
 from jaxrl_fast.algorithms.registry import ALGORITHMS
+from jaxrl_fast.core import Box
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.envs.pool.batches import default_groups
@@ -227,6 +228,7 @@ def _to_tree(run: Run) -> dict[str, Any]:
 
 
 CONFIG_DIR = Path(__file__).parent.parent / "config"
+CONTINUOUS = "continuous actions"
 COMMAND_LINE, FOLLOWS = "command line", "follows num_envs"
 """Origins of settings, other than files."""
 NEEDS = {**{suite: ("id", id) for suite, id in envs.EXAMPLE_IDS.items()}, "custom": ("make", "my_package.make")}
@@ -267,10 +269,13 @@ def compose(argv: Sequence[str] = ()) -> Run:
     tuned = read_value("tuned", tuned, schema.choice_keys()["tuned"])
     groups, file = _choose_groups(given, file)
     id = given.values.get("env.id", file.values.get("env.id"))
+    actions = _actions_of(groups, id, {**file.values, **given.values})
+    if actions is not None:
+        groups["algo"] = "sac" if actions == CONTINUOUS else "ppo"
     defaults, tuned_values = _group_settings(groups, tuned, None if id is None else written(id))
     env, algo, placement = (defaults.values.pop(f"{group}.name") for group in schema.GROUPS)
     keys = {**run_keys(), **algo_keys(algo)}
-    values, sources = {name: key.default for name, key in keys.items()}, {}
+    values, sources = {name: key.default for name, key in keys.items()}, {"algo": actions} if actions else {}
     for layer in (defaults, tuned_values, file, given):
         values.update(_read_layer(layer, keys, f"algo={algo} env={env}"))
         sources.update(dict.fromkeys(layer.values, layer.source.removesuffix(": ") or COMMAND_LINE))
@@ -399,6 +404,24 @@ def _group_settings(groups: Mapping[str, str], tuned: bool, id: str | None) -> t
     return defaults, _tuned_settings(env, id, algo) if tuned else Layer("", {})
 
 
+def _actions_of(groups: Mapping[str, str], id: Any, values: Mapping[str, Any]) -> str | None:
+    """Return the kind of actions of an environment of Gymnasium if it determines the algorithm, else None.
+
+    Other suites have default algorithms that support all kinds of actions.
+    """
+    env = groups.get("env")
+    if env != "gymnasium" or id is None or "algo" in groups or written(id) in _environments()[env]["algo_of_id"]:
+        return None
+    prefix = "env.options."
+    options = {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
+    try:
+        made = envs.make_vec(env, num_envs=1, pool={"workers": 0}, id=written(id), **options)
+    except ValueError:  # the run reports it when it makes its environments
+        return None
+    made.close()  # type: ignore[union-attr]
+    return CONTINUOUS if isinstance(made.spec.action, Box) else "discrete actions"
+
+
 def _tuned_settings(env: str, id: str | None, algo: str) -> Layer:
     """Read ``<env>_<id>_<algo>.yaml`` (with dashes for slashes in the id), else ``<env>_<algo>.yaml``, else nothing."""
     own = [] if id is None else [f"{env}_{id.replace('/', '-')}_{algo}.yaml"]
@@ -474,7 +497,7 @@ def _make_run(env: str, algo: str, placement: str, values: dict[str, Any], other
     named = cluster.named_processes(**section("distributed."))
     if named is not None and values["distributed"] == "off":
         raise ConfigError("distributed=off means a single process: leave it out, or the other distributed.* keys")
-    tenth = max(1, values["total_steps"] // 10)
+    tenth, every = max(1, values["total_steps"] // 10), values["eval.every"]
     return Run(
         **{key: value for key, value in values.items() if "." not in key},
         **others,
@@ -483,7 +506,7 @@ def _make_run(env: str, algo: str, placement: str, values: dict[str, Any], other
         algo=algo,
         algo_options=algo_options,
         placement=placement,
-        eval=schema.EvalOptions(**section("eval.") | {"every": values["eval.every"] or tenth}),
+        eval=schema.EvalOptions(**section("eval.") | {"every": tenth if every is None else every}),
         checkpoint=schema.Checkpoints(**section("checkpoint.") | {"every": values["checkpoint.every"] or tenth}),
         pool=section("pool.") | {"num_groups": values["pool.num_groups"] or default_groups(values["num_envs"])},
         processes=named,

@@ -98,14 +98,14 @@ class EvalOptions:
     """Evaluation of a run, ``eval.*``.
 
     Attributes:
-        every: Environment steps between two evaluations; None for a tenth of the run.
+        every: Environment steps between two evaluations; None for a tenth of the run, 0 for no evaluation.
         episodes: Episodes of each evaluation.
         `beside`: Whether a background process evaluates during training.
         device: Device of that process.
         picture: Whether an episode is drawn after each evaluation.
     """
 
-    every: int | None = setting(None, "env steps between evaluations; a tenth of the run", 1, resume="free")
+    every: int | None = setting(None, "env steps between evaluations, 0 none; a tenth of the run", 0, resume="free")
     episodes: int = setting(32, "episodes in an evaluation", 1, MAX_SIZE, resume="free")
     beside: bool = setting(True, "in a background process, during training", resume="silent")
     device: Literal["cpu", "same"] = setting("cpu", "device of that process:", resume="silent", aside=True)

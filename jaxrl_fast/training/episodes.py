@@ -307,10 +307,38 @@ def host_seed(key: jax.Array) -> int:
     return int(jax.random.bits(jax.random.fold_in(key, 0xE7A1), (), jnp.uint32))
 
 
-def evaluation_on_host(
-    policy: Policy, env: HostEnv, episodes: int
-) -> Callable[[PolicyParams, jax.Array], EpisodeTotals]:
-    """Make a function that evaluates policies in separate host environments, from the same initial states at each call.
+class HostEvaluation:
+    """Evaluates policies in separate host environments, from the same initial states at each call.
+
+    The first call makes the environments. They remain until `close`, or until one of them raises an error.
+    """
+
+    def __init__(self, policy: Policy, env: HostEnv, episodes: int) -> None:
+        self.act, self.initial_carry = jax.jit(policy.act_arrays), policy.initial_carry
+        self.env, self.episodes = env, episodes
+        self.made: HostEnv | None = None
+
+    def __call__(self, params: PolicyParams, keys: jax.Array) -> EpisodeTotals:
+        """Evaluate ``params [S, ...]`` with ``keys [S]``, and return totals ``[S, episodes]``."""
+        self.made, rows = self.made or self.env.another(self.episodes), []
+        try:
+            for i, key in enumerate(keys):
+                one = jax.tree.map(itemgetter(i), params)
+                rows.append(play_on_host(self.act, self.initial_carry, self.made, one, host_seed(key)))
+        except BaseException:
+            self.close()
+            raise
+        return without_untold(jax.tree.map(lambda *totals: np.stack(totals), *rows))
+
+    def close(self) -> None:
+        """Close the environments."""
+        made, self.made = self.made, None
+        if made is not None:
+            made.close()
+
+
+def evaluation_on_host(policy: Policy, env: HostEnv, episodes: int) -> HostEvaluation:
+    """Make the evaluation in host environments.
 
     Args:
         policy: Policy whose parameters are replaced.
@@ -318,21 +346,9 @@ def evaluation_on_host(
         episodes: Number of episodes per seed.
 
     Returns:
-        ``(params [S, ...], keys [S]) -> totals [S, episodes]``.
+        ``(params [S, ...], keys [S]) -> totals [S, episodes]``, to be closed.
     """
-    act = jax.jit(policy.act_arrays)
-
-    def evaluate(params: PolicyParams, keys: jax.Array) -> EpisodeTotals:
-        own_envs, rows = env.another(episodes), []
-        try:
-            for i, key in enumerate(keys):
-                one = jax.tree.map(itemgetter(i), params)
-                rows.append(play_on_host(act, policy.initial_carry, own_envs, one, host_seed(key)))
-        finally:
-            own_envs.close()
-        return without_untold(jax.tree.map(lambda *totals: np.stack(totals), *rows))
-
-    return evaluate
+    return HostEvaluation(policy, env, episodes)
 
 
 FRESH = 0xF5E5
@@ -367,11 +383,13 @@ class PeriodicEvaluation(NamedTuple):
             leaves ``[S, ...]`` in host memory. All processes must call it.
         evaluate: Plays whole episodes with them.
         policy_of: ``(params [S, ...], seed) -> policy``, the policy of one seed, from 0.
+        close: Closes the environments on the host.
     """
 
     copy_params: Callable[[TrainState], PolicyParams]
     evaluate: Evaluate
     policy_of: Callable[[PolicyParams, int], Policy]
+    close: Callable[[], None] = lambda: None
 
 
 def make_periodic_evaluation(
@@ -424,7 +442,8 @@ def make_periodic_evaluation(
         own = jax.tree.map(lambda x: jnp.array(x[seed]), params)
         return make_policy(env.spec, agent.acting, own, made_by)
 
-    return PeriodicEvaluation(partial(policy_params, agent, len(keys)), evaluate, policy_of)
+    copy_params, close = partial(policy_params, agent, len(keys)), getattr(totals, "close", lambda: None)
+    return PeriodicEvaluation(copy_params, evaluate, policy_of, close)
 
 
 def compile_ahead(jit: Jit, params: PolicyParams, keys: jax.Array, store: Store | None) -> Any:

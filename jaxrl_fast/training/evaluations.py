@@ -54,8 +54,7 @@ class Evaluations:
     def add(self, state: TrainState) -> None:
         """Evaluate the policies of ``state``. Training waits for a running evaluation."""
         self.finish()
-        steps, wall_s = self.recorder.env_steps(), self.recorder.wall_s()
-        self.take_up([Snapshot(steps, wall_s, self.evaluation.copy_params(state))])
+        self.take_up([Snapshot(self.recorder.env_steps(), self.recorder.wall_s(), self.evaluation.copy_params(state))])
         if not self.beside:
             self.finish()
 
@@ -129,8 +128,9 @@ class Evaluations:
             self.add(state)
 
     def close(self) -> None:
-        """Abandon the running evaluation, which may take longer than a stopped run has time."""
-        self._worker.shutdown(wait=False, cancel_futures=True)
+        """Abandon the running evaluation, which may take longer than a stopped run has time, and close its envs."""
+        self._worker.submit(self.evaluation.close)
+        self._worker.shutdown(wait=False)
 
     def _next(self) -> Snapshot | None:
         """Return the oldest snapshot that has not failed, which is the running one if there is one."""

@@ -35,7 +35,7 @@ class Plan(NamedTuple):
     Attributes:
         ticks_per_chunk: Ticks of a chunk.
         num_chunks: Chunks of the run.
-        chunks_per_eval: Chunks between evaluations.
+        chunks_per_eval: Chunks between evaluations; 0 for no evaluation.
         chunks_per_checkpoint: Chunks between checkpoints.
         steps_per_tick: Environment steps of a tick, over all environments.
     """
@@ -64,7 +64,7 @@ def plan_run(
         env: Environment.
         agent: Algorithm bound to the environment.
         total_steps: Environment steps of the run.
-        eval_every: Environment steps between evaluations, None for a tenth of the run.
+        eval_every: Environment steps between evaluations, None for a tenth of the run, 0 for no evaluation.
         checkpoint_every: Environment steps between checkpoints, None for a tenth of the run.
         progress: Progress of the checkpoint that is resumed, or None.
 
@@ -82,10 +82,10 @@ def plan_run(
     ticks_per_chunk = progress["ticks_per_chunk"] if progress else _chunk_size(ticks, steps_per_tick, frames_per_tick)
 
     def chunks(steps: int | None) -> int:
-        return max(1, round((steps or max(1, total_steps // 10)) / (steps_per_tick * ticks_per_chunk)))
+        return 0 if steps == 0 else max(1, round((steps or total_steps / 10) / (steps_per_tick * ticks_per_chunk)))
 
-    num_chunks = -(-ticks // ticks_per_chunk)
-    return Plan(ticks_per_chunk, num_chunks, chunks(eval_every), chunks(checkpoint_every), steps_per_tick)
+    each = chunks(eval_every), chunks(checkpoint_every)
+    return Plan(ticks_per_chunk, -(-ticks // ticks_per_chunk), *each, steps_per_tick)
 
 
 def _check_left(progress: dict[str, Any], total_steps: int, ticks: int) -> None:
@@ -272,9 +272,8 @@ def make_job(
         check_placement(env, placed)
     program = programs.compile(graph, placed, plan.ticks_per_chunk, num_seeds)
     keys = jax.random.split(jax.random.key(options.seed), num_seeds)
-    store = keep((graph_options, placed, plan.ticks_per_chunk, num_seeds))
     parts = env, algorithm, agent, graph, placed, program, plan, keys, failures
-    return Job(*parts, options, settings, resumed, store)
+    return Job(*parts, options, settings, resumed, keep((graph_options, placed, plan.ticks_per_chunk, num_seeds)))
 
 
 def bridge_of(env: HostEnv, num_seeds: int, debug: bool) -> Bridge:

@@ -154,7 +154,8 @@ def start(job: Job, recorder: Recorder) -> tuple[TrainState, programs.RunChunk]:
 def drive(run: programs.RunChunk, state: TrainState, evaluations: Evaluations, job: Job, calls: Calls) -> TrainState:
     """Run all chunks and save the last state. A true ``calls.should_stop`` of any process stops early.
 
-    The last state of a complete run is always evaluated. A stopped run ends when it is saved.
+    The last state of a complete run is always evaluated, unless the run has no evaluations. A stopped run ends when it
+    is saved.
 
     Args:
         run: Compiled chunk.
@@ -184,7 +185,7 @@ def drive(run: programs.RunChunk, state: TrainState, evaluations: Evaluations, j
         recorder.add_chunk(hosts.to_host(metrics), rates_at(state))
         evaluations.collect()
         last = chunk == plan.num_chunks
-        if last or chunk % plan.chunks_per_eval == 0:
+        if plan.chunks_per_eval and (last or chunk % plan.chunks_per_eval == 0):
             evaluations.add(state)
         changed = calls.between_chunks(state, recorder.scores)
         if changed is not None:

@@ -107,7 +107,7 @@ class Recorder:
         self.ticks += self.plan.ticks_per_chunk
         if self.nan == "stop":
             self._check_finite(metrics, first)
-        learner = next(fragment for fragment in self.graph.fragments if LEARNING in fragment.tags)
+        learner = next(f for f in self.graph.fragments if LEARNING in f.tags)
         updates = active_ticks(learner, first, self.ticks) * self.agent.updates_per_tick * self.num_seeds
         self.updates += updates // self.num_seeds
         self.rates.append((seconds, updates))
