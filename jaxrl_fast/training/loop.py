@@ -269,8 +269,7 @@ def describe_start(state: TrainState, job: Job, saver: Checkpointer | None, tell
         tell: Shows messages to the user.
     """
     if job.resumed is not None:
-        for line in describe_resumed(job, job.resumed):
-            tell(line)
+        tell("\n".join(describe_resumed(job, job.resumed)))
     if saver is not None:
         tell(describe_checkpoints(state, saver, job.plan))
 
@@ -309,12 +308,10 @@ def describe_checkpoints(state: TrainState, saver: Checkpointer, plan: Plan) -> 
     """
     own, replay = (size / 1e6 for size in checkpoints.sizes(state, saver.refills))
     every = plan.chunks_per_checkpoint * plan.ticks_per_chunk * plan.steps_per_tick
-    text = f"checkpoint every {every:,} steps, {own:.1f} MB"
-    if replay and saver.plan.replay:
-        return f"{text}, the newest with {replay:.1f} MB of replay"
-    if replay:
-        return f"{text}, without replay ({replay:.1f} MB): a resumed run fills a new buffer before it updates again"
-    return text
+    kept = f"the newest with {replay:.1f} MB of replay"
+    if not saver.plan.replay:
+        kept = f"without replay ({replay:.1f} MB): a resumed run fills a new buffer before it updates again"
+    return f"checkpoint every {every:,} steps, {own:.1f} MB{f', {kept}' if replay else ''}"
 
 
 @contextmanager
