@@ -211,7 +211,7 @@ def test_the_onnx_file_says_what_it_is(tmp_path):
     assert told["observation"] == "obs.board int8[batch, 3, 3], obs.where.x float32[batch, 2]"  # no mask: a Box
     assert told["action"] == "action float32[batch, 2] from [-2.0, -1.0] to [1.0, 3.0]"
     assert told["memory"].startswith("carry float32[batch, 6], zeros at the start")
-    inputs = ["carry", "obs.action_mask", "obs.board", "obs.where.x", "first"]
+    inputs = ["carry", "obs.board", "obs.where.x", "first"]
     assert [tensor.name for tensor in model.graph.input] == inputs
     assert [tensor.name for tensor in model.graph.output] == ["action", "next_carry"]
     assert {tensor.type.tensor_type.shape.dim[0].dim_param for tensor in model.graph.input} == {"batch"}

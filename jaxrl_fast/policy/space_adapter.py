@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.extend.core import Var
 
 from jaxrl_fast import spaces
@@ -133,7 +134,7 @@ class SpaceAdapter:
         action = self._compiled[paths](params, values)
         if self.spec.action_space is None:
             return action
-        xp: Any = jnp if isinstance(action, jax.core.Tracer) else np
+        xp: Any = jnp if isinstance(action, Tracer) else np
         actions = self.to_actions(action if xp is jnp else np.asarray(action), xp)
         return {name: actions[name] for name in obs} if self.space["kind"] == "Agents" else actions
 
