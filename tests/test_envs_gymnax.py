@@ -111,7 +111,7 @@ def test_options_are_gymnax_parameters():
     [
         ({"id": "MNISTBandit-bsuite"}, "MNISTBandit-bsuite is not supported: it downloads a data set"),
         ({"id": "CartPole-v1", "gravty": 1.0}, "no parameter 'gravty': write one of force_mag, gravity"),
-        ({"id": "CartPole-v1", "episode_length": 0}, "episode_length=0: an episode has at least one step"),
+        ({"id": "CartPole-v1", "episode_length": 0}, "episode_length=0: write a whole number of at least 1"),
     ],
 )
 def test_what_cannot_run_is_refused(options, message):

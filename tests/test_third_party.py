@@ -84,6 +84,7 @@ ARGUMENTS = {
     "orbax.checkpoint.RestoreArgs": {"restore_type"},
 }
 OTHERWISE = {
+    "xla_bridge",
     "xla_client",
     "xla_cpu_collective_call_warn_stuck_timeout_seconds",
     "xla_cuda13",
