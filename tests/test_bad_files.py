@@ -221,7 +221,7 @@ RUN_FOLDERS = {
         [*SMALL, "run_dir=run"],
         "run_dir=run contains a run already: write resume=run, or another run_dir",
     ),
-    "a temperature of 0": (lambda run: None, [*SMALL, "algo.initial_temperature=0"], "write a positive number"),
+    "a temperature of 0": (lambda run: None, [*SMALL, "algo.initial_temperature=0"], "write a number of at least"),
     "metrics.csv of another kind": (
         lambda run: write(b"a,b\n1,2\n")(run / "metrics.csv"),
         ["resume=run", "total_steps=400"],

@@ -105,7 +105,7 @@ class EvalOptions:
         picture: Whether an episode is drawn after each evaluation.
     """
 
-    every: int | None = setting(None, "env steps between evaluations, 0 none; a tenth of the run", 0, resume="free")
+    every: int | None = setting(None, "env steps per evaluation, 0 none; 10 a run", 0, resume="free")
     episodes: int = setting(32, "episodes in an evaluation", 1, MAX_SIZE, resume="free")
     beside: bool = setting(True, "in a background process, during training", resume="silent")
     device: Literal["cpu", "same"] = setting("cpu", "device of that process:", resume="silent", aside=True)
@@ -163,7 +163,7 @@ class PoolSchema:
     step_timeout_s: float = setting(60.0, "seconds after which a silent worker is restarted", 0, resume="free")
     backend: Literal["workers", "envpool"] = setting("workers", "implementation of the pool:")
     bridge: Literal["host", "callback"] = setting("host", "called between programs or within:")
-    out_of_space: Literal["stop", "count"] = setting("stop", "observations outside of their space:", resume="free")
+    out_of_space: Literal["stop", "count"] = setting("stop", "outside of their space:", resume="free")
 
 
 @dataclasses.dataclass(frozen=True)
