@@ -288,7 +288,7 @@ def test_the_best_policy_of_the_probe_is_found():
         (dict(policy_delay=0), "policy_delay=0: write a positive number"),
         (dict(max_repeats=0), "max_repeats=0: write a positive number"),
         (dict(num_atoms=1), "num_atoms=1 and max_return=2.0: write such as 101 and 5.0"),
-        (dict(max_return=0.0), "num_atoms=5 and max_return=0.0"),
+        (dict(max_return=0.0), "max_return=0.0: write a number of at least"),
         (
             dict(critic_hidden=(4, 8)),
             r"residual blocks of different or no sizes, \[4, 8\]: write at least one size, all equal",
