@@ -269,7 +269,8 @@ def describe_start(state: TrainState, job: Job, saver: Checkpointer | None, tell
         tell: Shows messages to the user.
     """
     if job.resumed is not None:
-        tell("\n".join(describe_resumed(job, job.resumed)))
+        for line in describe_resumed(job, job.resumed):
+            tell(line)
     if saver is not None:
         tell(describe_checkpoints(state, saver, job.plan))
 
