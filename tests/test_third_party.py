@@ -66,6 +66,7 @@ SETTINGS = {
     "jax_disable_most_optimizations",
     "jax_enable_compilation_cache",
     "jax_enable_preemption_service",
+    "jax_enable_x64",
     "jax_log_compiles",
     "jax_num_cpu_devices",
     "jax_numpy_rank_promotion",
