@@ -318,10 +318,10 @@ def _require_inside(
     outside: Outside, name: str, out_of_space: str, lines: list[str]
 ) -> Callable[[Any, Callable[[int], str]], None]:
     """Return `HostEnv.require_inside`; with ``out_of_space="count"`` it appends to ``lines`` at 1, 10, 100, ... ."""
-    count, told = 0, 0
+    count, reported = 0, 0
 
     def require_inside(obs: Any, place: Callable[[int], str]) -> None:
-        nonlocal count, told
+        nonlocal count, reported
         found = outside(obs)
         if not found:
             return
@@ -331,9 +331,9 @@ def _require_inside(
         if out_of_space == "stop":
             raise PoolError(f"{where}. Mend its observation_space, or write pool.out_of_space=count")
         count += len(found)
-        if count >= 10 * told:
+        if count >= 10 * reported:
             lines.append(f"{count:,} observations were outside of their space so far; {where}")
-            told = count
+            reported = count
 
     return require_inside
 

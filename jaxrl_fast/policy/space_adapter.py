@@ -90,9 +90,10 @@ class SpaceAdapter:
                 spaces.lead_of([part for part, _ in readers.values()], values)
             return tuple(readers), values
         except ValueError as error:
-            wanted = spaces.build(self.space, {path: part for path, (part, _) in readers.items()}) if readers else {}
+            texts = {path: spaces.text_of(part.space) for path, (part, _) in readers.items()}
+            wanted = str(spaces.build(self.space, texts) if texts else {}).replace("'", "")
             raise ValueError(
-                f"the policy of {self.spec.name} takes {_text(wanted)}, but this observation is "
+                f"the policy of {self.spec.name} takes {wanted}, but this observation is "
                 f"{spaces.text_of_value(obs)}: {error}"
             ) from error
 
@@ -136,7 +137,7 @@ class SpaceAdapter:
             return action
         xp: Any = jnp if isinstance(action, Tracer) else np
         actions = self.to_actions(action if xp is jnp else np.asarray(action), xp)
-        return {name: actions[name] for name in obs} if self.space["kind"] == "Agents" else actions
+        return {name: x for name, x in actions.items() if name in obs} if self.space["kind"] == "Agents" else actions
 
     def _first_action(self, paths: tuple, params: PolicyParams, values: list[jax.Array]) -> jax.Array:
         obs, lead = self.to_arrays(paths, values), self.lead(paths, values)
@@ -187,12 +188,3 @@ def adapter_of(spec: EnvSpec, act_arrays: ActBatch, initial_carry: Callable[[int
         found = SpaceAdapter(spec, act_arrays, initial_carry)
         vars(act_arrays)["adapter"] = found
     return found
-
-
-def _text(wanted: Any) -> str:
-    """Describe the parts that a policy reads, in their containers."""
-    if isinstance(wanted, spaces.SpacePart):
-        return spaces.text_of(wanted.space)
-    if isinstance(wanted, dict):
-        return "{" + ", ".join(f"{key}: {_text(one)}" for key, one in wanted.items()) + "}"
-    return "(" + ", ".join(map(_text, wanted)) + ")"
