@@ -342,12 +342,12 @@ def _write_flat(row: np.ndarray, obs: Any) -> None:
 
 def _one_hot(size: int, start: int) -> WriteObs:
     def write(row: np.ndarray, obs: Any) -> None:
-        row[...] = 0
+        row.fill(0)
         index = obs - start
-        if np.shape(index):
+        if isinstance(index, np.ndarray) and index.ndim:
             raise SpaceError(f"an observation has shape {np.shape(obs)}, but observation_space is Discrete")
         if 0 <= index < size:  # else `_outside` finds it
-            row[int(index)] = 1
+            row[index] = 1
 
     return write
 
