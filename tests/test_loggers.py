@@ -3,6 +3,7 @@ everything), none.
 """
 
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -133,3 +134,20 @@ def test_tensorboard_is_the_default_and_none_writes_nothing(tmp_path: Path):
 def test_the_key_is_kept_for_a_resumed_run():
     assert compose([]).log == "tensorboard"
     assert flat_settings(compose(["log=wandb"]))["log"] == "wandb"
+
+
+def test_ctrl_c_cannot_interrupt_the_queue_of_the_event_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Ctrl-C raises in the main thread only; within a put it would leave the queue locked, and closing would hang."""
+    from tensorboardX import SummaryWriter
+
+    threads = set()
+    for name in ("add_scalar", "close"):
+        method = getattr(SummaryWriter, name)
+
+        def noted(*given: Any, method: Any = method, **words: Any) -> Any:
+            threads.add(threading.current_thread())
+            return method(*given, **words)
+
+        monkeypatch.setattr(SummaryWriter, name, noted)
+    learn(tmp_path)
+    assert threads and threading.main_thread() not in threads

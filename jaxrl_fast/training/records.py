@@ -9,6 +9,7 @@ import secrets
 import socket
 import time
 from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -218,15 +219,15 @@ class _TensorBoard:
     def __init__(self, path: Path, resume_at: int | None) -> None:
         from tensorboardX import SummaryWriter
 
-        purge_step = None if resume_at is None else resume_at + 1
-        self._writer = SummaryWriter(str(path), write_to_disk=True, purge_step=purge_step)
+        self._writer = SummaryWriter(str(path), purge_step=None if resume_at is None else resume_at + 1)
+        self._thread = ThreadPoolExecutor(1)  # a second Ctrl-C within the writer's queue would leave it locked
 
     def add(self, kind: Kind, scalars: Mapping[str, float], env_steps: int) -> None:
         for name, value in scalars.items():
-            self._writer.add_scalar(f"{kind}/{name}", value, env_steps)
+            self._thread.submit(self._writer.add_scalar, f"{kind}/{name}", value, env_steps).result()
 
     def close(self, failed: bool) -> None:
-        self._writer.close()
+        self._thread.submit(self._writer.close).result()
 
 
 class _WeightsAndBiases:
