@@ -127,7 +127,7 @@ class Called(NamedTuple):
 
 def _call(make: str | Callable[..., Any], options: dict[str, Any]) -> Called:
     name = make if isinstance(make, str) else getattr(make, "__qualname__", "make")
-    function = _find(make) if isinstance(make, str) else make
+    function = find(make) if isinstance(make, str) else make
     limits = {key: options[key] for key in LIMITS if options.get(key) is not None and key not in _parameters(function)}
     for key, limit in limits.items():
         if not is_count(limit):
@@ -220,7 +220,18 @@ def as_env(made: Any, *, name: str, episode_length: int | None = None) -> Env:
     )
 
 
-def _find(path: str) -> Callable[..., Any]:
+def find(path: str) -> Callable[..., Any]:
+    """Import a user's function.
+
+    Args:
+        path: ``my_package.make`` or ``my_package:make``; the current directory is searched, too.
+
+    Returns:
+        The function.
+
+    Raises:
+        ValueError: It cannot be imported.
+    """
     module_name, _, attribute = path.replace(":", ".").rpartition(".")
     if not module_name or not attribute:
         raise ValueError(f"env.make={path}: write the function with its module, for example my_package.make")

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from jaxrl_fast import envs
 from jaxrl_fast.commands import tuning_cache
 from jaxrl_fast.commands.env_cache import EnvCache, env_cache_of, make_cached_envs
-from jaxrl_fast.commands.run_config import Run, env_name, flat_settings, to_yaml
+from jaxrl_fast.commands.run_config import CHOSEN, Run, env_name, flat_settings, to_yaml
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.envs.pool.batches import default_groups
@@ -333,7 +333,8 @@ def print_opening(run: Run, chosen: str, folder: Path) -> None:
         folder: Folder of the run.
     """
     print(envs.describe(run.env, run.env_options))
-    why = f" (algo not given: selected for {run.sources['algo']})" if "algo" in run.sources else ""
+    origin = run.sources.get("algo", "")
+    why = f" (algo not given: {origin})" if origin.startswith(CHOSEN) else ""
     print(
         f"{run.algo}{why}, settings {f'tuned for this environment ({run.tuned_file})' if run.tuned_file else 'untuned'}"
     )

@@ -1,7 +1,7 @@
 """The settings of a run, and the objects made from them."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -229,8 +229,9 @@ def _to_tree(run: Run) -> dict[str, Any]:
 
 CONFIG_DIR = Path(__file__).parent.parent / "config"
 CONTINUOUS = "continuous actions"
-COMMAND_LINE, FOLLOWS = "command line", "follows num_envs"
+COMMAND_LINE, FOLLOWS, CHOSEN = "command line", "follows num_envs", "chosen for "
 """Origins of settings, other than files."""
+FOLLOWS_STEPS, AUTOS = "follows total_steps", ("num_envs", "overlap")
 NEEDS = {**{suite: ("id", id) for suite, id in envs.EXAMPLE_IDS.items()}, "custom": ("make", "my_package.make")}
 """Suites -> the key of ``env.*`` that is required, and an example."""
 
@@ -263,8 +264,8 @@ def compose(argv: Sequence[str] = ()) -> Run:
     requeued = given.values.get("resume") == "auto"
     checkpoint = _read_checkpoint(given)
     file = checkpoint or _read_file(given.values.pop("config", None))
-    auto_width = _take_auto("num_envs", given, file) and checkpoint is None
-    auto_overlap = _take_auto("overlap", given, file) and checkpoint is None
+    written_in = _sources_of((*schema.GROUPS, *AUTOS, "tuned"), given, file)
+    auto_width, auto_overlap = (_take_auto(name, given, file) and checkpoint is None for name in AUTOS)
     tuned = given.values.pop("tuned", file.values.pop("tuned", True))
     tuned = read_value("tuned", tuned, schema.choice_keys()["tuned"])
     groups, file = _choose_groups(given, file)
@@ -275,10 +276,12 @@ def compose(argv: Sequence[str] = ()) -> Run:
     defaults, tuned_values = _group_settings(groups, tuned, None if id is None else written(id))
     env, algo, placement = (defaults.values.pop(f"{group}.name") for group in schema.GROUPS)
     keys = {**run_keys(), **algo_keys(algo)}
-    values, sources = {name: key.default for name, key in keys.items()}, {"algo": actions} if actions else {}
+    values = {name: key.default for name, key in keys.items()}
+    sources = {"algo": f"{CHOSEN}{actions}" if actions else defaults.source.removesuffix(": ")}
     for layer in (defaults, tuned_values, file, given):
         values.update(_read_layer(layer, keys, f"algo={algo} env={env}"))
-        sources.update(dict.fromkeys(layer.values, layer.source.removesuffix(": ") or COMMAND_LINE))
+        sources.update(_sources_of(layer.values, layer))
+    sources.update(written_in)
     _check_env(env, values)
     _check_pool(env, given)
     if "/" in (values["name"] or ""):
@@ -287,8 +290,42 @@ def compose(argv: Sequence[str] = ()) -> Run:
     chosen = {"tuned_file": tuned_file, "requeued": requeued, "auto_width": auto_width, "auto_overlap": auto_overlap}
     run = _make_run(env, algo, placement, values, chosen | {"sources": sources})
     found = [f"algo.{name}" for name, value in run.algo_options.items() if value is not None]
-    run.sources.update((name, FOLLOWS) for name in found if values[name] is None)
+    run.sources.update((name, FOLLOWS) for name in (*found, "pool.num_groups") if values[name] is None)
+    run.sources.update((name, FOLLOWS_STEPS) for name in ("eval.every", "checkpoint.every") if values[name] is None)
     return run
+
+
+SELECTED = ("id", "game", "make", "num_envs", "num_seeds", "pool")
+"""Arguments of adapters that are not keys ``env.*``, or select the environment."""
+
+
+def env_keys(run: Run) -> dict[str, Key]:
+    """Return the keys that a run's environment takes, with its defaults.
+
+    Args:
+        run: Settings of the run.
+
+    Returns:
+        Keys by name as on the command line, such as ``+env.factor``.
+
+    Raises:
+        ValueError: The environment's package or function cannot be imported.
+    """
+    known, custom = run_keys(), run.env == "custom"
+    chosen: dict[str, Any] = {name: run.env_options[name] for name in ("id", "make") if name in run.env_options}
+    suite, own = envs.resolve(run.env, chosen)
+    found = {"episode_length": known["env.episode_length"]} if custom else {}
+    for function in envs.makers(run.env, chosen):
+        taken = schema.option_keys(function)
+        found = {**found, **{name: key for name, key in taken.items() if custom or name not in SELECTED}}
+    others = found.pop(schema.OTHERS, None)
+    found["frame_stack"] = known["env.frame_stack"]._replace(default=envs.FRAME_STACK.get(suite))
+    found |= {} if others is None else {schema.OTHERS: others}
+    keys = {}
+    for name, key in found.items():
+        default, declared = own.get(name, key.default), known.get(f"env.{name}")
+        keys[f"{'' if declared else '+'}env.{name}"] = (declared or key)._replace(default=default)
+    return keys
 
 
 def options_of(group: str) -> list[str]:
@@ -354,6 +391,12 @@ def _read_file(path: Any) -> Layer:
     if "resume" in tree:
         raise ConfigError(f"{path}: resume works on the command line only: write it there")
     return Layer(f"{path}: ", schema.by_dotted_key(tree))
+
+
+def _sources_of(names: Iterable[str], *layers: Layer) -> dict[str, str]:
+    """Return the origin of those settings that are in the layers; the first layer with a setting counts."""
+    found = {name: next((layer for layer in layers if name in layer.values), None) for name in names}
+    return {n: layer.source.removesuffix(": ") or COMMAND_LINE for n, layer in found.items() if layer is not None}
 
 
 def _take_auto(key: str, given: Layer, file: Layer) -> bool:

@@ -9,8 +9,9 @@ import dataclasses
 import difflib
 import inspect
 import math
+import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from types import NoneType, UnionType
@@ -263,13 +264,66 @@ def algo_keys(name: str) -> dict[str, Key]:
     """
     factory = ALGORITHMS[name]
     plain, hints = get_type_hints(factory), get_type_hints(factory, include_extras=True)
-    sizes = Number(1, MAX_SIZE, "whole")
+    sizes, texts = Number(1, MAX_SIZE, "whole"), meanings_of(factory)
     ranges = {n: sizes if hint == tuple[int, ...] else declared_number(hint) or Number() for n, hint in hints.items()}
     return {
-        f"algo.{p.name}": Key(plain[p.name], p.default, ranges[p.name].least, maximum=ranges[p.name].most)
+        f"algo.{p.name}": Key(
+            plain[p.name], p.default, ranges[p.name].least, texts.get(p.name, ""), maximum=ranges[p.name].most
+        )
         for p in inspect.signature(factory).parameters.values()
         if not callable(p.default) and p.name not in NOT_OPTIONS
     }
+
+
+ARGUMENTS, ENTRY = (
+    re.compile(r"^Args:\n(.*?)(?=^\S|\Z)", re.M | re.S),
+    re.compile(r"^    (\w+): (.+(?:\n {5,}.+)*)", re.M),
+)
+
+
+def meanings_of(function: Callable[..., Any]) -> dict[str, str]:
+    """Return the descriptions of a function's arguments.
+
+    Args:
+        function: Function, with a docstring in Google style or another one.
+
+    Returns:
+        Descriptions by name, without marks of code; empty for another docstring.
+    """
+    section = ARGUMENTS.search((inspect.getdoc(function) or "").replace("**", ""))
+    found = ENTRY.findall(section[1]) if section else []
+    return {name: " ".join(text.replace("`", "").split()) for name, text in found}
+
+
+def option_keys(function: Callable[..., Any]) -> dict[str, Key]:
+    """Return the keyword arguments of a function that makes an environment.
+
+    Args:
+        function: Function.
+
+    Returns:
+        Keys by name, with the default `REQUIRED` where an argument has none; `OTHERS` stands for any other name.
+    """
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # of a function written in C
+        return {OTHERS: Key(object, REQUIRED)}
+    hints: dict[str, Any] = {}
+    with suppress(Exception):  # a user's annotation may name anything
+        hints = get_type_hints(function)
+    texts, found = meanings_of(function), {}
+    for p in parameters:
+        if p.kind is p.VAR_KEYWORD and p.name != "unknown":
+            found[OTHERS] = Key(object, REQUIRED, text=texts.get(p.name, ""))
+        elif p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
+            default = REQUIRED if p.default is p.empty else p.default
+            plain = p.annotation if p.annotation in (bool, int, float, str) else object
+            found[p.name] = Key(hints.get(p.name, plain), default, text=texts.get(p.name, ""))
+    return found
+
+
+REQUIRED, OTHERS = "VALUE", "NAME"
+"""Default of a key without one, and name of the key that stands for all others."""
 
 
 def by_dotted_key(tree: Mapping[Any, Any]) -> dict[str, Any]:
@@ -344,8 +398,28 @@ def describe_type(hint: Any) -> str:
     if get_origin(hint) in (Union, UnionType):
         return " or ".join("null" if t is NoneType else describe_type(t) for t in get_args(hint))
     if get_origin(hint) is tuple:
-        return "a list such as [256,256]"
+        return f"a list such as {'[obs,map]' if get_args(hint)[0] is str else '[256,256]'}"
     return {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}[hint]
+
+
+def describe_key(key: Key) -> str:
+    """Describe the allowed values of a setting in a few words.
+
+    Args:
+        key: Declaration.
+
+    Returns:
+        Its type or choices, and its range; "" for a type of an environment's own.
+    """
+    try:
+        words = {Any: "number or schedule"}.get(key.type) or describe_type(key.type)
+    except (KeyError, TypeError):
+        return ""
+    least, most = key.range().least, key.range().most
+    below = most < MAX_SIZE
+    if least > -math.inf:
+        words += f", {least:g} to {most:g}" if below else f", at least {least:g}"
+    return re.sub(r"\ba ", "", words).removeprefix("one of ")
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:
