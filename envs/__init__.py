@@ -208,6 +208,7 @@ def make_vec(
     elif pool:
         raise ValueError(f"env={name} is compiled and has no pool: leave pool out")
     else:
+        import_module("jaxrl_fast.core").require_devices()
         made = make(name, **options)
     env = import_module("jaxrl_fast.envs.env")
     seen = _seen(made, frame_stack, arguments)

@@ -94,7 +94,7 @@ def explain_run(words: Sequence[str]) -> int:
             return explain_on(env, run, chosen, folder, Path(dump) if target == THIS else None)
 
 
-ORIGINS = {"config/envs.yaml": "environment's defaults (config/envs.yaml)", "config/tuned/": "tuned file ("}
+ORIGINS = {"config/envs.yaml": "environment's defaults", "config/tuned": "tuned file"}
 
 
 def explain_settings(words: Sequence[str]) -> int:
@@ -122,10 +122,8 @@ def explain_settings(words: Sequence[str]) -> int:
         rows = rows_of(run_config.compose(words))
     table = new_table("key", "value", "set by")
     for key, value, origin in rows:
-        for prefix, words_for in ORIGINS.items():
-            if origin.startswith(prefix):
-                origin = words_for if origin == prefix else f"{words_for}{origin})"
-        table.add_row(key, value, origin)
+        kind = next((kind for prefix, kind in ORIGINS.items() if origin.startswith(prefix)), None)
+        table.add_row(key, value, origin if kind is None else f"{kind} ({origin})")
     new_console().print(table)
     return 0
 

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from yaml import YAMLError
 from jaxrl_fast import envs
 from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.core import Box
+from jaxrl_fast.envs import EnvFailed
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.envs.pool.batches import default_groups
@@ -282,6 +284,8 @@ def compose(argv: Sequence[str] = ()) -> Run:
         values.update(_read_layer(layer, keys, f"algo={algo} env={env}"))
         sources.update(_sources_of(layer.values, layer))
     sources.update(written_in)
+    if values["eval.share"] and "eval.beside" not in sources:
+        values["eval.beside"], sources["eval.beside"] = False, "follows eval.share"
     _check_env(env, values)
     _check_pool(env, given)
     if "/" in (values["name"] or ""):
@@ -458,11 +462,10 @@ def _actions_of(groups: Mapping[str, str], id: Any, values: Mapping[str, Any]) -
     prefix = "env.options."
     options = {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
     try:
-        made = envs.make_vec(env, num_envs=1, pool={"workers": 0}, id=written(id), **options)
-    except ValueError:  # the run reports it when it makes its environments
+        space = import_module("jaxrl_fast.envs.from_gymnasium").look(written(id), **options)
+    except (ValueError, EnvFailed):  # the run reports it when it makes its environments
         return None
-    made.close()  # type: ignore[union-attr]
-    return CONTINUOUS if isinstance(made.spec.action, Box) else "discrete actions"
+    return CONTINUOUS if isinstance(space, Box) else "discrete actions"
 
 
 def _tuned_settings(env: str, id: str | None, algo: str) -> Layer:
@@ -540,6 +543,7 @@ def _make_run(env: str, algo: str, placement: str, values: dict[str, Any], other
     named = cluster.named_processes(**section("distributed."))
     if named is not None and values["distributed"] == "off":
         raise ConfigError("distributed=off means a single process: leave it out, or the other distributed.* keys")
+    sizes = (values[name] for name in ("num_envs", "num_seeds", "pool.workers", "pool.order"))
     tenth, every = max(1, values["total_steps"] // 10), values["eval.every"]
     return Run(
         **{key: value for key, value in values.items() if "." not in key},
@@ -551,6 +555,6 @@ def _make_run(env: str, algo: str, placement: str, values: dict[str, Any], other
         placement=placement,
         eval=schema.EvalOptions(**section("eval.") | {"every": tenth if every is None else every}),
         checkpoint=schema.Checkpoints(**section("checkpoint.") | {"every": values["checkpoint.every"] or tenth}),
-        pool=section("pool.") | {"num_groups": values["pool.num_groups"] or default_groups(values["num_envs"])},
+        pool=section("pool.") | {"num_groups": values["pool.num_groups"] or default_groups(*sizes)},
         processes=named,
     )

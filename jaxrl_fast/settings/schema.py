@@ -22,7 +22,7 @@ from jaxrl_fast.core import MAX_SIZE, Log, Number, as_number, as_whole
 from jaxrl_fast.learning.run_graph import GraphOptions, Overlap
 from jaxrl_fast.learning.updates import Average, OnNan
 from jaxrl_fast.networks.network import Precision
-from jaxrl_fast.numerics.optimizers import A_RATE, Schedule, as_rate, declared_number, numbers_of
+from jaxrl_fast.numerics.optimizers import A_RATE, Schedule, as_rate, declared_number, numbers_of, one_of
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -104,6 +104,7 @@ class EvalOptions:
         `beside`: Whether a background process evaluates during training.
         device: Device of that process.
         picture: Whether an episode is drawn after each evaluation.
+        share: Whether the host environments of training play the episodes, between chunks.
     """
 
     every: int | None = setting(None, "env steps per evaluation, 0 none; 10 a run", 0, resume="free")
@@ -111,6 +112,7 @@ class EvalOptions:
     beside: bool = setting(True, "in a background process, during training", resume="silent")
     device: Literal["cpu", "same"] = setting("cpu", "device of that process:", resume="silent", aside=True)
     picture: bool = setting(False, "draw an episode after each, in a subprocess", resume="silent", aside=True)
+    share: bool = setting(False, "in training's own host envs, between chunks", resume="free", aside=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,6 +128,15 @@ class Checkpoints:
     every: int | None = setting(None, "env steps between checkpoints; a tenth of the run", 1, resume="free")
     keep: int = setting(2, "newest ones to retain, plus the best; 0 makes none", 0, resume="free")
     replay: bool = setting(True, "save the replay buffer too, in the newest", resume="free")
+
+    def __post_init__(self) -> None:
+        """Check the values.
+
+        Raises:
+            ConfigError: A value is wrong.
+        """
+        for name, key in _keys_of(type(self)).items():
+            object.__setattr__(self, name, read_value(f"checkpoint.{name}", getattr(self, name), key))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,7 +170,7 @@ class PoolSchema:
     """Keys ``pool.*``: stepping of host environments, as `jaxrl_fast.envs.pool.batches.PoolOptions`."""
 
     workers: int | None = setting(None, "worker processes, 0 none; measured", 0, 4096, resume="free")
-    num_groups: int | None = setting(None, "groups that take turns; 2, or 1 for an odd num_envs", 1, MAX_SIZE)
+    num_groups: int | None = setting(None, "groups that take turns; 2, or 1 if envs or workers need it", 1, MAX_SIZE)
     order: Literal["fixed", "arrival"] = setting("fixed", "order of the environments:")
     step_timeout_s: float = setting(60.0, "seconds after which a silent worker is restarted", 0, resume="free")
     backend: Literal["workers", "envpool"] = setting("workers", "implementation of the pool:")
@@ -394,7 +405,7 @@ def describe_type(hint: Any) -> str:
     if hint is Any:
         return A_RATE
     if get_origin(hint) is Literal:
-        return ("one of " if len(get_args(hint)) > 1 else "") + ", ".join(get_args(hint))
+        return one_of(get_args(hint))
     if get_origin(hint) in (Union, UnionType):
         return " or ".join("null" if t is NoneType else describe_type(t) for t in get_args(hint))
     if get_origin(hint) is tuple:
@@ -526,6 +537,9 @@ def read_word(word: str) -> tuple[str, Any]:
     return str(override.key_or_group), override.value()
 
 
+PLAIN_TEXT = re.compile(r"[\w./:@%+~ -]+")
+
+
 def parse_word(word: str) -> "Override":
     """Parse an argument of the command line with Hydra; it may be a sweep.
 
@@ -550,7 +564,8 @@ def parse_word(word: str) -> "Override":
     if not value.strip():
         raise ConfigError(f"{word} has no value: write it after the equals sign, without a space")
     try:
-        override = OverridesParser.create().parse_override(word)
+        plain = not value.isascii() and PLAIN_TEXT.fullmatch(value)  # Hydra takes other letters in quotes only
+        override = OverridesParser.create().parse_override(f"{key}='{value}'" if plain else word)
     except HydraException:
         raise ConfigError(f"cannot read '{word}': quote the value, as in \"{key}='...'\"") from None
     if override.package is not None:
