@@ -402,6 +402,7 @@ def test_a_whole_command_makes_no_other_simulator(tmp_path, commands):
 
     out, counts = instances("train", *words, "eval.every=0", "num_envs=1", "run_dir=one")
     assert counts == ["2", "1", "0"] and "not evaluated (eval.every=0), after 32 steps" in out
+    assert "sac (algo not given: chosen for continuous actions)" in out
     out, counts = instances("train", *words, "eval.share=true", "eval.episodes=2", "num_envs=3", "run_dir=three")
     assert counts == ["4", "3", "0"] and "running episodes were truncated for evaluations (eval.share)" in out
     assert instances("evaluate", "three", "episodes=3")[1][:2] == ["2", "1"]

@@ -524,13 +524,24 @@ def shared(algorithm: jf.Algorithm, num_envs: int = 3, seeds: int = 1, pool: Any
         env.close()
 
 
+def stored(result: jf.Result, steps: int) -> Any:
+    """Return the steps in the replay buffer, leaves ``[T, S, E, ...]``."""
+    parts = jax.tree.leaves(result.state.private, is_leaf=lambda x: isinstance(x, RingState))
+    (ring,) = [part for part in parts if isinstance(part, RingState)]  # leaves [S, E, slots, 1, ...]
+    return jax.tree.map(lambda x: np.moveaxis(np.asarray(x)[:, :, :steps, 0], 2, 0), ring.data)
+
+
+def test_an_evaluation_of_as_many_steps_as_training_is_noticed():
+    """Otherwise the next chunk would continue from observations of other episodes."""
+    data = stored(shared(tiny_sac(rollout_length=1), 2, eval_every=14, total_steps=56), 28)
+    np.testing.assert_array_equal(data.obs[..., 0], data.next_obs[..., 0])
+
+
 @pytest.mark.parametrize(("seeds", "pool"), [(1, None), (2, {"workers": 0, "num_groups": 1}), (1, {"workers": 2})])
 def test_evaluation_in_the_environments_of_training_truncates_their_episodes(seeds, pool):
     """Each stored step is followed by the next of its episode, or ends it; the truncated episodes are counted."""
     result = shared(tiny_sac(rollout_length=1), 2, seeds, pool)
-    parts = jax.tree.leaves(result.state.private, is_leaf=lambda x: isinstance(x, RingState))
-    (ring,) = [part for part in parts if isinstance(part, RingState)]  # leaves [S, E, slots, 1, ...]
-    data = jax.tree.map(lambda x: np.moveaxis(np.asarray(x)[:, :, :40, 0], 2, 0), ring.data)
+    data = stored(result, 40)
     done = data.terminated | data.truncated
     goes_on = (data.obs[1:] == data.next_obs[:-1]).all(-1)
     np.testing.assert_array_equal(goes_on, ~done[:-1])
@@ -550,7 +561,7 @@ def test_shared_evaluation_equals_evaluation_in_separate_environments():
         agent = bind(tiny_sac(), env.spec, num_envs)
         zeros = params_template(env.spec, agent.parts, agent.acting, agent.normalize_observations)
         policy = make_policy(env.spec, agent.acting, zeros, {})
-        params = jax.tree.map(lambda x: jnp.asarray(x)[None], policy.params)
+        params = jax.tree.map(lambda x: jnp.full_like(jnp.asarray(x), 0.01)[None], policy.params)
         evaluate = evaluation_on_host(policy, env, episodes, share=share)
         found = evaluate(params, jax.random.key(3)[None])
         again = evaluate(params, jax.random.key(3)[None])
@@ -669,6 +680,24 @@ def make():
 """
 
 
+QUICK = """
+import threading, time
+from pathlib import Path
+SLOW
+def make():
+    class Quick(Slow):
+        t = 0
+        def step(self, action):
+            with open("steps", "a") as file:
+                file.write("e" if threading.current_thread().name.startswith("evaluation") else "t")
+            time.sleep(0.002)
+            self.t += 1
+            obs, reward, *_ = super().step(action)
+            return obs, reward, self.t % 50 == 0, False, {}
+    return Quick()
+""".replace("SLOW", SLOW.replace("Slow.steps == 200", "False").replace("Slow.steps > 200", "False"))
+
+
 def test_a_signal_ends_a_shared_evaluation_at_its_next_step(tmp_path):
     """It would take 10,000 steps, 500 seconds."""
     (tmp_path / "slow_env.py").write_text(SLOW)
@@ -682,3 +711,8 @@ def test_a_signal_ends_a_shared_evaluation_at_its_next_step(tmp_path):
     assert all_steps(tmp_path / "run" / "checkpoints") == [8]
     assert read_description(tmp_path / "run" / "checkpoints" / "8").progress["snapshots"]
     assert "resume=run" in out
+    (tmp_path / "slow_env.py").write_text(QUICK)
+    status, out, err = finish(begin(tmp_path, "train", "resume=run"))
+    assert status == 0, err
+    steps = (tmp_path / "steps").read_text()
+    assert steps.startswith(f"t{'e' * 50}{'t' * 8}e"), "after a check, the waiting evaluation, then training"

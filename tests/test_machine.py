@@ -142,15 +142,12 @@ def test_a_folder_that_the_encoding_lacks_is_one_error(tmp_path):
 
 
 def test_a_run_where_the_system_writes_ascii(tmp_path):
-    variables = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "LC_ALL": "POSIX",
-        "PYTHONUTF8": "0",
-        "PYTHONCOERCECLOCALE": "0",
-    }
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), **ASCII}
+    (tmp_path / "mine.yaml").write_text("name: é\n", encoding="utf-8")
     words = "env=cartpole algo=ppo tuned=false num_envs=4 total_steps=512 eval.episodes=1 eval.beside=false"
+    words += " config=mine.yaml"
     command = [sys.executable, "-m", "jaxrl_fast.train", *words.split(), "run_dir=run"]
     done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, timeout=240)
     assert (done.returncode, done.stderr) == (0, b"")
     assert b" ? " in done.stdout  # for ±
+    assert "name: é\n" in (tmp_path / "run" / "config.yaml").read_text(encoding="utf-8")
