@@ -558,7 +558,7 @@ def test_shared_evaluation_equals_evaluation_in_separate_environments():
 
     def returns(num_envs: int, groups: int, episodes: int, share: bool) -> np.ndarray:
         env = jf.make_env("custom", make=Counting, num_envs=num_envs, pool={"workers": 0, "num_groups": groups})
-        agent = bind(tiny_sac(), env.spec, num_envs)
+        agent = bind(tiny_sac(normalize_observations=False), env.spec, num_envs)
         zeros = params_template(env.spec, agent.parts, agent.acting, agent.normalize_observations)
         policy = make_policy(env.spec, agent.acting, zeros, {})
         params = jax.tree.map(lambda x: jnp.full_like(jnp.asarray(x), 0.01)[None], policy.params)

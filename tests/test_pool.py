@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from pool_envs import Uneven, Walk
 
+from jaxrl_fast import make_train_step
 from jaxrl_fast.algorithms.ppo import ppo
 from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.commands.run_config import compose, make_algorithm, make_envs
@@ -445,5 +446,7 @@ def test_every_number_of_environments_fits_the_default_sizes(name, widths):
     for num_envs in widths:
         run = compose([f"env={env}", f"algo={name}", "tuned=false", f"num_envs={num_envs}"])
         build_graph(make_envs(run), make_algorithm(run))
+    init, step = make_train_step(make_envs(run), make_algorithm(run))
+    jax.eval_shape(step, jax.eval_shape(init, jax.random.key(0)))  # shapes of the last width
     host = compose(["env=gymnasium", "env.id=CartPole-v1", f"algo={name}", f"num_envs={num_envs}"])
     assert host.pool["num_groups"] == 1
