@@ -167,8 +167,7 @@ def make(name: str, **options: Any) -> "Env":
         id = options.pop("id")
         module = import_module(MODULES.get(suite, f"jaxrl_fast.envs.from_{suite}"))
     except ModuleNotFoundError as error:
-        needed = f"'jaxrl_fast[{suite}]'" if suite in EXTRAS else error.name
-        raise ValueError(f"env={name} needs the package '{error.name}': pip install {needed}") from error
+        raise _missing(name, suite, error) from error
     known = [*module.ids(), *getattr(module, "REFUSED", ())]
     if id not in known:
         raise ValueError(f"env.id={id}: {suite} has no such environment; {_nearest(id, known)}")
@@ -209,10 +208,40 @@ def make_vec(
     elif pool:
         raise ValueError(f"env={name} is compiled and has no pool: leave pool out")
     else:
+        import_module("jaxrl_fast.core").require_devices()
         made = make(name, **options)
     env = import_module("jaxrl_fast.envs.env")
     seen = _seen(made, frame_stack, arguments)
     return env.vectorize(seen, num_envs=num_envs) if isinstance(seen, env.Env) else seen
+
+
+def makers(name: str, options: dict[str, Any]) -> list[Any]:
+    """Return the functions whose keyword arguments are the options of an environment, without calling them.
+
+    Args:
+        name: As in `make`.
+        options: Options of the environment.
+
+    Returns:
+        A function of the suite's adapter, with ``atari`` also the function that makes one game, or a user's function.
+
+    Raises:
+        ValueError: Unknown name, a user's function that cannot be imported, or a package that is not installed.
+    """
+    suite, options = resolve(name, options)
+    if suite == "custom":
+        return [import_module("jaxrl_fast.envs.custom").find(options["make"])]
+    module, function = HOST_SUITES.get(suite, (MODULES.get(suite, f"jaxrl_fast.envs.from_{suite}"), "make", ""))[:2]
+    try:
+        adapter = import_module(module)
+    except ModuleNotFoundError as error:
+        raise _missing(name, suite, error) from error
+    return [getattr(adapter, function), *([adapter.recipes.atari] if suite == "atari" else [])]
+
+
+def _missing(name: str, suite: str, error: ModuleNotFoundError) -> ValueError:
+    needed = f"'jaxrl_fast[{suite}]'" if suite in EXTRAS else error.name
+    return ValueError(f"env={name} needs the package '{error.name}': pip install {needed}")
 
 
 def make_to_draw(name: str, **options: Any) -> "Env | FilmedHost":

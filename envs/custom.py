@@ -70,7 +70,9 @@ def make_any(
             again = partial(agents.acting_together, again, called.episode_length)
             first = agents.AgentsTogether(first, called.episode_length)
         sizes = {"num_envs": num_envs, "num_seeds": num_seeds, "max_episode_steps": called.episode_length}
-        return host.make_custom_host(again, name=called.name, pool=given, first=first, **sizes)
+        pictured = getattr(first, "render_mode", None) == "rgb_array" or _takes_render_mode(called.function)
+        made = host.make_custom_host(again, name=called.name, pool=given, first=first, **sizes)
+        return made._replace(draws=made.draws and pictured)
     return _compiled(called)
 
 
@@ -90,8 +92,7 @@ def make_to_draw(*, make: str | Callable[..., Any], **options: Any) -> "Env | Fi
     called = _call(make, options)
     if not (_is_gymnasium(called.made) or _is_parallel(called.made)):
         return _compiled(called)
-    parameters = _parameters(called.function)
-    if "render_mode" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+    if _takes_render_mode(called.function):
         called.made.close()
         called = _call(make, {"render_mode": "rgb_array", **options})
     made, limit = called.made, called.episode_length
@@ -127,7 +128,7 @@ class Called(NamedTuple):
 
 def _call(make: str | Callable[..., Any], options: dict[str, Any]) -> Called:
     name = make if isinstance(make, str) else getattr(make, "__qualname__", "make")
-    function = _find(make) if isinstance(make, str) else make
+    function = find(make) if isinstance(make, str) else make
     limits = {key: options[key] for key in LIMITS if options.get(key) is not None and key not in _parameters(function)}
     for key, limit in limits.items():
         if not is_count(limit):
@@ -152,6 +153,11 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
         return inspect.signature(function).parameters
     except (TypeError, ValueError):  # of a function written in C
         return {}
+
+
+def _takes_render_mode(function: Callable[..., Any]) -> bool:
+    parameters = _parameters(function)
+    return "render_mode" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
 def _is_gymnasium(made: Any) -> bool:
@@ -220,7 +226,18 @@ def as_env(made: Any, *, name: str, episode_length: int | None = None) -> Env:
     )
 
 
-def _find(path: str) -> Callable[..., Any]:
+def find(path: str) -> Callable[..., Any]:
+    """Import a user's function.
+
+    Args:
+        path: ``my_package.make`` or ``my_package:make``; the current directory is searched, too.
+
+    Returns:
+        The function.
+
+    Raises:
+        ValueError: It cannot be imported.
+    """
     module_name, _, attribute = path.replace(":", ".").rpartition(".")
     if not module_name or not attribute:
         raise ValueError(f"env.make={path}: write the function with its module, for example my_package.make")

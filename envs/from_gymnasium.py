@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 import gymnasium
@@ -12,14 +11,13 @@ import numpy as np
 from jaxrl_fast.core import Box, Discrete, EnvSpec, MultiDiscrete
 from jaxrl_fast.envs.env_checks import check_spaces
 from jaxrl_fast.envs.host_env import HostEnv, HostStep, TakeEvents
-from jaxrl_fast.envs.pool import from_envpool, recipes
+from jaxrl_fast.envs.pool import from_envpool, recipes, stepping
 from jaxrl_fast.envs.pool.batches import PoolOptions, check_options
 from jaxrl_fast.envs.pool.codec import Outside
-from jaxrl_fast.envs.pool.making import RENDER_MODE, Camera, FilmedHost, in_process, make_pool
-from jaxrl_fast.envs.pool.stepping import HostEnvSpec, PoolError, describe, make_one, of_env
+from jaxrl_fast.envs.pool.making import Camera, FilmedHost, in_process, make_pool, measurement, step_cost_s
+from jaxrl_fast.envs.pool.stepping import RENDER_MODE, HostEnvSpec, PoolError, describe, make_one, of_env
 
 Wrappers = Sequence[str | Mapping[str, Mapping[str, Any]]]
-DRAWN_BY_PYGAME = tuple(f"gymnasium.envs.{family}" for family in ("classic_control", "toy_text", "box2d"))
 UNKNOWN_FPS = 10.0
 """Steps per second in the pictures of an environment without ``render_fps``."""
 
@@ -65,8 +63,40 @@ def make_host(
             raise ValueError("pool.backend=envpool takes no wrappers and no pool.order: write pool.backend=workers")
         sizes = {"num_envs": num_envs, "num_groups": pool.num_groups or 1}
         host = from_envpool.make(id, max_episode_steps=limit, **sizes, **options)
-        return host._replace(bridge=pool.bridge)
-    return pooled(make, id, limit, num_envs, num_seeds, pool, _could_envpool(id, wrappers))
+        return host._replace(bridge=pool.bridge, draws=id.rpartition("-v")[0] in from_envpool.SERVES)
+    known = _looked_at.pop(_key_of(id, wrappers, max_episode_steps, options), None)
+    return pooled(make, id, limit, num_envs, num_seeds, pool, _could_envpool(id, wrappers), known=known)
+
+
+_looked_at: dict[str, HostEnvSpec] = {}
+"""Results of `look` that the next `make_host` with equal arguments uses instead of another environment."""
+
+
+def look(
+    id: str, *, wrappers: Wrappers = (), max_episode_steps: int | None = None, **options: Any
+) -> Box | Discrete | MultiDiscrete:
+    """Make one environment to read its spaces, measure a step, and close it.
+
+    Args:
+        id: As in `make_host`.
+        wrappers: As in `make_host`.
+        max_episode_steps: As in `make_host`.
+        **options: As in `make_host`.
+
+    Returns:
+        The space of actions.
+
+    Raises:
+        ValueError: As `make_host`.
+    """
+    make = recipes.recipe(id, wrappers=wrappers, max_episode_steps=max_episode_steps, **options)
+    host_spec = describe(make, id, measure=step_cost_s)
+    _looked_at[_key_of(id, wrappers, max_episode_steps, options)] = host_spec
+    return env_spec(host_spec).action
+
+
+def _key_of(id: str, wrappers: Wrappers, max_episode_steps: int | None, options: Mapping[str, Any]) -> str:
+    return repr((id, list(wrappers), max_episode_steps, sorted(options.items())))
 
 
 def make_atari_host(
@@ -104,7 +134,7 @@ def make_atari_host(
     pool = check_options(pool, num_envs, num_seeds)
     if pool.backend == "envpool":
         raise ValueError("pool.backend=envpool is for env=gymnasium: leave it out for env=atari")
-    whole = describe(recipes.atari(game, **options), game)
+    whole = describe(recipes.atari(game, **options), game, measure=measurement(pool, num_envs * num_seeds))
     played = whole._replace(make=recipes.atari(game, life_loss=life_loss, **options), clip_rewards=clip_rewards)
     spec = env_spec(whole, options.get("episode_length", recipes.ATARI_EPISODE_STEPS))
     host = make_pool(played, spec, num_envs=num_envs, num_seeds=num_seeds, options=pool)
@@ -207,7 +237,7 @@ def filmed(env: gymnasium.Env, name: str, limit: int | None = None) -> FilmedHos
             f"{name} cannot be drawn: its render_mode is {env.render_mode}, and only {RENDER_MODE} gives pictures: "
             "add an argument render_mode to the function that makes it, and pass it to the environment"
         )
-    if type(env.unwrapped).__module__.startswith(DRAWN_BY_PYGAME) and find_spec("pygame") is None:
+    if stepping.lacks_pygame(env):
         env.close()
         raise ValueError(f"{name} cannot be drawn: it needs pygame: pip install 'jaxrl_fast[video]'")
     camera = Camera(env)
@@ -281,6 +311,7 @@ def pooled(
     pool: PoolOptions,
     hint: str = "",
     first: Any = None,
+    known: HostEnvSpec | None = None,
 ) -> HostEnv:
     """Make a pool of host environments.
 
@@ -293,6 +324,7 @@ def pooled(
         pool: Options of the pool.
         hint: Line that is reported once to the user, or "".
         first: Environment that gives the spaces and is then closed; None to make one.
+        known: Spec of the environments, if an environment was made for it before.
 
     Returns:
         The environment.
@@ -300,7 +332,7 @@ def pooled(
     Raises:
         ValueError: An environment cannot be made, or its spaces are not supported.
     """
-    host_spec = describe(make, name, first)
+    host_spec = known or describe(make, name, first, measurement(pool, num_envs * num_seeds))
     host = make_pool(host_spec, env_spec(host_spec, limit), num_envs=num_envs, num_seeds=num_seeds, options=pool)
     host = by_entries(host) if isinstance(host.spec.obs, dict) else host
     lines = [hint] if hint else []

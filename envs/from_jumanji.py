@@ -61,14 +61,14 @@ def ids() -> list[str]:
     return list(WORLDS)
 
 
-def make(id: str, *, num_agents: int | None = None, **options: Any) -> Env:
+def make(id: str, *, num_agents: int | None = None, episode_length: int | None = None, **options: Any) -> Env:
     """Make a Jumanji environment.
 
     Args:
         id: One of `ids`.
         num_agents: Number of agents, or None for the default.
-        **options: Options of `WORLDS`: arguments of Jumanji's constructor and generator, and ``episode_length`` in
-            steps.
+        episode_length: Time limit in steps, or None for the default.
+        **options: Arguments of Jumanji's constructor and generator (`WORLDS`).
 
     Returns:
         The environment.
@@ -76,7 +76,8 @@ def make(id: str, *, num_agents: int | None = None, **options: Any) -> Env:
     Raises:
         ValueError: Unknown option, or a value that Jumanji does not accept.
     """
-    given = WORLDS[id] | ({} if num_agents is None else {"num_agents": num_agents}) | options
+    named = {"num_agents": num_agents, "episode_length": episode_length}
+    given = WORLDS[id] | {name: value for name, value in named.items() if value is not None} | options
     for option, value in given.items():
         if option not in WORLDS[id]:
             raise ValueError(f"jumanji {id} has no option '{option}': write some of {', '.join(sorted(WORLDS[id]))}")

@@ -6,9 +6,9 @@ from typing import Any
 from jaxrl_fast.envs.from_gymnasium import filmed, pooled
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.envs.pool.batches import PoolOptions, check_options
-from jaxrl_fast.envs.pool.making import RENDER_MODE, FilmedHost
+from jaxrl_fast.envs.pool.making import FilmedHost
 from jaxrl_fast.envs.pool.several_agents import make_parallel
-from jaxrl_fast.envs.pool.stepping import make_one
+from jaxrl_fast.envs.pool.stepping import RENDER_MODE, make_one
 
 
 def make_host(

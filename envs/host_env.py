@@ -82,6 +82,7 @@ class HostEnv(NamedTuple):
             names the environment and step of a row. None if nothing is bounded.
         watched: ``(num_envs, tell) -> HostEnv`` as ``another``, whose environments report values outside of their
             spaces to ``tell``. None with EnvPool.
+        draws: Whether an environment made with a camera has pictures, according to its metadata.
     """
 
     spec: EnvSpec
@@ -103,3 +104,4 @@ class HostEnv(NamedTuple):
     agents: Callable[[], np.ndarray] | None = None
     require_inside: Callable[[Any, Callable[[int], str]], None] | None = None
     watched: Callable[[int, Callable[[str], None]], "HostEnv"] | None = None
+    draws: bool = False

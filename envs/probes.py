@@ -251,12 +251,12 @@ def ids() -> list[str]:
     return sorted({**PROBES, **TWO_AGENTS})
 
 
-def make(id: str, **options: Any) -> Env:
+def make(id: str, **unknown: Any) -> Env:
     """Make a probe.
 
     Args:
         id: Name of the probe.
-        **options: None is supported.
+        **unknown: Refused options.
 
     Returns:
         The environment.
@@ -264,8 +264,8 @@ def make(id: str, **options: Any) -> Env:
     Raises:
         ValueError: An option was given.
     """
-    if options:
-        raise ValueError(f"probe {id} has no option '{sorted(options)[0]}': leave it out")
+    if unknown:
+        raise ValueError(f"probe {id} has no option '{sorted(unknown)[0]}': leave it out")
     return {**PROBES, **TWO_AGENTS}[id]()
 
 

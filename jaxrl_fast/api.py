@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 
 from jaxrl_fast import envs
-from jaxrl_fast.core import Log
+from jaxrl_fast.core import Log, require_devices
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.learning.algorithm import Algorithm
@@ -112,6 +112,7 @@ def learn(
     eval_episodes: int = 32,
     eval_beside: bool | None = None,
     eval_device: Literal["cpu", "same"] = "cpu",
+    eval_share: bool = False,
     evaluator: Evaluate | None = None,
     on_new_policy: OnNewPolicy = lambda: None,
     on_last_policy: OnLastPolicy | None = None,
@@ -149,6 +150,8 @@ def learn(
         eval_episodes: Episodes per evaluation and seed.
         eval_beside: Evaluate in a thread during training, not between chunks. None: unless ``between_chunks`` is given.
         eval_device: Where that thread evaluates if training uses an accelerator: on the CPU or the same device.
+        eval_share: Let the host environments of training play the evaluations between chunks, and make no others; their
+            running episodes are truncated. For simulators of which there is only one.
         evaluator: Replaces the evaluation.
         on_new_policy: Called when the newest evaluated policy was written.
         on_last_policy: Called with the last policy in a thread during the last evaluations, unless the run is stopped.
@@ -173,9 +176,10 @@ def learn(
         NonFiniteError: The environment or an update computed a NaN or an infinity.
         KeyboardInterrupt: Ctrl-C was pressed; with ``run_dir``, the run stops after its chunk and is saved first.
     """
+    require_devices()
     graph = GraphOptions(overlap, learners, average, nan=nan, shards=shards)
-    beside = between_chunks is None if eval_beside is None else eval_beside
-    evaluated = EvalOptions(eval_every, eval_episodes, beside, eval_device)
+    beside = between_chunks is None and not eval_share if eval_beside is None else eval_beside
+    evaluated = EvalOptions(eval_every, eval_episodes, beside, eval_device, share=eval_share)
     asked = total_steps, seed, num_seeds, graph, placement, devices, evaluated, checkpoints, resume, debug
     if settings is None and run_dir is None and resume is None and jax.process_count() == 1:
         settings = {}  # not read without files and other processes
@@ -241,6 +245,7 @@ def make_train_step(
     Raises:
         ValueError: The algorithm does not support the environment.
     """
+    require_devices()
     vec_env = make_bridge(env).env if isinstance(env, HostEnv) else env
     graph, _ = build_graph(vec_env, algorithm, GraphOptions(overlap, learners, average, total_steps, shards=shards))
 

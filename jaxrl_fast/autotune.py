@@ -33,7 +33,7 @@ KEYS = {
 HELP = """python -m jaxrl_fast.autotune [key=value ...]     find the fastest settings for a run on this machine
 python -m jaxrl_fast.autotune show | clear        show or remove the findings on this machine
 Saves no policy; reports how every candidate changes training results. num_envs=auto and placement=auto use the
-findings. Keys, in addition to all keys of train:"""
+findings. Keys, in addition to all keys of train (python -m jaxrl_fast.train env=cartpole algo=dqn --help):"""
 
 
 def help_text() -> str:

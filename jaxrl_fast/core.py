@@ -335,6 +335,21 @@ def on_every_device(tree: PyTree) -> PyTree:
 X64 = 'jaxrl_fast computes in 32 bits, and jax_enable_x64 is on: write jax.config.update("jax_enable_x64", False)'
 
 
+NO_DEVICE = "JAX finds no such device here: write JAX_PLATFORMS=cpu, or install its driver"
+
+
+def require_devices() -> None:
+    """Start JAX, and check that it finds a device.
+
+    Raises:
+        ValueError: There is none of the platform that was asked for.
+    """
+    try:
+        jax.devices()
+    except (AssertionError, RuntimeError):  # JAX raises either
+        raise ValueError(f"JAX_PLATFORMS={jax.config.jax_platforms or ''}: {NO_DEVICE}") from None  # type: ignore[attr-defined]
+
+
 def require_32_bits() -> None:
     """Check that JAX computes in 32 bits by default.
 

@@ -42,7 +42,7 @@ def evaluate_run(words: Sequence[str]) -> int:
     if isinstance(env, HostEnv):
         tell_limit(env.spec.max_episode_steps)
         params = jax.tree.map(lambda x: x[None], policy.params)
-        with closing(evaluation_on_host(policy, env, given["episodes"])) as evaluate:
+        with closing(evaluation_on_host(policy, env, given["episodes"], share=run.eval.share)) as evaluate:
             first = evaluate(params, key[None])
         totals = jax.tree.map(lambda x: x[0], first)
     else:

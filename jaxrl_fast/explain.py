@@ -23,7 +23,8 @@ from jaxrl_fast.learning.run_graph import build_graph
 from jaxrl_fast.runtime import program as programs
 from jaxrl_fast.runtime.graph import Graph
 from jaxrl_fast.runtime.placements import Placement, place
-from jaxrl_fast.settings.schema import ConfigError, read_word
+from jaxrl_fast.settings.machine import AUTO
+from jaxrl_fast.settings.schema import GROUPS, ConfigError, read_word, run_keys, written
 from jaxrl_fast.targets.accelerators import THIS, compile_here, parse_target
 from jaxrl_fast.targets.compiling import compile_for, placement_for, rounds_of
 from jaxrl_fast.targets.cost_tables import (
@@ -36,6 +37,7 @@ from jaxrl_fast.targets.cost_tables import (
     launch_table,
 )
 from jaxrl_fast.training.job import plan_run
+from jaxrl_fast.training.run_folder import read_run
 from jaxrl_fast.tuning import auto
 from jaxrl_fast.tuning.running import make_folder
 from jaxrl_fast.tuning.trial import Ready
@@ -47,15 +49,19 @@ from jaxrl_fast.views.graph_tables import (
     collective_lines,
     fragment_table,
     new_console,
+    new_table,
     program_table,
 )
+from jaxrl_fast.views.report_page import settings_table
 
 FILES = ("graph.svg", "graph.mmd", "graph.json")
 
 HELP = """python -m jaxrl_fast.explain [key=value ...] [out=FOLDER]
 Compiles the program that `train` runs with the same words, and prints its fragments, channels, devices, collectives,
 FLOPs and memory. Does not train, and assumes a single process.
-  key=value   every key of train (python -m jaxrl_fast.train --help)
+  key=value   every key of train; python -m jaxrl_fast.train env=cartpole algo=dqn --help lists them
+  settings    as the first word: print every setting, its value and its origin instead, without compilation; also
+              settings FOLDER, for the run of a folder
   target      compile for other machines: h100, h100:8, h100:64, tpu-v5e, tpu-v5e:2x4 (make targets installs the
               compilers); num_envs=64,1024,16384 then makes a table by width.
               this: also run some ticks here, and print their measured and predicted time
@@ -72,6 +78,8 @@ def explain_run(words: Sequence[str]) -> int:
     Returns:
         Exit code.
     """
+    if words and words[0] == "settings":
+        return explain_settings(words[1:])
     out, words = take_out(words, "out")
     target, words = take_out(words, "target")
     if target not in (None, THIS):
@@ -84,6 +92,61 @@ def explain_run(words: Sequence[str]) -> int:
         with prepare_run(asked) as (run, chosen, env, _):
             folder = Path(out or default_folder(run))
             return explain_on(env, run, chosen, folder, Path(dump) if target == THIS else None)
+
+
+ORIGINS = {"config/envs.yaml": "environment's defaults", "config/tuned": "tuned file"}
+
+
+def explain_settings(words: Sequence[str]) -> int:
+    """Print each setting of a run with its value and origin, without starting JAX's devices.
+
+    Args:
+        words: Words of the command line, or the folder of a run.
+
+    Returns:
+        Exit code.
+
+    Raises:
+        ConfigError: A word is wrong, or a folder contains no run.
+    """
+    folders = [Path(word) for word in words if "=" not in word]
+    if folders:
+        if len(words) > 1:
+            raise ConfigError(
+                f"{' '.join(words)}: write one folder, or config={folders[0]}/config.yaml with other words"
+            )
+        if not (folders[0] / "config.yaml").exists():
+            raise ConfigError(f"{folders[0]} contains no run: write the path of a run's folder, such as runs/latest")
+        rows = settings_table(read_run(folders[0]))
+    else:
+        rows = rows_of(run_config.compose(words))
+    table = new_table("key", "value", "set by")
+    for key, value, origin in rows:
+        kind = next((kind for prefix, kind in ORIGINS.items() if origin.startswith(prefix)), None)
+        table.add_row(key, value, origin if kind is None else f"{kind} ({origin})")
+    new_console().print(table)
+    return 0
+
+
+def rows_of(run: Run) -> list[list[str]]:
+    """List the settings of a run that has not started.
+
+    Args:
+        run: Settings of the run.
+
+    Returns:
+        Rows of key, value and origin, sorted by section.
+    """
+    short = envs.resolve(run.env, dict(run.env_options))[1]
+    values = {f"env.{name}": value for name, value in short.items() if f"env.{name}" in run_keys()}
+    origins = dict.fromkeys(values, f"env={run.env}") | run.sources
+    values |= {name: getattr(run, name) for name, key in run_keys().items() if "." not in name}
+    values |= run_config.flat_settings(run)
+    values |= {name: AUTO for name, auto in (("num_envs", run.auto_width), ("overlap", run.auto_overlap)) if auto}
+    names = sorted(values, key=lambda name: (name not in GROUPS, name.partition(".")[0] if "." in name else "", name))
+    origins |= {} if run.tuned_file or "tuned" in run.sources else {"tuned": "no file for env and algo"}
+    rows = [[name, written(values[name]), origins.get(name, "default")] for name in names]
+    return [[name.replace("env.options.", "+env."), *others] for name, *others in rows]
 
 
 def explain_target(words: Sequence[str], target: str, out: str | None) -> int:

@@ -120,7 +120,7 @@ def train_on(prepared: Prepared, stop: StopSignal, stack: ExitStack) -> int:
             measured = {**summary, "evaluator_memory_mb": evaluator and evaluator.memory_mb}
             summary = add_to_summary(run, measured, folder, before_s, wall_s, stopped_by)
             try_to_write(folder, print)
-            print_closing(summary, folder, pictures, can_draw(run, env))
+            print_closing(summary, folder, pictures, can_draw(env))
     cluster.finish()
     return 128 + stopped_by if stopped_by is not None else 0
 

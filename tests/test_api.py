@@ -1,6 +1,8 @@
 """The Python API; every snippet of the design and the README runs."""
 
+import inspect
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +16,8 @@ import pytest
 
 import jaxrl_fast as jf
 from jaxrl_fast.algorithms.registry import ALGORITHMS
+from jaxrl_fast.commands.run_config import compose
+from jaxrl_fast.numerics.optimizers import has_choices
 from jaxrl_fast.settings.schema import ConfigError, algo_keys, read_value
 
 
@@ -251,6 +255,75 @@ def test_a_path_may_be_a_text(env, algo, tmp_path):
     assert jf.load_policy(str(tmp_path / "name")).spec.name == policy.spec.name
 
 
+CHOICES = [
+    ("overlap", "foo", "one of none, sampling, actor_critic, all"),
+    ("overlap", None, "one of none, sampling, actor_critic, all"),
+    ("average", "params", "one of gradients, parameters, turns"),
+    ("nan", "ignore", "one of stop, skip"),
+    ("log", "wandbx", "one of tensorboard, wandb, none"),
+    ("eval_device", "gpu", "one of cpu, same"),
+    ("eval_beside", "yes", "true or false"),
+    ("eval_share", 1, "true or false"),
+    ("debug", "x", "true or false"),
+    ("checkpoints", 5, "Checkpoints(...)"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "instead"), CHOICES)
+def test_learn_refuses_what_the_command_refuses_before_anything_is_compiled(env, algo, name, value, instead):
+    def compiled(*args: Any) -> Any:
+        raise AssertionError("compiled")
+
+    words = re.escape(f"{name}={value}: write {instead}")
+    with pytest.raises(ValueError, match=words):
+        jf.learn(env, algo._replace(build=compiled), total_steps=8, **{name: value})
+    if name in ("overlap", "average"):
+        with pytest.raises(ValueError, match=words):
+            jf.make_train_step(env, algo._replace(build=compiled), **{name: value})
+    if name in ("overlap", "average", "nan", "log") and value is not None:
+        with pytest.raises(ConfigError, match=f"{name}={value}: write {instead.removesuffix(', all')}"):
+            compose([f"{name}={value}"])
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"every": -1}, "checkpoint.every=-1: write a number of at least 1"),
+        ({"every": 2.5}, "checkpoint.every=2.5: write a whole number or null"),
+        ({"keep": -2}, "checkpoint.keep=-2: write a number of at least 0"),
+        ({"replay": "yes"}, "checkpoint.replay=yes: write true or false"),
+    ],
+)
+def test_checkpoints_are_checked_with_the_words_of_the_command(values, said):
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        jf.Checkpoints(**values)
+    ((name, value),) = values.items()
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        compose([f"checkpoint.{name}={value}"])
+    assert jf.Checkpoints(every=1e3).every == 1000
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_every_choice_of_an_algorithm_is_checked_by_command_and_library(name):
+    found = 0
+    for key, declared in algo_keys(name).items():
+        if has_choices(declared.type):
+            found += 1
+            with pytest.raises(ValueError) as ours:
+                ALGORITHMS[name](**{key.removeprefix("algo."): "foo"})
+            with pytest.raises(ConfigError) as theirs:
+                read_value(key, "foo", declared)
+            assert str(theirs.value).removesuffix(" or null") == f"algo.{ours.value}"
+    assert found >= 1
+    with pytest.raises(ValueError, match="precision=f64: write one of f32, bf16"):
+        ALGORITHMS[name](precision="f64")
+
+
+def test_a_placement_is_a_name_or_a_function(env, algo):
+    with pytest.raises(ValueError, match="placement=3: write one of fused"):
+        jf.learn(env, algo, total_steps=8, placement=3)
+
+
 class Simulator(gymnasium.Env):
     """Counts its instances: in all, alive, and most alive at once."""
 
@@ -287,6 +360,52 @@ def test_a_simulator_of_which_there_is_one_is_made_once_and_evaluations_keep_the
     assert len(returns) == (4 if every else 0)
     assert len(set(returns)) <= 1  # rewards depend on the seed only: each evaluation begins with the same states
     assert (result.summary["eval_return_mean"] is None) == (every == 0)
+
+
+@pytest.mark.parametrize(("num_envs", "options"), [(1, {"eval_share": True}), (3, {"eval_share": True}), (3, {})])
+def test_nothing_makes_another_simulator(num_envs, options):
+    """As many as asked for, after one that has the spaces, is measured where workers may help, and is closed."""
+    Simulator.made = Simulator.alive = Simulator.most = 0
+    env = jf.make_env("custom", make=Simulator, num_envs=num_envs)
+    every = {"eval_every": 12 if options else 0}
+    result = jf.learn(env, small_sac(), total_steps=48, eval_episodes=4, **every, **options)
+    env.close()
+    assert (Simulator.made, Simulator.most, Simulator.alive) == (num_envs + 1, num_envs, 0)
+    if options:
+        returns = [row["eval_return_mean"] for row in result.history if row["kind"] == "eval"]
+        assert len(returns) == 4 and len(set(returns)) == 1  # each evaluation begins with the same states
+        assert result.summary["eval_episodes"] == 4
+
+
+def test_a_whole_command_makes_no_other_simulator(tmp_path, commands):
+    """Neither the kind of actions, nor the workers, nor the command for pictures costs an instance."""
+    imports = "import gymnasium\nimport numpy as np\n"
+    register = "gymnasium.register('Simulator-v0', 'simulators:Simulator')\n"
+    (tmp_path / "simulators.py").write_text(f"{imports}\n{inspect.getsource(Simulator)}\n{register}")
+    small = ["algo.policy_hidden=[4]", "algo.critic_hidden=[4]", "algo.warmup_steps=8", "algo.buffer_size=64"]
+    words = [
+        "env=gymnasium",
+        "env.id=simulators:Simulator-v0",
+        "total_steps=32",
+        "log=none",
+        "algo.batch_size=4",
+        *small,
+    ]
+
+    def instances(command: str, *line: str) -> tuple[str, list[str]]:
+        program = f"import sys; sys.path.insert(0, '.'); from jaxrl_fast import {command} as command"
+        lines = [program, "from simulators import Simulator as S", f"assert command.main({list(line)}) == 0"]
+        ended = commands.run(tmp_path, "python", *lines, "print('instances', S.made, S.most, S.alive)", trains=True)
+        assert ended.status == 0, ended.err
+        out, _, counts = ended.out.partition("instances ")
+        return out, counts.split()
+
+    out, counts = instances("train", *words, "eval.every=0", "num_envs=1", "run_dir=one")
+    assert counts == ["2", "1", "0"] and "not evaluated (eval.every=0), after 32 steps" in out
+    assert "sac (algo not given: chosen for continuous actions)" in out
+    out, counts = instances("train", *words, "eval.share=true", "eval.episodes=2", "num_envs=3", "run_dir=three")
+    assert counts == ["4", "3", "0"] and "running episodes were truncated for evaluations (eval.share)" in out
+    assert instances("evaluate", "three", "episodes=3")[1][:2] == ["2", "1"]
 
 
 def test_a_run_without_evaluations(env, algo, tmp_path):

@@ -215,6 +215,9 @@ class Robot(gymnasium.Env):
         return np.zeros(2, np.float32), {}
 
     def step(self, action):
+        return self.sense()
+
+    def sense(self):
         return {}["lidar"]
 
 def traced(state, action, key):
@@ -227,7 +230,7 @@ def compiled():
 
 
 def test_an_error_in_a_users_code_is_named_with_file_and_line(commands, tmp_path):
-    """In a package that fails on import, in a step on the host, and in one that is traced."""
+    """In a package that fails on import, in a step on the host, and in one that is traced: the innermost such line."""
     files = {"syntax": "import os\ndef make(:\n", "inner": "from numpy import nothing_there\n"}
     files |= {"lacking": "\nimport lidar_driver\n", "raises": "raise RuntimeError('no licence')\n", "users": USERS}
     for name, text in files.items():
@@ -237,8 +240,8 @@ def test_an_error_in_a_users_code_is_named_with_file_and_line(commands, tmp_path
     places |= {"raises": ("RuntimeError: no licence", 1)}
     asked = {(f"env=custom env.make={name}.make"): (name, *place) for name, place in places.items()}
     asked |= {(f"env=gymnasium env.id={name}:Env-v0"): (name, *place) for name, place in places.items()}
-    asked["env=custom env.make=users.Robot"] = ("users", "KeyError: 'lidar'", 11)
-    asked["env=custom env.make=users.compiled"] = ("users", "step failed: TracerBoolConversionError", 14)
+    asked["env=custom env.make=users.Robot"] = ("users", "KeyError: 'lidar'", 14)
+    asked["env=custom env.make=users.compiled"] = ("users", "step failed: TracerBoolConversionError", 17)
     lines = [["train", *words.split(), "algo=ppo", "total_steps=1000"] for words in asked]
     ended = commands.run_all(tmp_path, lines)
     for (name, error, number), answer in zip(asked.values(), ended, strict=True):

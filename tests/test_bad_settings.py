@@ -23,7 +23,7 @@ COMMANDS = [
     ("env=gymnasium", "env=gymnasium needs env.id: write for example env=gymnasium env.id=HalfCheetah-v5"),
     ("env=gymnasium env.id=Nope-v1", "env.id=Nope-v1: Gymnasium: "),
     ("env=gymnasium env.id=CartPole-v1 algo=sac", "algo=sac does not work with the discrete actions of CartPole-v1"),
-    (f"{HOST} pool.workers=40", "a group has 8 environments: write at most 8"),
+    (f"{HOST} pool.workers=40", "a group has 16 environments: write at most 16"),
     (f"{HOST} pool.bridge=callback num_seeds=2", "num_seeds=2: an ordered callback serves one seed: write pool.bridge"),
     (f"{HOST} pool.order=arrival num_seeds=2", "num_seeds=2: pool.order=arrival serves one: write pool.order=fixed"),
     (f"{HOST} pool.order=arrival pool.workers=0", "pool.order=arrival needs worker processes"),

@@ -1,6 +1,7 @@
 """The command line for a user: help, errors of one line, sweeps, exit codes."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl_fast import envs
+from jaxrl_fast import autotune, check, envs, explain
 from jaxrl_fast.__main__ import COMMANDS
 from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.commands import cli
-from jaxrl_fast.commands.run_config import compose
+from jaxrl_fast.commands.cli import train_help
+from jaxrl_fast.commands.run_config import compose, flat_settings
 from jaxrl_fast.runtime.placements import PLACEMENTS
-from jaxrl_fast.settings.schema import ConfigError, run_keys
+from jaxrl_fast.settings.schema import ConfigError, algo_keys, run_keys
 
 ROOT = Path(__file__).parent.parent
 JOB = [
@@ -44,7 +46,7 @@ def one_error_line(text: str) -> str:
 
 
 def test_help_fits_a_screen_and_names_everything(capsys: pytest.CaptureFixture[str]):
-    assert cli.main("train", lambda words: 1, ["env=halfcheetah", "--help"]) == 0
+    assert cli.main("train", lambda words: 1, ["--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 50
     assert max(len(line) for line in lines) <= 80
@@ -52,6 +54,89 @@ def test_help_fits_a_screen_and_names_everything(capsys: pytest.CaptureFixture[s
     assert {*envs.SHORT_NAMES, *ALGORITHMS, *PLACEMENTS, *run_keys()} <= set(words)
     examples = [line for line in lines if line.startswith("  train")]
     assert len(examples) == 4
+
+
+OWN_ENV = """
+def make(size: int = 3, *, speed, kind: "Unknown" = None):
+    \"\"\"Make it.
+
+    Args:
+        size: Number of cells.
+        speed: Cells per step.
+    \"\"\"
+    raise RuntimeError("called")
+"""
+
+
+def entries(words: str, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+    """Return the entries of ``--help`` with other words, by key, each in one line."""
+    assert cli.main("train", lambda words: 1, [*words.split(), "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(len(line) for line in lines) <= 80
+    assert not any("None" in line or "`" in line for line in lines)
+    found: dict[str, str] = {}
+    for line in lines:
+        if re.match(r"  \+?[a-z]", line):
+            name, _, rest = line.strip().partition("=")
+            found[name] = rest
+        elif line.startswith("   "):
+            found[name] += f" {line.strip()}"
+    return found
+
+
+@pytest.mark.parametrize("algo", ["dqn", "flash_sac"])
+def test_help_beside_other_words_lists_the_keys_of_one_algorithm(algo: str, capsys: pytest.CaptureFixture[str]):
+    found = entries(f"env=cartpole algo={algo}", capsys)
+    general = {name for name in run_keys() if not name.startswith(("env.", "pool."))}
+    own = {name for name in found if name.startswith("algo.")}
+    assert own == set(algo_keys(algo)) and general <= set(found)
+    assert not any(name.startswith("pool.") for name in found)
+    assert {name for name in found if "env." in name} == {"env.episode_length", "env.frame_stack", "+env.NAME"}
+    for name in own:
+        description = found[name].rpartition("(")[0].split(" ", 1)
+        assert len(description) == 2 and description[1].strip(" *"), name
+    rate = found["algo.discount"]
+    assert rate.startswith("0.99 ") and rate.endswith("(number or schedule, 0 to 1)")
+    values, tuned = flat_settings(compose(["env=cartpole", f"algo={algo}"])), found["algo.learning_rate"]
+    assert tuned.startswith(f"{values['algo.learning_rate']} {'*' if algo == 'dqn' else ' '}")
+
+
+def test_help_shows_defaults_not_given_values(capsys: pytest.CaptureFixture[str]):
+    assert entries("env=cartpole algo=dqn seed=3 algo.discount=0.5", capsys)["seed"].startswith("0 ")
+
+
+def test_help_lists_the_keys_of_a_suite_and_of_a_users_function(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    pytest.importorskip("gymnasium")
+    found = entries("env=gymnasium env.id=CartPole-v1", capsys)
+    assert {"+env.wrappers", "+env.max_episode_steps", "pool.workers", "algo.clip_range"} <= set(found)
+    (tmp_path / "own_helped.py").write_text(OWN_ENV)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = entries("env=custom env.make=own_helped.make", capsys)
+    assert found["+env.size"].split() == "3 Number of cells (whole number)".split()
+    assert found["+env.speed"].split() == "VALUE Cells per step".split()
+    assert {"+env.kind", "env.episode_length", "env.frame_stack"} <= set(found) and "env.sticky" not in found
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("env=cartpol", "env=cartpol is unknown"),
+        ("env=cartpole algo.discount=2", "algo.discount=2"),
+        ("env=gymnasium", "env=gymnasium needs env.id"),
+        ("env=custom env.make=no_such_package.make", "cannot import no_such_package"),
+    ],
+)
+def test_a_wrong_word_beside_help_is_one_line(words: str, said: str, capsys: pytest.CaptureFixture[str]):
+    assert cli.main("train", lambda words: 1, [*words.split(), "--help"]) == 2
+    out, err = capsys.readouterr()
+    assert said in one_error_line(err) and not out
+
+
+def test_the_help_of_commands_that_take_the_same_words_names_this_list():
+    for text in (train_help(), explain.HELP, check.HELP, autotune.help_text()):
+        assert re.search(r"env=\S+ (algo=\S+ )?--help", text), text
 
 
 def test_every_example_of_the_help_is_a_run():

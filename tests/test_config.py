@@ -346,11 +346,11 @@ def test_the_keys_of_the_pool_have_its_defaults():
 @pytest.mark.parametrize(
     ("words", "algo", "why"),
     [
-        ("env.id=CartPole-v1", "ppo", "discrete actions"),
-        ("env.id=MountainCar-v0 env.episode_length=50", "ppo", "discrete actions"),
-        ("env.id=Pendulum-v1 +env.g=9.0", "sac", "continuous actions"),
-        ("env.id=CartPole-v1 algo=dqn", "dqn", None),
-        ("env.id=HalfCheetah-v5", "flash_sac", None),
+        ("env.id=CartPole-v1", "ppo", "chosen for discrete actions"),
+        ("env.id=MountainCar-v0 env.episode_length=50", "ppo", "chosen for discrete actions"),
+        ("env.id=Pendulum-v1 +env.g=9.0", "sac", "chosen for continuous actions"),
+        ("env.id=CartPole-v1 algo=dqn", "dqn", "command line"),
+        ("env.id=HalfCheetah-v5", "flash_sac", "config/envs.yaml"),
     ],
 )
 def test_the_kind_of_actions_selects_the_algorithm(words, algo, why):

@@ -218,7 +218,7 @@ def test_epsilon_may_be_a_schedule_of_the_run():
         (dict(target_period=0), "target_period=0: write a positive number"),
         (dict(batch_size=65), "batch_size=65 is larger than buffer_size=64"),
         (dict(optimizer="lion"), "optimizer=lion: write one of"),
-        (dict(value_head="c51"), "value_head=c51: write scalar, categorical or quantiles"),
+        (dict(value_head="c51"), "value_head=c51: write one of scalar, categorical, quantiles"),
         (dict(value_head="quantiles", num_atoms=1), "num_atoms=1: write a number of at least 2"),
         (dict(value_head="categorical", value_min=1.0, value_max=1.0), "value_min=1.0 is not below value_max=1.0"),
         (dict(priority_exponent=-1.0), "priority_exponent=-1.0: write a number of at least 0"),

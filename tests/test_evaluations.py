@@ -12,19 +12,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from many_commands import refusal
+from parallel_envs import Leaving
 from processes_left import wait_until_gone
+from test_train import begin, finish, wait_for
 from tiny import line
 
 import jaxrl_fast as jf
 from jaxrl_fast.commands.run_config import compose, to_yaml
 from jaxrl_fast.core import EpisodeTotals
-from jaxrl_fast.policy.policies import params_template
+from jaxrl_fast.learning.replay import RingState
+from jaxrl_fast.learning.run_graph import bind
+from jaxrl_fast.policy.policies import make_policy, params_template
 from jaxrl_fast.training.checkpoints import all_steps, read_description
-from jaxrl_fast.training.episodes import STEP_LIMIT
+from jaxrl_fast.training.episodes import STEP_LIMIT, evaluation_on_host
 from jaxrl_fast.training.evaluator_process import EvaluatorProcess
 
 STEPS, EVERY = 32 * 12, 32 * 3
@@ -482,3 +488,231 @@ def test_an_evaluation_ends_where_the_time_limit_is_none_and_says_so():
     assert (
         lines[0] == "evaluation episodes end after 10,000 steps: the time limit of 1,000,000,000 is too long for them"
     )
+
+
+class Counting(gymnasium.Env):
+    """Observes [number of the episode since the last seed, step], as the seed draws the first number; ends after 7."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if seed is not None:
+            self.number = float(self.np_random.integers(10_000))
+        self.number, self.t = self.number + 0.5, 0
+        return np.array([self.number, self.t], np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        reward = float(action[0]) + self.number
+        return np.array([self.number, self.t], np.float32), reward, False, self.t >= 7, {}
+
+
+def tiny_sac(**options: Any) -> jf.Algorithm:
+    sizes = dict(policy_hidden=(4,), critic_hidden=(4,), batch_size=8, warmup_steps=16, updates_per_tick=1)
+    return jf.sac(**{**sizes, "buffer_size": 512, "n_step": 3, **options})
+
+
+def shared(algorithm: jf.Algorithm, num_envs: int = 3, seeds: int = 1, pool: Any = None, **options: Any) -> jf.Result:
+    given = dict(total_steps=num_envs * 40, eval_every=num_envs * 10, eval_episodes=4, num_seeds=seeds, tell=quiet)
+    chosen = {"workers": 0} if pool is None else pool
+    env = jf.make_env("custom", make=Counting, num_envs=num_envs, num_seeds=seeds, pool=chosen)
+    try:
+        return jf.learn(env, algorithm, **{**given, "eval_share": True, **options})
+    finally:
+        env.close()
+
+
+def stored(result: jf.Result, steps: int) -> Any:
+    """Return the steps in the replay buffer, leaves ``[T, S, E, ...]``."""
+    parts = jax.tree.leaves(result.state.private, is_leaf=lambda x: isinstance(x, RingState))
+    (ring,) = [part for part in parts if isinstance(part, RingState)]  # leaves [S, E, slots, 1, ...]
+    return jax.tree.map(lambda x: np.moveaxis(np.asarray(x)[:, :, :steps, 0], 2, 0), ring.data)
+
+
+def test_an_evaluation_of_as_many_steps_as_training_is_noticed():
+    """Otherwise the next chunk would continue from observations of other episodes."""
+    data = stored(shared(tiny_sac(rollout_length=1), 2, eval_every=14, total_steps=56), 28)
+    np.testing.assert_array_equal(data.obs[..., 0], data.next_obs[..., 0])
+
+
+@pytest.mark.parametrize(("seeds", "pool"), [(1, None), (2, {"workers": 0, "num_groups": 1}), (1, {"workers": 2})])
+def test_evaluation_in_the_environments_of_training_truncates_their_episodes(seeds, pool):
+    """Each stored step is followed by the next of its episode, or ends it; the truncated episodes are counted."""
+    result = shared(tiny_sac(rollout_length=1), 2, seeds, pool)
+    data = stored(result, 40)
+    done = data.terminated | data.truncated
+    goes_on = (data.obs[1:] == data.next_obs[:-1]).all(-1)
+    np.testing.assert_array_equal(goes_on, ~done[:-1])
+    early = done & (data.next_obs[..., 1] < 7)
+    assert np.flatnonzero(early.any(axis=(1, 2))).tolist() == [9, 19, 29, 39]
+    assert early[[9, 19, 29, 39]].all() and not data.terminated.any()
+    assert result.summary["truncated_episodes"] == 4 * seeds * 2
+    returns = [row["eval_return_mean"] for row in result.history if row["kind"] == "eval"]
+    assert len(returns) == 4 and result.summary["eval_episodes"] == 4 * seeds
+
+
+def test_shared_evaluation_equals_evaluation_in_separate_environments():
+    """With as many environments as episodes; in fewer, the first episodes of several resets are played."""
+
+    def returns(num_envs: int, groups: int, episodes: int, share: bool) -> np.ndarray:
+        env = jf.make_env("custom", make=Counting, num_envs=num_envs, pool={"workers": 0, "num_groups": groups})
+        agent = bind(tiny_sac(normalize_observations=False), env.spec, num_envs)
+        zeros = params_template(env.spec, agent.parts, agent.acting, agent.normalize_observations)
+        policy = make_policy(env.spec, agent.acting, zeros, {})
+        params = jax.tree.map(lambda x: jnp.full_like(jnp.asarray(x), 0.01)[None], policy.params)
+        evaluate = evaluation_on_host(policy, env, episodes, share=share)
+        found = evaluate(params, jax.random.key(3)[None])
+        again = evaluate(params, jax.random.key(3)[None])
+        np.testing.assert_array_equal(found.returns, again.returns)
+        assert (found.length == 7).all()
+        evaluate.close()
+        env.close()
+        return found.returns[0]
+
+    apart = returns(4, 1, 4, False)
+    np.testing.assert_array_equal(returns(4, 2, 4, True), apart)
+    np.testing.assert_array_equal(returns(4, 1, 6, True)[:4], apart)
+    assert len(set(np.round(returns(1, 1, 5, True), 3))) == 5, "the episodes differ"
+
+
+def test_resuming_at_a_shared_evaluation_is_exact(tmp_path):
+    saved = {"checkpoints": jf.Checkpoints(every=20, keep=9)}
+    whole = shared(tiny_sac(), 2, run_dir=tmp_path / "whole", **saved)
+    rows: list[int] = []
+    given = {"on_metrics": lambda row: rows.append(row["env_steps"]), "should_stop": lambda: 40 in rows}
+    stopped = shared(tiny_sac(), 2, run_dir=tmp_path / "part", **saved, **given)
+    assert stopped.summary["env_steps"] == 40
+    resumed = shared(tiny_sac(), 2, run_dir=tmp_path / "part", resume=tmp_path / "part", **saved)
+    for one, other in zip(jax.tree.leaves(whole.state.channels), jax.tree.leaves(resumed.state.channels), strict=True):
+        np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+    assert resumed.summary["truncated_episodes"] == whole.summary["truncated_episodes"]
+    assert resumed.summary["eval_return_mean"] == whole.summary["eval_return_mean"]
+
+
+REFUSED = [
+    ({}, {"bridge": "callback"}, "eval.share=true does not support pool.bridge=callback"),
+    ({}, {"order": "arrival", "workers": 1}, "eval.share=true does not support pool.order=arrival"),
+    ({"beside": True}, {}, "eval.share=true evaluates between chunks: leave eval.beside out"),
+    ({}, None, "eval.share=true is for environments on the host"),
+]
+
+
+def test_command_and_library_refuse_the_same_sharing(tmp_path, commands):
+    lines = []
+    for options, pool, _ in REFUSED:
+        words = ["env=pendulum"] if pool is None else ["env=gymnasium", "env.id=Pendulum-v1"]
+        words += [f"eval.{name}=true" for name in options] + [f"pool.{name}={x}" for name, x in (pool or {}).items()]
+        lines.append(["train", *words, "algo=sac", "eval.share=true", "num_envs=2"])
+    lines.append(["train", "env=gymnasium", "env.id=Pendulum-v1", "algo=sac", "eval.share=true", "eval.picture=true"])
+    *ended, picture = commands.run_all(tmp_path, lines)
+    assert "eval.picture=true needs" in refusal(picture)
+    for (options, pool, said), answer in zip(REFUSED, ended, strict=True):
+        assert said in refusal(answer)
+        chosen = {"pool": {"workers": 0, **pool}, "make": Counting} if pool is not None else {}
+        env = jf.make_env("pendulum" if pool is None else "custom", num_envs=2, **chosen)
+        with pytest.raises(ValueError, match=said):
+            jf.learn(env, tiny_sac(), total_steps=20, eval_share=True, **{f"eval_{k}": v for k, v in options.items()})
+        if pool is not None:
+            env.close()
+
+
+def test_sharing_switches_the_background_process_off(tmp_path):
+    run = compose(["env=gymnasium", "env.id=Pendulum-v1", "algo=sac", "eval.share=true"])
+    assert (run.eval.beside, run.sources["eval.beside"]) == (False, "follows eval.share")
+    (tmp_path / "config.yaml").write_text(to_yaml(run))
+    assert compose([f"config='{tmp_path}/config.yaml'"]).eval == run.eval
+
+
+@pytest.mark.parametrize("kind", ["agents", "frames"])
+def test_several_agents_and_frame_stacks_share(kind):
+    small: dict[str, Any] = dict(
+        rollout_length=5, num_minibatches=1, num_epochs=1, policy_hidden=(4,), value_hidden=(4,)
+    )
+    if kind == "agents":
+        env, algorithm = jf.make_env("custom", make=Leaving, num_envs=2, pool={"workers": 0}), jf.ippo(**small)
+    else:
+        env = jf.make_env("custom", make=Picture, num_envs=2, frame_stack=3, pool={"workers": 0})
+        algorithm = jf.ppo(**small, cnn="small")
+    given = dict(total_steps=40, eval_every=20, eval_episodes=3, tell=quiet)
+    separate = jf.learn(env, algorithm, **given, eval_beside=False)
+    together = jf.learn(env, algorithm, **given, eval_share=True)
+    env.close()
+    first = [next(row for row in result.history if row["kind"] == "eval") for result in (separate, together)]
+    assert first[0]["eval_length_mean"] == first[1]["eval_length_mean"] == (4 if kind == "agents" else 6)
+    assert together.summary["eval_episodes"] == 3 and together.summary["truncated_episodes"] == 4
+
+
+class Picture(gymnasium.Env):
+    """Images with the number of the step; an episode has 6."""
+
+    observation_space = gymnasium.spaces.Box(0, 255, (12, 12, 1), np.uint8)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return np.zeros((12, 12, 1), np.uint8), {}
+
+    def step(self, action):
+        self.t += 1
+        return np.full((12, 12, 1), self.t, np.uint8), float(action), self.t >= 6, False, {}
+
+
+SLOW = """
+import time, gymnasium, numpy as np
+class Slow(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    steps = 0
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+    def step(self, action):
+        Slow.steps += 1
+        if Slow.steps == 200:
+            open("evaluating", "w").write("x")
+        time.sleep(0.05 if Slow.steps > 200 else 0)
+        return np.zeros(2, np.float32), 0.0, False, False, {}
+def make():
+    return Slow()
+"""
+
+
+QUICK = """
+import threading, time
+from pathlib import Path
+SLOW
+def make():
+    class Quick(Slow):
+        t = 0
+        def step(self, action):
+            with open("steps", "a") as file:
+                file.write("e" if threading.current_thread().name.startswith("evaluation") else "t")
+            time.sleep(0.002)
+            self.t += 1
+            obs, reward, *_ = super().step(action)
+            return obs, reward, self.t % 50 == 0, False, {}
+    return Quick()
+""".replace("SLOW", SLOW.replace("Slow.steps == 200", "False").replace("Slow.steps > 200", "False"))
+
+
+def test_a_signal_ends_a_shared_evaluation_at_its_next_step(tmp_path):
+    """It would take 10,000 steps, 500 seconds."""
+    (tmp_path / "slow_env.py").write_text(SLOW)
+    words = ["env=custom", "env.make=slow_env.make", "algo=ppo", "num_envs=1", "eval.share=true", "run_dir=run"]
+    words += ["algo.rollout_length=8", "algo.num_minibatches=1", "total_steps=64", "eval.every=8", "eval.episodes=1"]
+    process = begin(tmp_path, "train", *words)
+    wait_for(tmp_path / "evaluating")
+    process.send_signal(signal.SIGINT)
+    status, out, err = finish(process)
+    assert status == 130 and "Traceback" not in err, err
+    assert all_steps(tmp_path / "run" / "checkpoints") == [8]
+    assert read_description(tmp_path / "run" / "checkpoints" / "8").progress["snapshots"]
+    assert "resume=run" in out
+    (tmp_path / "slow_env.py").write_text(QUICK)
+    status, out, err = finish(begin(tmp_path, "train", "resume=run"))
+    assert status == 0, err
+    steps = (tmp_path / "steps").read_text()
+    assert steps.startswith(f"t{'e' * 50}{'t' * 8}e"), "after a check, the waiting evaluation, then training"

@@ -18,11 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_fast import explain, sac
+from jaxrl_fast.commands.run_config import compose, to_yaml
 from jaxrl_fast.learning.run_graph import GraphOptions, build_graph
 from jaxrl_fast.runtime import program as programs
 from jaxrl_fast.runtime.graph import Fragment, Graph, ShardingAxes
 from jaxrl_fast.runtime.graph import init as init_graph
 from jaxrl_fast.runtime.placements import Group, Placement, data_parallel, fused
+from jaxrl_fast.training.records import write_status
 from jaxrl_fast.views import description as inspection
 from jaxrl_fast.views.description import ChannelFacts, Description, FragmentFacts, GroupFacts, bytes_moved, plain
 from jaxrl_fast.views.graph_picture import BOXES, draw_run, text_width, to_mermaid, to_svg
@@ -378,6 +380,78 @@ def test_a_cycle_is_told_by_the_round():
 def test_help_names_the_keys(capsys):
     assert explain.main(["--help"]) == 0
     assert "out " in capsys.readouterr().out
+
+
+def settings_of(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, tuple[str, str]]:
+    """Return the table of ``explain settings`` by key: value and origin."""
+    assert explain.main(["settings", *words]) == 0
+    lines = [re.split(r"  +", line.strip()) for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert lines[0] == ["key", "value", "set by"]
+    return {key: (value, origin) for key, value, origin in lines[1:]}
+
+
+def test_settings_are_a_table_of_what_was_set_by_whom(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    (file := Path("my.yaml")).write_text("seed: 4\neval:\n  episodes: 8\n")
+    found = settings_of(["env=cartpole", "algo=dqn", "num_envs=auto", f"config='{file}'"], capsys)
+    for key, expected in {
+        "env": ("cartpole", "command line"),
+        "algo": ("dqn", "command line"),
+        "placement": ("auto", "default"),
+        "num_envs": ("auto", "command line"),
+        "seed": ("4", str(file)),
+        "eval.episodes": ("8", str(file)),
+        "eval.every": ("20000", "follows total_steps"),
+        "env.id": ("CartPole-v1", "env=cartpole"),
+        "algo.n_step": ("3", "tuned file (config/tuned/cartpole_dqn.yaml)"),
+        "algo.double": ("true", "default"),
+    }.items():
+        assert found[key] == expected, key
+    assert not any(name.startswith("pool.") for name in found)
+    found = settings_of(["env=acrobot"], capsys)
+    assert found["algo"] == ("ppo", "environment's defaults (config/envs.yaml)")
+    assert found["algo.rollout_length"][1] == "follows num_envs"
+    assert found["tuned"] == ("false", "no file for env and algo")
+
+
+def test_settings_of_a_host_environment_and_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    words = ["env=gymnasium", "env.id=CartPole-v1", "num_envs=3", "+env.render_mode=rgb_array"]
+    found = settings_of(words, capsys)
+    assert found["algo"] == ("ppo", "chosen for discrete actions")
+    assert found["pool.num_groups"] == ("1", "follows num_envs")
+    assert found["+env.render_mode"] == ("rgb_array", "command line")
+    run = compose([*words, "seed=7"])
+    (tmp_path / "config.yaml").write_text(to_yaml(run))
+    write_status(tmp_path, {"sources": run.sources, "chosen": "measured here"})
+    found = settings_of([str(tmp_path)], capsys)
+    assert found["seed"] == ("7", "command line") and found["algo"] == ("ppo", "chosen for discrete actions")
+    assert found["placement"] == ("auto", "measured here")
+
+
+def test_settings_start_no_device():
+    code = """
+from jaxrl_fast import explain
+from jaxrl_fast.settings.machine import jax_has_started
+assert explain.main(["settings", "env=halfcheetah"]) == 0 and not jax_has_started()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["runs/none"], "runs/none contains no run"),
+        (["runs/none", "seed=3"], "config=runs/none/config.yaml"),
+        (["env=nope"], "env=nope is unknown"),
+    ],
+)
+def test_wrong_words_of_settings_are_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]):
+    assert explain.main(["settings", *words]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
 
 
 MY_ENV = """

@@ -109,6 +109,17 @@ def test_a_second_ctrl_c_interrupts_a_program_at_once(tmp_path):
     assert out.split("\n")[-2] == "interrupted True"
 
 
+def test_the_second_ctrl_c_reaches_pythons_own_handler():
+    with pytest.raises(KeyboardInterrupt, match="second"), stopping_at_ctrl_c(bool) as stop:
+        assert not stop()
+        signal.raise_signal(signal.SIGINT)
+        assert stop() and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("second") from None
+
+
 def test_a_handler_of_the_program_stays_and_threads_have_none():
     def own(number, frame):
         return None

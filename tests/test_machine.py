@@ -13,10 +13,12 @@ import pytest
 import yaml
 
 from jaxrl_fast.algorithms.registry import ALGORITHMS
+from jaxrl_fast.commands.run_config import compose
 from jaxrl_fast.envs import SHORT_NAMES
 from jaxrl_fast.runtime.placements import PLACEMENTS
 from jaxrl_fast.settings import machine
 from jaxrl_fast.settings.machine import TABLE, choose, cpu_cores, largest_divisor
+from jaxrl_fast.settings.schema import read_word
 
 ROOT = Path(__file__).parent.parent
 
@@ -87,8 +89,24 @@ def test_a_platform_that_is_not_here_is_refused_and_64_bits_are_switched_off_or_
         "jf.setup()",
         "assert not jax.config.jax_enable_x64",
     ]
+    in_program = [
+        "import jax, jaxrl_fast as jf",
+        "jax.config.update('jax_platforms', 'cuda')",
+        "host = jf.make_env('gymnasium', id='CartPole-v1', num_envs=2, pool={'workers': 0})",
+        "make = lambda name: lambda: jf.make_env(name, num_envs=2)",
+        "learn, step = (lambda: jf.learn(host, jf.ppo(), total_steps=9)), (lambda: jf.make_train_step(host, jf.ppo()))",
+        "for call in (make('cartpole'), make('pendulum'), make('halfcheetah'), learn, step):",
+        "    try: call()",
+        "    except ValueError as error: print(error)",
+    ]
     refused = commands.run(tmp_path, "python", *no_device)
     line = "JAX_PLATFORMS=cuda: JAX finds no such device here: write JAX_PLATFORMS=cpu, or install its driver"
+    answer = commands.run(tmp_path, "python", *in_program)
+    assert (answer.status, answer.out) == (0, f"{line}\n" * 5), answer.err
+    for call in ("check.main(['env=cartpole'])", "evaluate.main(['run'])"):
+        lines = ["import jax", "from jaxrl_fast import check, evaluate", "jax.config.update('jax_platforms', 'cuda')"]
+        ended = commands.run(tmp_path, "python", *lines, f"assert {call} == 2")
+        assert (ended.status, ended.err) == (0, f"jaxrl_fast: error: {line}\n")
     assert (refused.status, refused.err.splitlines()[-1]) == (0, f"jaxrl_fast: error: {line}")
     answer = commands.run(tmp_path, "python", *wide)
     assert answer.status == 0, answer.err
@@ -96,16 +114,40 @@ def test_a_platform_that_is_not_here_is_refused_and_64_bits_are_switched_off_or_
     assert answer.err == "jax_enable_x64 is switched off: jaxrl_fast computes in 32 bits\n"
 
 
+ASCII = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+@pytest.mark.parametrize("word", ["name=é", "run_dir=dé", "run_dir=日本/run"])
+def test_other_letters_are_read_and_where_file_names_are_ascii_refused_in_one_line(word, tmp_path):
+    key, _, text = word.partition("=")
+    assert read_word(word) == (key, text)
+    assert compose(["env=cartpole", word.replace("/", "-") if key == "name" else word]) is not None
+    variables = {**{k: v for k, v in os.environ.items() if k != "PYTHONIOENCODING"}, "PYTHONPATH": str(ROOT), **ASCII}
+    command = [sys.executable, "-m", "jaxrl_fast.train", "env=cartpole", "algo=ppo", word]
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, timeout=240)
+    assert done.returncode == 2 and done.stderr.count(b"\n") == 1, done.stderr
+    assert b"the system's encoding (ascii) lacks some letter: set PYTHONUTF8=1" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_the_encoding_lacks_is_one_error(tmp_path):
+    program = "import pathlib; from jaxrl_fast.training.run_folder import check_unused, locked\n"
+    program += "folder = pathlib.Path('d\\u00e9'); check_unused(folder)\n"
+    program += "try: locked(folder).__enter__()\nexcept ValueError as error: print(error)"
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), **ASCII}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(r"run_dir='d\xe9': the system's encoding (ascii) lacks some letter")
+
+
 def test_a_run_where_the_system_writes_ascii(tmp_path):
-    variables = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "LC_ALL": "POSIX",
-        "PYTHONUTF8": "0",
-        "PYTHONCOERCECLOCALE": "0",
-    }
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), **ASCII}
+    (tmp_path / "mine.yaml").write_text("name: é\n", encoding="utf-8")
     words = "env=cartpole algo=ppo tuned=false num_envs=4 total_steps=512 eval.episodes=1 eval.beside=false"
+    words += " config=mine.yaml"
     command = [sys.executable, "-m", "jaxrl_fast.train", *words.split(), "run_dir=run"]
     done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, timeout=240)
     assert (done.returncode, done.stderr) == (0, b"")
     assert b" ? " in done.stdout  # for ±
+    assert "name: é\n" in (tmp_path / "run" / "config.yaml").read_text(encoding="utf-8")

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,14 @@ import numpy as np
 import pytest
 from pool_envs import Uneven, Walk
 
+from jaxrl_fast import make_train_step
 from jaxrl_fast.algorithms.ppo import ppo
 from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.commands.run_config import compose, make_algorithm, make_envs
 from jaxrl_fast.envs.from_gymnasium import env_spec, make_custom_host, make_host
 from jaxrl_fast.envs.host_env import HostEnv, HostStep
 from jaxrl_fast.envs.pool import making
-from jaxrl_fast.envs.pool.batches import PoolOptions, env_seed
+from jaxrl_fast.envs.pool.batches import PoolOptions, check_options, env_seed
 from jaxrl_fast.envs.pool.making import make_pool, turns_s
 from jaxrl_fast.envs.pool.stepping import describe
 from jaxrl_fast.learning.run_graph import build_graph
@@ -191,11 +193,12 @@ def test_calls_out_of_turn_are_refused_in_one_line(workers: int):
     ("options", "says"),
     [
         (PoolOptions(num_groups=4), "write num_envs=8 or pool.num_groups=1"),
-        (PoolOptions(workers=4), "write at most 3"),
+        (PoolOptions(workers=4, num_groups=2), "write at most 3"),
+        (PoolOptions(workers=7), "write at most 6"),
         (PoolOptions(workers=-1), "pool.workers=-1"),
         (PoolOptions(order="random"), "write fixed or arrival"),
         (PoolOptions(order="arrival", workers=0), "needs worker processes"),
-        (PoolOptions(order="arrival", workers=2), "do not divide"),
+        (PoolOptions(order="arrival", workers=4), "do not divide"),
         (PoolOptions(step_timeout_s=0), "step_timeout_s=0"),
         (PoolOptions(backend="ray"), "write workers or envpool"),
     ],
@@ -404,13 +407,35 @@ def test_every_number_of_environments_fits_the_defaults_on_every_number_of_cores
     monkeypatch.setattr(making, "make_workers", workers)
     found = set()
     for step_s in (1e-6, 1e-3):
-        monkeypatch.setattr(making, "step_cost_s", lambda _, step_s=step_s: step_s)
+        host_spec = describe(partial(Walk), "walk", measure=lambda env, host_spec, step_s=step_s: step_s)
         for num_envs in range(1, 34):
-            host_spec = describe(partial(Walk), "walk")
             made = make_pool(host_spec, env_spec(host_spec), num_envs=num_envs, num_seeds=1, options=PoolOptions())
             assert made.num_groups == (2 if num_envs % 2 == 0 else 1)
             found.add(isinstance(made, _Still))
     assert found == ({False} if cores == 1 else {False, True})
+
+
+@pytest.mark.parametrize("order", ["fixed", "arrival"])
+@pytest.mark.parametrize("num_seeds", [1, 3])
+def test_the_default_of_groups_follows_the_given_workers(order, num_seeds):
+    """An option is refused only if no number of groups supports it."""
+    for num_envs, workers in product(range(1, 34), range(9)):
+        options, whole = PoolOptions(workers=workers, order=order), num_envs * num_seeds
+        possible = workers <= whole
+        if order == "arrival":
+            possible = num_seeds == 1 and 0 < workers <= whole and whole % workers == 0
+        if not possible:
+            with pytest.raises(ValueError, match=r"workers|num_seeds"):
+                check_options(options, num_envs, num_seeds)
+            continue
+        groups = check_options(options, num_envs, num_seeds).num_groups
+        words = [f"num_envs={num_envs}", f"num_seeds={num_seeds}", f"pool.workers={workers}", f"pool.order={order}"]
+        if workers in (1, 2, 5) and num_envs < 9:
+            run = compose(["env=gymnasium", "env.id=CartPole-v1", "algo=ppo", *words])
+            assert run.pool["num_groups"] == groups
+        half = whole // 2
+        two = num_envs % 2 == 0 and workers <= half and (order == "fixed" or half % workers == 0)
+        assert groups == (2 if two else 1)
 
 
 @pytest.mark.parametrize("widths", [(1, 7), range(1, 34)], ids=["two", "all"])
@@ -421,5 +446,7 @@ def test_every_number_of_environments_fits_the_default_sizes(name, widths):
     for num_envs in widths:
         run = compose([f"env={env}", f"algo={name}", "tuned=false", f"num_envs={num_envs}"])
         build_graph(make_envs(run), make_algorithm(run))
+    init, step = make_train_step(make_envs(run), make_algorithm(run))
+    jax.eval_shape(step, jax.eval_shape(init, jax.random.key(0)))  # shapes of the last width
     host = compose(["env=gymnasium", "env.id=CartPole-v1", f"algo={name}", f"num_envs={num_envs}"])
     assert host.pool["num_groups"] == 1

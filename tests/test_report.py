@@ -23,6 +23,7 @@ from jaxrl_fast import report
 from jaxrl_fast.training.records import read_status, write_status
 from jaxrl_fast.training.run_folder import read_run
 from jaxrl_fast.views import report_page
+from jaxrl_fast.views.dashboard_app import row_of
 from jaxrl_fast.views.listeners import LiveReport
 from jaxrl_fast.views.paper_figure import final_scores, labels_of, lines_of
 from jaxrl_fast.views.report_page import (
@@ -200,7 +201,7 @@ def test_the_figure_is_a_file_of_its_kind(runs, tmp_path: Path, suffix: str, cap
             ["{first}", "out=no/such/x.html"],
             "cannot write no/such/x.html (No such file or directory): write another out=...",
         ),
-        (["{empty}", "out=x.pdf"], "{empty} has no evaluation yet: leave it out"),
+        (["{empty}", "out=x.pdf"], "{empty} is not evaluated yet: leave it out"),
     ],
 )
 def test_wrong_words_are_one_line(runs, tmp_path: Path, capsys, words, expected):
@@ -315,4 +316,13 @@ def test_an_empty_folder_makes_a_page_without_errors(page: Page, tmp_path: Path)
     (tmp_path / "config.yaml").write_text("env: {name: cartpole}\n")
     write_report(tmp_path)
     page.open(tmp_path / "report.html", width=390, height=800)
-    assert "No evaluation yet." in page.run("document.body.innerText")
+    assert "Not evaluated yet." in page.run("document.body.innerText")
+
+
+def test_a_run_without_evaluations_says_so(tmp_path: Path):
+    view = read_run(train(tmp_path / "run", eval_every=0, num_seeds=1, total_steps=64))
+    assert report_page.describe_run(view)["unevaluated"] == "Not evaluated (eval.every=0)."
+    assert row_of("run", view.status)["unevaluated"] == "not evaluated (eval.every=0)"
+    with pytest.raises(ValueError, match=r"run is not evaluated \(eval.every=0\): leave it out"):
+        lines_of([view])
+    assert row_of("other", {**view.status, "eval.every": 8})["unevaluated"] == ""

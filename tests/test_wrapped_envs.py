@@ -1,9 +1,8 @@
 """Wrapped environments of other libraries: wrappers are called or refused by name, and ends of episodes stay true."""
 
-import dataclasses
 import types
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import gymnax
@@ -18,7 +17,6 @@ from gymnax.wrappers.purerl import GymnaxWrapper
 import jaxrl_fast as jf
 from jaxrl_fast import envs
 from jaxrl_fast.commands.prepare import can_draw
-from jaxrl_fast.commands.run_config import compose
 from jaxrl_fast.envs import from_brax
 from jaxrl_fast.envs.from_brax import brax_envs
 from jaxrl_fast.policy.policies import Policy
@@ -505,19 +503,21 @@ def test_ones_own_physics_is_drawn(make: Any, tmp_path: Path):
 
 
 def test_the_command_for_pictures_is_printed_only_if_there_are_pictures(capsys: pytest.CaptureFixture[str]):
-    def draws(make: Any, **options: Any) -> bool:
-        run = compose(["env=custom", "env.make=x"])
-        run = dataclasses.replace(run, env_options={"make": make, **options})
-        env = jf.make_env("custom", make=make, num_envs=2)
-        return can_draw(run, env)
+    def draws(make: Any) -> bool:
+        return can_draw(jf.make_env("custom", make=make, num_envs=2, **({"pool": {"workers": 0}} if host else {})))
+
+    host = False
 
     assert draws(Playground)
     assert not draws(Clock)
     assert draws(
         lambda: from_brax.adapt(Clock(), name="clock")._replace(draw=lambda state: np.zeros((2, 2, 3), np.uint8))
     )
+    host = True
     assert not draws(Line)
-    assert draws(Seen)
+    assert draws(Seen) and draws(Named) and draws(lambda: Named("rgb_array"))
+    assert not draws(lambda: Named()), "its function takes no render_mode"
+    assert not draws(Told)
 
 
 class Seen(Line):
@@ -525,6 +525,17 @@ class Seen(Line):
 
     def __init__(self, render_mode: str | None = None):
         self.render_mode = render_mode
+
+    def render(self) -> np.ndarray:
+        return np.zeros((2, 2, 3), np.uint8)
+
+
+class Named(Seen):
+    metadata: ClassVar = {"render_modes": ["rgb_array"]}
+
+
+class Told(Seen):
+    metadata: ClassVar = {"render_modes": ["human"]}
 
 
 # Wrappers with statistics, and old interfaces, on the host.

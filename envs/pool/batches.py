@@ -1,6 +1,5 @@
 """Options of a pool, and groups of its environments in the parent: rows, seeds, actions and results."""
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
@@ -265,7 +264,7 @@ class PoolOptions(NamedTuple):
     Attributes:
         workers: Number of worker processes; 0 steps in the parent process, ``"auto"`` measures a few steps and selects.
         num_groups: Groups of environments that take turns: one is stepped while another's actions are computed. None
-            for 2, or 1 for an odd number of environments.
+            for `default_groups`.
         order: ``"fixed"``, or ``"arrival"``, which serves the environments that are ready first. It is for environments
             of very uneven speed; the same seed then no longer gives the same run.
         step_timeout_s: A worker that does not answer within this time, in seconds, is restarted.
@@ -284,16 +283,21 @@ class PoolOptions(NamedTuple):
     out_of_space: str = "stop"
 
 
-def default_groups(num_envs: int) -> int:
-    """Return the default number of groups: 2 if these can be equal, else 1.
+def default_groups(num_envs: int, num_seeds: int = 1, workers: int | str | None = "auto", order: str = "fixed") -> int:
+    """Return the default number of groups: 2 if these can be equal and have an environment for each worker, else 1.
 
     Args:
         num_envs: Number of environments per seed.
+        num_seeds: Number of seeds.
+        workers: Number of workers, or None or ``"auto"`` if it follows the groups.
+        order: As in `PoolOptions`; workers of ``"arrival"`` have equal shares.
 
     Returns:
         A divisor of ``num_envs``.
     """
-    return math.gcd(num_envs, 2)
+    size, number = num_envs * num_seeds // 2, workers if isinstance(workers, int) else 0
+    fits = number <= size and not (order == "arrival" and number > 0 and size % number)
+    return 2 if num_envs % 2 == 0 and fits else 1
 
 
 def check_options(options: PoolOptions, num_envs: int, num_seeds: int = 1) -> PoolOptions:
@@ -310,13 +314,13 @@ def check_options(options: PoolOptions, num_envs: int, num_seeds: int = 1) -> Po
     Raises:
         ValueError: An option is out of range, or contradicts another option or the number of environments.
     """
-    if options.num_groups is None:
-        check_groups(num_envs, 1)
-        options = options._replace(num_groups=default_groups(num_envs))
-    num_groups: Any = options.num_groups
-    check_groups(num_envs, num_groups)
     if type(num_seeds) is not int or num_seeds < 1:
         raise ValueError(f"num_seeds={num_seeds}: write a whole number of at least 1")
+    if options.num_groups is None:
+        check_groups(num_envs, 1)
+        options = options._replace(num_groups=default_groups(num_envs, num_seeds, options.workers, options.order))
+    num_groups: Any = options.num_groups
+    check_groups(num_envs, num_groups)
     workers, size = options.workers, num_envs * num_seeds // num_groups
     if workers != "auto" and not (type(workers) is int and workers >= 0):
         raise ValueError(f"pool.workers={workers}: write auto, 0 (in this process) or a number of processes")

@@ -52,13 +52,14 @@ def choose_workers(host_spec: HostEnvSpec, group_size: int, options: PoolOptions
     Returns:
         The number of workers (0: the parent process), and a line for the user with the reason.
     """
-    if group_size == options.num_groups == 1:  # nothing to share, and a measurement would make another environment
+    if group_size == options.num_groups == 1:  # nothing to share
         return 0, ""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if options.order == "arrival":
         workers = max(n for n in range(1, min(cores, group_size) + 1) if group_size % n == 0)
         return workers, f"{host_spec.name} is stepped by {_processes(workers)}"
-    step_s = step_cost_s(host_spec)
+    assert host_spec.step_s is not None
+    step_s = host_spec.step_s
     took_s = turns_s(cores, group_size, step_s, options)
     best = min(took_s, key=lambda n: took_s[n])
     by = f"by {_processes(best)}" if best else "in this process"
@@ -103,11 +104,26 @@ def _processes(workers: int) -> str:
     return f"{workers} worker process{'es' if workers > 1 else ''}"
 
 
-def step_cost_s(host_spec: HostEnvSpec) -> float:
-    """Measure the time of one step with random actions, in an environment made for this purpose.
+def measurement(options: PoolOptions, num_rows: int) -> Callable[[gymnasium.Env, HostEnvSpec], float] | None:
+    """Return the measurement that the number of workers needs.
 
     Args:
-        host_spec: Spec of the environment.
+        options: Options of the pool.
+        num_rows: Number of environments over all seeds.
+
+    Returns:
+        `step_cost_s`, or None if the number follows from other options.
+    """
+    needed = options.workers == "auto" and options.order != "arrival" and num_rows > 1
+    return step_cost_s if needed else None
+
+
+def step_cost_s(env: gymnasium.Env, host_spec: HostEnvSpec) -> float:
+    """Measure the time of one step with random actions.
+
+    Args:
+        env: Environment, which no episode needs later.
+        host_spec: Its spec.
 
     Returns:
         Seconds.
@@ -115,13 +131,10 @@ def step_cost_s(host_spec: HostEnvSpec) -> float:
     Raises:
         PoolError: The environment raised an error.
     """
-    env = host_spec.make()
     try:
         return _median_step_s(env, host_spec)
     except Exception as error:
         raise describe_failure(error, host_spec.name, 0, "while its steps were measured") from error
-    finally:
-        env.close()
 
 
 def _median_step_s(env: gymnasium.Env, host_spec: HostEnvSpec) -> float:
@@ -172,9 +185,8 @@ def in_process(
     another = partial(in_process, host_spec, spec)
     agents = None if host_spec.num_agents is None else pool.stepper.agents.copy
     reports: dict[str, Any] = dict(success=pool.stepper.success.copy, agents=agents)
-    return pool.host_env(
-        spec, num_envs // num_seeds, lambda n: another(num_envs=n), num_seeds=num_seeds, overlaps=False, **reports
-    )
+    reports |= dict(num_seeds=num_seeds, overlaps=False, draws=host_spec.draws)
+    return pool.host_env(spec, num_envs // num_seeds, lambda n: another(num_envs=n), **reports)
 
 
 class _InProcess(Groups):
@@ -218,7 +230,7 @@ def make_pool(host_spec: HostEnvSpec, spec: EnvSpec, *, num_envs: int, num_seeds
     """Make a pool in the parent process or with workers.
 
     Args:
-        host_spec: Spec of the environments.
+        host_spec: Spec of the environments, with ``step_s`` if `measurement` is not None.
         spec: Spec for the policy.
         num_envs: Number of environments per seed.
         num_seeds: Number of seeds.
@@ -247,7 +259,7 @@ def make_pool(host_spec: HostEnvSpec, spec: EnvSpec, *, num_envs: int, num_seeds
         return in_process(host_spec, spec, **how)._replace(watched=watched)
     how |= dict(num_workers=int(workers), step_timeout_s=options.step_timeout_s, by_arrival=by_arrival)
     made = make_workers(host_spec, spec, another=lambda n: in_process(host_spec, spec, num_envs=n), **how)
-    return made._replace(watched=watched)
+    return made._replace(watched=watched, draws=host_spec.draws)
 
 
 class SpaceWatch(gymnasium.Wrapper):
@@ -315,9 +327,6 @@ def watch_spaces(make: MakeGymnasium, tell: Callable[[str], None]) -> SpaceWatch
         The environment.
     """
     return SpaceWatch(make(), tell)
-
-
-RENDER_MODE = "rgb_array"
 
 
 class FilmedHost(NamedTuple):

@@ -2,6 +2,7 @@
 
 import traceback
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -40,6 +41,8 @@ class HostEnvSpec(NamedTuple):
         clip_rewards: Use the signs of rewards for training; totals of episodes add up the rewards themselves.
         num_agents: As in `EnvSpec`.
         own_sizes: As in `EnvSpec`.
+        draws: As in `HostEnv`.
+        step_s: Measured time of a step in seconds, or None.
     """
 
     name: str
@@ -49,6 +52,8 @@ class HostEnvSpec(NamedTuple):
     clip_rewards: bool = False
     num_agents: int | None = None
     own_sizes: tuple[tuple[int, int], ...] = ()
+    draws: bool = False
+    step_s: float | None = None
 
 
 class Stepper(NamedTuple):
@@ -70,13 +75,19 @@ class Stepper(NamedTuple):
     agents: np.ndarray
 
 
-def describe(make: MakeGymnasium, name: str, first: Any = None) -> HostEnvSpec:
+def describe(
+    make: MakeGymnasium,
+    name: str,
+    first: Any = None,
+    measure: Callable[[gymnasium.Env, HostEnvSpec], float] | None = None,
+) -> HostEnvSpec:
     """Make one environment to read its spaces, and close it.
 
     Args:
         make: Makes one environment.
         name: Name in messages.
         first: Environment to read and close, None to make one.
+        measure: Returns ``HostEnvSpec.step_s``, None if it is not needed.
 
     Returns:
         The spec.
@@ -89,7 +100,7 @@ def describe(make: MakeGymnasium, name: str, first: Any = None) -> HostEnvSpec:
     try:
         host_spec = of_env(env, make, name)
         check_calls(env, host_spec)
-        return host_spec
+        return host_spec if measure is None else host_spec._replace(step_s=measure(env, host_spec))
     except ValueError as error:
         raise RuleBroken(str(error)) from error
     finally:
@@ -205,11 +216,43 @@ def of_env(env: Any, make: MakeGymnasium, name: str) -> HostEnvSpec:
     together = getattr(env, "unwrapped", None)
     if isinstance(together, AgentsTogether):
         observe, act, sizes = encode_agents(together, name)
-        return HostEnvSpec(name, make, observe, act, num_agents=len(together.names), own_sizes=sizes)
+        of_agents: dict[str, Any] = {"num_agents": len(together.names), "own_sizes": sizes}
+        return HostEnvSpec(name, make, observe, act, **of_agents, draws=has_pictures(env))
     observed, acted = getattr(env, "observation_space", None), getattr(env, "action_space", None)
     if not (isinstance(observed, gymnasium.Space) and isinstance(acted, gymnasium.Space)):
         raise ValueError(f"{name} is {type(env).__name__}: a gymnasium.Env has observation_space and action_space")
-    return HostEnvSpec(name, make, encode_obs(observed, name), encode_action(acted, name))
+    return HostEnvSpec(name, make, encode_obs(observed, name), encode_action(acted, name), draws=has_pictures(env))
+
+
+RENDER_MODE = "rgb_array"
+DRAWN_BY_PYGAME = tuple(f"gymnasium.envs.{family}" for family in ("classic_control", "toy_text", "box2d"))
+
+
+def lacks_pygame(env: gymnasium.Env) -> bool:
+    """Check whether an environment of Gymnasium draws by pygame, which is not installed.
+
+    Args:
+        env: Environment.
+
+    Returns:
+        True if it cannot be drawn.
+    """
+    return type(env.unwrapped).__module__.startswith(DRAWN_BY_PYGAME) and find_spec("pygame") is None
+
+
+def has_pictures(env: gymnasium.Env) -> bool:
+    """Check whether an environment can be drawn, without making another one with a camera.
+
+    Args:
+        env: Environment of any ``render_mode``.
+
+    Returns:
+        Whether its metadata names pictures, or it has a ``render`` and its metadata names nothing.
+    """
+    modes = (getattr(env, "metadata", None) or {}).get("render_modes")
+    renders = type(env.unwrapped).render is not gymnasium.Env.render
+    drawn = RENDER_MODE in modes if modes else renders
+    return drawn and not lacks_pygame(env)
 
 
 def make_stepper(host_spec: HostEnvSpec, arrays: Arrays, owned: Sequence[int]) -> Stepper:

@@ -7,6 +7,7 @@ import importlib.metadata
 import itertools
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -18,18 +19,20 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-import jax
 from hydra.errors import HydraException
 from jax.errors import JaxRuntimeError
 
+from jaxrl_fast import envs
 from jaxrl_fast.algorithms.registry import ALGORITHMS
-from jaxrl_fast.commands.run_config import NEEDS, Run, compose, flat_settings
-from jaxrl_fast.core import MAX_SIZE, EnvSpec
+from jaxrl_fast.commands.run_config import NEEDS, Run, compose, env_keys, flat_settings, may_be_host
+from jaxrl_fast.core import MAX_SIZE, EnvSpec, require_devices
 from jaxrl_fast.envs import EnvFailed, place_of
 from jaxrl_fast.policy.policies import Policy, load_policy, same_spaces
 from jaxrl_fast.runtime.placements import PLACEMENTS
+from jaxrl_fast.settings import schema
 from jaxrl_fast.settings.machine import AUTO
-from jaxrl_fast.settings.schema import ConfigError, Key, command_line, parse_word, run_keys
+from jaxrl_fast.settings.schema import ConfigError, Key, command_line, parse_word, run_keys, written
+from jaxrl_fast.training.run_folder import lacking_letters
 
 WIDTH = 80
 ASIDE = ("checkpoint.", "env.", "distributed", "pool.")
@@ -73,8 +76,11 @@ def main(
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without × or … shows the rest
     try:
+        for word in words:
+            if any("\udc80" <= letter <= "\udcff" for letter in word):  # bytes that Python could not decode
+                raise ConfigError(f"{word.encode(errors='replace').decode()}: {lacking_letters()}")
         if {"-h", "--help"} & set(words):
-            print((help_text or train_help)())
+            print(help_text() if help_text else train_help([word for word in words if not word.startswith("-")]))
             return 0
         if "--version" in words:
             print(version_line())
@@ -94,12 +100,12 @@ def main(
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         return fail(error, "out of memory: write a smaller num_envs, num_seeds, batch or buffer_size")
-    except (AssertionError, RuntimeError) as error:  # JAX raises either if it has no device
-        last = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)][-1]
-        if Path(last).name != "xla_bridge.py":
-            raise
-        wanted = f"JAX_PLATFORMS={jax.config.jax_platforms or ''}"  # type: ignore[attr-defined]
-        return fail(error, f"{wanted}: JAX finds no such device here: write JAX_PLATFORMS=cpu, or install its driver")
+    except (AssertionError, RuntimeError):
+        try:
+            require_devices()
+        except ValueError as missing:
+            return fail(missing)
+        raise
 
 
 def fail(error: Exception, message: str | None = None) -> int:
@@ -181,12 +187,17 @@ def multirun(command: str, words: Sequence[str]) -> int:
     return max(statuses)
 
 
-def train_help() -> str:
-    """Build the text of ``--help`` from the registries and schemas, within 80 x 50 characters.
+def train_help(words: Sequence[str] = ()) -> str:
+    """Build the text of ``--help`` from the registries and schemas.
+
+    Args:
+        words: Other words of the command line.
 
     Returns:
-        The text.
+        The text, within 80 x 50 characters; with other words, all keys of their environment and algorithm.
     """
+    if words:
+        return keys_help(words)
     run, keys = compose([]), run_keys()
     aside = [name for name, key in keys.items() if key.aside or name.startswith(ASIDE)]
     return "\n".join(
@@ -195,7 +206,7 @@ def train_help() -> str:
             *(f"  {'train ' + words:<43}{text}" for words, text in EXAMPLES),
             "environments (env=...); any other: env=<suite> env.id=, env=custom env.make=",
             *_environments(),
-            "algorithms (algo=...), compared in docs/algorithms.md; their settings are algo.*",
+            "algorithms (algo=...); all keys of one: train env=cartpole algo=dqn --help",
             *_listed(ALGORITHMS),
             "placements (placement=...)",
             f"  {AUTO:<16} The fastest measured placement for env and algo.",
@@ -210,6 +221,69 @@ def train_help() -> str:
             "tuned=false: untuned; config=<file>: repeats it; HYDRA_FULL_ERROR=1: tracebacks",
         ]
     )
+
+
+TUNED = "config/tuned/"
+
+
+def keys_help(words: Sequence[str]) -> str:
+    """List the keys of the algorithm, environment and suite of a command line, within 80 characters a line.
+
+    Args:
+        words: Words of the command line; of a sweep, its first job counts.
+
+    Returns:
+        The text. Defaults are those without the given words.
+
+    Raises:
+        ConfigError: A word is wrong.
+        ValueError: The environment's package or function cannot be imported.
+    """
+    asked = compose([_values(word)[0] for word in words])
+    named = [f"{name}={getattr(asked, name)}" for name in schema.GROUPS]
+    named += [f"env.{name}='{asked.env_options[name]}'" for name in ("id", "make") if name in asked.env_options]
+    run = compose([*named, *(word for word in words if word.startswith("tuned="))])
+    given, values = run_keys(), flat_settings(run)
+    own, others = env_keys(run), [name for name in given if not name.startswith(("env.", "pool."))]
+    pool = [name for name in given if name.startswith("pool.") and may_be_host(run.env)]
+    tuned = [name for name, source in run.sources.items() if source.startswith(TUNED)]
+    note = f", * tuned ({run.tuned_file})" if run.tuned_file else ""
+
+    def lines(keys: Mapping[str, Key]) -> list[str]:
+        shown = {name: written(values.get(name.removeprefix("+"), key.default)) for name, key in keys.items()}
+        labels = {name: f"{name}={value}{' *' if name in tuned else ''}" for name, value in shown.items()}
+        return [line for name, key in keys.items() for line in _entry(labels[name], key)]
+
+    return "\n".join(
+        [
+            f"python -m jaxrl_fast.train env={run.env} algo={run.algo} [key=value ...]",
+            *textwrap.wrap(f"Keys with their defaults{note}; allowed values in brackets.", WIDTH),
+            f"algo.*: settings of {run.algo}",
+            *lines(schema.algo_keys(run.algo)),
+            *textwrap.wrap(f"env.*: options of {envs.describe(run.env, run.env_options)}", WIDTH),
+            *lines(own),
+            *([] if not pool else ["pool.*: environments on the host"]),
+            *lines({name: given[name] for name in pool}),
+            "other keys",
+            *lines({name: given[name] for name in others}),
+        ]
+    )
+
+
+COLUMN = 34
+"""First column of the descriptions of keys."""
+
+
+def _entry(label: str, key: Key) -> list[str]:
+    """Describe a key next to its label, or below a long one."""
+    allowed = schema.describe_key(key)
+    meaning = re.sub(r"\bNone\b", "null", key.text.removesuffix(".").rstrip(":"))
+    text = f"{meaning} ({allowed})".strip() if allowed else meaning
+    first, *others = textwrap.wrap(text, WIDTH - COLUMN) or [""]
+    label, space = f"  {label}", " " * COLUMN
+    short = len(label) < COLUMN - 1
+    head = [f"{label:<{COLUMN}}{first}"] if short else [label[:WIDTH], space + first]
+    return [line.rstrip() for line in (*head, *(space + line for line in others)) if line.strip()]
 
 
 def _values(word: str) -> list[str]:
@@ -244,11 +318,9 @@ def _forwarded(number: signal.Signals, send: Callable[[int], Any]) -> Iterator[N
 
 def _environments() -> list[str]:
     """List short names by suite, multi-agent ones together, and all suites but the probes."""
-    from jaxrl_fast.envs import OF_SEVERAL_AGENTS, SHORT_NAMES
-
     names: dict[str, list[str]] = {}
-    for name, (suite, *_) in SHORT_NAMES.items():
-        names.setdefault("agents" if suite in OF_SEVERAL_AGENTS else suite, []).append(name)
+    for name, (suite, *_) in envs.SHORT_NAMES.items():
+        names.setdefault("agents" if suite in envs.OF_SEVERAL_AGENTS else suite, []).append(name)
     suites = [name for name, (key, _) in NEEDS.items() if key == "id" and name != "probe"]
     entries = {suite: " ".join(short) for suite, short in {**names, "suites": suites}.items()}
     return [line for suite, text in entries.items() for line in _wrapped(suite, text)]
@@ -337,6 +409,7 @@ def open_run(folder: Path, policy: str = "policy") -> tuple[Run, Policy]:
         ConfigError: The folder contains no run.
         ValueError: The run has no readable policy.
     """
+    require_devices()
     config_file = folder / "config.yaml"
     if not config_file.exists():
         raise ConfigError(f"{folder} contains no run: write the path of a run's folder, such as runs/latest")

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from jaxrl_fast import envs
 from jaxrl_fast.commands import tuning_cache
 from jaxrl_fast.commands.env_cache import EnvCache, env_cache_of, make_cached_envs
-from jaxrl_fast.commands.run_config import Run, env_name, flat_settings, to_yaml
+from jaxrl_fast.commands.run_config import CHOSEN, Run, env_name, flat_settings, to_yaml
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.envs.pool.batches import default_groups
@@ -27,6 +27,7 @@ from jaxrl_fast.runtime.placements import place, runs_in_parallel
 from jaxrl_fast.settings import machine
 from jaxrl_fast.settings.machine import cpu_cores, processor, setup, versions
 from jaxrl_fast.settings.schema import PoolSchema, command_line
+from jaxrl_fast.training import run_folder
 from jaxrl_fast.training.callbacks import to_stderr
 from jaxrl_fast.training.checkpoints import FOLDER, all_steps, newest_good
 from jaxrl_fast.training.job import Job
@@ -333,7 +334,8 @@ def print_opening(run: Run, chosen: str, folder: Path) -> None:
         folder: Folder of the run.
     """
     print(envs.describe(run.env, run.env_options))
-    why = f" (algo not given: selected for {run.sources['algo']})" if "algo" in run.sources else ""
+    origin = run.sources.get("algo", "")
+    why = f" (algo not given: {origin})" if origin.startswith(CHOSEN) else ""
     print(
         f"{run.algo}{why}, settings {f'tuned for this environment ({run.tuned_file})' if run.tuned_file else 'untuned'}"
     )
@@ -378,11 +380,10 @@ def add_to_summary(
     return summary
 
 
-def can_draw(run: Run, env: VecEnv | HostEnv) -> bool:
-    """Check whether ``python -m jaxrl_fast.render`` supports a run's environment.
+def can_draw(env: VecEnv | HostEnv) -> bool:
+    """Check whether ``python -m jaxrl_fast.render`` supports a run's environment, without making another one.
 
     Args:
-        run: Settings of the run.
         env: Environments of the run.
 
     Returns:
@@ -390,12 +391,7 @@ def can_draw(run: Run, env: VecEnv | HostEnv) -> bool:
     """
     if isinstance(env, VecEnv):
         return env.env is not None and (env.env.bodies is not None or env.env.draw is not None)
-    try:
-        film: Any = envs.make_to_draw(run.env, **run.env_options)
-    except Exception:  # any error of a user's environment
-        return False
-    film.env.close()
-    return True
+    return env.draws
 
 
 def print_closing(summary: dict[str, Any], folder: Path, pictures: list[str], draws: bool) -> None:
@@ -412,13 +408,16 @@ def print_closing(summary: dict[str, Any], folder: Path, pictures: list[str], dr
     spread = f"95 % of the mean [{interval[0]:.1f}, {interval[1]:.1f}]" if interval else "std over episodes"
     value = "" if interval else f" ± {summary['eval_return_std'] or 0.0:.1f}"
     if summary["eval_return_mean"] is None:
-        print(f"\nnot evaluated yet, after {steps}")
+        why = run_folder.UNEVALUATED.get(read_status(folder).get("eval.every"), run_folder.NOT_YET)
+        print(f"\n{why}, after {steps}")
     else:
         mean, episodes = summary["eval_return_mean"], f"{summary['eval_episodes']} episodes"
         if "eval_success_rate" in summary:
             episodes = f"{episodes}, {share(summary['eval_success_rate'])} succeeded"
         last = "last measured " if summary["stopped_by"] else ""
         print(f"\n{last}greedy return {mean:.1f}{value} ({spread}, {episodes}) after {steps}")
+    if summary.get("truncated_episodes"):
+        print(f"{summary['truncated_episodes']:,} running episodes were truncated for evaluations (eval.share)")
     best = summary.get("best") or {}
     if "fresh_return_mean" in best:
         chosen = f"selected for {best['return_mean']:.1f} after {best['env_steps']:,} steps"

@@ -1,8 +1,9 @@
 """The settings of a run, and the objects made from them."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from yaml import YAMLError
 from jaxrl_fast import envs
 from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.core import Box
+from jaxrl_fast.envs import EnvFailed
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.envs.pool.batches import default_groups
@@ -229,8 +231,9 @@ def _to_tree(run: Run) -> dict[str, Any]:
 
 CONFIG_DIR = Path(__file__).parent.parent / "config"
 CONTINUOUS = "continuous actions"
-COMMAND_LINE, FOLLOWS = "command line", "follows num_envs"
+COMMAND_LINE, FOLLOWS, CHOSEN = "command line", "follows num_envs", "chosen for "
 """Origins of settings, other than files."""
+FOLLOWS_STEPS, AUTOS = "follows total_steps", ("num_envs", "overlap")
 NEEDS = {**{suite: ("id", id) for suite, id in envs.EXAMPLE_IDS.items()}, "custom": ("make", "my_package.make")}
 """Suites -> the key of ``env.*`` that is required, and an example."""
 
@@ -263,8 +266,8 @@ def compose(argv: Sequence[str] = ()) -> Run:
     requeued = given.values.get("resume") == "auto"
     checkpoint = _read_checkpoint(given)
     file = checkpoint or _read_file(given.values.pop("config", None))
-    auto_width = _take_auto("num_envs", given, file) and checkpoint is None
-    auto_overlap = _take_auto("overlap", given, file) and checkpoint is None
+    written_in = _sources_of((*schema.GROUPS, *AUTOS, "tuned"), given, file)
+    auto_width, auto_overlap = (_take_auto(name, given, file) and checkpoint is None for name in AUTOS)
     tuned = given.values.pop("tuned", file.values.pop("tuned", True))
     tuned = read_value("tuned", tuned, schema.choice_keys()["tuned"])
     groups, file = _choose_groups(given, file)
@@ -275,10 +278,14 @@ def compose(argv: Sequence[str] = ()) -> Run:
     defaults, tuned_values = _group_settings(groups, tuned, None if id is None else written(id))
     env, algo, placement = (defaults.values.pop(f"{group}.name") for group in schema.GROUPS)
     keys = {**run_keys(), **algo_keys(algo)}
-    values, sources = {name: key.default for name, key in keys.items()}, {"algo": actions} if actions else {}
+    values = {name: key.default for name, key in keys.items()}
+    sources = {"algo": f"{CHOSEN}{actions}" if actions else defaults.source.removesuffix(": ")}
     for layer in (defaults, tuned_values, file, given):
         values.update(_read_layer(layer, keys, f"algo={algo} env={env}"))
-        sources.update(dict.fromkeys(layer.values, layer.source.removesuffix(": ") or COMMAND_LINE))
+        sources.update(_sources_of(layer.values, layer))
+    sources.update(written_in)
+    if values["eval.share"] and "eval.beside" not in sources:
+        values["eval.beside"], sources["eval.beside"] = False, "follows eval.share"
     _check_env(env, values)
     _check_pool(env, given)
     if "/" in (values["name"] or ""):
@@ -287,8 +294,42 @@ def compose(argv: Sequence[str] = ()) -> Run:
     chosen = {"tuned_file": tuned_file, "requeued": requeued, "auto_width": auto_width, "auto_overlap": auto_overlap}
     run = _make_run(env, algo, placement, values, chosen | {"sources": sources})
     found = [f"algo.{name}" for name, value in run.algo_options.items() if value is not None]
-    run.sources.update((name, FOLLOWS) for name in found if values[name] is None)
+    run.sources.update((name, FOLLOWS) for name in (*found, "pool.num_groups") if values[name] is None)
+    run.sources.update((name, FOLLOWS_STEPS) for name in ("eval.every", "checkpoint.every") if values[name] is None)
     return run
+
+
+SELECTED = ("id", "game", "make", "num_envs", "num_seeds", "pool")
+"""Arguments of adapters that are not keys ``env.*``, or select the environment."""
+
+
+def env_keys(run: Run) -> dict[str, Key]:
+    """Return the keys that a run's environment takes, with its defaults.
+
+    Args:
+        run: Settings of the run.
+
+    Returns:
+        Keys by name as on the command line, such as ``+env.factor``.
+
+    Raises:
+        ValueError: The environment's package or function cannot be imported.
+    """
+    known, custom = run_keys(), run.env == "custom"
+    chosen: dict[str, Any] = {name: run.env_options[name] for name in ("id", "make") if name in run.env_options}
+    suite, own = envs.resolve(run.env, chosen)
+    found = {"episode_length": known["env.episode_length"]} if custom else {}
+    for function in envs.makers(run.env, chosen):
+        taken = schema.option_keys(function)
+        found = {**found, **{name: key for name, key in taken.items() if custom or name not in SELECTED}}
+    others = found.pop(schema.OTHERS, None)
+    found["frame_stack"] = known["env.frame_stack"]._replace(default=envs.FRAME_STACK.get(suite))
+    found |= {} if others is None else {schema.OTHERS: others}
+    keys = {}
+    for name, key in found.items():
+        default, declared = own.get(name, key.default), known.get(f"env.{name}")
+        keys[f"{'' if declared else '+'}env.{name}"] = (declared or key)._replace(default=default)
+    return keys
 
 
 def options_of(group: str) -> list[str]:
@@ -356,6 +397,12 @@ def _read_file(path: Any) -> Layer:
     return Layer(f"{path}: ", schema.by_dotted_key(tree))
 
 
+def _sources_of(names: Iterable[str], *layers: Layer) -> dict[str, str]:
+    """Return the origin of those settings that are in the layers; the first layer with a setting counts."""
+    found = {name: next((layer for layer in layers if name in layer.values), None) for name in names}
+    return {n: layer.source.removesuffix(": ") or COMMAND_LINE for n, layer in found.items() if layer is not None}
+
+
 def _take_auto(key: str, given: Layer, file: Layer) -> bool:
     """Remove ``auto`` as the value of a key from the layers, and return whether it is the effective value.
 
@@ -415,11 +462,10 @@ def _actions_of(groups: Mapping[str, str], id: Any, values: Mapping[str, Any]) -
     prefix = "env.options."
     options = {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
     try:
-        made = envs.make_vec(env, num_envs=1, pool={"workers": 0}, id=written(id), **options)
-    except ValueError:  # the run reports it when it makes its environments
+        space = import_module("jaxrl_fast.envs.from_gymnasium").look(written(id), **options)
+    except (ValueError, EnvFailed):  # the run reports it when it makes its environments
         return None
-    made.close()  # type: ignore[union-attr]
-    return CONTINUOUS if isinstance(made.spec.action, Box) else "discrete actions"
+    return CONTINUOUS if isinstance(space, Box) else "discrete actions"
 
 
 def _tuned_settings(env: str, id: str | None, algo: str) -> Layer:
@@ -497,6 +543,7 @@ def _make_run(env: str, algo: str, placement: str, values: dict[str, Any], other
     named = cluster.named_processes(**section("distributed."))
     if named is not None and values["distributed"] == "off":
         raise ConfigError("distributed=off means a single process: leave it out, or the other distributed.* keys")
+    sizes = (values[name] for name in ("num_envs", "num_seeds", "pool.workers", "pool.order"))
     tenth, every = max(1, values["total_steps"] // 10), values["eval.every"]
     return Run(
         **{key: value for key, value in values.items() if "." not in key},
@@ -508,6 +555,6 @@ def _make_run(env: str, algo: str, placement: str, values: dict[str, Any], other
         placement=placement,
         eval=schema.EvalOptions(**section("eval.") | {"every": tenth if every is None else every}),
         checkpoint=schema.Checkpoints(**section("checkpoint.") | {"every": values["checkpoint.every"] or tenth}),
-        pool=section("pool.") | {"num_groups": values["pool.num_groups"] or default_groups(values["num_envs"])},
+        pool=section("pool.") | {"num_groups": values["pool.num_groups"] or default_groups(*sizes)},
         processes=named,
     )

@@ -120,6 +120,33 @@ def reraise_callback_error(failures: list[Exception]) -> Iterator[None]:
         raise
 
 
+def as_one_group(host: HostEnv) -> HostEnv:
+    """Return all environments of a pool as one group, also of several seeds.
+
+    Args:
+        host: Environments with a fixed order.
+
+    Returns:
+        The same environments, ``num_envs`` of them, which its ``close`` leaves open.
+    """
+    rows = host.num_envs * host.num_seeds
+    size = rows // host.num_groups
+
+    def reset(seed: Any) -> Any:
+        return host.reset([seed + i for i in range(host.num_seeds)] if host.num_seeds > 1 else seed)
+
+    def send(actions: np.ndarray, group: int) -> None:
+        for part in range(host.num_groups):
+            host.send(actions[part * size : (part + 1) * size], part)
+
+    def recv(group: int) -> HostStep:
+        steps = [host.recv(part) for part in range(host.num_groups)]
+        return steps[0] if len(steps) == 1 else jax.tree.map(lambda *parts: np.concatenate(parts), *steps)
+
+    own: dict[str, Any] = {"reset": reset, "send": send, "recv": recv, "close": lambda: None}
+    return host._replace(num_envs=rows, num_groups=1, num_seeds=1, **own)
+
+
 def _make_reset(host: HostEnv, failures: list[Exception]) -> Any:
     def call(seed: Any) -> np.ndarray:
         return _noting(failures, lambda: host.reset(int(seed)))
@@ -133,14 +160,14 @@ def _make_reset(host: HostEnv, failures: list[Exception]) -> Any:
 
 
 def _make_step(host: HostEnv, failures: list[Exception]) -> Any:
-    rows, flag = host.num_envs // host.num_groups, jax.ShapeDtypeStruct((host.num_envs,), bool)
+    flag, together = jax.ShapeDtypeStruct((host.num_envs,), bool), as_one_group(host)
     real, whole = jax.ShapeDtypeStruct(flag.shape, jnp.float32), jax.ShapeDtypeStruct(flag.shape, jnp.int32)
     obs = _like(host, host.spec.obs)
     paid = jax.ShapeDtypeStruct((host.num_envs, *reward_shape(host.spec)), jnp.float32)
     shapes = HostStep(obs, obs, paid, flag, flag, real, whole), jax.ShapeDtypeStruct((), jnp.int32)  # type: ignore[arg-type]
 
     def call(count: Any, action: Any) -> tuple[HostStep, Any]:
-        return _noting(failures, lambda: _step_all(host, int(count), np.asarray(action), rows))
+        return _noting(failures, lambda: _step_all(together, int(count), np.asarray(action)))
 
     def step(
         state: VecState, action: jax.Array, key: jax.Array, bank: PyTree, t: jax.Array
@@ -154,17 +181,15 @@ def _make_step(host: HostEnv, failures: list[Exception]) -> Any:
     return step
 
 
-def _step_all(host: HostEnv, count: int, action: np.ndarray, rows: int) -> tuple[HostStep, Any]:
+def _step_all(host: HostEnv, count: int, action: np.ndarray) -> tuple[HostStep, Any]:
     stands = host.steps() % MAX_STEPS
     if count != stands:
         raise BridgeError(
             f"{host.spec.name}: this state is at step {count} and the environments at step {stands}: each state can be "
             "stepped once, in order, and a new init restarts the environments for all states"
         )
-    for group in range(host.num_groups):
-        host.send(action[group * rows : (group + 1) * rows], group)
-    steps = [host.recv(group) for group in range(host.num_groups)]
-    whole = steps[0] if len(steps) == 1 else jax.tree.map(lambda *parts: np.concatenate(parts), *steps)
+    host.send(action, 0)
+    whole = host.recv(0)
     if host.require_inside is not None:
         host.require_inside(whole.next_obs, lambda row: f"environment {row}, step {host.steps() // host.num_envs}")
     return whole, np.int32(host.steps() % MAX_STEPS)

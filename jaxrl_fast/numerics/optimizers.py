@@ -2,9 +2,10 @@
 
 import math
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import is_dataclass
 from functools import reduce, wraps
-from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar, cast, get_args, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -227,7 +228,7 @@ def declared_number(hint: Any) -> Number | None:
 
 
 def checks_numbers(declared: Mapping[str, Number] | None = None) -> Callable[[Factory], Factory]:
-    """Make a decorator that checks the numeric arguments of a function.
+    """Make a decorator that checks the numeric arguments of a function, and those with choices (`check_choice`).
 
     Args:
         declared: Range of each argument; None to read its annotations.
@@ -237,18 +238,68 @@ def checks_numbers(declared: Mapping[str, Number] | None = None) -> Callable[[Fa
     """
 
     def decorate(function: Factory) -> Factory:
-        hints = get_type_hints(function, include_extras=True) if declared is None else {}
+        hints = get_type_hints(function, include_extras=True)
         found = {name: number for name, hint in hints.items() if (number := declared_number(hint)) is not None}
         ranges = found if declared is None else declared
+        choices = {name: hint for name, hint in hints.items() if has_choices(hint)}
 
         @wraps(function)
         def checked(*args: Any, **given: Any) -> Any:
+            for name in sorted(choices.keys() & given.keys()):
+                check_choice(name, given[name], choices[name])
             numbers = {name: read_number(name, given[name], ranges[name]) for name in given if name in ranges}
             return function(*args, **{**given, **numbers})
 
         return cast(Factory, checked)
 
     return decorate
+
+
+def one_of(choices: Iterable[str]) -> str:
+    """Describe choices in words, to follow "write" in a message.
+
+    Args:
+        choices: Texts.
+
+    Returns:
+        The description.
+    """
+    names = list(choices)
+    return ("one of " if len(names) > 1 else "") + ", ".join(names)
+
+
+def has_choices(hint: Any) -> bool:
+    """Return whether `check_choice` checks arguments of a type.
+
+    Args:
+        hint: Type annotation.
+
+    Returns:
+        True for texts to choose from, true or false, and a dataclass of options.
+    """
+    return get_origin(hint) is Literal or hint in (bool, bool | None) or is_dataclass(hint)
+
+
+def check_choice(name: str, value: Any, hint: Any) -> None:
+    """Check an argument with choices.
+
+    Args:
+        name: Name of the argument.
+        value: Its value.
+        hint: Type annotation for which `has_choices` is true.
+
+    Raises:
+        ValueError: The value has another type, or is not one of the choices.
+    """
+    if get_origin(hint) is Literal:
+        right, wanted = isinstance(value, str) and value in get_args(hint), one_of(get_args(hint))
+    elif is_dataclass(hint):
+        right, wanted = isinstance(value, cast(type, hint)), f"{cast(type, hint).__name__}(...)"
+    else:
+        right = isinstance(value, bool | np.bool_) or (value is None and hint is not bool)
+        wanted = "true or false"
+    if not right:
+        raise ValueError(f"{name}={value}: write {wanted}")
 
 
 def resolve(hyper: Any, progress: jax.Array) -> Any:

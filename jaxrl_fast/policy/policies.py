@@ -15,7 +15,7 @@ from jax.tree_util import keystr
 
 from jaxrl_fast.algorithms.multi_agent import spec_of_one
 from jaxrl_fast.algorithms.registry import ALGORITHMS
-from jaxrl_fast.core import Actions, Box, Discrete, EnvSpec, MultiDiscrete, PyTree
+from jaxrl_fast.core import Actions, Box, Discrete, EnvSpec, MultiDiscrete, PyTree, require_devices
 from jaxrl_fast.learning.acting import Acting, Carry
 from jaxrl_fast.learning.algorithm import Agent, Learned, Part, init_params
 from jaxrl_fast.learning.frame_stack import View
@@ -183,6 +183,7 @@ def load_policy(path: str | Path) -> Policy:
     folder = Path(path)
     folder = folder / "policy" if (folder / "policy" / "policy.json").exists() else folder
     description, stored = _read_files(folder)
+    require_devices()
     try:
         spec, made_by = spec_from_json(description["spec"]), description["made_by"]
         if made_by["algo"] not in ALGORITHMS:

@@ -226,7 +226,7 @@ def place_on(graph: Graph, placement: str | Make, devices: Sequence[jax.Device])
     Raises:
         ValueError: The name does not exist, or there are too few devices.
     """
-    if isinstance(placement, str) and placement not in PLACEMENTS:
+    if placement not in PLACEMENTS if isinstance(placement, str) else not callable(placement):
         raise ValueError(f"placement={placement}: write one of {', '.join(PLACEMENTS)}")
     make = PLACEMENTS[placement] if isinstance(placement, str) else placement
     try:

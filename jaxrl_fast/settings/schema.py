@@ -9,8 +9,9 @@ import dataclasses
 import difflib
 import inspect
 import math
+import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from types import NoneType, UnionType
@@ -21,7 +22,7 @@ from jaxrl_fast.core import MAX_SIZE, Log, Number, as_number, as_whole
 from jaxrl_fast.learning.run_graph import GraphOptions, Overlap
 from jaxrl_fast.learning.updates import Average, OnNan
 from jaxrl_fast.networks.network import Precision
-from jaxrl_fast.numerics.optimizers import A_RATE, Schedule, as_rate, declared_number, numbers_of
+from jaxrl_fast.numerics.optimizers import A_RATE, Schedule, as_rate, declared_number, numbers_of, one_of
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -103,6 +104,7 @@ class EvalOptions:
         `beside`: Whether a background process evaluates during training.
         device: Device of that process.
         picture: Whether an episode is drawn after each evaluation.
+        share: Whether the host environments of training play the episodes, between chunks.
     """
 
     every: int | None = setting(None, "env steps per evaluation, 0 none; 10 a run", 0, resume="free")
@@ -110,6 +112,7 @@ class EvalOptions:
     beside: bool = setting(True, "in a background process, during training", resume="silent")
     device: Literal["cpu", "same"] = setting("cpu", "device of that process:", resume="silent", aside=True)
     picture: bool = setting(False, "draw an episode after each, in a subprocess", resume="silent", aside=True)
+    share: bool = setting(False, "in training's own host envs, between chunks", resume="free", aside=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,6 +128,15 @@ class Checkpoints:
     every: int | None = setting(None, "env steps between checkpoints; a tenth of the run", 1, resume="free")
     keep: int = setting(2, "newest ones to retain, plus the best; 0 makes none", 0, resume="free")
     replay: bool = setting(True, "save the replay buffer too, in the newest", resume="free")
+
+    def __post_init__(self) -> None:
+        """Check the values.
+
+        Raises:
+            ConfigError: A value is wrong.
+        """
+        for name, key in _keys_of(type(self)).items():
+            object.__setattr__(self, name, read_value(f"checkpoint.{name}", getattr(self, name), key))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +170,7 @@ class PoolSchema:
     """Keys ``pool.*``: stepping of host environments, as `jaxrl_fast.envs.pool.batches.PoolOptions`."""
 
     workers: int | None = setting(None, "worker processes, 0 none; measured", 0, 4096, resume="free")
-    num_groups: int | None = setting(None, "groups that take turns; 2, or 1 for an odd num_envs", 1, MAX_SIZE)
+    num_groups: int | None = setting(None, "groups that take turns; 2, or 1 if envs or workers need it", 1, MAX_SIZE)
     order: Literal["fixed", "arrival"] = setting("fixed", "order of the environments:")
     step_timeout_s: float = setting(60.0, "seconds after which a silent worker is restarted", 0, resume="free")
     backend: Literal["workers", "envpool"] = setting("workers", "implementation of the pool:")
@@ -263,13 +275,66 @@ def algo_keys(name: str) -> dict[str, Key]:
     """
     factory = ALGORITHMS[name]
     plain, hints = get_type_hints(factory), get_type_hints(factory, include_extras=True)
-    sizes = Number(1, MAX_SIZE, "whole")
+    sizes, texts = Number(1, MAX_SIZE, "whole"), meanings_of(factory)
     ranges = {n: sizes if hint == tuple[int, ...] else declared_number(hint) or Number() for n, hint in hints.items()}
     return {
-        f"algo.{p.name}": Key(plain[p.name], p.default, ranges[p.name].least, maximum=ranges[p.name].most)
+        f"algo.{p.name}": Key(
+            plain[p.name], p.default, ranges[p.name].least, texts.get(p.name, ""), maximum=ranges[p.name].most
+        )
         for p in inspect.signature(factory).parameters.values()
         if not callable(p.default) and p.name not in NOT_OPTIONS
     }
+
+
+ARGUMENTS, ENTRY = (
+    re.compile(r"^Args:\n(.*?)(?=^\S|\Z)", re.M | re.S),
+    re.compile(r"^    (\w+): (.+(?:\n {5,}.+)*)", re.M),
+)
+
+
+def meanings_of(function: Callable[..., Any]) -> dict[str, str]:
+    """Return the descriptions of a function's arguments.
+
+    Args:
+        function: Function, with a docstring in Google style or another one.
+
+    Returns:
+        Descriptions by name, without marks of code; empty for another docstring.
+    """
+    section = ARGUMENTS.search((inspect.getdoc(function) or "").replace("**", ""))
+    found = ENTRY.findall(section[1]) if section else []
+    return {name: " ".join(text.replace("`", "").split()) for name, text in found}
+
+
+def option_keys(function: Callable[..., Any]) -> dict[str, Key]:
+    """Return the keyword arguments of a function that makes an environment.
+
+    Args:
+        function: Function.
+
+    Returns:
+        Keys by name, with the default `REQUIRED` where an argument has none; `OTHERS` stands for any other name.
+    """
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # of a function written in C
+        return {OTHERS: Key(object, REQUIRED)}
+    hints: dict[str, Any] = {}
+    with suppress(Exception):  # a user's annotation may name anything
+        hints = get_type_hints(function)
+    texts, found = meanings_of(function), {}
+    for p in parameters:
+        if p.kind is p.VAR_KEYWORD and p.name != "unknown":
+            found[OTHERS] = Key(object, REQUIRED, text=texts.get(p.name, ""))
+        elif p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
+            default = REQUIRED if p.default is p.empty else p.default
+            plain = p.annotation if p.annotation in (bool, int, float, str) else object
+            found[p.name] = Key(hints.get(p.name, plain), default, text=texts.get(p.name, ""))
+    return found
+
+
+REQUIRED, OTHERS = "VALUE", "NAME"
+"""Default of a key without one, and name of the key that stands for all others."""
 
 
 def by_dotted_key(tree: Mapping[Any, Any]) -> dict[str, Any]:
@@ -340,12 +405,32 @@ def describe_type(hint: Any) -> str:
     if hint is Any:
         return A_RATE
     if get_origin(hint) is Literal:
-        return ("one of " if len(get_args(hint)) > 1 else "") + ", ".join(get_args(hint))
+        return one_of(get_args(hint))
     if get_origin(hint) in (Union, UnionType):
         return " or ".join("null" if t is NoneType else describe_type(t) for t in get_args(hint))
     if get_origin(hint) is tuple:
-        return "a list such as [256,256]"
+        return f"a list such as {'[obs,map]' if get_args(hint)[0] is str else '[256,256]'}"
     return {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}[hint]
+
+
+def describe_key(key: Key) -> str:
+    """Describe the allowed values of a setting in a few words.
+
+    Args:
+        key: Declaration.
+
+    Returns:
+        Its type or choices, and its range; "" for a type of an environment's own.
+    """
+    try:
+        words = {Any: "number or schedule"}.get(key.type) or describe_type(key.type)
+    except (KeyError, TypeError):
+        return ""
+    least, most = key.range().least, key.range().most
+    below = most < MAX_SIZE
+    if least > -math.inf:
+        words += f", {least:g} to {most:g}" if below else f", at least {least:g}"
+    return re.sub(r"\ba ", "", words).removeprefix("one of ")
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:
@@ -452,6 +537,9 @@ def read_word(word: str) -> tuple[str, Any]:
     return str(override.key_or_group), override.value()
 
 
+PLAIN_TEXT = re.compile(r"[\w./:@%+~ -]+")
+
+
 def parse_word(word: str) -> "Override":
     """Parse an argument of the command line with Hydra; it may be a sweep.
 
@@ -476,7 +564,8 @@ def parse_word(word: str) -> "Override":
     if not value.strip():
         raise ConfigError(f"{word} has no value: write it after the equals sign, without a space")
     try:
-        override = OverridesParser.create().parse_override(word)
+        plain = not value.isascii() and PLAIN_TEXT.fullmatch(value)  # Hydra takes other letters in quotes only
+        override = OverridesParser.create().parse_override(f"{key}='{value}'" if plain else word)
     except HydraException:
         raise ConfigError(f"cannot read '{word}': quote the value, as in \"{key}='...'\"") from None
     if override.package is not None:

@@ -15,6 +15,7 @@ from jaxrl_fast.envs.env import VecEnv, VecState, no_totals, vectorize
 from jaxrl_fast.envs.host_env import UNTOLD, HostEnv, HostStep
 from jaxrl_fast.learning.acting import BoundAgent
 from jaxrl_fast.learning.algorithm import Algorithm
+from jaxrl_fast.learning.io_callback_env import as_one_group
 from jaxrl_fast.policy.policies import Policy, PolicyParams, make_policy
 from jaxrl_fast.runtime import hosts
 from jaxrl_fast.runtime.graph import TrainState
@@ -284,7 +285,7 @@ def play_on_host(
     for step in islice(steps_on_host(act, initial_carry, env, params, seed), limit):
         own = EpisodeTotals(step.episode_return, step.episode_length)  # type: ignore[arg-type]
         totals = jax.tree.map(partial(np.where, finished), totals, own)
-        done = step.terminated | step.truncated
+        done = (step.terminated | step.truncated) & (step.episode_length > 0)
         if env.success is not None and done.any():
             success = np.where(done & ~finished, env.success(), success)
         if agents is not None and env.agents is not None:
@@ -308,47 +309,70 @@ def host_seed(key: jax.Array) -> int:
 
 
 class HostEvaluation:
-    """Evaluates policies in separate host environments, from the same initial states at each call.
+    """Evaluates policies in host environments, from the same initial states at each call.
 
-    The first call makes the environments. They remain until `close`, or until one of them raises an error.
+    The first call makes an environment for each episode. They remain until `close`, or until one of them raises an
+    error. With ``share``, the environments of the run play the episodes instead, the first episodes of several resets.
     """
 
-    def __init__(self, policy: Policy, env: HostEnv, episodes: int) -> None:
+    def __init__(self, policy: Policy, env: HostEnv, episodes: int, *, share: bool = False) -> None:
         self.act, self.initial_carry = jax.jit(policy.act_arrays), policy.initial_carry
-        self.env, self.episodes = env, episodes
+        self.env, self.episodes, self.share = env, episodes, share
         self.made: HostEnv | None = None
+        self.stopped = False
 
     def __call__(self, params: PolicyParams, keys: jax.Array) -> EpisodeTotals:
         """Evaluate ``params [S, ...]`` with ``keys [S]``, and return totals ``[S, episodes]``."""
-        self.made, rows = self.made or self.env.another(self.episodes), []
+        self.made = self.made or (self._shared() if self.share else self.env.another(self.episodes))
         try:
-            for i, key in enumerate(keys):
-                one = jax.tree.map(itemgetter(i), params)
-                rows.append(play_on_host(self.act, self.initial_carry, self.made, one, host_seed(key)))
+            rows = [self._play(self.made, jax.tree.map(itemgetter(i), params), key) for i, key in enumerate(keys)]
         except BaseException:
             self.close()
             raise
         return without_untold(jax.tree.map(lambda *totals: np.stack(totals), *rows))
 
+    def _play(self, env: HostEnv, params: PyTree, key: jax.Array) -> EpisodeTotals:
+        """Play ``episodes`` episodes with one policy, one episode of each environment after a reset."""
+        keys = [key, *(jax.random.fold_in(key, i) for i in range(1, -(-self.episodes // env.num_envs)))]
+        rounds = [play_on_host(self.act, self.initial_carry, env, params, host_seed(own)) for own in keys]
+        return jax.tree.map(lambda *totals: np.concatenate(totals)[: self.episodes], *rounds)
+
+    def _shared(self) -> HostEnv:
+        """Return the environments of the run, whose evaluation `stop` ends at its next step."""
+        env = as_one_group(self.env)
+
+        def recv(group: int) -> HostStep:
+            if self.stopped:
+                raise RuntimeError("the run ends")
+            return env.recv(group)
+
+        return env._replace(recv=recv)
+
+    def stop(self) -> bool:
+        """End a running evaluation in the environments of the run; return whether to wait for its end."""
+        self.stopped = self.share
+        return self.share
+
     def close(self) -> None:
-        """Close the environments."""
+        """Close the environments, unless they are the run's."""
         made, self.made = self.made, None
         if made is not None:
             made.close()
 
 
-def evaluation_on_host(policy: Policy, env: HostEnv, episodes: int) -> HostEvaluation:
+def evaluation_on_host(policy: Policy, env: HostEnv, episodes: int, *, share: bool = False) -> HostEvaluation:
     """Make the evaluation in host environments.
 
     Args:
         policy: Policy whose parameters are replaced.
         env: Host environment of the run.
         episodes: Number of episodes per seed.
+        share: Play in the environments of ``env``, one episode of each after another, and make no others.
 
     Returns:
         ``(params [S, ...], keys [S]) -> totals [S, episodes]``, to be closed.
     """
-    return HostEvaluation(policy, env, episodes)
+    return HostEvaluation(policy, env, episodes, share=share)
 
 
 FRESH = 0xF5E5
@@ -384,12 +408,14 @@ class PeriodicEvaluation(NamedTuple):
         evaluate: Plays whole episodes with them.
         policy_of: ``(params [S, ...], seed) -> policy``, the policy of one seed, from 0.
         close: Closes the environments on the host.
+        stop: Ends a running evaluation in the environments of training; returns whether to wait for its end.
     """
 
     copy_params: Callable[[TrainState], PolicyParams]
     evaluate: Evaluate
     policy_of: Callable[[PolicyParams, int], Policy]
     close: Callable[[], None] = lambda: None
+    stop: Callable[[], bool] = lambda: False
 
 
 def make_periodic_evaluation(
@@ -402,6 +428,7 @@ def make_periodic_evaluation(
     ahead: PolicyParams | None = None,
     device: jax.Device | None = None,
     store: Store | None = None,
+    share: bool = False,
 ) -> PeriodicEvaluation:
     """Make the evaluation of a run.
 
@@ -416,6 +443,7 @@ def make_periodic_evaluation(
         ahead: Parameters ``[S, ...]`` with the shapes to compile for.
         device: Device that evaluates, None for JAX's default.
         store: Store of compiled programs for ``ahead``, read and written; None for none.
+        share: Evaluate in the host environments of the run instead of others.
 
     Returns:
         The evaluation.
@@ -424,7 +452,7 @@ def make_periodic_evaluation(
     made_by |= {"normalize_observations": agent.normalize_observations}
     acting = make_policy(env.spec, agent.acting, PolicyParams({}, None), made_by)
     if isinstance(env, HostEnv):
-        totals: Any = evaluation_on_host(acting, env, episodes)
+        totals: Any = evaluation_on_host(acting, env, episodes, share=share)
     else:
         jit = Jit("evaluation", make_evaluation(env, acting, episodes), options=acting_options(device))
         totals = jit.jitted() if ahead is None else compile_ahead(jit, ahead, keys, store)
@@ -442,8 +470,8 @@ def make_periodic_evaluation(
         own = jax.tree.map(lambda x: jnp.array(x[seed]), params)
         return make_policy(env.spec, agent.acting, own, made_by)
 
-    copy_params, close = partial(policy_params, agent, len(keys)), getattr(totals, "close", lambda: None)
-    return PeriodicEvaluation(copy_params, evaluate, policy_of, close)
+    ends = (totals.close, totals.stop) if isinstance(env, HostEnv) else ()
+    return PeriodicEvaluation(partial(policy_params, agent, len(keys)), evaluate, policy_of, *ends)
 
 
 def compile_ahead(jit: Jit, params: PolicyParams, keys: jax.Array, store: Store | None) -> Any:

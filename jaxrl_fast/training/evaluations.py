@@ -13,6 +13,7 @@ from jaxrl_fast.envs.env import no_totals
 from jaxrl_fast.policy.policies import Policy, PolicyParams, by_name, from_names, load_policy
 from jaxrl_fast.runtime import hosts
 from jaxrl_fast.runtime.graph import TrainState
+from jaxrl_fast.training import resuming
 from jaxrl_fast.training.callbacks import Calls, OnLastPolicy, Row, ShouldStop
 from jaxrl_fast.training.checkpoints import BESIDE, Checkpointer, one_line
 from jaxrl_fast.training.episodes import PeriodicEvaluation, Snapshot, with_untold, without_untold
@@ -51,12 +52,19 @@ class Evaluations:
         self._best: PolicyParams | None = None
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="evaluation")
 
-    def add(self, state: TrainState) -> None:
-        """Evaluate the policies of ``state``. Training waits for a running evaluation."""
+    def add(self, state: TrainState) -> TrainState:
+        """Evaluate the policies of ``state``, and return the state to train from. Training waits for an evaluation."""
         self.finish()
         self.take_up([Snapshot(self.recorder.env_steps(), self.recorder.wall_s(), self.evaluation.copy_params(state))])
         if not self.beside:
             self.finish()
+        return self._anew(state) if self.job.options.eval.share else state
+
+    def _anew(self, state: TrainState) -> TrainState:
+        """Truncate the running episodes of the environments that have played others, and count them."""
+        state, number = resuming.end_episodes(state, self.job.graph, self.job.agent)
+        self.recorder.truncated += number
+        return state
 
     def take_up(self, snapshots: Sequence[Snapshot]) -> None:
         """Append snapshots to those that wait."""
@@ -126,11 +134,13 @@ class Evaluations:
             self.take_up([Snapshot(waiting["env_steps"], waiting["wall_s"], from_names(template, leaves))])
         if progress.get("evaluation_due"):  # from a version that evaluated between chunks only
             self.add(state)
+        if self.job.options.eval.share:
+            self.finish()
 
     def close(self) -> None:
         """Abandon the running evaluation, which may take longer than a stopped run has time, and close its envs."""
         self._worker.submit(self.evaluation.close)
-        self._worker.shutdown(wait=False)
+        self._worker.shutdown(wait=self.evaluation.stop())
 
     def _next(self) -> Snapshot | None:
         """Return the oldest snapshot that has not failed, which is the running one if there is one."""

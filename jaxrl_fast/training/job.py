@@ -164,6 +164,27 @@ def check_processes(env: VecEnv | HostEnv, settings: Mapping[str, Any]) -> None:
         hosts.require_one(f"environment {env.spec.name}, which steps on the host,", jax.process_count())
 
 
+def check_share(env: VecEnv | HostEnv, asked: EvalOptions) -> None:
+    """Check that the environments of training can play the evaluations.
+
+    Args:
+        env: Environment.
+        asked: Options of evaluation, with ``share``.
+
+    Raises:
+        ValueError: The environment is compiled or has no fixed order, or another option needs other environments.
+    """
+    if not isinstance(env, HostEnv):
+        raise ValueError("eval.share=true is for environments on the host, since others are copied: leave it out")
+    if asked.beside:
+        raise ValueError("eval.share=true evaluates between chunks: leave eval.beside out, or write eval.beside=false")
+    if asked.picture:
+        raise ValueError("eval.share=true makes no other environment, which eval.picture=true needs: leave one out")
+    if env.bridge == "callback" or env.recv_any is not None:
+        one = "pool.bridge=callback" if env.bridge == "callback" else "pool.order=arrival"
+        raise ValueError(f"eval.share=true does not support {one}: leave it out")
+
+
 class JobOptions(NamedTuple):
     """How a job is trained; the fields mean the same as in `jaxrl_fast.learn`.
 
@@ -259,7 +280,8 @@ def make_job(
         settings = settings_of_job(env, algorithm, agent, options)
     if not hosts.is_alone():
         check_processes(env, {**settings, "resume": options.resume, "debug": options.debug})
-    vec_env, failures = (env, []) if isinstance(env, VecEnv) else bridge_of(env, num_seeds, options.debug)
+    plainly = isinstance(env, VecEnv) and not options.eval.share
+    vec_env, failures = (env, []) if plainly else bridge_of(env, options)
     resumed = None if options.resume is None else resuming.read(options.resume, settings, algorithm)
     start, joined = resumed.empty_until if resumed else 0, starts_kernels_singly(jax.default_backend())
     graph_options = asked._replace(total_steps=total_steps, empty_until=start, joined=joined)
@@ -276,18 +298,19 @@ def make_job(
     return Job(*parts, options, settings, resumed, keep((graph_options, placed, plan.ticks_per_chunk, num_seeds)))
 
 
-def bridge_of(env: HostEnv, num_seeds: int, debug: bool) -> Bridge:
+def bridge_of(env: VecEnv | HostEnv, options: JobOptions) -> Bridge:
     """Check host environments, and convert them for the graph.
 
     Args:
         env: Host environment.
-        num_seeds: Number of seeds of the run.
-        debug: As in `check_host`.
+        options: Options of the job.
 
     Returns:
         The environment for the graph, and the list of errors raised in callbacks.
     """
-    check_host(env, num_seeds, debug)
+    check_host(env, options.num_seeds, options.debug)
+    if options.eval.share:
+        check_share(env, options.eval)
     return in_graph(env)
 
 
@@ -313,11 +336,5 @@ def settings_of_job(
     }
     bound = "rollout_length updates_per_tick batch_size normalize_observations normalize_rewards".split()
     own = {**algorithm.options, **algorithm.hyper._asdict(), **{name: getattr(agent, name) for name in bound}}
-    return {
-        "env": env.spec.name,
-        "env.arguments": env.spec.arguments,
-        "num_envs": env.num_envs,
-        "algo": algorithm.name,
-        **named,
-        **{f"algo.{key}": plain(value) for key, value in own.items()},
-    }
+    made = {"env": env.spec.name, "env.arguments": env.spec.arguments, "num_envs": env.num_envs, "algo": algorithm.name}
+    return {**made, **named, **{f"algo.{key}": plain(value) for key, value in own.items()}}

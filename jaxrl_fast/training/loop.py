@@ -7,6 +7,7 @@ slow or with a side effect (evaluation, files, callbacks, signals) happens betwe
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -77,7 +78,8 @@ def make_evaluations(job: Job, recorder: Recorder, saver: Checkpointer | None, c
     tell_limit(job.env.spec.max_episode_steps, calls.tell)
     apart = asked.beside and jax.default_backend() != "cpu"
     device = evaluation_device(asked.device) if apart else None
-    evaluation = make_periodic_evaluation(job.env, job.algorithm, job.agent, job.keys, asked.episodes, device=device)
+    parts = job.env, job.algorithm, job.agent, job.keys, asked.episodes
+    evaluation = make_periodic_evaluation(*parts, device=device, share=asked.share)
     if calls.evaluate is not None:
         evaluation = evaluation._replace(evaluate=calls.evaluate)
     return Evaluations(evaluation, job, recorder, saver, calls)
@@ -186,7 +188,7 @@ def drive(run: programs.RunChunk, state: TrainState, evaluations: Evaluations, j
         evaluations.collect()
         last = chunk == plan.num_chunks
         if plan.chunks_per_eval and (last or chunk % plan.chunks_per_eval == 0):
-            evaluations.add(state)
+            state = evaluations.add(state)
         changed = calls.between_chunks(state, recorder.scores)
         if changed is not None:
             state = job.program.place(hosts.copy(changed))
@@ -256,7 +258,7 @@ def make_rates(job: Job) -> Callable[[TrainState], dict[str, np.ndarray]]:
 
 
 FACTS = ("env", "env.id", "env.make", "algo", "total_steps", "num_seeds")
-"""Settings that ``run.json`` repeats."""
+"""Settings that ``run.json`` repeats, in addition to ``eval.every``."""
 
 
 def describe_start(state: TrainState, job: Job, saver: Checkpointer | None, tell: Tell) -> None:
@@ -345,11 +347,9 @@ def open_folder(job: Job, path: Path, log: Log, tell: Tell) -> Iterator[tuple[Ru
         if hosts.is_first():
             again = [one["env_steps"] for one in resumed.progress.get("snapshots", [])] if own and resumed else []
             facts = {name: settings[name] for name in FACTS if name in settings}
-            folder = stack.enter_context(
-                RunFolder(
-                    path, resume_at=resume_at, evaluated_again=again, tell=tell, facts=facts, log=log, settings=settings
-                )
-            )
+            facts |= {"eval.every": job.options.eval.every}
+            told: dict[str, Any] = dict(tell=tell, facts=facts, log=log, settings=settings)
+            folder = stack.enter_context(RunFolder(path, resume_at=resume_at, evaluated_again=again, **told))
             tell = folder.tell
             checkpoints.remove_stale(path / FOLDER, after=resume_at)
         saver = Checkpointer(path / FOLDER, asked, settings, refills, tell) if asked.keep else None

@@ -31,7 +31,12 @@ NOT_EVALUATED: Row = {"eval_return_mean": None, "eval_return_std": None, "eval_e
 
 
 class Recorder:
-    """Counts a run's ticks, updates and seconds, and computes rows, rates and the summary."""
+    """Counts a run's ticks, updates and seconds, and computes rows, rates and the summary.
+
+    ``truncated`` is the number of training episodes that evaluations with ``eval.share`` truncated.
+    """
+
+    truncated = 0
 
     def __init__(self, job: Job, calls: Calls, folder: RunFolder | None) -> None:
         self.env, self.agent, self.plan, self.graph = job.env, job.agent, job.plan, job.graph
@@ -62,6 +67,7 @@ class Recorder:
             "empty_until": self.empty_until,
             "eval_wait_s": self.eval_wait_s,
             "eval_s": self.eval_s,
+            "truncated": self.truncated,
             **self.evaluated(),
         }
 
@@ -73,7 +79,7 @@ class Recorder:
         """Continue to count from a checkpoint's progress."""
         self.ticks, self.updates, self.dropped = progress["ticks"], progress["updates"], progress["dropped"]
         self.wall_before_s, self.eval_wait_s = progress["wall_s"], progress.get("eval_wait_s", 0.0)
-        self.eval_s = progress.get("eval_s", 0.0)
+        self.eval_s, self.truncated = progress.get("eval_s", 0.0), progress.get("truncated", 0)
         self.best, self.eval_steps = progress.get("best", {}), progress.get("eval_steps", 0)
         self.scores, self.eval_row = np.array(progress["scores"]), progress["eval_row"]
 
@@ -187,6 +193,7 @@ class Recorder:
             **NOT_EVALUATED,
             **self.eval_row,
             "best": self.best or None,
+            **({"truncated_episodes": self.truncated} if self.truncated else {}),
         }
 
     def _row_of_seed(self, seed: int, metrics: dict[str, np.ndarray], rates: dict[str, np.ndarray], first: int) -> Row:

@@ -137,3 +137,21 @@ def begin_anew(state: TrainState, first: TrainState, graph: Graph, agent: BoundA
     anew = {name: first.private[name] for name in tagged(graph, SAMPLING)}
     ended = {name: agent.experience.end_episodes(state.private[name]) for name in tagged(graph, REPLAY)}
     return state._replace(private={**state.private, **anew, **ended})
+
+
+def end_episodes(state: TrainState, graph: Graph, agent: BoundAgent) -> tuple[TrainState, int]:
+    """Truncate the running episodes of host environments that have been reset and stepped by others.
+
+    Args:
+        state: State after a tick.
+        graph: Graph of the run.
+        agent: Algorithm bound to the environment.
+
+    Returns:
+        The state, from which the next tick resets the environments, and the number of episodes.
+    """
+    (name,) = tagged(graph, SAMPLING)
+    before = state.private[name]
+    anew = before._replace(steps=before.steps * 0)
+    number = int(np.sum(~np.asarray(before.first)))
+    return begin_anew(state, state._replace(private={name: anew}), graph, agent), number

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -49,7 +50,7 @@ def locked(folder: Path) -> Iterator[str]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / LOCK).open("a+", encoding="utf-8")
-    except OSError as error:
+    except (OSError, UnicodeEncodeError) as error:
         raise unwritable(folder, error) from None
     with file:
         _lock(file, folder, fcntl.LOCK_EX)
@@ -68,21 +69,32 @@ def check_unused(folder: Path) -> None:
     Raises:
         ValueError: Another process or thread trains there.
     """
-    with contextlib.suppress(OSError), (folder / LOCK).open(encoding="utf-8") as file:
+    with contextlib.suppress(OSError, UnicodeEncodeError), (folder / LOCK).open(encoding="utf-8") as file:
         _lock(file, folder, fcntl.LOCK_SH)  # shared, so that the processes of one run do not refuse each other
 
 
-def unwritable(folder: Path, error: OSError) -> ValueError:
+def unwritable(folder: Path, error: OSError | UnicodeEncodeError) -> ValueError:
     """Make the error of a run folder that cannot be written.
 
     Args:
         folder: Folder of the run.
-        error: Error of the system.
+        error: Error of the system, or of a name that the encoding of its file names lacks.
 
     Returns:
         The error, with an advice.
     """
+    if isinstance(error, UnicodeEncodeError):
+        return ValueError(f"run_dir={str(folder)!a}: {lacking_letters()}")
     return ValueError(f"cannot write to the run folder {folder} ({error.strerror}): write another run_dir=...")
+
+
+def lacking_letters() -> str:
+    """Return what to do about text that the encoding of file names lacks.
+
+    Returns:
+        The advice.
+    """
+    return f"the system's encoding ({sys.getfilesystemencoding()}) lacks some letter: set PYTHONUTF8=1, or write others"
 
 
 def _lock(file: IO[str], folder: Path, kind: int) -> None:
@@ -460,6 +472,11 @@ def read_run(folder: Path) -> RunView:
     state, settings = state_now(status) if status else _guess_state(folder, summary), _read_yaml(folder / "config.yaml")
     tables = (read_columns(folder / f"{name}.csv") for name in ("metrics", "metrics_seeds", "evals"))
     return RunView(folder, state, status, settings, summary, *tables)
+
+
+UNEVALUATED: dict[Any, str] = {0: "not evaluated (eval.every=0)"}
+NOT_YET = "not evaluated yet"
+"""What to show in place of the greedy returns of a run that has none, by ``eval.every`` in ``run.json``, or else."""
 
 
 def name_of(settings: Mapping[str, Any], group: str) -> str:

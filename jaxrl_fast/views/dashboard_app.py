@@ -22,7 +22,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jaxrl_fast.training.records import read_status, state_now
-from jaxrl_fast.training.run_folder import MARKS, Columns, name_of, read_columns, read_run, scores_of
+from jaxrl_fast.training.run_folder import MARKS, UNEVALUATED, Columns, name_of, read_columns, read_run, scores_of
 from jaxrl_fast.views.report_page import assembled, text_of, thinned
 
 Facts = dict[str, Any]
@@ -44,6 +44,7 @@ RunRow = dict[str, Any]
 - ``env_steps``, ``total_steps``: environment steps per seed, so far and in total.
 - ``eval_return``, ``eval_steps``: the newest evaluation, a mean over seeds; ``best_return``: the highest.
 - ``eval_success``: fraction of successful evaluation episodes.
+- ``unevaluated``: words in place of ``eval_return`` if the run has no evaluations, else "".
 - ``episode_return``: mean return of the training episodes that ended.
 - ``sampling_hz``, ``update_hz``, ``update_frame_hz``: steps, updates and samples of updates per second.
 - ``elapsed_s``, ``left_s``: seconds so far, and remaining at the rate so far.
@@ -91,6 +92,7 @@ def row_of(name: str, facts: Facts) -> RunRow:
         left_s = max(total - steps, 0.0) * trained_s / steps
     env = _text(facts.get("env.id") or facts.get("env.make") or facts.get("env"))
     texts = {"name": name, "env": env, "algo": _text(facts.get("algo")), "error": _text(facts.get("error"))}
+    texts["unevaluated"] = UNEVALUATED[0] if facts.get("eval.every") == 0 else ""
     return {**row, **texts, "state": state, "elapsed_s": elapsed_s, "left_s": left_s}
 
 

@@ -86,8 +86,7 @@ def draw_curve(folder: Path, *, title: str) -> None:
     table = read_evaluations(folder)
     if not table["seed"].size:
         return
-    steps = np.unique(table["env_steps"])
-    seeds = np.unique(table["seed"])
+    steps, seeds = np.unique(table["env_steps"]), np.unique(table["seed"])
     figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
     scores = np.array([[_mean_where(table, step, seed) for step in steps] for seed in seeds])
     if len(seeds) > 1:

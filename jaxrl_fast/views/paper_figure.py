@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_fast.settings.schema import by_dotted_key, written
-from jaxrl_fast.training.run_folder import RunView, Scores, name_of, scores_of
+from jaxrl_fast.training.run_folder import NOT_YET, UNEVALUATED, RunView, Scores, name_of, scores_of
 
 RESAMPLES = 2000
 SAME = {"seed", "num_seeds", "name", "total_steps", "env", "algo", "devices", "placement"}
@@ -91,7 +91,7 @@ def lines_of(views: Sequence[RunView]) -> Lines:
     for view, label in zip(views, labels_of(views), strict=True):
         scores = scores_of(view.evals)
         if not scores.returns.size:
-            raise ValueError(f"{view.path} has no evaluation yet: leave it out")
+            raise ValueError(f"{view.path} is {UNEVALUATED.get(view.status.get('eval.every'), NOT_YET)}: leave it out")
         grouped.setdefault((label, name_of(view.settings, "env")), []).append((view, scores))
     lines: Lines = {}
     for (label, task), members in grouped.items():

@@ -19,7 +19,7 @@ from jaxrl_fast.system import replace_file
 from jaxrl_fast.training.episodes import bootstrap_interval, interquartile_mean
 from jaxrl_fast.training.progress import clock, share, si
 from jaxrl_fast.training.records import ENDED
-from jaxrl_fast.training.run_folder import Columns, RunView, Scores, name_of, read_run, scores_of
+from jaxrl_fast.training.run_folder import NOT_YET, UNEVALUATED, Columns, RunView, Scores, name_of, read_run, scores_of
 
 MAX_POINTS = 500
 """Largest number of points of a curve; more are averaged."""
@@ -117,6 +117,7 @@ def describe_run(view: RunView, name: str | None = None) -> dict[str, Any]:
         "metrics": {column: plain(values) for column, values in metrics.items()},
         "seeds": metrics_by_seed(view.of_seeds),
         "scores": describe_scores(scores, view.evals),
+        "unevaluated": f"{UNEVALUATED.get(view.status.get('eval.every'), NOT_YET).capitalize()}.",
         "reference": view.status.get("reference"),
     }
 
@@ -162,8 +163,7 @@ def figures(view: RunView, scores: Scores) -> list[dict[str, str]]:
         found.append(("greedy return", f"{last.mean():.1f}", f"{low:.1f} to {high:.1f}{iqm}"))
         if np.isfinite(scores.success[-1]):
             found.append(("success", share(scores.success[-1]), "of the greedy episodes"))
-    best = view.status.get("best") or view.summary.get("best")
-    if best:
+    if best := view.status.get("best") or view.summary.get("best"):
         fresh = f"; {best['fresh_return_mean']:.1f} in new episodes" if "fresh_return_mean" in best else ""
         found.append(("best", f"{best['return_mean']:.1f}", f"after {best['env_steps']:,} steps{fresh}"))
     total = view.status.get("total_steps")
@@ -172,10 +172,8 @@ def figures(view: RunView, scores: Scores) -> list[dict[str, str]]:
         found.append(("environment steps", f"{round(steps):,}", f"of {total:,}" if total else ""))
     if wall_s(view) is not None:
         found.append(("wall-clock", clock(wall_s(view) or 0.0), remaining(view)))
-    for label, column, note in RATES:
-        rate = view.summary.get(column) or view.status.get(column)
-        if rate:
-            found.append((label, si(rate), note))
+    rates = ((label, view.summary.get(column) or view.status.get(column), note) for label, column, note in RATES)
+    found += [(label, si(rate), note) for label, rate, note in rates if rate]
     return [{"label": label, "value": value, "note": note} for label, value, note in found]
 
 
@@ -288,16 +286,11 @@ def time_spent(view: RunView) -> list[dict[str, Any]]:
     first_s = view.summary.get("time_to_first_step_s") or compile_s
     filling_s, training_s = chunk_seconds(view)
     waited_s = view.summary.get("eval_wait_s") or 0.0
-    parts = [
-        ("start", max(0.0, first_s - compile_s)),
-        ("compile", compile_s),
-        ("sample only (fills the replay buffer)", filling_s),
-        ("sample and learn", training_s),
-        ("wait for an evaluation", waited_s),
-    ]
+    parts = [("start", max(0.0, first_s - compile_s)), ("compile", compile_s)]
+    parts += [("sample only (fills the replay buffer)", filling_s), ("sample and learn", training_s)]
+    parts.append(("wait for an evaluation", waited_s))
     beside_s = max(0.0, view.summary.get("eval_s", 0.0) - waited_s)
-    rest = whole - sum(seconds for _, seconds in parts)
-    parts.append(("between chunks: checkpoints, tables, pages", max(0.0, rest)))
+    parts.append(("between chunks: checkpoints, tables, pages", max(0.0, whole - sum(s for _, s in parts))))
     found = [{"label": label, "seconds": seconds} for label, seconds in parts if seconds > 0]
     aside = {"label": "evaluate, parallel to the others", "seconds": beside_s, "beside": True}
     return [*found, aside] if beside_s else found

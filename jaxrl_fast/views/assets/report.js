@@ -79,7 +79,7 @@ function showKeys(place, lines) {
 function showLearning() {
   const place = find("learning"), lines = learningLines().filter((line) => line.y.some((value) => value != null));
   place.querySelectorAll(".keys, .quiet").forEach((old) => old.remove());
-  if (!lines.length) return add(place, "p", "No evaluation yet.", { className: "quiet" });
+  if (!lines.length) return add(place, "p", [...new Set(runs.map((run) => run.unevaluated))].join(" "), { className: "quiet" });
   const all = [...lines, ...referenceLine(lines)];
   showKeys(place, all);
   new charts.Chart(place, { height: innerWidth < 600 ? 260 : 360 }).show(all, axis);

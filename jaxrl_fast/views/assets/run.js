@@ -11,7 +11,7 @@ function showFigures(row) {
     algorithm: row.algo || UNKNOWN,
     seeds: row.num_seeds ?? UNKNOWN,
     steps: progress(row),
-    return: score(row.eval_return),
+    return: row.unevaluated || score(row.eval_return),
     best: score(row.best_return),
     ...(row.eval_success === null ? {} : { success: percent(row.eval_success) }),
     "return while training": score(row.episode_return),
