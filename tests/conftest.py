@@ -23,6 +23,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from many_commands import Commands
 
+from jaxrl_fast.settings.machine import collect_garbage_seldom
+
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs and their children ignore Ctrl-C
 jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -51,6 +53,7 @@ THIRD_PARTY_WARNINGS = (
 def pytest_configure(config: pytest.Config) -> None:
     keep_compiled_programs(config)
     compile_in_half_the_time()
+    collect_garbage_seldom()  # with Python's own thresholds, the tests took a tenth longer
     config.addinivalue_line("markers", "long: a wide grid; `make test` runs its cheapest member")
     for line in ("error", *THIRD_PARTY_WARNINGS):
         config.addinivalue_line("filterwarnings", line)

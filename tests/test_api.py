@@ -363,8 +363,9 @@ def test_a_simulator_of_which_there_is_one_is_made_once_and_evaluations_keep_the
 
 
 @pytest.mark.parametrize(("num_envs", "options"), [(1, {"eval_share": True}), (3, {"eval_share": True}), (3, {})])
-def test_nothing_makes_another_simulator(num_envs, options):
+def test_nothing_makes_another_simulator(num_envs, options, monkeypatch):
     """As many as asked for, after one that has the spaces, is measured where workers may help, and is closed."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0}, raising=False)  # with one core, none helps
     Simulator.made = Simulator.alive = Simulator.most = 0
     env = jf.make_env("custom", make=Simulator, num_envs=num_envs)
     every = {"eval_every": 12 if options else 0}
@@ -393,7 +394,8 @@ def test_a_whole_command_makes_no_other_simulator(tmp_path, commands):
     ]
 
     def instances(command: str, *line: str) -> tuple[str, list[str]]:
-        program = f"import sys; sys.path.insert(0, '.'); from jaxrl_fast import {command} as command"
+        program = "import os, sys; sys.path.insert(0, '.'); os.sched_getaffinity = lambda process: {0}  # one core\n"
+        program += f"from jaxrl_fast import {command} as command"
         lines = [program, "from simulators import Simulator as S", f"assert command.main({list(line)}) == 0"]
         ended = commands.run(tmp_path, "python", *lines, "print('instances', S.made, S.most, S.alive)", trains=True)
         assert ended.status == 0, ended.err
