@@ -76,13 +76,10 @@ def make_evaluations(job: Job, recorder: Recorder, saver: Checkpointer | None, c
     """
     asked = job.options.eval
     tell_limit(job.env.spec.max_episode_steps, calls.tell)
-    apart = asked.beside and jax.default_backend() != "cpu"
-    device = evaluation_device(asked.device) if apart else None
+    device = evaluation_device(asked.device) if asked.beside and jax.default_backend() != "cpu" else None
     parts = job.env, job.algorithm, job.agent, job.keys, asked.episodes
     evaluation = make_periodic_evaluation(*parts, device=device, share=asked.share)
-    if calls.evaluate is not None:
-        evaluation = evaluation._replace(evaluate=calls.evaluate)
-    return Evaluations(evaluation, job, recorder, saver, calls)
+    return Evaluations(evaluation._replace(evaluate=calls.evaluate or evaluation.evaluate), job, recorder, saver, calls)
 
 
 def train_job(job: Job, evaluations: Evaluations, calls: Calls) -> Trained:
@@ -346,8 +343,7 @@ def open_folder(job: Job, path: Path, log: Log, tell: Tell) -> Iterator[tuple[Ru
         folder = None
         if hosts.is_first():
             again = [one["env_steps"] for one in resumed.progress.get("snapshots", [])] if own and resumed else []
-            facts = {name: settings[name] for name in FACTS if name in settings}
-            facts |= {"eval.every": job.options.eval.every}
+            facts = {n: settings[n] for n in FACTS if n in settings} | {"eval.every": job.options.eval.every}
             told: dict[str, Any] = dict(tell=tell, facts=facts, log=log, settings=settings)
             folder = stack.enter_context(RunFolder(path, resume_at=resume_at, evaluated_again=again, **told))
             tell = folder.tell

@@ -8,9 +8,12 @@ import platform
 import secrets
 import socket
 import time
+from collections import deque
 from collections.abc import Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from itertools import starmap
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any, Literal, Protocol
 
 from jaxrl_fast.core import Log
@@ -220,14 +223,20 @@ class _TensorBoard:
         from tensorboardX import SummaryWriter
 
         self._writer = SummaryWriter(str(path), purge_step=None if resume_at is None else resume_at + 1)
-        self._thread = ThreadPoolExecutor(1)  # a second Ctrl-C within the writer's queue would leave it locked
+        # Ctrl-C may interrupt the main thread within a lock of tensorboardX, or of an executor, but not in this queue.
+        self._rows: SimpleQueue[tuple[str, float, int] | None] = SimpleQueue()
+        written = starmap(self._writer.add_scalar, iter(self._rows.get, None))
+        self._thread = Thread(target=deque, args=(written, 0), daemon=True)
+        self._thread.start()
 
     def add(self, kind: Kind, scalars: Mapping[str, float], env_steps: int) -> None:
         for name, value in scalars.items():
-            self._thread.submit(self._writer.add_scalar, f"{kind}/{name}", value, env_steps).result()
+            self._rows.put((f"{kind}/{name}", value, env_steps))
 
     def close(self, failed: bool) -> None:
-        self._thread.submit(self._writer.close).result()
+        self._rows.put(None)
+        self._thread.join()
+        self._writer.close()
 
 
 class _WeightsAndBiases:
