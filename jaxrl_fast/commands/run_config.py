@@ -341,11 +341,8 @@ def options_of(group: str) -> list[str]:
     Returns:
         Names.
     """
-    if group == "algo":
-        return list(ALGORITHMS)
-    if group == "placement":
-        return [AUTO, *PLACEMENTS]
-    return sorted(_environments())
+    fixed = {"algo": list(ALGORITHMS), "placement": [AUTO, *PLACEMENTS]}
+    return fixed[group] if group in fixed else sorted(_environments())
 
 
 def _read_checkpoint(given: Layer) -> Layer | None:
