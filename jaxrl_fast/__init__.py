@@ -18,6 +18,7 @@ IMPORT_START_S = time.perf_counter()
 
 
 if TYPE_CHECKING:
+    from jaxrl_fast.algorithms.defaults import defaults
     from jaxrl_fast.algorithms.dqn import dqn
     from jaxrl_fast.algorithms.flash_sac import flash_sac
     from jaxrl_fast.algorithms.impala import impala
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from jaxrl_fast.training.recorder import NonFiniteError
 
 _PUBLIC = {
+    "algorithms.defaults": "defaults",
     "algorithms.registry": "dqn flash_sac impala ippo mappo ppo pqn pqn_vdn sac sac_discrete td3",
     "api": "Result learn make_env make_train_step",
     "core": "Box Discrete EnvSpec Timestep Transition __version__",

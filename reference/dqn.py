@@ -25,10 +25,11 @@ class Config(NamedTuple):
     updates_per_tick: int = 8
     batch_size: int = 128
     buffer_size: int = 100_000
-    warmup_steps: int = 2_000
+    warmup_steps: int = 5_000  # of uniformly random actions
+    total_steps: int = 240_000
     learning_rate: float = 3e-4
     discount: float = 0.99
-    epsilon: float = 0.1
+    epsilon: float = 0.05  # after a tenth of the run, falling from 1
     tau: float = 0.005
     max_grad_norm: float = 10.0
     hidden: tuple[int, ...] = (128, 128)
@@ -103,11 +104,14 @@ def update_stats(stats, obs):
     return total, mean + delta * (size / total), m2 + squares + jnp.square(delta) * (count * size / total)
 
 
-def explore(q, epsilon, key):
-    """Take the best action, or any with probability epsilon. Engine: learning.acting.epsilon_greedy."""
+def explore(c, q, step, key):
+    """Take the best action, or any with probability ε, at first 1. Engine: learning.acting.epsilon_greedy."""
     which_key, action_key = jax.random.split(key)
-    at_random = jax.random.uniform(which_key, q.shape[:1]) < epsilon
-    return jnp.where(at_random, jax.random.categorical(action_key, 0.0 * q), q.argmax(-1)).astype(jnp.int32)
+    progress = jnp.clip(step // c.rollout_length * (c.num_envs * c.rollout_length / c.total_steps), 0.0, 1.0)
+    at_random = jax.random.uniform(which_key, q.shape[:1]) < 1.0 + (c.epsilon - 1.0) * jnp.minimum(progress / 0.1, 1.0)
+    action = jnp.where(at_random, jax.random.categorical(action_key, 0.0 * q), q.argmax(-1)).astype(jnp.int32)
+    anything = jax.random.categorical(jax.random.fold_in(key, crc32(b"uniform")), 0.0 * q).astype(jnp.int32)
+    return jnp.where(step < -(-c.warmup_steps // c.num_envs), anything, action)
 
 
 def sample(env, c, s, key):
@@ -119,7 +123,8 @@ def sample(env, c, s, key):
 
     def step(carry, xs):
         (env_state, obs, (returns, length)), (t, (act_key, env_key)) = carry, xs
-        action = explore(network.apply(s.params, normalize(s.stats, obs)), c.epsilon, act_key)
+        q = network.apply(s.params, normalize(s.stats, obs))
+        action = explore(c, q, s.tick * c.rollout_length + t, act_key)
         env_state, ts = jax.vmap(env.step)(env_state, action, jax.random.split(env_key, c.num_envs))
         returns, length = returns + ts.reward, length + 1
         done = ts.terminated | ts.truncated | (length >= limit)
@@ -178,7 +183,7 @@ def tick(env, c, s):
 
 
 if __name__ == "__main__":
-    config = Config(num_envs=16, updates_per_tick=16, learning_rate=5e-4, epsilon=0.02)
+    config = Config(num_envs=16, updates_per_tick=16, learning_rate=5e-4)
     env = from_gymnax.make("CartPole-v1")
     state = init(env, config, jax.random.key(0))
     run = jax.jit(lambda s: jax.lax.scan(lambda s, _: tick(env, config, s), s, length=125))

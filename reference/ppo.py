@@ -20,8 +20,8 @@ class Config(NamedTuple):
     """Settings; the defaults are the engine's for 64 environments. Engine: algorithms.ppo.PpoHyper."""
 
     num_envs: int = 64
-    rollout_length: int = 128
-    num_epochs: int = 4
+    rollout_length: int = 32
+    num_epochs: int = 10
     num_minibatches: int = 32
     learning_rate: float = 3e-4
     discount: float = 0.99
@@ -29,6 +29,7 @@ class Config(NamedTuple):
     clip_range: float = 0.2
     entropy_coef: float = 0.01
     max_grad_norm: float = 0.5
+    initial_deviation: float = 0.4
     hidden: tuple[int, ...] = (64, 64)
 
 
@@ -48,22 +49,23 @@ class State(NamedTuple):
 class Mlp(nn.Module):
     """Dense layers with tanh between them. Engine: networks.network.Mlp."""
 
-    layers: tuple[tuple[int, float], ...]  # size, and variance of the weights times inputs
+    layers: tuple[tuple[int, float, float], ...]  # size, variance of the weights times inputs, bias of the second half
 
     @nn.compact
     def __call__(self, x):
-        for i, (size, variance) in enumerate(self.layers):
-            init = nn.initializers.variance_scaling(variance, "fan_in", "truncated_normal")
-            x = nn.Dense(size, kernel_init=init)(jnp.tanh(x) if i else x)
+        for i, (size, variance, bias) in enumerate(self.layers):
+            init, place = nn.initializers.variance_scaling(variance, "fan_in", "truncated_normal"), jnp.arange(size)
+            biases = nn.initializers.constant(bias * (place >= size // 2))
+            x = nn.Dense(size, kernel_init=init, bias_init=biases)(jnp.tanh(x) if i else x)
         return x
 
 
 def make(env, c):
     """Make two networks that share nothing, with an optimizer each. Engine: algorithms.ppo.ppo."""
     space, adam = env.spec.action, optax.chain(optax.clip_by_global_norm(c.max_grad_norm), optax.adam(c.learning_rate))
-    outputs = space.num_actions if hasattr(space, "num_actions") else 2 * space.low.size
-    hidden = [(size, 2.0) for size in c.hidden]
-    networks = {"critic": Mlp((*hidden, (1, 1.0))), "actor": Mlp((*hidden, (outputs, 1e-4)))}
+    hidden, raw = [(size, 2.0, 0.0) for size in c.hidden], math.log(math.expm1(c.initial_deviation - 1e-3))
+    outputs = (space.num_actions, 1e-4, 0.0) if hasattr(space, "num_actions") else (2 * space.low.size, 1e-4, raw)
+    networks = {"critic": Mlp((*hidden, (1, 1.0, 0.0))), "actor": Mlp((*hidden, outputs))}
     return networks, optax.partition(dict.fromkeys(networks, adam), {name: name for name in networks})
 
 
@@ -76,8 +78,7 @@ def reset(env, keys):
 def init(env, c, key):
     """Make the state before the first tick. Engine: runtime.graph.init, learning.updates.init_part."""
     sample_key, learn_key = (jax.random.fold_in(key, crc32(name)) for name in (b"sample", b"learn"))
-    env_state, obs = reset(env, jax.random.split(sample_key, c.num_envs))
-    networks, optimizer = make(env, c)
+    (networks, optimizer), (env_state, obs) = make(env, c), reset(env, jax.random.split(sample_key, c.num_envs))
     params = {n: net.init(jax.random.fold_in(learn_key, crc32(n.encode())), obs) for n, net in networks.items()}
     totals, stats = (jnp.zeros(c.num_envs), jnp.zeros(c.num_envs, jnp.int32)), jnp.zeros((2, *obs.shape[1:]))
     return State(env_state, obs, totals, (jnp.float32(0), *stats), params, optimizer.init(params), jnp.int32(0), key)
@@ -144,8 +145,7 @@ def add_targets(env, c, s, rollout):
     value, next_value = (make(env, c)[0]["critic"].apply(s.params["critic"], x)[..., 0] for x in (obs, next_obs))
     discount = c.discount * (1.0 - rollout["terminated"])  # a truncated step bootstraps from its terminal observation
     delta, decay = rollout["reward"] + discount * next_value - value, discount * c.gae_lambda * (1.0 - rollout["done"])
-    start = jnp.zeros(c.num_envs)
-    _, advantage = jax.lax.scan(lambda a, x: (x[0] + x[1] * a,) * 2, start, (delta, decay), reverse=True)
+    _, advantage = jax.lax.scan(lambda a, x: (x[0] + x[1] * a,) * 2, 0.0 * delta[0], (delta, decay), reverse=True)
     return rollout | dict(obs=obs, advantage=advantage, target=advantage + value)
 
 
@@ -195,6 +195,6 @@ def tick(env, c, s):
 if __name__ == "__main__":
     env, config = from_gymnax.make("CartPole-v1"), Config()
     state, step = init(env, config, jax.random.key(0)), jax.jit(lambda s: tick(env, config, s))
-    for steps in range(8192, 41 * 8192, 8192):
+    for steps in range(2048, 100 * 2048, 2048):
         state, mean = step(state)
         print(f"{steps:7,} steps: mean return {mean:5.1f} of 500{', solved' if mean > 475 else ''}", flush=True)

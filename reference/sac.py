@@ -24,7 +24,7 @@ class Config(NamedTuple):
     updates_per_tick: int = 1
     batch_size: int = 256
     buffer_size: int = 1_000_000
-    warmup_steps: int = 1_000
+    warmup_steps: int = 1_000  # of uniformly random actions
     learning_rate: float = 3e-4
     temperature_learning_rate: float = 3e-4
     discount: float = 0.99
@@ -122,8 +122,9 @@ def sample(env, c, s, key):
     (bank_key, scan_key), (low, high) = jax.random.split(key), env.spec.action
     act_key, env_key = jax.random.split(jax.random.split(scan_key, 1)[0])
     initial = reset(env, jax.random.split(bank_key, (1, c.num_envs))[0])
-    outputs = make(env, c)[1].apply(s.params["policy"], normalize(s.stats, s.obs))
-    action = low + (policy(outputs, act_key)[0] + 1.0) * 0.5 * (high - low)
+    unit = policy(make(env, c)[1].apply(s.params["policy"], normalize(s.stats, s.obs)), act_key)[0]
+    anything = jax.random.uniform(jax.random.fold_in(act_key, crc32(b"uniform")), unit.shape, minval=-1.0)
+    action = low + (jnp.where(s.tick < -(-c.warmup_steps // c.num_envs), anything, unit) + 1.0) * 0.5 * (high - low)
     env_state, ts = jax.vmap(env.step)(s.env, action, jax.random.split(env_key, c.num_envs))
     returns, length = s.totals[0] + ts.reward, s.totals[1] + 1
     done = ts.terminated | ts.truncated | (length >= (env.spec.max_episode_steps or 2**31 - 1))
@@ -192,8 +193,7 @@ def tick(env, c, s):
 
 
 if __name__ == "__main__":
-    env, config = from_gymnax.make("Pendulum-v1"), Config()
-    state = init(env, config, jax.random.key(0))
+    state = init(env := from_gymnax.make("Pendulum-v1"), config := Config(), jax.random.key(0))
     run = jax.jit(lambda s: jax.lax.scan(lambda s, _: tick(env, config, s), s, length=1000))
     for steps in range(1000, 11_000, 1000):
         state, returns = run(state)

@@ -140,7 +140,7 @@ COMMANDS = [
     (f"{PPO} algo.rollout_length=0", "rollout_length=0: write a positive number"),
     (f"{PPO} algo.num_minibatches=0", "num_minibatches=0: write a positive number"),
     (f"{PPO} num_envs=5 algo.rollout_length=7 algo.num_minibatches=4", "algo.num_minibatches=4 does not divide"),
-    (f"{PPO} num_envs=5 algo.recurrent_size=4 algo.num_minibatches=4", "5 sequences of 128 steps"),
+    (f"{PPO} num_envs=5 algo.recurrent_size=4 algo.num_minibatches=4", "5 sequences of 256 steps"),
     (f"{SAC} algo.batch_size=0", "batch_size=0: write a positive number"),
     (f"{SAC} algo.n_step=0", "n_step=0: write a positive number"),
     (f"{SAC} algo.buffer_size=100 algo.warmup_steps=0", "write a buffer_size of at least 256 or a smaller batch"),

@@ -37,7 +37,7 @@ SMALL = [
     "eval.episodes=2",
     "eval.every=1_280",
 ]
-LONG = [*SMALL, "total_steps=12_800", "run_dir=run"]
+LONG = [*SMALL, "total_steps=12_800", "algo.learning_rate=3e-4", "run_dir=run"]
 """Arguments of a run long enough to be interrupted, in chunks of 4 ticks; the processes exchange several messages in
 each.
 """

@@ -35,7 +35,7 @@ def counting_env(bad_step: int | None = None) -> jf.Env:
 
 
 def tiny_ppo(**options) -> jf.Algorithm:
-    return jf.ppo(**{"rollout_length": 8, "policy_hidden": (8,), "value_hidden": (8,), **options})
+    return jf.ppo(**{"rollout_length": 8, "num_epochs": 4, "policy_hidden": (8,), "value_hidden": (8,), **options})
 
 
 def test_a_nan_is_named_with_its_step():

@@ -210,6 +210,7 @@ def td3(**options) -> jf.Algorithm:
         batch_size=64,
         buffer_size=6_000,
         warmup_steps=256,
+        warmup_actions="policy",  # after uniform ones two of three seeds ended at a bound of the actions
         policy_hidden=(32,),
         critic_hidden=(32,),
         sequence_length=STEPS,

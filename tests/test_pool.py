@@ -25,7 +25,7 @@ from jaxrl_fast.envs.pool import making
 from jaxrl_fast.envs.pool.batches import PoolOptions, check_options, env_seed
 from jaxrl_fast.envs.pool.making import make_pool, turns_s
 from jaxrl_fast.envs.pool.stepping import describe
-from jaxrl_fast.learning.run_graph import build_graph
+from jaxrl_fast.learning.run_graph import GraphOptions, build_graph
 from jaxrl_fast.learning.updates import init_learned
 from jaxrl_fast.settings.machine import cpu_cores
 
@@ -445,8 +445,8 @@ def test_every_number_of_environments_fits_the_default_sizes(name, widths):
     env = "traffic_junction_4" if name in agents else "pendulum" if name in continuous else "cartpole"
     for num_envs in widths:
         run = compose([f"env={env}", f"algo={name}", "tuned=false", f"num_envs={num_envs}"])
-        build_graph(make_envs(run), make_algorithm(run))
-    init, step = make_train_step(make_envs(run), make_algorithm(run))
+        build_graph(make_envs(run), make_algorithm(run), GraphOptions(total_steps=run.total_steps))
+    init, step = make_train_step(make_envs(run), make_algorithm(run), total_steps=run.total_steps)
     jax.eval_shape(step, jax.eval_shape(init, jax.random.key(0)))  # shapes of the last width
     host = compose(["env=gymnasium", "env.id=CartPole-v1", f"algo={name}", f"num_envs={num_envs}"])
     assert host.pool["num_groups"] == 1

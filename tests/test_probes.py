@@ -123,6 +123,7 @@ def learned_ppo(names: tuple[str, ...]) -> Trained:
         num_epochs=4,
         num_minibatches=4,
         entropy_coef=0.001,
+        normalize_rewards=False,
         policy_hidden=(32,),
         value_hidden=(32,),
     )

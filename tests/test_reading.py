@@ -14,7 +14,7 @@ import pytest
 from tiny import line
 
 import jaxrl_fast as jf
-from jaxrl_fast.commands.run_config import compose
+from jaxrl_fast.commands.run_config import FOLLOWS, compose
 from jaxrl_fast.training.records import RunStatus, read_status, state_now, write_status
 from jaxrl_fast.training.run_folder import GrowingTable, is_run, read_columns, read_run, scores_of
 
@@ -142,7 +142,7 @@ def test_where_settings_come_from(tmp_path: Path):
     assert run.sources["algo.num_epochs"] == "config/tuned/cartpole_ppo.yaml"
     assert run.sources["seed"] == str(tmp_path / "mine.yaml")
     assert "algo.gae_lambda" not in run.sources
-    assert compose(["env=cartpole", "algo=ppo", "tuned=false"]).sources["algo.rollout_length"] == "follows num_envs"
+    assert compose(["env=cartpole", "algo=ppo", "tuned=false"]).sources["algo.rollout_length"] == FOLLOWS
 
 
 def test_a_table_whose_folder_was_gone_for_a_while_has_the_names_of_its_columns(tmp_path: Path):

@@ -5,6 +5,7 @@ import importlib
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,11 +76,12 @@ def dqn_state(state: Any) -> dict[str, Any]:
     return sampler(state) | learner | dict(replay=replay)
 
 
-CASES = {"ppo cartpole": (ppo, cartpole, jf.ppo, dict(num_envs=8, rollout_length=16, num_minibatches=4), ppo_state)}
+PPO = dict(num_envs=8, rollout_length=16, num_minibatches=4)
+CASES = {"ppo cartpole": (ppo, cartpole, partial(jf.ppo, normalize_rewards=False), PPO, ppo_state)}
 CASES["ppo pendulum"] = (ppo, pendulum, *CASES["ppo cartpole"][2:])
 OFF_POLICY = dict(num_envs=4, batch_size=32, buffer_size=120, warmup_steps=32, updates_per_tick=3)
 CASES["sac pendulum"] = (sac, pendulum, jf.sac, OFF_POLICY, sac_state)
-CASES["dqn cartpole"] = (dqn, cartpole, jf.dqn, OFF_POLICY, dqn_state)
+CASES["dqn cartpole"] = (dqn, cartpole, jf.dqn, OFF_POLICY | dict(total_steps=2_000), dqn_state)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -89,7 +91,8 @@ def test_a_tick_equals_the_engines(case: str):
     env, config = make_env(), module.Config(**sizes)
     options = {name: value for name, value in sizes.items() if name != "num_envs"}
     vec_env = jf.vectorize(env, num_envs=config.num_envs)
-    init, train_step = jf.make_train_step(vec_env, algorithm(**options))
+    total_steps = options.pop("total_steps", None)
+    init, train_step = jf.make_train_step(vec_env, algorithm(**options), total_steps=total_steps)
     key = jax.random.key(3)
     engine, engine_step = jax.jit(init)(key), jax.jit(train_step)
     state, step = module.init(env, config, key), jax.jit(lambda s: module.tick(env, config, s)[0])

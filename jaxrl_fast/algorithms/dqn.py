@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.core import Actions, Discrete, EnvSpec, Metrics, MultiDiscrete, PyTree
-from jaxrl_fast.learning.acting import by_q_values, greedy_action, num_joint, number_of
+from jaxrl_fast.learning.acting import FALLING_EPSILON, by_q_values, greedy_action, num_joint, number_of
 from jaxrl_fast.learning.algorithm import (
     Agent,
     Algorithm,
@@ -22,6 +22,7 @@ from jaxrl_fast.learning.algorithm import (
     Prioritize,
     Replay,
     ReplayBatch,
+    WarmupActions,
     gradients_of,
     mean_loss,
     off_policy_sizes,
@@ -75,7 +76,7 @@ def dqn(
     *,
     learning_rate: Rate0 = 3e-4,
     discount: Rate01 = 0.99,
-    epsilon: Rate01 = 0.1,
+    epsilon: Rate01 = FALLING_EPSILON,
     tau: Rate01 = 0.005,
     max_grad_norm: Rate0 = 10.0,
     reward_scale: Rate0 = 1.0,
@@ -84,7 +85,8 @@ def dqn(
     updates_per_tick: int | None = None,
     batch_size: int = 128,
     buffer_size: int = 100_000,
-    warmup_steps: int = 2_000,
+    warmup_steps: int | None = None,
+    warmup_actions: WarmupActions = "uniform",
     n_step: int = 1,
     sequence_length: int = 8,
     burn_in: int = 4,
@@ -125,7 +127,8 @@ def dqn(
         updates_per_tick: Gradient updates in a tick; None for one per 4 sampled steps, at most 64.
         batch_size: Transitions in a minibatch, or sequences with a GRU.
         buffer_size: Capacity of the replay buffer in steps over all environments.
-        warmup_steps: Steps over all environments before the first update.
+        warmup_steps: Steps over all environments before the first update; None for 5,000, or a 20th of a short run.
+        warmup_actions: Actions of these steps: uniformly random ones, or the policy's.
         n_step: Steps whose rewards are summed before bootstrapping.
         sequence_length: Steps of a training sequence with a GRU.
         burn_in: Steps before each sequence that only compute the GRU's memory.
@@ -159,14 +162,15 @@ def dqn(
     )
     options = shared | dict(q_hidden=tuple(q_hidden), q_keys=tuple(q_keys), dueling=dueling, optimizer=optimizer)
     options |= dict(value_head=value_head, num_atoms=num_atoms, value_min=value_min, value_max=value_max)
-    sizes = off_policy_sizes(rollout_length, updates_per_tick, steps_per_update=4)
+    sizes = off_policy_sizes(rollout_length, updates_per_tick, warmup_steps, steps_per_update=4)
 
     def build(spec: EnvSpec, num_envs: int) -> Agent:
         space = require_actions("dqn", spec, (Discrete, MultiDiscrete), "sac")
         require_positive(target_period=target_period)
         check_optimizer(optimizer, weight_decay)
-        updates = sizes(num_envs)["updates_per_tick"]
-        data = Replay(buffer_size, batch_size, updates, warmup_steps, n_step, sequence_length, burn_in)
+        updates, warmup = sizes(num_envs).values()
+        data = Replay(buffer_size, batch_size, updates, warmup, n_step, sequence_length, burn_in)
+        data = data._replace(warmup_actions=warmup_actions)
         priorities = Prioritize("critic", priority_exponent, lambda hyper: hyper.importance_exponent)
         data = data._replace(prioritize=priorities if priority_exponent else None)
         head = make_value_head(value_head, num_atoms, (value_min, value_max), q_loss)

@@ -25,6 +25,7 @@ from jaxrl_fast.learning.algorithm import (
     Part,
     Replay,
     ReplayBatch,
+    WarmupActions,
     gradients_of,
     off_policy_sizes,
     require_actions,
@@ -73,7 +74,8 @@ def flash_sac(
     updates_per_tick: int | None = None,
     batch_size: int = 256,
     buffer_size: int = 1_000_000,
-    warmup_steps: int = 5_000,
+    warmup_steps: int | None = None,
+    warmup_actions: WarmupActions = "uniform",
     n_step: int = 1,
     policy_delay: int = 2,
     max_repeats: int = 16,
@@ -106,7 +108,8 @@ def flash_sac(
         updates_per_tick: Gradient updates in a tick; None for one per sampled step, at most 64.
         batch_size: Transitions in a minibatch.
         buffer_size: Capacity of the replay buffer in steps over all environments.
-        warmup_steps: Steps over all environments before the first update.
+        warmup_steps: Steps over all environments before the first update; None for 5,000, or a 20th of a short run.
+        warmup_actions: Actions of these steps: uniformly random ones, or the policy's.
         n_step: Steps whose rewards are summed before bootstrapping.
         policy_delay: Updates between two steps of the actor.
         max_repeats: Most steps for which exploration repeats its noise.
@@ -128,15 +131,16 @@ def flash_sac(
     options: dict[str, Any] = dict(cnn=cnn, precision=precision, num_atoms=num_atoms, max_return=max_return)
     options |= dict(policy_hidden=tuple(policy_hidden), critic_hidden=tuple(critic_hidden))
     options |= dict(policy_keys=tuple(policy_keys), critic_keys=tuple(critic_keys))
-    sizes = off_policy_sizes(rollout_length, updates_per_tick)
+    sizes = off_policy_sizes(rollout_length, updates_per_tick, warmup_steps)
 
     def build(spec: EnvSpec, num_envs: int) -> Agent:
         box = require_actions("flash_sac", spec, (Box,), "dqn")
         require_positive(policy_delay=policy_delay, max_repeats=max_repeats)
         if num_atoms < 2 or not max_return > 0.0:
             raise ValueError(f"num_atoms={num_atoms} and max_return={max_return}: write such as 101 and 5.0")
-        updates = sizes(num_envs)["updates_per_tick"]
-        data = Replay(buffer_size, batch_size, updates, warmup_steps, n_step)
+        updates, warmup = sizes(num_envs).values()
+        data = Replay(buffer_size, batch_size, updates, warmup, n_step)
+        data = data._replace(warmup_actions=warmup_actions)
         shared: dict[str, Any] = dict(torso="residual", cnn=cnn, precision=precision)
         size = distributions.num_outputs(box)
         policy = make_network(spec.obs, size, hidden=policy_hidden, keys=policy_keys, **shared)

@@ -5,7 +5,7 @@ newest parameters, so they can be updated at the same time without changing a re
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,16 @@ from jaxrl_fast.learning.algorithm import (
 )
 from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision, make_network
 from jaxrl_fast.numerics import distributions, losses
-from jaxrl_fast.numerics.optimizers import OptimizerName, Rate0, Rate01, check_optimizer, checks_numbers, make_optimizer
+from jaxrl_fast.numerics.normalization import Normalization
+from jaxrl_fast.numerics.optimizers import (
+    FROM_0,
+    OptimizerName,
+    Rate0,
+    Rate01,
+    check_optimizer,
+    checks_numbers,
+    make_optimizer,
+)
 
 
 class PpoHyper(NamedTuple):
@@ -91,10 +100,10 @@ def ppo(
     reward_scale: Rate0 = 1.0,
     weight_decay: Rate0 = 0.0,
     rollout_length: int | None = None,
-    num_epochs: int = 4,
+    num_epochs: int = 10,
     num_minibatches: int | None = None,
-    normalize_observations: bool | None = None,
-    normalize_rewards: bool = False,
+    normalize_observations: Normalization | None = None,
+    normalize_rewards: bool | None = None,
     normalize_advantages: bool = True,
     policy_hidden: tuple[int, ...] = (64, 64),
     value_hidden: tuple[int, ...] = (64, 64),
@@ -103,6 +112,7 @@ def ppo(
     activation: Activation = "tanh",
     layer_norm: bool = False,
     recurrent_size: int = 0,
+    initial_deviation: Annotated[float, FROM_0] = 0.4,
     cnn: Cnn = "auto",
     optimizer: OptimizerName = "adam",
     precision: Precision = "f32",
@@ -129,8 +139,9 @@ def ppo(
         num_epochs: Passes over a rollout.
         num_minibatches: Minibatches in an epoch; None for a power of two that depends on ``num_envs``
             (`on_policy_sizes`).
-        normalize_observations: Whether to normalize observations; None for all but pure images.
-        normalize_rewards: Whether to divide rewards by the deviation of returns.
+        normalize_observations: Whether to normalize observations, "large" for large numbers only; None for all but pure
+            images.
+        normalize_rewards: Whether to divide rewards by the running deviation of returns; None for continuous actions.
         normalize_advantages: Whether to normalize advantages in each minibatch.
         policy_hidden: Sizes of the policy's hidden layers.
         value_hidden: Sizes of the value network's hidden layers.
@@ -139,6 +150,7 @@ def ppo(
         activation: Activation of the hidden layers.
         layer_norm: Whether to normalize the hidden layers.
         recurrent_size: Size of a GRU before the hidden layers; 0 for none. With a GRU, minibatches are whole sequences.
+        initial_deviation: Standard deviation of continuous actions at the start, in half ranges, before the squashing.
         cnn: Convolutions for images (`make_network`).
         optimizer: Name in `OPTIMIZERS`.
         precision: "f32", or "bf16" for dense layers and convolutions.
@@ -154,14 +166,16 @@ def ppo(
     shared |= dict(cnn=cnn, precision=precision)
     options = shared | dict(policy_hidden=tuple(policy_hidden), value_hidden=tuple(value_hidden), optimizer=optimizer)
     options |= dict(policy_keys=tuple(policy_keys), critic_keys=tuple(critic_keys))
-    sizes = on_policy_sizes(rollout_length, num_minibatches, steps=256, least=4, whole_rollouts=recurrent_size > 0)
+    sizes = on_policy_sizes(rollout_length, num_minibatches, steps=64, least=4, whole_rollouts=recurrent_size > 0)
 
     def build(spec: EnvSpec, num_envs: int) -> Agent:
         space = require_actions("ppo", spec, (Discrete, MultiDiscrete, Box), "sac")
         check_optimizer(optimizer, weight_decay)
         sized = sizes(num_envs)
         size = distributions.num_outputs(space)
-        policy = make_network(spec.obs, size, hidden=policy_hidden, keys=policy_keys, out_scale=0.01, **shared)
+        bias = distributions.initial_biases(space, initial_deviation) if isinstance(space, Box) else ()
+        out: dict[str, Any] = dict(out_scale=0.01, out_bias=bias)
+        policy = make_network(spec.obs, size, hidden=policy_hidden, keys=policy_keys, **out, **shared)
         value = make_network(spec.obs, 1, hidden=value_hidden, keys=critic_keys, **shared)
         return Agent(
             parts={
@@ -174,7 +188,7 @@ def ppo(
             decide=sample_action(space, remember=True),
             rollout_length=sized["rollout_length"],
             normalize_observations=normalize_observations,
-            normalize_rewards=normalize_rewards,
+            normalize_rewards=isinstance(space, Box) if normalize_rewards is None else normalize_rewards,
         )
 
     return Algorithm("ppo", hyper, options, build, sizes)

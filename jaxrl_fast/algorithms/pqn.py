@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.core import Actions, Discrete, EnvSpec, Metrics, MultiDiscrete, PyTree, Transition
-from jaxrl_fast.learning.acting import by_q_values, greedy_value, num_joint, number_of, value_of
+from jaxrl_fast.learning.acting import FALLING_EPSILON, by_q_values, greedy_value, num_joint, number_of, value_of
 from jaxrl_fast.learning.algorithm import (
     Agent,
     Algorithm,
@@ -62,7 +62,7 @@ def pqn(
     learning_rate: Rate0 = 5e-4,
     discount: Rate01 = 0.99,
     q_lambda: Rate01 = 0.65,
-    epsilon: Rate01 = 0.1,
+    epsilon: Rate01 = FALLING_EPSILON,
     max_grad_norm: Rate0 = 10.0,
     reward_scale: Rate0 = 1.0,
     weight_decay: Rate0 = 0.0,

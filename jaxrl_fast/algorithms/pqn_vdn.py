@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxrl_fast.algorithms import pqn as of_one
 from jaxrl_fast.algorithms.multi_agent import keys_of_one, network_of_all, out_of, spec_of_one, with_own_optimizers
 from jaxrl_fast.core import Actions, Discrete, EnvSpec, MultiDiscrete, PyTree, Transition
-from jaxrl_fast.learning.acting import greedy_value, number_of, value_of
+from jaxrl_fast.learning.acting import FALLING_EPSILON, greedy_value, number_of, value_of
 from jaxrl_fast.learning.algorithm import Agent, Algorithm, OnPolicy, Values, require_actions
 from jaxrl_fast.networks.network import Activation, Cnn, Precision
 from jaxrl_fast.numerics import losses
@@ -26,7 +26,7 @@ def pqn_vdn(
     learning_rate: Rate0 = 5e-4,
     discount: Rate01 = 0.99,
     q_lambda: Rate01 = 0.65,
-    epsilon: Rate01 = 0.1,
+    epsilon: Rate01 = FALLING_EPSILON,
     max_grad_norm: Rate0 = 10.0,
     reward_scale: Rate0 = 1.0,
     weight_decay: Rate0 = 0.0,

@@ -19,6 +19,7 @@ from jaxrl_fast.learning.algorithm import (
     Part,
     Replay,
     ReplayBatch,
+    WarmupActions,
     gradients_of,
     off_policy_sizes,
     over_replay,
@@ -79,7 +80,8 @@ def sac(
     updates_per_tick: int | None = None,
     batch_size: int = 256,
     buffer_size: int = 1_000_000,
-    warmup_steps: int = 5_000,
+    warmup_steps: int | None = None,
+    warmup_actions: WarmupActions = "uniform",
     n_step: int = 1,
     sequence_length: int = 8,
     burn_in: int = 4,
@@ -115,7 +117,8 @@ def sac(
         updates_per_tick: Gradient updates in a tick; None for one per sampled step, at most 64.
         batch_size: Transitions in a minibatch, or sequences with a GRU.
         buffer_size: Capacity of the replay buffer in steps over all environments.
-        warmup_steps: Steps over all environments before the first update.
+        warmup_steps: Steps over all environments before the first update; None for 5,000, or a 20th of a short run.
+        warmup_actions: Actions of these steps: uniformly random ones, or the policy's.
         n_step: Steps whose rewards are summed before bootstrapping.
         sequence_length: Steps of a training sequence with a GRU.
         burn_in: Steps before each sequence that only compute the GRU's memory.
@@ -142,13 +145,14 @@ def sac(
     options |= dict(policy_hidden=tuple(policy_hidden), critic_hidden=tuple(critic_hidden))
     options |= dict(policy_keys=tuple(policy_keys), critic_keys=tuple(critic_keys))
     options |= dict(critic_layer_norm=critic_layer_norm, optimizer=optimizer)
-    sizes = off_policy_sizes(rollout_length, updates_per_tick)
+    sizes = off_policy_sizes(rollout_length, updates_per_tick, warmup_steps)
 
     def build(spec: EnvSpec, num_envs: int) -> Agent:
         box = require_actions("sac", spec, (Box,), "sac_discrete")
         check_optimizer(optimizer, weight_decay)
-        updates = sizes(num_envs)["updates_per_tick"]
-        data = Replay(buffer_size, batch_size, updates, warmup_steps, n_step, sequence_length, burn_in)
+        updates, warmup = sizes(num_envs).values()
+        data = Replay(buffer_size, batch_size, updates, warmup, n_step, sequence_length, burn_in)
+        data = data._replace(warmup_actions=warmup_actions)
         size = distributions.num_outputs(box)
         policy, q = policy_and_critics(spec.obs, options, policy_size=size, action_shape=(box.low.size,))
         networks = {"policy": policy, "temperature": temperature_network(initial_temperature)}

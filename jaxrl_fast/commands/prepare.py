@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from jaxrl_fast import envs
 from jaxrl_fast.commands import tuning_cache
 from jaxrl_fast.commands.env_cache import EnvCache, env_cache_of, make_cached_envs
-from jaxrl_fast.commands.run_config import CHOSEN, Run, env_name, flat_settings, to_yaml
+from jaxrl_fast.commands.run_config import CHOSEN, Run, env_name, flat_settings, to_yaml, with_defaults
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.envs.pool.batches import default_groups
@@ -74,6 +74,7 @@ def prepare_run(run: Run, *, keep: bool = False) -> Iterator[Prepared]:
     keeper = env_cache_of(complete, to_stderr) if keep else None
     env = make_cached_envs(complete, keeper)
     try:
+        complete = with_defaults(complete, env.spec)
         defaults = dataclasses.asdict(PoolSchema()) | {"num_groups": default_groups(complete.num_envs)}
         if not isinstance(env, HostEnv) and complete.pool != defaults:
             raise ValueError(f"pool.* has no effect with env={run.env}, which is compiled here: leave it out")

@@ -13,8 +13,9 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from jaxrl_fast import envs
+from jaxrl_fast.algorithms.defaults import of_environment
 from jaxrl_fast.algorithms.registry import ALGORITHMS
-from jaxrl_fast.core import Box
+from jaxrl_fast.core import Box, EnvSpec
 from jaxrl_fast.envs import EnvFailed
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
@@ -118,6 +119,21 @@ def make_algorithm(run: Run) -> Algorithm:
         ValueError: Options contradict each other.
     """
     return ALGORITHMS[run.algo](**run.algo_options, precision=run.precision)
+
+
+def with_defaults(run: Run, spec: EnvSpec) -> Run:
+    """Fill in the settings that depend on the environment and were not set.
+
+    Args:
+        run: Settings of the run.
+        spec: Its environment.
+
+    Returns:
+        The settings, with their origin.
+    """
+    found = {name: value for name, value in of_environment(run.algo, spec).items() if f"algo.{name}" not in run.sources}
+    sources = run.sources | {f"algo.{name}": f"{CHOSEN}the environment" for name in found}
+    return dataclasses.replace(run, algo_options=run.algo_options | found, sources=sources)
 
 
 def make_envs(run: Run) -> VecEnv | HostEnv:
@@ -231,7 +247,7 @@ def _to_tree(run: Run) -> dict[str, Any]:
 
 CONFIG_DIR = Path(__file__).parent.parent / "config"
 CONTINUOUS = "continuous actions"
-COMMAND_LINE, FOLLOWS, CHOSEN = "command line", "follows num_envs", "chosen for "
+COMMAND_LINE, FOLLOWS, CHOSEN = "command line", "follows num_envs and total_steps", "chosen for "
 """Origins of settings, other than files."""
 FOLLOWS_STEPS, AUTOS = "follows total_steps", ("num_envs", "overlap")
 NEEDS = {**{suite: ("id", id) for suite, id in envs.EXAMPLE_IDS.items()}, "custom": ("make", "my_package.make")}
@@ -294,7 +310,8 @@ def compose(argv: Sequence[str] = ()) -> Run:
     chosen = {"tuned_file": tuned_file, "requeued": requeued, "auto_width": auto_width, "auto_overlap": auto_overlap}
     run = _make_run(env, algo, placement, values, chosen | {"sources": sources})
     found = [f"algo.{name}" for name, value in run.algo_options.items() if value is not None]
-    run.sources.update((name, FOLLOWS) for name in (*found, "pool.num_groups") if values[name] is None)
+    run.sources.update((name, FOLLOWS) for name in found if values[name] is None)
+    run.sources.update((name, "follows num_envs") for name in ("pool.num_groups",) if values[name] is None)
     run.sources.update((name, FOLLOWS_STEPS) for name in ("eval.every", "checkpoint.every") if values[name] is None)
     return run
 
@@ -367,7 +384,9 @@ def _read_checkpoint(given: Layer) -> Layer | None:
     known = read_description(path).settings
     if "eval.every" not in known:
         raise ConfigError(f"{path} was written by jf.learn: resume it with jf.learn(resume=...)")
-    return Layer(f"{path}: ", dict(known))
+    names = algo_keys(known["algo"]) if known.get("algo") in ALGORITHMS else {}
+    earlier = {name: value for name, value in schema.EARLIER.items() if name in names}
+    return Layer(f"{path}: ", {**earlier, **known})
 
 
 def _without_links(path: Path) -> Path:
@@ -535,7 +554,7 @@ def _make_run(env: str, algo: str, placement: str, values: dict[str, Any], other
 
     options = section("env.options.")
     algo_options = section("algo.")
-    algo_options |= ALGORITHMS[algo](**algo_options).sizes(values["num_envs"])
+    algo_options |= ALGORITHMS[algo](**algo_options).sizes(values["num_envs"], values["total_steps"])
     env_options = {k: v for k, v in section("env.").items() if v is not None and not k.startswith("options.")}
     named = cluster.named_processes(**section("distributed."))
     if named is not None and values["distributed"] == "off":

@@ -10,13 +10,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_fast.core import UNKNOWN_PRODUCTS, Actions, Box, Discrete, Extras, MultiDiscrete, Products, PyTree
+from jaxrl_fast.core import (
+    UNKNOWN_PRODUCTS,
+    Actions,
+    Box,
+    Discrete,
+    Extras,
+    MultiDiscrete,
+    Products,
+    PyTree,
+    select,
+    stable_hash,
+)
 from jaxrl_fast.learning.algorithm import Agent, Decide, InitDecide, Learned, Part
 from jaxrl_fast.learning.minibatches import Experience
 from jaxrl_fast.networks.network import Network, action_mask, scalar
 from jaxrl_fast.numerics import distributions, losses
 from jaxrl_fast.numerics.distributions import Distribution
-from jaxrl_fast.numerics.optimizers import MakeOptimizer, make_optimizer
+from jaxrl_fast.numerics.normalization import Normalization
+from jaxrl_fast.numerics.optimizers import Linear, MakeOptimizer, make_optimizer
 
 
 def policy_of(space: Actions, outputs: jax.Array, obs: PyTree) -> Distribution:
@@ -205,6 +217,10 @@ def greedy_action(space: Actions, q: jax.Array, obs: PyTree) -> jax.Array:
     return distributions.mode(distributions.categorical(q, joint_mask(space, obs)))
 
 
+FALLING_EPSILON = Linear(1.0, 0.05, 0.1)
+"""Default share of random actions, as of Stable-Baselines3's DQN: 5 % after a tenth of the run."""
+
+
 def epsilon_greedy(space: Actions, q: jax.Array, obs: PyTree, epsilon: jax.Array, key: jax.Array) -> jax.Array:
     """Select the greedy action, or with probability ``epsilon`` a uniformly random allowed action.
 
@@ -360,11 +376,14 @@ class Carry(NamedTuple):
         frames: Images before the newest (`frame_stack.stacked_acting`); ``()`` without a frame stack.
         memory: Recurrent memory of each part whose network is recurrent.
         choice: State of the algorithm's action selection (`algorithm.InitDecide`).
+        uniform_left: Uniformly random actions before the first of the algorithm, int32 ``[E]`` (`uniform_first`); else
+            ``()``.
     """
 
     frames: PyTree
     memory: dict[str, PyTree]
     choice: PyTree
+    uniform_left: Any = ()
 
 
 Explore = Callable[[dict[str, Learned], Carry, PyTree, jax.Array, jax.Array, Any], tuple[jax.Array, Carry, Extras]]
@@ -438,6 +457,52 @@ def make_acting(agent: Agent) -> Acting:
     return Acting(tuple(both), tuple(chosen_by), weights, explore, greedy, *carries)
 
 
+def uniform_first(acting: Acting, space: Actions, steps: int) -> Acting:
+    """Take uniformly random actions before the algorithm's.
+
+    Args:
+        acting: Action selection of the algorithm.
+        space: Action space.
+        steps: Number of random actions over all environments.
+
+    Returns:
+        Action selection whose first actions are random; greedy actions are unchanged.
+    """
+
+    def explore(
+        learned: dict[str, Learned], carry: Carry, obs: PyTree, first: jax.Array, key: jax.Array, hyper: Any
+    ) -> tuple[jax.Array, Carry, Extras]:
+        action, after, extras = acting.explore(learned, carry, obs, first, key, hyper)
+        left = carry.uniform_left
+        action = select(left > 0, uniform_action(space, obs, first.shape, key), action)
+        return action, after._replace(uniform_left=jnp.maximum(left - 1, 0)), extras
+
+    def initial_carry(num_envs: int) -> Carry:
+        left = jnp.full(num_envs, -(-steps // num_envs), jnp.int32)
+        return acting.initial_carry(num_envs)._replace(uniform_left=left)
+
+    return acting._replace(explore=explore, initial_carry=initial_carry)
+
+
+def uniform_action(space: Actions, obs: PyTree, batch: tuple[int, ...], key: jax.Array) -> jax.Array:
+    """Draw uniformly random actions among those that an ``action_mask`` allows.
+
+    Args:
+        space: Action space.
+        obs: Observations, which may have a mask.
+        batch: Shape of the batch, ``[E]``.
+        key: Random key of the algorithm's decision, from which another is derived.
+
+    Returns:
+        Actions ``[E, ...]``.
+    """
+    key = jax.random.fold_in(key, stable_hash("uniform"))
+    if isinstance(space, Box):
+        return distributions.from_unit(space, jax.random.uniform(key, (*batch, space.low.size), minval=-1.0))
+    equal = jnp.zeros((*batch, distributions.num_outputs(space)))
+    return distributions.sample(distributions.of_outputs(space, equal, action_mask(obs)), key)
+
+
 def weights_of(networks: Networks, trained: dict[str, Learned]) -> dict[str, PyTree]:
     """Select the params of networks.
 
@@ -495,7 +560,7 @@ class BoundAgent(NamedTuple):
     batch_size: int
     batch_sequences: int
     warmup_ticks: int
-    normalize_observations: bool
+    normalize_observations: Normalization
     normalize_rewards: bool
     max_return: float | None = None
     num_agents: int | None = None

@@ -9,60 +9,71 @@ Axes: ``T`` time, ``E`` environments, ``L`` steps of a training sequence, ``B`` 
 ``A`` follows ``E`` and ``B`` (`core`).
 """
 
+import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.core import Box, EnvSpec, Metrics, PyTree, Transition, stable_hash
 from jaxrl_fast.networks.network import Network
+from jaxrl_fast.numerics.normalization import Normalization
 from jaxrl_fast.numerics.optimizers import MakeOptimizer
 
 MAX_UPDATES = 64
 """Most default updates in a tick of an off-policy algorithm; brax's notebook has 32 to 64 for 128 environments."""
 MAX_MINIBATCHES = 32
 """Most default minibatches in an epoch, as in brax's notebook for 2,048 environments, and in purejaxql for 128."""
+Sizes = Callable[..., dict[str, int]]
+"""(num_envs, total_steps or None) -> sizes of an algorithm by the name of their option; given sizes are unchanged."""
+MAX_WARMUP, WARMUP_SHARE = 5_000, 20
+"""The default warm-up of off-policy algorithms has at most so many steps, and at most one of so many of the run."""
 
 
-Sizes = Callable[[int], dict[str, int]]
-"""(num_envs) -> sizes of an algorithm by the name of their option; sizes that were given are unchanged."""
-
-
-def off_policy_sizes(rollout_length: int, updates_per_tick: int | None, *, steps_per_update: int = 1) -> Sizes:
-    """Return the function that fills in ``updates_per_tick``.
-
-    The default is one update per ``steps_per_update`` sampled steps of a tick, from 1 to `MAX_UPDATES`.
+def off_policy_sizes(
+    rollout_length: int, updates_per_tick: int | None, warmup_steps: int | None = None, *, steps_per_update: int = 1
+) -> Sizes:
+    """Return the function that fills in ``updates_per_tick`` (from 1 to `MAX_UPDATES`) and ``warmup_steps``.
 
     Args:
         rollout_length: Steps of each environment in a tick.
         updates_per_tick: The given number of updates; None for the default.
-        steps_per_update: Environment steps per update.
+        warmup_steps: The given number of steps before the first update; None for the default.
+        steps_per_update: Sampled steps of a tick per default update.
 
     Returns:
         The `Sizes` function.
     """
 
-    def sizes(num_envs: int) -> dict[str, int]:
-        default = min(max(1, num_envs * rollout_length // steps_per_update), MAX_UPDATES)
-        return {"updates_per_tick": default if updates_per_tick is None else updates_per_tick}
+    def sizes(num_envs: int, total_steps: int | None = None) -> dict[str, int]:
+        updates = min(max(1, num_envs * rollout_length // steps_per_update), MAX_UPDATES)
+        warmup = MAX_WARMUP if total_steps is None else max(1, min(MAX_WARMUP, total_steps // WARMUP_SHARE))
+        updates = updates if updates_per_tick is None else updates_per_tick
+        return {"updates_per_tick": updates, "warmup_steps": warmup if warmup_steps is None else warmup_steps}
 
     return sizes
 
 
-def default_rollout(num_envs: int) -> int:
-    """Return the default rollout length of on-policy algorithms.
+TICK_STEPS, MAX_TICK_STEPS, TICKS_PER_RUN, LEAST_ROLLOUT = 2048, 16_384, 500, 16
+"""Steps of a default on-policy tick, most in a long run, ticks of a long run, and fewest steps of each environment."""
 
-    It is 128 steps up to 64 environments, then 8,192 steps a tick over all environments, but at least 32 of each.
-    (brax's notebook: 5 to 30 for 2,048 to 4,096 environments.)
+
+def default_rollout(num_envs: int, total_steps: int | None = None) -> int:
+    """Return the default rollout length of on-policy algorithms, a power of two.
+
+    A tick has 2,048 steps over all environments, as in Stable-Baselines3 and CleanRL: small tasks need about 50 ticks.
+    In a run of more than a million steps it has a 500th of the run, up to 16,384, for gradients with less noise.
 
     Args:
         num_envs: Number of environments.
+        total_steps: Environment steps of the run; None for a short one.
 
     Returns:
         Steps of each environment in a tick.
     """
-    return max(32, min(128, 8192 // num_envs))
+    tick = min(max(TICK_STEPS, (total_steps or 0) // TICKS_PER_RUN), MAX_TICK_STEPS)
+    return max(LEAST_ROLLOUT, 2 ** int(math.log2(max(1, tick // num_envs))))
 
 
 def on_policy_sizes(
@@ -84,8 +95,8 @@ def on_policy_sizes(
         The `Sizes` function.
     """
 
-    def sizes(num_envs: int) -> dict[str, int]:
-        length = default_rollout(num_envs) if rollout_length is None else rollout_length
+    def sizes(num_envs: int, total_steps: int | None = None) -> dict[str, int]:
+        length = default_rollout(num_envs, total_steps) if rollout_length is None else rollout_length
         total = num_envs * length
         count = num_envs if whole_rollouts else total
         powers = [2**k for k in range(MAX_MINIBATCHES.bit_length())]
@@ -220,6 +231,9 @@ class Prioritize(NamedTuple):
     correction: Callable[[Any], Any]
 
 
+WarmupActions = Literal["uniform", "policy"]
+
+
 class Replay(NamedTuple):
     """Data of an off-policy algorithm: steps are stored, and batches are sampled with replacement.
 
@@ -234,6 +248,7 @@ class Replay(NamedTuple):
         `keep`: Names of the decision's extras (`Decide`) that are stored.
         prioritize: `Prioritize`, None for uniform sampling. Priorities of an update reach replay in the next tick;
             several of one sequence as their maximum.
+        warmup_actions: Actions of the first ``warmup_steps``: uniformly random ones, or the policy's exploration.
     """
 
     capacity: int
@@ -245,6 +260,7 @@ class Replay(NamedTuple):
     burn_in: int = 0
     keep: tuple[str, ...] = ()
     prioritize: Prioritize | None = None
+    warmup_actions: WarmupActions = "policy"
 
 
 class OnPolicyBatch(NamedTuple):
@@ -340,7 +356,7 @@ class Agent(NamedTuple):
     rollout_length: int
     remembers: Mapping[str, str] = {}
     init_decide: InitDecide = lambda num_envs: ()
-    normalize_observations: bool | None = None
+    normalize_observations: Normalization | None = None
     normalize_rewards: bool = False
     max_return: float | None = None
 
@@ -354,7 +370,7 @@ class Algorithm(NamedTuple):
         options: Keyword arguments of its factory on which its networks depend.
         build: ``(spec, num_envs) -> Agent`` for one environment, whose ``spec`` has observations as networks read them
             (images stacked). Raises ``ValueError`` if the algorithm does not support the environment.
-        sizes: Computes the options that depend on the number of environments and were not given.
+        sizes: Computes the options that depend on the number of environments and the run's length and were not given.
         for_agents: Whether the algorithm requires an environment of several agents.
     """
 
@@ -362,7 +378,7 @@ class Algorithm(NamedTuple):
     hyper: Any
     options: dict[str, Any]
     build: Callable[[EnvSpec, int], Agent]
-    sizes: Sizes = lambda num_envs: {}
+    sizes: Sizes = lambda num_envs, total_steps=None: {}
     for_agents: bool = False
 
 

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jaxrl_fast.core import Batches, EnvSpec, Products, PyTree, Transition, is_image, reward_shape, select
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
-from jaxrl_fast.learning.acting import Acting, BoundAgent, make_acting
+from jaxrl_fast.learning.acting import Acting, BoundAgent, make_acting, uniform_first
 from jaxrl_fast.learning.algorithm import (
     Agent,
     Algorithm,
@@ -380,7 +380,8 @@ def init_statistics(env: VecEnv | HostEnv, agent: BoundAgent) -> Statistics:
         Statistics of no data.
     """
     largest = () if agent.max_return is None else jnp.zeros(())
-    return Statistics(init_stats(env.spec.obs), init_stats(jax.ShapeDtypeStruct((), jnp.float32)), largest)
+    obs = init_stats(env.spec.obs, agent.normalize_observations)
+    return Statistics(obs, init_stats(jax.ShapeDtypeStruct((), jnp.float32)), largest)
 
 
 def rollout_shapes(env: VecEnv | HostEnv, agent: BoundAgent) -> Transition:
@@ -408,7 +409,7 @@ def rollout_shapes(env: VecEnv | HostEnv, agent: BoundAgent) -> Transition:
 
 
 def _needs_statistics(agent: BoundAgent) -> bool:
-    return agent.normalize_observations or agent.normalize_rewards
+    return bool(agent.normalize_observations) or agent.normalize_rewards
 
 
 def _seen(statistics: Statistics | None, obs: PyTree) -> PyTree:
@@ -477,8 +478,10 @@ def bind(algorithm: Algorithm, spec: EnvSpec, num_envs: int, shards: int = MAX_S
         steps = data.batch_size * data.sequence_length
         sizes = data.num_batches, steps, data.batch_size, warmup_ticks(agent, data, num_envs)
         experience = off_policy_experience(agent, data, view, num_envs, memory=memory, max_shards=shards)
-    observed, rewarded = bool(agent.normalize_observations), (agent.normalize_rewards, agent.max_return)
-    others: Any = agent.rollout_length, *sizes, observed, *rewarded, spec.num_agents, products_of(agent, spec, steps)
+        if data.warmup_actions == "uniform" and data.warmup_steps:
+            acting = uniform_first(acting, spec.action, data.warmup_steps)
+    scaled = agent.normalize_observations, agent.normalize_rewards, agent.max_return
+    others: Any = agent.rollout_length, *sizes, *scaled, spec.num_agents, products_of(agent, spec, steps)
     return BoundAgent(agent.parts, acting, experience, at_start(algorithm.hyper), *others)
 
 

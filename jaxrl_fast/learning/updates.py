@@ -1,6 +1,7 @@
 """Gradient updates: one update of a part (gradients, optimizer, constraint, target networks), and all of a tick."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -92,9 +93,9 @@ def update(
     return apply_gradients(part, state, found, hyper, updates, drop_nonfinite=drop_nonfinite)
 
 
-UpdatePart = Callable[[PartState, dict[str, Learned], Any, jax.Array, Any, jax.Array], Updated]
-"""(state of the part during updates, `Learned` of the others by name, batch, key, hyper, number of updates of the run
-before) -> one gradient update of a part by one learner.
+UpdatePart = Callable[..., Updated]
+"""(state of the part during updates, peers: `Learned` of the others by name, batch, key, hyper, updates: how many the
+run had before) -> one gradient update of a part by one learner.
 """
 
 
@@ -443,13 +444,8 @@ def run_updates(
         found: PyTree = ()
         for name, part_key in zip(team, part_keys, strict=True):
             seen = peers | {other: trainers[other].learned(state) for other, state in states.items()}
-
-            def make(
-                state: PartState, name: str = name, seen: Channels = seen, part_key: jax.Array = part_key
-            ) -> Updated:
-                return trainers[name].update(state, seen, batch, part_key, hyper, count)
-
-            part = learning.parts[name]
+            given: dict[str, Any] = dict(peers=seen, batch=batch, key=part_key, hyper=hyper, updates=count)
+            make, part = partial(trainers[name].update, **given), learning.parts[name]
             due = make(states[name]) if part.every == 1 else step_when_due(part, make, states[name], count)
             new, own, priorities = due
             states = {**states, name: new}

@@ -33,10 +33,12 @@ class Head(NamedTuple):
     Attributes:
         size: Number of values.
         scale: Initial weights have standard deviation ``scale / sqrt(inputs)``.
+        bias: Initial biases; empty for zeros. Residual torsos ignore it.
     """
 
     size: int
     scale: float = 1.0
+    bias: tuple[float, ...] = ()
 
 
 Heads = dict[str, Head]
@@ -64,6 +66,19 @@ def _side_by_side(heads: tuple[Head, ...]) -> nn.initializers.Initializer:
         return jnp.concatenate(blocks, axis=1)
 
     return init
+
+
+def biases_of_heads(heads: tuple[Head, ...]) -> nn.initializers.Initializer:
+    """Return an initializer of the joint biases ``[out]`` of several heads.
+
+    Args:
+        heads: Heads in the order of the outputs.
+
+    Returns:
+        The initializer.
+    """
+    biases = [bias for head in heads for bias in head.bias or (0.0,) * head.size]
+    return lambda key, shape, dtype=jnp.float32: jnp.asarray(biases, dtype)
 
 
 EXPANSION = 4
@@ -230,7 +245,8 @@ class Mlp(nn.Module):
                 x = nn.BatchNorm(use_running_average=not learning)(x)
             x = self.activation(x)
         out = sum(head.size for head in self.heads)
-        x = dense(out, kernel_init=normal_of_heads(self.heads))(x)
+        bias_init = biases_of_heads(self.heads) if any(head.bias for head in self.heads) else nn.initializers.zeros
+        x = dense(out, kernel_init=normal_of_heads(self.heads), bias_init=bias_init)(x)
         return x.reshape(batch, length, out).swapaxes(0, 1)
 
 
@@ -370,6 +386,7 @@ def make_network(
     precision: Precision = "f32",
     recurrent_size: int = 0,
     out_scale: float = 1.0,
+    out_bias: tuple[float, ...] = (),
     cnn: Cnn = "auto",
     torso: Torso = "mlp",
 ) -> Network:
@@ -387,6 +404,7 @@ def make_network(
         precision: "bf16" for dense layers and convolutions; the GRU's small products stay in float32.
         recurrent_size: Size of the GRU; 0 for none.
         out_scale: Scale of a single head's initial weights (`Head`).
+        out_bias: Initial biases of a single head.
         cnn: Convolutions for images. "auto" takes the largest that the images' size allows, for images of bytes. "none"
             reads the pixels directly. A name also convolves real numbers and bools ``[height, width, channels]``.
         torso: "mlp", or "residual" for residual blocks with batch norms, whose params need `hold_unit_norm`.
@@ -402,7 +420,7 @@ def make_network(
     seen_spec = choose(obs_spec)
     convolved = cnn != "auto" or any(is_image(leaf) for leaf in jax.tree.leaves(seen_spec))
     layers = convolutions.choose_convolutions(seen_spec, cnn) if convolved else ()
-    heads = out if isinstance(out, dict) else {"": Head(out, out_scale)}
+    heads = out if isinstance(out, dict) else {"": Head(out, out_scale, out_bias)}
     residual = torso == "residual"
     if residual and len(set(hidden)) != 1:
         raise ValueError(

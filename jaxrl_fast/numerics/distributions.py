@@ -150,6 +150,25 @@ def num_outputs(space: Actions) -> int:
     return space.num_actions if isinstance(space, Discrete) else 2 * space.low.size
 
 
+def initial_biases(space: Box, deviation: float) -> tuple[float, ...]:
+    """Return biases of a policy network's last layer that give normal actions a standard deviation.
+
+    Args:
+        space: Continuous actions.
+        deviation: Standard deviation before the squashing, in half ranges of the actions.
+
+    Returns:
+        Biases by output.
+
+    Raises:
+        ValueError: The deviation is not above `MIN_SCALE`.
+    """
+    if not MIN_SCALE < deviation < math.inf:
+        raise ValueError(f"initial_deviation={deviation}: write a number above {MIN_SCALE}, such as 0.5")
+    raw = deviation - MIN_SCALE
+    return (0.0,) * space.low.size + (raw + math.log(-math.expm1(-raw)),) * space.low.size
+
+
 def sample(dist: Distribution, key: jax.Array) -> jax.Array:
     """Draw one raw action per batch element.
 

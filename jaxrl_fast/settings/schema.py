@@ -35,6 +35,10 @@ NOT_OPTIONS = ("precision",)
 """Arguments of factories that are keys of the run, not of the algorithm."""
 
 
+EARLIER = {"algo.warmup_actions": "policy", "algo.initial_deviation": 0.694}
+"""Values of settings that checkpoints until 0.2.0 do not name."""
+
+
 class ConfigError(ValueError):
     """Settings that cannot be run; the message is one line with the value to write instead."""
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxrl_fast.commands.run_config import Run, graph_options, make_algorithm, make_envs
+from jaxrl_fast.commands.run_config import Run, graph_options, make_algorithm, make_envs, with_defaults
 from jaxrl_fast.learning.acting import BoundAgent
 from jaxrl_fast.learning.io_callback_env import check_placement, in_graph
 from jaxrl_fast.learning.run_graph import build_graph
@@ -180,7 +180,7 @@ def compile_for(run: Run, target: Target, dump: Path) -> ForTarget:
         The compiled run.
     """
     env = make_envs(run)
-    algorithm = make_algorithm(run)
+    algorithm = make_algorithm(with_defaults(run, env.spec))
     options = graph_options(run)._replace(joined=starts_kernels_singly(target.chip.platform))
     graph, agent = build_graph(in_graph(env).env, algorithm, options)
     placed = place_on(graph, placement_for(run, target), devices_of(target))

@@ -174,19 +174,11 @@ class Recorder:
         seconds = sum(s for s, _ in active)
         update_hz = sum(u for _, u in active) / seconds if seconds else 0.0
         return {
-            "num_seeds": self.num_seeds,
-            "num_envs": self.env.num_envs,
-            "batch_size": self.agent.batch_size,
-            "jax_version": jax.__version__,
-            "devices": self.devices,
-            "env_steps": self.env_steps(),
-            "updates": self.updates,
-            "dropped_updates": self.dropped,
-            "wall_s": self.wall_s(),
-            "compile_s": self.compile_s,
+            **dict(num_seeds=self.num_seeds, num_envs=self.env.num_envs, batch_size=self.agent.batch_size),
+            **dict(jax_version=jax.__version__, devices=self.devices, env_steps=self.env_steps()),
+            **dict(updates=self.updates, dropped_updates=self.dropped, wall_s=self.wall_s(), compile_s=self.compile_s),
             "time_to_first_step_s": self.first_step_s - self.start_s,
-            "eval_wait_s": self.eval_wait_s,
-            "eval_s": self.eval_s,
+            **dict(eval_wait_s=self.eval_wait_s, eval_s=self.eval_s),
             "sampling_hz": len(active) * self.chunk_steps / seconds if seconds else 0.0,
             "update_hz": update_hz,
             "update_frame_hz": update_hz * self.agent.batch_size,

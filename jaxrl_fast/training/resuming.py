@@ -18,7 +18,7 @@ from jaxrl_fast.runtime import hosts
 from jaxrl_fast.runtime.graph import Graph, TrainState, tagged
 from jaxrl_fast.runtime.placements import REPLAY, SAMPLING
 from jaxrl_fast.runtime.program import Program
-from jaxrl_fast.settings.schema import resume_rule, run_keys
+from jaxrl_fast.settings.schema import EARLIER, resume_rule, run_keys
 from jaxrl_fast.training import checkpoints
 from jaxrl_fast.training.checkpoints import CheckpointError, CheckpointFacts
 
@@ -85,7 +85,10 @@ def compare(description: CheckpointFacts, settings: Mapping[str, Any], rates: Se
         CheckpointError: A setting differs that must not change.
     """
     unnamed = {name: key.default for name, key in run_keys().items() if key.stored == "changed"}
-    before, now = ({**unnamed, **known} for known in (description.settings, json.loads(json.dumps(settings))))
+    now = {**unnamed, **json.loads(json.dumps(settings))}
+    before = {**unnamed, **description.settings}
+    if before.get("algo") == now.get("algo"):
+        before = {name: value for name, value in EARLIER.items() if name in now} | before
     rules = {key: "free" if key in rates else resume_rule(key) for key in {**before, **now}}
     if "env.arguments" not in before:  # from the command, or a version that did not store them
         rules.pop("env.arguments", None)
