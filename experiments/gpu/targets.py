@@ -20,13 +20,13 @@ PHYSICS = RESULTS.with_name("physics_kernels.json")
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "targets.md"
 CARTPOLE = (
     "env=cartpole algo=ppo tuned=false num_envs=2048 algo.rollout_length=128 algo.num_epochs=4 algo.num_minibatches=4 "
-    "total_steps=26_214_400"
+    "algo.learning_rate=3e-4 algo.normalize_rewards=false total_steps=26_214_400"
 )
 """2,048 environments of 128 steps, 16 updates of 16,384, networks of 64 x 64."""
 CHEETAH = "env=halfcheetah algo=ppo num_envs=2048 total_steps=6_553_600"
 SAC = (
     "env=halfcheetah algo=sac tuned=false num_envs=128 algo.updates_per_tick=64 algo.batch_size=512 "
-    "algo.policy_hidden=[256,256] algo.critic_hidden=[256,256] total_steps=1_000_000"
+    "algo.warmup_actions=policy algo.policy_hidden=[256,256] algo.critic_hidden=[256,256] total_steps=1_000_000"
 )
 DQN = "env=cartpole algo=dqn num_envs=64"
 SPREEZE = f"{SAC} placement=actor_critic overlap=actor_critic"

@@ -43,7 +43,8 @@ def _row(words: str, must_reach: float | None = None, **more: object) -> Row:
 HIDDEN = (
     "env=custom env.make=experiments.learning.environments.pendulum_without_velocity algo=sac num_envs=4 "
     "total_steps=30_000 algo.updates_per_tick=2 algo.learning_rate=linear:1e-3:0 algo.temperature_learning_rate=1e-3 "
-    "algo.buffer_size=30_000 algo.warmup_steps=1000 algo.policy_hidden=[64] algo.critic_hidden=[128]"
+    "algo.buffer_size=30_000 algo.warmup_steps=1000 algo.warmup_actions=policy algo.policy_hidden=[64] "
+    "algo.critic_hidden=[128]"
 )
 """Pendulum without the velocity; these settings were selected here."""
 MEMORY = "algo.recurrent_size=64 algo.batch_size=32"
@@ -189,7 +190,7 @@ ROWS = {
     "smax_3m_pqn_vdn": _agents(SMAX_PQN, SMAX_PQN_STEPS, must_reach=0.8, success=True),
     "halfcheetah_sac_large": _row(f"{_large('sac', LARGE_STEPS)} {TO_THE_END}", 1500.0, num_seeds=1),
     "lbf_ippo": _row("env=lbf algo=ippo", 0.8, num_seeds=3, apart=True),
-    "rware_ippo": _row("env=rware algo=ippo num_envs=128 total_steps=1_000_000", num_seeds=1),
+    "rware_ippo": _row("env=rware algo=ippo num_envs=128 total_steps=1_000_000 algo.rollout_length=64", num_seeds=1),
     "halfcheetah_flash_sac_large": _row(_large("flash_sac", LARGE_FLASH_SAC_STEPS), 1500.0, num_seeds=1),
     "halfcheetah_td3_large": _row(_large("td3", LARGE_STEPS), 1500.0, num_seeds=1),
 }
