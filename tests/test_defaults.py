@@ -171,3 +171,10 @@ def test_exploration_and_scales_follow_the_number_of_actions_and_of_observed_num
     assert of_environment("ippo", spec) == rewards
     assert of_environment("ppo", spec._replace(action=jf.Discrete(3))) == rate | {"normalize_rewards": True}
     assert of_environment("sac", spec) == {}
+
+
+def test_a_train_step_without_an_end_names_the_schedule_and_what_to_write():
+    env = tiny.line(discrete=True)
+    with pytest.raises(ValueError, match=r"epsilon of dqn is a schedule: write total_steps=.* or a constant epsilon"):
+        jf.make_train_step(env, jf.dqn())
+    jf.make_train_step(env, jf.dqn(epsilon=0.1))

@@ -198,7 +198,7 @@ def test_rewards_are_normalized_with_or_without_observations():
     ("discrete", "algorithm", "message"),
     [
         (True, small_sac(), "algo=sac does not work with the discrete actions of line: write algo=sac_discrete"),
-        (True, small_ppo(learning_rate=Linear(1.0, 0.0)), "among the hyper-parameters of ppo needs total_steps"),
+        (True, small_ppo(learning_rate=Linear(1.0, 0.0)), "learning_rate of ppo is a schedule: write total_steps"),
         (False, small_sac(batch_size=41), "batch_size=41 is larger than buffer_size=40"),
     ],
 )

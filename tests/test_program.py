@@ -249,7 +249,7 @@ def test_agents_on_devices_of_their_own_tell_each_other_no_parameter(name):
     if name == "mappo":
         algorithm = mappo(**options, policy_hidden=(width,), value_hidden=(width,), normalize_rewards=True)
     else:
-        algorithm = pqn_vdn(**options, q_hidden=(width,))
+        algorithm = pqn_vdn(**options, q_hidden=(width,), epsilon=0.1)
     graph, _ = build_graph(vectorize(TWO_AGENTS["two_out"](), num_envs=NUM_ENVS), algorithm)
     found = {}
     for placement in ("agents", "data_parallel"):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_fast.numerics.optimizers import Cosine, Linear, has_schedule, resolve, value_at
+from jaxrl_fast.numerics.optimizers import Cosine, Linear, resolve, schedules, value_at
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 
@@ -36,9 +36,9 @@ def test_resolve_leaves_numbers_alone():
     assert rates == Rates(0.5, 3.0)
 
 
-def test_has_schedule():
-    assert has_schedule(Rates(1.0, Cosine(1.0, 0.0)))
-    assert not has_schedule(Rates(1.0, 2.0))
+def test_schedules_are_found_by_name():
+    assert list(schedules(Rates(1.0, Cosine(1.0, 0.0)))) == [Rates._fields[1]]
+    assert not schedules(Rates(1.0, 2.0))
 
 
 def test_the_ends_of_a_schedule_can_be_swept():

@@ -42,7 +42,7 @@ from jaxrl_fast.learning.off_policy import off_policy_experience, warmup_ticks
 from jaxrl_fast.learning.rollout import SamplerState, scan_packed, start, unroll
 from jaxrl_fast.learning.updates import PRIORITIES, Average, Delays, OnNan, all_finite, learn_fragment
 from jaxrl_fast.numerics.normalization import Statistics, init_stats, normalize, normalizes, update_stats
-from jaxrl_fast.numerics.optimizers import at_start, has_schedule, resolve
+from jaxrl_fast.numerics.optimizers import at_start, resolve, schedules
 from jaxrl_fast.runtime.graph import Channels, Fragment, Graph, ShardingAxes, check_graph
 from jaxrl_fast.runtime.placements import REPLAY, SAMPLING
 
@@ -314,8 +314,8 @@ def graph_of(env: VecEnv | HostEnv, algorithm: Algorithm, agent: BoundAgent, opt
         ValueError: A schedule lacks ``total_steps``, or the learners cannot share the batches.
     """
     steps_per_tick = env.num_envs * agent.rollout_length
-    if has_schedule(algorithm.hyper) and options.total_steps is None:
-        raise ValueError(f"a schedule among the hyper-parameters of {algorithm.name} needs total_steps")
+    if (names := ", ".join(schedules(algorithm.hyper))) and options.total_steps is None:
+        raise ValueError(f"{names} of {algorithm.name} is a schedule: write total_steps=..., or a constant {names}")
     lag = options.overlap in ("sampling", "all")
     learning = build_learners(agent, options, options.empty_until + agent.warmup_ticks + lag)
     statistics = (statistics_fragment(env, agent, options.nan),) if _needs_statistics(agent) else ()

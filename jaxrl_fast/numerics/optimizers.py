@@ -327,16 +327,16 @@ def at_start(hyper: Any) -> Any:
     return type(hyper)(*(rate.start if isinstance(rate, Schedule) else rate for rate in hyper))
 
 
-def has_schedule(hyper: Any) -> bool:
-    """Return whether any hyper-parameter is a schedule.
+def schedules(hyper: Any) -> dict[str, Any]:
+    """Return the hyper-parameters that are schedules.
 
     Args:
         hyper: NamedTuple of numbers or schedules.
 
     Returns:
-        True if a value depends on progress.
+        Values that depend on progress, by name.
     """
-    return any(isinstance(rate, Schedule) for rate in hyper)
+    return {name: rate for name, rate in hyper._asdict().items() if isinstance(rate, Schedule)}
 
 
 def plain(value: Any) -> Any:
