@@ -143,6 +143,8 @@ def rows_of(run: Run) -> list[list[str]]:
     values |= {name: getattr(run, name) for name, key in run_keys().items() if "." not in name}
     values |= run_config.flat_settings(run)
     values |= {name: AUTO for name, auto in (("num_envs", run.auto_width), ("overlap", run.auto_overlap)) if auto}
+    later = dict.fromkeys(run_config.chosen_later(run), f"{run_config.CHOSEN}the environment")
+    values, origins = values | dict.fromkeys(later, AUTO), origins | later
     names = sorted(values, key=lambda name: (name not in GROUPS, name.partition(".")[0] if "." in name else "", name))
     origins |= {} if run.tuned_file or "tuned" in run.sources else {"tuned": "no file for env and algo"}
     rows = [[name, written(values[name]), origins.get(name, "default")] for name in names]

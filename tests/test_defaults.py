@@ -15,10 +15,12 @@ from scipy import stats
 
 import jaxrl_fast as jf
 from jaxrl_fast import envs
-from jaxrl_fast.algorithms.defaults import of_environment
+from jaxrl_fast.algorithms.defaults import FOLLOWING, of_environment
 from jaxrl_fast.algorithms.registry import ALGORITHMS
+from jaxrl_fast.commands.cli import keys_help
 from jaxrl_fast.commands.run_config import compose, with_defaults
 from jaxrl_fast.core import MultiDiscrete
+from jaxrl_fast.explain import rows_of
 from jaxrl_fast.learning.acting import uniform_action
 from jaxrl_fast.learning.algorithm import Replay, default_rollout, off_policy_sizes, on_policy_sizes
 from jaxrl_fast.learning.run_graph import bind
@@ -178,3 +180,15 @@ def test_a_train_step_without_an_end_names_the_schedule_and_what_to_write():
     with pytest.raises(ValueError, match=r"epsilon of dqn is a schedule: write total_steps=.* or a constant epsilon"):
         jf.make_train_step(env, jf.dqn())
     jf.make_train_step(env, jf.dqn(epsilon=0.1))
+
+
+@pytest.mark.parametrize("algo", sorted(ALGORITHMS))
+def test_what_the_environment_chooses_is_announced(algo):
+    box = jf.Box(-np.ones(2, np.float32), np.ones(2, np.float32))
+    spec = jf.EnvSpec("any", jax.ShapeDtypeStruct((4,), jnp.float32), box)
+    assert set(of_environment(algo, spec)) == set(FOLLOWING.get(algo, ()))
+    run = compose(["env=gymnasium", "env.id=Hopper-v5", "algo=ppo", "algo.entropy_coef=0.1"])
+    rows = {key: rest for key, *rest in rows_of(run)}
+    assert rows["algo.initial_deviation"] == ["auto", "chosen for the environment"]
+    assert rows["algo.entropy_coef"] == ["0.1", "command line"]
+    assert "algo.initial_deviation=(by env)" in keys_help(["env=gymnasium", "env.id=Hopper-v5", "algo=ppo"])

@@ -1,9 +1,9 @@
 """Worker: Stable-Baselines3 or SBX with nothing tuned, for `experiments/learning/defaults.py`.
 
-``python peer_defaults.py sb3|sbx ppo|sac|td3|dqn <environment> <seed> <steps> <every>`` trains with the library's own
-default settings, and prints the curve: (steps, mean greedy return, seconds of the processor, without the evaluations).
-The environment is an id of Gymnasium, or the short name of a compiled one (``catch``), which `Adapter` steps one at a
-time.
+``python peer_defaults.py sb3|sbx|random ppo|sac|td3|dqn <environment> <seed> <steps> <every>`` trains with the
+library's own default settings, or takes random actions, and prints the curve: (steps, mean greedy return, seconds of
+the processor, without the evaluations). The environment is an id of Gymnasium, or the short name of a compiled one
+(``catch``), which `Adapter` steps one at a time.
 """
 
 import sys
@@ -71,8 +71,24 @@ def make(name: str) -> gymnasium.Env:
     return Monitor(gymnasium.make(name) if "-v" in name else Adapter(name))
 
 
+def random_return(env: gymnasium.Env, seed: int) -> float:
+    """Return the mean return of random actions."""
+    total = 0.0
+    env.action_space.seed(seed)
+    for episode in range(EPISODES):
+        env.reset(seed=10_000 * seed + episode)
+        done = False
+        while not done:
+            _, reward, terminated, truncated, _ = env.step(env.action_space.sample())
+            total, done = total + float(reward), terminated or truncated
+    return total / EPISODES
+
+
 def main(library: str, algo: str, name: str, seed: str, steps: str, every: str) -> None:
     """Train, and print the curve."""
+    if library == "random":
+        say({"curve": [(0, random_return(make(name), int(seed)), 0.0)]})
+        return
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.evaluation import evaluate_policy
 

@@ -74,9 +74,8 @@ def ours(algo: str, env: str, steps: int, seed: int, core: int) -> dict[str, Any
 
 def theirs(library: str, algo: str, env: str, steps: int, seed: int, core: int) -> dict[str, Any]:
     """Make a run of another library, or random actions."""
-    words = ["peer_defaults.py", library, algo, env, str(seed), str(steps), str(steps // EVALUATIONS)]
-    if steps % 100_000 == 0:
-        words[-1] = "20000"
+    every = 20_000 if steps % 100_000 == 0 else steps // EVALUATIONS
+    words = ["peer_defaults.py", library, algo, env, str(seed), str(steps), str(every)]
     return json.loads(run(core, [str(PEERS), *words], ROOT / "experiments" / "bench").splitlines()[-1])
 
 

@@ -60,6 +60,13 @@ def of_environment(algo: str, spec: EnvSpec) -> dict[str, Any]:
     return found
 
 
+_REWARDS = ("entropy_coef", "normalize_rewards")
+FOLLOWING = {
+    "ppo": (*_REWARDS, "initial_deviation", "learning_rate", "normalize_observations"),
+    "ippo": _REWARDS,
+    "mappo": _REWARDS,
+}
+"""Settings by algorithm that `of_environment` may choose."""
 FALLING_RATE = Linear(6e-4, 0.0)
 """PPO's learning rate; its mean is Stable-Baselines3's rate. It falls, because a constant rate loses again what it
 reached: Hopper-v5 after 300,000 steps 2,644, with a constant 3e-4 1,604.

@@ -24,7 +24,7 @@ from jax.errors import JaxRuntimeError
 
 from jaxrl_fast import envs
 from jaxrl_fast.algorithms.registry import ALGORITHMS
-from jaxrl_fast.commands.run_config import NEEDS, Run, compose, env_keys, flat_settings, may_be_host
+from jaxrl_fast.commands.run_config import NEEDS, Run, chosen_later, compose, env_keys, flat_settings, may_be_host
 from jaxrl_fast.core import MAX_SIZE, EnvSpec, require_devices
 from jaxrl_fast.envs import EnvFailed, place_of
 from jaxrl_fast.policy.policies import Policy, load_policy, same_spaces
@@ -248,6 +248,8 @@ def keys_help(words: Sequence[str]) -> str:
     pool = [name for name in given if name.startswith("pool.") and may_be_host(run.env)]
     tuned = [name for name, source in run.sources.items() if source.startswith(TUNED)]
     note = f", * tuned ({run.tuned_file})" if run.tuned_file else ""
+    values |= dict.fromkeys(later := chosen_later(run), "(by env)")
+    note += ", (by env): chosen for the environment" if later else ""
 
     def lines(keys: Mapping[str, Key]) -> list[str]:
         shown = {name: written(values.get(name.removeprefix("+"), key.default)) for name, key in keys.items()}

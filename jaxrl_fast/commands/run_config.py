@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from jaxrl_fast import envs
-from jaxrl_fast.algorithms.defaults import of_environment
+from jaxrl_fast.algorithms.defaults import FOLLOWING, of_environment
 from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.core import Box, EnvSpec
 from jaxrl_fast.envs import EnvFailed
@@ -134,6 +134,19 @@ def with_defaults(run: Run, spec: EnvSpec) -> Run:
     found = {name: value for name, value in of_environment(run.algo, spec).items() if f"algo.{name}" not in run.sources}
     sources = run.sources | {f"algo.{name}": f"{CHOSEN}the environment" for name in found}
     return dataclasses.replace(run, algo_options=run.algo_options | found, sources=sources)
+
+
+def chosen_later(run: Run) -> list[str]:
+    """List the keys that `with_defaults` may fill in once the environment is made.
+
+    Args:
+        run: Settings of the run.
+
+    Returns:
+        The keys.
+    """
+    keys = [f"algo.{name}" for name in FOLLOWING.get(run.algo, ())]
+    return [key for key in keys if key not in run.sources]
 
 
 def make_envs(run: Run) -> VecEnv | HostEnv:
