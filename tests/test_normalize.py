@@ -70,11 +70,3 @@ def test_masks_and_integers_pass_through_a_dictionary_observation():
     np.testing.assert_array_equal(out["count"], obs["count"])
     assert out["count"].dtype == jnp.int32
     np.testing.assert_allclose(out["x"], [[-1.0], [1.0]], rtol=1e-5)
-
-
-@given(st.floats(-50.0, 50.0), st.floats(0.0, 50.0))
-def test_only_large_numbers_are_made_smaller(mean, deviation):
-    x = np.float32(mean + deviation * np.random.default_rng(0).standard_normal((500, 1)))
-    stats = update_stats(init_stats(jnp.zeros(1), "large"), jnp.asarray(x), 1)
-    rms = np.sqrt(np.mean(np.square(x)))
-    np.testing.assert_allclose(normalize(stats, x), np.clip(x / max(1.0, rms / 5.0), -10.0, 10.0), rtol=1e-3, atol=1e-3)

@@ -88,5 +88,5 @@ def _of_ppo(spec: EnvSpec, action: Box) -> dict[str, Any]:
     HalfCheetah-v5 704 without.
     """
     numbers = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(spec.obs) if not is_image(leaf))
-    scales = {"normalize_observations": "large"} if 0 < numbers <= FEW_NUMBERS else {}
+    scales = {"normalize_observations": False} if 0 < numbers <= FEW_NUMBERS else {}
     return {"initial_deviation": 1.0 if action.low.size <= FEW_ACTIONS else 0.4} | scales

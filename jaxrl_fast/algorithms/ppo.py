@@ -30,7 +30,6 @@ from jaxrl_fast.learning.algorithm import (
 )
 from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision, make_network
 from jaxrl_fast.numerics import distributions, losses
-from jaxrl_fast.numerics.normalization import Normalization
 from jaxrl_fast.numerics.optimizers import (
     FROM_0,
     OptimizerName,
@@ -102,7 +101,7 @@ def ppo(
     rollout_length: int | None = None,
     num_epochs: int = 10,
     num_minibatches: int | None = None,
-    normalize_observations: Normalization | None = None,
+    normalize_observations: bool | None = None,
     normalize_rewards: bool | None = None,
     normalize_advantages: bool = True,
     policy_hidden: tuple[int, ...] = (64, 64),
@@ -139,8 +138,7 @@ def ppo(
         num_epochs: Passes over a rollout.
         num_minibatches: Minibatches in an epoch; None for a power of two that depends on ``num_envs``
             (`on_policy_sizes`).
-        normalize_observations: Whether to normalize observations, "large" for large numbers only; None for all but pure
-            images.
+        normalize_observations: Whether to normalize observations; None for all but pure images.
         normalize_rewards: Whether to divide rewards by the running deviation of returns; None for continuous actions.
         normalize_advantages: Whether to normalize advantages in each minibatch.
         policy_hidden: Sizes of the policy's hidden layers.

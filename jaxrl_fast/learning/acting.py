@@ -27,7 +27,6 @@ from jaxrl_fast.learning.minibatches import Experience
 from jaxrl_fast.networks.network import Network, action_mask, scalar
 from jaxrl_fast.numerics import distributions, losses
 from jaxrl_fast.numerics.distributions import Distribution
-from jaxrl_fast.numerics.normalization import Normalization
 from jaxrl_fast.numerics.optimizers import Linear, MakeOptimizer, make_optimizer
 
 
@@ -560,7 +559,7 @@ class BoundAgent(NamedTuple):
     batch_size: int
     batch_sequences: int
     warmup_ticks: int
-    normalize_observations: Normalization
+    normalize_observations: bool
     normalize_rewards: bool
     max_return: float | None = None
     num_agents: int | None = None

@@ -18,7 +18,6 @@ import jax.numpy as jnp
 
 from jaxrl_fast.core import Box, EnvSpec, Metrics, PyTree, Transition, stable_hash
 from jaxrl_fast.networks.network import Network
-from jaxrl_fast.numerics.normalization import Normalization
 from jaxrl_fast.numerics.optimizers import MakeOptimizer
 
 MAX_UPDATES = 64
@@ -356,7 +355,7 @@ class Agent(NamedTuple):
     rollout_length: int
     remembers: Mapping[str, str] = {}
     init_decide: InitDecide = lambda num_envs: ()
-    normalize_observations: Normalization | None = None
+    normalize_observations: bool | None = None
     normalize_rewards: bool = False
     max_return: float | None = None
 

@@ -380,8 +380,7 @@ def init_statistics(env: VecEnv | HostEnv, agent: BoundAgent) -> Statistics:
         Statistics of no data.
     """
     largest = () if agent.max_return is None else jnp.zeros(())
-    obs = init_stats(env.spec.obs, agent.normalize_observations)
-    return Statistics(obs, init_stats(jax.ShapeDtypeStruct((), jnp.float32)), largest)
+    return Statistics(init_stats(env.spec.obs), init_stats(jax.ShapeDtypeStruct((), jnp.float32)), largest)
 
 
 def rollout_shapes(env: VecEnv | HostEnv, agent: BoundAgent) -> Transition:
@@ -409,7 +408,7 @@ def rollout_shapes(env: VecEnv | HostEnv, agent: BoundAgent) -> Transition:
 
 
 def _needs_statistics(agent: BoundAgent) -> bool:
-    return bool(agent.normalize_observations) or agent.normalize_rewards
+    return agent.normalize_observations or agent.normalize_rewards
 
 
 def _seen(statistics: Statistics | None, obs: PyTree) -> PyTree:
@@ -480,7 +479,7 @@ def bind(algorithm: Algorithm, spec: EnvSpec, num_envs: int, shards: int = MAX_S
         experience = off_policy_experience(agent, data, view, num_envs, memory=memory, max_shards=shards)
         if data.warmup_actions == "uniform" and data.warmup_steps:
             acting = uniform_first(acting, spec.action, data.warmup_steps)
-    scaled = agent.normalize_observations, agent.normalize_rewards, agent.max_return
+    scaled = bool(agent.normalize_observations), agent.normalize_rewards, agent.max_return
     others: Any = agent.rollout_length, *sizes, *scaled, spec.num_agents, products_of(agent, spec, steps)
     return BoundAgent(agent.parts, acting, experience, at_start(algorithm.hyper), *others)
 

@@ -5,19 +5,12 @@ are returned unchanged. Observations and rewards are normalized when batches are
 """
 
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.core import EnvSpec, PyTree, Transition, is_image
-
-Normalization = bool | Literal["large"]
-"""Whether running statistics normalize observations; "large" only makes large numbers smaller, see `normalize`."""
-MODERATE = 5.0
-"""Root mean square up to which "large" does not change a number; the positions and velocities of simulators with few
-joints are mostly below it.
-"""
 
 
 class RunningStats(NamedTuple):
@@ -27,21 +20,18 @@ class RunningStats(NamedTuple):
         samples: Number of elements, float32 scalar.
         mean: Mean of each number of an element, in the shape of one element.
         m2: Sum of squared deviations from the mean; the variance is ``m2 / samples``.
-        moderate: Root mean square up to which `normalize` does not change a number; ``()`` normalizes all.
     """
 
     samples: jax.Array
     mean: PyTree
     m2: PyTree
-    moderate: Any = ()
 
 
-def init_stats(spec: PyTree, normalized: Normalization = True) -> RunningStats:
+def init_stats(spec: PyTree) -> RunningStats:
     """Return statistics of no data.
 
     Args:
         spec: Shapes of one element, a pytree of arrays or ``jax.ShapeDtypeStruct``.
-        normalized: What they will normalize.
 
     Returns:
         Statistics of zeros.
@@ -50,8 +40,7 @@ def init_stats(spec: PyTree, normalized: Normalization = True) -> RunningStats:
     def zeros(x: jax.ShapeDtypeStruct) -> jax.Array:
         return jnp.zeros(x.shape, jnp.float32)
 
-    moderate = jnp.float32(MODERATE) if normalized == "large" else ()
-    return RunningStats(jnp.zeros((), jnp.float32), jax.tree.map(zeros, spec), jax.tree.map(zeros, spec), moderate)
+    return RunningStats(jnp.zeros((), jnp.float32), jax.tree.map(zeros, spec), jax.tree.map(zeros, spec))
 
 
 def update_stats(stats: RunningStats, batch: PyTree, batch_axes: int) -> RunningStats:
@@ -78,11 +67,11 @@ def update_stats(stats: RunningStats, batch: PyTree, batch_axes: int) -> Running
 
     merged = jax.tree.map(merge, stats.mean, stats.m2, batch)
     mean, m2 = jax.tree.transpose(jax.tree.structure(stats.mean), jax.tree.structure((0, 0)), merged)
-    return stats._replace(samples=count, mean=mean, m2=m2)
+    return RunningStats(count, mean, m2)
 
 
 def normalize(stats: RunningStats, x: PyTree, clip: float = 10.0) -> PyTree:
-    """Normalize to mean 0 and deviation 1, or only divide large numbers, and clip.
+    """Normalize to mean 0 and deviation 1, and clip.
 
     Args:
         stats: Running statistics; without data the values stay unchanged.
@@ -90,26 +79,18 @@ def normalize(stats: RunningStats, x: PyTree, clip: float = 10.0) -> PyTree:
         clip: Bound of the results' absolute values.
 
     Returns:
-        ``(x - mean) / std`` in ``[-clip, clip]``; with ``stats.moderate`` ``x / max(1, rms / moderate)``.
+        ``(x - mean) / std`` in ``[-clip, clip]``.
     """
 
     def apply(path: tuple, mean: jax.Array, m2: jax.Array, leaf: jax.Array) -> jax.Array:
         if is_mask(path) or not jnp.issubdtype(leaf.dtype, jnp.floating):
             return leaf
         std = jnp.where(stats.samples > 0, jnp.sqrt(m2 / jnp.maximum(stats.samples, 1.0) + 1e-6), 1.0)
-        if not isinstance(stats.moderate, tuple):
-            mean, std = _only_large(mean, std, stats.moderate)
         lead = tuple(range(leaf.ndim - mean.ndim))
         scaled = (leaf - jnp.expand_dims(mean, lead)) / jnp.expand_dims(std, lead)
         return jnp.where(stats.samples > 0, jnp.clip(scaled, -clip, clip), leaf)
 
     return jax.tree_util.tree_map_with_path(apply, stats.mean, stats.m2, x)
-
-
-def _only_large(mean: jax.Array, std: jax.Array, moderate: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return what to subtract and divide by so that the root mean square is at most ``moderate``."""
-    rms = jnp.sqrt(jnp.square(std) + jnp.square(mean))
-    return jnp.zeros_like(mean), jnp.maximum(rms / moderate, 1.0)
 
 
 def is_mask(path: tuple) -> bool:
@@ -180,7 +161,7 @@ def _normalize_rewards(reward: jax.Array, statistics: Statistics, max_return: fl
     return jnp.clip(reward * factor, -MAX_SCALED_REWARD, MAX_SCALED_REWARD)
 
 
-def normalizes(asked: Normalization | None, spec: EnvSpec) -> Normalization:
+def normalizes(asked: bool | None, spec: EnvSpec) -> bool:
     """Return whether observations are normalized.
 
     Args:
@@ -188,7 +169,7 @@ def normalizes(asked: Normalization | None, spec: EnvSpec) -> Normalization:
         spec: Environment.
 
     Returns:
-        The setting, True or False for None.
+        True if they are normalized.
 
     Raises:
         ValueError: Normalization is requested and there are only images.

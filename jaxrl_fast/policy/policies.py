@@ -20,7 +20,7 @@ from jaxrl_fast.learning.acting import Acting, Carry
 from jaxrl_fast.learning.algorithm import Agent, Learned, Part, init_params
 from jaxrl_fast.learning.frame_stack import View
 from jaxrl_fast.learning.run_graph import acting_of, view_of
-from jaxrl_fast.numerics.normalization import Normalization, RunningStats, init_stats, normalize
+from jaxrl_fast.numerics.normalization import RunningStats, init_stats, normalize
 from jaxrl_fast.policy.space_adapter import ActBatch, PolicyParams, SpaceAdapter, adapter_of
 from jaxrl_fast.system import replace_file
 
@@ -282,9 +282,7 @@ def _read_files(folder: Path) -> tuple[dict[str, Any], bytes]:
     return description, stored
 
 
-def params_template(
-    spec: EnvSpec, parts: Mapping[str, Part], acting: Acting, normalized: Normalization
-) -> PolicyParams:
+def params_template(spec: EnvSpec, parts: Mapping[str, Part], acting: Acting, normalized: bool) -> PolicyParams:
     """Return arrays of the shapes and dtypes of a policy's parameters.
 
     Args:
@@ -301,7 +299,7 @@ def params_template(
         return acting.greedy_weights({p: Learned(init_params(parts[p], jax.random.key(0))) for p in acting.chooses})
 
     zeros = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), jax.eval_shape(weights))
-    return PolicyParams(zeros, init_stats(spec.obs, normalized) if normalized else None)
+    return PolicyParams(zeros, init_stats(spec.obs) if normalized else None)
 
 
 def by_name(params: PolicyParams) -> dict[str, Any]:
@@ -432,4 +430,4 @@ def _statistics_of_agent(statistics: RunningStats, obs_spec: PyTree, number: int
         seen = {key: tree[key] for key in obs_spec} if isinstance(obs_spec, dict) else tree
         return jax.tree.map(lambda leaf: leaf[number], seen)
 
-    return statistics._replace(mean=own(statistics.mean), m2=own(statistics.m2))
+    return RunningStats(statistics.samples, own(statistics.mean), own(statistics.m2))
