@@ -188,6 +188,8 @@ def test_num_envs_auto_looks_around_only_where_the_run_is_worth_it(here: Path, m
 
 
 def test_overlap_auto_measures_only_where_the_run_is_worth_it(here: Path):
+    if machine.cpu_cores() == 1:
+        pytest.skip("nothing could run at the same time")
     told: list[str] = []
     short = compose([*WALK, "overlap=auto", "total_steps=10_000"])
     assert auto.resolve_overlap(short, may_measure=True, log=told.append).overlap == "none"
@@ -195,8 +197,6 @@ def test_overlap_auto_measures_only_where_the_run_is_worth_it(here: Path):
     told.clear()
     words = [*WALK, "overlap=auto", "total_steps=1_000_000_000_000"]
     long = auto.resolve_overlap(compose(words), may_measure=True, log=told.append)
-    if machine.cpu_cores() == 1:
-        pytest.skip("nothing could run at the same time")
     assert [line.partition(":")[0] for line in told] == ["overlap=auto"] * 2
     assert "measures none, actor_critic, all, sampling in turn" in told[0] and " the steps/s of none" in told[1]
     assert auto.resolve_overlap(compose(words), may_measure=False, log=told.append) == long
