@@ -16,10 +16,10 @@ HEAD = """# Defaults
 `python experiments/learning/defaults.py` makes these runs and writes this page. Nobody tuned anything on either side.
 Ours are `algo=... tuned=false`, whose [defaults](algorithms.md#default-settings) follow the environment and the run's
 length; the other library has its own defaults, with one environment. Both have made equally many environment steps.
-Settings were developed on these environments. Returns are means over the last greedy evaluation (20 episodes), with
-95 % bootstrap intervals over seeds. The score is 0 for random actions and 1 for the other library's mean. Seconds
-(median over seeds, and how many seeds reached it) are measured on one core until an evaluation reaches the other
-library's final mean return, with start-up and compilation.
+Settings were developed on these environments. Environments without two seeds on each side are not shown yet. Returns
+are means over the last greedy evaluation (20 episodes), with 95 % bootstrap intervals over seeds. The score is 0 for
+random actions and 1 for the other library's mean. Seconds (median over seeds, and how many seeds reached it) are
+measured on one core until an evaluation reaches the other library's final mean return, with start-up and compilation.
 """
 LIBRARY = {"sb3": "Stable-Baselines3", "sbx": "SBX"}
 OURS, THEIRS = "#1f5fa8", "#8a8a8a"
@@ -161,7 +161,9 @@ def draw(found: list[Line], path: Path) -> None:
         axes.invert_yaxis()
         axes.set_xscale("symlog", linthresh=2.0, linscale=2.0)
         axes.set_title(f"{algo}, {steps:,} steps", loc="left", fontsize=10)
-        axes.legend(fontsize=7, loc="lower right", frameon=False)
+        place = dict(loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2)
+        axes.legend(fontsize=7, ncols=2, frameon=False, **place)
+    rows[-1, 0].set_xticks(ticks := [0, 0.5, 1, 2, 5, 10, 20], map(str, ticks))
     rows[-1, 0].set_xlabel("score: 0 is random, 1 is the other library's mean return")
     figure.savefig(path, dpi=150, bbox_inches="tight")
     plt.close(figure)
