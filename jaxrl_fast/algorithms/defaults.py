@@ -1,7 +1,8 @@
 """Settings of an algorithm that depend on the environment, for runs that nobody tuned, with the reason for each number.
 
 Settings that depend only on the number of environments and the length of the run are the algorithm's own
-(`Algorithm.sizes`). Nothing depends on the machine. The figures behind the numbers are in docs/defaults.md.
+(`Algorithm.sizes`). Nothing depends on the machine. Returns here are of single trials;
+docs/defaults.md has the resulting settings next to another library, with intervals.
 """
 
 import math
