@@ -236,8 +236,7 @@ def vectorize(env: Env, *, num_envs: int) -> VecEnv:
         env_state, timestep = jax.vmap(env.step)(state.env_state, action, jax.random.split(key, num_envs))
         reward = timestep.reward.astype(jnp.float32)
         episode = _with_step(state.episode, reward)
-        terminated = timestep.terminated.astype(bool)
-        truncated = timestep.truncated.astype(bool)
+        terminated, truncated = timestep.terminated.astype(bool), timestep.truncated.astype(bool)
         if limit is not None:
             truncated |= episode.length >= limit
         truncated &= ~terminated
@@ -245,8 +244,7 @@ def vectorize(env: Env, *, num_envs: int) -> VecEnv:
         fresh = jax.tree.map(lambda rows: rows[t // fresh_interval], bank)
         success = () if env.success is None else jax.vmap(env.success)(env_state).astype(bool)
         env_state, obs = select(done, fresh, (env_state, timestep.next_obs))
-        running = select(done, no_totals(env.spec, num_envs), episode)
-        totals = episode._replace(success=success)
+        running, totals = select(done, no_totals(env.spec, num_envs), episode), episode._replace(success=success)
         return VecState(env_state, running), Timestep(obs, timestep.next_obs, reward, terminated, truncated, totals)
 
     return VecEnv(env.spec, num_envs, reset, draw_fresh, step, env)

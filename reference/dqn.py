@@ -86,22 +86,22 @@ def init(env, c, key):
     slots = shards, c.buffer_size // c.num_envs, c.num_envs // shards
     step = dict(obs=obs, action=totals[1], reward=totals[0], next_obs=obs, terminated=totals[0] > 0)
     replay = {name: jnp.zeros((*slots, *x.shape[1:]), x.dtype) for name, x in step.items()}
-    moments, stats = optimizer.init(params), (jnp.float32(0), *stats)
+    moments, stats = optimizer.init(params), (jnp.int32(0), *stats)
     return State(env_state, obs, totals, stats, replay, params, params, moments, jnp.int32(0), key)
 
 
 def normalize(stats, obs):
     """Normalize observations; without data, return them. Engine: numerics.normalization.normalize."""
-    count, mean, m2 = stats
-    scaled = (obs - mean) / jnp.sqrt(m2 / jnp.maximum(count, 1.0) + 1e-6)
+    count, mean, variance = stats
+    scaled = (obs - mean) / jnp.sqrt(variance + 1e-6)
     return jnp.where(count > 0, jnp.clip(scaled, -10.0, 10.0), obs)
 
 
 def update_stats(stats, obs):
     """Merge a rollout ``[T, E, ...]`` (Chan et al., 1979). Engine: numerics.normalization.update_stats."""
-    (count, mean, m2), size, new = stats, obs.shape[0] * obs.shape[1], obs.mean((0, 1))
-    total, delta, squares = count + size, new - mean, jnp.square(obs - new).sum((0, 1))
-    return total, mean + delta * (size / total), m2 + squares + jnp.square(delta) * (count * size / total)
+    (count, mean, variance), size, new = stats, obs.shape[0] * obs.shape[1], obs.mean((0, 1))
+    share, delta, spread = size / (count + size), new - mean, jnp.square(obs - new).mean((0, 1))
+    return count + size, mean + share * delta, variance + share * (spread + (1 - share) * jnp.square(delta) - variance)
 
 
 def explore(c, q, step, key):

@@ -62,11 +62,11 @@ class Mlp(nn.Module):
 
 def make(env, c):
     """Make two networks that share nothing, with an optimizer each. Engine: algorithms.ppo.ppo."""
-    space, adam = env.spec.action, optax.chain(optax.clip_by_global_norm(c.max_grad_norm), optax.adam(c.learning_rate))
+    space, rule = env.spec.action, (optax.clip_by_global_norm(c.max_grad_norm), optax.adam(c.learning_rate, eps=1e-5))
     hidden, raw = [(size, 2.0, 0.0) for size in c.hidden], math.log(math.expm1(c.initial_deviation - 1e-3))
     outputs = (space.num_actions, 1e-4, 0.0) if hasattr(space, "num_actions") else (2 * space.low.size, 1e-4, raw)
     networks = {"critic": Mlp((*hidden, (1, 1.0, 0.0))), "actor": Mlp((*hidden, outputs))}
-    return networks, optax.partition(dict.fromkeys(networks, adam), {name: name for name in networks})
+    return networks, optax.partition(dict.fromkeys(networks, optax.chain(*rule)), {name: name for name in networks})
 
 
 def reset(env, keys):
@@ -81,21 +81,21 @@ def init(env, c, key):
     (networks, optimizer), (env_state, obs) = make(env, c), reset(env, jax.random.split(sample_key, c.num_envs))
     params = {n: net.init(jax.random.fold_in(learn_key, crc32(n.encode())), obs) for n, net in networks.items()}
     totals, stats = (jnp.zeros(c.num_envs), jnp.zeros(c.num_envs, jnp.int32)), jnp.zeros((2, *obs.shape[1:]))
-    return State(env_state, obs, totals, (jnp.float32(0), *stats), params, optimizer.init(params), jnp.int32(0), key)
+    return State(env_state, obs, totals, (jnp.int32(0), *stats), params, optimizer.init(params), jnp.int32(0), key)
 
 
 def normalize(stats, obs):
     """Normalize observations; without data, return them. Engine: numerics.normalization.normalize."""
-    count, mean, m2 = stats
-    scaled = (obs - mean) / jnp.sqrt(m2 / jnp.maximum(count, 1.0) + 1e-6)
+    count, mean, variance = stats
+    scaled = (obs - mean) / jnp.sqrt(variance + 1e-6)
     return jnp.where(count > 0, jnp.clip(scaled, -10.0, 10.0), obs)
 
 
 def update_stats(stats, obs):
     """Merge a rollout ``[T, E, ...]`` (Chan et al., 1979). Engine: numerics.normalization.update_stats."""
-    (count, mean, m2), size, new = stats, obs.shape[0] * obs.shape[1], obs.mean((0, 1))
-    total, delta, squares = count + size, new - mean, jnp.square(obs - new).sum((0, 1))
-    return total, mean + delta * (size / total), m2 + squares + jnp.square(delta) * (count * size / total)
+    (count, mean, variance), size, new = stats, obs.shape[0] * obs.shape[1], obs.mean((0, 1))
+    share, delta, spread = size / (count + size), new - mean, jnp.square(obs - new).mean((0, 1))
+    return count + size, mean + share * delta, variance + share * (spread + (1 - share) * jnp.square(delta) - variance)
 
 
 def policy(env, outputs, key, raw=None):
@@ -174,7 +174,7 @@ def loss(params, env, c, batch, key):
 
 
 def tick(env, c, s):
-    """Sample, then learn, with last tick's statistics. Engine: runtime.graph.tick, learning.updates.run_updates."""
+    """Sample, and learn from tick 1 on, with statistics. Engine: runtime.graph.tick, learning.updates.run_updates."""
     names, tick_key = (b"sample", b"experience", b"learn"), jax.random.fold_in(s.key, s.tick)
     sample_key, data_key, learn_key = (jax.random.fold_in(tick_key, crc32(name)) for name in names)
     sampled, rollout = sample(env, c, s, sample_key)
@@ -186,8 +186,8 @@ def tick(env, c, s):
         change, moments = make(env, c)[1].update(grads, moments)
         return (optax.apply_updates(params, change), moments), None
 
-    xs = batches, jax.random.split(learn_key, len(batches["raw"]))
-    (params, moments), _ = jax.lax.scan(update, (s.params, s.moments), xs)
+    before, xs = (s.params, s.moments), (batches, jax.random.split(learn_key, len(batches["raw"])))
+    params, moments = jax.lax.cond(s.tick > 0, lambda: jax.lax.scan(update, before, xs)[0], lambda: before)
     s = sampled._replace(params=params, moments=moments, stats=update_stats(s.stats, rollout["obs"]), tick=s.tick + 1)
     return s, jnp.nanmean(rollout["ended"])
 

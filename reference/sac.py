@@ -90,21 +90,21 @@ def init(env, c, key):
     slots = (shards := math.gcd(8, c.num_envs, c.batch_size)), c.buffer_size // c.num_envs, c.num_envs // shards
     step = dict(obs=obs, action=action, reward=totals[0], next_obs=obs, terminated=totals[0] > 0)
     replay = {name: jnp.zeros((*slots, *x.shape[1:]), x.dtype) for name, x in step.items()}
-    return State(env_state, obs, totals, (jnp.float32(0), *stats), replay, params, q, moments, jnp.int32(0), key)
+    return State(env_state, obs, totals, (jnp.int32(0), *stats), replay, params, q, moments, jnp.int32(0), key)
 
 
 def normalize(stats, obs):
     """Normalize observations; without data, return them. Engine: numerics.normalization.normalize."""
-    count, mean, m2 = stats
-    scaled = (obs - mean) / jnp.sqrt(m2 / jnp.maximum(count, 1.0) + 1e-6)
+    count, mean, variance = stats
+    scaled = (obs - mean) / jnp.sqrt(variance + 1e-6)
     return jnp.where(count > 0, jnp.clip(scaled, -10.0, 10.0), obs)
 
 
 def update_stats(stats, obs):
     """Merge observations ``[E, ...]`` (Chan et al., 1979). Engine: numerics.normalization.update_stats."""
-    (count, mean, m2), size, new = stats, len(obs), obs.mean(0)
-    total, delta, squares = count + size, new - mean, jnp.square(obs - new).sum(0)
-    return total, mean + delta * (size / total), m2 + squares + jnp.square(delta) * (count * size / total)
+    (count, mean, variance), size, new = stats, len(obs), obs.mean(0)
+    share, delta, spread = size / (count + size), new - mean, jnp.square(obs - new).mean(0)
+    return count + size, mean + share * delta, variance + share * (spread + (1 - share) * jnp.square(delta) - variance)
 
 
 def policy(outputs, key):

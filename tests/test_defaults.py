@@ -168,10 +168,9 @@ def test_exploration_and_scales_follow_the_number_of_actions_and_of_observed_num
     box = jf.Box(-np.ones(actions, np.float32), np.ones(actions, np.float32))
     spec = jf.EnvSpec("any", jax.ShapeDtypeStruct((numbers,), jnp.float32), box)
     rewards = {"normalize_rewards": True, "entropy_coef": 0.0}
-    rate = {"learning_rate": jf.Linear(6e-4, 0.0)}
-    assert of_environment("ppo", spec) == rate | rewards | found
+    assert of_environment("ppo", spec) == rewards | found
     assert of_environment("ippo", spec) == rewards
-    assert of_environment("ppo", spec._replace(action=jf.Discrete(3))) == rate | {"normalize_rewards": True}
+    assert of_environment("ppo", spec._replace(action=jf.Discrete(3))) == {"normalize_rewards": True}
     assert of_environment("sac", spec) == {}
 
 

@@ -200,7 +200,7 @@ def test_a_share_of_actions_is_random_and_none_is_forbidden(epsilon: float):
 
 def test_epsilon_may_be_a_schedule_of_the_run():
     algorithm = small_dqn(epsilon=jf.Linear(1.0, 0.2, 0.5), rollout_length=1)
-    seen: list[float] = []
+    seen: list[float | None] = []
     jf.learn(
         tiny.line(discrete=True),
         algorithm,
@@ -209,7 +209,8 @@ def test_epsilon_may_be_a_schedule_of_the_run():
         tell=lambda line: None,
         on_metrics=lambda row: seen.append(row["learn/epsilon"]) if row["kind"] == "train" else None,
     )
-    np.testing.assert_allclose(seen, [1.0 - 0.8 * min(tick / 6, 1.0) for tick in range(12)], rtol=1e-5)
+    assert seen[0] is None  # the first tick gives the statistics
+    np.testing.assert_allclose(seen[1:], [1.0 - 0.8 * min(tick / 6, 1.0) for tick in range(1, 12)], rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -229,3 +230,9 @@ def test_what_does_not_fit_is_refused(options, says):
         bind(small_dqn(**options), SPEC, 4)
     with pytest.raises(ValueError, match="algo=dqn does not work with the continuous actions of line: write algo=sac"):
         bind(small_dqn(), tiny.line(discrete=False).spec, 4)
+
+
+@pytest.mark.parametrize(("options", "tau"), [({}, 0.005), ({"target_period": 1000}, 1.0), ({"tau": 0.1}, 0.1)])
+def test_a_target_network_with_a_period_is_a_copy(options, tau):
+    assert jf.dqn(**options).hyper.tau == tau
+    assert jf.dqn(target_period=7, tau=0.5).hyper.tau == 0.5

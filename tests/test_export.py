@@ -68,7 +68,7 @@ def policy_of(obs, action, algo="ppo", *, normalized=True, seed=0, frame_stack=0
     parts = jax.tree_util.tree_map_with_path(
         lambda path, x: jnp.abs(x) if "'var'" in str(path[-1]) else x, numbers(0.0, 0.7, shapes)
     )
-    stats = RunningStats(jnp.float32(50.0), numbers(3.0, 0.3, spec.obs), numbers(200.0, 20.0, spec.obs))
+    stats = RunningStats(jnp.int32(50), numbers(3.0, 0.3, spec.obs), numbers(4.0, 0.4, spec.obs))
     stats = stats if normalized else None
     made_by = {"algo": algo, "options": made.options, "num_envs": 4, "normalize_observations": normalized}
     return make_policy(spec, agent.acting, PolicyParams(parts, stats), made_by)

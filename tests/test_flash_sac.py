@@ -241,7 +241,7 @@ def test_rewards_are_so_small_that_no_return_leaves_the_atoms():
     rewards = np.float32([[1.0, -3.0]])
     zeros = jnp.zeros((1, 2))
     data = Transition(zeros, zeros, rewards, zeros, zeros, zeros, zeros, ())
-    returns = RunningStats(jnp.float32(4), jnp.float32(0.0), jnp.float32(36.0))  # a deviation of 3
+    returns = RunningStats(jnp.int32(4), jnp.float32(0.0), jnp.float32(9.0))  # a deviation of 3
     for largest, divided_by in ((4.0, 3.0), (60.0, 12.0)):
         statistics = Statistics(RunningStats(zeros[0], zeros[0], zeros[0]), returns, jnp.float32(largest))
         scaled = scale_experience(data, statistics, jnp.float32(1.0), True, max_return=5.0)
@@ -289,10 +289,7 @@ def test_the_best_policy_of_the_probe_is_found():
         (dict(max_repeats=0), "max_repeats=0: write a positive number"),
         (dict(num_atoms=1), "num_atoms=1 and max_return=2.0: write such as 101 and 5.0"),
         (dict(max_return=0.0), "max_return=0.0: write a number of at least"),
-        (
-            dict(critic_hidden=(4, 8)),
-            r"residual blocks of different or no sizes, \[4, 8\]: write at least one size, all equal",
-        ),
+        (dict(critic_hidden=(4, 8)), r"residual blocks of sizes \[4, 8\]: write at least one size, all equal"),
     ],
 )
 def test_what_cannot_be_is_refused(options, message):

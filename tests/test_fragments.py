@@ -1,5 +1,6 @@
 """The train step as a whole: the effects of overlap, warm-up, seeds, hyper-parameters, refusals."""
 
+import itertools
 from functools import cache
 
 import jax
@@ -99,14 +100,24 @@ def test_actor_and_critic_of_ppo_learn_the_same_side_by_side_as_in_turns():
 def test_overlapped_sampling_learns_from_the_batches_of_the_last_tick():
     graph, init, tick = train_step("ppo", "sampling")
     learn = next(f for f in graph.fragments if f.name == "learn")
-    states, _ = run(init(), tick, 3)
-    assert not moved(learners(states[0]), learners(states[1]))  # no rollout exists before the first tick
-    step_key = jax.random.fold_in(jax.random.fold_in(states[1].key, 1), graphs.stable_hash("learn"))
-    old = {"batches": states[1].channels["batches"]}  # written in tick 0
-    private, _, _ = jax.jit(learn.step)(states[1].private["learn"], old, states[1].hyper, step_key, states[1].tick)
-    assert moved(states[1].private["learn"], private)
-    assert_close(private, states[2].private["learn"], atol=1e-6)
-    assert moved(states[1].channels["batches"].data, states[2].channels["batches"].data)
+    states, _ = run(init(), tick, 4)
+    assert not moved(learners(states[0]), learners(states[2]))  # the rollout of tick 0 is not normalized
+    step_key = jax.random.fold_in(jax.random.fold_in(states[2].key, 2), graphs.stable_hash("learn"))
+    old = {"batches": states[2].channels["batches"]}  # written in tick 1
+    private, _, _ = jax.jit(learn.step)(states[2].private["learn"], old, states[2].hyper, step_key, states[2].tick)
+    assert moved(states[2].private["learn"], private)
+    assert_close(private, states[3].private["learn"], atol=1e-6)
+    assert moved(states[2].channels["batches"].data, states[3].channels["batches"].data)
+
+
+@pytest.mark.parametrize(("normalized", "first"), [(True, 1), (False, 0)])
+def test_nothing_is_learned_from_the_rollout_before_the_statistics(normalized, first):
+    algorithm = small_ppo(normalize_observations=normalized, normalize_rewards=False)
+    graph, _ = build_graph(tiny.line(discrete=True), algorithm)
+    tick = jax.jit(lambda state: graphs.tick(graph, state))
+    states, _ = run(jax.jit(lambda: graphs.init(graph, KEY, algorithm.hyper))(), tick, 2)
+    changed = [moved(learners(a), learners(b)) for a, b in itertools.pairwise(states)]
+    assert changed == [first == 0, True]
 
 
 @pytest.mark.parametrize("recurrent_size", [0, 4], ids=["feed_forward", "recurrent"])
@@ -190,7 +201,7 @@ def test_rewards_are_normalized_with_or_without_observations():
     # Discounted returns by hand: 1, 2.5 | 3 (the first ended); 0, 4, 2. Unfinished returns are carried over.
     np.testing.assert_allclose(private.discounted, [3.0, 2.0])
     returns = outputs["statistics"].returns
-    np.testing.assert_allclose(returns.m2 / 6, np.var([1, 2.5, 3, 0, 4, 2]), rtol=1e-5)
+    np.testing.assert_allclose(returns.variance, np.var([1, 2.5, 3, 0, 4, 2]), rtol=1e-5)
     assert sum(float(jnp.sum(jnp.abs(x))) for x in jax.tree.leaves(outputs["statistics"].obs)) == 0.0
 
 

@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 
 import jaxrl_fast as jf
-from jaxrl_fast.learning.run_graph import build_graph
+from jaxrl_fast.learning.run_graph import bind, build_graph
 from jaxrl_fast.training.job import plan_run
 from jaxrl_fast.training.recorder import summarize_metrics
 from jaxrl_fast.training.run_folder import RunFolder, write_summary
@@ -148,7 +149,7 @@ def test_a_run_folder_holds_what_the_design_names(tmp_path):
     assert len(episodes) == 2 * 2 * 3
     assert {e["return"] for e in episodes} == {"50.0"}
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert summary["eval_return_mean"] == 50.0 and summary["updates"] == result.summary["updates"] == 10 * 16
+    assert summary["eval_return_mean"] == 50.0 and summary["updates"] == result.summary["updates"] == 9 * 16
     assert summary["update_frame_hz"] == pytest.approx(summary["update_hz"] * summary["batch_size"])
     assert (tmp_path / "curve.png").stat().st_size > 5000
     assert (tmp_path / "policy" / "policy.json").exists()
@@ -210,3 +211,11 @@ def test_the_clock_of_a_curve_never_shows_a_time_before_the_run(times):
     to_time, to_steps = _steps_to_time(steps, np.array(times))
     assert to_time(0.0) >= 0.0
     assert to_steps(to_time(8000.0)) == pytest.approx(8000.0)
+
+
+def test_a_run_beyond_the_counters_is_refused():
+    env = tiny.line(discrete=True, num_envs=2)
+    agent = bind(jf.dqn(buffer_size=64, batch_size=4, warmup_steps=8), env.spec, env.num_envs)
+    assert plan_run(env, agent, 2**31, None).num_chunks > 0
+    with pytest.raises(ValueError, match="total_steps=2,147,483,649: write num_envs=3 or fewer steps"):
+        plan_run(env, agent, 2**31 + 1, None)

@@ -66,3 +66,12 @@ def test_temperature_rises_where_the_policy_is_less_random_than_wanted():
 def test_no_gradient_of_the_temperature_loss_reaches_the_policy():
     grad = jax.grad(losses.temperature, argnums=1)(jnp.float32(0.3), jnp.float32(-2.0), jnp.float32(-1.0))
     assert grad == 0.0
+
+
+@pytest.mark.parametrize("advantage", [-2.0, 2.0])
+@pytest.mark.parametrize("log_ratio", [-1e4, -89.0, 0.1, 19.9, 89.0, 1e4])
+def test_the_surrogate_of_any_ratio_has_finite_gradients(log_ratio, advantage):
+    loss, slope = jax.value_and_grad(losses.clipped_surrogate)(*map(jnp.float32, (log_ratio, advantage, 0.2)))
+    assert np.isfinite(loss) and np.isfinite(slope)
+    if abs(log_ratio) < 20:
+        np.testing.assert_allclose(losses.ratio_of(jnp.float32(log_ratio)), np.exp(np.float32(log_ratio)), rtol=1e-5)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrl_fast.numerics.normalization import init_stats, normalize, update_stats
+from jaxrl_fast.numerics.normalization import RunningStats, init_stats, normalize, update_stats, with_variances
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 
@@ -28,7 +28,7 @@ def test_any_split_into_batches_gives_the_statistics_of_all_data(borders):
     stats = after(*np.split(DATA, sorted(borders)))
     assert stats.samples == 24
     np.testing.assert_allclose(stats.mean, DATA.mean(0, dtype=np.float64), rtol=1e-5, atol=1e-4)
-    np.testing.assert_allclose(stats.m2 / stats.samples, DATA.var(0, dtype=np.float64), rtol=1e-4)
+    np.testing.assert_allclose(stats.variance, DATA.var(0, dtype=np.float64), rtol=1e-4)
 
 
 def test_both_axes_of_a_rollout_are_merged():
@@ -39,7 +39,7 @@ def test_both_axes_of_a_rollout_are_merged():
 def test_a_large_offset_does_not_swallow_the_variance():
     data = (np.float64(DATA[:, :1]) * 0.01 + 1000.0).astype(np.float32)
     stats = after(data[:7], data[7:], shape=(1,))
-    np.testing.assert_allclose(stats.m2 / stats.samples, np.var(np.float64(data), 0), rtol=0.02)
+    np.testing.assert_allclose(stats.variance, np.var(np.float64(data), 0), rtol=0.02)
 
 
 def test_normalized_data_has_mean_zero_and_variance_one():
@@ -70,3 +70,46 @@ def test_masks_and_integers_pass_through_a_dictionary_observation():
     np.testing.assert_array_equal(out["count"], obs["count"])
     assert out["count"].dtype == jnp.int32
     np.testing.assert_allclose(out["x"], [[-1.0], [1.0]], rtol=1e-5)
+
+
+@pytest.mark.parametrize("samples", [2**24, 2**30, 2**31 - 1])
+@pytest.mark.parametrize("size", [1, 64, 4096])
+def test_long_runs_keep_mean_and_variance(samples, size):
+    start = RunningStats(jnp.int32(samples), jnp.float32([3.0]), jnp.float32([1.0]))
+
+    def step(stats: RunningStats, key: jax.Array) -> tuple[RunningStats, None]:
+        return update_stats(stats, 3.0 + jax.random.normal(key, (size, 1)), 1), None
+
+    ticks = 40_000 if size < 4096 else 1_000
+    stats, _ = jax.jit(lambda: jax.lax.scan(step, start, jax.random.split(jax.random.key(0), ticks)))()
+    np.testing.assert_allclose(stats.mean, [3.0], atol=0.02)
+    np.testing.assert_allclose(stats.variance, [1.0], atol=0.02)
+    assert 0 < stats.samples <= 2**31 - 1
+
+
+def test_a_long_run_follows_observations_that_change():
+    start = RunningStats(jnp.int32(2**31 - 1), jnp.float32([0.0]), jnp.float32([1.0]))
+    ticks = 2**21
+
+    def step(i: jax.Array, stats: RunningStats) -> RunningStats:
+        return update_stats(stats, jnp.float32([[99.0], [101.0]]), 1)
+
+    stats = jax.jit(lambda: jax.lax.fori_loop(0, ticks, step, start))()
+    faded = np.exp(-2.0)  # of a weight of 2^-20 in 2^21 ticks
+    np.testing.assert_allclose(stats.mean, [100.0 * (1 - faded)], rtol=2e-3)
+    np.testing.assert_allclose(stats.variance, [1.0 + 1e4 * faded * (1 - faded)], rtol=2e-3)
+
+
+@pytest.mark.parametrize("separator", ["/", "."])
+@pytest.mark.parametrize("seeds", [(), (2,)])
+def test_stored_sums_of_squares_are_read_as_variances(separator, seeds):
+    count = np.full(seeds, 50.0, np.float32)
+    sums = {"a": np.full((*seeds, 3), 200.0, np.float32), "b": np.full((*seeds,), 100.0, np.float32)}
+    old = {f"obs{separator}samples": count, f"obs{separator}mean{separator}a": sums["a"] / 100, "tick": np.int32(4)}
+    old |= {f"obs{separator}m2{separator}{name}": x for name, x in sums.items()}
+    new = with_variances(old)
+    assert new[f"obs{separator}samples"].dtype == np.int32 and np.all(new[f"obs{separator}samples"] == 50)
+    assert [n for n in new if "m2" in n] == [] and new["tick"] == 4
+    np.testing.assert_array_equal(new[f"obs{separator}variance{separator}a"], np.full((*seeds, 3), 4.0))
+    np.testing.assert_array_equal(new[f"obs{separator}variance{separator}b"], np.full(seeds, 2.0))
+    assert with_variances(new) == new or all(np.array_equal(with_variances(new)[n], new[n]) for n in new)

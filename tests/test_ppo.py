@@ -96,7 +96,7 @@ def test_the_global_norm_is_clipped_and_not_each_number():
     ("options", "says"),
     [
         (dict(optimizer="lion"), "optimizer=lion: write one of adam, adamw, radam, rmsprop"),
-        (dict(weight_decay=0.1), "optimizer=adam has no weight decay: write optimizer=adamw"),
+        (dict(weight_decay=0.1), "optimizer=adam:1e-5 has no weight decay: write optimizer=adamw"),
     ],
 )
 def test_an_optimizer_that_does_not_fit_is_refused(options, says):
@@ -115,13 +115,13 @@ def rollout(steps: int, envs: int) -> Transition:
 
 def test_rewards_are_divided_by_the_deviation_of_returns_and_observations_normalized():
     data = rollout(2, 2)
-    obs = RunningStats(jnp.float32(4), jnp.float32([1.0, 2.0]), jnp.float32([16.0, 4.0]))
-    statistics = Statistics(obs, RunningStats(jnp.float32(4), jnp.float32(7.0), jnp.float32(36.0)))
+    obs = RunningStats(jnp.int32(4), jnp.float32([1.0, 2.0]), jnp.float32([4.0, 1.0]))
+    statistics = Statistics(obs, RunningStats(jnp.int32(4), jnp.float32(7.0), jnp.float32(9.0)))
     scaled = scale_experience(data, statistics, jnp.float32(0.5), True)
     np.testing.assert_allclose(scaled.reward, data.reward * 0.5 / 3.0, rtol=1e-4)
     np.testing.assert_allclose(scaled.obs, (data.obs - [1.0, 2.0]) / [2.0, 1.0], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(scaled.next_obs, (data.next_obs - [1.0, 2.0]) / [2.0, 1.0], rtol=1e-4, atol=1e-5)
-    silent = statistics._replace(returns=RunningStats(jnp.float32(4), jnp.float32(0.0), jnp.float32(0.0)))
+    silent = statistics._replace(returns=RunningStats(jnp.int32(4), jnp.float32(0.0), jnp.float32(0.0)))
     first = scale_experience(data._replace(reward=np.float32([[1.0, -1.0]])), silent, jnp.float32(1.0), True).reward
     np.testing.assert_array_equal(first, [[10.0, -10.0]])  # the first reward of a sparse environment does not explode
     raw = scale_experience(data, statistics, jnp.float32(0.5), False)

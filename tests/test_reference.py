@@ -41,7 +41,7 @@ def like(example: Any, tree: Any) -> Any:
 def statistics(state: Any) -> tuple:
     """Return the running statistics of observations in the engine's state."""
     own = state.private["statistics"].statistics.obs
-    return own.samples, own.mean, own.m2
+    return own.samples, own.mean, own.variance
 
 
 def sampler(state: Any) -> dict[str, Any]:

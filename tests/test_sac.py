@@ -1,5 +1,7 @@
 """SAC's targets and updates against slow NumPy references."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 import references
 import tiny
 
+import jaxrl_fast as jf
 from jaxrl_fast.algorithms.sac import SacHyper, sac
 from jaxrl_fast.core import Transition
 from jaxrl_fast.learning.algorithm import Replay, ReplayBatch
@@ -178,3 +181,11 @@ def test_actions_stay_within_their_bounds_and_greedy_is_the_mode(parts):
 def test_sizes_that_do_not_fit_are_refused_at_build_time(options, message):
     with pytest.raises(ValueError, match=message):
         bind(small_sac(**options), SPEC, 4)
+
+
+def test_a_line_tells_that_the_temperature_is_at_its_bound():
+    told: list[str] = []
+    sizes: dict[str, Any] = dict(batch_size=8, buffer_size=64, warmup_steps=8, policy_hidden=(4,), critic_hidden=(4,))
+    unreachable = jf.sac(target_entropy_per_action=100.0, temperature_learning_rate=5.0, **sizes)
+    jf.learn(tiny.line(discrete=False), unreachable, total_steps=120, eval_episodes=2, tell=told.append)
+    assert len([line for line in told if "the temperature is at its bound" in line]) == 1

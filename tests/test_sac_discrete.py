@@ -1,5 +1,7 @@
 """Discrete SAC's updates against slow NumPy references."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,9 +10,12 @@ import references
 import tiny
 
 import jaxrl_fast as jf
+from jaxrl_fast.core import MultiDiscrete
+from jaxrl_fast.learning.acting import TEMPERATURES, temperature_optimizer
 from jaxrl_fast.learning.algorithm import ReplayBatch
 from jaxrl_fast.learning.run_graph import bind
 from jaxrl_fast.learning.updates import init_part, update
+from jaxrl_fast.numerics import distributions
 
 RNG = np.random.default_rng(3)
 B, GAMMA = 6, 0.9
@@ -134,3 +139,27 @@ def test_continuous_actions_are_refused():
     message = "algo=sac_discrete does not work with the continuous actions of line: write algo=sac"
     with pytest.raises(ValueError, match=message):
         bind(small(), tiny.line(discrete=False).spec, 4)
+
+
+def test_the_target_entropy_counts_only_the_actions_that_are_allowed():
+    mask = jnp.array([[True, True, False, False], [True, False, False, False], [True, True, True, True]])
+    dist = distributions.categorical(jnp.zeros((3, 4)), mask)
+    np.testing.assert_allclose(distributions.largest_entropy(dist), np.log([2, 1, 4]), rtol=1e-6)
+    parts = distributions.of_outputs(MultiDiscrete((2, 3)), jnp.zeros(5), jnp.array([True, True, False, True, True]))
+    np.testing.assert_allclose(distributions.largest_entropy(parts), np.log(2) + np.log(2), rtol=1e-6)
+
+
+def test_a_temperature_stops_at_its_bounds():
+    optimizer = temperature_optimizer()(Rates(10.0, 1.0))
+    for gradient, bound in ((-1.0, TEMPERATURES[1]), (1.0, TEMPERATURES[0])):
+        log_temperature = jnp.float32(0.0)
+        state = optimizer.init(log_temperature)
+        for _ in range(20):
+            change, state = optimizer.update(jnp.float32(gradient), state, log_temperature)
+            log_temperature = log_temperature + change
+        np.testing.assert_allclose(jnp.exp(log_temperature), bound, rtol=1e-5)
+
+
+class Rates(NamedTuple):
+    temperature_learning_rate: float
+    max_grad_norm: float

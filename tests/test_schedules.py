@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxrl_fast as jf
 from jaxrl_fast.numerics.optimizers import Cosine, Linear, resolve, schedules, value_at
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
@@ -44,3 +45,10 @@ def test_schedules_are_found_by_name():
 def test_the_ends_of_a_schedule_can_be_swept():
     values = jax.vmap(lambda start: value_at(Linear(start, 0.0), jnp.float32(0.5)))(jnp.float32([1.0, 2.0]))
     np.testing.assert_allclose(values, [0.5, 1.0])
+
+
+@pytest.mark.parametrize("until", [0, -0.5, 1.5, float("nan")])
+@pytest.mark.parametrize("kind", [jf.Linear, jf.Cosine])
+def test_a_schedule_that_ends_outside_of_the_run_is_refused(kind, until):
+    with pytest.raises(ValueError, match=r"learning_rate=.*write a number or a schedule"):
+        jf.ppo(learning_rate=kind(1e-3, 0.0, until))

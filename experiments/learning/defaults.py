@@ -46,8 +46,8 @@ STEPS: dict[str, dict[str, tuple[int, ...]]] = {
     "td3": dict.fromkeys(CONTINUOUS, (20_000,)),
     "dqn": dict.fromkeys(DISCRETE, (50_000,)),
 }
-"""Environment steps by algorithm and environment. The learning rates of the others are constant, so that a run of
-theirs of the largest number shows the smaller ones, too; ours may fall, so that each number is a run.
+"""Environment steps by algorithm and environment. A run of the largest number shows the smaller ones, too: PPO's
+settings follow the length of a run only from a million steps on.
 """
 WHO = {"ppo": ("sb3",), "sac": ("sbx",), "td3": ("sbx",), "dqn": ("sbx",)}
 """Contenders. SBX has the settings of Stable-Baselines3, and is several times faster where networks are large."""
@@ -63,7 +63,7 @@ def ours(algo: str, env: str, steps: int, seed: int, core: int) -> dict[str, Any
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "run"
         words = ["-m", "jaxrl_fast.train", *words_of(env), f"algo={algo}", "tuned=false", f"total_steps={steps}"]
-        words += [f"seed={seed}", f"eval.every={steps // EVALUATIONS}", f"eval.episodes={EPISODES}"]
+        words += [f"seed={seed}", f"eval.every={every(steps)}", f"eval.episodes={EPISODES}"]
         began = time.time()
         run(core, [sys.executable, *words, "checkpoint.keep=0", "log=none", f"run_dir={folder}"], place)
         curve = [(p["env_steps"], p["returns"][0], p["wall_s"]) for p in read_curve(folder)]
@@ -74,9 +74,13 @@ def ours(algo: str, env: str, steps: int, seed: int, core: int) -> dict[str, Any
 
 def theirs(library: str, algo: str, env: str, steps: int, seed: int, core: int) -> dict[str, Any]:
     """Make a run of another library, or random actions."""
-    every = 20_000 if steps % 100_000 == 0 else steps // EVALUATIONS
-    words = ["peer_defaults.py", library, algo, env, str(seed), str(steps), str(every)]
+    words = ["peer_defaults.py", library, algo, env, str(seed), str(steps), str(every(steps))]
     return json.loads(run(core, [str(PEERS), *words], ROOT / "experiments" / "bench").splitlines()[-1])
+
+
+def every(steps: int) -> int:
+    """Return the steps between evaluations."""
+    return 20_000 if steps % 100_000 == 0 else steps // EVALUATIONS
 
 
 def run(core: int, command: list[str], place: Any) -> str:
@@ -98,8 +102,7 @@ def tasks(words: list[str]) -> list[tuple[str, str, str, int, int]]:
             for env, numbers in STEPS[algo].items():
                 if any(word in (*DISCRETE, *CONTINUOUS) for word in words) and env not in words:
                     continue
-                found += [("ours", algo, env, steps, seed) for steps in numbers]
-                found += [(library, algo, env, max(numbers), seed) for library in WHO[algo]]
+                found += [(contender, algo, env, max(numbers), seed) for contender in ("ours", *WHO[algo])]
                 found += [("random", "ppo", env, 0, seed)]
     who = option(words, "who", None)
     return list(dict.fromkeys(task for task in found if who in (None, task[0])))
@@ -135,4 +138,5 @@ if __name__ == "__main__":
     runs = read()
     found = lines(runs, STEPS, WHO)
     write_page(found, f"Machines: {', '.join(sorted({run['machine'] for run in runs.values()}))}.")
-    draw(found, PICTURE)
+    if found:
+        draw(found, PICTURE)

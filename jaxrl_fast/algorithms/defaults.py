@@ -12,7 +12,6 @@ import jax
 
 from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.core import Box, EnvSpec, is_image
-from jaxrl_fast.numerics.optimizers import Linear
 
 
 class Environments(Protocol):
@@ -55,23 +54,15 @@ def of_environment(algo: str, spec: EnvSpec) -> dict[str, Any]:
     """
     if algo not in ("ppo", "ippo", "mappo"):
         return {}
-    found: dict[str, Any] = {"normalize_rewards": True, "learning_rate": FALLING_RATE} if algo == "ppo" else {}
+    found: dict[str, Any] = {"normalize_rewards": True} if algo == "ppo" else {}
     if isinstance(spec.action, Box):
         found |= CONTINUOUS | (_of_ppo(spec, spec.action) if algo == "ppo" else {})
     return found
 
 
 _REWARDS = ("entropy_coef", "normalize_rewards")
-FOLLOWING = {
-    "ppo": (*_REWARDS, "initial_deviation", "learning_rate", "normalize_observations"),
-    "ippo": _REWARDS,
-    "mappo": _REWARDS,
-}
+FOLLOWING = {"ppo": (*_REWARDS, "initial_deviation", "normalize_observations"), "ippo": _REWARDS, "mappo": _REWARDS}
 """Settings by algorithm that `of_environment` may choose."""
-FALLING_RATE = Linear(6e-4, 0.0)
-"""PPO's learning rate; its mean is Stable-Baselines3's rate. It falls, because a constant rate loses again what it
-reached: Hopper-v5 after 300,000 steps 1,820 (5 seeds), with a constant 3e-4 1,604 (3 seeds).
-"""
 CONTINUOUS: dict[str, Any] = {"normalize_rewards": True, "entropy_coef": 0.0}
 """The value network does not reach rewards of any magnitude: Pendulum-v1 -1,131, with normalized rewards -169 (with
 discrete actions, LunarLander-v3 69 and 150). Continuous actions need no bonus for entropy.

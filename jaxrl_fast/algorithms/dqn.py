@@ -39,6 +39,7 @@ from jaxrl_fast.numerics.optimizers import (
     ANY,
     FROM_0_TO_1,
     OptimizerName,
+    OptionalRate01,
     Rate0,
     Rate01,
     check_optimizer,
@@ -77,7 +78,7 @@ def dqn(
     learning_rate: Rate0 = 3e-4,
     discount: Rate01 = 0.99,
     epsilon: Rate01 = FALLING_EPSILON,
-    tau: Rate01 = 0.005,
+    tau: OptionalRate01 = None,
     max_grad_norm: Rate0 = 10.0,
     reward_scale: Rate0 = 1.0,
     weight_decay: Rate0 = 0.0,
@@ -119,7 +120,8 @@ def dqn(
         learning_rate: Learning rate of all networks.
         discount: Discount factor γ per step.
         epsilon: Share of random actions.
-        tau: Weight of the new params in the target network every ``target_period`` updates, 0 to 1.
+        tau: Weight of the new params in the target network every ``target_period`` updates, 0 to 1; None for 0.005, or
+            1 (a copy) with a period of several updates.
         max_grad_norm: Norm to which the gradients of each network are clipped.
         reward_scale: Factor of the rewards.
         weight_decay: Weight decay of AdamW; 0 for other optimizers.
@@ -148,14 +150,16 @@ def dqn(
         layer_norm: Whether to normalize the hidden layers.
         recurrent_size: Size of a GRU before the hidden layers (DRQN); 0 for none.
         cnn: Convolutions for images (`make_network`).
-        optimizer: Name in `OPTIMIZERS`.
+        optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants ``adam:epsilon:beta1:beta2`` or
+            ``rmsprop:epsilon:decay``.
         precision: "f32", or "bf16" for dense layers and convolutions.
         q_loss: ``(q, target) -> loss`` of a "scalar" head, on scalars.
 
     Returns:
         The algorithm.
     """
-    rates = learning_rate, discount, epsilon, tau, max_grad_norm, reward_scale, weight_decay, importance_exponent
+    weight = (1.0 if target_period > 1 else 0.005) if tau is None else tau
+    rates = learning_rate, discount, epsilon, weight, max_grad_norm, reward_scale, weight_decay, importance_exponent
     hyper = DqnHyper(*rates)
     shared: dict[str, Any] = dict(
         activation=activation, layer_norm=layer_norm, recurrent_size=recurrent_size, cnn=cnn, precision=precision
@@ -202,7 +206,7 @@ def critic_part(
         data: Data of the updates.
         double: Whether the online network selects the target's action.
         target_period: Updates between two steps of the target network.
-        optimizer: Name in `OPTIMIZERS`.
+        optimizer: `OptimizerName`.
 
     Returns:
         The part.

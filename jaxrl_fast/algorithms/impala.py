@@ -84,7 +84,7 @@ def impala(
     layer_norm: bool = False,
     recurrent_size: int = 0,
     cnn: Cnn = "auto",
-    optimizer: OptimizerName = "rmsprop",
+    optimizer: OptimizerName = "rmsprop:2.4e-7:0.99",
     precision: Precision = "f32",
     value_loss: Callable[[jax.Array, jax.Array], jax.Array] = losses.squared_error,
 ) -> Algorithm:
@@ -113,7 +113,8 @@ def impala(
         layer_norm: Whether to normalize the hidden layers.
         recurrent_size: Size of a GRU before the hidden layers; 0 for none.
         cnn: Convolutions for images (`make_network`).
-        optimizer: Name in `OPTIMIZERS`.
+        optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants ``adam:epsilon:beta1:beta2`` or
+            ``rmsprop:epsilon:decay``.
         precision: "f32", or "bf16" for dense layers and convolutions.
         value_loss: ``(value, target) -> loss``, on scalars.
 
@@ -154,7 +155,7 @@ def agent_part(space: Actions, network: Network, value_loss: Callable, optimizer
         space: Action space.
         network: Network with the heads ``policy`` and ``value``.
         value_loss: Loss of a value and its target.
-        optimizer: Name in `OPTIMIZERS`.
+        optimizer: `OptimizerName`.
 
     Returns:
         The part.
@@ -169,8 +170,8 @@ def agent_part(space: Actions, network: Network, value_loss: Callable, optimizer
             outputs, memory = over_rollout(network, params, batch, "agent")
             dist, value = policy_of(space, outputs["policy"], batch.obs), outputs["value"][..., 0]
             log_prob = distributions.log_prob(dist, batch.extras["raw_action"])
-            log_ratio = jax.lax.stop_gradient(log_prob) - batch.extras["log_prob"]
-            target, advantage = traces(jax.lax.stop_gradient((params, value, memory)), jnp.exp(log_ratio), batch, hyper)
+            ratio = losses.ratio_of(jax.lax.stop_gradient(log_prob) - batch.extras["log_prob"])
+            target, advantage = traces(jax.lax.stop_gradient((params, value, memory)), ratio, batch, hyper)
             policy_loss = -jnp.mean(log_prob * advantage)
             regression = jnp.mean(elementwise(value_loss, value, target))
             entropy = jnp.mean(distributions.entropy(dist, key))
@@ -178,8 +179,8 @@ def agent_part(space: Actions, network: Network, value_loss: Callable, optimizer
                 "policy_loss": policy_loss,
                 "value_loss": regression,
                 "entropy": entropy,
-                "ratio_mean": jnp.mean(jnp.exp(log_ratio)),
-                "ratio_deviation": jnp.std(jnp.exp(log_ratio)),
+                "ratio_mean": jnp.mean(ratio),
+                "ratio_deviation": jnp.std(ratio),
             }
             return policy_loss + hyper.value_coef * regression - hyper.entropy_coef * entropy, metrics
 

@@ -45,7 +45,7 @@ def mappo(
     layer_norm: bool = False,
     recurrent_size: int = 0,
     cnn: Cnn = "auto",
-    optimizer: OptimizerName = "adam",
+    optimizer: OptimizerName = "adam:1e-5",
     precision: Precision = "f32",
     policy_loss: Callable[..., jax.Array] = losses.clipped_surrogate,
     value_loss: Callable[..., jax.Array] = losses.squared_error,
@@ -84,7 +84,8 @@ def mappo(
         layer_norm: Whether to normalize the hidden layers.
         recurrent_size: Size of a GRU before the hidden layers; 0 for none. With a GRU, minibatches are whole sequences.
         cnn: Convolutions for images (`make_network`).
-        optimizer: Name in `OPTIMIZERS`.
+        optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants ``adam:epsilon:beta1:beta2`` or
+            ``rmsprop:epsilon:decay``.
         precision: "f32", or "bf16" for dense layers and convolutions.
         policy_loss: ``(log_ratio, advantage, clip_range) -> loss``, on scalars.
         value_loss: ``(value, target) -> loss``, on scalars.

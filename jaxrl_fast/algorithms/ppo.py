@@ -113,7 +113,7 @@ def ppo(
     recurrent_size: int = 0,
     initial_deviation: Annotated[float, FROM_0] = 0.4,
     cnn: Cnn = "auto",
-    optimizer: OptimizerName = "adam",
+    optimizer: OptimizerName = "adam:1e-5",
     precision: Precision = "f32",
     policy_loss: Callable[..., jax.Array] = losses.clipped_surrogate,
     value_loss: Callable[..., jax.Array] = losses.squared_error,
@@ -150,7 +150,8 @@ def ppo(
         recurrent_size: Size of a GRU before the hidden layers; 0 for none. With a GRU, minibatches are whole sequences.
         initial_deviation: Standard deviation of continuous actions at the start, in half ranges, before the squashing.
         cnn: Convolutions for images (`make_network`).
-        optimizer: Name in `OPTIMIZERS`.
+        optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants ``adam:epsilon:beta1:beta2`` or
+            ``rmsprop:epsilon:decay``.
         precision: "f32", or "bf16" for dense layers and convolutions.
         policy_loss: ``(log_ratio, advantage, clip_range) -> loss``, on scalars.
         value_loss: ``(value, target) -> loss``, on scalars.
@@ -226,7 +227,7 @@ def actor_part(
         policy: Policy network.
         policy_loss: Loss of a log-ratio and an advantage.
         normalize_advantages: Whether to normalize advantages in each minibatch.
-        optimizer: Name in `OPTIMIZERS`.
+        optimizer: `OptimizerName`.
         mean: Mean over steps.
 
     Returns:
@@ -245,7 +246,7 @@ def actor_part(
             log_ratio = distributions.log_prob(dist, batch.extras["raw_action"]) - batch.extras["log_prob"]
             surrogate = elementwise(policy_loss, log_ratio, advantage, hyper.clip_range)
             loss, entropy = mean(surrogate, batch), mean(distributions.entropy(dist, key), batch)
-            change = jnp.expm1(log_ratio)
+            change = jnp.expm1(jnp.minimum(log_ratio, losses.MAX_LOG_RATIO))
             metrics = {"policy_loss": loss, "entropy": entropy, "approx_kl": mean(change - log_ratio, batch)}
             metrics["clip_fraction"] = mean(jnp.abs(change) > hyper.clip_range, batch)
             return jnp.sum(loss - hyper.entropy_coef * entropy), jax.tree.map(jnp.mean, metrics)
@@ -271,18 +272,14 @@ def first_output(outputs: PyTree, obs: PyTree, action: jax.Array | None) -> jax.
 
 
 def critic_part(
-    value: Network,
-    value_loss: Callable,
-    optimizer: OptimizerName,
-    value_of: ValueOf = first_output,
-    mean: Mean = over_all_steps,
+    value: Network, value_loss: Callable, optimizer: str, value_of: ValueOf = first_output, mean: Mean = over_all_steps
 ) -> Part:
     """Build the value network's part: regression on the targets.
 
     Args:
         value: Value network.
         value_loss: Loss of a value and its target.
-        optimizer: Name in `OPTIMIZERS`.
+        optimizer: `OptimizerName`.
         value_of: Computes values from the network's outputs.
         mean: Mean over steps.
 

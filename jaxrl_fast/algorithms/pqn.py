@@ -105,7 +105,8 @@ def pqn(
         layer_norm: Whether to normalize the hidden layers.
         recurrent_size: Size of a GRU before the hidden layers; 0 for none. With a GRU, minibatches are whole sequences.
         cnn: Convolutions for images (`make_network`).
-        optimizer: Name in `OPTIMIZERS`.
+        optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants ``adam:epsilon:beta1:beta2`` or
+            ``rmsprop:epsilon:decay``.
         precision: "f32", or "bf16" for dense layers and convolutions.
         q_loss: ``(q, target) -> loss``, on scalars.
 
@@ -198,7 +199,7 @@ def critic_part(q_network: Network, q_loss: Callable, optimizer: OptimizerName, 
     Args:
         q_network: Q-network.
         q_loss: Loss of a value and its target.
-        optimizer: Name in `OPTIMIZERS`.
+        optimizer: `OptimizerName`.
         value_taken: Computes the taken action's value from the network's outputs.
 
     Returns:

@@ -132,7 +132,8 @@ def sac(
         recurrent_size: Size of a GRU before the hidden layers; 0 for none.
         initial_temperature: Temperature at the start of the run.
         cnn: Convolutions for images (`make_network`).
-        optimizer: Name in `OPTIMIZERS`.
+        optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants ``adam:epsilon:beta1:beta2`` or
+            ``rmsprop:epsilon:decay``.
         precision: "f32", or "bf16" for dense layers and convolutions.
         critic_loss: ``(q, target) -> loss``, on scalars.
 
@@ -183,7 +184,7 @@ def critic_part(
         q_networks: Ensemble of Q-networks.
         data: Data of the updates.
         critic_loss: Loss of a value and its target.
-        optimizer: Name in `OPTIMIZERS`.
+        optimizer: `OptimizerName`.
 
     Returns:
         The part.
@@ -225,7 +226,7 @@ def actor_part(
         networks: Policy and temperature.
         q_networks: Ensemble of Q-networks.
         data: Data of the updates.
-        optimizer: Name in `OPTIMIZERS`.
+        optimizer: `OptimizerName`.
 
     Returns:
         The part.

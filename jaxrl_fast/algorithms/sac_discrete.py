@@ -5,7 +5,6 @@ as in SAC: the critic (two Q-networks with target networks) and the actor (the p
 over actions are exact, so updates sample nothing.
 """
 
-import math
 from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple
 
@@ -58,7 +57,7 @@ class SacDiscreteHyper(NamedTuple):
         temperature_learning_rate: Learning rate of the temperature's logarithm.
         discount: Discount factor γ per step.
         tau: Weight of the new params in target networks at each update, 0 to 1.
-        target_entropy_ratio: Target entropy as a share of the entropy of uniformly random actions.
+        target_entropy_ratio: Target entropy as a share of the entropy of random choices among the allowed actions.
         max_grad_norm: Norm to which the gradients of each network are clipped.
         reward_scale: Factor of the rewards.
         weight_decay: Weight decay of AdamW; 0 for other optimizers.
@@ -118,7 +117,7 @@ def sac_discrete(
         temperature_learning_rate: Learning rate of the temperature's logarithm.
         discount: Discount factor γ per step.
         tau: Weight of the new params in target networks at each update, 0 to 1.
-        target_entropy_ratio: Target entropy as a share of the entropy of uniformly random actions.
+        target_entropy_ratio: Target entropy as a share of the entropy of random choices among the allowed actions.
         max_grad_norm: Norm to which the gradients of each network are clipped.
         reward_scale: Factor of the rewards.
         weight_decay: Weight decay of AdamW; 0 for other optimizers.
@@ -141,7 +140,8 @@ def sac_discrete(
         recurrent_size: Size of a GRU before the hidden layers; 0 for none.
         initial_temperature: Temperature at the start of the run.
         cnn: Convolutions for images (`make_network`).
-        optimizer: Name in `OPTIMIZERS`.
+        optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants ``adam:epsilon:beta1:beta2`` or
+            ``rmsprop:epsilon:decay``.
         precision: "f32", or "bf16" for dense layers and convolutions.
         critic_loss: ``(q, target) -> loss``, on scalars.
 
@@ -195,7 +195,7 @@ def critic_part(
         q_networks: Ensemble of Q-networks.
         data: Data of the updates.
         critic_loss: Loss of a value and its target.
-        optimizer: Name in `OPTIMIZERS`.
+        optimizer: `OptimizerName`.
 
     Returns:
         The part.
@@ -282,15 +282,13 @@ def actor_part(
         networks: Policy and temperature.
         q_networks: Ensemble of Q-networks.
         data: Data of the updates.
-        optimizer: Name in `OPTIMIZERS`.
+        optimizer: `OptimizerName`.
 
     Returns:
         The part.
 
     Source: Christodoulou (2019), equations 12 (policy) and 11 (temperature), arXiv 1910.07207.
     """
-
-    largest_entropy = sum(math.log(size) for size in sizes_of(space))
 
     def gradients(
         own: Learned, peers: dict[str, Learned], batch: ReplayBatch, key: jax.Array, hyper: SacDiscreteHyper
@@ -302,12 +300,14 @@ def actor_part(
         def policy_loss(params: PyTree) -> tuple[jax.Array, Metrics]:
             logits = over_replay(data, networks["policy"], params, batch, "actor")
             dist = policy_of(space, logits, batch.obs)
+            assert not isinstance(dist, distributions.TanhNormal)
             loss = -jnp.mean(soft_value(space, dist, q, temperature))
-            return loss, {"policy_loss": loss, "entropy": jnp.mean(distributions.entropy(dist, key))}
+            target_entropy = hyper.target_entropy_ratio * jnp.mean(distributions.largest_entropy(dist))
+            metrics = {"entropy": jnp.mean(distributions.entropy(dist, key)), "target_entropy": target_entropy}
+            return loss, {"policy_loss": loss, **metrics}
 
         policy_grads, metrics = gradients_of(policy_loss, own.params["policy"])
-        target_entropy = hyper.target_entropy_ratio * largest_entropy
-        temperature_grad = temperature_gradient(log_temperature, metrics["entropy"], target_entropy)
+        temperature_grad = temperature_gradient(log_temperature, metrics["entropy"], metrics["target_entropy"])
         grads = {"policy": policy_grads, "temperature": temperature_grad}
         return GradientResult(grads, {**metrics, "temperature": temperature})
 

@@ -147,7 +147,8 @@ def td3(
         critic_layer_norm: Whether to normalize the critics' hidden layers.
         recurrent_size: Size of a GRU before the hidden layers; 0 for none.
         cnn: Convolutions for images (`make_network`).
-        optimizer: Name in `OPTIMIZERS`.
+        optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants ``adam:epsilon:beta1:beta2`` or
+            ``rmsprop:epsilon:decay``.
         precision: "f32", or "bf16" for dense layers and convolutions.
         critic_loss: ``(q, target) -> loss``, on scalars.
 
@@ -207,7 +208,7 @@ def critic_part(
         data: Data of the updates.
         critic_loss: Loss of a value and its target.
         policy_delay: Updates between two steps of the target networks.
-        optimizer: Name in `OPTIMIZERS`.
+        optimizer: `OptimizerName`.
 
     Returns:
         The part.
@@ -249,7 +250,7 @@ def actor_part(policy: Network, q_networks: Network, data: Replay, policy_delay:
         q_networks: Ensemble of Q-networks.
         data: Data of the updates.
         policy_delay: Updates between two steps of this part.
-        optimizer: Name in `OPTIMIZERS`.
+        optimizer: `OptimizerName`.
 
     Returns:
         The part.

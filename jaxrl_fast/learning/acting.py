@@ -84,13 +84,18 @@ def temperature_network(initial: float) -> Network:
     return scalar(lambda: jnp.log(jnp.float32(initial)))
 
 
+TEMPERATURES = 1e-8, 1e4
+"""Smallest and largest temperature. One that no policy can hold at its target entropy would grow without end."""
+
+
 def temperature_optimizer() -> MakeOptimizer:
-    """Return Adam with the learning rate ``hyper.temperature_learning_rate``.
+    """Return Adam with the learning rate ``hyper.temperature_learning_rate``, within `TEMPERATURES`.
 
     Returns:
         The factory of the optimizer.
     """
-    return make_optimizer("adam", rate=lambda hyper: hyper.temperature_learning_rate)
+    made = make_optimizer("adam", rate=lambda hyper: hyper.temperature_learning_rate)
+    return made._replace(bounds=tuple(map(math.log, TEMPERATURES)))
 
 
 def temperature_gradient(

@@ -407,8 +407,8 @@ def rollout_shapes(env: VecEnv | HostEnv, agent: BoundAgent) -> Transition:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct((agent.rollout_length, *x.shape), x.dtype), step)
 
 
-def _needs_statistics(agent: BoundAgent) -> bool:
-    return agent.normalize_observations or agent.normalize_rewards
+def _needs_statistics(agent: Agent | BoundAgent) -> bool:
+    return bool(agent.normalize_observations or agent.normalize_rewards)
 
 
 def _seen(statistics: Statistics | None, obs: PyTree) -> PyTree:
@@ -479,8 +479,10 @@ def bind(algorithm: Algorithm, spec: EnvSpec, num_envs: int, shards: int = MAX_S
         experience = off_policy_experience(agent, data, view, num_envs, memory=memory, max_shards=shards)
         if data.warmup_actions == "uniform" and data.warmup_steps:
             acting = uniform_first(acting, spec.action, data.warmup_steps)
+    # The first rollout is not normalized: losses of its raw numbers would be thousands of times too large.
+    warmup = max(sizes[-1], int(_needs_statistics(agent)))
     scaled = bool(agent.normalize_observations), agent.normalize_rewards, agent.max_return
-    others: Any = agent.rollout_length, *sizes, *scaled, spec.num_agents, products_of(agent, spec, steps)
+    others: Any = agent.rollout_length, *sizes[:-1], warmup, *scaled, spec.num_agents, products_of(agent, spec, steps)
     return BoundAgent(agent.parts, acting, experience, at_start(algorithm.hyper), *others)
 
 

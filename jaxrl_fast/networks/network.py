@@ -423,9 +423,7 @@ def make_network(
     heads = out if isinstance(out, dict) else {"": Head(out, out_scale, out_bias)}
     residual = torso == "residual"
     if residual and len(set(hidden)) != 1:
-        raise ValueError(
-            f"residual blocks of different or no sizes, {list(hidden)}: write at least one size, all equal"
-        )
+        raise ValueError(f"residual blocks of sizes {list(hidden)}: write at least one size, all equal")
     shape = tuple(hidden), tuple(heads.values()), ACTIVATIONS[activation]
     dense = ResidualTorso(*shape, precision) if residual else Mlp(*shape, layer_norm, batch_norm, precision)
     body = GruMlp(recurrent_size, dense) if recurrent_size else dense
@@ -455,9 +453,8 @@ def make_network(
         outputs, memories = result if recurrent_size else (result, ())
         return (_by_head(outputs, heads) if isinstance(out, dict) else outputs), memories
 
-    learning = without_statistics(apply)
-    if batch_norm or residual:
-        learning = _with_statistics(module, inputs, outputs_of)
+    counted = batch_norm or residual
+    learning = _with_statistics(module, inputs, outputs_of) if counted else without_statistics(apply)
     return Network(init, apply, learning, initial_memory, recurrent_size > 0, action_shape)
 
 

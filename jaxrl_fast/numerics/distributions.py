@@ -286,6 +286,19 @@ def entropy(dist: Distribution, key: jax.Array) -> jax.Array:
     return jnp.sum(gaussian + _log_tanh_slope(sample(dist, key)), axis=-1)
 
 
+def largest_entropy(dist: Categorical | MultiCategorical) -> jax.Array:
+    """Compute the entropy of uniformly random choices among the actions that no mask forbids.
+
+    Args:
+        dist: Distribution.
+
+    Returns:
+        Entropies ``[...]``.
+    """
+    allowed = jnp.sum(dist.logits > 0.5 * MASKED_LOGIT, axis=-1, dtype=jnp.float32)
+    return _over_parts(dist, jnp.log(jnp.maximum(allowed, 1.0)))
+
+
 def to_action(space: Actions, raw: jax.Array) -> jax.Array:
     """Map raw actions to the environment's actions.
 

@@ -3,14 +3,11 @@
 import jax
 import jax.numpy as jnp
 
+from jaxrl_fast.numerics.optimizers import Rate
+
 
 def gae(
-    reward: jax.Array,
-    discount: jax.Array,
-    value: jax.Array,
-    next_value: jax.Array,
-    done: jax.Array,
-    gae_lambda: jax.Array | float,
+    reward: jax.Array, discount: jax.Array, value: jax.Array, next_value: jax.Array, done: jax.Array, gae_lambda: Rate
 ) -> jax.Array:
     """Compute generalized advantage estimates.
 
@@ -139,6 +136,21 @@ def n_step(
     return jnp.sum(reward * alive * powers), bootstrap, last
 
 
+MAX_LOG_RATIO = 20.0
+
+
+def ratio_of(log_ratio: jax.Array) -> jax.Array:
+    """Compute a ratio of probabilities, at most ``exp(MAX_LOG_RATIO)``: infinity times 0 would be NaN in gradients.
+
+    Args:
+        log_ratio: Log-probability of an action minus its log-probability at sampling time.
+
+    Returns:
+        Ratios of the same shape.
+    """
+    return jnp.exp(jnp.minimum(log_ratio, MAX_LOG_RATIO))
+
+
 def clipped_surrogate(log_ratio: jax.Array, advantage: jax.Array, clip_range: jax.Array | float) -> jax.Array:
     """Compute PPO's clipped policy loss, to be minimized.
 
@@ -152,7 +164,7 @@ def clipped_surrogate(log_ratio: jax.Array, advantage: jax.Array, clip_range: ja
 
     Source: Schulman et al. (2017), equation 7, arXiv 1707.06347.
     """
-    ratio = jnp.exp(log_ratio)
+    ratio = ratio_of(log_ratio)
     clipped = jnp.clip(ratio, 1.0 - clip_range, 1.0 + clip_range)
     return -jnp.minimum(ratio * advantage, clipped * advantage)
 

@@ -1,30 +1,36 @@
 """Running mean and variance of pytrees, and normalization of observations and rewards.
 
-Batches are merged by Chan, Golub and LeVeque (1979). Keys named ``action_mask`` and leaves that are not floating point
+Batches are merged as by Chan, Golub and LeVeque (1979), with the variance instead of a sum of squares, which in float32
+would grow while the count of a long run stands. Keys named ``action_mask`` and leaves that are not floating point
 are returned unchanged. Observations and rewards are normalized when batches are made; stored data stays raw.
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jaxrl_fast.core import EnvSpec, PyTree, Transition, is_image
+from jaxrl_fast.core import MAX_SIZE, EnvSpec, PyTree, Transition, is_image
+
+MAX_BATCHES = 2**20
+"""Batches after which the count stands, so that older data fades; float32 would round smaller weights away."""
 
 
 class RunningStats(NamedTuple):
     """Mean and variance of all elements merged so far.
 
     Attributes:
-        samples: Number of elements, float32 scalar.
+        samples: Number of elements, int32 scalar, of at most `MAX_BATCHES` batches.
         mean: Mean of each number of an element, in the shape of one element.
-        m2: Sum of squared deviations from the mean; the variance is ``m2 / samples``.
+        variance: Variance of each number of an element.
     """
 
     samples: jax.Array
     mean: PyTree
-    m2: PyTree
+    variance: PyTree
 
 
 def init_stats(spec: PyTree) -> RunningStats:
@@ -40,7 +46,7 @@ def init_stats(spec: PyTree) -> RunningStats:
     def zeros(x: jax.ShapeDtypeStruct) -> jax.Array:
         return jnp.zeros(x.shape, jnp.float32)
 
-    return RunningStats(jnp.zeros((), jnp.float32), jax.tree.map(zeros, spec), jax.tree.map(zeros, spec))
+    return RunningStats(jnp.zeros((), jnp.int32), jax.tree.map(zeros, spec), jax.tree.map(zeros, spec))
 
 
 def update_stats(stats: RunningStats, batch: PyTree, batch_axes: int) -> RunningStats:
@@ -55,19 +61,41 @@ def update_stats(stats: RunningStats, batch: PyTree, batch_axes: int) -> Running
         The merged statistics.
     """
     axes = tuple(range(batch_axes))
-    size = float(math.prod(jax.tree.leaves(batch)[0].shape[:batch_axes]))
-    count = stats.samples + size
+    size = math.prod(jax.tree.leaves(batch)[0].shape[:batch_axes])
+    count = jnp.minimum(stats.samples, min(size * MAX_BATCHES, MAX_SIZE) - size) + size
+    weight = size / count.astype(jnp.float32)
 
-    def merge(mean: jax.Array, m2: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def merge(mean: jax.Array, variance: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         x = x.astype(jnp.float32)
         batch_mean = jnp.mean(x, axis=axes)
-        batch_m2 = jnp.sum(jnp.square(x - jnp.expand_dims(batch_mean, axes)), axis=axes)
+        batch_variance = jnp.mean(jnp.square(x - jnp.expand_dims(batch_mean, axes)), axis=axes)
         delta = batch_mean - mean
-        return mean + delta * (size / count), m2 + batch_m2 + jnp.square(delta) * (stats.samples * size / count)
+        spread = batch_variance + (1.0 - weight) * jnp.square(delta)
+        return mean + weight * delta, variance + weight * (spread - variance)
 
-    merged = jax.tree.map(merge, stats.mean, stats.m2, batch)
-    mean, m2 = jax.tree.transpose(jax.tree.structure(stats.mean), jax.tree.structure((0, 0)), merged)
-    return RunningStats(count, mean, m2)
+    merged = jax.tree.map(merge, stats.mean, stats.variance, batch)
+    mean, variance = jax.tree.transpose(jax.tree.structure(stats.mean), jax.tree.structure((0, 0)), merged)
+    return RunningStats(count, mean, variance)
+
+
+def with_variances(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert stored statistics of version 0.2.0 and before, which had a float count and sums of squared deviations.
+
+    Args:
+        arrays: Arrays by paths such as ``obs/samples`` or ``statistics.obs.samples``.
+
+    Returns:
+        The arrays with variances by the paths of today.
+    """
+    found = dict(arrays)
+    for path in [path for path in arrays if path.endswith("samples") and np.asarray(arrays[path]).dtype.kind == "f"]:
+        prefix, count = path.removesuffix("samples"), np.asarray(arrays[path])
+        found[path] = np.minimum(count, 2.0**30).astype(np.int32)
+        for name in [name for name in arrays if name.startswith((f"{prefix}m2", f"{prefix}variance"))]:
+            sums = np.asarray(found.pop(name))
+            lead = np.maximum(count, 1.0).reshape(count.shape + (1,) * (sums.ndim - count.ndim))
+            found[name.replace(f"{prefix}m2", f"{prefix}variance")] = sums / lead
+    return found
 
 
 def normalize(stats: RunningStats, x: PyTree, clip: float = 10.0) -> PyTree:
@@ -82,15 +110,15 @@ def normalize(stats: RunningStats, x: PyTree, clip: float = 10.0) -> PyTree:
         ``(x - mean) / std`` in ``[-clip, clip]``.
     """
 
-    def apply(path: tuple, mean: jax.Array, m2: jax.Array, leaf: jax.Array) -> jax.Array:
+    def apply(path: tuple, mean: jax.Array, variance: jax.Array, leaf: jax.Array) -> jax.Array:
         if is_mask(path) or not jnp.issubdtype(leaf.dtype, jnp.floating):
             return leaf
-        std = jnp.where(stats.samples > 0, jnp.sqrt(m2 / jnp.maximum(stats.samples, 1.0) + 1e-6), 1.0)
+        std = jnp.where(stats.samples > 0, jnp.sqrt(variance + 1e-6), 1.0)
         lead = tuple(range(leaf.ndim - mean.ndim))
         scaled = (leaf - jnp.expand_dims(mean, lead)) / jnp.expand_dims(std, lead)
         return jnp.where(stats.samples > 0, jnp.clip(scaled, -clip, clip), leaf)
 
-    return jax.tree_util.tree_map_with_path(apply, stats.mean, stats.m2, x)
+    return jax.tree_util.tree_map_with_path(apply, stats.mean, stats.variance, x)
 
 
 def is_mask(path: tuple) -> bool:
@@ -152,8 +180,7 @@ def scale_experience(
 
 
 def _normalize_rewards(reward: jax.Array, statistics: Statistics, max_return: float | None) -> jax.Array:
-    count = jnp.maximum(statistics.returns.samples, 1.0)
-    variance = jnp.where(statistics.returns.samples > 0, statistics.returns.m2 / count, 1.0)
+    variance = jnp.where(statistics.returns.samples > 0, statistics.returns.variance, 1.0)
     factor = jax.lax.rsqrt(variance + 1e-8)
     if max_return is not None:
         factor = jnp.minimum(factor, max_return / jnp.maximum(statistics.largest, 1e-8))

@@ -3,6 +3,7 @@
 import math
 import zlib
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import is_dataclass
 from functools import reduce, wraps
 from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar, cast, get_args, get_origin, get_type_hints
@@ -134,10 +135,12 @@ def as_rate(value: Any) -> Any:
 
     Raises:
         TypeError: It is of another type.
-        ValueError: The text is no schedule.
+        ValueError: The text is no schedule, or ``until`` is not above 0 and at most 1.
         KeyError: Unknown kind of schedule.
     """
     if isinstance(value, Schedule):
+        if not 0.0 < getattr(value, "until", 1.0) <= 1.0:
+            raise ValueError(value)
         return value
     if callable(value):
         return Curve(np.array([float(value(i / (CURVE_POINTS - 1))) for i in range(CURVE_POINTS)], np.float32))
@@ -209,7 +212,8 @@ SIZE = Number(0, MAX_SIZE, "whole")
 AnyRate = Annotated[Any, ANY]
 Rate0 = Annotated[Any, FROM_0]
 Rate01 = Annotated[Any, FROM_0_TO_1]
-"""Types of hyper-parameters: any finite number, at least 0, and from 0 to 1; schedules are allowed."""
+OptionalRate01 = Annotated[Any, FROM_0_TO_1._replace(optional=True)]
+"""Types of hyper-parameters: any finite number, at least 0, and from 0 to 1 or None; schedules are allowed."""
 
 
 def declared_number(hint: Any) -> Number | None:
@@ -360,10 +364,34 @@ def plain(value: Any) -> Any:
 
 Rate = jax.Array | float
 """Value of a hyper-parameter at one tick, with schedules evaluated."""
-OptimizerName = Literal["adam", "adamw", "radam", "rmsprop"]
+OptimizerName = str
+"""Name in `OPTIMIZERS`, with constants of `CONSTANTS` if they differ from optax's, such as ``adam:1e-5:0.9:0.95``."""
 OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = dict(
     adam=optax.adam, adamw=optax.adamw, radam=optax.radam, rmsprop=optax.rmsprop
 )
+CONSTANTS = dict.fromkeys(OPTIMIZERS, ("eps", "b1", "b2")) | {"rmsprop": ("eps", "decay")}
+"""Arguments of optax that may follow the name of an optimizer."""
+
+
+def read_optimizer(text: str) -> tuple[str, dict[str, float]]:
+    """Read the name and constants of an optimizer.
+
+    Args:
+        text: Name, or name and constants: ``adam:epsilon:beta1:beta2`` or ``rmsprop:epsilon:decay``.
+
+    Returns:
+        Name in `OPTIMIZERS`, and arguments of optax.
+
+    Raises:
+        ValueError: Unknown name, or constants that are no numbers, out of range or too many.
+    """
+    name, *numbers = str(text).split(":")
+    with suppress(ValueError, KeyError):
+        found = dict(zip(CONSTANTS[name][: len(numbers)], map(float, numbers), strict=True))
+        if all(0.0 <= x < 1.0 for x in found.values()) and found.get("eps", 1.0) > 0.0:
+            return name, found
+    wanted = "adam:epsilon:beta1:beta2 or rmsprop:epsilon:decay with numbers, such as adam:1e-5:0.9:0.999"
+    raise ValueError(f"optimizer={text}: write one of {', '.join(OPTIMIZERS)}, or {wanted}")
 
 
 class MakeOptimizer(Protocol):
@@ -388,17 +416,22 @@ class NamedOptimizer(NamedTuple):
     """Factory of one of `OPTIMIZERS` after clipping of gradients; all of them treat each number separately.
 
     Attributes:
-        name: Name of the optimizer.
+        name: Name of the optimizer, with constants.
         rate: Function that picks the learning rate of the hyper-parameters.
+        bounds: Smallest and largest value of each parameter; None for no bounds.
     """
 
     name: OptimizerName
     rate: PickRate
+    bounds: tuple[float, float] | None = None
 
     def __call__(self, hyper: Any) -> optax.GradientTransformation:
         """Build the optimizer, as in `MakeOptimizer`."""
-        options = {"weight_decay": hyper.weight_decay} if self.name == "adamw" else {}
-        return optax.chain(clip_by_global_norm(hyper.max_grad_norm), OPTIMIZERS[self.name](self.rate(hyper), **options))
+        name, options = read_optimizer(self.name)
+        decay = {"weight_decay": hyper.weight_decay} if name == "adamw" else {}
+        scaled = OPTIMIZERS[name](self.rate(hyper), **options, **decay)
+        within = () if self.bounds is None else (keep_within(*self.bounds),)
+        return optax.chain(clip_by_global_norm(hyper.max_grad_norm), scaled, *within)
 
 
 def make_optimizer(name: OptimizerName, *, rate: PickRate = lambda hyper: hyper.learning_rate) -> NamedOptimizer:
@@ -407,7 +440,7 @@ def make_optimizer(name: OptimizerName, *, rate: PickRate = lambda hyper: hyper.
     AdamW decays weights by ``hyper.weight_decay``.
 
     Args:
-        name: Name in `OPTIMIZERS`.
+        name: `OptimizerName`.
         rate: Function that picks the learning rate of the hyper-parameters.
 
     Returns:
@@ -420,16 +453,32 @@ def check_optimizer(name: str, weight_decay: Any) -> None:
     """Check that an optimizer exists and supports the weight decay.
 
     Args:
-        name: Name in `OPTIMIZERS`.
+        name: `OptimizerName`.
         weight_decay: Number or schedule; only AdamW supports values other than 0.
 
     Raises:
-        ValueError: The name is not in `OPTIMIZERS`, or the optimizer has no weight decay.
+        ValueError: As `read_optimizer`, or the optimizer has no weight decay.
     """
-    if name not in OPTIMIZERS:
-        raise ValueError(f"optimizer={name}: write one of {', '.join(OPTIMIZERS)}")
-    if name != "adamw" and weight_decay != 0.0:
+    if read_optimizer(name)[0] != "adamw" and weight_decay != 0.0:
         raise ValueError(f"optimizer={name} has no weight decay: write optimizer=adamw, or leave weight_decay out")
+
+
+def keep_within(low: float, high: float) -> optax.GradientTransformation:
+    """Return a gradient transformation that ends at parameters within bounds.
+
+    Args:
+        low: Smallest value.
+        high: Largest value.
+
+    Returns:
+        The gradient transformation.
+    """
+
+    def bound(change: jax.Array, param: jax.Array) -> jax.Array:
+        after = param + change
+        return jnp.where(after > high, high - param, jnp.where(after < low, low - param, change))
+
+    return optax.stateless(lambda changes, params: jax.tree.map(bound, changes, params))
 
 
 def clip_by_global_norm(max_norm: Rate) -> optax.GradientTransformation:

@@ -93,8 +93,7 @@ def draw_observations(policy: Policy, rng: np.random.Generator) -> PyTree:
     ]
     moments: dict[str, Any] = {}
     if stats is not None and known:
-        variances = [m2 / stats.samples for m2 in jax.tree.leaves(stats.m2)]
-        moments = dict(zip(names, zip(jax.tree.leaves(stats.mean), variances, strict=True), strict=True))
+        moments = dict(zip(names, zip(*map(jax.tree.leaves, (stats.mean, stats.variance)), strict=True), strict=True))
 
     def draw(part: spaces.SpacePart) -> np.ndarray:
         space, shape = part.space, (NUM_STEPS, NUM_ENVS, *spaces.own_shape(part.space))

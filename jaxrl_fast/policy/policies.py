@@ -20,7 +20,7 @@ from jaxrl_fast.learning.acting import Acting, Carry
 from jaxrl_fast.learning.algorithm import Agent, Learned, Part, init_params
 from jaxrl_fast.learning.frame_stack import View
 from jaxrl_fast.learning.run_graph import acting_of, view_of
-from jaxrl_fast.numerics.normalization import RunningStats, init_stats, normalize
+from jaxrl_fast.numerics.normalization import RunningStats, init_stats, normalize, with_variances
 from jaxrl_fast.policy.space_adapter import ActBatch, PolicyParams, SpaceAdapter, adapter_of
 from jaxrl_fast.system import replace_file
 
@@ -196,7 +196,7 @@ def load_policy(path: str | Path) -> Policy:
     wanted = by_name(template)
     try:
         found = serialization.msgpack_restore(stored)
-        found = _named_by_position(found, wanted) if description["format"] == BY_POSITION else found
+        found = with_variances(_named_by_position(found, wanted) if description["format"] == BY_POSITION else found)
         leaves = [found[name] for name in wanted]
     except Exception as error:  # errors of msgpack and flax on damaged bytes vary
         raise ValueError(f"{folder}/params.msgpack is damaged: {type(error).__name__}: {error}") from error
@@ -430,4 +430,4 @@ def _statistics_of_agent(statistics: RunningStats, obs_spec: PyTree, number: int
         seen = {key: tree[key] for key in obs_spec} if isinstance(obs_spec, dict) else tree
         return jax.tree.map(lambda leaf: leaf[number], seen)
 
-    return RunningStats(statistics.samples, own(statistics.mean), own(statistics.m2))
+    return RunningStats(statistics.samples, own(statistics.mean), own(statistics.variance))

@@ -193,9 +193,8 @@ def scan_ticks(graph: Graph, state: TrainState, length: int) -> tuple[TrainState
         The next state, and metrics ``[length]``.
     """
     within = {f.name: f.inner for f in graph.fragments if f.inner is not None}
-    inside = graph._replace(
-        fragments=tuple(f if f.inner is None else f._replace(step=f.inner.step) for f in graph.fragments)
-    )
+    own_form = [f if f.inner is None else f._replace(step=f.inner.step) for f in graph.fragments]
+    inside = graph._replace(fragments=tuple(own_form))
     names: dict[str, list[str]] = {}
 
     def one(carry: tuple, _: None) -> tuple[tuple, dict[str, jax.Array]]:

@@ -281,9 +281,10 @@ def algo_keys(name: str) -> dict[str, Key]:
     plain, hints = get_type_hints(factory), get_type_hints(factory, include_extras=True)
     sizes, texts = Number(1, MAX_SIZE, "whole"), meanings_of(factory)
     ranges = {n: sizes if hint == tuple[int, ...] else declared_number(hint) or Number() for n, hint in hints.items()}
+    types = {n: hint | None if ranges[n].optional and hint is Any else hint for n, hint in plain.items()}
     return {
         f"algo.{p.name}": Key(
-            plain[p.name], p.default, ranges[p.name].least, texts.get(p.name, ""), maximum=ranges[p.name].most
+            types[p.name], p.default, ranges[p.name].least, texts.get(p.name, ""), maximum=ranges[p.name].most
         )
         for p in inspect.signature(factory).parameters.values()
         if not callable(p.default) and p.name not in NOT_OPTIONS

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_fast.core import PyTree
+from jaxrl_fast.numerics.normalization import with_variances
 from jaxrl_fast.runtime import hosts
 from jaxrl_fast.runtime.graph import TrainState
 from jaxrl_fast.runtime.hosts import to_host
@@ -206,7 +207,7 @@ def read_arrays(description: CheckpointFacts) -> dict[str, np.ndarray]:
             arrays.update(_load_arrays(path / part, names))
         except Exception as error:  # any error of another version of Orbax
             raise _damaged(path, f"{part} cannot be read: {one_line(error)}") from error
-    return arrays
+    return with_variances(arrays)
 
 
 def snapshot(state: TrainState, refills: Iterable[str], *, replay: bool = True) -> dict[str, np.ndarray]:

@@ -29,6 +29,10 @@ MAX_CHUNK_FRAMES = 524_288
 """Largest number of updates times batch size in a chunk, unless one tick has more."""
 
 
+MAX_ENV_STEPS = 2**30
+"""Most steps of one environment; counters of 32 bits hold twice as many (`image_replay` counts resets, too)."""
+
+
 class Plan(NamedTuple):
     """The chunks of a run.
 
@@ -72,9 +76,11 @@ def plan_run(
         The plan.
 
     Raises:
-        ValueError: A resumed run has no steps left.
+        ValueError: A resumed run has no steps left, or an environment makes more than `MAX_ENV_STEPS`.
     """
     steps_per_tick = env.num_envs * agent.rollout_length
+    if total_steps > MAX_ENV_STEPS * env.num_envs:
+        raise _too_long(total_steps)
     frames_per_tick = agent.updates_per_tick * agent.batch_size
     ticks = -(-total_steps // steps_per_tick)
     if progress is not None:
@@ -86,6 +92,10 @@ def plan_run(
 
     each = chunks(eval_every), chunks(checkpoint_every)
     return Plan(ticks_per_chunk, -(-ticks // ticks_per_chunk), *each, steps_per_tick)
+
+
+def _too_long(total_steps: int) -> ValueError:
+    return ValueError(f"total_steps={total_steps:,}: write num_envs={-(-total_steps // MAX_ENV_STEPS)} or fewer steps")
 
 
 def _check_left(progress: dict[str, Any], total_steps: int, ticks: int) -> None:

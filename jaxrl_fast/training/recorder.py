@@ -8,6 +8,7 @@ import numpy as np
 from jaxrl_fast.core import EpisodeTotals
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
+from jaxrl_fast.learning.acting import TEMPERATURES
 from jaxrl_fast.learning.updates import DROPPED
 from jaxrl_fast.runtime import hosts
 from jaxrl_fast.runtime.graph import Graph, TrainState, active_ticks, tagged
@@ -44,30 +45,23 @@ class Recorder:
         self.num_seeds, self.nan, self.empty_until = job.num_seeds, job.options.graph.nan, job.options.graph.empty_until
         self.devices = sorted({str(device) for group in job.placement.groups for device in group.devices})
         self.on_metrics, self.on_row, self.folder = calls.on_metrics, calls.listeners.on_row, folder
+        self.tell, self.told_bound = calls.tell, False
         self.history: list[Row] = []
         self.scores = np.zeros(0)
         self.eval_row: Row = {}
         self.start_s = self.last_s = time.perf_counter()
         self.first_step_s = self.compile_s = 0.0
         self.rates: list[tuple[float, int]] = []
-        self.ticks = self.updates = self.dropped = 0
+        self.ticks = self.updates = self.dropped = self.eval_steps = 0
         self.wall_before_s = self.eval_wait_s = self.eval_s = 0.0
         self.best: Row = {}
-        self.eval_steps = 0
 
     def progress(self) -> Row:
         """Return the progress of the run, for a checkpoint."""
         return {
-            "ticks": self.ticks,
-            "env_steps": self.env_steps(),
-            "updates": self.updates,
-            "dropped": self.dropped,
-            "wall_s": self.wall_s(),
-            "ticks_per_chunk": self.plan.ticks_per_chunk,
-            "empty_until": self.empty_until,
-            "eval_wait_s": self.eval_wait_s,
-            "eval_s": self.eval_s,
-            "truncated": self.truncated,
+            **dict(ticks=self.ticks, env_steps=self.env_steps(), updates=self.updates, dropped=self.dropped),
+            **dict(wall_s=self.wall_s(), ticks_per_chunk=self.plan.ticks_per_chunk, empty_until=self.empty_until),
+            **dict(eval_wait_s=self.eval_wait_s, eval_s=self.eval_s, truncated=self.truncated),
             **self.evaluated(),
         }
 
@@ -118,12 +112,8 @@ class Recorder:
         self.updates += updates // self.num_seeds
         self.rates.append((seconds, updates))
         row = {
-            "kind": "train",
-            "env_steps": self.env_steps(),
-            "updates": self.updates,
-            "wall_s": self.wall_s(),
-            "sampling_hz": self.chunk_steps / seconds,
-            "update_hz": updates / seconds,
+            **dict(kind="train", env_steps=self.env_steps(), updates=self.updates, wall_s=self.wall_s()),
+            **dict(sampling_hz=self.chunk_steps / seconds, update_hz=updates / seconds),
             "update_frame_hz": updates * self.agent.batch_size / seconds,
             **summarize_metrics(self.graph, metrics, first, self.ticks),
             **{f"rate/{name}": float(np.mean(values)) for name, values in rates.items()},
@@ -131,6 +121,8 @@ class Recorder:
         if self.num_seeds > 1:
             row["seeds"] = [self._row_of_seed(seed, metrics, rates, first) for seed in range(self.num_seeds)]
         self.dropped += row.get(DROPPED, 0)
+        if temperatures := [value for name, value in row.items() if name.endswith("temperature") and value]:
+            self._tell_bound(temperatures)
         self._keep(row)
         if self.folder is not None:
             self.folder.add_metrics(row)
@@ -179,11 +171,9 @@ class Recorder:
             **dict(updates=self.updates, dropped_updates=self.dropped, wall_s=self.wall_s(), compile_s=self.compile_s),
             "time_to_first_step_s": self.first_step_s - self.start_s,
             **dict(eval_wait_s=self.eval_wait_s, eval_s=self.eval_s),
-            "sampling_hz": len(active) * self.chunk_steps / seconds if seconds else 0.0,
-            "update_hz": update_hz,
+            **dict(sampling_hz=len(active) * self.chunk_steps / seconds if seconds else 0.0, update_hz=update_hz),
             "update_frame_hz": update_hz * self.agent.batch_size,
-            **NOT_EVALUATED,
-            **self.eval_row,
+            **(NOT_EVALUATED | self.eval_row),
             "best": self.best or None,
             **({"truncated_episodes": self.truncated} if self.truncated else {}),
         }
@@ -196,6 +186,16 @@ class Recorder:
             **summarize_metrics(self.graph, own, first, self.ticks),
             **{f"rate/{name}": float(values[seed]) for name, values in rates.items()},
         }
+
+    def _tell_bound(self, temperatures: list[float]) -> None:
+        """Report once that the policy's temperature is at its bound."""
+        low, high = TEMPERATURES
+        if not self.told_bound and any(not 1.01 * low < t < 0.99 * high for t in temperatures):
+            self.told_bound = True
+            self.tell(
+                f"the temperature is at its bound ({temperatures[0]:g} of {low:g} to {high:g}): the policy cannot have "
+                "the target entropy; write another target entropy or reward_scale"
+            )
 
     def _keep(self, row: Row) -> None:
         self.history.append(row)
