@@ -10,6 +10,7 @@ environments is the mean score with a stratified bootstrap, by rliable (Agarwal 
 """
 
 import json
+import resource
 import subprocess
 import sys
 import tempfile
@@ -59,17 +60,24 @@ def words_of(env: str) -> list[str]:
 
 
 def ours(algo: str, env: str, steps: int, seed: int, core: int) -> dict[str, Any]:
-    """Make a run of ours; seconds count from before the process exists, and include evaluations."""
+    """Make a run of ours; seconds are of the processor, from before the process exists, and include evaluations."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "run"
         words = ["-m", "jaxrl_fast.train", *words_of(env), f"algo={algo}", "tuned=false", f"total_steps={steps}"]
         words += [f"seed={seed}", f"eval.every={every(steps)}", f"eval.episodes={EPISODES}"]
-        began = time.time()
+        began, before = time.time(), processor_s()
         run(core, [sys.executable, *words, "checkpoint.keep=0", "log=none", f"run_dir={folder}"], place)
         curve = [(p["env_steps"], p["returns"][0], p["wall_s"]) for p in read_curve(folder)]
         summary = json.loads((folder / "summary.json").read_text())
-    start_s = time.time() - began - summary["wall_s"] if summary["wall_s"] else 0.0
-    return {"curve": [(n, value, wall_s + max(0.0, start_s)) for n, value, wall_s in curve]}
+    passed_s, busy_s = time.time() - began, processor_s() - before
+    start_s = passed_s - summary["wall_s"]
+    return {"curve": [(n, value, (start_s + wall_s) * busy_s / passed_s) for n, value, wall_s in curve]}
+
+
+def processor_s() -> float:
+    """Return the seconds of the processor of all ended child processes, which other processes here do not prolong."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def theirs(library: str, algo: str, env: str, steps: int, seed: int, core: int) -> dict[str, Any]:

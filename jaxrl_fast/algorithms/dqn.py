@@ -143,7 +143,7 @@ def dqn(
         num_atoms: Atoms or quantiles of a distribution of returns.
         value_min: Smallest return of a categorical head.
         value_max: Largest return of a categorical head.
-        normalize_observations: Whether to normalize observations; None for all but pure images.
+        normalize_observations: Whether to normalize observations; None for all but images and grids.
         q_hidden: Sizes of the Q-network's hidden layers.
         q_keys: Entries of a dictionary observation that the network reads; empty for all.
         activation: Activation of the hidden layers.

@@ -105,7 +105,7 @@ def impala(
         weight_decay: Weight decay of AdamW; 0 for other optimizers.
         rollout_length: Steps of each environment in a tick.
         num_minibatches: Updates in a tick, of whole rollouts; None for minibatches of at least 640 steps.
-        normalize_observations: Whether to normalize observations; None for all but pure images.
+        normalize_observations: Whether to normalize observations; None for all but images and grids.
         normalize_rewards: Whether to divide rewards by the deviation of returns.
         hidden: Sizes of the hidden layers.
         keys: Entries of a dictionary observation that the network reads; empty for all.

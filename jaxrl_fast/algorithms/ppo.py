@@ -138,7 +138,7 @@ def ppo(
         num_epochs: Passes over a rollout.
         num_minibatches: Minibatches in an epoch; None for a power of two that depends on ``num_envs``
             (`on_policy_sizes`).
-        normalize_observations: Whether to normalize observations; None for all but pure images.
+        normalize_observations: Whether to normalize observations; None for all but images and grids.
         normalize_rewards: Whether to divide rewards by the running deviation of returns; None for continuous actions.
         normalize_advantages: Whether to normalize advantages in each minibatch.
         policy_hidden: Sizes of the policy's hidden layers.

@@ -97,7 +97,7 @@ def pqn(
         rollout_length: Steps of each environment in a tick.
         num_epochs: Passes over a rollout.
         num_minibatches: Minibatches in an epoch; None for minibatches of at least 128 steps.
-        normalize_observations: Whether to normalize observations; None for all but pure images.
+        normalize_observations: Whether to normalize observations; None for all but images and grids.
         normalize_rewards: Whether to divide rewards by the deviation of returns.
         q_hidden: Sizes of the Q-network's hidden layers.
         q_keys: Entries of a dictionary observation that the network reads; empty for all.

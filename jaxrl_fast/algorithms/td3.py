@@ -138,7 +138,7 @@ def td3(
         n_step: Steps whose rewards are summed before bootstrapping.
         sequence_length: Steps of a training sequence with a GRU.
         burn_in: Steps before each sequence that only compute the GRU's memory.
-        normalize_observations: Whether to normalize observations; None for all but pure images.
+        normalize_observations: Whether to normalize observations; None for all but images and grids.
         policy_hidden: Sizes of the policy's hidden layers.
         critic_hidden: Sizes of the critics' hidden layers.
         policy_keys: Entries of a dictionary observation that the policy reads; empty for all.

@@ -20,7 +20,7 @@ from jaxrl_fast.envs import EnvFailed
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.envs.pool.batches import default_groups
-from jaxrl_fast.learning.algorithm import Algorithm
+from jaxrl_fast.learning.algorithm import Algorithm, default_envs
 from jaxrl_fast.learning.run_graph import GraphOptions
 from jaxrl_fast.numerics.optimizers import plain
 from jaxrl_fast.runtime import cluster
@@ -313,6 +313,9 @@ def compose(argv: Sequence[str] = ()) -> Run:
         values.update(_read_layer(layer, keys, f"algo={algo} env={env}"))
         sources.update(_sources_of(layer.values, layer))
     sources.update(written_in)
+    if algo == "ppo" and f"{sources['num_envs']}: " == defaults.source:
+        values["num_envs"] = default_envs(values["num_envs"], values["total_steps"])
+        sources["num_envs"] += f", {FOLLOWS_STEPS}"
     if values["eval.share"] and "eval.beside" not in sources:
         values["eval.beside"], sources["eval.beside"] = False, "follows eval.share"
     _check_env(env, values)

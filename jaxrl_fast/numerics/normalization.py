@@ -192,7 +192,8 @@ def normalizes(asked: bool | None, spec: EnvSpec) -> bool:
     """Return whether observations are normalized.
 
     Args:
-        asked: The setting; None normalizes unless all leaves are images.
+        asked: The setting; None normalizes unless all leaves are images or grids ``[height, width, channels]``, whose
+            entries have one unit: Freeway after 100,000 steps had 1.9 with normalization and 3.6 without.
         spec: Environment.
 
     Returns:
@@ -201,10 +202,11 @@ def normalizes(asked: bool | None, spec: EnvSpec) -> bool:
     Raises:
         ValueError: Normalization is requested and there are only images.
     """
-    only_images = all(is_image(leaf) for leaf in jax.tree.leaves(spec.obs))
+    leaves = [leaf for path, leaf in jax.tree.leaves_with_path(spec.obs) if not is_mask(path)]
+    only_images = all(map(is_image, leaves))
     if asked and only_images:
         raise ValueError(
             f"normalize_observations=true does not support {spec.name}, whose observations are images: their bytes are "
             "always scaled to 0..1. Leave normalize_observations out."
         )
-    return not only_images if asked is None else asked
+    return any(len(leaf.shape) < 3 for leaf in leaves) if asked is None else asked
