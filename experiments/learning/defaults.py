@@ -47,8 +47,8 @@ STEPS: dict[str, dict[str, tuple[int, ...]]] = {
     "td3": dict.fromkeys(CONTINUOUS, (20_000,)),
     "dqn": dict.fromkeys(DISCRETE, (50_000,)),
 }
-"""Environment steps by algorithm and environment. A run of the largest number shows the smaller ones, too: PPO's
-settings follow the length of a run only from a million steps on.
+"""Environment steps by algorithm and environment. Nothing in the other libraries follows a run's length, so that a run of
+theirs of the largest number shows the smaller ones, too.
 """
 WHO = {"ppo": ("sb3",), "sac": ("sbx",), "td3": ("sbx",), "dqn": ("sbx",)}
 """Contenders. SBX has the settings of Stable-Baselines3, and is several times faster where networks are large."""
@@ -110,7 +110,8 @@ def tasks(words: list[str]) -> list[tuple[str, str, str, int, int]]:
             for env, numbers in STEPS[algo].items():
                 if any(word in (*DISCRETE, *CONTINUOUS) for word in words) and env not in words:
                     continue
-                found += [(contender, algo, env, max(numbers), seed) for contender in ("ours", *WHO[algo])]
+                found += [("ours", algo, env, steps, seed) for steps in numbers]
+                found += [(library, algo, env, max(numbers), seed) for library in WHO[algo]]
                 found += [("random", "ppo", env, 0, seed)]
     who = option(words, "who", None)
     return list(dict.fromkeys(task for task in found if who in (None, task[0])))

@@ -63,8 +63,8 @@ def lines(runs: dict[str, Any], steps: dict[str, dict[str, tuple[int, ...]]], wh
     asked = [(algo, env, n, max(ns)) for algo, envs in steps.items() for env, ns in envs.items() for n in ns]
     found = []
     for algo, env, number, longest in asked:
-        pair = [curves.get((side, algo, env, str(longest)), []) for side in ("ours", who[algo][0])]
-        ours, theirs = ([cut(curve, number) for curve in side] for side in pair)
+        ours = curves.get(("ours", algo, env, str(number)), [])
+        theirs = [cut(curve, number) for curve in curves.get((who[algo][0], algo, env, str(longest)), [])]
         chance = curves.get(("random", "ppo", env, "0"), [])
         if len(ours) > 1 and len(theirs) > 1 and chance:
             goal = float(np.mean([curve[-1][1] for curve in theirs]))
