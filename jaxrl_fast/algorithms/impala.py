@@ -77,7 +77,7 @@ def impala(
     rollout_length: int = 20,
     num_minibatches: int | None = None,
     normalize_observations: bool | None = None,
-    normalize_rewards: bool = False,
+    normalize_rewards: bool = True,
     hidden: tuple[int, ...] = (64, 64),
     keys: tuple[str, ...] = (),
     activation: Activation = "tanh",

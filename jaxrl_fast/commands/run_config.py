@@ -479,6 +479,7 @@ def _group_settings(groups: Mapping[str, str], tuned: bool, id: str | None) -> t
         "placement.name": groups.get("placement", schema.choice_keys()["placement"].default),
     }
     sizes = {"num_envs": row["num_envs"], "total_steps": row["total_steps"]}
+    sizes |= {"pool.out_of_space": "count"} if id in row.get("leaves_its_space", ()) else {}
     defaults = Layer("config/envs.yaml: ", {**sizes, **names})
     return defaults, _tuned_settings(env, id, algo) if tuned else Layer("", {})
 
