@@ -117,6 +117,8 @@ def test_updates_with_all_options_equal_numpy():
     options = dict(num_critics=3, target_critics=2, critic_dropout=0.4, priority_exponent=0.5, target_noise=0.0)
     parts, hyper, states = made(**options, policy_delay=1, max_grad_norm=1e6)
     critic, actor = states["critic"], states["actor"]
+    slow = jax.tree.map(lambda x: x + RNG.normal(size=x.shape).astype(np.float32), critic.learned.target)
+    critic = critic._replace(learned=critic.learned._replace(target=slow))
     data = batch()._replace(weight=RNG.uniform(0.2, 1.0, (1, B)).astype(np.float32))
     key, given = jax.random.key(5), (jnp.ones((1, B, 2)), jnp.zeros((1, B), bool), jnp.ones((1, B, 1)))
 
@@ -131,6 +133,7 @@ def test_updates_with_all_options_equal_numpy():
     unit = actions(numbers(actor.learned.target["policy"]), data.next_obs)
     next_q = values(data.next_obs, unit, "target")(numbers(critic.learned.target["q"]))
     chosen = np.asarray(jax.random.permutation(jax.random.fold_in(key, stable_hash("critics")), 3))[:2]
+    assert (data.bootstrap * (np.minimum(*next_q[chosen]) - next_q.min(0))).max() > 0.1
     target = (data.reward + data.bootstrap * np.minimum(*next_q[chosen]))[0]
     own = values(data.obs, (np.float64(data.action) - LOW) / (HIGH - LOW) * 2 - 1, "loss")
     treedef = jax.tree.structure(critic.learned.params["q"])
@@ -139,14 +142,14 @@ def test_updates_with_all_options_equal_numpy():
         return 0.5 * (data.weight * (own(treedef.unflatten(leaves)) - target) ** 2).mean(1).sum()
 
     leaves = [np.float64(x) for x in jax.tree.leaves(critic.learned.params)]
-    step = jax.jit(lambda name, peers: update(parts[name], states[name], peers, data, key, hyper), static_argnums=0)
-    found, metrics, priorities = step("critic", {"actor": actor.learned})
+    step = jax.jit(lambda name, state, peers: update(parts[name], state, peers, data, key, hyper), static_argnums=0)
+    found, metrics, priorities = step("critic", critic, {"actor": actor.learned})
     np.testing.assert_allclose(metrics["critic_loss"], loss(leaves), rtol=1e-4)
     np.testing.assert_allclose(priorities, np.abs(own(treedef.unflatten(leaves)) - target).mean(0), rtol=1e-4)
     wanted = references.Adam(0.01, 1e6).step(leaves, references.gradient(loss, leaves))
     for got, want in zip(jax.tree.leaves(found.learned.params), wanted, strict=True):
         np.testing.assert_allclose(got, want, atol=1e-4)
-    _, metrics, _ = step("actor", {"critic": critic.learned})
+    _, metrics, _ = step("actor", actor, {"critic": critic.learned})
     unit = actions(numbers(actor.learned.params["policy"]), data.obs)
     q = values(data.obs, unit, "policy")(numbers(critic.learned.params["q"]))
     np.testing.assert_allclose(metrics["policy_loss"], -q.mean(), rtol=1e-4)
