@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import flax.linen as nn
 import numpy as np
 
 
@@ -84,15 +85,40 @@ def log_softmax(logits) -> np.ndarray:
     return logits - np.log(np.sum(np.exp(logits), axis=-1, keepdims=True))
 
 
-def mlp(params: dict, x: np.ndarray) -> np.ndarray:
-    """Compute the multi-layer perceptron of `networks.Mlp` with tanh and no layer norm, from its flax parameters."""
+def mlp(params: dict, x: np.ndarray, masks: tuple = (), dropout: float = 0.0) -> np.ndarray:
+    """Compute the multi-layer perceptron of `networks.Mlp` with tanh, from its flax parameters.
+
+    ``masks`` are the outputs of hidden layers that dropout leaves, by layer.
+    """
     layers = params["params"]
-    for i in range(len(layers)):
+    size = len([name for name in layers if name.startswith("Dense")])
+    for i in range(size):
         layer = layers[f"Dense_{i}"]
         x = x @ layer["kernel"] + layer["bias"]
-        if i < len(layers) - 1:
+        if i < size - 1:
+            x = np.where(masks[i], x / (1.0 - dropout), 0.0) if masks else x
+            if f"LayerNorm_{i}" in layers:
+                norm = layers[f"LayerNorm_{i}"]
+                x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
+                x = x * norm["scale"] + norm["bias"]
             x = np.tanh(x)
     return x
+
+
+def dropout_masks(run: Callable[[], Any], members: int) -> list[tuple[np.ndarray, ...]]:
+    """Return which outputs dropout leaves in ``run``, by member of an ensemble and layer."""
+    masks: list[np.ndarray] = []
+
+    def record(call, args, given, context):
+        out = call(*args, **given)
+        if isinstance(context.module, nn.Dropout):
+            masks.append(np.asarray(out) != 0.0)
+        return out
+
+    with nn.intercept_methods(record):
+        run()
+    layers = len(masks) // members
+    return [tuple(masks[i * layers : (i + 1) * layers]) for i in range(members)]
 
 
 def gradient(loss: Callable[[list[np.ndarray]], float], leaves: list[np.ndarray]) -> list[np.ndarray]:

@@ -24,7 +24,7 @@ OFF_POLICY = dict(updates_per_tick=3, batch_size=16, warmup_steps=16, buffer_siz
 ALGORITHMS = {
     "sac": ("pendulum", jf.sac(**SMALL, **OFF_POLICY)),
     "sac with memory": ("pendulum", jf.sac(**SMALL, **OFF_POLICY, recurrent_size=4, sequence_length=2, burn_in=1)),
-    "td3": ("pendulum", jf.td3(**SMALL, **OFF_POLICY)),
+    "td3": ("pendulum", jf.td3(**SMALL, **OFF_POLICY, num_critics=3, target_critics=2, critic_dropout=0.2)),
     "ppo": ("cartpole", jf.ppo(rollout_length=8, num_minibatches=2, num_epochs=2)),
 }
 

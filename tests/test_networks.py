@@ -92,6 +92,37 @@ def test_layer_norm_forgets_the_scale_of_its_inputs():
     )
 
 
+@pytest.mark.parametrize("network", [0, 5], ids=["feed_forward", "recurrent"])
+def test_dropout_acts_before_layer_norm_and_only_with_a_key(network: int):
+    options = dict(hidden=(8, 8), activation="tanh", layer_norm=True, recurrent_size=network)
+    net, plain = make_network(SPEC, 2, **options, dropout=0.5), make_network(SPEC, 2, **options)
+    params, carry = jax.jit(net.init)(KEY), net.initial_memory(B)
+    np.testing.assert_array_equal(net.apply(params, carry, OBS, FIRST)[0], plain.apply(params, carry, OBS, FIRST)[0])
+    assert net.with_dropout is not None and plain.with_dropout is None
+    apply = net.with_dropout(jax.random.key(3)).apply
+    masks = references.dropout_masks(lambda: apply(params, carry, OBS, FIRST), 1)[0]
+    assert [mask.shape for mask in masks] == [(L * B, 8)] * 2 and 0.3 < np.mean(masks) < 0.7
+    outputs = apply(params, carry, OBS, FIRST)[0]
+    head = {"params": params["params"]["head"]} if network else params
+    seen = plain.apply(params, carry, OBS, FIRST)[1] if network else OBS
+    rows = np.float64(seen).swapaxes(0, 1).reshape(L * B, -1)  # the batch comes first in a network
+    wanted = references.mlp(jax.tree.map(np.float64, head), rows, masks, 0.5).reshape(B, L, 2).swapaxes(0, 1)
+    np.testing.assert_allclose(outputs, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_members_drop_other_outputs_also_with_stacked_params():
+    net = ensemble(make_network(SPEC, 2, hidden=(8,), dropout=0.5), 3)
+    params = jax.jit(net.init)(KEY)
+    assert net.with_dropout is not None
+    apply = net.with_dropout(jax.random.key(3)).apply
+    masks = references.dropout_masks(lambda: apply(params, (), OBS, FIRST), 3)
+    assert (masks[0][0] != masks[1][0]).any() and (masks[1][0] != masks[2][0]).any()
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
+    np.testing.assert_allclose(
+        apply(stacked, (), OBS, FIRST)[0], apply(params, (), OBS, FIRST)[0], rtol=1e-5, atol=1e-6
+    )
+
+
 def test_features_flatten_a_dictionary_without_its_mask():
     obs = {
         "action_mask": jnp.ones((L, B, 7)),

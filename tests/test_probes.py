@@ -150,6 +150,31 @@ def learned_sac(names: tuple[str, ...]) -> Trained:
 
 
 @cache
+def learned_sac_options(names: tuple[str, ...]) -> Trained:
+    """Critics as in REDQ and DroQ, prioritized replay, a fixed temperature, bounded deviations."""
+    algorithm = sac(
+        learning_rate=Linear(3e-3, 0.0),
+        fixed_temperature=Linear(0.05, 0.0005),
+        discount=DISCOUNT,
+        tau=0.05,
+        num_critics=3,
+        target_critics=2,
+        critic_dropout=0.002,
+        priority_exponent=0.5,
+        importance_exponent=1.0,
+        deviation_min=0.01,
+        deviation_max=1.0,
+        updates_per_tick=8,
+        batch_size=64,
+        buffer_size=8_000,
+        warmup_steps=256,
+        policy_hidden=(32, 32),
+        critic_hidden=(32, 32),
+    )
+    return train(names, algorithm, 2_000)
+
+
+@cache
 def learned_dqn(names: tuple[str, ...]) -> Trained:
     algorithm = dqn(
         learning_rate=Linear(1e-2, 0.0),
@@ -206,6 +231,29 @@ def learned_td3(names: tuple[str, ...]) -> Trained:
         critic_hidden=(32, 32),
     )
     return train(names, algorithm, 4_000)
+
+
+@cache
+def learned_td3_options(names: tuple[str, ...]) -> Trained:
+    """Critics as in REDQ and DroQ, prioritized replay."""
+    algorithm = td3(
+        learning_rate=Linear(3e-3, 0.0),
+        discount=DISCOUNT,
+        tau=0.05,
+        num_critics=3,
+        target_critics=2,
+        critic_dropout=0.002,
+        priority_exponent=0.5,
+        exploration_noise=0.5,
+        target_noise=0.05,
+        updates_per_tick=8,
+        batch_size=64,
+        buffer_size=8_000,
+        warmup_steps=256,
+        policy_hidden=(32, 32),
+        critic_hidden=(32, 32),
+    )
+    return train(names, algorithm, 2_000)
 
 
 @cache
@@ -300,7 +348,9 @@ def value_of(trained: Trained, obs) -> float:
 
 @pytest.mark.parametrize("probe", VALUES)
 @pytest.mark.parametrize(
-    "learned", [learned_ppo, learned_sac, learned_td3, learned_impala], ids=["ppo", "sac", "td3", "impala"]
+    "learned",
+    [learned_ppo, learned_sac, learned_sac_options, learned_td3, learned_td3_options, learned_impala],
+    ids=["ppo", "sac", "sac options", "td3", "td3 options", "impala"],
 )
 def test_value_is_learned(probe, learned):
     trained = learned(together(probe)).of(probe)
@@ -333,7 +383,11 @@ def test_the_best_policy_is_found(probe, learned):
 
 
 @pytest.mark.parametrize("probe", [name for name in BEST_RETURN if name in CONTINUOUS])
-@pytest.mark.parametrize("learned", [learned_sac, learned_td3], ids=["sac", "td3"])
+@pytest.mark.parametrize(
+    "learned",
+    [learned_sac, learned_sac_options, learned_td3, learned_td3_options],
+    ids=["sac", "sac options", "td3", "td3 options"],
+)
 def test_the_best_continuous_policy_is_found(probe, learned):
     assert mean_return(learned, probe) == pytest.approx(BEST_RETURN[probe], abs=0.02)
 

@@ -79,9 +79,17 @@ ENVS = {
         240,
         {"learners": 2, "overlap": "sampling"},
     ),
-    "line, td3, two seeds": (
+    "line, td3 with options of critics, two seeds": (
         lambda: line(discrete=False),
-        lambda: jf.td3(**REPLAY, policy_hidden=(8,), critic_hidden=(8,)),
+        lambda: jf.td3(
+            **REPLAY,
+            policy_hidden=(8,),
+            critic_hidden=(8,),
+            num_critics=3,
+            target_critics=2,
+            critic_dropout=0.1,
+            priority_exponent=0.6,
+        ),
         240,
         {"num_seeds": 2},
     ),

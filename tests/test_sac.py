@@ -11,8 +11,9 @@ import tiny
 
 import jaxrl_fast as jf
 from jaxrl_fast.algorithms.sac import SacHyper, sac
-from jaxrl_fast.core import Transition
+from jaxrl_fast.core import Transition, stable_hash
 from jaxrl_fast.learning.algorithm import Replay, ReplayBatch
+from jaxrl_fast.learning.critics import random_critics, with_dropout
 from jaxrl_fast.learning.replay import SampledWindows, fold_n_steps
 from jaxrl_fast.learning.run_graph import bind
 from jaxrl_fast.learning.updates import PartState, init_part
@@ -140,6 +141,128 @@ def test_metrics_of_an_actor_update_equal_numpy(parts):
     np.testing.assert_allclose(metrics["temperature"], np.exp(log_temperature), rtol=1e-5)
 
 
+OPTIONS = dict(num_critics=4, target_critics=2, critic_dropout=0.3, priority_exponent=0.6, critic_layer_norm=True)
+OPTIONS |= dict(fixed_temperature=0.3, deviation_min=0.9, deviation_max=1.1, n_step=1, critic_hidden=(5, 4))
+
+
+@pytest.fixture(scope="module")
+def optional():
+    """Return the parts with every option and their states, a batch with weights, its key, and the masks of a use."""
+    algorithm = small_sac(**OPTIONS)
+    parts = algorithm.build(SPEC, 4).parts
+    hyper = HYPER._replace(fixed_temperature=0.3, max_grad_norm=1e6)
+    states = {
+        name: jax.jit(lambda key, part=part: init_part(part, key, hyper))(jax.random.key(i + 7))
+        for i, (name, part) in enumerate(parts.items())
+    }
+    policy = jax.tree.map(lambda x: x + RNG.normal(size=x.shape), states["actor"].learned.params)
+    states["actor"] = states["actor"]._replace(learned=states["actor"].learned._replace(params=policy))
+    batch = folded(windows())._replace(weight=RNG.uniform(0.2, 1.0, (1, B)).astype(np.float32))
+    key, q = jax.random.key(11), parts["critic"].networks["q"]
+
+    def masks(use: str):
+        net, params = with_dropout(q, key, use), states["critic"].learned.params["q"]
+        given = jnp.ones((1, B, 2)), jnp.zeros((1, B), bool), jnp.ones((1, B, 1))
+        return references.dropout_masks(lambda: net.apply(params, (), *given), 4)
+
+    return parts, states, batch, key, hyper, masks
+
+
+def bounded_sample(params, obs, noise):
+    """Compute an action and its log-probability; the network returns logarithms of deviations."""
+    outputs = references.mlp(params, obs)
+    scale = np.exp(np.minimum(np.maximum(outputs[:, 1:], np.log(0.9)), np.log(1.1)))
+    raw = outputs[:, :1] + scale * noise
+    return np.tanh(raw), references.tanh_normal_log_prob(outputs[:, :1], scale, raw)
+
+
+def dropped_values(params, obs, unit_action, masks):
+    inputs = np.concatenate([unit_action, obs], axis=-1)
+    return np.stack([references.mlp(p, inputs, own, 0.3)[:, 0] for p, own in zip(params, masks, strict=True)])
+
+
+def test_a_critic_update_with_all_options_equals_numpy(optional):
+    parts, states, batch, key, hyper, masks = optional
+    state, peers = states["critic"], {name: s.learned for name, s in states.items()}
+    slow = jax.tree.map(lambda x: x + 0.3, state.learned.target)
+    state = state._replace(learned=state.learned._replace(target=slow))
+    found, metrics, priorities = jax.jit(lambda: update_part(parts["critic"], state, peers, batch, key, hyper))()
+    noise = np.float64(jax.random.normal(key, (B, 1)))
+    action, log_prob = bounded_sample(numbers(peers["actor"].params["policy"]), np.float64(batch.next_obs[0]), noise)
+    next_q = dropped_values(numbers(slow["q"]), np.float64(batch.next_obs[0]), action, masks("target"))
+    chosen = np.asarray(jax.random.permutation(jax.random.fold_in(key, stable_hash("critics")), 4))[:2]
+    next_value = np.minimum(next_q[chosen[0]], next_q[chosen[1]]) - 0.3 * log_prob
+    target = np.float64(batch.reward[0]) + np.float64(batch.bootstrap[0]) * next_value
+    unit = (np.float64(batch.action[0]) - LOW) / (HIGH - LOW) * 2 - 1
+    own, treedef = masks("loss"), jax.tree.structure(state.learned.params["q"])
+
+    def values(leaves):
+        return dropped_values(treedef.unflatten(leaves), np.float64(batch.obs[0]), unit, own)
+
+    def loss(leaves):
+        return 0.5 * (np.float64(batch.weight) * (values(leaves) - target) ** 2).mean(1).sum()
+
+    leaves = jax.tree.leaves(numbers(state.learned.params))
+    np.testing.assert_allclose(metrics["critic_loss"], loss(leaves), rtol=1e-4)
+    np.testing.assert_allclose(priorities, np.abs(values(leaves) - target).mean(0), rtol=1e-4)
+    wanted = references.Adam(0.01, 1e6).step(leaves, references.gradient(loss, leaves))
+    for got, want in zip(jax.tree.leaves(found.learned.params), wanted, strict=True):
+        np.testing.assert_allclose(got, want, atol=1e-4)
+
+
+def test_an_actor_update_with_all_options_equals_numpy(optional):
+    """The policy maximizes the mean of all critics, and the temperature is a number."""
+    parts, states, batch, key, hyper, masks = optional
+    state, critic = states["actor"], states["critic"].learned
+    update = jax.jit(lambda: update_part(parts["actor"], state, {"critic": critic}, batch, key, hyper))
+    noise, own, obs = np.float64(jax.random.normal(key, (B, 1))), masks("policy"), np.float64(batch.obs[0])
+    leaves, treedef = jax.tree.leaves(numbers(state.learned.params)), jax.tree.structure(state.learned.params["policy"])
+
+    def loss(leaves):
+        action, log_prob = bounded_sample(treedef.unflatten(leaves), obs, noise)
+        return (0.3 * log_prob - dropped_values(numbers(critic.params["q"]), obs, action, own).mean(0)).mean()
+
+    found, metrics, _ = update()
+    assert set(found.learned.params) == {"policy"}
+    np.testing.assert_allclose(metrics["policy_loss"], loss(leaves), rtol=1e-3)
+    np.testing.assert_allclose(metrics["temperature"], 0.3, rtol=1e-6)
+    wanted = references.Adam(0.01, 1e6).step(leaves, references.gradient(loss, leaves))
+    for got, want in zip(jax.tree.leaves(found.learned.params), wanted, strict=True):
+        np.testing.assert_allclose(got, want, atol=1e-4)
+
+
+def test_every_use_of_the_critics_drops_other_outputs(optional):
+    used = [
+        np.concatenate([m.ravel() for own in optional[-1](use) for m in own]) for use in ("loss", "target", "policy")
+    ]
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        assert (used[one] != used[other]).any()
+
+
+def test_critics_of_a_target_are_distinct_and_equally_frequent():
+    q = jnp.arange(4.0)[:, None, None] * jnp.ones((4, 1, 2))
+    chosen = jax.vmap(lambda key: random_critics(q, 2, key))(jax.random.split(jax.random.key(0), 3_000))
+    assert (chosen[..., 0] == chosen[..., 1]).all()  # the same critics for the whole batch
+    pairs = np.sort(np.asarray(chosen[:, :, 0, 0]), axis=1)
+    counts = np.unique(pairs, axis=0, return_counts=True)
+    assert counts[0].tolist() == [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]]
+    np.testing.assert_allclose(counts[1], 500, atol=80)
+    assert random_critics(q, 4, jax.random.key(0)) is q
+
+
+def test_deviations_are_bounded_also_in_a_policy_that_is_built_again():
+    algorithm = small_sac(deviation_min=0.2, deviation_max=0.25)
+    again = sac(**algorithm.options, warmup_steps=0)  # as `load_policy` builds it
+    agent = bind(algorithm, SPEC, 4)
+    learned = {"actor": init_part(agent.parts["actor"], jax.random.key(0), HYPER).learned}
+    for own in (agent, bind(again, SPEC, 4)):
+        given = own.acting.initial_carry(4_096), jnp.ones((4_096, 2)), jnp.zeros(4_096, bool), jax.random.key(1)
+        carry, obs, first, key = given
+        action = np.asarray(jax.jit(own.acting.explore)(learned, carry, obs, first, key, HYPER)[0])
+        raw = np.arctanh((np.float64(action) - LOW) / (HIGH - LOW) * 2 - 1)
+        assert 0.24 < raw.std() < 0.26  # the network's output is near 0, a deviation of 1
+
+
 def test_a_critic_loss_of_ones_own_is_used(parts):
     _, states = parts
     part = small_sac(critic_loss=lambda q, target: 0.0 * q * target + 7.0).build(SPEC, 4).parts["critic"]
@@ -176,9 +299,18 @@ def test_actions_stay_within_their_bounds_and_greedy_is_the_mode(parts):
         (dict(warmup_steps=65), "warmup_steps=65 exceeds buffer_size=64"),
         (dict(n_step=16), r"too few for windows of 16 \(burn-in, sequence and n_step\)"),
         (dict(rollout_length=17), "rollout_length=17.*buffer_size of at least 68"),
+        (dict(num_critics=0), "num_critics=0: write a positive number"),
+        (dict(target_critics=3), r"target_critics=3: write 1 to 2 \(num_critics\)"),
+        (dict(target_critics=0), "target_critics=0: write 1 to 2"),
+        (dict(critic_dropout=1.0), "critic_dropout=1.0: write a number of at most 0.9"),
+        (dict(fixed_temperature=-0.1), "fixed_temperature=-0.1: write a number of at least 0"),
+        (dict(priority_exponent=-1.0), "priority_exponent=-1.0: write a number of at least 0"),
+        (dict(deviation_min=2.0, deviation_max=2.0), "deviation_min=2 is not below deviation_max=2"),
+        (dict(deviation_min=8.0), "deviation_min=8 is not below deviation_max=7.389"),
+        (dict(deviation_max=0.0), "deviation_max=0.0: write a number of at least 1e-08"),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused_at_build_time(options, message):
+def test_what_cannot_be_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
         bind(small_sac(**options), SPEC, 4)
 

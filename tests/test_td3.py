@@ -8,7 +8,9 @@ import references
 import tiny
 
 import jaxrl_fast as jf
+from jaxrl_fast.core import stable_hash
 from jaxrl_fast.learning.algorithm import ReplayBatch
+from jaxrl_fast.learning.critics import with_dropout
 from jaxrl_fast.learning.run_graph import bind
 from jaxrl_fast.learning.updates import init_part, update
 
@@ -110,6 +112,49 @@ def test_two_actor_updates_equal_numpy():
             np.testing.assert_allclose(got, want, atol=1e-4)
 
 
+def test_updates_with_all_options_equal_numpy():
+    """Random critics in the target, dropout, weights and priorities; the policy maximizes the mean of all critics."""
+    options = dict(num_critics=3, target_critics=2, critic_dropout=0.4, priority_exponent=0.5, target_noise=0.0)
+    parts, hyper, states = made(**options, policy_delay=1, max_grad_norm=1e6)
+    critic, actor = states["critic"], states["actor"]
+    slow = jax.tree.map(lambda x: x + RNG.normal(size=x.shape).astype(np.float32), critic.learned.target)
+    critic = critic._replace(learned=critic.learned._replace(target=slow))
+    data = batch()._replace(weight=RNG.uniform(0.2, 1.0, (1, B)).astype(np.float32))
+    key, given = jax.random.key(5), (jnp.ones((1, B, 2)), jnp.zeros((1, B), bool), jnp.ones((1, B, 1)))
+
+    def values(obs, unit, use):
+        net = with_dropout(parts["critic"].networks["q"], key, use)
+        masks = references.dropout_masks(lambda: net.apply(critic.learned.params["q"], (), *given), 3)
+        inputs = np.concatenate([unit, np.float64(obs)], axis=-1)[0]
+        return lambda params: np.stack(
+            [references.mlp(p, inputs, m, 0.4)[:, 0] for p, m in zip(params, masks, strict=True)]
+        )
+
+    unit = actions(numbers(actor.learned.target["policy"]), data.next_obs)
+    next_q = values(data.next_obs, unit, "target")(numbers(critic.learned.target["q"]))
+    chosen = np.asarray(jax.random.permutation(jax.random.fold_in(key, stable_hash("critics")), 3))[:2]
+    assert (data.bootstrap * (np.minimum(*next_q[chosen]) - next_q.min(0))).max() > 0.1
+    target = (data.reward + data.bootstrap * np.minimum(*next_q[chosen]))[0]
+    own = values(data.obs, (np.float64(data.action) - LOW) / (HIGH - LOW) * 2 - 1, "loss")
+    treedef = jax.tree.structure(critic.learned.params["q"])
+
+    def loss(leaves):
+        return 0.5 * (data.weight * (own(treedef.unflatten(leaves)) - target) ** 2).mean(1).sum()
+
+    leaves = [np.float64(x) for x in jax.tree.leaves(critic.learned.params)]
+    step = jax.jit(lambda name, state, peers: update(parts[name], state, peers, data, key, hyper), static_argnums=0)
+    found, metrics, priorities = step("critic", critic, {"actor": actor.learned})
+    np.testing.assert_allclose(metrics["critic_loss"], loss(leaves), rtol=1e-4)
+    np.testing.assert_allclose(priorities, np.abs(own(treedef.unflatten(leaves)) - target).mean(0), rtol=1e-4)
+    wanted = references.Adam(0.01, 1e6).step(leaves, references.gradient(loss, leaves))
+    for got, want in zip(jax.tree.leaves(found.learned.params), wanted, strict=True):
+        np.testing.assert_allclose(got, want, atol=1e-4)
+    _, metrics, _ = step("actor", actor, {"critic": critic.learned})
+    unit = actions(numbers(actor.learned.params["policy"]), data.obs)
+    q = values(data.obs, unit, "policy")(numbers(critic.learned.params["q"]))
+    np.testing.assert_allclose(metrics["policy_loss"], -q.mean(), rtol=1e-4)
+
+
 def test_every_environment_explores_with_a_noise_of_its_own():
     num_envs, draws = 5, 2_000
     agent = bind(small_td3(noise_spread=4.0), SPEC, num_envs)
@@ -135,6 +180,9 @@ def test_every_environment_explores_with_a_noise_of_its_own():
         (dict(noise_spread=0.5), "noise_spread=0.5: write a number of at least 1"),
         (dict(policy_delay=0), "policy_delay=0: write a positive number"),
         (dict(num_critics=0), "num_critics=0: write a positive number"),
+        (dict(target_critics=3), "target_critics=3: write 1 to 2"),
+        (dict(critic_dropout=-0.1), "critic_dropout=-0.1: write a number of at least 0"),
+        (dict(priority_exponent=1.5), "priority_exponent=1.5: write a number of at most 1"),
         (dict(optimizer="sgd"), "optimizer=sgd: write one of adam"),
     ],
 )

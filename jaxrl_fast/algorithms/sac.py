@@ -1,15 +1,18 @@
 """Soft actor-critic, for continuous actions (arXiv 1812.05905).
 
 Two parts: the critic (two Q-networks and their target networks) and the actor (the policy and the temperature).
+Options: more critics, some of them at random in each target (REDQ, arXiv 2101.05982), dropout in critics (DroQ, arXiv
+2110.02034), prioritized replay (arXiv 1511.05952), a fixed temperature, bounds of the policy's standard deviation.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.core import Box, EnvSpec, Metrics, PyTree
+from jaxrl_fast.core import Box, EnvSpec, Metrics, Number, PyTree
 from jaxrl_fast.learning.acting import sample_action, temperature_gradient, temperature_network, temperature_optimizer
 from jaxrl_fast.learning.algorithm import (
     Agent,
@@ -26,11 +29,21 @@ from jaxrl_fast.learning.algorithm import (
     over_successors,
     require_actions,
 )
-from jaxrl_fast.learning.critics import policy_and_critics, regression
+from jaxrl_fast.learning.critics import (
+    averages_critics,
+    critic_priorities,
+    policy_and_critics,
+    prioritize_critic,
+    random_critics,
+    regression,
+    target_size,
+    with_dropout,
+)
 from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision
 from jaxrl_fast.numerics import distributions, losses
 from jaxrl_fast.numerics.optimizers import (
     ABOVE_0,
+    FROM_0_TO_1,
     AnyRate,
     OptimizerName,
     Rate0,
@@ -39,6 +52,10 @@ from jaxrl_fast.numerics.optimizers import (
     checks_numbers,
     make_optimizer,
 )
+
+Normal = Callable[[jax.Array], distributions.TanhNormal]
+"""(outputs of the policy ``[..., 2 A]``) -> its distribution."""
+OptionalNumber = Annotated[float | None, ABOVE_0._replace(kind="number", optional=True)]
 
 
 class SacHyper(NamedTuple):
@@ -53,6 +70,8 @@ class SacHyper(NamedTuple):
         max_grad_norm: Norm to which the gradients of each network are clipped.
         reward_scale: Factor of the rewards.
         weight_decay: Weight decay of AdamW; 0 for other optimizers.
+        fixed_temperature: Temperature that is not trained; 0 if it is trained.
+        importance_exponent: Exponent of the importance weights in prioritized replay, 0 (none) to 1 (full).
     """
 
     learning_rate: Any
@@ -63,6 +82,8 @@ class SacHyper(NamedTuple):
     max_grad_norm: Any
     reward_scale: Any
     weight_decay: Any = 0.0
+    fixed_temperature: Any = 0.0
+    importance_exponent: Any = 0.4
 
 
 @checks_numbers()
@@ -76,6 +97,7 @@ def sac(
     max_grad_norm: Rate0 = 1e6,
     reward_scale: Rate0 = 1.0,
     weight_decay: Rate0 = 0.0,
+    fixed_temperature: Rate0 = 0.0,
     rollout_length: int = 1,
     updates_per_tick: int | None = None,
     batch_size: int = 256,
@@ -85,6 +107,13 @@ def sac(
     n_step: int = 1,
     sequence_length: int = 8,
     burn_in: int = 4,
+    priority_exponent: Annotated[float, FROM_0_TO_1] = 0.0,
+    importance_exponent: Rate01 = 0.4,
+    num_critics: int = 2,
+    target_critics: int | None = None,
+    critic_dropout: Annotated[float, Number(0, 0.9)] = 0.0,
+    deviation_min: OptionalNumber = None,
+    deviation_max: OptionalNumber = None,
     normalize_observations: bool | None = None,
     policy_hidden: tuple[int, ...] = (256, 256),
     critic_hidden: tuple[int, ...] = (256, 256),
@@ -113,6 +142,7 @@ def sac(
         max_grad_norm: Norm to which the gradients of each network are clipped.
         reward_scale: Factor of the rewards.
         weight_decay: Weight decay of AdamW; 0 for other optimizers.
+        fixed_temperature: Temperature that is not trained; 0 to train it from ``initial_temperature``.
         rollout_length: Steps of each environment in a tick.
         updates_per_tick: Gradient updates in a tick; None for one per sampled step, at most 64.
         batch_size: Transitions in a minibatch, or sequences with a GRU.
@@ -122,6 +152,15 @@ def sac(
         n_step: Steps whose rewards are summed before bootstrapping.
         sequence_length: Steps of a training sequence with a GRU.
         burn_in: Steps before each sequence that only compute the GRU's memory.
+        priority_exponent: Exponent of the priorities in prioritized replay; 0 for uniform sampling.
+        importance_exponent: Exponent of the importance weights in prioritized replay, 0 (none) to 1 (full).
+        num_critics: Number of Q-networks; with more than 2 the policy maximizes their mean instead of their minimum.
+        target_critics: Number of Q-networks whose minimum is the target, drawn anew in every update; None for all.
+        critic_dropout: Share of the outputs of the critics' hidden layers that an update sets to 0; the policy then
+            maximizes the critics' mean.
+        deviation_min: Smallest standard deviation of the policy before the squashing by tanh; None for no bound, or
+            with ``deviation_max`` for e^-20.
+        deviation_max: Largest standard deviation; None for no bound, or with ``deviation_min`` for e^2.
         normalize_observations: Whether to normalize observations; None for all but images and grids.
         policy_hidden: Sizes of the policy's hidden layers.
         critic_hidden: Sizes of the critics' hidden layers.
@@ -141,11 +180,12 @@ def sac(
         The algorithm.
     """
     rates = learning_rate, temperature_learning_rate, discount, tau, target_entropy_per_action
-    hyper = SacHyper(*rates, max_grad_norm, reward_scale, weight_decay)
+    hyper = SacHyper(*rates, max_grad_norm, reward_scale, weight_decay, fixed_temperature, importance_exponent)
     options: dict[str, Any] = dict(activation=activation, recurrent_size=recurrent_size, cnn=cnn, precision=precision)
     options |= dict(policy_hidden=tuple(policy_hidden), critic_hidden=tuple(critic_hidden))
     options |= dict(policy_keys=tuple(policy_keys), critic_keys=tuple(critic_keys))
-    options |= dict(critic_layer_norm=critic_layer_norm, optimizer=optimizer)
+    options |= dict(critic_layer_norm=critic_layer_norm, critic_dropout=critic_dropout, num_critics=num_critics)
+    options |= dict(deviation_min=deviation_min, deviation_max=deviation_max, optimizer=optimizer)
     sizes = off_policy_sizes(rollout_length, updates_per_tick, warmup_steps)
 
     def build(spec: EnvSpec, num_envs: int) -> Agent:
@@ -153,19 +193,22 @@ def sac(
         check_optimizer(optimizer, weight_decay)
         updates, warmup = sizes(num_envs).values()
         data = Replay(buffer_size, batch_size, updates, warmup, n_step, sequence_length, burn_in)
-        data = data._replace(warmup_actions=warmup_actions)
-        size = distributions.num_outputs(box)
-        policy, q = policy_and_critics(spec.obs, options, policy_size=size, action_shape=(box.low.size,))
-        networks = {"policy": policy, "temperature": temperature_network(initial_temperature)}
+        data = data._replace(warmup_actions=warmup_actions, prioritize=prioritize_critic(priority_exponent))
+        targets, bounds = target_size(num_critics, target_critics), (deviation_min, deviation_max)
+        normal = partial(distributions.tanh_normal, bounds=distributions.deviation_bounds(*bounds))
+        shapes: dict[str, Any] = dict(action_shape=(box.low.size,), num_critics=num_critics)
+        policy, q = policy_and_critics(spec.obs, options, policy_size=distributions.num_outputs(box), **shapes)
+        temperature = {"temperature": temperature_network(initial_temperature)} if fixed_temperature == 0.0 else {}
+        networks = {"policy": policy, **temperature}
         return Agent(
             parts={
-                "critic": critic_part(box, policy, q, data, critic_loss, optimizer),
-                "actor": actor_part(box, networks, q, data, optimizer),
+                "critic": critic_part(box, policy, normal, q, data, critic_loss, targets, optimizer),
+                "actor": actor_part(box, networks, normal, q, data, optimizer),
             },
             data=data,
             acts={"actor": "policy"},
             remembers={"critic": "q"} if recurrent_size else {},
-            decide=sample_action(box, remember=False),
+            decide=sample_action(box, remember=False, policy=lambda space, outputs, obs: normal(outputs)),
             rollout_length=rollout_length,
             normalize_observations=normalize_observations,
         )
@@ -173,17 +216,39 @@ def sac(
     return Algorithm("sac", hyper, options, build, sizes)
 
 
+def temperature_of(actor: dict[str, PyTree], hyper: SacHyper) -> jax.Array:
+    """Return the weight of the entropy.
+
+    Args:
+        actor: Params of the actor by network.
+        hyper: Hyper-parameters.
+
+    Returns:
+        The trained temperature, else the fixed one, a scalar.
+    """
+    return jnp.exp(actor["temperature"]) if "temperature" in actor else jnp.asarray(hyper.fixed_temperature)
+
+
 def critic_part(
-    box: Box, policy: Network, q_networks: Network, data: Replay, critic_loss: Callable, optimizer: OptimizerName
+    box: Box,
+    policy: Network,
+    normal: Normal,
+    q_networks: Network,
+    data: Replay,
+    critic_loss: Callable,
+    target_critics: int,
+    optimizer: OptimizerName,
 ) -> Part:
     """Build the Q-networks' part: regression on the soft Bellman target, then a step of the target networks.
 
     Args:
         box: Action space.
         policy: Policy network.
+        normal: Distribution of its outputs.
         q_networks: Ensemble of Q-networks.
         data: Data of the updates.
         critic_loss: Loss of a value and its target.
+        target_critics: Number of Q-networks in each target.
         optimizer: `OptimizerName`.
 
     Returns:
@@ -194,36 +259,38 @@ def critic_part(
         own: Learned, peers: dict[str, Learned], batch: ReplayBatch, key: jax.Array, hyper: SacHyper
     ) -> GradientResult:
         actor = peers["actor"].params
-        dist = distributions.tanh_normal(over_successors(data, policy, actor["policy"], batch, "actor"))
+        dist = normal(over_successors(data, policy, actor["policy"], batch, "actor"))
         raw = distributions.sample(dist, key)
-        next_q = over_successors(data, q_networks, own.target["q"], batch, "critic", jnp.tanh(raw))[..., 0]
+        online, slow = (with_dropout(q_networks, key, use) for use in ("loss", "target"))
+        next_q = over_successors(data, slow, own.target["q"], batch, "critic", jnp.tanh(raw))[..., 0]
+        next_q = random_critics(next_q, target_critics, key)
         soft_target = jax.vmap(jax.vmap(losses.soft_target, (0, 0, 1, 0, None)), (0, 0, 1, 0, None))
-        target = soft_target(
-            batch.reward, batch.bootstrap, next_q, distributions.log_prob(dist, raw), jnp.exp(actor["temperature"])
-        )
+        log_prob, temperature = distributions.log_prob(dist, raw), temperature_of(actor, hyper)
+        target = soft_target(batch.reward, batch.bootstrap, next_q, log_prob, temperature)
 
-        def loss_fn(params: PyTree) -> tuple[jax.Array, Metrics]:
+        def loss_fn(params: PyTree) -> tuple[jax.Array, tuple[Metrics, Any]]:
             action = distributions.to_unit(box, batch.action)
-            q = over_replay(data, q_networks, params, batch, "critic", action)[..., 0]
+            q = over_replay(data, online, params, batch, "critic", action)[..., 0]
             loss = regression(critic_loss, q, target, batch)
-            return loss, {"critic_loss": loss, "q_mean": jnp.mean(q)}
+            return loss, ({"critic_loss": loss, "q_mean": jnp.mean(q)}, critic_priorities(data, q, target))
 
-        grads, metrics = gradients_of(loss_fn, own.params["q"])
-        return GradientResult({"q": grads}, metrics)
+        grads, (metrics, priorities) = gradients_of(loss_fn, own.params["q"])
+        return GradientResult({"q": grads}, metrics, priorities=priorities)
 
     return Part({"q": q_networks}, gradients, {"q": make_optimizer(optimizer)}, reads=("actor",), targets=("q",))
 
 
 def actor_part(
-    box: Box, networks: dict[str, Network], q_networks: Network, data: Replay, optimizer: OptimizerName
+    box: Box, networks: dict[str, Network], normal: Normal, q_networks: Network, data: Replay, optimizer: OptimizerName
 ) -> Part:
     """Build the part of the policy, which maximizes the critic's value plus entropy, and of the temperature.
 
-    The temperature's logarithm is trained to hold the entropy at its target.
+    The temperature's logarithm is trained to hold the entropy at its target, if the temperature is a network.
 
     Args:
         box: Action space.
-        networks: Policy and temperature.
+        networks: Policy, and temperature unless it is fixed.
+        normal: Distribution of the policy's outputs.
         q_networks: Ensemble of Q-networks.
         data: Data of the updates.
         optimizer: `OptimizerName`.
@@ -231,28 +298,30 @@ def actor_part(
     Returns:
         The part.
     """
-    action_size = box.low.size
 
     def gradients(
         own: Learned, peers: dict[str, Learned], batch: ReplayBatch, key: jax.Array, hyper: SacHyper
     ) -> GradientResult:
-        log_temperature, critic = own.params["temperature"], peers["critic"].params["q"]
-        temperature = jnp.exp(log_temperature)
+        temperature, critic = temperature_of(own.params, hyper), peers["critic"].params["q"]
+        q_of = with_dropout(q_networks, key, "policy")
 
         def policy_loss(params: PyTree) -> tuple[jax.Array, Metrics]:
-            dist = distributions.tanh_normal(over_replay(data, networks["policy"], params, batch, "actor"))
+            dist = normal(over_replay(data, networks["policy"], params, batch, "actor"))
             raw = distributions.sample(dist, key)
             log_prob = distributions.log_prob(dist, raw)
-            q = over_replay(data, q_networks, critic, batch, "critic", jnp.tanh(raw))[..., 0]
+            q = over_replay(data, q_of, critic, batch, "critic", jnp.tanh(raw))[..., 0]
+            q = jnp.mean(q, axis=0, keepdims=True) if averages_critics(q_networks) else q
             soft_policy = jax.vmap(jax.vmap(losses.soft_policy, (1, 0, None)), (1, 0, None))
             loss = jnp.mean(soft_policy(q, log_prob, temperature))
             return loss, {"policy_loss": loss, "entropy": -jnp.mean(log_prob)}
 
         policy_grads, metrics = gradients_of(policy_loss, own.params["policy"])
-        target_entropy = hyper.target_entropy_per_action * action_size
-        temperature_grad = temperature_gradient(log_temperature, metrics["entropy"], target_entropy)
-        grads = {"policy": policy_grads, "temperature": temperature_grad}
+        grads = {"policy": policy_grads}
+        if "temperature" in networks:
+            target_entropy = hyper.target_entropy_per_action * box.low.size
+            log_temperature = own.params["temperature"]
+            grads["temperature"] = temperature_gradient(log_temperature, metrics["entropy"], target_entropy)
         return GradientResult(grads, {**metrics, "temperature": temperature})
 
     optimizers = {"policy": make_optimizer(optimizer), "temperature": temperature_optimizer()}
-    return Part(networks, gradients, optimizers, reads=("critic",))
+    return Part(networks, gradients, {name: optimizers[name] for name in networks}, reads=("critic",))

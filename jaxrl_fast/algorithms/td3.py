@@ -1,7 +1,9 @@
 """Twin delayed deep deterministic policy gradient, for continuous actions (TD3, arXiv 1802.09477).
 
 Two parts: the critic (two Q-networks) and the actor, which steps at every second update; all have target networks.
-With one Q-network, no delay and no noise on targets it is DDPG (arXiv 1509.02971).
+With one Q-network, no delay and no noise on targets it is DDPG (arXiv 1509.02971). Options: more critics, some of them
+at random in each target (REDQ, arXiv 2101.05982), dropout in critics (DroQ, arXiv 2110.02034), prioritized replay
+(arXiv 1511.05952).
 """
 
 from collections.abc import Callable
@@ -10,7 +12,7 @@ from typing import Annotated, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.core import Box, EnvSpec, Metrics, PyTree
+from jaxrl_fast.core import Box, EnvSpec, Metrics, Number, PyTree
 from jaxrl_fast.learning.acting import noisy_action, unit_policy
 from jaxrl_fast.learning.algorithm import (
     Agent,
@@ -28,11 +30,21 @@ from jaxrl_fast.learning.algorithm import (
     require_actions,
     require_positive,
 )
-from jaxrl_fast.learning.critics import policy_and_critics, regression
+from jaxrl_fast.learning.critics import (
+    averages_critics,
+    critic_priorities,
+    policy_and_critics,
+    prioritize_critic,
+    random_critics,
+    regression,
+    target_size,
+    with_dropout,
+)
 from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision
 from jaxrl_fast.numerics import distributions, losses
 from jaxrl_fast.numerics.optimizers import (
     FROM_0,
+    FROM_0_TO_1,
     OptimizerName,
     Rate0,
     Rate01,
@@ -56,6 +68,7 @@ class Td3Hyper(NamedTuple):
         max_grad_norm: Norm to which the gradients of each network are clipped.
         reward_scale: Factor of the rewards.
         weight_decay: Weight decay of AdamW; 0 for other optimizers.
+        importance_exponent: Exponent of the importance weights in prioritized replay, 0 (none) to 1 (full).
     """
 
     learning_rate: Any
@@ -68,6 +81,7 @@ class Td3Hyper(NamedTuple):
     max_grad_norm: Any
     reward_scale: Any
     weight_decay: Any
+    importance_exponent: Any
 
 
 @checks_numbers()
@@ -86,6 +100,8 @@ def td3(
     noise_spread: Annotated[float, FROM_0] = 2.0,
     policy_delay: int = 2,
     num_critics: int = 2,
+    target_critics: int | None = None,
+    critic_dropout: Annotated[float, Number(0, 0.9)] = 0.0,
     rollout_length: int = 1,
     updates_per_tick: int | None = None,
     batch_size: int = 256,
@@ -95,6 +111,8 @@ def td3(
     n_step: int = 1,
     sequence_length: int = 8,
     burn_in: int = 4,
+    priority_exponent: Annotated[float, FROM_0_TO_1] = 0.0,
+    importance_exponent: Rate01 = 0.4,
     normalize_observations: bool | None = None,
     policy_hidden: tuple[int, ...] = (256, 256),
     critic_hidden: tuple[int, ...] = (256, 256),
@@ -128,7 +146,10 @@ def td3(
         noise_spread: Ratio of the last environment's noise to ``exploration_noise``; the first environment's noise is
             smaller by the same ratio.
         policy_delay: Updates between two steps of the actor and of all target networks.
-        num_critics: Number of Q-networks.
+        num_critics: Number of Q-networks; with more than 2 the policy maximizes their mean instead of the first one.
+        target_critics: Number of Q-networks whose minimum is the target, drawn anew in every update; None for all.
+        critic_dropout: Share of the outputs of the critics' hidden layers that an update sets to 0; the policy then
+            maximizes the critics' mean.
         rollout_length: Steps of each environment in a tick.
         updates_per_tick: Gradient updates in a tick; None for one per sampled step, at most 64.
         batch_size: Transitions in a minibatch, or sequences with a GRU.
@@ -138,6 +159,8 @@ def td3(
         n_step: Steps whose rewards are summed before bootstrapping.
         sequence_length: Steps of a training sequence with a GRU.
         burn_in: Steps before each sequence that only compute the GRU's memory.
+        priority_exponent: Exponent of the priorities in prioritized replay; 0 for uniform sampling.
+        importance_exponent: Exponent of the importance weights in prioritized replay, 0 (none) to 1 (full).
         normalize_observations: Whether to normalize observations; None for all but images and grids.
         policy_hidden: Sizes of the policy's hidden layers.
         critic_hidden: Sizes of the critics' hidden layers.
@@ -156,26 +179,28 @@ def td3(
         The algorithm.
     """
     rates = learning_rate, actor_learning_rate_ratio, discount, tau, exploration_noise, target_noise, target_noise_clip
-    hyper = Td3Hyper(*rates, max_grad_norm, reward_scale, weight_decay)
+    hyper = Td3Hyper(*rates, max_grad_norm, reward_scale, weight_decay, importance_exponent)
     options: dict[str, Any] = dict(activation=activation, recurrent_size=recurrent_size, cnn=cnn, precision=precision)
     options |= dict(policy_hidden=tuple(policy_hidden), critic_hidden=tuple(critic_hidden))
     options |= dict(policy_keys=tuple(policy_keys), critic_keys=tuple(critic_keys))
-    options |= dict(critic_layer_norm=critic_layer_norm, num_critics=num_critics, optimizer=optimizer)
+    options |= dict(critic_layer_norm=critic_layer_norm, critic_dropout=critic_dropout, num_critics=num_critics)
+    options |= dict(optimizer=optimizer)
     sizes = off_policy_sizes(rollout_length, updates_per_tick, warmup_steps)
 
     def build(spec: EnvSpec, num_envs: int) -> Agent:
         box = require_actions("td3", spec, (Box,), "dqn")
         check_optimizer(optimizer, weight_decay)
-        require_positive(policy_delay=policy_delay, num_critics=num_critics)
+        require_positive(policy_delay=policy_delay)
+        targets = target_size(num_critics, target_critics)
         updates, warmup = sizes(num_envs).values()
         data = Replay(buffer_size, batch_size, updates, warmup, n_step, sequence_length, burn_in)
-        data = data._replace(warmup_actions=warmup_actions)
+        data = data._replace(warmup_actions=warmup_actions, prioritize=prioritize_critic(priority_exponent))
         shapes: dict[str, Any] = dict(policy_size=box.low.size, action_shape=(box.low.size,), num_critics=num_critics)
         policy, q = policy_and_critics(spec.obs, options, **shapes)
         decide, init_decide = noisy_action(box, noise_spread)
         return Agent(
             parts={
-                "critic": critic_part(box, policy, q, data, critic_loss, policy_delay, optimizer),
+                "critic": critic_part(box, policy, q, data, critic_loss, targets, policy_delay, optimizer),
                 "actor": actor_part(policy, q, data, policy_delay, optimizer),
             },
             data=data,
@@ -196,6 +221,7 @@ def critic_part(
     q_networks: Network,
     data: Replay,
     critic_loss: Callable,
+    target_critics: int,
     policy_delay: int,
     optimizer: OptimizerName,
 ) -> Part:
@@ -207,6 +233,7 @@ def critic_part(
         q_networks: Ensemble of Q-networks.
         data: Data of the updates.
         critic_loss: Loss of a value and its target.
+        target_critics: Number of Q-networks in each target.
         policy_delay: Updates between two steps of the target networks.
         optimizer: `OptimizerName`.
 
@@ -223,17 +250,19 @@ def critic_part(
         noise = hyper.target_noise * jax.random.normal(key, next_action.shape)
         noise = jnp.clip(noise, -hyper.target_noise_clip, hyper.target_noise_clip)
         smoothed = jnp.clip(next_action + noise, -1.0, 1.0)
-        next_q = over_successors(data, q_networks, own.target["q"], batch, "critic", smoothed)[..., 0]
+        online, slow = (with_dropout(q_networks, key, use) for use in ("loss", "target"))
+        next_q = over_successors(data, slow, own.target["q"], batch, "critic", smoothed)[..., 0]
+        next_q = random_critics(next_q, target_critics, key)
         target = batch.reward + batch.bootstrap * jnp.min(next_q, axis=0)
 
-        def loss_fn(params: PyTree) -> tuple[jax.Array, Metrics]:
+        def loss_fn(params: PyTree) -> tuple[jax.Array, tuple[Metrics, Any]]:
             action = distributions.to_unit(box, batch.action)
-            q = over_replay(data, q_networks, params, batch, "critic", action)[..., 0]
+            q = over_replay(data, online, params, batch, "critic", action)[..., 0]
             loss = regression(critic_loss, q, target, batch)
-            return loss, {"critic_loss": loss, "q_mean": jnp.mean(q)}
+            return loss, ({"critic_loss": loss, "q_mean": jnp.mean(q)}, critic_priorities(data, q, target))
 
-        grads, metrics = gradients_of(loss_fn, own.params["q"])
-        return GradientResult({"q": grads}, metrics)
+        grads, (metrics, priorities) = gradients_of(loss_fn, own.params["q"])
+        return GradientResult({"q": grads}, metrics, priorities=priorities)
 
     def target_rate(hyper: Td3Hyper, updates: jax.Array) -> jax.Array:
         return jnp.where(updates % policy_delay == 0, hyper.tau, 0.0)
@@ -243,7 +272,7 @@ def critic_part(
 
 
 def actor_part(policy: Network, q_networks: Network, data: Replay, policy_delay: int, optimizer: OptimizerName) -> Part:
-    """Build the policy's part, which maximizes the first Q-network's value.
+    """Build the policy's part, which maximizes the first Q-network's value, or the mean (`averages_critics`).
 
     Args:
         policy: Policy network.
@@ -261,11 +290,12 @@ def actor_part(policy: Network, q_networks: Network, data: Replay, policy_delay:
     def gradients(
         own: Learned, peers: dict[str, Learned], batch: ReplayBatch, key: jax.Array, hyper: Td3Hyper
     ) -> GradientResult:
-        critic = peers["critic"].params["q"]
+        critic, q_of = peers["critic"].params["q"], with_dropout(q_networks, key, "policy")
 
         def loss_fn(params: PyTree) -> tuple[jax.Array, Metrics]:
             action = unit_policy(over_replay(data, policy, params, batch, "actor"))
-            loss = -jnp.mean(over_replay(data, q_networks, critic, batch, "critic", action)[0, ..., 0])
+            q = over_replay(data, q_of, critic, batch, "critic", action)[..., 0]
+            loss = -jnp.mean(q if averages_critics(q_networks) else q[0])
             return loss, {"policy_loss": loss}
 
         grads, metrics = gradients_of(loss_fn, own.params["policy"])

@@ -45,7 +45,11 @@ def policy_of(space: Actions, outputs: jax.Array, obs: PyTree) -> Distribution:
 
 
 def sample_action(
-    space: Actions, *, remember: bool, outputs_of: Callable[[dict], jax.Array] = lambda outputs: outputs["actor"]
+    space: Actions,
+    *,
+    remember: bool,
+    outputs_of: Callable[[dict], jax.Array] = lambda outputs: outputs["actor"],
+    policy: Callable[[Actions, jax.Array, PyTree], Distribution] = policy_of,
 ) -> Decide:
     """Return action selection that samples from the policy, or takes its mode without exploration.
 
@@ -53,13 +57,14 @@ def sample_action(
         space: Action space.
         remember: Whether to store the raw action and its log-probability, as ``raw_action`` and ``log_prob``.
         outputs_of: Picks the policy's outputs, ``[..., num_outputs(space)]``, from the outputs by part.
+        policy: Builds the distribution, as `policy_of`.
 
     Returns:
         The `Decide` function.
     """
 
     def decide(outputs: dict, obs: PyTree, state: PyTree, key: jax.Array, hyper: Any, explore: bool) -> tuple:
-        dist = policy_of(space, outputs_of(outputs), obs)
+        dist = policy(space, outputs_of(outputs), obs)
         raw = distributions.sample(dist, key) if explore else distributions.mode(dist)
         extras = {"raw_action": raw, "log_prob": distributions.log_prob(dist, raw)} if explore and remember else {}
         return distributions.to_action(space, raw), state, extras

@@ -6,8 +6,16 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.core import PyTree
-from jaxrl_fast.learning.algorithm import ReplayBatch, elementwise, mean_loss
+from jaxrl_fast.core import PyTree, stable_hash
+from jaxrl_fast.learning.algorithm import (
+    Prioritize,
+    Replay,
+    ReplayBatch,
+    elementwise,
+    mean_loss,
+    require_positive,
+    sequence_priority,
+)
 from jaxrl_fast.networks.network import Head, Heads, Network, ensemble, make_network
 from jaxrl_fast.numerics.distributions import cross_entropy, divergence, project, quantile_huber
 
@@ -40,6 +48,7 @@ def policy_and_critics(
     )
     critic = {"hidden": options["critic_hidden"], "keys": options["critic_keys"]}
     critic |= {"layer_norm": options["critic_layer_norm"], "action_shape": action_shape}
+    critic |= {"dropout": options.get("critic_dropout", 0.0)}
     return policy, ensemble(make_network(obs_spec, q_size, **critic, **shared), num_critics)
 
 
@@ -56,6 +65,97 @@ def regression(critic_loss: Callable, q: jax.Array, target: jax.Array, batch: Re
         A scalar.
     """
     return sum((mean_loss(elementwise(critic_loss, x, target), batch) for x in q), start=jnp.zeros(()))
+
+
+def prioritize_critic(exponent: float) -> Prioritize | None:
+    """Return prioritized replay by the errors of the part ``critic``, weighted by ``hyper.importance_exponent``.
+
+    Args:
+        exponent: Exponent of the priorities; 0 for uniform sampling.
+
+    Returns:
+        A value of `Replay.prioritize`.
+    """
+    return Prioritize("critic", exponent, lambda hyper: hyper.importance_exponent) if exponent else None
+
+
+def critic_priorities(data: Replay, q: jax.Array, target: jax.Array) -> Any:
+    """Compute priorities from the mean absolute error over critics.
+
+    Args:
+        data: Data of the updates.
+        q: Values ``[N, L, B]``.
+        target: Targets ``[L, B]``.
+
+    Returns:
+        Priorities ``[B]`` (`sequence_priority`), or ``()`` if replay is not prioritized.
+    """
+    return sequence_priority(jnp.mean(jnp.abs(q - target[None]), axis=0)) if data.prioritize else ()
+
+
+def target_size(num_critics: int, target_critics: int | None) -> int:
+    """Return the number of critics in a target.
+
+    Args:
+        num_critics: Number of critics.
+        target_critics: The given number; None for all.
+
+    Returns:
+        The number.
+
+    Raises:
+        ValueError: There is no critic, or the target has none or more than there are.
+    """
+    require_positive(num_critics=num_critics)
+    if target_critics is not None and not 1 <= target_critics <= num_critics:
+        raise ValueError(f"target_critics={target_critics}: write 1 to {num_critics} (num_critics), or leave it out")
+    return num_critics if target_critics is None else target_critics
+
+
+def random_critics(q: jax.Array, count: int, key: jax.Array) -> jax.Array:
+    """Select the values of some critics at random, the same critics for the whole batch.
+
+    Args:
+        q: Values ``[N, L, B]``.
+        count: Number of critics to select.
+        key: Random key of the update, from which another is derived.
+
+    Returns:
+        Values ``[count, L, B]``; all of them, in order, if ``count`` is N.
+
+    Source: Chen et al. (2021), REDQ, algorithm 1, arXiv 2101.05982.
+    """
+    if count == len(q):
+        return q
+    return q[jax.random.permutation(jax.random.fold_in(key, stable_hash("critics")), len(q))[:count]]
+
+
+def with_dropout(network: Network, key: jax.Array, use: str) -> Network:
+    """Return a network with its dropout switched on, if it has any.
+
+    Args:
+        network: Network.
+        key: Random key of the update.
+        use: Name of this use in the update; each use drops other outputs.
+
+    Returns:
+        The network.
+
+    Source: Hiraoka et al. (2022), DroQ, algorithm 2, arXiv 2110.02034.
+    """
+    return network.with_dropout(jax.random.fold_in(key, stable_hash(use))) if network.with_dropout else network
+
+
+def averages_critics(q_networks: Network) -> bool:
+    """Return whether the policy maximizes the mean of the critics, as in REDQ and DroQ.
+
+    Args:
+        q_networks: Ensemble of Q-networks.
+
+    Returns:
+        True for more than two critics, or critics with dropout.
+    """
+    return q_networks.ensemble_size > 2 or q_networks.with_dropout is not None
 
 
 ValueKind = Literal["scalar", "categorical", "quantiles"]

@@ -220,7 +220,7 @@ class Mlp(nn.Module):
 
     The last layer holds all heads and is linear. With ``learning=True``, a batch norm uses the statistics of the batch
     and merges them into the running ones (arXiv 1502.03167). Weights are initialized as in He et al. (arXiv
-    1502.01852).
+    1502.01852). Dropout is active only with a key of that name (`Network.with_dropout`).
     """
 
     hidden: tuple[int, ...]
@@ -229,6 +229,7 @@ class Mlp(nn.Module):
     layer_norm: bool
     batch_norm: bool
     precision: Precision
+    dropout: float = 0.0
 
     @nn.compact
     def __call__(self, x: jax.Array, *, learning: bool = False) -> jax.Array:
@@ -239,6 +240,8 @@ class Mlp(nn.Module):
         dense = partial(nn.Dense, dot_general=dot_of(self.precision))
         for size in self.hidden:
             x = dense(size, kernel_init=scaled_normal(2.0))(x)
+            if self.dropout and self.has_rng("dropout"):
+                x = nn.Dropout(self.dropout, deterministic=False)(x)
             if self.layer_norm:
                 x = nn.LayerNorm()(x)
             if self.batch_norm:
@@ -359,6 +362,8 @@ class Network(NamedTuple):
         separate: Whether agents have separate networks, with stacked params ``[A, ...]``.
         of_agent: ``(number, params) -> (network, params)`` of one of several agents, counted from 0. The network maps
             this agent's observations ``[L, B, ...]`` to ``[L, B, out]``. None with one agent.
+        with_dropout: ``(key) -> network`` whose ``apply`` drops outputs of hidden layers at random. None without
+            dropout.
     """
 
     init: Callable[[jax.Array], PyTree]
@@ -371,6 +376,7 @@ class Network(NamedTuple):
     trailing_axes: int = 1
     separate: bool = False
     of_agent: Callable[[int, PyTree], tuple["Network", PyTree]] | None = None
+    with_dropout: Callable[[jax.Array], "Network"] | None = None
 
 
 def make_network(
@@ -383,6 +389,7 @@ def make_network(
     activation: Activation = "relu",
     layer_norm: bool = False,
     batch_norm: bool = False,
+    dropout: float = 0.0,
     precision: Precision = "f32",
     recurrent_size: int = 0,
     out_scale: float = 1.0,
@@ -401,6 +408,8 @@ def make_network(
         activation: Name in `ACTIVATIONS`.
         layer_norm: Whether to normalize each hidden layer's outputs; ignored by residual blocks.
         batch_norm: Whether to normalize them over the batch; residual blocks always do.
+        dropout: Share of each hidden layer's outputs that `Network.with_dropout` sets to 0, before layer norm; not of
+            residual blocks.
         precision: "bf16" for dense layers and convolutions; the GRU's small products stay in float32.
         recurrent_size: Size of the GRU; 0 for none.
         out_scale: Scale of a single head's initial weights (`Head`).
@@ -425,7 +434,7 @@ def make_network(
     if residual and len(set(hidden)) != 1:
         raise ValueError(f"residual blocks of sizes {list(hidden)}: write at least one size, all equal")
     shape = tuple(hidden), tuple(heads.values()), ACTIVATIONS[activation]
-    dense = ResidualTorso(*shape, precision) if residual else Mlp(*shape, layer_norm, batch_norm, precision)
+    dense = ResidualTorso(*shape, precision) if residual else Mlp(*shape, layer_norm, batch_norm, precision, dropout)
     body = GruMlp(recurrent_size, dense) if recurrent_size else dense
     module: nn.Module = PixelNetwork(layers, convolutions.convolved_by(cnn), body, precision) if layers else body
 
@@ -445,9 +454,9 @@ def make_network(
         return module.init(key, *inputs(obs, initial_memory(1), jnp.ones((1, 1), bool), action))
 
     def apply(
-        params: PyTree, memory: PyTree, obs: PyTree, first: jax.Array, action: jax.Array | None = None
+        params: PyTree, memory: PyTree, obs: PyTree, first: jax.Array, action: jax.Array | None = None, rngs: Any = None
     ) -> tuple[Any, PyTree]:
-        return outputs_of(module.apply(params, *inputs(obs, memory, first, action)))
+        return outputs_of(module.apply(params, *inputs(obs, memory, first, action), rngs=rngs))
 
     def outputs_of(result: Any) -> tuple[Any, PyTree]:
         outputs, memories = result if recurrent_size else (result, ())
@@ -455,7 +464,12 @@ def make_network(
 
     counted = batch_norm or residual
     learning = _with_statistics(module, inputs, outputs_of) if counted else without_statistics(apply)
-    return Network(init, apply, learning, initial_memory, recurrent_size > 0, action_shape)
+    network = Network(init, apply, learning, initial_memory, recurrent_size > 0, action_shape)
+
+    def with_dropout(key: jax.Array) -> Network:
+        return network._replace(apply=partial(apply, rngs={"dropout": key}))
+
+    return network._replace(with_dropout=with_dropout) if dropout else network
 
 
 def without_statistics(apply: Apply) -> ApplyLearning:
@@ -500,16 +514,6 @@ def ensemble(network: Network, size: int) -> Network:
     def init(key: jax.Array) -> PyTree:
         return tuple(network.init(k) for k in jax.random.split(key, size))
 
-    def apply(
-        params: PyTree, memory: PyTree, obs: PyTree, first: jax.Array, action: jax.Array | None = None
-    ) -> tuple[jax.Array, PyTree]:
-        if not isinstance(params, tuple):
-            return jax.vmap(lambda own: network.apply(own, (), obs, first, action)[0])(params), ()
-        own = memory if network.recurrent else ((),) * size
-        results = [network.apply(p, m, obs, first, action) for p, m in zip(params, own, strict=True)]
-        outputs, memories = zip(*results, strict=True)
-        return jnp.stack(outputs), memories if network.recurrent else ()
-
     def apply_learning(
         params: PyTree, memory: PyTree, obs: PyTree, first: jax.Array, action: jax.Array | None = None
     ) -> tuple[jax.Array, PyTree, PyTree]:
@@ -521,9 +525,34 @@ def ensemble(network: Network, size: int) -> Network:
     def initial_memory(batch_size: int) -> PyTree:
         return tuple(network.initial_memory(batch_size) for _ in range(size)) if network.recurrent else ()
 
-    return network._replace(
+    def with_dropout(key: jax.Array) -> Network:
+        return whole._replace(apply=_apply_members(network, size, jax.random.split(key, size)))
+
+    apply = _apply_members(network, size)
+    whole = network._replace(
         init=init, apply=apply, apply_learning=apply_learning, initial_memory=initial_memory, ensemble_size=size
     )
+    return whole._replace(with_dropout=with_dropout) if network.with_dropout else whole
+
+
+def _apply_members(network: Network, size: int, keys: jax.Array | None = None) -> Apply:
+    """Return the `Apply` of an ensemble, with one key of dropout for each member."""
+
+    def member(key: jax.Array | None) -> Network:
+        return network if key is None or network.with_dropout is None else network.with_dropout(key)
+
+    def apply(
+        params: PyTree, memory: PyTree, obs: PyTree, first: jax.Array, action: jax.Array | None = None
+    ) -> tuple[jax.Array, PyTree]:
+        if not isinstance(params, tuple):
+            return jax.vmap(lambda own, key: member(key).apply(own, (), obs, first, action)[0])(params, keys), ()
+        own = memory if network.recurrent else ((),) * size
+        each = zip(params, own, (None,) * size if keys is None else keys, strict=True)
+        results = [member(key).apply(p, m, obs, first, action) for p, m, key in each]
+        outputs, memories = zip(*results, strict=True)
+        return jnp.stack(outputs), memories if network.recurrent else ()
+
+    return apply
 
 
 def scalar(init: Callable[[], jax.Array]) -> Network:

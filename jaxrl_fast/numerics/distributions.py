@@ -16,6 +16,8 @@ from jaxrl_fast.core import Actions, Box, Discrete, MultiDiscrete
 
 MASKED_LOGIT = -1e9
 MIN_SCALE = 1e-3
+PUBLISHED_DEVIATIONS = math.exp(-20.0), math.exp(2.0)
+"""Smallest and largest standard deviation in the code of SAC's authors (github.com/rail-berkeley/softlearning)."""
 _LOG_SQRT_2PI = 0.9189385332046727
 _LOG_2 = 0.6931471805599453
 _SQRT_2 = 1.4142135623730951
@@ -107,17 +109,41 @@ def by_part(sizes: tuple[int, ...], values: jax.Array, fill: float) -> jax.Array
     return jnp.concatenate(rows, axis=-2)
 
 
-def tanh_normal(outputs: jax.Array) -> TanhNormal:
+def tanh_normal(outputs: jax.Array, bounds: tuple[float, float] | None = None) -> TanhNormal:
     """Build a tanh-normal distribution from network outputs.
 
     Args:
-        outputs: Means, then standard deviations before a softplus, ``[..., 2 A]``.
+        outputs: Means, then standard deviations before a softplus, or with ``bounds`` their logarithms, ``[..., 2 A]``.
+        bounds: Smallest and largest standard deviation; None for a softplus without an upper bound.
 
     Returns:
         The distribution.
     """
     mean, raw_scale = jnp.split(outputs, 2, axis=-1)
-    return TanhNormal(mean, softplus(raw_scale) + MIN_SCALE)
+    if bounds is None:
+        return TanhNormal(mean, softplus(raw_scale) + MIN_SCALE)
+    return TanhNormal(mean, jnp.exp(jnp.clip(raw_scale, *map(math.log, bounds))))
+
+
+def deviation_bounds(least: float | None, most: float | None) -> tuple[float, float] | None:
+    """Return the bounds of standard deviations for `tanh_normal`.
+
+    Args:
+        least: Smallest standard deviation; None for the published one if there is a largest.
+        most: Largest standard deviation; None for the published one if there is a smallest.
+
+    Returns:
+        Both bounds; None if neither is given.
+
+    Raises:
+        ValueError: The smallest is not below the largest.
+    """
+    if least is None and most is None:
+        return None
+    low, high = PUBLISHED_DEVIATIONS[0] if least is None else least, PUBLISHED_DEVIATIONS[1] if most is None else most
+    if not low < high:
+        raise ValueError(f"deviation_min={low:g} is not below deviation_max={high:g}: write such as 0.01 and 2.0")
+    return low, high
 
 
 def of_outputs(space: Actions, outputs: jax.Array, mask: jax.Array | None = None) -> Distribution:

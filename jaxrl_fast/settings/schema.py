@@ -36,6 +36,7 @@ NOT_OPTIONS = ("precision",)
 
 
 EARLIER = {"algo.warmup_actions": "policy", "algo.initial_deviation": 0.694}
+EARLIER |= {"algo.num_critics": 2, "algo.critic_dropout": 0.0, "algo.priority_exponent": 0.0}
 """Values of settings that checkpoints until 0.2.0 do not name."""
 
 
