@@ -15,7 +15,7 @@ from scipy import stats
 
 import jaxrl_fast as jf
 from jaxrl_fast import envs
-from jaxrl_fast.algorithms.defaults import FOLLOWING, of_environment
+from jaxrl_fast.algorithms.defaults import FOLLOWING, default_envs, of_environment
 from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.commands.cli import keys_help
 from jaxrl_fast.commands.run_config import compose, with_defaults
@@ -25,6 +25,7 @@ from jaxrl_fast.learning.acting import uniform_action
 from jaxrl_fast.learning.algorithm import Replay, default_rollout, off_policy_sizes, on_policy_sizes
 from jaxrl_fast.learning.run_graph import bind
 from jaxrl_fast.numerics import distributions
+from jaxrl_fast.numerics.normalization import normalizes
 
 WIDTHS = st.integers(1, 8192)
 
@@ -191,3 +192,34 @@ def test_what_the_environment_chooses_is_announced(algo):
     assert rows["algo.initial_deviation"] == ["auto", "chosen for the environment"]
     assert rows["algo.entropy_coef"] == ["0.1", "command line"]
     assert "algo.initial_deviation=(by env)" in keys_help(["env=gymnasium", "env.id=Hopper-v5", "algo=ppo"])
+
+
+@given(st.sampled_from([4, 16, 64, 2048]), st.integers(1, 10**9))
+def test_a_short_run_of_ppo_has_fewer_environments(most, total_steps):
+    number = default_envs(most, total_steps)
+    assert min(most, 4) <= number <= most
+    assert number in (4, most) or (number & (number - 1) == 0 and 25_000 * number <= total_steps < 50_000 * number)
+
+
+def test_the_number_of_environments_follows_the_steps_unless_it_is_given():
+    words = ["env=freeway", "algo=ppo", "total_steps=100_000"]
+    assert compose(words).num_envs == 4 and compose([*words, "num_envs=32"]).num_envs == 32
+    assert compose(["env=freeway", "algo=ppo"]).num_envs == 64
+    assert compose(["env=cartpole", "total_steps=1e5"]).num_envs == 32  # of the tuned file
+
+
+def test_grids_keep_their_units_and_vectors_are_normalized():
+    def spec(obs):
+        return jf.EnvSpec("any", obs, jf.Discrete(2))
+
+    grid, vector = jax.ShapeDtypeStruct((5, 5, 3), jnp.float32), jax.ShapeDtypeStruct((4,), jnp.float32)
+    mask = jax.ShapeDtypeStruct((2,), jnp.bool_)
+    assert [normalizes(None, spec(x)) for x in (grid, vector)] == [False, True]
+    assert not normalizes(None, spec({"grid": grid, "action_mask": mask}))
+    assert normalizes(None, spec({"grid": grid, "speed": vector})) and normalizes(True, spec(grid))
+
+
+def test_an_environment_that_leaves_its_space_is_counted():
+    words = ["env=gymnasium", "env.id=LunarLander-v3", "algo=ppo"]
+    assert compose(words).pool["out_of_space"] == "count"
+    assert compose([*words, "pool.out_of_space=stop"]).pool["out_of_space"] == "stop"

@@ -47,8 +47,8 @@ STEPS: dict[str, dict[str, tuple[int, ...]]] = {
     "td3": dict.fromkeys(CONTINUOUS, (20_000,)),
     "dqn": dict.fromkeys(DISCRETE, (50_000,)),
 }
-"""Environment steps by algorithm and environment. Nothing in the other libraries follows a run's length, so that a run of
-theirs of the largest number shows the smaller ones, too.
+"""Environment steps by algorithm and environment. Nothing in the other libraries follows a run's length, so that their
+longest run shows the smaller numbers, too.
 """
 WHO = {"ppo": ("sb3",), "sac": ("sbx",), "td3": ("sbx",), "dqn": ("sbx",)}
 """Contenders. SBX has the settings of Stable-Baselines3, and is several times faster where networks are large."""

@@ -13,14 +13,14 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from jaxrl_fast import envs
-from jaxrl_fast.algorithms.defaults import FOLLOWING, of_environment
+from jaxrl_fast.algorithms.defaults import FOLLOWING, default_envs, of_environment
 from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.core import Box, EnvSpec
 from jaxrl_fast.envs import EnvFailed
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.envs.pool.batches import default_groups
-from jaxrl_fast.learning.algorithm import Algorithm, default_envs
+from jaxrl_fast.learning.algorithm import Algorithm
 from jaxrl_fast.learning.run_graph import GraphOptions
 from jaxrl_fast.numerics.optimizers import plain
 from jaxrl_fast.runtime import cluster

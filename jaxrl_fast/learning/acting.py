@@ -100,7 +100,7 @@ def temperature_optimizer() -> MakeOptimizer:
         The factory of the optimizer.
     """
     made = make_optimizer("adam", rate=lambda hyper: hyper.temperature_learning_rate)
-    return made._replace(bounds=tuple(map(math.log, TEMPERATURES)))
+    return made._replace(bounds=(math.log(TEMPERATURES[0]), math.log(TEMPERATURES[1])))
 
 
 def temperature_gradient(

@@ -58,26 +58,6 @@ TICK_STEPS, MAX_TICK_STEPS, TICKS_PER_RUN, LEAST_ROLLOUT = 2048, 16_384, 500, 16
 """Steps of a default on-policy tick, most in a long run, ticks of a long run, and fewest steps of each environment."""
 
 
-STEPS_PER_ENV, FEWEST_ENVS = 25_000, 4
-"""Steps of each environment in a short run, and its fewest environments."""
-
-
-def default_envs(most: int, total_steps: int) -> int:
-    """Return the default number of environments of PPO, a power of two, or the environment's usual number.
-
-    In a short run many environments see only the beginnings of episodes: Freeway after 100,000 steps had 3.6 with 64
-    environments, 5.9 with 8 and 8.5 with 4 (3 seeds, other settings equal).
-
-    Args:
-        most: Usual number of environments.
-        total_steps: Environment steps of the run.
-
-    Returns:
-        Number of environments.
-    """
-    return min(most, max(FEWEST_ENVS, 2 ** int(math.log2(max(1, total_steps // STEPS_PER_ENV)))))
-
-
 def default_rollout(num_envs: int, total_steps: int | None = None) -> int:
     """Return the default rollout length of on-policy algorithms, a power of two.
 
