@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jaxrl_fast.core import PyTree, is_image
 from jaxrl_fast.networks import convolutions
 from jaxrl_fast.networks.convolutions import Cnn, Convolution, Precision, dot_of, scaled_normal, to_real
+from jaxrl_fast.networks.noisy import NoisyDense, draw_noise
 from jaxrl_fast.numerics.normalization import is_mask
 
 STATISTICS = "batch_stats"
@@ -229,6 +230,7 @@ class Mlp(nn.Module):
     layer_norm: bool
     batch_norm: bool
     precision: Precision
+    noisy: bool = False
 
     @nn.compact
     def __call__(self, x: jax.Array, *, learning: bool = False) -> jax.Array:
@@ -236,7 +238,7 @@ class Mlp(nn.Module):
         # comes before the sequence, so that a batch sharded over devices is not transferred.
         length, batch, _ = x.shape
         x = x.swapaxes(0, 1).reshape(batch * length, -1)
-        dense = partial(nn.Dense, dot_general=dot_of(self.precision))
+        dense = partial(NoisyDense if self.noisy else nn.Dense, dot_general=dot_of(self.precision))
         for size in self.hidden:
             x = dense(size, kernel_init=scaled_normal(2.0))(x)
             if self.layer_norm:
@@ -359,6 +361,7 @@ class Network(NamedTuple):
         separate: Whether agents have separate networks, with stacked params ``[A, ...]``.
         of_agent: ``(number, params) -> (network, params)`` of one of several agents, counted from 0. The network maps
             this agent's observations ``[L, B, ...]`` to ``[L, B, out]``. None with one agent.
+        draw_noise: ``(params, key, role, rows=None) -> params`` with noise (`noisy.draw_noise`), or unchanged params.
     """
 
     init: Callable[[jax.Array], PyTree]
@@ -371,6 +374,7 @@ class Network(NamedTuple):
     trailing_axes: int = 1
     separate: bool = False
     of_agent: Callable[[int, PyTree], tuple["Network", PyTree]] | None = None
+    draw_noise: Callable[..., PyTree] = lambda params, *given: params
 
 
 def make_network(
@@ -389,6 +393,7 @@ def make_network(
     out_bias: tuple[float, ...] = (),
     cnn: Cnn = "auto",
     torso: Torso = "mlp",
+    noisy: bool = False,
 ) -> Network:
     """Build a network of dense layers over the flattened observation, after a GRU if ``recurrent_size`` > 0.
 
@@ -408,6 +413,7 @@ def make_network(
         cnn: Convolutions for images. "auto" takes the largest that the images' size allows, for images of bytes. "none"
             reads the pixels directly. A name also convolves real numbers and bools ``[height, width, channels]``.
         torso: "mlp", or "residual" for residual blocks with batch norms, whose params need `hold_unit_norm`.
+        noisy: Whether the dense layers of an "mlp" have trained noise (`Network.draw_noise`).
 
     Returns:
         The network.
@@ -425,7 +431,7 @@ def make_network(
     if residual and len(set(hidden)) != 1:
         raise ValueError(f"residual blocks of sizes {list(hidden)}: write at least one size, all equal")
     shape = tuple(hidden), tuple(heads.values()), ACTIVATIONS[activation]
-    dense = ResidualTorso(*shape, precision) if residual else Mlp(*shape, layer_norm, batch_norm, precision)
+    dense = ResidualTorso(*shape, precision) if residual else Mlp(*shape, layer_norm, batch_norm, precision, noisy)
     body = GruMlp(recurrent_size, dense) if recurrent_size else dense
     module: nn.Module = PixelNetwork(layers, convolutions.convolved_by(cnn), body, precision) if layers else body
 
@@ -455,7 +461,8 @@ def make_network(
 
     counted = batch_norm or residual
     learning = _with_statistics(module, inputs, outputs_of) if counted else without_statistics(apply)
-    return Network(init, apply, learning, initial_memory, recurrent_size > 0, action_shape)
+    network = Network(init, apply, learning, initial_memory, recurrent_size > 0, action_shape)
+    return network._replace(draw_noise=draw_noise) if noisy else network
 
 
 def without_statistics(apply: Apply) -> ApplyLearning:
