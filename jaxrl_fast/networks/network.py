@@ -361,7 +361,7 @@ class Network(NamedTuple):
         separate: Whether agents have separate networks, with stacked params ``[A, ...]``.
         of_agent: ``(number, params) -> (network, params)`` of one of several agents, counted from 0. The network maps
             this agent's observations ``[L, B, ...]`` to ``[L, B, out]``. None with one agent.
-        draw_noise: ``(params, key, role, rows=None) -> params`` with noise (`noisy.draw_noise`), or unchanged params.
+        draw_noise: ``(params, key, role, rows=1) -> params`` with noise (`noisy.draw_noise`), or unchanged params.
     """
 
     init: Callable[[jax.Array], PyTree]

@@ -22,8 +22,8 @@ INITIAL_NOISE = 0.5
 class NoisyDense(nn.Module):
     """A dense layer whose weights have factorized normal noise with trained standard deviations.
 
-    Attributes of `flax.linen.Dense`, with its initial means. Rows of the input have equal noise or, if the noise has
-    rows, separate noise: a product of two vectors needs no weights for each row.
+    Inputs are ``[rows, features]``; attributes are those of `flax.linen.Dense`. The noise of a row is the product of two
+    vectors, so that rows with separate noise need no separate weights.
 
     Source: Fortunato et al. (2018), equations 9 to 11, arXiv 1706.10295.
     """
@@ -40,34 +40,34 @@ class NoisyDense(nn.Module):
         kernel, bias = self.param("kernel", self.kernel_init, shape), self.param("bias", self.bias_init, shape[1:])
         kernel_noise = self.param("kernel_noise", initial, shape)
         bias_noise = self.param("bias_noise", initial, shape[1:])
-        product = (((x.ndim - 1,), (0,)), ((), ()))
-        y = self.dot_general(x, kernel, product) + bias
+        product = (((1,), (0,)), ((), ()))
+        y = self.dot_general(x, kernel, product) + bias[None]
         if not self.has_variable(NOISE, "inputs"):
             return y
         before, after = self.get_variable(NOISE, "inputs"), self.get_variable(NOISE, "outputs")
-        return y + (self.dot_general(x * before, kernel_noise, product) + bias_noise) * after
+        return y + (self.dot_general(x * before, kernel_noise, product) + bias_noise[None]) * after
 
 
-def draw_noise(params: PyTree, key: jax.Array, role: str, rows: int | None = None) -> PyTree:
+def draw_noise(params: PyTree, key: jax.Array, role: str, rows: int = 1) -> PyTree:
     """Draw the noise of all `NoisyDense` layers of a network.
 
     Args:
         params: Params of the network.
         key: Random key, from which another is derived.
         role: Role of the params. Different roles have separate noise with the same key.
-        rows: Number of rows of a batch of single steps with separate noise; None for one noise.
+        rows: Number of rows of a batch of single steps, which have separate noise; 1 for equal noise of all inputs.
 
     Returns:
         The params with noise.
     """
     own_key = jax.random.fold_in(key, stable_hash(f"noise of {role}"))
-    return {**params, NOISE: _noise_of(params["params"], own_key, () if rows is None else (rows,))}
+    return {**params, NOISE: _noise_of(params["params"], own_key, rows)}
 
 
-def _noise_of(layers: dict[str, Any], key: jax.Array, rows: tuple[int, ...]) -> dict[str, Any]:
+def _noise_of(layers: dict[str, Any], key: jax.Array, rows: int) -> dict[str, Any]:
     if "kernel_noise" in layers:
         keys, sizes = jax.random.split(key), layers["kernel_noise"].shape
-        drawn = (jax.random.normal(own, (*rows, size)) for own, size in zip(keys, sizes, strict=True))
+        drawn = (jax.random.normal(own, (rows, size)) for own, size in zip(keys, sizes, strict=True))
         return dict(zip(("inputs", "outputs"), (jnp.sign(x) * jnp.sqrt(jnp.abs(x)) for x in drawn), strict=True))
     inner = {name: layer for name, layer in layers.items() if isinstance(layer, dict)}
     return {name: _noise_of(layer, jax.random.fold_in(key, stable_hash(name)), rows) for name, layer in inner.items()}
