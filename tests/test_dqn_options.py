@@ -202,6 +202,8 @@ def test_a_noisy_update_equals_numpy():
     algorithm = small_dqn(noisy=True)
     part, hyper, data, key = algorithm.build(SPEC, 4).parts["critic"], algorithm.hyper, batch(), jax.random.key(5)
     state = jax.jit(lambda key: init_part(part, key, hyper))(jax.random.key(0))
+    louder = jax.tree.map(lambda x: x + 1.0, state.learned)  # the roles then choose different actions
+    state = state._replace(learned=louder)
     q, online, target = part.networks["q"], state.learned.params["q"], state.learned.target["q"]
     treedef = jax.tree.structure(online)
 
@@ -210,8 +212,10 @@ def test_a_noisy_update_equals_numpy():
         return references.mlp(with_weights(params, noise), np.float64(obs["x"][0]))
 
     leaves, slow = ([np.float64(x) for x in jax.tree.leaves(tree)] for tree in (online, target))
-    allowed = np.where(data.next_obs["action_mask"][0], q_of(leaves, data.next_obs, "chooser"), -np.inf)
-    following = q_of(slow, data.next_obs, "target")[np.arange(B), allowed.argmax(-1)]
+    roles = [q_of(leaves, data.next_obs, role) for role in ("chooser", "target", "online")]
+    best, *others = (np.where(data.next_obs["action_mask"][0], x, -np.inf).argmax(-1) for x in roles)
+    assert all((best != other).any() for other in others), "separate noise matters here"
+    following = q_of(slow, data.next_obs, "target")[np.arange(B), best]
     wanted = data.reward[0] + data.bootstrap[0] * following
 
     def loss(leaves):

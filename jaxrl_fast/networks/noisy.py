@@ -22,8 +22,8 @@ INITIAL_NOISE = 0.5
 class NoisyDense(nn.Module):
     """A dense layer whose weights have factorized normal noise with trained standard deviations.
 
-    Inputs are ``[rows, features]``; attributes are those of `flax.linen.Dense`. The noise of a row is the product of two
-    vectors, so that rows with separate noise need no separate weights.
+    Inputs are ``[rows, features]``; attributes are those of `flax.linen.Dense`. The noise of a row is the product of
+    two vectors, so that rows with separate noise need no separate weights.
 
     Source: Fortunato et al. (2018), equations 9 to 11, arXiv 1706.10295.
     """
