@@ -127,7 +127,7 @@ def test_a_munchausen_update_equals_numpy(kind: str, width: int):
 
 @pytest.mark.parametrize("options", [dict(munchausen=0.9, burn_in=3), dict(munchausen=0.9, noisy=True, burn_in=0)])
 def test_targets_with_memory_and_masks_have_the_steps_of_the_loss(options):
-    """Masks of a window are those of its last steps, behind the burn-in. Only shapes are computed."""
+    """A window also has the masks of the burn-in, which the loss leaves out. Only shapes are computed."""
     env = tiny.line(discrete=True)
 
     def masked(obs):

@@ -145,7 +145,7 @@ def mixing_network(one: Network) -> Network:
 
 
 def with_mixer(network: Network, mixer: Network) -> Network:
-    """Run a `mixing_network` beside the network of all agents.
+    """Run a `mixing_network` and the network of all agents.
 
     Args:
         network: Network over the agents' axis.
