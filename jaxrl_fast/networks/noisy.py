@@ -42,11 +42,15 @@ class NoisyDense(nn.Module):
         kernel_noise = self.param("kernel_noise", initial, shape)
         bias_noise = self.param("bias_noise", initial, shape[1:])
         product = (((1,), (0,)), ((), ()))
-        y = self.dot_general(x, kernel, product) + bias[None]
         if not self.has_variable(NOISE, "inputs"):
-            return y
-        before, after = self.get_variable(NOISE, "inputs"), self.get_variable(NOISE, "outputs")
-        return y + (self.dot_general(x * before, kernel_noise, product) + bias_noise[None]) * after
+            return self.dot_general(x, kernel, product) + bias[None]
+        before: jax.Array = self.get_variable(NOISE, "inputs")
+        after: jax.Array = self.get_variable(NOISE, "outputs")
+        if len(before) == 1:  # one product, half as much work as two
+            kernel = kernel + kernel_noise * before.T * after
+            return self.dot_general(x, kernel, product) + bias[None] + bias_noise[None] * after
+        noise = (self.dot_general(x * before, kernel_noise, product) + bias_noise[None]) * after
+        return self.dot_general(x, kernel, product) + bias[None] + noise
 
 
 def draw_noise(params: PyTree, key: jax.Array, role: str, rows: int = 1) -> PyTree:
