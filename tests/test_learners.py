@@ -261,7 +261,7 @@ def test_gradients_that_are_not_finite_are_dropped_by_the_server_and_counted(ave
 
     algorithm = small_ppo(value_loss=broken, num_epochs=1)
     graph, _ = build_graph(tiny.line(discrete=True), algorithm, GraphOptions(learners=2, average=average, nan="skip"))
-    state, metrics = after(graph, algorithm.hyper, 1)
+    state, metrics = after(graph, algorithm.hyper, 2)
     dropped = sum(float(np.sum(v)) for name, v in metrics.items() if name.endswith("dropped_updates"))
     assert 0 < dropped == round(dropped)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.channels["critic"]))

@@ -216,6 +216,27 @@ def learned_rainbow(names: tuple[str, ...]) -> Trained:
 
 
 @cache
+def learned_munchausen(names: tuple[str, ...]) -> Trained:
+    """Munchausen DQN without random actions, also in the warm-up: only the noise of its networks explores."""
+    algorithm = dqn(
+        learning_rate=Linear(1e-2, 0.0),
+        discount=DISCOUNT,
+        epsilon=0.0,
+        tau=0.05,
+        munchausen=0.9,
+        noisy=True,
+        rollout_length=4,
+        updates_per_tick=16,
+        batch_size=32,
+        buffer_size=8_000,
+        warmup_steps=128,
+        warmup_actions="policy",
+        q_hidden=(32,),
+    )
+    return train(names, algorithm, 2_000)
+
+
+@cache
 def learned_td3(names: tuple[str, ...]) -> Trained:
     algorithm = td3(
         learning_rate=Linear(3e-3, 0.0),
@@ -369,8 +390,8 @@ def test_values_of_actions_are_learned(probe, learned):
 @pytest.mark.parametrize("probe", [name for name in BEST_RETURN if name not in CONTINUOUS])
 @pytest.mark.parametrize(
     "learned",
-    [learned_dqn, learned_rainbow, learned_pqn, learned_sac_discrete],
-    ids=["dqn", "rainbow", "pqn", "sac_discrete"],
+    [learned_dqn, learned_rainbow, learned_munchausen, learned_pqn, learned_sac_discrete],
+    ids=["dqn", "rainbow", "munchausen", "pqn", "sac_discrete"],
 )
 def test_the_best_discrete_policy_is_found(probe, learned):
     assert mean_return(learned, probe) == pytest.approx(BEST_RETURN[probe], abs=0.02)

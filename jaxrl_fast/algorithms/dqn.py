@@ -1,8 +1,9 @@
 """Deep Q-learning, for discrete actions (DQN, arXiv 1312.5602).
 
 Options: double Q-learning (arXiv 1509.06461, equation 4), dueling heads (arXiv 1511.06581), n-step returns, prioritized
-replay (arXiv 1511.05952), distributions of returns (C51, arXiv 1707.06887; quantiles, arXiv 1710.10044). All of them
-together are Rainbow without noisy nets (arXiv 1710.02298).
+replay (arXiv 1511.05952), distributions of returns (C51, arXiv 1707.06887; quantiles, arXiv 1710.10044), noisy nets
+(arXiv 1706.10295): all of them together are Rainbow (arXiv 1710.02298). Also Munchausen DQN (arXiv 2007.14430), and a
+share of random actions for each environment (Ape-X, arXiv 1803.00933).
 """
 
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.core import Actions, Discrete, EnvSpec, Metrics, MultiDiscrete, PyTree
-from jaxrl_fast.learning.acting import FALLING_EPSILON, by_q_values, greedy_action, num_joint, number_of
+from jaxrl_fast.learning.acting import FALLING_EPSILON, by_q_values, greedy_action, joint_mask, num_joint, number_of
 from jaxrl_fast.learning.algorithm import (
     Agent,
     Algorithm,
@@ -32,11 +33,24 @@ from jaxrl_fast.learning.algorithm import (
     require_positive,
     sequence_priority,
 )
-from jaxrl_fast.learning.critics import ValueHead, ValueKind, by_action, make_value_head, of_action, q_outputs
+from jaxrl_fast.learning.critics import (
+    ValueHead,
+    ValueKind,
+    by_action,
+    learned_obs,
+    log_softmax_policy,
+    make_value_head,
+    munchausen_reward,
+    of_action,
+    q_outputs,
+    soft_outputs,
+)
 from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision, make_network
 from jaxrl_fast.numerics import losses
 from jaxrl_fast.numerics.optimizers import (
+    ABOVE_0,
     ANY,
+    FROM_0,
     FROM_0_TO_1,
     OptimizerName,
     OptionalRate01,
@@ -78,6 +92,7 @@ def dqn(
     learning_rate: Rate0 = 3e-4,
     discount: Rate01 = 0.99,
     epsilon: Rate01 = FALLING_EPSILON,
+    epsilon_spread: Annotated[float, FROM_0] = 0.0,
     tau: OptionalRate01 = None,
     max_grad_norm: Rate0 = 10.0,
     reward_scale: Rate0 = 1.0,
@@ -96,6 +111,9 @@ def dqn(
     target_period: int = 1,
     double: bool = True,
     dueling: bool = False,
+    munchausen: Annotated[float, FROM_0_TO_1] = 0.0,
+    munchausen_temperature: Annotated[float, ABOVE_0] = 0.03,
+    noisy: bool = False,
     value_head: ValueKind = "scalar",
     num_atoms: int = 51,
     value_min: Annotated[float, ANY] = -10.0,
@@ -119,7 +137,8 @@ def dqn(
     Args:
         learning_rate: Learning rate of all networks.
         discount: Discount factor γ per step.
-        epsilon: Share of random actions.
+        epsilon: Share of random actions. With ``noisy`` write 0, as published.
+        epsilon_spread: The last environment's share is ``epsilon ** (1 + epsilon_spread)``; 0 for equal shares.
         tau: Weight of the new params in the target network every ``target_period`` updates, 0 to 1; None for 0.005, or
             1 (a copy) with a period of several updates.
         max_grad_norm: Norm to which the gradients of each network are clipped.
@@ -139,6 +158,11 @@ def dqn(
         target_period: Updates between two steps of the target network.
         double: Whether the online network selects the target's action (double Q-learning).
         dueling: Whether values and advantages have separate heads.
+        munchausen: Weight α of the policy's log-probability in the reward (Munchausen DQN; published: 0.9); 0 for none.
+            Targets then average over a softmax policy of the target network, so that ``double`` has no effect.
+        munchausen_temperature: Temperature τ of that policy, in units of scaled rewards.
+        noisy: Whether dense layers have trained noise. Each update draws one noise, each step one per environment;
+            greedy actions have none.
         value_head: "scalar", "categorical" (a distribution over ``num_atoms`` returns) or "quantiles".
         num_atoms: Atoms or quantiles of a distribution of returns.
         value_min: Smallest return of a categorical head.
@@ -163,7 +187,7 @@ def dqn(
     hyper = DqnHyper(*rates)
     shared: dict[str, Any] = dict(
         activation=activation, layer_norm=layer_norm, recurrent_size=recurrent_size, cnn=cnn, precision=precision
-    )
+    ) | dict(noisy=noisy)
     options = shared | dict(q_hidden=tuple(q_hidden), q_keys=tuple(q_keys), dueling=dueling, optimizer=optimizer)
     options |= dict(value_head=value_head, num_atoms=num_atoms, value_min=value_min, value_max=value_max)
     sizes = off_policy_sizes(rollout_length, updates_per_tick, warmup_steps, steps_per_update=4)
@@ -181,11 +205,104 @@ def dqn(
         q = make_network(
             spec.obs, q_outputs(num_joint(space), head.width, dueling), hidden=q_hidden, keys=q_keys, **shared
         )
-        parts = {"critic": critic_part(space, q, head, data, double, target_period, optimizer)}
-        act = by_q_values(space, lambda outputs: head.expected(by_action(outputs["critic"], head.width)))
-        return Agent(parts, data, {"critic": "q"}, act, rollout_length, normalize_observations=normalize_observations)
+        successor = greedy_successor(space, q, head, data, double)
+        if munchausen:
+            require_munchausen(value_head, n_step)
+            successor = munchausen_successor(space, q, head, data, munchausen, munchausen_temperature)
+        parts = {"critic": critic_part(space, q, head, data, successor, target_period, optimizer)}
+        decide, init_decide = by_q_values(
+            space, lambda outputs: head.expected(by_action(outputs["critic"], head.width)), epsilon_spread
+        )
+        return Agent(
+            parts,
+            data,
+            acts={"critic": "q"},
+            decide=decide,
+            rollout_length=rollout_length,
+            init_decide=init_decide,
+            normalize_observations=normalize_observations,
+        )
 
     return Algorithm("dqn", hyper, options, build, sizes)
+
+
+Successor = Callable[[Learned, ReplayBatch, jax.Array], tuple[jax.Array, jax.Array]]
+"""(`Learned` of the part, batch, key) -> rewards ``[L, B]``, and outputs ``[L, B, width]`` at ``next_obs``."""
+
+
+def greedy_successor(space: Actions, q: Network, head: ValueHead, data: Replay, double: bool) -> Successor:
+    """Return the function that computes Q-learning's targets: the target network's outputs of the best action.
+
+    Args:
+        space: Action space.
+        q: Q-network.
+        head: Representation of values.
+        data: Data of the updates.
+        double: Whether the online network selects the action.
+
+    Returns:
+        The function.
+    """
+
+    def successor(own: Learned, batch: ReplayBatch, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        target = q.draw_noise(own.target["q"], key, "target")
+        chooser = q.draw_noise(own.params["q"], key, "chooser") if double else target
+        chosen_by = by_action(over_successors(data, q, chooser, batch, "critic"), head.width)
+        best = greedy_action(space, head.expected(chosen_by), batch.next_obs)
+        following = by_action(over_successors(data, q, target, batch, "critic"), head.width)
+        return batch.reward, of_action(following, best)
+
+    return successor
+
+
+def require_munchausen(value_head: ValueKind, n_step: int) -> None:
+    """Check that other options support Munchausen DQN.
+
+    Args:
+        value_head: Representation of values.
+        n_step: Steps whose rewards are summed.
+
+    Raises:
+        ValueError: They do not.
+    """
+    if value_head == "categorical":
+        raise ValueError("munchausen does not support value_head=categorical: write value_head=scalar or quantiles")
+    if n_step > 1:
+        raise ValueError(f"munchausen adds to the reward of one step, and n_step={n_step}: write n_step=1")
+
+
+def munchausen_successor(
+    space: Actions, q: Network, head: ValueHead, data: Replay, weight: float, temperature: float
+) -> Successor:
+    """Return the function that computes Munchausen DQN's targets, with the target network's softmax policy.
+
+    Args:
+        space: Action space.
+        q: Q-network.
+        head: Representation of values.
+        data: Data of the updates.
+        weight: Weight α of the log-probability in the reward.
+        temperature: Temperature τ of the policy.
+
+    Returns:
+        The function.
+
+    Source: Vieillard et al. (2020), equation 2, arXiv 2007.14430.
+    """
+
+    def policy(outputs: jax.Array, obs: PyTree) -> jax.Array:
+        return log_softmax_policy(head.expected(outputs), joint_mask(space, obs), temperature)
+
+    def successor(own: Learned, batch: ReplayBatch, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        target = q.draw_noise(own.target["q"], key, "target")
+        now = by_action(over_replay(data, q, target, batch, "critic"), head.width)
+        log_policy = policy(now, learned_obs(data, q, batch))
+        added = munchausen_reward(log_policy, number_of(space, batch.action), weight, temperature)
+        following = by_action(over_successors(data, q, target, batch, "critic"), head.width)
+        soft = soft_outputs(following, policy(following, batch.next_obs), temperature)
+        return batch.reward + added, soft
+
+    return successor
 
 
 def critic_part(
@@ -193,7 +310,7 @@ def critic_part(
     q: Network,
     head: ValueHead,
     data: Replay,
-    double: bool,
+    successor: Successor,
     target_period: int,
     optimizer: OptimizerName,
 ) -> Part:
@@ -204,7 +321,7 @@ def critic_part(
         q: Q-network.
         head: Representation of values.
         data: Data of the updates.
-        double: Whether the online network selects the target's action.
+        successor: Computes rewards and next outputs of the Bellman target.
         target_period: Updates between two steps of the target network.
         optimizer: `OptimizerName`.
 
@@ -213,13 +330,11 @@ def critic_part(
     """
 
     def gradients(own: Learned, peers: dict, batch: ReplayBatch, key: jax.Array, hyper: DqnHyper) -> GradientResult:
-        chooser = own.params if double else own.target
-        chosen_by = by_action(over_successors(data, q, chooser["q"], batch, "critic"), head.width)
-        best = greedy_action(space, head.expected(chosen_by), batch.next_obs)
-        following = by_action(over_successors(data, q, own.target["q"], batch, "critic"), head.width)
-        given = batch.reward, batch.bootstrap, of_action(following, best)
+        reward, following = successor(own, batch, key)
+        given = reward, batch.bootstrap, following
 
         def loss_fn(params: PyTree) -> tuple[jax.Array, tuple[Metrics, jax.Array]]:
+            params = q.draw_noise(params, key, "online")
             outputs = by_action(over_replay(data, q, params, batch, "critic"), head.width)
             outputs = of_action(outputs, number_of(space, batch.action))
             found, surprise = jax.vmap(jax.vmap(head.loss))(outputs, *given)

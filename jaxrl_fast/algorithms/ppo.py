@@ -176,19 +176,14 @@ def ppo(
         out: dict[str, Any] = dict(out_scale=0.01, out_bias=bias)
         policy = make_network(spec.obs, size, hidden=policy_hidden, keys=policy_keys, **out, **shared)
         value = make_network(spec.obs, 1, hidden=value_hidden, keys=critic_keys, **shared)
-        return Agent(
-            parts={
-                "critic": critic_part(value, value_loss, optimizer),
-                "actor": actor_part(space, policy, policy_loss, normalize_advantages, optimizer),
-            },
-            data=OnPolicy(num_epochs, sized["num_minibatches"], critic="critic", network="value", targets=targets),
-            acts={"actor": "policy"},
-            remembers={"critic": "value"} if recurrent_size else {},
-            decide=sample_action(space, remember=True),
-            rollout_length=sized["rollout_length"],
-            normalize_observations=normalize_observations,
-            normalize_rewards=isinstance(space, Box) if normalize_rewards is None else normalize_rewards,
-        )
+        parts = {"critic": critic_part(value, value_loss, optimizer)}
+        parts["actor"] = actor_part(space, policy, policy_loss, normalize_advantages, optimizer)
+        data = OnPolicy(num_epochs, sized["num_minibatches"], critic="critic", network="value", targets=targets)
+        scaled = isinstance(space, Box) if normalize_rewards is None else normalize_rewards
+        more: dict[str, Any] = dict(normalize_observations=normalize_observations, normalize_rewards=scaled)
+        more["remembers"] = {"critic": "value"} if recurrent_size else {}
+        decide = sample_action(space, remember=True)
+        return Agent(parts, data, {"actor": "policy"}, decide, sized["rollout_length"], **more)
 
     return Algorithm("ppo", hyper, options, build, sizes)
 
@@ -206,9 +201,8 @@ def targets(values: Values, rollout: Transition, hyper: PpoHyper) -> dict[str, j
     """
     discount = hyper.discount * (1.0 - rollout.terminated)
     done = rollout.terminated | rollout.truncated
-    advantage = jax.vmap(losses.gae, in_axes=(1, 1, 1, 1, 1, None), out_axes=1)(
-        rollout.reward, discount, values.now, values.next, done, hyper.gae_lambda
-    )
+    gae = jax.vmap(losses.gae, in_axes=(1, 1, 1, 1, 1, None), out_axes=1)
+    advantage = gae(rollout.reward, discount, values.now, values.next, done, hyper.gae_lambda)
     return {"advantage": advantage, "value_target": advantage + values.now}
 
 

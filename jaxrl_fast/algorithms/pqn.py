@@ -6,7 +6,7 @@ and a target network.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,15 @@ from jaxrl_fast.learning.algorithm import (
 )
 from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision, make_network
 from jaxrl_fast.numerics import losses
-from jaxrl_fast.numerics.optimizers import OptimizerName, Rate0, Rate01, check_optimizer, checks_numbers, make_optimizer
+from jaxrl_fast.numerics.optimizers import (
+    FROM_0,
+    OptimizerName,
+    Rate0,
+    Rate01,
+    check_optimizer,
+    checks_numbers,
+    make_optimizer,
+)
 
 
 class PqnHyper(NamedTuple):
@@ -63,6 +71,7 @@ def pqn(
     discount: Rate01 = 0.99,
     q_lambda: Rate01 = 0.65,
     epsilon: Rate01 = FALLING_EPSILON,
+    epsilon_spread: Annotated[float, FROM_0] = 0.0,
     max_grad_norm: Rate0 = 10.0,
     reward_scale: Rate0 = 1.0,
     weight_decay: Rate0 = 0.0,
@@ -91,6 +100,7 @@ def pqn(
         discount: Discount factor γ per step.
         q_lambda: λ of the returns.
         epsilon: Share of random actions.
+        epsilon_spread: The last environment's share is ``epsilon ** (1 + epsilon_spread)``; 0 for equal shares.
         max_grad_norm: Norm to which gradients are clipped.
         reward_scale: Factor of the rewards.
         weight_decay: Weight decay of AdamW; 0 for other optimizers.
@@ -124,14 +134,16 @@ def pqn(
         space = require_actions("pqn", spec, (Discrete, MultiDiscrete), "ppo")
         check_optimizer(optimizer, weight_decay)
         sized = sizes(num_envs)
+        decide, init_decide = by_q_values(space, lambda outputs: outputs["critic"], epsilon_spread)
         q = make_network(spec.obs, num_joint(space), hidden=q_hidden, keys=q_keys, **shared)
         how: dict[str, Any] = dict(critic="critic", network="q", value=partial(best_value, space), targets=targets)
         return Agent(
             parts={"critic": critic_part(q, q_loss, optimizer, partial(chosen_value, space))},
             data=OnPolicy(num_epochs, sized["num_minibatches"], **how),
             acts={"critic": "q"},
-            decide=by_q_values(space, lambda outputs: outputs["critic"]),
+            decide=decide,
             rollout_length=sized["rollout_length"],
+            init_decide=init_decide,
             normalize_observations=normalize_observations,
             normalize_rewards=normalize_rewards,
         )
@@ -193,7 +205,9 @@ def chosen_value(space: Actions, outputs: PyTree, obs: PyTree, action: jax.Array
     return value_of(outputs, number_of(space, action))
 
 
-def critic_part(q_network: Network, q_loss: Callable, optimizer: OptimizerName, value_taken: ValueOf) -> Part:
+def critic_part(
+    q_network: Network, q_loss: Callable, optimizer: OptimizerName, value_taken: ValueOf, mixer: Network | None = None
+) -> Part:
     """Build the Q-network's part: regression on the λ-returns.
 
     Args:
@@ -201,19 +215,23 @@ def critic_part(q_network: Network, q_loss: Callable, optimizer: OptimizerName, 
         q_loss: Loss of a value and its target.
         optimizer: `OptimizerName`.
         value_taken: Computes the taken action's value from the network's outputs.
+        mixer: Second network, if ``value_taken`` reads the pair of both networks' outputs.
 
     Returns:
         The part.
     """
+    networks = {"q": q_network} if mixer is None else {"q": q_network, "mixer": mixer}
 
     def gradients(own: Learned, peers: dict, batch: OnPolicyBatch, key: jax.Array, hyper: PqnHyper) -> GradientResult:
         def loss_fn(params: PyTree) -> tuple[jax.Array, Metrics]:
-            outputs, _ = over_rollout(q_network, params, batch, "critic")
+            outputs, _ = over_rollout(q_network, params["q"], batch, "critic")
+            if mixer is not None:
+                outputs = outputs, over_rollout(mixer, params["mixer"], batch, "critic")[0]
             q = value_taken(outputs, batch.obs, batch.action)
             loss = jnp.mean(elementwise(q_loss, q, batch.targets["q_target"]))
             return loss, {"q_loss": loss, "q_mean": jnp.mean(q), "epsilon": jnp.asarray(hyper.epsilon)}
 
-        grads, metrics = gradients_of(loss_fn, own.params["q"])
-        return GradientResult({"q": grads}, metrics)
+        grads, metrics = gradients_of(loss_fn, own.params)
+        return GradientResult(grads, metrics)
 
-    return Part({"q": q_network}, gradients, {"q": make_optimizer(optimizer)})
+    return Part(networks, gradients, {name: make_optimizer(optimizer) for name in networks})

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 from itertools import accumulate
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import jax
@@ -44,12 +45,14 @@ def policy_of(space: Actions, outputs: jax.Array, obs: PyTree) -> Distribution:
     return distributions.of_outputs(space, outputs, action_mask(obs))
 
 
+OutputsOf = Callable[[dict], jax.Array]
+"""(outputs by part) -> the policy's outputs."""
+MakePolicy = Callable[[Actions, jax.Array, PyTree], Distribution]
+"""As `policy_of`."""
+
+
 def sample_action(
-    space: Actions,
-    *,
-    remember: bool,
-    outputs_of: Callable[[dict], jax.Array] = lambda outputs: outputs["actor"],
-    policy: Callable[[Actions, jax.Array, PyTree], Distribution] = policy_of,
+    space: Actions, *, remember: bool, outputs_of: OutputsOf = itemgetter("actor"), policy: MakePolicy = policy_of
 ) -> Decide:
     """Return action selection that samples from the policy, or takes its mode without exploration.
 
@@ -237,7 +240,7 @@ def epsilon_greedy(space: Actions, q: jax.Array, obs: PyTree, epsilon: jax.Array
         space: Action space.
         q: Q-values ``[..., num_joint(space)]``.
         obs: Observations, which may have a mask.
-        epsilon: Probability of a random action.
+        epsilon: Probability of a random action, scalar or one for each environment, which broadcasts to ``[...]``.
         key: Random key.
 
     Returns:
@@ -342,23 +345,38 @@ def joint_mask(space: Actions, obs: PyTree) -> jax.Array | None:
     return joint
 
 
-def by_q_values(space: Actions, q_of: Callable[[dict[str, Any]], jax.Array]) -> Decide:
+def by_q_values(
+    space: Actions, q_of: Callable[[dict[str, Any]], jax.Array], epsilon_spread: float = 0.0
+) -> tuple[Decide, InitDecide]:
     """Return `epsilon_greedy` action selection with ``hyper.epsilon``, greedy without exploration.
+
+    With a spread, environments have different shares of random actions: ``hyper.epsilon`` to a power that grows from 1
+    in the first environment to ``1 + epsilon_spread`` in the last.
 
     Args:
         space: Action space.
         q_of: Picks Q-values ``[..., num_joint(space)]`` from the outputs by part.
+        epsilon_spread: α of the paper; 0 for equal shares.
 
     Returns:
-        The `Decide` function.
+        The `Decide` function and the initializer of its state.
+
+    Source: Horgan et al. (2018), section 4.1, arXiv 1803.00933.
     """
+
+    def init(num_envs: int) -> PyTree:
+        return 1.0 + epsilon_spread * jnp.arange(num_envs) / max(num_envs - 1, 1) if epsilon_spread else ()
 
     def decide(outputs: dict, obs: PyTree, state: PyTree, key: jax.Array, hyper: Any, explore: bool) -> tuple:
         q = q_of(outputs)
-        number = epsilon_greedy(space, q, obs, hyper.epsilon, key) if explore else greedy_action(space, q, obs)
-        return of_number(space, number), state, {}
+        if not explore:
+            return of_number(space, greedy_action(space, q, obs)), state, {}
+        epsilon = hyper.epsilon
+        if epsilon_spread:
+            epsilon = jnp.expand_dims(epsilon**state, tuple(range(1, q.ndim - 1)))
+        return of_number(space, epsilon_greedy(space, q, obs, epsilon, key)), state, {}
 
-    return decide
+    return decide, init
 
 
 def value_of(q: jax.Array, action: jax.Array) -> jax.Array:
@@ -446,7 +464,9 @@ def make_acting(agent: Agent) -> Acting:
     def explore(
         learned: dict[str, Learned], carry: Carry, obs: PyTree, first: jax.Array, key: jax.Array, hyper: Any
     ) -> tuple[jax.Array, Carry, Extras]:
-        outputs, memory = _run(both, weights_of(both, learned), carry.memory, obs, first)
+        weights = weights_of(both, learned)
+        weights = {part: net.draw_noise(weights[part], key, "acting", first.size) for part, (_, net) in both.items()}
+        outputs, memory = _run(both, weights, carry.memory, obs, first)
         outputs = {part: outputs[part] for part in chosen_by}
         action, choice, decision = agent.decide(outputs, obs, carry.choice, key, hyper, True)
         return action, Carry((), memory, choice), Extras(decision, carry.memory)

@@ -203,8 +203,8 @@ class OnPolicy(NamedTuple):
         critic: Part whose `Values` the targets use, with the params from before the tick's updates.
         network: Network of that part.
         value: Computes values from that network's outputs.
-        targets: Computes the batches' ``targets``. If None, batches hold rewards and episode ends instead, and the
-            losses compute targets with the newest params (`learning.algorithm`).
+        targets: Computes ``targets`` of batches. If None, losses compute them from rewards, with the newest params.
+        mixer: Another network of that part, if any: ``value`` gets the pair of both networks' outputs.
     """
 
     num_epochs: int
@@ -214,6 +214,7 @@ class OnPolicy(NamedTuple):
     network: str = ""
     value: ValueOf = lambda outputs, obs, action: outputs[..., 0]
     targets: MakeTargets | None = None
+    mixer: str = ""
 
 
 class Prioritize(NamedTuple):

@@ -17,7 +17,7 @@ from jaxrl_fast.learning.algorithm import (
     sequence_priority,
 )
 from jaxrl_fast.networks.network import Head, Heads, Network, ensemble, make_network
-from jaxrl_fast.numerics.distributions import cross_entropy, divergence, project, quantile_huber
+from jaxrl_fast.numerics.distributions import categorical, cross_entropy, divergence, pick, project, quantile_huber
 
 
 def policy_and_critics(
@@ -276,6 +276,73 @@ def quantile_head(num_quantiles: int) -> ValueHead:
         return found, found
 
     return ValueHead(num_quantiles, lambda outputs: jnp.mean(outputs, axis=-1), loss)
+
+
+def learned_obs(data: Replay, network: Network, batch: ReplayBatch) -> PyTree:
+    """Select the observations of the steps that enter the loss.
+
+    Args:
+        data: Lengths of the sequences.
+        network: Network that reads them.
+        batch: Sequences.
+
+    Returns:
+        Observations ``[L, B, ...]``.
+    """
+    steps = slice(data.burn_in, data.burn_in + batch.reward.shape[0])
+    return jax.tree.map(lambda x: x[steps], batch.obs) if network.recurrent else batch.obs
+
+
+LEAST_LOG_POLICY = -1.0
+"""Smallest logarithm of a probability, times the temperature, in `munchausen_reward` (l0 of the paper, section 4)."""
+
+
+def log_softmax_policy(q: jax.Array, mask: jax.Array | None, temperature: float) -> jax.Array:
+    """Compute the log-probabilities of the softmax policy of Q-values.
+
+    Args:
+        q: Q-values ``[..., num_actions]``.
+        mask: True where an action is allowed, ``[..., num_actions]``; None allows all.
+        temperature: Temperature τ.
+
+    Returns:
+        Log-probabilities ``[..., num_actions]``.
+    """
+    return jax.nn.log_softmax(categorical(q / temperature, mask).logits)
+
+
+def soft_outputs(outputs: jax.Array, log_policy: jax.Array, temperature: float) -> jax.Array:
+    """Average outputs over a policy, with its entropy as a bonus: the value of the next step in soft Q-learning.
+
+    Args:
+        outputs: Values, or quantiles of returns, ``[..., num_actions, width]``.
+        log_policy: Log-probabilities of the policy ``[..., num_actions]``.
+        temperature: Weight τ of the entropy.
+
+    Returns:
+        Outputs ``[..., width]``.
+
+    Source: Vieillard et al. (2020), equations 1 and 2, arXiv 2007.14430; quantiles: appendix B.1.
+    """
+    log_policy = log_policy[..., None]
+    return jnp.sum(jnp.exp(log_policy) * (outputs - temperature * log_policy), axis=-2)
+
+
+def munchausen_reward(log_policy: jax.Array, action: jax.Array, weight: float, temperature: float) -> jax.Array:
+    """Compute what Munchausen DQN adds to the reward: the scaled and clipped log-probability of the action.
+
+    Args:
+        log_policy: Log-probabilities of the policy ``[..., num_actions]``.
+        action: Numbers of actions ``[...]``.
+        weight: Weight α.
+        temperature: Temperature τ.
+
+    Returns:
+        Additional rewards ``[...]``, from ``weight * LEAST_LOG_POLICY`` to 0.
+
+    Source: Vieillard et al. (2020), equation 2 and section 4, arXiv 2007.14430.
+    """
+    return weight * jnp.clip(temperature * pick(log_policy, action), LEAST_LOG_POLICY, 0.0)
 
 
 def q_outputs(num_actions: int, width: int, dueling: bool) -> int | Heads:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jaxrl_fast.core import Batches, Metrics, PyTree, Transition, over_two_axes
 from jaxrl_fast.learning.algorithm import Agent, Learned, OnPolicy, OnPolicyBatch, Peers, Values, apply_apart
 from jaxrl_fast.networks.network import Network
+from jaxrl_fast.networks.per_agent import with_mixer
 from jaxrl_fast.numerics.normalization import Statistics, scale_experience
 
 MAX_SHARDS = 8
@@ -323,6 +324,10 @@ def critic_of(agent: Agent, data: OnPolicy, rollout: Transition, trained: Peers)
     Returns:
         Network, params and memory.
     """
-    network = agent.parts[data.critic].networks[data.network]
+    networks, params = agent.parts[data.critic].networks, trained[data.critic].params
+    network = networks[data.network]
     memory = rollout.extras.memory[data.critic] if network.recurrent else ()
-    return network, trained[data.critic].params[data.network], memory
+    if data.mixer:
+        pair = with_mixer(network, networks[data.mixer])
+        return pair, (params[data.network], params[data.mixer]), memory
+    return network, params[data.network], memory

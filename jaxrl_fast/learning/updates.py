@@ -171,8 +171,7 @@ def apply_gradients(
     learned = Learned(part.project(params))
     if part.targets:
         learned = _move_targets(part, learned.params, state.learned.target, hyper, updates)
-    new = PartState(learned, opt_state)
-    updated = Updated(new, metrics, result.priorities)
+    updated = Updated(PartState(learned, opt_state), metrics, result.priorities)
     return _drop_nonfinite(updated, state) if drop_nonfinite else updated
 
 
@@ -447,8 +446,7 @@ def run_updates(
             given: dict[str, Any] = dict(peers=seen, batch=batch, key=part_key, hyper=hyper, updates=count)
             make, part = partial(trainers[name].update, **given), learning.parts[name]
             due = make(states[name]) if part.every == 1 else step_when_due(part, make, states[name], count)
-            new, own, priorities = due
-            states = {**states, name: new}
+            states, own, priorities = {**states, name: due.state}, due.metrics, due.priorities
             metrics |= {metric_name(team, name, metric): value for metric, value in own.items()}
             found = priorities if name == learning.agent.experience.prioritized_by else found
         columns[:] = metrics

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jaxrl_fast.core import PyTree, is_image
 from jaxrl_fast.networks import convolutions
 from jaxrl_fast.networks.convolutions import Cnn, Convolution, Precision, dot_of, scaled_normal, to_real
+from jaxrl_fast.networks.noisy import NoisyDense, draw_noise
 from jaxrl_fast.numerics.normalization import is_mask
 
 STATISTICS = "batch_stats"
@@ -230,6 +231,7 @@ class Mlp(nn.Module):
     batch_norm: bool
     precision: Precision
     dropout: float = 0.0
+    noisy: bool = False
 
     @nn.compact
     def __call__(self, x: jax.Array, *, learning: bool = False) -> jax.Array:
@@ -237,7 +239,7 @@ class Mlp(nn.Module):
         # comes before the sequence, so that a batch sharded over devices is not transferred.
         length, batch, _ = x.shape
         x = x.swapaxes(0, 1).reshape(batch * length, -1)
-        dense = partial(nn.Dense, dot_general=dot_of(self.precision))
+        dense = partial(NoisyDense if self.noisy else nn.Dense, dot_general=dot_of(self.precision))
         for size in self.hidden:
             x = dense(size, kernel_init=scaled_normal(2.0))(x)
             if self.dropout and self.has_rng("dropout"):
@@ -362,8 +364,8 @@ class Network(NamedTuple):
         separate: Whether agents have separate networks, with stacked params ``[A, ...]``.
         of_agent: ``(number, params) -> (network, params)`` of one of several agents, counted from 0. The network maps
             this agent's observations ``[L, B, ...]`` to ``[L, B, out]``. None with one agent.
-        with_dropout: ``(key) -> network`` whose ``apply`` drops outputs of hidden layers at random. None without
-            dropout.
+        with_dropout: ``(key) -> network`` whose ``apply`` drops outputs of hidden layers at random, if it has dropout.
+        draw_noise: ``(params, key, role, rows=1) -> params`` with noise (`noisy.draw_noise`), or unchanged params.
     """
 
     init: Callable[[jax.Array], PyTree]
@@ -377,6 +379,7 @@ class Network(NamedTuple):
     separate: bool = False
     of_agent: Callable[[int, PyTree], tuple["Network", PyTree]] | None = None
     with_dropout: Callable[[jax.Array], "Network"] | None = None
+    draw_noise: Callable[..., PyTree] = lambda params, *given: params
 
 
 def make_network(
@@ -396,6 +399,7 @@ def make_network(
     out_bias: tuple[float, ...] = (),
     cnn: Cnn = "auto",
     torso: Torso = "mlp",
+    noisy: bool = False,
 ) -> Network:
     """Build a network of dense layers over the flattened observation, after a GRU if ``recurrent_size`` > 0.
 
@@ -417,6 +421,7 @@ def make_network(
         cnn: Convolutions for images. "auto" takes the largest that the images' size allows, for images of bytes. "none"
             reads the pixels directly. A name also convolves real numbers and bools ``[height, width, channels]``.
         torso: "mlp", or "residual" for residual blocks with batch norms, whose params need `hold_unit_norm`.
+        noisy: Whether the dense layers of an "mlp" have trained noise (`Network.draw_noise`).
 
     Returns:
         The network.
@@ -434,7 +439,8 @@ def make_network(
     if residual and len(set(hidden)) != 1:
         raise ValueError(f"residual blocks of sizes {list(hidden)}: write at least one size, all equal")
     shape = tuple(hidden), tuple(heads.values()), ACTIVATIONS[activation]
-    dense = ResidualTorso(*shape, precision) if residual else Mlp(*shape, layer_norm, batch_norm, precision, dropout)
+    mlp = partial(Mlp, layer_norm=layer_norm, batch_norm=batch_norm, precision=precision, dropout=dropout, noisy=noisy)
+    dense = ResidualTorso(*shape, precision) if residual else mlp(*shape)
     body = GruMlp(recurrent_size, dense) if recurrent_size else dense
     module: nn.Module = PixelNetwork(layers, convolutions.convolved_by(cnn), body, precision) if layers else body
 
@@ -465,11 +471,15 @@ def make_network(
     counted = batch_norm or residual
     learning = _with_statistics(module, inputs, outputs_of) if counted else without_statistics(apply)
     network = Network(init, apply, learning, initial_memory, recurrent_size > 0, action_shape)
+    return network if not (noisy or dropout) else _with_noise(network, apply if dropout else None, noisy=noisy)
 
-    def with_dropout(key: jax.Array) -> Network:
-        return network._replace(apply=partial(apply, rngs={"dropout": key}))
 
-    return network._replace(with_dropout=with_dropout) if dropout else network
+def _with_noise(network: Network, apply: Callable[..., tuple[Any, PyTree]] | None, *, noisy: bool) -> Network:
+    """Add the draws of noisy layers, and those of dropout in ``apply``, if it is given."""
+    network = network._replace(draw_noise=draw_noise) if noisy else network
+    if apply is None:
+        return network
+    return network._replace(with_dropout=lambda key: network._replace(apply=partial(apply, rngs={"dropout": key})))
 
 
 def without_statistics(apply: Apply) -> ApplyLearning:
@@ -571,23 +581,6 @@ def scalar(init: Callable[[], jax.Array]) -> Network:
         return params, ()
 
     return Network(lambda key: init(), apply, without_statistics(apply))
-
-
-def step(network: Network, params: PyTree, memory: PyTree, obs: PyTree, first: jax.Array) -> tuple[Any, PyTree]:
-    """Run a network for one step of a batch.
-
-    Args:
-        network: Network.
-        params: Its params.
-        memory: Memory ``[B, ...]``.
-        obs: Observations ``[B, ...]``.
-        first: Whether the step begins an episode, ``[B]``.
-
-    Returns:
-        Outputs ``[B, out]`` and the next memory ``[B, ...]``.
-    """
-    outputs, memories = network.apply(params, memory, *jax.tree.map(lambda x: x[None], (obs, first)))
-    return jax.tree.map(lambda x: x[0], (outputs, memories))
 
 
 def _by_head(outputs: jax.Array, heads: Heads) -> dict[str, jax.Array]:

@@ -125,6 +125,45 @@ def separate_networks(one: Network, num_agents: int, *, see_all: bool = False) -
     return own._replace(separate=True, of_agent=of_agent)
 
 
+def mixing_network(one: Network) -> Network:
+    """Give the outputs of a network of the global state an agents' axis of size 1.
+
+    Args:
+        one: Network with outputs ``[L, B, out]``, without memory.
+
+    Returns:
+        A network with outputs ``[L, B, 1, out]``.
+    """
+
+    def apply(
+        params: PyTree, memory: PyTree, obs: PyTree, first: jax.Array, action: jax.Array | None = None
+    ) -> tuple[Any, PyTree]:
+        outputs, _ = one.apply(params, memory, obs, first)
+        return jax.tree.map(lambda x: jnp.expand_dims(x, -2), outputs), ()
+
+    return Network(one.init, apply, _learning(apply), trailing_axes=2)
+
+
+def with_mixer(network: Network, mixer: Network) -> Network:
+    """Run a `mixing_network` and the network of all agents.
+
+    Args:
+        network: Network over the agents' axis.
+        mixer: Network of the global state.
+
+    Returns:
+        A network with the pairs of both networks' params and outputs, and the memory of ``network``.
+    """
+
+    def apply(
+        params: PyTree, memory: PyTree, obs: PyTree, first: jax.Array, action: jax.Array | None = None
+    ) -> tuple[Any, PyTree]:
+        outputs, after = network.apply(params[0], memory, obs, first, action)
+        return (outputs, mixer.apply(params[1], (), obs, first)[0]), after
+
+    return network._replace(apply=apply, apply_learning=_learning(apply))
+
+
 def _with_number(obs: PyTree, number: Any) -> PyTree:
     return {**(obs if isinstance(obs, dict) else {"obs": obs}), NUMBER: number}
 

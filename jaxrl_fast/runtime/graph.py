@@ -257,8 +257,7 @@ def init(graph: Graph, key: jax.Array, hyper: Any) -> TrainState:
         if fragment.publish is not None:
             published.update(jax.tree.map(jnp.copy, fragment.publish(private[fragment.name])))
     hyper = jax.tree.map(lambda x: jnp.array(x, jnp.float32), hyper)
-    tick = jnp.zeros((), jnp.int32)
-    state = TrainState(private, {}, hyper, tick, jnp.copy(key))
+    state = TrainState(private, {}, hyper, jnp.zeros((), jnp.int32), jnp.copy(key))
     stored = stored_channels(graph)
     missing = [c for c in stored if c not in published]
     if missing:
@@ -299,9 +298,7 @@ def step_fragments(
     Returns:
         The fragments' private states, the channels that they wrote, and their metrics.
     """
-    after: Privates = {}
-    written: Channels = {}
-    metrics: Metrics = {}
+    after, written, metrics = Privates(), Channels(), Metrics()
     for stage in stages(fragments):
         step = step_round if stage[0].rounds == 1 else _step_cycle
         own = {f.name: private[f.name] for f in stage}
@@ -329,9 +326,7 @@ def step_round(
         As `step_fragments`.
     """
     hyper = graph.hyper_at(moment.hyper, moment.tick)
-    after: Privates = {}
-    written: Channels = {}
-    metrics: Metrics = {}
+    after, written, metrics = Privates(), Channels(), Metrics()
     for fragment in fragments:
         now = fresh | written
         inputs = {c: stored[c] if age_of(graph, fragment.name, c) else now[c] for c in fragment.reads}

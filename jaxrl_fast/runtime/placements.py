@@ -396,7 +396,8 @@ def _require_agents(graph: Graph) -> None:
         raise GraphError("placement=agents has one learner for each agent: write learners=1")
     if undivided.intersection(tagged(graph, LEARNING)):
         raise GraphError(
-            "placement=agents shards the agents' networks, and these share one: write algo.share_parameters=false"
+            "placement=agents shards the agents' networks, and these share one: write algo.share_parameters=false "
+            "(and algo.mixer=vdn: a mixer is shared)"
         )
 
 

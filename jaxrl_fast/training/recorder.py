@@ -37,16 +37,15 @@ class Recorder:
     ``truncated`` is the number of training episodes that evaluations with ``eval.share`` truncated.
     """
 
-    truncated = 0
+    truncated, told_bound = 0, False
 
     def __init__(self, job: Job, calls: Calls, folder: RunFolder | None) -> None:
         self.env, self.agent, self.plan, self.graph = job.env, job.agent, job.plan, job.graph
         self.chunk_steps = job.plan.ticks_per_chunk * job.plan.steps_per_tick * job.num_seeds
         self.num_seeds, self.nan, self.empty_until = job.num_seeds, job.options.graph.nan, job.options.graph.empty_until
         self.devices = sorted({str(device) for group in job.placement.groups for device in group.devices})
-        self.on_metrics, self.on_row, self.folder = calls.on_metrics, calls.listeners.on_row, folder
-        self.tell, self.told_bound = calls.tell, False
-        self.history: list[Row] = []
+        self.on_metrics, self.on_row, self.tell = calls.on_metrics, calls.listeners.on_row, calls.tell
+        self.folder, self.history = folder, list[Row]()
         self.scores = np.zeros(0)
         self.eval_row: Row = {}
         self.start_s = self.last_s = time.perf_counter()
