@@ -163,3 +163,18 @@ def test_a_temperature_stops_at_its_bounds():
 class Rates(NamedTuple):
     temperature_learning_rate: float
     max_grad_norm: float
+
+
+def test_a_memory_and_a_mask_train_together():
+    shapes = {"x": jax.ShapeDtypeStruct((2,), jnp.float32), "action_mask": jax.ShapeDtypeStruct((3,), jnp.bool_)}
+    seen = {"x": jnp.ones(2), "action_mask": jnp.array([True, False, True])}
+    no, step = jnp.zeros((), bool), jnp.ones((), jnp.float32)
+    spec = jf.EnvSpec("masked", shapes, jf.Discrete(3), max_episode_steps=5)
+    env = jf.Env(spec, lambda key, params: ((), seen), lambda s, a, key: ((), jf.Timestep(seen, seen, step, no, no)))
+    sizes = dict(batch_size=4, buffer_size=200, warmup_steps=40, updates_per_tick=1, sequence_length=3, burn_in=2)
+    algorithm = jf.sac_discrete(recurrent_size=4, policy_hidden=(4,), critic_hidden=(4,), rollout_length=10, **sizes)
+    init_state, tick = jf.make_train_step(jf.vectorize(env, num_envs=2), algorithm)
+    state, tick = init_state(jax.random.key(0)), jax.jit(tick)
+    for _ in range(4):
+        state, metrics = tick(state)
+    assert float(metrics["learn/actor/target_entropy"]) == pytest.approx(0.3 * np.log(2), rel=1e-5)

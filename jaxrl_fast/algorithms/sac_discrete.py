@@ -35,7 +35,7 @@ from jaxrl_fast.learning.algorithm import (
     over_successors,
     require_actions,
 )
-from jaxrl_fast.learning.critics import policy_and_critics, regression
+from jaxrl_fast.learning.critics import learned_obs, policy_and_critics, regression
 from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision
 from jaxrl_fast.numerics import distributions, losses
 from jaxrl_fast.numerics.optimizers import (
@@ -299,7 +299,7 @@ def actor_part(
 
         def policy_loss(params: PyTree) -> tuple[jax.Array, Metrics]:
             logits = over_replay(data, networks["policy"], params, batch, "actor")
-            dist = policy_of(space, logits, batch.obs)
+            dist = policy_of(space, logits, learned_obs(data, networks["policy"], batch))
             assert not isinstance(dist, distributions.TanhNormal)
             loss = -jnp.mean(soft_value(space, dist, q, temperature))
             target_entropy = hyper.target_entropy_ratio * jnp.mean(distributions.largest_entropy(dist))

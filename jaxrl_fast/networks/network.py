@@ -475,7 +475,7 @@ def make_network(
 
 
 def _with_noise(network: Network, apply: Callable[..., tuple[Any, PyTree]] | None, *, noisy: bool) -> Network:
-    """Add the draws of noisy layers, and those of dropout in ``apply``, if it is given."""
+    """Add the random draws of noisy layers, and of dropout in ``apply`` if it is given."""
     network = network._replace(draw_noise=draw_noise) if noisy else network
     if apply is None:
         return network
