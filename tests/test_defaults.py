@@ -18,7 +18,7 @@ from jaxrl_fast import envs
 from jaxrl_fast.algorithms.defaults import FOLLOWING, default_envs, of_environment
 from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.commands.cli import keys_help
-from jaxrl_fast.commands.run_config import compose, with_defaults
+from jaxrl_fast.commands.run_config import compose, to_yaml, with_defaults, without_choices
 from jaxrl_fast.core import MultiDiscrete
 from jaxrl_fast.explain import rows_of
 from jaxrl_fast.learning.acting import uniform_action
@@ -223,3 +223,12 @@ def test_an_environment_that_leaves_its_space_is_counted():
     words = ["env=gymnasium", "env.id=LunarLander-v3", "algo=ppo"]
     assert compose(words).pool["out_of_space"] == "count"
     assert compose([*words, "pool.out_of_space=stop"]).pool["out_of_space"] == "stop"
+
+
+def test_what_the_environment_chooses_is_chosen_again_in_a_trial_of_the_autotuner(tmp_path):
+    run = compose(["env=gymnasium", "env.id=Hopper-v5", "algo=ppo", "tuned=false", "algo.entropy_coef=0.1"])
+    (tmp_path / "config.yaml").write_text(to_yaml(without_choices(run)), encoding="utf-8")
+    box = jf.Box(-np.ones(3, np.float32), np.ones(3, np.float32))
+    spec = jf.EnvSpec("any", jax.ShapeDtypeStruct((11,), jnp.float32), box)
+    own, again = (with_defaults(each, spec).algo_options for each in (run, compose([f"config={tmp_path}/config.yaml"])))
+    assert own == again and own["initial_deviation"] == 1.0 and own["entropy_coef"] == 0.1

@@ -18,7 +18,7 @@ from gpu_jobs import LAST_WORDS, Job
 
 import jaxrl_fast as jf
 from jaxrl_fast.commands import run_config
-from jaxrl_fast.commands.run_config import make_algorithm, make_envs
+from jaxrl_fast.commands.run_config import make_algorithm, make_envs, with_defaults
 from jaxrl_fast.learning.acting import BoundAgent
 from jaxrl_fast.learning.run_graph import bind
 from jaxrl_fast.runtime.graph import Graph, TrainState, tagged
@@ -41,7 +41,7 @@ def measure(job: Job) -> dict[str, Any]:
         ValueError: It cannot be run, or gave numbers that are not finite.
     """
     run = trial.without_warm_up(run_config.compose(job.words.split()))
-    env, algorithm = make_envs(run), make_algorithm(run)
+    env, algorithm = make_envs(run), make_algorithm(with_defaults(run, env.spec))
     agent = bind(algorithm, env.spec, env.num_envs)
     graph = trial.part_of(job.what, run, env, algorithm)  # type: ignore[arg-type]
     placed = place(graph, "fused" if run.placement == AUTO else run.placement, run.devices)

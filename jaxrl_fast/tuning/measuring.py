@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
 
-from jaxrl_fast.commands.run_config import Run, to_yaml
+from jaxrl_fast.commands.run_config import Run, to_yaml, without_choices
 from jaxrl_fast.system import end_session, start_module
 from jaxrl_fast.training.callbacks import ShouldStop
 from jaxrl_fast.tuning.candidates import Candidate
@@ -95,7 +95,7 @@ class Child:
         self.stopped = stopped
         number = len(list(folder.glob("*.yaml")))
         path = folder / f"{number}.yaml"
-        path.write_text(to_yaml(run), encoding="utf-8")
+        path.write_text(to_yaml(without_choices(run)), encoding="utf-8")
         self.errors = folder / f"{number}.txt"
         request = Request(str(path), what, memory_cap, repeat_s)
         with self.errors.open("w", encoding="utf-8") as errors:

@@ -21,7 +21,7 @@ from jax.stages import Compiled
 
 from jaxrl_fast.commands import run_config
 from jaxrl_fast.commands.prepare import fill_in_alone
-from jaxrl_fast.commands.run_config import Run, graph_options, make_algorithm, make_envs
+from jaxrl_fast.commands.run_config import Run, graph_options, make_algorithm, make_envs, with_defaults
 from jaxrl_fast.core import Metrics
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
@@ -172,6 +172,7 @@ def measure(request: Request, report: Callable[..., None], wait: Callable[[], No
     run = without_warm_up(run)
     env = make_envs(run)
     try:
+        run = with_defaults(run, env.spec)
         algorithm = make_algorithm(run)
         agent = bind(algorithm, env.spec, env.num_envs)
         facts = describe(run, env, agent)
