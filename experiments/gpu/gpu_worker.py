@@ -41,7 +41,8 @@ def measure(job: Job) -> dict[str, Any]:
         ValueError: It cannot be run, or gave numbers that are not finite.
     """
     run = trial.without_warm_up(run_config.compose(job.words.split()))
-    env, algorithm = make_envs(run), make_algorithm(with_defaults(run, env.spec))
+    env = make_envs(run)
+    algorithm = make_algorithm(with_defaults(run, env.spec))
     agent = bind(algorithm, env.spec, env.num_envs)
     graph = trial.part_of(job.what, run, env, algorithm)  # type: ignore[arg-type]
     placed = place(graph, "fused" if run.placement == AUTO else run.placement, run.devices)
