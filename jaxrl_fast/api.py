@@ -113,6 +113,7 @@ def learn(
     eval_beside: bool | None = None,
     eval_device: Literal["cpu", "same"] = "cpu",
     eval_share: bool = False,
+    eval_sample: bool = False,
     evaluator: Evaluate | None = None,
     on_new_policy: OnNewPolicy = lambda: None,
     on_last_policy: OnLastPolicy | None = None,
@@ -152,6 +153,7 @@ def learn(
         eval_device: Where that thread evaluates if training uses an accelerator: on the CPU or the same device.
         eval_share: Let the host environments of training play the evaluations between chunks, and make no others; their
             running episodes are truncated. For simulators of which there is only one.
+        eval_sample: Evaluate with actions that are drawn from the policy's distribution, not with greedy ones.
         evaluator: Replaces the evaluation.
         on_new_policy: Called when the newest evaluated policy was written.
         on_last_policy: Called with the last policy in a thread during the last evaluations, unless the run is stopped.
@@ -179,7 +181,7 @@ def learn(
     require_devices()
     graph = GraphOptions(overlap, learners, average, nan=nan, shards=shards)
     beside = between_chunks is None and not eval_share if eval_beside is None else eval_beside
-    evaluated = EvalOptions(eval_every, eval_episodes, beside, eval_device, share=eval_share)
+    evaluated = EvalOptions(eval_every, eval_episodes, beside, eval_device, share=eval_share, sample=eval_sample)
     asked = total_steps, seed, num_seeds, graph, placement, devices, evaluated, checkpoints, resume, debug
     if settings is None and run_dir is None and resume is None and jax.process_count() == 1:
         settings = {}  # not read without files and other processes

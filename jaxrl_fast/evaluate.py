@@ -12,20 +12,26 @@ from jaxrl_fast.commands.cli import check_spaces, open_run, read_words
 from jaxrl_fast.commands.run_config import make_evaluation_envs
 from jaxrl_fast.core import MAX_SIZE
 from jaxrl_fast.envs.host_env import HostEnv
+from jaxrl_fast.policy.policies import with_sampled_actions
 from jaxrl_fast.settings.machine import setup
 from jaxrl_fast.settings.schema import MAX_SEED, Key
 from jaxrl_fast.training.episodes import bootstrap_interval, evaluate_episodes, evaluation_on_host, tell_limit
 from jaxrl_fast.training.progress import share
 
-HELP = """python -m jaxrl_fast.evaluate RUN [episodes=100] [seed=0]
+HELP = """python -m jaxrl_fast.evaluate RUN [episodes=100] [seed=0] [sample=false]
   RUN         a run's folder, such as runs/latest
   episodes    number of episodes, each with a new initial state
-  seed        seed of the episodes; their PRNG keys differ from the keys of training"""
-KEYS = {"episodes": Key(int, 100, 1, maximum=MAX_SIZE), "seed": Key(int, 0, 0, maximum=MAX_SEED)}
+  seed        seed of the episodes; their PRNG keys differ from the keys of training
+  sample      true: actions are drawn from the policy's distribution; false: the most probable ones"""
+KEYS = {
+    "episodes": Key(int, 100, 1, maximum=MAX_SIZE),
+    "seed": Key(int, 0, 0, maximum=MAX_SEED),
+    "sample": Key(bool, False),
+}
 
 
 def evaluate_run(words: Sequence[str]) -> int:
-    """Play whole episodes with a run's greedy policy, and print the returns.
+    """Play whole episodes with a run's policy, and print the returns.
 
     Args:
         words: Words of the command line.
@@ -36,6 +42,7 @@ def evaluate_run(words: Sequence[str]) -> int:
     folder, given = read_words(words, "evaluate", KEYS)
     setup()
     run, policy = open_run(folder)
+    policy = with_sampled_actions(policy) if given["sample"] else policy
     env = make_evaluation_envs(run)
     check_spaces(policy, env.spec, folder)
     key = jax.random.fold_in(jax.random.key(given["seed"]), 0xE7A1)

@@ -40,9 +40,9 @@ def evaluate_for(folder: Path) -> None:
     stacked = jax.tree.map(lambda x: np.zeros((run.num_seeds, *x.shape), x.dtype), template)
     keys = jax.random.split(jax.random.key(run.seed), run.num_seeds)
     ahead = None if isinstance(env, HostEnv) else stacked
-    own = ("evaluation", run.eval.episodes, run.num_seeds)
+    own = ("evaluation", run.eval.episodes, run.eval.sample, run.num_seeds)
     store = None if keeper is None else store_of(keeper, flat_settings(run), own)
-    evaluation = make_periodic_evaluation(env, algorithm, agent, keys, run.eval.episodes, ahead=ahead, store=store)
+    evaluation = make_periodic_evaluation(env, algorithm, agent, keys, run.eval, ahead=ahead, store=store)
     serve(evaluation.evaluate, stacked, requests, answers)
 
 

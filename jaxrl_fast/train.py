@@ -99,7 +99,9 @@ def train_on(prepared: Prepared, stop: StopSignal, stack: ExitStack) -> int:
     before_s = time.perf_counter() - IMPORT_START_S
     console = None if hosts.is_first() else Console(quiet=True)
     compile_s = None if run.run_dir else earlier_compile_s(folder)
-    progress = ProgressDisplay(run.total_steps, console, compile_s=compile_s)
+    progress = ProgressDisplay(
+        run.total_steps, console, compile_s=compile_s, kind="sampled" if run.eval.sample else "greedy"
+    )
     with visualizer_of(run, env, folder, progress.tell) as visualizer:
         with progress, evaluator_of(run, env, folder) as evaluator:
             pictures: list[str] = []

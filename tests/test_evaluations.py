@@ -28,7 +28,8 @@ from jaxrl_fast.commands.run_config import compose, to_yaml
 from jaxrl_fast.core import EpisodeTotals
 from jaxrl_fast.learning.replay import RingState
 from jaxrl_fast.learning.run_graph import bind
-from jaxrl_fast.policy.policies import make_policy, params_template
+from jaxrl_fast.policy.policies import make_policy, params_template, with_sampled_actions
+from jaxrl_fast.settings.schema import EvalOptions
 from jaxrl_fast.training.checkpoints import all_steps, read_description
 from jaxrl_fast.training.episodes import STEP_LIMIT, evaluation_on_host
 from jaxrl_fast.training.evaluator_process import EvaluatorProcess
@@ -380,7 +381,7 @@ def test_a_process_gives_the_same_bits_and_survives_its_own_death(tmp_path: Path
     run = compose(WORDS)
     env, algorithm = make_envs(run), make_algorithm(run)
     keys = jax.random.split(jax.random.key(run.seed), run.num_seeds)
-    evaluation = make_periodic_evaluation(env, algorithm, bind(algorithm, env.spec, 4), keys, run.eval.episodes)
+    evaluation = make_periodic_evaluation(env, algorithm, bind(algorithm, env.spec, 4), keys, run.eval)
     graph, _ = build_graph(env, algorithm, GraphOptions())
     params = evaluation.copy_params(jax.jit(jax.vmap(lambda key: init(graph, key, algorithm.hyper)))(keys))
     monkeypatch.setenv("JAXRL_FAST_CACHE", str(tmp_path / "cache"))
@@ -419,8 +420,8 @@ def test_a_device_of_its_own_computes_and_gives_the_same_numbers(monkeypatch):
     agent = bind(algorithm, env.spec, 4)
     template = params_template(env.spec, agent.parts, agent.acting, agent.normalize_observations)
     params = jax.tree.map(lambda x: np.stack([x] * 2), template)
-    here = make_periodic_evaluation(env, algorithm, agent, keys, 3).evaluate(params)
-    there = make_periodic_evaluation(env, algorithm, agent, keys, 3, device=own).evaluate(params)
+    here = make_periodic_evaluation(env, algorithm, agent, keys, EvalOptions(episodes=3)).evaluate(params)
+    there = make_periodic_evaluation(env, algorithm, agent, keys, EvalOptions(episodes=3), device=own).evaluate(params)
     assert places == [{jax.devices()[0]}, {own}]
     np.testing.assert_array_equal(here.returns, there.returns)
 
@@ -716,3 +717,28 @@ def test_a_signal_ends_a_shared_evaluation_at_its_next_step(tmp_path):
     assert status == 0, err
     steps = (tmp_path / "steps").read_text()
     assert steps.startswith(f"t{'e' * 50}{'t' * 8}e"), "after a check, the waiting evaluation, then training"
+
+
+def test_sampled_evaluations_draw_from_the_policy_and_greedy_ones_do_not(tmp_path):
+    env, seen = line(discrete=True, num_envs=4), {}
+    for sample in (False, True):
+        sizes = dict(rollout_length=4, num_minibatches=2, num_epochs=1, policy_hidden=(4,), value_hidden=(4,))
+        options = dict(total_steps=32, eval_episodes=64, eval_beside=False, tell=lambda text: None)
+        result = jf.learn(env, jf.ppo(learning_rate=0.0, **sizes), eval_sample=sample, **options)
+        seen[sample] = result.summary
+        again = jf.learn(env, jf.ppo(learning_rate=0.0, **sizes), eval_sample=sample, **options)
+        assert again.summary["eval_return_mean"] == result.summary["eval_return_mean"]
+    assert seen[True]["eval_return_std"] > seen[False]["eval_return_std"]  # the greedy policy always does the same
+    with pytest.raises(ValueError, match="algo=dqn has no distribution to sample actions from"):
+        jf.learn(env, jf.dqn(epsilon=0.1), total_steps=32, eval_sample=True)
+
+
+def test_a_sampled_policy_has_the_shares_of_its_distribution():
+    env = line(discrete=True, num_envs=4)
+    result = jf.learn(env, jf.ppo(rollout_length=4, num_minibatches=2), total_steps=64, eval_episodes=2, tell=print)
+    policy = with_sampled_actions(result.policy)
+    obs = jnp.zeros((2000, 2))
+    first, carry = jnp.ones(2000, bool), policy.initial_carry(2000)
+    drawn, _ = policy.act_arrays(policy.params, carry, obs, first, jax.random.key(0))
+    greedy, _ = result.policy.act_arrays(policy.params, carry, obs, first, jax.random.key(0))
+    assert len(set(np.asarray(greedy).tolist())) == 1 and set(np.asarray(drawn).tolist()) == {0, 1}

@@ -373,7 +373,8 @@ def split_words(words: Sequence[str], command: str, keys: Mapping[str, Key]) -> 
             known = " and ".join(", ".join(keys).rsplit(", ", 1))
             raise ConfigError(f"unknown key '{name}': the keys of {command} are {known}")
         else:
-            found[name] = _whole(name, value, keys[name]) if keys[name].type is int else value
+            read = {int: _whole, bool: _true_or_false}.get(keys[name].type)
+            found[name] = value if read is None else read(name, value, keys[name])
     return folders, found
 
 
@@ -434,6 +435,12 @@ def check_spaces(policy: Policy, spec: EnvSpec, folder: Path) -> None:
             f"{folder}/policy was trained on {policy.spec.name}, whose observations or actions differ from the "
             f"{spec.name} in {folder / 'config.yaml'}: use the files of one run"
         )
+
+
+def _true_or_false(name: str, value: str, key: Key) -> bool:
+    if value not in ("true", "false"):
+        raise ConfigError(f"{name}={value}: write true or false")
+    return value == "true"
 
 
 def _whole(name: str, value: str, key: Key) -> int:

@@ -222,6 +222,35 @@ def built_again(spec: EnvSpec, made_by: dict[str, Any]) -> tuple[Agent, View | N
     return ALGORITHMS[made_by["algo"]](**made_by["options"]).build(view.spec if view else spec, 64), view
 
 
+SAMPLED = ("ppo", "impala", "sac", "sac_discrete", "ippo", "mappo")
+"""Algorithms whose policy is a distribution of actions."""
+
+
+def with_sampled_actions(policy: Policy) -> Policy:
+    """Return a policy that draws its actions from its distribution, instead of the most probable ones.
+
+    Args:
+        policy: Policy.
+
+    Returns:
+        The policy, with the same parameters.
+
+    Raises:
+        ValueError: The algorithm has no distribution of actions.
+    """
+    if (algo := policy.made_by["algo"]) not in SAMPLED:
+        raise ValueError(
+            f"algo={algo} has no distribution to sample actions from, as {', '.join(SAMPLED)} have: leave sample=true out"
+        )
+    agent, view = built_again(policy.spec, policy.made_by)
+
+    def decide(outputs: dict, obs: PyTree, state: PyTree, key: jax.Array, hyper: Any, explore: bool) -> tuple:
+        return agent.decide(outputs, obs, state, key, hyper, True)
+
+    acting = acting_of(agent._replace(decide=decide), view)
+    return make_policy(policy.spec, acting, policy.params, policy.made_by)
+
+
 def memory_of(carry: Carry) -> PyTree:
     """Return the part of a carry on which actions depend.
 

@@ -110,6 +110,7 @@ class EvalOptions:
         device: Device of that process.
         picture: Whether an episode is drawn after each evaluation.
         share: Whether the host environments of training play the episodes, between chunks.
+        sample: Whether actions are drawn from the policy's distribution.
     """
 
     every: int | None = setting(None, "env steps per evaluation, 0 none; 10 a run", 0, resume="free")
@@ -118,6 +119,7 @@ class EvalOptions:
     device: Literal["cpu", "same"] = setting("cpu", "device of that process:", resume="silent", aside=True)
     picture: bool = setting(False, "draw an episode after each, in a subprocess", resume="silent", aside=True)
     share: bool = setting(False, "in training's own host envs, between chunks", resume="free", aside=True)
+    sample: bool = setting(False, "draw actions from the policy, not greedy ones", resume="free", aside=True)
 
 
 @dataclasses.dataclass(frozen=True)

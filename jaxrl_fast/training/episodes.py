@@ -16,11 +16,12 @@ from jaxrl_fast.envs.host_env import UNTOLD, HostEnv, HostStep
 from jaxrl_fast.learning.acting import BoundAgent
 from jaxrl_fast.learning.algorithm import Algorithm
 from jaxrl_fast.learning.io_callback_env import as_one_group
-from jaxrl_fast.policy.policies import Policy, PolicyParams, make_policy
+from jaxrl_fast.policy.policies import Policy, PolicyParams, make_policy, with_sampled_actions
 from jaxrl_fast.runtime import hosts
 from jaxrl_fast.runtime.graph import TrainState
 from jaxrl_fast.runtime.program_store import Jit, Store, compile_stored, trace
 from jaxrl_fast.runtime.xla_options import acting_options
+from jaxrl_fast.settings.schema import EvalOptions
 from jaxrl_fast.training.callbacks import to_stderr
 
 STEP_LIMIT, LONGEST = 10_000, 200_000
@@ -423,12 +424,11 @@ def make_periodic_evaluation(
     algorithm: Algorithm,
     agent: BoundAgent,
     keys: jax.Array,
-    episodes: int,
+    asked: EvalOptions,
     *,
     ahead: PolicyParams | None = None,
     device: jax.Device | None = None,
     store: Store | None = None,
-    share: bool = False,
 ) -> PeriodicEvaluation:
     """Make the evaluation of a run.
 
@@ -439,22 +439,26 @@ def make_periodic_evaluation(
         algorithm: Algorithm of the run.
         agent: Algorithm bound to the environment.
         keys: One PRNG key per seed, ``[S]``.
-        episodes: Number of episodes per seed.
+        asked: Number of episodes per seed, whether the host environments of the run play them, and whether actions are
+            sampled.
         ahead: Parameters ``[S, ...]`` with the shapes to compile for.
         device: Device that evaluates, None for JAX's default.
         store: Store of compiled programs for ``ahead``, read and written; None for none.
-        share: Evaluate in the host environments of the run instead of others.
 
     Returns:
         The evaluation.
+
+    Raises:
+        ValueError: The policy has no distribution to sample from.
     """
     made_by = {"algo": algorithm.name, "options": algorithm.options, "num_envs": env.num_envs}
     made_by |= {"normalize_observations": agent.normalize_observations}
     acting = make_policy(env.spec, agent.acting, PolicyParams({}, None), made_by)
+    acting = with_sampled_actions(acting) if asked.sample else acting
     if isinstance(env, HostEnv):
-        totals: Any = evaluation_on_host(acting, env, episodes, share=share)
+        totals: Any = evaluation_on_host(acting, env, asked.episodes, share=asked.share)
     else:
-        jit = Jit("evaluation", make_evaluation(env, acting, episodes), options=acting_options(device))
+        jit = Jit("evaluation", make_evaluation(env, acting, asked.episodes), options=acting_options(device))
         totals = jit.jitted() if ahead is None else compile_ahead(jit, ahead, keys, store)
 
     @cache

@@ -77,8 +77,7 @@ def make_evaluations(job: Job, recorder: Recorder, saver: Checkpointer | None, c
     asked = job.options.eval
     tell_limit(job.env.spec.max_episode_steps, calls.tell)
     device = evaluation_device(asked.device) if asked.beside and jax.default_backend() != "cpu" else None
-    parts = job.env, job.algorithm, job.agent, job.keys, asked.episodes
-    evaluation = make_periodic_evaluation(*parts, device=device, share=asked.share)
+    evaluation = make_periodic_evaluation(job.env, job.algorithm, job.agent, job.keys, asked, device=device)
     return Evaluations(evaluation._replace(evaluate=calls.evaluate or evaluation.evaluate), job, recorder, saver, calls)
 
 

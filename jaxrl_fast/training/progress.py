@@ -27,12 +27,15 @@ SPARK_WIDTH = 24
 class ProgressDisplay:
     """Context manager that shows a run's progress; call it with each row of the run's history.
 
-    ``compile_s`` is the compile time of an earlier similar run in seconds, or None.
+    ``compile_s`` is the compile time of an earlier similar run in seconds, or None. ``kind`` describes the actions of
+    evaluations.
     """
 
-    def __init__(self, total_steps: int, console: Console | None = None, *, compile_s: float | None = None) -> None:
+    def __init__(
+        self, total_steps: int, console: Console | None = None, *, compile_s: float | None = None, kind: str = "greedy"
+    ) -> None:
         self.console = console or Console(highlight=False)
-        self.total_steps, self.compile_s = total_steps, compile_s
+        self.total_steps, self.compile_s, self.kind = total_steps, compile_s, kind
         self.opened_s = self.printed_s = time.perf_counter()
         self.first: Row | None = None
         self.last: Row = {}
@@ -80,7 +83,7 @@ class ProgressDisplay:
         spread = f"95 % [{interval[0]:.1f}, {interval[1]:.1f}]" if interval else f"± {row['eval_return_std']:.1f}"
         success = f", {share(row['eval_success_rate'])} succeeded" if "eval_success_rate" in row else ""
         self.console.print(
-            f"  {row['env_steps']:>11,} steps  {clock(row['wall_s'])}  greedy return "
+            f"  {row['env_steps']:>11,} steps  {clock(row['wall_s'])}  {self.kind} return "
             f"{row['eval_return_mean']:.1f} {spread}  ({row['eval_episodes']} episodes{success})",
             soft_wrap=True,
         )
@@ -96,7 +99,7 @@ class ProgressDisplay:
             Text(self._doing(), overflow="ellipsis", no_wrap=True),
         )
         lines: list[Table | Text] = [bar]
-        for name, values in (("greedy return", self.greedy), ("training return", self.returns)):
+        for name, values in ((f"{self.kind} return", self.greedy), ("training return", self.returns)):
             if len(values) > 1:
                 lines.append(Text(f"{name:<15}  {sparkline(values)}  {values[-1]:.1f}", no_wrap=True))
                 break

@@ -160,9 +160,10 @@ def figures(view: RunView, scores: Scores) -> list[dict[str, str]]:
         last = scores.returns[-1]
         low, high = bootstrap_interval(last) if len(last) > 1 else (scores.low[-1], scores.high[-1])
         iqm = f", interquartile mean {interquartile_mean(last):.1f}" if len(last) > 3 else ""
-        found.append(("greedy return", f"{last.mean():.1f}", f"{low:.1f} to {high:.1f}{iqm}"))
+        kind = "sampled" if by_dotted_key(view.settings).get("eval.sample") else "greedy"
+        found.append((f"{kind} return", f"{last.mean():.1f}", f"{low:.1f} to {high:.1f}{iqm}"))
         if np.isfinite(scores.success[-1]):
-            found.append(("success", share(scores.success[-1]), "of the greedy episodes"))
+            found.append(("success", share(scores.success[-1]), f"of the {kind} episodes"))
     if best := view.status.get("best") or view.summary.get("best"):
         fresh = f"; {best['fresh_return_mean']:.1f} in new episodes" if "fresh_return_mean" in best else ""
         found.append(("best", f"{best['return_mean']:.1f}", f"after {best['env_steps']:,} steps{fresh}"))

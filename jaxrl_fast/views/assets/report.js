@@ -85,7 +85,7 @@ function showLearning() {
   new charts.Chart(place, { height: innerWidth < 600 ? 260 : 360 }).show(all, axis);
   const successes = runs.map(({ name, scores }, i) => (
     { label: name, x: scores[axis], y: scores.success, points: true, color: i, dash: single ? [] : charts.dash(i) })).filter((line) => line.y.length);
-  if (successes.length) new charts.Chart(place, { title: "success, % of the greedy episodes", height: 170, fromZero: true }).show(successes, axis);
+  if (successes.length) new charts.Chart(place, { title: "success, % of the episodes", height: 170, fromZero: true }).show(successes, axis);
 }
 
 function metricLines(name) {
