@@ -152,7 +152,7 @@ COMMANDS = [
         "algo=sac does not work with the discrete actions of CartPole-v1: write algo=sac_discrete",
     ),
     ("env=probe env.id=action algo=sac", "algo=sac does not work with the discrete actions of probe action"),
-    (f"{PPO} devices=99 placement=data_parallel", "shard the 16 environments of 'sample' evenly over 99 devices"),
+    (f"{PPO} devices=99 placement=data_parallel", "shard the 4 environments of 'sample' evenly over 99 devices"),
     (f"{PPO} num_envs=5 algo.num_minibatches=1 devices=2 placement=data_parallel", "cannot shard the 5 environments"),
     (f"{PPO} num_envs=5 algo.num_minibatches=1 devices=2 placement=sharded_sampling", "or placement=fused"),
     # folders
