@@ -18,7 +18,7 @@ from jaxrl_fast import envs
 from jaxrl_fast.algorithms.defaults import FOLLOWING, default_envs, of_environment
 from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.commands.cli import keys_help
-from jaxrl_fast.commands.run_config import compose, to_yaml, with_defaults, without_choices
+from jaxrl_fast.commands.run_config import compose, to_yaml, with_defaults
 from jaxrl_fast.core import MultiDiscrete
 from jaxrl_fast.explain import rows_of
 from jaxrl_fast.learning.acting import uniform_action
@@ -26,6 +26,7 @@ from jaxrl_fast.learning.algorithm import Replay, default_rollout, off_policy_si
 from jaxrl_fast.learning.run_graph import bind
 from jaxrl_fast.numerics import distributions
 from jaxrl_fast.numerics.normalization import normalizes
+from jaxrl_fast.tuning.measuring import without_choices
 
 WIDTHS = st.integers(1, 8192)
 

@@ -306,7 +306,7 @@ def test_success_has_a_figure_and_a_chart(page: Page, runs, tmp_path: Path):
     write_report(tmp_path)
     page.open(tmp_path / "report.html", width=1440, height=900)
     assert "success\n" in page.run("document.getElementById('figures').innerText")
-    assert page.run("document.querySelector('#learning h3').innerText") == "success, % of the greedy episodes"
+    assert page.run("document.querySelector('#learning h3').innerText") == "success, % of the episodes"
     assert page.run("document.querySelectorAll('#learning canvas').length") == 2
     page.open(runs[0] / "report.html", width=1440, height=900)
     assert page.run("document.querySelectorAll('#learning canvas').length") == 1

@@ -149,20 +149,6 @@ def chosen_later(run: Run) -> list[str]:
     return [key for key in keys if key not in run.sources]
 
 
-def without_choices(run: Run) -> Run:
-    """Remove the options that `with_defaults` fills in, for a process that makes the environment.
-
-    Args:
-        run: Settings of the run.
-
-    Returns:
-        The settings without these options.
-    """
-    later = chosen_later(run)
-    kept = {name: value for name, value in run.algo_options.items() if f"algo.{name}" not in later}
-    return dataclasses.replace(run, algo_options=kept)
-
-
 def make_envs(run: Run) -> VecEnv | HostEnv:
     """Make a run's environments, to be closed at the end if they are on the host.
 

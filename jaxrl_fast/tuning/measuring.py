@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
 
-from jaxrl_fast.commands.run_config import Run, to_yaml, without_choices
+from jaxrl_fast.commands.run_config import Run, chosen_later, to_yaml
 from jaxrl_fast.system import end_session, start_module
 from jaxrl_fast.training.callbacks import ShouldStop
 from jaxrl_fast.tuning.candidates import Candidate
@@ -22,6 +22,20 @@ from jaxrl_fast.tuning.search import GoOn, Outcome
 
 What = Literal["training", "sampling", "environments", "updates"]
 """Measured part of a run: all of it, or one of the parts that bound it."""
+
+
+def without_choices(run: Run) -> Run:
+    """Remove the options that `with_defaults` fills in, for a process that makes the environment.
+
+    Args:
+        run: Settings of the run.
+
+    Returns:
+        The settings without these options.
+    """
+    later = chosen_later(run)
+    kept = {name: value for name, value in run.algo_options.items() if f"algo.{name}" not in later}
+    return dataclasses.replace(run, algo_options=kept)
 
 
 class Request(NamedTuple):
