@@ -239,8 +239,9 @@ def with_sampled_actions(policy: Policy) -> Policy:
         ValueError: The algorithm has no distribution of actions.
     """
     if (algo := policy.made_by["algo"]) not in SAMPLED:
+        others = ", ".join(SAMPLED)
         raise ValueError(
-            f"algo={algo} has no distribution to sample actions from, as {', '.join(SAMPLED)} have: leave sample=true out"
+            f"algo={algo} has no distribution to sample actions from, as {others} have: leave sample=true out"
         )
     agent, view = built_again(policy.spec, policy.made_by)
 
