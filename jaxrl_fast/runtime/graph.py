@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.core import UNKNOWN_PRODUCTS, Metrics, Products, PyTree, stable_hash
+from jaxrl_fast.core import UNKNOWN_PRODUCTS, Metrics, Products, PyTree, select, stable_hash
 
 
 class ShardingAxes(NamedTuple):
@@ -335,7 +335,8 @@ def step_round(
         step = step_of(fragment, moment.tick * fragment.rounds + moment.round)
         if _skips(fragment):
             held = {c: stored[c] for c in fragment.writes if c in stored}
-            step = _step_or_hold(fragment, step, held, moment.tick)
+            hold = _step_then_choose if fragment.start <= SHORT_WAIT and fragment.every == 1 else _step_or_hold
+            step = hold(fragment, step, held, moment.tick)
         with jax.named_scope(fragment.name):
             stepped = step(own_private, inputs, hyper, step_key(fragment, moment.key, moment.tick, moment.round))
         after[fragment.name], outputs, own = jax.lax.optimization_barrier(stepped)
@@ -374,6 +375,23 @@ def _step_cycle(
 
     (after, last), metrics = jax.lax.scan(one_round, (private, own), jnp.arange(cycle[0].rounds))
     return after, last, jax.tree.map(lambda values: jnp.sum(values, axis=0), metrics)
+
+
+SHORT_WAIT = 2
+"""Most ticks that a fragment steps in vain: a condition, which saves them, lets the host of an accelerator wait in every
+tick of the run.
+"""
+
+
+def _step_then_choose(fragment: Fragment, step: Step, held: Channels, tick: jax.Array) -> Step:
+    """Wrap ``step`` like `_step_or_hold`, for a short wait: it steps always, and takes the result from then on."""
+
+    def step_then_choose(private: PyTree, inputs: Channels, hyper: Any, key: jax.Array) -> tuple:
+        after, outputs, metrics = step(private, inputs, hyper, key)
+        stepped = after, {c: outputs[c] for c in held}, metrics
+        return select(tick >= fragment.start, stepped, (private, held, jax.tree.map(jnp.zeros_like, metrics)))
+
+    return step_then_choose
 
 
 def _step_or_hold(fragment: Fragment, step: Step, held: Channels, tick: jax.Array) -> Step:
