@@ -112,4 +112,4 @@ def test_stored_sums_of_squares_are_read_as_variances(separator, seeds):
     assert [n for n in new if "m2" in n] == [] and new["tick"] == 4
     np.testing.assert_array_equal(new[f"obs{separator}variance{separator}a"], np.full((*seeds, 3), 4.0))
     np.testing.assert_array_equal(new[f"obs{separator}variance{separator}b"], np.full(seeds, 2.0))
-    assert with_variances(new) == new or all(np.array_equal(with_variances(new)[n], new[n]) for n in new)
+    assert all(np.array_equal(value, new[name]) for name, value in with_variances(new).items())

@@ -321,3 +321,25 @@ def test_a_line_tells_that_the_temperature_is_at_its_bound():
     unreachable = jf.sac(target_entropy_per_action=100.0, temperature_learning_rate=5.0, **sizes)
     jf.learn(tiny.line(discrete=False), unreachable, total_steps=120, eval_episodes=2, tell=told.append)
     assert len([line for line in told if "the temperature is at its bound" in line]) == 1
+
+
+def test_a_fixed_temperature_has_no_bound_to_tell_of():
+    told: list[str] = []
+    sizes: dict[str, Any] = dict(batch_size=8, buffer_size=64, warmup_steps=8, policy_hidden=(4,), critic_hidden=(4,))
+    jf.learn(tiny.line(discrete=False), jf.sac(fixed_temperature=1e-9, **sizes), total_steps=60, tell=told.append)
+    assert not [line for line in told if "bound" in line]
+
+
+def test_one_seed_at_the_bound_of_the_temperature_is_told_of():
+    told: list[str] = []
+    sizes: dict[str, Any] = dict(batch_size=8, buffer_size=64, warmup_steps=8, policy_hidden=(4,), critic_hidden=(4,))
+    algorithm = jf.sac(target_entropy_per_action=100.0, temperature_learning_rate=5.0, **sizes)
+
+    def only_the_first_rises(state, scores):
+        rates = state.hyper._replace(temperature_learning_rate=np.float32([5.0, 0.0]))
+        return state._replace(hyper=rates)
+
+    still = algorithm._replace(hyper=algorithm.hyper._replace(temperature_learning_rate=0.0))
+    options: dict[str, Any] = dict(num_seeds=2, between_chunks=only_the_first_rises, tell=told.append, eval_every=0)
+    jf.learn(tiny.line(discrete=False), still, total_steps=120, **options)
+    assert len([line for line in told if "the temperature is at its bound" in line]) == 1

@@ -19,7 +19,8 @@ length; the other library has its own defaults, with one environment. Both have 
 Settings were developed on these environments. Environments without two seeds on each side are not shown yet. Returns
 are means over the last greedy evaluation (20 episodes), with 95 % bootstrap intervals over seeds. The score is 0 for
 random actions and 1 for the other library's mean. Seconds (median over seeds, and how many seeds reached it) are
-measured on one core until an evaluation reaches the other library's final mean return, with start-up and compilation.
+of one core's processor until an evaluation reaches the other library's final mean return. Ours include start-up,
+compilation and evaluations; theirs do not include evaluations.
 """
 LIBRARY = {"sb3": "Stable-Baselines3", "sbx": "SBX"}
 OURS, THEIRS = "#1f5fa8", "#8a8a8a"

@@ -193,7 +193,8 @@ def normalizes(asked: bool | None, spec: EnvSpec) -> bool:
 
     Args:
         asked: The setting; None normalizes unless all leaves are images or grids ``[height, width, channels]``, whose
-            entries have one unit: Freeway after 100,000 steps had 1.9 with normalization and 3.6 without.
+            entries have one unit: Freeway after 100,000 steps had 1.7 (0.6 to 3.3) with normalization and
+            3.6 (0.7 to 6.2) without (3 seeds).
         spec: Environment.
 
     Returns:

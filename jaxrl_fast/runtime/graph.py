@@ -378,9 +378,7 @@ def _step_cycle(
 
 
 SHORT_WAIT = 2
-"""Most ticks that a fragment steps in vain: a condition, which saves them, lets the host of an accelerator wait in every
-tick of the run.
-"""
+"""Most ticks that a fragment steps in vain: with a condition, an accelerator's host would wait in every tick."""
 
 
 def _step_then_choose(fragment: Fragment, step: Step, held: Channels, tick: jax.Array) -> Step:

@@ -120,8 +120,8 @@ class Recorder:
         if self.num_seeds > 1:
             row["seeds"] = [self._row_of_seed(seed, metrics, rates, first) for seed in range(self.num_seeds)]
         self.dropped += row.get(DROPPED, 0)
-        if temperatures := [value for name, value in row.items() if name.endswith("temperature") and value]:
-            self._tell_bound(temperatures)
+        if temperatures := [values for name, values in metrics.items() if name.endswith("/temperature")]:
+            self._tell_bound(np.concatenate(temperatures, axis=None))
         self._keep(row)
         if self.folder is not None:
             self.folder.add_metrics(row)
@@ -186,14 +186,14 @@ class Recorder:
             **{f"rate/{name}": float(values[seed]) for name, values in rates.items()},
         }
 
-    def _tell_bound(self, temperatures: list[float]) -> None:
-        """Report once that the policy's temperature is at its bound."""
+    def _tell_bound(self, temperatures: np.ndarray) -> None:
+        """Report once that a trained temperature of any seed is at its bound; 0 is a tick without updates."""
         low, high = TEMPERATURES
-        if not self.told_bound and any(not 1.01 * low < t < 0.99 * high for t in temperatures):
+        beyond = temperatures[(temperatures != 0.0) & ~((1.01 * low < temperatures) & (temperatures < 0.99 * high))]
+        if beyond.size and not self.told_bound and any("temperature" in p.networks for p in self.agent.parts.values()):
             self.told_bound = True
             self.tell(
-                f"the temperature is at its bound ({temperatures[0]:g} of {low:g} to {high:g}): the policy cannot have "
-                "the target entropy; write another target entropy or reward_scale"
+                f"the temperature is at its bound, {beyond[0]:g}: write a target entropy that the policy can have"
             )
 
     def _keep(self, row: Row) -> None:
