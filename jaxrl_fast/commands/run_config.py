@@ -313,9 +313,9 @@ def compose(argv: Sequence[str] = ()) -> Run:
         values.update(_read_layer(layer, keys, f"algo={algo} env={env}"))
         sources.update(_sources_of(layer.values, layer))
     sources.update(written_in)
-    if algo == "ppo" and f"{sources['num_envs']}: " == defaults.source:
+    if algo == "ppo" and not any("num_envs" in layer.values for layer in (tuned_values, file, given)):
         values["num_envs"] = default_envs(values["num_envs"], values["total_steps"])
-        sources["num_envs"] += f", {FOLLOWS_STEPS}"
+        sources["num_envs"] += "" if auto_width else f", {FOLLOWS_STEPS}"
     if values["eval.share"] and "eval.beside" not in sources:
         values["eval.beside"], sources["eval.beside"] = False, "follows eval.share"
     _check_env(env, values)
