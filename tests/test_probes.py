@@ -131,6 +131,47 @@ def learned_ppo(names: tuple[str, ...]) -> Trained:
 
 
 @cache
+def learned_ppo_near(names: tuple[str, ...]) -> Trained:
+    """Orthogonal weights, normalized and clipped values, a rate that follows the divergence, which has a bound."""
+    algorithm = ppo(
+        learning_rate=Linear(3e-3, 0.0),
+        discount=DISCOUNT,
+        rollout_length=16,
+        num_epochs=4,
+        num_minibatches=4,
+        entropy_coef=0.001,
+        normalize_rewards=False,
+        policy_hidden=(32,),
+        value_hidden=(32,),
+        orthogonal=True,
+        normalize_values=True,
+        value_clip_range=10.0,
+        desired_kl=0.01,
+        max_kl=0.1,
+    )
+    return train(names, algorithm, 12_000)
+
+
+@cache
+def learned_ppo_shared(names: tuple[str, ...]) -> Trained:
+    """One torso for policy and values, and normal actions of a free deviation that are clipped."""
+    algorithm = ppo(
+        learning_rate=Linear(3e-3, 0.0),
+        discount=DISCOUNT,
+        rollout_length=16,
+        num_epochs=4,
+        num_minibatches=4,
+        entropy_coef=0.001,
+        normalize_rewards=False,
+        policy_hidden=(32,),
+        share_torso=True,
+        free_deviation=True,
+        clip_actions=True,
+    )
+    return train(names, algorithm, 12_000)
+
+
+@cache
 def learned_sac(names: tuple[str, ...]) -> Trained:
     algorithm = sac(
         learning_rate=3e-3,
@@ -368,12 +409,20 @@ def value_of(trained: Trained, obs) -> float:
     return float(jnp.min(outputs["value"] if isinstance(outputs, dict) else outputs))
 
 
+VALUED = {
+    "ppo": learned_ppo,
+    "ppo near": learned_ppo_near,
+    "ppo shared": learned_ppo_shared,
+    "sac": learned_sac,
+    "sac options": learned_sac_options,
+    "td3": learned_td3,
+    "td3 options": learned_td3_options,
+    "impala": learned_impala,
+}
+
+
 @pytest.mark.parametrize("probe", VALUES)
-@pytest.mark.parametrize(
-    "learned",
-    [learned_ppo, learned_sac, learned_sac_options, learned_td3, learned_td3_options, learned_impala],
-    ids=["ppo", "sac", "sac options", "td3", "td3 options", "impala"],
-)
+@pytest.mark.parametrize("learned", VALUED.values(), ids=VALUED.keys())
 def test_value_is_learned(probe, learned):
     trained = learned(together(probe)).of(probe)
     for obs, expected in VALUES[probe].items():
@@ -399,7 +448,11 @@ def test_the_best_discrete_policy_is_found(probe, learned):
 
 
 @pytest.mark.parametrize("probe", BEST_RETURN)
-@pytest.mark.parametrize("learned", [learned_ppo, learned_impala], ids=["ppo", "impala"])
+@pytest.mark.parametrize(
+    "learned",
+    [learned_ppo, learned_ppo_near, learned_ppo_shared, learned_impala],
+    ids=["ppo", "ppo near", "ppo shared", "impala"],
+)
 def test_the_best_policy_is_found(probe, learned):
     assert mean_return(learned, probe) == pytest.approx(BEST_RETURN[probe], abs=0.02)
 

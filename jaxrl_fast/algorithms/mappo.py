@@ -36,6 +36,7 @@ def mappo(
     normalize_observations: bool = False,
     normalize_rewards: bool = False,
     normalize_advantages: bool = True,
+    normalize_values: bool = False,
     share_parameters: bool = True,
     policy_hidden: tuple[int, ...] = (64, 64),
     value_hidden: tuple[int, ...] = (64, 64),
@@ -73,6 +74,7 @@ def mappo(
         normalize_observations: Whether to normalize observations.
         normalize_rewards: Whether to divide rewards by the deviation of returns.
         normalize_advantages: Whether to normalize advantages in each minibatch.
+        normalize_values: Whether the critic learns targets that are scaled by their running mean and deviation.
         share_parameters: Whether agents share networks (the policy reads the agent's number), or have separate networks
             and optimizers.
         policy_hidden: Sizes of the policy's hidden layers.

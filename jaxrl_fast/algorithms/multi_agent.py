@@ -12,11 +12,12 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_fast.algorithms import ppo
+from jaxrl_fast.algorithms.ppo_options import with_normalized_values
 from jaxrl_fast.core import OUT, EnvSpec, PyTree, Transition
 from jaxrl_fast.learning.algorithm import Agent, Algorithm, MakeTargets, OnPolicy, OnPolicyBatch, Part, ValueOf, Values
 from jaxrl_fast.networks.network import Network
 from jaxrl_fast.networks.per_agent import NUMBER, obs_of_one, separate_networks, shared_network
-from jaxrl_fast.numerics.optimizers import MakeOptimizer
+from jaxrl_fast.numerics.optimizers import MakeOptimizer, make_optimizer
 
 TAKES_PART = "takes_part"
 """Target that marks which agents take part in a step, bool ``[T, E, A]``."""
@@ -140,8 +141,13 @@ def ppo_of_agents(
 
     Returns:
         The algorithm.
+
+    Raises:
+        ValueError: ``normalize_values`` of agents with separate networks.
     """
     shared = given["share_parameters"]
+    if given["normalize_values"] and not shared:
+        raise ValueError("normalize_values=true: write share_parameters=true, or leave it out")
     keys = {"policy_keys": given["policy_keys"], "critic_keys": own_critic_keys}
     keys = {key: keys_of_one(own, shared=shared) for key, own in keys.items()}
     base = ppo.ppo(**{key: x for key, x in given.items() if key != "share_parameters"} | keys)
@@ -154,10 +160,12 @@ def ppo_of_agents(
         leave = out_of(spec.obs) is not None
         acting = mean_over_agents(separate=policy.separate, masked=leave)
         valued = mean_over_agents(separate=value.separate, masked=leave and not spec.shared_reward)
-        loss, normalize, optimizer = given["policy_loss"], given["normalize_advantages"], given["optimizer"]
+        optimizer, normalize = given["optimizer"], given["normalize_advantages"]
+        critic = ppo.critic_part(value, given["value_loss"], optimizer, value_of, valued)
+        loss = ppo.surrogate_loss(spec.action, given["policy_loss"], normalize, acting)
         parts = {
-            "critic": ppo.critic_part(value, given["value_loss"], optimizer, value_of, valued),
-            "actor": ppo.actor_part(spec.action, policy, loss, normalize, optimizer, acting),
+            "critic": with_normalized_values(critic, valued) if given["normalize_values"] else critic,
+            "actor": ppo.part_of("actor", "policy", policy, loss, make_optimizer(optimizer)),
         }
         return one._replace(
             parts={part: with_own_optimizers(parts[part]) for part in parts},

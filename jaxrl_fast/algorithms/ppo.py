@@ -5,13 +5,22 @@ newest parameters, so they can be updated at the same time without changing a re
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from jaxrl_fast.algorithms.ppo_options import (
+    PartLoss,
+    clipped_errors,
+    in_one_part,
+    joint_loss,
+    with_free_outputs,
+    with_normalized_values,
+)
 from jaxrl_fast.core import Actions, Box, Discrete, EnvSpec, Metrics, MultiDiscrete, PyTree, Transition
-from jaxrl_fast.learning.acting import policy_of, sample_action
+from jaxrl_fast.learning.acting import MakePolicy, policy_of, sample_action
 from jaxrl_fast.learning.algorithm import (
     Agent,
     Algorithm,
@@ -28,15 +37,19 @@ from jaxrl_fast.learning.algorithm import (
     over_rollout,
     require_actions,
 )
-from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision, make_network
+from jaxrl_fast.networks.network import Activation, Cnn, Head, Network, Precision, make_network
 from jaxrl_fast.numerics import distributions, losses
 from jaxrl_fast.numerics.optimizers import (
     FROM_0,
+    KL,
+    MakeOptimizer,
     OptimizerName,
     Rate0,
     Rate01,
+    by_divergence,
     check_optimizer,
     checks_numbers,
+    is_set,
     make_optimizer,
 )
 
@@ -46,7 +59,8 @@ class PpoHyper(NamedTuple):
 
     Attributes:
         learning_rate: Learning rate of the policy.
-        critic_learning_rate_ratio: Learning rate of the critic, relative to ``learning_rate``.
+        critic_learning_rate_ratio: Learning rate of the critic, relative to ``learning_rate``; of a shared torso, the
+            weight of the values' loss.
         discount: Discount factor γ per step.
         gae_lambda: λ of the advantages.
         clip_range: Largest deviation of the probability ratio from 1 (ε of PPO's loss).
@@ -54,6 +68,9 @@ class PpoHyper(NamedTuple):
         max_grad_norm: Norm to which the gradients of each network are clipped.
         reward_scale: Factor of the rewards.
         weight_decay: Weight decay of AdamW; 0 for other optimizers.
+        value_clip_range: Largest change of a value, relative to its value at sampling time, that its loss rewards.
+        max_kl: Largest divergence from the policy that acted at which the policy is updated.
+        desired_kl: Divergence that the learning rate aims for.
     """
 
     learning_rate: Any
@@ -65,8 +82,17 @@ class PpoHyper(NamedTuple):
     max_grad_norm: Any
     reward_scale: Any
     weight_decay: Any = 0.0
+    value_clip_range: Any = 0.0
+    max_kl: Any = 0.0
+    desired_kl: Any = 0.0
 
 
+SHARED = "activation", "layer_norm", "recurrent_size", "cnn", "precision", "orthogonal"
+OWN = "optimizer", "free_deviation", "clip_actions", "share_torso", "normalize_values"
+LISTS = "policy_hidden", "value_hidden", "policy_keys", "critic_keys"
+"""Arguments on which networks depend: of all networks, others, and those with several numbers or names."""
+EXTRAS = "share_torso", "normalize_values", "free_deviation", "clip_actions", "value_clip_range", "max_kl", "desired_kl"
+"""Arguments that `with_options` handles: false or 0 by default."""
 Mean = Callable[[jax.Array, OnPolicyBatch], jax.Array]
 """(x ``[L, B]``, or ``[L, B, A]`` of several agents; its batch) -> mean over the steps that count: a scalar, or one
 number for each agent's separate network, ``[1, 1, A]``, whose losses are summed.
@@ -98,6 +124,9 @@ def ppo(
     max_grad_norm: Rate0 = 0.5,
     reward_scale: Rate0 = 1.0,
     weight_decay: Rate0 = 0.0,
+    value_clip_range: Rate0 = 0.0,
+    max_kl: Rate0 = 0.0,
+    desired_kl: Rate0 = 0.0,
     rollout_length: int | None = None,
     num_epochs: int = 10,
     num_minibatches: int | None = None,
@@ -112,6 +141,11 @@ def ppo(
     layer_norm: bool = False,
     recurrent_size: int = 0,
     initial_deviation: Annotated[float, FROM_0] = 0.4,
+    free_deviation: bool = False,
+    clip_actions: bool = False,
+    orthogonal: bool = False,
+    share_torso: bool = False,
+    normalize_values: bool = False,
     cnn: Cnn = "auto",
     optimizer: OptimizerName = "adam:1e-5",
     precision: Precision = "f32",
@@ -125,7 +159,8 @@ def ppo(
 
     Args:
         learning_rate: Learning rate of the policy.
-        critic_learning_rate_ratio: Learning rate of the critic, relative to ``learning_rate``.
+        critic_learning_rate_ratio: Learning rate of the critic, relative to ``learning_rate``; of a shared torso, the
+            weight of the values' loss.
         discount: Discount factor γ per step.
         gae_lambda: λ of the advantages.
         clip_range: Largest deviation of the probability ratio from 1 (ε of PPO's loss).
@@ -133,6 +168,12 @@ def ppo(
         max_grad_norm: Norm to which the gradients of each network are clipped.
         reward_scale: Factor of the rewards.
         weight_decay: Weight decay of AdamW; 0 for other optimizers.
+        value_clip_range: Largest change of a value, relative to its value at sampling time, that its loss rewards; 0
+            for no limit.
+        max_kl: KL divergence from the policy that acted above which a minibatch does not update the policy; 0 for no
+            limit.
+        desired_kl: KL divergence that the policy's learning rate aims for: it grows or falls with each minibatch; 0 for
+            the given rate.
         rollout_length: Steps of each environment in a tick; None for a length that depends on ``num_envs``
             (`default_rollout`).
         num_epochs: Passes over a rollout.
@@ -149,6 +190,11 @@ def ppo(
         layer_norm: Whether to normalize the hidden layers.
         recurrent_size: Size of a GRU before the hidden layers; 0 for none. With a GRU, minibatches are whole sequences.
         initial_deviation: Standard deviation of continuous actions at the start, in half ranges, before the squashing.
+        free_deviation: Whether the deviations of continuous actions are trained numbers, the same in every state.
+        clip_actions: Whether continuous actions are normal and clipped to their range, instead of squashed by tanh.
+        orthogonal: Whether the initial weights of dense layers and convolutions are orthogonal.
+        share_torso: Whether policy and value are two heads of one network, whose sizes are ``policy_hidden``.
+        normalize_values: Whether the value network learns targets that are scaled by their running mean and deviation.
         cnn: Convolutions for images (`make_network`).
         optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants ``adam:epsilon:beta1:beta2`` or
             ``rmsprop:epsilon:decay``.
@@ -159,33 +205,73 @@ def ppo(
     Returns:
         The algorithm.
     """
-    rates = learning_rate, critic_learning_rate_ratio, discount, gae_lambda, clip_range, entropy_coef, max_grad_norm
-    hyper = PpoHyper(*rates, reward_scale, weight_decay)
-    shared: dict[str, Any] = dict(activation=activation, layer_norm=layer_norm, recurrent_size=recurrent_size)
-    shared |= dict(cnn=cnn, precision=precision)
-    options = shared | dict(policy_hidden=tuple(policy_hidden), value_hidden=tuple(value_hidden), optimizer=optimizer)
-    options |= dict(policy_keys=tuple(policy_keys), critic_keys=tuple(critic_keys))
+    given = locals()
+    hyper = PpoHyper(*map(given.__getitem__, PpoHyper._fields))
+    options = {name: given[name] for name in (*SHARED, *OWN)} | {name: tuple(given[name]) for name in LISTS}
+    shared: dict[str, Any] = {name: given[name] for name in SHARED}
     sizes = on_policy_sizes(rollout_length, num_minibatches, steps=64, least=4, whole_rollouts=recurrent_size > 0)
 
     def build(spec: EnvSpec, num_envs: int) -> Agent:
         space = require_actions("ppo", spec, (Discrete, MultiDiscrete, Box), "sac")
         check_optimizer(optimizer, weight_decay)
-        sized = sizes(num_envs)
-        size = distributions.num_outputs(space)
+        sized, decide, size = sizes(num_envs), sample_action(space, remember=True), distributions.num_outputs(space)
         bias = distributions.initial_biases(space, initial_deviation) if isinstance(space, Box) else ()
-        out: dict[str, Any] = dict(out_scale=0.01, out_bias=bias)
-        policy = make_network(spec.obs, size, hidden=policy_hidden, keys=policy_keys, **out, **shared)
+        head: dict[str, Any] = {"out_scale": 0.01, "out_bias": bias}
+        policy = make_network(spec.obs, size, hidden=policy_hidden, keys=policy_keys, **head, **shared)
         value = make_network(spec.obs, 1, hidden=value_hidden, keys=critic_keys, **shared)
+        loss = surrogate_loss(space, policy_loss, normalize_advantages)
         parts = {"critic": critic_part(value, value_loss, optimizer)}
-        parts["actor"] = actor_part(space, policy, policy_loss, normalize_advantages, optimizer)
+        parts["actor"] = part_of("actor", "policy", policy, loss, make_optimizer(optimizer))
         data = OnPolicy(num_epochs, sized["num_minibatches"], critic="critic", network="value", targets=targets)
         scaled = isinstance(space, Box) if normalize_rewards is None else normalize_rewards
         more: dict[str, Any] = dict(normalize_observations=normalize_observations, normalize_rewards=scaled)
         more["remembers"] = {"critic": "value"} if recurrent_size else {}
-        decide = sample_action(space, remember=True)
-        return Agent(parts, data, {"actor": "policy"}, decide, sized["rollout_length"], **more)
+        agent = Agent(parts, data, {"actor": "policy"}, decide, sized["rollout_length"], **more)
+        return with_options(agent, spec, given, bias, shared) if any(is_set(given[name]) for name in EXTRAS) else agent
 
     return Algorithm("ppo", hyper, options, build, sizes)
+
+
+def with_options(agent: Agent, spec: EnvSpec, given: dict[str, Any], bias: tuple[float, ...], shared: dict) -> Agent:
+    """Replace the parts of PPO by parts with the options that are off by default.
+
+    Args:
+        agent: PPO without them.
+        spec: Environment.
+        given: Arguments of `ppo`.
+        bias: Initial biases of the policy's outputs.
+        shared: Arguments of `make_network` for all networks.
+
+    Returns:
+        The agent.
+
+    Raises:
+        ValueError: ``share_torso`` with an option that it excludes.
+    """
+    space, continuous = spec.action, isinstance(spec.action, Box)
+    free = bias[len(bias) // 2 :] if continuous and given["free_deviation"] else ()
+    head = Head(distributions.num_outputs(space) - len(free), 0.01, bias[: len(bias) - len(free)])
+    own = distributions.normal if continuous and given["clip_actions"] else policy_of
+    actor = surrogate_loss(space, given["policy_loss"], given["normalize_advantages"], policy=own)
+    critic = (clipped_errors if is_set(given["value_clip_range"]) else value_errors)(given["value_loss"])
+    stop, adapt = is_set(given["max_kl"]), is_set(given["desired_kl"])
+    plain = make_optimizer(given["optimizer"])
+    near: MakeOptimizer = by_divergence(plain, stop=stop, adapt=adapt) if stop or adapt else plain
+    make: Callable[..., Network] = partial(make_network, spec.obs, **shared)
+    make = partial(make, hidden=given["policy_hidden"], keys=given["policy_keys"])
+    if given["share_torso"]:
+        if given["normalize_values"] or tuple(given["policy_keys"]) != tuple(given["critic_keys"]):
+            raise ValueError(
+                "share_torso=true: leave normalize_values out, and write equal policy_keys and critic_keys"
+            )
+        torso = with_free_outputs(make({"value": Head(1), "policy": head}), free, "policy")
+        return in_one_part(agent, part_of("agent", "network", torso, joint_loss(actor, critic), near), space, own)
+    policy = with_free_outputs(make(head.size, out_scale=head.scale, out_bias=head.bias), free)
+    before = agent.parts["critic"]
+    value = part_of("critic", "value", before.networks["value"], critic, before.optimizers["value"])
+    parts = {"critic": with_normalized_values(value, over_all_steps) if given["normalize_values"] else value}
+    parts["actor"] = part_of("actor", "policy", policy, actor, near)
+    return agent._replace(parts=parts, decide=sample_action(space, remember=True, policy=own))
 
 
 def targets(values: Values, rollout: Transition, hyper: PpoHyper) -> dict[str, jax.Array]:
@@ -206,49 +292,65 @@ def targets(values: Values, rollout: Transition, hyper: PpoHyper) -> dict[str, j
     return {"advantage": advantage, "value_target": advantage + values.now}
 
 
-def actor_part(
-    space: Actions,
-    policy: Network,
-    policy_loss: Callable,
-    normalize_advantages: bool,
-    optimizer: OptimizerName,
-    mean: Mean = over_all_steps,
-) -> Part:
-    """Build the policy's part: clipped surrogate with an entropy bonus.
+def part_of(part: str, name: str, network: Network, loss: PartLoss, optimizer: MakeOptimizer) -> Part:
+    """Build a part of one network with one loss.
 
     Args:
-        space: Action space.
-        policy: Policy network.
-        policy_loss: Loss of a log-ratio and an advantage.
-        normalize_advantages: Whether to normalize advantages in each minibatch.
-        optimizer: `OptimizerName`.
-        mean: Mean over steps.
+        part: Name of the part.
+        name: Name of the network.
+        network: Network.
+        loss: Its loss.
+        optimizer: Its optimizer.
 
     Returns:
         The part.
     """
 
     def gradients(own: Learned, peers: dict, batch: OnPolicyBatch, key: jax.Array, hyper: PpoHyper) -> GradientResult:
+        def loss_fn(params: PyTree) -> tuple[jax.Array, Metrics]:
+            return loss(over_rollout(network, params, batch, part)[0], batch, key, hyper)
+
+        grads, metrics = gradients_of(loss_fn, own.params[name])
+        return GradientResult({name: grads}, metrics)
+
+    return Part({name: network}, gradients, {name: optimizer})
+
+
+def surrogate_loss(
+    space: Actions,
+    policy_loss: Callable,
+    normalize_advantages: bool,
+    mean: Mean = over_all_steps,
+    policy: MakePolicy = policy_of,
+) -> PartLoss:
+    """Return the policy's loss: clipped surrogate with an entropy bonus.
+
+    Args:
+        space: Action space.
+        policy_loss: Loss of a log-ratio and an advantage.
+        normalize_advantages: Whether to normalize advantages in each minibatch.
+        mean: Mean over steps.
+        policy: Builds the distribution, as `policy_of`.
+
+    Returns:
+        The loss.
+    """
+
+    def loss_of(outputs: PyTree, batch: OnPolicyBatch, key: jax.Array, hyper: PpoHyper) -> tuple[jax.Array, Metrics]:
         advantage = batch.targets["advantage"]
         if normalize_advantages:
             centered = advantage - mean(advantage, batch)
             advantage = centered / (jnp.sqrt(mean(jnp.square(centered), batch)) + 1e-8)
+        dist = policy(space, outputs, batch.obs)
+        log_ratio = distributions.log_prob(dist, batch.extras["raw_action"]) - batch.extras["log_prob"]
+        surrogate = elementwise(policy_loss, log_ratio, advantage, hyper.clip_range)
+        loss, entropy = mean(surrogate, batch), mean(distributions.entropy(dist, key), batch)
+        change = jnp.expm1(jnp.minimum(log_ratio, losses.MAX_LOG_RATIO))
+        metrics = {"policy_loss": loss, "entropy": entropy, KL: mean(change - log_ratio, batch)}
+        metrics["clip_fraction"] = mean(jnp.abs(change) > hyper.clip_range, batch)
+        return jnp.sum(loss - hyper.entropy_coef * entropy), jax.tree.map(jnp.mean, metrics)
 
-        def loss_fn(params: PyTree) -> tuple[jax.Array, Metrics]:
-            outputs, _ = over_rollout(policy, params, batch, "actor")
-            dist = policy_of(space, outputs, batch.obs)
-            log_ratio = distributions.log_prob(dist, batch.extras["raw_action"]) - batch.extras["log_prob"]
-            surrogate = elementwise(policy_loss, log_ratio, advantage, hyper.clip_range)
-            loss, entropy = mean(surrogate, batch), mean(distributions.entropy(dist, key), batch)
-            change = jnp.expm1(jnp.minimum(log_ratio, losses.MAX_LOG_RATIO))
-            metrics = {"policy_loss": loss, "entropy": entropy, "approx_kl": mean(change - log_ratio, batch)}
-            metrics["clip_fraction"] = mean(jnp.abs(change) > hyper.clip_range, batch)
-            return jnp.sum(loss - hyper.entropy_coef * entropy), jax.tree.map(jnp.mean, metrics)
-
-        grads, metrics = gradients_of(loss_fn, own.params["policy"])
-        return GradientResult({"policy": grads}, metrics)
-
-    return Part({"policy": policy}, gradients, {"policy": make_optimizer(optimizer)})
+    return loss_of
 
 
 def first_output(outputs: PyTree, obs: PyTree, action: jax.Array | None) -> jax.Array:
@@ -263,6 +365,26 @@ def first_output(outputs: PyTree, obs: PyTree, action: jax.Array | None) -> jax.
         Values ``[...]``.
     """
     return outputs[..., 0]
+
+
+def value_errors(value_loss: Callable, value_of: ValueOf = first_output, mean: Mean = over_all_steps) -> PartLoss:
+    """Return the values' loss: regression on the targets.
+
+    Args:
+        value_loss: Loss of a value and its target.
+        value_of: Computes values from the network's outputs.
+        mean: Mean over steps.
+
+    Returns:
+        The loss.
+    """
+
+    def loss_of(outputs: PyTree, batch: OnPolicyBatch, key: jax.Array, hyper: PpoHyper) -> tuple[jax.Array, Metrics]:
+        now, target = value_of(outputs, batch.obs, batch.action), batch.targets["value_target"]
+        loss = mean(elementwise(value_loss, now, target), batch)
+        return jnp.sum(loss), {"value_loss": jnp.mean(loss)}
+
+    return loss_of
 
 
 def critic_part(
@@ -280,16 +402,5 @@ def critic_part(
     Returns:
         The part.
     """
-
-    def gradients(own: Learned, peers: dict, batch: OnPolicyBatch, key: jax.Array, hyper: PpoHyper) -> GradientResult:
-        def loss_fn(params: PyTree) -> tuple[jax.Array, Metrics]:
-            outputs, _ = over_rollout(value, params, batch, "critic")
-            now = value_of(outputs, batch.obs, batch.action)
-            loss = mean(elementwise(value_loss, now, batch.targets["value_target"]), batch)
-            return jnp.sum(loss), {"value_loss": jnp.mean(loss)}
-
-        grads, metrics = gradients_of(loss_fn, own.params["value"])
-        return GradientResult({"value": grads}, metrics)
-
     own_rate = make_optimizer(optimizer, rate=lambda hyper: hyper.learning_rate * hyper.critic_learning_rate_ratio)
-    return Part({"value": value}, gradients, {"value": own_rate})
+    return part_of("critic", "value", value, value_errors(value_loss, value_of, mean), own_rate)

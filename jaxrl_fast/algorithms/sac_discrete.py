@@ -249,7 +249,7 @@ def soft_value(space: Actions, dist: distributions.Distribution, q: jax.Array, t
     Returns:
         Values ``[...]``.
     """
-    assert not isinstance(dist, distributions.TanhNormal)
+    assert not isinstance(dist, distributions.TanhNormal | distributions.Normal)
     if isinstance(space, Discrete):
         return losses.soft_value(dist.logits, q, temperature)
     each = losses.soft_value(dist.logits, distributions.by_part(sizes_of(space), q, 0.0), temperature)
@@ -300,7 +300,7 @@ def actor_part(
         def policy_loss(params: PyTree) -> tuple[jax.Array, Metrics]:
             logits = over_replay(data, networks["policy"], params, batch, "actor")
             dist = policy_of(space, logits, learned_obs(data, networks["policy"], batch))
-            assert not isinstance(dist, distributions.TanhNormal)
+            assert not isinstance(dist, distributions.TanhNormal | distributions.Normal)
             loss = -jnp.mean(soft_value(space, dist, q, temperature))
             target_entropy = hyper.target_entropy_ratio * jnp.mean(distributions.largest_entropy(dist))
             metrics = {"entropy": jnp.mean(distributions.entropy(dist, key)), "target_entropy": target_entropy}

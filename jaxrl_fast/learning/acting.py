@@ -70,7 +70,7 @@ def sample_action(
         dist = policy(space, outputs_of(outputs), obs)
         raw = distributions.sample(dist, key) if explore else distributions.mode(dist)
         extras = {"raw_action": raw, "log_prob": distributions.log_prob(dist, raw)} if explore and remember else {}
-        return distributions.to_action(space, raw), state, extras
+        return distributions.to_action(space, raw, dist), state, extras
 
     return decide
 

@@ -163,8 +163,9 @@ def apply_gradients(
     params, opt_state, metrics = {}, {}, dict(result.metrics)
     for i, name in enumerate(part.networks):
         before, grads = state.learned.params[name], trainable(result.grads[name])
-        change, opt_state[name] = part.optimizers[name](hyper).update(grads, state.opt_state[name], trainable(before))
-        params[name] = optax.apply_updates(trainable(before), change)
+        optimizer, weights = optax.with_extra_args_support(part.optimizers[name](hyper)), trainable(before)
+        change, opt_state[name] = optimizer.update(grads, state.opt_state[name], weights, metrics=result.metrics)
+        params[name] = optax.apply_updates(weights, change)
         if name in result.statistics or jax.tree.leaves(statistics_of(before)):
             params[name] = together(params[name], result.statistics.get(name, statistics_of(before)))
         metrics["grad_norm" if i == 0 else f"{name}_grad_norm"] = global_norm(grads)

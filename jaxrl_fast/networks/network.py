@@ -8,7 +8,6 @@ A network has an input stage (the selected keys of an observation; convolutions 
 channels]``, scaled to 0..1), a torso (dense layers or residual blocks, after an optional GRU) and heads.
 """
 
-import math
 from collections.abc import Callable
 from functools import partial
 from itertools import accumulate
@@ -20,8 +19,19 @@ import jax.numpy as jnp
 
 from jaxrl_fast.core import PyTree, is_image
 from jaxrl_fast.networks import convolutions
-from jaxrl_fast.networks.convolutions import Cnn, Convolution, Precision, dot_of, scaled_normal, to_real
+from jaxrl_fast.networks.convolutions import (
+    Cnn,
+    Convolution,
+    Precision,
+    Weights,
+    convolved_by,
+    dot_of,
+    orthogonal_weights,
+    scaled_normal,
+    to_real,
+)
 from jaxrl_fast.networks.noisy import NoisyDense, draw_noise
+from jaxrl_fast.networks.residual import hold_unit_norm, residual_torso
 from jaxrl_fast.numerics.normalization import is_mask
 
 STATISTICS = "batch_stats"
@@ -46,24 +56,23 @@ Heads = dict[str, Head]
 """Heads by name."""
 
 
-def normal_of_heads(heads: tuple[Head, ...]) -> nn.initializers.Initializer:
+def weights_of_heads(heads: tuple[Head, ...], weights: Weights) -> nn.initializers.Initializer:
     """Return an initializer of the joint weights ``[inputs, out]`` of several heads, each with its scale.
 
     Args:
         heads: Heads in the order of the outputs.
+        weights: Makes the initializer of one head.
 
     Returns:
         The initializer.
     """
-    return scaled_normal(heads[0].scale ** 2) if len(heads) == 1 else _side_by_side(heads)
+    return weights(heads[0].scale ** 2) if len(heads) == 1 else _side_by_side(heads, weights)
 
 
-def _side_by_side(heads: tuple[Head, ...]) -> nn.initializers.Initializer:
+def _side_by_side(heads: tuple[Head, ...], weights: Weights) -> nn.initializers.Initializer:
     def init(key: jax.Array, shape: tuple[int, int], dtype: Any = jnp.float32) -> jax.Array:
         keys = jax.random.split(key, len(heads))
-        blocks = [
-            scaled_normal(head.scale**2)(k, (shape[0], head.size), dtype) for k, head in zip(keys, heads, strict=True)
-        ]
+        blocks = [weights(head.scale**2)(k, (shape[0], head.size), dtype) for k, head in zip(keys, heads, strict=True)]
         return jnp.concatenate(blocks, axis=1)
 
     return init
@@ -80,80 +89,6 @@ def biases_of_heads(heads: tuple[Head, ...]) -> nn.initializers.Initializer:
     """
     biases = [bias for head in heads for bias in head.bias or (0.0,) * head.size]
     return lambda key, shape, dtype=jnp.float32: jnp.asarray(biases, dtype)
-
-
-EXPANSION = 4
-"""Width of the hidden layer of a residual block, relative to the block's width."""
-SMALLEST = 1e-8
-
-
-def unit_columns(key: jax.Array, shape: tuple[int, int], dtype: jnp.dtype = jnp.float32) -> jax.Array:
-    """Initialize weights with a random direction of unit norm for each output.
-
-    Args:
-        key: Random key.
-        shape: ``(inputs, outputs)``.
-        dtype: Type of the weights.
-
-    Returns:
-        Weights ``[inputs, outputs]``.
-    """
-    return _unit(jax.random.normal(key, shape, dtype))
-
-
-class ResidualTorso(nn.Module):
-    """Residual blocks over ``[L, B, F]``, one per entry of ``hidden``, of equal width, and a layer of all heads.
-
-    With ``learning=True``, batch norms use the statistics of the batch and merge them into the running ones. Outputs
-    grow with the width of the torso: heads read features of norm ``sqrt(width)``.
-    """
-
-    hidden: tuple[int, ...]
-    heads: tuple[Head, ...]
-    activation: Callable[[jax.Array], jax.Array]
-    precision: Precision
-
-    @nn.compact
-    def __call__(self, x: jax.Array, *, learning: bool = False) -> jax.Array:
-        length, batch, _ = x.shape
-        x = x.swapaxes(0, 1).reshape(batch * length, -1)  # as in `network.Mlp`
-        dense = partial(nn.Dense, kernel_init=unit_columns, dot_general=dot_of(self.precision))
-        # The fast variance (mean of squares minus square of the mean) loses digits where a feature hardly varies.
-        normalized = partial(nn.BatchNorm, use_running_average=not learning, momentum=0.99, use_fast_variance=False)
-        x = dense(self.hidden[0], use_bias=False)(normalized()(x))
-        for width in self.hidden:
-            inside = self.activation(normalized()(dense(EXPANSION * width, use_bias=False)(x)))
-            x = x + self.activation(normalized()(dense(width, use_bias=False)(inside)))
-        x = nn.RMSNorm()(x)
-        x = dense(sum(head.size for head in self.heads))(x)
-        return x.reshape(batch, length, -1).swapaxes(0, 1)
-
-
-def hold_unit_norm(params: PyTree) -> PyTree:
-    """Scale params to the norms that `ResidualTorso` requires.
-
-    Args:
-        params: Params of one network, or a tuple of an ensemble's.
-
-    Returns:
-        Params in which the weights of each output have unit norm, and scale and bias of each normalization layer
-        together have the norm ``sqrt(features)``. Statistics, and biases of dense layers, are unchanged.
-    """
-    if isinstance(params, tuple):
-        return tuple(map(hold_unit_norm, params))
-    if not isinstance(params, dict):
-        return params
-    if "kernel" in params:
-        return {**params, "kernel": _unit(params["kernel"])}
-    if "scale" in params:
-        squares = sum(jnp.sum(jnp.square(x)) for x in params.values())
-        factor = math.sqrt(params["scale"].size) * jax.lax.rsqrt(squares + SMALLEST)
-        return {name: x * factor for name, x in params.items()}
-    return {name: hold_unit_norm(x) for name, x in params.items()}
-
-
-def _unit(kernel: jax.Array) -> jax.Array:
-    return kernel * jax.lax.rsqrt(jnp.sum(jnp.square(kernel), axis=0, keepdims=True) + SMALLEST)
 
 
 def choose_keys(obs: PyTree, keys: tuple[str, ...]) -> PyTree:
@@ -221,7 +156,7 @@ class Mlp(nn.Module):
 
     The last layer holds all heads and is linear. With ``learning=True``, a batch norm uses the statistics of the batch
     and merges them into the running ones (arXiv 1502.03167). Weights are initialized as in He et al. (arXiv
-    1502.01852). Dropout is active only with a key of that name (`Network.with_dropout`).
+    1502.01852), or orthogonal. Dropout is active only with a key of that name (`Network.with_dropout`).
     """
 
     hidden: tuple[int, ...]
@@ -232,6 +167,7 @@ class Mlp(nn.Module):
     precision: Precision
     dropout: float = 0.0
     noisy: bool = False
+    weights: Weights = scaled_normal
 
     @nn.compact
     def __call__(self, x: jax.Array, *, learning: bool = False) -> jax.Array:
@@ -241,7 +177,7 @@ class Mlp(nn.Module):
         x = x.swapaxes(0, 1).reshape(batch * length, -1)
         dense = partial(NoisyDense if self.noisy else nn.Dense, dot_general=dot_of(self.precision))
         for size in self.hidden:
-            x = dense(size, kernel_init=scaled_normal(2.0))(x)
+            x = dense(size, kernel_init=self.weights(2.0))(x)
             if self.dropout and self.has_rng("dropout"):
                 x = nn.Dropout(self.dropout, deterministic=False)(x)
             if self.layer_norm:
@@ -251,7 +187,7 @@ class Mlp(nn.Module):
             x = self.activation(x)
         out = sum(head.size for head in self.heads)
         bias_init = biases_of_heads(self.heads) if any(head.bias for head in self.heads) else nn.initializers.zeros
-        x = dense(out, kernel_init=normal_of_heads(self.heads), bias_init=bias_init)(x)
+        x = dense(out, kernel_init=weights_of_heads(self.heads, self.weights), bias_init=bias_init)(x)
         return x.reshape(batch, length, out).swapaxes(0, 1)
 
 
@@ -292,6 +228,7 @@ class PixelNetwork(nn.Module):
     convolves: Callable[..., bool]
     body: Any
     precision: Precision
+    weights: Weights
 
     @nn.compact
     def __call__(self, *inputs: PyTree, learning: bool = False) -> Any:
@@ -300,7 +237,7 @@ class PixelNetwork(nn.Module):
         obs = inputs[1] if recurrent else inputs[0]
         leaves = [leaf for path, leaf in jax.tree_util.tree_leaves_with_path(obs) if not is_mask(path)]
         seen = [
-            convolutions.Convolutions(self.layers, self.precision)(leaf)
+            convolutions.Convolutions(self.layers, self.precision, self.weights)(leaf)
             for leaf in leaves
             if self.convolves(leaf, axes=2)
         ]
@@ -400,6 +337,7 @@ def make_network(
     cnn: Cnn = "auto",
     torso: Torso = "mlp",
     noisy: bool = False,
+    orthogonal: bool = False,
 ) -> Network:
     """Build a network of dense layers over the flattened observation, after a GRU if ``recurrent_size`` > 0.
 
@@ -422,6 +360,7 @@ def make_network(
             reads the pixels directly. A name also convolves real numbers and bools ``[height, width, channels]``.
         torso: "mlp", or "residual" for residual blocks with batch norms, whose params need `hold_unit_norm`.
         noisy: Whether the dense layers of an "mlp" have trained noise (`Network.draw_noise`).
+        orthogonal: Whether the initial weights of convolutions and an "mlp" are orthogonal instead of normal.
 
     Returns:
         The network.
@@ -435,14 +374,12 @@ def make_network(
     convolved = cnn != "auto" or any(is_image(leaf) for leaf in jax.tree.leaves(seen_spec))
     layers = convolutions.choose_convolutions(seen_spec, cnn) if convolved else ()
     heads = out if isinstance(out, dict) else {"": Head(out, out_scale, out_bias)}
-    residual = torso == "residual"
-    if residual and len(set(hidden)) != 1:
-        raise ValueError(f"residual blocks of sizes {list(hidden)}: write at least one size, all equal")
     shape = tuple(hidden), tuple(heads.values()), ACTIVATIONS[activation]
-    mlp = partial(Mlp, layer_norm=layer_norm, batch_norm=batch_norm, precision=precision, dropout=dropout, noisy=noisy)
-    dense = ResidualTorso(*shape, precision) if residual else mlp(*shape)
+    weights = orthogonal_weights if orthogonal else scaled_normal
+    mlp = partial(Mlp, *shape, layer_norm, batch_norm, precision, dropout=dropout, noisy=noisy, weights=weights)
+    dense = residual_torso(*shape, precision) if torso == "residual" else mlp()
     body = GruMlp(recurrent_size, dense) if recurrent_size else dense
-    module: nn.Module = PixelNetwork(layers, convolutions.convolved_by(cnn), body, precision) if layers else body
+    module: nn.Module = PixelNetwork(layers, convolved_by(cnn), body, precision, weights) if layers else body
 
     def initial_memory(batch_size: int) -> PyTree:
         return jnp.zeros((batch_size, recurrent_size), jnp.float32) if recurrent_size else ()
@@ -468,7 +405,7 @@ def make_network(
         outputs, memories = result if recurrent_size else (result, ())
         return (_by_head(outputs, heads) if isinstance(out, dict) else outputs), memories
 
-    counted = batch_norm or residual
+    counted = batch_norm or torso == "residual"
     learning = _with_statistics(module, inputs, outputs_of) if counted else without_statistics(apply)
     network = Network(init, apply, learning, initial_memory, recurrent_size > 0, action_shape)
     return network if not (noisy or dropout) else _with_noise(network, apply if dropout else None, noisy=noisy)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_fast.core import Actions, Box, Discrete, MultiDiscrete
+from jaxrl_fast.core import Actions, Box, Discrete, MultiDiscrete, PyTree
 
 MASKED_LOGIT = -1e9
 MIN_SCALE = 1e-3
@@ -48,6 +48,18 @@ class TanhNormal(NamedTuple):
     scale: jax.Array
 
 
+class Normal(NamedTuple):
+    """Independent normals whose samples `to_action` clips to [-1, 1], for ``A`` action dimensions.
+
+    Attributes:
+        mean: Means, ``[..., A]``.
+        scale: Standard deviations, ``[..., A]``.
+    """
+
+    mean: jax.Array
+    scale: jax.Array
+
+
 class MultiCategorical(NamedTuple):
     """Independent distributions over the ``D`` parts of a `MultiDiscrete` action.
 
@@ -58,7 +70,7 @@ class MultiCategorical(NamedTuple):
     logits: jax.Array
 
 
-Distribution = Categorical | TanhNormal | MultiCategorical
+Distribution = Categorical | TanhNormal | Normal | MultiCategorical
 
 
 def categorical(logits: jax.Array, mask: jax.Array | None = None) -> Categorical:
@@ -123,6 +135,20 @@ def tanh_normal(outputs: jax.Array, bounds: tuple[float, float] | None = None) -
     if bounds is None:
         return TanhNormal(mean, softplus(raw_scale) + MIN_SCALE)
     return TanhNormal(mean, jnp.exp(jnp.clip(raw_scale, *map(math.log, bounds))))
+
+
+def normal(space: Actions, outputs: jax.Array, obs: PyTree = None) -> Normal:
+    """Build the distribution of actions that are clipped, not squashed, from network outputs.
+
+    Args:
+        space: Unused.
+        outputs: As of `tanh_normal`.
+        obs: Unused.
+
+    Returns:
+        The distribution.
+    """
+    return Normal(*tanh_normal(outputs))
 
 
 def deviation_bounds(least: float | None, most: float | None) -> tuple[float, float] | None:
@@ -205,7 +231,7 @@ def sample(dist: Distribution, key: jax.Array) -> jax.Array:
     Returns:
         Raw actions, int32 ``[...]`` or ``[..., D]``, or float32 ``[..., A]``.
     """
-    if not isinstance(dist, TanhNormal):
+    if not isinstance(dist, TanhNormal | Normal):
         return jax.random.categorical(key, dist.logits).astype(jnp.int32)
     return dist.mean + dist.scale * standard_normal(key, dist.mean.shape)
 
@@ -246,13 +272,13 @@ def mode(dist: Distribution) -> jax.Array:
     Returns:
         Raw actions, int32 ``[...]`` or ``[..., D]``, or float32 ``[..., A]``.
     """
-    if not isinstance(dist, TanhNormal):
+    if not isinstance(dist, TanhNormal | Normal):
         return jnp.argmax(dist.logits, axis=-1).astype(jnp.int32)
     return dist.mean
 
 
 def log_prob(dist: Distribution, raw: jax.Array) -> jax.Array:
-    """Compute the log-density of the squashed action, in (-1, 1) units.
+    """Compute the log-density of the squashed action, in (-1, 1) units, or of the sample of a `Normal`.
 
     Args:
         dist: Distribution.
@@ -261,10 +287,10 @@ def log_prob(dist: Distribution, raw: jax.Array) -> jax.Array:
     Returns:
         Log-probability or log-density ``[...]``.
     """
-    if not isinstance(dist, TanhNormal):
+    if not isinstance(dist, TanhNormal | Normal):
         return _over_parts(dist, pick(jax.nn.log_softmax(dist.logits), raw))
     normal = -0.5 * jnp.square((raw - dist.mean) / dist.scale) - jnp.log(dist.scale) - _LOG_SQRT_2PI
-    return jnp.sum(normal - _log_tanh_slope(raw), axis=-1)
+    return jnp.sum(normal if isinstance(dist, Normal) else normal - _log_tanh_slope(raw), axis=-1)
 
 
 def _over_parts(dist: Categorical | MultiCategorical, each: jax.Array) -> jax.Array:
@@ -296,7 +322,7 @@ def _masked(values: jax.Array, index: jax.Array) -> jax.Array:
 
 
 def entropy(dist: Distribution, key: jax.Array) -> jax.Array:
-    """Compute the entropy: exact for categorical, an unbiased one-sample estimate for tanh-normal.
+    """Compute the entropy: an unbiased estimate from one sample for tanh-normal, else exact.
 
     Args:
         dist: Distribution.
@@ -305,11 +331,11 @@ def entropy(dist: Distribution, key: jax.Array) -> jax.Array:
     Returns:
         Entropies ``[...]``.
     """
-    if not isinstance(dist, TanhNormal):
+    if not isinstance(dist, TanhNormal | Normal):
         log_probs = jax.nn.log_softmax(dist.logits)
         return _over_parts(dist, -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1))
     gaussian = 0.5 + _LOG_SQRT_2PI + jnp.log(dist.scale)
-    return jnp.sum(gaussian + _log_tanh_slope(sample(dist, key)), axis=-1)
+    return jnp.sum(gaussian if isinstance(dist, Normal) else gaussian + _log_tanh_slope(sample(dist, key)), axis=-1)
 
 
 def largest_entropy(dist: Categorical | MultiCategorical) -> jax.Array:
@@ -325,17 +351,21 @@ def largest_entropy(dist: Categorical | MultiCategorical) -> jax.Array:
     return _over_parts(dist, jnp.log(jnp.maximum(allowed, 1.0)))
 
 
-def to_action(space: Actions, raw: jax.Array) -> jax.Array:
+def to_action(space: Actions, raw: jax.Array, dist: Distribution | None = None) -> jax.Array:
     """Map raw actions to the environment's actions.
 
     Args:
         space: Action space.
         raw: Raw actions, int32 ``[...]`` or ``[..., D]``, or float32 ``[..., A]``.
+        dist: Their distribution, if it may be a `Normal`.
 
     Returns:
-        Discrete actions unchanged; else squashed by tanh and scaled into ``[low, high]``, ``[..., *action_shape]``.
+        Discrete actions unchanged; else squashed by tanh, or clipped to [-1, 1] if they are samples of a `Normal`, and
+        scaled into ``[low, high]``, ``[..., *action_shape]``.
     """
-    return from_unit(space, jnp.tanh(raw)) if isinstance(space, Box) else raw
+    if not isinstance(space, Box):
+        return raw
+    return from_unit(space, jnp.clip(raw, -1.0, 1.0) if isinstance(dist, Normal) else jnp.tanh(raw))
 
 
 def from_unit(space: Box, unit: jax.Array) -> jax.Array:

@@ -45,15 +45,12 @@ class Recorder:
         self.num_seeds, self.nan, self.empty_until = job.num_seeds, job.options.graph.nan, job.options.graph.empty_until
         self.devices = sorted({str(device) for group in job.placement.groups for device in group.devices})
         self.on_metrics, self.on_row, self.tell = calls.on_metrics, calls.listeners.on_row, calls.tell
-        self.folder, self.history = folder, list[Row]()
-        self.scores = np.zeros(0)
-        self.eval_row: Row = {}
+        self.folder, self.history, self.scores = folder, list[Row](), np.zeros(0)
+        self.eval_row, self.best = Row(), Row()
         self.start_s = self.last_s = time.perf_counter()
-        self.first_step_s = self.compile_s = 0.0
         self.rates: list[tuple[float, int]] = []
         self.ticks = self.updates = self.dropped = self.eval_steps = 0
-        self.wall_before_s = self.eval_wait_s = self.eval_s = 0.0
-        self.best: Row = {}
+        self.first_step_s = self.compile_s = self.wall_before_s = self.eval_wait_s = self.eval_s = 0.0
 
     def progress(self) -> Row:
         """Return the progress of the run, for a checkpoint."""
@@ -169,11 +166,10 @@ class Recorder:
             **dict(jax_version=jax.__version__, devices=self.devices, env_steps=self.env_steps()),
             **dict(updates=self.updates, dropped_updates=self.dropped, wall_s=self.wall_s(), compile_s=self.compile_s),
             "time_to_first_step_s": self.first_step_s - self.start_s,
-            **dict(eval_wait_s=self.eval_wait_s, eval_s=self.eval_s),
+            **dict(eval_wait_s=self.eval_wait_s, eval_s=self.eval_s, best=self.best or None),
             **dict(sampling_hz=len(active) * self.chunk_steps / seconds if seconds else 0.0, update_hz=update_hz),
             "update_frame_hz": update_hz * self.agent.batch_size,
             **(NOT_EVALUATED | self.eval_row),
-            "best": self.best or None,
             **({"truncated_episodes": self.truncated} if self.truncated else {}),
         }
 
@@ -235,8 +231,7 @@ def summarize_metrics(graph: Graph, metrics: dict[str, np.ndarray], first: int, 
     for name in ("episode_return", "episode_length"):
         row[name] = float(metrics[f"{sampling}/{name}_sum"].sum() / episodes) if episodes else None
     dropped = [name for name in metrics if name.endswith(DROPPED)]
-    if dropped:
-        row[DROPPED] = int(sum(metrics[name].sum() for name in dropped))
+    row |= {DROPPED: int(sum(metrics[name].sum() for name in dropped))} if dropped else {}
     for fragment in graph.fragments:
         active = active_ticks(fragment, first, last)
         for name, values in metrics.items():

@@ -1,0 +1,108 @@
+"""Residual blocks with weights of unit norm, as in FlashSAC (arXiv 2604.04539)."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxrl_fast.core import PyTree
+from jaxrl_fast.networks.convolutions import Precision, dot_of
+
+EXPANSION = 4
+"""Width of the hidden layer of a residual block, relative to the block's width."""
+SMALLEST = 1e-8
+
+
+def unit_columns(key: jax.Array, shape: tuple[int, int], dtype: jnp.dtype = jnp.float32) -> jax.Array:
+    """Initialize weights with a random direction of unit norm for each output.
+
+    Args:
+        key: Random key.
+        shape: ``(inputs, outputs)``.
+        dtype: Type of the weights.
+
+    Returns:
+        Weights ``[inputs, outputs]``.
+    """
+    return _unit(jax.random.normal(key, shape, dtype))
+
+
+class ResidualTorso(nn.Module):
+    """Residual blocks over ``[L, B, F]``, one per entry of ``hidden``, of equal width, and a layer of all heads.
+
+    With ``learning=True``, batch norms use the statistics of the batch and merge them into the running ones. Outputs
+    grow with the width of the torso: heads read features of norm ``sqrt(width)``.
+    """
+
+    hidden: tuple[int, ...]
+    heads: tuple[Any, ...]
+    activation: Callable[[jax.Array], jax.Array]
+    precision: Precision
+
+    @nn.compact
+    def __call__(self, x: jax.Array, *, learning: bool = False) -> jax.Array:
+        length, batch, _ = x.shape
+        x = x.swapaxes(0, 1).reshape(batch * length, -1)  # as in `network.Mlp`
+        dense = partial(nn.Dense, kernel_init=unit_columns, dot_general=dot_of(self.precision))
+        # The fast variance (mean of squares minus square of the mean) loses digits where a feature hardly varies.
+        normalized = partial(nn.BatchNorm, use_running_average=not learning, momentum=0.99, use_fast_variance=False)
+        x = dense(self.hidden[0], use_bias=False)(normalized()(x))
+        for width in self.hidden:
+            inside = self.activation(normalized()(dense(EXPANSION * width, use_bias=False)(x)))
+            x = x + self.activation(normalized()(dense(width, use_bias=False)(inside)))
+        x = nn.RMSNorm()(x)
+        x = dense(sum(head.size for head in self.heads))(x)
+        return x.reshape(batch, length, -1).swapaxes(0, 1)
+
+
+def residual_torso(
+    hidden: tuple[int, ...], heads: tuple[Any, ...], activation: Callable[[jax.Array], jax.Array], precision: Precision
+) -> ResidualTorso:
+    """Build residual blocks of equal width.
+
+    Args:
+        hidden: Widths of the blocks.
+        heads: Heads (`network.Head`).
+        activation: Activation.
+        precision: "bf16" for dense layers.
+
+    Returns:
+        The module.
+
+    Raises:
+        ValueError: There is no block, or their widths differ.
+    """
+    if len(set(hidden)) != 1:
+        raise ValueError(f"residual blocks of sizes {list(hidden)}: write at least one size, all equal")
+    return ResidualTorso(hidden, heads, activation, precision)
+
+
+def hold_unit_norm(params: PyTree) -> PyTree:
+    """Scale params to the norms that `ResidualTorso` requires.
+
+    Args:
+        params: Params of one network, or a tuple of an ensemble's.
+
+    Returns:
+        Params in which the weights of each output have unit norm, and scale and bias of each normalization layer
+        together have the norm ``sqrt(features)``. Statistics, and biases of dense layers, are unchanged.
+    """
+    if isinstance(params, tuple):
+        return tuple(map(hold_unit_norm, params))
+    if not isinstance(params, dict):
+        return params
+    if "kernel" in params:
+        return {**params, "kernel": _unit(params["kernel"])}
+    if "scale" in params:
+        squares = sum(jnp.sum(jnp.square(x)) for x in params.values())
+        factor = math.sqrt(params["scale"].size) * jax.lax.rsqrt(squares + SMALLEST)
+        return {name: x * factor for name, x in params.items()}
+    return {name: hold_unit_norm(x) for name, x in params.items()}
+
+
+def _unit(kernel: jax.Array) -> jax.Array:
+    return kernel * jax.lax.rsqrt(jnp.sum(jnp.square(kernel), axis=0, keepdims=True) + SMALLEST)
