@@ -164,7 +164,7 @@ def minibatches(c, data, key):
 
 
 def loss(params, env, c, batch, key):
-    """Add the critic's and the actor's (equation 7). Engine: algorithms.ppo.value_errors, algorithms.ppo.surrogate_loss."""
+    """Add both losses (equation 7). Engine: algorithms.ppo.value_errors, algorithms.ppo.surrogate_loss."""
     value, outputs = (network.apply(params[name], batch["obs"]) for name, network in make(env, c)[0].items())
     _, _, log_prob, entropy = policy(env, outputs, key, batch["raw"])
     advantage = (batch["advantage"] - batch["advantage"].mean()) / (batch["advantage"].std() + 1e-8)

@@ -1,0 +1,140 @@
+"""What each option of an algorithm brings or costs: greedy return and seconds after equal steps, three seeds.
+
+``python experiments/learning/options.py`` makes all missing runs, ``... ppo`` only an algorithm's, ``core=1`` on
+another core, ``--page`` only writes ``docs/options.md``. Every row is one run with three seeds on one core, beside the same run
+without the option. A result is written when its run ends, so an interrupted script goes on where it was. The rows with
+host environments need Gymnasium.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from defaults import option, processor_s
+from describe import ROOT, commit, machine, versions
+from learning import read_curve
+
+from jaxrl_fast.training.episodes import bootstrap_interval
+
+RESULT = ROOT / "experiments" / "results" / "options.json"
+PAGE = ROOT / "docs" / "options.md"
+SEEDS, EPISODES = 3, 20
+HEAD = """# What options bring
+
+`python experiments/learning/options.py` makes these runs and writes this page: an option of `docs/algorithms.md`
+beside the same run without it, after equally many steps. Nothing else is tuned. Returns are means over the last greedy
+evaluation (20 episodes) of three seeds, with the lowest and highest seed. Seconds are of one core's processor, for all
+three seeds in one program, with start-up and evaluations. Three seeds show large effects only: read a row as "works,
+and costs so much", not as a ranking.
+"""
+CHEETAH = ("env=gymnasium", "env.id=HalfCheetah-v5", "algo=ppo", "tuned=false", "total_steps=100_000")
+SWING = ("env=pendulum", "num_envs=1", "tuned=false", "total_steps=4_000", "algo.warmup_steps=500")
+SAC, TD3 = (*SWING, "algo=sac"), (*SWING, "algo=td3")
+FIVE = "algo.updates_per_tick=5"
+POLE = ("env=cartpole", "algo=dqn", "tuned=false", "total_steps=50_000", "num_envs=4", "algo.n_step=1")
+CROSSING = ("env=traffic_junction_4", "algo=pqn_vdn", "tuned=false", "total_steps=400_000")
+
+
+class Row(NamedTuple):
+    """One option.
+
+    Attributes:
+        base: Words of the run without it.
+        words: Words of the option.
+    """
+
+    base: tuple[str, ...]
+    words: tuple[str, ...]
+
+
+ROWS: dict[str, Row] = {
+    "ppo value_clip_range": Row(CHEETAH, ("algo.value_clip_range=0.2",)),
+    "ppo max_kl": Row(CHEETAH, ("algo.max_kl=0.02",)),
+    "ppo desired_kl": Row(CHEETAH, ("algo.desired_kl=0.01",)),
+    "ppo normalize_values": Row(CHEETAH, ("algo.normalize_values=true", "algo.normalize_rewards=false")),
+    "ppo free_deviation": Row(CHEETAH, ("algo.free_deviation=true",)),
+    "ppo clip_actions": Row(CHEETAH, ("algo.clip_actions=true",)),
+    "ppo orthogonal": Row(CHEETAH, ("algo.orthogonal=true",)),
+    "ppo share_torso": Row(CHEETAH, ("algo.share_torso=true",)),
+    "sac REDQ": Row((*SAC, FIVE), ("algo.num_critics=5", "algo.target_critics=2")),
+    "sac DroQ": Row((*SAC, FIVE), ("algo.critic_dropout=0.01", "algo.critic_layer_norm=true")),
+    "sac updates_per_tick": Row(SAC, (FIVE,)),
+    "sac fixed_temperature": Row(SAC, ("algo.fixed_temperature=0.2",)),
+    "sac deviation bounds": Row(SAC, ("algo.deviation_min=0.01", "algo.deviation_max=2")),
+    "sac prioritized": Row(SAC, ("algo.priority_exponent=0.6", "algo.importance_exponent=linear:0.4:1")),
+    "td3 REDQ": Row((*TD3, FIVE), ("algo.num_critics=5", "algo.target_critics=2")),
+    "td3 prioritized": Row(TD3, ("algo.priority_exponent=0.6", "algo.importance_exponent=linear:0.4:1")),
+    "dqn munchausen": Row(POLE, ("algo.munchausen=0.9",)),
+    "dqn epsilon_spread": Row(POLE, ("algo.epsilon=0.4", "algo.epsilon_spread=7")),
+    "dqn noisy": Row(POLE, ("algo.noisy=true", "algo.epsilon=0")),
+    "pqn_vdn mixer": Row(CROSSING, ("algo.mixer=qmix",)),
+}
+"""Rows by algorithm and option."""
+
+
+def measure(words: list[str]) -> None:
+    """Make the missing runs of the asked rows."""
+    asked = {name: row for name, row in ROWS.items() if all(word in name or "=" in word for word in words)}
+    core = int(option(words, "core", 0))
+    for run_words in dict.fromkeys(words for row in asked.values() for words in (row.base, (*row.base, *row.words))):
+        key = " ".join(run_words)
+        if key not in read():
+            made = run(run_words, core) | {"machine": machine(), "versions": versions(), "commit": commit()}
+            RESULT.write_text(json.dumps(read() | {key: made}, indent=1) + "\n")
+            print(key, made["returns"], f"{made['seconds']:.0f} s", flush=True)
+
+
+def run(words: tuple[str, ...], core: int) -> dict[str, Any]:
+    """Train three seeds in one program on one core."""
+    with tempfile.TemporaryDirectory() as place:
+        folder, before = Path(place) / "run", processor_s()
+        asked = [*words, f"num_seeds={SEEDS}", f"eval.episodes={EPISODES}", "checkpoint.keep=0", "log=none"]
+        command = ["taskset", "-c", str(core), sys.executable, "-m", "jaxrl_fast.train", *asked, f"run_dir={folder}"]
+        done = subprocess.run(command, cwd=place, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        if done.returncode:
+            raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-3000:]}")
+        return {"returns": read_curve(folder)[-1]["returns"], "seconds": processor_s() - before}
+
+
+def read() -> dict[str, Any]:
+    """Return all results by the words of their run."""
+    return json.loads(RESULT.read_text()) if RESULT.exists() else {}
+
+
+def shown(made: dict[str, Any]) -> str:
+    """Write a mean return with its range."""
+    returns = np.array(made["returns"])
+    return f"{returns.mean():.4g} ({returns.min():.4g} to {returns.max():.4g})"
+
+
+def apart(without: dict[str, Any], with_it: dict[str, Any]) -> str:
+    """Say whether the 95 % intervals of both means are apart."""
+    low, high = (bootstrap_interval(np.array(made["returns"])) for made in (without, with_it))
+    return "higher" if high[0] > low[1] else "lower" if high[1] < low[0] else "–"
+
+
+def write_page() -> None:
+    """Write ``docs/options.md`` from all rows of which both runs exist."""
+    made = read()
+    text = ["| option | run | return without | with | apart | seconds |", "|---|---|---|---|---|---|"]
+    for row in ROWS.values():
+        without, with_it = (made.get(" ".join(words)) for words in (row.base, (*row.base, *row.words)))
+        if without and with_it:
+            cost = f"{without['seconds']:.0f} → {with_it['seconds']:.0f}"
+            words = [f"`{' '.join(row.words)}`", f"`{' '.join(row.base)}`", shown(without), shown(with_it)]
+            text.append(f"| {' | '.join([*words, apart(without, with_it), cost])} |")
+    machines = ", ".join(sorted({one["machine"] for one in made.values()}))
+    PAGE.write_text("\n".join([HEAD, *text, "", f"Machines: {machines}.", ""]))
+
+
+if __name__ == "__main__":
+    if "--page" not in sys.argv:
+        measure(sys.argv[1:])
+    write_page()
