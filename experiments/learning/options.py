@@ -1,9 +1,9 @@
 """What each option of an algorithm brings or costs: greedy return and seconds after equal steps, three seeds.
 
 ``python experiments/learning/options.py`` makes all missing runs, ``... ppo`` only an algorithm's, ``core=1`` on
-another core, ``--page`` only writes ``docs/options.md``. Every row is one run with three seeds on one core, beside the same run
-without the option. A result is written when its run ends, so an interrupted script goes on where it was. The rows with
-host environments need Gymnasium.
+another core, ``--page`` only writes ``docs/options.md``. Every row is one run with three seeds on one core, beside the
+same run without the option. A result is written when its run ends, so an interrupted script goes on where it was. The
+rows with host environments need Gymnasium.
 """
 
 import json
