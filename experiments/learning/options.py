@@ -39,6 +39,7 @@ SWING = ("env=pendulum", "num_envs=1", "tuned=false", "total_steps=4_000", "algo
 SAC, TD3 = (*SWING, "algo=sac"), (*SWING, "algo=td3")
 FIVE = "algo.updates_per_tick=5"
 POLE = ("env=cartpole", "algo=dqn", "tuned=false", "total_steps=50_000", "num_envs=4", "algo.n_step=1")
+RUNNER = ("env=hopper", "algo=sac", "tuned=false", "total_steps=40_000", "num_envs=4")
 CROSSING = ("env=traffic_junction_4", "algo=pqn_vdn", "tuned=false", "total_steps=400_000")
 
 
@@ -47,11 +48,17 @@ class Row(NamedTuple):
 
     Attributes:
         base: Words of the run without it.
-        words: Words of the option.
+        words: Words of the option, which replace words of equal keys.
     """
 
     base: tuple[str, ...]
     words: tuple[str, ...]
+
+    @property
+    def runs(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Words of both runs."""
+        chosen = {word.partition("=")[0] for word in self.words}
+        return self.base, (*(word for word in self.base if word.partition("=")[0] not in chosen), *self.words)
 
 
 ROWS: dict[str, Row] = {
@@ -69,6 +76,8 @@ ROWS: dict[str, Row] = {
     "sac fixed_temperature": Row(SAC, ("algo.fixed_temperature=0.2",)),
     "sac deviation bounds": Row(SAC, ("algo.deviation_min=0.01", "algo.deviation_max=2")),
     "sac prioritized": Row(SAC, ("algo.priority_exponent=0.6", "algo.importance_exponent=linear:0.4:1")),
+    "sac num_envs=16": Row(RUNNER, ("num_envs=16",)),
+    "sac num_envs=64": Row(RUNNER, ("num_envs=64",)),
     "td3 REDQ": Row((*TD3, FIVE), ("algo.num_critics=5", "algo.target_critics=2")),
     "td3 prioritized": Row(TD3, ("algo.priority_exponent=0.6", "algo.importance_exponent=linear:0.4:1")),
     "dqn munchausen": Row(POLE, ("algo.munchausen=0.9",)),
@@ -83,7 +92,7 @@ def measure(words: list[str]) -> None:
     """Make the missing runs of the asked rows."""
     asked = {name: row for name, row in ROWS.items() if all(word in name or "=" in word for word in words)}
     core = int(option(words, "core", 0))
-    for run_words in dict.fromkeys(words for row in asked.values() for words in (row.base, (*row.base, *row.words))):
+    for run_words in dict.fromkeys(words for row in asked.values() for words in row.runs):
         key = " ".join(run_words)
         if key not in read():
             made = run(run_words, core) | {"machine": machine(), "versions": versions(), "commit": commit()}
@@ -125,7 +134,7 @@ def write_page() -> None:
     made = read()
     text = ["| option | run | return without | with | apart | seconds |", "|---|---|---|---|---|---|"]
     for row in ROWS.values():
-        without, with_it = (made.get(" ".join(words)) for words in (row.base, (*row.base, *row.words)))
+        without, with_it = (made.get(" ".join(words)) for words in row.runs)
         if without and with_it:
             cost = f"{without['seconds']:.0f} → {with_it['seconds']:.0f}"
             words = [f"`{' '.join(row.words)}`", f"`{' '.join(row.base)}`", shown(without), shown(with_it)]
