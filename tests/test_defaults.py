@@ -4,6 +4,7 @@ environment, and the first steps of a run.
 
 from typing import Any
 
+import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +21,7 @@ from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.commands.cli import keys_help
 from jaxrl_fast.commands.run_config import compose, to_yaml, with_defaults
 from jaxrl_fast.core import MultiDiscrete
+from jaxrl_fast.envs.pool.codec import describe_obs
 from jaxrl_fast.explain import rows_of
 from jaxrl_fast.learning.acting import uniform_action
 from jaxrl_fast.learning.algorithm import Replay, default_rollout, off_policy_sizes, on_policy_sizes
@@ -174,6 +176,16 @@ def test_exploration_and_scales_follow_the_number_of_actions_and_of_observed_num
     assert of_environment("ippo", spec) == rewards
     assert of_environment("ppo", spec._replace(action=jf.Discrete(3))) == {"normalize_rewards": True}
     assert of_environment("sac", spec) == {}
+
+
+@pytest.mark.parametrize(
+    ("bounds", "normalized"), [((0.5, 0.07), True), ((0.5, 8.0), False), ((0.07, np.inf), True), ((0.0, np.inf), False)]
+)
+def test_numbers_that_are_declared_to_be_small_are_normalized(bounds, normalized):
+    space = describe_obs(gymnasium.spaces.Box(-np.float32(bounds), np.float32(bounds)), "any")
+    box = jf.Box(-np.ones(1, np.float32), np.ones(1, np.float32))
+    spec = jf.EnvSpec("any", jax.ShapeDtypeStruct((2,), jnp.float32), box, obs_space=space)
+    assert ("normalize_observations" not in of_environment("ppo", spec)) == normalized
 
 
 def test_a_train_step_without_an_end_names_the_schedule_and_what_to_write():

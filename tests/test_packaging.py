@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "envs": {"core", "spaces", "numerics"},
     "runtime": {"core"},
     "learning": {"core", "numerics", "networks", "envs", "runtime"},
-    "algorithms": {"core", "numerics", "networks", "learning"},
+    "algorithms": {"core", "spaces", "numerics", "networks", "learning"},
     "policy": {*BASE, "spaces", "learning", "algorithms"},
     "settings": {*BASE, "networks", "learning", "algorithms"},
     "training": {*BASE, "envs", "runtime", "learning", "policy", "settings"},

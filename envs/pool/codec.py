@@ -128,6 +128,13 @@ def encode_obs(space: spaces.Space, name: str) -> ObsCodec:
     return ObsCodec((), dtype, write_parts, whole, outside_parts if bounded else None)
 
 
+def _smallest_range(space: spaces.Box) -> dict[str, float]:
+    """Return half the distance of the closest bounds of real numbers; nothing for images, and without bounds."""
+    half = 0.5 * (space.high.astype(np.float64) - space.low.astype(np.float64))
+    smallest = float(np.min(half, where=half > 0.0, initial=np.inf))
+    return {"half_range": smallest} if np.issubdtype(space.dtype, np.floating) and smallest < np.inf else {}
+
+
 def describe_obs(space: spaces.Space, name: str, path: tuple[str | int, ...] = ()) -> Space:
     """Describe an observation space as plain data.
 
@@ -150,12 +157,8 @@ def describe_obs(space: spaces.Space, name: str, path: tuple[str | int, ...] = (
     if isinstance(space, spaces.Tuple):
         return {"kind": "Tuple", "spaces": [describe_obs(one, name, (*path, i)) for i, one in enumerate(space.spaces)]}
     if isinstance(space, spaces.Box):
-        return {
-            "kind": "Box",
-            "shape": list(space.shape),
-            "dtype": str(space.dtype),
-            "array": _array_dtype(space, path),
-        }
+        found = {"kind": "Box", "shape": list(space.shape), "dtype": str(space.dtype)}
+        return found | {"array": _array_dtype(space, path)} | _smallest_range(space)
     array = {"array": "bool"} if path[:1] == (MASK,) else {}
     if isinstance(space, spaces.Discrete):
         return {"kind": "Discrete", "n": int(space.n), "start": int(space.start)}

@@ -1,7 +1,7 @@
 """What each option of an algorithm brings or costs: greedy return and seconds after equal steps, three seeds.
 
 ``python experiments/learning/options.py`` makes all missing runs, ``... ppo`` only an algorithm's, ``core=1`` on
-another core, ``--page`` only writes ``docs/options.md``. Every row is one run with three seeds on one core, beside the
+another core, ``--page`` only writes ``docs/options.md``. Every row is one run with three seeds on one core, and the
 same run without the option. A result is written when its run ends, so an interrupted script goes on where it was. The
 rows with host environments need Gymnasium.
 """
@@ -29,7 +29,7 @@ SEEDS, EPISODES = 3, 20
 HEAD = """# What options bring
 
 `python experiments/learning/options.py` makes these runs and writes this page: an option of `docs/algorithms.md`
-beside the same run without it, after equally many steps. Nothing else is tuned. Returns are means over the last greedy
+and the same run without it, after equally many steps. Nothing else is tuned. Returns are means over the last greedy
 evaluation (20 episodes) of three seeds, with the lowest and highest seed. Seconds are of one core's processor, for all
 three seeds in one program, with start-up and evaluations. Three seeds show large effects only: read a row as "works,
 and costs so much", not as a ranking.
@@ -124,7 +124,7 @@ def shown(made: dict[str, Any]) -> str:
 
 
 def apart(without: dict[str, Any], with_it: dict[str, Any]) -> str:
-    """Say whether the 95 % intervals of both means are apart."""
+    """Return whether the 95 % intervals of both means are apart."""
     low, high = (bootstrap_interval(np.array(made["returns"])) for made in (without, with_it))
     return "higher" if high[0] > low[1] else "lower" if high[1] < low[0] else "–"
 

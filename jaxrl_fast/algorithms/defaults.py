@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import jax
 
+from jaxrl_fast import spaces
 from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.core import Box, EnvSpec, is_image
 
@@ -87,8 +88,8 @@ CONTINUOUS: dict[str, Any] = {"normalize_rewards": True, "entropy_coef": 0.0}
 """The value network does not reach rewards of any magnitude: Pendulum-v1 -1,131, with normalized rewards -169 (with
 discrete actions, LunarLander-v3 69 and 150). Continuous actions need no bonus for entropy.
 """
-FEW_ACTIONS, FEW_NUMBERS = 3, 12
-"""Numbers in an action and in an observation of simulators with few joints."""
+FEW_ACTIONS, FEW_NUMBERS, SMALL_RANGE = 3, 12, 0.2
+"""Numbers in an action and in an observation of simulators with few joints; half range of a number that is small."""
 
 
 def _of_ppo(spec: EnvSpec, action: Box) -> dict[str, Any]:
@@ -96,9 +97,12 @@ def _of_ppo(spec: EnvSpec, action: Box) -> dict[str, Any]:
 
     Of few numbers, a deviation of 1 tries all of their range. Of many at once it disturbs too much: HalfCheetah-v5
     1,963 with 0.69, 2,823 with 0.4. Observations of few numbers stay in their own units, because dividing by a small
-    deviation makes small numbers dominate: Hopper-v5 459, in its own units 1,486. Many numbers are normalized:
-    HalfCheetah-v5 704 without.
+    deviation makes small numbers dominate: Hopper-v5 459, in its own units 1,486. If bounds declare that one of them is
+    always small, they are normalized: MountainCarContinuous-v0's velocity is within 0.07, and in their own units no
+    seed reached the goal; normalized, one of three did (94). Many numbers are normalized: HalfCheetah-v5 704 without.
     """
     numbers = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(spec.obs) if not is_image(leaf))
-    scales = {"normalize_observations": False} if 0 < numbers <= FEW_NUMBERS else {}
+    parts = [] if spec.obs_space is None else spaces.parts_of(spec.obs_space)
+    small = any(part.space.get("half_range", math.inf) < SMALL_RANGE for part in parts)
+    scales = {"normalize_observations": False} if 0 < numbers <= FEW_NUMBERS and not small else {}
     return {"initial_deviation": 1.0 if action.low.size <= FEW_ACTIONS else 0.4} | scales

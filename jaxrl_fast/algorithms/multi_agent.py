@@ -172,7 +172,8 @@ def ppo_of_agents(
             data=one.data._replace(targets=targets_of_agents(spec), value=value_of),
         )
 
-    options = base.options | {key: tuple(given[key]) for key in keys} | {"share_parameters": shared}
+    options = {name: value for name, value in base.options.items() if name in given}
+    options |= {key: tuple(given[key]) for key in keys} | {"share_parameters": shared}
     return Algorithm(name, base.hyper, options, build, base.sizes, for_agents=True)
 
 
