@@ -162,8 +162,8 @@ def test_a_setting_that_was_given_stays_and_the_others_say_where_they_come_from(
 @pytest.mark.parametrize(
     ("numbers", "actions", "found"),
     [
-        (3, 1, {"initial_deviation": 1.0, "normalize_observations": False}),
-        (13, 3, {"initial_deviation": 1.0}),
+        (3, 1, {"initial_deviation": 1.0, "free_deviation": True, "normalize_observations": False}),
+        (13, 3, {"initial_deviation": 1.0, "free_deviation": True}),
         (12, 4, {"initial_deviation": 0.4, "normalize_observations": False}),
         (17, 6, {"initial_deviation": 0.4}),
     ],

@@ -1,6 +1,10 @@
 """A run that is interrupted and resumed gives the numbers of an uninterrupted run."""
 
 import csv
+import hashlib
+import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -305,3 +309,22 @@ def test_a_world_with_keys_in_its_state_is_resumed(tmp_path):
     want = jf.learn(env, tiny_ppo(), **options)
     got = interrupted(tmp_path / "run", env, tiny_ppo(), (4,), **options)
     assert_same_state(got, want)
+
+
+def test_a_run_from_before_an_option_resumes_without_it(tmp_path):
+    words = ["env=pendulum", "algo=ppo", "tuned=false", "num_envs=4", "algo.rollout_length=8"]
+    words += ["algo.free_deviation=false"]
+    words += ["algo.policy_hidden=[8]", "algo.value_hidden=[8]", "eval.every=0", "log=none", f"run_dir={tmp_path}/old"]
+    command = [sys.executable, "-m", "jaxrl_fast.train"]
+    subprocess.run([*command, *words, "total_steps=64"], check=True, capture_output=True, text=True)
+    for file in (tmp_path / "old" / "checkpoints").glob("*/description.json"):
+        stored = json.loads(file.read_text())
+        content = stored["content"]
+        for name in ("free_deviation", "clip_actions", "orthogonal", "share_torso", "normalize_values", "max_kl"):
+            del content["settings"][f"algo.{name}"]
+        digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        file.write_text(json.dumps({**stored, "digest": digest}))
+    resumed = [*command, f"resume={tmp_path}/old", "total_steps=128", f"run_dir={tmp_path}/new"]
+    done = subprocess.run(resumed, check=True, capture_output=True, text=True)
+    assert "changed: total_steps: 64 -> 128" in done.stdout and "max_kl" not in done.stdout
+    assert "free_deviation: false" in (tmp_path / "new" / "config.yaml").read_text()

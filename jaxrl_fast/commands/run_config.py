@@ -309,7 +309,8 @@ def compose(argv: Sequence[str] = ()) -> Run:
     keys = {**run_keys(), **algo_keys(algo)}
     values = {name: key.default for name, key in keys.items()}
     sources = {"algo": f"{CHOSEN}{actions}" if actions else defaults.source.removesuffix(": ")}
-    for layer in (defaults, tuned_values, file, given):
+    unnamed = {name: value for name, value in schema.EARLIER.items() if checkpoint is not None and name in keys}
+    for layer in (defaults, tuned_values, Layer("checkpoint: ", unnamed), file, given):
         values.update(_read_layer(layer, keys, f"algo={algo} env={env}"))
         sources.update(_sources_of(layer.values, layer))
     sources.update(written_in)
