@@ -208,7 +208,7 @@ def test_what_the_environment_chooses_is_announced(algo):
 
 
 @given(st.sampled_from([4, 16, 64, 2048]), st.integers(1, 10**9))
-def test_a_short_run_of_ppo_has_fewer_environments(most, total_steps):
+def test_a_short_run_has_fewer_environments(most, total_steps):
     number = default_envs(most, total_steps)
     assert min(most, 4) <= number <= most
     assert number in (4, most) or (number & (number - 1) == 0 and 25_000 * number <= total_steps < 50_000 * number)
@@ -218,6 +218,8 @@ def test_the_number_of_environments_follows_the_steps_unless_it_is_given():
     words = ["env=freeway", "algo=ppo", "total_steps=100_000"]
     assert compose(words).num_envs == 4 and compose([*words, "num_envs=32"]).num_envs == 32
     assert compose(["env=freeway", "algo=ppo"]).num_envs == 64
+    assert compose(["env=freeway", "algo=dqn", "total_steps=50_000"]).num_envs == 4
+    assert compose(["env=freeway", "algo=pqn", "total_steps=50_000"]).num_envs == 64
     assert compose(["env=cartpole", "total_steps=1e5"]).num_envs == 32  # of the tuned file
 
 

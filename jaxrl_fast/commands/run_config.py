@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from jaxrl_fast import envs
-from jaxrl_fast.algorithms.defaults import FOLLOWING, default_envs, of_environment
+from jaxrl_fast.algorithms.defaults import FEWER, FOLLOWING, default_envs, of_environment
 from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.core import Box, EnvSpec
 from jaxrl_fast.envs import EnvFailed
@@ -314,7 +314,7 @@ def compose(argv: Sequence[str] = ()) -> Run:
         values.update(_read_layer(layer, keys, f"algo={algo} env={env}"))
         sources.update(_sources_of(layer.values, layer))
     sources.update(written_in)
-    if algo == "ppo" and not any("num_envs" in layer.values for layer in (tuned_values, file, given)):
+    if algo in FEWER and not any("num_envs" in layer.values for layer in (tuned_values, file, given)):
         values["num_envs"] = default_envs(values["num_envs"], values["total_steps"])
         sources["num_envs"] += "" if auto_width else f", {FOLLOWS_STEPS}"
     if values["eval.share"] and "eval.beside" not in sources:
