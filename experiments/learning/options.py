@@ -36,6 +36,7 @@ and costs so much", not as a ranking.
 """
 CHEETAH = ("env=gymnasium", "env.id=HalfCheetah-v5", "algo=ppo", "tuned=false", "total_steps=100_000")
 SWING = ("env=pendulum", "num_envs=1", "tuned=false", "total_steps=4_000", "algo.warmup_steps=500")
+SWING += ("algo.policy_hidden=[64,64]", "algo.critic_hidden=[64,64]")
 SAC, TD3 = (*SWING, "algo=sac"), (*SWING, "algo=td3")
 FIVE = "algo.updates_per_tick=5"
 POLE = ("env=cartpole", "algo=dqn", "tuned=false", "total_steps=50_000", "num_envs=4", "algo.updates_per_tick=16")
