@@ -7,6 +7,7 @@ replay (arXiv 1511.05952), distributions of returns (C51, arXiv 1707.06887; quan
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 import jax
@@ -47,6 +48,7 @@ from jaxrl_fast.learning.critics import (
     with_levels,
 )
 from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision, make_network
+from jaxrl_fast.networks.quantiles import two_parts
 from jaxrl_fast.numerics import losses
 from jaxrl_fast.numerics.optimizers import (
     ABOVE_0,
@@ -206,7 +208,8 @@ def dqn(
         data = data._replace(prioritize=priorities if priority_exponent else None)
         head = make_value_head(value_head, num_atoms, (value_min, value_max), q_loss)
         num_actions = num_joint(space)
-        seen: dict[str, Any] = dict(hidden=q_hidden, keys=q_keys, num_levels=head.num_levels)
+        seen: dict[str, Any] = dict(hidden=q_hidden, keys=q_keys)
+        seen |= dict(split=partial(two_parts, num_levels=head.num_levels) if head.num_levels else None)
         q = make_network(spec.obs, q_outputs(num_actions, head.width, dueling), **seen, **shared)
         successor = greedy_successor(space, q, head, data, double)
         if munchausen:

@@ -17,6 +17,7 @@ from jaxrl_fast.learning.algorithm import (
     sequence_priority,
 )
 from jaxrl_fast.networks.network import Head, Heads, Network, ensemble, make_network
+from jaxrl_fast.networks.quantiles import two_parts
 from jaxrl_fast.numerics.distributions import categorical, cross_entropy, divergence, pick, project, quantile_huber
 from jaxrl_fast.numerics.optimizers import one_of
 
@@ -45,7 +46,7 @@ def policy_and_critics(
     """
     shared = {name: options[name] for name in ("activation", "recurrent_size", "cnn", "precision")}
     actor = {"hidden": options["policy_hidden"], "keys": options["policy_keys"], "out_scale": 0.01}
-    actor |= {"state_noise": options.get("noise_steps", 0) > 0}
+    actor |= {"split": two_parts if options.get("noise_steps") else None}
     policy = make_network(obs_spec, policy_size, **actor, **shared)
     critic = {"hidden": options["critic_hidden"], "keys": options["critic_keys"]}
     critic |= {"layer_norm": options["critic_layer_norm"], "action_shape": action_shape}
@@ -171,7 +172,7 @@ class ValueHead(NamedTuple):
         loss: ``(outputs, reward, bootstrap, following) -> (loss, priority)``, which compares one step with its Bellman
             target: ``outputs`` ``[width]`` of the step, ``following`` ``[width]`` of the next one, ``bootstrap`` the
             discount, 0 after a termination. The priority is for prioritized replay.
-        num_levels: As of `make_network`. If not 0, outputs have the width 2 N instead, from a `QuantileMlp`.
+        num_levels: Random levels of a `QuantileMlp` in a loss. If not 0, outputs have the width 2 N instead.
     """
 
     width: int

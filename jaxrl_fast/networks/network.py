@@ -31,7 +31,7 @@ from jaxrl_fast.networks.convolutions import (
     to_real,
 )
 from jaxrl_fast.networks.noisy import NoisyDense, draw_noise
-from jaxrl_fast.networks.quantiles import two_parts
+from jaxrl_fast.networks.quantiles import Split
 from jaxrl_fast.networks.residual import hold_unit_norm, residual_torso
 from jaxrl_fast.numerics.normalization import is_mask
 
@@ -341,8 +341,7 @@ def make_network(
     torso: Torso = "mlp",
     noisy: bool = False,
     orthogonal: bool = False,
-    num_levels: int = 0,
-    state_noise: bool = False,
+    split: Split | None = None,
 ) -> Network:
     """Build a network of dense layers over the flattened observation, after a GRU if ``recurrent_size`` > 0.
 
@@ -366,8 +365,7 @@ def make_network(
         torso: "mlp", or "residual" for residual blocks with batch norms, whose params need `hold_unit_norm`.
         noisy: Whether the dense layers of an "mlp" have trained noise (`Network.draw_noise`).
         orthogonal: Whether the initial weights of convolutions and an "mlp" are orthogonal instead of normal.
-        num_levels: Random levels of a `QuantileMlp`, whose last hidden layer is above the product; 0 for no quantiles.
-        state_noise: Whether outputs are means of actions with noise (`StateNoise`).
+        split: Makes a module of two parts of the dense layers, such as `quantiles.two_parts`; None for an `Mlp`.
 
     Returns:
         The network.
@@ -377,18 +375,16 @@ def make_network(
             blocks differ in width.
     """
     choose = partial(choose_keys, keys=keys) if keys else lambda obs: obs
-    seen_spec = choose(obs_spec)
-    convolved = cnn != "auto" or any(is_image(leaf) for leaf in jax.tree.leaves(seen_spec))
-    layers = convolutions.choose_convolutions(seen_spec, cnn) if convolved else ()
+    convolved = cnn != "auto" or any(is_image(leaf) for leaf in jax.tree.leaves(choose(obs_spec)))
+    layers = convolutions.choose_convolutions(choose(obs_spec), cnn) if convolved else ()
     heads = out if isinstance(out, dict) else {"": Head(out, out_scale, out_bias)}
     shape = tuple(hidden), tuple(heads.values()), ACTIVATIONS[activation]
     weights = orthogonal_weights if orthogonal else scaled_normal
     mlp = partial(Mlp, *shape, layer_norm, batch_norm, precision, dropout=dropout, noisy=noisy, weights=weights)
-    dense: nn.Module = residual_torso(*shape, precision) if torso == "residual" else mlp()
-    if num_levels or state_noise:
-        dense = two_parts(dense, num_levels, after_others=bool(layers or recurrent_size))
-    body = GruMlp(recurrent_size, dense) if recurrent_size else dense
-    module: nn.Module = PixelNetwork(layers, convolved_by(cnn), body, precision, weights) if layers else body
+    plain: nn.Module = residual_torso(*shape, precision) if torso == "residual" else mlp()
+    dense = split(plain, bool(layers or recurrent_size)) if split else plain
+    module: nn.Module = GruMlp(recurrent_size, dense) if recurrent_size else dense
+    module = PixelNetwork(layers, convolved_by(cnn), module, precision, weights) if layers else module
 
     def initial_memory(batch_size: int) -> PyTree:
         return jnp.zeros((batch_size, recurrent_size), jnp.float32) if recurrent_size else ()
@@ -417,15 +413,14 @@ def make_network(
     counted = batch_norm or torso == "residual"
     learning = _with_statistics(module, inputs, outputs_of) if counted else without_statistics(apply)
     network = Network(init, apply, learning, initial_memory, recurrent_size > 0, action_shape)
-    draws = dict(dropout=dropout, levels=num_levels)
-    return _with_draws(network, apply, draws, noisy=noisy) if noisy or dropout or num_levels else network
+    return _with_draws(network, apply, noisy, dropout=dropout, levels=split) if noisy or dropout or split else network
 
 
-def _with_draws(network: Network, apply: Callable[..., Any], draws: dict[str, float], *, noisy: bool) -> Network:
-    """Add the random draws of noisy layers, and in ``apply`` of all ``draws`` that are not 0, by Flax's name."""
+def _with_draws(network: Network, apply: Callable[..., Any], noisy: bool, **draws: Any) -> Network:
+    """Add the random draws of noisy layers, and in ``apply`` of all ``draws`` that are given, by Flax's name."""
     network = network._replace(draw_noise=draw_noise) if noisy else network
     drawing = lambda name, key: network._replace(apply=partial(apply, rngs={name: key}))  # noqa: E731
-    given: dict[str, Any] = {f"with_{name}": partial(drawing, name) for name, size in draws.items() if size}
+    given: dict[str, Any] = {f"with_{name}": partial(drawing, name) for name, on in draws.items() if on}
     return network._replace(**given)
 
 

@@ -1,5 +1,6 @@
 """Dense layers that output quantiles of returns at any level: implicit quantile networks (IQN, arXiv 1806.06923)."""
 
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -53,7 +54,11 @@ class QuantileMlp(nn.Module):
         return outputs.reshape(batch, length, -1).swapaxes(0, 1)
 
 
-def two_parts(mlp: Any, num_levels: int, *, after_others: bool) -> nn.Module:
+Split = Callable[[Any, bool], nn.Module]
+"""(an `Mlp`; whether convolutions or a GRU come before) -> a module of two parts of its layers."""
+
+
+def two_parts(mlp: Any, after_others: bool, num_levels: int = 0) -> nn.Module:
     """Split dense layers in two parts, of a `QuantileMlp` or a `StateNoise`.
 
     The upper part of a `QuantileMlp` has the last hidden layer, as published; if it is the only layer of the network,
@@ -61,8 +66,8 @@ def two_parts(mlp: Any, num_levels: int, *, after_others: bool) -> nn.Module:
 
     Args:
         mlp: An `Mlp`.
-        num_levels: Random levels of a `QuantileMlp`; 0 for a `StateNoise`.
         after_others: Whether convolutions or a GRU come before.
+        num_levels: Random levels of a `QuantileMlp`; 0 for a `StateNoise`.
 
     Returns:
         The module.
