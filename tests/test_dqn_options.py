@@ -1,4 +1,4 @@
-"""DQN's options for exploration and targets against slow NumPy references: ε by environment, Munchausen, noisy nets."""
+"""DQN's options against slow NumPy references: ε by environment, Munchausen, noisy nets, quantiles at random levels."""
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +9,7 @@ import tiny
 
 import jaxrl_fast as jf
 from jaxrl_fast.learning.algorithm import ReplayBatch, init_params
+from jaxrl_fast.learning.critics import with_levels
 from jaxrl_fast.learning.run_graph import bind, build_graph
 from jaxrl_fast.learning.updates import init_part, update
 from jaxrl_fast.networks.network import make_network
@@ -125,7 +126,12 @@ def test_a_munchausen_update_equals_numpy(kind: str, width: int):
         np.testing.assert_allclose(one, other, atol=1e-4)
 
 
-@pytest.mark.parametrize("options", [dict(munchausen=0.9, burn_in=3), dict(munchausen=0.9, noisy=True, burn_in=0)])
+IMPLICIT = dict(value_head="implicit", num_atoms=4, munchausen=0.9, dueling=True, burn_in=3)
+
+
+@pytest.mark.parametrize(
+    "options", [dict(munchausen=0.9, burn_in=3), IMPLICIT, dict(munchausen=0.9, noisy=True, burn_in=0)]
+)
 def test_targets_with_memory_and_masks_have_the_steps_of_the_loss(options):
     """A window also has the masks of the burn-in, which the loss leaves out. Only shapes are computed."""
     env = tiny.line(discrete=True)
@@ -155,6 +161,7 @@ def test_targets_with_memory_and_masks_have_the_steps_of_the_loss(options):
         (dict(munchausen=1.5), "munchausen=1.5: write"),
         (dict(munchausen_temperature=0.0), "munchausen_temperature=0.0: write a number of at least 1e-08"),
         (dict(epsilon_spread=-1.0), "epsilon_spread=-1.0: write a number of at least 0"),
+        (dict(value_head="implicit", num_atoms=1), "num_atoms=1: write a number of at least 2"),
     ],
 )
 def test_what_does_not_fit_is_refused(options, says):
@@ -255,3 +262,109 @@ def test_exploration_has_noise_by_environment_and_a_saved_policy_has_none(tmp_pa
 def test_a_network_without_noise_has_no_deviations():
     params = init_params(small_dqn().build(SPEC, 4).parts["critic"], jax.random.key(0))["q"]
     assert set(params["params"]) == {"Dense_0", "Dense_1"} and NOISE not in params
+
+
+LEVELS, MIDPOINTS = 4, (np.arange(32) + 0.5) / 32
+
+
+def quantiles_at(params, obs, levels, dueling: bool, noise=None) -> np.ndarray:
+    """Compute Z of arXiv 1806.06923, section 3.1, for steps `[B, 2]` and levels `[B, M]`: quantiles `[B, M, N]`."""
+    layers = params["params"]
+    below, above = (with_weights({"params": layers[side]}, noise and noise[side]) for side in ("below", "above"))
+    features = np.tanh(references.mlp(below, np.float64(obs)))
+    cosines = np.cos(np.pi * levels[..., None] * np.arange(64))
+    embed = jax.tree.map(np.float64, layers["Dense_0"])
+    embedding = np.maximum(cosines @ embed["kernel"] + embed["bias"], 0.0)
+    outputs = references.mlp(above, features[:, None] * embedding)
+    if not dueling:
+        return outputs
+    return outputs[..., :1] + outputs[..., 1:] - outputs[..., 1:].mean(-1, keepdims=True)
+
+
+def implicit_loss(quantiles, levels, targets) -> float:
+    """Compute equation 3 of arXiv 1806.06923 for one step."""
+    total = 0.0
+    for quantile, level in zip(quantiles, levels, strict=True):
+        for target in targets:
+            total += abs(level - (target < quantile)) * huber(target - quantile) / len(targets)
+    return total
+
+
+def drawn_levels(q, params, key, use: str) -> np.ndarray:
+    """Return the levels `[B, M]` that an update draws; every output of the network has the same."""
+    apply = jax.jit(lambda: with_levels(q, key, use).apply(params, (), observations(1, B), jnp.zeros((1, B), bool))[0])
+    outputs = apply()
+    outputs = outputs if isinstance(outputs, jax.Array) else outputs["advantage"]
+    levels = np.float64(outputs).reshape(B, N, 2, LEVELS)[:, :, 1]
+    assert (levels == levels[:, :1]).all() and ((levels >= 0.0) & (levels < 1.0)).all()
+    return levels[:, 0]
+
+
+@pytest.mark.parametrize("options", [dict(), dict(double=False, dueling=True), dict(munchausen=0.9)])
+def test_an_update_of_quantiles_at_random_levels_equals_numpy(options):
+    dueling, tau = options.get("dueling", False), 0.3
+    sizes = dict(value_head="implicit", num_atoms=LEVELS, munchausen_temperature=tau, q_hidden=(3, 2))
+    algorithm = small_dqn(**sizes, **options)
+    part, hyper, data, key = algorithm.build(SPEC, 4).parts["critic"], algorithm.hyper, batch(), jax.random.key(3)
+    state = jax.jit(lambda key: init_part(part, key, hyper))(jax.random.key(0))
+    target = jax.tree.map(lambda x: x + RNG.normal(size=x.shape).astype(np.float32), state.learned.target)
+    state = state._replace(learned=state.learned._replace(target=target))
+    online, other = (drawn_levels(part.networks["q"], target["q"], key, use) for use in ("online", "target"))
+    assert len(np.unique(np.concatenate([online, other]))) == 2 * B * LEVELS, "every step and use has separate levels"
+    treedef = jax.tree.structure(state.learned.params["q"])
+    leaves, slow = ([np.float64(x) for x in jax.tree.leaves(tree)] for tree in state.learned)
+    fixed, masks = np.tile(MIDPOINTS, (B, 1)), (data.obs["action_mask"][0], data.next_obs["action_mask"][0])
+
+    def z(leaves, obs, levels):
+        return quantiles_at(treedef.unflatten(leaves), obs["x"][0], levels, dueling)
+
+    following = z(slow, data.next_obs, other).swapaxes(1, 2)  # [B, N, M]
+    chooser = z(leaves if options.get("double", True) else slow, data.next_obs, fixed).mean(1)
+    best = np.where(masks[1], chooser, -np.inf).argmax(-1)
+    wanted = data.reward[0][:, None] + data.bootstrap[0][:, None] * following[np.arange(B), best]
+    if options.get("munchausen"):
+        now, steps = z(slow, data.obs, fixed).mean(1), (data.reward[0], data.bootstrap[0])
+        given = now, masks[0], data.action[0], *steps, following, masks[1]
+        wanted = np.stack([munchausen_target(*(x[i] for x in given), 0.9, tau) for i in range(B)])
+
+    def loss(leaves):
+        quantiles = z(leaves, data.obs, online)[np.arange(B), :, data.action[0]]
+        return np.mean([implicit_loss(*x) for x in zip(quantiles, online, wanted, strict=True)])
+
+    got, metrics, _ = jax.jit(lambda state, data: update(part, state, {}, data, key, hyper))(state, data)
+    np.testing.assert_allclose(metrics["q_loss"], loss(leaves), rtol=1e-4)
+    after = references.Adam(0.01, 0.5).step(leaves, references.gradient(loss, leaves))
+    for one, other in zip(jax.tree.leaves(got.learned.params), after, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-4)
+
+
+def test_greedy_values_are_means_over_midpoints_and_noise_is_by_environment():
+    options = dict(value_head="implicit", num_atoms=LEVELS, noisy=True, q_hidden=(3, 2), epsilon=0.0)
+    agent = small_dqn(**options).build(SPEC, B)
+    q = agent.parts["critic"].networks["q"]
+    params, obs = jax.jit(q.init)(jax.random.key(0)), observations(1, B)
+    noisy = q.draw_noise(params, jax.random.key(1), "acting", B)
+    apply = jax.jit(lambda own: q.apply(own, (), obs, jnp.zeros((1, B), bool))[0][0])
+    for own in (noisy, params):
+        outputs = apply(own)
+        values, levels = np.moveaxis(np.asarray(outputs).reshape(B, N, 2, 32), 2, 0)
+        np.testing.assert_allclose(levels, np.broadcast_to(MIDPOINTS, (B, N, 32)), rtol=1e-6)
+        for i in range(B):
+            row = jax.tree.map(lambda x, i=i: x[i : i + 1], own.get(NOISE))
+            wanted = quantiles_at(own, obs["x"][0, i : i + 1], MIDPOINTS[None], False, row)
+            np.testing.assert_allclose(values[i], wanted[0].T, rtol=1e-3, atol=1e-4)
+    seen = {**jax.tree.map(lambda x: x[0], obs), "action_mask": np.ones((B, N), bool)}
+    choice = agent.decide({"critic": outputs}, seen, (), jax.random.key(0), None, False)[0]
+    np.testing.assert_array_equal(choice, values.mean(-1).argmax(-1))
+
+
+def test_a_policy_of_quantiles_is_saved_and_exported(tmp_path):
+    algorithm = small_dqn(value_head="implicit", num_atoms=LEVELS, dueling=True, epsilon=0.1)
+    result = jf.learn(tiny.line(discrete=True), algorithm, total_steps=16, eval_episodes=2, tell=lambda line: None)
+    jf.save_policy(result.policy, tmp_path)
+    policy, some = jf.load_policy(tmp_path), RNG.normal(size=(9, 2)).astype(np.float32)
+    seen = normalize(policy.params.obs, some)
+    quantiles = quantiles_at(policy.params.parts["critic"], seen, np.tile(MIDPOINTS, (9, 1)), True)
+    np.testing.assert_array_equal(policy(some), quantiles.mean(1).argmax(-1))
+    for name in ("jax", "onnx"):
+        assert export_policy(policy, tmp_path, name)[1].endswith("0 actions differ from the policy's")

@@ -216,6 +216,27 @@ def learned_sac_options(names: tuple[str, ...]) -> Trained:
 
 
 @cache
+def learned_sac_state_noise(names: tuple[str, ...]) -> Trained:
+    """Observations are not normalized, since features of 0, to which a constant becomes, have no noise."""
+    algorithm = sac(
+        learning_rate=Linear(3e-3, 0.0),
+        fixed_temperature=Linear(0.05, 0.0005),
+        discount=DISCOUNT,
+        tau=0.05,
+        noise_steps=4,
+        warmup_actions="policy",
+        normalize_observations=False,
+        updates_per_tick=8,
+        batch_size=64,
+        buffer_size=8_000,
+        warmup_steps=256,
+        policy_hidden=(32, 32),
+        critic_hidden=(32, 32),
+    )
+    return train(names, algorithm, 2_000)
+
+
+@cache
 def learned_dqn(names: tuple[str, ...]) -> Trained:
     algorithm = dqn(
         learning_rate=Linear(1e-2, 0.0),
@@ -273,6 +294,25 @@ def learned_munchausen(names: tuple[str, ...]) -> Trained:
         warmup_steps=128,
         warmup_actions="policy",
         q_hidden=(32,),
+    )
+    return train(names, algorithm, 2_000)
+
+
+@cache
+def learned_implicit(names: tuple[str, ...]) -> Trained:
+    algorithm = dqn(
+        learning_rate=Linear(1e-2, 0.0),
+        discount=DISCOUNT,
+        epsilon=0.3,
+        tau=0.05,
+        value_head="implicit",
+        num_atoms=4,
+        rollout_length=4,
+        updates_per_tick=16,
+        batch_size=32,
+        buffer_size=8_000,
+        warmup_steps=128,
+        q_hidden=(16, 16),
     )
     return train(names, algorithm, 2_000)
 
@@ -440,8 +480,8 @@ def test_values_of_actions_are_learned(probe, learned):
 @pytest.mark.parametrize("probe", [name for name in BEST_RETURN if name not in CONTINUOUS])
 @pytest.mark.parametrize(
     "learned",
-    [learned_dqn, learned_rainbow, learned_munchausen, learned_pqn, learned_sac_discrete],
-    ids=["dqn", "rainbow", "munchausen", "pqn", "sac_discrete"],
+    [learned_dqn, learned_rainbow, learned_munchausen, learned_implicit, learned_pqn, learned_sac_discrete],
+    ids=["dqn", "rainbow", "munchausen", "implicit", "pqn", "sac_discrete"],
 )
 def test_the_best_discrete_policy_is_found(probe, learned):
     assert mean_return(learned, probe) == pytest.approx(BEST_RETURN[probe], abs=0.02)
@@ -460,8 +500,8 @@ def test_the_best_policy_is_found(probe, learned):
 @pytest.mark.parametrize("probe", [name for name in BEST_RETURN if name in CONTINUOUS])
 @pytest.mark.parametrize(
     "learned",
-    [learned_sac, learned_sac_options, learned_td3, learned_td3_options],
-    ids=["sac", "sac options", "td3", "td3 options"],
+    [learned_sac, learned_sac_options, learned_sac_state_noise, learned_td3, learned_td3_options],
+    ids=["sac", "sac options", "sac state noise", "td3", "td3 options"],
 )
 def test_the_best_continuous_policy_is_found(probe, learned):
     assert mean_return(learned, probe) == pytest.approx(BEST_RETURN[probe], abs=0.02)

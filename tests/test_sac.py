@@ -12,12 +12,15 @@ import tiny
 import jaxrl_fast as jf
 from jaxrl_fast.algorithms.sac import SacHyper, sac
 from jaxrl_fast.core import Transition, stable_hash
+from jaxrl_fast.learning.acting import make_acting
 from jaxrl_fast.learning.algorithm import Replay, ReplayBatch
 from jaxrl_fast.learning.critics import random_critics, with_dropout
 from jaxrl_fast.learning.replay import SampledWindows, fold_n_steps
 from jaxrl_fast.learning.run_graph import bind
 from jaxrl_fast.learning.updates import PartState, init_part
 from jaxrl_fast.learning.updates import update as update_part
+from jaxrl_fast.numerics.normalization import normalize
+from jaxrl_fast.policy.exporting import export_policy
 
 RNG = np.random.default_rng(5)
 B, N = 6, 3
@@ -263,6 +266,93 @@ def test_deviations_are_bounded_also_in_a_policy_that_is_built_again():
         assert 0.24 < raw.std() < 0.26  # the network's output is near 0, a deviation of 1
 
 
+def state_noise(params, obs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Compute means, deviations, and features times weights `[B, H, A]`, after section 3 of arXiv 2005.05719."""
+    layers = params["params"]
+    features = np.tanh(references.mlp({"params": layers["features"]}, obs))
+    share = features[:, :, None] * np.exp(layers["log_deviation"])
+    return references.mlp({"params": layers["mean"]}, features), np.sqrt((share**2).sum(1) + 1e-6), share
+
+
+@pytest.fixture(scope="module")
+def matrix_noise():
+    """Return the parts with noise that depends on the state and is constant for three steps, and their states."""
+    agent = small_sac(noise_steps=3, deviation_max=0.6, n_step=1).build(SPEC, B)
+    states = {
+        name: jax.jit(lambda key, part=part: init_part(part, key, HYPER))(jax.random.key(i + 3))
+        for i, (name, part) in enumerate(agent.parts.items())
+    }
+    params = jax.tree.map(lambda x: x + 0.3 * RNG.normal(size=x.shape).astype(np.float32), states["actor"].learned)
+    return agent, states | {"actor": states["actor"]._replace(learned=params)}
+
+
+def test_updates_with_state_noise_equal_numpy(matrix_noise):
+    agent, states = matrix_noise
+    batch, key, hyper = folded(windows()), jax.random.key(2), HYPER._replace(max_grad_norm=1e6)
+    peers = {name: state.learned for name, state in states.items()}
+    run = jax.jit(lambda name: update_part(agent.parts[name], states[name], peers, batch, key, hyper), static_argnums=0)
+    noise = np.float64(jax.random.normal(key, (B, 1)))
+    critic, actor = numbers(states["critic"].learned), numbers(states["actor"].learned.params)
+    temperature = np.exp(actor["temperature"])
+
+    def act(params, obs):
+        mean, deviation, _ = state_noise(params, np.float64(obs))
+        deviation = np.minimum(deviation, 0.6)
+        raw = mean + deviation * noise
+        return np.tanh(raw), references.tanh_normal_log_prob(mean, deviation, raw), deviation
+
+    action, log_prob, _ = act(actor["policy"], batch.next_obs[0])
+    next_value = q_values(critic.target["q"], np.float64(batch.next_obs[0]), action).min(0) - temperature * log_prob
+    target = np.float64(batch.reward[0]) + np.float64(batch.bootstrap[0]) * next_value
+    unit = (np.float64(batch.action[0]) - LOW) / (HIGH - LOW) * 2 - 1
+    q = q_values(critic.params["q"], np.float64(batch.obs[0]), unit)
+    np.testing.assert_allclose(run("critic").metrics["critic_loss"], 0.5 * ((q - target) ** 2).mean(1).sum(), rtol=1e-4)
+    leaves, treedef = jax.tree.leaves(actor["policy"]), jax.tree.structure(actor["policy"])
+
+    def loss(leaves):
+        action, log_prob, _ = act(treedef.unflatten(leaves), batch.obs[0])
+        return (temperature * log_prob - q_values(critic.params["q"], np.float64(batch.obs[0]), action).min(0)).mean()
+
+    deviation = act(actor["policy"], batch.obs[0])[2]
+    assert (deviation == 0.6).any() and (deviation < 0.6).any(), "the bound acts on some steps and not on others"
+    found, metrics, _ = run("actor")
+    np.testing.assert_allclose(metrics["policy_loss"], loss(leaves), rtol=1e-3)
+    wanted = references.Adam(0.01, 1e6).step(leaves, references.gradient(loss, leaves))
+    for got, want in zip(jax.tree.leaves(found.learned.params["policy"]), wanted, strict=True):
+        np.testing.assert_allclose(got, want, atol=1e-4)
+
+
+def test_exploration_repeats_a_matrix_of_noise_for_some_steps(matrix_noise):
+    acting = make_acting(matrix_noise[0])
+    learned = {"actor": matrix_noise[1]["actor"].learned}
+    explore = jax.jit(lambda carry, obs, key: acting.explore(learned, carry, obs, jnp.zeros(B, bool), key, HYPER)[:2])
+    carry, matrices = acting.initial_carry(B), []
+    for step in range(7):
+        obs = RNG.normal(size=(B, 2)).astype(np.float32)
+        action, carry = explore(carry, obs, jax.random.key(step))
+        matrices.append(np.float64(carry.choice.noise))
+        mean, deviation, share = state_noise(numbers(learned["actor"].params["policy"]), np.float64(obs))
+        noise = (share * matrices[-1]).sum(1) * np.minimum(deviation, 0.6) / deviation
+        np.testing.assert_allclose(action, LOW + (np.tanh(mean + noise) + 1) * 1.5, rtol=1e-4, atol=1e-5)
+    assert [(matrices[i] == matrices[i + 1]).all() for i in range(6)] == [True, True, False] * 2
+    assert len(np.unique(matrices[0])) == len(np.unique(matrices[3])) == B * 3, "each environment has a separate matrix"
+    given = learned, acting.initial_carry(4_000), jnp.ones((4_000, 2)), jnp.zeros(4_000, bool), jax.random.key(9), HYPER
+    many = np.asarray(jax.jit(lambda: acting.explore(*given)[1].choice.noise)())
+    np.testing.assert_allclose([many.mean(), many.std()], [0.0, 1.0], atol=0.03)
+
+
+def test_a_policy_with_state_noise_acts_by_its_mean_also_from_its_files(tmp_path):
+    algorithm = small_sac(noise_steps=3, rollout_length=2, buffer_size=128)
+    result = jf.learn(tiny.line(discrete=False), algorithm, total_steps=32, eval_sample=True, tell=lambda line: None)
+    jf.save_policy(result.policy, tmp_path)
+    policy, obs = jf.load_policy(tmp_path), RNG.normal(size=(9, 2)).astype(np.float32)
+    seen = np.float64(normalize(policy.params.obs, obs))
+    mean = state_noise(numbers(policy.params.parts["actor"]), seen)[0]
+    np.testing.assert_allclose(policy(obs), LOW + (np.tanh(mean) + 1) * 1.5, rtol=1e-4, atol=1e-5)
+    for name in ("jax", "onnx"):
+        assert "by at most" in export_policy(policy, tmp_path, name)[1]
+
+
 def test_a_critic_loss_of_ones_own_is_used(parts):
     _, states = parts
     part = small_sac(critic_loss=lambda q, target: 0.0 * q * target + 7.0).build(SPEC, 4).parts["critic"]
@@ -308,6 +398,8 @@ def test_actions_stay_within_their_bounds_and_greedy_is_the_mode(parts):
         (dict(deviation_min=2.0, deviation_max=2.0), "deviation_min=2 is not below deviation_max=2"),
         (dict(deviation_min=8.0), "deviation_min=8 is not below deviation_max=7.389"),
         (dict(deviation_max=0.0), "deviation_max=0.0: write a number of at least 1e-08"),
+        (dict(noise_steps=-1), "noise_steps=-1: write a number of at least 0"),
+        (dict(noise_steps=4, policy_hidden=()), "last hidden layer: write at least one size in policy_hidden"),
     ],
 )
 def test_what_cannot_be_is_refused(options, message):

@@ -1,18 +1,19 @@
 """Deep Q-learning, for discrete actions (DQN, arXiv 1312.5602).
 
 Options: double Q-learning (arXiv 1509.06461, equation 4), dueling heads (arXiv 1511.06581), n-step returns, prioritized
-replay (arXiv 1511.05952), distributions of returns (C51, arXiv 1707.06887; quantiles, arXiv 1710.10044), noisy nets
-(arXiv 1706.10295): all of them together are Rainbow (arXiv 1710.02298). Also Munchausen DQN (arXiv 2007.14430), and a
-share of random actions for each environment (Ape-X, arXiv 1803.00933).
+replay (arXiv 1511.05952), distributions of returns (C51, arXiv 1707.06887; quantiles, arXiv 1710.10044; IQN, arXiv
+1806.06923), noisy nets (arXiv 1706.10295): all of them together are Rainbow (arXiv 1710.02298). Also Munchausen DQN
+(arXiv 2007.14430), and a share of random actions for each environment (Ape-X, arXiv 1803.00933).
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_fast.core import Actions, Discrete, EnvSpec, Metrics, MultiDiscrete, PyTree
+from jaxrl_fast.core import Discrete, EnvSpec, Metrics, MultiDiscrete, PyTree
 from jaxrl_fast.learning.acting import FALLING_EPSILON, by_q_values, greedy_action, joint_mask, num_joint, number_of
 from jaxrl_fast.learning.algorithm import (
     Agent,
@@ -44,8 +45,10 @@ from jaxrl_fast.learning.critics import (
     of_action,
     q_outputs,
     soft_outputs,
+    with_levels,
 )
 from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision, make_network
+from jaxrl_fast.networks.quantiles import two_parts
 from jaxrl_fast.numerics import losses
 from jaxrl_fast.numerics.optimizers import (
     ABOVE_0,
@@ -163,8 +166,10 @@ def dqn(
         munchausen_temperature: Temperature τ of that policy, in units of scaled rewards.
         noisy: Whether dense layers have trained noise. Each update draws one noise, each step one per environment;
             greedy actions have none.
-        value_head: "scalar", "categorical" (a distribution over ``num_atoms`` returns) or "quantiles".
-        num_atoms: Atoms or quantiles of a distribution of returns.
+        value_head: "scalar", "categorical" (a distribution over ``num_atoms`` returns), "quantiles" (``num_atoms`` of
+            them), or "implicit" (quantiles at ``num_atoms`` random levels per step, IQN; actions maximize the mean over
+            32 fixed levels).
+        num_atoms: Atoms or quantiles of a distribution of returns. For "implicit" write fewer than 51, such as 8.
         value_min: Smallest return of a categorical head.
         value_max: Largest return of a categorical head.
         normalize_observations: Whether to normalize observations; None for all but images and grids.
@@ -202,16 +207,17 @@ def dqn(
         priorities = Prioritize("critic", priority_exponent, lambda hyper: hyper.importance_exponent)
         data = data._replace(prioritize=priorities if priority_exponent else None)
         head = make_value_head(value_head, num_atoms, (value_min, value_max), q_loss)
-        q = make_network(
-            spec.obs, q_outputs(num_joint(space), head.width, dueling), hidden=q_hidden, keys=q_keys, **shared
-        )
+        num_actions = num_joint(space)
+        seen: dict[str, Any] = dict(hidden=q_hidden, keys=q_keys)
+        seen |= dict(split=partial(two_parts, num_levels=head.num_levels) if head.num_levels else None)
+        q = make_network(spec.obs, q_outputs(num_actions, head.width, dueling), **seen, **shared)
         successor = greedy_successor(space, q, head, data, double)
         if munchausen:
             require_munchausen(value_head, n_step)
             successor = munchausen_successor(space, q, head, data, munchausen, munchausen_temperature)
         parts = {"critic": critic_part(space, q, head, data, successor, target_period, optimizer)}
         decide, init_decide = by_q_values(
-            space, lambda outputs: head.expected(by_action(outputs["critic"], head.width)), epsilon_spread
+            space, lambda outputs: head.expected(by_action(outputs["critic"], num_actions)), epsilon_spread
         )
         return Agent(
             parts,
@@ -230,7 +236,9 @@ Successor = Callable[[Learned, ReplayBatch, jax.Array], tuple[jax.Array, jax.Arr
 """(`Learned` of the part, batch, key) -> rewards ``[L, B]``, and outputs ``[L, B, width]`` at ``next_obs``."""
 
 
-def greedy_successor(space: Actions, q: Network, head: ValueHead, data: Replay, double: bool) -> Successor:
+def greedy_successor(
+    space: Discrete | MultiDiscrete, q: Network, head: ValueHead, data: Replay, double: bool
+) -> Successor:
     """Return the function that computes Q-learning's targets: the target network's outputs of the best action.
 
     Args:
@@ -247,9 +255,10 @@ def greedy_successor(space: Actions, q: Network, head: ValueHead, data: Replay, 
     def successor(own: Learned, batch: ReplayBatch, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         target = q.draw_noise(own.target["q"], key, "target")
         chooser = q.draw_noise(own.params["q"], key, "chooser") if double else target
-        chosen_by = by_action(over_successors(data, q, chooser, batch, "critic"), head.width)
+        chosen_by = by_action(over_successors(data, q, chooser, batch, "critic"), num_joint(space))
         best = greedy_action(space, head.expected(chosen_by), batch.next_obs)
-        following = by_action(over_successors(data, q, target, batch, "critic"), head.width)
+        sampled = with_levels(q, key, "target")
+        following = by_action(over_successors(data, sampled, target, batch, "critic"), num_joint(space))
         return batch.reward, of_action(following, best)
 
     return successor
@@ -266,13 +275,15 @@ def require_munchausen(value_head: ValueKind, n_step: int) -> None:
         ValueError: They do not.
     """
     if value_head == "categorical":
-        raise ValueError("munchausen does not support value_head=categorical: write value_head=scalar or quantiles")
+        raise ValueError(
+            "munchausen does not support value_head=categorical: write value_head=scalar, quantiles or implicit"
+        )
     if n_step > 1:
         raise ValueError(f"munchausen adds to the reward of one step, and n_step={n_step}: write n_step=1")
 
 
 def munchausen_successor(
-    space: Actions, q: Network, head: ValueHead, data: Replay, weight: float, temperature: float
+    space: Discrete | MultiDiscrete, q: Network, head: ValueHead, data: Replay, weight: float, temperature: float
 ) -> Successor:
     """Return the function that computes Munchausen DQN's targets, with the target network's softmax policy.
 
@@ -295,10 +306,11 @@ def munchausen_successor(
 
     def successor(own: Learned, batch: ReplayBatch, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         target = q.draw_noise(own.target["q"], key, "target")
-        now = by_action(over_replay(data, q, target, batch, "critic"), head.width)
+        now = by_action(over_replay(data, q, target, batch, "critic"), num_joint(space))
         log_policy = policy(now, learned_obs(data, q, batch))
         added = munchausen_reward(log_policy, number_of(space, batch.action), weight, temperature)
-        following = by_action(over_successors(data, q, target, batch, "critic"), head.width)
+        sampled = with_levels(q, key, "target")
+        following = by_action(over_successors(data, sampled, target, batch, "critic"), num_joint(space))
         soft = soft_outputs(following, policy(following, batch.next_obs), temperature)
         return batch.reward + added, soft
 
@@ -306,7 +318,7 @@ def munchausen_successor(
 
 
 def critic_part(
-    space: Actions,
+    space: Discrete | MultiDiscrete,
     q: Network,
     head: ValueHead,
     data: Replay,
@@ -334,8 +346,8 @@ def critic_part(
         given = reward, batch.bootstrap, following
 
         def loss_fn(params: PyTree) -> tuple[jax.Array, tuple[Metrics, jax.Array]]:
-            params = q.draw_noise(params, key, "online")
-            outputs = by_action(over_replay(data, q, params, batch, "critic"), head.width)
+            params, sampled = q.draw_noise(params, key, "online"), with_levels(q, key, "online")
+            outputs = by_action(over_replay(data, sampled, params, batch, "critic"), num_joint(space))
             outputs = of_action(outputs, number_of(space, batch.action))
             found, surprise = jax.vmap(jax.vmap(head.loss))(outputs, *given)
             loss, q_mean = mean_loss(found, batch), jnp.mean(head.expected(outputs))

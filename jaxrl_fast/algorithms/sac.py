@@ -2,7 +2,8 @@
 
 Two parts: the critic (two Q-networks and their target networks) and the actor (the policy and the temperature).
 Options: more critics, some of them at random in each target (REDQ, arXiv 2101.05982), dropout in critics (DroQ, arXiv
-2110.02034), prioritized replay (arXiv 1511.05952), a fixed temperature, bounds of the policy's standard deviation.
+2110.02034), prioritized replay (arXiv 1511.05952), a fixed temperature, bounds of the policy's standard deviation,
+exploration by noise that depends on the state and stays for some steps (gSDE, arXiv 2005.05719).
 """
 
 from collections.abc import Callable
@@ -13,7 +14,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.core import Box, EnvSpec, Metrics, Number, PyTree
-from jaxrl_fast.learning.acting import sample_action, temperature_gradient, temperature_network, temperature_optimizer
+from jaxrl_fast.learning.acting import (
+    RepeatedNoise,
+    sample_action,
+    temperature_gradient,
+    temperature_network,
+    temperature_optimizer,
+)
 from jaxrl_fast.learning.algorithm import (
     Agent,
     Algorithm,
@@ -53,8 +60,8 @@ from jaxrl_fast.numerics.optimizers import (
     make_optimizer,
 )
 
-Normal = Callable[[jax.Array], distributions.TanhNormal]
-"""(outputs of the policy ``[..., 2 A]``) -> its distribution."""
+Normal = Callable[[Any], distributions.TanhNormal]
+"""(outputs of the policy, ``[..., 2 A]`` or of a `StateNoise`) -> its distribution."""
 OptionalNumber = Annotated[float | None, ABOVE_0._replace(kind="number", optional=True)]
 
 
@@ -114,6 +121,7 @@ def sac(
     critic_dropout: Annotated[float, Number(0, 0.9)] = 0.0,
     deviation_min: OptionalNumber = None,
     deviation_max: OptionalNumber = None,
+    noise_steps: int = 0,
     normalize_observations: bool | None = None,
     policy_hidden: tuple[int, ...] = (256, 256),
     critic_hidden: tuple[int, ...] = (256, 256),
@@ -161,6 +169,9 @@ def sac(
         deviation_min: Smallest standard deviation of the policy before the squashing by tanh; None for no bound, or
             with ``deviation_max`` for e^-20.
         deviation_max: Largest standard deviation; None for no bound, or with ``deviation_min`` for e^2.
+        noise_steps: Steps for which exploration repeats its noise matrix (gSDE), also across episodes: the standard
+            deviation then depends on the policy's last hidden layer; 0 for independent noise in each step. Deviations
+            are between e^-20 and e^2 unless bounded otherwise.
         normalize_observations: Whether to normalize observations; None for all but images and grids.
         policy_hidden: Sizes of the policy's hidden layers.
         critic_hidden: Sizes of the critics' hidden layers.
@@ -185,7 +196,8 @@ def sac(
     options |= dict(policy_hidden=tuple(policy_hidden), critic_hidden=tuple(critic_hidden))
     options |= dict(policy_keys=tuple(policy_keys), critic_keys=tuple(critic_keys))
     options |= dict(critic_layer_norm=critic_layer_norm, critic_dropout=critic_dropout, num_critics=num_critics)
-    options |= dict(deviation_min=deviation_min, deviation_max=deviation_max, optimizer=optimizer)
+    options |= dict(deviation_min=deviation_min, deviation_max=deviation_max, noise_steps=noise_steps)
+    options |= dict(optimizer=optimizer)
     sizes = off_policy_sizes(rollout_length, updates_per_tick, warmup_steps)
 
     def build(spec: EnvSpec, num_envs: int) -> Agent:
@@ -195,9 +207,15 @@ def sac(
         data = Replay(buffer_size, batch_size, updates, warmup, n_step, sequence_length, burn_in)
         data = data._replace(warmup_actions=warmup_actions, prioritize=prioritize_critic(priority_exponent))
         targets, bounds = target_size(num_critics, target_critics), (deviation_min, deviation_max)
-        normal = partial(distributions.tanh_normal, bounds=distributions.deviation_bounds(*bounds))
+        normal: Normal = partial(distributions.tanh_normal, bounds=distributions.deviation_bounds(*bounds))
+        decide = sample_action(box, remember=False, policy=lambda space, outputs, obs: normal(outputs))
+        acting: dict[str, Any] = dict(decide=decide)
         shapes: dict[str, Any] = dict(action_shape=(box.low.size,), num_critics=num_critics)
-        policy, q = policy_and_critics(spec.obs, options, policy_size=distributions.num_outputs(box), **shapes)
+        shapes |= dict(policy_size=distributions.num_outputs(box))
+        if noise_steps:
+            normal = state_noise_normal(*bounds)
+            acting, shapes["policy_size"] = state_noise_action(box, normal, policy_hidden, noise_steps), box.low.size
+        policy, q = policy_and_critics(spec.obs, options, **shapes)
         temperature = {"temperature": temperature_network(initial_temperature)} if fixed_temperature == 0.0 else {}
         networks = {"policy": policy, **temperature}
         return Agent(
@@ -208,12 +226,71 @@ def sac(
             data=data,
             acts={"actor": "policy"},
             remembers={"critic": "q"} if recurrent_size else {},
-            decide=sample_action(box, remember=False, policy=lambda space, outputs, obs: normal(outputs)),
+            **acting,
             rollout_length=rollout_length,
             normalize_observations=normalize_observations,
         )
 
     return Algorithm("sac", hyper, options, build, sizes)
+
+
+def state_noise_normal(deviation_min: float | None, deviation_max: float | None) -> Normal:
+    """Return the distribution of actions of a policy with state-dependent noise, for losses.
+
+    Args:
+        deviation_min: Smallest standard deviation; None for the published one.
+        deviation_max: Largest standard deviation; None for the published one.
+
+    Returns:
+        The function of the outputs of a `StateNoise`.
+    """
+    bounds = distributions.deviation_bounds(deviation_min, deviation_max) or distributions.PUBLISHED_DEVIATIONS
+
+    def normal(outputs: dict[str, jax.Array]) -> distributions.TanhNormal:
+        both = jnp.concatenate([outputs["mean"], outputs["log_deviation"]], axis=-1)
+        return distributions.tanh_normal(both, bounds)
+
+    return normal
+
+
+def state_noise_action(space: Box, normal: Normal, hidden: tuple[int, ...], noise_steps: int) -> dict[str, Callable]:
+    """Return action selection with noise that is a linear function of the policy's last hidden layer.
+
+    All environments draw new matrices of this function at the same steps, which need not begin episodes.
+
+    Args:
+        space: Action space.
+        normal: Distribution of the policy's outputs.
+        hidden: Sizes of the policy's hidden layers.
+        noise_steps: Steps with the same matrix.
+
+    Returns:
+        The functions ``decide`` and ``init_decide`` of an `Agent`, by name.
+
+    Raises:
+        ValueError: There is no hidden layer.
+
+    Source: Raffin et al. (2021), gSDE, section 3, arXiv 2005.05719.
+    """
+    if not hidden:
+        raise ValueError("noise_steps makes noise of the last hidden layer: write at least one size in policy_hidden")
+
+    def init(num_envs: int) -> RepeatedNoise:
+        return RepeatedNoise(jnp.zeros((num_envs, hidden[-1], space.low.size)), jnp.zeros(num_envs, jnp.int32))
+
+    def decide(outputs: dict, obs: PyTree, state: PyTree, key: jax.Array, hyper: Any, explore: bool) -> tuple:
+        own = outputs["actor"]
+        if not explore:
+            return distributions.to_action(space, own["mean"]), state, {}
+        share = own["share"].reshape(-1, hidden[-1], space.low.size)
+        renewed = state.steps_left == 0
+        matrix = jnp.where(renewed[:, None, None], distributions.standard_normal(key, share.shape), state.noise)
+        # Divided by its deviation before the bounds, the noise has the deviation within them.
+        noise = normal(own).scale * jnp.sum(share * matrix, axis=1) / jnp.exp(own["log_deviation"])
+        state = RepeatedNoise(matrix, jnp.where(renewed, noise_steps, state.steps_left) - 1)
+        return distributions.to_action(space, own["mean"] + noise), state, {}
+
+    return {"decide": decide, "init_decide": init}
 
 
 def temperature_of(actor: dict[str, PyTree], hyper: SacHyper) -> jax.Array:

@@ -173,7 +173,7 @@ class RepeatedNoise(NamedTuple):
     """Noise that an environment repeats for some steps.
 
     Attributes:
-        noise: Standard normal, ``[E, A]``.
+        noise: Standard normal, ``[E, ...]``.
         steps_left: Steps before a new draw, ``[E]``.
     """
 

@@ -1,7 +1,7 @@
 """Critics of off-policy algorithms: ensembles of Q-networks with their regression, and values as quantiles or bins."""
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,9 @@ from jaxrl_fast.learning.algorithm import (
     sequence_priority,
 )
 from jaxrl_fast.networks.network import Head, Heads, Network, ensemble, make_network
+from jaxrl_fast.networks.quantiles import two_parts
 from jaxrl_fast.numerics.distributions import categorical, cross_entropy, divergence, pick, project, quantile_huber
+from jaxrl_fast.numerics.optimizers import one_of
 
 
 def policy_and_critics(
@@ -43,9 +45,9 @@ def policy_and_critics(
         The policy and the ensemble.
     """
     shared = {name: options[name] for name in ("activation", "recurrent_size", "cnn", "precision")}
-    policy = make_network(
-        obs_spec, policy_size, hidden=options["policy_hidden"], keys=options["policy_keys"], out_scale=0.01, **shared
-    )
+    actor = {"hidden": options["policy_hidden"], "keys": options["policy_keys"], "out_scale": 0.01}
+    actor |= {"split": two_parts if options.get("noise_steps") else None}
+    policy = make_network(obs_spec, policy_size, **actor, **shared)
     critic = {"hidden": options["critic_hidden"], "keys": options["critic_keys"]}
     critic |= {"layer_norm": options["critic_layer_norm"], "action_shape": action_shape}
     critic |= {"dropout": options.get("critic_dropout", 0.0)}
@@ -158,23 +160,25 @@ def averages_critics(q_networks: Network) -> bool:
     return q_networks.ensemble_size > 2 or q_networks.with_dropout is not None
 
 
-ValueKind = Literal["scalar", "categorical", "quantiles"]
+ValueKind = Literal["scalar", "categorical", "quantiles", "implicit"]
 
 
 class ValueHead(NamedTuple):
     """Representation of values.
 
     Attributes:
-        width: Outputs for each action.
+        width: Outputs of the network's last layer for each action.
         expected: ``(outputs [..., width]) -> values [...]``.
         loss: ``(outputs, reward, bootstrap, following) -> (loss, priority)``, which compares one step with its Bellman
             target: ``outputs`` ``[width]`` of the step, ``following`` ``[width]`` of the next one, ``bootstrap`` the
             discount, 0 after a termination. The priority is for prioritized replay.
+        num_levels: Random levels of a `QuantileMlp` in a loss. If not 0, outputs have the width 2 N instead.
     """
 
     width: int
     expected: Callable[[jax.Array], jax.Array]
     loss: Callable[[jax.Array, jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
+    num_levels: int = 0
 
 
 def make_value_head(
@@ -183,8 +187,8 @@ def make_value_head(
     """Build a value head by name.
 
     Args:
-        kind: "scalar", "categorical" or "quantiles".
-        num_atoms: Width of a distribution.
+        kind: "scalar", "categorical", "quantiles" or "implicit".
+        num_atoms: Width of a distribution, or number of random levels.
         value_range: First and last atom of a categorical head.
         scalar_loss: Loss of a value and its target, of a scalar head.
 
@@ -196,12 +200,12 @@ def make_value_head(
     """
     if kind == "scalar":
         return scalar_head(scalar_loss)
-    if kind not in ("categorical", "quantiles"):
-        raise ValueError(f"value_head={kind}: write scalar, categorical or quantiles")
+    if kind not in get_args(ValueKind):
+        raise ValueError(f"value_head={kind}: write {one_of(get_args(ValueKind))}")
     if num_atoms < 2:
         raise ValueError(f"num_atoms={num_atoms}: write a number of at least 2, such as 51")
-    if kind == "quantiles":
-        return quantile_head(num_atoms)
+    if kind in ("quantiles", "implicit"):
+        return quantile_head(num_atoms) if kind == "quantiles" else implicit_head(num_atoms)
     if not value_range[0] < value_range[1]:
         low, high = value_range
         raise ValueError(f"value_min={low} is not below value_max={high}: write the range of discounted returns")
@@ -276,6 +280,47 @@ def quantile_head(num_quantiles: int) -> ValueHead:
         return found, found
 
     return ValueHead(num_quantiles, lambda outputs: jnp.mean(outputs, axis=-1), loss)
+
+
+def implicit_head(num_levels: int) -> ValueHead:
+    """Build a head of quantiles of the return at random levels; the priority is the loss.
+
+    Args:
+        num_levels: Number of levels of a step, and of samples of its Bellman target (N and N' of the paper).
+
+    Returns:
+        The head.
+
+    Source: Dabney et al. (2018), IQN, equations 2 and 3, arXiv 1806.06923.
+    """
+
+    def expected(outputs: jax.Array) -> jax.Array:
+        return jnp.mean(jnp.split(outputs, 2, axis=-1)[0], axis=-1)
+
+    def loss(
+        outputs: jax.Array, reward: jax.Array, bootstrap: jax.Array, following: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        (quantiles, levels), (samples, _) = jnp.split(outputs, 2), jnp.split(following, 2)
+        found = quantile_huber(quantiles, reward + bootstrap * samples, levels=levels)
+        return found, found
+
+    return ValueHead(1, expected, loss, num_levels)
+
+
+def with_levels(network: Network, key: jax.Array, use: str) -> Network:
+    """Return a network that outputs quantiles at random levels, if it outputs quantiles at any level.
+
+    Args:
+        network: Network.
+        key: Random key of the update.
+        use: Name of this use in the update; each use draws other levels.
+
+    Returns:
+        The network.
+    """
+    return (
+        network.with_levels(jax.random.fold_in(key, stable_hash(f"levels: {use}"))) if network.with_levels else network
+    )
 
 
 def learned_obs(data: Replay, network: Network, batch: ReplayBatch) -> PyTree:
@@ -359,12 +404,12 @@ def q_outputs(num_actions: int, width: int, dueling: bool) -> int | Heads:
     return {"value": Head(width), "advantage": Head(num_actions * width)} if dueling else num_actions * width
 
 
-def by_action(outputs: Any, width: int) -> jax.Array:
+def by_action(outputs: Any, num_actions: int) -> jax.Array:
     """Arrange the outputs of a `q_outputs` network by action; dueling heads are summed.
 
     Args:
         outputs: Outputs ``[..., num_actions * width]``, or a dictionary of heads.
-        width: Outputs for each action.
+        num_actions: Number of actions.
 
     Returns:
         ``[..., num_actions, width]``.
@@ -372,9 +417,9 @@ def by_action(outputs: Any, width: int) -> jax.Array:
     Source: Wang et al. (2016), equation 9, arXiv 1511.06581.
     """
     if not isinstance(outputs, dict):
-        return outputs.reshape(*outputs.shape[:-1], -1, width)
-    advantage = by_action(outputs["advantage"], width)
-    return by_action(outputs["value"], width) + advantage - jnp.mean(advantage, axis=-2, keepdims=True)
+        return outputs.reshape(*outputs.shape[:-1], num_actions, -1)
+    advantage = by_action(outputs["advantage"], num_actions)
+    return by_action(outputs["value"], 1) + advantage - jnp.mean(advantage, axis=-2, keepdims=True)
 
 
 def of_action(outputs: jax.Array, action: jax.Array) -> jax.Array:

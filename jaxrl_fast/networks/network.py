@@ -31,6 +31,7 @@ from jaxrl_fast.networks.convolutions import (
     to_real,
 )
 from jaxrl_fast.networks.noisy import NoisyDense, draw_noise
+from jaxrl_fast.networks.quantiles import Split
 from jaxrl_fast.networks.residual import hold_unit_norm, residual_torso
 from jaxrl_fast.numerics.normalization import is_mask
 
@@ -154,9 +155,9 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = dict(
 class Mlp(nn.Module):
     """Dense layers over ``[L, B, F]``, each followed by an optional normalization and the activation.
 
-    The last layer holds all heads and is linear. With ``learning=True``, a batch norm uses the statistics of the batch
-    and merges them into the running ones (arXiv 1502.03167). Weights are initialized as in He et al. (arXiv
-    1502.01852), or orthogonal. Dropout is active only with a key of that name (`Network.with_dropout`).
+    The last layer holds all heads and is linear; it is missing without heads. With ``learning=True``, a batch norm uses
+    the batch's statistics and merges them into the running ones (arXiv 1502.03167). Weights are initialized as in He et
+    al. (arXiv 1502.01852), or orthogonal. Dropout is active only with a key of that name (`Network.with_dropout`).
     """
 
     hidden: tuple[int, ...]
@@ -185,10 +186,10 @@ class Mlp(nn.Module):
             if self.batch_norm:
                 x = nn.BatchNorm(use_running_average=not learning)(x)
             x = self.activation(x)
-        out = sum(head.size for head in self.heads)
         bias_init = biases_of_heads(self.heads) if any(head.bias for head in self.heads) else nn.initializers.zeros
-        x = dense(out, kernel_init=weights_of_heads(self.heads, self.weights), bias_init=bias_init)(x)
-        return x.reshape(batch, length, out).swapaxes(0, 1)
+        if out := sum(head.size for head in self.heads):
+            x = dense(out, kernel_init=weights_of_heads(self.heads, self.weights), bias_init=bias_init)(x)
+        return x.reshape(batch, length, -1).swapaxes(0, 1)
 
 
 class GruMlp(nn.Module):
@@ -303,6 +304,7 @@ class Network(NamedTuple):
             this agent's observations ``[L, B, ...]`` to ``[L, B, out]``. None with one agent.
         with_dropout: ``(key) -> network`` whose ``apply`` drops outputs of hidden layers at random, if it has dropout.
         draw_noise: ``(params, key, role, rows=1) -> params`` with noise (`noisy.draw_noise`), or unchanged params.
+        with_levels: ``(key) -> network`` whose ``apply`` draws random levels, if it outputs quantiles (`QuantileMlp`).
     """
 
     init: Callable[[jax.Array], PyTree]
@@ -317,6 +319,7 @@ class Network(NamedTuple):
     of_agent: Callable[[int, PyTree], tuple["Network", PyTree]] | None = None
     with_dropout: Callable[[jax.Array], "Network"] | None = None
     draw_noise: Callable[..., PyTree] = lambda params, *given: params
+    with_levels: Callable[[jax.Array], "Network"] | None = None
 
 
 def make_network(
@@ -338,6 +341,7 @@ def make_network(
     torso: Torso = "mlp",
     noisy: bool = False,
     orthogonal: bool = False,
+    split: Split | None = None,
 ) -> Network:
     """Build a network of dense layers over the flattened observation, after a GRU if ``recurrent_size`` > 0.
 
@@ -361,6 +365,7 @@ def make_network(
         torso: "mlp", or "residual" for residual blocks with batch norms, whose params need `hold_unit_norm`.
         noisy: Whether the dense layers of an "mlp" have trained noise (`Network.draw_noise`).
         orthogonal: Whether the initial weights of convolutions and an "mlp" are orthogonal instead of normal.
+        split: Makes a module of two parts of the dense layers, such as `quantiles.two_parts`; None for an `Mlp`.
 
     Returns:
         The network.
@@ -370,16 +375,16 @@ def make_network(
             blocks differ in width.
     """
     choose = partial(choose_keys, keys=keys) if keys else lambda obs: obs
-    seen_spec = choose(obs_spec)
-    convolved = cnn != "auto" or any(is_image(leaf) for leaf in jax.tree.leaves(seen_spec))
-    layers = convolutions.choose_convolutions(seen_spec, cnn) if convolved else ()
+    convolved = cnn != "auto" or any(is_image(leaf) for leaf in jax.tree.leaves(choose(obs_spec)))
+    layers = convolutions.choose_convolutions(choose(obs_spec), cnn) if convolved else ()
     heads = out if isinstance(out, dict) else {"": Head(out, out_scale, out_bias)}
     shape = tuple(hidden), tuple(heads.values()), ACTIVATIONS[activation]
     weights = orthogonal_weights if orthogonal else scaled_normal
     mlp = partial(Mlp, *shape, layer_norm, batch_norm, precision, dropout=dropout, noisy=noisy, weights=weights)
-    dense = residual_torso(*shape, precision) if torso == "residual" else mlp()
-    body = GruMlp(recurrent_size, dense) if recurrent_size else dense
-    module: nn.Module = PixelNetwork(layers, convolved_by(cnn), body, precision, weights) if layers else body
+    plain: nn.Module = residual_torso(*shape, precision) if torso == "residual" else mlp()
+    dense = split(plain, bool(layers or recurrent_size)) if split else plain
+    module: nn.Module = GruMlp(recurrent_size, dense) if recurrent_size else dense
+    module = PixelNetwork(layers, convolved_by(cnn), module, precision, weights) if layers else module
 
     def initial_memory(batch_size: int) -> PyTree:
         return jnp.zeros((batch_size, recurrent_size), jnp.float32) if recurrent_size else ()
@@ -408,15 +413,15 @@ def make_network(
     counted = batch_norm or torso == "residual"
     learning = _with_statistics(module, inputs, outputs_of) if counted else without_statistics(apply)
     network = Network(init, apply, learning, initial_memory, recurrent_size > 0, action_shape)
-    return network if not (noisy or dropout) else _with_noise(network, apply if dropout else None, noisy=noisy)
+    return _with_draws(network, apply, noisy, dropout=dropout, levels=split) if noisy or dropout or split else network
 
 
-def _with_noise(network: Network, apply: Callable[..., tuple[Any, PyTree]] | None, *, noisy: bool) -> Network:
-    """Add the random draws of noisy layers, and of dropout in ``apply`` if it is given."""
+def _with_draws(network: Network, apply: Callable[..., Any], noisy: bool, **draws: Any) -> Network:
+    """Add the random draws of noisy layers, and in ``apply`` of all ``draws`` that are given, by Flax's name."""
     network = network._replace(draw_noise=draw_noise) if noisy else network
-    if apply is None:
-        return network
-    return network._replace(with_dropout=lambda key: network._replace(apply=partial(apply, rngs={"dropout": key})))
+    drawing = lambda name, key: network._replace(apply=partial(apply, rngs={name: key}))  # noqa: E731
+    given: dict[str, Any] = {f"with_{name}": partial(drawing, name) for name, on in draws.items() if on}
+    return network._replace(**given)
 
 
 def without_statistics(apply: Apply) -> ApplyLearning:
@@ -521,7 +526,8 @@ def scalar(init: Callable[[], jax.Array]) -> Network:
 
 
 def _by_head(outputs: jax.Array, heads: Heads) -> dict[str, jax.Array]:
-    ends = list(accumulate(head.size for head in heads.values()))
+    width = outputs.shape[-1] // sum(head.size for head in heads.values())  # more than 1 with `QuantileMlp`
+    ends = list(accumulate(width * head.size for head in heads.values()))
     # Not by indexing, which is a gather where the batch is symbolic, as in an exported file.
-    slices = {name: (end - heads[name].size, end) for name, end in zip(heads, ends, strict=True)}
+    slices = {name: (end - width * heads[name].size, end) for name, end in zip(heads, ends, strict=True)}
     return {name: jax.lax.slice_in_dim(outputs, *limits, axis=-1) for name, limits in slices.items()}

@@ -1,6 +1,6 @@
-"""Dense layers with trained noise, for exploration without random actions (noisy nets, arXiv 1706.10295).
+"""Layers with trained noise for exploration: noisy nets (arXiv 1706.10295) and gSDE (arXiv 2005.05719).
 
-The noise is a separate collection of Flax variables. Without noise a layer computes with its mean weights.
+The noise of noisy nets is a separate collection of Flax variables; without it a layer computes with its mean weights.
 """
 
 import math
@@ -18,6 +18,12 @@ NOISE = "noise"
 """Flax's collection of the noise."""
 INITIAL_NOISE = 0.5
 """Initial standard deviation of the noise times the square root of the inputs (σ0 of the paper, section 3.2)."""
+
+
+INITIAL_DEVIATION, LEAST_VARIANCE = 0.8, 1e-6
+"""Of `StateNoise`: initial deviation for features of mean square 1, as in Stable-Baselines3 with 256 features (e^-3
+each), and a small variance that is added, as there.
+"""
 
 
 class NoisyDense(nn.Module):
@@ -46,11 +52,38 @@ class NoisyDense(nn.Module):
             return self.dot_general(x, kernel, product) + bias[None]
         before: jax.Array = self.get_variable(NOISE, "inputs")
         after: jax.Array = self.get_variable(NOISE, "outputs")
+        if 1 < len(before) < len(x):  # `QuantileMlp` has several rows for each step
+            before, after = (jnp.repeat(noise, len(x) // len(before), axis=0) for noise in (before, after))
         if len(before) == 1:  # one product, half as much work as two
             kernel = kernel + kernel_noise * before.T * after
             return self.dot_general(x, kernel, product) + bias[None] + bias_noise[None] * after
         noise = (self.dot_general(x * before, kernel_noise, product) + bias_noise[None]) * after
         return self.dot_general(x, kernel, product) + bias[None] + noise
+
+
+class StateNoise(nn.Module):
+    """Means of actions, and noise that is linear in the features of the state.
+
+    Inputs are ``[L, B, F]``. The outputs of ``features`` are ``[L, B, H]``, of ``mean`` ``[L, B, A]``. Results are the
+    mean, the logarithm of the standard deviation, ``[L, B, A]``, and each feature's share of the noise, ``[L, B, H *
+    A]``: times a standard normal matrix ``[H, A]`` and summed over features, it has this deviation.
+
+    Source: Raffin et al. (2021), gSDE, section 3, arXiv 2005.05719.
+    """
+
+    features: Any
+    mean: Any
+
+    @nn.compact
+    def __call__(self, x: jax.Array, *, learning: bool = False) -> dict[str, jax.Array]:
+        x = self.features(x, learning=learning)
+        mean = self.mean(x, learning=learning)
+        shape = x.shape[-1], mean.shape[-1]
+        initial = nn.initializers.constant(math.log(INITIAL_DEVIATION / math.sqrt(shape[0])))
+        deviation = jnp.exp(self.param("log_deviation", initial, shape))
+        variance = jnp.dot(jnp.square(x), jnp.square(deviation))
+        share = (x[..., None] * deviation[None, None]).reshape(*x.shape[:2], -1)
+        return {"mean": mean, "log_deviation": 0.5 * jnp.log(variance + LEAST_VARIANCE), "share": share}
 
 
 def draw_noise(params: PyTree, key: jax.Array, role: str, rows: int = 1) -> PyTree:

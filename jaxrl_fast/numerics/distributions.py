@@ -495,21 +495,25 @@ def quantile_levels(size: int) -> jax.Array:
     return (jnp.arange(size, dtype=jnp.float32) + 0.5) / size
 
 
-def quantile_huber(quantiles: jax.Array, targets: jax.Array, threshold: float = 1.0) -> jax.Array:
+def quantile_huber(
+    quantiles: jax.Array, targets: jax.Array, threshold: float = 1.0, levels: jax.Array | None = None
+) -> jax.Array:
     """Compute the quantile Huber loss: the sum over quantiles of the mean over samples.
 
     Args:
         quantiles: Predicted quantiles ``[N]``.
         targets: Samples of the target ``[M]``.
         threshold: Error up to which the loss is quadratic.
+        levels: Levels of the quantiles ``[N]``; None for `quantile_levels`.
 
     Returns:
         A scalar.
 
-    Source: Dabney et al. (2018), equations 9 and 10, arXiv 1710.10044.
+    Source: Dabney et al. (2018), equations 9 and 10, arXiv 1710.10044; random levels: equation 3, arXiv 1806.06923.
     """
     error = targets[None, :] - quantiles[:, None]
     size = jnp.abs(error)
     huber = jnp.where(size <= threshold, 0.5 * jnp.square(error), threshold * (size - 0.5 * threshold))
-    share = jnp.abs(quantile_levels(len(quantiles))[:, None] - (error < 0.0))
+    levels = quantile_levels(len(quantiles)) if levels is None else levels
+    share = jnp.abs(levels[:, None] - (error < 0.0))
     return jnp.sum(jnp.mean(share * huber / threshold, axis=1))
