@@ -261,8 +261,7 @@ def evaluation_row(totals: EpisodeTotals) -> Row:
         "eval_length_mean": float(totals.length.mean()),
         "eval_episodes": int(returns.size),
     }
-    if not isinstance(totals.success, tuple):
-        row["eval_success_rate"] = float(np.mean(totals.success))
+    row |= {} if isinstance(totals.success, tuple) else {"eval_success_rate": float(np.mean(totals.success))}
     if len(scores) > 1:
         row["eval_return_ci95"] = list(bootstrap_interval(scores))
         row["eval_return_seeds"] = [float(s) for s in scores]
