@@ -39,7 +39,7 @@ SWING = ("env=pendulum", "num_envs=1", "tuned=false", "total_steps=4_000", "algo
 SWING += ("algo.policy_hidden=[64,64]", "algo.critic_hidden=[64,64]")
 SAC, TD3 = (*SWING, "algo=sac"), (*SWING, "algo=td3")
 FIVE = "algo.updates_per_tick=5"
-POLE = ("env=cartpole", "algo=dqn", "tuned=false", "total_steps=50_000", "num_envs=4", "algo.updates_per_tick=16")
+POLE = ("env=cartpole", "algo=dqn", "tuned=false", "total_steps=50_000", "num_envs=4")
 RUNNER = ("env=hopper", "algo=sac", "tuned=false", "total_steps=40_000", "num_envs=4")
 CROSSING = ("env=traffic_junction_4", "algo=pqn_vdn", "tuned=false", "total_steps=400_000")
 

@@ -148,7 +148,8 @@ def dqn(
         reward_scale: Factor of the rewards.
         weight_decay: Weight decay of AdamW; 0 for other optimizers.
         rollout_length: Steps of each environment in a tick.
-        updates_per_tick: Gradient updates in a tick; None for one per 4 sampled steps, at most 64.
+        updates_per_tick: Gradient updates in a tick; None for one per sampled step, at most 64. Published is one per
+            4 steps; CartPole-v1 reaches 82 with it after 50,000 steps, else 475.
         batch_size: Transitions in a minibatch, or sequences with a GRU.
         buffer_size: Capacity of the replay buffer in steps over all environments.
         warmup_steps: Steps over all environments before the first update; None for 5,000, or a 20th of a short run.
@@ -195,7 +196,7 @@ def dqn(
     ) | dict(noisy=noisy)
     options = shared | dict(q_hidden=tuple(q_hidden), q_keys=tuple(q_keys), dueling=dueling, optimizer=optimizer)
     options |= dict(value_head=value_head, num_atoms=num_atoms, value_min=value_min, value_max=value_max)
-    sizes = off_policy_sizes(rollout_length, updates_per_tick, warmup_steps, steps_per_update=4)
+    sizes = off_policy_sizes(rollout_length, updates_per_tick, warmup_steps)
 
     def build(spec: EnvSpec, num_envs: int) -> Agent:
         space = require_actions("dqn", spec, (Discrete, MultiDiscrete), "sac")
