@@ -40,7 +40,7 @@ SWING += ("algo.policy_hidden=[64,64]", "algo.critic_hidden=[64,64]")
 SAC, TD3 = (*SWING, "algo=sac"), (*SWING, "algo=td3")
 FIVE = "algo.updates_per_tick=5"
 POLE = ("env=cartpole", "algo=dqn", "tuned=false", "total_steps=50_000", "num_envs=4")
-RUNNER = ("env=hopper", "algo=sac", "tuned=false", "total_steps=40_000", "num_envs=4")
+RUNNER = ("env=hopper", "algo=sac", "tuned=false", "total_steps=20_000", "num_envs=4")
 CROSSING = ("env=traffic_junction_4", "algo=pqn_vdn", "tuned=false", "total_steps=400_000")
 
 
@@ -84,7 +84,7 @@ ROWS: dict[str, Row] = {
     "td3 prioritized": Row(TD3, ("algo.priority_exponent=0.6", "algo.importance_exponent=linear:0.4:1")),
     "dqn munchausen": Row(POLE, ("algo.munchausen=0.9",)),
     "dqn epsilon_spread": Row(POLE, ("algo.epsilon=0.4", "algo.epsilon_spread=7")),
-    "dqn IQN": Row(POLE, ("algo.value_head=implicit", "algo.num_atoms=8")),
+    "dqn IQN": Row((*POLE[:3], "total_steps=20_000", "num_envs=4"), ("algo.value_head=implicit", "algo.num_atoms=8")),
     "dqn noisy": Row(POLE, ("algo.noisy=true", "algo.epsilon=0")),
     "pqn_vdn mixer": Row(CROSSING, ("algo.mixer=qmix",)),
 }
