@@ -320,11 +320,21 @@ def test_a_run_from_before_an_option_resumes_without_it(tmp_path):
     for file in (tmp_path / "old" / "checkpoints").glob("*/description.json"):
         stored = json.loads(file.read_text())
         content = stored["content"]
-        for name in ("free_deviation", "clip_actions", "orthogonal", "share_torso", "normalize_values", "max_kl"):
+        for name in (
+            "free_deviation",
+            "clip_actions",
+            "orthogonal",
+            "share_torso",
+            "normalize_values",
+            "max_kl",
+            "value_clip_range",
+        ):
             del content["settings"][f"algo.{name}"]
         digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
         file.write_text(json.dumps({**stored, "digest": digest}))
     resumed = [*command, f"resume={tmp_path}/old", "total_steps=128", f"run_dir={tmp_path}/new"]
+    resumed += ["algo.value_clip_range=0.5"]
     done = subprocess.run(resumed, check=True, capture_output=True, text=True)
     assert "changed: total_steps: 64 -> 128" in done.stdout and "max_kl" not in done.stdout
+    assert "changed: algo.value_clip_range: None -> 0.5" in done.stdout
     assert "free_deviation: false" in (tmp_path / "new" / "config.yaml").read_text()

@@ -32,8 +32,8 @@ def clipped_errors(value_loss: Callable) -> PartLoss:
     def loss_of(outputs: PyTree, batch: OnPolicyBatch, key: jax.Array, hyper: Any) -> tuple[jax.Array, Metrics]:
         now, target = outputs[..., 0], batch.targets["value_target"]
         before = target - batch.targets["advantage"]
-        kept = before + jnp.clip(now - before, -hyper.value_clip_range, hyper.value_clip_range)
-        errors = jnp.maximum(elementwise(value_loss, now, target), elementwise(value_loss, kept, target))
+        clipped = before + jnp.clip(now - before, -hyper.value_clip_range, hyper.value_clip_range)
+        errors = jnp.maximum(elementwise(value_loss, now, target), elementwise(value_loss, clipped, target))
         return jnp.mean(errors), {"value_loss": jnp.mean(errors)}
 
     return loss_of

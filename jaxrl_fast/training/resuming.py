@@ -92,8 +92,9 @@ def compare(description: CheckpointFacts, settings: Mapping[str, Any], rates: Se
     rules = {key: "free" if key in rates else resume_rule(key) for key in {**before, **now}}
     if "env.arguments" not in before:  # from the command, or a version that did not store them
         rules.pop("env.arguments", None)
-    told = [key for key, rule in rules.items() if rule == "fixed" or (rule == "free" and key in before)]
-    differing = [key for key in told if before.get(key) != now.get(key)]
+    differing = [key for key, rule in rules.items() if before.get(key) != now.get(key) and rule != "silent"]
+    # A rate that is new since then is 0, as it was without it, unless it was given.
+    differing = [key for key in differing if rules[key] == "fixed" or key in before or now[key]]
     for key in differing:
         if rules[key] == "fixed":
             raise CheckpointError(
