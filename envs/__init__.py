@@ -1,11 +1,10 @@
 """Environments by name. An adapter and its library are imported only when one of its environments is made."""
 
-import os
-import re
-import traceback
 from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from jaxrl_fast.system import import_function
 
 if TYPE_CHECKING:  # the pool's workers import this package and must not import JAX
     from jaxrl_fast.envs.env import Env, VecEnv
@@ -99,47 +98,6 @@ class EnvFailed(RuntimeError):
     """A user's environment on the host raised an error. The first line describes it, the others are its traceback."""
 
 
-LIBRARIES = re.compile(r"<|.*/(site|dist)-packages/(jax|jaxlib|numpy|gymnasium|gymnax|brax|flax|cloudpickle)/")
-"""Beginning of the files in which an error of a user's code may be raised, but is not made."""
-LONG_TEXT = 200
-OWN, PYTHON = (os.path.dirname(os.path.dirname(__file__)) + os.sep, os.path.dirname(os.__file__) + os.sep)
-
-
-def place_of(error: BaseException) -> str | None:
-    """Return the innermost line of a user's code that raised an error.
-
-    Args:
-        error: Error.
-
-    Returns:
-        File and line, or None if the error was not raised in a user's code.
-    """
-    if isinstance(error, SyntaxError) and error.filename is not None:
-        return f"{error.filename}, line {error.lineno}"
-    calls = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    places = [f"{file}, line {line}" for file, line in calls if _is_of_a_user(file)]
-    return places[-1] if places else None
-
-
-def _is_of_a_user(file: str) -> bool:
-    in_python = file.startswith(PYTHON) and "-packages" not in file
-    return not (file.startswith(OWN) or in_python or LIBRARIES.match(file))
-
-
-def fault_of(error: BaseException) -> str:
-    """Describe an error of a user's code in one line.
-
-    Args:
-        error: Error.
-
-    Returns:
-        Its type, text, and `place_of`; the first line of a long text.
-    """
-    text = str(error.msg) if isinstance(error, SyntaxError) else str(error).strip()
-    text, place = " ".join((text if len(text) < LONG_TEXT else text.splitlines()[0]).split()), place_of(error)
-    return f"{type(error).__name__}: {text}{'' if place is None else f' ({place})'}"
-
-
 def make(name: str, **options: Any) -> "Env":
     """Make the compiled environment of a short name or a suite.
 
@@ -230,7 +188,7 @@ def makers(name: str, options: dict[str, Any]) -> list[Any]:
     """
     suite, options = resolve(name, options)
     if suite == "custom":
-        return [import_module("jaxrl_fast.envs.custom").find(options["make"])]
+        return [import_function(options["make"], "env.make")]
     module, function = HOST_SUITES.get(suite, (MODULES.get(suite, f"jaxrl_fast.envs.from_{suite}"), "make", ""))[:2]
     try:
         adapter = import_module(module)

@@ -1,7 +1,6 @@
 """User environments: calls a user's function and adapts its result to an `Env` or a `HostEnv`."""
 
 import inspect
-import os
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -9,11 +8,12 @@ from importlib import import_module
 from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jaxrl_fast.envs import RuleBroken, fault_of, place_of
+from jaxrl_fast.envs import RuleBroken
 from jaxrl_fast.envs.adapter_utils import layers_of, relaxed
 from jaxrl_fast.envs.env import A_COUNT, Env, is_count
 from jaxrl_fast.envs.env_checks import check_start
 from jaxrl_fast.envs.host_env import HostEnv
+from jaxrl_fast.system import fault_of, import_function
 
 if TYPE_CHECKING:  # Gymnasium is not needed for an `Env`
     from jaxrl_fast.envs.pool.making import FilmedHost
@@ -128,7 +128,7 @@ class Called(NamedTuple):
 
 def _call(make: str | Callable[..., Any], options: dict[str, Any]) -> Called:
     name = make if isinstance(make, str) else getattr(make, "__qualname__", "make")
-    function = find(make) if isinstance(make, str) else make
+    function = import_function(make, "env.make") if isinstance(make, str) else make
     limits = {key: options[key] for key in LIMITS if options.get(key) is not None and key not in _parameters(function)}
     for key, limit in limits.items():
         if not is_count(limit):
@@ -224,36 +224,6 @@ def as_env(made: Any, *, name: str, episode_length: int | None = None) -> Env:
         "environment (reset_env, step_env, default_params), a brax-style one (reset, step, observation_size, "
         "action_size) or a PettingZoo parallel environment (possible_agents, reset, step)"
     )
-
-
-def find(path: str) -> Callable[..., Any]:
-    """Import a user's function.
-
-    Args:
-        path: ``my_package.make`` or ``my_package:make``; the current directory is searched, too.
-
-    Returns:
-        The function.
-
-    Raises:
-        ValueError: It cannot be imported.
-    """
-    module_name, _, attribute = path.replace(":", ".").rpartition(".")
-    if not module_name or not attribute:
-        raise ValueError(f"env.make={path}: write the function with its module, for example my_package.make")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        module = import_module(module_name)
-    except (Exception, SystemExit) as error:
-        missing = isinstance(error, ModuleNotFoundError) and place_of(error) is None
-        hint = "; run from the folder that holds it, or install it" if missing else ""
-        message = f"cannot import {module_name}: {fault_of(error)}{hint}"
-        raise ValueError(f"env.make={path}: {message}") from error
-    function = getattr(module, attribute, None)
-    if not callable(function):
-        raise ValueError(f"env.make={path}: {module_name} has no function '{attribute}'")
-    return function
 
 
 def _has(env: Any, *names: str) -> bool:

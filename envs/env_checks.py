@@ -25,11 +25,12 @@ from jaxrl_fast.core import (
     action_shape,
     reward_shape,
 )
-from jaxrl_fast.envs import RuleBroken, fault_of
+from jaxrl_fast.envs import RuleBroken
 from jaxrl_fast.envs.env import Draw, Env, VecEnv, is_count, vectorize
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.envs.playing import NUM_ENVS, Player, Trace, compiled_player, equal, host_player, play_episodes
 from jaxrl_fast.numerics.normalization import is_mask
+from jaxrl_fast.system import fault_of
 
 
 def check_start(env: Env, name: str) -> None:

@@ -74,7 +74,8 @@ def tune(words: list[str]) -> int:
         print(f"{envs.describe(plan.asked.env, plan.asked.env_options)}; {plan.asked.algo}, objective {plan.objective}")
         settings = Settings(Path(folder), cap and cap * 1e9, options["repeats"], options["repeat_s"])
         suffix = "" if plan.objective == "training" else f"_{plan.objective}"
-        return run_sweep(plan, settings, out / f"{env_name(plan.asked)}_{plan.asked.algo}{suffix}", words, tuple(KEYS))
+        stem = f"{env_name(plan.asked)}_{plan.asked.algo.replace('.', '-')}{suffix}"
+        return run_sweep(plan, settings, out / stem, words, tuple(KEYS))
 
 
 def take_own(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
@@ -124,6 +125,7 @@ def make_plan(run: Run, options: dict[str, Any]) -> SweepPlan:
     if run.auto_overlap:
         raise ConfigError(f"overlap=auto is for train: write one of {', '.join(get_args(Overlap))}")
     make_algorithm(run)
+    candidates.check_sizes(run)
     envs.resolve(run.env, dict(run.env_options))
     asked = dataclasses.replace(run, auto_width=False, distributed="off", processes=None)
     knobs = left_open(asked, options["knobs"])

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxrl_fast.commands import cli
 from jaxrl_fast.commands.cli import check_spaces, open_run, read_words
-from jaxrl_fast.commands.run_config import make_evaluation_envs
+from jaxrl_fast.commands.run_config import make_algorithm, make_evaluation_envs
 from jaxrl_fast.core import MAX_SIZE
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.policy.policies import with_sampled_actions
@@ -22,7 +22,8 @@ HELP = """python -m jaxrl_fast.evaluate RUN [episodes=100] [seed=0] [sample=fals
   RUN         a run's folder, such as runs/latest
   episodes    number of episodes, each with a new initial state
   seed        seed of the episodes; their PRNG keys differ from the keys of training
-  sample      true: actions are drawn from the policy's distribution; false: the most probable ones"""
+  sample      true: actions are drawn from the policy's distribution; false: the most probable ones
+  algo.make   again, if the algorithm is your own; other keys algo.* and env.* replace the run's"""
 KEYS = {
     "episodes": Key(int, 100, 1, maximum=MAX_SIZE),
     "seed": Key(int, 0, 0, maximum=MAX_SEED),
@@ -41,8 +42,8 @@ def evaluate_run(words: Sequence[str]) -> int:
     """
     folder, given = read_words(words, "evaluate", KEYS)
     setup()
-    run, policy = open_run(folder)
-    policy = with_sampled_actions(policy) if given["sample"] else policy
+    run, policy = open_run(folder, settings=given["settings"])
+    policy = with_sampled_actions(policy, make_algorithm(run)) if given["sample"] else policy
     env = make_evaluation_envs(run)
     check_spaces(policy, env.spec, folder)
     key = jax.random.fold_in(jax.random.key(given["seed"]), 0xE7A1)

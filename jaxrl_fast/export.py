@@ -6,6 +6,7 @@ from pathlib import Path
 
 import jax
 
+from jaxrl_fast.algorithms.registry import factory_of
 from jaxrl_fast.commands import cli
 from jaxrl_fast.policy.exporting import FORMATS, NUM_OBSERVATIONS, describe, export_policy, has_onnx, signature
 from jaxrl_fast.policy.policies import load_policy
@@ -20,7 +21,11 @@ HELP = """python -m jaxrl_fast.export RUN [formats=jax,onnx] [agent=2]
               default: both, or jax where those packages are missing
   agent       write the policy of one of several agents, from 0, to a folder such as agent_2
               default: the policy of all agents
+  algo.make   again, if the algorithm is your own
 Each file is compared with the policy on 1,000 observations, and removed if they disagree."""
+
+
+KEYS = {"formats": Key(str, None), "agent": Key(str, None), "algo.make": Key(str, None)}
 
 
 def export_run(words: Sequence[str]) -> int:
@@ -32,11 +37,11 @@ def export_run(words: Sequence[str]) -> int:
     Returns:
         Exit code.
     """
-    folder, formats, number = read_words(words)
+    folder, formats, number, own = read_words(words)
     setup()
     # An accelerator may round its products more coarsely than the check allows, and may be busy training.
     jax.config.update("jax_platforms", "cpu")
-    policy = load_policy(folder)
+    policy = load_policy(folder, algorithm=None if own is None else factory_of(own))
     if number is not None:
         policy, folder = policy.agent(number), folder / f"agent_{number}"
         folder.mkdir(exist_ok=True)
@@ -54,20 +59,20 @@ def export_run(words: Sequence[str]) -> int:
     return 0
 
 
-def read_words(words: Sequence[str]) -> tuple[Path, list[str], int | None]:
+def read_words(words: Sequence[str]) -> tuple[Path, list[str], int | None, str | None]:
     """Parse the words of the command line.
 
     Args:
         words: Words of the command line.
 
     Returns:
-        Folder of the policy, formats (empty for the default), and number of an agent or None.
+        Folder of the policy, formats (empty for the default), number of an agent or None, and ``algo.make`` or None.
 
     Raises:
         ConfigError: No folder or several, a folder without a policy, an unknown key or format, or an invalid agent.
         ImportError: A package that a format needs is missing.
     """
-    run, given = cli.read_words(words, "export", {"formats": Key(str, None), "agent": Key(str, None)})
+    run, given = cli.read_words(words, "export", KEYS, settings=())
     formats = [] if given["formats"] is None else list(dict.fromkeys(given["formats"].split(",")))
     if given["agent"] is not None and not given["agent"].isdecimal():
         raise ConfigError(f"agent={given['agent']}: write the number of an agent, from 0")
@@ -78,7 +83,7 @@ def read_words(words: Sequence[str]) -> tuple[Path, list[str], int | None]:
         raise ConfigError(f"{run} contains no policy: write the path of a run's folder, such as runs/latest")
     if "onnx" in formats and not has_onnx():
         raise ImportError("formats=onnx needs two packages: pip install onnx onnxruntime, or write formats=jax")
-    return folder, formats, None if given["agent"] is None else int(given["agent"])
+    return folder, formats, None if given["agent"] is None else int(given["agent"]), given["algo.make"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -29,7 +29,8 @@ HELP = """python -m jaxrl_fast.render RUN [out=RUN/policy.gif] [policy=newest] [
   seed        seed of the first episode; the next ones have the following numbers
   seconds     longest duration of an episode, in the environment's time
   fps         largest number of pictures per second; steps between two pictures are not drawn
-  width       largest width of pictures in pixels; small ones are enlarged by a whole factor"""
+  width       largest width of pictures in pixels; small ones are enlarged by a whole factor
+  algo.make   again, if the algorithm is your own; other keys algo.* and env.* replace the run's"""
 KEYS = {
     "out": Key(str, None),
     "policy": Key(str, "newest"),
@@ -69,7 +70,7 @@ def render_run(words: Sequence[str]) -> int:
     setup()
     # An accelerator may be busy training, and one environment does not need it.
     jax.config.update("jax_platforms", "cpu")
-    run, policy = open_run(folder, POLICIES[which])
+    run, policy = open_run(folder, POLICIES[which], given["settings"])
     if out.suffix == ".html":
         write_page(run, policy, folder, out, given["seed"])
         return 0

@@ -1,13 +1,16 @@
-"""Atomic file replacement, and subprocesses of this package next to the training process."""
+"""Atomic file replacement, subprocesses of this package next to the training process, and code of users."""
 
 import contextlib
 import os
+import re
 import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+import traceback
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -84,3 +87,75 @@ def end_session(process: subprocess.Popen) -> None:
     for pipe in filter(None, (process.stdin, process.stdout)):
         with suppress(OSError):  # unsent data is lost
             pipe.close()
+
+
+LIBRARIES = re.compile(r"<|.*/(site|dist)-packages/(jax|jaxlib|numpy|gymnasium|gymnax|brax|flax|cloudpickle)/")
+"""Beginning of the files in which an error of a user's code may be raised, but is not made."""
+LONG_TEXT = 200
+OWN, PYTHON = (os.path.dirname(__file__) + os.sep, os.path.dirname(os.__file__) + os.sep)
+
+
+def place_of(error: BaseException) -> str | None:
+    """Return the innermost line of a user's code that raised an error.
+
+    Args:
+        error: Error.
+
+    Returns:
+        File and line, or None if the error was not raised in a user's code.
+    """
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        return f"{error.filename}, line {error.lineno}"
+    calls = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    places = [f"{file}, line {line}" for file, line in calls if _is_of_a_user(file)]
+    return places[-1] if places else None
+
+
+def _is_of_a_user(file: str) -> bool:
+    in_python = file.startswith(PYTHON) and "-packages" not in file
+    return not (file.startswith(OWN) or in_python or LIBRARIES.match(file))
+
+
+def fault_of(error: BaseException) -> str:
+    """Describe an error of a user's code in one line.
+
+    Args:
+        error: Error.
+
+    Returns:
+        Its type, text, and `place_of`; the first line of a long text.
+    """
+    text = str(error.msg) if isinstance(error, SyntaxError) else str(error).strip()
+    text, place = " ".join((text if len(text) < LONG_TEXT else text.splitlines()[0]).split()), place_of(error)
+    return f"{type(error).__name__}: {text}{'' if place is None else f' ({place})'}"
+
+
+def import_function(path: str, key: str) -> Callable[..., Any]:
+    """Import a user's function.
+
+    Args:
+        path: ``my_package.make`` or ``my_package:make``; the current directory is searched, too.
+        key: Key of the command line for messages, such as ``env.make``.
+
+    Returns:
+        The function.
+
+    Raises:
+        ValueError: It cannot be imported.
+    """
+    module_name, _, attribute = path.replace(":", ".").rpartition(".")
+    if not module_name or not attribute:
+        raise ValueError(f"{key}={path}: write the function with its module, for example my_package.make")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = import_module(module_name)
+    except (Exception, SystemExit) as error:
+        missing = isinstance(error, ModuleNotFoundError) and place_of(error) is None
+        hint = "; run from the folder that holds it, or install it" if missing else ""
+        message = f"cannot import {module_name}: {fault_of(error)}{hint}"
+        raise ValueError(f"{key}={path}: {message}") from error
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        raise ValueError(f"{key}={path}: {module_name} has no function '{attribute}'")
+    return function

@@ -27,7 +27,7 @@ from jaxrl_fast.commands.prepare import (
     print_opening,
     write_facts,
 )
-from jaxrl_fast.commands.run_config import Run, flat_settings, job_options, make_algorithm
+from jaxrl_fast.commands.run_config import Run, algo_words, flat_settings, job_options, make_algorithm
 from jaxrl_fast.core import is_image
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
@@ -122,7 +122,7 @@ def train_on(prepared: Prepared, stop: StopSignal, stack: ExitStack) -> int:
             measured = {**summary, "evaluator_memory_mb": evaluator and evaluator.memory_mb}
             summary = add_to_summary(run, measured, folder, before_s, wall_s, stopped_by)
             try_to_write(folder, print)
-            print_closing(summary, folder, pictures, can_draw(env))
+            print_closing(run, summary, folder, pictures, can_draw(env))
     cluster.finish()
     return 128 + stopped_by if stopped_by is not None else 0
 
@@ -166,9 +166,9 @@ def visualizer_of(run: Run, env: VecEnv | HostEnv, folder: Path, tell: Tell) -> 
     if not run.eval.picture or not hosts.is_first():
         yield None
         return
-    with closing(
-        Visualizer(folder, PAGE if with_bodies(env) is not None else "policy.gif", run.seed, tell)
-    ) as visualizer:
+    own = [f"algo.make={make}"] if (make := algo_words(run).get("make")) else []
+    out = PAGE if with_bodies(env) is not None else "policy.gif"
+    with closing(Visualizer(folder, out, run.seed, tell, own=own)) as visualizer:
         yield visualizer
 
 

@@ -142,13 +142,13 @@ def redirected(notes: Path, number: int, command: str, words: list[str]) -> int:
 
 def call(command: str, words: list[str]) -> int:
     """Return the exit code of a command."""
-    from jaxrl_fast import autotune, check, evaluate, render, train
+    from jaxrl_fast import autotune, check, evaluate, export, render, train
 
     if command == "python":
         exec("\n".join(words), {})
         return 0
     known = {"train": train.main, "evaluate": evaluate.main, "render": render.main, "autotune": autotune.main}
-    known["check"] = check.main
+    known |= {"check": check.main, "export": export.main}
     return known[command](words)
 
 

@@ -18,7 +18,8 @@ import jaxrl_fast as jf
 from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.commands.run_config import compose
 from jaxrl_fast.numerics.optimizers import has_choices
-from jaxrl_fast.settings.schema import ConfigError, algo_keys, read_value
+from jaxrl_fast.settings.schema import ConfigError, read_value
+from jaxrl_fast.settings.signatures import algo_keys
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,8 @@ from jaxrl_fast.commands import cli
 from jaxrl_fast.commands.cli import train_help
 from jaxrl_fast.commands.run_config import compose, flat_settings
 from jaxrl_fast.runtime.placements import PLACEMENTS
-from jaxrl_fast.settings.schema import ConfigError, algo_keys, run_keys
+from jaxrl_fast.settings.schema import ConfigError, run_keys
+from jaxrl_fast.settings.signatures import algo_keys
 
 ROOT = Path(__file__).parent.parent
 JOB = [
@@ -87,7 +88,7 @@ def entries(words: str, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
 @pytest.mark.parametrize("algo", ["dqn", "flash_sac"])
 def test_help_beside_other_words_lists_the_keys_of_one_algorithm(algo: str, capsys: pytest.CaptureFixture[str]):
     found = entries(f"env=cartpole algo={algo}", capsys)
-    general = {name for name in run_keys() if not name.startswith(("env.", "pool."))}
+    general = {name for name in run_keys() if not name.startswith(("env.", "algo.", "pool."))}
     own = {name for name in found if name.startswith("algo.")}
     assert own == set(algo_keys(algo)) and general <= set(found)
     assert not any(name.startswith("pool.") for name in found)

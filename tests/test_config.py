@@ -13,9 +13,9 @@ from omegaconf import OmegaConf
 import jaxrl_fast as jf
 from jaxrl_fast import Cosine, Linear, envs
 from jaxrl_fast.algorithms.registry import ALGORITHMS
-from jaxrl_fast.commands import run_config as config
+from jaxrl_fast.commands import layers
+from jaxrl_fast.commands.layers import CONFIG_DIR
 from jaxrl_fast.commands.run_config import (
-    CONFIG_DIR,
     NEEDS,
     Run,
     compose,
@@ -28,7 +28,8 @@ from jaxrl_fast.commands.run_config import (
 from jaxrl_fast.envs.pool.batches import PoolOptions
 from jaxrl_fast.learning.run_graph import GraphOptions
 from jaxrl_fast.numerics.optimizers import plain
-from jaxrl_fast.settings.schema import Checkpoints, ConfigError, algo_keys, command_line, read_value, run_keys
+from jaxrl_fast.settings.schema import Checkpoints, ConfigError, command_line, read_value, run_keys
+from jaxrl_fast.settings.signatures import algo_keys
 from jaxrl_fast.training.job import JobOptions
 
 TUNED = sorted((CONFIG_DIR / "tuned").glob("*.yaml"))
@@ -89,7 +90,7 @@ def test_a_tuned_file_of_an_id_applies_before_that_of_its_family(tmp_path: Path,
     (tmp_path / "envs.yaml").write_text((CONFIG_DIR / "envs.yaml").read_text())
     for stem, seed in (("gymnasium_sac", 1), ("gymnasium_my-World-v0_sac", 2)):
         (tmp_path / "tuned" / f"{stem}.yaml").write_text(f"seed: {seed}\n")
-    monkeypatch.setattr(config, "CONFIG_DIR", tmp_path)
+    monkeypatch.setattr(layers, "CONFIG_DIR", tmp_path)
     own, other, neither = (
         compose(["env=gymnasium", *words])
         for words in (["env.id=my/World-v0"], ["env.id=Other-v0"], ["env.id=my/World-v0", "algo=td3"])

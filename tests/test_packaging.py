@@ -26,10 +26,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "spaces": set(),
     "numerics": {"core"},
     "networks": {"core", "numerics"},
-    "envs": {"core", "spaces", "numerics"},
+    "envs": {*BASE, "spaces"},
     "runtime": {"core"},
     "learning": {"core", "numerics", "networks", "envs", "runtime"},
-    "algorithms": {"core", "spaces", "numerics", "networks", "learning"},
+    "algorithms": {*BASE, "spaces", "networks", "learning"},
     "policy": {*BASE, "spaces", "learning", "algorithms"},
     "settings": {*BASE, "networks", "learning", "algorithms"},
     "training": {*BASE, "envs", "runtime", "learning", "policy", "settings"},
@@ -52,7 +52,7 @@ algorithms.
 KNOW_ENVS = {"jaxrl_fast.views.viewer", "jaxrl_fast.views.renderers"}
 """Modules below the commands that contain names of environments."""
 ONE_ADAPTER = {package: f"jaxrl_fast.envs.from_{package}" for package in ("brax", "gymnax", "jaxmarl", "jumanji")}
-MAX_PACKAGES, MAX_FILES, MAX_CODE_LINES = 12, 155, 21_000
+MAX_PACKAGES, MAX_FILES, MAX_CODE_LINES = 12, 157, 21_300
 """Not counted: `targets`, which compiles for absent machines, and new files in ``envs/from_*`` and ``algorithms/``."""
 
 
@@ -161,7 +161,7 @@ def test_only_settings_and_what_stands_on_them_know_config_and_environments_by_n
 def test_environments_import_only_core_and_the_types_of_environments():
     for name in IMPORTS:
         if package_of(name) == "envs":
-            assert imported_packages(name) <= {"core", "spaces", "numerics"}, name
+            assert imported_packages(name) <= {"core", "spaces", "numerics", "system"}, name
 
 
 def test_nobody_imports_a_package_of_another_root():

@@ -16,9 +16,10 @@ from jaxrl_fast import envs, placement
 from jaxrl_fast.__main__ import COMMANDS
 from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.commands.cli import train_help
-from jaxrl_fast.commands.run_config import CONFIG_DIR
+from jaxrl_fast.commands.layers import CONFIG_DIR
 from jaxrl_fast.runtime.placements import PLACEMENTS
-from jaxrl_fast.settings.schema import Key, algo_keys, describe_type, run_keys
+from jaxrl_fast.settings.schema import Key, describe_type, run_keys
+from jaxrl_fast.settings.signatures import algo_keys
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SECTIONS = {

@@ -10,9 +10,9 @@ from typing import Any
 
 import gymnasium
 
-from jaxrl_fast.envs import fault_of, place_of
 from jaxrl_fast.envs.pool.several_agents import AgentsTogether
 from jaxrl_fast.envs.pool.stepping import GOES_ON, MakeGymnasium, refuse_statistics
+from jaxrl_fast.system import fault_of, place_of
 
 ATARI_EPISODE_STEPS = 27_000
 """30 minutes at 60 frames per second, with four frames per step (Machado et al., 2018)."""

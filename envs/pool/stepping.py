@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 
-from jaxrl_fast.envs import EnvFailed, RuleBroken, place_of
+from jaxrl_fast.envs import EnvFailed, RuleBroken
 from jaxrl_fast.envs.pool.codec import ActionCodec, Arrays, ObsCodec, SpaceError, encode_action, encode_obs, sample
 from jaxrl_fast.envs.pool.several_agents import AgentsTogether, encode_agents
+from jaxrl_fast.system import place_of
 
 GOES_ON = "jaxrl_fast.goes_on"
 """Key in the ``info`` of a step that ends an episode for training only: a life was lost, and the game continues. Its

@@ -24,14 +24,27 @@ from jax.errors import JaxRuntimeError
 
 from jaxrl_fast import envs
 from jaxrl_fast.algorithms.registry import ALGORITHMS
-from jaxrl_fast.commands.run_config import NEEDS, Run, chosen_later, compose, env_keys, flat_settings, may_be_host
+from jaxrl_fast.commands.layers import read_file, require_named_again
+from jaxrl_fast.commands.run_config import (
+    NEEDS,
+    Run,
+    algo_words,
+    chosen_later,
+    compose,
+    env_keys,
+    flat_settings,
+    make_algorithm,
+    may_be_host,
+)
 from jaxrl_fast.core import MAX_SIZE, EnvSpec, require_devices
-from jaxrl_fast.envs import EnvFailed, place_of
+from jaxrl_fast.envs import EnvFailed
 from jaxrl_fast.policy.policies import Policy, load_policy, same_spaces
 from jaxrl_fast.runtime.placements import PLACEMENTS
 from jaxrl_fast.settings import schema
 from jaxrl_fast.settings.machine import AUTO
-from jaxrl_fast.settings.schema import ConfigError, Key, command_line, parse_word, run_keys, written
+from jaxrl_fast.settings.schema import ConfigError, Key, command_line, parse_word, read_word, run_keys, written
+from jaxrl_fast.settings.signatures import algo_keys
+from jaxrl_fast.system import place_of
 from jaxrl_fast.training.run_folder import lacking_letters
 
 WIDTH = 80
@@ -207,7 +220,7 @@ def train_help(words: Sequence[str] = ()) -> str:
             "environments (env=...); any other: env=<suite> env.id=, env=custom env.make=",
             *_environments(),
             "algorithms (algo=...); all keys of one: train env=cartpole algo=dqn --help",
-            *_listed(ALGORITHMS),
+            *_listed([*ALGORITHMS, "custom"]),
             "placements (placement=...)",
             f"  {AUTO:<16} The fastest measured placement for env and algo.",
             *_described(PLACEMENTS, lambda place: place.__doc__),
@@ -239,12 +252,13 @@ def keys_help(words: Sequence[str]) -> str:
         ConfigError: A word is wrong.
         ValueError: The environment's package or function cannot be imported.
     """
-    asked = compose([_values(word)[0] for word in words])
-    named = [f"{name}={getattr(asked, name)}" for name in schema.GROUPS]
+    asked = compose([_values(word)[0] for word in words], complete=False)
+    algo = [f"algo{'' if name == 'name' else f'.{name}'}={value}" for name, value in algo_words(asked).items()]
+    named = [f"env={asked.env}", *algo, f"placement={asked.placement}"]
     named += [f"env.{name}='{asked.env_options[name]}'" for name in ("id", "make") if name in asked.env_options]
-    run = compose([*named, *(word for word in words if word.startswith("tuned="))])
+    run = compose([*named, *(word for word in words if word.startswith("tuned="))], complete=False)
     given, values = run_keys(), flat_settings(run)
-    own, others = env_keys(run), [name for name in given if not name.startswith(("env.", "pool."))]
+    own, others = env_keys(run), [name for name in given if not name.startswith(("env.", "algo.", "pool."))]
     pool = [name for name in given if name.startswith("pool.") and may_be_host(run.env)]
     tuned = [name for name, source in run.sources.items() if source.startswith(TUNED)]
     note = f", * tuned ({run.tuned_file})" if run.tuned_file else ""
@@ -258,10 +272,10 @@ def keys_help(words: Sequence[str]) -> str:
 
     return "\n".join(
         [
-            f"python -m jaxrl_fast.train env={run.env} algo={run.algo} [key=value ...]",
+            f"python -m jaxrl_fast.train env={run.env} {' '.join(algo)} [key=value ...]",
             *textwrap.wrap(f"Keys with their defaults{note}; allowed values in brackets.", WIDTH),
             f"algo.*: settings of {run.algo}",
-            *lines(schema.algo_keys(run.algo)),
+            *lines(algo_keys(run.algo)),
             *textwrap.wrap(f"env.*: options of {envs.describe(run.env, run.env_options)}", WIDTH),
             *lines(own),
             *([] if not pool else ["pool.*: environments on the host"]),
@@ -378,45 +392,53 @@ def split_words(words: Sequence[str], command: str, keys: Mapping[str, Key]) -> 
     return folders, found
 
 
-def read_words(words: Sequence[str], command: str, keys: Mapping[str, Key]) -> tuple[Path, dict[str, Any]]:
+def read_words(
+    words: Sequence[str], command: str, keys: Mapping[str, Key], settings: tuple[str, ...] = ("algo.", "env.")
+) -> tuple[Path, dict[str, Any]]:
     """Parse the words of a command that takes one run's folder.
 
     Args:
         words: Words of the command line.
         command: Name of the command in error messages.
         keys: Keys of the command by name.
+        settings: Beginnings of settings of the run that may be given again.
 
     Returns:
-        The folder, and the values by key.
+        The folder, and the values by key; the words of settings as ``settings``.
 
     Raises:
         ConfigError: No folder, several folders, or as `split_words`.
     """
-    folders, found = split_words(words, command, keys)
+    given = [word for word in words if word.startswith(settings) and "=" in word]
+    folders, found = split_words([word for word in words if word not in given], command, keys)
     if len(folders) != 1:
         raise ConfigError("write the path of one run's folder, such as runs/latest")
-    return folders[0], found
+    return folders[0], {**found, "settings": given}
 
 
-def open_run(folder: Path, policy: str = "policy") -> tuple[Run, Policy]:
+def open_run(folder: Path, policy: str = "policy", settings: Sequence[str] = ()) -> tuple[Run, Policy]:
     """Load a run's settings and policy.
 
     Args:
         folder: Folder of the run.
         policy: Subfolder of the policy.
+        settings: Words of settings that replace the run's, such as ``algo.make=my_package.make``.
 
     Returns:
         The settings and the policy.
 
     Raises:
-        ConfigError: The folder contains no run.
+        ConfigError: The folder contains no run, or names an algorithm that ``settings`` do not name again.
         ValueError: The run has no readable policy.
     """
     require_devices()
     config_file = folder / "config.yaml"
     if not config_file.exists():
         raise ConfigError(f"{folder} contains no run: write the path of a run's folder, such as runs/latest")
-    return compose([f"config='{config_file}'"]), load_policy(folder / policy)
+    require_named_again(folder, read_file(config_file).values, dict(map(read_word, settings)))
+    run = compose([f"config='{config_file}'", *settings])
+    own = None if run.algo in ALGORITHMS else make_algorithm(run)
+    return run, load_policy(folder / policy, algorithm=own)
 
 
 def check_spaces(policy: Policy, spec: EnvSpec, folder: Path) -> None:

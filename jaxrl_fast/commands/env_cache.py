@@ -21,6 +21,7 @@ import numpy as np
 from flax import serialization
 
 from jaxrl_fast import envs
+from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.commands.run_config import Run, make_envs
 from jaxrl_fast.core import EnvSpec, PyTree
 from jaxrl_fast.envs.env import Bodies, Env, VecEnv, vectorize
@@ -213,11 +214,11 @@ def env_cache_of(run: Run, tell: Callable[[str], None]) -> EnvCache | None:
         tell: Shows messages to the user.
 
     Returns:
-        The cache; None with ``JAXRL_FAST_CACHE=off``, in several processes, for environments that are not determined by
-        their names, and with ``debug``, which traces each tick's operations.
+        The cache; None with ``JAXRL_FAST_CACHE=off``, in several processes, for environments and algorithms that are
+        not determined by their names, and with ``debug``, which traces each tick's operations.
     """
     root = cache_root()
-    if root is None or run.debug or jax.process_count() > 1:
+    if root is None or run.debug or jax.process_count() > 1 or run.algo not in ALGORITHMS:
         return None
     suite, _ = envs.resolve(run.env, dict(run.env_options))
     known = identity_of(suite)

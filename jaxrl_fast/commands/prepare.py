@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from jaxrl_fast import envs
 from jaxrl_fast.commands import tuning_cache
 from jaxrl_fast.commands.env_cache import EnvCache, env_cache_of, make_cached_envs
-from jaxrl_fast.commands.run_config import CHOSEN, Run, env_name, flat_settings, to_yaml, with_defaults
+from jaxrl_fast.commands.run_config import CHOSEN, Run, algo_words, env_name, flat_settings, to_yaml, with_defaults
 from jaxrl_fast.envs.env import VecEnv
 from jaxrl_fast.envs.host_env import HostEnv
 from jaxrl_fast.envs.pool.batches import default_groups
@@ -33,7 +33,7 @@ from jaxrl_fast.training.checkpoints import FOLDER, all_steps, newest_good
 from jaxrl_fast.training.job import Job
 from jaxrl_fast.training.progress import clock, share, si
 from jaxrl_fast.training.records import read_status, write_status
-from jaxrl_fast.training.run_folder import check_tables, link_latest, locked, unwritable, write_summary
+from jaxrl_fast.training.run_folder import check_tables, link_latest, locked, named_again, unwritable, write_summary
 
 HOST = machine.Choice("fused", 1, "actions and learning on one device, environments on the host")
 
@@ -395,10 +395,11 @@ def can_draw(env: VecEnv | HostEnv) -> bool:
     return env.draws
 
 
-def print_closing(summary: dict[str, Any], folder: Path, pictures: list[str], draws: bool) -> None:
+def print_closing(run: Run, summary: dict[str, Any], folder: Path, pictures: list[str], draws: bool) -> None:
     """Print result, speed, paths, and the commands for this run.
 
     Args:
+        run: Settings of the run.
         summary: Summary of the run.
         folder: Folder of the run.
         pictures: Names of pictures in the folder.
@@ -437,9 +438,10 @@ def print_closing(summary: dict[str, Any], folder: Path, pictures: list[str], dr
         print(f"evaluated in a process of {summary['evaluator_memory_mb']:.0f} MB; {waited}")
     files = ["report.html", "summary.json", "curve.png", "graph.svg", *pictures, "policy/", "metrics.csv", "evals.csv"]
     print(f"{folder}: {', '.join(file for file in files if (folder / file).exists())}")
+    own = named_again({"algo": algo_words(run)})
     if summary["stopped_by"]:
-        print(f"resume:   {command_line([f'resume={folder}'])}")
+        print(f"resume:   {command_line([f'resume={folder}', *own])}")
     print(f"repeat:   {command_line([f'config={folder}/config.yaml'])}")
-    print(f"evaluate: {command_line([str(folder), 'episodes=100'], 'evaluate')}")
+    print(f"evaluate: {command_line([str(folder), *own, 'episodes=100'], 'evaluate')}")
     if draws:
-        print(f"draw:     {command_line([str(folder)], 'render')}")
+        print(f"draw:     {command_line([str(folder), *own], 'render')}")

@@ -2,19 +2,16 @@
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from importlib import import_module
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from jaxrl_fast import envs
 from jaxrl_fast.algorithms.defaults import FEWER, FOLLOWING, default_envs, of_environment
-from jaxrl_fast.algorithms.registry import ALGORITHMS
+from jaxrl_fast.algorithms.registry import ALGORITHMS, CUSTOM, make_named
+from jaxrl_fast.commands.layers import Layer, environments, read_checkpoint, read_file, sources_of, tuned_settings
 from jaxrl_fast.core import Box, EnvSpec
 from jaxrl_fast.envs import EnvFailed
 from jaxrl_fast.envs.env import VecEnv
@@ -29,9 +26,8 @@ from jaxrl_fast.runtime.placements import PLACEMENTS
 from jaxrl_fast.runtime.xla_options import starts_kernels_singly
 from jaxrl_fast.settings import schema
 from jaxrl_fast.settings.machine import AUTO
-from jaxrl_fast.settings.schema import ConfigError, Key, algo_keys, nearest, read_value, read_word, run_keys, written
-from jaxrl_fast.training.callbacks import to_stderr
-from jaxrl_fast.training.checkpoints import find, newest_good, read_description
+from jaxrl_fast.settings.schema import ConfigError, Key, nearest, read_value, read_word, run_keys, written
+from jaxrl_fast.settings.signatures import OTHERS, REQUIRED, algo_keys, option_keys
 from jaxrl_fast.training.job import JobOptions
 
 FIRST = ("overlap", "learners", "average")
@@ -45,7 +41,7 @@ class Run(schema.RunSchema):
     Attributes:
         env: Name of the environment, for ``envs.make``.
         env_options: Options of the environment.
-        algo: Name of the algorithm.
+        algo: Name of the algorithm, or the path of a user's factory.
         algo_options: Arguments of the algorithm's factory.
         placement: Name of the placement.
         eval: Options of evaluation.
@@ -118,7 +114,7 @@ def make_algorithm(run: Run) -> Algorithm:
     Raises:
         ValueError: Options contradict each other.
     """
-    return ALGORITHMS[run.algo](**run.algo_options, precision=run.precision)
+    return make_named(run.algo, **run.algo_options, precision=run.precision)
 
 
 def with_defaults(run: Run, spec: EnvSpec) -> Run:
@@ -249,7 +245,7 @@ def _to_tree(run: Run) -> dict[str, Any]:
             alone[name] = getattr(run, name)
     return {
         "env": {"name": run.env, **known, **({"options": options} if options else {})},
-        "algo": {"name": run.algo, **{key: plain(value) for key, value in run.algo_options.items()}},
+        "algo": {**algo_words(run), **{key: plain(value) for key, value in run.algo_options.items()}},
         "eval": dataclasses.asdict(run.eval),
         "checkpoint": dataclasses.asdict(run.checkpoint),
         **({"pool": run.pool} if may_be_host(run.env) else {}),
@@ -258,32 +254,32 @@ def _to_tree(run: Run) -> dict[str, Any]:
     }
 
 
-CONFIG_DIR = Path(__file__).parent.parent / "config"
+def algo_words(run: Run) -> dict[str, str]:
+    """Return the keys that select a run's algorithm.
+
+    Args:
+        run: Settings of the run.
+
+    Returns:
+        ``name``, and ``make`` of a user's, without ``algo.``.
+    """
+    return {"name": run.algo} if run.algo in ALGORITHMS else {"name": CUSTOM, "make": run.algo}
+
+
 CONTINUOUS = "continuous actions"
-COMMAND_LINE, FOLLOWS, CHOSEN = "command line", "follows num_envs and total_steps", "chosen for "
+FOLLOWS, CHOSEN = "follows num_envs and total_steps", "chosen for "
 """Origins of settings, other than files."""
 FOLLOWS_STEPS, AUTOS = "follows total_steps", ("num_envs", "overlap")
 NEEDS = {**{suite: ("id", id) for suite, id in envs.EXAMPLE_IDS.items()}, "custom": ("make", "my_package.make")}
 """Suites -> the key of ``env.*`` that is required, and an example."""
 
 
-class Layer(NamedTuple):
-    """Settings from one source, such as a file.
-
-    Attributes:
-        source: Prefix of error messages.
-        values: Values by dotted key.
-    """
-
-    source: str
-    values: dict[str, Any]
-
-
-def compose(argv: Sequence[str] = ()) -> Run:
+def compose(argv: Sequence[str] = (), *, complete: bool = True) -> Run:
     """Parse the words of a command line to a run.
 
     Args:
         argv: Words, such as ``["env=cartpole", "algo=ppo", "seed=3"]``.
+        complete: Whether arguments that a user's algorithm requires must be given.
 
     Returns:
         Settings of the run.
@@ -293,9 +289,9 @@ def compose(argv: Sequence[str] = ()) -> Run:
     """
     given = Layer("", dict(map(read_word, argv)))
     requeued = given.values.get("resume") == "auto"
-    checkpoint = _read_checkpoint(given)
-    file = checkpoint or _read_file(given.values.pop("config", None))
-    written_in = _sources_of((*schema.GROUPS, *AUTOS, "tuned"), given, file)
+    checkpoint = read_checkpoint(given)
+    file = checkpoint or read_file(given.values.pop("config", None))
+    written_in = sources_of((*schema.GROUPS, *AUTOS, "tuned"), given, file)
     auto_width, auto_overlap = (_take_auto(name, given, file) and checkpoint is None for name in AUTOS)
     tuned = given.values.pop("tuned", file.values.pop("tuned", True))
     tuned = read_value("tuned", tuned, schema.choice_keys()["tuned"])
@@ -306,13 +302,14 @@ def compose(argv: Sequence[str] = ()) -> Run:
         groups["algo"] = "sac" if actions == CONTINUOUS else "ppo"
     defaults, tuned_values = _group_settings(groups, tuned, None if id is None else written(id))
     env, algo, placement = (defaults.values.pop(f"{group}.name") for group in schema.GROUPS)
+    algo = _own_algorithm(algo, (given, file))
     keys = {**run_keys(), **algo_keys(algo)}
     values = {name: key.default for name, key in keys.items()}
     sources = {"algo": f"{CHOSEN}{actions}" if actions else defaults.source.removesuffix(": ")}
     unnamed = {name: value for name, value in schema.EARLIER.items() if checkpoint is not None and name in keys}
     for layer in (defaults, tuned_values, Layer("checkpoint: ", unnamed), file, given):
         values.update(_read_layer(layer, keys, f"algo={algo} env={env}"))
-        sources.update(_sources_of(layer.values, layer))
+        sources.update(sources_of(layer.values, layer))
     sources.update(written_in)
     if algo in FEWER and not any("num_envs" in layer.values for layer in (tuned_values, file, given)):
         values["num_envs"] = default_envs(values["num_envs"], values["total_steps"])
@@ -326,6 +323,9 @@ def compose(argv: Sequence[str] = ()) -> Run:
     tuned_file = tuned_values.source.removeprefix("config/").removesuffix(": ") or None
     chosen = {"tuned_file": tuned_file, "requeued": requeued, "auto_width": auto_width, "auto_overlap": auto_overlap}
     run = _make_run(env, algo, placement, values, chosen | {"sources": sources})
+    needed = [f"algo.{name}" for name, value in run.algo_options.items() if value == REQUIRED and complete]
+    if needed:
+        raise ConfigError(f"algo.make={algo} needs {needed[0]}: write a value, as in {needed[0]}=...")
     found = [f"algo.{name}" for name, value in run.algo_options.items() if value is not None]
     run.sources.update((name, FOLLOWS) for name in found if values[name] is None)
     run.sources.update((name, "follows num_envs") for name in ("pool.num_groups",) if values[name] is None)
@@ -354,11 +354,11 @@ def env_keys(run: Run) -> dict[str, Key]:
     suite, own = envs.resolve(run.env, chosen)
     found = {"episode_length": known["env.episode_length"]} if custom else {}
     for function in envs.makers(run.env, chosen):
-        taken = schema.option_keys(function)
+        taken = option_keys(function)
         found = {**found, **{name: key for name, key in taken.items() if custom or name not in SELECTED}}
-    others = found.pop(schema.OTHERS, None)
+    others = found.pop(OTHERS, None)
     found["frame_stack"] = known["env.frame_stack"]._replace(default=envs.FRAME_STACK.get(suite))
-    found |= {} if others is None else {schema.OTHERS: others}
+    found |= {} if others is None else {OTHERS: others}
     keys = {}
     for name, key in found.items():
         default, declared = own.get(name, key.default), known.get(f"env.{name}")
@@ -375,65 +375,8 @@ def options_of(group: str) -> list[str]:
     Returns:
         Names.
     """
-    fixed = {"algo": list(ALGORITHMS), "placement": [AUTO, *PLACEMENTS]}
-    return fixed[group] if group in fixed else sorted(_environments())
-
-
-def _read_checkpoint(given: Layer) -> Layer | None:
-    """Return the settings of the checkpoint of ``resume``, None without one; its path replaces ``resume`` in ``given``.
-
-    A run continues in its folder, unless another is named or ``resume`` names a checkpoint instead of a run.
-    """
-    keys = run_keys()
-    resume, run_dir = (read_value(name, given.values.get(name), keys[name]) for name in ("resume", "run_dir"))
-    if resume is None:
-        return None
-    if "config" in given.values:
-        raise ConfigError("resume uses the settings of the run: leave config out")
-    if resume == "auto" and run_dir is None:
-        raise ConfigError("resume=auto needs a folder: write run_dir=<folder> with it")
-    path = newest_good(Path(run_dir), to_stderr) if resume == "auto" else _without_links(find(Path(resume)))
-    given.values["resume"] = None if path is None else str(path)
-    if path is None:
-        return None
-    if run_dir is None and path.parent.parent.resolve() == Path(resume).resolve():
-        given.values["run_dir"] = str(path.parent.parent)
-    known = read_description(path).settings
-    if "eval.every" not in known:
-        raise ConfigError(f"{path} was written by jf.learn: resume it with jf.learn(resume=...)")
-    names = algo_keys(known["algo"]) if known.get("algo") in ALGORITHMS else {}
-    earlier = {name: value for name, value in schema.EARLIER.items() if name in names}
-    return Layer(f"{path}: ", {**earlier, **known})
-
-
-def _without_links(path: Path) -> Path:
-    """Resolve links, since ``runs/latest`` changes when this run creates a folder."""
-    return path if path.absolute() == path.resolve() else path.resolve()
-
-
-def _read_file(path: Any) -> Layer:
-    """Read a config file. A group (env, algo, placement) is a name, or a section with ``name``."""
-    if path is None:
-        return Layer("", {})
-    try:
-        tree = OmegaConf.to_container(OmegaConf.load(str(path)))
-    except OSError as error:
-        if error.strerror is None:  # raised by OmegaConf: the file contains a number or a text
-            raise ConfigError(f"config={path}: write keys and values, such as seed: 3") from None
-        raise ConfigError(f"config={path}: {error.strerror}; write the path of a config.yaml") from None
-    except (OmegaConfBaseException, YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"config={path} is not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(tree, dict):
-        raise ConfigError(f"config={path}: write keys and values, such as seed: 3")
-    if "resume" in tree:
-        raise ConfigError(f"{path}: resume works on the command line only: write it there")
-    return Layer(f"{path}: ", schema.by_dotted_key(tree))
-
-
-def _sources_of(names: Iterable[str], *layers: Layer) -> dict[str, str]:
-    """Return the origin of those settings that are in the layers; the first layer with a setting counts."""
-    found = {name: next((layer for layer in layers if name in layer.values), None) for name in names}
-    return {n: layer.source.removesuffix(": ") or COMMAND_LINE for n, layer in found.items() if layer is not None}
+    fixed = {"algo": [*ALGORITHMS, CUSTOM], "placement": [AUTO, *PLACEMENTS]}
+    return fixed[group] if group in fixed else sorted(environments())
 
 
 def _take_auto(key: str, given: Layer, file: Layer) -> bool:
@@ -472,7 +415,7 @@ def _known_option(group: str, name: str) -> str:
 def _group_settings(groups: Mapping[str, str], tuned: bool, id: str | None) -> tuple[Layer, Layer]:
     """Return the settings of the groups, and of the tuned file if one applies. ``id`` is within a suite."""
     env = groups.get("env", schema.choice_keys()["env"].default)
-    row = _environments()[env]
+    row = environments()[env]
     algo = groups.get("algo", row.get("algo_of_id", {}).get(id, row["algo"]))
     names = {
         "env.name": env,
@@ -482,7 +425,7 @@ def _group_settings(groups: Mapping[str, str], tuned: bool, id: str | None) -> t
     sizes = {"num_envs": row["num_envs"], "total_steps": row["total_steps"]}
     sizes |= {"pool.out_of_space": "count"} if id in row.get("leaves_its_space", ()) else {}
     defaults = Layer("config/envs.yaml: ", {**sizes, **names})
-    return defaults, _tuned_settings(env, id, algo) if tuned else Layer("", {})
+    return defaults, tuned_settings(env, id, algo) if tuned else Layer("", {})
 
 
 def _actions_of(groups: Mapping[str, str], id: Any, values: Mapping[str, Any]) -> str | None:
@@ -491,7 +434,7 @@ def _actions_of(groups: Mapping[str, str], id: Any, values: Mapping[str, Any]) -
     Other suites have default algorithms that support all kinds of actions.
     """
     env = groups.get("env")
-    if env != "gymnasium" or id is None or "algo" in groups or written(id) in _environments()[env]["algo_of_id"]:
+    if env != "gymnasium" or id is None or "algo" in groups or written(id) in environments()[env]["algo_of_id"]:
         return None
     prefix = "env.options."
     options = {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
@@ -500,22 +443,6 @@ def _actions_of(groups: Mapping[str, str], id: Any, values: Mapping[str, Any]) -
     except (ValueError, EnvFailed):  # the run reports it when it makes its environments
         return None
     return CONTINUOUS if isinstance(space, Box) else "discrete actions"
-
-
-def _tuned_settings(env: str, id: str | None, algo: str) -> Layer:
-    """Read ``<env>_<id>_<algo>.yaml`` (with dashes for slashes in the id), else ``<env>_<algo>.yaml``, else nothing."""
-    own = [] if id is None else [f"{env}_{id.replace('/', '-')}_{algo}.yaml"]
-    for name in (*own, f"{env}_{algo}.yaml"):
-        path = CONFIG_DIR / "tuned" / name
-        if path.exists():
-            return Layer(f"config/tuned/{name}: ", schema.flatten(OmegaConf.to_container(OmegaConf.load(path))))
-    return Layer("", {})
-
-
-@cache
-def _environments() -> dict[str, dict[str, Any]]:
-    """Read ``config/envs.yaml``, the defaults of each environment."""
-    return OmegaConf.to_container(OmegaConf.load(CONFIG_DIR / "envs.yaml"))  # type: ignore[return-value]
 
 
 def _read_layer(layer: Layer, keys: Mapping[str, Key], of_what: str) -> dict[str, Any]:
@@ -547,6 +474,17 @@ def _nearest_key(name: str, keys: Mapping[str, Key]) -> str:
     return f"{hint} (write +{name}=... for an option of the environment)" if name.startswith("env.") else hint
 
 
+def _own_algorithm(algo: str, layers: Iterable[Layer]) -> str:
+    """Return the path of a user's factory if the algorithm is ``custom``, else its name."""
+    asked = [layer.values["algo.make"] for layer in layers if layer.values.get("algo.make") is not None]
+    make = read_value("algo.make", asked[0], run_keys()["algo.make"]) if asked else None
+    if algo == CUSTOM and make is None:
+        raise ConfigError("algo=custom needs algo.make: write for example algo=custom algo.make=my_package.make")
+    if algo != CUSTOM and make is not None:
+        raise ConfigError(f"algo.make={make} has no effect with algo={algo}: write it with algo=custom")
+    return algo if make is None else make.replace(":", ".")
+
+
 def _check_env(env: str, values: Mapping[str, Any]) -> None:
     """Refuse a suite without its required key, and such a key without a suite."""
     needed, example = NEEDS.get(env, (None, None))
@@ -572,12 +510,15 @@ def _make_run(env: str, algo: str, placement: str, values: dict[str, Any], other
 
     options = section("env.options.")
     algo_options = section("algo.")
-    algo_options |= ALGORITHMS[algo](**algo_options).sizes(values["num_envs"], values["total_steps"])
+    algo_options.pop("make")
+    if REQUIRED not in algo_options.values():
+        sizes = make_named(algo, **algo_options).sizes(values["num_envs"], values["total_steps"])
+        algo_options |= {name: size for name, size in sizes.items() if name in algo_options}
     env_options = {k: v for k, v in section("env.").items() if v is not None and not k.startswith("options.")}
     named = cluster.named_processes(**section("distributed."))
     if named is not None and values["distributed"] == "off":
         raise ConfigError("distributed=off means a single process: leave it out, or the other distributed.* keys")
-    sizes = (values[name] for name in ("num_envs", "num_seeds", "pool.workers", "pool.order"))
+    pool_sizes = (values[name] for name in ("num_envs", "num_seeds", "pool.workers", "pool.order"))
     tenth, every = max(1, values["total_steps"] // 10), values["eval.every"]
     return Run(
         **{key: value for key, value in values.items() if "." not in key},
@@ -589,6 +530,6 @@ def _make_run(env: str, algo: str, placement: str, values: dict[str, Any], other
         placement=placement,
         eval=schema.EvalOptions(**section("eval.") | {"every": tenth if every is None else every}),
         checkpoint=schema.Checkpoints(**section("checkpoint.") | {"every": values["checkpoint.every"] or tenth}),
-        pool=section("pool.") | {"num_groups": values["pool.num_groups"] or default_groups(*sizes)},
+        pool=section("pool.") | {"num_groups": values["pool.num_groups"] or default_groups(*pool_sizes)},
         processes=named,
     )

@@ -17,7 +17,7 @@ from jaxrl_fast.algorithms.multi_agent import spec_of_one
 from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.core import Actions, Box, Discrete, EnvSpec, MultiDiscrete, PyTree, require_devices
 from jaxrl_fast.learning.acting import Acting, Carry
-from jaxrl_fast.learning.algorithm import Agent, Learned, Part, init_params
+from jaxrl_fast.learning.algorithm import Agent, Algorithm, Learned, Part, init_params
 from jaxrl_fast.learning.frame_stack import View
 from jaxrl_fast.learning.run_graph import acting_of, view_of
 from jaxrl_fast.numerics.normalization import RunningStats, init_stats, normalize, with_variances
@@ -168,17 +168,22 @@ def save_policy(policy: Policy, folder: str | Path) -> None:
     replace_file(folder / "policy.json", f"{json.dumps(description, indent=2)}\n")
 
 
-def load_policy(path: str | Path) -> Policy:
+OwnAlgorithm = Algorithm | Callable[..., Algorithm] | None
+"""An algorithm that is not in `ALGORITHMS`, or its factory, which gets the ``options`` of ``made_by``."""
+
+
+def load_policy(path: str | Path, *, algorithm: OwnAlgorithm = None) -> Policy:
     """Load a policy saved by a run, without the run's configuration.
 
     Args:
         path: Folder of a run, or of its policy.
+        algorithm: Your algorithm or its factory, if it is not one of this package. Nothing in the folder is executed.
 
     Returns:
         The policy.
 
     Raises:
-        ValueError: The folder contains no policy, or a damaged one.
+        ValueError: The folder contains no policy, or a damaged one, or the algorithm is missing or another one.
     """
     folder = Path(path)
     folder = folder / "policy" if (folder / "policy" / "policy.json").exists() else folder
@@ -186,9 +191,13 @@ def load_policy(path: str | Path) -> Policy:
     require_devices()
     try:
         spec, made_by = spec_from_json(description["spec"]), description["made_by"]
-        if made_by["algo"] not in ALGORITHMS:
-            raise ValueError(f"this version has no algo={made_by['algo']}, which made the policy")
-        agent, view = built_again(spec, made_by)
+        if algorithm is None and made_by["algo"] not in ALGORITHMS:
+            make = made_by["algo"] if "." in made_by["algo"] else "my_package.make"
+            raise ValueError(
+                f"this version has no algo={made_by['algo']}, which made the policy: if it is your own, write "
+                f"algo.make={make}, or load_policy(path, algorithm=...)"
+            )
+        agent, view = built_again(spec, made_by, algorithm)
         acting = acting_of(agent, view)
         template = params_template(spec, agent.parts, acting, made_by["normalize_observations"])
     except Exception as error:  # the file may contain anything
@@ -197,40 +206,47 @@ def load_policy(path: str | Path) -> Policy:
     try:
         found = serialization.msgpack_restore(stored)
         found = with_variances(_named_by_position(found, wanted) if description["format"] == BY_POSITION else found)
-        leaves = [found[name] for name in wanted]
+        leaves: list[Any] = [found.get(name) for name in wanted]
     except Exception as error:  # errors of msgpack and flax on damaged bytes vary
         raise ValueError(f"{folder}/params.msgpack is damaged: {type(error).__name__}: {error}") from error
     shapes = [(leaf.shape, leaf.dtype) for leaf in wanted.values()]
     if [(np.shape(leaf), getattr(leaf, "dtype", None)) for leaf in leaves] != shapes or set(found) != set(wanted):
-        raise ValueError(f"{folder}/params.msgpack does not match {folder}/policy.json: they are of different runs")
+        owner = "they are of different runs" if algorithm is None else "the algorithm has other networks than then"
+        raise ValueError(f"{folder}/params.msgpack does not match {folder}/policy.json: {owner}")
     params = jax.tree.unflatten(jax.tree.structure(template), [jnp.asarray(leaf) for leaf in leaves])
     return make_policy(spec, acting, params, made_by)
 
 
-def built_again(spec: EnvSpec, made_by: dict[str, Any]) -> tuple[Agent, View | None]:
+def built_again(spec: EnvSpec, made_by: dict[str, Any], algorithm: OwnAlgorithm = None) -> tuple[Agent, View | None]:
     """Rebuild the agent of a policy, and its view of observations.
 
     Args:
         spec: Environment of the policy.
         made_by: Algorithm and its options.
+        algorithm: As in `load_policy`.
 
     Returns:
         The agent, and how its networks read images (None without images).
     """
     view = view_of(spec)
     # Sizes such as the batch are not stored and do not matter here; their defaults support 64 environments.
-    return ALGORITHMS[made_by["algo"]](**made_by["options"]).build(view.spec if view else spec, 64), view
+    if not isinstance(algorithm, Algorithm):
+        options = made_by["options"].items()
+        factory = ALGORITHMS[made_by["algo"]] if algorithm is None else algorithm
+        algorithm = factory(**{name: tuple(x) if isinstance(x, list) else x for name, x in options})
+    return algorithm.build(view.spec if view else spec, 64), view
 
 
 SAMPLED = ("ppo", "impala", "sac", "sac_discrete", "ippo", "mappo")
 """Algorithms whose policy is a distribution of actions."""
 
 
-def with_sampled_actions(policy: Policy) -> Policy:
+def with_sampled_actions(policy: Policy, algorithm: OwnAlgorithm = None) -> Policy:
     """Return a policy that draws its actions from its distribution, instead of the most probable ones.
 
     Args:
         policy: Policy.
+        algorithm: As in `load_policy`.
 
     Returns:
         The policy, with the same parameters.
@@ -238,15 +254,19 @@ def with_sampled_actions(policy: Policy) -> Policy:
     Raises:
         ValueError: The algorithm has no distribution of actions.
     """
-    if (algo := policy.made_by["algo"]) not in SAMPLED:
+    algo = policy.made_by["algo"]
+    if algo not in SAMPLED and (algorithm is None or algo in ALGORITHMS):
         others = ", ".join(SAMPLED)
         raise ValueError(
             f"algo={algo} has no distribution to sample actions from, as {others} have: leave sample=true out"
         )
-    agent, view = built_again(policy.spec, policy.made_by)
+    agent, view = built_again(policy.spec, policy.made_by, algorithm)
 
     def decide(outputs: dict, obs: PyTree, state: PyTree, key: jax.Array, hyper: Any, explore: bool) -> tuple:
-        return agent.decide(outputs, obs, state, key, hyper, True)
+        try:
+            return agent.decide(outputs, obs, state, key, hyper, True)
+        except AttributeError as error:  # of the hyper-parameters, which there are only in training
+            raise ValueError(f"algo={algo}: exploration in decide needs hyper: leave sample=true out") from error
 
     acting = acting_of(agent._replace(decide=decide), view)
     return make_policy(policy.spec, acting, policy.params, policy.made_by)

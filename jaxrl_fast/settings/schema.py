@@ -2,27 +2,25 @@
 
 A key of a run is a field of a dataclass here: type, default, help, range, target, and whether a resumed run may change
 it. The command line, its help, config files, checkpoints, `Run`, and the options of a graph and of a job follow from
-these. Keys of an algorithm are derived from the signature of its factory.
+these. Keys of an algorithm are derived from its factory (`signatures`).
 """
 
 import dataclasses
 import difflib
-import inspect
 import math
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.core import MAX_SIZE, Log, Number, as_number, as_whole
 from jaxrl_fast.learning.run_graph import GraphOptions, Overlap
 from jaxrl_fast.learning.updates import Average, OnNan
 from jaxrl_fast.networks.network import Precision
-from jaxrl_fast.numerics.optimizers import A_RATE, Schedule, as_rate, declared_number, numbers_of, one_of
+from jaxrl_fast.numerics.optimizers import A_RATE, Schedule, as_rate, numbers_of, one_of
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -31,9 +29,6 @@ MAX_SEED = 2**32 - 1
 """JAX uses only the lowest 32 bits of a larger seed."""
 GROUPS = ("env", "algo", "placement")
 """Keys that are names in one file and sections in another."""
-NOT_OPTIONS = ("precision",)
-"""Arguments of factories that are keys of the run, not of the algorithm."""
-
 
 EARLIER = {"algo.warmup_actions": "policy", "algo.initial_deviation": 0.694}
 EARLIER |= {"algo.num_critics": 2, "algo.critic_dropout": 0.0, "algo.priority_exponent": 0.0}
@@ -175,6 +170,13 @@ class EnvSchema:
 
 
 @dataclasses.dataclass(frozen=True)
+class AlgoSchema:
+    """Keys ``algo.*`` of all algorithms; the others are the arguments of a factory (`algo_keys`)."""
+
+    make: str | None = setting(None, "my_package.make, with algo=custom", resume="free", aside=True)
+
+
+@dataclasses.dataclass(frozen=True)
 class PoolSchema:
     """Keys ``pool.*``: stepping of host environments, as `jaxrl_fast.envs.pool.batches.PoolOptions`."""
 
@@ -225,7 +227,7 @@ class RunSchema:
 
 
 SECTIONS = {"": RunSchema, "eval.": EvalOptions, "checkpoint.": Checkpoints, "distributed.": DistributedSchema}
-SECTIONS |= {"env.": EnvSchema, "pool.": PoolSchema}
+SECTIONS |= {"env.": EnvSchema, "algo.": AlgoSchema, "pool.": PoolSchema}
 
 
 @cache
@@ -269,82 +271,6 @@ def argument_ranges() -> dict[str, Number]:
     """
     keys = {name.replace("eval.", "eval_"): key for name, key in run_keys().items()}
     return {name: key.range() for name, key in keys.items() if key.range().kind == "whole"}
-
-
-def algo_keys(name: str) -> dict[str, Key]:
-    """Return the keys ``algo.*`` of an algorithm, from the signature of its factory without losses.
-
-    Whole numbers are at least 0, and at least 1 in a list; the annotations of others declare a range.
-
-    Args:
-        name: Name of the algorithm.
-
-    Returns:
-        Keys by dotted name.
-    """
-    factory = ALGORITHMS[name]
-    plain, hints = get_type_hints(factory), get_type_hints(factory, include_extras=True)
-    sizes, texts = Number(1, MAX_SIZE, "whole"), meanings_of(factory)
-    ranges = {n: sizes if hint == tuple[int, ...] else declared_number(hint) or Number() for n, hint in hints.items()}
-    types = {n: hint | None if ranges[n].optional and hint is Any else hint for n, hint in plain.items()}
-    return {
-        f"algo.{p.name}": Key(
-            types[p.name], p.default, ranges[p.name].least, texts.get(p.name, ""), maximum=ranges[p.name].most
-        )
-        for p in inspect.signature(factory).parameters.values()
-        if not callable(p.default) and p.name not in NOT_OPTIONS
-    }
-
-
-ARGUMENTS, ENTRY = (
-    re.compile(r"^Args:\n(.*?)(?=^\S|\Z)", re.M | re.S),
-    re.compile(r"^    (\w+): (.+(?:\n {5,}.+)*)", re.M),
-)
-
-
-def meanings_of(function: Callable[..., Any]) -> dict[str, str]:
-    """Return the descriptions of a function's arguments.
-
-    Args:
-        function: Function, with a docstring in Google style or another one.
-
-    Returns:
-        Descriptions by name, without marks of code; empty for another docstring.
-    """
-    section = ARGUMENTS.search((inspect.getdoc(function) or "").replace("**", ""))
-    found = ENTRY.findall(section[1]) if section else []
-    return {name: " ".join(text.replace("`", "").split()) for name, text in found}
-
-
-def option_keys(function: Callable[..., Any]) -> dict[str, Key]:
-    """Return the keyword arguments of a function that makes an environment.
-
-    Args:
-        function: Function.
-
-    Returns:
-        Keys by name, with the default `REQUIRED` where an argument has none; `OTHERS` stands for any other name.
-    """
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # of a function written in C
-        return {OTHERS: Key(object, REQUIRED)}
-    hints: dict[str, Any] = {}
-    with suppress(Exception):  # a user's annotation may name anything
-        hints = get_type_hints(function)
-    texts, found = meanings_of(function), {}
-    for p in parameters:
-        if p.kind is p.VAR_KEYWORD and p.name != "unknown":
-            found[OTHERS] = Key(object, REQUIRED, text=texts.get(p.name, ""))
-        elif p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
-            default = REQUIRED if p.default is p.empty else p.default
-            plain = p.annotation if p.annotation in (bool, int, float, str) else object
-            found[p.name] = Key(hints.get(p.name, plain), default, text=texts.get(p.name, ""))
-    return found
-
-
-REQUIRED, OTHERS = "VALUE", "NAME"
-"""Default of a key without one, and name of the key that stands for all others."""
 
 
 def by_dotted_key(tree: Mapping[Any, Any]) -> dict[str, Any]:
@@ -467,6 +393,8 @@ def _keys_of(schema: type, prefix: str = "") -> dict[str, Key]:
 def _convert(value: Any, wanted: Any) -> Any:
     """Convert ``value``; raise one of Python's errors if it is not of the type."""
     origin, args = get_origin(wanted), get_args(wanted)
+    if wanted is object:
+        return value
     if wanted is Any:
         return as_rate(value)
     if origin in (Union, UnionType):

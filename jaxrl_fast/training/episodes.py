@@ -454,7 +454,7 @@ def make_periodic_evaluation(
     made_by = {"algo": algorithm.name, "options": algorithm.options, "num_envs": env.num_envs}
     made_by |= {"normalize_observations": agent.normalize_observations}
     acting = make_policy(env.spec, agent.acting, PolicyParams({}, None), made_by)
-    acting = with_sampled_actions(acting) if asked.sample else acting
+    acting = with_sampled_actions(acting, algorithm) if asked.sample else acting
     if isinstance(env, HostEnv):
         totals: Any = evaluation_on_host(acting, env, asked.episodes, share=asked.share)
     else:

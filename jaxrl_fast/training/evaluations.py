@@ -194,7 +194,7 @@ class Evaluations:
 
     def _stored_best(self, folder: Path) -> PolicyParams | None:
         try:
-            stored = load_policy(folder / "policy" / "best").params
+            stored = load_policy(folder / "policy" / "best", algorithm=self.job.algorithm).params
         except ValueError:
             return None
         return jax.tree.map(lambda x: np.stack([x] * self.recorder.num_seeds), stored)

@@ -495,6 +495,19 @@ def name_of(settings: Mapping[str, Any], group: str) -> str:
     return str(section.get("id") or section.get("make") or section.get("name") or "")
 
 
+def named_again(settings: Mapping[str, Any]) -> list[str]:
+    """Return the words that a command needs in addition to a run's folder, since a folder's code is not executed.
+
+    Args:
+        settings: Content of ``config.yaml``.
+
+    Returns:
+        ``algo.make=...`` of a user's algorithm, or nothing.
+    """
+    algo = settings.get("algo")
+    return [f"algo.make={algo['make']}"] if isinstance(algo, dict) and algo.get("make") else []
+
+
 def scores_of(evals: Columns) -> Scores:
     """Compute the scores of a run's evaluations.
 

@@ -111,7 +111,7 @@ def at_width(asked: Run, width: int, *, learns: bool = True) -> Candidate:
     if not learns and _on_policy(asked):
         options["num_minibatches"] = 1  # without updates every width is possible
     elif not learns:
-        options["buffer_size"] = max(options["buffer_size"], 2 * width * (length + options["n_step"]))
+        options["buffer_size"] = max(options["buffer_size"], 2 * width * (length + options.get("n_step", 1)))
     run = dataclasses.replace(asked, num_envs=width, algo_options=options)
     effect = _width_effect(asked, run) if learns else "none: there are no updates"
     return Candidate("num_envs", width, run, effect)
@@ -137,7 +137,7 @@ def fits(asked: Run, width: int, learns: bool) -> bool:
         return True
     if not _on_policy(asked):
         return asked.algo_options["updates_per_tick"] * width * length % _samples(asked) == 0
-    sequences_fit = not asked.algo_options["recurrent_size"] or width % asked.algo_options["num_minibatches"] == 0
+    sequences_fit = not asked.algo_options.get("recurrent_size") or width % asked.algo_options["num_minibatches"] == 0
     return width * length == _samples(asked) and length >= _least_rollout(asked) and sequences_fit
 
 
@@ -242,7 +242,7 @@ def batch_sizes(run: Run, sizes: Sequence[int] = BATCHES) -> Iterator[Candidate]
             fits_in = size <= options["buffer_size"]
         else:
             options["num_minibatches"] = max(1, _samples(run) // size)
-            fits_in = options["num_minibatches"] * size == _samples(run) and not options["recurrent_size"]
+            fits_in = options["num_minibatches"] * size == _samples(run) and not options.get("recurrent_size")
         if fits_in and size != batch_size(run):
             effect = f"changes learning: an update averages {size:,} samples instead of {batch_size(run):,}"
             yield Candidate("batch_size", size, dataclasses.replace(run, algo_options=options), effect)
@@ -273,6 +273,23 @@ def words(asked: Run, run: Run) -> list[str]:
     """
     before, after = flat_settings(asked), flat_settings(run)
     return [f"{key}={written(value)}" for key, value in after.items() if before.get(key) != value]
+
+
+def check_sizes(run: Run) -> None:
+    """Check that a run's algorithm has the sizes that a sweep varies; a user's need not have them.
+
+    Args:
+        run: Run.
+
+    Raises:
+        ValueError: One is missing.
+    """
+    needed = ("num_minibatches",) if _on_policy(run) else ("batch_size", "buffer_size")
+    if missing := [name for name in ("rollout_length", *needed) if not run.algo_options.get(name)]:
+        raise ValueError(
+            f"autotune varies {' and '.join(missing)}, which algo.make={run.algo} has not: give the factory whole "
+            f"numbers of {'this name' if len(missing) == 1 else 'these names'}"
+        )
 
 
 def _on_policy(run: Run) -> bool:

@@ -19,7 +19,17 @@ from jaxrl_fast.system import replace_file
 from jaxrl_fast.training.episodes import bootstrap_interval, interquartile_mean
 from jaxrl_fast.training.progress import clock, share, si
 from jaxrl_fast.training.records import ENDED
-from jaxrl_fast.training.run_folder import NOT_YET, UNEVALUATED, Columns, RunView, Scores, name_of, read_run, scores_of
+from jaxrl_fast.training.run_folder import (
+    NOT_YET,
+    UNEVALUATED,
+    Columns,
+    RunView,
+    Scores,
+    name_of,
+    named_again,
+    read_run,
+    scores_of,
+)
 
 MAX_POINTS = 500
 """Largest number of points of a curve; more are averaged."""
@@ -373,12 +383,11 @@ def command_lines(view: RunView) -> list[list[str]]:
     Returns:
         Rows of purpose and command.
     """
-    folder = str(view.path)
+    folder, own = str(view.path), named_again(view.settings)
     rows: list[tuple[str, ...]] = [("repeat", "train", f"config={folder}/config.yaml")]
-    if (view.path / "checkpoints").is_dir():
-        rows.append(("resume", "train", f"resume={folder}"))
+    rows += [("resume", "train", f"resume={folder}", *own)] if (view.path / "checkpoints").is_dir() else []
     if (view.path / "policy").is_dir():
-        rows += [("evaluate", "evaluate", folder, "episodes=100"), ("export", "export", folder)]
+        rows += [("evaluate", "evaluate", folder, *own, "episodes=100"), ("export", "export", folder, *own)]
     return [[what, command_line(words, command)] for what, command, *words in rows]
 
 

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,8 +29,11 @@ class Visualizer:
         process: The process that draws, or None.
     """
 
-    def __init__(self, folder: Path, out: str, seed: int, tell: Tell, *, limit_s: float = LIMIT_S) -> None:
+    def __init__(
+        self, folder: Path, out: str, seed: int, tell: Tell, *, own: Sequence[str] = (), limit_s: float = LIMIT_S
+    ) -> None:
         self.folder, self.out, self.seed, self.tell, self.limit_s = folder, out, seed, tell, limit_s
+        self.own = own
         self.process: subprocess.Popen | None = None
         self._until_s = 0.0
         self._waiting = self._drawn = self._refused = False
@@ -66,7 +70,7 @@ class Visualizer:
             return
         self._waiting = self._drawn = False
         self._until_s = time.perf_counter() + self.limit_s
-        words = [str(self.folder.resolve()), f"out={self.folder / self.out}", f"seed={self.seed}"]
+        words = [str(self.folder.resolve()), f"out={self.folder / self.out}", f"seed={self.seed}", *self.own]
         try:
             with (self.folder / LOG).open("w", encoding="utf-8") as log:
                 pipes = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}

@@ -1,0 +1,165 @@
+"""The sources of a run's settings: a config file, a checkpoint, and the tables of this package."""
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from jaxrl_fast.algorithms.registry import ALGORITHMS, CUSTOM
+from jaxrl_fast.settings import schema
+from jaxrl_fast.settings.schema import ConfigError, read_value, run_keys
+from jaxrl_fast.settings.signatures import algo_keys
+from jaxrl_fast.training.callbacks import to_stderr
+from jaxrl_fast.training.checkpoints import find, newest_good, read_description
+
+CONFIG_DIR = Path(__file__).parent.parent / "config"
+COMMAND_LINE = "command line"
+"""Origin of settings, other than files."""
+
+
+class Layer(NamedTuple):
+    """Settings from one source, such as a file.
+
+    Attributes:
+        source: Prefix of error messages.
+        values: Values by dotted key.
+    """
+
+    source: str
+    values: dict[str, Any]
+
+
+def read_checkpoint(given: Layer) -> Layer | None:
+    """Return the settings of the checkpoint of ``resume``, None without one; its path replaces ``resume`` in ``given``.
+
+    A run continues in its folder, unless another is named or ``resume`` names a checkpoint instead of a run.
+
+    Args:
+        given: Settings of the command line.
+
+    Returns:
+        The settings.
+
+    Raises:
+        ConfigError: ``resume`` contradicts another setting, or the checkpoint is not a command's.
+    """
+    keys = run_keys()
+    resume, run_dir = (read_value(name, given.values.get(name), keys[name]) for name in ("resume", "run_dir"))
+    if resume is None:
+        return None
+    if "config" in given.values:
+        raise ConfigError("resume uses the settings of the run: leave config out")
+    if resume == "auto" and run_dir is None:
+        raise ConfigError("resume=auto needs a folder: write run_dir=<folder> with it")
+    path = newest_good(Path(run_dir), to_stderr) if resume == "auto" else _without_links(find(Path(resume)))
+    given.values["resume"] = None if path is None else str(path)
+    if path is None:
+        return None
+    if run_dir is None and path.parent.parent.resolve() == Path(resume).resolve():
+        given.values["run_dir"] = str(path.parent.parent)
+    known = read_description(path).settings
+    if "eval.every" not in known:
+        raise ConfigError(f"{path} was written by jf.learn: resume it with jf.learn(resume=...)")
+    names = algo_keys(known["algo"]) if known.get("algo") in ALGORITHMS else {}
+    require_named_again(path, known, given.values)
+    earlier = {name: value for name, value in schema.EARLIER.items() if name in names}
+    return Layer(f"{path}: ", {**earlier, **known})
+
+
+def require_named_again(folder: Path, named: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Check that a user's algorithm is named again on the command line, since a folder's code is not executed.
+
+    Args:
+        folder: Folder of a run, or a checkpoint.
+        named: Its settings by dotted key.
+        given: Settings of the command line.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    if named.get("algo") == CUSTOM and given.get("algo.make") is None:
+        raise ConfigError(
+            f"{folder} names algo.make={named.get('algo.make')}, and code that a folder names is not executed: write "
+            f"algo.make={named.get('algo.make')} again if you trust it"
+        )
+
+
+def _without_links(path: Path) -> Path:
+    """Resolve links, since ``runs/latest`` changes when this run creates a folder."""
+    return path if path.absolute() == path.resolve() else path.resolve()
+
+
+def read_file(path: Any) -> Layer:
+    """Read a config file. A group (env, algo, placement) is a name, or a section with ``name``.
+
+    Args:
+        path: Path, or None for no settings.
+
+    Returns:
+        Its settings.
+
+    Raises:
+        ConfigError: It is missing, or contains something else.
+    """
+    if path is None:
+        return Layer("", {})
+    try:
+        tree = OmegaConf.to_container(OmegaConf.load(str(path)))
+    except OSError as error:
+        if error.strerror is None:  # raised by OmegaConf: the file contains a number or a text
+            raise ConfigError(f"config={path}: write keys and values, such as seed: 3") from None
+        raise ConfigError(f"config={path}: {error.strerror}; write the path of a config.yaml") from None
+    except (OmegaConfBaseException, YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"config={path} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(tree, dict):
+        raise ConfigError(f"config={path}: write keys and values, such as seed: 3")
+    if "resume" in tree:
+        raise ConfigError(f"{path}: resume works on the command line only: write it there")
+    return Layer(f"{path}: ", schema.by_dotted_key(tree))
+
+
+def sources_of(names: Iterable[str], *layers: Layer) -> dict[str, str]:
+    """Return the origin of those settings that are in the layers; the first layer with a setting counts.
+
+    Args:
+        names: Settings by dotted key.
+        *layers: Layers, the most important first.
+
+    Returns:
+        Origin by setting.
+    """
+    found = {name: next((layer for layer in layers if name in layer.values), None) for name in names}
+    return {n: layer.source.removesuffix(": ") or COMMAND_LINE for n, layer in found.items() if layer is not None}
+
+
+def tuned_settings(env: str, id: str | None, algo: str) -> Layer:
+    """Read ``<env>_<id>_<algo>.yaml`` (with dashes for slashes in the id), else ``<env>_<algo>.yaml``, else nothing.
+
+    Args:
+        env: Name of the environment.
+        id: Its id within a suite, or None.
+        algo: Name of the algorithm.
+
+    Returns:
+        The tuned settings.
+    """
+    own = [] if id is None else [f"{env}_{id.replace('/', '-')}_{algo}.yaml"]
+    for name in (*own, f"{env}_{algo}.yaml"):
+        path = CONFIG_DIR / "tuned" / name
+        if path.exists():
+            return Layer(f"config/tuned/{name}: ", schema.flatten(OmegaConf.to_container(OmegaConf.load(path))))
+    return Layer("", {})
+
+
+@cache
+def environments() -> dict[str, dict[str, Any]]:
+    """Read ``config/envs.yaml``.
+
+    Returns:
+        Defaults of each environment by name.
+    """
+    return OmegaConf.to_container(OmegaConf.load(CONFIG_DIR / "envs.yaml"))  # type: ignore[return-value]

@@ -1,0 +1,115 @@
+"""The keys of algorithms and environments, from the signatures and docstrings of the functions that make them."""
+
+import inspect
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, get_type_hints
+
+from jaxrl_fast.algorithms.registry import ALGORITHMS, factory_of, made_by_user
+from jaxrl_fast.core import MAX_SIZE, Number
+from jaxrl_fast.numerics.optimizers import declared_number
+from jaxrl_fast.settings.schema import Key, describe_type
+
+NOT_OPTIONS = ("precision",)
+"""Arguments of factories that are keys of the run, not of the algorithm."""
+
+
+def algo_keys(name: str) -> dict[str, Key]:
+    """Return the keys ``algo.*`` of an algorithm, from the signature of its factory without losses.
+
+    Whole numbers are at least 0, and at least 1 in a list; the annotations of others declare a range.
+
+    Args:
+        name: Name of the algorithm, or the path of a user's factory.
+
+    Returns:
+        Keys by dotted name.
+
+    Raises:
+        ValueError: A user's factory cannot be imported, or fails.
+    """
+    factory = factory_of(name)
+    if name not in ALGORITHMS:
+        return _keys_of_user(factory, name)
+    plain, hints = get_type_hints(factory), get_type_hints(factory, include_extras=True)
+    sizes, texts = Number(1, MAX_SIZE, "whole"), meanings_of(factory)
+    ranges = {n: sizes if hint == tuple[int, ...] else declared_number(hint) or Number() for n, hint in hints.items()}
+    types = {n: hint | None if ranges[n].optional and hint is Any else hint for n, hint in plain.items()}
+    return {
+        f"algo.{p.name}": Key(
+            types[p.name], p.default, ranges[p.name].least, texts.get(p.name, ""), maximum=ranges[p.name].most
+        )
+        for p in inspect.signature(factory).parameters.values()
+        if not callable(p.default) and p.name not in NOT_OPTIONS
+    }
+
+
+def _keys_of_user(factory: Callable[..., Any], name: str) -> dict[str, Key]:
+    """Return the keys of a user's factory; a rate of its hyper-parameters may be a schedule, and need not be named."""
+    found = {n: key for n, key in option_keys(factory).items() if not callable(key.default) and n not in NOT_OPTIONS}
+    others = found.pop(OTHERS, None)
+    needs = any(key.default == REQUIRED for key in found.values())
+    rates = {} if needs else made_by_user(factory, name, {})._asdict()["hyper"]._asdict()
+    found |= {} if others is None else {n: Key(Any, value) for n, value in rates.items() if n not in found}
+    typed = {n: Any if n in rates else key.type if _is_read(key.type) else object for n, key in found.items()}
+    return {f"algo.{n}": key._replace(type=typed[n]) for n, key in found.items()}
+
+
+def _is_read(hint: Any) -> bool:
+    """Return whether `read_value` can read values of a type."""
+    try:
+        return bool(describe_type(hint))
+    except (KeyError, TypeError):
+        return False
+
+
+ARGUMENTS, ENTRY = (
+    re.compile(r"^Args:\n(.*?)(?=^\S|\Z)", re.M | re.S),
+    re.compile(r"^    (\w+): (.+(?:\n {5,}.+)*)", re.M),
+)
+
+
+def meanings_of(function: Callable[..., Any]) -> dict[str, str]:
+    """Return the descriptions of a function's arguments.
+
+    Args:
+        function: Function, with a docstring in Google style or another one.
+
+    Returns:
+        Descriptions by name, without marks of code; empty for another docstring.
+    """
+    section = ARGUMENTS.search((inspect.getdoc(function) or "").replace("**", ""))
+    found = ENTRY.findall(section[1]) if section else []
+    return {name: " ".join(text.replace("`", "").split()) for name, text in found}
+
+
+def option_keys(function: Callable[..., Any]) -> dict[str, Key]:
+    """Return the keyword arguments of a function that makes an environment.
+
+    Args:
+        function: Function.
+
+    Returns:
+        Keys by name, with the default `REQUIRED` where an argument has none; `OTHERS` stands for any other name.
+    """
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # of a function written in C
+        return {OTHERS: Key(object, REQUIRED)}
+    hints: dict[str, Any] = {}
+    with suppress(Exception):  # a user's annotation may name anything
+        hints = get_type_hints(function)
+    texts, found = meanings_of(function), {}
+    for p in parameters:
+        if p.kind is p.VAR_KEYWORD and p.name != "unknown":
+            found[OTHERS] = Key(object, REQUIRED, text=texts.get(p.name, ""))
+        elif p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
+            default = REQUIRED if p.default is p.empty else p.default
+            plain = p.annotation if p.annotation in (bool, int, float, str) else object
+            found[p.name] = Key(hints.get(p.name, plain), default, text=texts.get(p.name, ""))
+    return found
+
+
+REQUIRED, OTHERS = "VALUE", "NAME"
+"""Default of a key without one, and name of the key that stands for all others."""

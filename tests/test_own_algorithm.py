@@ -1,0 +1,193 @@
+"""A user's algorithm, outside of the package, in every command: ``algo=custom algo.make=my_algos.awr``."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from many_commands import Commands, refused
+
+import jaxrl_fast as jf
+from jaxrl_fast import train
+from jaxrl_fast.commands.run_config import compose, flat_settings, make_algorithm
+from jaxrl_fast.numerics.optimizers import Linear
+from jaxrl_fast.settings.schema import ConfigError
+from jaxrl_fast.settings.signatures import algo_keys
+from jaxrl_fast.training.run_folder import read_run
+from jaxrl_fast.views.report_page import command_lines
+
+ROOT = Path(__file__).parent.parent
+OTHERS = '''
+
+def needs_size(*, size: int):
+    """Needs an argument.
+
+    Args:
+        size: Size of the network.
+    """
+    return awr()
+
+
+def sized(width: int = 32, steps: tuple[int, ...] = (4,), kind="plain", **rates: float):
+    return awr(rollout_length=width)._replace(options={})
+
+
+def fails():
+    raise KeyError("nothing here")
+
+
+def is_none():
+    return None
+
+
+def lacks_discount():
+    return awr()._replace(hyper=namedtuple("H", "rate")(1.0))
+
+
+def fails_to_build():
+    return awr()._replace(build=lambda spec, num_envs: spec.nothing)
+'''
+SOURCE = (ROOT / "examples" / "own_algorithm.py").read_text().partition("\ndef main(")[0] + OTHERS
+OWN = "algo.make=my_algos.awr"
+SMALL = (
+    "env=cartpole num_envs=4 total_steps=1024 eval.every=512 eval.episodes=4 algo=custom algo.rollout_length=16".split()
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's folder with a module of algorithms."""
+    (tmp_path / "my_algos.py").write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "my_algos", raising=False)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def trained(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a module of algorithms and a run of one of them."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "my_algos.py").write_text(SOURCE)
+    ended = commands.run(folder, "train", *SMALL, OWN, "algo.temperature=0.7", "run_dir=run", trains=True)
+    assert ended.status == 0, ended.err
+    return folder
+
+
+@pytest.fixture
+def run(folder: Path, trained: Path) -> Path:
+    """A copy of that run in the user's folder."""
+    shutil.copytree(trained / "run", folder / "run")
+    return folder / "run"
+
+
+def test_keys_follow_from_the_signature_and_the_hyper_parameters(folder: Path):
+    keys = algo_keys("my_algos.sized")
+    assert {"algo.width", "algo.steps", "algo.kind", "algo.temperature", "algo.learning_rate"} <= set(keys)
+    run = compose(["env=cartpole", "algo=custom", "algo.make=my_algos:sized", "algo.learning_rate=linear:1e-3:0"])
+    assert run.algo == "my_algos.sized" and run.algo_options["learning_rate"] == Linear(1e-3, 0.0)
+    assert run.algo_options["steps"] == (4,) and run.algo_options["discount"] == 0.99
+    assert make_algorithm(run).options == {"width": 32, "steps": [4], "kind": "plain"}
+    with pytest.raises(ConfigError, match=r"algo\.width=x: write a whole number"):
+        compose(["env=cartpole", "algo=custom", "algo.make=my_algos.sized", "algo.width=x"])
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["algo=custom"], "algo=custom needs algo.make: write for example"),
+        (["algo=ppo", "algo.make=my_algos.awr"], "algo.make=my_algos.awr has no effect with algo=ppo"),
+        (["algo=custom", "algo.make=my_algos"], "write the function with its module"),
+        (["algo=custom", "algo.make=my_algos.nothing"], "my_algos has no function 'nothing'"),
+        (["algo=custom", "algo.make=nowhere.awr"], "cannot import nowhere"),
+        (["algo=custom", "algo.make=my_algos.awr", "algo.temprature=1"], "did you mean algo.temperature"),
+        (["algo=custom", "algo.make=my_algos.awr", "precision=bf16"], "leave precision out"),
+        (["algo=custom", "algo.make=my_algos.needs_size"], "needs algo.size: write a value"),
+        (["algo=custom", "algo.make=my_algos.fails"], "my_algos.fails failed: KeyError: 'nothing here'"),
+        (["algo=custom", "algo.make=my_algos.is_none"], "returned NoneType: return a jaxrl_fast.Algorithm"),
+        (["algo=custom", "algo.make=my_algos.lacks_discount"], "lack discount and reward_scale"),
+        (["algo=custom", "algo.make=my_algos.fails_to_build"], "fails with CartPole-v1: AttributeError"),
+    ],
+)
+def test_mistakes_end_in_one_line(folder: Path, commands: Commands, words: list[str], expected: str):
+    assert expected in refused(commands, folder, "train", "env=cartpole", "total_steps=100", *words)
+
+
+def test_every_command_takes_the_run(run: Path, commands: Commands):
+    settings = yaml.safe_load((run / "config.yaml").read_text())
+    assert settings["algo"]["name"] == "custom" and settings["algo"]["make"] == "my_algos.awr"
+    assert settings["algo"]["temperature"] == 0.7 and settings["algo"]["max_weight"] == 20.0
+    for command, *words in (
+        ["evaluate", "run", OWN, "episodes=4"],
+        ["evaluate", "run", OWN, "episodes=4", "sample=true"],
+        ["render", "run", OWN, "seconds=1", "width=64"],
+        ["export", "run", OWN, "formats=jax"],
+        ["train", "resume=run", OWN, "total_steps=1536"],
+    ):
+        ended = commands.run(run.parent, command, *words, trains=True)
+        assert ended.status == 0, (command, ended.err)
+    assert (run / "policy" / "policy.jax").exists() and (run / "policy.gif").exists()
+    repeated = compose([f"config={run / 'config.yaml'}"])  # a file that the user names may name code
+    assert flat_settings(repeated)["algo.make"] == "my_algos.awr"
+    words = dict(command_lines(read_run(run)))
+    assert all(OWN in words[name] for name in ("evaluate", "export", "resume")) and OWN not in words["repeat"]
+
+
+LOADING = (["evaluate", "run"], ["render", "run"], ["export", "run"], ["train", "resume=run", "total_steps=2048"])
+
+
+def test_a_folder_is_never_executed(run: Path, commands: Commands):
+    (run.parent / "my_algos.py").write_text("raise SystemExit('executed')")
+    for command, *words in LOADING:
+        line = refused(commands, run.parent, command, *words)
+        assert OWN in line and "'executed'" not in line
+
+
+def test_changed_source_is_told_in_one_line(run: Path, commands: Commands):
+    (run.parent / "my_algos.py").write_text(SOURCE.replace("hidden=(64, 64)", "hidden=(32,)"))
+    for command, *words in LOADING:
+        ended = commands.run(run.parent, command, *words, OWN, trains=True)
+        (line,) = ended.err.splitlines()
+        assert ended.status == 2 and ("other networks" in line or "is incompatible" in line), ended
+    (run.parent / "my_algos.py").unlink()
+    for command, *words in LOADING:
+        assert "cannot import my_algos" in refused(commands, run.parent, command, *words, OWN)
+
+
+def test_the_library_loads_it_with_a_factory_or_an_algorithm(run: Path):
+    from my_algos import awr
+
+    obs = np.array([0.01, 0.2, -0.03, 0.4], np.float32)
+    actions = [int(jf.load_policy(run, algorithm=algorithm)(obs)) for algorithm in (awr, awr(num_epochs=1))]
+    assert actions[0] == actions[1]
+    with pytest.raises(ValueError, match=r"algo\.make=my_algos\.awr, or load_policy"):
+        jf.load_policy(run)
+    with pytest.raises(ValueError, match="has other networks than then"):
+        jf.load_policy(run, algorithm=jf.ppo(share_torso=True))
+
+
+def test_a_resumed_run_reads_its_best_policy(run: Path, commands: Commands):
+    """It did not, and wrote a worse one as the best, while only names of this package could be loaded."""
+    shutil.copytree(run / "policy" / "best", run.parent / "before")
+    lower = ["algo.learning_rate=0.0", "total_steps=1536"]
+    assert commands.run(run.parent, "train", "resume=run", OWN, *lower, trains=True).status == 0
+    summary = json.loads((run / "summary.json").read_text())
+    assert np.isfinite(summary["best"]["fresh_return_mean"])
+
+
+def test_a_command_in_another_folder_finds_the_module_there(run: Path, tmp_path_factory: pytest.TempPathFactory):
+    words = [sys.executable, "-m", "jaxrl_fast.evaluate", str(run), "algo.make=my_algos.awr", "episodes=2"]
+    here = subprocess.run(words, cwd=run.parent, capture_output=True, text=True, timeout=300)
+    assert here.returncode == 0, here.stderr
+    elsewhere = subprocess.run(words, cwd=tmp_path_factory.mktemp("other"), capture_output=True, text=True, timeout=300)
+    assert elsewhere.returncode == 2 and "run from the folder that holds it" in elsewhere.stderr
+
+
+def test_help_lists_its_keys(folder: Path, capsys: pytest.CaptureFixture[str]):
+    assert train.main(["env=cartpole", "algo=custom", "algo.make=my_algos.needs_size", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "algo.size=VALUE" in out and "Size of the network" in out and "algo.make=my_algos.needs_size" in out
