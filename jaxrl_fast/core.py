@@ -149,6 +149,8 @@ class EnvSpec(NamedTuple):
             None where it gives ``obs``.
         action_space: The environment's own action space likewise, None where it takes actions of ``action``.
         arguments: Options with which `jaxrl_fast.make_env` made the environment, as text; a resumed run needs the same.
+        goal_reward: ``(achieved, desired) -> reward`` of one step, of an environment whose observation has the entries
+            ``achieved_goal`` and ``desired_goal``; None without goals.
     """
 
     name: str
@@ -162,6 +164,7 @@ class EnvSpec(NamedTuple):
     obs_space: dict[str, Any] | None = None
     action_space: dict[str, Any] | None = None
     arguments: str = ""
+    goal_reward: Callable[[PyTree, PyTree], jax.Array] | None = None
 
 
 class EpisodeTotals(NamedTuple):

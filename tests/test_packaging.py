@@ -45,14 +45,14 @@ A package may import only the packages above it in this list.
 COMMANDS = {"train", "check", "evaluate", "render", "explain", "export", "report", "dashboard", "autotune"}
 ENTRY_POINTS = {"__init__", "__main__", "api", "placement", "evaluator", *COMMANDS}
 """Modules outside the packages: commands and public names. They may import anything; no other module imports them."""
-APPLIED = {"algorithm", "critics", "acting"}
+APPLIED = {"algorithm", "data", "critics", "acting"}
 """The modules of `learning` with which algorithms are declared; they do not depend on the code common to all
 algorithms.
 """
 KNOW_ENVS = {"jaxrl_fast.views.viewer", "jaxrl_fast.views.renderers"}
 """Modules below the commands that contain names of environments."""
 ONE_ADAPTER = {package: f"jaxrl_fast.envs.from_{package}" for package in ("brax", "gymnax", "jaxmarl", "jumanji")}
-MAX_PACKAGES, MAX_FILES, MAX_CODE_LINES = 12, 157, 21_300
+MAX_PACKAGES, MAX_FILES, MAX_CODE_LINES = 12, 159, 21_500
 """Not counted: `targets`, which compiles for absent machines, and new files in ``envs/from_*`` and ``algorithms/``."""
 
 

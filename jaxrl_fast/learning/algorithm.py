@@ -11,12 +11,18 @@ Axes: ``T`` time, ``E`` environments, ``L`` steps of a training sequence, ``B`` 
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_fast.core import Box, EnvSpec, Metrics, PyTree, Transition, stable_hash
+from jaxrl_fast.learning.data import OnPolicyBatch as OnPolicyBatch
+from jaxrl_fast.learning.data import Prioritize as Prioritize
+from jaxrl_fast.learning.data import Relabel as Relabel
+from jaxrl_fast.learning.data import Replay as Replay
+from jaxrl_fast.learning.data import ReplayBatch as ReplayBatch
+from jaxrl_fast.learning.data import WarmupActions as WarmupActions
 from jaxrl_fast.networks.network import Network
 from jaxrl_fast.numerics.optimizers import MakeOptimizer
 
@@ -217,107 +223,6 @@ class OnPolicy(NamedTuple):
     mixer: str = ""
 
 
-class Prioritize(NamedTuple):
-    """Prioritized replay: sequences are sampled in proportion to a power of their priority (arXiv 1511.05952).
-
-    Attributes:
-        part: Part whose ``GradientResult.priorities`` are used.
-        exponent: Exponent of the priorities, α in the paper.
-        correction: ``(hyper) -> exponent`` of the importance weights, 0 (none) to 1 (full), β in the paper.
-    """
-
-    part: str
-    exponent: float
-    correction: Callable[[Any], Any]
-
-
-WarmupActions = Literal["uniform", "policy"]
-
-
-class Replay(NamedTuple):
-    """Data of an off-policy algorithm: steps are stored, and batches are sampled with replacement.
-
-    Attributes:
-        capacity: Stored steps over all environments.
-        batch_size: Sequences in the batch of an update.
-        num_batches: Batches, so updates, in a tick (``K``).
-        warmup_steps: Stored steps over all environments before the first update.
-        n_step: Steps whose rewards are summed before bootstrapping.
-        sequence_length: Steps of a sequence that enter the loss (``L``), for recurrent networks; else 1.
-        burn_in: Steps before these that only compute the recurrent memory.
-        `keep`: Names of the decision's extras (`Decide`) that are stored.
-        prioritize: `Prioritize`, None for uniform sampling. Priorities of an update reach replay in the next tick;
-            several of one sequence as their maximum.
-        warmup_actions: Actions of the first ``warmup_steps``: uniformly random ones, or the policy's exploration.
-    """
-
-    capacity: int
-    batch_size: int
-    num_batches: int
-    warmup_steps: int
-    n_step: int = 1
-    sequence_length: int = 1
-    burn_in: int = 0
-    keep: tuple[str, ...] = ()
-    prioritize: Prioritize | None = None
-    warmup_actions: WarmupActions = "policy"
-
-
-class OnPolicyBatch(NamedTuple):
-    """Sequences of a rollout, leaves ``[L, B, ...]``.
-
-    Attributes:
-        obs: Observations as networks read them.
-        action: Actions as sent to the environment.
-        first: Whether a step begins an episode.
-        memory: Recurrent memory of each acting network before the first step, by part, ``[1, B, ...]``.
-        extras: Extras of the decisions, by name (`Decide`).
-        targets: Results of `OnPolicy.targets` by name; empty without it.
-        transition: Without targets, a `core.Transition` of the remaining data: rewards, next observations and episode
-            ends; else ``()``.
-    """
-
-    obs: PyTree
-    action: jax.Array
-    first: jax.Array
-    memory: dict[str, PyTree]
-    extras: dict[str, jax.Array]
-    targets: dict[str, jax.Array]
-    transition: Any = ()
-
-
-class ReplayBatch(NamedTuple):
-    """Sequences from replay, leaves ``[L, B, ...]``; ``L`` is 1 unless a network is recurrent.
-
-    For recurrent networks ``obs`` covers the ``W`` steps of a window: the burn-in, the ``L`` steps of the loss and n -
-    1 more steps. The fields ``first``, ``memory`` and ``last`` are ``()`` for other networks. `learning.algorithm` runs
-    networks over both kinds.
-
-    Attributes:
-        obs: Observations as networks read them.
-        action: Actions as sent to the environment.
-        reward: Discounted sum over n steps.
-        bootstrap: Factor of the value at ``next_obs`` in the target: γ^n, or 0 after a termination.
-        next_obs: Observation after those n steps.
-        extras: Extras named by `Replay.keep`.
-        first: Whether a step begins an episode, ``[W, B]``.
-        memory: Recurrent memory before the window, by part, ``[1, B, ...]``.
-        last: Which of the ``W`` steps ``next_obs`` follows, ``[L, B]``.
-        weight: Importance weights of the losses in prioritized replay, else ``()``; `algorithm.mean_loss` applies them.
-    """
-
-    obs: PyTree
-    action: jax.Array
-    reward: jax.Array
-    bootstrap: jax.Array
-    next_obs: PyTree
-    extras: dict[str, jax.Array]
-    first: Any = ()
-    memory: Any = ()
-    last: Any = ()
-    weight: Any = ()
-
-
 Decide = Callable[
     [dict[str, Any], PyTree, PyTree, jax.Array, Any, bool], tuple[jax.Array, PyTree, dict[str, jax.Array]]
 ]
@@ -329,6 +234,24 @@ training: the action is greedy and ``hyper`` is None.
 
 InitDecide = Callable[[int], PyTree]
 """(num_envs) -> state of `Decide` before the first step, such as correlated noise, leaves ``[num_envs, ...]``."""
+
+
+class Transform(NamedTuple):
+    """A change of rollouts between sampling and storing, such as a bonus that is added to rewards.
+
+    Its networks, if any, are in a `Part`, whose losses read what ``apply`` adds to ``extras.decision``.
+
+    Attributes:
+        init: ``() -> state`` before the first rollout, such as running statistics.
+        apply: ``(rollout, parts, state, hyper, key) -> (rollout, state)``. ``rollout`` is a `Transition`
+            ``[T, E, ...]`` as sampled, not normalized; the second argument has the `Learned` of the parts that it
+            ``reads``.
+        reads: Parts whose `Learned` it needs.
+    """
+
+    init: Callable[[], PyTree]
+    apply: Callable[[Transition, Peers, PyTree, Any, jax.Array], tuple[Transition, PyTree]]
+    reads: tuple[str, ...] = ()
 
 
 class Agent(NamedTuple):
@@ -347,6 +270,7 @@ class Agent(NamedTuple):
         normalize_rewards: Whether the running deviation of discounted returns divides rewards.
         max_return: Largest absolute discounted return of normalized rewards (arXiv 2604.04539); None for no bound but
             the clip of single rewards.
+        transform: Changes rollouts before they are stored; None for no change.
     """
 
     parts: dict[str, Part]
@@ -359,6 +283,7 @@ class Agent(NamedTuple):
     normalize_observations: bool | None = None
     normalize_rewards: bool = False
     max_return: float | None = None
+    transform: Transform | None = None
 
 
 class Algorithm(NamedTuple):

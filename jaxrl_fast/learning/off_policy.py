@@ -12,6 +12,7 @@ from jaxrl_fast.learning.frame_stack import Tabled, View, take_tabled
 from jaxrl_fast.learning.image_replay import image_buffer
 from jaxrl_fast.learning.minibatches import MAX_SHARDS, Experience, take_batch
 from jaxrl_fast.learning.prioritized_replay import prioritized_source
+from jaxrl_fast.learning.relabeling import hindsight_buffer, hindsight_source
 from jaxrl_fast.learning.replay import Window, fold_n_steps, ring_buffer, uniform_source, window_length
 from jaxrl_fast.numerics.normalization import Statistics, scale_experience
 
@@ -41,10 +42,15 @@ def off_policy_experience(
         capacity=data.capacity, num_envs=num_envs, batch_size=data.batch_size, window=window, max_shards=max_shards
     )
     buffer = ring_buffer(**sizes) if view is None else image_buffer(view, **sizes)
+    if data.relabel and view is not None:
+        raise ValueError("relabel does not support images, which replay stores once: use an environment without images")
+    buffer = hindsight_buffer(buffer) if data.relabel else buffer
     number, prioritize = data.num_batches * (data.batch_size // buffer.shards), data.prioritize
     source = uniform_source(buffer, number, window)
     if prioritize:
         source = prioritized_source(buffer, number, prioritize, window)
+    if data.relabel:
+        source = hindsight_source(source, data.relabel, window, lambda state: state.buffer if prioritize else state)
 
     def step(
         state: PyTree, rollout: Transition, learned: Peers, statistics: Statistics | None, hyper: Any, key: jax.Array

@@ -43,11 +43,13 @@ class SampledWindows(NamedTuple):
         steps: Leaves ``[G, N, W, ...]``.
         memory: Recurrent memory before the first step of each window, ``[G, N, ...]``, or ``()``.
         tables: Images that the observations' rows refer to (`frame_stack.Tabled`), or None.
+        at: First step and environment of each window, ``[G, N]``, for `relabeling`; else ``()``.
     """
 
     steps: Transition
     memory: PyTree
     tables: PyTree
+    at: Any = ()
 
 
 AddRollout = Callable[[PyTree, Transition], PyTree]

@@ -39,6 +39,7 @@ from jaxrl_fast.learning.frame_stack import View, make_view, stacked_acting, sta
 from jaxrl_fast.learning.host_sampling import arrival_sample_fragment, host_sample_fragment
 from jaxrl_fast.learning.minibatches import MAX_SHARDS, on_policy_experience
 from jaxrl_fast.learning.off_policy import off_policy_experience, warmup_ticks
+from jaxrl_fast.learning.relabeling import transformed
 from jaxrl_fast.learning.rollout import SamplerState, scan_packed, start, unroll
 from jaxrl_fast.learning.updates import PRIORITIES, Average, Delays, OnNan, all_finite, learn_fragment
 from jaxrl_fast.numerics.normalization import Statistics, init_stats, normalize, normalizes, update_stats
@@ -330,9 +331,7 @@ def graph_of(env: VecEnv | HostEnv, algorithm: Algorithm, agent: BoundAgent, opt
     def hyper_at(hyper: Any, tick: jax.Array) -> Any:
         return resolve(hyper, jnp.clip(tick * (steps_per_tick / (options.total_steps or steps_per_tick)), 0.0, 1.0))
 
-    graph = Graph(before + learning.fragments, delays, hyper_at, products=products_beside(env, agent))
-    check_graph(graph)
-    return graph
+    return check_graph(Graph(before + learning.fragments, delays, hyper_at, products=products_beside(env, agent)))
 
 
 def sampler(env: VecEnv | HostEnv, agent: BoundAgent, *, joined: bool = False) -> Fragment:
@@ -483,7 +482,8 @@ def bind(algorithm: Algorithm, spec: EnvSpec, num_envs: int, shards: int = MAX_S
     warmup = max(sizes[-1], int(_needs_statistics(agent)))
     scaled = bool(agent.normalize_observations), agent.normalize_rewards, agent.max_return
     others: Any = agent.rollout_length, *sizes[:-1], warmup, *scaled, spec.num_agents, products_of(agent, spec, steps)
-    return BoundAgent(agent.parts, acting, experience, at_start(algorithm.hyper), *others)
+    stored = experience if agent.transform is None else transformed(experience, agent, algorithm.hyper)
+    return BoundAgent(agent.parts, acting, stored, at_start(algorithm.hyper), *others)
 
 
 def products_of(agent: Agent, spec: EnvSpec, batch_size: int) -> Products:

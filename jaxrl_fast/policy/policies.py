@@ -406,7 +406,7 @@ def spec_to_json(spec: EnvSpec) -> dict[str, Any]:
     else:
         action = {name: list(x) if isinstance(x, tuple) else x for name, x in spec.action._asdict().items()}
     obs = jax.tree.map(lambda s: {"shape": list(s.shape), "dtype": str(s.dtype)}, spec.obs)
-    facts = {name: value for name, value in spec._asdict().items() if name != "arguments"}
+    facts = {name: value for name, value in spec._asdict().items() if name not in ("arguments", "goal_reward")}
     return {**facts, "obs": obs, "action": action, "own_sizes": [list(own) for own in spec.own_sizes]}
 
 

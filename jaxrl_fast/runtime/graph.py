@@ -462,11 +462,14 @@ def _outputs(graph: Graph, state: TrainState, published: Channels) -> Channels:
     return channels
 
 
-def check_graph(graph: Graph) -> None:
+def check_graph(graph: Graph) -> Graph:
     """Check that a graph can run.
 
     Args:
         graph: Graph.
+
+    Returns:
+        The graph.
 
     Raises:
         GraphError: Two fragments have one name, a channel has two writers or none, a delay belongs to no edge or is not
@@ -490,6 +493,7 @@ def check_graph(graph: Graph) -> None:
     _check_order(graph, writer)
     if any(f.rounds > 1 for f in graph.fragments):
         _check_rounds(graph)
+    return graph
 
 
 def _writers(graph: Graph) -> dict[str, str]:

@@ -1,0 +1,197 @@
+"""Changes of data on its way to the losses: of rollouts before they are stored, and of windows as a batch is drawn.
+
+`algorithm.Transform` and `algorithm.Relabel` declare them. Only an algorithm that has one goes through this file.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_fast.core import Batches, PyTree, Transition, stable_hash
+from jaxrl_fast.learning.algorithm import Agent, Learned, Part, Peers, Relabel, init_params
+from jaxrl_fast.learning.minibatches import Experience, by_shard
+from jaxrl_fast.learning.replay import Buffer, RingState, Sampled, SampledWindows, Source, Window, gather
+from jaxrl_fast.numerics.normalization import Statistics
+from jaxrl_fast.numerics.optimizers import at_start
+
+
+class TransformedState(NamedTuple):
+    """State of a storage whose rollouts are changed.
+
+    Attributes:
+        transform: State of the `Transform`.
+        storage: State of the storage after it.
+    """
+
+    transform: PyTree
+    storage: PyTree
+
+
+def transformed(experience: Experience, agent: Agent, hyper: Any) -> Experience:
+    """Change rollouts before they are stored.
+
+    Args:
+        experience: Storage and batches.
+        agent: Algorithm built for one environment, with a `Transform`.
+        hyper: Hyper-parameters of the algorithm, which may be schedules.
+
+    Returns:
+        The storage and batches of changed rollouts.
+    """
+    transform = agent.transform
+    assert transform is not None
+    if unknown := [name for name in transform.reads if name not in agent.parts]:
+        raise ValueError(f"transform reads {', '.join(unknown)}: write one of the parts {', '.join(agent.parts)}")
+
+    def apply(state: PyTree, rollout: Transition, learned: Peers, hyper: Any, key: jax.Array) -> tuple:
+        own = {name: learned[name] for name in transform.reads}
+        return transform.apply(rollout, own, state, hyper, jax.random.fold_in(key, stable_hash("transform")))
+
+    def init(example: Transition | None) -> TransformedState:
+        state = transform.init()
+        if example is None:
+            return TransformedState(state, experience.init(None))
+        learned = {name: learned_shapes(agent.parts[name]) for name in transform.reads}
+        changed = jax.eval_shape(apply, state, example, learned, at_start(hyper), jax.random.key(0))[0]
+        return TransformedState(state, experience.init(changed))
+
+    def step(
+        state: TransformedState,
+        rollout: Transition,
+        learned: Peers,
+        statistics: Statistics | None,
+        hyper: Any,
+        key: jax.Array,
+    ) -> tuple[TransformedState, Batches]:
+        rollout, own = apply(state.transform, rollout, learned, hyper, key)
+        storage, batches = experience.step(state.storage, rollout, learned, statistics, hyper, key)
+        return TransformedState(own, storage), batches
+
+    return experience._replace(
+        init=init,
+        step=step,
+        reads=tuple(dict.fromkeys((*experience.reads, *transform.reads))),
+        state_axes=TransformedState(None, experience.state_axes),
+        metrics=lambda state: experience.metrics(state.storage),
+        end_episodes=lambda state: state._replace(storage=experience.end_episodes(state.storage)),
+        learn_priorities=lambda state, feedback: state._replace(
+            storage=experience.learn_priorities(state.storage, feedback)
+        ),
+    )
+
+
+def learned_shapes(part: Part) -> Learned:
+    """Return the shapes of a part's `Learned`.
+
+    Args:
+        part: Part.
+
+    Returns:
+        Shapes and dtypes.
+    """
+    params = jax.eval_shape(lambda key: init_params(part, key), jax.random.key(0))
+    return Learned(params, {name: params[name] for name in part.targets})
+
+
+class HindsightState(NamedTuple):
+    """State of a buffer with the remaining length of each episode.
+
+    Attributes:
+        ring: State of the buffer.
+        ahead: Stored steps of the same episode after each step, int32 ``[G, capacity_T, E / G]``.
+    """
+
+    ring: RingState
+    ahead: jax.Array
+
+
+def hindsight_buffer(buffer: Buffer) -> Buffer:
+    """Add the distance to the last stored step of the same episode to a buffer.
+
+    Args:
+        buffer: Buffer of `replay.ring_buffer`.
+
+    Returns:
+        The buffer; its windows have their positions in ``at``.
+    """
+
+    def init(example: Transition) -> HindsightState:
+        ring = buffer.init(example)
+        return HindsightState(ring, jnp.zeros(ring.data.reward.shape, jnp.int32))
+
+    def add(state: HindsightState, rollout: Transition) -> HindsightState:
+        ring, capacity_t = state.ring, state.ahead.shape[1]
+        new = steps_ahead(by_shard(rollout.terminated | rollout.truncated, buffer.shards))
+        newest = ring.steps - 1
+        time = newest - (newest - jnp.arange(capacity_t)) % capacity_t
+        ended = (ring.data.terminated | ring.data.truncated)[:, newest % capacity_t]
+        reaches = time[None, :, None] + state.ahead == newest
+        goes_on = reaches & ~ended[:, None] & (time >= 0)[None, :, None]
+        ahead = jnp.where(goes_on, state.ahead + 1 + new[:, :1], state.ahead)
+        slots = (ring.steps + jnp.arange(new.shape[1])) % capacity_t
+        return HindsightState(buffer.add(ring, rollout), ahead.at[:, slots].set(new, unique_indices=True))
+
+    def windows(state: HindsightState, start: jax.Array, env: jax.Array) -> SampledWindows:
+        return buffer.windows(state.ring, start, env)._replace(at=(start, env))
+
+    return buffer._replace(
+        init=init,
+        add=add,
+        available=lambda state: buffer.available(state.ring),
+        windows=windows,
+        end_episodes=lambda state: state._replace(ring=buffer.end_episodes(state.ring)),
+        state_axes=HindsightState(buffer.state_axes, 0),  # type: ignore[arg-type]  # axes
+        metrics=lambda state: buffer.metrics(state.ring),
+    )
+
+
+def steps_ahead(done: jax.Array) -> jax.Array:
+    """Count the steps of the same episode after each step of a rollout.
+
+    Args:
+        done: Whether an episode ends with a step, ``[G, T, E / G]``.
+
+    Returns:
+        int32 ``[G, T, E / G]``.
+    """
+
+    def back(after: jax.Array, ends: jax.Array) -> tuple[jax.Array, jax.Array]:
+        ahead = jnp.where(ends, 0, after + 1)
+        return ahead, ahead
+
+    last = jnp.full(done[:, 0].shape, -1, jnp.int32)
+    return jax.lax.scan(back, last, done.swapaxes(0, 1), reverse=True)[1].swapaxes(0, 1)
+
+
+def hindsight_source(
+    source: Source, relabel: Relabel, window: Window, state_of: Callable[[PyTree], HindsightState]
+) -> Source:
+    """Relabel the windows of a source with a later step of the same episode.
+
+    Args:
+        source: Source of a `hindsight_buffer`.
+        relabel: Changes a window.
+        window: Shape of the windows.
+        state_of: Returns the buffer's state in the source's.
+
+    Returns:
+        The source.
+    """
+
+    def sample(state: PyTree, key: jax.Array, hyper: Any) -> Sampled:
+        sampled = source.sample(state, key, hyper)
+        (start, env), own = sampled.windows.at, state_of(state)
+        capacity_t = own.ahead.shape[1]
+        time_key, own_key = jax.random.split(jax.random.fold_in(key, stable_hash("hindsight")))
+        most = gather(own.ahead, start[..., None] % capacity_t, env)[..., 0]
+        least = jnp.minimum(window.length - 1, most)
+        offset = least + jax.random.randint(time_key, start.shape, 0, most - least + 1)
+        found = gather(own.ring.data, (start + offset)[..., None] % capacity_t, env)
+        later = jax.tree.map(lambda leaf: leaf[:, :, 0], found)
+        keys = jax.random.split(own_key, start.shape)
+        steps = jax.vmap(jax.vmap(relabel))(sampled.windows.steps, later, keys)
+        return sampled._replace(windows=sampled.windows._replace(steps=steps, at=()))
+
+    return source._replace(sample=sample)
