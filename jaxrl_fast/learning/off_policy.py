@@ -34,7 +34,7 @@ def off_policy_experience(
         The minibatches, with a replay buffer as state.
 
     Raises:
-        ValueError: Sizes do not match (`check_sizes`, `replay.ring_buffer`).
+        ValueError: Sizes do not match (`check_sizes`, `replay.ring_buffer`), or images shall be relabeled.
     """
     check_sizes(agent, data, num_envs)
     window = Window(window_length(data), data.sequence_length if memory else 1, data.keep, memory)

@@ -39,6 +39,9 @@ def transformed(experience: Experience, agent: Agent, hyper: Any) -> Experience:
 
     Returns:
         The storage and batches of changed rollouts.
+
+    Raises:
+        ValueError: The `Transform` reads a part that the algorithm does not have.
     """
     transform = agent.transform
     assert transform is not None
