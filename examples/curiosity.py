@@ -18,10 +18,10 @@ from jaxrl_fast.numerics import losses
 from jaxrl_fast.numerics.normalization import init_stats, normalize, update_stats
 from jaxrl_fast.numerics.optimizers import make_optimizer
 
-FEATURES, CLIP, UPDATE_EVERY = 32, 5.0, 32
+FEATURES, CLIP, UPDATE_EVERY = 32, 5.0, 320
 
 
-def ppo(bonus_weight: float = 1.0, bonus_discount: float = 0.99, bonus_hidden: int = 128, **rates: float):
+def ppo(bonus_weight: float = 3.0, bonus_discount: float = 0.99, bonus_hidden: int = 128, **rates: float):
     """PPO with a bonus for new observations.
 
     Args:
@@ -29,7 +29,7 @@ def ppo(bonus_weight: float = 1.0, bonus_discount: float = 0.99, bonus_hidden: i
         bonus_discount: Discount of the bonus's returns.
         bonus_hidden: Size of the hidden layer of both networks.
     """
-    plain = jf.ppo(**rates)
+    plain = jf.ppo(**{"learning_rate": 1e-3, **rates})
     Hyper = namedtuple("Hyper", (*plain.hyper._fields, "bonus_weight", "bonus_discount"))
 
     def build(spec: jf.EnvSpec, num_envs: int) -> jf.Agent:
