@@ -1,13 +1,16 @@
 """``python -m jaxrl_fast.export runs/latest``: write the policy of a run as files that do not need jaxrl_fast."""
 
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 
-from jaxrl_fast.algorithms.registry import factory_of
+from jaxrl_fast.algorithms.registry import ALGORITHMS, factory_of
 from jaxrl_fast.commands import cli
+from jaxrl_fast.learning.algorithm import Algorithm
 from jaxrl_fast.policy.exporting import FORMATS, NUM_OBSERVATIONS, describe, export_policy, has_onnx, signature
 from jaxrl_fast.policy.policies import load_policy
 from jaxrl_fast.settings.machine import setup
@@ -21,11 +24,13 @@ HELP = """python -m jaxrl_fast.export RUN [formats=jax,onnx] [agent=2]
               default: both, or jax where those packages are missing
   agent       write the policy of one of several agents, from 0, to a folder such as agent_2
               default: the policy of all agents
-  algo.make   again, if the algorithm is your own
+  algo.make, algo.network   again, if the algorithm or the network is your own
 Each file is compared with the policy on 1,000 observations, and removed if they disagree."""
 
 
-KEYS = {"formats": Key(str, None), "agent": Key(str, None), "algo.make": Key(str, None)}
+KEYS = {name: Key(str, None) for name in ("formats", "agent", "algo.make", "algo.network")}
+Factory = Callable[..., Algorithm]
+"""(options) -> algorithm."""
 
 
 def export_run(words: Sequence[str]) -> int:
@@ -41,7 +46,7 @@ def export_run(words: Sequence[str]) -> int:
     setup()
     # An accelerator may round its products more coarsely than the check allows, and may be busy training.
     jax.config.update("jax_platforms", "cpu")
-    policy = load_policy(folder, algorithm=None if own is None else factory_of(own))
+    policy = load_policy(folder, algorithm=own)
     if number is not None:
         policy, folder = policy.agent(number), folder / f"agent_{number}"
         folder.mkdir(exist_ok=True)
@@ -59,14 +64,15 @@ def export_run(words: Sequence[str]) -> int:
     return 0
 
 
-def read_words(words: Sequence[str]) -> tuple[Path, list[str], int | None, str | None]:
+def read_words(words: Sequence[str]) -> tuple[Path, list[str], int | None, Factory | None]:
     """Parse the words of the command line.
 
     Args:
         words: Words of the command line.
 
     Returns:
-        Folder of the policy, formats (empty for the default), number of an agent or None, and ``algo.make`` or None.
+        Folder of the policy, formats (empty for the default), number of an agent or None, and the factory of
+        a user's algorithm or network, or None.
 
     Raises:
         ConfigError: No folder or several, a folder without a policy, an unknown key or format, or an invalid agent.
@@ -83,7 +89,25 @@ def read_words(words: Sequence[str]) -> tuple[Path, list[str], int | None, str |
         raise ConfigError(f"{run} contains no policy: write the path of a run's folder, such as runs/latest")
     if "onnx" in formats and not has_onnx():
         raise ImportError("formats=onnx needs two packages: pip install onnx onnxruntime, or write formats=jax")
-    return folder, formats, None if given["agent"] is None else int(given["agent"]), given["algo.make"]
+    return folder, formats, None if given["agent"] is None else int(given["agent"]), own_factory(folder, given)
+
+
+def own_factory(folder: Path, given: dict[str, Any]) -> Factory | None:
+    """Return the factory of a policy with a user's algorithm or network.
+
+    Args:
+        folder: Folder of the policy.
+        given: Values of `KEYS`.
+
+    Returns:
+        The factory; None if neither is given.
+    """
+    make, network = given["algo.make"], given["algo.network"]
+    if make is None and network is None:
+        return None
+    name = make or json.loads((folder / "policy.json").read_text(encoding="utf-8"))["made_by"]["algo"]
+    factory = factory_of(name) if make else ALGORITHMS[name]
+    return factory if network is None else lambda **options: factory(**{**options, "network": network})
 
 
 def main(argv: Sequence[str] | None = None) -> int:

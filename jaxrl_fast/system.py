@@ -159,3 +159,15 @@ def import_function(path: str, key: str) -> Callable[..., Any]:
     if not callable(function):
         raise ValueError(f"{key}={path}: {module_name} has no function '{attribute}'")
     return function
+
+
+def path_of(function: Any) -> str:
+    """Return the path of a function, from which `import_function` imports it again.
+
+    Args:
+        function: Function, or a text, which is returned.
+
+    Returns:
+        ``my_package.make``.
+    """
+    return function if isinstance(function, str) else f"{function.__module__}.{function.__qualname__}"

@@ -42,7 +42,7 @@ from jaxrl_fast.training.job import make_job
 from jaxrl_fast.training.loop import run_job
 from jaxrl_fast.training.progress import ProgressDisplay, earlier_compile_s
 from jaxrl_fast.training.records import check_logger
-from jaxrl_fast.training.run_folder import check_unused
+from jaxrl_fast.training.run_folder import check_unused, named_again
 from jaxrl_fast.tuning import auto
 from jaxrl_fast.views.listeners import make_listeners, try_to_write
 from jaxrl_fast.views.viewer import draw_policy, with_bodies
@@ -166,7 +166,7 @@ def visualizer_of(run: Run, env: VecEnv | HostEnv, folder: Path, tell: Tell) -> 
     if not run.eval.picture or not hosts.is_first():
         yield None
         return
-    own = [f"algo.make={make}"] if (make := algo_words(run).get("make")) else []
+    own = named_again({"algo": {**run.algo_options, **algo_words(run)}})
     out = PAGE if with_bodies(env) is not None else "policy.gif"
     with closing(Visualizer(folder, out, run.seed, tell, own=own)) as visualizer:
         yield visualizer

@@ -1,11 +1,13 @@
 """A user's algorithm, outside of the package, in every command: ``algo=custom algo.make=my_algos.awr``."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 import yaml
@@ -14,6 +16,7 @@ from many_commands import Commands, refused
 import jaxrl_fast as jf
 from jaxrl_fast import train
 from jaxrl_fast.commands.run_config import compose, flat_settings, make_algorithm
+from jaxrl_fast.learning.algorithm import init_params
 from jaxrl_fast.numerics.optimizers import Linear
 from jaxrl_fast.settings.schema import ConfigError
 from jaxrl_fast.settings.signatures import algo_keys
@@ -191,3 +194,93 @@ def test_help_lists_its_keys(folder: Path, capsys: pytest.CaptureFixture[str]):
     assert train.main(["env=cartpole", "algo=custom", "algo.make=my_algos.needs_size", "--help"]) == 0
     out = capsys.readouterr().out
     assert "algo.size=VALUE" in out and "Size of the network" in out and "algo.make=my_algos.needs_size" in out
+
+
+TORSO = '''
+import flax.linen as nn
+import jax
+
+
+class Attention(nn.Module):
+    """Attention over the numbers of an observation."""
+
+    width: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        tokens = nn.Dense(self.width)(x[..., None])
+        return nn.MultiHeadDotProductAttention(num_heads=1)(tokens, tokens).mean(axis=-2)
+
+
+def attend(hidden, activation):
+    return Attention(hidden[0])
+
+
+def fails(hidden, activation):
+    raise RuntimeError("no such layer")
+
+
+def is_text(hidden, activation):
+    return "no module"
+'''
+NETWORK = "algo.network=my_nets.attend"
+MAKERS = {"ppo": "cartpole", "dqn": "cartpole", "pqn": "cartpole", "impala": "cartpole", "sac_discrete": "cartpole"}
+MAKERS |= {"sac": "pendulum", "td3": "pendulum"}
+
+
+@pytest.fixture
+def nets(folder: Path) -> Path:
+    (folder / "my_nets.py").write_text(TORSO)
+    sys.modules.pop("my_nets", None)
+    return folder
+
+
+@pytest.mark.parametrize("algo", MAKERS)
+@pytest.mark.parametrize("network", ["simba", "my_nets.attend"])
+def test_every_algorithm_takes_another_torso(nets: Path, algo: str, network: str):
+    env = jf.make_env(MAKERS[algo], num_envs=4)
+    factory = getattr(jf, algo)
+    plain, other = (factory(network=name).build(env.spec, 4) for name in ("mlp", network))
+    names = [str(jax.tree.map(lambda x: 0, init_params(part, jax.random.key(0)))) for part in other.parts.values()]
+    wanted = "MultiHeadDotProductAttention" if "attend" in network else "LayerNorm"
+    heads = [name for name in names if "{}" not in name and "temperature" not in name]
+    assert all(wanted in name for name in heads) and set(plain.parts) == set(other.parts)
+
+
+def test_a_network_of_ones_own_goes_through_every_command(nets: Path, commands: Commands):
+    words = [word for word in SMALL if word != "algo=custom"] + ["algo=ppo", "algo.num_minibatches=2", NETWORK]
+    assert commands.run(nets, "train", *words, "run_dir=run", trains=True).status == 0
+    for command, *words in LOADING:
+        assert NETWORK in refused(commands, nets, command, *words)
+        words += ["formats=jax"] if command == "export" else []  # attention's products are not in our ONNX export
+        ended = commands.run(nets, command, *words, NETWORK, trains=True)
+        assert ended.status == 0, (command, ended.err)
+    with pytest.raises(ValueError, match=r"algo\.network=my_nets\.attend again"):
+        jf.load_policy("run")
+    assert jf.load_policy("run", algorithm=jf.ppo)(np.zeros(4, np.float32)) in (0, 1)
+    assert NETWORK in dict(command_lines(read_run(nets / "run")))["evaluate"]
+
+
+def test_a_function_in_python_is_a_network_and_its_path_is_stored(nets: Path):
+    from my_nets import attend
+
+    env, algo = jf.make_env("cartpole", num_envs=4), jf.ppo(network=attend, rollout_length=16, num_minibatches=2)
+    jf.learn(env, algo, total_steps=64, eval_episodes=2, eval_every=64, run_dir="run")
+    assert json.loads(Path("run/policy/policy.json").read_text())["made_by"]["options"]["network"] == "my_nets.attend"
+    assert jf.load_policy("run", algorithm=algo)(np.zeros(4, np.float32)) in (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (dict(network="simbaa"), "network=simbaa: write mlp, simba or my_package.make"),
+        (dict(network="my_nets.nothing"), "my_nets has no function 'nothing'"),
+        (dict(network="my_nets.fails"), "my_nets.fails failed: RuntimeError: no such layer"),
+        (dict(network="my_nets.is_text"), "returned str: return a module of flax.linen"),
+        (dict(network="simba", q_hidden=(64, 32)), "write at least one size, all equal"),
+        (dict(network="simba", noisy=True), "network=simba has no noise and no dropout"),
+    ],
+)
+def test_a_wrong_network_is_one_line(nets: Path, options: dict, expected: str):
+    with pytest.raises(ValueError, match=re.escape(expected)):
+        jf.dqn(**options).build(jf.make_env("cartpole", num_envs=4).spec, 4)

@@ -47,7 +47,7 @@ from jaxrl_fast.learning.critics import (
     soft_outputs,
     with_levels,
 )
-from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision, make_network
+from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision, Torso, make_network
 from jaxrl_fast.networks.quantiles import two_parts
 from jaxrl_fast.numerics import losses
 from jaxrl_fast.numerics.optimizers import (
@@ -127,6 +127,7 @@ def dqn(
     activation: Activation = "relu",
     layer_norm: bool = False,
     recurrent_size: int = 0,
+    network: Torso = "mlp",
     cnn: Cnn = "auto",
     optimizer: OptimizerName = "adam",
     precision: Precision = "f32",
@@ -179,6 +180,7 @@ def dqn(
         activation: Activation of the hidden layers.
         layer_norm: Whether to normalize the hidden layers.
         recurrent_size: Size of a GRU before the hidden layers (DRQN); 0 for none.
+        network: Torso of the networks: "mlp", "simba", or your own function (`own_torso`).
         cnn: Convolutions for images (`make_network`).
         optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants ``adam:epsilon:beta1:beta2`` or
             ``rmsprop:epsilon:decay``.
@@ -192,7 +194,12 @@ def dqn(
     rates = learning_rate, discount, epsilon, weight, max_grad_norm, reward_scale, weight_decay, importance_exponent
     hyper = DqnHyper(*rates)
     shared: dict[str, Any] = dict(
-        activation=activation, layer_norm=layer_norm, recurrent_size=recurrent_size, cnn=cnn, precision=precision
+        activation=activation,
+        layer_norm=layer_norm,
+        recurrent_size=recurrent_size,
+        network=network,
+        cnn=cnn,
+        precision=precision,
     ) | dict(noisy=noisy)
     options = shared | dict(q_hidden=tuple(q_hidden), q_keys=tuple(q_keys), dueling=dueling, optimizer=optimizer)
     options |= dict(value_head=value_head, num_atoms=num_atoms, value_min=value_min, value_max=value_max)

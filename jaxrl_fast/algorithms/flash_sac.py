@@ -141,7 +141,7 @@ def flash_sac(
         updates, warmup = sizes(num_envs).values()
         data = Replay(buffer_size, batch_size, updates, warmup, n_step)
         data = data._replace(warmup_actions=warmup_actions)
-        shared: dict[str, Any] = dict(torso="residual", cnn=cnn, precision=precision)
+        shared: dict[str, Any] = dict(network="residual", cnn=cnn, precision=precision)
         size = distributions.num_outputs(box)
         policy = make_network(spec.obs, size, hidden=policy_hidden, keys=policy_keys, **shared)
         own: dict[str, Any] = dict(hidden=critic_hidden, keys=critic_keys, action_shape=(box.low.size,))

@@ -28,7 +28,7 @@ from jaxrl_fast.learning.algorithm import (
     over_rollout,
     require_actions,
 )
-from jaxrl_fast.networks.network import Activation, Cnn, Head, Network, Precision, make_network
+from jaxrl_fast.networks.network import Activation, Cnn, Head, Network, Precision, Torso, make_network
 from jaxrl_fast.numerics import distributions, losses
 from jaxrl_fast.numerics.optimizers import OptimizerName, Rate0, Rate01, check_optimizer, checks_numbers, make_optimizer
 
@@ -83,6 +83,7 @@ def impala(
     activation: Activation = "tanh",
     layer_norm: bool = False,
     recurrent_size: int = 0,
+    network: Torso = "mlp",
     cnn: Cnn = "auto",
     optimizer: OptimizerName = "rmsprop:2.4e-7:0.99",
     precision: Precision = "f32",
@@ -112,6 +113,7 @@ def impala(
         activation: Activation of the hidden layers.
         layer_norm: Whether to normalize the hidden layers.
         recurrent_size: Size of a GRU before the hidden layers; 0 for none.
+        network: Torso of the networks: "mlp", "simba", or your own function (`own_torso`).
         cnn: Convolutions for images (`make_network`).
         optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants ``adam:epsilon:beta1:beta2`` or
             ``rmsprop:epsilon:decay``.
@@ -124,7 +126,12 @@ def impala(
     rates = learning_rate, discount, trace_lambda, clip_rho, clip_c, value_coef, entropy_coef, max_grad_norm
     hyper = ImpalaHyper(*rates, reward_scale, weight_decay)
     shared: dict[str, Any] = dict(
-        activation=activation, layer_norm=layer_norm, recurrent_size=recurrent_size, cnn=cnn, precision=precision
+        activation=activation,
+        layer_norm=layer_norm,
+        recurrent_size=recurrent_size,
+        network=network,
+        cnn=cnn,
+        precision=precision,
     )
     options = shared | dict(hidden=tuple(hidden), keys=tuple(keys), optimizer=optimizer)
     sizes = on_policy_sizes(rollout_length, num_minibatches, steps=640, least=1, whole_rollouts=True)

@@ -11,7 +11,7 @@ from jaxrl_fast.algorithms.multi_agent import network_of_all, ppo_of_agents
 from jaxrl_fast.algorithms.ppo import first_output
 from jaxrl_fast.core import EnvSpec
 from jaxrl_fast.learning.algorithm import Algorithm, ValueOf
-from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision
+from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision, Torso
 from jaxrl_fast.numerics import losses
 from jaxrl_fast.numerics.optimizers import OptimizerName, Rate0, Rate01, checks_numbers
 
@@ -43,6 +43,7 @@ def ippo(
     activation: Activation = "tanh",
     layer_norm: bool = False,
     recurrent_size: int = 0,
+    network: Torso = "mlp",
     cnn: Cnn = "auto",
     optimizer: OptimizerName = "adam:1e-5",
     precision: Precision = "f32",
@@ -79,6 +80,7 @@ def ippo(
         activation: Activation of the hidden layers.
         layer_norm: Whether to normalize the hidden layers.
         recurrent_size: Size of a GRU before the hidden layers; 0 for none. With a GRU, minibatches are whole sequences.
+        network: Torso of the networks: "mlp", "simba", or your own function (`own_torso`).
         cnn: Convolutions for images (`make_network`).
         optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants ``adam:epsilon:beta1:beta2`` or
             ``rmsprop:epsilon:decay``.

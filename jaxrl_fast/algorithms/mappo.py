@@ -12,7 +12,7 @@ from jaxrl_fast.algorithms.multi_agent import ppo_of_agents
 from jaxrl_fast.algorithms.ppo import first_output
 from jaxrl_fast.core import STATE, EnvSpec, PyTree
 from jaxrl_fast.learning.algorithm import Algorithm, ValueOf
-from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision, make_network
+from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision, Torso, make_network
 from jaxrl_fast.networks.per_agent import separate_networks
 from jaxrl_fast.numerics import losses
 from jaxrl_fast.numerics.optimizers import OptimizerName, Rate0, Rate01, checks_numbers
@@ -45,6 +45,7 @@ def mappo(
     activation: Activation = "tanh",
     layer_norm: bool = False,
     recurrent_size: int = 0,
+    network: Torso = "mlp",
     cnn: Cnn = "auto",
     optimizer: OptimizerName = "adam:1e-5",
     precision: Precision = "f32",
@@ -85,6 +86,7 @@ def mappo(
         activation: Activation of the hidden layers.
         layer_norm: Whether to normalize the hidden layers.
         recurrent_size: Size of a GRU before the hidden layers; 0 for none. With a GRU, minibatches are whole sequences.
+        network: Torso of the networks: "mlp", "simba", or your own function (`own_torso`).
         cnn: Convolutions for images (`make_network`).
         optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants ``adam:epsilon:beta1:beta2`` or
             ``rmsprop:epsilon:decay``.
@@ -102,11 +104,13 @@ def mappo(
         has_state = isinstance(spec.obs, dict) and STATE in spec.obs
         size = spec.num_agents if share_parameters and not spec.shared_reward else 1
         keys = tuple(critic_keys) or ((STATE,) if has_state else ())
-        how: dict[str, Any] = dict(activation=activation, layer_norm=layer_norm, cnn=cnn, precision=precision)
-        network = make_network(spec.obs, size, hidden=value_hidden, keys=keys, recurrent_size=recurrent_size, **how)
+        how: dict[str, Any] = dict(
+            activation=activation, layer_norm=layer_norm, network=network, cnn=cnn, precision=precision
+        )
+        value = make_network(spec.obs, size, hidden=value_hidden, keys=keys, recurrent_size=recurrent_size, **how)
         if not share_parameters:
-            return separate_networks(network, spec.num_agents, see_all=True), first_output
-        return network, first_output if spec.shared_reward else all_outputs
+            return separate_networks(value, spec.num_agents, see_all=True), first_output
+        return value, first_output if spec.shared_reward else all_outputs
 
     return ppo_of_agents("mappo", given, make_critic)
 

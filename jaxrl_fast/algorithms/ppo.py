@@ -37,7 +37,7 @@ from jaxrl_fast.learning.algorithm import (
     over_rollout,
     require_actions,
 )
-from jaxrl_fast.networks.network import Activation, Cnn, Head, Network, Precision, make_network
+from jaxrl_fast.networks.network import Activation, Cnn, Head, Network, Precision, Torso, make_network
 from jaxrl_fast.numerics import distributions, losses
 from jaxrl_fast.numerics.optimizers import (
     FROM_0,
@@ -87,7 +87,7 @@ class PpoHyper(NamedTuple):
     desired_kl: Any = 0.0
 
 
-SHARED = "activation", "layer_norm", "recurrent_size", "cnn", "precision", "orthogonal"
+SHARED = "activation", "layer_norm", "recurrent_size", "network", "cnn", "precision", "orthogonal"
 OWN = "optimizer", "free_deviation", "clip_actions", "share_torso", "normalize_values"
 LISTS = "policy_hidden", "value_hidden", "policy_keys", "critic_keys"
 """Arguments on which networks depend: of all networks, others, and those with several numbers or names."""
@@ -146,6 +146,7 @@ def ppo(
     orthogonal: bool = False,
     share_torso: bool = False,
     normalize_values: bool = False,
+    network: Torso = "mlp",
     cnn: Cnn = "auto",
     optimizer: OptimizerName = "adam:1e-5",
     precision: Precision = "f32",
@@ -195,6 +196,7 @@ def ppo(
         orthogonal: Whether the initial weights of dense layers and convolutions are orthogonal.
         share_torso: Whether policy and value are two heads of one network, whose sizes are ``policy_hidden``.
         normalize_values: Whether the value network learns targets that are scaled by their running mean and deviation.
+        network: Torso of the networks: "mlp", "simba", or your own function (`own_torso`).
         cnn: Convolutions for images (`make_network`).
         optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants ``adam:epsilon:beta1:beta2`` or
             ``rmsprop:epsilon:decay``.

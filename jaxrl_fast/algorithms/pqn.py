@@ -29,7 +29,7 @@ from jaxrl_fast.learning.algorithm import (
     over_rollout,
     require_actions,
 )
-from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision, make_network
+from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision, Torso, make_network
 from jaxrl_fast.numerics import losses
 from jaxrl_fast.numerics.optimizers import (
     FROM_0,
@@ -85,6 +85,7 @@ def pqn(
     activation: Activation = "relu",
     layer_norm: bool = True,
     recurrent_size: int = 0,
+    network: Torso = "mlp",
     cnn: Cnn = "auto",
     optimizer: OptimizerName = "radam",
     precision: Precision = "f32",
@@ -114,6 +115,7 @@ def pqn(
         activation: Activation of the hidden layers.
         layer_norm: Whether to normalize the hidden layers.
         recurrent_size: Size of a GRU before the hidden layers; 0 for none. With a GRU, minibatches are whole sequences.
+        network: Torso of the networks: "mlp", "simba", or your own function (`own_torso`).
         cnn: Convolutions for images (`make_network`).
         optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants ``adam:epsilon:beta1:beta2`` or
             ``rmsprop:epsilon:decay``.
@@ -125,7 +127,12 @@ def pqn(
     """
     hyper = PqnHyper(learning_rate, discount, q_lambda, epsilon, max_grad_norm, reward_scale, weight_decay)
     shared: dict[str, Any] = dict(
-        activation=activation, layer_norm=layer_norm, recurrent_size=recurrent_size, cnn=cnn, precision=precision
+        activation=activation,
+        layer_norm=layer_norm,
+        recurrent_size=recurrent_size,
+        network=network,
+        cnn=cnn,
+        precision=precision,
     )
     options = shared | dict(q_hidden=tuple(q_hidden), q_keys=tuple(q_keys), optimizer=optimizer)
     sizes = on_policy_sizes(rollout_length, num_minibatches, steps=128, least=4, whole_rollouts=recurrent_size > 0)

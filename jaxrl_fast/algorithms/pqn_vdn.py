@@ -16,7 +16,7 @@ from jaxrl_fast.algorithms.multi_agent import keys_of_one, network_of_all, out_o
 from jaxrl_fast.core import STATE, Actions, Discrete, EnvSpec, MultiDiscrete, PyTree, Transition
 from jaxrl_fast.learning.acting import FALLING_EPSILON, greedy_value, number_of, value_of
 from jaxrl_fast.learning.algorithm import Agent, Algorithm, OnPolicy, Values, require_actions, require_positive
-from jaxrl_fast.networks.network import Activation, Cnn, Head, Network, Precision, make_network
+from jaxrl_fast.networks.network import Activation, Cnn, Head, Network, Precision, Torso, make_network
 from jaxrl_fast.networks.per_agent import mixing_network
 from jaxrl_fast.numerics import losses
 from jaxrl_fast.numerics.optimizers import FROM_0, OptimizerName, Rate0, Rate01, checks_numbers
@@ -50,6 +50,7 @@ def pqn_vdn(
     activation: Activation = "relu",
     layer_norm: bool = True,
     recurrent_size: int = 0,
+    network: Torso = "mlp",
     cnn: Cnn = "auto",
     optimizer: OptimizerName = "radam",
     precision: Precision = "f32",
@@ -85,6 +86,7 @@ def pqn_vdn(
         activation: Activation of the hidden layers.
         layer_norm: Whether to normalize the hidden layers.
         recurrent_size: Size of a GRU before the hidden layers; 0 for none. With a GRU, minibatches are whole sequences.
+        network: Torso of the networks: "mlp", "simba", or your own function (`own_torso`).
         cnn: Convolutions for images (`make_network`).
         optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants ``adam:epsilon:beta1:beta2`` or
             ``rmsprop:epsilon:decay``.
@@ -103,7 +105,9 @@ def pqn_vdn(
         one = base.build(spec_of_one(spec, shared=share_parameters), num_envs)
         assert isinstance(one.data, OnPolicy)
         q = network_of_all(one.parts["critic"].networks["q"], spec, shared=share_parameters)
-        shared: dict[str, Any] = dict(activation=activation, layer_norm=layer_norm, cnn=cnn, precision=precision)
+        shared: dict[str, Any] = dict(
+            activation=activation, layer_norm=layer_norm, network=network, cnn=cnn, precision=precision
+        )
         mixing = mixer_network(spec, mixer_size, mixer_hidden, **shared) if mixer == "qmix" else None
         part = of_one.critic_part(q, q_loss, optimizer, partial(taken_together, space), mixing)
         value = partial(best_together, space)

@@ -46,7 +46,7 @@ from jaxrl_fast.learning.critics import (
     target_size,
     with_dropout,
 )
-from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision
+from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision, Torso
 from jaxrl_fast.numerics import distributions, losses
 from jaxrl_fast.numerics.optimizers import (
     ABOVE_0,
@@ -131,6 +131,7 @@ def sac(
     critic_layer_norm: bool = False,
     recurrent_size: int = 0,
     initial_temperature: Annotated[float, ABOVE_0] = 1.0,
+    network: Torso = "mlp",
     cnn: Cnn = "auto",
     optimizer: OptimizerName = "adam",
     precision: Precision = "f32",
@@ -181,6 +182,7 @@ def sac(
         critic_layer_norm: Whether to normalize the critics' hidden layers.
         recurrent_size: Size of a GRU before the hidden layers; 0 for none.
         initial_temperature: Temperature at the start of the run.
+        network: Torso of the networks: "mlp", "simba", or your own function (`own_torso`).
         cnn: Convolutions for images (`make_network`).
         optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants ``adam:epsilon:beta1:beta2`` or
             ``rmsprop:epsilon:decay``.
@@ -192,7 +194,9 @@ def sac(
     """
     rates = learning_rate, temperature_learning_rate, discount, tau, target_entropy_per_action
     hyper = SacHyper(*rates, max_grad_norm, reward_scale, weight_decay, fixed_temperature, importance_exponent)
-    options: dict[str, Any] = dict(activation=activation, recurrent_size=recurrent_size, cnn=cnn, precision=precision)
+    options: dict[str, Any] = dict(
+        activation=activation, recurrent_size=recurrent_size, network=network, cnn=cnn, precision=precision
+    )
     options |= dict(policy_hidden=tuple(policy_hidden), critic_hidden=tuple(critic_hidden))
     options |= dict(policy_keys=tuple(policy_keys), critic_keys=tuple(critic_keys))
     options |= dict(critic_layer_norm=critic_layer_norm, critic_dropout=critic_dropout, num_critics=num_critics)

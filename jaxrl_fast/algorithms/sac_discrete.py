@@ -36,7 +36,7 @@ from jaxrl_fast.learning.algorithm import (
     require_actions,
 )
 from jaxrl_fast.learning.critics import learned_obs, policy_and_critics, regression
-from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision
+from jaxrl_fast.networks.network import Activation, Cnn, Network, Precision, Torso
 from jaxrl_fast.numerics import distributions, losses
 from jaxrl_fast.numerics.optimizers import (
     ABOVE_0,
@@ -102,6 +102,7 @@ def sac_discrete(
     critic_layer_norm: bool = False,
     recurrent_size: int = 0,
     initial_temperature: Annotated[float, ABOVE_0] = 1.0,
+    network: Torso = "mlp",
     cnn: Cnn = "auto",
     optimizer: OptimizerName = "adam",
     precision: Precision = "f32",
@@ -139,6 +140,7 @@ def sac_discrete(
         critic_layer_norm: Whether to normalize the critics' hidden layers.
         recurrent_size: Size of a GRU before the hidden layers; 0 for none.
         initial_temperature: Temperature at the start of the run.
+        network: Torso of the networks: "mlp", "simba", or your own function (`own_torso`).
         cnn: Convolutions for images (`make_network`).
         optimizer: ``adam``, ``adamw``, ``radam`` or ``rmsprop``; with constants ``adam:epsilon:beta1:beta2`` or
             ``rmsprop:epsilon:decay``.
@@ -150,7 +152,9 @@ def sac_discrete(
     """
     rates = learning_rate, temperature_learning_rate, discount, tau, target_entropy_ratio
     hyper = SacDiscreteHyper(*rates, max_grad_norm, reward_scale, weight_decay)
-    options: dict[str, Any] = dict(activation=activation, recurrent_size=recurrent_size, cnn=cnn, precision=precision)
+    options: dict[str, Any] = dict(
+        activation=activation, recurrent_size=recurrent_size, network=network, cnn=cnn, precision=precision
+    )
     options |= dict(policy_hidden=tuple(policy_hidden), critic_hidden=tuple(critic_hidden))
     options |= dict(policy_keys=tuple(policy_keys), critic_keys=tuple(critic_keys))
     options |= dict(critic_layer_norm=critic_layer_norm, optimizer=optimizer)

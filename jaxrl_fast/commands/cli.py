@@ -437,8 +437,8 @@ def open_run(folder: Path, policy: str = "policy", settings: Sequence[str] = ())
         raise ConfigError(f"{folder} contains no run: write the path of a run's folder, such as runs/latest")
     require_named_again(folder, read_file(config_file).values, dict(map(read_word, settings)))
     run = compose([f"config='{config_file}'", *settings])
-    own = None if run.algo in ALGORITHMS else make_algorithm(run)
-    return run, load_policy(folder / policy, algorithm=own)
+    own = run.algo not in ALGORITHMS or "." in run.algo_options.get("network", "")
+    return run, load_policy(folder / policy, algorithm=make_algorithm(run) if own else None)
 
 
 def check_spaces(policy: Policy, spec: EnvSpec, folder: Path) -> None:

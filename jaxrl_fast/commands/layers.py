@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from jaxrl_fast.algorithms.registry import ALGORITHMS, CUSTOM
+from jaxrl_fast.algorithms.registry import ALGORITHMS
 from jaxrl_fast.settings import schema
 from jaxrl_fast.settings.schema import ConfigError, read_value, run_keys
 from jaxrl_fast.settings.signatures import algo_keys
@@ -70,8 +70,14 @@ def read_checkpoint(given: Layer) -> Layer | None:
     return Layer(f"{path}: ", {**earlier, **known})
 
 
+CODE = "algo.make", "algo.network"
+"""Settings that may name code of a user."""
+
+
 def require_named_again(folder: Path, named: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Check that a user's algorithm is named again on the command line, since a folder's code is not executed.
+    """Check that a user's algorithm or network is named again on the command line.
+
+    Code that a folder names is not executed.
 
     Args:
         folder: Folder of a run, or a checkpoint.
@@ -81,11 +87,13 @@ def require_named_again(folder: Path, named: Mapping[str, Any], given: Mapping[s
     Raises:
         ConfigError: It is not.
     """
-    if named.get("algo") == CUSTOM and given.get("algo.make") is None:
-        raise ConfigError(
-            f"{folder} names algo.make={named.get('algo.make')}, and code that a folder names is not executed: write "
-            f"algo.make={named.get('algo.make')} again if you trust it"
-        )
+    for key in CODE:
+        name = named.get(key)
+        if "." in str(name) and given.get(key) is None:
+            raise ConfigError(
+                f"{folder} names {key}={name}, and code that a folder names is not executed: write {key}={name} again "
+                "if you trust it"
+            )
 
 
 def _without_links(path: Path) -> Path:

@@ -438,7 +438,7 @@ def print_closing(run: Run, summary: dict[str, Any], folder: Path, pictures: lis
         print(f"evaluated in a process of {summary['evaluator_memory_mb']:.0f} MB; {waited}")
     files = ["report.html", "summary.json", "curve.png", "graph.svg", *pictures, "policy/", "metrics.csv", "evals.csv"]
     print(f"{folder}: {', '.join(file for file in files if (folder / file).exists())}")
-    own = named_again({"algo": algo_words(run)})
+    own = named_again({"algo": {**run.algo_options, **algo_words(run)}})
     if summary["stopped_by"]:
         print(f"resume:   {command_line([f'resume={folder}', *own])}")
     print(f"repeat:   {command_line([f'config={folder}/config.yaml'])}")

@@ -44,7 +44,7 @@ def policy_and_critics(
     Returns:
         The policy and the ensemble.
     """
-    shared = {name: options[name] for name in ("activation", "recurrent_size", "cnn", "precision")}
+    shared = {name: options[name] for name in ("activation", "recurrent_size", "network", "cnn", "precision")}
     actor = {"hidden": options["policy_hidden"], "keys": options["policy_keys"], "out_scale": 0.01}
     actor |= {"split": two_parts if options.get("noise_steps") else None}
     policy = make_network(obs_spec, policy_size, **actor, **shared)

@@ -226,8 +226,7 @@ def statistics_fragment(env: VecEnv | HostEnv, agent: BoundAgent, nan: OnNan = "
     def publish(private: StatisticsState) -> Channels:
         return {"statistics": private.statistics}
 
-    by_env = StatisticsState(statistics=None, discounted=0)  # type: ignore[arg-type]
-    axes = ShardingAxes(by_env, {}, env.num_envs, "environments")
+    axes = ShardingAxes(StatisticsState(None, 0), {}, env.num_envs, "environments")  # type: ignore[arg-type]
     return Fragment("statistics", init, step, ("rollout",), ("statistics",), publish, division=axes)
 
 

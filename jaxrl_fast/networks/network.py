@@ -32,11 +32,16 @@ from jaxrl_fast.networks.convolutions import (
 )
 from jaxrl_fast.networks.noisy import NoisyDense, draw_noise
 from jaxrl_fast.networks.quantiles import Split
-from jaxrl_fast.networks.residual import hold_unit_norm, residual_torso
+from jaxrl_fast.networks.residual import hold_unit_norm, own_torso, residual_torso
 from jaxrl_fast.numerics.normalization import is_mask
+from jaxrl_fast.system import path_of
 
 STATISTICS = "batch_stats"
 """Flax's collection of batch-norm statistics: part of the params, but not changed by optimizers."""
+
+
+Torso = str
+"""Kind of a network's dense layers: "mlp", "simba", or ``my_package.make``; also the function itself."""
 
 
 class Head(NamedTuple):
@@ -192,6 +197,51 @@ class Mlp(nn.Module):
         return x.reshape(batch, length, -1).swapaxes(0, 1)
 
 
+class WithHeads(nn.Module):
+    """A torso over ``[L, B, F]``, which maps features ``[N, F]`` to features, and a linear layer of all heads."""
+
+    torso: nn.Module
+    heads: tuple[Head, ...]
+    precision: Precision
+    weights: Weights
+
+    @nn.compact
+    def __call__(self, x: jax.Array, *, learning: bool = False) -> jax.Array:
+        length, batch, _ = x.shape
+        x = self.torso(x.swapaxes(0, 1).reshape(batch * length, -1))  # as in `Mlp`
+        kernel, bias = weights_of_heads(self.heads, self.weights), biases_of_heads(self.heads)
+        size, dot = sum(head.size for head in self.heads), dot_of(self.precision)
+        x = nn.Dense(size, kernel_init=kernel, bias_init=bias, dot_general=dot)(x)
+        return x.reshape(batch, length, -1).swapaxes(0, 1)
+
+
+def torso_of(network: Torso, hidden: tuple[int, ...], heads: tuple[Head, ...], activation: Callable, *how: Any) -> Any:
+    """Return the module of a network other than "mlp".
+
+    Args:
+        network: As in `make_network`.
+        hidden: Sizes of the hidden layers.
+        heads: Heads.
+        activation: Activation.
+        *how: Precision, initial weights, and whether noise or dropout are asked for, which only an "mlp" has.
+
+    Returns:
+        The module.
+
+    Raises:
+        ValueError: Unknown network, or one without noise or dropout, which are asked for.
+    """
+    precision, weights, draws = how
+    if network == "residual":
+        return residual_torso(hidden, heads, activation, precision)
+    torso = own_torso(network, hidden, activation)
+    if draws:
+        raise ValueError(
+            f"network={path_of(network)} has no noise and no dropout: leave them out, or write network=mlp"
+        )
+    return WithHeads(torso, heads, precision, weights)
+
+
 class GruMlp(nn.Module):
     """A GRU over the sequence, followed by a ``head`` such as `Mlp`; an action is concatenated to the GRU's outputs."""
 
@@ -251,10 +301,6 @@ class PixelNetwork(nn.Module):
 # All that an algorithm imports, so that it depends on no other module of this package.
 __all__ = ["Activation", "Apply", "Cnn", "Head", "Heads", "Network", "Precision", "Torso", "action_mask"]
 __all__ += ["ensemble", "hold_unit_norm", "make_network", "scalar"]
-
-
-Torso = Literal["mlp", "residual"]
-"""Kind of a network's dense layers."""
 
 
 class Apply(Protocol):
@@ -338,7 +384,7 @@ def make_network(
     out_scale: float = 1.0,
     out_bias: tuple[float, ...] = (),
     cnn: Cnn = "auto",
-    torso: Torso = "mlp",
+    network: Torso = "mlp",
     noisy: bool = False,
     orthogonal: bool = False,
     split: Split | None = None,
@@ -362,7 +408,8 @@ def make_network(
         out_bias: Initial biases of a single head.
         cnn: Convolutions for images. "auto" takes the largest that the images' size allows, for images of bytes. "none"
             reads the pixels directly. A name also convolves real numbers and bools ``[height, width, channels]``.
-        torso: "mlp", or "residual" for residual blocks with batch norms, whose params need `hold_unit_norm`.
+        network: "mlp", "simba" for residual blocks with layer norms, a user's function or its path (`own_torso`), or
+            "residual" for residual blocks with batch norms, whose params need `hold_unit_norm`.
         noisy: Whether the dense layers of an "mlp" have trained noise (`Network.draw_noise`).
         orthogonal: Whether the initial weights of convolutions and an "mlp" are orthogonal instead of normal.
         split: Makes a module of two parts of the dense layers, such as `quantiles.two_parts`; None for an `Mlp`.
@@ -381,7 +428,7 @@ def make_network(
     shape = tuple(hidden), tuple(heads.values()), ACTIVATIONS[activation]
     weights = orthogonal_weights if orthogonal else scaled_normal
     mlp = partial(Mlp, *shape, layer_norm, batch_norm, precision, dropout=dropout, noisy=noisy, weights=weights)
-    plain: nn.Module = residual_torso(*shape, precision) if torso == "residual" else mlp()
+    plain: nn.Module = mlp() if network == "mlp" else torso_of(network, *shape, precision, weights, noisy or dropout)
     dense = split(plain, bool(layers or recurrent_size)) if split else plain
     module: nn.Module = GruMlp(recurrent_size, dense) if recurrent_size else dense
     module = PixelNetwork(layers, convolved_by(cnn), module, precision, weights) if layers else module
@@ -410,10 +457,10 @@ def make_network(
         outputs, memories = result if recurrent_size else (result, ())
         return (_by_head(outputs, heads) if isinstance(out, dict) else outputs), memories
 
-    counted = batch_norm or torso == "residual"
+    counted = batch_norm or network == "residual"
     learning = _with_statistics(module, inputs, outputs_of) if counted else without_statistics(apply)
-    network = Network(init, apply, learning, initial_memory, recurrent_size > 0, action_shape)
-    return _with_draws(network, apply, noisy, dropout=dropout, levels=split) if noisy or dropout or split else network
+    made = Network(init, apply, learning, initial_memory, recurrent_size > 0, action_shape)
+    return _with_draws(made, apply, noisy, dropout=dropout, levels=split) if noisy or dropout or split else made
 
 
 def _with_draws(network: Network, apply: Callable[..., Any], noisy: bool, **draws: Any) -> Network:

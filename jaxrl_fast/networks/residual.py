@@ -1,6 +1,9 @@
-"""Residual blocks with weights of unit norm, as in FlashSAC (arXiv 2604.04539)."""
+"""Torsos other than dense layers: residual blocks with weights of unit norm as in FlashSAC (arXiv 2604.04539), with
+layer norms as in SimBa (arXiv 2410.09754), and a user's.
+"""
 
 import math
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -11,6 +14,7 @@ import jax.numpy as jnp
 
 from jaxrl_fast.core import PyTree
 from jaxrl_fast.networks.convolutions import Precision, dot_of
+from jaxrl_fast.system import fault_of, import_function, path_of
 
 EXPANSION = 4
 """Width of the hidden layer of a residual block, relative to the block's width."""
@@ -79,6 +83,53 @@ def residual_torso(
     if len(set(hidden)) != 1:
         raise ValueError(f"residual blocks of sizes {list(hidden)}: write at least one size, all equal")
     return ResidualTorso(hidden, heads, activation, precision)
+
+
+class Simba(nn.Module):
+    """Residual blocks over features ``[N, F]``, one per entry of ``hidden``, with layer norms (arXiv 2410.09754)."""
+
+    hidden: tuple[int, ...]
+    activation: Callable[[jax.Array], jax.Array]
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        dense = partial(nn.Dense, kernel_init=nn.initializers.he_normal())
+        x = nn.Dense(self.hidden[0])(x)
+        for width in self.hidden:
+            inside = self.activation(dense(EXPANSION * width)(nn.LayerNorm()(x)))
+            x = x + dense(width)(inside)
+        return nn.LayerNorm()(x)
+
+
+def own_torso(network: Any, hidden: tuple[int, ...], activation: Callable[[jax.Array], jax.Array]) -> nn.Module:
+    """Build residual blocks with layer norms, or a user's torso.
+
+    Args:
+        network: "simba"; or a function, or its path ``my_package.make``: ``(hidden, activation) -> module`` of Flax,
+            which maps features ``[N, F]`` to features ``[N, any size]`` and has no batch norm.
+        hidden: Sizes of the hidden layers, or widths of the blocks.
+        activation: Activation.
+
+    Returns:
+        The module.
+
+    Raises:
+        ValueError: Unknown name, a function that fails or returns something else, or blocks that differ in width.
+    """
+    if network == "simba":
+        if len(set(hidden)) != 1:
+            raise ValueError(f"residual blocks of sizes {list(hidden)}: write at least one size, all equal")
+        return Simba(hidden, activation)
+    if isinstance(network, str) and not re.search(r"[.:]", network):
+        raise ValueError(f"network={network}: write mlp, simba or my_package.make")
+    make = import_function(network, "algo.network") if isinstance(network, str) else network
+    try:
+        made = make(hidden, activation)
+    except Exception as error:
+        raise ValueError(f"network={path_of(network)} failed: {fault_of(error)}") from error
+    if not isinstance(made, nn.Module):
+        raise ValueError(f"network={path_of(network)} returned {type(made).__name__}: return a module of flax.linen")
+    return made
 
 
 def hold_unit_norm(params: PyTree) -> PyTree:

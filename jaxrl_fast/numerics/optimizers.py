@@ -14,6 +14,7 @@ import numpy as np
 import optax
 
 from jaxrl_fast.core import MAX_SIZE, Number, PyTree, as_number, as_whole
+from jaxrl_fast.system import path_of
 
 SLICES, FEW = 16, 2**12
 """On a CPU, an array of more than `FEW` numbers is summed in `SLICES` slices. Summing 65,536 squares takes 5
@@ -356,10 +357,10 @@ def schedules(hyper: Any) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Convert a value to the form of a config file: schedules as text, tuples as lists.
+    """Convert a value to the form of a config file: schedules as text, tuples as lists, functions as paths.
 
     Args:
-        value: Number, text, schedule or tuple.
+        value: Number, text, schedule, function or tuple.
 
     Returns:
         The plain value.
@@ -371,7 +372,7 @@ def plain(value: Any) -> Any:
         name = next(name for name, schedule in SCHEDULES.items() if isinstance(value, schedule))
         numbers = value if value.until != 1.0 else value[:2]
         return ":".join([name, *(repr(float(number)) for number in numbers)])
-    return [plain(v) for v in value] if isinstance(value, tuple) else value
+    return [plain(v) for v in value] if isinstance(value, tuple) else path_of(value) if callable(value) else value
 
 
 Rate = jax.Array | float

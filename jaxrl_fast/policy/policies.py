@@ -22,7 +22,7 @@ from jaxrl_fast.learning.frame_stack import View
 from jaxrl_fast.learning.run_graph import acting_of, view_of
 from jaxrl_fast.numerics.normalization import RunningStats, init_stats, normalize, with_variances
 from jaxrl_fast.policy.space_adapter import ActBatch, PolicyParams, SpaceAdapter, adapter_of
-from jaxrl_fast.system import replace_file
+from jaxrl_fast.system import path_of, replace_file
 
 FORMAT_VERSION, BY_POSITION = 3, 1
 """Current file format, and an older one, with numbered arrays; all from 1 on can be read."""
@@ -165,7 +165,7 @@ def save_policy(policy: Policy, folder: str | Path) -> None:
     description = {"format": FORMAT_VERSION, "spec": spec_to_json(policy.spec), "made_by": policy.made_by}
     params = serialization.msgpack_serialize(jax.tree.map(np.asarray, by_name(policy.params)))
     replace_file(folder / "params.msgpack", params)
-    replace_file(folder / "policy.json", f"{json.dumps(description, indent=2)}\n")
+    replace_file(folder / "policy.json", f"{json.dumps(description, indent=2, default=path_of)}\n")
 
 
 OwnAlgorithm = Algorithm | Callable[..., Algorithm] | None
@@ -196,6 +196,12 @@ def load_policy(path: str | Path, *, algorithm: OwnAlgorithm = None) -> Policy:
             raise ValueError(
                 f"this version has no algo={made_by['algo']}, which made the policy: if it is your own, write "
                 f"algo.make={make}, or load_policy(path, algorithm=...)"
+            )
+        own = made_by["options"].get("network", "mlp")
+        if algorithm is None and "." in own:
+            raise ValueError(
+                f"its network {own} is your own, and code that a folder names is not executed: write "
+                f"algo.network={own} again, or load_policy(path, algorithm=jf.{made_by['algo']})"
             )
         agent, view = built_again(spec, made_by, algorithm)
         acting = acting_of(agent, view)

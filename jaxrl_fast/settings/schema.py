@@ -31,7 +31,7 @@ GROUPS = ("env", "algo", "placement")
 """Keys that are names in one file and sections in another."""
 
 EARLIER = {"algo.warmup_actions": "policy", "algo.initial_deviation": 0.694}
-EARLIER |= {"algo.num_critics": 2, "algo.critic_dropout": 0.0, "algo.priority_exponent": 0.0}
+EARLIER |= {"algo.network": "mlp", "algo.num_critics": 2, "algo.critic_dropout": 0.0, "algo.priority_exponent": 0.0}
 EARLIER |= dict.fromkeys((f"algo.{name}" for name in ("free_deviation", "clip_actions", "orthogonal")), False)
 EARLIER |= dict.fromkeys((f"algo.{name}" for name in ("share_torso", "normalize_values")), False)
 """Values of settings that checkpoints until 0.2.0 do not name."""

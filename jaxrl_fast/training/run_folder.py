@@ -502,10 +502,10 @@ def named_again(settings: Mapping[str, Any]) -> list[str]:
         settings: Content of ``config.yaml``.
 
     Returns:
-        ``algo.make=...`` of a user's algorithm, or nothing.
+        ``algo.make=...`` and ``algo.network=...`` of a user's algorithm or network, or nothing.
     """
-    algo = settings.get("algo")
-    return [f"algo.make={algo['make']}"] if isinstance(algo, dict) and algo.get("make") else []
+    algo = settings["algo"] if isinstance(settings.get("algo"), dict) else {}
+    return [f"algo.{name}={algo[name]}" for name in ("make", "network") if "." in (algo.get(name) or "")]
 
 
 def scores_of(evals: Columns) -> Scores:
