@@ -141,7 +141,11 @@ def learn(
     """Train several seeds at once, each for a number of environment steps.
 
     In a program that has called `jax.distributed.initialize`, every process calls this function with equal arguments
-    and a placement with devices of all processes. Process 0 evaluates, writes, and calls ``on_metrics`` and ``tell``.
+    and a placement with devices of all processes. Process 0 evaluates, writes, and calls ``on_metrics``, ``on_eval``,
+    ``on_checkpoint``, ``on_episode_end`` and ``tell``.
+
+    Compiled programs are only stored on disk if `setup` was called first: ``jaxrl_fast.setup(cache=True)``. A second
+    process then starts without compilation.
 
     Args:
         env: Vectorized environment.

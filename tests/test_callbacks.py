@@ -2,9 +2,11 @@
 
 import csv
 import json
+import sys
 import threading
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -15,12 +17,19 @@ import tiny
 from many_commands import refusal
 
 import jaxrl_fast as jf
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "docs" / "site"))
+from docs_text import ROOT, python_blocks
+
+from jaxrl_fast.commands.env_cache import store_of
 from jaxrl_fast.commands.run_config import compose, flat_settings, to_yaml
+from jaxrl_fast.core import EpisodeTotals
 from jaxrl_fast.envs.env import vectorize
 from jaxrl_fast.training.callbacks import check_stop, reached
 from jaxrl_fast.training.checkpoints import all_steps, read_arrays, read_description
 from jaxrl_fast.training.run_folder import read_run
 
+PAGE = ROOT / "docs" / "callbacks.md"
 CHUNK, EVERY, STEPS = 32, 64, 32 * 12
 STOP = 9.0
 """A return that the run of `learn` has from its third evaluation on."""
@@ -171,9 +180,10 @@ def test_ended_episodes_are_those_of_a_slow_count():
     seen: list[jf.EndedEpisodes] = []
     env = vectorize(single._replace(step=step), num_envs=4)
     algorithm = jf.ppo(rollout_length=8, num_minibatches=1, num_epochs=1)
-    options = dict(total_steps=CHUNK * 10, eval_every=0, num_seeds=3)
+    rows: list[dict] = []
+    options = dict(total_steps=CHUNK * 10, eval_every=0, num_seeds=3, on_metrics=rows.append)
     result = jf.learn(env, algorithm, on_episode_end=seen.append, **options)
-    assert [row["kind"] for row in result.history] == ["train"] * 10  # without on_metrics, nothing else is lost
+    assert rows == result.history and len(rows) == 10  # on_metrics is still called
     expected = {}
     for chunk in range(1, 11):  # chunks of 8 steps of each environment
         ended = sum(1 for step in range(8 * (chunk - 1) + 1, 8 * chunk + 1) if step % 20 == 0)
@@ -327,3 +337,67 @@ def test_the_command_stops_and_resumes_only_without_its_return(tmp_path: Path, c
     assert "changed: stop.return: -5.0 -> None" in whole.out
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["stopped_by"] is None and summary["env_steps"] >= 2000
+
+
+def block_of_the_page(word: str) -> str:
+    """Return the code of `docs/callbacks.md` that contains a word, up to its call of `learn`."""
+    (block,) = [block for block in python_blocks(PAGE) if word in block.code]
+    return f"{block.first}\n{block.code}"
+
+
+def test_the_rate_of_the_page_is_halved_after_three_evaluations_without_a_better_one():
+    names: dict[str, Any] = {}
+    exec(block_of_the_page("halve_at_a_plateau").partition("\nresult =")[0], names)
+    means = [1.0, 2.0, 1.5, 2.0, 0.0, 1.0, 1.0, 1.0, 3.0, 1.0, 1.0, 1.0]
+
+    def evaluator(params, fresh=False):
+        mean = 0.0 if fresh else means[len(names["seen_all"])]
+        return EpisodeTotals(np.full((2, 3), mean, np.float32), np.ones((2, 3), np.int32))
+
+    def on_eval(evaluation: jf.Evaluation) -> None:
+        names["seen_all"].append(evaluation.env_steps)
+        names["seen"].append(evaluation.returns.mean())
+
+    names["seen_all"] = []
+    result = learn(eval_every=CHUNK, evaluator=evaluator, on_eval=on_eval, between_chunks=names["halve_at_a_plateau"])
+    rates = [row["rate/learning_rate"] for row in result.history if row["kind"] == "train"]
+    halvings, best, since = [], means[0], 0
+    for i, mean in enumerate(means[1:], 1):  # a slow reference
+        best, since = (mean, 0) if mean > best else (best, since + 1)
+        if since == 3:
+            halvings.append(i)
+            since = 0
+    assert halvings == [4, 7, 11]
+    expected = [0.003 / 2 ** sum(i > at for at in halvings) for i in range(len(means))]
+    np.testing.assert_allclose(rates, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("num_seeds", [1, 2])
+def test_the_curriculum_of_the_page_raises_its_level_across_resets_and_resumes(tmp_path: Path, num_seeds: int):
+    names: dict[str, Any] = {}
+    exec(block_of_the_page("raise_level").partition("\nenv =")[0], names)
+    env = names["with_level"](vectorize(names["make"](), num_envs=4))
+    algorithm = jf.ppo(rollout_length=64, num_minibatches=1, num_epochs=1)
+    levels: list[float] = []
+    ended: list[int] = []
+
+    def between_chunks(state, scores):
+        (level,) = set(np.asarray(state.private["sample"].env.env_state["level"]).ravel().tolist())
+        levels.append(level)
+        return names["raise_level"](state, scores)
+
+    options = dict(num_seeds=num_seeds, eval_episodes=2, between_chunks=between_chunks, tell=lambda line: None)
+    options |= dict(run_dir=tmp_path, on_episode_end=lambda episodes: ended.append(episodes.number.sum()))
+    jf.learn(env, algorithm, total_steps=256 * 4, **options)
+    jf.learn(env, algorithm, total_steps=256 * 6, resume=tmp_path, **options)
+    np.testing.assert_allclose(levels, 0.02 * np.arange(6), rtol=1e-5)
+    assert sum(ended) >= 4 * num_seeds * 6  # every environment was reset
+    assert jax.eval_shape(env.env.reset, jax.random.key(0), 0.1)[0]["level"].shape == ()
+
+
+def test_the_return_is_no_part_of_a_compiled_program():
+    keeper: Any = SimpleNamespace(files=None, identity="")
+    words = ["env=cartpole", "eval.beside=false"]
+    settings = [flat_settings(compose([*words, *more])) for more in ([], ["stop.return=475"], ["num_envs=2"])]
+    same, stopped, other = (store_of(keeper, own, None).key for own in settings)
+    assert same == stopped != other

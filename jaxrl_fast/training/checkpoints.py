@@ -498,8 +498,8 @@ class Checkpointer:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.wait()
         self._worker.shutdown()
+        self.wait()
 
     def _score(self, steps: int, score: float, progress: dict[str, Any]) -> None:
         self.unscored.discard(steps)
