@@ -365,7 +365,9 @@ def stopping_at_return(calls: Calls, job: Any, stop_return: float) -> Calls:
             score, steps = evaluations.recorder.score(), f"{snapshot.env_steps:,} of {job.options.total_steps:,} steps"
             evaluations.calls.tell(f"greedy return {score:.6g} reached {STOP_RETURN}={stop_return:g} after {steps}")
 
-    ended_by = lambda scores: STOP_RETURN if reached(stop_return, scores) else ""  # noqa: E731
+    def ended_by(scores: np.ndarray) -> str:
+        return STOP_RETURN if reached(stop_return, scores) else ""
+
     return calls._replace(on_evaluation=on_evaluation, ended_by=ended_by)
 
 
